@@ -95,8 +95,56 @@ def test_explain():
     assert heed.explain("certified_attention", **shapes, causal=True, epsilon=0)["kernel"] == dense["kernel"]
     row = heed.explain("certified_attention", q=(1, 1, 4, 64), k=shapes["k"], v=shapes["v"], level="skip", dtype="bf16")
     assert row["kernel"].startswith("skipping_decode_")
-    with pytest.raises(heed.InvalidArgument, match="certified_attention: window is given"):
-        heed.explain("certified_attention", **shapes, window=5)
+    window = heed.explain("certified_attention", **shapes, causal=True, level="skip", epsilon=0.01, window=(255, 0))
+    assert window["visited_pairs"] < skip["visited_pairs"] / 4
+    with pytest.raises(heed.InvalidArgument, match="certified_attention: dropout is 0.1, expected 0: it draws among weights"):
+        heed.explain("certified_attention", **shapes, dropout=0.1)
+
+
+def some_options(rng, tokens):
+    """Options of attention that leave something to leave out of one row of 4 heads at the end of `tokens`."""
+    hidden = rng.random(tokens) < 0.8
+    return {"window": {"window": (1100, 0), "sink_tokens": 3}, "chunk": {"chunk": 1000}, "key_starts": {"key_starts": [37]},
+            "segments": {"segments": ([[1]], [[0] * 300 + [1] * (tokens - 300)])}, "mask": {"mask": hidden[None, None, None]},
+            "pattern": {"pattern": heed.patterns.streaming(64, 1200)}, "sinks": {"sinks": [0.0, -3.0, 4.0, 9.0]},
+            "softcap": {"softcap": 20.0}, "alibi": {"alibi": [0.5, 0.01, 0.0, -0.001]},
+            "bias": {"bias": np.where(hidden, rng.standard_normal((4, 1, tokens)), -np.inf).astype(np.float32)}}
+
+
+@pytest.mark.parametrize("name", list(some_options(np.random.default_rng(0), 8)))
+def test_options_of_attention(rng, name):
+    q, k, v = topics(rng, 1500)
+    options = some_options(rng, 1500)[name]
+    whole, cache = heed.attention(q, k, v, causal=True, **options), new_cache(k, v)
+    for level in ("sketch", "box", "skip"):
+        given = {"epsilon": 0.05, "level": level, "return_lse": True, **options}
+        o, bound, lse = heed.certified_attention(q, k, v, causal=True, **given)
+        assert (bound <= 0.05).all() and ((bound > 0).any() or level == "box")
+        assert (np.abs(o - whole).max(-1).transpose(0, 2, 1) <= 2 * bound * np.abs(v).max() + 1e-5).all()
+        for got, expected in zip(cache.attend(q, return_bound=True, **given), (o, bound, lse)):
+            np.testing.assert_allclose(got, expected, atol=2e-6)
+
+
+def test_left_padding_by_a_mask_or_by_starts_is_the_same_certificate(rng):
+    q, k, v = topics(rng, 1024)
+    padded = [np.concatenate([np.full_like(x[:, :128], np.nan), x], 1) for x in (k, v)]
+    expected = heed.certified_attention(q, k, v, epsilon=0.05, level="skip", causal=True)
+    for options in ({"key_starts": [128]}, {"mask": (np.arange(1152) >= 128)[None, None, None]}):
+        for got, wanted in zip(heed.certified_attention(q, *padded, epsilon=0.05, level="skip", causal=True, **options), expected):
+            np.testing.assert_allclose(got, wanted, rtol=2e-5 if "mask" in options else 0)
+
+
+@pytest.mark.parametrize("level", ["sketch", "skip"])
+def test_packed_sequences(rng, level):
+    q, k, v = (x[0] for x in topics(rng, 1500))
+    q, options = np.repeat(q, 3, 0), {"epsilon": 0.05, "level": level, "sinks": [0.0] * 4, "return_lse": True}
+    packed = heed.certified_attention(q, k, v, cu_seqlens_q=[0, 2, 3], cu_seqlens_k=[0, 900, 1500], **options)
+    assert (packed[1].shape, packed[2].shape) == ((4, 3), (4, 3)) and (packed[1] > 0).any()
+    for rows, keys in ((slice(0, 2), slice(0, 900)), (slice(2, 3), slice(900, 1500))):
+        o, bound, lse = heed.certified_attention(q[None, rows], k[None, keys], v[None, keys], **options)
+        np.testing.assert_array_equal(packed[0][rows], o[0])
+        np.testing.assert_array_equal(packed[1][:, rows], bound[0])
+        np.testing.assert_array_equal(packed[2][:, rows], lse[0])
 
 
 @pytest.mark.parametrize("epsilon", [0.001, 0.02, 0.3])
@@ -185,6 +233,11 @@ def test_tensors(rng):
     np.testing.assert_array_equal(cache.attend(q, epsilon=0.1).numpy(), expected[0])
     with pytest.raises(heed.InvalidArgument, match="return_bound is True, expected its default without epsilon"):
         cache.attend(q, return_bound=True)
+    for got, wanted in zip(heed.torch.certified_attention(q, k, v, epsilon=0.1, sinks=torch.zeros(4)),
+                           heed.certified_attention(q.numpy(), k.numpy(), v.numpy(), epsilon=0.1, sinks=[0.0] * 4)):
+        np.testing.assert_array_equal(got.numpy(), wanted)
+    with pytest.raises(heed.InvalidArgument, match="certified_attention: k requires a gradient, which this function does not have"):
+        heed.torch.certified_attention(q, k.requires_grad_(), v)
 
 
 def test_what_is_refused(rng):
@@ -206,9 +259,11 @@ def test_what_is_refused(rng):
     expect("level is 'ball', expected 'auto', 'sketch', 'box' or 'skip'", cache.attend, q, epsilon=0.1, level="ball")
     expect("level is 'ball', expected 'auto', 'sketch', 'box' or 'skip'", heed.certified_attention, q, k, v, level="ball")
     expect("level is 'sketch', expected its default without epsilon", cache.attend, q, level="sketch")
-    expect("softcap is given, expected none", cache.attend, q, epsilon=0.1, softcap=3.0)
-    expect("tree is given, expected none", cache.attend, q, epsilon=0.1, tree=[-1])
-    expect("window is given, expected none", heed.certified_attention, q, k, v, window=(3, 0))
+    expect("tree is given, expected none with epsilon: keys of a draft", cache.attend, q, epsilon=0.1, tree=[-1])
+    expect("KVCache.attend: align is given, expected none: the cache knows it", cache.attend, q, epsilon=0.1, align="top_left")
+    expect("certified_attention: dropout is 0.5, expected 0: it draws among weights after the softmax", heed.certified_attention, q, k, v, dropout=0.5)
+    expect("certified_attention: log_decay is given, expected none: ", heed.certified_attention, q, k, v, causal=True,
+           log_decay=np.zeros((1, 300, 4), np.float32))
     expect("q has dtype f64", heed.certified_attention, *(x.astype(np.float64) for x in (q, k, v)))
     expect("sketch is 'x', expected None or 'int8'", heed.KVCache, 1, 1, 4, sketch="x")
     expect("page is 16, expected a multiple of 64", heed.KVCache, 1, 1, 4, sketch="int8", page=16)

@@ -24,6 +24,23 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
+// A bound of a logit, at or below which the soft cap of the bound is one of the capped logit: `outward` is 1 for upper bounds and -1
+// for lower ones. A bound that is not finite says nothing, and goes on to.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Capped(D d, V x, float softcap, float outward) {
+  const V cap = hn::Set(d, softcap);
+  // Up to cap 2^-14 the cap takes less than 2^-28 away, and quotients may be subnormal.
+  const V capped = hn::Mul(cap, hs::Tanh(d, hn::Div(x, cap)));
+  const V y = hn::IfThenElse(hn::Lt(hn::Abs(x), hn::Set(d, softcap * 0x1p-14f)), x, capped);
+  return hn::IfThenElse(hn::IsFinite(x), hn::MulAdd(hn::Set(d, outward * 0x1p-18f), hn::Abs(y), y), x);
+}
+
+// A bound with a term added, and with what f32 rounds of either.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V WithTerm(D d, V x, V term, float outward) {
+  return hn::MulAdd(hn::Set(d, outward * 0x1p-20f), hn::Add(hn::Abs(x), hn::Abs(term)), hn::Add(x, term));
+}
+
 class SketchBlock {
   using D = hn::CappedTag<float, kSketchKeys>;
   using DI = hn::RebindToSigned<D>;
@@ -36,21 +53,23 @@ class SketchBlock {
  public:
   SketchBlock(const SketchQueries& rows, const SketchParts& parts) : rows_(rows), parts_(parts) {}
 
+  // Block `index`, the call's `at`-th.
   template <int R>
-  HWY_INLINE void Score(const std::byte* block, const std::byte* next, int64_t index, const SketchMasses* masses) const {
+  HWY_INLINE void Score(const std::byte* block, const std::byte* next, int64_t at, int64_t index,
+                        const SketchMasses* masses) const {
     constexpr size_t U = R == 1 ? 4 : R == 2 ? 2 : 1;  // vectors of keys at once, for eight chains of sums
     static_assert(kVectors % U == 0);
     HWY_ALIGN float high[R][kSketchKeys], low[R][kSketchKeys];
     const D d;
     V most[R];
     for (int r = 0; r < R; ++r) most[r] = hn::Set(d, -std::numeric_limits<float>::infinity());
-    for (size_t v = 0; v < kVectors; v += U) Logits<R, U>(block, next, index, v, most, high, low);
+    for (size_t v = 0; v < kVectors; v += U) Logits<R, U>(block, next, at, v, most, high, low);
     for (int r = 0; r < R; ++r) Sum(hn::ReduceMax(d, most[r]), high[r], low[r], index, masses[r]);
   }
 
  private:
   template <int R, size_t U>
-  HWY_INLINE void Logits(const std::byte* block, const std::byte* next, int64_t index, size_t v, V* most,
+  HWY_INLINE void Logits(const std::byte* block, const std::byte* next, int64_t block_at, size_t v, V* most,
                          float (*HWY_RESTRICT high)[kSketchKeys], float (*HWY_RESTRICT low)[kSketchKeys]) const {
     const D d;
     const DI di;
@@ -100,14 +119,27 @@ class SketchBlock {
         V delta = hn::Min(hn::Mul(hn::Set(d, rows_.by_step[r]), step), hn::Mul(hn::Set(d, rows_.by_error[r]), error));
         delta = hn::MulAdd(hn::Set(d, rows_.by_query[r]), step, delta);
         delta = hn::MulAdd(hn::Abs(s), hn::Set(d, kRounding), delta);
+        V upper = hn::Add(s, delta), lower = hn::Sub(s, delta);
+        if (HWY_UNLIKELY(rows_.softcap != 0)) {
+          upper = Capped(d, upper, rows_.softcap, 1);
+          lower = Capped(d, lower, rows_.softcap, -1);
+        }
+        if (HWY_UNLIKELY(rows_.terms[r] != nullptr)) {
+          const V term = hn::LoadU(d, rows_.terms[r] + block_at * kSketchKeys + static_cast<int64_t>(first));
+          upper = WithTerm(d, upper, term, 1);
+          // A key that is seen is not taken for one that is not, however little it weighs.
+          const auto vanishes = hn::Eq(upper, hn::Set(d, -std::numeric_limits<float>::infinity()));
+          upper = hn::IfThenElse(vanishes, hn::Set(d, std::numeric_limits<float>::lowest()), upper);
+          lower = WithTerm(d, lower, term, -1);
+        }
         // Keys that the row does not see weigh nothing.
-        const int64_t left = std::clamp<int64_t>(rows_.visible[r] - index * kSketchKeys - static_cast<int64_t>(first), 0,
-                                                 static_cast<int64_t>(N));
-        const auto sees = hn::FirstN(d, static_cast<size_t>(left));
+        const hn::RebindToUnsigned<D> du;
+        const auto seen = hn::Set(du, static_cast<uint32_t>(rows_.seen[r][block_at] >> first));
+        const auto sees = hn::RebindMask(d, hn::TestBit(seen, hn::Shl(hn::Set(du, 1u), hn::Iota(du, 0))));
         const V none = hn::Set(d, -std::numeric_limits<float>::infinity());
-        const V upper = hn::IfThenElse(sees, hn::Add(s, delta), none);
+        upper = hn::IfThenElse(sees, upper, none);
         hn::Store(upper, d, high[r] + first);
-        hn::Store(hn::IfThenElse(sees, hn::Sub(s, delta), none), d, low[r] + first);
+        hn::Store(hn::IfThenElse(sees, lower, none), d, low[r] + first);
         most[r] = hn::Max(most[r], upper);
       }
     }
@@ -142,7 +174,7 @@ void ScoreRows(const SketchQueries& rows, const std::byte* const* blocks, int64_
                const SketchParts& parts, const SketchMasses* masses) {
   const SketchBlock block(rows, parts);
   for (int64_t i = begin; i < end; ++i) {
-    block.Score<R>(blocks[i - begin], blocks[std::min(i + 1, end - 1) - begin], i, masses);
+    block.Score<R>(blocks[i - begin], blocks[std::min(i + 1, end - 1) - begin], i - begin, i, masses);
   }
 }
 
@@ -162,19 +194,42 @@ inline void ScoreBoxes(const BoxQuery& row, const std::byte* const* blocks, int6
   const size_t N = hn::Lanes(d), depth = static_cast<size_t>(row.depth);
   // Products, at most depth + 8 sums, the query and the mean are each off by 2^-24 of what they add up.
   const float rounding = static_cast<float>(row.depth + 16) * 0x1p-23f;
+  const auto with = [&](float x, float term, float outward) HWY_ATTR {
+    return hn::GetLane(WithTerm(d, hn::Set(d, x), hn::Set(d, term), outward));
+  };
+  const auto capped = [&](float x, float outward) HWY_ATTR {
+    return hn::GetLane(Capped(d, hn::Set(d, x), row.softcap, outward));
+  };
   for (int64_t i = begin; i < end; ++i) {
     const auto at = [&](int64_t part) { return reinterpret_cast<const float*>(blocks[i - begin] + part); };
     const float *const min = at(parts.min), *const max = at(parts.max), *const mean = at(parts.mean);
-    auto high = hn::Zero(d), middle = hn::Zero(d), size = hn::Zero(d);
+    auto high = hn::Zero(d), middle = hn::Zero(d), size = hn::Zero(d), least = hn::Zero(d);
     for (size_t e = 0; e < depth; e += N) {
       const size_t n = std::min(N, depth - e);
       const auto q = hn::LoadN(d, row.scaled + e, n), low = hn::LoadN(d, min + e, n), up = hn::LoadN(d, max + e, n);
       high = hn::Add(high, hn::Max(hn::Mul(q, low), hn::Mul(q, up)));
       middle = hn::MulAdd(q, hn::LoadN(d, mean + e, n), middle);
       size = hn::MulAdd(hn::Abs(q), hn::Max(hn::Abs(low), hn::Abs(up)), size);
+      if (HWY_UNLIKELY(row.softcap != 0)) least = hn::Add(least, hn::Min(hn::Mul(q, low), hn::Mul(q, up)));
     }
     const float widened = rounding * hn::ReduceSum(d, size);
-    const float most = hn::ReduceSum(d, high) + widened, of_mean = hn::ReduceSum(d, middle) - widened;
+    float most = hn::ReduceSum(d, high) + widened, of_mean = hn::ReduceSum(d, middle) - widened;
+    if (HWY_UNLIKELY(row.softcap != 0)) {
+      most = capped(most, 1);
+      of_mean = capped(hn::ReduceSum(d, least) - widened, -1);
+    }
+    if (HWY_UNLIKELY(row.terms != nullptr)) {
+      const float* const terms = row.terms + (i - begin) * kSketchKeys;
+      float largest = terms[0], smallest = terms[0];
+      bool known = true;
+      for (int64_t j = 0; j < kSketchKeys; ++j) {
+        known = known && terms[j] == terms[j];
+        largest = std::max(largest, terms[j]);
+        smallest = std::min(smallest, terms[j]);
+      }
+      most = known ? with(most, largest, 1) : std::numeric_limits<float>::quiet_NaN();
+      of_mean = with(of_mean, smallest, -1);
+    }
     constexpr auto kKeys = static_cast<float>(kSketchKeys);
     masses.logit[i] = most;
     masses.upper[i] = most - most == 0 ? kKeys : std::numeric_limits<float>::infinity();

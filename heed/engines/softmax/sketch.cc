@@ -36,8 +36,7 @@ SketchPasses SketchPassesFor(const Context& ctx) {
   return of_bytes.score != nullptr ? of_bytes : SketchOfTarget(ctx);
 }
 
-void PackSketchQuery(DType dtype, const void* q, int64_t depth, double scale, int64_t visible, int r,
-                     SketchQueries* rows) {
+void PackSketchQuery(DType dtype, const void* q, int64_t depth, double scale, int r, SketchQueries* rows) {
   constexpr double kMost = 127 * 256;  // of two digits, the high one from -127 on
   constexpr double kUp = 1 + 0x1p-18;  // what f32 rounds
   // An element of a key is off by half a step, a 2^-16th of it for its own rounding more; one of the query by half a
@@ -58,7 +57,6 @@ void PackSketchQuery(DType dtype, const void* q, int64_t depth, double scale, in
   rows->by_step[at] = static_cast<float>(size * sum * kHalfStep * kUp);
   rows->by_error[at] = static_cast<float>(size * std::sqrt(squares) * kUp);
   rows->by_query[at] = static_cast<float>(size * unit * kHalfUnit * kMostStep * static_cast<double>(depth) * kUp);
-  rows->visible[at] = visible;
   const double factor = std::abs(static_cast<double>(rows->factor[at]));
   const bool small = factor < std::numeric_limits<float>::min() && size * unit != 0;
   known = known && !small && std::isfinite(rows->by_query[at]) && std::isfinite(rows->by_step[at]);

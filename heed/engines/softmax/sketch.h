@@ -7,8 +7,9 @@
 //   s^    = scale unit step <m, n>                            the integer <m, n> is exact
 //   delta = |scale| (min(|q|_1 step / 2, |q|_2 error) + |q - q^|_inf step |n|_1)
 //
-// and |n|_1 <= 127 D. Per query row and block of 64 keys the kernel returns the sums of e^(s^ + delta) and e^(s^ - delta)
-// over the visible keys. What it rounds itself is in them already: logits are widened by 2^-20 |s^|, and the sums have a
+// and |n|_1 <= 127 D. Both ends meet the soft cap, which is monotone, and terms of pairs are added to both. Per query row and block
+// of 64 keys the kernel returns the sums of e^upper and e^lower over the keys that the row sees. What it rounds itself is in them
+// already: logits are widened by 2^-20 of their size and of the terms', by 2^-18 where they are capped, and the sums have a
 // relative error below kSketchError.
 #ifndef HEED_ENGINES_SOFTMAX_SKETCH_H_
 #define HEED_ENGINES_SOFTMAX_SKETCH_H_
@@ -33,13 +34,18 @@ struct SketchQueries {
   int32_t starts[kSketchRows][2];                          // -128 times the sum of the digits: bytes are 128 + n
   float factor[kSketchRows];                               // scale unit
   float by_step[kSketchRows], by_error[kSketchRows], by_query[kSketchRows];  // what delta is made of
-  int64_t visible[kSketchRows];                            // the row sees keys [0, visible)
+  // Of the first block of a call and those behind it: a bit for each key that the row sees, and what is added to the logit of
+  // each key, unless that is null.
+  const uint64_t* seen[kSketchRows];
+  const float* terms[kSketchRows] = {};
+  float softcap = 0;  // 0: none
 
   static int64_t NumWords(int64_t depth, int64_t rows) { return (depth + 3) / 4 * rows * 2; }
 };
 
-// Fills row r; `words` has room. With NaN or infinity in q, or where f32 can say nothing of it, all its logits are NaN.
-void PackSketchQuery(DType dtype, const void* q, int64_t depth, double scale, int64_t visible, int r, SketchQueries* rows);
+// Fills row r, but for what it sees and what is added; `words` has room. With NaN or infinity in q, or where f32 can say nothing
+// of it, all its logits are NaN.
+void PackSketchQuery(DType dtype, const void* q, int64_t depth, double scale, int r, SketchQueries* rows);
 
 // Where a block's parts are, in bytes from where it begins: bytes of keys come first.
 struct SketchParts {
@@ -50,6 +56,8 @@ struct SketchParts {
 struct BoxQuery {
   const float* scaled = nullptr;
   int64_t depth = 0;
+  const float* terms = nullptr;  // as those of SketchQueries
+  float softcap = 0;
 };
 
 // Where min, max and mean of a block's 64 keys are.
@@ -65,7 +73,8 @@ struct SketchMasses {
 
 struct SketchPasses {
   // Blocks [begin, end) of 64 visible keys each, at blocks[i - begin]. No logit is above sum max(q min, q max), and by
-  // Jensen's inequality the sum of exponentials is at least 64 times that of the mean; both widened by what f32 rounds.
+  // Jensen's inequality the sum of exponentials is at least 64 times that of the mean; both widened by what f32 rounds. With a
+  // soft cap, which is not convex, 64 times that of the capped least logit. Terms enter by their largest and their least one.
   void (*box)(const BoxQuery& row, const std::byte* const* blocks, int64_t begin, int64_t end, const BoxParts& parts,
               const SketchMasses& masses) = nullptr;
 

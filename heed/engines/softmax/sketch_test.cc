@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -64,9 +65,14 @@ Sums Scored(const Context& ctx, const Problem& p, bool leveled) {
   s.upper.resize(n);
   s.lower.resize(n);
   SketchMasses masses[kSketchRows];
+  uint64_t seen[kSketchRows][8] = {};
   for (int64_t r = 0; r < p.rows; ++r) {
-    PackSketchQuery(DType::kF32, p.queries.as<float>() + r * p.dim, p.dim, p.scale, p.visible[static_cast<size_t>(r)],
-                    static_cast<int>(r), &queries);
+    PackSketchQuery(DType::kF32, p.queries.as<float>() + r * p.dim, p.dim, p.scale, static_cast<int>(r), &queries);
+    for (int64_t b = 0; b < p.blocks; ++b) {
+      const int64_t left = std::clamp<int64_t>(p.visible[static_cast<size_t>(r)] - b * kKeys, 0, kKeys);
+      seen[r][b] = left == 0 ? 0 : ~uint64_t{0} >> (kKeys - left);
+    }
+    queries.seen[r] = seen[r];
     masses[r] = {s.logit.data() + r * p.blocks, s.upper.data() + r * p.blocks, s.lower.data() + r * p.blocks};
   }
   const SketchPasses passes = SketchPassesFor(ctx);

@@ -4,12 +4,14 @@
 // Compiled once per SIMD target, operand type and number of vectors. Of a tile of keys a row learns the sum w of its
 // weights, relative to e^shift. Its logits have been rounded: by at most
 //
-//   gamma = (D + 8) 2^-24 |scale| |q| |K|      |K|: the norm of the tile's keys, all of them together,
+//   gamma = (D + 8 [+ 24]) 2^-24 |scale| |q| |K| [+ 4 2^-24 |slope| distance] [+ 2 2^-24 |shift|]
 //
-// so that the sum in truth lies between w (1 - gamma) and w (1 + 1.1 gamma) as long as gamma <= .1; a tile of which no
-// more is known is kept, and counts as nothing. All sums are relative to e^best, the largest logit that counts.
+// where |K| is the norm of the keys that the row sees of the tile, all of them together, and what is in brackets is for a soft
+// cap, for ALiBi and for a bias. So the sum in truth lies between w (1 - gamma) and w (1 + 1.1 gamma) as long as gamma <= .1; a
+// tile of which no more is known is kept, and counts as nothing. All sums are relative to e^best, the largest logit that counts.
 //
-// The tile in which a row's keys end is weighed before all others, and always kept: what is near often weighs most.
+// The tile in which a row's keys end is weighed before all others, and always kept: what is near often weighs most. A learned
+// sink is known from the beginning.
 #if defined(HEED_ENGINES_SOFTMAX_SKIP_CERTIFICATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_SKIP_CERTIFICATE_INL_H_
 #undef HEED_ENGINES_SOFTMAX_SKIP_CERTIFICATE_INL_H_
@@ -59,21 +61,37 @@ class SkipCertificate {
   static constexpr size_t N = hn::MaxLanes(D());
 
  public:
-  // A row that sees `keys` keys, in `tiles` tiles of which the last begins at `last`.
-  void SetRow(size_t lane, double epsilon, double scale, double query_squares, int64_t depth, int64_t keys, int64_t tiles,
-              int64_t last) {
-    const double unit = (static_cast<double>(depth) + 8) * 0x1p-24 * std::abs(scale) * NormAbove(query_squares);
-    unit_[lane] = static_cast<float>(1.001 * unit);
-    rounding_[lane] = kRounding + static_cast<double>(tiles) * kTileRounding;
-    epsilon_[lane] = static_cast<float>(epsilon * std::max(1 - 4 * rounding_[lane], 0.0));
-    per_key_[lane] = static_cast<float>(1 / static_cast<double>(std::max<int64_t>(keys, 1)));
-    last_[lane] = static_cast<int32_t>(last);
-    most_ = std::max(most_, last);
+  // What is the same for all rows.
+  struct Terms {
+    double epsilon = 0, scale = 0;
+    int64_t depth = 0;
+    bool capped = false, biased = false;
+  };
+  // Which keys a row sees: `keys` of them from `begin` on, counted from where those of the sequence begin, in `tiles` tiles of
+  // which the last begins at `last`, counted from key 0.
+  struct Keys {
+    int64_t begin = 0, keys = 0, tiles = 0, last = -1;
+  };
+  void SetRow(size_t lane, const Terms& terms, double query_squares, const Keys& keys, double sink) {
+    const double roundings = static_cast<double>(terms.depth) + (terms.capped ? 32 : 8);
+    unit_[lane] = static_cast<float>(1.001 * roundings * 0x1p-24 * std::abs(terms.scale) * NormAbove(query_squares));
+    rounding_[lane] = (terms.biased ? kBiasRounding : 0) + kRounding + static_cast<double>(keys.tiles) * kTileRounding;
+    epsilon_[lane] = static_cast<float>(terms.epsilon * std::max(1 - 4 * rounding_[lane], 0.0));
+    per_key_[lane] = static_cast<float>(1 / static_cast<double>(std::max<int64_t>(keys.keys, 1)));
+    begin_[lane] = static_cast<float>(keys.begin);
+    last_[lane] = static_cast<int32_t>(keys.last);
+    most_ = std::max(most_, keys.last);
     last_best_[lane] = std::numeric_limits<float>::lowest();
     last_known_[lane] = 0;
+    if (const auto best = static_cast<float>(sink); std::isfinite(best)) {
+      last_best_[lane] = best;
+      last_known_[lane] = static_cast<float>((1 - 1e-6) * std::exp(sink - static_cast<double>(best)));
+    } else if (std::isnan(sink)) {
+      last_known_[lane] = best;  // nothing is left out
+    }
   }
   // A lane that no row is in.
-  void SetNoRow(size_t lane) { SetRow(lane, 0, 0, 0, 0, 0, 0, -1); }
+  void SetNoRow(size_t lane) { SetRow(lane, {}, 0, {}, -std::numeric_limits<double>::infinity()); }
 
   // Nothing has been weighed but last tiles.
   void Begin() {
@@ -82,12 +100,21 @@ class SkipCertificate {
     std::fill(left_, left_ + W, 0.0f);
   }
 
-  // The last tile of a row, of which it sees keys with this sum of squares: its largest logit, and its weights.
-  void WeighLast(size_t lane, float max, float weight, double key_squares) {
-    const double gamma = static_cast<double>(unit_[lane]) * NormAbove(key_squares);
+  // The last tile of a row, of which it sees keys of this norm: its largest logit, and its weights. `more` is what gamma has besides.
+  void WeighLast(size_t lane, float max, float weight, double norm, double more) {
+    const double gamma = static_cast<double>(unit_[lane]) * norm + more;
     if (!(gamma <= kMostGamma && std::isfinite(max))) return;
-    last_best_[lane] = max;
-    last_known_[lane] = weight * static_cast<float>(1 - gamma);
+    const float own = weight * static_cast<float>(1 - gamma);
+    if (last_known_[lane] == 0) {
+      last_best_[lane] = max;
+      last_known_[lane] = own;
+      return;
+    }
+    const auto at = [&](float logit, float best) { return std::exp(static_cast<double>(logit) - static_cast<double>(best)); };
+    const float best = std::max(last_best_[lane], max);
+    const double known = static_cast<double>(last_known_[lane]) * at(last_best_[lane], best);
+    last_known_[lane] = static_cast<float>((1 - 1e-6) * (known + static_cast<double>(own) * at(max, best)));
+    last_best_[lane] = best;
   }
 
   // The rows from `lane` on that see keys of the tile that begins here.
@@ -99,19 +126,21 @@ class SkipCertificate {
   // Whether any row sees keys behind the tile that begins here.
   bool AnyGoesOnAfter(int64_t begin) const { return begin < most_; }
 
-  // A tile that begins at `begin`, `end` keys from where those of the sequence do to its end, with keys of this norm: the
-  // rows from `lane` on that leave it out.
-  HWY_INLINE M Weigh(size_t lane, int64_t begin, int64_t end, float norm, V max, V shift, V weight) {
+  // The part of gamma that the products have, of the rows from `lane` on and keys of these norms.
+  HWY_INLINE V Gamma(size_t lane, V norm) const { return hn::Mul(hn::Load(D(), unit_ + lane), norm); }
+
+  // A tile that begins at `begin`, `end` keys from where those of the sequence do to its end: the rows from `lane` on that
+  // leave it out, of those that see any of it.
+  HWY_INLINE M Weigh(size_t lane, int64_t begin, int64_t end, V gamma, M sees, V max, V shift, V weight) {
     const D d;
     const hn::RebindToSigned<D> di;
     const V one = hn::Set(d, 1.0f);
-    const V gamma = hn::Mul(hn::Load(d, unit_ + lane), hn::Set(d, norm));
     const M before_last = hn::RebindMask(d, hn::Lt(hn::Set(di, static_cast<int32_t>(begin)), hn::Load(di, last_ + lane)));
     const M close = hn::And(before_last, hn::Le(gamma, hn::Set(d, static_cast<float>(kMostGamma))));
     const V old = hn::Load(d, best_ + lane);
     // A larger logit of which less is known may have taken all digits of the weights.
     const V largest = hn::Max(old, max);
-    const M known = hn::And(close, hn::Le(shift, largest));
+    const M known = hn::And(hn::And(close, sees), hn::Le(shift, largest));
     const V best = hn::IfThenElse(known, largest, old);
     const V scale = hs::Exp(d, hn::Sub(old, best));
     const V sum = hn::Mul(weight, hs::Exp(d, hn::Sub(shift, best)));
@@ -121,7 +150,8 @@ class SkipCertificate {
     const V left = hn::IfThenZeroElse(hn::Eq(had, hn::Zero(d)), hn::Max(hn::Mul(had, scale), hn::Set(d, kLeast)));
     const V with = hn::Add(left, hn::MulAdd(sum, factor, hn::Set(d, kLeast)));
     const V kept = hn::Mul(hn::Load(d, known_ + lane), scale);
-    const V share = hn::Min(one, hn::Mul(hn::Set(d, static_cast<float>(end)), hn::Load(d, per_key_ + lane)));
+    const V so_far = hn::Max(hn::Sub(hn::Set(d, static_cast<float>(end)), hn::Load(d, begin_ + lane)), hn::Zero(d));
+    const V share = hn::Min(one, hn::Mul(so_far, hn::Load(d, per_key_ + lane)));
     const V limit = hn::Mul(hn::Mul(hn::Load(d, epsilon_ + lane), share), hn::Add(kept, with));
     const M out = hn::And(known, hn::Le(with, limit));
     const V more = hn::IfThenElseZero(known, hn::Mul(sum, hn::Sub(one, gamma)));
@@ -146,10 +176,12 @@ class SkipCertificate {
   // Relative errors: of exponentials (3 ulp), of their arguments, which are at most 88 apart where anything is left of
   // them, and of sums of up to 128, twice over; and of what a tile adds, as much as a dozen roundings.
   static constexpr double kRounding = 4e-5, kTileRounding = 0x1p-20;
+  // For 2 2^-24 of the distance of a logit from the shift, at most 88.
+  static constexpr double kBiasRounding = 1.1e-5;
   // Weights that are flushed, 128 times 2^-126 at most.
   static constexpr float kLeast = 0x1p-100f;
 
-  HWY_ALIGN float unit_[W], epsilon_[W], per_key_[W];
+  HWY_ALIGN float unit_[W], epsilon_[W], per_key_[W], begin_[W];
   HWY_ALIGN float last_best_[W], last_known_[W];  // of last tiles
   HWY_ALIGN float best_[W], known_[W], left_[W];
   HWY_ALIGN int32_t last_[W];

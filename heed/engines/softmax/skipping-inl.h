@@ -8,6 +8,9 @@
 // A block's keys stay with one thread, because what may be left out depends on all keys before. What is saved is at most the
 // second product; what is added is two exponentials per row and tile, the last tile's logits once more, and a pass over the
 // keys of each head for the norms of its tiles.
+//
+// Where a row may see any part of a tile, by a window, a mask or a pattern, each row asks for itself what it sees, and of what
+// norm those keys are: nothing that it does not see may decide what it leaves out.
 #if defined(HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_
 #undef HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_
@@ -30,6 +33,7 @@
 #include "heed/engines/softmax/forward.h"
 #include "heed/engines/softmax/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/seen_keys.h"
 #include "heed/engines/softmax/skip_certificate-inl.h"
 #include "heed/engines/softmax/skipping_internal.h"
 #include "hwy/highway.h"
@@ -69,14 +73,18 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   using typename Base::T;
   using typename Base::V;
   using Base::d_, Base::N, Base::W, Base::p_, Base::s_, Base::grid_, Base::block_, Base::key_head_, Base::num_rows_,
-      Base::w_, Base::head_, Base::layout_, Base::outputs_, Base::totals_, Base::any_tile_, Base::max_, Base::sum_;
+      Base::lanes_, Base::w_, Base::head_, Base::layout_, Base::outputs_, Base::totals_, Base::any_tile_, Base::max_, Base::sum_;
   using M = hn::Mask<hn::ScalableTag<T>>;
   static constexpr int64_t kTile = O::kGrid.tile;
+  static constexpr size_t kWords = kTile / Visits::kKeys;
 
  public:
   SkippingBlock(const Problem& problem, const Sequence& sequence, const BlockGrid& grid, int64_t key_head, int64_t block,
                 Workspace<O>& workspace, const Head<O>& head, const Skips& skips, float* norms)
-      : Base(problem, sequence, grid, key_head, block, workspace, head), skips_(skips), norms_(norms) {}
+      : Base(problem, sequence, grid, key_head, block, workspace, head), skips_(skips), norms_(norms) {
+    seen_by_row_ = p_.windowed() || p_.chunk > 0 || p_.mask.data != nullptr || !p_.segments_q.empty() || p_.has_pattern ||
+                   p_.bias.data != nullptr || !p_.slopes.empty();
+  }
 
   HWY_ATTR void Compute() {
     const void* q[W];
@@ -84,7 +92,11 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     this->SetLanes(q);
     this->PackQueries(p_.dtype, q);
     BeginRows(q);
-    WeighLastTiles();
+    if (p_.bias.data != nullptr) {
+      WeighLastTiles</*kFlagMasked=*/true>();
+    } else {
+      WeighLastTiles</*kFlagMasked=*/false>();
+    }
     PassAndMerge</*kFlagMasked=*/false>();
     // As in ForwardBlock: what hides a value that is not finite has to say so. Nobody leaves out anything else then.
     if (any_tile_ && this->MaskedLeaked()) PassAgain();
@@ -97,51 +109,66 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   // The rows' part of what is known of their weights.
   void BeginRows(const void* const* q) {
     for (size_t lane = 0; lane < W; ++lane) certificate_.SetNoRow(lane);
-    for (size_t lane = 0; lane < num_rows_; ++lane) {
-      const int64_t keys = KeysOfRow(lane);
+    const typename SkipCertificate<W>::Terms terms = {skips_.epsilon, p_.scale, p_.depth, p_.softcap > 0,
+                                                      p_.bias.data != nullptr};
+    ForRows([&](size_t lane, int64_t, int64_t head) HWY_ATTR {
+      const Interval keys = KeysOfRow(lane);
       double squares = 0;
       hs::WithStorage<T>(p_.dtype, [&](auto stored) HWY_ATTR {
         using S = decltype(stored);
         const auto* row = static_cast<const S*>(q[lane]);
         squares = hn::ReduceSum(d_, AddSquares(d_, row, static_cast<size_t>(p_.depth), hn::Zero(d_)));
       });
-      const int64_t tiles = (keys + kTile - 1) / kTile;
-      const int64_t last = s_.key_begin + (tiles - 1) * kTile;
-      certificate_.SetRow(lane, skips_.epsilon, p_.scale, squares, p_.depth, keys, tiles, keys == 0 ? -1 : last);
-    }
+      const double sink =
+          p_.sinks.empty() ? -std::numeric_limits<double>::infinity() : p_.sinks[static_cast<size_t>(head)];
+      const int64_t tiles = (keys.end + kTile - 1) / kTile;
+      const int64_t last = keys.empty() ? -1 : s_.key_begin + (tiles - 1) * kTile;
+      certificate_.SetRow(lane, terms, squares, {keys.begin, keys.size(), tiles, last}, sink);
+    });
   }
 
-  int64_t KeysOfRow(size_t lane) const {
-    const Interval& run = this->runs_[lane].second;
-    return run.empty() ? 0 : run.end - s_.key_begin;
+  // Those of its last run, counted from where the sequence's begin.
+  Interval KeysOfRow(size_t lane) const {
+    const KeyRuns& runs = this->runs_[lane];
+    const Interval& run = runs.second.empty() ? runs.first : runs.second;
+    return run.empty() ? Interval() : Interval{run.begin - s_.key_begin, run.end - s_.key_begin};
   }
 
   // The tile in which the keys of each row end, weighed.
+  template <bool kFlagMasked>
   HWY_NOINLINE void WeighLastTiles() {
     const void* q[W];
     for (size_t lane = 0; lane < num_rows_; ++lane) {
-      const int64_t keys = KeysOfRow(lane), begin = s_.key_begin + (keys - 1) / kTile * kTile;
-      Interval& run = this->runs_[lane].second;
-      run.begin = std::max(run.begin, begin);
+      KeyRuns& runs = this->runs_[lane];
+      const Interval keys = KeysOfRow(lane);
+      const int64_t begin = s_.key_begin + (keys.end - 1) / kTile * kTile;
+      if (!keys.empty()) runs = {{}, {std::max(s_.key_begin + keys.begin, begin), s_.key_begin + keys.end}};
     }
     this->SetLanes(q);
     this->ForTiles([&](const Tile& tile) HWY_ATTR {
       V max[C], shift[C], sum[C], weight[C];
       Run runs[2 * C + 1];
       const int num_runs = this->SplitTile(tile, runs);
-      WeighTile<false>(tile, runs, num_runs, nullptr, max, shift, sum, weight);
+      WeighTile<kFlagMasked>(tile, runs, num_runs, nullptr, max, shift, sum, weight);
       HWY_ALIGN T largest[W], weights[W], squares[kTile];
       for (int c = 0; c < C; ++c) {
         hn::Store(max[c], d_, largest + static_cast<size_t>(c) * N);
         hn::Store(weight[c], d_, weights + static_cast<size_t>(c) * N);
       }
       // Others may see more keys of the tile.
-      SquaresUpTo(tile.keys, squares);
+      if (seen_by_row_) {
+        LookAt(tile, /*knows_norm=*/false);
+      } else {
+        SquaresOf(tile.keys, squares);
+        for (int64_t j = 1; j < tile.keys.size(); ++j) squares[j] += squares[j - 1];
+      }
       for (size_t lane = 0; lane < num_rows_; ++lane) {
         const Interval& run = this->runs_[lane].second;
         const int64_t last = run.end - 1 - tile.keys.begin;
         if (run.empty() || last < 0 || last >= tile.keys.size()) continue;
-        certificate_.WeighLast(lane, largest[lane], weights[lane], squares[last]);
+        const double norm = seen_by_row_ ? static_cast<double>(seen_norm_[lane]) : NormAbove(static_cast<double>(squares[last]));
+        const double more = seen_by_row_ ? static_cast<double>(more_[lane]) + BiasUnit() * std::abs(static_cast<double>(largest[lane])) : 0;
+        certificate_.WeighLast(lane, largest[lane], weights[lane], norm, more);
       }
     });
     this->FindKeys();
@@ -197,18 +224,33 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     WeighTile<kFlagMasked>(tile, runs, num_runs, rescale, max, shift, sum, weight);
 
     const V one = hn::Set(d_, T{1});
-    const float norm = NormOf(tile);
-    M out[C];
+    V norm = hn::Zero(d_);
+    if (seen_by_row_) {
+      LookAt(tile, /*knows_norm=*/true);
+    } else {
+      norm = hn::Set(d_, NormOf(tile));
+    }
+    M out[C], keeps[C];
     bool adds[C], any = false, all = true;
     for (int c = 0; c < C; ++c) {
       const size_t lane = static_cast<size_t>(c) * N;
-      out[c] = certificate_.Weigh(lane, tile.grid, tile.grid + kTile - s_.key_begin, norm, of_tile_[c], shift[c], weight[c]);
-      const M sees = certificate_.Sees(lane, tile.grid);
-      adds[c] = !hn::AllFalse(d_, hn::AndNot(out[c], sees));
+      M sees = certificate_.Sees(lane, tile.grid);
+      V gamma = certificate_.Gamma(lane, norm);
+      if (seen_by_row_) {
+        sees = hn::Ge(hn::Load(d_, seen_norm_ + lane), hn::Zero(d_));
+        gamma = hn::Add(certificate_.Gamma(lane, hn::Load(d_, seen_norm_ + lane)), hn::Load(d_, more_ + lane));
+        gamma = hn::MulAdd(hn::Abs(shift[c]), hn::Set(d_, static_cast<T>(BiasUnit())), gamma);
+      }
+      const int64_t end = tile.grid + kTile - s_.key_begin;
+      out[c] = certificate_.Weigh(lane, tile.grid, end, gamma, sees, of_tile_[c], shift[c], weight[c]);
+      keeps[c] = hn::AndNot(out[c], sees);
+      adds[c] = !hn::AllFalse(d_, keeps[c]);
       any = any || adds[c];
       all = all && (adds[c] || hn::AllFalse(d_, sees));
+      // What a row sees nothing of leaves it as it was too.
+      if (seen_by_row_) out[c] = hn::Not(keeps[c]);
     }
-    if (skips_.kept.data != nullptr) WriteKept(tile, out);
+    if (skips_.kept.data != nullptr) WriteKept(tile, keeps);
     if (!any) return false;
     for (int c = 0; c < C; ++c) {
       m[c] = hn::IfThenElse(out[c], m[c], max[c]);
@@ -340,15 +382,66 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     return static_cast<float>(1.001 * NormAbove(static_cast<double>(hn::ReduceSum(d_, sum))));
   }
 
-  // Sums of squares of the first one, two, three, ... of these keys.
-  HWY_NOINLINE void SquaresUpTo(const Interval& keys, T* squares) const {
+  // The square of each of these keys.
+  HWY_NOINLINE void SquaresOf(const Interval& keys, T* squares) const {
     WithKeys(keys, [&](const auto* at, size_t count) HWY_ATTR {
-      T sum = 0;
       for (size_t j = 0; j < count; ++j) {
-        sum += hn::ReduceSum(d_, AddSquares(d_, at[j], static_cast<size_t>(p_.depth), hn::Zero(d_)));
-        squares[j] = sum;
+        squares[j] = hn::ReduceSum(d_, AddSquares(d_, at[j], static_cast<size_t>(p_.depth), hn::Zero(d_)));
       }
     });
+  }
+
+  // Twice what f32 rounds of a logit to which a bias is added.
+  double BiasUnit() const { return p_.bias.data == nullptr ? 0 : 2.02 * 0x1p-24; }
+
+  // Finds which rows see any of a tile, and the norm of the keys that each sees: nothing else may tell on it. A row that sees
+  // all of the tile has its norm, or, unless `knows_norm`, that of a sum in the same order as any other.
+  HWY_NOINLINE void LookAt(const Tile& tile, bool knows_norm) {
+    HWY_ALIGN T squares[kTile];
+    HWY_ALIGN uint32_t words[2 * kWords][W] = {};
+    HWY_ALIGN T of_all[W];  // below 0: those of its own
+    bool some = false;
+    ForRows([&](size_t lane, int64_t query, int64_t head) {
+      bool all = true, any = false;
+      for (size_t word = 0; word < kWords; ++word) {
+        const int64_t begin = tile.grid + static_cast<int64_t>(word) * Visits::kKeys;
+        const int64_t exist = std::clamp<int64_t>(s_.key_end - begin, 0, Visits::kKeys);
+        const uint64_t bits = exist == 0 ? 0 : SeenBits(p_, s_, head, query, this->runs_[lane], begin);
+        const uint64_t valid = exist == 0 ? 0 : ~uint64_t{0} >> (Visits::kKeys - exist);
+        words[2 * word][lane] = static_cast<uint32_t>(bits);
+        words[2 * word + 1][lane] = static_cast<uint32_t>(bits >> 32);
+        all = all && bits == valid;
+        any = any || bits != 0;
+      }
+      of_all[lane] = any ? 0 : -1;
+      if (all && knows_norm) of_all[lane] = 1;
+      some = some || (any && of_all[lane] == 0);
+      const int64_t from = tile.grid - lanes_.position[lane];
+      const auto farthest = static_cast<double>(std::max(std::abs(from), std::abs(from + kTile)));
+      more_[lane] = p_.slopes.empty() ? 0 : static_cast<T>(4.02 * 0x1p-24 * std::abs(static_cast<double>(lanes_.slope[lane])) * farthest);
+    });
+    for (size_t lane = num_rows_; lane < W; ++lane) of_all[lane] = -1, more_[lane] = 0;
+    HWY_ALIGN T sums[W] = {};
+    if (some) {
+      SquaresOf(tile.keys, squares);
+      for (int64_t key = tile.keys.begin; key < tile.keys.end; ++key) {
+        const hn::RebindToUnsigned<hn::ScalableTag<T>> du;
+        const auto at = static_cast<size_t>(key - tile.grid);
+        const auto bit = hn::Set(du, uint32_t{1} << (at % 32));
+        const V square = hn::Set(d_, squares[key - tile.keys.begin]);
+        for (size_t lane = 0; lane < W; lane += N) {
+          const auto sees = hn::RebindMask(d_, hn::TestBit(hn::Load(du, words[at / 32] + lane), bit));
+          hn::Store(hn::Add(hn::Load(d_, sums + lane), hn::IfThenElseZero(sees, square)), d_, sums + lane);
+        }
+      }
+    }
+    for (size_t lane = 0; lane < W; ++lane) {
+      seen_norm_[lane] = of_all[lane] < 0    ? T{-1}
+                         : of_all[lane] == 0 ? static_cast<T>(1.001 * NormAbove(static_cast<double>(sums[lane])))
+                                             : NormOf(tile);
+      // A NaN is no norm, but keys that are seen.
+      if (std::isnan(seen_norm_[lane])) seen_norm_[lane] = std::numeric_limits<T>::infinity();
+    }
   }
 
   // f(row, batch, query head) of the block's rows.
@@ -360,18 +453,18 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     }
   }
 
-  HWY_NOINLINE void WriteKept(const Tile& tile, const M* out) const {
-    HWY_ALIGN T left_out[W];
+  HWY_NOINLINE void WriteKept(const Tile& tile, const M* keeps) const {
+    HWY_ALIGN T kept_by[W];
     for (int c = 0; c < C; ++c) {
-      hn::Store(hn::IfThenElseZero(out[c], hn::Set(d_, T{1})), d_, left_out + static_cast<size_t>(c) * N);
+      hn::Store(hn::IfThenElseZero(keeps[c], hn::Set(d_, T{1})), d_, kept_by + static_cast<size_t>(c) * N);
     }
     const Pairs& kept = skips_.kept;
     ForRows([&](size_t lane, int64_t query, int64_t head) {
       auto* const blocks = static_cast<bool*>(const_cast<void*>(kept.data)) + s_.batch * kept.batch_stride +
                            head * kept.head_stride + (s_.first_q + query) * kept.query_stride;
-      const int64_t end = std::min(tile.grid + kTile - s_.key_begin, KeysOfRow(lane));
+      const int64_t end = std::min(tile.grid + kTile - s_.key_begin, KeysOfRow(lane).end);
       for (int64_t key = tile.grid - s_.key_begin; key < end; key += kTileKeys) {
-        blocks[key / kTileKeys * kept.key_stride] = left_out[lane] == 0;
+        blocks[key / kTileKeys * kept.key_stride] = kept_by[lane] != 0;
       }
     });
   }
@@ -391,6 +484,9 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   float* const norms_;  // of the head's tiles
   SkipCertificate<W> certificate_;
   V of_tile_[C];  // the largest logits of the tile at hand
+  bool seen_by_row_ = false;  // what a row sees of a tile is more than a beginning of its keys, or its logits are sums
+  HWY_ALIGN T seen_norm_[W];  // of those that a row sees of the tile at hand; below 0: none
+  HWY_ALIGN T more_[W];       // what gamma has for ALiBi
 };
 
 template <class O, int C, class Outputs>

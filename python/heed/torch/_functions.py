@@ -63,6 +63,7 @@ def _without_gradient(name: str, *arguments: str) -> Any:
 attention_weights = _without_gradient("attention_weights", "q", "k")
 attention_map = _without_gradient("attention_map", "q", "k")
 merge_attention = _without_gradient("merge_attention", "parts")
+certified_attention = _without_gradient("certified_attention", "q", "k", "v")
 sinusoidal = _without_gradient("sinusoidal", "T", "D")
 alibi_slopes = _without_gradient("alibi_slopes", "heads")
 orthogonal_features = _without_gradient("orthogonal_features", "m", "d", "seed")

@@ -11,6 +11,8 @@
 #include "heed/ops/exact/attention/attend/attend.h"
 #include "heed/ops/exact/attention/attend/attend_internal.h"
 #include "heed/ops/exact/attention/attend/attend_rotary_internal.h"
+#include "heed/ops/exact/attention/attention_check_internal.h"
+#include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
 #include "heed/ops/sparse/certified_attention/certified_internal.h"
 #include "heed/ops/sparse/certified_attention/certified_selection_internal.h"
@@ -49,10 +51,6 @@ class Memory {
 
 SketchedKeys KeysOf(const KVView& cache, Level level) {
   SketchedKeys keys;
-  keys.heads = cache.heads;
-  for (size_t b = 0; b < static_cast<size_t>(cache.batch); ++b) {
-    keys.sequences.push_back({cache.lengths[b], cache.lengths[b] - cache.appended[b], cache.appended[b]});
-  }
   keys.parts = {cache.sketch.step, cache.sketch.error};
   keys.by_boxes = level == Level::kBox;
   keys.boxes = {cache.sketch.min, cache.sketch.max, cache.sketch.mean};
@@ -90,16 +88,6 @@ void CheckSkips(const char* op, const KVView& cache) {
   if (cache.log_decay_heads > 0) Fail(op, "cache", "keeps log decays", "none at level skip");
 }
 
-void RefuseWhatTheCacheKnows(const char* op, const Options& options) {
-  const auto refuse = [&](const char* name, bool given) {
-    if (given) mechanism::Fail(op, name, "is given", "none: the cache knows it");
-  };
-  refuse("align", options.align != attention::Align::kBottomRight);
-  refuse("query_starts", options.query_starts.present());
-  refuse("key_lengths", options.key_lengths.present());
-  refuse("query_lengths", options.query_lengths.present());
-}
-
 }  // namespace
 
 void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options, const Outputs& out) {
@@ -112,20 +100,19 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const O
     attention::CheckSketch(kOp, cache);
   }
   attention::CheckCacheQueries(kOp, cache, q);
-  RefuseWhatTheCacheKnows(kOp, options);
-  CheckCall(kOp, {q, {}, {}}, options, out, {cache.batch, q.size(1), cache.heads, cache.value_dim, LongestOf(cache)});
+  attention::CheckCacheOptions(attention::Check(kOp, attention::Use::kForward), options);
+  CheckCall(kOp, {q, {}, {}}, options, out, {cache.heads, cache.value_dim, LongestOf(cache)});
   KVView plain = cache;
   ConstTensorView turned = q;
   if (cache.rotary != nullptr) {
     turned = attention::TurnedQueries(ctx, cache, q);
     plain.rotary = nullptr;
   }
-  if (skips && options.epsilon >= kLeastEpsilon) {
-    Skip(ctx, attention::AttendProblem(kOp, plain, turned, ExactOptions(options), {out.o, out.lse}), options.epsilon, out);
-    return;
-  }
+  const softmax::Problem p = attention::AttendProblem(kOp, plain, turned, options, {out.o, out.lse});
+  attention::RefuseSlowPairs(kOp, ctx, p);
+  if (skips && options.epsilon >= kLeastEpsilon) return Skip(ctx, p, options.epsilon, out);
   const SketchedKeys keys = KeysOf(plain, options.level);
-  Selection selection(keys, turned, ScaleOf(options, cache.dim), options.causal, options.epsilon, /*rows_share=*/false);
+  Selection selection(p, keys, options.epsilon, /*rows_share=*/false);
   const auto memory_of = [&](int64_t b, int64_t h) { return Memory(cache.certified_memory + b * cache.heads + h); };
   const auto for_heads = [&](const auto& f) {
     for (int64_t b = 0; b < cache.batch; ++b) {
@@ -146,13 +133,14 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const O
     if (const Selection::Count count = selection.CountOf(b, h); count.visible > 0) memory_of(b, h).Saw(count);
   });
 
-  attention::Options exact = ExactOptions(options);
-  if (selection.drops()) exact.pattern = PatternOf(cache, selection, q.size(1));
-  const Lse lse(out, cache.batch, q.size(2), q.size(1));
+  attention::Options exact = options;
+  if (selection.drops()) {
+    const Pattern kept = PatternOf(cache, selection, q.size(1));
+    exact.pattern = exact.pattern.present() ? exact.pattern & kept : kept;
+  }
+  const Lse lse(out, q, /*packed=*/false);
   attention::Attend(ctx, plain, turned, exact, {out.o, lse.view()});
-  WriteBounds(selection, lse.view(), out);
-  if (!out.kept.present()) return;
-  WriteKept(selection, cache.heads, out.kept);
+  Write(p, selection, lse.view(), out);
 }
 
 }  // namespace heed::certified_attention

@@ -155,7 +155,7 @@ TEST(CertifiedAttend, KeepsLittleMoreThanItMust) {
     const KVCache::Options o = {.heads = 2, .dim = 64, .value_dim = 64, .sketch = Sketch::kInt8};
     Call call(kind, random, o, 8192, 4, 1);
     call.q.FillNormal(7, 2);
-    const Result r = Certified(ctx, call, {.epsilon = 0.05, .level = Level::kSketch});
+    const Result r = Certified(ctx, call, OptionsWith(0.05, Level::kSketch));
     int64_t kept = 0, oracle = 0;
     ForRows(call.q.view(), [&](int64_t b, int64_t h, int64_t i) {
       for (int64_t block = 0; block < 128; ++block) kept += r.Kept(b, h, i, block) ? 1 : 0;
@@ -178,7 +178,7 @@ TEST(CertifiedAttend, IsAttentionOverWhatIsKept) {
   Context ctx(3), one(1);
   const KVCache::Options o = {.batch = 2, .heads = 2, .dim = 32, .value_dim = 20, .sketch = Sketch::kInt8};
   Call call(Keys::kLowRank, random, o, 1500, 3, 4);
-  const Options options = {.epsilon = 0.1, .level = Level::kSketch, .causal = true};
+  const Options options = OptionsWith(0.1, Level::kSketch, /*causal=*/true);
   const Result r = Certified(ctx, call, options), same = Certified(one, call, options);
   EXPECT_TRUE(SameBits(r.o.view(), same.o.view()) && SameBits(r.bound.view(), same.bound.view()));
   const Buffer index(DType::kI32, {2, 3, 2, 24});
@@ -204,7 +204,7 @@ TEST(CertifiedAttend, AnEpsilonOfZeroIsDenseBitForBit) {
   const KVCache::Options o = {.batch = 2, .heads = 2, .dim = 16, .value_dim = 16, .sketch = Sketch::kInt8};
   Call call(Keys::kLowRank, random, o, 900, 2, 2);
   for (const Level level : {Level::kAuto, Level::kSketch, Level::kSkip}) {
-    const Options options = {.epsilon = 0, .level = level, .causal = true};
+    const Options options = OptionsWith(0, level, /*causal=*/true);
     const Result r = Certified(ctx, call, options);
     const Result dense(call.cache.view(), call.q.view());
     attention::Attend(ctx, call.cache.view(), call.q.view(), Plain(options), {dense.o.view(), dense.lse.view()});
@@ -217,7 +217,7 @@ TEST(CertifiedAttend, BitsDoNotDependOnNeighboursPagesOrStrides) {
   Random random(6);
   Context ctx(2);
   KVCache::Options o = {.batch = 2, .heads = 2, .dim = 24, .value_dim = 8, .sketch = Sketch::kInt8};
-  const Options options = {.epsilon = 0.2, .level = Level::kSketch, .causal = true};
+  const Options options = OptionsWith(0.2, Level::kSketch, /*causal=*/true);
   Call both(Keys::kClustered, random, o, 1000, 2, 2);
   const Result r = Certified(ctx, both, options);
   o.batch = 1;
@@ -245,7 +245,7 @@ TEST(CertifiedAttend, RowsBeyondASequencesOwnSeeNothing) {
   cache.Append(x.view().Slice(1, 0, 2), x.view().Slice(1, 0, 2), std::vector<int64_t>{2, 0, 1});
   const ConstTensorView q = x.view().Slice(1, 100, 102);
   const Result r(cache.view(), q);
-  Attend(ctx, cache.view(), q, {.epsilon = 0.5, .level = Level::kSketch, .causal = true}, r.outputs());
+  Attend(ctx, cache.view(), q, OptionsWith(0.5, Level::kSketch, /*causal=*/true), r.outputs());
   for (const auto& [b, i, sees] : {std::tuple{0, 1, true}, {1, 0, false}, {1, 1, false}, {2, 0, true}, {2, 1, false}}) {
     EXPECT_EQ(std::isinf(r.lse.Get({b, 0, i})), !sees);
     if (sees) continue;
@@ -277,7 +277,7 @@ TEST(CertifiedAttend, AutoGivesUpPerHeadAndTriesAgain) {
   std::string gave_up, sketched;
   const auto next = [&](const KVCache& of, Level level) {
     const Result r(of.view(), call.q.view());
-    Attend(ctx, of.view(), call.q.view(), {.epsilon = 0.02, .level = level, .causal = true}, r.outputs());
+    Attend(ctx, of.view(), call.q.view(), OptionsWith(0.02, level, /*causal=*/true), r.outputs());
     EXPECT_GT(r.bound.Get({0, 1, 0}), 0);
     return r.bound.Get({0, 0, 0}) == 0 ? 'd' : 's';
   };
@@ -306,7 +306,7 @@ TEST(CertifiedAttend, TurnedKeysAreBoundedAsTheyAreStored) {
   Rotary(ctx, turning.q.view(), {positions.data() + 999, DType::kI64, {1, 1}}, RotaryPairs::kHalfSplit, {}, q.view());
   plain.Append(k.view().Slice(1, 0, 999), turning.v.view().Slice(1, 0, 999));
   plain.Append(k.view().Slice(1, 999, 1000), turning.v.view().Slice(1, 999, 1000));
-  const Options options = {.epsilon = 0.1, .level = Level::kSketch, .causal = true};
+  const Options options = OptionsWith(0.1, Level::kSketch, /*causal=*/true);
   const Result a = Certified(ctx, turning, options), b(plain.view(), q.view());
   Attend(ctx, plain.view(), q.view(), options, b.outputs());
   EXPECT_TRUE(SameBits(a.o.view(), b.o.view()) && SameBits(a.bound.view(), b.bound.view()));
@@ -333,9 +333,9 @@ TEST(CertifiedAttend, BadInputNamesTheArgumentAndWritesNothing) {
   const ConstTensorView q = call.q.view();
   expect(bare, q, {}, out, "cache has no sketch, expected a cache that was made with one");
   for (const double epsilon : {-0.1, 1.0, 2.0, std::nan("")}) {
-    expect(call.cache, q, {.epsilon = epsilon}, out, "epsilon is ");
+    expect(call.cache, q, OptionsWith(epsilon), out, "epsilon is ");
   }
-  expect(call.cache, q, {.scale = INFINITY}, out, "scale is inf, expected a finite number");
+  expect(call.cache, q, OptionsWith(0.02, Level::kAuto, false, INFINITY), out, "scale is inf, expected a finite number");
   expect(call.cache, {}, {}, out, "q is absent, expected a tensor");
   expect(call.cache, q.Slice(3, 0, 4), {}, out, "q has shape [1,2,4,4], expected [1,T,H,8], H a multiple of 2");
   expect(call.cache, q.Slice(2, 0, 3), {}, out, "q has shape [1,2,3,8], expected");
@@ -345,7 +345,7 @@ TEST(CertifiedAttend, BadInputNamesTheArgumentAndWritesNothing) {
   expect(call.cache, q, {}, {r.o.view(), r.bound.view().Slice(2, 0, 1), {}, {}}, "bound has shape [1,4,1], expected [1,4,2]");
   expect(call.cache, q, {}, {{}, r.bound.view(), {}, {}}, "o is absent, expected a tensor");
   expect(call.cache, q, {}, {r.o.view(), r.bound.view(), r.bound.view(), {}}, "lse overlaps bound");
-  const Options options = {.epsilon = 0.1};
+  const Options options = OptionsWith(0.1);
   Attend(ctx, call.cache.view(), q, options, {r.o.view(), {}, {}, {}});
 }
 

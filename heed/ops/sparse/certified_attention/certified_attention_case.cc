@@ -14,6 +14,7 @@
 #include "heed/ops/exact/attention/cases/attention_case.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
 #include "heed/ops/sparse/certified_attention/certified_case.h"
+#include "heed/ops/sparse/certified_attention/certified_options_case.h"
 #include "heed/state/kv_cache.h"
 
 namespace heed::certified_attention {
@@ -28,10 +29,7 @@ struct Problem {
   Level level = Level::kAuto;
   bool step = false;
 
-  Options options() const {
-    const attention::Options& o = dense.options;
-    return {epsilon, level, o.scale, o.causal, o.align, o.query_starts, o.key_lengths, o.query_lengths};
-  }
+  Options options() const { return {dense.options, epsilon, level}; }
 };
 
 // f(element) in place of each.
@@ -70,6 +68,10 @@ std::string NameOf(Level level) {
 
 Case ToCase(Problem problem) {
   attention::DescribeOutputs(problem.dense);
+  // Where a sink weighs, next to all keys may be left out, of which the lse knows nothing.
+  const bool has_lse = !problem.dense.options.sinks.present();
+  if (!has_lse) problem.dense.lse = {};
+  const size_t of_bound = has_lse ? 2 : 1;
   const auto p = std::make_shared<const Problem>(problem);
   const ConstTensorView &q = p->dense.in.q, &k = p->dense.in.k, &v = p->dense.in.v;
   Case c = attention::MakeCase(p->dense);
@@ -77,16 +79,19 @@ Case ToCase(Problem problem) {
             " " + NameOf(p->level) + " " + c.title;
   const auto dense = c.reference;
   c.outputs.push_back({"bound", DType::kF32, p->dense.LseSizes(), {}});
-  c.reference = [p, dense, v](std::span<const TensorView> expected, std::span<const TensorView> tolerance) {
-    dense(expected.first(2), tolerance.empty() ? tolerance : tolerance.first(2));
-    Fill(expected[2], p->epsilon / 2);
+  c.reference = [p, dense, v, of_bound](std::span<const TensorView> expected, std::span<const TensorView> tolerance) {
+    dense(expected.first(of_bound), tolerance.empty() ? tolerance : tolerance.first(of_bound));
+    Fill(expected[of_bound], p->epsilon / 2);
     if (tolerance.empty()) return;
     Add(tolerance[0], 2 * p->epsilon * Largest(v));
-    Add(tolerance[1], -std::log1p(-p->epsilon));
-    Fill(tolerance[2], p->epsilon / 2);
+    if (of_bound == 2) Add(tolerance[1], -std::log1p(-p->epsilon));
+    Fill(tolerance[of_bound], p->epsilon / 2);
   };
-  c.run = [p](Context& ctx, std::span<const TensorView> views) {
-    Forward(ctx, {p->dense.in.q, p->dense.in.k, p->dense.in.v}, p->options(), {views[0], views[2], views[1], {}});
+  const auto outputs = [of_bound](std::span<const TensorView> views) {
+    return Outputs{views[0], views[of_bound], of_bound == 2 ? views[1] : TensorView(), {}};
+  };
+  c.run = [p, outputs](Context& ctx, std::span<const TensorView> views) {
+    Forward(ctx, {p->dense.in.q, p->dense.in.k, p->dense.in.v}, p->options(), outputs(views));
   };
   if (!p->step) return c;
   c.pass = "step";
@@ -96,8 +101,8 @@ Case ToCase(Problem problem) {
                                                                 .sketch = p->level == Level::kSkip ? Sketch::kNone : Sketch::kInt8});
   cache->Append(k.Slice(1, 0, Tk - added), v.Slice(1, 0, Tk - added));
   cache->Append(k.Slice(1, Tk - added, Tk), v.Slice(1, Tk - added, Tk));
-  c.run = [p, cache](Context& ctx, std::span<const TensorView> views) {
-    Attend(ctx, cache->view(), p->dense.in.q, p->options(), {views[0], views[2], views[1], {}});
+  c.run = [p, cache, outputs](Context& ctx, std::span<const TensorView> views) {
+    Attend(ctx, cache->view(), p->dense.in.q, p->options(), outputs(views));
   };
   return c;
 }
@@ -167,16 +172,9 @@ Case RandomCase(DType dtype, uint64_t seed) {
   attention::Options& o = p.dense.options;
   o.causal = random.Chance(0.6);
   if (random.Chance(0.3)) o.scale = random.Pick({-0.2, 0.0, 0.5});
-  const auto list = [&](int64_t low, int64_t high) {
-    const Buffer x(DType::kI64, {B});
-    for (int64_t b = 0; b < B; ++b) x.Set({b}, static_cast<double>(random.Integer(low, high)));
-    p.dense.memory.push_back(x);
-    return ConstTensorView(x.view());
-  };
-  if (!p.step && random.Chance(0.3)) o.key_lengths = list(0, Tk);
-  if (!p.step && random.Chance(0.3)) o.query_lengths = list(0, Tq);
-  if (!p.step && random.Chance(0.3)) o.query_starts = list(-20, Tk);
-  if (!p.step && random.Chance(0.3)) o.align = attention::Align::kTopLeft;
+  OptionDraw draw(random, {B, Tq, Tk, Hq, Hkv}, &p.dense.memory);
+  if (random.Chance(0.6)) draw.Draw(&o);
+  if (!p.step) draw.DrawPlaces(&o);
   p.dense.note = "seed=" + std::to_string(seed);
   return ToCase(p);
 }

@@ -19,6 +19,7 @@
 #include "heed/engines/softmax/sketch.h"
 #include "heed/ops/exact/attention/attend/attend_py.h"
 #include "heed/ops/exact/attention/attention_options_py.h"
+#include "heed/ops/exact/attention/attention_signature_py.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
 #include "heed/ops/sparse/common/pattern.h"
 #include "python/arguments.h"
@@ -45,20 +46,12 @@ constexpr const char *kEpsilon = "epsilon", *kLevel = "level", *kReturnBound = "
 
 // Options that attention has too are read as it reads them, and so are results.
 struct Call : attention::Call {
-  Options own;
+  double epsilon = Options().epsilon;
+  Level level = Options().level;
   bool return_bound = true;
   TensorView out_bound;  // PyTorch's
 
-  Options all_options() const {
-    Options all = own;
-    all.scale = options.scale;
-    all.causal = options.causal;
-    all.align = options.align;
-    all.query_starts = options.query_starts;
-    all.key_lengths = options.key_lengths;
-    all.query_lengths = options.query_lengths;
-    return all;
-  }
+  Options all_options() const { return {options, epsilon, level}; }
 };
 
 Call& Own(attention::Call& call) { return static_cast<Call&>(call); }
@@ -67,7 +60,7 @@ template <ConstTensorView attention::Inputs::*kField>
 void ReadInput(attention::Call& call, const Argument& a) {
   call.in.*kField = call.arrays.Read(a, Kind::kFloat);
 }
-void ReadEpsilon(attention::Call& call, const Argument& a) { Own(call).own.epsilon = ToFinite(a); }
+void ReadEpsilon(attention::Call& call, const Argument& a) { Own(call).epsilon = ToFinite(a); }
 void ReadLevel(attention::Call& call, const Argument& a) {
   constexpr char kExpected[] = "'auto', 'sketch', 'box' or 'skip'";
   constexpr std::pair<std::string_view, Level> kLevels[] = {
@@ -75,7 +68,7 @@ void ReadLevel(attention::Call& call, const Argument& a) {
   const std::string name = ToString(a, kExpected);
   for (const auto& [of, level] : kLevels) {
     if (of == name) {
-      Own(call).own.level = level;
+      Own(call).level = level;
       return;
     }
   }
@@ -95,34 +88,22 @@ constexpr Keyword<attention::Call> kTorchBound[] = {
 bool IsTaken(const attention::OptionRow& row) {
   const auto is = [&](auto field) { return row.field == attention::OptionField(field); };
   using O = attention::Options;
-  return is(&O::scale) || is(&O::causal) || is(&O::align) || is(&O::query_starts) || is(&O::key_lengths) ||
-         is(&O::query_lengths);
+  return !is(&O::dropout) && !is(&O::seed) && !is(&O::dropout_offset) && !is(&O::log_decay);
 }
-bool IsTakenByCache(const attention::OptionRow& row) { return IsTaken(row) && row.not_on_cache == nullptr; }
 
-Keywords OptionsThat(attention::Takes takes) {
+// All of attention's: those that are not taken are refused by C++, which says why.
+Keywords OptionsOfAttention() {
   Keywords keywords;
-  for (const OptionArgument& x : attention::OptionKeywords()) {
-    if (takes(*x.row)) keywords.push_back(x.keyword);
-  }
+  for (const OptionArgument& x : attention::OptionKeywords()) keywords.push_back(x.keyword);
   return keywords;
 }
 
-// The other options of attention would have to enter every bound.
-void RefuseOthers(const char* op, attention::Takes takes, const nb::kwargs& kwargs) {
-  const auto refuse = [&](const char* name) {
-    if (kwargs.contains(name) && !nb::object(kwargs[name]).is_none()) {
-      Fail(op, name, "is given", "none: bounds are known without it alone");
-    }
-  };
-  for (const OptionArgument& x : attention::OptionKeywords()) {
-    if (!takes(*x.row)) refuse(x.keyword.name);
-  }
-  refuse(kTree);
-}
-
-nb::object Float32(const char* op, const ConstTensorView& q, TensorView* view) {
-  NewArray array(op, DType::kF32, std::vector<int64_t>{q.size(0), q.size(2), q.size(1)});
+nb::object NewBound(const char* op, const Call& call, TensorView* view) {
+  const ConstTensorView& q = call.in.q;
+  const int r = q.rank();
+  std::vector<int64_t> sizes = {q.size(r - 2), q.size(r - 3)};
+  if (!call.options.cu_seqlens_q.present()) sizes.insert(sizes.begin(), q.size(0));
+  NewArray array(op, DType::kF32, sizes);
   *view = array.view;
   return std::move(array.array);
 }
@@ -139,25 +120,23 @@ nb::object Returned(const Call& call, const attention::Results& results, const n
 }
 
 nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
-  static const Keywords keywords = Joined({kInputs, kCertificate, OptionsThat(&IsTaken), attention::ResultKeywords(),
-                                           attention::ThreadsKeyword()});
-  RefuseOthers(kOp, &IsTaken, kwargs);
+  static const Keywords keywords =
+      Joined({kInputs, kCertificate, OptionsOfAttention(), attention::ResultKeywords(), attention::ThreadsKeyword()});
   Call call;
   Read<attention::Call>(kOp, keywords, std::size(kInputs), args.ptr(), kwargs.ptr(), call);
   attention::CheckForResults(kOp, call);
   if (call.in.q.dtype() == DType::kF64) Fail(kOp, "q", "has dtype f64", "f32, bf16 or f16");
   WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
-  const attention::Results results = attention::NewResults(kOp, call, call.in.q, call.in.v.size(3));
+  const attention::Results results = attention::NewResults(kOp, call, call.in.q, call.in.v.size(call.in.v.rank() - 1));
   Outputs out = {results.views.o, {}, results.views.lse, {}};
-  const nb::object bound = Float32(kOp, call.in.q, &out.bound);
+  const nb::object bound = NewBound(kOp, call, &out.bound);
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kOp, kRenamed, [&] { Forward(ctx, {call.in.q, call.in.k, call.in.v}, call.all_options(), out); });
   return Returned(call, results, bound);
 }
 
 nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
-  static const Keywords keywords = Joined({kInputs, kCertificate, OptionsThat(&IsTaken), attention::ResultKeywords()});
-  if (kwargs != nullptr) RefuseOthers(kOp, &IsTaken, nb::borrow<nb::kwargs>(kwargs));
+  static const Keywords keywords = Joined({kInputs, kCertificate, OptionsOfAttention(), attention::ResultKeywords()});
   Call call;
   call.describe = true;
   call.arrays.AllowShapes(dtype);
@@ -192,12 +171,14 @@ std::optional<nb::kwargs> WithoutEpsilon(const char* op, const nb::kwargs& kwarg
 
 void ReadAttend(const char* op, const CacheOwner& cache, bool for_torch, const nb::args& args, const nb::kwargs& kwargs,
                 Call& call) {
-  RefuseOthers(op, &IsTakenByCache, kwargs);
+  if (kwargs.contains(kTree) && !nb::object(kwargs[kTree]).is_none()) {
+    Fail(op, kTree, "is given", "none with epsilon: keys of a draft do not follow each other, and bounds are of 64 that do");
+  }
   call.options.causal = true;
   call.return_bound = false;
   if (for_torch) call.arrays.AllowTorch();
   const Keywords keywords =
-      Joined({std::span(kInputs).first(1), kCertificate, kBoundOfCache, OptionsThat(&IsTakenByCache),
+      Joined({std::span(kInputs).first(1), kCertificate, kBoundOfCache, OptionsOfAttention(),
               attention::ResultKeywords(), attention::ThreadsKeyword(), std::span(kTorchBound).first(for_torch ? 2 : 0)});
   Read<attention::Call>(op, keywords, 1, args.ptr(), kwargs.ptr(), call);
   CheckQueries(op, call.in.q,
@@ -212,14 +193,12 @@ void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call
 }
 
 constexpr Said kSaid[] = {
-    {"align", "where query 0 stands: 'bottom_right', at Tk - Tq; 'top_left', at 0; or positions [B]"},
     {"level", "'sketch'; 'auto', which is that where it pays and else dense; 'box', bounds from the range of each channel; or "
               "'skip', which multiplies all keys and does without values alone, each row and head by itself"},
 };
 constexpr Said kAttendSaid[] = {
     {"epsilon", "None, or the most that a row may do without, from 0 on and below 1: blocks of keys are left out whose sketch "
-                "proves that they weigh no more. Needs a cache with sketch='int8', unless level is 'skip', and takes no options but "
-                "scale and causal"},
+                "proves that they weigh no more. Needs a cache with sketch='int8', unless level is 'skip', and takes no tree"},
     {"level", "with epsilon: 'sketch'; 'auto', which leaves heads alone for a while that kept more than 70 % of their "
               "blocks; 'box', bounds from the range of each channel; or 'skip', which multiplies all keys and does without values "
               "alone"},
@@ -260,7 +239,7 @@ template <class Run>
 Pattern Chosen(const Call& call, int64_t key_heads, int64_t keys, int64_t value_dim, const Run& run) {
   const ConstTensorView& q = call.in.q;
   const int64_t B = q.size(0), T = q.size(1), N = (keys + softmax::kSketchKeys - 1) / softmax::kSketchKeys;
-  const int64_t H = call.own.level == Level::kSkip ? q.size(2) : key_heads, num_lists = B * T * H;
+  const int64_t H = call.level == Level::kSkip ? q.size(2) : key_heads, num_lists = B * T * H;
   const auto marks = std::make_unique<bool[]>(static_cast<size_t>(num_lists * N));
   std::vector<std::byte> o(static_cast<size_t>(B * T * q.size(2) * value_dim) * SizeOf(q.dtype()));
   run(Outputs{{o.data(), q.dtype(), {B, T, q.size(2), value_dim}},
@@ -285,7 +264,7 @@ Pattern Select(const nb::args& args, const nb::kwargs& kwargs) {
   constexpr char kSelector[] = "certified";
   constexpr Renamed kNames[] = {{"query_starts", "align"}, {"cache", "k"}};
   static const Keywords keywords =
-      Joined({std::span(kInputs).first(1), kCertificate, OptionsThat(&IsTaken), attention::ThreadsKeyword()});
+      Joined({std::span(kInputs).first(1), kCertificate, OptionsOfAttention(), attention::ThreadsKeyword()});
   Call call;
   call.arrays.AllowTorch();
   Read<attention::Call>(kSelector, keywords, 0, nb::tuple().ptr(), kwargs.ptr(), call);
@@ -330,7 +309,7 @@ nb::object AttendOn(const CacheOwner& cache, const nb::args& args, const nb::kwa
   ReadAttend(op, cache, false, args, kwargs, call);
   const attention::Results results = attention::NewResults(op, call, call.in.q, cache.value_dim);
   Outputs out = {results.views.o, {}, results.views.lse, {}};
-  const nb::object bound = call.return_bound ? Float32(op, call.in.q, &out.bound) : nb::none();
+  const nb::object bound = call.return_bound ? NewBound(op, call, &out.bound) : nb::none();
   Run(op, ThreadContext(call.num_threads), cache, call, out);
   if (!call.return_bound) return results.Returned();
   return Returned(call, results, bound);
@@ -358,7 +337,7 @@ void Bind(nb::module_& m) {
   };
   const char* const forward = signature("typing.Literal[False] = False", "tuple[Result, Result]");
   const char* const with_lse = signature("typing.Literal[True]", "tuple[Result, Result, Result]");
-  const std::string text = Docstring(doc::kForward, forward, {kSaid, doc::kCertifiedAttentionFields}, kInPython);
+  const std::string text = Docstring(doc::kForward, forward, {kSaid, attention::kArguments, doc::kCertifiedAttentionFields}, kInPython);
   m.def(kOp, &RunForward, nb::sig(forward), text.c_str());
   m.def(kOp, &RunForward, nb::sig(with_lse), text.c_str());
   m.def("_certified", &Select);

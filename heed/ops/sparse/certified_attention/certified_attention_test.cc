@@ -116,7 +116,7 @@ TEST(CertifiedAttention, AnEpsilonOfZeroIsDenseBitForBit) {
   Random random(2);
   Context ctx(2);
   Call call(Keys::kLowRank, random, DType::kF32, 2, 100, 500, 2, 2, 16);
-  call.options = {.epsilon = 0, .causal = true};
+  call.options = OptionsWith(0, Level::kAuto, /*causal=*/true);
   const Result r = Certified(ctx, call), dense(call.inputs());
   call.options.level = Level::kSkip;
   const Result skip = Certified(ctx, call);
@@ -134,7 +134,7 @@ TEST(CertifiedAttention, BitsDoNotDependOnThreadsNeighboursOrStrides) {
   Random random(3);
   Context one(1), three(3);
   Call call(Keys::kLowRank, random, DType::kF32, 2, 130, 700, 2, 2, 16);
-  call.options = {.epsilon = 0.2, .level = Level::kSketch, .causal = true};
+  call.options = OptionsWith(0.2, Level::kSketch, /*causal=*/true);
   const Result r = Certified(one, call), same = Certified(three, call);
   EXPECT_TRUE(SameBits(r.o.view(), same.o.view()) && SameBits(r.bound.view(), same.bound.view()) &&
               SameBits(r.kept.view(), same.kept.view()));
@@ -163,7 +163,7 @@ TEST(CertifiedAttention, AutoIsDenseWhereLittleCanGoAndElseTheSketch) {
   call.k.FillNormal(2, 0.1);  // of head 0 every block weighs as much
   for (int64_t i = 0; i < 300; ++i) call.q.Set({0, i, 1, 0}, 3);
   for (int64_t j = 320; j < 384; ++j) call.k.Set({0, j, 1, 0}, 20);  // which of head 1 is the only one that counts
-  call.options = {.epsilon = 0.1, .level = Level::kAuto, .causal = true};
+  call.options = OptionsWith(0.1, Level::kAuto, /*causal=*/true);
   const Result automatic = Certified(ctx, call);
   call.options.level = Level::kSketch;
   const Result sketch = Certified(ctx, call);
@@ -203,10 +203,12 @@ TEST(CertifiedAttention, BadInputNamesTheArgumentAndWritesNothing) {
     }
   };
   const Inputs in = call.inputs();
-  for (const double epsilon : {-1e-9, 1.0, 7.0, std::nan("")}) expect(in, {.epsilon = epsilon}, r.outputs(), "epsilon is ");
-  expect(in, {.scale = std::nan("")}, r.outputs(), "scale is nan");
+  for (const double epsilon : {-1e-9, 1.0, 7.0, std::nan("")}) expect(in, OptionsWith(epsilon), r.outputs(), "epsilon is ");
+  expect(in, OptionsWith(0.02, Level::kAuto, false, std::nan("")), r.outputs(), "scale is nan");
   expect({in.q, in.k.Slice(3, 0, 4), in.v}, {}, r.outputs(), "k has shape [1,300,2,4]");
-  expect(in, {.key_lengths = call.q.view()}, r.outputs(), "key_lengths has dtype f32");
+  Options lengths;
+  lengths.key_lengths = call.q.view();
+  expect(in, lengths, r.outputs(), "key_lengths has dtype f32");
   expect(in, {}, {r.o.view(), r.bound.view().Slice(1, 0, 2), {}, {}}, "bound has shape [1,2,20], expected [1,4,20]");
   expect(in, {}, {r.o.view(), r.bound.view(), {}, r.kept.view().Slice(3, 0, 2)}, "kept has shape [1,2,20,2], expected [1,2,20,5]");
   const Buffer q(DType::kF64, {1, 1, 1, 8}), kv(DType::kF64, {1, 9, 1, 8}), o(DType::kF64, {1, 1, 1, 8});

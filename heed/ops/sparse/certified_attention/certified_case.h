@@ -6,13 +6,24 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "heed/core/dispatch.h"
 #include "heed/harness/buffer.h"
+#include "heed/ops/sparse/certified_attention/certified_attention.h"
 
 namespace heed::certified_attention {
+
+inline Options OptionsWith(double epsilon, Level level = Level::kAuto, bool causal = false, std::optional<double> scale = {}) {
+  Options options;
+  options.epsilon = epsilon;
+  options.level = level;
+  options.causal = causal;
+  options.scale = scale;
+  return options;
+}
 
 enum class Keys {
   kNormal, kClustered, kLowRank, kInTime, kOneHuge, kNotFinite, kEqual, kOutlierChannel, kNeedle, kTiny

@@ -33,9 +33,10 @@ bool IsKnown(float upper) { return upper < std::numeric_limits<float>::infinity(
 }  // namespace
 
 float BoundOf(const RowMasses& masses, const uint8_t* kept) {
-  double of_dropped = 0, of_kept = 0;
+  double of_dropped = 0, of_kept = masses.sink;
   bool drops = false;
   for (int64_t i = 0; i < masses.blocks; ++i) {
+    if (!masses.Sees(i)) continue;
     if (kept[i] != 0) {
       of_kept += static_cast<double>(masses.lower[i]);
     } else {
@@ -71,8 +72,9 @@ void Chooser::Keep(const RowMasses& m, double epsilon, uint8_t* kept) {
   const double most = epsilon * (1 - 1e-6);  // for the last rounding of the bound
   std::fill_n(upper_, kBins, 0.0);
   std::fill_n(lower_, kBins, 0.0);
-  double of_kept = 0, of_dropped = 0;
+  double of_kept = m.sink, of_dropped = 0;
   for (int64_t i = 0; i < m.blocks; ++i) {
+    if (!m.Sees(i)) continue;
     if (!IsKnown(m.upper[i])) kept[i] = 1;
     of_kept += static_cast<double>(m.lower[i]);
     if (kept[i] != 0) continue;
@@ -91,7 +93,7 @@ void Chooser::Keep(const RowMasses& m, double epsilon, uint8_t* kept) {
   }
   int32_t* end = last_;
   for (int64_t i = 0; i < m.blocks; ++i) {
-    if (kept[i] != 0) continue;
+    if (kept[i] != 0 || !m.Sees(i)) continue;
     const int64_t of_block = BinOf(m.upper[i], kBins);
     if (of_block > bin) kept[i] = 1;
     if (of_block == bin) *end++ = static_cast<int32_t>(i);

@@ -4,13 +4,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace heed::certified_attention {
 
-// Upper and lower sums of n blocks for one row, all relative to one logit: an upper one is infinite where nothing is known.
+// Upper and lower sums of n blocks for one row, all relative to one logit: an upper one is infinite where nothing is known. A block
+// whose own logit is -infinity has no key that the row sees, and does not count. The weight of a sink is kept always.
 struct RowMasses {
   const float *upper = nullptr, *lower = nullptr;
   int64_t blocks = 0;
+  const float* logits = nullptr;  // null: the row sees some of each
+  double sink = 0;
+
+  bool Sees(int64_t i) const { return logits == nullptr || logits[i] != -std::numeric_limits<float>::infinity(); }
 };
 
 // The certificate of a row whose kept blocks are marked. It is at least the dropped mass and 0 where nothing is dropped.

@@ -3,7 +3,7 @@
 #define HEED_OPS_SPARSE_CERTIFIED_ATTENTION_CERTIFIED_INTERNAL_H_
 
 #include <algorithm>
-#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -18,44 +18,30 @@
 
 namespace heed::certified_attention {
 
-// The options of attention that are left, without a pattern.
-inline attention::Options ExactOptions(const Options& options) {
-  attention::Options exact;
-  exact.scale = options.scale;
-  exact.causal = options.causal;
-  exact.align = options.align;
-  exact.query_starts = options.query_starts;
-  exact.key_lengths = options.key_lengths;
-  exact.query_lengths = options.query_lengths;
-  return exact;
-}
-
-inline double ScaleOf(const Options& options, int64_t dim) {
-  return options.scale.value_or(1 / std::sqrt(static_cast<double>(dim)));
-}
-
 inline int64_t LongestOf(const KVView& cache) {
   return cache.lengths.empty() ? 0 : *std::max_element(cache.lengths.begin(), cache.lengths.end());
 }
 
+// Throws InvalidArgument for an epsilon out of range, and for what no bound is known with.
+void CheckOptions(const char* op, const Options& options);
+
 struct Sizes {
-  int64_t batch, rows, key_heads, value_dim, keys;
+  int64_t key_heads, value_dim, keys;
 };
 
-// Checks epsilon, level, scale and everything that is written. Throws InvalidArgument.
-void CheckCall(const char* op, const Inputs& in, const Options& options, const Outputs& out,
-               const Sizes& sizes);
+// Checks options and everything that is written, o with the axes of q. Throws InvalidArgument.
+void CheckCall(const char* op, const Inputs& in, const Options& options, const Outputs& out, const Sizes& sizes);
 
 // Memory for an lse that nobody asked for, or the one that somebody did: a NaN in it is one of the bound.
 class Lse {
  public:
-  Lse(const Outputs& out, int64_t batch, int64_t heads, int64_t rows) {
-    if (out.lse.present()) {
-      view_ = out.lse;
-      return;
-    }
-    own_.resize(static_cast<size_t>(batch * heads * rows));
-    view_ = TensorView(own_.data(), DType::kF32, {batch, heads, rows});
+  Lse(const Outputs& out, const ConstTensorView& q, bool packed) : view_(out.lse) {
+    if (view_.present()) return;
+    const int r = q.rank();
+    std::vector<int64_t> sizes = {q.size(r - 2), q.size(r - 3)};
+    if (!packed) sizes.insert(sizes.begin(), q.size(0));
+    own_.resize(static_cast<size_t>(q.num_elements() / q.size(r - 1)));
+    view_ = TensorView(own_.data(), DType::kF32, sizes);
   }
   const TensorView& view() const { return view_; }
 
@@ -64,8 +50,8 @@ class Lse {
   TensorView view_;
 };
 
-void WriteBounds(const Selection& selection, const TensorView& lse, const Outputs& out);
-void WriteKept(const Selection& selection, int64_t key_heads, const TensorView& kept);
+// Bounds and what is kept; of rows that belong to no sequence 0 and nothing.
+void Write(const softmax::Problem& problem, const Selection& selection, const TensorView& lse, const Outputs& out);
 
 // Attention that leaves out values as it meets them: level skip.
 void Skip(Context& ctx, const softmax::Problem& problem, double epsilon, const Outputs& out);

@@ -1,9 +1,12 @@
 // certified_attention::Reference: attention over marked blocks and the mass of the others, in double.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <vector>
 
+#include "heed/ops/exact/attention/attention_internal.h"
+#include "heed/ops/exact/attention/attention_reference_internal.h"
 #include "heed/ops/mechanism/check_internal.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
 
@@ -12,72 +15,76 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-double At(const ConstTensorView& t, int64_t a, int64_t b, int64_t c, int64_t d) {
-  return LoadAsDouble(t.dtype(), t.data(), a * t.stride(0) + b * t.stride(1) + c * t.stride(2) + d * t.stride(3));
-}
-
-int64_t IntOr(const ConstTensorView& t, int64_t b, int64_t absent) {
-  return t.present() ? LoadAsInt64(t.dtype(), t.data(), b * t.stride(0)) : absent;
-}
-
-void Put(const TensorView& t, int64_t b, int64_t h, int64_t i, double x) {
-  if (t.present()) StoreDouble(t.dtype(), t.data(), b * t.stride(0) + h * t.stride(1) + i * t.stride(2), x);
+// Element (..., i, j) of a tensor whose first axis may be absent, then [b, ...] or, packed, none.
+int64_t At(const ConstTensorView& t, int64_t b, std::initializer_list<int64_t> last) {
+  const auto n = static_cast<int>(last.size());
+  int64_t at = t.rank() > n ? b * t.stride(0) : 0;
+  for (int axis = 0; axis < n; ++axis) at += last.begin()[axis] * t.stride(t.rank() - n + axis);
+  return at;
 }
 
 }  // namespace
 
 void Reference(const Inputs& in, const Options& options, const ConstTensorView& kept, const Outputs& out) {
   constexpr char kOp[] = "certified_attention::Reference";
-  for (const auto& [name, view] : {std::pair{"q", in.q}, {"k", in.k}, {"v", in.v}, {"kept", kept}}) {
-    mechanism::CheckReadable(kOp, name, view);
+  const attention::Inputs inputs = {in.q, in.k, in.v};
+  // What attention says of all keys, of which the rows are split here.
+  std::vector<double> all(static_cast<size_t>(in.q.num_elements() / in.q.size(in.q.rank() - 1) * in.v.size(in.v.rank() - 1)));
+  std::vector<int64_t> sizes(in.q.sizes().begin(), in.q.sizes().end());
+  sizes.back() = in.v.size(in.v.rank() - 1);
+  const attention::Outputs of_all = {TensorView(all.data(), DType::kF64, sizes), {}};
+  attention::CheckedProblem(kOp, inputs, options, of_all, attention::Use::kReference);
+  const bool packed = options.cu_seqlens_q.present(), skips = options.level == Level::kSkip;
+  const int r = in.q.rank();
+  const int64_t Hq = in.q.size(r - 2), Hkv = in.k.size(r - 2), kept_heads = skips ? Hq : Hkv, T = in.q.size(r - 3);
+  std::vector<int64_t> marks = {kept_heads, T, (in.k.size(r - 3) + 63) / 64};
+  if (!packed) marks.insert(marks.begin(), in.q.size(0));
+  mechanism::CheckTensor(kOp, "kept", kept, mechanism::Axes(marks), DType::kBool, true);
+  const auto put = [](const TensorView& t, int64_t at, double x) { StoreDouble(t.dtype(), t.data(), at, x); };
+  const auto put_row = [&](int64_t b, int64_t h, int64_t row, const std::vector<double>& o, double bound, double lse) {
+    for (size_t e = 0; out.o.present() && e < o.size(); ++e) put(out.o, At(out.o, b, {row, h, static_cast<int64_t>(e)}), o[e]);
+    if (out.bound.present()) put(out.bound, At(out.bound, b, {h, row}), bound);
+    if (out.lse.present()) put(out.lse, At(out.lse, b, {h, row}), lse);
+  };
+  const std::vector<double> zeros(static_cast<size_t>(sizes.back()));
+  for (int64_t b = 0; b < (packed ? 1 : in.q.size(0)); ++b) {
+    for (int64_t row = 0; row < T * Hq; ++row) put_row(b, row % Hq, row / Hq, zeros, 0, -kInfinity);
   }
-  const int64_t B = in.q.size(0), Tq = in.q.size(1), Hq = in.q.size(2), D = in.q.size(3), Tk = in.k.size(1);
-  const int64_t Dv = in.v.size(3), group = Hq / in.k.size(2);
-  const int64_t kept_heads = options.level == Level::kSkip ? Hq : in.k.size(2);
-  const mechanism::Axes marks = {B, kept_heads, Tq, (Tk + 63) / 64};
-  mechanism::CheckTensor(kOp, "kept", kept, marks, DType::kBool, true);
-  const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(D)));
-  for (int64_t b = 0; b < B; ++b) {
-    const int64_t aligned = options.align == attention::Align::kTopLeft ? 0 : Tk - Tq;
-    const int64_t start = IntOr(options.query_starts, b, aligned);
-    const int64_t keys = IntOr(options.key_lengths, b, Tk), rows = IntOr(options.query_lengths, b, Tq);
-    for (int64_t h = 0; h < Hq; ++h) {
-      for (int64_t i = 0; i < Tq; ++i) {
-        std::vector<double> s(static_cast<size_t>(i < rows ? keys : 0), -kInfinity);
-        double most = -kInfinity;
-        for (int64_t j = 0; j < std::ssize(s); ++j) {
-          if (options.causal && j > start + i) continue;
-          double sum = 0;
-          for (int64_t e = 0; e < D; ++e) sum += At(in.q, b, i, h, e) * At(in.k, b, j, h / group, e);
-          double& logit = s[static_cast<size_t>(j)] = scale * sum;
-          most = std::isnan(logit) || logit > most ? logit : most;
-        }
-        double of_kept = 0, of_others = 0;
-        std::vector<double> o(static_cast<size_t>(Dv));
-        for (int64_t j = 0; j < std::ssize(s); ++j) {
-          const double logit = s[static_cast<size_t>(j)];
-          if (logit == -kInfinity) continue;
-          const double weight = std::exp(logit - most);
-          const int64_t mark = b * kept.stride(0) + h * kept_heads / Hq * kept.stride(1) + i * kept.stride(2) + j / 64 * kept.stride(3);
-          if (!kept.as<bool>()[mark]) {
-            of_others += weight;
-            continue;
-          }
-          of_kept += weight;
-          for (int64_t e = 0; e < Dv; ++e) o[static_cast<size_t>(e)] += weight * At(in.v, b, j, h / group, e);
-        }
-        const bool sees = of_kept != 0;  // a NaN is seen
-        for (int64_t e = 0; e < Dv; ++e) {
-          const TensorView& t = out.o;
-          if (!t.present()) break;
-          StoreDouble(t.dtype(), t.data(), b * t.stride(0) + i * t.stride(1) + h * t.stride(2) + e * t.stride(3),
-                      sees ? o[static_cast<size_t>(e)] / of_kept : 0);
-        }
-        Put(out.bound, b, h, i, of_kept + of_others != 0 ? of_others / (of_kept + of_others) : 0);
-        Put(out.lse, b, h, i, sees ? most + std::log(of_kept) : -kInfinity);
-      }
+  attention::ReferenceRows(inputs, options, of_all, [&](const attention::ReferenceRow& row) {
+    const int64_t b = packed ? 0 : row.sequence;
+    int64_t origin = 0;  // of blocks
+    if (skips && options.key_starts.present()) {
+      origin = LoadAsInt64(options.key_starts.dtype(), options.key_starts.data(), row.sequence * options.key_starts.stride(0));
     }
-  }
+    const auto is_kept = [&](const attention::ReferencePair& pair) {
+      return kept.as<bool>()[At(kept, b, {row.head * kept_heads / Hq, row.output_row, (pair.key - origin) / 64})];
+    };
+    double most = -kInfinity, most_kept = -kInfinity;
+    for (const attention::ReferencePair& pair : row.pairs) {
+      const auto raise = [&](double& x) { x = std::isnan(pair.logit) || pair.logit > x ? pair.logit : x; };
+      raise(most);
+      if (is_kept(pair)) raise(most_kept);
+    }
+    double of_kept = 0, of_others = 0, of_lse = 0, sink = 0;
+    if (options.sinks.present()) {
+      sink = std::exp(LoadAsDouble(options.sinks.dtype(), options.sinks.data(), row.head * options.sinks.stride(0)) - most);
+    }
+    std::vector<double> o = zeros;
+    for (const attention::ReferencePair& pair : row.pairs) {
+      const double weight = std::exp(pair.logit - most);
+      if (!is_kept(pair)) {
+        of_others += weight;
+        continue;
+      }
+      of_kept += weight;
+      of_lse += std::exp(pair.logit - most_kept);
+      for (size_t e = 0; e < o.size(); ++e) o[e] += weight * pair.v[e];
+    }
+    const bool keeps = of_lse != 0;  // a NaN is kept
+    for (double& x : o) x = keeps ? x / (of_kept + sink) : 0;
+    const double sum = of_kept + of_others + sink;  // a NaN says so
+    put_row(b, row.head, row.output_row, o, sum == 0 ? 0 : of_others / sum, keeps ? most_kept + std::log(of_lse) : -kInfinity);
+  });
 }
 
 }  // namespace heed::certified_attention

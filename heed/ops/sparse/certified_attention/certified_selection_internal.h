@@ -5,86 +5,104 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <vector>
 
 #include "heed/core/context.h"
-#include "heed/core/tensor.h"
+#include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/sketch.h"
+#include "heed/engines/softmax/visit.h"
 #include "heed/ops/sparse/certified_attention/certified_choice_internal.h"
 
 namespace heed::certified_attention {
 
-// Keys in blocks with a sketch, and where queries stand to them.
+// Keys in blocks with a sketch, counted from key 0 of each sequence.
 struct SketchedKeys {
-  struct Sequence {
-    int64_t keys = 0, start = 0, rows = 0;  // valid keys; the position of row 0; rows that see something
-  };
-  int64_t heads = 0;
-  std::vector<Sequence> sequences;
   softmax::SketchParts parts;
-  bool by_boxes = false;  // of whole blocks; a row's last one is bounded by its sketch
+  bool by_boxes = false;  // of whole blocks; a row's last one is bounded by its sketch, and so is one that it sees in part
   softmax::BoxParts boxes;
-  std::function<const std::byte*(int64_t b, int64_t head, int64_t block)> block;
+  std::function<const std::byte*(int64_t sequence, int64_t head, int64_t block)> block;
 };
 
 inline int64_t BlocksOf(int64_t keys) { return (keys + softmax::kSketchKeys - 1) / softmax::kSketchKeys; }
 
-// Rows of the same 64-th of positions may share their blocks, or each have its own; heads of a group share them always.
+// Rows of the same 64-th of positions may share their blocks, or each have its own; heads of a group share them always. The
+// problem's pattern has been placed. It outlives the selection, and so do the keys.
 class Selection {
  public:
-  Selection(const SketchedKeys& keys, const ConstTensorView& q, double scale, bool causal, double epsilon,
-            bool rows_share);
+  Selection(const softmax::Problem& problem, const SketchedKeys& keys, double epsilon, bool rows_share);
 
   // A head whose rows keep everything, without a look at its sketch.
-  void SetDense(int64_t b, int64_t h);
-  bool IsDense(int64_t b, int64_t h) const { return dense_[Head(b, h)] != 0; }
+  void SetDense(int64_t n, int64_t h);
+  bool IsDense(int64_t n, int64_t h) const { return dense_[Head(n, h)] != 0; }
 
   // Chooses for all rows, or for those of sets [begin, end) alone. Takes ctx's scratch and shared memory.
   void Choose(Context& ctx) { Choose(ctx, 0, sets_); }
   void Choose(Context& ctx, int64_t begin, int64_t end);
 
   struct Count {
-    int64_t kept = 0, visible = 0;  // blocks, of all sets
+    int64_t kept = 0, visible = 0;  // blocks of which rows see some key, of sets that have been chosen for
   };
-  Count CountOf(int64_t b, int64_t h) const { return CountOf(b, h, 0, sets_); }
-  Count CountOf(int64_t b, int64_t h, int64_t begin, int64_t end) const;
+  Count CountOf(int64_t n, int64_t h) const { return CountOf(n, h, 0, sets_); }
+  Count CountOf(int64_t n, int64_t h, int64_t begin, int64_t end) const;
   bool drops() const;  // any block of any row
 
   int64_t blocks() const { return blocks_; }
   int64_t sets() const { return sets_; }  // of rows, of a sequence
-  int64_t SetOf(int64_t b, int64_t i) const;
-  const uint8_t* Kept(int64_t b, int64_t h, int64_t set) const { return kept_.data() + At(b, h, set); }
-  float Bound(int64_t b, int64_t head, int64_t i) const {
-    return bounds_[static_cast<size_t>((b * query_heads_ + head) * rows_ + i)];
+  int64_t SetOf(int64_t n, int64_t i) const;
+  const uint8_t* Kept(int64_t n, int64_t h, int64_t set) const { return kept_.data() + At(n, h, set); }
+  float Bound(int64_t n, int64_t head, int64_t i) const {
+    return bounds_[static_cast<size_t>((n * problem_.query_heads + head) * rows_ + i)];
   }
+
+  // A table of blocks by positions has rows from 0 on, so many at most. Rows that stand elsewhere share nothing, and keep what they see.
+  int64_t positions() const { return positions_; }
+  bool has_rows_elsewhere() const { return elsewhere_; }
 
  private:
   struct Rows {
     int64_t begin = 0, end = 0;
   };
-  Rows RowsOf(int64_t b, int64_t set) const;  // that see something
-  int64_t Visible(int64_t b, int64_t i) const;  // keys, from the first on
-  size_t Head(int64_t b, int64_t h) const { return static_cast<size_t>(b * keys_.heads + h); }
-  size_t At(int64_t b, int64_t h, int64_t set) const {
-    return static_cast<size_t>(((b * keys_.heads + h) * sets_ + set) * blocks_);
-  }
-  softmax::SketchMasses MassesOf(const Context& ctx, int64_t slot, int64_t row) const;
-  void Score(Context& ctx, int64_t b, int64_t h, int64_t set, int64_t range, int64_t slot, int worker) const;
-  void ScoreBoxes(Context& ctx, int64_t b, int64_t h, int64_t set, int64_t begin, std::span<const std::byte* const> blocks,
-                  int64_t slot, int worker) const;
-  const std::byte* QueryAt(int64_t b, int64_t i, int64_t head) const;
-  void ChooseSet(Context& ctx, int64_t b, int64_t h, int64_t set, int64_t slot, int worker);
+  Rows RowsOf(int64_t n, int64_t set) const;  // that see something
+  softmax::Interval BlocksOfRow(int64_t n, int64_t i) const;  // from the first to the last of which it may see a key
+  softmax::Interval BlocksOfSet(int64_t n, int64_t set) const;
+  bool IsElsewhere(int64_t n, int64_t set) const;
+  const softmax::Sequence& SequenceOf(int64_t n) const { return problem_.sequences[static_cast<size_t>(n)]; }
+  size_t Head(int64_t n, int64_t h) const { return static_cast<size_t>(n * problem_.key_heads + h); }
+  size_t List(int64_t n, int64_t h, int64_t set) const { return Head(n, h) * static_cast<size_t>(sets_) + static_cast<size_t>(set); }
+  size_t At(int64_t n, int64_t h, int64_t set) const { return List(n, h, set) * static_cast<size_t>(blocks_); }
+  void KeepAll(int64_t n, int64_t h, int64_t set);
 
+  // What a worker has of up to kSketchRows rows and a range of blocks.
+  struct Scratch {
+    int32_t* words;
+    float* scaled;
+    uint64_t* seen;  // [rows, range]
+    float* terms;    // [rows, range, 64]; null: there are none
+    int64_t LayOut(const softmax::Problem& p, void* base);
+  };
+  struct QueryRow {
+    int64_t n, i, head;
+  };
+  softmax::SketchMasses MassesOf(const Context& ctx, int64_t slot, int64_t row) const;
+  void Score(Context& ctx, int64_t n, int64_t h, int64_t set, int64_t range, int64_t slot, int worker) const;
+  void ScoreBoxes(const QueryRow& row, const softmax::SketchQueries& one, const std::byte* const* blocks,
+                  const softmax::Interval& range, float* scaled, const softmax::SketchMasses& masses) const;
+  void FindSeen(const QueryRow& row, const softmax::Interval& range, uint64_t* seen) const;
+  void FindTerms(const QueryRow& row, const softmax::Interval& range, uint64_t* seen, float* terms) const;
+  const std::byte* QueryAt(const QueryRow& row) const;
+  void ChooseSet(Context& ctx, int64_t n, int64_t h, int64_t set, int64_t slot, int worker);
+
+  const softmax::Problem& problem_;
   const SketchedKeys& keys_;
-  const ConstTensorView& q_;
-  const double scale_, epsilon_;
-  const bool causal_, rows_share_;
+  const double epsilon_;
+  const bool rows_share_;
   const softmax::SketchPasses* passes_ = nullptr;
-  int64_t rows_, query_heads_, group_, blocks_ = 0, sets_ = 0, most_rows_ = 1;
-  std::vector<uint8_t> kept_;   // [batch, heads, sets, blocks]
-  std::vector<float> bounds_;   // [batch, query heads, rows]
-  std::vector<uint8_t> dense_;  // [batch, heads]
+  int64_t rows_ = 0, group_, blocks_ = 0, sets_ = 0, most_rows_ = 1, positions_ = 0;
+  bool elsewhere_ = false;
+  std::vector<uint8_t> kept_;     // [sequences, heads, sets, blocks]
+  std::vector<Count> counts_;     // [sequences, heads, sets]
+  std::vector<float> bounds_;     // [sequences, query heads, rows]
+  std::vector<uint8_t> dense_;    // [sequences, heads]
 };
 
 }  // namespace heed::certified_attention

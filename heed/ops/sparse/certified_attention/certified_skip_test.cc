@@ -41,7 +41,7 @@ struct Result {
 // Keys near one of eight directions, one of which a row looks for; those of a direction come in runs of 64 or so.
 struct Call {
   Buffer q, k, v;
-  Options options = {.epsilon = 0.05, .level = Level::kSkip, .causal = true};
+  Options options = OptionsWith(0.05, Level::kSkip, /*causal=*/true);
 
   Call(uint64_t seed, DType dtype, int64_t batch, int64_t Tq, int64_t Tk, int64_t heads, int64_t group, int64_t dim)
       : q(dtype, {batch, Tq, heads * group, dim}), k(dtype, {batch, Tk, heads, dim}), v(dtype, {batch, Tk, heads, 20}) {
@@ -206,7 +206,7 @@ TEST(CertifiedSkip, TheEndOfTheKeysIsWeighedFirst) {
     q.Set({0, 0, 0, e}, 1);
     for (int64_t t = 0; t < 2048; ++t) k.Set({0, t, 0, e}, static_cast<double>(t) / 100);
   }
-  const Result r = Certified(ctx, {q.view(), k.view(), v.view()}, {.epsilon = 0.02, .level = Level::kSkip});
+  const Result r = Certified(ctx, {q.view(), k.view(), v.view()}, OptionsWith(0.02, Level::kSkip));
   for (int64_t block = 0; block < 32; ++block) EXPECT_EQ(r.kept.Get({0, 0, 0, block}) != 0, block >= 29) << block;
 }
 
@@ -245,7 +245,7 @@ TEST(CertifiedSkip, ABudgetIsSpentEvenly) {
     const double mass = t / 64 == 31 ? 0.967 : t / 64 == 1 ? 0.015 : 0.0006;
     k.Set({0, t, 0, 0}, std::log(mass / 64));
   }
-  const Result r = Certified(ctx, {q.view(), k.view(), v.view()}, {.epsilon = 0.02, .level = Level::kSkip, .scale = 1});
+  const Result r = Certified(ctx, {q.view(), k.view(), v.view()}, OptionsWith(0.02, Level::kSkip, /*causal=*/false, /*scale=*/1));
   for (int64_t block = 0; block < 32; ++block) EXPECT_EQ(r.kept.Get({0, 0, 0, block}) != 0, block == 1 || block == 31) << block;
   EXPECT_NEAR(r.bound.Get({0, 0, 0}), 0.018, 0.0005);
 }
@@ -257,25 +257,25 @@ TEST(CertifiedSkip, CachesThatItCannotReadAreRefused) {
   const auto expect = [&](const KVCache::Options& o, const std::string& message) {
     KVCache cache(o);
     cache.Append(call.k.view(), call.v.view());
-    EXPECT_THAT([&] { Attend(ctx, cache.view(), call.q.view(), {.level = Level::kSkip, .causal = true}, r.outputs()); },
+    EXPECT_THAT([&] { Attend(ctx, cache.view(), call.q.view(), OptionsWith(0.02, Level::kSkip, /*causal=*/true), r.outputs()); },
                 ThrowsMessage<InvalidArgument>(HasSubstr("certified_attention::Attend: " + message)));
     EXPECT_TRUE(std::ranges::all_of(r.o.bytes(), [](uint8_t x) { return x == 0xFF; }));
   };
   expect({.heads = 1, .dim = 8, .value_dim = 20, .quantize = Quantize::kInt8}, "cache keeps int8 rows, expected rows of f32, bf16 or f16");
   RingKVCache ring({.heads = 1, .dim = 8, .value_dim = 20, .window = 200});
   ring.Append(call.k.view(), call.v.view());
-  EXPECT_THAT([&] { Attend(ctx, ring.view(), call.q.view(), {.level = Level::kSkip, .causal = true}, r.outputs()); },
+  EXPECT_THAT([&] { Attend(ctx, ring.view(), call.q.view(), OptionsWith(0.02, Level::kSkip, /*causal=*/true), r.outputs()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("cache is a ring, expected one that keeps all keys at level skip")));
   KVCache forgetting({.heads = 1, .dim = 8, .value_dim = 20, .log_decay_heads = 1});
   const Buffer decay(DType::kF32, {1, 100, 1});
   for (int64_t t = 0; t < 100; ++t) decay.Set({0, t, 0}, 0);
   forgetting.Append(call.k.view(), call.v.view(), {}, decay.view());
-  EXPECT_THAT([&] { Attend(ctx, forgetting.view(), call.q.view(), {.level = Level::kSkip, .causal = true}, r.outputs()); },
+  EXPECT_THAT([&] { Attend(ctx, forgetting.view(), call.q.view(), OptionsWith(0.02, Level::kSkip, /*causal=*/true), r.outputs()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("cache keeps log decays, expected none at level skip")));
   const Buffer kept(DType::kBool, {1, 1, 3, 2});
   KVCache cache({.heads = 1, .dim = 8, .value_dim = 20});
   cache.Append(call.k.view(), call.v.view());
-  EXPECT_THAT([&] { Attend(ctx, cache.view(), call.q.view(), {.level = Level::kSkip}, {r.o.view(), {}, {}, kept.view()}); },
+  EXPECT_THAT([&] { Attend(ctx, cache.view(), call.q.view(), OptionsWith(0.02, Level::kSkip), {r.o.view(), {}, {}, kept.view()}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("kept has shape [1,1,3,2], expected [1,1,2,2]")));
 }
 
@@ -296,7 +296,7 @@ TEST(CertifiedSkip, ExplainSaysWhichKernel) {
   Options options = call.options;
   options.epsilon = 0;
   EXPECT_EQ(Explain(ctx, call.inputs(), options).kernel, dense.kernel);
-  options = {.level = Level::kSketch, .causal = true};
+  options = OptionsWith(0.02, Level::kSketch, /*causal=*/true);
   EXPECT_GT(Explain(ctx, call.inputs(), options).workspace_bytes, dense.workspace_bytes);
 }
 
