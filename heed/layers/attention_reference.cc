@@ -90,10 +90,12 @@ void GroupedQueryAttention::Reference(const Config& config, const Weights& weigh
   };
   const Array q = turned("q", heads), k = turned("k", kv_heads), v = project("v", kv_heads);
   attention::Options options;
-  options.causal = true;
+  options.causal = config.causal;
   options.align = attention::Align::kTopLeft;
   options.scale = config.scale;
-  if (config.window > 0) options.window.left = config.window - 1;
+  if (config.window > 0)
+    options.window = config.causal ? attention::Window{config.window - 1, -1}
+                                   : attention::Window{config.window, config.window};
   options.mask = call.mask;
   options.key_lengths = call.lengths;
   options.cu_seqlens_q = call.cu_seqlens;

@@ -35,9 +35,10 @@ Config Completed(Config config) {
 
 attention::Options OptionsOf(const Config& config) {
   attention::Options options;
-  options.causal = true;
+  options.causal = config.causal;
   options.scale = config.scale;
   if (config.window > 0) options.window.left = config.window - 1;
+  if (config.window > 0 && !config.causal) options.window = {.left = config.window, .right = config.window};
   return options;
 }
 
@@ -81,6 +82,8 @@ TensorView GroupedQueryAttention::Turned(Context& ctx, Frame& frame, const Token
 }
 
 State GroupedQueryAttention::MakeState(const StateOptions& options) const {
+  if (!config_.causal)
+    Fail((name() + "::MakeState").c_str(), "config.causal", "is false", "true: other layers see what comes later");
   State state(name(), options.batch);
   KVCache::Options cache;
   cache.batch = options.batch;

@@ -1,5 +1,5 @@
-// GroupedQueryAttention: causal attention whose key heads serve several query heads, with rotary positions: Llama,
-// Mistral (a window), Qwen2 (biases), Qwen3 (norms of queries and keys).
+// GroupedQueryAttention: attention whose key heads serve several query heads, with rotary positions: Llama, Mistral (a
+// window), Qwen2 (biases), Qwen3 (norms of queries and keys). It is causal by default; some embedding models are not.
 //
 // Source: Ainslie et al., arXiv:2305.13245; Su et al., arXiv:2104.09864. With Residual and an RMS norm before it, it is
 // the attention of a decoder block.
@@ -33,7 +33,9 @@ class HEED_API GroupedQueryAttention : public Layer {
     // that which the sequence has behind them; what is in the cache stays as it was turned. So does Transformers. As
     // soon as a sequence is longer than the original length, the result depends on how it was split into calls.
     std::optional<CacheRotary> rotary = {};
-    int64_t window = 0;                // tokens that a token sees, itself included; 0: all before it
+    bool causal = true;  // else there are no states
+    // Tokens that a token sees, itself included; 0: all before it. Without `causal`: so many before and so many behind.
+    int64_t window = 0;
     std::optional<double> scale = {};  // default 1 / sqrt(head_dim)
   };
 
@@ -42,7 +44,7 @@ class HEED_API GroupedQueryAttention : public Layer {
   // k_norm.weight [head_dim].
   GroupedQueryAttention(const Config& config, const Weights& weights);
 
-  // A cache of keys, which are turned, and values.
+  // A cache of keys, which are turned, and values. Throws InvalidArgument if the layer is not causal.
   State MakeState(const StateOptions& options = {}) const override;
   void Check(const Tokens& tokens, const State* state) const override;
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;

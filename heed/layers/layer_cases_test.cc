@@ -97,6 +97,10 @@ void AddAttention(std::vector<LayerCase>& cases) {
   qwen3.qk_norm = true;
   qwen3.head_dim = 10;
   cases.push_back(CaseOf<GroupedQueryAttention>("qwen3_attention", qwen3));
+  qwen3.causal = false;
+  qwen3.window = 3;
+  cases.push_back(CaseOf<GroupedQueryAttention>("bidirectional_attention", qwen3));
+  cases.back().has_state = false;
 }
 
 void AddLatentAttention(std::vector<LayerCase>& cases) {

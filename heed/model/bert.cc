@@ -1,6 +1,7 @@
 // BERT, MiniLM with it, RoBERTa and DistilBERT: encoders with learned positions and layer norms behind attention and
 // MLP.
 #include <string>
+#include <utility>
 
 #include "heed/core/error.h"
 #include "heed/layers/mlp.h"
@@ -17,9 +18,11 @@ namespace {
 
 // What BERT and RoBERTa have in common: all but the head, and where positions begin.
 Plan EncoderOf(const Fields& config) {
-  if (config.Bool("is_decoder", false)) config.Fail("is_decoder", "false");
+  if (config.Bool("is_causal", false)) config.Fail("is_causal", "false");
   if (config.Text("position_embedding_type", "absolute") != "absolute")
     config.Fail("position_embedding_type", "absolute");
+  config.Ignore({"attention_probs_dropout_prob", "directionality", "hidden_dropout_prob", "pooler_fc_size",
+                 "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"});
   Plan plan;
   plan.vocabulary = config.Integer("vocab_size", 1, kMostSize);
   plan.width = config.Integer("hidden_size", 1, kMostSize);
@@ -79,6 +82,13 @@ Plan PlanRoberta(const Fields& config) {
 }
 
 Plan PlanDistilbert(const Fields& config) {
+  for (const auto& [name, other] : {std::pair("dim", "hidden_size"), std::pair("n_heads", "num_attention_heads"),
+                                    std::pair("n_layers", "num_hidden_layers")}) {
+    config.Alias(name, other);
+  }
+  if (config.Bool("is_causal", false)) config.Fail("is_causal", "false");
+  config.Ignore({"attention_dropout", "dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds",
+                 "tie_weights_"});  // sinusoids are in the table that files have
   Plan plan;
   plan.vocabulary = config.Integer("vocab_size", 1, kMostSize, 30522);
   plan.width = config.Integer("dim", 1, kMostSize);

@@ -25,7 +25,7 @@ Plan PlanByteLm(const Fields& config) {
   mixing.width = plan.width;
   mixing.heads = config.Integer("num_attention_heads", 1, kMostSize);
   mixing.key_dim = config.Integer("key_dim", 1, kMostSize);
-  mixing.window = config.Integer("sliding_window", 1, int64_t{1} << 31, 0);
+  mixing.window = config.IntegerOrNull("sliding_window", 1, int64_t{1} << 31).value_or(0);
   mixing.norm_eps = norm.eps;
   const Mlp::Config mlp = {plan.width,
                            config.Integer("intermediate_size", 1, kMostSize),

@@ -59,9 +59,13 @@ Pooling ReadPooling(const Fields& fields) {
                                     {"pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"},
                                     {"pooling_mode_weightedmean_tokens", "weightedmean"},
                                     {"pooling_mode_lasttoken", "lasttoken"}}) {
-      if (fields.Bool(key, false)) mode += (mode.empty() ? "" : "+") + std::string(name);
+      if (!fields.Bool(key, false)) continue;
+      if (!mode.empty()) mode += '+';
+      mode += name;
     }
   }
+  fields.Ignore({"embedding_dimension", "include_prompt", "word_embedding_dimension"});
+  fields.CheckAllAsked("a pooling");
   if (mode == "mean") return Pooling::kMean;
   if (mode == "cls") return Pooling::kFirst;
   throw Unsupported(fields.path() + ": the pooling is " + Quote(mode) + ", expected mean or cls");
@@ -89,31 +93,25 @@ Folder::Folder(const std::string& path) : path_(path), where_(path) {
   const std::string config_path = where_ + "/config.json";
   const Fields config(config_path, ReadJson(config_path, kMostConfigBytes));
   configuration_ = config.Dump();
-  family_ = &FamilyOf(config);
-  const std::vector<std::string> architectures = config.Texts("architectures");
-  const std::string architecture = architectures.empty() ? family_->plain : architectures[0];
-  headed_ = architecture == family_->headed;
-  if (!headed_ && architecture != family_->plain) {
-    throw Unsupported(config_path + ": 'architectures' has " + Quote(architecture) + ", expected " + family_->headed +
-                      " or " + family_->plain);
-  }
-  try {
-    plan_ = family_->plan(config);
-  } catch (const InvalidArgument& error) {  // of an activation's name
-    throw FileError(config_path + ": " + error.what());
-  }
-  tied_ = headed_ && config.Bool("tie_word_embeddings", plan_.tied);
-  end_ = config.Integers("eos_token_id");
+  Configuration read(config);
+  family_ = read.family;
+  plan_ = std::move(read.plan);
+  headed_ = read.headed;
+  end_ = std::move(read.end);
+  const std::string generation = where_ + "/generation_config.json";
+  if (headed_ && plan_.causal && IsFile(generation))
+    end_ = Fields(generation, ReadJson(generation, kMostConfigBytes)).Integers("eos_token_id");
   OpenFiles();
   const auto first = owner_.lower_bound(plan_.prefix);  // of those with the prefix, if there are some
   if (first != owner_.end() && first->first.starts_with(plan_.prefix)) prefix_ = plan_.prefix;
+  if (read.tied) tied_ = {prefix_ + plan_.tokens + ".weight", plan_.head + ".weight"};
 }
 
 std::optional<HeadNames> Folder::head() const {
   if (!headed_) return {};
-  if (tied_) return HeadNames{prefix_ + plan_.tokens + ".weight", plan_.head_bias};
-  const std::string own = plan_.head + ".bias";
-  return HeadNames{plan_.head + ".weight", plan_.head_bias.empty() || !owner_.contains(own) ? plan_.head_bias : own};
+  const std::string weight = plan_.head + ".weight", bias = plan_.head + ".bias";
+  return HeadNames{Has(weight) || tied_.first.empty() ? weight : tied_.first,
+                   Has(bias) && !plan_.head_bias.empty() ? bias : plan_.head_bias};
 }
 
 Folder::Owners::const_iterator Folder::Owner(const std::string& name) const {
@@ -122,7 +120,7 @@ Folder::Owners::const_iterator Folder::Owner(const std::string& name) const {
     if (found != owner_.end() || !name.ends_with(end)) continue;
     found = owner_.find(name.substr(0, name.size() - end.size()) + old);
   }
-  return found;
+  return found == owner_.end() && name == tied_.first ? owner_.find(tied_.second) : found;
 }
 
 void Folder::Fail(const std::string& what) const { throw FileError(where_ + ": " + what); }
@@ -233,10 +231,7 @@ layers::Weights Folder::weights() {
 void Folder::CheckAllTaken() const {
   for (const auto& [name, file] : owner_) {
     if (taken_.contains(name)) continue;
-    // Of a tied head files may have copies.
-    if (tied_ && (name == plan_.head + ".weight" || (name == plan_.head + ".bias" && !plan_.head_bias.empty())))
-      continue;
-    if (headed_ && name == plan_.head_bias) continue;
+    if (headed_ && name == plan_.head_bias) continue;  // beside the head's own
     const auto ends = [&, &name = name](const std::string& end) { return name.ends_with(end); };
     if (std::ranges::any_of(plan_.ignored, ends)) continue;
     throw FileError(names_[file] + ": tensor " + Quote(name) + " is none of this " + family_->type +

@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "heed/core/tensor.h"
@@ -40,8 +41,10 @@ class Folder {
 
   const Family& family() const { return *family_; }
   const Plan& plan() const { return plan_; }
-  // Of weights(): the table of tokens is the head where it is tied. Absent where there is none.
+  // Of weights(). As Transformers 5.23 has it, a tied head is the table of tokens if files have no other, and the table
+  // is the head if they have that alone: where they have both, each is what it is. Absent where there is none.
   std::optional<HeadNames> head() const;
+  // eos_token_id of generation_config.json, or of config.json where that file is missing.
   const std::vector<int64_t>& end_tokens() const { return end_; }
   const Embedding& embedding() const { return embedding_; }
 
@@ -64,7 +67,8 @@ class Folder {
   using Owners = std::map<std::string, size_t, std::less<>>;
 
   void OpenFiles();
-  // A tensor by its name, or by the one that old files have for it.
+  bool Has(const std::string& name) const { return owner_.contains(name); }
+  // A tensor by its name, by the one that old files have for it, or by that of the head that it is tied to.
   Owners::const_iterator Owner(const std::string& name) const;
   void ReadModules();
   ConstTensorView Find(const std::string& asked);
@@ -73,8 +77,9 @@ class Folder {
   std::string path_, where_;  // where_: the folder of the model itself, which modules.json may put elsewhere
   const Family* family_ = nullptr;
   Plan plan_;
-  bool headed_ = false, tied_ = false;
+  bool headed_ = false;
   std::string prefix_;
+  std::pair<std::string, std::string> tied_;  // the table of tokens and the head, where the configuration ties them
   std::vector<int64_t> end_;
   Embedding embedding_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;

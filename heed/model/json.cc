@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
+#include <set>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -76,34 +78,73 @@ void CheckName(const std::string& path, const std::string& what, const std::stri
   }
 }
 
-Fields::Fields(std::string path, json object) : path_(std::move(path)), object_(std::make_shared<json>(std::move(object))) {
-  if (!object_->is_object()) throw FileError(path_ + ": holds no object, expected one");
+struct Fields::Shared {
+  json object;
+  std::set<std::string> asked;
+  std::map<std::string, std::string> aliases;
+};
+
+Fields::Fields(std::string path, json object)
+    : path_(std::move(path)), shared_(std::make_shared<Shared>(Shared{std::move(object), {}, {}})) {
+  if (!shared_->object.is_object()) throw FileError(path_ + ": holds no object, expected one");
+}
+
+std::string Fields::Called(const char* name) const {
+  const auto other = shared_->aliases.find(name);
+  return other != shared_->aliases.end() && shared_->object.contains(other->second) ? other->second : name;
+}
+
+const json* Fields::Value(const char* name) const {
+  shared_->asked.insert(name);
+  const auto found = shared_->object.find(Called(name));
+  return found == shared_->object.end() ? nullptr : &*found;
 }
 
 const json* Fields::Find(const char* name) const {
-  const auto found = object_->find(name);
-  return found == object_->end() || found->is_null() ? nullptr : &*found;
+  const json* value = Value(name);
+  return value == nullptr || value->is_null() ? nullptr : value;
 }
 
 bool Fields::Has(const char* name) const { return Find(name) != nullptr; }
+bool Fields::Present(const char* name) const { return Value(name) != nullptr; }
 
-std::string Fields::Dump() const { return object_->dump(-1, ' ', true, json::error_handler_t::replace); }
+bool Fields::WasAsked(const char* name) const { return shared_->asked.contains(name); }
+
+std::string Fields::Dump() const { return shared_->object.dump(-1, ' ', true, json::error_handler_t::replace); }
+
+void Fields::Alias(const char* name, const char* other) const {
+  shared_->aliases[name] = other;
+  shared_->asked.insert(other);
+}
+
+void Fields::Ignore(std::initializer_list<const char*> names) const {
+  shared_->asked.insert(names.begin(), names.end());
+}
+
+void Fields::CheckAllAsked(const std::string& owner) const {
+  for (const auto& [name, value] : shared_->object.items()) {
+    if (value.is_null() || shared_->asked.contains(name)) continue;
+    throw Unsupported(path_ + ": " + Quote(name) + " is " +
+                      Quote(value.dump(-1, ' ', true, json::error_handler_t::replace)) + ", expected no such field: " +
+                      owner + " here has none, and its result may depend on it");
+  }
+}
 
 void Fields::Fail(const char* name, const std::string& expected) const {
-  const json* value = Find(name);
+  const json* value = Value(name);
   const std::string got =
       value == nullptr ? "is absent" : "is " + Quote(value->dump(-1, ' ', true, json::error_handler_t::replace));
-  throw FileError(path_ + ": '" + name + "' " + got + ", expected " + expected);
+  throw FileError(path_ + ": '" + Called(name) + "' " + got + ", expected " + expected);
 }
 
 const json& Fields::Get(const char* name, const std::string& expected) const {
-  const json* value = Find(name);
+  const json* value = Value(name);
   if (value == nullptr) Fail(name, expected);
   return *value;
 }
 
 int64_t Fields::Integer(const char* name, int64_t least, int64_t most, std::optional<int64_t> fallback) const {
-  if (fallback && !Has(name)) return *fallback;
+  if (fallback && !Present(name)) return *fallback;
   const std::string expected = "an integer, " + std::to_string(least) + " to " + std::to_string(most);
   const json& value = Get(name, expected);
   if (!value.is_number_integer() ||
@@ -115,8 +156,14 @@ int64_t Fields::Integer(const char* name, int64_t least, int64_t most, std::opti
   return number;
 }
 
+std::optional<int64_t> Fields::IntegerOrNull(const char* name, int64_t least, int64_t most,
+                                             std::optional<int64_t> fallback) const {
+  if (Present(name)) return Has(name) ? std::optional(Integer(name, least, most)) : std::nullopt;
+  return fallback;
+}
+
 double Fields::Number(const char* name, double least, double most, std::optional<double> fallback) const {
-  if (fallback && !Has(name)) return *fallback;
+  if (fallback && !Present(name)) return *fallback;
   const std::string expected = "a number, " + json(least).dump() + " to " + json(most).dump();
   const json& value = Get(name, expected);
   if (!value.is_number()) Fail(name, expected);
@@ -126,14 +173,14 @@ double Fields::Number(const char* name, double least, double most, std::optional
 }
 
 bool Fields::Bool(const char* name, std::optional<bool> fallback) const {
-  if (fallback && !Has(name)) return *fallback;
+  if (fallback && !Present(name)) return *fallback;
   const json& value = Get(name, "true or false");
   if (!value.is_boolean()) Fail(name, "true or false");
   return value.get<bool>();
 }
 
 std::string Fields::Text(const char* name, std::optional<std::string> fallback) const {
-  if (fallback && !Has(name)) return *fallback;
+  if (fallback && !Present(name)) return *fallback;
   const json& value = Get(name, "a text");
   if (!value.is_string()) Fail(name, "a text");
   return value.get<std::string>();

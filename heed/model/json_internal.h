@@ -3,6 +3,7 @@
 #define HEED_MODEL_JSON_INTERNAL_H_
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,32 +23,51 @@ nlohmann::json ParseJson(const std::string& path, std::string_view text);
 // The name of a file or folder inside of another: nothing that leads out of it. Throws FileError "PATH: WHAT is ...".
 void CheckName(const std::string& path, const std::string& what, const std::string& name);
 
-// The fields of one object of a file. null is absent, a missing fallback makes a field required. Throws FileError.
+// The fields of one object of a file. A missing fallback makes a field required; null is an error unless said
+// otherwise. Throws FileError. Copies share one record of the fields that have been asked for.
 class Fields {
  public:
   Fields(std::string path, nlohmann::json object);
 
   const std::string& path() const { return path_; }
-  bool Has(const char* name) const;
+  bool Has(const char* name) const;      // and not null
+  bool Present(const char* name) const;  // null or not
   int64_t Integer(const char* name, int64_t least, int64_t most, std::optional<int64_t> fallback = {}) const;
+  // For fields that may be null, which is no number.
+  std::optional<int64_t> IntegerOrNull(const char* name, int64_t least, int64_t most,
+                                       std::optional<int64_t> fallback = {}) const;
   double Number(const char* name, double least, double most, std::optional<double> fallback = {}) const;
   bool Bool(const char* name, std::optional<bool> fallback = {}) const;
   std::string Text(const char* name, std::optional<std::string> fallback = {}) const;
   Fields Object(const char* name) const;
-  std::vector<std::string> Texts(const char* name) const;  // of a list; empty: absent
+  std::vector<std::string> Texts(const char* name) const;  // of a list; empty: absent or null
   std::vector<double> Numbers(const char* name) const;     // likewise, infinite ones too
-  std::vector<int64_t> Integers(const char* name) const;   // of a list or of one; at least 0
-  const nlohmann::json* Find(const char* name) const;      // null: absent
+  std::vector<int64_t> Integers(const char* name) const;   // of a list or of one; at least 0; empty: absent or null
+  const nlohmann::json* Find(const char* name) const;      // null: absent, or null
   std::string Dump() const;                                // all of them, in one order
+
+  bool WasAsked(const char* name) const;
+
+  // Declares a second name of a field. It wins where the object has both.
+  void Alias(const char* name, const char* other) const;
+  // Declares fields that have no effect here, whatever they hold.
+  void Ignore(std::initializer_list<const char*> names) const;
+  // Throws Unsupported for the first field that has not been asked for, is not ignored and is not null: what it asks
+  // for would be left out in silence. `owner` is what has no such field.
+  void CheckAllAsked(const std::string& owner) const;
 
   // "PATH: 'hidden_act' is "tanh", expected ..."
   [[noreturn]] void Fail(const char* name, const std::string& expected) const;
 
  private:
+  struct Shared;
+
+  std::string Called(const char* name) const;  // the one of its names that the object has
+  const nlohmann::json* Value(const char* name) const;
   const nlohmann::json& Get(const char* name, const std::string& expected) const;
 
   std::string path_;
-  std::shared_ptr<const nlohmann::json> object_;
+  std::shared_ptr<Shared> shared_;
 };
 
 }  // namespace heed::model

@@ -1,6 +1,9 @@
 // Llama and its relatives: rotary attention whose key heads serve several query heads, gated MLPs, RMS norms.
-#include <set>
+#include <optional>
 #include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include "heed/core/error.h"
 #include "heed/layers/grouped_query_attention.h"
@@ -17,18 +20,32 @@ constexpr double kMost = 1e12;
 constexpr char kRopeTypes[] = "default, linear, dynamic, yarn, llama3 or longrope";
 constexpr char kOriginal[] = "original_max_position_embeddings";
 
-// `rope_parameters` of Transformers 5, else `rope_theta` and `rope_scaling`.
-CacheRotary RotaryOf(const Fields& config) {
-  CacheRotary rotary{RotaryPairs::kHalfSplit};
-  const bool together = config.Has("rope_parameters");
-  const bool scaled = together || config.Has("rope_scaling");
-  const Fields fields = together ? config.Object("rope_parameters") : scaled ? config.Object("rope_scaling") : config;
-  rotary.options.base = (together ? fields : config).Number("rope_theta", 1.0001, kMost, 10000);
-  if (config.Number("partial_rotary_factor", 0, 1, 1) != 1 || fields.Number("partial_rotary_factor", 0, 1, 1) != 1) {
-    throw Unsupported(config.path() + ": 'partial_rotary_factor' is below 1, expected 1");
+// The object with the scaling: `rope_scaling` wins over `rope_parameters` of Transformers 5, unless it is empty.
+std::optional<Fields> RopeOf(const Fields& config) {
+  config.Ignore({"rope_parameters", "rope_theta"});
+  for (const char* name : {"rope_scaling", "rope_parameters"}) {
+    if (config.Has(name) && !config.Find(name)->empty()) return config.Object(name);
   }
-  if (!scaled) return rotary;
-  const std::string type = fields.Text("rope_type", fields.Text("type", "default"));
+  return {};
+}
+
+// `positions` is the family's default of `max_position_embeddings`.
+CacheRotary RotaryOf(const Fields& config, int64_t positions) {
+  CacheRotary rotary{RotaryPairs::kHalfSplit};
+  const std::optional<Fields> rope = RopeOf(config);
+  const Fields& fields = rope ? *rope : config;
+  rotary.options.base = (fields.Present("rope_theta") ? fields : config).Number("rope_theta", 1.0001, kMost, 10000);
+  for (const Fields* of : {&config, &fields}) {
+    if (of->Has("partial_rotary_factor") && of->Number("partial_rotary_factor", 0, 1) != 1)
+      throw Unsupported(config.path() + ": 'partial_rotary_factor' is below 1, expected 1");
+  }
+  const auto most = static_cast<double>(config.Integer("max_position_embeddings", 1, int64_t{1} << 31, positions));
+  config.Ignore({kOriginal});
+  if (!rope) return rotary;
+  fields.Ignore({"attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "long_factor",
+                 "low_freq_factor", "mscale", "mscale_all_dim", kOriginal, "short_factor", "truncate", "type"});
+  const std::string type = fields.Present("rope_type") ? fields.Text("rope_type") : fields.Text("type", "default");
+  fields.CheckAllAsked("a rotary embedding");
   RotaryScaling& scaling = rotary.options.scaling;
   try {
     scaling.rope_type = RopeTypeFromName(type);
@@ -39,12 +56,15 @@ CacheRotary RotaryOf(const Fields& config) {
   const auto read = [&](const char* name, std::optional<double>& value) {
     if (fields.Has(name)) value = fields.Number(name, -kMost, kMost);
   };
-  scaling.max_position_embeddings =
-      static_cast<double>(config.Integer("max_position_embeddings", 1, int64_t{1} << 31, 2048));
+  const auto read_unless_zero = [&](const char* name, std::optional<double>& value) {  // which is the default
+    read(name, value);
+    if (value == 0) value.reset();
+  };
+  scaling.max_position_embeddings = most;
   read("factor", scaling.factor);
   if (scaling.rope_type != RopeType::kDynamic) {  // which Transformers stretches from max_position_embeddings on
     scaling.original_max_position_embeddings =
-        (config.Has(kOriginal) ? config : fields).Number(kOriginal, 1, kMost, scaling.max_position_embeddings);
+        (config.Present(kOriginal) ? config : fields).Number(kOriginal, 1, kMost, most);
   }
   switch (scaling.rope_type) {
     case RopeType::kLinear:
@@ -56,11 +76,11 @@ CacheRotary RotaryOf(const Fields& config) {
       break;
     case RopeType::kYarn:
       read("attention_factor", scaling.attention_factor);
-      read("beta_fast", scaling.beta_fast);
-      read("beta_slow", scaling.beta_slow);
+      read_unless_zero("beta_fast", scaling.beta_fast);
+      read_unless_zero("beta_slow", scaling.beta_slow);
       read("mscale", scaling.mscale);
       read("mscale_all_dim", scaling.mscale_all_dim);
-      if (fields.Has("truncate")) scaling.truncate = fields.Bool("truncate");
+      if (fields.Present("truncate")) scaling.truncate = fields.Bool("truncate");
       break;
     case RopeType::kLongrope:
       read("attention_factor", scaling.attention_factor);
@@ -73,13 +93,41 @@ CacheRotary RotaryOf(const Fields& config) {
   return rotary;
 }
 
-// What the relatives differ in. Windows are by layer; 0 is none.
+// What the relatives differ in; `kv_heads`, `head_dim` and `positions` are their defaults, the first two 0 where they
+// follow from others. Windows are by layer; 0 is none.
 struct Traits {
+  int64_t kv_heads = 0, head_dim = 0, positions = 0;
   bool qkv_bias = false, output_bias = false, mlp_bias = false, qk_norm = false;
-  std::function<int64_t(int64_t layer)> window = [](int64_t) { return 0; };
+  std::vector<int64_t> windows = {};
 };
 
+// `sliding_window`, 4096 unless the file has it; null is 0: none.
+int64_t WindowOf(const Fields& config) {
+  return config.IntegerOrNull("sliding_window", 1, int64_t{1} << 31, 4096).value_or(0);
+}
+
+int64_t LayersOf(const Fields& config) { return config.Integer("num_hidden_layers", 1, kMostLayers); }
+
+// The windows of layers: `window` where `layer_types` says so, or without it from layer `first` on.
+std::vector<int64_t> WindowsOf(const Fields& config, int64_t window, int64_t first) {
+  const std::vector<std::string> types = config.Texts("layer_types");
+  const int64_t count = LayersOf(config);
+  std::vector<int64_t> windows;
+  for (int64_t i = 0; !config.Has("layer_types") && i < count; ++i) windows.push_back(i >= first ? window : 0);
+  for (const std::string& type : types) {
+    if (type == "sliding_attention" && window == 0)
+      config.Fail("layer_types", "full_attention alone where there is no sliding_window");
+    if (type != "full_attention" && type != "sliding_attention")
+      config.Fail("layer_types", "full_attention and sliding_attention");
+    windows.push_back(type == "sliding_attention" ? window : 0);
+  }
+  if (std::ssize(windows) != count)
+    config.Fail("layer_types", "one for each of the " + std::to_string(count) + " layers");
+  return windows;
+}
+
 Plan PlanOf(const Fields& config, const Traits& traits) {
+  config.Ignore({"attention_dropout", "hidden_dropout", "is_llama_config", "max_sequence_length", "pretraining_tp"});
   Plan plan;
   plan.vocabulary = config.Integer("vocab_size", 1, kMostSize);
   plan.width = config.Integer("hidden_size", 1, kMostSize);
@@ -91,22 +139,23 @@ Plan PlanOf(const Fields& config, const Traits& traits) {
   GroupedQueryAttention::Config attention;
   attention.width = plan.width;
   attention.heads = config.Integer("num_attention_heads", 1, kMostSize);
-  attention.kv_heads = config.Integer("num_key_value_heads", 1, kMostSize, attention.heads);
-  attention.head_dim = config.Integer("head_dim", 1, kMostSize, 0);
+  attention.kv_heads = config.IntegerOrNull("num_key_value_heads", 1, kMostSize, traits.kv_heads).value_or(0);
+  attention.head_dim = config.IntegerOrNull("head_dim", 1, kMostSize, traits.head_dim).value_or(0);
+  attention.causal = plan.causal = config.Bool("is_causal", true);
   attention.bias = traits.qkv_bias;
   attention.output_bias = traits.output_bias;
   attention.qk_norm = traits.qk_norm;
   attention.norm_eps = norm.eps;
-  attention.rotary = RotaryOf(config);
+  attention.rotary = RotaryOf(config, traits.positions);
   Mlp::Config mlp;
   mlp.width = plan.width;
   mlp.inner = config.Integer("intermediate_size", 1, kMostSize);
   mlp.activation = layers::ActivationFromName(config.Text("hidden_act", "silu"));
   mlp.bias = traits.mlp_bias;
-  const int64_t count = config.Integer("num_hidden_layers", 1, kMostLayers);
+  const int64_t count = LayersOf(config);
   for (int64_t i = 0; i < count; ++i) {
     const std::string at = "layers." + std::to_string(i) + ".";
-    attention.window = traits.window(i);
+    attention.window = traits.windows[static_cast<size_t>(i)];
     plan.blocks.push_back(
         BlockOf<GroupedQueryAttention>(at, "self_attn.", {norm, "input_layernorm", "", false}, attention));
     plan.blocks.push_back(BlockOf<Mlp>(at, "mlp.", {norm, "post_attention_layernorm", "", false}, mlp));
@@ -114,57 +163,49 @@ Plan PlanOf(const Fields& config, const Traits& traits) {
   return plan;
 }
 
-// `layer_types` says which layers have the window; before it, those from `max_window_layers` on.
-std::function<int64_t(int64_t)> QwenWindow(const Fields& config) {
-  if (!config.Bool("use_sliding_window", false)) return [](int64_t) { return 0; };
-  const int64_t window = config.Integer("sliding_window", 1, int64_t{1} << 31, 4096),
-                count = config.Integer("num_hidden_layers", 1, kMostLayers);
-  const int64_t first = config.Integer("max_window_layers", 0, int64_t{1} << 31, 28);
-  const std::vector<std::string> types = config.Texts("layer_types");
-  if (!types.empty() && std::ssize(types) != count)
-    config.Fail("layer_types", "one for each of the " + std::to_string(count) + " layers");
-  std::set<int64_t> windowed;
-  for (int64_t i = 0; i < count; ++i) {
-    if (types.empty()) {
-      if (i >= first) windowed.insert(i);
-      continue;
-    }
-    const std::string& type = types[static_cast<size_t>(i)];
-    if (type != "full_attention" && type != "sliding_attention")
-      config.Fail("layer_types", "full_attention and sliding_attention");
-    if (type == "sliding_attention") windowed.insert(i);
-  }
-  return [=](int64_t layer) { return windowed.contains(layer) ? window : 0; };
+// Without `use_sliding_window` no layer has a window.
+std::vector<int64_t> QwenWindows(const Fields& config) {
+  const int64_t window = WindowOf(config), first = config.Integer("max_window_layers", 0, int64_t{1} << 31, 28);
+  return WindowsOf(config, config.Bool("use_sliding_window", false) ? window : 0, first);
 }
 
 }  // namespace
 
 Plan PlanLlama(const Fields& config) {
   Traits traits;
+  traits.positions = 2048;
   traits.qkv_bias = traits.output_bias = config.Bool("attention_bias", false);
   traits.mlp_bias = config.Bool("mlp_bias", false);
+  traits.windows.resize(static_cast<size_t>(LayersOf(config)));
   return PlanOf(config, traits);
 }
 
+// With `layer_types` it is what Transformers opens as a Ministral.
 Plan PlanMistral(const Fields& config) {
-  const int64_t window = config.Integer("sliding_window", 1, int64_t{1} << 31, 0);
   Traits traits;
-  traits.window = [=](int64_t) { return window; };
+  traits.kv_heads = 8;
+  traits.positions = 4096 * 32;
+  traits.windows = WindowsOf(config, WindowOf(config), 0);
   return PlanOf(config, traits);
 }
 
 Plan PlanQwen2(const Fields& config) {
   Traits traits;
+  traits.kv_heads = 32;
+  traits.positions = 32768;
   traits.qkv_bias = true;
-  traits.window = QwenWindow(config);
+  traits.windows = QwenWindows(config);
   return PlanOf(config, traits);
 }
 
 Plan PlanQwen3(const Fields& config) {
   Traits traits;
+  traits.kv_heads = 32;
+  traits.head_dim = 128;
+  traits.positions = 32768;
   traits.qkv_bias = traits.output_bias = config.Bool("attention_bias", false);
   traits.qk_norm = true;
-  traits.window = QwenWindow(config);
+  traits.windows = QwenWindows(config);
   return PlanOf(config, traits);
 }
 

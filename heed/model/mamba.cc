@@ -14,6 +14,10 @@ namespace {
 // `layer` without its width, `bias` and sizes that both have.
 template <class L>
 Plan PlanOf(const Fields& config, typename L::Config layer) {
+  // Fields of their authors' code among them, which Transformers keeps and does not read.
+  config.Ignore({"d_inner", "d_model", "fused_add_norm", "n_layer", "norm_before_gate", "pad_vocab_size_multiple",
+                 "rescale_prenorm_residual", "residual_in_fp32", "rms_norm", "ssm_cfg", "time_step_floor",
+                 "time_step_init_scheme", "time_step_max", "time_step_min", "time_step_rank", "time_step_scale"});
   Plan plan;
   plan.vocabulary = config.Integer("vocab_size", 1, kMostSize);
   plan.width = config.Integer("hidden_size", 1, kMostSize);
@@ -48,10 +52,12 @@ int64_t Expanded(const Fields& config) {
 }  // namespace
 
 Plan PlanMamba(const Fields& config) {
+  config.Ignore({"use_associative_scan", "use_mambapy"});
   layers::Mamba::Config layer;
   layer.inner = config.Integer("intermediate_size", 1, kMostSize, Expanded(config));
   const nlohmann::json* rank = config.Find("time_step_rank");
-  if (rank != nullptr && !(rank->is_string() && rank->get_ref<const std::string&>() == "auto"))
+  if (config.Present("time_step_rank") &&
+      !(rank != nullptr && rank->is_string() && rank->get_ref<const std::string&>() == "auto"))
     layer.step_rank = config.Integer("time_step_rank", 1, kMostSize);
   Plan plan = PlanOf<layers::Mamba>(config, layer);
   plan.tied = true;
@@ -59,6 +65,7 @@ Plan PlanMamba(const Fields& config) {
 }
 
 Plan PlanMamba2(const Fields& config) {
+  config.Ignore({"chunk_size", "intermediate_size"});
   layers::Mamba2::Config layer;
   layer.heads = config.Integer("num_heads", 1, kMostSize, 128);
   layer.head_dim = config.Integer("head_dim", 1, kMostSize, 64);
@@ -68,7 +75,8 @@ Plan PlanMamba2(const Fields& config) {
                                  std::to_string(Expanded(config)) + " channels of expand");
   }
   layer.norm_eps = config.Number("layer_norm_epsilon", 0, 1, 1e-5);
-  if (const std::vector<double> limit = config.Numbers("time_step_limit"); !limit.empty()) {
+  if (config.Present("time_step_limit")) {
+    const std::vector<double> limit = config.Numbers("time_step_limit");
     if (limit.size() != 2 || !(limit[0] >= 0 && limit[0] <= limit[1]))
       config.Fail("time_step_limit", "two numbers, the first at least 0 and no larger");
     layer.step_min = limit[0];

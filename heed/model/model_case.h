@@ -48,9 +48,12 @@ inline std::vector<Tiny> Tinies() {
   return {
       {"llama", decoder},
       {"mistral", decoder + R"(, "sliding_window": 4)"},
+      {"mistral", decoder + R"(, "sliding_window": 3, "is_causal": false)", true, "_bidirectional"},
       {"qwen2", decoder + R"(, "use_sliding_window": true, "sliding_window": 3, "max_window_layers": 1)"},
       {"qwen3", decoder + R"(, "head_dim": 12, "tie_word_embeddings": true)"},
       {"gpt2", R"("vocab_size": 23, "n_embd": 20, "n_layer": 2, "n_head": 2, "n_positions": 19)"},
+      {"gpt2", R"("vocab_size": 23, "n_embd": 20, "n_layer": 2, "n_head": 2, "n_positions": 19, "is_causal": false)", true,
+       "_bidirectional"},
       {"bert", sizes + encoder},
       {"bert", sizes + encoder, false},
       {"roberta", sizes + encoder + R"(, "pad_token_id": 2)"},
@@ -82,7 +85,8 @@ class TinyFolder {
     WriteConfig(config_);
     // The names that the plan's layers ask for, under the prefix, and what stands around the layers.
     const model::Fields fields(path_, model::ParseJson(path_, config_));
-    const model::Plan plan = family.plan(fields);
+    const model::Configuration read(fields);
+    const model::Plan& plan = read.plan;
     std::vector<layers::WeightName> names;
     const layers::Weights listing = layers::Weights::Listing(&names).At(plan.prefix);
     const auto table = [&](const std::string& name, int64_t rows) {
@@ -103,7 +107,7 @@ class TinyFolder {
         layers::Norm(plan.transform->norm.config, whole.At(plan.transform->norm.name + "."));
       }
       if (!plan.head_bias.empty()) whole.Floats(plan.head_bias, {plan.vocabulary});
-      if (!fields.Bool("tie_word_embeddings", plan.tied))
+      if (!read.tied)
         whole.Floats(plan.head + ".weight", {plan.vocabulary, plan.width});
     }
     const layers::RandomWeights random(names, dtype, seed);
@@ -122,6 +126,10 @@ class TinyFolder {
 
   const std::string& path() const { return path_; }
   const std::string& config() const { return config_; }
+  // With more fields: "\"name\": value".
+  std::string ConfigWith(const std::string& fields) const {
+    return config_.substr(0, config_.size() - 1) + ", " + fields + "}";
+  }
   void WriteConfig(const std::string& text) const { std::ofstream(path_ + "/config.json") << text; }
   void WriteTensors() const {
     std::vector<NamedTensor> list;

@@ -85,7 +85,7 @@ struct Plan {
   std::vector<Block> blocks;
   bool causal = true;  // else there are no states
   std::string head = "lm_head";
-  bool tied = false;      // unless the configuration says so: the head is the table of tokens
+  bool tied = false;      // the default of `tie_word_embeddings`: the head is the table of tokens
   std::string head_bias;  // of a tied head, and of one that has none of its own; empty: none
   std::optional<HeadTransform> transform = {};
   std::vector<std::pair<std::string, std::string>> renamed = {};  // ends of names, and how old files call them
@@ -119,6 +119,18 @@ std::span<const Family> Families();
 
 // The row that a configuration names. Throws Unsupported that lists the known ones.
 const Family& FamilyOf(const Fields& config);
+
+// What a configuration says of a model. A family's function asks for the fields that it reads, by the defaults that
+// Transformers has for the family, and declares those that have no effect on inference; so do these for what families
+// have in common.
+struct Configuration {
+  explicit Configuration(const Fields& config);  // Throws FileError, and Unsupported for a field that nobody asks for.
+
+  const Family* family;
+  Plan plan;
+  bool headed, tied;
+  std::vector<int64_t> end;
+};
 
 // The most that a size in a configuration may be, and the most layers.
 inline constexpr int64_t kMostSize = int64_t{1} << 24, kMostLayers = 4096;

@@ -20,6 +20,7 @@ namespace {
 
 // What stands around the blocks; `norm` is that of each block's layers.
 Plan Around(const Fields& config, layers::Norm::Config* norm) {
+  config.Ignore({"context_length", "max_position_embeddings"});
   Plan plan;
   plan.vocabulary = config.Integer("vocab_size", 1, kMostSize);
   plan.width = config.Integer("hidden_size", 1, kMostSize);
@@ -37,17 +38,17 @@ Plan Around(const Fields& config, layers::Norm::Config* norm) {
 Plan PlanRwkv(const Fields& config) {
   layers::Norm::Config norm;
   Plan plan = Around(config, &norm);
-  const Rwkv4TimeMixing::Config time = {plan.width, config.Integer("attention_hidden_size", 1, kMostSize, plan.width)};
+  const Rwkv4TimeMixing::Config time = {plan.width, config.IntegerOrNull("attention_hidden_size", 1, kMostSize).value_or(plan.width)};
   const Rwkv4ChannelMixing::Config channel = {plan.width,
-                                              config.Integer("intermediate_size", 1, kMostSize, 4 * plan.width)};
+                                              config.IntegerOrNull("intermediate_size", 1, kMostSize).value_or(4 * plan.width)};
   const int64_t count = config.Integer("num_hidden_layers", 1, kMostLayers),
-                every = config.Integer("rescale_every", 0, kMostLayers, 6);
+                every = config.Integer("rescale_every", INT32_MIN, INT32_MAX, 6);
   std::map<std::string, double> factors;
   for (int64_t i = 0; i < count; ++i) {
     const std::string at = "blocks." + std::to_string(i) + ".";
     plan.blocks.push_back(BlockOf<Rwkv4TimeMixing>(at, "attention.", {norm, "ln1", "", false}, time));
     plan.blocks.push_back(BlockOf<Rwkv4ChannelMixing>(at, "feed_forward.", {norm, "ln2", "", false}, channel));
-    if (every == 0) continue;
+    if (every <= 0) continue;
     const int64_t halvings = i / every;
     if (halvings > 0) {
       factors[at + "attention.output.weight"] = factors[at + "feed_forward.value.weight"] =
@@ -65,16 +66,17 @@ Plan PlanRwkv(const Fields& config) {
 Plan PlanRwkv6(const Fields& config) {
   layers::Norm::Config norm;
   Plan plan = Around(config, &norm);
+  config.Ignore({"model_version", "num_attention_heads", "rescale_every"});
   const bool large = plan.width == 4096;  // the published models' ranks depend on this alone
   const double divisor = config.Number("head_size_divisor", 0, 1e6, 8);
   Rwkv6TimeMixing::Config time;
   time.width = plan.width;
-  time.inner = config.Integer("attention_hidden_size", 1, kMostSize, plan.width);
+  time.inner = config.IntegerOrNull("attention_hidden_size", 1, kMostSize).value_or(plan.width);
   time.head_dim = config.Integer("head_size", 1, kMostSize, 64);
   time.mix_rank = large ? 64 : 32;
   time.decay_rank = large ? 128 : 64;
   time.norm_eps = 1e-5 * divisor * divisor;
-  const Rwkv6ChannelMixing::Config channel = {plan.width, config.Integer("intermediate_size", 1, kMostSize, 0)};
+  const Rwkv6ChannelMixing::Config channel = {plan.width, config.IntegerOrNull("intermediate_size", 1, kMostSize).value_or(0)};
   const int64_t count = config.Integer("num_hidden_layers", 1, kMostLayers);
   for (int64_t i = 0; i < count; ++i) {
     const std::string at = "blocks." + std::to_string(i) + ".";

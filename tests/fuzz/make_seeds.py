@@ -178,6 +178,7 @@ SAVED_STATES = {
 }
 
 SIZES = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+RECURRENT = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 2}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 MODEL_FOLDERS = {name: json.dumps(config).encode() for name, config in {
     "llama": {"model_type": "llama", **SIZES, "rope_parameters": YARN, "eos_token_id": [1, 2]},
@@ -185,13 +186,15 @@ MODEL_FOLDERS = {name: json.dumps(config).encode() for name, config in {
     "qwen3": {"model_type": "qwen3", **SIZES, "head_dim": 4, "attention_bias": True, "rope_scaling": {"type": "linear", "factor": 2.0}},
     "gpt2": {"model_type": "gpt2", "vocab_size": 9, "n_embd": 8, "n_layer": 2, "n_head": 2, "scale_attn_by_inverse_layer_idx": True},
     "bert": {"model_type": "bert", **SIZES, "hidden_act": "gelu"},
-    "mamba": {"model_type": "mamba", **SIZES, "time_step_rank": "auto", "expand": 2},
-    "mamba2": {"model_type": "mamba2", **SIZES, "num_heads": 2, "head_dim": 8, "n_groups": 1, "time_step_limit": [0.0, float("inf")]},
-    "rwkv": {"model_type": "rwkv", **SIZES, "rescale_every": 1, "attention_hidden_size": None},
+    "mamba": {"model_type": "mamba", **RECURRENT, "time_step_rank": "auto", "expand": 2},
+    "mamba2": {"model_type": "mamba2", **RECURRENT, "num_heads": 2, "head_dim": 8, "n_groups": 1, "time_step_limit": [0.0, float("inf")]},
+    "rwkv": {"model_type": "rwkv", **RECURRENT, "rescale_every": 1, "attention_hidden_size": None},
     "byte_lm": {"model_type": "heed_byte_lm", **SIZES, "mechanism": "retention", "key_dim": 4, "sliding_window": 256},
     "dynamic": {"model_type": "mistral", **SIZES, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 64},
     "longrope": {"model_type": "llama", **SIZES, "rope_parameters": {"rope_type": "longrope", "short_factor": [1, 1.5], "long_factor": [2, 4]},
                  "max_position_embeddings": 64, "original_max_position_embeddings": 16},
+    "embedding": {"model_type": "qwen2", **SIZES, "is_causal": False, "dtype": "bfloat16", "rope_theta": 1e6},
+    "generation": {"eos_token_id": [1, 2], "do_sample": True},
     "index": {"metadata": {"total_size": 8}, "weight_map": {"a.weight": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}},
 }.items()}
 

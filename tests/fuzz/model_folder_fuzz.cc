@@ -1,5 +1,6 @@
-// Any bytes as config.json and as the index of shards: one error of one line, or a plan whose sizes are within bounds
-// and shards inside of the folder. Nothing in proportion to a number in the file is allocated.
+// Any bytes as config.json, as generation_config.json and as the index of shards: one error of one line, or a plan whose
+// sizes are within bounds, ends that are numbers and shards inside of the folder. Nothing in proportion to a number in
+// the file is allocated.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -18,7 +19,8 @@ namespace {
 
 void ReadConfig(std::string_view text) {
   const model::Fields config("F", model::ParseJson("F", text));
-  const model::Plan plan = model::FamilyOf(config).plan(config);
+  const model::Configuration read(config);
+  const model::Plan& plan = read.plan;
   Require(
       plan.vocabulary >= 1 && plan.vocabulary <= model::kMostSize && plan.width >= 1 && plan.width <= model::kMostSize,
       "a size is out of bounds");
@@ -33,8 +35,9 @@ void ReadConfig(std::string_view text) {
       CheckMessage(e.what());
     }
   }
-  config.Integers("eos_token_id");
 }
+
+void ReadEnds(std::string_view text) { model::Fields("F", model::ParseJson("F", text)).Integers("eos_token_id"); }
 
 void ReadShards(std::string_view text) {
   for (const auto& [name, shard] : model::ReadIndex("F", text)) {
@@ -43,7 +46,7 @@ void ReadShards(std::string_view text) {
 }
 
 void Run(std::string_view text) {
-  for (const auto read : {&ReadConfig, &ReadShards}) {
+  for (const auto read : {&ReadConfig, &ReadEnds, &ReadShards}) {
     try {
       read(text);
     } catch (const FileError& e) {
