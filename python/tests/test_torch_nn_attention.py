@@ -110,7 +110,7 @@ def test_options_of_attention_reach_it():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_multihead_attention_as_in_bart(causal):
-    config = transformers.BartConfig(d_model=32, encoder_attention_heads=4, attn_implementation="eager")
+    config = transformers.BartConfig(d_model=32, encoder_attention_heads=4, decoder_attention_heads=4, attn_implementation="eager")
     original = randomise(BartAttention(32, 4, is_causal=causal, config=config, layer_idx=0))
     layer = loaded(layers.MultiheadAttention.from_config(config, causal=causal), original)
     mask = torch.full((11, 11), torch.finfo(torch.float32).min).triu(1)[None, None] if causal else None
@@ -120,7 +120,7 @@ def test_multihead_attention_as_in_bart(causal):
 
 
 def test_multihead_attention_as_in_bert():
-    config = transformers.BertConfig(**SIZES)
+    config = transformers.BertConfig(**{name: x for name, x in SIZES.items() if name != "num_key_value_heads"})
     original = randomise(BertAttention(config)).eval()
     layer = loaded(layers.MultiheadAttention.from_config(config), original).eval()
     x = rows(2, 11, 32)
@@ -139,7 +139,7 @@ def test_multihead_attention_as_in_bert():
 
 
 def test_cross_attention():
-    config = transformers.BartConfig(d_model=32, encoder_attention_heads=4, attn_implementation="eager")
+    config = transformers.BartConfig(d_model=32, encoder_attention_heads=4, decoder_attention_heads=4, attn_implementation="eager")
     original = randomise(BartAttention(32, 4, config=config, layer_idx=0))
     layer = loaded(layers.MultiheadAttention.from_config(config, memory_size=32), original)
     x, memory = rows(2, 11, 32), rows(2, 7, 32)

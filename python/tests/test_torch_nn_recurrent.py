@@ -247,7 +247,6 @@ def test_states():
     (lambda: layers.H3(32, state_size=3), "H3: state_size is 3, expected a multiple of a pair of modes, 2"),
     (lambda: layers.GatedLinearAttention(32, 4, "ssd"), "GatedLinearAttention: recurrence is 'ssd', expected one of 'linear_attention', 'based'"),
     (lambda: layers.GatedLinearAttention(30, 4), "GatedLinearAttention: hidden_size is 30, expected a multiple of num_heads, 4"),
-    (lambda: layers.Mamba.from_config(transformers.LlamaConfig(**SIZES)), "Mamba.from_config: config is a LlamaConfig without use_bias, expected one"),
     (lambda: layers.Mamba(32)(rows(2, 3, 31)), r"Mamba: x has shape \[2, 3, 31\], expected \[B, T, 32\]"),
     (lambda: layers.Mamba(32)(rows(2, 3, 32), layers.Mamba(32).new_state(2)), "Mamba: state is given where gradients are on"),
     (lambda: layers.Mamba(32).step(rows(2, 32), heed.torch.KVCache(2, 1, 4)), "Mamba: state is of type KVCache, expected a State of new_state"),

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import heed.torch
+from heed.torch.nn import _families
 from heed.torch.nn._layer import GatedRMSNorm, Layer, State, check_multiple, check_sizes, convolved, is_step, new_convolution
-from heed.torch.nn._layer import of_config, unit
+from heed.torch.nn._layer import unit
 
 
 class GatedDeltaNet(Layer):
@@ -49,11 +50,12 @@ class GatedDeltaNet(Layer):
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> GatedDeltaNet:
         """Of a Qwen3NextConfig."""
-        hidden_size, keys, values, key_dim, value_dim, taps, eps = of_config(
-            cls.__name__, config, "hidden_size", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
-            "linear_value_head_dim", "linear_conv_kernel_dim", "rms_norm_eps")
-        own = {"key_head_dim": key_dim, "value_head_dim": value_dim, "conv_kernel": taps, "eps": eps}
-        return cls(hidden_size, keys, values, **{**own, **options})
+        c = _families.GATED_DELTA.open(config)
+        sizes = c["hidden_size"], c["linear_num_key_heads"], c["linear_num_value_heads"]
+        own = {"key_head_dim": c["linear_key_head_dim"], "value_head_dim": c["linear_value_head_dim"],
+               "conv_kernel": c["linear_conv_kernel_dim"], "eps": c["rms_norm_eps"]}
+        c.close()
+        return cls(*sizes, **{**own, **options})
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         channels, taps = self.conv1d.weight.shape[0], self.conv1d.weight.shape[2]

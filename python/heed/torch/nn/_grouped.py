@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
-from heed.torch.nn._layer import Layer, RMSNorm, attended, check_multiple, check_positions, check_sizes, of_config, rotary_of_config
+from heed.torch.nn import _families
+from heed.torch.nn._layer import Layer, RMSNorm, attended, check_multiple, check_positions, check_sizes
 
 
 class GroupedQueryAttention(Layer):
@@ -56,20 +57,26 @@ class GroupedQueryAttention(Layer):
     @classmethod
     def from_config(cls, config: Any, layer: int = 0, **options: Any) -> GroupedQueryAttention:
         """Of a LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config and their like; `layer` says whose, where layers differ."""
-        hidden_size, heads = of_config(cls.__name__, config, "hidden_size", "num_attention_heads")
-        family, types = getattr(config, "model_type", ""), getattr(config, "layer_types", None)
-        windowed = types is None or types[layer] == "sliding_attention"
+        c = _families.GROUPED_QUERY.open(config)
+        hidden_size, heads, head_dim = c["hidden_size"], c["num_attention_heads"], c["head_dim"]
+        check_sizes(c.name, hidden_size=hidden_size, num_heads=heads, head_dim=1 if head_dim is None else head_dim, layer=layer + 1)
         own = {
-            "head_dim": getattr(config, "head_dim", None), "bias": getattr(config, "attention_bias", False),
-            "window": getattr(config, "sliding_window", None) if windowed else None,
-            "dropout": getattr(config, "attention_dropout", 0.0), "eps": getattr(config, "rms_norm_eps", 1e-6),
-            **rotary_of_config(config),
+            "head_dim": head_dim, "dropout": c.get("attention_dropout") or 0.0, "eps": c.get("rms_norm_eps", 1e-6),
+            "bias": c.get("attention_bias", c.get("use_bias", c.get("qkv_bias", False))), "softcap": c.get("attn_logit_softcapping"),
+            "window": c.get("sliding_window") if c.windowed(layer) else None, **c.family.options,
         }
-        if family.startswith("qwen2"):
-            own |= {"bias": True, "out_bias": False}
-        elif family.startswith("qwen3"):
-            own |= {"qk_norm": True}
-        return cls(hidden_size, heads, getattr(config, "num_key_value_heads", None), **{**own, **options})
+        if "attention_multiplier" in c.family.fields:
+            own["scale"] = c["attention_multiplier"]
+        elif "query_pre_attn_scalar" in c.family.fields:
+            own["scale"] = c["query_pre_attn_scalar"] ** -0.5
+        if "no_rope_layers" in c.family.fields:
+            kept, every = c["no_rope_layers"], c["no_rope_layer_interval"]
+            if not (c.by_layer("no_rope_layers", kept, layer) if kept is not None else (layer + 1) % every):
+                raise c.refusal("no_rope_layers" if kept is not None else "no_rope_layer_interval", f"rotary encoding in layer {layer}")
+        own |= c.rotary(head_dim or hidden_size // heads, interleaved=own.get("interleaved", False))
+        kv_heads = c["num_key_value_heads"]
+        c.close()
+        return cls(hidden_size, heads, kv_heads, **{**own, **options})
 
     def new_state(self, batch: int, **options: Any) -> heed.torch.KVCache:
         """options: those of heed.torch.KVCache."""

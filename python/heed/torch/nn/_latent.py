@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
-from heed.torch.nn._layer import Layer, RMSNorm, attended, check_positions, check_sizes, of_config, rotary_of_config
+from heed import InvalidArgument
+from heed.torch.nn import _families
+from heed.torch.nn._layer import Layer, RMSNorm, attended, check_positions, check_sizes
 
 
 class LatentAttention(Layer):
@@ -43,9 +45,11 @@ class LatentAttention(Layer):
         self.rotary = {"base": base, "interleaved": interleaved, "scaling": scaling}
         if scale is None:
             scale = sum(self.parts) ** -0.5
-            of_all = (scaling or {}).get("mscale_all_dim", 0)
-            if of_all and scaling["factor"] > 1:  # type: ignore[index]
-                scale *= (0.1 * of_all * math.log(scaling["factor"]) + 1) ** 2  # type: ignore[index]
+            of_all, factor = ((scaling or {}).get(key) for key in ("mscale_all_dim", "factor"))
+            if of_all and factor is None:
+                raise InvalidArgument("LatentAttention: scaling has no factor beside mscale_all_dim, expected one")
+            if of_all and factor > 1:  # type: ignore[operator]
+                scale *= (0.1 * of_all * math.log(factor) + 1) ** 2  # type: ignore[arg-type]
         self.scale = scale
         width = num_heads * sum(self.parts)
         if q_lora_rank is None:
@@ -62,11 +66,15 @@ class LatentAttention(Layer):
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> LatentAttention:
         """Of a DeepseekV2Config, a DeepseekV3Config and their like."""
-        sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank")
-        hidden_size, heads, *values = of_config(cls.__name__, config, "hidden_size", "num_attention_heads", *sizes)
-        own = {**dict(zip(sizes, values)), "bias": getattr(config, "attention_bias", False),
-               "interleaved": getattr(config, "rope_interleave", True), "dropout": getattr(config, "attention_dropout", 0.0),
-               **rotary_of_config(config)}
+        c = _families.LATENT.open(config)
+        sizes = {name: c[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank")}
+        hidden_size, heads = c["hidden_size"], c["num_attention_heads"]
+        c.only("num_key_value_heads", None, heads)
+        c.only("head_dim", None, sizes["qk_rope_head_dim"])
+        own = {**sizes, "bias": c["attention_bias"], "interleaved": c.get("rope_interleave", True),
+               "dropout": c["attention_dropout"] or 0.0}
+        own |= c.rotary(sizes["qk_rope_head_dim"], interleaved=own["interleaved"])
+        c.close()
         return cls(hidden_size, heads, **{**own, **options})
 
     def new_state(self, batch: int, **options: Any) -> heed.torch.LatentKVCache:

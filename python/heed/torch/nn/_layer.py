@@ -143,23 +143,6 @@ def check_choice(name: str, argument: str, value: Any, choices: Any) -> None:
         raise InvalidArgument(f"{name}: {argument} is {value!r}, expected one of {', '.join(map(repr, choices))}")
 
 
-def of_config(name: str, config: Any, *attributes: str) -> list[Any]:
-    """These attributes of a configuration of Transformers."""
-    missing = [attribute for attribute in attributes if not hasattr(config, attribute)]
-    if missing:
-        raise InvalidArgument(f"{name}.from_config: config is a {type(config).__name__} without {missing[0]}, expected one with it")
-    return [getattr(config, attribute) for attribute in attributes]
-
-
-def rotary_of_config(config: Any) -> dict[str, Any]:
-    """The base and the scaling of a configuration's rotary encoding."""
-    parameters = dict(getattr(config, "rope_parameters", None) or {})
-    base = parameters.get("rope_theta", getattr(config, "rope_theta", 10000.0))
-    plain = parameters.get("rope_type", "default") == "default"
-    longest = {"max_position_embeddings": getattr(config, "max_position_embeddings", None)}
-    return {"base": float(base), "scaling": None if plain else {**{k: v for k, v in longest.items() if v}, **parameters}}
-
-
 def unit(x: Tensor) -> Tensor:
     """Rows of norm 1, nearly: as Gated DeltaNet has them."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
-from heed.torch.nn._layer import Layer, State, check_sizes, convolved, is_step, new_convolution, new_steps, of_config
+from heed.torch.nn import _families
+from heed.torch.nn._layer import Layer, State, check_sizes, convolved, is_step, new_convolution, new_steps
 
 
 class Mamba(Layer):
@@ -50,10 +51,18 @@ class Mamba(Layer):
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Mamba:
         """Of a MambaConfig."""
-        names = ("intermediate_size", "state_size", "conv_kernel", "time_step_rank", "time_step_min", "time_step_max",
-                 "time_step_floor")
-        hidden_size, bias, conv_bias, *values = of_config(cls.__name__, config, "hidden_size", "use_bias", "use_conv_bias", *names)
-        return cls(hidden_size, **{**dict(zip(names, values)), "bias": bias, "conv_bias": conv_bias, **options})
+        c = _families.MAMBA.open(config)
+        hidden_size, inner, rank = c["hidden_size"], c["intermediate_size"], c["time_step_rank"]
+        expanded = int(c["expand"] * hidden_size)
+        if "expand" in c.given or inner is None:
+            if inner not in (None, expanded):
+                raise c.refusal("intermediate_size", f"expand hidden_size, {expanded},")
+            inner = expanded
+        names = ("state_size", "conv_kernel", "time_step_min", "time_step_max", "time_step_floor")
+        own = {**{name: c[name] for name in names}, "intermediate_size": inner, "bias": c["use_bias"],
+               "conv_bias": c["use_conv_bias"], "time_step_rank": None if rank == "auto" else rank}
+        c.close()
+        return cls(hidden_size, **{**own, **options})
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         inner, taps = self.conv1d.weight.shape[0], self.conv1d.weight.shape[2]

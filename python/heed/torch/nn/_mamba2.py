@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
+from heed.torch.nn import _families
 from heed.torch.nn._layer import GatedRMSNorm, Layer, State, check_multiple, check_sizes, convolved, is_step, new_convolution
-from heed.torch.nn._layer import new_steps, of_config
+from heed.torch.nn._layer import new_steps
 
 
 class Mamba2(Layer):
@@ -51,10 +52,14 @@ class Mamba2(Layer):
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Mamba2:
         """Of a Mamba2Config."""
+        c = _families.MAMBA2.open(config)
+        hidden_size, heads, dim = c["hidden_size"], c["num_heads"], c["head_dim"]
+        if "expand" in c.given and int(c["expand"] * hidden_size) != heads * dim:
+            raise c.refusal("expand", f"num_heads head_dim / hidden_size, {heads * dim / hidden_size}")
         names = ("state_size", "n_groups", "conv_kernel", "time_step_limit", "time_step_min", "time_step_max", "time_step_floor")
-        hidden_size, heads, dim, bias, conv_bias, eps, *values = of_config(
-            cls.__name__, config, "hidden_size", "num_heads", "head_dim", "use_bias", "use_conv_bias", "layer_norm_epsilon", *names)
-        own = {**dict(zip(names, values)), "bias": bias, "conv_bias": conv_bias, "eps": eps}
+        own = {**{name: c[name] for name in names}, "bias": c["use_bias"], "conv_bias": c["use_conv_bias"],
+               "eps": c["layer_norm_epsilon"]}
+        c.close()
         return cls(hidden_size, heads, dim, **{**own, **options})
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]

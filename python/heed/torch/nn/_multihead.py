@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import heed.torch
 from heed import InvalidArgument
-from heed.torch.nn._layer import Layer, State, attended, check_choice, check_multiple, check_rows, check_sizes, of_config
-from heed.torch.nn._layer import without_padding
+from heed.torch.nn import _families
+from heed.torch.nn._layer import Layer, State, attended, check_choice, check_multiple, check_rows, check_sizes, without_padding
 
 # What modules call queries, keys, values, output and norm.
 _NAMES = {
@@ -71,13 +71,27 @@ class MultiheadAttention(Layer):
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> MultiheadAttention:
-        """Of a BertConfig and its like names="bert" and norm="post", of a BartConfig and its like names="bart"."""
-        hidden_size, heads = of_config(cls.__name__, config, "hidden_size", "num_attention_heads")
-        own: dict[str, Any] = {"dropout": getattr(config, "attention_dropout", 0.0)}
-        if hasattr(config, "attention_probs_dropout_prob"):
-            dropout, out_dropout, eps = of_config(
-                cls.__name__, config, "attention_probs_dropout_prob", "hidden_dropout_prob", "layer_norm_eps")
-            own = {"dropout": dropout, "out_dropout": out_dropout, "eps": eps, "names": "bert", "norm": "post"}
+        """Of a BertConfig and its like names="bert" and norm="post", of a BartConfig and its like names="bart".
+
+        A configuration of an encoder and a decoder is the encoder's layer, with causal=True or a memory_size the decoder's.
+        """
+        c = _families.MULTIHEAD.open(config)
+        of_decoder = options.get("causal", False) or options.get("memory_size") is not None
+        if "d_model" in c.family.fields:
+            hidden_size, encoding, decoding = c["d_model"], c["encoder_attention_heads"], c["decoder_attention_heads"]
+            heads = decoding if of_decoder else encoding
+        else:
+            hidden_size, heads = c["hidden_size"], c["num_attention_heads"]
+        own: dict[str, Any] = {}
+        if "attention_probs_dropout_prob" in c.family.fields:
+            own = {"dropout": c["attention_probs_dropout_prob"], "out_dropout": c["hidden_dropout_prob"],
+                   "eps": c["layer_norm_eps"], "names": "bert", "norm": "post"}
+        else:
+            own = {"dropout": c["attention_dropout"] or 0.0}
+        own |= c.family.options
+        if c.get("is_decoder", False) and options.get("memory_size") is None:
+            own["causal"] = True
+        c.close()
         return cls(hidden_size, heads, **{**own, **options})
 
     def new_state(self, batch: int, **options: Any) -> Any:

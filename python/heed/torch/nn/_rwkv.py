@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
-from heed.torch.nn._layer import Layer, State, check_sizes, is_step, of_config
+from heed.torch.nn import _families
+from heed.torch.nn._layer import Layer, State, check_sizes, is_step
 
 
 class Rwkv4(Layer):
@@ -44,7 +45,9 @@ class Rwkv4(Layer):
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Rwkv4:
         """Of an RwkvConfig."""
-        hidden_size, inner = of_config(cls.__name__, config, "hidden_size", "attention_hidden_size")
+        c = _families.RWKV4.open(config)
+        hidden_size, inner = c["hidden_size"], c["attention_hidden_size"]
+        c.close()
         return cls(hidden_size, **{"attention_hidden_size": inner, **options})
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]

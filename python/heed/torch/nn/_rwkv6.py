@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import heed.torch
-from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_step, of_config
+from heed.torch.nn import _families
+from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_step
 
 
 class Rwkv6(Layer):
@@ -57,10 +58,12 @@ class Rwkv6(Layer):
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Rwkv6:
         """Of an Rwkv6Config, as it is published beside its model."""
-        hidden_size, head_size, divisor = of_config(cls.__name__, config, "hidden_size", "head_size", "head_size_divisor")
+        c = _families.RWKV6.open(config)
+        hidden_size = c["hidden_size"]
         large = hidden_size == 4096  # the published models' ranks depend on this alone
-        own = {"attention_hidden_size": getattr(config, "attention_hidden_size", None), "head_size": head_size,
-               "mix_rank": 64 if large else 32, "decay_rank": 128 if large else 64, "eps": 1e-5 * divisor**2}
+        own = {"attention_hidden_size": c["attention_hidden_size"], "head_size": c["head_size"],
+               "mix_rank": 64 if large else 32, "decay_rank": 128 if large else 64, "eps": 1e-5 * c["head_size_divisor"] ** 2}
+        c.close()
         return cls(hidden_size, **{**own, **options})
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import heed.torch
 from heed import InvalidArgument, patterns
-from heed.torch.nn._layer import Layer, check_choice, check_multiple, check_sizes, of_config
+from heed.torch.nn import _families
+from heed.torch.nn._layer import Layer, check_choice, check_multiple, check_sizes
 
 
 class LongformerAttention(Layer):
@@ -39,10 +40,13 @@ class LongformerAttention(Layer):
     @classmethod
     def from_config(cls, config: Any, layer: int = 0, **options: Any) -> LongformerAttention:
         """Of a LongformerConfig; `layer` says whose, as windows may differ."""
-        hidden_size, heads, window, dropout = of_config(
-            cls.__name__, config, "hidden_size", "num_attention_heads", "attention_window", "attention_probs_dropout_prob")
-        window = window if isinstance(window, int) else window[layer]
-        return cls(hidden_size, heads, window, **{"dropout": dropout, **options})
+        c = _families.LONGFORMER.open(config)
+        hidden_size, heads, window = c["hidden_size"], c["num_attention_heads"], c["attention_window"]
+        own = {"dropout": c["attention_probs_dropout_prob"]}
+        c.close()
+        if not isinstance(window, int):
+            window = c.by_layer("attention_window", window, layer)
+        return cls(hidden_size, heads, window, **{**own, **options})
 
     def forward(self, x: Tensor, state: None = None, *, global_tokens: Tensor | None = None, lengths: Any = None,
                 **options: Any) -> Tensor:
@@ -122,9 +126,11 @@ class BigBirdAttention(Layer):
     @classmethod
     def from_config(cls, config: Any, layer: int = 0, **options: Any) -> BigBirdAttention:
         """Of a BigBirdConfig; `layer` is the seed."""
-        hidden_size, heads, block, count, bias = of_config(
-            cls.__name__, config, "hidden_size", "num_attention_heads", "block_size", "num_random_blocks", "use_bias")
-        return cls(hidden_size, heads, **{"block": block, "num_random": count, "bias": bias, "seed": layer, **options})
+        c = _families.BIG_BIRD.open(config)
+        hidden_size, heads = c["hidden_size"], c["num_attention_heads"]
+        own = {"block": c["block_size"], "num_random": c["num_random_blocks"], "bias": c["use_bias"], "seed": layer}
+        c.close()
+        return cls(hidden_size, heads, **{**own, **options})
 
     def forward(self, x: Tensor, state: None = None, *, lengths: Any = None, **options: Any) -> Tensor:
         x, lengths = self._check(x, state, type(None), lengths)

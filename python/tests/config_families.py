@@ -1,0 +1,182 @@
+# Tiny configurations of every family that from_config of heed.torch.nn takes, and what Transformers' model computes with one.
+"""FAMILIES, `original` and `compare`: a layer made of a configuration beside the module inside of Transformers' model.
+
+As a program it changes every field of every family's configuration, one at a time, and looks at every relative: minutes.
+"""
+import copy
+import json
+import sys
+import warnings
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import heed
+import heed.torch.nn as layers
+from heed.torch.nn import _families
+
+from torch_nn_checks import randomise, relative, rows
+
+TOKENS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "sep_token_id": 1}
+MIXTURE = {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "n_routed_experts": 2,
+           "shared_expert_intermediate_size": 8, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 9, "mlp_only_layers": [0, 1],
+           "moe_num_experts": 2, "moe_topk": 1, "shared_intermediate_size": 8, "mlp_layer_types": ["dense", "dense"]}
+DECODER = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 16,
+           "num_hidden_layers": 2, "vocab_size": 19, "max_position_embeddings": 64, **TOKENS, **MIXTURE}
+LATENT = {**DECODER, "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+          "v_head_dim": 6}
+BERT = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 19,
+        "max_position_embeddings": 64, "type_vocab_size": 1, "embedding_size": 32, "image_size": 16, "patch_size": 4, **TOKENS}
+BART = {"d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_layers": 2, "decoder_layers": 2,
+        "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 19, "max_position_embeddings": 64, "num_mel_bins": 4,
+        "max_source_positions": 12, "max_target_positions": 64, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, **TOKENS}
+MAMBA = {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2, "vocab_size": 19, "time_step_rank": 3, "num_heads": 8,
+         "head_dim": 8, "n_groups": 2, **TOKENS}
+LINEAR = {**DECODER, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 6,
+          "layer_types": ["linear_attention", "full_attention"]}
+RWKV = {"hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 19, "context_length": 64, **TOKENS}
+LONGFORMER = {**BERT, "attention_window": [8, 4]}
+BIG_BIRD = {**BERT, "block_size": 4, "num_random_blocks": 1}
+
+
+class Kind(NamedTuple):
+    """A layer, the door that it reads, where its module is in a model (with the layer's number for {}), and sizes."""
+
+    layer: type
+    door: object
+    path: str
+    sizes: dict
+    options: dict = {}
+
+    __hash__ = object.__hash__
+
+
+KINDS = [
+    Kind(layers.GroupedQueryAttention, _families.GROUPED_QUERY, "layers.{}.self_attn", DECODER),
+    Kind(layers.LatentAttention, _families.LATENT, "layers.{}.self_attn", LATENT),
+    Kind(layers.MultiheadAttention, _families.MULTIHEAD, "encoder.layer.{}.attention", BERT),
+    Kind(layers.Mamba, _families.MAMBA, "layers.{}.mixer", MAMBA),
+    Kind(layers.Mamba2, _families.MAMBA2, "layers.{}.mixer", MAMBA),
+    Kind(layers.GatedDeltaNet, _families.GATED_DELTA, "layers.{}.linear_attn", LINEAR),
+    Kind(layers.Rwkv4, _families.RWKV4, "blocks.{}.attention", RWKV),
+    Kind(layers.LongformerAttention, _families.LONGFORMER, "encoder.layer.{}.attention.self", LONGFORMER),
+    Kind(layers.BigBirdAttention, _families.BIG_BIRD, "encoder.layer.{}.attention.self", BIG_BIRD),
+]
+_CLIP = {"clip_text_model", "clip_vision_model", "siglip_text_model", "siglip_vision_model"}
+
+
+def kind_of(kind, family):
+    """The kind as this family has it: of multi-head attention there are three sorts of models."""
+    if "d_model" in kind.door.families[family].fields:
+        return kind._replace(path="encoder.layers.{}.self_attn", sizes=BART)
+    return kind._replace(path="encoder.layers.{}.self_attn") if family in _CLIP else kind
+
+
+FAMILIES = [(kind_of(kind, family), family) for kind in KINDS for family in kind.door.families if family in CONFIG_MAPPING]
+
+
+def fields_of(family):
+    """{field: default} that a class of configurations declares."""
+    config_class = CONFIG_MAPPING[family]
+    return {name: field.default for name, field in config_class.__dataclass_fields__.items() if not name.startswith("_")}
+
+
+def tiny(kind, family, **changes):
+    """A configuration of the family, small; `changes` are arguments of its class."""
+    known = fields_of(family)
+    sizes = {name: x for name, x in kind.sizes.items() if name in known}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return CONFIG_MAPPING[family](**{**sizes, "attn_implementation": "eager", **changes})
+
+
+def _model(config):
+    name = type(config).__name__.removesuffix("Config") + ("Encoder" if config.model_type == "bert-generation" else "Model")
+    return getattr(transformers, name)._from_config(config, attn_implementation="eager").eval()
+
+
+def _feed(model, length):
+    if hasattr(model, "decoder") and hasattr(model, "encoder"):
+        return lambda side: getattr(model, side)(inputs_embeds=rows(2, length, 32))
+    return lambda side: model(**{
+        "pixel_values": {"pixel_values": torch.zeros(2, 3, 16, 16).normal_()}, "input_ids": {"input_ids": torch.arange(2 * length).view(2, -1) % 17 + 2},
+    }.get("pixel_values" if "Vision" in type(model).__name__ else "input_ids" if "TextModel" in type(model).__name__ else "", {
+        "inputs_embeds": rows(2, length, 32)}))
+
+
+@torch.no_grad()
+def original(kind, config, index=0):
+    """(Transformers' module with weights that matter, the rows that its model gives it, what it makes of them)."""
+    model, seen = _model(config), []
+    side = kind.path.partition(".")[0]
+    module = randomise(model.get_submodule(kind.path.format(index)))
+
+    def hook(module, args, kwargs, output):
+        x = args[0] if args else kwargs["hidden_states"]
+        seen.append((x, output[0] if isinstance(output, tuple) else output))
+
+    with module.register_forward_hook(hook, with_kwargs=True):
+        if type(model).__name__ == "WhisperModel" and side == "encoder":
+            model.encoder.layers[index](rows(2, 12, 32), None)
+        else:
+            length = 32 if "BigBird" in type(model).__name__ else 16 if side == "encoder" else 12
+            _feed(model, length)(side)
+    return module, *seen[0]
+
+
+def made(kind, config, index=0):
+    """The layer of heed.torch.nn."""
+    of_layer = {"layer": index} if "layer" in kind.layer.from_config.__code__.co_varnames[:3] else {}
+    return kind.layer.from_config(config, **of_layer, **kind.options)
+
+
+@torch.no_grad()
+def error(layer, module, x, expected):
+    """How far the layer with the module's weights is from what the module computed."""
+    layer.load_state_dict(module.state_dict())
+    return relative(layer.eval()(x), expected)
+
+
+def spelled(config, old=False):
+    """The fields as config.json has them; `old` as Transformers 4 wrote them."""
+    fields = json.loads(config.to_json_string(use_diff=False))
+    if old:
+        fields["torch_dtype"] = fields.pop("dtype", None)
+        rope = fields.pop("rope_parameters", None)
+        if rope is not None:
+            fields["rope_theta"] = rope.pop("rope_theta")
+            fields["rope_scaling"] = rope if rope.get("rope_type", "default") != "default" else None
+    return fields
+
+
+def as_object(fields):
+    """A configuration object of Transformers 4: attributes and to_dict."""
+    return SimpleNamespace(**fields, to_dict=lambda: copy.deepcopy(fields))
+
+
+def changed(value):
+    """Another value than this one, of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value * 2 or 1
+    if isinstance(value, str):
+        return "relu" if value != "relu" else "gelu"
+    return None
+
+
+# Fields that say how large or how long the rest of a model is, which a changed copy must leave as they are.
+_WHOLE = {*TOKENS, "vocab_size", "num_hidden_layers", "n_shared_experts", "mlp_layer_types", "mlp_only_layers", "layer_types",
+          "encoder_layers", "decoder_layers", "image_size", "patch_size", "dtype", "is_encoder_decoder", "problem_type", "id2label",
+          "label2id", "transformers_version", "architectures", "max_source_positions", "embedding_size", "add_cross_attention",
+          "context_length", "num_mel_bins", "type_vocab_size", "num_experts_per_tok", "topk_method", "mask_time_length", "hidden_size"}
+
+
+def unrelated(kind, family):
+    """{field: another value} of the fields of the family that the door says cannot matter."""
+    config, of_family = tiny(kind, family), kind.door.families[family].fields
+    names = [x for x in fields_of(family) if x in kind.door.unrelated and x not in of_family and x not in _WHOLE]
+    return {x: value for x in names if (value := changed(getattr(config, x, None))) is not None}

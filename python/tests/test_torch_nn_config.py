@@ -1,0 +1,104 @@
+# from_config of heed.torch.nn: every field of every family's configuration gives Transformers' numbers or is refused by name.
+import copy
+import functools
+import itertools
+import json
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+transformers.logging.set_verbosity_error()
+
+import heed  # noqa: E402
+import heed.torch.nn as layers  # noqa: E402
+from heed.torch.nn import _families  # noqa: E402
+from heed.torch.nn._config import REQUIRED  # noqa: E402
+
+from config_families import CONFIG_MAPPING, FAMILIES, KINDS, as_object, changed, error, fields_of, made, original, spelled, tiny  # noqa: E402
+from torch_nn_checks import randomise, rows  # noqa: E402
+
+MISSING = object()
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+ROPES = [
+    {"rope_type": "default", "rope_theta": 100.0}, {"rope_theta": 100.0}, {"rope_type": "linear", "factor": 3.0}, YARN, LLAMA3,
+    {**YARN, "rope_type": None}, {**YARN, "factor": None}, {**LLAMA3, "rope_theta": 50.0},
+    {"type": "yarn", "factor": 4.0, "mscale": 0.8, "mscale_all_dim": 1.1, "beta_fast": 8.0, "truncate": False},
+    {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 4}, {"rope_type": "linear"}, {"rope_type": "mrope"},
+    {"rope_type": "proportional"}, {"rope_type": "default", "partial_rotary_factor": 0.5}, {"rope_type": "default", "sections": [1, 1]},
+]
+ROTARY = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "max_position_embeddings"}
+BY_LAYER = {"layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "no_rope_layers", "attention_window"}
+TYPES = [["sliding_attention", "full_attention"], ["full_attention"] * 2, ["chunked_attention"] * 2, None]
+# Values of fields that a layer reads or holds to one value; of every other field another value than the tiny configuration's.
+VALUES = {
+    "num_key_value_heads": [1, None], "head_dim": [12, None], "attention_bias": [True, None], "use_bias": [True, False],
+    "is_causal": [False, None, True], "sliding_window": [5, None, 0], "use_sliding_window": [True], "max_window_layers": [1, 0],
+    "layer_types": TYPES, "rope_parameters": ROPES, "rope_scaling": [YARN, None, {}], "rope_theta": [100.0, None],
+    "partial_rotary_factor": [0.5, 1.0], "original_max_position_embeddings": [8], "no_rope_layers": [[0, 1], [1, 1]],
+    "no_rope_layer_interval": [2, 1], "attn_logit_softcapping": [2.0, None], "clip_qkv": [0.1], "use_bidirectional_attention": [True],
+    "attention_multiplier": [0.3], "query_pre_attn_scalar": [7], "residual_multiplier": [0.3], "q_lora_rank": [None],
+    "expand": [3], "intermediate_size": [24], "time_step_limit": [(0.9, 1.2)], "time_step_rank": ["auto", 2], "pruned_heads": [{}],
+    "encoder_attention_heads": [2], "decoder_attention_heads": [2], "attention_window": [[4, 8], 4], "is_decoder": [True],
+    "position_embedding_type": ["relative_key", "absolute"], "hidden_act": ["relu"], "attention_chunk_size": [4, None],
+}
+IDS = [f"{kind.layer.__name__}-{family}" for kind, family in FAMILIES]
+
+
+def outcome(kind, config, index=0):
+    """The layer, or the message of its refusal."""
+    try:
+        return made(kind, config, index)
+    except (heed.Unsupported, heed.InvalidArgument) as refused:
+        return str(refused)
+
+
+@functools.lru_cache(maxsize=64)
+def told(kind, text, index):
+    """What Transformers computes with the fields of a config.json, None where it cannot."""
+    fields = json.loads(text)
+    try:
+        return original(kind, CONFIG_MAPPING[fields["model_type"]](**fields), index)
+    except Exception:  # of many kinds, as it refuses in many places
+        return None
+
+
+def check(kind, family, fields, name, index=0):
+    """Every spelling of a configuration agrees with Transformers' model or is refused with the name of the field."""
+    spellings, text = [fields, as_object(fields)], None
+    try:
+        spellings.append(CONFIG_MAPPING[family](**copy.deepcopy(fields)))
+        text = json.dumps(spelled(spellings[-1]), sort_keys=True)
+    except Exception:
+        pass
+    for config in spellings:
+        layer = outcome(kind, config, index)
+        if isinstance(layer, str):
+            about = ROTARY if name in ROTARY else {name}
+            is_size = kind.door.families[family].fields.get(name) is REQUIRED
+            assert is_size or any(x in layer for x in about) or layer.startswith(f"{kind.layer.__name__}: "), (name, layer)
+            continue
+        theirs = text and told(kind, text, index)
+        if theirs:
+            assert error(layer, *theirs) <= 1e-5, (name, fields.get(name), type(config).__name__, index)
+
+
+@pytest.mark.parametrize("kind, family", FAMILIES, ids=IDS)
+@pytest.mark.filterwarnings("ignore")
+def test_each_field_is_read_or_refused(kind, family):
+    of_family = kind.door.families[family].fields
+    base, old = (spelled(tiny(kind, family), old) for old in (False, True))
+    known = {*of_family, "is_causal", "attention_chunk_size"} | set(VALUES) & set(base)
+    for name in sorted(known):
+        values = [MISSING, *VALUES.get(name, [changed(base.get(name))])]
+        if name == "rope_parameters" and family not in ("llama", "cohere", "deepseek_v2", "deepseek_v3"):
+            values = values[:3]  # all doors have one reader
+        for fields, value in itertools.product([base, old] if name in ROTARY & set(of_family) else [base], values):
+            other = {key: x for key, x in fields.items() if key != name} | ({} if value is MISSING else {name: value})
+            if value is MISSING and of_family.get(name) is REQUIRED:
+                assert f"without {name}, expected" in outcome(kind, other)
+                continue
+            for index in (0, 1) if name in BY_LAYER and BY_LAYER & set(of_family) else (0,):
+                check(kind, family, other, name, index)
