@@ -15,8 +15,8 @@ from heed import _core
 
 P = heed.patterns
 ERRORS = (heed.InvalidArgument, heed.Unsupported)
-# Functions that take no arguments, or any.
-WITHOUT = {"get_num_threads", "replace_sdpa", "scaled_dot_product_attention"}
+# Functions without arguments to walk, and those that take tensors of any rank.
+WITHOUT, ANY_RANK = {"get_num_threads", "replace_sdpa"}, {"scaled_dot_product_attention"}
 
 
 def zeros(*shape, dtype=np.float32):
@@ -94,6 +94,8 @@ CALLS = {
     "rotary": [{"x": zeros(2, 5, 2, 8), "positions": ints(2, 5), "interleaved": True}],
     "s4d_kernel": [MODES | {"length": 5}],
     "s4d_kernel_backward": [{"dkernel": zeros(4, 5), **MODES}],
+    "scaled_dot_product_attention": [
+        {"query": zeros(2, 4, 6, 8), "key": zeros(2, 4, 9, 8), "value": zeros(2, 4, 9, 5), "attn_mask": np.ones((6, 9), bool)}],
     "set_checks": [{"on": False}],
     "set_num_threads": [{"threads": None}],
     "set_strict": [{"on": False}],
@@ -146,7 +148,7 @@ def of_caches(module, name):
                  "share": {"prefix_cache": kind(1, 6, 2), "batch": 2}}
         return {"batch": 2, "latent": 6, "rope": 2}, [(kind(2, 6, 2), of_all | calls)]
     windows = (k, v)  # one for each of its tokens
-    calls = {"append": both | {"compressed": windows}, "attend": {"q": q, "gates": zeros(2, 3, 4, 3), "out": out}}
+    calls = {"trim": of_all["trim"], "append": both | {"compressed": windows}, "attend": {"q": q, "gates": zeros(2, 3, 4, 3), "out": out}}
     return sizes, [(kind(2, 2, 8, 6, block=1), calls)]
 
 
@@ -193,24 +195,28 @@ def wrong_values(annotation, value):
         yield from (("", "type", x) for x in ("nonsense", 3))
 
 
-def walk(title, function, call, parameters, convert=lambda x: x, elsewhere=()):
-    """What is wrong with the messages of a function that is called as `title`; arguments that other calls have are `elsewhere`."""
-    found = []
-    for name, parameter in parameters.items():
-        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) or (name in elsewhere and name not in call):
-            continue
-        for inside, what, value in wrong_values(str(parameter.annotation), call.get(name)):
-            shown = f"{title}({name}{inside}) of another {what}"
-            try:
-                function(**{key: convert(x) for key, x in (call | {name: value}).items()})
-            except ERRORS as error:
-                at = re.escape(name + inside) if what != "size" else "|".join(map(re.escape, sorted(parameters, key=len, reverse=True)))
-                if not re.match(rf"{re.escape(title)}: ({at})(?!\w)", str(error)):
-                    found.append(f"{shown}: {error}")
-            except Exception as error:
-                found.append(f"{shown}: {type(error).__name__}: {error}")
-            else:
-                if what != "size":
+def walk(title, calls, parameters, convert=lambda x: x):
+    """What is wrong with the messages of a function that is called as `title`: each argument is walked in the (function, call)s that
+    have it, else in the first."""
+    used, found = {key for _, call in calls for key in call}, []
+    for i, (function, call) in enumerate(calls):
+        for name, parameter in parameters.items():
+            is_any = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            if is_any or (name not in call and (name in used or i > 0)):
+                continue
+            for inside, what, value in wrong_values(str(parameter.annotation), call.get(name)):
+                shown = f"{title}({name}{inside}) of another {what}"
+                at = [name + inside] if what != "size" else sorted(parameters, key=len, reverse=True)
+                try:
+                    function(**{key: convert(x) for key, x in (call | {name: value}).items()})
+                except ERRORS as error:
+                    if not re.match(rf"{re.escape(title)}: ({'|'.join(map(re.escape, at))})(?!\w)", str(error)):
+                        found.append(f"{shown}: {error}")
+                except Exception as error:
+                    found.append(f"{shown}: {type(error).__name__}: {error}")
+                else:
+                    if what == "size" or (what == "rank" and title in ANY_RANK):
+                        continue
                     found.append(f"{shown}: accepted")
     return found
 
@@ -241,11 +247,9 @@ def test_messages_name_function_and_argument(module, calls, name):
     function = getattr(module, name)
     assert name in calls, f"CALLS has no call of {name} that works"
     parameters = inspect.signature(function).parameters
-    elsewhere = {key for call in calls[name] for key in call}
-    for call in calls[name]:
-        call = {key: x for key, x in call.items() if key in parameters or name == "explain"}
-        found = walk(name, function, call, parameters, tensors if module is heed.torch else lambda x: x, elsewhere)
-        assert not found, "\n".join(found)
+    own = [(function, {key: x for key, x in call.items() if key in parameters or name == "explain"}) for call in calls[name]]
+    found = walk(name, own, parameters, tensors if module is heed.torch else lambda x: x)
+    assert not found, "\n".join(found)
 
 
 CACHES = [(module, name) for module in (heed, heed.torch) for name in ("KVCache", "RingKVCache", "LatentKVCache", "NSACache")]
@@ -255,21 +259,21 @@ CACHES = [(module, name) for module in (heed, heed.torch) for name in ("KVCache"
 def test_messages_of_caches_name_method_and_argument(module, name):
     convert, kind = tensors if module is heed.torch else lambda x: x, getattr(module, name)
     sizes, caches = of_caches(module, name)
-    found = walk(name, kind, sizes, inspect.signature(kind).parameters)
-    parameters_of = {of: {key: x for key, x in inspect.signature(getattr(kind, of)).parameters.items() if key not in ("self", "memo")}
-                     for of in dir(kind) if not of.startswith("_") and is_function(getattr(kind, of))}
-    left = {of for of, parameters in parameters_of.items() if parameters}
+    found = walk(name, [(kind, sizes)], inspect.signature(kind).parameters)
     for cache, calls in caches:
         cache.append(**{key: convert(x) for key, x in calls["append"].items()})
-        for of, call in calls.items():
-            elsewhere = {key for _, others in caches for key in others.get(of, ())}
-            found += walk(f"{name}.{of}", getattr(cache, of), call, parameters_of[of], convert, elsewhere)
-        left -= calls.keys()
-    assert not left and not found, "\n".join([*left, *found])
+    for of in dir(kind):
+        if of.startswith("_") or not is_function(getattr(kind, of)):
+            continue
+        parameters = {key: x for key, x in inspect.signature(getattr(kind, of)).parameters.items() if key not in ("self", "memo")}
+        own = [(getattr(cache, of), calls[of]) for cache, calls in caches if of in calls]
+        assert own or not parameters, f"{name}.{of} has no call that works"
+        found += walk(f"{name}.{of}", own, parameters, convert)
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("name", ["mask", "density"])
 def test_messages_of_patterns_name_method_and_argument(name):
     method = getattr(P.atrous(2), name)
-    found = walk(name, method, {"Tq": 2, "Tk": 3, "align": [1]}, inspect.signature(method).parameters)
+    found = walk(name, [(method, {"Tq": 2, "Tk": 3, "align": [1]})], inspect.signature(method).parameters)
     assert not found, "\n".join(found)

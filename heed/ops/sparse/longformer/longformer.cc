@@ -162,9 +162,10 @@ attention::Options AttentionOptions(const Options& options) {
 Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool data) {
   Call c;
   c.own = in.qg.present() || in.kg.present() || in.vg.present();
-  for (const auto& [name, t] : {std::pair{"k", in.k}, {"v", in.v}}) {
-    if (!t.present() || t.dtype() == in.q.dtype()) continue;
-    Fail(op, name, std::string("has dtype ") + Name(t.dtype()), std::string(Name(in.q.dtype())) + " as q");
+  for (const auto& [name, t] : {std::pair{"q", in.q}, {"k", in.k}, {"v", in.v}}) {
+    if (!t.present() || (t.dtype() == in.q.dtype() && IsFloat(t.dtype()))) continue;
+    Fail(op, name, std::string("has dtype ") + Name(t.dtype()),
+         IsFloat(in.q.dtype()) ? std::string(Name(in.q.dtype())) + " as q" : "f64, f32, bf16 or f16");
   }
   if (c.own) {
     CheckLike(op, "qg", in.qg, "q", in.q, data);
