@@ -182,7 +182,7 @@ nb::dict Advise(const nb::dict& tensors, const nb::dict& options) {
   advise::Advice advice;
   try {
     for (const std::string& name : request.mechanisms) FindOp(name);
-    Compute(kOp, {}, [&] { advice = advise::Advise(request); });
+    Compute(kOp, [&] { advice = advise::Advise(request); });
   } catch (const FileError& error) {  // arrays, not files
     throw InvalidArgument(error.what());
   } catch (const InvalidArgument& error) {

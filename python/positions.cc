@@ -109,7 +109,7 @@ nb::object RotaryArray(const nb::args& args, const nb::kwargs& kwargs) {
   if (call.x.rank() != 0) MergeConfig(kRotary, call.x.size(call.x.rank() - 1), call);
   NewArray y(kRotary, call.x.dtype(), call.x.sizes());
   Context& ctx = ThreadContext(0);
-  Compute(kRotary, {}, [&] {
+  Compute(kRotary, [&] {
     Rotary(ctx, call.x, call.positions, PairsOf(call), call.options, y.view);
   });
   return y.array;
@@ -124,7 +124,7 @@ nb::object SinusoidalArray(nb::handle T, nb::handle D, nb::handle interleaved) {
   const bool neighbours = ToBool({kOp, "interleaved", interleaved});
   NewArray table(kOp, DType::kF32, sizes);
   Context& ctx = ThreadContext(0);
-  Compute(kOp, {}, [&] {
+  Compute(kOp, [&] {
     Sinusoidal(ctx,
                neighbours ? SinusoidalOrder::kInterleaved
                           : SinusoidalOrder::kConcatenated,
@@ -205,7 +205,7 @@ nb::object T5BiasArray(const nb::args& args, const nb::kwargs& kwargs) {
   const int64_t sizes[] = {call.in.size(1), *call.Tq, *call.Tk};
   NewArray bias(kOp, call.in.dtype(), sizes);
   Context& ctx = ThreadContext(0);
-  Compute(kOp, {}, [&] {
+  Compute(kOp, [&] {
     T5Bias(ctx, call.in, *call.direction, call.options, bias.view);
   });
   return bias.array;
@@ -226,7 +226,7 @@ nb::object T5BiasBackwardArray(const nb::args& args, const nb::kwargs& kwargs) {
   const int64_t sizes[] = {*call.buckets, call.in.size(0)};
   NewArray dtable(kOp, call.in.dtype(), sizes);
   Context& ctx = ThreadContext(0);
-  Compute(kOp, {}, [&] {
+  Compute(kOp, [&] {
     T5BiasBackward(ctx, call.in, *call.direction, call.options, dtable.view);
   });
   return dtable.array;

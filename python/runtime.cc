@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "heed/core/os.h"
+#include "python/argument_names.h"
 
 namespace heed::python {
 namespace {
@@ -80,18 +82,6 @@ Context& ThreadContext(int num_threads) {
   return *context;
 }
 
-std::string Reworded(const char* operation, std::span<const Renamed> names,
-                     const std::string& message) {
-  const size_t colon = message.find(": ");
-  if (colon == std::string::npos || message.find("::") > colon) return message;
-  std::string rest = message.substr(colon + 2);
-  const std::string argument = rest.substr(0, rest.find_first_of(" :"));
-  for (const Renamed& name : names) {
-    if (argument == name.cpp) rest.replace(0, argument.size(), name.python);
-  }
-  return operation + (": " + rest);
-}
-
 void RegisterExplain(const char* name, ExplainFunction function) {
   ExplainTable().emplace_back(name, std::move(function));
 }
@@ -117,7 +107,7 @@ nb::dict Described(const std::string& kernel, const std::string& target,
 
 void BindRuntime(nb::module_& m) {
   m.def(
-      "explain", &Explain, "name"_a, nb::kw_only(), "dtype"_a = "f32",
+      "explain", &Explain, "name"_a.none(), nb::kw_only(), "dtype"_a.none() = "f32",
       "threads"_a = nb::none(), "arguments_and_options"_a,
       nb::sig("def explain(name: str, *, dtype: str = 'f32', threads: int | "
               "None = None, "
@@ -151,6 +141,9 @@ void BindRuntime(nb::module_& m) {
       "  ...              causal=True)[\"flops\"]\n"
       "  532480");
 
+  m.def("_name_in_python", [](const std::string& operation, const std::string& name) {
+    return std::string(NameInPython(operation, name));
+  });
   m.def(
       "set_num_threads",
       [](nb::handle threads) {

@@ -33,29 +33,32 @@ bool Strict();
 // with its scratch, for the thread's next call.
 Context& ThreadContext(int num_threads);
 
-// An argument that the Python function calls differently.
-struct Renamed {
-  const char* cpp;
-  const char* python;
-};
+// Whose words an error has: those of a Python function, or of PyTorch's operator, which gets gradients from its graph.
+enum class Caller { kPython, kTorch };
 
-// A message of the C++ surface in the words of the Python function:
-// "attention::Forward: o has ..." becomes "attention: out has ...".
-std::string Reworded(const char* operation, std::span<const Renamed> names,
-                     const std::string& message);
+// A message of the C++ surface in the caller's words: "attention::Forward: o has ..." becomes "attention: out has ...". One table
+// has the arguments that C++ calls otherwise.
+std::string Reworded(Caller caller, const std::string& operation, const std::string& message);
 
-// Calls f() without the GIL; its errors name `operation` and the arguments of
-// the Python function.
+// Calls f() without the GIL; its errors name `operation` and the caller's arguments.
 template <class F>
-void Compute(const char* operation, std::span<const Renamed> names, F&& f) {
+void ComputeFor(Caller caller, const char* operation, F&& f) {
   try {
     const GilReleased released;
     f();
   } catch (const InvalidArgument& error) {
-    throw InvalidArgument(Reworded(operation, names, error.what()));
+    throw InvalidArgument(Reworded(caller, operation, error.what()));
   } catch (const Unsupported& error) {
-    throw Unsupported(Reworded(operation, names, error.what()));
+    throw Unsupported(Reworded(caller, operation, error.what()));
   }
+}
+template <class F>
+void Compute(const char* operation, F&& f) {
+  ComputeFor(Caller::kPython, operation, f);
+}
+template <class F>
+void ComputeForTorch(const char* operation, F&& f) {
+  ComputeFor(Caller::kTorch, operation, f);
 }
 
 // `heed.explain(name, ...)` for one mechanism: everything but the name, dtype

@@ -22,7 +22,6 @@ using namespace nanobind::literals;
 constexpr char kOp[] = "view";
 constexpr int64_t kHeight = 900, kMaxHeight = 100000;
 
-constexpr Renamed kRenamed[] = {{"query_starts", "align"}};
 
 constexpr char kText[] =
     "The attention of q and k as a page for people: every head as a map, with its numbers, search\n"
@@ -131,7 +130,7 @@ View MakeView(const nb::args& args, const nb::kwargs& kwargs) {
   subject.layer = [&](size_t) { return layer; };
   Context& ctx = ThreadContext(call.num_threads);
   pages::ViewPage page;
-  Compute(kOp, kRenamed, [&] { page = pages::ComposeView(ctx, subject); });
+  Compute(kOp, [&] { page = pages::ComposeView(ctx, subject); });
   if (page.html.empty()) {
     Fail(kOp, "q", "has " + std::to_string(page.all_heads) + " heads", "fewer in one page");
   }

@@ -73,7 +73,7 @@ void Reorder(CacheOwner& self, nb::handle indices) {
 void Save(const CacheOwner& self, nb::handle path) {
   const std::string op = self.Op("save");
   const std::string file = ToPath({op.c_str(), "path", path});
-  Compute(op.c_str(), {}, [&] {
+  Compute(op.c_str(), [&] {
     const std::shared_lock lock(self.mutex);
     self.base().Save(file);
   });

@@ -157,7 +157,7 @@ nb::object ImportPages(const nb::args& args, const nb::kwargs& kwargs) {
   CheckPage(kImportOp, options);
   ReadRotary(kImportOp, kwargs, options);
   std::optional<KVCache> cache;
-  Compute(kImportOp, {}, [&] { cache = KVCache::Import(options, tables); });
+  Compute(kImportOp, [&] { cache = KVCache::Import(options, tables); });
   return NewCache(nb::type<Owner<KVCache>>(), kName, std::move(*cache));
 }
 

@@ -76,7 +76,7 @@ auto Looking(const CacheOwner& owner, F&& f) {
 // f() without the GIL while nobody else uses the cache; errors name `operation`.
 template <class F>
 void Changing(const char* operation, CacheOwner& owner, F&& f) {
-  Compute(operation, {}, [&] {
+  Compute(operation, [&] {
     const std::unique_lock lock(owner.mutex);
     f();
   });
@@ -172,7 +172,6 @@ void BindForks(Class& bound, const char* signature, const char* doc) {
 
 template <class Cache>
 nanobind::object Share(nanobind::handle prefix, nanobind::handle batch) {
-  constexpr Renamed kRenamed[] = {{"prefix", "prefix_cache"}};
   const nanobind::handle type = nanobind::type<Owner<Cache>>();
   const std::string name = nanobind::cast<std::string>(type.attr("__name__"));
   const std::string op = name + ".share";
@@ -182,7 +181,7 @@ nanobind::object Share(nanobind::handle prefix, nanobind::handle batch) {
   }
   const int64_t count = ToInt({op.c_str(), "batch", batch}, 1, INT64_MAX);
   std::optional<Cache> shared;
-  Compute(op.c_str(), kRenamed, [&] {
+  Compute(op.c_str(), [&] {
     const std::shared_lock lock(owner->mutex);
     shared = Cache::Share(owner->cache, count);
   });

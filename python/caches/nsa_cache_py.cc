@@ -28,7 +28,6 @@ namespace {
 using namespace nanobind::literals;
 
 constexpr char kName[] = "NSACache";
-constexpr Renamed kRenamed[] = {{"o", "out"}, {"k_cmp", "compressed[0]"}, {"v_cmp", "compressed[1]"}};
 
 // The cache, what its rows select, and its lock: calls that change the cache take turns, those that only look run
 // together.
@@ -120,7 +119,7 @@ void Append(NSAOwner& self, const nb::args& args, const nb::kwargs& kwargs) {
   Read<RowsCall>(kOp, kRows, 3, args.ptr(), kwargs.ptr(), call);
   if (!call.k.present()) FailMissing(kOp, "k");
   if (!call.v.present()) FailMissing(kOp, "v");
-  Compute(kOp, kRenamed, [&] {
+  Compute(kOp, [&] {
     const std::unique_lock lock(self.mutex);
     self.cache.Append(call.k, call.v, call.lengths, call.k_cmp, call.v_cmp);
   });
@@ -154,7 +153,7 @@ void ReadAttend(const NSAOwner& self, const nb::args& args, const nb::kwargs& kw
 }
 
 void Run(Context& ctx, const NSAOwner& self, const AttendCall& call) {
-  Compute(kAttendOp, kRenamed, [&] {
+  Compute(kAttendOp, [&] {
     const std::shared_lock lock(self.mutex);
     nsa::Attend(ctx, self.cache.view(), call.q, call.gates, call.options, call.o);
   });
@@ -200,7 +199,7 @@ void Trim(NSAOwner& self, nb::handle lengths) {
   constexpr char kOp[] = "NSACache.trim";
   Arrays arrays;
   const auto values = ReadPerSequence(arrays, {kOp, "lengths", lengths}, self.cache.options().batch);
-  Compute(kOp, kRenamed, [&] {
+  Compute(kOp, [&] {
     const std::unique_lock lock(self.mutex);
     self.cache.Trim(values);
   });

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 from collections import namedtuple
+from collections.abc import Mapping
 
 from heed._core import InvalidArgument, _advise, _cost_model_name
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from typing import Literal, NamedTuple
 
     from heed._typing import Array, FloatName
@@ -142,11 +143,15 @@ def advise(q: Array | tuple[int, ...], k: Array | tuple[int, ...], v: Array | tu
       ('attention', 'f32')
     """
     given = {"q": q, "k": k, "v": v}
+    if tensors is not None and not isinstance(tensors, Mapping):
+        raise InvalidArgument(f"advise: tensors is of type {type(tensors).__name__}, expected a dict of arrays or None")
     for name, x in (tensors or {}).items():
         if name in given:
             raise InvalidArgument(f"advise: tensors has {name!r}, expected names other than q, k and v")
         given[name] = x
     given = {name: x.detach() if getattr(x, "requires_grad", False) is True else x for name, x in given.items()}
+    if not isinstance(model, (str, os.PathLike, type(None))):
+        raise InvalidArgument(f"advise: model is of type {type(model).__name__}, expected a path or None")
     path = _cost_model(threads) if model is None else os.fspath(model)
     found = _advise(given, {
         "length": length, "memory": memory, "error": error, "purpose": purpose, "causal": causal, "scale": scale,

@@ -4,7 +4,8 @@
 A pattern is a set of pairs (p, j) of a query's position p and a key j, both absolute: query i of a call stands at
 p = start + i, as heed.attention says; keys count from 0 to Tk, whatever key_starts says. Neighbours outside do not
 exist. `|` unites two patterns, `&` keeps what both have. No builder is causal by itself: causal=True is. Every
-size is an int of 0 or more, where 0 would mean nothing of 1 or more; errors are heed.InvalidArgument.
+size is an int of 0 or more, where 0 would mean nothing of 1 or more; an axis B of a table is the batch entries of a call, or 1.
+Errors are heed.InvalidArgument.
 
     o = heed.attention(q, k, v, causal=True, pattern=heed.patterns.longformer(512, [0]))
 """
@@ -156,14 +157,15 @@ def blocks(keep: Array | Sequence[Sequence[bool]], block: int | tuple[int, int] 
       keep: bool [nq, nk], [Hp, nq, nk] or [B, Hp, nq, nk]; Hp is 1, the key heads or the query heads
       block: rows and columns of a block, 1 or more: an int, or a pair
     """
-    return _pattern("blocks", _bools(keep), block)
+    return _pattern("blocks", keep, block)
 
 
 def csr(row_ptr: Ints | Sequence[Sequence[int]], columns: Ints, block: int | tuple[int, int] = 64) -> Pattern:
     """Blocks as lists: block row i keeps columns[row_ptr[i]:row_ptr[i + 1]], which ascend.
 
     Args:
-      row_ptr: [nq + 1], or [Hp, nq + 1]; Hp is 1, the key heads or the query heads
+      row_ptr: [nq + 1], or [Hp, nq + 1], ascending from 0 to n, a head's numbers behind those of the one before; Hp is 1, the
+        key heads or the query heads
       columns: [n]: blocks of keys
       block: rows and columns of a block, 1 or more: an int, or a pair
     """
@@ -196,12 +198,3 @@ def per_head(heads: Sequence[Pattern]) -> Pattern:
       heads: as many as the call has query heads
     """
     return _pattern("per_head", heads)
-
-
-def _bools(keep: object) -> object:
-    """Nested lists as an array."""
-    if not isinstance(keep, (list, tuple)):
-        return keep
-    import numpy as np
-
-    return np.asarray(keep)

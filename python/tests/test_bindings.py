@@ -91,7 +91,7 @@ def test_the_same_of_tensors():
     state = torch.randn(2, 4, 12, 10, dtype=torch.float64)
     o = heed.torch.gla(**values, initial_state=state)
     assert torch.equal(heed.torch.gla(**values, initial_state=(state, None)), o)
-    with pytest.raises(heed.InvalidArgument, match="^gla: initial_state is tuple, expected an array$"):
+    with pytest.raises(heed.InvalidArgument, match="^gla: initial_state is of type tuple, expected an array$"):
         heed.torch.gla(**values, initial_state=(state, state))
 
 

@@ -105,6 +105,7 @@ def test_bad_option_values(file, verb, option, values, expected):
     ("bigbird(block=0)", "bigbird: block is 0, expected 1 or more"),
     ("\ncaf\u00e9", "has 'caf??' at character 2, expected one of"),
     ("per_head([atrous(2)])", "has 1 heads, expected 4 as q"),
+    ("csr([0, 1], [0, 3])", "csr: row_ptr ends with 1, expected 2"),
     ("global_tokens([[1], [2]])", "has global tokens of 2 batch entries, expected 1"),
 ])
 @pytest.mark.parametrize("verb", ["run", "compare", "view"])

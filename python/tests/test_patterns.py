@@ -141,6 +141,28 @@ def test_explain_counts_tiles():
     assert sparse["visited_pairs"] < 0.11 * dense["visited_pairs"] and sparse["flops"] < 0.1 * dense["flops"]
 
 
+@pytest.mark.parametrize(("build", "table"), [
+    (lambda table: P.blocks(table, (16, 17)), RNG.random((HQ, 13, 13)) < 0.3),
+    (P.global_tokens, np.array([0, 60])),
+    (lambda table: P.row_blocks(table, 6), INDEX[0] % 7 + 7 * np.arange(5)),
+    (lambda table: P.row_blocks(table, 6) | P.atrous(3), INDEX[0][:, None] % 7 + 7 * np.arange(5)),
+    (P.keys, INDEX[0]),
+], ids=["blocks", "global_tokens", "row_blocks", "row_blocks_by_head", "keys"])
+def test_a_table_of_one_batch_entry_serves_all(build, table):
+    x, one, each = inputs(), build(table[None]), build(np.stack([table] * B))
+    o, lse = heed.attention(**x, pattern=one, return_lse=True)
+    assert np.array_equal(o, heed.attention(**x, pattern=each)) and np.array_equal(mask_of(one), mask_of(each))
+    do = RNG.standard_normal(o.shape).astype(np.float32)
+    for a, b in zip(*(heed.attention_backward(do, **x, o=o, lse=lse, pattern=p)[:3] for p in (one, each)), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_calls_without_rows_keys_or_sequences_have_masks():
+    for sizes in ({"Tq": 0, "Tk": 3}, {"Tq": 3, "Tk": 0}, {"Tq": 3, "Tk": 3, "batch": 0}):
+        assert P.atrous(2).density(**sizes) == 0
+        assert P.atrous(2).mask(**sizes).shape == (sizes.get("batch", 1), 1, sizes["Tq"], sizes["Tk"])
+
+
 def test_errors_name_the_argument():
     x = inputs()
     cases = [
@@ -152,19 +174,35 @@ def test_errors_name_the_argument():
         (lambda: P.blocks([[1, 2]]), "blocks: keep"),
         (lambda: P.blocks(np.ones((2, 2), bool), (1, 2, 3)), "blocks: block is no size, expected an int, or two"),
         (lambda: P.csr([0, 2], [3, 3]), "csr: columns has 3 behind 3 in row 0"),
+        (lambda: P.csr([1, 2], [0, 3]), "csr: row_ptr begins with 1, expected 0"),
+        (lambda: P.csr([0, 2, 1], [0, 3]), "csr: row_ptr goes from 2 to 1 at 1, expected numbers that ascend from 0 to 2"),
+        (lambda: P.csr([0, 1], [0, 3]), "csr: row_ptr ends with 1, expected 2, the size of columns"),
+        (lambda: P.csr([], []), r"csr: row_ptr has shape \[0\], expected nq \+ 1 numbers"),
+        (lambda: P.csr([[0, 1], [0, 1]], [0]), "csr: row_ptr begins with 0, expected 1 as the head before ends"),
+        (lambda: P.blocks([[True], [True, False]]), r"blocks: keep is \[\[True\], \[True, False\]\], expected numbers of one shape, bool"),
+        (lambda: P.blocks(np.ones((0, 2, 2), bool)), r"blocks: keep has shape \[0,2,2\], expected 1 head or more"),
+        (lambda: P.per_head([]), "per_head: heads is empty, expected a pattern for each head"),
         (lambda: P.keys(np.zeros((1, 1, 2), int)), "keys: index has key 0 twice, expected it once"),
         (lambda: P.per_head(3), "per_head: heads is 3, expected a list of patterns"),
         (lambda: P.per_head([P.atrous(2), 3]), "per_head: heads is .*, expected a list of patterns"),
         (lambda: P.bigbird(seed=-1), "bigbird: seed is -1"),
-        (lambda: P.parse("atrous(2"), "pattern: has the end at character 9, expected ','"),
+        (lambda: P.parse("atrous(2"), "parse: expression has the end at character 9, expected ','"),
+        (lambda: P.parse("csr([0, 1], [0, 3])"), "csr: row_ptr ends with 1, expected 2"),
         (lambda: P.parse(3), "parse: expression is 3, expected a string"),
         (lambda: P.atrous(2).mask(-1, 3), "mask: Tq is -1"),
         (lambda: P.keys(INDEX).mask(9, 9), "mask: pattern has keys of shape"),
+        (lambda: P.atrous(2).mask(3, 3, heads=0), "mask: heads is 0, expected an int from 1 to"),
+        (lambda: P.atrous(2).mask(3, 3, batch=-1), "mask: batch is -1, expected an int from 0 to"),
+        (lambda: P.atrous(2).mask(3, 3, heads=2, key_heads=3), "mask: key_heads is 3, expected one that divides heads, 2"),
+        (lambda: P.atrous(2).density(3, 3, heads=0), "density: heads is 0, expected an int from 1 to"),
         (lambda: P.atrous(2).density(3, 3, align="left"), "density: align is 'left'"),
+        (lambda: P.atrous(2).density(3, 3, align=[0, 1]), r"density: align has shape \[2\], expected \[1\]"),
+        (lambda: P.atrous(2).density(3, 3, align=3), "density: align is 3, expected 'bottom_right', 'top_left' or an int array"),
+        (lambda: P.atrous(2).density(3, 3, align=[-2**63]), "density: align contains -9223372036854775808, expected a position"),
         (lambda: heed.attention(**x, pattern=np.ones((3, 3), bool)), "attention: pattern is .*, expected a pattern of heed.patterns"),
         (lambda: heed.attention(**x, pattern="atrous(2)"), "attention: pattern is 'atrous\\(2\\)', expected a pattern"),
         (lambda: heed.attention(**x, pattern=P.per_head([P.atrous(2)])), "pattern has 1 heads, expected 4 as q"),
-        (lambda: heed.attention(**x, pattern=P.keys(INDEX[:1])), r"pattern has keys of shape \[1,150,n\], expected \[2,150,n\]"),
+        (lambda: heed.attention(**x, pattern=P.keys(INDEX[:1, 1:])), r"pattern has keys of shape \[1,149,n\], expected \[2,150,n\]"),
     ]
     for call, message in cases:
         with pytest.raises(heed.InvalidArgument, match=message):

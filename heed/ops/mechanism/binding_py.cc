@@ -24,10 +24,6 @@ namespace {
 namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
-constexpr Renamed kRenamed[] = {{"o", "out"}, {"d_o", "do"}, {"d_state", "dstate"}};
-constexpr Renamed kTorchRenamed[] = {{"o", "out"},
-                                     {"d_o", "the gradient of o"},
-                                     {"d_state", "the gradient of the state"}};
 
 void CheckRequired(const char* op, const PythonCall& call) {
   for (size_t i = 0; i < call.bound.tensors.size(); ++i) {
@@ -163,7 +159,7 @@ nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
   nb::object state;
   if (call.return_state) state = NewStates(b.name, call, false);
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(b.name, kRenamed, [&] { b.functions->Forward(ctx, call); });
+  Compute(b.name, [&] { b.functions->Forward(ctx, call); });
   if (!call.return_state) return o;
   return nb::make_tuple(o, state);
 }
@@ -192,7 +188,7 @@ nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
     results.append(nb::none());
   }
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(op, kRenamed, [&] { b.functions->Backward(ctx, call); });
+  Compute(op, [&] { b.functions->Backward(ctx, call); });
   return NewNamedTuple(b.gradients, nb::tuple(results));
 }
 
@@ -211,7 +207,7 @@ nb::object RunStep(const Bound& b, PyObject* args, PyObject* kwargs) {
   ReadStep(b, args, kwargs, call);
   const nb::object o = OutputOf(op, call, true);
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(op, kRenamed, [&] { b.functions->Step(ctx, call); });
+  Compute(op, [&] { b.functions->Step(ctx, call); });
   return o;
 }
 
@@ -222,7 +218,7 @@ void RunTorch(const Bound& b, PyObject* args) {
   Read<PythonCall>(b.name, b.torch_keywords, b.torch_keywords.size(), args, nullptr, call);
   Warn(b.name, call);
   Context& ctx = TorchContext(call.num_threads, call.in[0].device());
-  Compute(b.name, kTorchRenamed, [&] { b.functions->Forward(ctx, call); });
+  ComputeForTorch(b.name, [&] { b.functions->Forward(ctx, call); });
 }
 
 void RunTorchBackward(const Bound& b, PyObject* args) {
@@ -231,7 +227,7 @@ void RunTorchBackward(const Bound& b, PyObject* args) {
   call.arrays.AllowDevices();
   Read<PythonCall>(b.name, b.torch_backward_keywords, b.torch_backward_keywords.size(), args, nullptr, call);
   Context& ctx = TorchContext(call.num_threads, call.in[0].device());
-  Compute(b.name, kTorchRenamed, [&] { b.functions->Backward(ctx, call); });
+  ComputeForTorch(b.name, [&] { b.functions->Backward(ctx, call); });
 }
 
 // A step on tensors of a device, whose `out` PyTorch has made.
@@ -243,7 +239,7 @@ void RunTorchStep(const Bound& b, PyObject* args, PyObject* kwargs) {
   ReadStep(b, args, kwargs, call);
   if (!call.o.present()) FailMissing(op, "out");
   Context& ctx = TorchContext(call.num_threads, call.in[0].device());
-  Compute(op, kRenamed, [&] { b.functions->Step(ctx, call); });
+  Compute(op, [&] { b.functions->Step(ctx, call); });
 }
 
 nb::dict RunExplain(const Bound& b, DType dtype, int num_threads, PyObject* kwargs) {
@@ -254,7 +250,7 @@ nb::dict RunExplain(const Bound& b, DType dtype, int num_threads, PyObject* kwar
   CheckRequired(b.name, call);
   const Context& ctx = ThreadContext(num_threads);
   Explanation e;
-  Compute(b.name, kRenamed, [&] { e = b.functions->Explain(ctx, call); });
+  Compute(b.name, [&] { e = b.functions->Explain(ctx, call); });
   return Described(e.kernel, e.target, e.why, e.flops, e.bytes, e.workspace_bytes, e.visited_pairs, false,
                    call.arrays.copied());
 }

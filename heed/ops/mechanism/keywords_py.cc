@@ -84,7 +84,8 @@ void ForStates(PythonCall& call, const Argument& a, void (*read)(PythonCall&, co
     const nb::object part = a.value[i];
     if (part.is_none()) continue;
     if (i >= count) Fail(a, ExpectedStates(call.bound));
-    read(call, {a.operation, a.name, part, i});
+    const std::string name = std::string(a.name) + "." + call.bound.states[i].name;
+    read(call, {a.operation, name.c_str(), part, i});
   }
 }
 template <void (*kRead)(PythonCall&, const Argument&)>

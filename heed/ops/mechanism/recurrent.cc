@@ -105,8 +105,11 @@ recurrence::States StatesOf(const Call& call, const ConstTensorView& t) {
 class StateNames {
  public:
   StateNames(const Definition& definition, const char* state) {
+    const std::array<StateTensor, 3> states = StateTensors(definition);
+    const bool several = states[1].exists || states[2].exists;
     for (size_t i = 0; i < 3; ++i) {
-      std::snprintf(names_[i], sizeof(names_[i]), "%s%s", state, definition.state_names[i]);
+      const char* const part = definition.state_names[i];
+      std::snprintf(names_[i], sizeof(names_[i]), "%s%s", state, several && part[0] == '\0' ? ".S" : part);
     }
   }
   const char* operator[](size_t i) const { return names_[i]; }

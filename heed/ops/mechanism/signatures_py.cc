@@ -27,7 +27,7 @@ std::string Signature(const SettingSpec& spec) {
     return name + ": float = " + text(*number) + ", ";
   }
   if (const Range* range = std::get_if<Range>(&spec.value)) {
-    return name + ": tuple[float, float] = (" + text(range->first) + ", " + text(range->second) + "), ";
+    return name + ": tuple[float, float] | None = (" + text(range->first) + ", " + text(range->second) + "), ";
   }
   std::string choices;
   for (const std::string& choice : spec.choices) {

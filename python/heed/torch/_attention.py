@@ -18,6 +18,8 @@ _attention = torch.ops.heed.attention.default
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, out: Tensor | None = None, **keywords: Any
 ) -> Any:
+    if return_lse.__class__ is not bool:
+        _dispatch.check_bools("attention", return_lse=return_lse)
     options = _operators.attention_options.given(keywords, attention)
     if out is None:
         o, lse = call_operator(q, k, v, *options)
@@ -27,24 +29,20 @@ def attention(
 
 
 def call_operator(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """torch.ops.heed.attention; what PyTorch says of a wrong type becomes an InvalidArgument."""
+    """torch.ops.heed.attention."""
     try:
-        return _attention(*arguments)
+        return _dispatch.call("attention", _attention, *arguments)
     except NotImplementedError:  # from PyTorch, for tensors that it does not let reach an operator
         _dispatch.refuse(("q", "k", "v", *_operators.OPTIONS), arguments, "attention")
         raise
     except AttributeError:  # None counts as a tensor for PyTorch
         _dispatch.check_tensors("attention", **dict(zip("qkv", arguments)))
         raise
-    except (RuntimeError, TypeError) as error:
-        message = str(error)
-        if not message.startswith("heed::attention() "):
-            raise
-        raise InvalidArgument("attention: " + message.removeprefix("heed::attention() ").splitlines()[0]) from None
 
 
 def _into(out: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
     """Writes o into `out`, which autograd does not see; returns lse."""
+    _dispatch.check_tensors("attention", q=q, k=k, v=v, out=out)
     tensors = {"out": out, "q": q, "k": k, "v": v, **dict(zip(_operators.OPTIONS, options))}
     for name, x in tensors.items():
         if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():

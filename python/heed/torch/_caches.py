@@ -98,8 +98,7 @@ def _on_tensors(cls: Any) -> Any:
             return (o, lse) if return_lse else o
         if not isinstance(q, Tensor):
             raise InvalidArgument(f"{name}.attend: q is of type {type(q).__name__}, expected a tensor")
-        if not isinstance(return_lse, bool):
-            raise InvalidArgument(f"{name}.attend: return_lse is {return_lse!r}, expected True or False")
+        _dispatch.check_bools(f"{name}.attend", return_lse=return_lse, return_bound=return_bound)
         if q.dim() == 4:  # else the call below says what is wrong
             batch, rows, heads, _ = q.shape
             if out is None:

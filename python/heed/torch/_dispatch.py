@@ -8,9 +8,11 @@ costs 60 microseconds more per call, refuses torch.func.grad, and takes derivati
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, _C
 from torch._functorch.utils import enable_single_level_autograd_function
@@ -81,11 +83,13 @@ def wrote(*values: Any) -> None:
 
 
 def numbers(operation: str, name: str, value: Any, dtype: Any = None) -> Tensor | None:
-    """A list of numbers as a tensor on the CPU, whatever the default device; a tensor, or None, as it is."""
+    """A list of numbers as a tensor on the CPU, whatever the default device, an empty one of `dtype`; a tensor, or None, as it is."""
     if value is None or isinstance(value, Tensor):
         return value
     try:
-        tensor = torch.as_tensor(value, dtype=dtype, device="cpu")
+        tensor = torch.as_tensor(value, device="cpu")
+        if dtype is not None and tensor.numel() == 0:
+            return tensor.to(dtype)
         return torch.as_tensor(value, dtype=torch.float64, device="cpu") if tensor.is_floating_point() else tensor
     except (TypeError, ValueError, RuntimeError):
         kind = type(value).__name__
@@ -107,11 +111,44 @@ def num_sequences(operation: str, batch: int, cu_seqlens: Tensor | None) -> int:
     return cu_seqlens.shape[0] - 1
 
 
+def check_bools(operation: str, **flags: Any) -> None:
+    """Raises InvalidArgument for the first that is neither True nor False; PyTorch's operators take numbers for them."""
+    for name, x in flags.items():
+        if not isinstance(x, (bool, np.bool_, torch.SymBool)):
+            raise InvalidArgument(f"{operation}: {name} is {x!r}, expected True or False")
+
+
+def check_int(operation: str, name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < least:
+        raise InvalidArgument(f"{operation}: {name} is {value!r}, expected an int of at least {least}")
+
+
 def check_tensors(operation: str, **tensors: Any) -> None:
     """Raises InvalidArgument for the first that is no tensor."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise InvalidArgument(f"{operation}: {name} is of type {type(x).__name__}, expected a tensor")
+
+
+_WRONG_TYPE = re.compile(r"heed::\w+\(\) Expected a value of type '(.*)' for argument '(\w+)' but instead found type '(.*)'"
+                         r".*?Value: (.*?)\n", re.DOTALL)
+_IN_WORDS = {"bool": "True or False", "float": "a number", "int": "an int of 64 bits", "str": "a string", "List[int]": "ints",
+             "List[float]": "numbers", "Tensor": "a tensor"}
+
+
+def call(operation: str, operator: Any, *arguments: Any) -> Any:
+    """operator(*arguments); what PyTorch says of a wrong type becomes an InvalidArgument of `operation`."""
+    try:
+        return operator(*arguments)
+    except (RuntimeError, TypeError) as error:
+        wrong = _WRONG_TYPE.match(str(error))
+        if wrong is None:
+            raise
+        expected, name, found, value = wrong.groups()
+        got = value if found in ("int", "float", "str", "bool", "NoneType") and len(value) < 60 else f"of type {found}"
+        inside = re.sub(r"Optional\[(.*)\]", r"\1", expected)
+        words = _IN_WORDS.get(inside, inside) + (" or None" if inside != expected else "")
+        raise InvalidArgument(f"{operation}: {_core._name_in_python(operation, name)} is {got}, expected {words}") from None
 
 
 def _below_autograd(operator: Any, kernel: Any, keyset: Any, arguments: tuple[Any, ...]) -> Any:

@@ -108,8 +108,11 @@ def rotary(
     inverse: bool = False,
 ) -> Tensor:
     _dispatch.check_tensors("rotary", x=x)
+    _dispatch.check_bools("rotary", interleaved=interleaved, inverse=inverse)
     positions = _dispatch.numbers("rotary", "positions", positions)
-    return _rotary(x, positions, base, dim, interleaved, _text(scaling), inverse)
+    if scaling is not None and not isinstance(scaling, dict):
+        raise InvalidArgument(f"rotary: scaling is of type {type(scaling).__name__}, expected a dict or None")
+    return _dispatch.call("rotary", _rotary, x, positions, base, dim, interleaved, _text(scaling), inverse)
 
 
 def _t5_bias_cpu(table, Tq, Tk, bidirectional, max_distance, align):
@@ -145,7 +148,8 @@ def t5_bias(
     table: Tensor, Tq: int, Tk: int, *, bidirectional: bool, max_distance: int = 128, align: str = "bottom_right"
 ) -> Tensor:
     _dispatch.check_tensors("t5_bias", table=table)
-    return _t5_bias(table, Tq, Tk, bidirectional, max_distance, align)
+    _dispatch.check_bools("t5_bias", bidirectional=bidirectional)
+    return _dispatch.call("t5_bias", _t5_bias, table, Tq, Tk, bidirectional, max_distance, align)
 
 
 def s4d_kernel(
@@ -158,12 +162,22 @@ def s4d_kernel(
     discretization: str = "zoh",
     threads: int | None = None,
 ) -> Tensor:
-    _dispatch.check_tensors("s4d_kernel", log_dt=log_dt, log_A_real=log_A_real, A_imag=A_imag, C=C)
+    name = "s4d_kernel"
+    _dispatch.check_tensors(name, log_dt=log_dt, log_A_real=log_A_real, A_imag=A_imag, C=C)
+    if log_dt.dim() != 1:
+        raise InvalidArgument(f"{name}: log_dt has shape {list(log_dt.shape)}, expected [D]")
+    if not C.is_floating_point():
+        raise InvalidArgument(f"{name}: C has dtype {C.dtype}, expected a float dtype")
+    _dispatch.check_int(name, "length", length, 0)
     impulse = torch.zeros(length, dtype=C.dtype).index_fill(0, torch.arange(min(length, 1)), 1)
     u = impulse.expand(1, log_dt.shape[0], length)
     # What modes answer to one input of 1.
     options = {"discretization": discretization, "method": "recurrent", "threads": threads}
-    return torch.ops.heed.s4d(u, log_dt, log_A_real, A_imag, C, **options)[0][0]
+    s4d = functools.partial(torch.ops.heed.s4d.default, **options)
+    try:
+        return _dispatch.call(name, s4d, u, log_dt, log_A_real, A_imag, C)[0][0]
+    except InvalidArgument as error:
+        raise InvalidArgument(str(error).replace("s4d: ", f"{name}: ", 1)) from None
 
 
 for _own, _of_arrays in ((rotary, heed.rotary), (s4d_kernel, heed.s4d_kernel), (t5_bias, heed.t5_bias)):

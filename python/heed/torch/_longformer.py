@@ -108,23 +108,14 @@ def longformer(
     for name in keywords:
         if name in _core._torch_longformer_refused:
             raise Unsupported(_core._torch_longformer_refused[name])
+    _dispatch.check_bools("longformer", return_lse=return_lse)
     _dispatch.check_tensors("longformer", q=q, k=k, v=v)
     own = {name: x for name, x in (("qg", qg), ("kg", kg), ("vg", vg)) if x is not None}
     _dispatch.check_tensors("longformer", **own)
     tokens = _dispatch.numbers("longformer", "tokens", tokens, torch.int64)
-    o, lse = _call(q, k, v, qg, kg, vg, window, tokens, *_options.given(keywords, longformer))
+    inputs = (q, k, v, qg, kg, vg)
+    o, lse = _dispatch.call("longformer", _operator, *inputs, window, tokens, *_options.given(keywords, longformer))
     return (o, lse) if return_lse else o
-
-
-def _call(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The operator; what PyTorch says of a wrong type becomes an InvalidArgument."""
-    try:
-        return _operator(*arguments)
-    except (RuntimeError, TypeError) as error:
-        message = str(error)
-        if not message.startswith("heed::longformer() "):
-            raise
-        raise InvalidArgument("longformer: " + message.removeprefix("heed::longformer() ").splitlines()[0]) from None
 
 
 longformer.__module__ = "heed.torch"

@@ -206,7 +206,11 @@ class _Mechanism:
         if len(states) < number or any(x is not None for x in states[number:]):
             names = "" if number == 1 else f"arrays ({', '.join(self.state_type._fields)})"
             expected = names if together else " or ".join(filter(None, ("an array", names)))
-            raise InvalidArgument(f"{self.name}: initial_state is {type(given).__name__}, expected {expected}")
+            raise InvalidArgument(f"{self.name}: initial_state is of type {type(given).__name__}, expected {expected}")
+        parts = [f".{field}" for field in self.state_type._fields] if several and number > 1 else [""] * number
+        for part, x in zip(parts, states):
+            if x is not None:
+                _dispatch.check_tensors(self.name, **{f"initial_state{part}": x})
         return states[:number]
 
     def to_autocast(self, tensors: list[Any], dtype: torch.dtype) -> list[Any]:
@@ -224,6 +228,8 @@ class _Mechanism:
         is_relative = self.has_exponent and options.get("kernel") != "relu"  # that kernel of Performers has no maximum
         for key, default in self.options.items():
             value = options.pop(key, default)
+            if isinstance(default, bool) and value.__class__ is not bool:
+                _dispatch.check_bools(self.name, **{key: value})
             if key in _LISTS:
                 value = _dispatch.numbers(self.name, key, value, torch.int64)
             if key == "initial_state":
@@ -249,6 +255,8 @@ class _Mechanism:
             if not isinstance(x, Tensor) and (x is not None or name not in self.optional):
                 _dispatch.check_tensors(self.name, **{name: x})
         return_state = bool(self.states) and options.pop("return_state", False)
+        if return_state.__class__ is not bool:
+            _dispatch.check_bools(self.name, return_state=return_state)
         if return_state and options.get("causal", self.settings.get("causal")) is False:
             raise InvalidArgument(
                 f"{self.name}: return_state is True, expected False: without causal there is no state"
@@ -256,7 +264,7 @@ class _Mechanism:
         dtype = _dispatch.autocast_dtype(tensors[self.output])
         if dtype is not None:
             tensors = self.to_autocast(tensors, dtype)
-        results = self.operator(*tensors, *(self.rest(options) if options else ()))
+        results = _dispatch.call(self.name, self.operator, *tensors, *(self.rest(options) if options else ()))
         if not self.states:
             return results
         o, *states = results

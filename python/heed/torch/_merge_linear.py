@@ -62,7 +62,7 @@ def merge_linear(o: Tensor, lse: Tensor, num: Tensor, den: Tensor, *, gate: Any 
     gate = _dispatch.numbers("merge_linear", "gate", gate)
     if gate is not None and not gate.is_floating_point():
         raise InvalidArgument(f"merge_linear: gate has dtype {gate.dtype}, expected a float dtype")
-    return _operator(o, lse, num, den, gate)
+    return _dispatch.call("merge_linear", _operator, o, lse, num, den, gate)
 
 
 merge_linear.__module__ = "heed.torch"

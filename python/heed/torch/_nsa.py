@@ -116,13 +116,8 @@ def nsa(
     k_cmp, v_cmp = (None, None) if compressed is None else compressed
     if compressed is not None:
         _dispatch.check_tensors("nsa", **{"compressed[0]": k_cmp, "compressed[1]": v_cmp})
-    try:
-        return _operator(q, k, v, gates, k_cmp, v_cmp, block, stride, count, window, length, scale, threads)[0]
-    except (RuntimeError, TypeError) as error:  # what PyTorch says of a wrong type becomes an InvalidArgument
-        message = str(error)
-        if not message.startswith("heed::nsa() "):
-            raise
-        raise InvalidArgument("nsa: " + message.removeprefix("heed::nsa() ").splitlines()[0]) from None
+    inputs = (q, k, v, gates, k_cmp, v_cmp)
+    return _dispatch.call("nsa", _operator, *inputs, block, stride, count, window, length, scale, threads)[0]
 
 
 nsa.__module__ = "heed.torch"

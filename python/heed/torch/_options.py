@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from heed import InvalidArgument
+from heed import InvalidArgument, _core
 from heed.torch import _dispatch
 
 
@@ -47,6 +47,7 @@ class Options:
         self._defaults = tuple(ast.literal_eval(option.schema.partition("=")[2]) for option in self.table)
         self._places = {name: place for place, name in enumerate(self.names)}
         self._numbers = {option.name for option in self.table if option.takes_numbers}
+        self._flags = {option.name for option in self.table if option.schema.startswith("bool ")}
         self._keywords = {*self.names, "segments"} - {"heads_first", "segments_q", "segments_k", "query_starts"}
         if "segments_q" not in self.names:
             self._keywords -= {"segments"}
@@ -58,15 +59,21 @@ class Options:
         for name, value in keywords.items():
             if name not in self._keywords:
                 raise _dispatch.unexpected(operation, name, inspect.signature(function).parameters)
+            if name in self._flags:
+                _dispatch.check_bools(operation, **{name: value})
             if name == "segments":
                 pair = value if isinstance(value, tuple) and len(value) == 2 else (value, value)
                 given += zip(("segments_q", "segments_k"), pair)
             elif name == "align" and value.__class__ is not str:
+                if value is None:
+                    raise InvalidArgument(f"{operation}: align is None, expected 'bottom_right', 'top_left' or an int array [B]")
                 given.append(("query_starts", value))
             elif name == "pattern" and value is not None:
                 given.append((name, _dispatch.pattern_key(value)))
             elif name != "seed":
                 given.append((name, value))
+            elif value is not None:
+                seed_tensor(value, operation)  # which is checked though nothing is dropped
         if drops:
             given.append(("seed", seed_tensor(keywords.get("seed"), operation)))
         options, end = list(self._defaults), 0
@@ -75,7 +82,7 @@ class Options:
             if value is self._defaults[place]:
                 continue
             if name in self._numbers:
-                value = _dispatch.numbers(operation, "align" if name == "query_starts" else name, value)
+                value = _dispatch.numbers(operation, _core._name_in_python(operation, name), value)
             options[place] = value
             end = max(end, place + 1)
         return options[:end]

@@ -9,6 +9,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from heed import InvalidArgument, Unsupported
+from heed.torch import _dispatch
 from heed.torch._attention import call_operator
 from heed.torch._operators import OPTIONS
 from heed.torch._options import seed_tensor
@@ -52,6 +54,7 @@ def scaled_dot_product_attention(
         q, k, v = query.shape, key.shape, value.shape
         plain = (
             dropout_p == 0
+            and is_causal.__class__ is enable_gqa.__class__ is bool
             and len(q) == len(k) == len(v) == 4
             and q[0] == k[0] == v[0]
             and k[1] == v[1]
@@ -96,6 +99,8 @@ def _problem(query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: bool)
             return InvalidArgument(f"{_NAME}: {name} is of type {type(x).__name__}, expected a tensor")
         if x.is_nested:
             return InvalidArgument(f"{_NAME}: {name} is a nested tensor, expected a strided one")
+    if query.dtype not in DTYPES:
+        return InvalidArgument(f"{_NAME}: query has dtype {query.dtype}, expected a float dtype of 64, 32 or 16 bits")
     rank = 3 if enable_gqa else 2
     for name, x in inputs.items():
         if x.dim() < rank:
@@ -113,13 +118,23 @@ def _problem(query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: bool)
     return None
 
 
+def _wrong_number(dropout_p: Any, scale: Any) -> InvalidArgument | None:
+    number = (Real, torch.SymFloat, torch.SymInt)
+    if not isinstance(dropout_p, number) or not 0 <= dropout_p <= 1:
+        return InvalidArgument(f"{_NAME}: dropout_p is {dropout_p!r}, expected a number from 0 to 1")
+    if scale is not None and (not isinstance(scale, number) or not -math.inf < scale < math.inf):
+        return InvalidArgument(f"{_NAME}: scale is {scale!r}, expected a finite number or None")
+    return None
+
+
 def _shape_error(name: str, x: Tensor, expected: str) -> InvalidArgument:
     return InvalidArgument(f"{_NAME}: {name} has shape {list(x.shape)}, expected {expected}")
 
 
 def _general(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> Tensor:
     """Any mask, dropout, any number of batch axes, axes of size 0."""
-    if problem := _problem(query, key, value, attn_mask, enable_gqa):
+    _dispatch.check_bools(_NAME, is_causal=is_causal, enable_gqa=enable_gqa)
+    if problem := _problem(query, key, value, attn_mask, enable_gqa) or _wrong_number(dropout_p, scale):
         raise problem
     if is_causal and attn_mask is not None:
         raise InvalidArgument(f"{_NAME}: is_causal is {is_causal}, expected False where attn_mask is given")

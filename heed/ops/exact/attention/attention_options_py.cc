@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "heed/ops/sparse/common/pattern_py.h"
+#include "python/argument_names.h"
 
 namespace heed::attention {
 namespace {
@@ -82,8 +83,8 @@ void ReadSegments(Call& call, const Argument& a) {
     return;
   }
   if (PyObject_Size(a.value.ptr()) != 2) Fail(a, "an int array [B, T] or a pair (segments_q, segments_k)");
-  options.segments_q = call.arrays.ReadList({a.operation, "segments_q", a.value[0]}, Kind::kInt);
-  options.segments_k = call.arrays.ReadList({a.operation, "segments_k", a.value[1]}, Kind::kInt);
+  options.segments_q = call.arrays.ReadList({a.operation, "segments of q", a.value[0]}, Kind::kInt);
+  options.segments_k = call.arrays.ReadList({a.operation, "segments of k", a.value[1]}, Kind::kInt);
 }
 
 // A type and a default.
@@ -175,6 +176,7 @@ const std::vector<OptionArgument>& OptionKeywords() {
 const std::vector<OptionArgument>& TorchOptions() {
   static const std::vector<OptionArgument> options = [] {
     std::vector<OptionArgument> all = Arguments<true>();
+    for (OptionArgument& x : all) x.keyword.name = NameInPython("attention", x.row->name).data();  // of literals
     std::ranges::stable_sort(all, {}, [](const OptionArgument& x) { return x.row->place; });
     return all;
   }();

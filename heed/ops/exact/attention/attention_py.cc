@@ -28,8 +28,6 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 constexpr char kOp[] = "attention";
 constexpr char kMergeOp[] = "merge_attention";
 
-// What the C++ surface calls by another name.
-constexpr Renamed kRenamed[] = {{"o", "out"}, {"query_starts", "align"}};
 
 DType LseDType(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
@@ -43,7 +41,7 @@ nb::object Attention(const nb::args& args, const nb::kwargs& kwargs) {
   if (call.options.dropout > 0 && !call.seed_given) call.options.seed = FreshSeed();
   const Results results = NewResults(kOp, call, call.in.q, call.in.v.size(call.in.v.rank() - 1));
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(kOp, kRenamed, [&] { Forward(ctx, call.in, call.options, results.views); });
+  Compute(kOp, [&] { Forward(ctx, call.in, call.options, results.views); });
   return results.Returned();
 }
 
@@ -58,7 +56,7 @@ nb::dict ExplainAttention(DType dtype, int num_threads, PyObject* kwargs) {
   CheckForResults(kOp, call);
   const Context& ctx = ThreadContext(num_threads);
   Explanation e;
-  Compute(kOp, kRenamed,
+  Compute(kOp,
           [&] { e = heed::attention::Explain(ctx, call.in, call.options); });
 
   return Described(e.kernel, e.target, e.why, e.flops, e.bytes, e.workspace_bytes,
@@ -135,7 +133,7 @@ nb::object MergeAttention(nb::handle parts_argument,
     }
   }
   Context& ctx = ThreadContext(0);
-  Compute(kMergeOp, {}, [&] { Merge(ctx, parts, sinks, {o.view, lse_view}); });
+  Compute(kMergeOp, [&] { Merge(ctx, parts, sinks, {o.view, lse_view}); });
   return nb::make_tuple(o.array, lse.array);
 }
 

@@ -17,9 +17,6 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr char kOp[] = "attention";
 
-// What the C++ surface calls by another name.
-constexpr Renamed kRenamed[] = {{"query_starts", "align"}, {"d_o", "the gradient of o"},
-                                {"d_lse", "the gradient of lse"}};
 
 // [B, H, T, D] as [B, T, H, D].
 template <class View>
@@ -40,7 +37,7 @@ void Attention(const nb::args& args) {
     WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
   }
   Context& ctx = TorchContext(call.num_threads, call.in.q.device());
-  Compute(kOp, kRenamed, [&] { Forward(ctx, call.in, call.options, out); });
+  ComputeForTorch(kOp, [&] { Forward(ctx, call.in, call.options, out); });
 }
 
 void AttentionBackward(const nb::args& args) {
@@ -54,7 +51,7 @@ void AttentionBackward(const nb::args& args) {
     for (TensorView* x : {&out.dq, &out.dk, &out.dv}) SwapHeads(*x);
   }
   Context& ctx = TorchContext(call.num_threads, call.in.q.device());
-  Compute(kOp, kRenamed, [&] { Backward(ctx, in, call.options, out); });
+  ComputeForTorch(kOp, [&] { Backward(ctx, in, call.options, out); });
 }
 
 }  // namespace

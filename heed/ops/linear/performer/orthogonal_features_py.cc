@@ -28,7 +28,7 @@ nb::object Array(nb::handle m, nb::handle d, nb::handle seed, nb::handle scaling
       ToBool({kOp, "haar_fix", haar_fix})};
   NewArray w(kOp, DType::kF64, sizes);
   Context& ctx = ThreadContext(0);
-  Compute(kOp, {}, [&] { OrthogonalFeatures(ctx, key, options, w.view); });
+  Compute(kOp, [&] { OrthogonalFeatures(ctx, key, options, w.view); });
   return w.array;
 }
 

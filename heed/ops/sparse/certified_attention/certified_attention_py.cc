@@ -41,7 +41,6 @@ using attention::Keywords;
 using attention::OptionArgument;
 
 constexpr char kOp[] = "certified_attention";
-constexpr Renamed kRenamed[] = {{"o", "out"}, {"query_starts", "align"}};
 constexpr const char *kEpsilon = "epsilon", *kLevel = "level", *kReturnBound = "return_bound", *kTree = "tree";
 
 // Options that attention has too are read as it reads them, and so are results.
@@ -131,7 +130,7 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   Outputs out = {results.views.o, {}, results.views.lse, {}};
   const nb::object bound = NewBound(kOp, call, &out.bound);
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(kOp, kRenamed, [&] { Forward(ctx, {call.in.q, call.in.k, call.in.v}, call.all_options(), out); });
+  Compute(kOp, [&] { Forward(ctx, {call.in.q, call.in.k, call.in.v}, call.all_options(), out); });
   return Returned(call, results, bound);
 }
 
@@ -144,7 +143,7 @@ nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
   attention::CheckForResults(kOp, call);
   const Context& ctx = ThreadContext(num_threads);
   Explanation x;
-  Compute(kOp, kRenamed, [&] { x = Explain(ctx, {call.in.q, call.in.k, call.in.v}, call.all_options()); });
+  Compute(kOp, [&] { x = Explain(ctx, {call.in.q, call.in.k, call.in.v}, call.all_options()); });
   return Described(x.kernel, x.target, x.why, x.flops, x.bytes, x.workspace_bytes, x.visited_pairs, x.invariant,
                    call.arrays.copied());
 }
@@ -158,8 +157,8 @@ std::optional<nb::kwargs> WithoutEpsilon(const char* op, const nb::kwargs& kwarg
   const auto refuse = [&](const char* name) {
     Fail({op, name, kwargs[name]}, "its default without epsilon, on which it depends");
   };
-  if (given(kLevel) && !nb::object(kwargs[kLevel]).equal(nb::str("auto"))) refuse(kLevel);
-  if (given(kReturnBound) && !nb::object(kwargs[kReturnBound]).is(nb::bool_(false))) refuse(kReturnBound);
+  if (kwargs.contains(kLevel) && !nb::object(kwargs[kLevel]).equal(nb::str("auto"))) refuse(kLevel);
+  if (kwargs.contains(kReturnBound) && !nb::object(kwargs[kReturnBound]).is(nb::bool_(false))) refuse(kReturnBound);
   if (!kwargs.contains(kEpsilon) && !kwargs.contains(kLevel) && !kwargs.contains(kReturnBound)) return kwargs;
   nb::dict rest;
   for (const auto& [key, value] : kwargs) {
@@ -186,7 +185,7 @@ void ReadAttend(const char* op, const CacheOwner& cache, bool for_torch, const n
 }
 
 void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call, const Outputs& out) {
-  Compute(op, kRenamed, [&] {
+  Compute(op, [&] {
     const std::shared_lock lock(cache.mutex);
     Attend(ctx, cache.base().view(), call.in.q, call.all_options(), out);
   });
@@ -262,7 +261,6 @@ Pattern Chosen(const Call& call, int64_t key_heads, int64_t keys, int64_t value_
 // heed.select.certified: of keys or of a cache, which come first; the rest are keywords.
 Pattern Select(const nb::args& args, const nb::kwargs& kwargs) {
   constexpr char kSelector[] = "certified";
-  constexpr Renamed kNames[] = {{"query_starts", "align"}, {"cache", "k"}};
   static const Keywords keywords =
       Joined({std::span(kInputs).first(1), kCertificate, OptionsOfAttention(), attention::ThreadsKeyword()});
   Call call;
@@ -281,7 +279,7 @@ Pattern Select(const nb::args& args, const nb::kwargs& kwargs) {
   const bool of_torch = ImportTorch({kSelector, "q", kwargs["q"]}, layout);
   Context& ctx = of_torch ? TorchContext(call.num_threads) : ThreadContext(call.num_threads);
   Pattern pattern;
-  Compute(kSelector, kNames, [&] {
+  Compute(kSelector, [&] {
     if (cache != nullptr) {
       const std::shared_lock lock(cache->mutex);
       const KVView view = cache->base().view();

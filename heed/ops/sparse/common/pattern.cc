@@ -21,8 +21,6 @@ namespace heed {
 namespace patterns {
 namespace {
 
-constexpr int64_t kLargest = int64_t{1} << 61;  // of a size
-
 // --- arguments ---------------------------------------------------------------------------------
 
 [[noreturn]] void Refuse(const Builder& builder, const Parameter& parameter, const std::string& got,
@@ -33,7 +31,8 @@ constexpr int64_t kLargest = int64_t{1} << 61;  // of a size
 
 void CheckSize(const Builder& builder, const Parameter& parameter, int64_t size, int64_t least) {
   if (size >= least && size <= kLargest) return;
-  Refuse(builder, parameter, "is " + std::to_string(size), std::to_string(least) + " or more");
+  Refuse(builder, parameter, "is " + std::to_string(size),
+         size < least ? std::to_string(least) + " or more" : "at most " + std::to_string(kLargest));
 }
 
 // A value as its builder takes it: a block of one size is one of two.
@@ -315,6 +314,30 @@ Pattern operator&(const Pattern& a, const Pattern& b) { return patterns::Combine
 
 namespace {
 
+// Throws InvalidArgument of `op` unless the numbers of a call mean something and the pattern fits it.
+void CheckCall(const char* op, const Pattern& pattern, const PatternCall& call) {
+  const auto refuse = [&](const char* name, const std::string& got, const std::string& expected) {
+    throw InvalidArgument(std::string(op) + ": " + name + " " + got + ", expected " + expected);
+  };
+  const auto check = [&](const char* name, int64_t x, int64_t least) {
+    const std::string most = " to " + std::to_string(patterns::kLargest);
+    if (x < least || x > patterns::kLargest) refuse(name, "is " + std::to_string(x), std::to_string(least) + most);
+  };
+  if (!pattern.present()) refuse("pattern", "is absent", "one");
+  check("Tq", call.Tq, 0);
+  check("Tk", call.Tk, 0);
+  check("query_heads", call.query_heads, 1);
+  check("key_heads", call.key_heads, 1);
+  if (call.query_heads % call.key_heads != 0) {
+    refuse("query_heads", "is " + std::to_string(call.query_heads), "a multiple of " + std::to_string(call.key_heads));
+  }
+  for (const int64_t start : call.starts) check("starts", start, -patterns::kLargest);
+  check("batch", call.batch, 0);
+  const int64_t entries = call.batch + std::ssize(call.starts);
+  if (call.batches != -1) check("batches", call.batches, entries);
+  patterns::CheckPattern(op, pattern, call);
+}
+
 // f(batch, head, row, tile's first key, word) for rows of the call and tiles in which they keep something.
 template <class F>
 void ForWords(const softmax::Visits& visits, const PatternCall& call, const F& f) {
@@ -339,7 +362,7 @@ uint64_t Allowed(const PatternCall& call, int64_t batch, int64_t row, int64_t be
 }  // namespace
 
 void Mask(const Pattern& pattern, const PatternCall& call, bool causal, const TensorView& keep) {
-  patterns::CheckPattern("mask", pattern, call);
+  CheckCall("mask", pattern, call);
   const std::vector<int64_t> shape = {static_cast<int64_t>(call.starts.size()), call.query_heads, call.Tq, call.Tk};
   if (keep.dtype() != DType::kBool || !std::ranges::equal(keep.sizes(), shape)) {
     throw InvalidArgument("mask: keep has shape " + keep.ShapeString() + " and dtype " + Name(keep.dtype()) +
@@ -364,7 +387,7 @@ void Mask(const Pattern& pattern, const PatternCall& call, bool causal, const Te
 }
 
 double Density(const Pattern& pattern, const PatternCall& call, bool causal) {
-  patterns::CheckPattern("density", pattern, call);
+  CheckCall("density", pattern, call);
   double kept = 0, all = 0;
   ForWords(*patterns::Compile(pattern, call), call,
            [&](int64_t b, int64_t, int64_t row, int64_t begin, uint64_t word) {

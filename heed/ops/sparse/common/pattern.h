@@ -52,7 +52,7 @@ class HEED_API Pattern {
 
 // Builders. Sizes are 0 or more, where they would mean nothing 1 or more; all throw InvalidArgument
 // naming themselves, the argument, what it is and what was expected. Tables are copied: bool, or i32
-// or i64, any strides.
+// or i64, any strides; where one has an axis B, that is the batch entries of a call or 1.
 namespace patterns {
 
 // p - left <= j <= p + right.
@@ -99,7 +99,7 @@ inline Pattern Blocks(const ConstTensorView& keep, int64_t block = 64) {
   return Blocks(keep, block, block);
 }
 
-// Blocks given by rows: row i has columns[row_ptr[i], row_ptr[i + 1]), ascending; row_ptr [nq + 1] or [Hp, nq + 1].
+// Blocks by rows: row i has columns[row_ptr[i], row_ptr[i + 1]), ascending; row_ptr [nq + 1] or [Hp, nq + 1] from 0 to n.
 HEED_API Pattern Csr(const ConstTensorView& row_ptr, const ConstTensorView& columns, int64_t rows,
                      int64_t columns_of_block);
 inline Pattern Csr(const ConstTensorView& row_ptr, const ConstTensorView& columns,
@@ -121,7 +121,7 @@ HEED_API Pattern PerHead(const std::vector<Pattern>& heads);
 
 }  // namespace patterns
 
-// Where the rows of a call stand.
+// Where the rows of a call stand. Sizes may be 0, but there are heads: query_heads is a multiple of key_heads.
 struct PatternCall {
   int64_t Tq = 0, Tk = 0;
   int64_t query_heads = 1, key_heads = 1;
@@ -131,7 +131,7 @@ struct PatternCall {
 };
 
 // keep[batch, heads, Tq, Tk], bool: the pairs that are kept, of those with j <= p if `causal`. Throws
-// InvalidArgument if the pattern does not fit the call.
+// InvalidArgument if the pattern does not fit the call, or a number of the call means nothing.
 HEED_API void Mask(const Pattern& pattern, const PatternCall& call, bool causal,
                    const TensorView& keep);
 

@@ -17,8 +17,6 @@
 namespace heed::patterns {
 namespace {
 
-constexpr int64_t kLargest = int64_t{1} << 61;  // of a size
-
 class BlockMaskNode : public Node {
  public:
   explicit BlockMaskNode(const BlockMaskInputs& in) : rows_(in.rows), keys_(in.keys), Tq_(in.Tq), Tk_(in.Tk) {
@@ -42,9 +40,7 @@ class BlockMaskNode : public Node {
       refuse(std::to_string(Tq_) + " rows and " + std::to_string(Tk_) + " keys",
              std::to_string(call.Tq) + " and " + std::to_string(call.Tk));
     }
-    if (by_batch() && row_ptr().size(0) != call.batches) {
-      refuse(std::to_string(row_ptr().size(0)) + " batch entries", "1 or " + std::to_string(call.batches));
-    }
+    CheckBatches(op, "a block mask", row_ptr().size(0), call);
     if (by_head() && row_ptr().size(1) != call.query_heads) {
       refuse(std::to_string(row_ptr().size(1)) + " heads", "1 or " + std::to_string(call.query_heads) + " as q");
     }
@@ -150,22 +146,7 @@ class BlockMaskNode : public Node {
         refuse("parts has " + std::to_string(part) + ", expected -1 to " + std::to_string(bits().size(0) - 1));
       }
     }
-    for (size_t i = 0; i < row_ptr().values.size(); ++i) {
-      if (static_cast<int64_t>(i) % (nq + 1) == nq) continue;  // the end of a head's lists
-      const int64_t begin = row_ptr().values[i], end = row_ptr().values[i + 1];
-      if (begin < 0 || begin > end || end > n) {
-        refuse("row_ptr goes from " + std::to_string(begin) + " to " + std::to_string(end) +
-               ", expected numbers that ascend from 0 to " + std::to_string(n));
-      }
-      for (int64_t at = begin, before = -1; at < end; ++at) {
-        const int64_t column = columns().values[static_cast<size_t>(at)];
-        if (column <= before || column >= nk) {
-          refuse("columns has " + std::to_string(column) + " behind " + std::to_string(before) +
-                 ", expected columns that ascend from 0 to " + std::to_string(nk - 1));
-        }
-        before = column;
-      }
-    }
+    CheckBlockRows("block_mask", row_ptr(), columns(), nk);
   }
 
   int64_t rows_, keys_, Tq_, Tk_;

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <span>
 #include <string>
@@ -54,14 +53,23 @@ NodePtr MakeGlobal(const Value& tokens, const char* builder) {
   return std::make_shared<GlobalNode>(TableOf(tokens));
 }
 
+void CheckHeads(const char* builder, const char* name, const Table& table, int64_t heads) {
+  if (heads >= 1) return;
+  Refuse(builder, std::string(name) + " has shape " + ShapeString(table.shape) + ", expected 1 head or more");
+}
+
 NodePtr MakeBlocks(const std::vector<Value>& v) {
   const Table &keep = TableOf(v[0]), &block = TableOf(v[1]);
   CheckRank("blocks", "keep", keep, 2, 4, "[nq, nk], [Hp, nq, nk] or [B, Hp, nq, nk]");
-  const int64_t batches = keep.rank() == 4 ? keep.size(0) : -1;
+  const int64_t batches = keep.rank() == 4 ? keep.size(0) : 1;
   const int64_t heads = keep.rank() > 2 ? keep.size(-3) : 1, nq = keep.size(-2), nk = keep.size(-1);
+  CheckHeads("blocks", "keep", keep, heads);
+  if (nk > 0 && block.values[1] > kFar / nk) {
+    Refuse("blocks", "block has " + std::to_string(block.values[1]) + " columns, expected at most " +
+                         std::to_string(kFar / nk) + " for a table of " + std::to_string(nk));
+  }
   auto node = std::make_shared<TableNode>(block.values[0], block.values[1], batches, heads, nq);
-  const int64_t lists = std::abs(batches) * heads * nq;
-  if (nk > 0 && block.values[1] > kFar / nk) Refuse("blocks", "block is too large for a table of " + std::to_string(nk));
+  const int64_t lists = batches * heads * nq;
   for (int64_t list = 0; list < lists; ++list) {
     node->Begin();
     for (int64_t k = 0; k < nk; ++k) {
@@ -76,27 +84,14 @@ NodePtr MakeCsr(const std::vector<Value>& v) {
   CheckRank("csr", "row_ptr", row_ptr, 1, 2, "[nq + 1] or [Hp, nq + 1]");
   CheckRank("csr", "columns", columns, 1, 1, "[n]");
   const int64_t heads = row_ptr.rank() == 2 ? row_ptr.size(0) : 1, nq = row_ptr.size(-1) - 1;
-  if (nq < 0) Refuse("csr", "row_ptr has shape " + ShapeString(row_ptr.shape) + ", expected [nq + 1] or [Hp, nq + 1]");
-  auto node = std::make_shared<TableNode>(block.values[0], block.values[1], -1, heads, nq);
-  const int64_t most = columns.size(0);
+  CheckHeads("csr", "row_ptr", row_ptr, heads);
+  auto node = std::make_shared<TableNode>(block.values[0], block.values[1], 1, heads, nq);
+  CheckBlockRows("csr", row_ptr, columns, kFar / block.values[1]);
   for (int64_t h = 0; h < heads; ++h) {
+    const int64_t* own = row_ptr.values.data() + h * (nq + 1);
     for (int64_t i = 0; i < nq; ++i) {
-      const auto at = static_cast<size_t>(h * (nq + 1) + i);
-      const int64_t begin = row_ptr.values[at], end = row_ptr.values[at + 1];
-      if (begin < 0 || begin > end || end > most) {
-        Refuse("csr", "row_ptr goes from " + std::to_string(begin) + " to " + std::to_string(end) + " at " +
-                          std::to_string(i) + ", expected numbers that ascend from 0 to " + std::to_string(most));
-      }
       node->Begin();
-      for (int64_t k = begin; k < end; ++k) {
-        const int64_t column = columns.values[static_cast<size_t>(k)];
-        const int64_t before = k > begin ? columns.values[static_cast<size_t>(k - 1)] : -1;
-        if (column <= before || column >= kFar / block.values[1]) {
-          Refuse("csr", "columns has " + std::to_string(column) + " behind " + std::to_string(before) +
-                            " in row " + std::to_string(i) + ", expected columns that ascend from 0");
-        }
-        node->Add(column);
-      }
+      for (int64_t at = own[i]; at < own[i + 1]; ++at) node->Add(columns.values[static_cast<size_t>(at)]);
     }
   }
   return node;
@@ -105,7 +100,7 @@ NodePtr MakeCsr(const std::vector<Value>& v) {
 // Lists by row of the call, of keys or of blocks of them.
 NodePtr MakeLists(const char* builder, const char* one, const char* shapes, const Table& index, int64_t block) {
   CheckRank(builder, "index", index, 3, 4, shapes);
-  if (index.rank() == 4 && index.size(2) == 0) Refuse(builder, "index has no heads, expected Hkv >= 1");
+  if (index.rank() == 4) CheckHeads(builder, "index", index, index.size(2));
   const auto n = static_cast<size_t>(index.size(-1));
   bool all_ascend = true;
   std::vector<int64_t> sorted;
@@ -185,13 +180,43 @@ const Builder kBuilders[] = {
     {"keys", {{"index", Parameter::kInts}}, &MakeKeys},
     {"per_head", {{"heads", Parameter::kPatterns}},
      [](const std::vector<Value>& v) -> NodePtr {
-       return std::make_shared<PerHeadNode>(std::get<std::vector<Pattern>>(v[0]));
+       const auto& heads = std::get<std::vector<Pattern>>(v[0]);
+       if (heads.empty()) Refuse("per_head", "heads is empty, expected a pattern for each head");
+       return std::make_shared<PerHeadNode>(heads);
      }},
 };
 
 }  // namespace
 
 std::span<const Builder> Builders() { return kBuilders; }
+
+void CheckBlockRows(const char* builder, const Table& row_ptr, const Table& columns, int64_t most) {
+  const auto text = [](int64_t x) { return std::to_string(x); };
+  const int64_t numbers = row_ptr.size(-1), all = columns.size(0);
+  if (numbers < 1) Refuse(builder, "row_ptr has shape " + ShapeString(row_ptr.shape) + ", expected nq + 1 numbers, nq >= 0");
+  int64_t begin = 0;
+  for (int64_t i = 0; i < std::ssize(row_ptr.values); ++i) {
+    const int64_t end = row_ptr.values[static_cast<size_t>(i)], row = i % numbers - 1;
+    if (row < 0 && end != begin) {
+      Refuse(builder, "row_ptr begins with " + text(end) + ", expected " + text(begin) +
+                          (i > 0 ? " as the head before ends" : ""));
+    }
+    if (end < begin || end > all) {
+      Refuse(builder, "row_ptr goes from " + text(begin) + " to " + text(end) + " at " + text(row) +
+             ", expected numbers that ascend from 0 to " + text(all));
+    }
+    for (int64_t at = begin, before = -1; at < end; ++at) {
+      const int64_t column = columns.values[static_cast<size_t>(at)];
+      if (column <= before || column >= most) {
+        Refuse(builder, "columns has " + text(column) + " behind " + text(before) + " in row " + text(row) +
+               ", expected columns that ascend from 0 to " + text(most - 1));
+      }
+      before = column;
+    }
+    begin = end;
+  }
+  if (begin != all) Refuse(builder, "row_ptr ends with " + text(begin) + ", expected " + text(all) + ", the size of columns");
+}
 
 std::vector<std::vector<int64_t>> AscendingTokens(const Table& tokens) {
   const int64_t batches = tokens.rank() == 2 ? tokens.size(0) : 1, n = tokens.size(-1);

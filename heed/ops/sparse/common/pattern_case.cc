@@ -61,21 +61,23 @@ class Random {
   int64_t Below(int64_t n) { return below_(n); }
   uint64_t Seed() { return static_cast<uint64_t>(Below(int64_t{1} << 32)) << 31; }
   int64_t Size() { return Below(3) == 0 ? Below(4) : Below(5) == 0 ? 64 * Below(4) : Below(200); }
+  int64_t AnyBatches() { return Below(3) == 0 ? 1 : call_.batches; }
   int64_t AnyHeads() { return Below(3) == 0 ? 1 : Below(2) == 0 ? call_.key_heads : call_.query_heads; }
 
   ConstTensorView Tokens() {
     const int64_t n = Below(4);
     const bool by_batch = Below(2) == 0;
-    ints_.assign(static_cast<size_t>(n * (by_batch ? call_.batches : 1)), 0);
+    const int64_t batches = by_batch ? AnyBatches() : 1;
+    ints_.assign(static_cast<size_t>(n * batches), 0);
     for (int64_t& x : ints_) x = Below(4) == 0 ? -1 : Below(350);
-    return View(ints_, by_batch ? std::vector<int64_t>{call_.batches, n} : std::vector<int64_t>{n});
+    return View(ints_, by_batch ? std::vector<int64_t>{batches, n} : std::vector<int64_t>{n});
   }
   Pattern AnyBlocks() {
     const int64_t rows = 1 + Size(), columns = 1 + Size(), nq = Below(8), nk = Below(8);
     std::vector<int64_t> shape = {nq, nk};
     if (Below(2) == 0) {
       shape.insert(shape.begin(), AnyHeads());
-      if (Below(2) == 0) shape.insert(shape.begin(), call_.batches);
+      if (Below(2) == 0) shape.insert(shape.begin(), AnyBatches());
     }
     int64_t count = 1;
     for (const int64_t size : shape) count *= size;
@@ -101,10 +103,11 @@ class Random {
   }
   // Numbers below `most` for each row, none twice; 0 heads: no such axis.
   ConstTensorView Lists(int64_t heads, int64_t n, int64_t most) {
-    std::vector<int64_t> shape = {call_.batches, call_.Tq, n};
+    const int64_t batches = AnyBatches();
+    std::vector<int64_t> shape = {batches, call_.Tq, n};
     if (heads > 0) shape.insert(shape.begin() + 2, heads);
     ints_.clear();
-    for (int64_t row = 0; row < call_.batches * call_.Tq * std::max<int64_t>(heads, 1); ++row) {
+    for (int64_t row = 0; row < batches * call_.Tq * std::max<int64_t>(heads, 1); ++row) {
       std::set<int64_t> own;
       while (static_cast<int64_t>(own.size()) < n) own.insert(Below(most + 1) - 1);
       ints_.insert(ints_.end(), own.rbegin(), own.rend());

@@ -19,6 +19,8 @@
 
 namespace heed::patterns {
 
+inline constexpr int64_t kLargest = int64_t{1} << 61;  // size, and position either way
+
 inline constexpr int64_t kTile = softmax::Visits::kKeys, kBlockRows = softmax::Visits::kRows;
 
 // Blocks of keys that were drawn last, as a node is asked for them tile by tile.
@@ -138,6 +140,11 @@ Pattern Build(std::string_view builder, std::vector<Value> values);
 
 // What a pattern that no other is equal to is known by.
 std::string OwnKey(const std::string& text);
+
+// Row i of blocks keeps the blocks of keys [row_ptr[i], row_ptr[i + 1]) of `columns`; row_ptr is [..., nq + 1], where a head begins as
+// the one before ends. Throws InvalidArgument of `builder` unless its numbers ascend from 0 to all of `columns`, and the columns
+// of each row ascend and are below `most`.
+void CheckBlockRows(const char* builder, const Table& row_ptr, const Table& columns, int64_t most);
 
 // Tokens [n] or [B, n], as lists of batch entries, or one of all, each ascending, without -1 and what comes again.
 std::vector<std::vector<int64_t>> AscendingTokens(const Table& tokens);

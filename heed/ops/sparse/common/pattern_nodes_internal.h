@@ -26,6 +26,14 @@ inline int64_t FloorDivide(int64_t a, int64_t b) {
 }
 inline int64_t Modulo(int64_t a, int64_t b) { return a - FloorDivide(a, b) * b; }
 
+// A table of one batch entry serves all of a call. Throws InvalidArgument of `op`; `what` says whose entries they are.
+inline void CheckBatches(const char* op, const char* what, int64_t batches, const PatternCall& call) {
+  if (batches == 1 || batches == call.batches) return;
+  throw InvalidArgument(std::string(op) + ": pattern has " + what + " of " + std::to_string(batches) +
+                        " batch entries, expected 1" +
+                        (call.batches == 1 ? "" : " or " + std::to_string(call.batches)));
+}
+
 // Bits of keys [first, end) of the tile at `begin`.
 inline uint64_t Bits(int64_t first, int64_t end, int64_t begin) {
   const int64_t low = std::clamp<int64_t>(first - begin, 0, kTile);
@@ -129,15 +137,12 @@ class SummariesNode : public Node {
 
 class GlobalNode : public Node {
  public:
-  explicit GlobalNode(const Table& tokens) : by_batch_(tokens.rank() == 2), tokens_(AscendingTokens(tokens)) {}
+  explicit GlobalNode(const Table& tokens) : tokens_(AscendingTokens(tokens)) {}
 
   void Check(const char* op, const PatternCall& call) const override {
-    if (!by_batch_ || static_cast<int64_t>(tokens_.size()) == call.batches) return;
-    throw InvalidArgument(std::string(op) + ": pattern has global tokens of " +
-                          std::to_string(tokens_.size()) + " batch entries, expected " +
-                          std::to_string(call.batches));
+    CheckBatches(op, "global tokens", std::ssize(tokens_), call);
   }
-  bool by_batch() const override { return by_batch_; }
+  bool by_batch() const override { return tokens_.size() != 1; }
 
   void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
     if (!Within(place, rows.position, rows.last() + 1).empty()) return tiles.AddAll();
@@ -163,9 +168,8 @@ class GlobalNode : public Node {
 
  private:
   const std::vector<int64_t>& Of(const Place& place) const {
-    return tokens_[static_cast<size_t>(by_batch_ ? place.batch : 0)];
+    return tokens_[static_cast<size_t>(by_batch() ? place.batch : 0)];
   }
-  bool by_batch_;
   std::vector<std::vector<int64_t>> tokens_;
 };
 
@@ -257,11 +261,7 @@ class TableNode : public BlocksNode {
       : BlocksNode(rows, columns), batches_(batches), heads_(heads), blocks_(blocks) {}
 
   void Check(const char* op, const PatternCall& call) const override {
-    if (by_batch() && batches_ != call.batches) {
-      throw InvalidArgument(std::string(op) + ": pattern has blocks of " +
-                            std::to_string(batches_) + " batch entries, expected " +
-                            std::to_string(call.batches));
-    }
+    CheckBatches(op, "blocks", batches_, call);
     if (heads_ != 1 && heads_ != call.key_heads && heads_ != call.query_heads) {
       throw InvalidArgument(std::string(op) + ": pattern has blocks of " + std::to_string(heads_) +
                             " heads, expected 1, " + std::to_string(call.key_heads) + " or " +
@@ -269,7 +269,7 @@ class TableNode : public BlocksNode {
     }
   }
   bool by_head() const override { return heads_ != 1; }
-  bool by_batch() const override { return batches_ >= 0; }
+  bool by_batch() const override { return batches_ != 1; }
 
   // Lists in the order of batch entries, heads and blocks of rows.
   void Begin() { begins_.push_back(static_cast<int64_t>(lists_.size())); }
@@ -289,7 +289,7 @@ class TableNode : public BlocksNode {
   }
 
  private:
-  int64_t batches_, heads_, blocks_;  // batches -1: no such axis
+  int64_t batches_, heads_, blocks_;
   std::vector<int64_t> begins_, lists_;
 };
 
@@ -375,9 +375,11 @@ class RowBlocksNode : public Node {
   void Check(const char* op, const PatternCall& call) const override {
     const bool heads_fit = heads_ == 0 || heads_ == call.key_heads ||
                            (builder != "keys" && (heads_ == 1 || heads_ == call.query_heads));
-    if (batches_ == call.batches && rows_ == call.Tq && heads_fit) return;
+    if ((batches_ == 1 || batches_ == call.batches) && rows_ == call.Tq && heads_fit) return;
     const auto shape = [](int64_t b, int64_t t, int64_t h) {
-      return "[" + std::to_string(b) + "," + std::to_string(t) + (h > 0 ? "," + std::to_string(h) : "") + ",n]";
+      std::string text = std::to_string(b) + "," + std::to_string(t);
+      if (h > 0) text += "," + std::to_string(h);
+      return "[" + text + ",n]";
     };
     std::string expected = shape(call.batches, call.Tq, 0);
     if (builder != "keys" && call.query_heads != call.key_heads) {
@@ -388,7 +390,7 @@ class RowBlocksNode : public Node {
                           shape(call.batches, call.Tq, call.key_heads));
   }
   bool by_head() const override { return heads_ > 1; }
-  bool by_batch() const override { return true; }
+  bool by_batch() const override { return batches_ != 1; }
   int64_t listed_block() const override { return block_; }
   int64_t listed_heads() const override { return std::max<int64_t>(heads_, 1); }
 
@@ -412,7 +414,7 @@ class RowBlocksNode : public Node {
     const int64_t head = heads == 1                    ? 0
                          : heads == place.query_heads ? place.head
                                                       : place.head / (place.query_heads / heads);
-    const auto at = static_cast<size_t>(((place.batch * rows_ + row) * heads + head) * count_);
+    const auto at = static_cast<size_t>((((by_batch() ? place.batch : 0) * rows_ + row) * heads + head) * count_);
     const std::vector<int64_t>& all = sorted_.empty() ? std::get<Table>(values[0]).values : sorted_;
     const auto own = std::span(all).subspan(at, static_cast<size_t>(count_));
     // -1 is absent; blocks that reach into [begin, end) begin behind begin - block.
@@ -435,13 +437,13 @@ class VerticalSlashNode : public Node {
   }
 
   void Check(const char* op, const PatternCall& call) const override {
-    if (batches_ == call.batches && heads_ == call.query_heads) return;
-    throw InvalidArgument(std::string(op) + ": pattern has columns and slashes of " + std::to_string(batches_) +
-                          " batch entries and " + std::to_string(heads_) + " heads, expected " +
-                          std::to_string(call.batches) + " and " + std::to_string(call.query_heads));
+    CheckBatches(op, "columns and slashes", batches_, call);
+    if (heads_ == call.query_heads) return;
+    throw InvalidArgument(std::string(op) + ": pattern has columns and slashes of " + std::to_string(heads_) +
+                          " heads, expected " + std::to_string(call.query_heads));
   }
   bool by_head() const override { return true; }
-  bool by_batch() const override { return true; }
+  bool by_batch() const override { return batches_ != 1; }
 
   void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
     const std::vector<uint64_t>&columns = Of(columns_, place), &slashes = Of(slashes_, place);
@@ -481,7 +483,7 @@ class VerticalSlashNode : public Node {
     return set;
   }
   const Set& Of(const std::vector<Set>& sets, const Place& place) const {
-    return sets[static_cast<size_t>(place.batch * heads_ + place.head)];
+    return sets[static_cast<size_t>((by_batch() ? place.batch : 0) * heads_ + place.head)];
   }
   static uint64_t WordAt(const Set& set, int64_t word) {
     return word < 0 || word >= std::ssize(set) ? 0 : set[static_cast<size_t>(word)];

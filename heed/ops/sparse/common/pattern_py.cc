@@ -87,7 +87,13 @@ Pattern MakeBlockMask(nb::handle row_ptr, nb::handle columns, nb::handle parts, 
 }
 
 Pattern Parse(nb::handle expression) {
-  return Pattern::Parse(ToString({"parse", "expression", expression}, "a string"));
+  const std::string text = ToString({"parse", "expression", expression}, "a string");
+  try {
+    return Pattern::Parse(text);
+  } catch (const InvalidArgument& error) {  // of the expression, unless a builder speaks
+    const std::string what = error.what();
+    throw InvalidArgument(what.starts_with("pattern: ") ? "parse: expression " + what.substr(9) : what);
+  }
 }
 
 // Where the rows of mask() and density() stand.
@@ -96,7 +102,7 @@ PatternCall CallOf(const char* op, nb::handle Tq, nb::handle Tk, nb::handle head
   PatternCall call;
   call.Tq = ToInt({op, "Tq", Tq}, 0, kMostSizes);
   call.Tk = ToInt({op, "Tk", Tk}, 0, kMostSizes);
-  call.query_heads = call.key_heads = ToInt({op, "heads", heads}, 0, kMostSizes);
+  call.query_heads = call.key_heads = ToInt({op, "heads", heads}, 1, kMostSizes);
   if (!key_heads.is_none()) {
     const Argument a = {op, "key_heads", key_heads};
     call.key_heads = ToInt(a, 1, kMostSizes);
@@ -105,11 +111,19 @@ PatternCall CallOf(const char* op, nb::handle Tq, nb::handle Tk, nb::handle head
   const int64_t entries = ToInt({op, "batch", batch}, 0, kMostSizes);
   const Argument a = {op, "align", align};
   if (!PyUnicode_Check(align.ptr())) {
+    constexpr char kExpected[] = "'bottom_right', 'top_left' or an int array [batch]";
+    if (PyLong_Check(align.ptr()) || align.is_none()) Fail(a, kExpected);
     Arrays arrays;
     const ConstTensorView starts = arrays.ReadPositions(a);
-    if (starts.rank() != 1 || starts.size(0) != entries) Fail(a, "'bottom_right', 'top_left' or an int array [batch]");
+    if (starts.dtype() != DType::kI64) Fail(op, a.name, std::string("has dtype ") + Name(starts.dtype()), "i32 or i64");
+    if (starts.rank() != 1 || starts.size(0) != entries) {
+      Fail(op, a.name, "has shape " + starts.ShapeString(), "[" + std::to_string(entries) + "]");
+    }
     for (int64_t b = 0; b < entries; ++b) {
       call.starts.push_back(LoadAsInt64(starts.dtype(), starts.data(), b * starts.stride(0)));
+      const int64_t start = call.starts.back();
+      if (-patterns::kLargest <= start && start <= patterns::kLargest) continue;
+      Fail(op, a.name, "contains " + std::to_string(start), "a position of at most 2^61 either way");
     }
     return call;
   }
@@ -223,19 +237,19 @@ void BindPatterns(nb::module_& m) {
       .def("__eq__", [](const Pattern& a, const Pattern& b) { return a == b; }, nb::is_operator())
       .def("__hash__", [](const Pattern& p) { return std::hash<std::string>()(p.node()->key); })
       .def("__repr__", &Pattern::ToString)
-      .def("mask", &MaskArray, "Tq"_a, "Tk"_a, "heads"_a = 1, "batch"_a = 1, "causal"_a = false,
-           "align"_a = "bottom_right", "key_heads"_a = nb::none(),
+      .def("mask", &MaskArray, "Tq"_a.none(), "Tk"_a.none(), "heads"_a.none() = 1, "batch"_a.none() = 1,
+           "causal"_a.none() = false, "align"_a.none() = "bottom_right", "key_heads"_a = nb::none(),
            nb::sig("def mask(self, Tq: int, Tk: int, heads: int = 1, batch: int = 1, causal: bool = False, "
                    "align: Align = 'bottom_right', key_heads: int | None = None) -> numpy.typing.NDArray[numpy.bool_]"),
            kMaskText)
-      .def("density", &DensityOf, "Tq"_a, "Tk"_a, "heads"_a = 1, "batch"_a = 1, "causal"_a = false,
-           "align"_a = "bottom_right", "key_heads"_a = nb::none(),
+      .def("density", &DensityOf, "Tq"_a.none(), "Tk"_a.none(), "heads"_a.none() = 1, "batch"_a.none() = 1,
+           "causal"_a.none() = false, "align"_a.none() = "bottom_right", "key_heads"_a = nb::none(),
            nb::sig("def density(self, Tq: int, Tk: int, heads: int = 1, batch: int = 1, causal: bool = False, "
                    "align: Align = 'bottom_right', key_heads: int | None = None) -> float"),
            kDensityText);
   m.def("_pattern", &Make);
   m.def("_block_mask", &MakeBlockMask);
-  m.def("_parse_pattern", &Parse);
+  m.def("_parse_pattern", &Parse, "expression"_a.none());
   m.def("_pattern_key", &KeyOf);
   m.def("_pattern_of", &PatternOf);
 }

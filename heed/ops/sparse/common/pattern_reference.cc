@@ -32,9 +32,12 @@ int64_t ElementOf(const Table& table, const std::vector<int64_t>& index) {
   return table.values[static_cast<size_t>(at)];
 }
 
+// The row of a table that a batch entry has, which is the first where the table has one for all.
+int64_t EntryOf(const Table& table, const Pair& pair) { return table.shape[0] == 1 ? 0 : pair.batch; }
+
 bool IsToken(const Table& tokens, const Pair& pair, int64_t at) {
   if (at < 0) return false;
-  const int64_t n = tokens.shape.back(), first = tokens.rank() == 1 ? 0 : pair.batch * n;
+  const int64_t n = tokens.shape.back(), first = tokens.rank() == 1 ? 0 : EntryOf(tokens, pair) * n;
   for (int64_t i = 0; i < n; ++i) {
     if (tokens.values[static_cast<size_t>(first + i)] == at) return true;
   }
@@ -77,7 +80,7 @@ bool BlocksKeep(const Pair& pair, const Table& keep, const Table& block) {
   if (row < 0 || row >= nq || column >= nk) return false;
   std::vector<int64_t> index = {row, column};
   if (keep.rank() > 2) index.insert(index.begin(), HeadOf(pair, keep.shape[keep.shape.size() - 3]));
-  if (keep.rank() > 3) index.insert(index.begin(), pair.batch);
+  if (keep.rank() > 3) index.insert(index.begin(), EntryOf(keep, pair));
   return ElementOf(keep, index) != 0;
 }
 
@@ -95,7 +98,7 @@ bool CsrKeeps(const Pair& pair, const Table& row_ptr, const Table& columns, cons
 }
 
 bool ListsKeep(const Pair& pair, const Table& index, int64_t block) {
-  int64_t list = pair.batch * index.shape[1] + pair.row;
+  int64_t list = EntryOf(index, pair) * index.shape[1] + pair.row;
   if (index.rank() == 4) list = list * index.shape[2] + HeadOf(pair, index.shape[2]);
   const int64_t count = index.shape.back();
   for (int64_t i = 0; i < count; ++i) {
@@ -109,7 +112,7 @@ bool VerticalSlashKeeps(const Pair& pair, const Table& columns, const Table& sla
   if (pair.j > pair.p) return false;
   const auto has = [&](const Table& table, int64_t number) {
     for (int64_t i = 0; i < table.shape[2]; ++i) {
-      if (ElementOf(table, {pair.batch, pair.head, i}) == number) return true;
+      if (ElementOf(table, {EntryOf(table, pair), pair.head, i}) == number) return true;
     }
     return false;
   };

@@ -247,7 +247,8 @@ TEST(PatternTest, ExpressionsThatDoNotParseSayWhere) {
 }
 
 TEST(PatternTest, ArgumentsThatMeanNothingAreRefused) {
-  const std::vector<int64_t> one = {1}, wrong = {-2}, falling = {0, 2, 1}, pair = {3, 3}, ptr = {0, 2};
+  const std::vector<int64_t> one = {1}, wrong = {-2, 0}, falling = {0, 2, 1}, pair = {3, 3}, ptr = {0, 2}, none;
+  const std::vector<int64_t> ascending = {0, 1, 2}, heads = {0, 2, 0, 1}, absent = {0, -1};
   const std::vector<uint8_t> keep = {1};
   const std::vector<float> floats = {1};
   const std::pair<std::function<void()>, const char*> cases[] = {
@@ -266,7 +267,20 @@ TEST(PatternTest, ArgumentsThatMeanNothingAreRefused) {
       {[&] { Blocks(View(keep, {1})); }, "blocks: keep has shape [1], expected [nq, nk]"},
       {[&] { Blocks(View(one, {1, 1})); }, "blocks: keep has dtype i64, expected bool"},
       {[&] { Blocks(View(keep, {1, 1}), 0); }, "blocks: block is 0, expected 1 or more"},
+      {[&] { Blocks(View(keep, {0, 1, 1})); }, "blocks: keep has shape [0,1,1], expected 1 head or more"},
+      {[&] { Blocks(View(keep, {1, 1}), 1, INT64_MAX / 2); }, "blocks: block is 4611686018427387903"},
       {[&] { Csr(View(falling, {3}), View(one, {1})); }, "csr: row_ptr goes from 0 to 2 at 0"},
+      {[&] { Csr(View(falling, {3}), View(pair, {2})); }, "csr: columns has 3 behind 3 in row 0"},
+      {[&] { Csr(View(falling, {3}), View(ptr, {2})); }, "csr: row_ptr goes from 2 to 1 at 1"},
+      {[&] { Csr(View(ptr, {0}), View(none, {0})); }, "csr: row_ptr has shape [0], expected nq + 1 numbers"},
+      {[&] { Csr(View(ptr, {0, 2}), View(none, {0})); }, "csr: row_ptr has shape [0,2], expected 1 head or more"},
+      {[&] { Csr(View(ptr, {1}), View(one, {1})); }, "csr: row_ptr ends with 0, expected 1, the size of columns"},
+      {[&] { Csr(View(ptr, {2}), View(ascending, {3})); }, "csr: row_ptr ends with 2, expected 3, the size of columns"},
+      {[&] { Csr(View(one, {1}), View(one, {1})); }, "csr: row_ptr begins with 1, expected 0"},
+      {[&] { Csr(View(heads, {2, 2}), View(ascending, {3})); },
+       "csr: row_ptr begins with 0, expected 2 as the head before ends"},
+      {[&] { Csr(View(ptr, {2}), View(wrong, {2})); }, "csr: columns has -2, expected 0 or more, or -1"},
+      {[&] { Csr(View(ptr, {2}), View(absent, {2})); }, "csr: columns has -1 behind 0 in row 0"},
       {[&] { Csr(View(ptr, {2}), View(pair, {2})); }, "csr: columns has 3 behind 3 in row 0"},
       {[&] { Keys(View(pair, {1, 1, 2})); }, "keys: index has key 3 twice, expected it once"},
       {[&] { RowBlocks(View(pair, {1, 1, 2})); }, "row_blocks: index has block 3 twice, expected it once"},
@@ -274,7 +288,9 @@ TEST(PatternTest, ArgumentsThatMeanNothingAreRefused) {
       {[&] { RowBlocks(View(pair, {1, 2, 1}), 0); }, "row_blocks: block is 0, expected"},
       {[&] { RowBlocks(View(pair, {1, 2, 1}), int64_t{1} << 60); }, "row_blocks: index has block 3, expected one below 2"},
       {[&] { Keys(View(pair, {2})); }, "keys: index has shape [2], expected [B, Tq, n]"},
+      {[&] { RowBlocks(View(none, {1, 2, 0, 1})); }, "row_blocks: index has shape [1,2,0,1], expected 1 head or more"},
       {[] { PerHead({Pattern()}); }, "per_head: heads is no list of patterns"},
+      {[] { PerHead({}); }, "per_head: heads is empty, expected a pattern for each head"},
       {[] { Atrous(2) | Pattern(); }, "one side of | is absent"}};
   for (const auto& [make, message] : cases) {
     EXPECT_THAT(make, ThrowsMessage<InvalidArgument>(HasSubstr(message)));
@@ -308,14 +324,16 @@ TEST(PatternTest, BlockMasksThatDoNotFitThemselvesAreRefused) {
   const std::vector<int64_t> row_ptr = {0, 1, 3}, columns = {0, 0, 1}, parts = {0, -1, 1}, bits = {1, 3, 1, 2};
   const BlockMaskInputs good = {
       View(row_ptr, {1, 1, 3}), View(columns, {3}), View(parts, {3}), View(bits, {2, 2, 1}), 2, 2, 3, 4};
-  const std::vector<int64_t> falling = {2, 1, 3}, far = {0, 0, 2}, twice = {0, 1, 1}, many = {0, -1, 2};
+  const std::vector<int64_t> falling = {0, 2, 1}, late = {1, 1, 3}, short_ptr = {0, 1, 2}, far = {0, 0, 2}, twice = {0, 1, 1}, many = {0, -1, 2}, two = {0, 1, 0};
   const std::pair<std::function<void(BlockMaskInputs&)>, const char*> cases[] = {
       {[](auto& x) { x.rows = 0; }, "block_mask: rows is 0, expected 1 or more"},
       {[](auto& x) { x.Tk = -1; }, "block_mask: Tk is -1, expected 0 or more"},
       {[](auto& x) { x.Tq = 5; }, "row_ptr has shape [1,1,3], expected [B, Hp, 4]"},
       {[&](auto& x) { x.row_ptr = View(row_ptr, {3}); }, "row_ptr has shape [3], expected [B, Hp, 3]"},
-      {[&](auto& x) { x.row_ptr = View(falling, {1, 1, 3}); }, "row_ptr goes from 2 to 1"},
-      {[&](auto& x) { x.columns = View(far, {3}); }, "columns has 2 behind 0, expected columns that ascend"},
+      {[&](auto& x) { x.row_ptr = View(falling, {1, 1, 3}); x.columns = View(two, {3}); }, "row_ptr goes from 2 to 1 at 1"},
+      {[&](auto& x) { x.row_ptr = View(late, {1, 1, 3}); }, "row_ptr begins with 1, expected 0"},
+      {[&](auto& x) { x.row_ptr = View(short_ptr, {1, 1, 3}); }, "row_ptr ends with 2, expected 3, the size of columns"},
+      {[&](auto& x) { x.columns = View(far, {3}); }, "columns has 2 behind 0 in row 1, expected columns that ascend"},
       {[&](auto& x) { x.columns = View(twice, {3}); }, "columns has 1 behind 1"},
       {[&](auto& x) { x.columns = View(columns, {3, 1}); }, "columns has shape [3,1], expected [n]"},
       {[&](auto& x) { x.parts = View(many, {3}); }, "parts has 2, expected -1 to 1"},
@@ -342,10 +360,11 @@ TEST(PatternTest, PatternsThatDoNotFitACallAreRefused) {
   const std::pair<Pattern, const char*> cases[] = {
       {block_mask(1, 1, 9), "pattern has a block mask of 4 rows and 9 keys, expected 4 and 8"},
       {block_mask(3, 1, 8), "pattern has a block mask of 3 batch entries, expected 1 or 2"},
+      {PerHead({Atrous(2), Atrous(2), Atrous(2), GlobalTokens(View(index, {3, 4}))}), "pattern has global tokens of 3 batch"},
       {block_mask(1, 2, 8), "pattern has a block mask of 2 heads, expected 1 or 4 as q"},
-      {GlobalTokens(View(index, {3, 4})), "pattern has global tokens of 3 batch entries, expected 2"},
+      {GlobalTokens(View(index, {3, 4})), "pattern has global tokens of 3 batch entries, expected 1 or 2"},
       {Blocks(View(keep, {3, 1, 1})), "pattern has blocks of 3 heads, expected 1, 2 or 4"},
-      {Blocks(View(keep, {3, 1, 1, 1})), "pattern has blocks of 3 batch entries, expected 2"},
+      {Blocks(View(keep, {3, 1, 1, 1})), "pattern has blocks of 3 batch entries, expected 1 or 2"},
       {RowBlocks(View(index, {3, 4, 1})), "pattern has row blocks of shape [3,4,n], expected [2,4,n]"},
       {Keys(View(index, {3, 4, 1})), "pattern has keys of shape [3,4,n], expected [2,4,n] or [2,4,2,n]"},
       {PerHead({Atrous(2)}), "pattern has 1 heads, expected 4 as q"}};
@@ -355,6 +374,63 @@ TEST(PatternTest, PatternsThatDoNotFitACallAreRefused) {
       const auto check = [&] { CheckPattern("attention", inside, call); };
       EXPECT_THAT(check, ThrowsMessage<InvalidArgument>(HasSubstr("attention: " + message)));
     }
+  }
+}
+
+TEST(PatternTest, ATableOfOneBatchEntryServesAll) {
+  const PatternCall call = {.Tq = 3, .Tk = 4, .query_heads = 2, .starts = {1, 1}};
+  const std::vector<uint8_t> keep = {1, 0, 0, 1, 0, 1, 1, 1};
+  const std::vector<int64_t> index = {0, 2, 3, 1, 0, -1};
+  const std::vector<std::pair<Pattern, Pattern>> alike = {
+      {Blocks(View(keep, {1, 2, 2, 2}), 2), Blocks(View(keep, {2, 2, 2}), 2)},
+      {GlobalTokens(View(index, {1, 2})), GlobalTokens(View(index, {2}))},
+      {Longformer(1, View(index, {1, 2})), Longformer(1, View(index, {2}))}};
+  const auto mask = [&](const Pattern& pattern, const PatternCall& of) {
+    const int64_t B = std::ssize(of.starts);
+    std::vector<uint8_t> kept(static_cast<size_t>(B * 2 * 3 * 4), 7);
+    Mask(pattern, of, false, {kept.data(), DType::kBool, {B, 2, 3, 4}});
+    return kept;
+  };
+  for (const auto& [a, b] : alike) EXPECT_EQ(mask(a, call), mask(b, call)) << a.ToString();
+  // Whatever has a row of its own for each row of a call.
+  const std::vector<Pattern> listed = {Keys(View(index, {1, 3, 2})), RowBlocks(View(index, {1, 3, 2}), 2),
+                                       VerticalSlash({{1, 2, 1}, {0, 2}}, {{1, 2, 1}, {0, 1}})};
+  for (const Pattern& pattern : listed) {
+    PatternCall alone = call;
+    alone.starts = {1};
+    std::vector<uint8_t> twice = mask(pattern, alone);
+    twice.insert(twice.end(), twice.begin(), twice.end());
+    EXPECT_EQ(mask(pattern, call), twice) << pattern.ToString();
+  }
+}
+
+TEST(PatternTest, CallsWhoseNumbersMeanNothingAreRefused) {
+  const PatternCall good = {.Tq = 2, .Tk = 3, .query_heads = 4, .key_heads = 2, .starts = {1}};
+  std::vector<uint8_t> keep(24);
+  const TensorView to(keep.data(), DType::kBool, {1, 4, 2, 3});
+  const std::pair<std::function<void(PatternCall&)>, const char*> cases[] = {
+      {[](auto& x) { x.query_heads = 0; }, ": query_heads is 0, expected 1 to "},
+      {[](auto& x) { x.key_heads = 0; }, ": key_heads is 0, expected 1 to "},
+      {[](auto& x) { x.key_heads = 3; }, ": query_heads is 4, expected a multiple of 3"},
+      {[](auto& x) { x.Tq = -1; }, ": Tq is -1, expected 0 to "},
+      {[](auto& x) { x.Tk = -1; }, ": Tk is -1, expected 0 to "},
+      {[](auto& x) { x.batch = -1; }, ": batch is -1, expected 0 to "},
+      {[](auto& x) { x.batches = 0; }, ": batches is 0, expected 1 to "},
+      {[](auto& x) { x.starts = {INT64_MIN}; }, ": starts is -9223372036854775808, expected -2305843009213693952 to "}};
+  for (const auto& [change, message] : cases) {
+    PatternCall bad = good;
+    change(bad);
+    EXPECT_THAT([&] { Mask(Atrous(2), bad, false, to); },
+                ThrowsMessage<InvalidArgument>(HasSubstr(std::string("mask") + message)));
+    EXPECT_THAT([&] { Density(Atrous(2), bad, false); },
+                ThrowsMessage<InvalidArgument>(HasSubstr(std::string("density") + message)));
+  }
+  EXPECT_THAT([&] { Mask({}, good, false, to); }, ThrowsMessage<InvalidArgument>(HasSubstr("pattern is absent")));
+  EXPECT_THAT([&] { Density({}, good, false); }, ThrowsMessage<InvalidArgument>(HasSubstr("pattern is absent")));
+  for (const auto& empty : {[](PatternCall& x) { x.Tq = 0; }, [](PatternCall& x) { x.Tk = 0; }, [](PatternCall& x) { x.starts = {}; }}) {
+    PatternCall call = good;
+    empty(call);
+    EXPECT_EQ(Density(Atrous(1), call, false), 0);
   }
 }
 

@@ -162,6 +162,11 @@ attention::Options AttentionOptions(const Options& options) {
 Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool data) {
   Call c;
   c.own = in.qg.present() || in.kg.present() || in.vg.present();
+  for (const auto& [name, t] : {std::pair{"q", in.q}, {"k", in.k}, {"v", in.v}}) {
+    if (!t.present() || (t.dtype() == in.q.dtype() && IsFloat(t.dtype()))) continue;
+    Fail(op, name, std::string("has dtype ") + Name(t.dtype()),
+         IsFloat(in.q.dtype()) ? std::string(Name(in.q.dtype())) + " as q" : "f64, f32, bf16 or f16");
+  }
   if (c.own) {
     CheckLike(op, "qg", in.qg, "q", in.q, data);
     CheckLike(op, "kg", in.kg, "k", in.k, data);
@@ -174,7 +179,7 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool 
   const patterns::Table table = patterns::Copied(op, "tokens", options.tokens, false);
   const bool packed = options.cu_seqlens_q.present();
   const int64_t batches = packed ? options.cu_seqlens_q.num_elements() - 1 : r == 4 ? in.q.size(0) : -1;
-  if (table.rank() == 2 && batches >= 0 && table.size(0) != batches) {
+  if (table.rank() == 2 && batches >= 0 && table.size(0) != 1 && table.size(0) != batches) {
     const std::string of = std::to_string(batches);
     Fail(op, "tokens", "has shape " + ShapeString(table.shape), "[n], or [" + of + ", n] by sequence");
   }

@@ -38,7 +38,7 @@ struct Inputs {
 // Everything but window and tokens can be left out. Integer tensors are i32 or i64.
 struct Options {
   int64_t window = 0;      // a row sees floor(window / 2) keys before and as many behind itself
-  ConstTensorView tokens;  // [n], or [B, n] by sequence: global tokens in any order, from 0 in each
+  ConstTensorView tokens;  // [n], or [B, n] or [1, n] by sequence: global tokens in any order, from 0 in each
                            // sequence; -1 and those beyond it are absent
 
   std::optional<double> scale;  // factor of the logits, any finite value; default 1 / sqrt(D)

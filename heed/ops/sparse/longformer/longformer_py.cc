@@ -30,9 +30,6 @@ namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr char kOp[] = "longformer", kBackwardOp[] = "longformer_backward";
-constexpr Renamed kRenamed[] = {{"o", "out"}};
-constexpr Renamed kBackwardRenamed[] = {{"d_o", "do"}, {"d_lse", "dlse"}};
-constexpr Renamed kTorchRenamed[] = {{"d_o", "the gradient of o"}, {"d_lse", "the gradient of lse"}};
 
 using attention::Joined;
 using attention::Keywords;
@@ -172,7 +169,7 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   if (call.options.dropout > 0 && !call.seed_given) call.options.seed = attention::FreshSeed();
   const attention::Results results = attention::NewResults(kOp, call, in.q, in.v.size(in.v.rank() - 1));
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(kOp, kRenamed, [&] { Forward(ctx, in, call.all_options(), {results.views.o, results.views.lse}); });
+  Compute(kOp, [&] { Forward(ctx, in, call.all_options(), {results.views.o, results.views.lse}); });
   return results.Returned();
 }
 
@@ -196,7 +193,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
   if (again) {
     call.return_lse = true;
     results = attention::NewResults(kBackwardOp, call, in.q, in.v.size(in.v.rank() - 1));
-    Compute(kBackwardOp, kBackwardRenamed, [&] { Forward(ctx, in, options, {results.views.o, results.views.lse}); });
+    Compute(kBackwardOp, [&] { Forward(ctx, in, options, {results.views.o, results.views.lse}); });
     in.o = results.views.o;
     in.lse = results.views.lse;
   }
@@ -209,7 +206,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
   Gradients g;
   const nb::object dq = like(in.q, g.dq), dk = like(in.k, g.dk), dv = like(in.v, g.dv);
   const nb::object dqg = like(in.qg, g.dqg), dkg = like(in.kg, g.dkg), dvg = like(in.vg, g.dvg);
-  Compute(kBackwardOp, kBackwardRenamed, [&] { Backward(ctx, in, options, g); });
+  Compute(kBackwardOp, [&] { Backward(ctx, in, options, g); });
   return NewNamedTuple(type, nb::make_tuple(dq, dk, dv, dqg, dkg, dvg));
 }
 
@@ -220,7 +217,7 @@ void RunTorch(const nb::args& args) {
   Read<attention::Call>(kOp, keywords, keywords.size(), args.ptr(), nullptr, call);
   WarnOfHeadsBeforeTokens(kOp, call.tensors.q, call.tensors.k, call.tensors.v);
   Context& ctx = TorchContext(call.num_threads);
-  Compute(kOp, kTorchRenamed,
+  ComputeForTorch(kOp,
           [&] { Forward(ctx, call.tensors, call.all_options(), {call.out_view, call.out_lse}); });
 }
 
@@ -231,7 +228,7 @@ void RunTorchBackward(const nb::args& args) {
   call.arrays.AllowTorch();
   Read<attention::Call>(kOp, keywords, keywords.size(), args.ptr(), nullptr, call);
   Context& ctx = TorchContext(call.num_threads);
-  Compute(kOp, kTorchRenamed, [&] { Backward(ctx, call.tensors, call.all_options(), call.of_tensors); });
+  ComputeForTorch(kOp, [&] { Backward(ctx, call.tensors, call.all_options(), call.of_tensors); });
 }
 
 nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
@@ -242,7 +239,7 @@ nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
   ReadCall(kOp, keywords, std::size(kInputs), nullptr, kwargs, call);
   const Context& ctx = ThreadContext(num_threads);
   Explanation x;
-  Compute(kOp, kRenamed, [&] { x = Explain(ctx, call.tensors, call.all_options()); });
+  Compute(kOp, [&] { x = Explain(ctx, call.tensors, call.all_options()); });
   return Described(x.kernel, x.target, x.why, x.flops, x.bytes, x.workspace_bytes, x.visited_pairs, x.invariant,
                    call.arrays.copied());
 }

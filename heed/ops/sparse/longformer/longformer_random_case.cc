@@ -81,12 +81,13 @@ class Generator : sparse::Draw {
   // Any number of any of them, some twice, some absent, some beyond the end.
   void ChooseTokens() {
     const bool by_sequence = Chance(0.4);
+    const int64_t lists = by_sequence && Chance(0.7) ? B_ : 1;
     const int64_t n = Chance(0.1) ? 0 : Chance(0.1) && T_ < 150 ? Integer(5, 90) : Integer(1, 4);
     Shape values;
-    for (int64_t i = 0; i < n * (by_sequence ? B_ : 1); ++i) {
+    for (int64_t i = 0; i < n * lists; ++i) {
       values.push_back(Chance(0.15) ? -1 : Chance(0.1) ? T_ + Integer(0, 70) : Integer(0, std::max<int64_t>(T_ - 1, 0)));
     }
-    p_.options.tokens = Ints(values, by_sequence ? Shape{B_, n} : Shape{n});
+    p_.options.tokens = Ints(values, by_sequence ? Shape{lists, n} : Shape{n});
     p_.options.window = Chance(0.2) ? 0 : Chance(0.7) ? Integer(0, 20) : Integer(0, 300);
   }
 
@@ -116,7 +117,7 @@ class Generator : sparse::Draw {
   bool IsToken(int64_t sequence, int64_t token) const {
     const ConstTensorView& t = p_.options.tokens;
     for (int64_t i = 0; i < t.size(t.rank() - 1); ++i) {
-      const int64_t at[] = {sequence, i};
+      const int64_t at[] = {t.size(0) == 1 ? 0 : sequence, i};
       if (GetElement(t, std::span(at).last(static_cast<size_t>(t.rank()))) == static_cast<double>(token)) return true;
     }
     return false;

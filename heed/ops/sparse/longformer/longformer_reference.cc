@@ -131,6 +131,7 @@ Halves HalvesOf(const BackwardInputs& in, const Options& options) {
   const bool packed = options.cu_seqlens_q.present();
   const int64_t sequences = packed ? options.cu_seqlens_q.size(0) - 1 : in.q.size(0);
   const int64_t n = options.tokens.size(options.tokens.rank() - 1);
+  const bool one_list = options.tokens.rank() == 2 && options.tokens.size(0) == 1;
   std::vector<int64_t> counts, bounds = {0};
   for (int64_t s = 0; s < sequences; ++s) {
     const int64_t first = packed ? IntAt(options.cu_seqlens_q, {s}) : 0;
@@ -138,7 +139,7 @@ Halves HalvesOf(const BackwardInputs& in, const Options& options) {
     if (options.query_lengths.present()) end = IntAt(options.query_lengths, {s});
     std::set<int64_t> tokens;
     for (int64_t i = 0; i < n; ++i) {
-      const int64_t token = IntAt(options.tokens, {s, i});
+      const int64_t token = IntAt(options.tokens, {one_list ? 0 : s, i});
       if (token >= 0 && token < end) tokens.insert(token);
     }
     int64_t own_token = packed ? bounds.back() : 0;

@@ -21,8 +21,6 @@ namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr char kOp[] = "merge_linear", kBackwardOp[] = "merge_linear_backward";
-constexpr Renamed kBackwardRenamed[] = {{"d_o", "do"}};
-constexpr Renamed kTorchRenamed[] = {{"d_o", "the gradient of the result"}};
 
 struct Call {
   Arrays arrays;
@@ -81,7 +79,7 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   ReadCall(kOp, words, 4, args, kwargs, call);
   NewArray out(kOp, call.in.o.dtype(), call.in.o.sizes());
   Context& ctx = ThreadContext(0);
-  Compute(kOp, {}, [&] { Forward(ctx, call.in, out.view); });
+  Compute(kOp, [&] { Forward(ctx, call.in, out.view); });
   return out.array;
 }
 
@@ -101,7 +99,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
                    dnum = like(call.in.num, g.dnum);
   const nb::object dden = like(call.in.den, g.dden), dgate = like(call.in.gate, g.dgate);
   Context& ctx = ThreadContext(0);
-  Compute(kBackwardOp, kBackwardRenamed, [&] { Backward(ctx, call.in, g); });
+  Compute(kBackwardOp, [&] { Backward(ctx, call.in, g); });
   return NewNamedTuple(type, nb::make_tuple(dexact, dlse, dnum, dden, dgate));
 }
 
@@ -111,7 +109,7 @@ void RunTorch(const nb::args& args) {
   call.arrays.AllowTorch();
   Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
   Context& ctx = TorchContext(0);
-  Compute(kOp, {}, [&] { Forward(ctx, call.in, call.out); });
+  Compute(kOp, [&] { Forward(ctx, call.in, call.out); });
 }
 
 void RunTorchBackward(const nb::args& args) {
@@ -120,7 +118,7 @@ void RunTorchBackward(const nb::args& args) {
   call.arrays.AllowTorch();
   Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
   Context& ctx = TorchContext(0);
-  Compute(kOp, kTorchRenamed, [&] { Backward(ctx, call.in, call.gradients); });
+  ComputeForTorch(kOp, [&] { Backward(ctx, call.in, call.gradients); });
 }
 
 constexpr char kInPython[] = R"(

@@ -29,10 +29,6 @@ namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr char kOp[] = "nsa", kBackwardOp[] = "nsa_backward";
-constexpr Renamed kRenamed[] = {{"o", "out"}, {"k_cmp", "compressed[0]"}, {"v_cmp", "compressed[1]"}};
-constexpr Renamed kBackwardRenamed[] = {{"d_o", "do"}, {"k_cmp", "compressed[0]"}, {"v_cmp", "compressed[1]"}};
-constexpr Renamed kTorchRenamed[] = {
-    {"d_o", "the gradient of o"}, {"k_cmp", "compressed[0]"}, {"v_cmp", "compressed[1]"}};
 
 // What one call was given.
 struct Call {
@@ -102,8 +98,8 @@ constexpr Word kOut[] = {{"out", true, &ReadOut}};
 constexpr Word kThreads[] = {{"threads", true, &ReadThreads}};
 constexpr Word kGradientOfO[] = {{"do", false, &ReadTensor<&BackwardInputs::d_o>}};
 
-constexpr Word kTorchCompressed[] = {{"k_cmp", true, &ReadTensor<&BackwardInputs::k_cmp>},
-                                     {"v_cmp", true, &ReadTensor<&BackwardInputs::v_cmp>}};
+constexpr Word kTorchCompressed[] = {{"compressed[0]", true, &ReadTensor<&BackwardInputs::k_cmp>},
+                                     {"compressed[1]", true, &ReadTensor<&BackwardInputs::v_cmp>}};
 constexpr Word kTorchResults[] = {{"o", false, &WriteResult<&Outputs::o>},
                                   {"branches", false, &WriteResult<&Outputs::branches>},
                                   {"lse", false, &WriteResult<&Outputs::lse>},
@@ -145,7 +141,7 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
     o = std::move(array.array);
   }
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(kOp, kRenamed, [&] { Forward(ctx, in, call.options, call.results); });
+  Compute(kOp, [&] { Forward(ctx, in, call.options, call.results); });
   return o;
 }
 
@@ -177,7 +173,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
                  branches = room(in.q.dtype(), {3, B, Tq, Hq, in.v.size(3)});
   const NewArray lse = room(in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, {3, B, Hq, Tq});
   const NewArray blocks = room(DType::kI32, {B, Tq, in.k.size(2), columns});
-  Compute(kBackwardOp, kBackwardRenamed, [&] {
+  Compute(kBackwardOp, [&] {
     Forward(ctx, in, call.options, {o.view, branches.view, lse.view, blocks.view});
     in.branches = branches.view;
     in.lse = lse.view;
@@ -194,7 +190,7 @@ void RunTorch(const nb::args& args) {
   Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
   WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
   Context& ctx = TorchContext(call.num_threads);
-  Compute(kOp, kTorchRenamed, [&] { Forward(ctx, call.in, call.options, call.results); });
+  ComputeForTorch(kOp, [&] { Forward(ctx, call.in, call.options, call.results); });
 }
 
 void RunTorchBackward(const nb::args& args) {
@@ -204,7 +200,7 @@ void RunTorchBackward(const nb::args& args) {
   call.arrays.AllowTorch();
   Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
   Context& ctx = TorchContext(call.num_threads);
-  Compute(kOp, kTorchRenamed, [&] { Backward(ctx, call.in, call.options, call.gradients); });
+  ComputeForTorch(kOp, [&] { Backward(ctx, call.in, call.options, call.gradients); });
 }
 
 nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
@@ -215,7 +211,7 @@ nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
   ReadCall(kOp, words, std::size(kInputs), nullptr, kwargs, call);
   const Context& ctx = ThreadContext(num_threads);
   Explanation x;
-  Compute(kOp, kRenamed, [&] { x = Explain(ctx, call.in, call.options); });
+  Compute(kOp, [&] { x = Explain(ctx, call.in, call.options); });
   return Described(x.kernel, x.target, x.why, x.flops, x.bytes, x.workspace_bytes, x.visited_pairs, x.invariant,
                    call.arrays.copied());
 }

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <shared_mutex>
-#include <span>
 #include <string>
 
 #include "python/arguments.h"
@@ -22,8 +21,6 @@ namespace {
 namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
-constexpr Renamed kRenamed[] = {{"query_starts", "align"}, {"cache", "k"}};
-constexpr Renamed kIndexerRenamed[] = {{"q", "q_index"}, {"k", "k_index"}};
 
 // Reads the arguments of one call, in the order of the functions of heed.select, and computes on PyTorch's threads where its
 // tensors are.
@@ -68,12 +65,12 @@ class Reader {
 
   // Reads the last argument, and calls f(context).
   template <class F>
-  Pattern Run(const F& f, std::span<const Renamed> names = kRenamed) {
+  Pattern Run(const F& f) {
     const Argument a = Next("threads");
     const int threads = a.value.is_none() ? 0 : static_cast<int>(ToInt(a, 1, kMaxThreads));
     Context& ctx = of_torch_ ? TorchContext(threads) : ThreadContext(threads);
     Pattern pattern;
-    Compute(op_, names, [&] { pattern = f(ctx); });
+    Compute(op_, [&] { pattern = f(ctx); });
     return pattern;
   }
 
@@ -152,7 +149,7 @@ Pattern SelectIndexer(const nb::args& args) {
   const ConstTensorView q = reader.Array("q_index"), k = reader.Array("k_index"), weights = reader.Array("weights");
   options.count = reader.Int("count");
   options.causal = reader.Bool("causal");
-  return reader.Run([&](Context& ctx) { return Indexer(ctx, q, k, weights, options); }, kIndexerRenamed);
+  return reader.Run([&](Context& ctx) { return Indexer(ctx, q, k, weights, options); });
 }
 
 }  // namespace

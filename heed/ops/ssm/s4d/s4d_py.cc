@@ -66,7 +66,6 @@ constexpr Keyword<KernelCall> kBackward[] = {kDKernel, kLogDt, kLogAReal, kAImag
                                              kDiscretization, kThreads};
 
 constexpr char kName[] = "s4d_kernel", kBackwardName[] = "s4d_kernel_backward";
-constexpr Renamed kRenamed[] = {{"o", "kernel"}, {"d_o", "dkernel"}};
 
 void CheckParameters(const char* op, const KernelCall& call) {
   const std::pair<const char*, const ConstTensorView*> all[] = {{"log_dt", &call.in.log_dt},
@@ -75,6 +74,8 @@ void CheckParameters(const char* op, const KernelCall& call) {
                                                                 {"C", &call.in.C}};
   for (const auto& [name, view] : all) {
     if (!view->present()) FailMissing(op, name);
+    if (IsFloat(view->dtype())) continue;
+    Fail(op, name, std::string("has dtype ") + heed::Name(view->dtype()), "f64, f32, bf16 or f16");
   }
 }
 
@@ -87,7 +88,7 @@ nb::object RunKernel(const nb::args& args, const nb::kwargs& kwargs) {
   const int64_t sizes[] = {dt.rank() == 1 ? dt.size(0) : 0, call.length};
   NewArray kernel(kName, call.in.C.dtype(), sizes);
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(kName, kRenamed, [&] { Kernel(ctx, call.in, call.options, kernel.view); });
+  Compute(kName, [&] { Kernel(ctx, call.in, call.options, kernel.view); });
   return kernel.array;
 }
 
@@ -108,7 +109,7 @@ nb::object RunKernelBackward(const nb::object& type, const nb::args& args, const
   add(call.in.A_imag, out.dA_imag);
   add(call.in.C, out.dC);
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(kBackwardName, kRenamed,
+  Compute(kBackwardName,
           [&] { KernelBackward(ctx, call.in, call.dkernel, call.options, out); });
   return NewNamedTuple(type, nb::tuple(results));
 }

@@ -50,6 +50,9 @@ void CheckOwn(const char* op, const Inputs& in, const Options& options, bool dat
   if (in.x.rank() != 4) {
     Fail(op, "x", "has shape " + in.x.ShapeString(), "rank 4: [B, T, H, P]");
   }
+  if (!IsFloat(in.x.dtype())) {
+    Fail(op, "x", std::string("has dtype ") + Name(in.x.dtype()), "f64, f32, bf16 or f16");
+  }
   const mechanism::AxisSizes sizes = {
       .B = in.x.size(0), .T = in.x.size(1), .H = in.x.size(2), .P = in.x.size(3)};
   const DType dtype = in.x.dtype();

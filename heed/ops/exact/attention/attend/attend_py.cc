@@ -20,8 +20,6 @@ namespace {
 namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
-// What the C++ surface calls by another name.
-constexpr Renamed kRenamed[] = {{"o", "out"}, {"query_starts", "align"}};
 
 std::string Shape(const CacheOwner& cache) {
   return "[" + std::to_string(cache.batch) + ",T,H," + std::to_string(cache.dim) + "]";
@@ -67,7 +65,7 @@ std::span<const int64_t> Tree(const Call& call) {
 
 void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call,
          const Outputs& out) {
-  Compute(op, kRenamed, [&] {
+  Compute(op, [&] {
     const std::shared_lock lock(cache.mutex);
     Attend(ctx, cache.base().view(), call.in.q, call.options, out, Tree(call));
   });
@@ -93,7 +91,7 @@ nb::dict ExplainAttendOn(DType, int num_threads, PyObject* kwargs) {
   ReadArguments(op.c_str(), *cache, false, nullptr, rest.ptr(), call);
   const Context& ctx = ThreadContext(num_threads);
   Explanation e;
-  Compute(op.c_str(), kRenamed, [&] {
+  Compute(op.c_str(), [&] {
     const std::shared_lock lock(cache->mutex);
     e = ExplainAttend(ctx, cache->base().view(), call.in.q, call.options, Tree(call));
   });
@@ -111,7 +109,7 @@ nb::object BoundOn(const CacheOwner& cache, const nb::args& args,
   ReadArguments(op, cache, false, args.ptr(), kwargs.ptr(), call);
   const Context& ctx = ThreadContext(call.num_threads);
   Bound bound;
-  Compute(op, kRenamed, [&] {
+  Compute(op, [&] {
     const std::shared_lock lock(cache.mutex);
     bound = QuantizationBound(ctx, cache.base().view(), call.in.q, call.options);
   });

@@ -22,9 +22,6 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr char kOp[] = "attention_backward";
 
-// What the C++ surface calls by another name.
-constexpr Renamed kRenamed[] = {
-    {"d_o", "do"}, {"d_lse", "dlse"}, {"query_starts", "align"}};
 
 constexpr char kBackwardInPython[] = R"(
 o and lse are what heed.attention returned for the same q, k, v and options. Arrays whose last
@@ -80,7 +77,7 @@ nb::object AttentionBackward(const nb::object& type, const nb::args& args,
   const BackwardInputs in = {call.in.q, call.in.k, call.in.v,  call.o,
                              call.lse,  call.d_o,  call.d_lse};
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(kOp, kRenamed, [&] { Backward(ctx, in, options, out); });
+  Compute(kOp, [&] { Backward(ctx, in, options, out); });
   return NewNamedTuple(type, nb::tuple(gradients));
 }
 

@@ -19,7 +19,6 @@ namespace {
 namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
-constexpr Renamed kRenamed[] = {{"query_starts", "align"}};
 
 constexpr Said kArguments[] = {
     {"lse", "[B, Hq, Tq]: that of heed.attention, float32 or float64; None: computed"},
@@ -73,7 +72,7 @@ nb::object Filled(const char* op, const Call& call, const std::vector<int64_t>& 
   const bool wide = call.in.q.dtype() == DType::kF64;
   NewArray array(op, wide ? DType::kF64 : DType::kF32, sizes);
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(op, kRenamed, [&] { fill(ctx, array.view); });
+  Compute(op, [&] { fill(ctx, array.view); });
   return wide ? nb::object(array.array.attr("astype")("float32"))
               : std::move(array.array);
 }

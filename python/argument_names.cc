@@ -1,0 +1,70 @@
+// The table of arguments that Python's functions and C++'s call by different names.
+#include "python/argument_names.h"
+
+#include <span>
+
+#include "python/runtime.h"
+
+namespace heed::python {
+namespace {
+
+// An argument that the C++ surface calls otherwise. The first row that fits counts; without an operation it is one of all.
+struct Renamed {
+  std::string_view operation, cpp, own;
+};
+constexpr Renamed kOfTorch[] = {{"merge_linear", "d_o", "the gradient of the result"},
+                                {"", "d_o", "the gradient of o"},
+                                {"", "d_lse", "the gradient of lse"},
+                                {"", "d_state", "the gradient of the state"}};
+constexpr Renamed kOfPython[] = {
+    // Functions with an argument o.
+    {"attention_backward", "o", "o"},
+    {"longformer_backward", "o", "o"},
+    {"merge_linear", "o", "o"},
+    {"merge_linear_backward", "o", "o"},
+    {"", "o", "out"},
+    {"s4d_kernel_backward", "d_o", "dkernel"},
+    {"", "d_o", "do"},
+    {"", "d_lse", "dlse"},
+    {"", "d_state", "dstate"},
+    {"", "query_starts", "align"},
+    {"", "segments_q", "segments of q"},
+    {"", "segments_k", "segments of k"},
+    {"", "k_cmp", "compressed[0]"},
+    {"", "v_cmp", "compressed[1]"},
+    {"t5_bias", "buckets", "table.shape[0]"},
+    {"indexer", "q", "q_index"},
+    {"indexer", "k", "k_index"},
+    {"certified", "cache", "k"},
+    {"cumulative", "cache", "k"},
+    {"top_blocks", "cache", "k"},
+    {"KVCache.share", "prefix", "prefix_cache"},
+    {"LatentKVCache.share", "prefix", "prefix_cache"},
+};
+
+std::string_view NameIn(std::span<const Renamed> table, std::string_view operation, std::string_view name) {
+  for (const Renamed& row : table) {
+    if (row.cpp == name && (row.operation.empty() || row.operation == operation)) return row.own;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string_view NameInPython(std::string_view operation, std::string_view name) {
+  const std::string_view own = NameIn(kOfPython, operation, name);
+  return own.empty() ? name : own;
+}
+
+std::string Reworded(Caller caller, const std::string& operation, const std::string& message) {
+  const size_t colon = message.find(": ");
+  if (colon == std::string::npos || message.find(' ') < colon) return message;  // it begins with no function
+  std::string rest = message.substr(colon + 2);
+  const std::string argument = rest.substr(0, rest.find_first_of(" :.["));
+  std::string_view own = caller == Caller::kTorch ? NameIn(kOfTorch, operation, argument) : "";
+  if (own.empty()) own = NameInPython(operation, argument);
+  rest.replace(0, argument.size(), own);
+  return operation + ": " + rest;
+}
+
+}  // namespace heed::python
