@@ -149,12 +149,46 @@ def test_autocast():
     assert o.dtype == torch.bfloat16 and torch.equal(o, cache.attend(x.bfloat16()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_autocast_beside_a_cache_of_another_dtype(dtype):
+    """What comes from autocast's products takes the cache's dtype."""
+    x = rows(1, 2, 1, 4).bfloat16()
+    for make in (heed.torch.KVCache, lambda *sizes, **of: heed.torch.RingKVCache(*sizes, window=4, **of)):
+        cache, plain = make(1, 1, 4, dtype=dtype), make(1, 1, 4, dtype=dtype)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cache.append(x, x)
+            o = cache.attend(x)
+        plain.append(x.to(dtype), x.to(dtype))
+        assert o.dtype == dtype and torch.equal(o, plain.attend(x.to(dtype)))
+    latents, rank = heed.torch.LatentKVCache(1, 4, 2, dtype=dtype), rows(1, 2, 1, 6).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        latents.append(rank[:, :, 0])
+        assert latents.attend(rank, scale=0.5).dtype == dtype
+
+
 def step(cache, x, lengths=None):
     """Two turns, of which none may be left out or change its place."""
     cache.append(x * 2, x, lengths)
     o, lse = cache.attend(x + 1, return_lse=True, sinks=[0.5, 1.0], segments=None)
     cache.append(x, x * 3)
     return o + cache.attend(x, window=(4, 0), out=torch.empty_like(x)), lse
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options, message", [
+    ({"return_lse": 1}, "KVCache.attend: return_lse is 1, expected True or False"),
+    ({"out": torch.empty(2, 2, 1, 4)}, "KVCache.attend: out "),
+    ({"out": torch.empty(1, 2, 1, 4, dtype=torch.float64)}, "KVCache.attend: out "),
+    ({"return_bound": True}, "KVCache.attend: return_bound is "),
+])
+def test_a_compiled_function_refuses_what_another_does(options, message):
+    torch._dynamo.reset()
+    cache, x = heed.torch.KVCache(1, 1, 4), rows(1, 2, 1, 4)
+    cache.append(x, x)
+    for call in (cache.attend, torch.compile(lambda q, **options: cache.attend(q, **options), backend="eager")):
+        with pytest.raises(heed.InvalidArgument, match=message):
+            call(x, **options)
+    torch._dynamo.reset()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -18,7 +18,7 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3  # noqa: E402
 import heed  # noqa: E402
 import heed.torch.nn as layers  # noqa: E402
 
-from torch_nn_checks import check_padding, check_same, check_steps, loaded, randomise, relative, rows  # noqa: E402
+from torch_nn_checks import check_decodes, check_padding, check_same, check_steps, loaded, randomise, relative, rows  # noqa: E402
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "num_hidden_layers": 2,
          "vocab_size": 99, "max_position_embeddings": 64, "attn_implementation": "eager"}
@@ -186,8 +186,12 @@ def test_copies_dtypes_and_autocast():
         with torch.no_grad():
             assert relative(layer(x, state).float(), wide(x.float())) < 0.05
             assert relative(layer.step(x[:, 0], state.fork()).float(), wide.step(x[:, 0].float(), _fed(wide, x.float()))) < 0.05
-        with torch.autocast("cpu", torch.bfloat16):
-            assert wide(x.float()).dtype == torch.bfloat16
+        for given in (x, x.float()):
+            whole = wide(x.float())
+            with torch.autocast("cpu", torch.bfloat16):
+                assert wide(given).dtype == torch.bfloat16
+                check_decodes(wide, given, whole)
+        check_steps(copy.deepcopy(layer).double(), x.double(), tolerance=1e-12)
 
 
 def _fed(layer, x):

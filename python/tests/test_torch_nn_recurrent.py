@@ -18,7 +18,7 @@ import heed  # noqa: E402
 import rwkv6_model  # noqa: E402
 import heed.torch.nn as layers  # noqa: E402
 
-from torch_nn_checks import check_same, check_steps, loaded, randomise, relative, rows  # noqa: E402
+from torch_nn_checks import check_decodes, check_same, check_steps, loaded, randomise, relative, rows  # noqa: E402
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 99}
 GATED_DELTA = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "linear_num_value_heads": 4,
@@ -188,13 +188,21 @@ def test_settings_of_the_recurrence():
     assert list(layers.GatedLinearAttention(32, 4, "mlstm").new_state(3).tensors) == ["S", "z", "m"]
 
 
-@pytest.mark.parametrize("layer", [
-    layers.Mamba(32, dtype=torch.bfloat16), layers.Mamba2(32, 4, 8, state_size=8, dtype=torch.bfloat16),
-    layers.GatedDeltaNet(32, 2, 4, key_head_dim=8, value_head_dim=8, dtype=torch.bfloat16), layers.Rwkv4(32, dtype=torch.bfloat16),
-    layers.Rwkv6(32, head_size=8, dtype=torch.bfloat16),
-    layers.MultiScaleRetention(32, 4, dtype=torch.bfloat16), layers.GatedLinearAttention(32, 4, dtype=torch.bfloat16),
-], ids=lambda layer: type(layer).__name__)
-def test_sixteen_bits_and_double(layer):
+LAYERS = {
+    "Mamba": lambda **factory: layers.Mamba(32, **factory),
+    "Mamba2": lambda **factory: layers.Mamba2(32, 4, 8, state_size=8, **factory),
+    "GatedDeltaNet": lambda **factory: layers.GatedDeltaNet(32, 2, 4, key_head_dim=8, value_head_dim=8, **factory),
+    "Rwkv4": lambda **factory: layers.Rwkv4(32, **factory),
+    "Rwkv6": lambda **factory: layers.Rwkv6(32, head_size=8, **factory),
+    "MultiScaleRetention": lambda **factory: layers.MultiScaleRetention(32, 4, **factory),
+    "H3": lambda **factory: layers.H3(32, head_dim=8, state_size=6, **factory),
+    "GatedLinearAttention": lambda **factory: layers.GatedLinearAttention(32, 4, **factory),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_sixteen_bits(name):
+    layer = randomise(LAYERS[name](dtype=torch.bfloat16))
     x, wide = rows(2, 9, 32).bfloat16(), copy.deepcopy(layer).float()
     y = layer(x)
     assert y.dtype == torch.bfloat16 and relative(y.float(), wide(x.float())) < 0.1
@@ -204,8 +212,57 @@ def test_sixteen_bits_and_double(layer):
         stepped = torch.stack([layer.step(x[:, t], state) for t in range(9)], 1)
         assert stepped.dtype == torch.bfloat16 and relative(stepped.float(), y.float()) < 0.1
         assert all(x.dtype == torch.float32 or key == "shift" for key, x in state.tensors.items())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_float64(name):
+    layer, x = randomise(LAYERS[name]().double()), rows(2, 13, 32).double()
+    check_steps(layer, x, tolerance=1e-12)
+    assert all(x.dtype == torch.float64 for x in layer.new_state(1).tensors.values())
+    assert relative(copy.deepcopy(layer).float()(x.float()).double(), layer(x)) < 1e-4
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_state_depends_on_the_default_dtype(name):
+    layer, x = randomise(LAYERS[name](dtype=torch.float32)), rows(2, 13, 32)
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        check_steps(layer, x, tolerance=2e-5)
+        narrow = LAYERS[name]()
+        check_decodes(narrow, x.bfloat16())
+        assert {x.dtype for key, x in narrow.new_state(1).tensors.items() if key != "shift"} == {torch.float32}
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast(name, dtype):
+    layer, x = randomise(LAYERS[name]()), rows(2, 9, 32).to(dtype)
+    wide = layer(x.float())
     with torch.autocast("cpu", torch.bfloat16):
-        assert wide(x.float()).dtype == torch.bfloat16
+        check_decodes(layer, x, wide)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert layer.step(x[:, 0], layer.new_state(2)).dtype == layer(x).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_weights_that_are_loaded_are_all_that_there_is(name):
+    layer, x = randomise(LAYERS[name]()), rows(2, 9, 32)
+    with torch.device("meta"):
+        of_nothing = LAYERS[name]()
+    for other in (of_nothing, LAYERS[name](device="meta"), copy.deepcopy(layer)):
+        other = other.to_empty(device="cpu")
+        for buffer in other.buffers():
+            buffer.fill_(torch.nan)
+        assert torch.equal(loaded(other, layer)(x), layer(x))
+
+
+def test_no_dtype_rounds_the_decay_of_retention():
+    layer = layers.MultiScaleRetention(32, 4)
+    exact = torch.log1p(-torch.exp2(-5 - torch.arange(4, dtype=torch.float64)))
+    assert torch.equal(layer.bfloat16().float().log_decay, exact.float())
+    torch.testing.assert_close(layer.half().double().log_decay, exact, rtol=1e-15, atol=0)
 
 
 def test_states():

@@ -61,6 +61,14 @@ def check_padding(layer, x, parameters):
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+@torch.no_grad()
+def check_decodes(layer, x, whole=None, tolerance=0.05):
+    """A prompt and tokens one by one are the whole, to the precision of 16 bits."""
+    state, whole = layer.new_state(len(x)), layer(x) if whole is None else whole
+    parts = [layer(x[:, :5], state), *(layer.step(x[:, t], state)[:, None] for t in range(5, x.shape[1]))]
+    assert relative(torch.cat(parts, 1).float(), whole.float()) < tolerance
+
+
 def check_steps(layer, x, tolerance=5e-6, **options):
     """A prompt, tokens one by one and the rest at once are the whole; sequences of unequal lengths, forks and orders too."""
     check_padding(lambda x, lengths: layer(x, lengths=lengths, **options), x, layer.parameters())

@@ -37,9 +37,20 @@ def _call(function: Any, cache: Any, operation: str, tensors: dict[str, Any], op
     _dispatch.wrote(given.get("out"))
 
 
-def _under_autocast(x: Any) -> Any:
-    """Rows and queries in the dtype that autocast asks for."""
-    return _dispatch.to_autocast(x) if torch.is_autocast_enabled("cpu") else x
+def _under_autocast(cache: Any, *tensors: Any) -> list[Any]:
+    """Under autocast, rows and queries in the dtype of the cache. float64 stays as it is, as autocast leaves it."""
+    if not torch.is_autocast_enabled("cpu"):
+        return list(tensors)
+    return [x.to(cache._dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
+            for x in tensors]
+
+
+def _written(operation: str, out: Any, o: Tensor) -> Tensor:
+    """`out` with the content of `o`, in a graph."""
+    if not isinstance(out, Tensor) or out.dtype != o.dtype or out.shape != o.shape:
+        what = f"{out.dtype} {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        raise InvalidArgument(f"{operation}: out is {what}, expected {o.dtype} {list(o.shape)}")
+    return out.copy_(o)
 
 
 def _dtype_name(operation: str, dtype: Any) -> Any:
@@ -53,7 +64,7 @@ _is_compiling = torch.compiler.is_compiling
 
 def _name_for_graphs(cache: Any) -> None:
     """What a compiled function needs to know of a cache."""
-    cache._handle, cache._width = _cache_operators.new_handle(cache), cache.value_dim
+    cache._handle, cache._width, cache._dtype = _cache_operators.new_handle(cache), cache.value_dim, cache.dtype
 
 
 def _adopted(cache: Any, cls: Any) -> Any:
@@ -76,14 +87,14 @@ def _on_tensors(cls: Any) -> Any:
         return _adopted(self, type(self))
 
     def append(self: Any, k: Tensor, v: Tensor, lengths: Any = None, **log_decay: Any) -> None:
-        k, v = _under_autocast(k), _under_autocast(v)
+        k, v = _under_autocast(self, k, v)
         if _is_compiling():
             _cache_operators.append(self._handle, k, v, lengths, **log_decay)
         else:
             _call(_core._append_torch, self, f"{name}.append", {"k": k, "v": v}, {"lengths": lengths, **log_decay})
 
     def append_latent(self: Any, rows: Tensor, lengths: Any = None) -> None:
-        rows = _under_autocast(rows)
+        rows, = _under_autocast(self, rows)
         if _is_compiling():
             _cache_operators.append(self._handle, rows, None, lengths)
         else:
@@ -91,14 +102,16 @@ def _on_tensors(cls: Any) -> Any:
 
     def attend(self: Any, q: Tensor, *, return_lse: bool = False, return_bound: bool = False, out: Tensor | None = None,
                **options: Any) -> Any:
-        q, lse, bound = _under_autocast(q), None, None
-        if _is_compiling():
-            o, lse = _cache_operators.attend(self._handle, q, self._width, options)
-            o = o if out is None else out.copy_(o)
-            return (o, lse) if return_lse else o
         if not isinstance(q, Tensor):
             raise InvalidArgument(f"{name}.attend: q is of type {type(q).__name__}, expected a tensor")
         _dispatch.check_bools(f"{name}.attend", return_lse=return_lse, return_bound=return_bound)
+        (q,), lse, bound = _under_autocast(self, q), None, None
+        if _is_compiling():
+            if return_bound is not False:
+                options["return_bound"] = return_bound
+            o, lse = _cache_operators.attend(self._handle, q, self._width, options)
+            o = o if out is None else _written(f"{name}.attend", out, o)
+            return (o, lse) if return_lse else o
         if q.dim() == 4:  # else the call below says what is wrong
             batch, rows, heads, _ = q.shape
             if out is None:
@@ -140,7 +153,7 @@ _IN_PYTORCH = """
 In PyTorch. dtype is one of PyTorch's or its name here. Tensors are on the CPU and read in place,
 lengths are int64 tensors. Nothing that is computed on a cache has a gradient: a tensor that requires one is refused
 unless gradients are off. Work runs on PyTorch's threads, at most `threads` of them. Under autocast rows and queries take
-its dtype, which must be the cache's. Otherwise as in heed."""
+the cache's dtype. Otherwise as in heed."""
 
 
 @_on_tensors
@@ -171,9 +184,9 @@ class LatentKVCache(heed.LatentKVCache):
 @_on_tensors
 class NSACache(heed.NSACache):
     def append(self, k: Tensor, v: Tensor, lengths: Any = None, *, compressed: Any = None) -> None:
-        k, v = _under_autocast(k), _under_autocast(v)
+        k, v = _under_autocast(self, k, v)
         if isinstance(compressed, (tuple, list)):
-            compressed = tuple(map(_under_autocast, compressed))
+            compressed = tuple(_under_autocast(self, *compressed))
         if _is_compiling():
             _cache_operators.append(self._handle, k, v, lengths, compressed=compressed)
         else:
@@ -181,11 +194,11 @@ class NSACache(heed.NSACache):
 
     def attend(self, q: Tensor, gates: Tensor, *, scale: float | None = None, out: Tensor | None = None,
                threads: int | None = None) -> Tensor:
-        q, gates = _under_autocast(q), _under_autocast(gates)
+        _dispatch.check_tensors("NSACache.attend", q=q, gates=gates)
+        q, gates = _under_autocast(self, q, gates)
         if _is_compiling():
             o = torch.ops.heed.nsa_cache_attend(self._handle, q, gates, self._width, scale, threads)
-            return o if out is None else out.copy_(o)
-        _dispatch.check_tensors("NSACache.attend", q=q, gates=gates)
+            return o if out is None else _written("NSACache.attend", out, o)
         if out is None and q.dim() == 4:  # else the call below says what is wrong
             out = q.new_empty((*q.shape[:3], self.value_dim))
         _call(_core._attend_torch, self, "NSACache.attend", {"q": q, "gates": gates, "out": out},

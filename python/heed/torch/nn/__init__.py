@@ -14,10 +14,11 @@ and every causal one goes on from where it was, by one state object:
     y = layer.step(token, state)      # one more: [B, hidden_size] -> [B, hidden_size]
     other = state.fork(); state.reorder(indices); state.nbytes; state.lengths
 
-A state of attention is a cache of heed.torch, that of a recurrence is a `State`. Nothing that is computed with one has a
-gradient. Constructors take numbers; `from_config` takes those of a configuration of Transformers. Parameters have the
-names and shapes of Transformers' module that a layer's text names, so that load_state_dict loads its weights as they are.
-Transformers itself is not needed. Errors are heed.InvalidArgument, which names the layer and the argument.
+A state of attention is a cache of heed.torch in the layer's dtype, that of a recurrence is a `State` in float32, or float64
+for a layer of float64. Nothing that is computed with one has a gradient. Constructors take numbers; `from_config` takes
+those of a configuration of Transformers. Parameters have the names and shapes of Transformers' module that a layer's text
+names, so that load_state_dict loads its weights as they are. Transformers itself is not needed. Errors are
+heed.InvalidArgument, which names the layer and the argument.
 """
 
 from heed.torch.nn._gated_delta import GatedDeltaNet

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import heed.torch
 from heed.torch.nn import _families
 from heed.torch.nn._layer import GatedRMSNorm, Layer, State, check_multiple, check_sizes, convolved, is_step, new_convolution
-from heed.torch.nn._layer import unit
+from heed.torch.nn._layer import unit, wide, zero_state
 
 
 class GatedDeltaNet(Layer):
@@ -59,8 +59,8 @@ class GatedDeltaNet(Layer):
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         channels, taps = self.conv1d.weight.shape[0], self.conv1d.weight.shape[2]
-        return State(batch, {"conv": torch.zeros(batch, channels, taps - 1),
-                             "S": torch.zeros(batch, self.num_value_heads, self.key_head_dim, self.value_head_dim)})
+        return State(batch, {"conv": zero_state(self.A_log, batch, channels, taps - 1),
+                             "S": zero_state(self.A_log, batch, self.num_value_heads, self.key_head_dim, self.value_head_dim)})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         x, lengths = self._check(x, state, State, lengths)
@@ -71,7 +71,7 @@ class GatedDeltaNet(Layer):
         qkv = convolved(torch.cat([part.flatten(2) for part in (q, k, v)], -1), self.conv1d.weight, None, state, lengths)
         q, k, v = qkv.split((self.num_key_heads * K, self.num_key_heads * K, self.num_value_heads * V), -1)
         q, k, v = unit(q.unflatten(-1, (-1, K))), unit(k.unflatten(-1, (-1, K))), v.unflatten(-1, (-1, V))
-        beta, g = b.sigmoid(), -self.A_log.float().exp() * F.softplus(a.float() + self.dt_bias)
+        beta, g = b.sigmoid(), -wide(self.A_log).exp() * F.softplus(wide(a) + self.dt_bias)
         inputs = (q, k, v, g.to(x.dtype), beta)
         if state is None:
             o = heed.torch.gated_delta_rule(*inputs, lengths=lengths)

@@ -96,7 +96,7 @@ class GatedLinearAttention(Layer):
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         """What the recurrence has before its first token."""
-        empty = torch.zeros(batch, 0, self.hidden_size, dtype=self.o_proj.weight.dtype)
+        empty = self.o_proj.weight.new_zeros(batch, 0, self.hidden_size)
         with torch.no_grad():
             _, carried = getattr(heed.torch, self.recurrence)(**self._arguments(empty), **self.options, return_state=True)
         return State(batch, self._named(carried))

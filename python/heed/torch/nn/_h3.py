@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
-from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_step
+from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_step, zero_state
 
 
 class H3(Layer):
@@ -49,8 +49,8 @@ class H3(Layer):
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         H, dim = self.num_heads, self.head_dim
-        return State(batch, {"tail": torch.zeros(batch, self.shift.shape[1] - 1, H, dim),
-                             "S": torch.zeros(batch, H, dim, dim, self.C.shape[1], 2)})
+        return State(batch, {"tail": zero_state(self.D, batch, self.shift.shape[1] - 1, H, dim),
+                             "S": zero_state(self.D, batch, H, dim, dim, self.C.shape[1], 2)})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         x, lengths = self._check(x, state, State, lengths)

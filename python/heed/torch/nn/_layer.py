@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import heed.torch
 from heed import InvalidArgument
+from heed.torch import _dispatch
 
 
 class State:
@@ -141,6 +142,21 @@ def check_multiple(name: str, argument: str, value: int, of: str, divisor: int) 
 def check_choice(name: str, argument: str, value: Any, choices: Any) -> None:
     if value not in choices:
         raise InvalidArgument(f"{name}: {argument} is {value!r}, expected one of {', '.join(map(repr, choices))}")
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32, or float64 if it has that dtype, as decays and states have."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def under_autocast(x: Tensor, weight: Tensor) -> Tensor:
+    """Under autocast, which leaves elementwise products alone, rows in the dtype of a weight that multiplies them."""
+    return x if _dispatch.autocast_dtype(x) is None else x.to(weight.dtype)
+
+
+def zero_state(weight: Tensor, *sizes: int) -> Tensor:
+    """Zeros [sizes] for a state of a layer that has this weight: float32, float64 beside float64, on its device."""
+    return weight.new_zeros(sizes, dtype=torch.promote_types(weight.dtype, torch.float32))
 
 
 def unit(x: Tensor) -> Tensor:

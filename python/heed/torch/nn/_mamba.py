@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import heed.torch
 from heed.torch.nn import _families
 from heed.torch.nn._layer import Layer, State, check_sizes, convolved, is_step, new_convolution, new_steps
+from heed.torch.nn._layer import wide, zero_state
 
 
 class Mamba(Layer):
@@ -66,7 +67,8 @@ class Mamba(Layer):
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         inner, taps = self.conv1d.weight.shape[0], self.conv1d.weight.shape[2]
-        return State(batch, {"conv": torch.zeros(batch, inner, taps - 1), "ssm": torch.zeros(batch, inner, self.sizes[1])})
+        return State(batch, {"conv": zero_state(self.D, batch, inner, taps - 1),
+                             "ssm": zero_state(self.D, batch, inner, self.sizes[1])})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         x, lengths = self._check(x, state, State, lengths)
@@ -74,7 +76,7 @@ class Mamba(Layer):
         u = convolved(u, self.conv1d.weight, self.conv1d.bias, state, lengths)
         d, B, C = self.x_proj(u).split(self.sizes, -1)
         dt = d @ self.dt_proj.weight.T
-        A = -torch.exp(self.A_log.float())
+        A = -torch.exp(wide(self.A_log))
         more = {"delta_bias": self.dt_proj.bias, "delta_softplus": True}
         if state is not None and is_step(x, lengths):
             u, dt, z, B, C = u[:, 0], dt[:, 0], z[:, 0], B[:, 0, None], C[:, 0, None]

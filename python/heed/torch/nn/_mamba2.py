@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import heed.torch
 from heed.torch.nn import _families
 from heed.torch.nn._layer import GatedRMSNorm, Layer, State, check_multiple, check_sizes, convolved, is_step, new_convolution
-from heed.torch.nn._layer import new_steps
+from heed.torch.nn._layer import new_steps, wide, zero_state
 
 
 class Mamba2(Layer):
@@ -64,8 +64,8 @@ class Mamba2(Layer):
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         channels, taps = self.conv1d.weight.shape[0], self.conv1d.weight.shape[2]
-        return State(batch, {"conv": torch.zeros(batch, channels, taps - 1),
-                             "ssm": torch.zeros(batch, self.num_heads, self.head_dim, self.state_size)})
+        return State(batch, {"conv": zero_state(self.D, batch, channels, taps - 1),
+                             "ssm": zero_state(self.D, batch, self.num_heads, self.head_dim, self.state_size)})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         x, lengths = self._check(x, state, State, lengths)
@@ -75,7 +75,7 @@ class Mamba2(Layer):
         u, B, C = u.split((inner, of_groups, of_groups), -1)
         u = u.unflatten(-1, (self.num_heads, self.head_dim))
         B, C = (rows.unflatten(-1, (self.n_groups, self.state_size)) for rows in (B, C))
-        A = -torch.exp(self.A_log.float())
+        A = -torch.exp(wide(self.A_log))
         more = {"D": self.D, "dt_bias": self.dt_bias, "dt_softplus": True, "dt_limit": self.time_step_limit}
         if state is None:
             y = heed.torch.ssd(u, d, A, B, C, lengths=lengths, **more)

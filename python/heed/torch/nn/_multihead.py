@@ -97,8 +97,8 @@ class MultiheadAttention(Layer):
     def new_state(self, batch: int, **options: Any) -> Any:
         """options: those of heed.torch.KVCache."""
         if self.memory_size is not None:
-            shape, like = (batch, 0, self.num_heads, self.head_dim), self.get_submodule(_NAMES[self.names][0]).weight
-            empty = torch.empty(shape, dtype=like.dtype)
+            weight = self.get_submodule(_NAMES[self.names][0]).weight
+            empty = weight.new_empty(batch, 0, self.num_heads, self.head_dim)
             return State(batch, {"k": empty, "v": empty, "key_lengths": torch.zeros(batch, dtype=torch.int64)})
         if not self.causal:
             return super().new_state(batch)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 import heed.torch
 from heed import InvalidArgument
-from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_step, rms_norm
+from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_step, rms_norm, zero_state
 
 
 class MultiScaleRetention(Layer):
@@ -36,17 +37,25 @@ class MultiScaleRetention(Layer):
         check_multiple(name, "hidden_size", hidden_size, "2 num_heads", 2 * num_heads)
         self.hidden_size, self.num_heads, self.key_dim, self.eps = hidden_size, num_heads, hidden_size // num_heads, eps
         self.rotary = {"base": base, "interleaved": False}
-        decay = torch.log1p(-torch.exp2(-5 - torch.arange(num_heads, dtype=torch.float32))) if log_decay is None else log_decay
-        decay = torch.as_tensor(decay, dtype=torch.float32)
+        if log_decay is None:
+            log_decay = [math.log1p(-(2.0 ** (-5 - head))) for head in range(num_heads)]
+        decay = torch.as_tensor(log_decay, dtype=torch.float64, device="cpu")
         if decay.shape != (num_heads,):
             raise InvalidArgument(f"{name}: log_decay has shape {list(decay.shape)}, expected [{num_heads}]")
-        self.register_buffer("log_decay", decay, persistent=False)
+        self._log_decay = decay.tolist()  # no buffer, which .bfloat16() would round and .to_empty() lose
         for key, factor in (("q_proj", 1), ("k_proj", 1), ("v_proj", value_factor), ("g_proj", value_factor)):
             self.add_module(key, nn.Linear(hidden_size, factor * hidden_size, bias=bias, **factory))
         self.out_proj = nn.Linear(value_factor * hidden_size, hidden_size, bias=bias, **factory)
 
+    @property
+    def log_decay(self) -> Tensor:
+        """[num_heads], float32 (float64 of a float64 layer), on the layer's device."""
+        weight = self.out_proj.weight
+        return torch.tensor(self._log_decay, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
+
     def new_state(self, batch: int) -> State:  # type: ignore[override]
-        return State(batch, {"S": torch.zeros(batch, self.num_heads, self.key_dim, self.out_proj.in_features // self.num_heads)})
+        sizes = (self.num_heads, self.key_dim, self.out_proj.in_features // self.num_heads)
+        return State(batch, {"S": zero_state(self.out_proj.weight, batch, *sizes)})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         x, lengths = self._check(x, state, State, lengths)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import heed.torch
 from heed.torch.nn import _families
-from heed.torch.nn._layer import Layer, State, check_sizes, is_step
+from heed.torch.nn._layer import Layer, State, check_sizes, is_step, under_autocast, wide, zero_state
 
 
 class Rwkv4(Layer):
@@ -51,18 +51,20 @@ class Rwkv4(Layer):
         return cls(hidden_size, **{"attention_hidden_size": inner, **options})
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
-        num, den, most = (torch.full((batch, len(self.time_decay)), x) for x in (0.0, 0.0, float("-inf")))
-        shift = torch.zeros(batch, self.hidden_size, dtype=self.output.weight.dtype)
+        num, den, most = (zero_state(self.time_decay, batch, len(self.time_decay)) for _ in range(3))
+        most.fill_(float("-inf"))
+        shift = self.output.weight.new_zeros(batch, self.hidden_size)
         return State(batch, {"shift": shift, "num": num, "den": den, "max": most})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         x, lengths = self._check(x, state, State, lengths)
+        x = under_autocast(x, self.time_mix_key)
         first = torch.zeros_like(x[:, :1]) if state is None else state.shift[:, None]
         before = torch.cat([first, x[:, :-1]], 1)
         mixes = (self.time_mix_key, self.time_mix_value, self.time_mix_receptance)
         k, v, r = (torch.lerp(before, x, mix) for mix in mixes)
         k, v, r = self.key(k), self.value(v), self.receptance(r)
-        decay, bonus = -torch.exp(self.time_decay.float()), self.time_first.float()
+        decay, bonus = -torch.exp(wide(self.time_decay)), wide(self.time_first)
         if state is None:
             o = heed.torch.rwkv4(k, v, decay, bonus, lengths=lengths)
         else:

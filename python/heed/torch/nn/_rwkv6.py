@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import heed.torch
 from heed.torch.nn import _families
-from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_step
+from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_step, under_autocast, wide, zero_state
 
 
 class Rwkv6(Layer):
@@ -67,8 +67,8 @@ class Rwkv6(Layer):
         return cls(hidden_size, **{**own, **options})
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
-        shift = torch.zeros(batch, self.hidden_size, dtype=self.output.weight.dtype)
-        return State(batch, {"shift": shift, "S": torch.zeros(batch, self.heads, self.head_size, self.head_size)})
+        shift = self.output.weight.new_zeros(batch, self.hidden_size)
+        return State(batch, {"shift": shift, "S": zero_state(self.output.weight, batch, self.heads, self.head_size, self.head_size)})
 
     def _mixed(self, x: Tensor, before: Tensor) -> list[Tensor]:
         """Each token mixed with the one before it, once for each of w, k, v, r and g."""
@@ -80,11 +80,12 @@ class Rwkv6(Layer):
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         x, lengths = self._check(x, state, State, lengths)
+        x = under_autocast(x, self.time_maa_x)
         first = torch.zeros_like(x[:, :1]) if state is None else state.shift[:, None]
         w, k, v, r, g = self._mixed(x, torch.cat([first, x[:, :-1]], 1))
         w = self.time_decay + torch.tanh(w @ self.time_decay_w1) @ self.time_decay_w2
         r, k, v = self.receptance(r), self.key(k), self.value(v)
-        w = -torch.exp(w.to(torch.promote_types(x.dtype, torch.float32)))
+        w = -torch.exp(wide(w))
         r, k, v, decay = (y.unflatten(-1, (self.heads, -1)) for y in (r, k, v, w))
         if state is None:
             o = heed.torch.rwkv6(r, k, v, decay, self.time_faaaa, lengths=lengths)
