@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import sys
 
+from heed import InvalidArgument
+
 _NAME = "heed_capture"
 
 
@@ -25,6 +27,11 @@ def record(model, inputs, dtype=None):
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers import PreTrainedModel
 
+    if not isinstance(model, PreTrainedModel):
+        kind = (f"the class {model.__name__}" if isinstance(model, type)
+                else f"of type {type(model).__name__}")
+        raise InvalidArgument(f"record: model is {kind}, expected a "
+                              "transformers.PreTrainedModel")
     configs = {id(m.config): m.config for m in model.modules()
                if isinstance(m, PreTrainedModel)}.values()
     saved = [(c, c._attn_implementation) for c in configs]

@@ -25,9 +25,11 @@ import contextlib
 import importlib.metadata
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 
+from heed import InvalidArgument
 from heed._capture_files import (CaptureError, check_out, find_model, read_text,
                                  write_tensors)
 from heed._capture_record import merge_facts, number_layers, record
@@ -60,6 +62,9 @@ def capture(model, text, out, *, dtype="f16", max_tokens=None, layers=None,
     Raises:
       CaptureError: nothing was written; the message says why.
     """
+    if not isinstance(model, (str, os.PathLike)):
+        raise InvalidArgument(f"capture: model is of type {type(model).__name__}, "
+                              "expected the name of one; record takes a model")
     text, out, name = Path(text), Path(out), str(model)
     for option, known in ((dtype, _DTYPES), (compute, _COMPUTE)):
         if option not in known:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 import warnings
 from typing import NamedTuple
 
@@ -87,6 +90,19 @@ def build(name: str, seed: int = 0, **changes) -> transformers.PreTrainedModel:
         for parameter in model.parameters():  # what begins as ones or zeros differs from channel to channel
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model.eval()
+
+
+def copies(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The model by each way in which a copy is made; processes are sent pickles."""
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    return [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(saved, weights_only=False)]
+
+
+def attributes(model: torch.nn.Module) -> dict[str, set[str]]:
+    """Names of what each layer of a model has of its own."""
+    return {path: set(layer.__dict__) for path, layer in model.named_modules()}
 
 
 def tokens(length: int = 37, batch: int = 2, seed: int = 1) -> torch.Tensor:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import heed
 from heed import _capture_files as files
 from heed import capture as cap
 
@@ -349,6 +350,14 @@ def test_model_and_registries_are_restored(hf, llama):
     assert "heed_capture" not in hf.AttentionMaskInterface()
     with torch.no_grad():
         assert torch.equal(model(ids)[0], want)
+
+
+@pytest.mark.parametrize("model, what", [(None, "of type NoneType"), ({}, "of type dict"), (dict, "the class dict")])
+def test_what_is_no_model_is_refused(hf, model, what):
+    with pytest.raises(heed.InvalidArgument, match=f"^record: model is {what}, expected a transformers.PreTrainedModel"):
+        cap.record(model, {})
+    with pytest.raises(heed.InvalidArgument, match="^capture: model is of type .*, expected the name of one"):
+        cap.capture(model, "text.txt", "out.safetensors")
 
 
 def test_model_without_recordable_attention_is_named(hf, tmp_path, text, capsys):

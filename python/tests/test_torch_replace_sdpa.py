@@ -143,6 +143,12 @@ def test_modules_of_pytorch():
             assert len(record) == 1 and record[0].ran
 
 
+def test_a_model_is_no_argument():
+    with pytest.raises(heed.InvalidArgument, match="replace_sdpa: strict is of type Linear, expected True or False"):
+        with replace_sdpa(nn.Linear(2, 2)):
+            pass
+
+
 @WAYS
 def test_of_nested_blocks_the_innermost_counts(call):
     with replace_sdpa() as outer:

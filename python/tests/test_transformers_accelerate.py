@@ -1,7 +1,6 @@
 # heed.transformers.accelerate: the same logits, gradients and generated tokens, and a report that says what runs where.
 import copy
 import gc
-import pickle
 import types
 import weakref
 
@@ -175,26 +174,47 @@ def test_undo_leaves_what_came_after():
     assert mixer.__dict__["forward"] is later
 
 
-def test_copies_and_pickles():
+@pytest.mark.parametrize("name", NAMES)
+def test_copies_are_plain_and_can_be_accelerated(name):
+    model = build(name)
+    plain = recurrent_models.attributes(model)
+    report = accelerate(model)
+    for other in recurrent_models.copies(model):
+        assert recurrent_models.attributes(other) == plain
+        with accelerate(other, strict=True) as again:
+            assert again.replaced == report.replaced
+        assert recurrent_models.attributes(other) == plain != recurrent_models.attributes(model)
+    report.undo()
+    assert recurrent_models.attributes(model) == plain
+
+
+def test_copies_have_weights_of_their_own():
     model, x = build("qwen3_next"), tokens()
     accelerate(model)
     logits = model(x, use_cache=False).logits
-    other = copy.deepcopy(model)
-    layer = other.model.layers[0].linear_attn
-    assert layer.__dict__["forward"].__self__ is layer  # accelerated too, with its own weights
-    with torch.no_grad():
-        layer.out_proj.weight.zero_()
+    for other in recurrent_models.copies(model):
+        assert_near(other(x, use_cache=False).logits, logits)
+        accelerate(other)
+        assert torch.equal(other(x, use_cache=False).logits, logits)
+        with torch.no_grad():
+            other.model.layers[0].linear_attn.out_proj.weight.zero_()
+        assert not torch.equal(other(x, use_cache=False).logits, logits)
     assert torch.equal(model(x, use_cache=False).logits, logits)
-    assert not torch.equal(other(x, use_cache=False).logits, logits)
-    assert_near(pickle.loads(pickle.dumps(model))(x, use_cache=False).logits, logits)
+
+
+def test_a_copy_keeps_a_method_that_came_after():
+    model = build("mamba2")
+    accelerate(model)
+    model.backbone.layers[0].mixer.forward = abs
+    assert copy.deepcopy(model).backbone.layers[0].mixer.forward is abs
 
 
 def test_a_report_keeps_no_model():
     model = build("rwkv")
-    report, gone = accelerate(model), weakref.ref(model)
+    report, gone = accelerate(model), [weakref.ref(part) for part in model.modules()]
     del model
     gc.collect()
-    assert gone() is None
+    assert not any(part() for part in gone)
     report.undo()
 
 
@@ -305,6 +325,18 @@ def test_models_without_recurrences():
     assert str(report) == "LlamaForCausalLM: 0 calls run on heed, 0 could not be replaced"
     with pytest.raises(heed.Unsupported, match="accelerate: LlamaForCausalLM has no layer that heed knows"):
         accelerate(model, strict=True)
+
+
+@pytest.mark.parametrize("given, message", [
+    ((None,), "model is of type NoneType, expected a torch.nn.Module"),
+    (({"model": 1},), "model is of type dict, expected a torch.nn.Module"),
+    (("mamba2",), "model is of type str, expected a torch.nn.Module"),
+    ((transformers.Mamba2Model,), "model is the class Mamba2Model, expected a torch.nn.Module"),
+    ((torch.nn.Linear(2, 2), "yes"), "strict is 'yes', expected True or False"),
+])
+def test_what_is_no_model_is_refused(given, message):
+    with pytest.raises(heed.InvalidArgument, match=f"^accelerate: {message}$"):
+        accelerate(*given)
 
 
 def changed_forward(parameters):

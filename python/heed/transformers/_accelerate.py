@@ -52,14 +52,14 @@ class Acceleration:
         self.left: list[Left] = []
         self.declined: list[Left] = []
         self._model = type(model).__name__
-        self._methods: list[tuple[weakref.ref[nn.Module], str, Any]] = []
+        self._methods: list[tuple[weakref.ref[nn.Module], str, Callable]] = []
 
     def undo(self) -> None:
         """Makes the model what it was; once or more often."""
         while self._methods:
-            reference, name, method = self._methods.pop()
+            reference, name, function = self._methods.pop()
             layer = reference()
-            if layer is not None and layer.__dict__.get(name) is method:
+            if layer is not None and _is_bound(layer.__dict__.get(name), function):
                 delattr(layer, name)
 
     def __enter__(self) -> Acceleration:
@@ -76,9 +76,9 @@ class Acceleration:
         return "\n".join(lines)
 
     def _set(self, layer: nn.Module, name: str, function: Callable) -> None:
-        method = types.MethodType(function, layer)
-        object.__setattr__(layer, name, method)
-        self._methods.append((weakref.ref(layer), name, method))
+        for key, call in ((name, function), ("__reduce_ex__", functools.partial(_reduce_without, name, function))):
+            object.__setattr__(layer, key, types.MethodType(call, layer))
+            self._methods.append((weakref.ref(layer), key, call))
 
     def _dispatch(self, layer: str, name: str, on_heed: Callable, original: Callable) -> Callable:
         """The function that is called in the place of `original`: heed's, or `original` where heed declines."""
@@ -97,6 +97,18 @@ class Acceleration:
             return original(*args, **kwargs)
 
         return call
+
+
+def _is_bound(method: Any, function: Callable) -> bool:
+    return getattr(method, "__func__", None) is function
+
+
+def _reduce_without(name: str, function: Callable, layer: nn.Module, protocol: int) -> tuple[Any, ...]:
+    """What copy and pickle make a copy of a layer from: its class and attributes, but for those that `accelerate` has set."""
+    make, arguments, state, *rest = type(layer).__reduce_ex__(layer, protocol)
+    state = {key: value for key, value in state.items()
+             if key != "__reduce_ex__" and not (key == name and _is_bound(value, function))}
+    return make, arguments, state, *rest
 
 
 def _rebound(function: Callable, names: Mapping[str, Callable]) -> Callable | None:
@@ -185,7 +197,7 @@ def accelerate(model: nn.Module, strict: bool = False, *, bigbird: str = "origin
     where they are, the model's own caches are used, and nothing but this instance changes, until `undo()` of what is
     returned: a report that names each call that was replaced and each that could not be, with the reason. Calls that heed
     does not compute for what they are given (tensors on another device, say) run as before, and the report names them
-    from then on.
+    from then on. Copies and pickles of the model are plain, and can be accelerated themselves.
 
     Results are the same. In evaluation Transformers' BigBird has no random blocks and counts block 0 once more for each
     that is missing; `bigbird="original"` computes that too, `bigbird="paper"` draws blocks instead, the same in training and
@@ -199,6 +211,11 @@ def accelerate(model: nn.Module, strict: bool = False, *, bigbird: str = "origin
         model.generate(**inputs)
         report.undo()
     """
+    if not isinstance(model, nn.Module):
+        kind = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
+        raise InvalidArgument(f"accelerate: model is {kind}, expected a torch.nn.Module")
+    if not isinstance(strict, bool):
+        raise InvalidArgument(f"accelerate: strict is {strict!r}, expected True or False")
     if bigbird not in ("original", "paper"):
         raise InvalidArgument(f"accelerate: bigbird is {bigbird!r}, expected 'original' or 'paper'")
     report, methods = Acceleration(model), {**_layers.METHODS, **_sparse.methods(bigbird)}
