@@ -1,5 +1,6 @@
 # heed.transformers.register: what it changes, which models it cannot reach, and what the documentation says of that.
 import importlib.util
+import pickle
 import subprocess
 import sys
 import types
@@ -37,6 +38,31 @@ def test_importing_registers_nothing():
     done = fresh.python("import heed.transformers; from transformers import AttentionInterface, AttentionMaskInterface;"
                         "print('heed' in AttentionInterface(), 'heed' in AttentionMaskInterface())", packages=["transformers"])
     assert (done.returncode, done.stdout) == (0, "False False\n"), done.stderr
+
+
+MODEL = """import pickle, sys, torch
+model = pickle.load(open(sys.argv[1], "rb"))
+with torch.no_grad():
+    print(model(torch.arange(4, 15)[None]).logits.double().sum().item(), "heed" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_process_that_is_sent_a_model_has_heed_registered(name, tmp_path):
+    model, file = tiny_models.build(name, "heed"), tmp_path / "model.pickle"
+    file.write_bytes(pickle.dumps(model))
+    done = fresh.python(MODEL, file, packages=["transformers"])
+    with torch.no_grad():
+        expected = model(torch.arange(4, 15)[None]).logits.double().sum().item()
+    assert done.returncode == 0 and done.stdout.split()[1] == "True", done.stderr
+    assert abs(float(done.stdout.split()[0]) - expected) < 1e-3
+
+
+def test_a_configuration_brings_the_kind_of_its_masks(monkeypatch):
+    pickled = {name: pickle.dumps(tiny_models.build(name, "heed").config) for name in ("gemma2", "llama")}
+    monkeypatch.setattr(_families, "_mask_kinds", {})  # as in a process that has made no model
+    kinds = {name: _families.mask_dtype(pickle.loads(config), torch.float32) for name, config in pickled.items()}
+    assert kinds == {"gemma2": torch.float32, "llama": torch.bool}
 
 
 def test_registering_twice_is_registering_once():

@@ -8,10 +8,11 @@ import inspect
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 _ATTENTION = re.compile(r"^class \w*Attention\w*\(nn\.Module\):", re.M)
 _INTERFACE = re.compile(r"\bALL_ATTENTION_FUNCTIONS\b")
@@ -83,9 +84,26 @@ def _warn_if_nothing_asks(model: PreTrainedModel) -> None:
         _warn(_family(model), "has no layer that asks Transformers for attention, so nothing of it runs on heed")
 
 
+def _note_kind(config: type, kind: str) -> None:
+    if kind != "bool" or _mask_kinds.get(config) != "float":
+        _mask_kinds[config] = kind
+
+
+def _registered(kind: str, make: Callable[..., Any], *arguments: Any) -> Any:
+    """The configuration that `make` makes, in a process in which "heed" is registered, be it one that only unpickles."""
+    from heed.transformers import register
+
+    if "heed" not in AttentionInterface():
+        register()
+    config = make(*arguments)
+    _note_kind(type(config), kind)
+    return config
+
+
 def watch() -> None:
     """From now on models of which heed runs nothing say so, once a family: those that never call the interface and take
-    Transformers' default instead of "heed", and those without attention."""
+    Transformers' default instead of "heed", and those without attention. And a configuration that says "heed" registers
+    it wherever it is unpickled."""
     original, built = PreTrainedModel.get_correct_attn_implementation, PreTrainedModel.post_init
     if hasattr(original, "heed"):
         return
@@ -95,8 +113,7 @@ def watch() -> None:
         self: Any, requested_attention: str | None, is_init_check: bool = False, **kwargs: Any
     ) -> str:
         kind = "own" if not calls_interface(type(self)) else "bool" if self._supports_sdpa else "float"
-        if kind != "bool" or _mask_kinds.get(type(self.config)) != "float":
-            _mask_kinds[type(self.config)] = kind
+        _note_kind(type(self.config), kind)
         if requested_attention == "heed" and kind == "own":
             _warn(_family(self), "has attention that does not call Transformers' attention interface, "
                   "so heed cannot run it; its own code does")
@@ -104,6 +121,12 @@ def watch() -> None:
         elif requested_attention == "heed" and not is_init_check:  # else there are no layers yet
             _warn_if_nothing_asks(self)
         return original(self, requested_attention, is_init_check, **kwargs)
+
+    def __reduce_ex__(self: Any, protocol: Any) -> tuple[Any, ...]:
+        make, arguments, *rest = object.__reduce_ex__(self, protocol)
+        if getattr(self, "_attn_implementation_internal", None) == "heed":
+            make, arguments = _registered, (_mask_kinds.get(type(self), "bool"), make, *arguments)
+        return make, arguments, *rest
 
     @functools.wraps(built)
     def post_init(self: Any) -> None:
@@ -114,3 +137,4 @@ def watch() -> None:
     get_correct_attn_implementation.heed = True  # type: ignore[attr-defined]
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation  # type: ignore[method-assign]
     PreTrainedModel.post_init = post_init  # type: ignore[method-assign]
+    PreTrainedConfig.__reduce_ex__ = __reduce_ex__  # type: ignore[method-assign]
