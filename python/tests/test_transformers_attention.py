@@ -220,24 +220,32 @@ def test_dropout_follows_the_generator_and_keeps_the_mean(output_attentions):
     torch.testing.assert_close(attention(module.eval(), q, k, v, mask, **options)[0], expected, rtol=0, atol=2e-6)
 
 
-def test_what_is_not_understood_is_refused():
-    q, k, v = problem()
+@pytest.fixture(params=["eager", "compiled"])
+def call(request):
+    """heed's attention function as it is, and in a graph: what it refuses depends on neither."""
+    torch._dynamo.reset()
+    yield attention if request.param == "eager" else torch.compile(attention, backend="eager")
+    torch._dynamo.reset()
+
+
+def test_what_is_not_understood_is_refused(call):
+    q, k, v = (x.detach() for x in problem())
     harmless = {"position_ids": torch.arange(TQ)[None], "use_cache": True, "cu_seq_lens_q": torch.tensor([0, TQ]),
                 "max_length_q": TQ, "sliding_window": 3, "num_items_in_batch": 7, "block_indices": None, "cache": None}
-    ours, _ = attention(Module(), q, k, v, structured(), **harmless)
-    assert torch.equal(ours, attention(Module(), q, k, v, structured())[0])
+    ours, _ = call(Module(), q, k, v, BOOL, **harmless)
+    assert torch.equal(ours, attention(Module(), q, k, v, BOOL)[0])
     for name in ("block_indices", "cache"):
         with pytest.raises(heed.Unsupported, match=f"attention: {name} was given by Module, expected None"):
-            attention(Module(), q, k, v, structured(), **{name: torch.zeros(1)})
+            call(Module(), q, k, v, BOOL, **{name: torch.zeros(1)})
 
 
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, own_option=None, **kwargs):
     """As in a modeling file: heed's attention looks here for options that a model of this module may pass."""
 
 
-def test_an_option_of_the_model_s_own_eager_attention_is_refused():
-    q, k, v = problem()
+def test_an_option_of_the_model_s_own_eager_attention_is_refused(call):
+    q, k, v = (x.detach() for x in problem())
     assert "own_option" in inspect.signature(eager_attention_forward).parameters
-    attention(Module(), q, k, v, structured(), own_option=None, another=5)
+    call(Module(), q, k, v, BOOL, own_option=None, another=5)
     with pytest.raises(heed.Unsupported, match="own_option was given by Module"):
-        attention(Module(), q, k, v, structured(), own_option=5)
+        call(Module(), q, k, v, BOOL, own_option=5)

@@ -254,6 +254,13 @@ def test_output_attentions_gives_the_weights_of_eager(name):
     assert_same_gradients(eager, ours)
 
 
+def test_a_compiled_model_gives_the_weights_too():
+    """GPT-2 records weights without telling its layers that they are wanted."""
+    model, inputs = tiny_models.build("gpt2", "heed", n_layer=1), {**tiny_models.inputs("gpt2"), "output_attentions": True}
+    expected, found = model(**inputs).attentions, torch.compile(model, backend="eager")(**inputs).attentions
+    assert len(expected) == 1 and all(map(torch.equal, expected, found))
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "bert"])
 def test_bfloat16_models(name):
     eager, ours = (model.to(torch.bfloat16) for model in tiny_models.pair(name))
@@ -294,6 +301,50 @@ def test_a_decoder_made_bidirectional():
         inputs = tiny_models.inputs("llama", side)
         assert_same_results(eager(**inputs, use_cache=False), ours(**inputs, use_cache=False),
                             real_tokens("llama", side, inputs))
+
+
+def in_pieces(model, tokens):
+    """Logits of pieces of a text, with the model's own cache."""
+    cache, parts = None, []
+    for piece in tokens.split([7, 1, 3], dim=1):
+        result = model(piece, past_key_values=cache, use_cache=True)
+        cache = result.past_key_values
+        parts.append(result.logits)
+    return torch.cat(parts, 1)
+
+
+@pytest.mark.parametrize("layer_types", [["linear_attention", "full_attention"], ["full_attention", "linear_attention"]])
+def test_a_mask_of_nothing_has_no_size(layer_types):
+    """MiniMax counts the tokens in its cache by the first layer, be it one without keys; "eager" then has no mask."""
+    config = {**tiny_models.DECODER, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 16,
+              "layer_types": layer_types, "is_causal": False}
+    eager, ours = (tiny_models.make("MiniMaxForCausalLM", config, attention) for attention in ("eager", "heed"))
+    tokens = tiny_models.inputs("llama")["input_ids"]
+    assert_close(in_pieces(ours, tokens), in_pieces(eager, tokens))
+
+
+def test_a_refusal_is_the_same_in_a_compiled_model():
+    """Blocks that an indexer chooses are an option that heed does not have."""
+    config = {**tiny_models.DECODER, "head_dim": 8, "rotary_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1,
+              "dense_intermediate_size": 48, "mlp_layer_types": ["dense", "dense"], "index_n_heads": 2, "index_head_dim": 8,
+              "layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 2, "index_topk_blocks": 2}
+    model = tiny_models.make("MiniMaxM3VLForCausalLM", config, "heed", "MiniMaxM3VLTextConfig")
+    for call in (model, torch.compile(model, backend="eager")):
+        with pytest.raises(heed.Unsupported, match="attention: block_indices was given by MiniMaxM3VLAttention"):
+            call(**tiny_models.inputs("llama"), use_cache=False)
+
+
+def test_the_row_before_the_first_token_is_that_of_pytorch_s_attention():
+    """A loss that has the first token behind left padding reads a row that sees no key: 0, which eager has otherwise."""
+    eager, ours = tiny_models.pair("llama")
+    inputs = tiny_models.inputs("llama", "left")
+    labels = inputs["input_ids"].where(inputs["attention_mask"] == 1, -100)
+    losses = [model(**inputs, labels=labels).loss for model in (eager, ours)]
+    eager.set_attn_implementation("sdpa")
+    torch.testing.assert_close(losses[1], eager(**inputs, labels=labels).loss, rtol=0, atol=1e-5)
+    assert abs(losses[0] - losses[1]) > 1e-3
+    labels[1, 4] = -100
+    torch.testing.assert_close(ours(**inputs, labels=labels).loss, eager(**inputs, labels=labels).loss, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])

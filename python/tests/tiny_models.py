@@ -103,9 +103,13 @@ GENERATORS = [name for name, family in FAMILIES.items() if family.generates]
 def build(name: str, attention: str, seed: int = 0, **changes) -> transformers.PreTrainedModel:
     """A model of the family in float32 and eval(), with weights that the seed alone decides."""
     family = FAMILIES[name]
-    model_class = getattr(transformers, family.model)
-    config_class = getattr(transformers, family.config_class) if family.config_class else model_class.config_class
-    config = config_class(**{**family.config, **changes})
+    return make(family.model, {**family.config, **changes}, attention, family.config_class, seed)
+
+
+def make(model: str, config: dict, attention: str, config_class: str = "", seed: int = 0) -> transformers.PreTrainedModel:
+    """A model of a class of Transformers, as `build` has them."""
+    model_class = getattr(transformers, model)
+    config = (getattr(transformers, config_class) if config_class else model_class.config_class)(**config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)

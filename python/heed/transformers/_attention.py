@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor
 import heed.torch  # noqa: F401  (registers the operator)
 from heed import Unsupported
 from heed.transformers._masks import StructuredMask
-from heed.transformers._structure import Structure, visible
+from heed.transformers._structure import NO_MASK, Structure, visible
 
 try:
     from transformers.utils.output_capturing import _active_collector
@@ -22,29 +21,33 @@ except ImportError:
     _active_collector = None
 
 _operator = torch.ops.heed.attention.default
-_ALL, _CAUSAL = Structure(), Structure(causal=True, align="top_left")
+_CAUSAL = Structure(causal=True, align="top_left")
 _KNOWN = {"module", "query", "key", "value", "attention_mask", "scaling", "dropout", "is_causal", "softcap", "s_aux",
           "sinks", "position_bias", "sliding_window", "kwargs"}
 
 
-@functools.cache
-def _own_options(module: type) -> frozenset[str]:
-    """Arguments of the eager attention beside this module that heed does not know."""
-    eager = getattr(sys.modules[module.__module__], "eager_attention_forward", None)
-    return frozenset() if eager is None else frozenset(inspect.signature(eager).parameters) - _KNOWN
+_refused: dict[type, tuple[str, ...]] = {}
 
 
-def _refuse(module: torch.nn.Module, options: dict[str, Any]) -> None:
-    """Options that change what is computed, in a way that heed does not have."""
-    for name in ("cache", "block_indices", *_own_options(type(module))):
-        if options.get(name) is not None:
-            raise Unsupported(f"attention: {name} was given by {type(module).__name__}, expected None")
+def _refused_options(module: type) -> tuple[str, ...]:
+    """Options that change what is computed in a way that heed does not have: arguments of the eager attention beside this
+    module that heed does not know, and those that only other attention functions read."""
+    if module not in _refused:
+        eager = getattr(sys.modules[module.__module__], "eager_attention_forward", None)
+        own = () if eager is None else inspect.signature(eager).parameters
+        _refused[module] = tuple(sorted({"cache", "block_indices", *own} - _KNOWN))
+    return _refused[module]
+
+
+_refused_options._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, which imports the compiler
 
 
 def _wants_weights(options: dict[str, Any]) -> bool:
-    if options.get("output_attentions") or torch.compiler.is_compiling() or _active_collector is None:
+    if options.get("output_attentions") or _active_collector is None:
         return bool(options.get("output_attentions"))
-    collected = _active_collector.get()  # a model may record weights without passing the wish on
+    # A model may record weights without passing the wish on. A graph cannot read a ContextVar: Transformers has a copy for it.
+    compiled = torch.compiler.is_compiling()
+    collected = getattr(_active_collector, "global_var", None) if compiled else _active_collector.get()
     return bool(collected) and any("attentions" in name for name in collected)
 
 
@@ -95,8 +98,9 @@ def attention(
     without a value, indices [B, Tq, n] keys that an indexer chose, position_bias and a floating-point mask are added.
     Without a mask, queries are causal as Transformers' "sdpa" has it. A row that sees no key is 0.
     """
-    if not torch.compiler.is_compiling():
-        _refuse(module, options)
+    for name in _refused_options(type(module)):
+        if options.get(name) is not None:
+            raise Unsupported(f"attention: {name} was given by {type(module).__name__}, expected None")
     if key.shape[0] != query.shape[0]:  # learned queries, say
         batch = max(query.shape[0], key.shape[0])
         query, key, value = (x.expand(batch, -1, -1, -1) for x in (query, key, value))
@@ -107,18 +111,19 @@ def attention(
 
     mask: Structure | Tensor | None = attention_mask
     if isinstance(mask, StructuredMask):
-        shape = (query.shape[0], 1, rows, keys)
-        mask = mask.structure if mask.structure is not None and mask.shape == shape else mask.dense
+        structure, shape = mask.structure, (query.shape[0], 1, rows, keys)
+        fits = structure is NO_MASK or (structure is not None and mask.shape == shape)
+        mask = structure if fits else mask.dense
     if mask is None:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-        mask = _CAUSAL if causal and rows > 1 else _ALL
+        mask = _CAUSAL if causal and rows > 1 else NO_MASK
     elif isinstance(mask, Tensor):
         mask = mask[(None,) * (4 - mask.dim())]
         if mask.is_floating_point():
             biases.append(mask)
-            mask = _ALL
+            mask = NO_MASK
         else:
-            mask = _ALL._replace(mask=mask)
+            mask = NO_MASK._replace(mask=mask)
     if indices is not None:
         chosen = torch.zeros(*indices.shape[:2], keys, dtype=torch.bool).scatter(-1, indices.long(), True)[:, None]
         mask = mask._replace(mask=chosen if mask.mask is None else mask.mask & chosen)

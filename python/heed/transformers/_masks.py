@@ -128,6 +128,8 @@ def mask(
     under tracing, what Transformers makes for "sdpa" or, for models that cannot take that, for "eager".
     """
     wanted = _families.mask_dtype(config, dtype)
+    # Attention layers of a decoder that was made bidirectional say that they are causal, which None would mean to them.
+    skips = allow_is_bidirectional_skip and getattr(config, "is_causal", True)
     if (
         wanted is not None
         and not is_tracing(attention_mask)
@@ -139,13 +141,14 @@ def mask(
         structure = _structure.structure(call)
         if structure is not None:
             if _structure.masks_nothing(structure):
-                bidirectional = allow_is_bidirectional_skip and getattr(config, "is_causal", True)
-                if bidirectional or (allow_is_causal_skip and q_length == 1 and wanted is torch.bool):
+                if skips or (allow_is_causal_skip and q_length == 1 and wanted is torch.bool):
                     return None
+                if allow_is_bidirectional_skip:
+                    structure = _structure.NO_MASK
             return StructuredMask(_Content(call, structure), (batch_size, 1, q_length, kv_length), wanted)
         allow_is_causal_skip = False
     return (hf.sdpa_mask if wanted is torch.bool else hf.eager_mask)(
         batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
         mask_function=mask_function, attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip,
-        allow_is_bidirectional_skip=allow_is_bidirectional_skip, dtype=dtype, device=device, **options,
+        allow_is_bidirectional_skip=skips, dtype=dtype, device=device, **options,
     )

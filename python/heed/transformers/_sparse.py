@@ -129,8 +129,10 @@ def _bigbird_original(self, hidden_states, band_mask=None, from_mask=None, to_ma
 
 def _bigbird_paper(self, hidden_states, band_mask=None, from_mask=None, to_mask=None, from_blocked_mask=None,
                    to_blocked_mask=None, **options):
-    """The same with the blocks of heed.patterns.bigbird, in training and evaluation."""
-    return _bigbird(True, self, hidden_states, band_mask, from_mask, to_mask, options)
+    """BigBirdBlockSparseAttention.forward with the blocks of heed.patterns.bigbird, in training and evaluation. Compiled code
+    calls it between two graphs, since the original has other blocks."""
+    run = torch._dynamo.disable(_bigbird) if torch.compiler.is_compiling() else _bigbird
+    return run(True, self, hidden_states, band_mask, from_mask, to_mask, options)
 
 
 _LONGFORMER = Method("forward", _longformer, "attention")

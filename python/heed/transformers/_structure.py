@@ -44,6 +44,8 @@ class Structure(NamedTuple):
     chunk: int | None = None
 
 
+NO_MASK = Structure()  # this object stands for a mask that "eager" does not make, and whose shape it does not check
+
 
 def masks_nothing(s: Structure) -> bool:
     """Whether every query sees every key."""
