@@ -144,7 +144,7 @@ def test_modules_of_pytorch():
 
 
 def test_a_model_is_no_argument():
-    with pytest.raises(heed.InvalidArgument, match="replace_sdpa: strict is of type Linear, expected True or False"):
+    with pytest.raises(heed.InvalidArgument, match="replace_sdpa: strict is Linear.*, expected True or False"):
         with replace_sdpa(nn.Linear(2, 2)):
             pass
 

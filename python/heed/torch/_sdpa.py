@@ -411,8 +411,7 @@ def replace_sdpa(strict: bool = False) -> Iterator[list[SdpaCall]]:
     torch.backends.mha.set_fastpath_enabled(False) forbids it. torch.ops.aten.scaled_dot_product_attention is not
     replaced.
     """
-    if not isinstance(strict, bool):
-        raise InvalidArgument(f"replace_sdpa: strict is of type {type(strict).__name__}, expected True or False")
+    _dispatch.check_bools("replace_sdpa", strict=strict)
     block = _Block(strict)
     _attribute.replace()
     try:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from heed import InvalidArgument, Unsupported
+from heed.torch import _dispatch
 from heed.transformers import _layers, _sparse
 
 
@@ -214,8 +215,7 @@ def accelerate(model: nn.Module, strict: bool = False, *, bigbird: str = "origin
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
         raise InvalidArgument(f"accelerate: model is {kind}, expected a torch.nn.Module")
-    if not isinstance(strict, bool):
-        raise InvalidArgument(f"accelerate: strict is {strict!r}, expected True or False")
+    _dispatch.check_bools("accelerate", strict=strict)
     if bigbird not in ("original", "paper"):
         raise InvalidArgument(f"accelerate: bigbird is {bigbird!r}, expected 'original' or 'paper'")
     report, methods = Acceleration(model), {**_layers.METHODS, **_sparse.methods(bigbird)}
