@@ -47,7 +47,7 @@ REFUSED_ROPE = [{"partial_rotary_factor": 0.5}, {"rope_parameters": {"rope_theta
                 {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "alpha": 3}}, {"rope_scaling": {"type": "su", "factor": 2.0}},
                 {"rope_scaling": {"type": "linear"}}, {"rope_scaling": YARN | {"truncate": None}}, {"original_max_position_embeddings": None, "rope_scaling": YARN},
                 {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}}]
-DECODERS = [{"hidden_act": "gelu"}, {"hidden_act": "relu"}, {"hidden_act": "gelu_pytorch_tanh"}, {"rms_norm_eps": 0.1}, {"is_causal": False},
+DECODERS = [{"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"a": 1}}, {"hidden_act": "gelu"}, {"hidden_act": "relu"}, {"hidden_act": "gelu_pytorch_tanh"}, {"rms_norm_eps": 0.1}, {"is_causal": False},
             {"is_causal": True}, {"max_position_embeddings": 5}]
 REFUSED_DECODERS = [{"hidden_act": "quick_gelu"}, {"is_causal": None}, {"is_causal": 0}, {"attention_multiplier": 2.0}, {"clip_qkv": 1.0}]
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -57,7 +57,7 @@ REFUSED_WINDOWS = [{"layer_types": ["chunked_attention", FULL]}, {"layer_types":
                    {"sliding_window": None, "layer_types": [FULL, SLIDING]}]
 QWEN = [{"use_sliding_window": False, "layer_types": None}, {"use_sliding_window": False, "layer_types": [FULL, FULL]},
         {"layer_types": None, "max_window_layers": 0}, {"layer_types": None, "max_window_layers": 2}, {"layer_types": None, "sliding_window": None}]
-ENCODERS = [{"hidden_act": "relu"}, {"hidden_act": "gelu_new"}, {"layer_norm_eps": 0.1}, {"is_decoder": False}, {"position_embedding_type": "absolute"}]
+ENCODERS = [{"directionality": "bidi", "pooler_type": "first_token_transform", "output_past": True}, {"hidden_act": "relu"}, {"hidden_act": "gelu_new"}, {"layer_norm_eps": 0.1}, {"is_decoder": False}, {"position_embedding_type": "absolute"}]
 REFUSED_ENCODERS = [{"is_decoder": True}, {"position_embedding_type": "relative_key"}, {"is_causal": True}, {"add_cross_attention": True}]
 
 # What heed computes, and what it refuses.
@@ -75,7 +75,7 @@ CASES = {
     "roberta": ([*ENCODERS, {"pad_token_id": 5}], [*REFUSED_ENCODERS, {"pad_token_id": -1}]),
     "distilbert": ([{"activation": "relu"}, {"num_attention_heads": 8}, {"tie_weights_": False}],
                    [{"activation": "quick_gelu"}, {"is_causal": True}, {"position_embedding_type": "relative_key"}]),
-    "mamba": ([{"layer_norm_epsilon": 0.1}, {"hidden_act": "swish"}, {"rms_norm": True, "d_model": 7}, {"time_step_rank": "auto"}],
+    "mamba": ([{"layer_norm_epsilon": 0.1}, {"hidden_act": "swish"}, {"rms_norm": True, "d_model": 7, "fused_add_norm": True, "ssm_cfg": {}}, {"time_step_rank": "auto"}],
               [{"hidden_act": "gelu"}, {"is_causal": False}, {"time_step_limit": [0.0, 0.1]}, {"mixer_rms_eps": 1e-6}]),
     "mamba2": ([{"layer_norm_epsilon": 0.1}, {"time_step_limit": [0.0, 0.02]}, {"time_step_limit": [0.5, {"__float__": "Infinity"}]}],
                [{"hidden_act": "gelu"}, {"is_causal": False}, {"time_step_limit": None}, {"time_step_limit": []}]),

@@ -401,5 +401,17 @@ def test_modules_that_are_unknown(tmp_path):
     assert "the pooling is 'max', expected mean or cls" in refuse_modules(modules, {"pooling_mode_max_tokens": True})
     assert "expected a name inside of the folder" in refuse_modules([modules[0], {"type": "a.Pooling", "path": "../1_Pooling"}], mean)
     assert "holds no list" in refuse_modules({}, mean)
+    assert "'pooling_factor' is '2', expected no such field: a pooling here has none" in refuse_modules(modules, mean | {"pooling_factor": 2})
+    for field, wrong, named in [("config_kwargs", {"is_decoder": True}, "'is_decoder' is 'true', expected no such field: config_kwargs here has none"),
+                                ("transformer_task", "fill-mask", "'transformer_task' is"), ("query_length", 9, "'query_length' is '9'"),
+                                ("modality_config", {"text": {"method": "forward", "method_output_name": "logits"}}, "'method_output_name' is")]:
+        (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 9, field: wrong}))
+        line = refuse_modules(modules, mean)
+        assert line.startswith(f"heed: {tmp_path}/sentence_bert_config.json: ") and named in line
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({  # what sentence-transformers 6.2 writes, and an older one
+        "transformer_task": "feature-extraction", "module_output_name": "token_embeddings", "max_seq_length": 9, "do_lower_case": False,
+        "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}, "model_args": {"torch_dtype": "float16"}}))
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": True}))
+    assert document("embed", tmp_path, "--ids", tmp_path / "ids.txt")["width"] == 32
     (tmp_path / "modules.json").unlink()
     assert "is a bert without a language model's head" in refused(1, "generate", tmp_path, "--prompt-ids", "1")
