@@ -101,7 +101,7 @@ void Generate(const GenerateCall& call) {
     throw InvalidArgument(call.folder + ": is a " + model.family() +
                           " without a language model's head, expected one that generates");
   if (!model.causal() && options.tokens > 0)
-    throw InvalidArgument(call.folder + ": is a " + model.family() +
+    throw InvalidArgument(call.folder + ": is a bidirectional " + model.family() +
                           ", which continues no text, expected --tokens 0 with it");
   std::optional<ModelState> state = StateOf(call, model, resumed, prompts);
   int64_t count = 0;

@@ -44,7 +44,7 @@ Plan EncoderOf(const Fields& config) {
   attention.heads = config.Integer("num_attention_heads", 1, kMostSize);
   attention.names = MultiHeadAttention::Bert();
   const Mlp::Config mlp = {plan.width, config.Integer("intermediate_size", 1, kMostSize),
-                           layers::ActivationFromName(config.Text("hidden_act", "gelu")), true, Mlp::Bert()};
+                           ActivationOf(config, "hidden_act", "gelu"), true, Mlp::Bert()};
   const int64_t count = config.Integer("num_hidden_layers", 1, kMostLayers);
   for (int64_t i = 0; i < count; ++i) {
     const std::string at = "encoder.layer." + std::to_string(i) + ".";
@@ -63,7 +63,7 @@ Plan PlanBert(const Fields& config) {
   plan.head = "cls.predictions.decoder";
   plan.head_bias = "cls.predictions.bias";
   plan.transform = {"cls.predictions.transform.dense",
-                    layers::ActivationFromName(config.Text("hidden_act", "gelu")),
+                    ActivationOf(config, "hidden_act", "gelu"),
                     {"cls.predictions.transform.LayerNorm", plan.embedding_norm->config}};
   plan.ignored.insert(plan.ignored.end(), {"cls.seq_relationship.weight", "cls.seq_relationship.bias"});
   return plan;
@@ -101,7 +101,7 @@ Plan PlanDistilbert(const Fields& config) {
   plan.ignored = {"embeddings.position_ids"};
   const layers::Norm::Config norm = {plan.width, layers::NormKind::kLayer, 1e-12};
   plan.embedding_norm = {"embeddings.LayerNorm", norm};
-  const Activation activation = layers::ActivationFromName(config.Text("activation", "gelu"));
+  const Activation activation = ActivationOf(config, "activation", "gelu");
   plan.head = "vocab_projector";
   plan.head_bias = "vocab_projector.bias";
   plan.transform = {"vocab_transform", activation, {"vocab_layer_norm", norm}};

@@ -51,8 +51,9 @@ void CheckDtypes(const Fields& config) {
   }
 }
 
-// Fields that any configuration may have and that have no effect on inference: where it comes from, how Transformers
-// runs it, how it was trained, what a tokenizer or classifier needs, and how tokens are drawn, which a caller says here.
+// Fields that any configuration may have and that have no effect on inference: they say where it comes from, how
+// Transformers runs it, how it was trained, what tokenizers and classifiers need, and how tokens are drawn, which
+// callers say here.
 void IgnoreCommon(const Fields& config) {
   config.Ignore({"_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_num_labels", "attn_implementation",
                  "auto_map", "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "cls_token_id",
@@ -84,6 +85,15 @@ const Family& FamilyOf(const Fields& config) {
   throw Unsupported(config.path() + ": 'model_type' is " + Quote(type) + ", expected one of " + known);
 }
 
+layers::Activation ActivationOf(const Fields& config, const char* name, const char* fallback) {
+  try {
+    return layers::ActivationFromName(config.Text(name, fallback));
+  } catch (const InvalidArgument& error) {
+    const std::string_view text = error.what(), expected = "expected ";
+    config.Fail(name, std::string(text.substr(text.find(expected) + expected.size())));
+  }
+}
+
 Configuration::Configuration(const Fields& config) : family(&FamilyOf(config)) {
   const std::vector<std::string> architectures = config.Texts("architectures");
   const std::string architecture = architectures.empty() ? family->plain : architectures[0];
@@ -92,11 +102,7 @@ Configuration::Configuration(const Fields& config) : family(&FamilyOf(config)) {
     throw Unsupported(config.path() + ": 'architectures' has " + Quote(architecture) + ", expected " + family->headed +
                       " or " + family->plain);
   }
-  try {
-    plan = family->plan(config);
-  } catch (const InvalidArgument& error) {  // of an activation's name
-    throw FileError(config.path() + ": " + error.what());
-  }
+  plan = family->plan(config);
   const bool tie = config.Bool("tie_word_embeddings", plan.tied);
   tied = headed && tie;
   end = config.Integers("eos_token_id");

@@ -71,6 +71,32 @@ Pooling ReadPooling(const Fields& fields) {
   throw Unsupported(fields.path() + ": the pooling is " + Quote(mode) + ", expected mean or cls");
 }
 
+// Checks that a module of sentence-transformers gives hidden states of the model as its configuration has it. What
+// concerns texts is the caller's, who has token ids.
+void CheckTransformer(const Fields& fields) {
+  const auto expect = [](const Fields& of, const char* name, const std::string& value) {
+    if (of.Text(name, value) != value) of.Fail(name, Quote(value));
+  };
+  expect(fields, "transformer_task", "feature-extraction");
+  expect(fields, "module_output_name", "token_embeddings");
+  if (fields.Has("modality_config")) {
+    const Fields text = fields.Object("modality_config").Object("text");
+    expect(text, "method", "forward");
+    expect(text, "method_output_name", "last_hidden_state");
+    text.CheckAllAsked("a module of texts");
+  }
+  for (const char* name : {"config_args", "config_kwargs", "model_args", "model_kwargs"}) {
+    if (!fields.Has(name)) continue;
+    const Fields more = fields.Object(name);
+    more.Ignore({"add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype",
+                 "trust_remote_code", "use_cache", "use_safetensors"});
+    more.CheckAllAsked(name);
+  }
+  fields.Ignore({"do_lower_case", "max_seq_length", "processing_kwargs", "processor_kwargs", "tokenizer_args",
+                 "tokenizer_name_or_path", "unpad_inputs"});
+  fields.CheckAllAsked("a module of hidden states");
+}
+
 }  // namespace
 
 std::map<std::string, std::string> ReadIndex(const std::string& path, std::string_view text) {
@@ -137,6 +163,12 @@ void Folder::ReadModules() {
     const std::string folder = inside.empty() ? path_ : path_ + "/" + inside;
     if (type == "Transformer" && i == 0) {
       where_ = folder;
+      for (const char* name : {"bert", "roberta", "distilbert", "xlm-roberta"}) {  // older names but the first
+        const std::string own = folder + "/sentence_" + name + "_config.json";
+        if (!IsFile(own)) continue;
+        CheckTransformer(Fields(own, ReadJson(own, kMostConfigBytes)));
+        break;
+      }
     } else if (type == "Pooling" && i == 1) {
       embedding_.pooling =
           ReadPooling(Fields(folder + "/config.json", ReadJson(folder + "/config.json", kMostConfigBytes)));

@@ -43,7 +43,7 @@ Plan PlanGpt2(const Fields& config) {
                           : 1;
   const bool by_layer = config.Bool("scale_attn_by_inverse_layer_idx", false);
   const Mlp::Config mlp = {plan.width, config.IntegerOrNull("n_inner", 1, kMostSize).value_or(4 * plan.width),
-                           layers::ActivationFromName(config.Text("activation_function", "gelu_new")), true,
+                           ActivationOf(config, "activation_function", "gelu_new"), true,
                            Mlp::Gpt2()};
   const int64_t count = config.Integer("n_layer", 1, kMostLayers);
   for (int64_t i = 0; i < count; ++i) {

@@ -116,7 +116,7 @@ std::vector<int64_t> WindowsOf(const Fields& config, int64_t window, int64_t fir
   for (int64_t i = 0; !config.Has("layer_types") && i < count; ++i) windows.push_back(i >= first ? window : 0);
   for (const std::string& type : types) {
     if (type == "sliding_attention" && window == 0)
-      config.Fail("layer_types", "full_attention alone where there is no sliding_window");
+      config.Fail("layer_types", "full_attention alone without use_sliding_window or sliding_window");
     if (type != "full_attention" && type != "sliding_attention")
       config.Fail("layer_types", "full_attention and sliding_attention");
     windows.push_back(type == "sliding_attention" ? window : 0);
@@ -140,7 +140,8 @@ Plan PlanOf(const Fields& config, const Traits& traits) {
   attention.width = plan.width;
   attention.heads = config.Integer("num_attention_heads", 1, kMostSize);
   attention.kv_heads = config.IntegerOrNull("num_key_value_heads", 1, kMostSize, traits.kv_heads).value_or(0);
-  attention.head_dim = config.IntegerOrNull("head_dim", 1, kMostSize, traits.head_dim).value_or(0);
+  attention.head_dim = traits.head_dim > 0 ? config.Integer("head_dim", 1, kMostSize, traits.head_dim)
+                                           : config.IntegerOrNull("head_dim", 1, kMostSize).value_or(0);
   attention.causal = plan.causal = config.Bool("is_causal", true);
   attention.bias = traits.qkv_bias;
   attention.output_bias = traits.output_bias;
@@ -150,7 +151,7 @@ Plan PlanOf(const Fields& config, const Traits& traits) {
   Mlp::Config mlp;
   mlp.width = plan.width;
   mlp.inner = config.Integer("intermediate_size", 1, kMostSize);
-  mlp.activation = layers::ActivationFromName(config.Text("hidden_act", "silu"));
+  mlp.activation = ActivationOf(config, "hidden_act", "silu");
   mlp.bias = traits.mlp_bias;
   const int64_t count = LayersOf(config);
   for (int64_t i = 0; i < count; ++i) {

@@ -86,9 +86,9 @@ class HEED_API Model {
   // that is neither read nor known to have no effect, unless it is null. Weights are copied: the files may go.
   //
   // The model is that of Transformers 5.23, whose defaults missing fields have, in f32 whatever `dtype` says. With
-  // `tie_word_embeddings` the head is the table of tokens, or the table is the head where files have the head alone; where
-  // they have both, neither replaces the other. `is_causal: false` makes attention of llama, mistral, qwen2, qwen3 and
-  // gpt2 bidirectional, for Embed(); `rope_scaling` wins over `rope_parameters`.
+  // `tie_word_embeddings` the head is the table of tokens, or the table is the head where files have the head alone;
+  // where they have both, neither replaces the other. `is_causal: false` makes attention of llama, mistral, qwen2, qwen3
+  // and gpt2 bidirectional, for Embed(); `rope_scaling` wins over `rope_parameters`.
   static Model Open(const std::string& folder);
 
   const std::string& family() const;  // "llama"

@@ -132,6 +132,9 @@ struct Configuration {
   std::vector<int64_t> end;
 };
 
+// The activation that a field names.
+layers::Activation ActivationOf(const Fields& config, const char* name, const char* fallback);
+
 // The most that a size in a configuration may be, and the most layers.
 inline constexpr int64_t kMostSize = int64_t{1} << 24, kMostLayers = 4096;
 

@@ -33,14 +33,18 @@ Plan Around(const Fields& config, layers::Norm::Config* norm) {
   return plan;
 }
 
+// A size that may be absent or null.
+int64_t SizeOf(const Fields& config, const char* name, int64_t otherwise) {
+  return config.IntegerOrNull(name, 1, kMostSize).value_or(otherwise);
+}
+
 }  // namespace
 
 Plan PlanRwkv(const Fields& config) {
   layers::Norm::Config norm;
   Plan plan = Around(config, &norm);
-  const Rwkv4TimeMixing::Config time = {plan.width, config.IntegerOrNull("attention_hidden_size", 1, kMostSize).value_or(plan.width)};
-  const Rwkv4ChannelMixing::Config channel = {plan.width,
-                                              config.IntegerOrNull("intermediate_size", 1, kMostSize).value_or(4 * plan.width)};
+  const Rwkv4TimeMixing::Config time = {plan.width, SizeOf(config, "attention_hidden_size", plan.width)};
+  const Rwkv4ChannelMixing::Config channel = {plan.width, SizeOf(config, "intermediate_size", 4 * plan.width)};
   const int64_t count = config.Integer("num_hidden_layers", 1, kMostLayers),
                 every = config.Integer("rescale_every", INT32_MIN, INT32_MAX, 6);
   std::map<std::string, double> factors;
@@ -71,12 +75,12 @@ Plan PlanRwkv6(const Fields& config) {
   const double divisor = config.Number("head_size_divisor", 0, 1e6, 8);
   Rwkv6TimeMixing::Config time;
   time.width = plan.width;
-  time.inner = config.IntegerOrNull("attention_hidden_size", 1, kMostSize).value_or(plan.width);
+  time.inner = SizeOf(config, "attention_hidden_size", plan.width);
   time.head_dim = config.Integer("head_size", 1, kMostSize, 64);
   time.mix_rank = large ? 64 : 32;
   time.decay_rank = large ? 128 : 64;
   time.norm_eps = 1e-5 * divisor * divisor;
-  const Rwkv6ChannelMixing::Config channel = {plan.width, config.IntegerOrNull("intermediate_size", 1, kMostSize).value_or(0)};
+  const Rwkv6ChannelMixing::Config channel = {plan.width, SizeOf(config, "intermediate_size", 0)};
   const int64_t count = config.Integer("num_hidden_layers", 1, kMostLayers);
   for (int64_t i = 0; i < count; ++i) {
     const std::string at = "blocks." + std::to_string(i) + ".";

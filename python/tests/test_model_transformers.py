@@ -190,6 +190,7 @@ def test_an_end_token_ends_a_sequence(folder, tmp_path):
     shutil.copytree(folder("llama"), tmp_path / "m")
     config = json.loads((tmp_path / "m/config.json").read_text())
     (tmp_path / "m/config.json").write_text(json.dumps(config | {"eos_token_id": [end]}))
+    (tmp_path / "m/generation_config.json").unlink()  # which would win
     cut = document("generate", tmp_path / "m", "--prompt-ids", "1,2,3;4,5", "--tokens", 9)["tokens"]
     for row, whole in zip(cut, free):
         assert row == (whole[:whole.index(end) + 1] if end in whole else whole)
@@ -278,7 +279,7 @@ def copy(folder, tmp_path):
 @pytest.mark.parametrize("change, expected", [
     ({"model_type": "gemma3"}, ("'model_type' is 'gemma3', expected one of llama, mistral, qwen2, qwen3, gpt2, bert, roberta, xlm-roberta, distilbert, mamba, "
                                 "mamba2, rwkv, rwkv6, heed_byte_lm")),
-    ({"model_type": None}, "'model_type' is absent, expected a text"),
+    ({"model_type": None}, "'model_type' is 'null', expected a text"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "'architectures' has 'LlamaForSequenceClassification', expected LlamaForCausalLM or LlamaModel"),
     ({"hidden_size": 0}, "'hidden_size' is '0', expected an integer, 1 to"),
     ({"hidden_size": 2 ** 63}, "'hidden_size' is"), ({"hidden_size": -1}, "'hidden_size' is '-1'"), ({"hidden_size": 32.5}, "'hidden_size' is '32.5'"),
@@ -401,5 +402,17 @@ def test_modules_that_are_unknown(tmp_path):
     assert "the pooling is 'max', expected mean or cls" in refuse_modules(modules, {"pooling_mode_max_tokens": True})
     assert "expected a name inside of the folder" in refuse_modules([modules[0], {"type": "a.Pooling", "path": "../1_Pooling"}], mean)
     assert "holds no list" in refuse_modules({}, mean)
+    assert "'pooling_factor' is '2', expected no such field: a pooling here has none" in refuse_modules(modules, mean | {"pooling_factor": 2})
+    for field, wrong, named in [("config_kwargs", {"is_decoder": True}, "'is_decoder' is 'true', expected no such field: config_kwargs here has none"),
+                                ("transformer_task", "fill-mask", "'transformer_task' is"), ("query_length", 9, "'query_length' is '9'"),
+                                ("modality_config", {"text": {"method": "forward", "method_output_name": "logits"}}, "'method_output_name' is")]:
+        (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 9, field: wrong}))
+        line = refuse_modules(modules, mean)
+        assert line.startswith(f"heed: {tmp_path}/sentence_bert_config.json: ") and named in line
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({  # what sentence-transformers 6.2 writes, and an older one
+        "transformer_task": "feature-extraction", "module_output_name": "token_embeddings", "max_seq_length": 9, "do_lower_case": False,
+        "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}, "model_args": {"torch_dtype": "float16"}}))
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": True}))
+    assert document("embed", tmp_path, "--ids", tmp_path / "ids.txt")["width"] == 32
     (tmp_path / "modules.json").unlink()
     assert "is a bert without a language model's head" in refused(1, "generate", tmp_path, "--prompt-ids", "1")

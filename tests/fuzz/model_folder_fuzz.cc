@@ -1,6 +1,6 @@
-// Any bytes as config.json, as generation_config.json and as the index of shards: one error of one line, or a plan whose
-// sizes are within bounds, ends that are numbers and shards inside of the folder. Nothing in proportion to a number in
-// the file is allocated.
+// Any bytes as config.json, as generation_config.json and as the index of shards: one error of one line, or a plan
+// whose sizes are within bounds, ends that are numbers and shards inside of the folder. Nothing in proportion to a
+// number in the file is allocated.
 #include <cstdint>
 #include <string>
 #include <string_view>
