@@ -537,6 +537,7 @@ BAD = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("case", BAD)
 def test_errors_name_the_argument(case):
     call, message = BAD[case]

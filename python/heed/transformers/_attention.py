@@ -61,14 +61,15 @@ def _with_weights(
     keep = visible(mask, rows, keys, *map(torch.arange, (batch, rows, keys)))
     if mask.mask is not None:
         keep = keep & mask.mask
-    unseen = ~keep.any(2)[..., None]  # padding, in which NaN and infinity are not hidden by a weight of 0
+    # In a key that no row sees, neither a weight of 0 nor the least logit hides NaN or infinity.
+    unseen = ~keep.any(2)[..., None]
     key, value = (x.masked_fill(unseen & ~x.isfinite(), 0) for x in (key, value))
     logits = query @ key.transpose(2, 3) * (dim**-0.5 if scaling is None else scaling)
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     if bias is not None:
         logits = logits + bias
-    logits = logits.masked_fill(~keep, torch.finfo(logits.dtype).min)
+    logits = logits + logits.new_zeros(()).where(keep, torch.finfo(logits.dtype).min)
     if sinks is not None:
         logits = torch.cat([logits, sinks.to(logits.dtype).expand(batch, heads, rows, 1)], -1)
     weights = torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32)).to(query.dtype)
