@@ -88,7 +88,7 @@ constexpr Keyword<attention::Call> kTorchBound[] = {
 bool IsTaken(const attention::OptionRow& row) {
   const auto is = [&](auto field) { return row.field == attention::OptionField(field); };
   using O = attention::Options;
-  return !is(&O::dropout) && !is(&O::seed) && !is(&O::dropout_offset) && !is(&O::log_decay);
+  return !is(&O::dropout) && !is(&O::seed) && !is(&O::dropout_offset);
 }
 
 // All of attention's: those that are not taken are refused by C++, which says why.
