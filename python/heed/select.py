@@ -16,7 +16,7 @@ from heed._core import _certified, _cumulative, _indexer, _top_blocks, _vertical
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from typing import Literal
+    from typing import Any, Literal
 
     from heed._core import KVCache, Pattern
     from heed._typing import Align, Array, Ints
@@ -120,7 +120,7 @@ def indexer(q_index: Array, k_index: Array, weights: Array, *, count: int = 2048
 
 def certified(q: Array, k: Array | KVCache, *, epsilon: float = 0.02, level: Literal["sketch", "auto", "box", "skip"] = "sketch",
               causal: bool = True, scale: float | None = None, align: Align = "bottom_right", key_lengths: Ints | None = None,
-              query_lengths: Ints | None = None, threads: int | None = None) -> Pattern:
+              query_lengths: Ints | None = None, threads: int | None = None, **options: Any) -> Pattern:
     """The blocks of 64 keys outside of which provably at most a share epsilon of each row's attention lies: what
     heed.certified_attention and attend(epsilon=...) of a cache attend to.
 
@@ -139,6 +139,7 @@ def certified(q: Array, k: Array | KVCache, *, epsilon: float = 0.02, level: Lit
       key_lengths: [B]: keys at or beyond it are not seen; a cache knows it
       query_lengths: [B]: rows at or beyond it see nothing; a cache knows it
       threads: how many; None: heed.set_num_threads, or as many as the process may use
+      **options: others of heed.certified_attention, which attention with the pattern takes too: window, mask, sinks, ...
 
     Example:
 
@@ -155,7 +156,7 @@ def certified(q: Array, k: Array | KVCache, *, epsilon: float = 0.02, level: Lit
     """
     return _certified(_plain(k), q=_plain(q), epsilon=epsilon, level=level,
                       causal=causal, scale=scale, align=align, key_lengths=key_lengths, query_lengths=query_lengths,
-                      threads=threads)
+                      threads=threads, **{name: _plain(x) for name, x in options.items()})
 
 
 def _plain(x: Array) -> Array:

@@ -262,8 +262,8 @@ def test_what_is_refused(rng):
     expect("tree is given, expected none with epsilon: keys of a draft", cache.attend, q, epsilon=0.1, tree=[-1])
     expect("KVCache.attend: align is given, expected none: the cache knows it", cache.attend, q, epsilon=0.1, align="top_left")
     expect("certified_attention: dropout is 0.5, expected 0: it draws among weights after the softmax", heed.certified_attention, q, k, v, dropout=0.5)
-    expect("certified_attention: log_decay is given, expected none: ", heed.certified_attention, q, k, v, causal=True,
-           log_decay=np.zeros((1, 300, 4), np.float32))
+    expect("certified_attention: log_decay is given, expected none at level skip: ", heed.certified_attention, q, k, v, causal=True,
+           level="skip", log_decay=np.zeros((1, 300, 4), np.float32))
     expect("q has dtype f64", heed.certified_attention, *(x.astype(np.float64) for x in (q, k, v)))
     expect("sketch is 'x', expected None or 'int8'", heed.KVCache, 1, 1, 4, sketch="x")
     expect("page is 16, expected a multiple of 64", heed.KVCache, 1, 1, 4, sketch="int8", page=16)

@@ -128,7 +128,7 @@ Pattern PatternOf(const Problem& p, const Selection& selection) {
 bool HasPositions(const Options& o) {
   const attention::Window none;
   return o.causal || o.window.left != none.left || o.window.right != none.right || o.chunk != 0 || o.alibi.present() ||
-         o.pattern.present();
+         o.pattern.present();  // log decays need causal
 }
 
 // Leaves heads to dense attention that would keep most of it.
@@ -163,9 +163,9 @@ void CheckOptions(const char* op, const Options& options) {
     Fail(op, "dropout", "is " + mechanism::Text(options.dropout),
          "0: it draws among weights after the softmax, which are no shares of the row then");
   }
-  if (options.log_decay.present()) {
+  if (options.log_decay.present() && options.level == Level::kSkip) {
     Fail(op, "log_decay", "is given",
-         "none: it adds sums over all keys behind a key to its logit, and of their rounding nothing is known by tiles");
+         "none at level skip: f32 adds sums over all keys behind a key to its logit, and of their rounding nothing is known by tiles");
   }
 }
 
@@ -233,6 +233,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   } else if (selection.sets() > 0) {
     keys.by_boxes = options.level == Level::kBox;
     const SketchOfKeys sketch(ctx, p, keys);
+    attention::SumLogDecays(kOp, ctx, &p);
     if (options.level == Level::kAuto) GiveUp(ctx, p, selection);
     selection.Choose(ctx);
     if (selection.drops()) {

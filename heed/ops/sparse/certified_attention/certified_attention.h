@@ -54,10 +54,10 @@ struct Inputs {
   ConstTensorView v;  // [B, Tk, Hkv, Dv]: values
 };
 
-// Everything can be left out. Options of attention mean what they mean there, but for two that are refused:
+// Everything can be left out. Options of attention mean what they mean there, but for what is refused:
 //
 //   dropout    draws among weights after the softmax, so that they are no shares of the row any more, which a bound is of
-//   log_decay  adds to a logit sums over all keys behind it, of whose rounding nothing is known that would hold for a tile
+//   log_decay  at level kSkip: f32 adds to a logit sums over all keys behind it, of whose rounding nothing is known by tiles
 struct Options : attention::Options {
   double epsilon = 0.02;  // most that a row may do without, in [0, 1); 0 is dense attention, bit for bit
   Level level = Level::kAuto;
@@ -92,7 +92,7 @@ struct Outputs {
 // half of dense attention's products, a few percent for its bounds, and the second half where any of the rows that are
 // computed together (16 with AVX-512, 8 with AVX2) keeps a tile.
 //
-// Throws InvalidArgument as attention does, for an epsilon outside [0, 1), for f64, and for dropout and log_decay. On throw
+// Throws InvalidArgument as attention does, for an epsilon outside [0, 1), for f64, for dropout, and for log_decay at level kSkip. On throw
 // nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 

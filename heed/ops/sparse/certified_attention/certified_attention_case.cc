@@ -174,7 +174,10 @@ Case RandomCase(DType dtype, uint64_t seed) {
   if (random.Chance(0.3)) o.scale = random.Pick({-0.2, 0.0, 0.5});
   OptionDraw draw(random, {B, Tq, Tk, Hq, Hkv}, &p.dense.memory);
   if (random.Chance(0.6)) draw.Draw(&o);
-  if (!p.step) draw.DrawPlaces(&o);
+  if (!p.step) {
+    draw.DrawPlaces(&o);
+    if (p.level != Level::kSkip) draw.DrawLogDecay(&o);
+  }
   p.dense.note = "seed=" + std::to_string(seed);
   return ToCase(p);
 }

@@ -87,7 +87,7 @@ constexpr Keyword<attention::Call> kTorchBound[] = {
 bool IsTaken(const attention::OptionRow& row) {
   const auto is = [&](auto field) { return row.field == attention::OptionField(field); };
   using O = attention::Options;
-  return !is(&O::dropout) && !is(&O::seed) && !is(&O::dropout_offset) && !is(&O::log_decay);
+  return !is(&O::dropout) && !is(&O::seed) && !is(&O::dropout_offset);
 }
 
 // All of attention's: those that are not taken are refused by C++, which says why.
@@ -268,6 +268,10 @@ Pattern Select(const nb::args& args, const nb::kwargs& kwargs) {
   Read<attention::Call>(kSelector, keywords, 0, nb::tuple().ptr(), kwargs.ptr(), call);
   const ConstTensorView& q = call.in.q;
   CheckQueries(kSelector, q, "[B,Tq,Hq,D]");
+  if (call.options.cu_seqlens_q.present()) Fail(kSelector, "cu_seqlens_q", "is given", "none: lists of blocks are those of a batch");
+  if (call.level == Level::kSkip && call.options.key_starts.present()) {
+    Fail(kSelector, "key_starts", "is given", "none at level skip, whose blocks count from there");
+  }
   const nb::object keys = args[0];
   const CacheOwner* cache = nullptr;
   if (!nb::try_cast(keys, cache)) cache = nullptr;

@@ -51,6 +51,17 @@ class OptionDraw {
     if (!packed && Chance()) o->bias = Bias();
   }
 
+  // Of given keys, at the levels that take them.
+  void DrawLogDecay(attention::Options* o, bool packed = false) {
+    if (!o->causal || !Chance()) return;
+    const Buffer x(DType::kF32, packed ? std::vector<int64_t>{n_.Tk, n_.Hq} : std::vector<int64_t>{n_.B, n_.Tk, n_.Hq});
+    const double size = random_.Pick({0.003, 0.05, 1.0, 30.0}), ends = random_.Pick({0.0, 0.0, 0.01});
+    for (int64_t i = 0; i < x.view().num_elements(); ++i) {
+      x.as<float>()[i] = random_.Chance(ends) ? -INFINITY : static_cast<float>(-size * std::abs(random_.Normal()));
+    }
+    o->log_decay = Keep(x);
+  }
+
   // Where rows are, and how many there are: what a cache knows itself.
   void DrawPlaces(attention::Options* o) {
     if (Chance(0.3)) o->key_lengths = List(0, n_.Tk);

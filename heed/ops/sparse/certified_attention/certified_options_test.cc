@@ -113,6 +113,7 @@ Call Draw(uint64_t seed) {
     o.cu_seqlens_k = draw.Boundaries(sequences, Tk);
     if (random.Chance(0.3)) o.window.left = random.Integer(0, 200);
     draw.DrawTerms(&o, /*packed=*/true);
+    if (o.level != Level::kSkip) draw.DrawLogDecay(&o, /*packed=*/true);
     if (random.Chance(0.5)) {  // without the axis of one
       for (Buffer* x : {&call.q, &call.k, &call.v}) {
         const TensorView& t = x->view();
@@ -121,7 +122,10 @@ Call Draw(uint64_t seed) {
     }
   } else {
     draw.Draw(&o);
-    if (call.form == Form::kPadded) draw.DrawPlaces(&o);
+    if (call.form == Form::kPadded) {
+      draw.DrawPlaces(&o);
+      if (o.level != Level::kSkip) draw.DrawLogDecay(&o);
+    }
   }
   return call;
 }

@@ -5,8 +5,10 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "heed/core/carver.h"
+#include "heed/engines/softmax/decays.h"
 #include "heed/engines/softmax/seen_keys.h"
 
 namespace heed::certified_attention {
@@ -29,7 +31,37 @@ constexpr int64_t kSetRows = 64;
 constexpr int64_t kMostPositions = 1024;           // blocks of positions beyond those that keys and rows need
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-bool AddsTerms(const Problem& p) { return p.bias.data != nullptr || !p.slopes.empty(); }
+bool AddsTerms(const Problem& p) { return p.bias.data != nullptr || !p.slopes.empty() || p.forgets; }
+
+// F of a row and a key, from the tables of sums: softmax/decays.h.
+class RowDecay {
+ public:
+  RowDecay(const Problem& p, const Sequence& s, int64_t head, int64_t position)
+      : p_(p), s_(s), head_(head), own_(std::clamp<int64_t>(position, s.key_begin - 1, s.key_end - 1)) {
+    if (own_ < s.key_begin) return;
+    const int64_t tile = s.key_begin + (own_ - s.key_begin) / softmax::kTileKeys * softmax::kTileKeys;
+    sum_ = softmax::SumUntil(p, s, head, tile);
+    for (int64_t key = std::max(tile, s.key_begin + 1); key <= own_; ++key) sum_.Add(softmax::LogDecay(p, s, head, key));
+  }
+
+  double At(int64_t key) const {
+    if (key >= own_) return 0;
+    const int64_t at = key - s_.key_begin;
+    const int64_t end = s_.key_begin + (at / softmax::kTileKeys + 1) * softmax::kTileKeys;
+    if (own_ >= end) {
+      return p_.decays.in_tile[softmax::FirstDecay(s_, head_) + at] + softmax::Between(softmax::SumUntil(p_, s_, head_, end), sum_);
+    }
+    double sum = 0;
+    for (int64_t j = own_; j > key; --j) sum += softmax::LogDecay(p_, s_, head_, j);
+    return sum;
+  }
+
+ private:
+  const Problem& p_;
+  const Sequence& s_;
+  const int64_t head_, own_;
+  softmax::WideSum sum_;  // over all keys up to its own
+};
 
 SketchMasses From(const SketchMasses& masses, int64_t block) {
   return {masses.logit + block, masses.upper + block, masses.lower + block};
@@ -269,6 +301,8 @@ void Selection::FindTerms(const QueryRow& row, const Interval& range, uint64_t* 
   const Sequence& s = SequenceOf(row.n);
   const int64_t position = s.start + row.i;
   const double slope = p.slopes.empty() ? 0 : p.slopes[static_cast<size_t>(s.batch * p.slopes_stride + row.head)];
+  std::optional<RowDecay> decay;
+  if (p.forgets) decay.emplace(p, s, row.head, position);
   const softmax::Pairs& bias = p.bias;
   const int64_t of_row = s.batch * bias.batch_stride + row.head * bias.head_stride + (s.first_q + row.i) * bias.query_stride;
   for (int64_t block = range.begin; block < range.end; ++block, ++seen, terms += kSketchKeys) {
@@ -276,6 +310,7 @@ void Selection::FindTerms(const QueryRow& row, const Interval& range, uint64_t* 
     for (uint64_t left = *seen; left != 0; left &= left - 1) {
       const int64_t at = std::countr_zero(left), key = block * kSketchKeys + at;
       double term = p.slopes.empty() ? 0 : -slope * std::abs(static_cast<double>(position - key));
+      if (decay) term += decay->At(key);
       if (bias.data != nullptr) term += LoadAsDouble(bias.dtype, bias.data, of_row + key * bias.key_stride);
       terms[at] = static_cast<float>(term);
       if (terms[at] == -kInfinity) *seen &= ~(left & -left);  // which masks
