@@ -25,8 +25,8 @@ _FEED_FORWARD = frozenset("""
     hidden_act hidden_activation mlp_bias
     aux_loss_alpha decoder_sparse_step ep_size first_k_dense_replace mlp_layer_types mlp_only_layers moe_intermediate_size
     moe_layer_freq moe_num_experts moe_num_shared_experts moe_topk n_group n_routed_experts n_shared_experts norm_topk_prob
-    num_experts num_experts_per_tok num_local_experts num_mtp_layers num_nextn_predict_layers output_router_logits
-    routed_scaling_factor router_aux_loss_coef router_jitter_noise scoring_func seq_aux shared_expert_intermediate_size
+    enable_moe_fp32_combine num_experts num_experts_per_tok num_local_experts num_shared_experts num_mtp_layers num_nextn_predict_layers output_router_logits
+    routed_scaling_factor router_scaling_factor router_aux_loss_coef router_jitter_noise scoring_func seq_aux shared_expert_intermediate_size
     shared_intermediate_size topk_group topk_method
 """.split())
 
@@ -65,6 +65,9 @@ GROUPED_QUERY = Door("GroupedQueryAttention", {
     "arcee": Family(_grouped(4096, **_BIASED)),
     "aria_text": Family(_grouped(**_BIASED)),
     "cohere": Family(_grouped(8192, base=5e5, **_BIASED, use_qk_norm=False), {"interleaved": True}),
+    "dots1": Family(_grouped(2048, 32, **_BIASED, rms_norm_eps=1e-6, sliding_window=4096, max_window_layers=62, layer_types=None),
+                    {"qk_norm": True}, _late),
+    "emu3_text_model": Family(_grouped(9216, 8, base=1e6, attention_dropout=0.1)),
     "ernie4_5": Family(_without("attention_dropout", _grouped(131072, 2, 128, 5e5, use_bias=False)), {"interleaved": True}),
     "gemma": Family(_grouped(8192, 16, 256, **_BIASED, use_bidirectional_attention=None)),
     "gemma2": Family(_grouped(8192, 4, 256, **_BIASED, use_bidirectional_attention=None, query_pre_attn_scalar=256,
@@ -74,6 +77,8 @@ GROUPED_QUERY = Door("GroupedQueryAttention", {
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE,
     "helium": Family(_grouped(4096, 20, 128, 1e5, **_BIASED), {"interleaved": True, "out_bias": False}),
+    "hy_v3": Family(_grouped(131072, 8, 128, 11158840.0, **_BIASED, rms_norm_eps=1e-5), {"qk_norm": True}),
+    "hyperclovax": Family(_grouped(**_BIASED, attention_multiplier=None)),
     "jais2": Family(_grouped(8192, attention_bias=True)),
     "llama": Family(_grouped(**_BIASED)),
     "ministral": Family(_grouped(131072, 8, sliding_window=4096, layer_types=None)),
@@ -90,7 +95,7 @@ GROUPED_QUERY = Door("GroupedQueryAttention", {
     "starcoder2": Family(_grouped(4096, 2, sliding_window=None, use_bias=True, residual_dropout=0.0)),
 }, _MODEL | _FEED_FORWARD | {
     "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "embedding_dropout", "embedding_multiplier", "logits_scaling",
-    "residual_multiplier", "logit_scale", "final_logit_softcapping", "use_mrope", "cache_implementation",
+    "residual_multiplier", "logit_scale", "final_logit_softcapping", "use_mrope", "cache_implementation", "use_post_norm",
 })
 
 
@@ -102,6 +107,7 @@ def _latent(length: int, kv_heads: int | None, q_lora_rank: int | None, **fields
 
 LATENT = Door("LatentAttention", {
     "": Family(_latent(2048, None, None, rope_interleave=True)),
+    "axk1": Family(_latent(32768, 64, 1536, rope_interleave=True)),
     "deepseek_v2": Family(_latent(2048, None, 1536)),
     "deepseek_v3": Family(_latent(4096, 128, 1536, rope_interleave=True)),
     "glm4_moe_lite": Family(_latent(202752, 20, 768, rope_interleave=True)),
@@ -123,6 +129,7 @@ MULTIHEAD = Door("MultiheadAttention", {
     "blenderbot": Family(_BART),
     "blenderbot-small": Family(_BART),
     "camembert": Family(_DECODING_BERT),
+    "chinese_clip_text_model": Family(_BERT),
     "clap_text_model": Family(_BERT),
     "clip_text_model": Family(_HEADS, {"causal": True}),
     "clip_vision_model": Family(_HEADS),
@@ -136,6 +143,7 @@ MULTIHEAD = Door("MultiheadAttention", {
     "mbart": Family(_BART),
     "pegasus": Family(_BART),
     "plbart": Family({**_BART, "attention_dropout": 0.1}),
+    "rembert": Family({**_DECODING_BERT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}),
     "roberta": Family(_DECODING_BERT),
     "roc_bert": Family(_DECODING_BERT),
     "siglip_text_model": Family(_HEADS),
@@ -145,7 +153,7 @@ MULTIHEAD = Door("MultiheadAttention", {
     "xlm-roberta": Family(_DECODING_BERT),
 }, _MODEL | _FEED_FORWARD | frozenset("""
     layer_norm_eps max_position_embeddings type_vocab_size
-    embedding_size summary_activation summary_first_dropout summary_last_dropout summary_type summary_use_proj
+    classifier_dropout_prob embedding_size input_embedding_size output_embedding_size summary_activation summary_first_dropout summary_last_dropout summary_type summary_use_proj
     task_type_vocab_size use_task_id max_2d_position_embeddings max_depth max_xpath_subs_unit_embeddings
     max_xpath_tag_unit_embeddings subs_pad_id tag_pad_id xpath_unit_hidden_size question_token_id project_dim projection_dim
     projection_hidden_act concat_input enable_pronunciation enable_shape pronunciation_embed_dim pronunciation_vocab_size
