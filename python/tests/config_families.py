@@ -141,7 +141,7 @@ def error(layer, module, x, expected):
 
 def spelled(config, old=False):
     """The fields as config.json has them; `old` as Transformers 4 wrote them."""
-    fields = json.loads(config.to_json_string(use_diff=False))
+    fields = config._decode_special_floats(json.loads(config.to_json_string(use_diff=False)))
     if old:
         fields["torch_dtype"] = fields.pop("dtype", None)
         rope = fields.pop("rope_parameters", None)
@@ -172,7 +172,7 @@ _WHOLE = {*TOKENS, *"""
     add_cross_attention architectures context_length decoder_layers dtype embedding_size encoder_layers hidden_size id2label
     image_size input_embedding_size is_encoder_decoder label2id layer_types mask_time_length max_source_positions
     mlp_layer_types mlp_only_layers n_shared_experts num_channels num_experts_per_tok num_hidden_layers num_mel_bins patch_size
-    problem_type topk_method transformers_version type_vocab_size vocab_size
+    problem_type subs_pad_id tag_pad_id topk_method transformers_version type_vocab_size vocab_size
 """.split()}
 
 

@@ -4,6 +4,8 @@ import functools
 import itertools
 import json
 import os
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -97,6 +99,7 @@ def check(kind, family, fields, name, index=0):
 def test_each_field_is_read_or_refused(kind, family):
     of_family = kind.door.families[family].fields
     base, old = (spelled(tiny(kind, family), old) for old in (False, True))
+    assert told(kind, json.dumps(base, sort_keys=True), 0)
     known = {*of_family, "is_causal", "attention_chunk_size"} | set(VALUES) & set(base)
     for name in sorted(known):
         values = [MISSING, *VALUES.get(name, [changed(base.get(name))])]
@@ -135,10 +138,11 @@ def test_other_families_are_refused_by_name():
             if family not in kind.door.families:
                 for config in ({"model_type": family}, SimpleNamespace(model_type=family)):
                     assert outcome(kind, config).startswith(f"{kind.layer.__name__}.from_config: model_type is '{family}', expected one of '")
-    for kind, config in ((KINDS[0], transformers.HeliumConfig()), (KINDS[1], transformers.MiniCPM3Config()), (KINDS[3], transformers.LlamaConfig()),
-                         (KINDS[3], transformers.FalconMambaConfig()), (KINDS[2], transformers.RoFormerConfig())):
-        known = config.model_type in kind.door.families
-        assert known or outcome(kind, config).startswith(f"{kind.layer.__name__}.from_config: model_type is '{config.model_type}'")
+    grouped, latent, multihead, mamba = KINDS[:4]
+    for kind, name in ((grouped, "StableLm"), (grouped, "Nemotron"), (grouped, "NanoChat"), (latent, "MiniCPM3"), (latent, "KimiLinear"),
+                       (multihead, "RoFormer"), (multihead, "Yoso"), (multihead, "Mra"), (mamba, "FalconMamba"), (mamba, "Llama")):
+        config = getattr(transformers, f"{name}Config")()
+        assert outcome(kind, config).startswith(f"{kind.layer.__name__}.from_config: model_type is '{config.model_type}', expected one of")
 
 
 def test_configurations_without_a_family():
@@ -168,9 +172,25 @@ def test_a_later_field_is_taken_with_the_default_of_its_class():
     assert "later is 1.0" in outcome(KINDS[0], LlamaConfig(**sizes))
 
 
+def test_infinity_as_config_json_has_it():
+    fields = json.loads(transformers.Mamba2Config().to_json_string(use_diff=False))
+    assert fields["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
+    assert layers.Mamba2.from_config(fields, device="meta").time_step_limit == (0.0, float("inf"))
+
+
 def test_the_heads_of_a_decoder_are_its_own():
     config = transformers.BartConfig(d_model=32, encoder_attention_heads=4, decoder_attention_heads=2)
     for options, heads in (({}, 4), ({"causal": True}, 2), ({"memory_size": 32}, 2)):
         assert layers.MultiheadAttention.from_config(config, **options).num_heads == heads
     assert layers.MultiheadAttention.from_config(transformers.BertConfig(is_decoder=True)).causal
     assert not layers.MultiheadAttention.from_config(transformers.BertConfig(is_decoder=True), memory_size=768).causal
+
+
+def test_documents_name_the_families():
+    page = (Path(__file__).parents[2] / "docs/pytorch.md").read_text().partition("### Configurations")[2].partition("```python")[0]
+    listed = {x for line in page.splitlines() if line.startswith("| `") for x in re.split("[,;] ", line.split("|")[2].strip())}
+    doors = [*(kind.door for kind in KINDS), _families.RWKV6]
+    assert listed == {family for door in doors for family in door.families if family}
+    for door in doors:
+        words = set(re.findall(r"[\w-]+", getattr(layers, door.layer).from_config.__doc__))
+        assert words >= {family for family in door.families if family}, door.layer
