@@ -1,11 +1,11 @@
 # Tiny configurations of every family that from_config of heed.torch.nn takes, and what Transformers' model computes with one.
 """FAMILIES, `original` and `compare`: a layer made of a configuration beside the module inside of Transformers' model.
 
-As a program it changes every field of every family's configuration, one at a time, and looks at every relative: minutes.
+HEED_TEST_FAMILIES=all makes tests take every family, one field at a time: minutes. Otherwise they take one of each kind.
 """
 import copy
+import dataclasses
 import json
-import sys
 import warnings
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -14,7 +14,6 @@ import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-import heed
 import heed.torch.nn as layers
 from heed.torch.nn import _families
 
@@ -25,11 +24,12 @@ MIXTURE = {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "
            "shared_expert_intermediate_size": 8, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 9, "mlp_only_layers": [0, 1],
            "moe_num_experts": 2, "moe_topk": 1, "shared_intermediate_size": 8, "mlp_layer_types": ["dense", "dense"]}
 DECODER = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 16,
-           "num_hidden_layers": 2, "vocab_size": 19, "max_position_embeddings": 64, **TOKENS, **MIXTURE}
+           "num_hidden_layers": 2, "vocab_size": 19, "max_position_embeddings": 64,
+           "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, **TOKENS, **MIXTURE}
 LATENT = {**DECODER, "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
           "v_head_dim": 6}
 BERT = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 19,
-        "max_position_embeddings": 64, "type_vocab_size": 1, "embedding_size": 32, "image_size": 16, "patch_size": 4, **TOKENS}
+        "max_position_embeddings": 64, "type_vocab_size": 1, "embedding_size": 32, "input_embedding_size": 32, "image_size": 16, "patch_size": 4, **TOKENS}
 BART = {"d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_layers": 2, "decoder_layers": 2,
         "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 19, "max_position_embeddings": 64, "num_mel_bins": 4,
         "max_source_positions": 12, "max_target_positions": 64, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, **TOKENS}
@@ -80,14 +80,13 @@ FAMILIES = [(kind_of(kind, family), family) for kind in KINDS for family in kind
 
 def fields_of(family):
     """{field: default} that a class of configurations declares."""
-    config_class = CONFIG_MAPPING[family]
-    return {name: field.default for name, field in config_class.__dataclass_fields__.items() if not name.startswith("_")}
+    return {field.name: field.default for field in dataclasses.fields(CONFIG_MAPPING[family]) if not field.name.startswith("_")}
 
 
 def tiny(kind, family, **changes):
     """A configuration of the family, small; `changes` are arguments of its class."""
     known = fields_of(family)
-    sizes = {name: x for name, x in kind.sizes.items() if name in known}
+    sizes = {name: copy.deepcopy(x) for name, x in kind.sizes.items() if name in known}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return CONFIG_MAPPING[family](**{**sizes, "attn_implementation": "eager", **changes})
@@ -142,7 +141,7 @@ def error(layer, module, x, expected):
 
 def spelled(config, old=False):
     """The fields as config.json has them; `old` as Transformers 4 wrote them."""
-    fields = json.loads(config.to_json_string(use_diff=False))
+    fields = config._decode_special_floats(json.loads(config.to_json_string(use_diff=False)))
     if old:
         fields["torch_dtype"] = fields.pop("dtype", None)
         rope = fields.pop("rope_parameters", None)
@@ -162,17 +161,19 @@ def changed(value):
     if isinstance(value, bool):
         return not value
     if isinstance(value, (int, float)):
-        return value * 2 or 1
+        return value * 2 or type(value)(1)
     if isinstance(value, str):
         return "relu" if value != "relu" else "gelu"
     return None
 
 
 # Fields that say how large or how long the rest of a model is, which a changed copy must leave as they are.
-_WHOLE = {*TOKENS, "vocab_size", "num_hidden_layers", "n_shared_experts", "mlp_layer_types", "mlp_only_layers", "layer_types",
-          "encoder_layers", "decoder_layers", "image_size", "patch_size", "dtype", "is_encoder_decoder", "problem_type", "id2label",
-          "label2id", "transformers_version", "architectures", "max_source_positions", "embedding_size", "add_cross_attention",
-          "context_length", "num_mel_bins", "type_vocab_size", "num_experts_per_tok", "topk_method", "mask_time_length", "hidden_size"}
+_WHOLE = {*TOKENS, *"""
+    add_cross_attention architectures context_length decoder_layers dtype embedding_size encoder_layers hidden_size id2label
+    image_size input_embedding_size is_encoder_decoder label2id layer_types mask_time_length max_source_positions
+    mlp_layer_types mlp_only_layers n_shared_experts num_channels num_experts_per_tok num_hidden_layers num_mel_bins patch_size
+    problem_type subs_pad_id tag_pad_id topk_method transformers_version type_vocab_size vocab_size
+""".split()}
 
 
 def unrelated(kind, family):

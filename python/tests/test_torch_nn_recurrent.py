@@ -294,6 +294,7 @@ def test_states():
 @pytest.mark.parametrize("call, message", [
     (lambda: layers.Mamba(32, state_size=0), "Mamba: state_size is 0, expected an int of at least 1"),
     (lambda: layers.Mamba2(32, 3, 8, n_groups=2), "Mamba2: num_heads is 3, expected a multiple of n_groups, 2"),
+    (lambda: layers.Mamba2(32, 4, 8, time_step_limit=(0, "inf")), r"Mamba2: time_step_limit is \(0, 'inf'\), expected two numbers"),
     (lambda: layers.GatedDeltaNet(32, 2, 3, key_head_dim=4, value_head_dim=4), "GatedDeltaNet: num_value_heads is 3, expected a multiple of num_key_heads"),
     (lambda: layers.Rwkv4(True), "Rwkv4: hidden_size is True, expected an int"),
     (lambda: layers.Rwkv6(36, head_size=8), "Rwkv6: attention_hidden_size is 36, expected a multiple of head_size, 8"),

@@ -1,5 +1,5 @@
 # How layers of heed.torch.nn read a configuration of Transformers: known fields of known families, and no other.
-"""Door and Fields: which fields of a configuration a layer reads, which cannot matter to it, and that all others are refused."""
+"""Door and Fields: a layer reads some fields of a configuration, some cannot matter to it, and all others are refused."""
 
 from __future__ import annotations
 
@@ -47,9 +47,16 @@ class Door(NamedTuple):
         return Fields(self, config)
 
 
+def _decoded(x: Any) -> Any:
+    """A value of config.json, in which Transformers writes infinity as {"__float__": "Infinity"}."""
+    if isinstance(x, Mapping):
+        return float(x["__float__"]) if set(x) == {"__float__"} else {key: _decoded(value) for key, value in x.items()}
+    return [_decoded(item) for item in x] if isinstance(x, (list, tuple)) else x
+
+
 def _values(config: Any) -> dict[str, Any]:
     if isinstance(config, Mapping):
-        return dict(config)
+        return _decoded(config)
     if callable(getattr(config, "to_dict", None)) and not isinstance(config, type):
         return dict(config.to_dict())
     return dict(getattr(config, "__dict__", {}))
@@ -108,21 +115,22 @@ class Fields:
 
     def windowed(self, layer: int) -> bool:
         """Whether this layer has the sliding window, of a family in which every one, some or none have it."""
-        used, types, window = (self.get(x, y) for x, y in (("use_sliding_window", True), ("layer_types", None), ("sliding_window", None)))
+        used, types, window = self.get("use_sliding_window", True), self.get("layer_types"), self.get("sliding_window")
         self.get("max_window_layers")
         if types is None:
             if not used and "layer_types" not in self.family.fields and self.given.get("sliding_window") is not None:
                 raise self.refusal("use_sliding_window", f"True beside sliding_window={window!r}")
             return used and window is not None and (self.family.windowed is None or self.family.windowed(self, layer))
-        kind = self.by_layer("layer_types", types, layer)
+        kind = self.by_layer("layer_types", layer)
         if kind not in ("full_attention", "sliding_attention"):
             raise self.refusal("layer_types", f"'full_attention' or 'sliding_attention' for layer {layer}")
         if kind == "sliding_attention" and not (used and window is not None):
             raise self.refusal("layer_types", f"'full_attention' for layer {layer} without sliding_window")
         return kind == "sliding_attention"
 
-    def by_layer(self, name: str, values: Any, layer: int) -> Any:
-        """What a list over layers says of this one."""
+    def by_layer(self, name: str, layer: int) -> Any:
+        """The entry of this layer in a field that is a list over layers."""
+        values = self[name]
         if not isinstance(values, (list, tuple)) or not 0 <= layer < len(values):
             raise self.refusal(name, f"a list that has layer {layer}")
         return values[layer]

@@ -49,7 +49,7 @@ class GatedDeltaNet(Layer):
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> GatedDeltaNet:
-        """Of a Qwen3NextConfig."""
+        """Reads a configuration of `model_type` qwen3_next, or none."""
         c = _families.GATED_DELTA.open(config)
         sizes = c["hidden_size"], c["linear_num_key_heads"], c["linear_num_value_heads"]
         own = {"key_head_dim": c["linear_key_head_dim"], "value_head_dim": c["linear_value_head_dim"],

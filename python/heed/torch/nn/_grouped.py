@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
+from heed import InvalidArgument
 from heed.torch.nn import _families
 from heed.torch.nn._layer import Layer, RMSNorm, attended, check_multiple, check_positions, check_sizes
 
@@ -20,7 +21,7 @@ class GroupedQueryAttention(Layer):
         y = concat_h softmax(scale q_h k_{h / group}^T) v_{h / group} W_o      scale = head_dim^-1/2
 
     x, y [B, T, hidden_size]; W_q to num_heads head_dim channels, W_k and W_v to num_kv_heads head_dim. Parameters are those of
-    Transformers' LlamaAttention, MistralAttention, Qwen2Attention and Qwen3Attention. `base`, `interleaved`, `rotary_dim` and
+    Transformers' LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention and their like. `base`, `interleaved`, `rotary_dim` and
     `scaling` are heed.rotary's; a window of w keys, the newest included, is Mistral's. With `Residual` it is the first half of
     their decoder layers. Sources: Ainslie et al., arXiv:2305.13245; Su et al., arXiv:2104.09864.
 
@@ -56,23 +57,32 @@ class GroupedQueryAttention(Layer):
 
     @classmethod
     def from_config(cls, config: Any, layer: int = 0, **options: Any) -> GroupedQueryAttention:
-        """Of a LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config and their like; `layer` says whose, where layers differ."""
+        """Reads a configuration of one of these `model_type`s; `layer` says whose, where layers differ.
+
+        arcee, aria_text, cohere, dots1, emu3_text_model, ernie4_5, gemma, gemma2, granite, granitemoe, granitemoeshared, helium,
+        hy_v3, hyperclovax, jais2, llama, ministral, mistral, mixtral, olmo, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3 (layers
+        with rotary encoding), starcoder2, or none.
+        """
+        if not isinstance(layer, int) or layer < 0:
+            raise InvalidArgument(f"{cls.__name__}.from_config: layer is {layer!r}, expected an int of at least 0")
         c = _families.GROUPED_QUERY.open(config)
         hidden_size, heads, head_dim = c["hidden_size"], c["num_attention_heads"], c["head_dim"]
-        check_sizes(c.name, hidden_size=hidden_size, num_heads=heads, head_dim=1 if head_dim is None else head_dim, layer=layer + 1)
+        check_sizes(c.name, hidden_size=hidden_size, num_attention_heads=heads, head_dim=1 if head_dim is None else head_dim)
         own = {
             "head_dim": head_dim, "dropout": c.get("attention_dropout") or 0.0, "eps": c.get("rms_norm_eps", 1e-6),
-            "bias": c.get("attention_bias", c.get("use_bias", c.get("qkv_bias", False))), "softcap": c.get("attn_logit_softcapping"),
-            "window": c.get("sliding_window") if c.windowed(layer) else None, **c.family.options,
+            "bias": c.get("attention_bias", c.get("use_bias", c.get("qkv_bias", False))),
+            "softcap": c.get("attn_logit_softcapping"), "window": c["sliding_window"] if c.windowed(layer) else None,
+            **c.family.options,
         }
         if "attention_multiplier" in c.family.fields:
             own["scale"] = c["attention_multiplier"]
         elif "query_pre_attn_scalar" in c.family.fields:
             own["scale"] = c["query_pre_attn_scalar"] ** -0.5
         if "no_rope_layers" in c.family.fields:
-            kept, every = c["no_rope_layers"], c["no_rope_layer_interval"]
-            if not (c.by_layer("no_rope_layers", kept, layer) if kept is not None else (layer + 1) % every):
-                raise c.refusal("no_rope_layers" if kept is not None else "no_rope_layer_interval", f"rotary encoding in layer {layer}")
+            kept, interval = c["no_rope_layers"], c["no_rope_layer_interval"]
+            if not (c.by_layer("no_rope_layers", layer) if kept is not None else (layer + 1) % interval):
+                name = "no_rope_layer_interval" if kept is None else "no_rope_layers"
+                raise c.refusal(name, f"rotary encoding in layer {layer}")
         own |= c.rotary(head_dim or hidden_size // heads, interleaved=own.get("interleaved", False))
         kv_heads = c["num_key_value_heads"]
         c.close()

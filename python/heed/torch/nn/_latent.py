@@ -65,7 +65,7 @@ class LatentAttention(Layer):
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> LatentAttention:
-        """Of a DeepseekV2Config, a DeepseekV3Config and their like."""
+        """Reads a configuration of `model_type` axk1, deepseek_v2, deepseek_v3, glm4_moe_lite, youtu, or none."""
         c = _families.LATENT.open(config)
         sizes = {name: c[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank")}
         hidden_size, heads = c["hidden_size"], c["num_attention_heads"]

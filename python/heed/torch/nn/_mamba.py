@@ -51,7 +51,7 @@ class Mamba(Layer):
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Mamba:
-        """Of a MambaConfig."""
+        """Reads a configuration of `model_type` mamba, or none."""
         c = _families.MAMBA.open(config)
         hidden_size, inner, rank = c["hidden_size"], c["intermediate_size"], c["time_step_rank"]
         expanded = int(c["expand"] * hidden_size)

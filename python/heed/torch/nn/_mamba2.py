@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
+from heed import InvalidArgument
 from heed.torch.nn import _families
 from heed.torch.nn._layer import GatedRMSNorm, Layer, State, check_multiple, check_sizes, convolved, is_step, new_convolution
 from heed.torch.nn._layer import new_steps, wide, zero_state
@@ -37,10 +38,13 @@ class Mamba2(Layer):
         check_sizes(name, hidden_size=hidden_size, num_heads=num_heads, head_dim=head_dim, state_size=state_size,
                     n_groups=n_groups, conv_kernel=conv_kernel)
         check_multiple(name, "num_heads", num_heads, "n_groups", n_groups)
+        limit = tuple(time_step_limit) if isinstance(time_step_limit, (list, tuple)) else ()
+        if len(limit) != 2 or not all(isinstance(x, (int, float)) for x in limit):
+            raise InvalidArgument(f"{name}: time_step_limit is {time_step_limit!r}, expected two numbers")
         inner = num_heads * head_dim
         channels = inner + 2 * n_groups * state_size
         self.hidden_size, self.num_heads, self.head_dim, self.state_size = hidden_size, num_heads, head_dim, state_size
-        self.n_groups, self.time_step_limit = n_groups, tuple(time_step_limit)
+        self.n_groups, self.time_step_limit = n_groups, limit
         self.in_proj = nn.Linear(hidden_size, inner + channels + num_heads, bias=bias, **factory)
         self.conv1d = new_convolution(channels, conv_kernel, conv_bias, factory)
         self.dt_bias = nn.Parameter(new_steps(num_heads, time_step_min, time_step_max, time_step_floor, factory))
@@ -51,7 +55,7 @@ class Mamba2(Layer):
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Mamba2:
-        """Of a Mamba2Config."""
+        """Reads a configuration of `model_type` mamba2, or none."""
         c = _families.MAMBA2.open(config)
         hidden_size, heads, dim = c["hidden_size"], c["num_heads"], c["head_dim"]
         if "expand" in c.given and int(c["expand"] * hidden_size) != heads * dim:

@@ -71,9 +71,13 @@ class MultiheadAttention(Layer):
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> MultiheadAttention:
-        """Of a BertConfig and its like names="bert" and norm="post", of a BartConfig and its like names="bart".
+        """Reads a configuration of one of these `model_type`s.
 
-        A configuration of an encoder and a decoder is the encoder's layer, with causal=True or a memory_size the decoder's.
+        names="bert" and norm="post": align_text_model, bert, bert-generation, camembert, chinese_clip_text_model,
+        clap_text_model, data2vec-text, electra, ernie, layoutlm, markuplm, rembert, roberta, roc_bert, splinter, xlm-roberta;
+        is_decoder makes the layer causal. names="bart": clip_text_model (causal), clip_vision_model, siglip_text_model,
+        siglip_vision_model, or none; and of models with a decoder bart, blenderbot, blenderbot-small, m2m_100, marian, mbart,
+        pegasus, plbart, whisper: the encoder's layer, with causal=True or a memory_size the decoder's.
         """
         c = _families.MULTIHEAD.open(config)
         of_decoder = options.get("causal", False) or options.get("memory_size") is not None

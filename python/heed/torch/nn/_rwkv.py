@@ -44,7 +44,7 @@ class Rwkv4(Layer):
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Rwkv4:
-        """Of an RwkvConfig."""
+        """Reads a configuration of `model_type` rwkv, or none."""
         c = _families.RWKV4.open(config)
         hidden_size, inner = c["hidden_size"], c["attention_hidden_size"]
         c.close()

@@ -57,7 +57,7 @@ class Rwkv6(Layer):
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Rwkv6:
-        """Of an Rwkv6Config, as it is published beside its model."""
+        """Reads a configuration of `model_type` rwkv6, as it is published beside its model, or none."""
         c = _families.RWKV6.open(config)
         hidden_size = c["hidden_size"]
         large = hidden_size == 4096  # the published models' ranks depend on this alone

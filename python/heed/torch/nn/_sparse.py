@@ -39,13 +39,13 @@ class LongformerAttention(Layer):
 
     @classmethod
     def from_config(cls, config: Any, layer: int = 0, **options: Any) -> LongformerAttention:
-        """Of a LongformerConfig; `layer` says whose, as windows may differ."""
+        """Reads a configuration of `model_type` longformer, or none; `layer` says whose, as windows may differ."""
         c = _families.LONGFORMER.open(config)
         hidden_size, heads, window = c["hidden_size"], c["num_attention_heads"], c["attention_window"]
         own = {"dropout": c["attention_probs_dropout_prob"]}
         c.close()
         if not isinstance(window, int):
-            window = c.by_layer("attention_window", window, layer)
+            window = c.by_layer("attention_window", layer)
         return cls(hidden_size, heads, window, **{**own, **options})
 
     def forward(self, x: Tensor, state: None = None, *, global_tokens: Tensor | None = None, lengths: Any = None,
@@ -125,7 +125,7 @@ class BigBirdAttention(Layer):
 
     @classmethod
     def from_config(cls, config: Any, layer: int = 0, **options: Any) -> BigBirdAttention:
-        """Of a BigBirdConfig; `layer` is the seed."""
+        """Reads a configuration of `model_type` big_bird with block-sparse attention, or none; `layer` is the seed."""
         c = _families.BIG_BIRD.open(config)
         hidden_size, heads = c["hidden_size"], c["num_attention_heads"]
         own = {"block": c["block_size"], "num_random": c["num_random_blocks"], "bias": c["use_bias"], "seed": layer}
