@@ -360,27 +360,29 @@ class DeltaBackwardHead {
 
   // Adds to dq, dk, da and db what is read of a write with no decay between.
   HWY_NOINLINE HWY_ATTR void AddOwnPairs(size_t n, const T* kept, const T* written) const {
+    // Token t writes `values` under `keys`, and token `reader` reads them by `reads`, for which it has `d_values`.
+    const auto pair = [&](size_t t, const T* values, const T* keys, DeltaSum of_keys, size_t reader,
+                          const T* d_values, const T* reads, DeltaSum of_reads) HWY_ATTR {
+      auto sum = hn::Zero(d_);
+      for (size_t j = 0; j < value_row_; j += N) {
+        const auto d_value = hn::Load(d_, d_values + reader * value_row_ + j);
+        sum = hn::MulAdd(d_value, hn::Load(d_, values + t * value_row_ + j), sum);
+      }
+      const auto weight = hn::Set(d_, hn::ReduceSum(d_, sum));
+      for (size_t i = 0; i < row_; i += N) {
+        const size_t at = t * row_ + i, from = reader * row_ + i;
+        T *d_key = b_.sums[of_keys] + at, *d_read = b_.sums[of_reads] + from;
+        hn::Store(hn::MulAdd(weight, hn::Load(d_, keys + at), hn::Load(d_, d_read)), d_, d_read);
+        hn::Store(hn::MulAdd(weight, hn::Load(d_, reads + from), hn::Load(d_, d_key)), d_, d_key);
+      }
+    };
     for (size_t t = 0; t < n; ++t) {
-      const auto pair = [&](const T* by, const T* what, DeltaSum reads, const T* read, size_t reader,
-                            DeltaSum writes, const T* write) HWY_ATTR {
-        auto sum = hn::Zero(d_);
-        for (size_t j = 0; j < value_row_; j += N) {
-          sum = hn::MulAdd(hn::Load(d_, by + reader * value_row_ + j), hn::Load(d_, what + t * value_row_ + j), sum);
-        }
-        const auto weight = hn::Set(d_, hn::ReduceSum(d_, sum));
-        const size_t at = t * row_, from = reader * row_;
-        for (size_t i = 0; i < row_; i += N) {
-          T *d_read = b_.sums[reads] + from + i, *d_write = b_.sums[writes] + at + i;
-          hn::Store(hn::MulAdd(weight, hn::Load(d_, write + at + i), hn::Load(d_, d_read)), d_, d_read);
-          hn::Store(hn::MulAdd(weight, hn::Load(d_, read + from + i), hn::Load(d_, d_write)), d_, d_write);
-        }
-      };
-      pair(b_.d_o, written, kOfQueries, b_.rows.q, t, kOfKeys, b_.rows.k);
+      pair(t, written, b_.rows.k, kOfKeys, t, b_.d_o, b_.rows.q, kOfQueries);
       if (!before_) continue;
-      pair(b_.d_o, kept, kOfQueries, b_.rows.q, t, kOfWriteKeys, b_.rows.write_key);
+      pair(t, kept, b_.rows.write_key, kOfWriteKeys, t, b_.d_o, b_.rows.q, kOfQueries);
       if (t + 1 == n) continue;
-      pair(b_.d_found, written, kOfReadKeys, b_.rows.read, t + 1, kOfKeys, b_.rows.k);
-      pair(b_.d_found, kept, kOfReadKeys, b_.rows.read, t + 1, kOfWriteKeys, b_.rows.write_key);
+      pair(t, written, b_.rows.k, kOfKeys, t + 1, b_.d_found, b_.rows.read, kOfReadKeys);
+      pair(t, kept, b_.rows.write_key, kOfWriteKeys, t + 1, b_.d_found, b_.rows.read, kOfReadKeys);
     }
   }
 

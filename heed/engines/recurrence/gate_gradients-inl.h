@@ -191,10 +191,10 @@ class GateGradients : protected HeadGradients<T> {
   // The gradient of z_t . q_t, times z_t without its own key.
   HWY_ATTR void AddNormalizerProducts(int64_t first, size_t n, const T* z_before, const T* decays) {
     SumUnits(first, n, [&](auto d, auto sum, size_t t, size_t i) HWY_ATTR {
+      const auto decay = static_cast<double>(decays[t]);  // as TileDecay() gives it
+      const double factor = static_cast<double>(b_.d_o[t * value_row_ + values_]) * (decay < 0 ? 1 + decay : decay);
       const auto z = Load(d, (t == 0 ? z_before : b_.z + (t - 1) * row_) + i);
-      const auto decayed = NextNormalizer(d, hn::Set(d, static_cast<double>(decays[t])), z, hn::Zero(d));
-      const auto weighted = hn::Mul(hn::Set(d, static_cast<double>(b_.d_o[t * value_row_ + values_])), decayed);
-      return hn::MulAdd(Load(d, b_.rows.q + t * row_ + i), weighted, sum);
+      return hn::MulAdd(hn::Mul(hn::Set(d, factor), Load(d, b_.rows.q + t * row_ + i)), z, sum);
     }, [](double& to, double sum) { to += sum; });
   }
   HWY_ATTR void ScalarDecayGradients(int64_t first, size_t n) {

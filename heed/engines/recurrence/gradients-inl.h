@@ -93,13 +93,13 @@ enum class PairsOf { kQueries, kKeys };
 template <PairsOf kOf, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void AddOwnPairs(D d, const T* x, const T* pairs, size_t n, size_t lag, size_t row,
                               size_t begin, size_t end, T* to) {
-  x -= kOf == PairsOf::kQueries ? lag * row : 0;
-  to -= kOf == PairsOf::kQueries ? 0 : lag * row;
+  const size_t key = lag * row, x_before = kOf == PairsOf::kQueries ? key : 0, to_before = key - x_before;
   ForTokenTiles(n, [&](auto tokens, size_t first, size_t tile) HWY_ATTR {
     for (size_t t = lag; t < tokens.value; ++t) {
       const auto pair = hn::Set(d, pairs[tile * kTile * kTile + t * tokens.value + t - lag]);
       for (size_t at = (first + t) * row + begin; at < (first + t) * row + end; at += hn::MaxLanes(D())) {
-        hn::Store(hn::MulAdd(pair, hn::Load(d, x + at), hn::Load(d, to + at)), d, to + at);
+        T* sum = to + (at - to_before);
+        hn::Store(hn::MulAdd(pair, hn::Load(d, x + (at - x_before)), hn::Load(d, sum)), d, sum);
       }
     }
   });
