@@ -206,8 +206,10 @@ def test_no_door_lacks_an_option_of_the_header():
     text = heed.attention.__doc__.split("Arguments:")[1]
     assert all(re.search(rf"^  {name} +\S", text, re.MULTILINE) for name in keywords)
     given = heed.torch._operators.attention_options.given
+    of_arrays = inspect.signature(heed.attention).parameters
     for name in keywords - {"seed"}:  # any other value than the default reaches the operator
-        value = {"align": "top_left", "pattern": heed.patterns.atrous(2)}.get(name, [7])
+        flag_or_numbers = True if of_arrays[name].default is False else [7]
+        value = {"align": "top_left", "pattern": heed.patterns.atrous(2)}.get(name, flag_or_numbers)
         assert given({name: value}, heed.torch.attention), name
 
 

@@ -271,7 +271,7 @@ TABLE = np.zeros((32, 2), np.float32)
 @pytest.mark.parametrize(("change", "message"), [
     ({"table": TABLE[0]}, r"table has shape \[2\], expected \[buckets, H\]"),
     ({"table": TABLE.astype(int)}, "table has dtype i64, expected f64, f32, bf16 or f16"),
-    ({"table": TABLE[:31]}, "buckets is 31, expected an even number of at least 4"),
+    ({"table": TABLE[:31]}, r"table.shape\[0\] is 31, expected an even number of at least 4"),
     ({"Tq": -1}, "Tq is -1, expected an int from 0"), ({"Tk": 2.0}, "Tk is 2.0, expected an int"),
     ({"max_distance": 8}, "max_distance is 8, expected more than the 8 distances"),
     ({"bidirectional": 1}, "bidirectional is 1, expected True or False"),

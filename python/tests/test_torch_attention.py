@@ -505,7 +505,7 @@ def test_out_and_lists():
 
 
 BAD = {
-    "numpy": (lambda q, k, v: attention(q.numpy(), k, v), r"attention: q is of type (numpy\.)?ndarray, expected a tensor"),
+    "numpy": (lambda q, k, v: attention(q.numpy(), k, v), r"q is of type ndarray, expected a tensor"),
     "mixed dtypes": (lambda q, k, v: attention(q, k.float(), v), r"k has dtype f32, expected f64"),
     "complex": (lambda q, k, v: attention(q.to(torch.complex128), k, v), r"q has dtype c128"),
     "integers": (lambda q, k, v: attention(q, k, v.int()), r"v has dtype i32"),

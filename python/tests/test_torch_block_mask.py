@@ -166,7 +166,7 @@ def test_such_a_pattern_is_a_value_of_its_own():
     pattern, again = pattern_from_block_mask(mask), pattern_from_block_mask(mask)
     assert repr(pattern).startswith("block_mask(<200 x 200 in blocks of 32 x 32: ")
     assert pattern == pattern and hash(pattern) == hash(pattern) and pattern != again
-    with pytest.raises(heed.InvalidArgument, match="pattern: has 'block_mask"):
+    with pytest.raises(heed.InvalidArgument, match="parse: expression has 'block_mask"):
         heed.patterns.parse(repr(pattern))
     both = pattern & heed.patterns.atrous(3) | heed.patterns.global_tokens([199])
     atrous, last = (x.mask(200, 200) for x in (heed.patterns.atrous(3), heed.patterns.global_tokens([199])))

@@ -342,7 +342,7 @@ BAD = {
     "value has shape [2, 4, 4, 6], expected 5 rows as key": (q4, k4, v4[:, :, :4], {}),
     "value has shape [2, 4, 1, 6], expected 5 rows": (q4, k4, v4[:, :, :1], {"attn_mask": bools(3, 5)}),
     "key has dtype torch.float64, expected torch.float32 as query": (q4, k4.double(), v4, {}),
-    "q has dtype i64": (q4.long(), k4.long(), v4.long(), {}),
+    "query has dtype torch.int64": (q4.long(), k4.long(), v4.long(), {}),
     "attn_mask has dtype torch.int32, expected torch.bool, torch.float32 or torch.float32 as query":
         (q4, k4, v4, {"attn_mask": torch.zeros(3, 5, dtype=torch.int32)}),
     "attn_mask has dtype torch.float64": (q4, k4, v4, {"attn_mask": torch.zeros(3, 5, dtype=torch.float64)}),
@@ -357,11 +357,11 @@ BAD = {
     "attn_mask has shape [4, 5], expected [3, 5]": (q4, k4, v4, {"attn_mask": causal_lower_right(4, 5)}),
     "is_causal is True, expected False": (q4, k4, v4, {"attn_mask": bools(1, 1, 3, 5), "is_causal": True}),
     "is_causal is True": (q4, k4, v4, {"attn_mask": causal_upper_left(3, 5), "is_causal": True}),
-    "dropout is 1.5": (q4, k4, v4, {"dropout_p": 1.5}),
+    "dropout_p is 1.5": (q4, k4, v4, {"dropout_p": 1.5}),
     "query is of type list, expected a tensor": ([1.0], k4, v4, {}),
     "key is of type ndarray, expected a tensor": (q4, k4.numpy(), v4, {}),
     "attn_mask is of type list": (q4, k4, v4, {"attn_mask": [True]}),
-    "q is a sparse_coo tensor": (q4.to_sparse(), k4, v4, {}),
+    "query is a sparse_coo tensor": (q4.to_sparse(), k4, v4, {}),
 }
 
 

@@ -441,7 +441,7 @@ def _prepare(name: str, mechanism: Any, keeps_state: bool, a: Arguments) -> Call
     options = {
         **options,
         "initial_state": initial,
-        "return_state": wanted,
+        "return_state": bool(wanted),
         **{key: a.pop(key) for key in ("reverse", "cu_seqlens") if key in a},
     }
 

@@ -99,6 +99,8 @@ def _problem(query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: bool)
             return InvalidArgument(f"{_NAME}: {name} is of type {type(x).__name__}, expected a tensor")
         if x.is_nested:
             return InvalidArgument(f"{_NAME}: {name} is a nested tensor, expected a strided one")
+        if x.layout is not torch.strided:
+            return InvalidArgument(f"{_NAME}: {name} is a {str(x.layout).removeprefix('torch.')} tensor, expected a strided one")
     if query.dtype not in DTYPES:
         return InvalidArgument(f"{_NAME}: query has dtype {query.dtype}, expected a float dtype of 64, 32 or 16 bits")
     rank = 3 if enable_gqa else 2
@@ -120,8 +122,8 @@ def _problem(query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: bool)
 
 def _wrong_number(dropout_p: Any, scale: Any) -> InvalidArgument | None:
     number = (Real, torch.SymFloat, torch.SymInt)
-    if not isinstance(dropout_p, number) or not 0 <= dropout_p <= 1:
-        return InvalidArgument(f"{_NAME}: dropout_p is {dropout_p!r}, expected a number from 0 to 1")
+    if not isinstance(dropout_p, number) or not dropout_p <= 1:
+        return InvalidArgument(f"{_NAME}: dropout_p is {dropout_p!r}, expected a number of at most 1")
     if scale is not None and (not isinstance(scale, number) or not -math.inf < scale < math.inf):
         return InvalidArgument(f"{_NAME}: scale is {scale!r}, expected a finite number or None")
     return None

@@ -427,7 +427,9 @@ TEST(PatternTest, CallsWhoseNumbersMeanNothingAreRefused) {
   }
   EXPECT_THAT([&] { Mask({}, good, false, to); }, ThrowsMessage<InvalidArgument>(HasSubstr("pattern is absent")));
   EXPECT_THAT([&] { Density({}, good, false); }, ThrowsMessage<InvalidArgument>(HasSubstr("pattern is absent")));
-  for (const auto& empty : {[](PatternCall& x) { x.Tq = 0; }, [](PatternCall& x) { x.Tk = 0; }, [](PatternCall& x) { x.starts = {}; }}) {
+  const std::function<void(PatternCall&)> nothing[] = {
+      [](auto& x) { x.Tq = 0; }, [](auto& x) { x.Tk = 0; }, [](auto& x) { x.starts = {}; }};
+  for (const auto& empty : nothing) {
     PatternCall call = good;
     empty(call);
     EXPECT_EQ(Density(Atrous(1), call, false), 0);
