@@ -325,6 +325,15 @@ def test_parallel_nsa(kind, packed):
     check(result, torch.cat(outs, 1), [x for x in (q, k, v, g_cmp, g_slc, g_swa) if x is not None])
 
 
+@pytest.mark.parametrize("tokens", [3, 11])
+def test_parallel_nsa_reads_no_block_that_was_not_chosen(tokens):
+    q, k, v, g = normal(1, tokens, 4, 8), normal(1, tokens, 2, 8, seed=1), normal(1, tokens, 2, 8, seed=2), torch.rand(1, tokens, 4)
+    index = torch.where(torch.arange(tokens) < 9, 0, -1)[None, :, None, None].expand(1, tokens, 2, 1)
+    last = torch.arange(tokens)[:, None, None] >= 9  # in a block without an end
+    o, expected = (fla.parallel_nsa(q, k.masked_fill(last, x), v.masked_fill(last, x), g, g, None, index, 1, 4) for x in (torch.nan, 0))
+    torch.testing.assert_close(o, expected)
+
+
 def test_parallel_nsa_in_16_bits_with_gates_of_32():
     q, k, v, g = normal(1, 9, 4, 8), normal(1, 9, 2, 8, seed=1), normal(1, 9, 2, 8, seed=2), torch.rand(1, 9, 4)
     expected = fla.parallel_nsa(q, k, v, g.double(), g.double(), g.double(), block_size=4, window_size=3)

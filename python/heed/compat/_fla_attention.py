@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import heed.patterns
@@ -114,6 +115,17 @@ def _keys_of_blocks(index: Tensor, counts: Any, block: int, keys: int) -> Tensor
     return rows.masked_fill(rows >= keys, -1)
 
 
+def _compressed(q: Tensor, k: Tensor, v: Tensor, block: int, scale: float | None) -> Tensor:
+    """Attention to the means of the blocks that end at or before the query. With a row before the first, block b of rows sees b
+    means."""
+    whole = k.shape[1] // block
+    means = (x[:, : whole * block].unflatten(1, (whole, block)).mean(2) for x in (k, v))
+    seen = torch.ones(whole + 1, whole, dtype=torch.bool).tril(-1)
+    pattern = heed.patterns.blocks(seen.numpy(), (block, 1))
+    rows = F.pad(q, (0, 0, 0, 0, 1, 0))
+    return heed.torch.attention(rows, *means, scale=scale, align="top_left", pattern=pattern)[:, 1:]
+
+
 @_in_their_words
 def parallel_nsa(
     q,
@@ -149,11 +161,11 @@ def parallel_nsa(
         if indices is not None:
             pattern = heed.patterns.keys(_keys_of_blocks(indices, counts, block_size, k.shape[1]))
             o = heed.torch.attention(q, k, v, scale=scale, causal=True, pattern=pattern) * one.unsqueeze(-1)
-            one = torch.zeros_like(one)
-        if g_cmp is not None:
+            if g_cmp is not None:
+                o = o + _compressed(q, k, v, block_size, scale) * g_cmp.unsqueeze(-1)
+        elif g_cmp is not None:
             gates = torch.stack((g_cmp, one.to(g_cmp.dtype), torch.zeros_like(g_cmp)), -1).to(q.dtype)
-            count = 1 if indices is not None else counts
-            o = o + heed.torch.nsa(q, k, v, gates, block=block_size, count=count, window=1, scale=scale)
+            o = heed.torch.nsa(q, k, v, gates, block=block_size, count=counts, window=1, scale=scale)
         if window_size > 0:
             o = o + heed.torch.attention(q, k, v, causal=True, window=(window_size - 1, 0)) * g_swa.unsqueeze(-1)
         return o.to(q.dtype)
