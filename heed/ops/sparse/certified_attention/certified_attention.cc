@@ -42,15 +42,13 @@ softmax::Pairs KeptAt(const Problem& p, const TensorView& t) {
 // Zeros everywhere, if it is there.
 template <class T>
 void Clear(const TensorView& t) {
-  if (!t.present()) return;
-  const auto clear = [&](const auto& self, int axis, int64_t at) -> void {
-    if (axis == t.rank()) {
-      t.as<T>()[at] = T();
-      return;
-    }
-    for (int64_t i = 0; i < t.size(axis); ++i) self(self, axis + 1, at + i * t.stride(axis));
-  };
-  clear(clear, 0, 0);
+  if (!t.present() || t.num_elements() == 0) return;
+  const int last = t.rank() - 1;
+  for (int64_t row = 0; row < t.num_elements() / t.size(last); ++row) {
+    int64_t at = 0, left = row;
+    for (int axis = last - 1; axis >= 0; left /= t.size(axis), --axis) at += left % t.size(axis) * t.stride(axis);
+    for (int64_t i = 0; i < t.size(last); ++i) t.as<T>()[at + i * t.stride(last)] = T();
+  }
 }
 
 // Blocks of the sketch of all keys, by sequence, [Hkv, its blocks], in ctx's staging memory.
