@@ -21,7 +21,8 @@ uint64_t KeptBits(const Sequence& s, int64_t head, int64_t query, int64_t begin)
   const std::span<const Visit> list = s.kept->Of(s.kept_batch, head, query);
   const int64_t first = begin / Visits::kKeys, shift = begin % Visits::kKeys;
   uint64_t bits = 0;
-  for (auto at = std::ranges::lower_bound(list, first, {}, &Visit::tile); at != list.end() && at->tile <= first + 1; ++at) {
+  for (auto at = std::ranges::lower_bound(list, first, {}, &Visit::tile); at != list.end() && at->tile <= first + 1;
+       ++at) {
     const uint64_t word = s.kept->WordOf(*at, query);
     if (at->tile == first) bits |= word >> shift;
     if (at->tile == first + 1 && shift > 0) bits |= word << (Visits::kKeys - shift);
@@ -31,7 +32,8 @@ uint64_t KeptBits(const Sequence& s, int64_t head, int64_t query, int64_t begin)
 
 }  // namespace
 
-uint64_t SeenBits(const Problem& p, const Sequence& s, int64_t head, int64_t query, const KeyRuns& runs, int64_t begin) {
+uint64_t SeenBits(const Problem& p, const Sequence& s, int64_t head, int64_t query, const KeyRuns& runs,
+                  int64_t begin) {
   uint64_t bits = BitsOf(runs.first, begin) | BitsOf(runs.second, begin);
   if (bits != 0 && s.kept != nullptr) bits &= KeptBits(s, head, query, begin);
   const auto drop_unless = [&](const auto& keeps) {

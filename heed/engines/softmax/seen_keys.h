@@ -9,8 +9,8 @@
 
 namespace heed::softmax {
 
-// The keys [begin, begin + 64) that a row sees, bit by bit, whose runs these are: with segments, the mask, a pattern that has
-// been placed and a bias of -inf taken into account.
+// The keys [begin, begin + 64) that a row sees, bit by bit, whose runs these are: with segments, the mask, a pattern
+// that has been placed and a bias of -inf taken into account.
 uint64_t SeenBits(const Problem& problem, const Sequence& sequence, int64_t head, int64_t query, const KeyRuns& runs,
                   int64_t begin);
 

@@ -24,8 +24,8 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// A bound of a logit, at or below which the soft cap of the bound is one of the capped logit: `outward` is 1 for upper bounds and -1
-// for lower ones. A bound that is not finite says nothing, and goes on to.
+// A bound of a logit, at or below which the soft cap of the bound is one of the capped logit: `outward` is 1 for upper
+// bounds and -1 for lower ones. A bound that is not finite says nothing, and goes on to.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Capped(D d, V x, float softcap, float outward) {
   const V cap = hn::Set(d, softcap);

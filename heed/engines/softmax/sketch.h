@@ -1,5 +1,5 @@
-// Bounds of softmax weights from a sketch of keys or their boxes (state/kv_view.h: SketchBlocks): what certified attention
-// chooses by.
+// Bounds of softmax weights from a sketch of keys or their boxes (state/kv_view.h: SketchBlocks): what certified
+// attention chooses by.
 //
 // With k^ = step n, the sketched key, and q^ = unit m, the query in 16-bit fixed point, the logit of key j lies in
 // s^ +- delta, where
@@ -7,10 +7,10 @@
 //   s^    = scale unit step <m, n>                            the integer <m, n> is exact
 //   delta = |scale| (min(|q|_1 step / 2, |q|_2 error) + |q - q^|_inf step |n|_1)
 //
-// and |n|_1 <= 127 D. Both ends meet the soft cap, which is monotone, and terms of pairs are added to both. Per query row and block
-// of 64 keys the kernel returns the sums of e^upper and e^lower over the keys that the row sees. What it rounds itself is in them
-// already: logits are widened by 2^-20 of their size and of the terms', by 2^-18 where they are capped, and the sums have a
-// relative error below kSketchError.
+// and |n|_1 <= 127 D. Both ends meet the soft cap, which is monotone, and terms of pairs are added to both. Per query
+// row and block of 64 keys the kernel returns the sums of e^upper and e^lower over the keys that the row sees. What it
+// rounds itself is in them already: logits are widened by 2^-20 of their size and of the terms', by 2^-18 where they
+// are capped, and the sums have a relative error below kSketchError.
 #ifndef HEED_ENGINES_SOFTMAX_SKETCH_H_
 #define HEED_ENGINES_SOFTMAX_SKETCH_H_
 
@@ -34,8 +34,8 @@ struct SketchQueries {
   int32_t starts[kSketchRows][2];                          // -128 times the sum of the digits: bytes are 128 + n
   float factor[kSketchRows];                               // scale unit
   float by_step[kSketchRows], by_error[kSketchRows], by_query[kSketchRows];  // what delta is made of
-  // Of the first block of a call and those behind it: a bit for each key that the row sees, and what is added to the logit of
-  // each key, unless that is null.
+  // Of the first block of a call and those behind it: a bit for each key that the row sees, and what is added to the
+  // logit of each key, unless that is null.
   const uint64_t* seen[kSketchRows];
   const float* terms[kSketchRows] = {};
   float softcap = 0;  // 0: none
@@ -43,8 +43,8 @@ struct SketchQueries {
   static int64_t NumWords(int64_t depth, int64_t rows) { return (depth + 3) / 4 * rows * 2; }
 };
 
-// Fills row r, but for what it sees and what is added; `words` has room. With NaN or infinity in q, or where f32 can say nothing
-// of it, all its logits are NaN.
+// Fills row r, but for what it sees and what is added; `words` has room. With NaN or infinity in q, or where f32 can
+// say nothing of it, all its logits are NaN.
 void PackSketchQuery(DType dtype, const void* q, int64_t depth, double scale, int r, SketchQueries* rows);
 
 // Where a block's parts are, in bytes from where it begins: bytes of keys come first.
@@ -73,8 +73,9 @@ struct SketchMasses {
 
 struct SketchPasses {
   // Blocks [begin, end) of 64 visible keys each, at blocks[i - begin]. No logit is above sum max(q min, q max), and by
-  // Jensen's inequality the sum of exponentials is at least 64 times that of the mean; both widened by what f32 rounds. With a
-  // soft cap, which is not convex, 64 times that of the capped least logit. Terms enter by their largest and their least one.
+  // Jensen's inequality the sum of exponentials is at least 64 times that of the mean; both widened by what f32 rounds.
+  // With a soft cap, which is not convex, 64 times that of the capped least logit. Terms enter by their largest and
+  // their least one.
   void (*box)(const BoxQuery& row, const std::byte* const* blocks, int64_t begin, int64_t end, const BoxParts& parts,
               const SketchMasses& masses) = nullptr;
 

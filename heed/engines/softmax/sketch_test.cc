@@ -192,6 +192,68 @@ TEST(SketchKernel, BoxesHoldTheTruthAndAreReachedByEqualKeys) {
   }
 }
 
+// A soft cap, terms that are added, and keys that a row does not see between those that it does.
+TEST(SketchKernel, IntervalsHoldTheTruthOfCappedLogitsWithTerms) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(seed);
+    Random random(seed);
+    Problem p(random.Pick<int64_t>({1, 8, 64}), 1, 1);
+    p.scale = random.Pick({0.3, -1.0});
+    p.queries.FillNormal(seed, random.Pick({0.1, 1.0, 10.0}));
+    const double softcap = random.Pick({0.0, 1e-3, 2.0, 50.0, 1e30}), spread = random.Pick({0.0, 0.1, 3.0});
+    const double size = random.Pick({0.0, 1.0, 100.0, 1e5});
+    for (int64_t e = 0; e < p.dim; ++e) {
+      const double center = random.Normal();
+      for (int64_t j = 0; j < kKeys; ++j) p.keys.Set({j, e}, center + spread * random.Normal());
+    }
+    std::vector<float> terms(kKeys);
+    for (float& term : terms) term = static_cast<float>(size * random.Normal());
+    const uint64_t bits = uint64_t{random.Word()} << 32 | random.Word() | 1;
+    const auto truth = [&](uint64_t seen, double logit) {
+      double sum = 0;
+      for (int64_t j = 0; j < kKeys; ++j) {
+        const double s = p.Logit(0, j), capped = softcap == 0 ? s : softcap * std::tanh(s / softcap);
+        if ((seen >> j & 1) != 0) sum += std::exp(capped + static_cast<double>(terms[static_cast<size_t>(j)]) - logit);
+      }
+      return sum;
+    };
+    const SketchBlocks layout = SketchLayout(p.dim);
+    const Buffer memory(DType::kF32, {layout.block_stride / 4}, Placement::kAligned);
+    auto* const block = memory.as<std::byte>();
+    SketchWriter writer(DType::kF32, p.dim);
+    for (int64_t j = 0; j < kKeys; ++j) writer.WriteRow(p.keys.as<std::byte>() + j * p.dim * 4, j, block);
+    writer.WriteStatistics(p.keys.as<std::byte>(), p.dim * 4, block);
+    std::vector<float> scaled;
+    for (int64_t e = 0; e < p.dim; ++e) scaled.push_back(static_cast<float>(p.scale * p.queries.Get({0, e})));
+    const std::byte* const blocks[] = {block};
+    OnTargets([&](const Context& ctx) {
+      const os::ScopedFloatControl control;
+      const auto check = [&](uint64_t seen, const auto& score) {
+        float logit, upper, lower;
+        score(SketchMasses{&logit, &upper, &lower});
+        const double sum = truth(seen, static_cast<double>(logit));
+        EXPECT_GE(static_cast<double>(upper) * (1 + kSketchError), sum);
+        EXPECT_LE(static_cast<double>(lower) * (1 - kSketchError), sum);
+      };
+      SketchQueries queries;
+      std::vector<int32_t> words(static_cast<size_t>(SketchQueries::NumWords(p.dim, 1)));
+      queries.num_rows = 1;
+      queries.words = words.data();
+      queries.softcap = static_cast<float>(softcap);
+      PackSketchQuery(DType::kF32, p.queries.as<float>(), p.dim, p.scale, 0, &queries);
+      queries.seen[0] = &bits;
+      queries.terms[0] = terms.data();
+      check(bits, [&](const SketchMasses& m) {
+        SketchPassesFor(ctx).score(queries, blocks, 0, 1, {layout.step, layout.error}, &m);
+      });
+      check(~uint64_t{0}, [&](const SketchMasses& m) {
+        SketchPassesFor(ctx).box({scaled.data(), p.dim, terms.data(), static_cast<float>(softcap)}, blocks, 0, 1,
+                                 {layout.min, layout.max, layout.mean}, m);
+      });
+    });
+  }
+}
+
 TEST(SketchKernel, WhatIsNotFiniteIsNotKnown) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {

@@ -6,12 +6,13 @@
 //
 //   gamma = (D + 8 [+ 24]) 2^-24 |scale| |q| |K| [+ 4 2^-24 |slope| distance] [+ 2 2^-24 |shift|]
 //
-// where |K| is the norm of the keys that the row sees of the tile, all of them together, and what is in brackets is for a soft
-// cap, for ALiBi and for a bias. So the sum in truth lies between w (1 - gamma) and w (1 + 1.1 gamma) as long as gamma <= .1; a
-// tile of which no more is known is kept, and counts as nothing. All sums are relative to e^best, the largest logit that counts.
+// where |K| is the norm of the keys that the row sees of the tile, all of them together, and what is in brackets is for
+// a soft cap, for ALiBi and for a bias. So the sum in truth lies between w (1 - gamma) and w (1 + 1.1 gamma) as long as
+// gamma <= .1; a tile of which no more is known is kept, and counts as nothing. All sums are relative to e^best, the
+// largest logit that counts.
 //
-// The tile in which a row's keys end is weighed before all others, and always kept: what is near often weighs most. A learned
-// sink is known from the beginning.
+// The tile in which a row's keys end is weighed before all others, and always kept: what is near often weighs most. A
+// learned sink is known from the beginning.
 #if defined(HEED_ENGINES_SOFTMAX_SKIP_CERTIFICATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_SKIP_CERTIFICATE_INL_H_
 #undef HEED_ENGINES_SOFTMAX_SKIP_CERTIFICATE_INL_H_
@@ -67,8 +68,8 @@ class SkipCertificate {
     int64_t depth = 0;
     bool capped = false, biased = false;
   };
-  // Which keys a row sees: `keys` of them from `begin` on, counted from where those of the sequence begin, in `tiles` tiles of
-  // which the last begins at `last`, counted from key 0.
+  // Which keys a row sees: `keys` of them from `begin` on, counted from where those of the sequence begin, in `tiles`
+  // tiles of which the last begins at `last`, counted from key 0.
   struct Keys {
     int64_t begin = 0, keys = 0, tiles = 0, last = -1;
   };
@@ -100,7 +101,8 @@ class SkipCertificate {
     std::fill(left_, left_ + W, 0.0f);
   }
 
-  // The last tile of a row, of which it sees keys of this norm: its largest logit, and its weights. `more` is what gamma has besides.
+  // The last tile of a row, of which it sees keys of this norm: its largest logit, and its weights. `more` is what
+  // gamma has besides.
   void WeighLast(size_t lane, float max, float weight, double norm, double more) {
     const double gamma = static_cast<double>(unit_[lane]) * norm + more;
     if (!(gamma <= kMostGamma && std::isfinite(max))) return;
@@ -110,7 +112,9 @@ class SkipCertificate {
       last_known_[lane] = own;
       return;
     }
-    const auto at = [&](float logit, float best) { return std::exp(static_cast<double>(logit) - static_cast<double>(best)); };
+    const auto at = [&](float logit, float best) {
+      return std::exp(static_cast<double>(logit) - static_cast<double>(best));
+    };
     const float best = std::max(last_best_[lane], max);
     const double known = static_cast<double>(last_known_[lane]) * at(last_best_[lane], best);
     last_known_[lane] = static_cast<float>((1 - 1e-6) * (known + static_cast<double>(own) * at(max, best)));
@@ -129,8 +133,8 @@ class SkipCertificate {
   // The part of gamma that the products have, of the rows from `lane` on and keys of these norms.
   HWY_INLINE V Gamma(size_t lane, V norm) const { return hn::Mul(hn::Load(D(), unit_ + lane), norm); }
 
-  // A tile that begins at `begin`, `end` keys from where those of the sequence do to its end: the rows from `lane` on that
-  // leave it out, of those that see any of it.
+  // A tile that begins at `begin`, `end` keys from where those of the sequence do to its end: the rows from `lane` on
+  // that leave it out, of those that see any of it.
   HWY_INLINE M Weigh(size_t lane, int64_t begin, int64_t end, V gamma, M sees, V max, V shift, V weight) {
     const D d;
     const hn::RebindToSigned<D> di;

@@ -1,16 +1,16 @@
 // Attention forward that leaves out the values of tiles which weigh next to nothing.
 //
-// Compiled once per SIMD target and dtype. The pass of forward-inl.h over each block of rows, with a question after a tile's
-// weights: which rows do without it? They stay as they were, maximum, sum and outputs, as if the pattern of a call had not
-// listed the tile: the bits are those. Vectors of which every row does without are left out of the second product, and the
-// tile's values are not read where all are.
+// Compiled once per SIMD target and dtype. The pass of forward-inl.h over each block of rows, with a question after a
+// tile's weights: which rows do without it? They stay as they were, maximum, sum and outputs, as if the pattern of a
+// call had not listed the tile: the bits are those. Vectors of which every row does without are left out of the second
+// product, and the tile's values are not read where all are.
 //
-// A block's keys stay with one thread, because what may be left out depends on all keys before. What is saved is at most the
-// second product; what is added is two exponentials per row and tile, the last tile's logits once more, and a pass over the
-// keys of each head for the norms of its tiles.
+// A block's keys stay with one thread, because what may be left out depends on all keys before. What is saved is at
+// most the second product; what is added is two exponentials per row and tile, the last tile's logits once more, and a
+// pass over the keys of each head for the norms of its tiles.
 //
-// Where a row may see any part of a tile, by a window, a mask or a pattern, each row asks for itself what it sees, and of what
-// norm those keys are: nothing that it does not see may decide what it leaves out.
+// Where a row may see any part of a tile, by a window, a mask or a pattern, each row asks for itself what it sees, and
+// of what norm those keys are: nothing that it does not see may decide what it leaves out.
 #if defined(HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_
 #undef HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_
@@ -70,10 +70,11 @@ struct TileNorms {
 template <class O, int C, class Outputs>
 class SkippingBlock : ForwardBlock<O, C, Outputs> {
   using Base = ForwardBlock<O, C, Outputs>;
+  using Base::d_, Base::N, Base::W, Base::p_, Base::s_, Base::grid_, Base::block_, Base::key_head_, Base::num_rows_,
+      Base::lanes_, Base::w_, Base::head_, Base::layout_, Base::outputs_, Base::totals_, Base::any_tile_, Base::max_,
+      Base::sum_;
   using typename Base::T;
   using typename Base::V;
-  using Base::d_, Base::N, Base::W, Base::p_, Base::s_, Base::grid_, Base::block_, Base::key_head_, Base::num_rows_,
-      Base::lanes_, Base::w_, Base::head_, Base::layout_, Base::outputs_, Base::totals_, Base::any_tile_, Base::max_, Base::sum_;
   using M = hn::Mask<hn::ScalableTag<T>>;
   static constexpr int64_t kTile = O::kGrid.tile;
   static constexpr size_t kWords = kTile / Visits::kKeys;
@@ -82,8 +83,8 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   SkippingBlock(const Problem& problem, const Sequence& sequence, const BlockGrid& grid, int64_t key_head, int64_t block,
                 Workspace<O>& workspace, const Head<O>& head, const Skips& skips, float* norms)
       : Base(problem, sequence, grid, key_head, block, workspace, head), skips_(skips), norms_(norms) {
-    seen_by_row_ = p_.windowed() || p_.chunk > 0 || p_.mask.data != nullptr || !p_.segments_q.empty() || p_.has_pattern ||
-                   p_.bias.data != nullptr || !p_.slopes.empty();
+    seen_by_row_ = p_.windowed() || p_.chunk > 0 || p_.mask.data != nullptr || !p_.segments_q.empty() ||
+                   p_.has_pattern || p_.bias.data != nullptr || !p_.slopes.empty();
   }
 
   HWY_ATTR void Compute() {
@@ -166,8 +167,11 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
         const Interval& run = this->runs_[lane].second;
         const int64_t last = run.end - 1 - tile.keys.begin;
         if (run.empty() || last < 0 || last >= tile.keys.size()) continue;
-        const double norm = seen_by_row_ ? static_cast<double>(seen_norm_[lane]) : NormAbove(static_cast<double>(squares[last]));
-        const double more = seen_by_row_ ? static_cast<double>(more_[lane]) + BiasUnit() * std::abs(static_cast<double>(largest[lane])) : 0;
+        const double norm =
+            seen_by_row_ ? static_cast<double>(seen_norm_[lane]) : NormAbove(static_cast<double>(squares[last]));
+        const double more =
+            seen_by_row_ ? static_cast<double>(more_[lane]) + BiasUnit() * std::abs(static_cast<double>(largest[lane]))
+                         : 0;
         certificate_.WeighLast(lane, largest[lane], weights[lane], norm, more);
       }
     });
@@ -394,8 +398,8 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   // Twice what f32 rounds of a logit to which a bias is added.
   double BiasUnit() const { return p_.bias.data == nullptr ? 0 : 2.02 * 0x1p-24; }
 
-  // Finds which rows see any of a tile, and the norm of the keys that each sees: nothing else may tell on it. A row that sees
-  // all of the tile has its norm, or, unless `knows_norm`, that of a sum in the same order as any other.
+  // Finds which rows see any of a tile, and the norm of the keys that each sees: nothing else may tell on it. A row
+  // that sees all of the tile has its norm, or, unless `knows_norm`, that of a sum in the same order as any other.
   HWY_NOINLINE void LookAt(const Tile& tile, bool knows_norm) {
     HWY_ALIGN T squares[kTile];
     HWY_ALIGN uint32_t words[2 * kWords][W] = {};
@@ -418,7 +422,9 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
       some = some || (any && of_all[lane] == 0);
       const int64_t from = tile.grid - lanes_.position[lane];
       const auto farthest = static_cast<double>(std::max(std::abs(from), std::abs(from + kTile)));
-      more_[lane] = p_.slopes.empty() ? 0 : static_cast<T>(4.02 * 0x1p-24 * std::abs(static_cast<double>(lanes_.slope[lane])) * farthest);
+      more_[lane] = p_.slopes.empty()
+                        ? 0
+                        : static_cast<T>(4.02 * 0x1p-24 * std::abs(static_cast<double>(lanes_.slope[lane])) * farthest);
     });
     for (size_t lane = num_rows_; lane < W; ++lane) of_all[lane] = -1, more_[lane] = 0;
     HWY_ALIGN T sums[W] = {};

@@ -20,13 +20,14 @@ struct Skips {
   // Written, f32, if it is there: at least the share of the row's weights that o does without, at most epsilon; NaN where
   // weights are, unless nothing is left out.
   Rows bound;
-  // Written if it is there, bool: whether a row keeps the values of 64 keys, counted from the first valid one, of which it sees any.
+  // Written if it is there, bool: whether a row keeps the values of 64 keys, counted from the first valid one, of which
+  // it sees any.
   Pairs kept;
 };
 
-// A problem of f32, bf16 or f16 without dropout and log decays, its pattern placed as lists of tiles. Sinks are weights that a row
-// knows of. Bits of a row depend on its query, and on the keys and values that it sees, alone. Where rows of a block that are
-// computed together all do without a tile, its values are not read.
+// A problem of f32, bf16 or f16 without dropout and log decays, its pattern placed as lists of tiles. Sinks are weights
+// that a row knows of. Bits of a row depend on its query, and on the keys and values that it sees, alone. Where rows of
+// a block that are computed together all do without a tile, its values are not read.
 void ForwardSkipping(Context& ctx, const Problem& problem, const Skips& skips);
 
 // How it would.

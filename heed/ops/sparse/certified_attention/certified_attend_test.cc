@@ -335,7 +335,8 @@ TEST(CertifiedAttend, BadInputNamesTheArgumentAndWritesNothing) {
   for (const double epsilon : {-0.1, 1.0, 2.0, std::nan("")}) {
     expect(call.cache, q, OptionsWith(epsilon), out, "epsilon is ");
   }
-  expect(call.cache, q, OptionsWith(0.02, Level::kAuto, false, INFINITY), out, "scale is inf, expected a finite number");
+  expect(call.cache, q, OptionsWith(0.02, Level::kAuto, false, INFINITY), out,
+         "scale is inf, expected a finite number");
   expect(call.cache, {}, {}, out, "q is absent, expected a tensor");
   expect(call.cache, q.Slice(3, 0, 4), {}, out, "q has shape [1,2,4,4], expected [1,T,H,8], H a multiple of 2");
   expect(call.cache, q.Slice(2, 0, 3), {}, out, "q has shape [1,2,3,8], expected");

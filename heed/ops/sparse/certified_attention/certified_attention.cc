@@ -42,15 +42,13 @@ softmax::Pairs KeptAt(const Problem& p, const TensorView& t) {
 // Zeros everywhere, if it is there.
 template <class T>
 void Clear(const TensorView& t) {
-  if (!t.present()) return;
-  const auto clear = [&](const auto& self, int axis, int64_t at) -> void {
-    if (axis == t.rank()) {
-      t.as<T>()[at] = T();
-      return;
-    }
-    for (int64_t i = 0; i < t.size(axis); ++i) self(self, axis + 1, at + i * t.stride(axis));
-  };
-  clear(clear, 0, 0);
+  if (!t.present() || t.num_elements() == 0) return;
+  const int last = t.rank() - 1;
+  for (int64_t row = 0; row < t.num_elements() / t.size(last); ++row) {
+    int64_t at = 0, left = row;
+    for (int axis = last - 1; axis >= 0; left /= t.size(axis), --axis) at += left % t.size(axis) * t.stride(axis);
+    for (int64_t i = 0; i < t.size(last); ++i) t.as<T>()[at + i * t.stride(last)] = T();
+  }
 }
 
 // Blocks of the sketch of all keys, by sequence, [Hkv, its blocks], in ctx's staging memory.
@@ -69,12 +67,14 @@ class SketchOfKeys {
       const Sequence& s = p.sequences[static_cast<size_t>(n)];
       const int64_t h = task % heads_, block = task / heads_ - begins_[static_cast<size_t>(n)];
       const int64_t first = block * kSketchKeys, end = std::min(first + kSketchKeys, s.key_end);
-      const auto* const of_head = static_cast<const std::byte*>(p.k.data) +
-                                  (s.batch * p.k.batch_stride + s.first_k * p.k.token_stride + h * p.k.head_stride) * size;
+      const auto* const of_head =
+          static_cast<const std::byte*>(p.k.data) +
+          (s.batch * p.k.batch_stride + s.first_k * p.k.token_stride + h * p.k.head_stride) * size;
       const int64_t stride = p.k.token_stride * size;
       SketchWriter& writer = writers[static_cast<size_t>(worker)];
       for (int64_t j = first; j < end; ++j) writer.WriteRow(of_head + j * stride, j - first, At(n, h, block));
-      if (keys.by_boxes && end - first == kSketchKeys) writer.WriteStatistics(of_head + first * stride, stride, At(n, h, block));
+      if (keys.by_boxes && end - first == kSketchKeys)
+        writer.WriteStatistics(of_head + first * stride, stride, At(n, h, block));
     });
     keys.parts = {layout_.step, layout_.error};
     keys.boxes = {layout_.min, layout_.max, layout_.mean};
@@ -119,7 +119,8 @@ Pattern PatternOf(const Problem& p, const Selection& selection) {
   }
   const Pattern kept = patterns::Blocks({keep.get(), DType::kBool, {sequences, heads, positions, blocks}}, kSketchKeys);
   if (!selection.has_rows_elsewhere()) return kept;
-  patterns::Table here = {{positions * kSketchKeys}, std::vector<int64_t>(static_cast<size_t>(positions * kSketchKeys))};
+  patterns::Table here = {{positions * kSketchKeys},
+                          std::vector<int64_t>(static_cast<size_t>(positions * kSketchKeys))};
   std::iota(here.values.begin(), here.values.end(), int64_t{0});
   return kept | patterns::OtherRows(here);
 }
@@ -165,7 +166,8 @@ void CheckOptions(const char* op, const Options& options) {
   }
   if (options.log_decay.present() && options.level == Level::kSkip) {
     Fail(op, "log_decay", "is given",
-         "none at level skip: f32 adds sums over all keys behind a key to its logit, and of their rounding nothing is known by tiles");
+         "none at level skip: f32 adds sums over all keys behind a key to its logit, and of their rounding nothing is "
+         "known by tiles");
   }
 }
 
@@ -252,8 +254,10 @@ void CheckCall(const char* op, const Inputs& in, const Options& options, const O
   const int64_t rows = q.size(r - 3), heads = q.size(r - 2);
   mechanism::Apart apart;
   for (const auto& [name, view] : {std::pair{"q", in.q}, {"k", in.k}, {"v", in.v}}) apart.Reads(name, view);
-  attention::ForEachTensor(options, [&](const attention::OptionRow& row, const ConstTensorView& view) { apart.Reads(row.name, view); });
-  const auto writes = [&](const char* name, const TensorView& t, bool has_batch, std::vector<int64_t> shape, DType dtype) {
+  attention::ForEachTensor(
+      options, [&](const attention::OptionRow& row, const ConstTensorView& view) { apart.Reads(row.name, view); });
+  const auto writes = [&](const char* name, const TensorView& t, bool has_batch, std::vector<int64_t> shape,
+                          DType dtype) {
     if (has_batch) shape.insert(shape.begin(), q.size(0));
     apart.Writes(op, name, t, mechanism::Axes(shape), dtype);
   };
@@ -280,15 +284,16 @@ void Write(const Problem& p, const Selection& selection, const TensorView& lse, 
       const int64_t row = s.first_q + i;
       for (int64_t h = 0; h < (out.bound.present() ? p.query_heads : 0); ++h) {
         const auto at = [&](const softmax::Rows& t) {
-          return static_cast<float*>(const_cast<void*>(t.data)) + s.batch * t.batch_stride + row * t.token_stride + h * t.head_stride;
+          return static_cast<float*>(const_cast<void*>(t.data)) + s.batch * t.batch_stride + row * t.token_stride +
+                 h * t.head_stride;
         };
         const float of_row = *at(lses), bound = selection.Bound(n, h, i);
         *at(bounds) = std::isnan(of_row) && bound > 0 ? of_row : bound;
       }
       for (int64_t h = 0; h < kept_heads; ++h) {
         const uint8_t* const from = selection.Kept(n, h * p.key_heads / kept_heads, selection.SetOf(n, i));
-        bool* const to = static_cast<bool*>(const_cast<void*>(kept.data)) + s.batch * kept.batch_stride + row * kept.query_stride +
-                         h * kept.head_stride;
+        bool* const to = static_cast<bool*>(const_cast<void*>(kept.data)) + s.batch * kept.batch_stride +
+                         row * kept.query_stride + h * kept.head_stride;
         for (int64_t j = 0; j < selection.blocks(); ++j) to[j * kept.key_stride] = from[j] != 0;
       }
     }

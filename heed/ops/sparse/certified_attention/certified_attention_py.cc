@@ -171,7 +171,8 @@ std::optional<nb::kwargs> WithoutEpsilon(const char* op, const nb::kwargs& kwarg
 void ReadAttend(const char* op, const CacheOwner& cache, bool for_torch, const nb::args& args, const nb::kwargs& kwargs,
                 Call& call) {
   if (kwargs.contains(kTree) && !nb::object(kwargs[kTree]).is_none()) {
-    Fail(op, kTree, "is given", "none with epsilon: keys of a draft do not follow each other, and bounds are of 64 that do");
+    Fail(op, kTree, "is given",
+         "none with epsilon: keys of a draft do not follow each other, and bounds are of 64 that do");
   }
   call.options.causal = true;
   call.return_bound = false;
@@ -196,11 +197,14 @@ constexpr Said kSaid[] = {
               "'skip', which multiplies all keys and does without values alone, each row and head by itself"},
 };
 constexpr Said kAttendSaid[] = {
-    {"epsilon", "None, or the most that a row may do without, from 0 on and below 1: blocks of keys are left out whose sketch "
-                "proves that they weigh no more. Needs a cache with sketch='int8', unless level is 'skip', and takes no tree"},
-    {"level", "with epsilon: 'sketch'; 'auto', which leaves heads alone for a while that kept more than 70 % of their "
-              "blocks; 'box', bounds from the range of each channel; or 'skip', which multiplies all keys and does without values "
-              "alone"},
+    {"epsilon",
+     "None, or the most that a row may do without, from 0 on and below 1: blocks of keys are left out whose sketch "
+     "proves that they weigh no more. Needs a cache with sketch='int8', unless level is 'skip', and takes no tree"},
+    {"level",
+     "with epsilon: 'sketch'; 'auto', which leaves heads alone for a while that kept more than 70 % of their "
+     "blocks; 'box', bounds from the range of each channel; or 'skip', which multiplies all keys and does without "
+     "values "
+     "alone"},
     {"return_bound", "with epsilon: whether the bound of what each row does without is returned too, [batch, Hq, T]"},
 };
 
@@ -268,7 +272,8 @@ Pattern Select(const nb::args& args, const nb::kwargs& kwargs) {
   Read<attention::Call>(kSelector, keywords, 0, nb::tuple().ptr(), kwargs.ptr(), call);
   const ConstTensorView& q = call.in.q;
   CheckQueries(kSelector, q, "[B,Tq,Hq,D]");
-  if (call.options.cu_seqlens_q.present()) Fail(kSelector, "cu_seqlens_q", "is given", "none: lists of blocks are those of a batch");
+  if (call.options.cu_seqlens_q.present())
+    Fail(kSelector, "cu_seqlens_q", "is given", "none: lists of blocks are those of a batch");
   if (call.level == Level::kSkip && call.options.key_starts.present()) {
     Fail(kSelector, "key_starts", "is given", "none at level skip, whose blocks count from there");
   }
@@ -339,7 +344,8 @@ void Bind(nb::module_& m) {
   };
   const char* const forward = signature("typing.Literal[False] = False", "tuple[Result, Result]");
   const char* const with_lse = signature("typing.Literal[True]", "tuple[Result, Result, Result]");
-  const std::string text = Docstring(doc::kForward, forward, {kSaid, attention::kArguments, doc::kCertifiedAttentionFields}, kInPython);
+  const std::string text =
+      Docstring(doc::kForward, forward, {kSaid, attention::kArguments, doc::kCertifiedAttentionFields}, kInPython);
   m.def(kOp, &RunForward, nb::sig(forward), text.c_str());
   m.def(kOp, &RunForward, nb::sig(with_lse), text.c_str());
   m.def("_certified", &Select);

@@ -203,7 +203,8 @@ TEST(CertifiedAttention, BadInputNamesTheArgumentAndWritesNothing) {
     }
   };
   const Inputs in = call.inputs();
-  for (const double epsilon : {-1e-9, 1.0, 7.0, std::nan("")}) expect(in, OptionsWith(epsilon), r.outputs(), "epsilon is ");
+  for (const double epsilon : {-1e-9, 1.0, 7.0, std::nan("")})
+    expect(in, OptionsWith(epsilon), r.outputs(), "epsilon is ");
   expect(in, OptionsWith(0.02, Level::kAuto, false, std::nan("")), r.outputs(), "scale is nan");
   expect({in.q, in.k.Slice(3, 0, 4), in.v}, {}, r.outputs(), "k has shape [1,300,2,4]");
   Options lengths;

@@ -16,7 +16,8 @@
 
 namespace heed::certified_attention {
 
-inline Options OptionsWith(double epsilon, Level level = Level::kAuto, bool causal = false, std::optional<double> scale = {}) {
+inline Options OptionsWith(double epsilon, Level level = Level::kAuto, bool causal = false,
+                           std::optional<double> scale = {}) {
   Options options;
   options.epsilon = epsilon;
   options.level = level;

@@ -8,8 +8,9 @@
 
 namespace heed::certified_attention {
 
-// Upper and lower sums of n blocks for one row, all relative to one logit: an upper one is infinite where nothing is known. A block
-// whose own logit is -infinity has no key that the row sees, and does not count. The weight of a sink is kept always.
+// Upper and lower sums of n blocks for one row, all relative to one logit: an upper one is infinite where nothing is
+// known. A block whose own logit is -infinity has no key that the row sees, and does not count. The weight of a sink is
+// kept always.
 struct RowMasses {
   const float *upper = nullptr, *lower = nullptr;
   int64_t blocks = 0;

@@ -20,7 +20,8 @@ struct OptionSizes {
 
 class OptionDraw {
  public:
-  OptionDraw(Random& random, const OptionSizes& sizes, std::vector<Buffer>* memory) : random_(random), n_(sizes), memory_(*memory) {}
+  OptionDraw(Random& random, const OptionSizes& sizes, std::vector<Buffer>* memory)
+      : random_(random), n_(sizes), memory_(*memory) {}
 
   // What a call and a cache take.
   void Draw(attention::Options* o) {
@@ -86,7 +87,9 @@ class OptionDraw {
     memory_.push_back(x);
     return x.view();
   }
-  int64_t Tokens() { return random_.Chance(0.3) ? random_.Integer(0, 100) : random_.Integer(0, std::max<int64_t>(n_.Tk, 1)); }
+  int64_t Tokens() {
+    return random_.Chance(0.3) ? random_.Integer(0, 100) : random_.Integer(0, std::max<int64_t>(n_.Tk, 1));
+  }
 
   ConstTensorView List(int64_t low, int64_t high, int64_t most = std::numeric_limits<int64_t>::max()) {
     const Buffer x(DType::kI64, {n_.B});
@@ -123,13 +126,16 @@ class OptionDraw {
     });
   }
   ConstTensorView Bias() {
-    const double deviation = random_.Pick({0.5, 3.0}), masked = random_.Pick({0.0, 0.3, 0.6}), lowest = random_.Pick({0.0, 0.0, 0.3});
+    const double deviation = random_.Pick({0.5, 3.0}), masked = random_.Pick({0.0, 0.3, 0.6}),
+                 lowest = random_.Pick({0.0, 0.0, 0.3});
     const double turns = random_.Pick({0.01, 0.3});
     const DType dtype = random_.Pick({DType::kF32, DType::kF32, DType::kBF16, DType::kF64});
     double state = 0;
     return Pairs(dtype, [&] {
       if (random_.Chance(turns)) {
-        state = random_.Chance(masked) ? -std::numeric_limits<double>::infinity() : random_.Chance(lowest) ? -0x1.FEp127 : 0;
+        state = random_.Chance(masked)   ? -std::numeric_limits<double>::infinity()
+                : random_.Chance(lowest) ? -0x1.FEp127
+                                         : 0;
       }
       return state == 0 ? deviation * random_.Normal() : state;
     });
@@ -144,7 +150,8 @@ class OptionDraw {
   }
   ConstTensorView Sinks() {
     const Buffer x(DType::kF32, {n_.Hq});
-    for (int64_t h = 0; h < n_.Hq; ++h) x.Set({h}, random_.Chance(0.05) ? random_.Pick({INFINITY, -INFINITY}) : 4.0 * random_.Normal());
+    for (int64_t h = 0; h < n_.Hq; ++h)
+      x.Set({h}, random_.Chance(0.05) ? random_.Pick({INFINITY, -INFINITY}) : 4.0 * random_.Normal());
     return Keep(x);
   }
 

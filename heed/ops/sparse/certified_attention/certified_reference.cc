@@ -29,7 +29,8 @@ void Reference(const Inputs& in, const Options& options, const ConstTensorView& 
   constexpr char kOp[] = "certified_attention::Reference";
   const attention::Inputs inputs = {in.q, in.k, in.v};
   // What attention says of all keys, of which the rows are split here.
-  std::vector<double> all(static_cast<size_t>(in.q.num_elements() / in.q.size(in.q.rank() - 1) * in.v.size(in.v.rank() - 1)));
+  std::vector<double> all(
+      static_cast<size_t>(in.q.num_elements() / in.q.size(in.q.rank() - 1) * in.v.size(in.v.rank() - 1)));
   std::vector<int64_t> sizes(in.q.sizes().begin(), in.q.sizes().end());
   sizes.back() = in.v.size(in.v.rank() - 1);
   const attention::Outputs of_all = {TensorView(all.data(), DType::kF64, sizes), {}};
@@ -42,7 +43,8 @@ void Reference(const Inputs& in, const Options& options, const ConstTensorView& 
   mechanism::CheckTensor(kOp, "kept", kept, mechanism::Axes(marks), DType::kBool, true);
   const auto put = [](const TensorView& t, int64_t at, double x) { StoreDouble(t.dtype(), t.data(), at, x); };
   const auto put_row = [&](int64_t b, int64_t h, int64_t row, const std::vector<double>& o, double bound, double lse) {
-    for (size_t e = 0; out.o.present() && e < o.size(); ++e) put(out.o, At(out.o, b, {row, h, static_cast<int64_t>(e)}), o[e]);
+    for (size_t e = 0; out.o.present() && e < o.size(); ++e)
+      put(out.o, At(out.o, b, {row, h, static_cast<int64_t>(e)}), o[e]);
     if (out.bound.present()) put(out.bound, At(out.bound, b, {h, row}), bound);
     if (out.lse.present()) put(out.lse, At(out.lse, b, {h, row}), lse);
   };
@@ -54,7 +56,8 @@ void Reference(const Inputs& in, const Options& options, const ConstTensorView& 
     const int64_t b = packed ? 0 : row.sequence;
     int64_t origin = 0;  // of blocks
     if (skips && options.key_starts.present()) {
-      origin = LoadAsInt64(options.key_starts.dtype(), options.key_starts.data(), row.sequence * options.key_starts.stride(0));
+      origin = LoadAsInt64(options.key_starts.dtype(), options.key_starts.data(),
+                           row.sequence * options.key_starts.stride(0));
     }
     const auto is_kept = [&](const attention::ReferencePair& pair) {
       return kept.as<bool>()[At(kept, b, {row.head * kept_heads / Hq, row.output_row, (pair.key - origin) / 64})];
@@ -67,7 +70,8 @@ void Reference(const Inputs& in, const Options& options, const ConstTensorView& 
     }
     double of_kept = 0, of_others = 0, of_lse = 0, sink = 0;
     if (options.sinks.present()) {
-      sink = std::exp(LoadAsDouble(options.sinks.dtype(), options.sinks.data(), row.head * options.sinks.stride(0)) - most);
+      sink = std::exp(LoadAsDouble(options.sinks.dtype(), options.sinks.data(), row.head * options.sinks.stride(0)) -
+                      most);
     }
     std::vector<double> o = zeros;
     for (const attention::ReferencePair& pair : row.pairs) {
@@ -83,7 +87,8 @@ void Reference(const Inputs& in, const Options& options, const ConstTensorView& 
     const bool keeps = of_lse != 0;  // a NaN is kept
     for (double& x : o) x = keeps ? x / (of_kept + sink) : 0;
     const double sum = of_kept + of_others + sink;  // a NaN says so
-    put_row(b, row.head, row.output_row, o, sum == 0 ? 0 : of_others / sum, keeps ? most_kept + std::log(of_lse) : -kInfinity);
+    put_row(b, row.head, row.output_row, o, sum == 0 ? 0 : of_others / sum,
+            keeps ? most_kept + std::log(of_lse) : -kInfinity);
   });
 }
 

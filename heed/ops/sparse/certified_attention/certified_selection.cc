@@ -41,7 +41,8 @@ class RowDecay {
     if (own_ < s.key_begin) return;
     const int64_t tile = s.key_begin + (own_ - s.key_begin) / softmax::kTileKeys * softmax::kTileKeys;
     sum_ = softmax::SumUntil(p, s, head, tile);
-    for (int64_t key = std::max(tile, s.key_begin + 1); key <= own_; ++key) sum_.Add(softmax::LogDecay(p, s, head, key));
+    for (int64_t key = std::max(tile, s.key_begin + 1); key <= own_; ++key)
+      sum_.Add(softmax::LogDecay(p, s, head, key));
   }
 
   double At(int64_t key) const {
@@ -49,7 +50,8 @@ class RowDecay {
     const int64_t at = key - s_.key_begin;
     const int64_t end = s_.key_begin + (at / softmax::kTileKeys + 1) * softmax::kTileKeys;
     if (own_ >= end) {
-      return p_.decays.in_tile[softmax::FirstDecay(s_, head_) + at] + softmax::Between(softmax::SumUntil(p_, s_, head_, end), sum_);
+      return p_.decays.in_tile[softmax::FirstDecay(s_, head_) + at] +
+             softmax::Between(softmax::SumUntil(p_, s_, head_, end), sum_);
     }
     double sum = 0;
     for (int64_t j = own_; j > key; --j) sum += softmax::LogDecay(p_, s_, head_, j);
@@ -88,7 +90,11 @@ void ForRuns(const Interval& range, const Kind& kind_of, const F& f) {
 }  // namespace
 
 Selection::Selection(const Problem& problem, const SketchedKeys& keys, double epsilon, bool rows_share)
-    : problem_(problem), keys_(keys), epsilon_(epsilon), rows_share_(rows_share), group_(problem.key_heads == 0 ? 0 : problem.group()) {
+    : problem_(problem),
+      keys_(keys),
+      epsilon_(epsilon),
+      rows_share_(rows_share),
+      group_(problem.key_heads == 0 ? 0 : problem.group()) {
   const int64_t sequences = std::ssize(problem.sequences), heads = problem.key_heads;
   int64_t positions = 0, longest = 0;
   for (const Sequence& s : problem.sequences) {
@@ -150,7 +156,8 @@ Selection::Rows Selection::RowsOf(int64_t n, int64_t set) const {
 Interval Selection::BlocksOfRow(int64_t n, int64_t i) const {
   const softmax::KeyRuns runs = softmax::VisibleKeys(problem_, SequenceOf(n), i);
   if (runs.size() == 0) return {};
-  const Interval &first = runs.first.empty() ? runs.second : runs.first, &last = runs.second.empty() ? runs.first : runs.second;
+  const Interval &first = runs.first.empty() ? runs.second : runs.first,
+                 &last = runs.second.empty() ? runs.first : runs.second;
   return {first.begin / kSketchKeys, BlocksOf(last.end)};
 }
 
@@ -200,7 +207,8 @@ void Selection::Choose(Context& ctx, int64_t begin, int64_t end) {
   const int64_t slots = std::clamp<int64_t>(kMostBytes / of_set, 1, heads * (end - begin));
   ctx.ReserveShared(static_cast<size_t>(slots * of_set));
   const int64_t of_sinks = group_ * most_rows_ * static_cast<int64_t>(sizeof(double));
-  ctx.ReserveScratch(static_cast<size_t>(std::max(Scratch().LayOut(problem_, nullptr), Chooser::Bytes(blocks_) + of_sinks)));
+  ctx.ReserveScratch(
+      static_cast<size_t>(std::max(Scratch().LayOut(problem_, nullptr), Chooser::Bytes(blocks_) + of_sinks)));
   const int64_t ranges = (blocks_ + kRange - 1) / kRange;
   const auto at = [&](int64_t i, const auto& f) {  // set, then head, then sequence, so that late sets are spread
     const int64_t n = i % heads / key_heads, h = i % heads % key_heads, set = begin + i / heads;
@@ -304,7 +312,8 @@ void Selection::FindTerms(const QueryRow& row, const Interval& range, uint64_t* 
   std::optional<RowDecay> decay;
   if (p.forgets) decay.emplace(p, s, row.head, position);
   const softmax::Pairs& bias = p.bias;
-  const int64_t of_row = s.batch * bias.batch_stride + row.head * bias.head_stride + (s.first_q + row.i) * bias.query_stride;
+  const int64_t of_row =
+      s.batch * bias.batch_stride + row.head * bias.head_stride + (s.first_q + row.i) * bias.query_stride;
   for (int64_t block = range.begin; block < range.end; ++block, ++seen, terms += kSketchKeys) {
     std::fill_n(terms, kSketchKeys, 0.0f);
     for (uint64_t left = *seen; left != 0; left &= left - 1) {
@@ -318,8 +327,8 @@ void Selection::FindTerms(const QueryRow& row, const Interval& range, uint64_t* 
   }
 }
 
-void Selection::ScoreBoxes(const QueryRow& row, const SketchQueries& one, const std::byte* const* blocks, const Interval& range,
-                           float* scaled, const SketchMasses& masses) const {
+void Selection::ScoreBoxes(const QueryRow& row, const SketchQueries& one, const std::byte* const* blocks,
+                           const Interval& range, float* scaled, const SketchMasses& masses) const {
   const std::byte* const q = QueryAt(row);
   for (int64_t e = 0; e < problem_.depth; ++e) {
     const double x = problem_.scale * LoadAsDouble(problem_.dtype, q, e);
@@ -364,7 +373,8 @@ void Selection::ChooseSet(Context& ctx, int64_t n, int64_t h, int64_t set, int64
   };
   for_rows([&](int64_t r, const Interval& blocks, const SketchMasses& masses) {
     const auto most = static_cast<double>(passes_->level(masses, blocks.size()));
-    sinks[r] = problem_.sinks.empty() ? 0 : std::exp(problem_.sinks[static_cast<size_t>(h * group_ + r / count)] - most);
+    sinks[r] =
+        problem_.sinks.empty() ? 0 : std::exp(problem_.sinks[static_cast<size_t>(h * group_ + r / count)] - most);
     chooser.Keep({masses.upper, masses.lower, blocks.size(), masses.logit, sinks[r]}, epsilon_, kept + blocks.begin);
   });
   for_rows([&](int64_t r, const Interval& blocks, const SketchMasses& masses) {

@@ -18,15 +18,16 @@ namespace heed::certified_attention {
 // Keys in blocks with a sketch, counted from key 0 of each sequence.
 struct SketchedKeys {
   softmax::SketchParts parts;
-  bool by_boxes = false;  // of whole blocks; a row's last one is bounded by its sketch, and so is one that it sees in part
+  bool by_boxes =
+      false;  // of whole blocks; a row's last one is bounded by its sketch, and so is one that it sees in part
   softmax::BoxParts boxes;
   std::function<const std::byte*(int64_t sequence, int64_t head, int64_t block)> block;
 };
 
 inline int64_t BlocksOf(int64_t keys) { return (keys + softmax::kSketchKeys - 1) / softmax::kSketchKeys; }
 
-// Rows of the same 64-th of positions may share their blocks, or each have its own; heads of a group share them always. The
-// problem's pattern has been placed. It outlives the selection, and so do the keys.
+// Rows of the same 64-th of positions may share their blocks, or each have its own; heads of a group share them always.
+// The problem's pattern has been placed. It outlives the selection, and so do the keys.
 class Selection {
  public:
   Selection(const softmax::Problem& problem, const SketchedKeys& keys, double epsilon, bool rows_share);
@@ -54,7 +55,8 @@ class Selection {
     return bounds_[static_cast<size_t>((n * problem_.query_heads + head) * rows_ + i)];
   }
 
-  // A table of blocks by positions has rows from 0 on, so many at most. Rows that stand elsewhere share nothing, and keep what they see.
+  // A table of blocks by positions has rows from 0 on, so many at most. Rows that stand elsewhere share nothing, and
+  // keep what they see.
   int64_t positions() const { return positions_; }
   bool has_rows_elsewhere() const { return elsewhere_; }
 
@@ -68,7 +70,9 @@ class Selection {
   bool IsElsewhere(int64_t n, int64_t set) const;
   const softmax::Sequence& SequenceOf(int64_t n) const { return problem_.sequences[static_cast<size_t>(n)]; }
   size_t Head(int64_t n, int64_t h) const { return static_cast<size_t>(n * problem_.key_heads + h); }
-  size_t List(int64_t n, int64_t h, int64_t set) const { return Head(n, h) * static_cast<size_t>(sets_) + static_cast<size_t>(set); }
+  size_t List(int64_t n, int64_t h, int64_t set) const {
+    return Head(n, h) * static_cast<size_t>(sets_) + static_cast<size_t>(set);
+  }
   size_t At(int64_t n, int64_t h, int64_t set) const { return List(n, h, set) * static_cast<size_t>(blocks_); }
   void KeepAll(int64_t n, int64_t h, int64_t set);
 

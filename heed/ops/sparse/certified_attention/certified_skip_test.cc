@@ -245,7 +245,8 @@ TEST(CertifiedSkip, ABudgetIsSpentEvenly) {
     const double mass = t / 64 == 31 ? 0.967 : t / 64 == 1 ? 0.015 : 0.0006;
     k.Set({0, t, 0, 0}, std::log(mass / 64));
   }
-  const Result r = Certified(ctx, {q.view(), k.view(), v.view()}, OptionsWith(0.02, Level::kSkip, /*causal=*/false, /*scale=*/1));
+  const Result r =
+      Certified(ctx, {q.view(), k.view(), v.view()}, OptionsWith(0.02, Level::kSkip, /*causal=*/false, /*scale=*/1));
   for (int64_t block = 0; block < 32; ++block) EXPECT_EQ(r.kept.Get({0, 0, 0, block}) != 0, block == 1 || block == 31) << block;
   EXPECT_NEAR(r.bound.Get({0, 0, 0}), 0.018, 0.0005);
 }
@@ -257,26 +258,36 @@ TEST(CertifiedSkip, CachesThatItCannotReadAreRefused) {
   const auto expect = [&](const KVCache::Options& o, const std::string& message) {
     KVCache cache(o);
     cache.Append(call.k.view(), call.v.view());
-    EXPECT_THAT([&] { Attend(ctx, cache.view(), call.q.view(), OptionsWith(0.02, Level::kSkip, /*causal=*/true), r.outputs()); },
-                ThrowsMessage<InvalidArgument>(HasSubstr("certified_attention::Attend: " + message)));
+    EXPECT_THAT(
+        [&] {
+          Attend(ctx, cache.view(), call.q.view(), OptionsWith(0.02, Level::kSkip, /*causal=*/true), r.outputs());
+        },
+        ThrowsMessage<InvalidArgument>(HasSubstr("certified_attention::Attend: " + message)));
     EXPECT_TRUE(std::ranges::all_of(r.o.bytes(), [](uint8_t x) { return x == 0xFF; }));
   };
   expect({.heads = 1, .dim = 8, .value_dim = 20, .quantize = Quantize::kInt8}, "cache keeps int8 rows, expected rows of f32, bf16 or f16");
   RingKVCache ring({.heads = 1, .dim = 8, .value_dim = 20, .window = 200});
   ring.Append(call.k.view(), call.v.view());
-  EXPECT_THAT([&] { Attend(ctx, ring.view(), call.q.view(), OptionsWith(0.02, Level::kSkip, /*causal=*/true), r.outputs()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("cache is a ring, expected one that keeps all keys at level skip")));
+  EXPECT_THAT(
+      [&] { Attend(ctx, ring.view(), call.q.view(), OptionsWith(0.02, Level::kSkip, /*causal=*/true), r.outputs()); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("cache is a ring, expected one that keeps all keys at level skip")));
   KVCache forgetting({.heads = 1, .dim = 8, .value_dim = 20, .log_decay_heads = 1});
   const Buffer decay(DType::kF32, {1, 100, 1});
   for (int64_t t = 0; t < 100; ++t) decay.Set({0, t, 0}, 0);
   forgetting.Append(call.k.view(), call.v.view(), {}, decay.view());
-  EXPECT_THAT([&] { Attend(ctx, forgetting.view(), call.q.view(), OptionsWith(0.02, Level::kSkip, /*causal=*/true), r.outputs()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("cache keeps log decays, expected none at level skip")));
+  EXPECT_THAT(
+      [&] {
+        Attend(ctx, forgetting.view(), call.q.view(), OptionsWith(0.02, Level::kSkip, /*causal=*/true), r.outputs());
+      },
+      ThrowsMessage<InvalidArgument>(HasSubstr("cache keeps log decays, expected none at level skip")));
   const Buffer kept(DType::kBool, {1, 1, 3, 2});
   KVCache cache({.heads = 1, .dim = 8, .value_dim = 20});
   cache.Append(call.k.view(), call.v.view());
-  EXPECT_THAT([&] { Attend(ctx, cache.view(), call.q.view(), OptionsWith(0.02, Level::kSkip), {r.o.view(), {}, {}, kept.view()}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("kept has shape [1,1,3,2], expected [1,1,2,2]")));
+  EXPECT_THAT(
+      [&] {
+        Attend(ctx, cache.view(), call.q.view(), OptionsWith(0.02, Level::kSkip), {r.o.view(), {}, {}, kept.view()});
+      },
+      ThrowsMessage<InvalidArgument>(HasSubstr("kept has shape [1,1,3,2], expected [1,1,2,2]")));
 }
 
 TEST(CertifiedSkip, ExplainSaysWhichKernel) {
