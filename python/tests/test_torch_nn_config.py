@@ -153,7 +153,7 @@ def test_configurations_without_a_family():
         layer = kind.layer.from_config(config)
         layer.load_state_dict(expected.state_dict())
         assert torch.equal(layer(x), expected(x))
-    for field, value in (("attention_multiplier", 0.5), ("model_type", 3), ("rope_theta", "10"), ("layer_types", [1]), ("attention_bias", 1)):
+    for field, value in (("attention_multiplier", 0.5), ("model_type", ["llama"]), ("rope_theta", "10"), ("layer_types", [1]), ("attention_bias", 1)):
         with pytest.raises(heed.Unsupported, match=f"^GroupedQueryAttention.from_config: {field} is {value!r}, expected".replace("[", r"\[")):
             kind.layer.from_config({**sizes, field: value})
     with pytest.raises(heed.InvalidArgument, match="config is a NoneType without hidden_size"):

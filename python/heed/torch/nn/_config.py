@@ -75,7 +75,7 @@ class Fields:
         self.name, self._door, self._config = f"{door.layer}.from_config", door, config
         self.given = _values(config)
         model_type = self.given.get("model_type", getattr(config, "model_type", None)) or ""
-        if model_type not in door.families:
+        if not isinstance(model_type, str) or model_type not in door.families:
             known = ", ".join(repr(family) for family in sorted(door.families) if family)
             raise Unsupported(f"{self.name}: model_type is {model_type!r}, expected one of {known}")
         self.model_type, self.family = model_type, door.families[model_type]
@@ -94,7 +94,7 @@ class Fields:
             raise InvalidArgument(f"{self.name}: config is a {kind} without {name}, expected one with it")
         if value is None and (default is None or default is not REQUIRED and name in _NULLABLE):
             return value
-        kinds = {bool: bool, int: int, float: (int, float)}.get(int if default is REQUIRED else type(default))
+        kinds: Any = {bool: bool, int: int, float: (int, float)}.get(int if default is REQUIRED else type(default))
         if kinds and (not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool)):
             raise self.refusal(name, {bool: "True or False", float: "a number"}.get(type(default), "an int"))
         return value
@@ -138,9 +138,8 @@ class Fields:
     def rotary(self, dim: int, *, interleaved: bool) -> dict[str, Any]:
         """base and scaling of heed.rotary over `dim` channels, from the present spelling (rope_parameters) or that of
         Transformers 4 (rope_theta and rope_scaling, which wins if both are given), as Transformers 5 puts them together."""
-        source = "rope_scaling" if self["rope_scaling"] else "rope_parameters"
-        rope, base, part = self[source] or {}, self["rope_theta"], self["partial_rotary_factor"]
-        self["rope_parameters"]
+        old, new, base, part = (self[x] for x in ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor"))
+        source, rope = ("rope_scaling", old) if old and old != new else ("rope_parameters", new or {})
         if not isinstance(rope, Mapping):
             raise self.refusal(source, "a dict")
         scaling = {key: x for key, x in rope.items() if key != "type"}

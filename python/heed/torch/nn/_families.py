@@ -56,8 +56,8 @@ def _qwen2_moe(fields: Fields, layer: int) -> bool:
     return layer % 2 == 0 and layer < fields["max_window_layers"]
 
 
-_BIASED = {"attention_bias": False}
-_WINDOWED = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
+_BIASED: dict[str, Any] = {"attention_bias": False}
+_WINDOWED: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
 _GRANITE = Family(_grouped(**_BIASED, attention_multiplier=1.0))
 _GRANITE_MOE = Family({**_GRANITE.fields, "position_embedding_type": "rope"})
 _QKV_BIAS = {"bias": True, "out_bias": False}
