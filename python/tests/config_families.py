@@ -21,15 +21,16 @@ from torch_nn_checks import randomise, relative, rows
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "sep_token_id": 1}
 MIXTURE = {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "n_routed_experts": 2,
-           "shared_expert_intermediate_size": 8, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 9, "mlp_only_layers": [0, 1],
-           "moe_num_experts": 2, "moe_topk": 1, "shared_intermediate_size": 8, "mlp_layer_types": ["dense", "dense"]}
+           "shared_expert_intermediate_size": 8, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 9,
+           "mlp_only_layers": [0, 1], "moe_num_experts": 2, "moe_topk": 1, "shared_intermediate_size": 8, "mlp_layer_types": ["dense", "dense"]}
 DECODER = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 16,
            "num_hidden_layers": 2, "vocab_size": 19, "max_position_embeddings": 64,
            "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, **TOKENS, **MIXTURE}
 LATENT = {**DECODER, "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
           "v_head_dim": 6}
 BERT = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 19,
-        "max_position_embeddings": 64, "type_vocab_size": 1, "embedding_size": 32, "input_embedding_size": 32, "image_size": 16, "patch_size": 4, **TOKENS}
+        "max_position_embeddings": 64, "type_vocab_size": 1, "embedding_size": 32, "input_embedding_size": 32,
+        "image_size": 16, "patch_size": 4, **TOKENS}
 BART = {"d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_layers": 2, "decoder_layers": 2,
         "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 19, "max_position_embeddings": 64, "num_mel_bins": 4,
         "max_source_positions": 12, "max_target_positions": 64, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, **TOKENS}
@@ -43,10 +44,10 @@ BIG_BIRD = {**BERT, "block_size": 4, "num_random_blocks": 1}
 
 
 class Kind(NamedTuple):
-    """A layer, the door that it reads, where its module is in a model (with the layer's number for {}), and sizes."""
+    """A layer, the schema that it reads, where its module is in a model (with the layer's number for {}), and sizes."""
 
     layer: type
-    door: object
+    schema: object
     path: str
     sizes: dict
     options: dict = {}
@@ -70,12 +71,12 @@ _CLIP = {"clip_text_model", "clip_vision_model", "siglip_text_model", "siglip_vi
 
 def kind_of(kind, family):
     """The kind as this family has it: of multi-head attention there are three sorts of models."""
-    if "d_model" in kind.door.families[family].fields:
+    if "d_model" in kind.schema.families[family].fields:
         return kind._replace(path="encoder.layers.{}.self_attn", sizes=BART)
     return kind._replace(path="encoder.layers.{}.self_attn") if family in _CLIP else kind
 
 
-FAMILIES = [(kind_of(kind, family), family) for kind in KINDS for family in kind.door.families if family in CONFIG_MAPPING]
+FAMILIES = [(kind_of(kind, family), family) for kind in KINDS for family in kind.schema.families if family in CONFIG_MAPPING]
 
 
 def fields_of(family):
@@ -97,20 +98,26 @@ def _model(config):
     return getattr(transformers, name)._from_config(config, attn_implementation="eager").eval()
 
 
-def _feed(model, length):
-    if hasattr(model, "decoder") and hasattr(model, "encoder"):
-        return lambda side: getattr(model, side)(inputs_embeds=rows(2, length, 32))
-    return lambda side: model(**{
-        "pixel_values": {"pixel_values": torch.zeros(2, 3, 16, 16).normal_()}, "input_ids": {"input_ids": torch.arange(2 * length).view(2, -1) % 17 + 2},
-    }.get("pixel_values" if "Vision" in type(model).__name__ else "input_ids" if "TextModel" in type(model).__name__ else "", {
-        "inputs_embeds": rows(2, length, 32)}))
+def _run(model, side, index):
+    """Runs a model, or the encoder or decoder of one with both, on rows, tokens or pixels, whichever it takes."""
+    name = type(model).__name__
+    length = 32 if name == "BigBirdModel" else 16 if side == "encoder" else 12
+    if name == "WhisperModel":
+        model.encoder.layers[index](rows(2, 12, 32), None)
+    elif hasattr(model, "decoder"):
+        getattr(model, side)(inputs_embeds=rows(2, length, 32))
+    elif "Vision" in name:
+        model(pixel_values=rows(2, 3, 16, 16))
+    elif "TextModel" in name:
+        model(input_ids=torch.arange(2 * length).view(2, -1) % 17 + 2)
+    else:
+        model(inputs_embeds=rows(2, length, 32))
 
 
 @torch.no_grad()
 def original(kind, config, index=0):
     """(Transformers' module with weights that matter, the rows that its model gives it, what it makes of them)."""
     model, seen = _model(config), []
-    side = kind.path.partition(".")[0]
     module = randomise(model.get_submodule(kind.path.format(index)))
 
     def hook(module, args, kwargs, output):
@@ -118,11 +125,7 @@ def original(kind, config, index=0):
         seen.append((x, output[0] if isinstance(output, tuple) else output))
 
     with module.register_forward_hook(hook, with_kwargs=True):
-        if type(model).__name__ == "WhisperModel" and side == "encoder":
-            model.encoder.layers[index](rows(2, 12, 32), None)
-        else:
-            length = 32 if "BigBird" in type(model).__name__ else 16 if side == "encoder" else 12
-            _feed(model, length)(side)
+        _run(model, kind.path.partition(".")[0], index)
     return module, *seen[0]
 
 
@@ -177,7 +180,7 @@ _WHOLE = {*TOKENS, *"""
 
 
 def unrelated(kind, family):
-    """{field: another value} of the fields of the family that the door says cannot matter."""
-    config, of_family = tiny(kind, family), kind.door.families[family].fields
-    names = [x for x in fields_of(family) if x in kind.door.unrelated and x not in of_family and x not in _WHOLE]
+    """{field: another value} of the fields of the family that the schema says cannot matter."""
+    config, of_family = tiny(kind, family), kind.schema.families[family].fields
+    names = [x for x in fields_of(family) if x in kind.schema.unrelated and x not in of_family and x not in _WHOLE]
     return {x: value for x in names if (value := changed(getattr(config, x, None))) is not None}

@@ -26,7 +26,8 @@ from torch_nn_checks import randomise, rows  # noqa: E402
 
 MISSING = object()
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}
 ROPES = [
     {"rope_type": "default", "rope_theta": 100.0}, {"rope_theta": 100.0}, {"rope_type": "linear", "factor": 3.0}, YARN, LLAMA3,
     {**YARN, "rope_type": None}, {**YARN, "factor": None}, {**LLAMA3, "rope_theta": 50.0},
@@ -34,7 +35,8 @@ ROPES = [
     {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 4}, {"rope_type": "linear"}, {"rope_type": "mrope"},
     {"rope_type": "proportional"}, {"rope_type": "default", "partial_rotary_factor": 0.5}, {"rope_type": "default", "sections": [1, 1]},
 ]
-ROTARY = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "max_position_embeddings"}
+ROTARY = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings",
+          "max_position_embeddings"}
 BY_LAYER = {"layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "no_rope_layers", "attention_window"}
 TYPES = [["sliding_attention", "full_attention"], ["full_attention"] * 2, ["chunked_attention"] * 2, None]
 # Values of fields that a layer reads or holds to one value; of every other field another value than the tiny configuration's.
@@ -51,8 +53,8 @@ VALUES = {
 }
 # Families that are read in different ways; HEED_TEST_FAMILIES=all takes every one, and looks at every rotary encoding of each.
 ALL = os.environ.get("HEED_TEST_FAMILIES") == "all"
-SOME = {"llama", "mistral", "qwen2", "qwen3_moe", "cohere", "gemma2", "granite", "smollm3", "olmo", "deepseek_v2", "deepseek_v3", "bert",
-        "bart", "whisper", "clip_text_model", "mamba", "mamba2", "qwen3_next", "rwkv", "longformer", "big_bird"}
+SOME = {"llama", "mistral", "qwen2", "qwen3_moe", "cohere", "gemma2", "granite", "smollm3", "olmo", "deepseek_v2", "deepseek_v3",
+        "bert", "bart", "whisper", "clip_text_model", "mamba", "mamba2", "qwen3_next", "rwkv", "longformer", "big_bird"}
 TAKEN = [pytest.param(*x, id=f"{x[0].layer.__name__}-{x[1]}") for x in FAMILIES if ALL or x[1] in SOME]
 
 
@@ -86,7 +88,7 @@ def check(kind, family, fields, name, index=0):
         layer = outcome(kind, config, index)
         if isinstance(layer, str):
             about = ROTARY if name in ROTARY else {name}
-            is_size = kind.door.families[family].fields.get(name) is REQUIRED
+            is_size = kind.schema.families[family].fields.get(name) is REQUIRED
             assert is_size or any(x in layer for x in about) or layer.startswith(f"{kind.layer.__name__}: "), (name, layer)
             continue
         theirs = text and told(kind, text, index)
@@ -97,14 +99,14 @@ def check(kind, family, fields, name, index=0):
 @pytest.mark.parametrize("kind, family", TAKEN)
 @pytest.mark.filterwarnings("ignore")
 def test_each_field_is_read_or_refused(kind, family):
-    of_family = kind.door.families[family].fields
+    of_family = kind.schema.families[family].fields
     base, old = (spelled(tiny(kind, family), old) for old in (False, True))
     assert told(kind, json.dumps(base, sort_keys=True), 0)
     known = {*of_family, "is_causal", "attention_chunk_size"} | set(VALUES) & set(base)
     for name in sorted(known):
         values = [MISSING, *VALUES.get(name, [changed(base.get(name))])]
         if name == "rope_parameters" and not ALL and family not in ("llama", "deepseek_v2"):
-            values = values[:2]  # all doors have one reader
+            values = values[:2]  # all schemas have one reader
         for fields, value in itertools.product([base, old] if name in ROTARY & set(of_family) else [base], values):
             other = {key: x for key, x in fields.items() if key != name} | ({} if value is MISSING else {name: value})
             if value is MISSING and of_family.get(name) is REQUIRED:
@@ -122,10 +124,10 @@ def test_fields_that_are_called_unrelated_do_not_matter(kind, family):
         assert error(made(kind, config), *original(kind, config)) <= 1e-5, changes
 
 
-@pytest.mark.parametrize("kind, family", FAMILIES, ids=lambda x: getattr(x, "door", SimpleNamespace(layer=x)).layer)
+@pytest.mark.parametrize("kind, family", FAMILIES, ids=lambda x: getattr(x, "schema", SimpleNamespace(layer=x)).layer)
 def test_each_field_of_transformers_is_known_with_its_default(kind, family):
-    of_family, theirs = kind.door.families[family].fields, fields_of(family)
-    assert set(theirs) <= {*of_family, *kind.door.unrelated}
+    of_family, theirs = kind.schema.families[family].fields, fields_of(family)
+    assert set(theirs) <= {*of_family, *kind.schema.unrelated}
     for name in {*of_family} & {*theirs} - {"attention_window"}:
         assert of_family[name] in (REQUIRED, theirs[name]), name
     assert of_family.get("rope_theta", CONFIG_MAPPING[family].default_theta) == CONFIG_MAPPING[family].default_theta
@@ -135,14 +137,14 @@ def test_each_field_of_transformers_is_known_with_its_default(kind, family):
 def test_other_families_are_refused_by_name():
     for kind in KINDS:
         for family in CONFIG_MAPPING:
-            if family not in kind.door.families:
+            if family not in kind.schema.families:
                 for config in ({"model_type": family}, SimpleNamespace(model_type=family)):
-                    assert outcome(kind, config).startswith(f"{kind.layer.__name__}.from_config: model_type is '{family}', expected one of '")
+                    assert outcome(kind, config).startswith(f"{kind.schema.layer}.from_config: model_type is '{family}', expected one of '")
     grouped, latent, multihead, mamba = KINDS[:4]
     for kind, name in ((grouped, "StableLm"), (grouped, "Nemotron"), (grouped, "NanoChat"), (latent, "MiniCPM3"), (latent, "KimiLinear"),
                        (multihead, "RoFormer"), (multihead, "Yoso"), (multihead, "Mra"), (mamba, "FalconMamba"), (mamba, "Llama")):
         config = getattr(transformers, f"{name}Config")()
-        assert outcome(kind, config).startswith(f"{kind.layer.__name__}.from_config: model_type is '{config.model_type}', expected one of")
+        assert outcome(kind, config).startswith(f"{kind.schema.layer}.from_config: model_type is '{config.model_type}', expected")
 
 
 def test_configurations_without_a_family():
@@ -153,9 +155,9 @@ def test_configurations_without_a_family():
         layer = kind.layer.from_config(config)
         layer.load_state_dict(expected.state_dict())
         assert torch.equal(layer(x), expected(x))
-    for field, value in (("attention_multiplier", 0.5), ("model_type", 3), ("rope_theta", "10"), ("layer_types", [1]), ("attention_bias", 1)):
-        with pytest.raises(heed.Unsupported, match=f"^GroupedQueryAttention.from_config: {field} is {value!r}, expected".replace("[", r"\[")):
-            kind.layer.from_config({**sizes, field: value})
+    for field, value in (("attention_multiplier", 0.5), ("model_type", ["llama"]), ("rope_theta", "10"), ("layer_types", [1]),
+                         ("attention_bias", 1)):
+        assert outcome(kind, {**sizes, field: value}).startswith(f"GroupedQueryAttention.from_config: {field} is {value!r}, expected")
     with pytest.raises(heed.InvalidArgument, match="config is a NoneType without hidden_size"):
         kind.layer.from_config(None)
 
@@ -189,8 +191,8 @@ def test_the_heads_of_a_decoder_are_its_own():
 def test_documents_name_the_families():
     page = (Path(__file__).parents[2] / "docs/pytorch.md").read_text().partition("### Configurations")[2].partition("```python")[0]
     listed = {x for line in page.splitlines() if line.startswith("| `") for x in re.split("[,;] ", line.split("|")[2].strip())}
-    doors = [*(kind.door for kind in KINDS), _families.RWKV6]
-    assert listed == {family for door in doors for family in door.families if family}
-    for door in doors:
-        words = set(re.findall(r"[\w-]+", getattr(layers, door.layer).from_config.__doc__))
-        assert words >= {family for family in door.families if family}, door.layer
+    schemas = [*(kind.schema for kind in KINDS), _families.RWKV6]
+    assert listed == {family for schema in schemas for family in schema.families if family}
+    for schema in schemas:
+        words = set(re.findall(r"[\w-]+", getattr(layers, schema.layer).from_config.__doc__))
+        assert words >= {family for family in schema.families if family}, schema.layer

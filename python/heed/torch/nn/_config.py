@@ -1,5 +1,5 @@
 # How layers of heed.torch.nn read a configuration of Transformers: known fields of known families, and no other.
-"""Door and Fields: a layer reads some fields of a configuration, some cannot matter to it, and all others are refused."""
+"""Schema and Fields: a layer reads some fields of a configuration, some cannot matter to it, and all others are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Family(NamedTuple):
     windowed: Callable[[Fields, int], bool] | None = None
 
 
-class Door(NamedTuple):
+class Schema(NamedTuple):
     """What from_config of a layer takes: families by `model_type`, "" for a configuration without one, and fields that
     cannot matter to the layer in any of them."""
 
@@ -71,14 +71,14 @@ def _same(a: Any, b: Any) -> bool:
 class Fields:
     """The fields of one configuration: an object, or a mapping as config.json holds it. `close` refuses what was not read."""
 
-    def __init__(self, door: Door, config: Any) -> None:
-        self.name, self._door, self._config = f"{door.layer}.from_config", door, config
+    def __init__(self, schema: Schema, config: Any) -> None:
+        self.name, self._schema, self._config = f"{schema.layer}.from_config", schema, config
         self.given = _values(config)
         model_type = self.given.get("model_type", getattr(config, "model_type", None)) or ""
-        if model_type not in door.families:
-            known = ", ".join(repr(family) for family in sorted(door.families) if family)
+        if not isinstance(model_type, str) or model_type not in schema.families:
+            known = ", ".join(repr(family) for family in sorted(schema.families) if family)
             raise Unsupported(f"{self.name}: model_type is {model_type!r}, expected one of {known}")
-        self.model_type, self.family = model_type, door.families[model_type]
+        self.model_type, self.family = model_type, schema.families[model_type]
         if not isinstance(config, Mapping):  # attributes of a class, such as properties
             of_class = [x for x in self.family.fields if x not in self.given and hasattr(config, x)]
             self.given |= {x: getattr(config, x) for x in of_class}
@@ -94,7 +94,7 @@ class Fields:
             raise InvalidArgument(f"{self.name}: config is a {kind} without {name}, expected one with it")
         if value is None and (default is None or default is not REQUIRED and name in _NULLABLE):
             return value
-        kinds = {bool: bool, int: int, float: (int, float)}.get(int if default is REQUIRED else type(default))
+        kinds: Any = {bool: bool, int: int, float: (int, float)}.get(int if default is REQUIRED else type(default))
         if kinds and (not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool)):
             raise self.refusal(name, {bool: "True or False", float: "a number"}.get(type(default), "an int"))
         return value
@@ -138,9 +138,8 @@ class Fields:
     def rotary(self, dim: int, *, interleaved: bool) -> dict[str, Any]:
         """base and scaling of heed.rotary over `dim` channels, from the present spelling (rope_parameters) or that of
         Transformers 4 (rope_theta and rope_scaling, which wins if both are given), as Transformers 5 puts them together."""
-        source = "rope_scaling" if self["rope_scaling"] else "rope_parameters"
-        rope, base, part = self[source] or {}, self["rope_theta"], self["partial_rotary_factor"]
-        self["rope_parameters"]
+        old, new, base, part = (self[x] for x in ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor"))
+        source, rope = ("rope_scaling", old) if old and old != new else ("rope_parameters", new or {})
         if not isinstance(rope, Mapping):
             raise self.refusal(source, "a dict")
         scaling = {key: x for key, x in rope.items() if key != "type"}
@@ -172,7 +171,7 @@ class Fields:
             if name in self.family.fields:
                 if not _same(value, self.family.fields[name]):
                     raise self.refusal(name, repr(self.family.fields[name]))
-            elif name not in self._door.unrelated and value is not None and not _same(value, self._default(name)):
+            elif name not in self._schema.unrelated and value is not None and not _same(value, self._default(name)):
                 raise self.refusal(name, "none: the layer does not read it")
 
     def _default(self, name: str) -> Any:

@@ -1,11 +1,11 @@
 # Which families of Transformers' configurations each layer of heed.torch.nn takes, and by which fields.
-"""A Door for each layer with from_config. Defaults are those of Transformers 5.23."""
+"""A Schema for each layer with from_config. Defaults are those of Transformers 5.23."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from heed.torch.nn._config import REQUIRED, Door, Family, Fields
+from heed.torch.nn._config import REQUIRED, Schema, Family, Fields
 
 # Fields that no layer depends on: about a whole model, its heads and experts, tokens, files, training and generation.
 _MODEL = frozenset("""
@@ -56,13 +56,13 @@ def _qwen2_moe(fields: Fields, layer: int) -> bool:
     return layer % 2 == 0 and layer < fields["max_window_layers"]
 
 
-_BIASED = {"attention_bias": False}
-_WINDOWED = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
+_BIASED: dict[str, Any] = {"attention_bias": False}
+_WINDOWED: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
 _GRANITE = Family(_grouped(**_BIASED, attention_multiplier=1.0))
 _GRANITE_MOE = Family({**_GRANITE.fields, "position_embedding_type": "rope"})
 _QKV_BIAS = {"bias": True, "out_bias": False}
 
-GROUPED_QUERY = Door("GroupedQueryAttention", {
+GROUPED_QUERY = Schema("GroupedQueryAttention", {
     "": Family(_grouped(**_BIASED, sliding_window=None, layer_types=None)),
     "arcee": Family(_grouped(4096, **_BIASED)),
     "aria_text": Family(_grouped(**_BIASED)),
@@ -107,7 +107,7 @@ def _latent(length: int, kv_heads: int | None, q_lora_rank: int | None, **fields
             "head_dim": None, **_rope(length=length), **fields}
 
 
-LATENT = Door("LatentAttention", {
+LATENT = Schema("LatentAttention", {
     "": Family(_latent(2048, None, None, rope_interleave=True)),
     "axk1": Family(_latent(32768, 64, 1536, rope_interleave=True)),
     "deepseek_v2": Family(_latent(2048, None, 1536)),
@@ -123,7 +123,7 @@ _DECODING_BERT = {**_BERT, "is_decoder": False}
 _BART = {"d_model": REQUIRED, "encoder_attention_heads": REQUIRED, "decoder_attention_heads": REQUIRED,
          "attention_dropout": 0.0, "is_causal": True}
 
-MULTIHEAD = Door("MultiheadAttention", {
+MULTIHEAD = Schema("MultiheadAttention", {
     "": Family({**_HEADS, "is_decoder": False}),
     "align_text_model": Family(_BERT),
     "bart": Family(_BART),
@@ -176,35 +176,35 @@ _MAMBA = {"hidden_size": REQUIRED, "state_size": REQUIRED, "conv_kernel": REQUIR
 _OF_BLOCKS = {"layer_norm_epsilon", "rescale_prenorm_residual", "residual_in_fp32"}
 
 _MAMBA1 = Family({**_MAMBA, "intermediate_size": None, "time_step_rank": "auto"})
-MAMBA = Door("Mamba", {"": _MAMBA1, "mamba": _MAMBA1}, _MODEL | _OF_BLOCKS | {
+MAMBA = Schema("Mamba", {"": _MAMBA1, "mamba": _MAMBA1}, _MODEL | _OF_BLOCKS | {
     "time_step_scale", "time_step_init_scheme", "use_associative_scan", "use_mambapy"})
 
 _MAMBA2 = Family({**_MAMBA, "num_heads": REQUIRED, "head_dim": REQUIRED, "n_groups": 8, "layer_norm_epsilon": 1e-5,
                   "time_step_limit": (0.0, float("inf")), "rms_norm": True, "norm_before_gate": False})
-MAMBA2 = Door("Mamba2", {"": _MAMBA2, "mamba2": _MAMBA2},
+MAMBA2 = Schema("Mamba2", {"": _MAMBA2, "mamba2": _MAMBA2},
               _MODEL | _OF_BLOCKS | {"chunk_size", "time_step_rank", "time_step_init_scheme", "time_step_scale"})
 
 _LINEAR = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
                          "linear_conv_kernel_dim"), REQUIRED)
 _QWEN3_NEXT = Family({"hidden_size": REQUIRED, **_LINEAR, "rms_norm_eps": 1e-6, "hidden_act": "silu"})
-GATED_DELTA = Door("GatedDeltaNet", {"": _QWEN3_NEXT, "qwen3_next": _QWEN3_NEXT}, _MODEL | _FEED_FORWARD | {
+GATED_DELTA = Schema("GatedDeltaNet", {"": _QWEN3_NEXT, "qwen3_next": _QWEN3_NEXT}, _MODEL | _FEED_FORWARD | {
     "attention_bias", "attention_dropout", "full_attention_interval", "head_dim", "layer_types", "num_attention_heads",
     "num_key_value_heads", *_rope()})
 
 _RWKV = {"hidden_size": REQUIRED, "attention_hidden_size": None}
 _OF_RWKV = _MODEL | {"context_length", "layer_norm_epsilon", "rescale_every"}
-RWKV4 = Door("Rwkv4", {"": Family(_RWKV), "rwkv": Family(_RWKV)}, _OF_RWKV)
+RWKV4 = Schema("Rwkv4", {"": Family(_RWKV), "rwkv": Family(_RWKV)}, _OF_RWKV)
 _RWKV6 = Family({**_RWKV, "head_size": REQUIRED, "head_size_divisor": REQUIRED})
-RWKV6 = Door("Rwkv6", {"": _RWKV6, "rwkv6": _RWKV6}, _OF_RWKV | {"model_version", "num_attention_heads"})
+RWKV6 = Schema("Rwkv6", {"": _RWKV6, "rwkv6": _RWKV6}, _OF_RWKV | {"model_version", "num_attention_heads"})
 
 _LONGFORMER = Family({"hidden_size": REQUIRED, "num_attention_heads": REQUIRED, "attention_window": None,
                       "attention_probs_dropout_prob": 0.1, "position_embedding_type": "absolute"})
 _OF_BERT = frozenset({"hidden_dropout_prob", "layer_norm_eps", "max_position_embeddings", "type_vocab_size"})
-LONGFORMER = Door("LongformerAttention", {"": _LONGFORMER, "longformer": _LONGFORMER}, _MODEL | _FEED_FORWARD | _OF_BERT | {
+LONGFORMER = Schema("LongformerAttention", {"": _LONGFORMER, "longformer": _LONGFORMER}, _MODEL | _FEED_FORWARD | _OF_BERT | {
     "attention_mode", "ignore_attention_mask", "onnx_export"})
 
 _BIG_BIRD = Family({"hidden_size": REQUIRED, "num_attention_heads": REQUIRED, "block_size": 64, "num_random_blocks": 3,
                     "use_bias": True, "attention_type": "block_sparse", "is_decoder": False,
                     "position_embedding_type": "absolute"})
-BIG_BIRD = Door("BigBirdAttention", {"": _BIG_BIRD, "big_bird": _BIG_BIRD}, _MODEL | _FEED_FORWARD | _OF_BERT | {
+BIG_BIRD = Schema("BigBirdAttention", {"": _BIG_BIRD, "big_bird": _BIG_BIRD}, _MODEL | _FEED_FORWARD | _OF_BERT | {
     "attention_probs_dropout_prob", "rescale_embeddings"})

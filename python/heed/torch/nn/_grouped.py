@@ -21,9 +21,9 @@ class GroupedQueryAttention(Layer):
         y = concat_h softmax(scale q_h k_{h / group}^T) v_{h / group} W_o      scale = head_dim^-1/2
 
     x, y [B, T, hidden_size]; W_q to num_heads head_dim channels, W_k and W_v to num_kv_heads head_dim. Parameters are those of
-    Transformers' LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention and their like. `base`, `interleaved`, `rotary_dim` and
-    `scaling` are heed.rotary's; a window of w keys, the newest included, is Mistral's. With `Residual` it is the first half of
-    their decoder layers. Sources: Ainslie et al., arXiv:2305.13245; Su et al., arXiv:2104.09864.
+    Transformers' LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention and their like. `base`, `interleaved`,
+    `rotary_dim` and `scaling` are heed.rotary's; a window of w keys, the newest included, is Mistral's. With `Residual` it is
+    the first half of their decoder layers. Sources: Ainslie et al., arXiv:2305.13245; Su et al., arXiv:2104.09864.
 
     State: a heed.torch.KVCache, which turns keys as they are appended. `options` of a call are those of heed.torch.attention,
     with a state those of its attend.
