@@ -135,6 +135,16 @@ def test_left_padding_by_a_mask_or_by_starts_is_the_same_certificate(rng):
 
 
 @pytest.mark.parametrize("level", ["sketch", "skip"])
+def test_rows_may_stand_anywhere(rng, level):
+    q, k, v = topics(rng, 700)
+    q = np.repeat(q, 800, 1)                                    # more rows than keys: the first stand before key 0
+    for options in ({"window": (-1, 500)}, {"causal": True, "align": np.array([1 << 33])}, {"causal": True, "prefix": [600]}):
+        o, bound = heed.certified_attention(q, k, v, epsilon=0.1, level=level, **options)
+        whole = heed.attention(q, k, v, **options)
+        assert (bound <= 0.1).all() and (np.abs(o - whole).max(-1).transpose(0, 2, 1) <= 2 * bound * np.abs(v).max() + 1e-5).all()
+
+
+@pytest.mark.parametrize("level", ["sketch", "skip"])
 def test_packed_sequences(rng, level):
     q, k, v = (x[0] for x in topics(rng, 1500))
     q, options = np.repeat(q, 3, 0), {"epsilon": 0.05, "level": level, "sinks": [0.0] * 4, "return_lse": True}
