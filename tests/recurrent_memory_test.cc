@@ -67,7 +67,7 @@ Formula FormulaOf(const Call& call, int64_t threads) {
           threads * (E * (blocks * of_block + states * K * V + 64 * (backward_rows * K + 3 * V)) +
                      backward_columns + few) +
               (HV > H ? 2 * E * B * T * H * K : 0) +
-              (scalar ? E * B * T * HV * ((K + 31) / 32) : 0) + 8 * constants * B * HV * K +
+              (scalar ? 8 * B * T * HV * ((K + 31) / 32) : 0) + 8 * constants * B * HV * K +
               few};
   if (!tiles) return f;
   const int64_t borders = ungated ? 4 * blocks * K * V : 0;

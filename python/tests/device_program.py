@@ -289,7 +289,7 @@ def check_memory_of_a_device_is_not_read():
         for name in ("align", "key_lengths", "key_starts", "query_lengths", "prefix", "segments"):
             numbers = OnDevice(torch.zeros((1, 8) if name == "segments" else (1,), dtype=dtype), address=next(nowhere))
             refused(lambda name=name, numbers=numbers: heed.torch.attention(x, x, x, **{name: numbers}),
-                    f"attention: {'query_starts' if name == 'align' else name}", "is on cuda:0, expected the CPU")
+                    f"attention: {name}", "is on cuda:0, expected the CPU")
     seed = OnDevice(torch.zeros((), dtype=torch.int64), address=next(nowhere))
     refused(lambda: heed.torch.attention(x, x, x, dropout=0.5, seed=seed), "attention: seed is on cuda:0, expected the CPU")
     for call in (lambda: heed.attention(x, x, x), lambda: heed.torch.attention_weights(x, x),

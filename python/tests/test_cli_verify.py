@@ -63,10 +63,10 @@ def test_verify_under_a_pattern():
 
 def lines_as_they_come(*args):
     """[(seconds, line)] of standard output, a pipe, and the exit status."""
-    process = subprocess.Popen([HEED, *args], stdout=subprocess.PIPE, text=True)
     start = time.monotonic()
-    lines = [(time.monotonic() - start, line) for line in process.stdout]
-    return lines, process.wait()
+    with subprocess.Popen([HEED, *args], stdout=subprocess.PIPE, text=True) as process:
+        lines = [(time.monotonic() - start, line) for line in process.stdout]
+    return lines, process.returncode
 
 
 def test_rows_are_printed_as_they_come():

@@ -46,7 +46,8 @@ class Options:
         self._operation = operation
         self._defaults = tuple(ast.literal_eval(option.schema.partition("=")[2]) for option in self.table)
         self._places = {name: place for place, name in enumerate(self.names)}
-        self._numbers = {option.name for option in self.table if option.takes_numbers}
+        # Names in Python are looked up here, as torch.compile traces no call of heed._core.
+        self._numbers = {o.name: _core._name_in_python(operation, o.name) for o in self.table if o.takes_numbers}
         self._flags = {option.name for option in self.table if option.schema.startswith("bool ")}
         self._keywords = {*self.names, "segments"} - {"heads_first", "segments_q", "segments_k", "query_starts"}
         if "segments_q" not in self.names:
@@ -82,7 +83,7 @@ class Options:
             if value is self._defaults[place]:
                 continue
             if name in self._numbers:
-                value = _dispatch.numbers(operation, _core._name_in_python(operation, name), value)
+                value = _dispatch.numbers(operation, self._numbers[name], value)
             options[place] = value
             end = max(end, place + 1)
         return options[:end]

@@ -93,7 +93,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 //
 //   forward   threads E (K V + 64 (3 K + 2 V)) + a few KiB
 //   backward  threads E (ceil(T / 64) (K (V + 1) + 385) + 2 K (V + 1) + 64 (8 K + 3 V)) + a few KiB
-//             + [HV > H] 2 E B T H K + E B T HV ceil(K / 32)
+//             + [HV > H] 2 E B T H K + 8 B T HV ceil(K / 32)
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
                                    const Options& options);

@@ -80,7 +80,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 //
 //   forward   threads E (K V + 64 (3 K + 2 V)) + a few KiB
 //   backward  threads E (ceil(T / 64) (K V + 256) + 2 K V + 64 (7 K + 3 V)) + a few KiB
-//             + [HV > H] 2 E B T H K + E B T HV ceil(K / 32)
+//             + [HV > H] 2 E B T H K + 8 B T HV ceil(K / 32)
 //
 // For bf16 in matrix tiles (recurrence_tiles), with K and V rounded up to 32, forward takes
 // threads (4 K V + 576 K + 128 V + 62 KiB), and backward that besides.
