@@ -3,11 +3,13 @@
 
 Usage: mutants.py [--seed N] [--count N] [--files GLOB]... [--only NAME]... [--list] [--near] [--jobs N] [--dir FOLDER]
 
-tools/mutations.py makes the mutants; nothing of the code is stored. They are drawn by a seed, the same on every machine for
-the same tree. Each is compiled once, in a build for this machine's SIMD target alone; then the tests that are near its file
-run, then all: of C++ every test program that contains it, of Python and of bindings all of python/tests. A mutant whose
-object files are those of the clean tree is equivalent, one that does not compile is none; both are counted apart.
-Survivors are printed with their diff. Some change speed alone: the exit status is 1 only where something does not run.
+tools/mutations.py makes the mutants; no text of the code is stored. A seed draws them, the same ones on every machine
+for the same tree. Each is compiled once, in a build for this machine's SIMD target alone. Tests near its file run
+first, then all: of C++ every test program that contains it, of Python and of bindings all of python/tests. A mutant
+whose object files are those of the clean tree is equivalent, and one that does not compile is no mutant: both are
+counted apart.
+Survivors are printed with their diff. Some of them change speed alone, so the exit status is 1 only where something
+does not run.
 """
 import argparse
 import difflib
@@ -30,7 +32,8 @@ from mutations import draw, edits, name_of
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv/bin/python"
 PYTHON = VENV if VENV.exists() else Path(sys.executable)
-FILES = ("heed/core", "heed/engines", "heed/io", "heed/layers", "heed/model", "heed/ops", "heed/simd", "heed/state", "python")
+FILES = ("heed/core", "heed/engines", "heed/io", "heed/layers", "heed/model", "heed/ops", "heed/simd", "heed/state",
+         "python")
 # Tests, what they are made of, and what they compare with.
 LEFT_ALONE = re.compile(r".*(_test|_case|_reference)(_internal)?\.\w+|.*/(tests|cases)/.*")
 NOT_HERE = "-" + ":".join((
@@ -72,7 +75,8 @@ class Mutant:
         self.name, self.file, self.clean, self.text = name, file, text, edit.apply(text)
 
     def diff(self):
-        return "".join(difflib.unified_diff(self.clean.splitlines(True), self.text.splitlines(True), self.file, self.name, n=2))
+        before, after = self.clean.splitlines(keepends=True), self.text.splitlines(keepends=True)
+        return "".join(difflib.unified_diff(before, after, self.file, self.name, n=2))
 
     @property
     def is_python(self):
@@ -117,12 +121,17 @@ class Includes:
     def stem(name):
         return re.sub(r"((_internal)|(-inl))?\.\w+$", "", name)
 
+    @staticmethod
+    def mechanism_of(name):
+        """The folder of the mechanism that a file belongs to, or None."""
+        match = re.match(r"heed/ops/\w+/(?!common/)\w+(?=/)", name)
+        return match and match.group()
+
     @functools.cached_property
     def folders_of_mechanisms(self):
         """Of each mechanism the folders whose code it calls."""
         used = {}
-        mechanisms = {"/".join(name.split("/")[:4]) for name in self.of if re.match(r"heed/ops/\w+/(?!common/)\w+/", name)}
-        for folder in mechanisms - {"heed/ops/mechanism", "heed/ops/positions"}:
+        for folder in set(filter(None, map(self.mechanism_of, self.of))):
             seen = set()
             left = [name for name in self.of if re.match(rf"{folder}/(?!.*(_(test|case|py)\.|/cases/))", name)]
             while left:
@@ -136,7 +145,8 @@ class Includes:
     def filter_of(self, files):
         """The GoogleTest filter of the tests that stand in some files."""
         tests = [match.groups() for file in files for match in self.TEST.finditer(self.texts[file])]
-        return ":".join(f"{suite}/*.{test}" if typed else f"{suite}.{test}:*/{suite}.{test}/*" for typed, suite, test in tests)
+        return ":".join(f"{suite}/*.{test}" if typed else f"{suite}.{test}:*/{suite}.{test}/*"
+                        for typed, suite, test in tests)
 
     def near(self, file):
         """(program, filter) pairs: the tests that most likely notice a mutant of this file."""
@@ -144,7 +154,7 @@ class Includes:
             return self.near_in_python(file)
         folder, stem = os.path.dirname(file), self.stem(file)
         if folder.endswith("/cuda"):
-            programs = [os.path.basename(name)[:-3] for name in self.texts if re.fullmatch(r"tests/cuda_?\w*_test\.cc", name)]
+            programs = [name[6:-3] for name in self.texts if re.fullmatch(r"tests/cuda_\w*test\.cc", name)]
             named = [name for name in programs if folder.split("/")[-2] in name]
             return [(program, "*") for program in named or programs]
         own = [name for name in self.texts if name.endswith("_test.cc") and (
@@ -153,7 +163,7 @@ class Includes:
         found = [("heed_op_tests", self.filter_of([name for name in own if not name.startswith("tests/")]))]
         found += [(os.path.basename(name)[:-3], "*") for name in own if name.startswith("tests/")]
         names = sorted(os.path.basename(mechanism) for mechanism, folders in self.folders_of_mechanisms.items()
-                       if folder in folders or folder.startswith(mechanism + "/"))
+                       if folder in folders or mechanism == self.mechanism_of(file))
         if len(names) < len(self.folders_of_mechanisms):
             found += [("conformance_test", ":".join(f"*/{name}_*" for name in names)),
                       ("random_options_test", ":".join(f"*/{name}" for name in names))]
@@ -347,7 +357,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", default="1", help="what draws the mutants")
     parser.add_argument("--count", type=int, default=20, help="how many are drawn")
-    parser.add_argument("--files", action="append", metavar="GLOB", help=f"files or folders; by default {' '.join(FILES)}")
+    parser.add_argument("--files", action="append", metavar="GLOB",
+                        help=f"files or folders (again for more); by default {' '.join(FILES)}")
     parser.add_argument("--only", action="append", metavar="NAME", help="run this mutant (may be given again)")
     parser.add_argument("--list", action="store_true", help="print the diffs of those drawn and no more")
     parser.add_argument("--near", action="store_true", help="run the tests near each mutant's file alone")

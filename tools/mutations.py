@@ -1,8 +1,8 @@
 """Small mistakes that someone could have made in a source file: what tools/mutants.py plants, one at a time.
 
-edits(path, text) gives every candidate of one C++ or Python file. A rule names the kind of mistake. There is no C++ parser:
-a tokenizer that knows comments, strings and preprocessor lines is enough, as the style puts spaces around binary operators
-and nowhere inside angle brackets. What it takes for an expression and is none does not compile, and then counts for nothing.
+edits(path, text) gives every candidate of one C++ or Python file, and a rule names the kind of mistake. C++ needs no
+parser: a tokenizer that knows comments, strings and preprocessor lines is enough, as the style puts spaces around binary
+operators and none inside angle brackets. An edit of something that is no expression does not compile, and is no mutant.
 No edit of a C++ file adds or removes a line, so that __LINE__ stays and equal code gives equal object files.
 """
 import ast
@@ -38,7 +38,8 @@ class Token(NamedTuple):
 OPERATORS = {
     "compare": {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==",
                 "is": "is not", "is not": "is", "in": "not in", "not in": "in"},
-    "arithmetic": {"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "*", "+=": "-=", "-=": "+=", "*=": "/=", "/=": "*="},
+    "arithmetic": {"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "*",
+                   "+=": "-=", "-=": "+=", "*=": "/=", "/=": "*="},
     "logic": {"&&": "||", "||": "&&", "and": "or", "or": "and", "&": "|", "|": "&"},
 }
 NAMES = {
@@ -46,17 +47,17 @@ NAMES = {
                 "lower_bound": "upper_bound", "upper_bound": "lower_bound"},
     "arithmetic": {"Add": "Sub", "Sub": "Add", "Mul": "Add", "Div": "Mul", "MulAdd": "NegMulAdd", "NegMulAdd": "MulAdd",
                    "MulSub": "MulAdd"},
-    "logic": {"And": "Or", "Or": "And", "AllTrue": "AllFalse", "AllFalse": "AllTrue", "any_of": "all_of", "all_of": "any_of",
-              "any": "all", "all": "any"},
+    "logic": {"And": "Or", "Or": "And", "AllTrue": "AllFalse", "AllFalse": "AllTrue", "any_of": "all_of",
+              "all_of": "any_of", "any": "all", "all": "any"},
     "minmax": {a: b for pair in (("min", "max"), ("Min", "Max"), ("fmin", "fmax"), ("ReduceMin", "ReduceMax"),
                                  ("minimum", "maximum"), ("amin", "amax")) for a, b in (pair, pair[::-1])},
     "rounding": {"floor": "ceil", "ceil": "floor", "FloorDivide": "CeilDivide", "CeilDivide": "FloorDivide"},
 }
 # Calls of which one argument remains: a mask that is forgotten, a value that is not rounded.
-MASKS = {"IfThenElse": (1, 2), "IfThenElseZero": (1,), "IfThenZeroElse": (1,), "where": (1, 2), "masked_fill": (), "Abs": (0,)}
+MASKS = {"IfThenElse": (1, 2), "IfThenElseZero": (1,), "IfThenZeroElse": (1,), "where": (1, 2)}
 ROUNDINGS = re.compile(r"(?i:\w*(round|floor|ceil)\w*|trunc|nearbyint|nearestint|rint|f?abs)")
-COMMUTATIVE = {"min", "max", "Min", "Max", "fmin", "fmax", "minimum", "maximum", "Add", "Mul", "MulAdd", "NegMulAdd", "MulSub",
-               "And", "Or", "Eq", "Ne"}
+COMMUTATIVE = {"min", "max", "Min", "Max", "fmin", "fmax", "minimum", "maximum", "Add", "Mul", "MulAdd", "NegMulAdd",
+               "MulSub", "And", "Or", "Eq", "Ne"}
 
 LEVELS = {operator: level for level, operators in enumerate((
     "||", "&&", "|", "^", "&", "== !=", "< > <= >= <=>", "<< >>", "+ -", "* / %")) for operator in operators.split()}
@@ -67,11 +68,13 @@ CPP_TOKEN = re.compile(r"""
   | (?P<string>(?:u8|[uUL])?(?:R"(?P<mark>[^()\s\\]{0,16})\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'))
   | (?P<number>\.?\d(?:[eEpP][+-]|'?[\w.])*)
   | (?P<name>[A-Za-z_]\w*)
-  | (?P<op>(?<=\s)(?:>>=?|>=)(?=\s)|<=>|<<=?|->|\.\.\.|::|&&|\|\||\+\+|--|[-+*/%&|^=!<]=|[^\s\w])""", re.S | re.M | re.X)
-DECLARATIONS = {"auto", "class", "const", "constexpr", "enum", "explicit", "extern", "friend", "inline", "mutable", "namespace",
-                "static", "struct", "template", "typedef", "typename", "union", "using", "virtual"}
-NO_EXPRESSION = {"return", "if", "for", "while", "switch", "do", "case", "default", "else", "goto", "delete", "new", "public",
-                 "private", "protected", "operator", "co_return"} | DECLARATIONS
+  | (?P<op>(?<=\s)(?:>>=?|>=)(?=\s)|<=>|<<=?|->|\.\.\.|::|&&|\|\||\+\+|--|[-+*/%&|^=!<]=|[^\s\w])
+""", re.S | re.M | re.X)
+ASSIGNMENTS = {"=", "+=", "-=", "*=", "/=", "%=", "|=", "&=", "^=", "<<=", ">>="}
+DECLARATIONS = {"auto", "class", "const", "constexpr", "enum", "explicit", "extern", "friend", "inline", "mutable",
+                "namespace", "static", "struct", "template", "typedef", "typename", "union", "using", "virtual"}
+NO_EXPRESSION = {"return", "if", "for", "while", "switch", "do", "case", "default", "else", "goto", "delete", "new",
+                 "public", "private", "protected", "operator"} | DECLARATIONS
 MACRO = re.compile(r"[A-Z][A-Z0-9_]{2,}")
 UNCHANGED_CALLS = {"static_assert", "assert", "decltype", "sizeof", "alignas", "alignof", "requires"}
 TAG = re.compile(r"d[a-z0-9_]{0,3}")  # Highway's descriptors, of which no expression is made
@@ -100,9 +103,10 @@ class CppFile:
             self.enclosing.append(stack[-1] if stack else -1)
             if token.kind != "op":
                 continue
-            if token.text in "([{" or (token.text == "<" and (not self.binary(i) or self.at(i - 1) == "template")):
+            angle = token.text in "<>" and not self.binary(i)
+            if token.text in "([{" or (angle and token.text == "<"):
                 stack.append(i)
-            elif token.text in ")]}" or (token.text == ">" and stack and self.at(stack[-1]) == "<" and not self.binary(i)):
+            elif token.text in ")]}" or (angle and stack and self.at(stack[-1]) == "<"):
                 while stack and CLOSERS[self.at(stack[-1])] != token.text:
                     stack.pop()
                 if stack:
@@ -127,7 +131,7 @@ class CppFile:
         return i in self.partner and self.partner[i] < i
 
     def _skipped(self):
-        """Of each token whether it is left alone: inside template heads, aliases, macros' and static assertions' arguments."""
+        """Whether each token is left alone: in template heads, aliases, arguments of macros and static assertions."""
         skipped, i = [False] * len(self.tokens), 0
         while i < len(self.tokens):
             end, name = i, self.at(i)
@@ -156,8 +160,7 @@ class CppFile:
     def level(self, i):
         """How tightly an operator binds; -1 of what ends every expression, None of what is inside an operand."""
         text = self.at(i)
-        if text in (",", ";", "?", ":", "=", "return", "throw", "case", "+=", "-=", "*=", "/=", "%=", "|=", "&=", "^=", "") or (
-                text in "{}" and i in self.partner):
+        if text in ASSIGNMENTS or text in ("", ",", ";", "?", ":", "return", "throw", "case", "{", "}"):
             return -1
         return LEVELS.get(text) if self.tokens[i].kind == "op" and self.binary(i) and i not in self.partner else None
 
@@ -208,7 +211,7 @@ class CppFile:
     def form(self, begin, end):
         """What kind of argument stands there."""
         first = self.tokens[begin]
-        return first.kind if first.kind != "op" else first.text, any(self.at(k) in ("(", "{") for k in range(begin, end))
+        return first.text if first.kind == "op" else first.kind, any(self.at(k) == "(" for k in range(begin, end))
 
     # The rules.
 
@@ -331,29 +334,33 @@ class CppFile:
         token = self.tokens[i]
         if token.kind != "name" and token.text not in ("*", "++", "--"):
             return
-        if token.text in NO_EXPRESSION or MACRO.fullmatch(token.text) or self.inside(i, "(") or not self.begins_statement(i):
+        if token.text in NO_EXPRESSION or MACRO.fullmatch(token.text):
+            return
+        if self.inside(i, "(") or not self.begins_statement(i):
             return
         end, acts = i, token.text in ("++", "--", "throw", "continue", "break")
         while end < len(self.tokens) and self.at(end) != ";":
             if self.closes(end) or self.at(end) == "{" or (end > i and self.at(end) in (":", "else")):
                 return
-            if not acts and self.tokens[end].kind == "name" and (self.tokens[end - 1].kind == "name" or self.at(end - 1) in (
-                    ">", "*", "&", "&&")) and end > i + (token.text == "*"):
-                return  # a declaration
-            if self.at(end) == "(" and self.opens(end) and any(self.declares(*argument) for argument in self.arguments(end)):
-                return
-            acts = acts or self.at(end) in ("(", "=", "+=", "-=", "*=", "/=", "%=", "|=", "&=", "^=", "<<=", ">>=", "++", "--")
+            before = self.tokens[end - 1]
+            if not acts and self.tokens[end].kind == "name" and end > i + (token.text == "*") and (
+                    before.kind == "name" or before.text in (">", "*", "&", "&&")):
+                return  # a declaration of a variable
+            if self.at(end) == "(" and self.opens(end) and any(self.declares(*part) for part in self.arguments(end)):
+                return  # of a constructor
+            acts = acts or self.at(end) in ASSIGNMENTS or self.at(end) in ("(", "++", "--")
             end = self.partner[end] + 1 if self.opens(end) else end + 1
         if acts:
             yield self.edit("statement", token.begin, self.tokens[end - 1].end, "")
 
 
 class PythonFile(ast.NodeVisitor):
-    """The candidates of a Python file: what is changed is found by ast, operators among the tokens between two operands."""
+    """The candidates of a Python file: ast finds what is changed, and operators are tokens between two operands."""
 
     SYMBOLS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is",
-               ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in", ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",
-               ast.FloorDiv: "//", ast.Mod: "%", ast.BitAnd: "&", ast.BitOr: "|", ast.And: "and", ast.Or: "or"}
+               ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in", ast.Add: "+", ast.Sub: "-", ast.Mult: "*",
+               ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.BitAnd: "&", ast.BitOr: "|", ast.And: "and",
+               ast.Or: "or"}
     ROUNDED_METHODS = {"round", "clamp", "float", "to", "contiguous", "clone", "detach", "masked_fill", "abs"}
 
     def __init__(self, text):
@@ -405,8 +412,8 @@ class PythonFile(ast.NodeVisitor):
 
     def of_operator(self, left, right, node, operator):
         symbol = self.SYMBOLS.get(type(operator))
-        if symbol is None or any(isinstance(side, (ast.JoinedStr, ast.List)) or (
-                isinstance(side, ast.Constant) and isinstance(side.value, str)) for side in (left, right) if symbol in "+%*"):
+        if symbol is None or (symbol in "+*%" and any(isinstance(side, (ast.JoinedStr, ast.List)) or isinstance(
+                getattr(side, "value", None), str) for side in (left, right))):
             return
         begin, end = self.operator(left, right, symbol)
         for rule, mistaken in OPERATORS.items():
@@ -505,8 +512,8 @@ class PythonFile(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_FunctionDef(self, node):
-        for part in [*node.args.defaults, *filter(None, node.args.kw_defaults), *node.body]:  # no annotation, no decorator
-            self.visit(part)
+        for part in [*node.args.defaults, *filter(None, node.args.kw_defaults), *node.body]:
+            self.visit(part)  # neither annotations nor decorators
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
