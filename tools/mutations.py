@@ -1,7 +1,7 @@
 """Small mistakes that someone could have made in a source file: what tools/mutants.py plants, one at a time.
 
 edits(path, text) gives every candidate of one C++ or Python file, and a rule names the kind of mistake. C++ needs no
-parser: a tokenizer that knows comments, strings and preprocessor lines is enough, as the style puts spaces around binary
+parser: a tokenizer that knows comments, strings and preprocessor lines is enough, as style puts spaces around binary
 operators and none inside angle brackets. An edit of something that is no expression does not compile, and is no mutant.
 No edit of a C++ file adds or removes a line, so that __LINE__ stays and equal code gives equal object files.
 """
@@ -54,7 +54,7 @@ NAMES = {
     "rounding": {"floor": "ceil", "ceil": "floor", "FloorDivide": "CeilDivide", "CeilDivide": "FloorDivide"},
 }
 # Calls of which one argument remains: a mask that is forgotten, a value that is not rounded.
-MASKS = {"IfThenElse": (1, 2), "IfThenElseZero": (1,), "IfThenZeroElse": (1,), "where": (1, 2)}
+MASKS = ("IfThenElse", "IfThenElseZero", "IfThenZeroElse", "where")  # of these the second
 ROUNDINGS = re.compile(r"(?i:\w*(round|floor|ceil)\w*|trunc|nearbyint|nearestint|rint|f?abs)")
 COMMUTATIVE = {"min", "max", "Min", "Max", "fmin", "fmax", "minimum", "maximum", "Add", "Mul", "MulAdd", "NegMulAdd",
                "MulSub", "And", "Or", "Eq", "Ne"}
@@ -146,7 +146,7 @@ class CppFile:
             if end > i:
                 skipped[i:end] = [True] * (end - i)
             i = max(end, i + 1)
-        return skipped[:len(self.tokens)]
+        return skipped
 
     def source(self, begin, end):
         """The text of tokens [begin, end)."""
@@ -299,12 +299,11 @@ class CppFile:
         for rule, mistaken in NAMES.items():
             if name in mistaken:
                 yield Edit(rule, token.begin, token.end, mistaken[name])
-        remaining = [("mask", k) for k in MASKS.get(name, ()) if k < len(arguments)]
-        if ROUNDINGS.fullmatch(name) and arguments:
-            remaining = [("rounding", 1 if TAG.fullmatch(self.source(*arguments[0])) and len(arguments) > 1 else 0)]
-        for rule, k in remaining:
-            end = self.tokens[self.partner[opening]].end
-            yield self.edit(rule, self.tokens[begin].begin, end, f"({self.source(*arguments[k])})")
+        values = [part for part in arguments if not TAG.fullmatch(self.source(*part))]
+        remaining = values[:1] if ROUNDINGS.fullmatch(name) else values[1:2] if name in MASKS else ()
+        for part in remaining:
+            rule, end = "mask" if name in MASKS else "rounding", self.tokens[self.partner[opening]].end
+            yield self.edit(rule, self.tokens[begin].begin, end, f"({self.source(*part)})")
         for k, (a, b) in enumerate(zip(arguments, arguments[1:], strict=False)):
             one, other = self.source(*a), self.source(*b)
             # Those alone that look alike, as most others are of two types.
@@ -467,9 +466,8 @@ class PythonFile(ast.NodeVisitor):
             if name in mistaken:
                 self.add(rule, name_end - len(name), name_end, mistaken[name])
         begin, end = self.span(node)
-        for k in MASKS.get(name, ()):
-            if k < len(node.args):
-                self.add("mask", begin, end, f"({self.source(node.args[k])})")
+        if name in MASKS and len(node.args) > 1:
+            self.add("mask", begin, end, f"({self.source(node.args[1])})")
         if isinstance(function, ast.Attribute) and name in self.ROUNDED_METHODS:
             self.add("rounding", begin, end, f"({self.source(function.value)})")
         elif name in ("round", "abs", "int") and len(node.args) == 1:
