@@ -1,5 +1,4 @@
-// What mutants showed to be untested (tools/mutants.py), where no other file is
-// the place for it.
+// Tests that survivors of tools/mutants.py asked for and that belong to no other file.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
