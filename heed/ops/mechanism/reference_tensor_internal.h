@@ -5,16 +5,26 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "heed/core/error.h"
 #include "heed/core/tensor.h"
 
 namespace heed::mechanism {
 
 using Index = std::initializer_list<int64_t>;
 
+// A reference states the shapes of its tensors by how it indexes them, whatever a kernel's table says.
+inline void RequireRank(const ConstTensorView& t, size_t rank) {
+  if (static_cast<size_t>(t.rank()) == rank) return;
+  throw InvalidArgument("reference: a tensor " + (t.present() ? "has shape " + t.ShapeString() : "is absent") +
+                        ", expected rank " + std::to_string(rank));
+}
+
 inline int64_t OffsetOf(const ConstTensorView& t, Index index) {
+  RequireRank(t, index.size());
   int64_t at = 0;
   int axis = 0;
   for (const int64_t i : index) at += i * t.stride(axis++);

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "heed/ops/mechanism/scanning_internal.h"
+#include "heed/ops/mechanism/tokens_internal.h"
 
 namespace heed::scanning {
 
