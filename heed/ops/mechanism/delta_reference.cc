@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "heed/ops/mechanism/reference_tensor_internal.h"
-#include "heed/ops/mechanism/tokens_internal.h"
 
 namespace heed::recurrent {
 namespace {
@@ -61,7 +60,7 @@ void ForEachHead(const Inputs& in, const Options& options, const DeltaMath& math
   mechanism::RequireRank(in.q, 4);
   mechanism::RequireRank(in.v, math.several_writes ? 5 : 4);
   const int64_t H = in.q.size(2), HV = ValueHeads(in, math);
-  const auto ranges = mechanism::RangesOf("reference", "q", in.q, options);
+  const auto ranges = mechanism::SequencesOf(options, in.q.size(0), in.q.size(1));
   for (size_t i = 0; i < ranges.size(); ++i) {
     for (int64_t h = 0; h < HV; ++h) {
       Place place = {static_cast<int64_t>(i), ranges[i].batch, h, h / (HV / H), {}};
