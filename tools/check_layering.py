@@ -30,8 +30,8 @@ CUDA_HEADER = re.compile(r"cuda\w*\.h|driver_types\.h")
 OF_CUDA = re.compile(r"heed/cuda/|tests/cuda/|.*\.cu$")
 STANDARD_HEADER = re.compile(r"[a-z_0-9]+")
 TARGET_INCLUDE = re.compile(r'^#define\s+HWY_TARGET_INCLUDE\s+"([^"]*)"', re.M)
-# What kernels run with: a flag that is wrong in it is then wrong in one place alone.
-DEFINITION = re.compile(r"\b(?:k?Definition|DefinitionOf|StateTensors)\b")
+# What kernels run with: what is wrong in it is then wrong on one side alone.
+OF_KERNELS = re.compile(r"\b(?:k?Definition|DefinitionOf|StateTensors|RangesOf)\b")
 BANNED = (
     (re.compile(r"\b(?:printf|fprintf|vprintf|puts|fputs|putchar|perror)\s*\(|std::(?:cout|cerr|clog)\b|fmt::print\b"), "prints"),
     (re.compile(r"\b(?:abort|terminate|exit|_exit|quick_exit)\s*\(|\bHWY_(?:ASSERT|ABORT)\b"), "ends the process"),
@@ -104,8 +104,8 @@ def check_bans(path, code):
 def check_references(path, code):
     """A reference states its mathematics by itself."""
     if re.search(r"_reference(_internal)?\.\w+$", path):
-        for match in DEFINITION.finditer(code):
-            yield line_of(code, match.start()), f"a reference reads a definition: {match.group()}"
+        for match in OF_KERNELS.finditer(code):
+            yield line_of(code, match.start()), f"a reference reads what kernels run with: {match.group()}"
 
 
 def environment_reads(path, text, code):
