@@ -71,6 +71,12 @@ class CheckLayeringTest(unittest.TestCase):
         self.assert_one({"heed/ops/linear/a/a.cc": attention}, "an operation includes another")
         self.assert_one({"heed/ops/sparse/a/a.cc": c('#include "heed/ops/exact/b/b.h"')}, "an operation includes another")
 
+    def test_a_reference_reads_what_kernels_run_with(self):
+        for text in ("f(DefinitionOf(options));", "void F(const Definition& d);", "StateTensors(d);", "f(kDefinition);", "RangesOf(op);"):
+            self.assert_one({"heed/ops/ssm/b/b_reference.cc": c(text)}, "a reference reads what kernels run with")
+            self.assert_one({"heed/ops/mechanism/a_reference_internal.h": c(text)}, "a reference reads what kernels run with")
+            self.assertEqual(messages({"heed/ops/ssm/b/b.cc": c(text)}), [])
+
     def test_printing(self):
         for text in ('printf("x");', "std::cout << 1;", "std::cerr << 1;", 'std::fprintf(f, "x");', 'fmt::print("x");', "puts(x);"):
             self.assert_one({"heed/core/a.cc": c(text)}, "prints")

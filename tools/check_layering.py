@@ -30,6 +30,8 @@ CUDA_HEADER = re.compile(r"cuda\w*\.h|driver_types\.h")
 OF_CUDA = re.compile(r"heed/cuda/|tests/cuda/|.*\.cu$")
 STANDARD_HEADER = re.compile(r"[a-z_0-9]+")
 TARGET_INCLUDE = re.compile(r'^#define\s+HWY_TARGET_INCLUDE\s+"([^"]*)"', re.M)
+# What kernels run with: what is wrong in it is then wrong on one side alone.
+OF_KERNELS = re.compile(r"\b(?:k?Definition|DefinitionOf|StateTensors|RangesOf)\b")
 BANNED = (
     (re.compile(r"\b(?:printf|fprintf|vprintf|puts|fputs|putchar|perror)\s*\(|std::(?:cout|cerr|clog)\b|fmt::print\b"), "prints"),
     (re.compile(r"\b(?:abort|terminate|exit|_exit|quick_exit)\s*\(|\bHWY_(?:ASSERT|ABORT)\b"), "ends the process"),
@@ -99,6 +101,13 @@ def check_bans(path, code):
             yield line_of(code, match.start()), f"{what}: {match.group().strip()}"
 
 
+def check_references(path, code):
+    """A reference states its mathematics by itself."""
+    if re.search(r"_reference(_internal)?\.\w+$", path):
+        for match in OF_KERNELS.finditer(code):
+            yield line_of(code, match.start()), f"a reference reads what kernels run with: {match.group()}"
+
+
 def environment_reads(path, text, code):
     """(line, variable) of each getenv in the library."""
     if path.startswith("heed/") and rank_of(path) != TOP:
@@ -124,6 +133,7 @@ def check_tree(root):
             # An include's name is a string too: look at it in text, at whether it counts in code.
             yield from ((path, *v) for v in check_includes(path, text, code))
             yield from ((path, *v) for v in check_bans(path, code))
+            yield from ((path, *v) for v in check_references(path, code))
             reads += [(path, *read) for read in environment_reads(path, text, code)]
             for match in TARGET_INCLUDE.finditer(text):
                 if match.group(1) != path:

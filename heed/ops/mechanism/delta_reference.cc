@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "heed/ops/mechanism/recurrent_reference_internal.h"
 #include "heed/ops/mechanism/reference_tensor_internal.h"
 
 namespace heed::recurrent {
@@ -35,41 +34,43 @@ struct Place {
   std::vector<int64_t> tokens;  // of writes, in the order in which they are taken
 };
 
-// Several of each token, where it writes several times.
-int64_t WritesOf(const Inputs& in) { return in.v.rank() == 5 ? in.v.size(2) : 1; }
+// Values are [B, T, HV, V], or [B, T, n, HV, V].
+int64_t WritesOf(const Inputs& in, const DeltaMath& math) { return math.several_writes ? in.v.size(2) : 1; }
+int64_t ValueHeads(const Inputs& in, const DeltaMath& math) { return in.v.size(math.several_writes ? 3 : 2); }
+size_t ValueSize(const Inputs& in, const DeltaMath& math) {
+  return static_cast<size_t>(in.v.size(math.several_writes ? 4 : 3));
+}
 
-// An element of [B, T, H, i], or [B, T, n, H, i]; without `i` of [B, T, H], or [B, T, n, H].
+// An element of [B, T, H, i], or with `of_write` of [B, T, n, H, i].
 template <class F>
-void WithIndex(const ConstTensorView& t, bool has_channel, const Place& place, size_t row,
-               size_t writes, int64_t head, size_t i, const F& f) {
+void WithIndex(bool of_write, const Place& place, size_t row, size_t writes, int64_t head, size_t i, const F& f) {
   const int64_t token = place.tokens[row], write = static_cast<int64_t>(row % writes);
   const auto channel = static_cast<int64_t>(i);
-  if (t.rank() == (has_channel ? 5 : 4)) {
-    return has_channel ? f({place.batch, token, write, head, channel})
-                       : f({place.batch, token, write, head});
-  }
-  has_channel ? f({place.batch, token, head, channel}) : f({place.batch, token, head});
+  of_write ? f({place.batch, token, write, head, channel}) : f({place.batch, token, head, channel});
+}
+// One of [B, T, H], or of [B, T, n, H].
+template <class F>
+void WithIndex(bool of_write, const Place& place, size_t row, size_t writes, int64_t head, const F& f) {
+  const int64_t token = place.tokens[row], write = static_cast<int64_t>(row % writes);
+  of_write ? f({place.batch, token, write, head}) : f({place.batch, token, head});
 }
 
 template <class F>
-void ForEachHead(const Inputs& in, const Options& options, const F& f) {
-  const int64_t H = in.q.size(2), HV = ValueHeads(in);
-  const auto ranges = mechanism::RangesOf("reference", "q", in.q, options);
+void ForEachHead(const Inputs& in, const Options& options, const DeltaMath& math, const F& f) {
+  mechanism::RequireRank(in.q, 4);
+  mechanism::RequireRank(in.v, math.several_writes ? 5 : 4);
+  const int64_t H = in.q.size(2), HV = ValueHeads(in, math);
+  const auto ranges = mechanism::SequencesOf(options, in.q.size(0), in.q.size(1));
   for (size_t i = 0; i < ranges.size(); ++i) {
     for (int64_t h = 0; h < HV; ++h) {
       Place place = {static_cast<int64_t>(i), ranges[i].batch, h, h / (HV / H), {}};
       for (int64_t t = ranges[i].begin; t < ranges[i].end; ++t) {
-        place.tokens.insert(place.tokens.end(), static_cast<size_t>(WritesOf(in)), t);
+        place.tokens.insert(place.tokens.end(), static_cast<size_t>(WritesOf(in, math)), t);
       }
       if (options.reverse) std::reverse(place.tokens.begin(), place.tokens.end());
       f(place);
     }
   }
-}
-
-double ScaleOf(const Definition& d, const Inputs& in, const Options& options) {
-  return options.scale.value_or(
-      d.root_scale ? 1 / std::sqrt(static_cast<double>(in.q.size(3))) : 1);
 }
 
 Doubles StateOf(const ConstTensorView& t, const Place& place, size_t K, size_t V) {
@@ -89,45 +90,41 @@ void PutState(const TensorView& t, const Place& place, const Doubles& state, siz
   }
 }
 
-Head HeadOf(const Definition& d, const Inputs& in, const Options& options, const Place& place) {
+Head HeadOf(const DeltaMath& math, const Inputs& in, const Place& place) {
   Head h;
-  h.before = d.delta == recurrence::Delta::kBeforeDecay;
+  h.before = math.reads_before_decay;
   h.T = place.tokens.size();
-  h.writes = static_cast<size_t>(WritesOf(in));
+  h.writes = static_cast<size_t>(WritesOf(in, math));
   h.K = static_cast<size_t>(in.q.size(3));
-  h.V = static_cast<size_t>(ValueSize(in));
-  const double scale = ScaleOf(d, in, options);
+  h.V = ValueSize(in, math);
   for (size_t row = 0; row < h.T; ++row) {
-    const auto at = [&](const ConstTensorView& t, int64_t head, size_t i, bool channel = true) {
-      double value = 1;
-      if (t.present()) {
-        WithIndex(t, channel, place, row, h.writes, head, i,
-                  [&](mechanism::Index index) { value = At(t, index); });
-      }
+    const auto at = [&](const ConstTensorView& t, int64_t head, size_t i, bool of_write = false) {
+      double value = 0;
+      WithIndex(of_write, place, row, h.writes, head, i, [&](mechanism::Index index) { value = At(t, index); });
       return value;
     };
-    const bool first = row % h.writes == 0, last = (row + 1) % h.writes == 0;
-    const double beta = at(in.beta, place.head, 0, false);
+    const bool first = row % h.writes == 0, last = (row + 1) % h.writes == 0, several = math.several_writes;
+    double beta = 1;
+    if (math.beta) {
+      WithIndex(several, place, row, h.writes, place.head, [&](mechanism::Index index) { beta = At(in.beta, index); });
+    }
     h.beta.push_back(beta);
     for (size_t i = 0; i < h.K; ++i) {
-      const double key = at(in.k, place.key_head, i);
-      h.q.push_back(last ? scale * at(in.q, place.key_head, i) : 0);
-      h.k.push_back(key);
-      const bool own = d.read_key || h.before;
-      h.key.push_back(own ? at(d.read_key ? in.p : in.a, place.key_head, i) : key);
-      h.erase.push_back(at(in.erase, place.head, i));
+      const bool own = math.read_key != &Inputs::k;
+      h.q.push_back(last ? math.scale * at(in.q, place.key_head, i) : 0);
+      h.k.push_back(at(in.k, place.key_head, i, several));
+      h.key.push_back(own ? at(in.*math.read_key, place.key_head, i) : h.k.back());
+      h.erase.push_back(math.erase_and_write ? at(in.erase, place.head, i) : 1);
       h.r.push_back(beta * h.erase.back() * h.key.back());
       h.b.push_back(h.before ? at(in.b, place.key_head, i) : 0);
-      double g = 0;
-      if (in.log_decay.present() && first) {
-        g = DecayAt(in.log_decay, place.batch, place.tokens[row], place.head,
-                    static_cast<int64_t>(i));
-      }
-      h.a.push_back(std::exp(g));
+      const bool decays = math.log_decay && first;
+      h.a.push_back(decays ? std::exp(math.log_decay(place.batch, place.tokens[row], place.head,
+                                                     static_cast<int64_t>(i)))
+                           : 1);
     }
     for (size_t j = 0; j < h.V; ++j) {
-      h.v.push_back(at(in.v, place.head, j));
-      h.write.push_back(at(in.write, place.head, j));
+      h.v.push_back(at(in.v, place.head, j, several));
+      h.write.push_back(math.erase_and_write ? at(in.write, place.head, j) : 1);
       h.w.push_back(beta * h.write.back() * h.v.back());
     }
   }
@@ -241,9 +238,8 @@ HeadGradients Backward(const Head& h, const Doubles& d_o, const Doubles& d_final
   return g;
 }
 
-Doubles GradientsOfO(const BackwardInputs& in, const Place& place) {
+Doubles GradientsOfO(const BackwardInputs& in, const Place& place, size_t writes) {
   Doubles d_o;
-  const auto writes = static_cast<size_t>(WritesOf(in));
   for (size_t row = 0; row < place.tokens.size(); ++row) {
     for (int64_t j = 0; j < in.d_o.size(3); ++j) {
       const bool last = (row + 1) % writes == 0;
@@ -255,27 +251,24 @@ Doubles GradientsOfO(const BackwardInputs& in, const Place& place) {
 
 // What a head adds to the gradients of a call. With `errors`, g are errors of the gradients
 // `of`, and what comes out is what they and roundings of a sum of products add up to.
-void AddGradients(const Definition& d, const Inputs& in, const Options& options, const Head& h,
-                  const Place& place, const HeadGradients& g, const HeadGradients* of, double u,
-                  const Gradients& out) {
-  const bool errors = of != nullptr;
-  const double scale = ScaleOf(d, in, options);
-  const auto put = [&](const TensorView& t, size_t row, int64_t head, size_t i, double x,
-                       bool channel = true) {
-    if (!t.present()) return;
-    WithIndex(t, channel, place, row, h.writes, head, i,
-              [&](mechanism::Index index) { Add(t, index, x); });
+void AddGradients(const DeltaMath& math, const Head& h, const Place& place, const HeadGradients& g,
+                  const HeadGradients* of, double u, const Gradients& out) {
+  const bool errors = of != nullptr, several = math.several_writes;
+  const auto put = [&](const TensorView& t, size_t row, int64_t head, size_t i, double x, bool of_write = false) {
+    WithIndex(of_write, place, row, h.writes, head, i, [&](mechanism::Index index) { Add(t, index, x); });
+  };
+  const auto put_one = [&](const TensorView& t, size_t row, double x, bool of_write = false) {
+    WithIndex(of_write, place, row, h.writes, place.head, [&](mechanism::Index index) { Add(t, index, x); });
   };
   const auto size = [&](double x) { return errors ? std::abs(x) : x; };
   for (size_t t = 0; t < h.T; ++t) {
     double d_beta = 0, of_decay = 0;
     for (size_t i = 0; i < h.K; ++i) {
       const size_t at = t * h.K + i;
-      if ((t + 1) % h.writes == 0) put(out.dq, t, place.key_head, i, size(scale) * g.q[at]);
+      if ((t + 1) % h.writes == 0) put(out.dq, t, place.key_head, i, size(math.scale) * g.q[at]);
       const double factor = h.beta[t] * h.erase[at];
-      const bool own_key = d.read_key || h.before;
-      put(out.dk, t, place.key_head, i, g.k[at] + (own_key ? 0 : size(factor) * g.r[at]));
-      put(d.read_key ? out.dp : out.da, t, place.key_head, i, size(factor) * g.r[at]);
+      put(out.dk, t, place.key_head, i, g.k[at], several);
+      put(out.*math.d_read_key, t, place.key_head, i, size(factor) * g.r[at], several);
       put(out.db, t, place.key_head, i, g.b[at]);
       put(out.derase, t, place.head, i, size(h.beta[t] * h.key[at]) * g.r[at]);
       d_beta += size(h.erase[at] * h.key[at]) * g.r[at];
@@ -287,21 +280,31 @@ void AddGradients(const Definition& d, const Inputs& in, const Options& options,
     }
     for (size_t j = 0; j < h.V; ++j) {
       const size_t at = t * h.V + j;
-      put(out.dv, t, place.head, j, size(h.beta[t] * h.write[at]) * g.w[at]);
+      put(out.dv, t, place.head, j, size(h.beta[t] * h.write[at]) * g.w[at], several);
       put(out.dwrite, t, place.head, j, size(h.beta[t] * h.v[at]) * g.w[at]);
       d_beta += size(h.write[at] * h.v[at]) * g.w[at];
       if (errors) d_beta += u * std::abs(h.write[at] * h.v[at] * of->w[at]);
     }
-    put(out.dbeta, t, place.head, 0, d_beta, false);
+    put_one(out.dbeta, t, d_beta, several);
     if (out.dlog_decay.present() && out.dlog_decay.rank() == 3 && t % h.writes == 0) {
-      put(out.dlog_decay, t, place.head, 0, of_decay, false);
+      put_one(out.dlog_decay, t, of_decay);
     }
   }
   PutState(out.dinitial.S, place, g.S, h.V);
 }
 
-void ClearAll(const Definition& d, const Gradients& out) {
-  for (const Tensor& tensor : Tensors(d)) mechanism::Clear(out.*tensor.gradient);
+// The inputs of delta rules, and their gradients.
+constexpr struct {
+  ConstTensorView Inputs::*input;
+  TensorView Gradients::*gradient;
+} kTensors[] = {{&Inputs::q, &Gradients::dq},         {&Inputs::k, &Gradients::dk},
+                {&Inputs::v, &Gradients::dv},         {&Inputs::log_decay, &Gradients::dlog_decay},
+                {&Inputs::beta, &Gradients::dbeta},   {&Inputs::p, &Gradients::dp},
+                {&Inputs::erase, &Gradients::derase}, {&Inputs::write, &Gradients::dwrite},
+                {&Inputs::a, &Gradients::da},         {&Inputs::b, &Gradients::db}};
+
+void ClearAll(const Gradients& out) {
+  for (const auto& tensor : kTensors) mechanism::Clear(out.*tensor.gradient);
 }
 
 // Rounding. An element of S is hardly ever the sum of terms of its own size: what one token
@@ -401,11 +404,10 @@ ForwardErrors ErrorsOf(const Head& h, DType dtype) {
 
 }  // namespace
 
-void DeltaReference(const Definition& d, const Inputs& in, const Options& options,
-                    const Outputs& out) {
+void Reference(const Inputs& in, const Options& options, const DeltaMath& math, const Outputs& out) {
   mechanism::Clear(out.o);
-  ForEachHead(in, options, [&](const Place& place) {
-    const Head h = HeadOf(d, in, options, place);
+  ForEachHead(in, options, math, [&](const Place& place) {
+    const Head h = HeadOf(math, in, place);
     Doubles S = h.S, found;
     for (size_t t = 0; t < h.T; ++t) {
       Advance(h, t, S, found);
@@ -418,12 +420,12 @@ void DeltaReference(const Definition& d, const Inputs& in, const Options& option
   });
 }
 
-void DeltaTolerance(const Definition& d, const Inputs& in, const Options& options,
-                    const Outputs& expected, const Outputs& tolerance) {
+void Tolerance(const Inputs& in, const Options& options, const DeltaMath& math, const Outputs& expected,
+               const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   mechanism::Clear(tolerance.o);
-  ForEachHead(in, options, [&](const Place& place) {
-    const Head h = HeadOf(d, in, options, place);
+  ForEachHead(in, options, math, [&](const Place& place) {
+    const Head h = HeadOf(math, in, place);
     const Rounding rounding = RoundingOf(in.q.dtype(), h.K);
     const ForwardErrors errors = ErrorsOf(h, in.q.dtype());
     Doubles S = h.S, found;
@@ -449,28 +451,27 @@ void DeltaTolerance(const Definition& d, const Inputs& in, const Options& option
   });
 }
 
-void DeltaBackwardReference(const Definition& d, const BackwardInputs& in,
-                            const Options& options, const Gradients& out) {
-  ClearAll(d, out);
-  ForEachHead(in, options, [&](const Place& place) {
-    const Head h = HeadOf(d, in, options, place);
+void BackwardReference(const BackwardInputs& in, const Options& options, const DeltaMath& math,
+                       const Gradients& out) {
+  ClearAll(out);
+  ForEachHead(in, options, math, [&](const Place& place) {
+    const Head h = HeadOf(math, in, place);
     const HeadGradients g =
-        Backward(h, GradientsOfO(in, place), StateOf(in.d_final.S, place, h.K, h.V));
-    AddGradients(d, in, options, h, place, g, nullptr, 0, out);
+        Backward(h, GradientsOfO(in, place, h.writes), StateOf(in.d_final.S, place, h.K, h.V));
+    AddGradients(math, h, place, g, nullptr, 0, out);
   });
 }
 
-void DeltaBackwardTolerance(const Definition& d, const BackwardInputs& in,
-                            const Options& options, const Gradients& expected,
-                            const Gradients& tolerance) {
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const DeltaMath& math,
+                       const Gradients& expected, const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
-  ClearAll(d, tolerance);
-  ForEachHead(in, options, [&](const Place& place) {
-    const Head h = HeadOf(d, in, options, place);
+  ClearAll(tolerance);
+  ForEachHead(in, options, math, [&](const Place& place) {
+    const Head h = HeadOf(math, in, place);
     const size_t K = h.K, V = h.V;
     const Rounding by_key = RoundingOf(in.q.dtype(), K), by_value = RoundingOf(in.q.dtype(), V);
     const ForwardErrors forward = ErrorsOf(h, in.q.dtype());
-    const Doubles d_o = GradientsOfO(in, place);
+    const Doubles d_o = GradientsOfO(in, place, h.writes);
     Doubles D = StateOf(in.d_final.S, place, K, V);
     const HeadGradients true_values = Backward(h, d_o, D);
     HeadGradients g(h);
@@ -554,11 +555,11 @@ void DeltaBackwardTolerance(const Definition& d, const BackwardInputs& in,
     for (size_t i = 0; i < K * V; ++i) {
       g.S[i] = off[i % V] + by_key.u * std::abs(D[i]) + e.underflow;
     }
-    AddGradients(d, in, options, h, place, g, &true_values, by_key.chain, tolerance);
+    AddGradients(math, h, place, g, &true_values, by_key.chain, tolerance);
   });
   // Sums over value heads and the dtype of the result are rounded once more.
   const double u = RoundingOf(in.q.dtype(), 1).u;
-  for (const Tensor& tensor : Tensors(d)) {
+  for (const auto& tensor : kTensors) {
     const TensorView& t = tolerance.*tensor.gradient;
     if (!t.present()) continue;
     const DType dtype = (in.*tensor.input).dtype();

@@ -39,12 +39,12 @@ struct Mechanism {
 mechanism::Structs<Api> StructsOf(const Definition& definition);
 void Describe(const Definition& definition, mechanism::Mechanism& m);
 
-// One whose functions take options of its own kind: with these. Without `math`, its tolerances are
-// among the functions or those of delta rules; its Explain is the definition's unless it is too.
-template <class Own>
+// One whose functions take options of its own kind: with these. Its tolerances are those of the mathematics of
+// its reference, or without `math` among the functions; its Explain is the definition's unless it is too.
+template <class Own, class MathOfReference = ReferenceMath>
 Mechanism Bound(const std::string& name, const Definition& definition, const Own& own,
                 Functions<Own> f,
-                std::type_identity_t<ReferenceMath (*)(const Inputs&, const Own&)> math = nullptr,
+                std::type_identity_t<MathOfReference (*)(const Inputs&, const Own&)> math = nullptr,
                 const std::string& options = "") {
   if (math != nullptr) {
     f.tolerance = [=](const Inputs& in, const Own& with, const Outputs& expected,
@@ -54,15 +54,6 @@ Mechanism Bound(const std::string& name, const Definition& definition, const Own
     f.backward_tolerance = [=](const BackwardInputs& in, const Own& with,
                                const Gradients& expected, const Gradients& tolerance) {
       BackwardTolerance(in, with, math(in, with), expected, tolerance);
-    };
-  } else if (!f.tolerance) {
-    f.tolerance = [=](const Inputs& in, const Own& with, const Outputs& expected,
-                      const Outputs& tolerance) {
-      DeltaTolerance(definition, in, with, expected, tolerance);
-    };
-    f.backward_tolerance = [=](const BackwardInputs& in, const Own& with,
-                               const Gradients& expected, const Gradients& tolerance) {
-      DeltaBackwardTolerance(definition, in, with, expected, tolerance);
     };
   }
   if (!f.explain) {

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <vector>
 
-#include "heed/ops/mechanism/recurrent_internal.h"
 #include "heed/ops/mechanism/recurrent_reference_internal.h"
 #include "heed/ops/mechanism/reference_tensor_internal.h"
 
@@ -32,8 +31,10 @@ using Place = ReferencePlace;
 
 template <class F>
 void ForEachHead(const Inputs& in, const Options& options, const F& f) {
-  const int64_t H = in.q.size(2), HV = ValueHeads(in);
-  const auto ranges = mechanism::RangesOf("reference", "q", in.q, options);
+  mechanism::RequireRank(in.q, 4);
+  mechanism::RequireRank(in.v, 4);
+  const int64_t H = in.q.size(2), HV = in.v.size(2);
+  const auto ranges = mechanism::SequencesOf(options, in.q.size(0), in.q.size(1));
   for (size_t i = 0; i < ranges.size(); ++i) {
     for (int64_t h = 0; h < HV; ++h) {
       Place place = {static_cast<int64_t>(i), ranges[i].batch, h, h / (HV / H), {}};
@@ -81,7 +82,7 @@ void Scale(Doubles& x, double factor) {
 ReferenceHead HeadOf(const Inputs& in, const ReferenceMath& math, const Place& place) {
   ReferenceHead head;
   head.T = place.tokens.size();
-  head.V = static_cast<size_t>(ValueSize(in));
+  head.V = static_cast<size_t>(in.v.size(3));
   head.normalize = math.normalize;
   head.eps = math.eps;
   head.floors = math.floors;
@@ -108,14 +109,14 @@ ReferenceHead HeadOf(const Inputs& in, const ReferenceMath& math, const Place& p
     Append(head.k, k);
     Append(head.a, a);
     Append(head.v, Row(in.v, place.batch, t, place.head));
-    if (in.log_decay_v.present()) {
-      Doubles b = Row(in.log_decay_v, place.batch, t, place.head);
+    if (math.log_decay_v.present()) {
+      Doubles b = Row(math.log_decay_v, place.batch, t, place.head);
       for (double& x : b) x = std::exp(x);
       Append(head.b, b);
     }
   }
-  for (size_t i = 0; in.u.present() && i < head.K; ++i) {
-    head.u.push_back(At(in.u, {place.head, static_cast<int64_t>(i)}));
+  for (size_t i = 0; math.bonus != nullptr && i < head.K; ++i) {
+    head.u.push_back(At(in.*math.bonus, {place.head, static_cast<int64_t>(i)}));
   }
   head.S = StateOf(in.initial.S, place, head.K * head.V);
   head.z = StateOf(in.initial.z, place, head.K);
@@ -285,27 +286,24 @@ Epsilon StoredIn(DType dtype, DType computed) {
   return e;
 }
 
-double DecayAt(const ConstTensorView& log_decay, int64_t b, int64_t t, int64_t head,
-               int64_t channel) {
-  if (log_decay.rank() == 1) return At(log_decay, {head});
-  if (log_decay.rank() == 2) return At(log_decay, {head, channel});
-  if (log_decay.rank() == 3) return At(log_decay, {b, t, head});
-  return At(log_decay, {b, t, head, channel});
+LogDecay PerHead(const ConstTensorView& g) {
+  return [g](int64_t, int64_t, int64_t head, int64_t) { return At(g, {head}); };
 }
 
-ReferenceMath OrdinaryMath(const Inputs& in, const Options& options) {
-  ReferenceMath math;
-  math.scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(in.q.size(3))));
-  math.log_decay = [g = in.log_decay](int64_t b, int64_t t, int64_t head, int64_t i) {
-    return DecayAt(g, b, t, head, i);
-  };
-  return math;
+LogDecay PerHeadChannel(const ConstTensorView& g) {
+  return [g](int64_t, int64_t, int64_t head, int64_t channel) { return At(g, {head, channel}); };
 }
 
-ReferenceMath BonusMath(const Inputs& in, const Options& options) {
-  ReferenceMath math = OrdinaryMath(in, options);
-  math.scale = options.scale.value_or(1);
-  return math;
+LogDecay PerToken(const ConstTensorView& g) {
+  return [g](int64_t b, int64_t t, int64_t head, int64_t) { return At(g, {b, t, head}); };
+}
+
+LogDecay PerTokenChannel(const ConstTensorView& g) {
+  return [g](int64_t b, int64_t t, int64_t head, int64_t channel) { return At(g, {b, t, head, channel}); };
+}
+
+double RootScale(const Inputs& in, const Options& options) {
+  return options.scale.value_or(1 / std::sqrt(static_cast<double>(in.q.size(3))));
 }
 
 void Reference(const Inputs& in, const Options& options, const ReferenceMath& shared,
@@ -461,19 +459,18 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
   PutState(out.dinitial.z, place, g.z, Put);
 }
 
-void ClearAll(const Gradients& out) {
-  for (const TensorView* t :
-       {&out.dq, &out.dk, &out.dv, &out.dlog_decay, &out.dprojection, &out.du,
-                              &out.dlog_decay_v, &out.di, &out.df}) {
-    Clear(*t);
-  }
+// Before heads add to them. What the mathematics has no input for is not written.
+void ClearAll(const ReferenceMath& math, const Gradients& out) {
+  for (const TensorView* t : {&out.dq, &out.dk, &out.dv, &out.dlog_decay, &out.dprojection, &out.di, &out.df}) Clear(*t);
+  if (math.bonus != nullptr) Clear(out.du);
+  if (math.log_decay_v.present()) Clear(out.dlog_decay_v);
 }
 
 }  // namespace
 
 void BackwardReference(const BackwardInputs& in, const Options& options,
                        const ReferenceMath& shared, const Gradients& out) {
-  ClearAll(out);
+  ClearAll(shared, out);
   ForEachHead(in, options, [&](const Place& place) {
     const ReferenceMath math = MathOf(shared, place);
     const ReferenceHead head = HeadOf(in, math, place);
@@ -499,7 +496,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
                        const ReferenceMath& shared, const Gradients& expected,
                        const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
-  ClearAll(tolerance);
+  ClearAll(shared, tolerance);
   ForEachHead(in, options, [&](const Place& place) {
     const ReferenceMath math = MathOf(shared, place);
     const ReferenceHead head = Magnitudes(HeadOf(in, math, place), math.causal, e);

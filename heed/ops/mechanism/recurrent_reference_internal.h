@@ -19,7 +19,19 @@ struct ReferencePlace {  // one head of one sequence, and where its tokens are
   std::vector<int64_t> tokens;  // in the order in which they are taken
 };
 
-// A mechanism's own mathematics, written down once more for its reference.
+// The logarithm of the decay of a token's channel.
+using LogDecay = std::function<double(int64_t b, int64_t t, int64_t head, int64_t channel)>;
+// Tensors [HV], [HV, K], [B, T, HV] and [B, T, HV, K] of them; a tensor of any other rank is refused.
+LogDecay PerHead(const ConstTensorView& log_decay);
+LogDecay PerHeadChannel(const ConstTensorView& log_decay);
+LogDecay PerToken(const ConstTensorView& log_decay);
+LogDecay PerTokenChannel(const ConstTensorView& log_decay);
+
+// The scale of a call, K^-1/2 by default.
+double RootScale(const Inputs& in, const Options& options);
+
+// A mechanism's own mathematics, which its reference states apart from the definition that its kernels
+// run with; no reference reads a definition.
 struct ReferenceMath {
   double scale = 1;
   // phi(x), and its transposed derivative at x times dy; empty: the identity.
@@ -40,8 +52,9 @@ struct ReferenceMath {
   // States are `initial_factor` times what is given, and given out times `final_factor`, with
   // `final_m`.
   double initial_factor = 1, final_factor = 1, final_m = 0, m_error = 0;
-  // The logarithm of the decay of a token's channel; empty: none.
-  std::function<double(int64_t b, int64_t t, int64_t head, int64_t channel)> log_decay;
+  LogDecay log_decay;           // empty: no decay
+  ConstTensorView log_decay_v;  // [B, T, HV, V], of the state's columns; absent: no such decay
+  ConstTensorView Inputs::*bonus = nullptr;  // u [HV, K] of the bonus form; null: not that form
   bool complement_keys = false;  // k = 1 - exp(log_decay)
   // Gates that are exponentials have, by token in the order in which they are taken, factors of
   // keys, floors of denominators and what is added to them, and the derivatives of log decays by
@@ -63,16 +76,6 @@ struct Epsilon {
 Epsilon EpsilonOf(DType dtype);
 // The rounding of what is computed beside one dtype and stored in another, as gradients of constants are.
 Epsilon StoredIn(DType dtype, DType computed);
-
-// An element of [HV], [HV, K], [B, T, HV] or [B, T, HV, K].
-double DecayAt(const ConstTensorView& log_decay, int64_t b, int64_t t, int64_t head,
-               int64_t channel);
-
-// log_decay as given, the scale K^-1/2 unless given; nothing else.
-ReferenceMath OrdinaryMath(const Inputs& in, const Options& options);
-
-// Mechanisms with a bonus have the scale 1, and u is read from the inputs.
-ReferenceMath BonusMath(const Inputs& in, const Options& options);
 
 // Checks nothing: arguments are a kernel's that has. Outputs may be f64.
 void Reference(const Inputs& in, const Options& options, const ReferenceMath& math,

@@ -5,16 +5,26 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "heed/core/error.h"
 #include "heed/core/tensor.h"
 
 namespace heed::mechanism {
 
 using Index = std::initializer_list<int64_t>;
 
+// A reference states the shapes of its tensors by how it indexes them, whatever a kernel's table says.
+inline void RequireRank(const ConstTensorView& t, size_t rank) {
+  if (static_cast<size_t>(t.rank()) == rank) return;
+  throw InvalidArgument("reference: a tensor " + (t.present() ? "has shape " + t.ShapeString() : "is absent") +
+                        ", expected rank " + std::to_string(rank));
+}
+
 inline int64_t OffsetOf(const ConstTensorView& t, Index index) {
+  RequireRank(t, index.size());
   int64_t at = 0;
   int axis = 0;
   for (const int64_t i : index) at += i * t.stride(axis++);
@@ -23,6 +33,34 @@ inline int64_t OffsetOf(const ConstTensorView& t, Index index) {
 
 inline double At(const ConstTensorView& t, Index index) {
   return LoadAsDouble(t.dtype(), t.data(), OffsetOf(t, index));
+}
+
+// The tokens begin <= t < end of one sequence.
+struct ReferenceSequence {
+  int64_t batch, begin, end;
+};
+
+// The sequences of a call of B times T tokens: each of `cu_seqlens`, or starts[b] <= t < lengths[b].
+template <class Options>
+std::vector<ReferenceSequence> SequencesOf(const Options& options, int64_t B, int64_t T) {
+  const auto integer = [](const ConstTensorView& t, int64_t i) -> int64_t {
+    const int64_t at = OffsetOf(t, {i});
+    if (t.dtype() == DType::kI32) return static_cast<const int32_t*>(t.data())[at];
+    return static_cast<const int64_t*>(t.data())[at];
+  };
+  std::vector<ReferenceSequence> sequences;
+  if (options.cu_seqlens.present()) {
+    for (int64_t i = 0; i + 1 < options.cu_seqlens.size(0); ++i) {
+      sequences.push_back({0, integer(options.cu_seqlens, i), integer(options.cu_seqlens, i + 1)});
+    }
+    return sequences;
+  }
+  for (int64_t b = 0; b < B; ++b) {
+    const int64_t end = options.lengths.present() ? integer(options.lengths, b) : T;
+    const int64_t begin = options.starts.present() ? integer(options.starts, b) : 0;
+    sequences.push_back({b, begin < end ? begin : end, end});
+  }
+  return sequences;
 }
 
 inline void Put(const TensorView& t, Index index, double value) {

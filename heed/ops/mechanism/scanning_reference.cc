@@ -3,13 +3,12 @@
 
 #include <algorithm>
 
-#include "heed/ops/mechanism/scanning_internal.h"
 
 namespace heed::scanning {
 
 std::vector<ReferencePlace> PlacesOf(int64_t B, int64_t T, int64_t D, const Options& options) {
   std::vector<ReferencePlace> places;
-  const auto ranges = mechanism::RangesOf("reference", "x", {nullptr, DType::kF32, {B, T}}, options);
+  const auto ranges = mechanism::SequencesOf(options, B, T);
   for (size_t i = 0; i < ranges.size(); ++i) {
     ReferencePlace place = {static_cast<int64_t>(i), ranges[i].batch, 0, {}};
     for (int64_t t = ranges[i].begin; t < ranges[i].end; ++t) place.tokens.push_back(t);

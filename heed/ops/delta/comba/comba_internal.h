@@ -1,13 +1,16 @@
-// What comba says of itself.
+// The definition that the kernels of comba run with, and the mathematics that its reference states.
 #ifndef HEED_OPS_DELTA_COMBA_COMBA_INTERNAL_H_
 #define HEED_OPS_DELTA_COMBA_COMBA_INTERNAL_H_
 
 #include "heed/ops/delta/comba/comba.h"
+#include "heed/ops/mechanism/delta_reference_internal.h"
 #include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::comba {
 
 recurrent::Definition DefinitionOf(const Options& options);
+
+recurrent::DeltaMath Math(const Inputs& in, const Options& options);
 
 }  // namespace heed::comba
 

@@ -5,9 +5,9 @@
 namespace heed::delta_product {
 
 OpEntry Entry() {
-  static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
+  static const recurrent::Mechanism mechanism = recurrent::Bound<Options, recurrent::DeltaMath>(
       "delta_product", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step});
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
   OpEntry entry = recurrent::DeltaEntry(mechanism);
   entry.variants.emplace_back("ungated");
   entry.flops = "6 n D Dv per token and value head, backward 18 n D Dv; n = 2";

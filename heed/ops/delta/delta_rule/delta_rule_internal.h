@@ -1,13 +1,16 @@
-// What delta_rule says of itself.
+// The definition that the kernels of delta_rule run with, and the mathematics that its reference states.
 #ifndef HEED_OPS_DELTA_DELTA_RULE_DELTA_RULE_INTERNAL_H_
 #define HEED_OPS_DELTA_DELTA_RULE_DELTA_RULE_INTERNAL_H_
 
 #include "heed/ops/delta/delta_rule/delta_rule.h"
+#include "heed/ops/mechanism/delta_reference_internal.h"
 #include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::delta_rule {
 
 recurrent::Definition DefinitionOf(const Options& options);
+
+recurrent::DeltaMath Math(const Inputs& in, const Options& options);
 
 }  // namespace heed::delta_rule
 

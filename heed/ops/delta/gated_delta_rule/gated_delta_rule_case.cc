@@ -5,9 +5,9 @@
 namespace heed::gated_delta_rule {
 
 OpEntry Entry() {
-  static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
+  static const recurrent::Mechanism mechanism = recurrent::Bound<Options, recurrent::DeltaMath>(
       "gated_delta_rule", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step});
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
   return recurrent::DeltaEntry(mechanism);
 }
 

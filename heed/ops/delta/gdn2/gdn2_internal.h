@@ -1,13 +1,16 @@
-// What gdn2 says of itself.
+// The definition that the kernels of gdn2 run with, and the mathematics that its reference states.
 #ifndef HEED_OPS_DELTA_GDN2_GDN2_INTERNAL_H_
 #define HEED_OPS_DELTA_GDN2_GDN2_INTERNAL_H_
 
 #include "heed/ops/delta/gdn2/gdn2.h"
+#include "heed/ops/mechanism/delta_reference_internal.h"
 #include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::gdn2 {
 
 recurrent::Definition DefinitionOf(const Options& options);
+
+recurrent::DeltaMath Math(const Inputs& in, const Options& options);
 
 }  // namespace heed::gdn2
 

@@ -1,16 +1,28 @@
 // The gated delta rule of two gates as it is defined, in double.
+//
+//   S~_t = diag(exp(log_decay_t)) S_{t-1}      S: [K, V]
+//   S_t = S~_t + k_t (write_t .* v_t - S~_t^T (erase_t .* k_t))^T
+//   o_t = scale S_t^T q_t
+//
+// with scale = K^-1/2 by default; log_decay and erase are [B, T, HV, K], write [B, T, HV, V].
 #include "heed/ops/delta/gdn2/gdn2_internal.h"
-#include "heed/ops/mechanism/delta_reference_internal.h"
 
 namespace heed::gdn2 {
 
-void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::DeltaReference(DefinitionOf(options), in, options, out);
+recurrent::DeltaMath Math(const Inputs& in, const Options& options) {
+  recurrent::DeltaMath math;
+  math.scale = recurrent::RootScale(in, options);
+  math.log_decay = recurrent::PerTokenChannel(in.log_decay);
+  math.erase_and_write = true;
+  return math;
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
-  recurrent::DeltaBackwardReference(DefinitionOf(options), in, options, out);
+void Reference(const Inputs& in, const Options& options, const Outputs& out) {
+  recurrent::Reference(in, options, Math(in, options), out);
+}
+
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
+  recurrent::BackwardReference(in, options, Math(in, options), out);
 }
 
 }  // namespace heed::gdn2

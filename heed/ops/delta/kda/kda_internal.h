@@ -1,13 +1,16 @@
-// What kda says of itself.
+// The definition that the kernels of kda run with, and the mathematics that its reference states.
 #ifndef HEED_OPS_DELTA_KDA_KDA_INTERNAL_H_
 #define HEED_OPS_DELTA_KDA_KDA_INTERNAL_H_
 
 #include "heed/ops/delta/kda/kda.h"
+#include "heed/ops/mechanism/delta_reference_internal.h"
 #include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::kda {
 
 recurrent::Definition DefinitionOf(const Options& options);
+
+recurrent::DeltaMath Math(const Inputs& in, const Options& options);
 
 }  // namespace heed::kda
 

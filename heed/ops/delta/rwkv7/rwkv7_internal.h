@@ -1,13 +1,16 @@
-// What rwkv7 says of itself.
+// The definition that the kernels of rwkv7 run with, and the mathematics that its reference states.
 #ifndef HEED_OPS_DELTA_RWKV7_RWKV7_INTERNAL_H_
 #define HEED_OPS_DELTA_RWKV7_RWKV7_INTERNAL_H_
 
 #include "heed/ops/delta/rwkv7/rwkv7.h"
+#include "heed/ops/mechanism/delta_reference_internal.h"
 #include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::rwkv7 {
 
 recurrent::Definition DefinitionOf(const Options& options);
+
+recurrent::DeltaMath Math(const Inputs& in, const Options& options);
 
 }  // namespace heed::rwkv7
 

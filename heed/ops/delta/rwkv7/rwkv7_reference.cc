@@ -1,16 +1,29 @@
 // RWKV-7 as it is defined, in double.
+//
+//   S_t = diag(exp(log_decay_t)) S_{t-1} + b_t (S_{t-1}^T a_t)^T + k_t v_t^T      S: [K, V]
+//   o_t = scale S_t^T q_t
+//
+// with scale = 1 by default; log_decay is [B, T, HV, K], a and b are like k.
 #include "heed/ops/delta/rwkv7/rwkv7_internal.h"
-#include "heed/ops/mechanism/delta_reference_internal.h"
 
 namespace heed::rwkv7 {
 
-void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::DeltaReference(DefinitionOf(options), in, options, out);
+recurrent::DeltaMath Math(const Inputs& in, const Options& options) {
+  recurrent::DeltaMath math;
+  math.scale = options.scale.value_or(1);
+  math.log_decay = recurrent::PerTokenChannel(in.log_decay);
+  math.read_key = &Inputs::a;
+  math.d_read_key = &Gradients::da;
+  math.reads_before_decay = true;
+  return math;
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
-  recurrent::DeltaBackwardReference(DefinitionOf(options), in, options, out);
+void Reference(const Inputs& in, const Options& options, const Outputs& out) {
+  recurrent::Reference(in, options, Math(in, options), out);
+}
+
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
+  recurrent::BackwardReference(in, options, Math(in, options), out);
 }
 
 }  // namespace heed::rwkv7

@@ -1,13 +1,16 @@
-// What gla says of itself.
+// The definition that the kernels of gla run with, and the mathematics that its reference states.
 #ifndef HEED_OPS_GATED_GLA_GLA_INTERNAL_H_
 #define HEED_OPS_GATED_GLA_GLA_INTERNAL_H_
 
 #include "heed/ops/gated/gla/gla.h"
 #include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_reference_internal.h"
 
 namespace heed::gla {
 
 recurrent::Definition DefinitionOf(const Options& options);
+
+recurrent::ReferenceMath Math(const Inputs& in, const Options& options);
 
 }  // namespace heed::gla
 

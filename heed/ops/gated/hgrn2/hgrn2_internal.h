@@ -1,4 +1,4 @@
-// The mathematics of HGRN2, for its reference and the bounds of its cases.
+// The definition that the kernels of hgrn2 run with, and the mathematics that its reference states.
 #ifndef HEED_OPS_GATED_HGRN2_HGRN2_INTERNAL_H_
 #define HEED_OPS_GATED_HGRN2_HGRN2_INTERNAL_H_
 
@@ -10,7 +10,7 @@ namespace heed::hgrn2 {
 
 recurrent::Definition DefinitionOf(const Options& options);
 
-recurrent::ReferenceMath Math(const Inputs& in, const recurrent::Options& options);
+recurrent::ReferenceMath Math(const Inputs& in, const Options& options);
 
 }  // namespace heed::hgrn2
 

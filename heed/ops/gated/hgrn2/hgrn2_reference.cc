@@ -1,11 +1,17 @@
 // HGRN2 as it is defined, in double.
-#include "heed/ops/gated/hgrn2/hgrn2.h"
+//
+//   S_t = diag(exp(log_decay_t)) S_{t-1} + (1 - exp(log_decay_t)) v_t^T      S: [K, V]
+//   o_t = scale S_t^T q_t
+//
+// with scale = K^-1/2 by default; log_decay is [B, T, HV, K], and there is no k.
 #include "heed/ops/gated/hgrn2/hgrn2_internal.h"
 
 namespace heed::hgrn2 {
 
-recurrent::ReferenceMath Math(const Inputs& in, const recurrent::Options& options) {
-  recurrent::ReferenceMath math = recurrent::OrdinaryMath(in, options);
+recurrent::ReferenceMath Math(const Inputs& in, const Options& options) {
+  recurrent::ReferenceMath math;
+  math.scale = recurrent::RootScale(in, options);
+  math.log_decay = recurrent::PerTokenChannel(in.log_decay);
   math.complement_keys = true;
   return math;
 }
@@ -14,8 +20,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   recurrent::Reference(in, options, Math(in, options), out);
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   recurrent::BackwardReference(in, options, Math(in, options), out);
 }
 

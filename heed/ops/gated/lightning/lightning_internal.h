@@ -1,13 +1,16 @@
-// What lightning says of itself.
+// The definition that the kernels of lightning run with, and the mathematics that its reference states.
 #ifndef HEED_OPS_GATED_LIGHTNING_LIGHTNING_INTERNAL_H_
 #define HEED_OPS_GATED_LIGHTNING_LIGHTNING_INTERNAL_H_
 
 #include "heed/ops/gated/lightning/lightning.h"
 #include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_reference_internal.h"
 
 namespace heed::lightning {
 
 recurrent::Definition DefinitionOf(const Options& options);
+
+recurrent::ReferenceMath Math(const Inputs& in, const Options& options);
 
 }  // namespace heed::lightning
 

@@ -16,7 +16,7 @@ OpEntry Entry() {
        .step = &Step,
        .explain = &Explain,
        .backward_workspace = &BackwardWorkspace},
-      &recurrent::OrdinaryMath);
+      &Math);
   OpEntry entry = recurrent::GatedEntry(mechanism, "B Tq (2 Hkv D + 2 Hq Dv) size");
   entry.inputs.back().optional = true;  // decays may be left out
   entry.weights = [](int64_t head, int64_t channels) {

@@ -1,13 +1,16 @@
-// What retention says of itself.
+// The definition that the kernels of retention run with, and the mathematics that its reference states.
 #ifndef HEED_OPS_GATED_RETENTION_RETENTION_INTERNAL_H_
 #define HEED_OPS_GATED_RETENTION_RETENTION_INTERNAL_H_
 
 #include "heed/ops/gated/retention/retention.h"
 #include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_reference_internal.h"
 
 namespace heed::retention {
 
 recurrent::Definition DefinitionOf(const Options& options);
+
+recurrent::ReferenceMath Math(const Inputs& in, const Options& options);
 
 }  // namespace heed::retention
 

@@ -1,29 +1,33 @@
 // Retention as it is defined, in double.
+//
+//   S_t = exp(log_decay) S_{t-1} + k_t v_t^T      S: [K, V]
+//   o_t = scale S_t^T q_t
+//
+// with scale = K^-1/2 by default; log_decay is [HV], log(1 - 2^(-5 - head)) where it is absent.
 #include <cmath>
 
-#include "heed/ops/gated/retention/retention.h"
-#include "heed/ops/mechanism/recurrent_reference_internal.h"
+#include "heed/ops/gated/retention/retention_internal.h"
 
 namespace heed::retention {
-namespace {
 
 recurrent::ReferenceMath Math(const Inputs& in, const Options& options) {
-  recurrent::ReferenceMath math = recurrent::OrdinaryMath(in, options);
-  if (in.log_decay.present()) return math;
+  recurrent::ReferenceMath math;
+  math.scale = recurrent::RootScale(in, options);
+  if (in.log_decay.present()) {
+    math.log_decay = recurrent::PerHead(in.log_decay);
+    return math;
+  }
   math.log_decay = [](int64_t, int64_t, int64_t head, int64_t) {
     return std::log(1 - std::pow(2.0, static_cast<double>(-5 - head)));
   };
   return math;
 }
 
-}  // namespace
-
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   recurrent::Reference(in, options, Math(in, options), out);
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   recurrent::BackwardReference(in, options, Math(in, options), out);
 }
 

@@ -39,7 +39,7 @@ struct Channel {
 
 template <class F>
 void ForEachChannel(const recurrent::Inputs& in, const recurrent::Options& options, const F& f) {
-  const auto ranges = mechanism::RangesOf("reference", "q", in.q, options);
+  const auto ranges = mechanism::SequencesOf(options, in.q.size(0), in.q.size(1));
   for (size_t i = 0; i < ranges.size(); ++i) {
     for (int64_t channel = 0; channel < in.q.size(2); ++channel) {
       Channel c;

@@ -1,13 +1,16 @@
-// What rwkv5 says of itself.
+// The definition that the kernels of rwkv5 run with, and the mathematics that its reference states.
 #ifndef HEED_OPS_GATED_RWKV5_RWKV5_INTERNAL_H_
 #define HEED_OPS_GATED_RWKV5_RWKV5_INTERNAL_H_
 
 #include "heed/ops/gated/rwkv5/rwkv5.h"
 #include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_reference_internal.h"
 
 namespace heed::rwkv5 {
 
 recurrent::Definition DefinitionOf(const Options& options);
+
+recurrent::ReferenceMath Math(const Inputs& in, const Options& options);
 
 }  // namespace heed::rwkv5
 

@@ -1,13 +1,16 @@
-// What rwkv6 says of itself.
+// The definition that the kernels of rwkv6 run with, and the mathematics that its reference states.
 #ifndef HEED_OPS_GATED_RWKV6_RWKV6_INTERNAL_H_
 #define HEED_OPS_GATED_RWKV6_RWKV6_INTERNAL_H_
 
 #include "heed/ops/gated/rwkv6/rwkv6.h"
 #include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_reference_internal.h"
 
 namespace heed::rwkv6 {
 
 recurrent::Definition DefinitionOf(const Options& options);
+
+recurrent::ReferenceMath Math(const Inputs& in, const Options& options);
 
 }  // namespace heed::rwkv6
 

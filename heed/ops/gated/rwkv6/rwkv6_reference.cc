@@ -1,16 +1,27 @@
 // RWKV-6 as it is defined, in double.
-#include "heed/ops/gated/rwkv6/rwkv6.h"
-#include "heed/ops/mechanism/recurrent_reference_internal.h"
+//
+//   o_t = scale (S_{t-1} + diag(u) k_t v_t^T)^T q_t      S: [K, V]
+//   S_t = diag(exp(log_decay_t)) S_{t-1} + k_t v_t^T
+//
+// with scale = 1 by default; log_decay is [B, T, HV, K], u [HV, K].
+#include "heed/ops/gated/rwkv6/rwkv6_internal.h"
 
 namespace heed::rwkv6 {
 
-void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::Reference(in, options, recurrent::BonusMath(in, options), out);
+recurrent::ReferenceMath Math(const Inputs& in, const Options& options) {
+  recurrent::ReferenceMath math;
+  math.scale = options.scale.value_or(1);
+  math.log_decay = recurrent::PerTokenChannel(in.log_decay);
+  math.bonus = &Inputs::u;
+  return math;
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
-  recurrent::BackwardReference(in, options, recurrent::BonusMath(in, options), out);
+void Reference(const Inputs& in, const Options& options, const Outputs& out) {
+  recurrent::Reference(in, options, Math(in, options), out);
+}
+
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
+  recurrent::BackwardReference(in, options, Math(in, options), out);
 }
 
 }  // namespace heed::rwkv6

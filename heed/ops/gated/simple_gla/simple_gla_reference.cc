@@ -1,16 +1,26 @@
 // Simple GLA as it is defined, in double.
-#include "heed/ops/gated/simple_gla/simple_gla.h"
-#include "heed/ops/mechanism/recurrent_reference_internal.h"
+//
+//   S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T      S: [K, V]
+//   o_t = scale S_t^T q_t
+//
+// with scale = K^-1/2 by default; log_decay is [B, T, HV].
+#include "heed/ops/gated/simple_gla/simple_gla_internal.h"
 
 namespace heed::simple_gla {
 
-void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::Reference(in, options, recurrent::OrdinaryMath(in, options), out);
+recurrent::ReferenceMath Math(const Inputs& in, const Options& options) {
+  recurrent::ReferenceMath math;
+  math.scale = recurrent::RootScale(in, options);
+  math.log_decay = recurrent::PerToken(in.log_decay);
+  return math;
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
-  recurrent::BackwardReference(in, options, recurrent::OrdinaryMath(in, options), out);
+void Reference(const Inputs& in, const Options& options, const Outputs& out) {
+  recurrent::Reference(in, options, Math(in, options), out);
+}
+
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
+  recurrent::BackwardReference(in, options, Math(in, options), out);
 }
 
 }  // namespace heed::simple_gla

@@ -11,7 +11,6 @@
 
 #include "heed/ops/linear/efficient_attention/efficient_attention.h"
 #include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
 #include "heed/ops/mechanism/recurrent_reference_internal.h"
 #include "heed/ops/mechanism/reference_tensor_internal.h"
 
@@ -33,12 +32,12 @@ struct Plain {
   Tensor q, k, v;
   recurrent::Options options;
   recurrent::ReferenceMath math;
-  std::vector<mechanism::TokenRange> ranges;
+  std::vector<mechanism::ReferenceSequence> ranges;
   double softmax_error = 0;  // relative, of q and k
 
   Plain(const Inputs& given, const Options& call)
       : in(given), q(Shape(in.q)), k(Shape(in.k)), v(Shape(in.v)), options(call),
-        ranges(mechanism::RangesOf("reference", "q", in.q, call)) {
+        ranges(mechanism::SequencesOf(call, in.q.size(0), in.q.size(1))) {
     const double u = in.q.dtype() == DType::kF64 ? 0x1p-53 : 0x1p-24;
     const auto counts = [&](int64_t b, int64_t t) {
       return !call.kv_mask.present() ||

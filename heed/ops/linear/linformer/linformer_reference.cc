@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "heed/ops/linear/linformer/linformer.h"
-#include "heed/ops/mechanism/tokens_internal.h"
+#include "heed/ops/mechanism/reference_tensor_internal.h"
 
 namespace heed::linformer {
 namespace {
@@ -81,7 +81,7 @@ struct Head {
 
 template <class F>
 void ForEachHead(const Inputs& in, const Options& options, const F& f) {
-  for (const auto& range : mechanism::RangesOf("linformer::Reference", "q", in.q, options)) {
+  for (const auto& range : mechanism::SequencesOf(options, in.q.size(0), in.q.size(1))) {
     for (int64_t h = 0; h < in.v.size(2); ++h) {
       Head head = {range.batch, h, h / (in.v.size(2) / in.q.size(2)), in.e.size(0),
                    in.q.size(3), in.v.size(3), {}, {}, {}, {}};

@@ -4,7 +4,6 @@
 #include <cstddef>
 
 #include "heed/ops/mechanism/reference_tensor_internal.h"
-#include "heed/ops/mechanism/tokens_internal.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d_reference_internal.h"
 
 namespace heed::causal_conv1d {
@@ -32,7 +31,7 @@ double ReferenceChannel::Preactivation(int64_t t) const {
 void ForEachChannel(const Inputs& in, const Options& options,
                     const std::function<void(const ReferenceChannel&)>& f) {
   const int64_t W = in.weight.size(1);
-  const auto ranges = mechanism::RangesOf("reference", "x", in.x, options, 2);
+  const auto ranges = mechanism::SequencesOf(options, in.x.size(0), in.x.size(2));
   for (size_t n = 0; n < ranges.size(); ++n) {
     for (int64_t channel = 0; channel < in.x.size(1); ++channel) {
       ReferenceChannel c;

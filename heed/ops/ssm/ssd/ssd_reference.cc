@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "heed/ops/mechanism/recurrent_internal.h"
 #include "heed/ops/mechanism/recurrent_reference_internal.h"
 #include "heed/ops/mechanism/reference_tensor_internal.h"
 #include "heed/ops/ssm/ssd/ssd.h"
@@ -43,7 +42,7 @@ struct Plain {
   recurrent::BackwardInputs inputs;
   recurrent::Options options;
   recurrent::ReferenceMath math;
-  std::vector<mechanism::TokenRange> ranges;
+  std::vector<mechanism::ReferenceSequence> ranges;
   double delta_error = 0;  // relative
 
   Plain(const Inputs& given, const Options& call)
@@ -51,7 +50,7 @@ struct Plain {
         log_decay(delta),
         v({in.x.size(0), in.x.size(1), in.x.size(2), in.x.size(3)}), undecided(delta),
         options(call),
-        ranges(mechanism::RangesOf("reference", "x", in.x, call)) {
+        ranges(mechanism::SequencesOf(call, in.x.size(0), in.x.size(1))) {
     const double u = in.x.dtype() == DType::kF64 ? 0x1p-53 : 0x1p-24;
     double largest = 0;
     ForEach([&](int64_t b, int64_t t, int64_t h) {

@@ -1,0 +1,420 @@
+// A wrong flag in a mechanism's definition is seen: a reference states its mathematics by itself, so that kernels that
+// run with the wrong one disagree with it.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <optional>
+#include <regex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "heed/core/context.h"
+#include "heed/core/error.h"
+#include "heed/harness/case.h"
+#include "heed/ops/delta/comba/comba_internal.h"
+#include "heed/ops/delta/delta_product/delta_product_internal.h"
+#include "heed/ops/delta/delta_rule/delta_rule_internal.h"
+#include "heed/ops/delta/gated_delta_rule/gated_delta_rule_internal.h"
+#include "heed/ops/delta/gdn2/gdn2_internal.h"
+#include "heed/ops/delta/kda/kda_internal.h"
+#include "heed/ops/delta/rwkv7/rwkv7_internal.h"
+#include "heed/ops/gated/gla/gla_internal.h"
+#include "heed/ops/gated/hgrn/hgrn_internal.h"
+#include "heed/ops/gated/hgrn2/hgrn2_internal.h"
+#include "heed/ops/gated/lightning/lightning_internal.h"
+#include "heed/ops/gated/mlstm/mlstm_internal.h"
+#include "heed/ops/gated/retention/retention_internal.h"
+#include "heed/ops/gated/rg_lru/rg_lru_internal.h"
+#include "heed/ops/gated/rwkv4/rwkv4_internal.h"
+#include "heed/ops/gated/rwkv5/rwkv5_internal.h"
+#include "heed/ops/gated/rwkv6/rwkv6_internal.h"
+#include "heed/ops/gated/simple_gla/simple_gla_internal.h"
+#include "heed/ops/linear/based/based_internal.h"
+#include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
+#include "heed/ops/linear/linear_attention/linear_attention_internal.h"
+#include "heed/ops/linear/performer/performer_internal.h"
+#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/ops/mechanism/scanning_case.h"
+#include "heed/ops/ssm/causal_conv1d/causal_conv1d_internal.h"
+#include "heed/ops/ssm/h3/h3_internal.h"
+#include "heed/ops/ssm/long_convolution/long_convolution_internal.h"
+#include "heed/ops/ssm/s4d/s4d_internal.h"
+#include "heed/ops/ssm/selective_scan/selective_scan_internal.h"
+#include "tests/forks.h"
+
+namespace heed {
+namespace {
+
+constexpr uint64_t kSeeds = 12;
+
+template <class Definition>
+struct Flip {
+  std::string name;  // "decay=2": a value by its place
+  Definition definition;
+};
+
+// A mechanism, and random problems of it in float64.
+template <class Definition>
+struct Subject {
+  std::string name;
+  Definition definition;
+  // Kernels run with one definition, tensors and states of the problem are those of the other, the reference is
+  // the mechanism's own.
+  std::function<Case(const Definition& of_kernels, const Definition& of_problems, uint64_t seed)> problem;
+};
+
+// Copies of a definition in which one field has another value.
+template <class Definition>
+class Flips {
+ public:
+  explicit Flips(Definition& copy) : copy_(copy) {}
+  template <class Field>
+  void To(const char* name, Field& field, const std::vector<Field>& values) {
+    const Field kept = field;
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (values[i] == kept) continue;
+      field = values[i];
+      list.push_back({std::string(name) + "=" + std::to_string(i), copy_});
+    }
+    field = kept;
+  }
+  void Not(const char* name, bool& field) { To(name, field, {false, true}); }
+  void More(const char* name, double& field) { To(name, field, {field, field + 0.3}); }
+
+  std::vector<Flip<Definition>> list;
+
+ private:
+  Definition& copy_;
+};
+
+// The binding names every field: a new one does not compile before it is flipped here. Names in errors are no flags.
+std::vector<Flip<recurrent::Definition>> FlipsOf(recurrent::Definition d) {
+  using recurrence::Delta;
+  using recurrence::Feature;
+  using recurrent::DecayShape;
+  Flips<recurrent::Definition> flips(d);
+  auto& [decay, root_scale, feature, key_feature, feature_eps, causal, normalize, eps, complement_keys, value_decay,
+         bonus, delta, beta, read_key, erase_and_write, several_writes, exp_gates, channels, query_name, key_name,
+         value_name, state_names, value_first, surroundings] = d;
+  flips.To("decay", decay, {DecayShape::kNone, DecayShape::kHead, DecayShape::kHeadKey, DecayShape::kToken, DecayShape::kKey});
+  const std::vector<Feature> features = {
+      Feature::kIdentity, Feature::kElu1,   Feature::kRelu,           Feature::kReluSquared, Feature::kExp,
+      Feature::kSoftmax,  Feature::kTaylor, Feature::kSoftmaxOfTokens, Feature::kRandomExp,  Feature::kRandomRelu};
+  flips.To("feature", feature, features);
+  // Without it keys have the feature of queries.
+  std::vector<std::optional<Feature>> key_features = {key_feature ? std::nullopt : key_feature};
+  for (const Feature of_keys : features) {
+    if (key_feature || of_keys != feature) key_features.push_back(of_keys);
+  }
+  flips.To("key_feature", key_feature, key_features);
+  flips.To("delta", delta, {Delta::kNone, Delta::kAfterDecay, Delta::kBeforeDecay});
+  flips.Not("root_scale", root_scale);
+  flips.Not("causal", causal);
+  flips.Not("normalize", normalize);
+  flips.Not("complement_keys", complement_keys);
+  flips.Not("value_decay", value_decay);
+  flips.Not("bonus", bonus);
+  flips.Not("beta", beta);
+  flips.Not("read_key", read_key);
+  flips.Not("erase_and_write", erase_and_write);
+  flips.Not("several_writes", several_writes);
+  flips.Not("exp_gates", exp_gates);
+  flips.Not("channels", channels);
+  flips.Not("value_first", value_first);
+  flips.More("eps", eps);
+  flips.More("feature_eps", feature_eps);
+  return flips.list;
+}
+
+// Tensors are no flag, nor are operations that are counted.
+std::vector<Flip<scanning::Definition>> FlipsOf(scanning::Definition d) {
+  using scan::Method;
+  using scan::Rule;
+  Flips<scanning::Definition> flips(d);
+  auto& [tensors, state_axes, tail_axes, rule, flops, kernels, softplus, silu, c, bilinear, method] = d;
+  const auto axes = [&](const char* name, const char*& field, const std::vector<const char*>& values) {
+    std::vector<const char*> others = {field};
+    for (const char* value : values) {
+      if (std::string(value) != field) others.push_back(value);
+    }
+    flips.To(name, field, others);
+  };
+  axes("state_axes", state_axes, {"", "BD", "BDN", "BDN2"});
+  axes("tail_axes", tail_axes, {""});
+  flips.To("rule", rule, {Rule::kSelective, Rule::kDecay, Rule::kGates, Rule::kTaps, Rule::kModes, Rule::kHeads});
+  flips.To("kernels", kernels, {nullptr});
+  flips.Not("softplus", softplus);
+  flips.Not("silu", silu);
+  flips.More("c", c);
+  flips.Not("bilinear", bilinear);
+  flips.To("method", method, {Method::kAuto, Method::kRecurrent, Method::kConvolution});
+  return flips.list;
+}
+
+// Allows every result an error that is far below what a flag changes, and far above rounding in float64; a result that
+// the reference leaves out is refused.
+void Loosen(mechanism::Mechanism& m) {
+  using Reference = std::function<void(const mechanism::Problem&, mechanism::Views, mechanism::Views)>;
+  const auto loosened = [](const Reference& call, bool backward) -> Reference {
+    return [=](const mechanism::Problem& p, mechanism::Views expected, mechanism::Views tolerance) {
+      call(p, expected, {});
+      for (size_t i = backward ? p.num_forward : 0; i < (backward ? p.outputs.size() : p.num_forward); ++i) {
+        // Gradients of constants have the dtype of these.
+        const DType dtype = p.outputs[i].dtype;
+        const double share = dtype == DType::kF64 ? 1e-9 : dtype == DType::kF32 ? 1e-6 : 0x1p-7;
+        std::vector<int64_t> at(expected[i].sizes().size());
+        if (expected[i].num_elements() == 0) continue;
+        do {
+          const double value = GetElement(expected[i], at);
+          if (std::isnan(value)) throw InternalError("the reference leaves out " + p.outputs[i].name);
+          SetElement(tolerance[i], at, share * (1 + std::abs(value)));
+        } while (NextIndex(expected[i].sizes(), at));
+      }
+    };
+  };
+  m.reference = loosened(m.reference, false);
+  m.backward_reference = loosened(m.backward_reference, true);
+}
+
+template <class Own, class Reference, class BackwardReference>
+Subject<recurrent::Definition> Recurrence(const std::string& name, const recurrent::Definition& definition, const Own& own,
+                                          Reference* reference, BackwardReference* backward_reference) {
+  const auto problem = [=](const recurrent::Definition& d, const recurrent::Definition& of_problems, uint64_t seed) {
+    recurrent::Functions<Own> f;
+    f.forward = [d](Context& ctx, const recurrent::Inputs& in, const Own& with, const recurrent::Outputs& out) {
+      recurrent::Forward("forward", ctx, d, in, with, out);
+    };
+    f.backward = [d](Context& ctx, const recurrent::BackwardInputs& in, const Own& with, const recurrent::Gradients& out) {
+      recurrent::Backward("backward", ctx, d, in, with, out);
+    };
+    f.step = [d](Context& ctx, const recurrent::StepInputs& in, const Own& with, const recurrent::State& state,
+                 const TensorView& o) { recurrent::Step("step", ctx, d, in, with, state, o); };
+    f.reference = reference;
+    f.backward_reference = backward_reference;
+    recurrent::Mechanism m = recurrent::Bound<Own>(name, of_problems, own, f);
+    Loosen(m.of_problems);
+    return recurrent::RandomCase(m, DType::kF64, seed);
+  };
+  return {name, definition, problem};
+}
+
+template <class Own, class Reference, class BackwardReference>
+Subject<scanning::Definition> Scan(const std::string& name, const scanning::Definition& definition, const Own& own,
+                                   Reference reference, BackwardReference backward_reference) {
+  const auto problem = [=](const scanning::Definition& d, const scanning::Definition& of_problems, uint64_t seed) {
+    scanning::Functions<Own> f;
+    f.forward = [d](Context& ctx, const scanning::Inputs& in, const Own& with, const scanning::Outputs& out) {
+      scanning::Forward("forward", ctx, d, in, with, out);
+    };
+    f.backward = [d](Context& ctx, const scanning::BackwardInputs& in, const Own& with, const scanning::Gradients& out) {
+      scanning::Backward("backward", ctx, d, in, with, out);
+    };
+    if (d.has_state()) {
+      f.step = [d](Context& ctx, const scanning::StepInputs& in, const Own& with, const scanning::StepState& state,
+                   const TensorView& o) { scanning::Step("step", ctx, d, in, with, state, o); };
+    }
+    f.reference = reference;
+    f.backward_reference = backward_reference;
+    scanning::Mechanism m = scanning::Bound<Own>(name, of_problems, own, f);
+    Loosen(m.of_problems);
+    return scanning::RandomCase(m, DType::kF64, seed);
+  };
+  return {name, definition, problem};
+}
+
+#define HEED_SUBJECT(kind, mechanism, own, text) \
+  kind(#mechanism text, mechanism::DefinitionOf(own), own, &mechanism::Reference, &mechanism::BackwardReference)
+
+std::vector<Subject<recurrent::Definition>> Recurrences() {
+  linear_attention::Options identity, not_causal;
+  identity.feature_map = linear_attention::FeatureMap::kIdentity;
+  identity.normalize = false;
+  not_causal.feature_map = linear_attention::FeatureMap::kSoftmax;
+  not_causal.causal = false;
+  performer::Options causal, relu;
+  causal.causal = true;
+  relu.kernel = performer::Kernel::kRelu;
+  return {HEED_SUBJECT(Recurrence, gla, gla::Options(), ""),
+          HEED_SUBJECT(Recurrence, hgrn2, hgrn2::Options(), ""),
+          HEED_SUBJECT(Recurrence, lightning, lightning::Options(), ""),
+          HEED_SUBJECT(Recurrence, mlstm, mlstm::Options(), ""),
+          HEED_SUBJECT(Recurrence, retention, retention::Options(), ""),
+          Recurrence("rwkv4", rwkv4::kDefinition, rwkv4::Options(), &rwkv4::ReferenceOfRecurrence,
+                     &rwkv4::BackwardReferenceOfRecurrence),
+          HEED_SUBJECT(Recurrence, rwkv5, rwkv5::Options(), ""),
+          HEED_SUBJECT(Recurrence, rwkv6, rwkv6::Options(), ""),
+          HEED_SUBJECT(Recurrence, simple_gla, simple_gla::Options(), ""),
+          HEED_SUBJECT(Recurrence, delta_rule, delta_rule::Options(), ""),
+          HEED_SUBJECT(Recurrence, gated_delta_rule, gated_delta_rule::Options(), ""),
+          HEED_SUBJECT(Recurrence, gdn2, gdn2::Options(), ""),
+          HEED_SUBJECT(Recurrence, comba, comba::Options(), ""),
+          HEED_SUBJECT(Recurrence, delta_product, delta_product::Options(), ""),
+          HEED_SUBJECT(Recurrence, kda, kda::Options(), ""),
+          HEED_SUBJECT(Recurrence, rwkv7, rwkv7::Options(), ""),
+          HEED_SUBJECT(Recurrence, based, based::Options(), ""),
+          HEED_SUBJECT(Recurrence, linear_attention, linear_attention::Options(), ""),
+          HEED_SUBJECT(Recurrence, linear_attention, identity, " identity"),
+          HEED_SUBJECT(Recurrence, linear_attention, not_causal, " softmax not causal"),
+          HEED_SUBJECT(Recurrence, performer, performer::Options(), ""),
+          HEED_SUBJECT(Recurrence, performer, causal, " causal"),
+          HEED_SUBJECT(Recurrence, performer, relu, " relu"),
+          Recurrence("efficient_attention", efficient_attention::DefinitionOf(nullptr), efficient_attention::Options(),
+                     &efficient_attention::Reference, &efficient_attention::BackwardReference)};
+}
+
+// The causal convolution as the tensors of scans have it.
+struct Convolution : scanning::Options {
+  causal_conv1d::Activation activation;
+
+  causal_conv1d::Options Own() const {
+    causal_conv1d::Options own;
+    own.activation = activation;
+    return mechanism::With(own, *this);
+  }
+  static causal_conv1d::BackwardInputs Of(const scanning::Inputs& in) {
+    causal_conv1d::BackwardInputs own;
+    own.x = in.u;
+    own.weight = in.shift;
+    own.bias = in.delta_bias;
+    own.initial = in.initial;
+    return own;
+  }
+  static void Reference(const scanning::Inputs& in, const Convolution& options, const scanning::Outputs& out) {
+    causal_conv1d::Reference(Of(in), options.Own(), {out.o, out.final});
+  }
+  static void BackwardReference(const scanning::BackwardInputs& in, const Convolution& options,
+                                const scanning::Gradients& out) {
+    causal_conv1d::BackwardInputs own = Of(in);
+    own.d_o = in.d_o;
+    own.d_final = in.d_final;
+    causal_conv1d::Gradients gradients;
+    gradients.dx = out.du;
+    gradients.dweight = out.dshift;
+    gradients.dbias = out.ddelta_bias;
+    gradients.dinitial = out.dinitial;
+    causal_conv1d::BackwardReference(own, options.Own(), gradients);
+  }
+};
+
+std::vector<Subject<scanning::Definition>> Scans() {
+  selective_scan::Options softplus;
+  softplus.delta_softplus = true;
+  s4d::Options bilinear;
+  bilinear.discretization = s4d::Discretization::kBilinear;
+  Convolution convolution, silu;
+  convolution.activation = causal_conv1d::Activation();
+  silu.activation = causal_conv1d::Activation::kSilu;
+  return {HEED_SUBJECT(Scan, hgrn, hgrn::Options(), ""),
+          HEED_SUBJECT(Scan, rg_lru, rg_lru::Options(), ""),
+          HEED_SUBJECT(Scan, selective_scan, selective_scan::Options(), ""),
+          HEED_SUBJECT(Scan, selective_scan, softplus, " softplus"),
+          HEED_SUBJECT(Scan, s4d, s4d::Options(), ""),
+          HEED_SUBJECT(Scan, s4d, bilinear, " bilinear"),
+          HEED_SUBJECT(Scan, h3, h3::Options(), ""),
+          HEED_SUBJECT(Scan, long_convolution, long_convolution::Options(), ""),
+          Scan("causal_conv1d", causal_conv1d::DefinitionOf(convolution.Own()), convolution, &Convolution::Reference,
+               &Convolution::BackwardReference),
+          Scan("causal_conv1d silu", causal_conv1d::DefinitionOf(silu.Own()), silu, &Convolution::Reference,
+               &Convolution::BackwardReference)};
+}
+
+// The first of a few random problems that is refused or has a wrong result, and what is wrong with it; else empty.
+template <class Definition>
+std::string Disagreement(const Subject<Definition>& subject, const Definition& of_kernels, const Definition& of_problems) {
+  Context ctx(1);
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    try {
+      const Comparison result = Compare(subject.problem(of_kernels, of_problems, seed), ctx);
+      if (!result.ok) return result.message;
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+  }
+  return "";
+}
+
+// A definition that no mechanism has may read what is not there, so in a process of its own: to crash is to be seen.
+template <class Definition>
+bool IsSeen(const Subject<Definition>& subject, const Definition& of_kernels, const Definition& of_problems) {
+  return StatusOfFork([&] {
+           if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(2);
+           _exit(Disagreement(subject, of_kernels, of_problems).empty() ? 0 : 1);
+         }) != 0;
+}
+
+// Flips that no problem shows where all but the reference believe them, and why that is right.
+struct Exception {
+  const char* flips;  // a pattern of names
+  const char* why;
+  // It takes away what a call may leave out, so that no problem has it: the mechanism's own problems show it.
+  // Else kernels ignore the flag, which these show too.
+  bool takes_away = false;
+};
+
+#define HEED_DELTA_RULES "(comba|delta_product|delta_rule|gated_delta_rule|gdn2|kda|rwkv7)"
+
+constexpr Exception kOfRecurrences[] = {
+    {"(?!performer feature_eps).* feature_eps=1", "random exponentials alone have it, where queries see all keys"},
+    {"(?!based|mlstm|linear_attention (eps|softmax)).* eps=1",
+     "there is no denominator, or that of random features, to which nothing is added"},
+    {HEED_DELTA_RULES " (feature=[1-57]|key_feature=[1-9])", "delta rules take queries and keys as they are"},
+    {"hgrn2 key_feature=[1-9]", "keys are complements of decays"},
+    {"performer (causal key_feature=[1-9]|relu key_feature=[1-79])", "queries and keys have the same random features"},
+    {"rwkv4 ((bonus|complement_keys|root_scale|value_first)=1|decay=2|feature=[1-7]|key_feature=[1-9])",
+     "a channel has no query, no scale and one decay; u always exists"},
+    {"(efficient_attention|linear_attention softmax not causal|performer|performer relu) value_first=1",
+     "states lie so, of which there are none without causality"},
+    {"gla value_decay=0", "log_decay_v may be left out", true},
+    {"delta_product decay=0", "log_decay may be left out", true},
+    {"(" HEED_DELTA_RULES " causal|rwkv4 (causal|normalize))=0", "states may be left out", true},
+};
+
+constexpr Exception kOfScans[] = {
+    {"(?!selective_scan).* softplus=1", "an option of selective scans"},
+    {"(?!causal_conv1d).* silu=1", "an option of short convolutions"},
+    {"(?!rg_lru).* c=1", "an option of RG-LRU"},
+    {"(?!s4d|h3).* bilinear=1", "an option of complex modes"},
+    {"(?!selective_scan.* method=2).* method=[12]", "two ways to the same numbers, where there are complex modes"},
+    {"causal_conv1d.* rule=[034]", "it has kernels of its own"},
+    {"(?!long_convolution).* (state_axes|tail_axes)=1", "states may be left out", true},
+};
+
+template <class Definition>
+void ExpectThatFlipsAreSeen(const std::vector<Subject<Definition>>& subjects, std::span<const Exception> exceptions) {
+  std::vector<std::regex> patterns;
+  for (const Exception& exception : exceptions) patterns.emplace_back(exception.flips);
+  std::vector<bool> used(exceptions.size());
+  for (const Subject<Definition>& subject : subjects) {
+    ASSERT_EQ(Disagreement(subject, subject.definition, subject.definition), "") << subject.name;
+    for (const Flip<Definition>& flip : FlipsOf(subject.definition)) {
+      const std::string name = subject.name + " " + flip.name;
+      size_t row = 0;
+      while (row < exceptions.size() && !std::regex_match(name, patterns[row])) ++row;
+      if (row == exceptions.size()) {
+        EXPECT_TRUE(IsSeen(subject, flip.definition, flip.definition)) << name;
+      } else {
+        used[row] = true;
+        EXPECT_EQ(IsSeen(subject, flip.definition, subject.definition), exceptions[row].takes_away) << name;
+      }
+    }
+  }
+  for (size_t row = 0; row < exceptions.size(); ++row) EXPECT_TRUE(used[row]) << "no " << exceptions[row].flips;
+}
+
+TEST(DefinitionFlagsTest, AWrongFlagOfARecurrenceIsSeen) {
+  if (!kCanFork) GTEST_SKIP() << "needs processes of its own";
+  ExpectThatFlipsAreSeen(Recurrences(), kOfRecurrences);
+}
+
+TEST(DefinitionFlagsTest, AWrongFlagOfAScanIsSeen) {
+  if (!kCanFork) GTEST_SKIP() << "needs processes of its own";
+  ExpectThatFlipsAreSeen(Scans(), kOfScans);
+}
+
+}  // namespace
+}  // namespace heed
