@@ -24,6 +24,12 @@ def rng():
     return np.random.default_rng(20260801)
 
 
+@pytest.fixture
+def uncapped(monkeypatch):
+    """HEED_ISA caps no target, whatever the environment of the tests says."""
+    monkeypatch.delenv("HEED_ISA", raising=False)
+
+
 @pytest.fixture(autouse=True)
 def default_settings():
     yield

@@ -139,6 +139,7 @@ def test_list():
     assert "attention" in heed("list").stdout
 
 
+@pytest.mark.usefixtures("uncapped")
 def test_info():
     info = document("info")
     assert list(info) == ["version", "cpu", "threads", "simd", "tiles", "roofs"]

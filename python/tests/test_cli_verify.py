@@ -27,6 +27,7 @@ def test_verify_of_everything():  # on one target and in one dtype, as the tests
     assert verified("--isa", lowest, "--dtype", "f32", "--random", 9) == {(op["name"], p, lowest, "f32") for op in document("list") for p in op["passes"]}
 
 
+@pytest.mark.usefixtures("uncapped")
 def test_verify():
     info, names = document("info"), ["attention", "hgrn2", "hgrn"]
     found = verified(*names, "--random", 20)
@@ -69,6 +70,7 @@ def lines_as_they_come(*args):
     return lines, process.returncode
 
 
+@pytest.mark.usefixtures("uncapped")
 def test_rows_are_printed_as_they_come():
     lines, status = lines_as_they_come("verify", "linear_attention", "retention", "--threads", "1", "--random", "50")
     assert status == 0 and lines[0][1].startswith("mechanism")
