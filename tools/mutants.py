@@ -290,6 +290,8 @@ class Bench:
                 return f"{program}: no end after {timeout:.0f} s"
         if failed := re.search(failure, output, re.M):
             return f"{program}: {failed.group(1)}"
+        if process.returncode < 0:
+            return f"{program}: {signal.Signals(-process.returncode).name}"
         if process.returncode not in successes:
             return f"{program}: exit {process.returncode}, {output.strip().rpartition(chr(10))[2]}"
         return None
