@@ -157,8 +157,10 @@ class Includes:
             programs = [name[6:-3] for name in self.texts if re.fullmatch(r"tests/cuda_\w*test\.cc", name)]
             named = [name for name in programs if folder.split("/")[-2] in name]
             return [(program, "*") for program in named or programs]
+        headers = {name for name in self.texts if name.endswith(".h") and (
+            self.stem(name) == stem or any(self.stem(other) == stem for other in self.of[name]))}
         own = [name for name in self.texts if name.endswith("_test.cc") and (
-            name.startswith(folder + "/") or any(self.stem(other) == stem for other in self.of[name]))]
+            name.startswith(folder + "/") or headers & self.of[name])]
         # A program of its own has little else in it.
         found = [("heed_op_tests", self.filter_of([name for name in own if not name.startswith("tests/")]))]
         found += [(os.path.basename(name)[:-3], "*") for name in own if name.startswith("tests/")]
@@ -194,7 +196,7 @@ class Bench:
         self.copy_tree()
         flags = "-O1 -DNDEBUG"
         if platform.machine() in ("x86_64", "AMD64"):
-            # The target that most CPUs have, for which kernels of matrix tiles are compiled too, emulated; Highway wants AES.
+            # AVX2, the target that most CPUs have: matrix tiles are emulated there. Highway asks for AES as well.
             flags += " -march=haswell -maes -DHEED_ONE_TARGET=1"
         self._run(["cmake", "-G", "Ninja", "-S", self.tree, "-B", self.build, "-DCMAKE_BUILD_TYPE=Release",
                    f"-DCMAKE_CXX_FLAGS_RELEASE={flags}", "-DBUILD_SHARED_LIBS=OFF",
