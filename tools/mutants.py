@@ -177,10 +177,9 @@ class Includes:
         """The files of python/tests that import a module or speak of it, those with its name first."""
         words = set(re.split(r"[/_.]+", file)) - {"python", "heed", "py", "cc", "h", "", "ops", "init", "nn", "caches"}
         module = re.sub(r"^python/|(/__init__)?\.py$", "", file).replace("/", ".")
-        parent = module.rpartition(".")[0]
-        imports = re.compile(rf"\b(import {re.escape(module)}\b|from {re.escape(module)} import|"
-                             rf"from {re.escape(parent)} import [^\n]*\b{module.rpartition('.')[2]}\b)")
-        scores = {name: 2 * len(words & set(re.split(r"[/_.]+", name))) + bool(imports.search(text))
+        parent, _, last = module.rpartition(".")
+        speaks = re.compile(rf"\b({re.escape(module)}\b|from {re.escape(parent)} import [^\n]*\b{last}\b)")
+        scores = {name: 2 * len(words & set(re.split(r"[/_.]+", name))) + 2 * bool(speaks.search(text))
                   + (f"import {parent}" in text if parent != "heed" else 0) for name, text in self.python_tests.items()}
         tests = sorted((name for name, score in scores.items() if score), key=lambda name: (-scores[name], name))
         return [("pytest", " ".join(tests[:12]))] if tests else []
