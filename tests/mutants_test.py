@@ -140,6 +140,7 @@ class NearTest(unittest.TestCase):
                 ("heed/ops/delta/kda/kda.cc", "random_options_test", "*/kda"),
                 ("heed/engines/recurrence/step-inl.h", "conformance_test", "*/gla_*"),
                 ("heed/state/page_pool.cc", "heed_op_tests", "PagePoolTest.UnitsAreApartAndAligned"),
+                ("heed/state/nsa_cache.cc", "heed_op_tests", "NsaAttendTest.TokenByTokenAndInChunksItIsForward"),
                 ("heed/engines/scan/cuda/backward_block.h", "cuda_scan_test", "*"),
                 ("python/heed/select.py", "pytest", "python/tests/test_select.py"),
                 ("heed/ops/mechanism/recurrent_py.cc", "pytest", "python/tests/test_recurrent.py")):

@@ -42,8 +42,9 @@ struct Fixture {
       buffer->FillNormal(++seed);
     }
   }
-  NSACache NewCache() const {
+  NSACache NewCache(int64_t batch = 1) const {
     NSACache::Options o;
+    o.batch = batch;
     o.heads = 2;
     o.dim = 8;
     o.value_dim = 12;
@@ -100,6 +101,21 @@ TEST(NsaAttendTest, WindowsOfACacheAreTheMeansOfForward) {
     Forward(ctx, {f.q.view(), f.k.view(), f.v.view(), f.gates.view(), view.k_cmp, view.v_cmp}, f.options,
             {given.view(), {}, {}, {}});
     EXPECT_TRUE(SameBits(f.whole.view(), given.view())) << Name(dtype);
+  }
+}
+
+TEST(NsaAttendTest, ACacheThatGrowsKeepsTheWindowsOfEverySequence) {
+  const Fixture f(DType::kF32);
+  const Buffer k(DType::kF32, {2, kTokens, 2, 8}), v(DType::kF32, {2, kTokens, 2, 12});
+  k.FillNormal(11);
+  v.FillNormal(12);
+  NSACache both = f.NewCache(2);
+  for (int64_t t = 0; t < kTokens; ++t) both.Append(k.view().Slice(1, t, t + 1), v.view().Slice(1, t, t + 1));
+  for (int64_t b = 0; b < 2; ++b) {
+    NSACache one = f.NewCache();
+    one.Append(k.view().Slice(0, b, b + 1), v.view().Slice(0, b, b + 1));
+    EXPECT_TRUE(SameBits(both.view().k_cmp.Slice(0, b, b + 1), one.view().k_cmp)) << b;
+    EXPECT_TRUE(SameBits(both.view().v_cmp.Slice(0, b, b + 1), one.view().v_cmp)) << b;
   }
 }
 
