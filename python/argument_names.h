@@ -1,4 +1,4 @@
-// What Python's functions call the arguments of C++'s, where that differs.
+// Names of arguments in Python, where they differ from those in C++.
 #ifndef HEED_PYTHON_ARGUMENT_NAMES_H_
 #define HEED_PYTHON_ARGUMENT_NAMES_H_
 
@@ -6,7 +6,7 @@
 
 namespace heed::python {
 
-// What Python's function `operation` calls an argument of C++'s: text that lives as long as the module, or `name` where it has no other.
+// The name that Python's function `operation` has for the C++ argument `name`, in static storage, or `name` itself where it has no other.
 std::string_view NameInPython(std::string_view operation, std::string_view name);
 
 }  // namespace heed::python

@@ -5,21 +5,16 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "heed/core/dispatch.h"
 #include "heed/harness/case.h"
+#include "tests/environment.h"
 
 namespace heed {
 namespace {
-
-int64_t FromEnvironment(const char* name, int64_t absent) {
-  const char* text = std::getenv(name);
-  return text == nullptr || *text == '\0' ? absent : std::atoll(text);
-}
 
 class RandomOptions : public testing::TestWithParam<OpEntry> {};
 

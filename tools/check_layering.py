@@ -30,7 +30,7 @@ CUDA_HEADER = re.compile(r"cuda\w*\.h|driver_types\.h")
 OF_CUDA = re.compile(r"heed/cuda/|tests/cuda/|.*\.cu$")
 STANDARD_HEADER = re.compile(r"[a-z_0-9]+")
 TARGET_INCLUDE = re.compile(r'^#define\s+HWY_TARGET_INCLUDE\s+"([^"]*)"', re.M)
-# What kernels run with: what is wrong in it is then wrong on one side alone.
+# References read nothing that kernels run with, so that an error in it is on one side alone.
 OF_KERNELS = re.compile(r"\b(?:k?Definition|DefinitionOf|StateTensors|RangesOf)\b")
 BANNED = (
     (re.compile(r"\b(?:printf|fprintf|vprintf|puts|fputs|putchar|perror)\s*\(|std::(?:cout|cerr|clog)\b|fmt::print\b"), "prints"),

@@ -306,7 +306,7 @@ class CppFile:
             yield self.edit(rule, self.tokens[begin].begin, end, f"({self.source(*part)})")
         for k, (a, b) in enumerate(zip(arguments, arguments[1:], strict=False)):
             one, other = self.source(*a), self.source(*b)
-            # Those alone that look alike, as most others are of two types.
+            # Only arguments that look alike are exchanged, as most others differ in type.
             if one == other or self.form(*a) != self.form(*b) or "{" in one or TAG.fullmatch(one):
                 continue
             if k == 0 and name in COMMUTATIVE:

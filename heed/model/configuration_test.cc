@@ -1,4 +1,4 @@
-// What folders say of a model: fields that nobody reads, heads that are tied, tokens that end a sequence.
+// Configurations of folders: fields that are not read, tied heads, tokens that end a sequence.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -41,7 +41,7 @@ class Folder {
 
   const Family& family() const { return *family_; }
   const Plan& plan() const { return plan_; }
-  // Of weights(). As Transformers 5.23 has it, a tied head is the table of tokens if files have no other, and the table
+  // The head among weights(). As in Transformers 5.23, a tied head is the table of tokens if files have no other, and the table
   // is the head if they have that alone: where they have both, each is what it is. Absent where there is none.
   std::optional<HeadNames> head() const;
   // eos_token_id of generation_config.json, or of config.json where that file is missing.

@@ -93,7 +93,7 @@ CacheRotary RotaryOf(const Fields& config, int64_t positions) {
   return rotary;
 }
 
-// What the relatives differ in; `kv_heads`, `head_dim` and `positions` are their defaults, the first two 0 where they
+// The relatives differ in these fields; `kv_heads`, `head_dim` and `positions` are their defaults, the first two 0 where they
 // follow from others. Windows are by layer; 0 is none.
 struct Traits {
   int64_t kv_heads = 0, head_dim = 0, positions = 0;

@@ -120,7 +120,7 @@ std::span<const Family> Families();
 // The row that a configuration names. Throws Unsupported that lists the known ones.
 const Family& FamilyOf(const Fields& config);
 
-// What a configuration says of a model. A family's function asks for the fields that it reads, by the defaults that
+// A configuration as it was read. A family's function asks for the fields that it reads, by the defaults that
 // Transformers has for the family, and declares those that have no effect on inference; so do these for what families
 // have in common.
 struct Configuration {

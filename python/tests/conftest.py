@@ -15,7 +15,7 @@ def pytest_configure(config):
     folders = ("python/tests", "benchmarks", "examples", "tools")
     ours = sorted({"heed", *(file.stem for folder in folders for file in (ROOT / folder).rglob("*.py"))})
     config.addinivalue_line("filterwarnings", rf"error:::({'|'.join(ours)})(\.|$)")
-    # What heed says once in a process, whichever test is the first to give it odd numbers or shapes.
+    # heed gives these warnings once per process, in whichever test first passes odd numbers or shapes.
     config.addinivalue_line("filterwarnings", "ignore:.*(refuses them|swap these two axes)$")
 
 

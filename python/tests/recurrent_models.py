@@ -74,7 +74,7 @@ MORE = {
         **HYBRID, "layers_block_type": ["linear_attention", "full_attention"], "head_dim": 8, "ssm_state_size": 16,
         "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "chunk_size": 16}, SSD),
 }
-# What configurations call the taps of a convolution.
+# Names of the number of taps in configurations.
 TAPS = ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "conv_L_cache")
 
 

@@ -16,7 +16,7 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 
 pytestmark = needs_program
 
-# What has no effect on logits: other values of all of them at once.
+# These fields have no effect on logits: all of them get other values at once.
 IGNORED = {"attention_dropout": 0.3, "attention_probs_dropout_prob": 0.3, "attn_pdrop": 0.3, "auto_map": {"AutoModel": "a.B"}, "bos_token_id": 3,
            "classifier_dropout": 0.3, "dropout": 0.3, "dtype": "bfloat16", "embd_pdrop": 0.3, "eos_token_id": [4, 5], "hidden_dropout_prob": 0.3,
            "id2label": {"0": "x"}, "initializer_range": 0.5, "output_attentions": False, "pretraining_tp": 2, "qa_dropout": 0.3,
@@ -60,7 +60,7 @@ QWEN = [{"use_sliding_window": False, "layer_types": None}, {"use_sliding_window
 ENCODERS = [{"directionality": "bidi", "pooler_type": "first_token_transform", "output_past": True}, {"hidden_act": "relu"}, {"hidden_act": "gelu_new"}, {"layer_norm_eps": 0.1}, {"is_decoder": False}, {"position_embedding_type": "absolute"}]
 REFUSED_ENCODERS = [{"is_decoder": True}, {"position_embedding_type": "relative_key"}, {"is_causal": True}, {"add_cross_attention": True}]
 
-# What heed computes, and what it refuses.
+# Values that heed computes, and values that it refuses.
 CASES = {
     "llama": ([*ROPE, *DECODERS], [*REFUSED_ROPE, *REFUSED_DECODERS, {"sliding_window": 3}, {"layer_types": [FULL, FULL]}]),
     "mistral": ([{"is_causal": False}, *WINDOWS, {"sliding_window": None}, {"layer_types": None}, *ROPE[:5]],

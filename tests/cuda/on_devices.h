@@ -1,4 +1,4 @@
-// What tests of kernels on devices share: each runs on an emulated device, and on a GPU where there is one.
+// Shared parts of the device tests: each test runs on an emulated device, and on a GPU where there is one.
 //
 // The emulated device is slow, so scripts/test takes a part of its seeds, dtypes and sizes; HEED_TEST_DEEP, which
 // scripts/test --deep sets, takes them all, and so does a GPU.
@@ -8,24 +8,18 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "heed/core/context.h"
 #include "tests/cuda/device.h"
+#include "tests/environment.h"
 #include "tests/sanitizers.h"
 
 namespace heed {
 
 using cuda::DeviceTensor;
 using cuda::TestDevice;
-
-// A number that the environment sets.
-inline uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? otherwise : std::strtoull(value, nullptr, 10);
-}
 
 class DeviceTest : public testing::TestWithParam<const TestDevice*> {
  protected:
@@ -37,9 +31,9 @@ class DeviceTest : public testing::TestWithParam<const TestDevice*> {
   struct Seeds {
     uint64_t first, last;
   };
-  static Seeds SeedsOf(uint64_t all, uint64_t part) {
-    const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1);
-    return {first, first + FromEnvironment("HEED_TEST_SEEDS", TakesAll() ? all : part)};
+  static Seeds SeedsOf(int64_t all, int64_t part) {
+    const int64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1);
+    return {static_cast<uint64_t>(first), static_cast<uint64_t>(first + FromEnvironment("HEED_TEST_SEEDS", TakesAll() ? all : part))};
   }
 
   void SetUp() override {

@@ -30,7 +30,7 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 inline constexpr int kDeltaStrip = hs::kVectorRegisters == 32 ? 4 : 2;
 using DeltaShape = StripShape<kDeltaStrip>;
 
-// What happens to a state row, in this order, with a decay after kLateWrite.
+// The operations on a state row, in this order; the decay follows kLateWrite.
 enum TokenDoes : unsigned {
   kLateWrite = 1,  // subtracted
   kEarlyRead = 2,

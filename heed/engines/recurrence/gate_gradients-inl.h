@@ -40,8 +40,8 @@ class GateGradients : protected HeadGradients<T> {
     return {values_, values_, by_key_.begin, by_key_.end, by_key_.size, true};
   }
 
-  // What tokens of one tile add to each other's gradients, but for their own pairs. A normaliser
-  // shows in those of keys alone: what it adds to queries comes later.
+  // Adds to dq and dk what the tokens of one tile read of each other, without own pairs. A normaliser
+  // shows in dk alone: what it adds to dq comes later.
   HWY_NOINLINE HWY_ATTR void QueryPairs(size_t n) {
     ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
       constexpr int kTokens = tokens.value;
@@ -73,7 +73,7 @@ class GateGradients : protected HeadGradients<T> {
     });
   }
 
-  // What no decay reaches, when their gradients have been taken; a bonus has own pairs beside it.
+  // Adds the pairs that no decay reaches, after the decays' gradients; with a bonus the key is the token before.
   HWY_ATTR void OwnQueryPairs(size_t n) const {
     AddOwnPairs<PairsOf::kQueries>(d_, b_.rows.k, value_pairs_, n, p_.has_bonus ? 1 : 0, row_, by_key_.begin,
                                    by_key_.end, dq_);

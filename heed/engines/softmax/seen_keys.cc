@@ -16,7 +16,7 @@ uint64_t BitsOf(const Interval& keys, int64_t begin) {
   return own.empty() ? 0 : ~uint64_t{0} >> (Visits::kKeys - own.size()) << (own.begin - begin);
 }
 
-// Those that a placed pattern keeps. Its tiles count from key 0, so that these may lie in two.
+// Bits of the keys that a placed pattern keeps. Its tiles count from key 0, so that 64 keys may lie in two of them.
 uint64_t KeptBits(const Sequence& s, int64_t head, int64_t query, int64_t begin) {
   const std::span<const Visit> list = s.kept->Of(s.kept_batch, head, query);
   const int64_t first = begin / Visits::kKeys, shift = begin % Visits::kKeys;

@@ -34,8 +34,8 @@ struct SketchQueries {
   int32_t starts[kSketchRows][2];                          // -128 times the sum of the digits: bytes are 128 + n
   float factor[kSketchRows];                               // scale unit
   float by_step[kSketchRows], by_error[kSketchRows], by_query[kSketchRows];  // what delta is made of
-  // Of the first block of a call and those behind it: a bit for each key that the row sees, and what is added to the
-  // logit of each key, unless that is null.
+  // Both begin at the first block of a call: `seen` has a bit for each key that the row sees, `terms` are added to the
+  // logits of the keys, unless null.
   const uint64_t* seen[kSketchRows];
   const float* terms[kSketchRows] = {};
   float softcap = 0;  // 0: none

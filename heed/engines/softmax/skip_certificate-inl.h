@@ -62,7 +62,7 @@ class SkipCertificate {
   static constexpr size_t N = hn::MaxLanes(D());
 
  public:
-  // What is the same for all rows.
+  // The terms that all rows share.
   struct Terms {
     double epsilon = 0, scale = 0;
     int64_t depth = 0;

@@ -128,7 +128,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     });
   }
 
-  // Those of its last run, counted from where the sequence's begin.
+  // The keys of the row's last run, counted from the sequence's first key.
   Interval KeysOfRow(size_t lane) const {
     const KeyRuns& runs = this->runs_[lane];
     const Interval& run = runs.second.empty() ? runs.first : runs.second;
@@ -251,7 +251,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
       adds[c] = !hn::AllFalse(d_, keeps[c]);
       any = any || adds[c];
       all = all && (adds[c] || hn::AllFalse(d_, sees));
-      // What a row sees nothing of leaves it as it was too.
+      // A tile of which a row sees nothing leaves the row as it was, too.
       if (seen_by_row_) out[c] = hn::Not(keeps[c]);
     }
     if (skips_.kept.data != nullptr) WriteKept(tile, keeps);

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -16,17 +15,13 @@
 #include "heed/ops/sparse/certified_attention/certified_case.h"
 #include "heed/ops/sparse/common/pattern.h"
 #include "heed/state/kv_cache.h"
+#include "tests/environment.h"
 
 namespace heed::certified_attention {
 namespace {
 
 using testing::HasSubstr;
 using testing::ThrowsMessage;
-
-int64_t FromEnvironment(const char* name, int64_t absent) {
-  const char* text = std::getenv(name);
-  return text == nullptr || *text == '\0' ? absent : std::atoll(text);
-}
 
 // A cache with keys and values of its own, and queries of its last rows.
 struct Call {

@@ -100,7 +100,7 @@ class SketchOfKeys {
   std::byte* memory_;
 };
 
-// What is kept, by positions of rows, [sequences, Hkv, quotients of positions, N]; of rows elsewhere everything.
+// The kept blocks by positions of rows, [sequences, Hkv, quotients of positions, N]; rows elsewhere keep all.
 Pattern PatternOf(const Problem& p, const Selection& selection) {
   const int64_t sequences = std::ssize(p.sequences), heads = p.key_heads, blocks = selection.blocks();
   const int64_t positions = selection.positions();
@@ -125,7 +125,7 @@ Pattern PatternOf(const Problem& p, const Selection& selection) {
   return kept | patterns::OtherRows(here);
 }
 
-// Whether it matters where a row stands.
+// True if an option depends on the positions of rows.
 bool HasPositions(const Options& o) {
   const attention::Window none;
   return o.causal || o.window.left != none.left || o.window.right != none.right || o.chunk != 0 || o.alibi.present() ||

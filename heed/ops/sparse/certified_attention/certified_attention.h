@@ -8,7 +8,7 @@
 // share of the row's attention that o does without. It moves o by tau times the distance between o and the mean of the
 // values left out, at most 2 tau max |v|. The bound holds for every input: nothing is estimated.
 //
-// Of a key k an int8 sketch k^ is known, and a bound of its error. So the logit lies in s^ +- delta (softmax/sketch.h).
+// A key k is known by an int8 sketch k^ and a bound of its error, so the logit lies in s^ +- delta (softmax/sketch.h).
 // The soft cap of either end is an end of what the soft cap makes of it, and biases and penalties are added to both.
 // With T the sum of e^{upper end} over what is left out, and J that of e^{lower end} over S, and e^{sink},
 //

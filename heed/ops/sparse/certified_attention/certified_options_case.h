@@ -23,7 +23,7 @@ class OptionDraw {
   OptionDraw(Random& random, const OptionSizes& sizes, std::vector<Buffer>* memory)
       : random_(random), n_(sizes), memory_(*memory) {}
 
-  // What a call and a cache take.
+  // Draws the options that both a call and a cache take.
   void Draw(attention::Options* o) {
     if (Chance()) o->window.left = Tokens();
     if (Chance()) o->window.right = Tokens();
@@ -44,7 +44,7 @@ class OptionDraw {
     DrawTerms(o);
   }
 
-  // What is added to logits, or limits them; a packed call takes all but a bias.
+  // Draws terms that are added to logits, and the soft cap; a packed call takes all but a bias.
   void DrawTerms(attention::Options* o, bool packed = false) {
     if (Chance()) o->softcap = random_.Pick({1e-3, 1.0, 5.0, 30.0, 1e30});
     if (Chance()) o->sinks = Sinks();
@@ -52,7 +52,7 @@ class OptionDraw {
     if (!packed && Chance()) o->bias = Bias();
   }
 
-  // Of given keys, at the levels that take them.
+  // Draws log decays, which given keys take at every level but skip.
   void DrawLogDecay(attention::Options* o, bool packed = false) {
     if (!o->causal || !Chance()) return;
     const Buffer x(DType::kF32, packed ? std::vector<int64_t>{n_.Tk, n_.Hq} : std::vector<int64_t>{n_.B, n_.Tk, n_.Hq});

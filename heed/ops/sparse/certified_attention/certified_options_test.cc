@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,17 +20,13 @@
 #include "heed/ops/sparse/certified_attention/certified_case.h"
 #include "heed/ops/sparse/certified_attention/certified_options_case.h"
 #include "heed/state/kv_cache.h"
+#include "tests/environment.h"
 
 namespace heed::certified_attention {
 namespace {
 
 using testing::HasSubstr;
 using testing::ThrowsMessage;
-
-int64_t FromEnvironment(const char* name, int64_t absent) {
-  const char* text = std::getenv(name);
-  return text == nullptr || *text == '\0' ? absent : std::atoll(text);
-}
 
 enum class Form { kPadded, kPacked, kCache };
 
@@ -152,7 +147,7 @@ bool Poison(const Call& call, Random& random) {
   const int64_t B = r == 4 ? k.size(0) : 1, T = k.size(r - 3), H = k.size(r - 2), group = call.q.view().size(r - 2) / H;
   std::vector<char> seen(static_cast<size_t>(B * T * H));
   const Result unused(call, /*wide=*/true);
-  // Of queries of zeros no logit is -infinity, which is no pair of the reference's although its key is seen.
+  // With queries of zeros no logit is -infinity; the reference has no pair for such a logit, although its key is seen.
   const Buffer zeros(call.q.view().dtype(), call.q.view().sizes());
   zeros.FillConstant(0);
   const attention::Inputs in = {zeros.view(), call.k.view(), call.v.view()};
@@ -178,7 +173,7 @@ bool Poison(const Call& call, Random& random) {
   return any;
 }
 
-// Of each row, [b, h, i], the size of what its logits are sums of, as far as they have weight: f32 rounds in its proportion.
+// The size of the sums that are the logits of each row, [b, h, i], where they have weight: f32 rounds in its proportion.
 Buffer SizesOfLogits(const Call& call, int64_t batch, int64_t heads, int64_t rows) {
   const Buffer sizes(DType::kF64, {batch, heads, rows});
   sizes.FillConstant(0);

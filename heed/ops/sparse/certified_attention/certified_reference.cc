@@ -28,7 +28,7 @@ int64_t At(const ConstTensorView& t, int64_t b, std::initializer_list<int64_t> l
 void Reference(const Inputs& in, const Options& options, const ConstTensorView& kept, const Outputs& out) {
   constexpr char kOp[] = "certified_attention::Reference";
   const attention::Inputs inputs = {in.q, in.k, in.v};
-  // What attention says of all keys, of which the rows are split here.
+  // The rows of attention over all keys, which are split here.
   std::vector<double> all(
       static_cast<size_t>(in.q.num_elements() / in.q.size(in.q.rank() - 1) * in.v.size(in.v.rank() - 1)));
   std::vector<int64_t> sizes(in.q.sizes().begin(), in.q.sizes().end());

@@ -69,7 +69,7 @@ SketchMasses From(const SketchMasses& masses, int64_t block) {
   return {masses.logit + block, masses.upper + block, masses.lower + block};
 }
 
-// What has no visible key.
+// Clears a block that has no visible key.
 void Clear(const SketchMasses& masses, int64_t block) {
   masses.logit[block] = -kInfinity;
   masses.upper[block] = masses.lower[block] = 0;
@@ -332,7 +332,7 @@ void Selection::ScoreBoxes(const QueryRow& row, const SketchQueries& one, const 
   const std::byte* const q = QueryAt(row);
   for (int64_t e = 0; e < problem_.depth; ++e) {
     const double x = problem_.scale * LoadAsDouble(problem_.dtype, q, e);
-    // What f32 would flush could still meet a key of 10^38.
+    // A product that f32 would flush could still meet a key of 10^38.
     const bool lost = x != 0 && std::abs(x) < 0x1p-100;
     scaled[e] = lost ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(x);
   }

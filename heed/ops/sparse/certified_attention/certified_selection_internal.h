@@ -76,7 +76,7 @@ class Selection {
   size_t At(int64_t n, int64_t h, int64_t set) const { return List(n, h, set) * static_cast<size_t>(blocks_); }
   void KeepAll(int64_t n, int64_t h, int64_t set);
 
-  // What a worker has of up to kSketchRows rows and a range of blocks.
+  // A worker's memory for up to kSketchRows rows and a range of blocks.
   struct Scratch {
     int32_t* words;
     float* scaled;
