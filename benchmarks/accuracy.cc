@@ -15,8 +15,7 @@
 namespace heed::bench {
 namespace {
 
-constexpr char kFormat[] =
-    "{:<12} {:<15} {:<5} {:>8}  {:>9}  {:>9}  {:>9}  {}\n";  // of one row
+constexpr char kFormat[] = "{:<12} {:<15} {:<5} {:>8}  {:>9}  {:>9}  {:>9}  {}\n";  // of one row
 
 constexpr uint64_t kRandomProblems = 500, kLargeProblems = 8;
 
@@ -37,10 +36,9 @@ Case LargeLogits(DType dtype, uint64_t seed) {
 }
 
 template <class MakeCase>
-AccuracyResult Worst(const std::string& mechanism, const std::string& what,
-                     DType dtype, uint64_t problems, MakeCase make_case) {
-  AccuracyResult result{mechanism, what, dtype, static_cast<int>(problems),
-                        0,         0,    0,     true};
+AccuracyResult Worst(const std::string& mechanism, const std::string& what, DType dtype, uint64_t problems,
+                     MakeCase make_case) {
+  AccuracyResult result{mechanism, what, dtype, static_cast<int>(problems), 0, 0, 0, true};
   Context ctx;
   double worst_ratio = -1;
   for (uint64_t seed = 1; seed <= problems; ++seed) {
@@ -59,8 +57,7 @@ AccuracyResult Worst(const std::string& mechanism, const std::string& what,
 // 16 bits by the usual rule: at most twice the error of computing plainly in them,
 // and a rounding of the result.
 AccuracyResult BesideNaive(DType dtype) {
-  AccuracyResult result{"attention", "twice plain", dtype,
-                        static_cast<int>(kRandomProblems), 0, 0, 0, true};
+  AccuracyResult result{"attention", "twice plain", dtype, static_cast<int>(kRandomProblems), 0, 0, 0, true};
   Context ctx;
   double worst_ratio = -1;
   for (uint64_t seed = 1; seed <= kRandomProblems; ++seed) {
@@ -85,13 +82,11 @@ std::vector<AccuracyResult> MeasureAccuracy() {
   std::vector<AccuracyResult> results;
   for (const OpEntry& op : AllOps()) {
     for (const DType dtype : op.dtypes) {
-      results.push_back(
-          Worst(op.name, "random options", dtype, kRandomProblems,
-                [&](uint64_t seed) { return op.random_case(dtype, seed); }));
+      results.push_back(Worst(op.name, "random options", dtype, kRandomProblems,
+                              [&](uint64_t seed) { return op.random_case(dtype, seed); }));
       if (op.name != "attention") continue;
-      results.push_back(
-          Worst(op.name, "logits to +-50", dtype, kLargeProblems,
-                [&](uint64_t seed) { return LargeLogits(dtype, seed); }));
+      results.push_back(Worst(op.name, "logits to +-50", dtype, kLargeProblems,
+                              [&](uint64_t seed) { return LargeLogits(dtype, seed); }));
       if (SizeOf(dtype) == 2) results.push_back(BesideNaive(dtype));
     }
   }
@@ -99,14 +94,11 @@ std::vector<AccuracyResult> MeasureAccuracy() {
 }
 
 std::string AccuracyTable(const std::vector<AccuracyResult>& results) {
-  std::string text =
-      "largest error against float64, and the error closest to its bound\n\n";
-  text += Format(kFormat, "mechanism", "problems", "dtype", "number",
-                 "max error", "error", "bound", "");
+  std::string text = "largest error against float64, and the error closest to its bound\n\n";
+  text += Format(kFormat, "mechanism", "problems", "dtype", "number", "max error", "error", "bound", "");
   const auto e = [](double x) { return Format("{:.1e}", x); };
   for (const AccuracyResult& r : results) {
-    text += Format(kFormat, r.mechanism, r.what, Name(r.dtype), r.problems,
-                   e(r.max_error), e(r.error), e(r.bound),
+    text += Format(kFormat, r.mechanism, r.what, Name(r.dtype), r.problems, e(r.max_error), e(r.error), e(r.bound),
                    r.ok ? "ok" : "EXCEEDED");
   }
   return text;

@@ -16,8 +16,7 @@ namespace {
 
 // The backward pass, on its 10 N^2 d flops per head.
 void AddBackward(std::vector<Line>& lines) {
-  const auto backward = [](int64_t T, int64_t H, int64_t D, const char* variant,
-                           DType dtype = DType::kF32) {
+  const auto backward = [](int64_t T, int64_t H, int64_t D, const char* variant, DType dtype = DType::kF32) {
     return Side{T, H, H, D, variant, 1, dtype, "backward"};
   };
   for (const int64_t D : {64, 128}) {
@@ -25,27 +24,21 @@ void AddBackward(std::vector<Line>& lines) {
       const char* variant = causal ? "causal" : "";
       const double zen4 = causal ? .80 : .86, intel = causal ? .66 : .72;
       const auto name = [&](const char* dtype, int64_t N) {
-        return Format("{} backward N {} d {} {}", dtype, N, D,
-                      causal ? variant : "full");
+        return Format("{} backward N {} d {} {}", dtype, N, D, causal ? variant : "full");
       };
       // By six products of tiles where there are some.
       const double in_tiles = os::HasMatrixTiles() ? 1.25 : 1;
-      lines.push_back(OfPeak(name("f32", 2048), backward(2048, 4, D, variant), zen4,
-                             in_tiles * intel));
-      lines.push_back(OfPeak(name("f32", 512), backward(512, 8, D, variant), 0.8 * zen4,
-                             0.8 * in_tiles * intel));
+      lines.push_back(OfPeak(name("f32", 2048), backward(2048, 4, D, variant), zen4, in_tiles * intel));
+      lines.push_back(OfPeak(name("f32", 512), backward(512, 8, D, variant), 0.8 * zen4, 0.8 * in_tiles * intel));
       const std::string on_vectors = std::string("invariant") + (causal ? "+causal" : "");
-      lines.push_back(OfPeak("on vectors, " + name("f32", 2048),
-                             backward(2048, 4, D, on_vectors.c_str()), zen4, intel));
+      lines.push_back(
+          OfPeak("on vectors, " + name("f32", 2048), backward(2048, 4, D, on_vectors.c_str()), zen4, intel));
       const Side bf16 = backward(2048, 4, D, variant, DType::kBF16);
       lines.push_back(OfPeak(name("bf16", 2048), bf16, .68, kNone));
-      lines.push_back(Against(name("bf16", 2048) + " / f32", Ratio::kTime, bf16,
-                              backward(2048, 4, D, variant), 1.02));
+      lines.push_back(Against(name("bf16", 2048) + " / f32", Ratio::kTime, bf16, backward(2048, 4, D, variant), 1.02));
       if (os::NumUsableCpus() < 2) continue;
-      AddTwoThreads(name("f32", 2048) + ", 4 heads", backward(2048, 4, D, variant), zen4,
-                    intel, 1.85, lines);
-      AddTwoThreads(name("f32", 2048) + ", 1 head", backward(2048, 1, D, variant), zen4,
-                    intel, 1.85, lines);
+      AddTwoThreads(name("f32", 2048) + ", 4 heads", backward(2048, 4, D, variant), zen4, intel, 1.85, lines);
+      AddTwoThreads(name("f32", 2048) + ", 1 head", backward(2048, 1, D, variant), zen4, intel, 1.85, lines);
     }
   }
   // Many short sequences, whose rows come from memory.
@@ -54,8 +47,7 @@ void AddBackward(std::vector<Line>& lines) {
   lines.push_back(OfPeak("B 32 H 12 N 128 d 64 causal", many, .55, kNone));
   many.pass = "backward";
   lines.push_back(OfPeak("f32 backward B 32 H 12 N 128 d 64 causal", many, .55, kNone));
-  lines.push_back(OfPeak("f32 backward window 512, N 8192 d 64",
-                         backward(8192, 2, 64, "window=512"), .65, .55));
+  lines.push_back(OfPeak("f32 backward window 512, N 8192 d 64", backward(8192, 2, 64, "window=512"), .65, .55));
 }
 
 // Log decays beside the same call without them.
@@ -68,9 +60,9 @@ void AddForgetting(std::vector<Line>& lines) {
           const Side plain = {2048, 4, 4, D, vectors ? "invariant+causal" : "causal", 1, dtype, pass};
           Side forgets = plain;
           forgets.variant = vectors ? "invariant+log_decay" : "log_decay";
-          lines.push_back(Against(Format("log_decay / causal, {} {}{} d {}", Name(dtype), pass,
-                                         vectors ? " on vectors" : "", D),
-                                  Ratio::kTime, forgets, plain, 1.05));
+          lines.push_back(
+              Against(Format("log_decay / causal, {} {}{} d {}", Name(dtype), pass, vectors ? " on vectors" : "", D),
+                      Ratio::kTime, forgets, plain, 1.05));
         }
       }
     }
@@ -81,14 +73,16 @@ void AddForgetting(std::vector<Line>& lines) {
 // reach at best.
 void AddTiles(std::vector<Line>& lines) {
   if (!os::HasMatrixTiles()) return;
-  const auto of_tiles = [&](int64_t T, int64_t D, const char* variant, double goal,
-                            const char* pass = "forward") {
+  const auto of_tiles = [&](int64_t T, int64_t D, const char* variant, double goal, const char* pass = "forward") {
     const bool forward = std::string_view(pass) == "forward";
     const char* masks = variant[0] == '\0' ? "full" : variant;
-    lines.push_back({Format("bf16{} of tiles, N {} d {} {}", forward ? "" : " backward", T, D,
-                            masks),
+    lines.push_back({Format("bf16{} of tiles, N {} d {} {}", forward ? "" : " backward", T, D, masks),
                      Ratio::kOfTiles,
-                     {T, 4, 4, D, variant, 1, DType::kBF16, pass}, std::nullopt, kNone, goal, kNone});
+                     {T, 4, 4, D, variant, 1, DType::kBF16, pass},
+                     std::nullopt,
+                     kNone,
+                     goal,
+                     kNone});
   };
   of_tiles(2048, 64, "", .44);
   of_tiles(2048, 128, "", .45);
@@ -122,56 +116,41 @@ std::vector<Line> AttentionLines() {
       OfPeak("N 512 d 64 full", {512, 8, 8, 64, ""}, .80, .70),
       OfPeak("N 512 d 64 causal", {512, 8, 8, 64, "causal"}, .70, kNone),
       OfPeak("N 128 d 64 full", {128, 16, 16, 64, ""}, .65, kNone),
-      OfPeak("window 512, N 8192 d 64", {8192, 2, 2, 64, "window=512"}, .70,
-             .62),
-      OfPeak("window 1024, N 8192 d 64", {8192, 2, 2, 64, "window=1024"}, .78,
-             .68),
+      OfPeak("window 512, N 8192 d 64", {8192, 2, 2, 64, "window=512"}, .70, .62),
+      OfPeak("window 1024, N 8192 d 64", {8192, 2, 2, 64, "window=1024"}, .78, .68),
   };
   if (os::NumUsableCpus() >= 2) {
-    AddTwoThreads("2 threads, d 64 full, 4 heads", {2048, 4, 4, 64, ""}, .88,
-                  .76, 1.85, lines);
-    AddTwoThreads("2 threads, d 128 full, 4 heads", {2048, 4, 4, 128, ""}, .90,
-                  .74, 1.85, lines);
-    AddTwoThreads("2 threads, d 64 causal, 4 heads", {2048, 4, 4, 64, "causal"},
-                  .82, .70, 1.80, lines);
-    AddTwoThreads("2 threads, d 128 causal, 4 heads",
-                  {2048, 4, 4, 128, "causal"}, .85, .68, 1.80, lines);
-    AddTwoThreads("2 threads, d 64 full, 1 head", {2048, 1, 1, 64, ""}, .88,
-                  .76, 1.85, lines);
-    AddTwoThreads("2 threads, d 64 causal, 1 head", {2048, 1, 1, 64, "causal"},
-                  .82, .70, 1.80, lines);
+    AddTwoThreads("2 threads, d 64 full, 4 heads", {2048, 4, 4, 64, ""}, .88, .76, 1.85, lines);
+    AddTwoThreads("2 threads, d 128 full, 4 heads", {2048, 4, 4, 128, ""}, .90, .74, 1.85, lines);
+    AddTwoThreads("2 threads, d 64 causal, 4 heads", {2048, 4, 4, 64, "causal"}, .82, .70, 1.80, lines);
+    AddTwoThreads("2 threads, d 128 causal, 4 heads", {2048, 4, 4, 128, "causal"}, .85, .68, 1.80, lines);
+    AddTwoThreads("2 threads, d 64 full, 1 head", {2048, 1, 1, 64, ""}, .88, .76, 1.85, lines);
+    AddTwoThreads("2 threads, d 64 causal, 1 head", {2048, 1, 1, 64, "causal"}, .82, .70, 1.80, lines);
   }
   const Side plain = {2048, 4, 4, 64, ""};
-  const auto time = [&](const std::string& name, const Side& subject,
-                        const Side& other, double goal) {
+  const auto time = [&](const std::string& name, const Side& subject, const Side& other, double goal) {
     lines.push_back(Against(name, Ratio::kTime, subject, other, goal));
   };
   time("[B,T,H,D] / [B,H,T,D], d 64", plain, {2048, 4, 4, 64, "bhtd"}, 1.06);
-  time("[B,T,H,D] / [B,H,T,D], d 128, 16 heads", {2048, 16, 16, 128, ""},
-       {2048, 16, 16, 128, "bhtd"}, 1.06);
-  time("GQA 8 on 2 / 8 on 8 heads, d 64", {2048, 8, 2, 64, ""},
-       {2048, 8, 8, 64, ""}, 1.00);
-  time("GQA 8 on 2 / 8 on 8 heads, d 128 causal", {2048, 8, 2, 128, "causal"},
-       {2048, 8, 8, 128, "causal"}, 1.00);
+  time("[B,T,H,D] / [B,H,T,D], d 128, 16 heads", {2048, 16, 16, 128, ""}, {2048, 16, 16, 128, "bhtd"}, 1.06);
+  time("GQA 8 on 2 / 8 on 8 heads, d 64", {2048, 8, 2, 64, ""}, {2048, 8, 8, 64, ""}, 1.00);
+  time("GQA 8 on 2 / 8 on 8 heads, d 128 causal", {2048, 8, 2, 128, "causal"}, {2048, 8, 8, 128, "causal"}, 1.00);
   time("softcap / plain", {2048, 4, 4, 64, "softcap=30"}, plain, 1.15);
   time("ALiBi / plain", {2048, 4, 4, 64, "alibi"}, plain, 1.03);
   time("bias / plain", {2048, 4, 4, 64, "bias"}, plain, 1.10);
-  time("attention_map 64 x 64 / attention, N 16384", {16384, 1, 1, 64, "map=64"},
-       {16384, 1, 1, 64, ""}, 1.30);
+  time("attention_map 64 x 64 / attention, N 16384", {16384, 1, 1, 64, "map=64"}, {16384, 1, 1, 64, ""}, 1.30);
   // 16 bits. Goals of peak stand where bf16 has dot products of its own.
   for (const auto& [D, full, causal] : {std::tuple{64, .76, .70}, {128, .80, .74}}) {
     for (const char* variant : {"", "causal"}) {
       const bool is_full = variant[0] == '\0';
-      const std::string name =
-          Format("bf16 N 2048 d {} {}", D, is_full ? "full" : variant);
+      const std::string name = Format("bf16 N 2048 d {} {}", D, is_full ? "full" : variant);
       Side side = {2048, 4, 4, D, variant};
       const Side single = side;
       side.dtype = DType::kBF16;
       lines.push_back(OfPeak(name, side, is_full ? full : causal, kNone));
       time(name + " / f32", side, single, 1.02);
       side.dtype = DType::kF16;
-      time(Format("f16 N 2048 d {} {} / f32", D, is_full ? "full" : variant),
-           side, single, 1.02);
+      time(Format("f16 N 2048 d {} {} / f32", D, is_full ? "full" : variant), side, single, 1.02);
     }
   }
   const Side short_f32 = {100, 8, 8, 64, ""};

@@ -37,13 +37,11 @@ namespace heed::bench {
 namespace {
 
 constexpr Sizes kSizes[] = {
-    {1, 128, 128, 16, 16, 64, 64},   {1, 512, 512, 8, 8, 64, 64},
-    {1, 1000, 1000, 4, 4, 80, 80},   {1, 2048, 2048, 4, 4, 64, 64},
-    {1, 2048, 2048, 4, 4, 128, 128}, {1, 2048, 2048, 8, 2, 128, 128},
+    {1, 128, 128, 16, 16, 64, 64}, {1, 512, 512, 8, 8, 64, 64},     {1, 1000, 1000, 4, 4, 80, 80},
+    {1, 2048, 2048, 4, 4, 64, 64}, {1, 2048, 2048, 4, 4, 128, 128}, {1, 2048, 2048, 8, 2, 128, 128},
 };
 
-void BenchOp(benchmark::State& state, const OpEntry& op,
-             const CaseRequest& request, int threads) {
+void BenchOp(benchmark::State& state, const OpEntry& op, const CaseRequest& request, int threads) {
   std::unique_ptr<TimedCase> timed;
   try {
     timed = std::make_unique<TimedCase>(op, request, threads);
@@ -73,8 +71,7 @@ void Register() {
   if (os::NumUsableCpus() > 1) thread_counts.push_back(os::NumUsableCpus());
   for (const OpEntry& op : AllOps()) {
     std::vector<std::string> variants = {""};
-    if (std::find(op.variants.begin(), op.variants.end(), "causal") !=
-        op.variants.end()) {
+    if (std::find(op.variants.begin(), op.variants.end(), "causal") != op.variants.end()) {
       variants.push_back("causal");
     }
     for (const DType dtype : op.dtypes) {
@@ -83,14 +80,10 @@ void Register() {
           for (const std::string& variant : variants) {
             for (const int threads : thread_counts) {
               const CaseRequest request{sizes, dtype, 1, pass, variant};
-              const std::string name = op.name + "/" + Name(dtype) + "/" +
-                                       pass + "/" + ToString(sizes) +
-                                       (variant.empty() ? "" : "/" + variant) +
-                                       "/threads:" + std::to_string(threads);
+              const std::string name = op.name + "/" + Name(dtype) + "/" + pass + "/" + ToString(sizes) +
+                                       (variant.empty() ? "" : "/" + variant) + "/threads:" + std::to_string(threads);
               auto* bench = benchmark::RegisterBenchmark(
-                  name.c_str(), [op, request, threads](benchmark::State& s) {
-                    BenchOp(s, op, request, threads);
-                  });
+                  name.c_str(), [op, request, threads](benchmark::State& s) { BenchOp(s, op, request, threads); });
               bench->Unit(benchmark::kMillisecond);
               if (threads > 1) bench->UseRealTime();
             }
@@ -106,8 +99,7 @@ std::string Flag(int argc, char** argv, std::string_view name) {
   std::string value;
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
-    if (argument.starts_with(name) && argument.size() > name.size() &&
-        argument[name.size()] == '=') {
+    if (argument.starts_with(name) && argument.size() > name.size() && argument[name.size()] == '=') {
       value = argument.substr(name.size() + 1);
     }
   }
@@ -135,8 +127,7 @@ Report Gates() {
 
 Report Recurrence() {
   const std::vector<GateResult> gates = MeasureGates(RecurrenceLines(), &Progress);
-  return {GateTable(gates),
-          {{"recurrence", nlohmann::ordered_json::parse(GateJson(gates))}}};
+  return {GateTable(gates), {{"recurrence", nlohmann::ordered_json::parse(GateJson(gates))}}};
 }
 
 Report Scans() {
@@ -151,20 +142,17 @@ Report Patterns() {
 
 Report CrossoverReport() {
   const std::vector<CrossoverRow> rows = MeasureCrossover(&Progress);
-  return {CrossoverTable(rows),
-          {{"crossover", nlohmann::ordered_json::parse(CrossoverJson(rows))}}};
+  return {CrossoverTable(rows), {{"crossover", nlohmann::ordered_json::parse(CrossoverJson(rows))}}};
 }
 
 Report DriftReport() {
   const std::vector<DriftResult> results = MeasureDrift(&Progress);
-  return {DriftTable(results),
-          {{"drift", nlohmann::ordered_json::parse(DriftJson(results))}}};
+  return {DriftTable(results), {{"drift", nlohmann::ordered_json::parse(DriftJson(results))}}};
 }
 
 Report DecodeReport() {
   const std::vector<GateResult> results = MeasureDecode(&Progress);
-  return {GateTable(results),
-          {{"decode", nlohmann::ordered_json::parse(GateJson(results))}}};
+  return {GateTable(results), {{"decode", nlohmann::ordered_json::parse(GateJson(results))}}};
 }
 
 Report LayersReport() {
@@ -175,23 +163,16 @@ Report LayersReport() {
 constexpr struct {
   std::string_view filter;
   Report (*measure)();
-} kTables[] = {{"gates", &Gates},
-               {"recurrence", &Recurrence},
-               {"scans", &Scans},
-               {"patterns", &Patterns},
-               {"crossover", &CrossoverReport},
-               {"drift", &DriftReport},
-               {"decode", &DecodeReport},
-               {"cpp_layers", &LayersReport}};
+} kTables[] = {{"gates", &Gates},         {"recurrence", &Recurrence},     {"scans", &Scans},
+               {"patterns", &Patterns},   {"crossover", &CrossoverReport}, {"drift", &DriftReport},
+               {"decode", &DecodeReport}, {"cpp_layers", &LayersReport}};
 
 int Main(int argc, char** argv) {
   const std::string filter = Flag(argc, argv, "--benchmark_filter");
   const bool json = Flag(argc, argv, "--benchmark_format") == "json";
-  const bool everything =
-      filter.empty() || filter == "." || filter == ".*" || filter == "all";
+  const bool everything = filter.empty() || filter == "." || filter == ".*" || filter == "all";
   const bool one_table =
-      std::any_of(std::begin(kTables), std::end(kTables),
-                  [&](const auto& table) { return table.filter == filter; });
+      std::any_of(std::begin(kTables), std::end(kTables), [&](const auto& table) { return table.filter == filter; });
   Register();
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;

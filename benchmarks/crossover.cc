@@ -54,8 +54,7 @@ Pair InTurns(TimedCase& mechanism, TimedCase& attention) {
   return {Summarize(seconds).median, Summarize(ratios).median};
 }
 
-TimedCase Make(const OpEntry& op, const std::string& pass, int64_t Tq, int64_t Tk,
-               const char* variant) {
+TimedCase Make(const OpEntry& op, const std::string& pass, int64_t Tq, int64_t Tk, const char* variant) {
   const Sizes sizes = {1, Tq, Tk, kHeads, kHeads, kChannels, kChannels};
   return TimedCase(op, {sizes, DType::kF32, 1, pass, variant}, 1);
 }
@@ -76,13 +75,11 @@ Crossover Measure(const OpEntry& op, const std::string& pass) {
   Crossover result;
   if (op.name == "attention") {
     TimedCase timed = Attention(pass, kTokens);
-    result.seconds_per_token =
-        PerTokenAndHead(SecondsOfCall(timed, CallsOf(timed)), pass, kTokens);
+    result.seconds_per_token = PerTokenAndHead(SecondsOfCall(timed, CallsOf(timed)), pass, kTokens);
     return result;
   }
   TimedCase usual = Make(op, pass, step ? 1 : kTokens, step ? 1 : kTokens, "");
-  result.seconds_per_token =
-      PerTokenAndHead(SecondsOfCall(usual, CallsOf(usual)), pass, kTokens);
+  result.seconds_per_token = PerTokenAndHead(SecondsOfCall(usual, CallsOf(usual)), pass, kTokens);
   double before = 0;  // ratio at half the length
   double from = kNever;
   for (int64_t T = kShortest; T <= longest; T *= 2) {
@@ -101,9 +98,7 @@ Crossover Measure(const OpEntry& op, const std::string& pass) {
     }
     before = ratio;
   }
-  result.from = from < 0    ? Format("> {}", longest)
-                : from == 0 ? Format("<= {}", kShortest)
-                            : Format("{:.0f}", from);
+  result.from = from < 0 ? Format("> {}", longest) : from == 0 ? Format("<= {}", kShortest) : Format("{:.0f}", from);
   return result;
 }
 
@@ -114,8 +109,7 @@ std::vector<CrossoverRow> MeasureCrossover(void (*progress)(const std::string&))
   for (const OpEntry& op : AllOps()) {
     CrossoverRow row{op.name, {}, {}, {}};
     const auto measure = [&](const std::string& pass) -> std::optional<Crossover> {
-      const bool has =
-          std::find(op.passes.begin(), op.passes.end(), pass) != op.passes.end();
+      const bool has = std::find(op.passes.begin(), op.passes.end(), pass) != op.passes.end();
       if (!has) return std::nullopt;
       progress(op.name + " " + pass);
       return Measure(op, pass);
@@ -129,23 +123,18 @@ std::vector<CrossoverRow> MeasureCrossover(void (*progress)(const std::string&))
 }
 
 std::string CrossoverTable(const std::vector<CrossoverRow>& rows) {
-  static constexpr char kFormat[] =
-      "{:<20} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}\n";
+  static constexpr char kFormat[] = "{:<20} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}\n";
   std::string text = Format(
       "{}, target {}, f32, {} heads of {} channels, one thread\n"
       "ns per token and head at {} tokens, and from how many tokens on that is less "
       "than exact attention takes, causal\n\n",
       os::CpuName(), TargetName(kAllTargets), kHeads, kChannels, kTokens);
-  text += Format(kFormat, "mechanism", "forward", "from", "backward", "from",
-                 "one token", "from keys");
+  text += Format(kFormat, "mechanism", "forward", "from", "backward", "from", "one token", "from keys");
   for (const CrossoverRow& row : rows) {
-    const auto time = [](const std::optional<Crossover>& c) {
-      return c ? Text(c->seconds_per_token) : "-";
-    };
+    const auto time = [](const std::optional<Crossover>& c) { return c ? Text(c->seconds_per_token) : "-"; };
     const auto from = [](const std::optional<Crossover>& c) { return c ? c->from : "-"; };
-    text += Format(kFormat, row.mechanism, time(row.forward), from(row.forward),
-                   time(row.backward), from(row.backward), time(row.step),
-                   from(row.step));
+    text += Format(kFormat, row.mechanism, time(row.forward), from(row.forward), time(row.backward), from(row.backward),
+                   time(row.step), from(row.step));
   }
   return text;
 }

@@ -12,7 +12,7 @@ namespace heed::bench {
 // keys.
 struct Crossover {
   double seconds_per_token = 0;  // and head; at 2048 tokens
-  std::string from;  // "312", "<= 16", "> 8192"; empty for attention itself
+  std::string from;              // "312", "<= 16", "> 8192"; empty for attention itself
 };
 
 struct CrossoverRow {

@@ -41,8 +41,7 @@ double Goal(double zen4, double intel) {
 class Step {
  public:
   // page 0: contiguous.
-  Step(DType dtype, int64_t tokens, int64_t page, int64_t group,
-       Quantize quantize = Quantize::kNone)
+  Step(DType dtype, int64_t tokens, int64_t page, int64_t group, Quantize quantize = Quantize::kNone)
       : cache_({1, kHeads, kDim, kDim, page == 0 ? tokens : -1, page, dtype, quantize}),
         q_(dtype, {1, 1, kHeads * group, kDim}, Placement::kAligned),
         o_(dtype, {1, 1, kHeads * group, kDim}, Placement::kAligned) {
@@ -65,8 +64,7 @@ class Step {
   // Seconds to read as many bytes with the threads of `ctx`, where the cache lies if it is
   // in one piece.
   double ReadSeconds(Context& ctx) const {
-    return Bytes() / probe::ReadBytesPerSecond(ctx, cache_.view().pages[0][0],
-                                               static_cast<size_t>(Bytes()), 1);
+    return Bytes() / probe::ReadBytesPerSecond(ctx, cache_.view().pages[0][0], static_cast<size_t>(Bytes()), 1);
   }
 
   double Bytes() const {
@@ -99,8 +97,7 @@ class Step {
 };
 
 // A short cache of the same kind against the reference in float64.
-void Verify(DType dtype, int64_t page, int64_t group, Context& ctx,
-            Quantize quantize = Quantize::kNone) {
+void Verify(DType dtype, int64_t page, int64_t group, Context& ctx, Quantize quantize = Quantize::kNone) {
   const int64_t tokens = 2 * kChunk - 100;
   Step step(dtype, tokens, page, group, quantize);
   step.Run(ctx);
@@ -111,17 +108,15 @@ void Verify(DType dtype, int64_t page, int64_t group, Context& ctx,
     v.As(v.view().Slice(1, at, at + kChunk)).FillNormal(static_cast<uint64_t>(at) + 2);
   }
   const Buffer expected(DType::kF64, {1, 1, kHeads * group, kDim});
-  attention::Reference({step.q().view(), k.view().Slice(1, 0, tokens),
-                        v.view().Slice(1, 0, tokens)},
-                       {}, {expected.view(), {}});
+  attention::Reference({step.q().view(), k.view().Slice(1, 0, tokens), v.view().Slice(1, 0, tokens)}, {},
+                       {expected.view(), {}});
   double tolerance = dtype == DType::kF32 ? 1e-5 : 2e-2;
   if (quantize == Quantize::kInt8) tolerance = step.Bound(ctx);
   for (int64_t h = 0; h < kHeads * group; ++h) {
     for (int64_t e = 0; e < kDim; ++e) {
       const double error = std::abs(step.o().Get({0, 0, h, e}) - expected.Get({0, 0, h, e}));
       if (error <= tolerance) continue;
-      throw std::runtime_error(Format("decode: {} page {} group {}: off by {}",
-                                      Name(dtype), page, group, error));
+      throw std::runtime_error(Format("decode: {} page {} group {}: off by {}", Name(dtype), page, group, error));
     }
   }
 }
@@ -136,8 +131,7 @@ Buffer Normal(std::initializer_list<int64_t> sizes, uint64_t seed) {
 class Batch {
  public:
   Batch(int64_t tokens, bool share)
-      : cache_(Filled(tokens, share)),
-        q_(DType::kF32, {kBatch, 1, kHeads, kDim}, Placement::kAligned),
+      : cache_(Filled(tokens, share)), q_(DType::kF32, {kBatch, 1, kHeads, kDim}, Placement::kAligned),
         o_(DType::kF32, {kBatch, 1, kHeads, kDim}, Placement::kAligned) {
     q_.FillNormal(3);
     options_.causal = true;
@@ -145,9 +139,7 @@ class Batch {
     cache_.Append(k.view(), v.view());
   }
 
-  void Run(Context& ctx) {
-    attention::Attend(ctx, cache_.view(), q_.view(), options_, {o_.view(), {}});
-  }
+  void Run(Context& ctx) { attention::Attend(ctx, cache_.view(), q_.view(), options_, {o_.view(), {}}); }
   const Buffer& o() const { return o_; }
 
  private:
@@ -157,11 +149,9 @@ class Batch {
     const Buffer k = Normal({1, kChunk, kHeads, kDim}, 1), v = Normal({1, kChunk, kHeads, kDim}, 2);
     const int64_t batch = share ? 1 : kBatch;
     KVCache cache({batch, kHeads, kDim, kDim});
-    const std::vector<int64_t> sizes = {batch, kChunk, kHeads, kDim},
-                               strides = {0, kHeads * kDim, kDim, 1};
+    const std::vector<int64_t> sizes = {batch, kChunk, kHeads, kDim}, strides = {0, kHeads * kDim, kDim, 1};
     for (int64_t at = 0; at < tokens; at += kChunk) {
-      cache.Append({k.view().data(), DType::kF32, sizes, strides},
-                   {v.view().data(), DType::kF32, sizes, strides});
+      cache.Append({k.view().data(), DType::kF32, sizes, strides}, {v.view().data(), DType::kF32, sizes, strides});
     }
     return share ? KVCache::Share(cache, kBatch) : std::move(cache);
   }
@@ -237,17 +227,14 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
     double zen4, intel;
     Quantize quantize = Quantize::kNone;
   };
-  for (const OfRead& c : {OfRead{DType::kF32, 1, .92, .87}, OfRead{DType::kF32, 4, .92, .84},
-                          OfRead{DType::kF32, 8, .80, .78}, OfRead{DType::kBF16, 1, .88, .91},
-                          OfRead{DType::kBF16, 4, kNone, .80},
-                          OfRead{DType::kBF16, 8, kNone, .60},
-                          OfRead{DType::kF32, 1, kNone, .94, Quantize::kInt8},
-                          OfRead{DType::kF32, 4, kNone, .70, Quantize::kInt8},
-                          OfRead{DType::kF32, 8, kNone, .35, Quantize::kInt8},
-                          OfRead{DType::kF32, 16, kNone, .35, Quantize::kInt8}}) {
+  for (const OfRead& c :
+       {OfRead{DType::kF32, 1, .92, .87}, OfRead{DType::kF32, 4, .92, .84}, OfRead{DType::kF32, 8, .80, .78},
+        OfRead{DType::kBF16, 1, .88, .91}, OfRead{DType::kBF16, 4, kNone, .80}, OfRead{DType::kBF16, 8, kNone, .60},
+        OfRead{DType::kF32, 1, kNone, .94, Quantize::kInt8}, OfRead{DType::kF32, 4, kNone, .70, Quantize::kInt8},
+        OfRead{DType::kF32, 8, kNone, .35, Quantize::kInt8}, OfRead{DType::kF32, 16, kNone, .35, Quantize::kInt8}}) {
     const bool int8 = c.quantize == Quantize::kInt8;
-    const std::string name = Format("{} {} query heads per key head, of a raw read",
-                                    int8 ? "int8" : Name(c.dtype), c.group);
+    const std::string name =
+        Format("{} {} query heads per key head, of a raw read", int8 ? "int8" : Name(c.dtype), c.group);
     progress(name);
     Verify(c.dtype, 0, c.group, ctx, c.quantize);
     Step step(c.dtype, int8 ? Tokens(int64_t{1}) : Tokens(c.dtype), 0, c.group, c.quantize);
@@ -265,17 +252,15 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
     progress(name);
     Verify(DType::kF32, page, 1, ctx);
     Step paged(DType::kF32, Tokens(DType::kF32), page, 1);
-    results.push_back(MeasureRatio(name, 1.05, false, [&](bool* clean) {
-      return Seconds(paged, ctx, clean) / Seconds(contiguous, ctx, clean);
-    }));
+    results.push_back(MeasureRatio(
+        name, 1.05, false, [&](bool* clean) { return Seconds(paged, ctx, clean) / Seconds(contiguous, ctx, clean); }));
   }
   {
     const std::string name = "f32 8 query heads per key head / 1";
     progress(name);
     Step eight(DType::kF32, Tokens(DType::kF32), 0, 8);
-    results.push_back(MeasureRatio(name, 1.25, false, [&](bool* clean) {
-      return Seconds(eight, ctx, clean) / Seconds(contiguous, ctx, clean);
-    }));
+    results.push_back(MeasureRatio(
+        name, 1.25, false, [&](bool* clean) { return Seconds(eight, ctx, clean) / Seconds(contiguous, ctx, clean); }));
   }
   {
     const std::string name = "fork of 32768 tokens in pages of 64, microseconds";
@@ -317,21 +302,20 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
     if (!SameBits(shared.o().view(), apart.o().view())) {
       throw std::runtime_error("decode: sharing changes bits");
     }
-    results.push_back(MeasureRatio(name, 4, true, [&](bool* clean) {
-      return Seconds(apart, ctx, clean) / Seconds(shared, ctx, clean);
-    }));
+    results.push_back(MeasureRatio(
+        name, 4, true, [&](bool* clean) { return Seconds(apart, ctx, clean) / Seconds(shared, ctx, clean); }));
   }
   // So long that other processes come between: of one thread, CPU time is told.
   Context one(1);
   for (const int64_t heads : {16, 128}) {
     Latent absorbed(8192, heads, false), expanded(8192, heads, true);
-    const std::string name = Format("f32 MLA {} heads, 8192 tokens, one thread: expanded / "
-                                    "absorbed, time (bytes {:.1f})",
-                                    heads, expanded.Bytes() / absorbed.Bytes());
+    const std::string name = Format(
+        "f32 MLA {} heads, 8192 tokens, one thread: expanded / "
+        "absorbed, time (bytes {:.1f})",
+        heads, expanded.Bytes() / absorbed.Bytes());
     progress(name);
-    results.push_back(MeasureRatio(name, kNone, true, [&](bool* clean) {
-      return Seconds(expanded, one, clean) / Seconds(absorbed, one, clean);
-    }));
+    results.push_back(MeasureRatio(
+        name, kNone, true, [&](bool* clean) { return Seconds(expanded, one, clean) / Seconds(absorbed, one, clean); }));
   }
   progress("");
   return results;

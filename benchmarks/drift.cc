@@ -26,8 +26,7 @@ std::vector<DriftResult> MeasureDrift(void (*progress)(const std::string&)) {
     for (const std::string& variant : variants) {
       progress(op.name + " " + variant);
       const char* plain = variants.size() > 1 ? "ordinary" : "none";
-      results.push_back({op.name, variant.empty() ? plain : variant,
-                         Drift(ctx, op, variant, kChannels, kEnds)});
+      results.push_back({op.name, variant.empty() ? plain : variant, Drift(ctx, op, variant, kChannels, kEnds)});
     }
   }
   return results;

@@ -21,8 +21,7 @@
 namespace heed::bench {
 namespace {
 
-constexpr char kFormat[] =
-    "{:<57} {:>7}  {:>6}  {:>13}  {:>7}  {}\n";  // of one row
+constexpr char kFormat[] = "{:<57} {:>7}  {:>6}  {:>13}  {:>7}  {}\n";  // of one row
 
 constexpr double kShortSeconds = 0.010;
 constexpr int kRounds = 9, kShortRounds = 15;  // of long and of short samples
@@ -33,19 +32,15 @@ std::unique_ptr<TimedCase> Prepare(const Side& side) {
   const Sizes sizes = {side.B, side.T, side.T, side.Hq, side.Hkv, side.D, side.D};
   // Long enough that a window of 512 excludes something.
   const int64_t checked = side.variant.starts_with("window") ? 1100 : 300;
-  return std::make_unique<TimedCase>(
-      FindOp(side.mechanism), CaseRequest{sizes, side.dtype, 1, side.pass, side.variant},
-      side.threads, "", checked);
+  return std::make_unique<TimedCase>(FindOp(side.mechanism), CaseRequest{sizes, side.dtype, 1, side.pass, side.variant},
+                                     side.threads, "", checked);
 }
 
 double Goal(const Line& line) {
   switch (ThisCpu()) {
-    case CpuKind::kZen4:
-      return line.zen4;
-    case CpuKind::kIntelAmx:
-      return line.intel;
-    case CpuKind::kOther:
-      break;
+    case CpuKind::kZen4: return line.zen4;
+    case CpuKind::kIntelAmx: return line.intel;
+    case CpuKind::kOther: break;
   }
   return line.any;
 }
@@ -63,8 +58,7 @@ size_t StateBytes(const Case& c) {
 
 GateResult Measure(const Line& line) {
   const std::unique_ptr<TimedCase> subject = Prepare(line.subject);
-  const std::unique_ptr<TimedCase> other =
-      line.other ? Prepare(*line.other) : nullptr;
+  const std::unique_ptr<TimedCase> other = line.other ? Prepare(*line.other) : nullptr;
   const bool is_short = subject->Time().seconds < kShortSeconds;
   const int rounds = is_short ? kShortRounds : kRounds;
   Buffer state;  // as many bytes as the subject's
@@ -77,8 +71,7 @@ GateResult Measure(const Line& line) {
   for (int round = 0; round < rounds; ++round) {
     const double peak = line.ratio == Ratio::kOfPeak    ? subject->PeakFlopsPerSecond()
                         : line.ratio == Ratio::kOfTiles ? probe::TileFlopsPerSecond()
-                        : line.ratio == Ratio::kOfExp2
-                            ? kFlopsPerUpdate * probe::Exp2PerSecond(line.subject.dtype)
+                        : line.ratio == Ratio::kOfExp2  ? kFlopsPerUpdate * probe::Exp2PerSecond(line.subject.dtype)
                                                         : 1;
     const Sample a = subject->Time();
     const Sample b = other ? other->Time() : Sample{1, true};
@@ -89,12 +82,8 @@ GateResult Measure(const Line& line) {
     switch (line.ratio) {
       case Ratio::kOfPeak:
       case Ratio::kOfTiles:
-      case Ratio::kOfExp2:
-        ratios.push_back(subject->problem().flops / a.seconds / peak);
-        break;
-      case Ratio::kTime:
-        ratios.push_back(a.seconds / b.seconds);
-        break;
+      case Ratio::kOfExp2: ratios.push_back(subject->problem().flops / a.seconds / peak); break;
+      case Ratio::kTime: ratios.push_back(a.seconds / b.seconds); break;
       case Ratio::kTimePerToken:
         ratios.push_back(a.seconds / static_cast<double>(line.subject.T) /
                          (b.seconds / static_cast<double>(line.other->T)));
@@ -103,18 +92,14 @@ GateResult Measure(const Line& line) {
         ratios.push_back(a.seconds / subject->problem().flops / (b.seconds / other->problem().flops));
         break;
       case Ratio::kOfMemory:
-        ratios.push_back(probe::UpdateSeconds(state.view().data(),
-                                              state.bytes().size(), kAllTargets, 1) /
-                         a.seconds);
+        ratios.push_back(probe::UpdateSeconds(state.view().data(), state.bytes().size(), kAllTargets, 1) / a.seconds);
         break;
-      case Ratio::kSpeedUp:
-        ratios.push_back(b.seconds / a.seconds);
-        break;
+      case Ratio::kSpeedUp: ratios.push_back(b.seconds / a.seconds); break;
     }
   }
   const Quartiles q = Summarize(ratios);
-  const bool at_least = line.ratio != Ratio::kTime && line.ratio != Ratio::kTimePerToken &&
-                        line.ratio != Ratio::kTimePerFlop;
+  const bool at_least =
+      line.ratio != Ratio::kTime && line.ratio != Ratio::kTimePerToken && line.ratio != Ratio::kTimePerFlop;
   const double goal = Goal(line);
   const bool noisy = ratios.size() < kEnoughSamples;
   const bool reached = at_least ? q.median >= goal : q.median <= goal;
@@ -136,12 +121,9 @@ const char* Verdict(const GateResult& r) {
 
 const char* Name(CpuKind kind) {
   switch (kind) {
-    case CpuKind::kZen4:
-      return "AMD Zen 4";
-    case CpuKind::kIntelAmx:
-      return "Intel with AMX";
-    case CpuKind::kOther:
-      break;
+    case CpuKind::kZen4: return "AMD Zen 4";
+    case CpuKind::kIntelAmx: return "Intel with AMX";
+    case CpuKind::kOther: break;
   }
   return "neither AMD Zen 4 nor Intel with AMX: no goal for fractions of peak";
 }
@@ -153,43 +135,33 @@ CpuKind ThisCpu() {
   if (cpu.starts_with("Intel") && os::HasMatrixTiles()) return CpuKind::kIntelAmx;
   int family = 0, model = 0;
   const size_t at = cpu.rfind("(family ");
-  if (at == std::string::npos ||
-      std::sscanf(cpu.c_str() + at, "(family %d model %d)", &family, &model) !=
-          2) {
+  if (at == std::string::npos || std::sscanf(cpu.c_str() + at, "(family %d model %d)", &family, &model) != 2) {
     return CpuKind::kOther;
   }
-  const auto in = [&](int low, int high) {
-    return low <= model && model <= high;
-  };
-  if (cpu.starts_with("AMD") && family == 25 &&
-      (in(0x10, 0x1f) || in(0x60, 0x7f) || in(0xa0, 0xaf))) {
+  const auto in = [&](int low, int high) { return low <= model && model <= high; };
+  if (cpu.starts_with("AMD") && family == 25 && (in(0x10, 0x1f) || in(0x60, 0x7f) || in(0xa0, 0xaf))) {
     return CpuKind::kZen4;
   }
   return CpuKind::kOther;
 }
 
-Line OfPeak(const std::string& name, const Side& subject, double zen4,
-            double intel) {
+Line OfPeak(const std::string& name, const Side& subject, double zen4, double intel) {
   return {name, Ratio::kOfPeak, subject, std::nullopt, zen4, intel, kNone};
 }
 
-Line Against(const std::string& name, Ratio ratio, const Side& subject,
-             const Side& other, double goal) {
+Line Against(const std::string& name, Ratio ratio, const Side& subject, const Side& other, double goal) {
   return {name, ratio, subject, other, goal, goal, goal};
 }
 
-void AddTwoThreads(const std::string& name, Side one, double zen4, double intel,
-                   double speed_up, std::vector<Line>& lines) {
+void AddTwoThreads(const std::string& name, Side one, double zen4, double intel, double speed_up,
+                   std::vector<Line>& lines) {
   Side two = one;
   two.threads = 2;
-  lines.push_back(
-      OfPeak(name + ", of two cores", two, 0.9 * zen4, 0.9 * intel));
-  lines.push_back(
-      Against(name + ", speed-up", Ratio::kSpeedUp, two, one, speed_up));
+  lines.push_back(OfPeak(name + ", of two cores", two, 0.9 * zen4, 0.9 * intel));
+  lines.push_back(Against(name + ", speed-up", Ratio::kSpeedUp, two, one, speed_up));
 }
 
-std::vector<GateResult> MeasureGates(const std::vector<Line>& lines,
-                                     void (*progress)(const std::string&)) {
+std::vector<GateResult> MeasureGates(const std::vector<Line>& lines, void (*progress)(const std::string&)) {
   std::vector<GateResult> results;
   for (const Line& line : lines) {
     progress(line.name);
@@ -198,7 +170,8 @@ std::vector<GateResult> MeasureGates(const std::vector<Line>& lines,
   return results;
 }
 
-GateResult MeasureRatio(const std::string& name, double goal, bool at_least, const std::function<double(bool*)>& ratio) {
+GateResult MeasureRatio(const std::string& name, double goal, bool at_least,
+                        const std::function<double(bool*)>& ratio) {
   std::vector<double> ratios;
   int rejected = 0;
   for (int round = 0; round < kShortRounds; ++round) {
@@ -212,7 +185,14 @@ GateResult MeasureRatio(const std::string& name, double goal, bool at_least, con
   }
   const Quartiles q = Summarize(ratios);
   const bool reached = at_least ? q.median >= goal : q.median <= goal;
-  return {name, goal, at_least, q.q1, q.median, q.q3, static_cast<int>(ratios.size()), rejected,
+  return {name,
+          goal,
+          at_least,
+          q.q1,
+          q.median,
+          q.q3,
+          static_cast<int>(ratios.size()),
+          rejected,
           std::isnan(goal) || ratios.size() < kEnoughSamples || reached};
 }
 
@@ -223,18 +203,13 @@ std::string GateTable(const std::vector<GateResult>& results) {
       "or a ratio of times\n\n",
       os::CpuName(), Name(ThisCpu()), TargetName(kAllTargets),
       probe::PeakFlopsPerSecond(DType::kF32, kAllTargets, 9) / 1e9);
-  text += Format(kFormat, "line", "goal", "median", "quartiles", "samples",
-                 "");
+  text += Format(kFormat, "line", "goal", "median", "quartiles", "samples", "");
   for (const GateResult& r : results) {
-    const std::string goal =
-        std::isnan(r.goal)
-            ? "-"
-            : Format("{} {:.2f}", r.at_least ? ">=" : "<=", r.goal);
+    const std::string goal = std::isnan(r.goal) ? "-" : Format("{} {:.2f}", r.at_least ? ">=" : "<=", r.goal);
     const bool none = r.rounds == 0;
-    text += Format(
-        kFormat, r.name, goal, none ? "-" : Format("{:.3f}", r.median),
-        none ? "-" : Format("{:.3f} - {:.3f}", r.q1, r.q3),
-        Format("{}/{}", r.rounds, r.rounds + r.rejected), Verdict(r));
+    text += Format(kFormat, r.name, goal, none ? "-" : Format("{:.3f}", r.median),
+                   none ? "-" : Format("{:.3f} - {:.3f}", r.q1, r.q3), Format("{}/{}", r.rounds, r.rounds + r.rejected),
+                   Verdict(r));
   }
   return text;
 }
@@ -253,10 +228,7 @@ std::string GateJson(const std::vector<GateResult>& results) {
                      {"rejected", r.rejected},
                      {"ok", r.ok}});
   }
-  return Json{{"cpu", os::CpuName()},
-              {"kind", Name(ThisCpu())},
-              {"target", TargetName(kAllTargets)},
-              {"lines", lines}}
+  return Json{{"cpu", os::CpuName()}, {"kind", Name(ThisCpu())}, {"target", TargetName(kAllTargets)}, {"lines", lines}}
       .dump(2);
 }
 

@@ -50,14 +50,12 @@ struct Line {
   double zen4, intel, any;  // goals by kind of CPU
 };
 
-Line OfPeak(const std::string& name, const Side& subject, double zen4,
-            double intel);
-Line Against(const std::string& name, Ratio ratio, const Side& subject,
-             const Side& other, double goal);
+Line OfPeak(const std::string& name, const Side& subject, double zen4, double intel);
+Line Against(const std::string& name, Ratio ratio, const Side& subject, const Side& other, double goal);
 
 // Two threads reach 0.9 of twice the goal of one, and so much more speed.
-void AddTwoThreads(const std::string& name, Side one, double zen4, double intel,
-                   double speed_up, std::vector<Line>& lines);
+void AddTwoThreads(const std::string& name, Side one, double zen4, double intel, double speed_up,
+                   std::vector<Line>& lines);
 
 std::vector<Line> AttentionLines();
 std::vector<Line> RecurrenceLines();
@@ -75,11 +73,11 @@ struct GateResult {
 
 // Measures the lines, interleaved with probes. Throws std::runtime_error if a
 // result is wrong. `progress` is called before each line.
-std::vector<GateResult> MeasureGates(const std::vector<Line>& lines,
-                                     void (*progress)(const std::string&));
+std::vector<GateResult> MeasureGates(const std::vector<Line>& lines, void (*progress)(const std::string&));
 
 // A ratio that is no line: measured 15 times, of which those count that leave *clean true.
-GateResult MeasureRatio(const std::string& name, double goal, bool at_least, const std::function<double(bool* clean)>& ratio);
+GateResult MeasureRatio(const std::string& name, double goal, bool at_least,
+                        const std::function<double(bool* clean)>& ratio);
 
 // Aligned table with CPU and goals.
 std::string GateTable(const std::vector<GateResult>& results);

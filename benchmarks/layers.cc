@@ -68,7 +68,8 @@ std::vector<Subject> Subjects() {
       {CaseOf<MultiHeadAttention>("multi-head attention", {.width = kWidth, .heads = 8, .causal = true}),
        {{kWidth, 3 * kWidth}, {kWidth, kWidth}},
        {{"attention", 8, 8, 64, 64, "causal"}}},
-      {CaseOf<GroupedQueryAttention>("grouped-query attention", {.width = kWidth, .heads = 8, .kv_heads = 4, .rotary = rotary}),
+      {CaseOf<GroupedQueryAttention>("grouped-query attention",
+                                     {.width = kWidth, .heads = 8, .kv_heads = 4, .rotary = rotary}),
        {{kWidth, 2 * kWidth}, {kWidth, kWidth}},
        {{"attention", 8, 4, 64, 64, "causal"}},
        {{8, 64}, {4, 64}}},
@@ -98,10 +99,13 @@ std::vector<Subject> Subjects() {
       {CaseOf<Mamba2>("Mamba-2", {.width = kWidth, .heads = 16}),
        {{kWidth, 4 * kWidth + 2 * 128 + 16}, {2 * kWidth, kWidth}},
        {{"causal_conv1d", 10, 10, 128, 128, "silu+channels_last"}, {"ssd", 16, 1, 128, 64}}},
-      {CaseOf<GatedDeltaNet>("gated delta", {.width = kWidth, .key_heads = 4, .value_heads = 8, .key_dim = 64, .value_dim = 64}),
+      {CaseOf<GatedDeltaNet>("gated delta",
+                             {.width = kWidth, .key_heads = 4, .value_heads = 8, .key_dim = 64, .value_dim = 64}),
        {{kWidth, 3 * kWidth + 16}, {kWidth, kWidth}},
        {{"causal_conv1d", 8, 8, 128, 128, "silu+channels_last+no_bias"}, {"gated_delta_rule", 8, 8, 64, 64}}},
-      {CaseOf<H3>("H3", {.width = kWidth, .heads = 64}), {{kWidth, 3 * kWidth}, {kWidth, kWidth}}, {{"h3", 64, 64, 8, 8}}},
+      {CaseOf<H3>("H3", {.width = kWidth, .heads = 64}),
+       {{kWidth, 3 * kWidth}, {kWidth, kWidth}},
+       {{"h3", 64, 64, 8, 8}}},
   };
 }
 
@@ -151,13 +155,15 @@ class Parts {
     for (int64_t t = 0; t < kTokens; ++t) positions_.as<int64_t>()[t] = t;
     for (const Operator& op : subject.operators) {
       const Sizes sizes = {1, kTokens, kTokens, op.Hq, op.Hkv, op.D, op.Dv};
-      operators_.emplace_back(FindOp(op.name), CaseRequest{sizes, DType::kF32, 1, "forward", op.variant}, ctx.num_threads());
+      operators_.emplace_back(FindOp(op.name), CaseRequest{sizes, DType::kF32, 1, "forward", op.variant},
+                              ctx.num_threads());
     }
   }
 
   void Run() {
     for (const OneProduct& p : products_) p.linear.Forward(ctx_, p.x.view(), p.y.view());
-    for (const OneTurn& t : turns_) Rotary(ctx_, t.x.view(), positions_.view(), RotaryPairs::kHalfSplit, {}, t.y.view());
+    for (const OneTurn& t : turns_)
+      Rotary(ctx_, t.x.view(), positions_.view(), RotaryPairs::kHalfSplit, {}, t.y.view());
     for (TimedCase& op : operators_) op.Run();
   }
 
@@ -185,7 +191,8 @@ std::vector<GateResult> MeasureLayers(void (*progress)(const std::string&)) {
   std::vector<GateResult> results;
   for (const Subject& subject : Subjects()) {
     for (const int threads : counts) {
-      const std::string name = Format("{}, {} thread{}, over its parts", subject.layer.name, threads, threads == 1 ? "" : "s");
+      const std::string name =
+          Format("{}, {} thread{}, over its parts", subject.layer.name, threads, threads == 1 ? "" : "s");
       progress(name);
       Context ctx(threads);
       WholeLayer layer(subject.layer, ctx);

@@ -9,7 +9,8 @@
 
 namespace heed::bench {
 
-// The time of each layer over that of its parts called one after the other: what is left are norms, gates and activations. Throws std::runtime_error if a result is wrong.
+// The time of each layer over that of its parts called one after the other: what is left are norms, gates and
+// activations. Throws std::runtime_error if a result is wrong.
 std::vector<GateResult> MeasureLayers(void (*progress)(const std::string&));
 
 }  // namespace heed::bench

@@ -62,8 +62,8 @@ std::vector<Line> RecurrenceLines() {
         }
         if (os::NumUsableCpus() < 2) continue;
         for (const int64_t heads : {4, 1}) {
-          AddTwoThreads(Format("{}, {} head{}", name, heads, heads > 1 ? "s" : ""),
-                        SideOf(kind, pass, 2048, heads, D), zen4, intel, kSpeedUp, lines);
+          AddTwoThreads(Format("{}, {} head{}", name, heads, heads > 1 ? "s" : ""), SideOf(kind, pass, 2048, heads, D),
+                        zen4, intel, kSpeedUp, lines);
         }
       }
     }
@@ -73,13 +73,11 @@ std::vector<Line> RecurrenceLines() {
       const int64_t D = i == 0 ? 64 : 128;
       for (const int64_t heads : {1, 12}) {
         const auto name = [&](const char* pass) {
-          return Format("{} {} T 2048 d {}, {} head{}", kind.name, pass, D, heads,
-                        heads > 1 ? "s" : "");
+          return Format("{} {} T 2048 d {}, {} head{}", kind.name, pass, D, heads, heads > 1 ? "s" : "");
         };
-        lines.push_back(OfPeak(name("forward"), SideOf(kind, "forward", 2048, heads, D),
-                               kind.zen4[i], kind.intel[i]));
-        lines.push_back(OfPeak(name("backward"), SideOf(kind, "backward", 2048, heads, D),
-                               kind.backward_zen4[i], kind.backward_intel[i]));
+        lines.push_back(OfPeak(name("forward"), SideOf(kind, "forward", 2048, heads, D), kind.zen4[i], kind.intel[i]));
+        lines.push_back(OfPeak(name("backward"), SideOf(kind, "backward", 2048, heads, D), kind.backward_zen4[i],
+                               kind.backward_intel[i]));
       }
     }
     lines.push_back({Format("{} step, of a raw read and write", kind.name), Ratio::kOfMemory,
@@ -94,20 +92,18 @@ std::vector<Line> RecurrenceLines() {
       const Side f32 = SideOf(kind, "forward", 2048, 4, D);
       Side bf16 = f32;
       bf16.dtype = DType::kBF16;
-      lines.push_back(Against(Format("{} forward T 2048 d {}, bf16 / f32", name, D),
-                              Ratio::kTime, bf16, f32, i == 0 ? 1 / 2.5 : 1 / 3.5));
+      lines.push_back(Against(Format("{} forward T 2048 d {}, bf16 / f32", name, D), Ratio::kTime, bf16, f32,
+                              i == 0 ? 1 / 2.5 : 1 / 3.5));
     }
   }
   for (const Kind& kind : kKinds) {
-    lines.push_back({Format("{} step, of a raw read and write", kind.name),
-                     Ratio::kOfMemory, SideOf(kind, "step", 1, kStepHeads, 128),
-                     std::nullopt, .80, .80, .80});
+    lines.push_back({Format("{} step, of a raw read and write", kind.name), Ratio::kOfMemory,
+                     SideOf(kind, "step", 1, kStepHeads, 128), std::nullopt, .80, .80, .80});
   }
   for (const Kind& kind : kKinds) {
     for (const char* pass : {"forward", "backward"}) {
-      lines.push_back(Against(Format("{} {}, T 131072 / 2048", kind.name, pass),
-                              Ratio::kTimePerToken, SideOf(kind, pass, 131072, 1, 64),
-                              SideOf(kind, pass, 2048, 1, 64), 1.05));
+      lines.push_back(Against(Format("{} {}, T 131072 / 2048", kind.name, pass), Ratio::kTimePerToken,
+                              SideOf(kind, pass, 131072, 1, 64), SideOf(kind, pass, 2048, 1, 64), 1.05));
     }
   }
   return lines;

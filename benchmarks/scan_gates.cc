@@ -12,7 +12,7 @@ namespace heed::bench {
 namespace {
 
 constexpr double kOfExp2 = .60, kSpeedUp = 1.85, kBackward = 3.2, kStep = .75, kLong = 1.05;
-constexpr double kGrowth = 1.6;  // of transforms of 32 times the length
+constexpr double kGrowth = 1.6;                  // of transforms of 32 times the length
 constexpr int64_t kHeads = 12, kHeadSize = 128;  // 1536 channels, as of Mamba with 768 features
 constexpr int64_t kStepSequences = 128;          // 12 MiB of states, which leave A in a cache
 
@@ -35,33 +35,30 @@ std::vector<Line> ScanLines() {
   std::vector<Line> lines;
   for (const Layout& layout : kLayouts) {
     const std::string name = Format("selective_scan {}", layout.name);
-    const auto side = [&](const char* pass, int64_t T) {
-      return SideOf("selective_scan", pass, T, layout.variant);
-    };
+    const auto side = [&](const char* pass, int64_t T) { return SideOf("selective_scan", pass, T, layout.variant); };
     const Side forward = side("forward", 2048), backward = side("backward", 2048);
-    lines.push_back({name + " forward, of exp2", Ratio::kOfExp2, forward, std::nullopt, kOfExp2,
-                     kOfExp2, kNone});
+    lines.push_back({name + " forward, of exp2", Ratio::kOfExp2, forward, std::nullopt, kOfExp2, kOfExp2, kNone});
     Side mamba = forward;
     mamba.variant += layout.variant[0] == '\0' ? "mamba" : "+mamba";
-    lines.push_back({name + " with softplus, bias and gate, of exp2", Ratio::kOfExp2, mamba,
-                     std::nullopt, kNone, kNone, kNone});
+    lines.push_back(
+        {name + " with softplus, bias and gate, of exp2", Ratio::kOfExp2, mamba, std::nullopt, kNone, kNone, kNone});
     lines.push_back(Against(name + " backward / forward", Ratio::kTime, backward, forward, kBackward));
     Side brief = forward, lengthy = side("forward", 131072);  // of channels that fit in memory
     brief.Hq = brief.Hkv = lengthy.Hq = lengthy.Hkv = 1;
-    lines.push_back(Against(name + " forward, T 131072 / 2048, 128 channels", Ratio::kTimePerToken,
-                            lengthy, brief, kLong));
+    lines.push_back(
+        Against(name + " forward, T 131072 / 2048, 128 channels", Ratio::kTimePerToken, lengthy, brief, kLong));
     if (os::NumUsableCpus() < 2) continue;
     for (const Side& one : {forward, backward}) {
       Side two = one;
       two.threads = 2;
-      lines.push_back(Against(Format("{} {}, speed-up of two threads", name, one.pass),
-                              Ratio::kSpeedUp, two, one, kSpeedUp));
+      lines.push_back(
+          Against(Format("{} {}, speed-up of two threads", name, one.pass), Ratio::kSpeedUp, two, one, kSpeedUp));
     }
   }
   Side step = SideOf("selective_scan", "step", 1, "");
   step.B = kStepSequences;
-  lines.push_back({"selective_scan step, of a raw read and write", Ratio::kOfMemory, step,
-                   std::nullopt, kStep, kStep, kStep});
+  lines.push_back(
+      {"selective_scan step, of a raw read and write", Ratio::kOfMemory, step, std::nullopt, kStep, kStep, kStep});
   for (const char* mechanism : {"rg_lru", "hgrn"}) {
     const Side forward = SideOf(mechanism, "forward", 2048, "");
     lines.push_back(Against(Format("{} backward / forward", mechanism), Ratio::kTime,
@@ -72,9 +69,8 @@ std::vector<Line> ScanLines() {
     brief.Hq = brief.Hkv = 1;
     Side lengthy = brief;
     lengthy.T = 131072;
-    lines.push_back(Against(Format("long_convolution {}, T 131072 / 4096, 128 channels", pass),
-                            Ratio::kTimePerToken, lengthy, brief,
-                            pass == std::string("forward") ? kGrowth : kNone));
+    lines.push_back(Against(Format("long_convolution {}, T 131072 / 4096, 128 channels", pass), Ratio::kTimePerToken,
+                            lengthy, brief, pass == std::string("forward") ? kGrowth : kNone));
   }
   return lines;
 }

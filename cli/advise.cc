@@ -1,5 +1,5 @@
-// heed advise: which mechanism, with which options, for these tensors, this length and this budget; and the measurement of this
-// machine that its predictions come from.
+// heed advise: which mechanism, with which options, for these tensors, this length and this budget; and the measurement
+// of this machine that its predictions come from.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -33,9 +33,11 @@ constexpr char kFooter[] =
     "Candidates in f32 and bf16, or in --dtype, are predicted at --length and run on as many of the file's tokens as\n"
     "--seconds allow. Measured times are the best of several. Errors are the root mean square of the difference from\n"
     "exact attention in float64, relative to that. Time is that of a call, in decoding of one token of each sequence.\n"
-    "Memory is inputs, outputs, gradients, workspace and state, which is what the next token needs. --calibrate measures\n"
+    "Memory is inputs, outputs, gradients, workspace and state, which is what the next token needs. --calibrate "
+    "measures\n"
     "this machine once, in less than two minutes, and prints how far predictions are off at sizes that were not\n"
-    "fitted. Without it times are ranked that were measured at --length. With --shape nothing runs, and no error is known.\n\n"
+    "fitted. Without it times are ranked that were measured at --length. With --shape nothing runs, and no error is "
+    "known.\n\n"
     "Example:\n  heed advise data/minilm_alice.safetensors --layer 2 --error 0.05";
 
 constexpr char kShapeForm[] = "B,T,H,D: sequences, tokens, heads, channels, with key heads as H 8x2";
@@ -69,7 +71,8 @@ double ParseMemory(const std::string& text) {
     number.resize(number.size() - end.size());
     break;
   }
-  if (const size_t at = number.empty() ? std::string_view::npos : kUnits.find(number.back()); at != std::string_view::npos) {
+  if (const size_t at = number.empty() ? std::string_view::npos : kUnits.find(number.back());
+      at != std::string_view::npos) {
     number.pop_back();
     unit = std::exp2(10 * (static_cast<double>(at) + 1));
   }
@@ -134,7 +137,8 @@ std::string ModelPath(const AdviseCall& call) {
   } else {
     throw FileError("no folder for cost models, as neither XDG_CACHE_HOME nor HOME is set, expected --model");
   }
-  return (folder / "heed" / advise::ModelFileName(os::CpuName(), TargetOf(call), call.machine.Threads(), HEED_VERSION)).string();
+  return (folder / "heed" / advise::ModelFileName(os::CpuName(), TargetOf(call), call.machine.Threads(), HEED_VERSION))
+      .string();
 }
 
 // "calibrating 34 %, 40 s left: ...".
@@ -174,9 +178,13 @@ std::optional<advise::CostModel> FindModel(const AdviseCall& call, AdviseReport&
 void CheckTogether(const AdviseCall& call) {
   const bool has_tensors = !(call.tensors.file + call.tensors.q + call.tensors.k + call.tensors.v).empty();
   if (call.calibrate) {
-    for (const auto& [option, given] : {std::pair{"FILE", has_tensors}, {"--shape", !call.shape.empty()}, {"--html", !call.html.empty()},
-                                        {"--length", !call.length.empty()}, {"--memory", !call.memory.empty()},
-                                        {"--error", !call.error.empty()}, {"--for", !call.purpose.empty()}}) {
+    for (const auto& [option, given] : {std::pair{"FILE", has_tensors},
+                                        {"--shape", !call.shape.empty()},
+                                        {"--html", !call.html.empty()},
+                                        {"--length", !call.length.empty()},
+                                        {"--memory", !call.memory.empty()},
+                                        {"--error", !call.error.empty()},
+                                        {"--for", !call.purpose.empty()}}) {
       if (given) throw UsageError(std::string("both --calibrate and ") + option + ", expected one of them");
     }
   } else if (!call.shape.empty() && has_tensors) {
@@ -246,7 +254,8 @@ void AddAdvise(CLI::App& app) {
   CLI::App& verb = AddVerb(app, "advise", "ranked mechanisms and options for tensors, a length and a budget", kFooter);
   const auto call = std::make_shared<AdviseCall>();
   call->tensors.Register(verb);
-  AddText(verb, "--shape", call->shape, "instead of tensors: sequences, tokens, heads (8x2: and key heads), channels", "B,T,H,D");
+  AddText(verb, "--shape", call->shape, "instead of tensors: sequences, tokens, heads (8x2: and key heads), channels",
+          "B,T,H,D");
   AddText(verb, "--length", call->length, "tokens; default those of the tensors", "N");
   AddText(verb, "--for", call->purpose, "what calls are made for; default prefill", "prefill|training|decode");
   AddText(verb, "--memory", call->memory, "bytes that a call may take, 512M or 2G", "BYTES");

@@ -15,7 +15,8 @@ namespace {
 using advise::Row;
 
 constexpr char kOtherFunction[] =
-    "another function than softmax attention: in a model that was trained with it nothing is lost; its error is that of putting it in "
+    "another function than softmax attention: in a model that was trained with it nothing is lost; its error is that "
+    "of putting it in "
     "place of softmax attention as it is";
 
 std::string Number(double value) { return std::isfinite(value) ? ErrorSize(value) : "-"; }
@@ -24,8 +25,8 @@ std::string Number(double value) { return std::isfinite(value) ? ErrorSize(value
 std::string ProblemOf(const AdviseReport& report) {
   const advise::Advice& advice = report.advice;
   const char* const what = report.purpose == advise::Purpose::kDecode ? "of one token behind" : "of";
-  return Format("{}  {} {} {} tokens  {} thread{}", ToString(advice.sizes), advise::Name(report.purpose), what, advice.length,
-                report.threads, report.threads == 1 ? "" : "s");
+  return Format("{}  {} {} {} tokens  {} thread{}", ToString(advice.sizes), advise::Name(report.purpose), what,
+                advice.length, report.threads, report.threads == 1 ? "" : "s");
 }
 
 std::string SourceOf(const AdviseReport& report) {
@@ -35,9 +36,11 @@ std::string SourceOf(const AdviseReport& report) {
 
 std::string ErrorsText(const advise::PredictionErrors& errors) {
   if (errors.count == 0) return "no call was held out";
-  return Format("of {} calls that were not fitted, predictions are off by {} in the median and by at most {} for nine of ten; {} are within {}",
-                errors.count, Percent(errors.median), Percent(errors.nine_of_ten), Percent(errors.share_within_goal),
-                Percent(advise::PredictionErrors::kGoal));
+  return Format(
+      "of {} calls that were not fitted, predictions are off by {} in the median and by at most {} for nine of ten; {} "
+      "are within {}",
+      errors.count, Percent(errors.median), Percent(errors.nine_of_ten), Percent(errors.share_within_goal),
+      Percent(advise::PredictionErrors::kGoal));
 }
 
 // What a reader of the numbers has to know.
@@ -47,18 +50,21 @@ std::vector<std::string> Remarks(const AdviseReport& report) {
   if (advice.sample_tokens == 0) {
     lines.push_back("nothing was run: times are predictions, and errors need tensors");
   } else {
-    lines.push_back(Format("measured on {} tokens, errors against exact attention in float64; ranked by {} times", advice.sample_tokens,
-                           advice.sample_tokens == advice.length ? "measured" : "predicted"));
+    lines.push_back(Format("measured on {} tokens, errors against exact attention in float64; ranked by {} times",
+                           advice.sample_tokens, advice.sample_tokens == advice.length ? "measured" : "predicted"));
   }
-  lines.push_back(report.model_path.empty()
-                      ? "no predictions: heed advise --calibrate measures this machine for them, in less than two minutes"
-                      : "predictions from " + report.model_path + ": " + ErrorsText(report.of_model));
-  if (std::ranges::any_of(advice.rows, [](const Row& row) { return !row.is_softmax; })) lines.emplace_back(kOtherFunction);
+  lines.push_back(
+      report.model_path.empty()
+          ? "no predictions: heed advise --calibrate measures this machine for them, in less than two minutes"
+          : "predictions from " + report.model_path + ": " + ErrorsText(report.of_model));
+  if (std::ranges::any_of(advice.rows, [](const Row& row) { return !row.is_softmax; }))
+    lines.emplace_back(kOtherFunction);
   std::map<std::string, std::string> assumed;  // names by what is assumed
   for (const Row& row : advice.rows) {
     for (const std::string& name : row.assumed) {
       std::string& names = assumed[WhatIsAssumed(name)];
-      if ((", " + names + ",").find(", " + name + ",") == std::string::npos) names += (names.empty() ? "" : ", ") + name;
+      if ((", " + names + ",").find(", " + name + ",") == std::string::npos)
+        names += (names.empty() ? "" : ", ") + name;
     }
   }
   for (const auto& [what, names] : assumed) lines.push_back("assumed, as nobody gave any: " + names + ": " + what);
@@ -112,8 +118,9 @@ std::string HtmlCell(const char* tag, const std::string& attributes, const std::
 }
 
 std::string HtmlTable(const AdviseReport& report) {
-  static constexpr const char* kColumns[] = {"rank", "mechanism", "options", "dtype", "threads", "time", "predicted", "measured",
-                                             "rms error", "max error", "memory", "state", "why"};
+  static constexpr const char* kColumns[] = {"rank",   "mechanism", "options",  "dtype",     "threads",
+                                             "time",   "predicted", "measured", "rms error", "max error",
+                                             "memory", "state",     "why"};
   static constexpr const char* kLeft[] = {"mechanism", "options", "dtype", "why"};
   const auto attributes = [](const std::string& column, double value = std::nan("")) {
     std::string text = std::ranges::count(kLeft, column) > 0 ? " class=\"left\"" : "";
@@ -142,7 +149,8 @@ std::string HtmlTable(const AdviseReport& report) {
     add("max error", Number(row.error.max), row.error.max);
     add("memory", Bytes(row.memory_bytes()), row.memory_bytes());
     add("state", Bytes(row.memory.state), row.memory.state);
-    html += "<td class=\"left why\">" + pages::EscapeHtml(row.reason) + "<code>" + pages::EscapeHtml(row.python) + "</code></td></tr>";
+    html += "<td class=\"left why\">" + pages::EscapeHtml(row.reason) + "<code>" + pages::EscapeHtml(row.python) +
+            "</code></td></tr>";
   }
   return html + "\n</tbody></table>";
 }
@@ -164,7 +172,8 @@ std::string ToText(const AdviseReport& report, size_t most_rows) {
     std::vector<std::string> cells = {std::to_string(row.rank), row.mechanism, OptionsOf(row), Name(row.dtype)};
     if (predicts) cells.push_back(Seconds(row.predicted_seconds));
     if (measures) cells.push_back(Seconds(row.measured_seconds));
-    cells.insert(cells.end(), {Number(row.error.relative), Bytes(row.memory_bytes()), Bytes(row.memory.state), row.reason});
+    cells.insert(cells.end(),
+                 {Number(row.error.relative), Bytes(row.memory_bytes()), Bytes(row.memory.state), row.reason});
     table.Add(cells);
   }
   text += Format("\n{}\n", table.ToString());
@@ -178,7 +187,8 @@ Json ToJson(const AdviseReport& report) {
   const advise::Advice& advice = report.advice;
   Json rows = Json::array(), left_out = Json::array();
   for (const Row& row : advice.rows) rows.push_back(RowToJson(row));
-  for (const auto& [mechanism, reason] : advice.left_out) left_out.push_back({{"mechanism", mechanism}, {"reason", reason}});
+  for (const auto& [mechanism, reason] : advice.left_out)
+    left_out.push_back({{"mechanism", mechanism}, {"reason", reason}});
   const auto or_null = [](const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); };
   return {{"file", report.file},
           {"layer", report.layer},
@@ -189,7 +199,8 @@ Json ToJson(const AdviseReport& report) {
           {"threads", report.threads},
           {"cpu", report.cpu},
           {"target", report.target},
-          {"budget", {{"memory_bytes", or_null(report.budget.memory_bytes)}, {"error", or_null(report.budget.relative_error)}}},
+          {"budget",
+           {{"memory_bytes", or_null(report.budget.memory_bytes)}, {"error", or_null(report.budget.relative_error)}}},
           {"model", report.model_path.empty() ? Json(nullptr) : Json(report.model_path)},
           {"prediction_errors", report.model_path.empty() ? Json(nullptr) : ErrorsToJson(report.of_model)},
           {"rows", rows},
@@ -204,9 +215,10 @@ void WritePage(const std::string& path, const AdviseReport& report) {
   page.scripts = {"base.js", "scatter.js", "sort.js", "advise.js"};
   page.title = report.file.empty() ? ProblemOf(report) : report.file;
   page.data = ToJson(report);
-  page.body = HtmlCell("p", " class=\"sub\"", SourceOf(report)) + HtmlCell("p", " class=\"sub\"", ProblemOf(report)) + "\n";
-  page.body += "<section class=\"picture\" id=\"picture\" hidden></section>\n<section class=\"table\">" + HtmlTable(report) +
-               "</section>\n<ul class=\"note\">";
+  page.body =
+      HtmlCell("p", " class=\"sub\"", SourceOf(report)) + HtmlCell("p", " class=\"sub\"", ProblemOf(report)) + "\n";
+  page.body += "<section class=\"picture\" id=\"picture\" hidden></section>\n<section class=\"table\">" +
+               HtmlTable(report) + "</section>\n<ul class=\"note\">";
   for (const std::string& note : report.notes) page.body += HtmlCell("li", "", note);
   for (const std::string& remark : Remarks(report)) page.body += HtmlCell("li", "", remark);
   page.body += "</ul>\n";
@@ -215,8 +227,9 @@ void WritePage(const std::string& path, const AdviseReport& report) {
 
 std::string ToText(const advise::Calibration& calibration, const std::string& path) {
   const advise::CostModel& model = calibration.model;
-  std::string text = Format("{}, {}, {} thread{}\n{} calls in {}, {} kinds of work fitted\n", model.cpu, model.target, model.threads,
-                            model.threads == 1 ? "" : "s", calibration.calls, Seconds(model.seconds), model.fits.size());
+  std::string text =
+      Format("{}, {}, {} thread{}\n{} calls in {}, {} kinds of work fitted\n", model.cpu, model.target, model.threads,
+             model.threads == 1 ? "" : "s", calibration.calls, Seconds(model.seconds), model.fits.size());
   return text + ErrorsText(advise::Summarized(model.errors)) + "\nwritten to " + path + "\n";
 }
 
@@ -224,7 +237,8 @@ Json ToJson(const advise::Calibration& calibration, const std::string& path) {
   const advise::CostModel& model = calibration.model;
   Json held_out = Json::array();
   for (const advise::HeldOut& call : calibration.held_out) {
-    held_out.push_back({{"what", call.what}, {"predicted_seconds", call.predicted}, {"measured_seconds", call.measured}});
+    held_out.push_back(
+        {{"what", call.what}, {"predicted_seconds", call.predicted}, {"measured_seconds", call.measured}});
   }
   return {{"model", path},
           {"cpu", model.cpu},

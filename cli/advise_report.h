@@ -20,9 +20,9 @@ struct AdviseReport {
   advise::Budget budget;
   int threads = 1;
   std::string cpu, target;
-  std::string model_path;              // empty: no cost model
-  advise::PredictionErrors of_model;   // of that model
-  std::vector<std::string> notes;      // facts of the file
+  std::string model_path;             // empty: no cost model
+  advise::PredictionErrors of_model;  // of that model
+  std::vector<std::string> notes;     // facts of the file
   advise::Advice advice;
 };
 

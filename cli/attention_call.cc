@@ -16,32 +16,22 @@ constexpr double kEnoughSeconds = 1.0;
 
 ConstTensorView DropBatch(const TensorView& x, bool batched) {
   if (batched) return x;
-  return ConstTensorView(x.data(), x.dtype(), x.sizes().subspan(1),
-                         x.strides().subspan(1));
+  return ConstTensorView(x.data(), x.dtype(), x.sizes().subspan(1), x.strides().subspan(1));
 }
 
-AttentionCall::AttentionCall(const TensorSet& tensors,
-                             const attention::Options& options, DType out_dtype)
-    : file_(tensors.file),
-      batched_(tensors.batched),
-      in_{tensors.q, tensors.k, tensors.v},
-      options_(options) {
+AttentionCall::AttentionCall(const TensorSet& tensors, const attention::Options& options, DType out_dtype)
+    : file_(tensors.file), batched_(tensors.batched), in_{tensors.q, tensors.k, tensors.v}, options_(options) {
   const int64_t B = in_.q.size(0), T = in_.q.size(1), H = in_.q.size(2);
   o_ = Buffer(out_dtype, {B, T, H, in_.v.size(3)}, Placement::kAligned);
-  lse_ = Buffer(out_dtype == DType::kF64 ? DType::kF64 : DType::kF32, {B, H, T},
-                Placement::kAligned);
+  lse_ = Buffer(out_dtype == DType::kF64 ? DType::kF64 : DType::kF32, {B, H, T}, Placement::kAligned);
 }
 
 void AttentionCall::Forward(Context& ctx) const {
-  Named(file_, [&] {
-    attention::Forward(ctx, in_, options_, {o_.view(), lse_.view()});
-  });
+  Named(file_, [&] { attention::Forward(ctx, in_, options_, {o_.view(), lse_.view()}); });
 }
 
 void AttentionCall::Reference() const {
-  Named(file_, [&] {
-    attention::Reference(in_, options_, {o_.view(), lse_.view()});
-  });
+  Named(file_, [&] { attention::Reference(in_, options_, {o_.view(), lse_.view()}); });
 }
 
 attention::Explanation AttentionCall::Explain(const Context& ctx) const {
@@ -52,13 +42,9 @@ int64_t AttentionCall::Workspace(const Context& ctx) const {
   return Named(file_, [&] { return attention::Workspace(ctx, in_, options_); });
 }
 
-ConstTensorView AttentionCall::o() const {
-  return DropBatch(o_.view(), batched_);
-}
+ConstTensorView AttentionCall::o() const { return DropBatch(o_.view(), batched_); }
 
-ConstTensorView AttentionCall::lse() const {
-  return DropBatch(lse_.view(), batched_);
-}
+ConstTensorView AttentionCall::lse() const { return DropBatch(lse_.view(), batched_); }
 
 double MedianSeconds(const Context& ctx, const std::function<void()>& call) {
   const double first = TimeOnce(ctx.num_threads(), call).seconds;
@@ -81,12 +67,10 @@ OutputError AttentionCall::SpotCheck(int64_t num_rows) const {
     in.q = in_.q.Slice(1, begin, begin + n);
     attention::Options options = options_;
     options.query_starts = ConstTensorView(starts.data(), DType::kI64, {B});
-    const Buffer expected(DType::kF64, {B, n, in_.q.size(2), in_.v.size(3)},
-                          Placement::kAligned);
+    const Buffer expected(DType::kF64, {B, n, in_.q.size(2), in_.v.size(3)}, Placement::kAligned);
     attention::Reference(in, options, {expected.view(), {}});
     for (int64_t b = 0; b < B; ++b) {  // rows of one sequence are contiguous
-      sum.Add(o_.view().Slice(0, b, b + 1).Slice(1, begin, begin + n),
-              expected.view().Slice(0, b, b + 1));
+      sum.Add(o_.view().Slice(0, b, b + 1).Slice(1, begin, begin + n), expected.view().Slice(0, b, b + 1));
     }
   }
   return sum.Result();

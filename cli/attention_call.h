@@ -21,8 +21,7 @@ namespace heed::cli {
 class AttentionCall {
  public:
   // Outputs in `out_dtype`, which only the reference may have other than q's.
-  AttentionCall(const TensorSet& tensors, const attention::Options& options,
-                DType out_dtype);
+  AttentionCall(const TensorSet& tensors, const attention::Options& options, DType out_dtype);
 
   void Forward(Context& ctx) const;
   void Reference() const;
@@ -65,7 +64,6 @@ auto Named(const std::string& file, F&& f) {
 // Median seconds of a call: one to warm up, then up to seven within a second. A
 // call longer than that counts at once.
 double MedianSeconds(const Context& ctx, const std::function<void()>& call);
-
 
 // Options that differ from the default, {"causal": true, "window": [127, 0]}.
 Json ToJson(const attention::Options& options);

@@ -60,8 +60,7 @@ struct Row {
 };
 
 // Medians of the clean samples, or of all if fewer than two of three are clean.
-Row Measure(TimedCase& timed, const std::string& mechanism,
-            double read_bytes_per_second, double row_seconds) {
+Row Measure(TimedCase& timed, const std::string& mechanism, double read_bytes_per_second, double row_seconds) {
   const Case& c = timed.problem();
   std::vector<double> seconds[2], roofs[2], fractions[2];  // all, clean
   const auto start = std::chrono::steady_clock::now();
@@ -71,8 +70,7 @@ Row Measure(TimedCase& timed, const std::string& mechanism,
   };
   while (!is_enough(seconds[0].size())) {
     const double peak = timed.PeakFlopsPerSecond();
-    const double roof_seconds =
-        std::max(c.flops / peak, c.bytes / read_bytes_per_second);
+    const double roof_seconds = std::max(c.flops / peak, c.bytes / read_bytes_per_second);
     const Sample sample = timed.Time();
     for (int clean = 0; clean <= (sample.clean ? 1 : 0); ++clean) {
       seconds[clean].push_back(sample.seconds);
@@ -83,16 +81,8 @@ Row Measure(TimedCase& timed, const std::string& mechanism,
   const bool noisy = 3 * seconds[1].size() < 2 * seconds[0].size();
   const int use = noisy ? 0 : 1;
   const double median = Summarize(seconds[use]).median;
-  return {mechanism,
-          c.pass,
-          timed.Shape(),
-          timed.request().dtype,
-          timed.context().num_threads(),
-          median,
-          c.flops / median,
-          c.bytes / median,
-          Summarize(roofs[use]).median,
-          Summarize(fractions[use]).median,
+  return {mechanism, c.pass,           timed.Shape(),    timed.request().dtype,        timed.context().num_threads(),
+          median,    c.flops / median, c.bytes / median, Summarize(roofs[use]).median, Summarize(fractions[use]).median,
           noisy};
 }
 
@@ -134,11 +124,9 @@ std::vector<Job> Jobs(const std::vector<OpEntry>& ops, const BenchOptions& optio
       dtypes = {DType::kF32};
     }
     const std::vector<Sizes> sizes =
-        brief ? std::vector<Sizes>{kBriefSizes}
-              : std::vector<Sizes>(std::begin(kSizes), std::end(kSizes));
-    const std::vector<int> threads = brief
-                                         ? std::vector<int>{options.machine.Threads()}
-                                         : ThreadCounts(options.machine);
+        brief ? std::vector<Sizes>{kBriefSizes} : std::vector<Sizes>(std::begin(kSizes), std::end(kSizes));
+    const std::vector<int> threads =
+        brief ? std::vector<int>{options.machine.Threads()} : ThreadCounts(options.machine);
     for (const std::string& pass : op.passes) {
       for (const DType dtype : dtypes) {
         for (const Sizes& size : sizes) {
@@ -182,48 +170,39 @@ void Bench(const BenchOptions& options) {
   const int64_t targets = capped.allowed_targets();
   Progress("probing");
   const double read = probe::DramBytesPerSecond(1);
-  const Json probes = {
-      {"cpu", os::CpuName()},
-      {"target", TargetName(targets)},
-      {"fma_f32_flops_per_second",
-       probe::PeakFlopsPerSecond(DType::kF32, targets, 9)},
-      {"fma_f64_flops_per_second",
-       probe::PeakFlopsPerSecond(DType::kF64, targets, 9)},
-      {"exp2_f32_per_second", probe::Exp2PerSecond(DType::kF32, targets, 9)},
-      {"dram_read_bytes_per_second", read}};
+  const Json probes = {{"cpu", os::CpuName()},
+                       {"target", TargetName(targets)},
+                       {"fma_f32_flops_per_second", probe::PeakFlopsPerSecond(DType::kF32, targets, 9)},
+                       {"fma_f64_flops_per_second", probe::PeakFlopsPerSecond(DType::kF64, targets, 9)},
+                       {"exp2_f32_per_second", probe::Exp2PerSecond(DType::kF32, targets, 9)},
+                       {"dram_read_bytes_per_second", read}};
   std::optional<StreamedTable> table;
   if (!options.json) {
-    const auto rate = [&](const char* name, const char* unit) {
-      return Rate(probes[name].get<double>(), unit);
-    };
+    const auto rate = [&](const char* name, const char* unit) { return Rate(probes[name].get<double>(), unit); };
     Progress("");
-    Print(Format(
-        "{}, {}\none core: multiply-add {} f32, {} f64; exp2 {}; DRAM read "
-        "{}\n\n",
-        os::CpuName(), TargetName(targets),
-        rate("fma_f32_flops_per_second", "FLOP/s"),
-        rate("fma_f64_flops_per_second", "FLOP/s"),
-        rate("exp2_f32_per_second", "exp/s"),
-        rate("dram_read_bytes_per_second", "B/s")));
-    table.emplace(std::vector<std::string>{"<mechanism", "<pass", "<dtype", "<shape",
-                                           "threads", "time", "speed", "of roof", "<"},
-                  std::vector<std::string>{LongestName(ops), "backward", "bf16",
-                                           longest_shape, "", "1.23 ms",
-                                           "123 GFLOP/s", "100.0 %"});
+    Print(
+        Format("{}, {}\none core: multiply-add {} f32, {} f64; exp2 {}; DRAM read "
+               "{}\n\n",
+               os::CpuName(), TargetName(targets), rate("fma_f32_flops_per_second", "FLOP/s"),
+               rate("fma_f64_flops_per_second", "FLOP/s"), rate("exp2_f32_per_second", "exp/s"),
+               rate("dram_read_bytes_per_second", "B/s")));
+    table.emplace(
+        std::vector<std::string>{"<mechanism", "<pass", "<dtype", "<shape", "threads", "time", "speed", "of roof", "<"},
+        std::vector<std::string>{LongestName(ops), "backward", "bf16", longest_shape, "", "1.23 ms", "123 GFLOP/s",
+                                 "100.0 %"});
   }
   Json list = Json::array();
   {
     Countdown countdown(jobs.size());
     for (const Job& job : jobs) {
-      countdown.Next(Format("{} {} {} {}", job.op.name, job.request.pass,
-                            Name(job.request.dtype), ShapeOf(job.request)));
+      countdown.Next(
+          Format("{} {} {} {}", job.op.name, job.request.pass, Name(job.request.dtype), ShapeOf(job.request)));
       TimedCase timed(job.op, job.request, job.threads, options.machine.isa);
       const Row row = Measure(timed, job.op.name, read, row_seconds);
       list.push_back(RowToJson(row));
       if (!table) continue;
-      table->Add({row.mechanism, row.pass, Name(row.dtype), row.shape,
-                  std::to_string(row.threads), Seconds(row.seconds),
-                  Rate(row.flops_per_second, "FLOP/s"), Percent(row.fraction),
+      table->Add({row.mechanism, row.pass, Name(row.dtype), row.shape, std::to_string(row.threads),
+                  Seconds(row.seconds), Rate(row.flops_per_second, "FLOP/s"), Percent(row.fraction),
                   row.noisy ? "noisy" : ""});
     }
   }

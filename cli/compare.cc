@@ -64,9 +64,7 @@ struct Variant {
 // of the mass, and under a causal mask columns and diagonals.
 std::vector<Variant> Selectors(const attention::Options& full, int64_t Tk) {
   std::vector<Variant> variants;
-  const auto add = [&](const std::string& text, const auto& choose) {
-    variants.push_back({full, text, choose});
-  };
+  const auto add = [&](const std::string& text, const auto& choose) { variants.push_back({full, text, choose}); };
   select::TopBlocksOptions top;
   top.causal = full.causal;
   top.block = Tk < 1024 ? 16 : 64;
@@ -80,16 +78,14 @@ std::vector<Variant> Selectors(const attention::Options& full, int64_t Tk) {
   cumulative.causal = full.causal;
   cumulative.block = top.block;
   cumulative.mass = .9;
-  add(Format("cumulative(0.9, {})", top.block), [cumulative](Context& ctx, const TensorSet& set) {
-    return select::Cumulative(ctx, set.q, set.k, cumulative);
-  });
+  add(Format("cumulative(0.9, {})", top.block),
+      [cumulative](Context& ctx, const TensorSet& set) { return select::Cumulative(ctx, set.q, set.k, cumulative); });
   if (!full.causal) return variants;
   select::VerticalSlashOptions slash;
   slash.verticals = slash.sinks = Tk / 32;
   slash.slashes = slash.local = Tk / 16;
-  add(Format("vertical_slash({}, {})", slash.verticals, slash.slashes), [slash](Context& ctx, const TensorSet& set) {
-    return select::VerticalSlash(ctx, set.q, set.k, slash);
-  });
+  add(Format("vertical_slash({}, {})", slash.verticals, slash.slashes),
+      [slash](Context& ctx, const TensorSet& set) { return select::VerticalSlash(ctx, set.q, set.k, slash); });
   return variants;
 }
 
@@ -110,7 +106,8 @@ std::vector<Variant> Variants(const attention::Options& full, const attention::O
     narrow.window = full.causal ? attention::Window{keys - 1, 0} : attention::Window{keys / 2, keys / 2};
     variants.push_back({narrow});
   }
-  // Smaller files have fewer keys than there is anything to choose among; queries that are no tokens of the keys have no block.
+  // Smaller files have fewer keys than there is anything to choose among; queries that are no tokens of the keys have
+  // no block.
   if (Tk < kFewestToChoose || set.q.size(1) != Tk) return variants;
   for (Variant& variant : Selectors(full, Tk)) variants.push_back(std::move(variant));
   return variants;
@@ -121,15 +118,13 @@ int64_t KeyValueBytes(const TensorSet& set, const attention::Options& options) {
   const bool drops = options.window.left >= 0;
   const int64_t all = set.k.size(1);
   const int64_t keys = drops ? std::min(all, options.window.left + 1) : all;
-  return set.k.size(0) * keys * set.k.size(2) *
-         (set.k.size(3) + set.v.size(3)) *
+  return set.k.size(0) * keys * set.k.size(2) * (set.k.size(3) + set.v.size(3)) *
          static_cast<int64_t>(SizeOf(set.dtype));
 }
 
 // Counts the pairs of a query and a key, over all heads.
 double AllPairs(const TensorSet& set) {
-  return static_cast<double>(set.q.size(0) * set.q.size(2)) *
-         static_cast<double>(set.q.size(1) * set.k.size(1));
+  return static_cast<double>(set.q.size(0) * set.q.size(2)) * static_cast<double>(set.q.size(1) * set.k.size(1));
 }
 
 // What errors are against. A kernel as reference is itself checked on some
@@ -140,8 +135,7 @@ struct Reference {
   std::optional<OutputError> own_error;
 };
 
-Reference ComputeReference(Context& ctx, const TensorSet& wide,
-                           const attention::Options& options) {
+Reference ComputeReference(Context& ctx, const TensorSet& wide, const attention::Options& options) {
   Progress("reference");
   const int64_t num_queries = wide.q.size(1);
   const AttentionCall expected(wide, options, DType::kF64);
@@ -151,10 +145,8 @@ Reference ComputeReference(Context& ctx, const TensorSet& wide,
     return {expected, "attention in float64, scalar reference", std::nullopt};
   }
   expected.Forward(ctx);
-  const double affordable =
-      kMaxReferenceFlops / plan.flops * static_cast<double>(num_queries) / 3;
-  const int64_t rows =
-      std::clamp<int64_t>(static_cast<int64_t>(affordable), 1, 32);
+  const double affordable = kMaxReferenceFlops / plan.flops * static_cast<double>(num_queries) / 3;
+  const int64_t rows = std::clamp<int64_t>(static_cast<int64_t>(affordable), 1, 32);
   const OutputError error = expected.SpotCheck(rows);
   return {expected,
           Format("attention in float64, kernel {} {}, within {} of the "
@@ -166,8 +158,8 @@ Reference ComputeReference(Context& ctx, const TensorSet& wide,
 // What the rows come from: a file with q, k and v.
 struct Comparison {
   const CompareOptions& options;
-  const TensorSet& wide;           // in f64
-  attention::Options full, typed;  // without and with --window and --pattern
+  const TensorSet& wide;                 // in f64
+  attention::Options full, typed;        // without and with --window and --pattern
   std::map<bool, Reference> references;  // exact attention as `full`, causal or not
   std::map<DType, TensorSet> sets;
 
@@ -194,7 +186,8 @@ bool Has(const OpEntry& op, DType dtype) {
 void AddAttention(Context& ctx, Comparison& c, const Variant& variant, Countdown& countdown, CompareReport& report) {
   attention::Options options = variant.options;
   const Reference& reference = c.For(ctx, options.causal);
-  const bool exact = options.window.left < 0 && options.window.right < 0 && !options.pattern.present() && !variant.choose;
+  const bool exact =
+      options.window.left < 0 && options.window.right < 0 && !options.pattern.present() && !variant.choose;
   for (const DType dtype : report.dtypes) {
     const TensorSet& set = c.sets.at(dtype);
     countdown.Next("attention " + (variant.choose ? variant.selector : ToString(options)) + " " + Name(dtype));
@@ -204,10 +197,17 @@ void AddAttention(Context& ctx, Comparison& c, const Variant& variant, Countdown
       if (variant.choose) variant.choose(ctx, set);  // which takes time too
       call.Forward(ctx);
     });
-    report.rows.push_back({"attention", options, variant.selector, {}, dtype, seconds, call.Workspace(ctx),
+    report.rows.push_back({"attention",
+                           options,
+                           variant.selector,
+                           {},
+                           dtype,
+                           seconds,
+                           call.Workspace(ctx),
                            KeyValueBytes(set, options),
                            MeasureError(call.o(), reference.expected.o()),
-                           call.Explain(ctx).visited_pairs, AllPairs(set)});
+                           call.Explain(ctx).visited_pairs,
+                           AllPairs(set)});
     // Beside itself its error would be 0.
     if (exact && dtype == DType::kF64 && reference.own_error) {
       report.rows.back().error = *reference.own_error;
@@ -215,13 +215,20 @@ void AddAttention(Context& ctx, Comparison& c, const Variant& variant, Countdown
   }
 }
 
-CompareRow RowOf(Context& ctx, const OpEntry& op, DType dtype, const MechanismCall& call,
-                 const ConstTensorView& o, const ConstTensorView& expected) {
+CompareRow RowOf(Context& ctx, const OpEntry& op, DType dtype, const MechanismCall& call, const ConstTensorView& o,
+                 const ConstTensorView& expected) {
   const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
   attention::Options options;
   options.causal = call.plan().causal;
-  return {op.name, options, {}, {}, dtype, seconds, call.plan().workspace_bytes,
-          call.StateBytes(), MeasureError(o, expected)};
+  return {op.name,
+          options,
+          {},
+          {},
+          dtype,
+          seconds,
+          call.plan().workspace_bytes,
+          call.StateBytes(),
+          MeasureError(o, expected)};
 }
 
 // "i and log_decay".
@@ -234,8 +241,8 @@ std::string Enumerate(const std::vector<std::string>& names) {
 }
 
 // Throws FileError where the mechanism does not fit these tensors.
-void AddMechanism(Context& ctx, Comparison& c, const OpEntry& op, Countdown& countdown,
-                  CompareReport& report, const std::string& setting = "") {
+void AddMechanism(Context& ctx, Comparison& c, const OpEntry& op, Countdown& countdown, CompareReport& report,
+                  const std::string& setting = "") {
   std::vector<CompareRow> rows;
   for (const DType dtype : report.dtypes) {
     if (!Has(op, dtype)) continue;
@@ -248,8 +255,7 @@ void AddMechanism(Context& ctx, Comparison& c, const OpEntry& op, Countdown& cou
     }
     const MechanismCall call(ctx, op, set.file, set.tensors, std::nullopt);
     const Reference& reference = c.For(ctx, call.plan().causal);
-    rows.push_back(RowOf(ctx, op, dtype, call, call.Outputs(set.batched)[0].tensor,
-                         reference.expected.o()));
+    rows.push_back(RowOf(ctx, op, dtype, call, call.Outputs(set.batched)[0].tensor, reference.expected.o()));
     rows.back().assumed = assumed;
     rows.back().selector = setting;
   }
@@ -257,8 +263,8 @@ void AddMechanism(Context& ctx, Comparison& c, const OpEntry& op, Countdown& cou
 }
 
 // A file without q, k and v: the mechanism beside itself in f64.
-void AddAlone(Context& ctx, const TensorOptions& tensors, const OpEntry& op,
-              Countdown& countdown, CompareReport& report) {
+void AddAlone(Context& ctx, const TensorOptions& tensors, const OpEntry& op, Countdown& countdown,
+              CompareReport& report) {
   const NamedTensors wide = In(tensors, DType::kF64).Load(op.inputs);
   const MechanismCall expected(ctx, op, wide.file, wide.tensors, std::nullopt);
   expected.Forward(ctx);
@@ -284,8 +290,8 @@ std::string Reason(const std::string& what, const std::string& file, const OpEnt
 
 // Adds with `add`, or says why not. What was named on the command line must work.
 template <class Add>
-void TryToAdd(const CompareOptions& options, const OpEntry& op, const std::string& file,
-              CompareReport& report, const Add& add) {
+void TryToAdd(const CompareOptions& options, const OpEntry& op, const std::string& file, CompareReport& report,
+              const Add& add) {
   try {
     add();
   } catch (const FileError& e) {
@@ -294,16 +300,14 @@ void TryToAdd(const CompareOptions& options, const OpEntry& op, const std::strin
   }
 }
 
-std::string ProblemOf(const Context& ctx, const LayerOfFile& set,
-                      const std::vector<NamedTensor>& tensors) {
+std::string ProblemOf(const Context& ctx, const LayerOfFile& set, const std::vector<NamedTensor>& tensors) {
   std::string text = std::string(Name(set.file_dtype)) + " in the file";
   for (const NamedTensor& x : tensors) text += "  " + x.name + " " + x.tensor.ShapeString();
-  return Format("{}  {} thread{}", text, ctx.num_threads(),
-                ctx.num_threads() == 1 ? "" : "s");
+  return Format("{}  {} thread{}", text, ctx.num_threads(), ctx.num_threads() == 1 ? "" : "s");
 }
 
-CompareReport CompareQkv(Context& ctx, const CompareOptions& options,
-                         const std::vector<OpEntry>& chosen, CompareReport report) {
+CompareReport CompareQkv(Context& ctx, const CompareOptions& options, const std::vector<OpEntry>& chosen,
+                         CompareReport report) {
   const TensorSet wide = In(options.tensors, DType::kF64).Load();
   Comparison c{options, wide, {}, options.math.Resolve(wide, report.notes), {}, {}};
   c.full = c.typed;
@@ -317,7 +321,8 @@ CompareReport CompareQkv(Context& ctx, const CompareOptions& options,
   report.layer = wide.layer;
   report.tokens = wide.k.size(1);
 
-  std::vector<Variant> variants = Variants(c.full, c.typed, options.math.HasWindow() || options.math.HasPattern(), wide);
+  std::vector<Variant> variants =
+      Variants(c.full, c.typed, options.math.HasWindow() || options.math.HasPattern(), wide);
   if (chosen.size() > 1 && !c.full.causal) {  // what causal mechanisms stand beside
     Variant causal = {c.full};
     causal.options.causal = true;
@@ -332,8 +337,7 @@ CompareReport CompareQkv(Context& ctx, const CompareOptions& options,
         AddAttention(ctx, c, variant, countdown, report);
       }
     } else if (op.call != nullptr) {
-      TryToAdd(options, op, wide.file, report,
-               [&] { AddMechanism(ctx, c, op, countdown, report); });
+      TryToAdd(options, op, wide.file, report, [&] { AddMechanism(ctx, c, op, countdown, report); });
       for (const auto& [setting, call] : op.settings) {
         OpEntry other = op;
         other.call = call;
@@ -341,8 +345,7 @@ CompareReport CompareQkv(Context& ctx, const CompareOptions& options,
       }
     }
   }
-  report.reference = c.For(ctx, c.full.causal).text +
-                     (c.references.size() > 1 ? ", causal where the row is" : "");
+  report.reference = c.For(ctx, c.full.causal).text + (c.references.size() > 1 ? ", causal where the row is" : "");
   return report;
 }
 
@@ -356,8 +359,8 @@ int64_t TokensOf(const OpEntry& op, const NamedTensors& set) {
   return 0;
 }
 
-CompareReport CompareAlone(Context& ctx, const CompareOptions& options,
-                           const std::vector<OpEntry>& chosen, CompareReport report) {
+CompareReport CompareAlone(Context& ctx, const CompareOptions& options, const std::vector<OpEntry>& chosen,
+                           CompareReport report) {
   report.reference = "each mechanism itself in float64, as the file has no q, k and v";
   Countdown countdown(chosen.size() * report.dtypes.size());
   for (const OpEntry& op : chosen) {
@@ -376,8 +379,7 @@ CompareReport CompareAlone(Context& ctx, const CompareOptions& options,
     report.file = set.file;
     report.layer = set.layer;
     report.tokens = TokensOf(op, set);
-    TryToAdd(options, op, set.file, report,
-             [&] { AddAlone(ctx, options.tensors, op, countdown, report); });
+    TryToAdd(options, op, set.file, report, [&] { AddAlone(ctx, options.tensors, op, countdown, report); });
   }
   if (report.rows.empty()) (void)options.tensors.Load();  // throws: what is there, what is not
   return report;
@@ -385,8 +387,7 @@ CompareReport CompareAlone(Context& ctx, const CompareOptions& options,
 
 void Compare(const CompareOptions& options) {
   const std::vector<OpEntry> chosen =
-      options.mechanisms.empty() ? AllOps()
-                                 : ChooseOps(SplitAtCommas(options.mechanisms));
+      options.mechanisms.empty() ? AllOps() : ChooseOps(SplitAtCommas(options.mechanisms));
   if (!options.html.empty()) {
     options.tensors.CheckNotInput("--html", options.html);
   }
@@ -400,8 +401,8 @@ void Compare(const CompareOptions& options) {
   }
   const bool qkv = options.tensors.Hold({{"q", "BTHK"}, {"k", "BTHK"}, {"v", "BTHV"}});
   if (!options.html.empty()) pages::CheckWritable(options.html);
-  report = qkv ? CompareQkv(ctx, options, chosen, std::move(report))
-               : CompareAlone(ctx, options, chosen, std::move(report));
+  report =
+      qkv ? CompareQkv(ctx, options, chosen, std::move(report)) : CompareAlone(ctx, options, chosen, std::move(report));
   if (!options.html.empty()) WritePage(options.html, report);
   options.json ? PrintJson(ToJson(report)) : Print(ToText(report));
 }
@@ -412,10 +413,8 @@ void AddCompare(CLI::App& app) {
   CLI::App& verb = AddVerb(app, "compare", "every mechanism on these tensors: time, memory, error", kFooter);
   const auto options = std::make_shared<CompareOptions>();
   options->tensors.Register(verb);
-  AddText(verb, "-m,--mechanisms", options->mechanisms,
-          "only these, by name; default all", "A,B,C");
-  AddText(verb, "--html", options->html, "also writes a picture and the table as a page",
-          "F");
+  AddText(verb, "-m,--mechanisms", options->mechanisms, "only these, by name; default all", "A,B,C");
+  AddText(verb, "--html", options->html, "also writes a picture and the table as a page", "F");
   options->math.Register(verb);
   options->machine.Register(verb);
   AddFlag(verb, "--json", options->json, "one JSON document");

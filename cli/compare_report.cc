@@ -35,8 +35,7 @@ std::vector<Group> GroupsOf(const CompareReport& report) {
   const std::vector<CompareRow>& rows = report.rows;
   for (size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
     const auto same = [&](const CompareRow& row) {
-      return row.mechanism == rows[begin].mechanism &&
-             OptionsOf(row) == OptionsOf(rows[begin]);
+      return row.mechanism == rows[begin].mechanism && OptionsOf(row) == OptionsOf(rows[begin]);
     };
     while (end < rows.size() && same(rows[end])) ++end;
     groups.push_back(Group(rows).subspan(begin, end - begin));
@@ -46,8 +45,8 @@ std::vector<Group> GroupsOf(const CompareReport& report) {
 
 // Nullptr where the mechanism has no kernel in this dtype.
 const CompareRow* Find(Group group, DType dtype) {
-  const auto found = std::find_if(group.begin(), group.end(),
-                                  [&](const CompareRow& row) { return row.dtype == dtype; });
+  const auto found =
+      std::find_if(group.begin(), group.end(), [&](const CompareRow& row) { return row.dtype == dtype; });
   return found == group.end() ? nullptr : &*found;
 }
 
@@ -77,9 +76,7 @@ Cell Visited(const CompareRow& row) {
   const double share = row.visited_pairs / row.all_pairs;
   return {std::isnan(share) ? "-" : Percent(share), share};
 }
-Cell RmsError(const CompareRow& row) {
-  return {ErrorSize(row.error.relative), row.error.relative};
-}
+Cell RmsError(const CompareRow& row) { return {ErrorSize(row.error.relative), row.error.relative}; }
 Cell MaxError(const CompareRow& row) { return {ErrorSize(row.error.max), row.error.max}; }
 
 Cell CellOf(Group group, DType dtype, Measure measure) {
@@ -141,8 +138,7 @@ std::vector<std::string> Remarks(const CompareReport& report) {
   return lines;
 }
 
-std::string HtmlCell(const char* tag, const std::string& attributes,
-                     const std::string& text) {
+std::string HtmlCell(const char* tag, const std::string& attributes, const std::string& text) {
   return Format("<{0}{1}>{2}</{0}>", tag, attributes, pages::EscapeHtml(text));
 }
 
@@ -153,9 +149,8 @@ std::string HtmlTable(const CompareReport& report) {
   const std::string each = Format(" colspan=\"{}\" class=\"group\"", n);
   std::string html = "<table id=\"table\">\n<thead><tr class=\"groups\"><td colspan=\"2\"></td>" +
                      HtmlCell("th", each, "time") + HtmlCell("th", each, "rms error") +
-                     HtmlCell("th", " colspan=\"4\" class=\"group\"", "in " + usual) +
-                     "</tr>\n<tr>" + HtmlCell("th", " class=\"left\"", "mechanism") +
-                     HtmlCell("th", " class=\"left\"", "options");
+                     HtmlCell("th", " colspan=\"4\" class=\"group\"", "in " + usual) + "</tr>\n<tr>" +
+                     HtmlCell("th", " class=\"left\"", "mechanism") + HtmlCell("th", " class=\"left\"", "options");
   for (int measure = 0; measure < 2; ++measure) {
     for (size_t i = 0; i < n; ++i) {
       html += HtmlCell("th", i == 0 ? " class=\"first\"" : "", Name(report.dtypes[i]));
@@ -168,9 +163,7 @@ std::string HtmlTable(const CompareReport& report) {
             HtmlCell("td", " class=\"left\"", OptionsOf(group[0]));
     const auto add = [&](DType dtype, Measure measure, bool first) {
       const Cell cell = CellOf(group, dtype, measure);
-      html += HtmlCell("td", Format("{} data-value=\"{}\"", first ? " class=\"first\"" : "",
-                                    cell.value),
-                       cell.text);
+      html += HtmlCell("td", Format("{} data-value=\"{}\"", first ? " class=\"first\"" : "", cell.value), cell.text);
     };
     for (const Measure measure : {&Time, &RmsError}) {
       for (size_t i = 0; i < n; ++i) add(report.dtypes[i], measure, i == 0);
@@ -218,9 +211,9 @@ Json ToJson(const CompareReport& report) {
   for (const auto& [mechanism, reason] : report.skipped) {
     skipped.push_back({{"mechanism", mechanism}, {"reason", reason}});
   }
-  return {{"file", report.file},           {"layer", report.layer}, {"tokens", report.tokens},
-          {"reference", report.reference}, {"rows", rows},          {"assumed", Assumed(report)},
-          {"skipped", skipped}};
+  return {
+      {"file", report.file}, {"layer", report.layer},      {"tokens", report.tokens}, {"reference", report.reference},
+      {"rows", rows},        {"assumed", Assumed(report)}, {"skipped", skipped}};
 }
 
 void WritePage(const std::string& path, const CompareReport& report) {
@@ -230,10 +223,11 @@ void WritePage(const std::string& path, const CompareReport& report) {
   page.scripts = {"base.js", "scatter.js", "sort.js", "compare.js"};
   page.title = report.file;
   page.data = ToJson(report);
-  page.body = HtmlCell("p", " class=\"sub\"", Where(report)) +
-              HtmlCell("p", " class=\"sub\"", report.problem) + "\n";
-  page.body += "<section class=\"picture\" id=\"picture\" hidden></section>\n"
-               "<section class=\"table\">" + HtmlTable(report) + "</section>\n<ul class=\"note\">";
+  page.body = HtmlCell("p", " class=\"sub\"", Where(report)) + HtmlCell("p", " class=\"sub\"", report.problem) + "\n";
+  page.body +=
+      "<section class=\"picture\" id=\"picture\" hidden></section>\n"
+      "<section class=\"table\">" +
+      HtmlTable(report) + "</section>\n<ul class=\"note\">";
   std::vector<std::string> notes = report.notes;
   notes.push_back("errors against " + report.reference);
   for (const std::string& remark : Remarks(report)) notes.push_back(remark);

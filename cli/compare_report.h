@@ -18,8 +18,8 @@ namespace heed::cli {
 // One mechanism with one choice of options in one dtype.
 struct CompareRow {
   std::string mechanism;
-  attention::Options options;      // of the others, whether they are causal
-  std::string selector;            // what chose the pattern, if anything did
+  attention::Options options;        // of the others, whether they are causal
+  std::string selector;              // what chose the pattern, if anything did
   std::vector<std::string> assumed;  // inputs that the file does not have
   DType dtype;
   double seconds;
@@ -35,7 +35,7 @@ struct CompareReport {
   std::vector<std::string> notes;  // facts of the file
   std::string reference;           // what errors are against
   std::vector<DType> dtypes;
-  std::vector<CompareRow> rows;  // dtypes of the same mechanism and options together
+  std::vector<CompareRow> rows;                              // dtypes of the same mechanism and options together
   std::vector<std::pair<std::string, std::string>> skipped;  // mechanism, reason
 };
 

@@ -118,8 +118,7 @@ complete -F _heed heed
 
 std::string BashEntry(const std::string& verb, const std::string& place, const Values& values) {
   const std::string known =
-      values.files ? "@files"
-                   : Format("{}{}", values.list ? "," : "", fmt::join(values.words, " "));
+      values.files ? "@files" : Format("{}{}", values.list ? "," : "", fmt::join(values.words, " "));
   return Format("    [{}]={}\n", Quoted(verb + " " + place), Quoted(known));
 }
 
@@ -147,12 +146,10 @@ std::string ZshSpec(const CLI::Option& option) {
     return Quoted(Format("{}:{}:{}", TakesSeveral(option) ? "*" : "", ZshText(option.get_name()), action));
   }
   const std::vector<std::string> names = Spellings(option);
-  const std::string text =
-      Format("[{}]{}", ZshText(option.get_description()),
-             TakesValue(option) ? ":" + ZshText(option.get_type_name()) + ":" + action : "");
+  const std::string text = Format("[{}]{}", ZshText(option.get_description()),
+                                  TakesValue(option) ? ":" + ZshText(option.get_type_name()) + ":" + action : "");
   if (names.size() == 1) return Quoted(names[0] + text);
-  return Format("{}{{{}}}{}", Quoted(Format("({})", fmt::join(names, " "))),
-                fmt::join(names, ","), Quoted(text));
+  return Format("{}{{{}}}{}", Quoted(Format("({})", fmt::join(names, " "))), fmt::join(names, ","), Quoted(text));
 }
 
 std::string BashCompletion(const CLI::App& app) {
@@ -165,8 +162,7 @@ std::string BashCompletion(const CLI::App& app) {
     int place = 0;
     for (const CLI::Option* option : verb->get_options()) {
       if (option->get_positional()) {
-        entries += BashEntry(name, TakesSeveral(*option) ? "all" : std::to_string(place++),
-                             ValuesOf(*option));
+        entries += BashEntry(name, TakesSeveral(*option) ? "all" : std::to_string(place++), ValuesOf(*option));
       }
       for (const std::string& spelling : Spellings(*option)) {
         options.words.push_back(spelling);

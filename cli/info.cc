@@ -26,25 +26,19 @@ struct InfoOptions {
 };
 
 Json ProbeRoofs(int64_t targets, int threads) {
-  const auto step = [](const char* name) {
-    Progress(std::string("probing ") + name);
-  };
+  const auto step = [](const char* name) { Progress(std::string("probing ") + name); };
   Json roofs;
   step("multiply-add");
-  roofs["fma_f32_flops_per_second"] =
-      probe::PeakFlopsPerSecond(DType::kF32, targets, 9);
-  roofs["fma_f64_flops_per_second"] =
-      probe::PeakFlopsPerSecond(DType::kF64, targets, 9);
-  roofs["bf16_flops_per_second"] =
-      probe::PeakFlopsPerSecond(DType::kBF16, targets, 9);
+  roofs["fma_f32_flops_per_second"] = probe::PeakFlopsPerSecond(DType::kF32, targets, 9);
+  roofs["fma_f64_flops_per_second"] = probe::PeakFlopsPerSecond(DType::kF64, targets, 9);
+  roofs["bf16_flops_per_second"] = probe::PeakFlopsPerSecond(DType::kBF16, targets, 9);
   step("exp2");
   roofs["exp2_f32_per_second"] = probe::Exp2PerSecond(DType::kF32, targets, 9);
   roofs["exp2_f64_per_second"] = probe::Exp2PerSecond(DType::kF64, targets, 9);
   step("memory");
   roofs["dram_read_bytes_per_second"] = probe::DramBytesPerSecond(1);
   roofs["dram_read_all_threads_bytes_per_second"] =
-      threads == 1 ? roofs["dram_read_bytes_per_second"].get<double>()
-                   : probe::DramBytesPerSecond(threads);
+      threads == 1 ? roofs["dram_read_bytes_per_second"].get<double>() : probe::DramBytesPerSecond(threads);
   Progress("");
   return roofs;
 }
@@ -56,8 +50,7 @@ void Info(const InfoOptions& options) {
   std::vector<std::string> available = AvailableTargets();
   std::erase(available, "tiles");  // which have a line of their own
   const std::string target = TargetName(ctx.allowed_targets());
-  const Json roofs = options.probe ? ProbeRoofs(ctx.allowed_targets(), threads)
-                                   : Json(nullptr);
+  const Json roofs = options.probe ? ProbeRoofs(ctx.allowed_targets(), threads) : Json(nullptr);
   if (options.json) {
     PrintJson(Json{{"version", HEED_VERSION},
                    {"cpu", os::CpuName()},
@@ -70,23 +63,17 @@ void Info(const InfoOptions& options) {
   Table table({"<heed", "<" HEED_VERSION});
   table.Add({"CPU", os::CpuName()});
   table.Add({"threads", std::to_string(threads)});
-  table.Add({"SIMD target", Format("{} (available: {})", target,
-                                   fmt::join(available, " "))});
-  table.Add({"matrix tiles",
-             os::HasMatrixTiles() ? "present" : "none: " + os::WhyNoMatrixTiles()});
+  table.Add({"SIMD target", Format("{} (available: {})", target, fmt::join(available, " "))});
+  table.Add({"matrix tiles", os::HasMatrixTiles() ? "present" : "none: " + os::WhyNoMatrixTiles()});
   if (options.probe) {
-    const auto rate = [&](const char* name, const char* unit) {
-      return Rate(roofs[name].get<double>(), unit);
-    };
+    const auto rate = [&](const char* name, const char* unit) { return Rate(roofs[name].get<double>(), unit); };
     table.Add({"multiply-add f32", rate("fma_f32_flops_per_second", "FLOP/s")});
     table.Add({"multiply-add f64", rate("fma_f64_flops_per_second", "FLOP/s")});
     table.Add({"bf16 products", rate("bf16_flops_per_second", "FLOP/s")});
     table.Add({"exp2 f32", rate("exp2_f32_per_second", "exp/s")});
     table.Add({"exp2 f64", rate("exp2_f64_per_second", "exp/s")});
-    table.Add(
-        {"DRAM read, 1 thread", rate("dram_read_bytes_per_second", "B/s")});
-    table.Add({Format("DRAM read, {} threads", threads),
-               rate("dram_read_all_threads_bytes_per_second", "B/s")});
+    table.Add({"DRAM read, 1 thread", rate("dram_read_bytes_per_second", "B/s")});
+    table.Add({Format("DRAM read, {} threads", threads), rate("dram_read_all_threads_bytes_per_second", "B/s")});
   }
   Print(table.ToString());
 }

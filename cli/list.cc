@@ -29,9 +29,8 @@ void List(bool json) {
       dtypes += std::string(dtypes.empty() ? "in " : " ") + Name(dtype);
       dtype_names.push_back(Name(dtype));
     }
-    text += Format("{}: {}{} {}\n  flops  {}\n  bytes  {}\n  state  {}\n",
-                   op.name, op.family, passes, dtypes, op.flops, op.bytes,
-                   op.state);
+    text += Format("{}: {}{} {}\n  flops  {}\n  bytes  {}\n  state  {}\n", op.name, op.family, passes, dtypes, op.flops,
+                   op.bytes, op.state);
     document.push_back({{"name", op.name},
                         {"family", op.family},
                         {"passes", op.passes},

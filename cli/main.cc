@@ -32,8 +32,7 @@ std::string VerbNames(const CLI::App& app) {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app("Attention on CPUs: run it, check it, compare it, time it.",
-               "heed");
+  CLI::App app("Attention on CPUs: run it, check it, compare it, time it.", "heed");
   app.footer(kFooter);
   app.set_version_flag("--version", "heed " HEED_VERSION);
   app.require_subcommand(1);
@@ -61,10 +60,8 @@ int Main(int argc, char** argv) {
   } catch (const CLI::RequiredError&) {
     const auto chosen = app.get_subcommands();
     if (!chosen.empty()) throw;
-    const std::string got =
-        argc > 1 ? "verb is '" + std::string(argv[1]) + "'" : "no verb";
-    throw UsageError(got +
-                     ", expected " + VerbNames(app));
+    const std::string got = argc > 1 ? "verb is '" + std::string(argv[1]) + "'" : "no verb";
+    throw UsageError(got + ", expected " + VerbNames(app));
   }
 }
 

@@ -5,11 +5,9 @@
 
 namespace heed::cli {
 
-MechanismCall::MechanismCall(const Context& ctx, const OpEntry& op,
-                             const std::string& file, const TensorMap& tensors,
+MechanismCall::MechanismCall(const Context& ctx, const OpEntry& op, const std::string& file, const TensorMap& tensors,
                              std::optional<double> scale)
-    : file_(file),
-      call_(Named(file, [&] { return op.call(ctx, tensors, scale); })) {
+    : file_(file), call_(Named(file, [&] { return op.call(ctx, tensors, scale); })) {
   for (const OutputSpec& spec : call_.outputs) {
     outputs_.emplace_back(spec.dtype, spec.sizes, Placement::kAligned);
   }
@@ -24,8 +22,7 @@ void MechanismCall::Forward(Context& ctx) const {
 std::vector<NamedTensor> MechanismCall::Outputs(bool batched) const {
   std::vector<NamedTensor> named;
   for (size_t i = 0; i < outputs_.size(); ++i) {
-    named.push_back(
-        {call_.outputs[i].name, DropBatch(outputs_[i].view(), batched)});
+    named.push_back({call_.outputs[i].name, DropBatch(outputs_[i].view(), batched)});
   }
   return named;
 }

@@ -18,8 +18,8 @@ namespace heed::cli {
 class MechanismCall {
  public:
   // `file` stands in messages. Throws FileError if the tensors do not fit.
-  MechanismCall(const Context& ctx, const OpEntry& op, const std::string& file,
-                const TensorMap& tensors, std::optional<double> scale);
+  MechanismCall(const Context& ctx, const OpEntry& op, const std::string& file, const TensorMap& tensors,
+                std::optional<double> scale);
 
   void Forward(Context& ctx) const;
 

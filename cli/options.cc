@@ -24,10 +24,8 @@ template <class T>
 std::optional<T> ParseNumber(std::string_view text) {
   if (text.starts_with('+')) text.remove_prefix(1);
   T value{};
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() ||
-      end != text.data() + text.size()) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
     return std::nullopt;
   }
   return value;
@@ -58,13 +56,11 @@ std::optional<bool> ParseBool(const std::string& text) {
   return std::nullopt;
 }
 
-constexpr char kWindowForm[] =
-    "L,R: keys to the left and right of a query, each -1 (unlimited) or more";
+constexpr char kWindowForm[] = "L,R: keys to the left and right of a query, each -1 (unlimited) or more";
 
 // The typed value, else the file's, else nothing.
 template <class T, class Parse>
-std::optional<T> Fact(const TensorSet& tensors, const char* name,
-                      const std::string& typed, const char* expected,
+std::optional<T> Fact(const TensorSet& tensors, const char* name, const std::string& typed, const char* expected,
                       Parse parse, std::vector<std::string>& notes) {
   if (!typed.empty()) {
     const std::optional<T> value = parse(typed);
@@ -75,8 +71,7 @@ std::optional<T> Fact(const TensorSet& tensors, const char* name,
   if (fact == tensors.facts.end()) return std::nullopt;
   const std::optional<T> value = parse(fact->second);
   if (!value) {
-    throw FileError(tensors.file + ": metadata " + name + " is '" +
-                    fact->second + "', expected " + expected);
+    throw FileError(tensors.file + ": metadata " + name + " is '" + fact->second + "', expected " + expected);
   }
   notes.push_back(std::string(name) + " " + fact->second + " from the file");
   return value;
@@ -95,8 +90,7 @@ void CheckFits(const Pattern& pattern, const TensorSet& set) {
 
 }  // namespace
 
-void BadOption(const std::string& option, const std::string& value,
-               const std::string& expected) {
+void BadOption(const std::string& option, const std::string& value, const std::string& expected) {
   throw UsageError(option + " is '" + value + "', expected " + expected);
 }
 
@@ -112,8 +106,7 @@ std::vector<std::string> SplitAtCommas(const std::string& text) {
 }
 
 DType ParseDType(const std::string& text) {
-  for (const DType dtype :
-       {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
     if (text == Name(dtype)) return dtype;
   }
   BadOption("--dtype", text, "f64, f32, bf16 or f16");
@@ -141,8 +134,7 @@ std::string LongestName(const std::vector<OpEntry>& ops) {
 }
 
 bool HasVariant(const OpEntry& op, const std::string& variant) {
-  return std::find(op.variants.begin(), op.variants.end(), variant) !=
-         op.variants.end();
+  return std::find(op.variants.begin(), op.variants.end(), variant) != op.variants.end();
 }
 
 CLI::App& AddVerb(CLI::App& app, const std::string& name, const std::string& description, const std::string& footer) {
@@ -164,15 +156,13 @@ void AddMechanisms(CLI::App& verb, std::vector<std::string>& names) {
 void AddText(CLI::App& verb, const std::string& name, std::string& value, const std::string& help,
              const std::string& type, Need need) {
   CLI::Option* option = verb.add_option(name, value, help)->type_name(type);
-  option->check([](const std::string& text) {
-    return std::string(text.empty() ? "is empty, expected a value" : "");
-  });
+  option->check([](const std::string& text) { return std::string(text.empty() ? "is empty, expected a value" : ""); });
   option->required(need == Need::kRequired);
 }
 
 void AddPattern(CLI::App& verb, std::string& value) {
-  AddText(verb, "--pattern", value,
-          "the pairs that are kept, as in Python: \"longformer(512, [0]) | dilated(8, 64)\"", "EXPRESSION");
+  AddText(verb, "--pattern", value, "the pairs that are kept, as in Python: \"longformer(512, [0]) | dilated(8, 64)\"",
+          "EXPRESSION");
 }
 
 Pattern ParsePattern(const std::string& expression) {
@@ -195,8 +185,7 @@ void CheckEnvironment() {
 }
 
 void MachineOptions::Register(CLI::App& verb) {
-  AddText(verb, "--threads", threads, "threads, 1 to 4096; default all CPUs",
-          "N");
+  AddText(verb, "--threads", threads, "threads, 1 to 4096; default all CPUs", "N");
   AddText(verb, "--isa", isa,
           "cap of the SIMD target: avx512, avx2, sse2 or a name that `heed info` has; tiles for none", "TARGET");
 }
@@ -219,18 +208,14 @@ void MachineOptions::Apply(Context& ctx) const {
   }
 }
 
-void TensorOptions::Register(CLI::App& verb,
-                             const std::string& default_layer) {
-  AddText(verb, "FILE", file, "tensors q, k, v, or layers.0.q and so on",
-          ".safetensors");
+void TensorOptions::Register(CLI::App& verb, const std::string& default_layer) {
+  AddText(verb, "FILE", file, "tensors q, k, v, or layers.0.q and so on", ".safetensors");
   AddText(verb, "--q", q, "q instead of FILE", "FILE.npy");
   AddText(verb, "--k", k, "k", "FILE.npy");
   AddText(verb, "--v", v, "v", "FILE.npy");
-  AddText(verb, "--layer", layer,
-          "layer by name or index; default " + default_layer, "NAME-OR-INDEX");
+  AddText(verb, "--layer", layer, "layer by name or index; default " + default_layer, "NAME-OR-INDEX");
   AddText(verb, "--heads", heads, "query heads by index; default all", "A,B");
-  AddText(verb, "--dtype", dtype,
-          "dtype to compute in; default f32 for 16-bit files, else the file's",
+  AddText(verb, "--dtype", dtype, "dtype to compute in; default f32 for 16-bit files, else the file's",
           "f32|bf16|f16|f64");
 }
 
@@ -282,8 +267,7 @@ bool TensorOptions::Hold(const std::vector<InputSpec>& inputs) const {
   return Holds({file, q, k, v}, inputs);
 }
 
-void TensorOptions::CheckNotInput(const std::string& option,
-                                  const std::string& path) const {
+void TensorOptions::CheckNotInput(const std::string& option, const std::string& path) const {
   for (const std::string& input : {file, q, k, v}) {
     std::error_code error;
     if (!input.empty() && std::filesystem::equivalent(path, input, error)) {
@@ -295,12 +279,9 @@ void TensorOptions::CheckNotInput(const std::string& option,
 void MathOptions::Register(CLI::App& verb) {
   AddFlag(verb, "--causal", causal, "only keys up to the query's own position");
   AddFlag(verb, "--no-causal", not_causal, "all keys, even if the file says causal");
-  AddText(verb, "--window", window,
-          "only so many keys left and right of a query", "L,R");
-  AddText(verb, "--scale", scale, "factor of the logits; default 1/sqrt(D)",
-          "S");
-  AddText(verb, "--softcap", softcap,
-          "logits s become C tanh(s / C); 0 is none", "C");
+  AddText(verb, "--window", window, "only so many keys left and right of a query", "L,R");
+  AddText(verb, "--scale", scale, "factor of the logits; default 1/sqrt(D)", "S");
+  AddText(verb, "--softcap", softcap, "logits s become C tanh(s / C); 0 is none", "C");
   AddPattern(verb, pattern);
 }
 
@@ -312,11 +293,9 @@ void MathOptions::Check() const {
   Resolve(TensorSet(), notes);
 }
 
-std::optional<double> MathOptions::ScaleAlone(
-    const std::string& mechanism) const {
+std::optional<double> MathOptions::ScaleAlone(const std::string& mechanism) const {
   const auto refuse = [&](const std::string& option) {
-    throw UsageError(option + " is not an option of " + mechanism +
-                     ", expected --scale alone");
+    throw UsageError(option + " is not an option of " + mechanism + ", expected --scale alone");
   };
   if (causal) refuse("--causal");
   if (not_causal) refuse("--no-causal");
@@ -329,30 +308,21 @@ std::optional<double> MathOptions::ScaleAlone(
   return value;
 }
 
-attention::Options MathOptions::Resolve(const TensorSet& tensors,
-                                        std::vector<std::string>& notes) const {
+attention::Options MathOptions::Resolve(const TensorSet& tensors, std::vector<std::string>& notes) const {
   attention::Options options;
-  options.scale = Fact<double>(tensors, "scale", scale, "a finite number",
-                               ParseFinite, notes);
+  options.scale = Fact<double>(tensors, "scale", scale, "a finite number", ParseFinite, notes);
   options.softcap =
-      Fact<double>(tensors, "softcap", softcap, "a finite number, 0 or more",
-                   ParseSoftcap, notes)
-          .value_or(0);
-  options.window = Fact<attention::Window>(tensors, "window", window,
-                                           kWindowForm, ParseWindow, notes)
-                       .value_or(attention::Window{});
+      Fact<double>(tensors, "softcap", softcap, "a finite number, 0 or more", ParseSoftcap, notes).value_or(0);
+  options.window =
+      Fact<attention::Window>(tensors, "window", window, kWindowForm, ParseWindow, notes).value_or(attention::Window{});
   const std::string typed = causal ? "true" : not_causal ? "false" : "";
-  options.causal =
-      Fact<bool>(tensors, "causal", typed, "true or false", ParseBool, notes)
-          .value_or(false);
+  options.causal = Fact<bool>(tensors, "causal", typed, "true or false", ParseBool, notes).value_or(false);
   if (HasPattern()) {
     options.pattern = ParsePattern(pattern);
     if (tensors.q) CheckFits(options.pattern, tensors);
   }
-  if (const auto missing = tensors.facts.find("not_recorded");
-      missing != tensors.facts.end()) {
-    notes.push_back("the model also used " + missing->second +
-                    ", which the file does not hold");
+  if (const auto missing = tensors.facts.find("not_recorded"); missing != tensors.facts.end()) {
+    notes.push_back("the model also used " + missing->second + ", which the file does not hold");
   }
   return options;
 }

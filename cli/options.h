@@ -67,8 +67,7 @@ struct MathOptions {
 
   // What was typed, else what the file says of its layer; a pattern is typed. `notes` receives a
   // line for each fact taken from the file.
-  attention::Options Resolve(const TensorSet& tensors,
-                             std::vector<std::string>& notes) const;
+  attention::Options Resolve(const TensorSet& tensors, std::vector<std::string>& notes) const;
   bool HasWindow() const { return !window.empty(); }
   bool HasPattern() const { return !pattern.empty(); }
 
@@ -117,8 +116,7 @@ std::vector<std::string> SplitAtCommas(const std::string& text);
 
 // The only way an option's value is found wrong: "--threads is '0', expected
 // 1 to 4096".
-[[noreturn]] void BadOption(const std::string& option, const std::string& value,
-                            const std::string& expected);
+[[noreturn]] void BadOption(const std::string& option, const std::string& value, const std::string& expected);
 
 }  // namespace heed::cli
 

@@ -29,8 +29,7 @@ void WriteAll(int file, std::string_view text) {
     const ssize_t written = write(file, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) {
-      throw FileError(std::string("stdout: cannot write: ") +
-                      std::strerror(errno));
+      throw FileError(std::string("stdout: cannot write: ") + std::strerror(errno));
     }
     text.remove_prefix(static_cast<size_t>(written));
   }
@@ -38,9 +37,8 @@ void WriteAll(int file, std::string_view text) {
 
 // Characters of UTF-8 text: bytes that do not continue one.
 size_t Width(std::string_view text) {
-  return static_cast<size_t>(std::count_if(
-      text.begin(), text.end(),
-      [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
 // Takes the marks off the names: which columns are aligned left.
@@ -59,8 +57,7 @@ void Widen(std::vector<size_t>& widths, const std::vector<std::string>& row) {
   }
 }
 
-std::string Line(const std::vector<std::string>& row,
-                 const std::vector<size_t>& widths,
+std::string Line(const std::vector<std::string>& row, const std::vector<size_t>& widths,
                  const std::vector<bool>& left) {
   std::string line;
   for (size_t i = 0; i < row.size(); ++i) {
@@ -94,8 +91,7 @@ std::string Table::ToString() const {
   return text;
 }
 
-StreamedTable::StreamedTable(std::vector<std::string> columns,
-                             const std::vector<std::string>& widest)
+StreamedTable::StreamedTable(std::vector<std::string> columns, const std::vector<std::string>& widest)
     : widths_(columns.size(), 0), left_(TakeAlignment(columns)) {
   Widen(widths_, columns);
   Widen(widths_, widest);
@@ -127,17 +123,12 @@ std::string Bytes(double num_bytes) {
 
 std::string Rate(double per_second, std::string_view unit) {
   if (!std::isfinite(per_second)) return "-";
-  if (per_second >= 1e12)
-    return Format("{} T{}", Digits(per_second / 1e12), unit);
-  if (per_second >= 1e9)
-    return Format("{} G{}", Digits(per_second / 1e9), unit);
+  if (per_second >= 1e12) return Format("{} T{}", Digits(per_second / 1e12), unit);
+  if (per_second >= 1e9) return Format("{} G{}", Digits(per_second / 1e9), unit);
   return Format("{} M{}", Digits(per_second / 1e6), unit);
 }
 
-std::string Percent(double fraction) {
-  return std::isfinite(fraction) ? Format("{:.1f} %", 100 * fraction)
-                                 : "-";
-}
+std::string Percent(double fraction) { return std::isfinite(fraction) ? Format("{:.1f} %", 100 * fraction) : "-"; }
 
 std::string ErrorSize(double error) {
   if (!std::isfinite(error)) return "-";
@@ -146,9 +137,7 @@ std::string ErrorSize(double error) {
 
 void Print(std::string_view text) { WriteAll(STDOUT_FILENO, text); }
 
-void PrintJson(const Json& json) {
-  Print(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
-}
+void PrintJson(const Json& json) { Print(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"); }
 
 void PrintError(std::string_view text) {
   std::string line = "heed: ";
@@ -166,19 +155,16 @@ void PrintError(std::string_view text) {
 
 void Progress(std::string_view text) {
   if (isatty(STDERR_FILENO) == 0) return;
-  std::fprintf(stderr, "\r\033[K%.*s", static_cast<int>(text.size()),
-               text.data());
+  std::fprintf(stderr, "\r\033[K%.*s", static_cast<int>(text.size()), text.data());
   std::fflush(stderr);
 }
 
 std::string RoughTime(double seconds) {
   const double whole = std::max(1.0, std::round(seconds));
-  return whole < 90 ? Format("{:.0f} s", whole)
-                    : Format("{:.0f} min", std::round(seconds / 60));
+  return whole < 90 ? Format("{:.0f} s", whole) : Format("{:.0f} min", std::round(seconds / 60));
 }
 
-Countdown::Countdown(size_t steps)
-    : steps_(steps), start_(std::chrono::steady_clock::now()) {}
+Countdown::Countdown(size_t steps) : steps_(steps), start_(std::chrono::steady_clock::now()) {}
 
 Countdown::~Countdown() { Progress(""); }
 
@@ -190,10 +176,7 @@ void Countdown::Next(std::string_view text) {
   std::string left;
   if (done > 0 && done < steps_) {
     const std::chrono::duration<double> passed = now - start_;
-    left = ", " +
-           RoughTime(passed.count() * static_cast<double>(steps_ - done) /
-                     static_cast<double>(done)) +
-           " left";
+    left = ", " + RoughTime(passed.count() * static_cast<double>(steps_ - done) / static_cast<double>(done)) + " left";
   }
   Progress(Format("{} of {}{}: {}", begun_, steps_, left, text));
 }

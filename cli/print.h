@@ -29,8 +29,7 @@ class Table {
 // are as wide as any that will come. A wider one moves what stands right of it.
 class StreamedTable {
  public:
-  StreamedTable(std::vector<std::string> columns,
-                const std::vector<std::string>& widest);
+  StreamedTable(std::vector<std::string> columns, const std::vector<std::string>& widest);
   void Add(std::vector<std::string> cells) const;
 
  private:

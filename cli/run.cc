@@ -56,8 +56,8 @@ void CheckOut(const RunOptions& options) {
 struct Outcome {
   const LayerOfFile& set;
   std::vector<NamedTensor> inputs, outputs;  // with the axes of the file
-  Json in_force;        // every option; null is the mechanism's own default
-  std::string options;  // the same for people
+  Json in_force;                             // every option; null is the mechanism's own default
+  std::string options;                       // the same for people
   std::vector<std::string> notes;
   double seconds, flops;
   int64_t workspace_bytes;
@@ -68,8 +68,7 @@ void Write(const RunOptions& options, const Outcome& outcome) {
   if (options.out.ends_with(".npy")) {
     return WriteNpy(options.out, outcome.outputs[0].tensor);
   }
-  std::map<std::string, std::string> metadata = {
-      {"mechanism", options.mechanism}};
+  std::map<std::string, std::string> metadata = {{"mechanism", options.mechanism}};
   if (!outcome.set.layer.empty()) metadata["layer"] = outcome.set.layer;
   WriteSafetensors(options.out, outcome.outputs, metadata);
 }
@@ -83,8 +82,7 @@ Json ToJson(std::span<const int64_t> sizes) {
 // The shape that the file has, of a tensor whose first axis may be ours.
 ConstTensorView InFile(const ConstTensorView& x, bool batched) {
   if (batched) return x;
-  return ConstTensorView(x.data(), x.dtype(), x.sizes().subspan(1),
-                         x.strides().subspan(1));
+  return ConstTensorView(x.data(), x.dtype(), x.sizes().subspan(1), x.strides().subspan(1));
 }
 
 // NaN and infinities among the elements, which may have any strides.
@@ -107,8 +105,7 @@ Json NonFinite(const std::vector<NamedTensor>& tensors) {
   return counts;
 }
 
-void Report(const RunOptions& options, const Context& ctx,
-            const Outcome& outcome) {
+void Report(const RunOptions& options, const Context& ctx, const Outcome& outcome) {
   const LayerOfFile& set = outcome.set;
   const ConstTensorView& o = outcome.outputs[0].tensor;
   const std::string sha256 =
@@ -122,21 +119,18 @@ void Report(const RunOptions& options, const Context& ctx,
     for (const NamedTensor& input : outcome.inputs) {
       shapes[input.name] = ToJson(input.tensor.sizes());
     }
-    PrintJson(Json{{"mechanism", options.mechanism},
-                   {"file", set.file},
-                   {"layer", set.layer},
-                   {"shapes", shapes},
-                   {"dtype", Name(set.dtype)},
-                   {"options", outcome.in_force},
-                   {"non_finite", non_finite},
-                   {"seconds", outcome.seconds},
-                   {"flops", outcome.flops},
-                   {"kernel", outcome.kernel},
-                   {"output",
-                    {{"shape", ToJson(o.sizes())},
-                     {"dtype", Name(o.dtype())},
-                     {"path", path},
-                     {"sha256", sha256}}}});
+    PrintJson(Json{
+        {"mechanism", options.mechanism},
+        {"file", set.file},
+        {"layer", set.layer},
+        {"shapes", shapes},
+        {"dtype", Name(set.dtype)},
+        {"options", outcome.in_force},
+        {"non_finite", non_finite},
+        {"seconds", outcome.seconds},
+        {"flops", outcome.flops},
+        {"kernel", outcome.kernel},
+        {"output", {{"shape", ToJson(o.sizes())}, {"dtype", Name(o.dtype())}, {"path", path}, {"sha256", sha256}}}});
     return;
   }
   const auto shapes = [](const std::vector<NamedTensor>& tensors) {
@@ -149,32 +143,25 @@ void Report(const RunOptions& options, const Context& ctx,
   Table table({"<mechanism", "<" + options.mechanism});
   table.Add({"file", set.file});
   if (!set.layer.empty()) {
-    table.Add(
-        {"layer", Format("{} of {}", set.layer, set.layers.size())});
+    table.Add({"layer", Format("{} of {}", set.layer, set.layers.size())});
   }
   table.Add({"shapes", shapes(outcome.inputs)});
   table.Add({"dtype", set.dtype == set.file_dtype
                           ? std::string(Name(set.dtype))
-                          : Format("{} ({} in the file)", Name(set.dtype),
-                                   Name(set.file_dtype))});
+                          : Format("{} ({} in the file)", Name(set.dtype), Name(set.file_dtype))});
   for (const auto& [name, count] : non_finite.items()) {
-    table.Add({"not finite", Format("{} of the numbers of {}: NaN or infinite",
-                                    count.get<int64_t>(), name)});
+    table.Add({"not finite", Format("{} of the numbers of {}: NaN or infinite", count.get<int64_t>(), name)});
   }
   table.Add({"options", outcome.options});
   for (const std::string& note : outcome.notes) table.Add({"", note});
   table.Add({"kernel", outcome.kernel + ": " + outcome.why});
-  table.Add(
-      {"time",
-       Format("{} on {} thread{}, {}", Seconds(outcome.seconds),
-              ctx.num_threads(), ctx.num_threads() == 1 ? "" : "s",
-              Rate(outcome.flops / outcome.seconds, "FLOP/s"))});
+  table.Add({"time", Format("{} on {} thread{}, {}", Seconds(outcome.seconds), ctx.num_threads(),
+                            ctx.num_threads() == 1 ? "" : "s", Rate(outcome.flops / outcome.seconds, "FLOP/s"))});
   table.Add({"workspace", Bytes(static_cast<double>(outcome.workspace_bytes))});
   for (const NamedTensor& x : outcome.outputs) {
     if (&x != outcome.outputs.data() && x.name == "lse") continue;
     table.Add({&x == outcome.outputs.data() ? "output" : "",
-               Format("{} {} {}", x.name, x.tensor.ShapeString(),
-                      Name(x.tensor.dtype()))});
+               Format("{} {} {}", x.name, x.tensor.ShapeString(), Name(x.tensor.dtype()))});
   }
   table.Add({"sha256", sha256});
   if (!options.out.empty()) table.Add({"written", options.out});
@@ -196,8 +183,7 @@ void RunAttention(const RunOptions& options, Context& ctx) {
          {tensors,
           {given("q", tensors.q), given("k", tensors.k), given("v", tensors.v)},
           {{"o", call.o()}, {"lse", call.lse()}},
-          {{"scale", math.scale.value_or(
-                         1 / std::sqrt(static_cast<double>(tensors.q.size(3))))},
+          {{"scale", math.scale.value_or(1 / std::sqrt(static_cast<double>(tensors.q.size(3))))},
            {"causal", math.causal},
            {"window", {math.window.left, math.window.right}},
            {"softcap", math.softcap},
@@ -225,7 +211,9 @@ void RunMechanism(const OpEntry& op, const RunOptions& options, Context& ctx) {
   }
   const TensorCall& plan = call.plan();
   Report(options, ctx,
-         {tensors, given, call.Outputs(tensors.batched),
+         {tensors,
+          given,
+          call.Outputs(tensors.batched),
           {{"scale", scale ? Json(*scale) : Json(nullptr)}, {"causal", plan.causal}},
           scale ? Format("scale {:.6g}", *scale) : "defaults",
           {},
@@ -253,11 +241,9 @@ void Run(const RunOptions& options) {
 void AddRun(CLI::App& app) {
   CLI::App& verb = AddVerb(app, "run", "run one mechanism on q, k, v of a file", kFooter);
   const auto options = std::make_shared<RunOptions>();
-  AddText(verb, "MECHANISM", options->mechanism,
-          "a name that heed list prints", "", Need::kRequired);
+  AddText(verb, "MECHANISM", options->mechanism, "a name that heed list prints", "", Need::kRequired);
   options->tensors.Register(verb);
-  AddText(verb, "-o,--output", options->out,
-          "writes o and lse or the state (.safetensors), or o alone (.npy)", "OUT");
+  AddText(verb, "-o,--output", options->out, "writes o and lse or the state (.safetensors), or o alone (.npy)", "OUT");
   options->math.Register(verb);
   options->machine.Register(verb);
   AddFlag(verb, "--json", options->json, "one JSON document");

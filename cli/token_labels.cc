@@ -24,8 +24,7 @@ Json TokenLabels(const TensorSet& tensors, std::vector<std::string>& notes) {
                            text.substr(0, 40), text.size() > 40 ? "..." : ""));
   }
   if (static_cast<int64_t>(list.size()) != tensors.k.size(1)) {
-    notes.push_back(
-        Format("{} tokens for {} keys in the file: labels are positions", list.size(), tensors.k.size(1)));
+    notes.push_back(Format("{} tokens for {} keys in the file: labels are positions", list.size(), tensors.k.size(1)));
     return nullptr;
   }
   return pages::Labels(list.get<std::vector<std::string>>());

@@ -33,9 +33,8 @@ constexpr int64_t kRandomCases = 150;  // per mechanism, target and dtype
 
 // One below, at and above a vector; primes; nothing divides anything.
 constexpr Sizes kSizes[] = {
-    {1, 1, 1, 1, 1, 1, 1},      {2, 7, 9, 4, 2, 20, 36},
-    {1, 17, 17, 3, 3, 3, 5},    {1, 65, 65, 2, 1, 64, 64},
-    {1, 1, 131, 4, 4, 128, 64}, {1, 129, 257, 2, 2, 80, 80},
+    {1, 1, 1, 1, 1, 1, 1},     {2, 7, 9, 4, 2, 20, 36},    {1, 17, 17, 3, 3, 3, 5},
+    {1, 65, 65, 2, 1, 64, 64}, {1, 1, 131, 4, 4, 128, 64}, {1, 129, 257, 2, 2, 80, 80},
 };
 
 struct VerifyOptions {
@@ -91,12 +90,10 @@ std::vector<std::function<Case()>> Problems(const OpEntry& op, DType dtype, cons
   std::vector<std::function<Case()>> problems;
   for (const std::string& pass : op.passes) {
     for (const Sizes& sizes : kSizes) {
-      problems.push_back(
-          [=] { return op.make_case({sizes, dtype, 1, pass, pattern}); });
+      problems.push_back([=] { return op.make_case({sizes, dtype, 1, pass, pattern}); });
       if (!HasVariant(op, "causal")) continue;
       const std::string causal = pattern.empty() ? "causal" : "causal+" + pattern;
-      problems.push_back(
-          [=] { return op.make_case({sizes, dtype, 2, pass, causal}); });
+      problems.push_back([=] { return op.make_case({sizes, dtype, 2, pass, causal}); });
     }
   }
   for (uint64_t seed = 1; seed <= static_cast<uint64_t>(options.num_random); ++seed) {
@@ -140,9 +137,8 @@ void CheckFitsSome(const Parts& parts, const VerifyOptions& options) {
 }
 
 // Every target is given the problems of all others, so that references are computed once.
-std::vector<Row> VerifyOp(const OpEntry& op, const std::vector<std::string>& targets,
-                          DType dtype, const VerifyOptions& options, Context& ctx,
-                          Countdown& countdown, LeftOut& left_out) {
+std::vector<Row> VerifyOp(const OpEntry& op, const std::vector<std::string>& targets, DType dtype,
+                          const VerifyOptions& options, Context& ctx, Countdown& countdown, LeftOut& left_out) {
   std::map<std::string, std::map<std::string, Row>> rows;  // by target and pass
   for (const std::function<Case()>& problem : Problems(op, dtype, options)) {
     countdown.Next(Format("{} {}", op.name, Name(dtype)));
@@ -170,13 +166,9 @@ std::vector<Row> VerifyOp(const OpEntry& op, const std::vector<std::string>& tar
 }
 
 Json RowToJson(const Row& row) {
-  return {{"mechanism", row.mechanism},
-          {"pass", row.pass},
-          {"target", row.target},
-          {"dtype", Name(row.dtype)},
-          {"max_error", row.error},
-          {"tolerance", row.tolerance},
-          {"ok", row.ok}};
+  return {
+      {"mechanism", row.mechanism}, {"pass", row.pass},           {"target", row.target}, {"dtype", Name(row.dtype)},
+      {"max_error", row.error},     {"tolerance", row.tolerance}, {"ok", row.ok}};
 }
 
 void Verify(const VerifyOptions& options) {
@@ -197,10 +189,8 @@ void Verify(const VerifyOptions& options) {
   if (!options.pattern.empty() && !parts.empty()) CheckFitsSome(parts, options);
   std::optional<StreamedTable> table;
   if (!options.json) {
-    table.emplace(std::vector<std::string>{"<mechanism", "<pass", "<target", "<dtype",
-                                           "error", "tolerance", "<ok"},
-                  std::vector<std::string>{LongestName(ops), "backward", "AVX3_ZEN4", "bf16",
-                                           "1.2e-07"});
+    table.emplace(std::vector<std::string>{"<mechanism", "<pass", "<target", "<dtype", "error", "tolerance", "<ok"},
+                  std::vector<std::string>{LongestName(ops), "backward", "AVX3_ZEN4", "bf16", "1.2e-07"});
   }
   Json list = Json::array();
   size_t failures = 0;
@@ -209,14 +199,12 @@ void Verify(const VerifyOptions& options) {
   {
     Countdown countdown(problems);
     for (const auto& [op, dtype] : parts) {
-      for (const Row& row : VerifyOp(op, Targets(dtype, allowed), dtype, options, ctx,
-                                     countdown, left_out)) {
+      for (const Row& row : VerifyOp(op, Targets(dtype, allowed), dtype, options, ctx, countdown, left_out)) {
         if (!row.ok && failures++ == 0) message = row.message;
         list.push_back(RowToJson(row));
         if (!table) continue;
-        table->Add({row.mechanism, row.pass, row.target, Name(row.dtype),
-                    ErrorSize(row.error), ErrorSize(row.tolerance),
-                    row.ok ? "ok" : "FAILED"});
+        table->Add({row.mechanism, row.pass, row.target, Name(row.dtype), ErrorSize(row.error),
+                    ErrorSize(row.tolerance), row.ok ? "ok" : "FAILED"});
       }
     }
   }
@@ -227,13 +215,10 @@ void Verify(const VerifyOptions& options) {
   }
   if (options.json) PrintJson(document);
   if (table && left_out.count > 0) {
-    Print(Format("left out: {} of {} problems, the last as its {}\n", left_out.count,
-                 problems, left_out.reason));
+    Print(Format("left out: {} of {} problems, the last as its {}\n", left_out.count, problems, left_out.reason));
   }
   if (failures != 0) {
-    throw std::runtime_error(
-        Format("verify: {} of {} rows failed, expected 0; {}", failures,
-               list.size(), message));
+    throw std::runtime_error(Format("verify: {} of {} rows failed, expected 0; {}", failures, list.size(), message));
   }
 }
 

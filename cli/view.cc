@@ -42,13 +42,11 @@ TensorSet LoadLayer(const ViewOptions& options, const std::string& layer) {
   TensorOptions tensors = options.tensors;
   if (!layer.empty()) tensors.layer = layer;
   TensorSet set = tensors.Load();
-  if (set.q.size(0) == 0 || set.q.size(1) == 0 || set.q.size(2) == 0 ||
-      set.k.size(1) == 0) {
-    throw FileError(Format(
-        "{}: {}q has shape {} and k {}, expected something to see: at least "
-        "one head, query and key",
-        set.file, set.layer.empty() ? "" : set.layer + ".",
-        set.q.ShapeString(), set.k.ShapeString()));
+  if (set.q.size(0) == 0 || set.q.size(1) == 0 || set.q.size(2) == 0 || set.k.size(1) == 0) {
+    throw FileError(
+        Format("{}: {}q has shape {} and k {}, expected something to see: at least "
+               "one head, query and key",
+               set.file, set.layer.empty() ? "" : set.layer + ".", set.q.ShapeString(), set.k.ShapeString()));
   }
   return set;
 }
@@ -118,10 +116,10 @@ void View(const ViewOptions& options) {
     PrintJson(document);
     return;
   }
-  std::string text = Format("{}: {}, {} layer{} of {} head{}, {} tokens, {}\n", options.html,
-                            Bytes(static_cast<double>(page.html.size())), subject.num_layers,
-                            subject.num_layers == 1 ? "" : "s", page.heads, page.heads == 1 ? "" : "s", page.tokens,
-                            page.kind);
+  std::string text =
+      Format("{}: {}, {} layer{} of {} head{}, {} tokens, {}\n", options.html,
+             Bytes(static_cast<double>(page.html.size())), subject.num_layers, subject.num_layers == 1 ? "" : "s",
+             page.heads, page.heads == 1 ? "" : "s", page.tokens, page.kind);
   for (const std::string& note : page.notes) text += note + "\n";
   Print(text);
 }

@@ -1,14 +1,11 @@
-# `lint`: the layering check, and each formatter that is installed.
+# `lint`: layering, format, and ruff where it is installed.
 find_package(Python3 QUIET COMPONENTS Interpreter)
-find_program(HEED_CLANG_FORMAT clang-format)
 find_program(HEED_RUFF ruff)
-mark_as_advanced(HEED_CLANG_FORMAT HEED_RUFF)
+mark_as_advanced(HEED_RUFF)
 set(commands "")
 if(Python3_Interpreter_FOUND)
-  list(APPEND commands COMMAND ${Python3_EXECUTABLE} tools/check_layering.py)
-endif()
-if(HEED_CLANG_FORMAT)
-  list(APPEND commands COMMAND sh -c "git ls-files -z '*.h' '*.cc' | xargs -0 ${HEED_CLANG_FORMAT} --dry-run --Werror")
+  list(APPEND commands COMMAND ${Python3_EXECUTABLE} tools/check_layering.py
+    COMMAND ${Python3_EXECUTABLE} tools/check_format.py)
 endif()
 if(HEED_RUFF)
   list(APPEND commands COMMAND ${HEED_RUFF} check python tools)

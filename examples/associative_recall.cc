@@ -64,8 +64,7 @@ void Multiply(const Vector& x, const Vector& w, int64_t in, int64_t out, Vector&
 }
 
 // What arrives at x and at W from dy: dx += dy W^T, dW += x^T dy.
-void MultiplyBackward(const Vector& x, Weights& w, int64_t in, int64_t out, const Vector& dy,
-                      Vector& dx) {
+void MultiplyBackward(const Vector& x, Weights& w, int64_t in, int64_t out, const Vector& dy, Vector& dx) {
   Vector transposed(w.value.size());
   for (int64_t i = 0; i < in * out; ++i) {
     transposed[static_cast<size_t>(i % out * in + i / out)] = w.value[static_cast<size_t>(i)];
@@ -84,8 +83,7 @@ void MultiplyBackward(const Vector& x, Weights& w, int64_t in, int64_t out, cons
 class Layer {
  public:
   explicit Layer(Random& random)
-      : qkv_(3 * kWidth * kWidth, 1 / std::sqrt(kWidth), random),
-        out_(kWidth * kWidth, 1 / std::sqrt(kWidth), random) {
+      : qkv_(3 * kWidth * kWidth, 1 / std::sqrt(kWidth), random), out_(kWidth * kWidth, 1 / std::sqrt(kWidth), random) {
     options_.causal = true;
   }
 
@@ -106,13 +104,22 @@ class Layer {
   Vector Backward(heed::Context& ctx, const Vector& dy) {
     Vector d_o(o_.size()), d_rows(rows_.size()), dx = dy;
     MultiplyBackward(o_, out_, kWidth, kWidth, dy, d_o);
-    heed::attention::Backward(
-        ctx,
-        {.q = Part(rows_, 0), .k = Part(rows_, 1), .v = Part(rows_, 2), .o = Whole(o_),
-         .lse = Lse(), .d_o = Whole(d_o), .d_lse = {}},
-        options_,
-        {.dq = Part(d_rows, 0), .dk = Part(d_rows, 1), .dv = Part(d_rows, 2), .dbias = {},
-         .dsinks = {}, .dalibi = {}, .dlog_decay = {}});
+    heed::attention::Backward(ctx,
+                              {.q = Part(rows_, 0),
+                               .k = Part(rows_, 1),
+                               .v = Part(rows_, 2),
+                               .o = Whole(o_),
+                               .lse = Lse(),
+                               .d_o = Whole(d_o),
+                               .d_lse = {}},
+                              options_,
+                              {.dq = Part(d_rows, 0),
+                               .dk = Part(d_rows, 1),
+                               .dv = Part(d_rows, 2),
+                               .dbias = {},
+                               .dsinks = {},
+                               .dalibi = {},
+                               .dlog_decay = {}});
     MultiplyBackward(x_, qkv_, kWidth, 3 * kWidth, d_rows, dx);
     return dx;
   }
@@ -125,16 +132,15 @@ class Layer {
  private:
   // q, k or v of a fused projection: a view, no copy.
   static heed::TensorView Part(Vector& rows, int64_t part) {
-    return {rows.data() + part * kWidth, heed::DType::kF32,
+    return {rows.data() + part * kWidth,
+            heed::DType::kF32,
             {kBatch, kTokens, kHeads, kHeadWidth},
             {kTokens * 3 * kWidth, 3 * kWidth, kHeadWidth, 1}};
   }
   static heed::TensorView Whole(Vector& rows) {
     return {rows.data(), heed::DType::kF32, {kBatch, kTokens, kHeads, kHeadWidth}};
   }
-  heed::TensorView Lse() {
-    return {lse_.data(), heed::DType::kF32, {kBatch, kHeads, kTokens}};
-  }
+  heed::TensorView Lse() { return {lse_.data(), heed::DType::kF32, {kBatch, kHeads, kTokens}}; }
 
   heed::attention::Options options_;
   Weights qkv_, out_;
@@ -181,8 +187,7 @@ double CrossEntropy(const Vector& logits, const std::vector<int64_t>& answers, V
     for (int64_t i = 0; i < kValues; ++i) sum += std::exp(row[i]);
     loss += (std::log(sum) - row[answer]) / kBatch;
     for (int64_t i = 0; i < kValues; ++i) {
-      gradient[static_cast<size_t>(at + i)] =
-          static_cast<float>((std::exp(row[i]) / sum - (i == answer)) / kBatch);
+      gradient[static_cast<size_t>(at + i)] = static_cast<float>((std::exp(row[i]) / sum - (i == answer)) / kBatch);
     }
   }
   return loss;
@@ -193,8 +198,7 @@ double CrossEntropy(const Vector& logits, const std::vector<int64_t>& answers, V
 int main() {
   Random random;
   heed::Context ctx(2);
-  Weights embedding(kInputs * kWidth, 1, random),
-      head(kWidth * kValues, 1 / std::sqrt(kWidth), random);
+  Weights embedding(kInputs * kWidth, 1, random), head(kWidth * kValues, 1 / std::sqrt(kWidth), random);
   Layer layers[] = {Layer(random), Layer(random)};
   double recent = std::log(static_cast<double>(kValues));
   int step = 0;

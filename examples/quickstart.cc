@@ -6,9 +6,7 @@
 int main() {
   const int64_t T = 512, H = 8, D = 64;
   std::vector<float> q(T * H * D, 0.1f), k = q, v = q, o(q.size());
-  const auto view = [&](std::vector<float>& x) {
-    return heed::TensorView(x.data(), heed::DType::kF32, {1, T, H, D});
-  };
+  const auto view = [&](std::vector<float>& x) { return heed::TensorView(x.data(), heed::DType::kF32, {1, T, H, D}); };
   heed::Context ctx(/*num_threads=*/2);
   heed::attention::Options options;
   options.causal = true;

@@ -91,7 +91,8 @@ Sizes SizesOfShapes(const TensorMap& tensors) {
     if (x.ShapeString() != expected) Fail(kOp, name, "has shape " + x.ShapeString(), expected);
   };
   const int64_t heads = std::max<int64_t>(k.size(2), 1);
-  if (q.size(2) % heads != 0) Fail(kOp, "k", "has " + std::to_string(heads) + " heads", "a divisor of q's " + std::to_string(q.size(2)));
+  if (q.size(2) % heads != 0)
+    Fail(kOp, "k", "has " + std::to_string(heads) + " heads", "a divisor of q's " + std::to_string(q.size(2)));
   expect("k", k, {q.size(0), q.size(1), k.size(2), q.size(3)});
   expect("v", v, {q.size(0), q.size(1), k.size(2), v.size(3)});
   return {q.size(0), q.size(1), q.size(1), q.size(2), k.size(2), q.size(3), v.size(3)};
@@ -150,8 +151,10 @@ nb::dict Advise(const nb::dict& tensors, const nb::dict& options) {
   request.purpose = ToPurpose(At(options, "purpose"));
   request.threads = ToThreads(At(options, "threads"));
   if (!IsAbsent(options, "length")) request.length = ToInt(At(options, "length"), 1, kMostTokens);
-  if (!IsAbsent(options, "memory")) request.budget.memory_bytes = ToAtLeast(At(options, "memory"), 1, "bytes, 1 or more");
-  if (!IsAbsent(options, "error")) request.budget.relative_error = ToAtLeast(At(options, "error"), 0, "a number of 0 or more");
+  if (!IsAbsent(options, "memory"))
+    request.budget.memory_bytes = ToAtLeast(At(options, "memory"), 1, "bytes, 1 or more");
+  if (!IsAbsent(options, "error"))
+    request.budget.relative_error = ToAtLeast(At(options, "error"), 0, "a number of 0 or more");
   request.seconds = ToAtLeast(At(options, "seconds"), 0, "0 or more");
   request.mechanisms = ToWords(At(options, "mechanisms"));
   if (!IsAbsent(options, "dtypes")) {

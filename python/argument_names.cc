@@ -8,7 +8,8 @@
 namespace heed::python {
 namespace {
 
-// An argument that the C++ surface calls otherwise. The first row that fits counts; without an operation it is one of all.
+// An argument that the C++ surface calls otherwise. The first row that fits counts; without an operation it is one of
+// all.
 struct Renamed {
   std::string_view operation, cpp, own;
 };

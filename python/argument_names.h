@@ -6,7 +6,8 @@
 
 namespace heed::python {
 
-// The name that Python's function `operation` has for the C++ argument `name`, in static storage, or `name` itself where it has no other.
+// The name that Python's function `operation` has for the C++ argument `name`, in static storage, or `name` itself
+// where it has no other.
 std::string_view NameInPython(std::string_view operation, std::string_view name);
 
 }  // namespace heed::python

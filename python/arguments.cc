@@ -23,12 +23,10 @@ std::string TypeName(nb::handle value) {
 // "3", "'abc'", "(1, 2)", or "a numpy.ndarray" for what is long or big.
 std::string Describe(nb::handle value) {
   PyObject* const p = value.ptr();
-  if (p == Py_None || PyBool_Check(p) || PyLong_Check(p) || PyFloat_Check(p) ||
-      PyUnicode_Check(p) ||
+  if (p == Py_None || PyBool_Check(p) || PyLong_Check(p) || PyFloat_Check(p) || PyUnicode_Check(p) ||
       ((PyTuple_Check(p) || PyList_Check(p)) && PyObject_Size(p) <= 8)) {
     const std::string text = nb::cast<std::string>(nb::repr(value));
-    if (text.size() <= kLongestValue && text.find('\n') == std::string::npos)
-      return text;
+    if (text.size() <= kLongestValue && text.find('\n') == std::string::npos) return text;
   }
   return "of type " + TypeName(value);
 }
@@ -49,22 +47,18 @@ nb::object AsInt(nb::handle value) {
   return result;
 }
 
-[[noreturn]] void RaiseTypeError(const char* operation,
-                                 const std::string& text) {
+[[noreturn]] void RaiseTypeError(const char* operation, const std::string& text) {
   throw nb::type_error((std::string(operation) + "() " + text).c_str());
 }
 
 }  // namespace
 
-void Fail(const char* operation, const char* name, const std::string& got,
-          const std::string& expected) {
-  throw InvalidArgument(std::string(operation) + ": " + name + " " + got +
-                        ", expected " + expected);
+void Fail(const char* operation, const char* name, const std::string& got, const std::string& expected) {
+  throw InvalidArgument(std::string(operation) + ": " + name + " " + got + ", expected " + expected);
 }
 
 void Fail(const Argument& argument, const std::string& expected) {
-  Fail(argument.operation, argument.name, "is " + Describe(argument.value),
-       expected);
+  Fail(argument.operation, argument.name, "is " + Describe(argument.value), expected);
 }
 
 std::string ToChoice(const Argument& argument, const std::vector<std::string>& choices) {
@@ -92,9 +86,7 @@ double ToFinite(const Argument& argument) {
     value = PyFloat_AS_DOUBLE(p);
   } else {
     const PyNumberMethods* methods = Py_TYPE(p)->tp_as_number;
-    const bool is_number =
-        methods != nullptr &&
-        (methods->nb_float != nullptr || methods->nb_index != nullptr);
+    const bool is_number = methods != nullptr && (methods->nb_float != nullptr || methods->nb_index != nullptr);
     if (!is_number || IsBool(argument.value)) Fail(argument, kExpected);
     value = PyFloat_AsDouble(p);
     if (value == -1.0 && PyErr_Occurred()) {
@@ -109,14 +101,11 @@ double ToFinite(const Argument& argument) {
 int64_t ToInt(const Argument& argument, int64_t min, int64_t max) {
   const nb::object value = AsInt(argument.value);
   int overflow = 0;
-  const int64_t result =
-      value.is_valid() ? PyLong_AsLongLongAndOverflow(value.ptr(), &overflow)
-                       : 0;
+  const int64_t result = value.is_valid() ? PyLong_AsLongLongAndOverflow(value.ptr(), &overflow) : 0;
   if (!value.is_valid() || overflow != 0 || result < min || result > max) {
     std::string expected = "an int of at least " + std::to_string(min);
     if (max != INT64_MAX) {
-      expected =
-          "an int from " + std::to_string(min) + " to " + std::to_string(max);
+      expected = "an int from " + std::to_string(min) + " to " + std::to_string(max);
     }
     Fail(argument, expected);
   }
@@ -125,8 +114,7 @@ int64_t ToInt(const Argument& argument, int64_t min, int64_t max) {
 
 uint64_t ToUnsigned(const Argument& argument) {
   const nb::object value = AsInt(argument.value);
-  const uint64_t result =
-      value.is_valid() ? PyLong_AsUnsignedLongLong(value.ptr()) : 0;
+  const uint64_t result = value.is_valid() ? PyLong_AsUnsignedLongLong(value.ptr()) : 0;
   if (!value.is_valid() || (result == UINT64_MAX && PyErr_Occurred())) {
     PyErr_Clear();
     Fail(argument, "an int from 0 to 2^64 - 1");
@@ -135,9 +123,7 @@ uint64_t ToUnsigned(const Argument& argument) {
 }
 
 std::string ToString(const Argument& argument, const char* expected) {
-  const char* text = PyUnicode_Check(argument.value.ptr())
-                         ? PyUnicode_AsUTF8(argument.value.ptr())
-                         : nullptr;
+  const char* text = PyUnicode_Check(argument.value.ptr()) ? PyUnicode_AsUTF8(argument.value.ptr()) : nullptr;
   if (text == nullptr) {
     PyErr_Clear();
     Fail(argument, expected);
@@ -146,9 +132,8 @@ std::string ToString(const Argument& argument, const char* expected) {
 }
 
 void FailTooMany(const char* operation, size_t expected, size_t got) {
-  RaiseTypeError(operation, "takes " + std::to_string(expected) +
-                                " positional arguments but " +
-                                std::to_string(got) + " were given");
+  RaiseTypeError(operation, "takes " + std::to_string(expected) + " positional arguments but " + std::to_string(got) +
+                                " were given");
 }
 
 std::string ForeignKeyword(const std::string& name, const std::vector<std::string>& keywords) {
@@ -187,20 +172,16 @@ std::string ForeignKeyword(const std::string& name, const std::vector<std::strin
   return known ? ": here that is " + text : "";
 }
 
-void FailUnknown(const char* operation, const std::string& name,
-                 const std::vector<std::string>& keywords) {
-  RaiseTypeError(operation, "got an unexpected keyword argument '" + name + "'" +
-                                ForeignKeyword(name, keywords));
+void FailUnknown(const char* operation, const std::string& name, const std::vector<std::string>& keywords) {
+  RaiseTypeError(operation, "got an unexpected keyword argument '" + name + "'" + ForeignKeyword(name, keywords));
 }
 
 void FailTwice(const char* operation, const char* name) {
-  RaiseTypeError(operation, "got multiple values for argument '" +
-                                std::string(name) + "'");
+  RaiseTypeError(operation, "got multiple values for argument '" + std::string(name) + "'");
 }
 
 void FailMissing(const char* operation, const char* name) {
-  RaiseTypeError(operation,
-                 "missing required argument: '" + std::string(name) + "'");
+  RaiseTypeError(operation, "missing required argument: '" + std::string(name) + "'");
 }
 
 }  // namespace heed::python

@@ -30,8 +30,7 @@ struct Argument {
 };
 
 // Throws InvalidArgument "attention: window is (1, -2), expected ...".
-[[noreturn]] void Fail(const char* operation, const char* name,
-                       const std::string& got, const std::string& expected);
+[[noreturn]] void Fail(const char* operation, const char* name, const std::string& got, const std::string& expected);
 
 // Fails with "is <value>", the value printed if it is short.
 [[noreturn]] void Fail(const Argument& argument, const std::string& expected);
@@ -56,10 +55,8 @@ struct Keyword {
 };
 
 // Throws a Python TypeError, as Python does for its own functions.
-[[noreturn]] void FailTooMany(const char* operation, size_t expected,
-                              size_t got);
-[[noreturn]] void FailUnknown(const char* operation, const std::string& name,
-                              const std::vector<std::string>& keywords);
+[[noreturn]] void FailTooMany(const char* operation, size_t expected, size_t got);
+[[noreturn]] void FailUnknown(const char* operation, const std::string& name, const std::vector<std::string>& keywords);
 
 // What another library's word for an argument is among these keywords, as the end of a message;
 // empty if there is none.
@@ -70,20 +67,17 @@ std::string ForeignKeyword(const std::string& name, const std::vector<std::strin
 // Reads all arguments: the first `num_positional` keywords may be given by
 // position.
 template <class Call>
-void Read(const char* operation, std::span<const Keyword<Call>> keywords,
-          size_t num_positional, PyObject* args, PyObject* kwargs, Call& call) {
-  const size_t num_args =
-      args == nullptr ? 0 : static_cast<size_t>(PyTuple_GET_SIZE(args));
-  if (num_args > num_positional)
-    FailTooMany(operation, num_positional, num_args);
+void Read(const char* operation, std::span<const Keyword<Call>> keywords, size_t num_positional, PyObject* args,
+          PyObject* kwargs, Call& call) {
+  const size_t num_args = args == nullptr ? 0 : static_cast<size_t>(PyTuple_GET_SIZE(args));
+  if (num_args > num_positional) FailTooMany(operation, num_positional, num_args);
   for (size_t i = 0; i < num_args; ++i) {
     PyObject* value = PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(i));
     if (value == Py_None && keywords[i].none_is_absent) continue;
     keywords[i].read(call, {operation, keywords[i].name, value, keywords[i].index});
   }
   PyObject *key, *value;
-  for (Py_ssize_t position = 0;
-       kwargs != nullptr && PyDict_Next(kwargs, &position, &key, &value);) {
+  for (Py_ssize_t position = 0; kwargs != nullptr && PyDict_Next(kwargs, &position, &key, &value);) {
     const char* name = PyUnicode_AsUTF8(key);
     if (name == nullptr) throw nb::python_error();
     size_t i = 0;

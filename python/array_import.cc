@@ -10,13 +10,11 @@
 namespace heed::python {
 namespace {
 
-static_assert(std::endian::native == std::endian::little,
-              "formats are read as little-endian");
+static_assert(std::endian::native == std::endian::little, "formats are read as little-endian");
 
 // The element type of a buffer: `format` in the notation of Python's struct
 // module.
-void ParseFormat(const char* format, int64_t item_bytes, DType& dtype,
-                 std::string& unknown) {
+void ParseFormat(const char* format, int64_t item_bytes, DType& dtype, std::string& unknown) {
   if (format == nullptr) format = "B";
   const char* code = format;
   const bool swapped = *code == '>' || *code == '!';
@@ -49,15 +47,12 @@ void ParseFormat(const char* format, int64_t item_bytes, DType& dtype,
   } else {
     unknown = std::string("'") + format + "'";
   }
-  if (swapped && item_bytes > 1)
-    unknown = std::string("big-endian '") + format + "'";
+  if (swapped && item_bytes > 1) unknown = std::string("big-endian '") + format + "'";
 }
 
 // DLPack's name of a type becomes ours.
 void ParseDlType(DLDataType type, DType& dtype, std::string& unknown) {
-  const auto is = [&](uint8_t code, uint8_t bits) {
-    return type.code == code && type.bits == bits && type.lanes == 1;
-  };
+  const auto is = [&](uint8_t code, uint8_t bits) { return type.code == code && type.bits == bits && type.lanes == 1; };
   if (is(kDLFloat, 32)) {
     dtype = DType::kF32;
   } else if (is(kDLFloat, 64)) {
@@ -91,8 +86,7 @@ bool IsOnCpu(int64_t type) { return type == kDLCPU || type == kDLCUDAHost || typ
 
 [[noreturn]] void FailDevice(const Argument& argument, int64_t type) {
   Fail(argument.operation, argument.name,
-       "is on DLPack device type " + std::to_string(type) + (type == kDLCUDA ? " (CUDA)" : ""),
-       "an array on the CPU");
+       "is on DLPack device type " + std::to_string(type) + (type == kDLCUDA ? " (CUDA)" : ""), "an array on the CPU");
 }
 
 // Strides of a row-major array of `sizes`, which exporters may leave out.
@@ -131,21 +125,17 @@ std::string TakeError() {
 ArrayHolder::~ArrayHolder() {
   if (buffer.obj != nullptr) PyBuffer_Release(&buffer);
   if (tensor != nullptr && tensor->deleter != nullptr) tensor->deleter(tensor);
-  if (versioned != nullptr && versioned->deleter != nullptr)
-    versioned->deleter(versioned);
+  if (versioned != nullptr && versioned->deleter != nullptr) versioned->deleter(versioned);
 }
 
 void FailRank(const Argument& argument, int64_t rank) {
-  Fail(argument.operation, argument.name, "has rank " + std::to_string(rank),
-       "at most " + std::to_string(kMaxRank));
+  Fail(argument.operation, argument.name, "has rank " + std::to_string(rank), "at most " + std::to_string(kMaxRank));
 }
 
-bool ImportBuffer(const Argument& argument, nb::handle value, bool writable,
-                  ArrayHolder& holder, ArrayLayout& layout) {
+bool ImportBuffer(const Argument& argument, nb::handle value, bool writable, ArrayHolder& holder, ArrayLayout& layout) {
   if (!PyObject_CheckBuffer(value.ptr())) return false;
   Py_buffer& buffer = holder.buffer;
-  if (PyObject_GetBuffer(value.ptr(), &buffer,
-                         PyBUF_STRIDED_RO | PyBUF_FORMAT) != 0) {
+  if (PyObject_GetBuffer(value.ptr(), &buffer, PyBUF_STRIDED_RO | PyBUF_FORMAT) != 0) {
     layout.refusal = TakeError();
     return false;
   }
@@ -163,13 +153,11 @@ bool ImportBuffer(const Argument& argument, nb::handle value, bool writable,
   } else {  // ctypes gives none, whoever asks
     FillRowMajor(layout, buffer.itemsize);
   }
-  ParseFormat(buffer.format, buffer.itemsize, layout.dtype,
-              layout.unknown_dtype);
+  ParseFormat(buffer.format, buffer.itemsize, layout.dtype, layout.unknown_dtype);
   return true;
 }
 
-bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder,
-                  ArrayLayout& layout) {
+bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder, ArrayLayout& layout) {
   const nb::handle value = argument.value;
   const auto fail = [&](const std::string& got, const char* expected) {
     Fail(argument.operation, argument.name, got, expected);
@@ -185,11 +173,9 @@ bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder,
     if (IsNegated(value)) fail("is a negated view", "resolve_neg() of it");
     const nb::tuple version = nb::make_tuple(1, 0);
     try {
-      capsule = RunPython(
-          [&] { return value.attr("__dlpack__")(nb::arg("max_version") = version); });
+      capsule = RunPython([&] { return value.attr("__dlpack__")(nb::arg("max_version") = version); });
     } catch (const nb::python_error& error) {
-      if (!error.matches(PyExc_TypeError))
-        throw;  // a producer from before DLPack 1.0
+      if (!error.matches(PyExc_TypeError)) throw;  // a producer from before DLPack 1.0
       capsule = RunPython([&] { return value.attr("__dlpack__")(); });
     }
   } catch (nb::python_error& error) {
@@ -197,36 +183,30 @@ bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder,
     layout.refusal = TakeError();
     return false;
   } catch (const nb::cast_error&) {
-    fail("has a __dlpack_device__ that is not a pair of ints",
-         "an array on the CPU");
+    fail("has a __dlpack_device__ that is not a pair of ints", "an array on the CPU");
   }
 
   const DLTensor* tensor = nullptr;
   uint64_t flags = 0;
   PyObject* const p = capsule.ptr();
   if (PyCapsule_IsValid(p, "dltensor_versioned")) {
-    auto* versioned = static_cast<DLManagedTensorVersioned*>(
-        PyCapsule_GetPointer(p, "dltensor_versioned"));
+    auto* versioned = static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(p, "dltensor_versioned"));
     if (versioned->version.major != 1) {
-      fail("has DLPack version " + std::to_string(versioned->version.major),
-           "1");
+      fail("has DLPack version " + std::to_string(versioned->version.major), "1");
     }
     PyCapsule_SetName(p, "used_dltensor_versioned");
     holder.versioned = versioned;
     tensor = &versioned->dl_tensor;
     flags = versioned->flags;
   } else if (PyCapsule_IsValid(p, "dltensor")) {
-    holder.tensor =
-        static_cast<DLManagedTensor*>(PyCapsule_GetPointer(p, "dltensor"));
+    holder.tensor = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(p, "dltensor"));
     PyCapsule_SetName(p, "used_dltensor");
     tensor = &holder.tensor->dl_tensor;
   } else {
     fail("has a __dlpack__ that returns no new DLPack capsule", kArrayExpected);
   }
-  if (writable && (flags & kDLReadOnly) != 0)
-    fail("is read-only", "a writable array");
-  if (writable && (flags & kDLIsCopied) != 0)
-    fail("is exported as a copy", "the array itself");
+  if (writable && (flags & kDLReadOnly) != 0) fail("is read-only", "a writable array");
+  if (writable && (flags & kDLIsCopied) != 0) fail("is exported as a copy", "the array itself");
   ReadDlTensor(argument, *tensor, /*devices=*/false, layout);
   return true;
 }
@@ -249,8 +229,8 @@ void ReadDlTensor(const Argument& argument, const DLTensor& tensor, bool devices
   if (tensor.strides == nullptr) return FillRowMajor(layout, item_bytes);
   for (int i = 0; i < tensor.ndim; ++i) {
     if (__builtin_mul_overflow(tensor.strides[i], item_bytes, &layout.byte_strides[i])) {
-      Fail(argument.operation, argument.name,
-           "has stride " + std::to_string(tensor.strides[i]), "fewer than 2^63 bytes");
+      Fail(argument.operation, argument.name, "has stride " + std::to_string(tensor.strides[i]),
+           "fewer than 2^63 bytes");
     }
   }
 }

@@ -15,8 +15,7 @@
 
 namespace heed::python {
 
-inline constexpr char kArrayExpected[] =
-    "an array on the CPU with DLPack or the buffer protocol";
+inline constexpr char kArrayExpected[] = "an array on the CPU with DLPack or the buffer protocol";
 
 // What an exporter told: sizes, strides in bytes, and an element type that heed
 // has, or a name.
@@ -46,10 +45,8 @@ struct ArrayHolder {
 
 // False if `value` cannot or will not; `layout.refusal` then says why it would
 // not. Both throw InvalidArgument for what heed cannot use.
-bool ImportBuffer(const Argument& argument, nb::handle value, bool writable,
-                  ArrayHolder& holder, ArrayLayout& layout);
-bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder,
-                  ArrayLayout& layout);
+bool ImportBuffer(const Argument& argument, nb::handle value, bool writable, ArrayHolder& holder, ArrayLayout& layout);
+bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder, ArrayLayout& layout);
 
 // Fills `layout` from what DLPack says of an array, on a CUDA device too where `devices` says so.
 void ReadDlTensor(const Argument& argument, const DLTensor& tensor, bool devices, ArrayLayout& layout);

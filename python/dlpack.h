@@ -9,20 +9,8 @@
 
 namespace heed::python {
 
-enum : int32_t {
-  kDLCPU = 1,
-  kDLCUDA = 2,
-  kDLCUDAHost = 3,
-  kDLROCMHost = 11
-};  // all but the second are CPU memory
-enum : uint8_t {
-  kDLInt = 0,
-  kDLUInt = 1,
-  kDLFloat = 2,
-  kDLBfloat = 4,
-  kDLComplex = 5,
-  kDLBool = 6
-};
+enum : int32_t { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3, kDLROCMHost = 11 };  // all but the second are CPU memory
+enum : uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLComplex = 5, kDLBool = 6 };
 enum : uint64_t { kDLReadOnly = 1, kDLIsCopied = 2 };  // flags
 
 struct DLDevice {

@@ -19,8 +19,9 @@ constexpr Said kEverywhere[] = {
     {"return_state", "True: the result is (o, state), with the state after the last token"},
     {"return_lse", "True: the result is (o, lse)"},
     {"out", "the array that the result is written to; it is what is returned"},
-    {"threads", "at most so many; default that of heed.set_num_threads, else one per CPU that the "
-                "process may use"},
+    {"threads",
+     "at most so many; default that of heed.set_num_threads, else one per CPU that the "
+     "process may use"},
     {"options", "the other keywords of heed.attention, as they are there"},
 };
 
@@ -74,8 +75,7 @@ std::string_view Find(Tables tables, std::string_view name) {
   return in(kEverywhere);
 }
 
-std::string Docstring(std::string_view text, std::string_view signature, Tables tables,
-                      std::string_view rest) {
+std::string Docstring(std::string_view text, std::string_view signature, Tables tables, std::string_view rest) {
   const std::vector<std::string_view> names = Parameters(signature);
   std::string result(text);
   if (!names.empty()) result += "\n\nArguments:";

@@ -28,8 +28,7 @@ std::string_view Find(Tables tables, std::string_view name);
 
 // `text`, a line for each parameter of `signature`, "def f(q: Array, *, ...) -> Result", and
 // `rest`, which may begin on the line after its literal's quotes.
-std::string Docstring(std::string_view text, std::string_view signature, Tables tables,
-                      std::string_view rest = "");
+std::string Docstring(std::string_view text, std::string_view signature, Tables tables, std::string_view rest = "");
 
 }  // namespace heed::python
 

@@ -13,8 +13,8 @@
 
 namespace heed::python {
 
-void WarnOfHeadsBeforeTokens(const char* operation, const ConstTensorView& q,
-                             const ConstTensorView& k, const ConstTensorView& v) {
+void WarnOfHeadsBeforeTokens(const char* operation, const ConstTensorView& q, const ConstTensorView& k,
+                             const ConstTensorView& v) {
   static std::atomic<bool> warned = false;
   if (!Checks() || warned) return;
   int64_t tokens = 0, heads = std::numeric_limits<int64_t>::max();
@@ -24,8 +24,8 @@ void WarnOfHeadsBeforeTokens(const char* operation, const ConstTensorView& q,
     heads = std::min(heads, x->size(2));
   }
   if (tokens <= 1 || tokens >= heads || warned.exchange(true)) return;
-  const std::string text = std::string(operation) + ": as [B, T, H, D] these tensors are " +
-                           std::to_string(tokens) + " tokens of " + std::to_string(heads) +
+  const std::string text = std::string(operation) + ": as [B, T, H, D] these tensors are " + std::to_string(tokens) +
+                           " tokens of " + std::to_string(heads) +
                            " heads; if they are [B, H, T, D], swap these two axes";
   if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) != 0) throw nanobind::python_error();
 }

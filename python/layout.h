@@ -10,8 +10,8 @@ namespace heed::python {
 // [B, H, T, D] looks like. Tokens are those of the longest tensor and heads of the one that has
 // fewest, so that neither one query over many keys nor heads that share keys are taken for it; one
 // token in all may be the first of a text. Absent tensors and packed ones of rank 3 do not count.
-void WarnOfHeadsBeforeTokens(const char* operation, const ConstTensorView& q,
-                             const ConstTensorView& k, const ConstTensorView& v);
+void WarnOfHeadsBeforeTokens(const char* operation, const ConstTensorView& q, const ConstTensorView& k,
+                             const ConstTensorView& v);
 
 }  // namespace heed::python
 

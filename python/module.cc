@@ -41,8 +41,7 @@ constexpr int64_t kMostHeads = 1 << 20;
 constexpr Said kAlibiArguments[] = {{"heads", "how many heads, at least 1"}};
 
 nb::object AlibiSlopesArray(nb::handle heads) {
-  const std::vector<double> slopes =
-      AlibiSlopes(ToInt({"alibi_slopes", "heads", heads}, 1, kMostHeads));
+  const std::vector<double> slopes = AlibiSlopes(ToInt({"alibi_slopes", "heads", heads}, 1, kMostHeads));
   const int64_t size = static_cast<int64_t>(slopes.size());
   NewArray result("alibi_slopes", DType::kF32, {&size, 1});
   std::transform(slopes.begin(), slopes.end(), result.view.as<float>(),
@@ -78,30 +77,27 @@ void AddAttribute(nb::handle type, const char* name, nb::handle value) {
 }  // namespace heed
 
 NB_MODULE(_core_of_any_interpreter, m) {
-  m.attr("__doc__") =
-      "heed's C++ functions. Use them through the package heed.";
+  m.attr("__doc__") = "heed's C++ functions. Use them through the package heed.";
   // An object that others keep until Python ends (torch.compile does) is no leak of ours.
   nb::set_leak_warnings(false);
   m.attr("__version__") = HEED_VERSION;
 
-  nb::exception<heed::InvalidArgument>(m, "InvalidArgument", PyExc_ValueError)
-      .attr("__doc__") =
+  nb::exception<heed::InvalidArgument>(m, "InvalidArgument", PyExc_ValueError).attr("__doc__") =
       "A wrong shape, dtype or option: the message names function, argument, "
       "what it got and what it expected.";
-  nb::exception<heed::Unsupported>(m, "Unsupported", PyExc_RuntimeError)
-      .attr("__doc__") = "Right, but not in this build or on this machine.";
+  nb::exception<heed::Unsupported>(m, "Unsupported", PyExc_RuntimeError).attr("__doc__") =
+      "Right, but not in this build or on this machine.";
   nb::exception<heed::FileError>(m, "FileError", PyExc_OSError).attr("__doc__") =
       "A file that cannot be read, written or trusted: the message begins with its path.";
 
-  m.def("alibi_slopes", &heed::python::AlibiSlopesArray, "heads"_a.none(),
-        nb::sig("def alibi_slopes(heads: int) -> "
-                "numpy.typing.NDArray[numpy.float32]"),
-        heed::python::Docstring(
-            heed::doc::kAlibiSlopes, "def alibi_slopes(heads: int)",
-            {heed::python::kAlibiArguments},
-            "Example:\n\n  >>> import heed\n  >>> heed.alibi_slopes(4).tolist()\n"
-            "  [0.25, 0.0625, 0.015625, 0.00390625]")
-            .c_str());
+  m.def(
+      "alibi_slopes", &heed::python::AlibiSlopesArray, "heads"_a.none(),
+      nb::sig("def alibi_slopes(heads: int) -> "
+              "numpy.typing.NDArray[numpy.float32]"),
+      heed::python::Docstring(heed::doc::kAlibiSlopes, "def alibi_slopes(heads: int)", {heed::python::kAlibiArguments},
+                              "Example:\n\n  >>> import heed\n  >>> heed.alibi_slopes(4).tolist()\n"
+                              "  [0.25, 0.0625, 0.015625, 0.00390625]")
+          .c_str());
   m.def("_add_attribute", &heed::python::AddAttribute);
   heed::python::BindPositions(m);
   heed::python::BindOrthogonalFeatures(m);

@@ -16,17 +16,14 @@ namespace nb = nanobind;
 
 // Never destroyed: the interpreter is gone when static objects die.
 struct NumPy {
-  nb::object* module =
-      new nb::object(RunPython([] { return nb::module_::import_("numpy"); }));
+  nb::object* module = new nb::object(RunPython([] { return nb::module_::import_("numpy"); }));
   nb::object* empty = new nb::object(module->attr("empty"));
   nb::object* asarray = new nb::object(module->attr("asarray"));
   nb::object* dtypes[7];
 
   NumPy() {
-    const char* names[7] = {"float64", "float32", "uint16", "float16",
-                            "int64",   "int32",   "bool"};
-    for (int i = 0; i < 7; ++i)
-      dtypes[i] = new nb::object(module->attr("dtype")(names[i]));
+    const char* names[7] = {"float64", "float32", "uint16", "float16", "int64", "int32", "bool"};
+    for (int i = 0; i < 7; ++i) dtypes[i] = new nb::object(module->attr("dtype")(names[i]));
   }
 
   // Imported when the first array is made, not with heed. Not a static local:
@@ -50,8 +47,7 @@ nb::object NumPyArray(nb::handle value) {
   return RunPython([&] { return asarray(value); });
 }
 
-nb::object NamedTupleType(nb::module_& m, const std::string& name, const std::string& fields,
-                          const std::string& doc) {
+nb::object NamedTupleType(nb::module_& m, const std::string& name, const std::string& fields, const std::string& doc) {
   nb::object type = nb::module_::import_("collections").attr("namedtuple")(name, fields);
   type.attr("__module__") = m.attr("__name__");  // the package makes it its own, as of every class
   type.attr("__doc__") = doc;
@@ -59,42 +55,37 @@ nb::object NamedTupleType(nb::module_& m, const std::string& name, const std::st
   return type;
 }
 
-std::string TypeName(nb::handle type) {
-  return nb::cast<std::string>(type.attr("__name__"));
-}
+std::string TypeName(nb::handle type) { return nb::cast<std::string>(type.attr("__name__")); }
 
 std::string GradientsDoc(const std::string& backward) {
-  return "What " + backward + " returns: gradients, each in the shape and dtype of what it is the\n"
+  return "What " + backward +
+         " returns: gradients, each in the shape and dtype of what it is the\n"
          "gradient of; None where that was not given.";
 }
 
 nb::object NewNamedTuple(nb::handle type, const nb::tuple& values) {
   const nb::tuple arguments = nb::make_tuple(values);
-  nb::object tuple = nb::steal(PyTuple_Type.tp_new(
-      reinterpret_cast<PyTypeObject*>(type.ptr()), arguments.ptr(), nullptr));
+  nb::object tuple =
+      nb::steal(PyTuple_Type.tp_new(reinterpret_cast<PyTypeObject*>(type.ptr()), arguments.ptr(), nullptr));
   if (!tuple.is_valid()) throw nb::python_error();
   return tuple;
 }
 
-NewArray::NewArray(const char* operation, DType dtype,
-                   std::span<const int64_t> sizes) {
+NewArray::NewArray(const char* operation, DType dtype, std::span<const int64_t> sizes) {
   const NumPy& numpy = NumPy::Get();
   PyObject* shape = PyTuple_New(static_cast<Py_ssize_t>(sizes.size()));
   if (shape == nullptr) throw nb::python_error();
   nb::object owner = nb::steal(shape);
   for (size_t i = 0; i < sizes.size(); ++i) {
-    PyTuple_SET_ITEM(shape, static_cast<Py_ssize_t>(i),
-                     PyLong_FromLongLong(sizes[i]));
+    PyTuple_SET_ITEM(shape, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(sizes[i]));
   }
   PyObject* arguments[] = {shape, numpy.dtypes[static_cast<int>(dtype)]->ptr()};
-  array =
-      nb::steal(PyObject_Vectorcall(numpy.empty->ptr(), arguments, 2, nullptr));
+  array = nb::steal(PyObject_Vectorcall(numpy.empty->ptr(), arguments, 2, nullptr));
   if (!array.is_valid()) throw nb::python_error();
   // Nobody else has the array: its memory stays where it is without holding the
   // buffer.
   Py_buffer buffer;
-  if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_SIMPLE) != 0)
-    throw nb::python_error();
+  if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw nb::python_error();
   view = TensorView(buffer.buf, dtype, sizes);
   PyBuffer_Release(&buffer);
   if (dtype == DType::kBF16) {

@@ -22,8 +22,8 @@ struct NewArray {
 
 // A new type of named tuples, which becomes an attribute of `m`: what is an attribute of heed can
 // be pickled. `fields` are separated by spaces.
-nanobind::object NamedTupleType(nanobind::module_& m, const std::string& name,
-                                const std::string& fields, const std::string& doc);
+nanobind::object NamedTupleType(nanobind::module_& m, const std::string& name, const std::string& fields,
+                                const std::string& doc);
 
 // Its name.
 std::string TypeName(nanobind::handle type);

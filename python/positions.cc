@@ -26,11 +26,9 @@ namespace {
 
 constexpr int64_t kMostRows = int64_t{1} << 31;
 
-void RequireFloat(const char* operation, const char* name,
-                  const ConstTensorView& t) {
+void RequireFloat(const char* operation, const char* name, const ConstTensorView& t) {
   if (IsFloat(t.dtype())) return;
-  Fail(operation, name, std::string("has dtype ") + Name(t.dtype()),
-       "f64, f32, bf16 or f16");
+  Fail(operation, name, std::string("has dtype ") + Name(t.dtype()), "f64, f32, bf16 or f16");
 }
 
 // heed.rotary.
@@ -47,26 +45,13 @@ struct RotaryCall {
 constexpr char kRotary[] = "rotary";
 
 constexpr Keyword<RotaryCall> kRotaryKeywords[] = {
-    {"x", false,
-     [](RotaryCall& c, const Argument& a) {
-       c.x = c.arrays.Read(a, Kind::kFloat);
-     }},
-    {"positions", false,
-     [](RotaryCall& c, const Argument& a) {
-       c.positions = c.arrays.ReadList(a, Kind::kInt);
-     }},
-    {"base", false,
-     [](RotaryCall& c, const Argument& a) { c.base = ToFinite(a); }},
-    {"dim", true,
-     [](RotaryCall& c, const Argument& a) {
-       c.options.dim = ToInt(a, 1, INT64_MAX);
-     }},
-    {"interleaved", false,
-     [](RotaryCall& c, const Argument& a) { c.interleaved = ToBool(a); }},
-    {"scaling", true,
-     [](RotaryCall& c, const Argument& a) { c.config = ToRopeConfig(a); }},
-    {"inverse", false,
-     [](RotaryCall& c, const Argument& a) { c.options.inverse = ToBool(a); }},
+    {"x", false, [](RotaryCall& c, const Argument& a) { c.x = c.arrays.Read(a, Kind::kFloat); }},
+    {"positions", false, [](RotaryCall& c, const Argument& a) { c.positions = c.arrays.ReadList(a, Kind::kInt); }},
+    {"base", false, [](RotaryCall& c, const Argument& a) { c.base = ToFinite(a); }},
+    {"dim", true, [](RotaryCall& c, const Argument& a) { c.options.dim = ToInt(a, 1, INT64_MAX); }},
+    {"interleaved", false, [](RotaryCall& c, const Argument& a) { c.interleaved = ToBool(a); }},
+    {"scaling", true, [](RotaryCall& c, const Argument& a) { c.config = ToRopeConfig(a); }},
+    {"inverse", false, [](RotaryCall& c, const Argument& a) { c.options.inverse = ToBool(a); }},
 };
 
 // The base and the rotated part of rows of D elements may stand in the dict or beside it;
@@ -74,20 +59,16 @@ constexpr Keyword<RotaryCall> kRotaryKeywords[] = {
 void MergeConfig(const char* op, int64_t D, RotaryCall& call) {
   const auto& theta = call.config.rope_theta;
   if (theta && call.base && *theta != *call.base) {
-    Fail(op, "base", "differs from scaling.rope_theta",
-         "one of them, or equal");
+    Fail(op, "base", "differs from scaling.rope_theta", "one of them, or equal");
   }
   call.options.base = theta.value_or(call.base.value_or(call.options.base));
   call.options.scaling = call.config.scaling;
   if (!call.config.partial_rotary_factor) return;
-  if (!(*call.config.partial_rotary_factor > 0 &&
-        *call.config.partial_rotary_factor <= 1)) {
-    Fail(op, "scaling.partial_rotary_factor", "is out of range",
-         "above 0, at most 1");
+  if (!(*call.config.partial_rotary_factor > 0 && *call.config.partial_rotary_factor <= 1)) {
+    Fail(op, "scaling.partial_rotary_factor", "is out of range", "above 0, at most 1");
   }
   // Rounded down, as Transformers does.
-  const auto dim = static_cast<int64_t>(
-      static_cast<double>(D) * *call.config.partial_rotary_factor);
+  const auto dim = static_cast<int64_t>(static_cast<double>(D) * *call.config.partial_rotary_factor);
   if (call.options.dim && *call.options.dim != dim) {
     Fail(op, "dim", "is " + std::to_string(*call.options.dim),
          std::to_string(dim) + " by scaling.partial_rotary_factor");
@@ -109,9 +90,7 @@ nb::object RotaryArray(const nb::args& args, const nb::kwargs& kwargs) {
   if (call.x.rank() != 0) MergeConfig(kRotary, call.x.size(call.x.rank() - 1), call);
   NewArray y(kRotary, call.x.dtype(), call.x.sizes());
   Context& ctx = ThreadContext(0);
-  Compute(kRotary, [&] {
-    Rotary(ctx, call.x, call.positions, PairsOf(call), call.options, y.view);
-  });
+  Compute(kRotary, [&] { Rotary(ctx, call.x, call.positions, PairsOf(call), call.options, y.view); });
   return y.array;
 }
 
@@ -119,16 +98,12 @@ nb::object RotaryArray(const nb::args& args, const nb::kwargs& kwargs) {
 
 nb::object SinusoidalArray(nb::handle T, nb::handle D, nb::handle interleaved) {
   constexpr char kOp[] = "sinusoidal";
-  const int64_t sizes[] = {ToInt({kOp, "T", T}, 0, kMostRows),
-                           ToInt({kOp, "D", D}, 1, kMostRows)};
+  const int64_t sizes[] = {ToInt({kOp, "T", T}, 0, kMostRows), ToInt({kOp, "D", D}, 1, kMostRows)};
   const bool neighbours = ToBool({kOp, "interleaved", interleaved});
   NewArray table(kOp, DType::kF32, sizes);
   Context& ctx = ThreadContext(0);
   Compute(kOp, [&] {
-    Sinusoidal(ctx,
-               neighbours ? SinusoidalOrder::kInterleaved
-                          : SinusoidalOrder::kConcatenated,
-               table.view);
+    Sinusoidal(ctx, neighbours ? SinusoidalOrder::kInterleaved : SinusoidalOrder::kConcatenated, table.view);
   });
   return table.array;
 }
@@ -143,7 +118,7 @@ struct T5Call {
   T5BiasOptions options;
 };
 
-template <int64_t kMin, std::optional<int64_t> T5Call::*kField>
+template <int64_t kMin, std::optional<int64_t> T5Call::* kField>
 void ReadSize(T5Call& call, const Argument& a) {
   call.*kField = ToInt(a, kMin, kMostRows);
 }
@@ -154,13 +129,10 @@ void ReadInput(T5Call& call, const Argument& a) {
 }
 
 void ReadDirection(T5Call& call, const Argument& a) {
-  call.direction =
-      ToBool(a) ? T5Direction::kBidirectional : T5Direction::kCausal;
+  call.direction = ToBool(a) ? T5Direction::kBidirectional : T5Direction::kCausal;
 }
 
-void ReadDistance(T5Call& call, const Argument& a) {
-  call.options.max_distance = ToInt(a, 1, INT64_MAX);
-}
+void ReadDistance(T5Call& call, const Argument& a) { call.options.max_distance = ToInt(a, 1, INT64_MAX); }
 
 void ReadAlign(T5Call& call, const Argument& a) {
   constexpr char kExpected[] = "'bottom_right' or 'top_left'";
@@ -200,14 +172,11 @@ nb::object T5BiasArray(const nb::args& args, const nb::kwargs& kwargs) {
   T5Call call;
   Read<T5Call>(kOp, kT5Keywords, 3, args.ptr(), kwargs.ptr(), call);
   RequireT5(kOp, "table", call);
-  if (call.in.rank() != 2)
-    Fail(kOp, "table", "has shape " + call.in.ShapeString(), "[buckets, H]");
+  if (call.in.rank() != 2) Fail(kOp, "table", "has shape " + call.in.ShapeString(), "[buckets, H]");
   const int64_t sizes[] = {call.in.size(1), *call.Tq, *call.Tk};
   NewArray bias(kOp, call.in.dtype(), sizes);
   Context& ctx = ThreadContext(0);
-  Compute(kOp, [&] {
-    T5Bias(ctx, call.in, *call.direction, call.options, bias.view);
-  });
+  Compute(kOp, [&] { T5Bias(ctx, call.in, *call.direction, call.options, bias.view); });
   return bias.array;
 }
 
@@ -217,18 +186,14 @@ nb::object T5BiasBackwardArray(const nb::args& args, const nb::kwargs& kwargs) {
   Read<T5Call>(kOp, kT5BackwardKeywords, 3, args.ptr(), kwargs.ptr(), call);
   RequireT5(kOp, "dbias", call);
   if (!call.buckets) FailMissing(kOp, "buckets");
-  if (call.in.rank() != 3 || call.in.size(1) != *call.Tq ||
-      call.in.size(2) != *call.Tk) {
+  if (call.in.rank() != 3 || call.in.size(1) != *call.Tq || call.in.size(2) != *call.Tk) {
     Fail(kOp, "dbias", "has shape " + call.in.ShapeString(),
-         "[H, " + std::to_string(*call.Tq) + ", " + std::to_string(*call.Tk) +
-             "]");
+         "[H, " + std::to_string(*call.Tq) + ", " + std::to_string(*call.Tk) + "]");
   }
   const int64_t sizes[] = {*call.buckets, call.in.size(0)};
   NewArray dtable(kOp, call.in.dtype(), sizes);
   Context& ctx = ThreadContext(0);
-  Compute(kOp, [&] {
-    T5BiasBackward(ctx, call.in, *call.direction, call.options, dtable.view);
-  });
+  Compute(kOp, [&] { T5BiasBackward(ctx, call.in, *call.direction, call.options, dtable.view); });
   return dtable.array;
 }
 
@@ -271,8 +236,9 @@ constexpr Said kArguments[] = {
     {"Tq", "number of queries"},
     {"Tk", "number of keys"},
     {"buckets", "rows of the table"},
-    {"bidirectional", "whether keys after a query have buckets of their own: True in T5's encoder, "
-                      "False in its decoder; no default"},
+    {"bidirectional",
+     "whether keys after a query have buckets of their own: True in T5's encoder, "
+     "False in its decoder; no default"},
     {"max_distance", "from which on all distances share a bucket"},
     {"align", "where query 0 stands: 'bottom_right', at Tk - Tq, or 'top_left', at 0"},
 };
@@ -339,16 +305,14 @@ RotaryChoice ToRotary(const Argument& argument, int64_t dim) {
       return name == known.name && name != "x" && name != "positions" && name != "inverse";
     });
     if (keyword == std::end(kRotaryKeywords)) {
-      Fail(argument.operation, argument.name, "has the key '" + name + "'",
-           "heed.rotary's keywords but inverse");
+      Fail(argument.operation, argument.name, "has the key '" + name + "'", "heed.rotary's keywords but inverse");
     }
     if (value.is_none() && keyword->none_is_absent) continue;
     const std::string full = std::string(argument.name) + "." + name;
     keyword->read(call, {argument.operation, full.c_str(), value});
   }
   if (!call.interleaved) {
-    Fail(argument.operation, argument.name, "lacks 'interleaved'",
-         "it, as no convention is the default");
+    Fail(argument.operation, argument.name, "lacks 'interleaved'", "it, as no convention is the default");
   }
   MergeConfig(argument.operation, dim, call);
   return {PairsOf(call), call.options};
@@ -357,20 +321,17 @@ RotaryChoice ToRotary(const Argument& argument, int64_t dim) {
 void BindPositions(nb::module_& m) {
   using namespace nanobind::literals;
   m.def("rotary", &RotaryArray, nb::sig(kRotarySignature),
-        Docstring(std::string(doc::kRotary) + "\n\n" + doc::kScaledRotaryFrequencies,
-                  kRotarySignature, {kArguments}, kRotaryInPython)
+        Docstring(std::string(doc::kRotary) + "\n\n" + doc::kScaledRotaryFrequencies, kRotarySignature, {kArguments},
+                  kRotaryInPython)
             .c_str());
-  m.def("sinusoidal", &SinusoidalArray, "T"_a.none(), "D"_a.none(),
-        nb::kw_only(), "interleaved"_a.none() = true,
+  m.def("sinusoidal", &SinusoidalArray, "T"_a.none(), "D"_a.none(), nb::kw_only(), "interleaved"_a.none() = true,
         nb::sig(kSinusoidalSignature),
-        Docstring(doc::kSinusoidal, kSinusoidalSignature, {kSinusoidalArguments, kArguments},
-                  kSinusoidalInPython)
+        Docstring(doc::kSinusoidal, kSinusoidalSignature, {kSinusoidalArguments, kArguments}, kSinusoidalInPython)
             .c_str());
   m.def("t5_bias", &T5BiasArray, nb::sig(kT5Signature),
         Docstring(doc::kT5Bias, kT5Signature, {kArguments}, kT5InPython).c_str());
   m.def("t5_bias_backward", &T5BiasBackwardArray, nb::sig(kT5BackwardSignature),
-        Docstring(doc::kT5BiasBackward, kT5BackwardSignature, {kArguments}, kT5BackwardInPython)
-            .c_str());
+        Docstring(doc::kT5BiasBackward, kT5BackwardSignature, {kArguments}, kT5BackwardInPython).c_str());
 }
 
 }  // namespace heed::python

@@ -11,13 +11,12 @@ namespace {
 
 struct NumberKey {
   std::string_view key;
-  std::optional<double> RotaryScaling::*value;
+  std::optional<double> RotaryScaling::* value;
 };
 
 constexpr NumberKey kNumbers[] = {
     {"factor", &RotaryScaling::factor},
-    {"original_max_position_embeddings",
-     &RotaryScaling::original_max_position_embeddings},
+    {"original_max_position_embeddings", &RotaryScaling::original_max_position_embeddings},
     {"max_position_embeddings", &RotaryScaling::max_position_embeddings},
     {"attention_factor", &RotaryScaling::attention_factor},
     {"beta_fast", &RotaryScaling::beta_fast},
@@ -39,8 +38,7 @@ std::vector<double> ToNumbers(const Argument& argument) {
   if (!PyList_Check(p) && !PyTuple_Check(p)) Fail(argument, "a list of numbers");
   std::vector<double> numbers;
   for (nb::handle item : argument.value) {
-    const std::string name = std::string(argument.name) + "[" +
-                             std::to_string(numbers.size()) + "]";
+    const std::string name = std::string(argument.name) + "[" + std::to_string(numbers.size()) + "]";
     numbers.push_back(ToFinite({argument.operation, name.c_str(), item}));
   }
   return numbers;
@@ -64,8 +62,7 @@ void Set(const Argument& argument, std::string_view key, RopeConfig& config) {
   } else if (key == "partial_rotary_factor") {
     config.partial_rotary_factor = ToFinite(argument);
   } else {
-    Fail(argument.operation, "scaling", "has the key '" + std::string(key) + "'",
-         std::string("only keys of ") + kKeys);
+    Fail(argument.operation, "scaling", "has the key '" + std::string(key) + "'", std::string("only keys of ") + kKeys);
   }
 }
 
@@ -77,8 +74,7 @@ RopeConfig ToRopeConfig(const Argument& argument) {
   RopeConfig config;
   std::optional<RopeType> type;
   for (const auto& [key, value] : nb::borrow<nb::dict>(argument.value)) {
-    const std::string name =
-        ToString({argument.operation, "scaling's key", key}, "a string");
+    const std::string name = ToString({argument.operation, "scaling's key", key}, "a string");
     if (value.is_none()) continue;
     const std::string full = "scaling." + name;
     const Argument item{argument.operation, full.c_str(), value};
@@ -88,8 +84,7 @@ RopeConfig ToRopeConfig(const Argument& argument) {
     }
     const RopeType named = RopeTypeFromName(ToString(item, "a string"));
     if (type && *type != named) {
-      Fail(argument.operation, "scaling", "has two different types",
-           "rope_type and type to be equal");
+      Fail(argument.operation, "scaling", "has two different types", "rope_type and type to be equal");
     }
     type = named;
   }

@@ -36,8 +36,8 @@ Context& ThreadContext(int num_threads);
 // Whose words an error has: those of a Python function, or of PyTorch's operator, which gets gradients from its graph.
 enum class Caller { kPython, kTorch };
 
-// A message of the C++ surface in the caller's words: "attention::Forward: o has ..." becomes "attention: out has ...". One table
-// has the arguments that C++ calls otherwise.
+// A message of the C++ surface in the caller's words: "attention::Forward: o has ..." becomes "attention: out has ...".
+// One table has the arguments that C++ calls otherwise.
 std::string Reworded(Caller caller, const std::string& operation, const std::string& message);
 
 // Calls f() without the GIL; its errors name `operation` and the caller's arguments.
@@ -63,15 +63,13 @@ void ComputeForTorch(const char* operation, F&& f) {
 
 // `heed.explain(name, ...)` for one mechanism: everything but the name, dtype
 // and threads.
-using ExplainFunction =
-    std::function<nanobind::dict(DType dtype, int num_threads, PyObject* kwargs)>;
+using ExplainFunction = std::function<nanobind::dict(DType dtype, int num_threads, PyObject* kwargs)>;
 void RegisterExplain(const char* name, ExplainFunction function);
 
 // What every explanation has. Counts are doubles because they can pass 2^63; whole ones
 // are ints to Python.
-nanobind::dict Described(const std::string& kernel, const std::string& target,
-                         const std::string& why, double flops, double bytes,
-                         int64_t workspace_bytes, double visited_pairs, bool invariant,
+nanobind::dict Described(const std::string& kernel, const std::string& target, const std::string& why, double flops,
+                         double bytes, int64_t workspace_bytes, double visited_pairs, bool invariant,
                          std::span<const char* const> copied);
 
 // Binds explain, threads and switches.

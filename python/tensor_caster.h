@@ -66,10 +66,8 @@ class Arrays {
   // Which last axes may stay in place.
   enum class Rows { kContiguous, kContiguousOrRepeated, kAny };
 
-  ConstTensorView Import(const Argument& argument, Kind kind, bool writable,
-                         Rows rows);
-  ConstTensorView View(const Argument& argument, ArrayLayout& layout,
-                       bool writable, Rows rows);
+  ConstTensorView Import(const Argument& argument, Kind kind, bool writable, Rows rows);
+  ConstTensorView View(const Argument& argument, ArrayLayout& layout, bool writable, Rows rows);
   ConstTensorView FromShape(const Argument& argument, Kind kind);
 
   std::forward_list<ArrayHolder> holders_;

@@ -17,8 +17,7 @@ using namespace nanobind::literals;
 
 // The C functions of libtorch_cpu's stable interface; both return 0 on success.
 using Body = void (*)(int64_t begin, int64_t end, void* argument);
-using ParallelFor = int32_t (*)(int64_t begin, int64_t end, int64_t grain, Body body,
-                                void* argument);
+using ParallelFor = int32_t (*)(int64_t begin, int64_t end, int64_t grain, Body body, void* argument);
 using NumThreadsOf = int32_t (*)(uint32_t* num_threads);
 
 // What _connect_torch was given; it lives as long as the process, as torch does.
@@ -54,7 +53,8 @@ void RunOnTorch(void*, int num_workers, void (*body)(void*, int), void* argument
 // torch.cuda.current_stream(device).cuda_stream, without a call of Python; with the GIL.
 void* CurrentStream(Device device) {
   if (device.type == DeviceType::kCpu) return nullptr;
-  if (torch.dlpack->current_work_stream == nullptr) throw Unsupported("heed.torch: this PyTorch does not tell its streams");
+  if (torch.dlpack->current_work_stream == nullptr)
+    throw Unsupported("heed.torch: this PyTorch does not tell its streams");
   void* stream = nullptr;
   if (torch.dlpack->current_work_stream(static_cast<int32_t>(device.type), device.index, &stream) != 0) {
     throw nb::python_error();
@@ -65,11 +65,9 @@ void* CurrentStream(Device device) {
 void ConnectTorch(nb::handle tensor, uintptr_t parallel_for, uintptr_t num_threads) {
   const nb::object capsule = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());
   const auto* dlpack = static_cast<const DLPackExchangeAPI*>(
-      capsule.is_none() ? nullptr
-                        : PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-  if (dlpack == nullptr || dlpack->version.major != 1 ||
-      dlpack->dltensor_from_py_object_no_sync == nullptr || parallel_for == 0 ||
-      num_threads == 0) {
+      capsule.is_none() ? nullptr : PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  if (dlpack == nullptr || dlpack->version.major != 1 || dlpack->dltensor_from_py_object_no_sync == nullptr ||
+      parallel_for == 0 || num_threads == 0) {
     PyErr_Clear();
     throw Unsupported(
         "heed.torch: this PyTorch lacks DLPack's exchange table or its stable C "
@@ -99,16 +97,13 @@ Context& TorchContext(int most_threads, Device device) {
   thread_local bool of_child = false;
   int num_threads = NumTorchThreads();
   if (most_threads != 0) num_threads = std::min(num_threads, most_threads);
-  if (context == nullptr || context->num_threads() != num_threads ||
-      of_child != torch.forked) {
+  if (context == nullptr || context->num_threads() != num_threads || of_child != torch.forked) {
     context.reset();  // its scratch first
     of_child = torch.forked;
     if (torch.forked) {
       context = std::make_unique<Context>(num_threads);
     } else {
-      const auto threads_of = [](void* self) {
-        return static_cast<int>(reinterpret_cast<intptr_t>(self));
-      };
+      const auto threads_of = [](void* self) { return static_cast<int>(reinterpret_cast<intptr_t>(self)); };
       void* const self = reinterpret_cast<void*>(intptr_t{num_threads});
       context = std::make_unique<Context>(Executor{self, threads_of, &RunOnTorch});
     }

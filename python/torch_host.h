@@ -12,13 +12,13 @@
 namespace heed::python {
 
 // Fills `layout` if `argument` is a torch.Tensor and torch is connected, else returns
-// false; of one on a CUDA device where `devices` says so. Its memory is valid while the caller holds the tensor, and no capsule is made:
-// some 50 nanoseconds instead of two microseconds by __dlpack__.
+// false; of one on a CUDA device where `devices` says so. Its memory is valid while the caller holds the tensor, and no
+// capsule is made: some 50 nanoseconds instead of two microseconds by __dlpack__.
 bool ImportTorch(const Argument& argument, ArrayLayout& layout, bool devices = false);
 
 // The calling thread's Context on PyTorch's pool, with as many threads as PyTorch uses,
-// or fewer where `most_threads` is not 0. In a forked child, where an OpenMP pool would wait for threads that no longer exist,
-// on heed's own. Calls on views of `device`, if that is a GPU, go into PyTorch's current stream of it.
+// or fewer where `most_threads` is not 0. In a forked child, where an OpenMP pool would wait for threads that no longer
+// exist, on heed's own. Calls on views of `device`, if that is a GPU, go into PyTorch's current stream of it.
 Context& TorchContext(int most_threads, Device device = {});
 
 // Binds what the package heed.torch calls once.

@@ -22,7 +22,6 @@ using namespace nanobind::literals;
 constexpr char kOp[] = "view";
 constexpr int64_t kHeight = 900, kMaxHeight = 100000;
 
-
 constexpr char kText[] =
     "The attention of q and k as a page for people: every head as a map, with its numbers, search\n"
     "for tokens, heads in several orders, and the shown map as a file. In a notebook the result\n"
@@ -42,8 +41,9 @@ constexpr Said kViewArguments[] = {
     {"q", "[B, Tq, Hq, D]: queries, at least one"},
     {"k", "[B, Tk, Hkv, D]: keys, at least one"},
     {"tokens", "a sequence of strings, one per key: labels; None: positions"},
-    {"options", "the other keywords of heed.attention, as they are there, but those of packed "
-                "sequences, out and return_lse"},
+    {"options",
+     "the other keywords of heed.attention, as they are there, but those of packed "
+     "sequences, out and return_lse"},
 };
 
 constexpr char kInPython[] = R"(
@@ -150,26 +150,25 @@ void Save(const View& view, nb::handle path) {
   pages::WriteText(file, view.html);
 }
 
-void SetHeight(View& view, nb::handle height) {
-  view.height = ToInt({"View", "height", height}, 1, kMaxHeight);
-}
+void SetHeight(View& view, nb::handle height) { view.height = ToInt({"View", "height", height}, 1, kMaxHeight); }
 
 }  // namespace
 
 void BindView(nb::module_& m) {
   nb::class_<View>(m, "View", kClassText)
-      .def_prop_ro("html", [](const View& view) { return nb::str(view.html.c_str(), view.html.size()); },
-                   nb::sig("def html(self) -> str"), "The page, all of it in ASCII.")
-      .def_prop_rw("height", [](const View& view) { return view.height; }, &SetHeight, nb::for_setter(nb::arg("height").none()),
-                   nb::for_getter(nb::sig("def height(self) -> int")),
-                   nb::for_setter(nb::sig("def height(self, height: int, /) -> None")),
-                   "Of the frame in a notebook, in pixels; 900 at first. Its corner can be dragged.")
+      .def_prop_ro(
+          "html", [](const View& view) { return nb::str(view.html.c_str(), view.html.size()); },
+          nb::sig("def html(self) -> str"), "The page, all of it in ASCII.")
+      .def_prop_rw(
+          "height", [](const View& view) { return view.height; }, &SetHeight, nb::for_setter(nb::arg("height").none()),
+          nb::for_getter(nb::sig("def height(self) -> int")),
+          nb::for_setter(nb::sig("def height(self, height: int, /) -> None")),
+          "Of the frame in a notebook, in pixels; 900 at first. Its corner can be dragged.")
       .def("save", &Save, "path"_a.none(), nb::sig(kSaveSignature),
            Docstring("Writes the page. Raises FileError.", kSaveSignature, {kSaveArguments}).c_str())
       .def("_repr_html_", &Frame, nb::sig("def _repr_html_(self) -> str"));
   const char* const signature = attention::Spelled(kViewSignature, &attention::TakesPadded, attention::kThreads);
-  m.def("view", &MakeView, nb::sig(signature),
-        Docstring(kText, kViewSignature, {kViewArguments}, kInPython).c_str());
+  m.def("view", &MakeView, nb::sig(signature), Docstring(kText, kViewSignature, {kViewArguments}, kInPython).c_str());
 }
 
 }  // namespace heed::python

@@ -44,12 +44,9 @@ class Contract : public testing::TestWithParam<Param> {
   }
 
   // Queries [begin, end) of a result, as `part` should be.
-  static void ExpectRows(const Result& whole, int64_t begin, int64_t end,
-                         const Result& part) {
-    EXPECT_EQ(Difference(whole.o.view().Slice(1, begin, end), part.o.view()),
-              "");
-    EXPECT_EQ(
-        Difference(whole.lse.view().Slice(2, begin, end), part.lse.view()), "");
+  static void ExpectRows(const Result& whole, int64_t begin, int64_t end, const Result& part) {
+    EXPECT_EQ(Difference(whole.o.view().Slice(1, begin, end), part.o.view()), "");
+    EXPECT_EQ(Difference(whole.lse.view().Slice(2, begin, end), part.lse.view()), "");
   }
 
   Context ctx_{1};
@@ -57,8 +54,7 @@ class Contract : public testing::TestWithParam<Param> {
 
 std::vector<std::tuple<DType, std::string>> Combinations() {
   std::vector<std::tuple<DType, std::string>> all;
-  for (const DType dtype :
-       {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
     for (const std::string& target : AvailableTargets(dtype)) {
       all.emplace_back(dtype, target);
     }
@@ -66,13 +62,9 @@ std::vector<std::tuple<DType, std::string>> Combinations() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    EveryTarget, Contract,
-    testing::ValuesIn(Combinations()),
-    [](const auto& value) {
-      return std::string(Name(std::get<0>(value.param))) + "_" +
-             std::get<1>(value.param);
-    });
+INSTANTIATE_TEST_SUITE_P(EveryTarget, Contract, testing::ValuesIn(Combinations()), [](const auto& value) {
+  return std::string(Name(std::get<0>(value.param))) + "_" + std::get<1>(value.param);
+});
 
 TEST_P(Contract, BitsDoNotDependOnThreads) {
   ForRandomProblems(30, 1000, [&](const Problem& p, uint64_t seed) {
@@ -90,8 +82,7 @@ TEST_P(Contract, BitsDoNotDependOnThreads) {
 }
 
 TEST_P(Contract, BitsDoNotDependOnThreadsInALongProblem) {
-  Problem p = MakeProblem(dtype(), {.B = 2, .Tq = 300, .Tk = 700, .Hq = 4,
-                                    .Hkv = 2, .D = 24, .Dv = 40});
+  Problem p = MakeProblem(dtype(), {.B = 2, .Tq = 300, .Tk = 700, .Hq = 4, .Hkv = 2, .D = 24, .Dv = 40});
   p.options.causal = true;
   const Result one = RunForward(ctx_, p);
   for (int round = 0; round < 10; ++round) {
@@ -106,8 +97,7 @@ TEST_P(Contract, BitsDoNotDependOnThreadsInALongProblem) {
 
 TEST_P(Contract, BitsDoNotDependOnAnUsedContext) {
   // Scratch that holds what another problem left, NaN included.
-  Problem poison = MakeProblem(dtype(), {.B = 1, .Tq = 70, .Tk = 200, .Hq = 2,
-                                         .Hkv = 1, .D = 130, .Dv = 130});
+  Problem poison = MakeProblem(dtype(), {.B = 1, .Tq = 70, .Tk = 200, .Hq = 2, .Hkv = 1, .D = 130, .Dv = 130});
   for (int i = 0; i < 3; ++i) {
     poison.memory[static_cast<size_t>(i)].FillConstant(kNaN);
   }
@@ -122,22 +112,19 @@ TEST_P(Contract, BitsDoNotDependOnAnUsedContext) {
 
 TEST_P(Contract, BitsDoNotDependOnStrides) {
   ForRandomProblems(60, 2000, [&](const Problem& p, uint64_t seed) {
-    EXPECT_EQ(Difference(RunForward(ctx_, p),
-                         RunForward(ctx_, Restrided(p, seed))),
-              "");
+    EXPECT_EQ(Difference(RunForward(ctx_, p), RunForward(ctx_, Restrided(p, seed))), "");
   });
 }
 
 TEST_P(Contract, BitsDoNotDependOnBatchNeighbours) {
   ForRandomProblems(40, 3000, [&](Problem p, uint64_t) {
     p.options.pattern = {};  // which may be one for each entry
-    p.options.dropout = 0;  // whose counter holds the place in the batch
+    p.options.dropout = 0;   // whose counter holds the place in the batch
     const Result all = RunForward(ctx_, p);
     for (int64_t b = 0; b < SizesOf(p).B; ++b) {
       const Result alone = RunForward(ctx_, OneSequence(p, b));
       EXPECT_EQ(Difference(all.o.view().Slice(0, b, b + 1), alone.o.view()), "");
-      EXPECT_EQ(Difference(all.lse.view().Slice(0, b, b + 1), alone.lse.view()),
-                "");
+      EXPECT_EQ(Difference(all.lse.view().Slice(0, b, b + 1), alone.lse.view()), "");
     }
   });
 }
@@ -151,26 +138,19 @@ TEST_P(Contract, BitsDoNotDependOnOtherHeads) {
     const Result all = RunForward(ctx_, p);
     for (int64_t h = 0; h < s.Hkv; ++h) {
       const Result alone = RunForward(ctx_, OneKeyHead(p, h));
-      EXPECT_EQ(Difference(all.o.view().Slice(2, h * group, (h + 1) * group),
-                           alone.o.view()),
-                "");
-      EXPECT_EQ(Difference(all.lse.view().Slice(1, h * group, (h + 1) * group),
-                           alone.lse.view()),
-                "");
+      EXPECT_EQ(Difference(all.o.view().Slice(2, h * group, (h + 1) * group), alone.o.view()), "");
+      EXPECT_EQ(Difference(all.lse.view().Slice(1, h * group, (h + 1) * group), alone.lse.view()), "");
     }
   });
 }
 
 TEST_P(Contract, GroupedHeadsEqualRepeatedKeyHeads) {
   for (const int64_t group : {2, 4, 8}) {
-    Problem p = MakeProblem(dtype(), {.B = 1, .Tq = 37, .Tk = 150,
-                                      .Hq = 2 * group, .Hkv = 2, .D = 17,
-                                      .Dv = 19});
+    Problem p = MakeProblem(dtype(), {.B = 1, .Tq = 37, .Tk = 150, .Hq = 2 * group, .Hkv = 2, .D = 17, .Dv = 19});
     p.options.causal = true;
     const Result grouped = RunForward(ctx_, p);
     for (ConstTensorView* view : {&p.in.k, &p.in.v}) {
-      const Buffer repeated(dtype(),
-                            {1, view->size(1), 2 * group, view->size(3)});
+      const Buffer repeated(dtype(), {1, view->size(1), 2 * group, view->size(3)});
       for (int64_t j = 0; j < view->size(1); ++j) {
         for (int64_t h = 0; h < 2 * group; ++h) {
           for (int64_t d = 0; d < view->size(3); ++d) {
@@ -188,18 +168,13 @@ TEST_P(Contract, GroupedHeadsEqualRepeatedKeyHeads) {
 TEST_P(Contract, BitsDoNotDependOnPadding) {
   ForRandomProblems(60, 5000, [&](Problem p, uint64_t seed) {
     p.options.pattern = {};  // which counts from key 0
-    p.options.dropout = 0;  // positions move
+    p.options.dropout = 0;   // positions move
     const Sizes s = SizesOf(p);
     const Result plain = RunForward(ctx_, p);
     for (const int64_t left : {int64_t{0}, static_cast<int64_t>(seed % 97)}) {
-      const Result padded = RunForward(
-          ctx_, Padded(p, left, static_cast<int64_t>(seed % 37) + 1));
-      EXPECT_EQ(Difference(plain.o.view(), padded.o.view().Slice(1, 0, s.Tq)),
-                "")
-          << left << " keys before";
-      EXPECT_EQ(
-          Difference(plain.lse.view(), padded.lse.view().Slice(2, 0, s.Tq)), "")
-          << left << " keys before";
+      const Result padded = RunForward(ctx_, Padded(p, left, static_cast<int64_t>(seed % 37) + 1));
+      EXPECT_EQ(Difference(plain.o.view(), padded.o.view().Slice(1, 0, s.Tq)), "") << left << " keys before";
+      EXPECT_EQ(Difference(plain.lse.view(), padded.lse.view().Slice(2, 0, s.Tq)), "") << left << " keys before";
     }
   });
 }
@@ -234,8 +209,7 @@ TEST_P(Contract, BitsDoNotDependOnPacking) {
 
 TEST_P(Contract, BitsDoNotDependOnHowQueriesAreChunked) {
   ForRandomProblems(60, 7000, [&](const Problem& p, uint64_t seed) {
-    if (!p.options.invariant &&
-        !Explain(ctx_, p.in, p.options).invariant) {
+    if (!p.options.invariant && !Explain(ctx_, p.in, p.options).invariant) {
       return;  // another path may serve single rows; agreement is tested
     }
     for (const char* lists : {"keys(", "row_blocks(", "block_mask("}) {
@@ -245,19 +219,16 @@ TEST_P(Contract, BitsDoNotDependOnHowQueriesAreChunked) {
     const int64_t Tq = SizesOf(p).Tq;
     const Result whole = RunForward(ctx_, p);
     for (int64_t begin = 0; begin < Tq;) {
-      const int64_t length =
-          random.Chance(0.3) ? 1 : random.Integer(1, std::max<int64_t>(Tq / 3, 1));
+      const int64_t length = random.Chance(0.3) ? 1 : random.Integer(1, std::max<int64_t>(Tq / 3, 1));
       const int64_t end = std::min(begin + length, Tq);
-      ExpectRows(whole, begin, end,
-                 RunForward(ctx_, SomeQueries(p, begin, end)));
+      ExpectRows(whole, begin, end, RunForward(ctx_, SomeQueries(p, begin, end)));
       begin = end;
     }
   });
 }
 
 TEST_P(Contract, TokenByTokenEqualsTheWhole) {
-  Problem p = MakeProblem(dtype(), {.B = 2, .Tq = 90, .Tk = 600, .Hq = 6,
-                                    .Hkv = 2, .D = 20, .Dv = 12});
+  Problem p = MakeProblem(dtype(), {.B = 2, .Tq = 90, .Tk = 600, .Hq = 6, .Hkv = 2, .D = 20, .Dv = 12});
   p.options.causal = true;
   p.options.invariant = true;
   const Result whole = RunForward(ctx_, p);
@@ -268,8 +239,7 @@ TEST_P(Contract, TokenByTokenEqualsTheWhole) {
 
 // A cache that grows: keys are appended, queries stand at the end.
 TEST_P(Contract, KeysThatCameLaterDoNotChangeEarlierRows) {
-  Problem p = MakeProblem(dtype(), {.B = 1, .Tq = 140, .Tk = 140, .Hq = 2,
-                                    .Hkv = 1, .D = 9, .Dv = 33});
+  Problem p = MakeProblem(dtype(), {.B = 1, .Tq = 140, .Tk = 140, .Hq = 2, .Hkv = 1, .D = 9, .Dv = 33});
   p.options.causal = true;
   p.options.invariant = true;
   const Result whole = RunForward(ctx_, p);
@@ -284,17 +254,14 @@ TEST_P(Contract, KeysThatCameLaterDoNotChangeEarlierRows) {
 }
 
 // Overwrites keys and values of key head `head` that `seen` lacks.
-void PoisonUnseen(const Problem& p, int64_t b, int64_t head,
-                  const std::set<int64_t>& seen, Random& random) {
+void PoisonUnseen(const Problem& p, int64_t b, int64_t head, const std::set<int64_t>& seen, Random& random) {
   for (const ConstTensorView& view : {p.in.k, p.in.v}) {
-    const TensorView writable(const_cast<void*>(view.data()), view.dtype(),
-                              view.sizes(), view.strides());
+    const TensorView writable(const_cast<void*>(view.data()), view.dtype(), view.sizes(), view.strides());
     for (int64_t j = 0; j < view.size(1); ++j) {
       if (seen.count(j) != 0) continue;
       for (int64_t d = 0; d < view.size(3); ++d) {
         const int64_t at[] = {b, j, head, d};
-        SetElement(writable, at,
-                   random.Pick({kNaN, kInfinity, -kInfinity, 3e38, -3e38}));
+        SetElement(writable, at, random.Pick({kNaN, kInfinity, -kInfinity, 3e38, -3e38}));
       }
     }
   }
@@ -306,10 +273,8 @@ TEST_P(Contract, KeysThatNoRowSeesDoNotMatter) {
     const Sizes s = SizesOf(p);
     const Result before = RunForward(ctx_, p);
     std::vector<std::set<int64_t>> seen(static_cast<size_t>(s.B * s.Hkv));
-    ForEachRow(p, [&](int64_t b, int64_t h, int64_t,
-                      const std::vector<int64_t>& keys) {
-      seen[static_cast<size_t>(b * s.Hkv + h / (s.Hq / s.Hkv))].insert(
-          keys.begin(), keys.end());
+    ForEachRow(p, [&](int64_t b, int64_t h, int64_t, const std::vector<int64_t>& keys) {
+      seen[static_cast<size_t>(b * s.Hkv + h / (s.Hq / s.Hkv))].insert(keys.begin(), keys.end());
     });
     Random random(seed, 4);
     for (int64_t b = 0; b < s.B; ++b) {
@@ -333,8 +298,7 @@ TEST_P(Contract, KeysThatARowDoesNotSeeDoNotMatterToIt) {
     const int64_t head = random.Integer(0, s.Hq - 1);
     for (int64_t b = 0; b < s.B; ++b) {
       std::set<int64_t> seen;
-      ForEachRow(p, [&](int64_t sequence, int64_t h, int64_t i,
-                        const std::vector<int64_t>& keys) {
+      ForEachRow(p, [&](int64_t sequence, int64_t h, int64_t i, const std::vector<int64_t>& keys) {
         if (sequence == b && h == head && i == row) {
           seen.insert(keys.begin(), keys.end());
         }
@@ -342,20 +306,15 @@ TEST_P(Contract, KeysThatARowDoesNotSeeDoNotMatterToIt) {
       PoisonUnseen(p, b, head / (s.Hq / s.Hkv), seen, random);
     }
     const Result after = RunForward(ctx_, p);
-    const auto cut = [&](const Result& r) {
-      return r.o.view().Slice(1, row, row + 1).Slice(2, head, head + 1);
-    };
+    const auto cut = [&](const Result& r) { return r.o.view().Slice(1, row, row + 1).Slice(2, head, head + 1); };
     EXPECT_EQ(Difference(cut(before), cut(after)), "") << "row " << row;
-    const auto cut_lse = [&](const Result& r) {
-      return r.lse.view().Slice(2, row, row + 1).Slice(1, head, head + 1);
-    };
+    const auto cut_lse = [&](const Result& r) { return r.lse.view().Slice(2, row, row + 1).Slice(1, head, head + 1); };
     EXPECT_EQ(Difference(cut_lse(before), cut_lse(after)), "");
   });
 }
 
 TEST_P(Contract, EmptyRowsAreExactlyZeroAndMinusInfinity) {
-  Problem p = MakeProblem(dtype(), {.B = 2, .Tq = 70, .Tk = 20, .Hq = 2,
-                                    .Hkv = 1, .D = 5, .Dv = 7});
+  Problem p = MakeProblem(dtype(), {.B = 2, .Tq = 70, .Tk = 20, .Hq = 2, .Hkv = 1, .D = 5, .Dv = 7});
   p.memory[2].FillConstant(-1);  // so that a zero weight would give -0
   p.options.causal = true;       // the first 50 rows see nothing
   p.options.query_lengths = KeepInts(p, {70, 65});
@@ -377,20 +336,17 @@ TEST_P(Contract, EmptyRowsAreExactlyZeroAndMinusInfinity) {
 
 TEST_P(Contract, FullyMaskedRowsAreExactlyZeroAndMinusInfinity) {
   for (const int way : {0, 1, 2, 3, 4}) {
-    Problem p = MakeProblem(dtype(), {.B = 1, .Tq = 5, .Tk = 130, .Hq = 1,
-                                      .Hkv = 1, .D = 3, .Dv = 3});
+    Problem p = MakeProblem(dtype(), {.B = 1, .Tq = 5, .Tk = 130, .Hq = 1, .Hkv = 1, .D = 3, .Dv = 3});
     p.memory[2].FillConstant(-1);
     if (way == 0) {
       p.options.mask = Keep(p, Buffer(DType::kBool, {1, 1}).FillConstant(0));
     } else if (way == 1) {
-      p.options.bias =
-          Keep(p, Buffer(dtype(), {1, 130}).FillConstant(-kInfinity));
+      p.options.bias = Keep(p, Buffer(dtype(), {1, 130}).FillConstant(-kInfinity));
     } else if (way == 2) {
       p.options.key_lengths = KeepInts(p, {0});
     } else if (way == 3) {
       p.options.segments_q = Keep(p, Buffer(DType::kI32, {1, 5}).FillConstant(1));
-      p.options.segments_k =
-          Keep(p, Buffer(DType::kI32, {1, 130}).FillConstant(2));
+      p.options.segments_k = Keep(p, Buffer(DType::kI32, {1, 130}).FillConstant(2));
     } else {
       p.options.window = {0, 0};
       p.options.query_starts = KeepInts(p, {int64_t{1} << 40});
@@ -411,8 +367,7 @@ TEST_P(Contract, ARowOfFiniteMinimumAttendsUniformly) {
   // merging meet it too.
   constexpr int64_t kTk = 700;
   for (const bool times_alibi : {false, true}) {
-    Problem p = MakeProblem(dtype(), {.B = 1, .Tq = 2, .Tk = kTk, .Hq = 1,
-                                      .Hkv = 1, .D = 8, .Dv = 2});
+    Problem p = MakeProblem(dtype(), {.B = 1, .Tq = 2, .Tk = kTk, .Hq = 1, .Hkv = 1, .D = 8, .Dv = 2});
     double lowest = std::numeric_limits<float>::lowest();
     if (dtype() == DType::kF64) lowest = std::numeric_limits<double>::lowest();
     if (dtype() == DType::kBF16) lowest = -0x1.FEp127;
@@ -425,17 +380,16 @@ TEST_P(Contract, ARowOfFiniteMinimumAttendsUniformly) {
     for (int64_t j = 0; j < kTk; ++j) mean += p.memory[2].Get({0, j, 0, 0}) / kTk;
     const Result r = RunForward(ctx_, p);
     const double rounding = dtype() == DType::kBF16 ? 0x1p-7 : 0;
-    EXPECT_NEAR(r.o.Get({0, 0, 0, 0}), mean,
-                (dtype() == DType::kF64 ? 1e-13 : 1e-5) + rounding);
+    EXPECT_NEAR(r.o.Get({0, 0, 0, 0}), mean, (dtype() == DType::kF64 ? 1e-13 : 1e-5) + rounding);
     EXPECT_NEAR(r.lse.Get({0, 0, 0}) / lowest, 1, 1e-6);
     EXPECT_FALSE(std::isnan(r.o.Get({0, 1, 0, 0})));
   }
 }
 
 TEST_P(Contract, EmptySizesAreLegal) {
-  for (const Sizes& s : {Sizes{.B = 0, .Tq = 3, .Tk = 4, .Hq = 2, .Hkv = 1},
-                         Sizes{.B = 2, .Tq = 0, .Tk = 4, .Hq = 2, .Hkv = 1},
-                         Sizes{.B = 2, .Tq = 3, .Tk = 0, .Hq = 2, .Hkv = 1}}) {
+  for (const Sizes& s :
+       {Sizes{.B = 0, .Tq = 3, .Tk = 4, .Hq = 2, .Hkv = 1}, Sizes{.B = 2, .Tq = 0, .Tk = 4, .Hq = 2, .Hkv = 1},
+        Sizes{.B = 2, .Tq = 3, .Tk = 0, .Hq = 2, .Hkv = 1}}) {
     const Problem p = MakeProblem(dtype(), s);
     const Result r = RunForward(ctx_, p);
     if (s.Tk == 0) {
@@ -449,8 +403,7 @@ TEST_P(Contract, EmptySizesAreLegal) {
 }
 
 TEST_P(Contract, StridedOutputsLeaveTheirGapsAlone) {
-  const Problem p = MakeProblem(dtype(), {.B = 2, .Tq = 35, .Tk = 9, .Hq = 3,
-                                          .Hkv = 3, .D = 4, .Dv = 5});
+  const Problem p = MakeProblem(dtype(), {.B = 2, .Tq = 35, .Tk = 9, .Hq = 3, .Hkv = 3, .D = 4, .Dv = 5});
   const int64_t o_strides[] = {35 * 3 * 9, 9, 35 * 9, 1};
   const int64_t lse_strides[] = {1000, 2, 7};
   const Buffer o(dtype(), p.o.sizes, o_strides, Placement::kBeforeGuard, 3);
@@ -467,19 +420,15 @@ TEST_P(Contract, StridedOutputsLeaveTheirGapsAlone) {
 }
 
 TEST_P(Contract, LseIsOptionalAndChangesNoBits) {
-  const Problem p = MakeProblem(dtype(), {.B = 1, .Tq = 21, .Tk = 80, .Hq = 2,
-                                          .Hkv = 1, .D = 12, .Dv = 12});
+  const Problem p = MakeProblem(dtype(), {.B = 1, .Tq = 21, .Tk = 80, .Hq = 2, .Hkv = 1, .D = 12, .Dv = 12});
   Problem without = p;
   without.lse = {};
-  EXPECT_EQ(Difference(RunForward(ctx_, p).o.view(),
-                       RunForward(ctx_, without).o.view()),
-            "");
+  EXPECT_EQ(Difference(RunForward(ctx_, p).o.view(), RunForward(ctx_, without).o.view()), "");
 }
 
 TEST_P(Contract, DropoutIsTheSameInEveryChunkAndKeepsItsRate) {
   constexpr int64_t kT = 400;
-  Problem p = MakeProblem(dtype(), {.B = 1, .Tq = kT, .Tk = kT, .Hq = 2,
-                                    .Hkv = 2, .D = 1, .Dv = kT});
+  Problem p = MakeProblem(dtype(), {.B = 1, .Tq = kT, .Tk = kT, .Hq = 2, .Hkv = 2, .D = 1, .Dv = kT});
   p.memory[0].FillConstant(0);
   p.memory[2].FillConstant(0);
   for (int64_t h = 0; h < 2; ++h) {
@@ -498,8 +447,7 @@ TEST_P(Contract, DropoutIsTheSameInEveryChunkAndKeepsItsRate) {
       }
     }
     const double n = 2.0 * kT * kT;
-    EXPECT_NEAR(kept, n * (1 - dropout),
-                5 * std::sqrt(n * dropout * (1 - dropout)));
+    EXPECT_NEAR(kept, n * (1 - dropout), 5 * std::sqrt(n * dropout * (1 - dropout)));
   }
   p.options.dropout = 0.5;
   const Result first = RunForward(ctx_, p);

@@ -40,58 +40,42 @@ std::vector<MaskCase> MaskCases() {
   cases.push_back({"FullOneRow", 1, 1000, [](Problem&) {}, all, 0});
   // The union over R rows, one position apart, is R - 1 keys longer than what
   // one of them sees, at each end that moves with the position.
-  cases.push_back({"Causal", 700, 700,
-                   [](Problem& p) { p.options.causal = true; },
-                   [](int64_t p, int64_t j) { return j <= p; },
-                   kBlockRows - 1});
-  cases.push_back({"CausalFewerQueries", 70, 900,
-                   [](Problem& p) { p.options.causal = true; },
-                   [](int64_t p, int64_t j) { return j <= p; },
-                   kBlockRows - 1});
-  cases.push_back({"CausalMoreQueries", 900, 70,
-                   [](Problem& p) { p.options.causal = true; },
-                   [](int64_t p, int64_t j) { return j <= p; },
-                   kBlockRows - 1});
+  cases.push_back({"Causal", 700, 700, [](Problem& p) { p.options.causal = true; },
+                   [](int64_t p, int64_t j) { return j <= p; }, kBlockRows - 1});
+  cases.push_back({"CausalFewerQueries", 70, 900, [](Problem& p) { p.options.causal = true; },
+                   [](int64_t p, int64_t j) { return j <= p; }, kBlockRows - 1});
+  cases.push_back({"CausalMoreQueries", 900, 70, [](Problem& p) { p.options.causal = true; },
+                   [](int64_t p, int64_t j) { return j <= p; }, kBlockRows - 1});
   cases.push_back({"CausalTopLeft", 300, 200,
                    [](Problem& p) {
                      p.options.causal = true;
                      p.options.align = Align::kTopLeft;
                    },
-                   [](int64_t p, int64_t j) { return j <= p; },
-                   kBlockRows - 1});
-  cases.push_back({"Window", 1000, 1000,
-                   [](Problem& p) { p.options.window = {100, 30}; },
-                   [](int64_t p, int64_t j) { return j >= p - 100 && j <= p + 30; },
-                   kBlockRows - 1});
+                   [](int64_t p, int64_t j) { return j <= p; }, kBlockRows - 1});
+  cases.push_back({"Window", 1000, 1000, [](Problem& p) { p.options.window = {100, 30}; },
+                   [](int64_t p, int64_t j) { return j >= p - 100 && j <= p + 30; }, kBlockRows - 1});
   cases.push_back({"CausalWindow", 1000, 1000,
                    [](Problem& p) {
                      p.options.causal = true;
                      p.options.window = {50, -1};
                    },
-                   [](int64_t p, int64_t j) { return j >= p - 50 && j <= p; },
-                   kBlockRows - 1});
+                   [](int64_t p, int64_t j) { return j >= p - 50 && j <= p; }, kBlockRows - 1});
   cases.push_back({"WindowAndSinkTokens", 1000, 1000,
                    [](Problem& p) {
                      p.options.causal = true;
                      p.options.window = {60, 0};
                      p.options.sink_tokens = 4;
                    },
-                   [](int64_t p, int64_t j) {
-                     return j <= p && (j >= p - 60 || j < 4);
-                   },
-                   kBlockRows - 1});
+                   [](int64_t p, int64_t j) { return j <= p && (j >= p - 60 || j < 4); }, kBlockRows - 1});
   // Rows of two chunks may share a block, which then visits both.
-  cases.push_back({"Chunks", 600, 600,
-                   [](Problem& p) { p.options.chunk = 96; },
-                   [](int64_t p, int64_t j) { return p / 96 == j / 96; },
-                   96});
+  cases.push_back({"Chunks", 600, 600, [](Problem& p) { p.options.chunk = 96; },
+                   [](int64_t p, int64_t j) { return p / 96 == j / 96; }, 96});
   cases.push_back({"CausalChunks", 600, 600,
                    [](Problem& p) {
                      p.options.causal = true;
                      p.options.chunk = 200;
                    },
-                   [](int64_t p, int64_t j) { return j <= p && p / 200 == j / 200; },
-                   200});
+                   [](int64_t p, int64_t j) { return j <= p && p / 200 == j / 200; }, 200});
   cases.push_back({"Lengths", 200, 600,
                    [](Problem& p) {
                      p.options.key_lengths = KeepInts(p, {333, 333});
@@ -103,8 +87,7 @@ std::vector<MaskCase> MaskCases() {
                      p.options.causal = true;
                      p.options.prefix = KeepInts(p, {100, 100});
                    },
-                   [](int64_t p, int64_t j) { return j <= p || j < 100; },
-                   kBlockRows - 1});
+                   [](int64_t p, int64_t j) { return j <= p || j < 100; }, kBlockRows - 1});
   return cases;
 }
 
@@ -118,8 +101,7 @@ TEST_P(Cost, VisitedPairsAreThoseKeptAndTheEdgesOfBlocks) {
   constexpr int64_t kB = 2, kHeads = 4, kD = 24, kDv = 40;
   double kept = 0, rows = 0, sinks = 0;
   for (int64_t i = 0; i < c.Tq; ++i) {
-    const int64_t position =
-        (c.name == "CausalTopLeft" ? 0 : c.Tk - c.Tq) + i;
+    const int64_t position = (c.name == "CausalTopLeft" ? 0 : c.Tk - c.Tq) + i;
     for (int64_t j = 0; j < c.Tk; ++j) kept += c.keep(position, j);
   }
   kept *= kB * kHeads;
@@ -131,9 +113,7 @@ TEST_P(Cost, VisitedPairsAreThoseKeptAndTheEdgesOfBlocks) {
     for (const std::string& target : AvailableTargets(dtype)) {
       Context ctx(1);
       ctx.set_isa(target);
-      Problem p = MakeProblem(dtype, {.B = kB, .Tq = c.Tq, .Tk = c.Tk,
-                                      .Hq = kHeads, .Hkv = 2, .D = kD,
-                                      .Dv = kDv});
+      Problem p = MakeProblem(dtype, {.B = kB, .Tq = c.Tq, .Tk = c.Tk, .Hq = kHeads, .Hkv = 2, .D = kD, .Dv = kDv});
       c.set(p);
       const Explanation e = Explain(ctx, p.in, p.options);
       EXPECT_EQ(e.flops, 2 * (kD + kDv) * kept);
@@ -155,8 +135,7 @@ TEST(CostTest, MaskedTilesAreNotVisited) {
   // The mask keeps the keys of one tile for the first half of the rows, and
   // segments a quarter of them.
   Context ctx(1);
-  Problem p = MakeProblem(DType::kF32, {.B = 1, .Tq = 256, .Tk = 1024, .Hq = 1,
-                                        .Hkv = 1, .D = 8, .Dv = 8});
+  Problem p = MakeProblem(DType::kF32, {.B = 1, .Tq = 256, .Tk = 1024, .Hq = 1, .Hkv = 1, .D = 8, .Dv = 8});
   const Buffer mask(DType::kBool, {256, 1024});
   mask.FillConstant(0);
   for (int64_t i = 0; i < 128; ++i) {
@@ -203,15 +182,12 @@ TEST(CostTest, RandomProblemsKeepTheFlopsOfTheirPairs) {
     p.options.alibi = {};
     p.options.log_decay = {};  // nor are theirs
     p.options.scale = 1;
-    ForEachRow(p, [&](int64_t, int64_t, int64_t,
-                      const std::vector<int64_t>& keys) {
+    ForEachRow(p, [&](int64_t, int64_t, int64_t, const std::vector<int64_t>& keys) {
       kept += static_cast<double>(keys.size());
     });
     const Explanation e = Explain(ctx, p.in, p.options);
     const int last = p.in.q.rank() - 1;
-    EXPECT_EQ(e.flops, 2 * static_cast<double>(p.in.q.size(last) +
-                                               p.in.v.size(last)) * kept)
-        << Title(p);
+    EXPECT_EQ(e.flops, 2 * static_cast<double>(p.in.q.size(last) + p.in.v.size(last)) * kept) << Title(p);
     EXPECT_GE(e.visited_pairs, kept) << Title(p);
   }
 }
@@ -233,8 +209,7 @@ TEST(CostTest, ExplainNeedsShapesAlone) {
 // leaves room for a busy machine.
 TEST(CostTest, AWindowCostsWhatAWindowContains) {
   Context ctx(1);
-  Problem p = MakeProblem(DType::kF32, {.B = 1, .Tq = 8192, .Tk = 8192, .Hq = 1,
-                                        .Hkv = 1, .D = 32, .Dv = 32});
+  Problem p = MakeProblem(DType::kF32, {.B = 1, .Tq = 8192, .Tk = 8192, .Hq = 1, .Hkv = 1, .D = 32, .Dv = 32});
   const auto seconds = [&] {
     double best = 1e9;
     for (int i = 0; i < 3; ++i) {
@@ -253,8 +228,11 @@ TEST(CostTest, AWindowCostsWhatAWindowContains) {
 TEST(CostTest, CasesOfScansCountOperationsAsTheirFormulasSay) {
   const Sizes sizes = {2, 100, 100, 3, 3, 40, 40};
   constexpr double kElements = 2 * 100 * 3 * 40;
-  for (const auto& [name, each] : {std::pair{"selective_scan", 7.0 * 16}, {"s4d", 8.0 * 32}, {"h3", 8.0 * 32 * 8},
-                                   {"rg_lru", 30.0}, {"hgrn", 2.0}}) {
+  for (const auto& [name, each] : {std::pair{"selective_scan", 7.0 * 16},
+                                   {"s4d", 8.0 * 32},
+                                   {"h3", 8.0 * 32 * 8},
+                                   {"rg_lru", 30.0},
+                                   {"hgrn", 2.0}}) {
     const auto flops = [&](const char* pass) {
       return FindOp(name).make_case(CaseRequest{sizes, DType::kF32, 1, pass, ""}).flops;
     };

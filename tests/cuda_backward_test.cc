@@ -1,5 +1,5 @@
-// Attention backward on devices: gradients agree with the reference, have the same bits whatever the order of threads, and are
-// refused where there are none.
+// Attention backward on devices: gradients agree with the reference, have the same bits whatever the order of threads,
+// and are refused where there are none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,26 +24,34 @@ class CudaBackwardTest : public CudaTest {};
 class CudaBackwardTestOfF32 : public CudaBackwardTest {
  protected:
   void AgreesOnRandomProblems(DType dtype) {
-    AgreesOnSeeds(std::string(Name(dtype)) + " gradients", dtype == DType::kF32 ? SeedsOf(15, 3) : SeedsOf(60, 5), [&](uint64_t seed) {
-      Problem p = RandomProblem(dtype, seed);
-      const int64_t channels = std::max(p.in.q.sizes().back(), p.in.v.sizes().back());
-      if (dtype == DType::kF32 && channels > 128) return Comparison();
-      attention::DescribeGradients(p, seed);
-      return CompareGradients(p, Gradients(p));
-    });
+    AgreesOnSeeds(std::string(Name(dtype)) + " gradients", dtype == DType::kF32 ? SeedsOf(15, 3) : SeedsOf(60, 5),
+                  [&](uint64_t seed) {
+                    Problem p = RandomProblem(dtype, seed);
+                    const int64_t channels = std::max(p.in.q.sizes().back(), p.in.v.sizes().back());
+                    if (dtype == DType::kF32 && channels > 128) return Comparison();
+                    attention::DescribeGradients(p, seed);
+                    return CompareGradients(p, Gradients(p));
+                  });
   }
 };
 
 class CudaBackwardTestOf16Bits : public CudaBackwardTestOfF32 {};
 
-TEST_P(CudaBackwardTestOf16Bits, GradientsOfRandomProblemsOfBF16AgreeWithTheReference) { AgreesOnRandomProblems(DType::kBF16); }
-TEST_P(CudaBackwardTestOf16Bits, GradientsOfRandomProblemsOfF16AgreeWithTheReference) { AgreesOnRandomProblems(DType::kF16); }
-TEST_P(CudaBackwardTestOfF32, GradientsOfRandomProblemsOfF32AgreeWithTheReference) { AgreesOnRandomProblems(DType::kF32); }
+TEST_P(CudaBackwardTestOf16Bits, GradientsOfRandomProblemsOfBF16AgreeWithTheReference) {
+  AgreesOnRandomProblems(DType::kBF16);
+}
+TEST_P(CudaBackwardTestOf16Bits, GradientsOfRandomProblemsOfF16AgreeWithTheReference) {
+  AgreesOnRandomProblems(DType::kF16);
+}
+TEST_P(CudaBackwardTestOfF32, GradientsOfRandomProblemsOfF32AgreeWithTheReference) {
+  AgreesOnRandomProblems(DType::kF32);
+}
 
 TEST_P(CudaBackwardTest, GradientsAgreeWithTheReferenceAtAwkwardSizes) {
-  constexpr Sizes kGradientSizes[] = {{1, 1, 1, 1, 1, 1, 1},       {2, 70, 90, 2, 1, 64, 64}, {1, 66, 65, 2, 1, 128, 128},
-                                      {1, 64, 128, 1, 1, 80, 40},  {1, 3, 140, 4, 2, 33, 7},  {1, 20, 0, 1, 1, 16, 16},
-                                      {1, 70, 66, 1, 1, 192, 128}, {1, 0, 20, 1, 1, 16, 16},    {0, 5, 5, 1, 1, 16, 16},    {35, 2, 9, 2, 2, 16, 16}};
+  constexpr Sizes kGradientSizes[] = {
+      {1, 1, 1, 1, 1, 1, 1},    {2, 70, 90, 2, 1, 64, 64}, {1, 66, 65, 2, 1, 128, 128}, {1, 64, 128, 1, 1, 80, 40},
+      {1, 3, 140, 4, 2, 33, 7}, {1, 20, 0, 1, 1, 16, 16},  {1, 70, 66, 1, 1, 192, 128}, {1, 0, 20, 1, 1, 16, 16},
+      {0, 5, 5, 1, 1, 16, 16},  {35, 2, 9, 2, 2, 16, 16}};
   std::vector<Options> all = MasksAndCap();
   all.emplace_back().dropout = 0.3;
   for (const Sizes& sizes : kGradientSizes) {
@@ -100,7 +108,8 @@ TEST_P(CudaBackwardTest, GradientsOfPairsThatAreSeenAlone) {
   }
 }
 
-// What arrives is infinite in one element, where all pairs are seen: so are the gradients that it reaches, and no others.
+// What arrives is infinite in one element, where all pairs are seen: so are the gradients that it reaches, and no
+// others.
 TEST_P(CudaBackwardTest, InfiniteGradientsOfF32AreWhatTheReferenceSays) {
   for (const bool of_lse : {false, true}) {
     Problem p = Plain(DType::kF32, {1, 64, 128, 1, 1, 64, 40}, 9);
@@ -125,8 +134,8 @@ TEST_P(CudaBackwardTest, GradientsOfManyChannelsOfF32AreRefused) {
   Problem p = Plain(DType::kF32, {1, 4, 4, 1, 1, 129, 16}, 1);
   attention::DescribeGradients(p, 1);
   const Buffer lse(DType::kF32, {1, 1, 4}), host_dv(DType::kF32, {1, 4, 1, 16});
-  const DeviceTensor q(device, p.in.q), k(device, p.in.k), v(device, p.in.v), d_o(device, p.d_o), device_lse(device, lse.view()),
-      dv(device, host_dv.view());
+  const DeviceTensor q(device, p.in.q), k(device, p.in.k), v(device, p.in.v), d_o(device, p.d_o),
+      device_lse(device, lse.view()), dv(device, host_dv.view());
   attention::Gradients out;
   out.dv = dv.view();
   const std::string what = Refusal<Unsupported>([&] {
@@ -141,18 +150,21 @@ TEST_P(CudaBackwardTest, GradientsOfNumbersOnTheCpuAreRefused) {
   const TestDevice& device = *GetParam();
   Problem p = Plain(DType::kBF16, {1, 4, 4, 1, 1, 16, 16}, 1);
   attention::DescribeGradients(p, 1);
-  const Buffer lse(DType::kF32, {1, 1, 4}), numbers(DType::kF32, {1}), gradient(DType::kF32, {1}), host_dq(DType::kBF16, {1, 4, 1, 16});
+  const Buffer lse(DType::kF32, {1, 1, 4}), numbers(DType::kF32, {1}), gradient(DType::kF32, {1}),
+      host_dq(DType::kBF16, {1, 4, 1, 16});
   numbers.FillConstant(0.5);
   const DeviceTensor q(device, p.in.q), k(device, p.in.k), v(device, p.in.v), d_o(device, p.d_o), o(device, p.d_o),
       device_lse(device, lse.view()), dq(device, host_dq.view());
-  for (const auto& [option, asked] : {std::pair{&Options::sinks, &attention::Gradients::dsinks}, {&Options::alibi, &attention::Gradients::dalibi}}) {
+  for (const auto& [option, asked] :
+       {std::pair{&Options::sinks, &attention::Gradients::dsinks}, {&Options::alibi, &attention::Gradients::dalibi}}) {
     Options options;
     options.*option = numbers.view();
     attention::Gradients out;
     out.dq = dq.view();
     out.*asked = gradient.view();
     const std::string what = Refusal<Unsupported>([&] {
-      attention::Backward(ctx_, {q.view(), k.view(), v.view(), o.view(), device_lse.view(), d_o.view(), {}}, options, out);
+      attention::Backward(ctx_, {q.view(), k.view(), v.view(), o.view(), device_lse.view(), d_o.view(), {}}, options,
+                          out);
     });
     EXPECT_THAT(what, HasSubstr("softmax_cuda has gradients of sinks and slopes that are on the device"));
     dq.Download(host_dq.view());
@@ -191,7 +203,8 @@ TEST_P(CudaBiasGradientTest, AGradientOfABiasIsTheSumOverWhatItRepeats) {
     ASSERT_TRUE(result.ok) << repeats << ": " << result.message;
   }
   Problem many = Plain(DType::kBF16, {35, 2, 9, 2, 2, 16, 16}, 7);
-  many.options.bias = many.memory.emplace_back(DType::kF64, std::initializer_list<int64_t>{2, 2, 9}).FillNormal(3).view();
+  many.options.bias =
+      many.memory.emplace_back(DType::kF64, std::initializer_list<int64_t>{2, 2, 9}).FillNormal(3).view();
   attention::DescribeGradients(many, 5);
   const Comparison result = CompareGradients(many, Gradients(many));
   ASSERT_TRUE(result.ok) << result.message;

@@ -103,9 +103,11 @@ class CudaDecodeTest : public CudaTest {
     const ConstTensorView o = some.o.view();
     for (int64_t i = 0; i < o.size(1); ++i) {
       for (int64_t h = 0; h < o.size(2); ++h) {
-        ASSERT_EQ(some.lse.Get({0, h, i}), all.lse.Get({b, head + h, begin + i})) << b << " " << begin + i << " " << head + h;
+        ASSERT_EQ(some.lse.Get({0, h, i}), all.lse.Get({b, head + h, begin + i}))
+            << b << " " << begin + i << " " << head + h;
         for (int64_t e = 0; e < o.size(3); ++e) {
-          ASSERT_EQ(some.o.Get({0, i, h, e}), all.o.Get({b, begin + i, head + h, e})) << b << " " << begin + i << " " << head + h;
+          ASSERT_EQ(some.o.Get({0, i, h, e}), all.o.Get({b, begin + i, head + h, e}))
+              << b << " " << begin + i << " " << head + h;
         }
       }
     }
@@ -124,7 +126,8 @@ TEST_P(CudaDecodeTest, AgreesWithTheReferenceAtBordersOfSegments) {
   std::vector<Options> all = MasksAndCap();
   all.emplace_back().window = {600, 0};
   all.back().sink_tokens = 5;
-  for (const auto& [Tq, group, D, Dv] : {std::tuple{1, 8, 64, 64}, {4, 8, 128, 128}, {40, 1, 80, 40}, {3, 2, 256, 192}}) {
+  for (const auto& [Tq, group, D, Dv] :
+       {std::tuple{1, 8, 64, 64}, {4, 8, 128, 128}, {40, 1, 80, 40}, {3, 2, 256, 192}}) {
     for (const int64_t keys : {511, 512, 513, 1024, 1025}) {
       if (LeavesOut(4)) continue;
       const Options& options = all[static_cast<size_t>(keys + Tq) % all.size()];
@@ -142,16 +145,20 @@ class CudaManyAndFewRowsTest : public CudaDecodeTest {};
 
 // Blocks of many rows that walk over all keys, those that leave parts, and blocks of few rows.
 TEST_P(CudaManyAndFewRowsTest, ARowHasTheSameBitsInEveryCall) {
-  for (const auto& [dtype, D, Dv, general] : {std::tuple{DType::kBF16, 64, 64, false}, {DType::kF16, 128, 128, false},
-                                              {DType::kBF16, 130, 100, true}, {DType::kF16, 64, 40, true},
-                                              {DType::kF32, 40, 64, true}, {DType::kF32, 128, 128, false}}) {
+  for (const auto& [dtype, D, Dv, general] : {std::tuple{DType::kBF16, 64, 64, false},
+                                              {DType::kF16, 128, 128, false},
+                                              {DType::kBF16, 130, 100, true},
+                                              {DType::kF16, 64, 40, true},
+                                              {DType::kF32, 40, 64, true},
+                                              {DType::kF32, 128, 128, false}}) {
     if (IsRepeated(dtype, D) || LeavesOut(4)) continue;
     const bool f32 = dtype == DType::kF32;
     Problem all = Plain(dtype, {2, 100, f32 ? 560 : 1500, f32 ? 2 : 4, f32 ? 1 : 2, D, Dv}, 5);
     all.options.causal = true;
     if (general) {
       all.options.softcap = 3;
-      all.options.alibi = all.memory.emplace_back(DType::kF32, std::initializer_list<int64_t>{2}).FillConstant(0.002).view();
+      all.options.alibi =
+          all.memory.emplace_back(DType::kF32, std::initializer_list<int64_t>{2}).FillConstant(0.002).view();
       all.in.q = all.in.q.Slice(2, 0, 2);
       all.in.k = all.in.k.Slice(2, 0, 1);
       all.in.v = all.in.v.Slice(2, 0, 1);
@@ -300,8 +307,8 @@ struct PagedProblem {
   bool heads_first;
 
   // Sequence b has the first lengths[b] keys of p's, or, of packed ones, those between two borders.
-  PagedProblem(const Problem& p, const std::vector<int64_t>& firsts, const std::vector<int64_t>& lengths, int64_t tokens,
-               bool with_heads_first, uint64_t seed, int gap = 0, int k_shift = 0, int v_shift = 0)
+  PagedProblem(const Problem& p, const std::vector<int64_t>& firsts, const std::vector<int64_t>& lengths,
+               int64_t tokens, bool with_heads_first, uint64_t seed, int gap = 0, int k_shift = 0, int v_shift = 0)
       : heads_first(with_heads_first) {
     Random random(seed, /*stream=*/5);
     for (const int64_t length : lengths) {
@@ -332,8 +339,9 @@ struct PagedProblem {
             for (int64_t e = 0; e < from.size(3); ++e) {
               const std::vector<int64_t> at = heads_first ? std::vector<int64_t>{number, h, in_page, e}
                                                           : std::vector<int64_t>{number, in_page, h, e};
-              SetElement(to->view(), at,
-                         GetElement(from, std::vector<int64_t>{packed ? 0 : static_cast<int64_t>(b), firsts[b] + t, h, e}));
+              SetElement(
+                  to->view(), at,
+                  GetElement(from, std::vector<int64_t>{packed ? 0 : static_cast<int64_t>(b), firsts[b] + t, h, e}));
             }
           }
         }
@@ -369,7 +377,8 @@ class CudaPagesTest : public CudaDecodeTest {
 
 TEST_P(CudaPagesTest, RowsHaveTheBitsOfForward) {
   uint64_t seed = 1;
-  for (const auto& [queries, group, D, Dv] : {std::tuple{1, 8, 64, 64}, {5, 2, 128, 128}, {60, 2, 64, 40}, {2, 1, 200, 256}}) {
+  for (const auto& [queries, group, D, Dv] :
+       {std::tuple{1, 8, 64, 64}, {5, 2, 128, 128}, {60, 2, 64, 40}, {2, 1, 200, 256}}) {
     if (IsRepeated(DType::kBF16, D, queries * group)) continue;
     for (const int64_t tokens : {1, 16, 48, 100, 2000}) {
       if (LeavesOut(9)) continue;
@@ -415,7 +424,8 @@ TEST_P(CudaPagesTest, MoreSequencesThanALaunchAndMoreOptions) {
   Problem p = Plain(DType::kF16, {35, 2, 90, 2, 1, 16, 16}, 3);
   std::vector<int64_t> lengths, firsts(35, 0);
   for (int64_t b = 0; b < 35; ++b) lengths.push_back(90 - 2 * b);
-  const Buffer bias(DType::kF16, {35, 2, 2, 90}), mask(DType::kBool, {2, 90}), slopes(DType::kF32, {2}), sinks(DType::kF32, {2});
+  const Buffer bias(DType::kF16, {35, 2, 2, 90}), mask(DType::kBool, {2, 90}), slopes(DType::kF32, {2}),
+      sinks(DType::kF32, {2});
   bias.FillNormal(5);
   slopes.FillConstant(0.1);
   sinks.FillConstant(0.5);
@@ -502,7 +512,8 @@ TEST_P(CudaPagesTest, WhatItDoesNotTakeIsSaid) {
               HasSubstr("last_page_len[0] is 17, expected 1 to 16"));
   EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) { t.k_pool = pages.k_pool.view(); }),
               HasSubstr("k_pool is on the CPU, expected cuda:0"));
-  EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) { t.indices = k.view(); }), HasSubstr("indices has dtype bf16, expected i32 or i64"));
+  EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) { t.indices = k.view(); }),
+              HasSubstr("indices has dtype bf16, expected i32 or i64"));
   EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) {
                 t.indptr = ConstTensorView(t.indptr.data(), DType::kI64, {3}, {DeviceType::kCuda, 0});
               }),
@@ -517,14 +528,16 @@ TEST_P(CudaPagesTest, WhatItDoesNotTakeIsSaid) {
               HasSubstr("k_pool has shape [8,16,1,8], expected [pages,tokens,1,16]"));
   EXPECT_THAT(refusal([&](P&, T&, O& options, Q&) { options.dropout = 0.5; }), HasSubstr("dropout is 0.5, expected 0"));
   const int64_t counts[] = {1, 2};
-  EXPECT_THAT(refusal([&](P&, T&, O& options, Q&) { options.query_lengths = ConstTensorView(counts, DType::kI64, {2}); }),
-              HasSubstr("query_lengths contains 2, expected 0 to 1"));
+  EXPECT_THAT(
+      refusal([&](P&, T&, O& options, Q&) { options.query_lengths = ConstTensorView(counts, DType::kI64, {2}); }),
+      HasSubstr("query_lengths contains 2, expected 0 to 1"));
   EXPECT_THAT(refusal([&](P&, T&, O& options, Q&) { options.key_lengths = ConstTensorView(counts, DType::kI64, {2}); }),
               HasSubstr("key_lengths is given, expected none"));
   EXPECT_THAT(refusal([&](P&, T&, O&, Q& queries) { queries = p.in.q; }), HasSubstr("is on cuda:0, expected the CPU"));
   const KVCache::BlockTables tables = pages.Tables(k.view(), v.view());
   for (const auto& [name, pool] : {std::pair{"k_pool", &k}, {"v_pool", &v}}) {
-    const TensorView inside(static_cast<uint16_t*>(pool->view().data()) + 16, DType::kBF16, p.o.sizes, {DeviceType::kCuda, 0});
+    const TensorView inside(static_cast<uint16_t*>(pool->view().data()) + 16, DType::kBF16, p.o.sizes,
+                            {DeviceType::kCuda, 0});
     try {
       attention::AttendPages(ctx_, tables, q.view(), {}, {inside, {}});
       ADD_FAILURE() << "nothing is thrown";

@@ -1,4 +1,5 @@
-// Patterns and segments of attention on devices: what rows keep is what the reference keeps, whoever shares their blocks.
+// Patterns and segments of attention on devices: what rows keep is what the reference keeps, whoever shares their
+// blocks.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -31,8 +32,9 @@ constexpr Sizes kSizes[] = {
 TEST_P(CudaPatternTest, PatternsAgreeWithTheReference) {
   using namespace patterns;  // NOLINT
   const int64_t tokens[] = {0, 77, 150};
-  const Pattern all[] = {SlidingWindow(20, 3), Strided(7),  Dilated(100, 4), GlobalTokens(ConstTensorView(tokens, DType::kI64, {3})),
-                         BigBird(64, 1),       BigBird(16), Streaming(4, 30), Strided(64) | SlidingWindow(9)};
+  const Pattern all[] = {
+      SlidingWindow(20, 3), Strided(7),  Dilated(100, 4),  GlobalTokens(ConstTensorView(tokens, DType::kI64, {3})),
+      BigBird(64, 1),       BigBird(16), Streaming(4, 30), Strided(64) | SlidingWindow(9)};
   int i = 0;
   for (const Pattern& pattern : all) {
     for (const Sizes& sizes : {kSizes[i % 4], kSizes[(i + 1) % 4]}) {
@@ -51,7 +53,8 @@ TEST_P(CudaPatternTest, HeadsHaveTheirPatterns) {
     if (LeavesOut(2)) continue;
     Problem p = Plain(DType::kBF16, sizes, 7);
     std::vector<Pattern> heads;
-    for (int64_t h = 0; h < sizes.Hq; ++h) heads.push_back(h % 2 == 0 ? patterns::SlidingWindow(10 + h) : patterns::Strided(3 + h));
+    for (int64_t h = 0; h < sizes.Hq; ++h)
+      heads.push_back(h % 2 == 0 ? patterns::SlidingWindow(10 + h) : patterns::Strided(3 + h));
     p.options.pattern = patterns::PerHead(heads);
     p.options.causal = true;
     Agrees(p, "by head");
@@ -66,7 +69,8 @@ TEST_P(CudaPatternTest, KeysMayBeginInATile) {
     for (int64_t j = 0; j < 16; ++j) keep.Set({i, j}, (i + j) % 2);
   }
   for (const Sizes& sizes : kSizes) {
-    for (const Pattern& pattern : {patterns::SlidingWindow(70) | patterns::Strided(64), patterns::Blocks(keep.view())}) {
+    for (const Pattern& pattern :
+         {patterns::SlidingWindow(70) | patterns::Strided(64), patterns::Blocks(keep.view())}) {
       if (LeavesOut(3)) continue;
       Problem p = Plain(DType::kBF16, sizes, 7);
       const std::vector<int64_t> starts = {37, 5};
@@ -99,7 +103,8 @@ TEST_P(CudaPatternTest, SegmentsAgreeWithTheReference) {
       Problem p = Plain(DType::kBF16, sizes, 7);
       std::vector<int32_t> q, k;
       for (int64_t b = 0; b < sizes.B; ++b) {
-        for (int64_t i = 0; i < sizes.Tq; ++i) q.push_back(static_cast<int32_t>((i + sizes.Tk - sizes.Tq) / 70 - (i % 50 == 3 ? 9 : 0)));
+        for (int64_t i = 0; i < sizes.Tq; ++i)
+          q.push_back(static_cast<int32_t>((i + sizes.Tk - sizes.Tq) / 70 - (i % 50 == 3 ? 9 : 0)));
         for (int64_t j = 0; j < sizes.Tk; ++j) k.push_back(static_cast<int32_t>((j + b) / 70 - (j % 45 == 7 ? 9 : 0)));
       }
       p.options.segments_q = ConstTensorView(q.data(), DType::kI32, {sizes.B, sizes.Tq});
@@ -140,7 +145,8 @@ TEST_P(CudaPatternTest, ARowsBitsAreItsOwn) {
     for (int64_t i = begin; i < end; ++i) {
       for (int64_t h = 0; h < 4; ++h) {
         EXPECT_EQ(results.lse.Get({0, h, i - begin}), expected.lse.Get({0, h, i})) << i << " " << h;
-        for (int64_t e = 0; e < 64; ++e) ASSERT_EQ(results.o.Get({0, i - begin, h, e}), expected.o.Get({0, i, h, e})) << i << " " << h;
+        for (int64_t e = 0; e < 64; ++e)
+          ASSERT_EQ(results.o.Get({0, i - begin, h, e}), expected.o.Get({0, i, h, e})) << i << " " << h;
       }
     }
   }
@@ -151,7 +157,8 @@ TEST_P(CudaPatternTest, ExplainCountsWhatIsKept) {
   p.options.pattern = patterns::SlidingWindow(0);
   const Buffer mask(DType::kBool, {128, 128});
   mask.FillConstant(1);
-  const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), p.in.k), v(*GetParam(), p.in.v), device_mask(*GetParam(), mask.view());
+  const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), p.in.k), v(*GetParam(), p.in.v),
+      device_mask(*GetParam(), mask.view());
   Options options = p.options;
   options.mask = device_mask.view();
   const attention::Explanation e = attention::Explain(ctx_, {q.view(), k.view(), v.view()}, options);

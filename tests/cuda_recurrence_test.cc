@@ -1,4 +1,5 @@
-// Recurrences on devices: kernels of GPUs agree with the references, keep a token's bits and refuse what they cannot do.
+// Recurrences on devices: kernels of GPUs agree with the references, keep a token's bits and refuse what they cannot
+// do.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -47,11 +48,15 @@ recurrent::Mechanism LinearAttention(linear_attention::FeatureMap map, const std
 const std::vector<recurrent::Mechanism>& Mechanisms() {
   static const std::vector<recurrent::Mechanism> mechanisms = [] {
     using enum linear_attention::FeatureMap;
-    std::vector<recurrent::Mechanism> list = {
-        LinearAttention(kIdentity, "identity", false), LinearAttention(kElu1, "elu1", false), LinearAttention(kElu1, "elu1", true),
-        LinearAttention(kRelu, "relu", false), LinearAttention(kReluSquared, "relu_sq", false),
-        LinearAttention(kExp, "exp", false), LinearAttention(kExp, "exp", true),
-        LinearAttention(kIdentity, "identity", false, false), LinearAttention(kElu1, "elu1", true, false)};
+    std::vector<recurrent::Mechanism> list = {LinearAttention(kIdentity, "identity", false),
+                                              LinearAttention(kElu1, "elu1", false),
+                                              LinearAttention(kElu1, "elu1", true),
+                                              LinearAttention(kRelu, "relu", false),
+                                              LinearAttention(kReluSquared, "relu_sq", false),
+                                              LinearAttention(kExp, "exp", false),
+                                              LinearAttention(kExp, "exp", true),
+                                              LinearAttention(kIdentity, "identity", false, false),
+                                              LinearAttention(kElu1, "elu1", true, false)};
     for (const char* name : {"simple_gla", "retention", "lightning", "delta_rule", "gated_delta_rule", "comba", "gla",
                              "hgrn2", "kda", "rwkv5", "rwkv6", "delta_product", "rwkv7", "mlstm", "gdn2"}) {
       list.push_back(*FindOp(name).recurrent);
@@ -120,10 +125,9 @@ TEST_P(CudaRecurrenceTest, BlocksMayEndBetweenTheWritesOfAToken) {
 }
 
 TEST_P(CudaRecurrenceTest, SizesAndVariantsAgreeWithTheReference) {
-  constexpr Sizes kSizes[] = {
-      // B, Tq, Tk, Hq, Hkv, D, Dv
-      {1, 70, 70, 1, 1, 33, 24}, {1, 17, 17, 1, 1, 64, 64}, {1, 34, 34, 1, 1, 128, 70}, {1, 20, 20, 2, 1, 200, 24},
-      {1, 20, 20, 2, 1, 24, 140}, {1, 0, 0, 1, 1, 9, 10}};
+  constexpr Sizes kSizes[] = {// B, Tq, Tk, Hq, Hkv, D, Dv
+                              {1, 70, 70, 1, 1, 33, 24},  {1, 17, 17, 1, 1, 64, 64},  {1, 34, 34, 1, 1, 128, 70},
+                              {1, 20, 20, 2, 1, 200, 24}, {1, 20, 20, 2, 1, 24, 140}, {1, 0, 0, 1, 1, 9, 10}};
   for (const recurrent::Mechanism& m : Mechanisms()) {
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
     for (const DType dtype : {DType::kBF16, DType::kF32}) {
@@ -188,8 +192,9 @@ TEST_P(CudaRecurrenceTest, BitsDoNotDependOnSegments) {
 }
 
 TEST_P(CudaRecurrenceTest, BitsOfGradientsDoNotDependOnSegments) {
-  const std::pair<const char*, int> problems[] = {{"simple_gla", 590}, {"gla", 590}, {"simple_gla", 512}, {"gated_delta_rule", 590},
-                                                  {"rwkv6", 590}, {"delta_product", 230}, {"rwkv7", 230}, {"mlstm", 300}};
+  const std::pair<const char*, int> problems[] = {
+      {"simple_gla", 590}, {"gla", 590},           {"simple_gla", 512}, {"gated_delta_rule", 590},
+      {"rwkv6", 590},      {"delta_product", 230}, {"rwkv7", 230},      {"mlstm", 300}};
   for (const auto& [name, T] : problems) {
     if (LeavesOut(3)) continue;
     const recurrent::Mechanism& m = *FindOp(name).recurrent;
@@ -292,25 +297,29 @@ struct GatedProblem {
   static constexpr int64_t kSize = 3;
 
   explicit GatedProblem(int64_t T)
-      : q(DType::kF32, {1, T, 1, kSize}), k(DType::kF32, {1, T, 1, kSize}), v(DType::kF32, {1, T, 1, kSize}), i(DType::kF32, {1, T, 1}),
-        f(DType::kF32, {1, T, 1}) {
+      : q(DType::kF32, {1, T, 1, kSize}), k(DType::kF32, {1, T, 1, kSize}), v(DType::kF32, {1, T, 1, kSize}),
+        i(DType::kF32, {1, T, 1}), f(DType::kF32, {1, T, 1}) {
     uint64_t seed = 1;
     for (const Buffer* buffer : {&q, &k, &v, &i, &f}) buffer->FillNormal(++seed);
   }
   struct Results {
     explicit Results(int64_t T)
-        : o(DType::kF32, {1, T, 1, kSize}), S(DType::kF32, {1, 1, kSize, kSize}), z(DType::kF32, {1, 1, kSize}), m(DType::kF32, {1, 1}) {}
+        : o(DType::kF32, {1, T, 1, kSize}), S(DType::kF32, {1, 1, kSize, kSize}), z(DType::kF32, {1, 1, kSize}),
+          m(DType::kF32, {1, 1}) {}
     Buffer o, S, z, m;
   };
   // Of tokens [begin, end), after these or none.
-  Results Run(Context& ctx, const TestDevice& device, int64_t begin, int64_t end, const Results* before = nullptr) const {
+  Results Run(Context& ctx, const TestDevice& device, int64_t begin, int64_t end,
+              const Results* before = nullptr) const {
     Results results(end - begin);
-    const auto tokens = [&](const Buffer& buffer) { return DeviceTensor(device, ConstTensorView(buffer.view()).Slice(1, begin, end)); };
+    const auto tokens = [&](const Buffer& buffer) {
+      return DeviceTensor(device, ConstTensorView(buffer.view()).Slice(1, begin, end));
+    };
     const auto state = [&](const Buffer& buffer) { return DeviceTensor(device, buffer.view()); };
     const Results& initial = before == nullptr ? results : *before;
-    const DeviceTensor dq = tokens(q), dk = tokens(k), dv = tokens(v), di = tokens(i), df = tokens(f), S = state(initial.S),
-                       z = state(initial.z), m = state(initial.m), o = state(results.o), last_S = state(results.S),
-                       last_z = state(results.z), last_m = state(results.m);
+    const DeviceTensor dq = tokens(q), dk = tokens(k), dv = tokens(v), di = tokens(i), df = tokens(f),
+                       S = state(initial.S), z = state(initial.z), m = state(initial.m), o = state(results.o),
+                       last_S = state(results.S), last_z = state(results.z), last_m = state(results.m);
     Inputs in = {.q = dq.view(), .k = dk.view(), .v = dv.view(), .log_decay = {}, .initial = {}};
     in.i = di.view();
     in.f = df.view();
@@ -397,15 +406,16 @@ TEST_P(CudaRecurrenceTest, WhatItDoesNotTakeIsSaid) {
   const recurrent::Mechanism& delta = *FindOp("delta_rule").recurrent;
   const Case wide = recurrent::MakeCase(Moved(*GetParam(), delta.of_problems), delta.definition,
                                         {.sizes = {1, 4, 4, 1, 1, 129, 8}, .dtype = DType::kBF16, .variant = ""});
-  EXPECT_THAT(Refusal<Unsupported>([&] { Compare(wide, ctx_); }), HasSubstr("computes delta rules of up to 128 key channels"));
+  EXPECT_THAT(Refusal<Unsupported>([&] { Compare(wide, ctx_); }),
+              HasSubstr("computes delta rules of up to 128 key channels"));
 }
 
 TEST_P(CudaRecurrenceTest, TensorsOfSeveralDevicesAreRefused) {
   const TestDevice& device = *GetParam();
   const Problems p(DType::kBF16, 1, 4, 1, 8, 8);
   const Buffer o(DType::kBF16, {1, 4, 1, 8});
-  const DeviceTensor q(device, p.q.view()), k(device, p.k.view()), v(device, p.v.view()), log_decay(device, p.log_decay.view()),
-      initial(device, p.initial.view()), device_o(device, o.view());
+  const DeviceTensor q(device, p.q.view()), k(device, p.k.view()), v(device, p.v.view()),
+      log_decay(device, p.log_decay.view()), initial(device, p.initial.view()), device_o(device, o.view());
   Inputs good = {.q = q.view(), .k = k.view(), .v = v.view(), .log_decay = log_decay.view(), .initial = {}};
   good.initial.S = initial.view();
   const auto refusal = [&](const Inputs& in, const TensorView& to) {
@@ -415,7 +425,7 @@ TEST_P(CudaRecurrenceTest, TensorsOfSeveralDevicesAreRefused) {
     return what;
   };
   EXPECT_THAT(refusal(good, o.view()), HasSubstr("o is on the CPU, expected cuda:0"));
-  const auto with = [&](ConstTensorView Inputs::*member, const Buffer& host) {
+  const auto with = [&](ConstTensorView Inputs::* member, const Buffer& host) {
     Inputs in = good;
     in.*member = host.view();
     return in;

@@ -50,9 +50,9 @@ class CudaScanTest : public AgreementTest {
     const int64_t sequences = options.cu_seqlens.present() ? options.cu_seqlens.size(0) - 1 : in.u.size(0);
     const Results results = {Buffer(in.u.dtype(), {in.u.size(0), in.u.size(1), in.u.size(2)}),
                              Buffer(mechanism::StateDType(in.u.dtype()), {sequences, in.A.size(0), in.A.size(1)})};
-    const DeviceTensor u(device, in.u), delta(device, in.delta), A(device, in.A), B(device, in.B), C(device, in.C), D(device, in.D),
-        z(device, in.z), bias(device, in.delta_bias), initial(device, in.initial), o(device, results.o.view()),
-        state(device, results.state.view());
+    const DeviceTensor u(device, in.u), delta(device, in.delta), A(device, in.A), B(device, in.B), C(device, in.C),
+        D(device, in.D), z(device, in.z), bias(device, in.delta_bias), initial(device, in.initial),
+        o(device, results.o.view()), state(device, results.state.view());
     Inputs there;
     there.u = u.view();
     there.delta = delta.view();
@@ -90,7 +90,8 @@ struct Size {
 };
 
 TEST_P(CudaScanTest, SizesAndVariantsAgreeWithTheReference) {
-  constexpr Size kSizes[] = {{70, 70, 16}, {33, 9, 1}, {18, 33, 17}, {24, 18, 64}, {17, 9, 65}, {20, 10, 128}, {0, 8, 16}, {300, 1, 4}};
+  constexpr Size kSizes[] = {{70, 70, 16}, {33, 9, 1},    {18, 33, 17}, {24, 18, 64},
+                             {17, 9, 65},  {20, 10, 128}, {0, 8, 16},   {300, 1, 4}};
   for (const bool softplus : {false, true}) {
     const scanning::Mechanism m = ScanOn(*GetParam(), softplus);
     Comparison closest;
@@ -107,8 +108,11 @@ TEST_P(CudaScanTest, SizesAndVariantsAgreeWithTheReference) {
             choice.states = size.states;
             if (form == 2) choice.constant = {"B", "C"};
             if (form == 1) choice.absent = {"z", "delta_bias", "D"};
-            const CaseRequest request = {.sizes = {2, size.T, size.T, 1, 1, size.D, size.D}, .dtype = DType::kF32, .seed = 3,
-                                         .pass = pass, .variant = variant};
+            const CaseRequest request = {.sizes = {2, size.T, size.T, 1, 1, size.D, size.D},
+                                         .dtype = DType::kF32,
+                                         .seed = 3,
+                                         .pass = pass,
+                                         .variant = variant};
             ASSERT_NO_FATAL_FAILURE(Agrees(scanning::MakeCase(m, request, choice), &closest));
           }
         }
@@ -122,8 +126,9 @@ TEST_P(CudaScanTest, SizesAndVariantsAgreeWithTheReference) {
 struct Tensors {
   Tensors(DType dtype, int64_t sequences, int64_t channels, int64_t N, int64_t T, uint64_t seed = 1)
       : u(dtype, {sequences, channels, T}), delta(dtype, {sequences, channels, T}), z(dtype, {sequences, channels, T}),
-        B(dtype, {sequences, N, T}), C(dtype, {sequences, N, T}), A(DType::kF32, {channels, N}), D(DType::kF32, {channels}),
-        bias(DType::kF32, {channels}), initial(mechanism::StateDType(dtype), {sequences, channels, N}) {
+        B(dtype, {sequences, N, T}), C(dtype, {sequences, N, T}), A(DType::kF32, {channels, N}),
+        D(DType::kF32, {channels}), bias(DType::kF32, {channels}),
+        initial(mechanism::StateDType(dtype), {sequences, channels, N}) {
     for (const Buffer* buffer : {&u, &delta, &z, &B, &C, &A, &D, &bias, &initial}) buffer->FillNormal(++seed);
     for (int64_t d = 0; d < channels; ++d) {
       for (int64_t n = 0; n < N; ++n) A.Set({d, n}, -0.1 - std::abs(A.Get({d, n})));
@@ -154,9 +159,11 @@ struct Tensors {
 
 // du, ddelta, dz, dB, dC and dinitial of sequences [begin, end).
 std::vector<Buffer> CudaScanTest::RunBackward(const Tensors& x, const Buffer& d_o, int64_t begin, int64_t end) {
-  const auto of = [&](const Buffer& buffer) { return DeviceTensor(*GetParam(), ConstTensorView(buffer.view()).Slice(0, begin, end)); };
-  const DeviceTensor u = of(x.u), delta = of(x.delta), z = of(x.z), B = of(x.B), C = of(x.C), initial = of(x.initial), arrives = of(d_o),
-                     A(*GetParam(), x.A.view()), bias(*GetParam(), x.bias.view());
+  const auto of = [&](const Buffer& buffer) {
+    return DeviceTensor(*GetParam(), ConstTensorView(buffer.view()).Slice(0, begin, end));
+  };
+  const DeviceTensor u = of(x.u), delta = of(x.delta), z = of(x.z), B = of(x.B), C = of(x.C), initial = of(x.initial),
+                     arrives = of(d_o), A(*GetParam(), x.A.view()), bias(*GetParam(), x.bias.view());
   scanning::BackwardInputs in;
   in.u = u.view();
   in.delta = delta.view();
@@ -187,7 +194,8 @@ TEST_P(CudaScanTest, ASequenceSplitAnywhereHasItsBits) {
   const Tensors x(DType::kBF16, 1, 40, 16, 90);
   const Results whole = Run(x.Views());
   for (const int64_t split : {1, 37, 48}) {
-    const Results first = Run(x.Tokens(0, split, x.initial.view())), second = Run(x.Tokens(split, 90, first.state.view()));
+    const Results first = Run(x.Tokens(0, split, x.initial.view())),
+                  second = Run(x.Tokens(split, 90, first.state.view()));
     EXPECT_TRUE(SameBits(ConstTensorView(whole.o.view()).Slice(2, 0, split), first.o.view())) << split;
     EXPECT_TRUE(SameBits(ConstTensorView(whole.o.view()).Slice(2, split, 90), second.o.view())) << split;
     EXPECT_TRUE(SameBits(whole.state.view(), second.state.view())) << split;
@@ -352,13 +360,15 @@ TEST_P(CudaScanTest, WhatItDoesNotTakeIsSaid) {
   EXPECT_THAT(refusal(DType::kF64, 8), HasSubstr("scan_cuda computes f32, bf16 and f16, not f64"));
 
   const TestDevice& device = *GetParam();
-  const Buffer rows(DType::kF32, {1, 4, 8}), channels(DType::kF32, {8}), taps(DType::kF32, {8, 2}), written(DType::kF32, {1, 4, 8});
+  const Buffer rows(DType::kF32, {1, 4, 8}), channels(DType::kF32, {8}), taps(DType::kF32, {8, 2}),
+      written(DType::kF32, {1, 4, 8});
   const DeviceTensor x(device, rows.view()), a(device, channels.view()), o(device, written.view());
   Inputs in;
   in.x = in.input_gate = in.recurrence_gate = x.view();
   in.a = a.view();
-  EXPECT_THAT(Refusal<Unsupported>([&] { rg_lru::Forward(ctx_, in, {}, {.o = o.view(), .final = {}, .final_tail = {}}); }),
-              HasSubstr("no kernel for this problem: scan_cuda computes selective scans"));
+  EXPECT_THAT(
+      Refusal<Unsupported>([&] { rg_lru::Forward(ctx_, in, {}, {.o = o.view(), .final = {}, .final_tail = {}}); }),
+      HasSubstr("no kernel for this problem: scan_cuda computes selective scans"));
   const Buffer other(DType::kF32, {1, 8, 4});
   const DeviceTensor x_of_conv(device, other.view()), weight(device, taps.view()), o_of_conv(device, other.view());
   causal_conv1d::Inputs of_conv;
@@ -386,12 +396,13 @@ TEST_P(CudaScanTest, TensorsOfSeveralDevicesAreRefused) {
   good.C = C.view();
   good.initial = initial.view();
   const auto refusal = [&](const Inputs& in, const TensorView& to) {
-    const std::string what = Refusal<InvalidArgument>([&] { selective_scan::Forward(ctx_, in, {}, {.o = to, .final = {}, .final_tail = {}}); });
+    const std::string what = Refusal<InvalidArgument>(
+        [&] { selective_scan::Forward(ctx_, in, {}, {.o = to, .final = {}, .final_tail = {}}); });
     device_o.Download(o.view());
     for (const uint8_t byte : o.bytes()) EXPECT_EQ(byte, 0xFF);
     return what;
   };
-  const auto with = [&](ConstTensorView Inputs::*member, const Buffer& host) {
+  const auto with = [&](ConstTensorView Inputs::* member, const Buffer& host) {
     Inputs in = good;
     in.*member = host.view();
     return in;
@@ -400,7 +411,8 @@ TEST_P(CudaScanTest, TensorsOfSeveralDevicesAreRefused) {
   EXPECT_THAT(refusal(with(&Inputs::u, x.u), device_o.view()), HasSubstr("delta is on cuda:0, expected the CPU"));
   EXPECT_THAT(refusal(with(&Inputs::A, x.A), device_o.view()), HasSubstr("A is on the CPU, expected cuda:0"));
   EXPECT_THAT(refusal(with(&Inputs::C, x.C), device_o.view()), HasSubstr("C is on the CPU, expected cuda:0"));
-  EXPECT_THAT(refusal(with(&Inputs::initial, x.initial), device_o.view()), HasSubstr("initial_state is on the CPU, expected cuda:0"));
+  EXPECT_THAT(refusal(with(&Inputs::initial, x.initial), device_o.view()),
+              HasSubstr("initial_state is on the CPU, expected cuda:0"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, CudaScanTest, testing::ValuesIn(Devices()), NameOf);

@@ -37,14 +37,17 @@ TEST_P(CudaSsdTest, RandomProblemsAgreeWithTheReference) {
 
 TEST_P(CudaSsdTest, SizesAndVariantsAgreeWithTheReference) {
   constexpr Sizes kSizes[] = {// B, Tq, Tk, Hq, Hkv, D, Dv
-                              {1, 150, 150, 2, 1, 33, 24}, {1, 34, 34, 1, 1, 128, 64}, {1, 20, 20, 2, 1, 24, 130}};
+                              {1, 150, 150, 2, 1, 33, 24},
+                              {1, 34, 34, 1, 1, 128, 64},
+                              {1, 20, 20, 2, 1, 24, 130}};
   Comparison closest;
   for (const Sizes& sizes : kSizes) {
     for (const char* variant : {"", "state", "reverse", "lengths=62", "skip", "gate", "skip+gate"}) {
       if (sizes.D != 33 && std::string(variant) != "skip") continue;
       for (const std::string pass : {"forward", "backward", "step"}) {
         if (pass == "step" && *variant != 0) continue;
-        const CaseRequest request = {.sizes = sizes, .dtype = DType::kBF16, .seed = 3, .pass = pass, .variant = variant};
+        const CaseRequest request = {
+            .sizes = sizes, .dtype = DType::kBF16, .seed = 3, .pass = pass, .variant = variant};
         ASSERT_NO_FATAL_FAILURE(Agrees(ssd::MakeCaseOf(&OnThis, request), &closest));
       }
     }
@@ -55,8 +58,9 @@ TEST_P(CudaSsdTest, SizesAndVariantsAgreeWithTheReference) {
 // Inputs of one sequence with their memory, on a device.
 struct Tensors {
   Tensors(const TestDevice& device, DType dtype, int64_t N)
-      : host_x(dtype, {1, 5, 2, 8}), host_dt(dtype == DType::kF64 ? dtype : DType::kF32, {1, 5, 2}), host_A(DType::kF32, {2}), host_B(dtype, {1, 5, 1, N}),
-        host_o(dtype, {1, 5, 2, 8}), x(device, host_x.FillNormal(1).view()), dt(device, host_dt.FillConstant(0.5).view()),
+      : host_x(dtype, {1, 5, 2, 8}), host_dt(dtype == DType::kF64 ? dtype : DType::kF32, {1, 5, 2}),
+        host_A(DType::kF32, {2}), host_B(dtype, {1, 5, 1, N}), host_o(dtype, {1, 5, 2, 8}),
+        x(device, host_x.FillNormal(1).view()), dt(device, host_dt.FillConstant(0.5).view()),
         A(device, host_A.FillConstant(-1).view()), B(device, host_B.FillNormal(2).view()), o(device, host_o.view()) {}
   ssd::Inputs Views() const {
     ssd::Inputs in;
@@ -85,7 +89,7 @@ TEST_P(CudaSsdTest, TensorsOfSeveralDevicesAreRefused) {
     for (const uint8_t byte : t.host_o.bytes()) EXPECT_EQ(byte, 0xFF);
     return what;
   };
-  const auto with = [&](ConstTensorView ssd::Inputs::*member, const Buffer& host) {
+  const auto with = [&](ConstTensorView ssd::Inputs::* member, const Buffer& host) {
     ssd::Inputs in = t.Views();
     in.*member = host.view();
     return in;
@@ -106,7 +110,8 @@ TEST_P(CudaSsdTest, WhatItDoesNotTakeIsSaid) {
   };
   EXPECT_THAT(refusal(DType::kF64, 16, false), HasSubstr("recurrence_cuda computes f32, bf16 and f16, not f64"));
   EXPECT_EQ(refusal(DType::kBF16, 129, false), "nothing is thrown");
-  EXPECT_THAT(refusal(DType::kBF16, 129, true), HasSubstr("computes skips and gates around states of up to 128 key channels"));
+  EXPECT_THAT(refusal(DType::kBF16, 129, true),
+              HasSubstr("computes skips and gates around states of up to 128 key channels"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, CudaSsdTest, testing::ValuesIn(Devices()), heed::NameOf);

@@ -1,4 +1,5 @@
-// Attention forward on devices: kernels of GPUs agree with the reference, keep a row's bits and refuse what they cannot do.
+// Attention forward on devices: kernels of GPUs agree with the reference, keep a row's bits and refuse what they cannot
+// do.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -33,20 +34,14 @@ TEST_P(CudaTestOf16Bits, RandomProblemsOfBF16AgreeWithTheReference) { AgreesOnRa
 TEST_P(CudaTestOf16Bits, RandomProblemsOfF16AgreeWithTheReference) { AgreesOnRandomProblems(DType::kF16); }
 TEST_P(CudaTestOfF32, RandomProblemsOfF32AgreeWithTheReference) { AgreesOnRandomProblems(DType::kF32); }
 
-constexpr Sizes kSizes[] = {
-    // B, Tq, Tk, Hq, Hkv, D, Dv
-    {1, 1, 1, 1, 1, 1, 1},
-    {2, 70, 130, 4, 2, 64, 64},
-    {1, 129, 129, 1, 1, 128, 128},
-    {1, 65, 63, 2, 1, 80, 40},
-    {1, 40, 70, 1, 1, 192, 128},
-    {1, 70, 100, 1, 1, 256, 256},
-    {1, 1, 300, 8, 1, 64, 64},  // one token, all heads in a block
-    {1, 3, 140, 8, 2, 128, 128},
-    {1, 130, 200, 3, 1, 33, 7},
-    {1, 20, 0, 1, 1, 16, 16},
-    {0, 5, 5, 1, 1, 16, 16},
-    {35, 2, 9, 2, 2, 16, 16},  // more sequences than a launch takes
+constexpr Sizes kSizes[] =
+    {
+        // B, Tq, Tk, Hq, Hkv, D, Dv
+        {1, 1, 1, 1, 1, 1, 1},       {2, 70, 130, 4, 2, 64, 64},  {1, 129, 129, 1, 1, 128, 128},
+        {1, 65, 63, 2, 1, 80, 40},   {1, 40, 70, 1, 1, 192, 128}, {1, 70, 100, 1, 1, 256, 256},
+        {1, 1, 300, 8, 1, 64, 64},  // one token, all heads in a block
+        {1, 3, 140, 8, 2, 128, 128}, {1, 130, 200, 3, 1, 33, 7},  {1, 20, 0, 1, 1, 16, 16},
+        {0, 5, 5, 1, 1, 16, 16},     {35, 2, 9, 2, 2, 16, 16},  // more sequences than a launch takes
 };
 
 TEST_P(CudaTest, AgreesWithTheReferenceAtAwkwardSizes) {
@@ -83,14 +78,16 @@ TEST_P(CudaTest, ARowsBitsAreItsOwn) {
   all.options.causal = true;
   all.options.window = {90, 0};
   const Results expected = Run(all);
-  for (const auto& [b, begin, end, head] : {std::tuple{0, 0, 1, 0}, {1, 7, 70, 2}, {2, 100, 150, 0}, {1, 149, 150, 2}}) {
+  for (const auto& [b, begin, end, head] :
+       {std::tuple{0, 0, 1, 0}, {1, 7, 70, 2}, {2, 100, 150, 0}, {1, 149, 150, 2}}) {
     // Rows of one sequence, and the heads of one key head.
     const int64_t starts[] = {50 + begin};
     Problem some = all;
     const auto part = [&](const ConstTensorView& t, int64_t from, int64_t to, int64_t first_head, int64_t heads) {
       return t.Slice(0, b, b + 1).Slice(1, from, to).Slice(2, first_head, first_head + heads);
     };
-    some.in = {part(all.in.q, begin, end, head, 2), part(all.in.k, 0, 200, head / 2, 1), part(all.in.v, 0, 200, head / 2, 1)};
+    some.in = {part(all.in.q, begin, end, head, 2), part(all.in.k, 0, 200, head / 2, 1),
+               part(all.in.v, 0, 200, head / 2, 1)};
     some.options.query_starts = ConstTensorView(starts, DType::kI64, {1});
     DescribeOutputs(some);
     const Results results = Run(some);
@@ -98,7 +95,8 @@ TEST_P(CudaTest, ARowsBitsAreItsOwn) {
       for (int64_t h = 0; h < 2; ++h) {
         EXPECT_EQ(results.lse.Get({0, h, i - begin}), expected.lse.Get({b, head + h, i})) << b << " " << i << " " << h;
         for (int64_t e = 0; e < 64; ++e) {
-          ASSERT_EQ(results.o.Get({0, i - begin, h, e}), expected.o.Get({b, i, head + h, e})) << b << " " << i << " " << h;
+          ASSERT_EQ(results.o.Get({0, i - begin, h, e}), expected.o.Get({b, i, head + h, e}))
+              << b << " " << i << " " << h;
         }
       }
     }
@@ -153,7 +151,8 @@ TEST_P(CudaTest, AValueThatIsNotFiniteReachesThoseWhoSeeItAlone) {
           } else if (e % 3 == 0) {
             EXPECT_EQ(got, kInfinity) << Name(dtype) << " " << i << " " << e;
           } else {
-            EXPECT_NEAR(got, expected.o.Get({0, i, 0, e}), dtype == DType::kF32 ? 2e-6 : 0.05) << Name(dtype) << " " << i << " " << e;
+            EXPECT_NEAR(got, expected.o.Get({0, i, 0, e}), dtype == DType::kF32 ? 2e-6 : 0.05)
+                << Name(dtype) << " " << i << " " << e;
           }
         }
       }
@@ -344,7 +343,8 @@ TEST_P(CudaTest, AStreamOfAnotherDeviceIsRefused) {
   if (GetParam() != &cuda::EmulatedDevice()) return;  // which takes every stream for one
   const Problem p = Plain(DType::kBF16, {1, 4, 4, 1, 1, 16, 16}, 1);
   const Buffer host(DType::kBF16, p.o.sizes);
-  const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), p.in.k), v(*GetParam(), p.in.v), o(*GetParam(), host.view());
+  const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), p.in.k), v(*GetParam(), p.in.v),
+      o(*GetParam(), host.view());
   int stream = 0;
   ctx_.set_stream(&stream);
   EXPECT_THAT(Refusal<InvalidArgument>(ctx_, {q.view(), k.view(), v.view()}, {}, o, host),
@@ -381,11 +381,19 @@ const char* SmallDevice(int32_t, cuda::DeviceFacts* facts) {
 const char* NoDriver(int32_t, cuda::DeviceFacts*) { return "no driver is installed"; }
 
 TEST(CudaLibraryTest, WhatIsMissingIsSaid) {
-  const auto refusal = [](const char* (*examine)(int32_t, cuda::DeviceFacts*), int64_t channels, DType dtype = DType::kBF16) {
-    const cuda::Library library = {.version = "0", .examine = examine, .check_stream = nullptr,
-                                   .allocate = nullptr, .free = nullptr, .upload = nullptr, .map_rows = nullptr,
-                                   .softmax = cuda::EmulatedDevice().library()->softmax, .recurrence = nullptr,
-                                   .ssd = nullptr, .scan = nullptr};
+  const auto refusal = [](const char* (*examine)(int32_t, cuda::DeviceFacts*), int64_t channels,
+                          DType dtype = DType::kBF16) {
+    const cuda::Library library = {.version = "0",
+                                   .examine = examine,
+                                   .check_stream = nullptr,
+                                   .allocate = nullptr,
+                                   .free = nullptr,
+                                   .upload = nullptr,
+                                   .map_rows = nullptr,
+                                   .softmax = cuda::EmulatedDevice().library()->softmax,
+                                   .recurrence = nullptr,
+                                   .ssd = nullptr,
+                                   .scan = nullptr};
     cuda::Replace(&library);
     const ConstTensorView t(nullptr, dtype, {1, 4, 1, channels}, {DeviceType::kCuda, 0});
     std::string what;
@@ -401,7 +409,8 @@ TEST(CudaLibraryTest, WhatIsMissingIsSaid) {
   EXPECT_THAT(refusal(&SmallDevice, 256), HasSubstr("bytes of shared memory for these channels, not 101376"));
   EXPECT_EQ(refusal(&SmallDevice, 64), "");
   EXPECT_EQ(refusal(&SmallDevice, 64, DType::kF32), "");
-  EXPECT_THAT(refusal(&SmallDevice, 65, DType::kF32), HasSubstr("bytes of shared memory for these channels, not 101376"));
+  EXPECT_THAT(refusal(&SmallDevice, 65, DType::kF32),
+              HasSubstr("bytes of shared memory for these channels, not 101376"));
   EXPECT_THAT(refusal(&NoDriver, 64), HasSubstr("softmax_cuda cannot run: no driver is installed"));
 }
 

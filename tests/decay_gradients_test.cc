@@ -85,8 +85,8 @@ std::vector<Problem> Problems() {
       problems.push_back({op, "strong"});
       continue;
     }
-    const bool undecayed = op.recurrent != nullptr &&
-                           (op.recurrent->definition.bonus || op.recurrent->definition.several_writes);
+    const bool undecayed =
+        op.recurrent != nullptr && (op.recurrent->definition.bonus || op.recurrent->definition.several_writes);
     problems.push_back({op, undecayed ? "strong=1" : "strong=5"});
   }
   return problems;
@@ -114,8 +114,8 @@ class DecayGradientsOf : public testing::TestWithParam<Problem> {
   static Case Make(const std::string& lengths = "") {
     const auto& [op, variant] = GetParam();
     const std::string separator = variant.empty() || lengths.empty() ? "" : "+";
-    return op.make_case({.sizes = {1, kTokens, kTokens, 1, 1, 16, 16}, .pass = "backward",
-                         .variant = variant + separator + lengths});
+    return op.make_case(
+        {.sizes = {1, kTokens, kTokens, 1, 1, 16, 16}, .pass = "backward", .variant = variant + separator + lengths});
   }
 };
 
@@ -124,9 +124,8 @@ TEST_P(DecayGradientsOf, AreWithinTheirBoundOverManyTokens) {
   const Case c = Make();
   const Results expected = Results::Expected(c);
   const std::map<std::string, std::string> gradients = DecayGradients(op);
-  const bool shared = std::any_of(gradients.begin(), gradients.end(), [](const auto& gradient) {
-    return gradient.second.find('T') == std::string::npos;
-  });
+  const bool shared = std::any_of(gradients.begin(), gradients.end(),
+                                  [](const auto& gradient) { return gradient.second.find('T') == std::string::npos; });
   std::vector<Results> prefixes;  // of sums over fewer tokens
   for (const char* lengths : {"lengths=13", "lengths=38", "lengths=62", "lengths=87"}) {
     if (shared && Has(op.variants, "lengths=62")) prefixes.push_back(Results::Expected(Make(lengths)));

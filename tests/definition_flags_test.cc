@@ -101,10 +101,12 @@ std::vector<Flip<recurrent::Definition>> FlipsOf(recurrent::Definition d) {
   auto& [decay, root_scale, feature, key_feature, feature_eps, causal, normalize, eps, complement_keys, value_decay,
          bonus, delta, beta, read_key, erase_and_write, several_writes, exp_gates, channels, query_name, key_name,
          value_name, state_names, value_first, surroundings] = d;
-  flips.To("decay", decay, {DecayShape::kNone, DecayShape::kHead, DecayShape::kHeadKey, DecayShape::kToken, DecayShape::kKey});
+  flips.To("decay", decay,
+           {DecayShape::kNone, DecayShape::kHead, DecayShape::kHeadKey, DecayShape::kToken, DecayShape::kKey});
   const std::vector<Feature> features = {
-      Feature::kIdentity, Feature::kElu1,   Feature::kRelu,           Feature::kReluSquared, Feature::kExp,
-      Feature::kSoftmax,  Feature::kTaylor, Feature::kSoftmaxOfTokens, Feature::kRandomExp,  Feature::kRandomRelu};
+      Feature::kIdentity,  Feature::kElu1,      Feature::kRelu,   Feature::kReluSquared,
+      Feature::kExp,       Feature::kSoftmax,   Feature::kTaylor, Feature::kSoftmaxOfTokens,
+      Feature::kRandomExp, Feature::kRandomRelu};
   flips.To("feature", feature, features);
   // Without it keys have the feature of queries.
   std::vector<std::optional<Feature>> key_features = {key_feature ? std::nullopt : key_feature};
@@ -182,16 +184,15 @@ void Loosen(mechanism::Mechanism& m) {
 }
 
 template <class Own, class Reference, class BackwardReference>
-Subject<recurrent::Definition> Recurrence(const std::string& name, const recurrent::Definition& definition, const Own& own,
-                                          Reference* reference, BackwardReference* backward_reference) {
+Subject<recurrent::Definition> Recurrence(const std::string& name, const recurrent::Definition& definition,
+                                          const Own& own, Reference* reference, BackwardReference* backward_reference) {
   const auto problem = [=](const recurrent::Definition& d, const recurrent::Definition& of_problems, uint64_t seed) {
     recurrent::Functions<Own> f;
     f.forward = [d](Context& ctx, const recurrent::Inputs& in, const Own& with, const recurrent::Outputs& out) {
       recurrent::Forward("forward", ctx, d, in, with, out);
     };
-    f.backward = [d](Context& ctx, const recurrent::BackwardInputs& in, const Own& with, const recurrent::Gradients& out) {
-      recurrent::Backward("backward", ctx, d, in, with, out);
-    };
+    f.backward = [d](Context& ctx, const recurrent::BackwardInputs& in, const Own& with,
+                     const recurrent::Gradients& out) { recurrent::Backward("backward", ctx, d, in, with, out); };
     f.step = [d](Context& ctx, const recurrent::StepInputs& in, const Own& with, const recurrent::State& state,
                  const TensorView& o) { recurrent::Step("step", ctx, d, in, with, state, o); };
     f.reference = reference;
@@ -211,9 +212,8 @@ Subject<scanning::Definition> Scan(const std::string& name, const scanning::Defi
     f.forward = [d](Context& ctx, const scanning::Inputs& in, const Own& with, const scanning::Outputs& out) {
       scanning::Forward("forward", ctx, d, in, with, out);
     };
-    f.backward = [d](Context& ctx, const scanning::BackwardInputs& in, const Own& with, const scanning::Gradients& out) {
-      scanning::Backward("backward", ctx, d, in, with, out);
-    };
+    f.backward = [d](Context& ctx, const scanning::BackwardInputs& in, const Own& with,
+                     const scanning::Gradients& out) { scanning::Backward("backward", ctx, d, in, with, out); };
     if (d.has_state()) {
       f.step = [d](Context& ctx, const scanning::StepInputs& in, const Own& with, const scanning::StepState& state,
                    const TensorView& o) { scanning::Step("step", ctx, d, in, with, state, o); };
@@ -325,7 +325,8 @@ std::vector<Subject<scanning::Definition>> Scans() {
 
 // The first of a few random problems that is refused or has a wrong result, and what is wrong with it; else empty.
 template <class Definition>
-std::string Disagreement(const Subject<Definition>& subject, const Definition& of_kernels, const Definition& of_problems) {
+std::string Disagreement(const Subject<Definition>& subject, const Definition& of_kernels,
+                         const Definition& of_problems) {
   Context ctx(1);
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     try {

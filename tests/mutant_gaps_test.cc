@@ -25,8 +25,7 @@ using attention::RunForward;
 
 TEST(MutantGaps, BitsDoNotDependOnTheCallersRoundingMode) {
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
-    Problem p = MakeProblem(dtype, {.B = 1, .Tq = 19, .Tk = 90, .Hq = 2, .Hkv = 1,
-                                    .D = 16, .Dv = 16});
+    Problem p = MakeProblem(dtype, {.B = 1, .Tq = 19, .Tk = 90, .Hq = 2, .Hkv = 1, .D = 16, .Dv = 16});
     p.options.causal = true;
     for (const std::string& target : AvailableTargets(dtype)) {
       Context ctx(1);
@@ -46,9 +45,8 @@ TEST(MutantGaps, BitsDoNotDependOnTheCallersRoundingMode) {
 TEST(MutantGaps, SubnormalResultsAreZero) {
   for (const DType dtype : {DType::kF32, DType::kF64}) {
     Problem p = MakeProblem(dtype, {.B = 1, .Tq = 1, .Tk = 1});
-    p.memory[2].FillConstant(dtype == DType::kF32
-                                 ? double{std::numeric_limits<float>::denorm_min()}
-                                 : std::numeric_limits<double>::denorm_min());
+    p.memory[2].FillConstant(dtype == DType::kF32 ? double{std::numeric_limits<float>::denorm_min()}
+                                                  : std::numeric_limits<double>::denorm_min());
     Context ctx(1);
     EXPECT_EQ(RunForward(ctx, p).o.Get({0, 0, 0, 0}), 0) << Name(dtype);
   }
@@ -59,9 +57,8 @@ TEST(MutantGaps, SubnormalResultsAreZero) {
 TEST(MutantGaps, TheSignOfAnUnderflowDoesNotDependOnMaskedKeys) {
   for (const DType dtype : {DType::kF32, DType::kF64}) {
     Problem p = MakeProblem(dtype, {.B = 1, .Tq = 2, .Tk = 3});
-    const double smallest = dtype == DType::kF32
-                                ? double{std::numeric_limits<float>::min()}
-                                : std::numeric_limits<double>::min();
+    const double smallest =
+        dtype == DType::kF32 ? double{std::numeric_limits<float>::min()} : std::numeric_limits<double>::min();
     p.memory[0].FillConstant(1);
     p.memory[1].FillConstant(0);
     p.memory[1].Set({0, 1, 0, 0}, -7);  // of weight 1 / 1000
@@ -84,15 +81,14 @@ TEST(MutantGaps, TheSignOfAnUnderflowDoesNotDependOnMaskedKeys) {
 // 2^59 + 1 elements of 32 bits are 4 bytes, modulo 2^64.
 TEST(MutantGaps, AShapeWhoseBytesWrapToThoseOfTheFileIsRejected) {
   for (const char* shape : {"[576460752303423489]", "[1,576460752303423489,1]"}) {
-    const std::string header = std::string("{\"x\":{\"dtype\":\"F32\",\"shape\":") +
-                               shape + ",\"data_offsets\":[0,4]}}";
+    const std::string header =
+        std::string("{\"x\":{\"dtype\":\"F32\",\"shape\":") + shape + ",\"data_offsets\":[0,4]}}";
     const uint64_t length = header.size();
     std::vector<uint8_t> file(sizeof(length) + header.size() + 4);
     std::memcpy(file.data(), &length, sizeof(length));
     std::memcpy(file.data() + sizeof(length), header.data(), header.size());
     EXPECT_THAT([&] { SafetensorsFile("f", file); },
-                testing::ThrowsMessage<FileError>(
-                    testing::HasSubstr("expected fewer than 2^63 bits")));
+                testing::ThrowsMessage<FileError>(testing::HasSubstr("expected fewer than 2^63 bits")));
   }
 }
 

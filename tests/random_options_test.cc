@@ -25,7 +25,7 @@ TEST_P(RandomOptions, AgreeWithTheReference) {
 
   struct Worst {
     double max_error = 0;  // of the first output
-    Comparison closest;  // to its tolerance
+    Comparison closest;    // to its tolerance
     int64_t seed = 0;
   };
   std::map<std::pair<std::string, std::string>, Worst> table;
@@ -35,16 +35,14 @@ TEST_P(RandomOptions, AgreeWithTheReference) {
     const uint64_t seed = static_cast<uint64_t>(first + n);
     const DType dtype = op.dtypes[seed % op.dtypes.size()];
     const std::vector<std::string> targets = AvailableTargets(dtype);
-    const std::string& target =
-        targets[seed / op.dtypes.size() % targets.size()];
+    const std::string& target = targets[seed / op.dtypes.size() % targets.size()];
     Context ctx(1 + static_cast<int>(seed / 7 % 3));
     ctx.set_isa(target);
     const Case c = op.random_case(dtype, seed);
     const Comparison result = Compare(c, ctx);
     if (!result.ok) {
       ++failures;
-      ADD_FAILURE() << op.name << " " << Name(dtype) << " on " << target
-                    << " seed " << seed << ": " << result.message;
+      ADD_FAILURE() << op.name << " " << Name(dtype) << " on " << target << " seed " << seed << ": " << result.message;
       continue;
     }
     Worst& worst = table[{Name(dtype), target}];
@@ -54,16 +52,14 @@ TEST_P(RandomOptions, AgreeWithTheReference) {
       worst.seed = static_cast<int64_t>(seed);
     }
   }
-  std::printf("%lld seeds of %s from %lld\n", static_cast<long long>(seeds),
-              op.name.c_str(), static_cast<long long>(first));
+  std::printf("%lld seeds of %s from %lld\n", static_cast<long long>(seeds), op.name.c_str(),
+              static_cast<long long>(first));
   for (const auto& [key, worst] : table) {
     std::printf(
         "  %-4s %-8s largest error of the first output %.3g; closest to its "
         "bound: %.3g of %.3g (%.0f %%), %s, seed %lld\n",
-        key.first.c_str(), key.second.c_str(), worst.max_error,
-        worst.closest.error, worst.closest.tolerance,
-        100 * worst.closest.worst_ratio, worst.closest.where.c_str(),
-        static_cast<long long>(worst.seed));
+        key.first.c_str(), key.second.c_str(), worst.max_error, worst.closest.error, worst.closest.tolerance,
+        100 * worst.closest.worst_ratio, worst.closest.where.c_str(), static_cast<long long>(worst.seed));
     char ratio[32];
     std::snprintf(ratio, sizeof(ratio), "%.4f", worst.closest.worst_ratio);
     RecordProperty(key.first + "_" + key.second + "_of_bound", ratio);

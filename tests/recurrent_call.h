@@ -23,16 +23,14 @@ using Shape = std::vector<int64_t>;
 
 // A call with its memory: every input, and places for every result.
 struct Call {
-  Call(const Mechanism& mechanism, DType dtype, int64_t B, int64_t T, int64_t H,
-       int64_t group, int64_t K, int64_t V, int64_t sequences, uint64_t seed = 1)
+  Call(const Mechanism& mechanism, DType dtype, int64_t B, int64_t T, int64_t H, int64_t group, int64_t K, int64_t V,
+       int64_t sequences, uint64_t seed = 1)
       : m(&mechanism) {
     const Definition& d = mechanism.definition;
     const DType state = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
     AxisSizes axes_of = {.B = B, .T = T, .N = 2, .G = H * group, .H = H, .K = K, .V = V, .M = 0};
     const Shape v = ShapeOf(OutputAxes(d), axes_of);
-    const auto fill = [&](const Shape& sizes, DType type) {
-      return Buffer(type, sizes).FillNormal(++seed);
-    };
+    const auto fill = [&](const Shape& sizes, DType type) { return Buffer(type, sizes).FillNormal(++seed); };
     for (const Tensor& tensor : Tensors(d)) {
       const Axes axes = ShapeOf(tensor.axes, axes_of);
       const std::span<const int64_t> sizes = axes;
@@ -45,9 +43,7 @@ struct Call {
       }
       const Buffer decay(type, shape);
       Random random(++seed);
-      ForEach(decay, [&](const Shape& at) {
-        SetElement(decay.view(), at, 0.3 * std::log(1 - random.Uniform()));
-      });
+      ForEach(decay, [&](const Shape& at) { SetElement(decay.view(), at, 0.3 * std::log(1 - random.Uniform())); });
       inputs.push_back({tensor.name, decay});
     }
     axes_of.B = sequences;
@@ -89,8 +85,7 @@ struct Call {
     throw std::out_of_range(name);
   }
   bool Has(const std::string& name) const {
-    return std::any_of(inputs.begin(), inputs.end(),
-                       [&](const auto& input) { return input.first == name; });
+    return std::any_of(inputs.begin(), inputs.end(), [&](const auto& input) { return input.first == name; });
   }
 
   BackwardInputs Views() const {
@@ -98,9 +93,7 @@ struct Call {
     const Tensors tensors(m->definition);
     for (const auto& [name, input] : inputs) {
       const Tensor* tensor = tensors.Find(name);
-      (tensor != nullptr       ? in.*tensor->input
-       : name == "initial_z" ? in.initial.z
-                             : in.initial.S) = input.view();
+      (tensor != nullptr ? in.*tensor->input : name == "initial_z" ? in.initial.z : in.initial.S) = input.view();
     }
     in.d_o = d_o.view();
     in.d_final.S = d_state.view();
@@ -113,7 +106,7 @@ struct Call {
     const Tensors tensors(m->definition);
     for (size_t i = 0; i < inputs.size(); ++i) {
       const Tensor* tensor = tensors.Find(inputs[i].first);
-      (tensor != nullptr                 ? out.*tensor->gradient
+      (tensor != nullptr                ? out.*tensor->gradient
        : inputs[i].first == "initial_z" ? out.dinitial.z
                                         : out.dinitial.S) = gradients[i].view();
     }
@@ -121,8 +114,7 @@ struct Call {
   }
 
   State FinalViews() const {
-    return {final.view(), has_z() ? final_z.view() : TensorView(),
-            has_m() ? final_m.view() : TensorView()};
+    return {final.view(), has_z() ? final_z.view() : TensorView(), has_m() ? final_m.view() : TensorView()};
   }
   bool has_z() const { return m->definition.normalize; }
   bool has_m() const { return HasMaximum(m->definition); }
@@ -138,9 +130,7 @@ struct Call {
   Call Again() const {
     Call copy = *this;
     copy.o = Buffer(o.view().dtype(), o.view().sizes());
-    const auto anew = [](const Buffer& buffer) {
-      return Buffer(buffer.view().dtype(), buffer.view().sizes());
-    };
+    const auto anew = [](const Buffer& buffer) { return Buffer(buffer.view().dtype(), buffer.view().sizes()); };
     copy.final = anew(final);
     if (has_z()) copy.final_z = anew(final_z);
     if (has_m()) copy.final_m = anew(final_m);
@@ -154,7 +144,7 @@ struct Call {
   std::vector<std::pair<std::string, Buffer>> inputs;
   Buffer d_o, d_state, o, final;
   Buffer d_z, final_z, initial_m, final_m;  // of mechanisms that have them
-  std::vector<Buffer> gradients;  // in the order of inputs
+  std::vector<Buffer> gradients;            // in the order of inputs
   Options options;
 };
 
@@ -168,15 +158,14 @@ inline void ExpectSameBits(const Call& a, const Call& b) {
     EXPECT_TRUE(SameBits(a.final_m.view(), b.final_m.view())) << "m";
   }
   for (size_t i = 0; i < a.inputs.size(); ++i) {
-    EXPECT_TRUE(SameBits(a.gradients[i].view(), b.gradients[i].view()))
-        << "d" << a.inputs[i].first;
+    EXPECT_TRUE(SameBits(a.gradients[i].view(), b.gradients[i].view())) << "d" << a.inputs[i].first;
   }
 }
 
 // Rows [begin, end) of `axis` of one buffer, equal in bits to those from `other_begin` of
 // another.
-inline void ExpectSameRows(const Buffer& a, int axis, int64_t begin, int64_t end, const Buffer& b,
-                    int64_t other_begin, const std::string& what) {
+inline void ExpectSameRows(const Buffer& a, int axis, int64_t begin, int64_t end, const Buffer& b, int64_t other_begin,
+                           const std::string& what) {
   const ConstTensorView x = a.view(), y = b.view();
   const auto part = x.Slice(axis, begin, end);
   const auto other = y.Slice(axis, other_begin, other_begin + end - begin);
@@ -238,10 +227,8 @@ inline std::string ParameterName(const testing::TestParamInfo<Parameter>& info) 
 
 class Recurrent : public testing::TestWithParam<Parameter> {
  protected:
-  Call Make(int64_t B, int64_t T, int64_t H, int64_t group, int64_t K, int64_t V,
-            int64_t sequences = -1) const {
-    return Call(*GetParam().mechanism, GetParam().dtype, B, T, H, group, K, V,
-                sequences < 0 ? B : sequences);
+  Call Make(int64_t B, int64_t T, int64_t H, int64_t group, int64_t K, int64_t V, int64_t sequences = -1) const {
+    return Call(*GetParam().mechanism, GetParam().dtype, B, T, H, group, K, V, sequences < 0 ? B : sequences);
   }
   // Sizes of bf16 for which chunks in matrix tiles are taken, where a CPU has them; but of
   // features that would become too many.

@@ -14,8 +14,7 @@
 namespace heed::recurrent {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(AllOps, Recurrent,
-                         testing::ValuesIn(Parameters([](const Parameter&) { return true; })),
+INSTANTIATE_TEST_SUITE_P(AllOps, Recurrent, testing::ValuesIn(Parameters([](const Parameter&) { return true; })),
                          ParameterName);
 
 TEST_P(Recurrent, BitsDoNotDependOnThreads) {
@@ -75,8 +74,7 @@ TEST_P(Recurrent, BitsAreThoseOfASequenceAlone) {
         EXPECT_TRUE(SameBits(alone.gradients[i].view(), rows(into.gradients[i]))) << name;
       } else if (IsState(name)) {
         EXPECT_TRUE(SameBits(alone.gradients[i].view(),
-                             ConstTensorView(into.gradients[i].view())
-                                 .Slice(0, sequence, sequence + 1)));
+                             ConstTensorView(into.gradients[i].view()).Slice(0, sequence, sequence + 1)));
       }
     }
   };
@@ -117,8 +115,7 @@ TEST_P(Recurrent, InputsThatAreBroadcastHaveTheBitsOfCopies) {
   repeat(copied.m->definition.value_name, in.v);
   const Gradients out = broadcast.GradientViews();
   broadcast.m->backward(ctx_, in, broadcast.options, out);
-  broadcast.m->forward(ctx_, in, broadcast.options,
-                       {broadcast.o.view(), broadcast.FinalViews()});
+  broadcast.m->forward(ctx_, in, broadcast.options, {broadcast.o.view(), broadcast.FinalViews()});
   copied.Both(ctx_);
   ExpectSameBits(copied, broadcast);
 }
@@ -128,9 +125,7 @@ TEST_P(Recurrent, TokensThatDoNotCountAreZeroAndNeverRead) {
   const int64_t lengths[] = {33, 0}, starts[] = {5, 0};
   call.options.lengths = {lengths, DType::kI64, {2}};
   call.options.starts = {starts, DType::kI64, {2}};
-  const auto counts = [&](const Shape& at) {
-    return at[1] >= starts[at[0]] && at[1] < lengths[at[0]];
-  };
+  const auto counts = [&](const Shape& at) { return at[1] >= starts[at[0]] && at[1] < lengths[at[0]]; };
   for (const auto& [name, input] : call.inputs) {
     if (!OverTokens(name, input)) continue;
     const TensorView view = input.view();
@@ -174,8 +169,7 @@ TEST_P(Recurrent, SplittingAtBlocksKeepsTheBitsAndElsewhereTheValues) {
       for (size_t i = 0; i < whole.inputs.size(); ++i) {
         const auto& [name, from] = whole.inputs[i];
         const ConstTensorView view = from.view();
-        Copy(OverTokens(name, from) ? view.Slice(1, begin, end) : view,
-             call.inputs[i].second.view());
+        Copy(OverTokens(name, from) ? view.Slice(1, begin, end) : view, call.inputs[i].second.view());
       }
       Copy(ConstTensorView(whole.d_o.view()).Slice(1, begin, end), call.d_o.view());
       if (part == 0 && call.has_m()) Copy(whole.initial_m.view(), call.initial_m.view());
@@ -189,22 +183,20 @@ TEST_P(Recurrent, SplittingAtBlocksKeepsTheBitsAndElsewhereTheValues) {
     parts[0].Backward(ctx_);
 
     const auto same_bits = [&](const std::string& what) {
-      return split % 64 == 0 || !gated() ||
-             (sequential() && (what == "o" || what == "state"));
+      return split % 64 == 0 || !gated() || (sequential() && (what == "o" || what == "state"));
     };
     const double unit = GetParam().dtype == DType::kF64    ? 1e-13
                         : GetParam().dtype == DType::kF32  ? 2e-6
                         : GetParam().dtype == DType::kBF16 ? 0.02
                                                            : 0.002;
-    const auto expect = [&](const Buffer& expected, const Buffer& first,
-                            const Buffer& second, const std::string& what) {
+    const auto expect = [&](const Buffer& expected, const Buffer& first, const Buffer& second,
+                            const std::string& what) {
       const ConstTensorView view = expected.view();
       const ConstTensorView halves[] = {view.Slice(1, 0, split), view.Slice(1, split, 150)};
       const Buffer* got[] = {&first, &second};
       for (int part = 0; part < 2; ++part) {
         if (same_bits(what)) {
-          EXPECT_TRUE(SameBits(halves[part], got[part]->view()))
-              << what << " split at " << split;
+          EXPECT_TRUE(SameBits(halves[part], got[part]->view())) << what << " split at " << split;
           continue;
         }
         double error = 0, norm = 0;
@@ -215,8 +207,7 @@ TEST_P(Recurrent, SplittingAtBlocksKeepsTheBitsAndElsewhereTheValues) {
         });
         // The gradient of a decay is a sum that cancels.
         const double factor = what == "dlog_decay" || what == "df" ? 100 : 5;
-        EXPECT_LE(std::sqrt(error), factor * unit * std::sqrt(norm) + 1e-30)
-            << what << " split at " << split;
+        EXPECT_LE(std::sqrt(error), factor * unit * std::sqrt(norm) + 1e-30) << what << " split at " << split;
       }
     };
     expect(whole.o, parts[0].o, parts[1].o, "o");
@@ -235,8 +226,7 @@ TEST_P(Recurrent, SplittingAtBlocksKeepsTheBitsAndElsewhereTheValues) {
       }
     }
     if (same_bits("dinitial_state")) {
-      EXPECT_TRUE(
-          SameBits(whole.gradients.back().view(), parts[0].gradients.back().view()));
+      EXPECT_TRUE(SameBits(whole.gradients.back().view(), parts[0].gradients.back().view()));
     }
   }
 }
@@ -340,8 +330,7 @@ TEST_P(Recurrent, StepsAreTheForwardPassTokenByToken) {
   const DType dtype = GetParam().dtype;
   const double rounding = dtype == DType::kF64 ? 1e-14 : 2e-6;
   expect(call.final, steps.final, rounding);
-  expect(call.o, steps.o,
-         rounding + (dtype == DType::kBF16 ? 0x1p-8 : dtype == DType::kF16 ? 0x1p-11 : 0));
+  expect(call.o, steps.o, rounding + (dtype == DType::kBF16 ? 0x1p-8 : dtype == DType::kF16 ? 0x1p-11 : 0));
 }
 
 }  // namespace

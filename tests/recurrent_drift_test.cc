@@ -37,8 +37,7 @@ TEST_P(RecurrentDrift, ErrorsGrowNoFasterThanRoundingsAddUp) {
   constexpr double kRounding = 0x1p-24;
   Context ctx;
   const int64_t ends[] = {2048, 131072};
-  const std::vector<double> errors =
-      Drift(ctx, GetParam().op, GetParam().variant, 8, ends);
+  const std::vector<double> errors = Drift(ctx, GetParam().op, GetParam().variant, 8, ends);
   ASSERT_EQ(errors.size(), 2u);
   for (size_t i = 0; i < 2; ++i) {
     const auto T = static_cast<double>(ends[i]);
@@ -59,8 +58,8 @@ TEST(RecurrentDriftOfConstants, IsWithinTheBoundOfOrdinaryInputs) {
       return TensorView(rows.data(), DTypeOf<Element>::value, {1, T, 1, kSize});
     };
     Context ctx;
-    gla::Forward(ctx, {.q = view(x), .k = view(x), .v = view(x), .log_decay = view(g), .initial = {}},
-                 {}, {.o = view(o), .final = {}});
+    gla::Forward(ctx, {.q = view(x), .k = view(x), .v = view(x), .log_decay = view(g), .initial = {}}, {},
+                 {.o = view(o), .final = {}});
     return static_cast<double>(o.back());
   };
   for (const double log_decay : {-1e-4, -1e-3, -1e-2}) {
@@ -69,11 +68,10 @@ TEST(RecurrentDriftOfConstants, IsWithinTheBoundOfOrdinaryInputs) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AllRecurrences, RecurrentDrift, testing::ValuesIn(Problems()),
-                         [](const auto& test) {
-                           const std::string& variant = test.param.variant;
-                           return test.param.op.name + (variant.empty() ? "" : "_" + variant);
-                         });
+INSTANTIATE_TEST_SUITE_P(AllRecurrences, RecurrentDrift, testing::ValuesIn(Problems()), [](const auto& test) {
+  const std::string& variant = test.param.variant;
+  return test.param.op.name + (variant.empty() ? "" : "_" + variant);
+});
 
 }  // namespace
 }  // namespace heed

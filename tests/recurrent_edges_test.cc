@@ -20,19 +20,15 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-INSTANTIATE_TEST_SUITE_P(AllOps, Recurrent,
-                         testing::ValuesIn(Parameters([](const Parameter&) { return true; })),
+INSTANTIATE_TEST_SUITE_P(AllOps, Recurrent, testing::ValuesIn(Parameters([](const Parameter&) { return true; })),
                          ParameterName);
 
 class GatedRecurrent : public Recurrent {};
-INSTANTIATE_TEST_SUITE_P(AllOps, GatedRecurrent, testing::ValuesIn(Parameters(&IsGated)),
-                         ParameterName);
+INSTANTIATE_TEST_SUITE_P(AllOps, GatedRecurrent, testing::ValuesIn(Parameters(&IsGated)), ParameterName);
 
 class DoubleRecurrent : public Recurrent {};
 INSTANTIATE_TEST_SUITE_P(AllOps, DoubleRecurrent,
-                         testing::ValuesIn(Parameters([](const Parameter& p) {
-                           return p.dtype == DType::kF64;
-                         })),
+                         testing::ValuesIn(Parameters([](const Parameter& p) { return p.dtype == DType::kF64; })),
                          ParameterName);
 
 TEST_P(GatedRecurrent, ExtremeDecaysStayFinite) {
@@ -47,9 +43,8 @@ TEST_P(GatedRecurrent, ExtremeDecaysStayFinite) {
     std::vector<const Buffer*> results = {&call.o, &call.final};
     for (const Buffer& gradient : call.gradients) results.push_back(&gradient);
     for (const Buffer* result : results) {
-      Call::ForEach(*result, [&](const Shape& at) {
-        ASSERT_TRUE(std::isfinite(GetElement(result->view(), at))) << decay;
-      });
+      Call::ForEach(*result,
+                    [&](const Shape& at) { ASSERT_TRUE(std::isfinite(GetElement(result->view(), at))) << decay; });
     }
   }
 }
@@ -59,14 +54,13 @@ TEST_P(GatedRecurrent, ChecksRefusePositiveAndNaNDecays) {
   checking.set_checks(true);
   for (const double decay : {0.5, std::numeric_limits<double>::quiet_NaN()}) {
     const Call call = Make(1, 3, 1, 1, 4, 4);
-    call.Forward(checking);  // all are negative
+    call.Forward(checking);                // all are negative
     if (!call.Has("log_decay")) continue;  // any gate is one
     const Buffer& decays = call.Input("log_decay");
     Shape last(decays.view().sizes().begin(), decays.view().sizes().end());
     for (int64_t& i : last) --i;
     SetElement(decays.view(), last, decay);
-    EXPECT_THAT([&] { call.Forward(checking); },
-                ThrowsMessage<InvalidArgument>(HasSubstr("log_decay has an element")));
+    EXPECT_THAT([&] { call.Forward(checking); }, ThrowsMessage<InvalidArgument>(HasSubstr("log_decay has an element")));
     EXPECT_THROW(call.Backward(checking), InvalidArgument);
     call.Forward(ctx_);
   }
@@ -119,8 +113,7 @@ TEST_P(DoubleRecurrent, GradientsAreDifferences) {
         const double below = loss();
         SetElement(input.view(), at, x);
         const double expected = (above - below) / (2 * h);
-        EXPECT_NEAR(GetElement(call.gradients[i].view(), at), expected,
-                    tolerance * std::max(1.0, std::abs(expected)))
+        EXPECT_NEAR(GetElement(call.gradients[i].view(), at), expected, tolerance * std::max(1.0, std::abs(expected)))
             << "d" << name << ShapeString(at);
       }
     }
@@ -157,15 +150,13 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
     Outputs out = {call.o.view(), call.FinalViews()};
     spoil(in, options, out);
     const std::vector<uint8_t> before(call.o.bytes().begin(), call.o.bytes().end());
-    EXPECT_THAT([&] { call.m->forward(ctx_, in, options, out); },
-                ThrowsMessage<InvalidArgument>(HasSubstr(message)));
+    EXPECT_THAT([&] { call.m->forward(ctx_, in, options, out); }, ThrowsMessage<InvalidArgument>(HasSubstr(message)));
     EXPECT_TRUE(std::equal(before.begin(), before.end(), call.o.bytes().begin()));
     const Call back = good.Again();
     Gradients gradients = back.GradientViews();
     const bool output = message.rfind("o ", 0) == 0 || message.rfind("final", 0) == 0;
     if (!output) {
-      EXPECT_THROW(back.m->backward(ctx_, in, options, gradients), InvalidArgument)
-          << message;
+      EXPECT_THROW(back.m->backward(ctx_, in, options, gradients), InvalidArgument) << message;
     }
   };
   const std::string value = GetParam().mechanism->definition.value_name;
@@ -185,8 +176,7 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
   const bool channels = good.m->definition.channels;  // [B, T, C]: no heads
   const int64_t tokens_or_heads = channels ? 9 : 4, width = sizes.back();
   const Buffer wide_values = values(GetParam().dtype, tokens_or_heads, width + 1);
-  const Buffer other = values(GetParam().dtype == DType::kF64 ? DType::kF32 : DType::kF64,
-                              tokens_or_heads, width);
+  const Buffer other = values(GetParam().dtype == DType::kF64 ? DType::kF32 : DType::kF64, tokens_or_heads, width);
   expect([&](auto& in, auto&, auto&) { in.q = {}; }, query + " is absent");
   expect([&](auto& in, auto&, auto&) { in.q = in.q.Slice(0, 0, 1); }, "expected [1,9,");
   expect([&](auto& in, auto&, auto&) { in.q = ints.view(); }, query + " has dtype i64");
@@ -203,8 +193,7 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
     expect([&](auto& in, auto&, auto&) { in.v = three.view(); }, value + " has 3 heads");
   }
   if (good.Has("log_decay")) {
-    expect([&](auto& in, auto&, auto&) { in.log_decay = ints.view(); },
-           "log_decay has dtype i64");
+    expect([&](auto& in, auto&, auto&) { in.log_decay = ints.view(); }, "log_decay has dtype i64");
   }
   if (good.Has("u")) {
     expect([&](auto& in, auto&, auto&) { in.u = {}; }, "u is absent");
@@ -215,24 +204,17 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
   const auto states = recurrent::StateTensors(good.m->definition);
   const bool is_tuple = states[1].exists || states[2].exists;
   const std::string part = good.m->definition.state_names[0], name = "state" + (is_tuple && part.empty() ? ".S" : part);
-  expect([&](auto& in, auto&, auto&) { in.initial.S = state.view(); },
-         "initial_" + name + " has dtype f16");
-  expect([&](auto& in, auto&, auto&) { in.initial.S = in.initial.S.Slice(0, 0, 1); },
-         "initial_" + name + " has shape");
-  expect([&](auto&, auto& options, auto&) { options.scale = INFINITY; },
-         channels ? "scale is given" : "scale is inf");
+  expect([&](auto& in, auto&, auto&) { in.initial.S = state.view(); }, "initial_" + name + " has dtype f16");
+  expect([&](auto& in, auto&, auto&) { in.initial.S = in.initial.S.Slice(0, 0, 1); }, "initial_" + name + " has shape");
+  expect([&](auto&, auto& options, auto&) { options.scale = INFINITY; }, channels ? "scale is given" : "scale is inf");
   const int64_t beyond[] = {9, 10}, negative[] = {-1, 9}, down[] = {0, 6, 5};
   expect([&](auto&, auto& options, auto&) { options.lengths = {beyond, DType::kI64, {2}}; },
          "lengths[1] is 10, expected 0 to T = 9");
-  expect([&](auto&, auto& options, auto&) { options.starts = {negative, DType::kI64, {2}}; },
-         "starts[0] is -1");
-  expect([&](auto&, auto& options, auto&) { options.lengths = {beyond, DType::kI64, {1}}; },
-         "lengths has shape [1]");
-  expect([&](auto&, auto& options, auto&) { options.cu_seqlens = {down, DType::kI64, {3}}; },
-         "a leading axis of 1");
+  expect([&](auto&, auto& options, auto&) { options.starts = {negative, DType::kI64, {2}}; }, "starts[0] is -1");
+  expect([&](auto&, auto& options, auto&) { options.lengths = {beyond, DType::kI64, {1}}; }, "lengths has shape [1]");
+  expect([&](auto&, auto& options, auto&) { options.cu_seqlens = {down, DType::kI64, {3}}; }, "a leading axis of 1");
   expect([&](auto&, auto&, auto& out) { out.o = {}; }, "o is absent");
-  expect([&](auto&, auto&, auto& out) { out.final.S = out.final.S.Slice(0, 0, 1); },
-         "final_" + name + " has shape");
+  expect([&](auto&, auto&, auto& out) { out.final.S = out.final.S.Slice(0, 0, 1); }, "final_" + name + " has shape");
   const Call packed = Make(1, 9, 2, 2, 4, 5, 2);
   Options options;
   options.cu_seqlens = {down, DType::kI64, {3}};

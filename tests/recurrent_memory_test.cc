@@ -12,10 +12,9 @@
 namespace heed::recurrent {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(
-    AllOps, Recurrent,
-    testing::ValuesIn(Parameters([](const Parameter& p) { return p.dtype != DType::kF16; })),
-    ParameterName);
+INSTANTIATE_TEST_SUITE_P(AllOps, Recurrent,
+                         testing::ValuesIn(Parameters([](const Parameter& p) { return p.dtype != DType::kF16; })),
+                         ParameterName);
 
 int64_t Whole(int64_t channels) { return (channels + 15) / 16 * 16; }
 
@@ -40,8 +39,7 @@ Formula FormulaOf(const Call& call, int64_t threads) {
     const int64_t n = d.several_writes ? v.size(2) : 1, W = d.several_writes ? 64 / n * n : 64;
     const int64_t W_blocks = (n * T + W - 1) / W;
     return {threads * (E * (K * V + W * (7 * K + 5 * V)) + few),
-            threads * (E * (W_blocks * (K * V + W * V) + 3 * K * V + W * (11 * K + 8 * V)) +
-                       few) +
+            threads * (E * (W_blocks * (K * V + W * V) + 3 * K * V + W * (11 * K + 8 * V)) + few) +
                 (HV > H ? 4 * E * B * n * T * H * K : 0) + few};
   }
   const int64_t K = Whole(recurrence::FeatureSize(d.feature, q.size(3)));
@@ -51,8 +49,7 @@ Formula FormulaOf(const Call& call, int64_t threads) {
   const int64_t gate = ungated ? 0 : by_key ? 2 : 1;
   const int64_t constants = (d.bonus ? 1 : 0) + (d.decay == DecayShape::kHeadKey ? 1 : 0);
   const int64_t columns = d.value_decay ? E * 64 * (2 * V + V / 4) : 0;
-  const int64_t backward_columns =
-      d.value_decay ? E * (blocks * 64 * V + K * V + 64 * (3 * V + V / 4)) : 0;
+  const int64_t backward_columns = d.value_decay ? E * (blocks * 64 * V + K * V + 64 * (3 * V + V / 4)) : 0;
   const int64_t backward_rows = (ungated ? 5 : 7) + (d.normalize ? 1 : 0);
   const int64_t few = 12 << 10;
   const bool scalar = gate == 1;
@@ -63,12 +60,11 @@ Formula FormulaOf(const Call& call, int64_t threads) {
   // Of all blocks: states and products of pairs of tokens where there is a gate, dq by channel, the normaliser.
   const int64_t of_block = (ungated ? 0 : K * V + 256) + (by_key ? 64 * K : 0) + (d.normalize ? K + 129 : 0);
   const int64_t states = ungated ? 3 : 2;
-  Formula f = {threads * (E * (K * V + 64 * ((2 + gate) * K + 2 * V)) + columns + few),
-          threads * (E * (blocks * of_block + states * K * V + 64 * (backward_rows * K + 3 * V)) +
-                     backward_columns + few) +
-              (HV > H ? 2 * E * B * T * H * K : 0) +
-              (scalar ? 8 * B * T * HV * ((K + 31) / 32) : 0) + 8 * constants * B * HV * K +
-              few};
+  Formula f = {
+      threads * (E * (K * V + 64 * ((2 + gate) * K + 2 * V)) + columns + few),
+      threads * (E * (blocks * of_block + states * K * V + 64 * (backward_rows * K + 3 * V)) + backward_columns + few) +
+          (HV > H ? 2 * E * B * T * H * K : 0) + (scalar ? 8 * B * T * HV * ((K + 31) / 32) : 0) +
+          8 * constants * B * HV * K + few};
   if (!tiles) return f;
   const int64_t borders = ungated ? 4 * blocks * K * V : 0;
   return {threads * (in_tiles + few), f.backward + threads * (in_tiles + borders)};
@@ -85,8 +81,7 @@ TEST_P(Recurrent, MemoryIsWithinItsFormula) {
         const Call call = Make(2, T, 2, group, 24, 40);
         const Context ctx(threads);
         const Formula most = FormulaOf(call, threads);
-        const int64_t forward =
-            Workspace("test", ctx, call.m->definition, call.Views(), call.options);
+        const int64_t forward = Workspace("test", ctx, call.m->definition, call.Views(), call.options);
         EXPECT_LE(forward, most.forward);
         EXPECT_GT(forward, most.forward / 2 - threads * (12 << 10));
         EXPECT_LE(BackwardBytes(ctx, call), most.backward);
@@ -108,17 +103,16 @@ void Measure(const Call& call) {
   const int64_t grown = os::PeakResidentBytes() - before;
   // Where pages are of 2 MiB, two areas end inside one.
   const int64_t allowed = BackwardBytes(ctx, call) + (int64_t{4} << 20);
-  std::fprintf(stderr, "grown by %.2f MiB, allowed %.2f MiB\n",
-               static_cast<double>(grown) * 0x1p-20, static_cast<double>(allowed) * 0x1p-20);
+  std::fprintf(stderr, "grown by %.2f MiB, allowed %.2f MiB\n", static_cast<double>(grown) * 0x1p-20,
+               static_cast<double>(allowed) * 0x1p-20);
   std::exit(grown <= allowed ? 0 : 1);
 }
 
 class RecurrentMemory : public Recurrent {};
 
-INSTANTIATE_TEST_SUITE_P(
-    AllOps, RecurrentMemory,
-    testing::ValuesIn(Parameters([](const Parameter& p) { return p.dtype == DType::kF32; })),
-    ParameterName);
+INSTANTIATE_TEST_SUITE_P(AllOps, RecurrentMemory,
+                         testing::ValuesIn(Parameters([](const Parameter& p) { return p.dtype == DType::kF32; })),
+                         ParameterName);
 
 TEST_P(RecurrentMemory, MeasuredStaysWithinTheWorkspace) {
 #if HEED_ADDRESS_SANITIZER || HEED_THREAD_SANITIZER

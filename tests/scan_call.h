@@ -44,20 +44,20 @@ struct ScanFunctions {
   std::function<int64_t(const Context&, const Inputs&)> workspace, backward_workspace;
 };
 
-#define HEED_MECHANISM(op, own)                                                             \
-  ScanFunctions {                                                                               \
-    #op, op::DefinitionOf(own),                                                             \
-        [](Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {    \
-          op::Forward(ctx, in, With(own, options), out);                                    \
-        },                                                                                  \
-        [](Context& ctx, const BackwardInputs& in, const Options& options,                  \
-           const Gradients& out) { op::Backward(ctx, in, With(own, options), out); },       \
-        [](Context& ctx, const StepInputs& in, const StepState& state,                     \
-           const TensorView& o) { op::Step(ctx, in, own, state, o); },                      \
-        [](const Context& ctx, const Inputs& in) { return op::Workspace(ctx, in, own); },   \
-        [](const Context& ctx, const Inputs& in) {                                          \
-          return op::BackwardWorkspace(ctx, in, own);                                       \
-        }                                                                                   \
+#define HEED_MECHANISM(op, own)                                                                    \
+  ScanFunctions {                                                                                  \
+    #op, op::DefinitionOf(own),                                                                    \
+        [](Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {           \
+          op::Forward(ctx, in, With(own, options), out);                                           \
+        },                                                                                         \
+        [](Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) { \
+          op::Backward(ctx, in, With(own, options), out);                                          \
+        },                                                                                         \
+        [](Context& ctx, const StepInputs& in, const StepState& state, const TensorView& o) {      \
+          op::Step(ctx, in, own, state, o);                                                        \
+        },                                                                                         \
+        [](const Context& ctx, const Inputs& in) { return op::Workspace(ctx, in, own); },          \
+        [](const Context& ctx, const Inputs& in) { return op::BackwardWorkspace(ctx, in, own); }   \
   }
 
 inline selective_scan::Options Softplus() {
@@ -66,11 +66,9 @@ inline selective_scan::Options Softplus() {
   return options;
 }
 
-inline const ScanFunctions kMechanisms[] = {HEED_MECHANISM(selective_scan, Softplus()),
-                                 HEED_MECHANISM(rg_lru, rg_lru::Options()),
-                                 HEED_MECHANISM(hgrn, hgrn::Options()),
-                                 HEED_MECHANISM(s4d, s4d::Options()),
-                                 HEED_MECHANISM(h3, h3::Options())};
+inline const ScanFunctions kMechanisms[] = {
+    HEED_MECHANISM(selective_scan, Softplus()), HEED_MECHANISM(rg_lru, rg_lru::Options()),
+    HEED_MECHANISM(hgrn, hgrn::Options()), HEED_MECHANISM(s4d, s4d::Options()), HEED_MECHANISM(h3, h3::Options())};
 
 inline void Copy(const ConstTensorView& from, const TensorView& to) {
   Shape index(to.sizes().size());
@@ -125,7 +123,7 @@ struct StateBuffers {
 // A call with its memory: all inputs, all results.
 struct ScanCall {
   ScanCall(const ScanFunctions& mechanism, DType dtype, const AxisSizes& of, Layout layout = Layout::kRows,
-       int64_t sequences = -1, int rank = 4)
+           int64_t sequences = -1, int rank = 4)
       : m(&mechanism), sizes(WithHeads(of, mechanism.definition)) {
     const Definition& d = m->definition;
     const DType wide = StateDType(dtype);
@@ -158,8 +156,7 @@ struct ScanCall {
       const Shape state = ShapeOf(tensor.axes, of_states);
       Buffer initial = Buffer(wide, state).FillNormal(++seed);
       Buffer d_final = Buffer(wide, state).FillNormal(++seed);
-      states.push_back({tensor, std::move(initial), std::move(d_final), Buffer(wide, state),
-                        Buffer(wide, state)});
+      states.push_back({tensor, std::move(initial), std::move(d_final), Buffer(wide, state), Buffer(wide, state)});
     }
   }
 

@@ -29,31 +29,27 @@ using testing::ThrowsMessage;
 
 using Parameter = std::tuple<size_t, DType>;
 std::string NameOf(const testing::TestParamInfo<Parameter>& info) {
-  return std::string(kMechanisms[std::get<0>(info.param)].name) + "_" +
-         Name(std::get<1>(info.param));
+  return std::string(kMechanisms[std::get<0>(info.param)].name) + "_" + Name(std::get<1>(info.param));
 }
 class Scans : public testing::TestWithParam<Parameter> {
  protected:
   const ScanFunctions& m() const { return kMechanisms[std::get<0>(GetParam())]; }
   DType dtype() const { return std::get<1>(GetParam()); }
-  ScanCall Make(const AxisSizes& sizes, Layout layout = Layout::kRows, int64_t sequences = -1,
-            int rank = 4) const {
+  ScanCall Make(const AxisSizes& sizes, Layout layout = Layout::kRows, int64_t sequences = -1, int rank = 4) const {
     return ScanCall(m(), dtype(), sizes, layout, sequences, rank);
   }
   Context ctx_{2};
 };
 INSTANTIATE_TEST_SUITE_P(AllOps, Scans,
                          testing::Combine(testing::Values(0, 1, 2, 3, 4),
-                                          testing::Values(DType::kF64, DType::kF32, DType::kBF16,
-                                                          DType::kF16)),
+                                          testing::Values(DType::kF64, DType::kF32, DType::kBF16, DType::kF16)),
                          NameOf);
 
 // All but s4d and h3, whose parts agree to rounding.
 class SplitScans : public Scans {};
 INSTANTIATE_TEST_SUITE_P(AllOps, SplitScans,
                          testing::Combine(testing::Values(0, 1, 2),
-                                          testing::Values(DType::kF64, DType::kF32, DType::kBF16,
-                                                          DType::kF16)),
+                                          testing::Values(DType::kF64, DType::kF32, DType::kBF16, DType::kF16)),
                          NameOf);
 
 TEST_P(Scans, BitsDoNotDependOnThreads) {
@@ -71,8 +67,8 @@ TEST_P(Scans, BitsDoNotDependOnThreads) {
 TEST_P(Scans, BitsDoNotDependOnWhatIsContiguous) {
   for (const std::string& target : AvailableTargets()) {
     ctx_.set_isa(target);
-    for (const AxisSizes& sizes : {AxisSizes{2, 1, 70, 3, 1}, {2, 66, 1, 16, 1}, {1, 38, 130, 17, 2},
-                                   {2, 21, 7, 4, 3}}) {
+    for (const AxisSizes& sizes :
+         {AxisSizes{2, 1, 70, 3, 1}, {2, 66, 1, 16, 1}, {1, 38, 130, 17, 2}, {2, 21, 7, 4, 3}}) {
       for (const int rank : {2, 4}) {
         const ScanCall rows = Make(sizes, Layout::kRows, -1, rank).Both(ctx_);
         ExpectSameBits(rows, Make(sizes, Layout::kColumns, -1, rank).Both(ctx_));
@@ -94,8 +90,7 @@ TEST_P(SplitScans, ASplitSequenceHasTheSameBits) {
     const StateBuffers& state = parts.states[0];
     const Shape shape(state.final.view().sizes().begin(), state.final.view().sizes().end());
     const DType wide = state.final.view().dtype();
-    const auto run = [&](int64_t first, int64_t n, bool forward, const Buffer& before,
-                         const Buffer& after) {
+    const auto run = [&](int64_t first, int64_t n, bool forward, const Buffer& before, const Buffer& after) {
       BackwardInputs in;
       Gradients out;
       for (size_t i = 0; i < parts.inputs.size(); ++i) {
@@ -137,12 +132,8 @@ TEST_P(Scans, PaddedAndPackedSequencesHaveTheBitsOfOneAlone) {
   constexpr int64_t n = 140, D = 37;
   const ScanCall alone = Make({1, D, n, 6, 1}).Both(ctx_);
   const auto check = [&](ScanCall& into, int64_t b, int64_t first, int64_t sequence) {
-    const auto part = [&](const Buffer& buffer, size_t i) {
-      return into.Part(buffer, i, first, n).Slice(0, b, b + 1);
-    };
-    const auto of_state = [&](const Buffer& buffer) {
-      return buffer.view().Slice(0, sequence, sequence + 1);
-    };
+    const auto part = [&](const Buffer& buffer, size_t i) { return into.Part(buffer, i, first, n).Slice(0, b, b + 1); };
+    const auto of_state = [&](const Buffer& buffer) { return buffer.view().Slice(0, sequence, sequence + 1); };
     for (size_t i = 0; i < into.inputs.size(); ++i) {
       const bool constant = into.axes[i].find('T') == std::string::npos;
       Copy(alone.inputs[i].view(), constant ? into.inputs[i].view() : part(into.inputs[i], i));
@@ -161,8 +152,7 @@ TEST_P(Scans, PaddedAndPackedSequencesHaveTheBitsOfOneAlone) {
     }
     for (size_t i = 0; i < into.results.size(); ++i) {
       if (into.axes[i].find('T') == std::string::npos) continue;
-      EXPECT_TRUE(SameBits(alone.results[i].view(), part(into.results[i], i)))
-          << m().definition.tensors[i].name;
+      EXPECT_TRUE(SameBits(alone.results[i].view(), part(into.results[i], i))) << m().definition.tensors[i].name;
     }
   };
   ScanCall padded = Make({3, D, 160, 6, 1});
@@ -328,8 +318,8 @@ int64_t StripWidth(std::string_view target, int64_t element_bytes) {
   return 4 * vector_bytes / element_bytes;
 }
 
-// Upper bounds of the workspace in bytes, for elements of E bytes in strips of W channels. The selective scan stages dB and
-// dC of all tokens between strips, unless B and C are constants, which have two axes.
+// Upper bounds of the workspace in bytes, for elements of E bytes in strips of W channels. The selective scan stages dB
+// and dC of all tokens between strips, unless B and C are constants, which have two axes.
 struct Formula {
   int64_t forward, backward;
 };
@@ -352,8 +342,7 @@ Formula FormulaOf(scan::Rule rule, const ScanCall& call, const AxisSizes& sizes,
               threads * (E * (8 * R * P + R * (w + 16) + P) + 8 * R * (w + 1) + heads * modes_backward +
                          E * N * (T / 4 + 96) + few)};
     }
-    default:
-      return {threads * (96 * E * W + few), threads * (E * W * (4 * tiles + 128) + few) + 8 * D + few};
+    default: return {threads * (96 * E * W + few), threads * (E * W * (4 * tiles + 128) + few) + 8 * D + few};
   }
 }
 
@@ -367,8 +356,7 @@ TEST_P(Scans, MemoryIsWithinItsFormula) {
         for (const int threads : {1, 4}) {
           Context ctx(threads);
           ctx.set_isa(target);
-          const Formula most = FormulaOf(m().definition.rule, call, sizes, rank, threads, E,
-                                         StripWidth(target, E));
+          const Formula most = FormulaOf(m().definition.rule, call, sizes, rank, threads, E, StripWidth(target, E));
           EXPECT_LE(m().workspace(ctx, call.Views()), most.forward) << target;
           EXPECT_LE(m().backward_workspace(ctx, call.Views()), most.backward) << target;
           EXPECT_GT(8 * m().backward_workspace(ctx, call.Views()), most.backward) << target;
@@ -396,9 +384,8 @@ TEST_P(Scans, ErrorsNameTheArgumentAndNothingIsWritten) {
           if (backward) m().backward(ctx, in, options, gradients);
           if (!backward) m().forward(ctx, in, options, out);
         },
-        ThrowsMessage<InvalidArgument>(AllOf(
-            HasSubstr(std::string(m().name) + (backward ? "::Backward: " : "::Forward: ")),
-            HasSubstr(message))));
+        ThrowsMessage<InvalidArgument>(
+            AllOf(HasSubstr(std::string(m().name) + (backward ? "::Backward: " : "::Forward: ")), HasSubstr(message))));
     for (const auto& [name, buffer] : call.Written()) {
       for (const uint8_t byte : buffer.bytes()) ASSERT_EQ(byte, 0xFF) << name << message;
     }
@@ -411,15 +398,12 @@ TEST_P(Scans, ErrorsNameTheArgumentAndNothingIsWritten) {
     return name + std::string(m().definition.states().size() > 1 ? ".S" : "");
   };
   expect([&](auto& in, auto&, auto&, auto&) { in.*input = {}; }, x + " is absent, expected a tensor");
-  expect([&](auto& in, auto&, auto&, auto&) { in.*input = (in.*input).Slice(0, 0, 1).Slice(1, 0, 0); },
-         "has shape");
+  expect([&](auto& in, auto&, auto&, auto&) { in.*input = (in.*input).Slice(0, 0, 1).Slice(1, 0, 0); }, "has shape");
   expect([&](auto& in, auto&, auto&, auto&) { in.*input = {negative, DType::kI64, {2, 1, 1}}; },
          x + " has dtype i64, expected f64, f32, bf16 or f16");
   expect([&](auto& in, auto&, auto&, auto&) { in.initial = other.view(); },
          of_state("initial_state") + " has shape [2,4,8], expected [2,");
-  expect([&](auto& in, auto&, auto&, auto&) {
-           in.initial = {wide.view().data(), DType::kF64, in.initial.sizes()};
-         },
+  expect([&](auto& in, auto&, auto&, auto&) { in.initial = {wide.view().data(), DType::kF64, in.initial.sizes()}; },
          of_state("initial_state") + " has dtype f64, expected f32");
   expect([&](auto&, auto& options, auto&, auto&) { options.lengths = {long_lengths, DType::kI64, {2}}; },
          "lengths[1] is 10, expected 0 to T = 9");
@@ -429,21 +413,17 @@ TEST_P(Scans, ErrorsNameTheArgumentAndNothingIsWritten) {
          x + " has shape");
   expect([&](auto&, auto&, auto& out, auto&) { out.o = {}; }, "o is absent, expected a tensor");
   expect([&](auto&, auto&, auto& out, auto&) { out.o = other.view(); }, "o has shape [2,4,8], expected");
-  expect([&](auto& in, auto&, auto& out, auto&) {
-           out.o = {const_cast<void*>((in.*input).data()), DType::kF32, (in.*input).sizes()};
-         },
+  expect([&](auto& in, auto&, auto& out,
+             auto&) { out.o = {const_cast<void*>((in.*input).data()), DType::kF32, (in.*input).sizes()}; },
          "o overlaps " + x + ", expected memory of its own");
-  expect([&](auto& in, auto&, auto& out, auto&) {
-           out.final = {const_cast<void*>(in.initial.data()), DType::kF32, in.initial.sizes()};
-         },
-         of_state("final_state") + " overlaps " + of_state("initial_state") +
-             ", expected memory of its own");
+  expect([&](auto& in, auto&, auto& out,
+             auto&) { out.final = {const_cast<void*>(in.initial.data()), DType::kF32, in.initial.sizes()}; },
+         of_state("final_state") + " overlaps " + of_state("initial_state") + ", expected memory of its own");
   expect([&](auto& in, auto&, auto&, auto&) { in.d_o = {}; }, "d_o is absent", true);
-  expect([&](auto& in, auto&, auto&, auto&) { in.d_final = other.view(); },
-         of_state("d_state") + " has shape [2,4,8]", true);
-  expect([&](auto& in, auto&, auto&, auto& out) {
-           out.*first.gradient = {const_cast<void*>(in.d_o.data()), DType::kF32, in.d_o.sizes()};
-         },
+  expect([&](auto& in, auto&, auto&, auto&) { in.d_final = other.view(); }, of_state("d_state") + " has shape [2,4,8]",
+         true);
+  expect([&](auto& in, auto&, auto&,
+             auto& out) { out.*first.gradient = {const_cast<void*>(in.d_o.data()), DType::kF32, in.d_o.sizes()}; },
          "d" + x + " overlaps d_o, expected memory of its own", true);
   for (const Tensor& tensor : m().definition.tensors) {
     if (!tensor.optional) continue;
@@ -451,9 +431,8 @@ TEST_P(Scans, ErrorsNameTheArgumentAndNothingIsWritten) {
            std::string("d") + tensor.name + " is asked for, expected none: there is no such input", true);
   }
   // What other scans take.
-  expect([&](auto& in, auto&, auto&, auto&) {
-           (m().definition.rule == scan::Rule::kSelective ? in.log_decay : in.A) = other.view();
-         },
+  expect([&](auto& in, auto&, auto&,
+             auto&) { (m().definition.rule == scan::Rule::kSelective ? in.log_decay : in.A) = other.view(); },
          "is given, expected none");
 }
 

@@ -21,12 +21,9 @@ enum class Function { kReference, kForwardF64, kForwardF32 };
 
 std::string NameOf(Function function) {
   switch (function) {
-    case Function::kReference:
-      return "Reference";
-    case Function::kForwardF64:
-      return "ForwardF64";
-    default:
-      return "ForwardF32";
+    case Function::kReference: return "Reference";
+    case Function::kForwardF64: return "ForwardF64";
+    default: return "ForwardF32";
   }
 }
 
@@ -35,9 +32,7 @@ void PrintTo(Function function, std::ostream* os) { *os << NameOf(function); }
 
 class Semantics : public testing::TestWithParam<Function> {
  protected:
-  DType dtype() const {
-    return GetParam() == Function::kForwardF32 ? DType::kF32 : DType::kF64;
-  }
+  DType dtype() const { return GetParam() == Function::kForwardF32 ? DType::kF32 : DType::kF64; }
   double tolerance() const { return dtype() == DType::kF32 ? 2e-6 : 1e-14; }
 
   Result Compute(const Problem& p) {
@@ -49,9 +44,7 @@ class Semantics : public testing::TestWithParam<Function> {
   // One sequence, one head, all logits 0, v the identity: o[i, j] is 1 / n if row
   // i keeps j among n keys, so o shows what is kept.
   Problem Flat(int64_t Tq, int64_t Tk, int64_t B = 1) {
-    Problem p = MakeProblem(
-        dtype(),
-        {.B = B, .Tq = Tq, .Tk = Tk, .Hq = 1, .Hkv = 1, .D = 1, .Dv = Tk});
+    Problem p = MakeProblem(dtype(), {.B = B, .Tq = Tq, .Tk = Tk, .Hq = 1, .Hkv = 1, .D = 1, .Dv = Tk});
     p.memory[0].FillConstant(0);
     p.memory[2].FillConstant(0);
     for (int64_t b = 0; b < B; ++b) {
@@ -75,8 +68,7 @@ class Semantics : public testing::TestWithParam<Function> {
       }
       for (int64_t j = 0; n > 0 && j < Tk; ++j) {
         const double o = r.o.Get({b, i, 0, j});
-        EXPECT_TRUE(o == 0 || std::abs(o * static_cast<double>(n) - 1) <
-                                  tolerance());
+        EXPECT_TRUE(o == 0 || std::abs(o * static_cast<double>(n) - 1) < tolerance());
       }
       const double lse = r.lse.Get({b, 0, i});
       if (n == 0) {
@@ -89,8 +81,7 @@ class Semantics : public testing::TestWithParam<Function> {
   }
 
   // One query and one key: lse is the logit.
-  double Logit(double q, double k, const Options& options, double* o = nullptr,
-               double v = 1) {
+  double Logit(double q, double k, const Options& options, double* o = nullptr, double v = 1) {
     Problem p = MakeProblem(dtype(), {});
     p.options = options;
     p.memory[0].FillConstant(q);
@@ -103,14 +94,10 @@ class Semantics : public testing::TestWithParam<Function> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Attention, Semantics,
-                         testing::Values(Function::kReference,
-                                         Function::kForwardF64,
-                                         Function::kForwardF32),
+                         testing::Values(Function::kReference, Function::kForwardF64, Function::kForwardF32),
                          [](const auto& value) { return NameOf(value.param); });
 
-TEST_P(Semantics, WithoutOptionsEveryKeyIsKept) {
-  EXPECT_EQ(Picture(Flat(2, 3)), "111 111");
-}
+TEST_P(Semantics, WithoutOptionsEveryKeyIsKept) { EXPECT_EQ(Picture(Flat(2, 3)), "111 111"); }
 
 TEST_P(Semantics, CausalIsAlignedAtTheBottomRight) {
   Problem p = Flat(2, 4);
@@ -273,10 +260,8 @@ TEST_P(Semantics, ABiasOfMinusInfinityMasksAndFiniteMinimumDoesNot) {
   Problem p = Flat(3, 4);
   const Buffer bias(dtype(), {3, 4});
   bias.FillConstant(0);
-  const double lowest =
-      dtype() == DType::kF32
-          ? static_cast<double>(std::numeric_limits<float>::lowest())
-          : std::numeric_limits<double>::lowest();
+  const double lowest = dtype() == DType::kF32 ? static_cast<double>(std::numeric_limits<float>::lowest())
+                                               : std::numeric_limits<double>::lowest();
   bias.Set({0, 1}, -kInfinity);
   bias.Set({1, 2}, lowest);  // kept, but its weight underflows
   for (int64_t j = 0; j < 4; ++j) bias.Set({2, j}, lowest);
@@ -301,8 +286,7 @@ TEST_P(Semantics, WeightsAreTheSoftmax) {
   p.options.bias = Keep(p, bias);
   const Result r = Compute(p);
   for (int64_t j = 0; j < 3; ++j) {
-    EXPECT_NEAR(r.o.Get({0, 0, 0, j}), static_cast<double>(j + 1) / 6,
-                tolerance());
+    EXPECT_NEAR(r.o.Get({0, 0, 0, j}), static_cast<double>(j + 1) / 6, tolerance());
   }
   EXPECT_NEAR(r.lse.Get({0, 0, 0}), std::log(6), tolerance());
 }
@@ -333,8 +317,7 @@ TEST_P(Semantics, TermsComeInOrderScaleSoftcapAlibiBias) {
 }
 
 TEST_P(Semantics, AlibiIsSymmetricAndPerHead) {
-  Problem p = MakeProblem(
-      dtype(), {.B = 2, .Tq = 1, .Tk = 5, .Hq = 2, .Hkv = 1, .D = 1, .Dv = 1});
+  Problem p = MakeProblem(dtype(), {.B = 2, .Tq = 1, .Tk = 5, .Hq = 2, .Hkv = 1, .D = 1, .Dv = 1});
   p.memory[0].FillConstant(0);
   p.options.align = Align::kTopLeft;
   p.options.query_starts = KeepInts(p, {2, -1});
@@ -345,12 +328,8 @@ TEST_P(Semantics, AlibiIsSymmetricAndPerHead) {
   slopes.Set({1, 1}, 0);
   p.options.alibi = Keep(p, slopes);
   const Result r = Compute(p);
-  EXPECT_NEAR(r.lse.Get({0, 0, 0}),
-              std::log(1 + 2 * std::exp(-0.5) + 2 * std::exp(-1.0)),
-              10 * tolerance());
-  EXPECT_NEAR(r.lse.Get({0, 1, 0}),
-              std::log(1 + 2 * std::exp(0.25) + 2 * std::exp(0.5)),
-              10 * tolerance());
+  EXPECT_NEAR(r.lse.Get({0, 0, 0}), std::log(1 + 2 * std::exp(-0.5) + 2 * std::exp(-1.0)), 10 * tolerance());
+  EXPECT_NEAR(r.lse.Get({0, 1, 0}), std::log(1 + 2 * std::exp(0.25) + 2 * std::exp(0.5)), 10 * tolerance());
   double sum = 0;
   for (int j = 0; j < 5; ++j) sum += std::exp(-2.0 * (j + 1));
   EXPECT_NEAR(r.lse.Get({1, 0, 0}), std::log(sum), 10 * tolerance());
@@ -364,8 +343,7 @@ TEST_P(Semantics, ASinkTakesWeightButNoValueAndIsNotInTheLse) {
   o.scale = 1;
   double out;
   EXPECT_NEAR(Logit(2, 1, o, &out, /*v=*/4), 2, 10 * tolerance());
-  EXPECT_NEAR(out, 4 * std::exp(2) / (std::exp(2) + std::exp(1.25)),
-              10 * tolerance());
+  EXPECT_NEAR(out, 4 * std::exp(2) / (std::exp(2) + std::exp(1.25)), 10 * tolerance());
 }
 
 TEST_P(Semantics, InfiniteSinksTakeNothingOrAll) {
@@ -387,8 +365,7 @@ TEST_P(Semantics, InfiniteSinksTakeNothingOrAll) {
 }
 
 TEST_P(Semantics, HeadsShareKeyHeadsInContiguousGroups) {
-  Problem p = MakeProblem(
-      dtype(), {.B = 1, .Tq = 1, .Tk = 1, .Hq = 6, .Hkv = 2, .D = 1, .Dv = 1});
+  Problem p = MakeProblem(dtype(), {.B = 1, .Tq = 1, .Tk = 1, .Hq = 6, .Hkv = 2, .D = 1, .Dv = 1});
   p.memory[2].Set({0, 0, 0, 0}, 10);
   p.memory[2].Set({0, 0, 1, 0}, 20);
   const Result r = Compute(p);
@@ -399,8 +376,7 @@ TEST_P(Semantics, HeadsShareKeyHeadsInContiguousGroups) {
 
 TEST_P(Semantics, DropoutKeepsWhatPhiloxSays) {
   constexpr int64_t kB = 2, kHeads = 3, kTk = 9;
-  Problem p = MakeProblem(dtype(), {.B = kB, .Tq = 2, .Tk = kTk, .Hq = kHeads,
-                                    .Hkv = kHeads, .D = 1, .Dv = kTk});
+  Problem p = MakeProblem(dtype(), {.B = kB, .Tq = 2, .Tk = kTk, .Hq = kHeads, .Hkv = kHeads, .D = 1, .Dv = kTk});
   p.memory[0].FillConstant(0);
   p.memory[2].FillConstant(0);
   for (int64_t b = 0; b < kB; ++b) {
@@ -416,16 +392,12 @@ TEST_P(Semantics, DropoutKeepsWhatPhiloxSays) {
   for (int64_t b = 0; b < kB; ++b) {
     for (int64_t h = 0; h < kHeads; ++h) {
       for (int64_t i = 0; i < 2; ++i) {
-        const uint32_t position =
-            static_cast<uint32_t>((b == 0 ? 5u : 0xFFFFFFFFu) + i);
+        const uint32_t position = static_cast<uint32_t>((b == 0 ? 5u : 0xFFFFFFFFu) + i);
         for (int64_t j = 0; j < kTk; ++j) {
-          const auto words =
-              Philox({static_cast<uint32_t>(j / 4), position,
-                      static_cast<uint32_t>(b * kHeads + h), 77},
-                     {0x89ABCDEF, 0x01234567});
+          const auto words = Philox({static_cast<uint32_t>(j / 4), position, static_cast<uint32_t>(b * kHeads + h), 77},
+                                    {0x89ABCDEF, 0x01234567});
           const bool kept = words[static_cast<size_t>(j % 4)] < 0xC0000000u;
-          EXPECT_NEAR(r.o.Get({b, i, h, j}), kept ? 1 / (0.75 * kTk) : 0,
-                      tolerance());
+          EXPECT_NEAR(r.o.Get({b, i, h, j}), kept ? 1 / (0.75 * kTk) : 0, tolerance());
         }
         EXPECT_NEAR(r.lse.Get({b, h, i}), std::log(kTk), 10 * tolerance());
       }
@@ -446,8 +418,7 @@ TEST_P(Semantics, PackedSequencesDoNotSeeEachOther) {
   p.options.cu_seqlens_k = KeepInts(p, {0, 1, 2, 4});
   DescribeOutputs(p);
   const Result r = Compute(p);
-  const double expected[4][5] = {
-      {1, 0, 0, 0, 0}, {1, 0, 0, 0, 0}, {0, 0, 0.5, 0.5, 0}, {0, 0, 0, 0, 0}};
+  const double expected[4][5] = {{1, 0, 0, 0, 0}, {1, 0, 0, 0, 0}, {0, 0, 0.5, 0.5, 0}, {0, 0, 0, 0, 0}};
   for (int64_t i = 0; i < 4; ++i) {
     for (int64_t j = 0; j < 5; ++j) {
       EXPECT_NEAR(r.o.Get({i, 0, j}), expected[i][j], tolerance());

@@ -73,8 +73,8 @@ TEST_P(StepAllocation, OfMechanismsOnTheRecurrenceEngine) {
     if (op.recurrent == nullptr || !op.recurrent->step) continue;
     const recurrent::Mechanism& m = *op.recurrent;
     const recurrent::Definition& d = m.definition;
-    const recurrent::AxisSizes of_axes = {.B = B, .T = 1, .N = 2, .G = HV, .H = H, .K = K, .V = V, .M = 0,
-                                          .F = recurrence::FeatureSize(d.feature, K)};
+    const recurrent::AxisSizes of_axes = {
+        .B = B, .T = 1, .N = 2, .G = HV, .H = H, .K = K, .V = V, .M = 0, .F = recurrence::FeatureSize(d.feature, K)};
     recurrent::StepInputs in;
     for (const recurrent::Tensor& t : recurrent::Tensors(d)) {
       const recurrent::Axes axes = recurrent::ShapeOf(t.axes, of_axes);
@@ -82,9 +82,7 @@ TEST_P(StepAllocation, OfMechanismsOnTheRecurrenceEngine) {
       std::vector<int64_t> sizes(whole.begin(), whole.end());
       if (t.over_tokens()) sizes.erase(sizes.begin() + 1);
       const bool constant = t.type == recurrent::Tensor::kAnyFloat;
-      in.*t.step = t.values == recurrent::Tensor::kDecays
-                       ? Decay(sizes)
-                       : Tensor(sizes, constant ? state_ : dtype_);
+      in.*t.step = t.values == recurrent::Tensor::kDecays ? Decay(sizes) : Tensor(sizes, constant ? state_ : dtype_);
     }
     recurrent::State state;
     for (const recurrent::StateTensor& s : recurrent::StateTensors(d)) {
@@ -95,8 +93,7 @@ TEST_P(StepAllocation, OfMechanismsOnTheRecurrenceEngine) {
     const TensorView o = Tensor(of_o, dtype_);
     for (const int threads : {1, 2}) {
       Context ctx(threads);
-      EXPECT_EQ(AllocationsOf([&] { m.step(ctx, in, {}, state, o); }), 0)
-          << op.name << ", " << threads << " threads";
+      EXPECT_EQ(AllocationsOf([&] { m.step(ctx, in, {}, state, o); }), 0) << op.name << ", " << threads << " threads";
     }
     ++tested;
   }
@@ -121,8 +118,7 @@ TEST_P(StepAllocation, OfMechanismsOnTheScanEngine) {
     const TensorView o = of_token(m.definition.tensors[0].axes, dtype_);
     for (const int threads : {1, 2}) {
       Context ctx(threads);
-      EXPECT_EQ(AllocationsOf([&] { m.step(ctx, in, state, o); }), 0)
-          << m.name << ", " << threads << " threads";
+      EXPECT_EQ(AllocationsOf([&] { m.step(ctx, in, state, o); }), 0) << m.name << ", " << threads << " threads";
     }
   }
 }
@@ -152,18 +148,14 @@ TEST_P(StepAllocation, OfPerformer) {
   in.projection = Tensor({M, K}, dtype_);
   performer::Options options;
   options.causal = true;
-  const performer::State state = {Tensor({B, HV, M, V}, state_), Tensor({B, HV, M}, state_),
-                                  Tensor({B, HV}, state_)};
+  const performer::State state = {Tensor({B, HV, M, V}, state_), Tensor({B, HV, M}, state_), Tensor({B, HV}, state_)};
   const TensorView o = Tensor({B, HV, V}, dtype_);
   Context ctx(2);
   EXPECT_EQ(AllocationsOf([&] { performer::Step(ctx, in, options, state, o); }), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, StepAllocation,
-                         testing::Values(DType::kF64, DType::kF32, DType::kBF16, DType::kF16),
-                         [](const testing::TestParamInfo<DType>& p) {
-                           return std::string(Name(p.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(DTypes, StepAllocation, testing::Values(DType::kF64, DType::kF32, DType::kBF16, DType::kF16),
+                         [](const testing::TestParamInfo<DType>& p) { return std::string(Name(p.param)); });
 
 }  // namespace
 }  // namespace heed

@@ -9,6 +9,7 @@ from pathlib import Path
 
 FOLDERS = ("heed", "cli", "python", "tests", "benchmarks", "examples", "tools")
 MAX_LINES = 600
+MAX_COLUMNS = 120
 
 TOP = 8  # what stands on all of the library
 # First match wins. A suffix outranks the folder it stands in.
@@ -57,6 +58,8 @@ def check_text(path, data):
     for number, line in enumerate(lines, 1):
         if not line.isascii():
             yield number, "not ASCII"
+        if len(line) > MAX_COLUMNS and not path.endswith(".py"):
+            yield number, f"longer than {MAX_COLUMNS} columns"
     first = lines[0].strip()
     if not first.startswith(b"//" if path.endswith((".h", ".cc", ".cu")) else (b"#", b'"""', b'r"""')):
         yield 1, "the first line is not a comment that says what the file is"

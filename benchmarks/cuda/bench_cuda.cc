@@ -73,7 +73,8 @@ class Bench {
         if (line.limit == Limit::kProducts) return timed_.Multiply();
         timed_.Copy(to_.get(), from_.get(), static_cast<size_t>(copied_));
       };
-      const double of_limit = line.limit == Limit::kProducts ? timed_.multiply_flops() : 2.0 * static_cast<double>(copied_);
+      const double of_limit =
+          line.limit == Limit::kProducts ? timed_.multiply_flops() : 2.0 * static_cast<double>(copied_);
       const double work = line.limit == Limit::kProducts ? flops : bytes;
       if (!tiny_) run();
       std::vector<double> seconds, ratios;
@@ -83,13 +84,14 @@ class Bench {
         ratios.push_back(work / seconds.back() / rate);
       }
       const double median = Median(seconds), ratio = Median(ratios);
-      std::fputs(Format("{:<52} {:>9.1f} us {:>8.1f} {:<8} {:>5.2f} of {:<8} {}\n", line.name, 1e6 * median,
-                        work / median / (line.limit == Limit::kProducts ? 1e12 : 1e9),
-                        line.limit == Limit::kProducts ? "TFLOP/s" : "GB/s", ratio,
-                        line.limit == Limit::kProducts ? "products" : "a copy",
-                        line.goal == 0 || tiny_ ? "" : Format("goal {:.2f}{}", line.goal, ratio < line.goal ? " MISSED" : ""))
-                     .c_str(),
-                 stdout);
+      std::fputs(
+          Format("{:<52} {:>9.1f} us {:>8.1f} {:<8} {:>5.2f} of {:<8} {}\n", line.name, 1e6 * median,
+                 work / median / (line.limit == Limit::kProducts ? 1e12 : 1e9),
+                 line.limit == Limit::kProducts ? "TFLOP/s" : "GB/s", ratio,
+                 line.limit == Limit::kProducts ? "products" : "a copy",
+                 line.goal == 0 || tiny_ ? "" : Format("goal {:.2f}{}", line.goal, ratio < line.goal ? " MISSED" : ""))
+              .c_str(),
+          stdout);
       std::fflush(stdout);
     });
   }
@@ -113,7 +115,8 @@ void Verify(const Case& c, Context& ctx) {
   if (!result.ok) throw std::runtime_error(c.title + ": " + result.message);
 }
 
-// --- attention ------------------------------------------------------------------------------------------------------------
+// --- attention
+// ------------------------------------------------------------------------------------------------------------
 
 struct AttentionSizes {
   int64_t B, Tq, Tk, Hq, Hkv, D;
@@ -123,7 +126,8 @@ struct AttentionSizes {
 class OnGpu {
  public:
   OnGpu(const TestDevice& device, const std::vector<int64_t>& sizes, uint64_t seed, DType dtype = DType::kBF16)
-      : host_(dtype, sizes, Placement::kAligned), on_device_(device, seed == 0 ? host_.view() : host_.FillNormal(seed).view()) {}
+      : host_(dtype, sizes, Placement::kAligned),
+        on_device_(device, seed == 0 ? host_.view() : host_.FillNormal(seed).view()) {}
   const TensorView& view() const { return on_device_.view(); }
 
  private:
@@ -131,42 +135,46 @@ class OnGpu {
   DeviceTensor on_device_;
 };
 
-Line Attention(Bench& bench, const std::string& name, AttentionSizes n, bool causal, bool backward, Limit limit, double goal) {
+Line Attention(Bench& bench, const std::string& name, AttentionSizes n, bool causal, bool backward, Limit limit,
+               double goal) {
   n.B = bench.Batch(n.B);
   n.Tq = bench.Tokens(n.Tq);
   n.Tk = bench.Tokens(n.Tk);
   n.Hq = bench.Heads(n.Hq);
   n.Hkv = bench.Heads(n.Hkv);
-  return {name, limit, goal, [&bench, n, causal, backward](const Line::Measure& measure) {
-            const TestDevice& device = bench.device();
-            Context& ctx = bench.context();
-            const std::vector<int64_t> of_q = {n.B, n.Tq, n.Hq, n.D}, of_k = {n.B, n.Tk, n.Hkv, n.D};
-            const OnGpu q(device, of_q, 1), k(device, of_k, 2), v(device, of_k, 3), d_o(device, of_q, 4), o(device, of_q, 0),
-                dq(device, of_q, 0), dk(device, of_k, 0), dv(device, of_k, 0), lse(device, {n.B, n.Hq, n.Tq}, 0, DType::kF32);
-            attention::Options options;
-            options.causal = causal;
-            attention::Gradients gradients;
-            gradients.dq = dq.view();
-            gradients.dk = dk.view();
-            gradients.dv = dv.view();
-            const auto forward = [&] {
-              attention::Forward(ctx, {q.view(), k.view(), v.view()}, options, {o.view(), lse.view()});
-            };
-            const double pairs = static_cast<double>(n.Tq) * static_cast<double>(n.Tk) * (causal && n.Tq == n.Tk ? .5 : 1);
-            const double flops = 4 * static_cast<double>(n.B * n.Hq * n.D) * pairs;
-            const double bytes = 2 * 2 * static_cast<double>(n.B * n.D) * static_cast<double>(n.Tq * n.Hq + n.Tk * n.Hkv);
-            forward();
-            if (!backward) return measure(forward, flops, bytes);
-            measure(
-                [&] {
-                  attention::Backward(ctx, {q.view(), k.view(), v.view(), o.view(), lse.view(), d_o.view(), {}}, options,
-                                      gradients);
-                },
-                2.5 * flops, 3 * bytes);
-          }};
+  return {
+      name, limit, goal, [&bench, n, causal, backward](const Line::Measure& measure) {
+        const TestDevice& device = bench.device();
+        Context& ctx = bench.context();
+        const std::vector<int64_t> of_q = {n.B, n.Tq, n.Hq, n.D}, of_k = {n.B, n.Tk, n.Hkv, n.D};
+        const OnGpu q(device, of_q, 1), k(device, of_k, 2), v(device, of_k, 3), d_o(device, of_q, 4),
+            o(device, of_q, 0), dq(device, of_q, 0), dk(device, of_k, 0), dv(device, of_k, 0),
+            lse(device, {n.B, n.Hq, n.Tq}, 0, DType::kF32);
+        attention::Options options;
+        options.causal = causal;
+        attention::Gradients gradients;
+        gradients.dq = dq.view();
+        gradients.dk = dk.view();
+        gradients.dv = dv.view();
+        const auto forward = [&] {
+          attention::Forward(ctx, {q.view(), k.view(), v.view()}, options, {o.view(), lse.view()});
+        };
+        const double pairs = static_cast<double>(n.Tq) * static_cast<double>(n.Tk) * (causal && n.Tq == n.Tk ? .5 : 1);
+        const double flops = 4 * static_cast<double>(n.B * n.Hq * n.D) * pairs;
+        const double bytes = 2 * 2 * static_cast<double>(n.B * n.D) * static_cast<double>(n.Tq * n.Hq + n.Tk * n.Hkv);
+        forward();
+        if (!backward) return measure(forward, flops, bytes);
+        measure(
+            [&] {
+              attention::Backward(ctx, {q.view(), k.view(), v.view(), o.view(), lse.view(), d_o.view(), {}}, options,
+                                  gradients);
+            },
+            2.5 * flops, 3 * bytes);
+      }};
 }
 
-// --- recurrences ----------------------------------------------------------------------------------------------------------
+// --- recurrences
+// ----------------------------------------------------------------------------------------------------------
 
 double Bytes(const std::vector<ConstTensorView>& views) {
   double bytes = 0;
@@ -190,8 +198,8 @@ mechanism::Mechanism Measured(const TestDevice& device, const mechanism::Mechani
 
 using MakeCase = std::function<Case(const ssd::Moving& moved, const CaseRequest& request)>;
 
-Line Recurrence(Bench& bench, const std::string& name, const std::string& pass, const Sizes& sizes, const MakeCase& make,
-                double goal) {
+Line Recurrence(Bench& bench, const std::string& name, const std::string& pass, const Sizes& sizes,
+                const MakeCase& make, double goal) {
   Sizes n = sizes;
   n.B = bench.Batch(n.B);
   n.Tq = n.Tk = pass == "step" ? 1 : bench.Tokens(n.Tq);
@@ -200,13 +208,15 @@ Line Recurrence(Bench& bench, const std::string& name, const std::string& pass, 
   return {name + ", " + pass, Limit::kCopy, goal, [&bench, pass, n, make](const Line::Measure& measure) {
             CaseRequest request = {.sizes = n, .dtype = DType::kBF16, .seed = 1, .pass = pass, .variant = ""};
             const TestDevice& device = bench.device();
-            const Case timed = make([&](const mechanism::Mechanism& m) { return Measured(device, m, measure); }, request);
+            const Case timed =
+                make([&](const mechanism::Mechanism& m) { return Measured(device, m, measure); }, request);
             request.sizes.B = 1;
             request.sizes.Tq = request.sizes.Tk = std::min<int64_t>(n.Tq, 130);
             Verify(make([&](const mechanism::Mechanism& m) { return Moved(device, m); }, request), bench.context());
             std::vector<Buffer> buffers;
             std::vector<TensorView> views;
-            for (const OutputSpec& output : timed.outputs) views.push_back(buffers.emplace_back(output.dtype, output.sizes).view());
+            for (const OutputSpec& output : timed.outputs)
+              views.push_back(buffers.emplace_back(output.dtype, output.sizes).view());
             timed.run(bench.context(), views);
           }};
 }
@@ -234,25 +244,29 @@ std::vector<Line> Lines(Bench& bench) {
   for (const int64_t T : {4096, 8192, 16384}) {
     for (const bool causal : {false, true}) {
       for (const bool backward : {false, true}) {
-        const std::string name = Format("attention d=128 {} {} {}", causal ? "causal" : "full", T, backward ? "backward" : "forward");
+        const std::string name =
+            Format("attention d=128 {} {} {}", causal ? "causal" : "full", T, backward ? "backward" : "forward");
         lines.push_back(Attention(bench, name, {16384 / T, T, T, 16, 16, 128}, causal, backward, Limit::kProducts, 0));
       }
     }
   }
-  lines.push_back(Attention(bench, "attention, decoding over 64 MiB of keys", {4, 1, 8192, 32, 8, 128}, false, false, Limit::kCopy, .8));
+  lines.push_back(Attention(bench, "attention, decoding over 64 MiB of keys", {4, 1, 8192, 32, 8, 128}, false, false,
+                            Limit::kCopy, .8));
   for (const int64_t channels : {64, 128}) {
     const Sizes sizes = {4, 4096, 4096, 16, 16, bench.Channels(channels), bench.Channels(channels)};
     for (const char* name : {"linear_attention", "simple_gla", "gla", "gated_delta_rule", "kda"}) {
       for (const char* pass : {"forward", "backward", "step"}) {
         const double goal = channels == 64 && std::string(pass) != "step" ? .4 : 0;
-        lines.push_back(Recurrence(bench, Format("{} {} channels", name, channels), pass, sizes, OfRecurrent(name), goal));
+        lines.push_back(
+            Recurrence(bench, Format("{} {} channels", name, channels), pass, sizes, OfRecurrent(name), goal));
       }
     }
   }
   for (const char* pass : {"forward", "backward", "step"}) {
-    lines.push_back(Recurrence(bench, "selective_scan 4096 channels, 16 states", pass, {8, 2048, 2048, 1, 1, bench.Channels(4096), 1},
-                               &MakeScan, 0));
-    lines.push_back(Recurrence(bench, "ssd 64 channels, 128 states", pass, {4, 4096, 4096, 32, 1, 128, 64}, &ssd::MakeCaseOf, .4));
+    lines.push_back(Recurrence(bench, "selective_scan 4096 channels, 16 states", pass,
+                               {8, 2048, 2048, 1, 1, bench.Channels(4096), 1}, &MakeScan, 0));
+    lines.push_back(
+        Recurrence(bench, "ssd 64 channels, 128 states", pass, {4, 4096, 4096, 32, 1, 128, 64}, &ssd::MakeCaseOf, .4));
   }
   return lines;
 }

@@ -71,7 +71,8 @@ class GpuClock : public Timed {
     Check(cudaGetLastError());
   }
   double multiply_flops() const override {
-    return has_groups() ? FlopsInGroups(facts_.multiProcessorCount) : 2.0 * 16 * 8 * 16 * kSums * kSteps * kWarps * blocks();
+    return has_groups() ? FlopsInGroups(facts_.multiProcessorCount)
+                        : 2.0 * 16 * 8 * 16 * kSums * kSteps * kWarps * blocks();
   }
 
  private:

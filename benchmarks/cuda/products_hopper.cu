@@ -20,7 +20,8 @@ __global__ void __launch_bounds__(kThreads, 2) Products(float* out) {
   for (int step = 0; step < kSteps; ++step) {
     machine.BeginProducts(ones, sums);
     HEED_DEVICE_UNROLL
-    for (int i = 0; i < kProducts; ++i) machine.MultiplyGroup<DType::kBF16, true>(ones, tile.MnMajor(16 * i), sums, true);
+    for (int i = 0; i < kProducts; ++i)
+      machine.MultiplyGroup<DType::kBF16, true>(ones, tile.MnMajor(16 * i), sums, true);
     machine.CommitProducts();
     machine.WaitProducts<0>(sums);
   }

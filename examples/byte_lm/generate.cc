@@ -20,10 +20,8 @@
 namespace {
 
 void Run(std::span<char* const> arguments) {
-  const Command command(
-      arguments,
-      {{"--prompt", "Alice was "}, {"--bytes", "400"}, {"--seed", "0"}, {"--logits", ""}},
-      "FILE [--prompt TEXT] [--bytes N] [--seed N] [--logits OUT.npy]");
+  const Command command(arguments, {{"--prompt", "Alice was "}, {"--bytes", "400"}, {"--seed", "0"}, {"--logits", ""}},
+                        "FILE [--prompt TEXT] [--bytes N] [--seed N] [--logits OUT.npy]");
   const std::string prompt = command.Text("--prompt"), npy = command.Text("--logits");
   const int64_t count = npy.empty() ? command.Integer("--bytes", 0, 1 << 30) : 0;
   std::mt19937_64 random(static_cast<uint64_t>(command.Integer("--seed", 0, INT64_MAX)));

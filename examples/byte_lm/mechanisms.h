@@ -17,8 +17,7 @@ inline int64_t TaylorFeatures(int64_t K) { return 1 + K + K * (K + 1) / 2; }
 
 // Mechanisms with a state. They differ in their Step, in its options, and in how many
 // features a key has.
-template <auto kStep, class Options = heed::recurrent::Options,
-          int64_t (*kFeatures)(int64_t) = SameFeatures>
+template <auto kStep, class Options = heed::recurrent::Options, int64_t (*kFeatures)(int64_t) = SameFeatures>
 Mix Recurrent(const Shape& n) {
   constexpr bool kHasMaximum = std::is_same_v<Options, heed::mlstm::Options>;
   constexpr bool kHasNormalizer = kHasMaximum || requires(Options options) { options.normalize; };
@@ -69,8 +68,7 @@ inline Mix Rwkv7(const Shape& n) {
 // rarely have to go.
 class Cache {
  public:
-  Cache(int64_t heads, int64_t channels, int64_t window)
-      : heads_(heads), channels_(channels), window_(window) {}
+  Cache(int64_t heads, int64_t channels, int64_t window) : heads_(heads), channels_(channels), window_(window) {}
 
   // The last rows with this one, [1, rows, H, D].
   heed::TensorView Append(const heed::TensorView& row) {
@@ -81,8 +79,7 @@ class Cache {
     }
     memory_.insert(memory_.end(), row.as<float>(), row.as<float>() + size);
     const int64_t seen = std::min(++rows_, window_);
-    return heed::TensorView(memory_.data() + (rows_ - seen) * size, heed::DType::kF32,
-                            {1, seen, heads_, channels_});
+    return heed::TensorView(memory_.data() + (rows_ - seen) * size, heed::DType::kF32, {1, seen, heads_, channels_});
   }
 
  private:
@@ -96,9 +93,8 @@ inline Mix Attention(const Shape& n) {
     const auto query = [&](const heed::TensorView& x, int64_t channels) {  // with Tq = 1
       return heed::TensorView(x.data(), x.dtype(), {1, 1, n.heads, channels});
     };
-    heed::attention::Forward(
-        ctx, {query(in.at("q"), n.key), keys.Append(in.at("k")), values.Append(in.at("v"))},
-        {}, {query(o, n.value), {}});
+    heed::attention::Forward(ctx, {query(in.at("q"), n.key), keys.Append(in.at("k")), values.Append(in.at("v"))}, {},
+                             {query(o, n.value), {}});
   };
 }
 
@@ -126,9 +122,7 @@ struct Channels {
       throw std::runtime_error("a layer's state is larger than 4 MiB");
     }
   }
-  heed::TensorView Tokens(const Arguments& in, const char* name) const {
-    return As(Get(in, name), {1, D});
-  }
+  heed::TensorView Tokens(const Arguments& in, const char* name) const { return As(Get(in, name), {1, D}); }
   int64_t D;
 };
 
@@ -188,8 +182,7 @@ inline Mix H3(const Shape& n) {
     step.A_imag = Get(in, "A_imag");
     step.C = As(Get(in, "C"), {n.heads, n.key, 2});
     heed::h3::Step(ctx, step, {},
-                   {View(S, {1, n.heads, n.value, n.value, n.key, 2}),
-                    View(tail, {1, kTaps - 1, n.heads, n.value})},
+                   {View(S, {1, n.heads, n.value, n.value, n.key, 2}), View(tail, {1, kTaps - 1, n.heads, n.value})},
                    o);
   };
 }
@@ -224,39 +217,28 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
     return Inputs{{"q", key}, {"k", key}, {"v", value}, {"log_decay", log_decay}};
   };
   const auto delta_and = [&](const Input& log_decay) {
-    return Inputs{{"q", key},
-                  {"k", unit},
-                  {"v", value},
-                  {"beta", {Per::kHead, Sigmoid}},
-                  {"log_decay", log_decay}};
+    return Inputs{{"q", key}, {"k", unit}, {"v", value}, {"beta", {Per::kHead, Sigmoid}}, {"log_decay", log_decay}};
   };
   static const std::map<std::string, Mechanism> mechanisms = {
       {"none", {{{"v", value}}, None}},
       {"attention", {turned_qkv, Attention}},
-      {"linear_attention",
-       {turned_qkv, Recurrent<heed::linear_attention::Step, heed::linear_attention::Options>}},
+      {"linear_attention", {turned_qkv, Recurrent<heed::linear_attention::Step, heed::linear_attention::Options>}},
       {"based", {turned_qkv, Recurrent<heed::based::Step, heed::based::Options, TaylorFeatures>}},
       {"retention", {turned_qkv, Recurrent<heed::retention::Step>}},
       {"lightning", {qkv_and(constant), Recurrent<heed::lightning::Step>}},
       {"simple_gla", {qkv_and(by_head), Recurrent<heed::simple_gla::Step>}},
       {"gla", {qkv_and(by_key), Recurrent<heed::gla::Step>}},
-      {"hgrn2",
-       {{{"q", key}, {"log_decay", by_key}, {"i", value}}, Recurrent<heed::hgrn2::Step>}},
+      {"hgrn2", {{{"q", key}, {"log_decay", by_key}, {"i", value}}, Recurrent<heed::hgrn2::Step>}},
       {"mlstm",
        {{{"q", key}, {"k", key}, {"v", value}, {"i", {Per::kHead}}, {"f", {Per::kHead, Same}}},
         Recurrent<heed::mlstm::Step, heed::mlstm::Options>}},
       {"rwkv6",
-       {{{"r", key},
-         {"k", key},
-         {"v", value},
-         {"log_decay", by_key},
-         {"u", {.size = Per::kKey, .constant = true}}},
+       {{{"r", key}, {"k", key}, {"v", value}, {"log_decay", by_key}, {"u", {.size = Per::kKey, .constant = true}}},
         Recurrent<heed::rwkv6::Step>}},
       {"gated_delta_rule", {delta_and(by_head), Recurrent<heed::gated_delta_rule::Step>}},
       {"kda", {delta_and(by_key), Recurrent<heed::kda::Step>}},
       {"rwkv7",
-       {{{"r", key}, {"log_decay", by_key}, {"k", unit}, {"v", value}, {"share", {Per::kKey, Sigmoid}}},
-        Rwkv7}},
+       {{{"r", key}, {"log_decay", by_key}, {"k", unit}, {"v", value}, {"share", {Per::kKey, Sigmoid}}}, Rwkv7}},
       {"selective_scan", {InputsOfSelectiveScan(), SelectiveScan}},
       {"s4d", {InputsOfS4d(), S4d}},
       {"h3",
@@ -270,18 +252,10 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
          {"C", {Per::kKeyPairs, Same, true}}},
         H3}},
       {"rg_lru",
-       {{{"x", value},
-         {"input_gate", value},
-         {"recurrence_gate", value},
-         {"a", {Per::kValue, Negative, true}}},
+       {{{"x", value}, {"input_gate", value}, {"recurrence_gate", value}, {"a", {Per::kValue, Negative, true}}},
         RgLru}},
       {"ssd",
-       {{{"x", value},
-         {"dt", {Per::kHead, Softplus}},
-         {"A", {Per::kHead, Rate, true}},
-         {"B", key},
-         {"C", key}},
-        Ssd}},
+       {{{"x", value}, {"dt", {Per::kHead, Softplus}}, {"A", {Per::kHead, Rate, true}}, {"B", key}, {"C", key}}, Ssd}},
   };
   return mechanisms;
 }

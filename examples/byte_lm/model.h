@@ -23,9 +23,7 @@ inline constexpr int64_t kBytes = 256;
 // What a file says of its model: the mechanism, its sizes, and how many layers.
 struct Architecture {
   explicit Architecture(const ModelFile& file)
-      : mechanism(&Find(file, Mechanisms())),
-        shape(ShapeOf(file, mechanism->inputs)),
-        layers(file.Layers()) {
+      : mechanism(&Find(file, Mechanisms())), shape(ShapeOf(file, mechanism->inputs)), layers(file.Layers()) {
     shape.window = file.Integer("window", 65536);
   }
 
@@ -44,10 +42,8 @@ struct Token {
 class ByteModel {
  public:
   ByteModel(const ModelFile& file, const Architecture& a)
-      : width_(file.Size("byte.weight", 1)),
-        byte_(file.Read("byte.weight", {kBytes, width_})),
-        byte_before_(file.Read("byte_before.weight", {kBytes, width_})),
-        norm_(file.Read("norm.weight", {width_})),
+      : width_(file.Size("byte.weight", 1)), byte_(file.Read("byte.weight", {kBytes, width_})),
+        byte_before_(file.Read("byte_before.weight", {kBytes, width_})), norm_(file.Read("norm.weight", {width_})),
         head_(file, "head", kBytes, width_) {
     for (int i = 0; i < a.layers; ++i) {
       layers_.emplace_back(file, ModelFile::Prefix(i), width_, a.mechanism->inputs, a.shape);
@@ -56,8 +52,7 @@ class ByteModel {
 
   // Logits [N, 256] of what follows each of N tokens. Layers see a token alone, but for their
   // mechanisms mixes[layer], which know whose tokens these are and what came before.
-  Vector Logits(heed::Context& ctx, std::span<const Token> tokens,
-                std::span<const Mix> mixes) const {
+  Vector Logits(heed::Context& ctx, std::span<const Token> tokens, std::span<const Mix> mixes) const {
     Vector x;
     std::vector<int64_t> positions;
     for (const Token& token : tokens) {

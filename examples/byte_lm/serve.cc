@@ -40,28 +40,23 @@ std::string Quoted(const std::string& text) {
   return line + '"';
 }
 
-void Print(const char* how, const std::vector<Continuation>& all, const Texts& texts,
-           const Alone& best_alone, double seconds) {
+void Print(const char* how, const std::vector<Continuation>& all, const Texts& texts, const Alone& best_alone,
+           double seconds) {
   const double count = static_cast<double>(all.size() * all[0].text.size());
   std::printf("\n%s: %.0f bytes/s\n", how, count / seconds);
   for (const Continuation& one : all) {
     std::printf("%8.3f  %s\n", one.mean(), Quoted(one.text).c_str());
   }
-  std::printf("caches: %.1f KiB; %zu that share nothing: %.1f KiB\n",
-              static_cast<double>(texts.num_bytes()) / 1024, all.size(),
-              static_cast<double>(all.size()) * static_cast<double>(best_alone.num_bytes) / 1024);
+  std::printf("caches: %.1f KiB; %zu that share nothing: %.1f KiB\n", static_cast<double>(texts.num_bytes()) / 1024,
+              all.size(), static_cast<double>(all.size()) * static_cast<double>(best_alone.num_bytes) / 1024);
   std::printf("the first in one pass, on its own: %.3f\n",
               best_alone.log_probability / static_cast<double>(all[0].text.size()));
 }
 
 void Run(std::span<char* const> arguments) {
-  const Command command(arguments,
-                        {{"--prompt", "Alice was "},
-                         {"--bytes", "60"},
-                         {"--samples", "8"},
-                         {"--beams", "4"},
-                         {"--seed", "0"}},
-                        "FILE [--prompt TEXT] [--bytes N] [--samples N] [--beams N] [--seed N]");
+  const Command command(
+      arguments, {{"--prompt", "Alice was "}, {"--bytes", "60"}, {"--samples", "8"}, {"--beams", "4"}, {"--seed", "0"}},
+      "FILE [--prompt TEXT] [--bytes N] [--samples N] [--beams N] [--seed N]");
   const std::string& prompt = command.Text("--prompt");
   const int64_t count = command.Integer("--bytes", 1, 1 << 20);
   const int64_t samples = command.Integer("--samples", 1, 1024);
@@ -84,15 +79,14 @@ void Run(std::span<char* const> arguments) {
   std::vector<Continuation> all = Sampled(ctx, drawn, count, seed);
   const double sampling_seconds = sampling.Seconds();
   Rank(all);
-  Print("samples, by mean log probability of a byte", all, drawn,
-        InOnePass(ctx, nothing.Share(1), prompt, all[0].text), sampling_seconds);
+  Print("samples, by mean log probability of a byte", all, drawn, InOnePass(ctx, nothing.Share(1), prompt, all[0].text),
+        sampling_seconds);
 
   Texts searched = text.Share(beams);
   const Clock searching;
   const std::vector<Continuation> best = BeamSearch(ctx, searched, count);
   const double searching_seconds = searching.Seconds();
-  Print("beam search", best, searched, InOnePass(ctx, nothing.Share(1), prompt, best[0].text),
-        searching_seconds);
+  Print("beam search", best, searched, InOnePass(ctx, nothing.Share(1), prompt, best[0].text), searching_seconds);
 }
 
 }  // namespace

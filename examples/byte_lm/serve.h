@@ -104,9 +104,7 @@ class Texts {
 
  private:
   Texts(const Texts& one, int64_t n)
-      : model_(one.model_),
-        window_(one.window_),
-        length_(one.length_),
+      : model_(one.model_), window_(one.window_), length_(one.length_),
         before_(static_cast<size_t>(n), one.before_.at(0)) {
     for (int64_t i = 0; i < n; ++i) {
       logits_.insert(logits_.end(), one.logits_.begin(), one.logits_.end());
@@ -163,8 +161,7 @@ struct Alone {
   int64_t num_bytes;
 };
 
-inline Alone InOnePass(heed::Context& ctx, Texts empty, const std::string& prompt,
-                       const std::string& text) {
+inline Alone InOnePass(heed::Context& ctx, Texts empty, const std::string& prompt, const std::string& text) {
   const Vector logits = empty.Append(ctx, Bytes(prompt + text));
   Alone result = {0, empty.num_bytes()};
   for (size_t i = 0; i < text.size(); ++i) {
@@ -176,8 +173,7 @@ inline Alone InOnePass(heed::Context& ctx, Texts empty, const std::string& promp
 }
 
 // Continues each text by `count` bytes, text i drawn with seed + i.
-inline std::vector<Continuation> Sampled(heed::Context& ctx, Texts& texts, int64_t count,
-                                         uint64_t seed) {
+inline std::vector<Continuation> Sampled(heed::Context& ctx, Texts& texts, int64_t count, uint64_t seed) {
   std::vector<Continuation> all(static_cast<size_t>(texts.size()));
   std::vector<std::mt19937_64> random;
   for (size_t i = 0; i < all.size(); ++i) random.emplace_back(seed + i);
@@ -215,8 +211,7 @@ inline std::vector<Continuation> BeamSearch(heed::Context& ctx, Texts& texts, in
       const int64_t parent = static_cast<int64_t>(i);
       const std::vector<double> next = LogProbabilities(texts.Logits(parent));
       for (size_t byte = 0; byte < next.size(); ++byte) {
-        candidates.push_back({parent, static_cast<unsigned char>(byte),
-                              beams[i].log_probability + next[byte]});
+        candidates.push_back({parent, static_cast<unsigned char>(byte), beams[i].log_probability + next[byte]});
       }
     }
     std::ranges::stable_sort(candidates, std::ranges::greater{}, &Candidate::log_probability);

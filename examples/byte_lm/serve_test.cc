@@ -36,12 +36,15 @@ std::string WriteModel(const std::string& mechanism) {
                                                        {"norm.weight", {width}},
                                                        {"head.weight", {kBytes, width}}};
   for (int64_t i = 0; i < kLayers; ++i) {
-    const std::map<std::string, Sizes> of_layer = {
-        {"norm1", {width}},          {"norm2", {width}},
-        {"gate", {width, width}},    {"out", {width, width}},
-        {"up", {2 * width, width}},  {"down", {width, 2 * width}},
-        {"inputs.q", {kHeads * kKey, width}}, {"inputs.k", {kHeads * kKey, width}},
-        {"inputs.v", {width, width}}};
+    const std::map<std::string, Sizes> of_layer = {{"norm1", {width}},
+                                                   {"norm2", {width}},
+                                                   {"gate", {width, width}},
+                                                   {"out", {width, width}},
+                                                   {"up", {2 * width, width}},
+                                                   {"down", {width, 2 * width}},
+                                                   {"inputs.q", {kHeads * kKey, width}},
+                                                   {"inputs.k", {kHeads * kKey, width}},
+                                                   {"inputs.v", {width, width}}};
     for (const auto& [name, sizes] : of_layer) {
       shapes.emplace_back("layers." + std::to_string(i) + "." + name + ".weight", sizes);
     }
@@ -60,10 +63,9 @@ std::string WriteModel(const std::string& mechanism) {
     tensors.push_back({shapes[i].first, View(memory[i], shapes[i].second)});
   }
   const std::string path = testing::TempDir() + "byte_lm_" + mechanism + ".safetensors";
-  heed::WriteSafetensors(path, tensors,
-                         {{"mechanism", mechanism},
-                          {"heads", std::to_string(kHeads)},
-                          {"window", std::to_string(kWindow)}});
+  heed::WriteSafetensors(
+      path, tensors,
+      {{"mechanism", mechanism}, {"heads", std::to_string(kHeads)}, {"window", std::to_string(kWindow)}});
   return path;
 }
 
@@ -84,11 +86,9 @@ class ServeTest : public testing::Test {
   Vector Whole(const std::string& text) {
     std::vector<Token> tokens;
     for (size_t i = 0; i < text.size(); ++i) {
-      tokens.push_back({Bytes(text)[i], i == 0 ? Bytes(text)[0] : Bytes(text)[i - 1],
-                        static_cast<int64_t>(i)});
+      tokens.push_back({Bytes(text)[i], i == 0 ? Bytes(text)[0] : Bytes(text)[i - 1], static_cast<int64_t>(i)});
     }
-    const Mix forward = [](heed::Context& ctx, const Arguments& in,
-                           const heed::TensorView& o) {
+    const Mix forward = [](heed::Context& ctx, const Arguments& in, const heed::TensorView& o) {
       const auto one = [](const heed::TensorView& x) {
         return heed::TensorView(x.data(), x.dtype(), {1, x.size(0), x.size(1), x.size(2)});
       };
@@ -96,8 +96,7 @@ class ServeTest : public testing::Test {
       options.causal = true;
       options.window = {kWindow - 1, 0};
       options.invariant = true;  // the sums of a cache, through every layer
-      heed::attention::Forward(ctx, {one(in.at("q")), one(in.at("k")), one(in.at("v"))}, options,
-                               {one(o), {}});
+      heed::attention::Forward(ctx, {one(in.at("q")), one(in.at("k")), one(in.at("v"))}, options, {one(o), {}});
     };
     return model_.Logits(ctx_, tokens, std::vector<Mix>(kLayers, forward));
   }
@@ -148,8 +147,7 @@ TEST_F(ServeTest, LogitsAreThoseOfAWholeForwardAtEveryPosition) {
     ASSERT_EQ(served.size(), whole.size());
     EXPECT_GT(*std::ranges::max_element(whole), 1);
     EXPECT_LT(MaxDifference(served, whole), 1e-5);
-    EXPECT_EQ(MaxDifference(texts.Logits(static_cast<int64_t>(i)), std::span(served).last(kBytes)),
-              0);
+    EXPECT_EQ(MaxDifference(texts.Logits(static_cast<int64_t>(i)), std::span(served).last(kBytes)), 0);
   }
 }
 
@@ -186,8 +184,7 @@ TEST_F(ServeTest, BeamsHaveTheirOwnLogProbabilitiesAndAreRanked) {
     EXPECT_LE(beams[i].log_probability, beams[i == 0 ? 0 : i - 1].log_probability);
     // The caches are those of this very beam.
     const Vector whole = Whole(kPrompt + beams[i].text);
-    EXPECT_LT(MaxDifference(texts.Logits(static_cast<int64_t>(i)), std::span(whole).last(kBytes)),
-              1e-5);
+    EXPECT_LT(MaxDifference(texts.Logits(static_cast<int64_t>(i)), std::span(whole).last(kBytes)), 1e-5);
   }
   EXPECT_EQ(different.size(), 5u);
 }
@@ -203,8 +200,7 @@ TEST_F(ServeTest, AsManyBeamsAsBytesFindTheBestPairsOfAll) {
   for (int64_t i = 0; i < kBytes; ++i) {
     const std::vector<double> second = LogProbabilities(firsts.Logits(i));
     for (size_t j = 0; j < second.size(); ++j) {
-      all.push_back({{static_cast<char>(i), static_cast<char>(j)},
-                     first[static_cast<size_t>(i)] + second[j]});
+      all.push_back({{static_cast<char>(i), static_cast<char>(j)}, first[static_cast<size_t>(i)] + second[j]});
     }
   }
   Rank(all);
@@ -238,8 +234,7 @@ TEST_F(ServeTest, AnotherMechanismIsRefused) {
   const ModelFile file(WriteModel("linear_attention"));
   const Architecture architecture(file);
   const ByteModel model(file, architecture);
-  EXPECT_THAT([&] { Texts(model, architecture); },
-              ThrowsMessage<std::runtime_error>(HasSubstr("expected attention")));
+  EXPECT_THAT([&] { Texts(model, architecture); }, ThrowsMessage<std::runtime_error>(HasSubstr("expected attention")));
 }
 
 // Standard output of the program, and its errors with it.
@@ -253,8 +248,7 @@ std::string Output(const std::string& arguments) {
 
 TEST_F(ServeTest, TheProgramPrintsWhatItHasFound) {
   const std::string path = WriteModel("attention");
-  const std::string text =
-      Output(path + " --prompt '" + kPrompt + "' --bytes 20 --samples 3 --beams 2 --seed 4");
+  const std::string text = Output(path + " --prompt '" + kPrompt + "' --bytes 20 --samples 3 --beams 2 --seed 4");
   Texts drawn = Prompted().Share(3), searched = Prompted().Share(2);
   std::vector<Continuation> samples = Sampled(ctx_, drawn, 20, 4);
   Rank(samples);
@@ -271,8 +265,7 @@ TEST_F(ServeTest, TheProgramPrintsWhatItHasFound) {
     ASSERT_NE(at, std::string::npos) << text;
   }
   EXPECT_EQ(std::ranges::count(text, '\n'), 1 + 2 * 4 + 3 + 2) << text;
-  EXPECT_EQ(Output(path + " --beams 0"),
-            "example_byte_lm_serve: --beams is '0', expected 1 to 256\n");
+  EXPECT_EQ(Output(path + " --beams 0"), "example_byte_lm_serve: --beams is '0', expected 1 to 256\n");
   EXPECT_THAT(Output(path + " --nonsense 1"), HasSubstr("example_byte_lm_serve: expected FILE"));
   EXPECT_THAT(Output(WriteModel("linear_attention")), HasSubstr("expected attention\n"));
 }

@@ -10,16 +10,14 @@ namespace {
 constexpr int64_t kPixels = 64, kPatches = 16;
 
 void Attention(heed::Context& ctx, const Arguments& in, const heed::TensorView& o) {
-  heed::attention::Forward(ctx, {Batch(in.at("q")), Batch(in.at("k")), Batch(in.at("v"))}, {},
-                           {Batch(o), {}});
+  heed::attention::Forward(ctx, {Batch(in.at("q")), Batch(in.at("k")), Batch(in.at("v"))}, {}, {Batch(o), {}});
 }
 
 void BigBird(heed::Context& ctx, const Arguments& in, const heed::TensorView& o) {
   static const heed::Pattern pattern = heed::patterns::BigBird(/*block=*/1, /*random=*/2);
   heed::attention::Options options;
   options.pattern = pattern;
-  heed::attention::Forward(ctx, {Batch(in.at("q")), Batch(in.at("k")), Batch(in.at("v"))}, options,
-                           {Batch(o), {}});
+  heed::attention::Forward(ctx, {Batch(in.at("q")), Batch(in.at("k")), Batch(in.at("v"))}, options, {Batch(o), {}});
 }
 
 void Performer(heed::Context& ctx, const Arguments& in, const heed::TensorView& o) {
@@ -31,9 +29,8 @@ void Performer(heed::Context& ctx, const Arguments& in, const heed::TensorView& 
 }
 
 void Linformer(heed::Context& ctx, const Arguments& in, const heed::TensorView& o) {
-  heed::linformer::Forward(
-      ctx, {Batch(in.at("q")), Batch(in.at("k")), Batch(in.at("v")), in.at("e"), in.at("f")}, {},
-      {Batch(o)});
+  heed::linformer::Forward(ctx, {Batch(in.at("q")), Batch(in.at("k")), Batch(in.at("v")), in.at("e"), in.at("f")}, {},
+                           {Batch(o)});
 }
 
 // A patch is its 2 x 2 values and its place.

@@ -12,8 +12,7 @@ constexpr int64_t kSamples = 6400, kFrame = 80, kHop = 20, kTokens = kSamples / 
 void WindowedAttention(heed::Context& ctx, const Arguments& in, const heed::TensorView& o) {
   heed::attention::Options options;
   options.window = {.left = 32, .right = 32};
-  heed::attention::Forward(ctx, {Batch(in.at("q")), Batch(in.at("k")), Batch(in.at("v"))}, options,
-                           {Batch(o), {}});
+  heed::attention::Forward(ctx, {Batch(in.at("q")), Batch(in.at("k")), Batch(in.at("v"))}, options, {Batch(o), {}});
 }
 
 void LongConvolution(heed::Context& ctx, const Arguments& in, const heed::TensorView& o) {
@@ -54,8 +53,7 @@ int main(int argc, char** argv) {
                    kSamples,
                    kTokens,
                    {{"none", {{{"v", kOfValue}}, Nothing}},
-                    {"windowed_attention",
-                     {{{"q", kTurned}, {"k", kTurned}, {"v", kOfValue}}, WindowedAttention}},
+                    {"windowed_attention", {{{"q", kTurned}, {"k", kTurned}, {"v", kOfValue}}, WindowedAttention}},
                     {"selective_scan", {InputsOfSelectiveScan(), SelectiveScan}},
                     {"s4d", {InputsOfS4d(), S4d}},
                     {"long_convolution", {{{"u", kOfValue}, {"kernel", kernel}}, LongConvolution}}},

@@ -85,11 +85,8 @@ struct Task {
 class Classifier {
  public:
   Classifier(const ModelFile& file, const Task& task)
-      : mix_(Find(file, task.mechanisms).mix),
-        width_(file.Size("head.weight", 1)),
-        stem_(task.stem(file, width_)),
-        norm_(file.Read("norm.weight", {width_})),
-        head_(file, "head", file.Size("head.weight", 0), width_, true),
+      : mix_(Find(file, task.mechanisms).mix), width_(file.Size("head.weight", 1)), stem_(task.stem(file, width_)),
+        norm_(file.Read("norm.weight", {width_})), head_(file, "head", file.Size("head.weight", 0), width_, true),
         positions_(static_cast<size_t>(task.tokens)) {
     std::iota(positions_.begin(), positions_.end(), 0);
     const Inputs& inputs = Find(file, task.mechanisms).inputs;
@@ -135,17 +132,14 @@ class Classifier {
 // each, or the logits of all.
 inline int Classify(const Task& task, int argc, char** argv) {
   return Main(task.program, argc, argv, [&](std::span<char* const> arguments) {
-    const Command command(arguments, {{"--logits", ""}},
-                          "FILE SEQUENCES.npy [--logits OUT.npy]", 2);
+    const Command command(arguments, {{"--logits", ""}}, "FILE SEQUENCES.npy [--logits OUT.npy]", 2);
     const ModelFile file(command.file(0));
     const Classifier model(file, task);
     const heed::NpyFile npy(command.file(1));
     const heed::ConstTensorView all = npy.tensor();
-    if (all.dtype() != heed::DType::kF32 || all.rank() != 2 || all.size(1) != task.numbers ||
-        all.stride(1) != 1) {
-      throw std::runtime_error(command.file(1) + " is " + heed::Name(all.dtype()) +
-                               all.ShapeString() + ", expected f32[N," +
-                               std::to_string(task.numbers) + "], rows contiguous");
+    if (all.dtype() != heed::DType::kF32 || all.rank() != 2 || all.size(1) != task.numbers || all.stride(1) != 1) {
+      throw std::runtime_error(command.file(1) + " is " + heed::Name(all.dtype()) + all.ShapeString() +
+                               ", expected f32[N," + std::to_string(task.numbers) + "], rows contiguous");
     }
     heed::Context ctx(1);
     Vector logits;

@@ -14,14 +14,13 @@
 #include <string_view>
 #include <utility>
 
-inline int64_t Parse(const std::string& what, std::string_view text, int64_t smallest,
-                     int64_t largest) {
+inline int64_t Parse(const std::string& what, std::string_view text, int64_t smallest, int64_t largest) {
   int64_t value = 0;
   const char* const last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, value);
   if (error != std::errc() || end != last || value < smallest || value > largest) {
-    throw std::runtime_error(what + " is '" + std::string(text) + "', expected " +
-                             std::to_string(smallest) + " to " + std::to_string(largest));
+    throw std::runtime_error(what + " is '" + std::string(text) + "', expected " + std::to_string(smallest) + " to " +
+                             std::to_string(largest));
   }
   return value;
 }
@@ -30,8 +29,8 @@ inline int64_t Parse(const std::string& what, std::string_view text, int64_t sma
 class Command {
  public:
   // `values` has all options and their defaults.
-  Command(std::span<char* const> arguments, std::map<std::string, std::string> values,
-          const char* usage, size_t files = 1)
+  Command(std::span<char* const> arguments, std::map<std::string, std::string> values, const char* usage,
+          size_t files = 1)
       : arguments_(arguments), values_(std::move(values)) {
     bool good = arguments.size() > files && (arguments.size() - files) % 2 == 1;
     for (size_t i = 1 + files; good && i < arguments.size(); i += 2) {

@@ -57,13 +57,9 @@ inline void Nothing(heed::Context&, const Arguments& in, const heed::TensorView&
   std::copy_n(v.as<float>(), v.num_elements(), o.as<float>());
 }
 
-inline float LogSigmoid(float x) {
-  return std::min(x, 0.0f) - std::log1p(std::exp(-std::fabs(x)));
-}
+inline float LogSigmoid(float x) { return std::min(x, 0.0f) - std::log1p(std::exp(-std::fabs(x))); }
 
-inline float Softplus(float x) {
-  return std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x)));
-}
+inline float Softplus(float x) { return std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x))); }
 
 inline float Same(float x) { return x; }
 
@@ -119,9 +115,7 @@ class ModelFile {
  public:
   explicit ModelFile(const std::string& path) : path_(path), file_(path) {}
 
-  [[noreturn]] void Fail(const std::string& what) const {
-    throw std::runtime_error(path_ + ": " + what);
-  }
+  [[noreturn]] void Fail(const std::string& what) const { throw std::runtime_error(path_ + ": " + what); }
 
   bool Contains(const std::string& name) const { return file_.Contains(name); }
 
@@ -149,8 +143,7 @@ class ModelFile {
   Vector Read(const std::string& name, const Sizes& sizes) const {
     const heed::ConstTensorView x = file_.tensor(name);
     if (x.dtype() != heed::DType::kF32 || !std::ranges::equal(x.sizes(), sizes)) {
-      Fail(name + " is " + heed::Name(x.dtype()) + x.ShapeString() + ", expected f32" +
-           heed::ShapeString(sizes));
+      Fail(name + " is " + heed::Name(x.dtype()) + x.ShapeString() + ", expected f32" + heed::ShapeString(sizes));
     }
     return Vector(x.as<float>(), x.as<float>() + x.num_elements());
   }
@@ -198,8 +191,7 @@ inline Shape ShapeOf(const ModelFile& file, const Inputs& inputs) {
 // y = W x + b for each row x of [N, inputs].
 class Linear {
  public:
-  Linear(const ModelFile& file, const std::string& name, int64_t outputs, int64_t inputs,
-         bool has_bias = false) {
+  Linear(const ModelFile& file, const std::string& name, int64_t outputs, int64_t inputs, bool has_bias = false) {
     const Vector weight = file.Read(name + ".weight", {outputs, inputs});
     const Vector bias = has_bias ? file.Read(name + ".bias", {outputs}) : Vector();
     product_ = heed::layers::Linear(View(weight, {outputs, inputs}),
@@ -242,15 +234,13 @@ inline void Add(Vector& x, const Vector& y) {
 // An argument of a mechanism: [N, H, K], [N, H, V] or [N, H]; a constant without the N.
 class Argument {
  public:
-  Argument(const ModelFile& file, const std::string& name, const Input& input, int64_t width,
-           const Shape& n)
+  Argument(const ModelFile& file, const std::string& name, const Input& input, int64_t width, const Shape& n)
       : map_(input.map), rotary_(input.rotary), unit_(input.unit) {
     const std::map<Per, int64_t> sizes = {
-        {Per::kKey, n.key},           {Per::kValue, n.value},
-        {Per::kHead, 1},              {Per::kFilter, 4 * n.value},
-        {Per::kRates, n.key * n.value}, {Per::kPairs, 2 * n.key * n.value},
-        {Per::kKeyPairs, 2 * n.key},  {Per::kTaps, n.tokens * n.value},
-        {Per::kFeatures, n.key},      {Per::kRanks, n.tokens}};
+        {Per::kKey, n.key},          {Per::kValue, n.value},           {Per::kHead, 1},
+        {Per::kFilter, 4 * n.value}, {Per::kRates, n.key * n.value},   {Per::kPairs, 2 * n.key * n.value},
+        {Per::kKeyPairs, 2 * n.key}, {Per::kTaps, n.tokens * n.value}, {Per::kFeatures, n.key},
+        {Per::kRanks, n.tokens}};
     const int64_t size = sizes.at(input.size);
     const bool of_all_heads = input.size == Per::kFeatures || input.size == Per::kRanks;
     sizes_ = {of_all_heads ? file.Elements(name + ".bias") / size : n.heads};
@@ -262,16 +252,14 @@ class Argument {
     }
   }
 
-  Vector operator()(heed::Context& ctx, const Vector& u,
-                    const std::vector<int64_t>& positions) const {
+  Vector operator()(heed::Context& ctx, const Vector& u, const std::vector<int64_t>& positions) const {
     if (!project_) return constant_;
     Vector x = Mapped((*project_)(ctx, u));
     if (unit_) Normalize(x);
     if (!rotary_) return x;
     Vector turned(x.size());
     const int64_t N = static_cast<int64_t>(positions.size());
-    heed::Rotary(ctx, View(x, SizesOf(N)),
-                 heed::ConstTensorView(positions.data(), heed::DType::kI64, {N}),
+    heed::Rotary(ctx, View(x, SizesOf(N)), heed::ConstTensorView(positions.data(), heed::DType::kI64, {N}),
                  heed::RotaryPairs::kHalfSplit, {}, View(turned, SizesOf(N)));
     return turned;
   }
@@ -309,13 +297,9 @@ class Argument {
 // Layer of layer.py.
 class Layer {
  public:
-  Layer(const ModelFile& file, const std::string& prefix, int64_t width, const Inputs& inputs,
-        const Shape& n)
-      : heads_(n.heads),
-        value_(n.value),
-        norm1_(file.Read(prefix + "norm1.weight", {width})),
-        norm2_(file.Read(prefix + "norm2.weight", {width})),
-        gate_(file, prefix + "gate", heads_ * value_, width),
+  Layer(const ModelFile& file, const std::string& prefix, int64_t width, const Inputs& inputs, const Shape& n)
+      : heads_(n.heads), value_(n.value), norm1_(file.Read(prefix + "norm1.weight", {width})),
+        norm2_(file.Read(prefix + "norm2.weight", {width})), gate_(file, prefix + "gate", heads_ * value_, width),
         out_(file, prefix + "out", width, heads_ * value_),
         up_(file, prefix + "up", file.Size(prefix + "up.weight", 0), width),
         down_(file, prefix + "down", width, file.Size(prefix + "up.weight", 0)) {
@@ -325,8 +309,7 @@ class Layer {
   }
 
   // x is [N, width].
-  void operator()(heed::Context& ctx, Vector& x, const std::vector<int64_t>& positions,
-                  const Mix& mix) const {
+  void operator()(heed::Context& ctx, Vector& x, const std::vector<int64_t>& positions, const Mix& mix) const {
     const int64_t N = static_cast<int64_t>(positions.size());
     const Vector u = Norm(x, norm1_);
     std::map<std::string, Vector> values;

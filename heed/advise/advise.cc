@@ -68,7 +68,8 @@ class Adviser {
     std::erase_if(of_attention, [&](const auto& candidate) { return !IsWanted(candidate->mechanism); });
     std::vector<OpEntry> ops = AllOps();
     std::erase_if(ops, [&](const OpEntry& op) {
-      return op.call == nullptr || !TakesQkv(op) || op.name == "attention" || op.name == "certified_attention" || !IsWanted(op.name);
+      return op.call == nullptr || !TakesQkv(op) || op.name == "attention" || op.name == "certified_attention" ||
+             !IsWanted(op.name);
     });
     count_ = of_attention.size() + ops.size() * request_.dtypes.size();
     for (const std::unique_ptr<Candidate>& candidate : of_attention) {
@@ -144,8 +145,8 @@ class Adviser {
       file_ = set.file;
       sizes_ = SizesOf(InputsOf(set.tensors));
       if (sizes_.Tq != sizes_.Tk) {
-        throw InvalidArgument(set.file + ": q has " + std::to_string(sizes_.Tq) + " tokens and k " + std::to_string(sizes_.Tk) +
-                              ", expected as many: heed compare takes such tensors");
+        throw InvalidArgument(set.file + ": q has " + std::to_string(sizes_.Tq) + " tokens and k " +
+                              std::to_string(sizes_.Tk) + ", expected as many: heed compare takes such tensors");
       }
     }
     for (const int64_t size : {sizes_.B, sizes_.Tk, sizes_.Hq, sizes_.Hkv, sizes_.D, sizes_.Dv}) {
@@ -157,9 +158,10 @@ class Adviser {
     }
     sample_ = request_.source ? Sample() : length_;
     if (request_.model == nullptr && (!request_.source || sample_ != length_)) {
-      throw InvalidArgument("there is no cost model, which times at " + std::to_string(length_) +
-                            " tokens have to be predicted from: run heed advise --calibrate once, in less than two minutes" +
-                            (length_ == sizes_.Tk && request_.source ? ", or give candidates more seconds to run on all tokens" : ""));
+      throw InvalidArgument(
+          "there is no cost model, which times at " + std::to_string(length_) +
+          " tokens have to be predicted from: run heed advise --calibrate once, in less than two minutes" +
+          (length_ == sizes_.Tk && request_.source ? ", or give candidates more seconds to run on all tokens" : ""));
     }
     Question question;
     question.purpose = request_.purpose;
@@ -175,7 +177,8 @@ class Adviser {
     return question;
   }
 
-  // Tokens to run candidates on: all, or so many that some forty calls that are as exact attention take the time there is.
+  // Tokens to run candidates on: all, or so many that some forty calls that are as exact attention take the time there
+  // is.
   int64_t Sample() const {
     const double pairs = VisiblePairs(At(sizes_.Tk), request_.exact.causal), calls = 40.0 * (kLeastRuns + 1);
     const double passes = request_.purpose == Purpose::kTraining ? 3.5 : 1;

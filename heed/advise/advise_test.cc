@@ -159,7 +159,8 @@ TEST_F(AdviseTest, TrainingHasNoCertificates) {
   EXPECT_NE(Find(advice, "retention"), nullptr);
   EXPECT_EQ(Find(advice, "certified_attention"), nullptr);
   // Gradients are as large as what they are the gradients of.
-  EXPECT_DOUBLE_EQ(Find(advice, "attention", "causal")->memory.arguments, 2 * 4.0 * kTokens * 2 * 8 * 4 + kTokens * 2 * 4);
+  EXPECT_DOUBLE_EQ(Find(advice, "attention", "causal")->memory.arguments,
+                   2 * 4.0 * kTokens * 2 * 8 * 4 + kTokens * 2 * 4);
 }
 
 TEST_F(AdviseTest, ShapesAloneArePredictedAndNothingIsRun) {
@@ -179,7 +180,9 @@ TEST_F(AdviseTest, ShapesAloneArePredictedAndNothingIsRun) {
 TEST_F(AdviseTest, ShapesWithoutAModelAreRefusedWithWhatToDo) {
   request_.source = nullptr;
   request_.sizes = {1, 64, 64, 2, 2, 8, 8};
-  EXPECT_THAT([&] { Advise(request_); }, ThrowsMessage<InvalidArgument>("there is no cost model, which times at 64 tokens have to be predicted from: run heed advise --calibrate once, in less than two minutes"));
+  EXPECT_THAT([&] { Advise(request_); },
+              ThrowsMessage<InvalidArgument>("there is no cost model, which times at 64 tokens have to be predicted "
+                                             "from: run heed advise --calibrate once, in less than two minutes"));
 }
 
 TEST_F(AdviseTest, WhatIsMissingIsSaid) {
@@ -203,12 +206,15 @@ TEST_F(AdviseTest, WhatNobodyGaveIsAssumedAndSaidSo) {
 
 TEST_F(AdviseTest, OnlyTheMechanismsThatAreNamedAreThere) {
   request_.mechanisms = {"retention", "attention"};
-  for (const Row& row : Advise(request_).rows) EXPECT_TRUE(row.mechanism == "retention" || row.mechanism == "attention");
+  for (const Row& row : Advise(request_).rows)
+    EXPECT_TRUE(row.mechanism == "retention" || row.mechanism == "attention");
   request_.mechanisms = {"delta_rule"};
-  EXPECT_THAT([&] { Advise(request_); }, ThrowsMessage<InvalidArgument>("nothing to rank: delta_rule needs beta too: give them by these names"));
+  EXPECT_THAT([&] { Advise(request_); },
+              ThrowsMessage<InvalidArgument>("nothing to rank: delta_rule needs beta too: give them by these names"));
   request_.mechanisms = {"linformer"};
   request_.purpose = Purpose::kDecode;
-  EXPECT_THAT([&] { Advise(request_); }, ThrowsMessage<InvalidArgument>(HasSubstr("none of these mechanisms is there for decode")));
+  EXPECT_THAT([&] { Advise(request_); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("none of these mechanisms is there for decode")));
 }
 
 TEST_F(AdviseTest, BadSizesAreRefusedInOneSentence) {
@@ -217,7 +223,9 @@ TEST_F(AdviseTest, BadSizesAreRefusedInOneSentence) {
   request_.length.reset();
   Add("k", {1, kTokens + 1, 2, 8});
   Add("v", {1, kTokens + 1, 2, 8});
-  EXPECT_THAT([&] { Advise(request_); }, ThrowsMessage<InvalidArgument>("file: q has 512 tokens and k 513, expected as many: heed compare takes such tensors"));
+  EXPECT_THAT([&] { Advise(request_); },
+              ThrowsMessage<InvalidArgument>(
+                  "file: q has 512 tokens and k 513, expected as many: heed compare takes such tensors"));
 }
 
 TEST_F(AdviseTest, KeyHeadsMayBeFewer) {

@@ -1,4 +1,5 @@
-// Decoding with attention: caches of rows as they are or of bytes, rings behind windows, sketches that prove what can stay out.
+// Decoding with attention: caches of rows as they are or of bytes, rings behind windows, sketches that prove what can
+// stay out.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -29,11 +30,17 @@ class Tokens {
     const int64_t B = like.k.size(0), H = like.k.size(2), D = like.k.size(3), Dv = like.v.size(3);
     const DType dtype = like.k.dtype();
     if (kind.window > 0) {
-      ring_.emplace(RingKVCache::Options{.batch = B, .heads = H, .dim = D, .value_dim = Dv, .window = kind.window, .dtype = dtype});
+      ring_.emplace(RingKVCache::Options{
+          .batch = B, .heads = H, .dim = D, .value_dim = Dv, .window = kind.window, .dtype = dtype});
     } else {
       const bool sketches = kind.level.value_or(Level::kSkip) != Level::kSkip;
-      all_.emplace(KVCache::Options{.batch = B, .heads = H, .dim = D, .value_dim = Dv, .dtype = dtype,
-                                    .quantize = kind.quantize, .sketch = sketches ? Sketch::kInt8 : Sketch::kNone});
+      all_.emplace(KVCache::Options{.batch = B,
+                                    .heads = H,
+                                    .dim = D,
+                                    .value_dim = Dv,
+                                    .dtype = dtype,
+                                    .quantize = kind.quantize,
+                                    .sketch = sketches ? Sketch::kInt8 : Sketch::kNone});
     }
   }
 
@@ -148,7 +155,8 @@ class Cached : public Candidate {
   }
 
  private:
-  // The last token, unless it fills a block of 64: it has the sketch of the whole block to pay for, which one in 64 has.
+  // The last token, unless it fills a block of 64: it has the sketch of the whole block to pay for, which one in 64
+  // has.
   static int64_t TimedToken(int64_t tokens) { return tokens > 1 && tokens % 64 == 0 ? tokens - 2 : tokens - 1; }
 
   int64_t TokensOf(const Sizes& s) const { return kind_.window > 0 ? std::min(s.Tk, kind_.window) : s.Tk; }
@@ -170,10 +178,13 @@ class Cached : public Candidate {
     const Buffer o(in.q.dtype(), {B, 1, H, in.v.size(3)});
     Context ctx(threads);
     cache.Append(in, t, t + 1);
-    certified_attention::Attend(ctx, cache.view(), in.q.Slice(1, t, t + 1), CertifiedOptions(), {o.view(), {}, {}, kept.view()});
+    certified_attention::Attend(ctx, cache.view(), in.q.Slice(1, t, t + 1), CertifiedOptions(),
+                                {o.view(), {}, {}, kept.view()});
     cache.TakeBack(t);
     const int64_t n = kept.view().num_elements();
-    return n == 0 ? 1 : static_cast<double>(std::count(kept.as<bool>(), kept.as<bool>() + n, true)) / static_cast<double>(n);
+    return n == 0
+               ? 1
+               : static_cast<double>(std::count(kept.as<bool>(), kept.as<bool>() + n, true)) / static_cast<double>(n);
   }
 
   Kind kind_;

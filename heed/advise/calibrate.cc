@@ -79,22 +79,42 @@ constexpr Size kMechanismSizes[] = {
 
 // One token behind a state, which is as large behind any number of tokens.
 constexpr Size kStepSizes[] = {
-    {{1, 32, 32, 2, 2, 64, 64}}, {{1, 32, 32, 8, 8, 64, 64}},  {{4, 32, 32, 4, 4, 32, 32}},   {{1, 32, 32, 4, 4, 128, 128}},
-    {{2, 32, 32, 3, 3, 48, 48}}, {{8, 32, 32, 8, 8, 64, 64}},  {{1, 32, 32, 16, 16, 128, 128}}, {{1, 32, 32, 4, 4, 96, 96}},
+    {{1, 32, 32, 2, 2, 64, 64}},
+    {{1, 32, 32, 8, 8, 64, 64}},
+    {{4, 32, 32, 4, 4, 32, 32}},
+    {{1, 32, 32, 4, 4, 128, 128}},
+    {{2, 32, 32, 3, 3, 48, 48}},
+    {{8, 32, 32, 8, 8, 64, 64}},
+    {{1, 32, 32, 16, 16, 128, 128}},
+    {{1, 32, 32, 4, 4, 96, 96}},
     {{2, 32, 32, 4, 4, 40, 40}},
-    {{1, 32, 32, 6, 6, 64, 64}, true, true},   {{1, 32, 32, 6, 6, 80, 80}, true, true}, {{2, 32, 32, 4, 4, 64, 64}, true, true},
-    {{3, 32, 32, 6, 6, 56, 56}, true, true},   {{2, 32, 32, 8, 8, 128, 128}, true, true},
+    {{1, 32, 32, 6, 6, 64, 64}, true, true},
+    {{1, 32, 32, 6, 6, 80, 80}, true, true},
+    {{2, 32, 32, 4, 4, 64, 64}, true, true},
+    {{3, 32, 32, 6, 6, 56, 56}, true, true},
+    {{2, 32, 32, 8, 8, 128, 128}, true, true},
 };
 
 // Tokens that are cached are many more than those of a pass.
 constexpr Size kCacheSizes[] = {
-    {{1, 64, 64, 4, 4, 64, 64}},        {{1, 256, 256, 8, 8, 64, 64}},     {{4, 512, 512, 4, 4, 64, 64}},
-    {{1, 1024, 1024, 8, 2, 128, 128}},  {{1, 2048, 2048, 12, 12, 32, 32}}, {{1, 4096, 4096, 4, 4, 64, 64}},
-    {{1, 4096, 4096, 8, 8, 128, 128}},  {{1, 8192, 8192, 16, 4, 64, 64}},  {{1, 16384, 16384, 2, 2, 128, 128}},
-    {{1, 16384, 16384, 8, 8, 64, 64}},  {{1, 512, 512, 32, 8, 128, 128}},  {{2, 128, 128, 3, 3, 96, 96}},
-    {{1, 32768, 32768, 8, 8, 64, 64}},  {{1, 2048, 2048, 4, 4, 64, 64}},
-    {{1, 400, 400, 6, 6, 64, 64}, true, true},    {{2, 1500, 1500, 4, 4, 80, 80}, true, true},
-    {{1, 3000, 3000, 8, 4, 64, 64}, true, true},  {{1, 6000, 6000, 12, 12, 64, 64}, true, true},
+    {{1, 64, 64, 4, 4, 64, 64}},
+    {{1, 256, 256, 8, 8, 64, 64}},
+    {{4, 512, 512, 4, 4, 64, 64}},
+    {{1, 1024, 1024, 8, 2, 128, 128}},
+    {{1, 2048, 2048, 12, 12, 32, 32}},
+    {{1, 4096, 4096, 4, 4, 64, 64}},
+    {{1, 4096, 4096, 8, 8, 128, 128}},
+    {{1, 8192, 8192, 16, 4, 64, 64}},
+    {{1, 16384, 16384, 2, 2, 128, 128}},
+    {{1, 16384, 16384, 8, 8, 64, 64}},
+    {{1, 512, 512, 32, 8, 128, 128}},
+    {{2, 128, 128, 3, 3, 96, 96}},
+    {{1, 32768, 32768, 8, 8, 64, 64}},
+    {{1, 2048, 2048, 4, 4, 64, 64}},
+    {{1, 400, 400, 6, 6, 64, 64}, true, true},
+    {{2, 1500, 1500, 4, 4, 80, 80}, true, true},
+    {{1, 3000, 3000, 8, 4, 64, 64}, true, true},
+    {{1, 6000, 6000, 12, 12, 64, 64}, true, true},
     {{1, 12000, 12000, 8, 2, 128, 128}, true, true},
 };
 
@@ -111,8 +131,8 @@ struct Job {
   bool failed = false;
 
   std::string What() const {
-    return candidate->mechanism + " " + candidate->options + " " + Name(purpose) + " " + heed::Name(candidate->dtype) + " " +
-           ToString(size.sizes);
+    return candidate->mechanism + " " + candidate->options + " " + Name(purpose) + " " + heed::Name(candidate->dtype) +
+           " " + ToString(size.sizes);
   }
 };
 
@@ -158,7 +178,9 @@ std::vector<Job> Jobs(const CalibrateOptions& options) {
   for (const Size& size : kCacheSizes) AddJobs(Purpose::kDecode, size, threads, jobs);
   std::erase_if(jobs, [&](const Job& job) { return !is_wanted(job.candidate->mechanism); });
   for (const OpEntry& op : AllOps()) {
-    if (op.name == "attention" || op.name == "certified_attention" || op.call == nullptr || !TakesQkv(op) || !is_wanted(op.name)) continue;
+    if (op.name == "attention" || op.name == "certified_attention" || op.call == nullptr || !TakesQkv(op) ||
+        !is_wanted(op.name))
+      continue;
     for (const Size& size : kMechanismSizes) {
       AddMechanismJobs(op, Purpose::kPrefill, size, threads, jobs);
       AddMechanismJobs(op, Purpose::kTraining, size, threads, jobs);
@@ -200,7 +222,8 @@ class Progress {
   double elapsed() const { return Now() - start_; }
   void Show(size_t begun, const std::string& what) {
     if (!options_.progress) return;
-    const double round = elapsed() * static_cast<double>(num_jobs_) / static_cast<double>(std::min(begun, num_jobs_) + 1);
+    const double round =
+        elapsed() * static_cast<double>(num_jobs_) / static_cast<double>(std::min(begun, num_jobs_) + 1);
     const double all = begun < num_jobs_ ? std::max(round, options_.seconds) : options_.seconds;
     share_ = std::max(share_, std::min(elapsed() / std::max(all, 1e-9), 1.0));
     options_.progress(share_, what);
@@ -241,7 +264,8 @@ std::vector<Measured> MeasureAll(const CalibrateOptions& options) {
   }
   std::vector<Measured> measured;
   for (const Job& job : jobs) {
-    if (!job.failed && !job.parts.empty()) measured.push_back({job.What(), job.size.held_out, job.parts, job.times.best()});
+    if (!job.failed && !job.parts.empty())
+      measured.push_back({job.What(), job.size.held_out, job.parts, job.times.best()});
   }
   return measured;
 }

@@ -82,8 +82,8 @@ TEST(CalibrateTest, OneMechanismIsMeasuredForEveryPurpose) {
     }
     EXPECT_GT(sum, 0) << work.name;
   }
-  EXPECT_THAT(works, ElementsAre("retention decode bf16", "retention decode f32", "retention prefill bf16", "retention prefill f32",
-                                 "retention training bf16", "retention training f32"));
+  EXPECT_THAT(works, ElementsAre("retention decode bf16", "retention decode f32", "retention prefill bf16",
+                                 "retention prefill f32", "retention training bf16", "retention training f32"));
   EXPECT_EQ(calibration.calls, steps);
   EXPECT_GE(calibration.held_out.size(), 6u * 5);
   EXPECT_LT(calibration.held_out.size() * 2, static_cast<size_t>(calibration.calls));

@@ -21,10 +21,8 @@ struct Training {
       : o(in.q.dtype(), {in.q.size(0), in.q.size(1), in.q.size(2), in.v.size(3)}, Placement::kAligned),
         lse(in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, {in.q.size(0), in.q.size(2), in.q.size(1)},
             Placement::kAligned),
-        d_o(OrdinaryNumbers(in.q.dtype(), o.view().sizes())),
-        dq(in.q.dtype(), in.q.sizes(), Placement::kAligned),
-        dk(in.k.dtype(), in.k.sizes(), Placement::kAligned),
-        dv(in.v.dtype(), in.v.sizes(), Placement::kAligned) {}
+        d_o(OrdinaryNumbers(in.q.dtype(), o.view().sizes())), dq(in.q.dtype(), in.q.sizes(), Placement::kAligned),
+        dk(in.k.dtype(), in.k.sizes(), Placement::kAligned), dv(in.v.dtype(), in.v.sizes(), Placement::kAligned) {}
 
   void Run(Context& ctx, const attention::Inputs& in, const attention::Options& options) const {
     attention::Forward(ctx, in, options, {o.view(), lse.view()});
@@ -49,7 +47,8 @@ double Candidate::KeptOf(int64_t) const { return 1; }
 double Candidate::KeptAt(double kept, int64_t, int64_t) const { return kept; }
 
 attention::Inputs InputsOf(const Sizes& s, DType dtype) {
-  return {ConstTensorView(nullptr, dtype, {s.B, s.Tq, s.Hq, s.D}), ConstTensorView(nullptr, dtype, {s.B, s.Tk, s.Hkv, s.D}),
+  return {ConstTensorView(nullptr, dtype, {s.B, s.Tq, s.Hq, s.D}),
+          ConstTensorView(nullptr, dtype, {s.B, s.Tk, s.Hkv, s.D}),
           ConstTensorView(nullptr, dtype, {s.B, s.Tk, s.Hkv, s.Dv})};
 }
 
@@ -117,7 +116,8 @@ void AddPasses(Call& call, Purpose purpose, const attention::Inputs& in, std::fu
   call.stages.emplace_back([o, in, options](Context& ctx) { attention::Forward(ctx, in, options(), {o.view(), {}}); });
 }
 
-double PassesWorkspace(const Context& ctx, Purpose purpose, const attention::Inputs& in, const attention::Options& options) {
+double PassesWorkspace(const Context& ctx, Purpose purpose, const attention::Inputs& in,
+                       const attention::Options& options) {
   int64_t bytes = attention::Workspace(ctx, in, options);
   if (purpose == Purpose::kTraining) {
     const auto like = [](const ConstTensorView& x) { return TensorView(nullptr, x.dtype(), x.sizes()); };

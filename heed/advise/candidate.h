@@ -19,8 +19,8 @@
 
 namespace heed::advise {
 
-// kPrefill: the outputs of all tokens. kTraining: these and all gradients. kDecode: one more token of each sequence, behind
-// those that are remembered.
+// kPrefill: the outputs of all tokens. kTraining: these and all gradients. kDecode: one more token of each sequence,
+// behind those that are remembered.
 enum class Purpose { kPrefill, kTraining, kDecode };
 const char* Name(Purpose purpose);  // "prefill"
 
@@ -62,8 +62,8 @@ class Candidate {
   bool chooses = false;    // which pairs it keeps depends on tensors
   std::vector<std::string> assumed = {};  // inputs that nobody gave
 
-  // What one call has to do with as many queries as keys (in decoding one query, the last of Tk tokens), where it keeps this
-  // share of the visible pairs. Throws InvalidArgument for sizes that the mechanism does not take.
+  // What one call has to do with as many queries as keys (in decoding one query, the last of Tk tokens), where it keeps
+  // this share of the visible pairs. Throws InvalidArgument for sizes that the mechanism does not take.
   virtual std::vector<Part> Parts(const Context& ctx, const Sizes& sizes, double kept) const = 0;
   virtual Memory MemoryAt(const Context& ctx, const Sizes& sizes, double kept) const = 0;
 
@@ -92,9 +92,11 @@ struct Question {
 // Exact attention and what leaves out some of its keys, the exact one first.
 Candidates AttentionCandidates(const Question& question);
 
-// A mechanism in one dtype. The shapes of what it takes besides q, k and v are those of `given`, whose tokens are cut or
-// repeated, else what would be assumed. Null where it has no such pass. Throws InvalidArgument for sizes that it does not take.
-std::unique_ptr<Candidate> MechanismCandidate(const Question& question, const OpEntry& op, const TensorMap& given, DType dtype);
+// A mechanism in one dtype. The shapes of what it takes besides q, k and v are those of `given`, whose tokens are cut
+// or repeated, else what would be assumed. Null where it has no such pass. Throws InvalidArgument for sizes that it
+// does not take.
+std::unique_ptr<Candidate> MechanismCandidate(const Question& question, const OpEntry& op, const TensorMap& given,
+                                              DType dtype);
 
 }  // namespace heed::advise
 

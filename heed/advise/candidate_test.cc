@@ -51,10 +51,12 @@ Buffer Attention(const TensorMap& tensors, const std::function<bool(int64_t i, i
         for (int64_t j = 0; j < T; ++j) {
           if (!keep(i, j)) continue;
           double dot = 0;
-          for (int64_t d = 0; d < D; ++d) dot += GetElement(q, std::vector{b, i, h, d}) * GetElement(k, std::vector{b, j, h / group, d});
+          for (int64_t d = 0; d < D; ++d)
+            dot += GetElement(q, std::vector{b, i, h, d}) * GetElement(k, std::vector{b, j, h / group, d});
           const double weight = std::exp(dot / std::sqrt(static_cast<double>(D)));
           sum += weight;
-          for (int64_t d = 0; d < Dv; ++d) mean[static_cast<size_t>(d)] += weight * GetElement(v, std::vector{b, j, h / group, d});
+          for (int64_t d = 0; d < Dv; ++d)
+            mean[static_cast<size_t>(d)] += weight * GetElement(v, std::vector{b, j, h / group, d});
         }
         for (int64_t d = 0; d < Dv; ++d) o.Set({b, i, h, d}, sum == 0 ? 0 : mean[static_cast<size_t>(d)] / sum);
       }
@@ -104,8 +106,11 @@ class CandidateTest : public testing::Test {
 
 TEST_F(CandidateTest, ExactAttentionAndItsWindowsAreWhatTheySay) {
   const Candidates candidates = AttentionCandidates(Asked(Purpose::kPrefill));
-  EXPECT_LT(ErrorOf(Find(candidates, "causal"), Attention(tensors_, [](int64_t i, int64_t j) { return j <= i; })), 1e-6);
-  EXPECT_LT(ErrorOf(Find(candidates, "causal, one thread"), Attention(tensors_, [](int64_t i, int64_t j) { return j <= i; })), 1e-6);
+  EXPECT_LT(ErrorOf(Find(candidates, "causal"), Attention(tensors_, [](int64_t i, int64_t j) { return j <= i; })),
+            1e-6);
+  EXPECT_LT(
+      ErrorOf(Find(candidates, "causal, one thread"), Attention(tensors_, [](int64_t i, int64_t j) { return j <= i; })),
+      1e-6);
   for (const int64_t width : {80, 32, 16}) {
     const Buffer expected = Attention(tensors_, [&](int64_t i, int64_t j) { return j <= i && j > i - width; });
     EXPECT_LT(ErrorOf(Find(candidates, "causal window " + std::to_string(width - 1) + ",0"), expected), 1e-6) << width;
@@ -136,7 +141,8 @@ TEST_F(CandidateTest, StagesCanRunAgainAndAgain) {
       for (int again = 0; again < 3; ++again) {
         for (const auto& stage : call.stages) stage(ctx_);
       }
-      EXPECT_TRUE(SameBits(before.view(), call.o)) << candidate->mechanism << " " << candidate->options << " " << Name(purpose);
+      EXPECT_TRUE(SameBits(before.view(), call.o))
+          << candidate->mechanism << " " << candidate->options << " " << Name(purpose);
     }
   }
 }
@@ -153,7 +159,8 @@ TEST_F(CandidateTest, PartsAreAsManyAsStages) {
         for (const auto& [unit, amount] : part.load) EXPECT_TRUE(amount >= 0 && std::isfinite(amount)) << unit;
       }
       const double kept = call.kept();
-      EXPECT_THAT(kept, AllOf(Ge(0), Le(candidate->is_causal ? 2.1 : 1.0))) << candidate->options;  // tiles of a diagonal
+      EXPECT_THAT(kept, AllOf(Ge(0), Le(candidate->is_causal ? 2.1 : 1.0)))
+          << candidate->options;  // tiles of a diagonal
     }
   }
 }
@@ -171,7 +178,8 @@ TEST_F(CandidateTest, TheShareThatTopBlocksKeepIsKnownBeforehand) {
       const double observed = Ran(candidate, ctx_, tensors).kept();
       EXPECT_NEAR(candidate.KeptOf(1000) / observed, 1, 0.03) << candidate.options;
       // Twice the tokens: as many blocks for each row, so about half the share.
-      EXPECT_NEAR(candidate.KeptAt(observed, 1000, 32000) / candidate.KeptAt(observed, 1000, 64000), 2, 0.05) << candidate.options;
+      EXPECT_NEAR(candidate.KeptAt(observed, 1000, 32000) / candidate.KeptAt(observed, 1000, 64000), 2, 0.05)
+          << candidate.options;
       EXPECT_DOUBLE_EQ(candidate.KeptAt(observed, 1000, 1000), observed);
     }
   }
@@ -350,7 +358,8 @@ TEST_P(Mechanisms, WhatIsPlannedWithoutTensorsIsWhatIsRun) {
     const TensorCall call = (purpose == Purpose::kPrefill ? op.call : op.train)(ctx_, with, {});
     const Memory memory = candidate->MemoryAt(ctx_, kOfMechanisms, 1);
     double bytes = 0;
-    for (const auto& [name, x] : with) bytes += static_cast<double>(x.num_elements()) * static_cast<double>(SizeOf(x.dtype()));
+    for (const auto& [name, x] : with)
+      bytes += static_cast<double>(x.num_elements()) * static_cast<double>(SizeOf(x.dtype()));
     double states = 0;
     for (const OutputSpec& spec : call.outputs) {
       double size = static_cast<double>(SizeOf(spec.dtype));
@@ -368,7 +377,8 @@ TEST_P(Mechanisms, WhatIsPlannedWithoutTensorsIsWhatIsRun) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Mechanisms, testing::ValuesIn(Entries()), [](const auto& value) { return value.param.op.name; });
+INSTANTIATE_TEST_SUITE_P(All, Mechanisms, testing::ValuesIn(Entries()),
+                         [](const auto& value) { return value.param.op.name; });
 
 TEST(MechanismsTest, ThereAreMany) { EXPECT_GE(Entries().size(), 15u); }
 

@@ -20,7 +20,7 @@ attention::Inputs InputsOf(const Sizes& sizes, DType dtype);
 attention::Inputs InputsOf(const TensorMap& tensors);  // RWKV calls q r
 Sizes SizesOf(const attention::Inputs& in);
 
-double SizeIn(DType dtype);  // bytes of an element
+double SizeIn(DType dtype);       // bytes of an element
 double Rows(const Sizes& sizes);  // queries of all heads
 
 // Pairs of a query and a key of all heads, of those with j <= i if `causal`.
@@ -30,12 +30,13 @@ double ArgumentBytes(const Sizes& sizes, DType dtype);  // of q, k, v and o
 double KeyValueBytes(const Sizes& sizes, DType dtype, int64_t tokens);
 double TrainingBytes(const Sizes& sizes, DType dtype);  // of all gradients and the log-sum-exps
 
-// Adds `bytes` that are read again and again, shared out among units by how many they are: what fits into a cache is nearer,
-// and how near each cache of a machine is, its fit says. "byte_1M" is the cost of a byte of a mebibyte; between two sizes it
-// is between theirs, by the logarithm.
+// Adds `bytes` that are read again and again, shared out among units by how many they are: what fits into a cache is
+// nearer, and how near each cache of a machine is, its fit says. "byte_1M" is the cost of a byte of a mebibyte; between
+// two sizes it is between theirs, by the logarithm.
 void AddBytes(double bytes, Load& load);
 
-// Row-major and aligned, its elements between -1 and 1, without a pattern that a mechanism could see. Cheap, unlike Buffer::FillNormal.
+// Row-major and aligned, its elements between -1 and 1, without a pattern that a mechanism could see. Cheap, unlike
+// Buffer::FillNormal.
 Buffer OrdinaryNumbers(DType dtype, std::span<const int64_t> sizes, uint64_t seed = 1);
 
 // As long as the call lives.
@@ -45,9 +46,11 @@ std::shared_ptr<T> Keep(Call& call, std::shared_ptr<T> owner) {
   return owner;
 }
 
-// Attention of all tokens, and the gradients of q, k and v if it is trained: one stage, whose options may change with each run.
+// Attention of all tokens, and the gradients of q, k and v if it is trained: one stage, whose options may change with
+// each run.
 void AddPasses(Call& call, Purpose purpose, const attention::Inputs& in, std::function<attention::Options()> options);
-double PassesWorkspace(const Context& ctx, Purpose purpose, const attention::Inputs& in, const attention::Options& options);
+double PassesWorkspace(const Context& ctx, Purpose purpose, const attention::Inputs& in,
+                       const attention::Options& options);
 
 // Tokens at the end that decoding is compared by.
 inline constexpr int64_t kDecodedRows = 16;

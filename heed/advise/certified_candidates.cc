@@ -50,9 +50,8 @@ class Certified : public Candidate {
     const int64_t B = in.q.size(0), T = in.q.size(1), H = in.q.size(2), blocks = (in.k.size(1) + 63) / 64;
     const Buffer o(in.q.dtype(), {B, T, H, in.v.size(3)}, Placement::kAligned);
     call.o = o.view();
-    call.stages.emplace_back([o, in, with = with_](Context& ctx) {
-      certified_attention::Forward(ctx, in, with, {o.view(), {}, {}, {}});
-    });
+    call.stages.emplace_back(
+        [o, in, with = with_](Context& ctx) { certified_attention::Forward(ctx, in, with, {o.view(), {}, {}, {}}); });
     // Marks of kept blocks take time of their own.
     call.kept = [o, in, with = with_, B, T, H, blocks] {
       const Buffer kept(DType::kBool, {B, with.level == Level::kSkip ? H : in.k.size(2), T, blocks});

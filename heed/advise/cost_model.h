@@ -2,8 +2,9 @@
 //
 //   seconds = c_call + sum over units u of c_u amount_u
 //
-// with coefficients of 0 or more for each kind of work, dtype and number of threads. Units are what a kind of work is made
-// of, "pair", "flop", "byte"; a coefficient is the seconds of one. They are fitted to measured calls (calibrate.h).
+// with coefficients of 0 or more for each kind of work, dtype and number of threads. Units are what a kind of work is
+// made of, "pair", "flop", "byte"; a coefficient is the seconds of one. They are fitted to measured calls
+// (calibrate.h).
 #ifndef HEED_ADVISE_COST_MODEL_H_
 #define HEED_ADVISE_COST_MODEL_H_
 

@@ -70,7 +70,8 @@ void ReadFit(const Fields& fit, CostModel& model) {
 std::string ModelFileName(const std::string& cpu, const std::string& target, int threads, const std::string& version) {
   std::string name = "cost-" + cpu + "-" + target + "-" + std::to_string(threads) + "-" + version + ".json";
   for (char& c : name) {
-    const bool plain = (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '.' || c == '-';
+    const bool plain =
+        (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '.' || c == '-';
     if (!plain) c = '_';
   }
   return name;
@@ -96,18 +97,21 @@ CostModel ParseModel(const std::string& path, std::string_view text) {
 CostModel LoadModel(const std::string& path) {
   const os::MappedFile file(path);
   if (std::cmp_greater(file.num_bytes(), kMostBytes)) {
-    throw FileError(path + ": has " + std::to_string(file.num_bytes()) + " bytes, expected at most " + std::to_string(kMostBytes));
+    throw FileError(path + ": has " + std::to_string(file.num_bytes()) + " bytes, expected at most " +
+                    std::to_string(kMostBytes));
   }
   return ParseModel(path, {reinterpret_cast<const char*>(file.data()), file.num_bytes()});
 }
 
-void CheckFits(const std::string& path, const CostModel& model, const std::string& cpu, const std::string& target, int threads,
-               const std::string& version) {
+void CheckFits(const std::string& path, const CostModel& model, const std::string& cpu, const std::string& target,
+               int threads, const std::string& version) {
   const auto of = [](const std::string& c, const std::string& t, int n, const std::string& v) {
     return c + ", " + t + ", " + std::to_string(n) + (n == 1 ? " thread" : " threads") + ", heed " + v;
   };
-  const std::string got = of(model.cpu, model.target, model.threads, model.version), expected = of(cpu, target, threads, version);
-  if (got != expected) throw FileError(path + ": was measured on " + got + ", expected " + expected + ": calibrate again");
+  const std::string got = of(model.cpu, model.target, model.threads, model.version),
+                    expected = of(cpu, target, threads, version);
+  if (got != expected)
+    throw FileError(path + ": was measured on " + got + ", expected " + expected + ": calibrate again");
 }
 
 void SaveModel(const std::string& path, const CostModel& model) {
@@ -115,11 +119,12 @@ void SaveModel(const std::string& path, const CostModel& model) {
   for (const auto& [work, coefficients] : model.fits) {
     ordered_json seconds = ordered_json::object();
     for (const auto& [unit, each] : coefficients) seconds[unit] = each;
-    fits.push_back({{"work", work.name}, {"dtype", heed::Name(work.dtype)}, {"threads", work.threads}, {"seconds", seconds}});
+    fits.push_back(
+        {{"work", work.name}, {"dtype", heed::Name(work.dtype)}, {"threads", work.threads}, {"seconds", seconds}});
   }
-  const ordered_json document = {{kMark, kFormat},           {"cpu", model.cpu},         {"version", model.version},
-                                 {"target", model.target},   {"threads", model.threads}, {"seconds", model.seconds},
-                                 {"errors", model.errors},   {"fits", fits}};
+  const ordered_json document = {
+      {kMark, kFormat},           {"cpu", model.cpu},         {"version", model.version}, {"target", model.target},
+      {"threads", model.threads}, {"seconds", model.seconds}, {"errors", model.errors},   {"fits", fits}};
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code error;
   if (!folder.empty()) std::filesystem::create_directories(folder, error);  // what is wrong, the file says

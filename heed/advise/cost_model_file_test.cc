@@ -59,21 +59,31 @@ TEST_F(CostModelFileTest, AModelOfAnotherMachineDoesNotFit) {
   const std::string got = "F: was measured on AMD EPYC 9B14 (Genoa), AVX3_ZEN4, 2 threads, heed 0.1.0, expected ";
   EXPECT_THAT([&] { CheckFits("F", model, "Other", model.target, 2, "0.1.0"); },
               ThrowsMessage<FileError>(got + "Other, AVX3_ZEN4, 2 threads, heed 0.1.0: calibrate again"));
-  EXPECT_THAT([&] { CheckFits("F", model, model.cpu, "AVX2", 2, "0.1.0"); }, ThrowsMessage<FileError>(HasSubstr("expected AMD EPYC 9B14 (Genoa), AVX2")));
-  EXPECT_THAT([&] { CheckFits("F", model, model.cpu, model.target, 1, "0.1.0"); }, ThrowsMessage<FileError>(HasSubstr("AVX3_ZEN4, 1 thread, heed")));
-  EXPECT_THAT([&] { CheckFits("F", model, model.cpu, model.target, 2, "0.2.0"); }, ThrowsMessage<FileError>(HasSubstr("heed 0.2.0")));
+  EXPECT_THAT([&] { CheckFits("F", model, model.cpu, "AVX2", 2, "0.1.0"); },
+              ThrowsMessage<FileError>(HasSubstr("expected AMD EPYC 9B14 (Genoa), AVX2")));
+  EXPECT_THAT([&] { CheckFits("F", model, model.cpu, model.target, 1, "0.1.0"); },
+              ThrowsMessage<FileError>(HasSubstr("AVX3_ZEN4, 1 thread, heed")));
+  EXPECT_THAT([&] { CheckFits("F", model, model.cpu, model.target, 2, "0.2.0"); },
+              ThrowsMessage<FileError>(HasSubstr("heed 0.2.0")));
 }
 
 TEST_F(CostModelFileTest, NamesOfFilesAreNamesEverywhere) {
-  EXPECT_EQ(ModelFileName("Intel(R) Xeon(R) @ 2.0GHz/../x", "AVX2", 4, "0.1.0"), "cost-Intel_R__Xeon_R____2.0GHz_.._x-AVX2-4-0.1.0.json");
+  EXPECT_EQ(ModelFileName("Intel(R) Xeon(R) @ 2.0GHz/../x", "AVX2", 4, "0.1.0"),
+            "cost-Intel_R__Xeon_R____2.0GHz_.._x-AVX2-4-0.1.0.json");
   EXPECT_NE(ModelFileName("a", "AVX2", 1, "0.1.0"), ModelFileName("a", "AVX2", 2, "0.1.0"));
 }
 
 // A document with one field replaced, or taken away by an empty text.
 std::string With(const std::string& field, const std::string& value) {
   std::vector<std::pair<std::string, std::string>> fields = {
-      {"heed_cost_model", "1"}, {"cpu", "\"c\""}, {"version", "\"v\""}, {"target", "\"t\""}, {"threads", "2"}, {"seconds", "1.5"},
-      {"errors", "[0.1]"}, {"fits", R"([{"work": "w", "dtype": "f32", "threads": 1, "seconds": {"call": 1e-6}}])"}};
+      {"heed_cost_model", "1"},
+      {"cpu", "\"c\""},
+      {"version", "\"v\""},
+      {"target", "\"t\""},
+      {"threads", "2"},
+      {"seconds", "1.5"},
+      {"errors", "[0.1]"},
+      {"fits", R"([{"work": "w", "dtype": "f32", "threads": 1, "seconds": {"call": 1e-6}}])"}};
   std::string text;
   for (const auto& [name, usual] : fields) {
     const std::string& shown = name == field ? value : usual;
@@ -82,8 +92,10 @@ std::string With(const std::string& field, const std::string& value) {
   return text + "}";
 }
 
-std::string Fit(const std::string& work, const std::string& dtype, const std::string& threads, const std::string& seconds) {
-  return R"([{"work": )" + work + R"(, "dtype": )" + dtype + R"(, "threads": )" + threads + R"(, "seconds": )" + seconds + "}]";
+std::string Fit(const std::string& work, const std::string& dtype, const std::string& threads,
+                const std::string& seconds) {
+  return R"([{"work": )" + work + R"(, "dtype": )" + dtype + R"(, "threads": )" + threads + R"(, "seconds": )" +
+         seconds + "}]";
 }
 
 TEST_F(CostModelFileTest, TheUsualDocumentIsRead) {
@@ -93,19 +105,45 @@ TEST_F(CostModelFileTest, TheUsualDocumentIsRead) {
 
 TEST_F(CostModelFileTest, AnythingElseIsRefusedByItsField) {
   const std::string long_text = "\"" + std::string(201, 'x') + "\"";
-  const std::pair<std::string, std::string> wrong[] = {
-      {"heed_cost_model", ""}, {"heed_cost_model", "2"}, {"heed_cost_model", "true"},
-      {"cpu", ""}, {"cpu", "7"}, {"cpu", "\"\""}, {"cpu", "\"a\\nb\""}, {"cpu", "\"caf\\u00e9\""}, {"cpu", long_text},
-      {"version", "null"}, {"target", "[]"},
-      {"threads", "0"}, {"threads", "4097"}, {"threads", "1.5"}, {"threads", "18446744073709551615"},
-      {"seconds", "-1"}, {"seconds", "\"1\""}, {"seconds", "1e300"},
-      {"errors", ""}, {"errors", "{}"}, {"errors", "[-0.1]"}, {"errors", "[\"x\"]"}, {"errors", "[null]"}, {"errors", "[[0.1]]"},
-      {"fits", ""}, {"fits", "{}"}, {"fits", "[1]"}, {"fits", "[[]]"},
-      {"fits", Fit("1", "\"f32\"", "1", "{}")}, {"fits", Fit("\"w\"", "\"i32\"", "1", "{}")}, {"fits", Fit("\"w\"", "\"f32\"", "-1", "{}")},
-      {"fits", Fit("\"w\"", "\"f32\"", "1", "[]")}, {"fits", Fit("\"w\"", "\"f32\"", "1", "{\"call\": -1}")},
-      {"fits", Fit("\"w\"", "\"f32\"", "1", "{\"a\\nb\": 1}")}, {"fits", Fit("\"w\"", "\"f32\"", "1", "{\"call\": null}")}, {"fits", Fit("\"w\"", "\"f32\"", "1", "{\"call\": 1e10}")}};
+  const std::pair<std::string, std::string> wrong[] = {{"heed_cost_model", ""},
+                                                       {"heed_cost_model", "2"},
+                                                       {"heed_cost_model", "true"},
+                                                       {"cpu", ""},
+                                                       {"cpu", "7"},
+                                                       {"cpu", "\"\""},
+                                                       {"cpu", "\"a\\nb\""},
+                                                       {"cpu", "\"caf\\u00e9\""},
+                                                       {"cpu", long_text},
+                                                       {"version", "null"},
+                                                       {"target", "[]"},
+                                                       {"threads", "0"},
+                                                       {"threads", "4097"},
+                                                       {"threads", "1.5"},
+                                                       {"threads", "18446744073709551615"},
+                                                       {"seconds", "-1"},
+                                                       {"seconds", "\"1\""},
+                                                       {"seconds", "1e300"},
+                                                       {"errors", ""},
+                                                       {"errors", "{}"},
+                                                       {"errors", "[-0.1]"},
+                                                       {"errors", "[\"x\"]"},
+                                                       {"errors", "[null]"},
+                                                       {"errors", "[[0.1]]"},
+                                                       {"fits", ""},
+                                                       {"fits", "{}"},
+                                                       {"fits", "[1]"},
+                                                       {"fits", "[[]]"},
+                                                       {"fits", Fit("1", "\"f32\"", "1", "{}")},
+                                                       {"fits", Fit("\"w\"", "\"i32\"", "1", "{}")},
+                                                       {"fits", Fit("\"w\"", "\"f32\"", "-1", "{}")},
+                                                       {"fits", Fit("\"w\"", "\"f32\"", "1", "[]")},
+                                                       {"fits", Fit("\"w\"", "\"f32\"", "1", "{\"call\": -1}")},
+                                                       {"fits", Fit("\"w\"", "\"f32\"", "1", "{\"a\\nb\": 1}")},
+                                                       {"fits", Fit("\"w\"", "\"f32\"", "1", "{\"call\": null}")},
+                                                       {"fits", Fit("\"w\"", "\"f32\"", "1", "{\"call\": 1e10}")}};
   for (const auto& [field, value] : wrong) {
-    EXPECT_THAT([&] { ParseModel("F", With(field, value)); }, ThrowsMessage<FileError>(StartsWith("F: "))) << field << " " << value;
+    EXPECT_THAT([&] { ParseModel("F", With(field, value)); }, ThrowsMessage<FileError>(StartsWith("F: ")))
+        << field << " " << value;
   }
   for (const char* text : {"", "{", "[]", "null", "7", "\xff\xfe", "{\"heed_cost_model\": 1"}) {
     EXPECT_THROW(ParseModel("F", text), FileError) << text;
@@ -115,7 +153,8 @@ TEST_F(CostModelFileTest, AnythingElseIsRefusedByItsField) {
 
 TEST_F(CostModelFileTest, AFileThatIsTooLargeOrMissingIsRefused) {
   WriteBytes(Path("large"), std::string((size_t{4} << 20) + 1, ' '));
-  EXPECT_THAT([&] { LoadModel(Path("large")); }, ThrowsMessage<FileError>(HasSubstr("has 4194305 bytes, expected at most 4194304")));
+  EXPECT_THAT([&] { LoadModel(Path("large")); },
+              ThrowsMessage<FileError>(HasSubstr("has 4194305 bytes, expected at most 4194304")));
   EXPECT_THROW(LoadModel(Path("missing")), FileError);
 }
 

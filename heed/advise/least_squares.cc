@@ -10,8 +10,8 @@ namespace {
 using Vector = std::vector<double>;
 using Matrix = std::vector<Vector>;
 
-// Columns have length 1 here, so numbers compare with 1. A column of which less than this is left once those before it are
-// taken away says nothing of its own.
+// Columns have length 1 here, so numbers compare with 1. A column of which less than this is left once those before it
+// are taken away says nothing of its own.
 constexpr double kDependent = 1e-8;
 constexpr double kNoDescent = 1e-12;
 constexpr size_t kMostRounds = 100;  // for each unknown; some three are needed
@@ -40,7 +40,8 @@ Normal NormalOf(const Matrix& A, const Vector& b) {
   return normal;
 }
 
-// Solves for the unknowns of `set`, the others being 0, by Cholesky's factors. False if a column depends on those before it.
+// Solves for the unknowns of `set`, the others being 0, by Cholesky's factors. False if a column depends on those
+// before it.
 bool Solve(const Normal& normal, const std::vector<size_t>& set, Vector& x) {
   const size_t n = set.size();
   Matrix L(n, Vector(n, 0.0));
@@ -77,8 +78,8 @@ double Descent(const Normal& normal, const Vector& x, size_t i) {
   return descent;
 }
 
-// Goes from x, whose unknowns outside of `set` are 0, to the least squares of `set`, as far as all stay 0 or more. Unknowns
-// that would not leave the set, until none would. False if `set` has a column that says nothing of its own.
+// Goes from x, whose unknowns outside of `set` are 0, to the least squares of `set`, as far as all stay 0 or more.
+// Unknowns that would not leave the set, until none would. False if `set` has a column that says nothing of its own.
 bool Descend(const Normal& normal, std::vector<size_t>& set, Vector& x) {
   for (;;) {
     Vector target;

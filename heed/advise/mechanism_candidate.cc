@@ -77,7 +77,8 @@ class Mechanism : public Candidate {
     const Shapes all = ShapesOf(s);
     const TensorMap& shapes = all.tensors;
     const TensorCall plan = CallOf(ctx, shapes);
-    Load load = {{"row", Rows(OfCall(s))}, {"flop", plan.flops}, {"padded_flop", Padded(s.D) * Padded(s.Dv) * plan.flops}};
+    Load load = {
+        {"row", Rows(OfCall(s))}, {"flop", plan.flops}, {"padded_flop", Padded(s.D) * Padded(s.Dv) * plan.flops}};
     // Rows that end within a vector are copied first, and strips of a state are two vectors wide.
     if (s.D % kLanes != 0 || s.Dv % kLanes != 0) load["ragged"] = load["row"] * static_cast<double>(s.D + s.Dv);
     if (s.Dv % (2 * kLanes) != 0) load["odd_flop"] = plan.flops;
@@ -86,7 +87,8 @@ class Mechanism : public Candidate {
     for (const OutputSpec& spec : plan.outputs) (IsState(spec) ? states : load["byte"]) += BytesOf(spec);
     // A pass writes its states once; a step reads and writes those that the last one left in some cache.
     purpose_ == Purpose::kDecode ? AddBytes(states, load) : void(load["state_byte"] = states);
-    if (shapes.contains("projection")) load["feature"] = load["row"] * static_cast<double>(shapes.at("projection").size(0));
+    if (shapes.contains("projection"))
+      load["feature"] = load["row"] * static_cast<double>(shapes.at("projection").size(0));
     return {{{mechanism + " " + Name(purpose_), dtype, threads}, load}};
   }
 
@@ -98,7 +100,8 @@ class Mechanism : public Candidate {
     for (const auto& [name, x] : shapes.tensors) memory.arguments += BytesOf(x);
     for (const OutputSpec& spec : plan.outputs) (IsState(spec) ? memory.state : memory.arguments) += BytesOf(spec);
     const bool remembers = std::ranges::any_of(plan.outputs, IsState);
-    if (!remembers && purpose_ == Purpose::kPrefill) memory.state = KeyValueBytes(s, dtype, s.Tk);  // tokens see all keys
+    if (!remembers && purpose_ == Purpose::kPrefill)
+      memory.state = KeyValueBytes(s, dtype, s.Tk);  // tokens see all keys
     return memory;
   }
 
@@ -127,7 +130,9 @@ class Mechanism : public Candidate {
   }
 
   TensorCall CallOf(const Context& ctx, const TensorMap& tensors) const {
-    const OpEntry::CallOn& call = purpose_ == Purpose::kPrefill ? op_.call : purpose_ == Purpose::kTraining ? op_.train : op_.step;
+    const OpEntry::CallOn& call = purpose_ == Purpose::kPrefill    ? op_.call
+                                  : purpose_ == Purpose::kTraining ? op_.train
+                                                                   : op_.step;
     try {
       return call(ctx, tensors, scale_);
     } catch (const InvalidArgument&) {
@@ -162,7 +167,8 @@ class Mechanism : public Candidate {
       shapes.memory.emplace_back(static_cast<size_t>(BytesOf(x)));
       x = ConstTensorView(shapes.memory.back().data(), x.dtype(), shape);
     }
-    if (purpose_ == Purpose::kTraining) shapes.tensors["d_o"] = ConstTensorView(kNowhere, dtype, {s.B, s.Tq, s.Hq, s.Dv});
+    if (purpose_ == Purpose::kTraining)
+      shapes.tensors["d_o"] = ConstTensorView(kNowhere, dtype, {s.B, s.Tq, s.Hq, s.Dv});
     return shapes;
   }
 
@@ -217,7 +223,8 @@ class Mechanism : public Candidate {
 
 }  // namespace
 
-std::unique_ptr<Candidate> MechanismCandidate(const Question& question, const OpEntry& op, const TensorMap& given, DType dtype) {
+std::unique_ptr<Candidate> MechanismCandidate(const Question& question, const OpEntry& op, const TensorMap& given,
+                                              DType dtype) {
   const bool has = question.purpose == Purpose::kPrefill    ? op.call != nullptr
                    : question.purpose == Purpose::kTraining ? op.train != nullptr
                                                             : op.step != nullptr;

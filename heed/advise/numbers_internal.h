@@ -11,8 +11,8 @@
 
 namespace heed::advise {
 
-// What mechanisms take at one size and in one dtype: made when first asked for, the same for each that has a tensor of that
-// name and shape. Keys are short, so that delta rules stay finite, decays weak, factors between 0 and 1.
+// What mechanisms take at one size and in one dtype: made when first asked for, the same for each that has a tensor of
+// that name and shape. Keys are short, so that delta rules stay finite, decays weak, factors between 0 and 1.
 class Numbers {
  public:
   Numbers(const Sizes& sizes, DType dtype) : sizes_(sizes), dtype_(dtype) {}

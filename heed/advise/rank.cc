@@ -26,12 +26,10 @@ std::string Times(double ratio) {
 }
 
 // "attention causal in bf16".
-std::string NameOf(const Row& row) {
-  return row.mechanism + " " + row.options + " in " + Name(row.dtype);
-}
+std::string NameOf(const Row& row) { return row.mechanism + " " + row.options + " in " + Name(row.dtype); }
 
-// How many times as much as the budget has a row takes, the worst of what is budgeted; 1 and less is within. Infinite where
-// nobody knows.
+// How many times as much as the budget has a row takes, the worst of what is budgeted; 1 and less is within. Infinite
+// where nobody knows.
 double ExcessOf(const Budget& budget, const Row& row) {
   const auto ratio = [](double got, double most) {
     if (std::isnan(got)) return std::numeric_limits<double>::infinity();
@@ -64,22 +62,25 @@ const Row* Least(const std::vector<Row>& rows, const Measure& measure, const aut
   const Row* closest = Least(rows, error_of, any);
   const bool fits_memory = budget.memory_bytes && Fits(budget.memory_bytes, least->memory_bytes());
   if (budget.memory_bytes && !fits_memory) {
-    throw InvalidArgument("memory is " + BytesText(*budget.memory_bytes) + ", expected " + BytesText(least->memory_bytes()) +
-                          " or more: " + NameOf(*least) + " takes least at this length");
+    throw InvalidArgument("memory is " + BytesText(*budget.memory_bytes) + ", expected " +
+                          BytesText(least->memory_bytes()) + " or more: " + NameOf(*least) +
+                          " takes least at this length");
   }
   if (closest == nullptr) {
     throw InvalidArgument("error is " + NumberText(*budget.relative_error) +
                           ", expected none: no candidate has an error that is a number");
   }
   if (!Fits(budget.relative_error, closest->error.relative)) {
-    throw InvalidArgument("error is " + NumberText(*budget.relative_error) + ", expected " + Two(closest->error.relative) +
-                          " or more: " + NameOf(*closest) + " is closest");
+    throw InvalidArgument("error is " + NumberText(*budget.relative_error) + ", expected " +
+                          Two(closest->error.relative) + " or more: " + NameOf(*closest) + " is closest");
   }
-  const Row* small = Least(rows, memory_of, [&](const Row& row) { return Fits(budget.relative_error, row.error.relative); });
-  const Row* near = Least(rows, error_of, [&](const Row& row) { return Fits(budget.memory_bytes, row.memory_bytes()); });
+  const Row* small =
+      Least(rows, memory_of, [&](const Row& row) { return Fits(budget.relative_error, row.error.relative); });
+  const Row* near =
+      Least(rows, error_of, [&](const Row& row) { return Fits(budget.memory_bytes, row.memory_bytes()); });
   std::string text = "error " + NumberText(*budget.relative_error) + " and memory " + BytesText(*budget.memory_bytes) +
-                     " are met by no candidate together: raise the memory to " + BytesText(small->memory_bytes()) + " for " +
-                     NameOf(*small);
+                     " are met by no candidate together: raise the memory to " + BytesText(small->memory_bytes()) +
+                     " for " + NameOf(*small);
   if (near != nullptr) text += ", or the error to " + Two(near->error.relative) + " for " + NameOf(*near);
   throw InvalidArgument(text);
 }
@@ -107,11 +108,12 @@ std::string ExcessText(const Budget& budget, const Row& row) {
   const auto add = [&](const std::string& more) { text += (text.empty() ? "" : "; ") + more; };
   if (!Fits(budget.relative_error, row.error.relative)) {
     const double error = row.error.relative;
-    add(std::isnan(error) ? "its error is no number" : "error " + Two(error) + ", " + Times(error / *budget.relative_error) +
-                                                           " times the budget");
+    add(std::isnan(error) ? "its error is no number"
+                          : "error " + Two(error) + ", " + Times(error / *budget.relative_error) + " times the budget");
   }
   if (!Fits(budget.memory_bytes, row.memory_bytes())) {
-    add("memory " + BytesText(row.memory_bytes()) + ", " + Times(row.memory_bytes() / *budget.memory_bytes) + " times the budget");
+    add("memory " + BytesText(row.memory_bytes()) + ", " + Times(row.memory_bytes() / *budget.memory_bytes) +
+        " times the budget");
   }
   return text;
 }

@@ -30,7 +30,7 @@ struct Row {
   double seconds = kUnknown;  // what counts: measured where the sample has the length that is asked for, else predicted
   Memory memory = {};         // at that length
   OutputError error = {kUnknown, kUnknown};  // on the sample, against exact attention
-  double kept = 1;            // the share of visible pairs there
+  double kept = 1;                           // the share of visible pairs there
 
   // Set by Rank().
   int64_t rank = 0;       // from 1
@@ -46,9 +46,9 @@ struct Budget {
   std::optional<double> relative_error;  // root mean square, of that of the output
 };
 
-// Orders rows, of which there is at least one: those within the budget by time, then the others by how far they are outside of it. Each gets its rank and a
-// reason in words; `is_causal` says whether exact attention is. Throws InvalidArgument that says what to do where no row is
-// within the budget.
+// Orders rows, of which there is at least one: those within the budget by time, then the others by how far they are
+// outside of it. Each gets its rank and a reason in words; `is_causal` says whether exact attention is. Throws
+// InvalidArgument that says what to do where no row is within the budget.
 void Rank(const Budget& budget, bool is_causal, std::vector<Row>& rows);
 
 // "12.5 MiB".

@@ -26,9 +26,11 @@ Row RowOf(const std::string& mechanism, double seconds, double error, double meb
   return row;
 }
 
-// exact: slow and exact. near: faster, off by a thousandth. far: fastest, far off. waste: slower than near, and farther.
+// exact: slow and exact. near: faster, off by a thousandth. far: fastest, far off. waste: slower than near, and
+// farther.
 std::vector<Row> Rows() {
-  return {RowOf("exact", 8e-3, 1e-7, 64), RowOf("waste", 6e-3, 0.5, 48), RowOf("near", 4e-3, 1e-3, 32), RowOf("far", 1e-3, 0.4, 16)};
+  return {RowOf("exact", 8e-3, 1e-7, 64), RowOf("waste", 6e-3, 0.5, 48), RowOf("near", 4e-3, 1e-3, 32),
+          RowOf("far", 1e-3, 0.4, 16)};
 }
 
 std::vector<std::string> Names(const std::vector<Row>& rows) {
@@ -61,8 +63,9 @@ TEST(RankTest, AnErrorBudgetPutsTheOthersBehindByHowFarTheyAre) {
   std::vector<Row> rows = Rows();
   Rank({.memory_bytes = {}, .relative_error = 0.01}, true, rows);
   EXPECT_THAT(Names(rows), ElementsAre("near", "exact", "far", "waste"));
-  EXPECT_THAT(Reasons(rows), ElementsAre("fastest within the error of 0.01", "2 times the time of rank 1; nothing faster is as close",
-                                         "error 0.4, 40 times the budget", "error 0.5, 50 times the budget"));
+  EXPECT_THAT(Reasons(rows),
+              ElementsAre("fastest within the error of 0.01", "2 times the time of rank 1; nothing faster is as close",
+                          "error 0.4, 40 times the budget", "error 0.5, 50 times the budget"));
   EXPECT_TRUE(rows[1].within);
   EXPECT_FALSE(rows[2].within);
 }
@@ -99,8 +102,8 @@ TEST(RankTest, LessMemoryIsAReason) {
 }
 
 TEST(RankTest, RatiosReadAsTheyShould) {
-  std::vector<Row> rows = {RowOf("a", 1e-3, 0.1, 2), RowOf("b", 1.04e-3, 0.1, 2), RowOf("c", 1.06e-3, 0.1, 2), RowOf("d", 1, 0.01, 2),
-                           RowOf("e", 100, 0.1, 2)};
+  std::vector<Row> rows = {RowOf("a", 1e-3, 0.1, 2), RowOf("b", 1.04e-3, 0.1, 2), RowOf("c", 1.06e-3, 0.1, 2),
+                           RowOf("d", 1, 0.01, 2), RowOf("e", 100, 0.1, 2)};
   Rank({}, true, rows);
   EXPECT_THAT(rows[1].reason, testing::StartsWith("about the time of rank 1;"));
   EXPECT_THAT(rows[2].reason, testing::StartsWith("1.1 times the time of rank 1;"));
@@ -141,13 +144,16 @@ TEST(RankTest, WhereNothingFitsTheSentenceSaysWhatWould) {
   EXPECT_THAT([&] { Rank({.memory_bytes = {}, .relative_error = 1e-9}, true, rows); },
               ThrowsMessage<InvalidArgument>("error is 1e-09, expected 1e-07 or more: exact causal in f32 is closest"));
   EXPECT_THAT([&] { Rank({.memory_bytes = 5 * kMiB, .relative_error = {}}, true, rows); },
-              ThrowsMessage<InvalidArgument>("memory is 5 MiB, expected 16 MiB or more: far causal in f32 takes least at this length"));
+              ThrowsMessage<InvalidArgument>(
+                  "memory is 5 MiB, expected 16 MiB or more: far causal in f32 takes least at this length"));
   EXPECT_THAT([&] { Rank({.memory_bytes = 20 * kMiB, .relative_error = 0.01}, true, rows); },
-              ThrowsMessage<InvalidArgument>("error 0.01 and memory 20 MiB are met by no candidate together: raise the memory to 32 MiB for near "
-                                             "causal in f32, or the error to 0.4 for far causal in f32"));
+              ThrowsMessage<InvalidArgument>(
+                  "error 0.01 and memory 20 MiB are met by no candidate together: raise the memory to 32 MiB for near "
+                  "causal in f32, or the error to 0.4 for far causal in f32"));
   std::vector<Row> broken = {RowOf("broken", 1e-3, kUnknown, 1)};
-  EXPECT_THAT([&] { Rank({.memory_bytes = {}, .relative_error = 0.5}, true, broken); },
-              ThrowsMessage<InvalidArgument>("error is 0.5, expected none: no candidate has an error that is a number"));
+  EXPECT_THAT(
+      [&] { Rank({.memory_bytes = {}, .relative_error = 0.5}, true, broken); },
+      ThrowsMessage<InvalidArgument>("error is 0.5, expected none: no candidate has an error that is a number"));
 }
 
 TEST(RankTest, WhatWouldFitDoes) {

@@ -27,7 +27,8 @@ class Selected : public Candidate {
 
   std::vector<Part> Parts(const Context&, const Sizes& s, double kept) const override {
     const double pairs = kept * VisiblePairs(s, exact_.causal), channels = static_cast<double>(s.D + s.Dv);
-    // Where products are of pairs, tiles are of two blocks, and what a row has summed up goes there and back for one of them.
+    // Where products are of pairs, tiles are of two blocks, and what a row has summed up goes there and back for one of
+    // them.
     const double tiles = (1 - (1 - kept) * (1 - kept)) * VisiblePairs(s, exact_.causal) / (2 * kBlock);
     return {{{ChoiceName(), dtype, threads}, ChoiceLoad(s)},
             {{PatternName() + " " + Name(purpose_), dtype, threads},
@@ -71,7 +72,8 @@ class Selected : public Candidate {
   attention::Options exact_;
 };
 
-// The share of the visible pairs that is computed where each row keeps so many blocks of 64 keys, the tiles that are computed.
+// The share of the visible pairs that is computed where each row keeps so many blocks of 64 keys, the tiles that are
+// computed.
 double TileShare(int64_t tokens, bool causal, int64_t count) {
   double kept = 0, visible = 0;
   for (int64_t first = 0; first < tokens; first += kBlock) {  // rows of one tile see as many
@@ -85,8 +87,7 @@ double TileShare(int64_t tokens, bool causal, int64_t count) {
 
 class TopBlocks : public Selected {
  public:
-  TopBlocks(const Question& question, int64_t count, select::Score score)
-      : Selected(question.purpose, question.exact) {
+  TopBlocks(const Question& question, int64_t count, select::Score score) : Selected(question.purpose, question.exact) {
     const std::string name = score == select::Score::kMean ? "mean" : "box";
     choice_.causal = exact_.causal;
     choice_.block = kBlock;
@@ -94,8 +95,9 @@ class TopBlocks : public Selected {
     choice_.score = score;
     options = (exact_.causal ? "causal " : "") + std::string("top_blocks(") + std::to_string(count) + ", " +
               std::to_string(kBlock) + ", " + name + ")";
-    python = "heed.attention(q, k, v" + OptionsPython(exact_) + ", pattern=heed.select.top_blocks(q, k, count=" +
-             std::to_string(count) + ", block=" + std::to_string(kBlock) + ", score=\"" + name +
+    python = "heed.attention(q, k, v" + OptionsPython(exact_) +
+             ", pattern=heed.select.top_blocks(q, k, count=" + std::to_string(count) +
+             ", block=" + std::to_string(kBlock) + ", score=\"" + name +
              "\", causal=" + (exact_.causal ? "True" : "False") + "))";
   }
 
@@ -118,16 +120,13 @@ class TopBlocks : public Selected {
   }
 
  public:
-  double KeptOf(int64_t tokens) const override {
-    return TileShare(tokens, exact_.causal, choice_.count);
-  }
+  double KeptOf(int64_t tokens) const override { return TileShare(tokens, exact_.causal, choice_.count); }
   // As what was observed is to random choices there.
   double KeptAt(double kept, int64_t sample_tokens, int64_t tokens) const override {
     return kept * KeptOf(tokens) / KeptOf(sample_tokens);
   }
 
  private:
-
   select::TopBlocksOptions choice_;
 };
 
@@ -139,8 +138,9 @@ class Cumulative : public Selected {
     choice_.mass = 0.9;
     chooses = true;
     options = (exact_.causal ? "causal " : "") + std::string("cumulative(0.9, ") + std::to_string(kBlock) + ")";
-    python = "heed.attention(q, k, v" + OptionsPython(exact_) + ", pattern=heed.select.cumulative(q, k, mass=0.9, block=" +
-             std::to_string(kBlock) + ", causal=" + (exact_.causal ? "True" : "False") + "))";
+    python = "heed.attention(q, k, v" + OptionsPython(exact_) +
+             ", pattern=heed.select.cumulative(q, k, mass=0.9, block=" + std::to_string(kBlock) +
+             ", causal=" + (exact_.causal ? "True" : "False") + "))";
   }
 
  private:
@@ -171,8 +171,9 @@ class VerticalSlash : public Selected {
     chooses = true;
     const std::string verticals = std::to_string(choice_.verticals), slashes = std::to_string(choice_.slashes);
     options = "causal vertical_slash(" + verticals + ", " + slashes + ")";
-    python = "heed.attention(q, k, v" + OptionsPython(exact_) + ", pattern=heed.select.vertical_slash(q, k, verticals=" +
-             verticals + ", slashes=" + slashes + ", sinks=" + verticals + ", local=" + slashes + "))";
+    python = "heed.attention(q, k, v" + OptionsPython(exact_) +
+             ", pattern=heed.select.vertical_slash(q, k, verticals=" + verticals + ", slashes=" + slashes +
+             ", sinks=" + verticals + ", local=" + slashes + "))";
   }
 
   // A row keeps as many keys at any length.

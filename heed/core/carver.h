@@ -9,8 +9,7 @@ namespace heed {
 // With a null base it only counts: one function lays out and measures.
 class Carver {
  public:
-  explicit Carver(void* base, int64_t begin = 0)
-      : base_(static_cast<char*>(base)), at_(begin) {}
+  explicit Carver(void* base, int64_t begin = 0) : base_(static_cast<char*>(base)), at_(begin) {}
 
   template <class E>
   void Next(E*& buffer, int64_t elements) {

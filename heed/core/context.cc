@@ -15,8 +15,7 @@ constexpr int kMaxThreads = 4096;
 
 int CheckedThreads(int num_threads) {
   if (num_threads < 0 || num_threads > kMaxThreads) {
-    throw InvalidArgument("Context: threads is " + std::to_string(num_threads) +
-                          ", expected 0 (all CPUs) to " +
+    throw InvalidArgument("Context: threads is " + std::to_string(num_threads) + ", expected 0 (all CPUs) to " +
                           std::to_string(kMaxThreads));
   }
   return num_threads == 0 ? os::NumUsableCpus() : num_threads;
@@ -31,18 +30,14 @@ int64_t TargetsFromEnvironment() {
 }  // namespace
 
 Context::Context(int num_threads)
-    : executor_(DefaultExecutor()),
-      num_threads_(CheckedThreads(num_threads)),
+    : executor_(DefaultExecutor()), num_threads_(CheckedThreads(num_threads)),
       allowed_targets_(TargetsFromEnvironment()) {}
 
-Context::Context(Executor executor)
-    : executor_(executor), allowed_targets_(TargetsFromEnvironment()) {
+Context::Context(Executor executor) : executor_(executor), allowed_targets_(TargetsFromEnvironment()) {
   if (executor.num_threads == nullptr || executor.run == nullptr) {
-    throw InvalidArgument(
-        "Context: executor lacks a function, expected num_threads and run");
+    throw InvalidArgument("Context: executor lacks a function, expected num_threads and run");
   }
-  num_threads_ =
-      std::clamp(executor.num_threads(executor.self), 1, kMaxThreads);
+  num_threads_ = std::clamp(executor.num_threads(executor.self), 1, kMaxThreads);
 }
 
 Context::~Context() {
@@ -52,9 +47,7 @@ Context::~Context() {
   os::FreeAligned(tables_);
 }
 
-void Context::set_isa(std::string_view name) {
-  allowed_targets_ = TargetsUpTo(name);
-}
+void Context::set_isa(std::string_view name) { allowed_targets_ = TargetsUpTo(name); }
 
 void Context::ReserveScratch(size_t bytes_per_worker) {
   const size_t workers = static_cast<size_t>(num_threads_);
@@ -83,16 +76,13 @@ void Reserve(size_t num_bytes, size_t& size, void*& memory) {
 
 void Context::ReserveShared(size_t num_bytes) { Reserve(num_bytes, shared_bytes_, shared_); }
 
-void Context::ReserveStaging(size_t num_bytes) {
-  Reserve(num_bytes, staging_bytes_, staging_);
-}
+void Context::ReserveStaging(size_t num_bytes) { Reserve(num_bytes, staging_bytes_, staging_); }
 
 void Context::ReserveTables(size_t num_bytes) { Reserve(num_bytes, tables_bytes_, tables_); }
 
 void Context::Run(int64_t num_tasks, void (*body)(void*, int), void* argument) {
   if (num_tasks <= 0) return;
-  const int workers =
-      static_cast<int>(std::min<int64_t>(num_tasks, num_threads_));
+  const int workers = static_cast<int>(std::min<int64_t>(num_tasks, num_threads_));
   struct Job {
     void (*body)(void*, int);
     void* argument;

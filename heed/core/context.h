@@ -24,8 +24,7 @@ namespace heed {
 struct Executor {
   void* self = nullptr;
   int (*num_threads)(void* self) = nullptr;
-  void (*run)(void* self, int num_workers, void (*body)(void*, int),
-              void* argument) = nullptr;
+  void (*run)(void* self, int num_workers, void (*body)(void*, int), void* argument) = nullptr;
 };
 
 // heed's own pool: grows on demand, to as many threads as there are usable CPUs or 8 if
@@ -59,8 +58,8 @@ class HEED_API Context {
   void set_checks(bool checks) { checks_ = checks; }
   bool checks() const { return checks_; }
 
-  // Where calls on views of a CUDA device run: a cudaStream_t of that device, or null for its default stream. They return
-  // when their work has been put into it.
+  // Where calls on views of a CUDA device run: a cudaStream_t of that device, or null for its default stream. They
+  // return when their work has been put into it.
   void set_stream(void* stream) { stream_ = stream; }
   void* stream() const { return stream_; }
 
@@ -68,9 +67,7 @@ class HEED_API Context {
   // keeps it for later calls. May throw std::bad_alloc; call it before
   // ParallelFor, inside which nothing may.
   void ReserveScratch(size_t bytes_per_worker);
-  void* Scratch(int worker) const {
-    return scratch_[static_cast<size_t>(worker)];
-  }
+  void* Scratch(int worker) const { return scratch_[static_cast<size_t>(worker)]; }
 
   // One piece of memory that all workers share, reserved and reached alike.
   void ReserveShared(size_t num_bytes);
@@ -97,11 +94,11 @@ class HEED_API Context {
     } shared;
     shared.num_tasks = num_tasks;
     shared.f = &f;
-    Run(num_tasks,
+    Run(
+        num_tasks,
         [](void* argument, int worker) {
           Shared& s = *static_cast<Shared*>(argument);
-          for (int64_t task; (task = s.next.fetch_add(
-                                  1, std::memory_order_relaxed)) < s.num_tasks;) {
+          for (int64_t task; (task = s.next.fetch_add(1, std::memory_order_relaxed)) < s.num_tasks;) {
             (*s.f)(task, worker);
           }
         },

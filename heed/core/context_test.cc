@@ -58,9 +58,8 @@ TEST(ContextTest, ZeroThreadsMeansEveryUsableCpu) {
 TEST(ContextTest, ThreadsOutsideTheRangeAreRejected) {
   for (const int threads : {-1, 4097, std::numeric_limits<int>::min()}) {
     EXPECT_THAT([&] { Context ctx(threads); },
-                ThrowsMessage<InvalidArgument>(
-                    "Context: threads is " + std::to_string(threads) +
-                    ", expected 0 (all CPUs) to 4096"));
+                ThrowsMessage<InvalidArgument>("Context: threads is " + std::to_string(threads) +
+                                               ", expected 0 (all CPUs) to 4096"));
   }
 }
 
@@ -68,8 +67,7 @@ TEST(ContextTest, AnExecutorNeedsBothFunctions) {
   Executor executor = DefaultExecutor();
   executor.run = nullptr;
   EXPECT_THAT([&] { Context ctx(executor); },
-              ThrowsMessage<InvalidArgument>(HasSubstr(
-                  "executor lacks a function, expected num_threads and run")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("executor lacks a function, expected num_threads and run")));
   executor = DefaultExecutor();
   executor.num_threads = nullptr;
   EXPECT_THROW(Context ctx(executor), InvalidArgument);
@@ -77,8 +75,7 @@ TEST(ContextTest, AnExecutorNeedsBothFunctions) {
 
 TEST(ContextTest, AnExecutorOfNoThreadsStillHasTheCaller) {
   Executor executor = DefaultExecutor();
-  for (int (*threads)(void*) :
-       {+[](void*) { return 0; }, +[](void*) { return -5; }}) {
+  for (int (*threads)(void*) : {+[](void*) { return 0; }, +[](void*) { return -5; }}) {
     executor.num_threads = threads;
     EXPECT_EQ(Context(executor).num_threads(), 1);
   }
@@ -103,8 +100,7 @@ TEST(ContextTest, EveryAvailableTargetCanBeTheCap) {
   ctx.set_isa("tiles");
   EXPECT_EQ(ctx.allowed_targets(), kAllTargets);
   EXPECT_EQ(TargetName(ctx.allowed_targets()), SimdTargets().front());
-  EXPECT_EQ(TilesOf(kAllTargets),
-            os::HasMatrixTiles() ? TileUnit::kMatrix : TileUnit::kNone);
+  EXPECT_EQ(TilesOf(kAllTargets), os::HasMatrixTiles() ? TileUnit::kMatrix : TileUnit::kNone);
   EXPECT_EQ(os::HasMatrixTiles(), os::WhyNoMatrixTiles().empty());
 }
 
@@ -135,9 +131,8 @@ TEST(ContextTest, ANameThatIsNoTargetIsRejectedWithTheList) {
   Context ctx(1);
   ctx.set_isa(best);
   for (const char* name : {"avx999", "", "avx", "Avx2", " AVX2", "Unknown", "?"}) {
-    const auto message = ThrowsMessage<InvalidArgument>(AllOf(
-        HasSubstr("isa is '" + std::string(name) + "', expected one of: "),
-        HasSubstr(best), HasSubstr("tiles")));
+    const auto message = ThrowsMessage<InvalidArgument>(
+        AllOf(HasSubstr("isa is '" + std::string(name) + "', expected one of: "), HasSubstr(best), HasSubstr("tiles")));
     EXPECT_THAT([&] { ctx.set_isa(name); }, message);
     if (*name != '\0') {
       const ScopedIsa isa(name);
@@ -153,14 +148,12 @@ TEST(ContextTest, ATargetThatThisBuildOrCpuLacksIsUnsupported) {
   const std::vector<std::string> available = AvailableTargets();
   Context ctx(1);
   for (const std::string name : {"SSSE3", "SSE4", "AVX3_SPR"}) {
-    if (std::find(available.begin(), available.end(), name) !=
-        available.end()) {
+    if (std::find(available.begin(), available.end(), name) != available.end()) {
       continue;
     }
     EXPECT_THAT([&] { ctx.set_isa(name); },
                 ThrowsMessage<Unsupported>(
-                    AllOf(HasSubstr("isa is '" + name + "', available here: "),
-                          HasSubstr(available.front()))));
+                    AllOf(HasSubstr("isa is '" + name + "', available here: "), HasSubstr(available.front()))));
     const ScopedIsa isa(name.c_str());
     EXPECT_THROW(Context(1), Unsupported);
   }

@@ -20,14 +20,11 @@ int64_t Supported() {
 
 // Kernels for bf16 are compiled for one more (targets.h).
 int64_t Available(DType dtype) {
-  return Supported() &
-         (dtype == DType::kBF16 ? HWY_TARGETS | HWY_AVX3_ZEN4 : HWY_TARGETS);
+  return Supported() & (dtype == DType::kBF16 ? HWY_TARGETS | HWY_AVX3_ZEN4 : HWY_TARGETS);
 }
 
 // And one for int8 keys.
-int64_t Available() {
-  return Available(DType::kBF16) | (Supported() & HWY_AVX3_DL);
-}
+int64_t Available() { return Available(DType::kBF16) | (Supported() & HWY_AVX3_DL); }
 
 // Matrix tiles are no target of Highway's, whose lowest bits are reserved.
 constexpr int64_t kTiles = 1;
@@ -71,17 +68,13 @@ int64_t TargetsUpTo(std::string_view given) {
   const std::string_view no_target = hwy::TargetName(0);
   for (int bit = 0; bit < 63; ++bit) {
     if (name != no_target && name == hwy::TargetName(int64_t{1} << bit)) {
-      throw Unsupported("isa is '" + std::string(given) +
-                        "', available here: " + available + "tiles");
+      throw Unsupported("isa is '" + std::string(given) + "', available here: " + available + "tiles");
     }
   }
-  throw InvalidArgument("isa is '" + std::string(given) +
-                        "', expected one of: " + available + "tiles");
+  throw InvalidArgument("isa is '" + std::string(given) + "', expected one of: " + available + "tiles");
 }
 
-const char* TargetName(int64_t allowed) {
-  return hwy::TargetName(BestAllowed(allowed));
-}
+const char* TargetName(int64_t allowed) { return hwy::TargetName(BestAllowed(allowed)); }
 
 TileUnit TilesOf(int64_t allowed) {
   if ((allowed & kTiles) == 0) return TileUnit::kNone;
@@ -92,13 +85,9 @@ TileUnit TilesOf(int64_t allowed) {
 EmulateTiles::EmulateTiles() { ++emulations; }
 EmulateTiles::~EmulateTiles() { --emulations; }
 
-bool HasBF16Pairs(int64_t allowed) {
-  return (Supported() & allowed & HWY_AVX3_ZEN4) != 0;
-}
+bool HasBF16Pairs(int64_t allowed) { return (Supported() & allowed & HWY_AVX3_ZEN4) != 0; }
 
-bool HasByteProducts(int64_t allowed) {
-  return (Supported() & allowed & HWY_AVX3_DL) != 0;
-}
+bool HasByteProducts(int64_t allowed) { return (Supported() & allowed & HWY_AVX3_DL) != 0; }
 
 size_t TargetIndex(int64_t allowed) {
   hwy::ChosenTarget chosen;

@@ -18,9 +18,8 @@ struct Info {
 };
 
 constexpr Info kInfo[] = {
-    {DType::kF64, "f64", 8}, {DType::kF32, "f32", 4},  {DType::kBF16, "bf16", 2},
-    {DType::kF16, "f16", 2}, {DType::kI64, "i64", 8},  {DType::kI32, "i32", 4},
-    {DType::kBool, "bool", 1},
+    {DType::kF64, "f64", 8}, {DType::kF32, "f32", 4}, {DType::kBF16, "bf16", 2}, {DType::kF16, "f16", 2},
+    {DType::kI64, "i64", 8}, {DType::kI32, "i32", 4}, {DType::kBool, "bool", 1},
 };
 
 template <class T>
@@ -57,8 +56,7 @@ DType DTypeFromName(std::string_view name) {
   for (const Info& info : kInfo) {
     if (name == info.name) return info.dtype;
   }
-  throw InvalidArgument("dtype is '" + std::string(name) +
-                        "', expected f64, f32, bf16, f16, i64, i32 or bool");
+  throw InvalidArgument("dtype is '" + std::string(name) + "', expected f64, f32, bf16, f16, i64, i32 or bool");
 }
 
 float ToFloat(BF16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
@@ -71,8 +69,7 @@ float ToFloat(F16 x) {
     return std::bit_cast<float>(sign | 0x7F800000u | (mantissa << 13));
   }
   if (exponent != 0) {
-    return std::bit_cast<float>(sign | ((exponent + 112) << 23) |
-                                (mantissa << 13));
+    return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
   }
   const float magnitude = std::ldexp(static_cast<float>(mantissa), -24);
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
@@ -91,7 +88,7 @@ F16 ToF16(float x) {
   if (magnitude > 0x7F800000u) return {static_cast<uint16_t>(sign | 0x7E00u)};
   if (magnitude >= 0x477FF000u) return {static_cast<uint16_t>(sign | 0x7C00u)};
   if (magnitude < 0x33000000u) return {sign};  // below 2^-25
-  if (magnitude < 0x38800000u) {  // subnormal: round to units of 2^-24
+  if (magnitude < 0x38800000u) {               // subnormal: round to units of 2^-24
     const uint32_t shift = 126 - (magnitude >> 23);
     const uint32_t significand = (magnitude & 0x7FFFFFu) | 0x800000u;
     const uint32_t units = significand >> shift;

@@ -21,8 +21,7 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-constexpr DType kAll[] = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16,
-                          DType::kI64, DType::kI32, DType::kBool};
+constexpr DType kAll[] = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI64, DType::kI32, DType::kBool};
 
 // A 16-bit float with `kMantissa` explicit bits: its value, from the
 // definition.
@@ -44,17 +43,13 @@ double Value(uint32_t bits) {
 struct Half {
   static constexpr int kMantissa = 10;
   static constexpr DType kDType = DType::kF16;
-  static float Widen(uint32_t b) {
-    return ToFloat(F16{static_cast<uint16_t>(b)});
-  }
+  static float Widen(uint32_t b) { return ToFloat(F16{static_cast<uint16_t>(b)}); }
   static uint16_t Narrow(float x) { return ToF16(x).bits; }
 };
 struct Brain {
   static constexpr int kMantissa = 7;
   static constexpr DType kDType = DType::kBF16;
-  static float Widen(uint32_t b) {
-    return ToFloat(BF16{static_cast<uint16_t>(b)});
-  }
+  static float Widen(uint32_t b) { return ToFloat(BF16{static_cast<uint16_t>(b)}); }
   static uint16_t Narrow(float x) { return ToBF16(x).bits; }
 };
 
@@ -72,8 +67,7 @@ class SixteenBitTest : public testing::Test {
   // the largest finite one the exponent range is imagined to go on.
   static double Middle(uint32_t bits) {
     const double low = ValueOf(bits);
-    return bits + 1 < kInfinity ? (low + ValueOf(bits + 1)) / 2
-                                : low + (low - ValueOf(bits - 1)) / 2;
+    return bits + 1 < kInfinity ? (low + ValueOf(bits + 1)) / 2 : low + (low - ValueOf(bits - 1)) / 2;
   }
 };
 using SixteenBits = testing::Types<Half, Brain>;
@@ -110,13 +104,11 @@ TYPED_TEST(SixteenBitTest, TiesGoToTheEvenNeighbourAndAllElseToTheNearest) {
       const float s = sign != 0 ? -1.0f : 1.0f;
       ASSERT_EQ(TypeParam::Narrow(s * tie), even | sign);
       ASSERT_EQ(TypeParam::Narrow(s * std::nextafter(tie, 0.0f)), bits | sign);
-      ASSERT_EQ(TypeParam::Narrow(s * std::nextafter(tie, HUGE_VALF)),
-                (bits + 1) | sign);
+      ASSERT_EQ(TypeParam::Narrow(s * std::nextafter(tie, HUGE_VALF)), (bits + 1) | sign);
       // A double is rounded once: 2^-52 beside the tie decides.
       ASSERT_EQ(this->FromDouble(s * middle), even | sign);
       ASSERT_EQ(this->FromDouble(s * std::nextafter(middle, 0.0)), bits | sign);
-      ASSERT_EQ(this->FromDouble(s * std::nextafter(middle, HUGE_VAL)),
-                (bits + 1) | sign);
+      ASSERT_EQ(this->FromDouble(s * std::nextafter(middle, HUGE_VAL)), (bits + 1) | sign);
     }
   }
 }
@@ -127,14 +119,11 @@ TYPED_TEST(SixteenBitTest, ExtremesOfFloatAndDouble) {
   EXPECT_EQ(TypeParam::Narrow(-HUGE_VALF), inf | 0x8000);
   EXPECT_EQ(TypeParam::Narrow(std::numeric_limits<float>::max()), inf);
   EXPECT_EQ(this->FromDouble(std::numeric_limits<double>::max()), inf);
-  EXPECT_EQ(this->FromDouble(-std::numeric_limits<double>::max()),
-            inf | 0x8000);
+  EXPECT_EQ(this->FromDouble(-std::numeric_limits<double>::max()), inf | 0x8000);
   EXPECT_EQ(this->FromDouble(std::numeric_limits<double>::denorm_min()), 0);
-  EXPECT_EQ(this->FromDouble(-std::numeric_limits<double>::denorm_min()),
-            0x8000);
+  EXPECT_EQ(this->FromDouble(-std::numeric_limits<double>::denorm_min()), 0x8000);
   EXPECT_EQ(TypeParam::Narrow(std::numeric_limits<float>::denorm_min()), 0);
-  for (const uint32_t payload :
-       {0x7F800001u, 0x7FC00000u, 0xFF800001u, 0xFFFFFFFFu, 0x7F80FFFFu}) {
+  for (const uint32_t payload : {0x7F800001u, 0x7FC00000u, 0xFF800001u, 0xFFFFFFFFu, 0x7F80FFFFu}) {
     const uint32_t narrow = TypeParam::Narrow(std::bit_cast<float>(payload));
     EXPECT_TRUE(std::isnan(this->ValueOf(narrow))) << payload;
     EXPECT_EQ(narrow >> 15, payload >> 31);
@@ -175,8 +164,7 @@ TYPED_TEST(SixteenBitTest, RoundingIsToNearestWhateverTheThreadHasSet) {
 }
 
 TEST(DTypeTest, NamesAndSizesAreThoseOfTheTable) {
-  const char* const names[] = {"f64", "f32", "bf16", "f16",
-                               "i64", "i32", "bool"};
+  const char* const names[] = {"f64", "f32", "bf16", "f16", "i64", "i32", "bool"};
   const size_t sizes[] = {8, 4, 2, 2, 8, 4, 1};
   for (size_t i = 0; i < std::size(kAll); ++i) {
     EXPECT_STREQ(Name(kAll[i]), names[i]);
@@ -189,16 +177,14 @@ TEST(DTypeTest, NamesAndSizesAreThoseOfTheTable) {
 TEST(DTypeTest, UnknownNameIsRejectedWithTheListOfNames) {
   for (const char* name : {"", "F32", "f32 ", "float", "f8"}) {
     EXPECT_THAT([&] { DTypeFromName(name); },
-                ThrowsMessage<InvalidArgument>(
-                    "dtype is '" + std::string(name) +
-                    "', expected f64, f32, bf16, f16, i64, i32 or bool"));
+                ThrowsMessage<InvalidArgument>("dtype is '" + std::string(name) +
+                                               "', expected f64, f32, bf16, f16, i64, i32 or bool"));
   }
 }
 
 TEST(DTypeTest, LoadAndStoreReachNegativeAndUnalignedElements) {
   alignas(8) char bytes[64] = {};
-  for (const DType dtype :
-       {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
     char* const middle = bytes + 33;
     StoreDouble(dtype, middle, -2, 1.5);
     StoreDouble(dtype, middle, 1, -0.25);
@@ -231,8 +217,7 @@ TEST(DTypeTest, TheWrongKindIsAnInternalError) {
     EXPECT_THROW(LoadAsDouble(dtype, &x, 0), InternalError);
     EXPECT_THROW(StoreDouble(dtype, &x, 0, 1.0), InternalError);
   }
-  for (const DType dtype :
-       {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
     EXPECT_THROW(LoadAsInt64(dtype, &x, 0), InternalError);
   }
 }

@@ -23,8 +23,7 @@ TEST(ErrorTest, NoneIsCaughtAsAnother) {
 }
 
 TEST(ErrorTest, KeepsItsMessage) {
-  EXPECT_STREQ(InvalidArgument("op: a is 1, expected 2").what(),
-               "op: a is 1, expected 2");
+  EXPECT_STREQ(InvalidArgument("op: a is 1, expected 2").what(), "op: a is 1, expected 2");
 }
 
 }  // namespace

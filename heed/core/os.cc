@@ -56,8 +56,7 @@ std::string CpuName() {
   uint32_t r[12] = {};
   if (__get_cpuid_max(0x80000000u, nullptr) >= 0x80000004u) {
     for (uint32_t i = 0; i < 3; ++i) {
-      __get_cpuid(0x80000002u + i, &r[4 * i], &r[4 * i + 1], &r[4 * i + 2],
-                  &r[4 * i + 3]);
+      __get_cpuid(0x80000002u + i, &r[4 * i], &r[4 * i + 1], &r[4 * i + 2], &r[4 * i + 3]);
     }
     char text[sizeof(r) + 1] = {};
     std::memcpy(text, r, sizeof(r));
@@ -69,8 +68,7 @@ std::string CpuName() {
     uint32_t family = (a >> 8) & 15, model = (a >> 4) & 15;
     if (family == 15) family += (a >> 20) & 255;
     if (family >= 6) model += ((a >> 16) & 15) << 4;
-    return name + " (family " + std::to_string(family) + " model " +
-           std::to_string(model) + ")";
+    return name + " (family " + std::to_string(family) + " model " + std::to_string(model) + ")";
   }
 #endif
   return "unknown CPU";
@@ -216,8 +214,7 @@ GuardedMemory::GuardedMemory(size_t num_bytes, bool at_end) {
   const size_t page = PageBytes();
   const size_t usable = (num_bytes + page - 1) / page * page;
   map_bytes_ = usable + 2 * page;
-  base_ = mmap(nullptr, map_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-               0);
+  base_ = mmap(nullptr, map_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base_ == MAP_FAILED) {
     base_ = nullptr;
     throw std::bad_alloc();
@@ -234,9 +231,7 @@ GuardedMemory::~GuardedMemory() {
   if (base_ != nullptr) munmap(base_, map_bytes_);
 }
 
-GuardedMemory::GuardedMemory(GuardedMemory&& other) noexcept {
-  *this = std::move(other);
-}
+GuardedMemory::GuardedMemory(GuardedMemory&& other) noexcept { *this = std::move(other); }
 
 GuardedMemory& GuardedMemory::operator=(GuardedMemory&& other) noexcept {
   std::swap(base_, other.base_);

@@ -26,8 +26,7 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 
 std::string Path(const std::string& name) {
-  return testing::TempDir() + "heed_os_test_" + std::to_string(ProcessId()) +
-         "_" + name;
+  return testing::TempDir() + "heed_os_test_" + std::to_string(ProcessId()) + "_" + name;
 }
 
 volatile uint8_t sink;
@@ -82,9 +81,7 @@ TEST(MappedFileTest, HasTheBytesOfTheFile) {
   const std::string path = Path("bytes");
   std::ofstream(path, std::ios::binary) << std::string("a\0b\xFF", 4);
   const MappedFile file(path);
-  EXPECT_EQ(
-      std::string(reinterpret_cast<const char*>(file.data()), file.num_bytes()),
-      std::string("a\0b\xFF", 4));
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(file.data()), file.num_bytes()), std::string("a\0b\xFF", 4));
   std::filesystem::remove(path);
 }
 
@@ -97,16 +94,12 @@ TEST(MappedFileTest, AnEmptyFileIsFine) {
 
 TEST(MappedFileTest, WhatIsNotAFileIsRejectedAtOnce) {
   EXPECT_THAT([] { MappedFile("/nonexistent/x"); },
-              ThrowsMessage<FileError>(
-                  "/nonexistent/x: cannot open: No such file or directory"));
-  EXPECT_THAT([] { MappedFile("/"); },
-              ThrowsMessage<FileError>("/: not a regular file"));
-  EXPECT_THAT([] { MappedFile("/dev/null"); },
-              ThrowsMessage<FileError>("/dev/null: not a regular file"));
+              ThrowsMessage<FileError>("/nonexistent/x: cannot open: No such file or directory"));
+  EXPECT_THAT([] { MappedFile("/"); }, ThrowsMessage<FileError>("/: not a regular file"));
+  EXPECT_THAT([] { MappedFile("/dev/null"); }, ThrowsMessage<FileError>("/dev/null: not a regular file"));
   const std::string pipe = Path("pipe");  // nobody writes: must not wait
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
-  EXPECT_THAT([&] { MappedFile file(pipe); },
-              ThrowsMessage<FileError>(pipe + ": not a regular file"));
+  EXPECT_THAT([&] { MappedFile file(pipe); }, ThrowsMessage<FileError>(pipe + ": not a regular file"));
   std::filesystem::remove(pipe);
 }
 
@@ -117,15 +110,13 @@ TEST(ReplaceFileTest, ReplacesAndReportsTheTarget) {
   ReplaceFile(from, to);
   EXPECT_FALSE(std::filesystem::exists(from));
   EXPECT_EQ(MappedFile(to).num_bytes(), 3u);
-  EXPECT_THAT([&] { ReplaceFile(from, to); },
-              ThrowsMessage<FileError>(to + ": cannot write: No such file or "
-                                            "directory"));
+  EXPECT_THAT([&] { ReplaceFile(from, to); }, ThrowsMessage<FileError>(to + ": cannot write: No such file or "
+                                                                            "directory"));
   std::filesystem::remove(to);
 }
 
 TEST(AllocateAlignedTest, IsAlignedAndWritableAtEverySize) {
-  for (const size_t num_bytes : {size_t{0}, size_t{1}, size_t{127}, size_t{128},
-                                 size_t{129}, size_t{5} << 20}) {
+  for (const size_t num_bytes : {size_t{0}, size_t{1}, size_t{127}, size_t{128}, size_t{129}, size_t{5} << 20}) {
     void* const memory = AllocateAligned(num_bytes);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(memory) % 128, 0u);
     std::memset(memory, 1, num_bytes);

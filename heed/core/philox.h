@@ -15,15 +15,12 @@ inline constexpr uint32_t kPhiloxW0 = 0x9E3779B9u, kPhiloxW1 = 0xBB67AE85u;
 inline constexpr int kPhiloxRounds = 10;
 
 // Four random words of a counter under a key.
-constexpr std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> c,
-                                         std::array<uint32_t, 2> k) {
+constexpr std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> c, std::array<uint32_t, 2> k) {
   for (int round = 0; round < kPhiloxRounds; ++round) {
     const uint64_t p0 = uint64_t{kPhiloxM0} * c[0];
     const uint64_t p1 = uint64_t{kPhiloxM1} * c[2];
-    c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k[0],
-         static_cast<uint32_t>(p1),
-         static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k[1],
-         static_cast<uint32_t>(p0)};
+    c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k[0], static_cast<uint32_t>(p1),
+         static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k[1], static_cast<uint32_t>(p0)};
     k[0] += kPhiloxW0;
     k[1] += kPhiloxW1;
   }

@@ -14,19 +14,15 @@ using Counter = std::array<uint32_t, 4>;
 
 // Random123, tests/kat_vectors, philox4x32 10.
 TEST(PhiloxTest, GivesThePublishedAnswers) {
-  EXPECT_EQ(Philox({0, 0, 0, 0}, {0, 0}),
-            (Counter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(Philox({0, 0, 0, 0}, {0, 0}), (Counter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   constexpr uint32_t kOnes = 0xffffffff;
   EXPECT_EQ(Philox({kOnes, kOnes, kOnes, kOnes}, {kOnes, kOnes}),
             (Counter{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-  EXPECT_EQ(Philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
-                   {0xa4093822, 0x299f31d0}),
+  EXPECT_EQ(Philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
             (Counter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-TEST(PhiloxTest, IsAConstantExpression) {
-  static_assert(Philox({0, 0, 0, 0}, {0, 0})[0] == 0x6627e8d5);
-}
+TEST(PhiloxTest, IsAConstantExpression) { static_assert(Philox({0, 0, 0, 0}, {0, 0})[0] == 0x6627e8d5); }
 
 TEST(PhiloxTest, EveryBitOfCounterAndKeyChangesAboutHalfTheOutput) {
   const Counter counter{1, 2, 3, 4};

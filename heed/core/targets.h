@@ -29,39 +29,37 @@
 
 #ifdef HEED_BF16_PAIRS
 #define HEED_ONLY_TARGETS HWY_AVX3_ZEN4
-#define HWY_DISABLED_TARGETS                                                 \
-  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_SPR | \
-   HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#define HWY_DISABLED_TARGETS                                                                                    \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_SPR | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | \
+   HWY_SVE2_128 | HWY_RVV)
 #elif defined(HEED_BYTE_PRODUCTS)
 #define HWY_WANT_AVX3_DL
 #define HEED_ONLY_TARGETS HWY_AVX3_DL
-#define HWY_DISABLED_TARGETS                                                   \
-  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_ZEN4 | HWY_AVX3_SPR | \
-   HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#define HWY_DISABLED_TARGETS                                                                                      \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_ZEN4 | HWY_AVX3_SPR | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | \
+   HWY_SVE2_128 | HWY_RVV)
 #elif defined(HEED_MATRIX_TILES)
 #define HEED_ONLY_TARGETS (HWY_AVX3_SPR | HWY_AVX2)
-#define HWY_DISABLED_TARGETS                                                  \
-  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_SVE | \
-   HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#define HWY_DISABLED_TARGETS                                                                                         \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | \
+   HWY_RVV)
 #elif !defined(HEED_ALL_TARGETS)
-#define HWY_DISABLED_TARGETS                                                \
-  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR |      \
-   HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#define HWY_DISABLED_TARGETS                                                                              \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | \
+   HWY_SVE2_128 | HWY_RVV)
 #else
 // All that is attainable, for tests. gcc before 14 miscompiles some 16-bit
 // operations of the portable target, which no kernel uses; without it Highway
 // would fall back to one that has vectors of a single lane.
 #define HWY_BROKEN_EMU128 0
-#define HWY_DISABLED_TARGETS \
-  (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #endif
 
 // AVX2 alone, for sanitizers, which take tens of minutes for each target; with it as the compiler's own,
 // so that there is no baseline below.
 #ifdef HEED_ONE_TARGET
 #undef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS                                                \
-  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR)
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR)
 #endif
 
 #endif  // HEED_CORE_TARGETS_H_

@@ -14,15 +14,13 @@
 namespace heed {
 namespace {
 
-std::span<const int64_t> Span(std::initializer_list<int64_t> list) {
-  return {list.begin(), list.size()};
-}
+std::span<const int64_t> Span(std::initializer_list<int64_t> list) { return {list.begin(), list.size()}; }
 
 // The bytes a view can reach, as one run [begin, end) plus axes that repeat it.
 struct Footprint {
-  uintptr_t begin = 0, end = 0;   // of everything
-  uintptr_t run_begin = 0;        // of the first run, in address order
-  int64_t run = 0;                // bytes of one contiguous run
+  uintptr_t begin = 0, end = 0;  // of everything
+  uintptr_t run_begin = 0;       // of the first run, in address order
+  int64_t run = 0;               // bytes of one contiguous run
   // Above it: (stride bytes, size), from `first` to `last`. Allocates nothing: every call
   // of every operation comes here.
   std::array<std::pair<int64_t, int64_t>, kMaxRank> all_axes;
@@ -69,24 +67,20 @@ Footprint Measure(const ConstTensorView& view) {
 
 }  // namespace
 
-ConstTensorView::ConstTensorView(const void* data, DType dtype,
-                                 std::span<const int64_t> sizes,
-                                 std::span<const int64_t> strides,
-                                 Device device)
+ConstTensorView::ConstTensorView(const void* data, DType dtype, std::span<const int64_t> sizes,
+                                 std::span<const int64_t> strides, Device device)
     : data_(data), dtype_(dtype), device_(device) {
   if (sizes.size() > static_cast<size_t>(kMaxRank)) {
-    throw InvalidArgument("tensor has rank " + std::to_string(sizes.size()) +
-                          ", expected at most " + std::to_string(kMaxRank));
+    throw InvalidArgument("tensor has rank " + std::to_string(sizes.size()) + ", expected at most " +
+                          std::to_string(kMaxRank));
   }
   if (sizes.size() != strides.size()) {
-    throw InvalidArgument("tensor has " + std::to_string(sizes.size()) +
-                          " sizes and " + std::to_string(strides.size()) +
-                          " strides, expected as many");
+    throw InvalidArgument("tensor has " + std::to_string(sizes.size()) + " sizes and " +
+                          std::to_string(strides.size()) + " strides, expected as many");
   }
   rank_ = static_cast<int>(sizes.size());
   // Bytes from the first to the last element, and of all elements, must fit.
-  int64_t limit = std::numeric_limits<int64_t>::max() /
-                  static_cast<int64_t>(SizeOf(dtype));
+  int64_t limit = std::numeric_limits<int64_t>::max() / static_cast<int64_t>(SizeOf(dtype));
   int64_t reach = 0, count = 1;
   bool fits = true;
   const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
@@ -94,8 +88,7 @@ ConstTensorView::ConstTensorView(const void* data, DType dtype,
     sizes_[i] = sizes[static_cast<size_t>(i)];
     strides_[i] = strides[static_cast<size_t>(i)];
     if (sizes_[i] < 0) {
-      throw InvalidArgument("tensor has shape " + heed::ShapeString(sizes) +
-                            ", expected sizes >= 0");
+      throw InvalidArgument("tensor has shape " + heed::ShapeString(sizes) + ", expected sizes >= 0");
     }
     if (empty || sizes_[i] == 0) continue;
     int64_t step;
@@ -105,14 +98,12 @@ ConstTensorView::ConstTensorView(const void* data, DType dtype,
            !__builtin_mul_overflow(count, sizes_[i], &count) && count <= limit;
   }
   if (!fits) {
-    throw InvalidArgument("tensor has shape " + heed::ShapeString(sizes) +
-                          " and strides " + heed::ShapeString(strides) +
-                          ", expected fewer than 2^63 bytes");
+    throw InvalidArgument("tensor has shape " + heed::ShapeString(sizes) + " and strides " +
+                          heed::ShapeString(strides) + ", expected fewer than 2^63 bytes");
   }
 }
 
-ConstTensorView::ConstTensorView(const void* data, DType dtype,
-                                 std::span<const int64_t> sizes, Device device)
+ConstTensorView::ConstTensorView(const void* data, DType dtype, std::span<const int64_t> sizes, Device device)
     : ConstTensorView(
           data, dtype, sizes,
           [&] {
@@ -120,8 +111,7 @@ ConstTensorView::ConstTensorView(const void* data, DType dtype,
             for (size_t i = sizes.size(); i-- > 1;) {
               const int64_t size = std::max<int64_t>(sizes[i], 1);
               if (__builtin_mul_overflow(strides[i], size, &strides[i - 1])) {
-                throw InvalidArgument("tensor has shape " +
-                                      heed::ShapeString(sizes) +
+                throw InvalidArgument("tensor has shape " + heed::ShapeString(sizes) +
                                       ", expected fewer than 2^63 bytes");
               }
             }
@@ -129,67 +119,49 @@ ConstTensorView::ConstTensorView(const void* data, DType dtype,
           }(),
           device) {}
 
-ConstTensorView::ConstTensorView(const void* data, DType dtype,
-                                 std::initializer_list<int64_t> sizes,
-                                 Device device)
+ConstTensorView::ConstTensorView(const void* data, DType dtype, std::initializer_list<int64_t> sizes, Device device)
     : ConstTensorView(data, dtype, Span(sizes), device) {}
 
-ConstTensorView::ConstTensorView(const void* data, DType dtype,
-                                 std::initializer_list<int64_t> sizes,
-                                 std::initializer_list<int64_t> strides,
-                                 Device device)
+ConstTensorView::ConstTensorView(const void* data, DType dtype, std::initializer_list<int64_t> sizes,
+                                 std::initializer_list<int64_t> strides, Device device)
     : ConstTensorView(data, dtype, Span(sizes), Span(strides), device) {}
 
-TensorView::TensorView(void* data, DType dtype, std::span<const int64_t> sizes,
+TensorView::TensorView(void* data, DType dtype, std::span<const int64_t> sizes, Device device)
+    : ConstTensorView(data, dtype, sizes, device) {}
+TensorView::TensorView(void* data, DType dtype, std::initializer_list<int64_t> sizes, Device device)
+    : ConstTensorView(data, dtype, sizes, device) {}
+TensorView::TensorView(void* data, DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides,
                        Device device)
-    : ConstTensorView(data, dtype, sizes, device) {}
-TensorView::TensorView(void* data, DType dtype,
-                       std::initializer_list<int64_t> sizes, Device device)
-    : ConstTensorView(data, dtype, sizes, device) {}
-TensorView::TensorView(void* data, DType dtype, std::span<const int64_t> sizes,
-                       std::span<const int64_t> strides, Device device)
     : ConstTensorView(data, dtype, sizes, strides, device) {}
-TensorView::TensorView(void* data, DType dtype,
-                       std::initializer_list<int64_t> sizes,
+TensorView::TensorView(void* data, DType dtype, std::initializer_list<int64_t> sizes,
                        std::initializer_list<int64_t> strides, Device device)
     : ConstTensorView(data, dtype, sizes, strides, device) {}
 
-std::span<const int64_t> ConstTensorView::sizes() const {
-  return {sizes_, static_cast<size_t>(rank())};
-}
+std::span<const int64_t> ConstTensorView::sizes() const { return {sizes_, static_cast<size_t>(rank())}; }
 
-std::span<const int64_t> ConstTensorView::strides() const {
-  return {strides_, static_cast<size_t>(rank())};
-}
+std::span<const int64_t> ConstTensorView::strides() const { return {strides_, static_cast<size_t>(rank())}; }
 
 int64_t ConstTensorView::num_elements() const {
   const auto all = sizes();
   if (!present() || std::find(all.begin(), all.end(), 0) != all.end()) return 0;
-  return std::accumulate(sizes_, sizes_ + rank_, int64_t{1},
-                         std::multiplies<>());
+  return std::accumulate(sizes_, sizes_ + rank_, int64_t{1}, std::multiplies<>());
 }
 
-ConstTensorView ConstTensorView::Slice(int axis, int64_t begin,
-                                       int64_t end) const {
-  if (axis < 0 || axis >= rank() || begin < 0 || begin > end ||
-      end > sizes_[axis]) {
-    throw InvalidArgument("slice [" + std::to_string(begin) + "," +
-                          std::to_string(end) + ") of axis " +
-                          std::to_string(axis) + " of shape " + ShapeString() +
-                          ", expected a range inside it");
+ConstTensorView ConstTensorView::Slice(int axis, int64_t begin, int64_t end) const {
+  if (axis < 0 || axis >= rank() || begin < 0 || begin > end || end > sizes_[axis]) {
+    throw InvalidArgument("slice [" + std::to_string(begin) + "," + std::to_string(end) + ") of axis " +
+                          std::to_string(axis) + " of shape " + ShapeString() + ", expected a range inside it");
   }
   ConstTensorView slice = *this;
   slice.sizes_[axis] = end - begin;
   if (slice.num_elements() == 0) return slice;  // strides may be arbitrary
-  slice.data_ = static_cast<const char*>(data_) +
-                begin * strides_[axis] * static_cast<int64_t>(SizeOf(dtype_));
+  slice.data_ = static_cast<const char*>(data_) + begin * strides_[axis] * static_cast<int64_t>(SizeOf(dtype_));
   return slice;
 }
 
 TensorView TensorView::Slice(int axis, int64_t begin, int64_t end) const {
   TensorView slice;
-  static_cast<ConstTensorView&>(slice) =
-      ConstTensorView::Slice(axis, begin, end);
+  static_cast<ConstTensorView&>(slice) = ConstTensorView::Slice(axis, begin, end);
   return slice;
 }
 
@@ -201,9 +173,7 @@ std::string ShapeString(std::span<const int64_t> sizes) {
   return text + "]";
 }
 
-std::string ConstTensorView::ShapeString() const {
-  return heed::ShapeString(sizes());
-}
+std::string ConstTensorView::ShapeString() const { return heed::ShapeString(sizes()); }
 
 bool SelfOverlaps(const ConstTensorView& view) {
   const Footprint f = Measure(view);

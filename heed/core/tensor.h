@@ -31,16 +31,13 @@ class HEED_API ConstTensorView {
 
   // Row-major. Throws InvalidArgument for a rank above kMaxRank, a negative
   // size, or sizes whose bytes overflow int64.
-  ConstTensorView(const void* data, DType dtype, std::span<const int64_t> sizes,
-                  Device device = {});
-  ConstTensorView(const void* data, DType dtype,
-                  std::initializer_list<int64_t> sizes, Device device = {});
+  ConstTensorView(const void* data, DType dtype, std::span<const int64_t> sizes, Device device = {});
+  ConstTensorView(const void* data, DType dtype, std::initializer_list<int64_t> sizes, Device device = {});
 
   // Any strides, in elements; as many as sizes.
-  ConstTensorView(const void* data, DType dtype, std::span<const int64_t> sizes,
-                  std::span<const int64_t> strides, Device device = {});
-  ConstTensorView(const void* data, DType dtype,
-                  std::initializer_list<int64_t> sizes,
+  ConstTensorView(const void* data, DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides,
+                  Device device = {});
+  ConstTensorView(const void* data, DType dtype, std::initializer_list<int64_t> sizes,
                   std::initializer_list<int64_t> strides, Device device = {});
 
   bool present() const { return rank_ >= 0; }
@@ -80,14 +77,12 @@ class HEED_API ConstTensorView {
 class HEED_API TensorView : public ConstTensorView {
  public:
   TensorView() = default;
-  TensorView(void* data, DType dtype, std::span<const int64_t> sizes,
+  TensorView(void* data, DType dtype, std::span<const int64_t> sizes, Device device = {});
+  TensorView(void* data, DType dtype, std::initializer_list<int64_t> sizes, Device device = {});
+  TensorView(void* data, DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides,
              Device device = {});
-  TensorView(void* data, DType dtype, std::initializer_list<int64_t> sizes,
+  TensorView(void* data, DType dtype, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides,
              Device device = {});
-  TensorView(void* data, DType dtype, std::span<const int64_t> sizes,
-             std::span<const int64_t> strides, Device device = {});
-  TensorView(void* data, DType dtype, std::initializer_list<int64_t> sizes,
-             std::initializer_list<int64_t> strides, Device device = {});
 
   void* data() const { return const_cast<void*>(data_); }
   template <class T>

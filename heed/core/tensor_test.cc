@@ -34,8 +34,7 @@ TEST(TensorViewTest, ADefaultViewIsAbsentAndEmpty) {
 TEST(TensorViewTest, RowMajorStrides) {
   float data[24] = {};
   const ConstTensorView view(data, DType::kF32, {2, 3, 4});
-  EXPECT_THAT(std::vector(view.strides().begin(), view.strides().end()),
-              ElementsAre(12, 4, 1));
+  EXPECT_THAT(std::vector(view.strides().begin(), view.strides().end()), ElementsAre(12, 4, 1));
   EXPECT_EQ(view.num_elements(), 24);
   EXPECT_EQ(view.ShapeString(), "[2,3,4]");
 }
@@ -50,33 +49,28 @@ TEST(TensorViewTest, RankZeroHoldsOneElement) {
 
 TEST(TensorViewTest, RankAboveTheLimitIsRejected) {
   EXPECT_NO_THROW(ConstTensorView(nullptr, DType::kF32, {1, 1, 1, 1, 1, 1}));
-  EXPECT_THAT(
-      [] { ConstTensorView(nullptr, DType::kF32, {1, 1, 1, 1, 1, 1, 1}); },
-      ThrowsMessage<InvalidArgument>("tensor has rank 7, expected at most 6"));
+  EXPECT_THAT([] { ConstTensorView(nullptr, DType::kF32, {1, 1, 1, 1, 1, 1, 1}); },
+              ThrowsMessage<InvalidArgument>("tensor has rank 7, expected at most 6"));
 }
 
 TEST(TensorViewTest, AsManyStridesAsSizesAreNeeded) {
   EXPECT_THAT([] { ConstTensorView(nullptr, DType::kF32, {1, 2}, {1}); },
-              ThrowsMessage<InvalidArgument>(
-                  "tensor has 2 sizes and 1 strides, expected as many"));
+              ThrowsMessage<InvalidArgument>("tensor has 2 sizes and 1 strides, expected as many"));
 }
 
 TEST(TensorViewTest, NegativeSizesAreRejected) {
   for (const int64_t size : {int64_t{-1}, kMin}) {
-    EXPECT_THAT(
-        [&] { ConstTensorView(nullptr, DType::kF32, {2, size, 3}); },
-        ThrowsMessage<InvalidArgument>(HasSubstr("expected sizes >= 0")));
-    EXPECT_THAT(
-        [&] { ConstTensorView(nullptr, DType::kF32, {0, size}); },
-        ThrowsMessage<InvalidArgument>(HasSubstr("expected sizes >= 0")));
+    EXPECT_THAT([&] { ConstTensorView(nullptr, DType::kF32, {2, size, 3}); },
+                ThrowsMessage<InvalidArgument>(HasSubstr("expected sizes >= 0")));
+    EXPECT_THAT([&] { ConstTensorView(nullptr, DType::kF32, {0, size}); },
+                ThrowsMessage<InvalidArgument>(HasSubstr("expected sizes >= 0")));
   }
 }
 
 TEST(TensorViewTest, SizesWhoseBytesOverflowAreRejected) {
   const auto rejected = [](DType dtype, std::vector<int64_t> sizes) {
     EXPECT_THAT([&] { ConstTensorView(nullptr, dtype, std::span(sizes)); },
-                ThrowsMessage<InvalidArgument>(
-                    HasSubstr("expected fewer than 2^63 bytes")));
+                ThrowsMessage<InvalidArgument>(HasSubstr("expected fewer than 2^63 bytes")));
   };
   rejected(DType::kF32, {kMax});
   rejected(DType::kF64, {int64_t{1} << 60});
@@ -88,15 +82,12 @@ TEST(TensorViewTest, SizesWhoseBytesOverflowAreRejected) {
 }
 
 TEST(TensorViewTest, StridesWhoseReachOverflowsAreRejected) {
-  const auto rejected = [](std::vector<int64_t> sizes,
-                           std::vector<int64_t> strides) {
+  const auto rejected = [](std::vector<int64_t> sizes, std::vector<int64_t> strides) {
     EXPECT_THAT(
         [&] {
-          ConstTensorView(nullptr, DType::kF32, std::span<const int64_t>(sizes),
-                          std::span<const int64_t>(strides));
+          ConstTensorView(nullptr, DType::kF32, std::span<const int64_t>(sizes), std::span<const int64_t>(strides));
         },
-        ThrowsMessage<InvalidArgument>(
-            HasSubstr("expected fewer than 2^63 bytes")));
+        ThrowsMessage<InvalidArgument>(HasSubstr("expected fewer than 2^63 bytes")));
   };
   rejected({2}, {kMax});
   rejected({2}, {kMin});
@@ -118,8 +109,7 @@ TEST(TensorViewTest, StridesThatReachNothingMayBeAnything) {
   const int64_t big = int64_t{1} << 40;
   const ConstTensorView late_zero(&byte, DType::kF64, {big, big, 0}, {1, 1, 1});
   EXPECT_EQ(late_zero.num_elements(), 0);
-  EXPECT_EQ(ConstTensorView(&byte, DType::kF32, {kMax, 4, 0}).num_elements(),
-            0);
+  EXPECT_EQ(ConstTensorView(&byte, DType::kF32, {kMax, 4, 0}).num_elements(), 0);
 }
 
 TEST(TensorViewTest, SliceMovesTheDataAndKeepsTheStrides) {
@@ -140,12 +130,10 @@ TEST(TensorViewTest, SlicesOutsideAreRejected) {
   struct {
     int axis;
     int64_t begin, end;
-  } constexpr kWrong[] = {{-1, 0, 1}, {2, 0, 1}, {0, -1, 1},
-                          {0, 0, 3},  {1, 2, 1}, {1, kMin, kMax}};
+  } constexpr kWrong[] = {{-1, 0, 1}, {2, 0, 1}, {0, -1, 1}, {0, 0, 3}, {1, 2, 1}, {1, kMin, kMax}};
   for (const auto& w : kWrong) {
     EXPECT_THAT([&] { view.Slice(w.axis, w.begin, w.end); },
-                ThrowsMessage<InvalidArgument>(
-                    HasSubstr("of shape [2,3], expected a range inside it")));
+                ThrowsMessage<InvalidArgument>(HasSubstr("of shape [2,3], expected a range inside it")));
   }
 }
 
@@ -183,8 +171,7 @@ Reached BruteForce(const ConstTensorView& view, const char* arena) {
 }
 
 ConstTensorView RandomView(std::mt19937& random, const char* arena) {
-  constexpr DType kDTypes[] = {DType::kBool, DType::kF16, DType::kF32,
-                               DType::kF64};
+  constexpr DType kDTypes[] = {DType::kBool, DType::kF16, DType::kF32, DType::kF64};
   const auto pick = [&](int64_t low, int64_t high) {
     return std::uniform_int_distribution<int64_t>(low, high)(random);
   };
@@ -197,8 +184,7 @@ ConstTensorView RandomView(std::mt19937& random, const char* arena) {
     strides.push_back(pick(-8, 8));
   }
   // 3 axes x 3 steps x 8 x 8 bytes = 576 to either side at most.
-  const int64_t start = static_cast<int64_t>(kArena) / 2 +
-                        pick(-10, 10) * (pick(0, 1) != 0 ? 1 : element);
+  const int64_t start = static_cast<int64_t>(kArena) / 2 + pick(-10, 10) * (pick(0, 1) != 0 ? 1 : element);
   int64_t low = start, high = start + element;
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] == 0) continue;
@@ -208,8 +194,7 @@ ConstTensorView RandomView(std::mt19937& random, const char* arena) {
   if (low < 0 || high > static_cast<int64_t>(kArena)) {
     return RandomView(random, arena);
   }
-  return ConstTensorView(arena + start, dtype, std::span<const int64_t>(sizes),
-                         std::span<const int64_t>(strides));
+  return ConstTensorView(arena + start, dtype, std::span<const int64_t>(sizes), std::span<const int64_t>(strides));
 }
 
 TEST(OverlapTest, NeverMissesASharedByte) {
@@ -219,9 +204,7 @@ TEST(OverlapTest, NeverMissesASharedByte) {
   for (int i = 0; i < 100000; ++i) {
     const ConstTensorView a = RandomView(random, arena.data());
     const ConstTensorView b = RandomView(random, arena.data());
-    const bool truth =
-        (BruteForce(a, arena.data()).bytes & BruteForce(b, arena.data()).bytes)
-            .any();
+    const bool truth = (BruteForce(a, arena.data()).bytes & BruteForce(b, arena.data()).bytes).any();
     const bool said = Overlap(a, b);
     ASSERT_EQ(said, Overlap(b, a));
     if (truth) {
@@ -262,8 +245,7 @@ TEST(OverlapTest, IsExactWhereOneViewIsContiguousRows) {
     const ConstTensorView matrix(arena.data(), DType::kF32, {rows, columns});
     const int64_t a0 = pick(0, columns - 1), a1 = pick(a0 + 1, columns);
     const int64_t b0 = pick(0, columns - 1), b1 = pick(b0 + 1, columns);
-    const ConstTensorView a = matrix.Slice(1, a0, a1),
-                          b = matrix.Slice(1, b0, b1);
+    const ConstTensorView a = matrix.Slice(1, a0, a1), b = matrix.Slice(1, b0, b1);
     ASSERT_EQ(Overlap(a, b), a0 < b1 && b0 < a1);
     ASSERT_FALSE(SelfOverlaps(a));
     const int64_t r = pick(0, rows);
@@ -277,10 +259,8 @@ TEST(OverlapTest, FusedProjectionSlicesDoNotOverlapInAnyLayout) {
   for (int64_t i = 0; i < 3; ++i) {
     EXPECT_FALSE(SelfOverlaps(fused.Slice(2, i, i + 1)));
     for (int64_t j = 0; j < 3; ++j) {
-      EXPECT_EQ(Overlap(fused.Slice(2, i, i + 1), fused.Slice(2, j, j + 1)),
-                i == j);
-      EXPECT_EQ(Overlap(fused.Slice(4, i, i + 1), fused.Slice(4, j, j + 1)),
-                i == j);
+      EXPECT_EQ(Overlap(fused.Slice(2, i, i + 1), fused.Slice(2, j, j + 1)), i == j);
+      EXPECT_EQ(Overlap(fused.Slice(4, i, i + 1), fused.Slice(4, j, j + 1)), i == j);
     }
   }
 }
@@ -298,8 +278,7 @@ TEST(OverlapTest, RepeatedElementsOverlapThemselves) {
   float data[4] = {};
   EXPECT_TRUE(SelfOverlaps(ConstTensorView(data, DType::kF32, {2, 4}, {0, 1})));
   EXPECT_TRUE(SelfOverlaps(ConstTensorView(data, DType::kF32, {3, 2}, {1, 1})));
-  EXPECT_FALSE(
-      SelfOverlaps(ConstTensorView(data, DType::kF32, {1, 4}, {0, 1})));
+  EXPECT_FALSE(SelfOverlaps(ConstTensorView(data, DType::kF32, {1, 4}, {0, 1})));
   EXPECT_FALSE(SelfOverlaps(ConstTensorView(data + 3, DType::kF32, {4}, {-1})));
 }
 

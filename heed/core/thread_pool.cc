@@ -103,9 +103,8 @@ class Pool {
         std::this_thread::yield();
       }
       std::unique_lock lock(mutex_);
-      const bool called = wake_.wait_until(lock, last_job + kIdle, [&] {
-        return generation_.load(std::memory_order_relaxed) != seen;
-      });
+      const bool called =
+          wake_.wait_until(lock, last_job + kIdle, [&] { return generation_.load(std::memory_order_relaxed) != seen; });
       if (stop_) return;
       seen = generation_.load(std::memory_order_relaxed);
       if (called && worker < num_workers_) {
@@ -171,8 +170,7 @@ class ProcessPool {
 
 constinit ProcessPool process_pool;
 
-void RunOnPool(void*, int num_workers, void (*body)(void*, int),
-               void* argument) {
+void RunOnPool(void*, int num_workers, void (*body)(void*, int), void* argument) {
   if (!process_pool.Get().TryRun(num_workers, body, argument)) body(argument, 0);
 }
 

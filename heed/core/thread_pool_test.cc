@@ -57,9 +57,7 @@ TEST_P(ThreadPoolTest, WritesOfTasksAreSeenAfterwards) {
   Context ctx(GetParam());
   std::vector<int64_t> values(500);
   for (int64_t round = 0; round < 200; ++round) {
-    ctx.ParallelFor(500, [&](int64_t task, int) {
-      values[static_cast<size_t>(task)] += task + round;
-    });
+    ctx.ParallelFor(500, [&](int64_t task, int) { values[static_cast<size_t>(task)] += task + round; });
   }
   for (int64_t task = 0; task < 500; ++task) {
     ASSERT_EQ(values[static_cast<size_t>(task)], 200 * task + 199 * 100);
@@ -110,8 +108,7 @@ TEST_P(ThreadPoolTest, SleepsAndWakes) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1, 2, 3, 8),
-                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1, 2, 3, 8), testing::PrintToStringParamName());
 
 TEST(ThreadPoolTest, WorkersReallyRunAtTheSameTime) {
   Context ctx(3);
@@ -119,8 +116,7 @@ TEST(ThreadPoolTest, WorkersReallyRunAtTheSameTime) {
   std::atomic<bool> all{true};
   ctx.ParallelFor(3, [&](int64_t, int) {  // each waits for the other two
     arrived.fetch_add(1);
-    const auto end =
-        std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (arrived < 3) {
       if (std::chrono::steady_clock::now() > end) {
         all = false;
@@ -160,9 +156,7 @@ TEST(ThreadPoolTest, ThreadsThatNobodyNeedsLeaveAndComeAgain) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (NumThreads() > at_most - 6 && std::chrono::steady_clock::now() < end) {
     // The two that are needed all the time stay.
-    few.ParallelFor(2, [](int64_t, int) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    });
+    few.ParallelFor(2, [](int64_t, int) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
   }
   EXPECT_EQ(NumThreads(), at_most - 6);
   EXPECT_TRUE(EveryTaskOnce(many, 100));
@@ -188,8 +182,7 @@ struct Host {
 
   Executor executor() {
     return {this, [](void*) { return 5; },
-            [](void* self, int num_workers, void (*body)(void*, int),
-               void* argument) {
+            [](void* self, int num_workers, void (*body)(void*, int), void* argument) {
               Host& host = *static_cast<Host*>(self);
               ++host.calls;
               for (int w = num_workers; w-- > 0;) {
@@ -215,9 +208,7 @@ TEST(ExecutorTest, AHostsOwnThreadsAreUsed) {
 
 TEST(ExecutorTest, AHostThatRunsWorkerZeroAloneIsEnough) {
   Executor executor{nullptr, [](void*) { return 8; },
-                    [](void*, int, void (*body)(void*, int), void* argument) {
-                      body(argument, 0);
-                    }};
+                    [](void*, int, void (*body)(void*, int), void* argument) { body(argument, 0); }};
   Context ctx(executor);
   EXPECT_TRUE(EveryTaskOnce(ctx, 100));
 }
@@ -229,10 +220,8 @@ TEST(ForkTest, AChildHasAPoolOfItsOwnAndExitsCleanly) {
   EXPECT_EQ(StatusOfFork([&] {
               bool good = EveryTaskOnce(ctx, 100);  // its parent's Context
               Context fresh(4);
-              for (int i = 0; i < 50; ++i)
-                good = EveryTaskOnce(fresh, 9) && good;
-              const int64_t again = StatusOfFork(
-                  [&] { std::exit(EveryTaskOnce(fresh, 50) ? 11 : 12); });
+              for (int i = 0; i < 50; ++i) good = EveryTaskOnce(fresh, 9) && good;
+              const int64_t again = StatusOfFork([&] { std::exit(EveryTaskOnce(fresh, 50) ? 11 : 12); });
               std::exit(good && again == 11 ? 21 : 22);
             }),
             21);

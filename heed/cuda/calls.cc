@@ -35,7 +35,8 @@ std::string Declines(Device device, int64_t shared_bytes) {
 Call::Call(const char* kernel, const Context& ctx, Device device)
     : kernel_(kernel), device_(device), stream_(ctx.stream()), library_(Found()) {
   if (const char* wrong = library_.check_stream(device.index, stream_)) {
-    throw InvalidArgument(std::string(kernel) + ": the Context's stream " + wrong + ", expected one of " + NameOf(device));
+    throw InvalidArgument(std::string(kernel) + ": the Context's stream " + wrong + ", expected one of " +
+                          NameOf(device));
   }
 }
 
@@ -45,7 +46,8 @@ void Call::Check(const char* error) const {
 
 DeviceMemory::DeviceMemory(const Call& call, size_t num_bytes) : call_(call) {
   if (const char* error = call.library_.allocate(call.device_.index, call.stream_, num_bytes, &data_)) {
-    throw Unsupported(std::string(call.kernel_) + ": cannot have " + std::to_string(num_bytes) + " bytes of the device: " + error);
+    throw Unsupported(std::string(call.kernel_) + ": cannot have " + std::to_string(num_bytes) +
+                      " bytes of the device: " + error);
   }
 }
 

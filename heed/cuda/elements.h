@@ -1,4 +1,5 @@
-// Elements of tensors, as they are stored and as products take them: those of 16 bits as they are, f32 in pieces of bf16.
+// Elements of tensors, as they are stored and as products take them: those of 16 bits as they are, f32 in pieces of
+// bf16.
 #ifndef HEED_CUDA_ELEMENTS_H_
 #define HEED_CUDA_ELEMENTS_H_
 

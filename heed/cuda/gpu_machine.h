@@ -30,7 +30,8 @@ class GpuMachine {
   __device__ float Shuffle(float x, int lane) const { return __shfl_sync(0xFFFFFFFFu, x, lane); }
 
   __device__ void CopyAsync(void* to, const void* from, bool exists) const {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(Address(to)), "l"(from), "r"(exists ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(Address(to)), "l"(from), "r"(exists ? 16 : 0)
+                 : "memory");
   }
   __device__ void CommitCopies() const { asm volatile("cp.async.commit_group;" ::: "memory"); }
   template <int kPending>
@@ -55,11 +56,13 @@ class GpuMachine {
   template <DType kDType>
   __device__ void Multiply(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&c)[4]) const {
     if constexpr (kDType == DType::kBF16) {
-      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+          "%2, %3};"
           : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     } else {
-      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+          "%2, %3};"
           : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     }

@@ -44,7 +44,8 @@ class HopperMachine : public GpuMachine {
   __device__ void BeginBulk(uint64_t* barrier, int bytes) const {
     cute::set_barrier_transaction_bytes(*barrier, static_cast<uint32_t>(bytes));
   }
-  __device__ void CopyBulk(const RowMap& map, int channel, int token, int head, int batch, void* to, uint64_t* barrier) const {
+  __device__ void CopyBulk(const RowMap& map, int channel, int token, int head, int batch, void* to,
+                           uint64_t* barrier) const {
     cute::SM90_TMA_LOAD_4D::copy(&map, barrier, kEvictNormal, to, channel, token, head, batch);
   }
   __device__ void WaitBulk(uint64_t* barrier, int phase) const {
@@ -57,7 +58,8 @@ class HopperMachine : public GpuMachine {
                                                 bool adds) const {
     const uint64_t of_b = Descriptor(b);
     ForSums(c, [&](auto&... sums) {
-      Product<kDType, kTransposed, kTiles>::fma(a[0], a[1], a[2], a[3], of_b, sums..., adds ? ScaleOut::One : ScaleOut::Zero);
+      Product<kDType, kTransposed, kTiles>::fma(a[0], a[1], a[2], a[3], of_b, sums...,
+                                                adds ? ScaleOut::One : ScaleOut::Zero);
     });
   }
   template <DType kDType, bool kTransposed, int kTiles>

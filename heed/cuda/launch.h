@@ -30,17 +30,17 @@ class ScopedDevice {
 
 // Puts a kernel into the stream; returns null, or what is wrong. Nothing is waited for.
 template <class Params>
-const char* LaunchKernel(const Launch& launch, int threads, size_t shared_bytes, void (*kernel)(Params), const Params& params) {
+const char* LaunchKernel(const Launch& launch, int threads, size_t shared_bytes, void (*kernel)(Params),
+                         const Params& params) {
   const ScopedDevice device(launch.device);
   if (device.error() != cudaSuccess) return cudaGetErrorString(device.error());
-  if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                     static_cast<int>(shared_bytes))) {
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes))) {
     return cudaGetErrorString(error);
   }
   const dim3 blocks(static_cast<unsigned>(launch.blocks[0]), static_cast<unsigned>(launch.blocks[1]),
                     static_cast<unsigned>(launch.blocks[2]));
-  kernel<<<blocks, static_cast<unsigned>(threads), shared_bytes,
-           static_cast<cudaStream_t>(launch.stream)>>>(params);
+  kernel<<<blocks, static_cast<unsigned>(threads), shared_bytes, static_cast<cudaStream_t>(launch.stream)>>>(params);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

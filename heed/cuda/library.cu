@@ -62,8 +62,8 @@ void Free(int32_t device, void* stream, void* memory) {
   cudaFreeAsync(memory, static_cast<cudaStream_t>(stream));
 }
 
-// Words travel as arguments of launches, so that nothing is waited for and a graph that captures the stream keeps them. A copy
-// from memory of the host would be read when the graph is launched.
+// Words travel as arguments of launches, so that nothing is waited for and a graph that captures the stream keeps them.
+// A copy from memory of the host would be read when the graph is launched.
 struct Words {
   uint64_t* to;
   int32_t count;
@@ -105,7 +105,8 @@ const char* MapRows(int32_t device, const MappedRows& rows, RowMap* map) {
   if (found != cudaDriverEntryPointSuccess) return "the driver has no cuTensorMapEncodeTiled";
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(rows.channels), static_cast<cuuint64_t>(rows.tokens),
                               static_cast<cuuint64_t>(rows.heads), static_cast<cuuint64_t>(rows.batches)};
-  const cuuint64_t strides[] = {2 * static_cast<cuuint64_t>(rows.token_stride), 2 * static_cast<cuuint64_t>(rows.head_stride),
+  const cuuint64_t strides[] = {2 * static_cast<cuuint64_t>(rows.token_stride),
+                                2 * static_cast<cuuint64_t>(rows.head_stride),
                                 2 * static_cast<cuuint64_t>(rows.batch_stride)};  // bytes
   constexpr cuuint32_t kBox[] = {64, 64, 1, 1}, kSteps[] = {1, 1, 1, 1};
   CUtensorMap encoded;

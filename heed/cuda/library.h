@@ -1,6 +1,7 @@
 // libheed_cuda, which holds kernels for GPUs: loaded when the first view is on one, so that libheed needs no driver.
 //
-// Only plain structs go between the two: a host that has heed's code inside it, as the Python module has, uses the same file.
+// Only plain structs go between the two: a host that has heed's code inside it, as the Python module has, uses the same
+// file.
 #ifndef HEED_CUDA_LIBRARY_H_
 #define HEED_CUDA_LIBRARY_H_
 
@@ -32,7 +33,7 @@ struct DeviceFacts {
 
 // Rows of 16 bits as bulk copies of Hopper read them, and what such copies are given: a CUtensorMap.
 struct MappedRows {
-  const void* data = nullptr;                            // at a multiple of 16 bytes, as rows are
+  const void* data = nullptr;  // at a multiple of 16 bytes, as rows are
   int64_t channels = 0, tokens = 0, heads = 0, batches = 0;
   int64_t token_stride = 0, head_stride = 0, batch_stride = 0;  // in elements
 };
@@ -52,7 +53,8 @@ struct Library {
   const char* version;  // of the heed that it was built with
   const char* (*examine)(int32_t device, DeviceFacts* facts);
   const char* (*check_stream)(int32_t device, void* stream);  // "is of another device"
-  // Memory of a device for kernels of a stream, from its pool; free() takes it back when what the stream has so far is done.
+  // Memory of a device for kernels of a stream, from its pool; free() takes it back when what the stream has so far is
+  // done.
   const char* (*allocate)(int32_t device, void* stream, size_t num_bytes, void** memory);
   void (*free)(int32_t device, void* stream, void* memory);
   // Copies bytes of the host, whole words of 8, in the order of the stream; they are read before it returns.

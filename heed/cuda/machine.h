@@ -1,8 +1,8 @@
 // What a kernel for GPUs is written against: a machine, of which there are two.
 //
-// A kernel is a function template `void Kernel(M& m, const Params& p)` that one thread runs. `GpuMachine` (gpu_machine.h)
-// is a thread of an NVIDIA GPU from compute capability 8.0 on; `EmulatedMachine` (tests/cuda) one of a grid that
-// runs on the CPU, with which kernels are tested where there is no GPU. Both offer
+// A kernel is a function template `void Kernel(M& m, const Params& p)` that one thread runs. `GpuMachine`
+// (gpu_machine.h) is a thread of an NVIDIA GPU from compute capability 8.0 on; `EmulatedMachine` (tests/cuda) one of a
+// grid that runs on the CPU, with which kernels are tested where there is no GPU. Both offer
 //
 //   thread(), num_threads()          in its block
 //   block(axis)                      in the grid, of three axes
@@ -32,20 +32,22 @@
 //
 // LoadMatrices takes the address of row lane % 8 of matrix lane / 8.
 //
-// Groups of four warps have products of their own on Hopper (compute capability 9.0, hopper_machine.h): each warp brings 16
-// rows, the second operand is in shared memory, and sums are there when they are waited for. A machine that has them offers
+// Groups of four warps have products of their own on Hopper (compute capability 9.0, hopper_machine.h): each warp
+// brings 16 rows, the second operand is in shared memory, and sums are there when they are waited for. A machine that
+// has them offers
 //
-//   PublishShared()                  what the thread has put into shared memory is there for products, once all have met
-//   BeginProducts(x...)              products may have these operands and sums, from here until they are waited for
-//   MultiplyGroup<kDType, kTransposed>(a, b, c, adds)  c[j] = a b, or += where it adds, b being 16 rows by 8 columns per j, of a
-//                                    tile's columns by its rows or, transposed, as they stand. a may be in shared memory too,
-//                                    64 rows of the group
+//   PublishShared()                  what the thread has put into shared memory is there for products, once all have
+//   met BeginProducts(x...)              products may have these operands and sums, from here until they are waited for
+//   MultiplyGroup<kDType, kTransposed>(a, b, c, adds)  c[j] = a b, or += where it adds, b being 16 rows by 8 columns
+//   per j, of a
+//                                    tile's columns by its rows or, transposed, as they stand. a may be in shared
+//                                    memory too, 64 rows of the group
 //   CommitProducts()                 the products since the last one are a group
 //   InitBarrier(barrier)             8 bytes of shared memory, by one thread, before all meet
 //   BeginBulk(barrier, bytes)        one thread says how many bytes of copies end its phase, 0 at first, then 1, 0, ...
-//   CopyBulk(map, c, t, h, b, to, barrier)  channels [c, c + 64) of 64 tokens from t on, head h, batch entry b; what does not exist is 0
-//   WaitBulk(barrier, phase)         until that phase has ended: what it copied is there, for products too
-//   WaitProducts<kPending>(c...)     until no more than these groups are under way, and not these sums
+//   CopyBulk(map, c, t, h, b, to, barrier)  channels [c, c + 64) of 64 tokens from t on, head h, batch entry b; what
+//   does not exist is 0 WaitBulk(barrier, phase)         until that phase has ended: what it copied is there, for
+//   products too WaitProducts<kPending>(c...)     until no more than these groups are under way, and not these sums
 #ifndef HEED_CUDA_MACHINE_H_
 #define HEED_CUDA_MACHINE_H_
 
@@ -107,7 +109,8 @@ HEED_DEVICE void StoreFloat(void* data, DType dtype, int64_t i, float x) {
   } else if (dtype == DType::kF32) {
     static_cast<float*>(data)[i] = x;
   } else {
-    const uint32_t bits = dtype == DType::kBF16 ? M::template Pack<DType::kBF16>(x, 0) : M::template Pack<DType::kF16>(x, 0);
+    const uint32_t bits =
+        dtype == DType::kBF16 ? M::template Pack<DType::kBF16>(x, 0) : M::template Pack<DType::kF16>(x, 0);
     static_cast<uint16_t*>(data)[i] = static_cast<uint16_t>(bits);
   }
 }

@@ -1,7 +1,7 @@
 // Numbers of f32 as sums of three of bf16, which tensor cores multiply: products of these sums are as exact as f32's.
 //
-// An operand of 16 x 16 or 16 x 8 elements is an array [piece][word] of fragments (machine.h). Beside pieces of bf16, tensors
-// of bf16 are one and those of f16 two; f16 beside f16 is one piece of f16.
+// An operand of 16 x 16 or 16 x 8 elements is an array [piece][word] of fragments (machine.h). Beside pieces of bf16,
+// tensors of bf16 are one and those of f16 two; f16 beside f16 is one piece of f16.
 #ifndef HEED_CUDA_PIECES_H_
 #define HEED_CUDA_PIECES_H_
 
@@ -18,8 +18,8 @@ inline constexpr int kPieces = 3;
 // Whether the pieces of a number are its sum: not if it is infinite, NaN, or above the largest bf16.
 HEED_DEVICE bool FitsPieces(float x) { return fabsf(x) <= 0x1.FEp127f; }
 
-// Word i of each piece: two numbers. What is not finite has it in the first piece alone, or, where all should be finite, is NaN
-// in one of the others, if there are any.
+// Word i of each piece: two numbers. What is not finite has it in the first piece alone, or, where all should be
+// finite, is NaN in one of the others, if there are any.
 template <class M, DType kPiece = DType::kBF16, bool kFinite = false, int kCount, int kWords>
 HEED_DEVICE void Split(float low, float high, int i, uint32_t (&pieces)[kCount][kWords]) {
   static_assert(kPiece == DType::kBF16 || kCount == 1);

@@ -1,11 +1,13 @@
-// Rows of elements in a block's shared memory, as products of matrices read them: of 16 bits, or of f32 in pieces of bf16.
+// Rows of elements in a block's shared memory, as products of matrices read them: of 16 bits, or of f32 in pieces of
+// bf16.
 //
-// Sixteen bytes of a row are a unit, what a thread copies at once. Unit i of row r stands at i xor Turn(r), which puts what a
-// warp reads at once into different banks: of 16 bits, the units of the same columns of eight rows; of f32, eight columns of
-// rows 0 to 3 or 4 to 7, a word pair per thread, or of every other one of eight rows, a word per thread.
+// Sixteen bytes of a row are a unit, what a thread copies at once. Unit i of row r stands at i xor Turn(r), which puts
+// what a warp reads at once into different banks: of 16 bits, the units of the same columns of eight rows; of f32,
+// eight columns of rows 0 to 3 or 4 to 7, a word pair per thread, or of every other one of eight rows, a word per
+// thread.
 //
-// Elements of 16 bits stand in panels of 64 columns, one behind the other, whose rows are 128 bytes: turned so, and from a
-// multiple of 1024 bytes on, they are what products of groups and bulk copies call a swizzle of 128 bytes.
+// Elements of 16 bits stand in panels of 64 columns, one behind the other, whose rows are 128 bytes: turned so, and
+// from a multiple of 1024 bytes on, they are what products of groups and bulk copies call a swizzle of 128 bytes.
 #ifndef HEED_CUDA_SHARED_TILE_H_
 #define HEED_CUDA_SHARED_TILE_H_
 
@@ -27,7 +29,8 @@ class SharedTile {
   static constexpr bool kIsWide = std::is_same_v<Element, float>;
   static constexpr int kUnit = kUnitBytes / sizeof(Element), kUnits = kColumns / kUnit;
   static constexpr int kPitch = kIsWide ? kColumns : kPanelColumns;  // elements from row to row
-  static constexpr int kPanel = kIsWide ? 8 * kUnit : kRows * kPanelColumns;  // from eight units of a row to the next eight
+  static constexpr int kPanel =
+      kIsWide ? 8 * kUnit : kRows * kPanelColumns;  // from eight units of a row to the next eight
 
  public:
   static constexpr int kBytes = kRows * kColumns * static_cast<int>(sizeof(Element));
@@ -39,8 +42,8 @@ class SharedTile {
     return at_ + row * kPitch + unit / 8 * kPanel + (unit % 8 ^ Turn(row)) * kUnit + column % kUnit;
   }
 
-  // Begins to copy rows row(i) of `columns` elements, i below `rows`, `columns` being at most kColumns; what they do not
-  // fill is 0. `aligned`: they begin at multiples of 16 bytes.
+  // Begins to copy rows row(i) of `columns` elements, i below `rows`, `columns` being at most kColumns; what they do
+  // not fill is 0. `aligned`: they begin at multiples of 16 bytes.
   template <class M, class Row>
   HEED_DEVICE void Copy(M& m, bool aligned, int columns, int rows, const Row& row) const {
     const bool asynchronous = aligned && columns % kUnit == 0;
@@ -57,8 +60,9 @@ class SharedTile {
     }
   }
 
-  // The same of rows `stride` elements apart, by a block of kThreads. Where these are a multiple of a row's units, each has a
-  // column of its own and places that differ by constants, all or, of f32, one by one: a copy is a handful of instructions.
+  // The same of rows `stride` elements apart, by a block of kThreads. Where these are a multiple of a row's units, each
+  // has a column of its own and places that differ by constants, all or, of f32, one by one: a copy is a handful of
+  // instructions.
   template <int kThreads, class M>
   HEED_DEVICE void CopyRows(M& m, bool aligned, int columns, int rows, const Element* first, int64_t stride) const {
     constexpr int kStep = kThreads / kUnits;  // rows of all threads
@@ -100,7 +104,9 @@ class SharedTile {
   }
   HEED_DEVICE void Put(int row, int column, Element element) const { *At(row, column) = element; }
   // Two of 16 bits, from an even column on.
-  HEED_DEVICE void PutPair(int row, int column, uint32_t pair) const { *reinterpret_cast<uint32_t*>(At(row, column)) = pair; }
+  HEED_DEVICE void PutPair(int row, int column, uint32_t pair) const {
+    *reinterpret_cast<uint32_t*>(At(row, column)) = pair;
+  }
 
   // 16 rows from `row` on, of 16 columns: the first operand of a product.
   template <class M>
@@ -168,8 +174,8 @@ class SharedTile {
   // Sixteen of them by all columns.
   HEED_DEVICE GroupOperand MnMajor(int row) const { return {at_ + row * kPitch, kPanelBytes}; }
 
-  // Marks rows that have an element that is not finite, or does not fit pieces, [kRows]; true if there are any. All threads of
-  // the block come here and meet; marks are made if there are any.
+  // Marks rows that have an element that is not finite, or does not fit pieces, [kRows]; true if there are any. All
+  // threads of the block come here and meet; marks are made if there are any.
   template <DType kDType, class M>
   HEED_DEVICE bool FindNotFinite(M& m, char* marks) const {
     if constexpr (kIsWide) {  // asked of every tile, so that all look first
@@ -214,8 +220,9 @@ class SharedTile {
     }
   }
 
-  // At(row + r, column + c) of multiples of 8 and 16 and r and c below 16. What depends on the thread is added up first, in the
-  // eight values that it has at most: constants behind it are part of instructions, and addresses take 8 registers and not one each.
+  // At(row + r, column + c) of multiples of 8 and 16 and r and c below 16. What depends on the thread is added up
+  // first, in the eight values that it has at most: constants behind it are part of instructions, and addresses take 8
+  // registers and not one each.
   HEED_DEVICE Element* Near(int row, int column, int r, int c) const {
     constexpr int kPeriod = 8 * kUnit;
     Element* const own = at_ + r * kPitch + (column % kPeriod ^ (Turn(r) ^ c / kUnit) * kUnit) + c % kUnit;

@@ -1,6 +1,6 @@
 // HEED_EXPORT(Type, F), for files that are compiled once per SIMD target: defines Type F(const Context& ctx), which is
-// what HWY_NAMESPACE::F() returns for the best target that `ctx` allows. In a file with HEED_ONLY_TARGETS it is an empty
-// Type where this build or CPU has none of them, or `ctx` forbids them.
+// what HWY_NAMESPACE::F() returns for the best target that `ctx` allows. In a file with HEED_ONLY_TARGETS it is an
+// empty Type where this build or CPU has none of them, or `ctx` forbids them.
 //
 // To be included after foreach_target.h, which says what targets there are.
 #ifndef HEED_ENGINES_EXPORT_PASSES_H_
@@ -11,11 +11,9 @@
 #include "hwy/highway.h"
 
 #if !defined(HEED_ONLY_TARGETS)
-#define HEED_EXPORT(Type, F)           \
-  HWY_EXPORT(F);                       \
-  Type F(const Context& ctx) {         \
-    return HWY_DISPATCH_TABLE(F)[TargetIndex(ctx.allowed_targets())](); \
-  }
+#define HEED_EXPORT(Type, F) \
+  HWY_EXPORT(F);             \
+  Type F(const Context& ctx) { return HWY_DISPATCH_TABLE(F)[TargetIndex(ctx.allowed_targets())](); }
 #elif (HWY_TARGETS & HEED_ONLY_TARGETS) != HEED_ONLY_TARGETS
 #define HEED_EXPORT(Type, F) \
   Type F(const Context&) { return {}; }
@@ -26,11 +24,11 @@
 #define HEED_EXPORT(Type, F) \
   Type F(const Context& ctx) { return HasByteProducts(ctx.allowed_targets()) ? N_AVX3_DL::F() : Type{}; }
 #elif defined(HEED_MATRIX_TILES)
-#define HEED_EXPORT(Type, F)                                       \
-  Type F(const Context& ctx) {                                     \
-    const TileUnit unit = TilesOf(ctx.allowed_targets());          \
-    if (unit == TileUnit::kEmulated) return N_AVX2::F();           \
-    return unit == TileUnit::kMatrix ? N_AVX3_SPR::F() : Type{};   \
+#define HEED_EXPORT(Type, F)                                     \
+  Type F(const Context& ctx) {                                   \
+    const TileUnit unit = TilesOf(ctx.allowed_targets());        \
+    if (unit == TileUnit::kEmulated) return N_AVX2::F();         \
+    return unit == TileUnit::kMatrix ? N_AVX3_SPR::F() : Type{}; \
   }
 #endif
 

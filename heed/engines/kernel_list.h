@@ -1,4 +1,5 @@
-// What a kernel of an engine is, and how one is chosen from the engine's list: dispatch, Explain and Workspace read that.
+// What a kernel of an engine is, and how one is chosen from the engine's list: dispatch, Explain and Workspace read
+// that.
 #ifndef HEED_ENGINES_KERNEL_LIST_H_
 #define HEED_ENGINES_KERNEL_LIST_H_
 

@@ -38,12 +38,12 @@ std::string Why(const Kernel& kernel, const Context& ctx, const Problem& p) {
 
 TEST(KernelListTest, EveryKernelSaysWhyItDeclinesADType) {
   const Context ctx(1);
-  EXPECT_THAT([&] { recurrence::Choose("the::Op", ctx, Recurrence(DType::kI32)); },
-              ThrowsMessage<Unsupported>(AllOf(
-                  HasSubstr("the::Op: no kernel"), HasSubstr("recurrence_tiles computes bf16, not i32"),
-                  HasSubstr("recurrence_f32 computes f32, bf16 and f16, not i32"),
-                  HasSubstr("delta_f64 computes f64, not i32"),
-                  HasSubstr("recurrence_channels computes f64, f32, bf16 and f16, not i32"))));
+  EXPECT_THAT(
+      [&] { recurrence::Choose("the::Op", ctx, Recurrence(DType::kI32)); },
+      ThrowsMessage<Unsupported>(AllOf(
+          HasSubstr("the::Op: no kernel"), HasSubstr("recurrence_tiles computes bf16, not i32"),
+          HasSubstr("recurrence_f32 computes f32, bf16 and f16, not i32"), HasSubstr("delta_f64 computes f64, not i32"),
+          HasSubstr("recurrence_channels computes f64, f32, bf16 and f16, not i32"))));
   EXPECT_THAT([&] { scan::Choose("the::Op", ctx, Scan(DType::kI32, scan::Rule::kModes)); },
               ThrowsMessage<Unsupported>(AllOf(HasSubstr("selective_f32 computes f32, bf16 and f16, not i32"),
                                                HasSubstr("modes computes f64, f32, bf16 and f16, not i32"))));
@@ -52,9 +52,7 @@ TEST(KernelListTest, EveryKernelSaysWhyItDeclinesADType) {
 TEST(KernelListTest, ARecurrenceGetsTheKernelOfItsForm) {
   Context ctx(1);
   ctx.set_isa(AvailableTargets(DType::kF64).front());  // no matrix tiles
-  const auto chosen = [&](const recurrence::Problem& p) {
-    return std::string(recurrence::Choose("op", ctx, p).name);
-  };
+  const auto chosen = [&](const recurrence::Problem& p) { return std::string(recurrence::Choose("op", ctx, p).name); };
   recurrence::Problem p = Recurrence(DType::kBF16);
   EXPECT_EQ(chosen(p), "recurrence_f32");
   EXPECT_EQ(Why(recurrence::kDeltaF32, ctx, p), "computes delta rules");

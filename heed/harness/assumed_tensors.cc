@@ -15,9 +15,7 @@ namespace {
 
 constexpr uint64_t kSeed = 1;
 
-double LogSigmoid(double x) {
-  return x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x));
-}
+double LogSigmoid(double x) { return x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x)); }
 
 // Rows [R, C] that take the means of stretches of tokens.
 void FillMeans(const Buffer& x) {
@@ -51,8 +49,7 @@ ConstTensorView Assume(Context& ctx, const InputSpec& spec, NamedTensors& set) {
   const Buffer exact(DType::kF64, sizes, Placement::kAligned);
   Fill(ctx, spec.name, exact);
   const bool widen = spec.wide && SizeOf(set.dtype) == 2;
-  const auto rounded = std::make_shared<Buffer>(widen ? DType::kF32 : set.dtype, sizes,
-                                                Placement::kAligned);
+  const auto rounded = std::make_shared<Buffer>(widen ? DType::kF32 : set.dtype, sizes, Placement::kAligned);
   for (int64_t i = 0; i < exact.view().num_elements(); ++i) {
     StoreDouble(rounded->view().dtype(), rounded->view().data(), i, exact.as<double>()[i]);
   }
@@ -71,9 +68,8 @@ std::string WhatIsAssumed(const std::string& name) {
 }
 
 std::map<char, int64_t> AssumedAxes(const Sizes& s) {
-  return {{'B', s.B}, {'T', s.Tk},    {'H', s.Hq}, {'G', s.Hkv},
-          {'K', s.D}, {'V', s.Dv},    {'C', s.Tk}, {'M', 4 * s.D}, {'E', 3},
-          {'R', std::clamp<int64_t>((s.Tk + 3) / 4, 1, 256)}};
+  return {{'B', s.B},  {'T', s.Tk}, {'H', s.Hq},    {'G', s.Hkv}, {'K', s.D},
+          {'V', s.Dv}, {'C', s.Tk}, {'M', 4 * s.D}, {'E', 3},     {'R', std::clamp<int64_t>((s.Tk + 3) / 4, 1, 256)}};
 }
 
 bool TakesQkv(const OpEntry& op) {
@@ -103,9 +99,8 @@ std::vector<std::string> Complete(Context& ctx, const OpEntry& op, NamedTensors&
     absent.push_back(&spec);
     names.push_back(spec.name);
   }
-  const bool known = std::none_of(names.begin(), names.end(), [](const std::string& name) {
-    return WhatIsAssumed(name).empty();
-  });
+  const bool known =
+      std::none_of(names.begin(), names.end(), [](const std::string& name) { return WhatIsAssumed(name).empty(); });
   if (!known) return names;
   for (const InputSpec* spec : absent) set.tensors[spec->name] = Assume(ctx, *spec, set);
   assumed = names;

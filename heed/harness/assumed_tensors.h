@@ -17,9 +17,8 @@ namespace heed {
 // What is assumed of a tensor of that name, for people; empty where nothing is.
 std::string WhatIsAssumed(const std::string& name);
 
-// The size that each letter of an InputSpec's axes stands for beside q, k and v of these sizes: Linformer's rows R are a
-// quarter of the tokens and at most 256, Performer's features M four per channel, and nsa has
-// three branches E.
+// The size that each letter of an InputSpec's axes stands for beside q, k and v of these sizes: Linformer's rows R are
+// a quarter of the tokens and at most 256, Performer's features M four per channel, and nsa has three branches E.
 std::map<char, int64_t> AssumedAxes(const Sizes& sizes);
 
 // Whether a mechanism takes queries, keys and values: q or RWKV's r, k and v.

@@ -19,8 +19,7 @@ std::vector<int64_t> RowMajor(std::span<const int64_t> sizes) {
   return strides;
 }
 
-void* Address(const ConstTensorView& view, std::span<const int64_t> index,
-              int64_t* offset) {
+void* Address(const ConstTensorView& view, std::span<const int64_t> index, int64_t* offset) {
   *offset = 0;
   for (size_t i = 0; i < index.size(); ++i) {
     *offset += index[i] * view.stride(static_cast<int>(i));
@@ -45,23 +44,15 @@ int64_t RowSize(const ConstTensorView& view) { return view.rank() == 0 ? 1 : vie
 int64_t RowStride(const ConstTensorView& view) { return view.rank() == 0 ? 1 : view.stride(view.rank() - 1); }
 
 double Load(DType dtype, const void* data, int64_t offset) {
-  return IsFloat(dtype) ? LoadAsDouble(dtype, data, offset)
-                        : static_cast<double>(LoadAsInt64(dtype, data, offset));
+  return IsFloat(dtype) ? LoadAsDouble(dtype, data, offset) : static_cast<double>(LoadAsInt64(dtype, data, offset));
 }
 
 void Store(DType dtype, void* data, int64_t offset, double value) {
   switch (dtype) {
-    case DType::kI64:
-      static_cast<int64_t*>(data)[offset] = static_cast<int64_t>(value);
-      break;
-    case DType::kI32:
-      static_cast<int32_t*>(data)[offset] = static_cast<int32_t>(value);
-      break;
-    case DType::kBool:
-      static_cast<uint8_t*>(data)[offset] = value != 0 ? 1 : 0;
-      break;
-    default:
-      StoreDouble(dtype, data, offset, value);
+    case DType::kI64: static_cast<int64_t*>(data)[offset] = static_cast<int64_t>(value); break;
+    case DType::kI32: static_cast<int32_t*>(data)[offset] = static_cast<int32_t>(value); break;
+    case DType::kBool: static_cast<uint8_t*>(data)[offset] = value != 0 ? 1 : 0; break;
+    default: StoreDouble(dtype, data, offset, value);
   }
 }
 
@@ -80,10 +71,8 @@ Random::Random(uint64_t seed, uint32_t stream) : seed_(seed), stream_(stream) {}
 
 uint32_t Random::Word() {
   if (used_ == 4) {
-    words_ = Philox({static_cast<uint32_t>(counter_),
-                     static_cast<uint32_t>(counter_ >> 32), stream_, 0x68656564},
-                    {static_cast<uint32_t>(seed_),
-                     static_cast<uint32_t>(seed_ >> 32)});
+    words_ = Philox({static_cast<uint32_t>(counter_), static_cast<uint32_t>(counter_ >> 32), stream_, 0x68656564},
+                    {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)});
     ++counter_;
     used_ = 0;
   }
@@ -92,9 +81,7 @@ uint32_t Random::Word() {
 
 double Random::Uniform() { return Word() * 0x1p-32; }
 
-double Random::Uniform(double low, double high) {
-  return low + (high - low) * Uniform();
-}
+double Random::Uniform(double low, double high) { return low + (high - low) * Uniform(); }
 
 int64_t Random::Integer(int64_t low, int64_t high) {
   const uint64_t count = static_cast<uint64_t>(high - low) + 1;
@@ -116,13 +103,10 @@ double Random::Normal() {
 Buffer::Buffer(DType dtype, std::span<const int64_t> sizes, Placement placement)
     : Buffer(dtype, sizes, RowMajor(sizes), placement) {}
 
-Buffer::Buffer(DType dtype, std::initializer_list<int64_t> sizes,
-               Placement placement)
-    : Buffer(dtype, std::span<const int64_t>(sizes.begin(), sizes.size()),
-             placement) {}
+Buffer::Buffer(DType dtype, std::initializer_list<int64_t> sizes, Placement placement)
+    : Buffer(dtype, std::span<const int64_t>(sizes.begin(), sizes.size()), placement) {}
 
-Buffer::Buffer(DType dtype, std::span<const int64_t> sizes,
-               std::span<const int64_t> strides, Placement placement,
+Buffer::Buffer(DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides, Placement placement,
                int64_t gap) {
   int64_t below = 0, above = 1;  // elements from the first, 0 <= below
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -139,16 +123,13 @@ Buffer::Buffer(DType dtype, std::span<const int64_t> sizes,
     memory_ = {os::AllocateAligned(num_bytes_), &os::FreeAligned};
     begin_ = static_cast<uint8_t*>(memory_.get());
   } else {
-    const auto guarded = std::make_shared<os::GuardedMemory>(
-        num_bytes_, placement == Placement::kBeforeGuard);
+    const auto guarded = std::make_shared<os::GuardedMemory>(num_bytes_, placement == Placement::kBeforeGuard);
     begin_ = guarded->data();
     memory_ = guarded;
   }
   Poison();
-  const int64_t first =
-      below + (placement == Placement::kBeforeGuard ? 0 : gap);
-  view_ = TensorView(begin_ + static_cast<size_t>(first) * element, dtype, sizes,
-                     strides);
+  const int64_t first = below + (placement == Placement::kBeforeGuard ? 0 : gap);
+  view_ = TensorView(begin_ + static_cast<size_t>(first) * element, dtype, sizes, strides);
 }
 
 Buffer Buffer::As(const TensorView& view) const {
@@ -186,8 +167,7 @@ double GetElement(const ConstTensorView& view, std::span<const int64_t> index) {
   return Load(view.dtype(), data, offset);
 }
 
-void SetElement(const TensorView& view, std::span<const int64_t> index,
-                double value) {
+void SetElement(const TensorView& view, std::span<const int64_t> index, double value) {
   int64_t offset;
   void* data = Address(view, index, &offset);
   Store(view.dtype(), data, offset, value);
@@ -212,9 +192,7 @@ std::vector<double> Elements(const ConstTensorView& view) {
 }
 
 bool SameBits(const ConstTensorView& a, const ConstTensorView& b) {
-  if (a.dtype() != b.dtype() ||
-      !std::equal(a.sizes().begin(), a.sizes().end(), b.sizes().begin(),
-                  b.sizes().end())) {
+  if (a.dtype() != b.dtype() || !std::equal(a.sizes().begin(), a.sizes().end(), b.sizes().begin(), b.sizes().end())) {
     return false;
   }
   std::vector<int64_t> rows;  // of b

@@ -25,8 +25,8 @@ class Random {
   explicit Random(uint64_t seed, uint32_t stream = 0);
 
   uint32_t Word();
-  double Uniform();                          // in [0, 1)
-  double Uniform(double low, double high);   // in [low, high)
+  double Uniform();                            // in [0, 1)
+  double Uniform(double low, double high);     // in [low, high)
   int64_t Integer(int64_t low, int64_t high);  // in [low, high]
   bool Chance(double probability);
 
@@ -59,15 +59,12 @@ class Buffer {
   Buffer() = default;
 
   // Row-major.
-  Buffer(DType dtype, std::span<const int64_t> sizes,
-         Placement placement = Placement::kBeforeGuard);
-  Buffer(DType dtype, std::initializer_list<int64_t> sizes,
-         Placement placement = Placement::kBeforeGuard);
+  Buffer(DType dtype, std::span<const int64_t> sizes, Placement placement = Placement::kBeforeGuard);
+  Buffer(DType dtype, std::initializer_list<int64_t> sizes, Placement placement = Placement::kBeforeGuard);
 
   // Any strides, in elements; zero and negative ones too. `gap` elements stay
   // free at the guarded or aligned side, which shifts the alignment.
-  Buffer(DType dtype, std::span<const int64_t> sizes,
-         std::span<const int64_t> strides, Placement placement,
+  Buffer(DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides, Placement placement,
          int64_t gap = 0);
 
   // This memory, seen through another view: a slice of a fused buffer, for example.
@@ -102,8 +99,7 @@ class Buffer {
 
 // Element at an index of any view, integers and bool included.
 double GetElement(const ConstTensorView& view, std::span<const int64_t> index);
-void SetElement(const TensorView& view, std::span<const int64_t> index,
-                double value);
+void SetElement(const TensorView& view, std::span<const int64_t> index, double value);
 
 // All elements, row-major.
 std::vector<double> Elements(const ConstTensorView& view);

@@ -32,8 +32,7 @@ std::vector<Buffer> Allocate(const Case& c, bool reference) {
     if (reference || spec.strides.empty()) {
       buffers.emplace_back(reference ? DType::kF64 : spec.dtype, spec.sizes);
     } else {
-      buffers.emplace_back(spec.dtype, spec.sizes, spec.strides,
-                           Placement::kBeforeGuard);
+      buffers.emplace_back(spec.dtype, spec.sizes, spec.strides, Placement::kBeforeGuard);
     }
   }
   return buffers;
@@ -55,13 +54,11 @@ std::vector<TensorView> Views(const std::vector<Buffer>& buffers) {
 }  // namespace
 
 std::string ToString(const Sizes& s) {
-  return "B" + std::to_string(s.B) + "_" + Pair("T", s.Tq, s.Tk) + "_" +
-         Pair("H", s.Hq, s.Hkv) + "_" + Pair("D", s.D, s.Dv);
+  return "B" + std::to_string(s.B) + "_" + Pair("T", s.Tq, s.Tk) + "_" + Pair("H", s.Hq, s.Hkv) + "_" +
+         Pair("D", s.D, s.Dv);
 }
 
-std::ostream& operator<<(std::ostream& os, const Sizes& sizes) {
-  return os << ToString(sizes);
-}
+std::ostream& operator<<(std::ostream& os, const Sizes& sizes) { return os << ToString(sizes); }
 
 OpEntry FindOp(std::string_view name) {
   std::string names;
@@ -69,8 +66,7 @@ OpEntry FindOp(std::string_view name) {
     if (op.name == name) return op;
     names += (names.empty() ? "" : ", ") + op.name;
   }
-  throw InvalidArgument("mechanism is " + std::string(name) +
-                        ", expected one of " + names);
+  throw InvalidArgument("mechanism is " + std::string(name) + ", expected one of " + names);
 }
 
 Expected ExpectedOf(const Case& c) {
@@ -79,8 +75,7 @@ Expected ExpectedOf(const Case& c) {
   return expected;
 }
 
-Comparison CompareResults(const Case& c, std::span<const ConstTensorView> results,
-                          const Expected& reference) {
+Comparison CompareResults(const Case& c, std::span<const ConstTensorView> results, const Expected& reference) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const auto& [expected, tolerance] = reference;
   Comparison worst;
@@ -123,9 +118,8 @@ Comparison CompareResults(const Case& c, std::span<const ConstTensorView> result
   if (!any) {
     worst.message = "nothing to compare";
   } else {
-    worst.message = worst.where + " is " + Number(got) + ", expected " +
-                    Number(want) + " within " + Number(worst.tolerance) +
-                    " (error " + Number(worst.error) + ")";
+    worst.message = worst.where + " is " + Number(got) + ", expected " + Number(want) + " within " +
+                    Number(worst.tolerance) + " (error " + Number(worst.error) + ")";
   }
   if (!worst.ok) worst.message += "; " + c.title;
   return worst;

@@ -96,7 +96,7 @@ struct TensorCall {
   std::function<void(Context&, std::span<const TensorView> outputs)> run = {};
   bool causal = true;  // no token sees those behind it
   std::string kernel = {}, target = {}, why = {};
-  double flops = 0;  // of the forward pass
+  double flops = 0;             // of the forward pass
   int64_t workspace_bytes = 0;  // of the pass that reserves most
 };
 
@@ -118,8 +118,8 @@ struct ImpliedWeights {
 
 // One mechanism.
 struct OpEntry {
-  std::string name = {};    // folder, namespace, CLI and Python name
-  std::string family = {};  // "exact", "sparse", "linear", "gated", "ssm"
+  std::string name = {};                 // folder, namespace, CLI and Python name
+  std::string family = {};               // "exact", "sparse", "linear", "gated", "ssm"
   std::vector<std::string> passes = {};  // of "forward", "backward", "step"
   std::vector<DType> dtypes = {};        // that have kernels
   std::vector<std::string> variants = {};
@@ -167,13 +167,13 @@ OpEntry FindOp(std::string_view name);
 // tolerance, or if one side is NaN or infinite and the other is not the same.
 struct Comparison {
   bool ok = true;
-  double max_error = 0;    // largest |result - expected| of all elements
+  double max_error = 0;            // largest |result - expected| of all elements
   std::vector<double> max_errors;  // of each output
-  double worst_ratio = 0;  // largest error / tolerance; infinite for a bad NaN
-  double error = 0;        // of the element with the worst ratio
-  double tolerance = 0;    // of the same element
-  std::string where;       // the same element: "o[0,3,1,7]"
-  std::string message;     // one line; what, where, got, expected; title if !ok
+  double worst_ratio = 0;          // largest error / tolerance; infinite for a bad NaN
+  double error = 0;                // of the element with the worst ratio
+  double tolerance = 0;            // of the same element
+  std::string where;               // the same element: "o[0,3,1,7]"
+  std::string message;             // one line; what, where, got, expected; title if !ok
 };
 
 // What the reference of a case says, in the order of its outputs: most of the seconds of a
@@ -188,10 +188,8 @@ Comparison Compare(const Case& c, Context& ctx);
 Comparison Compare(const Case& c, Context& ctx, const Expected& expected);
 
 // Compares results that are there already, in the order of c.outputs.
-Comparison CompareResults(const Case& c,
-                          std::span<const ConstTensorView> results);
-Comparison CompareResults(const Case& c, std::span<const ConstTensorView> results,
-                          const Expected& expected);
+Comparison CompareResults(const Case& c, std::span<const ConstTensorView> results);
+Comparison CompareResults(const Case& c, std::span<const ConstTensorView> results, const Expected& expected);
 
 }  // namespace heed
 

@@ -8,12 +8,10 @@
 
 namespace heed {
 
-std::vector<double> Drift(Context& ctx, const OpEntry& op,
-                          const std::string& variant, int64_t channels,
+std::vector<double> Drift(Context& ctx, const OpEntry& op, const std::string& variant, int64_t channels,
                           std::span<const int64_t> ends) {
   const int64_t T = ends.back();
-  const Case c = op.make_case(
-      {{1, T, T, 1, 1, channels, channels}, DType::kF32, 1, "forward", variant});
+  const Case c = op.make_case({{1, T, T, 1, 1, channels, channels}, DType::kF32, 1, "forward", variant});
   std::vector<Buffer> memory;
   std::vector<TensorView> results, expected;
   for (const OutputSpec& spec : c.outputs) {

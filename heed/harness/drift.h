@@ -18,8 +18,7 @@ inline constexpr int64_t kDriftTokens = 1024;  // that an error is taken over
 // channels: for each of `ends`, ascending, the root mean square of o - expected
 // over the kDriftTokens before it, relative to that of `expected` there. Expected
 // is the reference in f64. NaN where something is not finite.
-std::vector<double> Drift(Context& ctx, const OpEntry& op,
-                          const std::string& variant, int64_t channels,
+std::vector<double> Drift(Context& ctx, const OpEntry& op, const std::string& variant, int64_t channels,
                           std::span<const int64_t> ends);
 
 // The variants of `op` whose errors might drift: "", or "causal" where that is one, and

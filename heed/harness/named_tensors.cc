@@ -13,10 +13,8 @@ namespace tensor_file {
 // A decimal number, digits only.
 std::optional<int64_t> ParseIndex(std::string_view text) {
   int64_t value = 0;
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() ||
-      end != text.data() + text.size() || value < 0) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size() || value < 0) {
     return std::nullopt;
   }
   return value;
@@ -29,25 +27,19 @@ void CheckEmpty(const std::string& path, const std::string& name, const ConstTen
   if (x.num_elements() > 0) return;
   int64_t product = 1;
   for (const int64_t size : x.sizes()) {
-    if (__builtin_mul_overflow(product, std::max<int64_t>(size, 1), &product) ||
-        product > kMost) {
+    if (__builtin_mul_overflow(product, std::max<int64_t>(size, 1), &product) || product > kMost) {
       throw FileError(path + ": " + name + " has shape " + x.ShapeString() +
-                      " without an element, expected other sizes of at most " +
-                      std::to_string(kMost) + " together");
+                      " without an element, expected other sizes of at most " + std::to_string(kMost) + " together");
     }
   }
 }
 
-void BadShape(const std::string& path, const char* name,
-                           const ConstTensorView& x,
-                           const std::string& expected) {
-  throw FileError(path + ": " + name + " has shape " + x.ShapeString() +
-                  ", expected " + expected);
+void BadShape(const std::string& path, const char* name, const ConstTensorView& x, const std::string& expected) {
+  throw FileError(path + ": " + name + " has shape " + x.ShapeString() + ", expected " + expected);
 }
 
 // Query heads by index. Throws InvalidArgument.
-std::vector<int64_t> ChooseHeads(const std::string& path,
-                                 const std::string& text, int64_t num_heads) {
+std::vector<int64_t> ChooseHeads(const std::string& path, const std::string& text, int64_t num_heads) {
   std::vector<int64_t> heads;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
@@ -55,9 +47,7 @@ std::vector<int64_t> ChooseHeads(const std::string& path,
     const std::optional<int64_t> head = ParseIndex(word);
     if (!head || *head >= num_heads) {
       throw InvalidArgument(path + ": --heads has '" + word + "', expected " +
-                            (num_heads == 0
-                                 ? "none: there are no heads"
-                                 : "0 to " + std::to_string(num_heads - 1)));
+                            (num_heads == 0 ? "none: there are no heads" : "0 to " + std::to_string(num_heads - 1)));
     }
     heads.push_back(*head);
     begin = end + 1;
@@ -84,19 +74,16 @@ std::string AxesText(const InputSpec& spec) {
 }
 
 // With all axes of its spec. Throws FileError.
-ConstTensorView WithAxes(const std::string& path, const std::string& name,
-                         const InputSpec& spec, const ConstTensorView& x,
-                         bool batched) {
+ConstTensorView WithAxes(const std::string& path, const std::string& name, const InputSpec& spec,
+                         const ConstTensorView& x, bool batched) {
   if (!IsFloat(x.dtype())) {
-    throw FileError(path + ": " + name + " has dtype " + Name(x.dtype()) +
-                    ", expected f64, f32, bf16 or f16");
+    throw FileError(path + ": " + name + " has dtype " + Name(x.dtype()) + ", expected f64, f32, bf16 or f16");
   }
   CheckEmpty(path, name, x);
   const bool adds = !batched && spec.axes.starts_with('B');
   const int rank = static_cast<int>(spec.axes.size()) - (adds ? 1 : 0);
   if (x.rank() != rank) {
-    throw FileError(path + ": " + name + " has shape " + x.ShapeString() +
-                    ", expected " + AxesText(spec));
+    throw FileError(path + ": " + name + " has shape " + x.ShapeString() + ", expected " + AxesText(spec));
   }
   if (!adds) return x;
   std::vector<int64_t> sizes = {1}, strides = {x.num_elements()};
@@ -107,11 +94,9 @@ ConstTensorView WithAxes(const std::string& path, const std::string& name,
 
 // x as it is where that will do, else a row-major copy: along `axis` the
 // elements heads[i] / group, all of them if there are no heads.
-ConstTensorView PrepareAny(const ConstTensorView& x, DType dtype, int axis,
-                           const std::vector<int64_t>& heads, int64_t group,
-                           LayerOfFile& set) {
-  const bool aligned =
-      reinterpret_cast<uintptr_t>(x.data()) % SizeOf(x.dtype()) == 0;
+ConstTensorView PrepareAny(const ConstTensorView& x, DType dtype, int axis, const std::vector<int64_t>& heads,
+                           int64_t group, LayerOfFile& set) {
+  const bool aligned = reinterpret_cast<uintptr_t>(x.data()) % SizeOf(x.dtype()) == 0;
   const int last = x.rank() - 1;
   const bool rows = x.stride(last) == 1 || x.size(last) == 1;
   const bool gathers = axis >= 0 && !heads.empty();
@@ -120,16 +105,13 @@ ConstTensorView PrepareAny(const ConstTensorView& x, DType dtype, int axis,
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   if (gathers) sizes[static_cast<size_t>(axis)] = static_cast<int64_t>(heads.size());
   const ConstTensorView shape(nullptr, dtype, sizes);  // checks for overflow
-  constexpr int64_t kMost = int64_t{1} << 36;  // a small file can ask for more
+  constexpr int64_t kMost = int64_t{1} << 36;          // a small file can ask for more
   if (gathers && shape.num_elements() > kMost) {
-    throw FileError(set.file + ": a tensor of shape " + x.ShapeString() +
-                    " would have shape " + shape.ShapeString() +
+    throw FileError(set.file + ": a tensor of shape " + x.ShapeString() + " would have shape " + shape.ShapeString() +
                     " with a copy per head, expected fewer heads");
   }
-  const std::shared_ptr<void> memory(
-      os::AllocateAligned(static_cast<size_t>(shape.num_elements()) *
-                          SizeOf(dtype)),
-      &os::FreeAligned);
+  const std::shared_ptr<void> memory(os::AllocateAligned(static_cast<size_t>(shape.num_elements()) * SizeOf(dtype)),
+                                     &os::FreeAligned);
   std::vector<int64_t> index(sizes.size());
   for (int64_t i = 0; i < shape.num_elements(); ++i) {
     int64_t from = 0;
@@ -149,8 +131,8 @@ ConstTensorView PrepareAny(const ConstTensorView& x, DType dtype, int axis,
 }
 
 // Query heads to gather, none if every tensor can stay as it is.
-std::vector<int64_t> HeadsToRead(const NamedTensors& set, std::span<const InputSpec> inputs,
-                                 const std::string& choice, int64_t& most) {
+std::vector<int64_t> HeadsToRead(const NamedTensors& set, std::span<const InputSpec> inputs, const std::string& choice,
+                                 int64_t& most) {
   most = 0;
   int64_t first = 0;
   bool fewer = false;
@@ -167,12 +149,12 @@ std::vector<int64_t> HeadsToRead(const NamedTensors& set, std::span<const InputS
     if (AxisOf(spec, 'H') < 0 || found == set.tensors.end()) continue;
     const int64_t heads = found->second.size(AxisOf(spec, 'H'));
     if (heads == 0 ? most > 0 : most % heads != 0) {
-      BadShape(set.file, spec.name.c_str(), found->second,
-               "a divisor of " + std::to_string(most) + " heads");
+      BadShape(set.file, spec.name.c_str(), found->second, "a divisor of " + std::to_string(most) + " heads");
     }
   }
   const bool share = std::ranges::any_of(inputs, [](const InputSpec& spec) { return AxisOf(spec, 'G') >= 0; });
-  if (share && !choice.empty()) throw InvalidArgument(set.file + ": --heads is " + choice + ", expected all heads, which share k");
+  if (share && !choice.empty())
+    throw InvalidArgument(set.file + ": --heads is " + choice + ", expected all heads, which share k");
   if (!choice.empty()) return ChooseHeads(set.file, choice, most);
   std::vector<int64_t> heads;
   for (int64_t h = 0; fewer && h < most; ++h) heads.push_back(h);
@@ -181,8 +163,7 @@ std::vector<int64_t> HeadsToRead(const NamedTensors& set, std::span<const InputS
 
 }  // namespace
 
-NamedTensors FinishNamed(std::span<const InputSpec> inputs,
-                         const TensorChoice& choice, NamedTensors set,
+NamedTensors FinishNamed(std::span<const InputSpec> inputs, const TensorChoice& choice, NamedTensors set,
                          const std::function<ConstTensorView(const std::string& name)>& view) {
   const std::string dot = set.layer.empty() ? "" : set.layer + ".";
   for (const InputSpec& spec : inputs) {
@@ -208,8 +189,8 @@ NamedTensors FinishNamed(std::span<const InputSpec> inputs,
     const int axis = AxisOf(spec, 'H');
     const int64_t own = axis < 0 ? 0 : found->second.size(axis);
     const bool widen = spec.wide && SizeOf(set.dtype) == 2;
-    found->second = PrepareAny(found->second, widen ? DType::kF32 : set.dtype,
-                               axis, heads, own == 0 ? 1 : most / own, set);
+    found->second =
+        PrepareAny(found->second, widen ? DType::kF32 : set.dtype, axis, heads, own == 0 ? 1 : most / own, set);
   }
   return set;
 }

@@ -44,7 +44,8 @@ TEST_F(NamedTensorsTest, OnlyTheFirstTokensAreTaken) {
   TensorChoice choice;
   choice.tokens = 3;
   const NamedTensors set = NamedOf("arrays", given_, kInputs, choice);
-  for (const char* name : {"q", "k", "v"}) EXPECT_TRUE(SameBits(set.tensors.at(name), given_.at(name).Slice(1, 0, 3))) << name;
+  for (const char* name : {"q", "k", "v"})
+    EXPECT_TRUE(SameBits(set.tensors.at(name), given_.at(name).Slice(1, 0, 3))) << name;
   EXPECT_TRUE(SameBits(set.tensors.at("e"), given_.at("e").Slice(1, 0, 3)));
   choice.tokens = 99;
   EXPECT_TRUE(SameBits(NamedOf("arrays", given_, kInputs, choice).tensors.at("q"), given_.at("q")));

@@ -72,8 +72,7 @@ double FmaFlops() {
 
 double FmaF32(int64_t iterations, double x, double y, double* flops) {
   *flops = FmaFlops<float>() * static_cast<double>(iterations);
-  return FmaChains<float>(iterations, static_cast<float>(x),
-                          static_cast<float>(y));
+  return FmaChains<float>(iterations, static_cast<float>(x), static_cast<float>(y));
 }
 
 double FmaF64(int64_t iterations, double x, double y, double* flops) {
@@ -113,13 +112,9 @@ double Exp2Block(int64_t rounds, T scale, T max, T* HWY_RESTRICT block) {
   return hn::ReduceSum(d, hn::Add(sum0, sum1));
 }
 
-double Exp2F32(int64_t rounds, void* block) {
-  return Exp2Block<float>(rounds, 0.5f, 1.0f, static_cast<float*>(block));
-}
+double Exp2F32(int64_t rounds, void* block) { return Exp2Block<float>(rounds, 0.5f, 1.0f, static_cast<float*>(block)); }
 
-double Exp2F64(int64_t rounds, void* block) {
-  return Exp2Block<double>(rounds, 0.5, 1.0, static_cast<double*>(block));
-}
+double Exp2F64(int64_t rounds, void* block) { return Exp2Block<double>(rounds, 0.5, 1.0, static_cast<double*>(block)); }
 
 // Sums 64-bit words in address order. Four sums hide the latency of the adds.
 uint64_t ReadWords(const uint64_t* HWY_RESTRICT words, size_t num_words) {
@@ -173,8 +168,7 @@ volatile double g_sink;
 
 void CheckDType(const char* probe, DType dtype) {
   if (dtype != DType::kF64 && dtype != DType::kF32) {
-    throw Unsupported(std::string(probe) + ": dtype is " + Name(dtype) +
-                      ", expected f64 or f32");
+    throw Unsupported(std::string(probe) + ": dtype is " + Name(dtype) + ", expected f64 or f32");
   }
 }
 
@@ -182,8 +176,7 @@ void CheckDType(const char* probe, DType dtype) {
 
 double PeakFlopsPerSecond(DType dtype, int64_t targets, int repeats) {
   const size_t target = TargetIndex(targets);
-  auto f = dtype == DType::kF64 ? HWY_DISPATCH_TABLE(FmaF64)[target]
-                                : HWY_DISPATCH_TABLE(FmaF32)[target];
+  auto f = dtype == DType::kF64 ? HWY_DISPATCH_TABLE(FmaF64)[target] : HWY_DISPATCH_TABLE(FmaF32)[target];
   if (dtype == DType::kBF16 && PairChains() != nullptr && HasBF16Pairs(targets)) {
     f = PairChains();
   }
@@ -201,8 +194,7 @@ double PeakFlopsPerSecond(DType dtype, int64_t targets, int repeats) {
 double Exp2PerSecond(DType dtype, int64_t targets, int repeats) {
   CheckDType("Exp2PerSecond", dtype);
   const size_t target = TargetIndex(targets);
-  const auto f = dtype == DType::kF64 ? HWY_DISPATCH_TABLE(Exp2F64)[target]
-                                      : HWY_DISPATCH_TABLE(Exp2F32)[target];
+  const auto f = dtype == DType::kF64 ? HWY_DISPATCH_TABLE(Exp2F64)[target] : HWY_DISPATCH_TABLE(Exp2F32)[target];
   constexpr int64_t kRounds = 1 << 12;
   const os::ScopedFloatControl control;
   alignas(64) double block[kExp2Block] = {};
@@ -210,32 +202,26 @@ double Exp2PerSecond(DType dtype, int64_t targets, int repeats) {
   for (int i = 0; i < repeats; ++i) {
     const double start = os::ThreadCpuSeconds();
     g_sink = f(kRounds, block);
-    best = std::max(best, static_cast<double>(kExp2Block * kRounds) /
-                              (os::ThreadCpuSeconds() - start));
+    best = std::max(best, static_cast<double>(kExp2Block * kRounds) / (os::ThreadCpuSeconds() - start));
   }
   return best;
 }
 
-double ReadBytesPerSecond(Context& ctx, const void* data, size_t num_bytes,
-                          int repeats) {
+double ReadBytesPerSecond(Context& ctx, const void* data, size_t num_bytes, int repeats) {
   constexpr int64_t kChunkWords = 1 << 17;  // 1 MiB: longer than any prefetcher
   const uint64_t* words = static_cast<const uint64_t*>(data);
   const int64_t num_words = static_cast<int64_t>(num_bytes / 8);
-  const auto read =
-      HWY_DISPATCH_TABLE(ReadWords)[TargetIndex(ctx.allowed_targets())];
+  const auto read = HWY_DISPATCH_TABLE(ReadWords)[TargetIndex(ctx.allowed_targets())];
   std::atomic<uint64_t> sum{0};
   double best = 0;
   for (int i = 0; i < repeats; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    ctx.ParallelFor(
-        (num_words + kChunkWords - 1) / kChunkWords, [&](int64_t task, int) {
-          const int64_t begin = task * kChunkWords;
-          const int64_t n = std::min(kChunkWords, num_words - begin);
-          sum.fetch_add(read(words + begin, static_cast<size_t>(n)),
-                        std::memory_order_relaxed);
-        });
-    const std::chrono::duration<double> elapsed =
-        std::chrono::steady_clock::now() - start;
+    ctx.ParallelFor((num_words + kChunkWords - 1) / kChunkWords, [&](int64_t task, int) {
+      const int64_t begin = task * kChunkWords;
+      const int64_t n = std::min(kChunkWords, num_words - begin);
+      sum.fetch_add(read(words + begin, static_cast<size_t>(n)), std::memory_order_relaxed);
+    });
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     best = std::max(best, static_cast<double>(num_bytes) / elapsed.count());
   }
   g_sink = static_cast<double>(sum.load());
@@ -255,8 +241,7 @@ double UpdateSeconds(void* data, size_t num_bytes, int64_t targets, int repeats)
 
 double DramBytesPerSecond(int threads) {
   constexpr size_t kBytes = size_t{256} << 20;
-  const std::unique_ptr<void, void (*)(void*)> memory(
-      os::AllocateAligned(kBytes), &os::FreeAligned);
+  const std::unique_ptr<void, void (*)(void*)> memory(os::AllocateAligned(kBytes), &os::FreeAligned);
   std::memset(memory.get(), 1, kBytes);  // zero pages may share one frame
   Context ctx(threads);
   return ReadBytesPerSecond(ctx, memory.get(), kBytes);

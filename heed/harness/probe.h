@@ -18,8 +18,7 @@ namespace heed::probe {
 // each, in f64 or f32, on the best target that the mask allows. For bf16 it is the
 // dot product of pairs where kernels use that, else it is f32's, as for f16. Best
 // of `repeats` runs of a few milliseconds, in CPU time of this thread.
-double PeakFlopsPerSecond(DType dtype, int64_t targets = kAllTargets,
-                         int repeats = 3);
+double PeakFlopsPerSecond(DType dtype, int64_t targets = kAllTargets, int repeats = 3);
 
 // Products of bf16 in matrix tiles, on random numbers and after a run-in, in CPU time of this
 // thread; 0 where there are none.
@@ -27,18 +26,15 @@ double TileFlopsPerSecond(int repeats = 3);
 
 // exp2 with max subtracted, summed and stored, over a block that stays in L1:
 // the second roof of softmax. As above.
-double Exp2PerSecond(DType dtype, int64_t targets = kAllTargets,
-                     int repeats = 3);
+double Exp2PerSecond(DType dtype, int64_t targets = kAllTargets, int repeats = 3);
 
 // Reads `num_bytes` in address order with all threads of `ctx`, wall time; best
 // of `repeats`. Larger than twice the last cache, it is the roof of decoding.
-double ReadBytesPerSecond(Context& ctx, const void* data, size_t num_bytes,
-                          int repeats = 5);
+double ReadBytesPerSecond(Context& ctx, const void* data, size_t num_bytes, int repeats = 5);
 
 // Seconds, in CPU time of this thread, to read and write `num_bytes` in place in
 // address order; best of `repeats`. The roof of what updates a state.
-double UpdateSeconds(void* data, size_t num_bytes, int64_t targets = kAllTargets,
-                     int repeats = 5);
+double UpdateSeconds(void* data, size_t num_bytes, int64_t targets = kAllTargets, int repeats = 5);
 
 // ReadBytesPerSecond on 256 MiB of its own, 1 thread unless said.
 double DramBytesPerSecond(int threads = 1);

@@ -43,8 +43,7 @@ double Chains(int64_t iterations, double x_value, double y_value, double* flops)
     asm volatile("" : "+v"(a4.raw), "+v"(a5.raw), "+v"(a6.raw), "+v"(a7.raw));
     asm volatile("" : "+v"(a8.raw), "+v"(a9.raw), "+v"(a10.raw), "+v"(a11.raw));
   }
-  *flops = 4.0 * 12.0 * static_cast<double>(hn::Lanes(d)) *
-           static_cast<double>(iterations);
+  *flops = 4.0 * 12.0 * static_cast<double>(hn::Lanes(d)) * static_cast<double>(iterations);
   const auto b0 = hn::Add(hn::Add(a0, a1), hn::Add(a2, a3));
   const auto b1 = hn::Add(hn::Add(a4, a5), hn::Add(a6, a7));
   const auto b2 = hn::Add(hn::Add(a8, a9), hn::Add(a10, a11));

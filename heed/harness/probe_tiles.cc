@@ -51,8 +51,7 @@ double TileFlopsPerSecond(int repeats) {
   for (int i = 0; i < repeats; ++i) {
     const double start = os::ThreadCpuSeconds();
     Multiply(kIterations, factors.view().data(), sums.view().data());
-    best = std::max(best, kFlops * static_cast<double>(kIterations) /
-                              (os::ThreadCpuSeconds() - start));
+    best = std::max(best, kFlops * static_cast<double>(kIterations) / (os::ThreadCpuSeconds() - start));
   }
   return best;
 }

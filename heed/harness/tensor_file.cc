@@ -54,8 +54,7 @@ std::string Join(const std::vector<std::string>& words) {
 
 // Prefixes of "<prefix>.q", "" for "q", that have k and v too: of the first of
 // `needed`, that have the others.
-std::vector<std::string> FindLayers(const SafetensorsFile& file,
-                                    const std::vector<std::string>& needed) {
+std::vector<std::string> FindLayers(const SafetensorsFile& file, const std::vector<std::string>& needed) {
   std::vector<std::string> layers;
   for (const std::string& name : file.names()) {
     std::string layer;
@@ -65,9 +64,8 @@ std::vector<std::string> FindLayers(const SafetensorsFile& file,
       continue;
     }
     const std::string dot = layer.empty() ? "" : layer + ".";
-    if (std::all_of(needed.begin(), needed.end(), [&](const std::string& other) {
-          return file.Contains(dot + other);
-        })) {
+    if (std::all_of(needed.begin(), needed.end(),
+                    [&](const std::string& other) { return file.Contains(dot + other); })) {
       layers.push_back(layer);
     }
   }
@@ -76,8 +74,7 @@ std::vector<std::string> FindLayers(const SafetensorsFile& file,
 }
 
 // The layer of that name or index. Throws InvalidArgument.
-std::string ChooseLayer(const std::string& path, const std::vector<std::string>& layers,
-                        const std::string& choice) {
+std::string ChooseLayer(const std::string& path, const std::vector<std::string>& layers, const std::string& choice) {
   if (choice.empty()) return layers[0];
   if (std::find(layers.begin(), layers.end(), choice) != layers.end()) {
     return choice;
@@ -87,56 +84,46 @@ std::string ChooseLayer(const std::string& path, const std::vector<std::string>&
     return layers[static_cast<size_t>(*index)];
   }
   if (layers.size() == 1 && layers[0].empty()) {
-    throw InvalidArgument(path + ": --layer is '" + choice +
-                          "', expected 0: its q, k and v have no layer");
+    throw InvalidArgument(path + ": --layer is '" + choice + "', expected 0: its q, k and v have no layer");
   }
-  throw InvalidArgument(path + ": --layer is '" + choice + "', expected 0 to " +
-                        std::to_string(layers.size() - 1) + " or one of " +
-                        Join(layers));
+  throw InvalidArgument(path + ": --layer is '" + choice + "', expected 0 to " + std::to_string(layers.size() - 1) +
+                        " or one of " + Join(layers));
 }
 
 // Metadata of this layer without its prefix, over that of all layers.
-std::map<std::string, std::string> FactsOf(
-    const std::map<std::string, std::string>& metadata,
-    const std::string& layer) {
+std::map<std::string, std::string> FactsOf(const std::map<std::string, std::string>& metadata,
+                                           const std::string& layer) {
   std::map<std::string, std::string> facts = metadata;
   if (layer.empty()) return facts;
   for (const auto& [key, value] : metadata) {
-    if (key.starts_with(layer + "."))
-      facts[key.substr(layer.size() + 1)] = value;
+    if (key.starts_with(layer + ".")) facts[key.substr(layer.size() + 1)] = value;
   }
   return facts;
 }
 
 // [B, T, H, D] of a tensor with or without B. Throws FileError.
-ConstTensorView WithBatch(const std::string& path, const std::string& name,
-                          const ConstTensorView& x) {
+ConstTensorView WithBatch(const std::string& path, const std::string& name, const ConstTensorView& x) {
   if (!IsFloat(x.dtype())) {
-    throw FileError(path + ": " + name + " has dtype " + Name(x.dtype()) +
-                    ", expected f64, f32, bf16 or f16");
+    throw FileError(path + ": " + name + " has dtype " + Name(x.dtype()) + ", expected f64, f32, bf16 or f16");
   }
   CheckEmpty(path, name, x);
   if (x.rank() == 4) return x;
   if (x.rank() != 3) {
-    throw FileError(path + ": " + name + " has shape " + x.ShapeString() +
-                    ", expected [B,T,H,D] or [T,H,D]");
+    throw FileError(path + ": " + name + " has shape " + x.ShapeString() + ", expected [B,T,H,D] or [T,H,D]");
   }
   const int64_t T = x.size(0), H = x.size(1), D = x.size(2);
-  return ConstTensorView(
-      x.data(), x.dtype(), {1, T, H, D},
-      {T * x.stride(0), x.stride(0), x.stride(1), x.stride(2)});
+  return ConstTensorView(x.data(), x.dtype(), {1, T, H, D}, {T * x.stride(0), x.stride(0), x.stride(1), x.stride(2)});
 }
 
 // Shapes that fit together; the message speaks of the file's own axes.
 void CheckShapes(const std::string& path, const TensorSet& set) {
   const ConstTensorView &q = set.q, &k = set.k, &v = set.v;
   const auto text = [](int64_t n) { return std::to_string(n); };
-  const std::string B = text(q.size(0)), T = text(k.size(1)),
-                    H = text(k.size(2));
+  const std::string B = text(q.size(0)), T = text(k.size(1)), H = text(k.size(2));
   for (const auto& [name, x] : {std::pair{"k", &k}, std::pair{"v", &v}}) {
     if (x->dtype() != q.dtype()) {
-      throw FileError(path + ": " + name + " has dtype " + Name(x->dtype()) +
-                      ", expected " + Name(q.dtype()) + " as q");
+      throw FileError(path + ": " + name + " has dtype " + Name(x->dtype()) + ", expected " + Name(q.dtype()) +
+                      " as q");
     }
     if (x->size(0) != q.size(0)) {
       BadShape(path, name, *x, "a batch of " + B + " as q");
@@ -149,11 +136,9 @@ void CheckShapes(const std::string& path, const TensorSet& set) {
     BadShape(path, "v", v, T + " tokens and " + H + " heads as k");
   }
   if (q.size(3) == 0 || v.size(3) == 0) {
-    BadShape(path, q.size(3) == 0 ? "q" : "v", q.size(3) == 0 ? q : v,
-             "a last axis of at least 1");
+    BadShape(path, q.size(3) == 0 ? "q" : "v", q.size(3) == 0 ? q : v, "a last axis of at least 1");
   }
-  const bool divides =
-      k.size(2) == 0 ? q.size(2) == 0 : q.size(2) % k.size(2) == 0;
+  const bool divides = k.size(2) == 0 ? q.size(2) == 0 : q.size(2) % k.size(2) == 0;
   if (!divides) {
     BadShape(path, "q", q, "a multiple of k's " + H + " heads");
   }
@@ -176,14 +161,12 @@ To Convert(From x) {
 
 // Heads `heads` of x, divided by `group`, row-major into `out`.
 template <class From, class To>
-void CopyHeads(const ConstTensorView& x, const std::vector<int64_t>& heads,
-               int64_t group, To* out) {
+void CopyHeads(const ConstTensorView& x, const std::vector<int64_t>& heads, int64_t group, To* out) {
   const int64_t B = x.size(0), T = x.size(1), D = x.size(3);
   for (int64_t b = 0; b < B; ++b) {
     for (int64_t t = 0; t < T; ++t) {
       for (const int64_t head : heads) {
-        const From* row = x.as<From>() + b * x.stride(0) + t * x.stride(1) +
-                          head / group * x.stride(2);
+        const From* row = x.as<From>() + b * x.stride(0) + t * x.stride(1) + head / group * x.stride(2);
         for (int64_t d = 0; d < D; ++d) {
           *out++ = Convert<From, To>(row[d * x.stride(3)]);
         }
@@ -193,29 +176,21 @@ void CopyHeads(const ConstTensorView& x, const std::vector<int64_t>& heads,
 }
 
 template <class To>
-void CopyHeads(const ConstTensorView& x, const std::vector<int64_t>& heads,
-               int64_t group, To* out) {
+void CopyHeads(const ConstTensorView& x, const std::vector<int64_t>& heads, int64_t group, To* out) {
   switch (x.dtype()) {
-    case DType::kF64:
-      return CopyHeads<double, To>(x, heads, group, out);
-    case DType::kF32:
-      return CopyHeads<float, To>(x, heads, group, out);
-    case DType::kBF16:
-      return CopyHeads<BF16, To>(x, heads, group, out);
-    case DType::kF16:
-      return CopyHeads<F16, To>(x, heads, group, out);
-    default:
-      throw InternalError("LoadTensors: not a float");
+    case DType::kF64: return CopyHeads<double, To>(x, heads, group, out);
+    case DType::kF32: return CopyHeads<float, To>(x, heads, group, out);
+    case DType::kBF16: return CopyHeads<BF16, To>(x, heads, group, out);
+    case DType::kF16: return CopyHeads<F16, To>(x, heads, group, out);
+    default: throw InternalError("LoadTensors: not a float");
   }
 }
 
 // x itself if it can be used as it is, else an aligned copy owned by the set.
-ConstTensorView Prepare(const ConstTensorView& x, DType dtype,
-                        const std::vector<int64_t>& heads, int64_t group,
+ConstTensorView Prepare(const ConstTensorView& x, DType dtype, const std::vector<int64_t>& heads, int64_t group,
                         TensorSet& set) {
   const bool all_heads = heads.empty();
-  const bool aligned =
-      reinterpret_cast<uintptr_t>(x.data()) % SizeOf(x.dtype()) == 0;
+  const bool aligned = reinterpret_cast<uintptr_t>(x.data()) % SizeOf(x.dtype()) == 0;
   const bool rows = x.stride(3) == 1 || x.size(3) == 1;
   if (all_heads && aligned && rows && x.dtype() == dtype) return x;
 
@@ -224,25 +199,15 @@ ConstTensorView Prepare(const ConstTensorView& x, DType dtype,
     group = 1;
     for (int64_t h = 0; h < x.size(2); ++h) chosen.push_back(h);
   }
-  const std::array<int64_t, 4> sizes = {
-      x.size(0), x.size(1), static_cast<int64_t>(chosen.size()), x.size(3)};
+  const std::array<int64_t, 4> sizes = {x.size(0), x.size(1), static_cast<int64_t>(chosen.size()), x.size(3)};
   const ConstTensorView shape(nullptr, dtype, sizes);  // checks for overflow
-  const std::shared_ptr<void> memory(
-      os::AllocateAligned(static_cast<size_t>(shape.num_elements()) *
-                          SizeOf(dtype)),
-      &os::FreeAligned);
+  const std::shared_ptr<void> memory(os::AllocateAligned(static_cast<size_t>(shape.num_elements()) * SizeOf(dtype)),
+                                     &os::FreeAligned);
   switch (dtype) {
-    case DType::kF64:
-      CopyHeads(x, chosen, group, static_cast<double*>(memory.get()));
-      break;
-    case DType::kF32:
-      CopyHeads(x, chosen, group, static_cast<float*>(memory.get()));
-      break;
-    case DType::kBF16:
-      CopyHeads(x, chosen, group, static_cast<BF16*>(memory.get()));
-      break;
-    default:
-      CopyHeads(x, chosen, group, static_cast<F16*>(memory.get()));
+    case DType::kF64: CopyHeads(x, chosen, group, static_cast<double*>(memory.get())); break;
+    case DType::kF32: CopyHeads(x, chosen, group, static_cast<float*>(memory.get())); break;
+    case DType::kBF16: CopyHeads(x, chosen, group, static_cast<BF16*>(memory.get())); break;
+    default: CopyHeads(x, chosen, group, static_cast<F16*>(memory.get()));
   }
   set.owners.push_back(memory);
   return ConstTensorView(memory.get(), dtype, sizes);
@@ -263,16 +228,12 @@ std::string Enumerate(const std::vector<std::string>& names) {
 // The chosen layer of those that have all of `needed`. Returns what stands
 // before its names.
 std::string OpenLayer(const std::string& path, const std::shared_ptr<const SafetensorsFile>& file,
-                      const std::vector<std::string>& needed,
-                      const TensorChoice& choice, LayerOfFile& set) {
+                      const std::vector<std::string>& needed, const TensorChoice& choice, LayerOfFile& set) {
   set.file = path;
   set.layers = FindLayers(*file, needed);
   if (set.layers.empty()) {
-    throw FileError(
-        path + ": holds " +
-        (file->names().empty() ? "no tensors" : Join(file->names())) +
-        ", expected " + Enumerate(needed) + ", or layers such as layers.0." +
-        needed[0]);
+    throw FileError(path + ": holds " + (file->names().empty() ? "no tensors" : Join(file->names())) + ", expected " +
+                    Enumerate(needed) + ", or layers such as layers.0." + needed[0]);
   }
   set.layer = ChooseLayer(path, set.layers, choice.layer);
   set.facts = FactsOf(file->metadata(), set.layer);
@@ -305,8 +266,7 @@ TensorSet Finish(const Names& files, const TensorChoice& choice, TensorSet set, 
   for (size_t i = 0; i < 3; ++i) {
     const std::string name = dot + kNames[i];
     if (i > 0 && views[i].rank() != rank) {
-      throw FileError(files[i] + ": " + name + " has shape " +
-                      views[i].ShapeString() + ", expected rank " +
+      throw FileError(files[i] + ": " + name + " has shape " + views[i].ShapeString() + ", expected rank " +
                       std::to_string(rank) + " as q");
     }
     views[i] = WithBatch(files[i], name, views[i]);
@@ -330,8 +290,7 @@ TensorSet Finish(const Names& files, const TensorChoice& choice, TensorSet set, 
   return set;
 }
 
-TensorSet LoadSafetensors(const std::string& path,
-                          const std::shared_ptr<const SafetensorsFile>& file,
+TensorSet LoadSafetensors(const std::string& path, const std::shared_ptr<const SafetensorsFile>& file,
                           const TensorChoice& choice) {
   TensorSet set;
   Views views;
@@ -354,21 +313,18 @@ bool Holds(const TensorPaths& paths, std::span<const InputSpec> inputs) {
   return !FindLayers(SafetensorsFile(paths.file), Needed(inputs)).empty();
 }
 
-NamedTensors LoadNamed(const TensorPaths& paths, std::span<const InputSpec> inputs,
-                       const TensorChoice& choice) {
+NamedTensors LoadNamed(const TensorPaths& paths, std::span<const InputSpec> inputs, const TensorChoice& choice) {
   const std::vector<std::string> needed = Needed(inputs);
   NamedTensors set;
   if (!paths.file.empty()) {
     const auto file = std::make_shared<SafetensorsFile>(paths.file);
     const std::string dot = OpenLayer(paths.file, file, needed, choice, set);
     return FinishNamed(inputs, choice, std::move(set), [&](const std::string& name) {
-      return file->Contains(dot + name) ? file->tensor(dot + name)
-                                        : ConstTensorView();
+      return file->Contains(dot + name) ? file->tensor(dot + name) : ConstTensorView();
     });
   }
   if (needed != kNames) {
-    throw FileError(Enumerate({paths.q, paths.k, paths.v}) +
-                    ": are q, k and v, expected a .safetensors file of " +
+    throw FileError(Enumerate({paths.q, paths.k, paths.v}) + ": are q, k and v, expected a .safetensors file of " +
                     Enumerate(needed));
   }
   TensorSet three;
@@ -377,15 +333,13 @@ NamedTensors LoadNamed(const TensorPaths& paths, std::span<const InputSpec> inpu
   static_cast<LayerOfFile&>(set) = std::move(static_cast<LayerOfFile&>(three));
   return FinishNamed(inputs, choice, std::move(set), [&](const std::string& name) {
     const auto at = std::find(kNames.begin(), kNames.end(), name);
-    return at == kNames.end() ? ConstTensorView()
-                              : views[static_cast<size_t>(at - kNames.begin())];
+    return at == kNames.end() ? ConstTensorView() : views[static_cast<size_t>(at - kNames.begin())];
   });
 }
 
 TensorSet LoadTensors(const TensorPaths& paths, const TensorChoice& choice) {
   if (!paths.file.empty()) {
-    return LoadSafetensors(
-        paths.file, std::make_shared<SafetensorsFile>(paths.file), choice);
+    return LoadSafetensors(paths.file, std::make_shared<SafetensorsFile>(paths.file), choice);
   }
   TensorSet set;
   Views views;
@@ -394,10 +348,8 @@ TensorSet LoadTensors(const TensorPaths& paths, const TensorChoice& choice) {
   return Finish(files, choice, std::move(set), views);
 }
 
-TensorSet LoadTensors(const std::string& path, std::span<const uint8_t> bytes,
-                      const TensorChoice& choice) {
-  return LoadSafetensors(path, std::make_shared<SafetensorsFile>(path, bytes),
-                         choice);
+TensorSet LoadTensors(const std::string& path, std::span<const uint8_t> bytes, const TensorChoice& choice) {
+  return LoadSafetensors(path, std::make_shared<SafetensorsFile>(path, bytes), choice);
 }
 
 }  // namespace heed

@@ -24,16 +24,16 @@ struct TensorPaths {
 
 // Which part of it, and as what.
 struct TensorChoice {
-  std::string layer;           // name or index; empty is the first
-  std::string heads;           // indices of query heads "0,3"; empty is all
-  std::optional<DType> dtype;  // default: f32 for 16-bit files, else the file's
+  std::string layer;                   // name or index; empty is the first
+  std::string heads;                   // indices of query heads "0,3"; empty is all
+  std::optional<DType> dtype;          // default: f32 for 16-bit files, else the file's
   std::optional<int64_t> tokens = {};  // of named tensors the first so many; default: all
 };
 
 // What is known of a layer besides its tensors.
 struct LayerOfFile {
-  std::string file;   // path, or the three joined by ", "
-  std::string layer;  // "layers.0", or "" where tensors have no prefix
+  std::string file;                 // path, or the three joined by ", "
+  std::string layer;                // "layers.0", or "" where tensors have no prefix
   std::vector<std::string> layers;  // all there are, in order
   bool batched = true;              // false: the file has no axis B
   DType file_dtype = DType::kF32, dtype = DType::kF32;
@@ -65,9 +65,7 @@ TensorSet LoadTensors(const TensorPaths& paths, const TensorChoice& choice);
 // but q, k and v. `file_dtype` is that of the first; how shapes fit together is
 // for the mechanism to say. A tensor of fewer heads than the first is read by
 // several, as q reads k and v.
-NamedTensors LoadNamed(const TensorPaths& paths,
-                       std::span<const InputSpec> inputs,
-                       const TensorChoice& choice);
+NamedTensors LoadNamed(const TensorPaths& paths, std::span<const InputSpec> inputs, const TensorChoice& choice);
 
 // The same of tensors in memory, by name, which outlive the result; `name` stands in messages where a path does.
 NamedTensors NamedOf(const std::string& name, const TensorMap& given, std::span<const InputSpec> inputs,
@@ -79,8 +77,7 @@ bool Holds(const TensorPaths& paths, std::span<const InputSpec> inputs);
 
 // LoadTensors for a .safetensors file in memory, which must outlive the result.
 // `path` stands in messages only.
-TensorSet LoadTensors(const std::string& path, std::span<const uint8_t> bytes,
-                      const TensorChoice& choice);
+TensorSet LoadTensors(const std::string& path, std::span<const uint8_t> bytes, const TensorChoice& choice);
 
 }  // namespace heed
 

@@ -21,7 +21,8 @@ std::optional<int64_t> ParseIndex(std::string_view text);
 // Throws FileError if a tensor without elements has sizes that nobody counts to.
 void CheckEmpty(const std::string& path, const std::string& name, const ConstTensorView& x);
 
-[[noreturn]] void BadShape(const std::string& path, const char* name, const ConstTensorView& x, const std::string& expected);
+[[noreturn]] void BadShape(const std::string& path, const char* name, const ConstTensorView& x,
+                           const std::string& expected);
 
 // Query heads by index. Throws InvalidArgument.
 std::vector<int64_t> ChooseHeads(const std::string& path, const std::string& text, int64_t num_heads);

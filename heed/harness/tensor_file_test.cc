@@ -16,9 +16,8 @@ namespace {
 std::string EmptyTensors(const std::string& dtype, const std::string& shape) {
   std::string text = "{";
   for (const char* name : {"q", "k", "v"}) {
-    text += std::string(text.size() > 1 ? "," : "") + "\"" + name +
-            "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape +
-            ",\"data_offsets\":[0,0]}";
+    text += std::string(text.size() > 1 ? "," : "") + "\"" + name + "\":{\"dtype\":\"" + dtype +
+            "\",\"shape\":" + shape + ",\"data_offsets\":[0,0]}";
   }
   text += "}";
   std::string file(8, '\0');
@@ -28,16 +27,13 @@ std::string EmptyTensors(const std::string& dtype, const std::string& shape) {
 }
 
 TensorSet Load(const std::string& file, const TensorChoice& choice) {
-  return LoadTensors(
-      "F", {reinterpret_cast<const uint8_t*>(file.data()), file.size()},
-      choice);
+  return LoadTensors("F", {reinterpret_cast<const uint8_t*>(file.data()), file.size()}, choice);
 }
 
 // Found by fuzzing: a list of 2^40 heads was made, or 2^40 batches counted.
 TEST(TensorFile, HugeSizesWithoutElementsAreRefused) {
-  for (const char* shape :
-       {"[0,1099511627776,1]", "[1099511627776,0,1,1]",
-        "[1048576,1073741824,0,1]", "[1024,2048,0,1]", "[0,1048577,1]"}) {
+  for (const char* shape : {"[0,1099511627776,1]", "[1099511627776,0,1,1]", "[1048576,1073741824,0,1]",
+                            "[1024,2048,0,1]", "[0,1048577,1]"}) {
     try {
       Load(EmptyTensors("BF16", shape), {});
       ADD_FAILURE() << shape << " was read";

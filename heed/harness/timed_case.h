@@ -18,10 +18,10 @@ class TimedCase {
   // queries and keys because the reference is scalar. Throws std::runtime_error
   // if they disagree. Then builds the problem and runs it once. An empty `isa`
   // is no cap.
-  TimedCase(const OpEntry& op, const CaseRequest& request, int threads,
-            const std::string& isa = "", int64_t checked_tokens = 160);
+  TimedCase(const OpEntry& op, const CaseRequest& request, int threads, const std::string& isa = "",
+            int64_t checked_tokens = 160);
 
-  void Run();  // what is timed: Case::timed or run
+  void Run();     // what is timed: Case::timed or run
   Sample Time();  // TimeClean
 
   const Case& problem() const { return case_; }

@@ -16,9 +16,7 @@ namespace {
 constexpr auto kPause = std::chrono::milliseconds(30);
 
 double WallSeconds() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace

@@ -35,16 +35,14 @@ TEST(TimingTest, CpuTimeOfOneThreadIsAlwaysClean) {
 
 TEST(TimingTest, WallTimeIsTakenAtMostSoManyTimes) {
   int calls = 0;
-  const Sample sample = TimeClean(
-      2, [&] { ++calls; }, 3);
+  const Sample sample = TimeClean(2, [&] { ++calls; }, 3);
   EXPECT_TRUE(std::isfinite(sample.seconds));
   EXPECT_GE(calls, 1);
   EXPECT_LE(calls, 3);
 }
 
 TEST(ProbeTest, EveryTargetHasARoof) {
-  for (const DType dtype :
-       {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
     for (const std::string& name : AvailableTargets(dtype)) {
       const int64_t targets = TargetsUpTo(name);
       EXPECT_GT(probe::PeakFlopsPerSecond(dtype, targets, 1), 1e7) << name;
@@ -62,8 +60,7 @@ TEST(ProbeTest, ReadsWithAnyNumberOfThreadsAndOddSizes) {
   const std::vector<uint64_t> words((1 << 18) + 3, 1);
   for (const int threads : {1, 2, 5}) {
     Context ctx(threads);
-    EXPECT_GT(probe::ReadBytesPerSecond(ctx, words.data(), 8 * words.size(), 1),
-              1e6);
+    EXPECT_GT(probe::ReadBytesPerSecond(ctx, words.data(), 8 * words.size(), 1), 1e6);
   }
 }
 

@@ -14,8 +14,7 @@ namespace heed {
 // matter of chance.
 class UnfairExecutor {
  public:
-  UnfairExecutor(int num_threads, uint64_t seed)
-      : num_threads_(num_threads), random_(seed) {}
+  UnfairExecutor(int num_threads, uint64_t seed) : num_threads_(num_threads), random_(seed) {}
 
   // Valid as long as this object.
   Executor executor();

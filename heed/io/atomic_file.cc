@@ -19,8 +19,7 @@ namespace fs = std::filesystem;
 // Distinct among all threads of all processes that are alive.
 std::string TemporaryName() {
   static std::atomic<uint64_t> count{0};
-  return ".heed-" + std::to_string(os::ProcessId()) + "-" +
-         std::to_string(count.fetch_add(1)) + ".tmp";
+  return ".heed-" + std::to_string(os::ProcessId()) + "-" + std::to_string(count.fetch_add(1)) + ".tmp";
 }
 
 }  // namespace
@@ -32,10 +31,8 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
     throw FileError(path + ": not a regular file");
   }
   if (fs::is_symlink(fs::symlink_status(path, ignored))) {
-    const fs::path resolved =
-        fs::exists(status)
-            ? fs::canonical(path, ignored)
-            : fs::path(path).parent_path() / fs::read_symlink(path, ignored);
+    const fs::path resolved = fs::exists(status) ? fs::canonical(path, ignored)
+                                                 : fs::path(path).parent_path() / fs::read_symlink(path, ignored);
     if (resolved.has_filename()) target_ = resolved.string();
   }
   constexpr int kTries = 100;  // a crashed process may have left its own
@@ -79,16 +76,14 @@ void AtomicFile::WriteRowMajor(const ConstTensorView& tensor) {
 
   int outer_axes = tensor.rank();  // the others are one run of memory
   int64_t run = 1;
-  while (outer_axes > 0 && (tensor.size(outer_axes - 1) == 1 ||
-                            tensor.stride(outer_axes - 1) == run)) {
+  while (outer_axes > 0 && (tensor.size(outer_axes - 1) == 1 || tensor.stride(outer_axes - 1) == run)) {
     run *= tensor.size(--outer_axes);
   }
 
   int64_t index[kMaxRank] = {};
   int64_t offset = 0;
   for (;;) {
-    const std::string_view bytes(data + offset * element,
-                                 static_cast<size_t>(run * element));
+    const std::string_view bytes(data + offset * element, static_cast<size_t>(run * element));
     if (tensor.dtype() == DType::kBool) {
       WriteBools(bytes);
     } else {

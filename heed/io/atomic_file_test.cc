@@ -59,15 +59,13 @@ TEST_F(AtomicFileTest, TwoWritersOfOnePathDoNotMix) {
 TEST_F(AtomicFileTest, AFolderThatIsNotThereIsNamed) {
   const std::string path = Path("none/out");
   EXPECT_THAT([&] { AtomicFile file(path); },
-              ThrowsMessage<FileError>(
-                  path + ": cannot write: No such file or directory"));
+              ThrowsMessage<FileError>(path + ": cannot write: No such file or directory"));
 }
 
 TEST_F(AtomicFileTest, NothingButAFileIsReplaced) {
   fs::create_directory(Path("folder"));
   for (const std::string& path : {Path("folder"), std::string("/dev/null")}) {
-    EXPECT_THAT([&] { AtomicFile file(path); },
-                ThrowsMessage<FileError>(path + ": not a regular file"));
+    EXPECT_THAT([&] { AtomicFile file(path); }, ThrowsMessage<FileError>(path + ": not a regular file"));
   }
   EXPECT_EQ(NumFiles(), 1);
   EXPECT_FALSE(fs::is_regular_file("/dev/null"));
@@ -94,9 +92,7 @@ TEST_F(AtomicFileTest, AFailedRenameLeavesNothing) {
     AtomicFile file(path);
     file.Write("x");
     fs::create_directory(path);
-    EXPECT_THAT(
-        [&] { file.Commit(); },
-        ThrowsMessage<FileError>(path + ": cannot write: Is a directory"));
+    EXPECT_THAT([&] { file.Commit(); }, ThrowsMessage<FileError>(path + ": cannot write: Is a directory"));
   }
   EXPECT_EQ(NumFiles(), 1);
 }
@@ -149,15 +145,13 @@ TEST_F(AtomicFileTest, ViewsOfAnyStridesAreWrittenRowMajor) {
       file.WriteRowMajor(view);
       file.Commit();
     }
-    EXPECT_EQ(ReadBytes(Path("out")), RowMajorBytes(view))
-        << view.ShapeString();
+    EXPECT_EQ(ReadBytes(Path("out")), RowMajorBytes(view)) << view.ShapeString();
   }
 }
 
 TEST_F(AtomicFileTest, BoolsAreWrittenAsZeroAndOne) {
   std::vector<uint8_t> data(200000);
-  for (size_t i = 0; i < data.size(); ++i)
-    data[i] = static_cast<uint8_t>(i % 5);
+  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint8_t>(i % 5);
   AtomicFile file(Path("out"));
   file.WriteRowMajor({data.data(), DType::kBool, {200000}});
   file.Commit();

@@ -21,9 +21,7 @@ std::string Quote(std::string_view text) {
   return quoted + (text.size() > kLimit ? "...'" : "'");
 }
 
-bool IsAligned(const void* data, DType dtype) {
-  return reinterpret_cast<uintptr_t>(data) % SizeOf(dtype) == 0;
-}
+bool IsAligned(const void* data, DType dtype) { return reinterpret_cast<uintptr_t>(data) % SizeOf(dtype) == 0; }
 
 AlignedBytes CopyAligned(const void* data, size_t num_bytes) {
   AlignedBytes copy(os::AllocateAligned(num_bytes));
@@ -35,8 +33,7 @@ void CheckBools(const std::string& what, const void* data, size_t num_bytes) {
   const uint8_t* bytes = static_cast<const uint8_t*>(data);
   for (size_t i = 0; i < num_bytes; ++i) {
     if (bytes[i] > 1) {
-      throw FileError(what + " has " + std::to_string(bytes[i]) +
-                      " for a bool at element " + std::to_string(i) +
+      throw FileError(what + " has " + std::to_string(bytes[i]) + " for a bool at element " + std::to_string(i) +
                       ", expected 0 or 1");
     }
   }

@@ -36,13 +36,8 @@ class FileTest : public testing::Test {
   }
   ~FileTest() override { std::filesystem::remove_all(folder_); }
 
-  std::string Path(const std::string& name) const {
-    return folder_ + "/" + name;
-  }
-  int NumFiles() const {
-    return static_cast<int>(
-        std::distance(std::filesystem::directory_iterator(folder_), {}));
-  }
+  std::string Path(const std::string& name) const { return folder_ + "/" + name; }
+  int NumFiles() const { return static_cast<int>(std::distance(std::filesystem::directory_iterator(folder_), {})); }
 
  private:
   std::string folder_;
@@ -110,8 +105,7 @@ struct FileParts {
 inline std::vector<uint8_t> SomeElements(DType dtype, int64_t count) {
   std::vector<uint8_t> bytes(static_cast<size_t>(count) * SizeOf(dtype));
   for (size_t i = 0; i < bytes.size(); ++i) {
-    bytes[i] =
-        static_cast<uint8_t>(dtype == DType::kBool ? i % 3 == 1 : i * 37 + 11);
+    bytes[i] = static_cast<uint8_t>(dtype == DType::kBool ? i % 3 == 1 : i * 37 + 11);
   }
   return bytes;
 }
@@ -119,13 +113,10 @@ inline std::vector<uint8_t> SomeElements(DType dtype, int64_t count) {
 // A copy that begins (or ends) at an inaccessible page.
 class Guarded {
  public:
-  Guarded(const std::string& bytes, bool at_end)
-      : memory_(bytes.size(), at_end), num_bytes_(bytes.size()) {
+  Guarded(const std::string& bytes, bool at_end) : memory_(bytes.size(), at_end), num_bytes_(bytes.size()) {
     if (!bytes.empty()) std::memcpy(memory_.data(), bytes.data(), bytes.size());
   }
-  std::span<const uint8_t> bytes() const {
-    return {memory_.data(), num_bytes_};
-  }
+  std::span<const uint8_t> bytes() const { return {memory_.data(), num_bytes_}; }
 
  private:
   os::GuardedMemory memory_;
@@ -133,11 +124,8 @@ class Guarded {
 };
 
 // Damages `bytes` a little, mostly in [0, header_end), which moves with it.
-inline void Damage(std::mt19937& random, std::string& bytes,
-                   size_t& header_end) {
-  const auto below = [&](size_t n) {
-    return n == 0 ? 0 : std::uniform_int_distribution<size_t>(0, n - 1)(random);
-  };
+inline void Damage(std::mt19937& random, std::string& bytes, size_t& header_end) {
+  const auto below = [&](size_t n) { return n == 0 ? 0 : std::uniform_int_distribution<size_t>(0, n - 1)(random); };
   constexpr char kBytes[] = "{}[]()\",:'-+.eE0123456789TFnb \\\n\x7f";
   const char* const numbers[] = {"0",
                                  "1",
@@ -156,31 +144,17 @@ inline void Damage(std::mt19937& random, std::string& bytes,
                                  "1e3",
                                  "",
                                  "2305843009213693952"};
-  const size_t at = below(10) != 0 ? below(std::min(header_end, bytes.size()))
-                                   : below(bytes.size());
+  const size_t at = below(10) != 0 ? below(std::min(header_end, bytes.size())) : below(bytes.size());
   const size_t before = bytes.size();
-  const char byte = below(3) != 0 ? kBytes[below(sizeof(kBytes) - 1)]
-                                  : static_cast<char>(below(256));
+  const char byte = below(3) != 0 ? kBytes[below(sizeof(kBytes) - 1)] : static_cast<char>(below(256));
   const size_t kind = bytes.empty() ? 2 : below(9);
   switch (kind) {
-    case 0:
-      bytes[at] = static_cast<char>(bytes[at] ^ (1 << below(8)));
-      break;
-    case 1:
-      bytes[at] = byte;
-      break;
-    case 2:
-      bytes.insert(at, below(8) == 0 ? 1 + below(70) : 1, byte);
-      break;
-    case 3:
-      bytes.erase(at, 1 + below(4));
-      break;
-    case 4:
-      bytes.resize(below(2) != 0 ? at : bytes.size() - 1);
-      break;
-    case 5:
-      bytes.append(1 + below(9), byte);
-      break;
+    case 0: bytes[at] = static_cast<char>(bytes[at] ^ (1 << below(8))); break;
+    case 1: bytes[at] = byte; break;
+    case 2: bytes.insert(at, below(8) == 0 ? 1 + below(70) : 1, byte); break;
+    case 3: bytes.erase(at, 1 + below(4)); break;
+    case 4: bytes.resize(below(2) != 0 ? at : bytes.size() - 1); break;
+    case 5: bytes.append(1 + below(9), byte); break;
     case 6: {  // a piece, doubled somewhere
       const std::string piece = bytes.substr(below(header_end), 1 + below(60));
       bytes.insert(at, piece);
@@ -190,8 +164,7 @@ inline void Damage(std::mt19937& random, std::string& bytes,
       const size_t digit = bytes.find_first_of("0123456789", at);
       if (digit == std::string::npos) break;
       const size_t end = bytes.find_first_not_of("0123456789", digit);
-      bytes.replace(digit, std::min(end, bytes.size()) - digit,
-                    numbers[below(std::size(numbers))]);
+      bytes.replace(digit, std::min(end, bytes.size()) - digit, numbers[below(std::size(numbers))]);
     }
   }
   if (at < header_end && kind != 5) header_end += bytes.size() - before;

@@ -28,9 +28,7 @@ constexpr std::pair<const char*, DType> kDTypes[] = {
     {"<i8", DType::kI64}, {"<i4", DType::kI32}, {"|b1", DType::kBool},
 };
 
-[[noreturn]] void Fail(const std::string& path, const std::string& what) {
-  throw FileError(path + ": " + what);
-}
+[[noreturn]] void Fail(const std::string& path, const std::string& what) { throw FileError(path + ": " + what); }
 
 struct Header {
   DType dtype = DType::kF32;
@@ -55,8 +53,7 @@ class DictReader {
                          : key == "shape"         ? &has_shape
                                                   : nullptr;
       if (seen == nullptr || *seen) {
-        Fail(path_, "header has the key " + Quote(key) +
-                        (seen == nullptr ? "" : " twice") +
+        Fail(path_, "header has the key " + Quote(key) + (seen == nullptr ? "" : " twice") +
                         ", expected descr, fortran_order and shape");
       }
       *seen = true;
@@ -88,16 +85,12 @@ class DictReader {
  private:
   [[noreturn]] void Unexpected(const std::string& expected) {
     Blanks();
-    Fail(path_, "header has " +
-                    (at_ < text_.size() ? Quote(text_.substr(at_, 1))
-                                        : std::string("its end")) +
-                    " at its byte " + std::to_string(at_ + 1) + ", expected " +
-                    expected);
+    Fail(path_, "header has " + (at_ < text_.size() ? Quote(text_.substr(at_, 1)) : std::string("its end")) +
+                    " at its byte " + std::to_string(at_ + 1) + ", expected " + expected);
   }
 
   void Blanks() {
-    while (at_ < text_.size() &&
-           " \t\r\n"sv.find(text_[at_]) != std::string_view::npos) {
+    while (at_ < text_.size() && " \t\r\n"sv.find(text_[at_]) != std::string_view::npos) {
       ++at_;
     }
   }
@@ -129,8 +122,7 @@ class DictReader {
 
   void Descr() {
     if (Peek() == '[') {
-      Fail(path_,
-           std::string("has a structured dtype, expected ") + kExpectedDTypes);
+      Fail(path_, std::string("has a structured dtype, expected ") + kExpectedDTypes);
     }
     const std::string_view descr = String("a quoted dtype");
     for (const auto& [name, dtype] : kDTypes) {
@@ -139,9 +131,7 @@ class DictReader {
         return;
       }
     }
-    const auto has = [&](std::string_view what) {
-      return descr.find(what) != std::string_view::npos;
-    };
+    const auto has = [&](std::string_view what) { return descr.find(what) != std::string_view::npos; };
     const char* hint = "";
     if (descr.starts_with('>')) {
       hint = " (big-endian)";
@@ -150,8 +140,7 @@ class DictReader {
     } else if (has("V2") || has("u2")) {
       hint = " (if it is bf16, use safetensors)";
     }
-    Fail(path_,
-         "has dtype " + Quote(descr) + hint + ", expected " + kExpectedDTypes);
+    Fail(path_, "has dtype " + Quote(descr) + hint + ", expected " + kExpectedDTypes);
   }
 
   void FortranOrder() {
@@ -173,8 +162,7 @@ class DictReader {
     while (!Skip(')')) {
       if (!comma) Unexpected("',' or ')'");
       if (header_.sizes.size() == static_cast<size_t>(kMaxRank)) {
-        Fail(path_, "has a rank above " + std::to_string(kMaxRank) +
-                        ", expected at most " + std::to_string(kMaxRank));
+        Fail(path_, "has a rank above " + std::to_string(kMaxRank) + ", expected at most " + std::to_string(kMaxRank));
       }
       header_.sizes.push_back(Size());
       comma = Skip(',');
@@ -190,10 +178,8 @@ class DictReader {
     Blanks();
     const size_t begin = at_;
     int64_t value = 0;
-    for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9';
-         ++at_) {
-      if (__builtin_mul_overflow(value, 10, &value) ||
-          __builtin_add_overflow(value, text_[at_] - '0', &value)) {
+    for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_) {
+      if (__builtin_mul_overflow(value, 10, &value) || __builtin_add_overflow(value, text_[at_] - '0', &value)) {
         Fail(path_, "shape has a size above 2^63 - 1, expected less");
       }
     }
@@ -208,31 +194,26 @@ class DictReader {
 };
 
 Header ParseHeader(const std::string& path, std::span<const uint8_t> file) {
-  const std::string_view bytes(reinterpret_cast<const char*>(file.data()),
-                               file.size());
+  const std::string_view bytes(reinterpret_cast<const char*>(file.data()), file.size());
   if (!bytes.starts_with(kMagic)) {
     Fail(path, "does not begin with \\x93NUMPY, expected an NPY file");
   }
   if (bytes.size() < kMagic.size() + 4) {
-    Fail(path, "has " + std::to_string(bytes.size()) +
-                   " bytes, expected at least 10 for an NPY header");
+    Fail(path, "has " + std::to_string(bytes.size()) + " bytes, expected at least 10 for an NPY header");
   }
   const int major = file[6], minor = file[7];
   if (major < 1 || major > 3 || minor != 0) {
-    Fail(path, "has NPY version " + std::to_string(major) + "." +
-                   std::to_string(minor) + ", expected 1.0, 2.0 or 3.0");
+    Fail(path, "has NPY version " + std::to_string(major) + "." + std::to_string(minor) + ", expected 1.0, 2.0 or 3.0");
   }
   const size_t begin = major == 1 ? 10 : 12;
   if (bytes.size() < begin) {
-    Fail(path, "has " + std::to_string(bytes.size()) +
-                   " bytes, expected at least 12 for an NPY header");
+    Fail(path, "has " + std::to_string(bytes.size()) + " bytes, expected at least 12 for an NPY header");
   }
   size_t length = 0;
   for (size_t i = begin; i-- > 8;) length = length << 8 | file[i];
   const size_t limit = std::min(bytes.size() - begin, kMaxHeaderBytes);
   if (length > limit) {
-    Fail(path, "header has " + std::to_string(length) +
-                   " bytes, expected at most " + std::to_string(limit) +
+    Fail(path, "header has " + std::to_string(length) + " bytes, expected at most " + std::to_string(limit) +
                    (limit < kMaxHeaderBytes ? ", the rest of the file" : ""));
   }
   const std::string_view text = bytes.substr(begin, length);
@@ -248,8 +229,7 @@ Header ParseHeader(const std::string& path, std::span<const uint8_t> file) {
 }  // namespace
 
 struct NpyFile::Impl {
-  Impl(const std::string& path, std::span<const uint8_t> bytes,
-       std::unique_ptr<os::MappedFile> m = nullptr)
+  Impl(const std::string& path, std::span<const uint8_t> bytes, std::unique_ptr<os::MappedFile> m = nullptr)
       : map(std::move(m)) {
     const Header header = ParseHeader(path, bytes);
     const std::vector<int64_t>& sizes = header.sizes;
@@ -263,22 +243,17 @@ struct NpyFile::Impl {
     for (size_t n = 0; n < sizes.size(); ++n) {
       const size_t axis = header.fortran_order ? n : sizes.size() - 1 - n;
       strides[axis] = count;
-      fits = fits && !__builtin_mul_overflow(
-                         count, std::max<int64_t>(sizes[axis], 1), &count);
+      fits = fits && !__builtin_mul_overflow(count, std::max<int64_t>(sizes[axis], 1), &count);
     }
     if (!fits || __builtin_mul_overflow(count, element, &num_bytes)) {
-      Fail(path, "has shape " + ShapeString(sizes) +
-                     ", expected fewer than 2^63 bytes");
+      Fail(path, "has shape " + ShapeString(sizes) + ", expected fewer than 2^63 bytes");
     }
     if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) num_bytes = 0;
     const size_t rest = bytes.size() - header.data_begin;
     if (rest != static_cast<size_t>(num_bytes)) {
-      Fail(path, "has " + std::to_string(rest) + " bytes of data, expected " +
-                     std::to_string(num_bytes) + " for " + Name(header.dtype) +
-                     " " + ShapeString(sizes) +
-                     (rest < static_cast<size_t>(num_bytes)
-                          ? ": the file is cut short"
-                          : ""));
+      Fail(path, "has " + std::to_string(rest) + " bytes of data, expected " + std::to_string(num_bytes) + " for " +
+                     Name(header.dtype) + " " + ShapeString(sizes) +
+                     (rest < static_cast<size_t>(num_bytes) ? ": the file is cut short" : ""));
     }
     const void* data = bytes.data() + header.data_begin;
     if (header.dtype == DType::kBool) CheckBools(path + ":", data, rest);
@@ -286,8 +261,7 @@ struct NpyFile::Impl {
       copy = CopyAligned(data, rest);
       data = copy.get();
     }
-    view = ConstTensorView(data, header.dtype, std::span(sizes),
-                           std::span(std::as_const(strides)));
+    view = ConstTensorView(data, header.dtype, std::span(sizes), std::span(std::as_const(strides)));
   }
 
   std::unique_ptr<os::MappedFile> map;
@@ -315,20 +289,16 @@ void WriteNpy(const std::string& path, const ConstTensorView& tensor) {
     throw InvalidArgument("WriteNpy: tensor is absent, expected one with data");
   }
   if (tensor.device().type != DeviceType::kCpu) {
-    throw InvalidArgument(
-        "WriteNpy: tensor is on a device, expected CPU memory");
+    throw InvalidArgument("WriteNpy: tensor is on a device, expected CPU memory");
   }
   const auto dtype =
-      std::find_if(std::begin(kDTypes), std::end(kDTypes),
-                   [&](const auto& d) { return d.second == tensor.dtype(); });
+      std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](const auto& d) { return d.second == tensor.dtype(); });
   if (dtype == std::end(kDTypes)) {
-    throw InvalidArgument(std::string("WriteNpy: tensor has dtype ") +
-                          Name(tensor.dtype()) +
+    throw InvalidArgument(std::string("WriteNpy: tensor has dtype ") + Name(tensor.dtype()) +
                           ", expected f64, f32, f16, i64, i32 or bool; a "
                           ".safetensors file holds bf16");
   }
-  std::string text = std::string("{'descr': '") + dtype->first +
-                     "', 'fortran_order': False, 'shape': (";
+  std::string text = std::string("{'descr': '") + dtype->first + "', 'fortran_order': False, 'shape': (";
   for (int i = 0; i < tensor.rank(); ++i) {
     text += (i == 0 ? "" : ", ") + std::to_string(tensor.size(i));
   }
@@ -344,8 +314,7 @@ void WriteNpy(const std::string& path, const ConstTensorView& tensor) {
   AtomicFile file(path);
   file.Write(kMagic);
   file.Write("\x01\x00"sv);
-  file.Write(std::string{static_cast<char>(text.size() & 255),
-                         static_cast<char>(text.size() >> 8)});
+  file.Write(std::string{static_cast<char>(text.size() & 255), static_cast<char>(text.size() >> 8)});
   file.Write(text);
   file.WriteRowMajor(tensor);
   file.Commit();

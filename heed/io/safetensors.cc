@@ -21,9 +21,8 @@ namespace {
 // In the order of the reference implementation's enumeration, by which its
 // writer sorts.
 constexpr std::pair<const char*, DType> kDTypes[] = {
-    {"BOOL", DType::kBool}, {"F16", DType::kF16}, {"BF16", DType::kBF16},
-    {"I32", DType::kI32},   {"F32", DType::kF32}, {"F64", DType::kF64},
-    {"I64", DType::kI64},
+    {"BOOL", DType::kBool}, {"F16", DType::kF16}, {"BF16", DType::kBF16}, {"I32", DType::kI32},
+    {"F32", DType::kF32},   {"F64", DType::kF64}, {"I64", DType::kI64},
 };
 
 size_t IndexOf(DType dtype) {
@@ -49,24 +48,17 @@ std::string ListNames(const std::vector<SafetensorsFile::Entry>& entries) {
 }  // namespace
 
 struct SafetensorsFile::Impl {
-  Impl(const std::string& p, std::span<const uint8_t> b,
-       std::unique_ptr<os::MappedFile> m = nullptr)
-      : map(std::move(m)),
-        path(p),
-        bytes(b),
-        header(ParseSafetensorsHeader(p, b)) {
+  Impl(const std::string& p, std::span<const uint8_t> b, std::unique_ptr<os::MappedFile> m = nullptr)
+      : map(std::move(m)), path(p), bytes(b), header(ParseSafetensorsHeader(p, b)) {
     by_name.resize(header.entries.size());
     std::iota(by_name.begin(), by_name.end(), size_t{0});
-    std::sort(by_name.begin(), by_name.end(), [&](size_t i, size_t j) {
-      return header.entries[i].name < header.entries[j].name;
-    });
+    std::sort(by_name.begin(), by_name.end(),
+              [&](size_t i, size_t j) { return header.entries[i].name < header.entries[j].name; });
   }
 
   const Entry* Find(std::string_view name) const {
     const auto it = std::lower_bound(by_name.begin(), by_name.end(), name,
-                                     [&](size_t i, std::string_view n) {
-                                       return header.entries[i].name < n;
-                                     });
+                                     [&](size_t i, std::string_view n) { return header.entries[i].name < n; });
     if (it == by_name.end() || header.entries[*it].name != name) return nullptr;
     return &header.entries[*it];
   }
@@ -81,8 +73,7 @@ struct SafetensorsFile::Impl {
   std::unordered_map<const Entry*, AlignedBytes> copies;
 };
 
-SafetensorsFile::SafetensorsFile(const std::string& path,
-                                 std::span<const uint8_t> bytes)
+SafetensorsFile::SafetensorsFile(const std::string& path, std::span<const uint8_t> bytes)
     : impl_(std::make_unique<Impl>(path, bytes)) {}
 
 SafetensorsFile::SafetensorsFile(const std::string& path) {
@@ -93,12 +84,9 @@ SafetensorsFile::SafetensorsFile(const std::string& path) {
 
 SafetensorsFile::~SafetensorsFile() = default;
 SafetensorsFile::SafetensorsFile(SafetensorsFile&&) noexcept = default;
-SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&&) noexcept =
-    default;
+SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&&) noexcept = default;
 
-const std::vector<SafetensorsFile::Entry>& SafetensorsFile::entries() const {
-  return impl_->header.entries;
-}
+const std::vector<SafetensorsFile::Entry>& SafetensorsFile::entries() const { return impl_->header.entries; }
 
 std::vector<std::string> SafetensorsFile::names() const {
   std::vector<std::string> names;
@@ -106,13 +94,9 @@ std::vector<std::string> SafetensorsFile::names() const {
   return names;
 }
 
-bool SafetensorsFile::Contains(std::string_view name) const {
-  return impl_->Find(name) != nullptr;
-}
+bool SafetensorsFile::Contains(std::string_view name) const { return impl_->Find(name) != nullptr; }
 
-const std::map<std::string, std::string>& SafetensorsFile::metadata() const {
-  return impl_->header.metadata;
-}
+const std::map<std::string, std::string>& SafetensorsFile::metadata() const { return impl_->header.metadata; }
 
 ConstTensorView SafetensorsFile::tensor(std::string_view name) const {
   const Entry* const entry = impl_->Find(name);
@@ -121,19 +105,16 @@ ConstTensorView SafetensorsFile::tensor(std::string_view name) const {
     throw FileError(what + " is not there, expected " + ListNames(entries()));
   }
   const auto dtype =
-      std::find_if(std::begin(kDTypes), std::end(kDTypes),
-                   [&](const auto& d) { return d.first == entry->dtype; });
+      std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](const auto& d) { return d.first == entry->dtype; });
   if (dtype == std::end(kDTypes)) {
-    throw FileError(what + " has dtype " + entry->dtype +
-                    ", expected F64, F32, BF16, F16, I64, I32 or BOOL");
+    throw FileError(what + " has dtype " + entry->dtype + ", expected F64, F32, BF16, F16, I64, I32 or BOOL");
   }
   if (entry->sizes.size() > static_cast<size_t>(kMaxRank)) {
-    throw FileError(what + " has rank " + std::to_string(entry->sizes.size()) +
-                    ", expected at most " + std::to_string(kMaxRank));
+    throw FileError(what + " has rank " + std::to_string(entry->sizes.size()) + ", expected at most " +
+                    std::to_string(kMaxRank));
   }
   const size_t num_bytes = static_cast<size_t>(entry->num_bytes);
-  const void* data = impl_->bytes.data() + impl_->header.data_begin +
-                     static_cast<size_t>(entry->begin_bytes);
+  const void* data = impl_->bytes.data() + impl_->header.data_begin + static_cast<size_t>(entry->begin_bytes);
   if (dtype->second == DType::kBool) CheckBools(what, data, num_bytes);
   if (!IsAligned(data, dtype->second)) {
     std::lock_guard lock(impl_->mutex);
@@ -144,8 +125,7 @@ ConstTensorView SafetensorsFile::tensor(std::string_view name) const {
   return ConstTensorView(data, dtype->second, std::span(entry->sizes));
 }
 
-void WriteSafetensors(const std::string& path,
-                      std::span<const NamedTensor> tensors,
+void WriteSafetensors(const std::string& path, std::span<const NamedTensor> tensors,
                       const std::map<std::string, std::string>& metadata) {
   std::vector<const NamedTensor*> sorted;
   for (const NamedTensor& named : tensors) {
@@ -158,12 +138,11 @@ void WriteSafetensors(const std::string& path,
     }
     sorted.push_back(&named);
   }
-  std::sort(sorted.begin(), sorted.end(),
-            [](const NamedTensor* a, const NamedTensor* b) {
-              const size_t i = IndexOf(a->tensor.dtype());
-              const size_t j = IndexOf(b->tensor.dtype());
-              return i != j ? i > j : a->name < b->name;
-            });
+  std::sort(sorted.begin(), sorted.end(), [](const NamedTensor* a, const NamedTensor* b) {
+    const size_t i = IndexOf(a->tensor.dtype());
+    const size_t j = IndexOf(b->tensor.dtype());
+    return i != j ? i > j : a->name < b->name;
+  });
   std::vector<SafetensorsFile::Entry> entries;
   std::set<std::string_view> names;
   int64_t end = 0;
@@ -174,8 +153,7 @@ void WriteSafetensors(const std::string& path,
     entry.dtype = kDTypes[IndexOf(tensor.dtype())].first;
     entry.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
     entry.begin_bytes = end;
-    entry.num_bytes =
-        tensor.num_elements() * static_cast<int64_t>(SizeOf(tensor.dtype()));
+    entry.num_bytes = tensor.num_elements() * static_cast<int64_t>(SizeOf(tensor.dtype()));
     const std::string what = "WriteSafetensors: tensor " + Quote(entry.name);
     if (!names.insert(named->name).second) {
       throw InvalidArgument(what + " is there twice, expected once");

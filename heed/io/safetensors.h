@@ -83,9 +83,8 @@ struct NamedTensor {
 // name twice, "__metadata__" as a name, and a name or metadata key with a NUL,
 // of more than 4096 bytes or not in UTF-8 (values may hold NUL and be long);
 // throws FileError if writing fails.
-HEED_API void WriteSafetensors(
-    const std::string& path, std::span<const NamedTensor> tensors,
-    const std::map<std::string, std::string>& metadata = {});
+HEED_API void WriteSafetensors(const std::string& path, std::span<const NamedTensor> tensors,
+                               const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace heed
 

@@ -27,14 +27,12 @@ struct SafetensorsHeader {
 // Reads the header of a whole file. Afterwards every entry has a dtype of the
 // format, a size that fits it and int64, and bytes of its own inside the data;
 // together they are all of the data. Throws FileError.
-SafetensorsHeader ParseSafetensorsHeader(const std::string& path,
-                                         std::span<const uint8_t> file);
+SafetensorsHeader ParseSafetensorsHeader(const std::string& path, std::span<const uint8_t> file);
 
 // The length, the JSON and its padding, entries in the order given. Throws
 // InvalidArgument for text that the format cannot hold.
-std::string MakeSafetensorsHeader(
-    std::span<const SafetensorsFile::Entry> entries,
-    const std::map<std::string, std::string>& metadata);
+std::string MakeSafetensorsHeader(std::span<const SafetensorsFile::Entry> entries,
+                                  const std::map<std::string, std::string>& metadata);
 
 }  // namespace heed
 

@@ -36,24 +36,16 @@ Activation ActivationFromName(std::string_view name) {
 
 double ActivationReference(Activation activation, double x) {
   switch (activation) {
-    case Activation::kNone:
-      return x;
-    case Activation::kGelu:
-      return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
+    case Activation::kNone: return x;
+    case Activation::kGelu: return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
     case Activation::kGeluTanh:
       return 0.5 * x * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
-    case Activation::kSilu:
-      return x / (1 + std::exp(-x));
-    case Activation::kRelu:
-      return std::max(x, 0.0);
-    case Activation::kSquaredRelu:
-      return std::max(x, 0.0) * std::max(x, 0.0);
-    case Activation::kSigmoid:
-      return 1 / (1 + std::exp(-x));
-    case Activation::kTanh:
-      return std::tanh(x);
-    case Activation::kMinusExp:
-      return -std::exp(x);
+    case Activation::kSilu: return x / (1 + std::exp(-x));
+    case Activation::kRelu: return std::max(x, 0.0);
+    case Activation::kSquaredRelu: return std::max(x, 0.0) * std::max(x, 0.0);
+    case Activation::kSigmoid: return 1 / (1 + std::exp(-x));
+    case Activation::kTanh: return std::tanh(x);
+    case Activation::kMinusExp: return -std::exp(x);
   }
   return x;
 }

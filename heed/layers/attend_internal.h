@@ -38,8 +38,9 @@ inline int64_t Longest(const Tokens& tokens) {
 }
 
 // Attention of a call's tokens over themselves, and over what its state has seen, whose cache takes k and v.
-inline void AttendSelf(Context& ctx, const Tokens& tokens, State* state, const ConstTensorView& q, const ConstTensorView& k,
-                       const ConstTensorView& v, attention::Options options, const TensorView& o) {
+inline void AttendSelf(Context& ctx, const Tokens& tokens, State* state, const ConstTensorView& q,
+                       const ConstTensorView& k, const ConstTensorView& v, attention::Options options,
+                       const TensorView& o) {
   if (state != nullptr) {
     state->keys->Append(k, v, tokens.counts);
     return AttendRows(ctx, state->keys->view(), Longest(tokens), q, options, o);

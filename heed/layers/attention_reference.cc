@@ -94,8 +94,8 @@ void GroupedQueryAttention::Reference(const Config& config, const Weights& weigh
   options.align = attention::Align::kTopLeft;
   options.scale = config.scale;
   if (config.window > 0)
-    options.window = config.causal ? attention::Window{config.window - 1, -1}
-                                   : attention::Window{config.window, config.window};
+    options.window =
+        config.causal ? attention::Window{config.window - 1, -1} : attention::Window{config.window, config.window};
   options.mask = call.mask;
   options.key_lengths = call.lengths;
   options.cu_seqlens_q = call.cu_seqlens;

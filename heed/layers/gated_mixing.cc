@@ -94,8 +94,7 @@ void Normalise(Context& ctx, int64_t rows, int64_t heads, int64_t size, int64_t 
 }  // namespace
 
 GatedMixing::GatedMixing(const Config& config, const Weights& weights)
-    : Layer(kLayer, config.width),
-      config_(Completed(config)),
+    : Layer(kLayer, config.width), config_(Completed(config)),
       mechanism_(&MixingMechanismNamed(name(), config.mechanism)) {
   CheckSizes(*mechanism_, config_);
   const int64_t H = config_.heads, values = H * config_.value_dim;

@@ -40,8 +40,7 @@ int64_t DecayChannels(const LinearMechanism& of, const Config& config) {
 }  // namespace
 
 LinearAttention::LinearAttention(const Config& config, const Weights& weights)
-    : Layer("layers::LinearAttention", config.width),
-      config_(Completed(config)),
+    : Layer("layers::LinearAttention", config.width), config_(Completed(config)),
       mechanism_(&LinearMechanismNamed(name(), config.mechanism)) {
   const int64_t heads = config_.heads, keys = heads * config_.key_dim, values = heads * config_.value_dim;
   std::vector<LinearName> first = {{"q_proj", keys, false}, {"k_proj", keys, false}, {"v_proj", values, false}};

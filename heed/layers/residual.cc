@@ -10,9 +10,7 @@
 namespace heed::layers {
 
 Residual::Residual(const Config& config, const Weights& weights, std::unique_ptr<const Layer> layer)
-    : Layer(layer->name(), layer->width()),
-      config_(config),
-      norm_(config.norm, weights.At(config.norm_name + ".")),
+    : Layer(layer->name(), layer->width()), config_(config), norm_(config.norm, weights.At(config.norm_name + ".")),
       layer_(std::move(layer)) {
   if (config.norm.width != width()) {
     throw InvalidArgument("layers::Residual: config.norm.width is " + std::to_string(config.norm.width) +

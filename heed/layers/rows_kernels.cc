@@ -151,22 +151,15 @@ void Activate(const ActivateRows& c, size_t begin, size_t end) {
   // NaN stays NaN.
   const auto relu = [&](V x) HWY_ATTR { return hn::IfThenElse(hn::Lt(x, zero), zero, x); };
   switch (c.activation) {
-    case Activation::kNone:
-      return ActivateWith(c, begin, end, [](V x) HWY_ATTR { return x; });
-    case Activation::kGelu:
-      return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return Gelu(d, x); });
-    case Activation::kGeluTanh:
-      return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return GeluTanh(d, x); });
-    case Activation::kSilu:
-      return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hs::Silu(d, x); });
-    case Activation::kRelu:
-      return ActivateWith(c, begin, end, relu);
+    case Activation::kNone: return ActivateWith(c, begin, end, [](V x) HWY_ATTR { return x; });
+    case Activation::kGelu: return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return Gelu(d, x); });
+    case Activation::kGeluTanh: return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return GeluTanh(d, x); });
+    case Activation::kSilu: return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hs::Silu(d, x); });
+    case Activation::kRelu: return ActivateWith(c, begin, end, relu);
     case Activation::kSquaredRelu:
       return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hn::Mul(relu(x), relu(x)); });
-    case Activation::kSigmoid:
-      return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hs::Sigmoids(d, x).s; });
-    case Activation::kTanh:
-      return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hs::Tanh(d, x); });
+    case Activation::kSigmoid: return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hs::Sigmoids(d, x).s; });
+    case Activation::kTanh: return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hs::Tanh(d, x); });
     case Activation::kMinusExp:
       return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hn::Neg(hs::Exp(d, x)); });
   }

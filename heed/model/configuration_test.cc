@@ -39,8 +39,9 @@ class ConfigurationTest : public testing::TestWithParam<Tiny> {
 
 TEST_P(ConfigurationTest, FieldsThatNobodyReadsAreRefusedUnlessTheyAreNull) {
   for (const char* field : {"clip_qkv", "attention_multiplier", "per_layer_config", "quantization_config"}) {
-    Refuses<Unsupported>("\"" + std::string(field) + "\": 8.5", "'" + std::string(field) +
-                             "' is '8.5', expected no such field: " + GetParam().family + " here has none");
+    Refuses<Unsupported>(
+        "\"" + std::string(field) + "\": 8.5",
+        "'" + std::string(field) + "' is '8.5', expected no such field: " + GetParam().family + " here has none");
     Opens("\"" + std::string(field) + "\": null");
   }
   Refuses<FileError>(R"("is_decoder": true)", "'is_decoder' is 'true', expected false");

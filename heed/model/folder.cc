@@ -34,16 +34,11 @@ bool AllFinite(const void* data, int64_t count, T exponent) {
 bool AllFinite(const ConstTensorView& x) {
   const int64_t count = x.num_elements();
   switch (x.dtype()) {
-    case DType::kF64:
-      return AllFinite<uint64_t>(x.data(), count, 0x7ff0000000000000);
-    case DType::kF32:
-      return AllFinite<uint32_t>(x.data(), count, 0x7f800000);
-    case DType::kBF16:
-      return AllFinite<uint16_t>(x.data(), count, 0x7f80);
-    case DType::kF16:
-      return AllFinite<uint16_t>(x.data(), count, 0x7c00);
-    default:
-      return true;
+    case DType::kF64: return AllFinite<uint64_t>(x.data(), count, 0x7ff0000000000000);
+    case DType::kF32: return AllFinite<uint32_t>(x.data(), count, 0x7f800000);
+    case DType::kBF16: return AllFinite<uint16_t>(x.data(), count, 0x7f80);
+    case DType::kF16: return AllFinite<uint16_t>(x.data(), count, 0x7c00);
+    default: return true;
   }
 }
 

@@ -41,8 +41,9 @@ class Folder {
 
   const Family& family() const { return *family_; }
   const Plan& plan() const { return plan_; }
-  // The head among weights(). As in Transformers 5.23, a tied head is the table of tokens if files have no other, and the table
-  // is the head if they have that alone: where they have both, each is what it is. Absent where there is none.
+  // The head among weights(). As in Transformers 5.23, a tied head is the table of tokens if files have no other, and
+  // the table is the head if they have that alone: where they have both, each is what it is. Absent where there is
+  // none.
   std::optional<HeadNames> head() const;
   // eos_token_id of generation_config.json, or of config.json where that file is missing.
   const std::vector<int64_t>& end_tokens() const { return end_; }

@@ -13,14 +13,14 @@ using layers::Mlp;
 using layers::MultiHeadAttention;
 
 Plan PlanGpt2(const Fields& config) {
-  for (const auto& [name, other] : {std::pair("n_embd", "hidden_size"), std::pair("n_layer", "num_hidden_layers"),
-                                    std::pair("n_head", "num_attention_heads"),
-                                    std::pair("n_positions", "max_position_embeddings")}) {
+  for (const auto& [name, other] :
+       {std::pair("n_embd", "hidden_size"), std::pair("n_layer", "num_hidden_layers"),
+        std::pair("n_head", "num_attention_heads"), std::pair("n_positions", "max_position_embeddings")}) {
     config.Alias(name, other);
   }
   config.Ignore({"attn_pdrop", "embd_pdrop", "n_ctx", "predict_special_tokens", "reorder_and_upcast_attn",
-                 "resid_pdrop", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
-                 "summary_type", "summary_use_proj"});  // f32 is what the reordering asks for
+                 "resid_pdrop", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+                 "summary_use_proj"});  // f32 is what the reordering asks for
   Plan plan;
   plan.vocabulary = config.Integer("vocab_size", 1, kMostSize);
   plan.width = config.Integer("n_embd", 1, kMostSize);
@@ -43,8 +43,7 @@ Plan PlanGpt2(const Fields& config) {
                           : 1;
   const bool by_layer = config.Bool("scale_attn_by_inverse_layer_idx", false);
   const Mlp::Config mlp = {plan.width, config.IntegerOrNull("n_inner", 1, kMostSize).value_or(4 * plan.width),
-                           ActivationOf(config, "activation_function", "gelu_new"), true,
-                           Mlp::Gpt2()};
+                           ActivationOf(config, "activation_function", "gelu_new"), true, Mlp::Gpt2()};
   const int64_t count = config.Integer("n_layer", 1, kMostLayers);
   for (int64_t i = 0; i < count; ++i) {
     const std::string at = "h." + std::to_string(i) + ".";

@@ -125,8 +125,8 @@ void Fields::CheckAllAsked(const std::string& owner) const {
   for (const auto& [name, value] : shared_->object.items()) {
     if (value.is_null() || shared_->asked.contains(name)) continue;
     throw Unsupported(path_ + ": " + Quote(name) + " is " +
-                      Quote(value.dump(-1, ' ', true, json::error_handler_t::replace)) + ", expected no such field: " +
-                      owner + " here has none, and its result may depend on it");
+                      Quote(value.dump(-1, ' ', true, json::error_handler_t::replace)) +
+                      ", expected no such field: " + owner + " here has none, and its result may depend on it");
   }
 }
 

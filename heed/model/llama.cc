@@ -68,8 +68,7 @@ CacheRotary RotaryOf(const Fields& config, int64_t positions) {
   }
   switch (scaling.rope_type) {
     case RopeType::kLinear:
-    case RopeType::kDynamic:
-      break;
+    case RopeType::kDynamic: break;
     case RopeType::kLlama3:
       read("low_freq_factor", scaling.low_freq_factor);
       read("high_freq_factor", scaling.high_freq_factor);
@@ -87,14 +86,13 @@ CacheRotary RotaryOf(const Fields& config, int64_t positions) {
       scaling.short_factor = fields.Numbers("short_factor");
       scaling.long_factor = fields.Numbers("long_factor");
       break;
-    default:
-      throw Unsupported(config.path() + ": 'rope_type' is \"" + type + "\", expected " + kRopeTypes);
+    default: throw Unsupported(config.path() + ": 'rope_type' is \"" + type + "\", expected " + kRopeTypes);
   }
   return rotary;
 }
 
-// The relatives differ in these fields; `kv_heads`, `head_dim` and `positions` are their defaults, the first two 0 where they
-// follow from others. Windows are by layer; 0 is none.
+// The relatives differ in these fields; `kv_heads`, `head_dim` and `positions` are their defaults, the first two 0
+// where they follow from others. Windows are by layer; 0 is none.
 struct Traits {
   int64_t kv_heads = 0, head_dim = 0, positions = 0;
   bool qkv_bias = false, output_bias = false, mlp_bias = false, qk_norm = false;

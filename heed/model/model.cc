@@ -182,8 +182,7 @@ Model::Batch Model::Check(const char* op, const ConstTensorView& ids, const Cons
   batch.packed = batch.padded && state == nullptr;
   batch.Lay();
   for (int64_t b = 0; b < B; ++b) {
-    const int64_t length = batch.length(b),
-                  before = state == nullptr ? 0 : state->lengths_[static_cast<size_t>(b)];
+    const int64_t length = batch.length(b), before = state == nullptr ? 0 : state->lengths_[static_cast<size_t>(b)];
     for (const int64_t most : {most_positions() > 0 ? most_positions() : INT64_MAX,
                                state == nullptr || state->capacity_ < 0 ? INT64_MAX : state->capacity_}) {
       if (length > most - before) {
@@ -316,7 +315,8 @@ void Model::Forward(Context& ctx, const ConstTensorView& ids, const ConstTensorV
   }
   // Packed rows to where they belong, which is never before where they are.
   for (int64_t b = batch.B - 1; b >= 0 && batch.packed; --b) {
-    std::memmove(out + b * batch.T * size, out + batch.begin(b) * size, static_cast<size_t>(batch.length(b) * size) * sizeof(float));
+    std::memmove(out + b * batch.T * size, out + batch.begin(b) * size,
+                 static_cast<size_t>(batch.length(b) * size) * sizeof(float));
   }
 }
 

@@ -71,8 +71,7 @@ struct GenerateOptions {
   int64_t top_k = 0;       // draws among the k likeliest; 0: all
   double top_p = 1;        // draws among the likeliest that together have this probability, 0 < top_p <= 1, after top_k
   uint64_t seed = 0;       // of Philox: a draw depends on it, the sequence's number and the token's place in it
-  std::optional<std::vector<int64_t>> end =
-      {};  // tokens that end a sequence; default: Model::end_tokens()
+  std::optional<std::vector<int64_t>> end = {};  // tokens that end a sequence; default: Model::end_tokens()
 
   // Receives each sequence's next token, [batch], -1 where it has ended; false stops.
   std::function<bool(std::span<const int64_t> tokens)> on_tokens = {};
@@ -87,8 +86,8 @@ class HEED_API Model {
   //
   // The model is that of Transformers 5.23, whose defaults missing fields have, in f32 whatever `dtype` says. With
   // `tie_word_embeddings` the head is the table of tokens, or the table is the head where files have the head alone;
-  // where they have both, neither replaces the other. `is_causal: false` makes attention of llama, mistral, qwen2, qwen3
-  // and gpt2 bidirectional, for Embed(); `rope_scaling` wins over `rope_parameters`.
+  // where they have both, neither replaces the other. `is_causal: false` makes attention of llama, mistral, qwen2,
+  // qwen3 and gpt2 bidirectional, for Embed(); `rope_scaling` wins over `rope_parameters`.
   static Model Open(const std::string& folder);
 
   const std::string& family() const;  // "llama"
@@ -97,7 +96,7 @@ class HEED_API Model {
   bool causal() const;    // has states
   bool has_head() const;  // gives logits, else hidden states
   int64_t outputs() const { return has_head() ? vocabulary() : width(); }
-  int64_t most_positions() const;               // of learned ones; 0: no bound
+  int64_t most_positions() const;  // of learned ones; 0: no bound
 
   // The eos_token_id, one or several, of generation_config.json, or of config.json where that file is missing. As in
   // Transformers 5.23, a generation_config.json without one means none.

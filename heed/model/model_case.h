@@ -52,9 +52,8 @@ inline std::vector<Tiny> Tinies() {
       {"qwen2", decoder + R"(, "use_sliding_window": true, "sliding_window": 3, "max_window_layers": 1)"},
       {"qwen3", decoder + R"(, "head_dim": 12, "tie_word_embeddings": true)"},
       {"gpt2", R"("vocab_size": 23, "n_embd": 20, "n_layer": 2, "n_head": 2, "n_positions": 19)"},
-      {"gpt2",
-       R"("vocab_size": 23, "n_embd": 20, "n_layer": 2, "n_head": 2, "n_positions": 19, "is_causal": false)", true,
-       "_bidirectional"},
+      {"gpt2", R"("vocab_size": 23, "n_embd": 20, "n_layer": 2, "n_head": 2, "n_positions": 19, "is_causal": false)",
+       true, "_bidirectional"},
       {"bert", sizes + encoder},
       {"bert", sizes + encoder, false},
       {"roberta", sizes + encoder + R"(, "pad_token_id": 2)"},
@@ -62,10 +61,8 @@ inline std::vector<Tiny> Tinies() {
       {"distilbert",
        R"("vocab_size": 23, "dim": 20, "n_layers": 2, "n_heads": 2, "hidden_dim": 26, "max_position_embeddings": 17)"},
       {"mamba", sizes + R"(, "state_size": 5)"},
-      {"mamba2",
-       sizes +
-           R"(, "state_size": 5, "num_heads": 4, "head_dim": 10, "n_groups": 2, "conv_kernel": 1)" +
-           R"(, "time_step_limit": [0.0, Infinity])"},
+      {"mamba2", sizes + R"(, "state_size": 5, "num_heads": 4, "head_dim": 10, "n_groups": 2, "conv_kernel": 1)" +
+                     R"(, "time_step_limit": [0.0, Infinity])"},
       {"rwkv", sizes + R"(, "rescale_every": 1)"},
       {"rwkv6", sizes + R"(, "head_size": 5, "head_size_divisor": 4)"},
       {"heed_byte_lm", bytes + R"(, "mechanism": "retention", "key_dim": 8)", true, "_retention"},
@@ -108,8 +105,7 @@ class TinyFolder {
         layers::Norm(plan.transform->norm.config, whole.At(plan.transform->norm.name + "."));
       }
       if (!plan.head_bias.empty()) whole.Floats(plan.head_bias, {plan.vocabulary});
-      if (!read.tied)
-        whole.Floats(plan.head + ".weight", {plan.vocabulary, plan.width});
+      if (!read.tied) whole.Floats(plan.head + ".weight", {plan.vocabulary, plan.width});
     }
     const layers::RandomWeights random(names, dtype, seed);
     for (const layers::WeightName& name : names)

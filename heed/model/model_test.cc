@@ -109,11 +109,8 @@ TEST_P(ModelTest, StatesForkAndReorder) {
   EXPECT_GT(state.nbytes(), 0);
   EXPECT_THAT([&] { state.Reorder(std::vector<int64_t>{0}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("indices has 1 of them, expected 2")));
-  EXPECT_THAT(
-      [&] {
-        state.Reorder(std::vector<int64_t>{0, 2});
-      },
-      ThrowsMessage<InvalidArgument>(HasSubstr("an element 2, expected 0 to 1")));
+  EXPECT_THAT([&] { state.Reorder(std::vector<int64_t>{0, 2}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("an element 2, expected 0 to 1")));
 }
 
 TEST_P(ModelTest, GreedyTokensAreTheLikeliestOfWholeCalls) {
@@ -146,11 +143,8 @@ TEST_P(ModelTest, GenerationGoesOnFromAState) {
     part.tokens = 4;
     auto made = model_.Generate(ctx, {{1, 2, 3}, {7, 8}}, part, &state);
     EXPECT_THAT(state.pending(), testing::ElementsAre(made[0].back(), made[1].back()));
-    EXPECT_THAT(
-        [&] {
-          Result({1, 1}, 2, {}, &state);
-        },
-        ThrowsMessage<InvalidArgument>(HasSubstr("state has a token of Generate() pending")));
+    EXPECT_THAT([&] { Result({1, 1}, 2, {}, &state); },
+                ThrowsMessage<InvalidArgument>(HasSubstr("state has a token of Generate() pending")));
     part.tokens = 5;
     const auto more = model_.Generate(ctx, {{}, {}}, part, &state);
     for (size_t b = 0; b < 2; ++b) {
@@ -205,11 +199,8 @@ TEST_P(ModelTest, WrongArgumentsAreNamed) {
   refuses_options({.temperature = NAN}, "temperature is nan");
   refuses_options({.top_k = -1}, "top_k is -1");
   refuses_options({.top_p = 0}, "top_p is 0");
-  EXPECT_THAT(
-      [&] {
-        model_.Generate(ctx, {{1}, {}});
-      },
-      ThrowsMessage<InvalidArgument>(HasSubstr("prompts has an empty one")));
+  EXPECT_THAT([&] { model_.Generate(ctx, {{1}, {}}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("prompts has an empty one")));
   EXPECT_THAT([&] { model_.Generate(ctx, {{kVocabulary}}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("ids has an element 23")));
 }

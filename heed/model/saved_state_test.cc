@@ -122,8 +122,8 @@ TEST_P(SavedStateTest, StatesOfOtherModelsAreRefused) {
   }
   // Other weights, and another configuration of equal sizes.
   refuses(Model::Open(TinyFolder(GetParam(), DType::kF32, 6).path()), "metadata 'model' is '");
-  const std::string eps = GetParam().config.find("num_attention_heads") == std::string::npos ? "layer_norm_epsilon"
-                                                                                             : "rms_norm_eps";
+  const std::string eps =
+      GetParam().config.find("num_attention_heads") == std::string::npos ? "layer_norm_epsilon" : "rms_norm_eps";
   folder_.WriteConfig(folder_.ConfigWith("\"" + eps + "\": 0.001"));
   refuses(Model::Open(folder_.path()), "metadata 'model' is '");
 }

@@ -35,8 +35,7 @@ std::string Fingerprint(std::string_view text) {
   const std::string hex = Sha256(AsBytes(text));
   std::vector<uint8_t> bytes;
   for (size_t i = 0; i < hex.size(); i += 2) {
-    bytes.push_back(
-        static_cast<uint8_t>(std::stoul(hex.substr(i, 2), nullptr, 16)));
+    bytes.push_back(static_cast<uint8_t>(std::stoul(hex.substr(i, 2), nullptr, 16)));
   }
   return "'sha256-" + Base64(bytes) + "'";
 }
@@ -49,24 +48,20 @@ Parts PartsOf(const Page& page) {
   Parts parts;
   parts.style = Join(page.styles);
   // One scope for all files, out of reach of the page's elements.
-  parts.script =
-      "\n\"use strict\";\n(() => {" + Join(page.scripts) + "})();\n";
-  parts.policy = "default-src 'none'; base-uri 'none'; form-action 'none'; "
-                 "img-src data: blob:; style-src " +
-                 Fingerprint(parts.style) + "; script-src " +
-                 Fingerprint(parts.script);
+  parts.script = "\n\"use strict\";\n(() => {" + Join(page.scripts) + "})();\n";
+  parts.policy =
+      "default-src 'none'; base-uri 'none'; form-action 'none'; "
+      "img-src data: blob:; style-src " +
+      Fingerprint(parts.style) + "; script-src " + Fingerprint(parts.script);
   return parts;
 }
 
 }  // namespace
 
 std::string Base64(std::span<const uint8_t> bytes) {
-  constexpr char kDigits[] =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   const std::string_view in = AsText(bytes);
-  const auto byte = [&](size_t i) {
-    return i < in.size() ? static_cast<uint8_t>(in[i]) : uint32_t{0};
-  };
+  const auto byte = [&](size_t i) { return i < in.size() ? static_cast<uint8_t>(in[i]) : uint32_t{0}; };
   std::string text;
   text.reserve((in.size() + 2) / 3 * 4);
   for (size_t i = 0; i < in.size(); i += 3) {
@@ -82,8 +77,7 @@ std::string Base64(std::span<const uint8_t> bytes) {
 std::string InertJson(const Json& json) {
   // '<', '>' and '&' occur in its strings alone.
   std::string text;
-  for (const char c :
-       json.dump(-1, ' ', true, Json::error_handler_t::replace)) {
+  for (const char c : json.dump(-1, ' ', true, Json::error_handler_t::replace)) {
     if (c == '<') {
       text += "\\u003c";
     } else if (c == '>') {
@@ -99,32 +93,17 @@ std::string InertJson(const Json& json) {
 
 std::string EscapeHtml(const std::string& text) {
   const std::string valid =
-      Json::parse(Json(text).dump(-1, ' ', true,
-                                  Json::error_handler_t::replace))
-          .get<std::string>();
+      Json::parse(Json(text).dump(-1, ' ', true, Json::error_handler_t::replace)).get<std::string>();
   std::string escaped;
   for (const char c : valid) {
     switch (c) {
-      case '&':
-        escaped += "&amp;";
-        break;
-      case '<':
-        escaped += "&lt;";
-        break;
-      case '>':
-        escaped += "&gt;";
-        break;
-      case '"':
-        escaped += "&quot;";
-        break;
-      case '\'':
-        escaped += "&#39;";
-        break;
-      case '\0':
-        escaped += "\xEF\xBF\xBD";
-        break;
-      default:
-        escaped += c;
+      case '&': escaped += "&amp;"; break;
+      case '<': escaped += "&lt;"; break;
+      case '>': escaped += "&gt;"; break;
+      case '"': escaped += "&quot;"; break;
+      case '\'': escaped += "&#39;"; break;
+      case '\0': escaped += "\xEF\xBF\xBD"; break;
+      default: escaped += c;
     }
   }
   return escaped;
@@ -132,19 +111,16 @@ std::string EscapeHtml(const std::string& text) {
 
 std::string ComposePage(const Page& page) {
   const Parts parts = PartsOf(page);
-  std::string data = "<script type=\"application/json\" id=\"data\">" +
-                     InertJson(page.data) + "</script>\n";
+  std::string data = "<script type=\"application/json\" id=\"data\">" + InertJson(page.data) + "</script>\n";
   for (const auto& [id, base64] : page.blobs) {
-    data += "<script type=\"application/octet-stream\" id=\"" +
-            EscapeHtml(id) + "\">";
+    data += "<script type=\"application/octet-stream\" id=\"" + EscapeHtml(id) + "\">";
     data += base64;
     data += "</script>\n";
   }
   const std::string title = EscapeHtml(page.title);
   const std::pair<std::string_view, const std::string*> slots[] = {
-      {"@TITLE@", &title},        {"@POLICY@", &parts.policy},
-      {"@STYLE@", &parts.style},  {"@BODY@", &page.body},
-      {"@SCRIPT@", &parts.script}, {"@DATA@", &data}};
+      {"@TITLE@", &title},    {"@POLICY@", &parts.policy}, {"@STYLE@", &parts.style},
+      {"@BODY@", &page.body}, {"@SCRIPT@", &parts.script}, {"@DATA@", &data}};
   // Only the template is searched for slots, never what fills one.
   std::string html;
   std::string_view rest = FileOf(page.name);

@@ -18,11 +18,11 @@
 namespace heed::pages {
 
 struct Page {
-  std::string_view name;                     // of the template, "view.html"
-  std::vector<std::string_view> styles, scripts;  // files, in this order
-  std::string title;                         // plain text
-  std::string body;                          // HTML, where it says @BODY@
-  Json data;                                 // JSON.parse of element "data"
+  std::string_view name;                                   // of the template, "view.html"
+  std::vector<std::string_view> styles, scripts;           // files, in this order
+  std::string title;                                       // plain text
+  std::string body;                                        // HTML, where it says @BODY@
+  Json data;                                               // JSON.parse of element "data"
   std::vector<std::pair<std::string, std::string>> blobs;  // id, base64
 };
 

@@ -34,15 +34,14 @@ TEST(PageTest, JsonInAScriptEndsNoScript) {
   EXPECT_EQ(text,
             "{\"\\u003c/script\\u003e\":\"\\u003c!-- \\u0026 \\u2028 \\ufffd "
             "\\ud83d\\ude00\"}");
-  EXPECT_EQ(Json::parse(text)["</script>"],
-            "<!-- & \xE2\x80\xA8 \xEF\xBF\xBD \xF0\x9F\x98\x80");
+  EXPECT_EQ(Json::parse(text)["</script>"], "<!-- & \xE2\x80\xA8 \xEF\xBF\xBD \xF0\x9F\x98\x80");
 }
 
 TEST(PageTest, TextInHtmlIsText) {
-  EXPECT_EQ(EscapeHtml("<b a='1' c=\"2\">&amp;"),
-            "&lt;b a=&#39;1&#39; c=&quot;2&quot;&gt;&amp;amp;");
+  EXPECT_EQ(EscapeHtml("<b a='1' c=\"2\">&amp;"), "&lt;b a=&#39;1&#39; c=&quot;2&quot;&gt;&amp;amp;");
   EXPECT_EQ(EscapeHtml(std::string("a\0b\xFF", 4)),
-            "a\xEF\xBF\xBD" "b\xEF\xBF\xBD");
+            "a\xEF\xBF\xBD"
+            "b\xEF\xBF\xBD");
 }
 
 Page Example() {

@@ -24,9 +24,7 @@ Range Seen(const attention::Options& options, int64_t position, int64_t Tk) {
 }
 
 // The bits of keys [begin, end) of a tile.
-uint64_t BitsOf(int64_t begin, int64_t end) {
-  return ~uint64_t{0} >> (patterns::kTile - (end - begin)) << begin;
-}
+uint64_t BitsOf(int64_t begin, int64_t end) { return ~uint64_t{0} >> (patterns::kTile - (end - begin)) << begin; }
 
 using Counts = std::vector<int64_t>;  // of pairs, by cell
 
@@ -59,8 +57,7 @@ Counts CountSeen(const Grid& grid, const attention::Options& options) {
   return counts;
 }
 
-Counts CountKept(const Grid& grid, const attention::Options& options, const softmax::Visits& visits,
-                 int64_t head) {
+Counts CountKept(const Grid& grid, const attention::Options& options, const softmax::Visits& visits, int64_t head) {
   Counts counts(grid.size());
   for (int64_t row = 0; row < grid.Tq; ++row) {
     const Range seen = Seen(options, grid.start + row, grid.Tk);

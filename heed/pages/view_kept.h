@@ -21,8 +21,8 @@ struct KeptSet {
 
 // The set of the first sequence over rows x columns cells: query i is in row i rows / Tq rounded down,
 // keys likewise. Each cell has the share of the pairs that `options`, which have no pattern themselves,
-// let attention see, which are ComputedInPage(): a bit where a cell is one pair, from the lowest of a byte on, else a byte, 255
-// for all. Heads that keep the same share their cells; those of others begin at whole bytes.
+// let attention see, which are ComputedInPage(): a bit where a cell is one pair, from the lowest of a byte on, else a
+// byte, 255 for all. Heads that keep the same share their cells; those of others begin at whole bytes.
 //
 //   bits       1 or 8 of a cell
 //   heads      1, or all query heads

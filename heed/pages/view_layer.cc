@@ -37,15 +37,16 @@ std::string Shorten(const std::string& text, size_t max_bytes) {
 
 bool ComputedInPage(const Options& options) {
   // Weights are those before dropout; how exactly they are computed does not show in a picture.
-  return !IsGivenBeside(options, {&Options::scale, &Options::softcap, &Options::causal, &Options::window, &Options::align,
-                                  &Options::query_starts, &Options::pattern, &Options::dropout, &Options::precision,
-                                  &Options::invariant});
+  return !IsGivenBeside(options, {&Options::scale, &Options::softcap, &Options::causal, &Options::window,
+                                  &Options::align, &Options::query_starts, &Options::pattern, &Options::dropout,
+                                  &Options::precision, &Options::invariant});
 }
 
 bool MasksPairs(const Options& options) {
-  return IsGivenBeside(options, {&Options::scale, &Options::softcap, &Options::causal, &Options::window, &Options::align,
-                                 &Options::query_starts, &Options::dropout, &Options::precision, &Options::invariant,
-                                 &Options::bias, &Options::alibi, &Options::sinks, &Options::log_decay});
+  return IsGivenBeside(
+      options, {&Options::scale, &Options::softcap, &Options::causal, &Options::window, &Options::align,
+                &Options::query_starts, &Options::dropout, &Options::precision, &Options::invariant, &Options::bias,
+                &Options::alibi, &Options::sinks, &Options::log_decay});
 }
 
 Options OfFirstSequence(const Options& options) {

@@ -15,13 +15,13 @@ namespace heed::pages {
 namespace {
 
 constexpr size_t kMaxWordBytes = 24;  // of the labels of pooled axes
-constexpr int64_t kMaxBins = 512;  // of the map whose structure is measured
+constexpr int64_t kMaxBins = 512;     // of the map whose structure is measured
 
 // One tensor rounded to f16, and what that means in its own dtype.
 struct Rounded {
-  std::vector<uint8_t> bytes;   // [H, T, D]
-  std::vector<int> exponents;   // of each head: value = f16 * 2^exponent
-  Buffer values;                // [1, T, H, D]
+  std::vector<uint8_t> bytes;  // [H, T, D]
+  std::vector<int> exponents;  // of each head: value = f16 * 2^exponent
+  Buffer values;               // [1, T, H, D]
 };
 
 // f16's largest exponent: everything finite lies in [0, 2^15) once scaled.
@@ -33,8 +33,7 @@ Rounded RoundToF16(const ConstTensorView& x) {
   rounded.values = Buffer(x.dtype(), {1, T, H, D}, Placement::kAligned);
   for (int64_t h = 0; h < H; ++h) {
     const auto get = [&](int64_t t, int64_t d) {
-      return LoadAsDouble(x.dtype(), x.data(),
-                          t * x.stride(1) + h * x.stride(2) + d * x.stride(3));
+      return LoadAsDouble(x.dtype(), x.data(), t * x.stride(1) + h * x.stride(2) + d * x.stride(3));
     };
     double largest = 0;
     for (int64_t t = 0; t < T; ++t) {
@@ -49,13 +48,10 @@ Rounded RoundToF16(const ConstTensorView& x) {
     rounded.exponents.push_back(exponent);
     for (int64_t t = 0; t < T; ++t) {
       for (int64_t d = 0; d < D; ++d) {
-        const F16 half =
-            ToF16(static_cast<float>(std::ldexp(get(t, d), -exponent)));
+        const F16 half = ToF16(static_cast<float>(std::ldexp(get(t, d), -exponent)));
         rounded.bytes.push_back(static_cast<uint8_t>(half.bits & 0xFF));
         rounded.bytes.push_back(static_cast<uint8_t>(half.bits >> 8));
-        rounded.values.Set(
-            {0, t, h, d},
-            std::ldexp(static_cast<double>(ToFloat(half)), exponent));
+        rounded.values.Set({0, t, h, d}, std::ldexp(static_cast<double>(ToFloat(half)), exponent));
       }
     }
   }
@@ -77,9 +73,7 @@ std::vector<uint8_t> F32Bytes(const ConstTensorView& x) {
 }
 
 // The first member of a bin: the least i with i bins / total >= bin.
-int64_t BinBegin(int64_t bin, int64_t bins, int64_t total) {
-  return (bin * total + bins - 1) / bins;
-}
+int64_t BinBegin(int64_t bin, int64_t bins, int64_t total) { return (bin * total + bins - 1) / bins; }
 
 // How much the rows of a map say that neither their columns nor their distances
 // say alone: the mean over rows of sum_j p_ij log2(p_ij / m_ij), in bits, with m_ij
@@ -89,13 +83,12 @@ int64_t BinBegin(int64_t bin, int64_t bins, int64_t total) {
 double Structure(const TensorView& map, int64_t head) {
   const int64_t rows = map.size(2), columns = map.size(3);
   const auto size = [](int64_t n) { return static_cast<size_t>(n); };
-  std::vector<double> shares(size(rows * columns)), by_column(size(columns)),
-      by_distance(size(rows + columns)), count(size(rows + columns));
+  std::vector<double> shares(size(rows * columns)), by_column(size(columns)), by_distance(size(rows + columns)),
+      count(size(rows + columns));
   for (int64_t i = 0; i < rows; ++i) {
     double sum = 0;
     for (int64_t j = 0; j < columns; ++j) {
-      const double share =
-          LoadAsDouble(map.dtype(), map.data(), (head * rows + i) * columns + j);
+      const double share = LoadAsDouble(map.dtype(), map.data(), (head * rows + i) * columns + j);
       shares[size(i * columns + j)] = std::isfinite(share) ? share : 0;
       sum += shares[size(i * columns + j)];
     }
@@ -113,8 +106,7 @@ double Structure(const TensorView& map, int64_t head) {
       const double share = shares[size(i * columns + j)];
       if (share <= 0) continue;
       const size_t distance = size(j - i + rows);
-      const double model =
-          std::max(by_column[size(j)], by_distance[distance] / count[distance]);
+      const double model = std::max(by_column[size(j)], by_distance[distance] / count[distance]);
       bits += share * std::log2(share / model);
     }
   }
@@ -139,8 +131,8 @@ Json Factors(const std::vector<int>& exponents) {
   return factors;
 }
 
-// Of which bins some query may look at some key. Where all keys are alike a weight is one over the number of those that a
-// row sees, and not 0 if it is seen.
+// Of which bins some query may look at some key. Where all keys are alike a weight is one over the number of those that
+// a row sees, and not 0 if it is seen.
 Buffer SeenMap(Context& ctx, const ViewLayer& layer, const attention::Options& options, Bins bins) {
   const ConstTensorView &q = layer.q, &k = layer.k;
   const Buffer zero_q(DType::kF32, {q.size(0), q.size(1), q.size(2), 1}, Placement::kAligned);

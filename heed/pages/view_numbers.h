@@ -48,12 +48,12 @@ struct Bins {
 // Base64 characters of a map layer's blobs, `with_kept` those of what a pattern keeps, and with those of what is seen.
 int64_t MapBytes(const ViewLayer& layer, Bins bins, bool with_kept);
 
-// The first sequence's probabilities over bins: query i is in row i rows / Tq rounded down, and keys likewise. Their mean,
-// and where a bin holds several pairs their maximum, masked ones counting as 0, each as f16 [Hq, rows, columns] times
-// header.meanFactors or maxFactors[head]. Where options drop pairs that a page does not know of, header.seen says of which
-// bins a pair is left: a bit each, from the lowest of a byte on, for header.seen.heads heads, 1 where all have the same;
-// each head's begin at a whole byte. header.rowWords and colWords are the tokens with which bins begin. `options`
-// are the layer's, with a pattern or without. Throws as attention::Forward.
+// The first sequence's probabilities over bins: query i is in row i rows / Tq rounded down, and keys likewise. Their
+// mean, and where a bin holds several pairs their maximum, masked ones counting as 0, each as f16 [Hq, rows, columns]
+// times header.meanFactors or maxFactors[head]. Where options drop pairs that a page does not know of, header.seen says
+// of which bins a pair is left: a bit each, from the lowest of a byte on, for header.seen.heads heads, 1 where all have
+// the same; each head's begin at a whole byte. header.rowWords and colWords are the tokens with which bins begin.
+// `options` are the layer's, with a pattern or without. Throws as attention::Forward.
 Numbers MapNumbers(Context& ctx, const ViewLayer& layer, const attention::Options& options, int64_t index, Bins bins);
 
 }  // namespace heed::pages

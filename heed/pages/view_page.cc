@@ -59,8 +59,7 @@ Extent Measure(const Context& ctx, const ViewSubject& subject) {
 
 // The most rows and columns of maps that fit into so many bytes; 0 if the least do not.
 int64_t PooledSize(const Extent& extent, int64_t max_bytes) {
-  const double bytes_per_bin =
-      (2 * sizeof(F16) + (extent.patterns ? 1 : 0) + (extent.masks ? 1.0 / 8 : 0)) * 4.0 / 3;
+  const double bytes_per_bin = (2 * sizeof(F16) + (extent.patterns ? 1 : 0) + (extent.masks ? 1.0 / 8 : 0)) * 4.0 / 3;
   const double bins = static_cast<double>(max_bytes) / (bytes_per_bin * static_cast<double>(extent.all_heads));
   const auto size = static_cast<int64_t>(std::sqrt(std::max(bins, 0.0)));
   return size < kMinBins ? 0 : std::min(size, kMaxBins);
@@ -139,8 +138,8 @@ class Composer {
   Composer(Context& ctx, const ViewSubject& subject, int64_t size) : ctx_(ctx), subject_(subject), size_(size) {
     page_.name = "view.html";
     page_.styles = {"base.css", "view.css"};
-    page_.scripts = {"base.js", "color.js", "math.js", "labels.js", "map.js", "panel.js", "implied.js",
-                     "find.js", "heads.js", "save.js", "view.js"};
+    page_.scripts = {"base.js",    "color.js", "math.js",  "labels.js", "map.js", "panel.js",
+                     "implied.js", "find.js",  "heads.js", "save.js",   "view.js"};
     page_.title = subject.title;
     page_.data = {{"version", HEED_VERSION}, {"layers", Json::array()}};
     if (!subject.file.empty()) page_.data["file"] = subject.file;
@@ -159,12 +158,14 @@ class Composer {
     const int64_t Tq = layer.q.size(1), Tk = layer.k.size(1);
     const Bins bins = size_ == 0 ? Bins{Tq, Tk} : Bins{std::min(size_, Tq), std::min(size_, Tk)};
     Json header = CommonHeader(layer, options);
-    Numbers numbers = size_ == 0 ? ExactNumbers(ctx_, layer, options, index) : MapNumbers(ctx_, layer, options, index, bins);
+    Numbers numbers =
+        size_ == 0 ? ExactNumbers(ctx_, layer, options, index) : MapNumbers(ctx_, layer, options, index, bins);
     header.update(numbers.header);
     if (size_ == 0) header["implied"] = ImpliedList(layer);
     if (bins.rows == Tq && bins.columns == Tk) AddTokens(layer, header);
     if (over.present()) {
-      notes.push_back(AddKept(KeptCells(ctx_, layer, options, over, bins.rows, bins.columns), over, index, header, page_));
+      notes.push_back(
+          AddKept(KeptCells(ctx_, layer, options, over, bins.rows, bins.columns), over, index, header, page_));
     }
     page_.data["layers"].push_back(header);
     for (auto& blob : numbers.blobs) page_.blobs.push_back(std::move(blob));

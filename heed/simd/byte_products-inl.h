@@ -57,9 +57,8 @@ HWY_INLINE void WithDigitTiles(size_t num_rows, const F& f) {
 // The digits' sums of up to 16 rows from `begin` on, sums[row][column], in tiles kFirst and so
 // on. Rows as far apart as `stride` are read in place; others are copied on the way.
 template <class Tiles, int kTiles, int kFirst, class D>
-HWY_INLINE void DigitSums(D d, RowsInHand<int8_t>& rows, size_t begin, size_t count,
-                          ptrdiff_t stride, size_t depth, const int32_t* HWY_RESTRICT digits,
-                          int32_t* HWY_RESTRICT sums) {
+HWY_INLINE void DigitSums(D d, RowsInHand<int8_t>& rows, size_t begin, size_t count, ptrdiff_t stride, size_t depth,
+                          const int32_t* HWY_RESTRICT digits, int32_t* HWY_RESTRICT sums) {
   constexpr size_t kBytes = 4 * kTileWords;
   bool in_place = count == kTileRows;
   for (size_t i = 1; in_place && i < count; ++i) {
@@ -100,9 +99,8 @@ HWY_INLINE void DigitSums(D d, RowsInHand<int8_t>& rows, size_t begin, size_t co
 // out[j][r] = *factors[j] sum_e rows_j[e] x_r[e], x being digits in TileLayout(). All lanes of
 // `out` are written.
 template <class Tiles, class D, class V = hn::Vec<D>>
-HWY_NOINLINE void DotRowsInTiles(D d, const StoredRows<int8_t>& rows, size_t depth,
-                                 size_t num_rows, const int32_t* HWY_RESTRICT digits,
-                                 const float* const* HWY_RESTRICT factors,
+HWY_NOINLINE void DotRowsInTiles(D d, const StoredRows<int8_t>& rows, size_t depth, size_t num_rows,
+                                 const int32_t* HWY_RESTRICT digits, const float* const* HWY_RESTRICT factors,
                                  float* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D()), kRows = kTileRows;
   const hn::RebindToSigned<D> di;
@@ -115,9 +113,8 @@ HWY_NOINLINE void DotRowsInTiles(D d, const StoredRows<int8_t>& rows, size_t dep
   WithDigitTiles(num_rows, [&](auto tiles) HWY_ATTR {
     const auto add = [&]<int kFirst>(size_t begin) HWY_ATTR HEED_INLINE_LAMBDA {
       if (begin >= rows.count) return;
-      DigitSums<Tiles, tiles.value, kFirst>(d, in_hand, begin, std::min(kRows, rows.count - begin),
-                                            rows.cursor.stride, depth, digits,
-                                            sums + begin * kDigitColumns);
+      DigitSums<Tiles, tiles.value, kFirst>(d, in_hand, begin, std::min(kRows, rows.count - begin), rows.cursor.stride,
+                                            depth, digits, sums + begin * kDigitColumns);
     };
     for (size_t begin = 0; begin < rows.count; begin += 2 * kRows) {
       add.template operator()<0>(begin);
@@ -126,8 +123,8 @@ HWY_NOINLINE void DotRowsInTiles(D d, const StoredRows<int8_t>& rows, size_t dep
   });
   for (size_t j = 0; j < rows.count; ++j) {
     const int32_t* row = sums + j * kDigitColumns;
-    const hn::Vec<decltype(di)> of_row[] = {
-        hn::LoadU(di, row), hn::LoadU(di, row + num_rows), hn::LoadU(di, row + 2 * num_rows)};
+    const hn::Vec<decltype(di)> of_row[] = {hn::LoadU(di, row), hn::LoadU(di, row + num_rows),
+                                            hn::LoadU(di, row + 2 * num_rows)};
     const V factor = hn::Mul(hn::Set(d, *factors[j]), smaller);
     hn::Store(OfDigits(d, of_row, unit, factor), d, out + j * N);
   }
@@ -135,8 +132,8 @@ HWY_NOINLINE void DotRowsInTiles(D d, const StoredRows<int8_t>& rows, size_t dep
 
 // Digits of weights, one row's after the other, as rows of tiles: 64 weights each.
 template <class D>
-HWY_INLINE void TransposeDigits(D d, const int32_t* HWY_RESTRICT digits,
-                                const DigitLayout& layout, int32_t (*tiles)[kTileWords]) {
+HWY_INLINE void TransposeDigits(D d, const int32_t* HWY_RESTRICT digits, const DigitLayout& layout,
+                                int32_t (*tiles)[kTileWords]) {
   constexpr size_t N = hn::MaxLanes(D());
   const hn::RebindToSigned<D> di;
   for (size_t k = 0; k < kDigits; ++k) {
@@ -156,8 +153,8 @@ HWY_INLINE void TransposeDigits(D d, const int32_t* HWY_RESTRICT digits,
 // Columns [begin, begin + 64), or those that there are, of 64 rows: four rows side by side are a
 // row of a tile, which has 16 columns.
 template <class D>
-HWY_INLINE void InterleaveRows(D d, RowsInHand<int8_t>& rows, size_t count, size_t begin,
-                               size_t width, uint32_t (*tiles)[kTileRows][kTileWords]) {
+HWY_INLINE void InterleaveRows(D d, RowsInHand<int8_t>& rows, size_t count, size_t begin, size_t width,
+                               uint32_t (*tiles)[kTileRows][kTileWords]) {
   constexpr size_t N = hn::MaxLanes(D()), kBytes = 4 * N;  // of a vector
   const hn::RebindToUnsigned<D> words;
   const hn::Repartition<int8_t, D> bytes;
@@ -189,13 +186,11 @@ HWY_INLINE void InterleaveRows(D d, RowsInHand<int8_t>& rows, size_t count, size
       };
       const hn::Vec<decltype(halves)> of_words[] = {
           hn::InterleaveLower(halves, low(0), low(2)), hn::InterleaveUpper(halves, low(0), low(2)),
-          hn::InterleaveLower(halves, high(0), high(2)),
-          hn::InterleaveUpper(halves, high(0), high(2))};
+          hn::InterleaveLower(halves, high(0), high(2)), hn::InterleaveUpper(halves, high(0), high(2))};
       HWY_UNROLL(4)
       for (size_t i = 0; i < 4; ++i) {
         const size_t column = e + i * N;
-        hn::Store(hn::BitCast(words, of_words[i]), words,
-                  tiles[column / kTileWords][word] + column % kTileWords);
+        hn::Store(hn::BitCast(words, of_words[i]), words, tiles[column / kTileWords][word] + column % kTileWords);
       }
     }
   }
@@ -204,10 +199,9 @@ HWY_INLINE void InterleaveRows(D d, RowsInHand<int8_t>& rows, size_t count, size
 // out[r][e] = out[r][e] factor[r] + sum_j weights[j][r] rows_j[e], and from zero if `clear`, for
 // rows r of `out`, which are whole vectors. At most 64 rows j.
 template <class Tiles, class D, class V = hn::Vec<D>>
-HWY_NOINLINE void SumRowsInTiles(D d, const StoredRows<int8_t>& rows, size_t columns,
-                                 const float* HWY_RESTRICT weights, bool clear,
-                                 const float* HWY_RESTRICT factor, size_t num_rows,
-                                 float* HWY_RESTRICT out, ptrdiff_t out_row) {
+HWY_NOINLINE void SumRowsInTiles(D d, const StoredRows<int8_t>& rows, size_t columns, const float* HWY_RESTRICT weights,
+                                 bool clear, const float* HWY_RESTRICT factor, size_t num_rows, float* HWY_RESTRICT out,
+                                 ptrdiff_t out_row) {
   constexpr size_t N = hn::MaxLanes(D()), kColumns = 4 * kTileWords;
   const hn::RebindToSigned<D> di;
   if (rows.count == 0) return;
@@ -249,10 +243,9 @@ HWY_NOINLINE void SumRowsInTiles(D d, const StoredRows<int8_t>& rows, size_t col
       float* to = out + static_cast<ptrdiff_t>(r) * out_row + begin;
       for (size_t e = 0; e < width; e += N) {
         const auto& of_tile = sums[e / kTileWords];
-        const hn::Vec<decltype(di)> of_row[] = {
-            hn::Load(di, of_tile[r] + e % kTileWords),
-            hn::Load(di, of_tile[num_rows + r] + e % kTileWords),
-            hn::Load(di, of_tile[2 * num_rows + r] + e % kTileWords)};
+        const hn::Vec<decltype(di)> of_row[] = {hn::Load(di, of_tile[r] + e % kTileWords),
+                                                hn::Load(di, of_tile[num_rows + r] + e % kTileWords),
+                                                hn::Load(di, of_tile[2 * num_rows + r] + e % kTileWords)};
         const V sum = OfDigits(d, of_row, unit, smaller);
         hn::Store(clear ? sum : hn::MulAdd(hn::Load(d, to + e), scale, sum), d, to + e);
       }

@@ -32,9 +32,8 @@ constexpr DigitLayout ByteLayout(D, size_t depth) {
 // out[j][r] = factors[j] sum_e rows_j[e] x_r[e] of B N rows from `begin` on, or of those
 // that there are.
 template <int R, int B, bool kWhole, class D>
-HWY_INLINE void DotByteTile(D d, RowsInHand<int8_t>& rows, size_t begin, size_t count,
-                            size_t depth, const int32_t* HWY_RESTRICT digits,
-                            const float* const* HWY_RESTRICT factors,
+HWY_INLINE void DotByteTile(D d, RowsInHand<int8_t>& rows, size_t begin, size_t count, size_t depth,
+                            const int32_t* HWY_RESTRICT digits, const float* const* HWY_RESTRICT factors,
                             float* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D());
   constexpr size_t kBytes = 4 * N;  // of a vector
@@ -45,9 +44,7 @@ HWY_INLINE void DotByteTile(D d, RowsInHand<int8_t>& rows, size_t begin, size_t 
   using VI = hn::Vec<decltype(di)>;
   static_assert(R <= N);
   if constexpr (kWhole) count = B * N;
-  const auto row = [&](size_t i) HWY_ATTR {
-    return rows[begin + (kWhole ? i : std::min(i, count - 1))];
-  };
+  const auto row = [&](size_t i) HWY_ATTR { return rows[begin + (kWhole ? i : std::min(i, count - 1))]; };
   const int32_t* HWY_RESTRICT starts = digits + ByteLayout(d, depth).Tail();
   VI sum[B][R][kDigits];
   HWY_UNROLL(4)
@@ -76,8 +73,7 @@ HWY_INLINE void DotByteTile(D d, RowsInHand<int8_t>& rows, size_t begin, size_t 
           for (int k = 0; k < kDigits; ++k) {
             const size_t digit = (i * kDigits + static_cast<size_t>(k)) * N;
             sum[b][r][k] = hn::SumOfMulQuadAccumulate(
-                di, unsigned_bytes,
-                hn::BitCast(signed_bytes, hn::Set(di, word[digit + static_cast<size_t>(r)])),
+                di, unsigned_bytes, hn::BitCast(signed_bytes, hn::Set(di, word[digit + static_cast<size_t>(r)])),
                 sum[b][r][k]);
           }
         }
@@ -105,8 +101,7 @@ HWY_INLINE void DotByteTile(D d, RowsInHand<int8_t>& rows, size_t begin, size_t 
     HWY_UNROLL(8)
     for (int r = 0; r < R; ++r) {
       const float* of_row = units + r;
-      by_row[r] = OfDigits(d, sum[b][r], hn::Set(d, of_row[0]),
-                           hn::Mul(factor, hn::Set(d, of_row[N])));
+      by_row[r] = OfDigits(d, sum[b][r], hn::Set(d, of_row[0]), hn::Mul(factor, hn::Set(d, of_row[N])));
     }
     StoreColumns<R>(d, by_row, kWhole ? N : count - first, out + (begin + first) * N);
   }
@@ -114,10 +109,8 @@ HWY_INLINE void DotByteTile(D d, RowsInHand<int8_t>& rows, size_t begin, size_t 
 
 // Does so for all rows: x as ToDigits() left it, rows_j times *factors[j].
 template <int R, class D>
-HWY_NOINLINE void DotByteRows(D d, const StoredRows<int8_t>& rows, size_t depth,
-                              const int32_t* HWY_RESTRICT digits,
-                              const float* const* HWY_RESTRICT factors,
-                              float* HWY_RESTRICT out) {
+HWY_NOINLINE void DotByteRows(D d, const StoredRows<int8_t>& rows, size_t depth, const int32_t* HWY_RESTRICT digits,
+                              const float* const* HWY_RESTRICT factors, float* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D());
   constexpr int B = R <= 2 ? 2 : 1;
   RowsInHand<int8_t> in_hand(rows, depth);
@@ -126,8 +119,7 @@ HWY_NOINLINE void DotByteRows(D d, const StoredRows<int8_t>& rows, size_t depth,
     DotByteTile<R, B, true>(d, in_hand, begin, B * N, depth, digits, factors, out);
   }
   for (; begin < rows.count; begin += N) {
-    DotByteTile<R, 1, false>(d, in_hand, begin, std::min(N, rows.count - begin), depth, digits,
-                             factors, out);
+    DotByteTile<R, 1, false>(d, in_hand, begin, std::min(N, rows.count - begin), depth, digits, factors, out);
   }
 }
 

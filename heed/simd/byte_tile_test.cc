@@ -20,7 +20,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/simd/byte_tile_test.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                           // IWYU pragma: keep
 #include "hwy/highway.h"
 
 namespace heed::byte_tile_test {
@@ -58,8 +58,7 @@ hs::StoredRows<int8_t> Stored(const Operands& x, size_t ahead) {
 // f(digits, where the factor of each row is).
 template <class F>
 void WithDigits(const Operands& x, const hs::DigitLayout& layout, const F& f) {
-  const Buffer digits(DType::kI32, {static_cast<int64_t>(layout.Tail() +
-                                                         layout.kTailVectors * kLanes)});
+  const Buffer digits(DType::kI32, {static_cast<int64_t>(layout.Tail() + layout.kTailVectors * kLanes)});
   hs::ToDigits(hn::ScalableTag<float>(), x.x, x.columns, layout, digits.as<int32_t>());
   std::vector<const float*> at(x.count);
   for (size_t j = 0; j < x.count; ++j) at[j] = x.factors + j;
@@ -71,9 +70,7 @@ void WithDigits(const Operands& x, const hs::DigitLayout& layout, const F& f) {
 void Dots(const Operands& x) {
   const hn::ScalableTag<float> d;
   WithDigits(x, hs::ByteLayout(d, x.columns), [&](const int32_t* digits, const float* const* at) {
-    const auto run = [&](auto r) {
-      hs::DotByteRows<r.value>(d, Stored(x, 1000), x.columns, digits, at, x.out);
-    };
+    const auto run = [&](auto r) { hs::DotByteRows<r.value>(d, Stored(x, 1000), x.columns, digits, at, x.out); };
     if (x.few == 1) run(std::integral_constant<int, 1>());
     if (x.few == 2) run(std::integral_constant<int, 2>());
     if (x.few == 4) run(std::integral_constant<int, 4>());
@@ -87,16 +84,15 @@ void Dots(const Operands& x) {
   const Tiles::Session session;
   const auto few = static_cast<size_t>(x.few);
   WithDigits(x, hs::TileLayout(x.columns, few), [&](const int32_t* digits, const float* const* at) {
-    hs::DotRowsInTiles<Tiles>(hn::ScalableTag<float>(), Stored(x, 1000), x.columns, few, digits,
-                              at, x.out);
+    hs::DotRowsInTiles<Tiles>(hn::ScalableTag<float>(), Stored(x, 1000), x.columns, few, digits, at, x.out);
   });
 }
 
 // out[lane][column] of x[row][lane], onto what is there.
 void Sums(const Operands& x, bool clear, ptrdiff_t out_row) {
   const Tiles::Session session;
-  hs::SumRowsInTiles<Tiles>(hn::ScalableTag<float>(), Stored(x, 0), x.columns, x.x, clear,
-                            x.factors, static_cast<size_t>(x.few), x.out, out_row);
+  hs::SumRowsInTiles<Tiles>(hn::ScalableTag<float>(), Stored(x, 0), x.columns, x.x, clear, x.factors,
+                            static_cast<size_t>(x.few), x.out, out_row);
 }
 #endif
 
@@ -118,8 +114,7 @@ struct Unit {
   bool (*present)();
 };
 constexpr Unit kUnits[] = {
-    {"vectors", N_AVX3_DL::kLanes, &N_AVX3_DL::Dots, nullptr,
-     [] { return HasByteProducts(kAllTargets); }},
+    {"vectors", N_AVX3_DL::kLanes, &N_AVX3_DL::Dots, nullptr, [] { return HasByteProducts(kAllTargets); }},
     {"tiles", N_AVX3_SPR::kLanes, &N_AVX3_SPR::Dots, &N_AVX3_SPR::Sums, &os::HasMatrixTiles},
     {"emulated tiles", N_AVX2::kLanes, &N_AVX2::Dots, &N_AVX2::Sums,
      [] { return (hwy::SupportedTargets() & HWY_AVX2) != 0; }},
@@ -164,12 +159,10 @@ struct Case {
   float& X(size_t e, size_t r) const { return x.as<float>()[e * unit.lanes + r]; }
 
   void Run() const {
-    unit.dots({few, bytes(), static_cast<ptrdiff_t>(columns), count, columns, x.as<float>(),
-               factors.as<float>(), out.as<float>()});
+    unit.dots({few, bytes(), static_cast<ptrdiff_t>(columns), count, columns, x.as<float>(), factors.as<float>(),
+               out.as<float>()});
   }
-  float Out(size_t j, int r) const {
-    return out.as<float>()[j * unit.lanes + static_cast<size_t>(r)];
-  }
+  float Out(size_t j, int r) const { return out.as<float>()[j * unit.lanes + static_cast<size_t>(r)]; }
 
   // The sum, and how far from it a result may be: half a unit per element, and a few
   // roundings of the parts that it is put together from.
@@ -186,8 +179,7 @@ struct Case {
     }
     const double factor = factors.as<float>()[j];
     *sum *= factor;
-    *error = std::abs(factor) *
-             (most / 8355710 * bytes_sum * (0.5 + 0x1p-1) + 4 * 0x1p-24 * products) +
+    *error = std::abs(factor) * (most / 8355710 * bytes_sum * (0.5 + 0x1p-1) + 4 * 0x1p-24 * products) +
              bytes_sum * 0x1p-126;
   }
 
@@ -204,9 +196,8 @@ TEST_P(ByteTileTest, IsTheSumUpToTheRoundingOfTheFewRows) {
     for (const size_t count : {1, 3, 16, 17, 32, 64, 67}) {
       for (const size_t columns : {1, 3, 4, 5, 63, 64, 65, 71, 128, 200}) {
         for (const double size : {1.0, 1e-27, 1e-33, 1e30}) {
-          SCOPED_TRACE("few " + std::to_string(few) + " count " + std::to_string(count) +
-                       " columns " + std::to_string(columns) + " size " +
-                       std::to_string(size));
+          SCOPED_TRACE("few " + std::to_string(few) + " count " + std::to_string(count) + " columns " +
+                       std::to_string(columns) + " size " + std::to_string(size));
           const Case c(unit, few, count, columns, seed++);
           for (size_t e = 0; e < columns; ++e) {
             for (int r = 0; r < few; ++r) {
@@ -239,8 +230,8 @@ TEST_P(ByteTileTest, LongRowsOfTheLargestDoNotOverflow) {
   c.Run();
   for (size_t j = 0; j < 2; ++j) {
     for (int r = 0; r < 2; ++r) {
-      const double sum = (j == 0 ? -128.0 : 127.0) * (r == 0 ? 3 : -3) * 65536 *
-                         static_cast<double>(c.factors.as<float>()[j]);
+      const double sum =
+          (j == 0 ? -128.0 : 127.0) * (r == 0 ? 3 : -3) * 65536 * static_cast<double>(c.factors.as<float>()[j]);
       EXPECT_NEAR(c.Out(j, r) / sum, 1, 1e-6);
     }
   }
@@ -268,14 +259,11 @@ TEST_P(ByteTileTest, BitsDependOnNoOtherRow) {
   for (const size_t columns : {40, 64, 150}) {
     const Case eight(unit, 8, 33, columns, 11);
     eight.Run();
-    const std::vector<float> all(eight.out.as<float>(),
-                                 eight.out.as<float>() + eight.count * unit.lanes);
-    unit.dots({1, eight.bytes() + columns, static_cast<ptrdiff_t>(columns), 5, columns,
-               eight.x.as<float>(), eight.factors.as<float>() + 1, eight.out.as<float>()});
+    const std::vector<float> all(eight.out.as<float>(), eight.out.as<float>() + eight.count * unit.lanes);
+    unit.dots({1, eight.bytes() + columns, static_cast<ptrdiff_t>(columns), 5, columns, eight.x.as<float>(),
+               eight.factors.as<float>() + 1, eight.out.as<float>()});
     for (size_t j = 0; j < 5; ++j) {
-      EXPECT_EQ(std::memcmp(&eight.out.as<float>()[j * unit.lanes], &all[(j + 1) * unit.lanes],
-                            sizeof(float)),
-                0);
+      EXPECT_EQ(std::memcmp(&eight.out.as<float>()[j * unit.lanes], &all[(j + 1) * unit.lanes], sizeof(float)), 0);
     }
   }
 }
@@ -289,8 +277,8 @@ TEST_P(ByteTileSumsTest, WeighedRowsAreTheSumUpToTheRoundingOfWeights) {
     for (const size_t count : {1, 4, 15, 63, 64}) {
       for (const size_t columns : {1, 16, 40, 64, 72, 128, 200}) {
         for (const float size : {1.0F, 1e-33F, 1e30F}) {
-          SCOPED_TRACE("few " + std::to_string(few) + " count " + std::to_string(count) +
-                       " columns " + std::to_string(columns) + " size " + std::to_string(size));
+          SCOPED_TRACE("few " + std::to_string(few) + " count " + std::to_string(count) + " columns " +
+                       std::to_string(columns) + " size " + std::to_string(size));
           const Case c(unit, static_cast<int>(few), count, columns, seed++);
           const size_t row = (columns + unit.lanes - 1) / unit.lanes * unit.lanes;
           const Buffer weights(DType::kF32, {static_cast<int64_t>(count * unit.lanes)}),
@@ -304,8 +292,8 @@ TEST_P(ByteTileSumsTest, WeighedRowsAreTheSumUpToTheRoundingOfWeights) {
           }
           const std::vector<float> before(out.as<float>(), out.as<float>() + few * row);
           const bool clear = seed % 2 == 0;
-          unit.sums({c.few, c.bytes(), static_cast<ptrdiff_t>(columns), count, columns,
-                     weights.as<float>(), factors.as<float>(), out.as<float>()},
+          unit.sums({c.few, c.bytes(), static_cast<ptrdiff_t>(columns), count, columns, weights.as<float>(),
+                     factors.as<float>(), out.as<float>()},
                     clear, static_cast<ptrdiff_t>(row));
           for (size_t r = 0; r < few; ++r) {
             for (size_t e = 0; e < columns; ++e) {
@@ -319,8 +307,7 @@ TEST_P(ByteTileSumsTest, WeighedRowsAreTheSumUpToTheRoundingOfWeights) {
                 bytes += std::abs(byte);
                 most = std::max(most, std::abs(weight));
               }
-              ASSERT_NEAR(out.as<float>()[r * row + e], sum,
-                          most / 8355710 * bytes + 4 * 0x1p-24 * products + 0x1p-126)
+              ASSERT_NEAR(out.as<float>()[r * row + e], sum, most / 8355710 * bytes + 4 * 0x1p-24 * products + 0x1p-126)
                   << r << " " << e;
             }
           }
@@ -343,9 +330,9 @@ TEST_P(ByteTileSumsTest, AWeightThatIsNotFiniteStaysInItsRow) {
   weights.as<float>()[4 * unit.lanes + 2] = std::numeric_limits<float>::infinity();
   for (size_t e = 0; e < c.columns; ++e) c.bytes()[4 * c.columns + e] = e % 2 == 0 ? 3 : -3;
   const float ones[] = {1, 1, 1, 1};
-  unit.sums({4, c.bytes(), static_cast<ptrdiff_t>(c.columns), c.count, c.columns,
-             weights.as<float>(), ones, out.as<float>()},
-            true, static_cast<ptrdiff_t>(row));
+  unit.sums(
+      {4, c.bytes(), static_cast<ptrdiff_t>(c.columns), c.count, c.columns, weights.as<float>(), ones, out.as<float>()},
+      true, static_cast<ptrdiff_t>(row));
   for (size_t e = 0; e < c.columns; ++e) {
     EXPECT_TRUE(std::isfinite(out.as<float>()[e]));
     EXPECT_TRUE(std::isnan(out.as<float>()[row + e]));

@@ -30,8 +30,7 @@ HWY_INLINE hn::Vec<D> Widen(D d, BF16 /*tag*/, Bits bits) {
 
 // Highway's conversions of f16 where the CPU has none take infinities and NaN for
 // numbers: ours there.
-#define HEED_HAVE_F16_CONVERSIONS \
-  (HWY_ARCH_ARM_A64 || (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2))
+#define HEED_HAVE_F16_CONVERSIONS (HWY_ARCH_ARM_A64 || (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2))
 
 template <class D, class Bits>
 HWY_INLINE hn::Vec<D> Widen(D d, F16 /*tag*/, Bits bits) {
@@ -48,8 +47,7 @@ HWY_INLINE hn::Vec<D> Widen(D d, F16 /*tag*/, Bits bits) {
   const auto normal = hn::Add(hn::ShiftLeft<13>(rest), bias);
   const auto special = hn::Gt(rest, hn::Set(du, 0x7BFFu));  // infinities and NaN
   const auto subnormal = hn::Lt(rest, hn::Set(du, 0x400u));
-  const auto small = hn::BitCast(
-      du, hn::Mul(hn::ConvertTo(d, hn::BitCast(di, rest)), hn::Set(d, 0x1p-24f)));
+  const auto small = hn::BitCast(du, hn::Mul(hn::ConvertTo(d, hn::BitCast(di, rest)), hn::Set(d, 0x1p-24f)));
   const auto large = hn::IfThenElse(special, hn::Add(normal, bias), normal);
   return hn::BitCast(d, hn::Or(sign, hn::IfThenElse(subnormal, small, large)));
 #endif
@@ -64,8 +62,7 @@ HWY_INLINE auto Round(D /*d*/, BF16 /*tag*/, V x) {
   const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFFu)));
   const auto quiet = hn::Or(bits, hn::Set(du, 0x400000u));
   const auto is_nan = hn::RebindMask(du, hn::IsNaN(x));
-  return hn::TruncateTo(
-      du16, hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded)));
+  return hn::TruncateTo(du16, hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded)));
 }
 
 template <class D, class V = hn::Vec<D>>
@@ -81,16 +78,11 @@ HWY_INLINE auto Round(D d, F16 /*tag*/, V x) {
   const auto size = hn::And(bits, hn::Set(du, 0x7FFFFFFFu));
   const auto sign = hn::ShiftRight<16>(hn::AndNot(hn::Set(du, 0x7FFFFFFFu), bits));
   const auto odd = hn::And(hn::ShiftRight<13>(size), hn::Set(du, 1u));
-  const auto normal = hn::ShiftRight<13>(
-      hn::Add(hn::Sub(size, hn::Set(du, (112u << 23) - 0xFFFu)), odd));
-  const auto small = hn::BitCast(
-      du, hn::NearestInt(hn::Mul(hn::BitCast(d, size), hn::Set(d, 0x1p24f))));
-  const auto nan =
-      hn::Or(hn::Set(du, 0x7E00u),
-             hn::And(hn::ShiftRight<13>(size), hn::Set(du, 0x3FFu)));
+  const auto normal = hn::ShiftRight<13>(hn::Add(hn::Sub(size, hn::Set(du, (112u << 23) - 0xFFFu)), odd));
+  const auto small = hn::BitCast(du, hn::NearestInt(hn::Mul(hn::BitCast(d, size), hn::Set(d, 0x1p24f))));
+  const auto nan = hn::Or(hn::Set(du, 0x7E00u), hn::And(hn::ShiftRight<13>(size), hn::Set(du, 0x3FFu)));
   auto half = hn::IfThenElse(hn::Lt(size, hn::Set(du, 0x38800000u)), small, normal);
-  half = hn::IfThenElse(hn::Gt(size, hn::Set(du, 0x477FEFFFu)),
-                        hn::Set(du, 0x7C00u), half);
+  half = hn::IfThenElse(hn::Gt(size, hn::Set(du, 0x477FEFFFu)), hn::Set(du, 0x7C00u), half);
   half = hn::IfThenElse(hn::Gt(size, hn::Set(du, 0x7F800000u)), nan, half);
   return hn::TruncateTo(du16, hn::Or(sign, half));
 #endif
@@ -122,8 +114,7 @@ HWY_INLINE hn::Vec<D> LoadWideN(D d, const S* HWY_RESTRICT from, size_t n) {
     return FromInt8(d, hn::LoadN(hn::Rebind<int8_t, D>(), from, n));
   } else {
     const hn::Rebind<uint16_t, D> du16;
-    return Widen(d, S(),
-                 hn::LoadN(du16, reinterpret_cast<const uint16_t*>(from), n));
+    return Widen(d, S(), hn::LoadN(du16, reinterpret_cast<const uint16_t*>(from), n));
   }
 }
 

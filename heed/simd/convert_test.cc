@@ -32,8 +32,7 @@ void WidenAll(const S* from, size_t count, float* to) {
     hn::StoreU(heed::HWY_NAMESPACE::LoadWide(d, from + i), d, to + i);
   }
   if (i < count) {
-    hn::StoreN(heed::HWY_NAMESPACE::LoadWideN(d, from + i, count - i), d, to + i,
-               count - i);
+    hn::StoreN(heed::HWY_NAMESPACE::LoadWideN(d, from + i, count - i), d, to + i, count - i);
   }
 }
 
@@ -89,8 +88,7 @@ std::vector<float> Borders() {
   for (uint32_t h = 0; h < 0x10000; ++h) {
     const float x = ToFloat(S{static_cast<uint16_t>(h)});
     const float next = ToFloat(S{static_cast<uint16_t>(h + 1)});
-    const uint32_t middle =
-        static_cast<uint32_t>((uint64_t{Bits(x)} + Bits(next)) / 2);
+    const uint32_t middle = static_cast<uint32_t>((uint64_t{Bits(x)} + Bits(next)) / 2);
     for (const uint32_t bits : {Bits(x), middle}) {
       for (int step = -1; step <= 1; ++step) {
         values.push_back(FromBits(bits + static_cast<uint32_t>(step)));
@@ -119,8 +117,7 @@ void Check(const std::string& target, Widen widen, Round round, To to) {
     }
     for (size_t i = 0; i < all.size(); ++i) {
       const float expected = ToFloat(all[i]);
-      ASSERT_TRUE(IsNaN(expected) ? IsNaN(widened[i])
-                                  : Bits(widened[i]) == Bits(expected))
+      ASSERT_TRUE(IsNaN(expected) ? IsNaN(widened[i]) : Bits(widened[i]) == Bits(expected))
           << i << ": " << widened[i] << " instead of " << expected;
     }
     for (size_t i = 0; i < values.size(); ++i) {
@@ -138,11 +135,9 @@ TEST(ConvertTest, EveryValueAndEveryBorderOnEveryTarget) {
   for (const std::string& target : AvailableTargets()) {
     const size_t index = TargetIndex(TargetsUpTo(target));
     using namespace convert_test;  // NOLINT: the tables
-    Check<BF16>(target, HWY_DISPATCH_TABLE(WidenBF16)[index],
-                HWY_DISPATCH_TABLE(RoundBF16)[index],
+    Check<BF16>(target, HWY_DISPATCH_TABLE(WidenBF16)[index], HWY_DISPATCH_TABLE(RoundBF16)[index],
                 [](float x) { return ToBF16(x); });
-    Check<F16>(target, HWY_DISPATCH_TABLE(WidenF16)[index],
-               HWY_DISPATCH_TABLE(RoundF16)[index],
+    Check<F16>(target, HWY_DISPATCH_TABLE(WidenF16)[index], HWY_DISPATCH_TABLE(RoundF16)[index],
                [](float x) { return ToF16(x); });
   }
 }

@@ -39,8 +39,8 @@ constexpr size_t DigitWords(size_t depth) { return (depth + 3) / 4; }
 // x[e][lane] of `depth` elements. Words that have none are zeros. An infinite element leaves
 // nothing but infinities of a row, a NaN only NaNs.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE void ToDigits(D d, const float* HWY_RESTRICT x, size_t depth,
-                         const DigitLayout& layout, int32_t* HWY_RESTRICT digits) {
+HWY_INLINE void ToDigits(D d, const float* HWY_RESTRICT x, size_t depth, const DigitLayout& layout,
+                         int32_t* HWY_RESTRICT digits) {
   constexpr size_t N = hn::MaxLanes(D());
   // All three digits the largest, less one: rounding a quotient up may go one beyond.
   constexpr int32_t kMost = 0x7F7F7E, kOffset = 0x808080;
@@ -85,9 +85,8 @@ HWY_INLINE void ToDigits(D d, const float* HWY_RESTRICT x, size_t depth,
     return hn::Xor(hn::Add(hn::NearestInt(quotient), offset), offset);
   };
   const VI even = hn::Set(di, 0x00FF00FF), lower = hn::Set(di, 0xFFFF);
-  const auto put = [&](VI of_digit, size_t word, size_t k) HWY_ATTR {
-    hn::StoreU(of_digit, di, digits + word * layout.word + k * layout.digit);
-  };
+  const auto put = [&](VI of_digit, size_t word, size_t k)
+                       HWY_ATTR { hn::StoreU(of_digit, di, digits + word * layout.word + k * layout.digit); };
   VI sum[kDigits] = {hn::Zero(di), hn::Zero(di), hn::Zero(di)};
   for (size_t word = 0; word < layout.words; ++word) {
     VI low[2], high[2];  // bytes 0 and 2, 1 and 3 of two elements
@@ -97,15 +96,14 @@ HWY_INLINE void ToDigits(D d, const float* HWY_RESTRICT x, size_t depth,
       low[i] = hn::Or(hn::And(first, even), hn::ShiftLeft<8>(hn::And(second, even)));
       high[i] = hn::Or(hn::And(hn::ShiftRight<8>(first), even), hn::AndNot(even, second));
     }
-    const VI packed[kDigits] = {
-        hn::Or(hn::And(hn::ShiftRight<16>(low[0]), lower), hn::AndNot(lower, low[1])),
-        hn::Or(hn::And(high[0], lower), hn::ShiftLeft<16>(high[1])),
-        hn::Or(hn::And(low[0], lower), hn::ShiftLeft<16>(low[1]))};
+    const VI packed[kDigits] = {hn::Or(hn::And(hn::ShiftRight<16>(low[0]), lower), hn::AndNot(lower, low[1])),
+                                hn::Or(hn::And(high[0], lower), hn::ShiftLeft<16>(high[1])),
+                                hn::Or(hn::And(low[0], lower), hn::ShiftLeft<16>(low[1]))};
     HWY_UNROLL(3)
     for (size_t k = 0; k < kDigits; ++k) {
       put(packed[k], word, k);
-      sum[k] = hn::SumOfMulQuadAccumulate(di, hn::Set(unsigned_bytes, uint8_t{1}),
-                                          hn::BitCast(bytes, packed[k]), sum[k]);
+      sum[k] =
+          hn::SumOfMulQuadAccumulate(di, hn::Set(unsigned_bytes, uint8_t{1}), hn::BitCast(bytes, packed[k]), sum[k]);
     }
   }
   // For bytes that enter as b + 128, which some products take as unsigned.
@@ -122,8 +120,7 @@ HWY_INLINE void ToDigits(D d, const float* HWY_RESTRICT x, size_t depth,
 
 // The number whose digits have these sums.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V OfDigits(D d, const hn::Vec<hn::RebindToSigned<D>>* HWY_RESTRICT sums, V unit,
-                      V factor) {
+HWY_INLINE V OfDigits(D d, const hn::Vec<hn::RebindToSigned<D>>* HWY_RESTRICT sums, V unit, V factor) {
   V x = hn::ConvertTo(d, sums[0]);
   HWY_UNROLL(2)
   for (int k = 1; k < kDigits; ++k) {

@@ -102,8 +102,7 @@ struct EmulatedTiles {
           const uint32_t b = tiles_[by][k][n];
           uint32_t sum = 0;
           for (int byte = 0; byte < 32; byte += 8) {
-            sum += static_cast<uint32_t>(static_cast<int8_t>(a >> byte) *
-                                         static_cast<int8_t>(b >> byte));
+            sum += static_cast<uint32_t>(static_cast<int8_t>(a >> byte) * static_cast<int8_t>(b >> byte));
           }
           tiles_[to][m][n] += sum;
         }

@@ -56,11 +56,8 @@ HWY_INLINE V ScaleByPowerOfTwo(D d, V x, V n) {
   const auto rest = hn::Sub(e, hn::Add(third, third));
   const auto bias = hn::Set(di, static_cast<TI>(kBias));
   const auto f = hn::BitCast(d, hn::ShiftLeft<kMantissa>(hn::Add(third, bias)));
-  const auto g = hn::BitCast(d, hn::ShiftLeft<kMantissa>(hn::Add(
-                                    hn::ShiftRight<1>(rest), bias)));
-  const auto h = hn::BitCast(
-      d, hn::ShiftLeft<kMantissa>(hn::Add(
-             hn::Sub(rest, hn::ShiftRight<1>(rest)), bias)));
+  const auto g = hn::BitCast(d, hn::ShiftLeft<kMantissa>(hn::Add(hn::ShiftRight<1>(rest), bias)));
+  const auto h = hn::BitCast(d, hn::ShiftLeft<kMantissa>(hn::Add(hn::Sub(rest, hn::ShiftRight<1>(rest)), bias)));
   return hn::Mul(hn::Mul(hn::Mul(hn::Mul(x, f), f), g), h);
 #endif
 }
@@ -70,10 +67,8 @@ HWY_INLINE V ScaleByPowerOfTwo(D d, V x, V n) {
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V ExpSeries(D d, V y) {
   constexpr double kInverseFactorials[] = {
-      1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800,
-      1.0 / 362880,     1.0 / 40320,     1.0 / 5040,     1.0 / 720,
-      1.0 / 120,        1.0 / 24,        1.0 / 6,        0.5,
-      1.0};
+      1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
+      1.0 / 720,        1.0 / 120,       1.0 / 24,       1.0 / 6,       0.5,          1.0};
   V p = hn::Set(d, 1.0 / 87178291200);
   HWY_UNROLL(16)
   for (const double coefficient : kInverseFactorials) {
@@ -165,8 +160,7 @@ HWY_INLINE V Exp2Weight(D d, V x) {
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp(D d, V x) {
   using T = hn::TFromD<D>;
-  constexpr double kHighExact = sizeof(T) == 4 ? 1.44269502162933349609375
-                                               : 1.442695040888963387;
+  constexpr double kHighExact = sizeof(T) == 4 ? 1.44269502162933349609375 : 1.442695040888963387;
   constexpr double kLow = sizeof(T) == 4 ? 1.925963033500e-8 : 2.0355273740931e-17;
   const V high = hn::Set(d, static_cast<T>(kHighExact));
   const V low = hn::Set(d, static_cast<T>(kLow));
@@ -177,8 +171,7 @@ HWY_INLINE V Exp(D d, V x) {
 #else
   // Without a fused product: Cody and Waite's ln 2 in two parts, then scaled.
   constexpr double kLn2High = sizeof(T) == 4 ? 0.693359375 : 0.693147180369123816490;
-  constexpr double kLn2Low =
-      sizeof(T) == 4 ? -2.12194440e-4 : 1.90821492927058770002e-10;
+  constexpr double kLn2Low = sizeof(T) == 4 ? -2.12194440e-4 : 1.90821492927058770002e-10;
   const V y = hn::Sub(hn::Sub(x, hn::Mul(n, hn::Set(d, static_cast<T>(kLn2High)))),
                       hn::Mul(n, hn::Set(d, static_cast<T>(kLn2Low))));
   const V r = hn::MulAdd(y, low, hn::Mul(y, high));
@@ -208,7 +201,7 @@ HWY_INLINE V Exp2Minus1(D d, V t) {
   const auto c = [d](double v) HWY_ATTR { return hn::Set(d, static_cast<T>(v)); };
   const V n = hn::Round(t);
   const V r = hn::Sub(t, n);
-  V tail;  // (2^r - 1) / r
+  V tail;                          // (2^r - 1) / r
   if constexpr (sizeof(T) == 4) {  // minimax, 1.1e-8
     tail = hn::MulAdd(c(1.54035124e-4), r, c(1.33907355e-3));
     tail = hn::MulAdd(tail, r, c(9.61823749e-3));
@@ -238,7 +231,7 @@ HWY_INLINE V TanhScaled(D d, V t) {
   using T = hn::TFromD<D>;
   const auto c = [d](double v) HWY_ATTR { return hn::Set(d, static_cast<T>(v)); };
   constexpr double kLimit = sizeof(T) == 4 ? 30 : 60;  // tanh rounds to 1 there
-#if HWY_TARGET <= HWY_SSE2  // x86: where an operand is NaN, the second is returned
+#if HWY_TARGET <= HWY_SSE2                             // x86: where an operand is NaN, the second is returned
   t = hn::Min(c(kLimit), hn::Max(c(-kLimit), t));
 #else
   t = hn::IfThenElse(hn::IsNaN(t), t, hn::Min(c(kLimit), hn::Max(c(-kLimit), t)));
@@ -250,8 +243,7 @@ HWY_INLINE V TanhScaled(D d, V t) {
 // tanh(x).
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Tanh(D d, V x) {
-  return TanhScaled(
-      d, hn::Mul(x, hn::Set(d, static_cast<hn::TFromD<D>>(2 * kLog2E))));
+  return TanhScaled(d, hn::Mul(x, hn::Set(d, static_cast<hn::TFromD<D>>(2 * kLog2E))));
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -23,7 +23,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/simd/math_test.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                      // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
 #include "heed/simd/math-inl.h"
@@ -57,9 +57,7 @@ void MapTanh(const T* in, T* out, size_t n) {
 
 template <class T>
 void MapExpm1(const T* in, T* out, size_t n) {  // of -|x|
-  Map(in, out, n, [](auto d, auto x) HWY_ATTR {
-    return hs::Expm1(d, hn::Neg(hn::Abs(x)));
-  });
+  Map(in, out, n, [](auto d, auto x) HWY_ATTR { return hs::Expm1(d, hn::Neg(hn::Abs(x))); });
 }
 
 void Exp2F32(const float* in, float* out, size_t n) { MapExp2(in, out, n); }
@@ -108,8 +106,7 @@ template <class T>
 using Wide = std::conditional_t<sizeof(T) == 4, double, long double>;
 
 template <class T>
-void Compute(Kind kind, const std::string& target, const T* in, T* out,
-             size_t n) {
+void Compute(Kind kind, const std::string& target, const T* in, T* out, size_t n) {
   const size_t i = TargetIndex(TargetsUpTo(target));
   if constexpr (sizeof(T) == 4) {
     switch (kind) {
@@ -147,8 +144,7 @@ class Sweep {
   static constexpr size_t kBatch = 1 << 14;
 
  public:
-  explicit Sweep(Kind kind)
-      : kind_(kind), worst_(2 * AvailableTargets().size()) {}
+  explicit Sweep(Kind kind) : kind_(kind), worst_(2 * AvailableTargets().size()) {}
 
   void Add(T x) {
     in_[size_++] = x;
@@ -162,15 +158,11 @@ class Sweep {
     for (const std::string& target : AvailableTargets()) {
       for (const bool flush : {false, true}) {
         const Worst& w = worst_[i++];
-        const std::string name =
-            std::string(kNames[static_cast<int>(kind_)]) +
-            (sizeof(T) == 4 ? "_f32_" : "_f64_") + target +
-            (flush ? "_flush" : "");
-        std::printf("  %-22s max %.3f ulp at %.17g, of %lld values\n",
-                    name.c_str(), static_cast<double>(w.ulp),
+        const std::string name = std::string(kNames[static_cast<int>(kind_)]) + (sizeof(T) == 4 ? "_f32_" : "_f64_") +
+                                 target + (flush ? "_flush" : "");
+        std::printf("  %-22s max %.3f ulp at %.17g, of %lld values\n", name.c_str(), static_cast<double>(w.ulp),
                     static_cast<double>(w.at), static_cast<long long>(count_));
-        testing::Test::RecordProperty(name,
-                                      std::to_string(static_cast<double>(w.ulp)));
+        testing::Test::RecordProperty(name, std::to_string(static_cast<double>(w.ulp)));
         EXPECT_LE(w.ulp, MaxUlp<T>(kind_)) << name << " at " << w.at;
         EXPECT_EQ(w.wrong, 0) << name << ", the last one at " << w.wrong_at;
       }
@@ -214,21 +206,18 @@ class Sweep {
     const W top = std::ldexp(W{1}, Limits::max_exponent);
     // Where a last step may round into what gets flushed. The quotient of tanh
     // has a residual, far smaller than the result, that is flushed first.
-    const W smallest = Limits::min() *
-                       (!flush                ? W{1}
-                        : kind_ == Kind::kTanh ? W{1} / Limits::epsilon()
-                                               : 1 + 8 * W{Limits::epsilon()});
+    const W smallest = Limits::min() * (!flush                 ? W{1}
+                                        : kind_ == Kind::kTanh ? W{1} / Limits::epsilon()
+                                                               : 1 + 8 * W{Limits::epsilon()});
     for (size_t i = 0; i < size_; ++i) {
       const W e = expected_[i];
-      const W got = std::isinf(out_[i]) ? std::copysign(top, W{out_[i]})
-                                        : W{out_[i]};
+      const W got = std::isinf(out_[i]) ? std::copysign(top, W{out_[i]}) : W{out_[i]};
       const W error = std::abs(got - e);
       bool ok = true;
       if (std::isnan(e)) {
         ok = std::isnan(got);
       } else if (std::abs(e) < smallest) {
-        ok = got == 0 || error <= (bound + W{0.5}) * Limits::denorm_min() ||
-             (flush && error <= std::abs(e) / 1024);
+        ok = got == 0 || error <= (bound + W{0.5}) * Limits::denorm_min() || (flush && error <= std::abs(e) / 1024);
       } else if (!(error * per_ulp_[i] <= worst.ulp)) {  // NaN comes here too
         worst.ulp = error * per_ulp_[i];
         worst.at = in_[i];
@@ -244,20 +233,15 @@ class Sweep {
   const Kind kind_;
   std::vector<Worst> worst_;
   std::vector<T> in_ = std::vector<T>(kBatch), out_ = std::vector<T>(kBatch);
-  std::vector<W> expected_ = std::vector<W>(kBatch),
-                 per_ulp_ = std::vector<W>(kBatch);
+  std::vector<W> expected_ = std::vector<W>(kBatch), per_ulp_ = std::vector<W>(kBatch);
   size_t size_ = 0;
   int64_t count_ = 0;
 };
 
 class Math : public testing::TestWithParam<Kind> {};
 
-INSTANTIATE_TEST_SUITE_P(Functions, Math,
-                         testing::Values(Kind::kExp2, Kind::kExp, Kind::kTanh,
-                                         Kind::kExpm1),
-                         [](const auto& value) {
-                           return kNames[static_cast<int>(value.param)];
-                         });
+INSTANTIATE_TEST_SUITE_P(Functions, Math, testing::Values(Kind::kExp2, Kind::kExp, Kind::kTanh, Kind::kExpm1),
+                         [](const auto& value) { return kNames[static_cast<int>(value.param)]; });
 
 TEST_P(Math, F32IsWithinItsBoundOverAllFloats) {
   const uint64_t step = AllFloats() ? 1 : 1009;
@@ -321,9 +305,7 @@ void CheckSpecialValues() {
   constexpr T kInf = Limits::infinity();
   const auto is_nan = [](T, T y) { EXPECT_TRUE(std::isnan(y)) << y; };
   const auto is_inf = [](T x, T y) { EXPECT_TRUE(std::isinf(y) && y > 0) << x; };
-  const auto is_zero = [](T x, T y) {
-    EXPECT_TRUE(y == 0 && !std::signbit(y)) << x << " gives " << y;
-  };
+  const auto is_zero = [](T x, T y) { EXPECT_TRUE(y == 0 && !std::signbit(y)) << x << " gives " << y; };
   const auto is_plus_one = [](T x, T y) { EXPECT_EQ(y, 1) << x; };
   const auto is_minus_one = [](T x, T y) { EXPECT_EQ(y, -1) << x; };
   for (const Kind kind : {Kind::kExp2, Kind::kExp, Kind::kTanh, Kind::kExpm1}) {

@@ -27,9 +27,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 // out[j][r] = sum_e rows_j[e] x_r[e] of B N rows from `begin` on, or of those that there
 // are. x has words of two channels each, [pair][lane].
 template <int R, int B, bool kWhole, class D>
-HWY_INLINE void DotPairRowTile(D d, RowsInHand<BF16>& rows, size_t begin, size_t count,
-                               size_t depth, const uint32_t* HWY_RESTRICT x,
-                               float* HWY_RESTRICT out) {
+HWY_INLINE void DotPairRowTile(D d, RowsInHand<BF16>& rows, size_t begin, size_t count, size_t depth,
+                               const uint32_t* HWY_RESTRICT x, float* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D()), kStep = 2 * N;
   const hn::RebindToUnsigned<D> words;
   const hn::Repartition<uint16_t, D> halves;
@@ -37,8 +36,7 @@ HWY_INLINE void DotPairRowTile(D d, RowsInHand<BF16>& rows, size_t begin, size_t
   if constexpr (kWhole) count = B * N;
   // Lanes beyond the last row have it once more.
   const auto row = [&](size_t i) HWY_ATTR {
-    return reinterpret_cast<const uint16_t*>(
-        rows[begin + (kWhole ? i : std::min(i, count - 1))]);
+    return reinterpret_cast<const uint16_t*>(rows[begin + (kWhole ? i : std::min(i, count - 1))]);
   };
   V sum[B][R];
   HWY_UNROLL(8)
@@ -55,8 +53,8 @@ HWY_INLINE void DotPairRowTile(D d, RowsInHand<BF16>& rows, size_t begin, size_t
       const auto add = [&](size_t i, V column) HWY_ATTR {
         HWY_UNROLL(8)
         for (int r = 0; r < R; ++r) {
-          sum[b][r] = DotPairs(d, hn::BitCast(words, column),
-                               hn::Set(words, x[i * N + static_cast<size_t>(r)]), sum[b][r]);
+          sum[b][r] =
+              DotPairs(d, hn::BitCast(words, column), hn::Set(words, x[i * N + static_cast<size_t>(r)]), sum[b][r]);
         }
       };
       if (rest == kStep) {
@@ -79,8 +77,8 @@ HWY_INLINE void DotPairRowTile(D d, RowsInHand<BF16>& rows, size_t begin, size_t
 }
 
 template <int R, class D>
-HWY_NOINLINE void DotPairRows(D d, const StoredRows<BF16>& rows, size_t depth,
-                              const uint32_t* HWY_RESTRICT x, float* HWY_RESTRICT out) {
+HWY_NOINLINE void DotPairRows(D d, const StoredRows<BF16>& rows, size_t depth, const uint32_t* HWY_RESTRICT x,
+                              float* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D());
   constexpr int B = R <= 4 ? 2 : 1;
   RowsInHand<BF16> in_hand(rows, depth);
@@ -89,8 +87,7 @@ HWY_NOINLINE void DotPairRows(D d, const StoredRows<BF16>& rows, size_t depth,
     DotPairRowTile<R, B, true>(d, in_hand, begin, B * N, depth, x, out);
   }
   for (; begin < rows.count; begin += N) {
-    DotPairRowTile<R, 1, false>(d, in_hand, begin, std::min(N, rows.count - begin), depth, x,
-                                out);
+    DotPairRowTile<R, 1, false>(d, in_hand, begin, std::min(N, rows.count - begin), depth, x, out);
   }
 }
 
@@ -99,9 +96,8 @@ HWY_NOINLINE void DotPairRows(D d, const StoredRows<BF16>& rows, size_t depth,
 // of one. weights has words of two rows each, [pair][lane]; the last row may be alone. With
 // kSkipMasked, a weight of -0 leaves out as it is even where a row is not finite.
 template <int R, int C, bool kWhole, bool kSkipMasked, class D, class V = hn::Vec<D>>
-HWY_INLINE void SumPairRowTile(D d, RowsInHand<BF16>& rows, size_t count, size_t column,
-                               size_t columns, const uint32_t* HWY_RESTRICT weights,
-                               bool clear, const float* HWY_RESTRICT factor,
+HWY_INLINE void SumPairRowTile(D d, RowsInHand<BF16>& rows, size_t count, size_t column, size_t columns,
+                               const uint32_t* HWY_RESTRICT weights, bool clear, const float* HWY_RESTRICT factor,
                                float* HWY_RESTRICT out, ptrdiff_t out_row) {
   static_assert(kWhole || C == 1);
   constexpr size_t N = hn::MaxLanes(D());
@@ -119,11 +115,9 @@ HWY_INLINE void SumPairRowTile(D d, RowsInHand<BF16>& rows, size_t count, size_t
     }
   }
   const auto load = [&](size_t j, int c) HWY_ATTR {
-    const auto* at = reinterpret_cast<const uint16_t*>(rows[j]) + column +
-                     static_cast<size_t>(c) * N;
+    const auto* at = reinterpret_cast<const uint16_t*>(rows[j]) + column + static_cast<size_t>(c) * N;
     if (static_cast<size_t>(c) * N * sizeof(BF16) % 64 == 0) rows.AskForALine();
-    return hn::PromoteTo(words, kWhole ? hn::LoadU(halves, at)
-                                       : hn::LoadN(halves, at, columns));
+    return hn::PromoteTo(words, kWhole ? hn::LoadU(halves, at) : hn::LoadN(halves, at, columns));
   };
   for (size_t j = 0; j < count; j += 2, weights += N) {
     hn::Vec<decltype(words)> pairs[C];
@@ -139,8 +133,7 @@ HWY_INLINE void SumPairRowTile(D d, RowsInHand<BF16>& rows, size_t count, size_t
       for (int c = 0; c < C; ++c) {
         auto values = pairs[c];
         if constexpr (kSkipMasked) {
-          const auto masked =
-              hn::BitCast(words, hn::BroadcastSignBit(hn::BitCast(signs, weight)));
+          const auto masked = hn::BitCast(words, hn::BroadcastSignBit(hn::BitCast(signs, weight)));
           values = hn::AndNot(masked, values);
         }
         acc[r][c] = DotPairs(d, values, weight, acc[r][c]);
@@ -158,21 +151,20 @@ HWY_INLINE void SumPairRowTile(D d, RowsInHand<BF16>& rows, size_t count, size_t
 
 // Does so for all `columns`; rows of `out` are whole vectors.
 template <int R, bool kSkipMasked, class D>
-HWY_NOINLINE void SumPairRows(D d, const StoredRows<BF16>& rows, size_t columns,
-                              const uint32_t* HWY_RESTRICT weights, bool clear,
-                              const float* HWY_RESTRICT factor, float* HWY_RESTRICT out,
+HWY_NOINLINE void SumPairRows(D d, const StoredRows<BF16>& rows, size_t columns, const uint32_t* HWY_RESTRICT weights,
+                              bool clear, const float* HWY_RESTRICT factor, float* HWY_RESTRICT out,
                               ptrdiff_t out_row) {
   constexpr size_t N = hn::MaxLanes(D());
   constexpr int kVectors = HWY_MAX(1, HWY_MIN(8, kVectorRegisters / 2 / R));
   RowsInHand<BF16> in_hand(rows, columns);
   ForTiles<kVectors>(0, columns / N, [&](auto vectors, size_t c) HWY_ATTR {
-    SumPairRowTile<R, vectors.value, true, kSkipMasked>(
-        d, in_hand, rows.count, c * N, 0, weights, clear, factor, out + c * N, out_row);
+    SumPairRowTile<R, vectors.value, true, kSkipMasked>(d, in_hand, rows.count, c * N, 0, weights, clear, factor,
+                                                        out + c * N, out_row);
   });
   const size_t whole = columns / N * N;
   if (whole == columns) return;
-  SumPairRowTile<R, 1, false, kSkipMasked>(d, in_hand, rows.count, whole, columns - whole,
-                                           weights, clear, factor, out + whole, out_row);
+  SumPairRowTile<R, 1, false, kSkipMasked>(d, in_hand, rows.count, whole, columns - whole, weights, clear, factor,
+                                           out + whole, out_row);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -14,7 +14,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/simd/pair_row_tile_test.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                               // IWYU pragma: keep
 #include "hwy/highway.h"
 #if HWY_TARGET == HWY_AVX3_ZEN4
 // After highway.h:
@@ -36,9 +36,7 @@ struct Call {
   const uint32_t* pairs;
   float* out;
 
-  hs::StoredRows<BF16> stored() const {
-    return {{rows, static_cast<ptrdiff_t>(columns), SIZE_MAX}, count, 1000};
-  }
+  hs::StoredRows<BF16> stored() const { return {{rows, static_cast<ptrdiff_t>(columns), SIZE_MAX}, count, 1000}; }
 };
 
 template <class F>
@@ -51,16 +49,14 @@ void WithFew(int few, const F& f) {
 
 // out[row][lane]
 void Dots(const Call& a) {
-  WithFew(a.few, [&](auto r) {
-    hs::DotPairRows<r.value>(d, a.stored(), a.columns, a.pairs, a.out);
-  });
+  WithFew(a.few, [&](auto r) { hs::DotPairRows<r.value>(d, a.stored(), a.columns, a.pairs, a.out); });
 }
 
 void DotsByTile(const Call& a) {
   for (size_t j = 0; j < a.count; ++j) {
     hn::Vec<decltype(d)> max[1] = {hn::Zero(d)};
-    hs::LogitPairTile<1, 1>(d, a.pairs, N, a.rows + j * a.columns, 0, a.columns,
-                            a.out + j * N, max, [](auto x, int, int) { return x; });
+    hs::LogitPairTile<1, 1>(d, a.pairs, N, a.rows + j * a.columns, 0, a.columns, a.out + j * N, max,
+                            [](auto x, int, int) { return x; });
   }
 }
 
@@ -69,18 +65,15 @@ void Sums(const Call& a, bool skip_masked, bool clear, const float* factor) {
   const auto row = static_cast<ptrdiff_t>((a.columns + N - 1) / N * N);
   WithFew(a.few, [&](auto r) {
     if (skip_masked) {
-      hs::SumPairRows<r.value, true>(d, a.stored(), a.columns, a.pairs, clear, factor, a.out,
-                                     row);
+      hs::SumPairRows<r.value, true>(d, a.stored(), a.columns, a.pairs, clear, factor, a.out, row);
     } else {
-      hs::SumPairRows<r.value, false>(d, a.stored(), a.columns, a.pairs, clear, factor, a.out,
-                                      row);
+      hs::SumPairRows<r.value, false>(d, a.stored(), a.columns, a.pairs, clear, factor, a.out, row);
     }
   });
 }
 
 // One channel, its pairs of rows in `words`: out[lane].
-void SumByTile(const uint32_t* words, const Call& a, bool skip_masked, bool clear,
-               const float* factor, float* out) {
+void SumByTile(const uint32_t* words, const Call& a, bool skip_masked, bool clear, const float* factor, float* out) {
   const hn::Vec<decltype(d)> rescale[1] = {hn::Load(d, factor)};
   const size_t pairs = (a.count + 1) / 2;
   if (skip_masked) {
@@ -117,15 +110,13 @@ class PairRowTileTest : public testing::Test {
     for (const int few : {1, 2, 4, 8}) {
       for (const int64_t count : {1, 3, 16, 17, 64, 67, 128}) {
         for (const int64_t columns : {1, 5, 16, 31, 32, 33, 64, 128, 161}) {
-          SCOPED_TRACE("few " + std::to_string(few) + " count " + std::to_string(count) +
-                       " columns " + std::to_string(columns));
+          SCOPED_TRACE("few " + std::to_string(few) + " count " + std::to_string(count) + " columns " +
+                       std::to_string(columns));
           Random random(seed++);
           const Buffer rows(DType::kBF16, {count, columns},
-                            random.Chance(0.5) ? Placement::kAfterGuard
-                                               : Placement::kBeforeGuard);
+                            random.Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard);
           rows.FillNormal(random.Word());
-          f(random, few, static_cast<size_t>(count), static_cast<size_t>(columns),
-            rows.as<BF16>());
+          f(random, few, static_cast<size_t>(count), static_cast<size_t>(columns), rows.as<BF16>());
           if (HasFatalFailure()) return;
         }
       }
@@ -147,15 +138,13 @@ TEST_F(PairRowTileTest, DotsAreThoseOfTiles) {
     const Buffer pairs = Pairs((columns + 1) / 2, random.Word());
     const auto size = static_cast<int64_t>(count * N);
     const Buffer out(DType::kF32, {size}), expected(DType::kF32, {size});
-    Call call = {few, rows, count, columns,
-                 reinterpret_cast<const uint32_t*>(pairs.as<BF16>()), out.as<float>()};
+    Call call = {few, rows, count, columns, reinterpret_cast<const uint32_t*>(pairs.as<BF16>()), out.as<float>()};
     N_AVX3_ZEN4::Dots(call);
     call.out = expected.as<float>();
     N_AVX3_ZEN4::DotsByTile(call);
     for (size_t j = 0; j < count; ++j) {
       for (size_t r = 0; r < static_cast<size_t>(few); ++r) {
-        ASSERT_TRUE(Same(out.as<float>() + j * N + r, call.out + j * N + r))
-            << "row " << j << " of few " << r;
+        ASSERT_TRUE(Same(out.as<float>() + j * N + r, call.out + j * N + r)) << "row " << j << " of few " << r;
       }
     }
   });
@@ -176,10 +165,8 @@ TEST_F(PairRowTileTest, SumsAreThoseOfTiles) {
     const Buffer out(DType::kF32, {few, static_cast<int64_t>(row)});
     const bool skip_masked = random.Chance(0.5), clear = random.Chance(0.5);
     out.FillNormal(random.Word());
-    const std::vector<float> before(out.as<float>(),
-                                    out.as<float>() + static_cast<size_t>(few) * row);
-    const Call call = {few, rows, count, columns, reinterpret_cast<const uint32_t*>(weights),
-                       out.as<float>()};
+    const std::vector<float> before(out.as<float>(), out.as<float>() + static_cast<size_t>(few) * row);
+    const Call call = {few, rows, count, columns, reinterpret_cast<const uint32_t*>(weights), out.as<float>()};
     N_AVX3_ZEN4::Sums(call, skip_masked, clear, factor.as<float>());
     for (size_t e = 0; e < columns; ++e) {
       std::vector<uint32_t> words(num_pairs);
@@ -188,11 +175,9 @@ TEST_F(PairRowTileTest, SumsAreThoseOfTiles) {
       }
       alignas(64) float expected[N] = {};
       for (size_t r = 0; r < static_cast<size_t>(few); ++r) expected[r] = before[r * row + e];
-      N_AVX3_ZEN4::SumByTile(words.data(), call, skip_masked, clear, factor.as<float>(),
-                             expected);
+      N_AVX3_ZEN4::SumByTile(words.data(), call, skip_masked, clear, factor.as<float>(), expected);
       for (size_t r = 0; r < static_cast<size_t>(few); ++r) {
-        ASSERT_TRUE(Same(out.as<float>() + r * row + e, expected + r))
-            << "row " << r << " column " << e;
+        ASSERT_TRUE(Same(out.as<float>() + r * row + e, expected + r)) << "row " << r << " column " << e;
       }
     }
   });

@@ -30,8 +30,7 @@ template <class D, class V = hn::Vec<D>, class Words>
 HWY_INLINE V DotPairs(D d, Words a, Words b, V acc) {
   const hn::Repartition<hwy::bfloat16_t, D> pairs;
   V unused = hn::Zero(d);
-  return hn::ReorderWidenMulAccumulate(d, hn::BitCast(pairs, a),
-                                       hn::BitCast(pairs, b), acc, unused);
+  return hn::ReorderWidenMulAccumulate(d, hn::BitCast(pairs, a), hn::BitCast(pairs, b), acc, unused);
 }
 
 // 0, N, 1, N + 1, ...: takes the halves of two vectors in turn.
@@ -53,17 +52,15 @@ HWY_INLINE auto ToPairs(D /*d*/, V first, V second) {
   const hn::RebindToUnsigned<decltype(pairs)> halves;
   static constexpr Interleaved<hn::MaxLanes(D())> kInterleaved;
   const auto both = hn::BitCast(halves, hn::OrderedDemote2To(pairs, first, second));
-  return hn::BitCast(
-      words, hn::TableLookupLanes(both, hn::SetTableIndices(halves, kInterleaved.at)));
+  return hn::BitCast(words, hn::TableLookupLanes(both, hn::SetTableIndices(halves, kInterleaved.at)));
 }
 
 // s[r][c] = finish(sum_e k[r][e] q[e][c], r, c) and max[c] = max(max[c], s[.][c]).
 // k: rows of `depth` bf16; q: words of two channels each, ceil(depth / 2) rows.
 template <int R, int C, class D, class F, class V = hn::Vec<D>>
-HWY_INLINE void LogitPairTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride,
-                              const BF16* HWY_RESTRICT k, ptrdiff_t k_stride,
-                              size_t depth, float* HWY_RESTRICT s,
-                              V* HWY_RESTRICT max, const F& finish) {
+HWY_INLINE void LogitPairTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride, const BF16* HWY_RESTRICT k,
+                              ptrdiff_t k_stride, size_t depth, float* HWY_RESTRICT s, V* HWY_RESTRICT max,
+                              const F& finish) {
   constexpr size_t N = hn::MaxLanes(D());
   const hn::RebindToUnsigned<D> words;
   V acc[R][C];
@@ -100,8 +97,7 @@ HWY_INLINE void LogitPairTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride
     HWY_UNROLL(32)
     for (int c = 0; c < C; ++c) {
       const V x = finish(acc[r][c], r, c);
-      hn::Store(x, d,
-                s + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N);
+      hn::Store(x, d, s + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N);
       max[c] = hn::Max(x, max[c]);
     }
   }
@@ -111,10 +107,8 @@ HWY_INLINE void LogitPairTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride
 // from zero if `first`. With kSkipMasked, a weight of -0 leaves o as it is even
 // where v is not finite.
 template <int R, int C, bool kSkipMasked, class D, class V = hn::Vec<D>>
-HWY_INLINE void ValuePairTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride,
-                              const uint32_t* HWY_RESTRICT v, ptrdiff_t v_stride,
-                              size_t num_pairs, bool first,
-                              const V* HWY_RESTRICT rescale,
+HWY_INLINE void ValuePairTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride, const uint32_t* HWY_RESTRICT v,
+                              ptrdiff_t v_stride, size_t num_pairs, bool first, const V* HWY_RESTRICT rescale,
                               float* HWY_RESTRICT o) {
   constexpr size_t N = hn::MaxLanes(D());
   const hn::RebindToUnsigned<D> words;
@@ -124,8 +118,7 @@ HWY_INLINE void ValuePairTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride
   for (int r = 0; r < R; ++r) {
     HWY_UNROLL(32)
     for (int c = 0; c < C; ++c) {
-      const float* at =
-          o + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N;
+      const float* at = o + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N;
       acc[r][c] = first ? hn::Zero(d) : hn::Mul(hn::Load(d, at), rescale[c]);
     }
   }
@@ -142,8 +135,7 @@ HWY_INLINE void ValuePairTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride
       HWY_UNROLL(32)
       for (int c = 0; c < C; ++c) {
         if constexpr (kSkipMasked) {
-          const auto masked = hn::BitCast(
-              words, hn::BroadcastSignBit(hn::BitCast(halves, lanes[c])));
+          const auto masked = hn::BitCast(words, hn::BroadcastSignBit(hn::BitCast(halves, lanes[c])));
           acc[r][c] = DotPairs(d, hn::AndNot(masked, value), lanes[c], acc[r][c]);
         } else {
           acc[r][c] = DotPairs(d, value, lanes[c], acc[r][c]);
@@ -155,8 +147,7 @@ HWY_INLINE void ValuePairTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride
   for (int r = 0; r < R; ++r) {
     HWY_UNROLL(32)
     for (int c = 0; c < C; ++c) {
-      hn::Store(acc[r][c], d,
-                o + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N);
+      hn::Store(acc[r][c], d, o + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N);
     }
   }
 }
@@ -165,9 +156,8 @@ HWY_INLINE void ValuePairTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride
 // is a[r a_row + i a_step]. With kSkipMasked, an element -0 of a leaves out as it is
 // even where b is not finite.
 template <int R, int C, bool kSkipMasked, class D, class V = hn::Vec<D>>
-HWY_INLINE void AccumulatePairTile(D d, const uint32_t* HWY_RESTRICT a, ptrdiff_t a_row,
-                                   ptrdiff_t a_step, const uint32_t* HWY_RESTRICT b,
-                                   ptrdiff_t b_step, size_t count,
+HWY_INLINE void AccumulatePairTile(D d, const uint32_t* HWY_RESTRICT a, ptrdiff_t a_row, ptrdiff_t a_step,
+                                   const uint32_t* HWY_RESTRICT b, ptrdiff_t b_step, size_t count,
                                    float* HWY_RESTRICT out, ptrdiff_t out_row) {
   constexpr ptrdiff_t N = hn::MaxLanes(D());
   const hn::RebindToUnsigned<D> words;
@@ -189,8 +179,7 @@ HWY_INLINE void AccumulatePairTile(D d, const uint32_t* HWY_RESTRICT a, ptrdiff_
       for (int c = 0; c < C; ++c) {
         if constexpr (kSkipMasked) {
           const auto masked = hn::BitCast(
-              words, hn::VecFromMask(halves, hn::Eq(hn::BitCast(halves, factor),
-                                                    hn::Set(halves, uint16_t{0x8000}))));
+              words, hn::VecFromMask(halves, hn::Eq(hn::BitCast(halves, factor), hn::Set(halves, uint16_t{0x8000}))));
           acc[r][c] = DotPairs(d, factor, hn::AndNot(masked, row[c]), acc[r][c]);
         } else {
           acc[r][c] = DotPairs(d, factor, row[c], acc[r][c]);

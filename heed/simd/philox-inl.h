@@ -24,19 +24,14 @@ HWY_INLINE void MulWide(D d, uint32_t m, V x, V* low, V* high) {
   const V factor = hn::Set(d, m);
   const hn::Repartition<uint64_t, D> wide;
   const auto even = hn::BitCast(d, hn::MulEven(x, factor));
-  const auto odd = hn::BitCast(
-      d, hn::MulEven(hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(wide, x))),
-                     factor));
-  *low = hn::OddEven(hn::BitCast(d, hn::ShiftLeft<32>(hn::BitCast(wide, odd))),
-                     even);
-  *high = hn::OddEven(
-      odd, hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(wide, even))));
+  const auto odd = hn::BitCast(d, hn::MulEven(hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(wide, x))), factor));
+  *low = hn::OddEven(hn::BitCast(d, hn::ShiftLeft<32>(hn::BitCast(wide, odd))), even);
+  *high = hn::OddEven(odd, hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(wide, even))));
 }
 
 // Four words per lane, from counter (c0, c1, c2, c3) under key (k0, k1).
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE void Philox(D d, uint32_t c0, V c1, V c2, uint32_t c3, uint32_t k0,
-                       uint32_t k1, V* HWY_RESTRICT words) {
+HWY_INLINE void Philox(D d, uint32_t c0, V c1, V c2, uint32_t c3, uint32_t k0, uint32_t k1, V* HWY_RESTRICT words) {
   V a = hn::Set(d, c0), b = c1, c = c2, e = hn::Set(d, c3);
   for (int round = 0; round < kPhiloxRounds; ++round) {
     V low0, high0, low1, high1;

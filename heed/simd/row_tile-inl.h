@@ -38,7 +38,7 @@ template <class S>
 struct RowCursor {
   const S* row;
   ptrdiff_t stride;
-  size_t left;  // rows from `row` on in this piece
+  size_t left;                             // rows from `row` on in this piece
   const std::byte* const* page = nullptr;  // the next one
   ptrdiff_t offset = 0;
   size_t page_rows = 0;
@@ -81,7 +81,8 @@ struct RowCursor {
     }
   }
 
-  // Does what Take() does for chosen rows, which are too rare to be looked for there. Without pages they count from `row`.
+  // Does what Take() does for chosen rows, which are too rare to be looked for there. Without pages they count from
+  // `row`.
   HWY_NOINLINE void TakeChosen(size_t count, const S** HWY_RESTRICT rows) {
     if (page == nullptr) {
       for (size_t i = 0; i < count; ++i) rows[i] = row + static_cast<ptrdiff_t>(*chosen++) * stride;
@@ -89,8 +90,8 @@ struct RowCursor {
     }
     for (size_t i = 0; i < count; ++i) {
       const auto at = static_cast<size_t>(*chosen++);
-      rows[i] = reinterpret_cast<const S*>(page[at / page_rows] + offset) +
-                static_cast<ptrdiff_t>(at % page_rows) * stride;
+      rows[i] =
+          reinterpret_cast<const S*>(page[at / page_rows] + offset) + static_cast<ptrdiff_t>(at % page_rows) * stride;
     }
   }
 };
@@ -192,9 +193,8 @@ HWY_INLINE hn::Vec<D> LoadBlocks(D d, const Row& row, size_t i) {
   constexpr size_t kBlocks = hn::MaxLanes(D()) / 4;
   const hn::Repartition<uint8_t, D> bytes;
   const hn::CappedTag<uint8_t, 16> of_block;
-  const auto block = [&](size_t b) HWY_ATTR {
-    return hn::LoadU(of_block, reinterpret_cast<const uint8_t*>(row(4 * b + i)));
-  };
+  const auto block = [&](size_t b)
+                         HWY_ATTR { return hn::LoadU(of_block, reinterpret_cast<const uint8_t*>(row(4 * b + i))); };
   if constexpr (kBlocks == 1) {
     return hn::BitCast(d, block(0));
   } else if constexpr (kBlocks == 2) {
@@ -202,7 +202,8 @@ HWY_INLINE hn::Vec<D> LoadBlocks(D d, const Row& row, size_t i) {
   } else {
     static_assert(kBlocks == 4);
     const hn::Half<decltype(bytes)> half;
-    return hn::BitCast(d, hn::Combine(bytes, hn::Combine(half, block(3), block(2)), hn::Combine(half, block(1), block(0))));
+    return hn::BitCast(
+        d, hn::Combine(bytes, hn::Combine(half, block(3), block(2)), hn::Combine(half, block(1), block(0))));
   }
 }
 
@@ -274,8 +275,7 @@ HWY_INLINE void ForColumns(D d, const Row& row, const F& f) {
 
 // out[j][r] = columns[r][j] of `count` rows of N columns, of which R are asked for.
 template <int R, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void StoreColumns(D d, const V* HWY_RESTRICT columns, size_t count,
-                             T* HWY_RESTRICT out) {
+HWY_INLINE void StoreColumns(D d, const V* HWY_RESTRICT columns, size_t count, T* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D());
   if constexpr (R == 1) {  // in all columns alike: no shuffle is spent on it
     HWY_ALIGN T column[N];
@@ -292,8 +292,8 @@ HWY_INLINE void StoreColumns(D d, const V* HWY_RESTRICT columns, size_t count,
   for (size_t i = 0; i < N && i < count; ++i) hn::Store(rows[i], d, out + i * N);
 }
 
-// sums[r][j] += sum_e rows_j[e] x[e][r] of N rows and what is left of them, e ascending. It is called, not inlined: few rows
-// leave anything, and it would be as much code as all the rest.
+// sums[r][j] += sum_e rows_j[e] x[e][r] of N rows and what is left of them, e ascending. It is called, not inlined: few
+// rows leave anything, and it would be as much code as all the rest.
 template <int R, class D, class S, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_NOINLINE void DotRest(D d, const S* const* rows, size_t left, const T* HWY_RESTRICT x, T* HWY_RESTRICT sums) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -318,17 +318,14 @@ HWY_NOINLINE void DotRest(D d, const S* const* rows, size_t left, const T* HWY_R
 // out[j][r] = sum_e rows_j[e] x[e][r] of B N rows from `begin` on, or of those that there
 // are, for R columns of x, e ascending. x and out have N columns, all written. B R chains
 // are under way at once: fewer than eight wait for each other's results.
-template <int R, int B, bool kWhole, class D, class S, class T = hn::TFromD<D>,
-          class V = hn::Vec<D>>
-HWY_INLINE void DotTile(D d, RowsInHand<S>& rows, size_t begin, size_t count, size_t depth,
-                        const T* HWY_RESTRICT x, T* HWY_RESTRICT out) {
+template <int R, int B, bool kWhole, class D, class S, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void DotTile(D d, RowsInHand<S>& rows, size_t begin, size_t count, size_t depth, const T* HWY_RESTRICT x,
+                        T* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D());
   static_assert(R <= N);
   if constexpr (kWhole) count = B * N;
   // Lanes beyond the last row have it once more.
-  const auto row = [&](size_t i) HWY_ATTR {
-    return rows[begin + (kWhole ? i : std::min(i, count - 1))];
-  };
+  const auto row = [&](size_t i) HWY_ATTR { return rows[begin + (kWhole ? i : std::min(i, count - 1))]; };
   V sum[B][R];
   HWY_UNROLL(8)
   for (int b = 0; b < B; ++b) {
@@ -349,9 +346,7 @@ HWY_INLINE void DotTile(D d, RowsInHand<S>& rows, size_t begin, size_t count, si
       rows.AskForVectors(d);
       ForColumns<R, D, S>(
           d, [&](size_t i) HWY_ATTR { return row(static_cast<size_t>(b) * N + i) + e; },
-          [&](size_t i, V column) HWY_ATTR {
-            add(b, i, column);
-          });
+          [&](size_t i, V column) HWY_ATTR { add(b, i, column); });
     }
   }
   if (e < depth) {
@@ -378,8 +373,7 @@ HWY_INLINE void DotTile(D d, RowsInHand<S>& rows, size_t begin, size_t count, si
 }
 
 template <int R, class D, class S, class T = hn::TFromD<D>>
-HWY_NOINLINE void DotRows(D d, const StoredRows<S>& rows, size_t depth,
-                          const T* HWY_RESTRICT x, T* HWY_RESTRICT out) {
+HWY_NOINLINE void DotRows(D d, const StoredRows<S>& rows, size_t depth, const T* HWY_RESTRICT x, T* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D());
   // Measured: four blocks at once are slower than two, of bf16 by a tenth.
   constexpr int B = R <= 4 ? 2 : 1;
@@ -396,11 +390,9 @@ HWY_NOINLINE void DotRows(D d, const StoredRows<S>& rows, size_t depth,
 // out[r][e] = out[r][e] factor[r] + sum_j weights[j][r] rows_j[e], j ascending, and from
 // zero if `clear`, for R rows r and `C` vectors of columns, or the first `columns` < N of
 // one. With kSkipMasked, a weight of -0 leaves out as it is even where a row is not finite.
-template <int R, int C, bool kWhole, bool kSkipMasked, class D, class S,
-          class T = hn::TFromD<D>, class V = hn::Vec<D>>
+template <int R, int C, bool kWhole, bool kSkipMasked, class D, class S, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void SumTile(D d, RowsInHand<S>& rows, size_t count, size_t column, size_t columns,
-                        const T* HWY_RESTRICT weights, bool clear,
-                        const T* HWY_RESTRICT factor, T* HWY_RESTRICT out,
+                        const T* HWY_RESTRICT weights, bool clear, const T* HWY_RESTRICT factor, T* HWY_RESTRICT out,
                         ptrdiff_t out_row) {
   static_assert(kWhole || C == 1);
   constexpr size_t N = hn::MaxLanes(D());
@@ -421,8 +413,7 @@ HWY_INLINE void SumTile(D d, RowsInHand<S>& rows, size_t count, size_t column, s
     for (int c = 0; c < C; ++c) {
       const bool asks = !kLeavesLines<S> || j % 4 != 3;
       if (asks && static_cast<size_t>(c) * N * sizeof(S) % 64 == 0) rows.AskForALine();
-      values[c] = kWhole ? LoadWide(d, row + static_cast<size_t>(c) * N)
-                         : LoadWideN(d, row, columns);
+      values[c] = kWhole ? LoadWide(d, row + static_cast<size_t>(c) * N) : LoadWideN(d, row, columns);
     }
     HWY_UNROLL(8)
     for (int r = 0; r < R; ++r) {
@@ -431,8 +422,7 @@ HWY_INLINE void SumTile(D d, RowsInHand<S>& rows, size_t count, size_t column, s
       for (int c = 0; c < C; ++c) {
         if constexpr (kSkipMasked) {
           const hn::RebindToSigned<D> di;
-          const auto masked = hn::MaskFromVec(
-              hn::BitCast(d, hn::BroadcastSignBit(hn::BitCast(di, weight))));
+          const auto masked = hn::MaskFromVec(hn::BitCast(d, hn::BroadcastSignBit(hn::BitCast(di, weight))));
           acc[r][c] = hn::MulAdd(hn::IfThenZeroElse(masked, values[c]), weight, acc[r][c]);
         } else {
           acc[r][c] = hn::MulAdd(values[c], weight, acc[r][c]);
@@ -451,22 +441,20 @@ HWY_INLINE void SumTile(D d, RowsInHand<S>& rows, size_t count, size_t column, s
 
 // Does so for all `columns`; rows of `out` are whole vectors.
 template <int R, bool kSkipMasked, class D, class S, class T = hn::TFromD<D>>
-HWY_NOINLINE void SumRows(D d, const StoredRows<S>& rows, size_t columns,
-                          const T* HWY_RESTRICT weights, bool clear,
-                          const T* HWY_RESTRICT factor, T* HWY_RESTRICT out,
-                          ptrdiff_t out_row) {
+HWY_NOINLINE void SumRows(D d, const StoredRows<S>& rows, size_t columns, const T* HWY_RESTRICT weights, bool clear,
+                          const T* HWY_RESTRICT factor, T* HWY_RESTRICT out, ptrdiff_t out_row) {
   constexpr size_t N = hn::MaxLanes(D());
   constexpr int kSums = kVectorRegisters / 2;
   constexpr int kVectors = kSkipMasked ? 1 : HWY_MAX(1, HWY_MIN(8, kSums / R));
   RowsInHand<S> in_hand(rows, columns);
   ForTiles<kVectors>(0, columns / N, [&](auto vectors, size_t c) HWY_ATTR {
-    SumTile<R, vectors.value, true, kSkipMasked>(d, in_hand, rows.count, c * N, 0, weights, clear,
-                                                 factor, out + c * N, out_row);
+    SumTile<R, vectors.value, true, kSkipMasked>(d, in_hand, rows.count, c * N, 0, weights, clear, factor, out + c * N,
+                                                 out_row);
   });
   const size_t whole = columns / N * N;
   if (whole == columns) return;
-  SumTile<R, 1, false, kSkipMasked>(d, in_hand, rows.count, whole, columns - whole, weights, clear,
-                                    factor, out + whole, out_row);
+  SumTile<R, 1, false, kSkipMasked>(d, in_hand, rows.count, whole, columns - whole, weights, clear, factor, out + whole,
+                                    out_row);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -16,7 +16,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/simd/row_tile_test.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                          // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
 #include "heed/simd/row_tile-inl.h"
@@ -59,8 +59,7 @@ void WithShape(int few, const Call<T>& a, const F& f) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
   hs::WithStorage<T>(a.dtype, [&](auto stored) {
     using S = decltype(stored);
-    const hs::StoredRows<S> rows = {
-        {static_cast<const S*>(a.rows), a.stride, SIZE_MAX}, a.count, a.ahead};
+    const hs::StoredRows<S> rows = {{static_cast<const S*>(a.rows), a.stride, SIZE_MAX}, a.count, a.ahead};
     if (few == 1) f(rows, std::integral_constant<int, 1>());
     if (few == 2) f(rows, std::integral_constant<int, 2>());
     if constexpr (N >= 4) {
@@ -84,11 +83,9 @@ void Sums(int few, bool skip_masked, const Call<T>& a) {
   WithShape(few, a, [&](const auto& rows, auto r) {
     const hn::ScalableTag<T> d;
     if (skip_masked) {
-      hs::SumRows<r.value, true>(d, rows, a.columns, a.few, a.clear, a.factor, a.out,
-                                 a.out_row);
+      hs::SumRows<r.value, true>(d, rows, a.columns, a.few, a.clear, a.factor, a.out, a.out_row);
     } else {
-      hs::SumRows<r.value, false>(d, rows, a.columns, a.few, a.clear, a.factor, a.out,
-                                  a.out_row);
+      hs::SumRows<r.value, false>(d, rows, a.columns, a.few, a.clear, a.factor, a.out, a.out_row);
     }
   });
 }
@@ -133,15 +130,12 @@ bool Same(T a, T b) {
 template <class T>
 class Check {
  public:
-  Check(const Kernels<T>& kernels, int few, DType stored, size_t count, size_t columns,
-        uint64_t seed)
-      : kernels_(kernels), few_(few), count_(count), columns_(columns), lanes_(kernels.lanes),
-        random_(seed) {
+  Check(const Kernels<T>& kernels, int few, DType stored, size_t count, size_t columns, uint64_t seed)
+      : kernels_(kernels), few_(few), count_(count), columns_(columns), lanes_(kernels.lanes), random_(seed) {
     const int64_t n = static_cast<int64_t>(columns);
     stride_ = random_.Pick<int64_t>({n, n, n + 3, -n, 2 * n + 1});
     // Nothing beyond the last row is read, only asked for.
-    rows_ = Buffer(stored, std::vector<int64_t>{static_cast<int64_t>(count), n},
-                   std::vector<int64_t>{stride_, 1},
+    rows_ = Buffer(stored, std::vector<int64_t>{static_cast<int64_t>(count), n}, std::vector<int64_t>{stride_, 1},
                    random_.Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard);
     rows_.FillNormal(random_.Word());
   }
@@ -171,9 +165,8 @@ class Check {
         weight = random_.Chance(0.2) ? T{-0.0} : std::abs(weight);
       }
       if (skip_masked && columns_ > 0 && random_.Chance(0.2)) {
-        rows_.Set({static_cast<int64_t>(j), 0}, random_.Chance(0.5)
-                                                    ? std::numeric_limits<double>::quiet_NaN()
-                                                    : std::numeric_limits<double>::infinity());
+        rows_.Set({static_cast<int64_t>(j), 0}, random_.Chance(0.5) ? std::numeric_limits<double>::quiet_NaN()
+                                                                    : std::numeric_limits<double>::infinity());
       }
     }
     if (clear) out.FillConstant(std::numeric_limits<double>::quiet_NaN());
@@ -205,9 +198,7 @@ class Check {
   T Row(size_t j, size_t e) const {
     return static_cast<T>(rows_.Get({static_cast<int64_t>(j), static_cast<int64_t>(e)}));
   }
-  T At(const Buffer& buffer, size_t row, size_t lane) const {
-    return buffer.as<T>()[row * lanes_ + lane];
-  }
+  T At(const Buffer& buffer, size_t row, size_t lane) const { return buffer.as<T>()[row * lanes_ + lane]; }
 
   Call<T> CallOf(const Buffer& few) {
     Call<T> call = {};
@@ -246,9 +237,8 @@ void CheckAllShapes(std::initializer_list<DType> stored) {
       for (const DType dtype : stored) {
         for (const size_t count : {0, 1, 3, 16, 17, 64, 67}) {
           for (const size_t columns : {1, 5, 16, 32, 33, 64, 71, 160}) {
-            SCOPED_TRACE(target + " rows " + std::to_string(few) + " " + Name(dtype) +
-                         " count " + std::to_string(count) + " columns " +
-                         std::to_string(columns));
+            SCOPED_TRACE(target + " rows " + std::to_string(few) + " " + Name(dtype) + " count " +
+                         std::to_string(count) + " columns " + std::to_string(columns));
             Check<T> check(kernels, few, dtype, count, columns, seed++);
             check.Dots();
             for (const bool clear : {false, true}) {
@@ -266,9 +256,7 @@ void CheckAllShapes(std::initializer_list<DType> stored) {
 TEST(RowTileTest, F32ProductsAreChainsOfFusedProducts) {
   CheckAllShapes<float>({DType::kF32, DType::kBF16, DType::kF16});
 }
-TEST(RowTileTest, F64ProductsAreChainsOfFusedProducts) {
-  CheckAllShapes<double>({DType::kF64});
-}
+TEST(RowTileTest, F64ProductsAreChainsOfFusedProducts) { CheckAllShapes<double>({DType::kF64}); }
 
 }  // namespace
 }  // namespace heed::row_tile_test

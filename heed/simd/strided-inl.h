@@ -61,13 +61,12 @@ HWY_INLINE T WideElement(S x) {
 // n <= N rows, zero for the lanes beyond. Rows that follow one another without a gap are
 // read as vectors, if they are short.
 template <class D, class S, class T = hn::TFromD<D>>
-HWY_INLINE void LoadColumns(D d, const S* from, int64_t row_stride, int64_t stride,
-                            size_t count, size_t n, T* to, size_t next) {
+HWY_INLINE void LoadColumns(D d, const S* from, int64_t row_stride, int64_t stride, size_t count, size_t n, T* to,
+                            size_t next) {
   constexpr size_t N = hn::MaxLanes(D());
   // The portable target has no fast interleaved loads.
   constexpr bool kVectors = HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR;
-  if (kVectors && n == N && stride == 1 && row_stride == static_cast<int64_t>(count) &&
-      count >= 2 && count <= 4) {
+  if (kVectors && n == N && stride == 1 && row_stride == static_cast<int64_t>(count) && count >= 2 && count <= 4) {
     using Bits = std::conditional_t<std::is_same_v<S, T>, T, uint16_t>;
     const hn::Rebind<Bits, D> ds;
     const Bits* p = reinterpret_cast<const Bits*>(from);
@@ -95,21 +94,19 @@ HWY_INLINE void LoadColumns(D d, const S* from, int64_t row_stride, int64_t stri
   }
   for (size_t j = 0; j < count; ++j) {
     for (size_t i = 0; i < N; ++i) {
-      to[j * next + i] = i < n ? WideElement<T>(from[static_cast<int64_t>(i) * row_stride +
-                                                     static_cast<int64_t>(j) * stride])
-                               : T{0};
+      to[j * next + i] =
+          i < n ? WideElement<T>(from[static_cast<int64_t>(i) * row_stride + static_cast<int64_t>(j) * stride]) : T{0};
     }
   }
 }
 
 // The inverse, for elements of the same type.
 template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void StoreColumns(D d, const T* from, size_t next, size_t count, size_t n, T* to,
-                             int64_t row_stride, int64_t stride) {
+HWY_INLINE void StoreColumns(D d, const T* from, size_t next, size_t count, size_t n, T* to, int64_t row_stride,
+                             int64_t stride) {
   constexpr size_t N = hn::MaxLanes(D());
   constexpr bool kVectors = HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR;
-  if (kVectors && n == N && stride == 1 && row_stride == static_cast<int64_t>(count) &&
-      count >= 2 && count <= 4) {
+  if (kVectors && n == N && stride == 1 && row_stride == static_cast<int64_t>(count) && count >= 2 && count <= 4) {
     const auto a = hn::LoadU(d, from), b = hn::LoadU(d, from + next);
     if (count == 2) return hn::StoreInterleaved2(a, b, d, to);
     const auto c = hn::LoadU(d, from + 2 * next);
@@ -118,8 +115,7 @@ HWY_INLINE void StoreColumns(D d, const T* from, size_t next, size_t count, size
   }
   for (size_t i = 0; i < n; ++i) {
     for (size_t j = 0; j < count; ++j) {
-      to[static_cast<int64_t>(i) * row_stride + static_cast<int64_t>(j) * stride] =
-          from[j * next + i];
+      to[static_cast<int64_t>(i) * row_stride + static_cast<int64_t>(j) * stride] = from[j * next + i];
     }
   }
 }

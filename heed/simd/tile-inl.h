@@ -23,8 +23,7 @@ namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Registers that vectors can stand in; a tile keeps R C + C + 1 of them busy.
-inline constexpr int kVectorRegisters =
-    (HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86) ? 32 : 16;
+inline constexpr int kVectorRegisters = (HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86) ? 32 : 16;
 
 // Not into L1: rows a power of two apart would evict each other from its few sets.
 HWY_INLINE void PrefetchToL2(const void* at) {
@@ -44,12 +43,9 @@ constexpr int TileRows() {
 
 // s[r][c] = finish(sum_e k[r][e] q[e][c], r, c), e ascending, and max[c] =
 // max(max[c], s[.][c]). `stride` elements between rows of q and of s.
-template <int R, int C, class D, class F, class T = hn::TFromD<D>,
-          class V = hn::Vec<D>>
-HWY_INLINE void LogitTile(D d, const T* HWY_RESTRICT q, size_t stride,
-                          const T* HWY_RESTRICT k, ptrdiff_t k_stride,
-                          size_t depth, T* HWY_RESTRICT s, V* HWY_RESTRICT max,
-                          const F& finish) {
+template <int R, int C, class D, class F, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void LogitTile(D d, const T* HWY_RESTRICT q, size_t stride, const T* HWY_RESTRICT k, ptrdiff_t k_stride,
+                          size_t depth, T* HWY_RESTRICT s, V* HWY_RESTRICT max, const F& finish) {
   constexpr size_t N = hn::MaxLanes(D());
   V acc[R][C];
   HWY_UNROLL(32)
@@ -75,8 +71,7 @@ HWY_INLINE void LogitTile(D d, const T* HWY_RESTRICT q, size_t stride,
     HWY_UNROLL(32)
     for (int c = 0; c < C; ++c) {
       const V x = finish(acc[r][c], r, c);
-      hn::Store(x, d,
-                s + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N);
+      hn::Store(x, d, s + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N);
       max[c] = hn::Max(x, max[c]);
     }
   }
@@ -85,12 +80,9 @@ HWY_INLINE void LogitTile(D d, const T* HWY_RESTRICT q, size_t stride,
 // o[r][c] = o[r][c] * rescale[c] + sum_j v[j][r] p[j][c], j ascending, and from
 // zero if `first`. With kSkipMasked, a weight of -0 leaves o as it is even where
 // v is not finite.
-template <int R, int C, bool kSkipMasked, class D, class T = hn::TFromD<D>,
-          class V = hn::Vec<D>>
-HWY_INLINE void ValueTile(D d, const T* HWY_RESTRICT p, size_t stride,
-                          const T* HWY_RESTRICT v, ptrdiff_t v_stride,
-                          size_t num_keys, bool first,
-                          const V* HWY_RESTRICT rescale, T* HWY_RESTRICT o) {
+template <int R, int C, bool kSkipMasked, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void ValueTile(D d, const T* HWY_RESTRICT p, size_t stride, const T* HWY_RESTRICT v, ptrdiff_t v_stride,
+                          size_t num_keys, bool first, const V* HWY_RESTRICT rescale, T* HWY_RESTRICT o) {
   constexpr size_t N = hn::MaxLanes(D());
   V acc[R][C];
   HWY_UNROLL(32)
@@ -115,10 +107,8 @@ HWY_INLINE void ValueTile(D d, const T* HWY_RESTRICT p, size_t stride,
       for (int c = 0; c < C; ++c) {
         if constexpr (kSkipMasked) {
           const hn::RebindToSigned<D> di;
-          const auto masked = hn::MaskFromVec(hn::BitCast(
-              d, hn::BroadcastSignBit(hn::BitCast(di, lanes[c]))));
-          acc[r][c] = hn::MulAdd(hn::IfThenZeroElse(masked, value), lanes[c],
-                                 acc[r][c]);
+          const auto masked = hn::MaskFromVec(hn::BitCast(d, hn::BroadcastSignBit(hn::BitCast(di, lanes[c]))));
+          acc[r][c] = hn::MulAdd(hn::IfThenZeroElse(masked, value), lanes[c], acc[r][c]);
         } else {
           acc[r][c] = hn::MulAdd(value, lanes[c], acc[r][c]);
         }
@@ -129,8 +119,7 @@ HWY_INLINE void ValueTile(D d, const T* HWY_RESTRICT p, size_t stride,
   for (int r = 0; r < R; ++r) {
     HWY_UNROLL(32)
     for (int c = 0; c < C; ++c) {
-      hn::Store(acc[r][c], d,
-                o + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N);
+      hn::Store(acc[r][c], d, o + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N);
     }
   }
 }
@@ -138,12 +127,9 @@ HWY_INLINE void ValueTile(D d, const T* HWY_RESTRICT p, size_t stride,
 // out[r][c] += sum_i a[r][i] b[i][c], i ascending, where a[r][i] is
 // a[r a_row + i a_step] and b[i] a row of vectors. With kSkipMasked, an a of -0
 // leaves out as it is even where b is not finite.
-template <int R, int C, bool kSkipMasked, class D, class T = hn::TFromD<D>,
-          class V = hn::Vec<D>>
-HWY_INLINE void AccumulateTile(D d, const T* HWY_RESTRICT a, ptrdiff_t a_row,
-                               ptrdiff_t a_step, const T* HWY_RESTRICT b,
-                               ptrdiff_t b_step, size_t count, T* HWY_RESTRICT out,
-                               ptrdiff_t out_row) {
+template <int R, int C, bool kSkipMasked, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void AccumulateTile(D d, const T* HWY_RESTRICT a, ptrdiff_t a_row, ptrdiff_t a_step, const T* HWY_RESTRICT b,
+                               ptrdiff_t b_step, size_t count, T* HWY_RESTRICT out, ptrdiff_t out_row) {
   constexpr ptrdiff_t N = hn::MaxLanes(D());
   V acc[R][C];
   HWY_UNROLL(32)
@@ -162,11 +148,8 @@ HWY_INLINE void AccumulateTile(D d, const T* HWY_RESTRICT a, ptrdiff_t a_row,
       for (int c = 0; c < C; ++c) {
         if constexpr (kSkipMasked) {
           const hn::RebindToUnsigned<D> du;
-          const auto masked = hn::RebindMask(
-              d, hn::Eq(hn::BitCast(du, factor),
-                        hn::BitCast(du, hn::Set(d, T{-0.0}))));
-          acc[r][c] =
-              hn::MulAdd(factor, hn::IfThenZeroElse(masked, row[c]), acc[r][c]);
+          const auto masked = hn::RebindMask(d, hn::Eq(hn::BitCast(du, factor), hn::BitCast(du, hn::Set(d, T{-0.0}))));
+          acc[r][c] = hn::MulAdd(factor, hn::IfThenZeroElse(masked, row[c]), acc[r][c]);
         } else {
           acc[r][c] = hn::MulAdd(factor, row[c], acc[r][c]);
         }

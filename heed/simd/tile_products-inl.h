@@ -83,8 +83,7 @@ struct PiecePairs<31> {
 // Words of the pairs (low, high) of f32 as three bf16 pieces, cut off and not rounded: their
 // sum is exact, and cutting takes half the time. Of an infinity or NaN the first has it all.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE void CutIntoPairs(D d, V low, V high,
-                             hn::Vec<hn::RebindToUnsigned<D>>* HWY_RESTRICT pieces) {
+HWY_INLINE void CutIntoPairs(D d, V low, V high, hn::Vec<hn::RebindToUnsigned<D>>* HWY_RESTRICT pieces) {
   const hn::RebindToUnsigned<D> words;
   const auto upper = hn::Set(words, 0xFFFF0000u);
   const auto rest = [&](V x) HWY_ATTR {
@@ -92,8 +91,7 @@ HWY_INLINE void CutIntoPairs(D d, V low, V high,
     return hn::IfThenZeroElse(hn::IsNaN(left), left);
   };
   for (int i = 0; i < 3; ++i) {
-    pieces[i] = hn::Or(hn::ShiftRight<16>(hn::BitCast(words, low)),
-                       hn::And(hn::BitCast(words, high), upper));
+    pieces[i] = hn::Or(hn::ShiftRight<16>(hn::BitCast(words, low)), hn::And(hn::BitCast(words, high), upper));
     if (i == 2) break;
     low = rest(low);
     high = rest(high);
@@ -153,9 +151,7 @@ struct TileFactor {
   const char* data;
   ptrdiff_t row, step, piece;  // bytes
   ptrdiff_t stride;            // between the rows of a tile
-  const char* At(ptrdiff_t r, ptrdiff_t s, int p) const {
-    return data + r * row + s * step + p * piece;
-  }
+  const char* At(ptrdiff_t r, ptrdiff_t s, int p) const { return data + r * row + s * step + p * piece; }
 };
 
 // A block of 2 x 2 sums, in registers: 0 to 3 the sums, 4 and 5 of a, 6 and 7 of b. Tiles
@@ -177,8 +173,8 @@ struct TileBlock {
   // between<i, j>() after each product: the unit needs 16 cycles for it, in which vectors can
   // be computed.
   template <int k = 0, class Before, class Between>
-  static HWY_INLINE void Step(const TileFactor& a, ptrdiff_t i, const TileFactor& b, ptrdiff_t j,
-                              ptrdiff_t step, const Before& before, Between& between) {
+  static HWY_INLINE void Step(const TileFactor& a, ptrdiff_t i, const TileFactor& b, ptrdiff_t j, ptrdiff_t step,
+                              const Before& before, Between& between) {
     constexpr auto& kPairs = PiecePairs<kProducts>::kAll;
     constexpr PiecePair now = kPairs[k], last = kPairs[k == 0 ? 0 : k - 1];
     constexpr bool new_a = k == 0 || now.a != last.a, new_b = k == 0 || now.b != last.b;
@@ -212,18 +208,20 @@ struct TileBlock {
   // kAdd. Those of before are stored to `before`, if that is not null, just before their
   // registers are needed again: four stores in a row would stall.
   template <bool kAdd>
-  static HWY_INLINE void Sums(const TileFactor& a, ptrdiff_t i, const TileFactor& b, ptrdiff_t j,
-                              ptrdiff_t steps, float* before, const float* out,
-                              ptrdiff_t out_row) {
+  static HWY_INLINE void Sums(const TileFactor& a, ptrdiff_t i, const TileFactor& b, ptrdiff_t j, ptrdiff_t steps,
+                              float* before, const float* out, ptrdiff_t out_row) {
     Nothing nothing;
-    Step(a, i, b, j, 0, [&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
-      if (before != nullptr) StoreSum<m, n>(before, out_row);
-      if constexpr (kAdd) {
-        Tiles::template Load<Sum(m, n)>(out + At(m, n, out_row), out_row * kFloat);
-      } else {
-        Tiles::template Zero<Sum(m, n)>();
-      }
-    }, nothing);
+    Step(
+        a, i, b, j, 0,
+        [&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
+          if (before != nullptr) StoreSum<m, n>(before, out_row);
+          if constexpr (kAdd) {
+            Tiles::template Load<Sum(m, n)>(out + At(m, n, out_row), out_row * kFloat);
+          } else {
+            Tiles::template Zero<Sum(m, n)>();
+          }
+        },
+        nothing);
     for (ptrdiff_t step = 1; step < steps; ++step) Step(a, i, b, j, step, nothing, nothing);
   }
 
@@ -242,9 +240,8 @@ struct TileBlock {
 
 // out = a b, or += if kAdd, of `rows` by `columns` tiles, both even.
 template <class Tiles, int kProducts, bool kAdd>
-HWY_INLINE void MultiplyTiles(const TileFactor& a, ptrdiff_t rows, const TileFactor& b,
-                              ptrdiff_t columns, ptrdiff_t steps, float* out,
-                              ptrdiff_t out_row) {
+HWY_INLINE void MultiplyTiles(const TileFactor& a, ptrdiff_t rows, const TileFactor& b, ptrdiff_t columns,
+                              ptrdiff_t steps, float* out, ptrdiff_t out_row) {
   using Block = TileBlock<Tiles, kProducts>;
   if (rows == 0 || columns == 0) return;
   float* before = nullptr;

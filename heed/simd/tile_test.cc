@@ -16,7 +16,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/simd/tile_test.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                      // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
 #include "heed/simd/tile-inl.h"
@@ -33,10 +33,10 @@ struct Call {
   ptrdiff_t stride;
   const T* lanes;
   size_t inner, count;
-  bool first;         // Values
-  const T* rescale;   // Values, [lanes]
-  T* max;             // Logits, [lanes]
-  T* out;             // [count][lanes]
+  bool first;        // Values
+  const T* rescale;  // Values, [lanes]
+  T* max;            // Logits, [lanes]
+  T* out;            // [count][lanes]
 };
 
 // What one target has. A shape is `vectors` wide, up to max_vectors.
@@ -66,13 +66,11 @@ void LogitsOf(const Call<T>& a) {
   hn::Vec<decltype(d)> max[C];
   for (size_t c = 0; c < C; ++c) max[c] = hn::Load(d, a.max + c * N);
   hs::ForTiles<hs::TileRows<C>()>(0, a.count, [&](auto rows, size_t i) HWY_ATTR {
-    hs::LogitTile<rows.value, C>(
-        d, a.lanes, C * N, a.rows + static_cast<ptrdiff_t>(i) * a.stride, a.stride,
-        a.inner, a.out + i * C * N, max, [&](auto x, int r, int c) HWY_ATTR {
-          const size_t row = i + static_cast<size_t>(r);
-          return hn::Add(
-              x, hn::Set(d, static_cast<T>(10 * row + static_cast<size_t>(c))));
-        });
+    hs::LogitTile<rows.value, C>(d, a.lanes, C * N, a.rows + static_cast<ptrdiff_t>(i) * a.stride, a.stride, a.inner,
+                                 a.out + i * C * N, max, [&](auto x, int r, int c) HWY_ATTR {
+                                   const size_t row = i + static_cast<size_t>(r);
+                                   return hn::Add(x, hn::Set(d, static_cast<T>(10 * row + static_cast<size_t>(c))));
+                                 });
   });
   for (size_t c = 0; c < C; ++c) hn::Store(max[c], d, a.max + c * N);
 }
@@ -84,8 +82,7 @@ void ValuesOf(const Call<T>& a) {
   hn::Vec<decltype(d)> rescale[C];
   for (size_t c = 0; c < C; ++c) rescale[c] = hn::Load(d, a.rescale + c * N);
   hs::ForTiles<hs::TileRows<C>()>(0, a.count, [&](auto rows, size_t i) HWY_ATTR {
-    hs::ValueTile<rows.value, C, kSkipMasked>(d, a.lanes, C * N, a.rows + i,
-                                              a.stride, a.inner, a.first, rescale,
+    hs::ValueTile<rows.value, C, kSkipMasked>(d, a.lanes, C * N, a.rows + i, a.stride, a.inner, a.first, rescale,
                                               a.out + i * C * N);
   });
 }
@@ -118,8 +115,7 @@ void Values(int vectors, bool skip_masked, const Call<T>& a) {
 
 template <class T>
 Kernels<T> KernelsOf() {
-  return {hn::MaxLanes(hn::ScalableTag<T>()), kMaxVectors, HWY_NATIVE_FMA != 0,
-          &Logits<T>, &Values<T>};
+  return {hn::MaxLanes(hn::ScalableTag<T>()), kMaxVectors, HWY_NATIVE_FMA != 0, &Logits<T>, &Values<T>};
 }
 
 Kernels<float> KernelsF32() { return KernelsOf<float>(); }
@@ -157,34 +153,28 @@ bool Same(T a, T b) {
 template <class T>
 class Check {
  public:
-  Check(const Kernels<T>& kernels, int vectors, size_t inner, size_t count,
-        uint64_t seed)
+  Check(const Kernels<T>& kernels, int vectors, size_t inner, size_t count, uint64_t seed)
       : kernels_(kernels), vectors_(vectors), inner_(inner), count_(count),
-        width_(kernels.lanes_per_vector * static_cast<size_t>(vectors)),
-        random_(seed) {}
+        width_(kernels.lanes_per_vector * static_cast<size_t>(vectors)), random_(seed) {}
 
   void Logits() {
     const auto [k, stride] = Rows(count_, inner_);
     const Buffer q = Lanes(inner_), s = Lanes(count_), max = Lanes(1);
     for (size_t lane = 0; lane < width_; ++lane) {
-      max.as<T>()[lane] =
-          lane % 3 == 0 ? T{1000} : -std::numeric_limits<T>::infinity();
+      max.as<T>()[lane] = lane % 3 == 0 ? T{1000} : -std::numeric_limits<T>::infinity();
     }
     std::vector<T> expected_max(max.as<T>(), max.as<T>() + width_);
-    kernels_.logits(vectors_,
-                    {k.template as<T>(), stride, q.as<T>(), inner_, count_,
-                     /*first=*/false, nullptr, max.as<T>(), s.as<T>()});
+    kernels_.logits(vectors_, {k.template as<T>(), stride, q.as<T>(), inner_, count_,
+                               /*first=*/false, nullptr, max.as<T>(), s.as<T>()});
     for (size_t r = 0; r < count_; ++r) {
       for (size_t lane = 0; lane < width_; ++lane) {
         T sum = 0;
         for (size_t e = 0; e < inner_; ++e) {
-          sum = Fused(k.template as<T>()[static_cast<ptrdiff_t>(r) * stride +
-                                static_cast<ptrdiff_t>(e)],
+          sum = Fused(k.template as<T>()[static_cast<ptrdiff_t>(r) * stride + static_cast<ptrdiff_t>(e)],
                       q.as<T>()[e * width_ + lane], sum);
         }
         sum += static_cast<T>(10 * r + lane / kernels_.lanes_per_vector);
-        ASSERT_TRUE(Same(s.as<T>()[r * width_ + lane], sum))
-            << "row " << r << " lane " << lane;
+        ASSERT_TRUE(Same(s.as<T>()[r * width_ + lane], sum)) << "row " << r << " lane " << lane;
         expected_max[lane] = std::max(expected_max[lane], sum);
       }
     }
@@ -205,28 +195,24 @@ class Check {
       }
       if (skip_masked && count_ > 0 && random_.Chance(0.2)) {
         v.template as<T>()[static_cast<ptrdiff_t>(j) * stride] =
-            random_.Chance(0.5) ? std::numeric_limits<T>::quiet_NaN()
-                                : std::numeric_limits<T>::infinity();
+            random_.Chance(0.5) ? std::numeric_limits<T>::quiet_NaN() : std::numeric_limits<T>::infinity();
       }
     }
     if (first) o.FillConstant(std::numeric_limits<double>::quiet_NaN());
     const std::vector<T> before(o.as<T>(), o.as<T>() + count_ * width_);
-    kernels_.values(vectors_, skip_masked,
-                    {v.template as<T>(), stride, p.as<T>(), inner_, count_, first,
-                     rescale.as<T>(), nullptr, o.as<T>()});
+    kernels_.values(
+        vectors_, skip_masked,
+        {v.template as<T>(), stride, p.as<T>(), inner_, count_, first, rescale.as<T>(), nullptr, o.as<T>()});
     for (size_t r = 0; r < count_; ++r) {
       for (size_t lane = 0; lane < width_; ++lane) {
         T sum = first ? 0 : before[r * width_ + lane] * rescale.as<T>()[lane];
         for (size_t j = 0; j < inner_; ++j) {
           const T weight = p.as<T>()[j * width_ + lane];
           if (skip_masked && std::signbit(weight)) continue;
-          sum = Fused(v.template as<T>()[static_cast<ptrdiff_t>(j) * stride +
-                                static_cast<ptrdiff_t>(r)],
-                      weight, sum);
+          sum = Fused(v.template as<T>()[static_cast<ptrdiff_t>(j) * stride + static_cast<ptrdiff_t>(r)], weight, sum);
         }
         ASSERT_TRUE(Same(o.as<T>()[r * width_ + lane], sum))
-            << "row " << r << " lane " << lane << ": "
-            << o.as<T>()[r * width_ + lane] << ", expected " << sum;
+            << "row " << r << " lane " << lane << ": " << o.as<T>()[r * width_ + lane] << ", expected " << sum;
       }
     }
   }
@@ -234,9 +220,7 @@ class Check {
  private:
   static constexpr DType kType = sizeof(T) == 4 ? DType::kF32 : DType::kF64;
 
-  T Fused(T a, T b, T c) const {
-    return kernels_.fused ? std::fma(a, b, c) : a * b + c;
-  }
+  T Fused(T a, T b, T c) const { return kernels_.fused ? std::fma(a, b, c) : a * b + c; }
 
   // A matrix of scalars with any stride, the reverse order among them.
   std::pair<Buffer, ptrdiff_t> Rows(size_t rows, size_t columns) {
@@ -244,17 +228,14 @@ class Check {
     const int64_t stride = random_.Pick<int64_t>({n, n, n + 3, -n, 2 * n + 1});
     const int64_t sizes[] = {static_cast<int64_t>(rows), n};
     const int64_t strides[] = {stride, 1};
-    const Buffer buffer(kType, sizes, strides,
-                        random_.Chance(0.5) ? Placement::kAfterGuard
-                                            : Placement::kBeforeGuard);
+    const Buffer buffer(kType, sizes, strides, random_.Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard);
     buffer.FillNormal(random_.Word());
     return {buffer, stride};
   }
 
   // Whole vectors, which leaves them aligned before a guard page.
   Buffer Lanes(size_t rows) {
-    const Buffer buffer(kType, {static_cast<int64_t>(rows),
-                                static_cast<int64_t>(width_)});
+    const Buffer buffer(kType, {static_cast<int64_t>(rows), static_cast<int64_t>(width_)});
     buffer.FillNormal(random_.Word());
     return buffer;
   }
@@ -274,8 +255,8 @@ void CheckAllShapes() {
       for (const size_t inner : {0, 1, 2, 3, 7, 64, 65}) {
         // 15 rows take tiles of 8, 4, 2 and 1, or of 4, 2 and 1.
         for (const size_t count : {0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17}) {
-          SCOPED_TRACE(target + " vectors " + std::to_string(vectors) + " inner " +
-                       std::to_string(inner) + " count " + std::to_string(count));
+          SCOPED_TRACE(target + " vectors " + std::to_string(vectors) + " inner " + std::to_string(inner) + " count " +
+                       std::to_string(count));
           Check<T> check(kernels, vectors, inner, count, seed++);
           check.Logits();
           for (const bool first : {false, true}) {

@@ -75,41 +75,28 @@ struct MatrixTiles {
   // 16 rows of 64 bytes, `stride` bytes apart.
   template <int kTile>
   static inline __attribute__((always_inline)) void Load(const void* from, ptrdiff_t stride) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2"
-                 :
-                 : "r"(from), "r"(stride), "i"(kTile)
-                 : "memory");
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
   }
 
   // Loads what is not read again soon and need not stay in L1.
   template <int kTile>
   static inline __attribute__((always_inline)) void LoadOnce(const void* from, ptrdiff_t stride) {
-    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2"
-                 :
-                 : "r"(from), "r"(stride), "i"(kTile)
-                 : "memory");
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
   }
 
   template <int kTile>
   static inline __attribute__((always_inline)) void Store(void* to, ptrdiff_t stride) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)"
-                 :
-                 : "r"(to), "r"(stride), "i"(kTile)
-                 : "memory");
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(kTile) : "memory");
   }
 
   template <int kSum, int kA, int kB>
   static inline __attribute__((always_inline)) void AddProducts() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0"
-                 :
-                 : "i"(kSum), "i"(kA), "i"(kB));
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kA), "i"(kB));
   }
 
   template <int kSum, int kA, int kB>
   static inline __attribute__((always_inline)) void AddByteProducts() {
-    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0"
-                 :
-                 : "i"(kSum), "i"(kA), "i"(kB));
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kA), "i"(kB));
   }
 };
 

@@ -17,7 +17,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/simd/tiles_test.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                       // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
 #include "heed/simd/emulated_tiles-inl.h"
@@ -63,12 +63,11 @@ void MultiplyAll(const Matrices& m) {
   constexpr int kA = hs::PiecePairs<kProducts>::kA, kB = hs::PiecePairs<kProducts>::kB;
   const typename Tiles::Session session;
   const ptrdiff_t row = m.columns * 64;
-  const hs::TileFactor a = {reinterpret_cast<const char*>(m.a), m.steps * kA * kTileBytes,
-                            kA * kTileBytes, kTileBytes, 64};
-  const hs::TileFactor b = {reinterpret_cast<const char*>(m.b), 64, kB * kTileRows * row,
-                            kTileRows * row, row};
-  const auto multiply = m.add ? &hs::MultiplyTiles<Tiles, kProducts, true>
-                              : &hs::MultiplyTiles<Tiles, kProducts, false>;
+  const hs::TileFactor a = {reinterpret_cast<const char*>(m.a), m.steps * kA * kTileBytes, kA * kTileBytes, kTileBytes,
+                            64};
+  const hs::TileFactor b = {reinterpret_cast<const char*>(m.b), 64, kB * kTileRows * row, kTileRows * row, row};
+  const auto multiply =
+      m.add ? &hs::MultiplyTiles<Tiles, kProducts, true> : &hs::MultiplyTiles<Tiles, kProducts, false>;
   multiply(a, m.rows, b, m.columns, m.steps, m.out, m.columns * kTileWords);
 }
 
@@ -128,8 +127,7 @@ void Reference(Operands& x) {
                                static_cast<double>(Flushed(Widen(x.b[k / 2][2 * n + k % 2])));
         chain[k % 2] = Flushed(product + static_cast<double>(chain[k % 2]));
       }
-      x.sum[m][n] = Flushed(static_cast<double>(x.sum[m][n]) +
-                            static_cast<double>(Flushed(chain[0] + chain[1])));
+      x.sum[m][n] = Flushed(static_cast<double>(x.sum[m][n]) + static_cast<double>(Flushed(chain[0] + chain[1])));
     }
   }
 }
@@ -141,15 +139,16 @@ Operands Random(uint64_t seed, int exponents) {
     const auto exponent = random.Integer(127 - exponents / 2, 127 + exponents / 2);
     return static_cast<uint16_t>((random.Word() & 0x807F) | static_cast<uint32_t>(exponent) << 7);
   };
-  for (auto& row : x.a) for (uint16_t& e : row) e = bits();
-  for (auto& row : x.b) for (uint16_t& e : row) e = bits();
-  for (auto& row : x.sum) for (float& e : row) e = Widen(bits());
+  for (auto& row : x.a)
+    for (uint16_t& e : row) e = bits();
+  for (auto& row : x.b)
+    for (uint16_t& e : row) e = bits();
+  for (auto& row : x.sum)
+    for (float& e : row) e = Widen(bits());
   return x;
 }
 
-bool Same(const Operands& a, const Operands& b) {
-  return std::memcmp(a.sum, b.sum, sizeof(a.sum)) == 0;
-}
+bool Same(const Operands& a, const Operands& b) { return std::memcmp(a.sum, b.sum, sizeof(a.sum)) == 0; }
 
 TEST(TilesTest, AProductIsTwoChains) {
   for (uint64_t seed = 1; seed <= 50; ++seed) {
@@ -206,8 +205,7 @@ TEST(TilesTest, MatricesOfManyTilesAndPiecesAreSumsOfTheirProducts) {
       for (const int64_t columns : {2, 4}) {
         for (const int64_t steps : {1, 2, 3}) {
           for (const bool add : {false, true}) {
-            heed::Random random(
-                static_cast<uint64_t>(products * 1000 + rows * 100 + columns * 10 + steps));
+            heed::Random random(static_cast<uint64_t>(products * 1000 + rows * 100 + columns * 10 + steps));
             const auto draw = [&] { return static_cast<int>(random.Integer(-4, 4)); };
             std::vector<uint16_t> a(static_cast<size_t>(rows * steps * of_a * 512));
             std::vector<uint16_t> b(static_cast<size_t>(steps * of_b * columns * 512));
@@ -238,8 +236,7 @@ TEST(TilesTest, MatricesOfManyTilesAndPiecesAreSumsOfTheirProducts) {
               }
             }
             const std::vector<float> before = out;
-            SCOPED_TRACE(testing::Message()
-                         << products << " " << rows << " " << columns << " " << steps);
+            SCOPED_TRACE(testing::Message() << products << " " << rows << " " << columns << " " << steps);
             const Matrices m = {products, rows, columns, steps, a.data(), b.data(), add, out.data()};
             HWY_DYNAMIC_DISPATCH(EmulateMatrices)(m);
             EXPECT_EQ(out, expected);

@@ -58,10 +58,8 @@ HWY_INLINE void Transpose(D d, V* HWY_RESTRICT v) {
     for (size_t i = 0; i < N; i += 4) {
       const auto ab0 = hn::BitCast(wide, hn::InterleaveLower(d, v[i], v[i + 1]));
       const auto ab1 = hn::BitCast(wide, hn::InterleaveUpper(d, v[i], v[i + 1]));
-      const auto ce0 =
-          hn::BitCast(wide, hn::InterleaveLower(d, v[i + 2], v[i + 3]));
-      const auto ce1 =
-          hn::BitCast(wide, hn::InterleaveUpper(d, v[i + 2], v[i + 3]));
+      const auto ce0 = hn::BitCast(wide, hn::InterleaveLower(d, v[i + 2], v[i + 3]));
+      const auto ce1 = hn::BitCast(wide, hn::InterleaveUpper(d, v[i + 2], v[i + 3]));
       v[i] = hn::BitCast(d, hn::InterleaveLower(wide, ab0, ce0));
       v[i + 1] = hn::BitCast(d, hn::InterleaveUpper(wide, ab0, ce0));
       v[i + 2] = hn::BitCast(d, hn::InterleaveLower(wide, ab1, ce1));

@@ -12,7 +12,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/simd/transpose_test.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                           // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
 #include "heed/simd/transpose-inl.h"
@@ -70,9 +70,8 @@ int64_t WrongOfType() {
 }
 
 int64_t Wrong() {
-  return WrongOfType<float>() + WrongOfType<double>() + WrongOfType<int32_t>() +
-         WrongOfType<uint32_t>() + WrongOfType<int64_t>() +
-         WrongOfType<uint64_t>();
+  return WrongOfType<float>() + WrongOfType<double>() + WrongOfType<int32_t>() + WrongOfType<uint32_t>() +
+         WrongOfType<int64_t>() + WrongOfType<uint64_t>();
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -88,8 +87,7 @@ namespace {
 
 TEST(TransposeTest, EveryElementFindsItsPlace) {
   for (const std::string& target : AvailableTargets()) {
-    EXPECT_EQ(HWY_DISPATCH_TABLE(Wrong)[TargetIndex(TargetsUpTo(target))](), 0)
-        << target;
+    EXPECT_EQ(HWY_DISPATCH_TABLE(Wrong)[TargetIndex(TargetsUpTo(target))](), 0) << target;
   }
 }
 

@@ -24,11 +24,12 @@ class Checks {
     const int heads = heads_first ? 1 : 2;
     if (pool.rank() != 4 || pool.size(heads) != expected_.heads || pool.size(3) != dim || pool.size(3 - heads) < 1) {
       const std::string H = std::to_string(expected_.heads);
-      Fail(what + " has shape " + pool.ShapeString() + ", expected [pages," + (heads_first ? H + ",tokens" : "tokens," + H) +
-           "," + std::to_string(dim) + "] with at least one token");
+      Fail(what + " has shape " + pool.ShapeString() + ", expected [pages," +
+           (heads_first ? H + ",tokens" : "tokens," + H) + "," + std::to_string(dim) + "] with at least one token");
     }
     mechanism::CheckReadable(op_, name, pool, expected_.device);
-    return ConstTensorView(pool.data(), pool.dtype(), {pool.size(0), pool.size(3 - heads), pool.size(heads), pool.size(3)},
+    return ConstTensorView(pool.data(), pool.dtype(),
+                           {pool.size(0), pool.size(3 - heads), pool.size(heads), pool.size(3)},
                            {pool.stride(0), pool.stride(3 - heads), pool.stride(heads), pool.stride(3)}, pool.device());
   }
 
@@ -68,8 +69,8 @@ CheckedTables CheckTables(const char* op, const KVCache::BlockTables& tables, co
   const ConstTensorView& k = checked.k = check.Pool("k_pool", tables.k_pool, tables.heads_first, expected.dim);
   const ConstTensorView& v = checked.v = check.Pool("v_pool", tables.v_pool, tables.heads_first, expected.value_dim);
   if (v.size(0) != k.size(0) || v.size(1) != k.size(1)) {
-    check.Fail("v_pool has shape " + tables.v_pool.ShapeString() + ", expected " + std::to_string(k.size(0)) + " pages of " +
-               std::to_string(k.size(1)) + " tokens as in k_pool");
+    check.Fail("v_pool has shape " + tables.v_pool.ShapeString() + ", expected " + std::to_string(k.size(0)) +
+               " pages of " + std::to_string(k.size(1)) + " tokens as in k_pool");
   }
   const int64_t batch = expected.batch, tokens = k.size(1);
   check.List("indptr", tables.indptr, batch + 1, true);

@@ -19,9 +19,9 @@ struct ExpectedTables {
 };
 
 struct CheckedTables {
-  ConstTensorView k, v;         // pools as [pages, tokens, H, D]
-  std::vector<int64_t> begins;  // [B + 1]: of each sequence in `pages`
-  std::vector<int64_t> pages;   // numbers of pages of the pools
+  ConstTensorView k, v;          // pools as [pages, tokens, H, D]
+  std::vector<int64_t> begins;   // [B + 1]: of each sequence in `pages`
+  std::vector<int64_t> pages;    // numbers of pages of the pools
   std::vector<int64_t> lengths;  // [B], tokens
 
   int64_t page_tokens() const { return k.size(1); }

@@ -37,19 +37,12 @@ struct CacheModel {
   int64_t shared_prefix = 0;
 
   explicit CacheModel(const KVCache::Options& o)
-      : heads(o.heads),
-        dim(o.dim),
-        value_dim(o.value_dim == 0 ? o.dim : o.value_dim),
-        dtype(o.dtype),
+      : heads(o.heads), dim(o.dim), value_dim(o.value_dim == 0 ? o.dim : o.value_dim), dtype(o.dtype),
         quantized(o.quantize == Quantize::kInt8) {
     SetBatch(o.batch);
   }
   explicit CacheModel(const RingKVCache::Options& o)
-      : heads(o.heads),
-        dim(o.dim),
-        value_dim(o.value_dim == 0 ? o.dim : o.value_dim),
-        dtype(o.dtype),
-        window(o.window),
+      : heads(o.heads), dim(o.dim), value_dim(o.value_dim == 0 ? o.dim : o.value_dim), dtype(o.dtype), window(o.window),
         sink_tokens(o.sink_tokens) {
     SetBatch(o.batch);
   }
@@ -83,9 +76,7 @@ struct CacheModel {
       return row;
     }
     double largest = 0;
-    const auto get = [&](int64_t i) {
-      return LoadAsDouble(dtype, x.data(), at + i * stride);
-    };
+    const auto get = [&](int64_t i) { return LoadAsDouble(dtype, x.data(), at + i * stride); };
     for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(get(i)));
     const float scale = largest == 0 ? 1 : static_cast<float>(largest) / 127.0f;
     for (int64_t i = 0; i < n; ++i) {
@@ -97,16 +88,14 @@ struct CacheModel {
   }
 
   // k [B, T, H, D], v [B, T, H, Dv], of a latent cache absent.
-  void Append(const ConstTensorView& k, const ConstTensorView& v,
-              std::span<const int64_t> counts) {
+  void Append(const ConstTensorView& k, const ConstTensorView& v, std::span<const int64_t> counts) {
     for (size_t b = 0; b < tokens.size(); ++b) {
       const int64_t before = length(b);
       for (int64_t t = 0; t < counts[b]; ++t) {
         auto token = std::make_shared<ModelToken>();
         for (int64_t h = 0; h < heads; ++h) {
           const auto add = [&](const ConstTensorView& x, std::string& to) {
-            const int64_t at = static_cast<int64_t>(b) * x.stride(0) + t * x.stride(1) +
-                               h * x.stride(2);
+            const int64_t at = static_cast<int64_t>(b) * x.stride(0) + t * x.stride(1) + h * x.stride(2);
             to += Row(x, at, x.stride(3), x.size(3));
           };
           add(k, token->k);
@@ -158,13 +147,11 @@ struct CacheModel {
 };
 
 // Row t of head h as the view has it, with its scale.
-inline std::string ViewRow(const KVView& view, const PageRows& rows,
-                           const PageRows& scales, size_t b, int64_t t, int64_t h,
-                           int64_t dim) {
+inline std::string ViewRow(const KVView& view, const PageRows& rows, const PageRows& scales, size_t b, int64_t t,
+                           int64_t h, int64_t dim) {
   const std::byte* const page = view.pages[b][t / view.page_tokens];
   const auto at = [&](const PageRows& r) {
-    return reinterpret_cast<const char*>(page) + r.begin + h * r.head_stride +
-           t % view.page_tokens * r.token_stride;
+    return reinterpret_cast<const char*>(page) + r.begin + h * r.head_stride + t % view.page_tokens * r.token_stride;
   };
   const size_t size = view.quantized ? 1 : SizeOf(view.dtype);
   std::string row(at(rows), static_cast<size_t>(dim) * size);
@@ -175,14 +162,12 @@ inline std::string ViewRow(const KVView& view, const PageRows& rows,
 // What is different, or nothing.
 inline std::string Difference(const KVView& view, const CacheModel& model) {
   if (view.batch != model.batch() || view.heads != model.heads || view.dim != model.dim ||
-      view.value_dim != model.value_dim || view.dtype != model.dtype ||
-      view.quantized != model.quantized) {
+      view.value_dim != model.value_dim || view.dtype != model.dtype || view.quantized != model.quantized) {
     return "options";
   }
   if (!std::ranges::equal(view.lengths, model.lengths())) return "lengths";
   if (!std::ranges::equal(view.appended, model.appended)) return "appended";
-  if (model.window == 0 ? !view.first_kept.empty()
-                        : !std::ranges::equal(view.first_kept, model.first_kept)) {
+  if (model.window == 0 ? !view.first_kept.empty() : !std::ranges::equal(view.first_kept, model.first_kept)) {
     return "first_kept";
   }
   for (size_t b = 0; b < model.tokens.size(); ++b) {
@@ -196,8 +181,8 @@ inline std::string Difference(const KVView& view, const CacheModel& model) {
         v += ViewRow(view, view.value, view.value_scale, b, t, h, view.value_dim);
       }
       if (k != token.k || v != token.v) {
-        return std::string(k != token.k ? "key" : "value") + " of token " +
-               std::to_string(t) + " of sequence " + std::to_string(b);
+        return std::string(k != token.k ? "key" : "value") + " of token " + std::to_string(t) + " of sequence " +
+               std::to_string(b);
       }
     }
   }
@@ -208,13 +193,11 @@ inline std::string Difference(const KVView& view, const CacheModel& model) {
 // its axes in memory.
 class RandomRows {
  public:
-  RandomRows(Random& random, DType dtype, bool finite, std::vector<int64_t> sizes,
-             bool strided = true) {
+  RandomRows(Random& random, DType dtype, bool finite, std::vector<int64_t> sizes, bool strided = true) {
     std::vector<size_t> order(sizes.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
     for (size_t i = order.size() - 1; strided && i > 0; --i) {
-      std::swap(order[i], order[static_cast<size_t>(
-                              random.Integer(0, static_cast<int64_t>(i)))]);
+      std::swap(order[i], order[static_cast<size_t>(random.Integer(0, static_cast<int64_t>(i)))]);
     }
     std::vector<int64_t> strides(sizes.size());
     int64_t count = 1;
@@ -244,8 +227,8 @@ class RandomRows {
 
 // Appends the same random rows to a cache and its model: counts[b] of T.
 template <class Cache>
-void AppendRandom(Random& random, Cache& cache, CacheModel& model,
-                  std::span<const int64_t> counts, bool strided = true) {
+void AppendRandom(Random& random, Cache& cache, CacheModel& model, std::span<const int64_t> counts,
+                  bool strided = true) {
   int64_t T = 0;
   for (const int64_t count : counts) T = std::max(T, count);
   const int64_t B = model.batch(), H = model.heads;
@@ -253,8 +236,7 @@ void AppendRandom(Random& random, Cache& cache, CacheModel& model,
   const RandomRows k(random, model.dtype, finite, {B, T, H, model.dim}, strided);
   if constexpr (std::is_same_v<Cache, LatentKVCache>) {
     const ConstTensorView rows(k.view().data(), model.dtype, {B, T, model.dim},
-                               {k.view().stride(0), k.view().stride(1),
-                                k.view().stride(3)});
+                               {k.view().stride(0), k.view().stride(1), k.view().stride(3)});
     cache.Append(rows, counts);
     model.Append(k.view(), {}, counts);
   } else {

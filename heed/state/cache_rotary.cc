@@ -22,9 +22,8 @@ constexpr char kPairsKey[] = "rotary_pairs", kTypeKey[] = "rotary_type";
 constexpr char kHalfSplit[] = "half_split", kInterleaved[] = "interleaved";
 
 constexpr std::pair<const char*, RopeType> kTypes[] = {
-    {"default", RopeType::kDefault}, {"linear", RopeType::kLinear},
-    {"ntk", RopeType::kNtk},         {"dynamic", RopeType::kDynamic},
-    {"yarn", RopeType::kYarn},       {"llama3", RopeType::kLlama3},
+    {"default", RopeType::kDefault},  {"linear", RopeType::kLinear}, {"ntk", RopeType::kNtk},
+    {"dynamic", RopeType::kDynamic},  {"yarn", RopeType::kYarn},     {"llama3", RopeType::kLlama3},
     {"longrope", RopeType::kLongrope}};
 
 std::string NameOf(RopeType type) {
@@ -35,17 +34,21 @@ std::string NameOf(RopeType type) {
 }
 
 // After base, dim and truncate.
-constexpr std::optional<double> RotaryScaling::*kFields[] = {
-    &RotaryScaling::factor,           &RotaryScaling::original_max_position_embeddings,
-    &RotaryScaling::max_position_embeddings, &RotaryScaling::attention_factor,
-    &RotaryScaling::beta_fast,        &RotaryScaling::beta_slow,
-    &RotaryScaling::mscale,           &RotaryScaling::mscale_all_dim,
-    &RotaryScaling::low_freq_factor,  &RotaryScaling::high_freq_factor};
+constexpr std::optional<double> RotaryScaling::* kFields[] = {&RotaryScaling::factor,
+                                                              &RotaryScaling::original_max_position_embeddings,
+                                                              &RotaryScaling::max_position_embeddings,
+                                                              &RotaryScaling::attention_factor,
+                                                              &RotaryScaling::beta_fast,
+                                                              &RotaryScaling::beta_slow,
+                                                              &RotaryScaling::mscale,
+                                                              &RotaryScaling::mscale_all_dim,
+                                                              &RotaryScaling::low_freq_factor,
+                                                              &RotaryScaling::high_freq_factor};
 static_assert(3 + std::size(kFields) == static_cast<size_t>(kRotaryNumbers));
 
 RotaryFrequencies Frequencies(const CacheRotary& rotary, int64_t dim) {
-  return ScaledRotaryFrequencies(rotary.options.dim.value_or(dim), rotary.options.base,
-                                 rotary.options.scaling, /*length=*/0);
+  return ScaledRotaryFrequencies(rotary.options.dim.value_or(dim), rotary.options.base, rotary.options.scaling,
+                                 /*length=*/0);
 }
 
 // With every low part prepared, so that threads only read.
@@ -60,17 +63,14 @@ positions::PhaseTable MakeTable(const CacheRotary& rotary, int64_t dim) {
 }  // namespace
 
 void CheckCacheRotary(const std::string& name, const CacheRotary& rotary, int64_t dim) {
-  const auto fail = [&](const std::string& what) {
-    throw InvalidArgument(name + ": rotary " + what);
-  };
+  const auto fail = [&](const std::string& what) { throw InvalidArgument(name + ": rotary " + what); };
   if (rotary.pairs != RotaryPairs::kHalfSplit && rotary.pairs != RotaryPairs::kInterleaved) {
     fail("pairs is unknown, expected half split or interleaved ones");
   }
   const int64_t turned = rotary.options.dim.value_or(dim);
   const int64_t most = std::min(dim, kMostTurned);
   if (turned < 2 || turned > most || turned % 2 != 0) {
-    fail("dim is " + std::to_string(turned) + ", expected an even number from 2 to " +
-         std::to_string(most));
+    fail("dim is " + std::to_string(turned) + ", expected an even number from 2 to " + std::to_string(most));
   }
   if (rotary.options.inverse) fail("inverse is true, expected false");
   const RopeType type = rotary.options.scaling.rope_type;
@@ -87,36 +87,31 @@ void CheckCacheRotary(const std::string& name, const CacheRotary& rotary, int64_
 }
 
 KeyRotation::KeyRotation(const CacheRotary& rotary, int64_t dim)
-    : pairs_(rotary.pairs),
-      dim_(dim),
-      turned_(rotary.options.dim.value_or(dim)),
-      table_(MakeTable(rotary, dim)) {}
+    : pairs_(rotary.pairs), dim_(dim), turned_(rotary.options.dim.value_or(dim)), table_(MakeTable(rotary, dim)) {}
 
 KeyRotation::Worker::Worker(const KeyRotation& rotation)
-    : rotation_(rotation),
-      phase_memory_(positions::PhaseRow::ScratchBytes(rotation.table_.size()) / sizeof(double)),
+    : rotation_(rotation), phase_memory_(positions::PhaseRow::ScratchBytes(rotation.table_.size()) / sizeof(double)),
       scratch_(positions::RotateScratchBytes(rotation.turned_ / 2) / sizeof(double)),
       phase_(rotation.table_, phase_memory_.data()) {}
 
 void KeyRotation::Worker::Turn(int64_t position, const Rows& rows) {
   phase_.MoveTo(position);
   positions::RotateRows(kAllTargets, rows.dtype, rotation_.pairs_,
-                    {.x = rows.from,
-                     .y = rows.to,
-                     .num_rows = rows.heads,
-                     .x_stride = rows.from_stride,
-                     .y_stride = rows.to_stride,
-                     .half = rotation_.turned_ / 2,
-                     .cos = phase_.cos(),
-                     .sin = phase_.sin(),
-                     .sign = 1,
-                     .scratch = scratch_.data()});
+                        {.x = rows.from,
+                         .y = rows.to,
+                         .num_rows = rows.heads,
+                         .x_stride = rows.from_stride,
+                         .y_stride = rows.to_stride,
+                         .half = rotation_.turned_ / 2,
+                         .cos = phase_.cos(),
+                         .sin = phase_.sin(),
+                         .sign = 1,
+                         .scratch = scratch_.data()});
   const auto size = static_cast<int64_t>(SizeOf(rows.dtype));
   const int64_t rest = rotation_.dim_ - rotation_.turned_;
   for (int64_t h = 0; h < rows.heads && rest > 0; ++h) {
     std::memcpy(rows.to + (h * rows.to_stride + rotation_.turned_) * size,
-                rows.from + (h * rows.from_stride + rotation_.turned_) * size,
-                static_cast<size_t>(rest * size));
+                rows.from + (h * rows.from_stride + rotation_.turned_) * size, static_cast<size_t>(rest * size));
   }
 }
 
@@ -124,8 +119,7 @@ RotaryInFile WriteRotary(const CacheRotary& rotary) {
   constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
   const RotaryOptions& o = rotary.options;
   RotaryInFile file;
-  file.metadata[kPairsKey] =
-      rotary.pairs == RotaryPairs::kHalfSplit ? kHalfSplit : kInterleaved;
+  file.metadata[kPairsKey] = rotary.pairs == RotaryPairs::kHalfSplit ? kHalfSplit : kInterleaved;
   file.metadata[kTypeKey] = NameOf(o.scaling.rope_type);
   file.numbers = {o.base, o.dim ? static_cast<double>(*o.dim) : kAbsent,
                   o.scaling.truncate ? static_cast<double>(*o.scaling.truncate) : kAbsent};
@@ -137,8 +131,7 @@ bool HasRotary(const std::map<std::string, std::string>& metadata) {
   return metadata.contains(kPairsKey) || metadata.contains(kTypeKey);
 }
 
-CacheRotary ReadRotary(const std::map<std::string, std::string>& metadata,
-                       const double* numbers) {
+CacheRotary ReadRotary(const std::map<std::string, std::string>& metadata, const double* numbers) {
   const auto text = [&](const char* key) {
     const auto found = metadata.find(key);
     return found == metadata.end() ? std::string() : found->second;
@@ -148,22 +141,19 @@ CacheRotary ReadRotary(const std::map<std::string, std::string>& metadata,
     throw InvalidArgument(std::string("metadata '") + kPairsKey + "' is " + Quote(pairs) +
                           ", expected half_split or interleaved");
   }
-  CacheRotary rotary = {
-      .pairs = pairs == kHalfSplit ? RotaryPairs::kHalfSplit : RotaryPairs::kInterleaved};
+  CacheRotary rotary = {.pairs = pairs == kHalfSplit ? RotaryPairs::kHalfSplit : RotaryPairs::kInterleaved};
   RotaryOptions& o = rotary.options;
   o.scaling.rope_type = RopeTypeFromName(type);
   o.base = numbers[0];
   if (const double dim = numbers[1]; !std::isnan(dim)) {
     if (!(dim >= 2 && dim <= 0x1p53 && dim == std::floor(dim))) {
-      throw InvalidArgument("rotary dim is " + std::to_string(dim) +
-                            ", expected an even number");
+      throw InvalidArgument("rotary dim is " + std::to_string(dim) + ", expected an even number");
     }
     o.dim = static_cast<int64_t>(dim);
   }
   if (const double truncate = numbers[2]; !std::isnan(truncate)) {
     if (truncate != 0 && truncate != 1) {
-      throw InvalidArgument("rotary truncate is " + std::to_string(truncate) +
-                            ", expected 0 or 1");
+      throw InvalidArgument("rotary truncate is " + std::to_string(truncate) + ", expected 0 or 1");
     }
     o.scaling.truncate = truncate == 1;
   }

@@ -68,8 +68,7 @@ RotaryInFile WriteRotary(const CacheRotary& rotary);
 // InvalidArgument for names that are none and numbers that WriteRotary never gives; whether
 // the options make sense is for CheckCacheRotary.
 bool HasRotary(const std::map<std::string, std::string>& metadata);
-CacheRotary ReadRotary(const std::map<std::string, std::string>& metadata,
-                       const double* numbers);
+CacheRotary ReadRotary(const std::map<std::string, std::string>& metadata, const double* numbers);
 
 }  // namespace heed
 

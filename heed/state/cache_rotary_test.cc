@@ -45,8 +45,7 @@ Buffer Turned(const CacheRotary& rotary, const ConstTensorView& k, const List& f
     for (int64_t t = 0; t < k.size(1); ++t) positions.push_back(p + t);
   }
   Context ctx(1);
-  Rotary(ctx, plain.view(),
-         ConstTensorView(positions.data(), DType::kI64, {k.size(0), k.size(1)}), rotary.pairs,
+  Rotary(ctx, plain.view(), ConstTensorView(positions.data(), DType::kI64, {k.size(0), k.size(1)}), rotary.pairs,
          rotary.options, turned.view());
   return turned;
 }
@@ -62,8 +61,7 @@ struct Pair {
   void Append(const List& counts, bool turned = true) {
     const int64_t T = *std::max_element(counts.begin(), counts.end());
     const RandomRows k(random, model.dtype, true, {model.batch(), T, model.heads, model.dim});
-    const RandomRows v(random, model.dtype, true,
-                       {model.batch(), T, model.heads, model.value_dim});
+    const RandomRows v(random, model.dtype, true, {model.batch(), T, model.heads, model.value_dim});
     const List before = model.lengths();
     cache->Append(k.view(), v.view(), counts);
     const Buffer expected = Turned(rotary, k.view(), before);
@@ -85,14 +83,9 @@ TEST(CacheRotaryTest, KeysAreTurnedByTheirPositionsToTheBit) {
         for (const int64_t dim : {2, 14, 38}) {
           CacheRotary rotary = {.pairs = pairs};
           if (dim < 38) rotary.options.dim = dim;
-          Pair<KVCache> pair({.batch = 2,
-                              .heads = 3,
-                              .dim = 38,
-                              .value_dim = 5,
-                              .page = 7,
-                              .dtype = dtype,
-                              .quantize = quantize},
-                             rotary);
+          Pair<KVCache> pair(
+              {.batch = 2, .heads = 3, .dim = 38, .value_dim = 5, .page = 7, .dtype = dtype, .quantize = quantize},
+              rotary);
           SCOPED_TRACE(std::string(Name(dtype)) + " dim " + std::to_string(dim));
           pair.Append({3, 0});
           pair.Append({40, 65});
@@ -188,15 +181,12 @@ TEST(CacheRotaryTest, ImportedRowsAreTurnedAsIfAppended) {
 }
 
 TEST(CacheRotaryTest, RowsThatTurnIntoInfinityCannotBeQuantised) {
-  KVCache cache({.dim = 2,
-                 .dtype = DType::kF16,
-                 .quantize = Quantize::kInt8,
-                 .rotary = CacheRotary{RotaryPairs::kHalfSplit}});
+  KVCache cache(
+      {.dim = 2, .dtype = DType::kF16, .quantize = Quantize::kInt8, .rotary = CacheRotary{RotaryPairs::kHalfSplit}});
   const Buffer k(DType::kF16, {1, 2, 1, 2});
   k.FillConstant(60000);
   EXPECT_THAT([&] { cache.Append(k.view(), k.view()); },
-              ThrowsMessage<InvalidArgument>(
-                  HasSubstr("KVCache::Append: k, turned, has NaN or infinity in token 1")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("KVCache::Append: k, turned, has NaN or infinity in token 1")));
   EXPECT_EQ(cache.lengths()[0], 0);
   EXPECT_EQ(cache.nbytes(), 0);
 }
@@ -205,39 +195,31 @@ TEST(CacheRotaryTest, OptionsThatNoCacheCanHaveAreNamed) {
   const auto expect = [](const CacheRotary& rotary, const std::string& message) {
     KVCache::Options kv = {.dim = 8, .rotary = rotary};
     EXPECT_THAT([&] { KVCache cache(kv); },
-                ThrowsMessage<InvalidArgument>(
-                    AllOf(StartsWith("KVCache: rotary"), HasSubstr(message))));
+                ThrowsMessage<InvalidArgument>(AllOf(StartsWith("KVCache: rotary"), HasSubstr(message))));
     RingKVCache::Options ring = {.dim = 8, .rotary = rotary};
     ring.positions = RingPositions::kCache;
     EXPECT_THAT([&] { RingKVCache cache(ring); },
-                ThrowsMessage<InvalidArgument>(
-                    AllOf(StartsWith("RingKVCache: rotary"), HasSubstr(message))));
+                ThrowsMessage<InvalidArgument>(AllOf(StartsWith("RingKVCache: rotary"), HasSubstr(message))));
   };
-  const auto with = [](const RotaryOptions& options) {
-    return CacheRotary{RotaryPairs::kHalfSplit, options};
-  };
+  const auto with = [](const RotaryOptions& options) { return CacheRotary{RotaryPairs::kHalfSplit, options}; };
   for (const int64_t dim : {-2, 0, 1, 3, 7, 10}) {
-    expect(with({.dim = dim}), "dim is " + std::to_string(dim) +
-                                   ", expected an even number from 2 to 8");
+    expect(with({.dim = dim}), "dim is " + std::to_string(dim) + ", expected an even number from 2 to 8");
   }
   expect(with({.base = 1}), "base is 1");
   expect(with({.scaling = {.rope_type = RopeType::kLinear}}), "factor is missing");
   expect(with({.inverse = true}), "inverse is true, expected false");
   expect(with({.scaling = {.rope_type = RopeType::kDynamic, .factor = 2}}),
          "scaling.rope_type is dynamic, expected one that does not depend on the length");
-  expect(with({.scaling = {.rope_type = RopeType::kLongrope}}),
-         "scaling.rope_type is longrope");
+  expect(with({.scaling = {.rope_type = RopeType::kLongrope}}), "scaling.rope_type is longrope");
   expect({static_cast<RotaryPairs>(7)}, "pairs is unknown");
   EXPECT_THAT([] { KVCache cache({.dim = 7, .rotary = CacheRotary{RotaryPairs::kHalfSplit}}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("rotary dim is 7")));
-  EXPECT_THAT(
-      [] { KVCache cache({.dim = 65538, .rotary = CacheRotary{RotaryPairs::kHalfSplit}}); },
-      ThrowsMessage<InvalidArgument>(HasSubstr("expected an even number from 2 to 65536")));
+  EXPECT_THAT([] { KVCache cache({.dim = 65538, .rotary = CacheRotary{RotaryPairs::kHalfSplit}}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("expected an even number from 2 to 65536")));
   RingKVCache::Options ring = {.dim = 8};
   ring.positions = RingPositions::kCache;
   EXPECT_THAT([&] { RingKVCache cache(ring); },
-              ThrowsMessage<InvalidArgument>(
-                  HasSubstr("RingKVCache: positions is kCache without rotary")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("RingKVCache: positions is kCache without rotary")));
 }
 
 class SavedRotaryTest : public FileTest {
@@ -283,11 +265,9 @@ TEST_F(SavedRotaryTest, OptionsComeBackAndTurningGoesOn) {
   EXPECT_EQ(pair.Difference(), "");
 
   RingKVCache::Options ring = {.dim = 8, .window = 5};
-  ring.rotary = CacheRotary{RotaryPairs::kHalfSplit,
-                            {.scaling = {.rope_type = RopeType::kLlama3,
-                                         .factor = 2,
-                                         .low_freq_factor = 1,
-                                         .high_freq_factor = 3}}};
+  ring.rotary = CacheRotary{
+      RotaryPairs::kHalfSplit,
+      {.scaling = {.rope_type = RopeType::kLlama3, .factor = 2, .low_freq_factor = 1, .high_freq_factor = 3}}};
   for (const RingPositions positions : {RingPositions::kAbsolute, RingPositions::kCache}) {
     ring.positions = positions;
     ring.rotary->options.scaling.original_max_position_embeddings = 64;
@@ -309,8 +289,7 @@ TEST_F(SavedRotaryTest, WhatNoCacheHasWrittenIsAFileError) {
     std::vector<double> numbers;
     DType dtype = DType::kF64;
   };
-  const auto expect = [&](bool ring, const std::function<void(File&)>& spoil,
-                          const std::string& message) {
+  const auto expect = [&](bool ring, const std::function<void(File&)>& spoil, const std::string& message) {
     const CacheRotary rotary = {RotaryPairs::kHalfSplit};
     if (ring) {
       RingKVCache::Options options = {.dim = 8, .rotary = rotary};
@@ -329,9 +308,7 @@ TEST_F(SavedRotaryTest, WhatNoCacheHasWrittenIsAFileError) {
         if (name != "rotary") tensors.push_back({name, saved.tensor(name)});
       }
       if (!file.numbers.empty()) {
-        tensors.push_back({"rotary",
-                           {file.numbers.data(), file.dtype,
-                            {static_cast<int64_t>(file.numbers.size())}}});
+        tensors.push_back({"rotary", {file.numbers.data(), file.dtype, {static_cast<int64_t>(file.numbers.size())}}});
       }
       WriteSafetensors(path(), tensors, file.metadata);
     }
@@ -343,23 +320,24 @@ TEST_F(SavedRotaryTest, WhatNoCacheHasWrittenIsAFileError) {
     expect(false, [&](F& f) { f.numbers[i] = value; }, message);
   };
   const double inf = std::numeric_limits<double>::infinity();
-  expect(false, [](F& f) { f.metadata["rotary_pairs"] = "x"; },
-         "metadata 'rotary_pairs' is 'x', expected half_split or interleaved");
+  expect(
+      false, [](F& f) { f.metadata["rotary_pairs"] = "x"; },
+      "metadata 'rotary_pairs' is 'x', expected half_split or interleaved");
   expect(false, [](F& f) { f.metadata.erase("rotary_pairs"); }, "'rotary_pairs' is ''");
   expect(false, [](F& f) { f.metadata.erase("rotary_type"); }, "scaling.rope_type is ''");
-  expect(false, [](F& f) { f.metadata["rotary_type"] = "dynamic"; },
-         "KVCache: rotary scaling.rope_type is dynamic");
-  expect(false, [](F& f) { f.metadata["positions"] = "cache"; },
-         "options that a cache of kind kv cannot have");
-  expect(true, [](F& f) { f.metadata["positions"] = "absolute"; },
-         "metadata 'positions' is 'absolute', expected cache");
-  expect(true, [](F& f) {
-    f.metadata.erase("rotary_pairs");
-    f.metadata.erase("rotary_type");
-  }, "RingKVCache: positions is kCache without rotary");
+  expect(false, [](F& f) { f.metadata["rotary_type"] = "dynamic"; }, "KVCache: rotary scaling.rope_type is dynamic");
+  expect(false, [](F& f) { f.metadata["positions"] = "cache"; }, "options that a cache of kind kv cannot have");
+  expect(
+      true, [](F& f) { f.metadata["positions"] = "absolute"; }, "metadata 'positions' is 'absolute', expected cache");
+  expect(
+      true,
+      [](F& f) {
+        f.metadata.erase("rotary_pairs");
+        f.metadata.erase("rotary_type");
+      },
+      "RingKVCache: positions is kCache without rotary");
   expect(false, [](F& f) { f.numbers.clear(); }, "rotary");
-  expect(false, [](F& f) { f.numbers.pop_back(); },
-         "tensor 'rotary' has shape [12], expected [13]");
+  expect(false, [](F& f) { f.numbers.pop_back(); }, "tensor 'rotary' has shape [12], expected [13]");
   expect(false, [](F& f) { f.dtype = DType::kI64; }, "tensor 'rotary' has dtype i64");
   number(0, 0.5, "KVCache: rotary: base is 0.5");
   number(0, inf, "KVCache: rotary: base is inf");
@@ -392,8 +370,7 @@ TEST_F(SavedRotaryTest, ARingHasNothingThatItsRowsDoNotSee) {
     WriteSafetensors(path(), tensors, metadata);
   }
   EXPECT_THAT([&] { RingKVCache::Load(path()); },
-              ThrowsMessage<FileError>(
-                  HasSubstr("first_kept of sequence 0 is 16, expected 17 to 17")));
+              ThrowsMessage<FileError>(HasSubstr("first_kept of sequence 0 is 16, expected 17 to 17")));
 }
 
 }  // namespace

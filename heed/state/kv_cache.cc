@@ -36,39 +36,42 @@ PagesOptions ToPages(const KVCache::Options& o) {
 // One page of a pool: [tokens, H, D].
 ConstTensorView PageOf(const ConstTensorView& pool, int64_t page, int64_t tokens) {
   const ConstTensorView one = pool.Slice(0, page, page + 1).Slice(1, 0, tokens);
-  return ConstTensorView(one.data(), one.dtype(), one.sizes().subspan(1),
-                         one.strides().subspan(1));
+  return ConstTensorView(one.data(), one.dtype(), one.sizes().subspan(1), one.strides().subspan(1));
 }
 
 }  // namespace
 
-KVCache::KVCache(const Options& options)
-    : KVCacheBase(std::make_unique<Pages>(ToPages(options))) {}
+KVCache::KVCache(const Options& options) : KVCacheBase(std::make_unique<Pages>(ToPages(options))) {}
 
 KVCache::Options KVCache::options() const {
   const PagesOptions& o = pages_->options();
-  return {o.batch, o.heads, o.dim,   o.value_dim,
-          o.capacity, o.page, o.dtype, o.quantized ? Quantize::kInt8 : Quantize::kNone,
-          o.rotary, o.log_decay_heads, o.sketch ? Sketch::kInt8 : Sketch::kNone};
+  return {o.batch,
+          o.heads,
+          o.dim,
+          o.value_dim,
+          o.capacity,
+          o.page,
+          o.dtype,
+          o.quantized ? Quantize::kInt8 : Quantize::kNone,
+          o.rotary,
+          o.log_decay_heads,
+          o.sketch ? Sketch::kInt8 : Sketch::kNone};
 }
 
-void KVCache::Append(const ConstTensorView& k, const ConstTensorView& v,
-                     std::span<const int64_t> lengths, const ConstTensorView& log_decay) {
+void KVCache::Append(const ConstTensorView& k, const ConstTensorView& v, std::span<const int64_t> lengths,
+                     const ConstTensorView& log_decay) {
   pages_->Append(k, v, lengths, log_decay);
 }
 
 KVCache KVCache::Fork() const { return KVCache(pages_->Fork()); }
 
-KVCache KVCache::Share(const KVCache& prefix, int64_t batch) {
-  return KVCache(prefix.pages_->Share(batch));
-}
+KVCache KVCache::Share(const KVCache& prefix, int64_t batch) { return KVCache(prefix.pages_->Share(batch)); }
 
 int64_t KVCache::shared_prefix() const { return pages_->shared_prefix(); }
 
 KVCache KVCache::Import(const Options& options, const BlockTables& tables) {
   if (options.log_decay_heads != 0) {
-    Fail("log_decay_heads is " + std::to_string(options.log_decay_heads) +
-         ", expected 0: tables have no log decays");
+    Fail("log_decay_heads is " + std::to_string(options.log_decay_heads) + ", expected 0: tables have no log decays");
   }
   auto pages = std::make_unique<Pages>(ToPages(options));
   const PagesOptions& o = pages->options();

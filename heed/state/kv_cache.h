@@ -23,12 +23,12 @@ enum class Sketch { kNone, kInt8 };
 class HEED_API KVCache : public KVCacheBase {
  public:
   struct Options {
-    int64_t batch = 1;      // B, at least 1
-    int64_t heads = 1;      // H, at least 1
-    int64_t dim = 1;        // D, at least 1
-    int64_t value_dim = 0;  // Dv; 0 is dim
-    int64_t capacity = -1;  // tokens per sequence, at least 1; -1: grows without bound
-    int64_t page = 64;      // tokens; 0: contiguous, one page of `capacity` per sequence
+    int64_t batch = 1;          // B, at least 1
+    int64_t heads = 1;          // H, at least 1
+    int64_t dim = 1;            // D, at least 1
+    int64_t value_dim = 0;      // Dv; 0 is dim
+    int64_t capacity = -1;      // tokens per sequence, at least 1; -1: grows without bound
+    int64_t page = 64;          // tokens; 0: contiguous, one page of `capacity` per sequence
     DType dtype = DType::kF32;  // f64, f32, bf16 or f16
 
     // kInt8: one byte per element and one f32 scale per row, of keys as of values:
@@ -45,10 +45,10 @@ class HEED_API KVCache : public KVCacheBase {
     // attention::Attend() adds up; 0: none.
     int64_t log_decay_heads = 0;
 
-    // kInt8: beside the keys, as they are stored, int8 rows with a bound of their error, and of every 64 tokens from the
-    // first on min, max and mean of each channel, when all are there: SketchBlocks in kv_view.h. Attention that leaves out
-    // keys and proves how little they weigh reads it (certified_attention.h), and so do selectors. Not with f64, kInt8
-    // rows or log decays; pages of a multiple of 64 tokens, or 0.
+    // kInt8: beside the keys, as they are stored, int8 rows with a bound of their error, and of every 64 tokens from
+    // the first on min, max and mean of each channel, when all are there: SketchBlocks in kv_view.h. Attention that
+    // leaves out keys and proves how little they weigh reads it (certified_attention.h), and so do selectors. Not with
+    // f64, kInt8 rows or log decays; pages of a multiple of 64 tokens, or 0.
     Sketch sketch = Sketch::kNone;
   };
 
@@ -73,8 +73,8 @@ class HEED_API KVCache : public KVCacheBase {
   // Throws InvalidArgument for other shapes, dtypes, devices or lengths, for a sequence
   // that would exceed its capacity and, quantised, for a row with NaN or infinity (of keys:
   // once they are turned), and std::bad_alloc. On throw the cache is as it was.
-  void Append(const ConstTensorView& k, const ConstTensorView& v,
-              std::span<const int64_t> lengths = {}, const ConstTensorView& log_decay = {});
+  void Append(const ConstTensorView& k, const ConstTensorView& v, std::span<const int64_t> lengths = {},
+              const ConstTensorView& log_decay = {});
 
   // A cache with equal content. Nothing is copied until one of the two writes, and then at
   // most one page per sequence. O(pages).
@@ -94,9 +94,9 @@ class HEED_API KVCache : public KVCacheBase {
   // which has
   // last_page_len[b] tokens; without pages it is empty, and last_page_len[b] is not read.
   struct BlockTables {
-    ConstTensorView k_pool;  // [pages, tokens, H, D], any strides; tokens >= 1
-    ConstTensorView v_pool;  // [pages, tokens, H, Dv]
-    ConstTensorView indptr;  // [B + 1], i32 or i64: from 0 on, not decreasing
+    ConstTensorView k_pool;         // [pages, tokens, H, D], any strides; tokens >= 1
+    ConstTensorView v_pool;         // [pages, tokens, H, Dv]
+    ConstTensorView indptr;         // [B + 1], i32 or i64: from 0 on, not decreasing
     ConstTensorView indices;        // [indptr[B] or more], i32 or i64
     ConstTensorView last_page_len;  // [B], i32 or i64: from 1 to tokens
     bool heads_first = false;       // pools are [pages, H, tokens, D]

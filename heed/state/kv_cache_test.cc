@@ -39,9 +39,7 @@ struct Pair {
   }
   Pair Fork() const { return Pair(cache.Fork(), model); }
   std::string Difference() const { return heed::Difference(cache.view(), model); }
-  const std::byte* Page(size_t b, size_t page) const {
-    return cache.view().pages[b][page];
-  }
+  const std::byte* Page(size_t b, size_t page) const { return cache.view().pages[b][page]; }
 
   KVCache cache;
   CacheModel model;
@@ -67,13 +65,8 @@ TEST(KVCacheTest, AnEmptyCacheHoldsNothing) {
 }
 
 TEST(KVCacheTest, OptionsComeBack) {
-  const KVCache cache({.batch = 3,
-                       .heads = 2,
-                       .dim = 5,
-                       .capacity = 99,
-                       .page = 0,
-                       .dtype = DType::kF16,
-                       .quantize = Quantize::kInt8});
+  const KVCache cache(
+      {.batch = 3, .heads = 2, .dim = 5, .capacity = 99, .page = 0, .dtype = DType::kF16, .quantize = Quantize::kInt8});
   const KVCache::Options o = cache.options();
   EXPECT_EQ(o.batch, 3);
   EXPECT_EQ(o.heads, 2);
@@ -103,12 +96,8 @@ TEST(KVCacheTest, PagesAreLaidOutAndCountedAsDocumented) {
       for (const Quantize quantize : {Quantize::kNone, Quantize::kInt8}) {
         if (dtype == DType::kF64 && quantize == Quantize::kInt8) continue;
         const bool int8 = quantize == Quantize::kInt8;
-        const KVCache::Options options = {.heads = 3,
-                                          .dim = page == 7 ? 5 : 10,
-                                          .value_dim = 6,
-                                          .page = page,
-                                          .dtype = dtype,
-                                          .quantize = quantize};
+        const KVCache::Options options = {
+            .heads = 3, .dim = page == 7 ? 5 : 10, .value_dim = 6, .page = page, .dtype = dtype, .quantize = quantize};
         Pair pair(options);
         pair.Append({3 * page});
         const KVView view = pair.cache.view();
@@ -143,14 +132,12 @@ TEST(KVCacheTest, PagesAreLaidOutAndCountedAsDocumented) {
 }
 
 TEST(KVCacheTest, SlabsHaveAsManyPagesAsDocumented) {
-  const auto pages = [](const KVCache::Options& o) {
-    return KVCache(o).view().key.head_stride / UnitBytes(o);
-  };
+  const auto pages = [](const KVCache::Options& o) { return KVCache(o).view().key.head_stride / UnitBytes(o); };
   const auto i8 = Quantize::kInt8;
-  EXPECT_EQ(pages({.heads = 8, .dim = 128}), 16);    // 1024 tokens, 8 MiB
-  EXPECT_EQ(pages({.heads = 32, .dim = 128}), 8);    // 16 MiB
-  EXPECT_EQ(pages({.heads = 2048, .dim = 128}), 1);  // 128 MiB
-  EXPECT_EQ(pages({.heads = 4, .dim = 64}), 32);     // 4 MiB
+  EXPECT_EQ(pages({.heads = 8, .dim = 128}), 16);                  // 1024 tokens, 8 MiB
+  EXPECT_EQ(pages({.heads = 32, .dim = 128}), 8);                  // 16 MiB
+  EXPECT_EQ(pages({.heads = 2048, .dim = 128}), 1);                // 128 MiB
+  EXPECT_EQ(pages({.heads = 4, .dim = 64}), 32);                   // 4 MiB
   EXPECT_EQ(pages({.heads = 8, .dim = 128, .quantize = i8}), 32);  // 31 are just below
   EXPECT_EQ(pages({.heads = 1, .dim = 16}), 64);                   // 4096 tokens
   EXPECT_EQ(pages({.heads = 1, .dim = 16, .page = 1}), 4096);
@@ -237,12 +224,7 @@ TEST(KVCacheTest, GrowingMovesNoRow) {
 
 TEST(KVCacheTest, AContiguousSequenceIsOnePage) {
   for (const Quantize quantize : {Quantize::kNone, Quantize::kInt8}) {
-    Pair pair({.batch = 2,
-               .heads = 2,
-               .dim = 8,
-               .capacity = 100,
-               .page = 0,
-               .quantize = quantize});
+    Pair pair({.batch = 2, .heads = 2, .dim = 8, .capacity = 100, .page = 0, .quantize = quantize});
     pair.Append({60, 1});
     const int64_t bytes = pair.cache.nbytes();
     pair.Append({40, 2});
@@ -263,8 +245,7 @@ TEST(KVCacheTest, RowsOfTheCacheItselfMayBeAppended) {
   for (int i = 0; i < 20; ++i) {
     const KVView view = pair.cache.view();
     const ConstTensorView rows(pair.Page(0, 0), DType::kF32, {1, 7, 1, 4});
-    const ConstTensorView values(pair.Page(0, 0) + view.value.begin, DType::kF32,
-                                 {1, 7, 1, 4});
+    const ConstTensorView values(pair.Page(0, 0) + view.value.begin, DType::kF32, {1, 7, 1, 4});
     const auto fork = pair.Fork();  // so that the last page is copied, too
     pair.model.Append(rows, values, List{7});
     pair.cache.Append(rows, values);
@@ -282,8 +263,7 @@ TEST(KVCacheTest, QuantisedRowsFollowTheRule) {
   const KVView view = pair.cache.view();
   const int8_t* const q = reinterpret_cast<const int8_t*>(pair.Page(0, 0));
   EXPECT_THAT(std::vector<int>(q, q + 8), ElementsAre(-127, 64, 0, 2, 0, 0, 0, 0));
-  const auto* scales = reinterpret_cast<const float*>(pair.Page(0, 0) +
-                                                      view.value_scale.begin);
+  const auto* scales = reinterpret_cast<const float*>(pair.Page(0, 0) + view.value_scale.begin);
   EXPECT_EQ(scales[0], 1);
   EXPECT_EQ(scales[1], 1);
 }
@@ -397,8 +377,7 @@ TEST_P(KVCacheImportTest, CopiesTheRowsOfItsTables) {
   const auto [heads_first, ints] = GetParam();
   constexpr int64_t P = 6, N = 3, H = 2, D = 4, Dv = 5;
   const auto pool = [&](int64_t dim) {
-    return heads_first ? Buffer(DType::kF32, List{P, H, N, dim})
-                       : Buffer(DType::kF32, List{P, N, H, dim});
+    return heads_first ? Buffer(DType::kF32, List{P, H, N, dim}) : Buffer(DType::kF32, List{P, N, H, dim});
   };
   const Buffer k = pool(D), v = pool(Dv);
   const List indices = {4, 1, 5, 0, /*never read:*/ -7, 99};
@@ -411,13 +390,14 @@ TEST_P(KVCacheImportTest, CopiesTheRowsOfItsTables) {
   const auto fill = [&](const Buffer& to, const Buffer& from) {
     for (int64_t b = 0; b < 3; ++b) {
       for (int64_t t = 0; t < lengths[static_cast<size_t>(b)]; ++t) {
-        const int64_t page =
-            indices[static_cast<size_t>(begins[static_cast<size_t>(b)] + t / N)];
+        const int64_t page = indices[static_cast<size_t>(begins[static_cast<size_t>(b)] + t / N)];
         for (int64_t h = 0; h < H; ++h) {
           for (int64_t d = 0; d < to.view().size(3); ++d) {
             const double x = from.Get({b, t, h, d});
-            if (heads_first) to.Set({page, h, t % N, d}, x);
-            else to.Set({page, t % N, h, d}, x);
+            if (heads_first)
+              to.Set({page, h, t % N, d}, x);
+            else
+              to.Set({page, t % N, h, d}, x);
           }
         }
       }
@@ -435,15 +415,9 @@ TEST_P(KVCacheImportTest, CopiesTheRowsOfItsTables) {
   };
   const Buffer p = list(indptr), i = list(indices), l = list(last);
   for (const Quantize quantize : {Quantize::kNone, Quantize::kInt8}) {
-    const KVCache::Options options = {.batch = 3,
-                                      .heads = H,
-                                      .dim = D,
-                                      .value_dim = Dv,
-                                      .capacity = 8,
-                                      .page = 4,
-                                      .quantize = quantize};
-    Pair pair(KVCache::Import(
-                  options, {k.view(), v.view(), p.view(), i.view(), l.view(), heads_first}),
+    const KVCache::Options options = {
+        .batch = 3, .heads = H, .dim = D, .value_dim = Dv, .capacity = 8, .page = 4, .quantize = quantize};
+    Pair pair(KVCache::Import(options, {k.view(), v.view(), p.view(), i.view(), l.view(), heads_first}),
               CacheModel(options));
     pair.model.Append(rows_k.view(), rows_v.view(), lengths);
     EXPECT_EQ(pair.Difference(), "");
@@ -451,8 +425,7 @@ TEST_P(KVCacheImportTest, CopiesTheRowsOfItsTables) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, KVCacheImportTest,
-                         testing::Combine(testing::Bool(),
-                                          testing::Values(DType::kI32, DType::kI64)));
+                         testing::Combine(testing::Bool(), testing::Values(DType::kI32, DType::kI64)));
 
 TEST(KVCacheTest, FailedAllocationLeavesEverythingAsItWas) {
   PagesOptions options;

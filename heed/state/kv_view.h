@@ -34,8 +34,8 @@ struct PageRows {
 //   error  f32 [64]                           at least the Euclidean norm of key - step n
 //   min, max, mean  f32 [dim] each            of the 64 keys; indeterminate until all are there
 //
-// A key with NaN or infinity has n of 0, and step and error that are infinite. min and max are exact, mean is rounded once;
-// a NaN makes all three NaN in its channel.
+// A key with NaN or infinity has n of 0, and step and error that are infinite. min and max are exact, mean is rounded
+// once; a NaN makes all three NaN in its channel.
 struct SketchBlocks {
   static constexpr int64_t kTokens = 64;
 
@@ -72,8 +72,8 @@ struct KVView {
 
   SketchBlocks sketch;
 
-  // What certified attention remembers of each sequence and head, [batch, heads]: certified_attention.h. It is there as soon as
-  // rows are, and may change while a cache is looked at.
+  // What certified attention remembers of each sequence and head, [batch, heads]: certified_attention.h. It is there as
+  // soon as rows are, and may change while a cache is looked at.
   uint8_t* certified_memory = nullptr;
 
   // Tokens that are the same rows in all sequences: attention reads them once for all.

@@ -14,9 +14,8 @@ PagesOptions ToPages(const LatentKVCache::Options& o) {
   // Pages knows neither by name, so that it cannot say what is wrong with them.
   const auto at_least = [](const char* name, int64_t value, int64_t least) {
     if (value >= least) return;
-    throw InvalidArgument(std::string("LatentKVCache: ") + name + " is " +
-                          std::to_string(value) + ", expected at least " +
-                          std::to_string(least));
+    throw InvalidArgument(std::string("LatentKVCache: ") + name + " is " + std::to_string(value) +
+                          ", expected at least " + std::to_string(least));
   };
   at_least("latent", o.latent, 1);
   at_least("rope", o.rope, 0);
@@ -24,8 +23,9 @@ PagesOptions ToPages(const LatentKVCache::Options& o) {
   options.kind = CacheKind::kLatent;
   options.batch = o.batch;
   if (__builtin_add_overflow(o.latent, o.rope, &options.dim)) {
-    throw InvalidArgument("LatentKVCache: latent + rope is 2^63 or more, expected fewer "
-                          "than 2^59 bytes in a row");
+    throw InvalidArgument(
+        "LatentKVCache: latent + rope is 2^63 or more, expected fewer "
+        "than 2^59 bytes in a row");
   }
   options.value_dim = o.latent;
   options.capacity = o.capacity;
@@ -36,8 +36,7 @@ PagesOptions ToPages(const LatentKVCache::Options& o) {
 
 }  // namespace
 
-LatentKVCache::LatentKVCache(const Options& options)
-    : KVCacheBase(std::make_unique<Pages>(ToPages(options))) {}
+LatentKVCache::LatentKVCache(const Options& options) : KVCacheBase(std::make_unique<Pages>(ToPages(options))) {}
 
 LatentKVCache::Options LatentKVCache::options() const {
   const PagesOptions& o = pages_->options();
@@ -51,10 +50,8 @@ void LatentKVCache::Append(const ConstTensorView& rows, std::span<const int64_t>
   }
   ConstTensorView heads;
   if (rows.present()) {
-    heads = ConstTensorView(rows.data(), rows.dtype(),
-                            {rows.size(0), rows.size(1), 1, rows.size(2)},
-                            {rows.stride(0), rows.stride(1), 0, rows.stride(2)},
-                            rows.device());
+    heads = ConstTensorView(rows.data(), rows.dtype(), {rows.size(0), rows.size(1), 1, rows.size(2)},
+                            {rows.stride(0), rows.stride(1), 0, rows.stride(2)}, rows.device());
   }
   pages_->Append(heads, {}, lengths);
 }

@@ -19,11 +19,11 @@ namespace heed {
 class HEED_API LatentKVCache : public KVCacheBase {
  public:
   struct Options {
-    int64_t batch = 1;      // at least 1
-    int64_t latent = 1;     // at least 1
-    int64_t rope = 0;       // at least 0
-    int64_t capacity = -1;  // as KVCache's
-    int64_t page = 64;      // as KVCache's
+    int64_t batch = 1;          // at least 1
+    int64_t latent = 1;         // at least 1
+    int64_t rope = 0;           // at least 0
+    int64_t capacity = -1;      // as KVCache's
+    int64_t page = 64;          // as KVCache's
     DType dtype = DType::kF32;  // f64, f32, bf16 or f16
   };
 

@@ -38,12 +38,7 @@ TEST(LatentKVCacheTest, ValuesLieWhereKeysDo) {
 }
 
 TEST(LatentKVCacheTest, OptionsComeBack) {
-  const LatentKVCache cache({.batch = 2,
-                             .latent = 6,
-                             .rope = 3,
-                             .capacity = 30,
-                             .page = 0,
-                             .dtype = DType::kBF16});
+  const LatentKVCache cache({.batch = 2, .latent = 6, .rope = 3, .capacity = 30, .page = 0, .dtype = DType::kBF16});
   const LatentKVCache::Options o = cache.options();
   EXPECT_EQ(o.batch, 2);
   EXPECT_EQ(o.latent, 6);

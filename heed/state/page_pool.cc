@@ -15,9 +15,7 @@ namespace {
 // Orders heaps whose top is the lowest address.
 constexpr std::greater<std::byte*> kHigher{};
 
-std::byte* Begin(const AlignedBytes& memory) {
-  return static_cast<std::byte*>(memory.get());
-}
+std::byte* Begin(const AlignedBytes& memory) { return static_cast<std::byte*>(memory.get()); }
 
 }  // namespace
 
@@ -25,10 +23,9 @@ PagePool::PagePool(const PageShape& shape) : shape_(shape) {}
 
 // Slabs that begin at this address or before it.
 size_t PagePool::SlabsUpTo(const std::byte* address) const {
-  const auto end = std::upper_bound(
-      slabs_.begin(), slabs_.end(), address, [](const std::byte* x, const Slab& slab) {
-        return std::less<const std::byte*>()(x, Begin(slab.memory));
-      });
+  const auto end = std::upper_bound(slabs_.begin(), slabs_.end(), address, [](const std::byte* x, const Slab& slab) {
+    return std::less<const std::byte*>()(x, Begin(slab.memory));
+  });
   return static_cast<size_t>(end - slabs_.begin());
 }
 
@@ -43,8 +40,7 @@ void PagePool::AddSlab() {
   const size_t pages = static_cast<size_t>(shape_.slab_pages);
   Slab slab;
   slab.owners = std::make_unique<int64_t[]>(pages);
-  slab.memory.reset(
-      os::AllocateAligned(static_cast<size_t>(shape_.slab_pages * shape_.page_bytes())));
+  slab.memory.reset(os::AllocateAligned(static_cast<size_t>(shape_.slab_pages * shape_.page_bytes())));
   std::byte* const begin = Begin(slab.memory);
   free_.reserve((slabs_.size() + 1) * pages);
   slabs_.insert(slabs_.begin() + static_cast<ptrdiff_t>(SlabsUpTo(begin)), std::move(slab));

@@ -19,8 +19,7 @@
 namespace heed {
 namespace {
 
-constexpr PageShape kShapes[] = {{1, 64, 1},    {1, 64, 10},      {2, 128, 3},
-                                 {16, 4160, 7}, {1, 5000000, 2}, {6, 1 << 20, 4}};
+constexpr PageShape kShapes[] = {{1, 64, 1}, {1, 64, 10}, {2, 128, 3}, {16, 4160, 7}, {1, 5000000, 2}, {6, 1 << 20, 4}};
 
 // Every unit of as many pages as three slabs have, and one more, holds what is written to it.
 TEST(PagePoolTest, UnitsAreApartAndAligned) {

@@ -42,8 +42,7 @@ void CheckOptions(const PagesOptions& o) {
   const std::string name = ClassName(o.kind);
   const auto at_least = [&](const char* option, int64_t value, int64_t least) {
     if (value >= least) return;
-    Fail(name + ": " + option + " is " + std::to_string(value) + ", expected at least " +
-         std::to_string(least));
+    Fail(name + ": " + option + " is " + std::to_string(value) + ", expected at least " + std::to_string(least));
   };
   at_least("batch", o.batch, 1);
   at_least("heads", o.heads, 1);
@@ -53,12 +52,12 @@ void CheckOptions(const PagesOptions& o) {
   at_least("sink_tokens", o.sink_tokens, 0);
   if (o.kind == CacheKind::kRing) at_least("window", o.window, 1);
   if (o.capacity != -1 && o.capacity < 1) {
-    Fail(name + ": capacity is " + std::to_string(o.capacity) +
-         ", expected at least 1, or -1 for a cache that grows");
+    Fail(name + ": capacity is " + std::to_string(o.capacity) + ", expected at least 1, or -1 for a cache that grows");
   }
   if (o.page == 0 && o.capacity == -1) {
-    Fail(name + ": page is 0 and capacity is -1, expected a capacity: a contiguous cache "
-                "cannot grow");
+    Fail(name +
+         ": page is 0 and capacity is -1, expected a capacity: a contiguous cache "
+         "cannot grow");
   }
   if (!IsFloat(o.dtype)) {
     Fail(name + ": dtype is " + Name(o.dtype) + ", expected f64, f32, bf16 or f16");
@@ -67,20 +66,20 @@ void CheckOptions(const PagesOptions& o) {
     Fail(name + ": dtype is f64, expected f32, bf16 or f16 with quantised rows");
   }
   if (o.log_decay_heads < 0 || o.log_decay_heads % o.heads != 0) {
-    Fail(name + ": log_decay_heads is " + std::to_string(o.log_decay_heads) +
-         ", expected a multiple of heads, " + std::to_string(o.heads) + ", or 0 for none");
+    Fail(name + ": log_decay_heads is " + std::to_string(o.log_decay_heads) + ", expected a multiple of heads, " +
+         std::to_string(o.heads) + ", or 0 for none");
   }
   if (o.sketch) CheckSketch(name, o);
   if (o.rotary) CheckCacheRotary(name, *o.rotary, o.dim);
   if (o.turned_in_cache && !o.rotary) {
-    Fail(name + ": positions is kCache without rotary, expected rotary: nothing else has "
-                "positions");
+    Fail(name +
+         ": positions is kCache without rotary, expected rotary: nothing else has "
+         "positions");
   }
 }
 
 // The product of what is positive. Throws InvalidArgument.
-int64_t Product(const PagesOptions& o, const char* what,
-                std::initializer_list<int64_t> factors) {
+int64_t Product(const PagesOptions& o, const char* what, std::initializer_list<int64_t> factors) {
   int64_t product = 1;
   for (const int64_t factor : factors) {
     if (__builtin_mul_overflow(product, factor, &product) || product >= kMostBytes / 8) {
@@ -98,8 +97,7 @@ int64_t Product(const PagesOptions& o, const char* what,
 int64_t SlabPages(const PagesOptions& o, int64_t tokens, int64_t page_bytes) {
   constexpr int64_t kFewestTokens = 1024, kMostTokens = 4096;
   constexpr int64_t kHuge = int64_t{1} << 22, kLargest = int64_t{1} << 24;  // bytes
-  int64_t pages = std::clamp((kHuge - 1) / page_bytes + 1, kFewestTokens / tokens,
-                             kMostTokens / tokens);
+  int64_t pages = std::clamp((kHuge - 1) / page_bytes + 1, kFewestTokens / tokens, kMostTokens / tokens);
   pages = std::min(pages, kLargest / page_bytes);
   if (o.capacity != -1) pages = std::min(pages, (o.capacity - 1) / tokens + 1);
   if (o.kind == CacheKind::kRing) {
@@ -127,10 +125,8 @@ PageLayout MakeLayout(const PagesOptions& o) {
     if (decays != nullptr && o.log_decay_heads > 0) {
       const auto of_decay = static_cast<int64_t>(heed::SizeOf(o.log_decay_dtype()));
       decays->begin = RoundUp(bytes, of_decay);
-      decays->token_stride =
-          Product(o, "log decays of a token", {o.log_decay_heads / o.heads, of_decay});
-      bytes = decays->begin +
-              Product(o, "log decays of a page", {layout.tokens, decays->token_stride});
+      decays->token_stride = Product(o, "log decays of a token", {o.log_decay_heads / o.heads, of_decay});
+      bytes = decays->begin + Product(o, "log decays of a page", {layout.tokens, decays->token_stride});
     }
     shape.unit_bytes = std::max(shape.unit_bytes, RoundUp(bytes, kLine));
   };
@@ -141,8 +137,8 @@ PageLayout MakeLayout(const PagesOptions& o) {
   SketchBlocks& sketch = layout.sketch;
   if (o.sketch) {
     sketch = SketchLayout(o.dim);
-    sketch.head_stride = Product(o, "a sketch of a page", {(layout.tokens - 1) / SketchBlocks::kTokens + 1,
-                                                           sketch.block_stride});
+    sketch.head_stride =
+        Product(o, "a sketch of a page", {(layout.tokens - 1) / SketchBlocks::kTokens + 1, sketch.block_stride});
     shape.unit_bytes = std::max(shape.unit_bytes, sketch.head_stride);
     sketch.lane_heads = std::min(o.heads, shape.unit_bytes / sketch.head_stride);
     shape.lanes += (o.heads - 1) / sketch.lane_heads + 1;
@@ -167,18 +163,14 @@ PageLayout MakeLayout(const PagesOptions& o) {
 
 }  // namespace
 
-Pages::Pages(const PagesOptions& options)
-    : Pages((CheckOptions(options), options), nullptr, nullptr) {
+Pages::Pages(const PagesOptions& options) : Pages((CheckOptions(options), options), nullptr, nullptr) {
   if (!options.rotary || options.turned_in_cache) return;
   rotation_ = std::make_shared<const KeyRotation>(*options.rotary, options.dim);
 }
 
-Pages::Pages(const PagesOptions& options, std::shared_ptr<PagePool> pool,
-             std::shared_ptr<const KeyRotation> rotation)
-    : options_(options),
-      layout_(MakeLayout(options)),
-      pool_(pool != nullptr ? std::move(pool)
-                            : std::make_shared<PagePool>(layout_.shape)),
+Pages::Pages(const PagesOptions& options, std::shared_ptr<PagePool> pool, std::shared_ptr<const KeyRotation> rotation)
+    : options_(options), layout_(MakeLayout(options)),
+      pool_(pool != nullptr ? std::move(pool) : std::make_shared<PagePool>(layout_.shape)),
       rotation_(std::move(rotation)) {
   const size_t B = static_cast<size_t>(options.batch);
   tables_.resize(B);
@@ -239,15 +231,12 @@ int64_t Pages::num_bytes() const {
   return static_cast<int64_t>(pages.size()) * pool_->footprint();
 }
 
-Pages::Runs Pages::Kept(const PagesOptions& options, int64_t first_kept,
-                        int64_t length) {
+Pages::Runs Pages::Kept(const PagesOptions& options, int64_t first_kept, int64_t length) {
   if (first_kept <= options.sink_tokens) return {{{0, length}, {length, length}}};
   return {{{0, options.sink_tokens}, {first_kept, length}}};
 }
 
-Pages::Runs Pages::Kept(int64_t b) const {
-  return Kept(options_, first_kept(b), lengths_[static_cast<size_t>(b)]);
-}
+Pages::Runs Pages::Kept(int64_t b) const { return Kept(options_, first_kept(b), lengths_[static_cast<size_t>(b)]); }
 
 bool Pages::IsGone(int64_t page, int64_t first_kept) const {
   const int64_t sinks = options_.sink_tokens, tokens = layout_.tokens;
@@ -280,18 +269,15 @@ void Pages::Trim(std::span<const int64_t> lengths) {
   }
   const bool ring = options_.kind == CacheKind::kRing;
   for (size_t b = 0; b < lengths.size(); ++b) {
-    const std::string what =
-        op + ": lengths[" + std::to_string(b) + "] is " + std::to_string(lengths[b]);
+    const std::string what = op + ": lengths[" + std::to_string(b) + "] is " + std::to_string(lengths[b]);
     if (lengths[b] < 0 || lengths[b] > lengths_[b]) {
       Fail(what + ", expected 0 to the present " + std::to_string(lengths_[b]));
     }
     // What the next row would see must be there.
     const int64_t sinks = options_.sink_tokens, kept = first_kept_[b];
-    if (ring && kept > sinks && lengths[b] > sinks &&
-        lengths[b] - options_.window + 1 < kept) {
-      Fail(what + ", expected at least " + std::to_string(kept + options_.window - 1) +
-           " or at most the " + std::to_string(sinks) +
-           " sink tokens: the window before it is gone");
+    if (ring && kept > sinks && lengths[b] > sinks && lengths[b] - options_.window + 1 < kept) {
+      Fail(what + ", expected at least " + std::to_string(kept + options_.window - 1) + " or at most the " +
+           std::to_string(sinks) + " sink tokens: the window before it is gone");
     }
   }
   for (size_t b = 0; b < lengths.size(); ++b) {
@@ -333,8 +319,8 @@ void Pages::Reorder(std::span<const int64_t> indices) {
   }
   for (size_t b = 0; b < indices.size(); ++b) {
     if (indices[b] < 0 || indices[b] >= options_.batch) {
-      Fail(op + ": indices[" + std::to_string(b) + "] is " + std::to_string(indices[b]) +
-           ", expected 0 to " + std::to_string(options_.batch - 1));
+      Fail(op + ": indices[" + std::to_string(b) + "] is " + std::to_string(indices[b]) + ", expected 0 to " +
+           std::to_string(options_.batch - 1));
     }
   }
   Pages next(options_, pool_, rotation_);
@@ -357,8 +343,7 @@ std::unique_ptr<Pages> Pages::Fork() const {
 
 std::unique_ptr<Pages> Pages::Share(int64_t batch) const {
   if (options_.batch != 1) {
-    Fail(Op("Share") + ": prefix has batch " + std::to_string(options_.batch) +
-         ", expected 1");
+    Fail(Op("Share") + ": prefix has batch " + std::to_string(options_.batch) + ", expected 1");
   }
   PagesOptions options = options_;
   options.batch = batch;

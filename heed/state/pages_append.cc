@@ -21,8 +21,7 @@ void CopyStrided(const std::byte* from, int64_t stride, int64_t n, std::byte* to
 }
 
 // `n` elements of `size` bytes, `stride` bytes apart, next to each other.
-void CopyRow(const std::byte* from, int64_t stride, int64_t n, int64_t size,
-             std::byte* to) {
+void CopyRow(const std::byte* from, int64_t stride, int64_t n, int64_t size, std::byte* to) {
   if (stride == size || n == 1) {
     std::memcpy(to, from, static_cast<size_t>(n * size));
   } else if (size == 2) {
@@ -35,8 +34,7 @@ void CopyRow(const std::byte* from, int64_t stride, int64_t n, int64_t size,
 }
 
 // The first `tokens` tokens of a page.
-void CopyTokens(const Pages& pages, const std::byte* from, int64_t tokens,
-                std::byte* to) {
+void CopyTokens(const Pages& pages, const std::byte* from, int64_t tokens, std::byte* to) {
   const PageLayout& layout = pages.layout();
   const auto part = [&](const PageRows& rows) {
     for (int64_t h = 0; h < pages.options().heads; ++h) {
@@ -61,37 +59,31 @@ void CopyTokens(const Pages& pages, const std::byte* from, int64_t tokens,
   }
 }
 
-void CheckRows(const std::string& op, const char* name, const ConstTensorView& rows,
-               const PagesOptions& o, int64_t dim) {
+void CheckRows(const std::string& op, const char* name, const ConstTensorView& rows, const PagesOptions& o,
+               int64_t dim) {
   const std::string what = op + ": " + name;
   if (!rows.present()) throw InvalidArgument(what + " is absent, expected a tensor");
   if (rows.dtype() != o.dtype) {
-    throw InvalidArgument(what + " has dtype " + Name(rows.dtype()) + ", expected " +
-                          Name(o.dtype));
+    throw InvalidArgument(what + " has dtype " + Name(rows.dtype()) + ", expected " + Name(o.dtype));
   }
   const bool latent = o.kind == CacheKind::kLatent;
-  if (rows.rank() != 4 || rows.size(0) != o.batch || rows.size(2) != o.heads ||
-      rows.size(3) != dim) {
+  if (rows.rank() != 4 || rows.size(0) != o.batch || rows.size(2) != o.heads || rows.size(3) != dim) {
     std::string shape = rows.ShapeString();
     if (latent && rows.rank() == 4) {
       shape = ShapeString(std::vector{rows.size(0), rows.size(1), rows.size(3)});
     }
-    throw InvalidArgument(what + " has shape " + shape + ", expected [" +
-                          std::to_string(o.batch) + ",T," +
-                          (latent ? "" : std::to_string(o.heads) + ",") +
-                          std::to_string(dim) + "]");
+    throw InvalidArgument(what + " has shape " + shape + ", expected [" + std::to_string(o.batch) + ",T," +
+                          (latent ? "" : std::to_string(o.heads) + ",") + std::to_string(dim) + "]");
   }
   mechanism::CheckReadable(op.c_str(), name, rows);
 }
 
-void CheckLogDecay(const std::string& op, const ConstTensorView& t, const PagesOptions& o,
-                   int64_t tokens) {
+void CheckLogDecay(const std::string& op, const ConstTensorView& t, const PagesOptions& o, int64_t tokens) {
   const std::string what = op + ": log_decay ";
   if (t.present() != (o.log_decay_heads > 0)) {
-    throw InvalidArgument(what + (t.present()
-                                      ? "is given, expected none: the cache has no log_decay_heads"
-                                      : "is absent, expected that of " +
-                                            std::to_string(o.log_decay_heads) + " query heads"));
+    throw InvalidArgument(
+        what + (t.present() ? "is given, expected none: the cache has no log_decay_heads"
+                            : "is absent, expected that of " + std::to_string(o.log_decay_heads) + " query heads"));
   }
   if (!t.present()) return;
   if (!IsFloat(t.dtype())) {
@@ -99,8 +91,7 @@ void CheckLogDecay(const std::string& op, const ConstTensorView& t, const PagesO
   }
   const int64_t expected[] = {o.batch, tokens, o.log_decay_heads};
   if (!std::ranges::equal(t.sizes(), expected)) {
-    throw InvalidArgument(what + "has shape " + t.ShapeString() + ", expected " +
-                          ShapeString(expected));
+    throw InvalidArgument(what + "has shape " + t.ShapeString() + ", expected " + ShapeString(expected));
   }
   mechanism::CheckReadable(op.c_str(), "log_decay", t);
 }
@@ -108,37 +99,34 @@ void CheckLogDecay(const std::string& op, const ConstTensorView& t, const PagesO
 // Row axis 0 of a [B, T, H, D] view: [T, H, D] of sequence b.
 ConstTensorView Sequence(const ConstTensorView& rows, int64_t b) {
   const ConstTensorView one = rows.Slice(0, b, b + 1);
-  return ConstTensorView(one.data(), one.dtype(), one.sizes().subspan(1),
-                         one.strides().subspan(1));
+  return ConstTensorView(one.data(), one.dtype(), one.sizes().subspan(1), one.strides().subspan(1));
 }
 
 }  // namespace
 
-void Pages::Append(const ConstTensorView& k, const ConstTensorView& v,
-                   std::span<const int64_t> lengths, const ConstTensorView& log_decay) {
+void Pages::Append(const ConstTensorView& k, const ConstTensorView& v, std::span<const int64_t> lengths,
+                   const ConstTensorView& log_decay) {
   const std::string op = Op("Append");
   const bool latent = options_.kind == CacheKind::kLatent;
   CheckRows(op, latent ? "rows" : "k", k, options_, options_.dim);
   if (!latent) {
     CheckRows(op, "v", v, options_, options_.value_dim);
     if (v.size(1) != k.size(1)) {
-      throw InvalidArgument(op + ": v has shape " + v.ShapeString() + ", expected " +
-                            std::to_string(k.size(1)) + " tokens as in k");
+      throw InvalidArgument(op + ": v has shape " + v.ShapeString() + ", expected " + std::to_string(k.size(1)) +
+                            " tokens as in k");
     }
   }
   CheckLogDecay(op, log_decay, options_, k.size(1));
   std::vector<int64_t> counts(lengths.begin(), lengths.end());
   if (counts.empty()) counts.assign(lengths_.size(), k.size(1));
   if (counts.size() != lengths_.size()) {
-    throw InvalidArgument(op + ": lengths has " + std::to_string(counts.size()) +
-                          " entries, expected " + std::to_string(lengths_.size()) +
-                          ", one per sequence");
+    throw InvalidArgument(op + ": lengths has " + std::to_string(counts.size()) + " entries, expected " +
+                          std::to_string(lengths_.size()) + ", one per sequence");
   }
   for (size_t b = 0; b < counts.size(); ++b) {
     if (counts[b] < 0 || counts[b] > k.size(1)) {
-      throw InvalidArgument(op + ": lengths[" + std::to_string(b) + "] is " +
-                            std::to_string(counts[b]) + ", expected 0 to " +
-                            std::to_string(k.size(1)) + ", the tokens in " +
+      throw InvalidArgument(op + ": lengths[" + std::to_string(b) + "] is " + std::to_string(counts[b]) +
+                            ", expected 0 to " + std::to_string(k.size(1)) + ", the tokens in " +
                             (latent ? "rows" : "k"));
     }
   }
@@ -169,13 +157,11 @@ Appending::Appending(Pages& pages, const std::string& op, std::span<const int64_
   for (size_t b = 0; b < counts.size(); ++b) {
     Staged& staged = staged_[b];
     const std::string what = op + ": sequence " + std::to_string(b) + " would have ";
-    if (__builtin_add_overflow(pages.lengths_[b], counts[b], &staged.length) ||
-        staged.length / tokens >= most_pages) {
+    if (__builtin_add_overflow(pages.lengths_[b], counts[b], &staged.length) || staged.length / tokens >= most_pages) {
       throw InvalidArgument(what + "2^62 bytes, expected fewer");
     }
     if (options.capacity != -1 && staged.length > options.capacity) {
-      throw InvalidArgument(what + std::to_string(staged.length) +
-                            " tokens, expected at most its capacity " +
+      throw InvalidArgument(what + std::to_string(staged.length) + " tokens, expected at most its capacity " +
                             std::to_string(options.capacity));
     }
   }
@@ -188,8 +174,7 @@ Appending::Appending(Pages& pages, const std::string& op, std::span<const int64_
   }
   if (pages.rotation_ != nullptr) {
     turn_.emplace(*pages.rotation_);
-    gathered_.resize(static_cast<size_t>(options.heads * options.dim) *
-                     SizeOf(options.dtype));
+    gathered_.resize(static_cast<size_t>(options.heads * options.dim) * SizeOf(options.dtype));
     if (options.quantized) turned_.resize(gathered_.size());
   }
   for (size_t b = 0; b < counts.size(); ++b) {
@@ -197,10 +182,9 @@ Appending::Appending(Pages& pages, const std::string& op, std::span<const int64_
     const Pages::Table& table = pages.tables_[b];
     const int64_t length = pages.lengths_[b];
     staged.pool = &pages.pool();
-    staged.first_kept = !first_kept.empty() ? first_kept[b]
-                        : options.kind == CacheKind::kRing
-                            ? std::max(pages.first_kept_[b], length - options.window + 1)
-                            : 0;
+    staged.first_kept = !first_kept.empty()                ? first_kept[b]
+                        : options.kind == CacheKind::kRing ? std::max(pages.first_kept_[b], length - options.window + 1)
+                                                           : 0;
     staged.first_page = static_cast<int64_t>(table.size());
     if (counts[b] == 0) continue;
     // The last page is replaced if it has rows that others see.
@@ -230,8 +214,8 @@ std::byte* Appending::Page(int64_t b, int64_t token) const {
   return staged.taken[static_cast<size_t>(page - staged.first_page)];
 }
 
-void Appending::Write(int64_t b, int64_t token, const ConstTensorView& k,
-                      const ConstTensorView& v, const ConstTensorView& log_decay) {
+void Appending::Write(int64_t b, int64_t token, const ConstTensorView& k, const ConstTensorView& v,
+                      const ConstTensorView& log_decay) {
   const os::ScopedFloatControl control;  // for turning and quantising
   const PageLayout& layout = pages_.layout();
   if (turn_) {
@@ -254,8 +238,8 @@ void Appending::Sketch(int64_t b, int64_t begin, int64_t end) {
     std::byte* const page = Page(b, t);
     const int64_t in_page = t % layout.tokens, in_block = in_page % kTokens;
     for (int64_t h = 0; h < pages_.options().heads; ++h) {
-      const std::byte* const key = page + layout.key.begin + h * layout.key.head_stride +
-                                   in_page * layout.key.token_stride;
+      const std::byte* const key =
+          page + layout.key.begin + h * layout.key.head_stride + in_page * layout.key.token_stride;
       std::byte* const block = page + (layout.sketch.At(page, h, in_page) - page);
       sketch_->WriteRow(key, in_block, block);
       if (in_block != kTokens - 1) continue;
@@ -269,18 +253,16 @@ void Appending::CopyLogDecays(int64_t b, int64_t token, const ConstTensorView& l
   const PagesOptions& o = pages_.options();
   const int64_t group = o.log_decay_heads / o.heads;
   for (int64_t t = 0; t < log_decay.size(0); ++t) {
-    std::byte* const row = Page(b, token + t) + layout.log_decay.begin +
-                           (token + t) % layout.tokens * layout.log_decay.token_stride;
+    std::byte* const row =
+        Page(b, token + t) + layout.log_decay.begin + (token + t) % layout.tokens * layout.log_decay.token_stride;
     for (int64_t h = 0; h < o.log_decay_heads; ++h) {
       StoreDouble(o.log_decay_dtype(), row + h / group * layout.log_decay.head_stride, h % group,
-                  LoadAsDouble(log_decay.dtype(), log_decay.data(),
-                               t * log_decay.stride(0) + h * log_decay.stride(1)));
+                  LoadAsDouble(log_decay.dtype(), log_decay.data(), t * log_decay.stride(0) + h * log_decay.stride(1)));
     }
   }
 }
 
-void Appending::Copy(const char* name, int64_t b, int64_t token,
-                     const ConstTensorView& rows, const PageRows& to,
+void Appending::Copy(const char* name, int64_t b, int64_t token, const ConstTensorView& rows, const PageRows& to,
                      const PageRows& scales) {
   const int64_t T = rows.size(0), H = rows.size(1), D = rows.size(2);
   const int64_t size = static_cast<int64_t>(SizeOf(rows.dtype()));
@@ -292,14 +274,11 @@ void Appending::Copy(const char* name, int64_t b, int64_t token,
     const int64_t n = std::min(T - t, page_tokens - begin);
     for (int64_t h = 0; h < H; ++h) {
       for (int64_t i = 0; i < n; ++i) {
-        const std::byte* const row =
-            data + ((t + i) * rows.stride(0) + h * rows.stride(1)) * size;
-        std::byte* const out =
-            page + to.begin + h * to.head_stride + (begin + i) * to.token_stride;
+        const std::byte* const row = data + ((t + i) * rows.stride(0) + h * rows.stride(1)) * size;
+        std::byte* const out = page + to.begin + h * to.head_stride + (begin + i) * to.token_stride;
         if (pages_.options().quantized) {
           Quantize(name, b, token + t + i, h, row, rows.stride(2), D, out,
-                   page + scales.begin + h * scales.head_stride +
-                       (begin + i) * scales.token_stride);
+                   page + scales.begin + h * scales.head_stride + (begin + i) * scales.token_stride);
         } else {
           CopyRow(row, rows.stride(2) * size, D, size, out);
         }
@@ -324,8 +303,7 @@ void Appending::CopyTurned(int64_t b, int64_t token, const ConstTensorView& k) {
     rows.from_stride = k.stride(1);
     if (k.stride(2) != 1 && D != 1) {
       for (int64_t h = 0; h < H; ++h) {
-        CopyRow(rows.from + h * k.stride(1) * size, k.stride(2) * size, D, size,
-                gathered_.data() + h * D * size);
+        CopyRow(rows.from + h * k.stride(1) * size, k.stride(2) * size, D, size, gathered_.data() + h * D * size);
       }
       rows.from = gathered_.data();
       rows.from_stride = D;
@@ -343,15 +321,12 @@ void Appending::CopyTurned(int64_t b, int64_t token, const ConstTensorView& k) {
   }
 }
 
-void Appending::Quantize(const char* name, int64_t b, int64_t token, int64_t h,
-                         const std::byte* row, int64_t stride, int64_t dim,
-                         std::byte* to, std::byte* scale) {
+void Appending::Quantize(const char* name, int64_t b, int64_t token, int64_t h, const std::byte* row, int64_t stride,
+                         int64_t dim, std::byte* to, std::byte* scale) {
   float s;
-  if (!QuantizeRow(pages_.options().dtype, row, stride, dim, scratch_.data(),
-                   reinterpret_cast<int8_t*>(to), &s)) {
-    throw InvalidArgument(op_ + ": " + name + " has NaN or infinity in token " +
-                          std::to_string(token) + ", head " + std::to_string(h) +
-                          " of sequence " + std::to_string(b) +
+  if (!QuantizeRow(pages_.options().dtype, row, stride, dim, scratch_.data(), reinterpret_cast<int8_t*>(to), &s)) {
+    throw InvalidArgument(op_ + ": " + name + " has NaN or infinity in token " + std::to_string(token) + ", head " +
+                          std::to_string(h) + " of sequence " + std::to_string(b) +
                           ", expected finite rows to quantise");
   }
   std::memcpy(scale, &s, sizeof(s));

@@ -37,15 +37,10 @@ const char* NameOf(CacheKind kind) {
 
 // Options by their name in the metadata.
 using Numbers = std::pair<const char*, int64_t PagesOptions::*>;
-constexpr Numbers kNumbers[] = {
-    {"batch", &PagesOptions::batch},
-    {"heads", &PagesOptions::heads},
-    {"dim", &PagesOptions::dim},
-    {"value_dim", &PagesOptions::value_dim},
-    {"capacity", &PagesOptions::capacity},
-    {"page", &PagesOptions::page},
-    {"window", &PagesOptions::window},
-    {"sink_tokens", &PagesOptions::sink_tokens}};
+constexpr Numbers kNumbers[] = {{"batch", &PagesOptions::batch},       {"heads", &PagesOptions::heads},
+                                {"dim", &PagesOptions::dim},           {"value_dim", &PagesOptions::value_dim},
+                                {"capacity", &PagesOptions::capacity}, {"page", &PagesOptions::page},
+                                {"window", &PagesOptions::window},     {"sink_tokens", &PagesOptions::sink_tokens}};
 
 // One tensor per sequence: where its rows are in a page, and what a row is in the file.
 struct Part {
@@ -55,9 +50,7 @@ struct Part {
   DType dtype;
   int64_t width;  // elements in the file; a scale has none of this axis
 
-  int64_t file_row_bytes() const {
-    return std::max<int64_t>(width, 1) * static_cast<int64_t>(SizeOf(dtype));
-  }
+  int64_t file_row_bytes() const { return std::max<int64_t>(width, 1) * static_cast<int64_t>(SizeOf(dtype)); }
 };
 
 std::vector<Part> PartsOf(const Pages& pages) {
@@ -69,15 +62,14 @@ std::vector<Part> PartsOf(const Pages& pages) {
     return Part{name, rows, bytes, o.dtype, dim};
   };
   if (o.kind == CacheKind::kLatent) return {part("rows", layout.key, o.dim)};
-  std::vector<Part> parts = {part("k", layout.key, o.dim),
-                             part("v", layout.value, o.value_dim)};
+  std::vector<Part> parts = {part("k", layout.key, o.dim), part("v", layout.value, o.value_dim)};
   if (o.quantized) {
     parts.push_back({"k_scale", layout.key_scale, 4, DType::kF32, 0});
     parts.push_back({"v_scale", layout.value_scale, 4, DType::kF32, 0});
   }
   if (o.log_decay_heads > 0) {
-    parts.push_back({"log_decay", layout.log_decay, layout.log_decay.token_stride,
-                     o.log_decay_dtype(), o.log_decay_heads / o.heads});
+    parts.push_back({"log_decay", layout.log_decay, layout.log_decay.token_stride, o.log_decay_dtype(),
+                     o.log_decay_heads / o.heads});
   }
   return parts;
 }
@@ -89,9 +81,7 @@ std::vector<int64_t> SizesOf(const Part& part, const PagesOptions& o, int64_t ro
   return sizes;
 }
 
-std::string NameOf(const Part& part, int64_t b) {
-  return part.name + "." + std::to_string(b);
-}
+std::string NameOf(const Part& part, int64_t b) { return part.name + "." + std::to_string(b); }
 
 // The runs less what the shared prefix has.
 Pages::Runs OwnRuns(const Pages& pages, int64_t b) {
@@ -197,9 +187,8 @@ Lists ReadLists(const SectionReader& reader, const PagesOptions& o) {
   for (size_t b = 0; b < lists.lengths.size(); ++b) {
     const auto check = [&](const char* name, int64_t value, int64_t least, int64_t most) {
       if (value >= least && value <= most) return;
-      reader.Fail(std::string(name) + " of sequence " + std::to_string(b) + " is " +
-                  std::to_string(value) + ", expected " + std::to_string(least) + " to " +
-                  std::to_string(most));
+      reader.Fail(std::string(name) + " of sequence " + std::to_string(b) + " is " + std::to_string(value) +
+                  ", expected " + std::to_string(least) + " to " + std::to_string(most));
     };
     const int64_t length = lists.lengths[b];
     const int64_t most = ring               ? kMostRingTokens - ring_tokens
@@ -228,18 +217,15 @@ class RowReader {
     for (const Part& part : parts_) Tensor(part, suffix, runs);
   }
 
-  void Read(const std::string& suffix, const Pages::Runs& runs, int64_t b,
-            const Appending& to) const {
+  void Read(const std::string& suffix, const Pages::Runs& runs, int64_t b, const Appending& to) const {
     for (const Part& part : parts_) {
       const std::byte* row = Tensor(part, suffix, runs).as<std::byte>();
       for (const auto& [begin, end] : runs.run) {
         for (int64_t t = begin; t < end; ++t) {
-          std::byte* const out = to.Page(b, t) + part.rows.begin +
-                                 t % tokens_ * part.rows.token_stride;
+          std::byte* const out = to.Page(b, t) + part.rows.begin + t % tokens_ * part.rows.token_stride;
           for (int64_t h = 0; h < options_.heads; ++h, row += part.file_row_bytes()) {
             if (options_.quantized) CheckQuantized(part, suffix, row);
-            std::memcpy(out + h * part.rows.head_stride, row,
-                        static_cast<size_t>(part.row_bytes));
+            std::memcpy(out + h * part.rows.head_stride, row, static_cast<size_t>(part.row_bytes));
           }
         }
       }
@@ -247,17 +233,13 @@ class RowReader {
   }
 
  private:
-  ConstTensorView Tensor(const Part& part, const std::string& suffix,
-                         const Pages::Runs& runs) const {
-    return reader_.Tensor(part.name + "." + suffix, part.dtype,
-                          SizesOf(part, options_, runs.num_tokens()));
+  ConstTensorView Tensor(const Part& part, const std::string& suffix, const Pages::Runs& runs) const {
+    return reader_.Tensor(part.name + "." + suffix, part.dtype, SizesOf(part, options_, runs.num_tokens()));
   }
 
   // Kernels may rely on what quantising never gives.
-  void CheckQuantized(const Part& part, const std::string& suffix,
-                      const std::byte* row) const {
-    const std::string_view bytes(reinterpret_cast<const char*>(row),
-                                 static_cast<size_t>(part.row_bytes));
+  void CheckQuantized(const Part& part, const std::string& suffix, const std::byte* row) const {
+    const std::string_view bytes(reinterpret_cast<const char*>(row), static_cast<size_t>(part.row_bytes));
     if (part.width != 0) {
       if (part.dtype != DType::kI32) return;
       if (bytes.find('\x80') == std::string_view::npos) return;
@@ -283,13 +265,11 @@ void CheckBytes(const SectionReader& reader, const Pages& pages, const Lists& li
   int64_t sum = 0;
   const auto add = [&](int64_t count, int64_t size) {
     int64_t bytes = 0;
-    if (!__builtin_mul_overflow(count, size, &bytes) &&
-        !__builtin_add_overflow(sum, bytes, &sum) && sum <= max_bytes) {
+    if (!__builtin_mul_overflow(count, size, &bytes) && !__builtin_add_overflow(sum, bytes, &sum) && sum <= max_bytes) {
       return;
     }
-    reader.Fail("pages of " + std::to_string(pages.pool().footprint()) +
-                " bytes would be more than max_bytes, " + std::to_string(max_bytes) +
-                ", expected at most that");
+    reader.Fail("pages of " + std::to_string(pages.pool().footprint()) + " bytes would be more than max_bytes, " +
+                std::to_string(max_bytes) + ", expected at most that");
   };
   const auto pages_of = [&](std::pair<int64_t, int64_t> run) {
     if (run.first == run.second) return int64_t{0};

@@ -24,8 +24,8 @@ namespace heed {
 struct PagesOptions {
   CacheKind kind = CacheKind::kKV;
   int64_t batch = 1, heads = 1, dim = 1, value_dim = 1;
-  int64_t capacity = -1;  // tokens per sequence, -1: grows
-  int64_t page = 64;      // tokens, 0: one page of `capacity`
+  int64_t capacity = -1;                // tokens per sequence, -1: grows
+  int64_t page = 64;                    // tokens, 0: one page of `capacity`
   int64_t window = 0, sink_tokens = 0;  // of a ring
   DType dtype = DType::kF32;
   bool quantized = false;
@@ -75,17 +75,15 @@ class Pages {
   // The runs of tokens that are not gone, the second often empty.
   struct Runs {
     std::pair<int64_t, int64_t> run[2];
-    int64_t num_tokens() const {
-      return (run[0].second - run[0].first) + (run[1].second - run[1].first);
-    }
+    int64_t num_tokens() const { return (run[0].second - run[0].first) + (run[1].second - run[1].first); }
   };
   static Runs Kept(const PagesOptions& options, int64_t first_kept, int64_t length);
   Runs Kept(int64_t b) const;
 
   // k [B, T, H, D] and v [B, T, H, Dv], of a latent cache absent; lengths and log_decay as
   // KVCache's.
-  void Append(const ConstTensorView& k, const ConstTensorView& v,
-              std::span<const int64_t> lengths, const ConstTensorView& log_decay = {});
+  void Append(const ConstTensorView& k, const ConstTensorView& v, std::span<const int64_t> lengths,
+              const ConstTensorView& log_decay = {});
   void Trim(std::span<const int64_t> lengths);
   void Reorder(std::span<const int64_t> indices);
   std::unique_ptr<Pages> Fork() const;
@@ -98,8 +96,7 @@ class Pages {
   friend class Appending;
   using Table = std::vector<std::byte*>;  // by token / page; of gone pages null
 
-  Pages(const PagesOptions& options, std::shared_ptr<PagePool> pool,
-        std::shared_ptr<const KeyRotation> rotation);
+  Pages(const PagesOptions& options, std::shared_ptr<PagePool> pool, std::shared_ptr<const KeyRotation> rotation);
   void TakeSequences(const Pages& from, std::span<const int64_t> indices);
   bool IsGone(int64_t page, int64_t first_kept) const;
   void DropFrom(Table& table, size_t begin) noexcept;
@@ -147,18 +144,18 @@ class Appending {
     Staged() = default;
     Staged(Staged&&) = default;
     PagePool* pool = nullptr;
-    int64_t first_page = 0;   // of those taken, which replace and continue the table's
+    int64_t first_page = 0;  // of those taken, which replace and continue the table's
     Pages::Table taken;
-    Pages::Table larger;      // a copy of the table, if that is too small
+    Pages::Table larger;  // a copy of the table, if that is too small
     int64_t length = 0, first_kept = 0;
   };
 
-  void Copy(const char* name, int64_t b, int64_t token, const ConstTensorView& rows,
-            const PageRows& to, const PageRows& scales);
+  void Copy(const char* name, int64_t b, int64_t token, const ConstTensorView& rows, const PageRows& to,
+            const PageRows& scales);
   void CopyLogDecays(int64_t b, int64_t token, const ConstTensorView& log_decay);
   void CopyTurned(int64_t b, int64_t token, const ConstTensorView& k);
-  void Quantize(const char* name, int64_t b, int64_t token, int64_t h, const std::byte* row,
-                int64_t stride, int64_t dim, std::byte* to, std::byte* scale);
+  void Quantize(const char* name, int64_t b, int64_t token, int64_t h, const std::byte* row, int64_t stride,
+                int64_t dim, std::byte* to, std::byte* scale);
 
   Pages& pages_;
   const std::string op_;
@@ -171,8 +168,7 @@ class Appending {
 
 // Save() and Load() of all caches; `max_bytes` as KVCache's.
 void SavePages(const Pages& pages, const std::string& path);
-std::unique_ptr<Pages> LoadPages(const std::string& path, CacheKind kind,
-                                 int64_t max_bytes);
+std::unique_ptr<Pages> LoadPages(const std::string& path, CacheKind kind, int64_t max_bytes);
 
 }  // namespace heed
 

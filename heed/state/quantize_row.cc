@@ -25,8 +25,8 @@ void Widen(const std::byte* row, int64_t stride, int64_t n, float* to) {
 
 }  // namespace
 
-bool QuantizeRow(DType dtype, const std::byte* row, int64_t stride, int64_t n,
-                 float* scratch, int8_t* q, float* scale) {
+bool QuantizeRow(DType dtype, const std::byte* row, int64_t stride, int64_t n, float* scratch, int8_t* q,
+                 float* scale) {
   if (dtype == DType::kF32) Widen<float>(row, stride, n, scratch);
   if (dtype == DType::kBF16) Widen<BF16>(row, stride, n, scratch);
   if (dtype == DType::kF16) Widen<F16>(row, stride, n, scratch);
@@ -38,9 +38,7 @@ bool QuantizeRow(DType dtype, const std::byte* row, int64_t stride, int64_t n,
     largest = std::max(largest, magnitude);
   }
   if (!finite) return false;
-  *scale = largest == 0
-               ? 1.0f
-               : std::max(largest / 127, std::numeric_limits<float>::min());
+  *scale = largest == 0 ? 1.0f : std::max(largest / 127, std::numeric_limits<float>::min());
   // Adding this leaves no bits below one, and rounds half to even.
   constexpr float kRound = 0x1.8p23f;
   for (int64_t i = 0; i < n; ++i) {

@@ -14,8 +14,7 @@ namespace heed {
 // row of zeros has the scale 1, and none has a subnormal one, which arithmetic that flushes
 // would lose: 2^-126 is the smallest. False, with nothing written but `scratch` (of n), if
 // an element is not finite. The caller has ScopedFloatControl.
-bool QuantizeRow(DType dtype, const std::byte* row, int64_t stride, int64_t n,
-                 float* scratch, int8_t* q, float* scale);
+bool QuantizeRow(DType dtype, const std::byte* row, int64_t stride, int64_t n, float* scratch, int8_t* q, float* scale);
 
 }  // namespace heed
 

@@ -32,8 +32,7 @@ Quantized AsInt8(DType dtype, const std::vector<double>& x, int64_t stride = 1) 
   std::vector<int8_t> q(x.size(), 99);
   Quantized result;
   const os::ScopedFloatControl control;
-  result.ok = QuantizeRow(dtype, buffer.as<std::byte>(), stride, n, scratch.data(),
-                          q.data(), &result.scale);
+  result.ok = QuantizeRow(dtype, buffer.as<std::byte>(), stride, n, scratch.data(), q.data(), &result.scale);
   result.q.assign(q.begin(), q.end());
   return result;
 }
@@ -41,8 +40,7 @@ Quantized AsInt8(DType dtype, const std::vector<double>& x, int64_t stride = 1) 
 TEST(QuantizeRowTest, HalvesRoundToEven) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const int64_t stride : {1, 3, -2}) {
-      const Quantized r =
-          AsInt8(dtype, {127, 0.5, 1.5, -0.5, -1.5, 2.5, -127, 0.25}, stride);
+      const Quantized r = AsInt8(dtype, {127, 0.5, 1.5, -0.5, -1.5, 2.5, -127, 0.25}, stride);
       EXPECT_TRUE(r.ok);
       EXPECT_EQ(r.scale, 1);
       EXPECT_THAT(r.q, ElementsAre(127, 0, 2, 0, -2, 2, -127, 0));
@@ -99,8 +97,7 @@ TEST(QuantizeRowTest, ErrorsAreAtMostHalfAScale) {
     const Quantized r = AsInt8(DType::kF32, x);
     ASSERT_TRUE(r.ok);
     for (size_t j = 0; j < x.size(); ++j) {
-      EXPECT_LE(std::abs(x[j] - r.q[j] * static_cast<double>(r.scale)),
-                r.scale * 0.50001);
+      EXPECT_LE(std::abs(x[j] - r.q[j] * static_cast<double>(r.scale)), r.scale * 0.50001);
       EXPECT_LE(std::abs(r.q[j]), 127);
     }
   }

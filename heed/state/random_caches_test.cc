@@ -60,8 +60,10 @@ LatentKVCache::Options RandomOptions(Random& r, const LatentKVCache*) {
 
 template <class Cache>
 int64_t CapacityOf(const Cache& cache) {
-  if constexpr (std::is_same_v<Cache, RingKVCache>) return -1;
-  else return cache.options().capacity;
+  if constexpr (std::is_same_v<Cache, RingKVCache>)
+    return -1;
+  else
+    return cache.options().capacity;
 }
 
 template <class Cache>
@@ -101,8 +103,7 @@ class RandomCachesTest : public FileTest {
     for (size_t b = 0; b < live.model.tokens.size(); ++b) {
       const int64_t length = live.model.length(b);
       const int64_t cut = random_.Pick<int64_t>({0, 1, 5, live.model.appended[b], length});
-      to.push_back(random_.Chance(0.01) ? random_.Pick<int64_t>({-1, length + 1})
-                                        : std::max<int64_t>(length - cut, 0));
+      to.push_back(random_.Chance(0.01) ? random_.Pick<int64_t>({-1, length + 1}) : std::max<int64_t>(length - cut, 0));
       legal = legal && live.model.CanTrim(b, to.back());
     }
     if (legal) {
@@ -186,8 +187,7 @@ TYPED_TEST(RandomCachesTest, AllRowsAreThoseOfAPlainList) {
   for (int64_t i = 0; i < NumOperations() / 3; ++i) {
     if (i % kEpisode == 0) {
       this->all_.clear();
-      const auto options =
-          RandomOptions(this->random_, static_cast<const TypeParam*>(nullptr));
+      const auto options = RandomOptions(this->random_, static_cast<const TypeParam*>(nullptr));
       this->all_.push_back({TypeParam(options), CacheModel(options)});
     }
     this->Step();

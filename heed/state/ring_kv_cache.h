@@ -37,12 +37,12 @@ enum class RingPositions {
 class HEED_API RingKVCache : public KVCacheBase {
  public:
   struct Options {
-    int64_t batch = 1;        // at least 1
-    int64_t heads = 1;        // at least 1
-    int64_t dim = 1;          // at least 1
-    int64_t value_dim = 0;    // 0 is dim
-    int64_t window = 1;       // tokens that a row sees, itself included; at least 1
-    int64_t sink_tokens = 0;  // first tokens, which are always kept
+    int64_t batch = 1;          // at least 1
+    int64_t heads = 1;          // at least 1
+    int64_t dim = 1;            // at least 1
+    int64_t value_dim = 0;      // 0 is dim
+    int64_t window = 1;         // tokens that a row sees, itself included; at least 1
+    int64_t sink_tokens = 0;    // first tokens, which are always kept
     DType dtype = DType::kF32;  // f64, f32, bf16 or f16
 
     // As KVCache's, with RingPositions::kAbsolute.
@@ -71,8 +71,7 @@ class HEED_API RingKVCache : public KVCacheBase {
 
   // As KVCache::Append, without a capacity. A sequence to which nothing is appended lets go
   // of what its next row will not see, too.
-  void Append(const ConstTensorView& k, const ConstTensorView& v,
-              std::span<const int64_t> lengths = {});
+  void Append(const ConstTensorView& k, const ConstTensorView& v, std::span<const int64_t> lengths = {});
 
   // As KVCacheBase::Trim, which also applies, but only to a length L whose next row would
   // find all that it sees: while nothing is gone, any; then L <= sink_tokens, or L >=

@@ -36,13 +36,8 @@ struct Pair {
 };
 
 TEST(RingKVCacheTest, OptionsComeBack) {
-  const RingKVCache cache({.batch = 2,
-                           .heads = 3,
-                           .dim = 4,
-                           .value_dim = 5,
-                           .window = 6,
-                           .sink_tokens = 7,
-                           .dtype = DType::kBF16});
+  const RingKVCache cache(
+      {.batch = 2, .heads = 3, .dim = 4, .value_dim = 5, .window = 6, .sink_tokens = 7, .dtype = DType::kBF16});
   const RingKVCache::Options o = cache.options();
   EXPECT_EQ(cache.kind(), CacheKind::kRing);
   EXPECT_EQ(o.batch, 2);

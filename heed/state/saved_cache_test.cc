@@ -45,8 +45,7 @@ class SavedCacheTest : public FileTest {
 
   template <class Function>
   void ExpectFileError(Function&& function, const std::string& message) {
-    EXPECT_THAT(function, ThrowsMessage<FileError>(
-                              AllOf(StartsWith(path() + ": "), HasSubstr(message))));
+    EXPECT_THAT(function, ThrowsMessage<FileError>(AllOf(StartsWith(path() + ": "), HasSubstr(message))));
   }
 
   Random random_{11};
@@ -141,11 +140,9 @@ TEST_F(SavedCacheTest, TheFileIsAsDocumented) {
   cache.Save(path());
   const SafetensorsFile file(path());
   const std::map<std::string, std::string> expected = {
-      {"heed_cache", "kv"}, {"version", "1"},    {"batch", "1"},
-      {"heads", "2"},       {"dim", "5"},        {"value_dim", "5"},
-      {"capacity", "-1"},   {"page", "64"},      {"window", "0"},
-      {"sink_tokens", "0"}, {"dtype", "f32"},    {"quantize", "int8"},
-      {"shared_prefix", "0"}};
+      {"heed_cache", "kv"}, {"version", "1"},     {"batch", "1"},        {"heads", "2"},  {"dim", "5"},
+      {"value_dim", "5"},   {"capacity", "-1"},   {"page", "64"},        {"window", "0"}, {"sink_tokens", "0"},
+      {"dtype", "f32"},     {"quantize", "int8"}, {"shared_prefix", "0"}};
   EXPECT_EQ(file.metadata(), expected);
   EXPECT_EQ(file.entries().size(), 6u);
   EXPECT_EQ(file.tensor("lengths").as<int64_t>()[0], 2);
@@ -173,8 +170,7 @@ TEST_F(SavedCacheTest, WhatIsNotASavedKVCacheIsAFileError) {
     AppendRandom(random_, cache, model, List{7, 1, 9});
     cache.Save(path());
     const Parts good(path());
-    const auto expect = [&](const std::function<void(Parts&)>& spoil,
-                            const std::string& message) {
+    const auto expect = [&](const std::function<void(Parts&)>& spoil, const std::string& message) {
       Parts parts = good;
       spoil(parts);
       parts.Write(path());
@@ -182,8 +178,7 @@ TEST_F(SavedCacheTest, WhatIsNotASavedKVCacheIsAFileError) {
     };
     const auto meta = [&](const char* key, const char* value, const std::string& message) {
       expect([&](Parts& p) { p.metadata[key] = value; }, message);
-      expect([&](Parts& p) { p.metadata.erase(key); },
-             std::string("metadata has no '") + key + "'");
+      expect([&](Parts& p) { p.metadata.erase(key); }, std::string("metadata has no '") + key + "'");
     };
     using P = Parts;
     meta("heed_cache", "x", "metadata 'heed_cache' is 'x', expected kv, ring or latent");
@@ -213,34 +208,31 @@ TEST_F(SavedCacheTest, WhatIsNotASavedKVCacheIsAFileError) {
     meta("shared_prefix", "2", "length of sequence 1 is 1, expected 2 to 40");
     meta("shared_prefix", "1", "tensor 'k.prefix' is not there");
     const auto missing = [&](const char* name) {
-      expect([&](P& p) { p.tensors.erase(name); },
-             std::string("tensor '") + name + "' is not there");
+      expect([&](P& p) { p.tensors.erase(name); }, std::string("tensor '") + name + "' is not there");
     };
     for (const char* const name : {"lengths", "appended", "k.0", "v.2"}) missing(name);
     expect([](P& p) { p.Set("lengths", 0, -1); }, "length of sequence 0 is -1, expected 0");
     expect([](P& p) { p.Set("lengths", 2, 41); }, "length of sequence 2 is 41");
-    expect([](P& p) { p.Set("lengths", 1, 2); p.Set("appended", 1, 2); },
-           "tensor 'k.1' has shape [1,2,");
-    expect([](P& p) { p.Set("appended", 1, 2); },
-           "appended of sequence 1 is 2, expected 0 to 1");
+    expect(
+        [](P& p) {
+          p.Set("lengths", 1, 2);
+          p.Set("appended", 1, 2);
+        },
+        "tensor 'k.1' has shape [1,2,");
+    expect([](P& p) { p.Set("appended", 1, 2); }, "appended of sequence 1 is 2, expected 0 to 1");
     expect([](P& p) { p.Set("appended", 1, -1); }, "appended of sequence 1 is -1");
-    expect([](P& p) { p.Reshape("lengths", DType::kI32, {3}); },
-           "tensor 'lengths' has dtype i32, expected i64");
-    expect([](P& p) { p.Reshape("appended", DType::kI64, {3, 1}); },
-           "tensor 'appended' has shape [3,1], expected [3]");
-    expect([](P& p) { p.Reshape("k.1", DType::kF16, {1, 2, 5}); },
-           "tensor 'k.1' has dtype f16, expected ");
+    expect([](P& p) { p.Reshape("lengths", DType::kI32, {3}); }, "tensor 'lengths' has dtype i32, expected i64");
+    expect([](P& p) { p.Reshape("appended", DType::kI64, {3, 1}); }, "tensor 'appended' has shape [3,1], expected [3]");
+    expect([](P& p) { p.Reshape("k.1", DType::kF16, {1, 2, 5}); }, "tensor 'k.1' has dtype f16, expected ");
     if (quantize == Quantize::kNone) {
-      expect([](P& p) { p.Reshape("v.1", DType::kBF16, {1, 6}); },
-             "tensor 'v.1' has shape [1,6], expected [1,2,3]");
+      expect([](P& p) { p.Reshape("v.1", DType::kBF16, {1, 6}); }, "tensor 'v.1' has shape [1,6], expected [1,2,3]");
       meta("quantize", "int8", "tensor 'k.0' has dtype bf16, expected i32");
       continue;
     }
     missing("k_scale.1");
     missing("v_scale.0");
     meta("dtype", "f64", "KVCache: dtype is f64");
-    expect([](P& p) { p.tensors["k.0"].second[3] = '\x80'; },
-           "tensor 'k.0' has -128, expected -127 to 127");
+    expect([](P& p) { p.tensors["k.0"].second[3] = '\x80'; }, "tensor 'k.0' has -128, expected -127 to 127");
     expect([](P& p) { p.tensors["v.2"].second[2] = '\x80'; }, "tensor 'v.2' has -128");
     for (const float bad : {0.0f, -1.0f, 1e-40f, INFINITY, NAN}) {
       expect([&](P& p) { std::memcpy(p.tensors["v_scale.2"].second.data() + 4, &bad, 4); },
@@ -256,8 +248,7 @@ TEST_F(SavedCacheTest, WhatIsNotASavedRingIsAFileError) {
   AppendRandom(random_, cache, model, List{5, 3});
   cache.Save(path());
   const Parts good(path());
-  const auto expect = [&](const std::function<void(Parts&)>& spoil,
-                          const std::string& message) {
+  const auto expect = [&](const std::function<void(Parts&)>& spoil, const std::string& message) {
     Parts parts = good;
     spoil(parts);
     parts.Write(path());
@@ -270,18 +261,13 @@ TEST_F(SavedCacheTest, WhatIsNotASavedRingIsAFileError) {
   expect([](P& p) { p.metadata["quantize"] = "int8"; }, options);
   expect([](P& p) { p.metadata["window"] = "0"; }, "RingKVCache: window is 0");
   expect([](P& p) { p.metadata["sink_tokens"] = "-1"; }, "RingKVCache: sink_tokens is -1");
-  expect([](P& p) { p.metadata["shared_prefix"] = "1"; },
-         "metadata 'shared_prefix' is 1, expected 0 in a ring");
+  expect([](P& p) { p.metadata["shared_prefix"] = "1"; }, "metadata 'shared_prefix' is 1, expected 0 in a ring");
   expect([](P& p) { p.tensors.erase("first_kept"); }, "tensor 'first_kept' is not there");
   expect([](P& p) { p.Set("first_kept", 0, -1); }, "first_kept of sequence 0 is -1");
-  expect([](P& p) { p.Set("first_kept", 0, 92); },
-         "first_kept of sequence 0 is 92, expected 91 to 91");
-  expect([](P& p) { p.Set("first_kept", 1, 7); },
-         "first_kept of sequence 1 is 7, expected 0 to 4");
-  expect([](P& p) { p.Set("first_kept", 0, 90); },
-         "first_kept of sequence 0 is 90, expected 91 to 91");
-  expect([](P& p) { p.metadata["window"] = "11"; },
-         "first_kept of sequence 0 is 91, expected 90 to 90");
+  expect([](P& p) { p.Set("first_kept", 0, 92); }, "first_kept of sequence 0 is 92, expected 91 to 91");
+  expect([](P& p) { p.Set("first_kept", 1, 7); }, "first_kept of sequence 1 is 7, expected 0 to 4");
+  expect([](P& p) { p.Set("first_kept", 0, 90); }, "first_kept of sequence 0 is 90, expected 91 to 91");
+  expect([](P& p) { p.metadata["window"] = "11"; }, "first_kept of sequence 0 is 91, expected 90 to 90");
   expect([](P& p) { p.metadata["window"] = "9"; },  // rows and lists agree
          "first_kept of sequence 0 is 91, expected 92 to 92");
   expect([](P& p) { p.Set("lengths", 0, (int64_t{1} << 30) + 1); },
@@ -293,12 +279,9 @@ TEST_F(SavedCacheTest, WhatIsNotASavedRingIsAFileError) {
   parts.Set("lengths", 0, int64_t{1} << 29);
   parts.Set("first_kept", 0, (int64_t{1} << 29) - 14);
   parts.Write(path());
-  ExpectFileError([&] { RingKVCache::Load(path(), 1 << 20); },
-                  "more than max_bytes, 1048576, expected at most that");
-  ExpectFileError([&] { KVCache::Load(path()); },
-                  "metadata 'heed_cache' is ring, expected kv");
-  ExpectFileError([&] { LatentKVCache::Load(path()); },
-                  "metadata 'heed_cache' is ring, expected latent");
+  ExpectFileError([&] { RingKVCache::Load(path(), 1 << 20); }, "more than max_bytes, 1048576, expected at most that");
+  ExpectFileError([&] { KVCache::Load(path()); }, "metadata 'heed_cache' is ring, expected kv");
+  ExpectFileError([&] { LatentKVCache::Load(path()); }, "metadata 'heed_cache' is ring, expected latent");
 }
 
 TEST_F(SavedCacheTest, WhatIsNotASavedLatentCacheIsAFileError) {
@@ -313,18 +296,15 @@ TEST_F(SavedCacheTest, WhatIsNotASavedLatentCacheIsAFileError) {
     parts.Write(path());
     ExpectFileError([&] { LatentKVCache::Load(path()); }, message);
   };
-  const std::string options =
-      "metadata has options that a cache of kind latent cannot have";
+  const std::string options = "metadata has options that a cache of kind latent cannot have";
   expect("heads", "2", options);
   expect("value_dim", "7", options);
   expect("quantize", "int8", options);
   expect("window", "1", options);
   expect("dim", "5", "tensor 'rows.0' has shape [5,6], expected [5,5]");
-  ExpectFileError([&] { RingKVCache::Load(path()); },
-                  "metadata 'heed_cache' is latent, expected ring");
+  ExpectFileError([&] { RingKVCache::Load(path()); }, "metadata 'heed_cache' is latent, expected ring");
   WriteSafetensors(path(), std::vector<NamedTensor>{});
-  ExpectFileError([&] { LatentKVCache::Load(path()); },
-                  "metadata has no 'heed_cache', expected that of a saved cache");
+  ExpectFileError([&] { LatentKVCache::Load(path()); }, "metadata has no 'heed_cache', expected that of a saved cache");
   ExpectFileError([&] { KindOfSavedCache(path()); }, "metadata has no 'heed_cache'");
 }
 
@@ -393,8 +373,7 @@ void Fuzz(Random& random, const Cache& cache, const std::string& path) {
   for (int i = 0; i < 1500; ++i) {
     std::string bad = good;
     for (int64_t flips = random.Integer(1, 4); flips > 0; --flips) {
-      const auto at =
-          static_cast<size_t>(random.Integer(0, static_cast<int64_t>(bad.size()) - 1));
+      const auto at = static_cast<size_t>(random.Integer(0, static_cast<int64_t>(bad.size()) - 1));
       bad[at] = static_cast<char>(bad[at] ^ (1 << random.Integer(0, 7)));
     }
     Rewrite(path, bad);

@@ -48,12 +48,8 @@ SketchBlocks SketchLayout(int64_t dim) {
 }
 
 SketchWriter::SketchWriter(DType dtype, int64_t dim)
-    : dtype_(dtype),
-      dim_(dim),
-      layout_(SketchLayout(dim)),
-      row_(static_cast<size_t>(dim)),
-      quantized_(static_cast<size_t>((dim + 3) / 4 * 4)),
-      sums_(static_cast<size_t>(dim)) {}
+    : dtype_(dtype), dim_(dim), layout_(SketchLayout(dim)), row_(static_cast<size_t>(dim)),
+      quantized_(static_cast<size_t>((dim + 3) / 4 * 4)), sums_(static_cast<size_t>(dim)) {}
 
 void SketchWriter::WriteRow(const std::byte* key, int64_t in_block, std::byte* block) {
   float step, error;

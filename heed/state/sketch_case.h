@@ -14,7 +14,8 @@
 
 namespace heed {
 
-// Empty, or the first thing that is not as it should be. A rounding may have gone the other way where x / step is a half.
+// Empty, or the first thing that is not as it should be. A rounding may have gone the other way where x / step is a
+// half.
 inline std::string SketchDifference(const KVView& view) {
   const SketchBlocks& sketch = view.sketch;
   for (int64_t b = 0; b < view.batch; ++b) {
@@ -32,8 +33,9 @@ inline std::string SketchDifference(const KVView& view) {
           return static_cast<double>(x);
         };
         const auto key = [&](int64_t token, int64_t e) {
-          return LoadAsDouble(view.dtype, page + view.key.begin + h * view.key.head_stride +
-                                              (in_page + token - t) * view.key.token_stride, e);
+          return LoadAsDouble(
+              view.dtype,
+              page + view.key.begin + h * view.key.head_stride + (in_page + token - t) * view.key.token_stride, e);
         };
         bool finite = true;
         double most = 0, sum = 0;
@@ -75,8 +77,8 @@ inline std::string SketchDifference(const KVView& view) {
           }
           if (min != least || max != greatest) return "min or max" + where;
           const double expected = total / 64;
-          if (std::isfinite(expected) ? std::abs(mean - expected) > std::max(6e-8 * std::abs(expected) + 1e-15 * size,
-                                                                            std::ldexp(1.0, -126))
+          if (std::isfinite(expected) ? std::abs(mean - expected) >
+                                            std::max(6e-8 * std::abs(expected) + 1e-15 * size, std::ldexp(1.0, -126))
                                       : !(mean == expected || (std::isnan(mean) && std::isnan(expected)))) {
             return "mean" + where;
           }

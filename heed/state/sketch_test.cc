@@ -20,8 +20,13 @@ using testing::ThrowsMessage;
 using List = std::vector<int64_t>;
 
 KVCache::Options Small(DType dtype, int64_t page) {
-  return {.batch = 2, .heads = 3, .dim = 10, .capacity = page == 0 ? int64_t{400} : int64_t{-1}, .page = page,
-          .dtype = dtype, .sketch = Sketch::kInt8};
+  return {.batch = 2,
+          .heads = 3,
+          .dim = 10,
+          .capacity = page == 0 ? int64_t{400} : int64_t{-1},
+          .page = page,
+          .dtype = dtype,
+          .sketch = Sketch::kInt8};
 }
 
 class SketchTest : public FileTest {
@@ -99,8 +104,8 @@ TEST_F(SketchTest, ImportedPagesHaveOne) {
   const RandomRows pool(random_, DType::kF32, /*finite=*/true, {5, 32, 3, 10}, true);
   const List indptr = {0, 3, 5}, indices = {4, 0, 1, 2, 3}, last = {32, 7};
   const auto list = [](const List& x) { return ConstTensorView(x.data(), DType::kI64, {std::ssize(x)}); };
-  const KVCache cache = KVCache::Import(Small(DType::kF32, 64),
-                                        {pool.view(), pool.view(), list(indptr), list(indices), list(last)});
+  const KVCache cache =
+      KVCache::Import(Small(DType::kF32, 64), {pool.view(), pool.view(), list(indptr), list(indices), list(last)});
   Check(cache);
 }
 

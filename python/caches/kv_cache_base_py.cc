@@ -44,9 +44,7 @@ std::vector<int64_t> LengthsOf(const CacheOwner& self) {
   });
 }
 
-nb::object Lengths(const CacheOwner& self) {
-  return Array(self.Op("lengths").c_str(), LengthsOf(self));
-}
+nb::object Lengths(const CacheOwner& self) { return Array(self.Op("lengths").c_str(), LengthsOf(self)); }
 
 nb::object Appended(const CacheOwner& self) {
   const std::vector<int64_t> appended = Looking(self, [&] {
@@ -92,8 +90,7 @@ nb::object LoadAs(const char* class_name, const std::string& path, int64_t max_b
 nb::object LoadCache(nb::handle path, nb::handle max_bytes) {
   constexpr char kOp[] = "load_cache";
   const std::string file = ToPath({kOp, "path", path});
-  const int64_t most =
-      max_bytes.is_none() ? -1 : ToInt({kOp, "max_bytes", max_bytes}, 0, INT64_MAX);
+  const int64_t most = max_bytes.is_none() ? -1 : ToInt({kOp, "max_bytes", max_bytes}, 0, INT64_MAX);
   const auto kind = [&] {
     const GilReleased released;
     return KindOfSavedCache(file);
@@ -107,8 +104,10 @@ nb::object LoadCache(nb::handle path, nb::handle max_bytes) {
 
 [[noreturn]] void RefusePickle(nb::handle self) {
   const std::string type = nb::cast<std::string>(nb::str(nb::type_name(self.type())));
-  throw nb::type_error(("cannot pickle '" + type + "' object: save(path) and "
-                        "heed.load_cache(path) keep it in a file").c_str());
+  throw nb::type_error(("cannot pickle '" + type +
+                        "' object: save(path) and "
+                        "heed.load_cache(path) keep it in a file")
+                           .c_str());
 }
 
 }  // namespace
@@ -120,8 +119,7 @@ std::vector<int64_t> ReadPerSequence(Arrays& arrays, const Argument& argument, i
          "[" + std::to_string(batch) + "], one per sequence");
   }
   if (view.dtype() != DType::kI64) {
-    Fail(argument.operation, argument.name, std::string("has dtype ") + Name(view.dtype()),
-         "i32 or i64");
+    Fail(argument.operation, argument.name, std::string("has dtype ") + Name(view.dtype()), "i32 or i64");
   }
   mechanism::CheckReadable(argument.operation, argument.name, view);
   return {view.as<int64_t>(), view.as<int64_t>() + batch};
@@ -155,8 +153,7 @@ nb::str CacheRepr(nb::handle self, std::span<const char* const> attributes, std:
   std::string text = "<" + nb::cast<std::string>(type.attr("__module__")) + "." +
                      nb::cast<std::string>(type.attr("__qualname__")) + ":";
   for (const char* name : attributes) {
-    text += std::string(" ") + name + "=" +
-            nb::cast<std::string>(nb::repr(nb::getattr(self, name))) + ",";
+    text += std::string(" ") + name + "=" + nb::cast<std::string>(nb::repr(nb::getattr(self, name))) + ",";
   }
   text += " lengths=[";
   for (size_t i = 0; i < lengths.size(); ++i) {
@@ -176,28 +173,25 @@ void BindKVCacheBase(nb::module_& m) {
       .def_ro("heads", &CacheOwner::heads, "Heads of keys and values.")
       .def_ro("dim", &CacheOwner::dim, "Channels of a key.")
       .def_ro("value_dim", &CacheOwner::value_dim, "Channels of a value.")
-      .def_prop_ro("dtype", [](const CacheOwner& self) { return Name(self.dtype); },
-                   "'f64', 'f32', 'bf16' or 'f16': of rows given, and of queries.")
+      .def_prop_ro(
+          "dtype", [](const CacheOwner& self) { return Name(self.dtype); },
+          "'f64', 'f32', 'bf16' or 'f16': of rows given, and of queries.")
       .def_prop_ro("lengths", &Lengths, nb::sig(kLengthsSignature),
                    "Tokens of each sequence, i64 [batch]: a copy, which does not change.")
       .def_prop_ro("appended", &Appended, nb::sig(kAppendedSignature),
                    "Tokens of these that the last append added, i64 [batch]: a copy.")
-      .def_prop_ro("nbytes",
-                   [](const CacheOwner& self) {
-                     return Looking(self, [&] { return self.base().nbytes(); });
-                   },
-                   doc::kKVCacheBaseNbytes)
+      .def_prop_ro(
+          "nbytes", [](const CacheOwner& self) { return Looking(self, [&] { return self.base().nbytes(); }); },
+          doc::kKVCacheBaseNbytes)
       .def("trim", &Trim, "lengths"_a.none(), nb::sig(kTrimSignature),
-           Docstring(doc::kKVCacheBaseTrim, kTrimSignature,
-                     {kTrimArguments}).c_str())
+           Docstring(doc::kKVCacheBaseTrim, kTrimSignature, {kTrimArguments}).c_str())
       .def("reorder", &Reorder, "indices"_a.none(), nb::sig(kReorderSignature),
            Docstring(doc::kKVCacheBaseReorder, kReorderSignature, {kCacheArguments}).c_str())
       .def("save", &Save, "path"_a.none(), nb::sig(kSaveSignature),
            Docstring(doc::kKVCacheBaseSave, kSaveSignature, {kCacheArguments}).c_str())
       .def("__reduce__", &RefusePickle, nb::sig("def __reduce__(self) -> typing.NoReturn"));
   m.def("_attend_torch", &certified_attention::AttendOnTorch);
-  m.def("load_cache", &LoadCache, "path"_a.none(), nb::kw_only(),
-        "max_bytes"_a = nb::none(), nb::sig(kLoadSignature),
+  m.def("load_cache", &LoadCache, "path"_a.none(), nb::kw_only(), "max_bytes"_a = nb::none(), nb::sig(kLoadSignature),
         Docstring(std::string("The cache in a file that save() of any cache has written, as an "
                               "object of its class.\n\n") +
                       doc::kKVCacheLoad,

@@ -25,8 +25,9 @@ constexpr char kImportOp[] = "KVCache.import_pages";
 constexpr Said kPools[] = {
     {"k_pool", "[pages, tokens, heads, dim]: pages of keys, any strides"},
     {"v_pool", "[pages, tokens, heads, value_dim]: pages of values"},
-    {"indptr", "[batch + 1]: where the pages of each sequence begin in indices; from 0 on, not "
-               "decreasing"},
+    {"indptr",
+     "[batch + 1]: where the pages of each sequence begin in indices; from 0 on, not "
+     "decreasing"},
     {"indices", "[indptr[batch] or more]: pages of the pools"},
     {"last_page_len", "[batch]: tokens of each sequence's last page, at least 1"},
     {"heads_first", "whether the pools are [pages, heads, tokens, dim]"},
@@ -92,12 +93,12 @@ struct ImportCall {
   Options options;
 };
 
-template <ConstTensorView KVCache::BlockTables::*kField>
+template <ConstTensorView KVCache::BlockTables::* kField>
 void ReadPool(ImportCall& call, const Argument& a) {
   call.tables.*kField = call.arrays.ReadInPlace(a, Kind::kFloat);
 }
 
-template <ConstTensorView KVCache::BlockTables::*kField>
+template <ConstTensorView KVCache::BlockTables::* kField>
 void ReadTable(ImportCall& call, const Argument& a) {
   call.tables.*kField = call.arrays.ReadList(a, Kind::kInt);
 }
@@ -109,12 +110,8 @@ constexpr Keyword<ImportCall> kImport[] = {
     {"indptr", false, &ReadTable<&Tables::indptr>},
     {"indices", false, &ReadTable<&Tables::indices>},
     {"last_page_len", false, &ReadTable<&Tables::last_page_len>},
-    {"heads_first", false,
-     [](ImportCall& c, const Argument& a) { c.tables.heads_first = ToBool(a); }},
-    {"capacity", true,
-     [](ImportCall& c, const Argument& a) {
-       ReadSize<Options, &Options::capacity>(c.options, a);
-     }},
+    {"heads_first", false, [](ImportCall& c, const Argument& a) { c.tables.heads_first = ToBool(a); }},
+    {"capacity", true, [](ImportCall& c, const Argument& a) { ReadSize<Options, &Options::capacity>(c.options, a); }},
     {"page", false, [](ImportCall& c, const Argument& a) { ReadPage(c.options, a); }},
     {"quantize", true, [](ImportCall& c, const Argument& a) { ReadQuantize(c.options, a); }},
     {"sketch", true, [](ImportCall& c, const Argument& a) { ReadSketch(c.options, a); }},
@@ -134,15 +131,13 @@ nb::object ImportPages(const nb::args& args, const nb::kwargs& kwargs) {
   required("indptr", tables.indptr);
   required("indices", tables.indices);
   required("last_page_len", tables.last_page_len);
-  for (const auto& [name, pool] : {std::pair{"k_pool", tables.k_pool},
-                                   std::pair{"v_pool", tables.v_pool}}) {
+  for (const auto& [name, pool] : {std::pair{"k_pool", tables.k_pool}, std::pair{"v_pool", tables.v_pool}}) {
     if (pool.rank() != 4) {
       Fail(kImportOp, name, "has shape " + pool.ShapeString(),
            tables.heads_first ? "[pages, H, tokens, D]" : "[pages, tokens, H, D]");
     }
     if (!IsFloat(pool.dtype())) {
-      Fail(kImportOp, name, std::string("has dtype ") + Name(pool.dtype()),
-           "f64, f32, bf16 or f16");
+      Fail(kImportOp, name, std::string("has dtype ") + Name(pool.dtype()), "f64, f32, bf16 or f16");
     }
   }
   if (tables.indptr.rank() != 1 || tables.indptr.size(0) < 2) {
@@ -162,8 +157,7 @@ nb::object ImportPages(const nb::args& args, const nb::kwargs& kwargs) {
 }
 
 nb::str Repr(nb::handle self) {
-  std::vector<const char*> shown = {"batch", "heads", "dim", "value_dim",
-                                    "capacity", "page", "dtype", "quantize"};
+  std::vector<const char*> shown = {"batch", "heads", "dim", "value_dim", "capacity", "page", "dtype", "quantize"};
   const Options options = nb::cast<const Owner<KVCache>&>(self).cache.options();
   if (options.rotary) shown.push_back("rotary");
   if (options.log_decay_heads > 0) shown.push_back("log_decay_heads");
@@ -175,24 +169,20 @@ nb::str Repr(nb::handle self) {
 
 void BindKVCache(nb::module_& m) {
   nb::class_<Owner<KVCache>, CacheOwner> c(
-      m, kName, Docstring(doc::kKVCache, kInitSignature, {kCacheArguments},
-                         std::string(kCacheInPython) +
-                             "  >>> cache = heed.KVCache(2, 4, 16, quantize=\"int8\")\n" +
-                             kRowsOfExample)
-                    .c_str());
+      m, kName,
+      Docstring(
+          doc::kKVCache, kInitSignature, {kCacheArguments},
+          std::string(kCacheInPython) + "  >>> cache = heed.KVCache(2, 4, 16, quantize=\"int8\")\n" + kRowsOfExample)
+          .c_str());
   c.def("__init__", &Init, nb::sig(kInitSignature))
       .def("__repr__", &Repr)
       .def("append", &Append<false>, nb::sig(kAppendSignature),
            Docstring(doc::kKVCacheAppend, kAppendSignature, {kCacheArguments}).c_str())
       .def_prop_ro(
-          "capacity",
-          [](const Owner<KVCache>& self) {
-            return Unless(-1, self.cache.options().capacity);
-          },
+          "capacity", [](const Owner<KVCache>& self) { return Unless(-1, self.cache.options().capacity); },
           nb::sig("def capacity(self) -> int | None"), kCapacityDoc)
       .def_prop_ro(
-          "page",
-          [](const Owner<KVCache>& self) { return Unless(0, self.cache.options().page); },
+          "page", [](const Owner<KVCache>& self) { return Unless(0, self.cache.options().page); },
           nb::sig("def page(self) -> int | None"), kPageDoc)
       .def_prop_ro(
           "quantize",
@@ -202,12 +192,9 @@ void BindKVCache(nb::module_& m) {
           },
           nb::sig("def quantize(self) -> str | None"), "None or 'int8'.")
       .def_prop_ro(
-          "rotary",
-          [](const Owner<KVCache>& self) { return self.cache.options().rotary.has_value(); },
-          kRotaryDoc)
+          "rotary", [](const Owner<KVCache>& self) { return self.cache.options().rotary.has_value(); }, kRotaryDoc)
       .def_prop_ro(
-          "log_decay_heads",
-          [](const Owner<KVCache>& self) { return Unless(0, self.cache.options().log_decay_heads); },
+          "log_decay_heads", [](const Owner<KVCache>& self) { return Unless(0, self.cache.options().log_decay_heads); },
           nb::sig("def log_decay_heads(self) -> int | None"), kLogDecayHeadsDoc)
       .def_prop_ro(
           "sketch",
@@ -218,20 +205,16 @@ void BindKVCache(nb::module_& m) {
           nb::sig("def sketch(self) -> str | None"), kSketchDoc)
       .def_prop_ro(
           "shared_prefix",
-          [](const Owner<KVCache>& self) {
-            return Looking(self, [&] { return self.cache.shared_prefix(); });
-          },
+          [](const Owner<KVCache>& self) { return Looking(self, [&] { return self.cache.shared_prefix(); }); },
           doc::kKVCacheSharedPrefix)
-      .def("quantization_bound", &attention::BoundOn, nb::sig(attention::SpelledForCache(kBoundSignature)),
-           Docstring(attention::doc::kQuantizationBound, kBoundSignature, {kAttendArguments},
-                     "Returns (logit, output).")
-               .c_str())
-      .def_static("share", &Share<KVCache>, "prefix_cache"_a.none(), "batch"_a.none(),
-                  nb::sig(kShareSignature),
+      .def(
+          "quantization_bound", &attention::BoundOn, nb::sig(attention::SpelledForCache(kBoundSignature)),
+          Docstring(attention::doc::kQuantizationBound, kBoundSignature, {kAttendArguments}, "Returns (logit, output).")
+              .c_str())
+      .def_static("share", &Share<KVCache>, "prefix_cache"_a.none(), "batch"_a.none(), nb::sig(kShareSignature),
                   Docstring(doc::kKVCacheShare, kShareSignature, {kCacheArguments}).c_str())
       .def_static("import_pages", &ImportPages, nb::sig(kImportSignature),
-                  Docstring(doc::kKVCacheImport, kImportSignature,
-                            {kPools, kCacheArguments},
+                  Docstring(doc::kKVCacheImport, kImportSignature, {kPools, kCacheArguments},
                             "Tables may be lists. The new cache's sizes and dtype are those of the "
                             "arrays.")
                       .c_str());

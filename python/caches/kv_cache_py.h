@@ -41,25 +41,20 @@ class CacheOwner {
   std::string Op(const char* method) const { return name + std::string(".") + method; }
 
   mutable ForkSafeMutex mutex;
-  const char* const name;  // of the class
+  const char* const name;                      // of the class
   const int64_t batch, heads, dim, value_dim;  // of the view, in which these never change
   const DType dtype;
 
  protected:
   CacheOwner(const char* class_name, const KVView& view)
-      : name(class_name),
-        batch(view.batch),
-        heads(view.heads),
-        dim(view.dim),
-        value_dim(view.value_dim),
+      : name(class_name), batch(view.batch), heads(view.heads), dim(view.dim), value_dim(view.value_dim),
         dtype(view.dtype) {}
 };
 
 template <class Cache>
 class Owner final : public CacheOwner {
  public:
-  Owner(const char* class_name, Cache&& given)
-      : CacheOwner(class_name, given.view()), cache(std::move(given)) {}
+  Owner(const char* class_name, Cache&& given) : CacheOwner(class_name, given.view()), cache(std::move(given)) {}
   KVCacheBase& base() override { return cache; }
 
   Cache cache;
@@ -100,10 +95,11 @@ std::string ToPath(const Argument& argument);
 
 // "<heed.KVCache: batch=2, dtype='f32', lengths=[3, 5]>" with these attributes.
 nanobind::str CacheRepr(nanobind::handle self, std::span<const char* const> attributes);
-nanobind::str CacheRepr(nanobind::handle self, std::span<const char* const> attributes, std::span<const int64_t> lengths);
+nanobind::str CacheRepr(nanobind::handle self, std::span<const char* const> attributes,
+                        std::span<const int64_t> lengths);
 
 // What options of caches have in common. -1 is one that was not given.
-template <class Options, int64_t Options::*kField>
+template <class Options, int64_t Options::* kField>
 void ReadSize(Options& options, const Argument& argument) {
   options.*kField = ToInt(argument, 1, INT64_MAX);
 }
@@ -140,8 +136,8 @@ void CheckPage(const char* class_name, const Options& options) {
 // What all caches can do that make others from themselves.
 // Throws InvalidArgument unless `type` is the cache's class, or one that extends it.
 inline void CheckSubclass(const char* class_name, nanobind::handle type, nanobind::handle of) {
-  if (!PyType_Check(type.ptr()) || !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type.ptr()),
-                                                     reinterpret_cast<PyTypeObject*>(of.ptr()))) {
+  if (!PyType_Check(type.ptr()) ||
+      !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type.ptr()), reinterpret_cast<PyTypeObject*>(of.ptr()))) {
     Fail({class_name, "type", type}, "a subclass of the cache's");
   }
 }
@@ -196,7 +192,7 @@ struct AppendCall {
   std::vector<int64_t> lengths;
 };
 
-template <ConstTensorView AppendCall::*kField>
+template <ConstTensorView AppendCall::* kField>
 void ReadRows(AppendCall& call, const Argument& argument) {
   call.*kField = call.arrays.ReadInPlace(argument, Kind::kFloat);
 }
@@ -208,14 +204,13 @@ inline void ReadCounts(AppendCall& call, const Argument& argument) {
 // append(...): reads these arguments, the rows of which are needed and log decays a keyword, and
 // calls f(call) while nobody else uses the cache. What heed.torch gives is read without a capsule.
 template <bool kOfTorch, class F>
-void AppendRows(CacheOwner& self, std::span<const Keyword<AppendCall>> keywords,
-                const nanobind::args& args, const nanobind::kwargs& kwargs, F&& f) {
+void AppendRows(CacheOwner& self, std::span<const Keyword<AppendCall>> keywords, const nanobind::args& args,
+                const nanobind::kwargs& kwargs, F&& f) {
   const std::string op = self.Op("append");
   AppendCall call;
   call.batch = self.batch;
   if (kOfTorch) call.arrays.AllowTorch();
-  Read<AppendCall>(op.c_str(), keywords, std::min<size_t>(keywords.size(), 3), args.ptr(),
-                   kwargs.ptr(), call);
+  Read<AppendCall>(op.c_str(), keywords, std::min<size_t>(keywords.size(), 3), args.ptr(), kwargs.ptr(), call);
   if (!call.k.present()) FailMissing(op.c_str(), keywords[0].name);
   if (keywords.size() > 2 && !call.v.present()) FailMissing(op.c_str(), keywords[1].name);
   Changing(op.c_str(), self, [&] { f(call); });

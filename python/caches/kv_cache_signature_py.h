@@ -19,13 +19,16 @@ inline constexpr Said kCacheArguments[] = {
     {"page", "tokens of a page; None is one contiguous piece per sequence, which needs a capacity"},
     {"dtype", "of rows and queries: 'f64', 'f32', 'bf16' or 'f16'"},
     {"quantize", "None, or 'int8': a byte per element and a scale per row, not with f64"},
-    {"rotary", "None, or a dict of heed.rotary's keywords, of which interleaved is needed and "
-               "inverse is none: keys and queries are given without it, and turned here by where "
-               "they stand"},
-    {"log_decay_heads", "query heads of forgetting attention, a multiple of heads, whose log decays "
-                        "append takes; None: no forgetting"},
-    {"sketch", "None, or 'int8': beside the keys a byte per channel, bounds of their errors and statistics of every 64 "
-               "tokens, which attend(epsilon=...) needs; not with f64, quantize or log_decay_heads"},
+    {"rotary",
+     "None, or a dict of heed.rotary's keywords, of which interleaved is needed and "
+     "inverse is none: keys and queries are given without it, and turned here by where "
+     "they stand"},
+    {"log_decay_heads",
+     "query heads of forgetting attention, a multiple of heads, whose log decays "
+     "append takes; None: no forgetting"},
+    {"sketch",
+     "None, or 'int8': beside the keys a byte per channel, bounds of their errors and statistics of every 64 "
+     "tokens, which attend(epsilon=...) needs; not with f64, quantize or log_decay_heads"},
     {"window", "tokens that a row sees, itself included"},
     {"sink_tokens", "first tokens, which are always kept"},
     {"positions", "by what rows are turned: 'absolute', or 'cache', where they are in the ring"},
@@ -33,8 +36,9 @@ inline constexpr Said kCacheArguments[] = {
     {"v", "[batch, T, heads, value_dim]: rows of values"},
     {"rows", "[batch, T, latent + rope]: in the cache's dtype, any strides"},
     {"lengths", "[batch]: new rows of each sequence, from 0 to T; None: all T"},
-    {"log_decay", "[batch, T, log_decay_heads]: where the cache has log_decay_heads, what each new "
-                  "token forgets of all before it, at most 0"},
+    {"log_decay",
+     "[batch, T, log_decay_heads]: where the cache has log_decay_heads, what each new "
+     "token forgets of all before it, at most 0"},
     {"indices", "[batch]: for each sequence the one that it becomes"},
     {"path", "of the file: str, bytes or os.PathLike"},
     {"max_bytes", "most that the pages may occupy; None: 64 GiB or 8 times the file's rows"},
@@ -61,26 +65,26 @@ inline constexpr Said kAttendArguments[] = {
     {"q", "[batch, T, Hq, dim]: queries in the cache's dtype"},
     {"scale", "factor of the logits; default 1 / sqrt(dim), of a latent cache none"},
     {"causal", "whether a row sees no token after its own"},
-    {"tree", "[T]: the parent of each row, an earlier one; -1 where it follows what was there "
-             "before the last append"},
-    {"options", "the other keywords of heed.attention that a cache does not know itself; a ring's "
-                "window and sink_tokens are its own unless others are given"},
+    {"tree",
+     "[T]: the parent of each row, an earlier one; -1 where it follows what was there "
+     "before the last append"},
+    {"options",
+     "the other keywords of heed.attention that a cache does not know itself; a ring's "
+     "window and sink_tokens are its own unless others are given"},
 };
 
 inline constexpr char kAttendInPython[] = R"(
 Returns o, or (o, lse) with return_lse=True, as NumPy arrays; o is `out` where that is given.
 heed.explain("attend", cache=cache, q=q, ...) says what would run.)";
 
-inline constexpr char kCapacityDoc[] =
-    "Tokens that a sequence may have; None: as many as there is memory for.";
+inline constexpr char kCapacityDoc[] = "Tokens that a sequence may have; None: as many as there is memory for.";
 inline constexpr char kLogDecayHeadsDoc[] =
     "Query heads whose log decays are kept, for forgetting attention; None: none are.";
 inline constexpr char kSketchDoc[] =
     "'int8' where bounds of keys are kept, which attend(epsilon=...) needs; else None.";
 inline constexpr char kPageDoc[] = "Tokens of a page; None: each sequence is one piece.";
 
-inline constexpr char kRotaryDoc[] =
-    "Whether keys and queries are given without rotary encoding, which is done here.";
+inline constexpr char kRotaryDoc[] = "Whether keys and queries are given without rotary encoding, which is done here.";
 
 inline constexpr char kInitSignature[] =
     "def __init__(self, batch: int, heads: int, dim: int, value_dim: int | None = None, *, "
@@ -104,8 +108,7 @@ inline constexpr char kAppendSignature[] =
     "def append(self, k: Array, v: Array, lengths: Ints | None = None, *, log_decay: Array | None = None) -> None";
 inline constexpr char kRingAppendSignature[] =
     "def append(self, k: Array, v: Array, lengths: Ints | None = None) -> None";
-inline constexpr char kLatentAppendSignature[] =
-    "def append(self, rows: Array, lengths: Ints | None = None) -> None";
+inline constexpr char kLatentAppendSignature[] = "def append(self, rows: Array, lengths: Ints | None = None) -> None";
 
 inline constexpr char kAttendSignature[] =
     "def attend(self, q: Array, *, causal: bool = True, tree: Ints | None = None, "
@@ -121,10 +124,8 @@ inline constexpr char kLatentAttendLseSignature[] =
     "return_lse: typing.Literal[True], **options) -> tuple[Result, Result]";
 
 inline constexpr char kForkSignature[] = "def fork(self) -> typing_extensions.Self";
-inline constexpr char kShareSignature[] =
-    "def share(prefix_cache: KVCache, batch: int) -> KVCache";
-inline constexpr char kLatentShareSignature[] =
-    "def share(prefix_cache: LatentKVCache, batch: int) -> LatentKVCache";
+inline constexpr char kShareSignature[] = "def share(prefix_cache: KVCache, batch: int) -> KVCache";
+inline constexpr char kLatentShareSignature[] = "def share(prefix_cache: LatentKVCache, batch: int) -> LatentKVCache";
 inline constexpr char kImportSignature[] =
     "def import_pages(k_pool: Array, v_pool: Array, indptr: Ints, "
     "indices: Ints, last_page_len: Ints, *, heads_first: bool = False, "
@@ -139,8 +140,7 @@ inline constexpr char kBoundSignature[] =
 inline constexpr char kLengthsSignature[] = "def lengths(self) -> Result";
 inline constexpr char kAppendedSignature[] = "def appended(self) -> Result";
 inline constexpr char kTrimSignature[] = "def trim(self, lengths: Ints) -> None";
-inline constexpr char kReorderSignature[] =
-    "def reorder(self, indices: Ints) -> None";
+inline constexpr char kReorderSignature[] = "def reorder(self, indices: Ints) -> None";
 inline constexpr char kSaveSignature[] = "def save(self, path: Path) -> None";
 inline constexpr char kLoadSignature[] =
     "def load_cache(path: Path, *, max_bytes: int | None = None) -> "

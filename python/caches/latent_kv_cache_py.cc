@@ -22,8 +22,7 @@ using Options = LatentKVCache::Options;
 constexpr Keyword<Options> kOptions[] = {
     {"batch", false, &ReadSize<Options, &Options::batch>},
     {"latent", false, &ReadSize<Options, &Options::latent>},
-    {"rope", false,
-     [](Options& o, const Argument& a) { o.rope = ToInt(a, 0, INT64_MAX); }},
+    {"rope", false, [](Options& o, const Argument& a) { o.rope = ToInt(a, 0, INT64_MAX); }},
     {"capacity", true, &ReadSize<Options, &Options::capacity>},
     {"page", false, &ReadPage<Options>},
     {"dtype", false, &ReadDType<Options>},
@@ -47,14 +46,12 @@ constexpr Keyword<AppendCall> kRows[] = {
 
 template <bool kOfTorch>
 void Append(Owner<LatentKVCache>& self, const nb::args& args, const nb::kwargs& kwargs) {
-  AppendRows<kOfTorch>(self, kRows, args, kwargs, [&](const AppendCall& call) {
-    self.cache.Append(call.k, call.lengths);
-  });
+  AppendRows<kOfTorch>(self, kRows, args, kwargs,
+                       [&](const AppendCall& call) { self.cache.Append(call.k, call.lengths); });
 }
 
 nb::str Repr(nb::handle self) {
-  static constexpr const char* kShown[] = {"batch", "latent", "rope",
-                                           "capacity", "page", "dtype"};
+  static constexpr const char* kShown[] = {"batch", "latent", "rope", "capacity", "page", "dtype"};
   return CacheRepr(self, kShown);
 }
 
@@ -62,41 +59,33 @@ nb::str Repr(nb::handle self) {
 
 void BindLatentKVCache(nb::module_& m) {
   nb::class_<Owner<LatentKVCache>, CacheOwner> c(
-      m, kName, Docstring(doc::kLatentKVCache, kLatentInitSignature, {kCacheArguments},
-                         std::string(kCacheInPython) + R"(  >>> cache = heed.LatentKVCache(2, 16, 4)
+      m, kName,
+      Docstring(doc::kLatentKVCache, kLatentInitSignature, {kCacheArguments},
+                std::string(kCacheInPython) + R"(  >>> cache = heed.LatentKVCache(2, 16, 4)
   >>> cache.append(rng.standard_normal((2, 5, 20), np.float32))
   >>> q = rng.standard_normal((2, 5, 3, 20), np.float32)
   >>> cache.attend(q, scale=0.2).shape
   (2, 5, 3, 16))")
-                    .c_str());
+          .c_str());
   c.def("__init__", &Init, nb::sig(kLatentInitSignature))
       .def("__repr__", &Repr)
       .def("append", &Append<false>, nb::sig(kLatentAppendSignature),
            Docstring(doc::kLatentKVCacheAppend, kLatentAppendSignature, {kCacheArguments}).c_str())
       .def_prop_ro(
-          "latent",
-          [](const Owner<LatentKVCache>& self) { return self.cache.options().latent; },
+          "latent", [](const Owner<LatentKVCache>& self) { return self.cache.options().latent; },
           "Elements of a row that are the token's value too.")
       .def_prop_ro(
           "rope", [](const Owner<LatentKVCache>& self) { return self.cache.options().rope; },
           "Elements of a row that only its key has.")
       .def_prop_ro(
-          "capacity",
-          [](const Owner<LatentKVCache>& self) {
-            return Unless(-1, self.cache.options().capacity);
-          },
+          "capacity", [](const Owner<LatentKVCache>& self) { return Unless(-1, self.cache.options().capacity); },
           nb::sig("def capacity(self) -> int | None"), kCapacityDoc)
       .def_prop_ro(
-          "page",
-          [](const Owner<LatentKVCache>& self) {
-            return Unless(0, self.cache.options().page);
-          },
+          "page", [](const Owner<LatentKVCache>& self) { return Unless(0, self.cache.options().page); },
           nb::sig("def page(self) -> int | None"), kPageDoc)
       .def_prop_ro(
           "shared_prefix",
-          [](const Owner<LatentKVCache>& self) {
-            return Looking(self, [&] { return self.cache.shared_prefix(); });
-          },
+          [](const Owner<LatentKVCache>& self) { return Looking(self, [&] { return self.cache.shared_prefix(); }); },
           doc::kKVCacheSharedPrefix)
       .def_static("share", &Share<LatentKVCache>, "prefix_cache"_a.none(), "batch"_a.none(),
                   nb::sig(kLatentShareSignature),

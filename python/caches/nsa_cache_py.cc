@@ -43,11 +43,11 @@ struct InitCall {
   NSACache::Options cache;
   nsa::Options options;
 };
-template <int64_t NSACache::Options::*kField>
+template <int64_t NSACache::Options::* kField>
 void ReadOfCache(InitCall& call, const Argument& a) {
   call.cache.*kField = ToInt(a, 1, INT64_MAX);
 }
-template <int64_t nsa::Options::*kField>
+template <int64_t nsa::Options::* kField>
 void ReadOption(InitCall& call, const Argument& a) {
   call.options.*kField = ToInt(a, 1, INT64_MAX);
 }
@@ -89,7 +89,7 @@ struct RowsCall {
   ConstTensorView k, v, k_cmp, v_cmp;
   std::vector<int64_t> lengths;
 };
-template <ConstTensorView RowsCall::*kField>
+template <ConstTensorView RowsCall::* kField>
 void ReadRowsOf(RowsCall& call, const Argument& a) {
   call.*kField = call.arrays.ReadInPlace(a, Kind::kFloat);
 }
@@ -232,7 +232,7 @@ nb::str Repr(nb::handle self) {
 }
 
 // A property: one of the sizes.
-template <int64_t NSACache::Options::*kField>
+template <int64_t NSACache::Options::* kField>
 int64_t Size(const NSAOwner& self) {
   return self.cache.options().*kField;
 }
@@ -294,8 +294,9 @@ void BindNSACache(nb::module_& m) {
       .def_prop_ro("heads", &Size<&NSACache::Options::heads>, "Heads of keys and values.")
       .def_prop_ro("dim", &Size<&NSACache::Options::dim>, "Channels of a key.")
       .def_prop_ro("value_dim", &Size<&NSACache::Options::value_dim>, "Channels of a value.")
-      .def_prop_ro("dtype", [](const NSAOwner& self) { return Name(self.cache.options().dtype); },
-                   "'f64', 'f32', 'bf16' or 'f16': of rows given, and of queries.")
+      .def_prop_ro(
+          "dtype", [](const NSAOwner& self) { return Name(self.cache.options().dtype); },
+          "'f64', 'f32', 'bf16' or 'f16': of rows given, and of queries.")
       .def("append", &Append<false>, nb::sig(kNSAAppend),
            Docstring(doc::kNSACacheAppend, kNSAAppend, {kSaid, kCacheArguments}).c_str())
       .def("attend", &Attend, nb::sig(kNSAAttend),

@@ -20,8 +20,7 @@ void ReadPositions(Options& options, const Argument& a) {
   constexpr char kExpected[] = "'absolute' or 'cache'";
   const std::string name = ToString(a, kExpected);
   if (name != "absolute" && name != "cache") Fail(a, kExpected);
-  options.positions =
-      name == "cache" ? RingPositions::kCache : RingPositions::kAbsolute;
+  options.positions = name == "cache" ? RingPositions::kCache : RingPositions::kAbsolute;
 }
 
 constexpr Keyword<Options> kOptions[] = {
@@ -30,8 +29,7 @@ constexpr Keyword<Options> kOptions[] = {
     {"dim", false, &ReadSize<Options, &Options::dim>},
     {"value_dim", true, &ReadSize<Options, &Options::value_dim>},
     {"window", false, &ReadSize<Options, &Options::window>},
-    {"sink_tokens", false,
-     [](Options& o, const Argument& a) { o.sink_tokens = ToInt(a, 0, INT64_MAX); }},
+    {"sink_tokens", false, [](Options& o, const Argument& a) { o.sink_tokens = ToInt(a, 0, INT64_MAX); }},
     {"dtype", false, &ReadDType<Options>},
     {"rotary", true, &LeaveRotary<Options>},
     {"positions", false, &ReadPositions},
@@ -57,15 +55,13 @@ constexpr Keyword<AppendCall> kRows[] = {
 
 template <bool kOfTorch>
 void Append(Owner<RingKVCache>& self, const nb::args& args, const nb::kwargs& kwargs) {
-  AppendRows<kOfTorch>(self, kRows, args, kwargs, [&](const AppendCall& call) {
-    self.cache.Append(call.k, call.v, call.lengths);
-  });
+  AppendRows<kOfTorch>(self, kRows, args, kwargs,
+                       [&](const AppendCall& call) { self.cache.Append(call.k, call.v, call.lengths); });
 }
 
 nb::str Repr(nb::handle self) {
-  static constexpr const char* kShown[] = {"batch",  "heads",       "dim",  "value_dim",
-                                           "window", "sink_tokens", "dtype",
-                                           "rotary", "positions"};
+  static constexpr const char* kShown[] = {"batch",       "heads", "dim",    "value_dim", "window",
+                                           "sink_tokens", "dtype", "rotary", "positions"};
   const auto& cache = nb::cast<const Owner<RingKVCache>&>(self).cache;
   return CacheRepr(self, std::span(kShown).first(cache.options().rotary ? 9 : 7));
 }
@@ -74,29 +70,22 @@ nb::str Repr(nb::handle self) {
 
 void BindRingKVCache(nb::module_& m) {
   nb::class_<Owner<RingKVCache>, CacheOwner> c(
-      m, kName, Docstring(doc::kRingKVCache, kRingInitSignature, {kCacheArguments},
-                         std::string(kCacheInPython) +
-                             "  >>> cache = heed.RingKVCache(2, 4, 16, window=3)\n" +
-                             kRowsOfExample)
-                    .c_str());
+      m, kName,
+      Docstring(doc::kRingKVCache, kRingInitSignature, {kCacheArguments},
+                std::string(kCacheInPython) + "  >>> cache = heed.RingKVCache(2, 4, 16, window=3)\n" + kRowsOfExample)
+          .c_str());
   c.def("__init__", &Init, nb::sig(kRingInitSignature))
       .def("__repr__", &Repr)
       .def("append", &Append<false>, nb::sig(kRingAppendSignature),
            Docstring(doc::kRingKVCacheAppend, kRingAppendSignature, {kCacheArguments}).c_str())
       .def_prop_ro(
-          "window",
-          [](const Owner<RingKVCache>& self) { return self.cache.options().window; },
+          "window", [](const Owner<RingKVCache>& self) { return self.cache.options().window; },
           "Tokens that a row sees, itself included.")
       .def_prop_ro(
-          "sink_tokens",
-          [](const Owner<RingKVCache>& self) { return self.cache.options().sink_tokens; },
+          "sink_tokens", [](const Owner<RingKVCache>& self) { return self.cache.options().sink_tokens; },
           "First tokens, which are always kept.")
       .def_prop_ro(
-          "rotary",
-          [](const Owner<RingKVCache>& self) {
-            return self.cache.options().rotary.has_value();
-          },
-          kRotaryDoc)
+          "rotary", [](const Owner<RingKVCache>& self) { return self.cache.options().rotary.has_value(); }, kRotaryDoc)
       .def_prop_ro(
           "positions",
           [](const Owner<RingKVCache>& self) {

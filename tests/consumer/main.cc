@@ -26,12 +26,9 @@ double MaxError() {
   options.causal = true;
 
   heed::Context ctx(2);
-  heed::attention::Forward(ctx, in, options,
-                           {{o.data(), DType::kF32, {B, T, H, D}}, {}});
-  heed::attention::Reference(
-      in, options, {{expected.data(), DType::kF64, {B, T, H, D}}, {}});
-  std::printf("kernel %s\n",
-              heed::attention::Explain(ctx, in, options).kernel.c_str());
+  heed::attention::Forward(ctx, in, options, {{o.data(), DType::kF32, {B, T, H, D}}, {}});
+  heed::attention::Reference(in, options, {{expected.data(), DType::kF64, {B, T, H, D}}, {}});
+  std::printf("kernel %s\n", heed::attention::Explain(ctx, in, options).kernel.c_str());
 
   // The last token again, from a cache.
   heed::KVCache cache({.batch = B, .heads = H, .dim = D});
@@ -40,8 +37,7 @@ double MaxError() {
   const std::vector<int64_t> one(B, 1);
   view.appended = one;
   std::vector<float> last(B * H * D);
-  heed::attention::Attend(ctx, view, in.q.Slice(1, T - 1, T), options,
-                          {{last.data(), DType::kF32, {B, 1, H, D}}, {}});
+  heed::attention::Attend(ctx, view, in.q.Slice(1, T - 1, T), options, {{last.data(), DType::kF32, {B, 1, H, D}}, {}});
 
   double worst = 0;
   for (size_t i = 0; i < last.size(); ++i) {

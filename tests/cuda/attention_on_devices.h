@@ -25,7 +25,8 @@ struct Results {
   Buffer o, lse;
 };
 
-// Options whose tensors are on the device: those for which there are kernels, and numbers of heads, unless these stay here.
+// Options whose tensors are on the device: those for which there are kernels, and numbers of heads, unless these stay
+// here.
 class OptionsOnDevice {
  public:
   OptionsOnDevice(const TestDevice& device, const Options& options, bool with_numbers)
@@ -65,7 +66,8 @@ class CudaTest : public DeviceTest {
     const TestDevice& device = *GetParam();
     std::vector<int64_t> o_sizes = p.o.sizes;
     const Buffer host_o(p.in.q.dtype(), o_sizes), host_lse(DType::kF32, p.LseSizes());
-    const DeviceTensor q(device, p.in.q), k(device, p.in.k), v(device, p.in.v), d_o(device, p.d_o), d_lse(device, p.d_lse);
+    const DeviceTensor q(device, p.in.q), k(device, p.in.k), v(device, p.in.v), d_o(device, p.d_o),
+        d_lse(device, p.d_lse);
     const DeviceTensor o(device, host_o.view()), lse(device, host_lse.view());
     const OptionsOnDevice moved(device, p.options, /*with_numbers=*/true);
     const Options& options = moved.options();
@@ -108,8 +110,8 @@ class CudaTest : public DeviceTest {
       ASSERT_TRUE(result.ok) << what << " seed " << seed << ": " << result.message;
       if (result.worst_ratio > closest.worst_ratio) closest = result;
     }
-    std::printf("%s %s: closest to its bound: %.3g of %.3g (%.0f %%) in %s\n", GetParam()->name(), what.c_str(), closest.error,
-                closest.tolerance, 100 * closest.worst_ratio, closest.where.c_str());
+    std::printf("%s %s: closest to its bound: %.3g of %.3g (%.0f %%) in %s\n", GetParam()->name(), what.c_str(),
+                closest.error, closest.tolerance, 100 * closest.worst_ratio, closest.where.c_str());
   }
 
   // Whatever the order of threads.

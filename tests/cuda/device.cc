@@ -34,10 +34,11 @@ const char* Allocate(int32_t, void*, size_t num_bytes, void** memory) {
 void Free(int32_t, void*, void* memory) { os::FreeAligned(memory); }
 const char* MapRows(int32_t, const MappedRows& rows, RowMap* map) {
   static_assert(sizeof(rows) <= sizeof(*map));
-  if (rows.token_stride <= 0 || rows.head_stride <= 0 || rows.batch_stride <= 0) throw std::logic_error("rows that a driver does not map");
+  if (rows.token_stride <= 0 || rows.head_stride <= 0 || rows.batch_stride <= 0)
+    throw std::logic_error("rows that a driver does not map");
   const auto is_multiple = [](int64_t stride) { return stride % 8 == 0; };
-  if (reinterpret_cast<uintptr_t>(rows.data) % 16 != 0 || !is_multiple(rows.token_stride) || !is_multiple(rows.head_stride) ||
-      !is_multiple(rows.batch_stride)) {
+  if (reinterpret_cast<uintptr_t>(rows.data) % 16 != 0 || !is_multiple(rows.token_stride) ||
+      !is_multiple(rows.head_stride) || !is_multiple(rows.batch_stride)) {
     return "rows do not begin at multiples of 16 bytes";
   }
   new (map) MappedRows(rows);

@@ -70,11 +70,10 @@ float Widened(DType dtype, uint16_t bits) {
 
 class EmulatedBlock {
  public:
-  EmulatedBlock(const EmulatedGrid& grid, const int (&place)[3],
-                const std::function<void(EmulatedMachine&)>& kernel)
+  EmulatedBlock(const EmulatedGrid& grid, const int (&place)[3], const std::function<void(EmulatedMachine&)>& kernel)
       : place_{place[0], place[1], place[2]}, kernel_(kernel), random_(grid.seed),
-        shared_units_((grid.shared_bytes + 15) / 16), shared_(shared_units_ * 16, /*at_end=*/true), warps_(static_cast<size_t>(grid.threads / kWarp)),
-        threads_(static_cast<size_t>(grid.threads)) {
+        shared_units_((grid.shared_bytes + 15) / 16), shared_(shared_units_ * 16, /*at_end=*/true),
+        warps_(static_cast<size_t>(grid.threads / kWarp)), threads_(static_cast<size_t>(grid.threads)) {
     std::memset(shared_.data(), 0xFF, shared_units_ * 16);
   }
 
@@ -138,12 +137,12 @@ class EmulatedBlock {
 
   struct Thread {
     std::unique_ptr<Fiber> fiber;
-    std::vector<Copy> copies;               // since the last group
+    std::vector<Copy> copies;              // since the last group
     std::deque<std::vector<Copy>> groups;  // under way
     std::vector<ptrdiff_t> unpublished;    // where copies have landed, in units
     bool may_multiply = false;
-    Products products;                     // since the last group
-    std::deque<Products> product_groups;   // under way
+    Products products;                                // since the last group
+    std::deque<Products> product_groups;              // under way
     std::map<const float*, std::vector<float>> sums;  // as they were before products that are under way
     int exchanges = 0;
   };
@@ -153,7 +152,8 @@ class EmulatedBlock {
   std::mt19937_64 random_;
   const size_t shared_units_;
   os::GuardedMemory shared_;  // an access beyond it faults
-  std::vector<char> unpublished_ = std::vector<char>(shared_units_);  // of 16 bytes that copies have written, products not seen
+  std::vector<char> unpublished_ =
+      std::vector<char>(shared_units_);  // of 16 bytes that copies have written, products not seen
   std::map<const uint64_t*, Barrier> barriers_;
   std::vector<Warp> warps_;
   std::vector<Thread> threads_;
@@ -290,7 +290,8 @@ void EmulatedMachine::BeginBulk(uint64_t* barrier, int bytes) {
   block_.Wake(at);
 }
 
-void EmulatedMachine::CopyBulk(const RowMap& map, int channel, int token, int head, int batch, void* to, uint64_t* barrier) {
+void EmulatedMachine::CopyBulk(const RowMap& map, int channel, int token, int head, int batch, void* to,
+                               uint64_t* barrier) {
   const MappedRows& rows = *reinterpret_cast<const MappedRows*>(&map);
   EmulatedBlock::Barrier& at = block_.barriers_.at(barrier);
   const ptrdiff_t begin = static_cast<char*>(to) - shared();
@@ -302,7 +303,8 @@ void EmulatedMachine::CopyBulk(const RowMap& map, int channel, int token, int he
       const int64_t element = c + t * rows.token_stride + head * rows.head_stride + batch * rows.batch_stride;
       char* const place = shared() + begin + row * 128 + ((column / 8) ^ (row % 8)) * 16 + column % 8 * 2;
       std::memset(place, 0xFF, 2);
-      at.copies.push_back({place, exists ? static_cast<const char*>(rows.data) + 2 * element : nullptr, exists ? 2 : 0});
+      at.copies.push_back(
+          {place, exists ? static_cast<const char*>(rows.data) + 2 * element : nullptr, exists ? 2 : 0});
     }
   }
   at.bytes -= 64 * 128;
@@ -372,7 +374,8 @@ void EmulatedMachine::Land(const GroupProduct& product) {
   for (int column = 2 * t; column < 8 * product.tiles; column += column % 2 == 0 ? 1 : 7) {
     double b[16];
     for (int k = 0; k < 16; ++k) {
-      b[k] = product.transposed ? ElementOf(product.dtype, product.b, k, column) : ElementOf(product.dtype, product.b, column, k);
+      b[k] = product.transposed ? ElementOf(product.dtype, product.b, k, column)
+                                : ElementOf(product.dtype, product.b, column, k);
     }
     for (int half = 0; half < 2; ++half) {
       float& c = product.c[column / 8 * 4 + 2 * half + column % 2];
@@ -388,7 +391,8 @@ float EmulatedMachine::ElementOf(DType dtype, const GroupOperand& operand, int r
   ptrdiff_t place = static_cast<const unsigned char*>(operand.at) - base + row / 8 * kEightRowsBytes + row % 8 * 128;
   place += column / 64 * operand.panel_bytes + column % 64 * 2;
   place ^= place / 128 % 8 * 16;
-  if (block_.unpublished_[static_cast<size_t>(place / 16)]) throw std::logic_error("a product of what is not published");
+  if (block_.unpublished_[static_cast<size_t>(place / 16)])
+    throw std::logic_error("a product of what is not published");
   uint16_t bits;
   std::memcpy(&bits, base + place, sizeof(bits));
   return Widened(dtype, bits);
@@ -396,9 +400,7 @@ float EmulatedMachine::ElementOf(DType dtype, const GroupOperand& operand, int r
 
 float EmulatedMachine::Exp2(float x) { return x < -126 ? 0 : std::exp2(x); }
 
-uint16_t EmulatedMachine::Bits(DType dtype, float x) {
-  return dtype == DType::kBF16 ? ToBF16(x).bits : ToF16(x).bits;
-}
+uint16_t EmulatedMachine::Bits(DType dtype, float x) { return dtype == DType::kBF16 ? ToBF16(x).bits : ToF16(x).bits; }
 
 void RunEmulated(const EmulatedGrid& grid, const std::function<void(EmulatedMachine&)>& kernel) {
   for (int z = 0; z < grid.blocks[2]; ++z) {

@@ -1,10 +1,10 @@
 // Grids of threads on the CPU, for tests of kernels: what a GPU does together, and in which order it may.
 //
-// The threads of a block are fibers. Between two points where they wait for each other they run one after the other, in an
-// order drawn from a seed, one warp late, so that a kernel that forgets to wait has other results under another seed. A copy
-// lands when it is waited for, its place being NaN until then, as all shared memory is at first, and never if it is not
-// aligned. Products of groups likewise are computed when they are waited for, of what shared memory has then, and their sums
-// are NaN until then.
+// The threads of a block are fibers. Between two points where they wait for each other they run one after the other, in
+// an order drawn from a seed, one warp late, so that a kernel that forgets to wait has other results under another
+// seed. A copy lands when it is waited for, its place being NaN until then, as all shared memory is at first, and never
+// if it is not aligned. Products of groups likewise are computed when they are waited for, of what shared memory has
+// then, and their sums are NaN until then.
 #ifndef HEED_TESTS_CUDA_EMULATED_MACHINE_H_
 #define HEED_TESTS_CUDA_EMULATED_MACHINE_H_
 
@@ -68,13 +68,25 @@ class EmulatedMachine {
   }
   template <DType kDType, bool kTransposed, int kTiles>
   void MultiplyGroup(const uint32_t (&a)[4], const GroupOperand& b, float (&c)[kTiles][4], bool adds) {
-    MultiplyGroup({.dtype = kDType, .transposed = kTransposed, .adds = adds, .tiles = kTiles,
-                   .a = {a[0], a[1], a[2], a[3]}, .shared_a = {}, .b = b, .c = &c[0][0]});
+    MultiplyGroup({.dtype = kDType,
+                   .transposed = kTransposed,
+                   .adds = adds,
+                   .tiles = kTiles,
+                   .a = {a[0], a[1], a[2], a[3]},
+                   .shared_a = {},
+                   .b = b,
+                   .c = &c[0][0]});
   }
   template <DType kDType, bool kTransposed, int kTiles>
   void MultiplyGroup(const GroupOperand& a, const GroupOperand& b, float (&c)[kTiles][4], bool adds) {
-    MultiplyGroup({.dtype = kDType, .transposed = kTransposed, .adds = adds, .tiles = kTiles,
-                   .a = {}, .shared_a = a, .b = b, .c = &c[0][0]});
+    MultiplyGroup({.dtype = kDType,
+                   .transposed = kTransposed,
+                   .adds = adds,
+                   .tiles = kTiles,
+                   .a = {},
+                   .shared_a = a,
+                   .b = b,
+                   .c = &c[0][0]});
   }
   void CommitProducts();
   template <int kPending, class... Sums>

@@ -16,25 +16,20 @@ const char* RunForward(const Launch& launch, const ForwardParams& params) {
                .threads = Shape::kThreads,
                .shared_bytes = Shape::kSharedBytes,
                .seed = EmulatedSeed()},
-              [&](EmulatedMachine& machine) {
-                ForwardBlock<EmulatedMachine, Shape, kGeneral>(machine, params).Run();
-              });
+              [&](EmulatedMachine& machine) { ForwardBlock<EmulatedMachine, Shape, kGeneral>(machine, params).Run(); });
   return nullptr;
 }
 const char* Forward(const Launch& launch, const ForwardParams& params) {
-  return WithKernel(params, [&](auto shape, auto general) {
-    return RunForward<decltype(shape), general.value>(launch, params);
-  });
+  return WithKernel(
+      params, [&](auto shape, auto general) { return RunForward<decltype(shape), general.value>(launch, params); });
 }
 const char* ForwardInGroups(const Launch& launch, const ForwardParams& params) {
-  return WithGroupKernel<GroupShape>(params, [&](auto shape, auto general) {
-    return RunForward<decltype(shape), general.value>(launch, params);
-  });
+  return WithGroupKernel<GroupShape>(
+      params, [&](auto shape, auto general) { return RunForward<decltype(shape), general.value>(launch, params); });
 }
 const char* FewRows(const Launch& launch, const ForwardParams& params) {
-  return WithFewRowsShape(params.dtype, params.depth, params.value_depth, [&](auto shape) {
-    return RunForward<decltype(shape), true>(launch, params);
-  });
+  return WithFewRowsShape(params.dtype, params.depth, params.value_depth,
+                          [&](auto shape) { return RunForward<decltype(shape), true>(launch, params); });
 }
 const char* Combine(const Launch& launch, const ForwardParams& params) {
   RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
@@ -60,9 +55,8 @@ const char* Terms(const Launch& launch, const BackwardParams& params) {
 
 template <template <class, class, bool> class Block, class Shape, bool kGeneral>
 const char* RunGradients(const Launch& launch, const BackwardParams& params) {
-  return RunBackward(launch, Shape::kThreads, Shape::kSharedBytes, [&](EmulatedMachine& machine) {
-    Block<EmulatedMachine, Shape, kGeneral>(machine, params).Run();
-  });
+  return RunBackward(launch, Shape::kThreads, Shape::kSharedBytes,
+                     [&](EmulatedMachine& machine) { Block<EmulatedMachine, Shape, kGeneral>(machine, params).Run(); });
 }
 template <template <class, class, bool> class Block>
 const char* GradientsBy(const Launch& launch, const BackwardParams& params) {
@@ -80,9 +74,8 @@ const char* BiasGradients(const Launch& launch, const BiasGradientParams& params
   const ForwardParams& of = params.backward.forward;
   return WithBackwardShape(of.dtype, of.depth, of.value_depth, [&](auto shape) {
     using Block = BiasGradientsBlock<EmulatedMachine, decltype(shape)>;
-    return RunBackward(launch, decltype(shape)::kThreads, Block::kSharedBytes, [&](EmulatedMachine& machine) {
-      Block(machine, params).Run();
-    });
+    return RunBackward(launch, decltype(shape)::kThreads, Block::kSharedBytes,
+                       [&](EmulatedMachine& machine) { Block(machine, params).Run(); });
   });
 }
 

@@ -33,11 +33,13 @@ class DeviceTest : public testing::TestWithParam<const TestDevice*> {
   };
   static Seeds SeedsOf(int64_t all, int64_t part) {
     const int64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1);
-    return {static_cast<uint64_t>(first), static_cast<uint64_t>(first + FromEnvironment("HEED_TEST_SEEDS", TakesAll() ? all : part))};
+    return {static_cast<uint64_t>(first),
+            static_cast<uint64_t>(first + FromEnvironment("HEED_TEST_SEEDS", TakesAll() ? all : part))};
   }
 
   void SetUp() override {
-    if (HEED_ADDRESS_SANITIZER || HEED_THREAD_SANITIZER) GTEST_SKIP() << "fibers of the emulated device are unknown to sanitizers";
+    if (HEED_ADDRESS_SANITIZER || HEED_THREAD_SANITIZER)
+      GTEST_SKIP() << "fibers of the emulated device are unknown to sanitizers";
     cuda::Replace(GetParam()->library());
   }
   void TearDown() override {

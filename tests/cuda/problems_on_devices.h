@@ -20,7 +20,8 @@ namespace heed {
 // All but constants of heads, which are read while arguments are checked.
 class OnDevice {
  public:
-  OnDevice(const TestDevice& device, const mechanism::Mechanism& m, const mechanism::Problem& p, mechanism::Views outputs)
+  OnDevice(const TestDevice& device, const mechanism::Mechanism& m, const mechanism::Problem& p,
+           mechanism::Views outputs)
       : problem_(p) {
     const auto move = [&](ConstTensorView& t) { t = tensors_.emplace_back(device, t).view(); };
     for (size_t i = 0; i < m.tensors.size(); ++i) {
@@ -79,8 +80,8 @@ class AgreementTest : public DeviceTest {
     return buffers;
   }
   static void Print(const std::string& what, const Comparison& closest) {
-    std::printf("%s %s: closest to its bound: %.3g of %.3g (%.0f %%) in %s\n", GetParam()->name(), what.c_str(), closest.error,
-                closest.tolerance, 100 * closest.worst_ratio, closest.where.c_str());
+    std::printf("%s %s: closest to its bound: %.3g of %.3g (%.0f %%) in %s\n", GetParam()->name(), what.c_str(),
+                closest.error, closest.tolerance, 100 * closest.worst_ratio, closest.where.c_str());
   }
 };
 

@@ -27,8 +27,18 @@ constexpr int64_t kMaxPairs = 80, kMaxProducts = 600, kLarger = 8;
 
 // What can be wrong with the tensors themselves; most calls have nothing.
 enum class Mistake {
-  kNone, kShape, kRank, kDType, kStride, kDevice, kAlignment, kNull, kAbsent,
-  kOverlap, kSelfOverlap, kCount
+  kNone,
+  kShape,
+  kRank,
+  kDType,
+  kStride,
+  kDevice,
+  kAlignment,
+  kNull,
+  kAbsent,
+  kOverlap,
+  kSelfOverlap,
+  kCount
 };
 
 class Maker {
@@ -57,8 +67,7 @@ class Maker {
   }
 
   void ChooseSizes() {
-    constexpr int64_t kTokens[] = {1, 2, 3, 4, 5, 7, 8, 9, 0, 15, 16, 17, 31,
-                                   33, 63, 64, 65, 66, 128, 130, 513, 520};
+    constexpr int64_t kTokens[] = {1, 2, 3, 4, 5, 7, 8, 9, 0, 15, 16, 17, 31, 33, 63, 64, 65, 66, 128, 130, 513, 520};
     constexpr int64_t kChannels[] = {1, 2, 3, 4, 7, 8, 9, 16, 17, 31, 33, 64};
     constexpr int64_t kBatches[] = {1, 2, 1, 3, 1, 2, 0, 5};
     constexpr int64_t kHeads[] = {1, 2, 3, 1, 2, 1, 3, 0};
@@ -88,9 +97,8 @@ class Maker {
     packed_ = in_.OneIn(5);
     flat_ = packed_ && in_.OneIn(2);  // without the axis of 1
     if (packed_) sequences_ = in_.Below(4);
-    constexpr DType kDTypes[] = {DType::kF32, DType::kF64, DType::kF32,
-                                 DType::kBF16, DType::kF32, DType::kF64,
-                                 DType::kF16, DType::kF32};
+    constexpr DType kDTypes[] = {DType::kF32, DType::kF64, DType::kF32, DType::kBF16,
+                                 DType::kF32, DType::kF64, DType::kF16, DType::kF32};
     dtype_ = in_.Pick(kDTypes);
   }
 
@@ -102,8 +110,7 @@ class Maker {
 
   // Outer axes in any order, gaps, repeated or backwards; the last axis of
   // stride 1 where it must be.
-  std::vector<int64_t> Strides(const std::vector<int64_t>& sizes, bool is_input,
-                               bool rows) {
+  std::vector<int64_t> Strides(const std::vector<int64_t>& sizes, bool is_input, bool rows) {
     const size_t rank = sizes.size();
     std::vector<int64_t> strides(rank);
     std::vector<size_t> order(rank);
@@ -127,8 +134,7 @@ class Maker {
     return strides;
   }
 
-  TensorView Place(DType dtype, const std::vector<int64_t>& sizes,
-                   bool is_input = true, bool rows = false) {
+  TensorView Place(DType dtype, const std::vector<int64_t>& sizes, bool is_input = true, bool rows = false) {
     const auto strides = Strides(sizes, is_input, rows);
     return slots_.Next().Place(dtype, sizes, strides, !in_.OneIn(3));
   }
@@ -151,8 +157,7 @@ class Maker {
 
   void ChooseMistake() {
     if (!in_.OneIn(4)) return;
-    mistake_ = static_cast<Mistake>(
-        in_.Below(static_cast<int64_t>(Mistake::kCount)));
+    mistake_ = static_cast<Mistake>(in_.Below(static_cast<int64_t>(Mistake::kCount)));
     victim_ = static_cast<int>(in_.Below(5));  // q, k, v, o, lse
   }
 
@@ -166,9 +171,7 @@ class Maker {
     Device device;
     const bool empty = view.num_elements() == 0;
     switch (mistake_) {
-      case Mistake::kShape:
-        sizes[static_cast<size_t>(in_.Below(view.rank()))] += 1;
-        break;
+      case Mistake::kShape: sizes[static_cast<size_t>(in_.Below(view.rank()))] += 1; break;
       case Mistake::kRank:
         sizes.push_back(1);
         strides.push_back(1);
@@ -180,9 +183,7 @@ class Maker {
         if (sizes.back() < 2 || number == 4) return view;
         strides.back() = 2;
         break;
-      case Mistake::kDevice:
-        device.type = DeviceType::kCuda;
-        break;
+      case Mistake::kDevice: device.type = DeviceType::kCuda; break;
       case Mistake::kAlignment:
         if (empty) return view;
         ++data;
@@ -207,8 +208,7 @@ class Maker {
         strides[axis] = 0;
         break;
       }
-      default:
-        return view;
+      default: return view;
     }
     Wrong(name);
     return TensorView(data, dtype, sizes, strides, device);
@@ -263,8 +263,7 @@ class Maker {
   int64_t Integer(int64_t low, int64_t high) {
     if (in_.OneIn(12)) {
       constexpr auto kLimits = std::numeric_limits<int64_t>();
-      const int64_t edges[] = {-2, low - 1, high + 1, kLimits.min(),
-                               kLimits.max(), kMaxPosition + 1, -1, 0};
+      const int64_t edges[] = {-2, low - 1, high + 1, kLimits.min(), kLimits.max(), kMaxPosition + 1, -1, 0};
       return in_.OneIn(2) ? in_.Raw<int64_t>() : in_.Pick(edges);
     }
     return low + in_.Below(std::min<int64_t>(high - low + 1, 256));
@@ -321,8 +320,8 @@ class Maker {
   int64_t Sequences() const { return packed_ ? sequences_ : B_; }
 
   // [B] integers, nearly always in [low, high], which is what is allowed.
-  TensorView PerSequence(const char* name, DType dtype, int64_t low,
-                         int64_t high, int64_t usual_low, int64_t usual_high) {
+  TensorView PerSequence(const char* name, DType dtype, int64_t low, int64_t high, int64_t usual_low,
+                         int64_t usual_high) {
     int64_t count = Sequences();
     if (in_.OneIn(40)) {
       ++count;
@@ -359,8 +358,7 @@ class Maker {
     options().query_starts = starts;
     if (starts.dtype() != DType::kI64) return;
     for (int64_t b = 0; b < starts.size(0); ++b) {
-      far_ = far_ || std::abs(starts.as<int64_t>()[b * starts.stride(0)] / 2) >
-                         100000;
+      far_ = far_ || std::abs(starts.as<int64_t>()[b * starts.stride(0)] / 2) > 100000;
     }
   }
 
@@ -482,8 +480,7 @@ class Maker {
       if (ones >> i & 1) sizes[i] = 1;
     }
     if (in_.OneIn(40) && !sizes.empty()) {
-      const auto axis = static_cast<size_t>(
-          in_.Below(static_cast<int64_t>(sizes.size())));
+      const auto axis = static_cast<size_t>(in_.Below(static_cast<int64_t>(sizes.size())));
       sizes[axis] = whole[axis] + 2;  // neither 1 nor what is right
       Wrong(name);
     }
@@ -537,9 +534,7 @@ class Maker {
     }
     const TensorView view = Place(dtype, sizes);
     if (!IsFloat(dtype)) return view;
-    Each(view, [&] {
-      return values[static_cast<size_t>(in_.Below(static_cast<int64_t>(values.size())))];
-    });
+    Each(view, [&] { return values[static_cast<size_t>(in_.Below(static_cast<int64_t>(values.size())))]; });
     if (in_.OneIn(30)) {
       call_.extreme = true;
       Each(view, [&] { return in_.Raw<float>(); });

@@ -15,8 +15,8 @@ namespace heed::fuzz {
 
 struct Call {
   attention::Problem problem;
-  TensorView o, lse;           // in slots 0 and 1
-  std::string mistake;         // why it must be refused; empty if it must not be
+  TensorView o, lse;    // in slots 0 and 1
+  std::string mistake;  // why it must be refused; empty if it must not be
   // An argument that is legal but beyond what single precision can follow, so
   // that only memory is checked; or one of which either is allowed.
   bool extreme = false, doubtful = false;

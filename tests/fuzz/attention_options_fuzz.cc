@@ -40,8 +40,7 @@ Context& ContextOf(int64_t choice) {
 
 bool HasKernels(DType dtype) {
   static const auto& entry = *new OpEntry(attention::Entry());
-  return std::find(entry.dtypes.begin(), entry.dtypes.end(), dtype) !=
-         entry.dtypes.end();
+  return std::find(entry.dtypes.begin(), entry.dtypes.end(), dtype) != entry.dtypes.end();
 }
 
 enum class Outcome { kRan, kRefused, kUnsupported };
@@ -66,12 +65,10 @@ void CheckWhatIsWritten(const Call& call, Slots& slots, Outcome outcome) {
     const ConstTensorView written = i == 0   ? ConstTensorView(call.o)
                                     : i == 1 ? ConstTensorView(call.lse)
                                              : ConstTensorView();
-    const bool same = outcome == Outcome::kRan && written
-                          ? used[i].UnchangedExcept(written)
-                          : used[i].Unchanged();
+    const bool same = outcome == Outcome::kRan && written ? used[i].UnchangedExcept(written) : used[i].Unchanged();
     if (!same) {
-      Fail("wrote outside of the outputs, or although it threw; slot " +
-           std::to_string(i) + "; " + attention::Title(call.problem));
+      Fail("wrote outside of the outputs, or although it threw; slot " + std::to_string(i) + "; " +
+           attention::Title(call.problem));
     }
   }
 }
@@ -114,15 +111,9 @@ void Run(Input input) {
   for (Slot& slot : slots.used()) slot.Remember();
 
   std::string message;
-  const Outcome outcome = Try(
-      [&] {
-        attention::Forward(ctx, p.in, p.options, {call.o, call.lse});
-      },
-      &message);
+  const Outcome outcome = Try([&] { attention::Forward(ctx, p.in, p.options, {call.o, call.lse}); }, &message);
   CheckWhatIsWritten(call, slots, outcome);
-  const auto complain = [&](const std::string& what) {
-    Fail(what + "; " + attention::Title(p) + "; " + message);
-  };
+  const auto complain = [&](const std::string& what) { Fail(what + "; " + attention::Title(p) + "; " + message); };
   if (outcome == Outcome::kRefused && call.mistake.empty() && !call.doubtful) {
     complain("refused without a mistake");
   }
@@ -135,15 +126,13 @@ void Run(Input input) {
   if (outcome != Outcome::kRan) return;
 
   // What would run can be told, with and without the inputs' data.
-  if (attention::Explain(ctx, p.in, p.options).workspace_bytes !=
-      attention::Workspace(ctx, p.in, p.options)) {
+  if (attention::Explain(ctx, p.in, p.options).workspace_bytes != attention::Workspace(ctx, p.in, p.options)) {
     complain("Explain and Workspace differ");
   }
   if (call.extreme) return;
   std::vector<ConstTensorView> results = {call.o};
   if (call.lse) results.push_back(call.lse);
-  const Comparison comparison =
-      CompareResults(attention::MakeCase(p), results);
+  const Comparison comparison = CompareResults(attention::MakeCase(p), results);
   if (!comparison.ok) complain(comparison.message);
 }
 

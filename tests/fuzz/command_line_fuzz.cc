@@ -28,8 +28,7 @@ std::string SmallFile() {
     entries.push_back({name, "F32", {1, heads, 1}, end, 4 * heads});
     end += 4 * heads;
   }
-  return MakeSafetensorsHeader(entries, {{"a.1.window", "3,0"}}) +
-         std::string(static_cast<size_t>(end), '\0');
+  return MakeSafetensorsHeader(entries, {{"a.1.window", "3,0"}}) + std::string(static_cast<size_t>(end), '\0');
 }
 
 std::vector<std::string> Lines(std::span<const uint8_t> bytes) {
@@ -69,11 +68,8 @@ struct CommandLine {
       if (!mechanisms.empty()) cli::ChooseOps(cli::SplitAtCommas(mechanisms));
       TensorChoice choice{tensors.layer, tensors.heads, {}};
       if (!tensors.dtype.empty()) choice.dtype = cli::ParseDType(tensors.dtype);
-      const TensorSet set = LoadTensors(
-          "F", {reinterpret_cast<const uint8_t*>(file.data()), file.size()},
-          choice);
-      Require(tensors.heads.empty() || set.q.size(2) == set.k.size(2),
-              "chosen heads come without their key heads");
+      const TensorSet set = LoadTensors("F", {reinterpret_cast<const uint8_t*>(file.data()), file.size()}, choice);
+      Require(tensors.heads.empty() || set.q.size(2) == set.k.size(2), "chosen heads come without their key heads");
       std::vector<std::string> notes;
       math.Resolve(set, notes);
     } catch (const CLI::Error&) {

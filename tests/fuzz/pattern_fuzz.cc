@@ -57,9 +57,9 @@ void CheckSet(const Pattern& pattern, const PatternCall& call, bool causal, int6
   const int64_t pairs = batch * call.query_heads * call.Tq * call.Tk;
   std::vector<uint8_t> keep(static_cast<size_t>(pairs), 2);
   const bool fits = Try([&] {
-    Mask(pattern, call, causal, TensorView(keep.data(), DType::kBool, shape));
-    return true;
-  }).has_value();
+                      Mask(pattern, call, causal, TensorView(keep.data(), DType::kBool, shape));
+                      return true;
+                    }).has_value();
   const std::optional<double> density = Try([&] { return Density(pattern, call, causal); });
   Require(fits == density.has_value(), "a mask where there is no density, or the other way");
   if (!fits) return;

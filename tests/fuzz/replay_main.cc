@@ -36,8 +36,7 @@ Bytes Damaged(heed::Random& random, Bytes bytes) {
     return bytes;
   }
   for (int64_t n = random.Integer(1, 4); n > 0; --n) {
-    bytes[static_cast<size_t>(random.Integer(0, last))] =
-        static_cast<uint8_t>(random.Word());
+    bytes[static_cast<size_t>(random.Integer(0, last))] = static_cast<uint8_t>(random.Word());
   }
   return bytes;
 }
@@ -64,7 +63,6 @@ int main(int argc, char** argv) {
   for (int n = 0; n < kRandom; ++n) {
     Run(RandomBytes(random, random.Integer(0, 400)));
   }
-  std::printf("%d seeds, %d damaged, %d random\n", files, files * kDamaged,
-              kRandom);
+  std::printf("%d seeds, %d damaged, %d random\n", files, files * kDamaged, kRandom);
   return 0;
 }

@@ -14,24 +14,22 @@
 namespace heed::fuzz {
 namespace {
 
-void CheckRewritten(const SafetensorsFile& file,
-                    std::span<const uint8_t> bytes) {
-  std::string text =
-      MakeSafetensorsHeader(file.entries(), file.metadata());
+void CheckRewritten(const SafetensorsFile& file, std::span<const uint8_t> bytes) {
+  std::string text = MakeSafetensorsHeader(file.entries(), file.metadata());
   size_t num_data = 0;
   for (const SafetensorsFile::Entry& entry : file.entries()) {
     num_data += static_cast<size_t>(entry.num_bytes);
   }
   Require(num_data <= bytes.size(), "tensors are larger than their file");
   text.append(num_data, '\0');
-  const SafetensorsHeader again = ParseSafetensorsHeader(
-      "again", {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+  const SafetensorsHeader again =
+      ParseSafetensorsHeader("again", {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
   Require(again.metadata == file.metadata(), "metadata changes when rewritten");
   Require(again.entries.size() == file.entries().size(), "tensors get lost");
   for (size_t i = 0; i < again.entries.size(); ++i) {
     const SafetensorsFile::Entry &a = again.entries[i], &b = file.entries()[i];
-    Require(a.name == b.name && a.dtype == b.dtype && a.sizes == b.sizes &&
-                a.begin_bytes == b.begin_bytes && a.num_bytes == b.num_bytes,
+    Require(a.name == b.name && a.dtype == b.dtype && a.sizes == b.sizes && a.begin_bytes == b.begin_bytes &&
+                a.num_bytes == b.num_bytes,
             "a tensor changes when rewritten");
   }
 }

@@ -25,7 +25,8 @@ constexpr int64_t kMaxBytes = int64_t{1} << 20;
 const std::vector<Tiny>& Tinies() {
   static const std::vector<Tiny> tinies = {
       {"llama",
-       R"("vocab_size": 5, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 3)"},
+       R"("vocab_size": 5, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1,
+                   "intermediate_size": 3)"},
       {"mamba", R"("vocab_size": 5, "hidden_size": 2, "num_hidden_layers": 1, "state_size": 2)"},
       {"heed_byte_lm", R"("vocab_size": 5, "hidden_size": 2, "num_hidden_layers": 1, "num_attention_heads": 1,
                           "intermediate_size": 3, "mechanism": "mlstm", "key_dim": 1)"}};

@@ -10,8 +10,8 @@
 
 namespace heed::fuzz {
 
-TensorView Slot::Place(DType dtype, const std::vector<int64_t>& sizes,
-                       const std::vector<int64_t>& strides, bool at_end) {
+TensorView Slot::Place(DType dtype, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
+                       bool at_end) {
   int64_t below = 0, above = 1;  // elements from the first
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] == 0) below = above = 0;
@@ -28,14 +28,11 @@ TensorView Slot::Place(DType dtype, const std::vector<int64_t>& sizes,
   begin_ = at_end ? all + kBytes - num_bytes - kSlack : all;
   end_ = begin_ + num_bytes + kSlack;
   std::fill(begin_, end_, uint8_t{0xFF});
-  uint8_t* const first = (at_end ? end_ - num_bytes : begin_) +
-                         static_cast<size_t>(below) * element;
+  uint8_t* const first = (at_end ? end_ - num_bytes : begin_) + static_cast<size_t>(below) * element;
   return TensorView(first, dtype, sizes, strides);
 }
 
-bool Slot::Unchanged() const {
-  return std::equal(begin_, end_, copy_.begin(), copy_.end());
-}
+bool Slot::Unchanged() const { return std::equal(begin_, end_, copy_.begin(), copy_.end()); }
 
 bool Slot::UnchangedExcept(const ConstTensorView& written) const {
   std::vector<uint8_t> before = copy_;
@@ -49,10 +46,8 @@ bool Slot::UnchangedExcept(const ConstTensorView& written) const {
       for (size_t i = 0; i < at.size(); ++i) {
         offset += at[i] * written.strides()[i];
       }
-      const size_t byte = static_cast<size_t>(first) +
-                          static_cast<size_t>(offset) * element;
-      std::copy_n(begin_ + byte, element, before.begin() +
-                                              static_cast<ptrdiff_t>(byte));
+      const size_t byte = static_cast<size_t>(first) + static_cast<size_t>(offset) * element;
+      std::copy_n(begin_ + byte, element, before.begin() + static_cast<ptrdiff_t>(byte));
     } while (NextIndex(written.sizes(), at));
   }
   return std::equal(begin_, end_, before.begin(), before.end());

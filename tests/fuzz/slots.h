@@ -22,8 +22,7 @@ class Slot {
 
   // A view whose memory ends, or begins, at an inaccessible page, and which is
   // all NaN. Throws std::bad_alloc if it does not fit.
-  TensorView Place(DType dtype, const std::vector<int64_t>& sizes,
-                   const std::vector<int64_t>& strides, bool at_end);
+  TensorView Place(DType dtype, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, bool at_end);
 
   // Remembers the bytes in use; afterwards, whether they are still the same.
   // Elements of `written` may have changed.

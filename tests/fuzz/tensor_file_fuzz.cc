@@ -19,14 +19,11 @@ void CheckSet(const TensorSet& set) {
     Require(view.rank() == 4 && view.dtype() == set.dtype, "not [B, T, H, D]");
     ReadAll(view);
   }
-  Require(set.q.size(3) == set.k.size(3) && set.k.size(2) == set.v.size(2) &&
-              set.k.size(1) == set.v.size(1),
+  Require(set.q.size(3) == set.k.size(3) && set.k.size(2) == set.v.size(2) && set.k.size(1) == set.v.size(1),
           "shapes do not fit");
   std::vector<std::string> notes;
   const attention::Options options = cli::MathOptions().Resolve(set, notes);
-  Require(options.window.left >= -1 && options.window.right >= -1 &&
-              options.softcap >= 0,
-          "a fact is out of range");
+  Require(options.window.left >= -1 && options.window.right >= -1 && options.softcap >= 0, "a fact is out of range");
   cli::TokenLabels(set, notes).dump();  // throws for what is not UTF-8
 }
 

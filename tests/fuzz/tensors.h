@@ -19,8 +19,7 @@ namespace heed::fuzz {
 inline void ReadAll(const ConstTensorView& view) {
   Require(view.present(), "an absent tensor");
   if (view.num_elements() == 0) return;
-  Require(reinterpret_cast<uintptr_t>(view.data()) % SizeOf(view.dtype()) == 0,
-          "a misaligned tensor");
+  Require(reinterpret_cast<uintptr_t>(view.data()) % SizeOf(view.dtype()) == 0, "a misaligned tensor");
   std::vector<int64_t> index(view.sizes().size());
   volatile double sink = 0;
   do {

@@ -60,18 +60,15 @@ template <class T>
 class BackwardHead : GateGradients<T> {
   using Base = GateGradients<T>;
   using typename Base::D;
-  using Base::d_, Base::N, Base::p_, Base::g_, Base::s_, Base::task_, Base::head_,
-      Base::b_, Base::shared_, Base::reader_, Base::dq_, Base::value_pairs_, Base::row_,
-      Base::value_row_, Base::values_, Base::by_key_, Base::by_value_, Base::Borders,
-      Base::TokensOf;
+  using Base::d_, Base::N, Base::p_, Base::g_, Base::s_, Base::task_, Base::head_, Base::b_, Base::shared_,
+      Base::reader_, Base::dq_, Base::value_pairs_, Base::row_, Base::value_row_, Base::values_, Base::by_key_,
+      Base::by_value_, Base::Borders, Base::TokensOf;
 
  public:
-  BackwardHead(const Problem& p, const Gradients& g, const Task& task,
-               const BackwardBuffers<T>& buffers, const SharedBuffers<T>& shared,
-               const ChunkStates& states, void* states_scratch)
+  BackwardHead(const Problem& p, const Gradients& g, const Task& task, const BackwardBuffers<T>& buffers,
+               const SharedBuffers<T>& shared, const ChunkStates& states, void* states_scratch)
       : Base(p, g, task, buffers, shared), states_(states), states_scratch_(states_scratch),
-        gated_(p.gate != Gate::kNone),
-        scalar_(p.gate == Gate::kScalar), lane_row_(static_cast<ptrdiff_t>(row_)),
+        gated_(p.gate != Gate::kNone), scalar_(p.gate == Gate::kScalar), lane_row_(static_cast<ptrdiff_t>(row_)),
         value_lane_row_(static_cast<ptrdiff_t>(value_row_)) {}
 
   HWY_NOINLINE HWY_ATTR void Compute() {
@@ -93,15 +90,12 @@ class BackwardHead : GateGradients<T> {
   HWY_ATTR void LoadNormalizerRow() {
     LoadNormalizer(g_.d_final_z, s_.state, head_, by_key_.size, row_, b_.border_z);
     ForStripsOf<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
-      std::memcpy(b_.d_transposed + by_key_.Offset(column) + values_ * width,
-                  b_.border_z + column, width * sizeof(T));
+      std::memcpy(b_.d_transposed + by_key_.Offset(column) + values_ * width, b_.border_z + column, width * sizeof(T));
     });
   }
   HWY_ATTR void StoreNormalizerRow() {
     ForStripsOf<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
-      std::memcpy(b_.border_z + column,
-                  b_.d_transposed + by_key_.Offset(column) + values_ * width,
-                  width * sizeof(T));
+      std::memcpy(b_.border_z + column, b_.d_transposed + by_key_.Offset(column) + values_ * width, width * sizeof(T));
     });
     StoreNormalizer(b_.border_z, g_.d_initial_z, s_.state, head_, by_key_.size);
   }
@@ -111,9 +105,8 @@ class BackwardHead : GateGradients<T> {
     if (s_.count == 0) return;
     const StateShape shape = Borders();
     if (states_.compute != nullptr) {
-      states_.compute(p_, task_, states_scratch_, [&](int64_t block, const float* state) {
-        PutTransposed(state, shape, b_.Border(block));
-      });
+      states_.compute(p_, task_, states_scratch_,
+                      [&](int64_t block, const float* state) { PutTransposed(state, shape, b_.Border(block)); });
     } else {
       LoadState(d_, p_.initial, s_.state, head_, shape, b_.Border(0));
     }
@@ -133,8 +126,7 @@ class BackwardHead : GateGradients<T> {
           for (size_t r = 0; r < shape.rows; r += N) {
             hn::Vec<D> v[N];
             for (size_t i = 0; i < N; ++i) {
-              v[i] = hn::LoadU(d_, state + r / kWidth * kWidth * keys +
-                                       (column + c + i) * kWidth + r % kWidth);
+              v[i] = hn::LoadU(d_, state + r / kWidth * kWidth * keys + (column + c + i) * kWidth + r % kWidth);
             }
             hs::Transpose(d_, v);
             for (size_t i = 0; i < HWY_MIN(N, shape.rows - r); ++i) {
@@ -149,8 +141,8 @@ class BackwardHead : GateGradients<T> {
   // The decays of columns, and values decayed to the ends of their tiles.
   HWY_ATTR void DecayValues(int64_t first, size_t n) {
     reader_.ValueDecays(first, n, value_row_);
-    BlockKeyTables<Form::kKey>(d_, b_.v, b_.rows.value_decay, n, value_row_,
-                               b_.rows.value_write, b_.rows.value_tile_decay);
+    BlockKeyTables<Form::kKey>(d_, b_.v, b_.rows.value_decay, n, value_row_, b_.rows.value_write,
+                               b_.rows.value_tile_decay);
   }
 
   // o of all tokens, where the gradient of the columns' decays needs it.
@@ -165,24 +157,20 @@ class BackwardHead : GateGradients<T> {
       KeyTables(n);
       DecayValues(first, n);
       T* o = b_.outputs + static_cast<size_t>(first) * value_row_;
-      Product<T> x = {b_.read, b_.write, row_, b_.rows.value_write, value_lane_row_,
-                      o, value_lane_row_};
+      Product<T> x = {b_.read, b_.write, row_, b_.rows.value_write, value_lane_row_, o, value_lane_row_};
       x.row_decay = b_.rows.tile_decay;
       x.lane_decay = b_.rows.value_tile_decay;
       RowPrefetch prefetch;
-      Strips<Decay::kRowsLanes>(d_, x, n, false, by_value_.rows, by_value_.begin,
-                                by_value_.end, b_.state, prefetch);
-      AddValuePairs(d_, b_.v, b_.rows.value_decay, b_.pairs, n, value_row_, by_value_.begin,
-                    by_value_.end, o);
+      Strips<Decay::kRowsLanes>(d_, x, n, false, by_value_.rows, by_value_.begin, by_value_.end, b_.state, prefetch);
+      AddValuePairs(d_, b_.v, b_.rows.value_decay, b_.pairs, n, value_row_, by_value_.begin, by_value_.end, o);
     }
   }
 
   HWY_ATTR void KeyTables(size_t n) {
-    const Tables<T> tables = {b_.read, b_.write, b_.rows.tile_decay, b_.pairs,
-                              b_.pairs_against_time};
+    const Tables<T> tables = {b_.read, b_.write, b_.rows.tile_decay, b_.pairs, b_.pairs_against_time};
     WithForm(p_, [&](auto form) HWY_ATTR {
-      BlockTables<form.value>(d_, {{b_.rows.q, lane_row_}, {b_.rows.k, lane_row_}}, b_.rows.decay,
-                              b_.rows.bonus, n, row_, tables);
+      BlockTables<form.value>(d_, {{b_.rows.q, lane_row_}, {b_.rows.k, lane_row_}}, b_.rows.decay, b_.rows.bonus, n,
+                              row_, tables);
     });
   }
 
@@ -204,8 +192,7 @@ class BackwardHead : GateGradients<T> {
       KeyTables(n);
     } else if (gated_) {
       WithForm(p_, [&](auto form) HWY_ATTR {
-        BlockKeyTables<form.value>(d_, b_.rows.k, b_.rows.decay, n, row_, b_.write,
-                                   b_.rows.tile_decay);
+        BlockKeyTables<form.value>(d_, b_.rows.k, b_.rows.decay, n, row_, b_.write, b_.rows.tile_decay);
       });
     }
     if (p_.has_value_decay) ValueTables(first, n);
@@ -287,8 +274,7 @@ class BackwardHead : GateGradients<T> {
     if (g_.dv.data == nullptr && g_.d_initial.data == nullptr && !of_value_decay) return;
 
     // D^T k.
-    Product<T> y = {write, read, row_, value_read, value_lane_row_, b_.dv,
-                    value_lane_row_};
+    Product<T> y = {write, read, row_, value_read, value_lane_row_, b_.dv, value_lane_row_};
     const bool in_place = InPlace<T>(g_.dv, p_.value_size) && !p_.has_value_decay;
     if (in_place) {
       y.out = RowAt<T>(g_.dv, s_, head_, first);
@@ -321,15 +307,14 @@ class BackwardHead : GateGradients<T> {
   // Computes, for a gate of columns, d_o and v as the tiles take them, and w_tj with its decays.
   HWY_ATTR void ValueTables(int64_t first, size_t n) {
     reader_.ValueDecays(first, n, value_row_);
-    BlockTables<Form::kKey>(d_, {{b_.d_o, value_lane_row_}, {b_.v, value_lane_row_}},
-                            b_.rows.value_decay, b_.rows.value_decay, n, value_row_,
-                            {b_.value_read, b_.rows.value_write, b_.rows.value_tile_decay,
-                             value_pairs_});
+    BlockTables<Form::kKey>(d_, {{b_.d_o, value_lane_row_}, {b_.v, value_lane_row_}}, b_.rows.value_decay,
+                            b_.rows.value_decay, n, value_row_,
+                            {b_.value_read, b_.rows.value_write, b_.rows.value_tile_decay, value_pairs_});
   }
 
   template <Decay kDecay>
-  HWY_INLINE void Run(const Product<T>& x, size_t n, bool against_time,
-                      const StateShape& shape, T* state, RowPrefetch& prefetch) {
+  HWY_INLINE void Run(const Product<T>& x, size_t n, bool against_time, const StateShape& shape, T* state,
+                      RowPrefetch& prefetch) {
     const auto strips = [&](auto decay) HWY_ATTR {
       Strips<decay.value>(d_, x, n, against_time, shape.rows, shape.begin, shape.end, state, prefetch);
     };
@@ -346,8 +331,8 @@ class BackwardHead : GateGradients<T> {
 
   // d_o / d_t in place of d_o.
   HWY_ATTR void Normalize(int64_t block, size_t n) {
-    Denominators(d_, b_.rows.q, b_.rows.k, reader_.NormalizerDecays(), n, row_,
-                 b_.BorderZ(block), b_.z, row_, b_.denominators);
+    Denominators(d_, b_.rows.q, b_.rows.k, reader_.NormalizerDecays(), n, row_, b_.BorderZ(block), b_.z, row_,
+                 b_.denominators);
     std::memcpy(b_.BorderZ(block + 1), b_.z + (n - 1) * row_, row_ * sizeof(T));
     this->DivideByDenominators(n, inverses_);
   }
@@ -390,8 +375,8 @@ class BackwardHead : GateGradients<T> {
     if (block == 0 || elements * sizeof(T) > kMost) return {};
     const Rows none = {}, &dq = KeepsQueryGradients() ? g_.dq : none;
     const Rows &decays = scalar_ ? none : p_.log_decay, &d_decays = scalar_ ? none : g_.d_log_decay;
-    RowPrefetch prefetch = this->RowsOf(block - 1, {&p_.k, &p_.q}, {&g_.dk, &dq}, {&decays, &d_decays},
-                                        {&p_.v, &g_.d_o, &g_.dv});
+    RowPrefetch prefetch =
+        this->RowsOf(block - 1, {&p_.k, &p_.q}, {&g_.dk, &dq}, {&decays, &d_decays}, {&p_.v, &g_.d_o, &g_.dv});
     AddKept(block - 1, prefetch);
     prefetch.Begin(kBlock, NumAsks<T>(by_key_) + NumAsks<T>(by_value_));
     return prefetch;
@@ -400,7 +385,7 @@ class BackwardHead : GateGradients<T> {
   const ChunkStates& states_;
   void* const states_scratch_;
   const bool gated_, scalar_;
-  const ptrdiff_t lane_row_, value_lane_row_;  // row_ and value_row_ as strides of lanes
+  const ptrdiff_t lane_row_, value_lane_row_;          // row_ and value_row_ as strides of lanes
   T *inverses_ = nullptr, *d_denominators_ = nullptr;  // of the current block
 };
 
@@ -466,10 +451,10 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g, const ChunkSta
 
 template <class T, ChunkStates (*kStates)(const Context&) = &NoChunkStates>
 Passes BackwardPasses() {
-  return {.backward = [](Context& ctx, const Problem& p, const Gradients& g) { Backward<T>(ctx, p, g, kStates(ctx)); },
-          .backward_workspace = [](const Context& ctx, const Problem& p, const Gradients&) {
-            return BackwardWorkspace<T>(ctx.num_threads(), p, kStates(ctx));
-          }};
+  return {
+      .backward = [](Context& ctx, const Problem& p, const Gradients& g) { Backward<T>(ctx, p, g, kStates(ctx)); },
+      .backward_workspace = [](const Context& ctx, const Problem& p,
+                               const Gradients&) { return BackwardWorkspace<T>(ctx.num_threads(), p, kStates(ctx)); }};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -1,8 +1,7 @@
 // What the backward pass works in: the memory of one thread, and what tasks share.
 //
 // Compiled once per SIMD target.
-#if defined(HEED_ENGINES_RECURRENCE_BACKWARD_BUFFERS_INL_H_) == \
-    defined(HWY_TARGET_TOGGLE)
+#if defined(HEED_ENGINES_RECURRENCE_BACKWARD_BUFFERS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_BACKWARD_BUFFERS_INL_H_
 #undef HEED_ENGINES_RECURRENCE_BACKWARD_BUFFERS_INL_H_
 #else
@@ -37,22 +36,22 @@ template <class T>
 struct BackwardBuffers {
   BlockRows<T> rows;
   T *read, *write, *pairs, *pairs_against_time;  // of gated recurrences
-  T* value_pairs;   // [tiles of the sequence][TB][TB]
-  T *v, *d_o, *dv;  // [kBlock][value_row]
-  T* dq;            // [kBlock][row], or of all tokens
-  T* dk;            // [kBlock][row]
-  T* d_decay;       // the same, of decays over tokens
-  T* d_bonus;       // [row]
+  T* value_pairs;                                // [tiles of the sequence][TB][TB]
+  T *v, *d_o, *dv;                               // [kBlock][value_row]
+  T* dq;                                         // [kBlock][row], or of all tokens
+  T* dk;                                         // [kBlock][row]
+  T* d_decay;                                    // the same, of decays over tokens
+  T* d_bonus;                                    // [row]
   // Gates of columns need d_o decayed from the beginnings of tiles, o of all tokens and the
   // state that it is read from, <S, D> by column.
   T *value_read, *outputs, *state, *value_suffix;
-  T* denominators;  // [kBlock]
+  T* denominators;               // [kBlock]
   T *inverses, *d_denominators;  // of all tokens: 1 / d_t, and the gradient of z . q
-  T *z, *border_z, *suffix;     // [kBlock][row] of a block, [row], [row]
-  T* unmapped;                  // [kBlock][row] of x, where phi is by element
-  T *d_state, *d_transposed;    // D [K][V], D^T [V or V + 1][K]
-  T* borders;                   // S^T [V][K] after each block, or of the current one
-  T *borders_z, *borders_m;     // z [K] and m before each block, and after the last
+  T *z, *border_z, *suffix;      // [kBlock][row] of a block, [row], [row]
+  T* unmapped;                   // [kBlock][row] of x, where phi is by element
+  T *d_state, *d_transposed;     // D [K][V], D^T [V or V + 1][K]
+  T* borders;                    // S^T [V][K] after each block, or of the current one
+  T *borders_z, *borders_m;      // z [K] and m before each block, and after the last
   // Random features need W packed, the gradient of W, [kBlock][padded key_size] and [kBlock].
   T *projection, *d_projection, *d_raw, *feature_sums;
   int64_t border_size, border_z_size;
@@ -147,8 +146,8 @@ struct SharedBuffers {
   std::vector<int64_t> first_token, first_block;  // by sequence, and the total
 
   SharedBuffers(const Problem& p, const TaskQueue& queue)
-      : units((p.features() + kPartColumns - 1) / kPartColumns), parts(queue.parts()),
-        row(Padded<T>(p.features())), first_token{0}, first_block{0} {
+      : units((p.features() + kPartColumns - 1) / kPartColumns), parts(queue.parts()), row(Padded<T>(p.features())),
+        first_token{0}, first_block{0} {
     for (const Sequence& s : p.sequences) {
       first_token.push_back(first_token.back() + s.count);
       first_block.push_back(first_block.back() + NumBlocks(s.count));
@@ -170,8 +169,7 @@ struct SharedBuffers {
   }
 
   int64_t TokenOf(const Problem& p, const Task& task, int64_t token) const {
-    return (first_token[static_cast<size_t>(task.sequence)] + token) * p.key_heads +
-           task.head / p.group();
+    return (first_token[static_cast<size_t>(task.sequence)] + token) * p.key_heads + task.head / p.group();
   }
   // `which`: 0 or 1.
   Turn& TurnOf(const Problem& p, const Task& task, int64_t block, int64_t which) const {
@@ -180,25 +178,20 @@ struct SharedBuffers {
     return turns[2 * place + which];
   }
   // [row] of a value head in `sums`.
-  double* ConstantsOf(double* sums, const Problem& p, int64_t sequence,
-                      int64_t head) const {
+  double* ConstantsOf(double* sums, const Problem& p, int64_t sequence, int64_t head) const {
     return sums + (sequence * p.value_heads + head) * static_cast<int64_t>(row);
   }
   // [units][count] of a value head.
   double* DecayParts(const Problem& p, int64_t sequence, int64_t head) const {
     const auto s = static_cast<size_t>(sequence);
-    return decay_parts +
-           units * (first_token[s] * p.value_heads + head * p.sequences[s].count);
+    return decay_parts + units * (first_token[s] * p.value_heads + head * p.sequences[s].count);
   }
 
  private:
   int64_t NumConstants(const Problem& p) const {
-    return static_cast<int64_t>(p.sequences.size()) * p.value_heads *
-           static_cast<int64_t>(row);
+    return static_cast<int64_t>(p.sequences.size()) * p.value_heads * static_cast<int64_t>(row);
   }
-  int64_t NumTurns(const Problem& p) const {
-    return 2 * first_block.back() * p.key_heads * parts;
-  }
+  int64_t NumTurns(const Problem& p) const { return 2 * first_block.back() * p.key_heads * parts; }
   int64_t LayOut(const Problem& p, void* base) {
     Carver carver(base);
     const bool shares = p.group() > 1;

@@ -58,8 +58,7 @@ constexpr size_t Padded(int64_t size) {
 // gains nothing.
 template <class T>
 bool InPlace(const Rows& rows, int64_t size) {
-  return rows.data != nullptr && rows.dtype == DTypeOf<T>::value &&
-         static_cast<size_t>(size) == Padded<T>(size);
+  return rows.data != nullptr && rows.dtype == DTypeOf<T>::value && static_cast<size_t>(size) == Padded<T>(size);
 }
 
 // Row of token `token` and head `head` of a sequence.
@@ -71,14 +70,13 @@ HWY_INLINE S* RowAt(const Rows& rows, const Sequence& s, int64_t head, int64_t t
 
 // One number of a token, in elements of `rows`.
 inline int64_t NumberAt(const Rows& rows, const Sequence& s, int64_t head, int64_t token) {
-  return s.batch * rows.batch_stride + (s.first + token) * rows.token_stride +
-         head * rows.head_stride;
+  return s.batch * rows.batch_stride + (s.first + token) * rows.token_stride + head * rows.head_stride;
 }
 
 // Does what LoadRows does for constants, which may be f64 beside f32 and f32 or less beside f64.
 template <class T>
-HWY_NOINLINE void ConvertRows(const Rows& rows, const Sequence& s, int64_t head, int64_t first, size_t n,
-                              size_t size, T* HWY_RESTRICT to, size_t row, size_t every) {
+HWY_NOINLINE void ConvertRows(const Rows& rows, const Sequence& s, int64_t head, int64_t first, size_t n, size_t size,
+                              T* HWY_RESTRICT to, size_t row, size_t every) {
   for (size_t t = 0; t < n; ++t, to += every * row) {
     const int64_t from = NumberAt(rows, s, head, first + static_cast<int64_t>(t));
     for (size_t i = 0; i < row; ++i) {
@@ -90,17 +88,15 @@ HWY_NOINLINE void ConvertRows(const Rows& rows, const Sequence& s, int64_t head,
 
 // Tokens [first, first + n), widened, zeros from `size` to `row`; `every` row of `to`.
 template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void LoadRows(D d, const Rows& rows, const Sequence& s, int64_t head,
-                         int64_t first, size_t n, size_t size, T* HWY_RESTRICT to,
-                         size_t row, size_t every = 1) {
+HWY_INLINE void LoadRows(D d, const Rows& rows, const Sequence& s, int64_t head, int64_t first, size_t n, size_t size,
+                         T* HWY_RESTRICT to, size_t row, size_t every = 1) {
   constexpr size_t N = hn::MaxLanes(D());
   if (std::is_same_v<T, double> != (rows.dtype == DType::kF64)) {
     return ConvertRows(rows, s, head, first, n, size, to, row, every);
   }
   hs::WithStorage<T>(rows.dtype, [&](auto stored) HWY_ATTR {
     for (size_t t = 0; t < n; ++t, to += every * row) {
-      const auto* from =
-          RowAt<decltype(stored)>(rows, s, head, first + static_cast<int64_t>(t));
+      const auto* from = RowAt<decltype(stored)>(rows, s, head, first + static_cast<int64_t>(t));
       size_t i = 0;
       for (; i + N <= size; i += N) hn::Store(hs::LoadWide(d, from + i), d, to + i);
       if (i < size) hn::Store(hs::LoadWideN(d, from + i, size - i), d, to + i);
@@ -112,40 +108,36 @@ HWY_INLINE void LoadRows(D d, const Rows& rows, const Sequence& s, int64_t head,
 }
 
 // Asks for columns [begin, end) of the rows from token `first` on.
-inline void AddRows(RowPrefetch& prefetch, const Rows& rows, const Sequence& s,
-                    int64_t head, int64_t first, int64_t begin, int64_t end) {
+inline void AddRows(RowPrefetch& prefetch, const Rows& rows, const Sequence& s, int64_t head, int64_t first,
+                    int64_t begin, int64_t end) {
   const auto bytes = static_cast<int64_t>(SizeOf(rows.dtype));
-  prefetch.Add(static_cast<const char*>(rows.data) +
-                   bytes * (NumberAt(rows, s, head, first) + begin),
+  prefetch.Add(static_cast<const char*>(rows.data) + bytes * (NumberAt(rows, s, head, first) + begin),
                rows.token_stride * bytes, static_cast<size_t>((end - begin) * bytes));
 }
 
 // The inverse of LoadRows, columns [begin, end) of rows of `size`; f(vector, token, column).
 template <class D, class F, class T = hn::TFromD<D>>
-HWY_INLINE void StoreRows(D d, const T* HWY_RESTRICT from, size_t row, const Rows& rows,
-                          const Sequence& s, int64_t head, int64_t first, size_t n,
-                          size_t begin, size_t end, const F& f) {
+HWY_INLINE void StoreRows(D d, const T* HWY_RESTRICT from, size_t row, const Rows& rows, const Sequence& s,
+                          int64_t head, int64_t first, size_t n, size_t begin, size_t end, const F& f) {
   constexpr size_t N = hn::MaxLanes(D());
   hs::WithStorage<T>(rows.dtype, [&](auto stored) HWY_ATTR {
     for (size_t t = 0; t < n; ++t, from += row) {
       auto* to = RowAt<decltype(stored)>(rows, s, head, first + static_cast<int64_t>(t));
       for (size_t i = begin; i < end; i += N) {
-        hs::StoreRounded(d, f(hn::Load(d, from + i), t, i), to + i,
-                         HWY_MIN(N, end - i));
+        hs::StoreRounded(d, f(hn::Load(d, from + i), t, i), to + i, HWY_MIN(N, end - i));
       }
     }
   });
 }
 
-inline void StoreNumber(const Rows& rows, const Sequence& s, int64_t head, int64_t token,
-                        double number) {
+inline void StoreNumber(const Rows& rows, const Sequence& s, int64_t head, int64_t token, double number) {
   StoreDouble(rows.dtype, const_cast<void*>(rows.data), NumberAt(rows, s, head, token), number);
 }
 
 // A state of columns [begin, end) in strips of at most so many vectors, from views and back.
 template <int kVectors>
 struct StripShape {
-  size_t rows;        // of the state in memory, of which `stored` are in the views
+  size_t rows;  // of the state in memory, of which `stored` are in the views
   size_t stored;
   size_t begin, end;  // whole vectors
   size_t size;        // columns that exist
@@ -179,17 +171,14 @@ size_t NumAsksOfReads(const StateShape& shape) {
 template <class T, int kVectors, class F>
 HWY_INLINE void ForStripVectors(const StripShape<kVectors>& shape, const F& f) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
-  hs::ForTiles<kVectors>(shape.begin / N, shape.end / N,
-                          [&](auto vectors, size_t c) HWY_ATTR { f(vectors, c * N); });
+  hs::ForTiles<kVectors>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR { f(vectors, c * N); });
 }
 
 // f(first column, width) of each strip.
 template <class T, int kVectors, class F>
 HWY_INLINE void ForStripsOf(const StripShape<kVectors>& shape, const F& f) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
-  ForStripVectors<T>(shape, [&](auto vectors, size_t column) HWY_ATTR {
-    f(column, vectors.value * N);
-  });
+  ForStripVectors<T>(shape, [&](auto vectors, size_t column) HWY_ATTR { f(column, vectors.value * N); });
 }
 
 template <class D, int kVectors, class F>
@@ -208,13 +197,13 @@ HWY_INLINE void ForStateElements(D /*d*/, const StripShape<kVectors>& shape, con
 
 template <class T>
 HWY_INLINE T* StateAt(const States& states, int64_t sequence, int64_t head) {
-  return const_cast<T*>(static_cast<const T*>(states.data)) +
-         sequence * states.sequence_stride + head * states.head_stride;
+  return const_cast<T*>(static_cast<const T*>(states.data)) + sequence * states.sequence_stride +
+         head * states.head_stride;
 }
 
 template <class D, int kVectors, class T = hn::TFromD<D>>
 HWY_NOINLINE void LoadState(D d, const States& states, int64_t sequence, int64_t head,
-                          const StripShape<kVectors>& shape, T* state) {
+                            const StripShape<kVectors>& shape, T* state) {
   std::memset(state, 0, shape.Offset(shape.end) * sizeof(T));
   if (states.data == nullptr) return;
   const T* at = StateAt<T>(states, sequence, head);
@@ -226,8 +215,8 @@ HWY_NOINLINE void LoadState(D d, const States& states, int64_t sequence, int64_t
 }
 
 template <class D, int kVectors, class T = hn::TFromD<D>>
-HWY_NOINLINE void StoreState(D d, const T* state, const StripShape<kVectors>& shape,
-                           const States& states, int64_t sequence, int64_t head) {
+HWY_NOINLINE void StoreState(D d, const T* state, const StripShape<kVectors>& shape, const States& states,
+                             int64_t sequence, int64_t head) {
   if (states.data == nullptr) return;
   T* at = StateAt<T>(states, sequence, head);
   const int64_t row = shape.transposed ? states.value_stride : states.key_stride;
@@ -240,23 +229,19 @@ HWY_NOINLINE void StoreState(D d, const T* state, const StripShape<kVectors>& sh
 // state[r][c] += sum_t rows_t[r] lanes_t[c] over n tokens, the first first. What
 // `prefetch` asks for is spread over the tiles, of at least four rows of a strip.
 template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void AddOuterProducts(D d, const T* rows, size_t row_stride, const T* lanes,
-                                   size_t lane_stride, size_t n, const StateShape& shape,
-                                   T* state, RowPrefetch& prefetch) {
+HWY_NOINLINE void AddOuterProducts(D d, const T* rows, size_t row_stride, const T* lanes, size_t lane_stride, size_t n,
+                                   const StateShape& shape, T* state, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(D());
-  hs::ForTiles<kMaxStrip>(
-      shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
-        constexpr auto kWidth = static_cast<ptrdiff_t>(vectors.value * N);
-        T* strip = state + shape.Offset(c * N);
-        hs::ForTiles<hs::TileRows<vectors.value>()>(
-            0, shape.rows, [&](auto tile, size_t r) HWY_ATTR {
-              prefetch.Some();
-              hs::AccumulateTile<tile.value, vectors.value, false>(
-                  d, rows + r, 1, static_cast<ptrdiff_t>(row_stride), lanes + c * N,
-                  static_cast<ptrdiff_t>(lane_stride), n,
-                  strip + static_cast<ptrdiff_t>(r) * kWidth, kWidth);
-            });
-      });
+  hs::ForTiles<kMaxStrip>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
+    constexpr auto kWidth = static_cast<ptrdiff_t>(vectors.value * N);
+    T* strip = state + shape.Offset(c * N);
+    hs::ForTiles<hs::TileRows<vectors.value>()>(0, shape.rows, [&](auto tile, size_t r) HWY_ATTR {
+      prefetch.Some();
+      hs::AccumulateTile<tile.value, vectors.value, false>(d, rows + r, 1, static_cast<ptrdiff_t>(row_stride),
+                                                           lanes + c * N, static_cast<ptrdiff_t>(lane_stride), n,
+                                                           strip + static_cast<ptrdiff_t>(r) * kWidth, kWidth);
+    });
+  });
 }
 
 template <class D, class T = hn::TFromD<D>>
@@ -268,23 +253,19 @@ HWY_INLINE void AddOuterProducts(D d, const T* rows, size_t row_stride, const T*
 
 // out_t[c] = sum_r rows_t[r] state[r][c] of n tokens.
 template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void ReadState(D d, const T* rows, size_t row_stride, size_t n,
-                            const StateShape& shape, const T* state, T* out,
-                            size_t out_stride, RowPrefetch& prefetch) {
+HWY_NOINLINE void ReadState(D d, const T* rows, size_t row_stride, size_t n, const StateShape& shape, const T* state,
+                            T* out, size_t out_stride, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(D());
   std::memset(out, 0, n * out_stride * sizeof(T));
-  hs::ForTiles<kMaxStrip>(
-      shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
-        hs::ForTiles<hs::TileRows<vectors.value>()>(
-            0, n, [&](auto tokens, size_t t) HWY_ATTR {
-              prefetch.Some();
-              hs::AccumulateTile<tokens.value, vectors.value, false>(
-                  d, rows + t * row_stride, static_cast<ptrdiff_t>(row_stride), 1,
-                  state + shape.Offset(c * N),
-                  static_cast<ptrdiff_t>(vectors.value * N), shape.rows,
-                  out + t * out_stride + c * N, static_cast<ptrdiff_t>(out_stride));
-            });
-      });
+  hs::ForTiles<kMaxStrip>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
+    hs::ForTiles<hs::TileRows<vectors.value>()>(0, n, [&](auto tokens, size_t t) HWY_ATTR {
+      prefetch.Some();
+      hs::AccumulateTile<tokens.value, vectors.value, false>(
+          d, rows + t * row_stride, static_cast<ptrdiff_t>(row_stride), 1, state + shape.Offset(c * N),
+          static_cast<ptrdiff_t>(vectors.value * N), shape.rows, out + t * out_stride + c * N,
+          static_cast<ptrdiff_t>(out_stride));
+    });
+  });
 }
 
 template <class D, class T = hn::TFromD<D>>
@@ -296,8 +277,7 @@ HWY_INLINE void ReadState(D d, const T* rows, size_t row_stride, size_t n, const
 
 // z: [K], padded.
 template <class T>
-HWY_INLINE void LoadNormalizer(const States& states, int64_t sequence, int64_t head,
-                               size_t size, size_t row, T* z) {
+HWY_INLINE void LoadNormalizer(const States& states, int64_t sequence, int64_t head, size_t size, size_t row, T* z) {
   std::memset(z, 0, row * sizeof(T));
   if (states.data == nullptr) return;
   const T* at = StateAt<T>(states, sequence, head);
@@ -307,8 +287,7 @@ HWY_INLINE void LoadNormalizer(const States& states, int64_t sequence, int64_t h
 }
 
 template <class T>
-HWY_INLINE void StoreNormalizer(const T* z, const States& states, int64_t sequence,
-                                int64_t head, size_t size) {
+HWY_INLINE void StoreNormalizer(const T* z, const States& states, int64_t sequence, int64_t head, size_t size) {
   if (states.data == nullptr) return;
   T* at = StateAt<T>(states, sequence, head);
   for (size_t i = 0; i < size; ++i) {
@@ -372,8 +351,7 @@ HWY_INLINE void ExpScalarDecays(D d, T* log_decay, size_t n, size_t row, T* less
 // that and not of 1, else E.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V TileDecay(D d, V decay, V less_one) {
-  const auto near = hn::And(hn::Ge(decay, hn::Set(d, hn::TFromD<D>{0.5})),
-                            hn::Lt(less_one, hn::Zero(d)));
+  const auto near = hn::And(hn::Ge(decay, hn::Set(d, hn::TFromD<D>{0.5})), hn::Lt(less_one, hn::Zero(d)));
   return hn::IfThenElse(near, less_one, decay);
 }
 
@@ -408,9 +386,8 @@ struct QueriesAndKeys {
 // The tables of one tile of TB tokens, the first being `begin`. `tile_decay` comes with E - 1; `bonus`
 // is u. q and read may be the same memory, k and write too.
 template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void TileTables(D d, const QueriesAndKeys<T>& rows, size_t begin, const T* decay, const T* bonus,
-                           size_t row, T* read, T* write, T* tile_decay, T* pairs,
-                           T* pairs_against_time) {
+HWY_INLINE void TileTables(D d, const QueriesAndKeys<T>& rows, size_t begin, const T* decay, const T* bonus, size_t row,
+                           T* read, T* write, T* tile_decay, T* pairs, T* pairs_against_time) {
   constexpr bool kBefore = kForm == Form::kBonus;  // the state is read before the token
   constexpr size_t N = hn::MaxLanes(D());
   const V scale = hn::Set(d, rows.scale);
@@ -463,8 +440,7 @@ HWY_INLINE void TileTables(D d, const QueriesAndKeys<T>& rows, size_t begin, con
 
 // These are the tables that the state alone needs, to the same bits.
 template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void TileKeyTables(D d, const T* k, const T* decay, size_t row, T* write,
-                              T* tile_decay) {
+HWY_INLINE void TileKeyTables(D d, const T* k, const T* decay, size_t row, T* write, T* tile_decay) {
   for (size_t i = 0; i < row; i += hn::MaxLanes(D())) {
     V decayed[TB];
     V from_begin = hn::Zero(d);
@@ -499,56 +475,54 @@ HWY_INLINE void ForTokenTiles(size_t n, const F& f) {
 }
 
 template <Form kForm, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void BlockKeyTables(D d, const T* k, const T* decay, size_t n, size_t row,
-                                 T* write, T* tile_decay) {
+HWY_NOINLINE void BlockKeyTables(D d, const T* k, const T* decay, size_t n, size_t row, T* write, T* tile_decay) {
   ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
     const size_t at = begin * row;
-    TileKeyTables<tokens.value, kForm>(d, k + at, decay + begin * DecayRow(kForm, row), row,
-                                       write + at, tile_decay + tile * row);
+    TileKeyTables<tokens.value, kForm>(d, k + at, decay + begin * DecayRow(kForm, row), row, write + at,
+                                       tile_decay + tile * row);
   });
 }
 
 // The tables of a block.
 template <class T>
 struct Tables {
-  T *read, *write;  // [kBlock][row]
-  T* decay;         // [tiles][row], over each tile
-  T* pairs;         // [tiles][TB][TB]
+  T *read, *write;                  // [kBlock][row]
+  T* decay;                         // [tiles][row], over each tile
+  T* pairs;                         // [tiles][TB][TB]
   T* pairs_against_time = nullptr;  // the same for products against time, or null
 };
 
 template <Form kForm, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void BlockTables(D d, const QueriesAndKeys<T>& rows, const T* decay, const T* bonus,
-                              size_t n, size_t row, const Tables<T>& to) {
+HWY_NOINLINE void BlockTables(D d, const QueriesAndKeys<T>& rows, const T* decay, const T* bonus, size_t n, size_t row,
+                              const Tables<T>& to) {
   ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
     const size_t at = begin * row, pair = tile * kTile * kTile;
-    TileTables<tokens.value, kForm>(
-        d, rows, begin, decay + begin * DecayRow(kForm, row), bonus, row, to.read + at,
-        to.write + at, to.decay + tile * row, to.pairs + pair,
-        to.pairs_against_time == nullptr ? nullptr : to.pairs_against_time + pair);
+    TileTables<tokens.value, kForm>(d, rows, begin, decay + begin * DecayRow(kForm, row), bonus, row, to.read + at,
+                                    to.write + at, to.decay + tile * row, to.pairs + pair,
+                                    to.pairs_against_time == nullptr ? nullptr : to.pairs_against_time + pair);
   });
 }
 
 // forward_f32.cc and forward_f64.cc compile these, for the backward pass too.
 #ifndef HEED_BLOCKS_OF
-#define HEED_TABLES_OF(EXTERN, T, FORM)                                                                               \
-  EXTERN template void BlockKeyTables<FORM>(hn::ScalableTag<T>, const T*, const T*, size_t, size_t, T*, T*);          \
-  EXTERN template void BlockTables<FORM>(hn::ScalableTag<T>, const QueriesAndKeys<T>&, const T*, const T*, size_t,    \
+#define HEED_TABLES_OF(EXTERN, T, FORM)                                                                            \
+  EXTERN template void BlockKeyTables<FORM>(hn::ScalableTag<T>, const T*, const T*, size_t, size_t, T*, T*);       \
+  EXTERN template void BlockTables<FORM>(hn::ScalableTag<T>, const QueriesAndKeys<T>&, const T*, const T*, size_t, \
                                          size_t, const Tables<T>&);
 #define HEED_STRIPS_OF(EXTERN, T, DECAY)                                                                              \
   EXTERN template void Strips<DECAY>(hn::ScalableTag<T>, const Product<T>&, size_t, bool, size_t, size_t, size_t, T*, \
                                      RowPrefetch&);
-#define HEED_BLOCKS_OF(EXTERN, T)                                                                                    \
-  HEED_TABLES_OF(EXTERN, T, Form::kScalar)                                                                           \
-  HEED_TABLES_OF(EXTERN, T, Form::kKey)                                                                              \
-  HEED_TABLES_OF(EXTERN, T, Form::kBonus)                                                                            \
-  HEED_STRIPS_OF(EXTERN, T, Decay::kNone)                                                                            \
-  HEED_STRIPS_OF(EXTERN, T, Decay::kRows)                                                                            \
-  HEED_STRIPS_OF(EXTERN, T, Decay::kLanes)                                                                           \
-  HEED_STRIPS_OF(EXTERN, T, Decay::kRowsLanes)                                                                       \
-  EXTERN template void AddOuterProducts(hn::ScalableTag<T>, const T*, size_t, const T*, size_t, size_t,              \
-                                        const StateShape&, T*, RowPrefetch&);                                        \
-  EXTERN template void ReadState(hn::ScalableTag<T>, const T*, size_t, size_t, const StateShape&, const T*, T*,      \
+#define HEED_BLOCKS_OF(EXTERN, T)                                                                               \
+  HEED_TABLES_OF(EXTERN, T, Form::kScalar)                                                                      \
+  HEED_TABLES_OF(EXTERN, T, Form::kKey)                                                                         \
+  HEED_TABLES_OF(EXTERN, T, Form::kBonus)                                                                       \
+  HEED_STRIPS_OF(EXTERN, T, Decay::kNone)                                                                       \
+  HEED_STRIPS_OF(EXTERN, T, Decay::kRows)                                                                       \
+  HEED_STRIPS_OF(EXTERN, T, Decay::kLanes)                                                                      \
+  HEED_STRIPS_OF(EXTERN, T, Decay::kRowsLanes)                                                                  \
+  EXTERN template void AddOuterProducts(hn::ScalableTag<T>, const T*, size_t, const T*, size_t, size_t,         \
+                                        const StateShape&, T*, RowPrefetch&);                                   \
+  EXTERN template void ReadState(hn::ScalableTag<T>, const T*, size_t, size_t, const StateShape&, const T*, T*, \
                                  size_t, RowPrefetch&);
 #endif
 HEED_BLOCKS_OF(extern, float)
@@ -565,8 +539,8 @@ HWY_INLINE V NextNormalizer(D d, V decay, V z, V k) {
 // as TileDecay() gives it. z_t goes to row t of `to_z`, whose rows are `stride` apart: 0 keeps
 // the last.
 template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void Denominators(D d, const T* q, const T* k, const T* decay, size_t n, size_t row,
-                               const T* z, T* to_z, size_t stride, T* to) {
+HWY_NOINLINE void Denominators(D d, const T* q, const T* k, const T* decay, size_t n, size_t row, const T* z, T* to_z,
+                               size_t stride, T* to) {
   constexpr size_t N = hn::MaxLanes(D());
   for (size_t t = 0; t < n; ++t, q += row, k += row) {
     auto sum = hn::Zero(d);

@@ -53,12 +53,12 @@ constexpr int64_t ChannelWidth() {
 // One thread's memory.
 template <class T>
 struct ChannelBuffers {
-  T *w, *u;             // [width]
-  T *num, *den, *max;   // [width]: the state, or what it was
-  T *d_num, *d_den;     // [width]
-  T *dw, *du;           // [width]: of a block
-  T* before;            // [kBlock][3][width]: states before each token
-  T* borders;           // [blocks][3][width]
+  T *w, *u;            // [width]
+  T *num, *den, *max;  // [width]: the state, or what it was
+  T *d_num, *d_den;    // [width]
+  T *dw, *du;          // [width]: of a block
+  T* before;           // [kBlock][3][width]: states before each token
+  T* borders;          // [blocks][3][width]
 
   static int64_t Bytes(const Problem& p, bool backward) {
     ChannelBuffers unused = {};
@@ -94,14 +94,11 @@ class ChannelTask {
       const int64_t channel = first_ + static_cast<int64_t>(i);
       const T w = static_cast<const T*>(p.log_decay.data)[channel * p.log_decay.head_stride];
       b_.w[i] = w > 0 ? 0 : w < kNothing ? kNothing : w;  // NaN stays
-      b_.u[i] = static_cast<T>(
-          LoadAsDouble(p.bonus.dtype, p.bonus.data, channel * p.bonus.head_stride));
+      b_.u[i] = static_cast<T>(LoadAsDouble(p.bonus.dtype, p.bonus.data, channel * p.bonus.head_stride));
     }
   }
 
-  static int64_t PerSequence(const Problem& p) {
-    return (p.value_heads + ChannelWidth<T>() - 1) / ChannelWidth<T>();
-  }
+  static int64_t PerSequence(const Problem& p) { return (p.value_heads + ChannelWidth<T>() - 1) / ChannelWidth<T>(); }
 
   HWY_NOINLINE HWY_ATTR void Forward() {
     LoadStates();
@@ -177,9 +174,7 @@ class ChannelTask {
     V max;
   };
 
-  HWY_INLINE V ExpOfDistance(V difference) const {
-    return hs::Exp(d_, hn::Neg(hn::Abs(difference)));
-  }
+  HWY_INLINE V ExpOfDistance(V difference) const { return hs::Exp(d_, hn::Neg(hn::Abs(difference))); }
 
   HWY_INLINE Output OutputOf(int c, V k, V v, const State& s) const {
     const V one = hn::Set(d_, T{1}), own = hn::Add(hn::Load(d_, b_.u + OffsetOf(c)), k);
@@ -327,9 +322,7 @@ class ChannelTask {
     StoreRow(state.max, max);
   }
   HWY_INLINE State LoadFrom(const T* at) const { return Load(at, at + kWidth, at + 2 * kWidth); }
-  HWY_INLINE void StoreTo(const State& state, T* at) const {
-    Store(state, at, at + kWidth, at + 2 * kWidth);
-  }
+  HWY_INLINE void StoreTo(const State& state, T* at) const { Store(state, at, at + kWidth, at + 2 * kWidth); }
 
   void LoadStates() const {
     LoadNumbers(p_.initial, 0, b_.num);
@@ -378,8 +371,7 @@ void ChannelForward(Context& ctx, const Problem& p) {
   }
   const auto sequences = static_cast<int64_t>(p.sequences.size());
   ctx.ParallelFor(sequences * ChannelTask<T>::PerSequence(p), [&](int64_t index, int worker) {
-    ChannelTask<T>(p, index, *static_cast<const ChannelBuffers<T>*>(ctx.Scratch(worker)))
-        .Forward();
+    ChannelTask<T>(p, index, *static_cast<const ChannelBuffers<T>*>(ctx.Scratch(worker))).Forward();
   });
 }
 

@@ -5,7 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/recurrence/channels.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                   // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #include "heed/engines/recurrence/channels-inl.h"
@@ -55,10 +55,11 @@ HEED_EXPORT(Passes, Channels)
 const Kernel kChannels = {
     .name = "recurrence_channels",
     .why = "a mean per channel, channels in lanes, 16-bit tensors widened",
-    .declines = [](const Context&, const Problem& p) {
-      const Reason reason = engine::DeclinesAllButFloats(p.dtype);
-      return reason.empty() && !p.channels ? Reason{"computes means per channel"} : reason;
-    },
+    .declines =
+        [](const Context&, const Problem& p) {
+          const Reason reason = engine::DeclinesAllButFloats(p.dtype);
+          return reason.empty() && !p.channels ? Reason{"computes means per channel"} : reason;
+        },
     .forward_passes = &Channels,
     .backward_passes = &Channels,
 };

@@ -40,8 +40,8 @@ struct DeltaBlock {
 
 // n writes on C vectors of columns from `column` on, rows of a state `stride` apart.
 template <bool kBefore, bool kOutputs, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t column,
-                              size_t num_rows, size_t stride, T* state) {
+HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t column, size_t num_rows, size_t stride,
+                              T* state) {
   constexpr size_t N = hn::MaxLanes(D());
   constexpr unsigned kWrites = kBefore ? kWrite | kWrite2 : kWrite;
   constexpr unsigned kReads = kOutputs ? kRead | kRead2 : kRead2;
@@ -100,7 +100,8 @@ struct DeltaBuffers {
   }
 };
 
-// f(kBefore, kDecay) as integral constants, kDecay of decays of keys being kOfKeys: kRows of a state, kLanes of its transpose.
+// f(kBefore, kDecay) as integral constants, kDecay of decays of keys being kOfKeys: kRows of a state, kLanes of its
+// transpose.
 template <Decay kOfKeys, class F>
 HWY_INLINE void WithDelta(const Problem& p, const F& f) {
   const std::integral_constant<Decay, kOfKeys> of_keys;
@@ -114,27 +115,29 @@ HWY_INLINE void WithDelta(const Problem& p, const F& f) {
 
 // The strips of a state.
 template <bool kOutputs, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE HWY_ATTR void DeltaStrips(D d, const Problem& p, const DeltaBlock<T>& b, size_t n,
-                                       const DeltaShape& shape, T* state) {
+HWY_NOINLINE HWY_ATTR void DeltaStrips(D d, const Problem& p, const DeltaBlock<T>& b, size_t n, const DeltaShape& shape,
+                                       T* state) {
   WithDelta<Decay::kRows>(p, [&](auto before, auto decay) HWY_ATTR {
     ForStripVectors<T>(shape, [&](auto vectors, size_t c) HWY_ATTR {
       constexpr size_t kWidth = vectors.value * hn::MaxLanes(D());
-      DeltaTokens<before.value, kOutputs, decay.value, vectors.value>(
-          d, b, n, c, shape.rows, kWidth, state + shape.Offset(c));
+      DeltaTokens<before.value, kOutputs, decay.value, vectors.value>(d, b, n, c, shape.rows, kWidth,
+                                                                      state + shape.Offset(c));
     });
   });
 }
 
 template <class T>
-HWY_NOINLINE HWY_ATTR void DeltaHead(const Problem& p, const Task& task,
-                                     const DeltaBuffers<T>& b) {
+HWY_NOINLINE HWY_ATTR void DeltaHead(const Problem& p, const Task& task, const DeltaBuffers<T>& b) {
   const hn::ScalableTag<T> d;
   const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
   const size_t row = Padded<T>(p.key_size), value_row = Padded<T>(p.value_size);
   const auto keys = static_cast<size_t>(p.key_size);
-  const DeltaShape shape = {keys, keys, FirstColumn(task.part, task.parts, value_row),
+  const DeltaShape shape = {keys,
+                            keys,
+                            FirstColumn(task.part, task.parts, value_row),
                             FirstColumn(task.part + 1, task.parts, value_row),
-                            static_cast<size_t>(p.value_size), false};
+                            static_cast<size_t>(p.value_size),
+                            false};
   const DeltaReader<T> reader(p, s, task.head, b.rows);
   LoadState(d, p.initial, s.state, task.head, shape, b.state);
   const auto writes = static_cast<size_t>(p.writes);
@@ -142,13 +145,11 @@ HWY_NOINLINE HWY_ATTR void DeltaHead(const Problem& p, const Task& task,
     const auto n = static_cast<size_t>(std::min(p.block_tokens(), s.count - first));
     reader.Queries(first, n);
     reader.Writes(first, n);
-    RowPrefetch prefetch = reader.Prefetch(first + static_cast<int64_t>(n),
-                                           NumAsksOfTokens<T>(shape, n * writes + 1));
-    DeltaStrips<true>(d, p, DeltaBlock<T>{reader, b.rows, row, value_row, b.o, b.found, &prefetch},
-                      n * writes, shape, b.state);
-    StoreRows(d, b.o + (writes - 1) * value_row, writes * value_row, p.o, s, task.head, first, n,
-              shape.begin, std::min(shape.end, shape.size),
-              [](auto x, size_t, size_t) HWY_ATTR { return x; });
+    RowPrefetch prefetch = reader.Prefetch(first + static_cast<int64_t>(n), NumAsksOfTokens<T>(shape, n * writes + 1));
+    DeltaStrips<true>(d, p, DeltaBlock<T>{reader, b.rows, row, value_row, b.o, b.found, &prefetch}, n * writes, shape,
+                      b.state);
+    StoreRows(d, b.o + (writes - 1) * value_row, writes * value_row, p.o, s, task.head, first, n, shape.begin,
+              std::min(shape.end, shape.size), [](auto x, size_t, size_t) HWY_ATTR { return x; });
   }
   StoreState(d, b.state, shape, p.final, s.state, task.head);
 }
@@ -170,8 +171,8 @@ void DeltaForward(Context& ctx, const Problem& p) {
   });
 }
 
-// The state of the head that a thread takes after this one of a token, where it has one. Where a strip is a part of each row,
-// no hardware follows, and the passes over one state leave memory the time to bring the next.
+// The state of the head that a thread takes after this one of a token, where it has one. Where a strip is a part of
+// each row, no hardware follows, and the passes over one state leave memory the time to bring the next.
 template <class T>
 RowPrefetch NextState(const Problem& p, const Task& task, const DeltaShape& shape) {
   RowPrefetch prefetch;
@@ -218,8 +219,7 @@ HWY_NOINLINE HWY_ATTR void DeltaStepHead(const Problem& p, const Task& task, con
     DeltaStrips<true>(d, p, block, writes, rest, b.state);
     StoreState(d, b.state, rest, p.final, s.state, task.head);
   }
-  StoreRows(d, b.o + (writes - 1) * value_row, value_row, p.o, s, task.head, 0, 1, begin,
-            std::min(end, values),
+  StoreRows(d, b.o + (writes - 1) * value_row, value_row, p.o, s, task.head, 0, 1, begin, std::min(end, values),
             [](auto x, size_t, size_t) HWY_ATTR { return x; });
 }
 

@@ -66,12 +66,12 @@ template <class T>
 struct DeltaBackwardBuffers {
   DeltaRows<T> rows;
   T *d_o, *d_written, *d_found, *dv;  // [writes][value_row]: de or dv, dx
-  T* found;                    // [writes + 1][value_row]
-  T* sums[kDeltaSums];         // [writes][row] and one of no use: dq, dk, dr, db
-  T *d_beta, *suffix;          // [writes], [row]
-  T *state, *d_state;          // S and D, [K][V]
-  T* d_transposed;             // D^T at the end of a block, [V][K]
-  T *borders, *kept;           // S^T before each block; e or x of all writes
+  T* found;                           // [writes + 1][value_row]
+  T* sums[kDeltaSums];                // [writes][row] and one of no use: dq, dk, dr, db
+  T *d_beta, *suffix;                 // [writes], [row]
+  T *state, *d_state;                 // S and D, [K][V]
+  T* d_transposed;                    // D^T at the end of a block, [V][K]
+  T *borders, *kept;                  // S^T before each block; e or x of all writes
   int64_t border_size;
 
   static int64_t Bytes(const Problem& p) {
@@ -114,7 +114,7 @@ struct DeltaBackwardBuffers {
 template <class T>
 struct DeltaShared {
   T* sums[kDeltaSums] = {};
-  Turn* turns = nullptr;  // by block, key head and sum
+  Turn* turns = nullptr;                                // by block, key head and sum
   std::vector<int64_t> first_write{0}, first_block{0};  // by sequence, and the total
 
   explicit DeltaShared(const Problem& p) {
@@ -137,14 +137,11 @@ struct DeltaShared {
   }
   // Row of a write in sums.
   int64_t RowOf(const Problem& p, const Task& task, int64_t write) const {
-    return (first_write[static_cast<size_t>(task.sequence)] + write) * p.key_heads +
-           task.head / p.group();
+    return (first_write[static_cast<size_t>(task.sequence)] + write) * p.key_heads + task.head / p.group();
   }
 
  private:
-  int64_t NumTurns(const Problem& p) const {
-    return first_block.back() * p.key_heads * kDeltaSums;
-  }
+  int64_t NumTurns(const Problem& p) const { return first_block.back() * p.key_heads * kDeltaSums; }
   int64_t LayOut(const Problem& p, void* base) {
     Carver carver(base);
     if (p.group() == 1) return 0;
@@ -157,8 +154,8 @@ struct DeltaShared {
 
 // A state in strips of the one shape, as it is transposed in strips of the other.
 template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE HWY_ATTR void TransposeState(D d, const T* from, const DeltaShape& from_shape,
-                                          const DeltaShape& to_shape, T* to) {
+HWY_NOINLINE HWY_ATTR void TransposeState(D d, const T* from, const DeltaShape& from_shape, const DeltaShape& to_shape,
+                                          T* to) {
   constexpr size_t N = hn::MaxLanes(D());
   ForStripsOf<T>(from_shape, [&](size_t from_column, size_t from_width) HWY_ATTR {
     ForStripsOf<T>(to_shape, [&](size_t to_column, size_t to_width) HWY_ATTR {
@@ -184,14 +181,13 @@ HWY_NOINLINE HWY_ATTR void TransposeState(D d, const T* from, const DeltaShape& 
 template <class T>
 class DeltaBackwardHead {
  public:
-  DeltaBackwardHead(const Problem& p, const Gradients& g, const Task& task,
-                    const DeltaBackwardBuffers<T>& buffers, const DeltaShared<T>& shared)
-      : p_(p), g_(g), s_(p.sequences[static_cast<size_t>(task.sequence)]), task_(task),
-        head_(task.head), b_(buffers), shared_(shared), reader_(p, s_, task.head, b_.rows),
-        row_(Padded<T>(p.key_size)), value_row_(Padded<T>(p.value_size)),
-        keys_(static_cast<size_t>(p.key_size)), values_(static_cast<size_t>(p.value_size)),
-        writes_(static_cast<size_t>(p.writes)), by_value_{keys_, keys_, 0, value_row_, values_, false},
-        by_key_{values_, values_, 0, row_, keys_, true},
+  DeltaBackwardHead(const Problem& p, const Gradients& g, const Task& task, const DeltaBackwardBuffers<T>& buffers,
+                    const DeltaShared<T>& shared)
+      : p_(p), g_(g), s_(p.sequences[static_cast<size_t>(task.sequence)]), task_(task), head_(task.head), b_(buffers),
+        shared_(shared), reader_(p, s_, task.head, b_.rows), row_(Padded<T>(p.key_size)),
+        value_row_(Padded<T>(p.value_size)), keys_(static_cast<size_t>(p.key_size)),
+        values_(static_cast<size_t>(p.value_size)), writes_(static_cast<size_t>(p.writes)),
+        by_value_{keys_, keys_, 0, value_row_, values_, false}, by_key_{values_, values_, 0, row_, keys_, true},
         before_(p.delta == Delta::kBeforeDecay) {}
 
   HWY_NOINLINE HWY_ATTR void Compute() {
@@ -206,9 +202,7 @@ class DeltaBackwardHead {
   static constexpr size_t N = hn::MaxLanes(D());
 
   // e or x of the writes of a block.
-  T* KeptOf(int64_t block) const {
-    return b_.kept + static_cast<size_t>(block * p_.block_writes()) * value_row_;
-  }
+  T* KeptOf(int64_t block) const { return b_.kept + static_cast<size_t>(block * p_.block_writes()) * value_row_; }
   size_t TokensOf(int64_t block) const {
     return static_cast<size_t>(std::min(p_.block_tokens(), s_.count - block * p_.block_tokens()));
   }
@@ -219,8 +213,7 @@ class DeltaBackwardHead {
       const size_t n = TokensOf(block) * writes_;
       TransposeState(d_, b_.state, by_value_, by_key_, b_.Border(block));
       reader_.Writes(block * p_.block_tokens(), TokensOf(block));
-      RowPrefetch prefetch =
-          reader_.Prefetch((block + 1) * p_.block_tokens(), NumAsksOfTokens<T>(by_value_, n + 1));
+      RowPrefetch prefetch = reader_.Prefetch((block + 1) * p_.block_tokens(), NumAsksOfTokens<T>(by_value_, n + 1));
       DeltaStrips<false>(d_, p_, DeltaBlock<T>{reader_, b_.rows, row_, value_row_, nullptr, b_.found, &prefetch}, n,
                          by_value_, b_.state);
       std::memcpy(KeptOf(block), before_ ? b_.found : b_.rows.w, n * value_row_ * sizeof(T));
@@ -299,8 +292,8 @@ class DeltaBackwardHead {
           if (t + 1 == n) {
             PassBorderToken<kWrite | kReads, Decay::kNone, vectors.value>(d_, token, keys_, kWidth, strip);
           } else {
-            PassToken<kWrite | kReads | kBack, decay.value, vectors.value>(
-                d_, b_.rows.kinds[t + 1], token, keys_, kWidth, strip);
+            PassToken<kWrite | kReads | kBack, decay.value, vectors.value>(d_, b_.rows.kinds[t + 1], token, keys_,
+                                                                           kWidth, strip);
           }
         }
         PassBorderToken<kBack, decay.value, vectors.value>(d_, Back(0, c), keys_, kWidth, strip);
@@ -314,14 +307,12 @@ class DeltaBackwardHead {
     Token<T> token;
     token.decay = reader_.DecayOf(t);
     token.late_row = token.write2_row = b_.rows.read + t * row_;
-    token.late_lanes = token.write2_lanes =
-        (before_ ? b_.d_found : b_.d_written) + t * value_row_ + c;
+    token.late_lanes = token.write2_lanes = (before_ ? b_.d_found : b_.d_written) + t * value_row_ + c;
     return token;
   }
 
   // dq, and -dr or da, on S^T from the border on.
-  HWY_NOINLINE HWY_ATTR void ForwardInTime(size_t n, const T* kept, const T* written, T* state,
-                                           RowPrefetch& prefetch) {
+  HWY_NOINLINE HWY_ATTR void ForwardInTime(size_t n, const T* kept, const T* written, T* state, RowPrefetch& prefetch) {
     const auto run = [&](auto before, auto decay) HWY_ATTR {
       constexpr bool kBefore = before.value;
       constexpr unsigned kReads = kEarlyRead | kEarlyRead2, kWrites = kBefore ? kWrite | kWrite2 : kWrite;
@@ -347,8 +338,8 @@ class DeltaBackwardHead {
           token.read2_row = b_.d_o + value_at;
           token.read2_out = b_.sums[kOfQueries] + at;
           prefetch.Some();
-          PassToken<kReads | kWrites, decay.value, vectors.value>(d_, b_.rows.kinds[t], token, by_key_.rows,
-                                                       kWidth, strip);
+          PassToken<kReads | kWrites, decay.value, vectors.value>(d_, b_.rows.kinds[t], token, by_key_.rows, kWidth,
+                                                                  strip);
         }
       });
     };
@@ -361,8 +352,8 @@ class DeltaBackwardHead {
   // Adds to dq, dk, da and db what is read of a write with no decay between.
   HWY_NOINLINE HWY_ATTR void AddOwnPairs(size_t n, const T* kept, const T* written) const {
     // Token t writes `values` under `keys`, and token `reader` reads them by `reads`, for which it has `d_values`.
-    const auto pair = [&](size_t t, const T* values, const T* keys, DeltaSum of_keys, size_t reader,
-                          const T* d_values, const T* reads, DeltaSum of_reads) HWY_ATTR {
+    const auto pair = [&](size_t t, const T* values, const T* keys, DeltaSum of_keys, size_t reader, const T* d_values,
+                          const T* reads, DeltaSum of_reads) HWY_ATTR {
       auto sum = hn::Zero(d_);
       for (size_t j = 0; j < value_row_; j += N) {
         const auto d_value = hn::Load(d_, d_values + reader * value_row_ + j);
@@ -390,16 +381,14 @@ class DeltaBackwardHead {
   HWY_NOINLINE HWY_ATTR void DecayGradients(int64_t first, size_t tokens) {
     const size_t n = tokens * writes_;
     T* to = b_.rows.decay;  // has been used
-    const auto product = [&](const T* a, const T* b, size_t at) HWY_ATTR {
-      return hn::Mul(hn::Load(d_, a + at), hn::Load(d_, b + at));
-    };
+    const auto product = [&](const T* a, const T* b, size_t at)
+                             HWY_ATTR { return hn::Mul(hn::Load(d_, a + at), hn::Load(d_, b + at)); };
     for (size_t i = 0; i < row_; i += N) {
       auto later = hn::Load(d_, b_.suffix + i);
       for (size_t t = n; t-- > 0;) {
         const size_t at = t * row_ + i;
         const auto of_read = product(b_.rows.read, b_.sums[kOfReadKeys], at);
-        auto own = hn::Sub(product(b_.rows.q, b_.sums[kOfQueries], at),
-                           product(b_.rows.k, b_.sums[kOfKeys], at));
+        auto own = hn::Sub(product(b_.rows.q, b_.sums[kOfQueries], at), product(b_.rows.k, b_.sums[kOfKeys], at));
         if (before_) {
           own = hn::Sub(own, product(b_.rows.write_key, b_.sums[kOfWriteKeys], at));
         } else {
@@ -442,19 +431,17 @@ class DeltaBackwardHead {
         hn::Store(hn::Add(hn::Load(d_, dk + i), hn::Load(d_, dr + i)), d_, dk + i);
       }
     }
-    Through(p_.write, g_.d_write, first, tokens, values_, value_row_, b_.rows.v, b_.d_written,
-            b_.dv);
+    Through(p_.write, g_.d_write, first, tokens, values_, value_row_, b_.rows.v, b_.d_written, b_.dv);
     StoreWrites(b_.dv, value_row_, g_.dv, head_, first, tokens, values_);
     for (size_t i = 0; g_.d_beta.data != nullptr && i < n; ++i) {
       StoreNumber(OfWrite(g_.d_beta, static_cast<int64_t>(i % writes_)), s_, head_,
-                  first + static_cast<int64_t>(i / writes_),
-                  static_cast<double>(b_.d_beta[i]));
+                  first + static_cast<int64_t>(i / writes_), static_cast<double>(b_.d_beta[i]));
     }
   }
 
   // dx of y = beta .* factors .* x, from dy; that of beta is added to.
-  HWY_ATTR void Through(const Rows& factors, const Rows& d_factors, int64_t first, size_t tokens,
-                        size_t size, size_t row, const T* x, const T* dy, T* dx) {
+  HWY_ATTR void Through(const Rows& factors, const Rows& d_factors, int64_t first, size_t tokens, size_t size,
+                        size_t row, const T* x, const T* dy, T* dx) {
     const bool by_channel = factors.data != nullptr, by_token = p_.beta.data != nullptr;
     T* weights = b_.rows.raw;
     if (by_channel) reader_.LoadWrites(factors, head_, first, tokens, size, weights, row);
@@ -474,20 +461,18 @@ class DeltaBackwardHead {
   }
 
   // A row of each write, times `factor`.
-  HWY_ATTR void StoreWrites(const T* rows, size_t row, const Rows& to, int64_t head,
-                            int64_t first, size_t tokens, size_t size, double factor = 1) const {
+  HWY_ATTR void StoreWrites(const T* rows, size_t row, const Rows& to, int64_t head, int64_t first, size_t tokens,
+                            size_t size, double factor = 1) const {
     if (to.data == nullptr) return;
     const auto times = hn::Set(d_, static_cast<T>(factor));
     for (size_t write = 0; write < writes_; ++write) {
-      StoreRows(d_, rows + write * row, writes_ * row, OfWrite(to, static_cast<int64_t>(write)), s_,
-                head, first, tokens, 0, size,
-                [&](auto v, size_t, size_t) HWY_ATTR { return hn::Mul(times, v); });
+      StoreRows(d_, rows + write * row, writes_ * row, OfWrite(to, static_cast<int64_t>(write)), s_, head, first,
+                tokens, 0, size, [&](auto v, size_t, size_t) HWY_ATTR { return hn::Mul(times, v); });
     }
   }
 
   // Rows of the key head times `factor`: stored, or added to those of its other value heads.
-  HWY_NOINLINE HWY_ATTR void AddToHead(DeltaSum of, const Rows& to, int64_t block,
-                                       double factor) {
+  HWY_NOINLINE HWY_ATTR void AddToHead(DeltaSum of, const Rows& to, int64_t block, double factor) {
     if (to.data == nullptr) return;
     const int64_t first = block * p_.block_tokens(), group = p_.group(), mine = head_ % group;
     const size_t tokens = TokensOf(block);
@@ -497,8 +482,7 @@ class DeltaBackwardHead {
         return StoreWrites(rows, row_, to, head_ / group, first, tokens, keys_, factor);
       }
       const auto times = hn::Set(d_, static_cast<T>(factor));
-      StoreRows(d_, rows + (writes_ - 1) * row_, writes_ * row_, to, s_, head_ / group, first,
-                tokens, 0, keys_,
+      StoreRows(d_, rows + (writes_ - 1) * row_, writes_ * row_, to, s_, head_ / group, first, tokens, 0, keys_,
                 [&](auto v, size_t, size_t) HWY_ATTR { return hn::Mul(times, v); });
     };
     if (group == 1) return finish();
@@ -506,8 +490,7 @@ class DeltaBackwardHead {
     WaitForTurn(turn, mine);
     const auto row = static_cast<int64_t>(row_);
     for (size_t t = 0; t < tokens * writes_; ++t) {
-      T* sums = shared_.sums[of] +
-                shared_.RowOf(p_, task_, first * p_.writes + static_cast<int64_t>(t)) * row;
+      T* sums = shared_.sums[of] + shared_.RowOf(p_, task_, first * p_.writes + static_cast<int64_t>(t)) * row;
       for (size_t i = 0; i < row_; i += N) {
         auto sum = hn::Load(d_, rows + t * row_ + i);
         if (mine > 0) sum = hn::Add(hn::Load(d_, sums + i), sum);
@@ -550,9 +533,7 @@ void DeltaBackward(Context& ctx, const Problem& p, const Gradients& g) {
   const TaskQueue queue(p, ctx.num_threads(), 0);
   ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
     const Task task = queue.At(index);
-    DeltaBackwardHead<T>(p, g, task,
-                         *static_cast<const DeltaBackwardBuffers<T>*>(ctx.Scratch(worker)),
-                         shared)
+    DeltaBackwardHead<T>(p, g, task, *static_cast<const DeltaBackwardBuffers<T>*>(ctx.Scratch(worker)), shared)
         .Compute();
   });
 }

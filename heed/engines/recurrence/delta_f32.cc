@@ -5,7 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/recurrence/delta_f32.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                    // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #include "heed/engines/recurrence/delta_backward-inl.h"
@@ -27,10 +27,11 @@ HEED_EXPORT(Passes, DeltaF32)
 const Kernel kDeltaF32 = {
     .name = "delta_f32",
     .why = "a delta rule token by token, each one pass over strips of the state, 16-bit tensors widened",
-    .declines = [](const Context&, const Problem& p) {
-      const Reason reason = engine::DeclinesAllButF32(p.dtype);
-      return reason.empty() ? DeclinesOtherDeltas(p) : reason;
-    },
+    .declines =
+        [](const Context&, const Problem& p) {
+          const Reason reason = engine::DeclinesAllButF32(p.dtype);
+          return reason.empty() ? DeclinesOtherDeltas(p) : reason;
+        },
     .forward_passes = &DeltaF32,
     .backward_passes = &DeltaF32,
 };

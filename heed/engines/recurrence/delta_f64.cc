@@ -5,7 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/recurrence/delta_f64.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                    // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #include "heed/engines/recurrence/delta_backward-inl.h"
@@ -27,10 +27,11 @@ HEED_EXPORT(Passes, DeltaF64)
 const Kernel kDeltaF64 = {
     .name = "delta_f64",
     .why = "a delta rule token by token, each one pass over strips of the state",
-    .declines = [](const Context&, const Problem& p) {
-      const Reason reason = engine::DeclinesAllButF64(p.dtype);
-      return reason.empty() ? DeclinesOtherDeltas(p) : reason;
-    },
+    .declines =
+        [](const Context&, const Problem& p) {
+          const Reason reason = engine::DeclinesAllButF64(p.dtype);
+          return reason.empty() ? DeclinesOtherDeltas(p) : reason;
+        },
     .forward_passes = &DeltaF64,
     .backward_passes = &DeltaF64,
 };

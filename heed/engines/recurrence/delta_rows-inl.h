@@ -29,8 +29,8 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 // The rows of a token's write.
 inline Rows OfWrite(const Rows& rows, int64_t write) {
   Rows of_write = rows;
-  of_write.data = static_cast<const char*>(rows.data) +
-                  write * rows.write_stride * static_cast<int64_t>(SizeOf(rows.dtype));
+  of_write.data =
+      static_cast<const char*>(rows.data) + write * rows.write_stride * static_cast<int64_t>(SizeOf(rows.dtype));
   return of_write;
 }
 
@@ -39,12 +39,12 @@ inline Rows OfWrite(const Rows& rows, int64_t write) {
 template <class T>
 struct DeltaRows {
   T *q, *k, *read, *write_key;  // scale q, k, r or a, b
-  T* read_state;  // the read key with the decay between it and the state before its token
-  T* decay;       // as TileDecay(); of a scalar [writes][kDeltaStrip vectors], all the same
-  Decays* kinds;  // [writes]
-  T* beta;        // [writes]
-  T *v, *w;       // v as it is given, and as it is written
-  T* raw;         // of any use
+  T* read_state;                // the read key with the decay between it and the state before its token
+  T* decay;                     // as TileDecay(); of a scalar [writes][kDeltaStrip vectors], all the same
+  Decays* kinds;                // [writes]
+  T* beta;                      // [writes]
+  T *v, *w;                     // v as it is given, and as it is written
+  T* raw;                       // of any use
 
   void LayOut(const Problem& p, Carver& carver, int64_t block) {
     const auto row = static_cast<int64_t>(Padded<T>(p.key_size));
@@ -67,9 +67,8 @@ template <class T>
 class DeltaReader {
  public:
   DeltaReader(const Problem& p, const Sequence& s, int64_t value_head, const DeltaRows<T>& rows)
-      : p_(p), s_(s), head_(value_head), key_head_(value_head / p.group()),
-        keys_(static_cast<size_t>(p.key_size)), values_(static_cast<size_t>(p.value_size)),
-        row_(Padded<T>(p.key_size)), value_row_(Padded<T>(p.value_size)),
+      : p_(p), s_(s), head_(value_head), key_head_(value_head / p.group()), keys_(static_cast<size_t>(p.key_size)),
+        values_(static_cast<size_t>(p.value_size)), row_(Padded<T>(p.key_size)), value_row_(Padded<T>(p.value_size)),
         writes_(static_cast<size_t>(p.writes)), rows_(rows) {}
 
   // Loads the queries of n tokens, and all that follows does so too.
@@ -108,20 +107,19 @@ class DeltaReader {
   }
 
   // A row for each write.
-  HWY_ATTR void LoadWrites(const Rows& from, int64_t head, int64_t first, size_t n, size_t size,
-                           T* to, size_t row) const {
+  HWY_ATTR void LoadWrites(const Rows& from, int64_t head, int64_t first, size_t n, size_t size, T* to,
+                           size_t row) const {
     for (size_t write = 0; write < writes_; ++write) {
-      LoadRows(d_, OfWrite(from, static_cast<int64_t>(write)), s_, head, first, n, size,
-               to + write * row, row, writes_);
+      LoadRows(d_, OfWrite(from, static_cast<int64_t>(write)), s_, head, first, n, size, to + write * row, row,
+               writes_);
     }
   }
 
   // A row for one of each token's writes, zeros for the others.
-  HWY_ATTR void LoadTokens(const Rows& from, int64_t head, int64_t first, size_t n, size_t size,
-                           int64_t write, T* to, size_t row) const {
+  HWY_ATTR void LoadTokens(const Rows& from, int64_t head, int64_t first, size_t n, size_t size, int64_t write, T* to,
+                           size_t row) const {
     if (writes_ > 1) std::memset(to, 0, n * writes_ * row * sizeof(T));
-    LoadRows(d_, from, s_, head, first, n, size, to + static_cast<size_t>(write) * row, row,
-             writes_);
+    LoadRows(d_, from, s_, head, first, n, size, to + static_cast<size_t>(write) * row, row, writes_);
   }
 
   // Asks in so many calls for rows of the block from token `first` on, of the forward pass or, with more, of another.
@@ -149,8 +147,7 @@ class DeltaReader {
 
   // The decay of write t, for rows, or for lanes from `column` on.
   const T* DecayOf(size_t t, size_t column = 0) const {
-    return p_.gate == Gate::kScalar ? rows_.decay + t * kDeltaStrip * N
-                                    : rows_.decay + t * row_ + column;
+    return p_.gate == Gate::kScalar ? rows_.decay + t * kDeltaStrip * N : rows_.decay + t * row_ + column;
   }
 
  private:
@@ -158,8 +155,8 @@ class DeltaReader {
   static constexpr size_t N = hn::MaxLanes(D());
 
   // to = x .* beta .* factors.
-  HWY_ATTR void Weighted(const Rows& factors, int64_t first, size_t n, size_t size, size_t row,
-                         const T* x, T* to) const {
+  HWY_ATTR void Weighted(const Rows& factors, int64_t first, size_t n, size_t size, size_t row, const T* x,
+                         T* to) const {
     const bool by_channel = factors.data != nullptr, by_token = p_.beta.data != nullptr;
     if (by_channel) LoadWrites(factors, head_, first, n, size, rows_.raw, row);
     for (size_t t = 0; t < n * writes_; ++t) {
@@ -197,9 +194,7 @@ class DeltaReader {
         T* to = rows_.decay + t * kDeltaStrip * N;
         for (size_t i = 0; i < kDeltaStrip * N; i += N) hn::Store(hn::Set(d_, decay), d_, to + i);
         ReadState(t, [&](size_t) HWY_ATTR { return hn::Set(d_, factors[t - begin]); });
-        rows_.kinds[t] = !(decay < 0)               ? Decays::kMixed
-                         : decay > kSlowToken<T> ? Decays::kSlow
-                                                    : Decays::kNear;
+        rows_.kinds[t] = !(decay < 0) ? Decays::kMixed : decay > kSlowToken<T> ? Decays::kSlow : Decays::kNear;
       }
     }
   }
@@ -216,8 +211,7 @@ class DeltaReader {
         const auto exists = hn::FirstN(d_, keys_ - i);
         const auto is_near = hn::Lt(decay, hn::Zero(d_));
         all_near &= hn::AllTrue(d_, hn::Or(is_near, hn::Not(exists)));
-        any_slow |= !hn::AllFalse(d_, hn::And(hn::And(is_near, exists),
-                                              hn::Gt(decay, hn::Set(d_, kSlowToken<T>))));
+        any_slow |= !hn::AllFalse(d_, hn::And(hn::And(is_near, exists), hn::Gt(decay, hn::Set(d_, kSlowToken<T>))));
         return a;
       });
       rows_.kinds[t] = any_slow ? Decays::kSlow : all_near ? Decays::kNear : Decays::kMixed;

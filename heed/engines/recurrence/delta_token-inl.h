@@ -35,7 +35,7 @@ enum TokenDoes : unsigned {
   kLateWrite = 1,  // subtracted
   kEarlyRead = 2,
   kEarlyRead2 = 4,  // by the rows of read2
-  kDot = 8,  // summed over the lanes
+  kDot = 8,         // summed over the lanes
   kDot2 = 16,
   kWrite = 32,
   kWrite2 = 64,
@@ -58,7 +58,7 @@ struct Token {
   T* read2_out = nullptr;
   const T *dot_lanes = nullptr, *dot2_lanes = nullptr;
   T *dot_out = nullptr, *dot2_out = nullptr;  // by row: added to
-  RowPrefetch* prefetch = nullptr;  // of what comes next: some of it after each vector's worth of rows
+  RowPrefetch* prefetch = nullptr;            // of what comes next: some of it after each vector's worth of rows
 };
 
 // How often tokens that pass over all strips of a state let a prefetch ask.
@@ -104,10 +104,8 @@ enum class Decays : uint8_t {
 };
 
 // kDecay: kNone, kRows or kLanes. Rows of the state are `stride` apart.
-template <unsigned kDoes, Decay kDecay, Decays kKind, int C, class D, class T = hn::TFromD<D>,
-          class V = hn::Vec<D>>
-HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride,
-                          T* HWY_RESTRICT state) {
+template <unsigned kDoes, Decay kDecay, Decays kKind, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride, T* HWY_RESTRICT state) {
   constexpr size_t N = hn::MaxLanes(D());
   constexpr auto does = [](unsigned what) { return (kDoes & what) != 0; };
   constexpr bool kBeforeWrites = does(kEarlyRead | kEarlyRead2 | kDot | kDot2);
@@ -120,9 +118,8 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
   hn::Mask<D> near[C], slow[C], rounded[C];
   HWY_UNROLL(4)
   for (int c = 0; c < C; ++c) {
-    const auto load = [&](bool exists, const T* from) HWY_ATTR {
-      return exists ? hn::LoadU(d, from + c * N) : hn::Zero(d);
-    };
+    const auto load = [&](bool exists, const T* from)
+                          HWY_ATTR { return exists ? hn::LoadU(d, from + c * N) : hn::Zero(d); };
     late[c] = load(does(kLateWrite), x.late_lanes);
     write[c] = load(does(kWrite), x.write_lanes);
     write2[c] = load(does(kWrite2), x.write2_lanes);
@@ -155,8 +152,7 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) {
         s[c] = slow_too ? hn::Mul(factor, s[c])
-                        : hn::MulAdd(factor, s[c],
-                                     kNear ? s[c] : hn::IfThenElseZero(is_near, s[c]));
+                        : hn::MulAdd(factor, s[c], kNear ? s[c] : hn::IfThenElseZero(is_near, s[c]));
       }
     };
     const auto decay_lanes = [&](const hn::Mask<D>(&is_near)[C]) HWY_ATTR {
@@ -209,8 +205,7 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
       writes();
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) {
-        s[c] = kByLane ? hn::MaskedAddOr(s[c], slow[c], before[c], s[c])
-                       : hn::Add(before[c], s[c]);
+        s[c] = kByLane ? hn::MaskedAddOr(s[c], slow[c], before[c], s[c]) : hn::Add(before[c], s[c]);
       }
     }
     if constexpr (does(kRead)) sum(x.read_row, read);
@@ -235,8 +230,7 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
 
 // This takes the kind at run time.
 template <unsigned kDoes, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
-HWY_INLINE void PassToken(D d, Decays kind, const Token<T>& x, size_t num_rows, size_t stride,
-                          T* state) {
+HWY_INLINE void PassToken(D d, Decays kind, const Token<T>& x, size_t num_rows, size_t stride, T* state) {
   if (kDecay == Decay::kNone || kind == Decays::kNear) {
     PassToken<kDoes, kDecay, Decays::kNear, C>(d, x, num_rows, stride, state);
   } else if (kind == Decays::kMixed) {

@@ -43,20 +43,16 @@ HWY_INLINE void Softmax(D d, const T* x, size_t size, T* y) {
     max = hn::Max(hn::IfThenElse(valid, hn::Load(d, x + i), lowest), max);
   }
   max = hn::Set(d, hn::ReduceMax(d, max));
-  MapVectors(d, x, size, y, [&](auto v, size_t) HWY_ATTR {
-    return hs::Exp(d, hn::Sub(v, max));
-  });
+  MapVectors(d, x, size, y, [&](auto v, size_t) HWY_ATTR { return hs::Exp(d, hn::Sub(v, max)); });
   for (size_t i = 0; i < size; i += N) sum = hn::Add(sum, hn::Load(d, y + i));
   const auto inverse = hn::Set(d, T{1} / hn::ReduceSum(d, sum));
-  MapVectors(d, y, size, y,
-             [&](auto v, size_t) HWY_ATTR { return hn::Mul(v, inverse); });
+  MapVectors(d, y, size, y, [&](auto v, size_t) HWY_ATTR { return hn::Mul(v, inverse); });
 }
 
 // to = [1, y, y_i^2 / sqrt(2), y_i y_j (i < j)] of y = x scale: the product of two such is 1 +
 // s + s^2 / 2, s the product of their y.
 template <class T>
-HWY_INLINE void Taylor(const T* HWY_RESTRICT x, T scale, size_t size, size_t row,
-                       T* HWY_RESTRICT to) {
+HWY_INLINE void Taylor(const T* HWY_RESTRICT x, T scale, size_t size, size_t row, T* HWY_RESTRICT to) {
   constexpr T kRootHalf = static_cast<T>(0.70710678118654752440);
   size_t at = 0;
   to[at++] = 1;
@@ -71,8 +67,8 @@ HWY_INLINE void Taylor(const T* HWY_RESTRICT x, T scale, size_t size, size_t row
 
 // dx from to and d_to.
 template <class T>
-HWY_INLINE void TaylorBackward(const T* HWY_RESTRICT to, const T* HWY_RESTRICT d_to,
-                               T scale, size_t size, T* HWY_RESTRICT dx) {
+HWY_INLINE void TaylorBackward(const T* HWY_RESTRICT to, const T* HWY_RESTRICT d_to, T scale, size_t size,
+                               T* HWY_RESTRICT dx) {
   constexpr T kRootTwo = static_cast<T>(1.41421356237309504880);
   const T* y = to + 1;
   const T *d_linear = d_to + 1, *d_square = d_linear + size, *d_pair = d_square + size;
@@ -89,8 +85,7 @@ HWY_INLINE void TaylorBackward(const T* HWY_RESTRICT to, const T* HWY_RESTRICT d
 // y = phi(x) for x of `size` elements; y has `row` of them. x and y may be the same
 // unless phi adds channels. `scale` is of kTaylor.
 template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void MapFeatures(D d, Feature feature, const T* x, T scale, size_t size,
-                            size_t row, T* y) {
+HWY_INLINE void MapFeatures(D d, Feature feature, const T* x, T scale, size_t size, size_t row, T* y) {
   const auto zero = hn::Zero(d), one = hn::Set(d, T{1});
   switch (feature) {
     case Feature::kIdentity:
@@ -101,54 +96,42 @@ HWY_INLINE void MapFeatures(D d, Feature feature, const T* x, T scale, size_t si
         return hn::IfThenElse(hn::Gt(v, zero), hn::Add(v, one), hs::Exp(d, v));
       });
     case Feature::kRelu:  // NaN stays: of a NaN and a number, x86 returns the second
-      return MapVectors(d, x, size, y, [&](auto v, size_t) HWY_ATTR {
-        return hn::IfThenElse(hn::Lt(v, zero), zero, v);
-      });
+      return MapVectors(d, x, size, y,
+                        [&](auto v, size_t) HWY_ATTR { return hn::IfThenElse(hn::Lt(v, zero), zero, v); });
     case Feature::kReluSquared:
-      return MapVectors(d, x, size, y, [&](auto v, size_t) HWY_ATTR {
-        return hn::IfThenElse(hn::Lt(v, zero), zero, hn::Mul(v, v));
-      });
+      return MapVectors(d, x, size, y,
+                        [&](auto v, size_t) HWY_ATTR { return hn::IfThenElse(hn::Lt(v, zero), zero, hn::Mul(v, v)); });
     case Feature::kExp:
       return MapVectors(d, x, size, y, [&](auto v, size_t) HWY_ATTR {
         const auto limit = hn::Set(d, static_cast<T>(kMaxFeatureExponent));
         return hs::Exp(d, hn::IfThenElse(hn::Gt(v, limit), limit, v));
       });
-    case Feature::kSoftmax:
-      return Softmax(d, x, size, y);
-    case Feature::kTaylor:
-      return Taylor(x, scale, size, row, y);
+    case Feature::kSoftmax: return Softmax(d, x, size, y);
+    case Feature::kTaylor: return Taylor(x, scale, size, row, y);
     case Feature::kSoftmaxOfTokens:  // need more than a row: RowReader
     case Feature::kRandomExp:
-    case Feature::kRandomRelu:
-      return;
+    case Feature::kRandomRelu: return;
   }
 }
 
-// dx from y = phi(x) and dy, and, where phi is by element, from x. There y is `scale` phi(x), and dx has that scale too;
-// elsewhere `scale` is that of kTaylor.
+// dx from y = phi(x) and dy, and, where phi is by element, from x. There y is `scale` phi(x), and dx has that scale
+// too; elsewhere `scale` is that of kTaylor.
 template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void MapFeaturesBackward(D d, Feature feature, const T* x, const T* y,
-                                    const T* dy, T scale, size_t size, T* dx) {
+HWY_INLINE void MapFeaturesBackward(D d, Feature feature, const T* x, const T* y, const T* dy, T scale, size_t size,
+                                    T* dx) {
   constexpr size_t N = hn::MaxLanes(D());
   const auto zero = hn::Zero(d), whole_slope = hn::Set(d, scale);
   const auto load_y = [&](size_t i) HWY_ATTR { return hn::Load(d, y + i); };
   const auto load_x = [&](size_t i) HWY_ATTR { return hn::Load(d, x + i); };
   const auto map = [&](const auto& slope) HWY_ATTR {
-    MapVectors(d, dy, size, dx, [&](auto v, size_t i) HWY_ATTR {
-      return hn::Mul(v, slope(i));
-    });
+    MapVectors(d, dy, size, dx, [&](auto v, size_t i) HWY_ATTR { return hn::Mul(v, slope(i)); });
   };
   switch (feature) {
-    case Feature::kIdentity:
-      return map([&](size_t) HWY_ATTR { return whole_slope; });
+    case Feature::kIdentity: return map([&](size_t) HWY_ATTR { return whole_slope; });
     case Feature::kElu1:
-      return map([&](size_t i) HWY_ATTR {
-        return hn::IfThenElse(hn::Gt(load_x(i), zero), whole_slope, load_y(i));
-      });
+      return map([&](size_t i) HWY_ATTR { return hn::IfThenElse(hn::Gt(load_x(i), zero), whole_slope, load_y(i)); });
     case Feature::kRelu:
-      return map([&](size_t i) HWY_ATTR {
-        return hn::IfThenElseZero(hn::Gt(load_x(i), zero), whole_slope);
-      });
+      return map([&](size_t i) HWY_ATTR { return hn::IfThenElseZero(hn::Gt(load_x(i), zero), whole_slope); });
     case Feature::kReluSquared:
       return map([&](size_t i) HWY_ATTR {
         const auto v = load_x(i);
@@ -165,16 +148,13 @@ HWY_INLINE void MapFeaturesBackward(D d, Feature feature, const T* x, const T* y
         dot = hn::MulAdd(load_y(i), hn::Load(d, dy + i), dot);
       }
       const auto mean = hn::Set(d, hn::ReduceSum(d, dot));
-      return MapVectors(d, dy, size, dx, [&](auto v, size_t i) HWY_ATTR {
-        return hn::Mul(load_y(i), hn::Sub(v, mean));
-      });
+      return MapVectors(d, dy, size, dx,
+                        [&](auto v, size_t i) HWY_ATTR { return hn::Mul(load_y(i), hn::Sub(v, mean)); });
     }
-    case Feature::kTaylor:
-      return TaylorBackward(y, dy, scale, size, dx);
+    case Feature::kTaylor: return TaylorBackward(y, dy, scale, size, dx);
     case Feature::kSoftmaxOfTokens:
     case Feature::kRandomExp:
-    case Feature::kRandomRelu:
-      return;
+    case Feature::kRandomRelu: return;
   }
 }
 

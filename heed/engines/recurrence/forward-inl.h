@@ -79,19 +79,18 @@ template <class T>
 class ForwardHead {
  public:
   ForwardHead(const Problem& p, const Task& task, const ForwardBuffers<T>& buffers)
-      : p_(p), s_(p.sequences[static_cast<size_t>(task.sequence)]), head_(task.head),
-        b_(buffers), reader_(p, s_, task.head, buffers.rows),
-        row_(Padded<T>(p.features())), value_row_(Padded<T>(p.value_size)),
-        first_part_(task.part == 0),
-        values_in_place_(InPlace<T>(p.v, p.value_size) && p.key_mask.data == nullptr &&
-                         p.value_factors.data == nullptr && !p.has_value_decay),
-        outputs_in_place_(InPlace<T>(p.o, p.value_size) && !p.normalize &&
-                          p.skip.data == nullptr && p.output_gate.data == nullptr &&
-                          !p.has_value_decay),
-        shape_{static_cast<size_t>(p.features()), static_cast<size_t>(p.features()),
+      : p_(p), s_(p.sequences[static_cast<size_t>(task.sequence)]), head_(task.head), b_(buffers),
+        reader_(p, s_, task.head, buffers.rows), row_(Padded<T>(p.features())), value_row_(Padded<T>(p.value_size)),
+        first_part_(task.part == 0), values_in_place_(InPlace<T>(p.v, p.value_size) && p.key_mask.data == nullptr &&
+                                                      p.value_factors.data == nullptr && !p.has_value_decay),
+        outputs_in_place_(InPlace<T>(p.o, p.value_size) && !p.normalize && p.skip.data == nullptr &&
+                          p.output_gate.data == nullptr && !p.has_value_decay),
+        shape_{static_cast<size_t>(p.features()),
+               static_cast<size_t>(p.features()),
                FirstColumn(task.part, task.parts, value_row_),
                FirstColumn(task.part + 1, task.parts, value_row_),
-               static_cast<size_t>(p.value_size), false} {}
+               static_cast<size_t>(p.value_size),
+               false} {}
 
   HWY_NOINLINE HWY_ATTR void Compute() {
     LoadState(d_, p_.initial, s_.state, head_, shape_, b_.state);
@@ -139,8 +138,7 @@ class ForwardHead {
     }
     if (!values_in_place_) reader_.Values(first, n, b_.v, value_row_);
     if (p_.normalize) {
-      Denominators(d_, rows.q, rows.k, reader_.NormalizerDecays(), n, row_, b_.z, b_.z, 0,
-                   b_.denominators);
+      Denominators(d_, rows.q, rows.k, reader_.NormalizerDecays(), n, row_, b_.z, b_.z, 0, b_.denominators);
     }
     RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kKeys | kQueries, NumAsks<T>(shape_));
     const auto value_stride = static_cast<ptrdiff_t>(value_row_);
@@ -154,41 +152,33 @@ class ForwardHead {
       x.out_stride = static_cast<ptrdiff_t>(p_.o.token_stride);
     }
     if (!gated) {
-      Strips<Decay::kNone>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end,
-                           b_.state, prefetch);
+      Strips<Decay::kNone>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
     } else {
       const Tables<T> tables = {rows.q, rows.k, rows.tile_decay, b_.pairs};
-      WithForm(p_, [&](auto form) HWY_ATTR {
-        BlockTables<form.value>(d_, for_tables, rows.decay, rows.bonus, n, row_, tables);
-      });
+      WithForm(p_, [&](auto form)
+                       HWY_ATTR { BlockTables<form.value>(d_, for_tables, rows.decay, rows.bonus, n, row_, tables); });
       x.row_decay = rows.tile_decay;
       x.pairs = b_.pairs;
       if (p_.has_value_decay) {
         ValueGatedProduct(first, n, x, prefetch);
       } else if (p_.gate == Gate::kScalar) {  // one decay of all rows is one of all lanes
-        Strips<Decay::kLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end,
-                              b_.state, prefetch);
+        Strips<Decay::kLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
       } else {
-        Strips<Decay::kRows>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end,
-                             b_.state, prefetch);
+        Strips<Decay::kRows>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
       }
     }
     if (!outputs_in_place_) StoreOutputs(first, n);
   }
 
   // The tile's own tokens stand to the values as they do to dq in the backward pass.
-  HWY_NOINLINE HWY_ATTR void ValueGatedProduct(int64_t first, size_t n, Product<T> x,
-                                               RowPrefetch& prefetch) {
+  HWY_NOINLINE HWY_ATTR void ValueGatedProduct(int64_t first, size_t n, Product<T> x, RowPrefetch& prefetch) {
     const BlockRows<T>& rows = b_.rows;
     reader_.ValueDecays(first, n, value_row_);
-    BlockKeyTables<Form::kKey>(d_, b_.v, rows.value_decay, n, value_row_, rows.value_write,
-                               rows.value_tile_decay);
+    BlockKeyTables<Form::kKey>(d_, b_.v, rows.value_decay, n, value_row_, rows.value_write, rows.value_tile_decay);
     x.lanes = rows.value_write;
     x.lane_decay = rows.value_tile_decay;
-    Strips<Decay::kRowsLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end,
-                              b_.state, prefetch);
-    AddValuePairs(d_, b_.v, rows.value_decay, b_.pairs, n, value_row_, shape_.begin,
-                  shape_.end, b_.o);
+    Strips<Decay::kRowsLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
+    AddValuePairs(d_, b_.v, rows.value_decay, b_.pairs, n, value_row_, shape_.begin, shape_.end, b_.o);
     AddOwnPairs<PairsOf::kQueries>(d_, b_.v, b_.pairs, n, 0, value_row_, shape_.begin, shape_.end, b_.o);
   }
 
@@ -231,8 +221,7 @@ class ForwardHead {
     AddOuterProducts(d_, b_.rows.k, row_, b_.v, value_row_, n, shape_, b_.state, prefetch);
     for (size_t t = 0; t < n && p_.normalize; ++t) {
       for (size_t i = 0; i < row_; i += N) {
-        hn::Store(hn::Add(hn::Load(d_, b_.z + i), hn::Load(d_, b_.rows.k + t * row_ + i)),
-                  d_, b_.z + i);
+        hn::Store(hn::Add(hn::Load(d_, b_.z + i), hn::Load(d_, b_.rows.k + t * row_ + i)), d_, b_.z + i);
       }
     }
   }
@@ -243,8 +232,7 @@ class ForwardHead {
     for (size_t t = 0; t < n && p_.normalize; ++t) {
       auto sum = hn::Zero(d_);
       for (size_t i = 0; i < row_; i += N) {
-        sum = hn::MulAdd(hn::Load(d_, b_.z + i), hn::Load(d_, b_.rows.q + t * row_ + i),
-                         sum);
+        sum = hn::MulAdd(hn::Load(d_, b_.z + i), hn::Load(d_, b_.rows.q + t * row_ + i), sum);
       }
       b_.denominators[t] = hn::ReduceSum(d_, sum);
     }

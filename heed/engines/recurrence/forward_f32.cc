@@ -5,7 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/recurrence/forward_f32.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                      // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #include "heed/engines/recurrence/forward-inl.h"
@@ -33,10 +33,11 @@ HEED_EXPORT(Passes, ForwardF32)
 const Kernel kRecurrenceF32 = {
     .name = "recurrence_f32",
     .why = "the recurrence itself, four tokens on strips of the state in registers, 16-bit tensors widened",
-    .declines = [](const Context&, const Problem& p) {
-      const Reason reason = engine::DeclinesAllButF32(p.dtype);
-      return reason.empty() ? DeclinesOtherStates(p) : reason;
-    },
+    .declines =
+        [](const Context&, const Problem& p) {
+          const Reason reason = engine::DeclinesAllButF32(p.dtype);
+          return reason.empty() ? DeclinesOtherStates(p) : reason;
+        },
     .forward_passes = &ForwardF32,
     .backward_passes = &BackwardF32,
 };

@@ -7,7 +7,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/recurrence/forward_tiles.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                        // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
@@ -66,8 +66,9 @@ Passes ForwardAndSteps(const Context& ctx) {
 
 const Kernel kTiles = {
     .name = "recurrence_tiles",
-    .why = "chunks of 64 tokens in matrix tiles, states and pairs as sums of three bf16; steps and gradients as "
-           "recurrence_f32",
+    .why =
+        "chunks of 64 tokens in matrix tiles, states and pairs as sums of three bf16; steps and gradients as "
+        "recurrence_f32",
     .declines = &Declines,
     .forward_passes = &ForwardAndSteps,
     .backward_passes = &BackwardTiles,

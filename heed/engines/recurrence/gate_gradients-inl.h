@@ -31,14 +31,11 @@ class GateGradients : protected HeadGradients<T> {
  protected:
   using Base::Base;
   using typename Base::D;
-  using Base::d_, Base::N, Base::p_, Base::g_, Base::s_, Base::task_, Base::head_,
-      Base::b_, Base::shared_, Base::dq_, Base::row_, Base::value_row_, Base::values_,
-      Base::by_key_, Base::by_value_;
+  using Base::d_, Base::N, Base::p_, Base::g_, Base::s_, Base::task_, Base::head_, Base::b_, Base::shared_, Base::dq_,
+      Base::row_, Base::value_row_, Base::values_, Base::by_key_, Base::by_value_;
 
   // S^T and D^T without a normaliser.
-  StateShape Borders() const {
-    return {values_, values_, by_key_.begin, by_key_.end, by_key_.size, true};
-  }
+  StateShape Borders() const { return {values_, values_, by_key_.begin, by_key_.end, by_key_.size, true}; }
 
   // Adds to dq and dk what the tokens of one tile read of each other, without own pairs. A normaliser
   // shows in dk alone: what it adds to dq comes later.
@@ -47,13 +44,12 @@ class GateGradients : protected HeadGradients<T> {
       constexpr int kTokens = tokens.value;
       T* pairs = value_pairs_ + tile * kTile * kTile;
       if (!p_.has_value_decay) {
-        ValuePairs<kTokens>(d_, b_.d_o + begin * value_row_, b_.v + begin * value_row_,
-                            value_row_, pairs);
+        ValuePairs<kTokens>(d_, b_.d_o + begin * value_row_, b_.v + begin * value_row_, value_row_, pairs);
       }
       WithForm(p_, [&](auto form) HWY_ATTR {
-        TileQueryGradients<kTokens, form.value>(
-            d_, b_.rows.k + begin * row_, b_.rows.decay + begin * DecayRow(form.value, row_),
-            pairs, row_, by_key_.begin, by_key_.end, dq_ + begin * row_);
+        TileQueryGradients<kTokens, form.value>(d_, b_.rows.k + begin * row_,
+                                                b_.rows.decay + begin * DecayRow(form.value, row_), pairs, row_,
+                                                by_key_.begin, by_key_.end, dq_ + begin * row_);
       });
     });
   }
@@ -62,13 +58,12 @@ class GateGradients : protected HeadGradients<T> {
       constexpr int kTokens = tokens.value;
       T* pairs = value_pairs_ + tile * kTile * kTile;
       if (p_.normalize) {
-        ValuePairs<kTokens>(d_, b_.d_o + begin * value_row_, b_.v + begin * value_row_,
-                            value_row_, pairs);
+        ValuePairs<kTokens>(d_, b_.d_o + begin * value_row_, b_.v + begin * value_row_, value_row_, pairs);
       }
       WithForm(p_, [&](auto form) HWY_ATTR {
-        TileKeyGradients<kTokens, form.value>(
-            d_, b_.rows.q + begin * row_, b_.rows.decay + begin * DecayRow(form.value, row_),
-            pairs, row_, by_key_.begin, by_key_.end, b_.dk + begin * row_);
+        TileKeyGradients<kTokens, form.value>(d_, b_.rows.q + begin * row_,
+                                              b_.rows.decay + begin * DecayRow(form.value, row_), pairs, row_,
+                                              by_key_.begin, by_key_.end, b_.dk + begin * row_);
       });
     });
   }
@@ -79,8 +74,8 @@ class GateGradients : protected HeadGradients<T> {
                                    by_key_.end, dq_);
   }
   HWY_ATTR void OwnKeyPairs(size_t n) const {
-    AddOwnPairs<PairsOf::kKeys>(d_, b_.rows.q, value_pairs_, n, p_.has_bonus ? 1 : 0, row_, by_key_.begin,
-                                by_key_.end, b_.dk);
+    AddOwnPairs<PairsOf::kKeys>(d_, b_.rows.q, value_pairs_, n, p_.has_bonus ? 1 : 0, row_, by_key_.begin, by_key_.end,
+                                b_.dk);
   }
 
   HWY_NOINLINE HWY_ATTR void BonusGradients(size_t n) {
@@ -88,9 +83,8 @@ class GateGradients : protected HeadGradients<T> {
     ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
       const size_t at = begin * row_;
       TileBonusGradients<tokens.value>(d_, b_.rows.q + at, b_.rows.k + at, b_.rows.bonus,
-                                       value_pairs_ + tile * kTile * kTile, row_,
-                                       by_key_.begin, by_key_.end, dq_ + at, b_.dk + at,
-                                       b_.d_bonus);
+                                       value_pairs_ + tile * kTile * kTile, row_, by_key_.begin, by_key_.end, dq_ + at,
+                                       b_.dk + at, b_.d_bonus);
     });
     double* to = shared_.ConstantsOf(shared_.d_bonus, p_, task_.sequence, head_);
     for (size_t i = by_key_.begin; i < by_key_.end; ++i) to[i] += static_cast<double>(b_.d_bonus[i]);
@@ -108,8 +102,7 @@ class GateGradients : protected HeadGradients<T> {
     ForStripsOf<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
       const T* dz = b_.d_transposed + by_key_.Offset(column) + values_ * width;
       for (size_t i = 0; i < width; i += N) {
-        hn::Store(hn::MulAdd(hn::Load(d_, z + column + i), hn::Load(d_, dz + i),
-                             hn::Load(d_, b_.suffix + column + i)),
+        hn::Store(hn::MulAdd(hn::Load(d_, z + column + i), hn::Load(d_, dz + i), hn::Load(d_, b_.suffix + column + i)),
                   d_, b_.suffix + column + i);
       }
     });
@@ -118,9 +111,9 @@ class GateGradients : protected HeadGradients<T> {
   HWY_NOINLINE HWY_ATTR void ValuePairGradients(size_t n) {
     ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
       const size_t at = begin * value_row_;
-      TileKeyGradients<tokens.value, Form::kKey>(
-          d_, b_.d_o + at, b_.rows.value_decay + at, b_.pairs + tile * kTile * kTile,
-          value_row_, by_value_.begin, by_value_.end, b_.dv + at);
+      TileKeyGradients<tokens.value, Form::kKey>(d_, b_.d_o + at, b_.rows.value_decay + at,
+                                                 b_.pairs + tile * kTile * kTile, value_row_, by_value_.begin,
+                                                 by_value_.end, b_.dv + at);
     });
   }
   HWY_ATTR void OwnValuePairs(size_t n) const {
@@ -130,8 +123,10 @@ class GateGradients : protected HeadGradients<T> {
   // Numbers of T as those of D.
   template <class Wide>
   static HWY_INLINE hn::Vec<Wide> Load(Wide d, const T* from) {
-    if constexpr (sizeof(T) == sizeof(hn::TFromD<Wide>)) return hn::LoadU(d, from);
-    else return hn::PromoteTo(d, hn::LoadU(hn::Rebind<T, Wide>(), from));
+    if constexpr (sizeof(T) == sizeof(hn::TFromD<Wide>))
+      return hn::LoadU(d, from);
+    else
+      return hn::PromoteTo(d, hn::LoadU(hn::Rebind<T, Wide>(), from));
   }
 
   // Sums of q .* dq - k .* dk over later tokens, before pairs that no decay reaches are part of either. Those of
@@ -171,38 +166,45 @@ class GateGradients : protected HeadGradients<T> {
     for (size_t t = 0; t < n && p_.complement_keys; ++t) {
       for (size_t i = by_key_.begin; i < by_key_.end; i += N) {
         const size_t at = t * row_ + i;
-        hn::Store(hn::NegMulAdd(hn::Load(d_, b_.rows.decay + at), hn::Load(d_, b_.dk + at),
-                                hn::Load(d_, b_.d_decay + at)),
-                  d_, b_.d_decay + at);
+        hn::Store(
+            hn::NegMulAdd(hn::Load(d_, b_.rows.decay + at), hn::Load(d_, b_.dk + at), hn::Load(d_, b_.d_decay + at)),
+            d_, b_.d_decay + at);
       }
     }
     StoreRows(d_, b_.d_decay, row_, g_.d_log_decay, s_, head_, first, n, by_key_.begin,
-              std::min(by_key_.end, by_key_.size),
-              [](auto v, size_t, size_t) HWY_ATTR { return v; });
+              std::min(by_key_.end, by_key_.size), [](auto v, size_t, size_t) HWY_ATTR { return v; });
   }
 
   // q .* dq, then the normaliser's part of it, and then - k .* dk and what comes from beyond the block, none with
   // own pairs, summed in f64 over units of columns, which are added up when all parts are there.
   HWY_ATTR void AddQueryProducts(int64_t first, size_t n) {
-    SumUnits(first, n, [&](auto d, auto sum, size_t t, size_t i) HWY_ATTR {
-      return hn::MulAdd(Load(d, b_.rows.q + t * row_ + i), Load(d, dq_ + t * row_ + i), sum);
-    }, [](double& to, double sum) { to = sum; });
+    SumUnits(
+        first, n,
+        [&](auto d, auto sum, size_t t, size_t i)
+            HWY_ATTR { return hn::MulAdd(Load(d, b_.rows.q + t * row_ + i), Load(d, dq_ + t * row_ + i), sum); },
+        [](double& to, double sum) { to = sum; });
   }
   // The gradient of z_t . q_t, times z_t without its own key.
   HWY_ATTR void AddNormalizerProducts(int64_t first, size_t n, const T* z_before, const T* decays) {
-    SumUnits(first, n, [&](auto d, auto sum, size_t t, size_t i) HWY_ATTR {
-      const auto decay = static_cast<double>(decays[t]);  // as TileDecay() gives it
-      const double factor = static_cast<double>(b_.d_o[t * value_row_ + values_]) * (decay < 0 ? 1 + decay : decay);
-      const auto z = Load(d, (t == 0 ? z_before : b_.z + (t - 1) * row_) + i);
-      return hn::MulAdd(hn::Mul(hn::Set(d, factor), Load(d, b_.rows.q + t * row_ + i)), z, sum);
-    }, [](double& to, double sum) { to += sum; });
+    SumUnits(
+        first, n,
+        [&](auto d, auto sum, size_t t, size_t i) HWY_ATTR {
+          const auto decay = static_cast<double>(decays[t]);  // as TileDecay() gives it
+          const double factor = static_cast<double>(b_.d_o[t * value_row_ + values_]) * (decay < 0 ? 1 + decay : decay);
+          const auto z = Load(d, (t == 0 ? z_before : b_.z + (t - 1) * row_) + i);
+          return hn::MulAdd(hn::Mul(hn::Set(d, factor), Load(d, b_.rows.q + t * row_ + i)), z, sum);
+        },
+        [](double& to, double sum) { to += sum; });
   }
   HWY_ATTR void ScalarDecayGradients(int64_t first, size_t n) {
     if (g_.d_log_decay.data == nullptr) return;
-    SumUnits(first, n, [&](auto d, auto sum, size_t t, size_t i) HWY_ATTR {
-      if (t + 1 == n) sum = hn::Add(sum, Load(d, b_.suffix + i));
-      return hn::NegMulAdd(Load(d, b_.rows.k + t * row_ + i), Load(d, b_.dk + t * row_ + i), sum);
-    }, [](double& to, double sum) { to += sum; });
+    SumUnits(
+        first, n,
+        [&](auto d, auto sum, size_t t, size_t i) HWY_ATTR {
+          if (t + 1 == n) sum = hn::Add(sum, Load(d, b_.suffix + i));
+          return hn::NegMulAdd(Load(d, b_.rows.k + t * row_ + i), Load(d, b_.dk + t * row_ + i), sum);
+        },
+        [](double& to, double sum) { to += sum; });
   }
   template <class F, class Put>
   HWY_INLINE void SumUnits(int64_t first, size_t n, const F& add, const Put& put) {
@@ -229,14 +231,12 @@ class GateGradients : protected HeadGradients<T> {
       for (size_t t = n; t-- > 0;) {
         const size_t at = t * value_row_ + i;
         const auto of_output = hn::Mul(hn::Load(d_, o + at), hn::Load(d_, b_.d_o + at));
-        later = hn::Add(later, hn::NegMulAdd(hn::Load(d_, b_.v + at),
-                                             hn::Load(d_, b_.dv + at), of_output));
+        later = hn::Add(later, hn::NegMulAdd(hn::Load(d_, b_.v + at), hn::Load(d_, b_.dv + at), of_output));
         hn::Store(later, d_, to + at);
       }
     }
-    StoreRows(d_, to, value_row_, g_.d_log_value_decay, s_, head_, first, n,
-              by_value_.begin, std::min(by_value_.end, values_),
-              [](auto v, size_t, size_t) HWY_ATTR { return v; });
+    StoreRows(d_, to, value_row_, g_.d_log_value_decay, s_, head_, first, n, by_value_.begin,
+              std::min(by_value_.end, values_), [](auto v, size_t, size_t) HWY_ATTR { return v; });
   }
 
   T* value_pairs_ = nullptr;  // of the current block

@@ -62,8 +62,8 @@ HWY_INLINE void ValuePairs(D d, const T* d_o, const T* v, size_t row, T* pairs) 
 
 // dq of a tile but for own pairs, in place of u, columns [begin, end) of rows of `row`.
 template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void TileQueryGradients(D d, const T* k, const T* decay, const T* pairs,
-                                   size_t row, size_t begin, size_t end, T* dq) {
+HWY_INLINE void TileQueryGradients(D d, const T* k, const T* decay, const T* pairs, size_t row, size_t begin,
+                                   size_t end, T* dq) {
   constexpr bool kBefore = kForm == Form::kBonus;
   for (size_t i = begin; i < end; i += hn::MaxLanes(D())) {
     V keys[TB];
@@ -91,8 +91,8 @@ HWY_INLINE void TileQueryGradients(D d, const T* k, const T* decay, const T* pai
 enum class PairsOf { kQueries, kKeys };
 
 template <PairsOf kOf, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void AddOwnPairs(D d, const T* x, const T* pairs, size_t n, size_t lag, size_t row,
-                              size_t begin, size_t end, T* to) {
+HWY_NOINLINE void AddOwnPairs(D d, const T* x, const T* pairs, size_t n, size_t lag, size_t row, size_t begin,
+                              size_t end, T* to) {
   const size_t key = lag * row, x_before = kOf == PairsOf::kQueries ? key : 0, to_before = key - x_before;
   ForTokenTiles(n, [&](auto tokens, size_t first, size_t tile) HWY_ATTR {
     for (size_t t = lag; t < tokens.value; ++t) {
@@ -108,19 +108,18 @@ HWY_NOINLINE void AddOwnPairs(D d, const T* x, const T* pairs, size_t n, size_t 
 // o of a block but for own pairs, in place of S^T q, where the state's columns decay: what tokens
 // of one tile read of each other's values.
 template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void AddValuePairs(D d, const T* v, const T* decay, const T* pairs, size_t n,
-                                size_t row, size_t begin, size_t end, T* o) {
+HWY_NOINLINE void AddValuePairs(D d, const T* v, const T* decay, const T* pairs, size_t n, size_t row, size_t begin,
+                                size_t end, T* o) {
   ForTokenTiles(n, [&](auto tokens, size_t first, size_t tile) HWY_ATTR {
-    TileQueryGradients<tokens.value, Form::kKey>(
-        d, v + first * row, decay + first * row, pairs + tile * kTile * kTile, row, begin,
-        end, o + first * row);
+    TileQueryGradients<tokens.value, Form::kKey>(d, v + first * row, decay + first * row, pairs + tile * kTile * kTile,
+                                                 row, begin, end, o + first * row);
   });
 }
 
 // dk of a tile but for own pairs, in place of x.
 template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void TileKeyGradients(D d, const T* q, const T* decay, const T* pairs,
-                                 size_t row, size_t begin, size_t end, T* dk) {
+HWY_INLINE void TileKeyGradients(D d, const T* q, const T* decay, const T* pairs, size_t row, size_t begin, size_t end,
+                                 T* dk) {
   constexpr bool kBefore = kForm == Form::kBonus;
   for (size_t i = begin; i < end; i += hn::MaxLanes(D())) {
     V queries[TB];
@@ -146,9 +145,8 @@ HWY_INLINE void TileKeyGradients(D d, const T* q, const T* decay, const T* pairs
 // What a tile's own pairs w_tt (q_t .* u) . k_t of the bonus form add to dq and dk, and to
 // the sums over tokens that are du.
 template <int TB, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void TileBonusGradients(D d, const T* q, const T* k, const T* bonus,
-                                   const T* pairs, size_t row, size_t begin, size_t end,
-                                   T* dq, T* dk, T* du) {
+HWY_INLINE void TileBonusGradients(D d, const T* q, const T* k, const T* bonus, const T* pairs, size_t row,
+                                   size_t begin, size_t end, T* dq, T* dk, T* du) {
   for (size_t i = begin; i < end; i += hn::MaxLanes(D())) {
     const V u = hn::Load(d, bonus + i);
     V sum = hn::Load(d, du + i);
@@ -184,8 +182,8 @@ HWY_INLINE void StateProducts(D d, const T* a, const StripShape<kVectors>& a_sha
 
 // to[r] = sum_i a[r][i] b[r][i] over all columns.
 template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void StateRowProducts(D d, const T* a, const StateShape& a_shape, const T* b,
-                                 const StateShape& b_shape, T* to) {
+HWY_INLINE void StateRowProducts(D d, const T* a, const StateShape& a_shape, const T* b, const StateShape& b_shape,
+                                 T* to) {
   for (size_t r = 0; r < a_shape.rows; ++r) {
     auto sum = hn::Zero(d);
     ForStripsOf<T>(a_shape, [&](size_t column, size_t width) HWY_ATTR {

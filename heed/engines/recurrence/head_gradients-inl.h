@@ -2,8 +2,7 @@
 // where gradients go.
 //
 // Compiled once per SIMD target.
-#if defined(HEED_ENGINES_RECURRENCE_HEAD_GRADIENTS_INL_H_) == \
-    defined(HWY_TARGET_TOGGLE)
+#if defined(HEED_ENGINES_RECURRENCE_HEAD_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_HEAD_GRADIENTS_INL_H_
 #undef HEED_ENGINES_RECURRENCE_HEAD_GRADIENTS_INL_H_
 #else
@@ -34,20 +33,20 @@ class HeadGradients {
   static constexpr size_t N = hn::MaxLanes(D());
   enum Of { kQueries, kKeys };
 
-  HeadGradients(const Problem& p, const Gradients& g, const Task& task,
-                const BackwardBuffers<T>& buffers, const SharedBuffers<T>& shared)
-      : p_(p), g_(g), s_(p.sequences[static_cast<size_t>(task.sequence)]), task_(task),
-        head_(task.head), b_(buffers), shared_(shared), dq_(buffers.dq),
-        reader_(p, s_, task.head, buffers.rows), row_(Padded<T>(p.features())),
+  HeadGradients(const Problem& p, const Gradients& g, const Task& task, const BackwardBuffers<T>& buffers,
+                const SharedBuffers<T>& shared)
+      : p_(p), g_(g), s_(p.sequences[static_cast<size_t>(task.sequence)]), task_(task), head_(task.head), b_(buffers),
+        shared_(shared), dq_(buffers.dq), reader_(p, s_, task.head, buffers.rows), row_(Padded<T>(p.features())),
         value_row_(ValueRow<T>(p)), values_(static_cast<size_t>(p.value_size)),
-        by_key_{values_ + (p.normalize ? 1 : 0), values_,
-                FirstColumn(task.part, task.parts, row_),
-                FirstColumn(task.part + 1, task.parts, row_),
-                static_cast<size_t>(p.features()), true},
-        by_value_{static_cast<size_t>(p.features()), static_cast<size_t>(p.features()),
+        by_key_{values_ + (p.normalize ? 1 : 0),          values_,
+                FirstColumn(task.part, task.parts, row_), FirstColumn(task.part + 1, task.parts, row_),
+                static_cast<size_t>(p.features()),        true},
+        by_value_{static_cast<size_t>(p.features()),
+                  static_cast<size_t>(p.features()),
                   FirstColumn(task.part, task.parts, Padded<T>(p.value_size)),
                   FirstColumn(task.part + 1, task.parts, Padded<T>(p.value_size)),
-                  values_, false} {}
+                  values_,
+                  false} {}
 
   size_t TokensOf(int64_t block) const {
     return static_cast<size_t>(std::min(kBlockTokens, s_.count - block * kBlockTokens));
@@ -101,9 +100,7 @@ class HeadGradients {
       const T d_denominator = -hn::ReduceSum(d_, sum) * b_.denominators[t];
       b_.d_o[t * value_row_ + values_] = d_denominator;
       for (size_t i = 0; i < row_; i += N) {
-        hn::Store(hn::MulAdd(hn::Set(d_, d_denominator), hn::Load(d_, z + i),
-                             hn::Load(d_, dq + i)),
-                  d_, dq + i);
+        hn::Store(hn::MulAdd(hn::Set(d_, d_denominator), hn::Load(d_, z + i), hn::Load(d_, dq + i)), d_, dq + i);
       }
     }
   }
@@ -120,12 +117,10 @@ class HeadGradients {
     Turn& turn = shared_.TurnOf(p_, task_, block, of);
     WaitForTurn(turn, mine);
     const int64_t stride = static_cast<int64_t>(row_) * p_.key_heads;
-    const int64_t offset =
-        shared_.TokenOf(p_, task_, first) * static_cast<int64_t>(row_);
+    const int64_t offset = shared_.TokenOf(p_, task_, first) * static_cast<int64_t>(row_);
     for (size_t t = 0; t < n; ++t) {
       for (size_t i = by_key_.begin; i < by_key_.end; i += N) {
-        const int64_t at = offset + static_cast<int64_t>(t) * stride +
-                           static_cast<int64_t>(i);
+        const int64_t at = offset + static_cast<int64_t>(t) * stride + static_cast<int64_t>(i);
         auto sum = hn::Load(d_, rows + t * row_ + i);
         if (mine > 0) sum = hn::Add(hn::Load(d_, sums + at), sum);
         hn::Store(sum, d_, mine + 1 < group ? sums + at : rows + t * row_ + i);
@@ -147,21 +142,19 @@ class HeadGradients {
     const int64_t key_head = head_ / p_.group();
     const auto size = static_cast<size_t>(p_.key_size);
     const auto factor = hn::Set(d_, static_cast<T>(scale));
-    const auto scaled = [&](auto v, size_t, size_t) HWY_ATTR {
-      return hn::Mul(v, factor);
-    };
+    const auto scaled = [&](auto v, size_t, size_t) HWY_ATTR { return hn::Mul(v, factor); };
     const Feature feature = queries ? p_.feature : p_.key_feature;
     if (feature == Feature::kIdentity || feature == Feature::kSoftmaxOfTokens) {
-      return StoreRows(d_, rows, row_, to, s_, key_head, first, n, by_key_.begin,
-                       std::min(by_key_.end, by_key_.size), scaled);
+      return StoreRows(d_, rows, row_, to, s_, key_head, first, n, by_key_.begin, std::min(by_key_.end, by_key_.size),
+                       scaled);
     }
     const auto as_it_is = [](auto v, size_t, size_t) HWY_ATTR { return v; };
     const T* features = queries ? b_.rows.q : b_.rows.k;
     if (IsElementwise(feature)) {
       LoadRows(d_, from, s_, key_head, first, n, size, b_.unmapped, row_);
       MapFeaturesBackward(d_, feature, b_.unmapped, features, rows, static_cast<T>(scale), n * row_, rows);
-      return StoreRows(d_, rows, row_, to, s_, key_head, first, n, by_key_.begin,
-                       std::min(by_key_.end, size), as_it_is);
+      return StoreRows(d_, rows, row_, to, s_, key_head, first, n, by_key_.begin, std::min(by_key_.end, size),
+                       as_it_is);
     }
     const auto inner = static_cast<T>(queries ? p_.query_scale() : p_.key_scale());
     for (size_t t = 0; t < n; ++t, features += row_, rows += row_) {
@@ -213,29 +206,26 @@ class HeadGradients {
     const T* rows = queries ? dq_ : b_.dk;
     const double scale = queries ? p_.query_scale() : p_.key_scale();
     const size_t raw_row = Padded<T>(p_.key_size);
-    const bool has_norm =
-        p_.feature == Feature::kRandomExp && !(queries && p_.factors_cancel());
+    const bool has_norm = p_.feature == Feature::kRandomExp && !(queries && p_.factors_cancel());
     for (size_t t = 0; t < n; ++t) {
       b_.feature_sums[t] = has_norm ? RowSum(rows + t * row_, row_) : 0;
     }
     reader_.Scaled(from, scale, first, n);
     if (g_.d_projection.data != nullptr) {
-      AddOuterProducts(d_, rows, row_, b_.rows.raw, raw_row, n, ProjectionShape<T>(p_),
-                       b_.d_projection);
+      AddOuterProducts(d_, rows, row_, b_.rows.raw, raw_row, n, ProjectionShape<T>(p_), b_.d_projection);
     }
     if (to.data == nullptr) return;
     ReadState(d_, rows, row_, n, ProjectionShape<T>(p_), b_.projection, b_.d_raw, raw_row);
     const auto factor = hn::Set(d_, static_cast<T>(scale));
-    StoreRows(d_, b_.d_raw, raw_row, to, s_, head_ / p_.group(), first, n, 0,
-              static_cast<size_t>(p_.key_size), [&](auto v, size_t t, size_t i) HWY_ATTR {
+    StoreRows(d_, b_.d_raw, raw_row, to, s_, head_ / p_.group(), first, n, 0, static_cast<size_t>(p_.key_size),
+              [&](auto v, size_t t, size_t i) HWY_ATTR {
                 const auto y = hn::Load(d_, b_.rows.raw + t * raw_row + i);
                 return hn::Mul(factor, hn::NegMulAdd(hn::Set(d_, b_.feature_sums[t]), y, v));
               });
   }
 
   HWY_ATTR void StoreValueGradients(int64_t first, size_t n) {
-    StoreRows(d_, b_.dv, value_row_, g_.dv, s_, head_, first, n, by_value_.begin,
-              std::min(by_value_.end, values_),
+    StoreRows(d_, b_.dv, value_row_, g_.dv, s_, head_, first, n, by_value_.begin, std::min(by_value_.end, values_),
               [](auto v, size_t, size_t) HWY_ATTR { return v; });
   }
 

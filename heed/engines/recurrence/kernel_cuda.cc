@@ -16,17 +16,20 @@ Reason DeclinesForm(const Problem& p) {
   const std::pair<bool, const char*> forms[] = {
       {!IsElementwise(p.feature) || !IsElementwise(p.key_feature), "computes feature maps of each channel by itself"},
       {p.key_mask.data != nullptr, "computes no key masks"},
-      {p.has_value_decay, "computes no decays of columns beside those of channels"},  // the product of both may overflow
+      {p.has_value_decay,
+       "computes no decays of columns beside those of channels"},  // the product of both may overflow
       {p.channels, "computes no means of channels"},
       {p.erase.data != nullptr && p.read_key.data != nullptr, "computes factors of what is erased of keys alone"},
-      {p.writes != 1 && (p.erase.data != nullptr || p.write.data != nullptr), "computes factors by channel of one write per token"},
+      {p.writes != 1 && (p.erase.data != nullptr || p.write.data != nullptr),
+       "computes factors by channel of one write per token"},
       {p.writes != 1 && (p.read_key.data != nullptr || p.gate == Gate::kKey),
        "computes several writes per token without read keys and gates of channels"},
       {(p.skip.data != nullptr || p.output_gate.data != nullptr) && (p.key_size > cuda::kMostKeys || p.normalize),
        "computes skips and gates around states of up to 128 key channels, not normalised"},
       {p.delta != Delta::kNone && p.key_size > cuda::kMostKeys, "computes delta rules of up to 128 key channels"},
       {p.value_heads > cuda::kMostHeads, "takes up to 65535 heads"},
-      {p.gate == Gate::kScalar && p.constant_decay && p.value_heads > cuda::kMostDecays, "takes up to 1024 constant decays"}};
+      {p.gate == Gate::kScalar && p.constant_decay && p.value_heads > cuda::kMostDecays,
+       "takes up to 1024 constant decays"}};
   for (const auto& [given, words] : forms) {
     if (given) return {words};
   }
@@ -53,7 +56,8 @@ void Compute(const Context& ctx, const Problem& given, const States& initial, co
     w.o = launcher.InMemory(sums, row);
     w.into_memory = true;
     launcher.Run(w);
-    launcher.Gather({.from = sums.data(), .divides = true, .floors = on_device.floors()}, p.o, p.value_heads, p.value_size);
+    launcher.Gather({.from = sums.data(), .divides = true, .floors = on_device.floors()}, p.o, p.value_heads,
+                    p.value_size);
   } else {
     launcher.RunWithBonus(w);
   }
@@ -64,17 +68,21 @@ void Compute(const Context& ctx, const Problem& given, const States& initial, co
 
 const Kernel kCuda = {
     .name = cuda::kName,
-    .why = "64 columns of a state in the registers of a block, 16 tokens at a time, products of bf16 pieces summed in f32",
+    .why =
+        "64 columns of a state in the registers of a block, 16 tokens at a time, products of bf16 pieces summed in f32",
     .declines = &Declines,
-    .forward_passes = [](const Context&) {
-      return Passes{.forward = [](Context& ctx, const Problem& p) { Compute(ctx, p, p.initial, p.initial_z); },
-                    .workspace = [](const Context&, const Problem&) { return int64_t{0}; },
-                    .step = [](Context& ctx, const Problem& p) { Compute(ctx, p, p.final, p.final_z); }};
-    },
-    .backward_passes = [](const Context&) {
-      return Passes{.backward = &cuda::Backward,
-                    .backward_workspace = [](const Context&, const Problem&, const Gradients&) { return BackwardBytes(); }};
-    },
+    .forward_passes =
+        [](const Context&) {
+          return Passes{.forward = [](Context& ctx, const Problem& p) { Compute(ctx, p, p.initial, p.initial_z); },
+                        .workspace = [](const Context&, const Problem&) { return int64_t{0}; },
+                        .step = [](Context& ctx, const Problem& p) { Compute(ctx, p, p.final, p.final_z); }};
+        },
+    .backward_passes =
+        [](const Context&) {
+          return Passes{
+              .backward = &cuda::Backward,
+              .backward_workspace = [](const Context&, const Problem&, const Gradients&) { return BackwardBytes(); }};
+        },
     .target = [](const Context&) { return std::string("cuda"); },
     .device = DeviceType::kCuda,
 };

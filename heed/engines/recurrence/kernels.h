@@ -14,7 +14,8 @@ using Passes = engine::Passes<Problem, Gradients>;
 using Kernel = engine::Kernel<Problem, Gradients>;
 
 // The first kernel that takes the problem. Throws Unsupported, with every kernel's reason, if none does.
-const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem, engine::Pass pass = engine::Pass::kForward);
+const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem,
+                     engine::Pass pass = engine::Pass::kForward);
 
 // Each kernel is in the file of its forward pass.
 extern const Kernel kCuda, kTiles, kRecurrenceF32, kRecurrenceF64, kDeltaF32, kDeltaF64, kChannels;

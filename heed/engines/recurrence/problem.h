@@ -85,13 +85,13 @@ enum class Delta {
 // phi(x), of a query or a key.
 enum class Feature {
   kIdentity,
-  kElu1,         // x + 1 if x > 0, else exp(x)
-  kRelu,         // max(x, 0)
-  kReluSquared,  // max(x, 0)^2
-  kExp,          // exp(min(x, 80))
-  kSoftmax,      // over the channels
+  kElu1,             // x + 1 if x > 0, else exp(x)
+  kRelu,             // max(x, 0)
+  kReluSquared,      // max(x, 0)^2
+  kExp,              // exp(min(x, 80))
+  kSoftmax,          // over the channels
   kSoftmaxOfTokens,  // over the tokens that count, of keys alone and not causal
-  kTaylor,       // of y = x sqrt(scale): [1, y, y_i^2 / sqrt(2), y_i y_j (i < j)]
+  kTaylor,           // of y = x sqrt(scale): [1, y, y_i^2 / sqrt(2), y_i y_j (i < j)]
   // These take y = x sqrt(scale) and the M rows w_j of `projection`. m_t is the largest w_j . y
   // of a query, or of all keys so far; not causal, of all keys:
   kRandomExp,   // (exp(w_j . y - |y|^2 / 2 - m_t) + feature_eps) / sqrt(M)
@@ -104,9 +104,7 @@ inline bool IsElementwise(Feature feature) {
          feature == Feature::kReluSquared || feature == Feature::kExp;
 }
 
-inline bool IsRandom(Feature feature) {
-  return feature == Feature::kRandomExp || feature == Feature::kRandomRelu;
-}
+inline bool IsRandom(Feature feature) { return feature == Feature::kRandomExp || feature == Feature::kRandomRelu; }
 
 // Channels of phi(x) for x of `size` channels, but of random features.
 inline int64_t FeatureSize(Feature feature, int64_t size) {
@@ -127,19 +125,19 @@ struct Problem {
   std::vector<Sequence> others;  // tokens of none of them, of which o is 0: on devices alone
 
   Rows q, k, v;
-  Rows o;  // written
+  Rows o;                                    // written
   Feature feature = Feature::kIdentity;      // of queries
   Feature key_feature = Feature::kIdentity;  // of keys; of as many channels
-  Rows projection;  // of random features, a "token" per row
+  Rows projection;                           // of random features, a "token" per row
   int64_t projection_rows = 0;
   double feature_eps = 0;
-  Rows key_mask;  // bool over tokens alone: those of false are left out; or absent
+  Rows key_mask;     // bool over tokens alone: those of false are left out; or absent
   double scale = 1;  // of phi(q), or in the map of kTaylor
   bool causal = true;
 
   Gate gate = Gate::kNone;
-  Rows log_decay;  // over value heads; absent where running_max()
-  bool constant_decay = false;  // it has no axes of sequences and tokens: strides of 0
+  Rows log_decay;                // over value heads; absent where running_max()
+  bool constant_decay = false;   // it has no axes of sequences and tokens: strides of 0
   bool complement_keys = false;  // k = 1 - exp(log_decay) of each token, k is absent
 
   bool has_value_decay = false;  // beside a Gate; not normalised, no bonus
@@ -166,7 +164,7 @@ struct Problem {
   Rows output_gate;    // like o
 
   bool normalize = false;  // not of Gate::kKey
-  double eps = 0;  // added to the denominator
+  double eps = 0;          // added to the denominator
 
   States initial, initial_z;  // data null: zeros
   States final, final_z;      // written; data null: not asked for
@@ -180,15 +178,11 @@ struct Problem {
   double query_scale() const { return scale < 0 ? -key_scale() : key_scale(); }
 
   // S and z are relative to a maximum, of keys or of gates.
-  bool running_max() const {
-    return (feature == Feature::kRandomExp && causal) || exp_gates || channels;
-  }
+  bool running_max() const { return (feature == Feature::kRandomExp && causal) || exp_gates || channels; }
   // phi of a query may have any factor: it cancels in the quotient.
   bool factors_cancel() const { return feature_eps == 0; }
 
-  int64_t features() const {
-    return IsRandom(feature) ? projection_rows : FeatureSize(feature, key_size);
-  }
+  int64_t features() const { return IsRandom(feature) ? projection_rows : FeatureSize(feature, key_size); }
   int64_t group() const { return value_heads / key_heads; }
 
   // Tokens of a block of a delta rule, which divide kBlockTokens, for it to have no more writes.
@@ -204,12 +198,12 @@ struct Problem {
 // type; outputs whose data is null are not asked for.
 struct Gradients {
   Rows d_o;
-  States d_final, d_final_z;  // data null: zeros
-  Rows dq, dk, dv;            // written
-  Rows d_log_decay;  // written; like log_decay over heads alone where constant; or of f
-  Rows d_input_gate;          // written
-  Rows d_log_value_decay;     // written
-  Rows d_bonus;               // written
+  States d_final, d_final_z;      // data null: zeros
+  Rows dq, dk, dv;                // written
+  Rows d_log_decay;               // written; like log_decay over heads alone where constant; or of f
+  Rows d_input_gate;              // written
+  Rows d_log_value_decay;         // written
+  Rows d_bonus;                   // written
   States d_initial, d_initial_z;  // written
   Rows d_projection;              // written; maxima count as constants
   Rows d_read_key, d_write_key, d_beta, d_erase, d_write;  // written

@@ -2,8 +2,7 @@
 //
 // Compiled once per SIMD target. W y of a block is the product of its rows with W^T packed
 // like a state of K rows, their gradients' product with W one of M rows.
-#if defined(HEED_ENGINES_RECURRENCE_RANDOM_FEATURES_INL_H_) == \
-    defined(HWY_TARGET_TOGGLE)
+#if defined(HEED_ENGINES_RECURRENCE_RANDOM_FEATURES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_RANDOM_FEATURES_INL_H_
 #undef HEED_ENGINES_RECURRENCE_RANDOM_FEATURES_INL_H_
 #else
@@ -32,8 +31,7 @@ inline constexpr double kReluOffset = 1e-3;
 template <class T>
 StateShape TransposedProjection(const Problem& p) {
   const auto keys = static_cast<size_t>(p.key_size);
-  return {keys, keys, 0, Padded<T>(p.projection_rows),
-          static_cast<size_t>(p.projection_rows), true};
+  return {keys, keys, 0, Padded<T>(p.projection_rows), static_cast<size_t>(p.projection_rows), true};
 }
 template <class T>
 StateShape ProjectionShape(const Problem& p) {
@@ -165,9 +163,8 @@ HWY_INLINE void ThroughRandomFeatures(const Problem& p, const T* phi, T* gradien
   }
   const double norm = 1 / std::sqrt(static_cast<double>(size));
   const auto floor = hn::Set(d, static_cast<T>(norm * p.feature_eps));
-  MapVectors(d, gradient, size, gradient, [&](auto v, size_t i) HWY_ATTR {
-    return hn::Mul(v, hn::Sub(hn::Load(d, phi + i), floor));
-  });
+  MapVectors(d, gradient, size, gradient,
+             [&](auto v, size_t i) HWY_ATTR { return hn::Mul(v, hn::Sub(hn::Load(d, phi + i), floor)); });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

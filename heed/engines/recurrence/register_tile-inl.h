@@ -9,8 +9,7 @@
 // 4 vectors, 32 products stand against 28 loads and 4 stores. What stands in lanes and
 // what is broadcast depends on the product: forward, q and k are broadcast and v and o
 // stand in lanes; for the gradients of q and k the state is transposed.
-#if defined(HEED_ENGINES_RECURRENCE_REGISTER_TILE_INL_H_) == \
-    defined(HWY_TARGET_TOGGLE)
+#if defined(HEED_ENGINES_RECURRENCE_REGISTER_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_REGISTER_TILE_INL_H_
 #undef HEED_ENGINES_RECURRENCE_REGISTER_TILE_INL_H_
 #else
@@ -135,10 +134,9 @@ struct Product {
 // each token. Where a decay is slow, (E - 1) S and what is written are summed first, and S is
 // rounded once: a decay of less than a rounding is not lost. `step` is 1 or -1: the direction
 // of processing from token 0. Without kRead the state alone is updated, to the same bits.
-template <Decay kDecay, bool kRead, int TB, int C, class D, class T = hn::TFromD<D>,
-          class V = hn::Vec<D>>
-HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_rows,
-                          T* HWY_RESTRICT state, RowPrefetch& prefetch) {
+template <Decay kDecay, bool kRead, int TB, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_rows, T* HWY_RESTRICT state,
+                          RowPrefetch& prefetch) {
   constexpr ptrdiff_t N = hn::MaxLanes(D());
   const ptrdiff_t row = step * static_cast<ptrdiff_t>(x.row_stride);
   const ptrdiff_t lane_row = step * x.lane_stride, out_row = step * x.out_stride;
@@ -217,8 +215,7 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
       write_all();
       HWY_UNROLL(16)
       for (int c = 0; c < C; ++c) {
-        s[c] = kLanesLast ? hn::MaskedAddOr(s[c], slow[c], rest[c], s[c])
-                          : hn::Add(rest[c], s[c]);
+        s[c] = kLanesLast ? hn::MaskedAddOr(s[c], slow[c], rest[c], s[c]) : hn::Add(rest[c], s[c]);
       }
     } else {
       if constexpr (kLanesLast) {
@@ -262,9 +259,8 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
 // The tiles of `num_tokens` on one strip, in time or against it. Tiles begin at multiples
 // of kTileTokens either way.
 template <Decay kDecay, bool kRead, int C, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void StripOfBlock(D d, Product<T> x, size_t num_tokens, bool against_time,
-                               size_t num_rows, T* HWY_RESTRICT state,
-                               RowPrefetch& prefetch) {
+HWY_NOINLINE void StripOfBlock(D d, Product<T> x, size_t num_tokens, bool against_time, size_t num_rows,
+                               T* HWY_RESTRICT state, RowPrefetch& prefetch) {
   constexpr auto kTile = static_cast<size_t>(kTileTokens);
   const size_t num_tiles = (num_tokens + kTile - 1) / kTile;
   for (size_t i = 0; i < num_tiles; ++i) {
@@ -295,9 +291,8 @@ HWY_NOINLINE void StripOfBlock(D d, Product<T> x, size_t num_tokens, bool agains
 // [num_rows][strip] each, from column `begin` on; `lanes`, `out` and a decay of lanes point
 // to column 0.
 template <Decay kDecay, bool kRead = true, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void Strips(D d, const Product<T>& x, size_t num_tokens, bool against_time,
-                       size_t num_rows, size_t begin, size_t end, T* state,
-                       RowPrefetch& prefetch) {
+HWY_NOINLINE void Strips(D d, const Product<T>& x, size_t num_tokens, bool against_time, size_t num_rows, size_t begin,
+                         size_t end, T* state, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(D());
   hs::ForTiles<kMaxStrip>(begin / N, end / N, [&](auto vectors, size_t c) HWY_ATTR {
     Product<T> strip = x;
@@ -305,7 +300,7 @@ HWY_NOINLINE void Strips(D d, const Product<T>& x, size_t num_tokens, bool again
     if constexpr (kRead) strip.out += c * N;
     if (strip.lane_decay != nullptr) strip.lane_decay += c * N;
     StripOfBlock<kDecay, kRead, vectors.value>(d, strip, num_tokens, against_time, num_rows,
-                                        state + (c * N - begin) * num_rows, prefetch);
+                                               state + (c * N - begin) * num_rows, prefetch);
   });
 }
 

@@ -31,9 +31,9 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 // The queries, keys and decays of a block.
 template <class T>
 struct BlockRows {
-  T *q, *k;    // [kBlock][row]: scale phi(q), phi(k)
-  T* raw;      // [padded key_size], of one row; of random features, of all
-  T* decay;    // [kBlock][row] or [kBlock]
+  T *q, *k;       // [kBlock][row]: scale phi(q), phi(k)
+  T* raw;         // [padded key_size], of one row; of random features, of all
+  T* decay;       // [kBlock][row] or [kBlock]
   T* tile_decay;  // [tiles][row], as tables take it
   T* bonus;       // [row]
   // A gate of columns has b, its products over tiles, and v decayed to the ends of tiles.
@@ -51,13 +51,10 @@ struct BlockRows {
     const bool random = IsRandom(p.feature);
     const auto raw_row = static_cast<int64_t>(Padded<T>(p.key_size));
     carver.Next(raw, (random ? block : 1) * raw_row);
-    carver.Next(decay, p.gate == Gate::kNone     ? 0
-                       : p.gate == Gate::kScalar ? kBlockTokens
-                                                 : block * row);
+    carver.Next(decay, p.gate == Gate::kNone ? 0 : p.gate == Gate::kScalar ? kBlockTokens : block * row);
     carver.Next(tile_decay, p.gate == Gate::kNone ? 0 : kBlockTokens / kTileTokens * row);
     carver.Next(bonus, p.has_bonus ? row : 0);
-    const int64_t values =
-        p.has_value_decay ? static_cast<int64_t>(Padded<T>(p.value_size)) : 0;
+    const int64_t values = p.has_value_decay ? static_cast<int64_t>(Padded<T>(p.value_size)) : 0;
     carver.Next(value_decay, block * values);
     carver.Next(value_tile_decay, kBlockTokens / kTileTokens * values);
     carver.Next(value_write, block * values);
@@ -84,11 +81,9 @@ HWY_INLINE V LogSigmoid(D d, V x) {
 template <class T>
 class RowReader {
  public:
-  RowReader(const Problem& p, const Sequence& s, int64_t value_head,
-            const BlockRows<T>& rows)
+  RowReader(const Problem& p, const Sequence& s, int64_t value_head, const BlockRows<T>& rows)
       : p_(p), s_(s), value_head_(value_head), key_head_(value_head / p.group()),
-        size_(static_cast<size_t>(p.key_size)), row_(Padded<T>(p.features())),
-        rows_(rows) {}
+        size_(static_cast<size_t>(p.key_size)), row_(Padded<T>(p.features())), rows_(rows) {}
 
   // Before all others: reads u, packs the projection, begins the maximum.
   HWY_NOINLINE HWY_ATTR void Begin() const {
@@ -98,9 +93,7 @@ class RowReader {
     if (p_.exp_gates) *rows_.max = InitialMax(0);
     if (!IsRandom(p_.feature)) return;
     if (rows_.projection != nullptr) PackTransposed(p_, rows_.raw, rows_.projection);
-    *rows_.max = p_.feature == Feature::kRandomRelu
-                     ? 0
-                     : InitialMax(-std::numeric_limits<T>::infinity());
+    *rows_.max = p_.feature == Feature::kRandomRelu ? 0 : InitialMax(-std::numeric_limits<T>::infinity());
   }
   // After them.
   void StoreMax() const {
@@ -191,8 +184,7 @@ class RowReader {
         for (size_t t = 0; t < n; ++t) {
           if (Counts(first, t)) max = hn::Max(hn::Load(d, rows_.k + t * row_ + i), max);
         }
-        auto sum = hn::Mul(hn::Load(d, rows_.inverse_sum + i),
-                           hs::Exp(d, hn::Sub(before, max)));
+        auto sum = hn::Mul(hn::Load(d, rows_.inverse_sum + i), hs::Exp(d, hn::Sub(before, max)));
         for (size_t t = 0; t < n; ++t) {
           if (!Counts(first, t)) continue;
           sum = hn::Add(sum, hs::Exp(d, hn::Sub(hn::Load(d, rows_.k + t * row_ + i), max)));
@@ -207,13 +199,11 @@ class RowReader {
   // Rows of v times their factors.
   HWY_ATTR void Values(int64_t first, size_t n, T* to, size_t value_row) const {
     const hn::ScalableTag<T> d;
-    LoadRows(d, p_.v, s_, value_head_, first, n, static_cast<size_t>(p_.value_size), to,
-             value_row);
+    LoadRows(d, p_.v, s_, value_head_, first, n, static_cast<size_t>(p_.value_size), to, value_row);
     ClearMasked(first, n, to, value_row);
     if (p_.value_factors.data == nullptr) return;
     for (size_t t = 0; t < n; ++t, to += value_row) {
-      const auto factor = hn::Set(
-          d, *RowAt<T>(p_.value_factors, s_, value_head_, first + static_cast<int64_t>(t)));
+      const auto factor = hn::Set(d, *RowAt<T>(p_.value_factors, s_, value_head_, first + static_cast<int64_t>(t)));
       for (size_t i = 0; i < value_row; i += hn::MaxLanes(d)) {
         hn::Store(hn::Mul(factor, hn::Load(d, to + i)), d, to + i);
       }
@@ -223,8 +213,8 @@ class RowReader {
   // The decays b of columns.
   HWY_ATTR void ValueDecays(int64_t first, size_t n, size_t value_row) const {
     const hn::ScalableTag<T> d;
-    LoadRows(d, p_.log_value_decay, s_, value_head_, first, n,
-             static_cast<size_t>(p_.value_size), rows_.value_decay, value_row);
+    LoadRows(d, p_.log_value_decay, s_, value_head_, first, n, static_cast<size_t>(p_.value_size), rows_.value_decay,
+             value_row);
     ExpDecays(d, {rows_.value_decay, static_cast<ptrdiff_t>(value_row)}, n, value_row, rows_.value_decay,
               rows_.value_tile_decay);
   }
@@ -246,23 +236,19 @@ class RowReader {
   }
 
   T InitialMax(T absent) const {
-    return p_.initial_m.data == nullptr ? absent
-                                        : *StateAt<T>(p_.initial_m, s_.state, value_head_);
+    return p_.initial_m.data == nullptr ? absent : *StateAt<T>(p_.initial_m, s_.state, value_head_);
   }
   size_t num_features() const { return static_cast<size_t>(p_.projection_rows); }
 
   // W y.
-  HWY_ATTR void Project(const Rows& from, double inner_scale, int64_t first, size_t n,
-                        T* to) const {
+  HWY_ATTR void Project(const Rows& from, double inner_scale, int64_t first, size_t n, T* to) const {
     const hn::ScalableTag<T> d;
     Scaled(from, inner_scale, first, n);
     if (rows_.projection == nullptr) return ProjectOne(p_, rows_.raw, to, row_);
-    ReadState(d, rows_.raw, Padded<T>(p_.key_size), n, TransposedProjection<T>(p_),
-              rows_.projection, to, row_);
+    ReadState(d, rows_.raw, Padded<T>(p_.key_size), n, TransposedProjection<T>(p_), rows_.projection, to, row_);
   }
 
-  HWY_ATTR void Random(const Rows& from, bool keys, double inner_scale, int64_t first,
-                       size_t n, T* to) const {
+  HWY_ATTR void Random(const Rows& from, bool keys, double inner_scale, int64_t first, size_t n, T* to) const {
     const size_t raw_row = Padded<T>(p_.key_size);
     Project(from, inner_scale, first, n, to);
     if (keys && p_.running_max()) {
@@ -286,8 +272,7 @@ class RowReader {
   }
 
   bool Counts(int64_t first, size_t t) const {
-    return p_.key_mask.data == nullptr ||
-           *RowAt<uint8_t>(p_.key_mask, s_, 0, first + static_cast<int64_t>(t)) != 0;
+    return p_.key_mask.data == nullptr || *RowAt<uint8_t>(p_.key_mask, s_, 0, first + static_cast<int64_t>(t)) != 0;
   }
 
   HWY_ATTR void ClearMasked(int64_t first, size_t n, T* rows, size_t row) const {
@@ -296,8 +281,7 @@ class RowReader {
     }
   }
 
-  HWY_ATTR void Mapped(const Rows& from, Feature feature, double inner_scale, int64_t first,
-                       size_t n, T* to) const {
+  HWY_ATTR void Mapped(const Rows& from, Feature feature, double inner_scale, int64_t first, size_t n, T* to) const {
     const hn::ScalableTag<T> d;
     const T inner = static_cast<T>(inner_scale);
     if (feature != Feature::kTaylor) {
@@ -313,15 +297,13 @@ class RowReader {
           continue;
         }
         MapVectors(d, x, size_, x, [&](auto v, size_t i) HWY_ATTR {
-          return hn::Mul(hs::Exp(d, hn::Sub(v, hn::Load(d, rows_.max + i))),
-                         hn::Load(d, rows_.inverse_sum + i));
+          return hn::Mul(hs::Exp(d, hn::Sub(v, hn::Load(d, rows_.max + i))), hn::Load(d, rows_.inverse_sum + i));
         });
       }
       return;
     }
     for (size_t t = 0; t < n; ++t) {
-      LoadRows(d, from, s_, key_head_, first + static_cast<int64_t>(t), 1, size_,
-               rows_.raw, Padded<T>(p_.key_size));
+      LoadRows(d, from, s_, key_head_, first + static_cast<int64_t>(t), 1, size_, rows_.raw, Padded<T>(p_.key_size));
       MapFeatures(d, feature, rows_.raw, inner, size_, row_, to + t * row_);
     }
   }
@@ -395,12 +377,11 @@ class RowReader {
   HWY_ATTR void Complements(size_t n) const {
     const hn::ScalableTag<T> d;
     for (size_t t = 0; t < n; ++t) {
-      MapVectors(d, rows_.decay + t * row_, size_, rows_.k + t * row_,
-                 [&](auto g, size_t) HWY_ATTR {
-                   const auto zero = hn::Zero(d);
-                   g = hn::IfThenElse(hn::Gt(g, zero), zero, g);
-                   return hn::Neg(hs::Expm1(d, g));
-                 });
+      MapVectors(d, rows_.decay + t * row_, size_, rows_.k + t * row_, [&](auto g, size_t) HWY_ATTR {
+        const auto zero = hn::Zero(d);
+        g = hn::IfThenElse(hn::Gt(g, zero), zero, g);
+        return hn::Neg(hs::Expm1(d, g));
+      });
     }
   }
 
@@ -438,11 +419,9 @@ template <class T>
 class OutputRows {
  public:
   // `values` and `gate` [n][row] are overwritten, with `v` as it is given and silu.
-  HWY_NOINLINE HWY_ATTR OutputRows(const Problem& p, const Sequence& s, int64_t head,
-                                   int64_t first, size_t n, T* values, T* gate, size_t row)
-      : skip_(p.skip.data == nullptr ? nullptr
-                                     : static_cast<const T*>(p.skip.data) +
-                                           head * p.skip.head_stride),
+  HWY_NOINLINE HWY_ATTR OutputRows(const Problem& p, const Sequence& s, int64_t head, int64_t first, size_t n,
+                                   T* values, T* gate, size_t row)
+      : skip_(p.skip.data == nullptr ? nullptr : static_cast<const T*>(p.skip.data) + head * p.skip.head_stride),
         values_(values), gate_(p.output_gate.data == nullptr ? nullptr : gate), row_(row),
         size_(static_cast<size_t>(p.value_size)) {
     const hn::ScalableTag<T> d;

@@ -2,8 +2,7 @@
 // of u, of a projection.
 //
 // Compiled once per SIMD target.
-#if defined(HEED_ENGINES_RECURRENCE_SHARED_GRADIENTS_INL_H_) == \
-    defined(HWY_TARGET_TOGGLE)
+#if defined(HEED_ENGINES_RECURRENCE_SHARED_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_SHARED_GRADIENTS_INL_H_
 #undef HEED_ENGINES_RECURRENCE_SHARED_GRADIENTS_INL_H_
 #else
@@ -33,15 +32,13 @@ template <class T>
 T ForgetGateSlope(const Problem& p, const Sequence& s, int64_t head, int64_t token) {
   if (!p.exp_gates) return 1;
   const Rows& gates = p.forget_gate;
-  const auto f = static_cast<T>(
-      LoadAsDouble(gates.dtype, gates.data, NumberAt(gates, s, head, token)));
+  const auto f = static_cast<T>(LoadAsDouble(gates.dtype, gates.data, NumberAt(gates, s, head, token)));
   return 1 / (1 + std::exp(f));
 }
 
 // The gradient of scalar decays from its parts: of one head over all sequences.
 template <class T>
-HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& g,
-                                             const SharedBuffers<T>& shared,
+HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& g, const SharedBuffers<T>& shared,
                                              int64_t head) {
   double total = 0;
   for (size_t i = 0; i < p.sequences.size(); ++i) {
@@ -66,42 +63,35 @@ HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& 
     }
   }
   if (p.constant_decay) {
-    StoreDouble(g.d_log_decay.dtype, const_cast<void*>(g.d_log_decay.data),
-                head * g.d_log_decay.head_stride, total);
+    StoreDouble(g.d_log_decay.dtype, const_cast<void*>(g.d_log_decay.data), head * g.d_log_decay.head_stride, total);
   }
 }
 
 // What one head adds to the gradient of the projection, in the order of tasks: the last
 // value head of a key head has it.
 template <class T>
-HWY_NOINLINE HWY_ATTR void AddToProjection(const Problem& p, const Task& task,
-                                           const BackwardBuffers<T>& b,
+HWY_NOINLINE HWY_ATTR void AddToProjection(const Problem& p, const Task& task, const BackwardBuffers<T>& b,
                                            const SharedBuffers<T>& shared) {
   if ((task.head + 1) % p.group() != 0) return;
-  WaitForTurn(*shared.projection_turn,
-              task.place * p.key_heads + task.head / p.group());
-  ForStateElements(hn::ScalableTag<T>(), ProjectionShape<T>(p),
-                   [&](size_t i, size_t r, size_t c) HWY_ATTR {
-                     shared.d_projection[r * static_cast<size_t>(p.key_size) + c] +=
-                         static_cast<double>(b.d_projection[i]);
-                   });
+  WaitForTurn(*shared.projection_turn, task.place * p.key_heads + task.head / p.group());
+  ForStateElements(hn::ScalableTag<T>(), ProjectionShape<T>(p), [&](size_t i, size_t r, size_t c) HWY_ATTR {
+    shared.d_projection[r * static_cast<size_t>(p.key_size) + c] += static_cast<double>(b.d_projection[i]);
+  });
   EndTurn(*shared.projection_turn);
 }
 
-inline void StoreProjectionGradient(const Problem& p, const Gradients& g,
-                                    const double* sums) {
+inline void StoreProjectionGradient(const Problem& p, const Gradients& g, const double* sums) {
   for (int64_t r = 0; r < p.projection_rows; ++r) {
     for (int64_t c = 0; c < p.key_size; ++c) {
-      StoreDouble(g.d_projection.dtype, const_cast<void*>(g.d_projection.data),
-                  r * g.d_projection.token_stride + c, sums[r * p.key_size + c]);
+      StoreDouble(g.d_projection.dtype, const_cast<void*>(g.d_projection.data), r * g.d_projection.token_stride + c,
+                  sums[r * p.key_size + c]);
     }
   }
 }
 
 // The gradient `to` of what has rows over value heads alone: sums over sequences.
 template <class T>
-void StoreConstants(const Problem& p, const SharedBuffers<T>& shared, double* sums,
-                    const Rows& to) {
+void StoreConstants(const Problem& p, const SharedBuffers<T>& shared, double* sums, const Rows& to) {
   for (int64_t head = 0; to.data != nullptr && head < p.value_heads; ++head) {
     for (int64_t i = 0; i < p.key_size; ++i) {
       double total = 0;

@@ -91,9 +91,8 @@ HWY_INLINE V StepVector(D d, V decay, V value_decay, V key, V value, size_t coun
 // C vectors of columns of a state whose rows are `stride` apart, the last of `count`
 // elements: s = a .* s [.* b] + k v^T, o = q s.
 template <int C, StepForm kForm, class D, class T = hn::TFromD<D>>
-HWY_INLINE void StepStrip(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
-                          const T* HWY_RESTRICT a, const T* HWY_RESTRICT b,
-                          size_t num_rows, const T* HWY_RESTRICT v, size_t count,
+HWY_INLINE void StepStrip(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k, const T* HWY_RESTRICT a,
+                          const T* HWY_RESTRICT b, size_t num_rows, const T* HWY_RESTRICT v, size_t count,
                           int64_t stride, T* HWY_RESTRICT state, T* HWY_RESTRICT o) {
   constexpr size_t N = hn::MaxLanes(D());
   hn::Vec<D> sum[C];
@@ -104,10 +103,9 @@ HWY_INLINE void StepStrip(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
     const auto decay = kForm != StepForm::kUngated ? hn::Set(d, a[r]) : hn::Zero(d);
     HWY_UNROLL(8)
     for (int c = 0; c < C; ++c) {
-      const auto of_value =
-          kForm == StepForm::kBoth ? hn::Load(d, b + c * N) : hn::Zero(d);
-      const auto s = StepVector<kForm>(d, decay, of_value, key, hn::Load(d, v + c * N),
-                                       C == 1 ? count : N, state + c * N);
+      const auto of_value = kForm == StepForm::kBoth ? hn::Load(d, b + c * N) : hn::Zero(d);
+      const auto s =
+          StepVector<kForm>(d, decay, of_value, key, hn::Load(d, v + c * N), C == 1 ? count : N, state + c * N);
       sum[c] = hn::MulAdd(query, s, sum[c]);
     }
   }
@@ -117,33 +115,28 @@ HWY_INLINE void StepStrip(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
 
 // All columns [begin, end).
 template <StepForm kForm, class D, class T = hn::TFromD<D>>
-HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, const T* b,
-                         size_t num_rows, const T* v, size_t begin, size_t end,
-                         int64_t stride, T* state, T* o) {
+HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, const T* b, size_t num_rows, const T* v, size_t begin,
+                         size_t end, int64_t stride, T* state, T* o) {
   constexpr size_t N = hn::MaxLanes(D());
   const size_t whole = begin + (end - begin) / N * N;
   hs::ForTiles<8>(begin / N, whole / N, [&](auto vectors, size_t i) HWY_ATTR {
     const size_t c = i * N;
-    StepStrip<vectors.value, kForm>(d, q, k, a, b + c, num_rows, v + c, N, stride,
-                                    state + c, o + c);
+    StepStrip<vectors.value, kForm>(d, q, k, a, b + c, num_rows, v + c, N, stride, state + c, o + c);
   });
   if (whole == end) return;
-  StepStrip<1, kForm>(d, q, k, a, b + whole, num_rows, v + whole, end - whole, stride,
-                      state + whole, o + whole);
+  StepStrip<1, kForm>(d, q, k, a, b + whole, num_rows, v + whole, end - whole, stride, state + whole, o + whole);
 }
 
 // A row of a state whose rows are values: returns the sum of q .* s.
 template <StepForm kForm, class D, class T = hn::TFromD<D>>
-HWY_INLINE T StepTransposed(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
-                            const T* HWY_RESTRICT a, T b, T v, size_t features,
-                            T* HWY_RESTRICT state) {
+HWY_INLINE T StepTransposed(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k, const T* HWY_RESTRICT a, T b, T v,
+                            size_t features, T* HWY_RESTRICT state) {
   constexpr size_t N = hn::MaxLanes(D());
   const auto value = hn::Set(d, v), of_value = hn::Set(d, b);
   auto sum = hn::Zero(d);
   const auto column = [&](size_t c, size_t count) HWY_ATTR {
     const auto decay = kForm != StepForm::kUngated ? hn::Load(d, a + c) : hn::Zero(d);
-    const auto s = StepVector<kForm>(d, decay, of_value, hn::Load(d, k + c), value, count,
-                                     state + c);
+    const auto s = StepVector<kForm>(d, decay, of_value, hn::Load(d, k + c), value, count, state + c);
     sum = hn::MulAdd(hn::Load(d, q + c), s, sum);
   };
   size_t c = 0;
@@ -168,8 +161,7 @@ HWY_INLINE void AddOwnValue(D d, const StepBuffers<T>& b, size_t row, size_t val
 }
 
 template <class T>
-HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
-                                    const StepBuffers<T>& b) {
+HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task, const StepBuffers<T>& b) {
   const hn::ScalableTag<T> d;
   const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
   const int64_t head = task.head;
@@ -205,13 +197,12 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
   T* state = StateAt<T>(p.final, s.state, head);
   const auto step = [&](auto form) HWY_ATTR {
     if (p.final.value_stride == 1 || values == 1) {
-      return StepRows<form.value>(d, b.rows.q, b.rows.k, b.rows.tile_decay, value_decay,
-                                  features, b.v, begin, end, p.final.key_stride, state, b.o);
+      return StepRows<form.value>(d, b.rows.q, b.rows.k, b.rows.tile_decay, value_decay, features, b.v, begin, end,
+                                  p.final.key_stride, state, b.o);
     }
     for (size_t r = begin; r < end; ++r) {
-      b.o[r] = StepTransposed<form.value>(
-          d, b.rows.q, b.rows.k, b.rows.tile_decay, value_decay[r], b.v[r], features,
-          state + static_cast<int64_t>(r) * p.final.value_stride);
+      b.o[r] = StepTransposed<form.value>(d, b.rows.q, b.rows.k, b.rows.tile_decay, value_decay[r], b.v[r], features,
+                                          state + static_cast<int64_t>(r) * p.final.value_stride);
     }
   };
   if (p.has_bonus) {
@@ -250,11 +241,10 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
     reader.StoreMax();
   }
   const OutputRows<T> rows(p, s, head, 0, 1, b.v, b.gate, value_row);
-  StoreRows(d, b.o, value_row, p.o, s, head, 0, 1, begin, end,
-            [&](auto x, size_t t, size_t i) HWY_ATTR {
-              if (p.normalize) x = hn::Mul(x, hn::Set(d, factor));
-              return rows.Finished(x, t, i);
-            });
+  StoreRows(d, b.o, value_row, p.o, s, head, 0, 1, begin, end, [&](auto x, size_t t, size_t i) HWY_ATTR {
+    if (p.normalize) x = hn::Mul(x, hn::Set(d, factor));
+    return rows.Finished(x, t, i);
+  });
 }
 
 // `final` is the state: read and written, contiguous in values or in keys.
@@ -266,8 +256,7 @@ void Step(Context& ctx, const Problem& p) {
   }
   // A normaliser is updated with the state: by one task.
   const int64_t whole = static_cast<int64_t>(p.sequences.size()) * p.value_heads;
-  const int64_t parts =
-      NumParts(whole, ctx.num_threads(), p.normalize ? 0 : p.value_size);
+  const int64_t parts = NumParts(whole, ctx.num_threads(), p.normalize ? 0 : p.value_size);
   ctx.ParallelFor(whole * parts, [&](int64_t index, int worker) HWY_ATTR {
     const auto& buffers = *static_cast<const StepBuffers<T>*>(ctx.Scratch(worker));
     const int64_t of = index / parts;

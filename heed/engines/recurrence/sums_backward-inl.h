@@ -30,13 +30,12 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class T>
 class SumsBackwardHead : HeadGradients<T> {
   using Base = HeadGradients<T>;
-  using Base::d_, Base::N, Base::p_, Base::g_, Base::s_, Base::head_, Base::b_,
-      Base::reader_, Base::row_, Base::value_row_, Base::values_, Base::by_key_,
-      Base::by_value_;
+  using Base::d_, Base::N, Base::p_, Base::g_, Base::s_, Base::head_, Base::b_, Base::reader_, Base::row_,
+      Base::value_row_, Base::values_, Base::by_key_, Base::by_value_;
 
  public:
-  SumsBackwardHead(const Problem& p, const Gradients& g, const Task& task,
-                   const BackwardBuffers<T>& buffers, const SharedBuffers<T>& shared)
+  SumsBackwardHead(const Problem& p, const Gradients& g, const Task& task, const BackwardBuffers<T>& buffers,
+                   const SharedBuffers<T>& shared)
       : Base(p, g, task, buffers, shared) {}
 
   HWY_NOINLINE HWY_ATTR void Compute() {
@@ -129,8 +128,7 @@ class SumsBackwardHead : HeadGradients<T> {
     for (size_t t = 0; t < n; ++t) {
       auto sum = hn::Zero(d_);
       for (size_t i = 0; i < row_; i += N) {
-        sum = hn::MulAdd(hn::Load(d_, b_.z + i), hn::Load(d_, b_.rows.q + t * row_ + i),
-                         sum);
+        sum = hn::MulAdd(hn::Load(d_, b_.z + i), hn::Load(d_, b_.rows.q + t * row_ + i), sum);
       }
       b_.denominators[t] = hn::ReduceSum(d_, sum);
     }

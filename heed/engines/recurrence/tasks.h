@@ -33,12 +33,10 @@ inline int64_t NumParts(int64_t whole, int64_t threads, int64_t columns) {
 class TaskQueue {
  public:
   // `columns` of the states may be taken apart; 0: not at all.
-  TaskQueue(const Problem& p, int64_t threads, int64_t columns)
-      : heads_(p.value_heads), order_(p.sequences.size()) {
+  TaskQueue(const Problem& p, int64_t threads, int64_t columns) : heads_(p.value_heads), order_(p.sequences.size()) {
     std::iota(order_.begin(), order_.end(), 0);
     std::stable_sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) {
-      return p.sequences[static_cast<size_t>(a)].count >
-             p.sequences[static_cast<size_t>(b)].count;
+      return p.sequences[static_cast<size_t>(a)].count > p.sequences[static_cast<size_t>(b)].count;
     });
     parts_ = NumParts(heads_ * static_cast<int64_t>(order_.size()), threads, columns);
   }
@@ -47,8 +45,7 @@ class TaskQueue {
   int64_t size() const { return static_cast<int64_t>(order_.size()) * heads_ * parts_; }
   Task At(int64_t index) const {
     const int64_t whole = index / parts_;
-    return {order_[static_cast<size_t>(whole / heads_)], whole % heads_, index % parts_,
-            parts_, whole / heads_};
+    return {order_[static_cast<size_t>(whole / heads_)], whole % heads_, index % parts_, parts_, whole / heads_};
   }
 
  private:
@@ -56,9 +53,7 @@ class TaskQueue {
   std::vector<int64_t> order_;
 };
 
-inline int64_t NumBlocks(int64_t tokens) {
-  return (tokens + kBlockTokens - 1) / kBlockTokens;
-}
+inline int64_t NumBlocks(int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 
 // The first column of a part of rows that are `columns` long.
 inline size_t FirstColumn(int64_t part, int64_t parts, size_t columns) {

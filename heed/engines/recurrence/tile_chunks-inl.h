@@ -55,18 +55,18 @@ inline constexpr int64_t kStrip = 2 * kTileWords;
 constexpr int64_t TilePadded(int64_t size) { return (size + 31) / 32 * 32; }
 
 struct ChunkBuffers {
-  uint16_t* q;                      // [token][K]
-  uint32_t* k;                      // [pair of channels][token]
-  uint32_t* k_channels;             // [32 tokens][channel][pair of tokens]
-  uint32_t* v;                      // [strip][pair of tokens][column]
-  uint32_t* written;                // [piece][pair of tokens][column]: D_n V, if gated
-  float* pairs;                     // [token][token]
-  uint32_t* pair_pieces;            // [piece][token][pair of tokens]
-  float* o;                         // [token][column]
-  float* state;                     // [strip][K][column]
-  uint32_t* state_pieces;           // [piece][pair of channels][column]
-  float *values, *gate;             // of OutputRows
-  float *decay, *weight;            // [token]: log a, then a; w
+  uint16_t* q;             // [token][K]
+  uint32_t* k;             // [pair of channels][token]
+  uint32_t* k_channels;    // [32 tokens][channel][pair of tokens]
+  uint32_t* v;             // [strip][pair of tokens][column]
+  uint32_t* written;       // [piece][pair of tokens][column]: D_n V, if gated
+  float* pairs;            // [token][token]
+  uint32_t* pair_pieces;   // [piece][token][pair of tokens]
+  float* o;                // [token][column]
+  float* state;            // [strip][K][column]
+  uint32_t* state_pieces;  // [piece][pair of channels][column]
+  float *values, *gate;    // of OutputRows
+  float *decay, *weight;   // [token]: log a, then a; w
 
   static int64_t Bytes(const Problem& p) {
     ChunkBuffers unused = {};
@@ -112,15 +112,12 @@ class ChunkedHead {
 
  public:
   ChunkedHead(const Problem& p, const Task& task, const ChunkBuffers& b)
-      : p_(p), s_(p.sequences[static_cast<size_t>(task.sequence)]), head_(task.head),
-        key_head_(task.head / p.group()), b_(b), channels_(TilePadded(p.key_size)),
-        begin_(static_cast<int64_t>(FirstColumn(task.part, task.parts,
-                                                Padded<float>(p.value_size)))),
+      : p_(p), s_(p.sequences[static_cast<size_t>(task.sequence)]), head_(task.head), key_head_(task.head / p.group()),
+        b_(b), channels_(TilePadded(p.key_size)),
+        begin_(static_cast<int64_t>(FirstColumn(task.part, task.parts, Padded<float>(p.value_size)))),
         end_(std::min(p.value_size,
-                      static_cast<int64_t>(FirstColumn(task.part + 1, task.parts,
-                                                       Padded<float>(p.value_size))))),
-        columns_(TilePadded(end_ - begin_)),
-        weighted_(p.gate != Gate::kNone || p.value_factors.data != nullptr) {}
+                      static_cast<int64_t>(FirstColumn(task.part + 1, task.parts, Padded<float>(p.value_size))))),
+        columns_(TilePadded(end_ - begin_)), weighted_(p.gate != Gate::kNone || p.value_factors.data != nullptr) {}
 
   // put(block, S before it) for each chunk, all of S.
   HWY_NOINLINE HWY_ATTR void PutStates(const PutState& put) {
@@ -194,8 +191,7 @@ class ChunkedHead {
       const uint16_t* row = t < n ? RowOf(p_.q, key_head_, first + t) : nullptr;
       auto* to = reinterpret_cast<uint32_t*>(b_.q + t * channels_);
       for (int64_t e = 0; e < channels_; e += 2 * N) {
-        hn::Store(row == nullptr ? hn::Zero(words_) : LoadWords(row, e, p_.key_size), words_,
-                  to + e / 2);
+        hn::Store(row == nullptr ? hn::Zero(words_) : LoadWords(row, e, p_.key_size), words_, to + e / 2);
       }
     }
   }
@@ -232,8 +228,7 @@ class ChunkedHead {
           HWY_UNROLL(16)
           for (size_t i = 0; i < N; ++i) {
             hn::Store(v[i], words_,
-                      b_.k_channels + (j / 2 * channels_) +
-                          (e + static_cast<int64_t>(i)) * kTileWords + pair);
+                      b_.k_channels + (j / 2 * channels_) + (e + static_cast<int64_t>(i)) * kTileWords + pair);
           }
         }
       }
@@ -241,8 +236,7 @@ class ChunkedHead {
   }
 
   // Words of the tokens `pair` and 16 after it.
-  static HWY_INLINE Words PairOf(const uint16_t* const* rows, size_t pair, int64_t e,
-                                 int64_t size) {
+  static HWY_INLINE Words PairOf(const uint16_t* const* rows, size_t pair, int64_t e, int64_t size) {
     const uint16_t *low = rows[pair], *high = rows[pair + kTileWords];
     const Words first = low == nullptr ? hn::Zero(words_) : LoadHalves(low, e, size);
     if (high == nullptr) return first;
@@ -293,8 +287,7 @@ class ChunkedHead {
     const hs::TileFactor q = QueryTiles(), k = PairTiles(b_.k, kChunk, 0);
     const int64_t steps = channels_ / kTileDepth;
     hs::MultiplyTiles<Tiles, 1, false>(q, 2, k, 2, steps, b_.pairs, kChunk);
-    hs::MultiplyTiles<Tiles, 1, false>(Down(q, 2), 2, k, 4, steps, b_.pairs + kChunk * kChunk / 2,
-                                       kChunk);
+    hs::MultiplyTiles<Tiles, 1, false>(Down(q, 2), 2, k, 4, steps, b_.pairs + kChunk * kChunk / 2, kChunk);
   }
 
   // P in pieces, and D_n; kState: that alone.
@@ -338,8 +331,7 @@ class ChunkedHead {
         const size_t word = c / (2 * kHalf) * kTileWords + c % (2 * kHalf) * N;
         HWY_UNROLL(2)
         for (int i = 0; i < kPieces; ++i) {
-          hn::Store(pieces[i], words_,
-                    b_.pair_pieces + (i * kChunk + t) * kChunk / 2 + static_cast<int64_t>(word));
+          hn::Store(pieces[i], words_, b_.pair_pieces + (i * kChunk + t) * kChunk / 2 + static_cast<int64_t>(word));
         }
       }
     }
@@ -358,9 +350,8 @@ class ChunkedHead {
       for (int64_t c = 0; c < kStrip; c += N) {
         const Words x = hn::Load(words_, v + pair * kStrip + c);
         Words pieces[kPieces];
-        hs::CutIntoPairs(
-            d_, hn::Mul(low, hn::BitCast(d_, hn::ShiftLeft<16>(x))),
-            hn::Mul(high, hn::BitCast(d_, hn::And(x, hn::Set(words_, 0xFFFF0000u)))), pieces);
+        hs::CutIntoPairs(d_, hn::Mul(low, hn::BitCast(d_, hn::ShiftLeft<16>(x))),
+                         hn::Mul(high, hn::BitCast(d_, hn::And(x, hn::Set(words_, 0xFFFF0000u)))), pieces);
         HWY_UNROLL(3)
         for (int i = 0; i < kPieces; ++i) {
           hn::Store(pieces[i], words_, b_.written + (i * kChunk / 2 + pair) * kStrip + c);
@@ -370,8 +361,7 @@ class ChunkedHead {
   }
 
   // One number per token, `otherwise` where there are none; 0 after the n tokens.
-  HWY_INLINE void Numbers(const Rows& rows, float otherwise, int64_t first, int64_t n,
-                          float* to) const {
+  HWY_INLINE void Numbers(const Rows& rows, float otherwise, int64_t first, int64_t n, float* to) const {
     std::fill(to, to + n, otherwise);
     std::fill(to + n, to + kChunk, 0.0f);
     if (rows.data == nullptr || (&rows == &p_.log_decay && p_.gate == Gate::kNone)) return;
@@ -403,9 +393,7 @@ class ChunkedHead {
   HWY_NOINLINE void SplitState(int64_t strip) {
     const bool near = from_begin_[kChunk - 1] >= 0.5f && less_one_ < 0;
     const V factor = hn::Set(d_, near ? less_one_ : from_begin_[kChunk - 1]);
-    const auto decayed = [&](V x) HWY_ATTR {
-      return near ? hn::MulAdd(factor, x, x) : hn::Mul(factor, x);
-    };
+    const auto decayed = [&](V x) HWY_ATTR { return near ? hn::MulAdd(factor, x, x) : hn::Mul(factor, x); };
     const bool gated = p_.gate != Gate::kNone;
     for (int64_t r = 0; r < channels_; r += 2) {
       float *even = StateOf(strip) + r * kStrip, *odd = even + kStrip;
@@ -417,8 +405,7 @@ class ChunkedHead {
           hs::CutIntoPairs(d_, low, high, pieces);
           HWY_UNROLL(3)
           for (int i = 0; i < kPieces; ++i) {
-            hn::Store(pieces[i], words_,
-                      b_.state_pieces + (i * channels_ / 2 + r / 2) * kStrip + c);
+            hn::Store(pieces[i], words_, b_.state_pieces + (i * channels_ / 2 + r / 2) * kStrip + c);
           }
         }
         if (!gated) continue;
@@ -430,9 +417,9 @@ class ChunkedHead {
 
   // o = E Q S.
   HWY_NOINLINE void ReadState() {
-    hs::MultiplyTiles<Tiles, 13, false>(
-        QueryTiles(), kChunk / kTileRows, PairTiles(b_.state_pieces, kStrip, channels_ / 2), 2,
-        channels_ / kTileDepth, b_.o, kStrip);
+    hs::MultiplyTiles<Tiles, 13, false>(QueryTiles(), kChunk / kTileRows,
+                                        PairTiles(b_.state_pieces, kStrip, channels_ / 2), 2, channels_ / kTileDepth,
+                                        b_.o, kStrip);
     if (p_.gate == Gate::kNone) return;
     for (int64_t t = 0; t < kChunk; ++t) {
       const V factor = hn::Set(d_, from_begin_[t]);
@@ -447,26 +434,22 @@ class ChunkedHead {
   // o += P V, where a key is not after all queries.
   HWY_NOINLINE void AddValues(int64_t strip) {
     constexpr ptrdiff_t kRow = kChunk * 2;
-    const hs::TileFactor p = {reinterpret_cast<const char*>(b_.pair_pieces), kTileRows * kRow, 64,
-                              kChunk * kRow, kRow};
+    const hs::TileFactor p = {reinterpret_cast<const char*>(b_.pair_pieces), kTileRows * kRow, 64, kChunk * kRow, kRow};
     const hs::TileFactor v = PairTiles(ValuesOf(strip), kStrip, 0);
     hs::MultiplyTiles<Tiles, 31, true>(p, 2, v, 2, 1, b_.o, kStrip);
-    hs::MultiplyTiles<Tiles, 31, true>(Down(p, 2), 2, v, 2, 2, b_.o + kChunk / 2 * kStrip,
-                                       kStrip);
+    hs::MultiplyTiles<Tiles, 31, true>(Down(p, 2), 2, v, 2, 2, b_.o + kChunk / 2 * kStrip, kStrip);
   }
 
   // S += K^T D_n V.
   HWY_NOINLINE void AddToState(int64_t strip) {
-    const hs::TileFactor k = {reinterpret_cast<const char*>(b_.k_channels), kTileBytes,
-                              channels_ * 64, 0, 64};
+    const hs::TileFactor k = {reinterpret_cast<const char*>(b_.k_channels), kTileBytes, channels_ * 64, 0, 64};
     const int64_t rows = channels_ / kTileRows;
     if (weighted_) {
       WeighValues(strip);
-      hs::MultiplyTiles<Tiles, 13, true>(k, rows, PairTiles(b_.written, kStrip, kChunk / 2), 2, 2,
-                                         StateOf(strip), kStrip);
+      hs::MultiplyTiles<Tiles, 13, true>(k, rows, PairTiles(b_.written, kStrip, kChunk / 2), 2, 2, StateOf(strip),
+                                         kStrip);
     } else {
-      hs::MultiplyTiles<Tiles, 1, true>(k, rows, PairTiles(ValuesOf(strip), kStrip, 0), 2, 2,
-                                        StateOf(strip), kStrip);
+      hs::MultiplyTiles<Tiles, 1, true>(k, rows, PairTiles(ValuesOf(strip), kStrip, 0), 2, 2, StateOf(strip), kStrip);
     }
   }
 
@@ -480,8 +463,7 @@ class ChunkedHead {
         for (int64_t t = j; t < n && !kState; ++t) {
           const int64_t word = j / kTileDepth * kTileWords + j % kTileWords;
           const uint32_t pair = b_.pair_pieces[t * kChunk / 2 + word];
-          b_.o[t * kStrip + c] +=
-              v * Widened(static_cast<uint16_t>(j % kTileDepth < kTileWords ? pair : pair >> 16));
+          b_.o[t * kStrip + c] += v * Widened(static_cast<uint16_t>(j % kTileDepth < kTileWords ? pair : pair >> 16));
         }
         const uint16_t* k = RowOf(p_.k, key_head_, first + j);
         for (int64_t r = 0; r < p_.key_size; ++r) {
@@ -498,15 +480,12 @@ class ChunkedHead {
     return x;
   }
 
-  HWY_NOINLINE void Store(int64_t first, int64_t n, int64_t strip,
-                          const OutputRows<float>& rows) {
+  HWY_NOINLINE void Store(int64_t first, int64_t n, int64_t strip, const OutputRows<float>& rows) {
     const V scale = hn::Set(d_, static_cast<float>(p_.outer_scale()));
     const int64_t begin = begin_ + strip, end = std::min(begin + kStrip, end_);
-    StoreRows(d_, b_.o - begin, static_cast<size_t>(kStrip), p_.o, s_, head_, first,
-              static_cast<size_t>(n), static_cast<size_t>(begin), static_cast<size_t>(end),
-              [&](V x, size_t t, size_t i) HWY_ATTR {
-                return rows.Finished(hn::Mul(x, scale), t, i);
-              });
+    StoreRows(d_, b_.o - begin, static_cast<size_t>(kStrip), p_.o, s_, head_, first, static_cast<size_t>(n),
+              static_cast<size_t>(begin), static_cast<size_t>(end),
+              [&](V x, size_t t, size_t i) HWY_ATTR { return rows.Finished(hn::Mul(x, scale), t, i); });
   }
 
   void LoadState() {
@@ -526,8 +505,7 @@ class ChunkedHead {
     for (int64_t r = 0; r < p_.key_size; ++r) {
       for (int64_t c = begin_; c < end_; ++c) {
         const int64_t strip = (c - begin_) / kStrip * kStrip;
-        f(StateOf(strip)[r * kStrip + (c - begin_) % kStrip],
-          r * states.key_stride + c * states.value_stride);
+        f(StateOf(strip)[r * kStrip + (c - begin_) % kStrip], r * states.key_stride + c * states.value_stride);
       }
     }
   }
@@ -537,11 +515,11 @@ class ChunkedHead {
   const int64_t head_, key_head_;
   const ChunkBuffers& b_;
   const int64_t channels_, begin_, end_, columns_;
-  const bool weighted_;  // values that are added to the state
-  bool finite_ = true;   // values of the chunk
-  float less_one_ = 0;           // E_n - 1
-  float from_begin_[kChunk];     // E_t
-  float to_end_[kChunk];         // D_nt
+  const bool weighted_;       // values that are added to the state
+  bool finite_ = true;        // values of the chunk
+  float less_one_ = 0;        // E_n - 1
+  float from_begin_[kChunk];  // E_t
+  float to_end_[kChunk];      // D_nt
 };
 
 template <class Tiles>

@@ -36,16 +36,15 @@ inline constexpr size_t kRowVectors = 8;
 // A row of one sequence.
 template <class T>
 struct RowShape {
-  size_t n = 0;      // of the transforms; 0: directly
-  size_t taps = 0;   // that the sequence meets
-  size_t lead = 0;   // elements before the first input
-  size_t inputs = 0; // with zeros behind the last: whole blocks
+  size_t n = 0;       // of the transforms; 0: directly
+  size_t taps = 0;    // that the sequence meets
+  size_t lead = 0;    // elements before the first input
+  size_t inputs = 0;  // with zeros behind the last: whole blocks
 
   RowShape() = default;
   RowShape(const Problem& p, int64_t count)
       : n(static_cast<size_t>(TransformLength(p.num_taps, count))),
-        taps(static_cast<size_t>(std::min(p.num_taps, count))),
-        lead(n > 0 ? n : RoundedUp<T>(taps)),
+        taps(static_cast<size_t>(std::min(p.num_taps, count))), lead(n > 0 ? n : RoundedUp<T>(taps)),
         inputs(static_cast<size_t>(count)) {
     if (n > 0) inputs = (inputs + n - 1) / n * n;
   }
@@ -60,8 +59,8 @@ struct ConvolutionBuffers {
   size_t pitch = 0;     // from row to row: no power of two, so that rows do not share a cache set
   size_t prepared = 0;  // from channel to channel
   T *rows, *taps;
-  T *scratch;           // a spectrum
-  ModeTaps<T> modes;    // where they make the taps
+  T* scratch;         // a spectrum
+  ModeTaps<T> modes;  // where they make the taps
   // The backward pass alone has these.
   T *d_rows, *of_inputs, *of_gradients, *sum;
   double *dtaps, *dskip;
@@ -79,9 +78,7 @@ struct ConvolutionBuffers {
     prepared = RoundedUp<T>(prepared) + Lanes<T>();
     spectrum = std::max(spectrum, prepared);  // taps, before they are transformed
     const auto channels = ChannelsAtOnce(p);
-    const auto next = [&](auto*& buffer, size_t elements) {
-      carver.Next(buffer, static_cast<int64_t>(elements));
-    };
+    const auto next = [&](auto*& buffer, size_t elements) { carver.Next(buffer, static_cast<int64_t>(elements)); };
     next(rows, channels * pitch);
     next(taps, channels * prepared);
     next(scratch, spectrum);
@@ -110,8 +107,7 @@ HWY_INLINE void ForVectorsAtOnce(size_t vectors, const F& f) {
 
 // row[t] = skip x_t + sum_s taps[s] x_{t-s} with x_t = row[lead + t], in order of t.
 template <class T>
-HWY_NOINLINE HWY_ATTR void ConvolveRow(const T* HWY_RESTRICT taps, T skip,
-                                       const RowShape<T>& shape, T* row) {
+HWY_NOINLINE HWY_ATTR void ConvolveRow(const T* HWY_RESTRICT taps, T skip, const RowShape<T>& shape, T* row) {
   const hn::ScalableTag<T> d;
   constexpr size_t N = Lanes<T>();
   ForVectorsAtOnce(RoundedUp<T>(shape.inputs) / N, [&](auto at_once, size_t first) HWY_ATTR {
@@ -148,7 +144,7 @@ HWY_NOINLINE HWY_ATTR void AddTapGradients(const T* HWY_RESTRICT row, const T* H
       for (auto& s : sum) s = hn::Zero(d);
       for (size_t t = begin; t < end; ++t) {
         const auto dy = hn::Set(d, *(last - t));
-          for (size_t v = 0; v < at_once; ++v) {
+        for (size_t v = 0; v < at_once; ++v) {
           sum[v] = hn::MulAdd(dy, hn::LoadU(d, x + t + 1 + v * N - after), sum[v]);
         }
       }
@@ -163,7 +159,7 @@ HWY_NOINLINE HWY_ATTR void AddTapGradients(const T* HWY_RESTRICT row, const T* H
 
 // convolution.cc compiles both, for all files of the engine.
 #ifndef HEED_TAPS_OF
-#define HEED_TAPS_OF(EXTERN, T)                                              \
+#define HEED_TAPS_OF(EXTERN, T)                                          \
   EXTERN template void ConvolveRow(const T*, T, const RowShape<T>&, T*); \
   EXTERN template void AddTapGradients(const T*, const T*, const RowShape<T>&, double*);
 #endif
@@ -259,8 +255,7 @@ class RowStrip {
   }
 
   // A row of gradients of outputs from its end becomes one of inputs.
-  HWY_ATTR void RowBackward(const Gradients& g, int64_t channel, size_t c,
-                            const RowShape<T>& shape) const {
+  HWY_ATTR void RowBackward(const Gradients& g, int64_t channel, size_t c, const RowShape<T>& shape) const {
     const T* row = b_.rows + c * b_.pitch;
     T* d_row = b_.d_rows + c * b_.pitch;
     if (g.dskip.data != nullptr) {
@@ -272,24 +267,20 @@ class RowStrip {
   }
 
  private:
-  bool WantsTaps(const Gradients& g) const {
-    return g.dtaps.data != nullptr || HasModes(p_);
-  }
+  bool WantsTaps(const Gradients& g) const { return g.dtaps.data != nullptr || HasModes(p_); }
   double* TapsOf(size_t c) const { return b_.dtaps + c * static_cast<size_t>(p_.num_taps); }
-  static const FourierPlan<T>& PlanOf(const RowShape<T>& shape) {
-    return SharedPlan<T>(static_cast<int64_t>(shape.n));
-  }
+  static const FourierPlan<T>& PlanOf(const RowShape<T>& shape) { return SharedPlan<T>(static_cast<int64_t>(shape.n)); }
 
   // Inputs behind the lead. Zeros complete the last block: what comes from its end has them first.
-  HWY_ATTR void Load(const Tokens& x, const Sequence& s, int64_t channel, size_t channels,
-                     const RowShape<T>& shape, bool from_end, T* rows) const {
+  HWY_ATTR void Load(const Tokens& x, const Sequence& s, int64_t channel, size_t channels, const RowShape<T>& shape,
+                     bool from_end, T* rows) const {
     const auto count = static_cast<size_t>(s.count);
     const size_t before = from_end ? shape.inputs - count : 0;
     LoadPanel(RowsOf(x, s, channel, channels, from_end), rows + shape.lead + before, b_.pitch);
     for (size_t c = 0; c < channels; ++c) Complete(shape, count, from_end, rows + c * b_.pitch);
   }
-  HWY_ATTR void Store(const Tokens& to, const Sequence& s, int64_t channel, size_t channels,
-                      const RowShape<T>& shape, bool from_end, const T* rows) const {
+  HWY_ATTR void Store(const Tokens& to, const Sequence& s, int64_t channel, size_t channels, const RowShape<T>& shape,
+                      bool from_end, const T* rows) const {
     const size_t before = from_end ? shape.inputs - static_cast<size_t>(s.count) : 0;
     StorePanel(rows + before, b_.pitch, RowsOf(to, s, channel, channels, from_end));
   }
@@ -305,15 +296,13 @@ class RowStrip {
   const T* Block(const RowShape<T>& shape, const T* row, size_t block) const {
     return row + shape.lead + block * shape.n;
   }
-  void TransformBlock(const FourierPlan<T>& plan, const RowShape<T>& shape, const T* row,
-                      size_t block, T* spectrum) const {
+  void TransformBlock(const FourierPlan<T>& plan, const RowShape<T>& shape, const T* row, size_t block,
+                      T* spectrum) const {
     const T* x = Block(shape, row, block);
     Spectrum(targets_, plan, x, block > 0 ? x - shape.n : nullptr, spectrum);
   }
 
-  T SkipOf(int64_t channel, size_t c) const {
-    return SkipAt<T>(p_, channel + static_cast<int64_t>(c));
-  }
+  T SkipOf(int64_t channel, size_t c) const { return SkipAt<T>(p_, channel + static_cast<int64_t>(c)); }
   // Adds D x to block i, before the next one's outputs take the place of its inputs.
   HWY_ATTR void AddSkip(T skip, const RowShape<T>& shape, size_t i, T* row) const {
     if (p_.skip.data == nullptr) return;
@@ -327,8 +316,8 @@ class RowStrip {
 
   // Block i of what is read from its end meets the inputs of block blocks - 1 - i: their product has
   // the gradients of taps from its end.
-  HWY_ATTR void BlocksBackward(const Gradients& g, size_t c, T skip, const RowShape<T>& shape,
-                               const T* row, T* d_row) const {
+  HWY_ATTR void BlocksBackward(const Gradients& g, size_t c, T skip, const RowShape<T>& shape, const T* row,
+                               T* d_row) const {
     const FourierPlan<T>& plan = PlanOf(shape);
     const T* taps = b_.taps + c * b_.prepared;
     double* dtaps = TapsOf(c);
@@ -379,8 +368,7 @@ template <class T>
 void ConvolutionRun(Context& ctx, const Problem& p) {
   MakePlans<T>(p);
   using Buffers = ConvolutionBuffers<T>;
-  RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip, int64_t first,
-                                   int64_t last) {
+  RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip, int64_t first, int64_t last) {
     RowStrip<T>(ctx, p, buffers, strip).Forward(first, last);
   });
 }
@@ -389,9 +377,8 @@ template <class T>
 void ConvolutionBackRun(Context& ctx, const Problem& p, const Gradients& g) {
   MakePlans<T>(p);
   using Buffers = ConvolutionBuffers<T>;
-  RowsBackward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip) {
-    RowStrip<T>(ctx, p, buffers, strip).Backward(g);
-  });
+  RowsBackward<Buffers>(ctx, p,
+                        [&](Buffers& buffers, const Strip& strip) { RowStrip<T>(ctx, p, buffers, strip).Backward(g); });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

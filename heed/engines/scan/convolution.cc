@@ -8,7 +8,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/scan/convolution.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #include "heed/engines/scan/convolution-inl.h"
@@ -61,22 +61,25 @@ Reason Declines(const Context&, const Problem& p) {
 
 const Kernel kConvolutionFourier = {
     .name = "convolution_fourier",
-    .why = "by Fourier transforms, of blocks of the least power of two that has all taps, as there are too many to add "
-           "up; 16-bit tensors widened, rows transposed where channels are contiguous",
-    .declines = [](const Context& ctx, const Problem& p) {
-      const Reason reason = Declines(ctx, p);
-      const bool transformed = std::ranges::any_of(
-          p.sequences, [&](const Sequence& s) { return TransformLength(p.num_taps, s.count) > 0; });
-      return reason.empty() && !transformed ? Reason{"gains from longer sequences and more taps"} : reason;
-    },
+    .why =
+        "by Fourier transforms, of blocks of the least power of two that has all taps, as there are too many to add "
+        "up; 16-bit tensors widened, rows transposed where channels are contiguous",
+    .declines =
+        [](const Context& ctx, const Problem& p) {
+          const Reason reason = Declines(ctx, p);
+          const bool transformed = std::ranges::any_of(
+              p.sequences, [&](const Sequence& s) { return TransformLength(p.num_taps, s.count) > 0; });
+          return reason.empty() && !transformed ? Reason{"gains from longer sequences and more taps"} : reason;
+        },
     .forward_passes = &Convolution,
     .backward_passes = &Convolution,
 };
 
 const Kernel kConvolutionDirect = {
     .name = "convolution_direct",
-    .why = "tap by tap, as transforms would cost more at this length; tokens in lanes, 16-bit tensors widened, rows "
-           "transposed where channels are contiguous",
+    .why =
+        "tap by tap, as transforms would cost more at this length; tokens in lanes, 16-bit tensors widened, rows "
+        "transposed where channels are contiguous",
     .declines = &Declines,
     .forward_passes = &Convolution,
     .backward_passes = &Convolution,

@@ -40,8 +40,7 @@ struct ChannelModes {
 };
 
 inline double NumberAt(const Numbers& x, int64_t channel, size_t state = 0, int64_t part = 0) {
-  return LoadAsDouble(x.dtype, x.data,
-                      channel * x.channel + static_cast<int64_t>(state) * x.state + part * x.part);
+  return LoadAsDouble(x.dtype, x.data, channel * x.channel + static_cast<int64_t>(state) * x.state + part * x.part);
 }
 
 template <class V>
@@ -95,8 +94,7 @@ HWY_INLINE void DiscretiseVector(D d, bool bilinear, V dt, ComplexVector<V> z, C
   const ComplexVector<V> mean = Quotient<V>(rise, z);  // 1 where z is too small to divide by
   const V size = hn::Add(hn::Abs(z.re), hn::Abs(z.im));
   const auto tiny = hn::Lt(size, hn::Set(d, 1e-150));
-  b = {hn::Mul(dt, hn::IfThenElse(tiny, one, mean.re)),
-       hn::Mul(dt, hn::IfThenElse(tiny, zero, mean.im))};
+  b = {hn::Mul(dt, hn::IfThenElse(tiny, one, mean.re)), hn::Mul(dt, hn::IfThenElse(tiny, zero, mean.im))};
 }
 
 HWY_NOINLINE HWY_ATTR inline void Discretise(const Problem& p, int64_t channel, ChannelModes& of) {
@@ -124,9 +122,8 @@ HWY_NOINLINE HWY_ATTR inline void Discretise(const Problem& p, int64_t channel, 
       *x = hn::IfThenElse(lost, hn::Set(d, std::numeric_limits<double>::quiet_NaN()), *x);
     }
     const auto valid = hn::FirstN(d, HWY_MIN(hn::Lanes(d), modes - n));
-    const auto store = [&](hn::Vec<decltype(d)> x, double* to) HWY_ATTR {
-      hn::StoreU(hn::IfThenElseZero(valid, x), d, to + n);
-    };
+    const auto store = [&](hn::Vec<decltype(d)> x, double* to)
+                           HWY_ATTR { hn::StoreU(hn::IfThenElseZero(valid, x), d, to + n); };
     store(z.re, of.z);
     store(a.re, of.a);
     store(a.im, of.a + of.width);
@@ -141,9 +138,7 @@ struct Complex64 {
 };
 inline Complex64 operator+(Complex64 x, Complex64 y) { return {x.re + y.re, x.im + y.im}; }
 inline Complex64 operator-(Complex64 x, Complex64 y) { return {x.re - y.re, x.im - y.im}; }
-inline Complex64 operator*(Complex64 x, Complex64 y) {
-  return {x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re};
-}
+inline Complex64 operator*(Complex64 x, Complex64 y) { return {x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re}; }
 inline Complex64 operator*(double x, Complex64 y) { return {x * y.re, x * y.im}; }
 inline Complex64 operator/(Complex64 x, Complex64 y) {
   const double norm = y.re * y.re + y.im * y.im;
@@ -165,8 +160,8 @@ inline Complex64 MeanSlope(Complex64 z, Complex64 power, Complex64 mean) {
 struct RateGradients {
   double log_dt, log_A_real, A_imag;
 };
-inline RateGradients GradientsOfRates(bool bilinear, double dt, Complex64 z, Complex64 a, Complex64 b,
-                                      Complex64 of_a, Complex64 of_b) {
+inline RateGradients GradientsOfRates(bool bilinear, double dt, Complex64 z, Complex64 a, Complex64 b, Complex64 of_a,
+                                      Complex64 of_b) {
   Complex64 of_z, slope = {0, 0};
   const Complex64 mean = (1 / dt) * b;
   if (bilinear) {

@@ -45,9 +45,9 @@ inline constexpr int64_t kStripsAtOnce = 4;
 // What a strip has to itself: rows of its width.
 template <class T>
 struct ElementwiseOwn {
-  T *h, *p;               // the state, and its gradient
-  T *rate, *slope;        // -c softplus(lambda), and -c times its derivative
-  T* borders;             // [tiles][width]
+  T *h, *p;                   // the state, and its gradient
+  T *rate, *slope;            // -c softplus(lambda), and -c times its derivative
+  T* borders;                 // [tiles][width]
   ConstantSums<T> constants;  // of lambda, before its factor
 
   void LayOut(const Problem& problem, bool backward, Carver& carver) {
@@ -76,8 +76,8 @@ struct ElementwiseBuffers {
 template <class T, Rule kRule>
 class ElementwiseStrip {
  public:
-  ElementwiseStrip(const Problem& p, const ElementwiseBuffers<T>& buffers,
-                   const ElementwiseOwn<T>& own, const Strip& strip)
+  ElementwiseStrip(const Problem& p, const ElementwiseBuffers<T>& buffers, const ElementwiseOwn<T>& own,
+                   const Strip& strip)
       : p_(p), b_(buffers), own_(own), strip_(strip), channels_(static_cast<size_t>(strip.channels)),
         vectors_((channels_ + N - 1) / N) {
     if constexpr (kRule == Rule::kGates) {
@@ -142,8 +142,7 @@ class ElementwiseStrip {
     if (begin % kChunkTokens == 0) own_.constants.EndChunk();
   }
 
-  void EndBackward(const Sequence& s, const Gradients& g, int64_t sequence,
-                   const SharedSums& shared) {
+  void EndBackward(const Sequence& s, const Gradients& g, int64_t sequence, const SharedSums& shared) {
     StoreRow(own_.p, g.dinitial, s);
     if constexpr (kRule == Rule::kGates) {
       for (size_t i = 0; i < kWidth; ++i) {
@@ -168,16 +167,12 @@ class ElementwiseStrip {
     V root, square, a;
   };
 
-  static const Tokens& FirstOf(const Problem& p) {
-    return kRule == Rule::kDecay ? p.log_decay : p.recurrence_gate;
-  }
+  static const Tokens& FirstOf(const Problem& p) { return kRule == Rule::kDecay ? p.log_decay : p.recurrence_gate; }
   static size_t TokensAt(const Sequence& s, int64_t begin) {
     return static_cast<size_t>(std::min(kTileTokens, s.count - begin));
   }
   // A sequence begins here with nothing before it.
-  bool IsFirst(int64_t begin, size_t t) const {
-    return begin == 0 && t == 0 && p_.initial.data == nullptr;
-  }
+  bool IsFirst(int64_t begin, size_t t) const { return begin == 0 && t == 0 && p_.initial.data == nullptr; }
   Piece PieceAt(const Tokens& x, const Sequence& s, int64_t begin, size_t tokens) const {
     return PieceOf(x, s, begin, tokens, 0, strip_.first, channels_);
   }
@@ -283,8 +278,7 @@ class ElementwiseStrip {
       const V x = hn::Load(d_, b_.x + at);
       const V of_gated = hn::Mul(p, token.root);  // of sigmoid(i) x
       hn::Store(hn::Mul(of_gated, token.input.s), d_, b_.x + at);
-      hn::Store(hn::Mul(hn::Mul(of_gated, x), hn::Mul(token.input.s, token.input.complement)), d_,
-                b_.second + at);
+      hn::Store(hn::Mul(hn::Mul(of_gated, x), hn::Mul(token.input.s, token.input.complement)), d_, b_.second + at);
       if (!is_first) {
         // droot / dlog a = -a^2 / root; what 1 / (2 root) there is at most 1000.
         constexpr T kLeast = T{1e-6} / 4;
@@ -295,9 +289,8 @@ class ElementwiseStrip {
       T* sum = own_.constants.Row(0) + at % kWidth;
       hn::Store(hn::MulAdd(dlog, token.recurrence.s, hn::Load(d_, sum)), d_, sum);
       const V rate = hn::Load(d_, own_.rate + at % kWidth);
-      hn::Store(hn::Mul(hn::Mul(dlog, rate),
-                        hn::Mul(token.recurrence.s, token.recurrence.complement)),
-                d_, b_.first + at);
+      hn::Store(hn::Mul(hn::Mul(dlog, rate), hn::Mul(token.recurrence.s, token.recurrence.complement)), d_,
+                b_.first + at);
     }
     return before;
   }
@@ -323,8 +316,8 @@ int64_t ElementwiseBytes(const Problem& p) {
 template <class T, Rule kRule>
 class ElementwiseStrips {
  public:
-  ElementwiseStrips(const Problem& p, const ElementwiseBuffers<T>& buffers, const Strips& strips,
-                    int64_t first, int64_t last)
+  ElementwiseStrips(const Problem& p, const ElementwiseBuffers<T>& buffers, const Strips& strips, int64_t first,
+                    int64_t last)
       : count_(static_cast<size_t>(last - first)) {
     for (size_t i = 0; i < count_; ++i) {
       all_[i].emplace(p, buffers, buffers.own[i], strips.At(first + static_cast<int64_t>(i)));
@@ -356,8 +349,7 @@ void ElementwiseRun(Context& ctx, const Problem& p) {
     ElementwiseBuffers<T> buffers;
     buffers.LayOut(p, false, carver);
     const int64_t strip = task % cut.runs_of_strips * cut.strips;
-    ElementwiseStrips<T, kRule> run(p, buffers, strips, strip,
-                                    std::min(strip + cut.strips, strips.size()));
+    ElementwiseStrips<T, kRule> run(p, buffers, strips, strip, std::min(strip + cut.strips, strips.size()));
     const int64_t first = task / cut.runs_of_strips * cut.sequences;
     for (int64_t i = first; i < std::min(first + cut.sequences, sequences); ++i) {
       const Sequence& s = p.sequences[static_cast<size_t>(i)];
@@ -398,8 +390,7 @@ void ElementwiseBackRun(Context& ctx, const Problem& p, const Gradients& g) {
     ElementwiseBuffers<T> buffers;
     buffers.LayOut(p, true, carver);
     const int64_t strip = task % cut.runs_of_strips * cut.strips;
-    ElementwiseStrips<T, kRule> run(p, buffers, strips, strip,
-                                    std::min(strip + cut.strips, strips.size()));
+    ElementwiseStrips<T, kRule> run(p, buffers, strips, strip, std::min(strip + cut.strips, strips.size()));
     const int64_t sequence = task / cut.runs_of_strips;
     const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
     run.ForEach([&](auto& one) { one.Begin(s); });

@@ -5,7 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/scan/elementwise.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #include "heed/engines/scan/elementwise-inl.h"
@@ -60,11 +60,12 @@ HEED_EXPORT(Passes, Elementwise)
 const Kernel kElementwise = {
     .name = "elementwise",
     .why = "channels in lanes, 16-bit tensors widened; tiles of 16 tokens are transposed where tokens are contiguous",
-    .declines = [](const Context&, const Problem& p) {
-      const Reason reason = engine::DeclinesAllButFloats(p.dtype);
-      const bool has_rule = p.rule == Rule::kDecay || p.rule == Rule::kGates;
-      return reason.empty() && !has_rule ? Reason{"computes one state per channel"} : reason;
-    },
+    .declines =
+        [](const Context&, const Problem& p) {
+          const Reason reason = engine::DeclinesAllButFloats(p.dtype);
+          const bool has_rule = p.rule == Rule::kDecay || p.rule == Rule::kGates;
+          return reason.empty() && !has_rule ? Reason{"computes one state per channel"} : reason;
+        },
     .forward_passes = &Elementwise,
     .backward_passes = &Elementwise,
 };

@@ -15,7 +15,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/scan/fourier.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                            // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
 #include "heed/simd/transpose-inl.h"
@@ -47,15 +47,13 @@ HWY_INLINE Complex<V> Minus(Complex<V> a, Complex<V> b) {
 
 template <class V>
 HWY_INLINE Complex<V> Times(Complex<V> a, Complex<V> b) {
-  return {hn::NegMulAdd(a.im, b.im, hn::Mul(a.re, b.re)),
-          hn::MulAdd(a.re, b.im, hn::Mul(a.im, b.re))};
+  return {hn::NegMulAdd(a.im, b.im, hn::Mul(a.re, b.re)), hn::MulAdd(a.re, b.im, hn::Mul(a.im, b.re))};
 }
 
 // a times the conjugate of b.
 template <class V>
 HWY_INLINE Complex<V> TimesConjugate(Complex<V> a, Complex<V> b) {
-  return {hn::MulAdd(a.im, b.im, hn::Mul(a.re, b.re)),
-          hn::NegMulAdd(a.re, b.im, hn::Mul(a.im, b.re))};
+  return {hn::MulAdd(a.im, b.im, hn::Mul(a.re, b.re)), hn::NegMulAdd(a.re, b.im, hn::Mul(a.im, b.re))};
 }
 
 template <bool kInverse, class V>
@@ -215,8 +213,7 @@ void AddProductOf(const FourierPlan<T>& plan, const T* a, const T* b, T* HWY_RES
 }
 
 template <class T>
-void ConvolutionOf(const FourierPlan<T>& plan, const T* a, const T* b, T* scratch,
-                   T* HWY_RESTRICT y) {
+void ConvolutionOf(const FourierPlan<T>& plan, const T* a, const T* b, T* scratch, T* HWY_RESTRICT y) {
   const Tag<T> d;
   const size_t num_rows = static_cast<size_t>(plan.rows);
   for (size_t tile = 0; tile < num_rows / kLanes; ++tile) {
@@ -243,13 +240,11 @@ void ConvolutionOf(const FourierPlan<T>& plan, const T* a, const T* b, T* scratc
   }
 }
 
-void SpectrumF32(const FourierPlan<float>& plan, const float* x, const float* before,
-                 float* spectrum) {
+void SpectrumF32(const FourierPlan<float>& plan, const float* x, const float* before, float* spectrum) {
   SpectrumOf(plan, x, before, spectrum);
 }
 
-void SpectrumF64(const FourierPlan<double>& plan, const double* x, const double* before,
-                 double* spectrum) {
+void SpectrumF64(const FourierPlan<double>& plan, const double* x, const double* before, double* spectrum) {
   SpectrumOf(plan, x, before, spectrum);
 }
 
@@ -257,18 +252,15 @@ void AddProductF32(const FourierPlan<float>& plan, const float* a, const float* 
   AddProductOf(plan, a, b, sum);
 }
 
-void AddProductF64(const FourierPlan<double>& plan, const double* a, const double* b,
-                   double* sum) {
+void AddProductF64(const FourierPlan<double>& plan, const double* a, const double* b, double* sum) {
   AddProductOf(plan, a, b, sum);
 }
 
-void ConvolveF32(const FourierPlan<float>& plan, const float* a, const float* b, float* scratch,
-                 float* y) {
+void ConvolveF32(const FourierPlan<float>& plan, const float* a, const float* b, float* scratch, float* y) {
   ConvolutionOf(plan, a, b, scratch, y);
 }
 
-void ConvolveF64(const FourierPlan<double>& plan, const double* a, const double* b,
-                 double* scratch, double* y) {
+void ConvolveF64(const FourierPlan<double>& plan, const double* a, const double* b, double* scratch, double* y) {
   ConvolutionOf(plan, a, b, scratch, y);
 }
 
@@ -283,8 +275,7 @@ namespace {
 // exp(2 pi i num / den), from an angle of less than one turn.
 template <class T>
 void AppendRoot(int64_t num, int64_t den, std::vector<T>& out) {
-  const double angle = 2 * std::numbers::pi * static_cast<double>(num % den) /
-                       static_cast<double>(den);
+  const double angle = 2 * std::numbers::pi * static_cast<double>(num % den) / static_cast<double>(den);
   out.push_back(static_cast<T>(std::cos(angle)));
   out.push_back(static_cast<T>(std::sin(angle)));
 }
@@ -311,12 +302,8 @@ int64_t Reversed(int64_t index, int64_t size) {
 
 template <class T>
 FourierPlan<T>::FourierPlan(int64_t length)
-    : n(length),
-      rows(length / kFourierLanes),
-      lane_weight(2 * kFourierLanes),
-      stages(StagesOf<T>(rows)),
-      short_stages(StagesOf<T>(kFourierLanes)),
-      tile_turn(2 * kFourierLanes * kFourierLanes) {
+    : n(length), rows(length / kFourierLanes), lane_weight(2 * kFourierLanes), stages(StagesOf<T>(rows)),
+      short_stages(StagesOf<T>(kFourierLanes)), tile_turn(2 * kFourierLanes * kFourierLanes) {
   std::vector<T> root;
   for (int64_t l = 0; l < kFourierLanes; ++l) {
     root.clear();
@@ -367,33 +354,32 @@ HWY_EXPORT(AddProductF64);
 HWY_EXPORT(ConvolveF32);
 HWY_EXPORT(ConvolveF64);
 
-void Spectrum(int64_t allowed_targets, const FourierPlan<float>& plan, const float* x,
-              const float* before, float* spectrum) {
+void Spectrum(int64_t allowed_targets, const FourierPlan<float>& plan, const float* x, const float* before,
+              float* spectrum) {
   HWY_DISPATCH_TABLE(SpectrumF32)[TargetIndex(allowed_targets)](plan, x, before, spectrum);
 }
 
-void Spectrum(int64_t allowed_targets, const FourierPlan<double>& plan, const double* x,
-              const double* before, double* spectrum) {
+void Spectrum(int64_t allowed_targets, const FourierPlan<double>& plan, const double* x, const double* before,
+              double* spectrum) {
   HWY_DISPATCH_TABLE(SpectrumF64)[TargetIndex(allowed_targets)](plan, x, before, spectrum);
 }
 
-void AddProduct(int64_t allowed_targets, const FourierPlan<float>& plan, const float* a,
-                const float* b, float* sum) {
+void AddProduct(int64_t allowed_targets, const FourierPlan<float>& plan, const float* a, const float* b, float* sum) {
   HWY_DISPATCH_TABLE(AddProductF32)[TargetIndex(allowed_targets)](plan, a, b, sum);
 }
 
-void AddProduct(int64_t allowed_targets, const FourierPlan<double>& plan, const double* a,
-                const double* b, double* sum) {
+void AddProduct(int64_t allowed_targets, const FourierPlan<double>& plan, const double* a, const double* b,
+                double* sum) {
   HWY_DISPATCH_TABLE(AddProductF64)[TargetIndex(allowed_targets)](plan, a, b, sum);
 }
 
-void Convolve(int64_t allowed_targets, const FourierPlan<float>& plan, const float* a,
-              const float* b, float* scratch, float* y) {
+void Convolve(int64_t allowed_targets, const FourierPlan<float>& plan, const float* a, const float* b, float* scratch,
+              float* y) {
   HWY_DISPATCH_TABLE(ConvolveF32)[TargetIndex(allowed_targets)](plan, a, b, scratch, y);
 }
 
-void Convolve(int64_t allowed_targets, const FourierPlan<double>& plan, const double* a,
-              const double* b, double* scratch, double* y) {
+void Convolve(int64_t allowed_targets, const FourierPlan<double>& plan, const double* a, const double* b,
+              double* scratch, double* y) {
   HWY_DISPATCH_TABLE(ConvolveF64)[TargetIndex(allowed_targets)](plan, a, b, scratch, y);
 }
 

@@ -43,13 +43,13 @@ struct FourierPlan {
   int64_t spectrum_size() const { return 2 * n; }
 
   int64_t n;
-  int64_t rows;                // n / 16
-  std::vector<T> lane_weight;  // w^l: [2, 16]; real parts first, here and below
-  std::vector<T> row_weight;   // w^(16 j): [rows, 2]
-  std::vector<T> stages;       // of radix 4, from the largest: [quarter, 3, 2] each
-  std::vector<T> short_stages; // those of 16 rows
-  std::vector<T> lane_turn;    // what each row of a transposed tile shares: [rows / 16, 16, 2]
-  std::vector<T> tile_turn;    // what all tiles share: [16, 2, 16]
+  int64_t rows;                 // n / 16
+  std::vector<T> lane_weight;   // w^l: [2, 16]; real parts first, here and below
+  std::vector<T> row_weight;    // w^(16 j): [rows, 2]
+  std::vector<T> stages;        // of radix 4, from the largest: [quarter, 3, 2] each
+  std::vector<T> short_stages;  // those of 16 rows
+  std::vector<T> lane_turn;     // what each row of a transposed tile shares: [rows / 16, 16, 2]
+  std::vector<T> tile_turn;     // what all tiles share: [16, 2, 16]
 };
 
 // The plan of length n that all calls share: kept until the process ends, about 3 n / 8 elements.
@@ -59,23 +59,22 @@ template <class T>
 const FourierPlan<T>& SharedPlan(int64_t n);
 
 // The spectrum of x, of n elements, minus i times that of the n before it; null: zeros.
-void Spectrum(int64_t allowed_targets, const FourierPlan<float>& plan, const float* x,
-              const float* before, float* spectrum);
-void Spectrum(int64_t allowed_targets, const FourierPlan<double>& plan, const double* x,
-              const double* before, double* spectrum);
+void Spectrum(int64_t allowed_targets, const FourierPlan<float>& plan, const float* x, const float* before,
+              float* spectrum);
+void Spectrum(int64_t allowed_targets, const FourierPlan<double>& plan, const double* x, const double* before,
+              double* spectrum);
 
 // sum += a b, of spectra.
-void AddProduct(int64_t allowed_targets, const FourierPlan<float>& plan, const float* a,
-                const float* b, float* sum);
-void AddProduct(int64_t allowed_targets, const FourierPlan<double>& plan, const double* a,
-                const double* b, double* sum);
+void AddProduct(int64_t allowed_targets, const FourierPlan<float>& plan, const float* a, const float* b, float* sum);
+void AddProduct(int64_t allowed_targets, const FourierPlan<double>& plan, const double* a, const double* b,
+                double* sum);
 
 // y, of n elements, of the sequences whose spectra are a and b; of a alone where b is null. scratch,
 // of a spectrum's size, may be a or b.
-void Convolve(int64_t allowed_targets, const FourierPlan<float>& plan, const float* a,
-              const float* b, float* scratch, float* y);
-void Convolve(int64_t allowed_targets, const FourierPlan<double>& plan, const double* a,
-              const double* b, double* scratch, double* y);
+void Convolve(int64_t allowed_targets, const FourierPlan<float>& plan, const float* a, const float* b, float* scratch,
+              float* y);
+void Convolve(int64_t allowed_targets, const FourierPlan<double>& plan, const double* a, const double* b,
+              double* scratch, double* y);
 
 }  // namespace heed::scan
 

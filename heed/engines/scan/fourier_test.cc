@@ -29,24 +29,22 @@ std::vector<T> Normal(int64_t count, unsigned seed) {
 
 // The spectra of blocks of x, each with what it takes from the one before.
 template <class T>
-std::vector<std::vector<T>> Spectra(const FourierPlan<T>& plan, int64_t allowed_targets,
-                                    std::vector<T> x, int64_t blocks) {
+std::vector<std::vector<T>> Spectra(const FourierPlan<T>& plan, int64_t allowed_targets, std::vector<T> x,
+                                    int64_t blocks) {
   x.resize(static_cast<size_t>(blocks * plan.n));
   std::vector<std::vector<T>> spectra;
   for (int64_t b = 0; b < blocks; ++b) {
     const T* block = x.data() + b * plan.n;
-    spectra.emplace_back(static_cast<size_t>(plan.spectrum_size()),
-                         std::numeric_limits<T>::quiet_NaN());
-    Spectrum(allowed_targets, plan, block, b == 0 ? nullptr : block - plan.n,
-             spectra.back().data());
+    spectra.emplace_back(static_cast<size_t>(plan.spectrum_size()), std::numeric_limits<T>::quiet_NaN());
+    Spectrum(allowed_targets, plan, block, b == 0 ? nullptr : block - plan.n, spectra.back().data());
   }
   return spectra;
 }
 
 // The first `count` elements, of `a` as long as it likes and of b up to n.
 template <class T>
-std::vector<T> Convolved(const FourierPlan<T>& plan, int64_t allowed_targets,
-                         const std::vector<T>& a, const std::vector<T>& b, int64_t count) {
+std::vector<T> Convolved(const FourierPlan<T>& plan, int64_t allowed_targets, const std::vector<T>& a,
+                         const std::vector<T>& b, int64_t count) {
   const int64_t blocks = (count + plan.n - 1) / plan.n;
   auto of_b = Spectra(plan, allowed_targets, b, 1)[0];
   std::vector<T> y(static_cast<size_t>(blocks * plan.n), std::numeric_limits<T>::quiet_NaN());
@@ -101,13 +99,14 @@ TYPED_TEST(FourierTest, AgreesWithTheSumWithinTheBoundAtEveryLength) {
     for (int64_t n = kMinFourierLength; n <= 8192; n *= 2) {
       const FourierPlan<TypeParam> plan(n);
       // Whole, one element, sizes that are no multiple of a row, and several blocks.
-      for (const auto& [la, lb, count] :
-           {std::tuple(n, n, n), {n, int64_t{1}, n}, {n - 3, n / 2 + 5, n - 7},
-            {int64_t{19}, n, int64_t{1}}, {2 * n + 21, n - 6, 2 * n + 30}}) {
+      for (const auto& [la, lb, count] : {std::tuple(n, n, n),
+                                          {n, int64_t{1}, n},
+                                          {n - 3, n / 2 + 5, n - 7},
+                                          {int64_t{19}, n, int64_t{1}},
+                                          {2 * n + 21, n - 6, 2 * n + 30}}) {
         const auto a = Normal<TypeParam>(la, 1), b = Normal<TypeParam>(lb, 2);
         const auto y = Convolved(plan, TargetsUpTo(target), a, b, count);
-        EXPECT_LE(ErrorOverBound(plan, a, b, y), 1)
-            << target << " n " << n << " of " << la << " and " << lb;
+        EXPECT_LE(ErrorOverBound(plan, a, b, y), 1) << target << " n " << n << " of " << la << " and " << lb;
       }
     }
   }

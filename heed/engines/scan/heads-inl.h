@@ -34,26 +34,22 @@ template <class T>
 class WalkedRows {
  public:
   using Buffers = ModeBuffers<T>;
-  WalkedRows(Context&, const Problem& p, Buffers& buffers, const Strip& strip)
-      : strip_(p, buffers, strip) {}
+  WalkedRows(Context&, const Problem& p, Buffers& buffers, const Strip& strip) : strip_(p, buffers, strip) {}
 
   void Start(int64_t head, size_t heads, bool backward) { strip_.Prepare(head, heads, backward); }
   void Start(const Sequence&, int64_t, size_t) {}
   T* Inputs(size_t c) const { return strip_.RowAt(c); }
   T* Gradients(size_t c) const { return strip_.GradientsAt(c); }
-  const T* Forward(const Sequence& s, int64_t head, size_t c, const Numbers& initial,
-                   const Numbers& final) {
+  const T* Forward(const Sequence& s, int64_t head, size_t c, const Numbers& initial, const Numbers& final) {
     strip_.RowForward(s, head, c, initial, final);
     return strip_.RowAt(c);
   }
-  const T* Backward(const scan::Gradients& g, const Sequence& s, int64_t head, size_t c,
-                    const Numbers& initial, const Numbers& d_final, const Numbers& dinitial) {
+  const T* Backward(const scan::Gradients& g, const Sequence& s, int64_t head, size_t c, const Numbers& initial,
+                    const Numbers& d_final, const Numbers& dinitial) {
     strip_.RowBackward(g, s, head, c, initial, d_final, dinitial);
     return strip_.GradientsAt(c);
   }
-  void StoreSums(const scan::Gradients& g, int64_t head, size_t heads) const {
-    strip_.StoreSums(g, head, heads);
-  }
+  void StoreSums(const scan::Gradients& g, int64_t head, size_t heads) const { strip_.StoreSums(g, head, heads); }
 
  private:
   ModeStrip<T> strip_;
@@ -89,8 +85,8 @@ class ConvolvedRows {
     strip_.Convolve(head, c, shape_, row);
     return row;
   }
-  const T* Backward(const scan::Gradients& g, const Sequence& s, int64_t head, size_t c,
-                    const Numbers&, const Numbers&, const Numbers&) {
+  const T* Backward(const scan::Gradients& g, const Sequence& s, int64_t head, size_t c, const Numbers&, const Numbers&,
+                    const Numbers&) {
     const auto count = static_cast<size_t>(s.count);
     const size_t before = shape_.inputs - count;
     T* d_row = b_.d_rows + c * b_.pitch;
@@ -103,9 +99,7 @@ class ConvolvedRows {
     std::reverse_copy(d_row + before, d_row + before + count, b_.gradients);
     return b_.gradients;
   }
-  void StoreSums(const scan::Gradients& g, int64_t head, size_t heads) const {
-    strip_.StoreSums(g, head, heads);
-  }
+  void StoreSums(const scan::Gradients& g, int64_t head, size_t heads) const { strip_.StoreSums(g, head, heads); }
 
  private:
   const Problem& p_;
@@ -140,11 +134,8 @@ struct HeadBuffers {
     tail = num_taps - 1;
     lead = RoundedUp<T>(num_taps);
     // Tokens have a lead before them and a tail behind; vectors of outputs may lie beyond.
-    pitch = RoundedUp<T>(static_cast<size_t>(MostTokens(p)) + tail) + lead +
-            (kRowVectors + 1) * Lanes<T>();
-    const auto next = [&](auto*& buffer, size_t elements) {
-      carver.Next(buffer, static_cast<int64_t>(elements));
-    };
+    pitch = RoundedUp<T>(static_cast<size_t>(MostTokens(p)) + tail) + lead + (kRowVectors + 1) * Lanes<T>();
+    const auto next = [&](auto*& buffer, size_t elements) { carver.Next(buffer, static_cast<int64_t>(elements)); };
     for (T** row : {&q, &k, &v, &o}) next(*row, rows * pitch);
     next(taps, rows * lead);
     if (!backward) return;
@@ -218,9 +209,7 @@ class HeadStrip {
   }
 
  private:
-  int64_t ChannelAt(int64_t head, size_t row) const {
-    return head * p_.head_channels + static_cast<int64_t>(row);
-  }
+  int64_t ChannelAt(int64_t head, size_t row) const { return head * p_.head_channels + static_cast<int64_t>(row); }
   T* At(T* rows, size_t c, size_t channel) const { return rows + (c * channels_ + channel) * b_.pitch; }
   double* DTapsAt(size_t r) const { return b_.dtaps + r * static_cast<size_t>(p_.num_key_taps); }
 
@@ -251,9 +240,8 @@ class HeadStrip {
     const Numbers& x = p_.key_taps;
     const int64_t at = ChannelAt(head, 0) * x.channel;
     const char* data = static_cast<const char*>(x.data) + at * static_cast<int64_t>(SizeOf(x.dtype));
-    LoadPanel({data, x.dtype, x.channel, x.state, heads * channels_,
-               static_cast<size_t>(p_.num_key_taps)},
-              b_.taps, b_.lead);
+    LoadPanel({data, x.dtype, x.channel, x.state, heads * channels_, static_cast<size_t>(p_.num_key_taps)}, b_.taps,
+              b_.lead);
   }
 
   void Load(const Sequence& s, int64_t head, size_t heads, T* k) const {
@@ -330,8 +318,8 @@ class HeadStrip {
         }
         MultiplyRows<false>(k, v, count, rows_.Inputs(c));
         MultiplyRows<false>(At(b_.q, c, i), d_o, count, rows_.Gradients(c));
-        const T* dx = rows_.Backward(g, s, head, c, PairOf(p_.initial, i, j),
-                                     PairOf(g.d_final, i, j), PairOf(g.dinitial, i, j));
+        const T* dx =
+            rows_.Backward(g, s, head, c, PairOf(p_.initial, i, j), PairOf(g.d_final, i, j), PairOf(g.dinitial, i, j));
         MultiplyRows<true>(v, dx, count, At(b_.dkeys, c, i));
         MultiplyRows<true>(k, dx, count, At(b_.dv, c, j));
       }
@@ -377,8 +365,7 @@ void HeadsRun(Context& ctx, const Problem& p) {
   if (p.has_taps) MakePlans<T>(p);
   WithRows(p, [&]<template <class> class Rows>() {
     using Buffers = HeadAndRowBuffers<T, Rows>;
-    RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip, int64_t first,
-                                     int64_t last) {
+    RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip, int64_t first, int64_t last) {
       HeadStrip<T, Rows>(ctx, p, buffers, strip).Forward(first, last);
     });
   });
@@ -389,17 +376,14 @@ void HeadsBackRun(Context& ctx, const Problem& p, const Gradients& g) {
   if (p.has_taps) MakePlans<T>(p);
   WithRows(p, [&]<template <class> class Rows>() {
     using Buffers = HeadAndRowBuffers<T, Rows>;
-    RowsBackward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip) {
-      HeadStrip<T, Rows>(ctx, p, buffers, strip).Backward(g);
-    });
+    RowsBackward<Buffers>(
+        ctx, p, [&](Buffers& buffers, const Strip& strip) { HeadStrip<T, Rows>(ctx, p, buffers, strip).Backward(g); });
   });
 }
 
 template <class T>
 int64_t HeadsNeed(const Problem& p, bool backward) {
-  return WithRows(p, [&]<template <class> class Rows>() {
-    return RowBytes<HeadAndRowBuffers<T, Rows>>(p, backward);
-  });
+  return WithRows(p, [&]<template <class> class Rows>() { return RowBytes<HeadAndRowBuffers<T, Rows>>(p, backward); });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

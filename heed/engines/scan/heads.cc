@@ -5,7 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/scan/heads.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                          // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #include "heed/engines/scan/heads-inl.h"
@@ -54,20 +54,23 @@ Reason Declines(const Context&, const Problem& p) {
 
 const Kernel kHeadsConvolution = {
     .name = "heads_convolution",
-    .why = "products of a head's channels, one pair after another, convolved with what its modes answer to one input of "
-           "1; 16-bit tensors widened, rows transposed where channels are contiguous",
-    .declines = [](const Context& ctx, const Problem& p) {
-      const Reason reason = Declines(ctx, p);
-      return reason.empty() && !p.has_taps ? Reason{"computes modes that are made into taps"} : reason;
-    },
+    .why =
+        "products of a head's channels, one pair after another, convolved with what its modes answer to one input of "
+        "1; 16-bit tensors widened, rows transposed where channels are contiguous",
+    .declines =
+        [](const Context& ctx, const Problem& p) {
+          const Reason reason = Declines(ctx, p);
+          return reason.empty() && !p.has_taps ? Reason{"computes modes that are made into taps"} : reason;
+        },
     .forward_passes = &Heads,
     .backward_passes = &Heads,
 };
 
 const Kernel kHeads = {
     .name = "heads",
-    .why = "products of a head's channels, one pair after another, by chunks of 16 tokens and tables of its modes; "
-           "16-bit tensors widened, rows transposed where channels are contiguous",
+    .why =
+        "products of a head's channels, one pair after another, by chunks of 16 tokens and tables of its modes; "
+        "16-bit tensors widened, rows transposed where channels are contiguous",
     .declines = &Declines,
     .forward_passes = &Heads,
     .backward_passes = &Heads,

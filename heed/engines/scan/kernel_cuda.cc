@@ -24,7 +24,8 @@ Reason Declines(const Context&, const Problem& p) {
   if (const Reason reason = engine::DeclinesAllButF32(p.dtype); !reason.empty()) return reason;
   if (p.states > cuda::kMostStates) return {"computes up to 128 states of a channel"};
   thread_local std::string of_device;  // whose words last until the next call
-  of_device = heed::cuda::Declines(p.device, cuda::WithShape(p.states, [](auto shape) { return int64_t{shape.kForwardBytes}; }));
+  of_device = heed::cuda::Declines(p.device,
+                                   cuda::WithShape(p.states, [](auto shape) { return int64_t{shape.kForwardBytes}; }));
   return {of_device.c_str()};
 }
 
@@ -170,8 +171,9 @@ class Launcher {
     const auto parts = [&](const Weights& gradient) {
       return Memory<float>(gradient.tokens.data == nullptr ? 0 : params.tokens * Strips() * p_.states);
     };
-    const heed::cuda::DeviceMemory borders = Memory<cuda::States>(
-        tiles * Strips() * WithShape([](auto shape) { return int64_t{shape.kThreads}; })),
+    const heed::cuda::DeviceMemory borders = Memory<cuda::States>(tiles * Strips() * WithShape([](auto shape) {
+                                                                    return int64_t{shape.kThreads};
+                                                                  })),
                                    B_parts = parts(g.dB), C_parts = parts(g.dC);
     params.scan.borders = static_cast<float*>(borders.data());
     params.B_parts = g.dB.tokens.data == nullptr ? nullptr : static_cast<float*>(B_parts.data());
@@ -229,13 +231,16 @@ const Kernel kCuda = {
     .name = kName,
     .why = "four or more threads of a channel share its states in registers, 16 tokens at a time in shared memory",
     .declines = &Declines,
-    .forward_passes = [](const Context&) {
-      return Passes{.forward = &Forward, .workspace = [](const Context&, const Problem&) { return int64_t{0}; }};
-    },
-    .backward_passes = [](const Context&) {
-      return Passes{.backward = &Backward,
-                    .backward_workspace = [](const Context&, const Problem&, const Gradients&) { return BackwardBytes(); }};
-    },
+    .forward_passes =
+        [](const Context&) {
+          return Passes{.forward = &Forward, .workspace = [](const Context&, const Problem&) { return int64_t{0}; }};
+        },
+    .backward_passes =
+        [](const Context&) {
+          return Passes{
+              .backward = &Backward,
+              .backward_workspace = [](const Context&, const Problem&, const Gradients&) { return BackwardBytes(); }};
+        },
     .target = [](const Context&) { return std::string("cuda"); },
     .device = DeviceType::kCuda,
 };

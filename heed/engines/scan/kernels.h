@@ -15,7 +15,8 @@ using Passes = engine::Passes<Problem, Gradients>;
 using Kernel = engine::Kernel<Problem, Gradients>;
 
 // The first kernel that takes the problem. Throws Unsupported, with every kernel's reason, if none does.
-const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem, engine::Pass pass = engine::Pass::kForward);
+const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem,
+                     engine::Pass pass = engine::Pass::kForward);
 
 // Each kernel is in the file of its passes.
 extern const Kernel kCuda, kSelectiveF32, kSelectiveF64, kConvolutionFourier, kConvolutionDirect, kModes,

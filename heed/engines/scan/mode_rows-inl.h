@@ -38,9 +38,7 @@ struct ModeBuffers {
     const int64_t most = MostTokens(problem);
     const size_t channels = ChannelsAtOnce(problem), width = PaddedModes(problem);
     pitch = RoundedUp<T>(static_cast<size_t>(most)) + Lanes<T>();
-    const auto next = [&](T*& buffer, size_t elements) {
-      carver.Next(buffer, static_cast<int64_t>(elements));
-    };
+    const auto next = [&](T*& buffer, size_t elements) { carver.Next(buffer, static_cast<int64_t>(elements)); };
     next(rows, channels * pitch);
     for (size_t c = 0; c < channels; ++c) tables[c].LayOut(problem, backward, carver);
     for (T** row : {&h, &p, &written}) next(*row, (Group<T>() + 1) * 2 * width);
@@ -60,8 +58,8 @@ void FillTables(const Problem& p, int64_t channel, bool chunks, bool backward, M
 // Real and imaginary parts stand side by side in a state, the modes of a channel too; a gradient's
 // imaginary parts count the other way round, as it is that of both parts.
 template <class T>
-HWY_INLINE void LoadState(const Numbers& x, int64_t sequence, int64_t channel, size_t modes,
-                          size_t width, bool gradient, T* h) {
+HWY_INLINE void LoadState(const Numbers& x, int64_t sequence, int64_t channel, size_t modes, size_t width,
+                          bool gradient, T* h) {
   std::fill_n(h, 2 * width, T{0});
   if (x.data == nullptr) return;
   const T* from = static_cast<const T*>(x.data) + sequence * x.sequence + channel * x.channel;
@@ -72,8 +70,8 @@ HWY_INLINE void LoadState(const Numbers& x, int64_t sequence, int64_t channel, s
   }
 }
 template <class T>
-HWY_INLINE void StoreState(const T* h, size_t modes, size_t width, bool gradient, int64_t sequence,
-                           int64_t channel, const Numbers& x) {
+HWY_INLINE void StoreState(const T* h, size_t modes, size_t width, bool gradient, int64_t sequence, int64_t channel,
+                           const Numbers& x) {
   if (x.data == nullptr) return;
   T* to = static_cast<T*>(const_cast<void*>(x.data)) + sequence * x.sequence + channel * x.channel;
   for (size_t n = 0; n < modes; ++n) {
@@ -87,8 +85,8 @@ template <class T>
 class ModeStrip {
  public:
   ModeStrip(const Problem& p, ModeBuffers<T>& buffers, const Strip& strip)
-      : p_(p), b_(buffers), strip_(strip), modes_(static_cast<size_t>(p.states)),
-        width_(PaddedModes(p)), has_chunks_(MostTokens(p) >= static_cast<int64_t>(kChunk)) {}
+      : p_(p), b_(buffers), strip_(strip), modes_(static_cast<size_t>(p.states)), width_(PaddedModes(p)),
+        has_chunks_(MostTokens(p) >= static_cast<int64_t>(kChunk)) {}
 
   void Forward(int64_t first, int64_t last) {
     ForChannels(p_, strip_, [&](int64_t channel, size_t channels) {
@@ -129,24 +127,21 @@ class ModeStrip {
   T* RowAt(size_t c) const { return b_.rows + c * b_.pitch; }
   T* GradientsAt(size_t c) const { return b_.d_rows + c * b_.pitch; }
 
-  void RowForward(const Sequence& s, int64_t channel, size_t c, const Numbers& initial,
-                  const Numbers& final) {
+  void RowForward(const Sequence& s, int64_t channel, size_t c, const Numbers& initial, const Numbers& final) {
     const int64_t at = channel + static_cast<int64_t>(c);
     LoadState(initial, s.state, at, modes_, width_, false, b_.h);
-    ModesForward(b_.tables[c], SkipAt<T>(p_, at), static_cast<size_t>(s.count), b_.h, b_.written,
-                 RowAt(c));
+    ModesForward(b_.tables[c], SkipAt<T>(p_, at), static_cast<size_t>(s.count), b_.h, b_.written, RowAt(c));
     StoreState(b_.h, modes_, width_, false, s.state, at, final);
   }
 
-  void RowBackward(const Gradients& g, const Sequence& s, int64_t channel, size_t c,
-                   const Numbers& initial, const Numbers& d_final, const Numbers& dinitial) {
+  void RowBackward(const Gradients& g, const Sequence& s, int64_t channel, size_t c, const Numbers& initial,
+                   const Numbers& d_final, const Numbers& dinitial) {
     const int64_t at = channel + static_cast<int64_t>(c);
     const auto tokens = static_cast<size_t>(s.count);
     if (g.dskip.data != nullptr) dskip_[c] += RowProduct<false>(RowAt(c), GradientsAt(c), tokens);
     LoadState(initial, s.state, at, modes_, width_, false, b_.h);
     LoadState(d_final, s.state, at, modes_, width_, true, b_.p);
-    ModesBackward(b_.tables[c], SkipAt<T>(p_, at), tokens, RowAt(c), GradientsAt(c), b_.h, b_.p,
-                  b_.trace, b_.sums[c]);
+    ModesBackward(b_.tables[c], SkipAt<T>(p_, at), tokens, RowAt(c), GradientsAt(c), b_.h, b_.p, b_.trace, b_.sums[c]);
     StoreState(b_.p, modes_, width_, true, s.state, at, dinitial);
   }
 
@@ -178,9 +173,7 @@ struct ModeTaps {
 
   void LayOut(const Problem& problem, bool backward, Carver& carver) {
     const size_t width = PaddedModes(problem);
-    const auto next = [&](T*& buffer, size_t elements) {
-      carver.Next(buffer, static_cast<int64_t>(elements));
-    };
+    const auto next = [&](T*& buffer, size_t elements) { carver.Next(buffer, static_cast<int64_t>(elements)); };
     tables.LayOut(problem, backward, carver);
     for (T** row : {&h, &p, &written}) next(*row, (Group<T>() + 1) * 2 * width);
     if (!backward) return;
@@ -199,8 +192,7 @@ struct ModeTaps {
     ModesForward(tables, T{0}, count, h, written, taps);
   }
 
-  void StoreGradients(const Problem& problem, const Gradients& g, int64_t channel,
-                      const double* dtaps) {
+  void StoreGradients(const Problem& problem, const Gradients& g, int64_t channel, const double* dtaps) {
     const auto count = static_cast<size_t>(problem.num_taps);
     FillTables(problem, channel, count >= kChunk, true, tables);
     sums.Clear();
@@ -221,8 +213,7 @@ struct ModeTaps {
 template <class T>
 void ModesRun(Context& ctx, const Problem& p) {
   using Buffers = ModeBuffers<T>;
-  RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip, int64_t first,
-                                   int64_t last) {
+  RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip, int64_t first, int64_t last) {
     ModeStrip<T>(p, buffers, strip).Forward(first, last);
   });
 }
@@ -230,9 +221,8 @@ void ModesRun(Context& ctx, const Problem& p) {
 template <class T>
 void ModesBackRun(Context& ctx, const Problem& p, const Gradients& g) {
   using Buffers = ModeBuffers<T>;
-  RowsBackward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip) {
-    ModeStrip<T>(p, buffers, strip).Backward(g);
-  });
+  RowsBackward<Buffers>(ctx, p,
+                        [&](Buffers& buffers, const Strip& strip) { ModeStrip<T>(p, buffers, strip).Backward(g); });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

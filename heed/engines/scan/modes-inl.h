@@ -37,33 +37,29 @@ inline constexpr size_t kChunk = 16;
 inline constexpr size_t kChunksPerSum = kChunkTokens / kChunk;
 
 // Modes of a table's row: those beyond are zero.
-inline size_t PaddedModes(const Problem& p) {
-  return (static_cast<size_t>(p.states) + kChunk - 1) / kChunk * kChunk;
-}
+inline size_t PaddedModes(const Problem& p) { return (static_cast<size_t>(p.states) + kChunk - 1) / kChunk * kChunk; }
 
 // What the chunks of one channel are multiplied with. Rows of modes are real parts, then imaginary.
 template <class T>
 struct ModeTables {
   size_t modes, width;
-  ChannelModes of;           // in double
-  T *a, *b, *c;              // [2, width]; c is twice C
-  T* jump;                   // a^16: [2, width]
-  T* returns;                // 2 c a: [2, width]
-  T* taps;                   // 16 zeros, then K
-  T* reads;                  // Re and -Im of 2 c a^(i+1): [modes, 2, 16]
-  T* powers;                 // a^l: [16, 2, width]
+  ChannelModes of;  // in double
+  T *a, *b, *c;     // [2, width]; c is twice C
+  T* jump;          // a^16: [2, width]
+  T* returns;       // 2 c a: [2, width]
+  T* taps;          // 16 zeros, then K
+  T* reads;         // Re and -Im of 2 c a^(i+1): [modes, 2, 16]
+  T* powers;        // a^l: [16, 2, width]
   // The backward pass alone has these.
-  T* taps_back;              // K from its end, then 16 zeros
-  T* writes;                 // Re and -Im of b a^(15-i): [modes, 2, 16]
-  T* slopes;                 // l a^(l-1): [17, 2, width]
+  T* taps_back;  // K from its end, then 16 zeros
+  T* writes;     // Re and -Im of b a^(15-i): [modes, 2, 16]
+  T* slopes;     // l a^(l-1): [17, 2, width]
 
   void LayOut(const Problem& p, bool backward, Carver& carver) {
     modes = static_cast<size_t>(p.states);
     width = PaddedModes(p);
     of.LayOut(width, carver);
-    const auto next = [&](T*& buffer, size_t elements) {
-      carver.Next(buffer, static_cast<int64_t>(elements));
-    };
+    const auto next = [&](T*& buffer, size_t elements) { carver.Next(buffer, static_cast<int64_t>(elements)); };
     for (T** row : {&a, &b, &c, &jump, &returns}) next(*row, 2 * width);
     next(taps, 2 * kChunk);
     next(reads, 2 * kChunk * width);
@@ -180,9 +176,8 @@ constexpr size_t Group() {
 // j, or of gradients after it, see nothing of x_j, even if it is NaN. skip x comes last: it may be far
 // larger than the sums, which would be rounded at its size at every term.
 template <size_t G, bool kGradient, class T>
-HWY_INLINE void ChunkOutputs(const ModeTables<T>& t, const T* HWY_RESTRICT x, T skip,
-                             const T* taps, const T* HWY_RESTRICT table,
-                             const T* HWY_RESTRICT z, T* HWY_RESTRICT y) {
+HWY_INLINE void ChunkOutputs(const ModeTables<T>& t, const T* HWY_RESTRICT x, T skip, const T* taps,
+                             const T* HWY_RESTRICT table, const T* HWY_RESTRICT z, T* HWY_RESTRICT y) {
   const ChunkTag<T> d;
   constexpr size_t V = ChunkVectors<T>(), N = hn::MaxLanes(ChunkTag<T>());
   using Vec = hn::Vec<ChunkTag<T>>;
@@ -223,9 +218,8 @@ HWY_INLINE void ChunkOutputs(const ModeTables<T>& t, const T* HWY_RESTRICT x, T 
 
 // sums[k] = sum_j x_j tables[k][row_of(j)] of each of G chunks: [G, 2, width] with modes in lanes.
 template <size_t G, size_t kTables, class T, class RowOf>
-HWY_INLINE void ChunkSums(const ModeTables<T>& t, const T* HWY_RESTRICT x,
-                          const T* const (&tables)[kTables], const RowOf& row_of,
-                          T* const (&sums)[kTables], size_t apart) {
+HWY_INLINE void ChunkSums(const ModeTables<T>& t, const T* HWY_RESTRICT x, const T* const (&tables)[kTables],
+                          const RowOf& row_of, T* const (&sums)[kTables], size_t apart) {
   const hn::ScalableTag<T> d;
   using Vec = hn::Vec<hn::ScalableTag<T>>;
   for (size_t n = 0; n < t.width; n += Lanes<T>()) {
@@ -315,8 +309,7 @@ HWY_INLINE void ChunksForward(const ModeTables<T>& t, T skip, T* h, T* written, 
 // A row of inputs becomes one of outputs. h, of [Group + 1, 2, width], begins with the state before
 // it, and then with that after it; written has as many rows less one.
 template <class T>
-HWY_NOINLINE HWY_ATTR void ModesForward(const ModeTables<T>& t, T skip, size_t tokens, T* h,
-                                        T* written, T* row) {
+HWY_NOINLINE HWY_ATTR void ModesForward(const ModeTables<T>& t, T skip, size_t tokens, T* h, T* written, T* row) {
   constexpr size_t G = Group<T>();
   size_t i = 0;
   for (; i + G * kChunk <= tokens; i += G * kChunk) ChunksForward<G>(t, skip, h, written, row + i);
@@ -371,8 +364,8 @@ struct ModeSums {
 // What the backward pass of a row keeps.
 template <class T>
 struct ModeTrace {
-  T* chunks;  // X and U of each: [chunks, 2, 2, width]
-  T* tokens;  // the states before each of the last tokens, and after: [16, 2, width]
+  T* chunks;                             // X and U of each: [chunks, 2, 2, width]
+  T* tokens;                             // the states before each of the last tokens, and after: [16, 2, width]
   T *v, *v_slope, *u_slope, *gradients;  // of a group: [Group, 2, width]
 
   void LayOut(size_t width, int64_t most_tokens, Carver& carver) {
@@ -387,8 +380,8 @@ struct ModeTrace {
 // One token back: p, the gradient of the state after it, becomes that of the state before it. Returns
 // Re(b (p + 2 c dy)).
 template <class T>
-HWY_INLINE T OneTokenBack(const ModeTables<T>& t, T x, T dy, const T* before, const T* after,
-                          const ModeSums<T>& sums, T* p) {
+HWY_INLINE T OneTokenBack(const ModeTables<T>& t, T x, T dy, const T* before, const T* after, const ModeSums<T>& sums,
+                          T* p) {
   using Row = ModeSums<T>;
   const hn::ScalableTag<T> d;
   const size_t w = t.width;
@@ -397,9 +390,7 @@ HWY_INLINE T OneTokenBack(const ModeTables<T>& t, T x, T dy, const T* before, co
   T *of_a = sums.At(Row::kOfA), *of_b = sums.At(Row::kOfB), *of_c = sums.At(Row::kOfC);
   for (size_t n = 0; n < w; n += Lanes<T>()) {
     const auto load = [&](const T* from) HWY_ATTR { return hn::LoadU(d, from + n); };
-    const auto add = [&](T* to, auto value) HWY_ATTR {
-      hn::StoreU(hn::Add(hn::LoadU(d, to + n), value), d, to + n);
-    };
+    const auto add = [&](T* to, auto value) HWY_ATTR { hn::StoreU(hn::Add(hn::LoadU(d, to + n), value), d, to + n); };
     const auto re = hn::MulAdd(load(t.c), vdy, load(p));
     const auto im = hn::MulAdd(load(t.c + w), vdy, load(p + w));
     const auto hr = load(before), hi = load(before + w);
@@ -437,9 +428,8 @@ HWY_INLINE void AddLags(const T* HWY_RESTRICT u, const T* HWY_RESTRICT dy, T* HW
 
 // G chunks of gradients of outputs, whose inputs are u, become those of inputs; p goes back over them.
 template <size_t G, class T>
-HWY_INLINE void ChunksBackward(const ModeTables<T>& t, T skip, const T* u, const T* trace_of,
-                               const ModeTrace<T>& trace, const ModeSums<T>& sums, T* p,
-                               T* d_row) {
+HWY_INLINE void ChunksBackward(const ModeTables<T>& t, T skip, const T* u, const T* trace_of, const ModeTrace<T>& trace,
+                               const ModeSums<T>& sums, T* p, T* d_row) {
   using Row = ModeSums<T>;
   const size_t w = 2 * t.width;
   T dy[G * kChunk];
@@ -465,16 +455,14 @@ HWY_INLINE void ChunksBackward(const ModeTables<T>& t, T skip, const T* u, const
 // A row of gradients of outputs becomes one of inputs; p goes from the gradient of the state after it
 // to that of h, the state before it.
 template <class T>
-HWY_NOINLINE HWY_ATTR void ModesBackward(const ModeTables<T>& t, T skip, size_t tokens, const T* row,
-                                         T* d_row, T* h, T* p, const ModeTrace<T>& trace,
-                                         const ModeSums<T>& sums) {
+HWY_NOINLINE HWY_ATTR void ModesBackward(const ModeTables<T>& t, T skip, size_t tokens, const T* row, T* d_row, T* h,
+                                         T* p, const ModeTrace<T>& trace, const ModeSums<T>& sums) {
   constexpr size_t G = Group<T>();
   const size_t w = 2 * t.width, chunks = tokens / kChunk, rest = tokens % kChunk;
   const size_t groups = chunks / G * G;
   const auto write = [&](auto at_once, size_t i) HWY_ATTR {
     T* written = trace.chunks + (2 * i + 1) * w;
-    ChunkSums<at_once, 1>(t, row + i * kChunk, {t.powers}, [](size_t j) { return kChunk - 1 - j; },
-                          {written}, 2 * w);
+    ChunkSums<at_once, 1>(t, row + i * kChunk, {t.powers}, [](size_t j) { return kChunk - 1 - j; }, {written}, 2 * w);
     for (size_t g = 0; g < at_once; ++g, written += 2 * w) {
       std::copy_n(h, w, written - w);
       Advance(t.width, t.jump, t.b, written, h, h);
@@ -492,13 +480,11 @@ HWY_NOINLINE HWY_ATTR void ModesBackward(const ModeTables<T>& t, T skip, size_t 
   for (size_t i = rest; i-- > 0;) {
     const T dy = d_last[i];
     const T* before = trace.tokens + i * w;
-    d_last[i] = OneTokenBack(t, last[i], dy, before, before + w, sums, p) +
-                (skip == 0 ? T{0} : skip * dy);
+    d_last[i] = OneTokenBack(t, last[i], dy, before, before + w, sums, p) + (skip == 0 ? T{0} : skip * dy);
   }
   size_t summed = 0;
   const auto back = [&](auto at_once, size_t i) HWY_ATTR {
-    ChunksBackward<at_once>(t, skip, row + i * kChunk, trace.chunks + 2 * i * w, trace, sums, p,
-                            d_row + i * kChunk);
+    ChunksBackward<at_once>(t, skip, row + i * kChunk, trace.chunks + 2 * i * w, trace, sums, p, d_row + i * kChunk);
     summed += at_once;
     if (summed < kChunksPerSum) return;
     sums.Flush();
@@ -511,8 +497,8 @@ HWY_NOINLINE HWY_ATTR void ModesBackward(const ModeTables<T>& t, T skip, size_t 
 
 // The gradients of one channel's parameters from its sums.
 template <class T>
-void StoreModeGradients(const Problem& p, const Gradients& g, int64_t channel,
-                        const ModeTables<T>& t, const ModeSums<T>& sums) {
+void StoreModeGradients(const Problem& p, const Gradients& g, int64_t channel, const ModeTables<T>& t,
+                        const ModeSums<T>& sums) {
   using Row = ModeSums<T>;
   const ChannelModes& of = t.of;
   const auto store = [&](const Numbers& to, size_t n, int64_t part, double value) {
@@ -535,8 +521,7 @@ void StoreModeGradients(const Problem& p, const Gradients& g, int64_t channel,
     }
     // power is a^15.
     const Complex64 of_a = static_cast<double>(kChunk) * (power * sums.Total(Row::kPX, n)) +
-                           b * sums.Total(Row::kPSlope, n) +
-                           2 * (c * (sums.Total(Row::kXSlope, n) + b * slope)) +
+                           b * sums.Total(Row::kPSlope, n) + 2 * (c * (sums.Total(Row::kXSlope, n) + b * slope)) +
                            sums.Total(Row::kOfA, n);
     const Complex64 of_b = sums.Total(Row::kPU, n) + 2 * (c * seen) + sums.Total(Row::kOfB, n);
     const Complex64 of_c = 2 * (a * sums.Total(Row::kXV, n) + b * seen + sums.Total(Row::kOfC, n));
@@ -552,13 +537,13 @@ void StoreModeGradients(const Problem& p, const Gradients& g, int64_t channel,
 
 // modes.cc compiles these, for all files of the engine.
 #ifndef HEED_MODES_OF
-#define HEED_MODES_OF(EXTERN, T)                                                                                    \
-  EXTERN template void FillTokenTables(const Problem&, int64_t, ModeTables<T>&);                                    \
-  EXTERN template void FillChunkTables(bool, ModeTables<T>&);                                                       \
-  EXTERN template void ModesForward(const ModeTables<T>&, T, size_t, T*, T*, T*);                                   \
-  EXTERN template void ModesBackward(const ModeTables<T>&, T, size_t, const T*, T*, T*, T*, const ModeTrace<T>&,    \
-                                     const ModeSums<T>&);                                                           \
-  EXTERN template void StoreModeGradients(const Problem&, const Gradients&, int64_t, const ModeTables<T>&,          \
+#define HEED_MODES_OF(EXTERN, T)                                                                                 \
+  EXTERN template void FillTokenTables(const Problem&, int64_t, ModeTables<T>&);                                 \
+  EXTERN template void FillChunkTables(bool, ModeTables<T>&);                                                    \
+  EXTERN template void ModesForward(const ModeTables<T>&, T, size_t, T*, T*, T*);                                \
+  EXTERN template void ModesBackward(const ModeTables<T>&, T, size_t, const T*, T*, T*, T*, const ModeTrace<T>&, \
+                                     const ModeSums<T>&);                                                        \
+  EXTERN template void StoreModeGradients(const Problem&, const Gradients&, int64_t, const ModeTables<T>&,       \
                                           const ModeSums<T>&);
 #endif
 HEED_MODES_OF(extern, float)

@@ -5,7 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/scan/modes.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                          // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #include "heed/engines/scan/mode_rows-inl.h"
@@ -48,12 +48,14 @@ HEED_EXPORT(Passes, Modes)
 
 const Kernel kModes = {
     .name = "modes",
-    .why = "chunks of 16 tokens by tables of a channel's modes, tokens and modes in lanes; 16-bit tensors widened, "
-           "rows transposed where channels are contiguous",
-    .declines = [](const Context&, const Problem& p) {
-      const Reason reason = engine::DeclinesAllButFloats(p.dtype);
-      return reason.empty() && p.rule != Rule::kModes ? Reason{"computes state spaces"} : reason;
-    },
+    .why =
+        "chunks of 16 tokens by tables of a channel's modes, tokens and modes in lanes; 16-bit tensors widened, "
+        "rows transposed where channels are contiguous",
+    .declines =
+        [](const Context&, const Problem& p) {
+          const Reason reason = engine::DeclinesAllButFloats(p.dtype);
+          return reason.empty() && p.rule != Rule::kModes ? Reason{"computes state spaces"} : reason;
+        },
     .forward_passes = &Modes,
     .backward_passes = &Modes,
 };

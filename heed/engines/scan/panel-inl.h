@@ -55,28 +55,22 @@ struct Piece {
     return static_cast<int64_t>(r) * row_stride + static_cast<int64_t>(c) * column_stride;
   }
   // A transposed piece has its rows in vectors.
-  bool is_transposed() const {
-    return column_stride != 1 && columns > 1 && rows > 1 && std::abs(row_stride) == 1;
-  }
+  bool is_transposed() const { return column_stride != 1 && columns > 1 && rows > 1 && std::abs(row_stride) == 1; }
 };
 
 // Tokens [begin, begin + rows) of a sequence, and columns from `column` on.
-inline Piece PieceOf(const Tokens& x, const Sequence& s, int64_t begin, size_t rows, int64_t group,
-                     int64_t column, size_t columns) {
-  const int64_t at = s.batch * x.batch + (s.first + begin) * x.token + group * x.group +
-                     column * x.column;
+inline Piece PieceOf(const Tokens& x, const Sequence& s, int64_t begin, size_t rows, int64_t group, int64_t column,
+                     size_t columns) {
+  const int64_t at = s.batch * x.batch + (s.first + begin) * x.token + group * x.group + column * x.column;
   const char* data = static_cast<const char*>(x.data);
-  return {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, x.token, x.column, rows,
-          columns};
+  return {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, x.token, x.column, rows, columns};
 }
 
 // All states of these channels; of a sequence's, or of constants.
-inline Piece PieceOf(const Numbers& x, int64_t sequence, size_t states, int64_t channel,
-                     size_t channels) {
+inline Piece PieceOf(const Numbers& x, int64_t sequence, size_t states, int64_t channel, size_t channels) {
   const int64_t at = sequence * x.sequence + channel * x.channel;
   const char* data = static_cast<const char*>(x.data);
-  return {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, x.state, x.channel, states,
-          channels};
+  return {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, x.state, x.channel, states, channels};
 }
 
 // Kernels widen to T; constants may also be of a dtype that T does not compute in.
@@ -93,9 +87,8 @@ HWY_NOINLINE HWY_ATTR void LoadPanel(const Piece& piece, T* HWY_RESTRICT to, siz
   if (!Widens<T>(piece.dtype)) {
     for (size_t i = 0; i < piece.rows * RoundedUp<T>(piece.columns); ++i) {
       const size_t r = i / RoundedUp<T>(piece.columns), c = i % RoundedUp<T>(piece.columns);
-      to[r * width + c] = c < piece.columns ? static_cast<T>(LoadAsDouble(
-                                                  piece.dtype, piece.data, piece.At(r, c)))
-                                            : T{0};
+      to[r * width + c] =
+          c < piece.columns ? static_cast<T>(LoadAsDouble(piece.dtype, piece.data, piece.At(r, c))) : T{0};
     }
     return;
   }
@@ -113,9 +106,8 @@ HWY_NOINLINE HWY_ATTR void LoadPanel(const Piece& piece, T* HWY_RESTRICT to, siz
     if (!piece.is_transposed()) {
       for (size_t r = 0; r < piece.rows; ++r) {
         for (size_t c = 0; c < piece.columns; c += N) {
-          hn::StoreU(hs::LoadStrided(d, from + piece.At(r, c), piece.column_stride,
-                                    HWY_MIN(N, piece.columns - c)),
-                    d, to + r * width + c);
+          hn::StoreU(hs::LoadStrided(d, from + piece.At(r, c), piece.column_stride, HWY_MIN(N, piece.columns - c)), d,
+                     to + r * width + c);
         }
       }
       return;
@@ -135,9 +127,7 @@ HWY_NOINLINE HWY_ATTR void LoadPanel(const Piece& piece, T* HWY_RESTRICT to, siz
           continue;
         }
         for (size_t i = 0; i < N; ++i) {
-          v[i] = i >= columns
-                     ? hn::Zero(d)
-                     : hs::LoadStrided(d, from + piece.At(r, c + i), piece.row_stride, rows);
+          v[i] = i >= columns ? hn::Zero(d) : hs::LoadStrided(d, from + piece.At(r, c + i), piece.row_stride, rows);
         }
         hs::Transpose(d, v);
         for (size_t i = 0; i < rows; ++i) hn::StoreU(v[i], d, to + (r + i) * width + c);
@@ -148,8 +138,7 @@ HWY_NOINLINE HWY_ATTR void LoadPanel(const Piece& piece, T* HWY_RESTRICT to, siz
 
 // The inverse, rounded; the piece is written.
 template <class T>
-HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width,
-                                      const Piece& piece) {
+HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width, const Piece& piece) {
   const hn::ScalableTag<T> d;
   constexpr size_t N = Lanes<T>();
   hs::WithStorage<T>(piece.dtype, [&](auto stored) HWY_ATTR {
@@ -166,8 +155,8 @@ HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width,
     if (!piece.is_transposed()) {
       for (size_t r = 0; r < piece.rows; ++r) {
         for (size_t c = 0; c < piece.columns; c += N) {
-          hs::StoreStrided(d, hn::LoadU(d, from + r * width + c), to + piece.At(r, c),
-                           piece.column_stride, HWY_MIN(N, piece.columns - c));
+          hs::StoreStrided(d, hn::LoadU(d, from + r * width + c), to + piece.At(r, c), piece.column_stride,
+                           HWY_MIN(N, piece.columns - c));
         }
       }
       return;
@@ -200,7 +189,7 @@ HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width,
 
 // elementwise.cc compiles both, for all files of the engine.
 #ifndef HEED_PANELS_OF
-#define HEED_PANELS_OF(EXTERN, T)                            \
+#define HEED_PANELS_OF(EXTERN, T)                           \
   EXTERN template void LoadPanel(const Piece&, T*, size_t); \
   EXTERN template void StorePanel(const T*, size_t, const Piece&);
 #endif

@@ -84,7 +84,7 @@ struct Problem {
   Device device;              // where tensors are
   Rule rule = Rule::kSelective;
   int64_t channels = 0, states = 1;  // of kHeads: heads
-  int64_t groups = 1;  // of channels, consecutive and of one size
+  int64_t groups = 1;                // of channels, consecutive and of one size
   std::vector<Sequence> sequences;
   std::vector<Sequence> others;  // tokens of none of them, whose outputs and gradients are 0: on devices alone
 

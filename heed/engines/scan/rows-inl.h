@@ -52,13 +52,16 @@ HWY_INLINE void ForChannels(const Problem& p, const Strip& strip, const F& f) {
 }
 
 // A sequence as a piece whose rows are channels. From its end, so that the last token comes first.
-inline Piece RowsOf(const Tokens& x, const Sequence& s, int64_t channel, size_t channels,
-                    bool from_end) {
+inline Piece RowsOf(const Tokens& x, const Sequence& s, int64_t channel, size_t channels, bool from_end) {
   const int64_t token = from_end ? s.first + s.count - 1 : s.first;
   const int64_t at = s.batch * x.batch + token * x.token + channel * x.column;
   const char* data = static_cast<const char*>(x.data);
-  return {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, x.column,
-          from_end ? -x.token : x.token, channels, static_cast<size_t>(s.count)};
+  return {data + at * static_cast<int64_t>(SizeOf(x.dtype)),
+          x.dtype,
+          x.column,
+          from_end ? -x.token : x.token,
+          channels,
+          static_cast<size_t>(s.count)};
 }
 
 // f(strip, first, last, worker) for strips of channels and runs of sequences: what belongs to channels is
@@ -122,8 +125,7 @@ HWY_NOINLINE HWY_ATTR double RowProduct(const T* x, const T* dy, size_t tokens) 
     auto sum = hn::Zero(d);
     size_t t = begin;
     for (; t + N <= end; t += N) {
-      const auto v = kFromEnd ? hn::Reverse(d, hn::LoadU(d, dy + tokens - t - N))
-                              : hn::LoadU(d, dy + t);
+      const auto v = kFromEnd ? hn::Reverse(d, hn::LoadU(d, dy + tokens - t - N)) : hn::LoadU(d, dy + t);
       sum = hn::MulAdd(hn::LoadU(d, x + t), v, sum);
     }
     total += static_cast<double>(hn::ReduceSum(d, sum));

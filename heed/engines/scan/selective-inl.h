@@ -88,9 +88,9 @@ struct Trace {
   // [kTile][states in registers][3][lanes]: a as (1 + f) 2^n, f and 2^n, and a h_{t-1}. In one
   // array: three would be a multiple of 4 KiB apart, where loads wait for stores.
   T* kept;
-  T* dy;             // [kTile][width]
-  T* C_sums;         // [kTile][states][lanes], dy h summed over vectors; of constants
-                     // [states][width], summed over tokens
+  T* dy;      // [kTile][width]
+  T* C_sums;  // [kTile][states][lanes], dy h summed over vectors; of constants
+              // [states][width], summed over tokens
 };
 
 // f(count) for runs of as many states as stand in registers at once.
@@ -110,11 +110,9 @@ HWY_INLINE void ForEachRun(size_t states, const F& f) {
 template <class T>
 class SelectiveStrip {
  public:
-  SelectiveStrip(const Problem& p, const TileBuffers<T>& tile, const StripBuffers<T>& buffers,
-                 const Strip& strip)
+  SelectiveStrip(const Problem& p, const TileBuffers<T>& tile, const StripBuffers<T>& buffers, const Strip& strip)
       : p_(p), tile_(tile), b_(buffers), strip_(strip), channels_(static_cast<size_t>(strip.channels)),
-        vectors_((channels_ + N - 1) / N), states_(static_cast<size_t>(p.states)),
-        row_(RoundedUp<T>(states_)) {
+        vectors_((channels_ + N - 1) / N), states_(static_cast<size_t>(p.states)), row_(RoundedUp<T>(states_)) {
     LoadPanel(PieceOf(p.A, 0, states_, strip.first, channels_), b_.A, kWidth);
     const auto log2e = hn::Set(d_, static_cast<T>(hs::kLog2E));
     for (size_t n = 0; n < states_; ++n) {
@@ -151,21 +149,18 @@ class SelectiveStrip {
   void LoadWeights(const Sequence& s, int64_t begin) const {
     for (const auto& [weights, to] : {std::pair(&p_.B, tile_.B), {&p_.C, tile_.C}}) {
       if (weights->constants.data != nullptr) continue;
-      LoadPanel(PieceOf(weights->tokens, s, begin, TokensAt(s, begin), strip_.group, 0, states_),
-                to, row_);
+      LoadPanel(PieceOf(weights->tokens, s, begin, TokensAt(s, begin), strip_.group, 0, states_), to, row_);
     }
   }
 
   // Outputs of a tile, while the memory of the strip that comes next is asked for.
-  void Forward(const Sequence& s, int64_t begin, const SelectiveStrip& next,
-               int64_t begin_of_next) {
+  void Forward(const Sequence& s, int64_t begin, const SelectiveStrip& next, int64_t begin_of_next) {
     const size_t tokens = TokensAt(s, begin);
     LoadTile(s, begin, tokens, tile_.inputs);
     next.Expected(s, begin_of_next, {&p_.x, &p_.delta, &p_.o, &p_.gate}, next_);
     for (size_t v = 0; v < vectors_; ++v) Advance<Leaves::kOutputs>(v, tokens);
     if (p_.gate.data != nullptr) {
-      LoadPanel(PieceOf(p_.gate, s, begin, tokens, 0, strip_.first, channels_), tile_.gate,
-                kWidth);
+      LoadPanel(PieceOf(p_.gate, s, begin, tokens, 0, strip_.first, channels_), tile_.gate, kWidth);
       ForEachVector(tokens, [&](size_t at) HWY_ATTR {
         const auto silu = hs::Silu(d_, hn::Load(d_, tile_.gate + at));
         hn::Store(hn::Mul(hn::Load(d_, tile_.y + at), silu), d_, tile_.y + at);
@@ -198,8 +193,7 @@ class SelectiveStrip {
     for (const Tokens* x : tensors) {
       *lines++ = begin < 0 || begin >= s.count || x->data == nullptr
                      ? NextLines()
-                     : NextLines(PieceOf(*x, s, begin, TokensAt(s, begin), 0, strip_.first,
-                                         channels_), N);
+                     : NextLines(PieceOf(*x, s, begin, TokensAt(s, begin), 0, strip_.first, channels_), N);
     }
   }
 
@@ -230,14 +224,11 @@ class SelectiveStrip {
     });
   }
 
-  bool has_constants() const {
-    return p_.B.constants.data != nullptr || p_.C.constants.data != nullptr;
-  }
+  bool has_constants() const { return p_.B.constants.data != nullptr || p_.C.constants.data != nullptr; }
 
   // What states n, n + 1, ... of this vector are written or read by at a token.
   template <bool kConstants>
-  HWY_INLINE V WeightOf(const Weights& weights, const T* constants, const T* row, size_t v,
-                        size_t n) const {
+  HWY_INLINE V WeightOf(const Weights& weights, const T* constants, const T* row, size_t v, size_t n) const {
     if constexpr (kConstants) {
       if (weights.constants.data != nullptr) return hn::Load(d_, constants + n * kWidth + v * N);
     }
@@ -258,8 +249,7 @@ class SelectiveStrip {
     const bool C_is_constant = kConstants && p_.C.constants.data != nullptr;
     const size_t sums_per_token = C_is_constant ? 0 : states_ * N;
     const size_t sums_per_state = C_is_constant ? kWidth : N;
-    T* HWY_RESTRICT sums =
-        behind(trace_.C_sums, (C_is_constant ? v * N : 0) + first * sums_per_state);
+    T* HWY_RESTRICT sums = behind(trace_.C_sums, (C_is_constant ? v * N : 0) + first * sums_per_state);
     const NextLines asked[] = {next_[0], next_[1], next_[2], next_[3]};
     const size_t row = row_;
     T* state = b_.h + first * kWidth + v * N;
@@ -324,9 +314,8 @@ int64_t SelectiveForwardBytes(const Problem& p) {
 }
 
 template <class T>
-HWY_ATTR void SelectiveForwardTask(const Problem& p, const Strips& strips, int64_t first_strip,
-                                   int64_t last_strip, int64_t first, int64_t last,
-                                   void* scratch) {
+HWY_ATTR void SelectiveForwardTask(const Problem& p, const Strips& strips, int64_t first_strip, int64_t last_strip,
+                                   int64_t first, int64_t last, void* scratch) {
   Carver carver(scratch);
   TileBuffers<T> tile;
   tile.LayOut(p, carver);
@@ -344,8 +333,7 @@ HWY_ATTR void SelectiveForwardTask(const Problem& p, const Strips& strips, int64
       for (size_t i = 0; i < count; ++i) {
         if (i == 0 || all[i]->group() != all[i - 1]->group()) all[i]->LoadWeights(s, begin);
         const bool is_last = i + 1 == count;
-        all[i]->Forward(s, begin, *all[is_last ? 0 : i + 1],
-                        is_last ? begin + kTileTokens : begin);
+        all[i]->Forward(s, begin, *all[is_last ? 0 : i + 1], is_last ? begin + kTileTokens : begin);
       }
     }
     for (size_t i = 0; i < count; ++i) all[i]->StoreState(s, p.final);
@@ -361,9 +349,8 @@ void SelectiveForward(Context& ctx, const Problem& p) {
   ctx.ParallelFor(cut.tasks(), [&](int64_t task, int worker) {
     const int64_t strip = task % cut.runs_of_strips * cut.strips;
     const int64_t sequence = task / cut.runs_of_strips * cut.sequences;
-    SelectiveForwardTask<T>(p, strips, strip, std::min(strip + cut.strips, strips.size()),
-                            sequence, std::min(sequence + cut.sequences, sequences),
-                            ctx.Scratch(worker));
+    SelectiveForwardTask<T>(p, strips, strip, std::min(strip + cut.strips, strips.size()), sequence,
+                            std::min(sequence + cut.sequences, sequences), ctx.Scratch(worker));
   });
 }
 

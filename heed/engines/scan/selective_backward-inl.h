@@ -68,7 +68,7 @@ struct SelectiveBackwardBuffers {
   T* B_sums;             // as those of C in the trace, of tokens
   T *B_part, *C_part;    // [kChunk][states], of tokens
   ConstantSums<T> constants;
-  T* borders;            // [tiles][states][width]
+  T* borders;  // [tiles][states][width]
 
   void LayOut(const Problem& problem, Carver& carver) {
     constexpr auto width = static_cast<int64_t>(StripWidth<T>());
@@ -92,8 +92,8 @@ struct SelectiveBackwardBuffers {
 template <class T>
 struct SelectiveShared {
   SharedSums sums;
-  Turn* turns = nullptr;            // of each chunk of a group of a sequence
-  T *B_stage = nullptr, *C_stage = nullptr;  // [tokens of all groups of all sequences][states]
+  Turn* turns = nullptr;                              // of each chunk of a group of a sequence
+  T *B_stage = nullptr, *C_stage = nullptr;           // [tokens of all groups of all sequences][states]
   std::vector<int64_t> tokens_before, chunks_before;  // of each sequence
   int64_t num_turns = 0;
 
@@ -122,11 +122,10 @@ struct SelectiveShared {
 template <class T>
 class SelectiveBackwardStrip : public SelectiveStrip<T> {
  public:
-  SelectiveBackwardStrip(const Problem& p, const Gradients& g,
-                         const SelectiveBackwardBuffers<T>& buffers, const Strips& strips,
-                         const Strip& strip, SelectiveShared<T>& shared)
-      : SelectiveStrip<T>(p, buffers.tile, buffers.strip, strip), g_(g), back_(buffers),
-        rows_(p), per_group_(strips.per_group()), shared_(shared) {
+  SelectiveBackwardStrip(const Problem& p, const Gradients& g, const SelectiveBackwardBuffers<T>& buffers,
+                         const Strips& strips, const Strip& strip, SelectiveShared<T>& shared)
+      : SelectiveStrip<T>(p, buffers.tile, buffers.strip, strip), g_(g), back_(buffers), rows_(p),
+        per_group_(strips.per_group()), shared_(shared) {
     trace_ = buffers.trace;
     if (p.C.constants.data != nullptr) trace_.C_sums = back_.constants.Row(rows_.C);
     back_.constants.Clear();
@@ -148,8 +147,7 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
       back_.constants.EndChunk();
     }
     if (g_.dinitial.data != nullptr) {
-      StorePanel(back_.p, kWidth,
-                 PieceOf(g_.dinitial, s.state, states_, strip_.first, channels_));
+      StorePanel(back_.p, kWidth, PieceOf(g_.dinitial, s.state, states_, strip_.first, channels_));
     }
     shared_.sums.Add(back_.constants, strip_, sequence);
   }
@@ -157,9 +155,8 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
  private:
   using Base = SelectiveStrip<T>;
   using typename Base::V;
-  using Base::b_, Base::channels_, Base::d_, Base::ForEachVector, Base::kWidth, Base::N,
-      Base::next_, Base::p_, Base::row_, Base::states_, Base::strip_, Base::tile_,
-      Base::TokensAt, Base::trace_, Base::vectors_;
+  using Base::b_, Base::channels_, Base::d_, Base::ForEachVector, Base::kWidth, Base::N, Base::next_, Base::p_,
+      Base::row_, Base::states_, Base::strip_, Base::tile_, Base::TokensAt, Base::trace_, Base::vectors_;
 
   // Keeps the states before each tile.
   void Borders(const Sequence& s) {
@@ -179,9 +176,7 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
 
   HWY_NOINLINE HWY_ATTR void OneTile(const Sequence& s, int64_t begin) {
     const size_t tokens = TokensAt(s, begin);
-    const auto piece = [&](const Tokens& x) {
-      return PieceOf(x, s, begin, tokens, 0, strip_.first, channels_);
-    };
+    const auto piece = [&](const Tokens& x) { return PieceOf(x, s, begin, tokens, 0, strip_.first, channels_); };
     std::copy_n(BorderOf(begin), states_ * kWidth, b_.h);
     this->LoadTile(s, begin, tokens, back_.x);
     this->LoadWeights(s, begin);
@@ -269,8 +264,7 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
         const V r = hn::Mul(p[n], hn::Load(d_, trace + (3 * n + 2) * N));
         ds = hn::MulAdd(r, hn::Load(d_, A + n * kWidth), ds);
         hn::Store(hn::MulAdd(r, step, hn::Load(d_, dA + n * kWidth)), d_, dA + n * kWidth);
-        p[n] = hn::Mul(hn::MulAdd(hn::Load(d_, trace + 3 * n * N), p[n], p[n]),
-                       hn::Load(d_, trace + (3 * n + 1) * N));
+        p[n] = hn::Mul(hn::MulAdd(hn::Load(d_, trace + 3 * n * N), p[n], p[n]), hn::Load(d_, trace + (3 * n + 1) * N));
       }
       hn::Store(dx, d_, dxs + t * kWidth);
       hn::Store(ds, d_, dss + t * kWidth);
@@ -319,8 +313,7 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
   void Deliver(int64_t sequence, const Sequence& s, int64_t begin) const {
     const int64_t tokens = std::min(kChunkTokens, s.count - begin);
     const auto i = static_cast<size_t>(sequence);
-    Turn& turn = shared_.turns[shared_.chunks_before[i] + strip_.group * NumChunks(s.count) +
-                               begin / kChunkTokens];
+    Turn& turn = shared_.turns[shared_.chunks_before[i] + strip_.group * NumChunks(s.count) + begin / kChunkTokens];
     const int64_t place = shared_.tokens_before[i] + strip_.group * s.count + begin;
     const bool is_last = strip_.of_group + 1 == per_group_;
     if (strip_.of_group > 0) WaitForTurn(turn, strip_.of_group);
@@ -335,8 +328,7 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
         std::copy_n(part, count, staged);
       } else if (gradient.tokens.data != nullptr) {
         StorePanel(part, row_,
-                   PieceOf(gradient.tokens, s, begin, static_cast<size_t>(tokens), strip_.group,
-                           0, states_));
+                   PieceOf(gradient.tokens, s, begin, static_cast<size_t>(tokens), strip_.group, 0, states_));
       }
     };
     hand_on(p_.B, g_.dB, back_.B_part, shared_.B_stage);
@@ -375,8 +367,7 @@ void SelectiveBackward(Context& ctx, const Problem& p, const Gradients& g) {
     Carver carver(ctx.Scratch(worker));
     SelectiveBackwardBuffers<T> buffers;
     buffers.LayOut(p, carver);
-    SelectiveBackwardStrip<T> strip(p, g, buffers, strips, strips.At(task % strips.size()),
-                                    shared);
+    SelectiveBackwardStrip<T> strip(p, g, buffers, strips, strips.At(task % strips.size()), shared);
     strip.Backward(task / strips.size());
   });
   const SelectiveRows rows(p);

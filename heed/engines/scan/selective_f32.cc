@@ -5,7 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/scan/selective_f32.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                  // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #include "heed/engines/scan/selective_backward-inl.h"
@@ -26,12 +26,14 @@ HEED_EXPORT(Passes, SelectiveF32)
 
 const Kernel kSelectiveF32 = {
     .name = "selective_f32",
-    .why = "channels in lanes, 16 states of each in registers, 16-bit tensors widened; tiles of 16 tokens are "
-           "transposed where tokens are contiguous",
-    .declines = [](const Context&, const Problem& p) {
-      const Reason reason = engine::DeclinesAllButF32(p.dtype);
-      return reason.empty() && p.rule != Rule::kSelective ? Reason{"computes selective scans"} : reason;
-    },
+    .why =
+        "channels in lanes, 16 states of each in registers, 16-bit tensors widened; tiles of 16 tokens are "
+        "transposed where tokens are contiguous",
+    .declines =
+        [](const Context&, const Problem& p) {
+          const Reason reason = engine::DeclinesAllButF32(p.dtype);
+          return reason.empty() && p.rule != Rule::kSelective ? Reason{"computes selective scans"} : reason;
+        },
     .forward_passes = &SelectiveF32,
     .backward_passes = &SelectiveF32,
 };

@@ -5,7 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/scan/selective_f64.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                  // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #include "heed/engines/scan/selective_backward-inl.h"
@@ -26,12 +26,14 @@ HEED_EXPORT(Passes, SelectiveF64)
 
 const Kernel kSelectiveF64 = {
     .name = "selective_f64",
-    .why = "channels in lanes, 16 states of each in registers; tiles of 16 tokens are "
-           "transposed where tokens are contiguous",
-    .declines = [](const Context&, const Problem& p) {
-      const Reason reason = engine::DeclinesAllButF64(p.dtype);
-      return reason.empty() && p.rule != Rule::kSelective ? Reason{"computes selective scans"} : reason;
-    },
+    .why =
+        "channels in lanes, 16 states of each in registers; tiles of 16 tokens are "
+        "transposed where tokens are contiguous",
+    .declines =
+        [](const Context&, const Problem& p) {
+          const Reason reason = engine::DeclinesAllButF64(p.dtype);
+          return reason.empty() && p.rule != Rule::kSelective ? Reason{"computes selective scans"} : reason;
+        },
     .forward_passes = &SelectiveF64,
     .backward_passes = &SelectiveF64,
 };

@@ -12,7 +12,7 @@ namespace heed::scan {
 
 // Channels that one task owns.
 struct Strip {
-  int64_t index;  // among all strips
+  int64_t index;            // among all strips
   int64_t group, of_group;  // and among those of the group
   int64_t first, channels;
 };
@@ -20,10 +20,8 @@ struct Strip {
 class Strips {
  public:
   Strips(const Problem& p, size_t width)
-      : width_(static_cast<int64_t>(width)),
-        of_group_(p.groups > 0 ? p.channels / p.groups : 0),
-        per_group_((of_group_ + width_ - 1) / width_),
-        size_(per_group_ * p.groups) {}
+      : width_(static_cast<int64_t>(width)), of_group_(p.groups > 0 ? p.channels / p.groups : 0),
+        per_group_((of_group_ + width_ - 1) / width_), size_(per_group_ * p.groups) {}
 
   int64_t size() const { return size_; }
   int64_t per_group() const { return per_group_; }
@@ -58,8 +56,8 @@ struct Cut {
     const auto all_sequences = static_cast<int64_t>(p.sequences.size());
     const int64_t most = all_sequences * all_strips / (threads * kTasksPerThread);
     strips = std::clamp<int64_t>(most, 1, most_strips);
-    sequences = std::clamp<int64_t>(kTokens / std::max<int64_t>(MostTokens(p), 1), 1,
-                                    std::max<int64_t>(most / strips, 1));
+    sequences =
+        std::clamp<int64_t>(kTokens / std::max<int64_t>(MostTokens(p), 1), 1, std::max<int64_t>(most / strips, 1));
     runs_of_strips = (all_strips + strips - 1) / strips;
     runs_of_sequences = (all_sequences + sequences - 1) / sequences;
   }

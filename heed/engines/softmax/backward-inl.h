@@ -84,42 +84,41 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   using Base = Block<O, P::kVectors>;
   using typename Base::T;
   using typename Base::V;
-  using Base::d_, Base::N, Base::W, Base::p_, Base::s_, Base::grid_, Base::block_,
-      Base::key_head_, Base::num_rows_, Base::lanes_, Base::w_, Base::rows_,
-      Base::runs_;
+  using Base::d_, Base::N, Base::W, Base::p_, Base::s_, Base::grid_, Base::block_, Base::key_head_, Base::num_rows_,
+      Base::lanes_, Base::w_, Base::rows_, Base::runs_;
 
  public:
-  BackwardBlock(const Problem& p, const Sequence& s, const BlockGrid& grid,
-                int64_t key_head, int64_t block, const Head<O>& head,
-                const Gradients& gradients, const SharedGradients<T>& shared,
-                Group<P>& group, GradientBuffers<P>& buffers)
-      : Base(p, s, grid, key_head, block, buffers.block, head), g_(gradients),
-        shared_(shared), group_(group), b_(buffers) {}
+  BackwardBlock(const Problem& p, const Sequence& s, const BlockGrid& grid, int64_t key_head, int64_t block,
+                const Head<O>& head, const Gradients& gradients, const SharedGradients<T>& shared, Group<P>& group,
+                GradientBuffers<P>& buffers)
+      : Base(p, s, grid, key_head, block, buffers.block, head), g_(gradients), shared_(shared), group_(group),
+        b_(buffers) {}
 
   HWY_NOINLINE HWY_ATTR void Compute() {
     if (!this->MayKeep(group_.keys)) return;
     this->FindKeys();
     const GroupVisits visits(s_, {runs_, num_rows_}, P::kGroupKeys);
     if (!visits.Contains(group_.index)) return;
-    const int64_t turns_before = s_.kept == nullptr
-                                     ? visits.NumBefore(group_.index)
-                                     : this->KeptGroupsBefore(group_.keys.begin, visits, P::kGroupKeys);
+    const int64_t turns_before = s_.kept == nullptr ? visits.NumBefore(group_.index)
+                                                    : this->KeptGroupsBefore(group_.keys.begin, visits, P::kGroupKeys);
     this->KeepKeys(group_.keys);
     PrepareGradients();
     LookAhead();
     EachTile();
     group_.products.EndBlock();
     if (!shared_.wants.any_row_sum) return;
-    Turn& turn = shared_.turns[shared_.index->first_turn[static_cast<size_t>(
-                                   group_.sequence)] +
-                               key_head_ * grid_.blocks + block_];
+    Turn& turn =
+        shared_
+            .turns[shared_.index->first_turn[static_cast<size_t>(group_.sequence)] + key_head_ * grid_.blocks + block_];
     WaitForTurn(turn, turns_before);
     AddRowSums();
     EndTurn(turn);
   }
 
-  // One tile of the group's, for rows that keep it; dq[lane] is what the keys before have added to a row's, and goes on.
-  HWY_NOINLINE HWY_ATTR void ComputeTile(int64_t begin, const uint64_t (*words)[O::kGrid.tile / Visits::kKeys], T* const* dq) {
+  // One tile of the group's, for rows that keep it; dq[lane] is what the keys before have added to a row's, and goes
+  // on.
+  HWY_NOINLINE HWY_ATTR void ComputeTile(int64_t begin, const uint64_t (*words)[O::kGrid.tile / Visits::kKeys],
+                                         T* const* dq) {
     this->FindKeys();
     this->KeepKeys({begin, begin + O::kGrid.tile});
     if (!this->SeesAny()) return;
@@ -134,8 +133,8 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
  private:
   static constexpr int C = P::kVectors;
 
-  // What is read and written soon: the rows of the next block; and with the last blocks of a group, as many keys each, where
-  // its gradients go and what the next group begins with.
+  // What is read and written soon: the rows of the next block; and with the last blocks of a group, as many keys each,
+  // where its gradients go and what the next group begins with.
   HWY_INLINE void LookAhead() {
     RowPrefetch& ahead = b_.block.ahead;
     ahead.Clear();
@@ -144,7 +143,8 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     const int64_t last = std::min<int64_t>(grid_.blocks, kLastBlocks);
     if (block_ < last) {
       const auto share = [&](const Interval& all) {
-        return Interval{all.begin + all.size() * (last - 1 - block_) / last, all.begin + all.size() * (last - block_) / last};
+        return Interval{all.begin + all.size() * (last - 1 - block_) / last,
+                        all.begin + all.size() * (last - block_) / last};
       };
       AddKeys(g_.dk, g_.dv, SharedGradients<T>::StoredAs(p_, g_), s_, key_head_, share(group_.keys), ahead);
       if (group_.next && group_.next->sequence != GroupQueue::kAll && group_.next->key_head != GroupQueue::kAll) {
@@ -164,13 +164,14 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   }
   static constexpr int64_t kLastBlocks = 4, kProducts = 5;
 
-  HWY_INLINE void AddRows(const Sequence& s, int64_t key_head, const BlockGrid& grid, int64_t block, RowPrefetch& ahead) const {
+  HWY_INLINE void AddRows(const Sequence& s, int64_t key_head, const BlockGrid& grid, int64_t block,
+                          RowPrefetch& ahead) const {
     ahead.Add(p_.q, p_.dtype, p_.depth, s, key_head, grid, block);
     ahead.Add(g_.d_o, p_.dtype, p_.value_depth, s, key_head, grid, block);
     if (shared_.dq_sums == nullptr) ahead.Add(g_.dq, DTypeOf<T>::value, p_.depth, s, key_head, grid, block);
   }
-  HWY_INLINE void AddKeys(const Rows& k, const Rows& v, DType dtype, const Sequence& s, int64_t key_head, const Interval& keys,
-                          RowPrefetch& ahead) const {
+  HWY_INLINE void AddKeys(const Rows& k, const Rows& v, DType dtype, const Sequence& s, int64_t key_head,
+                          const Interval& keys, RowPrefetch& ahead) const {
     ahead.Add(k, dtype, p_.depth, s, s.first_k, key_head, keys);
     ahead.Add(v, dtype, p_.value_depth, s, s.first_k, key_head, keys);
   }
@@ -192,8 +193,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
       gain_[lane] = shared_.gain[row];
       d_o[lane] = SourceOf(g_.d_o, p_.dtype, s_.batch, s_.first_q + query, head).data;
       if (g_.dbias.data != nullptr) {
-        dbias_[lane] = shared_.dbias.data + s_.batch * shared_.dbias.batch_stride +
-                       head * shared_.dbias.head_stride +
+        dbias_[lane] = shared_.dbias.data + s_.batch * shared_.dbias.batch_stride + head * shared_.dbias.head_stride +
                        query * shared_.dbias.query_stride;
       }
     }
@@ -236,9 +236,8 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
       const auto add_plain = [&] {
         if (plain.empty()) return;
         const auto add = [&](auto&& tiles) HWY_ATTR {
-          group_.products.AddPlain(plain, w_.queries, b_.d_o, exponent_,
-                                   {shift_, delta_, gain_}, w_.logits, b_.d_logits, b_.block.ahead,
-                                   tiles);
+          group_.products.AddPlain(plain, w_.queries, b_.d_o, exponent_, {shift_, delta_, gain_}, w_.logits,
+                                   b_.d_logits, b_.block.ahead, tiles);
         };
         if (p_.forgets) {
           add(TilesThatForget{*this, {}});
@@ -295,16 +294,14 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   HWY_INLINE void DLogits(const Run& run, int64_t origin) {
     const Operand<typename O::Key> values = group_.products.Values();
     if constexpr (O::kMatrixTiles) {
-      this->TileProducts(b_.d_o, values, run, p_.value_depth, GradientAt(run, origin),
-                         d_logits_finite_);
+      this->TileProducts(b_.d_o, values, run, p_.value_depth, GradientAt(run, origin), d_logits_finite_);
     } else {
       this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
         V max[vectors.value];
         for (int c = 0; c < vectors.value; ++c) max[c] = hn::Zero(d_);
         this->template Products<vectors.value>(
             run, b_.d_o, values, p_.value_depth, GradientAt(run, origin), max,
-            [&](size_t, size_t) HWY_ATTR { b_.block.ahead.Some(); },
-            [](V x, int64_t, int) HWY_ATTR { return x; });
+            [&](size_t, size_t) HWY_ATTR { b_.block.ahead.Some(); }, [](V x, int64_t, int) HWY_ATTR { return x; });
       });
     }
   }
@@ -314,19 +311,17 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     const Wants& wants = shared_.wants;
     return tile.full && !large_shift_ && wants.d_logits && this->raw_ && p_.dropout == 0 && !this->partial_ &&
            tile.keys.size() % O::kGrid.step == 0 && !wants.bias_rows && !wants.alibi &&
-           (!p_.forgets || this->decays_.IsPlain(s_, tile)) && this->queries_finite_ && w_.keys_finite && d_logits_finite_;
+           (!p_.forgets || this->decays_.IsPlain(s_, tile)) && this->queries_finite_ && w_.keys_finite &&
+           d_logits_finite_;
   }
 
   // What is subtracted from the logits of a tile.
   HWY_INLINE V ShiftOf(size_t c) const {
     const V shift = hn::Load(d_, shift_ + c * N);
-    return p_.forgets ? hn::Sub(shift, P::RowPart(this->decays_.OfRow(c), hn::Set(d_, exponent_)))
-                      : shift;
+    return p_.forgets ? hn::Sub(shift, P::RowPart(this->decays_.OfRow(c), hn::Set(d_, exponent_))) : shift;
   }
 
-  T* GradientAt(const Run& run, int64_t origin) const {
-    return b_.d_logits + (this->At(run, origin) - w_.logits);
-  }
+  T* GradientAt(const Run& run, int64_t origin) const { return b_.d_logits + (this->At(run, origin) - w_.logits); }
 
   // Puts g Z P of a run in place of its S, dS in place of dP. Masked pairs become -0 in
   // both, and no other dS does.
@@ -335,8 +330,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     const V minus_inf = hn::Set(d_, -std::numeric_limits<T>::infinity());
     const V masked_zero = hn::Set(d_, T{-0.0}), exponent = hn::Set(d_, exponent_);
     for (size_t c = run.c0; c < run.c1; ++c) {
-      const V shift = ShiftOf(c), delta = hn::Load(d_, delta_ + c * N),
-              gain = hn::Load(d_, gain_ + c * N);
+      const V shift = ShiftOf(c), delta = hn::Load(d_, delta_ + c * N), gain = hn::Load(d_, gain_ + c * N);
       [[maybe_unused]] const V far = this->WithoutRow(hn::Load(d_, far_lse_ + c * N), c);
       [[maybe_unused]] const auto absent = hn::Not(hn::FirstN(d_, num_rows_ - std::min(num_rows_, c * N)));
       Keep<kDropout> keep(p_, lanes_, c);
@@ -352,10 +346,8 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
         }
         const V kept = keep(gain, j);
         const V ds = hn::Mul(p, hn::MulSub(kept, dp, delta));
-        hn::Store(hn::IfThenElse(masked, masked_zero, hn::Mul(p, kept)), d_,
-                  w_.logits + at);
-        hn::Store(hn::IfThenElse(masked, masked_zero, hn::Add(ds, hn::Zero(d_))), d_,
-                  b_.d_logits + at);
+        hn::Store(hn::IfThenElse(masked, masked_zero, hn::Mul(p, kept)), d_, w_.logits + at);
+        hn::Store(hn::IfThenElse(masked, masked_zero, hn::Add(ds, hn::Zero(d_))), d_, b_.d_logits + at);
       }
     }
   }
@@ -369,8 +361,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     int64_t group = -1;
     HWY_ALIGN uint32_t words[4][N];
 
-    HWY_INLINE Keep(const Problem& problem, const Lanes<T, W>& of, size_t vector)
-        : p(problem), lanes(of), c(vector) {}
+    HWY_INLINE Keep(const Problem& problem, const Lanes<T, W>& of, size_t vector) : p(problem), lanes(of), c(vector) {}
 
     HWY_INLINE V operator()(V x, int64_t key) {
       if constexpr (!kDropout) {
@@ -380,10 +371,8 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
         if (key >> 2 != group) {
           group = key >> 2;
           hn::Vec<decltype(du)> w[4];
-          hs::Philox(du, static_cast<uint32_t>(group),
-                     hn::Load(du, lanes.position_low + c * N),
-                     hn::Load(du, lanes.head_row + c * N), p.dropout_offset, p.key_low,
-                     p.key_high, w);
+          hs::Philox(du, static_cast<uint32_t>(group), hn::Load(du, lanes.position_low + c * N),
+                     hn::Load(du, lanes.head_row + c * N), p.dropout_offset, p.key_low, p.key_high, w);
           for (int i = 0; i < 4; ++i) hn::Store(w[i], du, words[i]);
         }
         HWY_ALIGN T kept[N];
@@ -404,10 +393,8 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
         const size_t columns = static_cast<size_t>(std::min<int64_t>(N, run.end - j));
         V v[N];
         for (size_t i = 0; i < N; ++i) {
-          v[i] = i < columns
-                     ? hn::Load(d_, b_.d_logits +
-                                        (static_cast<size_t>(j - origin) + i) * W + c * N)
-                     : hn::Zero(d_);
+          v[i] = i < columns ? hn::Load(d_, b_.d_logits + (static_cast<size_t>(j - origin) + i) * W + c * N)
+                             : hn::Zero(d_);
         }
         hs::Transpose(d_, v);
         for (size_t i = std::min(N, num_rows_ - std::min(num_rows_, c * N)); i-- > 0;) {
@@ -432,8 +419,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
       const V base = hn::Load(d_, from_grid);
       V sum = hn::Load(d_, bias_sums_ + c * N), by_distance = hn::Load(d_, alibi_sums_ + c * N);
       for (int64_t j = run.begin; j < run.end; ++j) {
-        const V ds = hn::Load(d_, b_.d_logits +
-                                      static_cast<size_t>(j - tile.keys.begin) * W + c * N);
+        const V ds = hn::Load(d_, b_.d_logits + static_cast<size_t>(j - tile.keys.begin) * W + c * N);
         const V at = hn::Set(d_, static_cast<T>(j - tile.grid));
         sum = hn::Add(sum, ds);
         by_distance = hn::NegMulAdd(hn::Abs(hn::Sub(base, at)), ds, by_distance);
@@ -470,8 +456,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
         const V ds = hn::Load(d_, b_.d_logits + at);
         const V sloped = hn::Add(hn::Mul(ds, hn::Load(d_, b_.slopes + at)), hn::Zero(d_));
         const hn::RebindToUnsigned<decltype(d_)> du;
-        const auto masked = hn::RebindMask(
-            d_, hn::Eq(hn::BitCast(du, ds), hn::BitCast(du, masked_zero)));
+        const auto masked = hn::RebindMask(d_, hn::Eq(hn::BitCast(du, ds), hn::BitCast(du, masked_zero)));
         hn::Store(hn::IfThenElse(masked, masked_zero, sloped), d_, b_.d_logits + at);
       }
     }

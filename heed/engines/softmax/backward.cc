@@ -8,14 +8,12 @@
 
 namespace heed::softmax {
 
-GroupQueue::GroupQueue(const Problem& p, const Gradients& g, int64_t group_keys)
-    : order_(p.sequences.size()) {
+GroupQueue::GroupQueue(const Problem& p, const Gradients& g, int64_t group_keys) : order_(p.sequences.size()) {
   std::iota(order_.begin(), order_.end(), 0);
   std::stable_sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) {
     const auto cost = [&](int64_t i) {
       const Sequence& s = p.sequences[static_cast<size_t>(i)];
-      return static_cast<double>(s.num_queries) *
-             static_cast<double>(s.key_end - s.key_begin);
+      return static_cast<double>(s.num_queries) * static_cast<double>(s.key_end - s.key_begin);
     };
     return cost(a) > cost(b);
   });
@@ -37,8 +35,7 @@ GroupQueue::GroupQueue(const Problem& p, const Gradients& g, int64_t group_keys)
     return;
   }
   for (const int64_t i : order_) {
-    begins_.push_back(begins_.back() +
-                      heads_ * NumGroups(p.sequences[static_cast<size_t>(i)], group_keys));
+    begins_.push_back(begins_.back() + heads_ * NumGroups(p.sequences[static_cast<size_t>(i)], group_keys));
   }
 }
 
@@ -46,16 +43,13 @@ GroupQueue::Task GroupQueue::At(int64_t index) const {
   const auto after = std::upper_bound(begins_.begin(), begins_.end(), index);
   const size_t place = static_cast<size_t>(after - begins_.begin()) - 1;
   const int64_t rest = index - begins_[place];
-  return {order_[place], all_heads_ ? kAll : rest % heads_,
-          all_groups_ ? kAll : rest / heads_};
+  return {order_[place], all_heads_ ? kAll : rest % heads_, all_groups_ ? kAll : rest / heads_};
 }
 
-RowIndex::RowIndex(const Problem& p, int64_t lanes, bool fuse_heads)
-    : first_row{0}, first_turn{0} {
+RowIndex::RowIndex(const Problem& p, int64_t lanes, bool fuse_heads) : first_row{0}, first_turn{0} {
   for (const Sequence& s : p.sequences) {
     first_row.push_back(first_row.back() + s.num_queries * p.query_heads);
-    first_turn.push_back(first_turn.back() +
-                         BlockGrid(p, s, lanes, fuse_heads).blocks * p.key_heads);
+    first_turn.push_back(first_turn.back() + BlockGrid(p, s, lanes, fuse_heads).blocks * p.key_heads);
   }
 }
 

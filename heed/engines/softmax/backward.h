@@ -16,15 +16,15 @@ namespace heed::softmax {
 // the gradients of, which for lse is f64 beside f64 and else f32.
 struct Gradients {
   Rows d_o;
-  Rows d_lse;      // data null: zero
-  Rows dq, dk, dv;  // written; data null: not wanted
+  Rows d_lse;         // data null: zero
+  Rows dq, dk, dv;    // written; data null: not wanted
   bool wide = false;  // these three are in the type that is computed in
-  Pairs dbias;      // the same, laid out as the problem's bias
+  Pairs dbias;        // the same, laid out as the problem's bias
   std::array<int64_t, 4> dbias_sizes = {};
-  double* dsinks = nullptr;  // added to: [Hq], or null
-  double* dalibi = nullptr;  // the same, as the problem's slopes
+  double* dsinks = nullptr;                  // added to: [Hq], or null
+  double* dalibi = nullptr;                  // the same, as the problem's slopes
   HeadNumbers device_dsinks, device_dalibi;  // those of numbers on the device, written
-  Rows dlog_decay;           // written, in the problem's dtype of log decays; data null: not wanted
+  Rows dlog_decay;                           // written, in the problem's dtype of log decays; data null: not wanted
 };
 
 // A task owns the gradients of `group_keys` keys of a key head, and the biases of

@@ -30,18 +30,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // One group of keys of one head: walk(group, head) adds what its rows give.
 template <class P, class F, class O = typename P::Operands>
-HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g,
-                               const SharedGradients<typename O::Compute>& shared,
+HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g, const SharedGradients<typename O::Compute>& shared,
                                int64_t sequence, int64_t key_head, int64_t index,
                                const std::optional<GroupQueue::Task>& next, GradientBuffers<P>& b, const F& walk) {
   using T = typename O::Compute;
   const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
   const Interval keys = KeysOfGroup<P>(s, index);
-  const auto rows = [&](const Rows& of, DType dtype) {
-    return SourceOf(of, dtype, s.batch, s.first_k, key_head);
-  };
-  Group<P> group = {keys, index, sequence,
-                    P(p, shared.wants, keys, rows(p.k, p.dtype), rows(p.v, p.dtype), b.products), next};
+  const auto rows = [&](const Rows& of, DType dtype) { return SourceOf(of, dtype, s.batch, s.first_k, key_head); };
+  Group<P> group = {keys, index, sequence, P(p, shared.wants, keys, rows(p.k, p.dtype), rows(p.v, p.dtype), b.products),
+                    next};
   if (shared.terms_by_group) {
     for (int64_t head = key_head * p.group(); head < (key_head + 1) * p.group(); ++head) {
       for (int64_t i = 0; i < s.num_queries; ++i) shared.BeginRow(p, g, sequence, head, i);
@@ -56,7 +53,8 @@ HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g,
   group.products.EndGroup();
   const auto store = [&](const Rows& to, const T* from, int64_t depth, double factor) HWY_ATTR {
     if (to.data == nullptr) return;
-    StoreTokens<T>(rows(to, SharedGradients<T>::StoredAs(p, g)), keys, depth, static_cast<T>(factor), from, P::Row(depth));
+    StoreTokens<T>(rows(to, SharedGradients<T>::StoredAs(p, g)), keys, depth, static_cast<T>(factor), from,
+                   P::Row(depth));
   };
   store(g.dk, b.products.dk, p.depth, p.scale);
   store(g.dv, b.products.dv, p.value_depth, 1);
@@ -123,8 +121,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   const auto sequences = static_cast<int64_t>(p.sequences.size());
   // The one that a task names, or all of them.
   const auto range = [](int64_t one, int64_t count) {
-    return one == GroupQueue::kAll ? Interval{0, count}
-                                   : Interval{one, std::min(one + 1, count)};
+    return one == GroupQueue::kAll ? Interval{0, count} : Interval{one, std::min(one + 1, count)};
   };
   ctx.ParallelFor(queue.size(), [&](int64_t task_index, int worker) HWY_ATTR {
     [[maybe_unused]] const SessionOf<O> session;
@@ -135,18 +132,19 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
     const Interval some = range(task.sequence, sequences);
     for (int64_t s = some.begin; s < some.end; ++s) {
       const Interval heads = range(task.key_head, p.key_heads);
-      const Interval groups =
-          range(task.group, NumGroups(p.sequences[static_cast<size_t>(s)], P::kGroupKeys));
+      const Interval groups = range(task.group, NumGroups(p.sequences[static_cast<size_t>(s)], P::kGroupKeys));
       for (int64_t h = heads.begin; h < heads.end; ++h) {
         for (int64_t group = groups.begin; group < groups.end; ++group) {
-          GroupGradients<P>(p, g, shared, s, h, group, next, buffers, [&](Group<P>& keys, const Head<O>& head) HWY_ATTR {
-            if constexpr (!O::kMatrixTiles) {
-              if (p.gathers()) {
-                return gathered(p, g, plan, shared, h, head, keys, buffers, reinterpret_cast<char*>(&buffers) + bytes);
-              }
-            }
-            WalkBlocks<P>(p, g, plan, shared, h, head, keys, buffers);
-          });
+          GroupGradients<P>(p, g, shared, s, h, group, next, buffers,
+                            [&](Group<P>& keys, const Head<O>& head) HWY_ATTR {
+                              if constexpr (!O::kMatrixTiles) {
+                                if (p.gathers()) {
+                                  return gathered(p, g, plan, shared, h, head, keys, buffers,
+                                                  reinterpret_cast<char*>(&buffers) + bytes);
+                                }
+                              }
+                              WalkBlocks<P>(p, g, plan, shared, h, head, keys, buffers);
+                            });
         }
       }
     }

@@ -1,7 +1,7 @@
 // The logits of a block of query rows, tile by tile: what every pass over exact attention does first.
 //
-// Compiled once per SIMD target, operand type and number of vectors: what is not defined here is in block_parts-inl.h. A
-// tile is S[key][lane] = K Q^T, in cache, with soft cap, biases and masks applied.
+// Compiled once per SIMD target, operand type and number of vectors: what is not defined here is in block_parts-inl.h.
+// A tile is S[key][lane] = K Q^T, in cache, with soft cap, biases and masks applied.
 #if defined(HEED_ENGINES_SOFTMAX_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_BLOCK_INL_H_
 #undef HEED_ENGINES_SOFTMAX_BLOCK_INL_H_
@@ -53,12 +53,8 @@ class Block : protected BlockRows<O, C> {
       return 1;
     }
     // Borders stay between steps of keys, as the tile's own do.
-    const auto up = [&](int64_t key) {
-      return std::min(tile.keys.end, key + ((tile.grid - key) & (O::kKeyStep - 1)));
-    };
-    const auto down = [&](int64_t key) {
-      return key - (key - tile.grid) % O::kKeyStep;
-    };
+    const auto up = [&](int64_t key) { return std::min(tile.keys.end, key + ((tile.grid - key) & (O::kKeyStep - 1))); };
+    const auto down = [&](int64_t key) { return key - (key - tile.grid) % O::kKeyStep; };
     Interval seen[C];
     for (size_t c = 0; c < C; ++c) {
       Interval hull = hull_[c];
@@ -110,8 +106,8 @@ class Block : protected BlockRows<O, C> {
     }
   }
 
-  // S of a run, in the normative order, of which max takes the maximum. With flag_masked, what a bias or a decay masks is
-  // told from what else is -inf.
+  // S of a run, in the normative order, of which max takes the maximum. With flag_masked, what a bias or a decay masks
+  // is told from what else is -inf.
   HWY_NOINLINE void Logits(const Run& run, const Tile& visited, bool flag_masked, V* max);
 
   // To be called before a tile's logits are computed.
@@ -126,9 +122,7 @@ class Block : protected BlockRows<O, C> {
     const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
     return hn::IfThenElse(hn::Eq(max, none), none, hn::Add(max, decays_.OfRow(c)));
   }
-  HWY_INLINE V WithoutRow(V shift, size_t c) const {
-    return p_.forgets ? hn::Sub(shift, decays_.OfRow(c)) : shift;
-  }
+  HWY_INLINE V WithoutRow(V shift, size_t c) const { return p_.forgets ? hn::Sub(shift, decays_.OfRow(c)) : shift; }
 
   // What is subtracted from logits: the maximum, or 0 where there is none yet.
   HWY_INLINE V Shift(V max) const {
@@ -143,24 +137,20 @@ class Block : protected BlockRows<O, C> {
   // out[key][lane] = f(sum_e rows[key][e] lanes[e][lane], key, vector) for a run, and
   // before(j, count) before the rows [j, j + count) of it.
   template <int kVectors, class Before, class F>
-  HWY_INLINE void Products(const Run& run, const typename O::Query* lanes,
-                           const Operand<typename O::Key>& rows, int64_t depth, T* out,
-                           V* max, const Before& before, const F& f) {
+  HWY_INLINE void Products(const Run& run, const typename O::Query* lanes, const Operand<typename O::Key>& rows,
+                           int64_t depth, T* out, V* max, const Before& before, const F& f) {
     hs::ForTiles<hs::TileRows<kVectors>()>(
-        0, static_cast<size_t>(run.end - run.begin),
-        [&](auto count, size_t j) HWY_ATTR {
+        0, static_cast<size_t>(run.end - run.begin), [&](auto count, size_t j) HWY_ATTR {
           const int64_t key = run.begin + static_cast<int64_t>(j);
           before(j, size_t{count.value});
-          O::template Logits<count.value, kVectors>(
-              lanes + run.c0 * N, W, rows, key, static_cast<size_t>(depth),
-              out + j * W, max,
-              [&](V x, int r, int c) HWY_ATTR { return f(x, key + r, c); });
+          O::template Logits<count.value, kVectors>(lanes + run.c0 * N, W, rows, key, static_cast<size_t>(depth),
+                                                    out + j * W, max,
+                                                    [&](V x, int r, int c) HWY_ATTR { return f(x, key + r, c); });
         });
   }
 
   // Does so in matrix tiles, without f.
-  HWY_INLINE void TileProducts(const typename O::Query* lanes,
-                               const Operand<typename O::Key>& rows, const Run& run,
+  HWY_INLINE void TileProducts(const typename O::Query* lanes, const Operand<typename O::Key>& rows, const Run& run,
                                int64_t depth, T* out, bool finite) {
     O::LogitTiles(lanes, W, rows, run.begin, run.end, depth, out);
     if (!O::kInfinite && !finite) {

@@ -4,7 +4,7 @@
 // After targets.h:
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/softmax/block_bf16_pairs.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                        // IWYU pragma: keep
 // After foreach_target.h:
 #if HWY_TARGET & HEED_ONLY_TARGETS
 #include "heed/engines/softmax/block_parts-inl.h"

@@ -3,7 +3,7 @@
 // After targets.h:
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/softmax/block_f32.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                 // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/softmax/block_parts-inl.h"
 #include "heed/engines/softmax/outputs-inl.h"

@@ -1,7 +1,7 @@
 // The parts of a block of rows that its passes have in common: what a tile's logits are made of, and outputs of them.
 //
-// Compiled once per SIMD target, operand type and number of vectors, in block_*.cc and decode_*.cc. All other files call what
-// is defined here, and do not include it: it would be half of what each has to compile.
+// Compiled once per SIMD target, operand type and number of vectors, in block_*.cc and decode_*.cc. All other files
+// call what is defined here, and do not include it: it would be half of what each has to compile.
 #if defined(HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_
@@ -52,12 +52,10 @@ Head<O> HeadOf(const Problem& p, const Plan& plan, int64_t sequence, int64_t key
   head.values = {w.values, static_cast<ptrdiff_t>(p.value_depth), s.key_begin};
   if constexpr (O::kKeysInLanes) return head;  // whose products read the sources
   if (plan.keys_at == Place::kCaller) {
-    head.keys = {head.key_source.template At<typename O::Key>(0),
-                 head.key_source.stride, 0};
+    head.keys = {head.key_source.template At<typename O::Key>(0), head.key_source.stride, 0};
   }
   if (plan.values_at == Place::kCaller) {
-    head.values = {head.value_source.template At<typename O::Value>(0),
-                   head.value_source.stride, 0};
+    head.values = {head.value_source.template At<typename O::Value>(0), head.value_source.stride, 0};
   }
   if (w.copied_sequence == sequence && w.copied_head == key_head) return head;
   if (plan.keys_at == Place::kHead) {
@@ -85,8 +83,9 @@ void BlockRows<O, C>::SetLanes(const void** q) {
     const Sequence& s = present ? *of_[lane] : s_;
     const int64_t head = key_head_ * grid_.heads + row.head;
     if (present) {
-      q[lane] = queries + (s.batch * rows.batch_stride + (s.first_q + row.query) * rows.token_stride +
-                           head * rows.head_stride) * element;
+      q[lane] = queries +
+                (s.batch * rows.batch_stride + (s.first_q + row.query) * rows.token_stride + head * rows.head_stride) *
+                    element;
     }
     const KeyRuns runs = present ? runs_[lane] : KeyRuns();
     using TI = typename Lanes<T, W>::TI;
@@ -98,16 +97,13 @@ void BlockRows<O, C>::SetLanes(const void** q) {
     lanes_.position[lane] = position;
     if (dropout) {
       lanes_.position_low[lane] = static_cast<uint32_t>(position);
-      lanes_.head_row[lane] =
-          static_cast<uint32_t>(s.batch * p_.query_heads + head);
+      lanes_.head_row[lane] = static_cast<uint32_t>(s.batch * p_.query_heads + head);
     }
     if (slopes) {
-      lanes_.slope[lane] = static_cast<T>(
-          p_.slopes[static_cast<size_t>(s.batch * p_.slopes_stride + head)]);
+      lanes_.slope[lane] = static_cast<T>(p_.slopes[static_cast<size_t>(s.batch * p_.slopes_stride + head)]);
     }
     if (segments) {
-      const int32_t id = p_.segments_q[static_cast<size_t>(
-          s.batch * p_.segments_q_stride + s.first_q + row.query)];
+      const int32_t id = p_.segments_q[static_cast<size_t>(s.batch * p_.segments_q_stride + s.first_q + row.query)];
       lanes_.segment[lane] = static_cast<TI>(id < 0 ? -1 : id);
     }
     if (forgets && present) decays_.SetLane(p_, s, lane, head, position);
@@ -122,9 +118,7 @@ void BlockRows<O, C>::SetLanes(const void** q) {
     for (size_t lane = c * N; lane < std::min(num_rows_, (c + 1) * N); ++lane) {
       for (const Interval& run : {runs_[lane].first, runs_[lane].second}) {
         if (run.empty()) continue;
-        hull = hull.empty() ? run
-                            : Interval{std::min(hull.begin, run.begin),
-                                       std::max(hull.end, run.end)};
+        hull = hull.empty() ? run : Interval{std::min(hull.begin, run.begin), std::max(hull.end, run.end)};
       }
     }
   }
@@ -132,23 +126,19 @@ void BlockRows<O, C>::SetLanes(const void** q) {
 
 template <class O, int C>
 void BlockRows<O, C>::PackQueries(DType dtype, const void* const* rows) {
-  const double factor = p_.softcap > 0 && SoftcapRidesOnQueries(p_.softcap)
-                            ? p_.scale * SoftcapFactor(p_.softcap)
-                            : p_.scale;
+  const double factor =
+      p_.softcap > 0 && SoftcapRidesOnQueries(p_.softcap) ? p_.scale * SoftcapFactor(p_.softcap) : p_.scale;
   factor_ = O::Split(factor);
   const auto depth = static_cast<size_t>(p_.depth);
   if constexpr (O::kMatrixTiles) {
-    queries_finite_ = O::PackQueries(dtype, rows, num_rows_, depth, factor_.of_queries, W,
-                                     w_.queries);
+    queries_finite_ = O::PackQueries(dtype, rows, num_rows_, depth, factor_.of_queries, W, w_.queries);
   } else {
     O::PackQueries(dtype, rows, num_rows_, depth, factor_.of_queries, W, w_.queries);
   }
-  raw_ = O::kMatrixTiles && factor_.of_logits > 0 && p_.softcap == 0 && p_.slopes.empty() &&
-         p_.bias.data == nullptr;
+  raw_ = O::kMatrixTiles && factor_.of_logits > 0 && p_.softcap == 0 && p_.slopes.empty() && p_.bias.data == nullptr;
   // What is forgotten joins them in their unit, unless it would not fit.
   if (p_.forgets) raw_ = raw_ && factor_.of_logits > 0x1p-32 && factor_.of_logits < 0x1p32;
 }
-
 
 template <class O, int C>
 bool BlockRows<O, C>::BeginTile(const Tile& tile, Cover kept) {
@@ -166,7 +156,6 @@ bool BlockRows<O, C>::BeginTile(const Tile& tile, Cover kept) {
   }
   return true;
 }
-
 
 // A type of its own and not a lambda: products that are finished in the same way are compiled once.
 struct Identity {
@@ -190,7 +179,6 @@ HWY_INLINE void Block<O, C>::PrefetchBias(size_t begin, size_t end, int64_t key)
     }
   }
 }
-
 
 // K Q^T of a run, each logit finished by f(logit, key, vector).
 template <class O, int C>
@@ -240,9 +228,8 @@ HWY_INLINE void Block<O, C>::AddBiasAndMasks(const Run& run, const Tile& visited
     ApplyMask<W, kVectors>(d_, run, origin, p_.mask, lanes_, tile, m);
   }
   if (masked_ && !p_.segments_q.empty()) {
-    ApplySegments<W, kVectors>(
-        d_, run, origin, p_.segments_k.data() + s_.batch * p_.segments_k_stride,
-        lanes_, tile, m);
+    ApplySegments<W, kVectors>(d_, run, origin, p_.segments_k.data() + s_.batch * p_.segments_k_stride, lanes_, tile,
+                               m);
   }
   if (!visited.full && p_.windowed()) {
     ApplyRuns<W, kVectors, 2>(d_, run, origin, lanes_, tile, m);
@@ -260,8 +247,7 @@ HWY_INLINE void Block<O, C>::VectorLogits(const Run& run, const Tile& visited, b
   bool multiplied = raw_;
   if constexpr (O::kMatrixTiles) {
     if (raw_) {
-      TileProducts(w_.queries, head_.keys, run, p_.depth, At(run, origin),
-                   queries_finite_ && w_.keys_finite);
+      TileProducts(w_.queries, head_.keys, run, p_.depth, At(run, origin), queries_finite_ && w_.keys_finite);
     }
   }
   // x = f(x, key, vector): while the logits are in registers, if they have not left them.
@@ -342,12 +328,10 @@ void SegmentPass<O, C, Outputs>::StreamedTiles(const Tile& tiles, bool first, V*
   };
   // That of the tile at hand, which is none of these, asks for keys that follow.
   const int64_t until = std::exchange(this->keys_until_, tiles.until);
-  for_tiles([&](const Tile& tile, const Run& run, V* of_tile, bool) HWY_ATTR {
-    TileLogits<false>(tile, &run, 1, of_tile);
-  });
-  for_tiles([&](const Tile& tile, const Run& run, V* of_tile, bool is_first) HWY_ATTR {
-    AddTile<false>(tile, &run, 1, of_tile, first && is_first, m, l);
-  });
+  for_tiles([&](const Tile& tile, const Run& run, V* of_tile, bool)
+                HWY_ATTR { TileLogits<false>(tile, &run, 1, of_tile); });
+  for_tiles([&](const Tile& tile, const Run& run, V* of_tile, bool is_first)
+                HWY_ATTR { AddTile<false>(tile, &run, 1, of_tile, first && is_first, m, l); });
   this->keys_until_ = until;
 }
 
@@ -392,8 +376,7 @@ void SegmentPass<O, C, Outputs>::AddTile(const Tile& tile, const Run* runs, int 
     for (int c = 0; c < C; ++c) rescale[c] = one;
   }
   if (head_.values_at == Place::kTile) {
-    O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end,
-                  p_.value_depth, w_.values);
+    O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end, p_.value_depth, w_.values);
     head_.values.first = tile.keys.begin;
   }
   for (int r = 0; r < num_runs; ++r) {
@@ -411,8 +394,7 @@ void ForwardBlock<O, C, Outputs>::Finish() {
   for (size_t lane = 0; lane < W; lane += N) {
     const V sum = hn::Load(d_, sum_ + lane);
     const auto empty = hn::Eq(sum, hn::Zero(d_));
-    hn::Store(hn::IfThenZeroElse(empty, hn::Div(undropped, sum)), d_,
-              factor + lane);
+    hn::Store(hn::IfThenZeroElse(empty, hn::Div(undropped, sum)), d_, factor + lane);
     hn::Store(LseOf(lane), d_, lse + lane);
   }
   for (size_t lane = 0; lane < num_rows_; ++lane) {
@@ -420,20 +402,17 @@ void ForwardBlock<O, C, Outputs>::Finish() {
     const int64_t head = key_head_ * grid_.heads + row.head;
     const int64_t token = s_.first_q + row.query;
     o[lane] = const_cast<char*>(static_cast<const char*>(p_.o.data)) +
-              (s_.batch * p_.o.batch_stride + token * p_.o.token_stride +
-               head * p_.o.head_stride) *
+              (s_.batch * p_.o.batch_stride + token * p_.o.token_stride + head * p_.o.head_stride) *
                   static_cast<int64_t>(SizeOf(dtype));
     if (p_.lse.data != nullptr) {
       const_cast<T*>(static_cast<const T*>(
-          p_.lse.data))[s_.batch * p_.lse.batch_stride +
-                        token * p_.lse.token_stride +
-                        head * p_.lse.head_stride] = lse[lane];
+          p_.lse.data))[s_.batch * p_.lse.batch_stride + token * p_.lse.token_stride + head * p_.lse.head_stride] =
+          lse[lane];
     }
     if (!p_.sinks.empty() && factor[lane] != 0) {
       const double sink = p_.sinks[static_cast<size_t>(head)];
-      factor[lane] = static_cast<T>(
-          static_cast<double>(factor[lane]) /
-          (1 + std::exp(sink - static_cast<double>(lse[lane]))));
+      factor[lane] =
+          static_cast<T>(static_cast<double>(factor[lane]) / (1 + std::exp(sink - static_cast<double>(lse[lane]))));
     }
   }
   hs::WithStorage<T>(dtype, [&](auto stored) HWY_ATTR {
@@ -446,22 +425,22 @@ void ForwardBlock<O, C, Outputs>::Finish() {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-// What is defined above, compiled: for all blocks of an operand type; the logits of blocks of C vectors; their outputs, of
-// the layout that comes last; all of these and the pass over a tile, where products are those of vectors.
+// What is defined above, compiled: for all blocks of an operand type; the logits of blocks of C vectors; their outputs,
+// of the layout that comes last; all of these and the pass over a tile, where products are those of vectors.
 #ifndef HEED_COMPILE_LOGITS
-#define HEED_COMPILE_HEAD(O) \
-  template Head<O> HeadOf(const Problem&, const Plan&, int64_t, int64_t, Workspace<O>&);
-#define HEED_COMPILE_LOGITS(O, C)                                         \
-  template void BlockRows<O, C>::SetLanes(const void**);                  \
-  template void BlockRows<O, C>::PackQueries(DType, const void* const*);  \
-  template bool BlockRows<O, C>::BeginTile(const Tile&, Cover);           \
+#define HEED_COMPILE_HEAD(O) template Head<O> HeadOf(const Problem&, const Plan&, int64_t, int64_t, Workspace<O>&);
+#define HEED_COMPILE_LOGITS(O, C)                                                              \
+  template void BlockRows<O, C>::SetLanes(const void**);                                       \
+  template void BlockRows<O, C>::PackQueries(DType, const void* const*);                       \
+  template bool BlockRows<O, C>::BeginTile(const Tile&, Cover);                                \
   template void Decays<O, C>::BeginTile(const Problem&, const Sequence&, const Tile&, double); \
   template void Block<O, C>::Logits(const Run&, const Tile&, bool, hn::Vec<O::D>*);
 #define HEED_COMPILE_OUTPUTS(O, C, ...) template void ForwardBlock<O, C, __VA_ARGS__>::Finish();
-#define HEED_COMPILE_PASS(O, C, ...)                                                                                     \
-  HEED_COMPILE_LOGITS(O, C)                                                                                              \
-  template void SegmentPass<O, C, __VA_ARGS__>::RescaledTile<false>(const Tile&, bool, hn::Vec<O::D>*, hn::Vec<O::D>*); \
-  template void SegmentPass<O, C, __VA_ARGS__>::RescaledTile<true>(const Tile&, bool, hn::Vec<O::D>*, hn::Vec<O::D>*);  \
+#define HEED_COMPILE_PASS(O, C, ...)                                                                                   \
+  HEED_COMPILE_LOGITS(O, C)                                                                                            \
+  template void SegmentPass<O, C, __VA_ARGS__>::RescaledTile<false>(const Tile&, bool, hn::Vec<O::D>*,                 \
+                                                                    hn::Vec<O::D>*);                                   \
+  template void SegmentPass<O, C, __VA_ARGS__>::RescaledTile<true>(const Tile&, bool, hn::Vec<O::D>*, hn::Vec<O::D>*); \
   HEED_COMPILE_OUTPUTS(O, C, __VA_ARGS__)
 #endif  // HEED_COMPILE_LOGITS
 

@@ -1,5 +1,5 @@
-// The query rows of a block, one per lane: which keys they see, what the passes over a tile need to know of them, and the
-// tiles of which they see a pair.
+// The query rows of a block, one per lane: which keys they see, what the passes over a tile need to know of them, and
+// the tiles of which they see a pair.
 //
 // Compiled once per SIMD target, operand type and number of vectors.
 #if defined(HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -32,11 +32,9 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 template <class O, int C>
 class BlockRows {
  public:
-  BlockRows(const Problem& problem, const Sequence& sequence, const BlockGrid& grid,
-        int64_t key_head, int64_t block, Workspace<O>& workspace,
-        const Head<O>& head)
-      : p_(problem), s_(sequence), grid_(grid), key_head_(key_head),
-        block_(block), head_(head), w_(workspace),
+  BlockRows(const Problem& problem, const Sequence& sequence, const BlockGrid& grid, int64_t key_head, int64_t block,
+            Workspace<O>& workspace, const Head<O>& head)
+      : p_(problem), s_(sequence), grid_(grid), key_head_(key_head), block_(block), head_(head), w_(workspace),
         num_rows_(static_cast<size_t>(grid.NumRows(block))) {}
 
   // The queries are those of several sequences, one after the other, as many of each.
@@ -85,7 +83,8 @@ class BlockRows {
   HWY_INLINE int64_t SeenKeys() const {
     Interval seen;
     for (const Interval& hull : hull_) {
-      if (!hull.empty()) seen = seen.empty() ? hull : Interval{std::min(seen.begin, hull.begin), std::max(seen.end, hull.end)};
+      if (!hull.empty())
+        seen = seen.empty() ? hull : Interval{std::min(seen.begin, hull.begin), std::max(seen.end, hull.end)};
     }
     return seen.size();
   }
@@ -159,16 +158,14 @@ class BlockRows {
   HWY_INLINE void BeginKept(int64_t key) {
     kept_.lists.Begin(num_rows_, key, [&](size_t lane) {
       const BlockGrid::Row& row = rows_[lane];
-      return typename KeptKeys<W>::Row{of_[lane]->kept, of_[lane]->kept_batch,
-                                       key_head_ * grid_.heads + row.head, row.query};
+      return typename KeptKeys<W>::Row{of_[lane]->kept, of_[lane]->kept_batch, key_head_ * grid_.heads + row.head,
+                                       row.query};
     });
   }
 
-  static const void* PairRow(const Pairs& pairs, size_t element, const Sequence& s,
-                             int64_t head, int64_t query) {
+  static const void* PairRow(const Pairs& pairs, size_t element, const Sequence& s, int64_t head, int64_t query) {
     return static_cast<const char*>(pairs.data) +
-           (s.batch * pairs.batch_stride + head * pairs.head_stride +
-            (s.first_q + query) * pairs.query_stride) *
+           (s.batch * pairs.batch_stride + head * pairs.head_stride + (s.first_q + query) * pairs.query_stride) *
                static_cast<int64_t>(element);
   }
 

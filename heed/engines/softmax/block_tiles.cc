@@ -4,7 +4,7 @@
 // After targets.h:
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/softmax/block_tiles.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                   // IWYU pragma: keep
 // After foreach_target.h:
 #if HWY_TARGET & HEED_ONLY_TARGETS
 #include "heed/engines/softmax/block_parts-inl.h"
@@ -15,16 +15,16 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-#define HEED_COMPILE_TILES(NAME, KEYS, VALUES)                                                                             \
-  using NAME = TileOperands<KEYS, VALUES, hs::TilesOfTarget>;                                                             \
-  template bool TileOperands<KEYS, VALUES, hs::TilesOfTarget>::PackQueries(DType, const void* const*, size_t, size_t,     \
-                                                                           double, size_t, uint32_t*);                    \
-  template bool TileOperands<KEYS, VALUES, hs::TilesOfTarget>::CopyKeys(const SourceRows&, int64_t, int64_t, int64_t,     \
-                                                                        BF16*);                                           \
-  template void TileOperands<KEYS, VALUES, hs::TilesOfTarget>::CopyValues(const SourceRows&, int64_t, int64_t, int64_t,   \
-                                                                          BF16*);                                         \
-  HEED_COMPILE_HEAD(NAME)                                                                                                 \
-  HEED_COMPILE_LOGITS(NAME, NAME::kLaneVectors)                                                                           \
+#define HEED_COMPILE_TILES(NAME, KEYS, VALUES)                                                                        \
+  using NAME = TileOperands<KEYS, VALUES, hs::TilesOfTarget>;                                                         \
+  template bool TileOperands<KEYS, VALUES, hs::TilesOfTarget>::PackQueries(DType, const void* const*, size_t, size_t, \
+                                                                           double, size_t, uint32_t*);                \
+  template bool TileOperands<KEYS, VALUES, hs::TilesOfTarget>::CopyKeys(const SourceRows&, int64_t, int64_t, int64_t, \
+                                                                        BF16*);                                       \
+  template void TileOperands<KEYS, VALUES, hs::TilesOfTarget>::CopyValues(const SourceRows&, int64_t, int64_t,        \
+                                                                          int64_t, BF16*);                            \
+  HEED_COMPILE_HEAD(NAME)                                                                                             \
+  HEED_COMPILE_LOGITS(NAME, NAME::kLaneVectors)                                                                       \
   HEED_COMPILE_OUTPUTS(NAME, NAME::kLaneVectors, LaneOutputs<NAME, NAME::kLaneVectors>)
 HEED_COMPILE_TILES(OneProduct, 1, 1)
 HEED_COMPILE_TILES(ThreeProducts, 3, 3)

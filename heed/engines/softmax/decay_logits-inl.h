@@ -1,5 +1,5 @@
-// What log decays are of a tile, and what they add to logits in memory: row by row, where rows are of several heads or stand
-// among the tile's keys.
+// What log decays are of a tile, and what they add to logits in memory: row by row, where rows are of several heads or
+// stand among the tile's keys.
 //
 // Compiled once per SIMD target and operand type.
 #if defined(HEED_ENGINES_SOFTMAX_DECAY_LOGITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -41,8 +41,7 @@ void Decays<O, C>::BeginTile(const Problem& p, const Sequence& s, const Tile& ti
       more_[lane] = 0;
       if constexpr (kTile > kTileKeys) {
         static_assert(kTile == 2 * kTileKeys);
-        more_[lane] =
-            Between(SumUntil(p, *of_[lane], head_[lane], tile.grid + kTileKeys), until);
+        more_[lane] = Between(SumUntil(p, *of_[lane], head_[lane], tile.grid + kTileKeys), until);
       }
       if (one_head_ && countable_) break;
     } else {
@@ -52,8 +51,7 @@ void Decays<O, C>::BeginTile(const Problem& p, const Sequence& s, const Tile& ti
   }
   if (one_head_ && countable_) {
     for (size_t lane = 0; lane < num_rows_; ++lane) {
-      of_row_[lane] = static_cast<T>(
-          ((high_[lane] - until.high) + (low_[lane] - until.low)) * unit);
+      of_row_[lane] = static_cast<T>(((high_[lane] - until.high) + (low_[lane] - until.low)) * unit);
     }
   }
   if (!before_rows_) {
@@ -86,8 +84,8 @@ HWY_INLINE void Decays<O, C>::AddNear(const Problem& p, const Run& run, int64_t 
   V from_begin[kVectors];  // of rows
   HWY_ALIGN T relative[W];
   for (size_t lane = 0; lane < W; ++lane) {
-    relative[lane] = static_cast<T>(std::clamp<double>(
-        own_[lane] - static_cast<double>(begin_), -1, static_cast<double>(kTile)));
+    relative[lane] =
+        static_cast<T>(std::clamp<double>(own_[lane] - static_cast<double>(begin_), -1, static_cast<double>(kTile)));
   }
   for (int c = 0; c < kVectors; ++c) {
     from_begin[c] = hn::Load(d_, relative + (run.c0 + static_cast<size_t>(c)) * N);
@@ -100,10 +98,8 @@ HWY_INLINE void Decays<O, C>::AddNear(const Problem& p, const Run& run, int64_t 
     for (size_t lane = run.c0 * N; lane < run.c1 * N; lane += kWide) {
       auto sum = hn::Load(wide, sums + lane);
       if (key + 1 < end_) {
-        const auto decay = one_head_ ? hn::Set(wide, decays_[key + 1 - grid_])
-                                     : hn::Load(wide, decays + lane);
-        sum = hn::IfThenElseZero(hn::Lt(at, hn::Load(wide, own_ + lane)),
-                                 hn::Add(sum, decay));
+        const auto decay = one_head_ ? hn::Set(wide, decays_[key + 1 - grid_]) : hn::Load(wide, decays + lane);
+        sum = hn::IfThenElseZero(hn::Lt(at, hn::Load(wide, own_ + lane)), hn::Add(sum, decay));
         hn::Store(sum, wide, sums + lane);
       }
       StoreNarrow(hn::Mul(sum, hn::Set(wide, unit_)), near + lane);
@@ -113,8 +109,7 @@ HWY_INLINE void Decays<O, C>::AddNear(const Problem& p, const Run& run, int64_t 
     for (int c = 0; c < kVectors; ++c) {
       const size_t vector = run.c0 + static_cast<size_t>(c);
       const V forgotten =
-          hn::IfThenElse(hn::Ge(from_begin[c], last),
-                         one_head_ ? OfKey(key) : OfKeyByRow(p, key, vector),
+          hn::IfThenElse(hn::Ge(from_begin[c], last), one_head_ ? OfKey(key) : OfKeyByRow(p, key, vector),
                          hn::Load(d_, near + vector * N));
       T* HWY_RESTRICT to = row + static_cast<size_t>(c) * N;
       const V x = Added<kFlagMasked>(hn::Load(d_, to), forgotten, vector);

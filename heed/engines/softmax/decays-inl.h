@@ -44,12 +44,9 @@ class Decays {
     const int64_t own = std::clamp<int64_t>(position, s.key_begin - 1, s.key_end - 1) - s.key_begin;
     own_[lane] = static_cast<double>(own);
     int64_t next = own / kTileKeys * kTileKeys;  // to be added
-    const bool follows = lane > 0 && first_[lane] == first_[lane - 1] &&
-                         own_[lane - 1] + 1 == own_[lane] && next < own;
+    const bool follows = lane > 0 && first_[lane] == first_[lane - 1] && own_[lane - 1] + 1 == own_[lane] && next < own;
     if (follows) next = own;
-    sums_[lane] = follows   ? sums_[lane - 1]
-                  : own < 0 ? WideSum()
-                            : SumUntil(p, s, head, s.key_begin + next);
+    sums_[lane] = follows ? sums_[lane - 1] : own < 0 ? WideSum() : SumUntil(p, s, head, s.key_begin + next);
     for (next = std::max<int64_t>(next, 1); next <= own; ++next) {
       sums_[lane].Add(LogDecay(p, s, head, s.key_begin + next));
     }
@@ -121,8 +118,7 @@ class Decays {
       of_key[k] = 0;
       if (lane >= num_rows_) continue;
       const double in_tile = p.decays.in_tile[first_[lane] + begin_ + i];
-      of_key[k] =
-          static_cast<T>((in_tile + (i < kTile - kTileKeys ? more_[lane] : 0)) * unit_);
+      of_key[k] = static_cast<T>((in_tile + (i < kTile - kTileKeys ? more_[lane] : 0)) * unit_);
     }
     return hn::Load(d_, of_key);
   }

@@ -12,13 +12,11 @@ double LogDecay(const Problem& p, const Sequence& s, int64_t head, int64_t key) 
   const Rows& rows = p.log_decay;
   if (s.pages == nullptr) {
     return LoadAsDouble(p.log_decay_dtype, rows.data,
-                        s.batch * rows.batch_stride + (s.first_k + key) * rows.token_stride +
-                            head * rows.head_stride);
+                        s.batch * rows.batch_stride + (s.first_k + key) * rows.token_stride + head * rows.head_stride);
   }
   if (s.tail != nullptr && key >= s.tail_begin) key = s.tail[key - s.tail_begin];
   return LoadAsDouble(p.log_decay_dtype, s.pages[key / p.page_tokens] + rows.page_offset,
-                      key % p.page_tokens * rows.token_stride +
-                          head / p.group() * rows.head_stride + head % p.group());
+                      key % p.page_tokens * rows.token_stride + head / p.group() * rows.head_stride + head % p.group());
 }
 
 void LayOutDecays(Problem* p) {

@@ -39,9 +39,7 @@ inline int64_t DecayEntries(const Sequence& s) {
 }
 
 // Where those of a head begin.
-inline int64_t FirstDecay(const Sequence& s, int64_t head) {
-  return s.first_decay + head * DecayEntries(s);
-}
+inline int64_t FirstDecay(const Sequence& s, int64_t head) { return s.first_decay + head * DecayEntries(s); }
 
 double LogDecay(const Problem& problem, const Sequence& sequence, int64_t head, int64_t key);
 

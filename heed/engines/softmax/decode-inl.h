@@ -65,8 +65,7 @@ template <class S>
 hs::StoredRows<S> Stored(const SourceRows& rows, int64_t begin, int64_t end, int64_t until) {
   const hs::RowCursor<S> cursor = rows.From<S>(begin);
   if (cursor.chosen != nullptr) until = end;
-  return {cursor, static_cast<size_t>(end - begin),
-          static_cast<size_t>(std::max<int64_t>(until - end, 0))};
+  return {cursor, static_cast<size_t>(end - begin), static_cast<size_t>(std::max<int64_t>(until - end, 0))};
 }
 
 // K and V in place, of any type that is computed in T.
@@ -76,32 +75,28 @@ struct DecodeOperands : FmaOperands<T> {
   static constexpr size_t kRows = kDecodeRows;
 
   // s[key][lane] of keys [begin, end).
-  static HWY_INLINE void KeyProducts(const T* q, size_t num_rows, const Head<DecodeOperands>& head,
-                                     int64_t begin, int64_t end, int64_t until, size_t depth,
-                                     T* s) {
+  static HWY_INLINE void KeyProducts(const T* q, size_t num_rows, const Head<DecodeOperands>& head, int64_t begin,
+                                     int64_t end, int64_t until, size_t depth, T* s) {
     hs::WithStorage<T>(head.key_source.dtype, [&](auto stored) HWY_ATTR {
       const auto rows = Stored<decltype(stored)>(head.key_source, begin, end, until);
-      WithRows<T>(num_rows, [&](auto r) HWY_ATTR {
-        hs::DotRows<r.value>(hn::ScalableTag<T>(), rows, depth, q, s);
-      });
+      WithRows<T>(num_rows, [&](auto r) HWY_ATTR { hs::DotRows<r.value>(hn::ScalableTag<T>(), rows, depth, q, s); });
     });
   }
 
   // f(the values of keys [begin, end)), which weigh p[key][lane].
   template <class F>
-  static HWY_INLINE void WithValues(const Head<DecodeOperands>& head, int64_t begin, int64_t end,
-                                    int64_t until, T* /*p*/, const F& f) {
+  static HWY_INLINE void WithValues(const Head<DecodeOperands>& head, int64_t begin, int64_t end, int64_t until,
+                                    T* /*p*/, const F& f) {
     hs::WithStorage<T>(head.value_source.dtype, [&](auto stored) HWY_ATTR {
       f(Stored<decltype(stored)>(head.value_source, begin, end, until));
     });
   }
 
   template <bool kSkipMasked, class S>
-  static HWY_INLINE void Sum(const hs::StoredRows<S>& rows, size_t channels, const T* p,
-                             bool first, const T* factor, size_t num_rows, T* o, ptrdiff_t row) {
+  static HWY_INLINE void Sum(const hs::StoredRows<S>& rows, size_t channels, const T* p, bool first, const T* factor,
+                             size_t num_rows, T* o, ptrdiff_t row) {
     WithRows<T>(num_rows, [&](auto r) HWY_ATTR {
-      hs::SumRows<r.value, kSkipMasked>(hn::ScalableTag<T>(), rows, channels, p, first, factor,
-                                        o, row);
+      hs::SumRows<r.value, kSkipMasked>(hn::ScalableTag<T>(), rows, channels, p, first, factor, o, row);
     });
   }
 };
@@ -112,28 +107,24 @@ struct PairDecodeOperands : PairOperands {
   static constexpr bool kKeysInLanes = true;
   static constexpr size_t kRows = kDecodeRows;
 
-  static HWY_INLINE void KeyProducts(const uint32_t* q, size_t num_rows,
-                                     const Head<PairDecodeOperands>& head, int64_t begin,
-                                     int64_t end, int64_t until, size_t depth, float* s) {
+  static HWY_INLINE void KeyProducts(const uint32_t* q, size_t num_rows, const Head<PairDecodeOperands>& head,
+                                     int64_t begin, int64_t end, int64_t until, size_t depth, float* s) {
     const auto rows = Stored<BF16>(head.key_source, begin, end, until);
-    WithRows<float>(num_rows, [&](auto r) HWY_ATTR {
-      hs::DotPairRows<r.value>(D(), rows, depth, q, s);
-    });
+    WithRows<float>(num_rows, [&](auto r) HWY_ATTR { hs::DotPairRows<r.value>(D(), rows, depth, q, s); });
   }
 
   template <class F>
-  static HWY_INLINE void WithValues(const Head<PairDecodeOperands>& head, int64_t begin,
-                                    int64_t end, int64_t until, float* /*p*/, const F& f) {
+  static HWY_INLINE void WithValues(const Head<PairDecodeOperands>& head, int64_t begin, int64_t end, int64_t until,
+                                    float* /*p*/, const F& f) {
     f(Stored<BF16>(head.value_source, begin, end, until));
   }
 
   template <bool kSkipMasked>
-  static HWY_INLINE void Sum(const hs::StoredRows<BF16>& rows, size_t channels, const float* p,
-                             bool first, const float* factor, size_t num_rows, float* o,
-                             ptrdiff_t row) {
+  static HWY_INLINE void Sum(const hs::StoredRows<BF16>& rows, size_t channels, const float* p, bool first,
+                             const float* factor, size_t num_rows, float* o, ptrdiff_t row) {
     WithRows<float>(num_rows, [&](auto r) HWY_ATTR {
-      hs::SumPairRows<r.value, kSkipMasked>(
-          D(), rows, channels, reinterpret_cast<const uint32_t*>(p), first, factor, o, row);
+      hs::SumPairRows<r.value, kSkipMasked>(D(), rows, channels, reinterpret_cast<const uint32_t*>(p), first, factor, o,
+                                            row);
     });
   }
 };
@@ -151,10 +142,8 @@ struct QuantizedOperands : FmaOperands<float> {
   static HWY_INLINE LinesBetween Between(const Problem& p, const H& head, const Tile& tile) {
     const int64_t next = std::min(tile.until - tile.keys.end, tile.keys.end - tile.keys.begin);
     if (next < 4) return {};
-    const auto keys = Stored<int8_t>(head.key_source, tile.keys.end + next - next / 4,
-                                     tile.keys.end + next, 0);
-    const auto values = Stored<int8_t>(head.value_source, tile.keys.end,
-                                       tile.keys.end + next / 4, 0);
+    const auto keys = Stored<int8_t>(head.key_source, tile.keys.end + next - next / 4, tile.keys.end + next, 0);
+    const auto values = Stored<int8_t>(head.value_source, tile.keys.end, tile.keys.end + next / 4, 0);
     if (keys.cursor.chosen != nullptr) return {};
     return {{keys.cursor, keys.count, static_cast<size_t>(p.depth)},
             {values.cursor, values.count, static_cast<size_t>(p.value_depth)},
@@ -162,19 +151,15 @@ struct QuantizedOperands : FmaOperands<float> {
   }
 
   template <class H>
-  static HWY_INLINE void KeyProducts(const float* q, size_t num_rows, const H& head,
-                                     int64_t begin, int64_t end, int64_t until, size_t depth,
-                                     float* s) {
+  static HWY_INLINE void KeyProducts(const float* q, size_t num_rows, const H& head, int64_t begin, int64_t end,
+                                     int64_t until, size_t depth, float* s) {
     const auto rows = Stored<int8_t>(head.key_source, begin, end, until);
-    WithRows<float>(num_rows, [&](auto r) HWY_ATTR {
-      hs::DotRows<r.value>(D(), rows, depth, q, s);
-    });
+    WithRows<float>(num_rows, [&](auto r) HWY_ATTR { hs::DotRows<r.value>(D(), rows, depth, q, s); });
     ScaleRows(Factors(head.key_scale, begin, end, until), rows.count, s);
   }
 
   template <class H, class F>
-  static HWY_INLINE void WithValues(const H& head, int64_t begin, int64_t end, int64_t until,
-                                    float* p, const F& f) {
+  static HWY_INLINE void WithValues(const H& head, int64_t begin, int64_t end, int64_t until, float* p, const F& f) {
     auto rows = Stored<int8_t>(head.value_source, begin, end, until);
     rows.asked = std::min(rows.count, rows.ahead) / 4;
     ScaleRows(Factors(head.value_scale, begin, end, until), rows.count, p);
@@ -182,9 +167,8 @@ struct QuantizedOperands : FmaOperands<float> {
   }
 
   template <bool kSkipMasked>
-  static HWY_INLINE void Sum(const hs::StoredRows<int8_t>& rows, size_t channels, const float* p,
-                             bool first, const float* factor, size_t num_rows, float* o,
-                             ptrdiff_t row) {
+  static HWY_INLINE void Sum(const hs::StoredRows<int8_t>& rows, size_t channels, const float* p, bool first,
+                             const float* factor, size_t num_rows, float* o, ptrdiff_t row) {
     WithRows<float>(num_rows, [&](auto r) HWY_ATTR {
       hs::SumRows<r.value, kSkipMasked>(D(), rows, channels, p, first, factor, o, row);
     });
@@ -214,8 +198,7 @@ struct QuantizedOperands : FmaOperands<float> {
 
  private:
   // x[key][lane] times the key's factor.
-  static HWY_INLINE void ScaleRows(const Factors& factors, size_t count,
-                                   float* HWY_RESTRICT x) {
+  static HWY_INLINE void ScaleRows(const Factors& factors, size_t count, float* HWY_RESTRICT x) {
     constexpr size_t N = hn::MaxLanes(D());
     for (size_t j = 0; j < count; ++j, x += N) {
       hn::Store(hn::Mul(hn::Load(D(), x), hn::Set(D(), *factors.at()[j])), D(), x);
@@ -231,13 +214,9 @@ struct ByteOperands : QuantizedOperands {
 #ifdef HEED_MATRIX_TILES
   using Tiles = hs::TilesOfTarget;
   static constexpr size_t kRows = kLanes;
-  static constexpr hs::DigitLayout Layout(size_t depth, size_t num_rows) {
-    return hs::TileLayout(depth, num_rows);
-  }
+  static constexpr hs::DigitLayout Layout(size_t depth, size_t num_rows) { return hs::TileLayout(depth, num_rows); }
 #else
-  static constexpr hs::DigitLayout Layout(size_t depth, size_t /*num_rows*/) {
-    return hs::ByteLayout(D(), depth);
-  }
+  static constexpr hs::DigitLayout Layout(size_t depth, size_t /*num_rows*/) { return hs::ByteLayout(D(), depth); }
 #endif
 
   // In lanes, as FmaOperands has them, then their digits.
@@ -246,35 +225,31 @@ struct ByteOperands : QuantizedOperands {
     return depth + static_cast<int64_t>(layout.Tail() / kLanes + layout.kTailVectors);
   }
 
-  static HWY_INLINE void PackQueries(DType dtype, const void* const* rows, size_t num_rows,
-                                     size_t depth, double factor, size_t lanes,
-                                     int32_t* HWY_RESTRICT to) {
+  static HWY_INLINE void PackQueries(DType dtype, const void* const* rows, size_t num_rows, size_t depth, double factor,
+                                     size_t lanes, int32_t* HWY_RESTRICT to) {
     auto* packed = reinterpret_cast<float*>(to);
     QuantizedOperands::PackQueries(dtype, rows, num_rows, depth, factor, lanes, packed);
     hs::ToDigits(D(), packed, depth, Layout(depth, num_rows), to + depth * lanes);
   }
 
   template <class H>
-  static HWY_INLINE void KeyProducts(const int32_t* q, size_t num_rows, const H& head,
-                                     int64_t begin, int64_t end, int64_t until, size_t depth,
-                                     float* s) {
+  static HWY_INLINE void KeyProducts(const int32_t* q, size_t num_rows, const H& head, int64_t begin, int64_t end,
+                                     int64_t until, size_t depth, float* s) {
     const int32_t* digits = q + depth * kLanes;
     const auto rows = Stored<int8_t>(head.key_source, begin, end, until);
     const Factors factors(head.key_scale, begin, end, until);
 #ifdef HEED_MATRIX_TILES
     hs::DotRowsInTiles<Tiles>(D(), rows, depth, num_rows, digits, factors.at(), s);
 #else
-    WithRows<float>(num_rows, [&](auto r) HWY_ATTR {
-      hs::DotByteRows<r.value>(D(), rows, depth, digits, factors.at(), s);
-    });
+    WithRows<float>(num_rows,
+                    [&](auto r) HWY_ATTR { hs::DotByteRows<r.value>(D(), rows, depth, digits, factors.at(), s); });
 #endif
   }
 
 #ifdef HEED_MATRIX_TILES
   template <bool kSkipMasked>
-  static HWY_INLINE void Sum(const hs::StoredRows<int8_t>& rows, size_t channels, float* p,
-                             bool first, const float* factor, size_t num_rows, float* o,
-                             ptrdiff_t row) {
+  static HWY_INLINE void Sum(const hs::StoredRows<int8_t>& rows, size_t channels, float* p, bool first,
+                             const float* factor, size_t num_rows, float* o, ptrdiff_t row) {
     static_assert(kGrid.tile == 4 * kTileWords);
     if constexpr (kSkipMasked) {
       for (size_t i = 0; i < rows.count * kLanes; i += kLanes) {
@@ -329,8 +304,8 @@ class RowOutputs {
     }
   }
 
-  HWY_INLINE void Merge(const V* HWY_RESTRICT keep, const V* HWY_RESTRICT add,
-                        const T* HWY_RESTRICT o, T* HWY_RESTRICT total) const {
+  HWY_INLINE void Merge(const V* HWY_RESTRICT keep, const V* HWY_RESTRICT add, const T* HWY_RESTRICT o,
+                        T* HWY_RESTRICT total) const {
     HWY_ALIGN T keep_row[N], add_row[N];
     hn::Store(keep[0], d_, keep_row);
     hn::Store(add[0], d_, add_row);
@@ -345,8 +320,8 @@ class RowOutputs {
 
   // As LaneOutputs has it (decode_parts-inl.h).
   template <int kVectors, bool kSkipMasked>
-  HWY_NOINLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end,
-                              int64_t until, bool first, const V* rescale, T* o, RowPrefetch& ahead) const;
+  HWY_NOINLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end, int64_t until, bool first,
+                              const V* rescale, T* o, RowPrefetch& ahead) const;
 
   HWY_INLINE V NotFinite(const T* HWY_RESTRICT o, size_t /*lane*/) const {
     HWY_ALIGN T marks[N] = {};
@@ -405,9 +380,8 @@ int64_t DecodeWorkspace(const Context& ctx, const Problem& p) {
 
 template <class O>
 Passes DecodePasses() {
-  return {.forward = &Decode<O>,
-          .workspace = &DecodeWorkspace<O>,
-          .lanes = [](const Problem&) { return DecodeRows<O>(); }};
+  return {
+      .forward = &Decode<O>, .workspace = &DecodeWorkspace<O>, .lanes = [](const Problem&) { return DecodeRows<O>(); }};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

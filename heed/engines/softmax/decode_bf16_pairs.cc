@@ -7,7 +7,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/softmax/decode_bf16_pairs.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                         // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
@@ -30,17 +30,21 @@ namespace heed::softmax {
 
 HEED_EXPORT(Passes, DecodePairs)
 
-const Kernel kDecodePairs = {{
-    .name = "softmax_decode_pairs_bf16",
-    .why = "up to 8 query rows per key head, one pass over the keys and values as they are stored, bf16 dot products "
-           "of pairs",
-    .declines = [](const Context& ctx, const Problem& p) {
-      const std::string reason = DeclinesPairs(DecodePairs(ctx), p);
-      return reason.empty() ? DeclinesRows(p, DecodePairs(ctx).lanes(p)) : reason;
+const Kernel kDecodePairs = {
+    {
+        .name = "softmax_decode_pairs_bf16",
+        .why =
+            "up to 8 query rows per key head, one pass over the keys and values as they are stored, bf16 dot products "
+            "of pairs",
+        .declines =
+            [](const Context& ctx, const Problem& p) {
+              const std::string reason = DeclinesPairs(DecodePairs(ctx), p);
+              return reason.empty() ? DeclinesRows(p, DecodePairs(ctx).lanes(p)) : reason;
+            },
+        .forward_passes = &DecodePairs,
+        .target = &PairTarget,
     },
-    .forward_passes = &DecodePairs,
-    .target = &PairTarget,
-}, kPairGrid};
+    kPairGrid};
 
 }  // namespace heed::softmax
 #endif  // HWY_ONCE

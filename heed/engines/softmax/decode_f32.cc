@@ -5,7 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/softmax/decode_f32.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                  // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #include "heed/engines/softmax/decode_parts-inl.h"
@@ -29,10 +29,11 @@ HEED_EXPORT(Passes, DecodeF32)
 const Kernel kDecodeF32 = {{
     .name = "softmax_decode_f32",
     .why = "up to 8 query rows per key head, one pass over the keys and values as they are stored",
-    .declines = [](const Context& ctx, const Problem& p) {
-      const std::string reason = DeclinesF32(ctx, p);
-      return reason.empty() ? DeclinesRows(p, DecodeF32(ctx).lanes(p)) : reason;
-    },
+    .declines =
+        [](const Context& ctx, const Problem& p) {
+          const std::string reason = DeclinesF32(ctx, p);
+          return reason.empty() ? DeclinesRows(p, DecodeF32(ctx).lanes(p)) : reason;
+        },
     .forward_passes = &DecodeF32,
 }};
 

@@ -26,8 +26,7 @@ void RowOutputs<O>::AddValues(T* p, const Head<O>& head, int64_t begin, int64_t 
   HWY_ALIGN T factor[N];
   hn::Store(rescale[0], d_, factor);
   O::WithValues(head, begin, end, until, p, [&](const auto& rows) HWY_ATTR {
-    O::template Sum<kSkipMasked>(rows, channels_, p, first, factor, num_rows_, o,
-                                 static_cast<ptrdiff_t>(row_));
+    O::template Sum<kSkipMasked>(rows, channels_, p, first, factor, num_rows_, o, static_cast<ptrdiff_t>(row_));
   });
 }
 
@@ -36,7 +35,7 @@ void RowOutputs<O>::AddValues(T* p, const Head<O>& head, int64_t begin, int64_t 
 HWY_AFTER_NAMESPACE();
 
 #ifndef HEED_COMPILE_ROWS
-#define HEED_COMPILE_VALUES(O, SKIPS)                                                                              \
+#define HEED_COMPILE_VALUES(O, SKIPS)                                                                            \
   template void RowOutputs<O>::AddValues<1, SKIPS>(O::Compute*, const Head<O>&, int64_t, int64_t, int64_t, bool, \
                                                    const hn::Vec<O::D>*, O::Compute*, RowPrefetch&) const;
 #define HEED_COMPILE_ROWS(O)             \

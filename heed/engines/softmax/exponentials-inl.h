@@ -26,17 +26,15 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes ou
 // e^x for differences of logits.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Weight(D d, V difference) {
-  return hs::Exp2(d, hn::Mul(difference,
-                         hn::Set(d, static_cast<hn::TFromD<D>>(hs::kLog2E))));
+  return hs::Exp2(d, hn::Mul(difference, hn::Set(d, static_cast<hn::TFromD<D>>(hs::kLog2E))));
 }
 
 // p = exp(s - shift), sum += p, keys ascending: put(p, key, vector) for kStep keys
 // at a time, a missing last one weighing 0. With kFlagMasked, masked pairs become
 // -0, which the second product can tell from a weight that underflowed.
-template <size_t W, int C, int kStep, bool kFlagMasked, class D,
-          class T = hn::TFromD<D>, class V = hn::Vec<D>, class Put>
-HWY_INLINE void Exponentials(D d, size_t num_keys, const T* s,
-                             const V* HWY_RESTRICT shift, V* HWY_RESTRICT sum,
+template <size_t W, int C, int kStep, bool kFlagMasked, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>,
+          class Put>
+HWY_INLINE void Exponentials(D d, size_t num_keys, const T* s, const V* HWY_RESTRICT shift, V* HWY_RESTRICT sum,
                              const Put& put) {
   constexpr size_t N = hn::MaxLanes(D());
   V l[C], m[C];
@@ -77,9 +75,8 @@ HWY_INLINE void Exponentials(D d, size_t num_keys, const T* s,
 
 // Zeroes the weights of dropped pairs; masked ones keep their flag.
 template <size_t W, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void ApplyDropout(D /*d*/, const Run& run, int64_t origin,
-                             const Problem& problem, const Lanes<T, W>& lanes,
-                             T* HWY_RESTRICT s) {
+HWY_NOINLINE void ApplyDropout(D /*d*/, const Run& run, int64_t origin, const Problem& problem,
+                               const Lanes<T, W>& lanes, T* HWY_RESTRICT s) {
   constexpr size_t N = hn::MaxLanes(D());
   const hn::Rebind<uint32_t, D> du;
   for (size_t c = run.c0; c < run.c1; ++c) {
@@ -89,9 +86,8 @@ HWY_NOINLINE void ApplyDropout(D /*d*/, const Run& run, int64_t origin,
     for (int64_t j = run.begin; j < run.end; ++j) {
       if (j == run.begin || j % 4 == 0) {
         hn::Vec<decltype(du)> w[4];
-        hs::Philox(du, static_cast<uint32_t>(j >> 2), position,
-                                    head_row, problem.dropout_offset,
-                                    problem.key_low, problem.key_high, w);
+        hs::Philox(du, static_cast<uint32_t>(j >> 2), position, head_row, problem.dropout_offset, problem.key_low,
+                   problem.key_high, w);
         for (int i = 0; i < 4; ++i) hn::Store(w[i], du, words[i]);
       }
       T* at = s + static_cast<size_t>(j - origin) * W + c * N;

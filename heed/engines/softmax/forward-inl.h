@@ -82,9 +82,8 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     }
     if (this->SeesAny()) {
       this->Prepare();
-      this->template Pass</*kFlagMasked=*/false>([&](int64_t segment, const V* m, const V* l) HWY_ATTR {
-        Keep(states.At(index, segment), m, l);
-      });
+      this->template Pass</*kFlagMasked=*/false>([&](int64_t segment, const V* m, const V* l)
+                                                     HWY_ATTR { Keep(states.At(index, segment), m, l); });
     }
     if (!states.IsLast(index)) return;
     MergePieces(states, index);
@@ -100,8 +99,7 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
   // Segments [begin, end) of joined rows; owner(sequence, row) is where the states of a row
   // go.
   template <class F>
-  HWY_ATTR void ComputeShared(const SegmentStates<O>& states, int64_t begin, int64_t end,
-                              const F& owner) {
+  HWY_ATTR void ComputeShared(const SegmentStates<O>& states, int64_t begin, int64_t end, const F& owner) {
     this->FindKeys();
     this->KeepKeys({s_.key_begin + begin * kSegment, s_.key_begin + end * kSegment});
     this->Prepare();
@@ -136,9 +134,8 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
  protected:
   using typename Base::T;
   using typename Base::V;
-  using Base::d_, Base::N, Base::W, Base::p_, Base::s_, Base::grid_, Base::block_,
-      Base::key_head_, Base::num_rows_, Base::lanes_, Base::w_, Base::head_, Base::layout_, Base::outputs_, Base::totals_,
-      Base::any_tile_;
+  using Base::d_, Base::N, Base::W, Base::p_, Base::s_, Base::grid_, Base::block_, Base::key_head_, Base::num_rows_,
+      Base::lanes_, Base::w_, Base::head_, Base::layout_, Base::outputs_, Base::totals_, Base::any_tile_;
 
   // Un-normalised outputs, maxima and sums over all keys.
   HWY_INLINE void Accumulate() {
@@ -158,9 +155,7 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     const V natural = hn::Add(hn::Load(d_, max_ + lane), hn::Log(d_, sum));
     const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
     const V nan = hn::Add(sum, sum);  // where the sum is NaN, so is its log
-    return hn::IfThenElse(
-        hn::IsNaN(sum), nan,
-        hn::IfThenElse(hn::Eq(sum, hn::Zero(d_)), none, natural));
+    return hn::IfThenElse(hn::IsNaN(sum), nan, hn::IfThenElse(hn::Eq(sum, hn::Zero(d_)), none, natural));
   }
 
   HWY_INLINE void Store(const V* m, const V* l, T* max, T* sum) const {
@@ -184,16 +179,13 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     for (size_t lane = 0; lane < num_rows_; ++lane) {
       for (const Interval& run : {this->runs_[lane].first, this->runs_[lane].second}) {
         if (run.empty()) continue;
-        all = all.empty() ? run
-                          : Interval{std::min(all.begin, run.begin), std::max(all.end, run.end)};
+        all = all.empty() ? run : Interval{std::min(all.begin, run.begin), std::max(all.end, run.end)};
       }
     }
     if (all.empty()) return {};
     const int64_t first = (all.begin - s_.key_begin) / kSegment;
     const int64_t count = (all.end - 1 - s_.key_begin) / kSegment + 1 - first;
-    const auto border = [&](int64_t i) {
-      return s_.key_begin + (first + count * i / pieces) * kSegment;
-    };
+    const auto border = [&](int64_t i) { return s_.key_begin + (first + count * i / pieces) * kSegment; };
     return {border(piece), border(piece + 1)};
   }
 
@@ -216,8 +208,7 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
 
   HWY_NOINLINE void PassAgain() { PassAndMerge</*kFlagMasked=*/true>(); }
 
-  HWY_INLINE void Keep(const typename SegmentStates<O>::State& state, const V* m,
-                       const V* l) const {
+  HWY_INLINE void Keep(const typename SegmentStates<O>::State& state, const V* m, const V* l) const {
     *state.visited = 1;
     Store(m, l, state.max, state.sum);
     layout_.Copy(outputs_, state.outputs);
@@ -256,9 +247,7 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
       keep[c] = Weight(d_, hn::Sub(old, shift));
       add[c] = Weight(d_, hn::Sub(m[c], shift));
       hn::Store(max, d_, max_ + at);
-      hn::Store(hn::MulAdd(l[c], add[c],
-                           hn::Mul(hn::Load(d_, sum_ + at), keep[c])),
-                d_, sum_ + at);
+      hn::Store(hn::MulAdd(l[c], add[c], hn::Mul(hn::Load(d_, sum_ + at), keep[c])), d_, sum_ + at);
     }
     layout_.Merge(keep, add, outputs, totals_);
   }

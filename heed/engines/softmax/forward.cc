@@ -20,8 +20,7 @@ BlockQueue::BlockQueue(const Problem& problem, int64_t lanes)
   std::stable_sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) {
     const auto cost = [&](int64_t i) {
       const Sequence& s = problem.sequences[static_cast<size_t>(i)];
-      return static_cast<double>(s.num_queries) *
-             static_cast<double>(s.key_end - s.key_begin);
+      return static_cast<double>(s.num_queries) * static_cast<double>(s.key_end - s.key_begin);
     };
     return cost(a) > cost(b);
   });
@@ -41,8 +40,7 @@ BlockQueue::Task BlockQueue::At(int64_t index) const {
   const auto after = std::upper_bound(begins_.begin(), begins_.end(), index);
   const size_t place = static_cast<size_t>(after - begins_.begin()) - 1;
   const int64_t rest = index - begins_[place];
-  return {order_[place], rest / blocks_[place],
-          blocks_[place] - 1 - rest % blocks_[place]};
+  return {order_[place], rest / blocks_[place], blocks_[place] - 1 - rest % blocks_[place]};
 }
 
 int64_t BlockQueue::most_blocks() const {

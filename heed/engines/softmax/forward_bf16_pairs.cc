@@ -7,7 +7,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/softmax/forward_bf16_pairs.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                          // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
@@ -28,14 +28,16 @@ namespace heed::softmax {
 
 HEED_EXPORT(Passes, ForwardPairs)
 
-const Kernel kPairs = {{
-    .name = "softmax_pairs_bf16",
-    .why = "bf16 dot products of pairs, query rows in lanes, online softmax over tiles of 128 keys",
-    .declines = [](const Context& ctx, const Problem& p) { return DeclinesPairs(ForwardPairs(ctx), p); },
-    .forward_passes = &ForwardPairs,
-    .backward_passes = &BackwardPairs,
-    .target = &PairTarget,
-}, kPairGrid};
+const Kernel kPairs = {
+    {
+        .name = "softmax_pairs_bf16",
+        .why = "bf16 dot products of pairs, query rows in lanes, online softmax over tiles of 128 keys",
+        .declines = [](const Context& ctx, const Problem& p) { return DeclinesPairs(ForwardPairs(ctx), p); },
+        .forward_passes = &ForwardPairs,
+        .backward_passes = &BackwardPairs,
+        .target = &PairTarget,
+    },
+    kPairGrid};
 
 }  // namespace heed::softmax
 #endif  // HWY_ONCE

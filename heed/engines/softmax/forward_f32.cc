@@ -5,7 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/softmax/forward_f32.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                   // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #include "heed/engines/softmax/tasks-inl.h"

@@ -7,7 +7,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/softmax/forward_tiles.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                     // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
@@ -56,18 +56,20 @@ namespace heed::softmax {
 HEED_EXPORT(Passes, ForwardTiles)
 
 const Kernel kTiles = {{
-    .name = "softmax_tiles",
-    .why = "matrix tiles of bf16, query rows in lanes; f32 as sums of three, f16 of two",
-    .declines = [](const Context& ctx, const Problem& p) -> std::string {
-      const std::string reason = DeclinesF32(ctx, p);
-      if (!reason.empty()) return reason;
-      if (p.invariant) return "adds up otherwise than the kernels that caches take";
-      return DeclinesWithoutTiles(ForwardTiles(ctx));
-    },
-    .forward_passes = &ForwardTiles,
-    .backward_passes = &BackwardTiles,
-    .target = &MatrixTarget,
-}, kMatrixGrid, /*invariant=*/false};
+                           .name = "softmax_tiles",
+                           .why = "matrix tiles of bf16, query rows in lanes; f32 as sums of three, f16 of two",
+                           .declines = [](const Context& ctx, const Problem& p) -> std::string {
+                             const std::string reason = DeclinesF32(ctx, p);
+                             if (!reason.empty()) return reason;
+                             if (p.invariant) return "adds up otherwise than the kernels that caches take";
+                             return DeclinesWithoutTiles(ForwardTiles(ctx));
+                           },
+                           .forward_passes = &ForwardTiles,
+                           .backward_passes = &BackwardTiles,
+                           .target = &MatrixTarget,
+                       },
+                       kMatrixGrid,
+                       /*invariant=*/false};
 
 }  // namespace heed::softmax
 #endif  // HWY_ONCE

@@ -1,9 +1,9 @@
-// Attention forward where rows next to each other keep different tiles: the rows of a panel that keep a tile fill blocks,
-// tile after tile, and what each has summed up waits for it between its tiles.
+// Attention forward where rows next to each other keep different tiles: the rows of a panel that keep a tile fill
+// blocks, tile after tile, and what each has summed up waits for it between its tiles.
 //
 // Compiled once per SIMD target and dtype. A row meets its own tiles in the order and with the arithmetic of
-// forward-inl.h, in whose blocks it would sit through the others as no-ops: the bits are the same. What it costs beside the
-// products is moving sums between rows and lanes, 4 Dv numbers per row and tile, and packing queries again.
+// forward-inl.h, in whose blocks it would sit through the others as no-ops: the bits are the same. What it costs beside
+// the products is moving sums between rows and lanes, 4 Dv numbers per row and tile, and packing queries again.
 #if defined(HEED_ENGINES_SOFTMAX_GATHERED_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_GATHERED_INL_H_
 #undef HEED_ENGINES_SOFTMAX_GATHERED_INL_H_
@@ -39,15 +39,15 @@ struct PanelStates {
   static constexpr size_t kWords = O::kGrid.tile / Visits::kKeys;
   enum Part { kSegment, kTotal };
   struct Row {
-    KeyRuns runs;        // the keys that it sees
-    T max[2], sum[2];    // by part
-    int32_t segment;     // that it is in; -1: none yet
+    KeyRuns runs;      // the keys that it sees
+    T max[2], sum[2];  // by part
+    int32_t segment;   // that it is in; -1: none yet
     bool has_total;
-    bool swapped;        // its parts' outputs have changed places
+    bool swapped;  // its parts' outputs have changed places
   };
-  Row* rows;             // by slot
-  T* outputs[2];         // by place and slot, in rows
-  int64_t stride;        // of these
+  Row* rows;       // by slot
+  T* outputs[2];   // by place and slot, in rows
+  int64_t stride;  // of these
   GatheredRow<kWords>* gathered;
 
   static int64_t BytesOfRow(const Problem& p) {
@@ -83,8 +83,8 @@ class GatheredBlock : ForwardBlock<O, C> {
   using States = PanelStates<O>;
   using typename Base::T;
   using typename Base::V;
-  using Base::d_, Base::N, Base::W, Base::num_rows_, Base::layout_, Base::outputs_, Base::totals_, Base::max_, Base::sum_,
-      Base::p_;
+  using Base::d_, Base::N, Base::W, Base::num_rows_, Base::layout_, Base::outputs_, Base::totals_, Base::max_,
+      Base::sum_, Base::p_;
 
  public:
   using Base::Base;

@@ -14,8 +14,8 @@
 
 namespace heed::softmax {
 
-// Consecutive blocks of rows of a key head. Only rows of one panel are computed together: what is kept of them between tiles
-// stays near. No bit depends on how large panels are.
+// Consecutive blocks of rows of a key head. Only rows of one panel are computed together: what is kept of them between
+// tiles stays near. No bit depends on how large panels are.
 struct Panel {
   int64_t sequence, key_head;
   int64_t first, end;  // blocks of the grid
@@ -27,8 +27,8 @@ std::vector<Panel> PanelsOf(const Problem& problem, int64_t lanes, bool fuse_hea
 // The rows of the largest panel.
 int64_t MostRows(std::span<const Panel> panels, int64_t lanes);
 
-// How many rows a panel should have: many enough for tiles to fill blocks, few enough for every thread to have some and for
-// `bytes` of each row to stay in cache.
+// How many rows a panel should have: many enough for tiles to fill blocks, few enough for every thread to have some and
+// for `bytes` of each row to stay in cache.
 int64_t WantedRows(const Problem& problem, int num_threads, int64_t bytes);
 
 // A row that keeps some of a tile.
@@ -39,8 +39,8 @@ struct GatheredRow {
   uint64_t words[kWords];
 };
 
-// Puts the rows of a panel that keep some of the keys [begin, begin + 64 kWords) into `to`, in the order of the grid; how many.
-// `kTogether` queries of a head, counted from the first, come together: all of them where one keeps the tile.
+// Puts the rows of a panel that keep some of the keys [begin, begin + 64 kWords) into `to`, in the order of the grid;
+// how many. `kTogether` queries of a head, counted from the first, come together: all of them where one keeps the tile.
 template <size_t kWords, int64_t kTogether = 1>
 size_t Gather(const Problem& p, const BlockGrid& grid, const Panel& panel, int64_t begin, GatheredRow<kWords>* to) {
   const Sequence& s = p.sequences[static_cast<size_t>(panel.sequence)];
@@ -82,13 +82,15 @@ size_t Gather(const Problem& p, const BlockGrid& grid, const Panel& panel, int64
   } else {
     for (int64_t block = panel.first; block < panel.end; ++block) {
       const int64_t query = block / grid.heads * grid.lanes;
-      gather(block % grid.heads, query, std::min(query + grid.lanes, grid.num_queries), (block - panel.first) * grid.lanes);
+      gather(block % grid.heads, query, std::min(query + grid.lanes, grid.num_queries),
+             (block - panel.first) * grid.lanes);
     }
   }
   return count;
 }
 
-// Where the last block begins if gathered rows fill blocks of so many lanes, but none behind one whose partner does not exist.
+// Where the last block begins if gathered rows fill blocks of so many lanes, but none behind one whose partner does not
+// exist.
 template <int64_t kTogether, size_t kWords>
 size_t FirstOfLastBlock(std::span<const GatheredRow<kWords>> rows, size_t lanes) {
   size_t first = 0;

@@ -46,7 +46,7 @@ struct GatheredWalk {
 
   struct Buffers {
     GatheredRow<kWords>* rows;
-    T* dq;          // by slot
+    T* dq;  // by slot
     bool* touched;
 
     int64_t LayOut(const Problem& p, int64_t most, void* base) {
@@ -76,9 +76,9 @@ struct GatheredWalk {
     own.LayOut(p, most_rows, memory);
     const Sequence& s = p.sequences[static_cast<size_t>(group.sequence)];
     const BlockGrid grid(p, s, plan.lanes, P::kFuseHeads);
-    const auto of_head = std::ranges::equal_range(panels, std::pair(group.sequence, key_head), {}, [](const Panel& panel) {
-      return std::pair(panel.sequence, panel.key_head);
-    });
+    const auto of_head =
+        std::ranges::equal_range(panels, std::pair(group.sequence, key_head), {},
+                                 [](const Panel& panel) { return std::pair(panel.sequence, panel.key_head); });
     for (auto panel = of_head.end(); panel != of_head.begin();) {
       --panel;
       const int64_t slots = (panel->end - panel->first) * grid.lanes;
@@ -88,8 +88,8 @@ struct GatheredWalk {
         Tiles(p, s, g, shared, key_head, head, group, b, own, begin, {own.rows, count});
       }
       if (!shared.wants.any_row_sum) continue;
-      Turn& turn = shared.turns[shared.index->first_turn[static_cast<size_t>(group.sequence)] +
-                                key_head * grid.blocks + panel->first];
+      Turn& turn = shared.turns[shared.index->first_turn[static_cast<size_t>(group.sequence)] + key_head * grid.blocks +
+                                panel->first];
       WaitForTurn(turn, group.index);
       for (int64_t slot = 0; slot < slots; ++slot) {
         if (!own.touched[slot]) continue;

@@ -7,8 +7,7 @@
 //   FmaGradients<T>  words of one element, of type T
 //   PairGradients    words of two bf16, of consecutive rows; weights are rounded, P and
 //                    dS along the lanes in place, dS along the keys in a tile of its own
-#if defined(HEED_ENGINES_SOFTMAX_GRADIENT_OPERANDS_INL_H_) == \
-    defined(HWY_TARGET_TOGGLE)
+#if defined(HEED_ENGINES_SOFTMAX_GRADIENT_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_GRADIENT_OPERANDS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_GRADIENT_OPERANDS_INL_H_
 #else
@@ -39,22 +38,18 @@ struct FmaGradients : FmaOperands<T> {
   static int64_t KeyRow(int64_t depth) { return PaddedRow<T>(depth); }
 
   // Rows as words; true if all of them are finite.
-  static HWY_INLINE bool ToWords(DType dtype, const void* const* rows, size_t num_rows,
-                                 int64_t depth, T* words) {
+  static HWY_INLINE bool ToWords(DType dtype, const void* const* rows, size_t num_rows, int64_t depth, T* words) {
     return CopyRows<T>(dtype, rows, num_rows, depth, words);
   }
-  static HWY_INLINE bool ToWords(const SourceRows& from, const Interval& tokens,
-                                 int64_t depth, T* words) {
+  static HWY_INLINE bool ToWords(const SourceRows& from, const Interval& tokens, int64_t depth, T* words) {
     return CopyTokens<T>(from, tokens, depth, words);
   }
-  static HWY_INLINE void CopyGroup(const SourceRows& from, const Interval& tokens,
-                                  int64_t depth, T* keys) {
+  static HWY_INLINE void CopyGroup(const SourceRows& from, const Interval& tokens, int64_t depth, T* keys) {
     CopyTokens<T>(from, tokens, depth, keys);
   }
 
   // Where queries are packed into lanes from: their words, which are near.
-  static DType PointToRows(DType, const T* words, size_t num_rows, int64_t depth,
-                           const void** rows) {
+  static DType PointToRows(DType, const T* words, size_t num_rows, int64_t depth, const void** rows) {
     for (size_t i = 0; i < num_rows; ++i) {
       rows[i] = words + static_cast<int64_t>(i) * PaddedRow<T>(depth);
     }
@@ -66,11 +61,9 @@ struct FmaGradients : FmaOperands<T> {
   static const T* Columns(const T* d_logits, const T*) { return d_logits; }
 
   template <int R, int C, bool kSkipMasked>
-  static HWY_INLINE void Accumulate(const T* a, ptrdiff_t a_row, ptrdiff_t a_step,
-                                    const T* b, ptrdiff_t b_step, size_t count, T* out,
-                                    ptrdiff_t out_row) {
-    hs::AccumulateTile<R, C, kSkipMasked>(hn::ScalableTag<T>(), a, a_row, a_step, b,
-                                          b_step, count, out, out_row);
+  static HWY_INLINE void Accumulate(const T* a, ptrdiff_t a_row, ptrdiff_t a_step, const T* b, ptrdiff_t b_step,
+                                    size_t count, T* out, ptrdiff_t out_row) {
+    hs::AccumulateTile<R, C, kSkipMasked>(hn::ScalableTag<T>(), a, a_row, a_step, b, b_step, count, out, out_row);
   }
 };
 
@@ -88,8 +81,7 @@ struct PairGradients : PairOperands {
 
   // words[i][e] = (row 2 i, row 2 i + 1) at e, zero beyond the last row.
   template <class RowAt>
-  static HWY_INLINE bool Interleave(size_t num_rows, int64_t depth, const RowAt& row_at,
-                                    uint32_t* HWY_RESTRICT words) {
+  static HWY_INLINE bool Interleave(size_t num_rows, int64_t depth, const RowAt& row_at, uint32_t* HWY_RESTRICT words) {
     const D d;
     const hn::RebindToUnsigned<D> du;
     const hn::Rebind<uint16_t, D> halves;
@@ -101,13 +93,11 @@ struct PairGradients : PairOperands {
       ForVectors<float>(depth, [&](int64_t e, size_t n) HWY_ATTR {
         const auto load = [&](const uint16_t* row) HWY_ATTR {
           if (row == nullptr) return hn::Zero(du);
-          return hn::PromoteTo(du, n == hn::MaxLanes(D()) ? hn::LoadU(halves, row + e)
-                                                          : hn::LoadN(halves, row + e, n));
+          return hn::PromoteTo(du, n == hn::MaxLanes(D()) ? hn::LoadU(halves, row + e) : hn::LoadN(halves, row + e, n));
         };
         const auto low = load(first), high = hn::ShiftLeft<16>(load(second));
         hn::Store(hn::Or(low, high), du, words + e);
-        of_rows = hn::MulAdd(hn::BitCast(d, hn::ShiftLeft<16>(low)), hn::Zero(d),
-                             of_rows);
+        of_rows = hn::MulAdd(hn::BitCast(d, hn::ShiftLeft<16>(low)), hn::Zero(d), of_rows);
         of_rows = hn::MulAdd(hn::BitCast(d, high), hn::Zero(d), of_rows);
       });
       marks = hn::Add(marks, of_rows);
@@ -115,45 +105,35 @@ struct PairGradients : PairOperands {
     return hn::AllTrue(d, hn::Eq(marks, hn::Zero(d)));
   }
 
-  static HWY_INLINE bool ToWords(DType, const void* const* rows, size_t num_rows,
-                                 int64_t depth, uint32_t* words) {
-    return Interleave(num_rows, depth, [&](size_t i) HWY_ATTR {
-      return static_cast<const uint16_t*>(rows[i]);
-    }, words);
+  static HWY_INLINE bool ToWords(DType, const void* const* rows, size_t num_rows, int64_t depth, uint32_t* words) {
+    return Interleave(num_rows, depth, [&](size_t i) HWY_ATTR { return static_cast<const uint16_t*>(rows[i]); }, words);
   }
-  static HWY_INLINE bool ToWords(const SourceRows& from, const Interval& tokens,
-                                 int64_t depth, uint32_t* words) {
-    return Interleave(static_cast<size_t>(tokens.size()), depth, [&](size_t i) HWY_ATTR {
-      return from.At<uint16_t>(tokens.begin + static_cast<int64_t>(i));
-    }, words);
+  static HWY_INLINE bool ToWords(const SourceRows& from, const Interval& tokens, int64_t depth, uint32_t* words) {
+    return Interleave(
+        static_cast<size_t>(tokens.size()), depth,
+        [&](size_t i) HWY_ATTR { return from.At<uint16_t>(tokens.begin + static_cast<int64_t>(i)); }, words);
   }
-  static HWY_INLINE void CopyGroup(const SourceRows& from, const Interval& tokens,
-                                  int64_t depth, BF16* keys) {
+  static HWY_INLINE void CopyGroup(const SourceRows& from, const Interval& tokens, int64_t depth, BF16* keys) {
     PairOperands::CopyKeys(from, tokens.begin, tokens.end, depth, keys);
   }
-  static DType PointToRows(DType dtype, const uint32_t*, size_t, int64_t, const void**) {
-    return dtype;
-  }
+  static DType PointToRows(DType dtype, const uint32_t*, size_t, int64_t, const void**) { return dtype; }
 
   // Vectors [c0, c1) of a tile of keys: P and dS rounded in place, lanes in order, and
   // dS as pairs of keys. What was masked keeps its sign.
-  static HWY_INLINE void RoundWeights(size_t num_keys, size_t c0, size_t c1,
-                                      size_t lanes, float* p, float* d_logits,
+  static HWY_INLINE void RoundWeights(size_t num_keys, size_t c0, size_t c1, size_t lanes, float* p, float* d_logits,
                                       float* columns) {
     constexpr size_t N = hn::MaxLanes(D());
     const D d;
     const hn::Rebind<hwy::bfloat16_t, D> half;
     const auto halve = [&](float* row, size_t c) HWY_ATTR {
-      hn::Store(hn::DemoteTo(half, hn::Load(d, row + c * N)), half,
-                reinterpret_cast<hwy::bfloat16_t*>(row) + c * N);
+      hn::Store(hn::DemoteTo(half, hn::Load(d, row + c * N)), half, reinterpret_cast<hwy::bfloat16_t*>(row) + c * N);
     };
     for (size_t j = 0; j < num_keys; j += 2, columns += lanes) {
       for (size_t c = c0; c < c1; ++c) {
         float* ds = d_logits + j * lanes;
         const bool two = j + 1 < num_keys;
         const V next = two ? hn::Load(d, ds + lanes + c * N) : hn::Zero(d);
-        hn::Store(hn::BitCast(d, hs::ToPairs(d, hn::Load(d, ds + c * N), next)), d,
-                  columns + c * N);
+        hn::Store(hn::BitCast(d, hs::ToPairs(d, hn::Load(d, ds + c * N), next)), d, columns + c * N);
         halve(p + j * lanes, c);
         halve(ds, c);
         if (!two) continue;
@@ -162,16 +142,12 @@ struct PairGradients : PairOperands {
       }
     }
   }
-  static const uint32_t* Columns(const uint32_t*, const uint32_t* columns) {
-    return columns;
-  }
+  static const uint32_t* Columns(const uint32_t*, const uint32_t* columns) { return columns; }
 
   template <int R, int C, bool kSkipMasked>
-  static HWY_INLINE void Accumulate(const uint32_t* a, ptrdiff_t a_row, ptrdiff_t a_step,
-                                    const uint32_t* b, ptrdiff_t b_step, size_t count,
-                                    float* out, ptrdiff_t out_row) {
-    hs::AccumulatePairTile<R, C, kSkipMasked>(D(), a, a_row, a_step, b, b_step, count,
-                                              out, out_row);
+  static HWY_INLINE void Accumulate(const uint32_t* a, ptrdiff_t a_row, ptrdiff_t a_step, const uint32_t* b,
+                                    ptrdiff_t b_step, size_t count, float* out, ptrdiff_t out_row) {
+    hs::AccumulatePairTile<R, C, kSkipMasked>(D(), a, a_row, a_step, b, b_step, count, out, out_row);
   }
 };
 

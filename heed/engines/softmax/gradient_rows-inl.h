@@ -47,13 +47,11 @@ HWY_INLINE void ForVectors(int64_t depth, const F& use) {
 
 // One row, widened. `marks` becomes NaN where an element is not finite.
 template <class T, class S, class V>
-HWY_INLINE void CopyRow(const S* HWY_RESTRICT from, int64_t depth, T* HWY_RESTRICT to,
-                        V& marks) {
+HWY_INLINE void CopyRow(const S* HWY_RESTRICT from, int64_t depth, T* HWY_RESTRICT to, V& marks) {
   const hn::ScalableTag<T> d;
   V of_row = hn::Zero(d);  // a chain of its own
   ForVectors<T>(depth, [&](int64_t e, size_t n) HWY_ATTR {
-    const V x = n == hn::MaxLanes(d) ? hs::LoadWide(d, from + e)
-                                     : hs::LoadWideN(d, from + e, n);
+    const V x = n == hn::MaxLanes(d) ? hs::LoadWide(d, from + e) : hs::LoadWideN(d, from + e, n);
     hn::Store(x, d, to + e);
     of_row = hn::MulAdd(x, hn::Zero(d), of_row);
   });
@@ -62,14 +60,13 @@ HWY_INLINE void CopyRow(const S* HWY_RESTRICT from, int64_t depth, T* HWY_RESTRI
 
 // to[i] = rows[i], widened. True if all of it is finite.
 template <class T>
-HWY_INLINE bool CopyRows(DType dtype, const void* const* rows, size_t num_rows,
-                         int64_t depth, T* to) {
+HWY_INLINE bool CopyRows(DType dtype, const void* const* rows, size_t num_rows, int64_t depth, T* to) {
   const hn::ScalableTag<T> d;
   auto marks = hn::Zero(d);
   hs::WithStorage<T>(dtype, [&](auto stored) HWY_ATTR {
     for (size_t i = 0; i < num_rows; ++i) {
-      CopyRow(static_cast<const decltype(stored)*>(rows[i]), depth,
-              to + static_cast<int64_t>(i) * PaddedRow<T>(depth), marks);
+      CopyRow(static_cast<const decltype(stored)*>(rows[i]), depth, to + static_cast<int64_t>(i) * PaddedRow<T>(depth),
+              marks);
     }
   });
   return hn::AllTrue(d, hn::Eq(marks, hn::Zero(d)));
@@ -77,14 +74,12 @@ HWY_INLINE bool CopyRows(DType dtype, const void* const* rows, size_t num_rows,
 
 // Does so for consecutive tokens.
 template <class T>
-HWY_INLINE bool CopyTokens(const SourceRows& from, const Interval& tokens, int64_t depth,
-                           T* to) {
+HWY_INLINE bool CopyTokens(const SourceRows& from, const Interval& tokens, int64_t depth, T* to) {
   const hn::ScalableTag<T> d;
   auto marks = hn::Zero(d);
   hs::WithStorage<T>(from.dtype, [&](auto stored) HWY_ATTR {
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-      CopyRow(from.At<decltype(stored)>(t), depth,
-              to + (t - tokens.begin) * PaddedRow<T>(depth), marks);
+      CopyRow(from.At<decltype(stored)>(t), depth, to + (t - tokens.begin) * PaddedRow<T>(depth), marks);
     }
   });
   return hn::AllTrue(d, hn::Eq(marks, hn::Zero(d)));
@@ -92,18 +87,16 @@ HWY_INLINE bool CopyTokens(const SourceRows& from, const Interval& tokens, int64
 
 // Rows of a tensor = factor from, rounded; +0 where that is a zero.
 template <class T>
-HWY_INLINE void StoreTokens(const SourceRows& to, const Interval& tokens, int64_t depth,
-                            T factor, const T* from, int64_t stride) {
+HWY_INLINE void StoreTokens(const SourceRows& to, const Interval& tokens, int64_t depth, T factor, const T* from,
+                            int64_t stride) {
   const hn::ScalableTag<T> d;
   hs::WithStorage<T>(to.dtype, [&](auto stored) HWY_ATTR {
     using S = decltype(stored);
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
       S* row = const_cast<S*>(to.At<S>(t));
       ForVectors<T>(depth, [&](int64_t e, size_t n) HWY_ATTR {
-        const auto x = n == hn::MaxLanes(d) ? hn::LoadU(d, from + e)
-                                            : hn::LoadN(d, from + e, n);
-        hs::StoreRounded(d, hn::Add(hn::Mul(x, hn::Set(d, factor)), hn::Zero(d)),
-                         row + e, n);
+        const auto x = n == hn::MaxLanes(d) ? hn::LoadU(d, from + e) : hn::LoadN(d, from + e, n);
+        hs::StoreRounded(d, hn::Add(hn::Mul(x, hn::Set(d, factor)), hn::Zero(d)), row + e, n);
       });
       from += stride;
     }
@@ -127,9 +120,7 @@ HWY_INLINE void AddScaledRow(T factor, const T* from, int64_t depth, T* to) {
 inline void FillTokens(const SourceRows& to, const Interval& tokens, int64_t depth) {
   const size_t bytes = static_cast<size_t>(depth) * SizeOf(to.dtype);
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-    std::memset(const_cast<char*>(to.data) +
-                    t * to.stride * static_cast<int64_t>(SizeOf(to.dtype)),
-                0, bytes);
+    std::memset(const_cast<char*>(to.data) + t * to.stride * static_cast<int64_t>(SizeOf(to.dtype)), 0, bytes);
   }
 }
 
@@ -142,9 +133,8 @@ struct Wants {
 
   Wants(const Problem& p, const Gradients& g)
       : dq(g.dq.data != nullptr), dk(g.dk.data != nullptr), dv(g.dv.data != nullptr),
-        bias_pairs(g.dbias.data != nullptr && !BiasByRows(p, g)),
-        bias_rows(BiasByRows(p, g)), alibi(g.dalibi != nullptr),
-        decays(g.dlog_decay.data != nullptr),
+        bias_pairs(g.dbias.data != nullptr && !BiasByRows(p, g)), bias_rows(BiasByRows(p, g)),
+        alibi(g.dalibi != nullptr), decays(g.dlog_decay.data != nullptr),
         d_logits(dq || dk || bias_pairs || bias_rows || alibi || decays),
         any_row_sum(dq || bias_rows || alibi || decays), any(d_logits || dv) {}
 };
@@ -155,23 +145,22 @@ struct SharedGradients {
   Wants wants;
   // By row: what is subtracted from its logits, and the delta and g of the header.
   T *shift, *delta, *gain;
-  T* dq_sums;    // by row, where the caller's dq is not of T
+  T* dq_sums;                 // by row, where the caller's dq is not of T
   T *bias_rows, *alibi_rows;  // by row: sums over keys
   double* sink_rows;          // by row: what it adds to dsinks
   // A log decay s gets the sums of dS over the pairs j < s <= p: they are kept by s, of keys in its own tile; by tile
   // of keys, of rows behind it, which count for all s from there to the row; and by row.
   T* decay_keys;
   WideSum *decay_tiles, *decay_rows;
-  Turn* turns;                // by block
+  Turn* turns;                  // by block
   bool terms_by_group = false;  // each head has one group of keys, which begins with the terms of its rows
-  T* dbias_sums;              // as dbias, where that is not of T
+  T* dbias_sums;                // as dbias, where that is not of T
   struct {
     T* data;
     int64_t batch_stride, head_stride, query_stride;
   } dbias = {};
 
-  SharedGradients(const Problem& p, const Gradients& g, const RowIndex& row_index)
-      : index(&row_index), wants(p, g) {}
+  SharedGradients(const Problem& p, const Gradients& g, const RowIndex& row_index) : index(&row_index), wants(p, g) {}
 
   static DType StoredAs(const Problem& p, const Gradients& g) { return g.wide ? DTypeOf<T>::value : p.dtype; }
 
@@ -197,21 +186,17 @@ struct SharedGradients {
     if (!own_dq) dq_sums = nullptr;
     if (!own_dbias) dbias_sums = nullptr;
     if (wants.bias_pairs && !own_dbias) {
-      dbias = {static_cast<T*>(const_cast<void*>(g.dbias.data)), g.dbias.batch_stride,
-               g.dbias.head_stride, g.dbias.query_stride};
+      dbias = {static_cast<T*>(const_cast<void*>(g.dbias.data)), g.dbias.batch_stride, g.dbias.head_stride,
+               g.dbias.query_stride};
     } else if (own_dbias) {
-      const auto step = [&](int axis, int64_t stride) {
-        return sizes[static_cast<size_t>(axis)] == 1 ? 0 : stride;
-      };
-      dbias = {dbias_sums, step(0, sizes[1] * sizes[2] * sizes[3]),
-               step(1, sizes[2] * sizes[3]), step(2, sizes[3])};
+      const auto step = [&](int axis, int64_t stride) { return sizes[static_cast<size_t>(axis)] == 1 ? 0 : stride; };
+      dbias = {dbias_sums, step(0, sizes[1] * sizes[2] * sizes[3]), step(1, sizes[2] * sizes[3]), step(2, sizes[3])};
     }
     return carver.bytes();
   }
 
   // Where a row's dq is summed.
-  T* DqRow(const Problem& p, const Gradients& g, int64_t sequence, int64_t head,
-           int64_t query) const {
+  T* DqRow(const Problem& p, const Gradients& g, int64_t sequence, int64_t head, int64_t query) const {
     if (dq_sums != nullptr) {
       return dq_sums + index->Row(p, sequence, head, query) * p.depth;
     }
@@ -228,8 +213,8 @@ struct SharedGradients {
     if (wants.bias_pairs) {
       const auto& n = g.dbias_sizes;
       ctx.ParallelFor(n[0] * n[1] * n[2], [&](int64_t row, int) {
-        T* at = dbias.data + row / (n[1] * n[2]) * dbias.batch_stride +
-                row / n[2] % n[1] * dbias.head_stride + row % n[2] * dbias.query_stride;
+        T* at = dbias.data + row / (n[1] * n[2]) * dbias.batch_stride + row / n[2] % n[1] * dbias.head_stride +
+                row % n[2] * dbias.query_stride;
         std::fill(at, at + n[3], T{0});
       });
     }
@@ -238,8 +223,7 @@ struct SharedGradients {
       const Sequence& s = p.sequences[static_cast<size_t>(task / p.query_heads)];
       const int64_t first = FirstDecay(s, task % p.query_heads), count = DecayEntries(s);
       std::fill(decay_keys + first, decay_keys + first + count, T{0});
-      std::fill(decay_tiles + first / kTileKeys, decay_tiles + (first + count) / kTileKeys,
-                WideSum());
+      std::fill(decay_tiles + first / kTileKeys, decay_tiles + (first + count) / kTileKeys, WideSum());
     });
     if (!terms_by_group) {
       ForRows(ctx, p, [&](int64_t sequence, int64_t head, int64_t i) HWY_ATTR { BeginRow(p, g, sequence, head, i); });
@@ -247,11 +231,9 @@ struct SharedGradients {
     // Keys that no group has.
     ctx.ParallelFor(sequences * p.key_heads, [&](int64_t task, int) {
       const Sequence& s = p.sequences[static_cast<size_t>(task / p.key_heads)];
-      for (const auto& [rows, depth] :
-           {std::pair{&g.dk, p.depth}, {&g.dv, p.value_depth}}) {
+      for (const auto& [rows, depth] : {std::pair{&g.dk, p.depth}, {&g.dv, p.value_depth}}) {
         if (rows->data == nullptr) continue;
-        const SourceRows to =
-            SourceOf(*rows, StoredAs(p, g), s.batch, s.first_k, task % p.key_heads);
+        const SourceRows to = SourceOf(*rows, StoredAs(p, g), s.batch, s.first_k, task % p.key_heads);
         FillTokens(to, {0, s.key_begin}, depth);
         FillTokens(to, {s.key_end, s.num_keys}, depth);
       }
@@ -260,9 +242,7 @@ struct SharedGradients {
 
   // Terms of a row, and zeros where something is added to it.
   HWY_INLINE void BeginRow(const Problem& p, const Gradients& g, int64_t sequence, int64_t head, int64_t i) const {
-    hs::WithStorage<T>(p.dtype, [&](auto stored) HWY_ATTR {
-      TermsOfRow<decltype(stored)>(p, g, sequence, head, i);
-    });
+    hs::WithStorage<T>(p.dtype, [&](auto stored) HWY_ATTR { TermsOfRow<decltype(stored)>(p, g, sequence, head, i); });
     const int64_t row = index->Row(p, sequence, head, i);
     if (wants.bias_rows) bias_rows[row] = 0;
     if (wants.alibi) alibi_rows[row] = 0;
@@ -278,15 +258,14 @@ struct SharedGradients {
     if (dq_sums != nullptr) {
       ForRows(ctx, p, [&](int64_t sequence, int64_t head, int64_t i) HWY_ATTR {
         const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
-        StoreTokens<T>(SourceOf(g.dq, p.dtype, s.batch, s.first_q, head), {i, i + 1},
-                       p.depth, T{1}, DqRow(p, g, sequence, head, i), p.depth);
+        StoreTokens<T>(SourceOf(g.dq, p.dtype, s.batch, s.first_q, head), {i, i + 1}, p.depth, T{1},
+                       DqRow(p, g, sequence, head, i), p.depth);
       });
     }
     if (dbias_sums != nullptr) {
       const auto& n = g.dbias_sizes;
       ctx.ParallelFor(n[0] * n[1] * n[2], [&](int64_t row, int) {
-        const int64_t at = row / (n[1] * n[2]) * g.dbias.batch_stride +
-                           row / n[2] % n[1] * g.dbias.head_stride +
+        const int64_t at = row / (n[1] * n[2]) * g.dbias.batch_stride + row / n[2] % n[1] * g.dbias.head_stride +
                            row % n[2] * g.dbias.query_stride;
         for (int64_t j = 0; j < n[3]; ++j) {
           StoreDouble(g.dbias.dtype, const_cast<void*>(g.dbias.data), at + j,
@@ -305,8 +284,7 @@ struct SharedGradients {
       for (int64_t s = 0; wants.alibi && s < sequences; ++s) {
         const Sequence& sequence = p.sequences[static_cast<size_t>(s)];
         for (int64_t i = 0; i < sequence.num_queries; ++i) {
-          g.dalibi[sequence.batch * p.slopes_stride + h] +=
-              static_cast<double>(alibi_rows[index->Row(p, s, h, i)]);
+          g.dalibi[sequence.batch * p.slopes_stride + h] += static_cast<double>(alibi_rows[index->Row(p, s, h, i)]);
         }
       }
     }
@@ -334,14 +312,12 @@ struct SharedGradients {
   }
 
   template <class S>
-  HWY_INLINE void TermsOfRow(const Problem& p, const Gradients& g, int64_t sequence,
-                             int64_t head, int64_t i) const {
+  HWY_INLINE void TermsOfRow(const Problem& p, const Gradients& g, int64_t sequence, int64_t head, int64_t i) const {
     const hn::ScalableTag<T> d;
     const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
     const auto of_row = [&](const Rows& rows) {
-      return static_cast<const T*>(rows.data)[s.batch * rows.batch_stride +
-                                              (s.first_q + i) * rows.token_stride +
-                                              head * rows.head_stride];
+      return static_cast<const T*>(
+          rows.data)[s.batch * rows.batch_stride + (s.first_q + i) * rows.token_stride + head * rows.head_stride];
     };
     const int64_t row = index->Row(p, sequence, head, i);
     if (g.dsinks != nullptr) sink_rows[row] = 0;
@@ -355,8 +331,7 @@ struct SharedGradients {
     const S* d_o = SourceOf(g.d_o, p.dtype, s.batch, s.first_q, head).template At<S>(i);
     auto products = hn::Zero(d);
     ForVectors<T>(p.value_depth, [&](int64_t e, size_t n) HWY_ATTR {
-      products = hn::MulAdd(hs::LoadWideN(d, o + e, n), hs::LoadWideN(d, d_o + e, n),
-                            products);
+      products = hn::MulAdd(hs::LoadWideN(d, o + e, n), hs::LoadWideN(d, d_o + e, n), products);
     });
     const double dot = static_cast<double>(hn::ReduceSum(d, products));
     double w = 1;
@@ -380,8 +355,7 @@ struct SharedGradients {
       const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
       const auto store = [&](int64_t key, double sum) {
         StoreDouble(p.log_decay_dtype, const_cast<void*>(g.dlog_decay.data),
-                    s.batch * g.dlog_decay.batch_stride +
-                        (s.first_k + key) * g.dlog_decay.token_stride +
+                    s.batch * g.dlog_decay.batch_stride + (s.first_k + key) * g.dlog_decay.token_stride +
                         head * g.dlog_decay.head_stride,
                     sum);
       };
@@ -415,15 +389,12 @@ struct SharedGradients {
           const int64_t queries = p.sequences[s].num_queries;
           const int64_t begin = n[2] == 1 ? 0 : i, end = n[2] == 1 ? queries : i + 1;
           for (int64_t query = begin; query < end; ++query) {
-            sum += static_cast<double>(
-                bias_rows[index->Row(p, static_cast<int64_t>(s), head, query)]);
+            sum += static_cast<double>(bias_rows[index->Row(p, static_cast<int64_t>(s), head, query)]);
           }
         }
       }
       StoreDouble(g.dbias.dtype, const_cast<void*>(g.dbias.data),
-                  b * g.dbias.batch_stride + h * g.dbias.head_stride +
-                      i * g.dbias.query_stride,
-                  sum);
+                  b * g.dbias.batch_stride + h * g.dbias.head_stride + i * g.dbias.query_stride, sum);
     });
   }
 };

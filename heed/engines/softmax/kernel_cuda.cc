@@ -17,16 +17,15 @@
 namespace heed::softmax {
 namespace {
 
-constexpr int64_t kMostHeads = 65535;            // blocks of a grid on its second axis
-constexpr int64_t kMostQueries = int64_t{1} << 30;  // which kernels count in 32 bits
-constexpr int64_t kMostFewRows = 2 * cuda::kFewRows;  // of a key head: two blocks read its keys at once
+constexpr int64_t kMostHeads = 65535;                    // blocks of a grid on its second axis
+constexpr int64_t kMostQueries = int64_t{1} << 30;       // which kernels count in 32 bits
+constexpr int64_t kMostFewRows = 2 * cuda::kFewRows;     // of a key head: two blocks read its keys at once
 constexpr int64_t kMostPartNumbers = int64_t{64} << 20;  // of many rows
 
 std::string DeclinesOption(const Problem& p) {
-  const std::pair<bool, const char*> options[] = {
-      {p.quantized || p.pages_gone || !p.shared.empty(), "caches"},
-      {p.forgets, "log decays"},
-      {p.wide_outputs, "outputs of another dtype"}};
+  const std::pair<bool, const char*> options[] = {{p.quantized || p.pages_gone || !p.shared.empty(), "caches"},
+                                                  {p.forgets, "log decays"},
+                                                  {p.wide_outputs, "outputs of another dtype"}};
   for (const auto& [given, name] : options) {
     if (given) return std::string("does not take ") + name;
   }
@@ -71,8 +70,10 @@ std::string DeclinesGroups(const Context& ctx, const Problem& p) {
   const heed::cuda::Library& library = *heed::cuda::Find(&unused);
   heed::cuda::DeviceFacts facts;
   library.examine(p.device.index, &facts);
-  if (facts.major != 9) return "needs compute capability 9.0, not " + std::to_string(facts.major) + "." + std::to_string(facts.minor);
-  if (library.softmax->groups.forward == nullptr) return "is not in this libheed_cuda, built without code for 9.0a or without CUTLASS";
+  if (facts.major != 9)
+    return "needs compute capability 9.0, not " + std::to_string(facts.major) + "." + std::to_string(facts.minor);
+  if (library.softmax->groups.forward == nullptr)
+    return "is not in this libheed_cuda, built without code for 9.0a or without CUTLASS";
   if (p.dtype == DType::kF32) return "computes bf16 and f16, not f32";
   if (const int64_t channels = std::max(p.depth, p.value_depth); channels > cuda::kMostGroupChannels) {
     return "takes up to " + std::to_string(cuda::kMostGroupChannels) + " channels, not " + std::to_string(channels);
@@ -85,7 +86,8 @@ std::string DeclinesGroups(const Context& ctx, const Problem& p) {
 
 // Rows of a block of many: of groups of warps, and of warps.
 int64_t LanesOfGroups(const Problem& p) {
-  return cuda::WithGroupShape<cuda::GroupShape>(p.dtype, p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kRows}; });
+  return cuda::WithGroupShape<cuda::GroupShape>(p.dtype, p.depth, p.value_depth,
+                                                [](auto shape) { return int64_t{shape.kRows}; });
 }
 int64_t Lanes(const Problem& p) {
   return cuda::WithShape(p.dtype, p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kRows}; });
@@ -98,13 +100,14 @@ struct RowBlocks {
   bool few, has_bulk;  // copies of keys
 };
 
-// A launch of these sequences, with its memory. How it is cut no bit depends on: blocks of either kind add up the same segments
-// of keys.
+// A launch of these sequences, with its memory. How it is cut no bit depends on: blocks of either kind add up the same
+// segments of keys.
 class ForwardLaunch {
  public:
-  ForwardLaunch(const heed::cuda::Call& call, const RowBlocks& blocks, const Problem& p, std::span<const Sequence> sequences,
-                int64_t queries, const cuda::Arguments& arguments)
-      : call_(call), blocks_(blocks), p_(p), sequences_(std::ssize(sequences)), queries_(queries), params_(arguments.Of(sequences)) {
+  ForwardLaunch(const heed::cuda::Call& call, const RowBlocks& blocks, const Problem& p,
+                std::span<const Sequence> sequences, int64_t queries, const cuda::Arguments& arguments)
+      : call_(call), blocks_(blocks), p_(p), sequences_(std::ssize(sequences)), queries_(queries),
+        params_(arguments.Of(sequences)) {
     if (blocks.has_bulk) arguments.MapKeys(call, params_);
     params_.fused = p.group() > 1 && (blocks.few || queries < blocks.rows) && !cuda::KeepsByHead(p);
     heads_ = params_.fused ? p.key_heads : p.query_heads;
@@ -122,7 +125,8 @@ class ForwardLaunch {
       return;
     }
     const int64_t numbers = parts_ * params_.part_channels;
-    memory_.emplace(call, static_cast<size_t>(numbers) * sizeof(float) + static_cast<size_t>(parts_) * sizeof(cuda::PartTerms));
+    memory_.emplace(
+        call, static_cast<size_t>(numbers) * sizeof(float) + static_cast<size_t>(parts_) * sizeof(cuda::PartTerms));
     params_.part_outputs = static_cast<float*>(memory_->data());
     params_.part_terms = reinterpret_cast<cuda::PartTerms*>(params_.part_outputs + numbers);
   }
@@ -154,7 +158,8 @@ class ForwardLaunch {
   std::optional<heed::cuda::DeviceMemory> memory_;
 };
 
-void ForwardBy(const Kernel& kernel, cuda::BlockLaunches cuda::Launches::* launches_of, Context& ctx, const Problem& p) {
+void ForwardBy(const Kernel& kernel, cuda::BlockLaunches cuda::Launches::* launches_of, Context& ctx,
+               const Problem& p) {
   if (p.query_heads == 0) return;
   const heed::cuda::Call call(kernel.name, ctx, p.device);
   const cuda::Launches& kernels = *call.library().softmax;
@@ -164,7 +169,8 @@ void ForwardBy(const Kernel& kernel, cuda::BlockLaunches cuda::Launches::* launc
   const cuda::Arguments arguments(call, p, sequences);
   std::list<ForwardLaunch> launches;  // all have their memory before anything is written
   const RowBlocks few = {kernels.few_rows, cuda::kFewRows, true, false};
-  const RowBlocks whole = {(kernels.*launches_of).forward, kernel.lanes(ctx, p), false, launches_of == &cuda::Launches::groups};
+  const RowBlocks whole = {(kernels.*launches_of).forward, kernel.lanes(ctx, p), false,
+                           launches_of == &cuda::Launches::groups};
   for (const RowBlocks& blocks : {few, whole}) {
     cuda::ForLaunches(blocks.few ? std::span(sequences.begin(), many) : std::span(many, sequences.end()),
                       [&](std::span<const Sequence> launched, int64_t queries, int64_t) {
@@ -175,15 +181,16 @@ void ForwardBy(const Kernel& kernel, cuda::BlockLaunches cuda::Launches::* launc
 }
 
 // The passes of a kernel, by how its blocks of many rows compute products.
-template <cuda::BlockLaunches cuda::Launches::*kBlocks, const Kernel& kernel>
+template <cuda::BlockLaunches cuda::Launches::* kBlocks, const Kernel& kernel>
 Passes ForwardPasses(const Context&) {
   return {.forward = [](Context& ctx, const Problem& p) { ForwardBy(kernel, kBlocks, ctx, p); },
           .workspace = [](const Context&, const Problem&) { return int64_t{0}; },
           .lanes = kBlocks == &cuda::Launches::groups ? &LanesOfGroups : &Lanes};
 }
-template <cuda::BlockLaunches cuda::Launches::*kBlocks, const Kernel& kernel>
+template <cuda::BlockLaunches cuda::Launches::* kBlocks, const Kernel& kernel>
 Passes BackwardPasses(const Context&) {
-  return {.backward = [](Context& ctx, const Problem& p, const Gradients& g) { cuda::Backward(kernel.name, kBlocks, ctx, p, g); },
+  return {.backward = [](Context& ctx, const Problem& p,
+                         const Gradients& g) { cuda::Backward(kernel.name, kBlocks, ctx, p, g); },
           .backward_workspace = [](const Context&, const Problem&, const Gradients&) { return BackwardBytes(); }};
 }
 std::string Target(const Context&) { return "cuda"; }

@@ -48,9 +48,9 @@ std::string PairTarget(const Context&) { return "AVX3_ZEN4"; }
 std::string MatrixTarget(const Context&) { return "tiles"; }
 
 const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem, Pass pass) {
-  static constexpr const Kernel* kKernels[] = {
-      &kWgmma, &kCuda, &kTiles, &kDecodeInt8Tiles, &kDecodeInt8Bytes, &kDecodeInt8, &kDecodePairs, &kPairs,
-      &kDecodeF32, &kDecodeF64, &kLanesF32, &kLanesF64};
+  static constexpr const Kernel* kKernels[] = {&kWgmma,           &kCuda,       &kTiles,       &kDecodeInt8Tiles,
+                                               &kDecodeInt8Bytes, &kDecodeInt8, &kDecodePairs, &kPairs,
+                                               &kDecodeF32,       &kDecodeF64,  &kLanesF32,    &kLanesF64};
   return engine::Choose(kKernels, op, ctx, problem, pass);
 }
 

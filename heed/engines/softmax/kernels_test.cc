@@ -51,15 +51,11 @@ Context& WithoutTiles(Context& ctx) {
 TEST(KernelsTest, EveryDTypeGetsTheBestKernelThatTheContextAllows) {
   Context context(1);
   Context& ctx = WithoutTiles(context);
-  const auto chosen = [&](DType dtype) {
-    return std::string(Choose("op", ctx, Small(dtype)).name);
-  };
+  const auto chosen = [&](DType dtype) { return std::string(Choose("op", ctx, Small(dtype)).name); };
   EXPECT_EQ(chosen(DType::kF64), "softmax_lanes_f64");
   EXPECT_EQ(chosen(DType::kF32), "softmax_lanes_f32");
   EXPECT_EQ(chosen(DType::kF16), "softmax_lanes_f32");
-  EXPECT_EQ(chosen(DType::kBF16), HasBF16Pairs(kAllTargets)
-                                      ? "softmax_pairs_bf16"
-                                      : "softmax_lanes_f32");
+  EXPECT_EQ(chosen(DType::kBF16), HasBF16Pairs(kAllTargets) ? "softmax_pairs_bf16" : "softmax_lanes_f32");
   for (const std::string& target : AvailableTargets(DType::kF32)) {
     if (target == "tiles" || target == "AVX3_ZEN4" || target == "AVX3_SPR") continue;
     ctx.set_isa(target);
@@ -73,8 +69,7 @@ TEST(KernelsTest, Int8KeysGetProductsOfBytesWhereTheCPUHasThem) {
   Problem p = Small(DType::kF32);
   p.quantized = true;
   const auto chosen = [&] { return std::string(Choose("op", ctx, p).name); };
-  EXPECT_EQ(chosen(), HasByteProducts(kAllTargets) ? "softmax_decode_int8_bytes"
-                                                   : "softmax_decode_int8");
+  EXPECT_EQ(chosen(), HasByteProducts(kAllTargets) ? "softmax_decode_int8_bytes" : "softmax_decode_int8");
   p.depth = kMostByteChannels + 1;
   EXPECT_EQ(chosen(), "softmax_decode_int8");
   p.depth = 1;
@@ -105,8 +100,7 @@ TEST(KernelsTest, FewRowsOfAKeyHeadAreDecoded) {
     p.sequences[0].num_queries = 1;
     return std::string(Choose("op", ctx, p).name);
   };
-  const int64_t most =
-      std::min<int64_t>(kDecodeRows, kDecodeF32.lanes(ctx, Small(DType::kF32)));
+  const int64_t most = std::min<int64_t>(kDecodeRows, kDecodeF32.lanes(ctx, Small(DType::kF32)));
   EXPECT_EQ(chosen(1, 1), "softmax_decode_f32");
   EXPECT_EQ(chosen(1, most), "softmax_decode_f32");
   EXPECT_EQ(chosen(most, 1), "softmax_decode_f32");
@@ -117,16 +111,14 @@ TEST(KernelsTest, FewRowsOfAKeyHeadAreDecoded) {
 TEST(KernelsTest, ADTypeWithoutAKernelIsUnsupportedForReasonsThatAreNamed) {
   const Context ctx(1);
   EXPECT_THAT([&] { Choose("the::Op", ctx, Small(DType::kI32)); },
-              ThrowsMessage<Unsupported>(AllOf(
-                  HasSubstr("the::Op: no kernel"),
-                  HasSubstr("softmax_pairs_bf16 computes bf16, not i32"),
-                  HasSubstr("softmax_lanes_f32 computes f32, bf16 and f16, not i32"),
-                  HasSubstr("softmax_lanes_f64 computes f64, not i32"))));
+              ThrowsMessage<Unsupported>(AllOf(HasSubstr("the::Op: no kernel"),
+                                               HasSubstr("softmax_pairs_bf16 computes bf16, not i32"),
+                                               HasSubstr("softmax_lanes_f32 computes f32, bf16 and f16, not i32"),
+                                               HasSubstr("softmax_lanes_f64 computes f64, not i32"))));
 }
 
 TEST(KernelsTest, TheTargetIsTheOneThatTheContextAllows) {
-  for (const DType dtype :
-       {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
     for (const std::string& target : AvailableTargets(dtype)) {
       Context ctx(1);
       ctx.set_isa(target);

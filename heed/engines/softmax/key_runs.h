@@ -13,9 +13,7 @@ struct Interval {
   int64_t begin = 0, end = 0;
   constexpr bool empty() const { return begin >= end; }
   constexpr int64_t size() const { return empty() ? 0 : end - begin; }
-  constexpr bool Contains(const Interval& other) const {
-    return begin <= other.begin && other.end <= end;
-  }
+  constexpr bool Contains(const Interval& other) const { return begin <= other.begin && other.end <= end; }
   friend constexpr bool operator==(const Interval&, const Interval&) = default;
 };
 
@@ -29,9 +27,7 @@ struct KeyRuns {
   constexpr int64_t size() const { return first.size() + second.size(); }
 };
 
-constexpr int64_t FloorDivide(int64_t a, int64_t b) {
-  return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
-}
+constexpr int64_t FloorDivide(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0); }
 
 // The keys that query `query` of a sequence sees under a problem's causal mask, window, chunks and lengths.
 template <class Problem, class Sequence>
@@ -52,9 +48,8 @@ constexpr KeyRuns KeyRunsOf(const Problem& p, const Sequence& s, int64_t query) 
   }
   if (all.empty()) return {};
   if (p.window_left == kUnlimited && p.window_right == kUnlimited) return {{}, all};
-  const Interval window = {
-      p.window_left == kUnlimited ? 0 : position - p.window_left,
-      p.window_right == kUnlimited ? s.num_keys : position + p.window_right + 1};
+  const Interval window = {p.window_left == kUnlimited ? 0 : position - p.window_left,
+                           p.window_right == kUnlimited ? s.num_keys : position + p.window_right + 1};
   const Interval sinks = Intersect(all, {s.key_begin, s.sink_end});
   const Interval rest = Intersect(all, window);
   if (sinks.empty()) return {{}, rest};

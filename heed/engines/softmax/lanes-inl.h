@@ -1,4 +1,5 @@
-// What the passes over a tile of logits know of the rows, which stand in lanes, and of the part of the tile that they are at.
+// What the passes over a tile of logits know of the rows, which stand in lanes, and of the part of the tile that they
+// are at.
 //
 // Compiled once per SIMD target. A tile is s[key][lane], in cache.
 #if defined(HEED_ENGINES_SOFTMAX_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)

@@ -29,8 +29,7 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes ou
 // x = f(x, key, c) for each vector of a run, c counted from run.c0 and C of them;
 // max[c] becomes the maximum of what is written.
 template <size_t W, int C, class D, class T, class V = hn::Vec<D>, class F>
-HWY_INLINE void Rewrite(D d, const Run& run, int64_t origin, T* HWY_RESTRICT s,
-                        V* HWY_RESTRICT max, const F& f) {
+HWY_INLINE void Rewrite(D d, const Run& run, int64_t origin, T* HWY_RESTRICT s, V* HWY_RESTRICT max, const F& f) {
   constexpr size_t N = hn::MaxLanes(D());
   V m[C];
   HWY_UNROLL(4)
@@ -53,9 +52,7 @@ HWY_INLINE void Rewrite(D d, const Run& run, int64_t origin, T* HWY_RESTRICT s,
 // An ordinary factor rides on the queries; an extreme one would overflow there.
 inline double SoftcapFactor(double softcap) { return 2 * hs::kLog2E / softcap; }
 
-inline bool SoftcapRidesOnQueries(double softcap) {
-  return softcap >= 1.0 / 1024 && softcap <= 1024.0 * 1024;
-}
+inline bool SoftcapRidesOnQueries(double softcap) { return softcap >= 1.0 / 1024 && softcap <= 1024.0 * 1024; }
 
 // Caps so high that x / cap of ordinary logits would be subnormal. Below cap 2^-14 this is x to
 // the last bit.
@@ -64,18 +61,15 @@ inline constexpr double kFarCap = sizeof(T) == 4 ? 0x1p64 : 0x1p512;
 
 // The slope of this, 1 - tanh^2, is left in `slopes` unless that is null.
 template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_NOINLINE void ApplySoftcap(D d, const Run& run, int64_t origin, double softcap,
-                             T* HWY_RESTRICT s, T* HWY_RESTRICT slopes,
-                             V* HWY_RESTRICT max) {
+HWY_NOINLINE void ApplySoftcap(D d, const Run& run, int64_t origin, double softcap, T* HWY_RESTRICT s,
+                               T* HWY_RESTRICT slopes, V* HWY_RESTRICT max) {
   constexpr size_t N = hn::MaxLanes(D());
   const V cap = hn::Set(d, static_cast<T>(softcap));
-  const V factor = SoftcapRidesOnQueries(softcap)
-                       ? hn::Set(d, T{1})
-                       : hn::Set(d, static_cast<T>(SoftcapFactor(softcap)));
+  const V factor =
+      SoftcapRidesOnQueries(softcap) ? hn::Set(d, T{1}) : hn::Set(d, static_cast<T>(SoftcapFactor(softcap)));
   const auto put_slope = [&](V tanh, int64_t j, int c) HWY_ATTR {
     hn::Store(hn::NegMulAdd(tanh, tanh, hn::Set(d, T{1})), d,
-              slopes + static_cast<size_t>(j - origin) * W +
-                  (run.c0 + static_cast<size_t>(c)) * N);
+              slopes + static_cast<size_t>(j - origin) * W + (run.c0 + static_cast<size_t>(c)) * N);
   };
   if (HWY_UNLIKELY(softcap > kFarCap<T>)) {
     const V linear = hn::Set(d, static_cast<T>(softcap * 0x1p-14));
@@ -87,9 +81,8 @@ HWY_NOINLINE void ApplySoftcap(D d, const Run& run, int64_t origin, double softc
     return;
   }
   if (slopes == nullptr) {
-    Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t, int) HWY_ATTR {
-      return hn::Mul(cap, hs::TanhScaled(d, hn::Mul(x, factor)));
-    });
+    Rewrite<W, C>(d, run, origin, s, max,
+                  [&](V x, int64_t, int) HWY_ATTR { return hn::Mul(cap, hs::TanhScaled(d, hn::Mul(x, factor))); });
     return;
   }
   Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t j, int c) HWY_ATTR {
@@ -108,8 +101,7 @@ struct Alibi {
   static constexpr size_t N = hn::MaxLanes(D());
 
   template <size_t W>
-  HWY_INLINE Alibi(D d, const Run& run, int64_t tile_grid, const Lanes<T, W>& lanes)
-      : grid(tile_grid) {
+  HWY_INLINE Alibi(D d, const Run& run, int64_t tile_grid, const Lanes<T, W>& lanes) : grid(tile_grid) {
     HWY_UNROLL(4)
     for (int c = 0; c < C; ++c) {
       const size_t lane = (run.c0 + static_cast<size_t>(c)) * N;
@@ -172,11 +164,9 @@ struct AddBias {
   }
 };
 
-template <size_t W, int C, bool kFlagMasked, class D, class T = hn::TFromD<D>,
-          class V = hn::Vec<D>>
-HWY_NOINLINE void ApplyBias(D d, const Run& run, int64_t origin, const Pairs& bias,
-                          const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
-                          V* HWY_RESTRICT max) {
+template <size_t W, int C, bool kFlagMasked, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_NOINLINE void ApplyBias(D d, const Run& run, int64_t origin, const Pairs& bias, const Lanes<T, W>& lanes,
+                            T* HWY_RESTRICT s, V* HWY_RESTRICT max) {
   using F = AddBias<kFlagMasked>;
   if (bias.key_stride == 1 && ContiguousPairs<D>::Loads(bias.dtype)) {
     RewriteRunByPairs<F, W, C>(d, run, origin, lanes.bias, ContiguousPairs<D>{bias.dtype}, s, max);
@@ -194,9 +184,8 @@ struct DropMasked {
 };
 
 template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_NOINLINE void ApplyMask(D d, const Run& run, int64_t origin, const Pairs& mask,
-                          const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
-                          V* HWY_RESTRICT max) {
+HWY_NOINLINE void ApplyMask(D d, const Run& run, int64_t origin, const Pairs& mask, const Lanes<T, W>& lanes,
+                            T* HWY_RESTRICT s, V* HWY_RESTRICT max) {
   if (mask.key_stride == 1) {
     RewriteRunByPairs<DropMasked, W, C>(d, run, origin, lanes.mask, ContiguousMask<D>(), s, max);
   } else {
@@ -206,9 +195,8 @@ HWY_NOINLINE void ApplyMask(D d, const Run& run, int64_t origin, const Pairs& ma
 
 // Masks keys whose bit is not set, of kept[(key - origin) / bits of T][lane].
 template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_NOINLINE void ApplyPattern(D d, const Run& run, int64_t origin,
-                             const hwy::MakeUnsigned<T>* HWY_RESTRICT kept, T* HWY_RESTRICT s,
-                             V* HWY_RESTRICT max) {
+HWY_NOINLINE void ApplyPattern(D d, const Run& run, int64_t origin, const hwy::MakeUnsigned<T>* HWY_RESTRICT kept,
+                               T* HWY_RESTRICT s, V* HWY_RESTRICT max) {
   constexpr size_t N = hn::MaxLanes(D()), kBits = 8 * sizeof(T);
   const hn::RebindToUnsigned<D> du;
   using TU = hn::TFromD<decltype(du)>;
@@ -222,10 +210,8 @@ HWY_NOINLINE void ApplyPattern(D d, const Run& run, int64_t origin,
 }
 
 template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_NOINLINE void ApplySegments(D d, const Run& run, int64_t origin,
-                              const int32_t* HWY_RESTRICT key_segments,
-                              const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
-                              V* HWY_RESTRICT max) {
+HWY_NOINLINE void ApplySegments(D d, const Run& run, int64_t origin, const int32_t* HWY_RESTRICT key_segments,
+                                const Lanes<T, W>& lanes, T* HWY_RESTRICT s, V* HWY_RESTRICT max) {
   constexpr size_t N = hn::MaxLanes(D());
   const hn::RebindToSigned<D> di;
   using TI = hn::TFromD<decltype(di)>;
@@ -234,18 +220,15 @@ HWY_NOINLINE void ApplySegments(D d, const Run& run, int64_t origin,
     // A negative id matches nothing; lanes hold -1 then, and keys turn to -2.
     const int32_t id = key_segments[j];
     const auto key = hn::Set(di, static_cast<TI>(id < 0 ? -2 : id));
-    const auto own =
-        hn::Load(di, lanes.segment + (run.c0 + static_cast<size_t>(c)) * N);
+    const auto own = hn::Load(di, lanes.segment + (run.c0 + static_cast<size_t>(c)) * N);
     return hn::IfThenElse(hn::RebindMask(d, hn::Eq(own, key)), x, minus_inf);
   });
 }
 
 // Masks keys outside each lane's runs, of which kRuns may be non-empty.
-template <size_t W, int C, int kRuns, class D, class T = hn::TFromD<D>,
-          class V = hn::Vec<D>>
-HWY_NOINLINE void ApplyRuns(D d, const Run& run, int64_t origin,
-                          const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
-                          V* HWY_RESTRICT max) {
+template <size_t W, int C, int kRuns, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_NOINLINE void ApplyRuns(D d, const Run& run, int64_t origin, const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
+                            V* HWY_RESTRICT max) {
   constexpr size_t N = hn::MaxLanes(D());
   const hn::RebindToSigned<D> di;
   using TI = hn::TFromD<decltype(di)>;
@@ -256,9 +239,8 @@ HWY_NOINLINE void ApplyRuns(D d, const Run& run, int64_t origin,
     auto keep = hn::And(hn::Ge(key, hn::Load(di, lanes.second_begin + lane)),
                         hn::Lt(key, hn::Load(di, lanes.second_end + lane)));
     if constexpr (kRuns == 2) {
-      keep = hn::Or(keep,
-                    hn::And(hn::Ge(key, hn::Load(di, lanes.first_begin + lane)),
-                            hn::Lt(key, hn::Load(di, lanes.first_end + lane))));
+      keep = hn::Or(keep, hn::And(hn::Ge(key, hn::Load(di, lanes.first_begin + lane)),
+                                  hn::Lt(key, hn::Load(di, lanes.first_end + lane))));
     }
     return hn::IfThenElse(hn::RebindMask(d, keep), x, minus_inf);
   });

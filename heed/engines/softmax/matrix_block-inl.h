@@ -46,8 +46,8 @@ class MatrixBlock : protected Block<O, C> {
   // comes between its products but weights, and K and V are in tiles.
   HWY_INLINE bool CanPipe(const Tile& tile) const {
     return tile.full && this->raw_ && p_.dropout == 0 && !this->partial_ &&
-           (!p_.forgets || this->decays_.IsPlain(this->s_, tile)) && tile.keys.size() == O::kGrid.tile && head_.keys_at == Place::kHead &&
-           head_.values_at == Place::kHead &&
+           (!p_.forgets || this->decays_.IsPlain(this->s_, tile)) && tile.keys.size() == O::kGrid.tile &&
+           head_.keys_at == Place::kHead && head_.values_at == Place::kHead &&
            (O::kInfinite || (this->queries_finite_ && w_.keys_finite));
   }
 
@@ -87,15 +87,13 @@ class MatrixBlock : protected Block<O, C> {
     }
     if (first && num_runs != 1) Layout().Clear(outputs);
     if (head_.values_at == Place::kTile) {
-      O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end, p_.value_depth,
-                    w_.values);
+      O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end, p_.value_depth, w_.values);
       head_.values.first = tile.keys.begin;
     }
     for (int r = 0; r < num_runs; ++r) {
       const Run& run = runs[r];
-      O::template AddValues<kFlagMasked>(MatrixWeightsAt(run, origin), W, head_.values, run.begin,
-                                         run.end, p_.value_depth, first && num_runs == 1,
-                                         outputs);
+      O::template AddValues<kFlagMasked>(MatrixWeightsAt(run, origin), W, head_.values, run.begin, run.end,
+                                         p_.value_depth, first && num_runs == 1, outputs);
     }
   }
 
@@ -154,8 +152,7 @@ class MatrixBlock : protected Block<O, C> {
   }
 
   // Sets m of the rows that had seen no key, and raises it where a tile exceeds it too far.
-  HWY_NOINLINE void Raise(const Run* runs, int num_runs, int64_t origin, bool first, V* m,
-                          V* l, T* outputs) {
+  HWY_NOINLINE void Raise(const Run* runs, int num_runs, int64_t origin, bool first, V* m, V* l, T* outputs) {
     const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
     V max[C], rescale[C];
     for (int c = 0; c < C; ++c) max[c] = none;
@@ -173,8 +170,7 @@ class MatrixBlock : protected Block<O, C> {
       const V excess = hn::Mul(hn::Sub(max[c], m[c]), scale);  // NaN where both are -inf
       const auto raise = hn::Gt(excess, hn::Set(d_, static_cast<T>(kMaxExponent)));
       const V raised = hn::IfThenElse(raise, Lifted(max[c], static_cast<size_t>(c)), m[c]);
-      rescale[c] = hn::IfThenElse(
-          raise, hs::Exp2(d_, hn::Mul(hn::Sub(m[c], raised), scale)), hn::Set(d_, T{1}));
+      rescale[c] = hn::IfThenElse(raise, hs::Exp2(d_, hn::Mul(hn::Sub(m[c], raised), scale)), hn::Set(d_, T{1}));
       m[c] = raised;
       l[c] = hn::Mul(l[c], rescale[c]);
     }
@@ -214,17 +210,13 @@ class MatrixBlock : protected Block<O, C> {
   }
 
   // What makes a logit the exponent of its weight.
-  T Exponent() const {
-    return static_cast<T>((this->raw_ ? this->factor_.of_logits : 1) * hs::kLog2E);
-  }
+  T Exponent() const { return static_cast<T>((this->raw_ ? this->factor_.of_logits : 1) * hs::kLog2E); }
 
   uint32_t* MatrixWeightsAt(const Run& run, int64_t origin) const {
     return w_.weights + static_cast<size_t>((run.begin - origin) / 2) * W;
   }
 
-  LaneOutputs<O, C> Layout() const {
-    return {static_cast<size_t>(p_.value_depth), this->num_rows_};
-  }
+  LaneOutputs<O, C> Layout() const { return {static_cast<size_t>(p_.value_depth), this->num_rows_}; }
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

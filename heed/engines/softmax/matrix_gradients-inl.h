@@ -68,12 +68,8 @@ class MatrixGradients {
   static int64_t Row(int64_t depth) { return O::OutputRows(depth); }
 
   // Beside bf16 one rounding of the shift does not count; else small differences are exact.
-  static float Shift(float lse) {
-    return kPieces == 1 ? lse * static_cast<float>(hs::kLog2E) : lse;
-  }
-  static HWY_INLINE V RowPart(V of_row, V factor) {
-    return kPieces == 1 ? hn::Mul(of_row, factor) : of_row;
-  }
+  static float Shift(float lse) { return kPieces == 1 ? lse * static_cast<float>(hs::kLog2E) : lse; }
+  static HWY_INLINE V RowPart(V of_row, V factor) { return kPieces == 1 ? hn::Mul(of_row, factor) : of_row; }
   // Where it would count, in rows of biases that stand for masks: differences first. None is above 0.
   static constexpr bool kScalesShift = kPieces == 1;
   static HWY_INLINE V FarWeight(V s, V lse, V factor) {
@@ -109,8 +105,8 @@ class MatrixGradients {
     }
   };
 
-  MatrixGradients(const Problem& p, const Wants& wants, const Interval& keys,
-                  const SourceRows& key_source, const SourceRows& value_source, Buffers& b)
+  MatrixGradients(const Problem& p, const Wants& wants, const Interval& keys, const SourceRows& key_source,
+                  const SourceRows& value_source, Buffers& b)
       : p_(p), wants_(wants), keys_(keys), b_(b) {
     keys_finite_ = O::CopyKeys(key_source, keys.begin, keys.end, p.depth, b.keys);
     values_finite_ = O::CopyKeys(value_source, keys.begin, keys.end, p.value_depth, b.values);
@@ -133,20 +129,16 @@ class MatrixGradients {
     }
     const RowPairs<O> pairs(p_.dtype, num_rows);
     rows_finite_ = pairs.Pack(q, p_.depth, b_.q_rows + block_ * RowWords(p_.depth));
-    rows_finite_ = pairs.Pack(d_o, p_.value_depth,
-                              b_.d_o_rows + block_ * RowWords(p_.value_depth)) &&
-                   rows_finite_;
+    rows_finite_ = pairs.Pack(d_o, p_.value_depth, b_.d_o_rows + block_ * RowWords(p_.value_depth)) && rows_finite_;
     return p_.dtype;
   }
 
   // Takes P and dS of a run, masked pairs -0 in both.
-  HWY_INLINE void Add(const Run& run, int64_t origin, const float* p, const float* ds,
-                      RowPrefetch&) {
+  HWY_INLINE void Add(const Run& run, int64_t origin, const float* p, const float* ds, RowPrefetch&) {
     const Interval of_group = See({run.begin, run.end});
     const auto row = [&](const float* of, int64_t key, V* x) HWY_ATTR HEED_INLINE_LAMBDA {
       for (int c = 0; c < C; ++c) {
-        x[c] = key < run.end ? hn::Load(d_, of + static_cast<size_t>(key - origin) * W +
-                                                static_cast<size_t>(c) * N)
+        x[c] = key < run.end ? hn::Load(d_, of + static_cast<size_t>(key - origin) * W + static_cast<size_t>(c) * N)
                              : hn::Set(d_, -0.0f);
       }
     };
@@ -172,9 +164,9 @@ class MatrixGradients {
   // logits, and dS is summed over them.
   struct TileTerms {
     V shift[C];
-    const float* of_key = nullptr;                   // by key of the tile
-    V row_sums[C];                                   // of dS
-    HWY_ALIGN float key_sums[O::kGrid.tile * N];     // by key, N numbers to be added up
+    const float* of_key = nullptr;                // by key of the tile
+    V row_sums[C];                                // of dS
+    HWY_ALIGN float key_sums[O::kGrid.tile * N];  // by key, N numbers to be added up
   };
 
   // Adds those of keys, whole steps of them, of which every pair is kept and finite, from the
@@ -182,12 +174,10 @@ class MatrixGradients {
   // computed. `logits` and `d_logits` have room for two units of 32 keys. `tiles` is null, or
   // tiles.Begin(key) sets tiles.terms for the tile of this key, and tiles.End() takes its sums.
   template <class TilesTerms>
-  HWY_INLINE void AddPlain(const Interval& keys, const uint32_t* q, const uint32_t* d_o,
-                           float factor, const Rows& rows, float* logits, float* d_logits,
-                           RowPrefetch& prefetch, TilesTerms&& tiles) {
-    const auto pipe = [&](auto each) HWY_ATTR {
-      Pipe<each.value>(keys, q, d_o, factor, rows, logits, d_logits, prefetch, tiles);
-    };
+  HWY_INLINE void AddPlain(const Interval& keys, const uint32_t* q, const uint32_t* d_o, float factor, const Rows& rows,
+                           float* logits, float* d_logits, RowPrefetch& prefetch, TilesTerms&& tiles) {
+    const auto pipe = [&](auto each)
+                          HWY_ATTR { Pipe<each.value>(keys, q, d_o, factor, rows, logits, d_logits, prefetch, tiles); };
     const int64_t products = (O::Chunks(p_.depth) + O::Chunks(p_.value_depth)) * kProducts;
     if constexpr (kProducts == 1) {
       if (products <= 6) return pipe(std::integral_constant<int, 4>());
@@ -203,9 +193,9 @@ class MatrixGradients {
     if (seen_.empty()) return;
     if (!rows_finite_) AddRowsThatAreNotFinite();
     seen_of_[block_] = seen_;
-    all_seen_ = all_seen_.empty() ? seen_
-                                  : Interval{std::min(all_seen_.begin, seen_.begin),
-                                             std::max(all_seen_.end, seen_.end)};
+    all_seen_ = all_seen_.empty()
+                    ? seen_
+                    : Interval{std::min(all_seen_.begin, seen_.begin), std::max(all_seen_.end, seen_.end)};
     if (++block_ == kBlocks) KeyGradients();
   }
 
@@ -218,13 +208,12 @@ class MatrixGradients {
  private:
   using Halves = hn::Vec<D16>;
   using Block = hs::TileBlock<Tiles, kProducts>;
-  static constexpr int kAsks = 6;  // for rows of the next block, per step of keys
+  static constexpr int kAsks = 6;                            // for rows of the next block, per step of keys
   static constexpr int64_t kUnit = kTileDepth * int64_t{W};  // logits of a step of keys
 
   // Weights of these keys come next; which of the group they are, in whole steps.
   HWY_INLINE Interval See(const Interval& keys) {
-    const Interval of_group = {keys.begin - keys_.begin,
-                               O::Up(keys.end - keys_.begin, kTileDepth)};
+    const Interval of_group = {keys.begin - keys_.begin, O::Up(keys.end - keys_.begin, kTileDepth)};
     if (seen_.empty()) {
       seen_ = of_group;
     } else {
@@ -234,21 +223,18 @@ class MatrixGradients {
     return of_group;
   }
 
-  HWY_INLINE void PutKey(int64_t key, const V* p, const V* ds,
-                         Halves (&ds_pieces)[kPieces][C / 2]) {
+  HWY_INLINE void PutKey(int64_t key, const V* p, const V* ds, Halves (&ds_pieces)[kPieces][C / 2]) {
     Halves p_pieces[kPieces][C / 2];
     PutRow(p, WeightsAt(b_.p, block_, key), p_pieces);
     PutRow(ds, WeightsAt(b_.ds, block_, key), ds_pieces);
   }
-  HWY_INLINE void PutPair(int64_t key, const Halves (&first)[kPieces][C / 2],
-                          const Halves (&second)[kPieces][C / 2]) {
+  HWY_INLINE void PutPair(int64_t key, const Halves (&first)[kPieces][C / 2], const Halves (&second)[kPieces][C / 2]) {
     uint32_t* to = b_.ds_pairs + key / 2 * int64_t{W};
     HWY_UNROLL(3)
     for (int i = 0; i < kPieces; ++i) {
       HWY_UNROLL(2)
       for (int v = 0; v < C / 2; ++v) {
-        auto* at = reinterpret_cast<uint16_t*>(to + i * kPairs * int64_t{W} +
-                                               static_cast<size_t>(v) * 2 * N);
+        auto* at = reinterpret_cast<uint16_t*>(to + i * kPairs * int64_t{W} + static_cast<size_t>(v) * 2 * N);
         hn::Store(hn::InterleaveLower(d16_, first[i][v], second[i][v]), d16_, at);
         hn::Store(hn::InterleaveUpper(d16_, first[i][v], second[i][v]), d16_, at + 2 * N);
       }
@@ -259,8 +245,7 @@ class MatrixGradients {
   template <int kEach, bool kForgets>
   class Terms {
    public:
-    HWY_INLINE Terms(MatrixGradients& to, float f, const Rows& rows)
-        : to_(to), factor_(hn::Set(d_, f)) {
+    HWY_INLINE Terms(MatrixGradients& to, float f, const Rows& rows) : to_(to), factor_(hn::Set(d_, f)) {
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) {
         const size_t lane = static_cast<size_t>(c) * N;
@@ -357,28 +342,28 @@ class MatrixGradients {
   };
 
   template <int kEach, class TilesTerms>
-  HWY_NOINLINE void Pipe(const Interval& keys, const uint32_t* q, const uint32_t* d_o,
-                         float factor, const Rows& rows, float* logits, float* d_logits,
-                         RowPrefetch& prefetch, TilesTerms& tiles) {
+  HWY_NOINLINE void Pipe(const Interval& keys, const uint32_t* q, const uint32_t* d_o, float factor, const Rows& rows,
+                         float* logits, float* d_logits, RowPrefetch& prefetch, TilesTerms& tiles) {
     constexpr bool kForgets = !std::is_null_pointer_v<TilesTerms>;
     constexpr int64_t kTileUnits = O::kGrid.tile / kTileDepth;
     const hs::TileFactor k = O::KeyTiles(Keys(), keys.begin, p_.depth),
-                         v = O::KeyTiles(Values(), keys.begin, p_.value_depth),
-                         of_q = O::QueryTiles(q, W, p_.depth),
+                         v = O::KeyTiles(Values(), keys.begin, p_.value_depth), of_q = O::QueryTiles(q, W, p_.depth),
                          of_d_o = O::QueryTiles(d_o, W, p_.value_depth);
     const Interval of_group = See(keys);
     const int64_t units = keys.size() / kTileDepth;
     Terms<kEach, kForgets> terms(*this, factor, rows);
     float* before = nullptr;
     // A sum is stored just before its register is needed again, then `stored` begins.
-    const auto product = [&](const hs::TileFactor& a, int64_t unit, const hs::TileFactor& b,
-                             int64_t depth, float* out, const auto& stored)
-                             HWY_ATTR HEED_INLINE_LAMBDA {
-      Block::Step(a, 2 * unit, b, 0, 0, [&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
-        if (before != nullptr) Block::template StoreSum<m, n>(before, W);
-        Tiles::template Zero<Block::Sum(m, n)>();
-        if constexpr (m == 1 && n == 1) stored();
-      }, terms);
+    const auto product = [&](const hs::TileFactor& a, int64_t unit, const hs::TileFactor& b, int64_t depth, float* out,
+                             const auto& stored) HWY_ATTR HEED_INLINE_LAMBDA {
+      Block::Step(
+          a, 2 * unit, b, 0, 0,
+          [&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
+            if (before != nullptr) Block::template StoreSum<m, n>(before, W);
+            Tiles::template Zero<Block::Sum(m, n)>();
+            if constexpr (m == 1 && n == 1) stored();
+          },
+          terms);
       const int64_t chunks = O::Chunks(depth);
       typename Block::Nothing nothing;
       for (int64_t e = 1; e < chunks; ++e) Block::Step(a, 2 * unit, b, 0, e, nothing, terms);
@@ -391,8 +376,7 @@ class MatrixGradients {
           terms.BeginTile(tiles.terms);
         }
       }
-      terms.Begin(logits + unit % 2 * kUnit, d_logits + unit % 2 * kUnit,
-                  of_group.begin + unit * kTileDepth);
+      terms.Begin(logits + unit % 2 * kUnit, d_logits + unit % 2 * kUnit, of_group.begin + unit * kTileDepth);
     };
     const auto end = [&](int64_t unit) HWY_ATTR HEED_INLINE_LAMBDA {
       terms.End();
@@ -403,12 +387,10 @@ class MatrixGradients {
       }
     };
     for (int64_t unit = 0; unit < units; ++unit) {
-      product(k, unit, of_q, p_.depth, logits + unit % 2 * kUnit,
-              [&]() HWY_ATTR HEED_INLINE_LAMBDA {
-                if (unit > 0) begin(unit - 1);
-              });
-      product(v, unit, of_d_o, p_.value_depth, d_logits + unit % 2 * kUnit,
-              []() HWY_ATTR HEED_INLINE_LAMBDA {});
+      product(k, unit, of_q, p_.depth, logits + unit % 2 * kUnit, [&]() HWY_ATTR HEED_INLINE_LAMBDA {
+        if (unit > 0) begin(unit - 1);
+      });
+      product(v, unit, of_d_o, p_.value_depth, d_logits + unit % 2 * kUnit, []() HWY_ATTR HEED_INLINE_LAMBDA {});
       end(unit - 1);
       for (int i = 0; i < kAsks; ++i) prefetch.Some();
     }
@@ -420,9 +402,7 @@ class MatrixGradients {
   static constexpr int64_t kPairs = kGroupKeys / 2;
   static constexpr int64_t kWeightHalves = kPieces * kGroupKeys * kTileDepth;  // of a block
 
-  static constexpr int64_t RowWords(int64_t depth) {
-    return kPieces * kTileDepth / 2 * O::OutputRows(depth);
-  }
+  static constexpr int64_t RowWords(int64_t depth) { return kPieces * kTileDepth / 2 * O::OutputRows(depth); }
   static uint16_t* WeightsAt(uint16_t* weights, int64_t block, int64_t key) {
     return weights + block * kWeightHalves + key * kTileDepth;
   }
@@ -439,8 +419,7 @@ class MatrixGradients {
       V low = x[2 * v], high = x[2 * v + 1];
       for (int i = 0; i < kPieces; ++i) {
         const Halves both = pieces[i][v] = RoundBoth(low, high);
-        hn::Store(both, d16_,
-                  to + static_cast<size_t>(i) * kGroupKeys * W + static_cast<size_t>(v) * 2 * N);
+        hn::Store(both, d16_, to + static_cast<size_t>(i) * kGroupKeys * W + static_cast<size_t>(v) * 2 * N);
         if (i + 1 == kPieces) break;
         const hn::Half<D16> half;
         const V of_low = hs::Widen(d_, BF16(), hn::LowerHalf(half, both));
@@ -469,8 +448,7 @@ class MatrixGradients {
         std::fill(at, at + keys.size() * kTileDepth, zero);
       }
       if (!pairs) continue;
-      auto* at = reinterpret_cast<uint16_t*>(b_.ds_pairs + i * kPairs * int64_t{W}) +
-                 keys.begin * kTileDepth;
+      auto* at = reinterpret_cast<uint16_t*>(b_.ds_pairs + i * kPairs * int64_t{W}) + keys.begin * kTileDepth;
       std::fill(at, at + keys.size() * kTileDepth, zero);
     }
   }
@@ -483,9 +461,8 @@ class MatrixGradients {
     constexpr ptrdiff_t kRow = W * sizeof(uint32_t);
     const Operand<BF16> channels = {b_.key_channels, 0, 0};
     const hs::TileFactor keys = O::ValueTiles(channels, seen_.begin, p_.depth);
-    const hs::TileFactor ds = {
-        reinterpret_cast<const char*>(b_.ds_pairs + seen_.begin / 2 * int64_t{W}), 64,
-        kTileRows * kRow, kPairs * kRow, kRow};
+    const hs::TileFactor ds = {reinterpret_cast<const char*>(b_.ds_pairs + seen_.begin / 2 * int64_t{W}), 64,
+                               kTileRows * kRow, kPairs * kRow, kRow};
     const int64_t tiles = row_ / kTileRows, steps = seen_.size() / kTileDepth;
     if (keys_finite_) {
       hs::MultiplyTiles<Tiles, kProducts, false>(keys, tiles, ds, 2, steps, b_.dq_lanes, W);
@@ -514,18 +491,14 @@ class MatrixGradients {
       Mask(i, {all_seen_.begin, seen_of_[i].begin}, /*pairs=*/false);
       Mask(i, {seen_of_[i].end, all_seen_.end}, /*pairs=*/false);
     }
-    const auto add = [&](const uint16_t* weights, const uint32_t* rows, int64_t depth,
-                         float* sums) HWY_ATTR {
+    const auto add = [&](const uint16_t* weights, const uint32_t* rows, int64_t depth, float* sums) HWY_ATTR {
       const int64_t row = O::OutputRows(depth);
-      const hs::TileFactor a = {
-          reinterpret_cast<const char*>(weights + all_seen_.begin * kTileDepth), kTileBytes,
-          kWeightHalves * 2, kGroupKeys * kTileDepth * 2, 64};
+      const hs::TileFactor a = {reinterpret_cast<const char*>(weights + all_seen_.begin * kTileDepth), kTileBytes,
+                                kWeightHalves * 2, kGroupKeys * kTileDepth * 2, 64};
       const int64_t piece = row / kTileWords * kTileBytes;
-      const hs::TileFactor b = {reinterpret_cast<const char*>(rows), kTileBytes, kPieces * piece,
-                                piece, 64};
-      hs::MultiplyTiles<Tiles, kProducts, true>(
-          a, all_seen_.size() / kTileRows, b, row / kTileWords, block_,
-          sums + all_seen_.begin * row, row);
+      const hs::TileFactor b = {reinterpret_cast<const char*>(rows), kTileBytes, kPieces * piece, piece, 64};
+      hs::MultiplyTiles<Tiles, kProducts, true>(a, all_seen_.size() / kTileRows, b, row / kTileWords, block_,
+                                                sums + all_seen_.begin * row, row);
     };
     if (wants_.dv) add(b_.p, b_.d_o_rows, p_.value_depth, b_.dv);
     if (wants_.dk) add(b_.ds, b_.q_rows, p_.depth, b_.dk);
@@ -535,8 +508,7 @@ class MatrixGradients {
 
   // The elements that RowPairs left out, for the keys that see them.
   HWY_NOINLINE void AddRowsThatAreNotFinite() {
-    const auto add = [&](const uint16_t* weights, const void* const* rows, int64_t depth,
-                         float* sums) {
+    const auto add = [&](const uint16_t* weights, const void* const* rows, int64_t depth, float* sums) {
       for (size_t lane = 0; lane < num_rows_; ++lane) {
         for (int64_t e = 0; e < depth; ++e) {
           const double x = LoadAsDouble(p_.dtype, rows[lane], e);
@@ -561,8 +533,8 @@ class MatrixGradients {
   bool keys_finite_ = true, values_finite_ = true, rows_finite_ = true;
   size_t num_rows_ = 0;
   const void *q_[W], *d_o_[W];
-  int64_t block_ = 0;           // of those that are kept
-  Interval seen_ = {};          // keys of the group that this block has weights of
+  int64_t block_ = 0;   // of those that are kept
+  Interval seen_ = {};  // keys of the group that this block has weights of
   Interval seen_of_[kBlocks];
   Interval all_seen_ = {};
 };

@@ -68,20 +68,27 @@ struct SourceRows {
   const S* At(int64_t key) const {
     if (tail != nullptr && key >= tail_begin) key = tail[key - tail_begin];
     if (pages == nullptr) return reinterpret_cast<const S*>(data) + key * stride;
-    return reinterpret_cast<const S*>(pages[key / page_tokens] + page_offset) +
-           key % page_tokens * stride;
+    return reinterpret_cast<const S*>(pages[key / page_tokens] + page_offset) + key % page_tokens * stride;
   }
 
   // The rows from `key` on.
   template <class S>
   hs::RowCursor<S> From(int64_t key) const {
     if (tail != nullptr && key >= tail_begin) {
-      return {reinterpret_cast<const S*>(data), stride, 0, pages, static_cast<ptrdiff_t>(page_offset),
-              static_cast<size_t>(page_tokens), tail + (key - tail_begin)};
+      return {reinterpret_cast<const S*>(data),
+              stride,
+              0,
+              pages,
+              static_cast<ptrdiff_t>(page_offset),
+              static_cast<size_t>(page_tokens),
+              tail + (key - tail_begin)};
     }
     if (pages == nullptr) return {At<S>(key), stride, SIZE_MAX};
-    return {At<S>(key), stride, static_cast<size_t>(page_tokens - key % page_tokens),
-            pages + key / page_tokens + 1, static_cast<ptrdiff_t>(page_offset),
+    return {At<S>(key),
+            stride,
+            static_cast<size_t>(page_tokens - key % page_tokens),
+            pages + key / page_tokens + 1,
+            static_cast<ptrdiff_t>(page_offset),
             static_cast<size_t>(page_tokens)};
   }
 };
@@ -114,7 +121,7 @@ struct FmaOperands {
   using V = hn::Vec<D>;
 
   static constexpr KeyGrid kGrid = {};
-  static constexpr int kKeyStep = 1;  // keys that enter a sum of outputs at once
+  static constexpr int kKeyStep = 1;              // keys that enter a sum of outputs at once
   static constexpr bool kFinishesLogits = false;  // of_logits may differ from 1
   static constexpr bool kKeysInLanes = false;     // in products, instead of queries
   static constexpr bool kQuantized = false;       // K and V
@@ -129,19 +136,17 @@ struct FmaOperands {
   static constexpr int64_t OutputRows(int64_t depth) { return depth; }
   static LogitFactor Split(double factor) { return {factor, 1}; }
 
-  static HWY_INLINE void PackQueries(DType dtype, const void* const* rows,
-                                     size_t num_rows, size_t depth, double factor,
+  static HWY_INLINE void PackQueries(DType dtype, const void* const* rows, size_t num_rows, size_t depth, double factor,
                                      size_t lanes, T* HWY_RESTRICT to) {
     hs::WithStorage<T>(dtype, [&](auto stored) HWY_ATTR {
       using S = decltype(stored);
-      RowsToLanes(D(), reinterpret_cast<const S* const*>(rows), num_rows, depth,
-                  static_cast<T>(factor), lanes, to);
+      RowsToLanes(D(), reinterpret_cast<const S* const*>(rows), num_rows, depth, static_cast<T>(factor), lanes, to);
     });
   }
 
   // Keys [begin, end), one row after the other.
-  static HWY_INLINE void CopyKeys(const SourceRows& from, int64_t begin, int64_t end,
-                                  int64_t depth, T* HWY_RESTRICT to) {
+  static HWY_INLINE void CopyKeys(const SourceRows& from, int64_t begin, int64_t end, int64_t depth,
+                                  T* HWY_RESTRICT to) {
     constexpr size_t N = hn::MaxLanes(D());
     const size_t channels = static_cast<size_t>(depth);
     hs::WithStorage<T>(from.dtype, [&](auto stored) HWY_ATTR {
@@ -157,40 +162,32 @@ struct FmaOperands {
             hn::StoreU(hs::LoadWide(D(), row + e), D(), at + e);
           }
           if (e < channels) {
-            hn::StoreN(hs::LoadWideN(D(), row + e, channels - e), D(), at + e,
-                       channels - e);
+            hn::StoreN(hs::LoadWideN(D(), row + e, channels - e), D(), at + e, channels - e);
           }
         }
       }
     });
   }
-  static HWY_INLINE void CopyValues(const SourceRows& from, int64_t begin,
-                                    int64_t end, int64_t depth,
+  static HWY_INLINE void CopyValues(const SourceRows& from, int64_t begin, int64_t end, int64_t depth,
                                     T* HWY_RESTRICT to) {
     CopyKeys(from, begin, end, depth, to);
   }
 
   template <int R, int C, class F>
-  static HWY_INLINE void Logits(const T* HWY_RESTRICT q, size_t lanes,
-                                const Operand<T>& k, int64_t key, size_t depth,
+  static HWY_INLINE void Logits(const T* HWY_RESTRICT q, size_t lanes, const Operand<T>& k, int64_t key, size_t depth,
                                 T* HWY_RESTRICT s, V* HWY_RESTRICT max, const F& f) {
-    hs::LogitTile<R, C>(D(), q, lanes, k.data + (key - k.first) * k.stride, k.stride,
-                        depth, s, max, f);
+    hs::LogitTile<R, C>(D(), q, lanes, k.data + (key - k.first) * k.stride, k.stride, depth, s, max, f);
   }
 
   // The weights of kKeyStep keys, in a row of their own.
-  static HWY_INLINE void PutWeights(const V* HWY_RESTRICT p, T* HWY_RESTRICT to) {
-    hn::Store(p[0], D(), to);
-  }
+  static HWY_INLINE void PutWeights(const V* HWY_RESTRICT p, T* HWY_RESTRICT to) { hn::Store(p[0], D(), to); }
 
   // Channels e to e + R of the outputs `o`, from weights `p` of keys from `key` on.
   template <int R, int C, bool kSkipMasked>
-  static HWY_INLINE void Outputs(const T* HWY_RESTRICT p, size_t lanes,
-                                 const Operand<T>& v, int64_t key, int64_t num_keys,
-                                 size_t e, bool first, const V* HWY_RESTRICT rescale,
+  static HWY_INLINE void Outputs(const T* HWY_RESTRICT p, size_t lanes, const Operand<T>& v, int64_t key,
+                                 int64_t num_keys, size_t e, bool first, const V* HWY_RESTRICT rescale,
                                  T* HWY_RESTRICT o) {
-    hs::ValueTile<R, C, kSkipMasked>(D(), p, lanes,
-                                     v.data + (key - v.first) * v.stride + e, v.stride,
+    hs::ValueTile<R, C, kSkipMasked>(D(), p, lanes, v.data + (key - v.first) * v.stride + e, v.stride,
                                      static_cast<size_t>(num_keys), first, rescale, o);
   }
 };
@@ -217,9 +214,7 @@ struct PairOperands {
   static bool ValuesInPlace(DType) { return false; }
   static constexpr int64_t QueryRows(int64_t depth) { return (depth + 1) / 2; }
   static constexpr int64_t KeySize(int64_t keys, int64_t depth) { return keys * depth; }
-  static constexpr int64_t ValueSize(int64_t keys, int64_t depth) {
-    return (keys + 1) / 2 * depth;
-  }
+  static constexpr int64_t ValueSize(int64_t keys, int64_t depth) { return (keys + 1) / 2 * depth; }
   static constexpr int64_t OutputRows(int64_t depth) { return depth; }
 
   // Another rounding of the queries would cost accuracy, a power of two is exact.
@@ -229,9 +224,8 @@ struct PairOperands {
     return {power, factor / power};
   }
 
-  static HWY_INLINE void PackQueries(DType, const void* const* rows, size_t num_rows,
-                                     size_t depth, double factor, size_t lanes,
-                                     uint32_t* HWY_RESTRICT to) {
+  static HWY_INLINE void PackQueries(DType, const void* const* rows, size_t num_rows, size_t depth, double factor,
+                                     size_t lanes, uint32_t* HWY_RESTRICT to) {
     constexpr size_t N = hn::MaxLanes(D());
     const D d;
     const hn::RebindToUnsigned<D> words;
@@ -247,16 +241,12 @@ struct PairOperands {
           v[i] = hn::Zero(d);
           if (i >= present) continue;
           const auto* at = static_cast<const uint16_t*>(rows[lane + i]) + e;
-          const auto pairs = hn::BitCast(
-              words, channels == 2 * N ? hn::LoadU(halves, at)
-                                       : hn::LoadN(halves, at, channels));
-          const auto first =
-              hn::Mul(hn::BitCast(d, hn::ShiftLeft<16>(pairs)), scale);
-          const auto second =
-              hn::Mul(hn::BitCast(d, hn::And(pairs, upper)), scale);
+          const auto pairs =
+              hn::BitCast(words, channels == 2 * N ? hn::LoadU(halves, at) : hn::LoadN(halves, at, channels));
+          const auto first = hn::Mul(hn::BitCast(d, hn::ShiftLeft<16>(pairs)), scale);
+          const auto second = hn::Mul(hn::BitCast(d, hn::And(pairs, upper)), scale);
           v[i] = hn::BitCast(
-              d, hn::Or(hn::ShiftRight<16>(hn::BitCast(words, first)),
-                        hn::And(hn::BitCast(words, second), upper)));
+              d, hn::Or(hn::ShiftRight<16>(hn::BitCast(words, first)), hn::And(hn::BitCast(words, second), upper)));
         }
         hs::Transpose(d, v);
         for (size_t i = 0; i < (channels + 1) / 2; ++i) {
@@ -266,17 +256,15 @@ struct PairOperands {
     }
   }
 
-  static HWY_INLINE void CopyKeys(const SourceRows& from, int64_t begin, int64_t end,
-                                  int64_t depth, BF16* HWY_RESTRICT to) {
+  static HWY_INLINE void CopyKeys(const SourceRows& from, int64_t begin, int64_t end, int64_t depth,
+                                  BF16* HWY_RESTRICT to) {
     for (int64_t j = begin; j < end; ++j) {
-      std::memcpy(to + (j - begin) * depth, from.At<BF16>(j),
-                  static_cast<size_t>(depth) * sizeof(BF16));
+      std::memcpy(to + (j - begin) * depth, from.At<BF16>(j), static_cast<size_t>(depth) * sizeof(BF16));
     }
   }
 
   // Keys [begin, end), two by two, `begin` being the first of a pair.
-  static HWY_INLINE void CopyValues(const SourceRows& from, int64_t begin,
-                                    int64_t end, int64_t depth,
+  static HWY_INLINE void CopyValues(const SourceRows& from, int64_t begin, int64_t end, int64_t depth,
                                     uint32_t* HWY_RESTRICT to) {
     constexpr size_t N = hn::MaxLanes(D());
     const hn::RebindToUnsigned<D> words;
@@ -299,12 +287,9 @@ struct PairOperands {
   }
 
   template <int R, int C, class F>
-  static HWY_INLINE void Logits(const uint32_t* HWY_RESTRICT q, size_t lanes,
-                                const Operand<BF16>& k, int64_t key, size_t depth,
-                                float* HWY_RESTRICT s, V* HWY_RESTRICT max,
-                                const F& f) {
-    hs::LogitPairTile<R, C>(D(), q, lanes, k.data + (key - k.first) * k.stride,
-                            k.stride, depth, s, max, f);
+  static HWY_INLINE void Logits(const uint32_t* HWY_RESTRICT q, size_t lanes, const Operand<BF16>& k, int64_t key,
+                                size_t depth, float* HWY_RESTRICT s, V* HWY_RESTRICT max, const F& f) {
+    hs::LogitPairTile<R, C>(D(), q, lanes, k.data + (key - k.first) * k.stride, k.stride, depth, s, max, f);
   }
 
   static HWY_INLINE void PutWeights(const V* HWY_RESTRICT p, float* HWY_RESTRICT to) {
@@ -312,15 +297,12 @@ struct PairOperands {
   }
 
   template <int R, int C, bool kSkipMasked>
-  static HWY_INLINE void Outputs(const float* HWY_RESTRICT p, size_t lanes,
-                                 const Operand<uint32_t>& v, int64_t key,
-                                 int64_t num_keys, size_t e, bool first,
-                                 const V* HWY_RESTRICT rescale,
+  static HWY_INLINE void Outputs(const float* HWY_RESTRICT p, size_t lanes, const Operand<uint32_t>& v, int64_t key,
+                                 int64_t num_keys, size_t e, bool first, const V* HWY_RESTRICT rescale,
                                  float* HWY_RESTRICT o) {
-    hs::ValuePairTile<R, C, kSkipMasked>(
-        D(), reinterpret_cast<const uint32_t*>(p), lanes,
-        v.data + (key - v.first) / 2 * v.stride + e, v.stride,
-        static_cast<size_t>((num_keys + 1) / 2), first, rescale, o);
+    hs::ValuePairTile<R, C, kSkipMasked>(D(), reinterpret_cast<const uint32_t*>(p), lanes,
+                                         v.data + (key - v.first) / 2 * v.stride + e, v.stride,
+                                         static_cast<size_t>((num_keys + 1) / 2), first, rescale, o);
   }
 };
 

@@ -59,8 +59,8 @@ class LaneOutputs {
   }
 
   // total = total keep + o add.
-  HWY_INLINE void Merge(const V* HWY_RESTRICT keep, const V* HWY_RESTRICT add,
-                        const T* HWY_RESTRICT o, T* HWY_RESTRICT total) const {
+  HWY_INLINE void Merge(const V* HWY_RESTRICT keep, const V* HWY_RESTRICT add, const T* HWY_RESTRICT o,
+                        T* HWY_RESTRICT total) const {
     for (size_t e = 0; e < channels_; ++e) {
       for (int c = 0; c < C; ++c) {
         const size_t at = e * W + static_cast<size_t>(c) * N;
@@ -73,12 +73,12 @@ class LaneOutputs {
   // o = o rescale + sum_j p[j] v_j over keys [begin, end), for kVectors vectors of rows
   // to which p and o point; from 0 if `first`. Keys up to `until` come next.
   template <int kVectors, bool kSkipMasked>
-  HWY_INLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end,
-                            int64_t /*until*/, bool first, const V* rescale, T* o, RowPrefetch& ahead) const {
+  HWY_INLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end, int64_t /*until*/, bool first,
+                            const V* rescale, T* o, RowPrefetch& ahead) const {
     hs::ForTiles<hs::TileRows<kVectors>()>(0, channels_, [&](auto rows, size_t e) HWY_ATTR {
       ahead.Some();
-      O::template Outputs<rows.value, kVectors, kSkipMasked>(
-          p, W, head.values, begin, end - begin, e, first, rescale, o + e * W);
+      O::template Outputs<rows.value, kVectors, kSkipMasked>(p, W, head.values, begin, end - begin, e, first, rescale,
+                                                             o + e * W);
     });
   }
 

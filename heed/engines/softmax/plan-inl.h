@@ -63,9 +63,8 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
   int64_t lanes_wanted = 0, rows = 0, max_keys = 0;
   bool in_order = p.page_tokens == 0;  // rows of keys are a stride apart
   for (const Sequence& s : p.sequences) {
-    lanes_wanted = std::max(lanes_wanted, s.num_queries > O::kMostVectors * N
-                                              ? s.num_queries
-                                              : s.num_queries * p.group());
+    lanes_wanted =
+        std::max(lanes_wanted, s.num_queries > O::kMostVectors * N ? s.num_queries : s.num_queries * p.group());
     rows = std::max(rows, s.num_queries * p.group());
     max_keys = std::max(max_keys, s.key_end - s.key_begin);
     in_order = in_order && s.tail == nullptr;
@@ -79,11 +78,9 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
   plan.vectors = std::max(plan.vectors, O::kLaneVectors);
   plan.lanes = plan.rows = plan.vectors * N;
   const double bytes_of_head =
-      static_cast<double>(max_keys) *
-      (static_cast<double>(p.depth) * sizeof(typename O::Key) +
-       static_cast<double>(p.value_depth) * sizeof(typename O::Value));
-  const bool strided =
-      p.k.token_stride != p.depth || p.v.token_stride != p.value_depth;
+      static_cast<double>(max_keys) * (static_cast<double>(p.depth) * sizeof(typename O::Key) +
+                                       static_cast<double>(p.value_depth) * sizeof(typename O::Value));
+  const bool strided = p.k.token_stride != p.depth || p.v.token_stride != p.value_depth;
   const auto place = [&](bool readable, int64_t fewest_rows) {
     if (O::kKeysInLanes) return Place::kCaller;  // any storage, pages too
     readable = readable && in_order;
@@ -167,28 +164,24 @@ void ReserveWorkspaces(Context& ctx, const Plan& plan, int64_t more_bytes = 0) {
   for (int worker = 0; worker < ctx.num_threads(); ++worker) WorkspaceOf<O>(ctx, worker).Init(plan);
 }
 
-inline SourceRows SourceOf(const Rows& rows, DType dtype, int64_t batch,
-                           int64_t token, int64_t head) {
+inline SourceRows SourceOf(const Rows& rows, DType dtype, int64_t batch, int64_t token, int64_t head) {
   // A tensor without elements may have no address, and then nothing may be added to it.
-  const int64_t first = rows.data == nullptr ? 0
-                                             : batch * rows.batch_stride + token * rows.token_stride +
-                                                   head * rows.head_stride;
-  return {static_cast<const char*>(rows.data) +
-              first * static_cast<int64_t>(SizeOf(dtype)),
+  const int64_t first =
+      rows.data == nullptr ? 0 : batch * rows.batch_stride + token * rows.token_stride + head * rows.head_stride;
+  return {static_cast<const char*>(rows.data) + first * static_cast<int64_t>(SizeOf(dtype)),
           static_cast<ptrdiff_t>(rows.token_stride), dtype};
 }
 
 // Rows of a key head in pages, of elements of so many bytes.
-inline SourceRows PagedKeysOf(const Problem& p, const Rows& rows, const Sequence& s,
-                              int64_t key_head, size_t element) {
-  return {nullptr, static_cast<ptrdiff_t>(rows.token_stride), p.dtype, s.pages, p.page_tokens,
-          rows.page_offset + key_head * rows.head_stride * static_cast<int64_t>(element),
-          s.tail, s.tail_begin};
+inline SourceRows PagedKeysOf(const Problem& p, const Rows& rows, const Sequence& s, int64_t key_head, size_t element) {
+  return {nullptr,       static_cast<ptrdiff_t>(rows.token_stride),
+          p.dtype,       s.pages,
+          p.page_tokens, rows.page_offset + key_head * rows.head_stride * static_cast<int64_t>(element),
+          s.tail,        s.tail_begin};
 }
 
 // K or V of a key head.
-inline SourceRows KeysOf(const Problem& p, const Rows& rows, const Sequence& s,
-                         int64_t key_head) {
+inline SourceRows KeysOf(const Problem& p, const Rows& rows, const Sequence& s, int64_t key_head) {
   if (s.pages == nullptr) {
     SourceRows source = SourceOf(rows, p.dtype, s.batch, s.first_k, key_head);
     source.tail = s.tail;

@@ -22,13 +22,13 @@ namespace heed::softmax {
 // One attention between the queries and keys of one sequence. In a padded batch
 // it is a batch entry, in a packed one the rows between two cu_seqlens.
 struct Sequence {
-  int64_t batch = 0;       // index for bias, mask, slopes and dropout
-  int64_t first_q = 0;     // token offset of query 0 in q, o and lse
-  int64_t first_k = 0;     // token offset of key 0 in k and v
+  int64_t batch = 0;    // index for bias, mask, slopes and dropout
+  int64_t first_q = 0;  // token offset of query 0 in q, o and lse
+  int64_t first_k = 0;  // token offset of key 0 in k and v
   int64_t num_queries = 0;
   int64_t num_keys = 0;
-  int64_t start = 0;       // position of query 0
-  int64_t key_begin = 0;   // valid keys are [key_begin, key_end)
+  int64_t start = 0;      // position of query 0
+  int64_t key_begin = 0;  // valid keys are [key_begin, key_end)
   int64_t key_end = 0;
   int64_t query_end = 0;   // rows at or beyond see nothing
   int64_t prefix_end = 0;  // keys below stay visible under `causal`
@@ -39,10 +39,10 @@ struct Sequence {
   // in pages or behind first_k. The backward pass has none.
   const int64_t* tail = nullptr;
   int64_t tail_begin = 0;
-  int64_t own_begin = 0;  // keys below are attended with a SharedKeys
-  int64_t first_decay = 0;  // where the sums of its log decays begin
-  const Visits* kept = nullptr;  // what a pattern keeps, by the sequence's queries; null: everything
-  int64_t kept_batch = 0;        // in it
+  int64_t own_begin = 0;                // keys below are attended with a SharedKeys
+  int64_t first_decay = 0;              // where the sums of its log decays begin
+  const Visits* kept = nullptr;         // what a pattern keeps, by the sequence's queries; null: everything
+  int64_t kept_batch = 0;               // in it
   const TileRows* tile_rows = nullptr;  // the same by tiles, instead; its first key is at a border of tiles of 64
 };
 
@@ -77,9 +77,9 @@ struct HeadNumbers {
 
 // Sums of log decays, by sequence and query head: decays.h.
 struct DecayTables {
-  const double* in_tile = nullptr;      // by key: sum over the keys after it in its tile
+  const double* in_tile = nullptr;    // by key: sum over the keys after it in its tile
   const WideSum* of_tiles = nullptr;  // by tile: sum up to its end
-  int64_t entries = 0;                  // of in_tile
+  int64_t entries = 0;                // of in_tile
 };
 
 struct Problem {
@@ -91,11 +91,11 @@ struct Problem {
   std::vector<SharedKeys> shared;
 
   Rows q, k, v;
-  int64_t page_tokens = 0;  // of k and v; 0: not in pages
-  bool quantized = false;   // k and v, in pages: int8, of a row its factor times that
-  Rows k_scale, v_scale;    // the factors, f32
-  bool pages_gone = false;  // those that no row sees may be
-  Rows o, lse;  // written; lse.data may be null
+  int64_t page_tokens = 0;    // of k and v; 0: not in pages
+  bool quantized = false;     // k and v, in pages: int8, of a row its factor times that
+  Rows k_scale, v_scale;      // the factors, f32
+  bool pages_gone = false;    // those that no row sees may be
+  Rows o, lse;                // written; lse.data may be null
   bool wide_outputs = false;  // o is in the type that is computed in, as lse always is
   bool packed = false;        // sequences stand one behind the other, not in batch entries
 
@@ -109,19 +109,19 @@ struct Problem {
   int64_t window_left = kUnlimited, window_right = kUnlimited;
   int64_t chunk = 0;  // 0: none
 
-  Pairs bias, mask;                 // data null: none
-  bool has_pattern = false;         // of some sequence
+  Pairs bias, mask;                                 // data null: none
+  bool has_pattern = false;                         // of some sequence
   std::vector<std::shared_ptr<const Visits>> kept;  // what sequences point to
   std::vector<std::shared_ptr<const TileRows>> tile_rows;
   std::vector<int32_t> segments_q;  // by token, [batch * Tq]; empty: none
   std::vector<int32_t> segments_k;
   int64_t segments_q_stride = 0, segments_k_stride = 0;  // per batch
-  std::vector<double> slopes;  // [batch * Hq] or [Hq]; empty: none
-  int64_t slopes_stride = 0;   // per batch
-  std::vector<double> sinks;   // [Hq]; empty: none
-  HeadNumbers device_slopes, device_sinks;  // those that are on the device instead
-  bool forgets = false;        // there are log decays, over keys and query heads
-  Rows log_decay;              // in pages: rows of a key head's query heads
+  std::vector<double> slopes;                            // [batch * Hq] or [Hq]; empty: none
+  int64_t slopes_stride = 0;                             // per batch
+  std::vector<double> sinks;                             // [Hq]; empty: none
+  HeadNumbers device_slopes, device_sinks;               // those that are on the device instead
+  bool forgets = false;                                  // there are log decays, over keys and query heads
+  Rows log_decay;                                        // in pages: rows of a key head's query heads
   DType log_decay_dtype = DType::kF32;
   DecayTables decays;
 
@@ -131,9 +131,7 @@ struct Problem {
 
   int64_t group() const { return query_heads / key_heads; }
   bool gathers() const { return !tile_rows.empty(); }
-  bool windowed() const {
-    return window_left != kUnlimited || window_right != kUnlimited;
-  }
+  bool windowed() const { return window_left != kUnlimited || window_right != kUnlimited; }
 };
 
 }  // namespace heed::softmax

@@ -49,8 +49,7 @@ class RowPairs {
     const auto exponent = hn::Set(halves, uint16_t{0x7F80});
     const int64_t channels = O::OutputRows(depth);
     typename O::Pieces::Largest largest;
-    const auto load = [&](const S* row, size_t n, typename O::Pieces::Half* pieces)
-                          HWY_ATTR HEED_INLINE_LAMBDA {
+    const auto load = [&](const S* row, size_t n, typename O::Pieces::Half* pieces) HWY_ATTR HEED_INLINE_LAMBDA {
       O::Pieces::Load(row, n, 1, pieces);
       largest.Add(pieces[0]);
       if constexpr (kLeaveOut) {
@@ -58,14 +57,11 @@ class RowPairs {
         pieces[0] = hn::IfThenElseZero(finite, pieces[0]);
       }
     };
-    const auto store = [&](const typename O::Pieces::Half* first,
-                           const typename O::Pieces::Half* second, size_t lane, int64_t e)
-                           HWY_ATTR HEED_INLINE_LAMBDA {
+    const auto store = [&](const typename O::Pieces::Half* first, const typename O::Pieces::Half* second, size_t lane,
+                           int64_t e) HWY_ATTR HEED_INLINE_LAMBDA {
       HWY_UNROLL(3)
       for (int p = 0; p < kPieces; ++p) {
-        hn::Store(hn::Or(hn::PromoteTo(words, first[p]),
-                         hn::ShiftLeft<16>(hn::PromoteTo(words, second[p]))),
-                  words,
+        hn::Store(hn::Or(hn::PromoteTo(words, first[p]), hn::ShiftLeft<16>(hn::PromoteTo(words, second[p]))), words,
                   to + p * kTileRows * channels + e / kTileWords * kTileRows * kTileWords +
                       static_cast<int64_t>(lane) / 2 * kTileWords + e % kTileWords);
       }

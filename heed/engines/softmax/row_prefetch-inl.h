@@ -22,8 +22,8 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// Rows lie far apart, where no hardware prefetcher follows, and a core drops or waits for what it is asked for while too much
-// is under way: hence a few lines at a time, between register tiles.
+// Rows lie far apart, where no hardware prefetcher follows, and a core drops or waits for what it is asked for while
+// too much is under way: hence a few lines at a time, between register tiles.
 class RowPrefetch {
  public:
   static constexpr size_t kMostTensors = 24;
@@ -35,12 +35,14 @@ class RowPrefetch {
   }
 
   // These tokens of a head of a tensor.
-  void Add(const Rows& rows, DType dtype, int64_t depth, const Sequence& s, int64_t first, int64_t head, const Interval& tokens) {
+  void Add(const Rows& rows, DType dtype, int64_t depth, const Sequence& s, int64_t first, int64_t head,
+           const Interval& tokens) {
     if (rows.data == nullptr || depth == 0 || tokens.empty() || num_tensors_ == kMostTensors) return;
     const auto size = static_cast<int64_t>(SizeOf(dtype));
-    const int64_t row = s.batch * rows.batch_stride + (first + tokens.begin) * rows.token_stride + head * rows.head_stride;
-    tensors_[num_tensors_++] = {static_cast<const char*>(rows.data) + row * size, rows.token_stride * size, depth * size,
-                                tokens.size()};
+    const int64_t row =
+        s.batch * rows.batch_stride + (first + tokens.begin) * rows.token_stride + head * rows.head_stride;
+    tensors_[num_tensors_++] = {static_cast<const char*>(rows.data) + row * size, rows.token_stride * size,
+                                depth * size, tokens.size()};
     lines_ += (depth * size + kLine - 1) / kLine * tokens.size();
   }
 

@@ -26,8 +26,7 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes ou
 
 // to[e][lane] = factor * rows[lane][e], widened; lanes beyond num_rows become 0.
 template <class D, class S, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void RowsToLanes(D d, const S* const* HWY_RESTRICT rows,
-                            size_t num_rows, size_t depth, T factor,
+HWY_INLINE void RowsToLanes(D d, const S* const* HWY_RESTRICT rows, size_t num_rows, size_t depth, T factor,
                             size_t stride, T* HWY_RESTRICT to) {
   constexpr size_t N = hn::MaxLanes(D());
   const V scale = hn::Set(d, factor);
@@ -49,9 +48,7 @@ HWY_INLINE void RowsToLanes(D d, const S* const* HWY_RESTRICT rows,
         continue;
       }
       for (size_t i = 0; i < N; ++i) {
-        v[i] = i >= present
-                   ? hn::Zero(d)
-                   : hn::Mul(hs::LoadWideN(d, rows[lane + i] + e, columns), scale);
+        v[i] = i >= present ? hn::Zero(d) : hn::Mul(hs::LoadWideN(d, rows[lane + i] + e, columns), scale);
       }
       hs::Transpose(d, v);
       for (size_t i = 0; i < columns; ++i) {
@@ -64,8 +61,7 @@ HWY_INLINE void RowsToLanes(D d, const S* const* HWY_RESTRICT rows,
 // rows[lane][e] = factor[lane] * from[e][lane] + 0, rounded: the sum turns -0 into
 // +0, so that a sign left over from an underflow does not depend on masked keys.
 template <class D, class S, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void LanesToRows(D d, const T* HWY_RESTRICT from, size_t stride,
-                            size_t depth, const T* HWY_RESTRICT factor,
+HWY_INLINE void LanesToRows(D d, const T* HWY_RESTRICT from, size_t stride, size_t depth, const T* HWY_RESTRICT factor,
                             S* const* HWY_RESTRICT rows, size_t num_rows) {
   constexpr size_t N = hn::MaxLanes(D());
   for (size_t lane = 0; lane < num_rows; lane += N) {
@@ -128,9 +124,7 @@ struct ContiguousPairs {
 
   static bool Loads(DType type) {
     bool loads = false;
-    hs::WithStorage<T>(type, [&](auto stored) {
-      loads = type == DTypeOf<decltype(stored)>::value;
-    });
+    hs::WithStorage<T>(type, [&](auto stored) { loads = type == DTypeOf<decltype(stored)>::value; });
     return loads;
   }
 
@@ -177,9 +171,8 @@ struct AnyPairs {
     HWY_ALIGN T values[hn::MaxLanes(D())] = {};
     for (size_t i = 0; i < n; ++i) {
       const int64_t at = (j + static_cast<int64_t>(i)) * stride;
-      values[i] = dtype == DType::kBool
-                      ? static_cast<T>(static_cast<const uint8_t*>(row)[at] != 0)
-                      : static_cast<T>(LoadAsDouble(dtype, row, at));
+      values[i] = dtype == DType::kBool ? static_cast<T>(static_cast<const uint8_t*>(row)[at] != 0)
+                                        : static_cast<T>(LoadAsDouble(dtype, row, at));
     }
     return hn::Load(d, values);
   }
@@ -189,8 +182,8 @@ struct AnyPairs {
 // counting up to N again and again, the tensor's rows being rows[lane]. Rows that
 // are one and the same are read once.
 template <class D, class Load, class Update>
-HWY_INLINE void ForPairs(D d, const void* const* HWY_RESTRICT rows, int64_t begin,
-                         int64_t end, const Load& load, const Update& update) {
+HWY_INLINE void ForPairs(D d, const void* const* HWY_RESTRICT rows, int64_t begin, int64_t end, const Load& load,
+                         const Update& update) {
   using V = hn::Vec<D>;
   constexpr size_t N = hn::MaxLanes(D());
   bool same = true;

@@ -37,8 +37,8 @@ class SegmentPass : protected BlockOf<O, C> {
   SegmentPass(const Problem& problem, const Sequence& sequence, const BlockGrid& grid, int64_t key_head, int64_t block,
               Workspace<O>& workspace, const Head<O>& head)
       : Base(problem, sequence, grid, key_head, block, workspace, head),
-        layout_(static_cast<size_t>(problem.value_depth), num_rows_),
-        outputs_(workspace.outputs), totals_(workspace.totals) {}
+        layout_(static_cast<size_t>(problem.value_depth), num_rows_), outputs_(workspace.outputs),
+        totals_(workspace.totals) {}
 
  protected:
   using typename Base::T;
@@ -138,23 +138,19 @@ class SegmentPass : protected BlockOf<O, C> {
         O::PutWeights(weights, p + j / O::kKeyStep * W + static_cast<size_t>(c) * N);
       };
       if (p_.dropout == 0) {
-        Exponentials<W, kVectors, O::kKeyStep, kFlagMasked>(
-            d_, num_keys, s, shift + run.c0, l + run.c0, put);
+        Exponentials<W, kVectors, O::kKeyStep, kFlagMasked>(d_, num_keys, s, shift + run.c0, l + run.c0, put);
         return;
       }
-      Exponentials<W, kVectors, 1, kFlagMasked>(
-          d_, num_keys, s, shift + run.c0, l + run.c0,
-          [&](const V* weights, size_t j, int c) HWY_ATTR {
-            hn::Store(weights[0], d_, s + j * W + static_cast<size_t>(c) * N);
-          });
+      Exponentials<W, kVectors, 1, kFlagMasked>(d_, num_keys, s, shift + run.c0, l + run.c0,
+                                                [&](const V* weights, size_t j, int c) HWY_ATTR {
+                                                  hn::Store(weights[0], d_, s + j * W + static_cast<size_t>(c) * N);
+                                                });
       ApplyDropout<W>(d_, run, origin, p_, lanes_, w_.logits);
       if constexpr (O::kKeyStep == 2) {
         for (size_t j = 0; j < num_keys; j += 2) {
           for (int c = 0; c < kVectors; ++c) {
             const T* at = s + j * W + static_cast<size_t>(c) * N;
-            const V weights[2] = {
-                hn::Load(d_, at),
-                j + 1 < num_keys ? hn::Load(d_, at + W) : hn::Zero(d_)};
+            const V weights[2] = {hn::Load(d_, at), j + 1 < num_keys ? hn::Load(d_, at + W) : hn::Zero(d_)};
             put(weights, j, c);
           }
         }
@@ -164,18 +160,15 @@ class SegmentPass : protected BlockOf<O, C> {
 
  protected:
   T* WeightsAt(const Run& run, int64_t origin) const {
-    return w_.logits +
-           static_cast<size_t>((run.begin - origin) / O::kKeyStep) * W + run.c0 * N;
+    return w_.logits + static_cast<size_t>((run.begin - origin) / O::kKeyStep) * W + run.c0 * N;
   }
 
   template <bool kFlagMasked>
-  HWY_INLINE void Values(const Run& run, int64_t origin, bool first,
-                         const V* rescale) {
+  HWY_INLINE void Values(const Run& run, int64_t origin, bool first, const V* rescale) {
     T* p = WeightsAt(run, origin);
     this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
-      layout_.template AddValues<vectors.value, kFlagMasked>(
-          p, head_, run.begin, run.end, this->keys_until_, first, rescale + run.c0,
-          outputs_ + run.c0 * N, w_.ahead);
+      layout_.template AddValues<vectors.value, kFlagMasked>(p, head_, run.begin, run.end, this->keys_until_, first,
+                                                             rescale + run.c0, outputs_ + run.c0 * N, w_.ahead);
     });
   }
 

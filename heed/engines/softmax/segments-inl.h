@@ -46,8 +46,7 @@ class SegmentStates {
   SegmentStates(const Problem& p, const Plan& plan, int64_t num_blocks, int num_threads)
       : lanes_(plan.lanes), outputs_(plan.outputs), num_blocks_(num_blocks) {
     for (const Sequence& s : p.sequences) {
-      segments_ = std::max(segments_,
-                           (s.key_end - s.key_begin + kSegment - 1) / kSegment);
+      segments_ = std::max(segments_, (s.key_end - s.key_begin + kSegment - 1) / kSegment);
     }
     const int64_t wanted = kTasksPerThread * num_threads;
     if (num_threads > 1 && num_blocks > 0 && num_blocks < wanted) {
@@ -98,9 +97,7 @@ class SegmentStates {
   }
 
   // True for the last piece of a block, which sees all that the others wrote.
-  bool IsLast(int64_t block) const {
-    return missing_[block].fetch_sub(1, std::memory_order_acq_rel) == 1;
-  }
+  bool IsLast(int64_t block) const { return missing_[block].fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
  private:
   int64_t LayOut(void* memory) {

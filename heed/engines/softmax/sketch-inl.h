@@ -95,8 +95,8 @@ class SketchBlock {
         for (int r = 0; r < R; ++r) {
           HWY_UNROLL(2)
           for (int k = 0; k < 2; ++k) {
-            sum[r][u][k] = hn::SumOfMulQuadAccumulate(
-                di, key, hn::BitCast(signed_bytes, hn::Set(di, word[2 * r + k])), sum[r][u][k]);
+            sum[r][u][k] = hn::SumOfMulQuadAccumulate(di, key, hn::BitCast(signed_bytes, hn::Set(di, word[2 * r + k])),
+                                                      sum[r][u][k]);
           }
         }
       }
@@ -114,7 +114,8 @@ class SketchBlock {
       hwy::Prefetch(PartOf(next, parts_.error) + first);
       HWY_UNROLL(4)
       for (int r = 0; r < R; ++r) {
-        const V product = hn::MulAdd(hn::ConvertTo(d, sum[r][u][0]), hn::Set(d, 256.0f), hn::ConvertTo(d, sum[r][u][1]));
+        const V product =
+            hn::MulAdd(hn::ConvertTo(d, sum[r][u][0]), hn::Set(d, 256.0f), hn::ConvertTo(d, sum[r][u][1]));
         const V s = hn::Mul(product, hn::Mul(hn::Set(d, rows_.factor[r]), step));
         V delta = hn::Min(hn::Mul(hn::Set(d, rows_.by_step[r]), step), hn::Mul(hn::Set(d, rows_.by_error[r]), error));
         delta = hn::MulAdd(hn::Set(d, rows_.by_query[r]), step, delta);
@@ -148,7 +149,8 @@ class SketchBlock {
   HWY_INLINE void Sum(float most, const float* HWY_RESTRICT high, const float* HWY_RESTRICT low, int64_t index,
                       const SketchMasses& masses) const {
     const D d;
-    // A block without a visible key has logits of -infinity, which less a shift of 0 stay so. A NaN is among the logits whatever `most` is.
+    // A block without a visible key has logits of -infinity, which less a shift of 0 stay so. A NaN is among the logits
+    // whatever `most` is.
     const bool none = most == -std::numeric_limits<float>::infinity();
     const V shift = hn::Set(d, none ? 0.0f : most);
     V upper = hn::Zero(d), lower = hn::Zero(d);
@@ -194,12 +196,10 @@ inline void ScoreBoxes(const BoxQuery& row, const std::byte* const* blocks, int6
   const size_t N = hn::Lanes(d), depth = static_cast<size_t>(row.depth);
   // Products, at most depth + 8 sums, the query and the mean are each off by 2^-24 of what they add up.
   const float rounding = static_cast<float>(row.depth + 16) * 0x1p-23f;
-  const auto with = [&](float x, float term, float outward) HWY_ATTR {
-    return hn::GetLane(WithTerm(d, hn::Set(d, x), hn::Set(d, term), outward));
-  };
-  const auto capped = [&](float x, float outward) HWY_ATTR {
-    return hn::GetLane(Capped(d, hn::Set(d, x), row.softcap, outward));
-  };
+  const auto with = [&](float x, float term, float outward)
+                        HWY_ATTR { return hn::GetLane(WithTerm(d, hn::Set(d, x), hn::Set(d, term), outward)); };
+  const auto capped = [&](float x, float outward)
+                          HWY_ATTR { return hn::GetLane(Capped(d, hn::Set(d, x), row.softcap, outward)); };
   for (int64_t i = begin; i < end; ++i) {
     const auto at = [&](int64_t part) { return reinterpret_cast<const float*>(blocks[i - begin] + part); };
     const float *const min = at(parts.min), *const max = at(parts.max), *const mean = at(parts.mean);

@@ -23,16 +23,16 @@
 namespace heed::softmax {
 
 inline constexpr int64_t kSketchKeys = 64;
-inline constexpr int kSketchRows = 4;      // most of one call
+inline constexpr int kSketchRows = 4;  // most of one call
 inline constexpr double kSketchError = 2e-5;
 
 // Query rows in fixed point: of each four channels and row two words of four bytes, the high digits and the low ones.
 struct SketchQueries {
   int num_rows = 0;  // 1 to kSketchRows
   int64_t quads = 0;
-  int32_t* words = nullptr;  // [quads][num_rows][2]
-  int32_t starts[kSketchRows][2];                          // -128 times the sum of the digits: bytes are 128 + n
-  float factor[kSketchRows];                               // scale unit
+  int32_t* words = nullptr;        // [quads][num_rows][2]
+  int32_t starts[kSketchRows][2];  // -128 times the sum of the digits: bytes are 128 + n
+  float factor[kSketchRows];       // scale unit
   float by_step[kSketchRows], by_error[kSketchRows], by_query[kSketchRows];  // what delta is made of
   // Both begin at the first block of a call: `seen` has a bit for each key that the row sees, `terms` are added to the
   // logits of the keys, unless null.

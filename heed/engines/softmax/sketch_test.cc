@@ -145,7 +145,8 @@ TEST(SketchKernel, IntervalsAreReachedByKeysThatAreOffByHalfAStep) {
         for (int64_t e = 0; e < 16; ++e) {
           const bool off = e != 15;
           const double direction = e % 2 == 0 ? sign : -sign;
-          p.keys.Set({j, e}, e == 15 ? 127.0 : static_cast<double>((j + 3 * e) % 100 - 50) + (off ? 0.495 * direction : 0.0));
+          p.keys.Set({j, e},
+                     e == 15 ? 127.0 : static_cast<double>((j + 3 * e) % 100 - 50) + (off ? 0.495 * direction : 0.0));
         }
       }
       OnTargets([&](const Context& ctx) {
@@ -282,7 +283,8 @@ TEST(SketchKernel, AScaleThatF32CannotHoldIsNotKnown) {
   p.scale = 1e-43;
   p.keys.FillNormal(1, 3e37);
   p.queries.FillNormal(2, 1e5);  // logits of about 1
-  OnTargets([&](const Context& ctx) { EXPECT_EQ(Scored(ctx, p, true).upper[0], std::numeric_limits<float>::infinity()); });
+  OnTargets(
+      [&](const Context& ctx) { EXPECT_EQ(Scored(ctx, p, true).upper[0], std::numeric_limits<float>::infinity()); });
 }
 
 TEST(SketchKernel, ARowDoesNotDependOnItsNeighbours) {

@@ -51,7 +51,8 @@ HWY_INLINE V AddSquares(D d, const S* HWY_RESTRICT row, size_t depth, V acc) {
   return acc;
 }
 
-// A norm from a sum of squares, from above: sums are off by far less than a thousandth, and squares below 2^-126 are lost.
+// A norm from a sum of squares, from above: sums are off by far less than a thousandth, and squares below 2^-126 are
+// lost.
 inline double NormAbove(double squares) { return 1.001 * std::sqrt(squares) + 0x1p-52; }
 
 template <size_t W>
@@ -139,7 +140,8 @@ class SkipCertificate {
     const D d;
     const hn::RebindToSigned<D> di;
     const V one = hn::Set(d, 1.0f);
-    const M before_last = hn::RebindMask(d, hn::Lt(hn::Set(di, static_cast<int32_t>(begin)), hn::Load(di, last_ + lane)));
+    const M before_last =
+        hn::RebindMask(d, hn::Lt(hn::Set(di, static_cast<int32_t>(begin)), hn::Load(di, last_ + lane)));
     const M close = hn::And(before_last, hn::Le(gamma, hn::Set(d, static_cast<float>(kMostGamma))));
     const V old = hn::Load(d, best_ + lane);
     // A larger logit of which less is known may have taken all digits of the weights.

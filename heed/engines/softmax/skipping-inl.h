@@ -80,8 +80,8 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   static constexpr size_t kWords = kTile / Visits::kKeys;
 
  public:
-  SkippingBlock(const Problem& problem, const Sequence& sequence, const BlockGrid& grid, int64_t key_head, int64_t block,
-                Workspace<O>& workspace, const Head<O>& head, const Skips& skips, float* norms)
+  SkippingBlock(const Problem& problem, const Sequence& sequence, const BlockGrid& grid, int64_t key_head,
+                int64_t block, Workspace<O>& workspace, const Head<O>& head, const Skips& skips, float* norms)
       : Base(problem, sequence, grid, key_head, block, workspace, head), skips_(skips), norms_(norms) {
     seen_by_row_ = p_.windowed() || p_.chunk > 0 || p_.mask.data != nullptr || !p_.segments_q.empty() ||
                    p_.has_pattern || p_.bias.data != nullptr || !p_.slopes.empty();
@@ -288,8 +288,8 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     return true;
   }
 
-  // Logits and weights of a tile. `max` and `sum`, if there is a `rescale` for what was before, begin with what is known so
-  // far and take the tile in; `weight` is the tile's own part of the sum.
+  // Logits and weights of a tile. `max` and `sum`, if there is a `rescale` for what was before, begin with what is
+  // known so far and take the tile in; `weight` is the tile's own part of the sum.
   template <bool kFlagMasked>
   HWY_INLINE void WeighTile(const Tile& tile, const Run* runs, int num_runs, V* rescale, V* max, V* shift, V* sum,
                             V* weight) {
@@ -489,7 +489,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   const Skips& skips_;
   float* const norms_;  // of the head's tiles
   SkipCertificate<W> certificate_;
-  V of_tile_[C];  // the largest logits of the tile at hand
+  V of_tile_[C];              // the largest logits of the tile at hand
   bool seen_by_row_ = false;  // what a row sees of a tile is more than a beginning of its keys, or its logits are sums
   HWY_ALIGN T seen_norm_[W];  // of those that a row sees of the tile at hand; below 0: none
   HWY_ALIGN T more_[W];       // what gamma has for ALiBi
@@ -549,10 +549,8 @@ SkippingPasses LanePasses() {
 // As many rows as decoding takes.
 template <class O>
 SkippingPasses RowPasses() {
-  return {.forward =
-              [](Context& ctx, const Problem& p, const Skips& skips) {
-                RunSkipping<O, 1, RowOutputs<O>>(ctx, p, DecodePlan<O>(p), skips);
-              },
+  return {.forward = [](Context& ctx, const Problem& p,
+                        const Skips& skips) { RunSkipping<O, 1, RowOutputs<O>>(ctx, p, DecodePlan<O>(p), skips); },
           .workspace = [](const Problem& p) { return SkippingBytes<O>(p, DecodePlan<O>(p)); },
           .lanes = [](const Problem&) { return DecodeRows<O>(); }};
 }

@@ -34,7 +34,9 @@ Chosen Choose(const Context& ctx, const Problem& p) {
 
 }  // namespace
 
-void ForwardSkipping(Context& ctx, const Problem& p, const Skips& skips) { Choose(ctx, p).passes.forward(ctx, p, skips); }
+void ForwardSkipping(Context& ctx, const Problem& p, const Skips& skips) {
+  Choose(ctx, p).passes.forward(ctx, p, skips);
+}
 
 SkippingPlan PlanSkipping(const Context& ctx, const Problem& p) {
   const Chosen chosen = Choose(ctx, p);

@@ -1,8 +1,8 @@
 // Attention that does without the values of keys which weigh next to nothing, and a bound of what they weigh.
 //
-// All logits are computed. While the softmax streams over tiles of keys, a row leaves the values of a tile out if all that
-// it has left out so far, this tile included, weighs at most epsilon of what it knows of its weights by then, released
-// evenly over its keys. The tiles that a row keeps are computed as if there were no others.
+// All logits are computed. While the softmax streams over tiles of keys, a row leaves the values of a tile out if all
+// that it has left out so far, this tile included, weighs at most epsilon of what it knows of its weights by then,
+// released evenly over its keys. The tiles that a row keeps are computed as if there were no others.
 #ifndef HEED_ENGINES_SOFTMAX_SKIPPING_H_
 #define HEED_ENGINES_SOFTMAX_SKIPPING_H_
 
@@ -17,8 +17,8 @@ namespace heed::softmax {
 
 struct Skips {
   double epsilon = 0;  // above 0, below 1
-  // Written, f32, if it is there: at least the share of the row's weights that o does without, at most epsilon; NaN where
-  // weights are, unless nothing is left out.
+  // Written, f32, if it is there: at least the share of the row's weights that o does without, at most epsilon; NaN
+  // where weights are, unless nothing is left out.
   Rows bound;
   // Written if it is there, bool: whether a row keeps the values of 64 keys, counted from the first valid one, of which
   // it sees any.

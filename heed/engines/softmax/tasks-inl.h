@@ -25,8 +25,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-// Whether rows are in lanes and keys where they are, multiplied by vectors: such rows can be gathered, and what is read ahead
-// is asked for between register tiles.
+// Whether rows are in lanes and keys where they are, multiplied by vectors: such rows can be gathered, and what is read
+// ahead is asked for between register tiles.
 template <class O>
 inline constexpr bool kRowsInLanes = !O::kMatrixTiles && !O::kKeysInLanes && !O::kQuantized;
 
@@ -47,8 +47,7 @@ void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
     const int64_t own = queue.IndexOf({shared.first + rest / p.key_heads, rest % p.key_heads, block});
     for (int64_t segment = 0; segment < segments; ++segment) states.Expect(own, segment);
   }
-  const int64_t pieces =
-      std::clamp<int64_t>(kTasksPerThread * ctx.num_threads() / blocks, 1, segments);
+  const int64_t pieces = std::clamp<int64_t>(kTasksPerThread * ctx.num_threads() / blocks, 1, segments);
   ctx.ParallelFor(blocks * pieces, [&](int64_t index, int worker) HWY_ATTR {
     const int64_t piece = index % pieces, block = index / pieces % grid.blocks;
     const int64_t key_head = index / pieces / grid.blocks;
@@ -57,13 +56,12 @@ void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
     const Head<O> head = HeadOf(p, plan, shared.first, key_head, w);
     ForwardBlock<O, C, Outputs> joint(p, joined, grid, key_head, block, w, head);
     joint.Join(members, members->num_queries);
-    joint.ComputeShared(
-        states, segments * piece / pieces, segments * (piece + 1) / pieces,
-        [&](const Sequence& sequence, const BlockGrid::Row& row) {
-          const BlockGrid::Place place = own_grid.Find(row);
-          return Owner{queue.IndexOf({&sequence - p.sequences.data(), key_head, place.block}),
-                       static_cast<size_t>(place.lane)};
-        });
+    joint.ComputeShared(states, segments * piece / pieces, segments * (piece + 1) / pieces,
+                        [&](const Sequence& sequence, const BlockGrid::Row& row) {
+                          const BlockGrid::Place place = own_grid.Find(row);
+                          return Owner{queue.IndexOf({&sequence - p.sequences.data(), key_head, place.block}),
+                                       static_cast<size_t>(place.lane)};
+                        });
   });
 }
 
@@ -73,25 +71,19 @@ struct BlockGroups {
   static constexpr int64_t kMostBlocks = 32, kFewestBlocks = 4;
   static constexpr int64_t kMostBytes = int64_t{16} << 20;  // of states
 
-  BlockGroups(const Problem& p, const Plan& plan, int64_t num_blocks, int num_threads)
-      : blocks(kFewestBlocks) {
+  BlockGroups(const Problem& p, const Plan& plan, int64_t num_blocks, int num_threads) : blocks(kFewestBlocks) {
     if constexpr (O::kMatrixTiles) {
       of_piece.count = O::KeysInL2(p) / O::kGrid.segment;
       const int64_t bytes = SegmentStates<O>(p, plan, 1, of_piece).Bytes();
-      blocks = std::min({kMostBlocks, kMostBytes / bytes,
-                         num_blocks / (kTasksPerThread * num_threads)});
+      blocks = std::min({kMostBlocks, kMostBytes / bytes, num_blocks / (kTasksPerThread * num_threads)});
       blocks = std::max(blocks, kFewestBlocks);
       const bool copied = plan.keys_at == Place::kHead && plan.values_at == Place::kHead;
       const bool sees_few = p.windowed() || p.chunk > 0 || p.has_pattern;
       wanted = copied && !sees_few && SegmentStates<O>(p, plan, 1, of_piece).pieces() > 1;
     }
   }
-  SegmentStates<O> States(const Problem& p, const Plan& plan) const {
-    return {p, plan, blocks, of_piece};
-  }
-  int64_t Bytes(const Problem& p, const Plan& plan) const {
-    return wanted ? States(p, plan).Bytes() : 0;
-  }
+  SegmentStates<O> States(const Problem& p, const Plan& plan) const { return {p, plan, blocks, of_piece}; }
+  int64_t Bytes(const Problem& p, const Plan& plan) const { return wanted ? States(p, plan).Bytes() : 0; }
 
   int64_t blocks;
   SegmentsOfPiece of_piece = {1};
@@ -113,8 +105,7 @@ void RunGroups(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
     while (index < last) {  // heads, of which a group may meet several
       const BlockQueue::Task head_of = queue.At(index);
       int64_t end = index + 1;
-      while (end < last && queue.At(end).sequence == head_of.sequence &&
-             queue.At(end).key_head == head_of.key_head) {
+      while (end < last && queue.At(end).sequence == head_of.sequence && queue.At(end).key_head == head_of.key_head) {
         ++end;
       }
       states.Begin(reinterpret_cast<char*>(&w) + Workspace<O>::Bytes(plan));
@@ -123,8 +114,7 @@ void RunGroups(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
       const BlockGrid grid(p, s, plan.rows);
       for (int64_t piece = 0; piece < states.pieces(); ++piece) {
         for (int64_t i = index; i < end; ++i) {
-          ForwardBlock<O, C, Outputs> block(p, s, grid, head_of.key_head, queue.At(i).block, w,
-                                            head);
+          ForwardBlock<O, C, Outputs> block(p, s, grid, head_of.key_head, queue.At(i).block, w, head);
           block.ComputePiece(states, i - index, piece);
         }
       }
@@ -133,8 +123,8 @@ void RunGroups(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
   });
 }
 
-// Consecutive blocks that a thread takes at once: those of a head where they are few, so that its keys are copied once, and
-// what comes next is known.
+// Consecutive blocks that a thread takes at once: those of a head where they are few, so that its keys are copied once,
+// and what comes next is known.
 inline int64_t BlocksPerTask(const BlockQueue& queue, int num_threads) {
   constexpr int64_t kMostBlocks = 4;
   const int64_t blocks = queue.most_blocks();
@@ -142,11 +132,11 @@ inline int64_t BlocksPerTask(const BlockQueue& queue, int num_threads) {
   return few && queue.size() >= blocks * kTasksPerThread * num_threads ? blocks : 1;
 }
 
-// What is read and written after a block of `queue` begins: its outputs, the queries of the block that follows, and its share of
-// the keys and values of the head that follows, whose block `of_next_head` is.
+// What is read and written after a block of `queue` begins: its outputs, the queries of the block that follows, and its
+// share of the keys and values of the head that follows, whose block `of_next_head` is.
 template <class O>
-void LookAhead(const Problem& p, const Plan& plan, const BlockQueue& queue, int64_t index, int64_t next, int64_t of_next_head,
-               RowPrefetch& ahead) {
+void LookAhead(const Problem& p, const Plan& plan, const BlockQueue& queue, int64_t index, int64_t next,
+               int64_t of_next_head, RowPrefetch& ahead) {
   constexpr int64_t kMostBytes = int64_t{512} << 10;  // of keys and values, which are to stay in L2
   ahead.Clear();
   const auto grid_of = [&](const BlockQueue::Task& task) {
@@ -154,7 +144,8 @@ void LookAhead(const Problem& p, const Plan& plan, const BlockQueue& queue, int6
   };
   const auto add_block = [&](int64_t block, const Rows& rows, DType dtype, int64_t depth) {
     const BlockQueue::Task task = queue.At(block);
-    ahead.Add(rows, dtype, depth, p.sequences[static_cast<size_t>(task.sequence)], task.key_head, grid_of(task), task.block);
+    ahead.Add(rows, dtype, depth, p.sequences[static_cast<size_t>(task.sequence)], task.key_head, grid_of(task),
+              task.block);
   };
   add_block(index, p.o, p.wide_outputs ? DTypeOf<typename O::Compute>::value : p.dtype, p.value_depth);
   if (next < queue.size()) add_block(next, p.q, p.dtype, p.depth);
@@ -162,7 +153,8 @@ void LookAhead(const Problem& p, const Plan& plan, const BlockQueue& queue, int6
   const BlockQueue::Task task = queue.At(index), then = queue.At(of_next_head);
   const Sequence& s = p.sequences[static_cast<size_t>(then.sequence)];
   const int64_t keys = s.key_end - s.key_begin, blocks = grid_of(task).blocks;
-  if (s.tail != nullptr || keys * (p.depth + p.value_depth) * static_cast<int64_t>(SizeOf(p.dtype)) > kMostBytes) return;
+  if (s.tail != nullptr || keys * (p.depth + p.value_depth) * static_cast<int64_t>(SizeOf(p.dtype)) > kMostBytes)
+    return;
   const Interval share = {s.key_begin + keys * task.block / blocks, s.key_begin + keys * (task.block + 1) / blocks};
   ahead.Add(p.k, p.dtype, p.depth, s, s.first_k, then.key_head, share);
   ahead.Add(p.v, p.dtype, p.value_depth, s, s.first_k, then.key_head, share);
@@ -195,9 +187,8 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
   if (states.kept()) {
     return ctx.ParallelFor(queue.size() * pieces, [&](int64_t index, int worker) HWY_ATTR {
       [[maybe_unused]] const SessionOf<O> session;
-      with_block(index / pieces, WorkspaceOf<O>(ctx, worker), [&](auto& block, int64_t) HWY_ATTR {
-        block.ComputePiece(states, index / pieces, index % pieces);
-      });
+      with_block(index / pieces, WorkspaceOf<O>(ctx, worker),
+                 [&](auto& block, int64_t) HWY_ATTR { block.ComputePiece(states, index / pieces, index % pieces); });
     });
   }
   const int64_t per_task = BlocksPerTask(queue, ctx.num_threads());
@@ -207,7 +198,7 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
     const int64_t end = std::min((task + 1) * per_task, queue.size());
     for (int64_t index = task * per_task; index < end; ++index) {
       with_block(index, w, [&](auto& block, int64_t blocks_of_head) HWY_ATTR {
-        if constexpr (kRowsInLanes<O>) {  // others ask for what they need themselves
+        if constexpr (kRowsInLanes<O>) {                               // others ask for what they need themselves
           const int64_t skipped = per_task * (ctx.num_threads() - 1);  // which other threads take
           const int64_t next = index + 1 < end ? index + 1 : index + 1 + skipped;
           const int64_t of_next_head = index + blocks_of_head + (per_task > 1 ? skipped : 0);

@@ -90,14 +90,10 @@ struct PieceRows {
    public:
     HWY_INLINE Largest() : most_(hn::Zero(hn::Rebind<uint16_t, D>())) {}
     HWY_INLINE void Add(Half first) { most_ = hn::Max(most_, hn::And(first, Exponent())); }
-    HWY_INLINE bool IsFinite() const {
-      return hn::AllFalse(hn::Rebind<uint16_t, D>(), hn::Eq(most_, Exponent()));
-    }
+    HWY_INLINE bool IsFinite() const { return hn::AllFalse(hn::Rebind<uint16_t, D>(), hn::Eq(most_, Exponent())); }
 
    private:
-    static HWY_INLINE Half Exponent() {
-      return hn::Set(hn::Rebind<uint16_t, D>(), uint16_t{0x7F80});
-    }
+    static HWY_INLINE Half Exponent() { return hn::Set(hn::Rebind<uint16_t, D>(), uint16_t{0x7F80}); }
     Half most_;
   };
 };
@@ -122,7 +118,9 @@ struct TileOperands {
   // are added two by two. A segment is computed with K and V in L2: pieces take more of it.
   static constexpr KeyGrid kGrid = {.tile = kMatrixGrid.tile,
                                     .step = kMatrixGrid.step,
-                                    .segment = kPieces == 1 ? 2048 : kPieces == 2 ? 1024 : 512};
+                                    .segment = kPieces == 1   ? 2048
+                                               : kPieces == 2 ? 1024
+                                                              : 512};
   static_assert(kGrid.step == kTileDepth);
   static constexpr int kKeyStep = kTileDepth;
   // f32 has room for the factor; of what is exact in its pieces another rounding would cost
@@ -148,9 +146,7 @@ struct TileOperands {
   static bool KeysInPlace(DType) { return false; }
   static bool ValuesInPlace(DType) { return false; }
   static constexpr int64_t Up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-  static constexpr int64_t QueryRows(int64_t depth) {
-    return kPieces * Up(depth, kTileDepth) / 2;
-  }
+  static constexpr int64_t QueryRows(int64_t depth) { return kPieces * Up(depth, kTileDepth) / 2; }
   static constexpr int64_t KeySize(int64_t keys, int64_t depth) {
     return kPieces * Up(keys, kTileDepth) * Up(depth, kTileDepth);
   }
@@ -160,56 +156,49 @@ struct TileOperands {
   static constexpr int64_t OutputRows(int64_t depth) { return Up(depth, 2 * kTileRows); }
   static constexpr int64_t WeightRows() { return kWeightPieces * kTileRows * 2 * kMostUnits; }
 
-  static LogitFactor Split(double factor) {
-    return kFinishesLogits ? LogitFactor{1, factor} : LogitFactor{factor, 1};
-  }
+  static LogitFactor Split(double factor) { return kFinishesLogits ? LogitFactor{1, factor} : LogitFactor{factor, 1}; }
 
   // to[piece][pair of channels][lane]. True if all are finite. This and what follows are compiled in block_tiles.cc
   // (tile_packing-inl.h).
-  static HWY_NOINLINE bool PackQueries(DType dtype, const void* const* rows, size_t num_rows,
-                                       size_t depth, double factor, size_t lanes,
-                                       uint32_t* HWY_RESTRICT to);
+  static HWY_NOINLINE bool PackQueries(DType dtype, const void* const* rows, size_t num_rows, size_t depth,
+                                       double factor, size_t lanes, uint32_t* HWY_RESTRICT to);
 
   // Keys [begin, end) in tiles of 16: for each of them, each piece, 32 channels at a time.
   // True if all are finite.
-  static HWY_NOINLINE bool CopyKeys(const SourceRows& from, int64_t begin, int64_t end,
-                                    int64_t depth, BF16* HWY_RESTRICT to);
+  static HWY_NOINLINE bool CopyKeys(const SourceRows& from, int64_t begin, int64_t end, int64_t depth,
+                                    BF16* HWY_RESTRICT to);
 
   // Values of keys [begin, end), 32 keys at a time: for each of them, 16 channels at a time,
   // each piece, with a row of the tile for each channel.
-  static HWY_NOINLINE void CopyValues(const SourceRows& from, int64_t begin, int64_t end,
-                                      int64_t depth, BF16* HWY_RESTRICT to);
+  static HWY_NOINLINE void CopyValues(const SourceRows& from, int64_t begin, int64_t end, int64_t depth,
+                                      BF16* HWY_RESTRICT to);
 
   static constexpr int64_t Chunks(int64_t depth) { return Up(depth, kTileDepth) / kTileDepth; }
 
   // What CopyKeys, CopyValues and PackQueries wrote, as factors of tiles: from key `begin` on,
   // a multiple of 32 from the first.
-  static HWY_INLINE hs::TileFactor KeyTiles(const Operand<BF16>& k, int64_t begin,
-                                            int64_t depth) {
+  static HWY_INLINE hs::TileFactor KeyTiles(const Operand<BF16>& k, int64_t begin, int64_t depth) {
     const int64_t chunks = Chunks(depth), row = kPieces * chunks * kTileBytes;
-    return {reinterpret_cast<const char*>(k.data) + (begin - k.first) / kTileRows * row, row,
-            kTileBytes, chunks * kTileBytes, 64};
+    return {reinterpret_cast<const char*>(k.data) + (begin - k.first) / kTileRows * row, row, kTileBytes,
+            chunks * kTileBytes, 64};
   }
-  static HWY_INLINE hs::TileFactor ValueTiles(const Operand<BF16>& v, int64_t begin,
-                                              int64_t depth) {
+  static HWY_INLINE hs::TileFactor ValueTiles(const Operand<BF16>& v, int64_t begin, int64_t depth) {
     const int64_t unit = kPieces * OutputRows(depth) / kTileRows * kTileBytes;
-    return {reinterpret_cast<const char*>(v.data) + (begin - v.first) / kTileDepth * unit,
-            kPieces * kTileBytes, unit, kTileBytes, 64};
+    return {reinterpret_cast<const char*>(v.data) + (begin - v.first) / kTileDepth * unit, kPieces * kTileBytes, unit,
+            kTileBytes, 64};
   }
   static HWY_INLINE hs::TileFactor QueryTiles(const uint32_t* q, size_t lanes, int64_t depth) {
     const auto row = static_cast<ptrdiff_t>(lanes * sizeof(uint32_t));
-    return {reinterpret_cast<const char*>(q), 64, kTileRows * row, Chunks(depth) * kTileRows * row,
-            row};
+    return {reinterpret_cast<const char*>(q), 64, kTileRows * row, Chunks(depth) * kTileRows * row, row};
   }
 
   // s[key][lane] of keys [begin, end), whole steps of them, for all lanes.
-  static HWY_INLINE void LogitTiles(const uint32_t* q, size_t lanes, const Operand<BF16>& k,
-                                    int64_t begin, int64_t end, int64_t depth, float* s) {
+  static HWY_INLINE void LogitTiles(const uint32_t* q, size_t lanes, const Operand<BF16>& k, int64_t begin, int64_t end,
+                                    int64_t depth, float* s) {
     const int64_t chunks = Chunks(depth);
     const hs::TileFactor keys = KeyTiles(k, begin, depth), queries = QueryTiles(q, lanes, depth);
-    hs::MultiplyTiles<Tiles, kKeyProducts, /*kAdd=*/false>(
-        keys, Up(end - begin, kTileDepth) / kTileRows, queries, kColumns, chunks, s,
-        static_cast<ptrdiff_t>(lanes));
+    hs::MultiplyTiles<Tiles, kKeyProducts, /*kAdd=*/false>(keys, Up(end - begin, kTileDepth) / kTileRows, queries,
+                                                           kColumns, chunks, s, static_cast<ptrdiff_t>(lanes));
   }
 
   // True if logits of what is not finite are what they would be without pieces. With them an
@@ -217,16 +206,14 @@ struct TileOperands {
   static constexpr bool kInfinite = kPieces == 1;
 
   // The logits that are NaN once more, from the sums of pieces.
-  static HWY_NOINLINE void RepeatNaN(const uint32_t* q, size_t lanes, const Operand<BF16>& k,
-                                     int64_t begin, int64_t end, int64_t depth,
-                                     size_t num_lanes, float* s) {
+  static HWY_NOINLINE void RepeatNaN(const uint32_t* q, size_t lanes, const Operand<BF16>& k, int64_t begin,
+                                     int64_t end, int64_t depth, size_t num_lanes, float* s) {
     const int64_t chunks = Chunks(depth);
     const auto* keys = reinterpret_cast<const uint16_t*>(k.data);
     const int64_t pairs = chunks * kTileRows;
     for (int64_t j = begin; j < end; ++j, s += lanes) {
       const int64_t key = j - k.first;
-      const uint16_t* row = keys + key / kTileRows * kPieces * chunks * kTileElements +
-                            key % kTileRows * kTileDepth;
+      const uint16_t* row = keys + key / kTileRows * kPieces * chunks * kTileElements + key % kTileRows * kTileDepth;
       for (size_t lane = 0; lane < num_lanes; ++lane) {
         if (!std::isnan(s[lane])) continue;
         float sum = 0;
@@ -247,24 +234,20 @@ struct TileOperands {
   // o[dim][lane] += or = the values of keys [begin, end), whole steps of them, times
   // p[piece][pair of keys][lane].
   template <bool kSkipMasked>
-  static HWY_INLINE void AddValues(const uint32_t* p, size_t lanes, const Operand<BF16>& v,
-                                   int64_t begin, int64_t end, int64_t depth, bool first,
-                                   float* o) {
+  static HWY_INLINE void AddValues(const uint32_t* p, size_t lanes, const Operand<BF16>& v, int64_t begin, int64_t end,
+                                   int64_t depth, bool first, float* o) {
     const ptrdiff_t tiles = OutputRows(depth) / kTileRows;
     const auto row = static_cast<ptrdiff_t>(lanes * sizeof(uint32_t));
     const auto out_row = static_cast<ptrdiff_t>(lanes);
     const hs::TileFactor values = ValueTiles(v, begin, depth);
-    const hs::TileFactor weights = {reinterpret_cast<const char*>(p), 64, kTileRows * row,
-                                    kGrid.tile / 2 * row, row};
+    const hs::TileFactor weights = {reinterpret_cast<const char*>(p), 64, kTileRows * row, kGrid.tile / 2 * row, row};
     const int64_t steps = Up(end - begin, kTileDepth) / kTileDepth;
     if constexpr (kSkipMasked) {
       AddFiniteValues(values, tiles, weights, steps, first, o, out_row);
     } else if (first) {
-      hs::MultiplyTiles<Tiles, kValueProducts, false>(values, tiles, weights, kColumns, steps, o,
-                                                      out_row);
+      hs::MultiplyTiles<Tiles, kValueProducts, false>(values, tiles, weights, kColumns, steps, o, out_row);
     } else {
-      hs::MultiplyTiles<Tiles, kValueProducts, true>(values, tiles, weights, kColumns, steps, o,
-                                                     out_row);
+      hs::MultiplyTiles<Tiles, kValueProducts, true>(values, tiles, weights, kColumns, steps, o, out_row);
     }
   }
 
@@ -272,8 +255,8 @@ struct TileOperands {
   // ascending, before p is rounded. A key of a pair that is not there weighs 0, and with
   // kFlagMasked masked pairs become -0.
   template <size_t W, int C, bool kFlagMasked>
-  static HWY_INLINE void Weigh(size_t num_keys, const float* s, const V* HWY_RESTRICT shift,
-                               float factor, V* HWY_RESTRICT sum, uint32_t* p) {
+  static HWY_INLINE void Weigh(size_t num_keys, const float* s, const V* HWY_RESTRICT shift, float factor,
+                               V* HWY_RESTRICT sum, uint32_t* p) {
     const Weigher<C, kFlagMasked> weigh(shift, factor);
     V l[C];
     HWY_UNROLL(4)
@@ -301,8 +284,8 @@ struct TileOperands {
   // This does it in two parts, for what comes between them: weights in the place of s, then
   // their pieces.
   template <size_t W, int C, bool kFlagMasked>
-  static HWY_INLINE void WeighInPlace(size_t num_keys, float* s, const V* HWY_RESTRICT shift,
-                                      float factor, V* HWY_RESTRICT sum) {
+  static HWY_INLINE void WeighInPlace(size_t num_keys, float* s, const V* HWY_RESTRICT shift, float factor,
+                                      V* HWY_RESTRICT sum) {
     const Weigher<C, kFlagMasked> weigh(shift, factor);
     for (size_t j = 0; j < num_keys; j += 2, s += 2 * W) {
       for (int c = 0; c < C; ++c) {
@@ -321,8 +304,7 @@ struct TileOperands {
       for (int c = 0; c < C; ++c) {
         const float* at = s + static_cast<size_t>(c) * kLanes;
         PutPieces<W>(j < num_keys ? hn::Load(D(), at) : hn::Zero(D()),
-                     j + 1 < num_keys ? hn::Load(D(), at + W) : hn::Zero(D()),
-                     p + static_cast<size_t>(c) * kLanes);
+                     j + 1 < num_keys ? hn::Load(D(), at + W) : hn::Zero(D()), p + static_cast<size_t>(c) * kLanes);
       }
     }
   }
@@ -347,9 +329,7 @@ struct TileOperands {
       const auto masked = hn::Eq(x, hn::Set(d, -std::numeric_limits<float>::infinity()));
       return hn::IfThenElse(masked, hn::Set(d, -0.0f), w);
     }
-    HWY_INLINE V Sum(V weight) const {
-      return kFlagMasked ? hn::Add(weight, hn::Zero(D())) : weight;
-    }
+    HWY_INLINE V Sum(V weight) const { return kFlagMasked ? hn::Add(weight, hn::Zero(D())) : weight; }
   };
 
   // The pieces of the weights of a pair of keys, each `kPairs` rows behind the other.
@@ -369,13 +349,11 @@ struct TileOperands {
 
   // AddValues where values may not be finite: these are left out of the tiles and added one
   // by one for the rows that see them, whose weights are not the -0 of a masked pair.
-  static HWY_NOINLINE void AddFiniteValues(const hs::TileFactor& values, ptrdiff_t tiles,
-                                           const hs::TileFactor& weights, ptrdiff_t steps, bool first,
-                                           float* o, ptrdiff_t out_row) {
+  static HWY_NOINLINE void AddFiniteValues(const hs::TileFactor& values, ptrdiff_t tiles, const hs::TileFactor& weights,
+                                           ptrdiff_t steps, bool first, float* o, ptrdiff_t out_row) {
     constexpr uint16_t kExponent = 0x7F80;
     alignas(64) uint16_t tile[2][kPieces][kTileElements];
-    const hs::TileFactor finite = {reinterpret_cast<const char*>(tile), sizeof(tile[0]), 0,
-                                   kTileBytes, 64};
+    const hs::TileFactor finite = {reinterpret_cast<const char*>(tile), sizeof(tile[0]), 0, kTileBytes, 64};
     for (ptrdiff_t step = 0; step < steps; ++step) {
       hs::TileFactor p = weights;
       p.data += step * weights.step;
@@ -394,8 +372,7 @@ struct TileOperands {
           hs::MultiplyTiles<Tiles, kValueProducts, true>(finite, 2, p, kColumns, 1, out, out_row);
         }
         for (int64_t at = 0; at < 2 * kTileElements; ++at) {
-          const auto* all = reinterpret_cast<const uint16_t*>(
-              values.At(i + at / kTileElements, step, 0));
+          const auto* all = reinterpret_cast<const uint16_t*>(values.At(i + at / kTileElements, step, 0));
           const uint16_t value = all[at % kTileElements];
           if ((value & kExponent) != kExponent) continue;
           const int64_t key = at % kTileDepth;

@@ -25,8 +25,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
 template <int kOfKeys, int kOfValues, class TileUnit>
-bool TileOperands<kOfKeys, kOfValues, TileUnit>::PackQueries(DType dtype, const void* const* rows, size_t num_rows, size_t depth,
-                                                             double factor, size_t lanes, uint32_t* HWY_RESTRICT to) {
+bool TileOperands<kOfKeys, kOfValues, TileUnit>::PackQueries(DType dtype, const void* const* rows, size_t num_rows,
+                                                             size_t depth, double factor, size_t lanes,
+                                                             uint32_t* HWY_RESTRICT to) {
   constexpr size_t N = hn::MaxLanes(D());
   const hn::RebindToUnsigned<D> words;
   const hn::Repartition<uint16_t, D> halves;
@@ -34,8 +35,7 @@ bool TileOperands<kOfKeys, kOfValues, TileUnit>::PackQueries(DType dtype, const 
   typename Pieces::Largest largest;
   Pieces::WithStorage(dtype, [&](auto stored) HWY_ATTR {
     using S = decltype(stored);
-    const auto pack = [&]<bool kWhole>(size_t lane, size_t present, size_t e)
-                          HWY_ATTR HEED_INLINE_LAMBDA {
+    const auto pack = [&]<bool kWhole>(size_t lane, size_t present, size_t e) HWY_ATTR HEED_INLINE_LAMBDA {
       hn::Vec<decltype(words)> v[kPieces][N];
       HWY_UNROLL(16)
       for (size_t i = 0; i < N; ++i) {
@@ -79,8 +79,8 @@ bool TileOperands<kOfKeys, kOfValues, TileUnit>::PackQueries(DType dtype, const 
 }
 
 template <int kOfKeys, int kOfValues, class TileUnit>
-bool TileOperands<kOfKeys, kOfValues, TileUnit>::CopyKeys(const SourceRows& from, int64_t begin, int64_t end, int64_t depth,
-                                                          BF16* HWY_RESTRICT to) {
+bool TileOperands<kOfKeys, kOfValues, TileUnit>::CopyKeys(const SourceRows& from, int64_t begin, int64_t end,
+                                                          int64_t depth, BF16* HWY_RESTRICT to) {
   constexpr int64_t N = hn::MaxLanes(D());
   const hn::Rebind<uint16_t, D> halves;
   const int64_t chunks = Chunks(depth);
@@ -88,8 +88,7 @@ bool TileOperands<kOfKeys, kOfValues, TileUnit>::CopyKeys(const SourceRows& from
   Pieces::WithStorage(from.dtype, [&](auto stored) HWY_ATTR {
     using S = decltype(stored);
     for (int64_t j = 0; j < Up(end - begin, kTileDepth); ++j) {
-      auto* tile = reinterpret_cast<uint16_t*>(to) +
-                   j / kTileRows * kPieces * chunks * kTileElements +
+      auto* tile = reinterpret_cast<uint16_t*>(to) + j / kTileRows * kPieces * chunks * kTileElements +
                    j % kTileRows * kTileDepth;
       const bool present = begin + j < end;
       const S* row = present ? from.At<S>(begin + j) : nullptr;
@@ -101,8 +100,7 @@ bool TileOperands<kOfKeys, kOfValues, TileUnit>::CopyKeys(const SourceRows& from
           largest.Add(pieces[0]);
         }
         for (int p = 0; p < kPieces; ++p) {
-          hn::Store(pieces[p], halves,
-                    tile + (p * chunks + e / kTileDepth) * kTileElements + e % kTileDepth);
+          hn::Store(pieces[p], halves, tile + (p * chunks + e / kTileDepth) * kTileElements + e % kTileDepth);
         }
       }
     }
@@ -111,8 +109,8 @@ bool TileOperands<kOfKeys, kOfValues, TileUnit>::CopyKeys(const SourceRows& from
 }
 
 template <int kOfKeys, int kOfValues, class TileUnit>
-void TileOperands<kOfKeys, kOfValues, TileUnit>::CopyValues(const SourceRows& from, int64_t begin, int64_t end, int64_t depth,
-                                                            BF16* HWY_RESTRICT to) {
+void TileOperands<kOfKeys, kOfValues, TileUnit>::CopyValues(const SourceRows& from, int64_t begin, int64_t end,
+                                                            int64_t depth, BF16* HWY_RESTRICT to) {
   constexpr int64_t N = hn::MaxLanes(D());
   const hn::RebindToUnsigned<D> words;
   const hn::Rebind<uint16_t, D> halves;
@@ -120,8 +118,7 @@ void TileOperands<kOfKeys, kOfValues, TileUnit>::CopyValues(const SourceRows& fr
   Pieces::WithStorage(from.dtype, [&](auto stored) HWY_ATTR {
     using S = decltype(stored);
     for (int64_t j = begin; j < end; j += 2 * N) {
-      auto* tiles = reinterpret_cast<uint32_t*>(to) +
-                    (j - begin) / kTileDepth * kPieces * channels * kTileWords +
+      auto* tiles = reinterpret_cast<uint32_t*>(to) + (j - begin) / kTileDepth * kPieces * channels * kTileWords +
                     (j - begin) % kTileDepth / 2;
       const S* rows[2 * N];
       for (int64_t i = 0; i < 2 * N; ++i) rows[i] = j + i < end ? from.At<S>(j + i) : nullptr;
@@ -137,14 +134,12 @@ void TileOperands<kOfKeys, kOfValues, TileUnit>::CopyValues(const SourceRows& fr
           load(rows[2 * i], first);
           load(rows[2 * i + 1], second);
           for (int p = 0; p < kPieces; ++p) {
-            v[p][i] = hn::Or(hn::PromoteTo(words, first[p]),
-                             hn::ShiftLeft<16>(hn::PromoteTo(words, second[p])));
+            v[p][i] = hn::Or(hn::PromoteTo(words, first[p]), hn::ShiftLeft<16>(hn::PromoteTo(words, second[p])));
           }
         }
         for (int p = 0; p < kPieces; ++p) {
           hs::Transpose(words, v[p]);
-          auto* tile = tiles + (e / kTileRows * kPieces + p) * kTileElements / 2 +
-                       e % kTileRows * kTileWords;
+          auto* tile = tiles + (e / kTileRows * kPieces + p) * kTileElements / 2 + e % kTileRows * kTileWords;
           for (int64_t i = 0; i < N; ++i) hn::Store(v[p][i], words, tile + i * kTileWords);
         }
       }

@@ -48,14 +48,13 @@ class TilePipeline {
   static constexpr size_t N = hn::MaxLanes(typename O::D()), W = C * N;
   static_assert(W == 2 * kTileWords);
   static constexpr int kKeyProducts = O::kKeyProducts, kValueProducts = O::kValueProducts;
-  static constexpr int kPairs = kTileDepth / 2;             // of keys of a unit
+  static constexpr int kPairs = kTileDepth / 2;  // of keys of a unit
   static constexpr size_t kUnitLogits = kTileDepth * W;
   static constexpr size_t kUnitWeights = O::kWeightPieces * kPairs * W;
-  static constexpr ptrdiff_t kRow = W * sizeof(float);      // bytes
+  static constexpr ptrdiff_t kRow = W * sizeof(float);  // bytes
 
  public:
-  TilePipeline(const Workspace<O>& w, const Head<O>& head, int64_t depth, int64_t value_depth,
-               float* outputs)
+  TilePipeline(const Workspace<O>& w, const Head<O>& head, int64_t depth, int64_t value_depth, float* outputs)
       : w_(w), head_(head), depth_(depth), value_depth_(value_depth), outputs_(outputs) {}
 
   // O and `sum` of these keys, a multiple of 32, with shifts m; or, unless it is null, with
@@ -63,8 +62,8 @@ class TilePipeline {
   // numbers that it returns are added, one for each key of the tile.
   template <class F>
   HWY_INLINE void Run(const Interval& keys, const V* m, float factor, V* sum, F&& begin_tile) {
-    const int64_t products = O::Chunks(depth_) * kKeyProducts +
-                             O::OutputRows(value_depth_) / kTileDepth * kValueProducts;
+    const int64_t products =
+        O::Chunks(depth_) * kKeyProducts + O::OutputRows(value_depth_) / kTileDepth * kValueProducts;
     if constexpr (kKeyProducts == 1) {
       if (products <= 4) return RunWith<4>(keys, m, factor, sum, begin_tile);
     }
@@ -96,8 +95,7 @@ class TilePipeline {
     uint32_t* p = nullptr;
     int left = 0;  // pairs
 
-    HWY_INLINE Weights(const V* m, float f, const V* sums)
-        : factor(hn::Set(typename O::D(), f)) {
+    HWY_INLINE Weights(const V* m, float f, const V* sums) : factor(hn::Set(typename O::D(), f)) {
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) {
         shift[c] = m[c];
@@ -174,16 +172,14 @@ class TilePipeline {
   };
 
   template <int kEach, class F>
-  HWY_NOINLINE void RunWith(const Interval& keys, const V* m, float factor, V* sum,
-                            const F& begin_tile) {
+  HWY_NOINLINE void RunWith(const Interval& keys, const V* m, float factor, V* sum, const F& begin_tile) {
     constexpr bool kOfKeys = !std::is_null_pointer_v<F>;
     constexpr int64_t kTileUnits = O::kGrid.tile / kTileDepth;
     const int64_t units = keys.size() / kTileDepth;
     const int64_t groups = O::OutputRows(value_depth_) / kTileDepth;
     // One group of channels a step; several where weights of so many units would not fit.
     const int64_t together = std::clamp<int64_t>(groups, 1, O::kMostUnits / O::kWeightPieces);
-    const hs::TileFactor k = O::KeyTiles(head_.keys, keys.begin, depth_),
-                         q = O::QueryTiles(w_.queries, W, depth_),
+    const hs::TileFactor k = O::KeyTiles(head_.keys, keys.begin, depth_), q = O::QueryTiles(w_.queries, W, depth_),
                          v = O::ValueTiles(head_.values, keys.begin, value_depth_);
     Weights<kEach, kOfKeys> weights(m, factor, sum);
     Pending pending;
@@ -198,8 +194,7 @@ class TilePipeline {
             weights.of_key = begin_tile(keys.begin + (step - 1) * kTileDepth, weights.shift);
           }
         }
-        weights.Begin(w_.logits + static_cast<size_t>((step - 1) % 2) * kUnitLogits,
-                      weights_of(step - 1));
+        weights.Begin(w_.logits + static_cast<size_t>((step - 1) % 2) * kUnitLogits, weights_of(step - 1));
       }
       if (step < units) Logits(k, q, step, weights, pending);
       // Channels of the last units whose weights are complete.
@@ -207,8 +202,7 @@ class TilePipeline {
       const int64_t first = step - 1 - place - together;
       if (step >= 1 && first >= 0 && first < units) {
         const hs::TileFactor p = {reinterpret_cast<const char*>(weights_of(first)), 64,
-                                  static_cast<ptrdiff_t>(kUnitWeights * sizeof(uint32_t)),
-                                  kPairs * kRow, kRow};
+                                  static_cast<ptrdiff_t>(kUnitWeights * sizeof(uint32_t)), kPairs * kRow, kRow};
         hs::TileFactor values = v;
         values.data += first * v.step;
         const int64_t count = std::min(together, units - first);
@@ -225,12 +219,15 @@ class TilePipeline {
   }
 
   template <class Between>
-  HWY_INLINE void Logits(const hs::TileFactor& k, const hs::TileFactor& q, int64_t unit,
-                         Between& between, Pending& pending) {
-    KeyBlock::Step(k, 2 * unit, q, 0, 0, [&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
-      pending.template Store<m, n>();
-      Tiles::template Zero<KeyBlock::Sum(m, n)>();
-    }, between);
+  HWY_INLINE void Logits(const hs::TileFactor& k, const hs::TileFactor& q, int64_t unit, Between& between,
+                         Pending& pending) {
+    KeyBlock::Step(
+        k, 2 * unit, q, 0, 0,
+        [&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
+          pending.template Store<m, n>();
+          Tiles::template Zero<KeyBlock::Sum(m, n)>();
+        },
+        between);
     const int64_t chunks = O::Chunks(depth_);
     typename KeyBlock::Nothing nothing;
     for (int64_t e = 1; e < chunks; ++e) KeyBlock::Step(k, 2 * unit, q, 0, e, nothing, between);
@@ -238,13 +235,16 @@ class TilePipeline {
   }
 
   template <class Between>
-  HWY_INLINE void Values(const hs::TileFactor& v, const hs::TileFactor& p, int64_t row,
-                         int64_t units, Between& between, Pending& pending) {
+  HWY_INLINE void Values(const hs::TileFactor& v, const hs::TileFactor& p, int64_t row, int64_t units, Between& between,
+                         Pending& pending) {
     float* out = outputs_ + static_cast<size_t>(row * kTileRows) * W;
-    ValueBlock::Step(v, row, p, 0, 0, [&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
-      pending.template Store<m, n>();
-      Tiles::template Load<ValueBlock::Sum(m, n)>(out + m * kTileRows * W + n * kTileWords, kRow);
-    }, between);
+    ValueBlock::Step(
+        v, row, p, 0, 0,
+        [&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
+          pending.template Store<m, n>();
+          Tiles::template Load<ValueBlock::Sum(m, n)>(out + m * kTileRows * W + n * kTileWords, kRow);
+        },
+        between);
     typename ValueBlock::Nothing nothing;
     for (int64_t u = 1; u < units; ++u) ValueBlock::Step(v, row, p, 0, u, nothing, between);
     pending.out = out;

@@ -31,22 +31,18 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes ou
 // out[r] += sum_i a[r][i] b[i] for rows of `depth` elements, as the tiles of O do. Not
 // inlined: three products are one function.
 template <class O, bool kSkipMasked>
-HWY_NOINLINE void AccumulateRows(const typename O::Word* a, ptrdiff_t a_row,
-                                 ptrdiff_t a_step, const typename O::Word* b,
-                                 ptrdiff_t b_step, size_t count,
-                                 typename O::Compute* out, ptrdiff_t out_row,
-                                 size_t num_rows, int64_t depth, RowPrefetch& prefetch) {
+HWY_NOINLINE void AccumulateRows(const typename O::Word* a, ptrdiff_t a_row, ptrdiff_t a_step,
+                                 const typename O::Word* b, ptrdiff_t b_step, size_t count, typename O::Compute* out,
+                                 ptrdiff_t out_row, size_t num_rows, int64_t depth, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<typename O::Compute>());
   const size_t vectors = (static_cast<size_t>(depth) + N - 1) / N;
   hs::ForTiles<kMaxVectors>(0, vectors, [&](auto columns, size_t c) HWY_ATTR {
-    hs::ForTiles<hs::TileRows<columns.value>()>(
-        0, num_rows, [&](auto rows, size_t r) HWY_ATTR {
-          const auto at = static_cast<ptrdiff_t>(r);
-          prefetch.Some();
-          O::template Accumulate<rows.value, columns.value, kSkipMasked>(
-              a + at * a_row, a_row, a_step, b + c * N, b_step, count,
-              out + at * out_row + c * N, out_row);
-        });
+    hs::ForTiles<hs::TileRows<columns.value>()>(0, num_rows, [&](auto rows, size_t r) HWY_ATTR {
+      const auto at = static_cast<ptrdiff_t>(r);
+      prefetch.Some();
+      O::template Accumulate<rows.value, columns.value, kSkipMasked>(a + at * a_row, a_row, a_step, b + c * N, b_step,
+                                                                     count, out + at * out_row + c * N, out_row);
+    });
   });
 }
 
@@ -76,9 +72,9 @@ class VectorGradients {
   }
 
   struct Buffers {
-    Word *q_rows, *d_o_rows;  // [W][.]
-    T* columns;               // [tile][W]: dS again, where it differs by keys
-    T* dq;                    // [W][.]
+    Word *q_rows, *d_o_rows;         // [W][.]
+    T* columns;                      // [tile][W]: dS again, where it differs by keys
+    T* dq;                           // [W][.]
     typename O::Key *keys, *values;  // [group][.]
     Word* key_rows;                  // the same keys
     T *dk, *dv;                      // [group][.]
@@ -98,8 +94,8 @@ class VectorGradients {
     }
   };
 
-  VectorGradients(const Problem& p, const Wants& wants, const Interval& keys,
-                  const SourceRows& key_source, const SourceRows& value_source, Buffers& b)
+  VectorGradients(const Problem& p, const Wants& wants, const Interval& keys, const SourceRows& key_source,
+                  const SourceRows& value_source, Buffers& b)
       : p_(p), wants_(wants), keys_(keys), b_(b) {
     if constexpr (!O::kKeysAreWords) O::CopyGroup(key_source, keys, p.depth, b.keys);
     keys_finite_ = O::ToWords(key_source, keys, p.depth, b.key_rows);
@@ -108,9 +104,7 @@ class VectorGradients {
     std::fill(b.dv, b.dv + keys.size() * value_row_, T{0});
   }
 
-  Operand<typename O::Key> Keys() const {
-    return {b_.keys, static_cast<ptrdiff_t>(O::KeyRow(p_.depth)), keys_.begin};
-  }
+  Operand<typename O::Key> Keys() const { return {b_.keys, static_cast<ptrdiff_t>(O::KeyRow(p_.depth)), keys_.begin}; }
   Operand<typename O::Key> Values() const {
     return {b_.values, static_cast<ptrdiff_t>(O::KeyRow(p_.value_depth)), keys_.begin};
   }
@@ -142,8 +136,7 @@ class VectorGradients {
 
  private:
   template <bool kSkipMasked>
-  HWY_INLINE void Accumulate(const Run& run, int64_t origin, T* p, T* ds,
-                             RowPrefetch& prefetch) {
+  HWY_INLINE void Accumulate(const Run& run, int64_t origin, T* p, T* ds, RowPrefetch& prefetch) {
     const size_t first = run.c0 * N, end = std::min(num_rows_, run.c1 * N);
     const auto keys = static_cast<size_t>(run.end - run.begin);
     const auto tile_key = static_cast<size_t>(run.begin - origin);
@@ -161,21 +154,18 @@ class VectorGradients {
     const auto* ds_words = reinterpret_cast<const Word*>(ds);
     constexpr auto lanes = static_cast<ptrdiff_t>(W);
     if (wants_.dv) {
-      AccumulateRows<O, kSkipMasked>(
-          p_words + last, lanes, -1, b_.d_o_rows + static_cast<int64_t>(last) * value_row_,
-          -value_row_, words, b_.dv + key * value_row_, value_row_, keys, p_.value_depth,
-          prefetch);
+      AccumulateRows<O, kSkipMasked>(p_words + last, lanes, -1, b_.d_o_rows + static_cast<int64_t>(last) * value_row_,
+                                     -value_row_, words, b_.dv + key * value_row_, value_row_, keys, p_.value_depth,
+                                     prefetch);
     }
     if (wants_.dk) {
-      AccumulateRows<O, kSkipMasked>(
-          ds_words + last, lanes, -1, b_.q_rows + static_cast<int64_t>(last) * row_, -row_,
-          words, b_.dk + key * row_, row_, keys, p_.depth, prefetch);
+      AccumulateRows<O, kSkipMasked>(ds_words + last, lanes, -1, b_.q_rows + static_cast<int64_t>(last) * row_, -row_,
+                                     words, b_.dk + key * row_, row_, keys, p_.depth, prefetch);
     }
     if (wants_.dq) {
-      AccumulateRows<O, kSkipMasked>(
-          O::Columns(ds_words, reinterpret_cast<const Word*>(columns)) + first, 1, lanes,
-          b_.key_rows + key / int64_t{kStep} * row_, row_, (keys + kStep - 1) / kStep,
-          b_.dq + static_cast<int64_t>(first) * row_, row_, end - first, p_.depth, prefetch);
+      AccumulateRows<O, kSkipMasked>(O::Columns(ds_words, reinterpret_cast<const Word*>(columns)) + first, 1, lanes,
+                                     b_.key_rows + key / int64_t{kStep} * row_, row_, (keys + kStep - 1) / kStep,
+                                     b_.dq + static_cast<int64_t>(first) * row_, row_, end - first, p_.depth, prefetch);
     }
   }
 

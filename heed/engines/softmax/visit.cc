@@ -9,22 +9,15 @@ namespace {
 
 void Unite(Interval* all, const Interval& one) {
   if (one.empty()) return;
-  *all = all->empty() ? one
-                      : Interval{std::min(all->begin, one.begin),
-                                 std::max(all->end, one.end)};
+  *all = all->empty() ? one : Interval{std::min(all->begin, one.begin), std::max(all->end, one.end)};
 }
 
 }  // namespace
 
 KeyRuns VisibleKeys(const Problem& p, const Sequence& s, int64_t query) { return KeyRunsOf(p, s, query); }
 
-TileVisits::TileVisits(const Sequence& s, std::span<const KeyRuns> rows,
-                       const KeyGrid& grid)
-    : tile_(grid.tile),
-      step_(grid.step),
-      segment_(grid.segment),
-      origin_(s.key_begin),
-      end_(s.key_end) {
+TileVisits::TileVisits(const Sequence& s, std::span<const KeyRuns> rows, const KeyGrid& grid)
+    : tile_(grid.tile), step_(grid.step), segment_(grid.segment), origin_(s.key_begin), end_(s.key_end) {
   for (const KeyRuns& row : rows) {
     Unite(&first_, row.first);
     Unite(&second_, row.second);
@@ -41,23 +34,20 @@ TileVisits::TileVisits(const Sequence& s, std::span<const KeyRuns> rows,
   }
   // A row whose runs met lies in second_ alone and may begin before first_.
   if (!first_.empty() && !second_.empty() && second_.begin <= first_.end) {
-    second_ = {std::min(first_.begin, second_.begin),
-               std::max(first_.end, second_.end)};
+    second_ = {std::min(first_.begin, second_.begin), std::max(first_.end, second_.end)};
     first_ = {};
   }
   at_ = first_.empty() ? second_.begin : first_.begin;
 }
 
-GroupVisits::GroupVisits(const Sequence& s, std::span<const KeyRuns> rows,
-                         int64_t group_keys) {
+GroupVisits::GroupVisits(const Sequence& s, std::span<const KeyRuns> rows, int64_t group_keys) {
   for (const KeyRuns& row : rows) {
     Unite(&first_, row.first);
     Unite(&second_, row.second);
   }
   const auto groups_of = [&](const Interval& keys) {
     if (keys.empty()) return Interval();
-    return Interval{(keys.begin - s.key_begin) / group_keys,
-                    (keys.end - 1 - s.key_begin) / group_keys + 1};
+    return Interval{(keys.begin - s.key_begin) / group_keys, (keys.end - 1 - s.key_begin) / group_keys + 1};
   };
   first_ = groups_of(first_);
   second_ = groups_of(second_);
@@ -69,22 +59,14 @@ GroupVisits::GroupVisits(const Sequence& s, std::span<const KeyRuns> rows,
   }
 }
 
-BlockGrid::BlockGrid(const Problem& problem, const Sequence& sequence,
-                     int64_t lanes_per_block, bool fuse_heads)
-    : lanes(lanes_per_block),
-      num_queries(sequence.num_queries),
-      heads(problem.group()),
+BlockGrid::BlockGrid(const Problem& problem, const Sequence& sequence, int64_t lanes_per_block, bool fuse_heads)
+    : lanes(lanes_per_block), num_queries(sequence.num_queries), heads(problem.group()),
       fused(fuse_heads && sequence.num_queries < lanes_per_block) {
-  blocks = fused ? (num_queries * heads + lanes - 1) / lanes
-                 : heads * ((num_queries + lanes - 1) / lanes);
+  blocks = fused ? (num_queries * heads + lanes - 1) / lanes : heads * ((num_queries + lanes - 1) / lanes);
 }
 
 BlockGrid::BlockGrid(const Problem& problem, std::span<const Row> rows)
-    : blocks(1),
-      lanes(static_cast<int64_t>(rows.size())),
-      num_queries(lanes),
-      heads(problem.group()),
-      fused(false),
+    : blocks(1), lanes(static_cast<int64_t>(rows.size())), num_queries(lanes), heads(problem.group()), fused(false),
       chosen(rows) {}
 
 int64_t BlockGrid::NumRows(int64_t block) const {
@@ -93,8 +75,8 @@ int64_t BlockGrid::NumRows(int64_t block) const {
   return std::min(lanes, num_queries - block / heads * lanes);
 }
 
-Cover CoverOf(const Problem& p, const Sequence& s, const BlockGrid& grid,
-              int64_t block, int64_t key_head, const Interval& keys) {
+Cover CoverOf(const Problem& p, const Sequence& s, const BlockGrid& grid, int64_t block, int64_t key_head,
+              const Interval& keys) {
   Cover cover = Cover::kAll;
   const int64_t num_rows = grid.NumRows(block);
   if (!p.segments_q.empty()) {
@@ -120,8 +102,7 @@ Cover CoverOf(const Problem& p, const Sequence& s, const BlockGrid& grid,
       const BlockGrid::Row row = grid.At(block, lane);
       const uint8_t* at = mask + s.batch * p.mask.batch_stride +
                           (key_head * grid.heads + row.head) * p.mask.head_stride +
-                          (s.first_q + row.query) * p.mask.query_stride +
-                          keys.begin * p.mask.key_stride;
+                          (s.first_q + row.query) * p.mask.query_stride + keys.begin * p.mask.key_stride;
       if (at == last) continue;  // broadcast over queries
       last = at;
       for (int64_t j = 0; j < keys.size(); ++j) {
@@ -171,8 +152,7 @@ void ForTileRows(const Problem& p, const Sequence& s, const F& f) {
   }
 }
 
-bool KeepsAny(const Sequence& s, const BlockGrid& grid, int64_t block, int64_t key_head,
-              const Interval& keys) {
+bool KeepsAny(const Sequence& s, const BlockGrid& grid, int64_t block, int64_t key_head, const Interval& keys) {
   for (int64_t lane = 0; lane < grid.NumRows(block); ++lane) {
     const BlockGrid::Row row = grid.At(block, lane);
     if (NumKept(s, key_head * grid.heads + row.head, row.query, keys) > 0) return true;
@@ -205,9 +185,8 @@ double VisitedPairs(const Problem& p, int64_t lanes, const KeyGrid& key_grid) {
         double keys = 0;
         Tile tile;
         for (TileVisits visits(s, rows, key_grid); visits.Next(&tile);) {
-          if (by_data &&
-              (CoverOf(p, s, grid, block, head, tile.keys) == Cover::kNone ||
-               !KeepsAny(s, grid, block, head, tile.keys))) {
+          if (by_data && (CoverOf(p, s, grid, block, head, tile.keys) == Cover::kNone ||
+                          !KeepsAny(s, grid, block, head, tile.keys))) {
             continue;
           }
           keys += static_cast<double>(tile.keys.size());
@@ -246,16 +225,12 @@ double KeptPairs(const Problem& p) {
             bool keep = true;
             if (p.mask.data != nullptr) {
               keep = LoadAsInt64(DType::kBool, p.mask.data,
-                                 s.batch * p.mask.batch_stride +
-                                     h * p.mask.head_stride +
-                                     (s.first_q + i) * p.mask.query_stride +
-                                     j * p.mask.key_stride) != 0;
+                                 s.batch * p.mask.batch_stride + h * p.mask.head_stride +
+                                     (s.first_q + i) * p.mask.query_stride + j * p.mask.key_stride) != 0;
             }
             if (!p.segments_q.empty()) {
-              const int32_t a = p.segments_q[static_cast<size_t>(
-                  s.batch * p.segments_q_stride + s.first_q + i)];
-              const int32_t b = p.segments_k[static_cast<size_t>(
-                  s.batch * p.segments_k_stride + j)];
+              const int32_t a = p.segments_q[static_cast<size_t>(s.batch * p.segments_q_stride + s.first_q + i)];
+              const int32_t b = p.segments_k[static_cast<size_t>(s.batch * p.segments_k_stride + j)];
               keep = keep && a == b && a >= 0;
             }
             pairs += keep && NumKept(s, h, i, {j, j + 1}) > 0;

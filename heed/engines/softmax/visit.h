@@ -35,8 +35,7 @@ struct KeyGrid {
 };
 
 // The keys one row sees.
-KeyRuns VisibleKeys(const Problem& problem, const Sequence& sequence,
-                    int64_t query);
+KeyRuns VisibleKeys(const Problem& problem, const Sequence& sequence, int64_t query);
 
 struct Tile {
   Interval keys;
@@ -50,8 +49,7 @@ struct Tile {
 class TileVisits {
  public:
   TileVisits() = default;
-  TileVisits(const Sequence& sequence, std::span<const KeyRuns> rows,
-             const KeyGrid& grid = {});
+  TileVisits(const Sequence& sequence, std::span<const KeyRuns> rows, const KeyGrid& grid = {});
 
   bool Next(Tile* tile) {
     if (at_ >= first_.end) at_ = std::max(at_, second_.begin);
@@ -64,12 +62,10 @@ class TileVisits {
     if (in_first && end < border && second_.begin < border) {
       end = std::min(border, std::max(end, second_.end));  // both runs in one tile
     }
-    tile->keys = {at_ - ((at_ - origin_) & (step_ - 1)),
-                  std::min(end + ((origin_ - end) & (step_ - 1)), end_)};
+    tile->keys = {at_ - ((at_ - origin_) & (step_ - 1)), std::min(end + ((origin_ - end) & (step_ - 1)), end_)};
     tile->grid = border - tile_;
     tile->segment = (at_ - origin_) / segment_;
-    tile->full = common_first_.Contains(tile->keys) ||
-                 common_second_.Contains(tile->keys);
+    tile->full = common_first_.Contains(tile->keys) || common_second_.Contains(tile->keys);
     tile->until = limit;
     at_ = end;
     return true;
@@ -95,8 +91,7 @@ class GroupVisits {
   GroupVisits(const Sequence& sequence, std::span<const KeyRuns> rows, int64_t group_keys);
 
   bool Contains(int64_t group) const {
-    return (first_.begin <= group && group < first_.end) ||
-           (second_.begin <= group && group < second_.end);
+    return (first_.begin <= group && group < first_.end) || (second_.begin <= group && group < second_.end);
   }
   int64_t NumBefore(int64_t group) const {
     const auto before = [group](const Interval& groups) {
@@ -116,8 +111,7 @@ inline int64_t NumGroups(const Sequence& sequence, int64_t group_keys) {
 // Blocks of rows that share lanes. Where a head has fewer queries than a block
 // holds, the heads of a group are taken together: they see the same keys.
 struct BlockGrid {
-  BlockGrid(const Problem& problem, const Sequence& sequence, int64_t lanes,
-            bool fuse_heads = true);
+  BlockGrid(const Problem& problem, const Sequence& sequence, int64_t lanes, bool fuse_heads = true);
 
   struct Row {
     int64_t head;  // inside the group
@@ -126,10 +120,10 @@ struct BlockGrid {
   // One block: these rows, at least one.
   BlockGrid(const Problem& problem, std::span<const Row> rows);
 
-  int64_t blocks;       // per key head
-  int64_t lanes;        // rows of one block at most
+  int64_t blocks;  // per key head
+  int64_t lanes;   // rows of one block at most
   int64_t num_queries;
-  int64_t heads;        // of one group
+  int64_t heads;  // of one group
   bool fused;
   std::span<const Row> chosen;  // the rows of the one block, or none
 
@@ -160,8 +154,7 @@ struct BlockGrid {
 // How much of a tile a boolean mask and segments leave to a block of rows. An
 // empty tile is not visited.
 enum class Cover { kNone, kSome, kAll };
-Cover CoverOf(const Problem& problem, const Sequence& sequence,
-              const BlockGrid& grid, int64_t block, int64_t key_head,
+Cover CoverOf(const Problem& problem, const Sequence& sequence, const BlockGrid& grid, int64_t block, int64_t key_head,
               const Interval& keys);
 
 // Pairs that a kernel with `lanes` rows per block computes, over all heads.

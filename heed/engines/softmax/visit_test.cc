@@ -27,28 +27,21 @@ bool Keeps(const Problem& p, const Sequence& s, int64_t query, int64_t key) {
   if (j < s.key_begin || j >= s.key_end) return false;
   if (p.causal && !(j <= position || j < s.prefix_end)) return false;
   const bool left = p.window_left == kUnlimited || j >= position - p.window_left;
-  const bool right =
-      p.window_right == kUnlimited || j <= position + p.window_right;
+  const bool right = p.window_right == kUnlimited || j <= position + p.window_right;
   if (!(left && right) && j >= s.sink_end) return false;
-  return p.chunk == 0 || FloorDivide(j - s.key_begin, p.chunk) ==
-                             FloorDivide(position - s.key_begin, p.chunk);
+  return p.chunk == 0 || FloorDivide(j - s.key_begin, p.chunk) == FloorDivide(position - s.key_begin, p.chunk);
 }
 
 // The terms of data: mask and segments.
-bool DataKeeps(const Problem& p, const Sequence& s, int64_t head, int64_t query,
-               int64_t key) {
+bool DataKeeps(const Problem& p, const Sequence& s, int64_t head, int64_t query, int64_t key) {
   if (p.mask.data != nullptr &&
-      static_cast<const uint8_t*>(
-          p.mask.data)[s.batch * p.mask.batch_stride + head * p.mask.head_stride +
-                       query * p.mask.query_stride + key * p.mask.key_stride] ==
-          0) {
+      static_cast<const uint8_t*>(p.mask.data)[s.batch * p.mask.batch_stride + head * p.mask.head_stride +
+                                               query * p.mask.query_stride + key * p.mask.key_stride] == 0) {
     return false;
   }
   if (p.segments_q.empty()) return true;
-  const int32_t a = p.segments_q[static_cast<size_t>(
-      s.batch * p.segments_q_stride + query)];
-  const int32_t b =
-      p.segments_k[static_cast<size_t>(s.batch * p.segments_k_stride + key)];
+  const int32_t a = p.segments_q[static_cast<size_t>(s.batch * p.segments_q_stride + query)];
+  const int32_t b = p.segments_k[static_cast<size_t>(s.batch * p.segments_k_stride + key)];
   return a == b && a >= 0;
 }
 
@@ -59,35 +52,28 @@ Problem RandomIntervals(Random& random) {
   Problem p;
   p.query_heads = p.key_heads = 1;
   Sequence s;
-  s.num_keys = random.Pick<int64_t>({0, 1, random.Integer(2, 70),
-                                     random.Integer(2, 300),
-                                     random.Integer(600, 1300)});
+  s.num_keys = random.Pick<int64_t>({0, 1, random.Integer(2, 70), random.Integer(2, 300), random.Integer(600, 1300)});
   s.num_queries = random.Pick<int64_t>({0, 1, random.Integer(2, 90)});
-  s.start = random.Pick<int64_t>(
-      {s.num_keys - s.num_queries, s.num_keys - s.num_queries, 0,
-       random.Integer(-400, 400), random.Integer(-50, 1000), kFar, -kFar});
+  s.start = random.Pick<int64_t>({s.num_keys - s.num_queries, s.num_keys - s.num_queries, 0, random.Integer(-400, 400),
+                                  random.Integer(-50, 1000), kFar, -kFar});
   if (random.Chance(0.3)) s.key_begin = random.Integer(0, s.num_keys);
   s.key_end = s.num_keys;
   if (random.Chance(0.3)) s.key_end = random.Integer(s.key_begin, s.num_keys);
   s.query_end = s.num_queries;
   if (random.Chance(0.2)) s.query_end = random.Integer(0, s.num_queries);
-  const auto reach = [&] {
-    return random.Pick<int64_t>({0, 0, 1, random.Integer(2, 90), kFar});
-  };
+  const auto reach = [&] { return random.Pick<int64_t>({0, 0, 1, random.Integer(2, 90), kFar}); };
   s.prefix_end = s.key_begin + reach();
   s.sink_end = s.key_begin + reach();
   p.causal = random.Chance(0.5);
   const auto side = [&] {
-    return random.Pick<int64_t>(
-        {kUnlimited, 0, 1, random.Integer(2, 60), random.Integer(60, 400), kFar});
+    return random.Pick<int64_t>({kUnlimited, 0, 1, random.Integer(2, 60), random.Integer(60, 400), kFar});
   };
   if (random.Chance(0.6)) {
     p.window_left = side();
     p.window_right = side();
   }
   if (random.Chance(0.3)) {
-    p.chunk = random.Pick<int64_t>(
-        {1, 2, random.Integer(3, 130), 64, INT64_MAX});
+    p.chunk = random.Pick<int64_t>({1, 2, random.Integer(3, 130), 64, INT64_MAX});
   }
   p.sequences = {s};
   return p;
@@ -109,8 +95,7 @@ TEST(VisibleKeysTest, AreThoseThatTheDefinitionKeeps) {
     const Sequence& s = p.sequences[0];
     for (int64_t i = 0; i < s.num_queries; i += random.Integer(1, 9)) {
       const KeyRuns runs = VisibleKeys(p, s, i);
-      ASSERT_TRUE(runs.first.empty() || runs.second.empty() ||
-                  runs.first.end < runs.second.begin);
+      ASSERT_TRUE(runs.first.empty() || runs.second.empty() || runs.first.end < runs.second.begin);
       split += !runs.first.empty() && !runs.second.empty();
       std::set<int64_t> expected;
       for (int64_t j = 0; j < s.num_keys; ++j) {
@@ -124,8 +109,7 @@ TEST(VisibleKeysTest, AreThoseThatTheDefinitionKeeps) {
 }
 
 // Everything that tiles promise, for one block of rows.
-void CheckTiles(const Problem& p, const Sequence& s,
-                const std::vector<KeyRuns>& rows) {
+void CheckTiles(const Problem& p, const Sequence& s, const std::vector<KeyRuns>& rows) {
   std::vector<std::set<int64_t>> visible;
   Interval hulls[2];
   for (const KeyRuns& row : rows) {
@@ -134,9 +118,7 @@ void CheckTiles(const Problem& p, const Sequence& s,
     for (int i = 0; i < 2; ++i) {
       if (runs[i]->empty()) continue;
       Interval& hull = hulls[i];
-      hull = hull.empty() ? *runs[i]
-                          : Interval{std::min(hull.begin, runs[i]->begin),
-                                     std::max(hull.end, runs[i]->end)};
+      hull = hull.empty() ? *runs[i] : Interval{std::min(hull.begin, runs[i]->begin), std::max(hull.end, runs[i]->end)};
     }
   }
   std::set<int64_t> visited;
@@ -159,12 +141,9 @@ void CheckTiles(const Problem& p, const Sequence& s,
       visited.insert(j);
       for (const auto& row : visible) all = all && row.count(j) != 0;
       // Outside both unions of runs, only between two that meet in this tile.
-      const auto inside = [j](const Interval& hull) {
-        return hull.begin <= j && j < hull.end;
-      };
+      const auto inside = [j](const Interval& hull) { return hull.begin <= j && j < hull.end; };
       if (!inside(hulls[0]) && !inside(hulls[1])) {
-        ASSERT_TRUE(keys.begin < hulls[0].end && hulls[0].end <= j &&
-                    j < hulls[1].begin && hulls[1].begin < keys.end)
+        ASSERT_TRUE(keys.begin < hulls[0].end && hulls[0].end <= j && j < hulls[1].begin && hulls[1].begin < keys.end)
             << "key " << j << " visited in vain";
       }
     }
@@ -217,8 +196,7 @@ TEST(TileVisitsTest, APairOfKeysIsNeverCut) {
     const Sequence& s = p.sequences[0];
     if (s.num_queries == 0) continue;
     std::vector<KeyRuns> rows;
-    for (int64_t i = random.Integer(0, s.num_queries - 1);
-         i < s.num_queries && rows.size() < 16; ++i) {
+    for (int64_t i = random.Integer(0, s.num_queries - 1); i < s.num_queries && rows.size() < 16; ++i) {
       rows.push_back(VisibleKeys(p, s, i));
     }
     TileVisits single(s, rows), pairs(s, rows, {kTileKeys, 2});
@@ -277,8 +255,7 @@ TEST(BlockGridTest, CoversEveryHeadAndQueryOnce) {
       ASSERT_LE(num_rows, lanes);
       for (int64_t lane = 0; lane < num_rows; ++lane) {
         const BlockGrid::Row row = grid.At(block, lane);
-        ASSERT_TRUE(row.head >= 0 && row.head < p.group() && row.query >= 0 &&
-                    row.query < s.num_queries);
+        ASSERT_TRUE(row.head >= 0 && row.head < p.group() && row.query >= 0 && row.query < s.num_queries);
         ASSERT_TRUE(seen.emplace(row.head, row.query).second);
         if (!grid.fused) {
           ASSERT_EQ(row.head, grid.At(block, 0).head);
@@ -312,15 +289,12 @@ TEST(BlockQueueTest, HandsOutEveryBlockOnceCostlyOnesFirst) {
     std::map<std::pair<int64_t, int64_t>, int64_t> last_block;
     for (int64_t i = 0; i < queue.size(); ++i) {
       const BlockQueue::Task task = queue.At(i);
-      ASSERT_TRUE(
-          seen.emplace(task.sequence, task.key_head, task.block).second);
+      ASSERT_TRUE(seen.emplace(task.sequence, task.key_head, task.block).second);
       const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
-      const double cost =
-          static_cast<double>(s.num_queries * (s.key_end - s.key_begin));
+      const double cost = static_cast<double>(s.num_queries * (s.key_end - s.key_begin));
       ASSERT_LE(cost, last_cost);
       last_cost = cost;
-      const auto [at, first] =
-          last_block.emplace(std::pair(task.sequence, task.key_head), task.block);
+      const auto [at, first] = last_block.emplace(std::pair(task.sequence, task.key_head), task.block);
       if (!first) {
         ASSERT_LT(task.block, at->second) << "late rows come first";
       }
@@ -385,8 +359,7 @@ DataProblem RandomData(Random& random) {
   }
   if (!segments || random.Chance(0.3)) {
     const int64_t sizes[] = {2, p.query_heads, Tq, Tk};
-    int64_t* const strides[] = {&p.mask.batch_stride, &p.mask.head_stride,
-                                &p.mask.query_stride, &p.mask.key_stride};
+    int64_t* const strides[] = {&p.mask.batch_stride, &p.mask.head_stride, &p.mask.query_stride, &p.mask.key_stride};
     int64_t step = 1;
     for (int axis = 3; axis >= 0; --axis) {
       *strides[axis] = random.Chance(0.3) ? 0 : step;
@@ -477,8 +450,7 @@ TEST(PairsTest, KeptAreCountedPairByPairAndVisitedBlockByBlock) {
                 CoverOf(p, s, grid, block, h, tile.keys) == Cover::kNone) {
               continue;
             }
-            visited += static_cast<double>(tile.keys.size() *
-                                           grid.NumRows(block));
+            visited += static_cast<double>(tile.keys.size() * grid.NumRows(block));
           }
         }
       }

@@ -33,8 +33,7 @@ struct Visits {
   std::span<const Visit> Of(int64_t b, int64_t head, int64_t row) const {
     const int64_t list = (batch == 1 ? 0 : b) * heads + (heads == 1 ? 0 : head);
     const auto at = static_cast<size_t>(list * (blocks + 1) + row / kRows);
-    return std::span(visits).subspan(static_cast<size_t>(begins[at]),
-                                     static_cast<size_t>(begins[at + 1] - begins[at]));
+    return std::span(visits).subspan(static_cast<size_t>(begins[at]), static_cast<size_t>(begins[at + 1] - begins[at]));
   }
   // Whether that block has a tile with some of the keys [begin, end).
   bool KeepsAny(int64_t b, int64_t head, int64_t row, int64_t begin, int64_t end) const {
@@ -51,8 +50,8 @@ struct Visits {
   }
 };
 
-// Says for each tile which rows keep some of it, for patterns of which rows next to each other keep different tiles. Rows of
-// a tile are computed together, wherever they stand.
+// Says for each tile which rows keep some of it, for patterns of which rows next to each other keep different tiles.
+// Rows of a tile are computed together, wherever they stand.
 struct TileRows {
   int64_t batch = 1, heads = 1;  // 1: the same for all; else heads that a head's own number falls on
   int64_t tiles = 0;
@@ -68,7 +67,8 @@ struct TileRows {
     if (tile < 0 || tile >= tiles) return {};
     const int64_t list = (batch == 1 ? 0 : b) * heads + (heads == 1 ? 0 : head / (query_heads / heads));
     const auto at = static_cast<size_t>(list * (tiles + 1) + tile);
-    return std::span(entries).subspan(static_cast<size_t>(begins[at]), static_cast<size_t>(begins[at + 1] - begins[at]));
+    return std::span(entries).subspan(static_cast<size_t>(begins[at]),
+                                      static_cast<size_t>(begins[at + 1] - begins[at]));
   }
   uint64_t WordOf(const Entry& entry) const {
     return entry.word < 0 ? ~uint64_t{0} : words[static_cast<size_t>(entry.word)];
@@ -162,8 +162,8 @@ class KeptKeys {
     bool Takes(const Row& next) const {
       return next.visits == row.visits &&
              (row.visits == nullptr ||
-              (next.batch == row.batch && next.head == row.head &&
-               next.row == row.row + static_cast<int64_t>(count) && next.row % Visits::kRows != 0));
+              (next.batch == row.batch && next.head == row.head && next.row == row.row + static_cast<int64_t>(count) &&
+               next.row % Visits::kRows != 0));
     }
   };
 

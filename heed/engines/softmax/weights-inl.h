@@ -61,8 +61,7 @@ class WeightsBlock : ForwardBlock<O, C> {
   }
 
  private:
-  using Base::d_, Base::p_, Base::s_, Base::grid_, Base::block_, Base::key_head_,
-      Base::num_rows_, Base::w_;
+  using Base::d_, Base::p_, Base::s_, Base::grid_, Base::block_, Base::key_head_, Base::num_rows_, Base::w_;
 
   // log(exp(lse) + exp(sink)) of a lane's row.
   T Total(const GivenLse& given, size_t lane, T computed) const {
@@ -70,17 +69,15 @@ class WeightsBlock : ForwardBlock<O, C> {
     const int64_t head = key_head_ * grid_.heads + row.head;
     double lse = static_cast<double>(computed);
     if (given.rows.data != nullptr) {
-      lse = LoadAsDouble(given.dtype, given.rows.data,
-                         s_.batch * given.rows.batch_stride +
-                             row.query * given.rows.token_stride +
-                             head * given.rows.head_stride);
+      lse = LoadAsDouble(
+          given.dtype, given.rows.data,
+          s_.batch * given.rows.batch_stride + row.query * given.rows.token_stride + head * given.rows.head_stride);
     }
     if (p_.sinks.empty() || std::isnan(lse)) return static_cast<T>(lse);
     const double sink = p_.sinks[static_cast<size_t>(head)];
     const double larger = std::max(lse, sink);
     if (std::isinf(larger)) return static_cast<T>(larger);
-    return static_cast<T>(
-        larger + std::log(std::exp(lse - larger) + std::exp(sink - larger)));
+    return static_cast<T>(larger + std::log(std::exp(lse - larger) + std::exp(sink - larger)));
   }
 
   HWY_INLINE void TileOfWeights(const Tile& tile, const T* HWY_RESTRICT lse) {
@@ -135,23 +132,20 @@ Plan Reserve(Context& ctx, const Problem& p, int64_t more) {
 
 // f(block) for these queries, W at most, of a query head of a sequence.
 template <class O, class F>
-HWY_INLINE void WithBlock(const Problem& p, const Plan& plan, int64_t sequence,
-                          int64_t query_head, std::span<const int64_t> queries,
-                          Workspace<O>& w, const F& f) {
+HWY_INLINE void WithBlock(const Problem& p, const Plan& plan, int64_t sequence, int64_t query_head,
+                          std::span<const int64_t> queries, Workspace<O>& w, const F& f) {
   const int64_t key_head = query_head / p.group();
   const Head<O> head = HeadOf(p, plan, sequence, key_head, w);
   BlockGrid::Row rows[kMaxVectors * hn::MaxLanes(hn::ScalableTag<typename O::Compute>())];
   for (size_t i = 0; i < queries.size(); ++i) rows[i] = {query_head % p.group(), queries[i]};
   const BlockGrid grid(p, {rows, queries.size()});
-  WeightsBlock<O, kMaxVectors> block(p, p.sequences[static_cast<size_t>(sequence)], grid,
-                           key_head, 0, w, head);
+  WeightsBlock<O, kMaxVectors> block(p, p.sequences[static_cast<size_t>(sequence)], grid, key_head, 0, w, head);
   f(block);
 }
 
 template <class O>
-void RunRows(Context& ctx, const Problem& p, const GivenLse& lse,
-             std::span<const int64_t> queries, std::span<const int64_t> heads,
-             const WeightsOut& out) {
+void RunRows(Context& ctx, const Problem& p, const GivenLse& lse, std::span<const int64_t> queries,
+             std::span<const int64_t> heads, const WeightsOut& out) {
   const Plan plan = Reserve<O>(ctx, p, 0);
   using T = typename O::Compute;
   using D = hn::ScalableTag<T>;
@@ -163,33 +157,28 @@ void RunRows(Context& ctx, const Problem& p, const GivenLse& lse,
   ctx.ParallelFor(B * num_heads * blocks, [&](int64_t task, int worker) HWY_ATTR {
     const int64_t b = task / (num_heads * blocks), h = task / blocks % num_heads;
     const int64_t first = task % blocks * int64_t{W};
-    const auto count =
-        static_cast<size_t>(std::min<int64_t>(int64_t{W}, num_rows - first));
+    const auto count = static_cast<size_t>(std::min<int64_t>(int64_t{W}, num_rows - first));
     T* rows[W];
     HWY_ALIGN T one[W];
     const int64_t num_keys = p.sequences[static_cast<size_t>(b)].num_keys;
     for (size_t lane = 0; lane < W; ++lane) {
       one[lane] = 1;
       if (lane >= count) continue;
-      rows[lane] = static_cast<T*>(out.data) + b * out.batch_stride +
-                   h * out.head_stride +
+      rows[lane] = static_cast<T*>(out.data) + b * out.batch_stride + h * out.head_stride +
                    (first + static_cast<int64_t>(lane)) * out.row_stride;
       std::fill(rows[lane], rows[lane] + num_keys, T{0});
     }
     Workspace<O>& w = *static_cast<Workspace<O>*>(ctx.Scratch(worker));
-    WithBlock(
-        p, plan, b, heads[static_cast<size_t>(h)],
-        queries.subspan(static_cast<size_t>(first), count), w,
-        [&](auto& block) HWY_ATTR {
-          block.ForTiles(lse, [&](const Tile& tile, const T* weights) HWY_ATTR {
-            T* at[W] = {};
-            for (size_t lane = 0; lane < count; ++lane) {
-              at[lane] = rows[lane] + tile.keys.begin;
-            }
-            LanesToRows(D(), weights, W, static_cast<size_t>(tile.keys.size()), one,
-                        at, count);
-          });
-        });
+    WithBlock(p, plan, b, heads[static_cast<size_t>(h)], queries.subspan(static_cast<size_t>(first), count), w,
+              [&](auto& block) HWY_ATTR {
+                block.ForTiles(lse, [&](const Tile& tile, const T* weights) HWY_ATTR {
+                  T* at[W] = {};
+                  for (size_t lane = 0; lane < count; ++lane) {
+                    at[lane] = rows[lane] + tile.keys.begin;
+                  }
+                  LanesToRows(D(), weights, W, static_cast<size_t>(tile.keys.size()), one, at, count);
+                });
+              });
   });
 }
 
@@ -198,14 +187,11 @@ inline constexpr int64_t kPooledRows = 256;
 
 inline int64_t RowsPerTask(const Problem& p, const Pool& pool) {
   const int64_t Tq = p.sequences.empty() ? 1 : p.sequences[0].num_queries;
-  return std::clamp<int64_t>(kPooledRows * pool.rows / std::max<int64_t>(Tq, 1), 1,
-                             std::max<int64_t>(pool.rows, 1));
+  return std::clamp<int64_t>(kPooledRows * pool.rows / std::max<int64_t>(Tq, 1), 1, std::max<int64_t>(pool.rows, 1));
 }
 
 // The first index of a bin.
-inline int64_t BinBegin(int64_t bin, int64_t count, int64_t bins) {
-  return (bin * count + bins - 1) / bins;
-}
+inline int64_t BinBegin(int64_t bin, int64_t count, int64_t bins) { return (bin * count + bins - 1) / bins; }
 
 // The larger of the two, or NaN if one is.
 template <class D, class V = hn::Vec<D>>
@@ -218,13 +204,11 @@ template <class O>
 int64_t PoolBytes(const Problem& p, const Pool& pool) {
   using T = typename O::Compute;
   constexpr int64_t kLanes = kMaxVectors * hn::MaxLanes(hn::ScalableTag<T>());
-  return pool.columns * (RowsPerTask(p, pool) * int64_t{sizeof(double)} +
-                         kLanes * int64_t{sizeof(T)});
+  return pool.columns * (RowsPerTask(p, pool) * int64_t{sizeof(double)} + kLanes * int64_t{sizeof(T)});
 }
 
 template <class O>
-void RunPooled(Context& ctx, const Problem& p, const GivenLse& lse, const Pool& pool,
-               const WeightsOut& out) {
+void RunPooled(Context& ctx, const Problem& p, const GivenLse& lse, const Pool& pool, const WeightsOut& out) {
   const Plan plan = Reserve<O>(ctx, p, PoolBytes<O>(p, pool));
   using T = typename O::Compute;
   using D = hn::ScalableTag<T>;
@@ -250,8 +234,7 @@ void RunPooled(Context& ctx, const Problem& p, const GivenLse& lse, const Pool& 
     int64_t bin = first_bin;  // of the row at hand
     for (int64_t row = BinBegin(first_bin, s.num_queries, pool.rows); row < end;) {
       int64_t queries[W];
-      const auto count =
-          static_cast<size_t>(std::min<int64_t>(int64_t{W}, end - row));
+      const auto count = static_cast<size_t>(std::min<int64_t>(int64_t{W}, end - row));
       for (size_t lane = 0; lane < count; ++lane) {
         queries[lane] = row + static_cast<int64_t>(lane);
       }
@@ -261,8 +244,7 @@ void RunPooled(Context& ctx, const Problem& p, const GivenLse& lse, const Pool& 
         block.ForTiles(lse, [&](const Tile& tile, const T* weights) HWY_ATTR {
           for (int64_t j = tile.keys.begin; j < tile.keys.end;) {
             while (BinBegin(column + 1, s.num_keys, pool.columns) <= j) ++column;
-            const int64_t stop = std::min(
-                tile.keys.end, BinBegin(column + 1, s.num_keys, pool.columns));
+            const int64_t stop = std::min(tile.keys.end, BinBegin(column + 1, s.num_keys, pool.columns));
             const T* from = weights + static_cast<size_t>(j - tile.keys.begin) * W;
             T* to = columns + column * int64_t{W};
             for (size_t lane = 0; lane < W; lane += N) {
@@ -281,8 +263,7 @@ void RunPooled(Context& ctx, const Problem& p, const GivenLse& lse, const Pool& 
         while (BinBegin(bin + 1, s.num_queries, pool.rows) <= row) ++bin;
         double* to = picture + (bin - first_bin) * pool.columns;
         for (int64_t c = 0; c < pool.columns; ++c) {
-          const double x = static_cast<double>(columns[c * int64_t{W} +
-                                                       static_cast<int64_t>(lane)]);
+          const double x = static_cast<double>(columns[c * int64_t{W} + static_cast<int64_t>(lane)]);
           if (!pool.maximum) {
             to[c] += x;
           } else if (x > to[c] || std::isnan(x)) {  // a NaN stays
@@ -292,16 +273,11 @@ void RunPooled(Context& ctx, const Problem& p, const GivenLse& lse, const Pool& 
       }
     }
     for (int64_t r = first_bin; r < last_bin; ++r) {
-      const int64_t rows = BinBegin(r + 1, s.num_queries, pool.rows) -
-                           BinBegin(r, s.num_queries, pool.rows);
-      T* to = static_cast<T*>(out.data) + b * out.batch_stride + h * out.head_stride +
-              r * out.row_stride;
+      const int64_t rows = BinBegin(r + 1, s.num_queries, pool.rows) - BinBegin(r, s.num_queries, pool.rows);
+      T* to = static_cast<T*>(out.data) + b * out.batch_stride + h * out.head_stride + r * out.row_stride;
       for (int64_t c = 0; c < pool.columns; ++c) {
-        const int64_t keys = BinBegin(c + 1, s.num_keys, pool.columns) -
-                             BinBegin(c, s.num_keys, pool.columns);
-        const double pairs = pool.maximum ? 1
-                                          : static_cast<double>(rows) *
-                                                static_cast<double>(keys);
+        const int64_t keys = BinBegin(c + 1, s.num_keys, pool.columns) - BinBegin(c, s.num_keys, pool.columns);
+        const double pairs = pool.maximum ? 1 : static_cast<double>(rows) * static_cast<double>(keys);
         to[c] = static_cast<T>(picture[(r - first_bin) * pool.columns + c] / pairs);
       }
     }

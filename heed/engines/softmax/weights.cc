@@ -12,14 +12,12 @@ WeightsPasses PassesFor(const Context& ctx, const Problem& problem) {
 
 }  // namespace
 
-void RowWeights(Context& ctx, const Problem& problem, const GivenLse& lse,
-                std::span<const int64_t> queries, std::span<const int64_t> heads,
-                const WeightsOut& out) {
+void RowWeights(Context& ctx, const Problem& problem, const GivenLse& lse, std::span<const int64_t> queries,
+                std::span<const int64_t> heads, const WeightsOut& out) {
   PassesFor(ctx, problem).rows(ctx, problem, lse, queries, heads, out);
 }
 
-void PooledWeights(Context& ctx, const Problem& problem, const GivenLse& lse,
-                   const Pool& pool, const WeightsOut& out) {
+void PooledWeights(Context& ctx, const Problem& problem, const GivenLse& lse, const Pool& pool, const WeightsOut& out) {
   PassesFor(ctx, problem).pooled(ctx, problem, lse, pool, out);
 }
 
@@ -31,8 +29,7 @@ int64_t RowWeightsScratch(const Context& ctx, const Problem& problem) {
   return PassesFor(ctx, problem).scratch(problem, nullptr);
 }
 
-int64_t PooledWeightsScratch(const Context& ctx, const Problem& problem,
-                             const Pool& pool) {
+int64_t PooledWeightsScratch(const Context& ctx, const Problem& problem, const Pool& pool) {
   return PassesFor(ctx, problem).scratch(problem, &pool);
 }
 

@@ -29,9 +29,8 @@ struct GivenLse {
 // P = exp(S - lse) of these queries and query heads, in the order given, 0 where a
 // pair is not kept. A learned sink counts in lse. `values` and `o` of the problem
 // are not used.
-void RowWeights(Context& ctx, const Problem& problem, const GivenLse& lse,
-                std::span<const int64_t> queries, std::span<const int64_t> heads,
-                const WeightsOut& out);
+void RowWeights(Context& ctx, const Problem& problem, const GivenLse& lse, std::span<const int64_t> queries,
+                std::span<const int64_t> heads, const WeightsOut& out);
 
 // Mean or maximum of P over bins: query i falls into row i * rows / Tq, key j into
 // column j * columns / Tk. All query heads.
@@ -39,12 +38,12 @@ struct Pool {
   int64_t rows = 0, columns = 0;  // at most Tq and Tk
   bool maximum = false;           // else the mean over all pairs of the bin
 };
-void PooledWeights(Context& ctx, const Problem& problem, const GivenLse& lse,
-                   const Pool& pool, const WeightsOut& out);
+void PooledWeights(Context& ctx, const Problem& problem, const GivenLse& lse, const Pool& pool, const WeightsOut& out);
 
-// Sums of P over some queries that follow one another, for each query head: by key, and by how far before its query a key
-// is, which a causal problem never has below 0. Elements stand apart by 1, heads by `stride`, batch entries by Hq heads; f64 for
-// problems in f64, else f32. kSumsMargin distances before the first and behind the largest are written too.
+// Sums of P over some queries that follow one another, for each query head: by key, and by how far before its query a
+// key is, which a causal problem never has below 0. Elements stand apart by 1, heads by `stride`, batch entries by Hq
+// heads; f64 for problems in f64, else f32. kSumsMargin distances before the first and behind the largest are written
+// too.
 inline constexpr int64_t kSumsMargin = 64;
 struct SumsOut {
   void *by_key = nullptr, *by_distance = nullptr;
@@ -54,8 +53,7 @@ void SumWeights(Context& ctx, const Problem& problem, int64_t first_query, int64
 
 // Bytes of scratch that they reserve per thread.
 int64_t RowWeightsScratch(const Context& ctx, const Problem& problem);
-int64_t PooledWeightsScratch(const Context& ctx, const Problem& problem,
-                             const Pool& pool);
+int64_t PooledWeightsScratch(const Context& ctx, const Problem& problem, const Pool& pool);
 
 }  // namespace heed::softmax
 

@@ -42,9 +42,7 @@ struct WideSum {
 
 // What was added after `from`, a sum on the way to `to`.
 inline double Between(const WideSum& from, const WideSum& to) {
-  return WideSum{to.high - from.high, to.low - from.low, to.cuts - from.cuts,
-                 to.broken - from.broken}
-      .Value();
+  return WideSum{to.high - from.high, to.low - from.low, to.cuts - from.cuts, to.broken - from.broken}.Value();
 }
 
 }  // namespace heed::softmax

@@ -20,8 +20,8 @@ std::string SpelledAxes(std::string_view letters, AxisNames names) {
   return axes;
 }
 
-Parameter ParameterOf(const char* name, const char* axes, mechanism::Type type, mechanism::Values values,
-                      bool optional, AxisNames names) {
+Parameter ParameterOf(const char* name, const char* axes, mechanism::Type type, mechanism::Values values, bool optional,
+                      AxisNames names) {
   Parameter parameter = {.name = name, .axes = SpelledAxes(axes, names)};
   const char last = std::string_view(axes).back();
   if (last == 'G' || last == 'H') parameter.reading = Parameter::kNumbers;

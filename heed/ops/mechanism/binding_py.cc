@@ -24,7 +24,6 @@ namespace {
 namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
-
 void CheckRequired(const char* op, const PythonCall& call) {
   for (size_t i = 0; i < call.bound.tensors.size(); ++i) {
     const Parameter& tensor = call.bound.tensors[i];
@@ -301,8 +300,7 @@ nb::dict DescriptionOf(const Bound& b) {
 
 }  // namespace
 
-PythonCall::PythonCall(const Bound& mechanism)
-    : Call(mechanism.tensors.size(), mechanism.settings), bound(mechanism) {}
+PythonCall::PythonCall(const Bound& mechanism) : Call(mechanism.tensors.size(), mechanism.settings), bound(mechanism) {}
 
 bool MayBeNone(const SettingSpec& spec) {
   const std::string* word = std::get_if<std::string>(&spec.value);
@@ -335,21 +333,18 @@ void Bind(nb::module_& m, const Binding& binding) {
     return RunForward(*b, args.ptr(), kwargs.ptr());
   };
   m.def(b->name, forward, nb::sig(b->forward_signature.c_str()), b->forward_text.c_str());
-  m.def(b->op_backward.c_str(),
-        [b](const nb::args& args, const nb::kwargs& kwargs) {
-          return RunBackward(*b, args.ptr(), kwargs.ptr());
-        },
-        nb::sig(b->backward_signature.c_str()), b->backward_text.c_str());
+  m.def(
+      b->op_backward.c_str(),
+      [b](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(*b, args.ptr(), kwargs.ptr()); },
+      nb::sig(b->backward_signature.c_str()), b->backward_text.c_str());
   if (b->has_state()) {
     m.def(b->name, forward, nb::sig(b->state_signature.c_str()), b->forward_text.c_str());
-    m.def(b->op_step.c_str(),
-          [b](const nb::args& args, const nb::kwargs& kwargs) {
-            return RunStep(*b, args.ptr(), kwargs.ptr());
-          },
-          nb::sig(b->step_signature.c_str()), b->step_text.c_str());
-    m.def(("_torch_" + b->op_step).c_str(), [b](const nb::args& args, const nb::kwargs& kwargs) {
-      RunTorchStep(*b, args.ptr(), kwargs.ptr());
-    });
+    m.def(
+        b->op_step.c_str(),
+        [b](const nb::args& args, const nb::kwargs& kwargs) { return RunStep(*b, args.ptr(), kwargs.ptr()); },
+        nb::sig(b->step_signature.c_str()), b->step_text.c_str());
+    m.def(("_torch_" + b->op_step).c_str(),
+          [b](const nb::args& args, const nb::kwargs& kwargs) { RunTorchStep(*b, args.ptr(), kwargs.ptr()); });
   }
   m.def(("_torch_" + std::string(b->name)).c_str(), [b](const nb::args& args) { RunTorch(*b, args.ptr()); });
   m.def(("_torch_" + b->op_backward).c_str(), [b](const nb::args& args) { RunTorchBackward(*b, args.ptr()); });

@@ -78,8 +78,8 @@ struct Parameter {
 // A state, which is a field of a named tuple where there are several.
 struct StateParameter {
   std::string name, axes;
-  bool has_gradient = true;   // else it counts as a constant
-  const char* setting = "";   // it exists where this keyword is True
+  bool has_gradient = true;  // else it counts as a constant
+  const char* setting = "";  // it exists where this keyword is True
 };
 
 // What a call is made of. Views have the places of their tensors and states in the lists, which are empty
@@ -127,9 +127,9 @@ struct Binding {
   bool has_direction = true;                 // where the options have one
 
   // These follow from the definition where there is an engine.
-  bool states_together = false;  // all of them are given, or none
-  std::string output = "";       // the tensor that o is like; empty: the first
-  std::string output_axes = "";  // of those that it has; empty: the same
+  bool states_together = false;                   // all of them are given, or none
+  std::string output = "";                        // the tensor that o is like; empty: the first
+  std::string output_axes = "";                   // of those that it has; empty: the same
   std::function<int64_t(int64_t)> features = {};  // the size of axis F, from that of K
 
   // Bind takes these from the table and the passes.
@@ -143,9 +143,9 @@ struct Binding {
 template <class T>
 struct TensorPlace {
   Parameter parameter;
-  ConstTensorView T::BackwardInputs::*input;
-  ConstTensorView T::StepInputs::*step;
-  TensorView T::Gradients::*gradient = nullptr;
+  ConstTensorView T::BackwardInputs::* input;
+  ConstTensorView T::StepInputs::* step;
+  TensorView T::Gradients::* gradient = nullptr;
 };
 template <class T>
 struct StatePlace {
@@ -165,8 +165,7 @@ struct Table {
 template <class T, class Options>
 struct Passes {
   void (*forward)(Context&, const typename T::Inputs&, const Options&, const typename T::Outputs&);
-  void (*backward)(Context&, const typename T::BackwardInputs&, const Options&,
-                   const typename T::Gradients&);
+  void (*backward)(Context&, const typename T::BackwardInputs&, const Options&, const typename T::Gradients&);
   void (*step)(Context&, const typename T::StepInputs&, const Options&, const typename T::StepState&,
                const TensorView&);
   typename T::Explanation (*explain)(const Context&, const typename T::Inputs&, const Options&);
@@ -233,8 +232,8 @@ class Adapter final : public Functions {
 // of numbers where the last axis is one of heads.
 using AxisNames = std::initializer_list<std::pair<char, const char*>>;
 std::string SpelledAxes(std::string_view letters, AxisNames names);
-Parameter ParameterOf(const char* name, const char* axes, mechanism::Type type, mechanism::Values values,
-                      bool optional, AxisNames names);
+Parameter ParameterOf(const char* name, const char* axes, mechanism::Type type, mechanism::Values values, bool optional,
+                      AxisNames names);
 
 template <class T, class Rows>
 std::vector<TensorPlace<T>> PlacesOf(const Rows& rows, AxisNames names = {}) {
@@ -252,8 +251,7 @@ std::vector<size_t> PythonOrder(std::string_view inputs, std::vector<Parameter>&
 void Bind(nanobind::module_& m, const Binding& binding);
 
 template <class T, class Options>
-void Bind(nanobind::module_& m, Binding binding, const Table<T>& table,
-          const Passes<T, Options>& passes) {
+void Bind(nanobind::module_& m, Binding binding, const Table<T>& table, const Passes<T, Options>& passes) {
   std::vector<Parameter> parameters;
   for (const auto& tensor : table.tensors) parameters.push_back(tensor.parameter);
   Table<T> ordered = {{}, table.states};

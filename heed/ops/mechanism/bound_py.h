@@ -54,13 +54,13 @@ struct Bound : Binding {
   Keywords forward_keywords, backward_keywords, step_keywords;
   // PyTorch's operators take [incoming gradients,] inputs, settings, options, results.
   Keywords torch_keywords, torch_backward_keywords;
-  size_t num_positional = 0;   // tensors that may be given in their place
-  size_t num_required = 0;     // up to the last that has to be
-  size_t state_place = 0;      // among the inputs of a step
+  size_t num_positional = 0;     // tensors that may be given in their place
+  size_t num_required = 0;       // up to the last that has to be
+  size_t state_place = 0;        // among the inputs of a step
   bool dstate_by_place = false;  // behind the inputs of the backward pass
   size_t output_index = 0;
-  int dropped_axis = -1;       // that o does not have
-  std::vector<unsigned> ranks_of_step;    // a bit for each that a tensor may have; constants any
+  int dropped_axis = -1;                // that o does not have
+  std::vector<unsigned> ranks_of_step;  // a bit for each that a tensor may have; constants any
   std::vector<std::vector<AxisPlace>> axes_of_states;
   std::string forward_signature, state_signature, backward_signature, step_signature;
   std::string forward_text, backward_text, step_text;
@@ -78,7 +78,8 @@ struct Bound : Binding {
 // A word whose default is none of the choices.
 bool MayBeNone(const SettingSpec& spec);
 
-// Axes are forms, "B, G, N, T|D, N". The form of a rank, or none; the place of an axis in a form, or -1; all axes of a form.
+// Axes are forms, "B, G, N, T|D, N". The form of a rank, or none; the place of an axis in a form, or -1; all axes of a
+// form.
 std::string_view FormOf(std::string_view axes, int rank);
 int PlaceOf(std::string_view axis, std::string_view form);
 std::vector<std::string_view> AxesIn(std::string_view form);

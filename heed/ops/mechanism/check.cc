@@ -11,10 +11,8 @@
 
 namespace heed::mechanism {
 
-void Fail(const char* op, const char* name, const std::string& got,
-          const std::string& expected) {
-  throw InvalidArgument(std::string(op) + ": " + name + " " + got +
-                        ", expected " + expected);
+void Fail(const char* op, const char* name, const std::string& got, const std::string& expected) {
+  throw InvalidArgument(std::string(op) + ": " + name + " " + got + ", expected " + expected);
 }
 
 std::string Text(double value) {
@@ -28,27 +26,24 @@ void CheckReadable(const char* op, const char* name, const ConstTensorView& t, D
   if (t.device() != device) Fail(op, name, "is on " + NameOf(t.device()), NameOf(device));
   if (t.num_elements() == 0) return;
   if (t.data() == nullptr) {
-    Fail(op, name, "has no data",
-         "a pointer to " + t.ShapeString() + " elements");
+    Fail(op, name, "has no data", "a pointer to " + t.ShapeString() + " elements");
   }
   if (reinterpret_cast<uintptr_t>(t.data()) % SizeOf(t.dtype()) != 0) {
-    Fail(op, name, "has a misaligned address",
-         "a multiple of " + std::to_string(SizeOf(t.dtype())) + " bytes");
+    Fail(op, name, "has a misaligned address", "a multiple of " + std::to_string(SizeOf(t.dtype())) + " bytes");
   }
 }
 
 void CheckFloat(const char* op, const char* name, const ConstTensorView& t) {
   CheckReadable(op, name, t);
   if (!IsFloat(t.dtype())) {
-    Fail(op, name, std::string("has dtype ") + Name(t.dtype()),
-         "f64, f32, bf16 or f16");
+    Fail(op, name, std::string("has dtype ") + Name(t.dtype()), "f64, f32, bf16 or f16");
   }
 }
 
 DType StateDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-void CheckTensor(const char* op, const char* name, const ConstTensorView& t, const Axes& shape,
-                 DType dtype, bool data, Device device) {
+void CheckTensor(const char* op, const char* name, const ConstTensorView& t, const Axes& shape, DType dtype, bool data,
+                 Device device) {
   if (!t.present()) Fail(op, name, "is absent", "a tensor");
   if (t.dtype() != dtype) {
     Fail(op, name, std::string("has dtype ") + Name(t.dtype()), Name(dtype));
@@ -77,13 +72,10 @@ double Bytes(const ConstTensorView& t) {
   return static_cast<double>(t.num_elements()) * static_cast<double>(SizeOf(t.dtype()));
 }
 
-void CheckContiguousRows(const char* op, const char* name,
-                         const ConstTensorView& t) {
+void CheckContiguousRows(const char* op, const char* name, const ConstTensorView& t) {
   const int last = t.rank() - 1;
   if (t.size(last) > 1 && t.stride(last) != 1) {
-    Fail(op, name,
-         "has stride " + std::to_string(t.stride(last)) + " on its last axis",
-         "1 (contiguous rows)");
+    Fail(op, name, "has stride " + std::to_string(t.stride(last)) + " on its last axis", "1 (contiguous rows)");
   }
 }
 
@@ -92,15 +84,12 @@ namespace {
 void CheckEachOnce(const char* op, const char* name, const TensorView& t, Device device) {
   CheckReadable(op, name, t, device);
   if (SelfOverlaps(t)) {
-    Fail(op, name,
-         "has strides " + ShapeString(t.strides()) + " for shape " +
-             t.ShapeString(),
+    Fail(op, name, "has strides " + ShapeString(t.strides()) + " for shape " + t.ShapeString(),
          "strides that reach every element once");
   }
 }
 
-void CheckApart(const char* op, const char* name, const TensorView& t,
-                const char* in_name, const ConstTensorView& in) {
+void CheckApart(const char* op, const char* name, const TensorView& t, const char* in_name, const ConstTensorView& in) {
   if (Overlap(t, in)) {
     Fail(op, name, std::string("overlaps ") + in_name, "memory of its own");
   }
@@ -108,8 +97,8 @@ void CheckApart(const char* op, const char* name, const TensorView& t,
 
 }  // namespace
 
-void CheckWritable(const char* op, const char* name, const TensorView& t,
-                   const char* in_name, const ConstTensorView& in) {
+void CheckWritable(const char* op, const char* name, const TensorView& t, const char* in_name,
+                   const ConstTensorView& in) {
   CheckEachOnce(op, name, t, {});
   CheckApart(op, name, t, in_name, in);
 }

@@ -13,8 +13,7 @@
 namespace heed::mechanism {
 
 // Throws InvalidArgument "rotary: dim is 3, expected ...".
-[[noreturn]] void Fail(const char* op, const char* name, const std::string& got,
-                       const std::string& expected);
+[[noreturn]] void Fail(const char* op, const char* name, const std::string& got, const std::string& expected);
 
 // "0.5", "1e+39".
 std::string Text(double value);
@@ -29,8 +28,8 @@ void CheckFloat(const char* op, const char* name, const ConstTensorView& t);
 DType StateDType(DType dtype);
 
 // Throws unless the tensor is there and has this dtype and shape. With `data` false, pointers may be null.
-void CheckTensor(const char* op, const char* name, const ConstTensorView& t, const Axes& shape,
-                 DType dtype, bool data, Device device = {});
+void CheckTensor(const char* op, const char* name, const ConstTensorView& t, const Axes& shape, DType dtype, bool data,
+                 Device device = {});
 
 // No value above 0, nor NaN.
 void CheckNotPositive(const char* op, const char* name, const ConstTensorView& t);
@@ -39,13 +38,12 @@ void CheckNotPositive(const char* op, const char* name, const ConstTensorView& t
 double Bytes(const ConstTensorView& t);
 
 // The last axis has stride 1.
-void CheckContiguousRows(const char* op, const char* name,
-                         const ConstTensorView& t);
+void CheckContiguousRows(const char* op, const char* name, const ConstTensorView& t);
 
 // Readable on the CPU, every element reached once, sharing no memory with `in`, which
 // messages call `in_name`.
-void CheckWritable(const char* op, const char* name, const TensorView& t,
-                   const char* in_name, const ConstTensorView& in);
+void CheckWritable(const char* op, const char* name, const TensorView& t, const char* in_name,
+                   const ConstTensorView& in);
 
 // The tensors of a call, so that what it writes shares no memory with what it reads or
 // with each other. Allocates nothing but for long names.
@@ -58,8 +56,7 @@ class Apart {
   // Writable, apart from all before, which it joins.
   void Writes(const char* op, const char* name, const TensorView& t);
   // Checks before that it is there, of this shape and dtype.
-  void Writes(const char* op, const char* name, const TensorView& t, const Axes& shape,
-              DType dtype) {
+  void Writes(const char* op, const char* name, const TensorView& t, const Axes& shape, DType dtype) {
     CheckTensor(op, name, t, shape, dtype, true, device_);
     Writes(op, name, t);
   }

@@ -21,9 +21,7 @@ size_t LengthOf(const Doubles& x, int64_t num_taps) {
 }
 
 // Over the product of norms.
-double TransformError(size_t n, double u) {
-  return 13 * (std::log2(static_cast<double>(n)) + 4) * u;
-}
+double TransformError(size_t n, double u) { return 13 * (std::log2(static_cast<double>(n)) + 4) * u; }
 
 }  // namespace
 
@@ -35,8 +33,7 @@ Doubles ConvolvedMagnitudes(const Doubles& taps, const Doubles& x, size_t count)
   return sums;
 }
 
-Doubles ConvolutionErrors(const Doubles& taps, const Doubles& x, double D, int64_t num_taps,
-                          bool from_end, double u) {
+Doubles ConvolutionErrors(const Doubles& taps, const Doubles& x, double D, int64_t num_taps, bool from_end, double u) {
   const size_t n = LengthOf(x, num_taps), T = x.size();
   Doubles errors(T);
   if (n == 0) {
@@ -57,8 +54,7 @@ Doubles ConvolutionErrors(const Doubles& taps, const Doubles& x, double D, int64
   return errors;
 }
 
-Doubles TapErrors(const Doubles& x, const Doubles& dy, size_t taps, int64_t num_taps, bool is_f64,
-                  double u) {
+Doubles TapErrors(const Doubles& x, const Doubles& dy, size_t taps, int64_t num_taps, bool is_f64, double u) {
   const size_t n = LengthOf(x, num_taps), T = x.size();
   Doubles errors(taps);
   if (n == 0) {

@@ -20,12 +20,12 @@ using mechanism::Put;
 // stands at one of them. r = beta .* erase .* key and w = beta .* write .* v, or a, b and v.
 struct Head {
   bool before = false;
-  size_t writes = 1;        // of a token: it decays before the first and is read after the last
+  size_t writes = 1;  // of a token: it decays before the first and is read after the last
   size_t T = 0, K = 0, V = 0;
-  Doubles q, k, a;          // [T, K]: scaled; a: decays
-  Doubles r, b;             // read and second write keys
-  Doubles w;                // [T, V]
-  Doubles S;                // [K, V]: initial
+  Doubles q, k, a;                     // [T, K]: scaled; a: decays
+  Doubles r, b;                        // read and second write keys
+  Doubles w;                           // [T, V]
+  Doubles S;                           // [K, V]: initial
   Doubles key, erase, beta, v, write;  // what r and w are made of
 };
 
@@ -76,17 +76,14 @@ void ForEachHead(const Inputs& in, const Options& options, const DeltaMath& math
 Doubles StateOf(const ConstTensorView& t, const Place& place, size_t K, size_t V) {
   Doubles state(K * V, 0.0);
   for (size_t i = 0; t.present() && i < K * V; ++i) {
-    state[i] = At(t, {place.sequence, place.head, static_cast<int64_t>(i / V),
-                      static_cast<int64_t>(i % V)});
+    state[i] = At(t, {place.sequence, place.head, static_cast<int64_t>(i / V), static_cast<int64_t>(i % V)});
   }
   return state;
 }
 
 void PutState(const TensorView& t, const Place& place, const Doubles& state, size_t V) {
   for (size_t i = 0; i < state.size(); ++i) {
-    Put(t, {place.sequence, place.head, static_cast<int64_t>(i / V),
-            static_cast<int64_t>(i % V)},
-        state[i]);
+    Put(t, {place.sequence, place.head, static_cast<int64_t>(i / V), static_cast<int64_t>(i % V)}, state[i]);
   }
 }
 
@@ -118,9 +115,8 @@ Head HeadOf(const DeltaMath& math, const Inputs& in, const Place& place) {
       h.r.push_back(beta * h.erase.back() * h.key.back());
       h.b.push_back(h.before ? at(in.b, place.key_head, i) : 0);
       const bool decays = math.log_decay && first;
-      h.a.push_back(decays ? std::exp(math.log_decay(place.batch, place.tokens[row], place.head,
-                                                     static_cast<int64_t>(i)))
-                           : 1);
+      h.a.push_back(
+          decays ? std::exp(math.log_decay(place.batch, place.tokens[row], place.head, static_cast<int64_t>(i))) : 1);
     }
     for (size_t j = 0; j < h.V; ++j) {
       h.v.push_back(at(in.v, place.head, j, several));
@@ -201,8 +197,7 @@ struct HeadGradients {
 HeadGradients Backward(const Head& h, const Doubles& d_o, const Doubles& d_final) {
   HeadGradients g(h);
   Doubles D = d_final;
-  AgainstTime(h, [&](size_t t, const Doubles& before, const Doubles& after,
-                     const Doubles& found) {
+  AgainstTime(h, [&](size_t t, const Doubles& before, const Doubles& after, const Doubles& found) {
     const size_t K = h.K, V = h.V, at = t * K;
     const double* w = &h.w[t * V];
     Doubles d_found(V, 0.0);  // of e, or x
@@ -295,8 +290,8 @@ void AddGradients(const DeltaMath& math, const Head& h, const Place& place, cons
 
 // The inputs of delta rules, and their gradients.
 constexpr struct {
-  ConstTensorView Inputs::*input;
-  TensorView Gradients::*gradient;
+  ConstTensorView Inputs::* input;
+  TensorView Gradients::* gradient;
 } kTensors[] = {{&Inputs::q, &Gradients::dq},         {&Inputs::k, &Gradients::dk},
                 {&Inputs::v, &Gradients::dv},         {&Inputs::log_decay, &Gradients::dlog_decay},
                 {&Inputs::beta, &Gradients::dbeta},   {&Inputs::p, &Gradients::dp},
@@ -412,8 +407,7 @@ void Reference(const Inputs& in, const Options& options, const DeltaMath& math, 
     for (size_t t = 0; t < h.T; ++t) {
       Advance(h, t, S, found);
       for (size_t j = 0; (t + 1) % h.writes == 0 && j < h.V; ++j) {
-        Put(out.o, {place.batch, place.tokens[t], place.head, static_cast<int64_t>(j)},
-            Read(h, S, h.q, t, j));
+        Put(out.o, {place.batch, place.tokens[t], place.head, static_cast<int64_t>(j)}, Read(h, S, h.q, t, j));
       }
     }
     PutState(out.final.S, place, S, h.V);
@@ -435,12 +429,11 @@ void Tolerance(const Inputs& in, const Options& options, const DeltaMath& math, 
       const Doubles sizes = ColumnNorms(S, h.V);
       for (size_t j = 0; (t + 1) % h.writes == 0 && j < h.V; ++j) {
         const auto column = static_cast<int64_t>(j);
-        const double value =
-            At(expected.o, {place.batch, place.tokens[t], place.head, column});
+        const double value = At(expected.o, {place.batch, place.tokens[t], place.head, column});
         const double size = sizes[j];
         Put(tolerance.o, {place.batch, place.tokens[t], place.head, column},
-            query * (errors.state[t + 1][j] + rounding.chain * size) + e.underflow +
-                std::abs(value) * e.output + e.subnormal);
+            query * (errors.state[t + 1][j] + rounding.chain * size) + e.underflow + std::abs(value) * e.output +
+                e.subnormal);
       }
     }
     Doubles of_state(h.K * h.V);
@@ -451,13 +444,11 @@ void Tolerance(const Inputs& in, const Options& options, const DeltaMath& math, 
   });
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options, const DeltaMath& math,
-                       const Gradients& out) {
+void BackwardReference(const BackwardInputs& in, const Options& options, const DeltaMath& math, const Gradients& out) {
   ClearAll(out);
   ForEachHead(in, options, math, [&](const Place& place) {
     const Head h = HeadOf(math, in, place);
-    const HeadGradients g =
-        Backward(h, GradientsOfO(in, place, h.writes), StateOf(in.d_final.S, place, h.K, h.V));
+    const HeadGradients g = Backward(h, GradientsOfO(in, place, h.writes), StateOf(in.d_final.S, place, h.K, h.V));
     AddGradients(math, h, place, g, nullptr, 0, out);
   });
 }
@@ -475,14 +466,13 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const D
     Doubles D = StateOf(in.d_final.S, place, K, V);
     const HeadGradients true_values = Backward(h, d_o, D);
     HeadGradients g(h);
-    Doubles off(V, 0.0);           // of the columns of D
-    Doubles late(V, 0.0);          // the norms of what the next token's read key has added to them
-    Doubles later(K, 0.0);         // of sums over later writes of a block
+    Doubles off(V, 0.0);    // of the columns of D
+    Doubles late(V, 0.0);   // the norms of what the next token's read key has added to them
+    Doubles later(K, 0.0);  // of sums over later writes of a block
     size_t block = 64;
     while (block > 1 && block * h.writes > 64) block /= 2;
     block *= h.writes;
-    AgainstTime(h, [&](size_t t, const Doubles& before, const Doubles& after,
-                       const Doubles& found) {
+    AgainstTime(h, [&](size_t t, const Doubles& before, const Doubles& after, const Doubles& found) {
       const size_t at = t * K;
       const double query = Norm(&h.q[at], K), key = Norm(&h.k[at], K), read = Norm(&h.r[at], K);
       const double second = Norm(&h.b[at], K), norm = TransitionNorm(h, t);
@@ -527,8 +517,8 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const D
         const double last = h.before && t > 0 ? 2 * forward.written[(t - 1) * V + j] : 0;
         of_r += written * (forward.state[t][j] + by_value.chain * (old + last) + by_key.decay * old) + old * found_off;
         late[j] = h.before ? read * written : 0;
-        off[j] = norm * off[j] + read * (h.before ? second : key) * by_key.chain * size +
-                 by_key.decay * size + by_key.u * (2 * size + read * written);
+        off[j] = norm * off[j] + read * (h.before ? second : key) * by_key.chain * size + by_key.decay * size +
+                 by_key.u * (2 * size + read * written);
       }
       for (size_t i = 0; i < K; ++i) {  // D before the token
         for (size_t j = 0; j < V; ++j) {
@@ -546,8 +536,8 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const D
         const auto product = [&](const Doubles& x, const Doubles& dx, const Doubles& error) {
           return std::abs(x[at + i]) * (error[at + i] + 8 * by_key.u * std::abs(dx[at + i]));
         };
-        later[i] += product(h.q, true_values.q, g.q) + product(h.k, true_values.k, g.k) +
-                    product(h.r, true_values.r, g.r);
+        later[i] +=
+            product(h.q, true_values.q, g.q) + product(h.k, true_values.k, g.k) + product(h.r, true_values.r, g.r);
         if (h.before) later[i] += product(h.b, true_values.b, g.b);
         g.log_a[at + i] = later[i] + e.underflow;
       }
@@ -575,8 +565,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const D
       const TensorView& values = expected.*tensor.gradient;
       const double value = std::abs(LoadAsDouble(values.dtype(), values.data(), from));
       const double error = LoadAsDouble(t.dtype(), t.data(), to);
-      StoreDouble(t.dtype(), t.data(), to,
-                  error + value * (4 * u + rounded.output) + rounded.subnormal);
+      StoreDouble(t.dtype(), t.data(), to, error + value * (4 * u + rounded.output) + rounded.subnormal);
     }
   }
 }

@@ -23,9 +23,9 @@ namespace heed::recurrent {
 // Tensors that are not named here are not read, and a tensor of another rank than recurrent.h gives is refused.
 struct DeltaMath {
   double scale = 1;
-  LogDecay log_decay;                                 // empty: no decay
-  ConstTensorView Inputs::*read_key = &Inputs::k;     // [B, T, H, K]
-  TensorView Gradients::*d_read_key = &Gradients::dk;
+  LogDecay log_decay;                               // empty: no decay
+  ConstTensorView Inputs::* read_key = &Inputs::k;  // [B, T, H, K]
+  TensorView Gradients::* d_read_key = &Gradients::dk;
   bool beta = false, erase_and_write = false;  // these factors exist, else they are 1
   bool reads_before_decay = false;             // b exists
   // A token writes n times, decayed before the first and read after the last: k is [B, T, n, H, K],
@@ -35,8 +35,7 @@ struct DeltaMath {
 
 // The mathematics is all that they know. Arguments are those of a kernel, which has checked them. Outputs may be f64.
 void Reference(const Inputs& in, const Options& options, const DeltaMath& math, const Outputs& out);
-void BackwardReference(const BackwardInputs& in, const Options& options, const DeltaMath& math,
-                       const Gradients& out);
+void BackwardReference(const BackwardInputs& in, const Options& options, const DeltaMath& math, const Gradients& out);
 
 // The allowed error of each output; .cc says why.
 void Tolerance(const Inputs& in, const Options& options, const DeltaMath& math, const Outputs& expected,

@@ -39,7 +39,7 @@ void WriteGradient(PythonCall& call, const Argument& a) {
   call.gradients.resize(call.in.size());
   call.gradients[a.index] = call.arrays.Write(a, Kind::kFloat);
 }
-template <ConstTensorView Call::*kField>
+template <ConstTensorView Call::* kField>
 void ReadInts(PythonCall& call, const Argument& a) {
   call.*kField = call.arrays.ReadList(a, Kind::kInt);
 }
@@ -95,8 +95,7 @@ void ReadStates(PythonCall& call, const Argument& a) {
 
 // A pair of numbers, of which infinity is one.
 Range ToRange(const Argument& a) {
-  const bool pair = (PyTuple_Check(a.value.ptr()) || PyList_Check(a.value.ptr())) &&
-                    PyObject_Size(a.value.ptr()) == 2;
+  const bool pair = (PyTuple_Check(a.value.ptr()) || PyList_Check(a.value.ptr())) && PyObject_Size(a.value.ptr()) == 2;
   if (!pair) Fail(a, "a pair of numbers");
   const auto number = [&](int i) {
     const nb::object item = a.value[i];
@@ -132,15 +131,13 @@ void ReadSetting(PythonCall& call, const Argument& a) {
 }
 
 using Keyword = python::Keyword<PythonCall>;
-constexpr Keyword kScale = {"scale", true,
-                            [](PythonCall& c, const Argument& a) { c.scale = ToFinite(a); }};
+constexpr Keyword kScale = {"scale", true, [](PythonCall& c, const Argument& a) { c.scale = ToFinite(a); }};
 constexpr Keyword kInitial = {"initial_state", true, &ReadStates<&ReadState<&Call::initial>>};
 constexpr Keyword kGradient = {"dstate", true, &ReadStates<&ReadState<&Call::d_final>>};
 constexpr Keyword kState = {"state", false, &ReadStates<&WriteState>};
-constexpr Keyword kReturnState = {
-    "return_state", false, [](PythonCall& c, const Argument& a) { c.return_state = ToBool(a); }};
-constexpr Keyword kReverse = {"reverse", false,
-                              [](PythonCall& c, const Argument& a) { c.reverse = ToBool(a); }};
+constexpr Keyword kReturnState = {"return_state", false,
+                                  [](PythonCall& c, const Argument& a) { c.return_state = ToBool(a); }};
+constexpr Keyword kReverse = {"reverse", false, [](PythonCall& c, const Argument& a) { c.reverse = ToBool(a); }};
 constexpr Keyword kOut = {"out", true, &ReadOut};
 constexpr Keyword kThreads = {"threads", true, [](PythonCall& c, const Argument& a) {
                                 c.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads));
@@ -275,8 +272,7 @@ void Bound::ListKeywords() {
 
   Append(torch_keywords, by_place, own, initial, of_tokens, kThreads);
   const Keyword d_o_of_torch = {"the gradient of o", false, &ReadGradientOfO};
-  Append(torch_backward_keywords, d_o_of_torch, d_final, torch_keywords, gradients_of_inputs,
-         gradients_of_states);
+  Append(torch_backward_keywords, d_o_of_torch, d_final, torch_keywords, gradients_of_inputs, gradients_of_states);
   Append(torch_keywords, kOut, final);
 }
 

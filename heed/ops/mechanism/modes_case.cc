@@ -16,9 +16,7 @@ constexpr size_t kChunk = 16;
 
 // How far a number of a mode, and powers of it up to 16, may be off in the tables, relative: rounded
 // once, and of f64 what computing it in f64 takes, of the argument and of the operations.
-double TableError(const ReferenceMode& m, double u) {
-  return u + 0x1p-52 * (60 + 3 * kChunk * std::abs(m.z));
-}
+double TableError(const ReferenceMode& m, double u) { return u + 0x1p-52 * (60 + 3 * kChunk * std::abs(m.z)); }
 
 // Rounding happens at the ends of chunks, and at each token after the last.
 ModeWalk WalkOf(const ReferenceMode& m, const Inexact& inputs, double factor, double size, double u) {
@@ -84,8 +82,7 @@ ModeWalks StateWalks(const ReferenceRow& c, const Inexact& inputs, double u) {
   return walks;
 }
 
-ModeWalks GradientWalks(const ReferenceRow& c, const Inexact& dy_from_end, const Complexes& last,
-                        double u) {
+ModeWalks GradientWalks(const ReferenceRow& c, const Inexact& dy_from_end, const Complexes& last, double u) {
   ModeWalks walks;
   for (size_t n = 0; n < c.N(); ++n) {
     const ReferenceMode& m = c.modes[n];
@@ -94,19 +91,15 @@ ModeWalks GradientWalks(const ReferenceRow& c, const Inexact& dy_from_end, const
   return walks;
 }
 
-double StateError(const ModeWalk& walk) {
-  return walk.error.empty() ? 0 : 1.01 * walk.error.back();
-}
+double StateError(const ModeWalk& walk) { return walk.error.empty() ? 0 : 1.01 * walk.error.back(); }
 
 double InitialGradientError(const ReferenceMode& m, const ModeWalk& walk, double u) {
   if (walk.error.empty()) return 0;
-  return 1.01 * std::abs(m.a) *
-         (walk.error.back() + (34 * u + 2 * TableError(m, u)) * walk.size.back());
+  return 1.01 * std::abs(m.a) * (walk.error.back() + (34 * u + 2 * TableError(m, u)) * walk.size.back());
 }
 
 // What is read off states is N products, and 16 taps in a chunk.
-Doubles OutputErrors(const ReferenceRow& c, const Inexact& x, bool back, const ModeWalks& walks,
-                     double u) {
+Doubles OutputErrors(const ReferenceRow& c, const Inexact& x, bool back, const ModeWalks& walks, double u) {
   Doubles errors(x.values.size());
   const double chain = (2 * static_cast<double>(c.N()) + 26) * u;
   for (size_t t = 0; t < errors.size(); ++t) {
@@ -139,9 +132,8 @@ Doubles ConvolvedErrors(const ReferenceRow& c, const Inexact& taps, const Inexac
   return errors;
 }
 
-void AddParameterErrors(const ReferenceRow& c, const Inexact& inputs, const Inexact& dy,
-                        const Complexes& last, bool is_f64, double u, const Gradients& tolerance,
-                        size_t rows) {
+void AddParameterErrors(const ReferenceRow& c, const Inexact& inputs, const Inexact& dy, const Complexes& last,
+                        bool is_f64, double u, const Gradients& tolerance, size_t rows) {
   const int64_t d = c.channel;
   const size_t T = inputs.values.size();
   const Inexact back = dy.Reversed();
@@ -163,8 +155,7 @@ void AddParameterErrors(const ReferenceRow& c, const Inexact& inputs, const Inex
       const double of_before = t == 0 ? 0 : h.error[t - 1] + 34 * u * before;
       of_a += error_l * before + size_l * of_before + relative * size_l * before;
       of_b += (error_l + relative * size_l) * std::abs(inputs.values[t]) + size_l * inputs.errors[t];
-      of_C += 2 * (std::abs(dy.values[t]) * (h.error[t] + (34 * u + relative) * after) +
-                   dy.errors[t] * after);
+      of_C += 2 * (std::abs(dy.values[t]) * (h.error[t] + (34 * u + relative) * after) + dy.errors[t] * after);
     }
     const double a_slope = std::abs(m.a_slope), b_slope = std::abs(m.b_slope), z = std::abs(m.z);
     const double of_z = of_a * a_slope + of_b * b_slope;
@@ -188,8 +179,8 @@ void TapGradients::Add(const Inexact& inputs, const Inexact& dy, int64_t most, b
   for (size_t t = 0; t < T; ++t) {
     for (size_t s = 0; s <= t; ++s) {
       taps_.values[s] += dy.values[t] * inputs.values[t - s];
-      taps_.errors[s] += 1.01 * (dy.errors[t] * std::abs(inputs.values[t - s]) +
-                                 std::abs(dy.values[t]) * inputs.errors[t - s]);
+      taps_.errors[s] +=
+          1.01 * (dy.errors[t] * std::abs(inputs.values[t - s]) + std::abs(dy.values[t]) * inputs.errors[t - s]);
     }
   }
 }
@@ -200,8 +191,7 @@ void TapGradients::AddParameterErrors(const ReferenceRow& row, bool is_f64, doub
   for (size_t s = 0; s < dy.values.size(); ++s) dy.errors[s] += u * std::abs(dy.values[s]);
   ReferenceRow of_taps = row;
   of_taps.h.assign(1, Complexes(row.N()));
-  scanning::AddParameterErrors(of_taps, Impulse(dy.values.size()), dy, Complexes(row.N()), is_f64, u,
-                               tolerance);
+  scanning::AddParameterErrors(of_taps, Impulse(dy.values.size()), dy, Complexes(row.N()), is_f64, u, tolerance);
 }
 
 bool IsConvolved(int64_t modes, bool may_choose, bool wants_convolution, bool states) {

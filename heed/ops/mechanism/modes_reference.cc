@@ -36,8 +36,7 @@ double ReferenceRow::OutputAt(size_t t) const {
   return o + D * u[t];
 }
 
-double ReferenceRow::InputGradientAt(size_t t, const Doubles& dy,
-                                     const std::vector<Complexes>& l) const {
+double ReferenceRow::InputGradientAt(size_t t, const Doubles& dy, const std::vector<Complexes>& l) const {
   double du = 0;
   for (size_t n = 0; n < N(); ++n) du += (modes[n].b * l[t][n]).real();
   return du + D * dy[t];
@@ -98,8 +97,8 @@ Complexes InitialGradients(const ReferenceRow& c, const std::vector<Complexes>& 
   return before;
 }
 
-void AddParameterGradients(const ReferenceRow& c, const Doubles& dy,
-                           const std::vector<Complexes>& l, const Gradients& out) {
+void AddParameterGradients(const ReferenceRow& c, const Doubles& dy, const std::vector<Complexes>& l,
+                           const Gradients& out) {
   for (size_t t = 0; t < c.T(); ++t) mechanism::Add(out.dD, {c.channel}, dy[t] * c.u[t]);
   for (size_t n = 0; n < c.N(); ++n) {
     const ReferenceMode& m = c.modes[n];

@@ -42,8 +42,8 @@ std::vector<Complexes> GradientsOf(const ReferenceRow& row, const Doubles& dy, c
 // The gradients of the state before the first token.
 Complexes InitialGradients(const ReferenceRow& row, const std::vector<Complexes>& l);
 // Adds to dlog_dt, dlog_A_real, dA_imag, dC and dD.
-void AddParameterGradients(const ReferenceRow& row, const Doubles& dy,
-                           const std::vector<Complexes>& l, const Gradients& out);
+void AddParameterGradients(const ReferenceRow& row, const Doubles& dy, const std::vector<Complexes>& l,
+                           const Gradients& out);
 
 }  // namespace heed::scanning
 

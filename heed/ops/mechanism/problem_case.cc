@@ -49,13 +49,12 @@ std::string Title(const Mechanism& m, const Problem& p) {
 }
 
 // The outputs of both passes that exist, in order; those of o's shape with strides of `like`.
-void Describe(const Mechanism& m, int64_t sequences, bool forward, bool backward, const Shape& like,
-              Problem& p) {
+void Describe(const Mechanism& m, int64_t sequences, bool forward, bool backward, const Shape& like, Problem& p) {
   AxisSizes sizes = SizesOf(m, p);
   const DType dtype = p.inputs[0].dtype();
   const Shape o = ShapeOf(m.o_axes, sizes);
   sizes.B = sequences;
-  const auto add_states = [&](std::string StateRow::*name) {
+  const auto add_states = [&](std::string StateRow::* name) {
     if (p.stateless) return;
     for (const StateRow& state : m.states) {
       if ((state.*name).empty()) continue;
@@ -131,8 +130,8 @@ std::vector<InputSpec> InputsOf(const Mechanism& m) {
   for (const Row& row : m.tensors) {
     // Files have the form per token without groups, as every checkpoint does.
     const bool several = row.axes.find('|') != std::string::npos;
-    inputs.push_back({row.name, several ? std::string(AxesOfRank(row.axes, 3)) : row.axes,
-                      row.optional, row.type != kSame});
+    inputs.push_back(
+        {row.name, several ? std::string(AxesOfRank(row.axes, 3)) : row.axes, row.optional, row.type != kSame});
   }
   return inputs;
 }
@@ -182,8 +181,7 @@ std::optional<double> Words::Number(const std::string& name, double otherwise) c
   return std::stod(text_.substr(at + name.size() + 2));
 }
 
-const Buffer& FillEach(const Buffer& buffer, uint64_t seed,
-                       const std::function<double(Random&)>& value) {
+const Buffer& FillEach(const Buffer& buffer, uint64_t seed, const std::function<double(Random&)>& value) {
   Random random(seed);
   Shape at(buffer.view().sizes().size());
   if (buffer.view().num_elements() == 0) return buffer;
@@ -263,8 +261,8 @@ Case Maker::MakeCase(const CaseRequest& request) {
   const Shape like = Strides();
   if (backward) {
     const Shape o = OutputShape();
-    const Buffer d_o = like.empty() ? Buffer(dtype_, o, Placement::kAligned)
-                                    : Buffer(dtype_, o, like, Placement::kAligned);
+    const Buffer d_o =
+        like.empty() ? Buffer(dtype_, o, Placement::kAligned) : Buffer(dtype_, o, like, Placement::kAligned);
     p_.d_o = Keep(d_o.FillNormal(NextSeed()));
   }
   if (p_.step || (words_.Has("state") && !p_.stateless)) {
@@ -323,17 +321,14 @@ Buffer Maker::AnyLayout(DType dtype, const Shape& sizes, bool rows) {
   return Buffer(dtype, sizes, strides, placement, Integer(0, 9));
 }
 
-TensorView Maker::Normal(const Shape& sizes) {
-  return Keep(AnyLayout(dtype_, sizes, true).FillNormal(NextSeed(), 1));
-}
+TensorView Maker::Normal(const Shape& sizes) { return Keep(AnyLayout(dtype_, sizes, true).FillNormal(NextSeed(), 1)); }
 
 TensorView Maker::NormalState(const Shape& sizes) {
   return Keep(Buffer(StateDType(dtype_), sizes).FillNormal(NextSeed()));
 }
 
 ConstTensorView Maker::Ints(const Shape& values) {
-  const Buffer buffer(Chance(0.5) ? DType::kI32 : DType::kI64,
-                      {static_cast<int64_t>(values.size())});
+  const Buffer buffer(Chance(0.5) ? DType::kI32 : DType::kI64, {static_cast<int64_t>(values.size())});
   for (size_t i = 0; i < values.size(); ++i) {
     buffer.Set({static_cast<int64_t>(i)}, static_cast<double>(values[i]));
   }

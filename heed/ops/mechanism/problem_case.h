@@ -78,8 +78,7 @@ struct Mechanism {
   bool causal = true, has_scale = true, has_direction = true;
 
   std::function<void(Context&, const Problem&, Views)> forward, backward, step;  // no step: null
-  std::function<void(const Problem&, Views expected, Views tolerance)> reference,
-      backward_reference;
+  std::function<void(const Problem&, Views expected, Views tolerance)> reference, backward_reference;
   std::function<TensorCall(const Context&, const Problem&)> explain;  // of a forward pass
   std::function<int64_t(const Context&, const Problem&)> backward_workspace;
 };
@@ -134,14 +133,12 @@ struct Functions {
   std::function<void(Context&, const BackwardInputs&, const Own&, const Gradients&)> backward;
   std::function<void(const Inputs&, const Own&, const Outputs&)> reference;
   std::function<void(const BackwardInputs&, const Own&, const Gradients&)> backward_reference;
-  std::function<void(Context&, const typename Api::StepInputs&, const Own&,
-                     const typename Api::StepState&, const TensorView&)>
+  std::function<void(Context&, const typename Api::StepInputs&, const Own&, const typename Api::StepState&,
+                     const TensorView&)>
       step = {};
   // The allowed error of each output.
-  std::function<void(const Inputs&, const Own&, const Outputs& expected, const Outputs& tolerance)>
-      tolerance = {};
-  std::function<void(const BackwardInputs&, const Own&, const Gradients& expected,
-                     const Gradients& tolerance)>
+  std::function<void(const Inputs&, const Own&, const Outputs& expected, const Outputs& tolerance)> tolerance = {};
+  std::function<void(const BackwardInputs&, const Own&, const Gradients& expected, const Gradients& tolerance)>
       backward_tolerance = {};
   std::function<typename Api::Explanation(const Context&, const Inputs&, const Own&)> explain = {};
   std::function<int64_t(const Context&, const Inputs&, const Own&)> backward_workspace = {};
@@ -167,8 +164,7 @@ struct Structs {
   typename Api::StepInputs TokenOf(const Problem& p) const {
     typename Api::StepInputs in;
     for (size_t i = 0; i < tensors.size(); ++i) {
-      in.*tensors[i].of_step() =
-          WithoutTokens(AxesOfRank(tensors[i].axes, p.inputs[i].rank()), p.inputs[i]);
+      in.*tensors[i].of_step() = WithoutTokens(AxesOfRank(tensors[i].axes, p.inputs[i].rank()), p.inputs[i]);
     }
     return in;
   }
@@ -235,8 +231,11 @@ void Bind(const Structs<Api>& table, const Own& own, const Functions<Api, Own>& 
   };
   m.explain = [=](const Context& ctx, const Problem& p) {
     const auto plan = of->f.explain(ctx, of->table.InputsOf(p), with(p));
-    return TensorCall{.kernel = plan.kernel, .target = plan.target, .why = plan.why,
-                      .flops = plan.flops, .workspace_bytes = plan.workspace_bytes};
+    return TensorCall{.kernel = plan.kernel,
+                      .target = plan.target,
+                      .why = plan.why,
+                      .flops = plan.flops,
+                      .workspace_bytes = plan.workspace_bytes};
   };
   m.backward_workspace = [=](const Context& ctx, const Problem& p) {
     return of->f.backward_workspace(ctx, of->table.InputsOf(p), with(p));
@@ -253,9 +252,7 @@ void Bind(const Structs<Api>& table, const Own& own, const Functions<Api, Own>& 
 class Words {
  public:
   explicit Words(const std::string& variant) : text_("+" + variant + "+") {}
-  bool Has(std::string_view word) const {
-    return text_.find("+" + std::string(word) + "+") != std::string::npos;
-  }
+  bool Has(std::string_view word) const { return text_.find("+" + std::string(word) + "+") != std::string::npos; }
   // 7 for "taps", or `otherwise` where the word has no number; nothing where it is missing.
   std::optional<double> Number(const std::string& name, double otherwise = 0) const;
 
@@ -264,8 +261,7 @@ class Words {
 };
 
 // Each element from a deviate of its own.
-const Buffer& FillEach(const Buffer& buffer, uint64_t seed,
-                       const std::function<double(Random&)>& value);
+const Buffer& FillEach(const Buffer& buffer, uint64_t seed, const std::function<double(Random&)>& value);
 
 // A state's N(0, 1), or what else it is filled with.
 const Buffer& FillState(const StateRow& state, const Buffer& buffer, uint64_t seed);

@@ -12,9 +12,7 @@ struct State {
   Doubles S, z;
 };
 
-double ColumnDecay(const ReferenceHead& h, size_t t, size_t j) {
-  return h.b.empty() ? 1 : h.b[t * h.V + j];
-}
+double ColumnDecay(const ReferenceHead& h, size_t t, size_t j) { return h.b.empty() ? 1 : h.b[t * h.V + j]; }
 
 // The state after token t, from the one before.
 void Advance(const ReferenceHead& h, size_t t, State& state) {
@@ -29,8 +27,7 @@ void Advance(const ReferenceHead& h, size_t t, State& state) {
 }
 
 // What token t's query reads.
-double Seen(const ReferenceHead& h, size_t t, const State& before, const State& after,
-            size_t i, size_t j) {
+double Seen(const ReferenceHead& h, size_t t, const State& before, const State& after, size_t i, size_t j) {
   const size_t at = i * h.V + j;
   if (h.u.empty()) return after.S[at];
   return before.S[at] + h.u[i] * h.k[t * h.K + i] * h.v[t * h.V + j];
@@ -87,8 +84,8 @@ ReferenceHeadOutputs RunReference(const ReferenceHead& h) {
   return out;
 }
 
-ReferenceHeadGradients RunBackwardReference(const ReferenceHead& h, const Doubles& d_o,
-                                            const Doubles& d_S, const Doubles& d_z) {
+ReferenceHeadGradients RunBackwardReference(const ReferenceHead& h, const Doubles& d_o, const Doubles& d_S,
+                                            const Doubles& d_z) {
   ReferenceHeadGradients g;
   g.q.assign(h.T * h.K, 0);
   g.k = g.a = g.q;

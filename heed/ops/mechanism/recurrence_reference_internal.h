@@ -55,8 +55,8 @@ struct ReferenceHeadGradients {
 };
 
 // The gradients of <d_o, o> + <d_S, S_T> + <d_z, z_T>.
-ReferenceHeadGradients RunBackwardReference(const ReferenceHead& head, const Doubles& d_o,
-                                            const Doubles& d_S, const Doubles& d_z);
+ReferenceHeadGradients RunBackwardReference(const ReferenceHead& head, const Doubles& d_o, const Doubles& d_S,
+                                            const Doubles& d_z);
 
 }  // namespace heed::mechanism
 

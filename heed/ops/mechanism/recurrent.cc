@@ -51,9 +51,7 @@ struct Call {
   std::vector<float> decays_f32;
 };
 
-Device DeviceOf(const Inputs& in) {
-  return in.q.device().type == DeviceType::kCuda ? in.q.device() : Device();
-}
+Device DeviceOf(const Inputs& in) { return in.q.device().type == DeviceType::kCuda ? in.q.device() : Device(); }
 
 recurrence::Rows RowsOf(const Call& call, const ConstTensorView& t) {
   const int64_t step = call.reverse ? -1 : 1;
@@ -72,9 +70,7 @@ recurrence::Rows WritesOf(const Call& call, const ConstTensorView& t) {
 }
 
 // A matrix, each row contiguous.
-recurrence::Rows MatrixOf(const ConstTensorView& t) {
-  return {t.data(), t.dtype(), 0, t.stride(0), 0};
-}
+recurrence::Rows MatrixOf(const ConstTensorView& t) { return {t.data(), t.dtype(), 0, t.stride(0), 0}; }
 
 recurrence::Rows KeptDecays(Call& call, const ConstTensorView& t) {
   if (t.data() == nullptr) return {};
@@ -97,8 +93,7 @@ recurrence::States StatesOf(const Call& call, const ConstTensorView& t) {
   if (call.value_first && t.rank() == 4) {
     return {t.data(), t.stride(0), t.stride(1), t.stride(3), t.stride(2)};
   }
-  return {t.data(), t.stride(0), t.stride(1), t.rank() > 2 ? t.stride(2) : 0,
-          t.rank() == 4 ? t.stride(3) : 0};
+  return {t.data(), t.stride(0), t.stride(1), t.rank() > 2 ? t.stride(2) : 0, t.rank() == 4 ? t.stride(3) : 0};
 }
 
 // What errors call the parts of a state, in memory of their own: a step allocates nothing.
@@ -123,8 +118,8 @@ const TensorView& ViewOf(const StateTensor& s, const State& of) { return of.*s.w
 
 // f(name, view, shape) for the states that are given; of what a call does not have none may be.
 template <class States, class F>
-void ForStates(const char* op, const Call& call, const Definition& definition, const char* what,
-               const char* verb, const States& given, const F& f) {
+void ForStates(const char* op, const Call& call, const Definition& definition, const char* what, const char* verb,
+               const States& given, const F& f) {
   const StateNames names(definition, what);
   for (size_t i = 0; i < 3; ++i) {
     const auto& t = ViewOf(call.states[i], given);
@@ -134,8 +129,8 @@ void ForStates(const char* op, const Call& call, const Definition& definition, c
   }
 }
 
-void CheckCall(const char* op, const Context* checks, const Definition& definition,
-               const Inputs& in, const Options& options, bool data, Call& call) {
+void CheckCall(const char* op, const Context* checks, const Definition& definition, const Inputs& in,
+               const Options& options, bool data, Call& call) {
   call.Reset();
   for (const double eps : {definition.eps, definition.feature_eps}) {
     if (!(eps >= 0) || std::isinf(eps)) {
@@ -147,12 +142,10 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   if (!in.q.present()) Fail(op, query_name, "is absent", "a tensor");
   const bool several = definition.several_writes, channels = definition.channels;
   if (in.q.rank() != (channels ? 3 : 4)) {
-    Fail(op, query_name, "has shape " + in.q.ShapeString(),
-         channels ? "rank 3: [B, T, C]" : "rank 4: [B, T, H, K]");
+    Fail(op, query_name, "has shape " + in.q.ShapeString(), channels ? "rank 3: [B, T, C]" : "rank 4: [B, T, H, K]");
   }
   if (!IsFloat(in.q.dtype())) {
-    Fail(op, query_name, std::string("has dtype ") + Name(in.q.dtype()),
-         "f64, f32, bf16 or f16");
+    Fail(op, query_name, std::string("has dtype ") + Name(in.q.dtype()), "f64, f32, bf16 or f16");
   }
   if (!in.v.present()) Fail(op, value_name, "is absent", "a tensor");
   if (in.v.rank() != (several ? 5 : channels ? 3 : 4)) {
@@ -174,11 +167,10 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   const ConstTensorView& W = in.projection;
   const bool random = recurrence::IsRandom(definition.feature);
   if (random && W.present() && (W.rank() != 2 || W.size(0) < 1 || W.size(1) != K)) {
-    Fail(op, "projection", "has shape " + W.ShapeString(),
-         "[M, K = " + std::to_string(K) + "], M >= 1");
+    Fail(op, "projection", "has shape " + W.ShapeString(), "[M, K = " + std::to_string(K) + "], M >= 1");
   }
-  call.sizes = {.B = B, .T = T, .N = p.writes, .G = HV, .H = H, .K = K, .V = V,
-                .M = random && W.present() ? W.size(0) : 0};
+  call.sizes = {
+      .B = B, .T = T, .N = p.writes, .G = HV, .H = H, .K = K, .V = V, .M = random && W.present() ? W.size(0) : 0};
   call.o_shape = channels ? Axes{B, T, HV} : Axes{B, T, HV, V};
   if (K < 1) Fail(op, query_name, "has shape " + in.q.ShapeString(), "K >= 1");
   if (V < 1) Fail(op, value_name, "has shape " + in.v.ShapeString(), "V >= 1");
@@ -198,8 +190,8 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
     CheckTensor(op, tensor.name, t, ShapeOf(tensor.axes, call.sizes), own ? t.dtype() : p.dtype, data,
                 on_host ? Device() : p.device);
     if (tensor.contiguous_rows()) mechanism::CheckContiguousRows(op, tensor.name, t);
-    if (tensor.values == Tensor::kDecays && given && checks != nullptr &&
-        checks->checks() && t.data() != nullptr && t.device().type == DeviceType::kCpu) {
+    if (tensor.values == Tensor::kDecays && given && checks != nullptr && checks->checks() && t.data() != nullptr &&
+        t.device().type == DeviceType::kCpu) {
       mechanism::CheckNotPositive(op, tensor.name, t);
     }
   }
@@ -224,18 +216,15 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   p.eps = definition.eps;
   p.complement_keys = definition.complement_keys;
   if (channels && options.scale) Fail(op, "scale", "is given", "none: there is no query");
-  p.scale = options.scale.value_or(
-      definition.root_scale ? 1 / std::sqrt(static_cast<double>(K)) : 1);
+  p.scale = options.scale.value_or(definition.root_scale ? 1 / std::sqrt(static_cast<double>(K)) : 1);
   if (!std::isfinite(p.scale)) {
     Fail(op, "scale", "is " + mechanism::Text(p.scale), "a finite number");
   }
 
-  const bool by_key = definition.decay == DecayShape::kKey ||
-                      definition.decay == DecayShape::kHeadKey;
-  p.gate = definition.decay == DecayShape::kNone || (several && !in.log_decay.present())
-               ? Gate::kNone
-           : by_key ? Gate::kKey
-                    : Gate::kScalar;
+  const bool by_key = definition.decay == DecayShape::kKey || definition.decay == DecayShape::kHeadKey;
+  p.gate = definition.decay == DecayShape::kNone || (several && !in.log_decay.present()) ? Gate::kNone
+           : by_key                                                                      ? Gate::kKey
+                                                                                         : Gate::kScalar;
   p.constant_decay = IsConstant(definition.decay);
   p.has_value_decay = in.log_decay_v.present();
   p.has_bonus = definition.bonus;
@@ -245,8 +234,7 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   for (int64_t i = 0; i < sequences; ++i) {
     const TokenRange& range = call.ranges[static_cast<size_t>(i)];
     // Backwards in time, strides are negative and tokens count from the end.
-    p.sequences.push_back({range.batch, i, options.reverse ? 1 - range.end : range.begin,
-                           range.end - range.begin});
+    p.sequences.push_back({range.batch, i, options.reverse ? 1 - range.end : range.begin, range.end - range.begin});
   }
   call.states = StateTensors(definition);
   AxisSizes of_states = call.sizes;
@@ -285,16 +273,15 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
               CheckTensor(op, name, t, shape, StateDType(p.dtype), data, p.device);
             });
   if (p.running_max() && in.initial.S.present() && !in.initial.m.present()) {
-    Fail(op, StateNames(definition, "initial_state")[2], "is absent",
-         "a tensor, which the others are relative to");
+    Fail(op, StateNames(definition, "initial_state")[2], "is absent", "a tensor, which the others are relative to");
   }
   p.initial = StatesOf(call, in.initial.S);
   p.initial_z = StatesOf(call, in.initial.z);
   p.initial_m = StatesOf(call, in.initial.m);
 }
 
-Call CheckedCall(const char* op, const Context* checks, const Definition& definition,
-                 const Inputs& in, const Options& options, bool data) {
+Call CheckedCall(const char* op, const Context* checks, const Definition& definition, const Inputs& in,
+                 const Options& options, bool data) {
   Call call;
   CheckCall(op, checks, definition, in, options, data, call);
   return call;
@@ -315,8 +302,7 @@ Apart Readers(const Definition& definition, const Inputs& in, const Options& opt
 }
 
 // Rows of o, and of steps' states, are written in place.
-void CheckRows(const char* op, const char* name, const TensorView& t, const Axes& shape,
-               DType dtype, Apart& apart) {
+void CheckRows(const char* op, const char* name, const TensorView& t, const Axes& shape, DType dtype, Apart& apart) {
   apart.Writes(op, name, t, shape, dtype);
   mechanism::CheckContiguousRows(op, name, t);
 }
@@ -336,8 +322,8 @@ void Prepare(const Definition& definition) {
 
 }  // namespace
 
-void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in,
-             const Options& options, const Outputs& out) {
+void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in, const Options& options,
+             const Outputs& out) {
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   Call call = CheckedCall(op, &ctx, definition, in, options, true);
   Problem& p = call.problem;
@@ -361,8 +347,8 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
   mechanism::ClearOthers(call.ranges, out.o);
 }
 
-void Backward(const char* op, Context& ctx, const Definition& definition,
-              const BackwardInputs& in, const Options& options, const Gradients& out) {
+void Backward(const char* op, Context& ctx, const Definition& definition, const BackwardInputs& in,
+              const Options& options, const Gradients& out) {
   const os::ScopedFloatControl float_control;
   Call call = CheckedCall(op, &ctx, definition, in, options, true);
   Problem& p = call.problem;
@@ -400,8 +386,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   }
   for (const Tensor& tensor : Tensors::NotOf(definition)) {
     if (!(out.*tensor.gradient).present()) continue;
-    Fail(op, (std::string("d") + tensor.name).c_str(), "is asked for",
-         "none: there is no such input");
+    Fail(op, (std::string("d") + tensor.name).c_str(), "is asked for", "none: there is no such input");
   }
   g.dq = RowsOf(call, out.dq);
   const auto rows_of = definition.several_writes ? &WritesOf : &RowsOf;
@@ -435,9 +420,8 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   }
 }
 
-void Step(const char* op, Context& ctx, const Definition& definition,
-          const StepInputs& in, const Options& options, const State& state,
-          const TensorView& o) {
+void Step(const char* op, Context& ctx, const Definition& definition, const StepInputs& in, const Options& options,
+          const State& state, const TensorView& o) {
   const os::ScopedFloatControl float_control;
   if (!definition.causal) Fail(op, "causal", "is false", "true: one token at a time");
   Inputs whole;
@@ -467,8 +451,7 @@ void Step(const char* op, Context& ctx, const Definition& definition,
   }
   const ConstTensorView out = mechanism::OneToken(op, "o", o);
   if (!out.present()) Fail(op, "o", "is absent", "a tensor");
-  const TensorView writable(const_cast<void*>(out.data()), out.dtype(), out.sizes(),
-                            out.strides(), out.device());
+  const TensorView writable(const_cast<void*>(out.data()), out.dtype(), out.sizes(), out.strides(), out.device());
   CheckRows(op, "o", writable, call.o_shape, p.dtype, apart);
   p.o = RowsOf(call, out);
   const auto& kernel = recurrence::Choose(op, ctx, p);
@@ -476,15 +459,13 @@ void Step(const char* op, Context& ctx, const Definition& definition,
   kernel.step(ctx, p);
 }
 
-int64_t Workspace(const char* op, const Context& ctx, const Definition& definition,
-                  const Inputs& in, const Options& options) {
+int64_t Workspace(const char* op, const Context& ctx, const Definition& definition, const Inputs& in,
+                  const Options& options) {
   const Call call = CheckedCall(op, nullptr, definition, in, options, false);
-  return recurrence::Choose(op, ctx, call.problem).workspace(ctx, call.problem) *
-         ctx.num_threads();
+  return recurrence::Choose(op, ctx, call.problem).workspace(ctx, call.problem) * ctx.num_threads();
 }
 
-int64_t BackwardWorkspace(const char* op, const Context& ctx,
-                          const Definition& definition, const Inputs& in,
+int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition, const Inputs& in,
                           const Options& options) {
   const Call call = CheckedCall(op, nullptr, definition, in, options, false);
   const auto bytes =
@@ -492,8 +473,8 @@ int64_t BackwardWorkspace(const char* op, const Context& ctx,
   return bytes.per_thread * ctx.num_threads() + bytes.shared;
 }
 
-Explanation Explain(const char* op, const Context& ctx, const Definition& definition,
-                    const Inputs& in, const Options& options) {
+Explanation Explain(const char* op, const Context& ctx, const Definition& definition, const Inputs& in,
+                    const Options& options) {
   const Call call = CheckedCall(op, nullptr, definition, in, options, false);
   const Problem& p = call.problem;
   const recurrence::Kernel& kernel = recurrence::Choose(op, ctx, p);
@@ -506,14 +487,14 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
   e.target = kernel.target(ctx);
   e.why = kernel.why;
   e.bytes = 0;
-  const double products = p.channels                                   ? kFlopsOfChannels
-                          : p.delta == recurrence::Delta::kNone        ? 4
+  const double products = p.channels                                  ? kFlopsOfChannels
+                          : p.delta == recurrence::Delta::kNone       ? 4
                           : p.delta == recurrence::Delta::kAfterDecay ? 6
                                                                       : 8;
   e.flops = products * tokens * static_cast<double>(p.writes) * static_cast<double>(p.value_heads) *
             static_cast<double>(p.features()) * static_cast<double>(p.value_size);
-  e.flops += 4 * tokens * static_cast<double>(p.value_heads) *
-             static_cast<double>(p.projection_rows) * static_cast<double>(p.key_size);
+  e.flops += 4 * tokens * static_cast<double>(p.value_heads) * static_cast<double>(p.projection_rows) *
+             static_cast<double>(p.key_size);
   for (const ConstTensorView* t : {&in.v, &in.initial.S, &in.initial.z}) e.bytes += mechanism::Bytes(*t);  // o, states
   for (const Tensor& tensor : Tensors(definition)) e.bytes += mechanism::Bytes(in.*tensor.input);
   e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();

@@ -5,8 +5,9 @@
 //
 // The header of each mechanism says which of the tensors below it takes.
 //
-// Tensors may be on a GPU, all on the same one, where a kernel for GPUs takes the call (docs/cpp.md), but for those that the
-// call itself reads: decays without axes of sequences and tokens, lengths, starts and cu_seqlens. Values are not checked there.
+// Tensors may be on a GPU, all on the same one, where a kernel for GPUs takes the call (docs/cpp.md), but for those
+// that the call itself reads: decays without axes of sequences and tokens, lengths, starts and cu_seqlens. Values are
+// not checked there.
 #ifndef HEED_OPS_MECHANISM_RECURRENT_H_
 #define HEED_OPS_MECHANISM_RECURRENT_H_
 
@@ -22,8 +23,8 @@ namespace heed::recurrent {
 // What a mechanism does not have, or an absent one, is left out; absent is zeros on the
 // way in (m of random features: -infinity), and not asked for on the way out.
 struct ConstState {
-  ConstTensorView S;  // [B, HV, K, V]; not scaled, not decayed beyond the last token
-  ConstTensorView z;  // [B, HV, K], the normaliser
+  ConstTensorView S;       // [B, HV, K, V]; not scaled, not decayed beyond the last token
+  ConstTensorView z;       // [B, HV, K], the normaliser
   ConstTensorView m = {};  // [B, HV], the running maximum that S and z are relative to
 };
 
@@ -37,22 +38,22 @@ struct State {
 // One float dtype for queries, keys and values, the last axis contiguous, other strides as they
 // are. Factors and decays may be f32 too, or f64.
 struct Inputs {
-  ConstTensorView q;  // [B, T, H, K]: queries
-  ConstTensorView k;  // [B, T, H, K]: keys
-  ConstTensorView v;  // [B, T, HV, V]: values
-  ConstTensorView log_decay;  // natural logarithms of decay factors, <= 0
+  ConstTensorView q;                // [B, T, H, K]: queries
+  ConstTensorView k;                // [B, T, H, K]: keys
+  ConstTensorView v;                // [B, T, HV, V]: values
+  ConstTensorView log_decay;        // natural logarithms of decay factors, <= 0
   ConstTensorView projection = {};  // [M, K]: rows of random features, in q's dtype
   ConstState initial;
-  ConstTensorView u = {};  // [HV, K]: the bonus of the present token, any float dtype
+  ConstTensorView u = {};            // [HV, K]: the bonus of the present token, any float dtype
   ConstTensorView log_decay_v = {};  // [B, T, HV, V]: log_decay of value channels; may be absent
-  ConstTensorView beta = {};   // [B, T, HV]: the share of its error that a key corrects
-  ConstTensorView p = {};      // [B, T, H, K]: the key that reads what is corrected, like k
-  ConstTensorView erase = {};  // [B, T, HV, K]: factors of what is taken away
-  ConstTensorView write = {};  // [B, T, HV, V]: factors of what is written
-  ConstTensorView a = {};      // [B, T, H, K]: the key that reads, like k
-  ConstTensorView b = {};      // [B, T, H, K]: the key that what was read goes to, like k
-  ConstTensorView i = {};      // [B, T, HV]: the input gate before its exponential
-  ConstTensorView f = {};      // [B, T, HV]: the forget gate before its sigmoid
+  ConstTensorView beta = {};         // [B, T, HV]: the share of its error that a key corrects
+  ConstTensorView p = {};            // [B, T, H, K]: the key that reads what is corrected, like k
+  ConstTensorView erase = {};        // [B, T, HV, K]: factors of what is taken away
+  ConstTensorView write = {};        // [B, T, HV, V]: factors of what is written
+  ConstTensorView a = {};            // [B, T, H, K]: the key that reads, like k
+  ConstTensorView b = {};            // [B, T, H, K]: the key that what was read goes to, like k
+  ConstTensorView i = {};            // [B, T, HV]: the input gate before its exponential
+  ConstTensorView f = {};            // [B, T, HV]: the forget gate before its sigmoid
 };
 
 struct Options {
@@ -60,7 +61,7 @@ struct Options {
   ConstTensorView lengths, starts;  // [B] i32 or i64: tokens starts[b] <= t < lengths[b]
   ConstTensorView cu_seqlens;       // [N + 1]: N sequences one after another, B = 1; states
                                     // have N in the place of B
-  bool reverse = false;  // from the last token to the first; the final state is after the first
+  bool reverse = false;             // from the last token to the first; the final state is after the first
 };
 
 // Tokens outside of lengths, starts or cu_seqlens have o = 0.
@@ -87,8 +88,8 @@ struct Gradients {
 // constants. The states are all there, S with contiguous rows, and o is [B, HV, V].
 struct StepInputs {
   ConstTensorView q, k, v, log_decay;
-  ConstTensorView projection = {};  // [M, K]
-  ConstTensorView u = {};           // [HV, K]
+  ConstTensorView projection = {};   // [M, K]
+  ConstTensorView u = {};            // [HV, K]
   ConstTensorView log_decay_v = {};  // [B, HV, V]
   // As those above, without the axis of tokens.
   ConstTensorView beta = {}, p = {}, erase = {}, write = {}, a = {}, b = {}, i = {}, f = {};

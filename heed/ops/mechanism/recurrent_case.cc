@@ -17,16 +17,14 @@ using mechanism::Shape;
 
 // 3 + 2 N(0, 1), which are mostly open after a sigmoid, and -1e4 here and there.
 const Buffer& FillGates(const Buffer& buffer, uint64_t seed, double extreme) {
-  return FillEach(buffer, seed, [&](Random& random) {
-    return random.Chance(extreme) ? -1e4 : 3 + 2 * random.Normal();
-  });
+  return FillEach(buffer, seed,
+                  [&](Random& random) { return random.Chance(extreme) ? -1e4 : 3 + 2 * random.Normal(); });
 }
 
 std::optional<double> Negative(std::optional<double> x) { return x ? std::optional(-*x) : x; }
 
 // -strength times an exponential deviate, so that weak and strong ones meet.
-const Buffer& FillDecays(const Buffer& buffer, uint64_t seed, double strength,
-                         double extreme) {
+const Buffer& FillDecays(const Buffer& buffer, uint64_t seed, double strength, double extreme) {
   return FillEach(buffer, seed, [&](Random& random) {
     return random.Chance(extreme) ? -1e4 : strength * std::log(1 - random.Uniform());
   });
@@ -41,9 +39,7 @@ class Maker : public mechanism::Maker {
   bool projected() const { return recurrence::IsRandom(d_.feature); }
   bool wide_features() const { return d_.feature == recurrence::Feature::kTaylor; }
   // The gradient of a constant is a sum over everything, which f16 need not hold.
-  bool HoldsSums(const Row& row) const {
-    return row.type != mechanism::kAnyFloat || dtype_ != DType::kF16;
-  }
+  bool HoldsSums(const Row& row) const { return row.type != mechanism::kAnyFloat || dtype_ != DType::kF16; }
   // What those that read and write nearly along keys follow.
   ConstTensorView keys() const {
     for (size_t i = 0; i < p_.inputs.size(); ++i) {
@@ -58,8 +54,7 @@ class Maker : public mechanism::Maker {
 
   void DrawSizes() override {
     sizes_.H = Integer(1, 2);
-    sizes_.G = d_.channels ? Channels() + Integer(0, 70)
-                           : sizes_.H * random_.Pick<int64_t>({1, 1, 1, 2, 3});
+    sizes_.G = d_.channels ? Channels() + Integer(0, 70) : sizes_.H * random_.Pick<int64_t>({1, 1, 1, 2, 3});
     sizes_.K = wide_features() ? Integer(1, 9) : Channels();
     sizes_.V = Channels();
     sizes_.M = projected() ? Integer(1, 24) : 0;
@@ -88,8 +83,7 @@ class Maker : public mechanism::Maker {
   void DrawOptions() override {
     if (d_.channels || !Chance(0.3)) return;
     // Random features are exponentials of what the scale multiplies.
-    p_.options.scale = random_.Uniform(0.1, 1.5) /
-                       (projected() ? std::sqrt(static_cast<double>(sizes_.K)) : 1);
+    p_.options.scale = random_.Uniform(0.1, 1.5) / (projected() ? std::sqrt(static_cast<double>(sizes_.K)) : 1);
   }
 
   void SetSizes(const Sizes& s) override {
@@ -127,15 +121,14 @@ class Maker : public mechanism::Maker {
     return Keep(FillDecays(buffer, NextSeed(), 0.05, extreme));
   }
   double Flops(int64_t tokens, bool backward) override {
-    const double products = d_.channels ? kFlopsOfChannels * (backward ? 2 : 1)
-                            : d_.delta == recurrence::Delta::kNone ? (backward ? 12 : 4)
+    const double products = d_.channels                                  ? kFlopsOfChannels * (backward ? 2 : 1)
+                            : d_.delta == recurrence::Delta::kNone       ? (backward ? 12 : 4)
                             : d_.delta == recurrence::Delta::kAfterDecay ? (backward ? 18 : 6)
                                                                          : (backward ? 22 : 8);
     const int64_t elements = d_.channels ? 1 : sizes_.F * sizes_.V * sizes_.N;
     double flops = products * static_cast<double>(sizes_.B * tokens * sizes_.G * elements);
     if (projected()) {
-      flops += (backward ? 12 : 4) *
-               static_cast<double>(sizes_.B * tokens * sizes_.H * sizes_.F * sizes_.K);
+      flops += (backward ? 12 : 4) * static_cast<double>(sizes_.B * tokens * sizes_.H * sizes_.F * sizes_.K);
     }
     return flops;
   }
@@ -162,7 +155,7 @@ mechanism::Structs<Api> StructsOf(const Definition& d) {
                  .positive = is_normaliser,
                  .absent = !is_maximum || d.exp_gates ? 0
                            : d.channels               ? -1e38f
-                                        : -std::numeric_limits<double>::infinity()};
+                                                      : -std::numeric_limits<double>::infinity()};
     state.initial = [r = s.read](Inputs& in) -> ConstTensorView& { return in.initial.*r; };
     state.d_final = [r = s.read](BackwardInputs& in) -> ConstTensorView& { return in.d_final.*r; };
     state.final = [w = s.written](Outputs& out) -> TensorView& { return out.final.*w; };
@@ -178,8 +171,7 @@ void Describe(const Definition& d, mechanism::Mechanism& m) {
   m.derive = [d](AxisSizes& sizes) { sizes.F = FeaturesOf(d, sizes); };
 }
 
-const Buffer& FillValues(const Row& row, const Buffer& buffer, uint64_t seed,
-                         const ConstTensorView& keys) {
+const Buffer& FillValues(const Row& row, const Buffer& buffer, uint64_t seed, const ConstTensorView& keys) {
   using enum mechanism::Values;
   if (row.values == kOpenGates) return FillGates(buffer, seed, 0);
   if (row.values == kFractions) {
@@ -210,13 +202,11 @@ const Buffer& FillValues(const Row& row, const Buffer& buffer, uint64_t seed,
   return buffer;
 }
 
-Case MakeCase(const mechanism::Mechanism& m, const Definition& definition,
-              const CaseRequest& request) {
+Case MakeCase(const mechanism::Mechanism& m, const Definition& definition, const CaseRequest& request) {
   return Maker(m, definition, request.dtype, request.seed).MakeCase(request);
 }
 
-Case RandomCase(const mechanism::Mechanism& m, const Definition& definition, DType dtype,
-                uint64_t seed) {
+Case RandomCase(const mechanism::Mechanism& m, const Definition& definition, DType dtype, uint64_t seed) {
   return Maker(m, definition, dtype, seed).RandomCase();
 }
 

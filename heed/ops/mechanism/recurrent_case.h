@@ -27,11 +27,8 @@ struct Mechanism {
   Definition definition;
   // For tests of what all of them share.
   std::function<void(Context&, const Inputs&, const Options&, const Outputs&)> forward;
-  std::function<void(Context&, const BackwardInputs&, const Options&, const Gradients&)>
-      backward;
-  std::function<void(Context&, const StepInputs&, const Options&, const State&,
-                     const TensorView&)>
-      step;
+  std::function<void(Context&, const BackwardInputs&, const Options&, const Gradients&)> backward;
+  std::function<void(Context&, const StepInputs&, const Options&, const State&, const TensorView&)> step;
   mechanism::Mechanism of_problems;
 };
 
@@ -42,17 +39,15 @@ void Describe(const Definition& definition, mechanism::Mechanism& m);
 // One whose functions take options of its own kind: with these. Its tolerances are those of the mathematics of
 // its reference, or without `math` among the functions; its Explain is the definition's unless it is too.
 template <class Own, class MathOfReference = ReferenceMath>
-Mechanism Bound(const std::string& name, const Definition& definition, const Own& own,
-                Functions<Own> f,
+Mechanism Bound(const std::string& name, const Definition& definition, const Own& own, Functions<Own> f,
                 std::type_identity_t<MathOfReference (*)(const Inputs&, const Own&)> math = nullptr,
                 const std::string& options = "") {
   if (math != nullptr) {
-    f.tolerance = [=](const Inputs& in, const Own& with, const Outputs& expected,
-                      const Outputs& tolerance) {
+    f.tolerance = [=](const Inputs& in, const Own& with, const Outputs& expected, const Outputs& tolerance) {
       Tolerance(in, with, math(in, with), expected, tolerance);
     };
-    f.backward_tolerance = [=](const BackwardInputs& in, const Own& with,
-                               const Gradients& expected, const Gradients& tolerance) {
+    f.backward_tolerance = [=](const BackwardInputs& in, const Own& with, const Gradients& expected,
+                               const Gradients& tolerance) {
       BackwardTolerance(in, with, math(in, with), expected, tolerance);
     };
   }
@@ -92,14 +87,11 @@ inline const std::vector<std::string> kGatedVariants = {"state",  "lengths=62", 
                                                         "strong", "vanishing",  "faint"};
 
 // Fills a tensor that is no decay; `keys` are those of the call, or absent.
-const Buffer& FillValues(const mechanism::Row& row, const Buffer& buffer, uint64_t seed,
-                         const ConstTensorView& keys);
+const Buffer& FillValues(const mechanism::Row& row, const Buffer& buffer, uint64_t seed, const ConstTensorView& keys);
 
 // Decays of ordinary strength, unless words of the variant say otherwise.
-Case MakeCase(const mechanism::Mechanism& m, const Definition& definition,
-              const CaseRequest& request);
-Case RandomCase(const mechanism::Mechanism& m, const Definition& definition, DType dtype,
-                uint64_t seed);
+Case MakeCase(const mechanism::Mechanism& m, const Definition& definition, const CaseRequest& request);
+Case RandomCase(const mechanism::Mechanism& m, const Definition& definition, DType dtype, uint64_t seed);
 
 inline Case MakeCase(const Mechanism& m, const CaseRequest& request) {
   return MakeCase(m.of_problems, m.definition, request);

@@ -36,9 +36,7 @@ enum class DecayShape {
 };
 
 // Whether decays are constants, without axes of sequences and tokens.
-inline bool IsConstant(DecayShape shape) {
-  return shape == DecayShape::kHead || shape == DecayShape::kHeadKey;
-}
+inline bool IsConstant(DecayShape shape) { return shape == DecayShape::kHead || shape == DecayShape::kHeadKey; }
 
 // A mean per channel takes these for each token: sums, products and two exponentials of 20.
 inline constexpr double kFlopsOfChannels = 60;
@@ -60,32 +58,31 @@ struct Definition {
   bool root_scale = false;  // the default scale is K^-1/2, else 1
   recurrence::Feature feature = recurrence::Feature::kIdentity;
   std::optional<recurrence::Feature> key_feature = {};  // the same unless given
-  double feature_eps = 0;  // of random exponentials, where it is not causal
-  bool causal = true;  // without it no states
+  double feature_eps = 0;                               // of random exponentials, where it is not causal
+  bool causal = true;                                   // without it no states
   bool normalize = false;
   double eps = 0;
-  bool complement_keys = false;  // k is 1 - exp(log_decay), not given
-  bool value_decay = false;      // columns of the state may decay too
-  bool bonus = false;            // queries see the state before their token, and u
+  bool complement_keys = false;                        // k is 1 - exp(log_decay), not given
+  bool value_decay = false;                            // columns of the state may decay too
+  bool bonus = false;                                  // queries see the state before their token, and u
   recurrence::Delta delta = recurrence::Delta::kNone;  // before the decay: takes a and b
   bool beta = false, read_key = false;                 // of delta rules: beta; p
   bool erase_and_write = false;                        // factors by channel
-  bool several_writes = false;  // k, v and beta have an axis of them: [B, T, n, ...]
-  bool exp_gates = false;       // i and f, normalised
+  bool several_writes = false;                         // k, v and beta have an axis of them: [B, T, n, ...]
+  bool exp_gates = false;                              // i and f, normalised
   bool channels = false;  // a head is a channel: tensors are [B, T, C], states [B, C], there is no key
 
   // What errors call the tensors.
   const char *query_name = "q", *key_name = "k", *value_name = "v";
-  const char *state_names[3] = {"", ".z", ".m"};  // behind "state"
-  bool value_first = false;  // states are [B, HV, V, K]
+  const char* state_names[3] = {"", ".z", ".m"};  // behind "state"
+  bool value_first = false;                       // states are [B, HV, V, K]
   const Surroundings* surroundings = nullptr;
 };
 
 // A letter of axes each: B, T, N writes, H key heads, G value heads, K, V, M, and C channels that
 // are heads; of states F features.
 using Tensor = mechanism::Tensor<Inputs, StepInputs, Gradients>;
-using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, State, Outputs, Gradients,
-                             Explanation>;
+using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, State, Outputs, Gradients, Explanation>;
 
 // Those of a mechanism, q first, without memory of its own.
 class Tensors {
@@ -116,46 +113,40 @@ inline bool HasMaximum(const Definition& d) {
 
 // Rows of the state: channels of phi(q), of which W has M rows.
 inline int64_t FeaturesOf(const Definition& definition, const AxisSizes& sizes) {
-  return recurrence::IsRandom(definition.feature)
-             ? sizes.M
-             : recurrence::FeatureSize(definition.feature, sizes.K);
+  return recurrence::IsRandom(definition.feature) ? sizes.M : recurrence::FeatureSize(definition.feature, sizes.K);
 }
 
 // A state that mechanisms may have: S, z and m.
 struct StateTensor {
   const char* suffix;  // of its name among outputs, "state_z"
   const char* axes;
-  ConstTensorView ConstState::*read;
-  TensorView State::*written;
+  ConstTensorView ConstState::* read;
+  TensorView State::* written;
   bool exists;
 };
 std::array<StateTensor, 3> StateTensors(const Definition& definition);
 
 // Axes of o.
-inline const char* OutputAxes(const Definition& definition) {
-  return definition.channels ? "BTC" : "BTGV";
-}
+inline const char* OutputAxes(const Definition& definition) { return definition.channels ? "BTC" : "BTGV"; }
 
 // Each checks all arguments before anything is written and throws InvalidArgument with
 // `op`, the argument, what it got and what it expected.
-void Forward(const char* op, Context& ctx, const Definition& definition,
-             const Inputs& in, const Options& options, const Outputs& out);
-void Backward(const char* op, Context& ctx, const Definition& definition,
-              const BackwardInputs& in, const Options& options, const Gradients& out);
+void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in, const Options& options,
+             const Outputs& out);
+void Backward(const char* op, Context& ctx, const Definition& definition, const BackwardInputs& in,
+              const Options& options, const Gradients& out);
 
 // One token: `state` is updated in place.
-void Step(const char* op, Context& ctx, const Definition& definition,
-          const StepInputs& in, const Options& options, const State& state,
-          const TensorView& o);
+void Step(const char* op, Context& ctx, const Definition& definition, const StepInputs& in, const Options& options,
+          const State& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads.
-int64_t Workspace(const char* op, const Context& ctx, const Definition& definition,
-                  const Inputs& in, const Options& options);
-int64_t BackwardWorkspace(const char* op, const Context& ctx,
-                          const Definition& definition, const Inputs& in,
+int64_t Workspace(const char* op, const Context& ctx, const Definition& definition, const Inputs& in,
+                  const Options& options);
+int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition, const Inputs& in,
                           const Options& options);
-Explanation Explain(const char* op, const Context& ctx, const Definition& definition,
-                    const Inputs& in, const Options& options);
+Explanation Explain(const char* op, const Context& ctx, const Definition& definition, const Inputs& in,
+                    const Options& options);
 
 }  // namespace heed::recurrent
 

@@ -37,13 +37,12 @@ binding::Table<Api> TableOf(const Definition& definition, binding::Binding& bind
                                          .axes = binding::SpelledAxes(axes, names)};
     parameter.has_gradient = read != &ConstState::m;
     if (read == &ConstState::z && normalize_is_chosen) parameter.setting = "normalize";
-    table.states.push_back(
-        {.parameter = parameter,
-         .initial = [r = read](BackwardInputs& in) -> ConstTensorView& { return in.initial.*r; },
-         .d_final = [r = read](BackwardInputs& in) -> ConstTensorView& { return in.d_final.*r; },
-         .final = [w = written](Outputs& out) -> TensorView& { return out.final.*w; },
-         .dinitial = [w = written](Gradients& out) -> TensorView& { return out.dinitial.*w; },
-         .step = written});
+    table.states.push_back({.parameter = parameter,
+                            .initial = [r = read](BackwardInputs& in) -> ConstTensorView& { return in.initial.*r; },
+                            .d_final = [r = read](BackwardInputs& in) -> ConstTensorView& { return in.d_final.*r; },
+                            .final = [w = written](Outputs& out) -> TensorView& { return out.final.*w; },
+                            .dinitial = [w = written](Gradients& out) -> TensorView& { return out.dinitial.*w; },
+                            .step = written});
   }
   return table;
 }

@@ -23,9 +23,7 @@ Doubles Row(const ConstTensorView& t, int64_t b, int64_t token, int64_t head) {
   return row;
 }
 
-void Append(Doubles& to, const Doubles& from) {
-  to.insert(to.end(), from.begin(), from.end());
-}
+void Append(Doubles& to, const Doubles& from) { to.insert(to.end(), from.begin(), from.end()); }
 
 using Place = ReferencePlace;
 
@@ -89,17 +87,13 @@ ReferenceHead HeadOf(const Inputs& in, const ReferenceMath& math, const Place& p
   head.epsilons = math.epsilons;
   const int64_t channels = in.q.size(3);
   const auto feature = [&](const Doubles& x) { return math.feature ? math.feature(x) : x; };
-  const auto key_feature = [&](const Doubles& x) {
-    return math.key_feature ? math.key_feature(x) : feature(x);
-  };
+  const auto key_feature = [&](const Doubles& x) { return math.key_feature ? math.key_feature(x) : feature(x); };
   head.K = feature(Doubles(static_cast<size_t>(channels), 0.0)).size();
   for (const int64_t t : place.tokens) {
     Doubles q = feature(Row(in.q, place.batch, t, place.key_head)), k, a;
     for (double& x : q) x *= math.scale;
     for (size_t i = 0; i < head.K; ++i) {
-      const double g = math.log_decay ? math.log_decay(place.batch, t, place.head,
-                                                       static_cast<int64_t>(i))
-                                      : 0;
+      const double g = math.log_decay ? math.log_decay(place.batch, t, place.head, static_cast<int64_t>(i)) : 0;
       a.push_back(std::exp(g));
       if (math.complement_keys) k.push_back(-std::expm1(g));
     }
@@ -148,8 +142,7 @@ ReferenceHeadOutputs Run(const ReferenceHead& head, bool causal) {
   return mechanism::RunReference(causal ? head : AllAtOnce(head));
 }
 
-ReferenceHeadGradients RunBackward(const ReferenceHead& head, bool causal,
-                                   const Doubles& d_o, const Doubles& d_S,
+ReferenceHeadGradients RunBackward(const ReferenceHead& head, bool causal, const Doubles& d_o, const Doubles& d_S,
                                    const Doubles& d_z) {
   if (causal) return mechanism::RunBackwardReference(head, d_o, d_S, d_z);
   // The gradient of the sums is that of the state before the first token.
@@ -180,9 +173,7 @@ ReferenceHead Magnitudes(ReferenceHead head, bool causal, const Epsilon& e) {
   for (size_t t = 0; t < head.floors.size(); ++t) {
     const double product = std::abs(values.products[t]);
     const double near = 1e3 * e.base * (product + head.floors[t]);
-    head.slopes.push_back(std::abs(product - head.floors[t]) < near ? 1 / e.base
-                          : product > head.floors[t]                ? 1
-                                                                    : 0);
+    head.slopes.push_back(std::abs(product - head.floors[t]) < near ? 1 / e.base : product > head.floors[t] ? 1 : 0);
   }
   for (Doubles* x : {&head.q, &head.k, &head.v, &head.S, &head.z, &head.u}) *x = Absolute(*x);
   return head;
@@ -197,8 +188,7 @@ Doubles GradientsOfO(const BackwardInputs& in, const Place& place) {
 }
 
 double Relative(const Epsilon& e, const ReferenceHead& head, const ReferenceMath& math) {
-  return e.chain * std::sqrt(static_cast<double>(head.T + head.K)) + e.base +
-         math.value_error;
+  return e.chain * std::sqrt(static_cast<double>(head.T + head.K)) + e.base + math.value_error;
 }
 
 constexpr double kStep = 1e-5;  // of the derivative by a common factor of decays
@@ -214,8 +204,7 @@ ReferenceHead Slower(ReferenceHead head, const Epsilon& e, const ReferenceMath& 
 }
 
 // The head with its features as much larger as they may be off, in the same units.
-ReferenceHead Deviated(const Inputs& in, const Epsilon& e, const ReferenceMath& math,
-                       const Place& place) {
+ReferenceHead Deviated(const Inputs& in, const Epsilon& e, const ReferenceMath& math, const Place& place) {
   ReferenceMath moved = math;
   const auto by = [&](const auto& feature, bool of_key) {
     return [feature, of_key, deviation = math.feature_deviation, &e](const Doubles& x) {
@@ -231,8 +220,8 @@ ReferenceHead Deviated(const Inputs& in, const Epsilon& e, const ReferenceMath& 
 }
 
 // What decays and features that are off make of a head.
-ReferenceHead Off(const Inputs& in, const Epsilon& e, const ReferenceMath& math,
-                  const Place& place, const ReferenceHead& head) {
+ReferenceHead Off(const Inputs& in, const Epsilon& e, const ReferenceMath& math, const Place& place,
+                  const ReferenceHead& head) {
   if (math.feature_deviation) {
     ReferenceHead off = Magnitudes(Deviated(in, e, math, place), math.causal, e);
     off.denominators = head.denominators;
@@ -242,12 +231,10 @@ ReferenceHead Off(const Inputs& in, const Epsilon& e, const ReferenceMath& math,
 }
 
 // relative x + decay dx, where `slower` is x with all decays enlarged, + underflow.
-Doubles Errors(const Doubles& x, const Doubles& slower, double relative,
-               const Epsilon& e) {
+Doubles Errors(const Doubles& x, const Doubles& slower, double relative, const Epsilon& e) {
   Doubles errors(x.size());
   for (size_t i = 0; i < x.size(); ++i) {
-    errors[i] =
-        relative * x[i] + e.decay * std::abs(slower[i] - x[i]) / kStep + e.underflow;
+    errors[i] = relative * x[i] + e.decay * std::abs(slower[i] - x[i]) / kStep + e.underflow;
   }
   return errors;
 }
@@ -306,8 +293,7 @@ double RootScale(const Inputs& in, const Options& options) {
   return options.scale.value_or(1 / std::sqrt(static_cast<double>(in.q.size(3))));
 }
 
-void Reference(const Inputs& in, const Options& options, const ReferenceMath& shared,
-               const Outputs& out) {
+void Reference(const Inputs& in, const Options& options, const ReferenceMath& shared, const Outputs& out) {
   Clear(out.o);
   ForEachHead(in, options, [&](const Place& place) {
     const ReferenceMath math = MathOf(shared, place);
@@ -315,8 +301,7 @@ void Reference(const Inputs& in, const Options& options, const ReferenceMath& sh
     auto result = Run(head, math.causal);
     for (size_t t = 0; t < head.T; ++t) {
       for (size_t j = 0; j < head.V; ++j) {
-        Put(out.o, {place.batch, place.tokens[t], place.head, static_cast<int64_t>(j)},
-            result.o[t * head.V + j]);
+        Put(out.o, {place.batch, place.tokens[t], place.head, static_cast<int64_t>(j)}, result.o[t * head.V + j]);
       }
     }
     Scale(result.S, math.final_factor);
@@ -327,8 +312,8 @@ void Reference(const Inputs& in, const Options& options, const ReferenceMath& sh
   });
 }
 
-void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& shared,
-               const Outputs& expected, const Outputs& tolerance) {
+void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& shared, const Outputs& expected,
+               const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   Clear(tolerance.o);
   ForEachHead(in, options, [&](const Place& place) {
@@ -341,8 +326,7 @@ void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& sh
     for (size_t t = 0; t < head.T; ++t) {
       for (size_t j = 0; j < head.V; ++j) {
         const auto column = static_cast<int64_t>(j);
-        const double value =
-            At(expected.o, {place.batch, place.tokens[t], place.head, column});
+        const double value = At(expected.o, {place.batch, place.tokens[t], place.head, column});
         Put(tolerance.o, {place.batch, place.tokens[t], place.head, column},
             o[t * head.V + j] + std::abs(value) * e.output + e.subnormal);
       }
@@ -361,20 +345,17 @@ void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& sh
 namespace {
 
 // What a head adds to the gradients: values, or errors of values of these magnitudes.
-void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Place& place,
-                  const ReferenceHead& head, const ReferenceHeadGradients& g,
-                  const Doubles& of_decay, const Doubles& of_value_decay,
-                  const ReferenceHeadGradients* magnitudes, double rounding,
-                  const Gradients& out) {
+void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Place& place, const ReferenceHead& head,
+                  const ReferenceHeadGradients& g, const Doubles& of_decay, const Doubles& of_value_decay,
+                  const ReferenceHeadGradients* magnitudes, double rounding, const Gradients& out) {
   const bool errors = magnitudes != nullptr;
   Doubles of_projection;
-  const auto through_feature = [&](const ConstTensorView& from, int64_t t,
-                                   const Doubles& dy, const Doubles& magnitude, bool key) {
+  const auto through_feature = [&](const ConstTensorView& from, int64_t t, const Doubles& dy, const Doubles& magnitude,
+                                   bool key) {
     if (!math.feature) return dy;
     const Doubles x = Row(from, place.batch, t, place.key_head);
     if (math.d_projection && out.dprojection.present()) {
-      const Doubles d_W = errors ? math.d_projection_errors(x, dy, magnitude, key)
-                                 : math.d_projection(x, dy, key);
+      const Doubles d_W = errors ? math.d_projection_errors(x, dy, magnitude, key) : math.d_projection(x, dy, key);
       of_projection.resize(d_W.size(), 0.0);
       for (size_t i = 0; i < d_W.size(); ++i) of_projection[i] += d_W[i];
     }
@@ -392,8 +373,7 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
     return dx;
   };
   const auto row = [&](const Doubles& of, size_t t) {
-    return Doubles(of.begin() + static_cast<int64_t>(t * head.K),
-                   of.begin() + static_cast<int64_t>((t + 1) * head.K));
+    return Doubles(of.begin() + static_cast<int64_t>(t * head.K), of.begin() + static_cast<int64_t>((t + 1) * head.K));
   };
   for (size_t t = 0; t < head.T; ++t) {
     const int64_t token = place.tokens[t];
@@ -423,16 +403,13 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
       add(out.dk, through_feature(in.k, token, d_key, of_key, true), place.key_head);
     }
     for (size_t i = 0; out.df.present() && i < head.K; ++i) {
-      Add(out.df, {place.batch, token, place.head},
-          of_decay[t * head.K + i] * math.forget_slopes[t]);
+      Add(out.df, {place.batch, token, place.head}, of_decay[t * head.K + i] * math.forget_slopes[t]);
     }
     for (size_t j = 0; out.dv.present() && j < head.V; ++j) {
-      Add(out.dv, {place.batch, token, place.head, static_cast<int64_t>(j)},
-          g.v[t * head.V + j]);
+      Add(out.dv, {place.batch, token, place.head, static_cast<int64_t>(j)}, g.v[t * head.V + j]);
     }
     for (size_t j = 0; out.dlog_decay_v.present() && j < head.V; ++j) {
-      Add(out.dlog_decay_v, {place.batch, token, place.head, static_cast<int64_t>(j)},
-          of_value_decay[t * head.V + j]);
+      Add(out.dlog_decay_v, {place.batch, token, place.head, static_cast<int64_t>(j)}, of_value_decay[t * head.V + j]);
     }
     for (size_t i = 0; out.dlog_decay.present() && i < head.K; ++i) {
       const double value = of_decay[t * head.K + i];
@@ -443,8 +420,7 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
       } else if (out.dlog_decay.rank() == 3) {
         Add(out.dlog_decay, {place.batch, token, place.head}, value);
       } else {
-        Add(out.dlog_decay, {place.batch, token, place.head, static_cast<int64_t>(i)},
-            value);
+        Add(out.dlog_decay, {place.batch, token, place.head, static_cast<int64_t>(i)}, value);
       }
     }
   }
@@ -461,15 +437,16 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
 
 // Before heads add to them. What the mathematics has no input for is not written.
 void ClearAll(const ReferenceMath& math, const Gradients& out) {
-  for (const TensorView* t : {&out.dq, &out.dk, &out.dv, &out.dlog_decay, &out.dprojection, &out.di, &out.df}) Clear(*t);
+  for (const TensorView* t : {&out.dq, &out.dk, &out.dv, &out.dlog_decay, &out.dprojection, &out.di, &out.df})
+    Clear(*t);
   if (math.bonus != nullptr) Clear(out.du);
   if (math.log_decay_v.present()) Clear(out.dlog_decay_v);
 }
 
 }  // namespace
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const ReferenceMath& shared, const Gradients& out) {
+void BackwardReference(const BackwardInputs& in, const Options& options, const ReferenceMath& shared,
+                       const Gradients& out) {
   ClearAll(shared, out);
   ForEachHead(in, options, [&](const Place& place) {
     const ReferenceMath math = MathOf(shared, place);
@@ -492,9 +469,8 @@ void BackwardReference(const BackwardInputs& in, const Options& options,
   });
 }
 
-void BackwardTolerance(const BackwardInputs& in, const Options& options,
-                       const ReferenceMath& shared, const Gradients& expected,
-                       const Gradients& tolerance) {
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const ReferenceMath& shared,
+                       const Gradients& expected, const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   ClearAll(shared, tolerance);
   ForEachHead(in, options, [&](const Place& place) {
@@ -506,8 +482,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
     Scale(d_S, math.final_factor);
     Scale(d_z, math.final_factor);
     const auto sums = RunBackward(head, math.causal, d_o, d_S, d_z);
-    const auto slower =
-        RunBackward(Off(in, e, math, place, head), math.causal, d_o, d_S, d_z);
+    const auto slower = RunBackward(Off(in, e, math, place, head), math.causal, d_o, d_S, d_z);
     const double relative = Relative(e, head, math) * 2;
     ReferenceHeadGradients g;
     g.q = Errors(sums.q, slower.q, relative, e);
@@ -536,8 +511,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
         } else if (t + 1 == head.T) {
           sum = relative * end;
         }
-        sum += head.q[at] * (g.q[at] + e.base * sums.q[at]) +
-               head.k[at] * (g.k[at] + e.base * sums.k[at]);
+        sum += head.q[at] * (g.q[at] + e.base * sums.q[at]) + head.k[at] * (g.k[at] + e.base * sums.k[at]);
         of_decay[at] = sum;
         if (math.complement_keys) of_decay[at] += g.k[at] * head.a[at];
       }
@@ -560,8 +534,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
         } else if (t + 1 == head.T) {
           sum = relative * end;
         }
-        sum += d_o[at] * (of_o[at] + e.base * final.o[at]) +
-               head.v[at] * (g.v[at] + e.base * sums.v[at]);
+        sum += d_o[at] * (of_o[at] + e.base * final.o[at]) + head.v[at] * (g.v[at] + e.base * sums.v[at]);
         of_value_decay[at] = sum;
       }
     }

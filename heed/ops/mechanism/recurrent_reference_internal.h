@@ -44,23 +44,23 @@ struct ReferenceMath {
   // be off, and what that and errors of dy, beside its magnitudes, do to the gradients.
   std::function<Doubles(const Doubles& x, const Doubles& dy, bool of_key)> d_projection;
   std::function<Doubles(const Doubles& x, bool of_key)> feature_deviation;
-  using Errors = std::function<Doubles(const Doubles& x, const Doubles& errors,
-                                       const Doubles& magnitudes, bool of_key)>;
+  using Errors =
+      std::function<Doubles(const Doubles& x, const Doubles& errors, const Doubles& magnitudes, bool of_key)>;
   Errors feature_errors, d_projection_errors;
   // Where features depend on all tokens of a head: the mathematics of that one.
   std::function<ReferenceMath(const ReferencePlace& place)> of_head;
   // States are `initial_factor` times what is given, and given out times `final_factor`, with
   // `final_m`.
   double initial_factor = 1, final_factor = 1, final_m = 0, m_error = 0;
-  LogDecay log_decay;           // empty: no decay
-  ConstTensorView log_decay_v;  // [B, T, HV, V], of the state's columns; absent: no such decay
-  ConstTensorView Inputs::*bonus = nullptr;  // u [HV, K] of the bonus form; null: not that form
-  bool complement_keys = false;  // k = 1 - exp(log_decay)
+  LogDecay log_decay;                         // empty: no decay
+  ConstTensorView log_decay_v;                // [B, T, HV, V], of the state's columns; absent: no such decay
+  ConstTensorView Inputs::* bonus = nullptr;  // u [HV, K] of the bonus form; null: not that form
+  bool complement_keys = false;               // k = 1 - exp(log_decay)
   // Gates that are exponentials have, by token in the order in which they are taken, factors of
   // keys, floors of denominators and what is added to them, and the derivatives of log decays by
   // their gates. Empty: none.
   Doubles key_factors, floors, epsilons, forget_slopes;
-  bool causal = true;            // without it, every token reads the last state
+  bool causal = true;  // without it, every token reads the last state
   bool normalize = false;
   double eps = 0;
   // How far inputs may be off that the mechanism computes itself: relatively, and log
@@ -78,17 +78,15 @@ Epsilon EpsilonOf(DType dtype);
 Epsilon StoredIn(DType dtype, DType computed);
 
 // Checks nothing: arguments are a kernel's that has. Outputs may be f64.
-void Reference(const Inputs& in, const Options& options, const ReferenceMath& math,
-               const Outputs& out);
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const ReferenceMath& math, const Gradients& out);
+void Reference(const Inputs& in, const Options& options, const ReferenceMath& math, const Outputs& out);
+void BackwardReference(const BackwardInputs& in, const Options& options, const ReferenceMath& math,
+                       const Gradients& out);
 
 // The allowed error of each output; .cc says why.
-void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& math,
-               const Outputs& expected, const Outputs& tolerance);
-void BackwardTolerance(const BackwardInputs& in, const Options& options,
-                       const ReferenceMath& math, const Gradients& expected,
-                       const Gradients& tolerance);
+void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& math, const Outputs& expected,
+               const Outputs& tolerance);
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const ReferenceMath& math,
+                       const Gradients& expected, const Gradients& tolerance);
 
 }  // namespace heed::recurrent
 

@@ -94,9 +94,7 @@ struct ReferenceTensor {
     values.resize(static_cast<size_t>(count));
   }
   TensorView view() { return TensorView(values.data(), DType::kF64, sizes); }
-  ConstTensorView view() const {
-    return ConstTensorView(values.data(), DType::kF64, sizes);
-  }
+  ConstTensorView view() const { return ConstTensorView(values.data(), DType::kF64, sizes); }
 };
 
 // A tensor's numbers in the dtype that they are computed in, f64 or f32: what a rounding
@@ -107,8 +105,7 @@ struct RoundedTensor {
 
   RoundedTensor(const ReferenceTensor& t, DType dtype)
       : values(t.values.begin(), t.values.end()),
-        view(dtype == DType::kF64 ? t.view()
-                                  : ConstTensorView(values.data(), DType::kF32, t.sizes)) {}
+        view(dtype == DType::kF64 ? t.view() : ConstTensorView(values.data(), DType::kF32, t.sizes)) {}
 };
 
 }  // namespace heed::mechanism

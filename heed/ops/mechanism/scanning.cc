@@ -38,8 +38,8 @@ using Place = std::variant<scan::Tokens Owner::*, scan::Numbers Owner::*, scan::
 // Everything that some mechanism takes, and what it is to the engine.
 struct Taken {
   const char* name;
-  ConstTensorView StepInputs::*input;
-  TensorView Gradients::*gradient;
+  ConstTensorView StepInputs::* input;
+  TensorView Gradients::* gradient;
   Place<scan::Problem> place;
   Place<scan::Gradients> gradient_place;
 };
@@ -51,38 +51,33 @@ constexpr Taken kAll[] = {
     {"C", &Inputs::C, &Gradients::dC, &scan::Problem::C, &scan::Gradients::dC},
     {"D", &Inputs::D, &Gradients::dD, &scan::Problem::skip, &scan::Gradients::dskip},
     {"z", &Inputs::z, &Gradients::dz, &scan::Problem::gate, &scan::Gradients::dgate},
-    {"delta_bias", &Inputs::delta_bias, &Gradients::ddelta_bias, &scan::Problem::bias,
-     &scan::Gradients::dbias},
+    {"delta_bias", &Inputs::delta_bias, &Gradients::ddelta_bias, &scan::Problem::bias, &scan::Gradients::dbias},
     {"x", &Inputs::x, &Gradients::dx, &scan::Problem::x, &scan::Gradients::dx},
     {"input_gate", &Inputs::input_gate, &Gradients::dinput_gate, &scan::Problem::input_gate,
      &scan::Gradients::dinput_gate},
     {"recurrence_gate", &Inputs::recurrence_gate, &Gradients::drecurrence_gate, &scan::Problem::recurrence_gate,
      &scan::Gradients::drecurrence_gate},
     {"a", &Inputs::a, &Gradients::da, &scan::Problem::lambda, &scan::Gradients::dlambda},
-    {"log_decay", &Inputs::log_decay, &Gradients::dlog_decay, &scan::Problem::log_decay,
-     &scan::Gradients::dlog_decay},
-    {"log_dt", &Inputs::log_dt, &Gradients::dlog_dt, &scan::Problem::log_dt,
-     &scan::Gradients::dlog_dt},
+    {"log_decay", &Inputs::log_decay, &Gradients::dlog_decay, &scan::Problem::log_decay, &scan::Gradients::dlog_decay},
+    {"log_dt", &Inputs::log_dt, &Gradients::dlog_dt, &scan::Problem::log_dt, &scan::Gradients::dlog_dt},
     {"log_A_real", &Inputs::log_A_real, &Gradients::dlog_A_real, &scan::Problem::log_A_real,
      &scan::Gradients::dlog_A_real},
-    {"A_imag", &Inputs::A_imag, &Gradients::dA_imag, &scan::Problem::A_imag,
-     &scan::Gradients::dA_imag},
+    {"A_imag", &Inputs::A_imag, &Gradients::dA_imag, &scan::Problem::A_imag, &scan::Gradients::dA_imag},
     {"kernel", &Inputs::kernel, &Gradients::dkernel, &scan::Problem::taps, &scan::Gradients::dtaps},
     {"q", &Inputs::q, &Gradients::dq, &scan::Problem::x, &scan::Gradients::dx},
     {"k", &Inputs::k, &Gradients::dk, &scan::Problem::key, &scan::Gradients::dkey},
     {"v", &Inputs::v, &Gradients::dv, &scan::Problem::value, &scan::Gradients::dvalue},
-    {"shift", &Inputs::shift, &Gradients::dshift, &scan::Problem::key_taps,
-     &scan::Gradients::dkey_taps},
-    {"shift_D", &Inputs::shift_D, &Gradients::dshift_D, &scan::Problem::key_skip,
-     &scan::Gradients::dkey_skip},
+    {"shift", &Inputs::shift, &Gradients::dshift, &scan::Problem::key_taps, &scan::Gradients::dkey_taps},
+    {"shift_D", &Inputs::shift_D, &Gradients::dshift_D, &scan::Problem::key_skip, &scan::Gradients::dkey_skip},
 };
 
 template <class Owner>
-void PlaceTensor(const Call& call, const Tensor& tensor, const ConstTensorView& t, const Place<Owner>& place, Owner& in) {
+void PlaceTensor(const Call& call, const Tensor& tensor, const ConstTensorView& t, const Place<Owner>& place,
+                 Owner& in) {
   if (const auto* tokens = std::get_if<scan::Tokens Owner::*>(&place)) {
-    in.**tokens = call.TokensOf(t);
+    in.** tokens = call.TokensOf(t);
   } else if (const auto* numbers = std::get_if<scan::Numbers Owner::*>(&place)) {
-    in.**numbers = call.NumbersOf(t);
+    in.** numbers = call.NumbersOf(t);
   } else {
     scan::Weights& weights = in.*std::get<scan::Weights Owner::*>(place);
     weights = {};
@@ -103,10 +98,14 @@ void ForTaken(const Definition& definition, const F& f) {
   }
 }
 
-constexpr StateTensor kState = {"S", "", &Inputs::initial, &Outputs::final,
-                                &BackwardInputs::d_final, &Gradients::dinitial, &StepState::state};
-constexpr StateTensor kTail = {"tail", "", &Inputs::initial_tail, &Outputs::final_tail,
-                               &BackwardInputs::d_final_tail, &Gradients::dinitial_tail,
+constexpr StateTensor kState = {
+    "S", "", &Inputs::initial, &Outputs::final, &BackwardInputs::d_final, &Gradients::dinitial, &StepState::state};
+constexpr StateTensor kTail = {"tail",
+                               "",
+                               &Inputs::initial_tail,
+                               &Outputs::final_tail,
+                               &BackwardInputs::d_final_tail,
+                               &Gradients::dinitial_tail,
                                &StepState::tail};
 
 // "initial_state", or "initial_state.tail".
@@ -116,8 +115,8 @@ std::string NameOf(const Definition& definition, const char* what, const StateTe
 
 // f(state, shape) for the states that this mechanism has; what it is given of others is refused.
 template <class Views, class View, class F>
-void ForStates(const char* op, const Call& call, const Definition& definition, const char* what,
-               const char* verb, const Views& views, View StateTensor::*member, const F& f) {
+void ForStates(const char* op, const Call& call, const Definition& definition, const char* what, const char* verb,
+               const Views& views, View StateTensor::* member, const F& f) {
   const States states = definition.states();
   for (const StateTensor& other : {kTail, kState}) {
     const auto own = std::ranges::find(states, other.initial, &StateTensor::initial);
@@ -127,14 +126,12 @@ void ForStates(const char* op, const Call& call, const Definition& definition, c
       continue;
     }
     if (!view.present()) continue;
-    f(NameOf(definition, what, other), view,
-      call.state_shapes[static_cast<size_t>(own - states.begin())]);
+    f(NameOf(definition, what, other), view, call.state_shapes[static_cast<size_t>(own - states.begin())]);
   }
 }
 
 bool Takes(const Definition& definition, const Taken& taken) {
-  return std::ranges::any_of(definition.tensors,
-                             [&](const Tensor& own) { return own.input == taken.input; });
+  return std::ranges::any_of(definition.tensors, [&](const Tensor& own) { return own.input == taken.input; });
 }
 
 // "[B, G, N, T], [B, N, T] or [D, N]".
@@ -171,8 +168,8 @@ void RefuseToGather(const char* op, const char* name, const Context* ctx, const 
 
 int TokenAxis(std::string_view axes) { return static_cast<int>(axes.find('T')); }
 
-// Zeros for tokens that no sequence has, and for those of no channels, which no task takes. Kernels of devices write them
-// themselves, once AddOthers() has said which.
+// Zeros for tokens that no sequence has, and for those of no channels, which no task takes. Kernels of devices write
+// them themselves, once AddOthers() has said which.
 void ClearOthers(const Call& call, const TensorView& t, std::string_view axes) {
   if (call.problem.device.type != DeviceType::kCpu) return;
   const std::vector<mechanism::TokenRange> none;
@@ -204,8 +201,8 @@ mechanism::Apart Readers(const Definition& definition, const Inputs& in, const O
 
 // [B, D] as [B, D, 1], or [B, 1, D]; constants as they are. What may be [B, N] or [D, N] is what its
 // first axis says, of `batch` sequences and as many channels.
-ConstTensorView OneToken(const char* op, const Tensor& tensor, const ConstTensorView& t,
-                         int64_t batch, int64_t channels) {
+ConstTensorView OneToken(const char* op, const Tensor& tensor, const ConstTensorView& t, int64_t batch,
+                         int64_t channels) {
   if (!t.present() || !tensor.over_tokens()) return t;
   const std::string axes = AxesOf(tensor, t.rank() + 1), constant = AxesOf(tensor, t.rank());
   const bool may_be_token = IsOverTokens(axes);
@@ -219,8 +216,7 @@ ConstTensorView OneToken(const char* op, const Tensor& tensor, const ConstTensor
   if (!may_be_token) {
     std::string expected = tensor.axes;
     std::erase(expected, 'T');
-    Fail(op, tensor.name, "has shape " + t.ShapeString(),
-         "one token of each sequence: " + Described(expected));
+    Fail(op, tensor.name, "has shape " + t.ShapeString(), "one token of each sequence: " + Described(expected));
   }
   Axes sizes, strides;
   int axis = 0;
@@ -251,8 +247,8 @@ void Call::Reset() {
   sizes = {};
 }
 
-void Call::Check(const char* op, const Context* checks, const Definition& definition,
-                 const Inputs& in, const Options& options, bool data) {
+void Call::Check(const char* op, const Context* checks, const Definition& definition, const Inputs& in,
+                 const Options& options, bool data) {
   Reset();
   if (definition.rule == scan::Rule::kGates && (!(definition.c > 0) || std::isinf(definition.c))) {
     Fail(op, "c", "is " + mechanism::Text(definition.c), "a positive number");
@@ -262,8 +258,7 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
   const ConstTensorView& scanned = in.*first.input;
   if (!scanned.present()) Fail(op, first.name, "is absent", "a tensor");
   if (!IsFloat(scanned.dtype())) {
-    Fail(op, first.name, std::string("has dtype ") + Name(scanned.dtype()),
-         "f64, f32, bf16 or f16");
+    Fail(op, first.name, std::string("has dtype ") + Name(scanned.dtype()), "f64, f32, bf16 or f16");
   }
   const DType dtype = scanned.dtype();
   problem.device = DeviceOf(definition, in);
@@ -289,8 +284,7 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
     if (sizes.W == 0) {
       Fail(op, tensor.name, "has shape " + t.ShapeString(), Described(tensor.axes) + taps);
     }
-    if ((axes == "BNT" && sizes.G != 1) || sizes.G == 0 || sizes.N == 0 ||
-        (sizes.G > 0 && sizes.D % sizes.G != 0)) {
+    if ((axes == "BNT" && sizes.G != 1) || sizes.G == 0 || sizes.N == 0 || (sizes.G > 0 && sizes.D % sizes.G != 0)) {
       Fail(op, tensor.name, "has shape " + t.ShapeString(),
            Described(tensor.axes) + ", N >= 1, G >= 1 dividing D = " + std::to_string(sizes.D) +
                (sizes.G > 1 ? ", G = " + std::to_string(sizes.G) : ""));
@@ -304,8 +298,7 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
     CheckTensor(op, tensor.name, t, ShapeOf(axes, sizes), own ? t.dtype() : dtype, data, problem.device);
     if (definition.kernels == nullptr) RefuseToGather(op, tensor.name, checks, t, axes);
     const bool decays = tensor.values == Tensor::kDecays || tensor.values == Tensor::kRates;
-    if (decays && checks != nullptr && checks->checks() && t.data() != nullptr &&
-        t.device().type == DeviceType::kCpu) {
+    if (decays && checks != nullptr && checks->checks() && t.data() != nullptr && t.device().type == DeviceType::kCpu) {
       mechanism::CheckNotPositive(op, tensor.name, t);
     }
   }
@@ -341,8 +334,7 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
   for (size_t i = 0; i < ranges.size(); ++i) {
     // Backwards in time, strides are negative and tokens count from the end.
     problem.sequences.push_back({ranges[i].batch, static_cast<int64_t>(i),
-                                 reverse_ ? 1 - ranges[i].end : ranges[i].begin,
-                                 ranges[i].end - ranges[i].begin});
+                                 reverse_ ? 1 - ranges[i].end : ranges[i].begin, ranges[i].end - ranges[i].begin});
   }
   if (definition.kernels != nullptr) return;
   ForTaken(definition, [&](const Tensor& tensor, const Taken& taken) {
@@ -360,7 +352,8 @@ scan::Tokens Call::TokensOf(const ConstTensorView& t) const {
     return of;
   }
   const int token = channels_first_ ? t.rank() - 1 : 1, column = channels_first_ ? t.rank() - 2 : 2;
-  return {t.data(), t.dtype(), t.stride(0), reverse_ ? -t.stride(token) : t.stride(token),
+  return {t.data(),         t.dtype(),
+          t.stride(0),      reverse_ ? -t.stride(token) : t.stride(token),
           t.stride(column), t.rank() == 4 ? t.stride(1) : 0};
 }
 
@@ -369,24 +362,21 @@ scan::Tokens Call::TailOf(const ConstTensorView& t) {
   if (!t.present()) return {};
   const int64_t heads = t.size(2), channels = t.size(3);
   const int64_t column = channels == 1 ? t.stride(2) : t.stride(3);
-  return {t.data(), t.dtype(), t.stride(0), t.stride(1), column,
-          heads == 1 ? channels * column : t.stride(2)};
+  return {t.data(), t.dtype(), t.stride(0), t.stride(1), column, heads == 1 ? channels * column : t.stride(2)};
 }
 
 scan::Numbers Call::NumbersOf(const ConstTensorView& t) const {
   if (!t.present()) return {};
-  return {t.data(), t.dtype(), 0, t.stride(0), t.rank() > 1 ? t.stride(1) : 0,
-          t.rank() > 2 ? t.stride(2) : 0};
+  return {t.data(), t.dtype(), 0, t.stride(0), t.rank() > 1 ? t.stride(1) : 0, t.rank() > 2 ? t.stride(2) : 0};
 }
 
 scan::Numbers Call::StatesOf(const ConstTensorView& t) {
   if (!t.present()) return {};
   if (t.rank() == 6) {
-    return {t.data(), t.dtype(), t.stride(0), t.stride(1), t.stride(4), t.stride(5), t.stride(2),
-            t.stride(3)};
+    return {t.data(), t.dtype(), t.stride(0), t.stride(1), t.stride(4), t.stride(5), t.stride(2), t.stride(3)};
   }
-  return {t.data(), t.dtype(), t.stride(0), t.stride(1), t.rank() > 2 ? t.stride(2) : 0,
-          t.rank() > 3 ? t.stride(3) : 0};
+  return {
+      t.data(), t.dtype(), t.stride(0), t.stride(1), t.rank() > 2 ? t.stride(2) : 0, t.rank() > 3 ? t.stride(3) : 0};
 }
 
 namespace {
@@ -401,8 +391,8 @@ void ChooseMethod(const Definition& definition, bool states, scan::Problem& p) {
 
 }  // namespace
 
-void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in,
-             const Options& options, const Outputs& out) {
+void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in, const Options& options,
+             const Outputs& out) {
   const os::ScopedFloatControl float_control;
   Call call(op, &ctx, definition, in, options, true);
   scan::Problem& p = call.problem;
@@ -425,8 +415,8 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
   ClearOthers(call, out.o, definition.tensors[0].axes);
 }
 
-void Backward(const char* op, Context& ctx, const Definition& definition,
-              const BackwardInputs& in, const Options& options, const Gradients& out) {
+void Backward(const char* op, Context& ctx, const Definition& definition, const BackwardInputs& in,
+              const Options& options, const Gradients& out) {
   const os::ScopedFloatControl float_control;
   Call call(op, &ctx, definition, in, options, true);
   scan::Problem& p = call.problem;
@@ -451,8 +441,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   }
   for (const Taken& taken : kAll) {
     if (Takes(definition, taken) || !(out.*taken.gradient).present()) continue;
-    Fail(op, (std::string("d") + taken.name).c_str(), "is asked for",
-         "none: there is no such input");
+    Fail(op, (std::string("d") + taken.name).c_str(), "is asked for", "none: there is no such input");
   }
   ForStates(op, call, definition, "dinitial_state", "is asked for", out, &StateTensor::dinitial,
             [&](const std::string& name, const TensorView& t, const Axes& shape) {
@@ -470,8 +459,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     ForTaken(definition, [&](const Tensor& tensor, const Taken& taken) {
       PlaceTensor(call, tensor, ConstTensorView(out.*taken.gradient), taken.gradient_place, g);
     });
-    ChooseMethod(definition,
-                 in.initial.present() || in.d_final.present() || out.dinitial.present(), p);
+    ChooseMethod(definition, in.initial.present() || in.d_final.present() || out.dinitial.present(), p);
     AddOthers(call);
     scan::Choose(op, ctx, p, engine::Pass::kBackward).backward(ctx, p, g);
   }
@@ -482,8 +470,8 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   }
 }
 
-void Step(const char* op, Context& ctx, const Definition& definition, const StepInputs& in,
-          const Options&, const StepState& state, const TensorView& o) {
+void Step(const char* op, Context& ctx, const Definition& definition, const StepInputs& in, const Options&,
+          const StepState& state, const TensorView& o) {
   const os::ScopedFloatControl float_control;
   Inputs whole;
   const Tensor& first = definition.tensors[0];
@@ -509,8 +497,7 @@ void Step(const char* op, Context& ctx, const Definition& definition, const Step
   of_o.name = "o";
   if (!o.present()) Fail(op, "o", "is absent", "a tensor");
   const ConstTensorView out = OneToken(op, of_o, o, batch, channels);
-  apart.Writes(op, "o",
-               {const_cast<void*>(out.data()), out.dtype(), out.sizes(), out.strides(), out.device()},
+  apart.Writes(op, "o", {const_cast<void*>(out.data()), out.dtype(), out.sizes(), out.strides(), out.device()},
                call.shape, p.dtype);
   if (definition.kernels != nullptr) {
     return definition.kernels->step(ctx, definition, call, whole, state.state, out);
@@ -521,8 +508,7 @@ void Step(const char* op, Context& ctx, const Definition& definition, const Step
   scan::Choose(op, ctx, p).forward(ctx, p);
 }
 
-double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tokens,
-               bool backward) {
+double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tokens, bool backward) {
   const auto channels = static_cast<double>(sizes.D);
   if (definition.kernels != nullptr) {
     return (backward ? 3 : 1) * definition.flops * channels * static_cast<double>(sizes.W * tokens);
@@ -532,12 +518,11 @@ double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tok
   }
   const int64_t states = std::string_view(definition.state_axes) == "BD" ? 1 : sizes.N;
   const int64_t pairs = definition.rule == scan::Rule::kHeads ? sizes.d : 1;  // of each channel
-  return (backward ? 3 : 1) * definition.flops * channels *
-         static_cast<double>(states * pairs * tokens);
+  return (backward ? 3 : 1) * definition.flops * channels * static_cast<double>(states * pairs * tokens);
 }
 
-int64_t Workspace(const char* op, const Context& ctx, const Definition& definition,
-                  const Inputs& in, const Options& options) {
+int64_t Workspace(const char* op, const Context& ctx, const Definition& definition, const Inputs& in,
+                  const Options& options) {
   Call call(op, nullptr, definition, in, options, false);
   if (definition.kernels != nullptr) {
     return definition.kernels->workspace(ctx, definition, call, in, false);
@@ -551,8 +536,8 @@ int64_t Workspace(const char* op, const Context& ctx, const Definition& definiti
   return most;
 }
 
-int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition,
-                          const Inputs& in, const Options& options) {
+int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition, const Inputs& in,
+                          const Options& options) {
   Call call(op, nullptr, definition, in, options, false);
   if (definition.kernels != nullptr) {
     return definition.kernels->workspace(ctx, definition, call, in, true);
@@ -567,8 +552,8 @@ int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& 
   return most;
 }
 
-Explanation Explain(const char* op, const Context& ctx, const Definition& definition,
-                    const Inputs& in, const Options& options) {
+Explanation Explain(const char* op, const Context& ctx, const Definition& definition, const Inputs& in,
+                    const Options& options) {
   Call call(op, nullptr, definition, in, options, false);
   const scan::Problem& p = call.problem;
   Explanation e;

@@ -26,8 +26,7 @@ bool MayBeConstant(bool step, const AxisSizes& sizes) { return !step || sizes.B 
 
 // Steps from 0.001 to 0.2 (through a softplus, or without one), rates from -0.1 to -16, decays from 1
 // to 0.5; strong ones 40 times as much here and there, vanishing ones a millionth.
-const Buffer& Fill(const Row& row, const Buffer& buffer, uint64_t seed, bool softplus, bool strong,
-                   bool vanishing) {
+const Buffer& Fill(const Row& row, const Buffer& buffer, uint64_t seed, bool softplus, bool strong, bool vanishing) {
   using enum mechanism::Values;
   if (row.values == kNormal || (row.values == kStepBiases && softplus)) return buffer.FillNormal(seed);
   return FillEach(buffer, seed, [&](Random& random) {
@@ -92,15 +91,11 @@ class Maker : public mechanism::Maker {
       sizes_.T = Integer(100, 900);
       if (sizes_.H < 0) sizes_.D = Integer(1, 20);
     }
-    sizes_.L = Chance(0.3)   ? sizes_.T
-               : Chance(0.5) ? Integer(0, sizes_.T)
-                             : Integer(0, sizes_.T / 4);
+    sizes_.L = Chance(0.3) ? sizes_.T : Chance(0.5) ? Integer(0, sizes_.T) : Integer(0, sizes_.T / 4);
   }
   // Few taps, over sequences and channels that are as many as those of a task, and more.
   void DrawWindow() {
-    sizes_.W = Chance(0.03)  ? 140
-               : Chance(0.5) ? 4
-                             : random_.Pick<int64_t>({1, 2, 3, 5, 7, 8, 9, 20});
+    sizes_.W = Chance(0.03) ? 140 : Chance(0.5) ? 4 : random_.Pick<int64_t>({1, 2, 3, 5, 7, 8, 9, 20});
     sizes_.w = sizes_.W - 1;
     if (!p_.step && Chance(0.15)) sizes_.T = random_.Pick<int64_t>({127, 129, 260, 1030});
     if (Chance(0.05)) sizes_.D = 257;
@@ -116,9 +111,10 @@ class Maker : public mechanism::Maker {
     const bool over_tokens = axes.find('T') != std::string_view::npos;
     // Gradients of constants are sums over tokens, of which float16 holds no more than a few.
     const bool fits = over_tokens || dtype_ != DType::kF16 || sizes_.B * sizes_.T <= 64;
-    const DType dtype = p_.inputs.empty() || (fits && Chance(0.6))      ? dtype_
-                        : over_tokens || row.type == mechanism::kWide ? wide()
-                                      : random_.Pick({DType::kF64, DType::kF32, DType::kBF16});
+    const DType dtype = p_.inputs.empty() || (fits && Chance(0.6)) ? dtype_
+                        : over_tokens || row.type == mechanism::kWide
+                            ? wide()
+                            : random_.Pick({DType::kF64, DType::kF32, DType::kBF16});
     const Buffer buffer = Layout(axes, ShapeOf(axes), dtype);
     return Keep(Fill(row, buffer, NextSeed(), d_.softplus, strong_, vanishing_));
   }
@@ -189,16 +185,12 @@ class Maker : public mechanism::Maker {
     const Shape shape = ShapeOf(axes);
     const bool over_tokens = axes.find('T') != std::string_view::npos;
     const DType dtype = over_tokens || dtype_ != DType::kF16 ? dtype_ : DType::kF32;
-    const Buffer buffer(dtype, shape, StridesOf(axes, shape, swapped() && over_tokens),
-                        Placement::kAligned);
+    const Buffer buffer(dtype, shape, StridesOf(axes, shape, swapped() && over_tokens), Placement::kAligned);
     const auto decay = words_.Has("strong") ? std::nullopt : words_.Number("strong");
     if (decay && row.values == mechanism::kDecays) return Keep(buffer.FillConstant(-*decay));
-    return Keep(Fill(row, buffer, NextSeed(), d_.softplus, words_.Has("strong"),
-                     words_.Has("vanishing")));
+    return Keep(Fill(row, buffer, NextSeed(), d_.softplus, words_.Has("strong"), words_.Has("vanishing")));
   }
-  Shape Strides() override {
-    return StridesOf(m_.o_axes, OutputShape(), swapped());
-  }
+  Shape Strides() override { return StridesOf(m_.o_axes, OutputShape(), swapped()); }
   double Flops(int64_t tokens, bool backward) override {
     return static_cast<double>(sizes_.B) * FlopsOf(d_, sizes_, tokens, backward);
   }
@@ -216,13 +208,12 @@ mechanism::Structs<Api> StructsOf(const Definition& d) {
   structs.o_axes = d.tensors[0].axes;
   for (const StateTensor& s : d.states()) {
     const std::string name = std::string("state") + (s.name == std::string_view("tail") ? "_tail" : "");
-    structs.states.push_back(
-        {.row = {.name = name, .gradient = "dinitial_" + name, .axes = s.axes},
-         .initial = [s](Inputs& in) -> ConstTensorView& { return in.*s.initial; },
-         .d_final = [s](BackwardInputs& in) -> ConstTensorView& { return in.*s.d_final; },
-         .final = [s](Outputs& out) -> TensorView& { return out.*s.final; },
-         .dinitial = [s](Gradients& out) -> TensorView& { return out.*s.dinitial; },
-         .step = [s](StepState& state) -> TensorView& { return state.*s.step; }});
+    structs.states.push_back({.row = {.name = name, .gradient = "dinitial_" + name, .axes = s.axes},
+                              .initial = [s](Inputs& in) -> ConstTensorView& { return in.*s.initial; },
+                              .d_final = [s](BackwardInputs& in) -> ConstTensorView& { return in.*s.d_final; },
+                              .final = [s](Outputs& out) -> TensorView& { return out.*s.final; },
+                              .dinitial = [s](Gradients& out) -> TensorView& { return out.*s.dinitial; },
+                              .step = [s](StepState& state) -> TensorView& { return state.*s.step; }});
   }
   return structs;
 }
@@ -236,8 +227,7 @@ void Describe(const Definition& d, mechanism::Mechanism& m) {
   };
 }
 
-void RoundSums(const ConstTensorView& input, const ConstTensorView& expected,
-               const TensorView& tolerance) {
+void RoundSums(const ConstTensorView& input, const ConstTensorView& expected, const TensorView& tolerance) {
   if (!tolerance.present() || tolerance.num_elements() == 0) return;
   const Epsilon e = EpsilonOf(input.dtype());
   Shape at(tolerance.sizes().size());
@@ -250,9 +240,7 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request, const Choice& choi
   return Maker(m, choice, request.dtype, request.seed).MakeCase(request);
 }
 
-Case RandomCase(const Mechanism& m, DType dtype, uint64_t seed) {
-  return Maker(m, {}, dtype, seed).RandomCase();
-}
+Case RandomCase(const Mechanism& m, DType dtype, uint64_t seed) { return Maker(m, {}, dtype, seed).RandomCase(); }
 
 OpEntry EntryOf(const Mechanism& plain, OpEntry said) {
   OpEntry entry = mechanism::EntryOf(std::move(said), plain.of_problems);

@@ -27,18 +27,17 @@ using mechanism::With;
 // Its axes in the letters of scanning.h. Over tokens it has the dtype of the first or that of
 // states, else any, unless it says otherwise.
 using Tensor = mechanism::Tensor<StepInputs, StepInputs, Gradients>;
-using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, StepState, Outputs,
-                             Gradients, Explanation>;
+using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, StepState, Outputs, Gradients, Explanation>;
 
 // A state that a mechanism has, and where calls have it.
 struct StateTensor {
   const char* name;  // behind what it is of; of several also its own
   const char* axes;
-  ConstTensorView Inputs::*initial;
-  TensorView Outputs::*final;
-  ConstTensorView BackwardInputs::*d_final;
-  TensorView Gradients::*dinitial;
-  TensorView StepState::*step;
+  ConstTensorView Inputs::* initial;
+  TensorView Outputs::* final;
+  ConstTensorView BackwardInputs::* d_final;
+  TensorView Gradients::* dinitial;
+  TensorView StepState::* step;
 };
 
 // Those of a mechanism, without memory of their own.
@@ -59,24 +58,24 @@ class States {
 class Call;
 struct Definition;
 struct Kernels {
-  void (*forward)(const char* op, Context& ctx, const Definition& definition, const Call& call,
-                  const Inputs& in, const Outputs& out);
+  void (*forward)(const char* op, Context& ctx, const Definition& definition, const Call& call, const Inputs& in,
+                  const Outputs& out);
   void (*backward)(const char* op, Context& ctx, const Definition& definition, const Call& call,
                    const BackwardInputs& in, const Gradients& out);
-  void (*step)(Context& ctx, const Definition& definition, const Call& call, const Inputs& in,
-               const TensorView& state, const ConstTensorView& o);
-  int64_t (*workspace)(const Context& ctx, const Definition& definition, const Call& call,
-                       const Inputs& in, bool backward);
+  void (*step)(Context& ctx, const Definition& definition, const Call& call, const Inputs& in, const TensorView& state,
+               const ConstTensorView& o);
+  int64_t (*workspace)(const Context& ctx, const Definition& definition, const Call& call, const Inputs& in,
+                       bool backward);
   void (*explain)(const Inputs& in, Explanation& e);  // sets kernel and why
 };
 
 // A mechanism.
 struct Definition {
   std::span<const Tensor> tensors;  // the first is what is scanned
-  const char* state_axes = "BD";  // empty: it has no state
-  const char* tail_axes = "";     // empty: it has none
+  const char* state_axes = "BD";    // empty: it has no state
+  const char* tail_axes = "";       // empty: it has none
   scan::Rule rule = scan::Rule::kDecay;
-  double flops = 0;  // per token, channel and state, or tap of a kernel's own; of rows of taps nothing
+  double flops = 0;                  // per token, channel and state, or tap of a kernel's own; of rows of taps nothing
   const Kernels* kernels = nullptr;  // null: the engine's
   // Options of one mechanism alone.
   bool softplus = false, silu = false;
@@ -97,8 +96,8 @@ inline std::string AxesOf(const Tensor& tensor, int rank) {
 class Call {
  public:
   Call() = default;
-  Call(const char* op, const Context* checks, const Definition& definition, const Inputs& in,
-       const Options& options, bool data) {
+  Call(const char* op, const Context* checks, const Definition& definition, const Inputs& in, const Options& options,
+       bool data) {
     Check(op, checks, definition, in, options, data);
   }
 
@@ -130,22 +129,22 @@ class Call {
 
 // Each checks all arguments before anything is written and throws InvalidArgument with
 // `op`, the argument, what it got and what it expected.
-void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in,
-             const Options& options, const Outputs& out);
-void Backward(const char* op, Context& ctx, const Definition& definition,
-              const BackwardInputs& in, const Options& options, const Gradients& out);
+void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in, const Options& options,
+             const Outputs& out);
+void Backward(const char* op, Context& ctx, const Definition& definition, const BackwardInputs& in,
+              const Options& options, const Gradients& out);
 
 // One token: `state` is updated in place. No option is about it.
-void Step(const char* op, Context& ctx, const Definition& definition, const StepInputs& in,
-          const Options& options, const StepState& state, const TensorView& o);
+void Step(const char* op, Context& ctx, const Definition& definition, const StepInputs& in, const Options& options,
+          const StepState& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads.
-int64_t Workspace(const char* op, const Context& ctx, const Definition& definition,
-                  const Inputs& in, const Options& options);
-int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition,
-                          const Inputs& in, const Options& options);
-Explanation Explain(const char* op, const Context& ctx, const Definition& definition,
-                    const Inputs& in, const Options& options);
+int64_t Workspace(const char* op, const Context& ctx, const Definition& definition, const Inputs& in,
+                  const Options& options);
+int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition, const Inputs& in,
+                          const Options& options);
+Explanation Explain(const char* op, const Context& ctx, const Definition& definition, const Inputs& in,
+                    const Options& options);
 
 // Operations on one sequence of so many tokens.
 double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tokens, bool backward);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-
 namespace heed::scanning {
 
 std::vector<ReferencePlace> PlacesOf(int64_t B, int64_t T, int64_t D, const Options& options) {

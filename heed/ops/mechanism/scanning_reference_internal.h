@@ -38,9 +38,7 @@ inline double Stored(double value, double error, const Epsilon& e) {
 }
 
 inline double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-inline double Softplus(double x) {
-  return std::fmax(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
-}
+inline double Softplus(double x) { return std::fmax(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }
 
 }  // namespace heed::scanning
 

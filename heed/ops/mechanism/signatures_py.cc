@@ -17,8 +17,7 @@ namespace nb = nanobind;
 std::string Signature(const SettingSpec& spec) {
   const std::string name = spec.name;
   const auto text = [](double x) {
-    return std::isinf(x) ? std::string("float('inf')")
-                         : nb::cast<std::string>(nb::repr(nb::float_(x)));
+    return std::isinf(x) ? std::string("float('inf')") : nb::cast<std::string>(nb::repr(nb::float_(x)));
   };
   if (const bool* flag = std::get_if<bool>(&spec.value)) {
     return name + ": bool = " + (*flag ? "True, " : "False, ");
@@ -71,23 +70,22 @@ void Bound::WriteSignatures(nb::module_& m) {
   const bool alone = states.size() == 1 && states_together;  // else a type of the signatures' own
   const std::string state_type = alone ? "Array" : "State";
   const std::string ints = ": Ints | None = None, ";
-  const std::string tokens = "lengths" + ints + "starts" + ints + "cu_seqlens" + ints +
-                             (has_direction ? "reverse: bool = False, " : "");
+  const std::string tokens =
+      "lengths" + ints + "starts" + ints + "cu_seqlens" + ints + (has_direction ? "reverse: bool = False, " : "");
   const std::string initial = has_state() ? "initial_state: " + state_type + " | None = None, " : "";
   const std::string d_state = has_state() ? "dstate: " + state_type + " | None = None" : "";
   const std::string out = "out: OutArray | None = None, ", threads = "threads: int | None = None";
   const auto forward_of = [&](const std::string& returns, const std::string& result) {
-    return "def " + base + "(" + by_place + "*, " + own + initial + returns + tokens + out + threads +
-           ") -> " + result;
+    return "def " + base + "(" + by_place + "*, " + own + initial + returns + tokens + out + threads + ") -> " + result;
   };
-  forward_signature =
-      forward_of(has_state() ? "return_state: typing.Literal[False] = False, " : "", "Result");
-  state_signature = forward_of("return_state: typing.Literal[True], ",
-                               "tuple[Result, " + (alone             ? std::string("Result")
-                                                   : states_together ? type + "State"
-                                                                     : "StateResult") + "]");
-  backward_signature = "def " + op_backward + "(do: Array, " + by_place +
-                       (dstate_by_place ? d_state + ", " : "") + "*, " + own + initial + tokens + threads +
+  forward_signature = forward_of(has_state() ? "return_state: typing.Literal[False] = False, " : "", "Result");
+  state_signature = forward_of("return_state: typing.Literal[True], ", "tuple[Result, " +
+                                                                           (alone             ? std::string("Result")
+                                                                            : states_together ? type + "State"
+                                                                                              : "StateResult") +
+                                                                           "]");
+  backward_signature = "def " + op_backward + "(do: Array, " + by_place + (dstate_by_place ? d_state + ", " : "") +
+                       "*, " + own + initial + tokens + threads +
                        (has_state() && !dstate_by_place ? ", " + d_state : "") + ") -> " + type + "Gradients";
   of_step.insert(of_step.begin() + static_cast<std::ptrdiff_t>(state_place),
                  alone ? "state: OutArray, " : "state: State, ");

@@ -67,13 +67,20 @@ enum Type {
 
 // What random problems fill it with; the .cc of the family's cases says how.
 enum Values {
-  kNormal, kDecays,
+  kNormal,
+  kDecays,
   // Keys of delta rules are unit vectors, what reads and what writes nearly the same, so that
   // states stay what they are.
-  kUnit, kNearlyKeys, kNegativeKeys,
-  kFractions, kOpenGates,  // these are 3 and more before a sigmoid
+  kUnit,
+  kNearlyKeys,
+  kNegativeKeys,
+  kFractions,
+  kOpenGates,  // these are 3 and more before a sigmoid
   // Steps, and what is added to them, are positive unless a softplus makes them so.
-  kSteps, kStepBiases, kLogSteps, kRates,
+  kSteps,
+  kStepBiases,
+  kLogSteps,
+  kRates,
   kMask,  // bool
 };
 
@@ -88,9 +95,9 @@ struct Tensor {
   const char* name = nullptr;
   // A letter each, and what else they may be, each shorter than the one before.
   const char* axes = "";
-  ConstTensorView Inputs::*input = nullptr;
-  ConstTensorView StepInputs::*step = nullptr;  // unless it is `input`
-  TensorView Gradients::*gradient = nullptr;
+  ConstTensorView Inputs::* input = nullptr;
+  ConstTensorView StepInputs::* step = nullptr;  // unless it is `input`
+  TensorView Gradients::* gradient = nullptr;
   Type type = kSame;
   Values values = kNormal;
   bool optional = false;
@@ -101,15 +108,17 @@ struct Tensor {
     const char last = axes[std::string_view(axes).size() - 1];
     return (last == 'K' || last == 'V' || (last == 'C' && over_tokens())) && (over_tokens() || values != kDecays);
   }
-  ConstTensorView StepInputs::*of_step() const {
-    if constexpr (std::is_same_v<Inputs, StepInputs>) return input;
-    else return step;
+  ConstTensorView StepInputs::* of_step() const {
+    if constexpr (std::is_same_v<Inputs, StepInputs>)
+      return input;
+    else
+      return step;
   }
 };
 
 // The structs of a mechanism's calls, and the rows of its table.
-template <class OfTable, class In, class BackwardIn, class StepIn, class State, class Out,
-          class Gradient, class Explained>
+template <class OfTable, class In, class BackwardIn, class StepIn, class State, class Out, class Gradient,
+          class Explained>
 struct ApiOf {
   using Tensor = OfTable;
   using Inputs = In;
@@ -136,31 +145,29 @@ Own With(Own own, const Common& common) {
 
 // Defines the public functions of a mechanism, in its namespace, from the DefinitionOf its options:
 // calls of `framework`, recurrent or scanning.
-#define HEED_DEFINE_PASSES(framework, mechanism)                                                    \
-  void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {        \
-    framework::Forward(#mechanism "::Forward", ctx, DefinitionOf(options), in, options, out);       \
-  }                                                                                                 \
-  void Backward(Context& ctx, const BackwardInputs& in, const Options& options,                     \
-                const Gradients& out) {                                                             \
-    framework::Backward(#mechanism "::Backward", ctx, DefinitionOf(options), in, options, out);     \
-  }                                                                                                 \
-  int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {                 \
-    return framework::Workspace(#mechanism "::Workspace", ctx, DefinitionOf(options), in, options); \
-  }                                                                                                 \
-  int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {         \
-    return framework::BackwardWorkspace(#mechanism "::BackwardWorkspace", ctx,                      \
-                                        DefinitionOf(options), in, options);                        \
-  }                                                                                                 \
-  Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {               \
-    return framework::Explain(#mechanism "::Explain", ctx, DefinitionOf(options), in, options);     \
+#define HEED_DEFINE_PASSES(framework, mechanism)                                                                    \
+  void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {                        \
+    framework::Forward(#mechanism "::Forward", ctx, DefinitionOf(options), in, options, out);                       \
+  }                                                                                                                 \
+  void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {             \
+    framework::Backward(#mechanism "::Backward", ctx, DefinitionOf(options), in, options, out);                     \
+  }                                                                                                                 \
+  int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {                                 \
+    return framework::Workspace(#mechanism "::Workspace", ctx, DefinitionOf(options), in, options);                 \
+  }                                                                                                                 \
+  int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {                         \
+    return framework::BackwardWorkspace(#mechanism "::BackwardWorkspace", ctx, DefinitionOf(options), in, options); \
+  }                                                                                                                 \
+  Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {                               \
+    return framework::Explain(#mechanism "::Explain", ctx, DefinitionOf(options), in, options);                     \
   }
 
 // Defines Step too, of a mechanism that has states.
-#define HEED_DEFINE_RECURRENT(framework, mechanism)                                                 \
-  HEED_DEFINE_PASSES(framework, mechanism)                                                          \
-  void Step(Context& ctx, const StepInputs& in, const Options& options,                             \
-            const framework::StepState& state, const TensorView& o) {                               \
-    framework::Step(#mechanism "::Step", ctx, DefinitionOf(options), in, options, state, o);        \
+#define HEED_DEFINE_RECURRENT(framework, mechanism)                                                        \
+  HEED_DEFINE_PASSES(framework, mechanism)                                                                 \
+  void Step(Context& ctx, const StepInputs& in, const Options& options, const framework::StepState& state, \
+            const TensorView& o) {                                                                         \
+    framework::Step(#mechanism "::Step", ctx, DefinitionOf(options), in, options, state, o);               \
   }
 
 #endif  // HEED_OPS_MECHANISM_TABLE_INTERNAL_H_

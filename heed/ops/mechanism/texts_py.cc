@@ -19,9 +19,9 @@ using python::Find;
 using python::Said;
 
 // Sizes of axes in the example.
-constexpr std::pair<std::string_view, int> kSizes[] = {
-    {"B", 1}, {"T", 6}, {"H", 2}, {"HV", 4}, {"K", 8}, {"V", 16}, {"M", 32}, {"n", 2}, {"D", 8}, {"N", 16},
-    {"G", 1}, {"P", 16}, {"L", 6}, {"d", 4}, {"W", 4}, {"R", 8}, {"C", 32}, {"2", 2}};
+constexpr std::pair<std::string_view, int> kSizes[] = {{"B", 1},  {"T", 6}, {"H", 2}, {"HV", 4}, {"K", 8},  {"V", 16},
+                                                       {"M", 32}, {"n", 2}, {"D", 8}, {"N", 16}, {"G", 1},  {"P", 16},
+                                                       {"L", 6},  {"d", 4}, {"W", 4}, {"R", 8},  {"C", 32}, {"2", 2}};
 
 std::string Shape(std::string_view form) {
   std::string shape;
@@ -137,8 +137,8 @@ void Bound::WriteTexts(const std::string& gradients_type, const std::string& gra
     known.push_back({tensor.name.c_str(), TextOf(*this, tensor).data()});
     texts.push_back(WithoutTokens(TextOf(*this, tensor)));
   }
-  const std::string o = "Returns o, in the shape of " + output_tensor().name +
-                        (dropped_axis < 0 ? "" : " without the axis of steps");
+  const std::string o =
+      "Returns o, in the shape of " + output_tensor().name + (dropped_axis < 0 ? "" : " without the axis of steps");
   const std::string named =
       state.is_valid() ? "The state is a named tuple, heed." + python::TypeName(state) + ".\n" : "";
   forward_text = python::Docstring(
@@ -146,16 +146,17 @@ void Bound::WriteTexts(const std::string& gradients_type, const std::string& gra
       MemoryText(*this) + "\n\n" + o +
           (has_state() ? ", or (o, state) with return_state=True, as NumPy arrays.\n" : ", as a NumPy array.\n") +
           named + "\n" + example.Forward());
-  backward_text = python::Docstring(
-      docs.backward, backward_signature, {known, docs.fields},
-      "Returns the named tuple heed." + gradients_type + ": " + gradient_names +
-          ", NumPy arrays in the\nshape and dtype of what they are the gradients of; None where "
-          "that was not given.\n\n" + example.Backward());
+  backward_text =
+      python::Docstring(docs.backward, backward_signature, {known, docs.fields},
+                        "Returns the named tuple heed." + gradients_type + ": " + gradient_names +
+                            ", NumPy arrays in the\nshape and dtype of what they are the gradients of; None where "
+                            "that was not given.\n\n" +
+                            example.Backward());
   if (!has_state()) return;
   std::vector<Said> of_one_token;
   for (size_t i = 0; i < tensors.size(); ++i) of_one_token.push_back({tensors[i].name.c_str(), texts[i].c_str()});
-  step_text = python::Docstring(docs.step, step_signature, {of_one_token, known, docs.fields},
-                                o + ".\n\n" + example.Step());
+  step_text =
+      python::Docstring(docs.step, step_signature, {of_one_token, known, docs.fields}, o + ".\n\n" + example.Step());
 }
 
 }  // namespace heed::binding

@@ -14,15 +14,13 @@ namespace heed::mechanism {
 namespace {
 
 // Empty if it is absent, or described without its data.
-std::vector<int64_t> Integers(const char* op, const char* name, const ConstTensorView& t,
-                              int64_t size, bool data) {
+std::vector<int64_t> Integers(const char* op, const char* name, const ConstTensorView& t, int64_t size, bool data) {
   if (!t.present()) return {};
   if (t.dtype() != DType::kI32 && t.dtype() != DType::kI64) {
     Fail(op, name, std::string("has dtype ") + Name(t.dtype()), "i32 or i64");
   }
   if (t.rank() != 1 || (size >= 0 && t.size(0) != size)) {
-    Fail(op, name, "has shape " + t.ShapeString(),
-         size >= 0 ? ShapeString(Axes{size}) : "[N + 1]");
+    Fail(op, name, "has shape " + t.ShapeString(), size >= 0 ? ShapeString(Axes{size}) : "[N + 1]");
   }
   if (!data && t.data() == nullptr) return {};
   mechanism::CheckReadable(op, name, t);
@@ -33,17 +31,13 @@ std::vector<int64_t> Integers(const char* op, const char* name, const ConstTenso
   return values;
 }
 
-std::string At(const char* name, size_t i) {
-  return std::string(name) + "[" + std::to_string(i) + "]";
-}
+std::string At(const char* name, size_t i) { return std::string(name) + "[" + std::to_string(i) + "]"; }
 
 // Zeros for tokens [begin, end) of sequence b, the smallest strides inside.
 void Clear(const TensorView& t, int token, int64_t b, int64_t begin, int64_t end) {
   std::vector<int> order;
   for (int axis = 1; axis < t.rank(); ++axis) order.push_back(axis);
-  std::sort(order.begin(), order.end(), [&](int x, int y) {
-    return std::abs(t.stride(x)) > std::abs(t.stride(y));
-  });
+  std::sort(order.begin(), order.end(), [&](int x, int y) { return std::abs(t.stride(x)) > std::abs(t.stride(y)); });
   const auto count = [&](int axis) { return axis == token ? end - begin : t.size(axis); };
   const auto size = static_cast<int64_t>(SizeOf(t.dtype()));
   const int inner = order.back();
@@ -83,19 +77,17 @@ ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView
 
 void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t, int token_axis) {
   if (!t.present() || t.num_elements() == 0) return;
-  ForOthers(ranges, t.size(0), t.size(token_axis), [&](int64_t b, int64_t begin, int64_t end) {
-    Clear(t, token_axis, b, begin, end);
-  });
+  ForOthers(ranges, t.size(0), t.size(token_axis),
+            [&](int64_t b, int64_t begin, int64_t end) { Clear(t, token_axis, b, begin, end); });
 }
 
-void Ranges(const char* op, const char* name, const ConstTensorView& t, int token_axis,
-            const Sequences& options, bool data, std::vector<TokenRange>& ranges) {
+void Ranges(const char* op, const char* name, const ConstTensorView& t, int token_axis, const Sequences& options,
+            bool data, std::vector<TokenRange>& ranges) {
   const int64_t B = t.size(0), T = t.size(token_axis);
   ranges.clear();
   if (options.cu_seqlens.present()) {
     if (options.lengths.present() || options.starts.present()) {
-      Fail(op, options.lengths.present() ? "lengths" : "starts", "is given",
-           "none beside cu_seqlens");
+      Fail(op, options.lengths.present() ? "lengths" : "starts", "is given", "none beside cu_seqlens");
     }
     if (B != 1) {
       Fail(op, name, "has shape " + t.ShapeString(), "a leading axis of 1 with cu_seqlens");
@@ -107,8 +99,7 @@ void Ranges(const char* op, const char* name, const ConstTensorView& t, int toke
       }
     }
     if (bounds.empty() || bounds[0] != 0) {
-      Fail(op, "cu_seqlens",
-           bounds.empty() ? "is empty" : "begins with " + std::to_string(bounds[0]), "0");
+      Fail(op, "cu_seqlens", bounds.empty() ? "is empty" : "begins with " + std::to_string(bounds[0]), "0");
     }
     for (size_t i = 1; i < bounds.size(); ++i) {
       if (bounds[i] < bounds[i - 1] || bounds[i] > T) {

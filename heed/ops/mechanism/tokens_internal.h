@@ -27,12 +27,11 @@ struct Sequences {
 // The sequences of a call, in tokens of its tensors, of which `t` is one: B is its first axis, T the
 // `token_axis`. Without data, lengths and starts that have none count as given for all tokens, and
 // cu_seqlens as of sequences of one length. In the memory of `ranges`.
-void Ranges(const char* op, const char* name, const ConstTensorView& t, int token_axis,
-            const Sequences& sequences, bool data, std::vector<TokenRange>& ranges);
+void Ranges(const char* op, const char* name, const ConstTensorView& t, int token_axis, const Sequences& sequences,
+            bool data, std::vector<TokenRange>& ranges);
 
 inline std::vector<TokenRange> RangesOf(const char* op, const char* name, const ConstTensorView& t,
-                                        const Sequences& sequences, int token_axis = 1,
-                                        bool data = true) {
+                                        const Sequences& sequences, int token_axis = 1, bool data = true) {
   std::vector<TokenRange> ranges;
   Ranges(op, name, t, token_axis, sequences, data, ranges);
   return ranges;

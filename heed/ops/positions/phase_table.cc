@@ -12,8 +12,7 @@ namespace {
 
 // [cos, sin] of one position. The angle is one f64 product; the library's
 // functions reduce it exactly.
-void Fill(const std::vector<double>& frequencies, int64_t position,
-          double amplitude, double* row) {
+void Fill(const std::vector<double>& frequencies, int64_t position, double amplitude, double* row) {
   const size_t n = frequencies.size();
   for (size_t i = 0; i < n; ++i) {
     const double angle = static_cast<double>(position) * frequencies[i];
@@ -29,8 +28,7 @@ int64_t High(int64_t position) { return position - Low(position); }
 }  // namespace
 
 PhaseTable::PhaseTable(std::vector<double> frequencies, double amplitude)
-    : frequencies_(std::move(frequencies)),
-      amplitude_(amplitude),
+    : frequencies_(std::move(frequencies)), amplitude_(amplitude),
       low_(2 * frequencies_.size() * static_cast<size_t>(kLowPositions)) {}
 
 void PhaseTable::Prepare(int64_t position) {
@@ -41,9 +39,7 @@ void PhaseTable::Prepare(int64_t position) {
 }
 
 PhaseRow::PhaseRow(const PhaseTable& table, void* scratch)
-    : table_(&table),
-      high_(static_cast<double*>(scratch)),
-      row_(high_ + 2 * table.size()) {}
+    : table_(&table), high_(static_cast<double*>(scratch)), row_(high_ + 2 * table.size()) {}
 
 void PhaseRow::MoveTo(int64_t position) {
   const size_t n = table_->size();
@@ -51,8 +47,7 @@ void PhaseRow::MoveTo(int64_t position) {
     high_position_ = High(position);
     Fill(table_->frequencies_, high_position_, table_->amplitude_, high_);
   }
-  const double* low =
-      table_->low_.data() + static_cast<size_t>(Low(position)) * 2 * n;
+  const double* low = table_->low_.data() + static_cast<size_t>(Low(position)) * 2 * n;
   for (size_t i = 0; i < n; ++i) {
     const double c = high_[i], s = high_[n + i];
     row_[i] = c * low[i] - s * low[n + i];

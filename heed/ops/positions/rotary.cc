@@ -38,8 +38,8 @@ struct Problem {
 template <class View>
 View WithBatch(const View& t) {
   if (t.rank() == 4) return t;
-  return View(t.data(), t.dtype(), {1, t.size(0), t.size(1), t.size(2)},
-              {0, t.stride(0), t.stride(1), t.stride(2)}, t.device());
+  return View(t.data(), t.dtype(), {1, t.size(0), t.size(1), t.size(2)}, {0, t.stride(0), t.stride(1), t.stride(2)},
+              t.device());
 }
 
 std::vector<int64_t> ReadPositions(const ConstTensorView& t) {
@@ -49,12 +49,10 @@ std::vector<int64_t> ReadPositions(const ConstTensorView& t) {
   positions.reserve(static_cast<size_t>(B * T));
   for (int64_t b = 0; b < B; ++b) {
     for (int64_t i = 0; i < T; ++i) {
-      const int64_t at =
-          batched ? b * t.stride(0) + i * t.stride(1) : i * t.stride(0);
+      const int64_t at = batched ? b * t.stride(0) + i * t.stride(1) : i * t.stride(0);
       const int64_t position = LoadAsInt64(t.dtype(), t.data(), at);
       if (position < -kMaxPosition || position > kMaxPosition) {
-        Fail(kOp, "positions", "contains " + std::to_string(position),
-             "-2^31 to 2^31");
+        Fail(kOp, "positions", "contains " + std::to_string(position), "-2^31 to 2^31");
       }
       positions.push_back(position);
     }
@@ -62,13 +60,11 @@ std::vector<int64_t> ReadPositions(const ConstTensorView& t) {
   return positions;
 }
 
-Problem Check(const ConstTensorView& x, const ConstTensorView& positions,
-              RotaryPairs pairs, const RotaryOptions& options,
-              const TensorView& y) {
+Problem Check(const ConstTensorView& x, const ConstTensorView& positions, RotaryPairs pairs,
+              const RotaryOptions& options, const TensorView& y) {
   mechanism::CheckFloat(kOp, "x", x);
   if ((x.rank() != 4 && x.rank() != 3) || x.size(x.rank() - 1) < 1) {
-    Fail(kOp, "x", "has shape " + x.ShapeString(),
-         "[B, T, H, D] or [T, H, D] with D >= 1");
+    Fail(kOp, "x", "has shape " + x.ShapeString(), "[B, T, H, D] or [T, H, D] with D >= 1");
   }
   mechanism::CheckContiguousRows(kOp, "x", x);
 
@@ -82,33 +78,25 @@ Problem Check(const ConstTensorView& x, const ConstTensorView& positions,
   p.sign = options.inverse ? -1 : 1;
   p.dim = options.dim.value_or(p.D);
   if (p.dim < 2 || p.dim > p.D || p.dim % 2 != 0) {
-    Fail(kOp, "dim", "is " + std::to_string(p.dim),
-         "an even number from 2 to D, " + std::to_string(p.D));
+    Fail(kOp, "dim", "is " + std::to_string(p.dim), "an even number from 2 to D, " + std::to_string(p.D));
   }
 
   mechanism::CheckReadable(kOp, "positions", positions);
   if (positions.dtype() != DType::kI32 && positions.dtype() != DType::kI64) {
-    Fail(kOp, "positions", std::string("has dtype ") + Name(positions.dtype()),
-         "i32 or i64");
+    Fail(kOp, "positions", std::string("has dtype ") + Name(positions.dtype()), "i32 or i64");
   }
-  const bool fits =
-      (positions.rank() == 1 && positions.size(0) == p.T) ||
-      (positions.rank() == 2 && x.rank() == 4 && positions.size(0) == p.B &&
-       positions.size(1) == p.T);
+  const bool fits = (positions.rank() == 1 && positions.size(0) == p.T) ||
+                    (positions.rank() == 2 && x.rank() == 4 && positions.size(0) == p.B && positions.size(1) == p.T);
   if (!fits) {
     const std::string T = std::to_string(p.T);
     Fail(kOp, "positions", "has shape " + positions.ShapeString(),
-         "[" + T + "]" +
-             (x.rank() == 4
-                  ? " or [" + std::to_string(p.B) + "," + T + "]"
-                  : ""));
+         "[" + T + "]" + (x.rank() == 4 ? " or [" + std::to_string(p.B) + "," + T + "]" : ""));
   }
   p.position_rows = positions.rank() == 2 ? positions.size(0) : 1;
 
   mechanism::CheckReadable(kOp, "y", y);
   if (y.dtype() != x.dtype()) {
-    Fail(kOp, "y", std::string("has dtype ") + Name(y.dtype()),
-         std::string(Name(x.dtype())) + " as x");
+    Fail(kOp, "y", std::string("has dtype ") + Name(y.dtype()), std::string(Name(x.dtype())) + " as x");
   }
   if (!std::ranges::equal(y.sizes(), x.sizes())) {
     Fail(kOp, "y", "has shape " + y.ShapeString(), x.ShapeString());
@@ -131,13 +119,10 @@ Tables MakeTables(const Problem& p, const RotaryOptions& options) {
   Tables result;
   for (int64_t row = 0; row < p.position_rows; ++row) {
     const int64_t* positions = p.positions.data() + row * p.T;
-    const int64_t length =
-        p.T == 0 ? 0 : *std::max_element(positions, positions + p.T) + 1;
-    RotaryFrequencies f =
-        ScaledRotaryFrequencies(p.dim, options.base, options.scaling, length);
+    const int64_t length = p.T == 0 ? 0 : *std::max_element(positions, positions + p.T) + 1;
+    RotaryFrequencies f = ScaledRotaryFrequencies(p.dim, options.base, options.scaling, length);
     size_t found = 0;
-    while (found < result.tables.size() &&
-           result.tables[found].frequencies() != f.frequencies) {
+    while (found < result.tables.size() && result.tables[found].frequencies() != f.frequencies) {
       ++found;
     }
     if (found == result.tables.size()) {
@@ -162,21 +147,24 @@ void Rotate(Context& ctx, const Problem& p, const Tables& tables) {
     const int64_t row = p.position_rows == 1 ? 0 : b;
     const int64_t* positions = p.positions.data() + row * p.T;
     char* const scratch = static_cast<char*>(ctx.Scratch(worker));
-    PhaseRow phase(tables.tables[tables.of_row[static_cast<size_t>(row)]],
-                   scratch);
+    PhaseRow phase(tables.tables[tables.of_row[static_cast<size_t>(row)]], scratch);
     for (int64_t t = begin; t < end; ++t) {
       phase.MoveTo(positions[t]);
-      const char* x = p.x.as<char>() +
-                      (b * p.x.stride(0) + t * p.x.stride(1)) * size;
+      const char* x = p.x.as<char>() + (b * p.x.stride(0) + t * p.x.stride(1)) * size;
       char* y = p.y.as<char>() + (b * p.y.stride(0) + t * p.y.stride(1)) * size;
       positions::RotateRows(ctx.allowed_targets(), p.x.dtype(), p.pairs,
-                        {.x = x, .y = y, .num_rows = p.H,
-                         .x_stride = p.x.stride(2), .y_stride = p.y.stride(2),
-                         .half = half, .cos = phase.cos(), .sin = phase.sin(),
-                         .sign = p.sign, .scratch = scratch + phase_bytes});
+                            {.x = x,
+                             .y = y,
+                             .num_rows = p.H,
+                             .x_stride = p.x.stride(2),
+                             .y_stride = p.y.stride(2),
+                             .half = half,
+                             .cos = phase.cos(),
+                             .sin = phase.sin(),
+                             .sign = p.sign,
+                             .scratch = scratch + phase_bytes});
       for (int64_t h = 0; h < p.H && rest > 0; ++h) {
-        std::memcpy(y + (h * p.y.stride(2) + p.dim) * size,
-                    x + (h * p.x.stride(2) + p.dim) * size, rest);
+        std::memcpy(y + (h * p.y.stride(2) + p.dim) * size, x + (h * p.x.stride(2) + p.dim) * size, rest);
       }
     }
   });
@@ -184,11 +172,10 @@ void Rotate(Context& ctx, const Problem& p, const Tables& tables) {
 
 }  // namespace
 
-void Rotary(Context& ctx, const ConstTensorView& x,
-            const ConstTensorView& positions, RotaryPairs pairs,
+void Rotary(Context& ctx, const ConstTensorView& x, const ConstTensorView& positions, RotaryPairs pairs,
             const RotaryOptions& options, const TensorView& y) {
   const Problem p = Check(x, positions, pairs, options, y);
-  if (p.x.num_elements() == 0) return;  // however large the other sizes
+  if (p.x.num_elements() == 0) return;         // however large the other sizes
   const os::ScopedFloatControl float_control;  // for the tables
   const Tables tables = MakeTables(p, options);
   Rotate(ctx, p, tables);

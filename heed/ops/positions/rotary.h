@@ -33,7 +33,7 @@ struct RotaryOptions {
   double base = 10000;              // above 1
   std::optional<int64_t> dim = {};  // rotated elements: even, 2 to D; default D
   RotaryScaling scaling = {};
-  bool inverse = false;             // by minus the angle, still times f
+  bool inverse = false;  // by minus the angle, still times f
 
   bool operator==(const RotaryOptions&) const = default;
 };
@@ -60,16 +60,13 @@ struct RotaryOptions {
 //
 // Throws InvalidArgument for a wrong shape, dtype, stride, overlap, position or
 // option, before anything is written.
-HEED_API void Rotary(Context& ctx, const ConstTensorView& x,
-                     const ConstTensorView& positions, RotaryPairs pairs,
+HEED_API void Rotary(Context& ctx, const ConstTensorView& x, const ConstTensorView& positions, RotaryPairs pairs,
                      const RotaryOptions& options, const TensorView& y);
 
 // Computes what Rotary() does from the formulas, in long double, one element at a
 // time. It checks nothing: it is for tests.
-HEED_API void RotaryReference(const ConstTensorView& x,
-                              const ConstTensorView& positions,
-                              RotaryPairs pairs, const RotaryOptions& options,
-                              const TensorView& y);
+HEED_API void RotaryReference(const ConstTensorView& x, const ConstTensorView& positions, RotaryPairs pairs,
+                              const RotaryOptions& options, const TensorView& y);
 
 }  // namespace heed
 

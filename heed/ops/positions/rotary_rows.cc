@@ -10,7 +10,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/ops/positions/rotary_rows.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                 // IWYU pragma: keep
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,8 +20,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Whether vectors round and convert as single elements do. Highway's portable
 // target saturates infinities, and its f16 for old x86 knows none.
 template <class T>
-constexpr bool kVectorsAgree = HWY_TARGET != HWY_EMU128 &&
-                               HWY_TARGET != HWY_SCALAR;
+constexpr bool kVectorsAgree = HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR;
 #if HWY_ARCH_X86
 template <>
 constexpr bool kVectorsAgree<F16> = HWY_TARGET <= HWY_AVX2;
@@ -65,15 +64,13 @@ HWY_INLINE hn::Vec<D> LoadVector(D d, const float* p) {
 template <class D>
 HWY_INLINE hn::Vec<D> LoadVector(D d, const BF16* p) {
   const hn::RebindToUnsigned<D> du;
-  const auto bits = hn::LoadU(hn::Rebind<uint16_t, D>(),
-                              reinterpret_cast<const uint16_t*>(p));
+  const auto bits = hn::LoadU(hn::Rebind<uint16_t, D>(), reinterpret_cast<const uint16_t*>(p));
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
 }
 template <class D>
 HWY_INLINE hn::Vec<D> LoadVector(D d, const F16* p) {
   const hn::Rebind<hwy::float16_t, D> half;
-  return hn::PromoteTo(
-      d, hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(p)));
+  return hn::PromoteTo(d, hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(p)));
 }
 
 template <class D>
@@ -94,22 +91,19 @@ HWY_INLINE void StoreVector(D, hn::Vec<D> v, BF16* p) {
   const auto bits = hn::BitCast(du, v);
   const auto high = hn::ShiftRight<16>(bits);
   const auto odd = hn::And(high, hn::Set(du, 1));
-  const auto rounded = hn::ShiftRight<16>(
-      hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd));
-  hn::StoreU(hn::TruncateTo(narrow, rounded), narrow,
-             reinterpret_cast<uint16_t*>(p));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd));
+  hn::StoreU(hn::TruncateTo(narrow, rounded), narrow, reinterpret_cast<uint16_t*>(p));
 }
 template <class D>
 HWY_INLINE void StoreVector(D, hn::Vec<D> v, F16* p) {
   const hn::Rebind<hwy::float16_t, D> narrow;
-  hn::StoreU(hn::DemoteTo(narrow, v), narrow,
-             reinterpret_cast<hwy::float16_t*>(p));
+  hn::StoreU(hn::DemoteTo(narrow, v), narrow, reinterpret_cast<hwy::float16_t*>(p));
 }
 
 // Pairs (i, half + i); c and s are [half].
 template <class T, class C>
-void RotateHalves(const T* HWY_RESTRICT x, const C* HWY_RESTRICT c,
-                  const C* HWY_RESTRICT s, size_t half, T* HWY_RESTRICT y) {
+void RotateHalves(const T* HWY_RESTRICT x, const C* HWY_RESTRICT c, const C* HWY_RESTRICT s, size_t half,
+                  T* HWY_RESTRICT y) {
   size_t i = 0;
   if constexpr (kVectorsAgree<T>) {
     const hn::ScalableTag<C> d;
@@ -131,8 +125,8 @@ void RotateHalves(const T* HWY_RESTRICT x, const C* HWY_RESTRICT c,
 // Pairs (2i, 2i + 1); c and s are [2 half], each cosine twice, each sine with a
 // minus and without.
 template <class T, class C>
-void RotateNeighbours(const T* HWY_RESTRICT x, const C* HWY_RESTRICT c,
-                      const C* HWY_RESTRICT s, size_t half, T* HWY_RESTRICT y) {
+void RotateNeighbours(const T* HWY_RESTRICT x, const C* HWY_RESTRICT c, const C* HWY_RESTRICT s, size_t half,
+                      T* HWY_RESTRICT y) {
   size_t i = 0;
   if constexpr (kVectorsAgree<T>) {
     const hn::ScalableTag<C> d;
@@ -184,14 +178,10 @@ void RotateTyped(RotaryPairs pairs, const RotaryRows& rows) {
 
 void Rotate(DType dtype, RotaryPairs pairs, const RotaryRows& rows) {
   switch (dtype) {
-    case DType::kF64:
-      return RotateTyped<double>(pairs, rows);
-    case DType::kF32:
-      return RotateTyped<float>(pairs, rows);
-    case DType::kBF16:
-      return RotateTyped<BF16>(pairs, rows);
-    default:
-      return RotateTyped<F16>(pairs, rows);
+    case DType::kF64: return RotateTyped<double>(pairs, rows);
+    case DType::kF32: return RotateTyped<float>(pairs, rows);
+    case DType::kBF16: return RotateTyped<BF16>(pairs, rows);
+    default: return RotateTyped<F16>(pairs, rows);
   }
 }
 
@@ -204,8 +194,7 @@ namespace heed::positions {
 
 HWY_EXPORT(Rotate);
 
-void RotateRows(int64_t allowed_targets, DType dtype, RotaryPairs pairs,
-                const RotaryRows& rows) {
+void RotateRows(int64_t allowed_targets, DType dtype, RotaryPairs pairs, const RotaryRows& rows) {
   HWY_DISPATCH_TABLE(Rotate)[TargetIndex(allowed_targets)](dtype, pairs, rows);
 }
 

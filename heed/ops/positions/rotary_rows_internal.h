@@ -22,13 +22,10 @@ struct RotaryRows {
   void* scratch;                         // RotateScratchBytes(half)
 };
 
-inline size_t RotateScratchBytes(int64_t half) {
-  return 4 * static_cast<size_t>(half) * sizeof(double);
-}
+inline size_t RotateScratchBytes(int64_t half) { return 4 * static_cast<size_t>(half) * sizeof(double); }
 
 // Rotates 2 * half elements of each row. Bits do not depend on the target.
-void RotateRows(int64_t allowed_targets, DType dtype, RotaryPairs pairs,
-                const RotaryRows& rows);
+void RotateRows(int64_t allowed_targets, DType dtype, RotaryPairs pairs, const RotaryRows& rows);
 
 }  // namespace heed::positions
 

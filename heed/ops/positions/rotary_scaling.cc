@@ -21,63 +21,48 @@ using mechanism::Fail;
 using mechanism::Text;
 
 constexpr char kOp[] = "rotary";
-constexpr const char* kNames[] = {"default", "linear", "ntk",     "dynamic",
-                                  "yarn",    "llama3", "longrope"};
+constexpr const char* kNames[] = {"default", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope"};
 
 constexpr unsigned Bit(RopeType type) { return 1u << static_cast<unsigned>(type); }
 
 constexpr unsigned kYarn = Bit(RopeType::kYarn);
 constexpr unsigned kLlama3 = Bit(RopeType::kLlama3);
 constexpr unsigned kLongrope = Bit(RopeType::kLongrope);
-constexpr unsigned kNeedFactor = Bit(RopeType::kLinear) | Bit(RopeType::kNtk) |
-                                 Bit(RopeType::kDynamic) | kLlama3;
+constexpr unsigned kNeedFactor = Bit(RopeType::kLinear) | Bit(RopeType::kNtk) | Bit(RopeType::kDynamic) | kLlama3;
 constexpr unsigned kEvery = ~0u;
 
 // A number: which types use it, which need it, and its range.
 struct Number {
   const char* name;
-  std::optional<double> RotaryScaling::*value;
+  std::optional<double> RotaryScaling::* value;
   unsigned used_by, needed_by;
   bool zero_allowed = false;
 };
 
 constexpr Number kNumbers[] = {
-    {"scaling.factor", &RotaryScaling::factor,
-     kNeedFactor | kYarn | kLongrope, kNeedFactor},
-    {"scaling.original_max_position_embeddings",
-     &RotaryScaling::original_max_position_embeddings, kEvery, 0},
-    {"scaling.max_position_embeddings", &RotaryScaling::max_position_embeddings,
-     kEvery, 0},
-    {"scaling.attention_factor", &RotaryScaling::attention_factor,
-     kYarn | kLongrope, 0},
+    {"scaling.factor", &RotaryScaling::factor, kNeedFactor | kYarn | kLongrope, kNeedFactor},
+    {"scaling.original_max_position_embeddings", &RotaryScaling::original_max_position_embeddings, kEvery, 0},
+    {"scaling.max_position_embeddings", &RotaryScaling::max_position_embeddings, kEvery, 0},
+    {"scaling.attention_factor", &RotaryScaling::attention_factor, kYarn | kLongrope, 0},
     {"scaling.beta_fast", &RotaryScaling::beta_fast, kYarn, 0},
     {"scaling.beta_slow", &RotaryScaling::beta_slow, kYarn, 0},
     {"scaling.mscale", &RotaryScaling::mscale, kYarn, 0, true},
     {"scaling.mscale_all_dim", &RotaryScaling::mscale_all_dim, kYarn, 0, true},
-    {"scaling.low_freq_factor", &RotaryScaling::low_freq_factor, kLlama3,
-     kLlama3},
-    {"scaling.high_freq_factor", &RotaryScaling::high_freq_factor, kLlama3,
-     kLlama3},
+    {"scaling.low_freq_factor", &RotaryScaling::low_freq_factor, kLlama3, kLlama3},
+    {"scaling.high_freq_factor", &RotaryScaling::high_freq_factor, kLlama3, kLlama3},
 };
 
-std::string OfType(RopeType type) {
-  return std::string(" for rope_type '") +
-         kNames[static_cast<size_t>(type)] + "'";
-}
+std::string OfType(RopeType type) { return std::string(" for rope_type '") + kNames[static_cast<size_t>(type)] + "'"; }
 
-[[noreturn]] void FailUnused(const char* name, RopeType type) {
-  Fail(kOp, name, "is given", "none" + OfType(type));
-}
+[[noreturn]] void FailUnused(const char* name, RopeType type) { Fail(kOp, name, "is given", "none" + OfType(type)); }
 
-void CheckFactors(const char* name, const std::vector<double>& factors,
-                  RopeType type, int64_t dim) {
+void CheckFactors(const char* name, const std::vector<double>& factors, RopeType type, int64_t dim) {
   if (type != RopeType::kLongrope) {
     if (!factors.empty()) FailUnused(name, type);
     return;
   }
   if (static_cast<int64_t>(factors.size()) != dim / 2) {
-    Fail(kOp, name, "has " + std::to_string(factors.size()) + " numbers",
-         std::to_string(dim / 2) + ", half of dim");
+    Fail(kOp, name, "has " + std::to_string(factors.size()) + " numbers", std::to_string(dim / 2) + ", half of dim");
   }
   for (const double factor : factors) {
     if (!(factor > 0) || std::isinf(factor)) {
@@ -100,20 +85,17 @@ void Check(int64_t dim, double base, const RotaryScaling& s) {
   for (const Number& number : kNumbers) {
     const std::optional<double>& value = s.*number.value;
     if (!value) {
-      if (number.needed_by & type)
-        Fail(kOp, number.name, "is missing", "a number" + OfType(s.rope_type));
+      if (number.needed_by & type) Fail(kOp, number.name, "is missing", "a number" + OfType(s.rope_type));
       continue;
     }
     if (!(number.used_by & type)) FailUnused(number.name, s.rope_type);
     const bool in_range = number.zero_allowed ? *value >= 0 : *value > 0;
     if (!in_range || std::isinf(*value)) {
       Fail(kOp, number.name, "is " + Text(*value),
-           number.zero_allowed ? "a finite number of at least 0"
-                               : "a finite number above 0");
+           number.zero_allowed ? "a finite number of at least 0" : "a finite number above 0");
     }
   }
-  if (s.truncate && s.rope_type != RopeType::kYarn)
-    FailUnused("scaling.truncate", s.rope_type);
+  if (s.truncate && s.rope_type != RopeType::kYarn) FailUnused("scaling.truncate", s.rope_type);
   CheckFactors("scaling.short_factor", s.short_factor, s.rope_type, dim);
   CheckFactors("scaling.long_factor", s.long_factor, s.rope_type, dim);
 }
@@ -121,12 +103,10 @@ void Check(int64_t dim, double base, const RotaryScaling& s) {
 // L0. Above 1 where its logarithm is divided by.
 double OriginalLength(const RotaryScaling& s) {
   constexpr char kName[] = "scaling.original_max_position_embeddings";
-  const auto& given = s.original_max_position_embeddings
-                          ? s.original_max_position_embeddings
-                          : s.max_position_embeddings;
+  const auto& given =
+      s.original_max_position_embeddings ? s.original_max_position_embeddings : s.max_position_embeddings;
   if (!given) Fail(kOp, kName, "is missing", "a number" + OfType(s.rope_type));
-  if (s.rope_type == RopeType::kLongrope && !(*given > 1))
-    Fail(kOp, kName, "is " + Text(*given), "a number above 1");
+  if (s.rope_type == RopeType::kLongrope && !(*given > 1)) Fail(kOp, kName, "is " + Text(*given), "a number above 1");
   return *given;
 }
 
@@ -134,8 +114,7 @@ double OriginalLength(const RotaryScaling& s) {
 double Factor(const RotaryScaling& s) {
   if (s.factor) return *s.factor;
   if (!s.max_position_embeddings) {
-    Fail(kOp, "scaling.factor", "is missing",
-         "it or max_position_embeddings" + OfType(s.rope_type));
+    Fail(kOp, "scaling.factor", "is missing", "it or max_position_embeddings" + OfType(s.rope_type));
   }
   return *s.max_position_embeddings / OriginalLength(s);
 }
@@ -155,24 +134,19 @@ double StretchedBase(int64_t dim, double base, double by) {
   return by == 1 ? base : base * std::pow(by, d / (d - 2));
 }
 
-double YarnMagnitude(double factor, double weight) {
-  return factor <= 1 ? 1 : 0.1 * weight * std::log(factor) + 1;
-}
+double YarnMagnitude(double factor, double weight) { return factor <= 1 ? 1 : 0.1 * weight * std::log(factor) + 1; }
 
-void ApplyYarn(int64_t dim, double base, const RotaryScaling& s,
-               RotaryFrequencies& f) {
+void ApplyYarn(int64_t dim, double base, const RotaryScaling& s, RotaryFrequencies& f) {
   const double beta_fast = s.beta_fast.value_or(32);
   const double beta_slow = s.beta_slow.value_or(1);
   if (beta_fast < beta_slow) {
-    Fail(kOp, "scaling.beta_fast", "is " + Text(beta_fast),
-         "at least beta_slow, " + Text(beta_slow));
+    Fail(kOp, "scaling.beta_fast", "is " + Text(beta_fast), "at least beta_slow, " + Text(beta_slow));
   }
   const double d = static_cast<double>(dim), factor = Factor(s);
   const double length = OriginalLength(s);
   // The pair that turns so often within the original length.
   const auto pair_of = [&](double turns) {
-    return d * std::log(length / (turns * 2 * std::numbers::pi)) /
-           (2 * std::log(base));
+    return d * std::log(length / (turns * 2 * std::numbers::pi)) / (2 * std::log(base));
   };
   double low = pair_of(beta_fast), high = pair_of(beta_slow);
   if (s.truncate.value_or(true)) {
@@ -183,23 +157,19 @@ void ApplyYarn(int64_t dim, double base, const RotaryScaling& s,
   high = std::min(high, d - 1);
   if (low == high) high += 0.001;
   for (size_t i = 0; i < f.frequencies.size(); ++i) {
-    const double ramp = std::clamp(
-        (static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
     double& w = f.frequencies[i];
     w = w / factor * ramp + w * (1 - ramp);
   }
   const bool both = s.mscale.value_or(0) != 0 && s.mscale_all_dim.value_or(0) != 0;
   f.attention_factor = s.attention_factor.value_or(
-      both ? YarnMagnitude(factor, *s.mscale) /
-                 YarnMagnitude(factor, *s.mscale_all_dim)
-           : YarnMagnitude(factor, 1));
+      both ? YarnMagnitude(factor, *s.mscale) / YarnMagnitude(factor, *s.mscale_all_dim) : YarnMagnitude(factor, 1));
 }
 
 void ApplyLlama3(const RotaryScaling& s, RotaryFrequencies& f) {
   const double low = *s.low_freq_factor, high = *s.high_freq_factor;
   if (!(low < high)) {
-    Fail(kOp, "scaling.high_freq_factor", "is " + Text(high),
-         "more than low_freq_factor, " + Text(low));
+    Fail(kOp, "scaling.high_freq_factor", "is " + Text(high), "more than low_freq_factor, " + Text(low));
   }
   const double length = OriginalLength(s);
   for (double& w : f.frequencies) {
@@ -209,11 +179,9 @@ void ApplyLlama3(const RotaryScaling& s, RotaryFrequencies& f) {
   }
 }
 
-void ApplyLongrope(const RotaryScaling& s, int64_t length,
-                   RotaryFrequencies& f) {
+void ApplyLongrope(const RotaryScaling& s, int64_t length, RotaryFrequencies& f) {
   const double original = OriginalLength(s);
-  const auto& factors = static_cast<double>(length) > original ? s.long_factor
-                                                               : s.short_factor;
+  const auto& factors = static_cast<double>(length) > original ? s.long_factor : s.short_factor;
   for (size_t i = 0; i < f.frequencies.size(); ++i) {
     f.frequencies[i] /= factors[i];
   }
@@ -222,8 +190,7 @@ void ApplyLongrope(const RotaryScaling& s, int64_t length,
     return;
   }
   const double factor = Factor(s);
-  f.attention_factor =
-      factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(original));
+  f.attention_factor = factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(original));
 }
 
 }  // namespace
@@ -240,9 +207,7 @@ RopeType RopeTypeFromName(std::string_view name) {
   return static_cast<RopeType>(found - std::begin(kNames));
 }
 
-RotaryFrequencies ScaledRotaryFrequencies(int64_t dim, double base,
-                                          const RotaryScaling& scaling,
-                                          int64_t length) {
+RotaryFrequencies ScaledRotaryFrequencies(int64_t dim, double base, const RotaryScaling& scaling, int64_t length) {
   Check(dim, base, scaling);
   double stretch = 1;  // of the base
   if (scaling.rope_type == RopeType::kNtk) stretch = *scaling.factor;
@@ -256,20 +221,13 @@ RotaryFrequencies ScaledRotaryFrequencies(int64_t dim, double base,
   switch (scaling.rope_type) {
     case RopeType::kDefault:
     case RopeType::kNtk:
-    case RopeType::kDynamic:
-      break;
+    case RopeType::kDynamic: break;
     case RopeType::kLinear:
       for (double& w : f.frequencies) w /= *scaling.factor;
       break;
-    case RopeType::kYarn:
-      ApplyYarn(dim, base, scaling, f);
-      break;
-    case RopeType::kLlama3:
-      ApplyLlama3(scaling, f);
-      break;
-    case RopeType::kLongrope:
-      ApplyLongrope(scaling, length, f);
-      break;
+    case RopeType::kYarn: ApplyYarn(dim, base, scaling, f); break;
+    case RopeType::kLlama3: ApplyLlama3(scaling, f); break;
+    case RopeType::kLongrope: ApplyLongrope(scaling, length, f); break;
   }
   return f;
 }

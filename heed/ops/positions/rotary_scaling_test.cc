@@ -19,20 +19,16 @@ using testing::ThrowsMessage;
 
 constexpr double kTwoPi = 2 * std::numbers::pi;
 
-std::vector<double> Unscaled(int64_t dim, double base) {
-  return ScaledRotaryFrequencies(dim, base, {}, 1).frequencies;
-}
+std::vector<double> Unscaled(int64_t dim, double base) { return ScaledRotaryFrequencies(dim, base, {}, 1).frequencies; }
 
 TEST(RotaryScalingTest, UnscaledFrequenciesArePowersOfTheBase) {
   const std::vector<double> w = Unscaled(8, 10000);
   ASSERT_EQ(w.size(), 4u);
-  for (size_t i = 0; i < 4; ++i)
-    EXPECT_DOUBLE_EQ(w[i], std::pow(10, -static_cast<double>(i)));
+  for (size_t i = 0; i < 4; ++i) EXPECT_DOUBLE_EQ(w[i], std::pow(10, -static_cast<double>(i)));
 }
 
 TEST(RotaryScalingTest, LinearDividesPositions) {
-  const RotaryFrequencies f = ScaledRotaryFrequencies(
-      64, 10000, {.rope_type = RopeType::kLinear, .factor = 4}, 1);
+  const RotaryFrequencies f = ScaledRotaryFrequencies(64, 10000, {.rope_type = RopeType::kLinear, .factor = 4}, 1);
   const std::vector<double> w = Unscaled(64, 10000);
   for (size_t i = 0; i < w.size(); ++i) EXPECT_EQ(f.frequencies[i], w[i] / 4);
   EXPECT_EQ(f.attention_factor, 1);
@@ -41,31 +37,23 @@ TEST(RotaryScalingTest, LinearDividesPositions) {
 // The idea of NTK-aware scaling: the fastest pair stays, the slowest is
 // interpolated by the whole factor.
 TEST(RotaryScalingTest, NtkKeepsTheFirstPairAndInterpolatesTheLast) {
-  const RotaryFrequencies f = ScaledRotaryFrequencies(
-      128, 10000, {.rope_type = RopeType::kNtk, .factor = 8}, 1);
+  const RotaryFrequencies f = ScaledRotaryFrequencies(128, 10000, {.rope_type = RopeType::kNtk, .factor = 8}, 1);
   EXPECT_EQ(f.frequencies[0], 1);
   EXPECT_NEAR(f.frequencies[63] * 8 / Unscaled(128, 10000)[63], 1, 1e-14);
   // d = 2 has one pair, whatever the base.
-  EXPECT_EQ(ScaledRotaryFrequencies(
-                2, 10000, {.rope_type = RopeType::kNtk, .factor = 8}, 1)
-                .frequencies[0],
-            1);
+  EXPECT_EQ(ScaledRotaryFrequencies(2, 10000, {.rope_type = RopeType::kNtk, .factor = 8}, 1).frequencies[0], 1);
 }
 
 TEST(RotaryScalingTest, DynamicGrowsBeyondTheOriginalLength) {
-  const RotaryScaling dynamic = {.rope_type = RopeType::kDynamic, .factor = 3,
-                                 .max_position_embeddings = 2048};
+  const RotaryScaling dynamic = {.rope_type = RopeType::kDynamic, .factor = 3, .max_position_embeddings = 2048};
   const std::vector<double> w = Unscaled(64, 10000);
   for (const int64_t length : {1, 2048}) {
-    EXPECT_EQ(ScaledRotaryFrequencies(64, 10000, dynamic, length).frequencies,
-              w);
+    EXPECT_EQ(ScaledRotaryFrequencies(64, 10000, dynamic, length).frequencies, w);
   }
   // s L/L0 - (s - 1) = 3 * 2 - 2 = 4: as ntk by 4.
   const auto twice = ScaledRotaryFrequencies(64, 10000, dynamic, 4096);
-  const auto ntk = ScaledRotaryFrequencies(
-      64, 10000, {.rope_type = RopeType::kNtk, .factor = 4}, 1);
-  for (size_t i = 0; i < w.size(); ++i)
-    EXPECT_DOUBLE_EQ(twice.frequencies[i], ntk.frequencies[i]);
+  const auto ntk = ScaledRotaryFrequencies(64, 10000, {.rope_type = RopeType::kNtk, .factor = 4}, 1);
+  for (size_t i = 0; i < w.size(); ++i) EXPECT_DOUBLE_EQ(twice.frequencies[i], ntk.frequencies[i]);
   // The original length of the two is what counts.
   RotaryScaling both = dynamic;
   both.original_max_position_embeddings = 4096;
@@ -75,13 +63,11 @@ TEST(RotaryScalingTest, DynamicGrowsBeyondTheOriginalLength) {
 // Llama 2 at s = 16: 128 ln(4096 / (2 pi 32)) / (2 ln 10000) = 20.9 and
 // 128 ln(4096 / 2 pi) / (2 ln 10000) = 45.03.
 TEST(RotaryScalingTest, YarnInterpolatesSlowPairsAndLeavesFastOnes) {
-  const RotaryScaling yarn = {.rope_type = RopeType::kYarn, .factor = 16,
-                              .original_max_position_embeddings = 4096};
+  const RotaryScaling yarn = {.rope_type = RopeType::kYarn, .factor = 16, .original_max_position_embeddings = 4096};
   const RotaryFrequencies f = ScaledRotaryFrequencies(128, 10000, yarn, 1);
   const std::vector<double> w = Unscaled(128, 10000);
   for (size_t i = 0; i < 64; ++i) {
-    const double ramp =
-        std::min(1.0, std::max(0.0, (static_cast<double>(i) - 20) / (46 - 20)));
+    const double ramp = std::min(1.0, std::max(0.0, (static_cast<double>(i) - 20) / (46 - 20)));
     EXPECT_DOUBLE_EQ(f.frequencies[i], w[i] / 16 * ramp + w[i] * (1 - ramp));
   }
   EXPECT_DOUBLE_EQ(f.attention_factor, 0.1 * std::log(16) + 1);
@@ -99,21 +85,15 @@ TEST(RotaryScalingTest, YarnInterpolatesSlowPairsAndLeavesFastOnes) {
 TEST(RotaryScalingTest, YarnWithEqualBoundsIsAStep) {
   // Both bounds are 0: so short an original length that nothing turns once.
   const RotaryFrequencies f = ScaledRotaryFrequencies(
-      8, 10000,
-      {.rope_type = RopeType::kYarn, .factor = 2,
-       .original_max_position_embeddings = 4},
-      1);
+      8, 10000, {.rope_type = RopeType::kYarn, .factor = 2, .original_max_position_embeddings = 4}, 1);
   const std::vector<double> w = Unscaled(8, 10000);
   EXPECT_EQ(f.frequencies[0], w[0]);
   for (size_t i = 1; i < 4; ++i) EXPECT_EQ(f.frequencies[i], w[i] / 2);
 }
 
 TEST(RotaryScalingTest, YarnsAttentionFactor) {
-  RotaryScaling yarn = {.rope_type = RopeType::kYarn, .factor = 40,
-                        .original_max_position_embeddings = 4096};
-  const auto factor = [&] {
-    return ScaledRotaryFrequencies(64, 10000, yarn, 1).attention_factor;
-  };
+  RotaryScaling yarn = {.rope_type = RopeType::kYarn, .factor = 40, .original_max_position_embeddings = 4096};
+  const auto factor = [&] { return ScaledRotaryFrequencies(64, 10000, yarn, 1).attention_factor; };
   const double m = 0.1 * std::log(40.0);
   EXPECT_DOUBLE_EQ(factor(), m + 1);
   yarn.mscale = 0.5;  // alone it means nothing
@@ -126,23 +106,21 @@ TEST(RotaryScalingTest, YarnsAttentionFactor) {
   EXPECT_EQ(factor(), 1);
   yarn.attention_factor = 1.25;
   EXPECT_EQ(factor(), 1.25);
-  yarn = {.rope_type = RopeType::kYarn, .factor = 0.5,
-          .original_max_position_embeddings = 4096};
+  yarn = {.rope_type = RopeType::kYarn, .factor = 0.5, .original_max_position_embeddings = 4096};
   EXPECT_EQ(factor(), 1);  // nothing is extended
-  yarn = {.rope_type = RopeType::kYarn,
-          .original_max_position_embeddings = 4096,
-          .max_position_embeddings = 8192};
+  yarn = {.rope_type = RopeType::kYarn, .original_max_position_embeddings = 4096, .max_position_embeddings = 8192};
   EXPECT_DOUBLE_EQ(factor(), 0.1 * std::log(2.0) + 1);
 }
 
 // Llama 3.1: wavelengths below 2048 stay, those above 8192 are divided by 8.
 TEST(RotaryScalingTest, Llama3HasThreeBands) {
-  const RotaryFrequencies f = ScaledRotaryFrequencies(
-      128, 500000,
-      {.rope_type = RopeType::kLlama3, .factor = 8,
-       .original_max_position_embeddings = 8192, .low_freq_factor = 1,
-       .high_freq_factor = 4},
-      1);
+  const RotaryFrequencies f = ScaledRotaryFrequencies(128, 500000,
+                                                      {.rope_type = RopeType::kLlama3,
+                                                       .factor = 8,
+                                                       .original_max_position_embeddings = 8192,
+                                                       .low_freq_factor = 1,
+                                                       .high_freq_factor = 4},
+                                                      1);
   const std::vector<double> w = Unscaled(128, 500000);
   EXPECT_EQ(f.attention_factor, 1);
   for (size_t i = 0; i < 64; ++i) {
@@ -165,7 +143,8 @@ TEST(RotaryScalingTest, LongropeChoosesItsFactorsByLength) {
   RotaryScaling s = {.rope_type = RopeType::kLongrope,
                      .original_max_position_embeddings = 4096,
                      .max_position_embeddings = 131072,
-                     .short_factor = {1, 2}, .long_factor = {3, 4}};
+                     .short_factor = {1, 2},
+                     .long_factor = {3, 4}};
   const std::vector<double> w = Unscaled(4, 10000);
   const auto short_one = ScaledRotaryFrequencies(4, 10000, s, 4096);
   EXPECT_THAT(short_one.frequencies, testing::ElementsAre(w[0], w[1] / 2));
@@ -173,9 +152,7 @@ TEST(RotaryScalingTest, LongropeChoosesItsFactorsByLength) {
   EXPECT_THAT(long_one.frequencies, testing::ElementsAre(w[0] / 3, w[1] / 4));
   EXPECT_NEAR(short_one.attention_factor, 1.1902380714238083, 1e-15);
   EXPECT_NEAR(long_one.attention_factor, 1.1902380714238083, 1e-15);
-  const auto factor = [&] {
-    return ScaledRotaryFrequencies(4, 10000, s, 1).attention_factor;
-  };
+  const auto factor = [&] { return ScaledRotaryFrequencies(4, 10000, s, 1).attention_factor; };
   s.factor = 4;  // goes before the ratio of the lengths
   EXPECT_DOUBLE_EQ(factor(), std::sqrt(1 + std::log(4) / std::log(4096)));
   s.factor = 1;
@@ -193,8 +170,7 @@ TEST(RotaryScalingTest, EveryTypeHasItsName) {
   EXPECT_EQ(RopeTypeFromName("llama3"), RopeType::kLlama3);
   EXPECT_EQ(RopeTypeFromName("longrope"), RopeType::kLongrope);
   EXPECT_THAT([] { RopeTypeFromName("mrope"); },
-              ThrowsMessage<InvalidArgument>(HasSubstr(
-                  "rotary: scaling.rope_type is 'mrope', expected 'default', ")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("rotary: scaling.rope_type is 'mrope', expected 'default', ")));
 }
 
 void ExpectMistake(const RotaryScaling& scaling, const std::string& what) {
@@ -203,17 +179,15 @@ void ExpectMistake(const RotaryScaling& scaling, const std::string& what) {
 }
 
 TEST(RotaryScalingTest, WhatIsMissingIsNamed) {
-  for (const RopeType type :
-       {RopeType::kLinear, RopeType::kNtk, RopeType::kDynamic,
-        RopeType::kLlama3}) {
+  for (const RopeType type : {RopeType::kLinear, RopeType::kNtk, RopeType::kDynamic, RopeType::kLlama3}) {
     ExpectMistake({.rope_type = type}, "scaling.factor is missing, expected a number for rope_type '");
   }
   const std::vector<double> ones(4, 1.0);
-  ExpectMistake({.rope_type = RopeType::kYarn,
-                 .original_max_position_embeddings = 64},
+  ExpectMistake({.rope_type = RopeType::kYarn, .original_max_position_embeddings = 64},
                 "scaling.factor is missing, expected it or max_position");
   ExpectMistake({.rope_type = RopeType::kLongrope,
-                 .original_max_position_embeddings = 64, .short_factor = ones,
+                 .original_max_position_embeddings = 64,
+                 .short_factor = ones,
                  .long_factor = ones},
                 "scaling.factor is missing, expected it or max_position");
   constexpr char kNoLength[] =
@@ -221,20 +195,13 @@ TEST(RotaryScalingTest, WhatIsMissingIsNamed) {
       "for rope_type '";
   ExpectMistake({.rope_type = RopeType::kDynamic, .factor = 2}, kNoLength);
   ExpectMistake({.rope_type = RopeType::kYarn, .factor = 2}, kNoLength);
-  ExpectMistake({.rope_type = RopeType::kLlama3, .factor = 2,
-                 .low_freq_factor = 1, .high_freq_factor = 4},
-                kNoLength);
-  ExpectMistake({.rope_type = RopeType::kLongrope, .short_factor = ones,
-                 .long_factor = ones},
-                kNoLength);
-  ExpectMistake({.rope_type = RopeType::kLlama3, .factor = 2,
-                 .high_freq_factor = 4},
+  ExpectMistake({.rope_type = RopeType::kLlama3, .factor = 2, .low_freq_factor = 1, .high_freq_factor = 4}, kNoLength);
+  ExpectMistake({.rope_type = RopeType::kLongrope, .short_factor = ones, .long_factor = ones}, kNoLength);
+  ExpectMistake({.rope_type = RopeType::kLlama3, .factor = 2, .high_freq_factor = 4},
                 "scaling.low_freq_factor is missing");
-  ExpectMistake({.rope_type = RopeType::kLlama3, .factor = 2,
-                 .low_freq_factor = 4},
+  ExpectMistake({.rope_type = RopeType::kLlama3, .factor = 2, .low_freq_factor = 4},
                 "scaling.high_freq_factor is missing");
-  ExpectMistake({.rope_type = RopeType::kLongrope, .short_factor = {1, 1, 1},
-                 .long_factor = ones},
+  ExpectMistake({.rope_type = RopeType::kLongrope, .short_factor = {1, 1, 1}, .long_factor = ones},
                 "scaling.short_factor has 3 numbers, expected 4, half of dim");
   ExpectMistake({.rope_type = RopeType::kLongrope, .short_factor = ones},
                 "scaling.long_factor has 0 numbers, expected 4, half of dim");
@@ -261,8 +228,7 @@ TEST(RotaryScalingTest, WhatATypeDoesNotUseIsRefused) {
   s = linear;
   s.low_freq_factor = 1;
   ExpectMistake(s, "scaling.low_freq_factor" + end);
-  ExpectMistake({.factor = 2},
-                "scaling.factor is given, expected none for rope_type 'default'");
+  ExpectMistake({.factor = 2}, "scaling.factor is given, expected none for rope_type 'default'");
   s = linear;  // the lengths belong to the model, not to a type
   s.max_position_embeddings = s.original_max_position_embeddings = 8;
   EXPECT_NO_THROW(ScaledRotaryFrequencies(8, 10000, s, 1));
@@ -270,35 +236,37 @@ TEST(RotaryScalingTest, WhatATypeDoesNotUseIsRefused) {
 
 TEST(RotaryScalingTest, ValuesOutOfRangeAreRefused) {
   for (const double bad : {0.0, -1.0, HUGE_VAL, std::nan("")}) {
-    ExpectMistake({.rope_type = RopeType::kLinear, .factor = bad},
-                  "scaling.factor is ");
+    ExpectMistake({.rope_type = RopeType::kLinear, .factor = bad}, "scaling.factor is ");
   }
-  ExpectMistake({.rope_type = RopeType::kYarn, .factor = 2,
-                 .original_max_position_embeddings = 64, .mscale = -1},
+  ExpectMistake({.rope_type = RopeType::kYarn, .factor = 2, .original_max_position_embeddings = 64, .mscale = -1},
                 "scaling.mscale is -1, expected a finite number of at least 0");
-  ExpectMistake({.rope_type = RopeType::kYarn, .factor = 2,
-                 .original_max_position_embeddings = 64, .beta_fast = 1,
+  ExpectMistake({.rope_type = RopeType::kYarn,
+                 .factor = 2,
+                 .original_max_position_embeddings = 64,
+                 .beta_fast = 1,
                  .beta_slow = 2},
                 "scaling.beta_fast is 1, expected at least beta_slow, 2");
-  ExpectMistake({.rope_type = RopeType::kLlama3, .factor = 2,
-                 .original_max_position_embeddings = 64, .low_freq_factor = 4,
+  ExpectMistake({.rope_type = RopeType::kLlama3,
+                 .factor = 2,
+                 .original_max_position_embeddings = 64,
+                 .low_freq_factor = 4,
                  .high_freq_factor = 4},
                 "scaling.high_freq_factor is 4, expected more than "
                 "low_freq_factor, 4");
   ExpectMistake({.rope_type = RopeType::kLongrope,
                  .original_max_position_embeddings = 64,
-                 .short_factor = {1, 1, 0, 1}, .long_factor = {1, 1, 1, 1}},
+                 .short_factor = {1, 1, 0, 1},
+                 .long_factor = {1, 1, 1, 1}},
                 "scaling.short_factor contains 0, expected finite numbers above 0");
   ExpectMistake({.rope_type = RopeType::kLongrope,
                  .original_max_position_embeddings = 1,
-                 .short_factor = {1, 1, 1, 1}, .long_factor = {1, 1, 1, 1}},
+                 .short_factor = {1, 1, 1, 1},
+                 .long_factor = {1, 1, 1, 1}},
                 "scaling.original_max_position_embeddings is 1, expected a "
                 "number above 1");
-  ExpectMistake({.rope_type = static_cast<RopeType>(7)},
-                "scaling.rope_type is unknown");
+  ExpectMistake({.rope_type = static_cast<RopeType>(7)}, "scaling.rope_type is unknown");
   EXPECT_THAT([] { ScaledRotaryFrequencies(7, 10000, {}, 1); },
-              ThrowsMessage<InvalidArgument>(
-                  HasSubstr("rotary: dim is 7, expected an even number")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("rotary: dim is 7, expected an even number")));
 }
 
 }  // namespace

@@ -27,11 +27,9 @@ constexpr int64_t kBlockRows = 32;  // rows of a task
 std::vector<double> Frequencies(SinusoidalOrder order, int64_t D) {
   std::vector<double> w(static_cast<size_t>((D + 1) / 2));
   for (size_t i = 0; i < w.size(); ++i) {
-    const double exponent =
-        order == SinusoidalOrder::kInterleaved
-            ? 2 * static_cast<double>(i) / static_cast<double>(D)
-            : static_cast<double>(i) /
-                  static_cast<double>(std::max<int64_t>(D / 2 - 1, 1));
+    const double exponent = order == SinusoidalOrder::kInterleaved
+                                ? 2 * static_cast<double>(i) / static_cast<double>(D)
+                                : static_cast<double>(i) / static_cast<double>(std::max<int64_t>(D / 2 - 1, 1));
     w[i] = std::pow(10000.0, -exponent);
   }
   return w;
@@ -42,11 +40,9 @@ std::vector<double> Frequencies(SinusoidalOrder order, int64_t D) {
 void Sinusoidal(Context& ctx, SinusoidalOrder order, const TensorView& table) {
   mechanism::CheckWritable(kOp, "table", table, "nothing", {});
   if (table.rank() != 2 || table.size(1) < 1) {
-    Fail(kOp, "table", "has shape " + table.ShapeString(),
-         "[T, D] with D >= 1");
+    Fail(kOp, "table", "has shape " + table.ShapeString(), "[T, D] with D >= 1");
   }
-  if (table.dtype() != DType::kF32)
-    Fail(kOp, "table", std::string("has dtype ") + Name(table.dtype()), "f32");
+  if (table.dtype() != DType::kF32) Fail(kOp, "table", std::string("has dtype ") + Name(table.dtype()), "f32");
   const int64_t T = table.size(0), D = table.size(1), half = D / 2;
   if (T == 0) return;
 
@@ -60,8 +56,7 @@ void Sinusoidal(Context& ctx, SinusoidalOrder order, const TensorView& table) {
   const int64_t pair_step = (interleaved ? 2 : 1) * column;
   const int64_t to_cos = (interleaved ? 1 : half) * column;
   ctx.ReserveScratch(PhaseRow::ScratchBytes(phases.size()));
-  ctx.ParallelFor((T + kBlockRows - 1) / kBlockRows,
-                  [&](int64_t task, int worker) {
+  ctx.ParallelFor((T + kBlockRows - 1) / kBlockRows, [&](int64_t task, int worker) {
     PhaseRow phase(phases, ctx.Scratch(worker));
     const int64_t end = std::min((task + 1) * kBlockRows, T);
     for (int64_t t = task * kBlockRows; t < end; ++t) {

@@ -28,12 +28,10 @@ enum class SinusoidalOrder { kInterleaved, kConcatenated };
 // neither on threads nor on T. T = 0 is legal.
 //
 // Throws InvalidArgument for a wrong shape, dtype or stride.
-HEED_API void Sinusoidal(Context& ctx, SinusoidalOrder order,
-                         const TensorView& table);
+HEED_API void Sinusoidal(Context& ctx, SinusoidalOrder order, const TensorView& table);
 
 // Computes the table from the formulas, in long double. It checks nothing: it is for tests.
-HEED_API void SinusoidalReference(SinusoidalOrder order,
-                                  const TensorView& table);
+HEED_API void SinusoidalReference(SinusoidalOrder order, const TensorView& table);
 
 }  // namespace heed
 

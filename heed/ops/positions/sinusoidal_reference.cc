@@ -18,16 +18,11 @@ void SinusoidalReference(SinusoidalOrder order, const TensorView& table) {
         const int64_t half = D / 2;
         is_sine = d < half || d == 2 * half;
         i = d == 2 * half ? half : d % half;
-        exponent = half <= 1 ? static_cast<Real>(i)
-                             : static_cast<Real>(i) /
-                                   static_cast<Real>(half - 1);
+        exponent = half <= 1 ? static_cast<Real>(i) : static_cast<Real>(i) / static_cast<Real>(half - 1);
       }
-      const Real angle =
-          static_cast<Real>(p) * std::pow(Real{10000}, -exponent);
-      StoreDouble(table.dtype(), table.data(),
-                  p * table.stride(0) + d * table.stride(1),
-                  static_cast<double>(is_sine ? std::sin(angle)
-                                              : std::cos(angle)));
+      const Real angle = static_cast<Real>(p) * std::pow(Real{10000}, -exponent);
+      StoreDouble(table.dtype(), table.data(), p * table.stride(0) + d * table.stride(1),
+                  static_cast<double>(is_sine ? std::sin(angle) : std::cos(angle)));
     }
   }
 }

@@ -36,18 +36,15 @@ std::vector<int64_t> BucketStarts(int64_t nb, int64_t max_distance) {
     // The smallest n with n >= m (max_distance / m)^((k - m) / (nb - m)). Where
     // this is an integer, its f64 may lie above: less than this much.
     constexpr double kRounding = 1e-12;
-    const double limit =
-        static_cast<double>(m) *
-        std::pow(static_cast<double>(max_distance) / static_cast<double>(m),
-                 static_cast<double>(k - m) / static_cast<double>(nb - m));
+    const double limit = static_cast<double>(m) * std::pow(static_cast<double>(max_distance) / static_cast<double>(m),
+                                                           static_cast<double>(k - m) / static_cast<double>(nb - m));
     starts.push_back(static_cast<int64_t>(std::ceil(limit * (1 - kRounding))));
   }
   return starts;
 }
 
 // bucket[r] of the diagonal j - i = r - (Tq - 1).
-std::vector<int64_t> BucketsOfDiagonals(int64_t buckets, T5Direction direction,
-                                        const T5BiasOptions& options,
+std::vector<int64_t> BucketsOfDiagonals(int64_t buckets, T5Direction direction, const T5BiasOptions& options,
                                         int64_t Tq, int64_t Tk) {
   const bool both = direction == T5Direction::kBidirectional;
   const int64_t nb = both ? buckets / 2 : buckets;
@@ -56,19 +53,16 @@ std::vector<int64_t> BucketsOfDiagonals(int64_t buckets, T5Direction direction,
   std::vector<int64_t> result(static_cast<size_t>(Tq + Tk - 1));
   for (size_t r = 0; r < result.size(); ++r) {
     const int64_t distance = first + static_cast<int64_t>(r);
-    const int64_t n =
-        distance <= 0 ? -distance : both ? distance : int64_t{0};
-    result[r] = std::upper_bound(starts.begin(), starts.end(), n) -
-                starts.begin() + (both && distance > 0 ? nb : 0);
+    const int64_t n = distance <= 0 ? -distance : both ? distance : int64_t{0};
+    result[r] = std::upper_bound(starts.begin(), starts.end(), n) - starts.begin() + (both && distance > 0 ? nb : 0);
   }
   return result;
 }
 
 // Both directions: `table` [buckets, H] and `bias` [H, Tq, Tk], one read and the
 // other written.
-void Check(const char* op, const char* table_name, const ConstTensorView& table,
-           const char* bias_name, const ConstTensorView& bias,
-           T5Direction direction, const T5BiasOptions& options) {
+void Check(const char* op, const char* table_name, const ConstTensorView& table, const char* bias_name,
+           const ConstTensorView& bias, T5Direction direction, const T5BiasOptions& options) {
   mechanism::CheckFloat(op, table_name, table);
   mechanism::CheckFloat(op, bias_name, bias);
   if (table.rank() != 2) {
@@ -77,19 +71,16 @@ void Check(const char* op, const char* table_name, const ConstTensorView& table,
   const int64_t buckets = table.size(0);
   const bool both = direction == T5Direction::kBidirectional;
   if (buckets < (both ? 4 : 2) || (both && buckets % 2 != 0)) {
-    Fail(op, "buckets", "is " + std::to_string(buckets),
-         both ? "an even number of at least 4" : "at least 2");
+    Fail(op, "buckets", "is " + std::to_string(buckets), both ? "an even number of at least 4" : "at least 2");
   }
   const int64_t m = (both ? buckets / 2 : buckets) / 2;
   constexpr int64_t kMaxDistance = int64_t{1} << 40;
   if (options.max_distance <= m || options.max_distance > kMaxDistance) {
     Fail(op, "max_distance", "is " + std::to_string(options.max_distance),
-         "more than the " + std::to_string(m) +
-             " distances with a bucket of their own, and at most 2^40");
+         "more than the " + std::to_string(m) + " distances with a bucket of their own, and at most 2^40");
   }
   if (bias.rank() != 3 || bias.size(0) != table.size(1)) {
-    Fail(op, bias_name, "has shape " + bias.ShapeString(),
-         "[" + std::to_string(table.size(1)) + ", Tq, Tk]");
+    Fail(op, bias_name, "has shape " + bias.ShapeString(), "[" + std::to_string(table.size(1)) + ", Tq, Tk]");
   }
   if (table.dtype() != bias.dtype()) {
     Fail(op, bias_name, std::string("has dtype ") + Name(bias.dtype()),
@@ -99,15 +90,13 @@ void Check(const char* op, const char* table_name, const ConstTensorView& table,
 
 // Moves bits: an unsigned integer stands for a float of its size.
 template <class Bits>
-void Spread(Context& ctx, const ConstTensorView& table,
-            const std::vector<int64_t>& bucket, const TensorView& bias) {
+void Spread(Context& ctx, const ConstTensorView& table, const std::vector<int64_t>& bucket, const TensorView& bias) {
   const int64_t H = bias.size(0), Tq = bias.size(1), Tk = bias.size(2);
   std::vector<Bits> lines;
   lines.reserve(static_cast<size_t>(H) * bucket.size());
   for (int64_t h = 0; h < H; ++h) {
     for (const int64_t k : bucket) {
-      lines.push_back(
-          table.as<Bits>()[k * table.stride(0) + h * table.stride(1)]);
+      lines.push_back(table.as<Bits>()[k * table.stride(0) + h * table.stride(1)]);
     }
   }
   const int64_t blocks = (Tq + kBlockRows - 1) / kBlockRows;
@@ -140,37 +129,29 @@ void AddElements(const T* row, int64_t stride, int64_t n, double* line) {
 void AddRow(const ConstTensorView& t, int64_t offset, int64_t n, double* line) {
   const int64_t stride = t.stride(t.rank() - 1);
   switch (t.dtype()) {
-    case DType::kF32:
-      return AddElements(t.as<float>() + offset, stride, n, line);
-    case DType::kF64:
-      return AddElements(t.as<double>() + offset, stride, n, line);
+    case DType::kF32: return AddElements(t.as<float>() + offset, stride, n, line);
+    case DType::kF64: return AddElements(t.as<double>() + offset, stride, n, line);
     default:
-      for (int64_t j = 0; j < n; ++j)
-        line[j] += LoadAsDouble(t.dtype(), t.data(), offset + j * stride);
+      for (int64_t j = 0; j < n; ++j) line[j] += LoadAsDouble(t.dtype(), t.data(), offset + j * stride);
   }
 }
 
 }  // namespace
 
-void T5Bias(Context& ctx, const ConstTensorView& table, T5Direction direction,
-            const T5BiasOptions& options, const TensorView& bias) {
+void T5Bias(Context& ctx, const ConstTensorView& table, T5Direction direction, const T5BiasOptions& options,
+            const TensorView& bias) {
   Check(kOp, "table", table, "bias", bias, direction, options);
   mechanism::CheckWritable(kOp, "bias", bias, "table", table);
   if (bias.num_elements() == 0) return;
-  const std::vector<int64_t> bucket = BucketsOfDiagonals(
-      table.size(0), direction, options, bias.size(1), bias.size(2));
+  const std::vector<int64_t> bucket = BucketsOfDiagonals(table.size(0), direction, options, bias.size(1), bias.size(2));
   switch (SizeOf(table.dtype())) {
-    case 8:
-      return Spread<uint64_t>(ctx, table, bucket, bias);
-    case 4:
-      return Spread<uint32_t>(ctx, table, bucket, bias);
-    default:
-      return Spread<uint16_t>(ctx, table, bucket, bias);
+    case 8: return Spread<uint64_t>(ctx, table, bucket, bias);
+    case 4: return Spread<uint32_t>(ctx, table, bucket, bias);
+    default: return Spread<uint16_t>(ctx, table, bucket, bias);
   }
 }
 
-void T5BiasBackward(Context& ctx, const ConstTensorView& dbias,
-                    T5Direction direction, const T5BiasOptions& options,
+void T5BiasBackward(Context& ctx, const ConstTensorView& dbias, T5Direction direction, const T5BiasOptions& options,
                     const TensorView& dtable) {
   Check(kBackwardOp, "dtable", dtable, "dbias", dbias, direction, options);
   mechanism::CheckWritable(kBackwardOp, "dtable", dtable, "dbias", dbias);
@@ -187,16 +168,13 @@ void T5BiasBackward(Context& ctx, const ConstTensorView& dbias,
     double* const sums = line + bucket.size();
     std::fill_n(line, bucket.size() + buckets, 0.0);
     for (int64_t i = 0; i < Tq && Tk > 0; ++i) {
-      AddRow(dbias, h * dbias.stride(0) + i * dbias.stride(1), Tk,
-             line + (Tq - 1 - i));
+      AddRow(dbias, h * dbias.stride(0) + i * dbias.stride(1), Tk, line + (Tq - 1 - i));
     }
     for (size_t r = 0; r < bucket.size(); ++r) {
       sums[static_cast<size_t>(bucket[r])] += line[r];
     }
     for (size_t k = 0; k < buckets; ++k) {
-      StoreDouble(dtable.dtype(), dtable.data(),
-                  static_cast<int64_t>(k) * dtable.stride(0) +
-                      h * dtable.stride(1),
+      StoreDouble(dtable.dtype(), dtable.data(), static_cast<int64_t>(k) * dtable.stride(0) + h * dtable.stride(1),
                   sums[k]);
     }
   });

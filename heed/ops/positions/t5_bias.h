@@ -43,8 +43,7 @@ struct T5BiasOptions {
 //
 // Throws InvalidArgument for a wrong shape, dtype, stride, overlap or option,
 // before anything is written.
-HEED_API void T5Bias(Context& ctx, const ConstTensorView& table,
-                     T5Direction direction, const T5BiasOptions& options,
+HEED_API void T5Bias(Context& ctx, const ConstTensorView& table, T5Direction direction, const T5BiasOptions& options,
                      const TensorView& bias);
 
 // dtable [buckets, H] = the gradient of the table, given dbias [H, Tq, Tk], that
@@ -55,22 +54,16 @@ HEED_API void T5Bias(Context& ctx, const ConstTensorView& table,
 // Sums are f64 in one order, along diagonals and then over the diagonals of a
 // bucket, whatever the number of threads; the result is rounded once. Otherwise
 // as T5Bias.
-HEED_API void T5BiasBackward(Context& ctx, const ConstTensorView& dbias,
-                             T5Direction direction,
-                             const T5BiasOptions& options,
-                             const TensorView& dtable);
+HEED_API void T5BiasBackward(Context& ctx, const ConstTensorView& dbias, T5Direction direction,
+                             const T5BiasOptions& options, const TensorView& dtable);
 
 // These compute biases and gradients from the formulas in long double, one pair at a
 // time. They check nothing: they are for tests.
-HEED_API void T5BiasReference(const ConstTensorView& table,
-                              T5Direction direction,
-                              const T5BiasOptions& options,
+HEED_API void T5BiasReference(const ConstTensorView& table, T5Direction direction, const T5BiasOptions& options,
                               const TensorView& bias);
 
 // See T5BiasReference.
-HEED_API void T5BiasBackwardReference(const ConstTensorView& dbias,
-                                      T5Direction direction,
-                                      const T5BiasOptions& options,
+HEED_API void T5BiasBackwardReference(const ConstTensorView& dbias, T5Direction direction, const T5BiasOptions& options,
                                       const TensorView& dtable);
 
 }  // namespace heed

@@ -42,8 +42,8 @@ Walk TransposedWalk(const Problem& p) {
   return w;
 }
 
-// Over D, into which queries or gradients of outputs are written with the scale that outputs had. What reads a state before it
-// decays is written to D after it has decayed.
+// Over D, into which queries or gradients of outputs are written with the scale that outputs had. What reads a state
+// before it decays is written to D after it has decayed.
 void GoAgainstTime(Walk& w) {
   w.params.against = true;
   w.params.late = !w.params.early;
@@ -152,18 +152,20 @@ void BonusGradients(const Launcher& launcher, const Problem& p, const Gradients&
   params.dq = dq;
   params.dk = dk;
   params.shares = of_bonus ? shares.data() : nullptr;
-  launcher.Run(launcher.kernels().bonus_gradients, p.sequences, {.q = p.q, .k = p.k, .v = p.v, .d_o = g.d_o}, p.value_heads,
-               params);
+  launcher.Run(launcher.kernels().bonus_gradients, p.sequences, {.q = p.q, .k = p.k, .v = p.v, .d_o = g.d_o},
+               p.value_heads, params);
   if (of_bonus) launcher.SumTokens(shares, launcher.blocks(), p.key_size, g.d_bonus);
 }
 
 // `in_memory`: v, d_o and dv are.
 void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients& g, bool in_memory = false) {
   const bool decays = g.d_log_decay.data != nullptr || g.d_input_gate.data != nullptr;
-  const int64_t rows = launcher.tokens() * p.value_heads * p.key_size, states = launcher.blocks() * p.value_heads * p.key_size;
+  const int64_t rows = launcher.tokens() * p.value_heads * p.key_size,
+                states = launcher.blocks() * p.value_heads * p.key_size;
   // Into the gradient itself where it is no sum and nothing more is done to it.
   const auto is_final = [&](Feature feature) {
-    return !decays && p.group() == 1 && feature == Feature::kIdentity && p.value_factors.data == nullptr && !p.has_bonus;
+    return !decays && p.group() == 1 && feature == Feature::kIdentity && p.value_factors.data == nullptr &&
+           !p.has_bonus;
   };
   const Floats dq(launcher.call(), !is_final(p.feature), rows), dk(launcher.call(), !is_final(p.key_feature), rows),
       kept(launcher.call(), decays, states * p.value_size), products(launcher.call(), decays, states);
@@ -182,11 +184,14 @@ void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients
   run(KeyGradients(p, g), p.key_feature, g.dk, dk, products.data());
   if (decays) DecayGradients(launcher, p, g, dq.data(), dk.data(), nullptr, products.data());
   if (p.has_bonus) {
-    BonusGradients(launcher, p, g, g.dq.data == nullptr ? nullptr : dq.data(), g.dk.data == nullptr ? nullptr : dk.data());
+    BonusGradients(launcher, p, g, g.dq.data == nullptr ? nullptr : dq.data(),
+                   g.dk.data == nullptr ? nullptr : dk.data());
   }
-  if (!is_final(p.feature)) launcher.Gather({.from = dq.data(), .q = p.q, .feature = p.feature}, g.dq, p.key_heads, p.key_size);
+  if (!is_final(p.feature))
+    launcher.Gather({.from = dq.data(), .q = p.q, .feature = p.feature}, g.dq, p.key_heads, p.key_size);
   if (!is_final(p.key_feature)) {
-    launcher.Gather({.from = dk.data(), .q = p.k, .beta = p.value_factors, .feature = p.key_feature}, g.dk, p.key_heads, p.key_size);
+    launcher.Gather({.from = dk.data(), .q = p.k, .beta = p.value_factors, .feature = p.key_feature}, g.dk, p.key_heads,
+                    p.key_size);
   }
   if (g.dv.data != nullptr || g.d_initial.data != nullptr) {
     Walk w = ValueGradients(p, g);
@@ -201,7 +206,8 @@ void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients
 // As a head of one column more, which is not normalised.
 void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradients& g, const float* floors) {
   const heed::cuda::Call& call = launcher.call();
-  const int64_t size = p.value_size + 1, rows = launcher.tokens() * p.value_heads, state = p.value_heads * p.key_size * size;
+  const int64_t size = p.value_size + 1, rows = launcher.tokens() * p.value_heads,
+                state = p.value_heads * p.key_size * size;
   int64_t sequences = 0;
   for (const Sequence& s : p.sequences) sequences = std::max(sequences, s.state + 1);
   const bool has_initial = p.initial.data != nullptr || p.initial_z.data != nullptr;
@@ -318,7 +324,8 @@ Walk ReadKeyGradients(const Problem& p, const Rows& x, const Rows& dx) {
   w.params.scale = 1;
   return w;
 }
-// dk_t / beta_t, in two parts: what queries write to D, from where blocks of tokens begin, and what tokens erase since then.
+// dk_t / beta_t, in two parts: what queries write to D, from where blocks of tokens begin, and what tokens erase since
+// then.
 Walk WrittenGradients(const Problem& p, const Gradients& g, const Rows& x, const float* d_states) {
   Walk w = KeyGradients(p, g);
   w.q = x;
@@ -353,10 +360,12 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
   const bool of_keys = decays || g.dk.data != nullptr || g.d_write_key.data != nullptr;
   const bool of_erase = p.erase.data != nullptr && (g.dk.data != nullptr || g.d_erase.data != nullptr);
   const bool of_read_keys = own_read_keys ? decays || of_erase || g.d_read_key.data != nullptr : of_keys;
-  const int64_t tokens = launcher.tokens() * p.value_heads, rows = tokens * p.writes, blocks = launcher.blocks() * p.value_heads;
+  const int64_t tokens = launcher.tokens() * p.value_heads, rows = tokens * p.writes,
+                blocks = launcher.blocks() * p.value_heads;
   const int64_t state = p.key_size * p.value_size;
-  const Floats x(call, true, rows * p.value_size), dx(call, true, rows * p.value_size), states(call, decays, blocks * state),
-      d_states(call, of_keys, blocks * state), dq(call, of_queries, tokens * p.key_size), dk(call, of_keys, rows * p.key_size),
+  const Floats x(call, true, rows * p.value_size), dx(call, true, rows * p.value_size),
+      states(call, decays, blocks * state), d_states(call, of_keys, blocks * state),
+      dq(call, of_queries, tokens * p.key_size), dk(call, of_keys, rows * p.key_size),
       dr(call, of_read_keys, rows * p.key_size);
   const Rows x_rows = launcher.WritesInMemory(x, p.value_size), dx_rows = launcher.WritesInMemory(dx, p.value_size);
   const auto run = [&](Walk w, float* kept) {
@@ -388,12 +397,18 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
     gather({.from = dx.data(), .slots = 2, .slot = 1}, g.dv, p.value_heads, p.value_size);
   } else {
     const bool reads_keys = !own_read_keys || p.erase.data != nullptr;  // with factors, or without
-    gather({.from = dk.data(), .less = reads_keys ? dr.data() : nullptr, .less_factors = p.erase, .beta = p.beta, .writes = p.writes},
+    gather({.from = dk.data(),
+            .less = reads_keys ? dr.data() : nullptr,
+            .less_factors = p.erase,
+            .beta = p.beta,
+            .writes = p.writes},
            g.dk, p.key_heads, p.key_size);
-    gather({.less = dr.data(), .less_factors = p.k, .factors_group = p.group(), .beta = p.beta}, g.d_erase, p.value_heads, p.key_size);
+    gather({.less = dr.data(), .less_factors = p.k, .factors_group = p.group(), .beta = p.beta}, g.d_erase,
+           p.value_heads, p.key_size);
     gather({.from = dx.data(), .from_factors = v, .beta = p.beta}, g.d_write, p.value_heads, p.value_size);
     gather({.less = dr.data(), .beta = p.beta}, g.d_read_key, p.key_heads, p.key_size);
-    gather({.from = dx.data(), .from_factors = p.write, .beta = p.beta, .writes = p.writes}, g.dv, p.value_heads, p.value_size);
+    gather({.from = dx.data(), .from_factors = p.write, .beta = p.beta, .writes = p.writes}, g.dv, p.value_heads,
+           p.value_size);
   }
   if (g.d_beta.data != nullptr) {
     launcher.Run(launcher.kernels().dots, p.sequences, {.to = g.d_beta}, p.value_heads,
@@ -407,7 +422,8 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
   }
   if (!decays) return;
   const Floats products(call, true, blocks * p.key_size);
-  launcher.Run(launcher.kernels().products, p.sequences, {.log_decay = p.log_decay, .d_final = g.d_final}, p.value_heads,
+  launcher.Run(launcher.kernels().products, p.sequences, {.log_decay = p.log_decay, .d_final = g.d_final},
+               p.value_heads,
                ProductParams{.states = states.data(),
                              .d_states = d_states.data(),
                              .d_final = OnDevice(g.d_final),
@@ -425,9 +441,10 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
 // Before anything is launched.
 void Refuse(const Problem& p, const Gradients& g) {
   RefuseGradients(p);
-  if (p.delta == Delta::kNone) return RefuseOn(p.device, {QueryGradients(p, g), KeyGradients(p, g), ValueGradients(p, g)});
-  RefuseOn(p.device, {NotFound(p, {}), NotFoundGradients(p, g, {}), DeltaQueryGradients(p, g, {}), ReadKeyGradients(p, {}, {}),
-                      WrittenGradients(p, g, {}, nullptr), ErasedGradients(p, {}, {})});
+  if (p.delta == Delta::kNone)
+    return RefuseOn(p.device, {QueryGradients(p, g), KeyGradients(p, g), ValueGradients(p, g)});
+  RefuseOn(p.device, {NotFound(p, {}), NotFoundGradients(p, g, {}), DeltaQueryGradients(p, g, {}),
+                      ReadKeyGradients(p, {}, {}), WrittenGradients(p, g, {}, nullptr), ErasedGradients(p, {}, {})});
 }
 
 }  // namespace

@@ -17,10 +17,10 @@ namespace heed::recurrence::cuda {
 
 struct BonusParams {
   DeviceRows q, k, v, d_o;
-  DeviceRows u;                         // over heads alone, of any dtype
-  float* weights = nullptr;             // [token][value head], <q, u .* k>: written
-  float *dq = nullptr, *dk = nullptr;   // [token][value head][K], added to; or none
-  float* shares = nullptr;              // [block][value head][K], of du: written; or none
+  DeviceRows u;                        // over heads alone, of any dtype
+  float* weights = nullptr;            // [token][value head], <q, u .* k>: written
+  float *dq = nullptr, *dk = nullptr;  // [token][value head][K], added to; or none
+  float* shares = nullptr;             // [block][value head][K], of du: written; or none
   float scale = 1;
   int32_t value_heads = 1, key_size = 1, value_size = 1;
   GradientSequence sequences[kMostSequences] = {};

@@ -1,12 +1,13 @@
 // Queries and keys of a chunk whose channels decay each by itself, or are mapped, as pieces in shared memory.
 //
-// With G_t the sum of a channel's log decays from the first of these tokens to token t, and H half of that of all of them,
+// With G_t the sum of a channel's log decays from the first of these tokens to token t, and H half of that of all of
+// them,
 //
 //   q~_t = exp(G_t - H) phi(q_t),  k~_t = exp(H - G_t) phi(k_t)
 //
-// so that a query's product with a key has the decays between them, and a state that decayed by exp(H) is read by the one and
-// written by the other before it decays by exp(H) again. What reads early, before its token decays the state, has G_{t-1} for G_t.
-// No exponent is above -H: where that is too much for f32, tokens are taken one by one.
+// so that a query's product with a key has the decays between them, and a state that decayed by exp(H) is read by the
+// one and written by the other before it decays by exp(H) again. What reads early, before its token decays the state,
+// has G_{t-1} for G_t. No exponent is above -H: where that is too much for f32, tokens are taken one by one.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHANNEL_OPERANDS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_CHANNEL_OPERANDS_H_
 
@@ -126,12 +127,13 @@ class ChannelOperands {
       };
       const bool of_rule = has_read_keys_ && !from.erases;
       const auto reads = [&](int c, bool early) { return sum(c, early) - half[c]; };
-      // Where keys of gradients are those of queries, a write that decays has no value, but its product with itself would overflow.
+      // Where keys of gradients are those of queries, a write that decays has no value, but its product with itself
+      // would overflow.
       const auto writes = [&](int c, bool early) { return half[c] - sum(c, early); };
       const bool query_early = p.early && !of_rule, key_early = p.early && from.erases;
       const Sum of_query[2] = {reads(0, query_early), reads(1, query_early)};
       const Sum of_key[2] = {writes(0, key_early), writes(1, key_early)};
-      const auto put = [&](int which, Map map, const Sum (&decays)[2], const auto& element) {
+      const auto put = [&](int which, Map map, const Sum(&decays)[2], const auto& element) {
         float x[2];
         HEED_DEVICE_UNROLL
         for (int k = 0; k < 2; ++k) {

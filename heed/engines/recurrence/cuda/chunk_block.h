@@ -9,40 +9,42 @@
 //
 //   w_t = beta_t (v_t - exp(G_t) S^T r_t) - sum_{j < t} beta_t exp(G_t - G_j) (r_t . k_j) w_j
 //
-// Where each channel decays by itself, queries and keys have their decays in them instead (channel_operands.h); where columns
-// do, so have what is written and what is read.
+// Where each channel decays by itself, queries and keys have their decays in them instead (channel_operands.h); where
+// columns do, so have what is written and what is read.
 //
-// Each of four warps has 16 columns as S^T, results of products that are operands of the next where they stand; it needs
-// nothing of the others but what the block copies for all. States and weights go into products as three pieces of bf16, so
-// that all of it is as exact as f32's, and outputs of 16 bits take the place of values of 16 bits until a tile's are stored together.
+// Each of four warps has 16 columns as S^T, results of products that are operands of the next where they stand; it
+// needs nothing of the others but what the block copies for all. States and weights go into products as three pieces of
+// bf16, so that all of it is as exact as f32's, and outputs of 16 bits take the place of values of 16 bits until a
+// tile's are stored together.
 //
-// Long sequences are taken in segments: a pass that computes no outputs leaves the states between them. Tokens have the same
-// bits in either pass, however many segments there are.
+// Long sequences are taken in segments: a pass that computes no outputs leaves the states between them. Tokens have the
+// same bits in either pass, however many segments there are.
 //
 // Gradients are such walks too. With D_t the gradient of the state that token t leaves, and g its log decay,
 //
 //   D_t  = exp(g_{t+1}) D_{t+1} + scale q_t d_o_t^T
 //   dq_t = scale S_t d_o_t,  dv_t = D_t^T k_t,  dk_t = D_t v_t
 //
-// the first is a walk over S^T with (d_o, v, k) for (q, k, v), the others walks against time, where a token's decay comes late,
-// over D with (k, q, d_o) and over D^T with (v, d_o, q).
+// the first is a walk over S^T with (d_o, v, k) for (q, k, v), the others walks against time, where a token's decay
+// comes late, over D with (k, q, d_o) and over D^T with (v, d_o, q).
 //
-// Of a delta rule, whose tokens write beta_t x_t with x_t = v_t - exp(g_t) S_{t-1}^T r_t, tokens also erase on the way back:
+// Of a delta rule, whose tokens write beta_t x_t with x_t = v_t - exp(g_t) S_{t-1}^T r_t, tokens also erase on the way
+// back:
 //
 //   D_t  = exp(g_{t+1}) (D_{t+1} - beta_{t+1} r_{t+1} dx_{t+1}^T) + scale q_t d_o_t^T,  dx_t = D_t^T k_t
 //   dq_t = scale S_t d_o_t,  dr_t = -beta_t exp(g_t) S_{t-1} dx_t,  dk_t = beta_t D_t x_t,  dv_t = beta_t dx_t
 //
-// Where tokens read before they decay the state, by their queries (a bonus) or by their read keys (RWKV-7), D has what that means
-// after it has decayed:
+// Where tokens read before they decay the state, by their queries (a bonus) or by their read keys (RWKV-7), D has what
+// that means after it has decayed:
 //
 //   D_t = exp(g_{t+1}) D_{t+1} + scale q_{t+1} d_o_{t+1}^T,  or, of read keys,  - beta_{t+1} r_{t+1} dx_{t+1}^T
 //
-// Walks against time then decay in the token's own step, and what reads before that has the decays up to the token before
-// (channel_operands.h). So would what is written to D by a query that comes after a read key, were it not of another write, which
-// does not decay (problem_on_device.h).
+// Walks against time then decay in the token's own step, and what reads before that has the decays up to the token
+// before (channel_operands.h). So would what is written to D by a query that comes after a read key, were it not of
+// another write, which does not decay (problem_on_device.h).
 //
-// A walk leaves x, one against time with a substitution of its own leaves dx; the rest are walks as above whose keys or queries
-// are x and dx, of f32.
+// A walk leaves x, one against time with a substitution of its own leaves dx; the rest are walks as above whose keys or
+// queries are x and dx, of f32.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHUNK_BLOCK_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_CHUNK_BLOCK_H_
 
@@ -63,14 +65,15 @@ namespace heed::recurrence::cuda {
 template <class M, int kKeys, bool kByChannel, Form kForm>
 class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   using Base = ChunkRows<M, kKeys, kByChannel, kForm>;
-  using Base::m_, Base::p_, Base::s_, Base::part_, Base::segment_, Base::lane_, Base::warp_, Base::state_, Base::columns,
-      Base::RowOf, Base::ColumnOf, Base::RowAt, Base::NumberAt;
-  using Base::kDelta, Base::kErases, Base::kGeneral, Base::kHasReadKeys, Base::has_read_key_, Base::by_column_, Base::early_,
-      Base::has_factors_, Base::late_, Base::tokens_, Base::shift_, Base::stage_bytes_;
+  using Base::m_, Base::p_, Base::s_, Base::part_, Base::segment_, Base::lane_, Base::warp_, Base::state_,
+      Base::columns, Base::RowOf, Base::ColumnOf, Base::RowAt, Base::NumberAt;
+  using Base::kDelta, Base::kErases, Base::kGeneral, Base::kHasReadKeys, Base::has_read_key_, Base::by_column_,
+      Base::early_, Base::has_factors_, Base::late_, Base::tokens_, Base::shift_, Base::stage_bytes_;
   using Base::BeginOf, Base::TileEnd, Base::Existing, Base::StageAt, Base::CopyTile, Base::NumbersOf, Base::PutNumbers,
       Base::ShuffleSum, Base::DecayedTokens, Base::LogDecayOf, Base::ColumnLogDecay;
   using Base::wide_outputs, Base::of_outputs, Base::of_values, Base::wide_values, Base::normalizes, Base::write_scale,
-      Base::value_map, Base::has_outputs, Base::finds, Base::outputs_replace_values, Base::has_queries, Base::has_output, Base::has_value;
+      Base::value_map, Base::has_outputs, Base::finds, Base::outputs_replace_values, Base::has_queries,
+      Base::has_output, Base::has_value;
   using typename Base::Pairs, typename Base::Stage, typename Base::Numbers;
   using Operands = ChannelOperands<M, kKeys, kForm == Form::kPlain>;
   static constexpr int kPieces = heed::cuda::kPieces;
@@ -138,14 +141,17 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       }
       if (after < end) PutNumbers(next, numbers);
       if (p_.to_borders) continue;
-      if ((kGeneral || kDelta) && p_.kept != nullptr && ((after + shift_) % kBlock == 0 || after >= s_.tokens)) Keep(after);
+      if ((kGeneral || kDelta) && p_.kept != nullptr && ((after + shift_) % kBlock == 0 || after >= s_.tokens))
+        Keep(after);
       if (!has_outputs() || !outputs_replace_values()) continue;
       m_.Sync();
-      stage.values().Store(m_, p_.aligned, columns(), Existing(first, count),
-                           [&](int i) { return has_output(first + i) ? RowAt(p_.o, s_.o, first + i, part_ * kStrip) : nullptr; });
+      stage.values().Store(m_, p_.aligned, columns(), Existing(first, count), [&](int i) {
+        return has_output(first + i) ? RowAt(p_.o, s_.o, first + i, part_ * kStrip) : nullptr;
+      });
     }
   }
-  // The state after a block of tokens, or, against time, where the block before ends; or its products with the one kept there.
+  // The state after a block of tokens, or, against time, where the block before ends; or its products with the one kept
+  // there.
   HEED_DEVICE void Keep(int64_t after) {
     if (!p_.against) return this->StoreState(this->Kept((after - 1) / kBlock), p_.value_size);
     const int64_t block = (s_.tokens - after) / kBlock - 1;
@@ -240,7 +246,8 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   }
   HEED_DEVICE void DecayColumns(const ColumnDecays& decays) {
     const float of_rows[2] = {DecayOf<M>(decays.half[0]), DecayOf<M>(decays.half[1])};
-    heed::cuda::Unrolled<kKeys / 2>([&](auto i) { state_[i / 4][i % 4] = Decayed(state_[i / 4][i % 4], of_rows[i % 4 / 2]); });
+    heed::cuda::Unrolled<kKeys / 2>(
+        [&](auto i) { state_[i / 4][i % 4] = Decayed(state_[i / 4][i % 4], of_rows[i % 4 / 2]); });
   }
 
   // The tokens of [begin, end) among the 16 from row `row` of the tile on, whose first token is `first`.
@@ -318,9 +325,10 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     }
     if (by_column_) DecayColumns(column_decays);
   }
-  // What tokens of [begin, end) write, as far as it is known without the state; and values as they are, unless they are of f32.
-  HEED_DEVICE void LoadValues(const Stage& stage, int64_t first, int row, int begin, int end, const ColumnDecays& column_decays,
-                              Pairs& written, uint32_t (&values)[1][4]) const {
+  // What tokens of [begin, end) write, as far as it is known without the state; and values as they are, unless they are
+  // of f32.
+  HEED_DEVICE void LoadValues(const Stage& stage, int64_t first, int row, int begin, int end,
+                              const ColumnDecays& column_decays, Pairs& written, uint32_t (&values)[1][4]) const {
     uint32_t r[4] = {};
     if (!wide_values()) stage.values().LoadTransposed(m_, row, 16 * warp_, r);
     HEED_DEVICE_UNROLL
@@ -331,12 +339,15 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       const bool exists = t >= begin && t < end && has_value(first + row + t);
       if (!exists) values[0][i / 2] &= 0xFFFF0000u >> (i % 2 * 16);  // outputs stand there
       const auto bits = static_cast<uint16_t>(values[0][i / 2] >> (i % 2 * 16));
-      float x = of_values() == DType::kF16 ? M::template Widen<DType::kF16>(bits) : M::template Widen<DType::kBF16>(bits);
+      float x =
+          of_values() == DType::kF16 ? M::template Widen<DType::kF16>(bits) : M::template Widen<DType::kBF16>(bits);
       if (wide_values()) x = exists ? ElementOf<M>(stage.wide_values(), DType::kF32, row + t, column) : 0;
-      if (normalizes() && part_ * kStrip + column == p_.value_size - 1) x = exists && first + row + t < s_.tokens ? 1 : 0;
+      if (normalizes() && part_ * kStrip + column == p_.value_size - 1)
+        x = exists && first + row + t < s_.tokens ? 1 : 0;
       if (value_map() == Map::kComplement) {
         x = exists && first + row + t < s_.tokens && column < columns()
-                ? Mapped<M>(Map::kComplement, ElementOf<M>(stage.column_decays(), p_.value_decay.dtype, row + t, column))
+                ? Mapped<M>(Map::kComplement,
+                            ElementOf<M>(stage.column_decays(), p_.value_decay.dtype, row + t, column))
                 : 0;
       } else if (value_map() != Map::kIdentity) {
         x = exists ? Mapped<M>(value_map(), x) : 0;
@@ -353,8 +364,8 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     this->AddCausally(true, products, x, x);
   }
   // What has been read as outputs.
-  HEED_DEVICE void Finish(const Stage& stage, int64_t first, int row, int begin, int end, const ColumnDecays& column_decays,
-                          Pairs& o) const {
+  HEED_DEVICE void Finish(const Stage& stage, int64_t first, int row, int begin, int end,
+                          const ColumnDecays& column_decays, Pairs& o) const {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       float& x = o[i / 4][i % 4];
@@ -407,7 +418,8 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
 
   // 16 rows of a tile, or of its operands by piece.
   template <class Tile, class OperandOf>
-  HEED_DEVICE void RowsOf(const Tile& tile, const OperandOf& operand, int row, int column, uint32_t (&pieces)[kOfRow][4]) const {
+  HEED_DEVICE void RowsOf(const Tile& tile, const OperandOf& operand, int row, int column,
+                          uint32_t (&pieces)[kOfRow][4]) const {
     if constexpr (kByChannel) {
       HEED_DEVICE_UNROLL
       for (int piece = 0; piece < kPieces; ++piece) operand(piece).LoadRows(m_, row, column, pieces[piece]);
@@ -423,7 +435,8 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   }
 
   HEED_DEVICE bool has_own() const { return early_ && p_.beta.data != nullptr; }
-  // What token j's key means to token t, decayed on the way; 0 before it, or up to it, but for what `own` says of t itself.
+  // What token j's key means to token t, decayed on the way; 0 before it, or up to it, but for what `own` says of t
+  // itself.
   HEED_DEVICE void WeighPairs(const Sum* sums, float factor, Pairs& pairs, const float* own = nullptr) const {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
@@ -435,7 +448,8 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   }
 
   // o^T += W^T P^T. What is not finite is added by itself, lest it reach tokens before it: 0 NaN is NaN.
-  HEED_DEVICE void AddWritten(const Pairs& pairs, const Pairs& written, const uint32_t (&values)[1][4], Pairs& o) const {
+  HEED_DEVICE void AddWritten(const Pairs& pairs, const Pairs& written, const uint32_t (&values)[1][4],
+                              Pairs& o) const {
     bool finite = true;
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) finite &= fabsf(written[i / 4][i % 4]) <= 3.4028234e38f;
@@ -455,7 +469,8 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   }
   // S += sum_j k_j (factor exp(G_L - G_j) x_j)^T
   template <class Tile, class OperandOf>
-  HEED_DEVICE void AddRows(const Tile& tile, const OperandOf& operand, int row, const Sum* sums, float factor, const Pairs& x) {
+  HEED_DEVICE void AddRows(const Tile& tile, const OperandOf& operand, int row, const Sum* sums, float factor,
+                           const Pairs& x) {
     Pairs decayed;
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {

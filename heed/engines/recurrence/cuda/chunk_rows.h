@@ -28,7 +28,8 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
 
   HEED_DEVICE ChunkRows(M& m, const ChunkParams& p)
       : Base(m, p), has_read_key_(kHasReadKeys && p.read_key.data != nullptr),
-        by_column_(kForm == Form::kGeneral && p.value_decay.data != nullptr), early_(kForm == Form::kGeneral && p.early),
+        by_column_(kForm == Form::kGeneral && p.value_decay.data != nullptr),
+        early_(kForm == Form::kGeneral && p.early),
         has_factors_(kForm == Form::kGeneral && !p.early && p.beta.data != nullptr), late_(kGeneral && p.late),
         tokens_(late_ && p.final.data != nullptr ? s_.tokens + 1 : s_.tokens), shift_(kGeneral ? s_.shift : 0),
         stage_bytes_(Shape::StageBytes(has_read_key_, by_column_, wide_values())) {}
@@ -52,7 +53,9 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
   HEED_DEVICE bool has_outputs() const { return !p_.to_borders && (!kGeneral || p_.o.data != nullptr); }
   // In shared memory. Beside values of f32 they would stand where other warps have theirs.
   HEED_DEVICE bool outputs_replace_values() const { return !wide_outputs() && !wide_values(); }
-  HEED_DEVICE bool finds() const { return kDelta && p_.delta == DeltaKind::kNotFound; }  // outputs are what read keys do not find
+  HEED_DEVICE bool finds() const {
+    return kDelta && p_.delta == DeltaKind::kNotFound;
+  }  // outputs are what read keys do not find
   HEED_DEVICE bool has_queries() const { return kErases || (has_outputs() && !finds()); }
   // Whether a token's write is its first or its last, in time.
   HEED_DEVICE bool IsFirstWrite(int64_t t) const { return IsWrite(t, p_.against ? p_.writes - 1 : 0); }
@@ -97,8 +100,8 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
   }
   HEED_DEVICE void CopyTile(const Stage& stage, int64_t first, int count) const {
     const int existing = Existing(first, count);
-    const auto copy = [&](const auto& tile, bool aligned, const DeviceRows& rows, int64_t of_sequence, int at, int size, int tokens,
-                          int64_t from) {
+    const auto copy = [&](const auto& tile, bool aligned, const DeviceRows& rows, int64_t of_sequence, int at, int size,
+                          int tokens, int64_t from) {
       const int halves = rows.dtype == DType::kF32 ? 2 : 1;
       tile.Copy(m_, aligned, halves * size, tokens, [&](int i) -> const uint16_t* {
         const int64_t token = from + i < 0 ? 0 : from + i;
@@ -147,7 +150,9 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
       if (p_.decay == DecayKind::kToken) numbers.log_decay = LogDecay(NumberAt(p_.log_decay, s_.log_decay, decayed));
     }
     if (kHasReadKeys || has_factors_ || early_) {  // a token's own, late or not
-      numbers.beta = p_.beta.data == nullptr ? (early_ ? 0 : 1) : token < s_.tokens ? NumberAt(p_.beta, s_.beta, token) : 0;
+      numbers.beta = p_.beta.data == nullptr ? (early_ ? 0 : 1)
+                     : token < s_.tokens     ? NumberAt(p_.beta, s_.beta, token)
+                                             : 0;
     }
     return numbers;
   }

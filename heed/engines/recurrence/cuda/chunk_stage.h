@@ -26,7 +26,8 @@ template <int kKeys, bool kByChannel>
 struct ChunkShape {
   static constexpr int kChannels = kKeys;
   static constexpr int kTile = kByChannel ? kChunk : 64;  // tokens that are copied together
-  using KeyTile = heed::cuda::SharedTile<kTile, kByChannel ? 2 * kKeys : kKeys>;  // of f32 too, where operands are made of it
+  using KeyTile =
+      heed::cuda::SharedTile<kTile, kByChannel ? 2 * kKeys : kKeys>;  // of f32 too, where operands are made of it
   using ValueTile = heed::cuda::SharedTile<kTile, kStrip>;
   using WideValueTile = heed::cuda::SharedTile<kTile, 2 * kStrip>;  // of f32, whose outputs are too
   using KeyDecayTile = KeyTile;
@@ -43,7 +44,8 @@ struct ChunkShape {
     using OperandTile = heed::cuda::SharedTile<kChunk, kKeys>;
     const int operands = delta ? 3 : 2;
     return 2 * StageBytes(has_read_key, by_column, wide_values) +
-           (kByChannel ? operands * heed::cuda::kPieces * OperandTile::kBytes + kKeys * static_cast<int>(sizeof(float)) : 0);
+           (kByChannel ? operands * heed::cuda::kPieces * OperandTile::kBytes + kKeys * static_cast<int>(sizeof(float))
+                       : 0);
   }
 };
 

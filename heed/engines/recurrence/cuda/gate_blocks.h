@@ -3,8 +3,8 @@
 //   m_t = max(log sigmoid(f_t) + m_{t-1}, i_t)
 //   log_decay_t = log sigmoid(f_t) + m_{t-1} - m_t,  factor_t = exp(i_t - m_t),  floor_t = exp(-m_t)
 //
-// m is two numbers, lest gates that are nearly open be lost in it, and one where blocks of tokens end, as a call that begins
-// there has it: rounded up, so that no decay grows.
+// m is two numbers, lest gates that are nearly open be lost in it, and one where blocks of tokens end, as a call that
+// begins there has it: rounded up, so that no decay grows.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_GATE_BLOCKS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_GATE_BLOCKS_H_
 
@@ -41,7 +41,8 @@ class GateBlock {
 
   HEED_DEVICE void Run() const {
     const int lane = m_.thread();
-    Sum max = {p_.initial == nullptr ? 0 : p_.initial[s_.state * p_.initial_stride + head_ * p_.initial_head_stride], 0};
+    Sum max = {p_.initial == nullptr ? 0 : p_.initial[s_.state * p_.initial_stride + head_ * p_.initial_head_stride],
+               0};
     for (int64_t first = 0; first < s_.tokens; first += heed::cuda::kWarp) {
       const int64_t t = first + lane;
       const bool exists = t < s_.tokens;
@@ -70,7 +71,8 @@ class GateBlock {
       const int64_t left = s_.tokens - first;
       max = ShuffleSum(reached, left < heed::cuda::kWarp ? static_cast<int>(left) - 1 : heed::cuda::kWarp - 1);
     }
-    if (lane == 0 && p_.final != nullptr) p_.final[s_.state * p_.final_stride + head_ * p_.final_head_stride] = max.high;
+    if (lane == 0 && p_.final != nullptr)
+      p_.final[s_.state * p_.final_stride + head_ * p_.final_head_stride] = max.high;
   }
 
  private:
@@ -95,9 +97,7 @@ class GateBlock {
     return a.high > b.high || (a.high == b.high && a.low > b.low) ? a : b;
   }
   // One number that is not below, of two that add to it.
-  static HEED_DEVICE Sum RoundedUp(Sum x) {
-    return {x.low > 0 ? nextafterf(x.high, INFINITY) : x.high, 0};
-  }
+  static HEED_DEVICE Sum RoundedUp(Sum x) { return {x.low > 0 ? nextafterf(x.high, INFINITY) : x.high, 0}; }
   HEED_DEVICE Sum ShuffleSum(Sum sum, int lane) const {
     lane &= heed::cuda::kWarp - 1;
     return {m_.Shuffle(sum.high, lane), m_.Shuffle(sum.low, lane)};

@@ -1,12 +1,12 @@
 // What becomes of the walks of a backward pass: gradients of heads that share a row, of maps, and of decays.
 //
-// Gradients of log decays begin where a block of 64 tokens ends, with X = <S, D> there, by key channel or over all of them,
-// and go on against time:
+// Gradients of log decays begin where a block of 64 tokens ends, with X = <S, D> there, by key channel or over all of
+// them, and go on against time:
 //
 //   X_t = X_{t+1} + q_t . dq_t - k_t . dk_t,  dlog_decay_t = X_t
 //
-// where a delta rule's token, which reads by r_t as well, has r_t . dr_t besides, and one that reads before it decays has
-// q_t . dq_t for X of the token before it alone.
+// where a delta rule's token, which reads by r_t as well, has r_t . dr_t besides, and one that reads before it decays
+// has q_t . dq_t for X of the token before it alone.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_GRADIENT_BLOCKS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_GRADIENT_BLOCKS_H_
 
@@ -25,14 +25,15 @@ using heed::cuda::SumOfWarp;
 
 inline constexpr int kGradientThreads = 128;
 
-// Where a sequence's rows begin, in elements, and which token and block of all sequences' is its first. Where tokens write
-// several times, each write counts as one.
+// Where a sequence's rows begin, in elements, and which token and block of all sequences' is its first. Where tokens
+// write several times, each write counts as one.
 struct GradientSequence {
   int64_t q, k, v, d_o, read_key, beta, log_decay, to, first_token, first_block, tokens, d_final, state;
 };
 
-// Rows of f32 of value heads, less others, each times factors of its elements, at a sequence's v and d_o, times beta, summed over
-// those that share one of `to`, times the slope of the map, or divided by one more element of theirs plus eps; or zeros.
+// Rows of f32 of value heads, less others, each times factors of its elements, at a sequence's v and d_o, times beta,
+// summed over those that share one of `to`, times the slope of the map, or divided by one more element of theirs plus
+// eps; or zeros.
 struct GatherParams {
   const float *from = nullptr, *less = nullptr;  // [token][value head][row]; null: zeros
   DeviceRows from_factors, less_factors;         // absent: 1
@@ -52,12 +53,12 @@ struct DecayGradientParams {
   const float *dq, *dk, *dr;  // [token][value head][K], of dk and dr of writes; dr: or none
   const float* products;      // [block][value head][K]
   DeviceRows q, k, read_key, beta, to;
-  // Of gates that are exponentials, at a sequence's v and d_o: those that decays are the log sigmoid of, and what keys have as
-  // their gradient, summed over channels, which is that of input gates.
+  // Of gates that are exponentials, at a sequence's v and d_o: those that decays are the log sigmoid of, and what keys
+  // have as their gradient, summed over channels, which is that of input gates.
   DeviceRows forget_gate, d_input_gate;
   bool by_channel;
   bool queries_early, read_keys_early;  // tokens read by them before they decay the state
-  bool complement_keys;  // k are log decays that keys are made of, whose gradients have dk's besides
+  bool complement_keys;                 // k are log decays that keys are made of, whose gradients have dk's besides
   int32_t value_heads, key_size, writes;
   GradientSequence sequences[kMostSequences] = {};
 };
@@ -82,12 +83,13 @@ struct DotParams {
   GradientSequence sequences[kMostSequences] = {};
 };
 
-// Of a normalised head, whose sums are [numerators, denominator]: what it takes to be a head of one column more that is not,
-// values [v, 1] and gradients [d_o / x, -<d_o, numerators> / x^2] of its outputs, with x = denominator + eps, or its size.
+// Of a normalised head, whose sums are [numerators, denominator]: what it takes to be a head of one column more that is
+// not, values [v, 1] and gradients [d_o / x, -<d_o, numerators> / x^2] of its outputs, with x = denominator + eps, or
+// its size.
 struct DenormalizeParams {
-  const float* sums;             // [token][value head][V + 1]
-  const float* floors;           // [token][value head], of denominators; or none
-  float *values, *d_sums;        // written, likewise
+  const float* sums;       // [token][value head][V + 1]
+  const float* floors;     // [token][value head], of denominators; or none
+  float *values, *d_sums;  // written, likewise
   DeviceRows v, d_o;
   int32_t value_heads, value_size;
   float eps;
@@ -101,7 +103,8 @@ struct StateCopyParams {
   int32_t key_size, value_size;
 };
 
-// What RWKV-7 reads and writes as two writes of a token: keys b and k, read keys -a and 0. A sequence has b's place as v.
+// What RWKV-7 reads and writes as two writes of a token: keys b and k, read keys -a and 0. A sequence has b's place as
+// v.
 struct SplitParams {
   DeviceRows k, b, a;
   DeviceRows keys, read_keys;  // written, both at a sequence's `to`
@@ -166,8 +169,8 @@ class GatherBlock {
   HEED_DEVICE void Run() const {
     const GradientSequence& s = p_.sequences[m_.block(2)];
     const int head = m_.block(1), row = p_.row;
-    for (int64_t i = int64_t{m_.block(0)} * kBlock * p_.size + m_.thread(); i < (int64_t{m_.block(0)} + 1) * kBlock * p_.size;
-         i += m_.num_threads()) {
+    for (int64_t i = int64_t{m_.block(0)} * kBlock * p_.size + m_.thread();
+         i < (int64_t{m_.block(0)} + 1) * kBlock * p_.size; i += m_.num_threads()) {
       const int64_t t = i / p_.size, e = i % p_.size;
       if (t >= s.tokens) return;
       float sum = 0;
@@ -184,8 +187,9 @@ class GatherBlock {
           sum /= Denominator(p_.from[at * row + p_.size], p_.floors == nullptr ? nullptr : p_.floors + at) + p_.eps;
         }
         if (p_.map != Map::kIdentity) {
-          sum *= SlopeOf<M>(p_.map, heed::cuda::LoadFloat<M>(p_.q.data, p_.q.dtype,
-                                                             s.q + t * p_.q.token_stride + head * p_.q.head_stride + e));
+          sum *=
+              SlopeOf<M>(p_.map, heed::cuda::LoadFloat<M>(p_.q.data, p_.q.dtype,
+                                                          s.q + t * p_.q.token_stride + head * p_.q.head_stride + e));
         }
       }
       StoreFloat<M>(p_.to, s.to + OfToken(p_.to, t, p_.writes) + head * p_.to.head_stride + e, sum);
@@ -240,7 +244,8 @@ class DecayGradientBlock {
       if (lane != 0) continue;
       differences[t - begin_] = sum;
       if (p_.d_input_gate.data == nullptr) continue;
-      StoreFloat<M>(p_.d_input_gate, s_.d_o + t * p_.d_input_gate.token_stride + head_ * p_.d_input_gate.head_stride, of_keys);
+      StoreFloat<M>(p_.d_input_gate, s_.d_o + t * p_.d_input_gate.token_stride + head_ * p_.d_input_gate.head_stride,
+                    of_keys);
     }
     m_.Sync();
     if (warp != 0) return;
@@ -258,7 +263,9 @@ class DecayGradientBlock {
   }
 
  private:
-  HEED_DEVICE bool IsFirst(int64_t t) const { return t % p_.writes == 0; }  // of a token's writes, which it decays before
+  HEED_DEVICE bool IsFirst(int64_t t) const {
+    return t % p_.writes == 0;
+  }  // of a token's writes, which it decays before
   HEED_DEVICE int64_t Place(int64_t t) const {
     return s_.to + OfToken(p_.to, t, p_.writes) + head_ * p_.to.head_stride;
   }
@@ -266,7 +273,8 @@ class DecayGradientBlock {
     if (!p_.complement_keys) return 0;
     const int64_t row = (s_.first_token + t) * p_.value_heads + head_;
     const int64_t at = s_.k + t * p_.k.token_stride + head_ / p_.k.group * p_.k.head_stride + e;
-    return SlopeOf<M>(Map::kComplement, heed::cuda::LoadFloat<M>(p_.k.data, p_.k.dtype, at)) * p_.dk[row * p_.key_size + e];
+    return SlopeOf<M>(Map::kComplement, heed::cuda::LoadFloat<M>(p_.k.data, p_.k.dtype, at)) *
+           p_.dk[row * p_.key_size + e];
   }
   HEED_DEVICE int64_t InMemory(int64_t t, int e) const {
     return ((s_.first_token + t) * p_.value_heads + head_) * p_.key_size + e;
@@ -309,7 +317,8 @@ class ProductBlock {
   HEED_DEVICE void Run() const {
     const GradientSequence& s = p_.sequences[m_.block(2)];
     const int head = m_.block(1);
-    const int64_t end = (int64_t{m_.block(0)} + 1) * kBlock, block = (s.first_block + m_.block(0)) * p_.value_heads + head;
+    const int64_t end = (int64_t{m_.block(0)} + 1) * kBlock,
+                  block = (s.first_block + m_.block(0)) * p_.value_heads + head;
     if (end - kBlock >= s.tokens) return;
     const bool last = end >= s.tokens;
     const int64_t size = int64_t{p_.key_size} * p_.value_size;
@@ -410,9 +419,11 @@ class StateCopyBlock {
     const int64_t sequence = m_.block(2), head = m_.block(1);
     for (int64_t i = m_.thread(); i < int64_t{p_.key_size} * p_.value_size; i += kGradientThreads) {
       const auto place = [&](const DeviceStates& s, int64_t stride) {
-        return sequence * stride + head * s.head_stride + i / p_.value_size * s.key_stride + i % p_.value_size * s.value_stride;
+        return sequence * stride + head * s.head_stride + i / p_.value_size * s.key_stride +
+               i % p_.value_size * s.value_stride;
       };
-      p_.to.data[place(p_.to, p_.to_stride)] = p_.from.data == nullptr ? 0 : p_.from.data[place(p_.from, p_.from_stride)];
+      p_.to.data[place(p_.to, p_.to_stride)] =
+          p_.from.data == nullptr ? 0 : p_.from.data[place(p_.from, p_.from_stride)];
     }
   }
 
@@ -436,9 +447,12 @@ class SplitBlock {
       const int64_t t = i / p_.size, e = i % p_.size;
       if (t >= s.tokens) return;
       const auto put = [&](const DeviceRows& rows, int write, float x) {
-        StoreFloat<M>(rows, s.to + t * rows.token_stride + write * rows.write_stride + m_.block(1) * rows.head_stride + e, x);
+        StoreFloat<M>(rows,
+                      s.to + t * rows.token_stride + write * rows.write_stride + m_.block(1) * rows.head_stride + e, x);
       };
-      const auto of = [&](const DeviceRows& rows, int64_t first) { return NumberOf<M>(rows, first + e, t, m_.block(1), 0); };
+      const auto of = [&](const DeviceRows& rows, int64_t first) {
+        return NumberOf<M>(rows, first + e, t, m_.block(1), 0);
+      };
       put(p_.keys, 0, of(p_.b, s.v));
       put(p_.keys, 1, of(p_.k, s.k));
       put(p_.read_keys, 0, -of(p_.a, s.read_key));
@@ -466,7 +480,8 @@ class MultiplyBlock {
     for (int64_t i = begin + m_.thread(); i < begin + kBlock * p_.size; i += m_.num_threads()) {
       const int64_t t = i / p_.size, e = i % p_.size;
       if (t >= s.tokens) return;
-      const float a = NumberOf<M>(p_.a, s.q + e, t, head / p_.a.group, 1), b = NumberOf<M>(p_.b, s.k + e, t, head / p_.b.group, 1);
+      const float a = NumberOf<M>(p_.a, s.q + e, t, head / p_.a.group, 1),
+                  b = NumberOf<M>(p_.b, s.k + e, t, head / p_.b.group, 1);
       StoreFloat<M>(p_.to, s.to + t * p_.to.token_stride + head * p_.to.head_stride + e, a * b);
     }
   }

@@ -47,8 +47,12 @@ inline constexpr int kBlock = 64;         // tokens between the states that grad
 
 enum class DecayKind : int32_t { kNone, kConstant, kToken, kKey };
 enum class Map : int32_t {
-  kIdentity, kElu1, kRelu, kReluSquared, kExp,  // phi
-  kComplement,                                  // 1 - exp(x), of log decays
+  kIdentity,
+  kElu1,
+  kRelu,
+  kReluSquared,
+  kExp,         // phi
+  kComplement,  // 1 - exp(x), of log decays
 };
 enum class DeltaKind : int32_t {
   kNone,
@@ -64,39 +68,39 @@ enum class Start : int32_t {
 
 // One walk over the tokens: of the forward pass, or of gradients, which are the same with other tensors for q, k and v.
 struct ChunkParams {
-  // Without a delta rule, beta is a factor of what is written, or, where a token reads early, what its own key means to it. No
-  // read keys: they are the keys.
+  // Without a delta rule, beta is a factor of what is written, or, where a token reads early, what its own key means to
+  // it. No read keys: they are the keys.
   DeviceRows q, k, v, o, log_decay, value_decay, beta, read_key;
   DeviceRows skip, output_gate;  // o is (o + skip .* v) .* silu(output_gate); skip: over heads alone
   DeviceStates initial, final, initial_z, final_z;
-  float* borders = nullptr;  // [...][head][V][K], of segments; null: there is one
+  float* borders = nullptr;       // [...][head][V][K], of segments; null: there is one
   const float* starts = nullptr;  // [block][head][K][V] of some rows of keys; all of them are start_size elements
   int64_t start_size = 0;
-  int64_t segment_tokens;    // a multiple of kBlock
-  int32_t parts;             // strips of columns
-  bool to_borders;           // states at the ends of segments are computed, and nothing else
-  bool aligned;              // rows of q, k, v, o and read keys begin at multiples of 16 bytes
-  bool decays_aligned;       // those of log decays do
-  bool complement_keys;      // k = 1 - exp(log_decay), of the token's own, and absent
-  bool against;              // time, in which tensors are walked
-  bool late;                 // a token decays the state after it has been written to and read, not before
-  bool strict;               // a token reads the state before it has written
-  int32_t writes;            // of a token, each of which counts as one: it decays before the first and reads after the last
+  int64_t segment_tokens;  // a multiple of kBlock
+  int32_t parts;           // strips of columns
+  bool to_borders;         // states at the ends of segments are computed, and nothing else
+  bool aligned;            // rows of q, k, v, o and read keys begin at multiples of 16 bytes
+  bool decays_aligned;     // those of log decays do
+  bool complement_keys;    // k = 1 - exp(log_decay), of the token's own, and absent
+  bool against;            // time, in which tensors are walked
+  bool late;               // a token decays the state after it has been written to and read, not before
+  bool strict;             // a token reads the state before it has written
+  int32_t writes;  // of a token, each of which counts as one: it decays before the first and reads after the last
   bool reads_once, writes_once;  // outputs, or values, are rows of tokens, at their last write
   bool reads_only;               // nothing is written
-  // A token reads before it has decayed the state, by its query, or by its read key where there is a delta rule. Not late; decays
-  // are of channels or columns.
+  // A token reads before it has decayed the state, by its query, or by its read key where there is a delta rule. Not
+  // late; decays are of channels or columns.
   bool early;
   int32_t heads, key_size, value_size;
   float scale, write_scale;  // of outputs; of what is written
   bool normalizes;           // the last column's values are 1, its state is z
   bool adds;                 // to outputs of f32, and to products: the channels of keys before these
-  Start start;  // of all segments but the first
+  Start start;               // of all segments but the first
   DeltaKind delta;
   DecayKind decay;
   Map query_map, key_map, value_map;
-  // [block][head][V][K]: the state after each block of tokens is written to, or read from these to be multiplied with, and
-  // summed over K into [block][head][V]: what a gradient of decays begins with.
+  // [block][head][V][K]: the state after each block of tokens is written to, or read from these to be multiplied with,
+  // and summed over K into [block][head][V]: what a gradient of decays begins with.
   float* kept = nullptr;
   float* products = nullptr;  // null: kept is written
   float log_decays[kMostDecays] = {};

@@ -70,12 +70,14 @@ void ProblemOnDevice::TakeFactors(const Context& ctx) {
   const Problem& p = given_;
   if (p.value_heads == 0) return;
   const Launcher launcher(ctx, p);
-  const auto multiply = [&](std::optional<heed::cuda::DeviceMemory>& memory, const Rows& a, int64_t group, const Rows& b,
-                            int64_t size) {
+  const auto multiply = [&](std::optional<heed::cuda::DeviceMemory>& memory, const Rows& a, int64_t group,
+                            const Rows& b, int64_t size) {
     Rows to = RowsIn(memory, DType::kF32, p.value_heads * size);
     to.head_stride = size;
-    launcher.Run(launcher.kernels().multiply, p.sequences, {.q = a, .k = b, .to = to}, p.value_heads,
-                 MultiplyParams{.a = OnDevice(a, group), .b = OnDevice(b), .to = OnDevice(to), .size = static_cast<int32_t>(size)});
+    launcher.Run(
+        launcher.kernels().multiply, p.sequences, {.q = a, .k = b, .to = to}, p.value_heads,
+        MultiplyParams{
+            .a = OnDevice(a, group), .b = OnDevice(b), .to = OnDevice(to), .size = static_cast<int32_t>(size)});
     return to;
   };
   if (p.erase.data != nullptr) moved_->read_key = multiply(read_keys_, p.k, p.group(), p.erase, p.key_size);

@@ -11,18 +11,21 @@
 
 namespace heed::recurrence::cuda {
 
-// The same problem, but that constant decays of channels are on the device, and that what a token reads before it decays and
-// writes under another key (RWKV-7) is a write of its own, before the other:
+// The same problem, but that constant decays of channels are on the device, and that what a token reads before it
+// decays and writes under another key (RWKV-7) is a write of its own, before the other:
 //
 //   S = G_t .* S_{t-1} + b_t (0 - S_{t-1}^T (-a_t))^T,  S_t = S + k_t v_t^T
 //
-// a delta rule that writes twice, with b and k for keys, -a and 0 for read keys, and values for the second alone. Gates that are
-// exponentials are log decays and factors of values, and floors of denominators. What has factors by channel is multiplied, in f32.
+// a delta rule that writes twice, with b and k for keys, -a and 0 for read keys, and values for the second alone. Gates
+// that are exponentials are log decays and factors of values, and floors of denominators. What has factors by channel
+// is multiplied, in f32.
 class ProblemOnDevice {
  public:
   ProblemOnDevice(const Context& ctx, const Problem& p);
   const Problem& problem() const { return moved_ ? *moved_ : given_; }
-  const float* floors() const { return floors_ ? floors_->data() : nullptr; }  // [token of all sequences][value head]; or none
+  const float* floors() const {
+    return floors_ ? floors_->data() : nullptr;
+  }  // [token of all sequences][value head]; or none
 
  private:
   void MoveDecays();

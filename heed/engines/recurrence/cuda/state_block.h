@@ -1,4 +1,5 @@
-// 64 columns of a head's state in the registers of a block: where they come from, where they go, and what is the token's.
+// 64 columns of a head's state in the registers of a block: where they come from, where they go, and what is the
+// token's.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_STATE_BLOCK_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_STATE_BLOCK_H_
 

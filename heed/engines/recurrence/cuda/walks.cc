@@ -19,7 +19,8 @@ int64_t Blocks(int64_t size, int64_t of_each) { return (size + of_each - 1) / of
 // Whether each row begins at a multiple of 16 bytes.
 bool IsAligned(const Rows& rows) {
   const auto address = reinterpret_cast<uintptr_t>(rows.data);
-  const auto strides = static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride | rows.write_stride);
+  const auto strides =
+      static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride | rows.write_stride);
   const size_t size = SizeOf(rows.dtype);
   return (address / size | strides) % (heed::cuda::kUnitBytes / size) == 0;
 }
@@ -50,8 +51,8 @@ ChunkParams ParamsOf(const Walk& w) {
   params.final = OnDevice(w.final);
   params.initial_z = OnDevice(w.initial_z);
   params.final_z = OnDevice(w.final_z);
-  params.aligned =
-      std::ranges::all_of(std::initializer_list<Rows>{w.q, w.k, w.v, w.into_memory ? Rows() : w.o, w.read_key}, &IsAligned);
+  params.aligned = std::ranges::all_of(
+      std::initializer_list<Rows>{w.q, w.k, w.v, w.into_memory ? Rows() : w.o, w.read_key}, &IsAligned);
   params.decays_aligned = IsAligned(w.log_decay) && IsAligned(w.value_decay);
   params.parts = static_cast<int32_t>(Blocks(params.value_size, kStrip));
   return params;
@@ -156,7 +157,11 @@ Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_
 
 DeviceRows OnDevice(const Rows& rows, int64_t group, bool against) {
   const int64_t sign = against ? -1 : 1;
-  return {rows.data, rows.dtype, sign * rows.token_stride, rows.head_stride, static_cast<int32_t>(group),
+  return {rows.data,
+          rows.dtype,
+          sign * rows.token_stride,
+          rows.head_stride,
+          static_cast<int32_t>(group),
           sign * rows.write_stride};
 }
 DeviceStates OnDevice(const States& s) {
@@ -171,8 +176,8 @@ std::string Declines(Device device, const Walk& w) {
   ChunkParams params = ParamsOf(w);
   params.key_size = static_cast<int32_t>(std::min<int64_t>(params.key_size, kMostKeys));
   const auto bytes = [&](auto shape) { return int64_t{SharedBytesOf<decltype(shape)>(params)}; };
-  return heed::cuda::Declines(device, IsByChannel(params) ? WithShape<true>(params.key_size, bytes)
-                                                          : WithShape<false>(params.key_size, bytes));
+  return heed::cuda::Declines(
+      device, IsByChannel(params) ? WithShape<true>(params.key_size, bytes) : WithShape<false>(params.key_size, bytes));
 }
 
 Launcher::Launcher(const Context& ctx, const Problem& p) : p_(p), call_(kName, ctx, p.device) {
@@ -189,7 +194,8 @@ void Launcher::Run(const Walk& w) const {
   if (p_.causal) return RunAlong(w);
   int64_t states = 0;
   for (const Sequence& s : p_.sequences) states = std::max(states, s.state + 1);
-  const int64_t columns = w.params.value_size, of_head = w.params.key_size * columns, of_sequence = p_.value_heads * of_head;
+  const int64_t columns = w.params.value_size, of_head = w.params.key_size * columns,
+                of_sequence = p_.value_heads * of_head;
   const Floats sums(call_, true, states * of_sequence);
   const States all = {sums.data(), of_sequence, of_head, columns, 1};
   const States last = {sums.data() + columns - 1, of_sequence, of_head, columns, 1};
@@ -215,7 +221,8 @@ void Launcher::RunAlong(Walk w) const {
   for (int64_t first = 0; first < keys; first += kMostKeys) {
     Walk slice = w;
     const auto skip = [&](Rows& rows) {
-      if (rows.data != nullptr) rows.data = static_cast<const char*>(rows.data) + first * static_cast<int64_t>(SizeOf(rows.dtype));
+      if (rows.data != nullptr)
+        rows.data = static_cast<const char*>(rows.data) + first * static_cast<int64_t>(SizeOf(rows.dtype));
     };
     const auto skip_states = [&](States& s) {
       if (s.data != nullptr) s.data = static_cast<const float*>(s.data) + first * s.key_stride;
@@ -327,7 +334,8 @@ void Launcher::RunSlice(const Walk& w) const {
   ForLaunches(p_.sequences.size(), [&](size_t first, size_t count) { Run(w, params, first, count); });
 }
 
-// Sequences are cut into as many as keep the device busy, which one per head and strip of columns may not; no bit depends on it.
+// Sequences are cut into as many as keep the device busy, which one per head and strip of columns may not; no bit
+// depends on it.
 int64_t Launcher::SegmentTokens(int64_t parts) const {
   heed::cuda::DeviceFacts facts;
   call_.Check(call_.library().examine(p_.device.index, &facts));

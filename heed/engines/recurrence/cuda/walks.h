@@ -84,8 +84,8 @@ class Launcher {
     return rows;
   }
 
-  // Keys of more channels than a walk takes are several walks, whose outputs are summed. Without causality one walk sums over all
-  // tokens, and another reads that.
+  // Keys of more channels than a walk takes are several walks, whose outputs are summed. Without causality one walk
+  // sums over all tokens, and another reads that.
   void Run(const Walk& w) const;
   // With what each token's own key means to it, if the problem has a bonus.
   void RunWithBonus(Walk w) const;
@@ -108,7 +108,8 @@ class Launcher {
 
   // Of kernels that take a head of a sequence each, be it empty.
   template <class Params>
-  void RunOnHeads(const char* (*kernel)(const heed::cuda::Launch&, const Params&), const GradientRows& rows, Params params) const {
+  void RunOnHeads(const char* (*kernel)(const heed::cuda::Launch&, const Params&), const GradientRows& rows,
+                  Params params) const {
     for (const GradientLaunch& launch : GradientLaunches(p_.sequences, rows, 1)) {
       std::ranges::copy(launch.sequences, params.sequences);
       call_.Check(kernel(call_.Of(1, p_.value_heads, launch.sequences.size()), params));
@@ -124,8 +125,8 @@ class Launcher {
     Feature feature = Feature::kIdentity;
     bool divides = false;
     const float* floors = nullptr;
-    int64_t skipped = 0;  // elements of `from` behind each row
-    int64_t writes = 1;   // of a token, which have rows of their own
+    int64_t skipped = 0;          // elements of `from` behind each row
+    int64_t writes = 1;           // of a token, which have rows of their own
     int64_t slots = 1, slot = 0;  // the writes of a token in `from`, of which one is taken
   };
   void Gather(const Gathered& what, const Rows& to, int64_t heads, int64_t size) const {
@@ -143,7 +144,8 @@ class Launcher {
   };
   std::vector<GradientLaunch> GradientLaunches(const std::vector<Sequence>& sequences, const GradientRows& rows,
                                                int64_t writes) const;
-  void Gather(const std::vector<Sequence>& sequences, const Gathered& what, const Rows& to, int64_t heads, int64_t size) const;
+  void Gather(const std::vector<Sequence>& sequences, const Gathered& what, const Rows& to, int64_t heads,
+              int64_t size) const;
   void RunAlong(Walk w) const;
   void RunSlice(const Walk& w) const;
   void Run(const Walk& w, ChunkParams& params, size_t first, size_t num_sequences) const;

@@ -1,13 +1,14 @@
 // The backward pass: a block takes its channels through all tokens of a sequence against time, tile by tile.
 //
-// A tile begins with the states before it, which the forward pass has kept, and goes through its tokens twice: with time, which
-// leaves the state after each token in shared memory, and against it. With p the gradient of h, per state and token
+// A tile begins with the states before it, which the forward pass has kept, and goes through its tokens twice: with
+// time, which leaves the state after each token in shared memory, and against it. With p the gradient of h, per state
+// and token
 //
 //   q = p + dy C,  dx' += q B,  r = q a h_{t-1},  ds' += r A,  dA += r s,  p = a q
 //
-// in registers, where a is computed again. q takes the place of the token's state, of which nobody has need any more. dB and dC,
-// sums over channels, are taken from shared memory in between: of q s x and dy h. Neither order nor grouping of any sum depends
-// on more than the token's place in its sequence.
+// in registers, where a is computed again. q takes the place of the token's state, of which nobody has need any more.
+// dB and dC, sums over channels, are taken from shared memory in between: of q s x and dy h. Neither order nor grouping
+// of any sum depends on more than the token's place in its sequence.
 #ifndef HEED_ENGINES_SCAN_CUDA_BACKWARD_BLOCK_H_
 #define HEED_ENGINES_SCAN_CUDA_BACKWARD_BLOCK_H_
 
@@ -63,8 +64,8 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
   }
 
  private:
-  using Base::channel_, Base::kChannels, Base::kGroup, Base::kLanes, Base::kThreads, Base::lane_, Base::m_, Base::own_, Base::p_,
-      Base::s_, Base::steps_, Base::SumOfLanes, Base::x_;
+  using Base::channel_, Base::kChannels, Base::kGroup, Base::kLanes, Base::kThreads, Base::lane_, Base::m_, Base::own_,
+      Base::p_, Base::s_, Base::steps_, Base::SumOfLanes, Base::x_;
 
   // Of a constant: over the chunk in hand, and over those before it.
   struct ConstantSum {
@@ -169,8 +170,8 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
   }
 
   // Sums of factors times what stands in the trace: over channels, or of constants over tokens.
-  HEED_DEVICE void AddUp(const ChannelPanel& factors, const DeviceWeights& weights, float* parts, ConstantSum (&constants)[kOwn],
-                         int tile) {
+  HEED_DEVICE void AddUp(const ChannelPanel& factors, const DeviceWeights& weights, float* parts,
+                         ConstantSum (&constants)[kOwn], int tile) {
     const int tokens = this->TokensAt(tile);
     if (weights.constants.data != nullptr) {
       for (int t = 0; t < tokens; ++t) {
@@ -235,7 +236,8 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
   }
   HEED_DEVICE Sum SumOfLanes(Sum x) const {
     HEED_DEVICE_UNROLL
-    for (int mask = kLanes / 2; mask > 0; mask /= 2) x = x + Sum{m_.ShuffleXor(x.high, mask), m_.ShuffleXor(x.low, mask)};
+    for (int mask = kLanes / 2; mask > 0; mask /= 2)
+      x = x + Sum{m_.ShuffleXor(x.high, mask), m_.ShuffleXor(x.low, mask)};
     return x;
   }
 

@@ -103,7 +103,8 @@ class ChannelBlock {
   }
   using Columns = Fetched<kThreads, kChannels>;
   HEED_DEVICE void FetchColumns(Columns& bits, const DeviceTokens& tensor, int64_t of_sequence, int tile) const {
-    bits.Fetch(m_, tensor, of_sequence + tile * (kTokens * tensor.token) + first_channel_ * tensor.column, TokensAt(tile), columns_);
+    bits.Fetch(m_, tensor, of_sequence + tile * (kTokens * tensor.token) + first_channel_ * tensor.column,
+               TokensAt(tile), columns_);
   }
   // Rows of a tile from shared memory.
   HEED_DEVICE void StoreColumns(const ChannelPanel& from, const DeviceTokens& to, int64_t of_sequence, int tile) const {
@@ -150,7 +151,8 @@ class ChannelBlock {
   HEED_DEVICE void FetchWeights(StateColumns& bits, const DeviceWeights& weights, int64_t of_sequence, int tile) const {
     const DeviceTokens& tensor = weights.tokens;
     if (weights.constants.data != nullptr) return;
-    bits.Fetch(m_, tensor, of_sequence + tile * (kTokens * tensor.token) + group_ * tensor.group, TokensAt(tile), p_.states);
+    bits.Fetch(m_, tensor, of_sequence + tile * (kTokens * tensor.token) + group_ * tensor.group, TokensAt(tile),
+               p_.states);
   }
   HEED_DEVICE void PutWeights(const StateColumns& bits, const DeviceWeights& weights, float* rows) const {
     if (weights.constants.data != nullptr) return;

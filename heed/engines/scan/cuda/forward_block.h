@@ -4,8 +4,8 @@
 //
 //   h = 2^(s A log2 e) h + s x B,  y += C h
 //
-// in registers, where the exponential is a polynomial or a special function: 14 instructions, which are the bound with 16 states
-// per channel. While a tile is computed, what the next one has is on its way.
+// in registers, where the exponential is a polynomial or a special function: 14 instructions, which are the bound with
+// 16 states per channel. While a tile is computed, what the next one has is on its way.
 #ifndef HEED_ENGINES_SCAN_CUDA_FORWARD_BLOCK_H_
 #define HEED_ENGINES_SCAN_CUDA_FORWARD_BLOCK_H_
 

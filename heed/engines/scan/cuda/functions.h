@@ -11,15 +11,15 @@ namespace heed::scan::cuda {
 
 inline constexpr float kLog2E = 1.44269502f, kLn2 = 0.693147181f;
 
-// A factor, or where it is near 1 what it is more than that: rounded as a factor, .999 would take a state off by a thousand
-// roundings.
+// A factor, or where it is near 1 what it is more than that: rounded as a factor, .999 would take a state off by a
+// thousand roundings.
 struct Decay {
   float factor;
   bool beside_one;
 };
 
-// 2^t. For |t| < 1/2 the minimax polynomial of (2^t - 1) / t, within 1.1e-8; beyond, 2 ulp of a factor are no more than what
-// rounding t has done.
+// 2^t. For |t| < 1/2 the minimax polynomial of (2^t - 1) / t, within 1.1e-8; beyond, 2 ulp of a factor are no more than
+// what rounding t has done.
 template <class M>
 HEED_DEVICE Decay DecayOf(float t) {
   float p = 1.54035122e-4f * t + 1.33907353e-3f;

@@ -69,12 +69,14 @@ struct GradientParams {
   // Sums over the channels of a block, [strip of a group][token][group][state]; where they are constants, none.
   float *B_parts = nullptr, *C_parts = nullptr;
   int64_t tokens;  // of all sequences of the launch
-  // Of constants over a sequence's tokens, [sequence][row][channel]: states of A, then of B and C where they are constants,
-  // skip, bias.
+  // Of constants over a sequence's tokens, [sequence][row][channel]: states of A, then of B and C where they are
+  // constants, skip, bias.
   heed::cuda::Sum* sums = nullptr;
   GradientSequence sequences[kMostSequences] = {};
 
-  HEED_HOST_DEVICE int rows_of(const DeviceWeights& weights) const { return weights.constants.data != nullptr ? scan.states : 0; }
+  HEED_HOST_DEVICE int rows_of(const DeviceWeights& weights) const {
+    return weights.constants.data != nullptr ? scan.states : 0;
+  }
   HEED_HOST_DEVICE int B_row() const { return scan.states; }
   HEED_HOST_DEVICE int C_row() const { return B_row() + rows_of(scan.B); }
   HEED_HOST_DEVICE int skip_row() const { return C_row() + rows_of(scan.C); }

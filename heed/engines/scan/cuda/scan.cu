@@ -11,15 +11,16 @@ using heed::cuda::LaunchBlock;
 const char* Forward(const heed::cuda::Launch& launch, const ScanParams& params) {
   return WithShape(params.states, [&](auto shape) {
     using Shape = decltype(shape);
-    return LaunchBlock<ForwardBlock<GpuMachine, Shape>, Shape::kThreads, 768 / Shape::kThreads>(launch, Shape::kForwardBytes, params);
+    return LaunchBlock<ForwardBlock<GpuMachine, Shape>, Shape::kThreads, 768 / Shape::kThreads>(
+        launch, Shape::kForwardBytes, params);
   });
 }
 
 const char* Backward(const heed::cuda::Launch& launch, const GradientParams& params) {
   return WithShape(params.scan.states, [&](auto shape) {
     using Shape = decltype(shape);
-    return LaunchBlock<BackwardBlock<GpuMachine, Shape>, Shape::kThreads, 512 / Shape::kThreads>(launch, Shape::kBackwardBytes,
-                                                                                                 params);
+    return LaunchBlock<BackwardBlock<GpuMachine, Shape>, Shape::kThreads, 512 / Shape::kThreads>(
+        launch, Shape::kBackwardBytes, params);
   });
 }
 

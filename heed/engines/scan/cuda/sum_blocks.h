@@ -13,7 +13,8 @@ namespace heed::scan::cuda {
 inline constexpr int kSumThreads = 128;
 inline constexpr int kSumTokens = 64;  // of a block
 
-// Tokens of a sequence: where a tensor's begin, in elements, how many there are, and which of all sequences' is the first.
+// Tokens of a sequence: where a tensor's begin, in elements, how many there are, and which of all sequences' is the
+// first.
 struct TokenRun {
   int64_t first, tokens;
   int64_t first_token = 0;

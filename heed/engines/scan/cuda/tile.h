@@ -25,7 +25,8 @@ struct Shape {
   static constexpr int kPanel = kTokens * (kChannels + 1);
   static constexpr int kCommon = 2 * kWeights + 2 * kPanel + kChannels;
   static constexpr int kForwardBytes = (kCommon + 2 * kPanel) * static_cast<int>(sizeof(float));
-  static constexpr int kBackwardBytes = (kCommon + 3 * kPanel + kTokens * kThreads * kOwn) * static_cast<int>(sizeof(float));
+  static constexpr int kBackwardBytes =
+      (kCommon + 3 * kPanel + kTokens * kThreads * kOwn) * static_cast<int>(sizeof(float));
   static_assert(kCommon % 4 == 0 && kPanel % 4 == 0, "states stand behind them, 16 bytes each");
 };
 
@@ -42,8 +43,8 @@ struct alignas(16) States {
   float at[kOwn];
 };
 
-// [kTokens][kColumns] numbers of a block in its shared memory; an odd number between tokens, so that neither rows nor columns
-// meet in a bank.
+// [kTokens][kColumns] numbers of a block in its shared memory; an odd number between tokens, so that neither rows nor
+// columns meet in a bank.
 template <int kColumns>
 class Panel {
  public:
@@ -99,9 +100,10 @@ class Fetched {
   HEED_DEVICE void ForEach(M& m, const DeviceTokens& tensor, const F& f) const {
     Places<kThreads, kColumns>::ForEach(m, tensor, [&](int i, int t, int c) {
       const auto half = static_cast<uint16_t>(bits_[i]);
-      f(t, c, tensor.dtype == DType::kF32    ? std::bit_cast<float>(bits_[i])
-              : tensor.dtype == DType::kBF16 ? M::template Widen<DType::kBF16>(half)
-                                             : M::template Widen<DType::kF16>(half));
+      f(t, c,
+        tensor.dtype == DType::kF32    ? std::bit_cast<float>(bits_[i])
+        : tensor.dtype == DType::kBF16 ? M::template Widen<DType::kBF16>(half)
+                                       : M::template Widen<DType::kF16>(half));
     });
   }
 

@@ -8,7 +8,8 @@ namespace heed::softmax::cuda {
 
 Arguments::Arguments(const heed::cuda::Call& call, const Problem& p, std::span<const Sequence> sequences)
     : p_(p), all_(sequences), uploads_(call), slopes_(NumbersOf(p.slopes, p.device_slopes)),
-      sinks_(NumbersOf(p.sinks, p.device_sinks)), aligned_(IsAligned(p.q, p.dtype) && IsAligned(p.k, p.dtype) && IsAligned(p.v, p.dtype)) {
+      sinks_(NumbersOf(p.sinks, p.device_sinks)),
+      aligned_(IsAligned(p.q, p.dtype) && IsAligned(p.k, p.dtype) && IsAligned(p.v, p.dtype)) {
   if (p.page_tokens > 0) ListPages();
   if (p.has_pattern || !p.segments_q.empty()) ListKeptKeys();
 }
@@ -91,7 +92,8 @@ void Arguments::MapKeys(const heed::cuda::Call& call, ForwardParams& params) con
     if (mapped.token_stride <= 0 || mapped.head_stride <= 0 || mapped.batch_stride <= 0) return false;
     return call.MapRows(mapped, &to);
   };
-  params.mapped = tokens <= std::numeric_limits<int32_t>::max() && map(p_.k, p_.depth, params.k_map) && map(p_.v, p_.value_depth, params.v_map);
+  params.mapped = tokens <= std::numeric_limits<int32_t>::max() && map(p_.k, p_.depth, params.k_map) &&
+                  map(p_.v, p_.value_depth, params.v_map);
 }
 
 ForwardParams Arguments::Of(std::span<const Sequence> launched) const {

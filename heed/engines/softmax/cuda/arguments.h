@@ -1,4 +1,5 @@
-// What launches of attention are given: a problem's numbers, and memory of the device for those that a launch does not take.
+// What launches of attention are given: a problem's numbers, and memory of the device for those that a launch does not
+// take.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_ARGUMENTS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_ARGUMENTS_H_
 
@@ -19,7 +20,9 @@ namespace heed::softmax::cuda {
 inline constexpr char kName[] = "softmax_cuda";
 
 // The entry of a batch that a sequence has its rows in: packed sequences, and those that share rows, in the first.
-inline int32_t BatchOf(const Rows& rows, const Sequence& s) { return rows.batch_stride == 0 ? 0 : static_cast<int32_t>(s.batch); }
+inline int32_t BatchOf(const Rows& rows, const Sequence& s) {
+  return rows.batch_stride == 0 ? 0 : static_cast<int32_t>(s.batch);
+}
 
 class Arguments {
  public:

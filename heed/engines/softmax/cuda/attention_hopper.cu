@@ -13,7 +13,8 @@ const char* LaunchGradients(const Launch& launch, const BackwardParams& params) 
   return WithGroupKernel<BackwardGroupShape>(params.forward, [&](auto shape, auto general) {
     using Shape = decltype(shape);
     using Of = Block<HopperMachine, Shape, general.value>;
-    return heed::cuda::LaunchBlock<Of, Shape::kThreads, Shape::kBlocks, HopperMachine>(launch, Shape::kSharedBytes, params);
+    return heed::cuda::LaunchBlock<Of, Shape::kThreads, Shape::kBlocks, HopperMachine>(launch, Shape::kSharedBytes,
+                                                                                       params);
   });
 }
 

@@ -22,19 +22,23 @@ void RefuseGradients(const Problem& p, const Gradients& g) {
   const auto refuse = [](const std::string& why) { throw Unsupported(std::string(kName) + " " + why); };
   const int64_t channels = std::max(p.depth, p.value_depth);
   if (p.dtype == DType::kF32 && channels > kMostWideChannels) {
-    refuse("has gradients of f32 of up to " + std::to_string(kMostWideChannels) + " channels, not " + std::to_string(channels));
+    refuse("has gradients of f32 of up to " + std::to_string(kMostWideChannels) + " channels, not " +
+           std::to_string(channels));
   }
   if (g.dsinks != nullptr || g.dalibi != nullptr) refuse("has gradients of sinks and slopes that are on the device");
-  const int64_t needed = WithBackwardShape(p.dtype, p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kSharedBytes}; });
-  if (const std::string reason = heed::cuda::Declines(p.device, needed); !reason.empty()) refuse(reason + ", for gradients");
+  const int64_t needed =
+      WithBackwardShape(p.dtype, p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kSharedBytes}; });
+  if (const std::string reason = heed::cuda::Declines(p.device, needed); !reason.empty())
+    refuse(reason + ", for gradients");
 }
 
 // A pass: its memory is taken before anything is written.
 class BackwardPass {
  public:
   BackwardPass(const heed::cuda::Call& call, BlockLaunches Launches::* blocks, const Problem& p, const Gradients& g)
-      : call_(call), kernels_(*call.library().softmax), blocks_(kernels_.*blocks), p_(p), g_(g), arguments_(call, p, p.sequences), uploads_(call),
-        num_rows_(CountRows(p)), terms_(call, BytesOf<RowTerms>(num_rows_ * p.query_heads)) {
+      : call_(call), kernels_(*call.library().softmax), blocks_(kernels_.*blocks), p_(p), g_(g),
+        arguments_(call, p, p.sequences), uploads_(call), num_rows_(CountRows(p)),
+        terms_(call, BytesOf<RowTerms>(num_rows_ * p.query_heads)) {
     const auto with_terms = [&](const HeadNumbers& gradient, std::optional<heed::cuda::DeviceMemory>& memory) {
       if (gradient.data != nullptr) memory.emplace(call, BytesOf<float>(num_rows_ * p.query_heads));
     };
@@ -46,9 +50,12 @@ class BackwardPass {
     Prepare();
     ForLaunches(p_.sequences, [&](std::span<const Sequence> sequences, int64_t queries, int64_t keys) {
       const BackwardParams params = ParamsOf(sequences);
-      const auto run = [&](const auto& kernel, int64_t blocks, int64_t heads) { Run(kernel, blocks, heads, std::ssize(sequences), params); };
+      const auto run = [&](const auto& kernel, int64_t blocks, int64_t heads) {
+        Run(kernel, blocks, heads, std::ssize(sequences), params);
+      };
       run(kernels_.terms, Blocks(queries, kTermsRows), p_.query_heads);
-      if (g_.dk.data != nullptr || g_.dv.data != nullptr) run(blocks_.key_gradients, Blocks(keys, kBackwardTile), p_.key_heads);
+      if (g_.dk.data != nullptr || g_.dv.data != nullptr)
+        run(blocks_.key_gradients, Blocks(keys, kBackwardTile), p_.key_heads);
       if (g_.dq.data != nullptr || slope_terms_.has_value()) {
         run(blocks_.query_gradients, Blocks(queries, kBackwardTile), p_.query_heads);
       }
@@ -60,8 +67,8 @@ class BackwardPass {
 
  private:
   template <class Params>
-  void Run(const char* (*kernel)(const heed::cuda::Launch&, const Params&), int64_t blocks, int64_t heads, int64_t count,
-           const Params& params) const {
+  void Run(const char* (*kernel)(const heed::cuda::Launch&, const Params&), int64_t blocks, int64_t heads,
+           int64_t count, const Params& params) const {
     if (blocks * heads * count > 0) call_.Check(kernel(call_.Of(blocks, heads, static_cast<size_t>(count)), params));
   }
   template <class T>
@@ -99,7 +106,9 @@ class BackwardPass {
   }
 
   DeviceGradients GradientsOf(const Sequence& s, int64_t first_row) const {
-    const auto offset = [&](const Rows& of, int64_t first) { return s.batch * of.batch_stride + first * of.token_stride; };
+    const auto offset = [&](const Rows& of, int64_t first) {
+      return s.batch * of.batch_stride + first * of.token_stride;
+    };
     return {offset(g_.d_o, s.first_q), offset(g_.d_lse, s.first_q), offset(g_.dq, s.first_q),
             offset(g_.dk, s.first_k),  offset(g_.dv, s.first_k),    first_row};
   }
@@ -134,14 +143,15 @@ class BackwardPass {
 
   void AddUpBias() const {
     const Pairs& dbias = g_.dbias;
-    BiasGradientParams params = {.backward = ParamsOf({}),
-                                 .dbias = const_cast<void*>(dbias.data),
-                                 .dtype = dbias.dtype,
-                                 .sizes = {},
-                                 .strides = {dbias.batch_stride, dbias.head_stride, dbias.query_stride, dbias.key_stride},
-                                 .sequences = bias_sequences_,
-                                 .num_sequences = std::ssize(p_.sequences),
-                                 .num_heads = static_cast<int32_t>(p_.query_heads)};
+    BiasGradientParams params = {
+        .backward = ParamsOf({}),
+        .dbias = const_cast<void*>(dbias.data),
+        .dtype = dbias.dtype,
+        .sizes = {},
+        .strides = {dbias.batch_stride, dbias.head_stride, dbias.query_stride, dbias.key_stride},
+        .sequences = bias_sequences_,
+        .num_sequences = std::ssize(p_.sequences),
+        .num_heads = static_cast<int32_t>(p_.query_heads)};
     std::ranges::copy(g_.dbias_sizes, params.sizes);
     const auto [batches, heads, queries, keys] = g_.dbias_sizes;
     Run(kernels_.bias_gradients, TilesOf(queries) * TilesOf(keys), heads, batches, params);

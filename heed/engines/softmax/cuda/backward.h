@@ -9,8 +9,8 @@
 
 namespace heed::softmax::cuda {
 
-// By the blocks of the kernel of this name. Throws Unsupported, before anything is written, of gradients that there are no
-// kernels of.
+// By the blocks of the kernel of this name. Throws Unsupported, before anything is written, of gradients that there are
+// no kernels of.
 void Backward(const char* name, BlockLaunches Launches::* blocks, Context& ctx, const Problem& p, const Gradients& g);
 
 }  // namespace heed::softmax::cuda

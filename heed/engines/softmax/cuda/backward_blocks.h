@@ -1,20 +1,21 @@
-// Attention backward on a GPU, in kernels of terms of each row (term_blocks.h), of gradients of keys and values, of queries,
-// and of a bias (bias_gradients.h).
+// Attention backward on a GPU, in kernels of terms of each row (term_blocks.h), of gradients of keys and values, of
+// queries, and of a bias (bias_gradients.h).
 //
 //   P_ij = exp(s_ij - lse_i),  dP_ij = <d_o_i, v_j>,  dS_ij = P_ij (factor_i Z_ij dP_ij - delta_i)
 //   dv_j = sum_i factor_i Z_ij P_ij d_o_i,  dk_j = scale sum_i dS_ij q_i,  dq_i = scale sum_j dS_ij k_j
 //
-// with Z for dropout, factor_i = w_i / (1 - dropout), delta_i = w_i <d_o_i, o_i> - d_lse_i and w_i what a learned sink leaves. A row
-// adds -sum_j dS_ij |p_i - j|, without what a soft cap does to dS, to the gradient of its slope.
+// with Z for dropout, factor_i = w_i / (1 - dropout), delta_i = w_i <d_o_i, o_i> - d_lse_i and w_i what a learned sink
+// leaves. A row adds -sum_j dS_ij |p_i - j|, without what a soft cap does to dS, to the gradient of its slope.
 //
-// A block owns 64 keys, or 64 rows, and four warps 16 of these each; beyond 128 channels eight do, of which two share 16 and have
-// half of the channels of sums each, as registers are no more. The former walks over all rows of all query heads that see
-// its keys, the latter over the keys that its rows see; P and dS come out as the operands of the next products, of keys by rows
-// in the one and of rows by keys in the other, so that nothing goes through memory and each gradient is one sum in one order.
-// That P and dS are computed twice costs two of seven products. Pairs that are masked weigh -0, as in the forward pass.
+// A block owns 64 keys, or 64 rows, and four warps 16 of these each; beyond 128 channels eight do, of which two share
+// 16 and have half of the channels of sums each, as registers are no more. The former walks over all rows of all query
+// heads that see its keys, the latter over the keys that its rows see; P and dS come out as the operands of the next
+// products, of keys by rows in the one and of rows by keys in the other, so that nothing goes through memory and each
+// gradient is one sum in one order. That P and dS are computed twice costs two of seven products. Pairs that are masked
+// weigh -0, as in the forward pass.
 //
-// On Hopper the four warps are a group, whose products go on by themselves: two blocks of a multiprocessor take turns at them,
-// and what a block reads next is copied while the last products of a tile are under way.
+// On Hopper the four warps are a group, whose products go on by themselves: two blocks of a multiprocessor take turns
+// at them, and what a block reads next is copied while the last products of a tile are under way.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_BLOCKS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_BLOCKS_H_
 
@@ -73,7 +74,8 @@ class BackwardBlock {
   using OfValues = WarpSums<1, kTiles, kValueDepth / 8 / kSharers>;
   static constexpr bool kHasPowers = kDType == DType::kF16;  // of rows of sums, for the range of gradients
 
-  HEED_DEVICE BackwardBlock(M& m, const BackwardParams& p) : BackwardBlock(m, p, p.forward.sequences[m.block(2)], p.gradients[m.block(2)]) {}
+  HEED_DEVICE BackwardBlock(M& m, const BackwardParams& p)
+      : BackwardBlock(m, p, p.forward.sequences[m.block(2)], p.gradients[m.block(2)]) {}
   HEED_DEVICE BackwardBlock(M& m, const BackwardParams& p, const DeviceSequence& s, const DeviceGradients& g)
       : m_(m), p_(p), f_(p.forward), s_(s), g_(g), lane_(m.thread() % heed::cuda::kWarp),
         warp_(m.thread() / heed::cuda::kWarp / kSharers), sharer_(m.thread() / heed::cuda::kWarp % kSharers),
@@ -123,7 +125,8 @@ class BackwardBlock {
     m_.Sync();
   }
 
-  // The products of this warp's 16 rows of the block's own with all rows of a stage: q k^T and d_o v^T, or both transposed.
+  // The products of this warp's 16 rows of the block's own with all rows of a stage: q k^T and d_o v^T, or both
+  // transposed.
   HEED_DEVICE void Multiply(int stage, Products& of_rows, Products& of_values) const {
     const Tiles own = OwnTiles(), other = TilesOf(stage);
     if constexpr (Shape::kHasGroups) {
@@ -151,7 +154,8 @@ class BackwardBlock {
   }
   // Whether each of 64 rows sees all of these keys.
   HEED_DEVICE bool IsFull(const BlockKeys& seen, const Interval& keys, int count) const {
-    return !(kGeneral && (of_pairs_.ByPair() || !kept_.KeepsAll())) && count == kBackwardTile && seen.common.Contains(keys);
+    return !(kGeneral && (of_pairs_.ByPair() || !kept_.KeepsAll())) && count == kBackwardTile &&
+           seen.common.Contains(keys);
   }
   HEED_DEVICE RowState StateOf(const Row& at, bool exists, bool full) const {
     RowState row;
@@ -162,7 +166,8 @@ class BackwardBlock {
     return row;
   }
 
-  // Of one pair: its product becomes the weight of d_o in dv, its dP becomes dS. Returns dS without what a soft cap does to it.
+  // Of one pair: its product becomes the weight of d_o in dv, its dP becomes dS. Returns dS without what a soft cap
+  // does to it.
   HEED_DEVICE float Weigh(const Row& at, const RowState& row, int64_t key, bool full, float& product, float& dp) const {
     float x = product, capped = 0;
     if constexpr (kGeneral) {
@@ -195,7 +200,8 @@ class BackwardBlock {
   }
   // Of the warp's 16 rows and all keys of a tile, whose products these are. f(half, j, i, row, key, dS) of each pair.
   template <class F>
-  HEED_DEVICE void WeighRows(int first, int count, int head, int64_t first_key, bool full, Products& p, Products& ds, const F& f) const {
+  HEED_DEVICE void WeighRows(int first, int count, int head, int64_t first_key, bool full, Products& p, Products& ds,
+                             const F& f) const {
     HEED_DEVICE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = 16 * warp_ + lane_ / 4 + 8 * half;
@@ -212,8 +218,8 @@ class BackwardBlock {
     }
   }
 
-  // Adds weights of a tile's rows, `count` of which there are, in all threads of the block. The sums of groups are there when
-  // they are waited for.
+  // Adds weights of a tile's rows, `count` of which there are, in all threads of the block. The sums of groups are
+  // there when they are waited for.
   template <class Sums, class Tile, class RowOf>
   HEED_DEVICE void Add(bool full, Products& weights, const Tile& tile, int count, int channels, const RowOf& row,
                        RowPowers<1>& powers, typename Sums::Sums& sums) const {
@@ -238,8 +244,8 @@ class BackwardBlock {
 
   // Stores this warp's 16 rows of sums, `count` of which exist in all warps together.
   template <class Sums, class RowOf>
-  HEED_DEVICE void Store(const typename Sums::Sums& sums, const RowPowers<1>& powers, float factor, int count, int channels,
-                         const RowOf& row_of) const {
+  HEED_DEVICE void Store(const typename Sums::Sums& sums, const RowPowers<1>& powers, float factor, int count,
+                         int channels, const RowOf& row_of) const {
     HEED_DEVICE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = 16 * warp_ + lane_ / 4 + 8 * half;
@@ -331,21 +337,25 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
       Find(next);
       if (Shape::kStages > 1) CopyRows(next, 1 - stage);
       const typename Base::Tiles rows = this->TilesOf(stage);
-      this->template Add<OfValues>(tile.full, p, rows.values, tile.count, f_.value_depth,
-                                   [&](int i) { return this->OutputGradientAt(tile.first + i, tile.head); }, v_powers_, dv_);
-      this->template Add<Of>(tile.full, ds, rows.rows, tile.count, f_.depth,
-                             [&](int i) { return this->QueryAt(tile.first + i, tile.head); }, k_powers_, dk_);
+      this->template Add<OfValues>(
+          tile.full, p, rows.values, tile.count, f_.value_depth,
+          [&](int i) { return this->OutputGradientAt(tile.first + i, tile.head); }, v_powers_, dv_);
+      this->template Add<Of>(
+          tile.full, ds, rows.rows, tile.count, f_.depth,
+          [&](int i) { return this->QueryAt(tile.first + i, tile.head); }, k_powers_, dk_);
       this->WaitForSums(dv_, dk_);
     }
     this->Wait();
     if (p_.dk != nullptr) {
       this->template Store<Of>(dk_, k_powers_, f_.scale, count_, f_.depth, [&](int i) {
-        return static_cast<Element*>(p_.dk) + g_.dk + (first_ + i) * p_.dk_strides.token + key_head * p_.dk_strides.head;
+        return static_cast<Element*>(p_.dk) + g_.dk + (first_ + i) * p_.dk_strides.token +
+               key_head * p_.dk_strides.head;
       });
     }
     if (p_.dv != nullptr) {
       this->template Store<OfValues>(dv_, v_powers_, 1, count_, f_.value_depth, [&](int i) {
-        return static_cast<Element*>(p_.dv) + g_.dv + (first_ + i) * p_.dv_strides.token + key_head * p_.dv_strides.head;
+        return static_cast<Element*>(p_.dv) + g_.dv + (first_ + i) * p_.dv_strides.token +
+               key_head * p_.dv_strides.head;
       });
     }
   }
@@ -442,8 +452,9 @@ class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
       next.first += kBackwardTile;
       Find(next);
       if (Shape::kStages > 1) CopyKeys(next, 1 - stage);
-      this->template Add<Of>(tile.full, ds, this->TilesOf(stage).rows, tile.count, f_.depth,
-                             [&](int i) { return this->KeyAt(tile.first + i, key_head); }, powers_, dq_);
+      this->template Add<Of>(
+          tile.full, ds, this->TilesOf(stage).rows, tile.count, f_.depth,
+          [&](int i) { return this->KeyAt(tile.first + i, key_head); }, powers_, dq_);
       this->WaitForSums(dq_);
     }
     this->Wait();

@@ -27,11 +27,11 @@ struct DeviceGradients {
 struct BackwardParams {
   ForwardParams forward;  // whose o and lse are read
   const void* d_o;
-  const float* d_lse;    // or null: zero
-  void *dq, *dk, *dv;    // or null: not wanted
+  const float* d_lse;  // or null: zero
+  void *dq, *dk, *dv;  // or null: not wanted
   Strides d_o_strides, d_lse_strides, dq_strides, dk_strides, dv_strides;
-  RowTerms* terms;       // by query head and row of all sequences
-  int64_t num_rows;      // of a head
+  RowTerms* terms;                  // by query head and row of all sequences
+  int64_t num_rows;                 // of a head
   float *sink_terms, *slope_terms;  // what each of these rows adds to a gradient; null: not wanted
   DeviceGradients gradients[kMostSequences] = {};
 
@@ -52,7 +52,7 @@ struct BiasGradientParams {
   BackwardParams backward;
   void* dbias;
   DType dtype;
-  int64_t sizes[4], strides[4];  // by batch entry, head, query and key
+  int64_t sizes[4], strides[4];       // by batch entry, head, query and key
   const GradientSequence* sequences;  // all of them, on the device
   int64_t num_sequences;
   int32_t num_heads;
@@ -60,8 +60,8 @@ struct BiasGradientParams {
 
 // Sums of terms of rows, a number per head, or per head and sequence.
 struct HeadSumsParams {
-  const float* terms;     // by head and row
-  int64_t num_rows;       // of a head
+  const float* terms;      // by head and row
+  int64_t num_rows;        // of a head
   const int64_t* borders;  // [one more than sums of a head]: rows of each
   void* sums;
   DType dtype;

@@ -23,7 +23,8 @@ class PairGradients : BackwardBlock<M, Shape, true> {
  public:
   using typename Base::Products;
 
-  HEED_DEVICE PairGradients(M& m, const BackwardParams& p, const GradientSequence& of) : Base(m, p, of.sequence, of.gradients) {}
+  HEED_DEVICE PairGradients(M& m, const BackwardParams& p, const GradientSequence& of)
+      : Base(m, p, of.sequence, of.gradients) {}
 
   HEED_DEVICE void Add(int head, int first, int64_t first_key, Products& sums) {
     if (first >= s_.num_queries || first_key >= s_.key_end) return;
@@ -32,13 +33,14 @@ class PairGradients : BackwardBlock<M, Shape, true> {
     if (KeysOf(f_, s_, first, first + count - 1).Skips(keys) || !this->Keeps(head, first, keys)) return;
     m_.Sync();  // the tiles before are done with
     this->CopyRows(this->OwnTiles(), first, count, head);
-    this->CopyKeys(this->TilesOf(0), first_key, static_cast<int>(s_.key_end < keys.end ? s_.key_end - first_key : kBackwardTile),
-                   head / f_.group);
+    this->CopyKeys(this->TilesOf(0), first_key,
+                   static_cast<int>(s_.key_end < keys.end ? s_.key_end - first_key : kBackwardTile), head / f_.group);
     this->Wait();
     Products p, ds;
     this->Multiply(0, p, ds);
-    this->WeighRows(first, count, head, first_key, /*full=*/false, p, ds,
-                    [&](int half, int j, int i, const Row&, int64_t, float of_pair) { sums[0][j][2 * half + i] += of_pair; });
+    this->WeighRows(
+        first, count, head, first_key, /*full=*/false, p, ds,
+        [&](int half, int j, int i, const Row&, int64_t, float of_pair) { sums[0][j][2 * half + i] += of_pair; });
   }
 };
 
@@ -48,7 +50,8 @@ class BiasGradientsBlock {
   static constexpr int kPitch = kBackwardTile + 1;  // of sums in shared memory
 
  public:
-  static constexpr int kSharedBytes = Shape::kSharedBytes > 4 * kBackwardTile * kPitch ? Shape::kSharedBytes : 4 * kBackwardTile * kPitch;
+  static constexpr int kSharedBytes =
+      Shape::kSharedBytes > 4 * kBackwardTile* kPitch ? Shape::kSharedBytes : 4 * kBackwardTile* kPitch;
 
   HEED_DEVICE BiasGradientsBlock(M& m, const BiasGradientParams& p) : m_(m), p_(p) {}
 
@@ -92,7 +95,8 @@ class BiasGradientsBlock {
     m_.Sync();
     // An axis of size 1 has one element, which is the sum of the tile's 64.
     const bool one_row = p_.sizes[2] == 1, one_key = p_.sizes[3] == 1;
-    const int rows = one_row ? 1 : CountOf(p_.sizes[2] - first_row), keys = one_key ? 1 : CountOf(p_.sizes[3] - first_key);
+    const int rows = one_row ? 1 : CountOf(p_.sizes[2] - first_row),
+              keys = one_key ? 1 : CountOf(p_.sizes[3] - first_key);
     const int64_t base = m_.block(2) * p_.strides[0] + m_.block(1) * p_.strides[1];
     for (int at = m_.thread(); at < rows * keys; at += m_.num_threads()) {
       const int row = at / keys, key = at % keys;
@@ -100,8 +104,8 @@ class BiasGradientsBlock {
       for (int i = 0; i < (one_row ? kBackwardTile : 1); ++i) {
         for (int j = 0; j < (one_key ? kBackwardTile : 1); ++j) sum += tile[(row + i) * kPitch + key + j];
       }
-      heed::cuda::StoreFloat<M>(p_.dbias, p_.dtype, base + (first_row + row) * p_.strides[2] + (first_key + key) * p_.strides[3],
-                                sum);
+      heed::cuda::StoreFloat<M>(p_.dbias, p_.dtype,
+                                base + (first_row + row) * p_.strides[2] + (first_key + key) * p_.strides[3], sum);
     }
   }
   static HEED_DEVICE int CountOf(int64_t left) { return left < kBackwardTile ? static_cast<int>(left) : kBackwardTile; }

@@ -27,12 +27,13 @@ struct ForwardShape {
   using Element = heed::cuda::Element<kDType>;
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
   static constexpr int kRowBytes = kDepth * static_cast<int>(sizeof(Element));
-  // A strip is 16 rows. Two share what a warp loads of keys and values, which shared memory is the bound of otherwise, but
-  // have to fit its registers.
-  static constexpr int kStrips =
-      kKind == BlockKind::kMany && kValueDepth <= (kOf == DType::kF32 ? 64 : 128) ? 2 : 1;
+  // A strip is 16 rows. Two share what a warp loads of keys and values, which shared memory is the bound of otherwise,
+  // but have to fit its registers.
+  static constexpr int kStrips = kKind == BlockKind::kMany && kValueDepth <= (kOf == DType::kF32 ? 64 : 128) ? 2 : 1;
   // With 64 channels groups weigh as long as they multiply, and a third one has something to do meanwhile.
-  static constexpr int kWarps = kHasGroups && kDepth <= 64 ? 12 : kStrips == 2 || kRowBytes > 512 || kHasFewRows ? 4 : 8;
+  static constexpr int kWarps = kHasGroups && kDepth <= 64                       ? 12
+                                : kStrips == 2 || kRowBytes > 512 || kHasFewRows ? 4
+                                                                                 : 8;
   static constexpr int kSharers = kHasFewRows ? kWarps : 1;  // of the same rows
   static constexpr int kThreads = kWarps * heed::cuda::kWarp;
   // Of a multiprocessor that registers are to suffice for, and of f32 those that memory does.

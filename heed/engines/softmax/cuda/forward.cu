@@ -21,9 +21,8 @@ const char* LaunchHeadSums(const heed::cuda::Launch& launch, const HeadSumsParam
 namespace {
 
 const char* Forward(const heed::cuda::Launch& launch, const ForwardParams& params) {
-  return WithKernel(params, [&](auto shape, auto general) {
-    return LaunchForward<decltype(shape), general.value>(launch, params);
-  });
+  return WithKernel(
+      params, [&](auto shape, auto general) { return LaunchForward<decltype(shape), general.value>(launch, params); });
 }
 
 }  // namespace

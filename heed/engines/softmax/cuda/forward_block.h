@@ -1,22 +1,21 @@
-// Attention forward on a GPU: a block of rows of one head, in products of 16 x 8 x 16 elements of 16 bits, or of pieces of f32.
+// Attention forward on a GPU: one block of query rows of one head, with mma.sync m16n8k16 on 16-bit operands or on
+// bf16 splits of f32.
 //
-// Four or eight warps own 16 or 32 rows each and walk together over tiles of 64 keys, counted from the first valid key. Keys
-// of the next tile are copied while the weights of this one are multiplied with its values, its values while logits are.
-// Logits and outputs stand in registers; weights become the operand of the second product where they stand. A row's bits
-// depend on its own query and keys alone: on tiles and segments of a grid, whichever rows share its block.
+// Four or eight warps own 16 or 32 rows each and sweep tiles of 64 keys, counted from the first valid key. The next
+// tile's keys are loaded during P V of the current tile, its values during Q K^T. Logits and outputs stay in registers;
+// P becomes an operand of P V in place. A row's bits depend on its own query and keys, never on its block's other rows.
 //
-// Each segment of 512 keys begins a state of its own, which is added to that of the keys before (row_states.h). So segments
-// may be blocks of their own, which leave their states to CombineBlock, where few rows would keep few multiprocessors busy.
+// Each segment of 512 keys has a softmax state of its own, merged with that of the keys before (row_states.h). Where
+// rows are few, segments are blocks of their own (split-KV), whose states CombineBlock merges.
 //
-// On Hopper eight warps are two groups of four, whose products go on while a warp does something else: the logits of a tile
-// are weighed while the outputs of the one before are added up.
+// On Hopper eight warps are two warpgroups: WGMMA overlaps the softmax of a tile with P V of the tile before.
 //
-// A block of few rows has 16 of them, which its four warps share: each multiplies them with its quarter of a tile's keys, all
-// take the logits of all, and each its quarter of the channels of outputs. Every sum is that of the other blocks.
+// Four warps share a block of 16 rows: each computes the logits of a quarter of a tile's keys and the outputs of a
+// quarter of the channels. Every sum is that of the other blocks.
 //
-// Masks are intervals of keys per row: tiles outside those of all rows are not visited, tiles inside all of them not
-// masked, unless a mask or a bias says something of each pair. Where a tile is masked, values that are not finite are taken
-// out of the product, as 0 NaN is NaN, and added for the rows that see them; -0 is the weight of a pair that is masked.
+// Masks are intervals of keys per row: tiles outside those of all rows are skipped, tiles inside all of them are not
+// masked, unless a mask or a bias differs by pair. Masked tiles take values that are not finite out of the product, as
+// 0 NaN is NaN, and add them for the rows that see them; -0 is the probability of a masked pair.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_FORWARD_BLOCK_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_FORWARD_BLOCK_H_
 
@@ -38,18 +37,19 @@
 
 namespace heed::softmax::cuda {
 
-// `kGeneral`: logits have more to them than a scale above 0, or weights are dropped. Others have registers to spare. Blocks of
-// few rows and of f32 ask the problem.
+// `kGeneral`: logits have more to them than a scale above 0, or weights are dropped. Others have registers to spare.
+// Blocks of few rows and of f32 ask the problem.
 template <class M, class Shape, bool kGeneral>
 class ForwardBlock {
   using Element = typename Shape::Element;
   static constexpr DType kDType = Shape::kDType;
   static constexpr int kDepth = Shape::kChannels, kValueDepth = Shape::kValueChannels;
-  static constexpr int kStrips = Shape::kStrips, kRows = Shape::kRows, kSharers = Shape::kSharers, kStages = Shape::kStages;
+  static constexpr int kStrips = Shape::kStrips, kRows = Shape::kRows, kSharers = Shape::kSharers,
+                       kStages = Shape::kStages;
   static constexpr bool kHasFewRows = Shape::kHasFewRows, kAsks = kHasFewRows || kDType == DType::kF32;
   static constexpr float kWeightPower = WeightPower(kDType);
   static constexpr int kKeyTiles = kTileKeys / 8, kChannelTiles = kValueDepth / 8 / kSharers;  // products' columns
-  static constexpr int kOwnKeyTiles = kKeyTiles / kSharers;                                    // whose logits a warp computes
+  static constexpr int kOwnKeyTiles = kKeyTiles / kSharers;  // whose logits a warp computes
   using OwnLogits = RowProducts<kDType, kStrips, kOwnKeyTiles>;
   using Sums = WarpSums<kStrips, kKeyTiles, kChannelTiles>;
 
@@ -69,8 +69,9 @@ class ForwardBlock {
     first_row_ = (blocks - 1 - block) * kRows;  // long rows first
     num_rows_ = rows - first_row_ < kRows ? rows - first_row_ : kRows;
     const bool is_part = segments_ > 1;
-    tiles_.Choose(p_.fused ? KeysOf(p_, s_, 0, s_.num_queries - 1) : KeysOf(p_, s_, first_row_, first_row_ + num_rows_ - 1),
-                  segment_, is_part);
+    tiles_.Choose(
+        p_.fused ? KeysOf(p_, s_, 0, s_.num_queries - 1) : KeysOf(p_, s_, first_row_, first_row_ + num_rows_ - 1),
+        segment_, is_part);
     if (is_part && tiles_.first() >= tiles_.end()) return;  // no row sees it, nor reads what it would leave
     if (general_) {
       const Row first = RowAt(0), last = RowAt(num_rows_ - 1);
@@ -134,12 +135,13 @@ class ForwardBlock {
     if (full && heed::cuda::kPiecesOf<kDType> == 1) {
       Sums::template Add<kDType>(m_, logits_, values, outputs_, FirstChannel());
     } else {
-      Sums::template AddSeen<kDType>(m_, logits_, values, tiles_.CountOf(tile), p_.value_depth,
-                                     [&](int key) { return tiles_.ValueAt(tile + key); }, Marks(), outputs_, FirstChannel());
+      Sums::template AddSeen<kDType>(
+          m_, logits_, values, tiles_.CountOf(tile), p_.value_depth,
+          [&](int key) { return tiles_.ValueAt(tile + key); }, Marks(), outputs_, FirstChannel());
     }
   }
 
-  // Groups: while the outputs of a tile are added up, as soon as the logits of the next one are there, these are weighed.
+  // Warpgroups: the softmax of the next tile overlaps P V of this one.
   HEED_DEVICE void WalkInGroups() {
     int64_t tile = tiles_.first();
     if (tile >= tiles_.end()) return;
@@ -194,8 +196,9 @@ class ForwardBlock {
     CopyNext(stage, /*values=*/true);
     const typename Shape::Values values = ValueTile(stage);
     if (!full && values.template FindNotFinite<kDType>(m_, Marks())) {  // these are kept out of the product
-      Sums::template TakeMarkedRows<kDType>(m_, logits_, values, tiles_.CountOf(tile), p_.value_depth,
-                                            [&](int key) { return tiles_.ValueAt(tile + key); }, Marks(), outputs_);
+      Sums::template TakeMarkedRows<kDType>(
+          m_, logits_, values, tiles_.CountOf(tile), p_.value_depth,
+          [&](int key) { return tiles_.ValueAt(tile + key); }, Marks(), outputs_);
       Meet();
     }
     HEED_DEVICE_UNROLL
@@ -225,7 +228,8 @@ class ForwardBlock {
     }
     m_.CommitCopies();  // of queries
     if (m_.thread() == 0) {
-      tiles_.CopyBulk(next_keys_, KeyTile(stage), values ? next_values_ : tiles_.end(), ValueTile(1 - stage), Barrier());
+      tiles_.CopyBulk(next_keys_, KeyTile(stage), values ? next_values_ : tiles_.end(), ValueTile(1 - stage),
+                      Barrier());
     }
     next_keys_ = tiles_.From(next_keys_ + kTileKeys);
     if (values) next_values_ = tiles_.From(next_values_ + kTileKeys);
@@ -296,7 +300,8 @@ class ForwardBlock {
   // S = Q K^T, of the warp's keys, which other warps may have a use for too.
   HEED_DEVICE void Logits(int stage) {
     const auto multiply = [&](typename OwnLogits::Products& logits) {
-      OwnLogits::template Multiply<kDepth>(m_, queries_, FirstRow(0), KeyTile(stage), 8 * sharer_ * kOwnKeyTiles, logits);
+      OwnLogits::template Multiply<kDepth>(m_, queries_, FirstRow(0), KeyTile(stage), 8 * sharer_ * kOwnKeyTiles,
+                                           logits);
     };
     if constexpr (kHasFewRows) {
       typename OwnLogits::Products own;
@@ -332,7 +337,8 @@ class ForwardBlock {
     return reinterpret_cast<FloatPair*>(logits + RowOf(0, half) * Shape::kLogitsPitch + KeyOf(j, 0));
   }
 
-  // P = exp(S - max) in place of S, sums, and what a larger maximum makes of the outputs. `full`: every row sees all of the tile.
+  // P = exp(S - max) in place of S, the rows' sums, and the rescaling of outputs. `full`: every row sees the whole
+  // tile.
   HEED_DEVICE void Weigh(bool full, int64_t tile) {
     if (general_) ScaleLogits(tile);
     if (full) {
@@ -562,7 +568,7 @@ class ForwardBlock {
   HEED_DEVICE int FirstRow(int strip) const { return (warp_ * kStrips + strip) * 16; }
   HEED_DEVICE int RowOf(int strip, int half) const { return FirstRow(strip) + lane_ / 4 + 8 * half; }
   HEED_DEVICE int KeyOf(int j, int i) const { return 8 * j + lane_ % 4 * 2 + i; }
-  HEED_DEVICE int FirstChannel() const { return 8 * sharer_ * kChannelTiles; }  // of the warp
+  HEED_DEVICE int FirstChannel() const { return 8 * sharer_ * kChannelTiles; }               // of the warp
   HEED_DEVICE int ChannelOf(int e) const { return FirstChannel() + 8 * e + lane_ % 4 * 2; }  // and the next
 
   M& m_;

@@ -50,8 +50,8 @@ struct DeviceSequence {
   int64_t first_key;
 };
 
-// Keys whose sums a row begins anew, counted from the first valid key, and adds to those of the keys before: whichever block
-// takes them. As many as kernels of CPUs take.
+// Keys whose sums a row begins anew, counted from the first valid key, and adds to those of the keys before: whichever
+// block takes them. As many as kernels of CPUs take.
 inline constexpr int64_t kSegmentKeys = 512;
 constexpr int64_t SegmentsOf(const DeviceSequence& s) {
   return s.key_begin < s.key_end ? (s.key_end - s.key_begin - 1) / kSegmentKeys + 1 : 0;
@@ -72,13 +72,15 @@ struct ForwardParams {
   float* lse;  // or null
   Strides q_strides, k_strides, v_strides, o_strides, lse_strides;
   int64_t window_left, window_right, chunk;
-  // Keys and values may be in pages of so many tokens: where these begin, and how many bytes from there. 0: they are not.
+  // Keys and values may be in pages of so many tokens: where these begin, and how many bytes from there. 0: they are
+  // not.
   int32_t page_tokens = 0;
   const std::byte* const* pages = nullptr;
   int64_t k_in_page = 0, v_in_page = 0;
   bool mapped = false;  // bulk copies take keys and values by these
   heed::cuda::RowMap k_map = {}, v_map = {};
-  // What rows keep of a pattern and of segments: where the lists of blocks of 64 rows begin, those, and words. Null: everything.
+  // What rows keep of a pattern and of segments: where the lists of blocks of 64 rows begin, those, and words. Null:
+  // everything.
   const int32_t* kept_begins = nullptr;
   const KeptTile* kept_tiles = nullptr;
   const uint64_t* kept_words = nullptr;
@@ -90,10 +92,10 @@ struct ForwardParams {
   DevicePairs bias, mask;
   DeviceNumbers slopes, sinks;  // slopes from a sequence's on
   float dropout;                // 0: none
-  uint64_t keep_below;                                        // a random word below keeps its pair
+  uint64_t keep_below;          // a random word below keeps its pair
   uint32_t key_low, key_high, dropout_offset;
-  // Where rows leave what they have of each segment, by sequence, query head, query and segment: outputs that are not divided
-  // yet, [part_channels] each, and terms. Null: blocks walk over all segments.
+  // Where rows leave what they have of each segment, by sequence, query head, query and segment: outputs that are not
+  // divided yet, [part_channels] each, and terms. Null: blocks walk over all segments.
   float* part_outputs = nullptr;
   PartTerms* part_terms = nullptr;
   int32_t part_channels = 0;  // a multiple of 8
@@ -103,7 +105,8 @@ struct ForwardParams {
 
 // Whether there is more to logits than a scale times a product and intervals of keys, or weights are dropped.
 constexpr bool IsGeneral(const ForwardParams& p) {
-  const bool has_tensors = p.slopes.data != nullptr || p.bias.data != nullptr || p.mask.data != nullptr || p.kept_begins != nullptr;
+  const bool has_tensors =
+      p.slopes.data != nullptr || p.bias.data != nullptr || p.mask.data != nullptr || p.kept_begins != nullptr;
   return !(p.scale > 0) || p.softcap > 0 || has_tensors || p.dropout > 0;
 }
 

@@ -67,9 +67,11 @@ class Builder {
     if (first + visits.visits.size() > std::numeric_limits<int32_t>::max()) {
       throw Unsupported(std::string(kName) + " takes patterns of up to 2^31 tiles");
     }
-    for (const int64_t begin : visits.begins) lists_.begins.push_back(static_cast<int32_t>(static_cast<int64_t>(first) + begin));
+    for (const int64_t begin : visits.begins)
+      lists_.begins.push_back(static_cast<int32_t>(static_cast<int64_t>(first) + begin));
     for (const Visit& visit : visits.visits) {
-      lists_.tiles.push_back({static_cast<int32_t>(visit.tile), visit.words < 0 ? KeptTile::kAll : WordsAt(visits, visit.words)});
+      lists_.tiles.push_back(
+          {static_cast<int32_t>(visit.tile), visit.words < 0 ? KeptTile::kAll : WordsAt(visits, visit.words)});
     }
   }
   int32_t WordsAt(const Visits& visits, int64_t first) {

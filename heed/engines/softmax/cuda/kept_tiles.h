@@ -11,8 +11,8 @@ namespace heed::softmax::cuda {
 
 // Of the rows of a block, which lie in `kLists` blocks of 64 at most. All threads of the block hold the same.
 //
-// Tiles of the lists begin at multiples of 64, those of a kernel at any key: a tile of a kernel is the end of one of theirs and
-// the beginning of the next.
+// Tiles of the lists begin at multiples of 64, those of a kernel at any key: a tile of a kernel is the end of one of
+// theirs and the beginning of the next.
 template <int kLists>
 class KeptTiles {
   static constexpr int64_t kKeys = 64, kRows = 64;
@@ -29,7 +29,8 @@ class KeptTiles {
     first_block_ = first / static_cast<int>(kRows);
     for (int i = 0; i < kLists; ++i) {
       const bool exists = i == 0 || first_block_ + i <= last / static_cast<int>(kRows);
-      const int32_t* begin = p_.kept_begins + s_.kept + int64_t{head} * s_.kept_head_stride + first_block_ + (exists ? i : 0);
+      const int32_t* begin =
+          p_.kept_begins + s_.kept + int64_t{head} * s_.kept_head_stride + first_block_ + (exists ? i : 0);
       next_[i] = begin[0];
       end_[i] = exists ? begin[1] : begin[0];
     }
@@ -51,7 +52,8 @@ class KeptTiles {
     }
   }
 
-  // The first tile from `tile` on, by steps of 64, of which some row keeps something; where there is none, one behind all keys.
+  // The first tile from `tile` on, by steps of 64, of which some row keeps something; where there is none, one behind
+  // all keys.
   HEED_DEVICE int64_t From(int64_t tile) const {
     if (!present()) return tile;
     int64_t key = s_.key_end;

@@ -20,7 +20,8 @@ class KeyTiles {
 
  public:
   HEED_DEVICE KeyTiles(M& m, const ForwardParams& p, const DeviceSequence& s, int key_head)
-      : m_(m), p_(p), s_(s), kept_(p, s), key_head_(key_head), k_(RowsOf(p.k, s.k, p.k_strides)), v_(RowsOf(p.v, s.v, p.v_strides)) {}
+      : m_(m), p_(p), s_(s), kept_(p, s), key_head_(key_head), k_(RowsOf(p.k, s.k, p.k_strides)),
+        v_(RowsOf(p.v, s.v, p.v_strides)) {}
 
   // Of these rows; of a segment's keys alone, if any.
   HEED_DEVICE void Choose(const BlockKeys& seen, int64_t segment, bool is_part) {
@@ -64,8 +65,8 @@ class KeyTiles {
     if (tile < end_) CopyRows(to, tile, p_.value_depth, v_, p_.v_strides, p_.v_in_page);
   }
   // The same of both, as far as there is something to copy, by bulk copies of one thread.
-  HEED_DEVICE void CopyBulk(int64_t keys, const typename Shape::Keys& to_keys, int64_t values, const typename Shape::Values& to_values,
-                            uint64_t* barrier) const {
+  HEED_DEVICE void CopyBulk(int64_t keys, const typename Shape::Keys& to_keys, int64_t values,
+                            const typename Shape::Values& to_values, uint64_t* barrier) const {
     const bool has_keys = keys < end_, has_values = values < end_;
     m_.BeginBulk(barrier, (has_keys ? Shape::Keys::kBytes : 0) + (has_values ? Shape::Values::kBytes : 0));
     if (has_keys) to_keys.CopyBulk(m_, p_.k_map, s_.first_key + keys, key_head_, s_.k_batch, barrier);
@@ -89,16 +90,19 @@ class KeyTiles {
   HEED_DEVICE void CopyRows(const Tile& to, int64_t tile, int channels, const Element* rows, const Strides& strides,
                             int64_t in_page) const {
     if (p_.page_tokens > 0) {
-      to.Copy(m_, p_.aligned, channels, CountOf(tile), [&](int row) { return RowInPage(strides, in_page, tile + row); });
+      to.Copy(m_, p_.aligned, channels, CountOf(tile),
+              [&](int row) { return RowInPage(strides, in_page, tile + row); });
     } else {
-      to.template CopyRows<Shape::kThreads>(m_, p_.aligned, channels, CountOf(tile), rows + tile * strides.token, strides.token);
+      to.template CopyRows<Shape::kThreads>(m_, p_.aligned, channels, CountOf(tile), rows + tile * strides.token,
+                                            strides.token);
     }
   }
   HEED_DEVICE const Element* RowsOf(const void* data, int64_t first, const Strides& strides) const {
     return static_cast<const Element*>(data) + first + key_head_ * strides.head;
   }
   HEED_DEVICE const Element* RowInPage(const Strides& strides, int64_t in_page, int64_t key) const {
-    const auto index = static_cast<uint32_t>(key), tokens = static_cast<uint32_t>(p_.page_tokens), page = index / tokens;
+    const auto index = static_cast<uint32_t>(key), tokens = static_cast<uint32_t>(p_.page_tokens),
+               page = index / tokens;
     return reinterpret_cast<const Element*>(p_.pages[s_.pages + page] + in_page) + key_head_ * strides.head +
            (index - page * tokens) * strides.token;
   }

@@ -22,8 +22,8 @@ HEED_DEVICE bool Sees(const KeyRuns& runs, int64_t key) {
   return (runs.first.begin <= key && key < runs.first.end) || (runs.second.begin <= key && key < runs.second.end);
 }
 
-// What a tile of keys means to the rows [first, last] of a sequence: keys [begin, end) but for `gap` are seen by some of them,
-// `common` by all. What a row sees moves up with its query.
+// What a tile of keys means to the rows [first, last] of a sequence: keys [begin, end) but for `gap` are seen by some
+// of them, `common` by all. What a row sees moves up with its query.
 struct BlockKeys {
   int64_t begin = 0, end = 0;
   Interval gap, common;
@@ -98,7 +98,8 @@ class PairLogits {
       const float bias = heed::cuda::LoadFloat<M>(p_.bias.data, p_.bias.dtype, pair);
       x = bias == -INFINITY ? bias : x + bias;  // a mask, whatever the logit
     }
-    const bool kept = p_.mask.data == nullptr || static_cast<const uint8_t*>(p_.mask.data)[of_pair(p_.mask, s_.mask)] != 0;
+    const bool kept =
+        p_.mask.data == nullptr || static_cast<const uint8_t*>(p_.mask.data)[of_pair(p_.mask, s_.mask)] != 0;
     return kept ? x : -INFINITY;
   }
 

@@ -51,7 +51,8 @@ struct RowProducts {
   }
 
  private:
-  // What is infinite meets zeros and both signs among the pieces of a number: what is NaN is computed once more, number by number.
+  // What is infinite meets zeros and both signs among the pieces of a number: what is NaN is computed once more, number
+  // by number.
   template <int kChannels, class M, class A, class B>
   static HEED_DEVICE void RepeatNaN(M& m, const A& a, int row, const B& b, int column, Products& products) {
     constexpr int kCount = kStrips * kTiles * 4;

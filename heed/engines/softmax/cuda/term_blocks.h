@@ -85,7 +85,8 @@ class HeadSumsBlock {
       if (thread < half) sums[thread] += sums[thread + half];
     }
     if (thread == 0) {
-      heed::cuda::StoreFloat<M>(p_.sums, p_.dtype, sum * p_.stride + head * p_.head_stride, static_cast<float>(sums[0]));
+      heed::cuda::StoreFloat<M>(p_.sums, p_.dtype, sum * p_.stride + head * p_.head_stride,
+                                static_cast<float>(sums[0]));
     }
   }
 

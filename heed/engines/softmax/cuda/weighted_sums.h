@@ -1,4 +1,5 @@
-// Sums of a tile's rows, weighted by what stands in a warp's registers: O += P V, dV += P^T dO, dK += dS^T Q, dQ += dS K.
+// Sums of a tile's rows, weighted by what stands in a warp's registers: O += P V, dV += P^T dO, dK += dS^T Q, dQ += dS
+// K.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_WEIGHTED_SUMS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_WEIGHTED_SUMS_H_
 
@@ -13,8 +14,8 @@
 
 namespace heed::softmax::cuda {
 
-// Weights of kStrips strips of 16 by 8 kTiles rows of the tile, sums of as many by 8 kChannels channels: fragments of products.
-// The channels are those of the tile from `first` on.
+// Weights of kStrips strips of 16 by 8 kTiles rows of the tile, sums of as many by 8 kChannels channels: fragments of
+// products. The channels are those of the tile from `first` on.
 template <int kStrips, int kTiles, int kChannels>
 struct WarpSums {
   static constexpr int kChannelTiles = kChannels;
@@ -46,9 +47,10 @@ struct WarpSums {
     }
   }
 
-  // The same of a tile of which some weights are -0, those of masked pairs: they leave out rows, of `count`, even where these
-  // are not finite. All threads of the block come here; row(i) is where row i of the tile comes from, `marks` is shared memory
-  // for a number per row. Of f32, of any tile: numbers that do not fit pieces are multiplied whole, and their weights become -0.
+  // The same of a tile of which some weights are -0, those of masked pairs: they leave out rows, of `count`, even where
+  // these are not finite. All threads of the block come here; row(i) is where row i of the tile comes from, `marks` is
+  // shared memory for a number per row. Of f32, of any tile: numbers that do not fit pieces are multiplied whole, and
+  // their weights become -0.
   template <DType kDType, class M, class Tile, class RowOf>
   static HEED_DEVICE void AddSeen(M& m, Weights& weights, const Tile& tile, int count, int channels, const RowOf& row,
                                   char* marks, Sums& sums, int first = 0) {
@@ -112,7 +114,8 @@ struct WarpSums {
 
   template <DType kDType, class M>
   static HEED_DEVICE void AddRow(M& m, const float (&weights)[kTiles][4], int i, int half, int channels,
-                                 const heed::cuda::Element<kDType>* row, bool wanted, float (&sums)[kChannels][4], int first) {
+                                 const heed::cuda::Element<kDType>* row, bool wanted, float (&sums)[kChannels][4],
+                                 int first) {
     const int lane = m.thread() % heed::cuda::kWarp;
     float mine = 0;
     HEED_DEVICE_UNROLL
@@ -135,8 +138,8 @@ struct WarpSums {
   }
 };
 
-// Sums of f16 whose weights may be of any size, as gradients are: the weights of a row are multiplied by a power of two that
-// makes its largest one so far a number of 2^13 to 2^14, and what there is of the sum with them.
+// Sums of f16 whose weights may be of any size, as gradients are: the weights of a row are multiplied by a power of two
+// that makes its largest one so far a number of 2^13 to 2^14, and what there is of the sum with them.
 template <int kStrips>
 struct RowPowers {
   static constexpr int kLargest = 13, kMost = 100;

@@ -6,8 +6,7 @@ namespace heed::comba {
 
 OpEntry Entry() {
   static const recurrent::Mechanism mechanism = recurrent::Bound<Options, recurrent::DeltaMath>(
-      "comba", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
+      "comba", DefinitionOf({}), {}, {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
   return recurrent::DeltaEntry(mechanism);
 }
 

@@ -6,9 +6,8 @@
 namespace heed::comba {
 
 void Bind(nanobind::module_& m) {
-  recurrent::Bind<Options>(
-      m, {.name = "comba", .inputs = "q k v p log_decay beta", .docs = doc::kDocs}, DefinitionOf({}),
-      {&Forward, &Backward, &Step, &Explain});
+  recurrent::Bind<Options>(m, {.name = "comba", .inputs = "q k v p log_decay beta", .docs = doc::kDocs},
+                           DefinitionOf({}), {&Forward, &Backward, &Step, &Explain});
 }
 
 }  // namespace heed::comba

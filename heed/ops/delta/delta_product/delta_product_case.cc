@@ -6,8 +6,7 @@ namespace heed::delta_product {
 
 OpEntry Entry() {
   static const recurrent::Mechanism mechanism = recurrent::Bound<Options, recurrent::DeltaMath>(
-      "delta_product", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
+      "delta_product", DefinitionOf({}), {}, {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
   OpEntry entry = recurrent::DeltaEntry(mechanism);
   entry.variants.emplace_back("ungated");
   entry.flops = "6 n D Dv per token and value head, backward 18 n D Dv; n = 2";

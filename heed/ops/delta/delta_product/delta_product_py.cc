@@ -6,9 +6,8 @@
 namespace heed::delta_product {
 
 void Bind(nanobind::module_& m) {
-  recurrent::Bind<Options>(
-      m, {.name = "delta_product", .inputs = "q k v log_decay beta", .docs = doc::kDocs}, DefinitionOf({}),
-      {&Forward, &Backward, &Step, &Explain});
+  recurrent::Bind<Options>(m, {.name = "delta_product", .inputs = "q k v log_decay beta", .docs = doc::kDocs},
+                           DefinitionOf({}), {&Forward, &Backward, &Step, &Explain});
 }
 
 }  // namespace heed::delta_product

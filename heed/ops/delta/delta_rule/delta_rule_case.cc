@@ -6,8 +6,7 @@ namespace heed::delta_rule {
 
 OpEntry Entry() {
   static const recurrent::Mechanism mechanism = recurrent::Bound<Options, recurrent::DeltaMath>(
-      "delta_rule", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
+      "delta_rule", DefinitionOf({}), {}, {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
   return recurrent::DeltaEntry(mechanism);
 }
 

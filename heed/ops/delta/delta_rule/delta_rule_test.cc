@@ -32,9 +32,7 @@ class DeltaRules : public testing::Test {
     } while (NextIndex(sizes, at));
     return buffer;
   }
-  Buffer Normal(std::vector<int64_t> sizes) {
-    return Buffer(DType::kF64, sizes).FillNormal(++seed_);
-  }
+  Buffer Normal(std::vector<int64_t> sizes) { return Buffer(DType::kF64, sizes).FillNormal(++seed_); }
   // Rows of norm 1.
   Buffer Keys() {
     const Buffer rows = Normal({B, T, H, K});
@@ -46,9 +44,8 @@ class DeltaRules : public testing::Test {
   }
   // A number per token for all channels.
   static Buffer Repeated(const Buffer& by_token, int64_t channels, double factor = 1) {
-    return Filled({B, T, H, channels}, [&](const std::vector<int64_t>& at) {
-      return factor * by_token.Get({at[0], at[1], at[2]});
-    });
+    return Filled({B, T, H, channels},
+                  [&](const std::vector<int64_t>& at) { return factor * by_token.Get({at[0], at[1], at[2]}); });
   }
   Inputs Of(const Buffer& k) const {
     Inputs in;
@@ -68,8 +65,7 @@ class DeltaRules : public testing::Test {
     double difference = 0;
     std::vector<int64_t> at(a.view().sizes().size());
     do {
-      difference = std::max(difference,
-                            std::abs(GetElement(a.view(), at) - GetElement(b.view(), at)));
+      difference = std::max(difference, std::abs(GetElement(a.view(), at) - GetElement(b.view(), at)));
     } while (NextIndex(a.view().sizes(), at));
     return difference;
   }
@@ -78,9 +74,7 @@ class DeltaRules : public testing::Test {
   Random random_{5};
   const Buffer q_ = Normal({B, T, H, K}), k_ = Keys(), v_ = Normal({B, T, H, V});
   const Buffer beta_ = Filled({B, T, H}, [&](const auto&) { return random_.Uniform(0, 2); });
-  const Buffer g_ = Filled({B, T, H}, [&](const auto&) {
-    return std::log(random_.Uniform(0.5, 1));
-  });
+  const Buffer g_ = Filled({B, T, H}, [&](const auto&) { return std::log(random_.Uniform(0.5, 1)); });
   Context ctx_{2};
 };
 
@@ -181,9 +175,8 @@ Buffer AtEvery(const Buffer& x, int64_t every, int64_t first) {
 TEST_F(DeltaRules, AProductIsTheGatedRuleOverItsSteps) {
   constexpr int64_t n = 3;
   const Buffer v = Normal({B, T, n, H, V});
-  const Buffer k = Filled({B, T, n, H, K}, [&](const auto&) {
-    return random_.Normal() / std::sqrt(static_cast<double>(K));
-  });
+  const Buffer k =
+      Filled({B, T, n, H, K}, [&](const auto&) { return random_.Normal() / std::sqrt(static_cast<double>(K)); });
   const Buffer beta = Filled({B, T, n, H}, [&](const auto&) { return random_.Uniform(0, 1); });
   const auto steps = [](const Buffer& x) {
     std::vector<int64_t> sizes = {B, T * n};

@@ -6,8 +6,7 @@ namespace heed::gated_delta_rule {
 
 OpEntry Entry() {
   static const recurrent::Mechanism mechanism = recurrent::Bound<Options, recurrent::DeltaMath>(
-      "gated_delta_rule", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
+      "gated_delta_rule", DefinitionOf({}), {}, {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
   return recurrent::DeltaEntry(mechanism);
 }
 

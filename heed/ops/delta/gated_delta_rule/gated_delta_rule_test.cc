@@ -11,8 +11,8 @@
 namespace heed::gated_delta_rule {
 namespace {
 
-// A decay below a rounding of 1 moves the value where decay and writes balance, by a hundred times what roundings of that
-// many steps do: each step must round what decays together with what is written.
+// A decay below a rounding of 1 moves the value where decay and writes balance, by a hundred times what roundings of
+// that many steps do: each step must round what decays together with what is written.
 TEST(GatedDeltaRuleTest, DecaysBelowARoundingOf1AreNotLostOverManySteps) {
   constexpr double kDecay = -1e-8, kBeta = 1e-4, kValue = 1.25;
   const auto filled = [](std::vector<int64_t> sizes, double value) {

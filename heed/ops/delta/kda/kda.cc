@@ -4,10 +4,8 @@
 namespace heed::kda {
 
 recurrent::Definition DefinitionOf(const Options&) {
-  return {.decay = recurrent::DecayShape::kKey,
-          .root_scale = true,
-          .delta = recurrence::Delta::kAfterDecay,
-          .beta = true};
+  return {
+      .decay = recurrent::DecayShape::kKey, .root_scale = true, .delta = recurrence::Delta::kAfterDecay, .beta = true};
 }
 
 HEED_DEFINE_RECURRENT(recurrent, kda)

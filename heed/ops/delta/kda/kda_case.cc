@@ -6,8 +6,7 @@ namespace heed::kda {
 
 OpEntry Entry() {
   static const recurrent::Mechanism mechanism = recurrent::Bound<Options, recurrent::DeltaMath>(
-      "kda", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
+      "kda", DefinitionOf({}), {}, {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
   return recurrent::DeltaEntry(mechanism);
 }
 

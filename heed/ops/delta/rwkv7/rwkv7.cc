@@ -4,9 +4,7 @@
 namespace heed::rwkv7 {
 
 recurrent::Definition DefinitionOf(const Options&) {
-  return {.decay = recurrent::DecayShape::kKey,
-          .delta = recurrence::Delta::kBeforeDecay,
-          .query_name = "r"};
+  return {.decay = recurrent::DecayShape::kKey, .delta = recurrence::Delta::kBeforeDecay, .query_name = "r"};
 }
 
 HEED_DEFINE_RECURRENT(recurrent, rwkv7)

@@ -6,9 +6,8 @@
 namespace heed::rwkv7 {
 
 void Bind(nanobind::module_& m) {
-  recurrent::Bind<Options>(
-      m, {.name = "rwkv7", .inputs = "r log_decay k v a b", .docs = doc::kDocs}, DefinitionOf({}),
-      {&Forward, &Backward, &Step, &Explain});
+  recurrent::Bind<Options>(m, {.name = "rwkv7", .inputs = "r log_decay k v a b", .docs = doc::kDocs}, DefinitionOf({}),
+                           {&Forward, &Backward, &Step, &Explain});
 }
 
 }  // namespace heed::rwkv7

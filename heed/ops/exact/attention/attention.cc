@@ -19,8 +19,7 @@
 
 namespace heed::attention {
 
-void FillSurplusRows(const softmax::Problem& p, const Inputs& in,
-                     const Outputs& out) {
+void FillSurplusRows(const softmax::Problem& p, const Inputs& in, const Outputs& out) {
   const int rank = in.q.rank();
   const int64_t Tq = in.q.size(rank - 3);
   int64_t used = 0;
@@ -34,17 +33,14 @@ void FillSurplusRows(const softmax::Problem& p, const Inputs& in,
         StoreDouble(out.o.dtype(), out.o.data(), row + e, 0);
       }
       if (out.lse.present()) {
-        StoreDouble(out.lse.dtype(), out.lse.data(),
-                    t * p.lse.token_stride + h * p.lse.head_stride,
+        StoreDouble(out.lse.dtype(), out.lse.data(), t * p.lse.token_stride + h * p.lse.head_stride,
                     -std::numeric_limits<double>::infinity());
       }
     }
   }
 }
 
-Device DeviceOf(const Inputs& in) {
-  return in.q.device().type == DeviceType::kCuda ? in.q.device() : Device();
-}
+Device DeviceOf(const Inputs& in) { return in.q.device().type == DeviceType::kCuda ? in.q.device() : Device(); }
 
 void AddSurplusRows(const Inputs& in, softmax::Problem* p) {
   softmax::Sequence surplus;
@@ -60,8 +56,7 @@ void AddSurplusRows(const Inputs& in, softmax::Problem* p) {
 namespace {
 
 double NumBytes(const ConstTensorView& t) {
-  return static_cast<double>(t.num_elements()) *
-         static_cast<double>(SizeOf(t.dtype()));
+  return static_cast<double>(t.num_elements()) * static_cast<double>(SizeOf(t.dtype()));
 }
 
 // Bytes of the tensors with a number for each key and head; the others are small.
@@ -75,8 +70,7 @@ double NumBytes(const Options& options) {
 
 }  // namespace
 
-void Forward(Context& ctx, const Inputs& in, const Options& options,
-             const Outputs& out) {
+void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
   constexpr char kOp[] = "attention::Forward";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   softmax::Problem p = CheckedProblem(kOp, in, options, out, Use::kForward, DeviceOf(in));
@@ -98,8 +92,7 @@ int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) 
   return BytesOf(kOp, ctx, p, options);
 }
 
-Explanation Explain(const Context& ctx, const Inputs& in,
-                    const Options& options) {
+Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
   constexpr char kOp[] = "attention::Explain";
   const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain, DeviceOf(in));
   const std::vector<Layer> layers = LayersOf(p, options);
@@ -113,14 +106,14 @@ Explanation Explain(const Context& ctx, const Inputs& in,
   }
   const bool own_kernel = !pieces.empty() && (by_row || pieces[0].problem.gathers());
   const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, own_kernel ? pieces[0].problem : p);
-  const double rows = static_cast<double>(in.q.num_elements()) /
-                      static_cast<double>(p.depth);
+  const double rows = static_cast<double>(in.q.num_elements()) / static_cast<double>(p.depth);
   Explanation e = {};
   e.kernel = kernel.name;
   e.target = kernel.target(ctx);
   e.why = Why(kernel, p);
   if (by_residue) e.why += "; positions that the pattern keeps apart, by residue, are dense problems";
-  if (!pieces.empty() && pieces[0].problem.gathers()) e.why += "; rows that keep a tile are taken together, wherever they stand";
+  if (!pieces.empty() && pieces[0].problem.gathers())
+    e.why += "; rows that keep a tile are taken together, wherever they stand";
   if (by_row) e.why += "; each row is a problem of its own, of the keys that the pattern lists for it";
   for (const Piece& piece : pieces) {
     e.flops += 2 * static_cast<double>(p.depth + p.value_depth) * softmax::KeptPairs(piece.problem);
@@ -128,8 +121,7 @@ Explanation Explain(const Context& ctx, const Inputs& in,
   }
   e.workspace_bytes = BytesOf(kOp, ctx, p, options);
   e.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) + NumBytes(options) +
-            rows * static_cast<double>(p.value_depth) *
-                static_cast<double>(SizeOf(in.q.dtype()));
+            rows * static_cast<double>(p.value_depth) * static_cast<double>(SizeOf(in.q.dtype()));
   e.invariant = kernel.invariant && !by_residue && !by_row;
   return e;
 }

@@ -69,18 +69,18 @@ struct Options {
 
   bool causal = false;                // a query sees no key after its position
   Align align = Align::kBottomRight;  // where query 0 stands: at Tk - Tq, or at 0
-  ConstTensorView query_starts;  // [B] i64: position of query 0, before `align`
-  Window window;  // keys that a query sees before and after its position
-  int64_t sink_tokens = 0;  // first keys that stay visible under `window`
-  ConstTensorView prefix;   // [B]: first keys that stay visible under `causal`
-  int64_t chunk = 0;        // tokens of a chunk, of which a query sees its own; 0 is none
+  ConstTensorView query_starts;       // [B] i64: position of query 0, before `align`
+  Window window;                      // keys that a query sees before and after its position
+  int64_t sink_tokens = 0;            // first keys that stay visible under `window`
+  ConstTensorView prefix;             // [B]: first keys that stay visible under `causal`
+  int64_t chunk = 0;                  // tokens of a chunk, of which a query sees its own; 0 is none
 
   // [B, Tq], [B, Tk]: both or neither; ids below 2^31, negative ones see nothing
   ConstTensorView segments_q, segments_k;
   ConstTensorView key_lengths;    // [B]: keys at or beyond it are not seen
   ConstTensorView key_starts;     // [B]: keys before it are not seen
   ConstTensorView query_lengths;  // [B]: rows at or beyond it see nothing
-  ConstTensorView mask;  // bool, broadcastable to [B, Hq, Tq, Tk], true = keep
+  ConstTensorView mask;           // bool, broadcastable to [B, Hq, Tq, Tk], true = keep
 
   Pattern pattern;  // which keys a row looks at besides; what nobody looks at is never read
 
@@ -92,8 +92,8 @@ struct Options {
   double softcap = 0;     // bound of the logits, > 0, or 0 for none
   ConstTensorView sinks;  // [Hq]: logits that take weight and have no value; on the CPU, or on q's device
 
-  double dropout = 0;  // probability of dropping a pair, in [0, 1)
-  uint64_t seed = 0;   // of the pairs that are dropped
+  double dropout = 0;           // probability of dropping a pair, in [0, 1)
+  uint64_t seed = 0;            // of the pairs that are dropped
   uint32_t dropout_offset = 0;  // of the counter that draws them, for other draws of one seed
 
   // [B + 1]: where packed sequences begin, from 0 to all tokens; those of keys are by default
@@ -137,17 +137,14 @@ struct Outputs {
 // an input or itself, or if an option is out of range; Unsupported for a dtype or device that has no kernel and, by a
 // strict Context, where pairs are read one by one: the keys of a mask or bias are not contiguous, or the bias is f64
 // and q is not, or q alone is. On throw, nothing has been written.
-HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
-                      const Outputs& out);
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes what Forward does, written for reading: scalar, one thread, all in double.
 // `out` may have dtype f64 whatever the inputs have.
-HEED_API void Reference(const Inputs& in, const Options& options,
-                        const Outputs& out);
+HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
 // Bytes of scratch that Forward reserves in `ctx`, for all its threads.
-HEED_API int64_t Workspace(const Context& ctx, const Inputs& in,
-                           const Options& options);
+HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 
 // What Forward was given, what it returned, and the gradients that arrive at that.
 struct BackwardInputs {
@@ -196,13 +193,11 @@ struct Gradients {
 // BackwardWorkspace().
 //
 // Throws as Forward does; on throw, nothing has been written.
-HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-                       const Gradients& out);
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading, from q, k, v, d_o and d_lse alone. Outputs
 // may have dtype f64.
-HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
-                                const Gradients& out);
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Bytes that Backward reserves in `ctx`. With E = 4, or 8 for f64, rows = B Hq Tq and
 // depths rounded up to whole vectors, at most
@@ -216,15 +211,15 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 // In matrix tiles (softmax_tiles), with depths rounded up to 32, the first line is
 //
 //   threads (5312 D + 3520 Dv + 8192 (56 + [softcap]))
-HEED_API int64_t BackwardWorkspace(const Context& ctx, const BackwardInputs& in,
-                                   const Options& options, const Gradients& out);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const BackwardInputs& in, const Options& options,
+                                   const Gradients& out);
 
 struct Explanation {
-  std::string kernel;   // name of the kernel that would run
-  std::string target;   // SIMD target
-  std::string why;      // why this kernel
-  double flops;         // 2 (D + Dv) per kept pair
-  double bytes;         // inputs read once, outputs written once
+  std::string kernel;  // name of the kernel that would run
+  std::string target;  // SIMD target
+  std::string why;     // why this kernel
+  double flops;        // 2 (D + Dv) per kept pair
+  double bytes;        // inputs read once, outputs written once
   int64_t workspace_bytes;
   double visited_pairs;  // (query, key) pairs that the kernel computes
   bool invariant;        // the bits do not depend on how queries are split
@@ -232,8 +227,7 @@ struct Explanation {
 
 // What Forward would do. The inputs' pointers may be null where only shapes are
 // known; then a mask or segments without data count as all kept.
-HEED_API Explanation Explain(const Context& ctx, const Inputs& in,
-                             const Options& options);
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 // One partial result, computed without sinks: o [B, Tq, Hq, Dv], lse
 // [B, Hq, Tq].
@@ -250,8 +244,7 @@ struct Part {
 // Parts without a key (lse = -inf) change nothing; no part at all is an error.
 // `sinks` [Hq], optional, are applied here once. `out` may have the dtype of any
 // float; sums are in f64 and rounded once. Throws InvalidArgument as Forward.
-HEED_API void Merge(Context& ctx, std::span<const Part> parts,
-                    const ConstTensorView& sinks, const Outputs& out);
+HEED_API void Merge(Context& ctx, std::span<const Part> parts, const ConstTensorView& sinks, const Outputs& out);
 
 }  // namespace heed::attention
 

@@ -26,17 +26,17 @@ void ReadOut(Call& call, const Argument& a) {
   call.out_view = call.arrays.Write(a, Kind::kFloat);
 }
 
-template <ConstTensorView Inputs::*kField>
+template <ConstTensorView Inputs::* kField>
 void ReadInput(Call& call, const Argument& a) {
   call.in.*kField = call.arrays.Read(a, Kind::kFloat);
 }
 
-template <ConstTensorView Call::*kField>
+template <ConstTensorView Call::* kField>
 void ReadArray(Call& call, const Argument& a) {
   call.*kField = call.arrays.Read(a, Kind::kFloat);
 }
 
-template <ConstTensorView Call::*kField>
+template <ConstTensorView Call::* kField>
 void ReadIndices(Call& call, const Argument& a) {
   call.*kField = call.arrays.ReadList(a, Kind::kInt);
 }
@@ -78,13 +78,11 @@ constexpr Keyword<Call> kBackwardKeywords[] = {
     {"o", false, &ReadArray<&Call::o>},
     {"lse", false, &ReadArray<&Call::lse>},
     {"dlse", true, &ReadArray<&Call::d_lse>},
-    {"need_dbias", false,
-     [](Call& c, const Argument& a) { c.need_dbias = ToBool(a); }},
+    {"need_dbias", false, [](Call& c, const Argument& a) { c.need_dbias = ToBool(a); }},
 };
 
 // What attend of a cache takes beside q and the options of attention.
-constexpr Keyword<Call> kTree = {
-    "tree", true, [](Call& c, const Argument& a) { c.tree = c.arrays.ReadPositions(a); }};
+constexpr Keyword<Call> kTree = {"tree", true, [](Call& c, const Argument& a) { c.tree = c.arrays.ReadPositions(a); }};
 
 // What the operators of heed.torch take beside q, k, v and the options.
 constexpr Keyword<Call> kTorchResults[] = {
@@ -95,11 +93,11 @@ constexpr Keyword<Call> kTorchIncoming[] = {
     {"the gradient of o", false, &ReadArray<&Call::d_o>},
     {"the gradient of lse", true, &ReadArray<&Call::d_lse>},
 };
-constexpr Keyword<Call> kHeadsFirst = {
-    "heads_first", false, [](Call& c, const Argument& a) { c.heads_first = ToBool(a); }};
+constexpr Keyword<Call> kHeadsFirst = {"heads_first", false,
+                                       [](Call& c, const Argument& a) { c.heads_first = ToBool(a); }};
 
 void WriteGradient(Call& call, const Argument& a) {
-  ForEachGradient({}, {}, [&](const char* name, TensorView Gradients::*gradient, auto, auto) {
+  ForEachGradient({}, {}, [&](const char* name, TensorView Gradients::* gradient, auto, auto) {
     if (std::string_view(name) == a.name) call.gradients.*gradient = call.arrays.Write(a, Kind::kFloat);
   });
 }
@@ -115,8 +113,7 @@ Keywords Of(const std::vector<OptionArgument>& options) {
 }  // namespace
 
 uint64_t FreshSeed() {
-  const auto bytes =
-      nb::cast<nb::bytes>(nb::module_::import_("numpy").attr("random").attr("bytes")(sizeof(uint64_t)));
+  const auto bytes = nb::cast<nb::bytes>(nb::module_::import_("numpy").attr("random").attr("bytes")(sizeof(uint64_t)));
   uint64_t seed;
   std::memcpy(&seed, bytes.data(), sizeof(seed));
   return seed;
@@ -241,9 +238,8 @@ void ReadTorchCall(const char* operation, PyObject* args, Call& call) {
 void ReadTorchBackwardCall(const char* operation, PyObject* args, Call& call) {
   static const Keywords keywords = [] {
     Keywords gradients;
-    ForEachGradient({}, {}, [&](const char* name, auto, auto, auto) {
-      gradients.push_back({name, true, &WriteGradient});
-    });
+    ForEachGradient({}, {},
+                    [&](const char* name, auto, auto, auto) { gradients.push_back({name, true, &WriteGradient}); });
     return Joined({kTorchIncoming, kInputs, std::span(kBackwardKeywords).first(2), gradients, One(kHeadsFirst),
                    Of(TorchOptions()), One(kThreadsKeyword)});
   }();
@@ -254,20 +250,17 @@ void ReadTorchBackwardCall(const char* operation, PyObject* args, Call& call) {
 
 void CheckForResults(const char* operation, const Call& call) {
   const bool packed = call.options.cu_seqlens_q.present();
-  const auto check = [&](const char* name, const ConstTensorView& x,
-                         const char* heads) {
+  const auto check = [&](const char* name, const ConstTensorView& x, const char* heads) {
     if (!x.present()) FailMissing(operation, name);
     if (x.rank() == 4 || (packed && x.rank() == 3)) return;
     Fail(operation, name, "has shape " + x.ShapeString(),
-         std::string(packed ? "[T_total, " : "[B, T, ") + heads +
-             (packed ? " (or with a leading 1)" : ""));
+         std::string(packed ? "[T_total, " : "[B, T, ") + heads + (packed ? " (or with a leading 1)" : ""));
   };
   check("q", call.in.q, "Hq, D]");
   check("k", call.in.k, "Hkv, D]");
   check("v", call.in.v, "Hkv, Dv]");
   if (!IsFloat(call.in.q.dtype())) {
-    Fail(operation, "q", std::string("has dtype ") + Name(call.in.q.dtype()),
-         "f64, f32, bf16 or f16");
+    Fail(operation, "q", std::string("has dtype ") + Name(call.in.q.dtype()), "f64, f32, bf16 or f16");
   }
 }
 

@@ -81,26 +81,23 @@ Table TorchResults();
 
 // Reads q, k, v (by position or keyword) and all options into `call`. Throws
 // InvalidArgument for a wrong value, a Python TypeError for a wrong keyword.
-void ReadCall(const char* operation, PyObject* args, PyObject* kwargs,
-              Call& call);
+void ReadCall(const char* operation, PyObject* args, PyObject* kwargs, Call& call);
 
 // Reads the call of a function of q and k alone that takes `more` keywords of these: lse,
 // rows, heads, size, reduce, tokens. Throws too if q or k is missing or has another rank or dtype.
-void ReadWeightsCall(const char* operation, std::span<const char* const> more,
-                     PyObject* args, PyObject* kwargs, Call& call);
+void ReadWeightsCall(const char* operation, std::span<const char* const> more, PyObject* args, PyObject* kwargs,
+                     Call& call);
 
 // Reads a call of attention_backward: do, q, k, v, o, lse by position or keyword, dlse,
 // need_dbias and all options.
-void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs,
-                      Call& call);
+void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs, Call& call);
 
 // Reads a call of a cache's `attend`: q by position or keyword, tree and all options, of which
 // the cache may refuse some; for heed.torch `lse` too. A scale that is needed may not be None.
 struct AttendArguments {
   bool needs_scale = false, for_torch = false;
 };
-void ReadAttendCall(const char* operation, AttendArguments which, PyObject* args,
-                    PyObject* kwargs, Call& call);
+void ReadAttendCall(const char* operation, AttendArguments which, PyObject* args, PyObject* kwargs, Call& call);
 
 // Each reads the arguments of an operator of heed.torch, all by position: q, k, v (or do, dlse, q, k, v, o, lse), the
 // results' memory (o and lse, or the gradients), then options in the order of the schema, of which trailing ones may be

@@ -72,25 +72,20 @@ constexpr Epsilon EpsilonOf(DType dtype) {
   constexpr Epsilon kF32 = {1e-6, 1.2e-7, 2e-6, 110, 3 * 0x1p-24 + 64 * 0x1p-53};
   Epsilon e = kF32;
   switch (dtype) {
-    case DType::kF64:
-      return {1e-14, 2.2e-16, 2e-14, 750, 67 * 0x1p-53};
-    case DType::kBF16:
-      e.output = e.weight = 1.01 * 0x1p-8;
-      return e;
+    case DType::kF64: return {1e-14, 2.2e-16, 2e-14, 750, 67 * 0x1p-53};
+    case DType::kBF16: e.output = e.weight = 1.01 * 0x1p-8; return e;
     case DType::kF16:
       e.output = 1.01 * 0x1p-11;
       e.subnormal = 0x1p-25;
       return e;
-    default:
-      return e;
+    default: return e;
   }
 }
 
-void StoreTolerance(const Problem& problem, const ReferenceRow& row,
-                    const Outputs& expected, const Outputs& tolerance) {
+void StoreTolerance(const Problem& problem, const ReferenceRow& row, const Outputs& expected,
+                    const Outputs& tolerance) {
   const Epsilon eps = EpsilonOf(problem.in.q.dtype());
-  const bool three_products = problem.options.precision == Precision::kHigh &&
-                              problem.in.q.dtype() == DType::kF32;
+  const bool three_products = problem.options.precision == Precision::kHigh && problem.in.q.dtype() == DType::kF32;
   const double pieces = three_products ? 3 * 0x1p-18 : 0;
   const bool packed = problem.options.cu_seqlens_q.present();
   const int64_t batch = packed ? 0 : row.sequence;
@@ -111,18 +106,15 @@ void StoreTolerance(const Problem& problem, const ReferenceRow& row,
   }
   const double n = static_cast<double>(std::max<size_t>(row.pairs.size(), 1));
   const double of_lse =
-      eps.lse * std::max(1.0, std::abs(row.lse)) +
-      eps.chain * std::max(S, 1.75 * R) + eps.decay * F + pieces * S;
+      eps.lse * std::max(1.0, std::abs(row.lse)) + eps.chain * std::max(S, 1.75 * R) + eps.decay * F + pieces * S;
   const double length = std::min(n, 512.0);  // of a chain
   const bool repeats = problem.in.v.stride(problem.in.v.rank() - 3) == 0;
-  const double of_mean =
-      eps.base * (1 + std::log2(n) / 8 + S / 8) + eps.decay * F + pieces * (1 + S) +
-      eps.chain * std::max(std::sqrt(length), repeats ? length / 2 : 0);
+  const double of_mean = eps.base * (1 + std::log2(n) / 8 + S / 8) + eps.decay * F + pieces * (1 + S) +
+                         eps.chain * std::max(std::sqrt(length), repeats ? length / 2 : 0);
   double of_sink = 0;
   if (problem.options.sinks && !row.pairs.empty()) {
     const ConstTensorView& sinks = problem.options.sinks;
-    const double sink =
-        LoadAsDouble(sinks.dtype(), sinks.data(), row.head * sinks.stride(0));
+    const double sink = LoadAsDouble(sinks.dtype(), sinks.data(), row.head * sinks.stride(0));
     if (std::isfinite(sink)) {
       const double w = 1 / (1 + std::exp(sink - row.lse));
       of_sink = (1 - w) * (of_lse + eps.chain * std::abs(sink));
@@ -133,25 +125,19 @@ void StoreTolerance(const Problem& problem, const ReferenceRow& row,
     return std::vector<int64_t>(all.end() - rank, all.end());
   };
   for (int64_t d = 0; d < Dv; ++d) {
-    const auto at =
-        index({batch, row.output_row, row.head, d}, tolerance.o.rank());
+    const auto at = index({batch, row.output_row, row.head, d}, tolerance.o.rank());
     const double o = std::abs(GetElement(expected.o, at));
     SetElement(tolerance.o, at,
-               V[static_cast<size_t>(d)] * of_mean /
-                       (1 - problem.options.dropout) +
-                   o * (of_sink + eps.output) +
+               V[static_cast<size_t>(d)] * of_mean / (1 - problem.options.dropout) + o * (of_sink + eps.output) +
                    weighted[static_cast<size_t>(d)] * eps.weight + eps.subnormal);
   }
   if (tolerance.lse) {
-    SetElement(tolerance.lse,
-               index({batch, row.head, row.output_row}, tolerance.lse.rank()),
+    SetElement(tolerance.lse, index({batch, row.head, row.output_row}, tolerance.lse.rank()),
                row.pairs.empty() ? 0 : of_lse);
   }
 }
 
-Outputs ToOutputs(std::span<const TensorView> views) {
-  return {views[0], views.size() > 1 ? views[1] : TensorView()};
-}
+Outputs ToOutputs(std::span<const TensorView> views) { return {views[0], views.size() > 1 ? views[1] : TensorView()}; }
 
 void FillZero(const TensorView& view) {
   if (view.num_elements() == 0) return;
@@ -162,8 +148,7 @@ void FillZero(const TensorView& view) {
 }
 
 double Bytes(const ConstTensorView& view) {
-  return static_cast<double>(view.num_elements()) *
-         static_cast<double>(SizeOf(view.dtype()));
+  return static_cast<double>(view.num_elements()) * static_cast<double>(SizeOf(view.dtype()));
 }
 
 std::string Format(double value) {
@@ -177,14 +162,11 @@ std::string Text(const ConstTensorView& view) {
   if (!IsFloat(view.dtype()) && view.rank() == 1 && view.size(0) <= 8) {
     std::string text = "[";
     for (int64_t i = 0; i < view.size(0); ++i) {
-      text += (i ? "," : "") + std::to_string(LoadAsInt64(
-                                   view.dtype(), view.data(),
-                                   i * view.stride(0)));
+      text += (i ? "," : "") + std::to_string(LoadAsInt64(view.dtype(), view.data(), i * view.stride(0)));
     }
     return text + "]";
   }
-  return std::string(Name(view.dtype())) + view.ShapeString() + "/" +
-         ShapeString(view.strides());
+  return std::string(Name(view.dtype())) + view.ShapeString() + "/" + ShapeString(view.strides());
 }
 
 std::string Text(bool) { return ""; }  // there, without a value
@@ -199,8 +181,7 @@ std::string Text(const Window& value) { return std::to_string(value.left) + "," 
 std::string Text(const Pattern& value) { return value.ToString(); }
 
 // The part of `variant` after "word=", or `missing` if it is just "word".
-bool Match(std::string_view variant, std::string_view word, double missing,
-           double* value) {
+bool Match(std::string_view variant, std::string_view word, double missing, double* value) {
   if (variant.substr(0, word.size()) != word) return false;
   variant.remove_prefix(word.size());
   *value = missing;
@@ -258,17 +239,14 @@ void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
     }
     o.log_decay = keep(decays);
   } else if (word == "sinks") {
-    o.sinks = keep(Buffer(DType::kF32, {s.Hq}, kAligned)
-                       .FillNormal(request.seed + 5));
+    o.sinks = keep(Buffer(DType::kF32, {s.Hq}, kAligned).FillNormal(request.seed + 5));
   } else if (word == "bias") {
-    o.bias = keep(Buffer(request.dtype, {1, s.Hq, s.Tq, s.Tk}, kAligned)
-                      .FillNormal(request.seed + 6));
+    o.bias = keep(Buffer(request.dtype, {1, s.Hq, s.Tq, s.Tk}, kAligned).FillNormal(request.seed + 6));
   } else if (Match(word, "lengths", 62, &x) || Match(word, "padding", 62, &x)) {
     // The first x percent of the keys, as lengths or as a boolean mask.
     const int64_t n = static_cast<int64_t>(static_cast<double>(s.Tk) * x / 100);
     if (word[0] == 'l') {
-      o.key_lengths = keep(Buffer(DType::kI64, {s.B}, kAligned)
-                               .FillConstant(static_cast<double>(n)));
+      o.key_lengths = keep(Buffer(DType::kI64, {s.B}, kAligned).FillConstant(static_cast<double>(n)));
     } else {
       const Buffer mask(DType::kBool, {s.B, 1, 1, s.Tk}, kAligned);
       for (int64_t b = 0; b < s.B; ++b) {
@@ -292,8 +270,7 @@ void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
   } else if (word.starts_with(kPatternWord)) {
     o.pattern = PatternOf(word, 0);
   } else if (word != "bhtd" && !Match(word, "map", 64, &x)) {  // MakePlainCase's
-    throw InvalidArgument("attention: variant is " + std::string(word) +
-                          ", expected one of Entry().variants");
+    throw InvalidArgument("attention: variant is " + std::string(word) + ", expected one of Entry().variants");
   }
 }
 
@@ -320,8 +297,7 @@ double CountPairs(const Problem& p, const Sizes& s) {
       for (int64_t j = begin; o.mask && j < end; ++j) {
         const int64_t row = o.mask.size(2) == 1 ? 0 : i;
         const int64_t batch = o.mask.size(0) == 1 ? 0 : b;
-        pairs += o.mask.as<bool>()[batch * o.mask.stride(0) +
-                                   row * o.mask.stride(2) + j];
+        pairs += o.mask.as<bool>()[batch * o.mask.stride(0) + row * o.mask.stride(2) + j];
       }
     }
   }
@@ -332,16 +308,13 @@ double CountPairs(const Problem& p, const Sizes& s) {
 Case MapCase(const Problem& problem, const Case& attention, int64_t bins) {
   const auto p = std::make_shared<const Problem>(problem);
   const ConstTensorView& q = p->in.q;
-  const std::vector<int64_t> sizes = {q.size(0), q.size(2),
-                                      std::min(bins, q.size(1)),
-                                      std::min(bins, p->in.k.size(1))};
+  const std::vector<int64_t> sizes = {q.size(0), q.size(2), std::min(bins, q.size(1)), std::min(bins, p->in.k.size(1))};
   Case c = attention;
   c.outputs = {{"map", q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, sizes, {}}};
   c.run = [p](Context& ctx, std::span<const TensorView> outputs) {
     Map(ctx, {p->in.q, p->in.k, {}}, p->options, Reduce::kMean, outputs[0]);
   };
-  c.reference = [p](std::span<const TensorView> expected,
-                    std::span<const TensorView> tolerance) {
+  c.reference = [p](std::span<const TensorView> expected, std::span<const TensorView> tolerance) {
     MapReference({p->in.q, p->in.k, {}}, p->options, Reduce::kMean, expected[0]);
     for (int64_t i = 0; !tolerance.empty() && i < expected[0].num_elements(); ++i) {
       // A weight has the errors of a logit and of the lse, some 10^-6 each.
@@ -355,21 +328,18 @@ Case MapCase(const Problem& problem, const Case& attention, int64_t bins) {
 Case MakePlainCase(const CaseRequest& request) {
   const bool backward = request.pass == "backward", step = request.pass == "step";
   if (!backward && !step && request.pass != "forward") {
-    throw InvalidArgument("attention: pass is " + request.pass +
-                          ", expected forward, backward or step");
+    throw InvalidArgument("attention: pass is " + request.pass + ", expected forward, backward or step");
   }
   CaseRequest one = request;
   if (step) one.sizes.Tq = 1;
   const Sizes& s = one.sizes;
   std::vector<std::string> words;
   for (size_t begin = 0; begin < request.variant.size();) {
-    const size_t end =
-        std::min(request.variant.find('+', begin), request.variant.size());
+    const size_t end = std::min(request.variant.find('+', begin), request.variant.size());
     words.push_back(request.variant.substr(begin, end - begin));
     begin = end + 1;
   }
-  const bool head_first =
-      std::find(words.begin(), words.end(), "bhtd") != words.end();
+  const bool head_first = std::find(words.begin(), words.end(), "bhtd") != words.end();
 
   Problem p;
   const auto normal = [&](int64_t T, int64_t H, int64_t D, uint64_t seed) {
@@ -445,10 +415,8 @@ std::vector<int64_t> Problem::LseSizes() const {
 std::string Title(const Problem& p) {
   const Options& o = p.options;
   std::string text = "attention " + std::string(Name(p.in.q.dtype()));
-  for (const auto& [name, view] : {std::pair{"q", p.in.q}, {"k", p.in.k},
-                                   {"v", p.in.v}}) {
-    text += std::string(" ") + name + view.ShapeString() + "/" +
-            ShapeString(view.strides());
+  for (const auto& [name, view] : {std::pair{"q", p.in.q}, {"k", p.in.k}, {"v", p.in.v}}) {
+    text += std::string(" ") + name + view.ShapeString() + "/" + ShapeString(view.strides());
   }
   if (!p.o.strides.empty()) text += " o/" + ShapeString(p.o.strides);
   if (p.lse.sizes.empty()) text += " no_lse";
@@ -470,15 +438,12 @@ Case MakeCase(const Problem& problem) {
   c.run = [p](Context& ctx, std::span<const TensorView> outputs) {
     Forward(ctx, p->in, p->options, ToOutputs(outputs));
   };
-  c.reference = [p](std::span<const TensorView> expected,
-                    std::span<const TensorView> tolerance) {
+  c.reference = [p](std::span<const TensorView> expected, std::span<const TensorView> tolerance) {
     const Outputs out = ToOutputs(expected);
     if (tolerance.empty()) return Reference(p->in, p->options, out);
     const Outputs allowed = ToOutputs(tolerance);
     for (const TensorView& view : tolerance) FillZero(view);
-    ReferenceRows(p->in, p->options, out, [&](const ReferenceRow& row) {
-      StoreTolerance(*p, row, out, allowed);
-    });
+    ReferenceRows(p->in, p->options, out, [&](const ReferenceRow& row) { StoreTolerance(*p, row, out, allowed); });
   };
   c.bytes = Bytes(p->in.q) + Bytes(p->in.k) + Bytes(p->in.v);
   for (const OutputSpec& spec : c.outputs) {
@@ -494,12 +459,12 @@ OpEntry Entry() {
           .family = "exact",
           .passes = {"forward", "backward", "step"},
           .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = {"causal", "window=512", "softcap=30", "alibi", "log_decay=0.05", "bias",
-                       "mask", "padding=62", "lengths=62", "sinks",
-                       "dropout=0.1", "logits=50", "invariant", "bhtd",
+          .variants = {"causal", "window=512", "softcap=30", "alibi", "log_decay=0.05", "bias", "mask", "padding=62",
+                       "lengths=62", "sinks", "dropout=0.1", "logits=50", "invariant", "bhtd",
                        "pattern=longformer(16, [0, 40])"},
-          .flops = "2 (D + Dv) per kept pair, backward 2 (3 D + 2 Dv); B Hq Tq Tk pairs if "
-                   "none is masked",
+          .flops =
+              "2 (D + Dv) per kept pair, backward 2 (3 D + 2 Dv); B Hq Tq Tk pairs if "
+              "none is masked",
           .bytes = "(B Tq Hq (D + Dv) + B Tk Hkv (D + Dv)) size + lse",
           .state = "B Tk Hkv (D + Dv) size (the keys and values so far)",
           .make_case = &MakePlainCase,

@@ -42,46 +42,33 @@ Sizes CheckInputs(const Check& check, const Inputs& in, bool packed) {
     const bool rank_fits = t.rank() == 4 || (packed && t.rank() == 3);
     if (!rank_fits || t.rank() != in.q.rank()) {
       check.Fail(name, "has shape " + t.ShapeString(),
-                 packed ? "[T, H, D] or [1, T, H, D], the same rank for q, k and v"
-                        : "rank 4: [B, T, H, D]");
+                 packed ? "[T, H, D] or [1, T, H, D], the same rank for q, k and v" : "rank 4: [B, T, H, D]");
     }
     if (packed && t.rank() == 4 && t.size(0) != 1) {
-      check.Fail(name, "has shape " + t.ShapeString(),
-                 "a leading axis of 1 with cu_seqlens_q");
+      check.Fail(name, "has shape " + t.ShapeString(), "a leading axis of 1 with cu_seqlens_q");
     }
     if (!IsFloat(t.dtype())) {
-      check.Fail(name, std::string("has dtype ") + Name(t.dtype()),
-                 "a float dtype");
+      check.Fail(name, std::string("has dtype ") + Name(t.dtype()), "a float dtype");
     }
     if (t.dtype() != in.q.dtype()) {
-      check.Fail(name, std::string("has dtype ") + Name(t.dtype()),
-                 std::string(Name(in.q.dtype())) + " as q");
+      check.Fail(name, std::string("has dtype ") + Name(t.dtype()), std::string(Name(in.q.dtype())) + " as q");
     }
   }
   const int r = in.q.rank();
-  const Sizes n = {r == 4 ? in.q.size(0) : 1,
-                   in.q.size(r - 3),
-                   in.k.size(r - 3),
-                   in.q.size(r - 2),
-                   in.k.size(r - 2),
-                   in.q.size(r - 1),
-                   in.v.size(r - 1),
-                   packed};
+  const Sizes n = {r == 4 ? in.q.size(0) : 1, in.q.size(r - 3), in.k.size(r - 3), in.q.size(r - 2),
+                   in.k.size(r - 2),          in.q.size(r - 1), in.v.size(r - 1), packed};
   const auto shape = [&](int64_t T, int64_t H, int64_t D) {
-    return r == 4 ? std::vector<int64_t>{n.B, T, H, D}
-                  : std::vector<int64_t>{T, H, D};
+    return r == 4 ? std::vector<int64_t>{n.B, T, H, D} : std::vector<int64_t>{T, H, D};
   };
   check.Shape("k", in.k, shape(n.Tk, n.Hkv, n.D));
   check.Shape("v", in.v, shape(n.Tk, n.Hkv, n.Dv));
   if (n.D < 1) check.Fail("q", "has shape " + in.q.ShapeString(), "D >= 1");
   if (n.Dv < 1) check.Fail("v", "has shape " + in.v.ShapeString(), "Dv >= 1");
   if (n.Hkv < 1 ? n.Hq != 0 : n.Hq % n.Hkv != 0) {
-    check.Fail("q", "has " + Text(n.Hq) + " heads",
-               "a multiple of the " + Text(n.Hkv) + " heads of k");
+    check.Fail("q", "has " + Text(n.Hq) + " heads", "a multiple of the " + Text(n.Hkv) + " heads of k");
   }
   if (n.Tk > kMaxKeys) {
-    check.Fail("k", "has " + Text(n.Tk) + " tokens",
-               "at most " + Text(kMaxKeys));
+    check.Fail("k", "has " + Text(n.Tk) + " tokens", "at most " + Text(kMaxKeys));
   }
   for (const auto& [name, t] : tensors) {
     check.Readable(name, t);
@@ -99,31 +86,24 @@ void ForEachInput(const Inputs& in, const Options& options, const F& f) {
   ForEachTensor(options, [&](const OptionRow& row, const ConstTensorView& view) { f(row.name, view); });
 }
 
-void CheckOutputs(const Check& check, const Inputs& in, const Options& options,
-                  const Outputs& out, const Sizes& n, Use use) {
+void CheckOutputs(const Check& check, const Inputs& in, const Options& options, const Outputs& out, const Sizes& n,
+                  Use use) {
   check.Present("o", out.o);
   const bool wide = use == Use::kReference;
   const DType dtype = in.q.dtype();
   if (out.o.dtype() != dtype && !(wide && out.o.dtype() == DType::kF64)) {
-    check.Fail("o", std::string("has dtype ") + Name(out.o.dtype()),
-               std::string(Name(dtype)) + " as q");
+    check.Fail("o", std::string("has dtype ") + Name(out.o.dtype()), std::string(Name(dtype)) + " as q");
   }
   check.Shape("o", out.o,
-              in.q.rank() == 4
-                  ? std::vector<int64_t>{n.B, n.Tq, n.Hq, n.Dv}
-                  : std::vector<int64_t>{n.Tq, n.Hq, n.Dv});
+              in.q.rank() == 4 ? std::vector<int64_t>{n.B, n.Tq, n.Hq, n.Dv} : std::vector<int64_t>{n.Tq, n.Hq, n.Dv});
   check.ContiguousRows("o", out.o);
   check.Writable("o", out.o);
   if (out.lse.present()) {
     const DType expected = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-    if (out.lse.dtype() != expected &&
-        !(wide && out.lse.dtype() == DType::kF64)) {
-      check.Fail("lse", std::string("has dtype ") + Name(out.lse.dtype()),
-                 Name(expected));
+    if (out.lse.dtype() != expected && !(wide && out.lse.dtype() == DType::kF64)) {
+      check.Fail("lse", std::string("has dtype ") + Name(out.lse.dtype()), Name(expected));
     }
-    check.Shape("lse", out.lse,
-                n.packed ? std::vector<int64_t>{n.Hq, n.Tq}
-                         : std::vector<int64_t>{n.B, n.Hq, n.Tq});
+    check.Shape("lse", out.lse, n.packed ? std::vector<int64_t>{n.Hq, n.Tq} : std::vector<int64_t>{n.B, n.Hq, n.Tq});
     check.Writable("lse", out.lse);
     check.NoOverlap("lse", out.lse, "o", out.o);
   }
@@ -146,8 +126,7 @@ std::vector<Sequence> PaddedSequences(const Sizes& n) {
   return sequences;
 }
 
-std::vector<int64_t> Boundaries(const Check& check, const char* name,
-                                const ConstTensorView& t, int64_t total) {
+std::vector<int64_t> Boundaries(const Check& check, const char* name, const ConstTensorView& t, int64_t total) {
   if (t.rank() != 1 || t.size(0) < 1) {
     check.Fail(name, "has shape " + t.ShapeString(), "[B + 1]");
   }
@@ -158,34 +137,27 @@ std::vector<int64_t> Boundaries(const Check& check, const char* name,
   if (cu[0] != 0) check.Fail(name, "begins with " + Text(cu[0]), "0");
   for (size_t i = 1; i < cu.size(); ++i) {
     if (cu[i] < cu[i - 1]) {
-      check.Fail(name,
-                 "descends from " + Text(cu[i - 1]) + " to " + Text(cu[i]),
-                 "ascending boundaries");
+      check.Fail(name, "descends from " + Text(cu[i - 1]) + " to " + Text(cu[i]), "ascending boundaries");
     }
   }
   if (cu.back() > total) {
-    check.Fail(name, "ends with " + Text(cu.back()),
-               "at most " + Text(total) + " tokens");
+    check.Fail(name, "ends with " + Text(cu.back()), "at most " + Text(total) + " tokens");
   }
   return cu;
 }
 
-std::vector<Sequence> PackedSequences(const Check& check, const Options& options,
-                                      const Sizes& n) {
+std::vector<Sequence> PackedSequences(const Check& check, const Options& options, const Sizes& n) {
   for (const OptionRow& row : kOptionRows) {
     if (row.Is(kPadded) && IsGiven(row, options)) {
       check.Fail(row.name, "is given with cu_seqlens_q", "it only without");
     }
   }
-  const std::vector<int64_t> q =
-      Boundaries(check, "cu_seqlens_q", options.cu_seqlens_q, n.Tq);
+  const std::vector<int64_t> q = Boundaries(check, "cu_seqlens_q", options.cu_seqlens_q, n.Tq);
   const bool own = options.cu_seqlens_k.present();
   const std::vector<int64_t> k =
-      Boundaries(check, own ? "cu_seqlens_k" : "cu_seqlens_q",
-                 own ? options.cu_seqlens_k : options.cu_seqlens_q, n.Tk);
+      Boundaries(check, own ? "cu_seqlens_k" : "cu_seqlens_q", own ? options.cu_seqlens_k : options.cu_seqlens_q, n.Tk);
   if (q.size() != k.size()) {
-    check.Fail("cu_seqlens_k", "has " + Text(k.size()) + " boundaries",
-               Text(q.size()) + " as cu_seqlens_q");
+    check.Fail("cu_seqlens_k", "has " + Text(k.size()) + " boundaries", Text(q.size()) + " as cu_seqlens_q");
   }
   std::vector<Sequence> sequences;
   for (size_t b = 0; b + 1 < q.size(); ++b) {
@@ -200,8 +172,7 @@ std::vector<Sequence> PackedSequences(const Check& check, const Options& options
   return sequences;
 }
 
-void CheckLengths(const Check& check, const char* name,
-                  const std::vector<int64_t>& values, int64_t limit) {
+void CheckLengths(const Check& check, const char* name, const std::vector<int64_t>& values, int64_t limit) {
   for (const int64_t value : values) {
     if (value < 0 || value > limit) {
       check.Fail(name, "contains " + Text(value), "0 to " + Text(limit));
@@ -210,39 +181,29 @@ void CheckLengths(const Check& check, const char* name,
 }
 
 // Lengths, starts, positions and prefixes, by sequence.
-void CheckSequences(const Check& check, const Options& options, const Sizes& n,
-                    std::vector<Sequence>* sequences) {
+void CheckSequences(const Check& check, const Options& options, const Sizes& n, std::vector<Sequence>* sequences) {
   const auto B = static_cast<int64_t>(sequences->size());
-  const auto per_sequence = [&](const char* name, const ConstTensorView& t) {
-    return check.Integers(name, t, {B});
-  };
-  if (options.query_starts.present() &&
-      options.query_starts.dtype() != DType::kI64) {
-    check.Fail("query_starts",
-               std::string("has dtype ") + Name(options.query_starts.dtype()),
-               "i64");
+  const auto per_sequence = [&](const char* name, const ConstTensorView& t) { return check.Integers(name, t, {B}); };
+  if (options.query_starts.present() && options.query_starts.dtype() != DType::kI64) {
+    check.Fail("query_starts", std::string("has dtype ") + Name(options.query_starts.dtype()), "i64");
   }
   const auto starts = per_sequence("query_starts", options.query_starts);
   const auto prefix = per_sequence("prefix", options.prefix);
   const auto key_lengths = per_sequence("key_lengths", options.key_lengths);
   const auto key_starts = per_sequence("key_starts", options.key_starts);
-  const auto query_lengths =
-      per_sequence("query_lengths", options.query_lengths);
+  const auto query_lengths = per_sequence("query_lengths", options.query_lengths);
   CheckLengths(check, "key_lengths", key_lengths, n.Tk);
   CheckLengths(check, "key_starts", key_starts, n.Tk);
   CheckLengths(check, "query_lengths", query_lengths, n.Tq);
   CheckLengths(check, "prefix", prefix, kMaxPosition);
   for (const int64_t start : starts) {
     if (start < -kMaxPosition || start > kMaxPosition) {
-      check.Fail("query_starts", "contains " + Text(start),
-                 "a position of at most 2^61 either way");
+      check.Fail("query_starts", "contains " + Text(start), "a position of at most 2^61 either way");
     }
   }
   for (size_t b = 0; b < sequences->size(); ++b) {
     Sequence& s = (*sequences)[b];
-    s.start = !starts.empty()                      ? starts[b]
-              : options.align == Align::kTopLeft ? 0
-                                                 : s.num_keys - s.num_queries;
+    s.start = !starts.empty() ? starts[b] : options.align == Align::kTopLeft ? 0 : s.num_keys - s.num_queries;
     if (!key_lengths.empty()) s.key_end = key_lengths[b];
     if (!key_starts.empty()) s.key_begin = key_starts[b];
     if (!query_lengths.empty()) s.query_end = query_lengths[b];
@@ -252,15 +213,12 @@ void CheckSequences(const Check& check, const Options& options, const Sizes& n,
   }
 }
 
-void CheckScalars(const Check& check, const Options& options, DType dtype,
-                  Problem* p) {
+void CheckScalars(const Check& check, const Options& options, DType dtype, Problem* p) {
   const bool wide = dtype == DType::kF64;
-  const double limit = wide ? std::numeric_limits<double>::max()
-                            : std::numeric_limits<float>::max();
+  const double limit = wide ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
   // Normal, so that the answer does not hang on whether the caller flushes
   // subnormal numbers. Its inverse is finite.
-  const double smallest = wide ? std::numeric_limits<double>::min()
-                               : std::numeric_limits<float>::min();
+  const double smallest = wide ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
   if (options.scale.has_value()) {
     p->scale = *options.scale;
     if (!(std::abs(p->scale) <= limit)) {
@@ -269,10 +227,8 @@ void CheckScalars(const Check& check, const Options& options, DType dtype,
   } else {
     p->scale = 1 / std::sqrt(static_cast<double>(p->depth));
   }
-  if (options.softcap != 0 &&
-      !(options.softcap >= smallest && options.softcap <= limit)) {
-    check.Fail("softcap", "is " + Text(options.softcap),
-               "a finite number above 0");
+  if (options.softcap != 0 && !(options.softcap >= smallest && options.softcap <= limit)) {
+    check.Fail("softcap", "is " + Text(options.softcap), "a finite number above 0");
   }
   p->softcap = options.softcap;
   p->causal = options.causal;
@@ -295,8 +251,7 @@ void CheckScalars(const Check& check, const Options& options, DType dtype,
     check.Fail("dropout", "is " + Text(options.dropout), "0 <= dropout < 1");
   }
   p->dropout = options.dropout;
-  p->keep_below = static_cast<uint64_t>(
-      std::llround((1 - options.dropout) * 4294967296.0));
+  p->keep_below = static_cast<uint64_t>(std::llround((1 - options.dropout) * 4294967296.0));
   p->key_low = static_cast<uint32_t>(options.seed);
   p->key_high = static_cast<uint32_t>(options.seed >> 32);
   p->dropout_offset = options.dropout_offset;
@@ -325,8 +280,7 @@ void CheckPairs(const Check& check, const Options& options, const Sizes& n, Prob
   const std::vector<int64_t> pairs = {n.B, n.Hq, n.Tq, n.Tk};
   if (options.mask.present()) {
     if (options.mask.dtype() != DType::kBool) {
-      check.Fail("mask", std::string("has dtype ") + Name(options.mask.dtype()),
-                 "bool (a float mask is a bias)");
+      check.Fail("mask", std::string("has dtype ") + Name(options.mask.dtype()), "bool (a float mask is a bias)");
     }
     p->mask = check.Broadcast("mask", options.mask, pairs);
   }
@@ -355,11 +309,9 @@ void CheckHeads(const Check& check, const Options& options, const Sizes& n, Prob
   }
 }
 
-void CheckSegments(const Check& check, const Options& options, const Sizes& n,
-                   Problem* p) {
+void CheckSegments(const Check& check, const Options& options, const Sizes& n, Problem* p) {
   if (options.segments_q.present() != options.segments_k.present()) {
-    check.Fail(options.segments_q.present() ? "segments_k" : "segments_q",
-               "is absent", "both segments or neither");
+    check.Fail(options.segments_q.present() ? "segments_k" : "segments_q", "is absent", "both segments or neither");
   }
   const auto ids = [&](const char* name, const ConstTensorView& t, int64_t T) {
     std::vector<int32_t> narrow;
@@ -383,8 +335,8 @@ void CheckSegments(const Check& check, const Options& options, const Sizes& n,
 
 }  // namespace
 
-Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
-                       const Outputs& out, Use use, Device device) {
+Problem CheckedProblem(const char* op, const Inputs& in, const Options& options, const Outputs& out, Use use,
+                       Device device) {
   const Check check(op, use, device);
   if (options.cu_seqlens_k.present() && !options.cu_seqlens_q.present()) {
     check.Fail("cu_seqlens_q", "is absent", "it together with cu_seqlens_k");
@@ -465,17 +417,15 @@ void SumLogDecays(const char* op, Context& ctx, Problem* p) {
       for (int64_t h = 0; h < p->query_heads; ++h) {
         const double value = softmax::LogDecay(*p, s, h, key);
         if (value <= 0) continue;
-        Check(op, Use::kForward)
-            .Fail("log_decay", "contains " + Text(value), "values of at most 0");
+        Check(op, Use::kForward).Fail("log_decay", "contains " + Text(value), "values of at most 0");
       }
     }
   }
   softmax::SumDecays(ctx, p);
 }
 
-void CheckOutput(const char* op, const char* name, const TensorView& out,
-                 std::span<const int64_t> shape, DType dtype, const Inputs& in,
-                 const Options& options, Device device) {
+void CheckOutput(const char* op, const char* name, const TensorView& out, std::span<const int64_t> shape, DType dtype,
+                 const Inputs& in, const Options& options, Device device) {
   const Check check(op, Use::kInputs, device);
   check.Present(name, out);
   if (out.dtype() != dtype) {
@@ -484,9 +434,8 @@ void CheckOutput(const char* op, const char* name, const TensorView& out,
   check.Shape(name, out, {shape.begin(), shape.end()});
   check.ContiguousRows(name, out);
   check.Writable(name, out);
-  ForEachInput(in, options, [&](const char* input, const ConstTensorView& view) {
-    check.NoOverlap(name, out, input, view);
-  });
+  ForEachInput(in, options,
+               [&](const char* input, const ConstTensorView& view) { check.NoOverlap(name, out, input, view); });
 }
 
 }  // namespace heed::attention

@@ -38,18 +38,15 @@ class Check {
   // `device`: where tensors are, but for those that are read while arguments are checked.
   Check(const char* op, Use use, Device device = {}) : op_(op), use_(use), device_(device) {}
 
-  [[noreturn]] void Fail(const char* name, const std::string& got,
-                         const std::string& expected) const {
-    throw InvalidArgument(std::string(op_) + ": " + name + " " + got +
-                          ", expected " + expected);
+  [[noreturn]] void Fail(const char* name, const std::string& got, const std::string& expected) const {
+    throw InvalidArgument(std::string(op_) + ": " + name + " " + got + ", expected " + expected);
   }
 
   void Present(const char* name, const ConstTensorView& t) const {
     if (!t.present()) Fail(name, "is absent", "a tensor");
   }
 
-  void Shape(const char* name, const ConstTensorView& t,
-             const std::vector<int64_t>& expected) const {
+  void Shape(const char* name, const ConstTensorView& t, const std::vector<int64_t>& expected) const {
     bool same = static_cast<size_t>(t.rank()) == expected.size();
     for (size_t i = 0; same && i < expected.size(); ++i) {
       same = t.size(static_cast<int>(i)) == expected[i];
@@ -75,8 +72,7 @@ class Check {
       Fail(name, "has no data", "a pointer to " + t.ShapeString() + " elements");
     }
     if (reinterpret_cast<uintptr_t>(t.data()) % SizeOf(t.dtype()) != 0) {
-      Fail(name, "has a misaligned address",
-           "a multiple of " + Text(SizeOf(t.dtype())) + " bytes");
+      Fail(name, "has a misaligned address", "a multiple of " + Text(SizeOf(t.dtype())) + " bytes");
     }
   }
 
@@ -84,31 +80,26 @@ class Check {
     if (t.rank() == 0) return;
     const int last = t.rank() - 1;
     if (t.size(last) > 1 && t.stride(last) != 1) {
-      Fail(name, "has stride " + Text(t.stride(last)) + " on its last axis",
-           "1 (contiguous rows)");
+      Fail(name, "has stride " + Text(t.stride(last)) + " on its last axis", "1 (contiguous rows)");
     }
   }
 
   void Writable(const char* name, const ConstTensorView& t) const {
     Readable(name, t);
     if (SelfOverlaps(t)) {
-      Fail(name,
-           "has strides " + ShapeString(t.strides()) + " for shape " +
-               t.ShapeString(),
+      Fail(name, "has strides " + ShapeString(t.strides()) + " for shape " + t.ShapeString(),
            "strides that reach every element once");
     }
   }
 
-  void NoOverlap(const char* out_name, const ConstTensorView& out,
-                 const char* name, const ConstTensorView& in) const {
+  void NoOverlap(const char* out_name, const ConstTensorView& out, const char* name, const ConstTensorView& in) const {
     if (Overlap(out, in)) {
       Fail(out_name, std::string("overlaps ") + name, "memory of its own");
     }
   }
 
   // An optional integer tensor, as int64s; empty if it is absent or has no data.
-  std::vector<int64_t> Integers(const char* name, const ConstTensorView& t,
-                                const std::vector<int64_t>& shape) const {
+  std::vector<int64_t> Integers(const char* name, const ConstTensorView& t, const std::vector<int64_t>& shape) const {
     if (!t.present()) return {};
     if (t.dtype() != DType::kI32 && t.dtype() != DType::kI64) {
       Fail(name, std::string("has dtype ") + Name(t.dtype()), "i32 or i64");
@@ -118,9 +109,7 @@ class Check {
     HasData(name, t);
     if (t.data() == nullptr) return {};
     std::vector<int64_t> values;
-    ForEach(t, [&](int64_t index) {
-      values.push_back(LoadAsInt64(t.dtype(), t.data(), index));
-    });
+    ForEach(t, [&](int64_t index) { values.push_back(LoadAsInt64(t.dtype(), t.data(), index)); });
     return values;
   }
 
@@ -130,14 +119,13 @@ class Check {
       values.resize(static_cast<size_t>(t.num_elements()));
       return values;
     }
-    ForEach(t, [&](int64_t index) {
-      values.push_back(LoadAsDouble(t.dtype(), t.data(), index));
-    });
+    ForEach(t, [&](int64_t index) { values.push_back(LoadAsDouble(t.dtype(), t.data(), index)); });
     return values;
   }
 
   // Numbers per head on the CPU are read here; on the device, where they may be instead, by kernels.
-  void HeadNumbers(const char* name, const ConstTensorView& t, std::vector<double>* values, softmax::HeadNumbers* there) const {
+  void HeadNumbers(const char* name, const ConstTensorView& t, std::vector<double>* values,
+                   softmax::HeadNumbers* there) const {
     if (t.device().type == DeviceType::kCpu) {
       HasData(name, t);
       *values = Floats(t);
@@ -155,8 +143,7 @@ class Check {
   }
 
   // A tensor that broadcasts to [B, H, Tq, Tk] by numpy's rule.
-  softmax::Pairs Broadcast(const char* name, const ConstTensorView& t,
-                  const std::vector<int64_t>& shape) const {
+  softmax::Pairs Broadcast(const char* name, const ConstTensorView& t, const std::vector<int64_t>& shape) const {
     bool fits = t.rank() <= 4;
     int64_t strides[4] = {0, 0, 0, 0};
     for (int i = 0; fits && i < t.rank(); ++i) {
@@ -166,8 +153,7 @@ class Check {
       strides[axis] = size == 1 ? 0 : t.stride(i);
     }
     if (!fits) {
-      Fail(name, "has shape " + t.ShapeString(),
-           "one that broadcasts to " + ShapeString(shape));
+      Fail(name, "has shape " + t.ShapeString(), "one that broadcasts to " + ShapeString(shape));
     }
     Readable(name, t);
     return {t.data(), t.dtype(), strides[0], strides[1], strides[2], strides[3]};

@@ -76,8 +76,7 @@ TEST_P(ForgettingAttention, NothingForgottenChangesNoBit) {
 TEST_P(ForgettingAttention, MinusInfinityBeginsASegment) {
   Problem p = Causal(GetParam(), {.B = 2, .Tq = 150, .Tk = 150, .Hq = 4, .Hkv = 2});
   Problem segments = p;
-  p.options.log_decay =
-      Decays(p, [](int64_t t) { return t == 70 || t == 128 ? -kInfinity : t < 70 ? -1e4 : 0; });
+  p.options.log_decay = Decays(p, [](int64_t t) { return t == 70 || t == 128 ? -kInfinity : t < 70 ? -1e4 : 0; });
   segments.options.log_decay = Decays(segments, [](int64_t t) { return t < 70 ? -1e4 : 0.0; });
   const Buffer of_tokens(DType::kI64, {2, 150});
   for (int64_t b = 0; b < 2; ++b) {
@@ -111,8 +110,7 @@ TEST_P(ForgettingAttention, WhatWasForgottenLongAgoTakesNoDigits) {
   Problem p = Causal(GetParam(), {.B = 1, .Tq = kShort, .Tk = kLong + kShort, .Hq = 2, .Hkv = 1});
   Problem tail = p;
   for (ConstTensorView* view : {&tail.in.k, &tail.in.v}) *view = view->Slice(1, kLong, kLong + kShort);
-  p.options.log_decay = Decays(p, [](int64_t t) { return t <= kLong ? -1e4 : -0.01 - 1e-3 * t / kLong; },
-                               DType::kF64);
+  p.options.log_decay = Decays(p, [](int64_t t) { return t <= kLong ? -1e4 : -0.01 - 1e-3 * t / kLong; }, DType::kF64);
   tail.options.log_decay = p.options.log_decay.Slice(1, kLong, kLong + kShort);
   const Result whole = RunForward(ctx_, p), alone = RunForward(ctx_, tail);
   const double tolerance = GetParam() == DType::kF64 ? 1e-14 : GetParam() == DType::kF32 ? 2e-6 : 0x1p-6;
@@ -169,14 +167,11 @@ TEST_P(ForgettingAttention, TheFirstStepHasNoGradient) {
 // Where steps forget almost everything, what still passes them is small, and so is the error.
 TEST_P(ForgettingAttention, SmallGradientsKeepTheirDigits) {
   Problem p = Causal(GetParam(), {.B = 1, .Tq = 400, .Tk = 400, .Hq = 2, .Hkv = 2});
-  p.options.log_decay =
-      Decays(p, [](int64_t t) { return t == 200 ? -20.0 : -0.1; }, DType::kF64);
+  p.options.log_decay = Decays(p, [](int64_t t) { return t == 200 ? -20.0 : -0.1; }, DType::kF64);
   p = WithGradients(p, 6);
   const Buffer computed = RunBackward(ctx_, p).back(), expected = RunBackwardReference(p).back();
   const double scale = std::abs(expected.Get({0, 100, 0}));
-  const double unit = GetParam() == DType::kF64   ? 1e-12
-                      : GetParam() == DType::kF32 ? 1e-4
-                                                  : 0.2;
+  const double unit = GetParam() == DType::kF64 ? 1e-12 : GetParam() == DType::kF32 ? 1e-4 : 0.2;
   for (int64_t h = 0; h < 2; ++h) {
     const double right = expected.Get({0, 200, h});
     EXPECT_LE(std::abs(right), 1e-5 * scale);

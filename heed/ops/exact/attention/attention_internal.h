@@ -23,12 +23,11 @@ enum class Use {
   kInputs,     // no outputs
 };
 
-// Checks every argument and returns the problem they pose, the pattern not placed in it. Tensors are on `device`, but for
-// log decays and what has a number per sequence or token: these are read here, and so are numbers per head that are not
-// there. Throws InvalidArgument; writes nothing.
-softmax::Problem CheckedProblem(const char* op, const Inputs& in,
-                                const Options& options, const Outputs& out,
-                                Use use, Device device = {});
+// Checks every argument and returns the problem they pose, the pattern not placed in it. Tensors are on `device`, but
+// for log decays and what has a number per sequence or token: these are read here, and so are numbers per head that are
+// not there. Throws InvalidArgument; writes nothing.
+softmax::Problem CheckedProblem(const char* op, const Inputs& in, const Options& options, const Outputs& out, Use use,
+                                Device device = {});
 
 // A backward pass, and the sums that its results are rounded from.
 struct BackwardProblem {
@@ -37,10 +36,10 @@ struct BackwardProblem {
   std::vector<double> dsinks, dalibi;
 };
 
-// Checks the arguments of the forward call, then all others. kForward reads o and lse, which kReference does not; kExplain
-// reads nothing. Throws InvalidArgument; writes nothing.
-BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in, const Options& options,
-                                const Gradients& out, Use use);
+// Checks the arguments of the forward call, then all others. kForward reads o and lse, which kReference does not;
+// kExplain reads nothing. Throws InvalidArgument; writes nothing.
+BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in, const Options& options, const Gradients& out,
+                                Use use);
 
 // Rows of packed outputs that belong to no sequence: o = 0, lse = -inf, and no gradient.
 void FillSurplusRows(const softmax::Problem& problem, const Inputs& in, const Outputs& out);
@@ -115,9 +114,8 @@ void SumLogDecays(const char* op, Context& ctx, softmax::Problem* problem);
 
 // Checks an output beside o and lse: there, of this shape and dtype, with contiguous
 // rows, writable, and apart from every input. Throws InvalidArgument.
-void CheckOutput(const char* op, const char* name, const TensorView& out,
-                 std::span<const int64_t> shape, DType dtype, const Inputs& in,
-                 const Options& options, Device device = {});
+void CheckOutput(const char* op, const char* name, const TensorView& out, std::span<const int64_t> shape, DType dtype,
+                 const Inputs& in, const Options& options, Device device = {});
 
 // Where q is, if attention may be computed there.
 Device DeviceOf(const Inputs& in);

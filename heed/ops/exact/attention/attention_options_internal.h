@@ -44,7 +44,7 @@ struct OptionRow {
   std::string_view axes = "";
   const char* not_on_cache = nullptr;   // why a cache refuses it
   const char* gradient_name = nullptr;  // of a tensor that has a gradient
-  TensorView Gradients::*gradient = nullptr;
+  TensorView Gradients::* gradient = nullptr;
   std::array<double, 5> tried = {};  // what random calls give a number; all 0 where it takes more than a number
 
   bool Is(OptionRule rule) const { return (rules & rule) != 0; }
@@ -60,39 +60,36 @@ inline constexpr OptionRow kOptionRows[] = {
     {HEED_OPTION(scale), .rules = kAnyResidue, .place = 0, .tried = {1, -0.3, 0, 0.125, 2.5}},
     {HEED_OPTION(causal), .rules = kAnyResidue, .place = 1},
     {HEED_OPTION(align), .rules = kAnyResidue, .place = 2, .not_on_cache = kCacheKnows},
-    {HEED_OPTION(query_starts), .rules = kAnyResidue, .place = 4,
-     .holds = Holds::kInts, .axes = "B", .not_on_cache = kCacheKnows},
+    {HEED_OPTION(query_starts), .rules = kAnyResidue, .place = 4, .holds = Holds::kInts, .axes = "B",
+     .not_on_cache = kCacheKnows},
     {HEED_OPTION(window), .place = 3},
     {HEED_OPTION(sink_tokens), .rules = kAnyResidue, .place = 17},
     {HEED_OPTION(prefix), .rules = kPadded | kByPlace, .place = 15, .holds = Holds::kInts, .axes = "B"},
     {HEED_OPTION(chunk), .rules = kZeroIsNone | kByPlace, .place = 16},
     {HEED_OPTION(segments_q), .rules = kPadded | kByPlace, .place = 13, .holds = Holds::kInts, .axes = "BQ"},
     {HEED_OPTION(segments_k), .rules = kPadded | kByPlace, .place = 14, .holds = Holds::kInts, .axes = "BK"},
-    {HEED_OPTION(key_lengths), .rules = kPadded | kAnyResidue, .place = 9,
-     .holds = Holds::kInts, .axes = "B", .not_on_cache = kCacheKnows},
-    {HEED_OPTION(key_starts), .rules = kPadded | kByPlace | kAnyResidue, .place = 10,
-     .holds = Holds::kInts, .axes = "B"},
-    {HEED_OPTION(query_lengths), .rules = kPadded | kAnyResidue, .place = 11,
-     .holds = Holds::kInts, .axes = "B", .not_on_cache = kCacheKnows},
+    {HEED_OPTION(key_lengths), .rules = kPadded | kAnyResidue, .place = 9, .holds = Holds::kInts, .axes = "B",
+     .not_on_cache = kCacheKnows},
+    {HEED_OPTION(key_starts), .rules = kPadded | kByPlace | kAnyResidue, .place = 10, .holds = Holds::kInts,
+     .axes = "B"},
+    {HEED_OPTION(query_lengths), .rules = kPadded | kAnyResidue, .place = 11, .holds = Holds::kInts, .axes = "B",
+     .not_on_cache = kCacheKnows},
     {HEED_OPTION(mask), .rules = kPadded | kByPlace, .place = 12, .holds = Holds::kBools, .axes = "BHQK"},
-    {HEED_OPTION(bias), .rules = kPadded | kByPlace, .place = 5,
-     .holds = Holds::kFloats, .axes = "BHQK", HEED_GRADIENT(dbias)},
-    {HEED_OPTION(alibi), .rules = kByPlace, .place = 7,
-     .holds = Holds::kFloats, .axes = "BH", HEED_GRADIENT(dalibi)},
+    {HEED_OPTION(bias), .rules = kPadded | kByPlace, .place = 5, .holds = Holds::kFloats, .axes = "BHQK",
+     HEED_GRADIENT(dbias)},
+    {HEED_OPTION(alibi), .rules = kByPlace, .place = 7, .holds = Holds::kFloats, .axes = "BH", HEED_GRADIENT(dalibi)},
     {HEED_OPTION(softcap), .rules = kZeroIsNone | kAnyResidue, .place = 8, .tried = {1, 5, 30, 50, 30}},
-    {HEED_OPTION(sinks), .rules = kAnyResidue, .place = 6,
-     .holds = Holds::kFloats, .axes = "H", HEED_GRADIENT(dsinks)},
-    {HEED_OPTION(log_decay), .place = 21,
-     .holds = Holds::kFloats, .axes = "BKH",
+    {HEED_OPTION(sinks), .rules = kAnyResidue, .place = 6, .holds = Holds::kFloats, .axes = "H", HEED_GRADIENT(dsinks)},
+    {HEED_OPTION(log_decay), .place = 21, .holds = Holds::kFloats, .axes = "BKH",
      .not_on_cache = "a cache with log_decay_heads keeps them", HEED_GRADIENT(dlog_decay)},
     {HEED_OPTION(pattern), .rules = kAnyResidue, .place = 24},
     {HEED_OPTION(dropout), .place = 18, .not_on_cache = kNotTrained, .tried = {0.1, 0.5, 0.9, 1e-3, 1e-12}},
     {HEED_OPTION(seed), .rules = kAnyResidue, .place = 19, .not_on_cache = kNotTrained},
     {HEED_OPTION(dropout_offset), .rules = kAnyResidue, .place = 20, .not_on_cache = kNotTrained},
-    {HEED_OPTION(cu_seqlens_q), .rules = kAnyResidue, .place = 22,
-     .holds = Holds::kInts, .axes = "N", .not_on_cache = kCacheKnows},
-    {HEED_OPTION(cu_seqlens_k), .rules = kAnyResidue, .place = 23,
-     .holds = Holds::kInts, .axes = "N", .not_on_cache = kCacheKnows},
+    {HEED_OPTION(cu_seqlens_q), .rules = kAnyResidue, .place = 22, .holds = Holds::kInts, .axes = "N",
+     .not_on_cache = kCacheKnows},
+    {HEED_OPTION(cu_seqlens_k), .rules = kAnyResidue, .place = 23, .holds = Holds::kInts, .axes = "N",
+     .not_on_cache = kCacheKnows},
     {HEED_OPTION(precision), .rules = kAnyResidue, .place = 25},
     {HEED_OPTION(invariant), .place = 26},
 };
@@ -131,7 +128,7 @@ static_assert(OptionsHave(std::make_index_sequence<kNumRows>()) && AllDiffer() &
 // Whether an option has another value than its default. A seed or offset is part of dropout and none by itself.
 inline bool IsGiven(const OptionRow& row, const Options& options) {
   return std::visit(
-      [&]<class T>(T Options::*field) {
+      [&]<class T>(T Options::* field) {
         const T& value = options.*field;
         if constexpr (std::is_same_v<T, Window>) {
           return value.left >= 0 || value.right >= 0;
@@ -148,7 +145,7 @@ inline bool IsGiven(const OptionRow& row, const Options& options) {
 
 inline void SetNumber(const OptionRow& row, double value, Options* options) {
   std::visit(
-      [&]<class T>(T Options::*field) {
+      [&]<class T>(T Options::* field) {
         if constexpr (std::is_same_v<T, double> || std::is_same_v<T, std::optional<double>>) options->*field = value;
       },
       row.field);

@@ -127,8 +127,12 @@ TEST(AttentionOptionsTest, ACacheThatGrowsHasTheBitsOfOneCallWithEveryOption) {
       const Problem p = OnCache(problem);
       SCOPED_TRACE(Title(p));
       const Result whole = RunForward(ctx, p);
-      KVCache cache({.batch = k.size(0), .heads = k.size(2), .dim = k.size(3), .value_dim = p.in.v.size(3),
-                     .page = 16, .dtype = dtype});
+      KVCache cache({.batch = k.size(0),
+                     .heads = k.size(2),
+                     .dim = k.size(3),
+                     .value_dim = p.in.v.size(3),
+                     .page = 16,
+                     .dtype = dtype});
       cache.Append(k.Slice(1, 0, Tk - Tq), p.in.v.Slice(1, 0, Tk - Tq));
       for (int64_t i = 0, end; i < Tq; i = end) {
         end = std::min(Tq, i + (i % 3 == 0 ? 1 : 5));

@@ -28,10 +28,7 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 constexpr char kOp[] = "attention";
 constexpr char kMergeOp[] = "merge_attention";
 
-
-DType LseDType(DType dtype) {
-  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-}
+DType LseDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
 nb::object Attention(const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
@@ -56,22 +53,19 @@ nb::dict ExplainAttention(DType dtype, int num_threads, PyObject* kwargs) {
   CheckForResults(kOp, call);
   const Context& ctx = ThreadContext(num_threads);
   Explanation e;
-  Compute(kOp,
-          [&] { e = heed::attention::Explain(ctx, call.in, call.options); });
+  Compute(kOp, [&] { e = heed::attention::Explain(ctx, call.in, call.options); });
 
-  return Described(e.kernel, e.target, e.why, e.flops, e.bytes, e.workspace_bytes,
-                   e.visited_pairs, e.invariant, call.arrays.copied());
+  return Described(e.kernel, e.target, e.why, e.flops, e.bytes, e.workspace_bytes, e.visited_pairs, e.invariant,
+                   call.arrays.copied());
 }
 
 // Gives a packed lse [H, T] beside o [1, T, H, D] a leading 1, as Merge has it.
 template <class View>
 View WithLeadingAxis(const View& lse) {
-  return View(lse.data(), lse.dtype(), {1, lse.size(0), lse.size(1)},
-              {0, lse.stride(0), lse.stride(1)}, lse.device());
+  return View(lse.data(), lse.dtype(), {1, lse.size(0), lse.size(1)}, {0, lse.stride(0), lse.stride(1)}, lse.device());
 }
 
-nb::object MergeAttention(nb::handle parts_argument,
-                          nb::handle sinks_argument) {
+nb::object MergeAttention(nb::handle parts_argument, nb::handle sinks_argument) {
   constexpr char kExpected[] = "a sequence of pairs (o, lse)";
   Arrays arrays;
   std::deque<std::string> names;  // of arguments, which messages point to
@@ -85,32 +79,24 @@ nb::object MergeAttention(nb::handle parts_argument,
   if (!sequence.is_valid()) throw nb::python_error();
   for (nb::handle item : sequence) {
     const std::string name = "parts[" + std::to_string(parts.size()) + "]";
-    const bool is_pair =
-        (PyTuple_Check(item.ptr()) || PyList_Check(item.ptr())) &&
-        nb::len(item) == 2;
-    if (!is_pair)
-      Fail({kMergeOp, names.emplace_back(name).c_str(), item},
-           "a pair (o, lse)");
+    const bool is_pair = (PyTuple_Check(item.ptr()) || PyList_Check(item.ptr())) && nb::len(item) == 2;
+    if (!is_pair) Fail({kMergeOp, names.emplace_back(name).c_str(), item}, "a pair (o, lse)");
     const char* o = names.emplace_back(name + ".o").c_str();
     const char* lse = names.emplace_back(name + ".lse").c_str();
-    parts.push_back({arrays.Read({kMergeOp, o, item[0]}, Kind::kFloat),
-                     arrays.Read({kMergeOp, lse, item[1]}, Kind::kFloat)});
+    parts.push_back(
+        {arrays.Read({kMergeOp, o, item[0]}, Kind::kFloat), arrays.Read({kMergeOp, lse, item[1]}, Kind::kFloat)});
     const Part& part = parts.back();
     if (part.o.rank() != 4 && part.o.rank() != 3) {
-      Fail(kMergeOp, o, "has shape " + part.o.ShapeString(),
-           "[B, Tq, Hq, Dv] or [Tq_total, Hq, Dv]");
+      Fail(kMergeOp, o, "has shape " + part.o.ShapeString(), "[B, Tq, Hq, Dv] or [Tq_total, Hq, Dv]");
     }
     if (!IsFloat(part.o.dtype())) {
-      Fail(kMergeOp, o, std::string("has dtype ") + Name(part.o.dtype()),
-           "f64, f32, bf16 or f16");
+      Fail(kMergeOp, o, std::string("has dtype ") + Name(part.o.dtype()), "f64, f32, bf16 or f16");
     }
     if (part.lse.rank() != 3 && part.lse.rank() != 2) {
-      Fail(kMergeOp, lse, "has shape " + part.lse.ShapeString(),
-           "[B, Hq, Tq] or [Hq, Tq_total]");
+      Fail(kMergeOp, lse, "has shape " + part.lse.ShapeString(), "[B, Hq, Tq] or [Hq, Tq_total]");
     }
   }
-  if (parts.empty())
-    Fail(kMergeOp, "parts", "is empty", "at least one pair (o, lse)");
+  if (parts.empty()) Fail(kMergeOp, "parts", "is empty", "at least one pair (o, lse)");
   ConstTensorView sinks;
   if (!sinks_argument.is_none()) {
     sinks = arrays.ReadList({kMergeOp, "sinks", sinks_argument}, Kind::kFloat);
@@ -142,14 +128,12 @@ nb::object MergeAttention(nb::handle parts_argument,
 void Bind(nb::module_& m) {
   using namespace nanobind::literals;
   const char* const signature = Spelled(kSignature, &TakesAll);
-  const std::string text =
-      Docstring(doc::kForward, signature, {kArguments, doc::kAttentionFields}, kInPython);
+  const std::string text = Docstring(doc::kForward, signature, {kArguments, doc::kAttentionFields}, kInPython);
   m.def("attention", &Attention, nb::sig(signature), text.c_str());
   m.def("attention", &Attention, nb::sig(Spelled(kLseSignature, &TakesAll, kOutAndThreads)), text.c_str());
-  m.def("merge_attention", &MergeAttention, "parts"_a.none(), nb::kw_only(),
-        "sinks"_a = nb::none(), nb::sig(kMergeSignature),
-        Docstring(doc::kMerge, kMergeSignature, {kArguments, doc::kAttentionFields}, kMergeInPython)
-            .c_str());
+  m.def("merge_attention", &MergeAttention, "parts"_a.none(), nb::kw_only(), "sinks"_a = nb::none(),
+        nb::sig(kMergeSignature),
+        Docstring(doc::kMerge, kMergeSignature, {kArguments, doc::kAttentionFields}, kMergeInPython).c_str());
   BindWeights(m);
   BindBackward(m);
   BindTorch(m);

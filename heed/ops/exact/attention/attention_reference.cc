@@ -24,8 +24,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Offset of an element of `view`, whose axes are the last ones of `index`; an
 // axis of size 1 repeats. The other axes of `index` must be left out by
 // broadcasting (mask, bias, slopes) or be 0 (packed tensors).
-int64_t Offset(const ConstTensorView& view,
-               std::initializer_list<int64_t> index) {
+int64_t Offset(const ConstTensorView& view, std::initializer_list<int64_t> index) {
   const int64_t* last = index.end() - view.rank();
   int64_t offset = 0;
   for (int axis = 0; axis < view.rank(); ++axis) {
@@ -38,29 +37,25 @@ double Load(const ConstTensorView& view, std::initializer_list<int64_t> index) {
   return LoadAsDouble(view.dtype(), view.data(), Offset(view, index));
 }
 
-int64_t LoadInt(const ConstTensorView& view,
-                std::initializer_list<int64_t> index) {
+int64_t LoadInt(const ConstTensorView& view, std::initializer_list<int64_t> index) {
   return LoadAsInt64(view.dtype(), view.data(), Offset(view, index));
 }
 
-void Store(const TensorView& view, std::initializer_list<int64_t> index,
-           double value) {
+void Store(const TensorView& view, std::initializer_list<int64_t> index, double value) {
   StoreDouble(view.dtype(), view.data(), Offset(view, index), value);
 }
 
 // A quotient rounded down; C++ rounds towards zero.
-int64_t FloorDivide(int64_t a, int64_t b) {
-  return a / b - (a % b != 0 && a < 0 ? 1 : 0);
-}
+int64_t FloorDivide(int64_t a, int64_t b) { return a / b - (a % b != 0 && a < 0 ? 1 : 0); }
 
 // Where a sequence lies. Not packed: batch index b, rows from 0. Packed: batch
 // index 0, and rows from cu_seqlens.
 struct Sequence {
-  int64_t b = 0;                  // number of the sequence
-  int64_t batch = 0;              // index of axis 0 of the tensors
-  int64_t q_begin = 0, Tq = 0;    // rows of q, o and lse
-  int64_t k_begin = 0, Tk = 0;    // rows of k and v
-  PatternCall call = {};          // for patterns
+  int64_t b = 0;                // number of the sequence
+  int64_t batch = 0;            // index of axis 0 of the tensors
+  int64_t q_begin = 0, Tq = 0;  // rows of q, o and lse
+  int64_t k_begin = 0, Tk = 0;  // rows of k and v
+  PatternCall call = {};        // for patterns
 };
 
 std::vector<Sequence> Sequences(const Inputs& in, const Options& options) {
@@ -73,12 +68,10 @@ std::vector<Sequence> Sequences(const Inputs& in, const Options& options) {
     return sequences;
   }
   const ConstTensorView& cu_q = options.cu_seqlens_q;
-  const ConstTensorView& cu_k =
-      options.cu_seqlens_k ? options.cu_seqlens_k : cu_q;
+  const ConstTensorView& cu_k = options.cu_seqlens_k ? options.cu_seqlens_k : cu_q;
   for (int64_t b = 0; b + 1 < cu_q.size(0); ++b) {
     const int64_t q = LoadInt(cu_q, {b}), k = LoadInt(cu_k, {b});
-    sequences.push_back({b, 0, q, LoadInt(cu_q, {b + 1}) - q, k,
-                         LoadInt(cu_k, {b + 1}) - k});
+    sequences.push_back({b, 0, q, LoadInt(cu_q, {b + 1}) - q, k, LoadInt(cu_k, {b + 1}) - k});
   }
   return sequences;
 }
@@ -90,12 +83,10 @@ int64_t Start(const Options& options, const Sequence& seq) {
 }
 
 // keep_ij for the query i at position p of head h. A bias of -inf is a mask.
-bool Keep(const Options& options, const Sequence& seq, int64_t h, int64_t i,
-          int64_t p, int64_t j) {
+bool Keep(const Options& options, const Sequence& seq, int64_t h, int64_t i, int64_t p, int64_t j) {
   const int64_t b = seq.b;
   const int64_t s = options.key_starts ? LoadInt(options.key_starts, {b}) : 0;
-  const int64_t n =
-      options.key_lengths ? LoadInt(options.key_lengths, {b}) : seq.Tk;
+  const int64_t n = options.key_lengths ? LoadInt(options.key_lengths, {b}) : seq.Tk;
   if (j < s || j >= n) return false;
 
   if (options.segments_q) {
@@ -114,12 +105,10 @@ bool Keep(const Options& options, const Sequence& seq, int64_t h, int64_t i,
     if (j - s >= prefix) return false;
   }
   const auto [left, right] = options.window;
-  const bool inside =
-      (left < 0 || p - j <= left) && (right < 0 || j - p <= right);
+  const bool inside = (left < 0 || p - j <= left) && (right < 0 || j - p <= right);
   if (!inside && j - s >= options.sink_tokens) return false;
 
-  return options.chunk == 0 || FloorDivide(j - s, options.chunk) ==
-                                   FloorDivide(p - s, options.chunk);
+  return options.chunk == 0 || FloorDivide(j - s, options.chunk) == FloorDivide(p - s, options.chunk);
 }
 
 // The last valid key at or before position p.
@@ -135,28 +124,23 @@ std::vector<double> Forgotten(const Options& options, const Sequence& seq, int64
   const int64_t begin = options.key_starts ? LoadInt(options.key_starts, {seq.b}) : 0;
   for (int64_t j = StandsAt(options, seq, p) - 1; j >= begin; --j) {
     forgotten[static_cast<size_t>(j)] =
-        forgotten[static_cast<size_t>(j + 1)] +
-        Load(options.log_decay, {seq.batch, seq.k_begin + j + 1, h});
+        forgotten[static_cast<size_t>(j + 1)] + Load(options.log_decay, {seq.batch, seq.k_begin + j + 1, h});
   }
   return forgotten;
 }
 
 // Z_ij, the dropout keep bit.
-bool Survives(const Options& options, int64_t b, int64_t h, int64_t heads,
-              int64_t p, int64_t j) {
+bool Survives(const Options& options, int64_t b, int64_t h, int64_t heads, int64_t p, int64_t j) {
   if (options.dropout == 0) return true;
   const std::array<uint32_t, 4> words =
-      Philox({static_cast<uint32_t>(j >> 2), static_cast<uint32_t>(p),
-              static_cast<uint32_t>(b * heads + h), options.dropout_offset},
-             {static_cast<uint32_t>(options.seed),
-              static_cast<uint32_t>(options.seed >> 32)});
-  return words[static_cast<size_t>(j & 3)] <
-         std::round((1 - options.dropout) * 0x1p32);
+      Philox({static_cast<uint32_t>(j >> 2), static_cast<uint32_t>(p), static_cast<uint32_t>(b * heads + h),
+              options.dropout_offset},
+             {static_cast<uint32_t>(options.seed), static_cast<uint32_t>(options.seed >> 32)});
+  return words[static_cast<size_t>(j & 3)] < std::round((1 - options.dropout) * 0x1p32);
 }
 
 // Rows [begin, begin + count) of one head as doubles, one after the other.
-std::vector<double> Widen(const ConstTensorView& view, int64_t batch,
-                          int64_t begin, int64_t count, int64_t head) {
+std::vector<double> Widen(const ConstTensorView& view, int64_t batch, int64_t begin, int64_t count, int64_t head) {
   const int64_t channels = view.size(view.rank() - 1);
   std::vector<double> rows;
   rows.reserve(static_cast<size_t>(count * channels));
@@ -193,8 +177,7 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
   const int64_t heads = in.q.size(rank - 2), D = in.q.size(rank - 1);
   const int64_t group = heads / std::max<int64_t>(in.k.size(rank - 2), 1);
   const int64_t Dv = in.v.size(rank - 1);
-  const double scale =
-      options.scale.value_or(1 / std::sqrt(static_cast<double>(D)));
+  const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(D)));
   const double cap = options.softcap;
 
   // What no row below writes: rows beyond the last packed sequence.
@@ -211,9 +194,7 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
   for (Sequence& seq : sequences) {
     seq.call = {seq.Tq, seq.Tk, heads, in.k.size(rank - 2), {Start(options, seq)}, seq.b, std::ssize(sequences)};
     const int64_t b = seq.b, start = Start(options, seq);
-    const int64_t queries = options.query_lengths
-                                ? LoadInt(options.query_lengths, {b})
-                                : seq.Tq;
+    const int64_t queries = options.query_lengths ? LoadInt(options.query_lengths, {b}) : seq.Tq;
     for (int64_t h = 0; h < heads; ++h) {
       const auto q = Widen(in.q, seq.batch, seq.q_begin, seq.Tq, h);
       const auto k = Widen(in.k, seq.batch, seq.k_begin, seq.Tk, h / group);
@@ -258,8 +239,7 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
           if (s == -kInfinity) continue;  // masked
           greatest = std::max(greatest, s);
           pairs.push_back(
-              {j, s, magnitude, std::sqrt(squares), slope, distance, decay, k.data() + j * D,
-               v.data() + j * Dv});
+              {j, s, magnitude, std::sqrt(squares), slope, distance, decay, k.data() + j * D, v.data() + j * Dv});
         }
 
         // lse = log sum exp(s), o = w sum P Z v / (1 - dropout). A logit that is
@@ -290,8 +270,8 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
         }
         if (out.lse) Store(out.lse, {seq.batch, h, row}, lse);
         if (visit) {
-          visit({b, h, i, row, seq.k_begin, StandsAt(options, seq, p), lse, w, sink_probability,
-                 q.data() + i * D, pairs});
+          visit({b, h, i, row, seq.k_begin, StandsAt(options, seq, p), lse, w, sink_probability, q.data() + i * D,
+                 pairs});
         }
       }
     }

@@ -13,15 +13,15 @@ namespace heed::attention {
 
 // One (query, key) pair that is kept and whose logit is not -inf.
 struct ReferencePair {
-  int64_t key;        // in its sequence
-  double logit;       // s_ij
-  double magnitude;   // sum_d |scale q_id k_jd| + |alibi_ij| + |F_ij| + |bias_ij|
-  double partial_norm;  // root of the sum of squares of the products
-                        // scale q_id k_jd and of their partial sums over d
-  double slope;       // of the soft cap there: d logit / d (scale <q_i, k_j>)
-  double distance;    // |p_i - j|
-  double forgotten;   // F_ij
-  const double *k, *v;  // [D], [Dv]
+  int64_t key;             // in its sequence
+  double logit;            // s_ij
+  double magnitude;        // sum_d |scale q_id k_jd| + |alibi_ij| + |F_ij| + |bias_ij|
+  double partial_norm;     // root of the sum of squares of the products
+                           // scale q_id k_jd and of their partial sums over d
+  double slope;            // of the soft cap there: d logit / d (scale <q_i, k_j>)
+  double distance;         // |p_i - j|
+  double forgotten;        // F_ij
+  const double *k, *v;     // [D], [Dv]
   double probability = 0;  // P
   double weight = 0;       // of v in o: w P Z / (1 - dropout)
 };
@@ -34,7 +34,7 @@ struct ReferenceRow {
   int64_t stands_at;   // the last valid key at or before p_i, or below 0
   double lse;
   double w, sink_probability;  // sigmoid(lse - sink) and what it lacks of 1
-  const double* q;     // [D]
+  const double* q;             // [D]
   std::span<const ReferencePair> pairs;
 };
 
@@ -51,9 +51,8 @@ struct Roundoff {
 
 // BackwardReference(), and for each gradient in `magnitudes` the sums of what its
 // pairs may miss. The arguments have been validated.
-void ReferenceGradients(const BackwardInputs& in, const Options& options,
-                        const Gradients& out, const Gradients& magnitudes,
-                        const Roundoff& roundoff);
+void ReferenceGradients(const BackwardInputs& in, const Options& options, const Gradients& out,
+                        const Gradients& magnitudes, const Roundoff& roundoff);
 
 }  // namespace heed::attention
 

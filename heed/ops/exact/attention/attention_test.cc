@@ -33,13 +33,12 @@ Problem SomeKeys(const Problem& problem, int64_t begin, int64_t end) {
 }
 
 Problem Whole(DType dtype) {
-  return MakeProblem(dtype, {.B = 2, .Tq = 9, .Tk = 77, .Hq = 4, .Hkv = 2,
-                             .D = 12, .Dv = 10});
+  return MakeProblem(dtype, {.B = 2, .Tq = 9, .Tk = 77, .Hq = 4, .Hkv = 2, .D = 12, .Dv = 10});
 }
 
 // What Merge makes of the parts between the cuts.
-Result MergeParts(Context& ctx, const Problem& whole, std::vector<int64_t> cuts,
-                  DType out, const ConstTensorView& sinks = {}) {
+Result MergeParts(Context& ctx, const Problem& whole, std::vector<int64_t> cuts, DType out,
+                  const ConstTensorView& sinks = {}) {
   std::vector<Result> results;
   std::vector<Part> parts;
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
@@ -67,12 +66,11 @@ TEST(AttentionMerge, DisjointKeysGiveTheWhole) {
     const double tolerance = dtype == DType::kF64 ? 1e-14 : 2e-6;
     const Problem whole = Whole(dtype);
     const Result expected = RunReference(whole);
-    for (const std::vector<int64_t>& cuts : std::vector<std::vector<int64_t>>{
-             {0, 77}, {0, 30, 77}, {0, 1, 2, 40, 76, 77}, {0, 0, 20, 20, 77, 77}}) {
+    for (const std::vector<int64_t>& cuts :
+         std::vector<std::vector<int64_t>>{{0, 77}, {0, 30, 77}, {0, 1, 2, 40, 76, 77}, {0, 0, 20, 20, 77, 77}}) {
       const Result merged = MergeParts(ctx, whole, cuts, dtype);
       EXPECT_LE(LargestDifference(merged.o.view(), expected.o.view()), tolerance);
-      EXPECT_LE(LargestDifference(merged.lse.view(), expected.lse.view()),
-                tolerance * 5);
+      EXPECT_LE(LargestDifference(merged.lse.view(), expected.lse.view()), tolerance * 5);
     }
   }
 }
@@ -80,10 +78,8 @@ TEST(AttentionMerge, DisjointKeysGiveTheWhole) {
 TEST(AttentionMerge, SinksAreAppliedOnce) {
   Context ctx(1);
   Problem whole = Whole(DType::kF64);
-  const ConstTensorView sinks =
-      KeepFloats(whole, {0.5, -kInfinity, kInfinity, 3}, DType::kF64);
-  const Result merged =
-      MergeParts(ctx, whole, {0, 30, 50, 77}, DType::kF64, sinks);
+  const ConstTensorView sinks = KeepFloats(whole, {0.5, -kInfinity, kInfinity, 3}, DType::kF64);
+  const Result merged = MergeParts(ctx, whole, {0, 30, 50, 77}, DType::kF64, sinks);
   whole.options.sinks = sinks;
   const Result expected = RunReference(whole);
   EXPECT_LE(LargestDifference(merged.o.view(), expected.o.view()), 1e-14);
@@ -94,8 +90,7 @@ TEST(AttentionMerge, TheOutputMayHaveAnyFloatDType) {
   Context ctx(1);
   const Problem whole = Whole(DType::kF32);
   const Result expected = RunReference(whole);
-  for (const auto& [dtype, tolerance] :
-       {std::pair{DType::kF64, 2e-6}, {DType::kBF16, 0x1p-7}, {DType::kF16, 0x1p-9}}) {
+  for (const auto& [dtype, tolerance] : {std::pair{DType::kF64, 2e-6}, {DType::kBF16, 0x1p-7}, {DType::kF16, 0x1p-9}}) {
     const Result merged = MergeParts(ctx, whole, {0, 40, 77}, dtype);
     EXPECT_LE(LargestDifference(merged.o.view(), expected.o.view()), tolerance);
   }
@@ -110,8 +105,7 @@ TEST(AttentionMerge, PartsWithoutAKeyChangeNothing) {
   lse.FillConstant(-kInfinity);
   const Part empty = {o.view(), lse.view()};
   const std::vector<Part> parts = {empty, {one.o.view(), one.lse.view()}, empty};
-  const Result merged = {Buffer(DType::kF32, p.o.sizes),
-                         Buffer(DType::kF32, p.lse.sizes)};
+  const Result merged = {Buffer(DType::kF32, p.o.sizes), Buffer(DType::kF32, p.lse.sizes)};
   Merge(ctx, parts, {}, {merged.o.view(), merged.lse.view()});
   EXPECT_EQ(Difference(merged, one), "");
 
@@ -128,10 +122,8 @@ TEST(AttentionMerge, ANanStaysInItsRow) {
   const Result a = RunForward(ctx, SomeKeys(p, 0, 40));
   const Result b = RunForward(ctx, SomeKeys(p, 40, 77));
   a.lse.Set({0, 1, 2}, kNaN);
-  const std::vector<Part> parts = {{b.o.view(), b.lse.view()},
-                                   {a.o.view(), a.lse.view()}};
-  const Result merged = {Buffer(DType::kF64, p.o.sizes),
-                         Buffer(DType::kF64, p.lse.sizes)};
+  const std::vector<Part> parts = {{b.o.view(), b.lse.view()}, {a.o.view(), a.lse.view()}};
+  const Result merged = {Buffer(DType::kF64, p.o.sizes), Buffer(DType::kF64, p.lse.sizes)};
   Merge(ctx, parts, {}, {merged.o.view(), merged.lse.view()});
   EXPECT_TRUE(std::isnan(merged.o.Get({0, 2, 1, 0})));
   EXPECT_TRUE(std::isnan(merged.lse.Get({0, 1, 2})));
@@ -154,10 +146,8 @@ TEST(AttentionMerge, PackedPartsHaveNoBatch) {
   for (const Result& r : results) {
     parts.push_back({packed(r.o, {5, 2, 3}), packed(r.lse, {2, 5})});
   }
-  const Result merged = {Buffer(DType::kF64, whole.o.sizes),
-                         Buffer(DType::kF64, whole.lse.sizes)};
-  Merge(ctx, parts, {},
-        {packed(merged.o, {5, 2, 3}), packed(merged.lse, {2, 5})});
+  const Result merged = {Buffer(DType::kF64, whole.o.sizes), Buffer(DType::kF64, whole.lse.sizes)};
+  Merge(ctx, parts, {}, {packed(merged.o, {5, 2, 3}), packed(merged.lse, {2, 5})});
   EXPECT_LE(LargestDifference(merged.o.view(), expected.o.view()), 1e-14);
   EXPECT_LE(LargestDifference(merged.lse.view(), expected.lse.view()), 1e-14);
 }
@@ -180,73 +170,49 @@ struct MergeMistake {
   std::string message;
 };
 
-void PrintTo(const MergeMistake& mistake, std::ostream* os) {
-  *os << mistake.name;
-}
+void PrintTo(const MergeMistake& mistake, std::ostream* os) { *os << mistake.name; }
 
 std::vector<MergeMistake> MergeMistakes() {
   return {
-      {"NoParts", [](MergeCall& c) { c.parts.clear(); },
-       "parts is empty, expected at least one part"},
+      {"NoParts", [](MergeCall& c) { c.parts.clear(); }, "parts is empty, expected at least one part"},
       {"FirstPartIsAbsent", [](MergeCall& c) { c.parts[0].o = {}; },
        "parts[0].o has shape [], expected [B, T, H, D], or [T, H, D] packed"},
-      {"PartIsAbsent", [](MergeCall& c) { c.parts[1].o = {}; },
-       "parts[1].o is absent, expected a tensor"},
-      {"LseIsAbsent", [](MergeCall& c) { c.parts[1].lse = {}; },
-       "parts[1].lse is absent, expected a tensor"},
-      {"PartHasAnotherShape",
-       [](MergeCall& c) { c.parts[1].o = c.New(DType::kF32, {1, 2, 3, 5}); },
+      {"PartIsAbsent", [](MergeCall& c) { c.parts[1].o = {}; }, "parts[1].o is absent, expected a tensor"},
+      {"LseIsAbsent", [](MergeCall& c) { c.parts[1].lse = {}; }, "parts[1].lse is absent, expected a tensor"},
+      {"PartHasAnotherShape", [](MergeCall& c) { c.parts[1].o = c.New(DType::kF32, {1, 2, 3, 5}); },
        "parts[1].o has shape [1,2,3,5], expected [1,2,3,4]"},
-      {"LseHasAnotherShape",
-       [](MergeCall& c) { c.parts[0].lse = c.New(DType::kF32, {1, 2, 3}); },
+      {"LseHasAnotherShape", [](MergeCall& c) { c.parts[0].lse = c.New(DType::kF32, {1, 2, 3}); },
        "parts[0].lse has shape [1,2,3], expected [1,3,2]"},
-      {"PartIsOfIntegers",
-       [](MergeCall& c) { c.parts[1].o = c.New(DType::kI32, {1, 2, 3, 4}); },
+      {"PartIsOfIntegers", [](MergeCall& c) { c.parts[1].o = c.New(DType::kI32, {1, 2, 3, 4}); },
        "parts[1].o has dtype i32, expected a float dtype"},
-      {"SinksHaveAnotherShape",
-       [](MergeCall& c) { c.sinks = c.New(DType::kF32, {2}); },
+      {"SinksHaveAnotherShape", [](MergeCall& c) { c.sinks = c.New(DType::kF32, {2}); },
        "sinks has shape [2], expected [3]"},
-      {"OHasAnotherShape",
-       [](MergeCall& c) { c.out.o = c.New(DType::kF32, {2, 3, 4}); },
+      {"OHasAnotherShape", [](MergeCall& c) { c.out.o = c.New(DType::kF32, {2, 3, 4}); },
        "o has shape [2,3,4], expected [1,2,3,4]"},
-      {"OIsAbsent", [](MergeCall& c) { c.out.o = {}; },
-       "o is absent, expected a tensor"},
-      {"OutputLseHasAnotherShape",
-       [](MergeCall& c) { c.out.lse = c.New(DType::kF32, {3, 2}); },
+      {"OIsAbsent", [](MergeCall& c) { c.out.o = {}; }, "o is absent, expected a tensor"},
+      {"OutputLseHasAnotherShape", [](MergeCall& c) { c.out.lse = c.New(DType::kF32, {3, 2}); },
        "lse has shape [3,2], expected [1,3,2]"},
-      {"OOverlapsAPart",
-       [](MergeCall& c) {
-         c.out.o = c.memory[0].view();
-       },
+      {"OOverlapsAPart", [](MergeCall& c) { c.out.o = c.memory[0].view(); },
        "o overlaps an input, expected memory of its own"},
-      {"LseOverlapsO",
-       [](MergeCall& c) {
-         c.out.lse = {c.out.o.data(), DType::kF32, {1, 3, 2}};
-       },
+      {"LseOverlapsO", [](MergeCall& c) { c.out.lse = {c.out.o.data(), DType::kF32, {1, 3, 2}}; },
        "lse overlaps o, expected memory of its own"},
-      {"OOverlapsItself",
-       [](MergeCall& c) {
-         c.out.o = {c.out.o.data(), DType::kF32, {1, 2, 3, 4}, {24, 0, 4, 1}};
-       },
+      {"OOverlapsItself", [](MergeCall& c) { c.out.o = {c.out.o.data(), DType::kF32, {1, 2, 3, 4}, {24, 0, 4, 1}}; },
        "o has strides [24,0,4,1], expected strides that reach every element "
        "once"},
       {"PartIsOnAnotherDevice",
        [](MergeCall& c) {
-         c.parts[1].o = {c.parts[1].o.data(), DType::kF32, {1, 2, 3, 4},
-                         Device{DeviceType::kCuda, 0}};
+         c.parts[1].o = {c.parts[1].o.data(), DType::kF32, {1, 2, 3, 4}, Device{DeviceType::kCuda, 0}};
        },
        "parts[1].o is on a device, expected the CPU"},
-      {"PartHasNoData",
-       [](MergeCall& c) { c.parts[1].o = {nullptr, DType::kF32, {1, 2, 3, 4}}; },
+      {"PartHasNoData", [](MergeCall& c) { c.parts[1].o = {nullptr, DType::kF32, {1, 2, 3, 4}}; },
        "parts[1].o has no data, expected a pointer"},
   };
 }
 
 class AttentionMergeMistake : public testing::TestWithParam<MergeMistake> {};
 
-INSTANTIATE_TEST_SUITE_P(
-    Arguments, AttentionMergeMistake, testing::ValuesIn(MergeMistakes()),
-    [](const auto& value) { return value.param.name; });
+INSTANTIATE_TEST_SUITE_P(Arguments, AttentionMergeMistake, testing::ValuesIn(MergeMistakes()),
+                         [](const auto& value) { return value.param.name; });
 
 TEST_P(AttentionMergeMistake, IsNamedAndNothingIsWritten) {
   MergeCall c;
@@ -357,9 +323,7 @@ TEST(AttentionTest, WorkspaceIsWhatExplainSaysAndGrowsWithThreads) {
 TEST(AlibiSlopes, AreThoseOfTheAuthors) {
   EXPECT_EQ(AlibiSlopes(1), std::vector<double>{0x1p-8});
   EXPECT_EQ(AlibiSlopes(2), (std::vector<double>{0x1p-4, 0x1p-8}));
-  EXPECT_EQ(AlibiSlopes(8),
-            (std::vector<double>{0x1p-1, 0x1p-2, 0x1p-3, 0x1p-4, 0x1p-5, 0x1p-6,
-                                 0x1p-7, 0x1p-8}));
+  EXPECT_EQ(AlibiSlopes(8), (std::vector<double>{0x1p-1, 0x1p-2, 0x1p-3, 0x1p-4, 0x1p-5, 0x1p-6, 0x1p-7, 0x1p-8}));
   const std::vector<double> twelve = AlibiSlopes(12);  // no power of two
   ASSERT_EQ(twelve.size(), 12);
   for (size_t h = 0; h < 8; ++h) {

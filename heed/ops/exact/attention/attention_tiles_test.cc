@@ -33,9 +33,8 @@ class Tiles : public testing::TestWithParam<bool> {
   std::optional<EmulateTiles> emulate_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Units, Tiles, testing::Bool(), [](const auto& value) {
-  return std::string(value.param ? "Emulated" : "Matrix");
-});
+INSTANTIATE_TEST_SUITE_P(Units, Tiles, testing::Bool(),
+                         [](const auto& value) { return std::string(value.param ? "Emulated" : "Matrix"); });
 
 constexpr int64_t kTk = 1500, kD = 64;  // a pipeline, and a tile that is not whole
 

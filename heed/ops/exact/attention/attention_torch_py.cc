@@ -17,7 +17,6 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr char kOp[] = "attention";
 
-
 // [B, H, T, D] as [B, T, H, D].
 template <class View>
 void SwapHeads(View& x) {
@@ -43,8 +42,7 @@ void Attention(const nb::args& args) {
 void AttentionBackward(const nb::args& args) {
   Call call;
   ReadTorchBackwardCall(kOp, args.ptr(), call);
-  BackwardInputs in = {call.in.q, call.in.k, call.in.v,  call.o,
-                       call.lse,  call.d_o,  call.d_lse};
+  BackwardInputs in = {call.in.q, call.in.k, call.in.v, call.o, call.lse, call.d_o, call.d_lse};
   Gradients& out = call.gradients;
   if (call.heads_first) {
     for (ConstTensorView* x : {&in.q, &in.k, &in.v, &in.o, &in.d_o}) SwapHeads(*x);

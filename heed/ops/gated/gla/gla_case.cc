@@ -6,11 +6,9 @@ namespace heed::gla {
 
 OpEntry Entry() {
   static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
-      "gla", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
+      "gla", DefinitionOf({}), {}, {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
   OpEntry entry = recurrent::GatedEntry(mechanism, "B Tq (3 Hq D + 2 Hq Dv) size");
-  entry.variants.insert(entry.variants.end(),
-                        {"columns", "columns+strong", "columns+vanishing"});
+  entry.variants.insert(entry.variants.end(), {"columns", "columns+strong", "columns+vanishing"});
   return entry;
 }
 

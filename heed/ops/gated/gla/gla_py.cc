@@ -6,9 +6,8 @@
 namespace heed::gla {
 
 void Bind(nanobind::module_& m) {
-  recurrent::Bind<Options>(
-      m, {.name = "gla", .inputs = "q k v log_decay * log_decay_v", .docs = doc::kDocs}, DefinitionOf({}),
-      {&Forward, &Backward, &Step, &Explain});
+  recurrent::Bind<Options>(m, {.name = "gla", .inputs = "q k v log_decay * log_decay_v", .docs = doc::kDocs},
+                           DefinitionOf({}), {&Forward, &Backward, &Step, &Explain});
 }
 
 }  // namespace heed::gla

@@ -17,8 +17,7 @@ double LargestDifference(const Buffer& a, const Buffer& b) {
   double difference = 0;
   std::vector<int64_t> at(a.view().sizes().size());
   do {
-    difference = std::max(
-        difference, std::abs(GetElement(a.view(), at) - GetElement(b.view(), at)));
+    difference = std::max(difference, std::abs(GetElement(a.view(), at) - GetElement(b.view(), at)));
   } while (NextIndex(a.view().sizes(), at));
   return difference;
 }
@@ -26,12 +25,9 @@ double LargestDifference(const Buffer& a, const Buffer& b) {
 class GlaTest : public testing::Test {
  protected:
   static constexpr int64_t B = 2, T = 90, H = 3, K = 12, V = 20;
-  Buffer Normal(std::initializer_list<int64_t> sizes) {
-    return Buffer(DType::kF64, sizes).FillNormal(++seed_);
-  }
+  Buffer Normal(std::initializer_list<int64_t> sizes) { return Buffer(DType::kF64, sizes).FillNormal(++seed_); }
   uint64_t seed_ = 0;
-  const Buffer q_ = Normal({B, T, H, K}), k_ = Normal({B, T, H, K}),
-               v_ = Normal({B, T, H, V});
+  const Buffer q_ = Normal({B, T, H, K}), k_ = Normal({B, T, H, K}), v_ = Normal({B, T, H, V});
   Context ctx_{2};
 };
 
@@ -49,8 +45,7 @@ TEST_F(GlaTest, OneGateForAllChannelsIsSimpleGla) {
   }
   const Buffer o(DType::kF64, {B, T, H, V}), expected(DType::kF64, {B, T, H, V});
   Forward(ctx_, {q_.view(), k_.view(), v_.view(), by_key.view(), {}}, {}, {o.view(), {}});
-  simple_gla::Forward(ctx_, {q_.view(), k_.view(), v_.view(), by_token.view(), {}}, {},
-                      {expected.view(), {}});
+  simple_gla::Forward(ctx_, {q_.view(), k_.view(), v_.view(), by_token.view(), {}}, {}, {expected.view(), {}});
   EXPECT_LT(LargestDifference(o, expected), 1e-13);
 }
 
@@ -95,8 +90,7 @@ TEST_F(GlaTest, WithoutDecayTheStateIsASumOfOuterProducts) {
   const Buffer none(DType::kF64, {B, T, H, K});
   none.FillConstant(0);
   const Buffer o(DType::kF64, {B, T, H, V}), state(DType::kF64, {B, H, K, V});
-  Forward(ctx_, {q_.view(), k_.view(), v_.view(), none.view(), {}}, {},
-          {o.view(), {state.view(), {}}});
+  Forward(ctx_, {q_.view(), k_.view(), v_.view(), none.view(), {}}, {}, {o.view(), {state.view(), {}}});
   for (int64_t i = 0; i < K; ++i) {
     double sum = 0;
     for (int64_t t = 0; t < T; ++t) sum += k_.Get({1, t, 2, i}) * v_.Get({1, t, 2, 7});
@@ -113,12 +107,10 @@ TEST_F(GlaTest, RetentionsOwnDecaysAreThoseOfThePaper) {
   }
   const Buffer o(DType::kF64, {B, T, H, V}), expected(DType::kF64, {B, T, H, V});
   retention::Forward(ctx_, {q_.view(), k_.view(), v_.view(), {}, {}}, {}, {o.view(), {}});
-  retention::Forward(ctx_, {q_.view(), k_.view(), v_.view(), given.view(), {}}, {},
-                     {expected.view(), {}});
+  retention::Forward(ctx_, {q_.view(), k_.view(), v_.view(), given.view(), {}}, {}, {expected.view(), {}});
   EXPECT_TRUE(SameBits(o.view(), expected.view()));
   const Buffer reference(DType::kF64, {B, T, H, V});
-  retention::Reference({q_.view(), k_.view(), v_.view(), {}, {}}, {},
-                       {reference.view(), {}});
+  retention::Reference({q_.view(), k_.view(), v_.view(), {}, {}}, {}, {reference.view(), {}});
   EXPECT_LT(LargestDifference(o, reference), 1e-13);
 }
 

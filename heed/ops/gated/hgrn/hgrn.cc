@@ -8,17 +8,17 @@ using scanning::Tensor;
 
 constexpr Tensor kTensors[] = {
     {.name = "x", .axes = "BTD", .input = &Inputs::x, .gradient = &Gradients::dx},
-    {.name = "log_decay", .axes = "BTD", .input = &Inputs::log_decay,
-     .gradient = &Gradients::dlog_decay, .values = Tensor::kDecays},
+    {.name = "log_decay",
+     .axes = "BTD",
+     .input = &Inputs::log_decay,
+     .gradient = &Gradients::dlog_decay,
+     .values = Tensor::kDecays},
 };
 
 }  // namespace
 
 scanning::Definition DefinitionOf(const Options&) {
-  return {.tensors = kTensors,
-          .state_axes = "BD",
-          .rule = scan::Rule::kDecay,
-          .flops = 2};
+  return {.tensors = kTensors, .state_axes = "BD", .rule = scan::Rule::kDecay, .flops = 2};
 }
 
 HEED_DEFINE_RECURRENT(scanning, hgrn)

@@ -29,8 +29,7 @@ double DecayError(double g, double u) {
 Doubles ErrorsOf(const ReferenceChannel& c, double u) {
   Doubles errors = {0.0};
   for (size_t t = 0; t < c.T(); ++t) {
-    errors.push_back(c.a[t] * errors[t] +
-                     std::abs(c.a[t] * c.h[t]) * DecayError(c.g[t], u) +
+    errors.push_back(c.a[t] * errors[t] + std::abs(c.a[t] * c.h[t]) * DecayError(c.g[t], u) +
                      u * (std::abs(c.h[t + 1] - c.a[t] * c.h[t]) + std::abs(c.h[t + 1])));
   }
   return errors;
@@ -44,16 +43,13 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
     const Doubles errors = ErrorsOf(c, e.unit);
     const int64_t d = c.place.channel;
     for (size_t t = 0; t < c.T(); ++t) {
-      Put(tolerance.o, {c.place.batch, c.place.tokens[t], d},
-          Stored(c.h[t + 1], errors[t + 1], e));
+      Put(tolerance.o, {c.place.batch, c.place.tokens[t], d}, Stored(c.h[t + 1], errors[t + 1], e));
     }
-    Put(tolerance.final, {c.place.sequence, d},
-        c.T() == 0 ? 0 : 1.01 * errors.back() + state.least);
+    Put(tolerance.final, {c.place.sequence, d}, c.T() == 0 ? 0 : 1.01 * errors.back() + state.least);
   });
 }
 
-void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients&,
-                       const Gradients& tolerance) {
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients&, const Gradients& tolerance) {
   const double u = EpsilonOf(in.x.dtype()).unit;
   const Epsilon state = EpsilonOf(mechanism::StateDType(in.x.dtype()));
   for (const TensorView* t : {&tolerance.dx, &tolerance.dlog_decay}) mechanism::Clear(*t);
@@ -66,12 +62,10 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
       const double of_q = of_p + u * std::abs(g.q[t]);
       of_p = c.a[t] * of_q + std::abs(g.p[t]) * DecayError(c.g[t], u);
       const double dlog = g.p[t] * c.h[t];
-      const double of_dlog =
-          of_p * std::abs(c.h[t]) + std::abs(g.p[t]) * of_h[t] + u * std::abs(dlog);
+      const double of_dlog = of_p * std::abs(c.h[t]) + std::abs(g.p[t]) * of_h[t] + u * std::abs(dlog);
       const int64_t token = c.place.tokens[t];
       Put(tolerance.dx, {b, token, d}, Stored(g.q[t], of_q, EpsilonOf(in.x.dtype())));
-      Put(tolerance.dlog_decay, {b, token, d},
-          Stored(dlog, of_dlog, EpsilonOf(in.log_decay.dtype())));
+      Put(tolerance.dlog_decay, {b, token, d}, Stored(dlog, of_dlog, EpsilonOf(in.log_decay.dtype())));
     }
     Put(tolerance.dinitial, {c.place.sequence, d}, c.T() == 0 ? 0 : 1.01 * of_p + state.least);
   });
@@ -80,21 +74,18 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
 scanning::Mechanism MechanismOf() {
   return scanning::Bound<Options>(
       "hgrn", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
-       &BackwardTolerance});
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance, &BackwardTolerance});
 }
 
 }  // namespace
 
 // D = Hq D channels, T = Tq tokens.
 OpEntry Entry() {
-  return scanning::EntryOf(
-      MechanismOf(),
-      {.family = "gated",
-       .variants = scanning::kVariants,
-       .flops = "2 per token and channel, backward 6; Hq D channels",
-       .bytes = "3 B Tq Hq D size",
-       .state = "B Hq D 4"});
+  return scanning::EntryOf(MechanismOf(), {.family = "gated",
+                                           .variants = scanning::kVariants,
+                                           .flops = "2 per token and channel, backward 6; Hq D channels",
+                                           .bytes = "3 B Tq Hq D size",
+                                           .state = "B Hq D 4"});
 }
 
 }  // namespace heed::hgrn

@@ -10,10 +10,8 @@ namespace heed::hgrn {
 using mechanism::At;
 using mechanism::Put;
 
-void ForEachChannel(const Inputs& in, const Options& options,
-                    const std::function<void(const ReferenceChannel&)>& f) {
-  for (const auto& place :
-       scanning::PlacesOf(in.x.size(0), in.x.size(1), in.x.size(2), options)) {
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f) {
+  for (const auto& place : scanning::PlacesOf(in.x.size(0), in.x.size(1), in.x.size(2), options)) {
     const int64_t b = place.batch, d = place.channel;
     ReferenceChannel c = {place, {}, {}, {}, {}};
     c.h.push_back(in.initial.present() ? At(in.initial, {place.sequence, d}) : 0);

@@ -19,8 +19,7 @@ struct ReferenceChannel {
 
   size_t T() const { return x.size(); }
 };
-void ForEachChannel(const Inputs& in, const Options& options,
-                    const std::function<void(const ReferenceChannel&)>& f);
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f);
 
 struct ReferenceGradients {
   Doubles p, q;  // of h: p [T + 1] before what o_t adds, p[T] being given; q [T] after it

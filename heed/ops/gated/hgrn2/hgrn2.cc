@@ -3,10 +3,7 @@
 
 namespace heed::hgrn2 {
 recurrent::Definition DefinitionOf(const Options&) {
-  return {.decay = recurrent::DecayShape::kKey,
-          .root_scale = true,
-          .complement_keys = true,
-          .value_name = "i"};
+  return {.decay = recurrent::DecayShape::kKey, .root_scale = true, .complement_keys = true, .value_name = "i"};
 }
 
 HEED_DEFINE_RECURRENT(recurrent, hgrn2)

@@ -6,8 +6,7 @@ namespace heed::hgrn2 {
 
 OpEntry Entry() {
   static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
-      "hgrn2", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
+      "hgrn2", DefinitionOf({}), {}, {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
   return recurrent::GatedEntry(mechanism, "B Tq (Hkv D + Hq D + 2 Hq Dv) size");
 }
 

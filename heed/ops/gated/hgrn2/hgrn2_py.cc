@@ -6,9 +6,8 @@
 namespace heed::hgrn2 {
 
 void Bind(nanobind::module_& m) {
-  recurrent::Bind<Options>(
-      m, {.name = "hgrn2", .inputs = "q log_decay i", .docs = doc::kDocs}, DefinitionOf({}),
-      {&Forward, &Backward, &Step, &Explain});
+  recurrent::Bind<Options>(m, {.name = "hgrn2", .inputs = "q log_decay i", .docs = doc::kDocs}, DefinitionOf({}),
+                           {&Forward, &Backward, &Step, &Explain});
 }
 
 }  // namespace heed::hgrn2

@@ -6,8 +6,7 @@ namespace heed::lightning {
 
 OpEntry Entry() {
   static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
-      "lightning", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
+      "lightning", DefinitionOf({}), {}, {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
   return recurrent::GatedEntry(mechanism, "B Tq (2 Hkv D + 2 Hq Dv) size");
 }
 

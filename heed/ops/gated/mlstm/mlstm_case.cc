@@ -9,9 +9,8 @@ namespace heed::mlstm {
 namespace {
 
 recurrent::Mechanism MechanismOf(const Options& own) {
-  return recurrent::Bound<Options>(
-      "mlstm", DefinitionOf(own), own,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
+  return recurrent::Bound<Options>("mlstm", DefinitionOf(own), own,
+                                   {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
 }
 
 Case RandomCase(DType dtype, uint64_t seed) {
@@ -28,9 +27,8 @@ OpEntry Entry() {
   OpEntry entry = recurrent::GatedEntry(mechanism, "B Tq (2 Hkv D + 2 Hq Dv + 2 Hq) size");
   entry.state = "B Hq (D (Dv + 1) + 1) 4";
   // Where nothing is forgotten, a denominator is a sum of both signs, however many its terms.
-  std::erase_if(entry.variants, [](const std::string& variant) {
-    return variant == "vanishing" || variant == "faint";
-  });
+  std::erase_if(entry.variants,
+                [](const std::string& variant) { return variant == "vanishing" || variant == "faint"; });
   entry.random_case = &RandomCase;
   return entry;
 }

@@ -21,16 +21,12 @@ ReferenceMath MathOfHead(const Inputs& in, const Options& options, const Referen
   ReferenceMath math;
   math.scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(in.q.size(3))));
   math.normalize = true;
-  math.log_decay = [f = in.f](int64_t b, int64_t t, int64_t head, int64_t) {
-    return LogSigmoid(At(f, {b, t, head}));
-  };
-  const double before =
-      in.initial.m.present() ? At(in.initial.m, {place.sequence, place.head}) : 0;
+  math.log_decay = [f = in.f](int64_t b, int64_t t, int64_t head, int64_t) { return LogSigmoid(At(f, {b, t, head})); };
+  const double before = in.initial.m.present() ? At(in.initial.m, {place.sequence, place.head}) : 0;
   Doubles maxima;
   double m = before, largest = before, size = std::abs(before);
   for (const int64_t t : place.tokens) {
-    m = std::max(math.log_decay(place.batch, t, place.head, 0) + m,
-                 At(in.i, {place.batch, t, place.head}));
+    m = std::max(math.log_decay(place.batch, t, place.head, 0) + m, At(in.i, {place.batch, t, place.head}));
     maxima.push_back(m);
     largest = std::max(largest, m);
     size = std::max(size, std::abs(m));
@@ -59,9 +55,7 @@ ReferenceMath MathOfHead(const Inputs& in, const Options& options, const Referen
 
 ReferenceMath Math(const Inputs& in, const Options& options) {
   ReferenceMath math;
-  math.of_head = [in, options](const ReferencePlace& place) {
-    return MathOfHead(in, options, place);
-  };
+  math.of_head = [in, options](const ReferencePlace& place) { return MathOfHead(in, options, place); };
   return math;
 }
 
@@ -69,8 +63,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   recurrent::Reference(in, options, Math(in, options), out);
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   recurrent::BackwardReference(in, options, Math(in, options), out);
 }
 

@@ -33,9 +33,7 @@ class MLstm : public testing::Test {
     } while (NextIndex(sizes, at));
     return buffer;
   }
-  Buffer Normal(const std::vector<int64_t>& sizes) {
-    return Buffer(DType::kF64, sizes).FillNormal(++seed_);
-  }
+  Buffer Normal(const std::vector<int64_t>& sizes) { return Buffer(DType::kF64, sizes).FillNormal(++seed_); }
   Inputs In(const Buffer& i, const Buffer& f) const {
     Inputs in = {.q = q_.view(), .k = k_.view(), .v = v_.view(), .log_decay = {}, .initial = {}};
     in.i = i.view();
@@ -51,8 +49,7 @@ class MLstm : public testing::Test {
     double difference = 0;
     std::vector<int64_t> at(a.view().sizes().size());
     do {
-      difference = std::max(difference,
-                            std::abs(GetElement(a.view(), at) - GetElement(b.view(), at)));
+      difference = std::max(difference, std::abs(GetElement(a.view(), at) - GetElement(b.view(), at)));
     } while (NextIndex(a.view().sizes(), at));
     return difference;
   }
@@ -64,21 +61,17 @@ class MLstm : public testing::Test {
 };
 
 TEST_F(MLstm, IsASimpleGlaOverItsNormalizer) {
-  const Buffer g = Filled({B, T, H}, [&](const auto& at) {
-    return LogSigmoid(GetElement(f_.view(), at));
-  });
+  const Buffer g = Filled({B, T, H}, [&](const auto& at) { return LogSigmoid(GetElement(f_.view(), at)); });
   const auto weighted = [&](int64_t channels, const auto& value) {
-    return Filled({B, T, H, channels}, [&](const std::vector<int64_t>& at) {
-      return std::exp(i_.Get({at[0], at[1], at[2]})) * value(at);
-    });
+    return Filled({B, T, H, channels},
+                  [&](const std::vector<int64_t>& at) { return std::exp(i_.Get({at[0], at[1], at[2]})) * value(at); });
   };
   const Buffer values = weighted(V, [&](const auto& at) { return GetElement(v_.view(), at); });
   const Buffer ones = weighted(1, [](const auto&) { return 1; });
   const Buffer numerators(DType::kF64, {B, T, H, V}), products(DType::kF64, {B, T, H, 1});
   const auto gla = [&](const Buffer& v, const Buffer& o) {
-    simple_gla::Forward(
-        ctx_, {.q = q_.view(), .k = k_.view(), .v = v.view(), .log_decay = g.view(), .initial = {}},
-        {}, {o.view(), {}});
+    simple_gla::Forward(ctx_, {.q = q_.view(), .k = k_.view(), .v = v.view(), .log_decay = g.view(), .initial = {}}, {},
+                        {o.view(), {}});
   };
   gla(values, numerators);
   gla(ones, products);
@@ -94,15 +87,11 @@ TEST_F(MLstm, IsASimpleGlaOverItsNormalizer) {
 // Where no denominator is at its floor, a constant cancels, however large.
 TEST_F(MLstm, InputGatesOfEightHundredAreAsGoodAsAny) {
   const auto positive = [](const Buffer& x) {
-    return Filled({B, T, H, K}, [&](const auto& at) {
-      return 1 + std::abs(GetElement(x.view(), at));
-    });
+    return Filled({B, T, H, K}, [&](const auto& at) { return 1 + std::abs(GetElement(x.view(), at)); });
   };
   const Buffer q = positive(q_), k = positive(k_);
   const auto run = [&](double more) {
-    const Buffer i = Filled({B, T, H}, [&](const auto& at) {
-      return GetElement(i_.view(), at) + more;
-    });
+    const Buffer i = Filled({B, T, H}, [&](const auto& at) { return GetElement(i_.view(), at) + more; });
     Inputs in = In(i, f_);
     in.q = q.view();
     in.k = k.view();
@@ -145,9 +134,8 @@ TEST_F(MLstm, WhatIsNeitherKeptNorWrittenIsZero) {
   };
   const Buffer i = closed_at(i_), f = closed_at(f_);
   const Buffer o = Run(In(i, f));
-  const Buffer expected = Filled({B, T, H, V}, [&](const std::vector<int64_t>& at) {
-    return at[1] == 70 ? 0 : GetElement(o.view(), at);
-  });
+  const Buffer expected =
+      Filled({B, T, H, V}, [&](const std::vector<int64_t>& at) { return at[1] == 70 ? 0 : GetElement(o.view(), at); });
   EXPECT_EQ(LargestDifference(o, expected), 0);
   std::vector<int64_t> at(4);
   do {

@@ -51,28 +51,22 @@ std::vector<double> LogDecays(int64_t heads) {
 
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
   Decays decays;
-  recurrent::Forward("retention::Forward", ctx, DefinitionOf(options), WithDecays(in, decays),
-                     options, out);
+  recurrent::Forward("retention::Forward", ctx, DefinitionOf(options), WithDecays(in, decays), options, out);
 }
 
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
+void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
   Decays decays;
-  recurrent::Backward("retention::Backward", ctx, DefinitionOf(options), WithDecays(in, decays),
-                      options, out);
+  recurrent::Backward("retention::Backward", ctx, DefinitionOf(options), WithDecays(in, decays), options, out);
 }
 
-void Step(Context& ctx, const StepInputs& in, const Options& options,
-          const State& state, const TensorView& o) {
+void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o) {
   thread_local Decays decays;  // whose memory the next step finds again
-  recurrent::Step("retention::Step", ctx, DefinitionOf(options), WithDecays(in, decays), options,
-                  state, o);
+  recurrent::Step("retention::Step", ctx, DefinitionOf(options), WithDecays(in, decays), options, state, o);
 }
 
 int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
   Decays decays;
-  return recurrent::Workspace("retention::Workspace", ctx, DefinitionOf(options),
-                              WithDecays(in, decays), options);
+  return recurrent::Workspace("retention::Workspace", ctx, DefinitionOf(options), WithDecays(in, decays), options);
 }
 
 int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
@@ -83,8 +77,7 @@ int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& o
 
 Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
   Decays decays;
-  return recurrent::Explain("retention::Explain", ctx, DefinitionOf(options),
-                            WithDecays(in, decays), options);
+  return recurrent::Explain("retention::Explain", ctx, DefinitionOf(options), WithDecays(in, decays), options);
 }
 
 }  // namespace heed::retention

@@ -7,16 +7,15 @@
 namespace heed::retention {
 
 OpEntry Entry() {
-  static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
-      "retention", DefinitionOf({}), {},
-      {.forward = &Forward,
-       .backward = &Backward,
-       .reference = &Reference,
-       .backward_reference = &BackwardReference,
-       .step = &Step,
-       .explain = &Explain,
-       .backward_workspace = &BackwardWorkspace},
-      &Math);
+  static const recurrent::Mechanism mechanism = recurrent::Bound<Options>("retention", DefinitionOf({}), {},
+                                                                          {.forward = &Forward,
+                                                                           .backward = &Backward,
+                                                                           .reference = &Reference,
+                                                                           .backward_reference = &BackwardReference,
+                                                                           .step = &Step,
+                                                                           .explain = &Explain,
+                                                                           .backward_workspace = &BackwardWorkspace},
+                                                                          &Math);
   OpEntry entry = recurrent::GatedEntry(mechanism, "B Tq (2 Hkv D + 2 Hq Dv) size");
   entry.inputs.back().optional = true;  // decays may be left out
   entry.weights = [](int64_t head, int64_t channels) {

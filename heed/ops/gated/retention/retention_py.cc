@@ -6,9 +6,8 @@
 namespace heed::retention {
 
 void Bind(nanobind::module_& m) {
-  recurrent::Bind<Options>(
-      m, {.name = "retention", .inputs = "q k v * log_decay", .docs = doc::kDocs}, DefinitionOf({}),
-      {&Forward, &Backward, &Step, &Explain});
+  recurrent::Bind<Options>(m, {.name = "retention", .inputs = "q k v * log_decay", .docs = doc::kDocs},
+                           DefinitionOf({}), {&Forward, &Backward, &Step, &Explain});
 }
 
 }  // namespace heed::retention

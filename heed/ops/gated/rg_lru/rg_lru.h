@@ -51,8 +51,7 @@ struct Options : scanning::Options {
 // Throws InvalidArgument if a rank, shape, dtype or device disagrees with the above, if an
 // output overlaps an input, if lengths, starts or cu_seqlens are out of range, or if c is
 // not a positive number. On throw, nothing has been written.
-HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
-                      const Outputs& out);
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
 // be f64 whatever the inputs are.
@@ -70,17 +69,15 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 // first token, then in f64 in a fixed order. Precision and reproducibility as above, but for da of a
 // sequence that is split, which agrees to rounding. States are kept every 16 tokens, the rest is
 // computed again. Throws as Forward.
-HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-                       const Gradients& out);
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
-HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
-                                const Gradients& out);
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes o of one token, with the bits of Forward; the state is read, then updated in place. Of
 // the options, c alone.
-HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
-                   const StepState& state, const TensorView& o);
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
+                   const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, W = 64
 // channels of f32 or 32 of f64, and L the tokens of the longest sequence, at most
@@ -88,8 +85,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 //   forward   threads (96 E W + a few KiB)
 //   backward  threads (E W (4 ceil(L / 16) + 128) + a few KiB) + 8 D + a few KiB
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
-HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
-                                   const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
 // What Forward would do. Pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);

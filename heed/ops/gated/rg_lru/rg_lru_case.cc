@@ -53,8 +53,8 @@ Doubles StateErrorsOf(const ReferenceChannel& c, double u) {
   Doubles errors = {0.0};
   for (size_t t = 0; t < c.T(); ++t) {
     const TokenErrors e = ErrorsOf(c, t, u);
-    errors.push_back(c.a[t] * errors[t] + std::abs(c.a[t] * c.h[t]) * e.decay +
-                     std::abs(c.written[t]) * e.written + u * std::abs(c.h[t + 1]));
+    errors.push_back(c.a[t] * errors[t] + std::abs(c.a[t] * c.h[t]) * e.decay + std::abs(c.written[t]) * e.written +
+                     u * std::abs(c.h[t + 1]));
   }
   return errors;
 }
@@ -67,21 +67,18 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
     const Doubles errors = StateErrorsOf(c, e.unit);
     const int64_t d = c.place.channel;
     for (size_t t = 0; t < c.T(); ++t) {
-      Put(tolerance.o, {c.place.batch, c.place.tokens[t], d},
-          Stored(c.h[t + 1], errors[t + 1], e));
+      Put(tolerance.o, {c.place.batch, c.place.tokens[t], d}, Stored(c.h[t + 1], errors[t + 1], e));
     }
-    Put(tolerance.final, {c.place.sequence, d},
-        c.T() == 0 ? 0 : 1.01 * errors.back() + state.least);
+    Put(tolerance.final, {c.place.sequence, d}, c.T() == 0 ? 0 : 1.01 * errors.back() + state.least);
   });
 }
 
-void BackwardTolerance(const BackwardInputs& in, const Options& options,
-                       const Gradients& expected, const Gradients& tolerance) {
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
+                       const Gradients& tolerance) {
   const Epsilon own = EpsilonOf(in.x.dtype());
   const double u = own.unit;
   const Epsilon state = EpsilonOf(mechanism::StateDType(in.x.dtype()));
-  for (const TensorView* t : {&tolerance.dx, &tolerance.dinput_gate, &tolerance.drecurrence_gate,
-                              &tolerance.da}) {
+  for (const TensorView* t : {&tolerance.dx, &tolerance.dinput_gate, &tolerance.drecurrence_gate, &tolerance.da}) {
     mechanism::Clear(*t);
   }
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
@@ -99,28 +96,23 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
       const double kept = p * std::abs(c.h[t]);
       const double per_q = std::abs(c.input[t] * c.x[t]) * g.slope[t];
       const double of_dlog = of_p * std::abs(c.h[t]) + p * of_h[t] + u * kept + per_q * of_q +
-                             per_q * q * (e.slope + (kSigmoid + 2) * u) +
-                             u * std::abs(g.dlog_a[t]);
+                             per_q * q * (e.slope + (kSigmoid + 2) * u) + u * std::abs(g.dlog_a[t]);
       const double of_x = c.root[t] * c.input[t], complement = scanning::Sigmoid(-c.raw_input[t]);
       const int64_t token = c.place.tokens[t];
-      const auto put = [&](const TensorView& to, const ConstTensorView& like, double value,
-                           double error) {
+      const auto put = [&](const TensorView& to, const ConstTensorView& like, double value, double error) {
         Put(to, {b, token, d}, Stored(value, error, EpsilonOf(like.dtype())));
       };
       const double of_gated = of_q / (q > 0 ? q : 1) + e.root;
-      put(tolerance.dx, in.x, g.dx[t],
-          q > 0 ? std::abs(g.dx[t]) * (of_gated + (kSigmoid + 2) * u) : of_q * of_x);
+      put(tolerance.dx, in.x, g.dx[t], q > 0 ? std::abs(g.dx[t]) * (of_gated + (kSigmoid + 2) * u) : of_q * of_x);
       put(tolerance.dinput_gate, in.input_gate, g.dinput[t],
           q > 0 ? std::abs(g.dinput[t]) * (of_gated + (2 * kSigmoid + 4) * u)
                 : of_q * of_x * std::abs(c.x[t]) * complement);
-      const double per_log = std::abs(c.rate) * c.recurrence[t] *
-                             scanning::Sigmoid(-c.raw_recurrence[t]);
+      const double per_log = std::abs(c.rate) * c.recurrence[t] * scanning::Sigmoid(-c.raw_recurrence[t]);
       put(tolerance.drecurrence_gate, in.recurrence_gate, g.drecurrence[t],
           per_log * (of_dlog + std::abs(g.dlog_a[t]) * (kRate + 2 * kSigmoid + 4) * u));
       const double per_a = c.c * c.recurrence[t] * scanning::Sigmoid(c.lambda);
       mechanism::Add(tolerance.da, {d},
-                 per_a * (of_dlog + std::abs(g.dlog_a[t]) *
-                                        (of_sum + (2 * kSigmoid + 4) * u)) + own.least);
+                     per_a * (of_dlog + std::abs(g.dlog_a[t]) * (of_sum + (2 * kSigmoid + 4) * u)) + own.least);
     }
     Put(tolerance.dinitial, {c.place.sequence, d}, c.T() == 0 ? 0 : 1.01 * of_p + state.least);
   });
@@ -130,8 +122,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
 scanning::Mechanism MechanismOf(const Options& options) {
   return scanning::Bound<Options>(
       "rg_lru", DefinitionOf(options), options,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
-       &BackwardTolerance},
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance, &BackwardTolerance},
       options.c == Options().c ? "" : " c=" + std::to_string(options.c));
 }
 
@@ -146,14 +137,12 @@ Case RandomCase(DType dtype, uint64_t seed) {
 
 // D = Hq D channels, T = Tq tokens.
 OpEntry Entry() {
-  return scanning::EntryOf(
-      MechanismOf({}),
-      {.family = "gated",
-       .variants = {"state", "lengths=62", "reverse", "strided"},
-       .flops = "30 per token and channel, backward 90; Hq D channels",
-       .bytes = "4 B Tq Hq D size",
-       .state = "B Hq D 4",
-       .random_case = &RandomCase});
+  return scanning::EntryOf(MechanismOf({}), {.family = "gated",
+                                             .variants = {"state", "lengths=62", "reverse", "strided"},
+                                             .flops = "30 per token and channel, backward 90; Hq D channels",
+                                             .bytes = "4 B Tq Hq D size",
+                                             .state = "B Hq D 4",
+                                             .random_case = &RandomCase});
 }
 
 }  // namespace heed::rg_lru

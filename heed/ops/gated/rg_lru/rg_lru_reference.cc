@@ -12,10 +12,8 @@ using mechanism::At;
 using mechanism::Put;
 using scanning::Sigmoid;
 
-void ForEachChannel(const Inputs& in, const Options& options,
-                    const std::function<void(const ReferenceChannel&)>& f) {
-  for (const auto& place :
-       scanning::PlacesOf(in.x.size(0), in.x.size(1), in.x.size(2), options)) {
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f) {
+  for (const auto& place : scanning::PlacesOf(in.x.size(0), in.x.size(1), in.x.size(2), options)) {
     const int64_t b = place.batch, d = place.channel;
     ReferenceChannel c;
     c.place = place;
@@ -63,8 +61,7 @@ ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel&
     }
     g.dx[t] = g.q[t] * c.root[t] * c.input[t];
     g.dinput[t] = g.q[t] * c.root[t] * c.x[t] * c.input[t] * Sigmoid(-c.raw_input[t]);
-    g.drecurrence[t] =
-        g.dlog_a[t] * c.rate * c.recurrence[t] * Sigmoid(-c.raw_recurrence[t]);
+    g.drecurrence[t] = g.dlog_a[t] * c.rate * c.recurrence[t] * Sigmoid(-c.raw_recurrence[t]);
   }
   return g;
 }

@@ -24,12 +24,11 @@ struct ReferenceChannel {
   size_t T() const { return x.size(); }
   bool is_first(size_t t) const { return begins && t == 0; }
 };
-void ForEachChannel(const Inputs& in, const Options& options,
-                    const std::function<void(const ReferenceChannel&)>& f);
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f);
 
 struct ReferenceGradients {
-  Doubles p, q;  // of h: p [T + 1] before what o_t adds, p[T] being given; q [T] after it
-  Doubles slope;  // [T]: a^2 over the root, whose derivative is at most 1000
+  Doubles p, q;                             // of h: p [T + 1] before what o_t adds, p[T] being given; q [T] after it
+  Doubles slope;                            // [T]: a^2 over the root, whose derivative is at most 1000
   Doubles dx, dinput, drecurrence, dlog_a;  // [T]
 };
 ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel& c);

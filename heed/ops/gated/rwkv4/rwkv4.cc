@@ -4,9 +4,7 @@
 namespace heed::rwkv4 {
 namespace {
 
-recurrent::ConstState AsRecurrence(const ConstState& state) {
-  return {state.num, state.den, state.max};
-}
+recurrent::ConstState AsRecurrence(const ConstState& state) { return {state.num, state.den, state.max}; }
 recurrent::State AsRecurrence(const State& state) { return {state.num, state.den, state.max}; }
 
 recurrent::Inputs AsRecurrence(const Inputs& in) {
@@ -38,18 +36,14 @@ recurrent::Gradients AsRecurrence(const Gradients& out) {
 }
 
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::Forward("rwkv4::Forward", ctx, kDefinition, AsRecurrence(in), options,
-                     AsRecurrence(out));
+  recurrent::Forward("rwkv4::Forward", ctx, kDefinition, AsRecurrence(in), options, AsRecurrence(out));
 }
 
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
-  recurrent::Backward("rwkv4::Backward", ctx, kDefinition, AsRecurrence(in), options,
-                      AsRecurrence(out));
+void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
+  recurrent::Backward("rwkv4::Backward", ctx, kDefinition, AsRecurrence(in), options, AsRecurrence(out));
 }
 
-void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state,
-          const TensorView& o) {
+void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o) {
   recurrent::StepInputs whole = {in.k, {}, in.v, in.log_decay};
   whole.u = in.u;
   recurrent::Step("rwkv4::Step", ctx, kDefinition, whole, options, AsRecurrence(state), o);
@@ -59,8 +53,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   ReferenceOfRecurrence(AsRecurrence(in), options, AsRecurrence(out));
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   BackwardReferenceOfRecurrence(AsRecurrence(in), options, AsRecurrence(out));
 }
 
@@ -69,8 +62,7 @@ int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) 
 }
 
 int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return recurrent::BackwardWorkspace("rwkv4::BackwardWorkspace", ctx, kDefinition,
-                                      AsRecurrence(in), options);
+  return recurrent::BackwardWorkspace("rwkv4::BackwardWorkspace", ctx, kDefinition, AsRecurrence(in), options);
 }
 
 Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {

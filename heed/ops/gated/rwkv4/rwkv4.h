@@ -90,8 +90,7 @@ struct StepInputs {
 // Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the above, if a
 // scale is given, if an output overlaps an input, or if lengths, starts or cu_seqlens are out of
 // range; Unsupported for a dtype that has no kernel. On throw, nothing has been written.
-HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
-                      const Outputs& out);
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
 // be f64 whatever the inputs are.
@@ -111,25 +110,21 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 // above; split calls keep the bits at multiples of 64 tokens. Cost: four exponentials per token and
 // channel, one more behind the first 64. States are kept at the borders of blocks of 64 tokens, the
 // rest is computed again. Throws as Forward.
-HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-                       const Gradients& out);
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
-HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
-                                const Gradients& out);
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes o [B, C] of one token, the state read and updated in place, with the bits of Forward.
 // Allocates nothing from a thread's second step on.
-HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
-                   const State& state, const TensorView& o);
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads: at most
 //
 //   forward   threads 4 KiB
 //   backward  threads (64 + ceil(T / 64)) 768 + threads 4 KiB + 16 N C, N sequences
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
-HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
-                                   const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
 // What Forward would do. Pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);

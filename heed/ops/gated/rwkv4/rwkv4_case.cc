@@ -9,20 +9,19 @@ namespace heed::rwkv4 {
 OpEntry Entry() {
   static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
       "rwkv4", kDefinition, {},
-      {.forward = [](Context& ctx, const recurrent::Inputs& in, const Options& options,
-                     const recurrent::Outputs& out) {
-         recurrent::Forward("rwkv4::Forward", ctx, kDefinition, in, options, out);
-       },
-       .backward = [](Context& ctx, const recurrent::BackwardInputs& in, const Options& options,
-                      const recurrent::Gradients& out) {
-         recurrent::Backward("rwkv4::Backward", ctx, kDefinition, in, options, out);
-       },
+      {.forward =
+           [](Context& ctx, const recurrent::Inputs& in, const Options& options, const recurrent::Outputs& out) {
+             recurrent::Forward("rwkv4::Forward", ctx, kDefinition, in, options, out);
+           },
+       .backward =
+           [](Context& ctx, const recurrent::BackwardInputs& in, const Options& options,
+              const recurrent::Gradients& out) {
+             recurrent::Backward("rwkv4::Backward", ctx, kDefinition, in, options, out);
+           },
        .reference = &ReferenceOfRecurrence,
        .backward_reference = &BackwardReferenceOfRecurrence,
-       .step = [](Context& ctx, const recurrent::StepInputs& in, const Options& options,
-                  const recurrent::State& state, const TensorView& o) {
-         recurrent::Step("rwkv4::Step", ctx, kDefinition, in, options, state, o);
-       },
+       .step = [](Context& ctx, const recurrent::StepInputs& in, const Options& options, const recurrent::State& state,
+                  const TensorView& o) { recurrent::Step("rwkv4::Step", ctx, kDefinition, in, options, state, o); },
        .tolerance = &Tolerance,
        .backward_tolerance = &BackwardTolerance});
   OpEntry entry = recurrent::GatedEntry(mechanism, "B Tq 3 Hq size");

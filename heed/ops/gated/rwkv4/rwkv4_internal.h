@@ -19,16 +19,14 @@ recurrent::Gradients AsRecurrence(const Gradients& out);
 
 void ReferenceOfRecurrence(const recurrent::Inputs& in, const recurrent::Options& options,
                            const recurrent::Outputs& out);
-void BackwardReferenceOfRecurrence(const recurrent::BackwardInputs& in,
-                                   const recurrent::Options& options,
+void BackwardReferenceOfRecurrence(const recurrent::BackwardInputs& in, const recurrent::Options& options,
                                    const recurrent::Gradients& out);
 
 // The allowed error of each output; .cc says why.
-void Tolerance(const recurrent::Inputs& in, const recurrent::Options& options,
-               const recurrent::Outputs& expected, const recurrent::Outputs& tolerance);
+void Tolerance(const recurrent::Inputs& in, const recurrent::Options& options, const recurrent::Outputs& expected,
+               const recurrent::Outputs& tolerance);
 void BackwardTolerance(const recurrent::BackwardInputs& in, const recurrent::Options& options,
-                       const recurrent::Gradients& expected,
-                       const recurrent::Gradients& tolerance);
+                       const recurrent::Gradients& expected, const recurrent::Gradients& tolerance);
 
 }  // namespace heed::rwkv4
 

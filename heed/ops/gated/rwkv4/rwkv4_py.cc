@@ -10,24 +10,23 @@ void Bind(nanobind::module_& m) {
       m,
       {.name = "rwkv4",
        .docs = doc::kDocs,
-       .in_python = {{"initial_state", "the state before the first token: num, den and max, [B, C] each; f32, "
-                                       "or f64 for f64; absent: none so far"}}},
+       .in_python = {{"initial_state",
+                      "the state before the first token: num, den and max, [B, C] each; f32, "
+                      "or f64 for f64; absent: none so far"}}},
       kDefinition,
-      {.forward = [](Context& ctx, const recurrent::Inputs& in, const Options& options,
-                     const recurrent::Outputs& out) {
-         recurrent::Forward("rwkv4", ctx, kDefinition, in, options, out);
-       },
-       .backward = [](Context& ctx, const recurrent::BackwardInputs& in, const Options& options,
-                      const recurrent::Gradients& out) {
-         recurrent::Backward("rwkv4_backward", ctx, kDefinition, in, options, out);
-       },
-       .step = [](Context& ctx, const recurrent::StepInputs& in, const Options& options,
-                  const recurrent::State& state, const TensorView& o) {
-         recurrent::Step("rwkv4_step", ctx, kDefinition, in, options, state, o);
-       },
-       .explain = [](const Context& ctx, const recurrent::Inputs& in, const Options& options) {
-         return recurrent::Explain("rwkv4", ctx, kDefinition, in, options);
-       }});
+      {.forward =
+           [](Context& ctx, const recurrent::Inputs& in, const Options& options, const recurrent::Outputs& out) {
+             recurrent::Forward("rwkv4", ctx, kDefinition, in, options, out);
+           },
+       .backward =
+           [](Context& ctx, const recurrent::BackwardInputs& in, const Options& options,
+              const recurrent::Gradients& out) {
+             recurrent::Backward("rwkv4_backward", ctx, kDefinition, in, options, out);
+           },
+       .step = [](Context& ctx, const recurrent::StepInputs& in, const Options& options, const recurrent::State& state,
+                  const TensorView& o) { recurrent::Step("rwkv4_step", ctx, kDefinition, in, options, state, o); },
+       .explain = [](const Context& ctx, const recurrent::Inputs& in,
+                     const Options& options) { return recurrent::Explain("rwkv4", ctx, kDefinition, in, options); }});
 }
 
 }  // namespace heed::rwkv4

@@ -96,8 +96,8 @@ struct ChannelGradients {
   double w = 0, u = 0, num = 0, den = 0;
 };
 
-ChannelGradients RunBackward(const Channel& c, const Pass& pass, const Doubles& d_o, double d_num,
-                             double d_den, bool magnitudes) {
+ChannelGradients RunBackward(const Channel& c, const Pass& pass, const Doubles& d_o, double d_num, double d_den,
+                             bool magnitudes) {
   const auto size = [&](double x) { return magnitudes ? std::abs(x) : x; };
   const double minus = magnitudes ? 1 : -1;
   ChannelGradients g;
@@ -154,8 +154,7 @@ double ErrorOfMaximum(const Epsilon& e, const Channel& c) {
   return unit * (c.largest + std::abs(c.w)) * static_cast<double>(c.k.size() + 1);
 }
 
-void Rounded(double value, double error, const Epsilon& e, const TensorView& to,
-             mechanism::Index index) {
+void Rounded(double value, double error, const Epsilon& e, const TensorView& to, mechanism::Index index) {
   Put(to, index, error + std::abs(value) * e.output + e.subnormal + e.underflow);
 }
 
@@ -176,8 +175,8 @@ void ReferenceOfRecurrence(const recurrent::Inputs& in, const recurrent::Options
   });
 }
 
-void Tolerance(const recurrent::Inputs& in, const recurrent::Options& options,
-               const recurrent::Outputs& expected, const recurrent::Outputs& tolerance) {
+void Tolerance(const recurrent::Inputs& in, const recurrent::Options& options, const recurrent::Outputs& expected,
+               const recurrent::Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const Channel& c) {
@@ -197,14 +196,12 @@ void Tolerance(const recurrent::Inputs& in, const recurrent::Options& options,
   });
 }
 
-void BackwardReferenceOfRecurrence(const recurrent::BackwardInputs& in,
-                                   const recurrent::Options& options,
+void BackwardReferenceOfRecurrence(const recurrent::BackwardInputs& in, const recurrent::Options& options,
                                    const recurrent::Gradients& out) {
   for (const TensorView* t : {&out.dq, &out.dv, &out.dlog_decay, &out.du}) mechanism::Clear(*t);
   ForEachChannel(in, options, [&](const Channel& c) {
-    const ChannelGradients g =
-        RunBackward(c, Run(c, false), GradientsOfO(in, c), GradientOf(in.d_final.S, c),
-                    GradientOf(in.d_final.z, c), false);
+    const ChannelGradients g = RunBackward(c, Run(c, false), GradientsOfO(in, c), GradientOf(in.d_final.S, c),
+                                           GradientOf(in.d_final.z, c), false);
     for (size_t t = 0; t < c.tokens.size(); ++t) {
       Put(out.dq, {c.batch, c.tokens[t], c.channel}, g.k[t]);
       Put(out.dv, {c.batch, c.tokens[t], c.channel}, g.v[t]);
@@ -217,19 +214,16 @@ void BackwardReferenceOfRecurrence(const recurrent::BackwardInputs& in,
 }
 
 void BackwardTolerance(const recurrent::BackwardInputs& in, const recurrent::Options& options,
-                       const recurrent::Gradients& expected,
-                       const recurrent::Gradients& tolerance) {
+                       const recurrent::Gradients& expected, const recurrent::Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   for (const TensorView* t : {&tolerance.dq, &tolerance.dv, &tolerance.dlog_decay, &tolerance.du}) {
     mechanism::Clear(*t);
   }
   ForEachChannel(in, options, [&](const Channel& c) {
-    const ChannelGradients sizes =
-        RunBackward(c, Run(c, true), GradientsOfO(in, c), GradientOf(in.d_final.S, c),
-                    GradientOf(in.d_final.z, c), true);
+    const ChannelGradients sizes = RunBackward(c, Run(c, true), GradientsOfO(in, c), GradientOf(in.d_final.S, c),
+                                               GradientOf(in.d_final.z, c), true);
     const bool of_states = in.d_final.S.present() || in.d_final.z.present();
-    const double relative =
-        4 * RelativeError(e, c) + (of_states ? ErrorOfMaximum(e, c) : 0);
+    const double relative = 4 * RelativeError(e, c) + (of_states ? ErrorOfMaximum(e, c) : 0);
     for (size_t t = 0; t < c.tokens.size(); ++t) {
       const auto rounded = [&](const TensorView& value, double size, const TensorView& to) {
         if (!to.present()) return;

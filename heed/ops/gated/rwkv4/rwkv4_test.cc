@@ -31,8 +31,7 @@ class Rwkv4 : public testing::Test {
     double difference = 0;
     std::vector<int64_t> at(a.view().sizes().size());
     do {
-      difference = std::max(difference,
-                            std::abs(GetElement(a.view(), at) - GetElement(b.view(), at)));
+      difference = std::max(difference, std::abs(GetElement(a.view(), at) - GetElement(b.view(), at)));
     } while (NextIndex(a.view().sizes(), at));
     return difference;
   }
@@ -80,9 +79,7 @@ TEST_F(Rwkv4, AChannelThatHardlyFadesFadesAsItShould) {
   k[0] = 40;
   v[0] = 1;
   float w = -1e-5f, u = 0, num = 0, den = 0, max = 0;
-  const auto view = [](std::vector<float>& x) {
-    return TensorView(x.data(), DType::kF32, {1, kTokens, 1});
-  };
+  const auto view = [](std::vector<float>& x) { return TensorView(x.data(), DType::kF32, {1, kTokens, 1}); };
   const auto one = [](float& x) { return TensorView(&x, DType::kF32, {1}); };
   const auto state = [](float& x) { return TensorView(&x, DType::kF32, {1, 1}); };
   Forward(ctx_, {.k = view(k), .v = view(v), .log_decay = one(w), .u = one(u), .initial = {}}, {},
@@ -139,8 +136,7 @@ TEST_F(Rwkv4, ErrorsSpeakOfItsOwnNames) {
               ThrowsMessage<InvalidArgument>(HasSubstr("initial_state.max is absent")));
   in.initial = {};
   in.k = {};
-  EXPECT_THAT([&] { Forward(ctx_, in, {}, {o.view(), {}}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("k is absent")));
+  EXPECT_THAT([&] { Forward(ctx_, in, {}, {o.view(), {}}); }, ThrowsMessage<InvalidArgument>(HasSubstr("k is absent")));
 }
 
 }  // namespace

@@ -6,8 +6,7 @@ namespace heed::rwkv5 {
 
 OpEntry Entry() {
   static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
-      "rwkv5", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
+      "rwkv5", DefinitionOf({}), {}, {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
   return recurrent::GatedEntry(mechanism, "B Tq (2 Hkv D + 2 Hq Dv) size");
 }
 

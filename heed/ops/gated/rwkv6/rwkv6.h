@@ -49,8 +49,7 @@ using recurrent::StepInputs;
 // Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the
 // above, if an output overlaps an input, or if lengths, starts or cu_seqlens are out of
 // range; Unsupported for a dtype that has no kernel. On throw, nothing has been written.
-HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
-                      const Outputs& out);
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
 // be f64 whatever the inputs are.
@@ -70,17 +69,14 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 // dr and dk are summed over the value heads of a key head. Precision and reproducibility
 // as above. Cost: 12 K V flops per token and value head. States are kept at the borders
 // of blocks of 64 tokens, rows are read twice. Throws as Forward.
-HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-                       const Gradients& out);
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
-HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
-                                const Gradients& out);
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes o of one token, S read and updated in place; of the options, scale alone. Bound
 // by the memory of S; allocates nothing from a thread's second step on.
-HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
-                   const State& state, const TensorView& o);
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64,
 // and K, V rounded up to whole vectors, at most
@@ -89,12 +85,10 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 //   backward  threads E (ceil(T / 64) (K V + 64 K + 256) + 2 K V + 64 (7 K + 3 V)) + a few KiB
 //             + [HV > H] 2 E B T H K + 8 B HV K
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
-HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
-                                   const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
 // What Forward would do. Pointers may be null where only shapes are known.
-HEED_API Explanation Explain(const Context& ctx, const Inputs& in,
-                             const Options& options);
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::rwkv6
 

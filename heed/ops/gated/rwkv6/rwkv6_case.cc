@@ -6,8 +6,7 @@ namespace heed::rwkv6 {
 
 OpEntry Entry() {
   static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
-      "rwkv6", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
+      "rwkv6", DefinitionOf({}), {}, {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
   return recurrent::GatedEntry(mechanism, "B Tq (2 Hkv D + Hq D + 2 Hq Dv) size");
 }
 

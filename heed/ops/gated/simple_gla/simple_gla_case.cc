@@ -6,8 +6,7 @@ namespace heed::simple_gla {
 
 OpEntry Entry() {
   static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
-      "simple_gla", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
+      "simple_gla", DefinitionOf({}), {}, {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
   return recurrent::GatedEntry(mechanism, "B Tq (2 Hkv D + 2 Hq Dv + Hq) size");
 }
 

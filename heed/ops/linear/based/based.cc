@@ -3,10 +3,8 @@
 
 namespace heed::based {
 recurrent::Definition DefinitionOf(const Options& options) {
-  return {.root_scale = true,
-          .feature = recurrence::Feature::kTaylor,
-          .normalize = options.normalize,
-          .eps = options.eps};
+  return {
+      .root_scale = true, .feature = recurrence::Feature::kTaylor, .normalize = options.normalize, .eps = options.eps};
 }
 
 HEED_DEFINE_RECURRENT(recurrent, based)

@@ -36,7 +36,7 @@ using recurrent::StepInputs;
 
 struct Options : recurrent::Options {
   bool normalize = true;  // outputs are divided by z . phi(q)
-  double eps = 1e-12;  // >= 0, added to the denominator
+  double eps = 1e-12;     // >= 0, added to the denominator
 };
 
 // Computes o, and the state after the last token where it is asked for.
@@ -56,8 +56,7 @@ struct Options : recurrent::Options {
 // above, if an output overlaps an input, or if lengths, starts, cu_seqlens or eps are
 // out of range; Unsupported for a dtype that has no kernel. On throw, nothing has been
 // written.
-HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
-                      const Outputs& out);
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
 // be f64 whatever the inputs are.
@@ -73,18 +72,15 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 // dq and dk are summed over the value heads of a key head. Precision and reproducibility
 // as above. Cost: 12 F V flops per token and value head, 10 without causality. Throws
 // as Forward.
-HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-                       const Gradients& out);
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
-HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
-                                const Gradients& out);
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes o of one token, S and z read and updated in place; of the options, what the
 // mathematics needs. Bound by the memory of S; allocates nothing from a thread's second
 // step on.
-HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
-                   const State& state, const TensorView& o);
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64,
 // and F, V rounded up to whole vectors, at most
@@ -93,12 +89,10 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 //   backward  threads E (ceil(T / 64) (F + 128) + 3 F (V + 1) + 64 (5 F + 3 V)) + a few KiB
 //             + [HV > H] 2 E B T H F
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
-HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
-                                   const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
 // What Forward would do. Pointers may be null where only shapes are known.
-HEED_API Explanation Explain(const Context& ctx, const Inputs& in,
-                             const Options& options);
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::based
 

@@ -9,10 +9,9 @@ namespace heed::based {
 namespace {
 
 recurrent::Mechanism MechanismOf(const Options& own) {
-  return recurrent::Bound<Options>(
-      "based", DefinitionOf(own), own,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math,
-      own.normalize ? "" : " not normalized");
+  return recurrent::Bound<Options>("based", DefinitionOf(own), own,
+                                   {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math,
+                                   own.normalize ? "" : " not normalized");
 }
 
 Case MakeCase(const CaseRequest& request) {

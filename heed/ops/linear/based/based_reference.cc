@@ -24,8 +24,7 @@ Doubles FeaturesBackward(const Doubles& x, const Doubles& dy, double scale) {
   const size_t K = x.size();
   Doubles dx;
   for (size_t i = 0; i < K; ++i) {
-    dx.push_back(std::sqrt(scale) * dy[1 + i] +
-                 std::sqrt(2.0) * scale * x[i] * dy[1 + K + i]);
+    dx.push_back(std::sqrt(scale) * dy[1 + i] + std::sqrt(2.0) * scale * x[i] * dy[1 + K + i]);
   }
   size_t at = 1 + 2 * K;
   for (size_t i = 0; i < K; ++i) {
@@ -40,15 +39,12 @@ Doubles FeaturesBackward(const Doubles& x, const Doubles& dy, double scale) {
 }  // namespace
 
 recurrent::ReferenceMath Math(const Inputs& in, const Options& options) {
-  const double scale =
-      options.scale.value_or(1 / std::sqrt(static_cast<double>(in.q.size(3))));
+  const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(in.q.size(3))));
   recurrent::ReferenceMath math;
   math.normalize = options.normalize;
   math.eps = options.eps;
   math.feature = [scale](const Doubles& x) { return Features(x, scale); };
-  math.feature_backward = [scale](const Doubles& x, const Doubles& dy) {
-    return FeaturesBackward(x, dy, scale);
-  };
+  math.feature_backward = [scale](const Doubles& x, const Doubles& dy) { return FeaturesBackward(x, dy, scale); };
   return math;
 }
 
@@ -56,8 +52,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   recurrent::Reference(in, options, Math(in, options), out);
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   recurrent::BackwardReference(in, options, Math(in, options), out);
 }
 

@@ -13,22 +13,19 @@ namespace {
 using mechanism::Fail;
 using recurrence::Feature;
 
-recurrent::Surroundings Checked(const char* op, const Inputs& in, const Options& options,
-                                bool data) {
+recurrent::Surroundings Checked(const char* op, const Inputs& in, const Options& options, bool data) {
   if (options.reverse) Fail(op, "reverse", "is true", "false: there is no direction");
   const ConstTensorView& mask = options.kv_mask;
   recurrent::Surroundings around;
   if (!mask.present()) return around;
   if (in.q.present() && in.q.rank() == 4) {
-    mechanism::CheckTensor(op, "kv_mask", mask, {in.q.size(0), in.q.size(1)}, DType::kBool,
-                           data);
+    mechanism::CheckTensor(op, "kv_mask", mask, {in.q.size(0), in.q.size(1)}, DType::kBool, data);
     around.key_mask = mask;
   }
   return around;
 }
 
-void CheckApart(const char* op, const char* name, const TensorView& t,
-                const Options& options) {
+void CheckApart(const char* op, const char* name, const TensorView& t, const Options& options) {
   if (!t.present() || !options.kv_mask.present()) return;
   mechanism::CheckWritable(op, name, t, "kv_mask", options.kv_mask);
 }
@@ -50,8 +47,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   recurrent::Forward(kOp, ctx, DefinitionOf(&around), in, options, out);
 }
 
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
+void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
   constexpr char kOp[] = "efficient_attention::Backward";
   const recurrent::Surroundings around = Checked(kOp, in, options, true);
   CheckApart(kOp, "dq", out.dq, options);

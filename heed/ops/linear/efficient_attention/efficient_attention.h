@@ -50,8 +50,7 @@ struct Options : recurrent::Options {
 // Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the
 // above, if o overlaps an input, or if lengths, starts or cu_seqlens are out of range;
 // Unsupported for a dtype that has no kernel. On throw, nothing has been written.
-HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
-                      const Outputs& out);
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes what Forward does, written for reading: scalar, one thread, all in double. o may be f64
 // whatever the inputs are.
@@ -66,12 +65,10 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 // dq and dk are summed over the value heads of a key head; dk and dv are 0 where kv_mask is
 // false. Precision and reproducibility as above. Cost: 10 K V flops per token and value
 // head. Throws as Forward.
-HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-                       const Gradients& out);
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
-HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
-                                const Gradients& out);
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64,
 // and K, V rounded up to whole vectors, at most
@@ -80,12 +77,10 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 //   backward  threads E (ceil(T / 64) K V + 2 K (V + 1) + 64 (5 K + 3 V)) + a few KiB
 //             + [HV > H] 2 E B T H K
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
-HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
-                                   const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
 // What Forward would do. Pointers may be null where only shapes are known.
-HEED_API Explanation Explain(const Context& ctx, const Inputs& in,
-                             const Options& options);
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::efficient_attention
 

@@ -15,32 +15,24 @@ mechanism::Mechanism Mechanism() {
   structs.tensors.assign(std::begin(kTensors), std::end(kTensors));
   structs.o_axes = recurrent::OutputAxes(definition);
   const mechanism::Functions<Api, Options> functions = {
-      .forward = [](Context& ctx, const Masked& in, const Options& options, const Outputs& out) {
-        Forward(ctx, in, in.With(options), out);
-      },
-      .backward = [](Context& ctx, const Masked& in, const Options& options, const Gradients& out) {
-        Backward(ctx, in, in.With(options), out);
-      },
-      .reference = [](const Masked& in, const Options& options, const Outputs& out) {
-        Reference(in, in.With(options), out);
-      },
-      .backward_reference = [](const Masked& in, const Options& options, const Gradients& out) {
-        BackwardReference(in, in.With(options), out);
-      },
+      .forward = [](Context& ctx, const Masked& in, const Options& options,
+                    const Outputs& out) { Forward(ctx, in, in.With(options), out); },
+      .backward = [](Context& ctx, const Masked& in, const Options& options,
+                     const Gradients& out) { Backward(ctx, in, in.With(options), out); },
+      .reference = [](const Masked& in, const Options& options,
+                      const Outputs& out) { Reference(in, in.With(options), out); },
+      .backward_reference = [](const Masked& in, const Options& options,
+                               const Gradients& out) { BackwardReference(in, in.With(options), out); },
       .tolerance = [](const Masked& in, const Options& options, const Outputs& expected,
-                      const Outputs& tolerance) {
-        Tolerance(in, in.With(options), expected, tolerance);
-      },
-      .backward_tolerance = [](const Masked& in, const Options& options, const Gradients& expected,
-                               const Gradients& tolerance) {
-        BackwardTolerance(in, in.With(options), expected, tolerance);
-      },
-      .explain = [](const Context& ctx, const Masked& in, const Options& options) {
-        return Explain(ctx, in, in.With(options));
-      },
-      .backward_workspace = [](const Context& ctx, const Masked& in, const Options& options) {
-        return BackwardWorkspace(ctx, in, in.With(options));
-      }};
+                      const Outputs& tolerance) { Tolerance(in, in.With(options), expected, tolerance); },
+      .backward_tolerance =
+          [](const Masked& in, const Options& options, const Gradients& expected, const Gradients& tolerance) {
+            BackwardTolerance(in, in.With(options), expected, tolerance);
+          },
+      .explain = [](const Context& ctx, const Masked& in,
+                    const Options& options) { return Explain(ctx, in, in.With(options)); },
+      .backward_workspace = [](const Context& ctx, const Masked& in,
+                               const Options& options) { return BackwardWorkspace(ctx, in, in.With(options)); }};
   mechanism::Mechanism m;
   m.name = "efficient_attention";
   m.has_direction = false;
@@ -52,13 +44,12 @@ mechanism::Mechanism Mechanism() {
 }  // namespace
 
 OpEntry Entry() {
-  OpEntry entry = mechanism::EntryOf(
-      {.family = "linear",
-       .variants = {"lengths=62", "kv_mask"},
-       .flops = "4 D Dv per token and value head, backward 10 D Dv",
-       .bytes = "B Tq (2 Hkv D + 2 Hq Dv) size",
-       .state = "none: not causal"},
-      Mechanism());
+  OpEntry entry = mechanism::EntryOf({.family = "linear",
+                                      .variants = {"lengths=62", "kv_mask"},
+                                      .flops = "4 D Dv per token and value head, backward 10 D Dv",
+                                      .bytes = "B Tq (2 Hkv D + 2 Hq Dv) size",
+                                      .state = "none: not causal"},
+                                     Mechanism());
   entry.inputs = {{"q", "BTHK"}, {"k", "BTHK"}, {"v", "BTHV"}};
   entry.make_case = [](const CaseRequest& request) {
     Case c = recurrent::MakeCase(Mechanism(), DefinitionOf(nullptr), request);

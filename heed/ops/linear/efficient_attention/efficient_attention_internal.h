@@ -17,24 +17,21 @@ struct Masked : BackwardInputs {
   }
 };
 using MaskedTensor = mechanism::Tensor<Masked, Masked, Gradients>;
-using Api = mechanism::ApiOf<MaskedTensor, Masked, Masked, Masked, recurrent::State, Outputs,
-                             Gradients, Explanation>;
+using Api = mechanism::ApiOf<MaskedTensor, Masked, Masked, Masked, recurrent::State, Outputs, Gradients, Explanation>;
 inline constexpr MaskedTensor kTensors[] = {
     {.name = "q", .axes = "BTHK", .input = &Masked::q, .gradient = &Gradients::dq},
     {.name = "k", .axes = "BTHK", .input = &Masked::k, .gradient = &Gradients::dk},
     {.name = "v", .axes = "BTGV", .input = &Masked::v, .gradient = &Gradients::dv},
-    {.name = "kv_mask", .axes = "BT", .input = &Masked::kv_mask, .values = mechanism::kMask,
-     .optional = true},
+    {.name = "kv_mask", .axes = "BT", .input = &Masked::kv_mask, .values = mechanism::kMask, .optional = true},
 };
 
 // With surroundings that live as long as the call.
 recurrent::Definition DefinitionOf(const recurrent::Surroundings* around);
 
 // The allowed error of each output; efficient_attention_reference.cc says why.
-void Tolerance(const Inputs& in, const Options& options, const Outputs& expected,
-               const Outputs& tolerance);
-void BackwardTolerance(const BackwardInputs& in, const Options& options,
-                       const Gradients& expected, const Gradients& tolerance);
+void Tolerance(const Inputs& in, const Options& options, const Outputs& expected, const Outputs& tolerance);
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
+                       const Gradients& tolerance);
 
 }  // namespace heed::efficient_attention
 

@@ -6,21 +6,20 @@
 namespace heed::efficient_attention {
 
 void Bind(nanobind::module_& m) {
-  binding::Bind<Api, Options>(
-      m,
-      {.name = "efficient_attention",
-       .inputs = "q k v * kv_mask",
-       .docs = doc::kDocs,
-       .has_direction = false,
-       .output = "v"},
-      {binding::PlacesOf<Api>(kTensors, {{'G', "HV"}})},
-      {.forward = [](Context& ctx, const Masked& in, const Options& options,
-                     const Outputs& out) { Forward(ctx, in, in.With(options), out); },
-       .backward = [](Context& ctx, const Masked& in, const Options& options,
-                      const Gradients& out) { Backward(ctx, in, in.With(options), out); },
-       .step = nullptr,
-       .explain = [](const Context& ctx, const Masked& in,
-                     const Options& options) { return Explain(ctx, in, in.With(options)); }});
+  binding::Bind<Api, Options>(m,
+                              {.name = "efficient_attention",
+                               .inputs = "q k v * kv_mask",
+                               .docs = doc::kDocs,
+                               .has_direction = false,
+                               .output = "v"},
+                              {binding::PlacesOf<Api>(kTensors, {{'G', "HV"}})},
+                              {.forward = [](Context& ctx, const Masked& in, const Options& options,
+                                             const Outputs& out) { Forward(ctx, in, in.With(options), out); },
+                               .backward = [](Context& ctx, const Masked& in, const Options& options,
+                                              const Gradients& out) { Backward(ctx, in, in.With(options), out); },
+                               .step = nullptr,
+                               .explain = [](const Context& ctx, const Masked& in,
+                                             const Options& options) { return Explain(ctx, in, in.With(options)); }});
 }
 
 }  // namespace heed::efficient_attention

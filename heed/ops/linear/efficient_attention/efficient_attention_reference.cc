@@ -22,9 +22,7 @@ using mechanism::Clear;
 using mechanism::Put;
 using Tensor = mechanism::ReferenceTensor;
 
-std::vector<int64_t> Shape(const ConstTensorView& t) {
-  return {t.sizes().begin(), t.sizes().end()};
-}
+std::vector<int64_t> Shape(const ConstTensorView& t) { return {t.sizes().begin(), t.sizes().end()}; }
 
 // softmax(q), k~ and v as the sums take them.
 struct Plain {
@@ -41,8 +39,7 @@ struct Plain {
     const double u = in.q.dtype() == DType::kF64 ? 0x1p-53 : 0x1p-24;
     const auto counts = [&](int64_t b, int64_t t) {
       return !call.kv_mask.present() ||
-             static_cast<const uint8_t*>(
-                 call.kv_mask.data())[mechanism::OffsetOf(call.kv_mask, {b, t})] != 0;
+             static_cast<const uint8_t*>(call.kv_mask.data())[mechanism::OffsetOf(call.kv_mask, {b, t})] != 0;
     };
     const int64_t H = in.q.size(2), K = in.q.size(3);
     double spread = 0;
@@ -83,8 +80,7 @@ struct Plain {
         }
       }
     }
-    softmax_error =
-        u * (8 + spread + 3.5 * std::sqrt(static_cast<double>(in.q.size(1) + K)));
+    softmax_error = u * (8 + spread + 3.5 * std::sqrt(static_cast<double>(in.q.size(1) + K)));
     math.causal = false;
     math.scale = call.scale.value_or(1 / std::sqrt(static_cast<double>(K)));
     math.value_error = 2 * softmax_error;
@@ -99,8 +95,7 @@ struct Plain {
   }
 
   // dx = y .* (dy - sum y .* dy), or the magnitude of its terms; `over_tokens`: of k.
-  void ThroughSoftmax(bool over_tokens, bool magnitudes, const Tensor& dy,
-                      const TensorView& dx) const {
+  void ThroughSoftmax(bool over_tokens, bool magnitudes, const Tensor& dy, const TensorView& dx) const {
     if (!dx.present()) return;
     const Tensor& y = over_tokens ? k : q;
     const double sign = magnitudes ? 1 : -1;
@@ -109,8 +104,7 @@ struct Plain {
         std::vector<double> mean(static_cast<size_t>(in.q.size(3)));
         const auto add = [&](int64_t t) {
           for (int64_t i = 0; i < in.q.size(3); ++i) {
-            mean[over_tokens ? static_cast<size_t>(i) : 0] +=
-                At(y.view(), {b, t, h, i}) * At(dy.view(), {b, t, h, i});
+            mean[over_tokens ? static_cast<size_t>(i) : 0] += At(y.view(), {b, t, h, i}) * At(dy.view(), {b, t, h, i});
           }
         };
         for (int64_t t = begin; over_tokens && t < end; ++t) add(t);
@@ -120,8 +114,7 @@ struct Plain {
             add(t);
           }
           for (int64_t i = 0; i < in.q.size(3); ++i) {
-            const double of = At(dy.view(), {b, t, h, i}) +
-                              sign * mean[over_tokens ? static_cast<size_t>(i) : 0];
+            const double of = At(dy.view(), {b, t, h, i}) + sign * mean[over_tokens ? static_cast<size_t>(i) : 0];
             Put(dx, {b, t, h, i}, At(y.view(), {b, t, h, i}) * of);
           }
         }
@@ -142,8 +135,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   recurrent::Reference(plain.Sums(), plain.options, plain.math, out);
 }
 
-void Tolerance(const Inputs& in, const Options& options, const Outputs& expected,
-               const Outputs& tolerance) {
+void Tolerance(const Inputs& in, const Options& options, const Outputs& expected, const Outputs& tolerance) {
   const Plain plain(in, options);
   recurrent::Inputs sums = plain.Sums();
   const mechanism::RoundedTensor q(plain.q, in.q.dtype());
@@ -151,13 +143,11 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& expected
   recurrent::Tolerance(sums, plain.options, plain.math, expected, tolerance);
   const auto e = recurrent::EpsilonOf(in.q.dtype());
   for (int64_t i = 0; i < tolerance.o.num_elements(); ++i) {
-    tolerance.o.as<double>()[i] +=
-        std::abs(expected.o.as<double>()[i]) * e.output + e.subnormal;
+    tolerance.o.as<double>()[i] += std::abs(expected.o.as<double>()[i]) * e.output + e.subnormal;
   }
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   for (const TensorView* t : {&out.dq, &out.dk, &out.dv}) Clear(*t);
   const Plain plain(in, options);
   recurrent::BackwardInputs sums = plain.Sums();
@@ -172,8 +162,8 @@ void BackwardReference(const BackwardInputs& in, const Options& options,
   plain.ThroughSoftmax(true, false, dk, out.dk);
 }
 
-void BackwardTolerance(const BackwardInputs& in, const Options& options,
-                       const Gradients& expected, const Gradients& tolerance) {
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
+                       const Gradients& tolerance) {
   for (const TensorView* t : {&tolerance.dq, &tolerance.dk, &tolerance.dv}) Clear(*t);
   const Plain plain(in, options);
   recurrent::BackwardInputs sums = plain.Sums();
@@ -203,8 +193,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
   const auto e = recurrent::EpsilonOf(in.q.dtype());
   const auto round = [&](const TensorView& to, const TensorView& value) {
     for (int64_t i = 0; to.present() && i < to.num_elements(); ++i) {
-      to.as<double>()[i] +=
-          std::abs(value.as<double>()[i]) * e.output + e.subnormal + e.underflow;
+      to.as<double>()[i] += std::abs(value.as<double>()[i]) * e.output + e.subnormal + e.underflow;
     }
   };
   round(tolerance.dq, expected.dq);

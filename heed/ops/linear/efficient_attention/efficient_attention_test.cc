@@ -18,8 +18,7 @@ namespace {
 
 bool SameBits(const Buffer& a, const Buffer& b) {
   const TensorView& x = a.view();
-  return std::memcmp(x.data(), b.view().data(),
-                     static_cast<size_t>(x.num_elements()) * SizeOf(x.dtype())) == 0;
+  return std::memcmp(x.data(), b.view().data(), static_cast<size_t>(x.num_elements()) * SizeOf(x.dtype())) == 0;
 }
 
 class EfficientAttentionTest : public testing::Test {
@@ -35,17 +34,14 @@ class EfficientAttentionTest : public testing::Test {
     }
     options.kv_mask = mask.view();
   }
-  Buffer Normal(std::initializer_list<int64_t> sizes) {
-    return Buffer(DType::kF32, sizes).FillNormal(++seed_);
-  }
+  Buffer Normal(std::initializer_list<int64_t> sizes) { return Buffer(DType::kF32, sizes).FillNormal(++seed_); }
   struct Result {
     Buffer o, dq, dk, dv;
   };
   Result Both(int threads) const {
     Context ctx(threads);
     const DType f = DType::kF32;
-    Result r = {Buffer(f, {B, T, HV, V}), Buffer(f, {B, T, H, K}), Buffer(f, {B, T, H, K}),
-                Buffer(f, {B, T, HV, V})};
+    Result r = {Buffer(f, {B, T, HV, V}), Buffer(f, {B, T, H, K}), Buffer(f, {B, T, H, K}), Buffer(f, {B, T, HV, V})};
     Forward(ctx, in, options, {r.o.view(), {}});
     BackwardInputs all;
     static_cast<Inputs&>(all) = in;
@@ -59,9 +55,8 @@ class EfficientAttentionTest : public testing::Test {
   }
 
   uint64_t seed_ = 0;
-  const Buffer q = Normal({B, T, H, K}), k = Normal({B, T, H, K}),
-               v = Normal({B, T, HV, V}), d_o = Normal({B, T, HV, V}),
-               mask{DType::kBool, {B, T}};
+  const Buffer q = Normal({B, T, H, K}), k = Normal({B, T, H, K}), v = Normal({B, T, HV, V}),
+               d_o = Normal({B, T, HV, V}), mask{DType::kBool, {B, T}};
   Inputs in;
   Options options;
   Context ctx_{2};
@@ -123,11 +118,10 @@ TEST(EfficientAttention, OneChannelOfAQueryHasNoGradient) {  // its softmax is 1
 
 TEST_F(EfficientAttentionTest, MemoryIsWhatTheFormulasSay) {
   const int64_t threads = ctx_.num_threads(), rows = 32;  // whole vectors of AVX-512
-  EXPECT_LE(Workspace(ctx_, in, options),
-            threads * 4 * (rows * rows + 64 * 4 * rows) + threads * 8192);
+  EXPECT_LE(Workspace(ctx_, in, options), threads * 4 * (rows * rows + 64 * 4 * rows) + threads * 8192);
   EXPECT_LE(BackwardWorkspace(ctx_, in, options),
-            threads * 4 * (3 * rows * rows + 2 * rows * (rows + 1) + 64 * 8 * rows) +
-                threads * 8192 + 2 * 4 * B * T * H * rows + 16384);
+            threads * 4 * (3 * rows * rows + 2 * rows * (rows + 1) + 64 * 8 * rows) + threads * 8192 +
+                2 * 4 * B * T * H * rows + 16384);
 }
 
 TEST_F(EfficientAttentionTest, BadInputIsNamedAndNothingIsWritten) {

@@ -12,12 +12,8 @@ namespace {
 constexpr struct {
   const char* name;
   FeatureMap map;
-} kMaps[] = {{"elu1", FeatureMap::kElu1},
-             {"relu", FeatureMap::kRelu},
-             {"relu_sq", FeatureMap::kReluSquared},
-             {"exp", FeatureMap::kExp},
-             {"identity", FeatureMap::kIdentity},
-             {"softmax", FeatureMap::kSoftmax}};
+} kMaps[] = {{"elu1", FeatureMap::kElu1}, {"relu", FeatureMap::kRelu},         {"relu_sq", FeatureMap::kReluSquared},
+             {"exp", FeatureMap::kExp},   {"identity", FeatureMap::kIdentity}, {"softmax", FeatureMap::kSoftmax}};
 
 recurrent::Mechanism MechanismOf(const Options& own) {
   std::string text;
@@ -26,9 +22,8 @@ recurrent::Mechanism MechanismOf(const Options& own) {
   }
   if (!own.causal) text += " not causal";
   if (!own.normalize) text += " not normalized";
-  return recurrent::Bound<Options>(
-      "linear_attention", DefinitionOf(own), own,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math, text);
+  return recurrent::Bound<Options>("linear_attention", DefinitionOf(own), own,
+                                   {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math, text);
 }
 
 Case MakeCase(const CaseRequest& request) {
@@ -48,8 +43,7 @@ Case RandomCase(DType dtype, uint64_t seed) {
   options.feature_map = kMaps[random.Integer(0, std::size(kMaps) - 1)].map;
   // What can vanish or change its sign is no denominator, nor can a test bound it: a relu of
   // few channels is 0 for many tokens.
-  const bool positive = options.feature_map == FeatureMap::kElu1 ||
-                        options.feature_map == FeatureMap::kExp ||
+  const bool positive = options.feature_map == FeatureMap::kElu1 || options.feature_map == FeatureMap::kExp ||
                         options.feature_map == FeatureMap::kSoftmax;
   options.normalize = positive && random.Chance(0.6);
   options.causal = random.Chance(0.7);
@@ -70,8 +64,7 @@ OpEntry Entry() {
   entry.make_case = &MakeCase;
   entry.random_case = &RandomCase;
   entry.weights = [](int64_t, int64_t) {
-    return ImpliedWeights{
-        .form = "elu1", .normalize = true, .eps = Options().eps, .sees_all = true};
+    return ImpliedWeights{.form = "elu1", .normalize = true, .eps = Options().eps, .sees_all = true};
   };
   return entry;
 }

@@ -16,16 +16,11 @@ struct Pointwise {
 
 Pointwise PhiOf(FeatureMap map, double x) {
   switch (map) {
-    case FeatureMap::kElu1:
-      return x > 0 ? Pointwise{x + 1, 1} : Pointwise{std::exp(x), std::exp(x)};
-    case FeatureMap::kRelu:
-      return {x < 0 ? 0 : x, x > 0 ? 1.0 : 0.0};
-    case FeatureMap::kReluSquared:
-      return {x < 0 ? 0 : x * x, x > 0 ? 2 * x : 0};
-    case FeatureMap::kExp:
-      return {std::exp(std::min(x, 80.0)), x > 80 ? 0 : std::exp(x)};
-    default:
-      return {x, 1};
+    case FeatureMap::kElu1: return x > 0 ? Pointwise{x + 1, 1} : Pointwise{std::exp(x), std::exp(x)};
+    case FeatureMap::kRelu: return {x < 0 ? 0 : x, x > 0 ? 1.0 : 0.0};
+    case FeatureMap::kReluSquared: return {x < 0 ? 0 : x * x, x > 0 ? 2 * x : 0};
+    case FeatureMap::kExp: return {std::exp(std::min(x, 80.0)), x > 80 ? 0 : std::exp(x)};
+    default: return {x, 1};
   }
 }
 
@@ -79,8 +74,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   recurrent::Reference(in, options, Math(in, options), out);
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   recurrent::BackwardReference(in, options, Math(in, options), out);
 }
 

@@ -37,13 +37,11 @@ constexpr int64_t kBudgetBytes = int64_t{4} << 20;
 constexpr int64_t kMinRound = 64, kMaxRound = 4096;  // tokens
 
 Tokens TokensOf(const ConstTensorView& t) {
-  return {const_cast<void*>(t.data()), t.dtype(), t.stride(0), t.stride(1), t.stride(2),
-          t.size(2), t.size(3)};
+  return {const_cast<void*>(t.data()), t.dtype(), t.stride(0), t.stride(1), t.stride(2), t.size(2), t.size(3)};
 }
 
 Matrix MatrixOf(const ConstTensorView& t) {
-  return {const_cast<void*>(t.data()), t.dtype(), t.stride(0), t.stride(1), t.size(0),
-          t.size(1)};
+  return {const_cast<void*>(t.data()), t.dtype(), t.stride(0), t.stride(1), t.size(0), t.size(1)};
 }
 
 // A call that has been checked.
@@ -53,7 +51,7 @@ struct Call {
   double scale;
   std::vector<mechanism::TokenRange> ranges;
   std::vector<Part> parts;  // of those that have tokens
-  int64_t columns = 0;  // that belong to tokens
+  int64_t columns = 0;      // that belong to tokens
 
   int64_t group() const { return H == 0 ? 1 : HV / H; }
   int64_t value_size() const { return group() * V; }  // of a key head
@@ -65,8 +63,7 @@ struct Call {
   }
 };
 
-void CheckDType(const char* op, const char* name, const ConstTensorView& t, DType a,
-                DType b) {
+void CheckDType(const char* op, const char* name, const ConstTensorView& t, DType a, DType b) {
   if (t.dtype() == a || t.dtype() == b) return;
   Fail(op, name, std::string("has dtype ") + Name(t.dtype()),
        Name(a) + std::string(a == b ? "" : std::string(" or ") + Name(b)));
@@ -88,20 +85,18 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool 
   c.B = in.q.size(0), c.T = in.q.size(1), c.H = in.q.size(2), c.K = in.q.size(3);
   c.HV = in.v.size(2), c.V = in.v.size(3);
   const Axes q = {c.B, c.T, c.H, c.K};
-  for (const auto& [name, t, shape] : {std::tuple{"q", in.q, q}, {"k", in.k, q},
-                                       {"v", in.v, Axes{c.B, c.T, c.HV, c.V}}}) {
+  for (const auto& [name, t, shape] :
+       {std::tuple{"q", in.q, q}, {"k", in.k, q}, {"v", in.v, Axes{c.B, c.T, c.HV, c.V}}}) {
     mechanism::CheckTensor(op, name, t, shape, c.dtype, data);
     mechanism::CheckContiguousRows(op, name, t);
   }
   if (c.K < 1) Fail(op, "q", "has shape " + in.q.ShapeString(), "K >= 1");
   if (c.V < 1) Fail(op, "v", "has shape " + in.v.ShapeString(), "V >= 1");
   if (c.H < 1 ? c.HV != 0 : c.HV % c.H != 0 || c.HV == 0) {
-    Fail(op, "v", "has " + std::to_string(c.HV) + " heads",
-         "a multiple of the " + std::to_string(c.H) + " heads of q");
+    Fail(op, "v", "has " + std::to_string(c.HV) + " heads", "a multiple of the " + std::to_string(c.H) + " heads of q");
   }
   c.scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(c.K)));
-  const double limit = c.wide == DType::kF64 ? std::numeric_limits<double>::max()
-                                             : std::numeric_limits<float>::max();
+  const double limit = c.wide == DType::kF64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
   if (!(std::abs(c.scale) <= limit)) {
     Fail(op, "scale", "is " + mechanism::Text(c.scale), "a finite number");
   }
@@ -121,11 +116,10 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool 
     if (!t.present()) Fail(op, name, "is absent", "a tensor");
     CheckDType(op, name, t, c.dtype, c.wide);
     const bool first = name[0] == 'e';
-    if (t.rank() != 2 || t.size(0) < 1 || (!first && t.size(0) != in.e.size(0)) ||
-        t.size(1) < longest) {
+    if (t.rank() != 2 || t.size(0) < 1 || (!first && t.size(0) != in.e.size(0)) || t.size(1) < longest) {
       Fail(op, name, "has shape " + t.ShapeString(),
-           "[" + (first ? "R >= 1" : std::to_string(in.e.size(0))) + ", at least " +
-               std::to_string(longest) + " columns]");
+           "[" + (first ? "R >= 1" : std::to_string(in.e.size(0))) + ", at least " + std::to_string(longest) +
+               " columns]");
     }
     if (data || t.data() != nullptr) mechanism::CheckReadable(op, name, t);
   }
@@ -144,8 +138,8 @@ mechanism::Apart Reads(const Inputs& in, const Options& options) {
 }
 
 // Checks a tensor that is written; afterwards nothing else may overlap it.
-void CheckWrite(const char* op, const char* name, const TensorView& t,
-                const ConstTensorView& like, mechanism::Apart& apart) {
+void CheckWrite(const char* op, const char* name, const TensorView& t, const ConstTensorView& like,
+                mechanism::Apart& apart) {
   mechanism::CheckTensor(op, name, t, like.sizes(), like.dtype(), true);
   if (like.rank() == 4) mechanism::CheckContiguousRows(op, name, t);
   apart.Writes(op, name, t);
@@ -155,16 +149,15 @@ void CheckWrite(const char* op, const char* name, const TensorView& t,
 // rounds. A round's length shows in the bits of gradients and is a function of the sizes of one
 // sequence.
 struct Plan {
-  int64_t round;                 // tokens of a sequence
-  std::vector<size_t> begins;    // of groups of parts, and the end
-  int64_t parts = 0, rows = 0;   // most of a group: parts, and tokens of a round
+  int64_t round;                // tokens of a sequence
+  std::vector<size_t> begins;   // of groups of parts, and the end
+  int64_t parts = 0, rows = 0;  // most of a group: parts, and tokens of a round
 
   explicit Plan(const Call& c) {
     const int64_t row = c.element() * c.H * (c.K + c.value_size());
     round = row == 0 ? kMinRound : kBudgetBytes / row / kMinRound * kMinRound;
     round = std::clamp(round, kMinRound, kMaxRound);
-    const int64_t most_parts =
-        row == 0 ? 1 : std::max<int64_t>(kBudgetBytes / (row * c.R), 1);
+    const int64_t most_parts = row == 0 ? 1 : std::max<int64_t>(kBudgetBytes / (row * c.R), 1);
     int64_t in_group = 0, tokens = 0;
     for (size_t i = 0; i < c.parts.size(); ++i) {
       const int64_t count = std::min(c.parts[i].count, round);
@@ -189,16 +182,15 @@ struct Plan {
 // Memory of our own. One head of the engine is a key head with the values of all heads that
 // share it side by side: they have one softmax.
 struct Memory {
-  Wide keys, values;                    // K~ and V~
-  Wide q, o;                            // of a round
-  Wide d_keys, d_values, dq, d_o;       // their gradients, K~'s and V~'s over all rounds
-  Wide round_d_keys, round_d_values;    // of one part and round
-  void* lse = nullptr;                  // [H][rows]
-  void *de = nullptr, *df = nullptr;    // [R][stride]
+  Wide keys, values;                  // K~ and V~
+  Wide q, o;                          // of a round
+  Wide d_keys, d_values, dq, d_o;     // their gradients, K~'s and V~'s over all rounds
+  Wide round_d_keys, round_d_values;  // of one part and round
+  void* lse = nullptr;                // [H][rows]
+  void *de = nullptr, *df = nullptr;  // [R][stride]
   int64_t stride = 0;
 
-  Memory(const Call& c, const Plan& plan, bool backward)
-      : memory_(nullptr, &os::FreeAligned) {
+  Memory(const Call& c, const Plan& plan, bool backward) : memory_(nullptr, &os::FreeAligned) {
     bytes_ = LayOut(c, plan, backward, nullptr);
   }
   int64_t bytes() const { return bytes_; }
@@ -244,9 +236,7 @@ struct Memory {
   int64_t bytes_ = 0;
 };
 
-softmax::Rows KeysOf(const Wide& w) {
-  return {w.data, w.part_stride, w.row_stride, w.head_stride};
-}
+softmax::Rows KeysOf(const Wide& w) { return {w.data, w.part_stride, w.row_stride, w.head_stride}; }
 softmax::Rows QueriesOf(const Wide& w) { return {w.data, 0, w.row_stride, w.head_stride}; }
 
 // The tokens [begin, begin + plan.round) of a group's sequences.
@@ -255,8 +245,8 @@ struct Round {
   softmax::Problem problem;
 };
 
-Round RoundOf(const Call& c, const Plan& plan, const Memory& memory,
-              std::span<const Part> group, int64_t begin, bool backward) {
+Round RoundOf(const Call& c, const Plan& plan, const Memory& memory, std::span<const Part> group, int64_t begin,
+              bool backward) {
   Round r;
   softmax::Problem& p = r.problem;
   p.dtype = c.wide;
@@ -286,8 +276,7 @@ Round RoundOf(const Call& c, const Plan& plan, const Memory& memory,
 
 // The first round of each group: the longest problems there are.
 template <class F>
-void ForLongestRounds(const Call& c, const Plan& plan, const Memory& memory, bool backward,
-                      const F& f) {
+void ForLongestRounds(const Call& c, const Plan& plan, const Memory& memory, bool backward, const F& f) {
   for (size_t i = 0; i < plan.groups(); ++i) {
     f(RoundOf(c, plan, memory, plan.Group(c, i), 0, backward).problem);
   }
@@ -308,9 +297,8 @@ int64_t ForwardBytes(const char* op, const Context& ctx, const Call& c) {
   const Memory memory(c, plan, false);
   const softmax::Kernel& kernel = softmax::Choose(op, ctx, NoTokens(c));
   int64_t scratch = ProductBytes(c.wide, std::max(c.K, c.V));
-  ForLongestRounds(c, plan, memory, false, [&](const softmax::Problem& p) {
-    scratch = std::max(scratch, kernel.workspace(ctx, p));
-  });
+  ForLongestRounds(c, plan, memory, false,
+                   [&](const softmax::Problem& p) { scratch = std::max(scratch, kernel.workspace(ctx, p)); });
   return memory.bytes() + scratch * ctx.num_threads();
 }
 
@@ -348,8 +336,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   const Plan plan(c);
   Memory memory(c, plan, false);
   memory.Allocate(c, plan, false);
-  const Tokens q = TokensOf(in.q), k = TokensOf(in.k), v = TokensOf(in.v),
-               o = TokensOf(out.o);
+  const Tokens q = TokensOf(in.q), k = TokensOf(in.k), v = TokensOf(in.v), o = TokensOf(out.o);
   for (size_t i = 0; i < plan.groups(); ++i) {
     const auto group = plan.Group(c, i);
     Project(ctx, c.wide, group, MatrixOf(in.e), k, memory.keys);
@@ -364,8 +351,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   mechanism::ClearOthers(c.ranges, out.o);
 }
 
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
+void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
   constexpr char kOp[] = "linformer::Backward";
   const os::ScopedFloatControl float_control;
   const Call c = CheckedCall(kOp, in, options, true);
@@ -378,8 +364,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
     if (t.present()) CheckWrite(kOp, (std::string("d") + row.name).c_str(), t, in.*row.input, apart);
   }
 
-  const softmax::Kernel& kernel =
-      softmax::Choose(kOp, ctx, NoTokens(c), softmax::Pass::kBackward);
+  const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, NoTokens(c), softmax::Pass::kBackward);
   const Plan plan(c);
   Memory memory(c, plan, true);
   memory.Allocate(c, plan, true);
@@ -388,8 +373,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   const auto sums_bytes = static_cast<size_t>(c.element() * c.R * memory.stride);
   std::memset(memory.de, 0, sums_bytes);
   std::memset(memory.df, 0, sums_bytes);
-  const Tokens q = TokensOf(in.q), k = TokensOf(in.k), v = TokensOf(in.v),
-               d_o = TokensOf(in.d_o);
+  const Tokens q = TokensOf(in.q), k = TokensOf(in.k), v = TokensOf(in.v), d_o = TokensOf(in.d_o);
   const Matrix e = MatrixOf(in.e), f = MatrixOf(in.f);
   const auto add = c.wide == DType::kF64 ? &AddTo<double> : &AddTo<float>;
 
@@ -442,8 +426,7 @@ int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& o
   const Call c = CheckedCall(kOp, in, options, false);
   const Plan plan(c);
   const Memory memory(c, plan, true);
-  const softmax::Kernel& kernel =
-      softmax::Choose(kOp, ctx, NoTokens(c), softmax::Pass::kBackward);
+  const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, NoTokens(c), softmax::Pass::kBackward);
   // An address that is not null says that a gradient is wanted.
   static char described;
   softmax::Gradients g;
@@ -462,14 +445,11 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   const Call c = CheckedCall(kOp, in, options, false);
   const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, NoTokens(c));
   const auto tokens = static_cast<double>(c.tokens());
-  const auto product = [](int64_t a, int64_t b) {
-    return static_cast<double>(a) * static_cast<double>(b);
-  };
+  const auto product = [](int64_t a, int64_t b) { return static_cast<double>(a) * static_cast<double>(b); };
   Explanation x;
   x.kernel = std::string("linformer on ") + kernel.name;
   x.target = kernel.target(ctx);
-  x.why = std::string("k and v projected to R tokens by products in registers, then ") +
-          kernel.why;
+  x.why = std::string("k and v projected to R tokens by products in registers, then ") + kernel.why;
   x.flops = 4 * tokens * static_cast<double>(c.R) * (product(c.H, c.K) + product(c.HV, c.V));
   x.bytes = mechanism::Bytes(in.v);  // o
   for (const Tensor& row : kTensors) x.bytes += mechanism::Bytes(in.*row.input);

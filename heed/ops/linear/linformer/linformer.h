@@ -68,8 +68,7 @@ struct Outputs {
 // Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the above,
 // if an output overlaps an input, or if scale, lengths, starts or cu_seqlens are out of
 // range. On throw, nothing has been written.
-HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
-                      const Outputs& out);
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes what Forward does, written for reading: scalar, one thread, all in double. o may be f64
 // whatever the inputs are.
@@ -97,12 +96,10 @@ struct Gradients {
 // reproducibility as above, but de and df are sums over the batch. Cost: 4 R (2 H K + 2 HV V)
 // + 2 R (3 H K + 2 HV V) flops per token, less where gradients are not asked for. There is no
 // second derivative. Throws as Forward.
-HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-                       const Gradients& out);
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading. Outputs may be f64.
-HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
-                                const Gradients& out);
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Bytes that the passes take for all threads, part of them in `ctx`. Tokens are taken by
 // rounds, and short sequences together. With E = 4, or 8 for f64, and
@@ -112,8 +109,7 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 //   backward  6 M + 2 E R (C + 63) + the backward pass of attention of one round
 //             + threads E (16384 + 384 (max(K, V) + 15)) + a few KiB
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
-HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
-                                   const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
 struct Explanation {
   std::string kernel, target, why;

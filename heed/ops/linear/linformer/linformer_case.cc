@@ -68,10 +68,9 @@ Doubles RowOf(const ConstTensorView& x, int64_t b, int64_t t, int64_t head) {
 struct Projected {
   std::vector<Doubles> value, magnitude;
 
-  Projected(const ConstTensorView& m, const ConstTensorView& x, int64_t b, int64_t head,
-            int64_t first, int64_t count, int64_t column)
-      : value(static_cast<size_t>(m.size(0)), Doubles(static_cast<size_t>(x.size(3)))),
-        magnitude(value) {
+  Projected(const ConstTensorView& m, const ConstTensorView& x, int64_t b, int64_t head, int64_t first, int64_t count,
+            int64_t column)
+      : value(static_cast<size_t>(m.size(0)), Doubles(static_cast<size_t>(x.size(3)))), magnitude(value) {
     std::vector<Doubles> rows;
     for (int64_t t = 0; t < count; ++t) rows.push_back(RowOf(x, b, first + t, head));
     for (size_t r = 0; r < value.size(); ++r) {
@@ -89,8 +88,7 @@ struct Projected {
 };
 
 // The allowed errors of o, or of the gradients, of which absent ones are not wanted.
-void AddErrors(const BackwardInputs& in, const Options& options, const TensorView& o,
-               const Gradients& g) {
+void AddErrors(const BackwardInputs& in, const Options& options, const TensorView& o, const Gradients& g) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   const int64_t B = in.q.size(0), T = in.q.size(1), H = in.q.size(2), K = in.q.size(3);
   const int64_t HV = in.v.size(2), V = in.v.size(3), R = in.e.size(0);
@@ -136,8 +134,7 @@ void AddErrors(const BackwardInputs& in, const Options& options, const TensorVie
           for (size_t c = 0; c < static_cast<size_t>(V); ++c) {
             double error = 0;
             for (size_t r = 0; r < rows; ++r) {
-              error += p[r] * (rel[r] * std::abs(values.value[r][c]) +
-                               of_sum * values.magnitude[r][c]);
+              error += p[r] * (rel[r] * std::abs(values.value[r][c]) + of_sum * values.magnitude[r][c]);
             }
             Add(o, {b, t, h, static_cast<int64_t>(c)}, error);
           }
@@ -162,18 +159,16 @@ void AddErrors(const BackwardInputs& in, const Options& options, const TensorVie
           for (size_t c = 0; c < static_cast<size_t>(K); ++c) {
             const auto channel = static_cast<int64_t>(c);
             const double q = std::abs(q_row[c]);
-            Add(g.dq, {b, t, kh, channel},
-                ds * (error + of_sum + chain_of_dq) * keys.magnitude[r][c]);
+            Add(g.dq, {b, t, kh, channel}, ds * (error + of_sum + chain_of_dq) * keys.magnitude[r][c]);
             key_size[r][c] += ds * q;
             key_error[r][c] += ds * q * (error + chain);
           }
         }
       }
       if (o.present()) continue;
-      const auto project_back = [&](const ConstTensorView& m, const ConstTensorView& x,
-                                    int64_t head, const std::vector<Doubles>& size,
-                                    const std::vector<Doubles>& error, const TensorView& dx,
-                                    const TensorView& dm) {
+      const auto project_back = [&](const ConstTensorView& m, const ConstTensorView& x, int64_t head,
+                                    const std::vector<Doubles>& size, const std::vector<Doubles>& error,
+                                    const TensorView& dx, const TensorView& dm) {
         const double of_dx = e.Chain(R), of_dm = e.Chain(x.size(3) + sequences * HV);
         for (int64_t r = 0; r < R; ++r) {
           for (int64_t t = 0; t < n; ++t) {
@@ -182,8 +177,7 @@ void AddErrors(const BackwardInputs& in, const Options& options, const TensorVie
               const double d = size[static_cast<size_t>(r)][static_cast<size_t>(c)];
               const double off = error[static_cast<size_t>(r)][static_cast<size_t>(c)];
               Add(dx, {b, first + t, head, c}, weight * (off + of_dx * d));
-              Add(dm, {r, column + t}, std::abs(At(x, {b, first + t, head, c})) *
-                                           (off + of_dm * d));
+              Add(dm, {r, column + t}, std::abs(At(x, {b, first + t, head, c})) * (off + of_dm * d));
             }
           }
         }
@@ -201,14 +195,12 @@ void AddRounding(const TensorView& tolerance, const TensorView& expected, DType 
   Shape index(static_cast<size_t>(tolerance.rank()));
   do {
     SetElement(tolerance, index,
-               GetElement(tolerance, index) +
-                   std::abs(GetElement(expected, index)) * e.output + e.subnormal);
+               GetElement(tolerance, index) + std::abs(GetElement(expected, index)) * e.output + e.subnormal);
   } while (NextIndex(tolerance.sizes(), index));
 }
 
 // Clears what AddErrors adds to, and afterwards rounds it.
-void Tolerance(const Inputs& in, const Options& options, const Outputs& expected,
-               const Outputs& tolerance) {
+void Tolerance(const Inputs& in, const Options& options, const Outputs& expected, const Outputs& tolerance) {
   BackwardInputs whole;
   static_cast<Inputs&>(whole) = in;
   mechanism::Clear(tolerance.o);
@@ -216,8 +208,8 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& expected
   AddRounding(tolerance.o, expected.o, in.q.dtype());
 }
 
-void BackwardTolerance(const BackwardInputs& in, const Options& options,
-                       const Gradients& expected, const Gradients& tolerance) {
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
+                       const Gradients& tolerance) {
   for (const Tensor& row : kTensors) mechanism::Clear(tolerance.*row.gradient);
   AddErrors(in, options, {}, tolerance);
   for (const Tensor& row : kTensors) {
@@ -262,9 +254,7 @@ class Maker : public mechanism::Maker {
   ConstTensorView DrawInput(const Row& row) override {
     const bool weights = row.type == mechanism::kWide;
     const Buffer buffer = weights ? Weights(row) : AnyLayout(dtype_, ShapeOf(row.axes), true);
-    return Keep(buffer.FillNormal(NextSeed(), weights             ? Mean(sizes_.T)
-                                              : p_.inputs.empty() ? strength_
-                                                                  : 1));
+    return Keep(buffer.FillNormal(NextSeed(), weights ? Mean(sizes_.T) : p_.inputs.empty() ? strength_ : 1));
   }
   void DrawOptions() override {
     // Columns need reach no further than the longest of packed sequences.
@@ -272,8 +262,8 @@ class Maker : public mechanism::Maker {
     if (bounds.present()) {
       int64_t longest = 0;
       for (int64_t i = 1; i < bounds.size(0); ++i) {
-        longest = std::max(longest, static_cast<int64_t>(GetElement(bounds, Shape{i}) -
-                                                         GetElement(bounds, Shape{i - 1})));
+        longest =
+            std::max(longest, static_cast<int64_t>(GetElement(bounds, Shape{i}) - GetElement(bounds, Shape{i - 1})));
       }
       for (const size_t i : {3, 4}) p_.inputs[i] = p_.inputs[i].Slice(1, 0, longest);
     }
@@ -283,14 +273,11 @@ class Maker : public mechanism::Maker {
   Buffer Weights(const Row& row) {
     const Shape sizes = ShapeOf(row.axes);
     const int64_t gap = Integer(0, 3);
-    const Shape strides = Chance(0.6) ? Shape{std::max<int64_t>(sizes[1], 1) + gap, 1}
-                                      : Shape{1, sizes[0] + gap};
+    const Shape strides = Chance(0.6) ? Shape{std::max<int64_t>(sizes[1], 1) + gap, 1} : Shape{1, sizes[0] + gap};
     const int64_t begin = Integer(0, 9);
     return Buffer(Chance(0.5) ? wide() : dtype_, sizes, strides, AnyGuard(), begin);
   }
-  static double Mean(int64_t tokens) {
-    return 1 / std::sqrt(static_cast<double>(std::max<int64_t>(tokens, 1)));
-  }
+  static double Mean(int64_t tokens) { return 1 / std::sqrt(static_cast<double>(std::max<int64_t>(tokens, 1))); }
 
   // T = Tq tokens, H = Hkv and HV = Hq heads, and Tk projected tokens, at most 256: those of
   // the paper.
@@ -304,14 +291,12 @@ class Maker : public mechanism::Maker {
   }
   ConstTensorView MakeInput(const Row& row) override {
     const double deviation = row.type == mechanism::kWide ? Mean(sizes_.T) : 1;
-    return Keep(Buffer(dtype_, ShapeOf(row.axes), Placement::kAligned)
-                    .FillNormal(NextSeed(), deviation));
+    return Keep(Buffer(dtype_, ShapeOf(row.axes), Placement::kAligned).FillNormal(NextSeed(), deviation));
   }
   double Flops(int64_t tokens, bool backward) override {
     const auto keys = static_cast<double>(sizes_.H * sizes_.K);
     const auto values = static_cast<double>(sizes_.G * sizes_.V);
-    const double per_row = backward ? 8 * (keys + values) + 6 * keys + 4 * values
-                                    : 4 * (keys + values);
+    const double per_row = backward ? 8 * (keys + values) + 6 * keys + 4 * values : 4 * (keys + values);
     return static_cast<double>(sizes_.B * sizes_.M * tokens) * per_row;
   }
 
@@ -327,12 +312,11 @@ OpEntry Entry() {
        .flops = "4 R (Hkv D + Hq Dv) per token, R = min(Tk, 256), backward 14 R Hkv D + 12 R Hq Dv",
        .bytes = "(B Tq (2 Hkv D + 2 Hq Dv) + 2 R Tq) size",
        .state = "none: K~ and V~ need every token",
-       .make_case = [](const CaseRequest& request) {
-         return Maker(MakeMechanism(), request.dtype, request.seed).MakeCase(request);
-       },
-       .random_case = [](DType dtype, uint64_t seed) {
-         return Maker(MakeMechanism(), dtype, seed).RandomCase();
-       }},
+       .make_case =
+           [](const CaseRequest& request) {
+             return Maker(MakeMechanism(), request.dtype, request.seed).MakeCase(request);
+           },
+       .random_case = [](DType dtype, uint64_t seed) { return Maker(MakeMechanism(), dtype, seed).RandomCase(); }},
       MakeMechanism());
   entry.inputs = {{"q", "BTHK"}, {"k", "BTHK"}, {"v", "BTHV"}, {"e", "RC"}, {"f", "RC"}};
   return entry;

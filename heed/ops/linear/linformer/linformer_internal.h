@@ -15,8 +15,7 @@ namespace heed::linformer {
 
 // Its table: G heads of v, M projected tokens, L columns.
 using Tensor = mechanism::Tensor<Inputs, Inputs, Gradients>;
-using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, Inputs, Outputs, Outputs, Gradients,
-                             Explanation>;
+using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, Inputs, Outputs, Outputs, Gradients, Explanation>;
 inline constexpr Tensor kTensors[] = {
     {.name = "q", .axes = "BTHK", .input = &Inputs::q, .gradient = &Gradients::dq},
     {.name = "k", .axes = "BTHK", .input = &Inputs::k, .gradient = &Gradients::dk},
@@ -62,24 +61,21 @@ struct Wide {
 int64_t ProductBytes(DType wide, int64_t size);
 
 // to[part, head, r] = sum_t m[r, column + t] x[first + t, head]
-void Project(Context& ctx, DType wide, std::span<const Part> parts, const Matrix& m,
-             const Tokens& x, const Wide& to);
+void Project(Context& ctx, DType wide, std::span<const Part> parts, const Matrix& m, const Tokens& x, const Wide& to);
 
 // x[first + t, head] = sum_r m[r, column + t] from[part, head, r]
-void ProjectBack(Context& ctx, DType wide, std::span<const Part> parts, const Matrix& m,
-                 const Wide& from, const Tokens& x);
+void ProjectBack(Context& ctx, DType wide, std::span<const Part> parts, const Matrix& m, const Wide& from,
+                 const Tokens& x);
 
 // sums[r, column + t] += sum_{part, head} <from[part, head, r], x[first + t, head]>, parts
 // and heads ascending. `sums` has rows of `stride` elements, a multiple of 64 that reaches
 // the last column.
-void AddOuterSums(Context& ctx, DType wide, std::span<const Part> parts, const Wide& from,
-                  const Tokens& x, int64_t rows, int64_t stride, void* sums);
+void AddOuterSums(Context& ctx, DType wide, std::span<const Part> parts, const Wide& from, const Tokens& x,
+                  int64_t rows, int64_t stride, void* sums);
 
 // Rows [0, count) of the parts, one part after another in `wide`, from x and, rounded, to x.
-void LoadTokens(Context& ctx, DType wide, std::span<const Part> parts, const Tokens& x,
-                const Wide& to);
-void StoreTokens(Context& ctx, DType wide, std::span<const Part> parts, const Wide& from,
-                 const Tokens& x);
+void LoadTokens(Context& ctx, DType wide, std::span<const Part> parts, const Tokens& x, const Wide& to);
+void StoreTokens(Context& ctx, DType wide, std::span<const Part> parts, const Wide& from, const Tokens& x);
 
 }  // namespace heed::linformer
 

@@ -16,7 +16,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/ops/linear/linformer/linformer_products.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                               // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
 #include "heed/simd/convert-inl.h"
@@ -81,26 +81,23 @@ inline constexpr int kMaxVectors = hs::kVectorRegisters == 32 ? 4 : 2;
 
 // out[i][j] += sum_l a[i a_row + l a_step] b[l][j], l ascending, of whole vectors.
 template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void Multiply(D d, const T* a, int64_t a_row, int64_t a_step, const T* b,
-                           int64_t b_step, int64_t count, int64_t rows, int64_t columns,
-                           T* out, int64_t out_row) {
+HWY_NOINLINE void Multiply(D d, const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step, int64_t count,
+                           int64_t rows, int64_t columns, T* out, int64_t out_row) {
   constexpr size_t N = hn::MaxLanes(D());
   const size_t vectors = (static_cast<size_t>(columns) + N - 1) / N;
   hs::ForTiles<kMaxVectors>(0, vectors, [&](auto c, size_t j) HWY_ATTR {
-    hs::ForTiles<hs::TileRows<c.value>()>(
-        0, static_cast<size_t>(rows), [&](auto r, size_t i) HWY_ATTR {
-          const auto at = static_cast<int64_t>(i);
-          hs::AccumulateTile<r.value, c.value, false>(
-              d, a + at * a_row, a_row, a_step, b + j * N, b_step,
-              static_cast<size_t>(count), out + at * out_row + j * N, out_row);
-        });
+    hs::ForTiles<hs::TileRows<c.value>()>(0, static_cast<size_t>(rows), [&](auto r, size_t i) HWY_ATTR {
+      const auto at = static_cast<int64_t>(i);
+      hs::AccumulateTile<r.value, c.value, false>(d, a + at * a_row, a_row, a_step, b + j * N, b_step,
+                                                  static_cast<size_t>(count), out + at * out_row + j * N, out_row);
+    });
   });
 }
 
 template <class S>
 HWY_INLINE S* RowAt(const Tokens& x, const Part& part, int64_t head, int64_t token) {
-  return static_cast<S*>(x.data) + part.batch * x.batch_stride +
-         (part.first + token) * x.token_stride + head * x.head_stride;
+  return static_cast<S*>(x.data) + part.batch * x.batch_stride + (part.first + token) * x.token_stride +
+         head * x.head_stride;
 }
 
 // `to` has whole vectors, zeros beyond n.
@@ -114,8 +111,8 @@ HWY_INLINE void LoadRow(D d, const S* from, int64_t n, T* to) {
 
 // Tokens [begin, begin + n) of a head.
 template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void PackTokens(D d, const Tokens& x, const Part& part, int64_t head,
-                           int64_t begin, int64_t n, T* to, int64_t row) {
+HWY_INLINE void PackTokens(D d, const Tokens& x, const Part& part, int64_t head, int64_t begin, int64_t n, T* to,
+                           int64_t row) {
   hs::WithStorage<T>(x.dtype, [&](auto stored) HWY_ATTR {
     for (int64_t t = 0; t < n; ++t) {
       LoadRow(d, RowAt<decltype(stored)>(x, part, head, begin + t), x.size, to + t * row);
@@ -125,13 +122,11 @@ HWY_INLINE void PackTokens(D d, const Tokens& x, const Part& part, int64_t head,
 
 // m[row + r][column + c], r < rows, c < columns, in rows of kTokens elements.
 template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void PackMatrix(D d, const Matrix& m, int64_t row, int64_t rows, int64_t column,
-                           int64_t columns, T* to) {
+HWY_INLINE void PackMatrix(D d, const Matrix& m, int64_t row, int64_t rows, int64_t column, int64_t columns, T* to) {
   const auto pack = [&](auto stored) HWY_ATTR {
     using S = decltype(stored);
     for (int64_t r = 0; r < rows; ++r, to += kTokens) {
-      const S* from = static_cast<const S*>(m.data) + (row + r) * m.row_stride +
-                      column * m.column_stride;
+      const S* from = static_cast<const S*>(m.data) + (row + r) * m.row_stride + column * m.column_stride;
       if (m.column_stride == 1) {
         LoadRow(d, from, columns, to);
         continue;
@@ -145,8 +140,7 @@ HWY_INLINE void PackMatrix(D d, const Matrix& m, int64_t row, int64_t rows, int6
 }
 
 template <class T>
-void ProjectT(Context& ctx, std::span<const Part> parts, const Matrix& m, const Tokens& x,
-              const Wide& to) {
+void ProjectT(Context& ctx, std::span<const Part> parts, const Matrix& m, const Tokens& x, const Wide& to) {
   const hn::ScalableTag<T> d;
   const int64_t row = Padded(x.size), blocks = Blocks(m.rows, kRows);
   ctx.ReserveScratch(static_cast<size_t>(Scratch<T>::Bytes(x.size)));
@@ -174,8 +168,7 @@ void ProjectT(Context& ctx, std::span<const Part> parts, const Matrix& m, const 
 }
 
 template <class T>
-void ProjectBackT(Context& ctx, std::span<const Part> parts, const Matrix& m,
-                  const Wide& from, const Tokens& x) {
+void ProjectBackT(Context& ctx, std::span<const Part> parts, const Matrix& m, const Wide& from, const Tokens& x) {
   const hn::ScalableTag<T> d;
   constexpr int64_t N = hn::MaxLanes(hn::ScalableTag<T>());
   const int64_t row = Padded(x.size);
@@ -190,8 +183,7 @@ void ProjectBackT(Context& ctx, std::span<const Part> parts, const Matrix& m,
     const int64_t head = at.index % x.heads, begin = at.index / x.heads * kTokens;
     const int64_t n = std::min(kTokens, p.count - begin);
     std::memset(s.product, 0, static_cast<size_t>(n * row) * sizeof(T));
-    const T* sums = static_cast<const T*>(from.data) +
-                    from.At(static_cast<int64_t>(at.part), head);
+    const T* sums = static_cast<const T*>(from.data) + from.At(static_cast<int64_t>(at.part), head);
     for (int64_t r = 0; r < m.rows; r += kTokens) {
       const int64_t rows = std::min(kTokens, m.rows - r);
       PackMatrix(d, m, r, rows, p.column + begin, n, s.matrix);
@@ -214,17 +206,15 @@ void ProjectBackT(Context& ctx, std::span<const Part> parts, const Matrix& m,
 
 // Tokens [begin, begin + n) of a head, n <= kColumns, as lanes: to[channel][token].
 template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void PackTransposed(D d, const Tokens& x, const Part& part, int64_t head,
-                               int64_t begin, int64_t n, T* to) {
+HWY_INLINE void PackTransposed(D d, const Tokens& x, const Part& part, int64_t head, int64_t begin, int64_t n, T* to) {
   constexpr int64_t N = hn::MaxLanes(D());
   hs::WithStorage<T>(x.dtype, [&](auto stored) HWY_ATTR {
     for (int64_t t = 0; t < n; t += N) {
       for (int64_t c = 0; c < x.size; c += N) {
         hn::Vec<D> v[hn::MaxLanes(D())];
         for (int64_t i = 0; i < N; ++i) {
-          v[i] = t + i < n ? hs::LoadWideN(
-                                 d, RowAt<decltype(stored)>(x, part, head, begin + t + i) + c,
-                                 static_cast<size_t>(std::min(N, x.size - c)))
+          v[i] = t + i < n ? hs::LoadWideN(d, RowAt<decltype(stored)>(x, part, head, begin + t + i) + c,
+                                           static_cast<size_t>(std::min(N, x.size - c)))
                            : hn::Zero(d);
         }
         hs::Transpose(d, v);
@@ -237,8 +227,8 @@ HWY_INLINE void PackTransposed(D d, const Tokens& x, const Part& part, int64_t h
 }
 
 template <class T>
-void AddOuterSumsT(Context& ctx, std::span<const Part> parts, const Wide& from,
-                   const Tokens& x, int64_t rows, int64_t stride, void* sums) {
+void AddOuterSumsT(Context& ctx, std::span<const Part> parts, const Wide& from, const Tokens& x, int64_t rows,
+                   int64_t stride, void* sums) {
   const hn::ScalableTag<T> d;
   ctx.ReserveScratch(static_cast<size_t>(Scratch<T>::Bytes(x.size)));
   ctx.ParallelFor(stride / kColumns, [&](int64_t task, int worker) HWY_ATTR {
@@ -252,13 +242,12 @@ void AddOuterSumsT(Context& ctx, std::span<const Part> parts, const Wide& from,
       const int64_t n = end - begin;
       for (int64_t head = 0; head < x.heads; ++head) {
         PackTransposed(d, x, p, head, begin, n, s.tokens);
-        const T* a = static_cast<const T*>(from.data) +
-                     from.At(static_cast<int64_t>(i), head);
+        const T* a = static_cast<const T*>(from.data) + from.At(static_cast<int64_t>(i), head);
         for (int64_t r = 0; r < rows; r += kRows) {
           const int64_t m = std::min(kRows, rows - r);
           std::memset(s.product, 0, static_cast<size_t>(m * kColumns) * sizeof(T));
-          Multiply(d, a + r * from.row_stride, from.row_stride, 1, s.tokens, kColumns,
-                   x.size, m, n, s.product, kColumns);
+          Multiply(d, a + r * from.row_stride, from.row_stride, 1, s.tokens, kColumns, x.size, m, n, s.product,
+                   kColumns);
           for (int64_t j = 0; j < m; ++j) {
             T* to = static_cast<T*>(sums) + (r + j) * stride + p.column + begin;
             const T* of = s.product + j * kColumns;
@@ -287,16 +276,13 @@ void ForTokenBlocks(Context& ctx, std::span<const Part> parts, const F& f) {
 }
 
 template <class T, bool kLoad>
-void CopyTokensT(Context& ctx, std::span<const Part> parts, const Tokens& x,
-                 const Wide& wide) {
+void CopyTokensT(Context& ctx, std::span<const Part> parts, const Tokens& x, const Wide& wide) {
   const hn::ScalableTag<T> d;
   constexpr int64_t N = hn::MaxLanes(hn::ScalableTag<T>());
-  ForTokenBlocks(ctx, parts, [&](const Part& p, int64_t row, int64_t begin,
-                                 int64_t n) HWY_ATTR {
+  ForTokenBlocks(ctx, parts, [&](const Part& p, int64_t row, int64_t begin, int64_t n) HWY_ATTR {
     hs::WithStorage<T>(x.dtype, [&](auto stored) HWY_ATTR {
       for (int64_t head = 0; head < x.heads; ++head) {
-        T* mine = static_cast<T*>(wide.data) + wide.At(0, head) +
-                  (row + begin) * wide.row_stride;
+        T* mine = static_cast<T*>(wide.data) + wide.At(0, head) + (row + begin) * wide.row_stride;
         for (int64_t t = 0; t < n; ++t, mine += wide.row_stride) {
           auto* theirs = RowAt<decltype(stored)>(x, p, head, begin + t);
           for (int64_t i = 0; i < x.size; i += N) {
@@ -313,33 +299,27 @@ void CopyTokensT(Context& ctx, std::span<const Part> parts, const Tokens& x,
   });
 }
 
-void ProjectImpl(Context& ctx, DType wide, std::span<const Part> parts, const Matrix& m,
-                 const Tokens& x, const Wide& to) {
+void ProjectImpl(Context& ctx, DType wide, std::span<const Part> parts, const Matrix& m, const Tokens& x,
+                 const Wide& to) {
   (wide == DType::kF64 ? &ProjectT<double> : &ProjectT<float>)(ctx, parts, m, x, to);
 }
 
-void ProjectBackImpl(Context& ctx, DType wide, std::span<const Part> parts, const Matrix& m,
-                     const Wide& from, const Tokens& x) {
+void ProjectBackImpl(Context& ctx, DType wide, std::span<const Part> parts, const Matrix& m, const Wide& from,
+                     const Tokens& x) {
   (wide == DType::kF64 ? &ProjectBackT<double> : &ProjectBackT<float>)(ctx, parts, m, from, x);
 }
 
-void AddOuterSumsImpl(Context& ctx, DType wide, std::span<const Part> parts,
-                      const Wide& from, const Tokens& x, int64_t rows, int64_t stride,
-                      void* sums) {
-  (wide == DType::kF64 ? &AddOuterSumsT<double> : &AddOuterSumsT<float>)(
-      ctx, parts, from, x, rows, stride, sums);
+void AddOuterSumsImpl(Context& ctx, DType wide, std::span<const Part> parts, const Wide& from, const Tokens& x,
+                      int64_t rows, int64_t stride, void* sums) {
+  (wide == DType::kF64 ? &AddOuterSumsT<double> : &AddOuterSumsT<float>)(ctx, parts, from, x, rows, stride, sums);
 }
 
-void LoadTokensImpl(Context& ctx, DType wide, std::span<const Part> parts, const Tokens& x,
-                    const Wide& to) {
-  (wide == DType::kF64 ? &CopyTokensT<double, true> : &CopyTokensT<float, true>)(ctx, parts,
-                                                                                 x, to);
+void LoadTokensImpl(Context& ctx, DType wide, std::span<const Part> parts, const Tokens& x, const Wide& to) {
+  (wide == DType::kF64 ? &CopyTokensT<double, true> : &CopyTokensT<float, true>)(ctx, parts, x, to);
 }
 
-void StoreTokensImpl(Context& ctx, DType wide, std::span<const Part> parts,
-                     const Wide& from, const Tokens& x) {
-  (wide == DType::kF64 ? &CopyTokensT<double, false> : &CopyTokensT<float, false>)(
-      ctx, parts, x, from);
+void StoreTokensImpl(Context& ctx, DType wide, std::span<const Part> parts, const Wide& from, const Tokens& x) {
+  (wide == DType::kF64 ? &CopyTokensT<double, false> : &CopyTokensT<float, false>)(ctx, parts, x, from);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -359,34 +339,27 @@ int64_t ProductBytes(DType wide, int64_t size) {
   return wide == DType::kF64 ? Scratch<double>::Bytes(size) : Scratch<float>::Bytes(size);
 }
 
-void Project(Context& ctx, DType wide, std::span<const Part> parts, const Matrix& m,
-             const Tokens& x, const Wide& to) {
-  HWY_DISPATCH_TABLE(ProjectImpl)[TargetIndex(ctx.allowed_targets())](ctx, wide, parts, m,
-                                                                      x, to);
+void Project(Context& ctx, DType wide, std::span<const Part> parts, const Matrix& m, const Tokens& x, const Wide& to) {
+  HWY_DISPATCH_TABLE(ProjectImpl)[TargetIndex(ctx.allowed_targets())](ctx, wide, parts, m, x, to);
 }
 
-void ProjectBack(Context& ctx, DType wide, std::span<const Part> parts, const Matrix& m,
-                 const Wide& from, const Tokens& x) {
-  HWY_DISPATCH_TABLE(ProjectBackImpl)[TargetIndex(ctx.allowed_targets())](
-      ctx, wide, parts, m, from, x);
-}
-
-void AddOuterSums(Context& ctx, DType wide, std::span<const Part> parts, const Wide& from,
-                  const Tokens& x, int64_t rows, int64_t stride, void* sums) {
-  HWY_DISPATCH_TABLE(AddOuterSumsImpl)[TargetIndex(ctx.allowed_targets())](
-      ctx, wide, parts, from, x, rows, stride, sums);
-}
-
-void LoadTokens(Context& ctx, DType wide, std::span<const Part> parts, const Tokens& x,
-                const Wide& to) {
-  HWY_DISPATCH_TABLE(LoadTokensImpl)[TargetIndex(ctx.allowed_targets())](ctx, wide, parts,
-                                                                         x, to);
-}
-
-void StoreTokens(Context& ctx, DType wide, std::span<const Part> parts, const Wide& from,
+void ProjectBack(Context& ctx, DType wide, std::span<const Part> parts, const Matrix& m, const Wide& from,
                  const Tokens& x) {
-  HWY_DISPATCH_TABLE(StoreTokensImpl)[TargetIndex(ctx.allowed_targets())](ctx, wide, parts,
-                                                                          from, x);
+  HWY_DISPATCH_TABLE(ProjectBackImpl)[TargetIndex(ctx.allowed_targets())](ctx, wide, parts, m, from, x);
+}
+
+void AddOuterSums(Context& ctx, DType wide, std::span<const Part> parts, const Wide& from, const Tokens& x,
+                  int64_t rows, int64_t stride, void* sums) {
+  HWY_DISPATCH_TABLE(AddOuterSumsImpl)
+  [TargetIndex(ctx.allowed_targets())](ctx, wide, parts, from, x, rows, stride, sums);
+}
+
+void LoadTokens(Context& ctx, DType wide, std::span<const Part> parts, const Tokens& x, const Wide& to) {
+  HWY_DISPATCH_TABLE(LoadTokensImpl)[TargetIndex(ctx.allowed_targets())](ctx, wide, parts, x, to);
+}
+
+void StoreTokens(Context& ctx, DType wide, std::span<const Part> parts, const Wide& from, const Tokens& x) {
+  HWY_DISPATCH_TABLE(StoreTokensImpl)[TargetIndex(ctx.allowed_targets())](ctx, wide, parts, from, x);
 }
 
 }  // namespace heed::linformer

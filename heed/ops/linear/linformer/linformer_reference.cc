@@ -83,8 +83,8 @@ template <class F>
 void ForEachHead(const Inputs& in, const Options& options, const F& f) {
   for (const auto& range : mechanism::SequencesOf(options, in.q.size(0), in.q.size(1))) {
     for (int64_t h = 0; h < in.v.size(2); ++h) {
-      Head head = {range.batch, h, h / (in.v.size(2) / in.q.size(2)), in.e.size(0),
-                   in.q.size(3), in.v.size(3), {}, {}, {}, {}};
+      Head head = {range.batch, h, h / (in.v.size(2) / in.q.size(2)), in.e.size(0), in.q.size(3), in.v.size(3), {}, {},
+                   {},          {}};
       for (int64_t t = range.begin; t < range.end; ++t) {
         head.tokens.push_back(t);
         head.columns.push_back(options.cu_seqlens.present() ? t - range.begin : t);
@@ -94,12 +94,10 @@ void ForEachHead(const Inputs& in, const Options& options, const F& f) {
         for (size_t i = 0; i < head.tokens.size(); ++i) {
           const int64_t t = head.tokens[i], column = head.columns[i];
           for (int64_t c = 0; c < head.K; ++c) {
-            key[static_cast<size_t>(c)] +=
-                At(in.e, {r, column}) * At(in.k, {range.batch, t, head.key_head, c});
+            key[static_cast<size_t>(c)] += At(in.e, {r, column}) * At(in.k, {range.batch, t, head.key_head, c});
           }
           for (int64_t c = 0; c < head.V; ++c) {
-            value[static_cast<size_t>(c)] +=
-                At(in.f, {r, column}) * At(in.v, {range.batch, t, h, c});
+            value[static_cast<size_t>(c)] += At(in.f, {r, column}) * At(in.v, {range.batch, t, h, c});
           }
         }
         head.keys.push_back(key);
@@ -131,11 +129,9 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   });
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   const double scale = ScaleOf(in, options);
-  Table dq(in.q.sizes()), dk(in.k.sizes()), dv(in.v.sizes()), de(in.e.sizes()),
-      df(in.f.sizes());
+  Table dq(in.q.sizes()), dk(in.k.sizes()), dv(in.v.sizes()), de(in.e.sizes()), df(in.f.sizes());
   ForEachHead(in, options, [&](const Head& head) {
     auto d_keys = head.keys, d_values = head.values;
     for (auto* rows : {&d_keys, &d_values}) {

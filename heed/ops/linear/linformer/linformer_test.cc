@@ -26,8 +26,8 @@ struct Call {
   Buffer o, dq, dk, dv, de, df;
   Options options;
 
-  Call(DType dtype, int64_t B, int64_t T, int64_t H, int64_t HV, int64_t K, int64_t V,
-       int64_t R, int64_t columns, uint64_t seed = 1) {
+  Call(DType dtype, int64_t B, int64_t T, int64_t H, int64_t HV, int64_t K, int64_t V, int64_t R, int64_t columns,
+       uint64_t seed = 1) {
     const auto fill = [&](std::initializer_list<int64_t> sizes, double deviation) {
       return Buffer(dtype, sizes).FillNormal(++seed, deviation);
     };
@@ -44,12 +44,8 @@ struct Call {
     de = Buffer(dtype, {R, columns});
     df = Buffer(dtype, {R, columns});
   }
-  BackwardInputs Inputs() const {
-    return {{q.view(), k.view(), v.view(), e.view(), f.view()}, d_o.view()};
-  }
-  Gradients Results() const {
-    return {dq.view(), dk.view(), dv.view(), de.view(), df.view()};
-  }
+  BackwardInputs Inputs() const { return {{q.view(), k.view(), v.view(), e.view(), f.view()}, d_o.view()}; }
+  Gradients Results() const { return {dq.view(), dk.view(), dv.view(), de.view(), df.view()}; }
   std::vector<Buffer> Run(int threads = 2) const {
     Context ctx(threads);
     for (const Buffer& b : {o, dq, dk, dv, de, df}) b.Poison();
@@ -67,9 +63,7 @@ Buffer Ints(const std::vector<int64_t>& values) {
   return buffer;
 }
 
-TensorView Tokens(const Buffer& b, int64_t begin, int64_t end) {
-  return b.view().Slice(1, begin, end);
-}
+TensorView Tokens(const Buffer& b, int64_t begin, int64_t end) { return b.view().Slice(1, begin, end); }
 
 void ExpectZero(const ConstTensorView& t) {
   std::vector<int64_t> index(static_cast<size_t>(t.rank()));
@@ -86,8 +80,7 @@ TEST(LinformerTest, RoundsAndGroupsAgreeWithTheReference) {
     for (const std::string& pass : op.passes) {
       // Two rounds of one sequence, then 70 sequences in two groups.
       for (const Sizes& sizes : {Sizes{2, 4200, 3, 2, 1, 3, 4}, Sizes{70, 64, 5, 1, 1, 4, 3}}) {
-        const Comparison result =
-            Compare(op.make_case({sizes, dtype, 3, pass, ""}), ctx);
+        const Comparison result = Compare(op.make_case({sizes, dtype, 3, pass, ""}), ctx);
         EXPECT_TRUE(result.ok) << Name(dtype) << " " << sizes << ": " << result.message;
       }
     }
@@ -113,9 +106,7 @@ TEST(LinformerTest, ASequenceHasTheSameBitsAloneInABatchPackedAndPadded) {
   const auto in_batch = batch.Run();
 
   Call alone = batch;
-  const auto second = [](const Buffer& b) {
-    return b.As(Tokens(b, 0, kT).Slice(0, 1, 2));
-  };
+  const auto second = [](const Buffer& b) { return b.As(Tokens(b, 0, kT).Slice(0, 1, 2)); };
   for (Buffer* b : {&alone.q, &alone.k, &alone.v, &alone.d_o}) *b = second(*b);
   alone.o = Buffer(DType::kF32, {1, kT, 2, 12});
   alone.dq = Buffer(DType::kF32, {1, kT, 2, 20});
@@ -137,8 +128,8 @@ TEST(LinformerTest, ASequenceHasTheSameBitsAloneInABatchPackedAndPadded) {
   Call packed(DType::kF32, 1, 110, 2, 2, 20, 12, 9, 100);
   packed.e = batch.e;
   packed.f = batch.f;
-  for (const auto& [to, from] : {std::pair{&packed.q, &alone.q}, {&packed.k, &alone.k},
-                                 {&packed.v, &alone.v}, {&packed.d_o, &alone.d_o}}) {
+  for (const auto& [to, from] :
+       {std::pair{&packed.q, &alone.q}, {&packed.k, &alone.k}, {&packed.v, &alone.v}, {&packed.d_o, &alone.d_o}}) {
     std::vector<int64_t> index(4);
     const TensorView place = Tokens(*to, 30, 30 + kT);
     do {
@@ -275,17 +266,14 @@ TEST(LinformerTest, WorkspaceIsWithinItsBound) {
       const auto view = [](std::initializer_list<int64_t> sizes) {
         return ConstTensorView(nullptr, DType::kF32, sizes);
       };
-      const Inputs in = {view({2, T, H, K}), view({2, T, H, K}), view({2, T, H, V}),
-                         view({R, T}), view({R, T})};
+      const Inputs in = {view({2, T, H, K}), view({2, T, H, K}), view({2, T, H, V}), view({R, T}), view({R, T})};
       const double M = std::max(4.0 * 1024 * 1024, 4.0 * H * (K + V) * R);
       // Attention takes by its own formulas a block of 64 rows, or 256 keys, per thread.
       const double attention = threads * 4.0 * (64 * (K + 64 + 2 * V) + R * (K + V));
       EXPECT_LE(Workspace(ctx, in, {}), 2 * M + attention + 65536 * threads);
       const double own = threads * 4.0 * (16384 + 384 * (K + 15));
-      const double backward =
-          threads * 4.0 * (512 * (K + V) + 64 * (3 * K + 2 * V + 64 * 3)) + 4.0 * 4096 * H * 8;
-      EXPECT_LE(BackwardWorkspace(ctx, in, {}),
-                6 * M + 8.0 * R * static_cast<double>(T + 63) + backward + own + 65536);
+      const double backward = threads * 4.0 * (512 * (K + V) + 64 * (3 * K + 2 * V + 64 * 3)) + 4.0 * 4096 * H * 8;
+      EXPECT_LE(BackwardWorkspace(ctx, in, {}), 6 * M + 8.0 * R * static_cast<double>(T + 63) + backward + own + 65536);
     }
   }
 }
@@ -332,18 +320,14 @@ TEST(LinformerTest, MistakesAreNamedAndNothingIsWritten) {
   with([&](Call& c) { c.v = three; }, "v has 3 heads, expected a multiple of the 2 heads of q");
   with([&](Call& c) { c.v = narrow; }, "v has shape [5,9], expected rank 4: [B, T, H, D]");
   with([&](Call& c) { c.e = Buffer(); }, "e is absent");
-  with([&](Call& c) { c.e = narrow; },
-       "e has shape [5,9], expected [R >= 1, at least 10 columns]");
-  with([&](Call& c) { c.e = empty; },
-       "e has shape [0,10], expected [R >= 1, at least 10 columns]");
-  with([&](Call& c) { c.f = few; },
-       "f has shape [4,10], expected [5, at least 10 columns]");
+  with([&](Call& c) { c.e = narrow; }, "e has shape [5,9], expected [R >= 1, at least 10 columns]");
+  with([&](Call& c) { c.e = empty; }, "e has shape [0,10], expected [R >= 1, at least 10 columns]");
+  with([&](Call& c) { c.f = few; }, "f has shape [4,10], expected [5, at least 10 columns]");
   with([&](Call& c) { c.f = f64; }, "f has dtype f64, expected f32");
   with([&](Call& c) { c.options.scale = INFINITY; }, "scale is inf, expected a finite number");
   with([&](Call& c) { c.options.scale = 1e39; }, "scale is 1e+39, expected a finite number");
   const Buffer long_lengths = Ints({11, 3}), one = Ints({1}), descending = Ints({0, 5, 4});
-  with([&](Call& c) { c.options.lengths = long_lengths.view(); },
-       "lengths[0] is 11, expected 0 to T = 10");
+  with([&](Call& c) { c.options.lengths = long_lengths.view(); }, "lengths[0] is 11, expected 0 to T = 10");
   with([&](Call& c) { c.options.starts = one.view(); }, "starts has shape [1], expected [2]");
   with([&](Call& c) { c.options.cu_seqlens = descending.view(); },
        "q has shape [2,10,2,3], expected a leading axis of 1 with cu_seqlens");

@@ -57,14 +57,11 @@ std::array<double, 2> CosSin(double v) {
 }
 
 // d deviates, of vector j of a block.
-void Deviates(uint64_t seed, uint32_t stream, int64_t block, int64_t j, int64_t d,
-              double* to) {
-  const std::array<uint32_t, 2> key = {static_cast<uint32_t>(seed),
-                                       static_cast<uint32_t>(seed >> 32)};
+void Deviates(uint64_t seed, uint32_t stream, int64_t block, int64_t j, int64_t d, double* to) {
+  const std::array<uint32_t, 2> key = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
   for (int64_t i = 0; i < d; i += 2) {
-    const auto words = Philox({static_cast<uint32_t>(i / 2), static_cast<uint32_t>(j),
-                               static_cast<uint32_t>(block), stream},
-                              key);
+    const auto words =
+        Philox({static_cast<uint32_t>(i / 2), static_cast<uint32_t>(j), static_cast<uint32_t>(block), stream}, key);
     const auto uniform = [&](size_t at) {
       const uint64_t bits = uint64_t{words[at]} << 32 | words[at + 1];
       return static_cast<double>(bits >> 11) * 0x1p-53;
@@ -90,9 +87,8 @@ void Reflect(const double* v, double tau, double* x, int64_t n) {
 
 // The first `rows` columns of Q of one block's G, `columns` holding those of G: column j of
 // the reflectors replaces column j of G from its diagonal on. tau and sign: one per column.
-void DrawBlock(uint64_t seed, const OrthogonalFeaturesOptions& options, int64_t block,
-               int64_t rows, int64_t d, double* columns, double* tau, double* x,
-               const TensorView& w) {
+void DrawBlock(uint64_t seed, const OrthogonalFeaturesOptions& options, int64_t block, int64_t rows, int64_t d,
+               double* columns, double* tau, double* x, const TensorView& w) {
   for (int64_t j = 0; j < rows; ++j) {
     double* a = columns + j * d;
     Deviates(seed, kDirections, block, j, d, a);
@@ -124,12 +120,10 @@ void DrawBlock(uint64_t seed, const OrthogonalFeaturesOptions& options, int64_t 
 
 }  // namespace
 
-void OrthogonalFeatures(Context& ctx, uint64_t seed, const OrthogonalFeaturesOptions& options,
-                        const TensorView& w) {
+void OrthogonalFeatures(Context& ctx, uint64_t seed, const OrthogonalFeaturesOptions& options, const TensorView& w) {
   mechanism::CheckWritable(kOp, "w", w, "nothing", {});
   if (w.rank() != 2 || w.size(1) < 1 || w.size(1) > kMostColumns) {
-    Fail(kOp, "w", "has shape " + w.ShapeString(),
-         "[m, d] with 1 <= d <= " + std::to_string(kMostColumns));
+    Fail(kOp, "w", "has shape " + w.ShapeString(), "[m, d] with 1 <= d <= " + std::to_string(kMostColumns));
   }
   if (w.dtype() != DType::kF64) {
     Fail(kOp, "w", std::string("has dtype ") + Name(w.dtype()), "f64");

@@ -51,15 +51,12 @@ struct OrthogonalFeaturesOptions {
 // scratch per thread.
 //
 // Throws InvalidArgument for a wrong shape, dtype or stride.
-HEED_API void OrthogonalFeatures(Context& ctx, uint64_t seed,
-                                 const OrthogonalFeaturesOptions& options,
+HEED_API void OrthogonalFeatures(Context& ctx, uint64_t seed, const OrthogonalFeaturesOptions& options,
                                  const TensorView& w);
 
 // Computes W in long double, by reflections written out as matrices. It checks nothing: it is
 // for tests, of small d.
-HEED_API void OrthogonalFeaturesReference(uint64_t seed,
-                                          const OrthogonalFeaturesOptions& options,
-                                          const TensorView& w);
+HEED_API void OrthogonalFeaturesReference(uint64_t seed, const OrthogonalFeaturesOptions& options, const TensorView& w);
 
 }  // namespace heed
 

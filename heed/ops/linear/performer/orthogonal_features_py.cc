@@ -18,10 +18,8 @@ namespace {
 constexpr char kOp[] = "orthogonal_features";
 constexpr int64_t kMostRows = 1 << 24, kMostColumns = 4096;
 
-nb::object Array(nb::handle m, nb::handle d, nb::handle seed, nb::handle scaling,
-                 nb::handle haar_fix) {
-  const int64_t sizes[] = {ToInt({kOp, "m", m}, 1, kMostRows),
-                           ToInt({kOp, "d", d}, 1, kMostColumns)};
+nb::object Array(nb::handle m, nb::handle d, nb::handle seed, nb::handle scaling, nb::handle haar_fix) {
+  const int64_t sizes[] = {ToInt({kOp, "m", m}, 1, kMostRows), ToInt({kOp, "d", d}, 1, kMostColumns)};
   const uint64_t key = ToUnsigned({kOp, "seed", seed});
   const OrthogonalFeaturesOptions options = {
       ToInt({kOp, "scaling", scaling}, 0, 1) == 0 ? FeatureNorms::kChi : FeatureNorms::kRoot,
@@ -58,8 +56,8 @@ Example:
 
 void BindOrthogonalFeatures(nb::module_& m) {
   using namespace nanobind::literals;
-  m.def(kOp, &Array, "m"_a.none(), "d"_a.none(), "seed"_a.none(), nb::kw_only(),
-        "scaling"_a.none() = 0, "haar_fix"_a.none() = true, nb::sig(kSignature),
+  m.def(kOp, &Array, "m"_a.none(), "d"_a.none(), "seed"_a.none(), nb::kw_only(), "scaling"_a.none() = 0,
+        "haar_fix"_a.none() = true, nb::sig(kSignature),
         Docstring(doc::kOrthogonalFeatures, kSignature, {kArguments}, kInPython).c_str());
 }
 

@@ -14,9 +14,8 @@ using Real = long double;
 using Matrix = std::vector<std::vector<Real>>;
 
 Real Deviate(uint64_t seed, uint32_t stream, uint32_t block, size_t j, size_t i) {
-  const auto words =
-      Philox({static_cast<uint32_t>(i / 2), static_cast<uint32_t>(j), block, stream},
-             {static_cast<uint32_t>(seed & 0xFFFFFFFFu), static_cast<uint32_t>(seed >> 32)});
+  const auto words = Philox({static_cast<uint32_t>(i / 2), static_cast<uint32_t>(j), block, stream},
+                            {static_cast<uint32_t>(seed & 0xFFFFFFFFu), static_cast<uint32_t>(seed >> 32)});
   const auto uniform = [](uint32_t high, uint32_t low) {
     const uint64_t bits = high * (uint64_t{1} << 32) + low;
     return static_cast<Real>(bits / 2048) / 9007199254740992.0L;
@@ -58,8 +57,7 @@ Matrix Reflection(const Matrix& r, size_t k) {
 
 }  // namespace
 
-void OrthogonalFeaturesReference(uint64_t seed, const OrthogonalFeaturesOptions& options,
-                                 const TensorView& w) {
+void OrthogonalFeaturesReference(uint64_t seed, const OrthogonalFeaturesOptions& options, const TensorView& w) {
   const auto d = static_cast<size_t>(w.size(1));
   for (int64_t first = 0; first < w.size(0); first += w.size(1)) {
     const auto block = static_cast<uint32_t>(first / w.size(1));
@@ -85,8 +83,7 @@ void OrthogonalFeaturesReference(uint64_t seed, const OrthogonalFeaturesOptions&
       const Real sign = options.haar_fix && r[j][j] < 0 ? -1 : 1;
       for (size_t i = 0; i < d; ++i) {
         StoreDouble(w.dtype(), w.data(),
-                    (first + static_cast<int64_t>(j)) * w.stride(0) +
-                        static_cast<int64_t>(i) * w.stride(1),
+                    (first + static_cast<int64_t>(j)) * w.stride(0) + static_cast<int64_t>(i) * w.stride(1),
                     static_cast<double>(sign * std::sqrt(norm) * q[i][j]));
       }
     }

@@ -17,13 +17,10 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-constexpr OrthogonalFeaturesOptions kAll[] = {{FeatureNorms::kChi, true},
-                                              {FeatureNorms::kChi, false},
-                                              {FeatureNorms::kRoot, true},
-                                              {FeatureNorms::kRoot, false}};
+constexpr OrthogonalFeaturesOptions kAll[] = {
+    {FeatureNorms::kChi, true}, {FeatureNorms::kChi, false}, {FeatureNorms::kRoot, true}, {FeatureNorms::kRoot, false}};
 
-Buffer Draw(int64_t m, int64_t d, uint64_t seed, const OrthogonalFeaturesOptions& options = {},
-            int threads = 2) {
+Buffer Draw(int64_t m, int64_t d, uint64_t seed, const OrthogonalFeaturesOptions& options = {}, int threads = 2) {
   Context ctx(threads);
   Buffer w(DType::kF64, {m, d});
   OrthogonalFeatures(ctx, seed, options, w.view());
@@ -168,8 +165,7 @@ void ExpectMistake(const TensorView& w, const std::string& what) {
 TEST(OrthogonalFeaturesTest, MistakesAreNamed) {
   const Buffer buffer(DType::kF64, {4, 8});
   ExpectMistake({}, "w is absent");
-  ExpectMistake({buffer.as<double>(), DType::kF64, {32}},
-                "w has shape [32], expected [m, d] with 1 <= d <= 4096");
+  ExpectMistake({buffer.as<double>(), DType::kF64, {32}}, "w has shape [32], expected [m, d] with 1 <= d <= 4096");
   ExpectMistake({buffer.as<double>(), DType::kF64, {4, 0}}, "w has shape [4,0]");
   ExpectMistake({buffer.as<double>(), DType::kF64, {0, 4097}}, "w has shape [0,4097]");
   ExpectMistake({buffer.as<double>(), DType::kF32, {4, 8}}, "w has dtype f32, expected f64");

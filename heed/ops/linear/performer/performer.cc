@@ -6,8 +6,7 @@ namespace heed::performer {
 recurrent::Definition DefinitionOf(const Options& options) {
   const bool softmax = options.kernel == Kernel::kSoftmax;
   return {.root_scale = true,
-          .feature = softmax ? recurrence::Feature::kRandomExp
-                             : recurrence::Feature::kRandomRelu,
+          .feature = softmax ? recurrence::Feature::kRandomExp : recurrence::Feature::kRandomRelu,
           .feature_eps = options.eps,
           .causal = options.causal,
           .normalize = true};

@@ -49,7 +49,7 @@ enum class Kernel { kSoftmax, kRelu };
 struct Options : recurrent::Options {
   bool causal = false;               // a token sees no later one
   Kernel kernel = Kernel::kSoftmax;  // which phi:
-  double eps = 1e-4;  // >= 0, added to exponentials where not causal
+  double eps = 1e-4;                 // >= 0, added to exponentials where not causal
 };
 
 // Computes o, and causal the state after the last token where it is asked for. An absent
@@ -74,8 +74,7 @@ struct Options : recurrent::Options {
 // above, if an output overlaps an input, or if lengths, starts, cu_seqlens or eps are
 // out of range; Unsupported for a dtype that has no kernel. On throw, nothing has been
 // written.
-HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
-                      const Outputs& out);
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
 // be f64 whatever the inputs are.
@@ -93,19 +92,16 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 // compute type and over heads and sequences in double, in one order. Precision and
 // reproducibility as above. Cost: 12 M V flops per token and value head, 10 without
 // causality, and 16 M K for features. Throws as Forward.
-HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-                       const Gradients& out);
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
-HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
-                                const Gradients& out);
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes o of one token, S, z and m read and updated in place: zeros and m = -infinity
 // before the first; of the options, what the
 // mathematics needs. Bound by the memory of S and of the projection; allocates nothing from
 // a thread's second step on. Throws InvalidArgument besides if not causal.
-HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
-                   const State& state, const TensorView& o);
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64,
 // and K, V, M rounded up to whole vectors, at most
@@ -115,12 +111,10 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 //                        + 64 (8 M + 4 V + 2 K)) + a few KiB + 8 M K
 //             + [HV > H] 2 E B T H M
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
-HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
-                                   const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
 // What Forward would do. Pointers may be null where only shapes are known.
-HEED_API Explanation Explain(const Context& ctx, const Inputs& in,
-                             const Options& options);
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::performer
 

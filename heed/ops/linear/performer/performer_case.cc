@@ -9,8 +9,7 @@ namespace {
 
 recurrent::Mechanism MechanismOf(const Options& own) {
   return recurrent::Bound<Options>(
-      "performer", DefinitionOf(own), own,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math,
+      "performer", DefinitionOf(own), own, {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math,
       std::string(own.kernel == Kernel::kRelu ? " relu" : "") + (own.causal ? " causal" : ""));
 }
 
@@ -18,8 +17,7 @@ Case MakeCase(const CaseRequest& request) {
   const mechanism::Words words(request.variant);
   Options options;
   // Only the causal form has states, a direction and steps.
-  options.causal = request.pass == "step" || words.Has("causal") || words.Has("state") ||
-                   words.Has("reverse");
+  options.causal = request.pass == "step" || words.Has("causal") || words.Has("state") || words.Has("reverse");
   if (words.Has("relu")) options.kernel = Kernel::kRelu;
   return recurrent::MakeCase(MechanismOf(options), request);
 }
@@ -36,8 +34,7 @@ Case RandomCase(DType dtype, uint64_t seed) {
 }  // namespace
 
 OpEntry Entry() {
-  OpEntry entry =
-      recurrent::LinearEntry(MechanismOf(Options()), {"causal", "relu", "causal+relu"});
+  OpEntry entry = recurrent::LinearEntry(MechanismOf(Options()), {"causal", "relu", "causal+relu"});
   entry.flops = "4 M (D + Dv) per token and value head, backward 12 M (D + Dv)";
   entry.state = "B Hq (M (Dv + 1) + 1) 4";
   entry.make_case = &MakeCase;

@@ -20,9 +20,8 @@ using recurrent::ReferencePlace;
 class Maps {
  public:
   Maps(const recurrent::Inputs& in, const Options& options)
-      : in_(in), relu_(options.kernel == Kernel::kRelu),
-        floor_(options.causal ? 0 : options.eps), causal_(options.causal),
-        K_(static_cast<size_t>(in.q.size(3))), e_(recurrent::EpsilonOf(in.q.dtype())) {
+      : in_(in), relu_(options.kernel == Kernel::kRelu), floor_(options.causal ? 0 : options.eps),
+        causal_(options.causal), K_(static_cast<size_t>(in.q.size(3))), e_(recurrent::EpsilonOf(in.q.dtype())) {
     const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(K_)));
     factor_ = std::sqrt(std::abs(scale));
     query_factor_ = scale < 0 ? -factor_ : factor_;
@@ -49,21 +48,17 @@ class Maps {
         k.push_back(At(in_.k, {place.batch, t, place.key_head, i}));
       }
       const Token token = Look(k, true);
-      const double largest =
-          *std::max_element(token.products.begin(), token.products.end());
+      const double largest = *std::max_element(token.products.begin(), token.products.end());
       if (largest > max_) changes_ += 1;
       max_ = std::max(max_, largest);
-      max_error_ = std::max(
-          max_error_, *std::max_element(token.errors.begin(), token.errors.end()));
+      max_error_ = std::max(max_error_, *std::max_element(token.errors.begin(), token.errors.end()));
     }
   }
 
   Doubles Map(const Doubles& x, bool of_key) const { return Look(x, of_key).phi; }
 
   // How far each feature may be off.
-  Doubles Deviation(const Doubles& x, bool of_key) const {
-    return DeviationOf(Look(x, of_key), of_key);
-  }
+  Doubles Deviation(const Doubles& x, bool of_key) const { return DeviationOf(Look(x, of_key), of_key); }
 
   Doubles Backward(const Doubles& x, const Doubles& dy, bool of_key) const {
     const Token token = Look(x, of_key);
@@ -74,19 +69,14 @@ class Maps {
     return Outer(OfProducts(token, dy), token.y);
   }
 
-  Doubles BackwardErrors(const Doubles& x, const Doubles& errors, const Doubles& magnitudes,
-                         bool of_key) const {
+  Doubles BackwardErrors(const Doubles& x, const Doubles& errors, const Doubles& magnitudes, bool of_key) const {
     const Token token = Look(x, of_key);
     const double terms = std::sqrt(static_cast<double>(W_.size()));
-    return OfRow(Absolute(token.y),
-                 ProductGradientErrors(token, errors, magnitudes, of_key, terms), of_key, true);
+    return OfRow(Absolute(token.y), ProductGradientErrors(token, errors, magnitudes, of_key, terms), of_key, true);
   }
-  Doubles ProjectionErrors(const Doubles& x, const Doubles& errors,
-                           const Doubles& magnitudes, bool of_key) const {
+  Doubles ProjectionErrors(const Doubles& x, const Doubles& errors, const Doubles& magnitudes, bool of_key) const {
     const Token token = Look(x, of_key);
-    return Outer(
-        ProductGradientErrors(token, errors, magnitudes, of_key, std::sqrt(tokens_)),
-        Absolute(token.y));
+    return Outer(ProductGradientErrors(token, errors, magnitudes, of_key, std::sqrt(tokens_)), Absolute(token.y));
   }
 
   void SetStates(ReferenceMath& math) const {
@@ -124,8 +114,7 @@ class Maps {
     }
     const double shift = relu_ ? 0 : Shift(token, of_key);
     for (const double product : token.products) {
-      token.phi.push_back(relu_ ? std::max(product, 0.0) + 1e-3
-                                : (std::exp(product - shift) + floor_) / root_);
+      token.phi.push_back(relu_ ? std::max(product, 0.0) + 1e-3 : (std::exp(product - shift) + floor_) / root_);
     }
     return token;
   }
@@ -136,18 +125,16 @@ class Maps {
     const Doubles& p = token.products;
     const double half = HalfSquare(token.y);
     const auto largest = static_cast<size_t>(std::max_element(p.begin(), p.end()) - p.begin());
-    const double of_max =
-        of_key ? max_error_ + e_.base * std::abs(Finite(max_)) : token.errors[largest];
+    const double of_max = of_key ? max_error_ + e_.base * std::abs(Finite(max_)) : token.errors[largest];
     Doubles deviation;
     for (size_t j = 0; j < p.size(); ++j) {
       if (relu_) {
         deviation.push_back(token.errors[j] + e_.base * token.phi[j]);
         continue;
       }
-      const double exponent = token.errors[j] + Chain() * half + of_max +
-                              e_.base * (half + std::abs(p[largest]) + std::abs(p[j]));
-      deviation.push_back((token.phi[j] - floor_ / root_) * exponent +
-                          e_.base * token.phi[j]);
+      const double exponent =
+          token.errors[j] + Chain() * half + of_max + e_.base * (half + std::abs(p[largest]) + std::abs(p[j]));
+      deviation.push_back((token.phi[j] - floor_ / root_) * exponent + e_.base * token.phi[j]);
     }
     return deviation;
   }
@@ -156,8 +143,7 @@ class Maps {
   Doubles OfProducts(const Token& token, const Doubles& dy) const {
     Doubles t;
     for (size_t j = 0; j < dy.size(); ++j) {
-      t.push_back(relu_ ? (token.products[j] > 0 ? dy[j] : 0)
-                        : dy[j] * (token.phi[j] - floor_ / root_));
+      t.push_back(relu_ ? (token.products[j] > 0 ? dy[j] : 0) : dy[j] * (token.phi[j] - floor_ / root_));
     }
     return t;
   }
@@ -206,8 +192,7 @@ class Maps {
   }
 
   // Errors of the gradient of W y, of which `terms` roots are summed up after it.
-  Doubles ProductGradientErrors(const Token& token, const Doubles& errors,
-                                const Doubles& magnitudes, bool of_key,
+  Doubles ProductGradientErrors(const Token& token, const Doubles& errors, const Doubles& magnitudes, bool of_key,
                                 double terms) const {
     const Doubles deviation = DeviationOf(token, of_key);
     const double later = e_.chain * terms + e_.base;
@@ -251,24 +236,16 @@ ReferenceMath Math(const Inputs& in, const Options& options) {
     maps.SetStates(own);
     own.feature = [maps](const Doubles& x) { return maps.Map(x, false); };
     own.key_feature = [maps](const Doubles& x) { return maps.Map(x, true); };
-    own.feature_backward = [maps](const Doubles& x, const Doubles& dy) {
-      return maps.Backward(x, dy, false);
-    };
-    own.key_feature_backward = [maps](const Doubles& x, const Doubles& dy) {
-      return maps.Backward(x, dy, true);
-    };
+    own.feature_backward = [maps](const Doubles& x, const Doubles& dy) { return maps.Backward(x, dy, false); };
+    own.key_feature_backward = [maps](const Doubles& x, const Doubles& dy) { return maps.Backward(x, dy, true); };
     own.d_projection = [maps](const Doubles& x, const Doubles& dy, bool of_key) {
       return maps.OfProjection(x, dy, of_key);
     };
-    own.feature_deviation = [maps](const Doubles& x, bool of_key) {
-      return maps.Deviation(x, of_key);
-    };
-    own.feature_errors = [maps](const Doubles& x, const Doubles& errors,
-                                const Doubles& magnitudes, bool of_key) {
+    own.feature_deviation = [maps](const Doubles& x, bool of_key) { return maps.Deviation(x, of_key); };
+    own.feature_errors = [maps](const Doubles& x, const Doubles& errors, const Doubles& magnitudes, bool of_key) {
       return maps.BackwardErrors(x, errors, magnitudes, of_key);
     };
-    own.d_projection_errors = [maps](const Doubles& x, const Doubles& errors,
-                                     const Doubles& magnitudes, bool of_key) {
+    own.d_projection_errors = [maps](const Doubles& x, const Doubles& errors, const Doubles& magnitudes, bool of_key) {
       return maps.ProjectionErrors(x, errors, magnitudes, of_key);
     };
     return own;
@@ -280,8 +257,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   recurrent::Reference(in, options, Math(in, options), out);
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   recurrent::BackwardReference(in, options, Math(in, options), out);
 }
 

@@ -36,9 +36,7 @@ struct Call {
 
   Call(int64_t batch, int64_t tokens, int64_t key_heads, int64_t group, uint64_t seed = 1)
       : B(batch), T(tokens), H(key_heads), HV(key_heads * group) {
-    const auto normal = [&](const std::vector<int64_t>& sizes) {
-      return Buffer(f, sizes).FillNormal(++seed);
-    };
+    const auto normal = [&](const std::vector<int64_t>& sizes) { return Buffer(f, sizes).FillNormal(++seed); };
     q = normal({B, T, H, K});
     k = normal({B, T, H, K});
     v = normal({B, T, HV, V});
@@ -76,8 +74,7 @@ struct Call {
     return in;
   }
   Outputs Results() const {
-    return {o.view(), options.causal ? State{last_S.view(), last_z.view(), last_m.view()}
-                                     : State{}};
+    return {o.view(), options.causal ? State{last_S.view(), last_z.view(), last_m.view()} : State{}};
   }
   Gradients GradientViews() const {
     Gradients out;
@@ -92,9 +89,7 @@ struct Call {
     Forward(ctx, Views(), options, Results());
     Backward(ctx, Views(), options, GradientViews());
   }
-  std::vector<Buffer> Everything() const {
-    return {o, last_S, last_z, last_m, dq, dk, dv, dW, dS, dz};
-  }
+  std::vector<Buffer> Everything() const { return {o, last_S, last_z, last_m, dq, dk, dv, dW, dS, dz}; }
   Call Again() const {
     Call copy = *this;
     copy.Allocate();
@@ -213,8 +208,7 @@ TEST(Performer, OutputsDoNotDependOnLaterKeys) {
     }
   }
   Forward(ctx, after.Views(), after.options, after.Results());
-  EXPECT_TRUE(
-      SameBits(before.o.view().Slice(1, 0, 40), after.o.view().Slice(1, 0, 40)));
+  EXPECT_TRUE(SameBits(before.o.view().Slice(1, 0, 40), after.o.view().Slice(1, 0, 40)));
   EXPECT_FALSE(SameBits(before.o.view(), after.o.view()));
 }
 
@@ -246,8 +240,8 @@ TEST(Performer, EstimatesSoftmaxAttention) {
       for (int64_t i = 0; i < x.view().num_elements(); ++i) x.view().as<double>()[i] *= 0.7;
       return x;
     };
-    const Buffer q = small({1, T, 1, K}, 1), k = small({1, T, 1, K}, 2),
-                 v = small({1, T, 1, V}, 3), W(f, {M, K}), o(f, {1, T, 1, V});
+    const Buffer q = small({1, T, 1, K}, 1), k = small({1, T, 1, K}, 2), v = small({1, T, 1, V}, 3), W(f, {M, K}),
+                 o(f, {1, T, 1, V});
     Context ctx(1);
     OrthogonalFeatures(ctx, seed, {}, W.view());
     Inputs in;
@@ -289,10 +283,10 @@ TEST(Performer, WorkspaceIsWhatIsReservedAndWithinTheFormula) {
       const int64_t backward = BackwardWorkspace(ctx, call.Views(), call.options);
       const int64_t K = 32, V = 48, M = 64, blocks = (300 + 63) / 64, few = 8 << 10;
       EXPECT_LE(forward, threads * (4 * (M * V + M * K + 64 * (3 * M + 2 * V + K)) + few));
-      EXPECT_LE(backward,
-                threads * (4 * (blocks * M * (V + 2) + 2 * M * (V + 1) + 3 * M * K +
-                                64 * (8 * M + 4 * V + 2 * K)) + few) +
-                    8 * M * K + 2 * 4 * 2 * 300 * 2 * M);
+      EXPECT_LE(
+          backward,
+          threads * (4 * (blocks * M * (V + 2) + 2 * M * (V + 1) + 3 * M * K + 64 * (8 * M + 4 * V + 2 * K)) + few) +
+              8 * M * K + 2 * 4 * 2 * 300 * 2 * M);
       EXPECT_GT(forward, threads * 4 * Call::M * Call::V);
     }
   }
@@ -339,13 +333,11 @@ TEST_F(PerformerMistakes, AreNamed) {
   in = call.Views();
   Gradients out = call.GradientViews();
   out.dprojection = call.W.view();
-  EXPECT_THAT(MessageOf([&] { Backward(ctx_, in, call.options, out); }),
-              HasSubstr("dprojection"));
+  EXPECT_THAT(MessageOf([&] { Backward(ctx_, in, call.options, out); }), HasSubstr("dprojection"));
   call.options.eps = -1;
   EXPECT_THAT(OfForward(), HasSubstr("eps is -1, expected a finite number >= 0"));
   call.options = {};
-  EXPECT_THAT(MessageOf([&] { Step(ctx_, {}, call.options, {}, {}); }),
-              HasSubstr("causal is false"));
+  EXPECT_THAT(MessageOf([&] { Step(ctx_, {}, call.options, {}, {}); }), HasSubstr("causal is false"));
   EXPECT_THAT(OfForward(), HasSubstr("initial_state is given, expected none"));
 }
 

@@ -44,9 +44,10 @@ struct Result {
   Buffer o, bound, lse, kept;
 
   Result(const KVView& cache, const ConstTensorView& q, Level level = Level::kSketch)
-      : o(q.dtype(), {q.size(0), q.size(1), q.size(2), cache.value_dim}), bound(DType::kF32, {q.size(0), q.size(2), q.size(1)}),
-        lse(DType::kF32, {q.size(0), q.size(2), q.size(1)}),
-        kept(DType::kBool, {q.size(0), level == Level::kSkip ? q.size(2) : cache.heads, q.size(1), (*std::ranges::max_element(cache.lengths) + 63) / 64}) {}
+      : o(q.dtype(), {q.size(0), q.size(1), q.size(2), cache.value_dim}),
+        bound(DType::kF32, {q.size(0), q.size(2), q.size(1)}), lse(DType::kF32, {q.size(0), q.size(2), q.size(1)}),
+        kept(DType::kBool, {q.size(0), level == Level::kSkip ? q.size(2) : cache.heads, q.size(1),
+                            (*std::ranges::max_element(cache.lengths) + 63) / 64}) {}
   Outputs outputs() const { return {o.view(), bound.view(), lse.view(), kept.view()}; }
   bool Kept(int64_t b, int64_t h, int64_t i, int64_t block) const { return kept.Get({b, h, i, block}) != 0; }
 };
@@ -118,7 +119,8 @@ TEST(CertifiedAttend, NoBoundLies) {
       if (std::isnan(mass)) ok = ok && (drops ? std::isnan(bound) : bound == 0);
       if (ok || ++failures > 10) return;
       ADD_FAILURE() << "seed " << seed << ", kind " << static_cast<int>(kind) << ", row " << b << " " << h << " " << i
-                    << ": bound " << bound << ", mass " << mass << ", epsilon " << options.epsilon << ", drops " << drops;
+                    << ": bound " << bound << ", mass " << mass << ", epsilon " << options.epsilon << ", drops "
+                    << drops;
     });
   }
   EXPECT_GT(dropping, seen / 4) << "rows that leave something out";
@@ -259,7 +261,7 @@ TEST(CertifiedAttend, AutoGivesUpPerHeadAndTriesAgain) {
   const Buffer k(DType::kF32, {1, kTokens, 2, 64});
   for (int64_t t = 0; t < kTokens; ++t) {
     for (int64_t e = 0; e < 64; ++e) {
-      k.Set({0, t, 0, e}, 0.01 * call.k.Get({0, t, 0, e}));        // head 0: next to nothing can be left out
+      k.Set({0, t, 0, e}, 0.01 * call.k.Get({0, t, 0, e}));  // head 0: next to nothing can be left out
       k.Set({0, t, 1, e}, t == 777 ? e % 7 - 3 : 0.01 * call.k.Get({0, t, 1, e}));  // head 1: nearly everything
     }
   }
@@ -289,8 +291,8 @@ TEST(CertifiedAttend, AutoGivesUpPerHeadAndTriesAgain) {
 TEST(CertifiedAttend, TurnedKeysAreBoundedAsTheyAreStored) {
   Random random(10);
   Context ctx(2);
-  KVCache::Options o = {.heads = 1, .dim = 32, .value_dim = 32, .rotary = CacheRotary{RotaryPairs::kHalfSplit},
-                        .sketch = Sketch::kInt8};
+  KVCache::Options o = {
+      .heads = 1, .dim = 32, .value_dim = 32, .rotary = CacheRotary{RotaryPairs::kHalfSplit}, .sketch = Sketch::kInt8};
   Call turning(Keys::kLowRank, random, o, 1000, 1, 2);
   o.rotary.reset();
   KVCache plain(o);
@@ -338,7 +340,8 @@ TEST(CertifiedAttend, BadInputNamesTheArgumentAndWritesNothing) {
   const Buffer long_q(DType::kF32, {1, 3, 4, 8}), half(DType::kF16, {1, 2, 4, 8});
   expect(call.cache, long_q.view(), {}, out, "q has 3 queries, expected at most 2, the tokens");
   expect(call.cache, half.view(), {}, out, "q has dtype f16, expected f32 as the cache");
-  expect(call.cache, q, {}, {r.o.view(), r.bound.view().Slice(2, 0, 1), {}, {}}, "bound has shape [1,4,1], expected [1,4,2]");
+  expect(call.cache, q, {}, {r.o.view(), r.bound.view().Slice(2, 0, 1), {}, {}},
+         "bound has shape [1,4,1], expected [1,4,2]");
   expect(call.cache, q, {}, {{}, r.bound.view(), {}, {}}, "o is absent, expected a tensor");
   expect(call.cache, q, {}, {r.o.view(), r.bound.view(), r.bound.view(), {}}, "lse overlaps bound");
   const Options options = OptionsWith(0.1);

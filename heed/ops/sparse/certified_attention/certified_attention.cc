@@ -1,5 +1,5 @@
-// Certified attention of given keys: a sketch of them, a choice, and attention over what is chosen; and what the entry points
-// share.
+// Certified attention of given keys: a sketch of them, a choice, and attention over what is chosen; and what the entry
+// points share.
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
 
 #include <algorithm>

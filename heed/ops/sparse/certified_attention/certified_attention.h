@@ -43,13 +43,14 @@
 namespace heed::certified_attention {
 
 // By what keys are bounded. kAuto is kSketch that gives up where little can be left out. kBox takes the least and the
-// greatest value of each channel in every 64 keys in place of their sketches: a sixth of the reading, and bounds that say
-// next to nothing unless keys that follow each other are alike in every channel. kSkip multiplies the keys themselves.
+// greatest value of each channel in every 64 keys in place of their sketches: a sixth of the reading, and bounds that
+// say next to nothing unless keys that follow each other are alike in every channel. kSkip multiplies the keys
+// themselves.
 enum class Level { kAuto, kSketch, kBox, kSkip };
 
-// Sizes: B sequences, Tq queries, Tk keys, Hq query heads, Hkv key and value heads (Hq a multiple of it; head h reads key
-// head h / (Hq / Hkv)), D, Dv >= 1. One dtype for all three: f32, bf16 or f16. The last axis is contiguous; the others have
-// any strides, zero included.
+// Sizes: B sequences, Tq queries, Tk keys, Hq query heads, Hkv key and value heads (Hq a multiple of it; head h reads
+// key head h / (Hq / Hkv)), D, Dv >= 1. One dtype for all three: f32, bf16 or f16. The last axis is contiguous; the
+// others have any strides, zero included.
 struct Inputs {
   ConstTensorView q;  // [B, Tq, Hq, D]: queries
   ConstTensorView k;  // [B, Tk, Hkv, D]: keys
@@ -104,8 +105,9 @@ HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, co
 using Explanation = attention::Explanation;
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
-// Computes o and lse over the keys of the blocks that are marked in `kept`, of Outputs' shape, and in place of the bound tau
-// itself: written for reading, on the logits of attention::Reference(), in double. Outputs may have dtype f64.
+// Computes o and lse over the keys of the blocks that are marked in `kept`, of Outputs' shape, and in place of the
+// bound tau itself: written for reading, on the logits of attention::Reference(), in double. Outputs may have dtype
+// f64.
 HEED_API void Reference(const Inputs& in, const Options& options, const ConstTensorView& kept, const Outputs& out);
 
 // Attention over a cache that has a sketch, as attention::Attend() computes it, over S. The query heads of a key head

@@ -75,8 +75,7 @@ Case ToCase(Problem problem) {
   const auto p = std::make_shared<const Problem>(problem);
   const ConstTensorView &q = p->dense.in.q, &k = p->dense.in.k, &v = p->dense.in.v;
   Case c = attention::MakeCase(p->dense);
-  c.title = "certified_attention epsilon=" + std::to_string(p->epsilon) +
-            " " + NameOf(p->level) + " " + c.title;
+  c.title = "certified_attention epsilon=" + std::to_string(p->epsilon) + " " + NameOf(p->level) + " " + c.title;
   const auto dense = c.reference;
   c.outputs.push_back({"bound", DType::kF32, p->dense.LseSizes(), {}});
   c.reference = [p, dense, v, of_bound](std::span<const TensorView> expected, std::span<const TensorView> tolerance) {
@@ -96,9 +95,13 @@ Case ToCase(Problem problem) {
   if (!p->step) return c;
   c.pass = "step";
   const int64_t Tk = k.size(1), added = std::min(q.size(1), Tk);
-  const auto cache = std::make_shared<KVCache>(KVCache::Options{.batch = q.size(0), .heads = k.size(2), .dim = k.size(3),
-                                                                .value_dim = v.size(3), .dtype = q.dtype(),
-                                                                .sketch = p->level == Level::kSkip ? Sketch::kNone : Sketch::kInt8});
+  const auto cache =
+      std::make_shared<KVCache>(KVCache::Options{.batch = q.size(0),
+                                                 .heads = k.size(2),
+                                                 .dim = k.size(3),
+                                                 .value_dim = v.size(3),
+                                                 .dtype = q.dtype(),
+                                                 .sketch = p->level == Level::kSkip ? Sketch::kNone : Sketch::kInt8});
   cache->Append(k.Slice(1, 0, Tk - added), v.Slice(1, 0, Tk - added));
   cache->Append(k.Slice(1, Tk - added, Tk), v.Slice(1, Tk - added, Tk));
   c.run = [p, cache, outputs](Context& ctx, std::span<const TensorView> views) {
@@ -116,7 +119,8 @@ Case MakeCase(const CaseRequest& request) {
   const Sizes& s = request.sizes;
   uint64_t seed = request.seed * 16;
   const auto tensor = [&](int64_t tokens, int64_t heads, int64_t channels) {
-    p.dense.memory.push_back(Buffer(request.dtype, {s.B, tokens, heads, channels}, Placement::kAligned).FillNormal(++seed));
+    p.dense.memory.push_back(
+        Buffer(request.dtype, {s.B, tokens, heads, channels}, Placement::kAligned).FillNormal(++seed));
     return ConstTensorView(p.dense.memory.back().view());
   };
   p.dense.in.q = tensor(p.step ? 1 : s.Tq, s.Hq, s.D);
@@ -160,12 +164,14 @@ Case RandomCase(DType dtype, uint64_t seed) {
     Shape strides = {tokens * heads * channels, heads * channels, channels, 1};
     if (random.Chance(0.3)) strides = {tokens * heads * channels, channels, tokens * channels, 1};
     const Placement placement = random.Pick({Placement::kAfterGuard, Placement::kBeforeGuard});
-    p.dense.memory.push_back(Buffer(dtype, Shape{B, tokens, heads, channels}, strides, placement, random.Integer(0, 5)));
+    p.dense.memory.push_back(
+        Buffer(dtype, Shape{B, tokens, heads, channels}, strides, placement, random.Integer(0, 5)));
     return p.dense.memory.back();
   };
   const Buffer q = tensor(Tq, Hq, D), k = tensor(Tk, Hkv, D), v = tensor(Tk, Hkv, Dv);
   // No huge keys, of which a kernel's logits are off by more than the reference allows, and none that are no numbers.
-  FillKeys(random.Pick({Keys::kNormal, Keys::kClustered, Keys::kLowRank, Keys::kInTime, Keys::kEqual, Keys::kTiny}), random, k);
+  FillKeys(random.Pick({Keys::kNormal, Keys::kClustered, Keys::kLowRank, Keys::kInTime, Keys::kEqual, Keys::kTiny}),
+           random, k);
   q.FillNormal(seed + 1, random.Pick({0.3, 1.0, 2.0}));
   v.FillNormal(seed + 2);
   p.dense.in = {q.view(), k.view(), v.view()};
@@ -194,9 +200,9 @@ TensorCall CallAt(Level level, const Context& ctx, const TensorMap& tensors, std
   const Explanation plan = Explain(ctx, in, options);  // checks everything first
   attention::DescribeOutputs(dense);
   return {.outputs = {dense.o},
-          .run = [in, options](Context& run_ctx, std::span<const TensorView> views) {
-            Forward(run_ctx, in, options, {views[0], {}, {}, {}});
-          },
+          .run = [in, options](
+                     Context& run_ctx,
+                     std::span<const TensorView> views) { Forward(run_ctx, in, options, {views[0], {}, {}, {}}); },
           .causal = false,
           .kernel = plan.kernel,
           .target = plan.target,

@@ -55,7 +55,7 @@ struct Call : attention::Call {
 
 Call& Own(attention::Call& call) { return static_cast<Call&>(call); }
 
-template <ConstTensorView attention::Inputs::*kField>
+template <ConstTensorView attention::Inputs::* kField>
 void ReadInput(attention::Call& call, const Argument& a) {
   call.in.*kField = call.arrays.Read(a, Kind::kFloat);
 }
@@ -150,9 +150,7 @@ nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
 
 // Without an epsilon, the keywords that are left to attention.
 std::optional<nb::kwargs> WithoutEpsilon(const char* op, const nb::kwargs& kwargs) {
-  const auto given = [&](const char* name) {
-    return kwargs.contains(name) && !nb::object(kwargs[name]).is_none();
-  };
+  const auto given = [&](const char* name) { return kwargs.contains(name) && !nb::object(kwargs[name]).is_none(); };
   if (given(kEpsilon)) return std::nullopt;
   const auto refuse = [&](const char* name) {
     Fail({op, name, kwargs[name]}, "its default without epsilon, on which it depends");
@@ -177,12 +175,11 @@ void ReadAttend(const char* op, const CacheOwner& cache, bool for_torch, const n
   call.options.causal = true;
   call.return_bound = false;
   if (for_torch) call.arrays.AllowTorch();
-  const Keywords keywords =
-      Joined({std::span(kInputs).first(1), kCertificate, kBoundOfCache, OptionsOfAttention(),
-              attention::ResultKeywords(), attention::ThreadsKeyword(), std::span(kTorchBound).first(for_torch ? 2 : 0)});
+  const Keywords keywords = Joined({std::span(kInputs).first(1), kCertificate, kBoundOfCache, OptionsOfAttention(),
+                                    attention::ResultKeywords(), attention::ThreadsKeyword(),
+                                    std::span(kTorchBound).first(for_torch ? 2 : 0)});
   Read<attention::Call>(op, keywords, 1, args.ptr(), kwargs.ptr(), call);
-  CheckQueries(op, call.in.q,
-               "[" + std::to_string(cache.batch) + ",T,H," + std::to_string(cache.dim) + "]");
+  CheckQueries(op, call.in.q, "[" + std::to_string(cache.batch) + ",T,H," + std::to_string(cache.dim) + "]");
 }
 
 void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call, const Outputs& out) {
@@ -193,8 +190,9 @@ void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call
 }
 
 constexpr Said kSaid[] = {
-    {"level", "'sketch'; 'auto', which is that where it pays and else dense; 'box', bounds from the range of each channel; or "
-              "'skip', which multiplies all keys and does without values alone, each row and head by itself"},
+    {"level",
+     "'sketch'; 'auto', which is that where it pays and else dense; 'box', bounds from the range of each channel; or "
+     "'skip', which multiplies all keys and does without values alone, each row and head by itself"},
 };
 constexpr Said kAttendSaid[] = {
     {"epsilon",
@@ -209,7 +207,8 @@ constexpr Said kAttendSaid[] = {
 };
 
 constexpr char kInPython[] = R"(
-Returns (o, bound), or (o, bound, lse) with return_lse=True, as NumPy arrays; bound is float32. Vectors of ints may be lists.
+Returns (o, bound), or (o, bound, lse) with return_lse=True, as NumPy arrays; bound is float32. Vectors of ints may be
+lists.
 
 Example:
 
@@ -232,7 +231,9 @@ std::string Unspelled(bool bound, bool lse) {
   std::string result = "Result";
   if (bound || lse) result = std::string("tuple[Result, Result") + (bound && lse ? ", Result]" : "]");
   return std::string("def attend(self, q: Array, *, causal: bool = True, tree: Ints | None = None, return_lse: ") +
-         (lse ? kYes : kNo) + ", epsilon: float | None = None, level: typing.Literal['auto', 'sketch', 'box', 'skip'] = 'auto', return_bound: " +
+         (lse ? kYes : kNo) +
+         ", epsilon: float | None = None, level: typing.Literal['auto', 'sketch', 'box', 'skip'] = 'auto', "
+         "return_bound: " +
          (bound ? kYes : kNo) + ", **options) -> " + result;
 }
 
@@ -333,14 +334,15 @@ void AttendOnTorch(const CacheOwner& cache, const nb::args& args, const nb::kwar
 const char* AttendSignature(bool bound, bool lse) { return attention::SpelledForCache(Unspelled(bound, lse)); }
 
 std::string AttendText() {
-  return Docstring(std::string(attention::doc::kAttend) + "\n\nWith epsilon:\n\n" + doc::kAttend, Unspelled(false, false),
-                   {kAttendSaid, kAttendArguments},
+  return Docstring(std::string(attention::doc::kAttend) + "\n\nWith epsilon:\n\n" + doc::kAttend,
+                   Unspelled(false, false), {kAttendSaid, kAttendArguments},
                    std::string(kAttendInPython) + "\nThe bound stands between the two with return_bound=True.");
 }
 
 void Bind(nb::module_& m) {
   const auto signature = [](const std::string& return_lse, const std::string& result) {
-    return attention::Spelled(kSignature + result, &IsTaken, "return_lse: " + return_lse + ", " + attention::kOutAndThreads);
+    return attention::Spelled(kSignature + result, &IsTaken,
+                              "return_lse: " + return_lse + ", " + attention::kOutAndThreads);
   };
   const char* const forward = signature("typing.Literal[False] = False", "tuple[Result, Result]");
   const char* const with_lse = signature("typing.Literal[True]", "tuple[Result, Result, Result]");

@@ -11,8 +11,8 @@
 
 namespace heed::certified_attention {
 
-// cache.attend(q, *, epsilon=None, level='auto', return_bound=False, ...): attention::AttendOn() unless there is an epsilon.
-// Then o, followed by the bound and lse that are asked for.
+// cache.attend(q, *, epsilon=None, level='auto', return_bound=False, ...): attention::AttendOn() unless there is an
+// epsilon. Then o, followed by the bound and lse that are asked for.
 nanobind::object AttendOn(const python::CacheOwner& cache, const nanobind::args& args, const nanobind::kwargs& kwargs);
 
 // The same for heed.torch: results go to the tensors `out` and, where they are given, `lse` and `bound`.

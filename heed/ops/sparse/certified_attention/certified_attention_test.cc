@@ -24,7 +24,8 @@ struct Call {
   Options options;
   std::vector<int64_t> starts, key_lengths, query_lengths;
 
-  Call(Keys kind, Random& random, DType dtype, int64_t batch, int64_t Tq, int64_t Tk, int64_t heads, int64_t group, int64_t dim)
+  Call(Keys kind, Random& random, DType dtype, int64_t batch, int64_t Tq, int64_t Tk, int64_t heads, int64_t group,
+       int64_t dim)
       : q(dtype, {batch, Tq, heads * group, dim}), k(dtype, {batch, Tk, heads, dim}), v(dtype, {batch, Tk, heads, 3}) {
     FillKeys(kind, random, k);
     FillQueries(random, k.view(), q);
@@ -41,7 +42,8 @@ struct Result {
       : o(wide ? DType::kF64 : in.q.dtype(), {in.q.size(0), in.q.size(1), in.q.size(2), in.v.size(3)}),
         bound(wide ? DType::kF64 : DType::kF32, {in.q.size(0), in.q.size(2), in.q.size(1)}),
         lse(wide ? DType::kF64 : DType::kF32, {in.q.size(0), in.q.size(2), in.q.size(1)}),
-        kept(DType::kBool, {in.q.size(0), (level == Level::kSkip ? in.q : in.k).size(2), in.q.size(1), (in.k.size(1) + 63) / 64}) {}
+        kept(DType::kBool,
+             {in.q.size(0), (level == Level::kSkip ? in.q : in.k).size(2), in.q.size(1), (in.k.size(1) + 63) / 64}) {}
   Outputs outputs() const { return {o.view(), bound.view(), lse.view(), kept.view()}; }
 };
 
@@ -59,8 +61,8 @@ TEST(CertifiedAttention, BoundsHoldAndResultsAreThoseOfTheReference) {
     const DType dtype = random.Pick({DType::kF32, DType::kBF16, DType::kF16});
     const int64_t batch = random.Integer(1, 2), Tk = random.Integer(1, 900);
     const int64_t Tq = random.Chance(0.6) ? random.Integer(1, 6) : random.Integer(1, 150);
-    Call call(kAllKeys[seed % std::size(kAllKeys)], random, dtype, batch, Tq, Tk, random.Integer(1, 2), random.Integer(1, 2),
-              random.Pick<int64_t>({4, 16, 33}));
+    Call call(kAllKeys[seed % std::size(kAllKeys)], random, dtype, batch, Tq, Tk, random.Integer(1, 2),
+              random.Integer(1, 2), random.Pick<int64_t>({4, 16, 33}));
     if (random.Chance(0.7)) call.q.FillNormal(seed, 3);  // one row of zeros is enough for all to keep everything
     Options& o = call.options;
     o.epsilon = random.Pick({0.01, 0.1, 0.6});
@@ -85,7 +87,8 @@ TEST(CertifiedAttention, BoundsHoldAndResultsAreThoseOfTheReference) {
     for (int64_t b = 0; b < batch; ++b) {
       for (int64_t h = 0; h < call.q.view().size(2); ++h) {
         for (int64_t i = 0; i < Tq; ++i) {
-          const double bound = r.bound.Get({b, h, i}), mass = truth.bound.Get({b, h, i}), lse = truth.lse.Get({b, h, i});
+          const double bound = r.bound.Get({b, h, i}), mass = truth.bound.Get({b, h, i}),
+                       lse = truth.lse.Get({b, h, i});
           drops = drops || bound != 0;
           if (std::isnan(mass)) {
             ASSERT_TRUE(bound == 0 || std::isnan(bound));
@@ -144,8 +147,8 @@ TEST(CertifiedAttention, BitsDoNotDependOnThreadsNeighboursOrStrides) {
   Forward(one, alone, call.options, of_one.outputs());
   EXPECT_TRUE(SameBits(of_one.o.view(), second(r.o)) && SameBits(of_one.bound.view(), second(r.bound)));
   // Heads before tokens.
-  const Buffer strided(DType::kF32, std::vector<int64_t>{2, 700, 2, 16}, std::vector<int64_t>{2 * 700 * 16, 16, 700 * 16, 1},
-                       Placement::kBeforeGuard);
+  const Buffer strided(DType::kF32, std::vector<int64_t>{2, 700, 2, 16},
+                       std::vector<int64_t>{2 * 700 * 16, 16, 700 * 16, 1}, Placement::kBeforeGuard);
   for (int64_t at = 0; at < 2 * 700 * 2 * 16; ++at) {
     const int64_t b = at / 22400, j = at / 32 % 700, h = at / 16 % 2, e = at % 16;
     strided.Set({b, j, h, e}, call.k.Get({b, j, h, e}));
@@ -211,7 +214,8 @@ TEST(CertifiedAttention, BadInputNamesTheArgumentAndWritesNothing) {
   lengths.key_lengths = call.q.view();
   expect(in, lengths, r.outputs(), "key_lengths has dtype f32");
   expect(in, {}, {r.o.view(), r.bound.view().Slice(1, 0, 2), {}, {}}, "bound has shape [1,2,20], expected [1,4,20]");
-  expect(in, {}, {r.o.view(), r.bound.view(), {}, r.kept.view().Slice(3, 0, 2)}, "kept has shape [1,2,20,2], expected [1,2,20,5]");
+  expect(in, {}, {r.o.view(), r.bound.view(), {}, r.kept.view().Slice(3, 0, 2)},
+         "kept has shape [1,2,20,2], expected [1,2,20,5]");
   const Buffer q(DType::kF64, {1, 1, 1, 8}), kv(DType::kF64, {1, 9, 1, 8}), o(DType::kF64, {1, 1, 1, 8});
   expect({q.view(), kv.view(), kv.view()}, {}, {o.view(), {}, {}, {}}, "q has dtype f64, expected f32, bf16 or f16");
 }

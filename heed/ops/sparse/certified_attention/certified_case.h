@@ -27,10 +27,20 @@ inline Options OptionsWith(double epsilon, Level level = Level::kAuto, bool caus
 }
 
 enum class Keys {
-  kNormal, kClustered, kLowRank, kInTime, kOneHuge, kNotFinite, kEqual, kOutlierChannel, kNeedle, kTiny
+  kNormal,
+  kClustered,
+  kLowRank,
+  kInTime,
+  kOneHuge,
+  kNotFinite,
+  kEqual,
+  kOutlierChannel,
+  kNeedle,
+  kTiny
 };
-inline constexpr Keys kAllKeys[] = {Keys::kNormal,    Keys::kClustered, Keys::kLowRank,        Keys::kInTime, Keys::kOneHuge,
-                                    Keys::kNotFinite, Keys::kEqual,     Keys::kOutlierChannel, Keys::kNeedle, Keys::kTiny};
+inline constexpr Keys kAllKeys[] = {Keys::kNormal,  Keys::kClustered, Keys::kLowRank, Keys::kInTime,
+                                    Keys::kOneHuge, Keys::kNotFinite, Keys::kEqual,   Keys::kOutlierChannel,
+                                    Keys::kNeedle,  Keys::kTiny};
 
 // k [B, T, H, D], each head drawn by itself.
 inline void FillKeys(Keys kind, Random& random, const Buffer& k) {
@@ -67,10 +77,12 @@ inline void FillKeys(Keys kind, Random& random, const Buffer& k) {
         const auto at = static_cast<size_t>(channel);
         if (kind == Keys::kOutlierChannel) row[at] += 50;
         if (kind == Keys::kNotFinite && t == odd) {
-          row[at] = random.Chance(0.5) ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity();
+          row[at] =
+              random.Chance(0.5) ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity();
         }
-        const double factor = kind == Keys::kOneHuge && t == odd ? random.Pick({30.0, 1e3, 1e30})
-                              : kind == Keys::kNeedle && t == odd ? 6.0 : 1.0;
+        const double factor = kind == Keys::kOneHuge && t == odd  ? random.Pick({30.0, 1e3, 1e30})
+                              : kind == Keys::kNeedle && t == odd ? 6.0
+                                                                  : 1.0;
         for (int64_t e = 0; e < D; ++e) k.Set({b, t, h, e}, factor * row[static_cast<size_t>(e)]);
       }
     }

@@ -98,7 +98,8 @@ void Chooser::Keep(const RowMasses& m, double epsilon, uint8_t* kept) {
     if (of_block > bin) kept[i] = 1;
     if (of_block == bin) *end++ = static_cast<int32_t>(i);
   }
-  std::sort(last_, end, [&](int32_t a, int32_t b) { return m.upper[a] != m.upper[b] ? m.upper[a] > m.upper[b] : a < b; });
+  std::sort(last_, end,
+            [&](int32_t a, int32_t b) { return m.upper[a] != m.upper[b] ? m.upper[a] > m.upper[b] : a < b; });
   while (end > last_ && fits(static_cast<double>(m.upper[end[-1]]), static_cast<double>(m.lower[end[-1]]))) {
     --end;
     of_dropped += static_cast<double>(m.upper[*end]);

@@ -20,11 +20,12 @@ struct RowMasses {
   bool Sees(int64_t i) const { return logits == nullptr || logits[i] != -std::numeric_limits<float>::infinity(); }
 };
 
-// The certificate of a row whose kept blocks are marked. It is at least the dropped mass and 0 where nothing is dropped.
+// The certificate of a row whose kept blocks are marked. It is at least the dropped mass and 0 where nothing is
+// dropped.
 float BoundOf(const RowMasses& masses, const uint8_t* kept);
 
-// Chooses in time linear in the blocks, but for those whose masses are within a sixteenth of an octave of the last one that
-// is dropped, which are sorted.
+// Chooses in time linear in the blocks, but for those whose masses are within a sixteenth of an octave of the last one
+// that is dropped, which are sorted.
 class Chooser {
  public:
   static int64_t Bytes(int64_t blocks);

@@ -28,7 +28,8 @@ std::vector<uint8_t> Greedy(const Masses& m, double epsilon, std::vector<uint8_t
     if (kept[i] == 0 && std::isfinite(m.upper[i])) order.push_back(i);
     next[i] = 1;
   }
-  std::ranges::sort(order, [&](size_t a, size_t b) { return m.upper[a] != m.upper[b] ? m.upper[a] < m.upper[b] : a > b; });
+  std::ranges::sort(order,
+                    [&](size_t a, size_t b) { return m.upper[a] != m.upper[b] ? m.upper[a] < m.upper[b] : a > b; });
   for (const size_t i : order) {
     next[i] = 0;
     if (static_cast<double>(BoundOf(m.view(), next.data())) <= epsilon * (1 - 1e-6)) continue;
@@ -75,7 +76,8 @@ TEST(CertifiedChoice, OfEqualsTheLowerIndexStays) {
   std::vector<uint8_t> kept(100);
   std::vector<char> memory(static_cast<size_t>(Chooser::Bytes(100)));
   Chooser(memory.data(), 100).Keep(m.view(), 0.25, kept.data());
-  for (size_t i = 0; i < 100; ++i) EXPECT_EQ(kept[i], i < 76 ? 1 : 0) << i;  // 24 of 100: a bound of 25 % would be rounded up
+  for (size_t i = 0; i < 100; ++i)
+    EXPECT_EQ(kept[i], i < 76 ? 1 : 0) << i;  // 24 of 100: a bound of 25 % would be rounded up
 }
 
 }  // namespace

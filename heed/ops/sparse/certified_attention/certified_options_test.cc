@@ -173,7 +173,8 @@ bool Poison(const Call& call, Random& random) {
   return any;
 }
 
-// The size of the sums that are the logits of each row, [b, h, i], where they have weight: f32 rounds in its proportion.
+// The size of the sums that are the logits of each row, [b, h, i], where they have weight: f32 rounds in its
+// proportion.
 Buffer SizesOfLogits(const Call& call, int64_t batch, int64_t heads, int64_t rows) {
   const Buffer sizes(DType::kF64, {batch, heads, rows});
   sizes.FillConstant(0);

@@ -28,7 +28,7 @@ namespace {
 constexpr int64_t kRange = 64;                     // blocks of a task: those of 64 channels are 340 KiB
 constexpr int64_t kMostBytes = int64_t{32} << 20;  // of masses at a time
 constexpr int64_t kSetRows = 64;
-constexpr int64_t kMostPositions = 1024;           // blocks of positions beyond those that keys and rows need
+constexpr int64_t kMostPositions = 1024;  // blocks of positions beyond those that keys and rows need
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 bool AddsTerms(const Problem& p) { return p.bias.data != nullptr || !p.slopes.empty() || p.forgets; }
@@ -90,10 +90,7 @@ void ForRuns(const Interval& range, const Kind& kind_of, const F& f) {
 }  // namespace
 
 Selection::Selection(const Problem& problem, const SketchedKeys& keys, double epsilon, bool rows_share)
-    : problem_(problem),
-      keys_(keys),
-      epsilon_(epsilon),
-      rows_share_(rows_share),
+    : problem_(problem), keys_(keys), epsilon_(epsilon), rows_share_(rows_share),
       group_(problem.key_heads == 0 ? 0 : problem.group()) {
   const int64_t sequences = std::ssize(problem.sequences), heads = problem.key_heads;
   int64_t positions = 0, longest = 0;

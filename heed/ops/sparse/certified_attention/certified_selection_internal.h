@@ -64,7 +64,7 @@ class Selection {
   struct Rows {
     int64_t begin = 0, end = 0;
   };
-  Rows RowsOf(int64_t n, int64_t set) const;  // that see something
+  Rows RowsOf(int64_t n, int64_t set) const;                  // that see something
   softmax::Interval BlocksOfRow(int64_t n, int64_t i) const;  // from the first to the last of which it may see a key
   softmax::Interval BlocksOfSet(int64_t n, int64_t set) const;
   bool IsElsewhere(int64_t n, int64_t set) const;
@@ -103,10 +103,10 @@ class Selection {
   const softmax::SketchPasses* passes_ = nullptr;
   int64_t rows_ = 0, group_, blocks_ = 0, sets_ = 0, most_rows_ = 1, positions_ = 0;
   bool elsewhere_ = false;
-  std::vector<uint8_t> kept_;     // [sequences, heads, sets, blocks]
-  std::vector<Count> counts_;     // [sequences, heads, sets]
-  std::vector<float> bounds_;     // [sequences, query heads, rows]
-  std::vector<uint8_t> dense_;    // [sequences, heads]
+  std::vector<uint8_t> kept_;   // [sequences, heads, sets, blocks]
+  std::vector<Count> counts_;   // [sequences, heads, sets]
+  std::vector<float> bounds_;   // [sequences, query heads, rows]
+  std::vector<uint8_t> dense_;  // [sequences, heads]
 };
 
 }  // namespace heed::certified_attention

@@ -28,8 +28,9 @@ struct Result {
   Buffer o, bound, lse, kept;
 
   Result(const ConstTensorView& q, int64_t keys, int64_t value_dim)
-      : o(q.dtype(), {q.size(0), q.size(1), q.size(2), value_dim}), bound(DType::kF32, {q.size(0), q.size(2), q.size(1)}),
-        lse(DType::kF32, {q.size(0), q.size(2), q.size(1)}), kept(DType::kBool, {q.size(0), q.size(2), q.size(1), (keys + 63) / 64}) {}
+      : o(q.dtype(), {q.size(0), q.size(1), q.size(2), value_dim}),
+        bound(DType::kF32, {q.size(0), q.size(2), q.size(1)}), lse(DType::kF32, {q.size(0), q.size(2), q.size(1)}),
+        kept(DType::kBool, {q.size(0), q.size(2), q.size(1), (keys + 63) / 64}) {}
   Outputs outputs() const { return {o.view(), bound.view(), lse.view(), kept.view()}; }
   double Share() const {  // of the blocks, kept
     double sum = 0;
@@ -97,7 +98,8 @@ TEST(CertifiedSkip, IsAttentionOverWhatIsKept) {
       exact.invariant = true;
       exact.pattern = patterns::RowBlocks(index.view(), 64);
       const Result expected(call.q.view(), 1300, 20);
-      attention::Forward(ctx, {call.q.view(), call.k.view(), call.v.view()}, exact, {expected.o.view(), expected.lse.view()});
+      attention::Forward(ctx, {call.q.view(), call.k.view(), call.v.view()}, exact,
+                         {expected.o.view(), expected.lse.view()});
       EXPECT_TRUE(SameBits(r.o.view(), expected.o.view()));
       EXPECT_TRUE(SameBits(r.lse.view(), expected.lse.view()));
     }
@@ -109,9 +111,11 @@ TEST(CertifiedSkip, BitsOfARowAreItsOwn) {
     for (const int64_t group : {1, 3}) {
       Context one(1), three(3);
       Call call(2, dtype, 2, 200, 1000, 2, group, 24);
-      const Result r = Certified(one, call.inputs(), call.options), same = Certified(three, call.inputs(), call.options);
+      const Result r = Certified(one, call.inputs(), call.options),
+                   same = Certified(three, call.inputs(), call.options);
       EXPECT_LT(r.Share(), 0.7);
-      for (const auto& [a, b] : {std::pair{&r.o, &same.o}, {&r.bound, &same.bound}, {&r.lse, &same.lse}, {&r.kept, &same.kept}}) {
+      for (const auto& [a, b] :
+           {std::pair{&r.o, &same.o}, {&r.bound, &same.bound}, {&r.lse, &same.lse}, {&r.kept, &same.kept}}) {
         EXPECT_TRUE(SameBits(a->view(), b->view()));
       }
       // Some rows of the second sequence and second key head, in fewer keys, behind which there is only NaN.
@@ -150,7 +154,8 @@ TEST(CertifiedSkip, CachesHaveTheBitsOfGivenKeys) {
       for (const int64_t rows : {1, 40}) {
         Context ctx(2);
         Call call(3, dtype, 2, rows, 1000, 2, 2, 24);
-        KVCache cache({.batch = 2, .heads = 2, .dim = 24, .value_dim = 20, .capacity = 1100, .page = page, .dtype = dtype});
+        KVCache cache(
+            {.batch = 2, .heads = 2, .dim = 24, .value_dim = 20, .capacity = 1100, .page = page, .dtype = dtype});
         const auto append = [&](int64_t begin, int64_t end) {
           cache.Append(call.k.view().Slice(1, begin, end), call.v.view().Slice(1, begin, end));
         };
@@ -218,7 +223,8 @@ TEST(CertifiedSkip, RowsThatSeeNothingAreZeros) {
     const int64_t rows = 9;
     call.options.query_lengths = ConstTensorView(&rows, DType::kI64, {1});
     const Result r = Certified(ctx, call.inputs(), call.options);
-    for (int64_t i = 0; i < 44; ++i) EXPECT_EQ(r.o.Get({0, i, 0, 0}) == 0 && r.o.Get({0, i, 1, 3}) == 0, i >= rows) << i;
+    for (int64_t i = 0; i < 44; ++i)
+      EXPECT_EQ(r.o.Get({0, i, 0, 0}) == 0 && r.o.Get({0, i, 1, 3}) == 0, i >= rows) << i;
   }
 }
 
@@ -247,7 +253,8 @@ TEST(CertifiedSkip, ABudgetIsSpentEvenly) {
   }
   const Result r =
       Certified(ctx, {q.view(), k.view(), v.view()}, OptionsWith(0.02, Level::kSkip, /*causal=*/false, /*scale=*/1));
-  for (int64_t block = 0; block < 32; ++block) EXPECT_EQ(r.kept.Get({0, 0, 0, block}) != 0, block == 1 || block == 31) << block;
+  for (int64_t block = 0; block < 32; ++block)
+    EXPECT_EQ(r.kept.Get({0, 0, 0, block}) != 0, block == 1 || block == 31) << block;
   EXPECT_NEAR(r.bound.Get({0, 0, 0}), 0.018, 0.0005);
 }
 
@@ -265,7 +272,8 @@ TEST(CertifiedSkip, CachesThatItCannotReadAreRefused) {
         ThrowsMessage<InvalidArgument>(HasSubstr("certified_attention::Attend: " + message)));
     EXPECT_TRUE(std::ranges::all_of(r.o.bytes(), [](uint8_t x) { return x == 0xFF; }));
   };
-  expect({.heads = 1, .dim = 8, .value_dim = 20, .quantize = Quantize::kInt8}, "cache keeps int8 rows, expected rows of f32, bf16 or f16");
+  expect({.heads = 1, .dim = 8, .value_dim = 20, .quantize = Quantize::kInt8},
+         "cache keeps int8 rows, expected rows of f32, bf16 or f16");
   RingKVCache ring({.heads = 1, .dim = 8, .value_dim = 20, .window = 200});
   ring.Append(call.k.view(), call.v.view());
   EXPECT_THAT(

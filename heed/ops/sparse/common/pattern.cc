@@ -25,8 +25,7 @@ namespace {
 
 [[noreturn]] void Refuse(const Builder& builder, const Parameter& parameter, const std::string& got,
                          const std::string& expected) {
-  throw InvalidArgument(std::string(builder.name) + ": " + parameter.name + " " + got +
-                        ", expected " + expected);
+  throw InvalidArgument(std::string(builder.name) + ": " + parameter.name + " " + got + ", expected " + expected);
 }
 
 void CheckSize(const Builder& builder, const Parameter& parameter, int64_t size, int64_t least) {
@@ -98,8 +97,7 @@ std::string ListText(const Table& table, size_t axis, const int64_t*& at) {
 
 std::string TextOf(const Parameter& parameter, const Value& value, bool& complete) {
   if (const int64_t* size = std::get_if<int64_t>(&value)) {
-    return parameter.kind == Parameter::kSeed ? std::to_string(static_cast<uint64_t>(*size))
-                                              : std::to_string(*size);
+    return parameter.kind == Parameter::kSeed ? std::to_string(static_cast<uint64_t>(*size)) : std::to_string(*size);
   }
   if (const auto* heads = std::get_if<std::vector<Pattern>>(&value)) {
     std::string text = "[";
@@ -142,7 +140,7 @@ Pattern Combined(const char* sign, const Pattern& a, const Pattern& b) {
   }
   const bool is_union = sign[0] == '|';
   const std::shared_ptr<Node> node = Pair(is_union, a, b);
-  const auto side = [&](const Pattern& pattern, std::string Node::*member) {
+  const auto side = [&](const Pattern& pattern, std::string Node::* member) {
     const Node& of = *pattern.node();
     return !is_union && of.builder == "|" ? "(" + of.*member + ")" : of.*member;
   };
@@ -290,8 +288,7 @@ Pattern Neighborhood(int64_t window) { return Build("neighborhood", {window}); }
 Pattern Blocks(const ConstTensorView& keep, int64_t rows, int64_t columns) {
   return Build("blocks", {Copied("blocks", "keep", keep, true), Table{{2}, {rows, columns}}});
 }
-Pattern Csr(const ConstTensorView& row_ptr, const ConstTensorView& columns, int64_t rows,
-            int64_t columns_of_block) {
+Pattern Csr(const ConstTensorView& row_ptr, const ConstTensorView& columns, int64_t rows, int64_t columns_of_block) {
   return Build("csr", {Copied("csr", "row_ptr", row_ptr, false), Copied("csr", "columns", columns, false),
                        Table{{2}, {rows, columns_of_block}}});
 }
@@ -369,8 +366,8 @@ void Mask(const Pattern& pattern, const PatternCall& call, bool causal, const Te
                           ", expected " + ShapeString(shape) + " and bool");
   }
   const auto at = [&](int64_t b, int64_t head, int64_t row, int64_t key) {
-    return static_cast<uint8_t*>(keep.data()) + b * keep.stride(0) + head * keep.stride(1) +
-           row * keep.stride(2) + key * keep.stride(3);
+    return static_cast<uint8_t*>(keep.data()) + b * keep.stride(0) + head * keep.stride(1) + row * keep.stride(2) +
+           key * keep.stride(3);
   };
   for (int64_t b = 0; b < shape[0]; ++b) {
     for (int64_t head = 0; head < shape[1]; ++head) {
@@ -389,10 +386,9 @@ void Mask(const Pattern& pattern, const PatternCall& call, bool causal, const Te
 double Density(const Pattern& pattern, const PatternCall& call, bool causal) {
   CheckCall("density", pattern, call);
   double kept = 0, all = 0;
-  ForWords(*patterns::Compile(pattern, call), call,
-           [&](int64_t b, int64_t, int64_t row, int64_t begin, uint64_t word) {
-             kept += std::popcount(word & Allowed(call, b, row, begin, causal));
-           });
+  ForWords(*patterns::Compile(pattern, call), call, [&](int64_t b, int64_t, int64_t row, int64_t begin, uint64_t word) {
+    kept += std::popcount(word & Allowed(call, b, row, begin, causal));
+  });
   for (const int64_t start : call.starts) {
     for (int64_t row = 0; row < call.Tq; ++row) {
       all += static_cast<double>(causal ? std::clamp<int64_t>(start + row + 1, 0, call.Tk) : call.Tk);

@@ -95,21 +95,19 @@ HEED_API Pattern Neighborhood(int64_t window);
 // keep[floor(p / rows)][floor(j / columns)]: bool [nq, nk], [Hp, nq, nk] or [B, Hp, nq, nk] with Hp of 1, key
 // heads or query heads. What lies beyond the table is not kept.
 HEED_API Pattern Blocks(const ConstTensorView& keep, int64_t rows, int64_t columns);
-inline Pattern Blocks(const ConstTensorView& keep, int64_t block = 64) {
-  return Blocks(keep, block, block);
-}
+inline Pattern Blocks(const ConstTensorView& keep, int64_t block = 64) { return Blocks(keep, block, block); }
 
-// Blocks by rows: row i has columns[row_ptr[i], row_ptr[i + 1]), ascending; row_ptr [nq + 1] or [Hp, nq + 1] from 0 to n.
+// Blocks by rows: row i has columns[row_ptr[i], row_ptr[i + 1]), ascending; row_ptr [nq + 1] or [Hp, nq + 1] from 0 to
+// n.
 HEED_API Pattern Csr(const ConstTensorView& row_ptr, const ConstTensorView& columns, int64_t rows,
                      int64_t columns_of_block);
-inline Pattern Csr(const ConstTensorView& row_ptr, const ConstTensorView& columns,
-                   int64_t block = 64) {
+inline Pattern Csr(const ConstTensorView& row_ptr, const ConstTensorView& columns, int64_t block = 64) {
   return Csr(row_ptr, columns, block, block);
 }
 
-// index[b][i][h]: the blocks of keys of row i of the call, not of a position: [B, Tq, n] or [B, Tq, Hp, n] with Hp of 1, key
-// heads or query heads; -1 is absent, none comes twice. What selectors return. Alone, attention takes rows that keep a block together,
-// wherever they stand, and costs what they keep.
+// index[b][i][h]: the blocks of keys of row i of the call, not of a position: [B, Tq, n] or [B, Tq, Hp, n] with Hp of
+// 1, key heads or query heads; -1 is absent, none comes twice. What selectors return. Alone, attention takes rows that
+// keep a block together, wherever they stand, and costs what they keep.
 HEED_API Pattern RowBlocks(const ConstTensorView& index, int64_t block = 64);
 
 // index[b][i][h]: the keys of row i of the call, not of a position: [B, Tq, n] or [B, Tq, Hkv, n]; -1 is absent,
@@ -132,8 +130,7 @@ struct PatternCall {
 
 // keep[batch, heads, Tq, Tk], bool: the pairs that are kept, of those with j <= p if `causal`. Throws
 // InvalidArgument if the pattern does not fit the call, or a number of the call means nothing.
-HEED_API void Mask(const Pattern& pattern, const PatternCall& call, bool causal,
-                   const TensorView& keep);
+HEED_API void Mask(const Pattern& pattern, const PatternCall& call, bool causal, const TensorView& keep);
 
 // The share of kept pairs among all, Tq Tk, or those with j <= p; 0 where there are none.
 HEED_API double Density(const Pattern& pattern, const PatternCall& call, bool causal);

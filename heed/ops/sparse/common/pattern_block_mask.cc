@@ -27,8 +27,8 @@ class BlockMaskNode : public Node {
     CheckTables();
     const auto in_part = std::ranges::count_if(parts().values, [](int64_t part) { return part >= 0; });
     text = "block_mask(<" + std::to_string(Tq_) + " x " + std::to_string(Tk_) + " in blocks of " +
-           std::to_string(rows_) + " x " + std::to_string(keys_) + ": " +
-           std::to_string(parts().size(0) - in_part) + " whole, " + std::to_string(in_part) + " in part>)";
+           std::to_string(rows_) + " x " + std::to_string(keys_) + ": " + std::to_string(parts().size(0) - in_part) +
+           " whole, " + std::to_string(in_part) + " in part>)";
     key = OwnKey(text);
   }
 

@@ -133,19 +133,24 @@ NodePtr MakeRowBlocks(const std::vector<Value>& v) {
 }
 
 const Builder kBuilders[] = {
-    {"sliding_window", {{"left", Parameter::kSize}, {"right", Parameter::kSize, 0}},
+    {"sliding_window",
+     {{"left", Parameter::kSize}, {"right", Parameter::kSize, 0}},
      [](const std::vector<Value>& v) { return Window(Size(v[0]), Size(v[1])); }},
     {"dilated", {{"reach", Parameter::kSize}, {"step", Parameter::kCount}}, &MakeDilated},
-    {"atrous", {{"step", Parameter::kCount}},
+    {"atrous",
+     {{"step", Parameter::kCount}},
      [](const std::vector<Value>& v) -> NodePtr { return std::make_shared<StepsNode>(Size(v[0]), kFar); }},
-    {"strided", {{"step", Parameter::kCount}},
+    {"strided",
+     {{"step", Parameter::kCount}},
      [](const std::vector<Value>& v) {
        return United(Window(Size(v[0]) - 1, 0), std::make_shared<StepsNode>(Size(v[0]), kFar));
      }},
     {"fixed", {{"block", Parameter::kCount}, {"summary", Parameter::kSize}}, &MakeFixed},
-    {"global_tokens", {{"tokens", Parameter::kInts}},
+    {"global_tokens",
+     {{"tokens", Parameter::kInts}},
      [](const std::vector<Value>& v) { return MakeGlobal(v[0], "global_tokens"); }},
-    {"longformer", {{"window", Parameter::kSize}, {"tokens", Parameter::kInts}},
+    {"longformer",
+     {{"window", Parameter::kSize}, {"tokens", Parameter::kInts}},
      [](const std::vector<Value>& v) {
        const int64_t half = Size(v[0]) / 2;
        return United(Window(half, half), MakeGlobal(v[1], "longformer"));
@@ -160,12 +165,14 @@ const Builder kBuilders[] = {
      [](const std::vector<Value>& v) -> NodePtr {
        return std::make_shared<RandomNode>(Size(v[1]), Size(v[0]), Size(v[2]), true);
      }},
-    {"streaming", {{"sinks", Parameter::kSize}, {"window", Parameter::kCount}},
+    {"streaming",
+     {{"sinks", Parameter::kSize}, {"window", Parameter::kCount}},
      [](const std::vector<Value>& v) {
        const int64_t sinks = Size(v[0]);
        return United(Window(Size(v[1]) - 1, 0), MakeRun([=](int64_t, int64_t) { return Run{0, sinks}; }));
      }},
-    {"neighborhood", {{"window", Parameter::kCount}},
+    {"neighborhood",
+     {{"window", Parameter::kCount}},
      [](const std::vector<Value>& v) {
        const int64_t window = Size(v[0]);
        return MakeRun([=](int64_t p, int64_t Tk) {
@@ -174,11 +181,11 @@ const Builder kBuilders[] = {
        });
      }},
     {"blocks", {{"keep", Parameter::kBools}, {"block", Parameter::kBlock, 64}}, &MakeBlocks},
-    {"csr", {{"row_ptr", Parameter::kInts}, {"columns", Parameter::kInts}, {"block", Parameter::kBlock, 64}},
-     &MakeCsr},
+    {"csr", {{"row_ptr", Parameter::kInts}, {"columns", Parameter::kInts}, {"block", Parameter::kBlock, 64}}, &MakeCsr},
     {"row_blocks", {{"index", Parameter::kInts}, {"block", Parameter::kCount, 64}}, &MakeRowBlocks},
     {"keys", {{"index", Parameter::kInts}}, &MakeKeys},
-    {"per_head", {{"heads", Parameter::kPatterns}},
+    {"per_head",
+     {{"heads", Parameter::kPatterns}},
      [](const std::vector<Value>& v) -> NodePtr {
        const auto& heads = std::get<std::vector<Pattern>>(v[0]);
        if (heads.empty()) Refuse("per_head", "heads is empty, expected a pattern for each head");
@@ -193,7 +200,8 @@ std::span<const Builder> Builders() { return kBuilders; }
 void CheckBlockRows(const char* builder, const Table& row_ptr, const Table& columns, int64_t most) {
   const auto text = [](int64_t x) { return std::to_string(x); };
   const int64_t numbers = row_ptr.size(-1), all = columns.size(0);
-  if (numbers < 1) Refuse(builder, "row_ptr has shape " + ShapeString(row_ptr.shape) + ", expected nq + 1 numbers, nq >= 0");
+  if (numbers < 1)
+    Refuse(builder, "row_ptr has shape " + ShapeString(row_ptr.shape) + ", expected nq + 1 numbers, nq >= 0");
   int64_t begin = 0;
   for (int64_t i = 0; i < std::ssize(row_ptr.values); ++i) {
     const int64_t end = row_ptr.values[static_cast<size_t>(i)], row = i % numbers - 1;
@@ -203,19 +211,20 @@ void CheckBlockRows(const char* builder, const Table& row_ptr, const Table& colu
     }
     if (end < begin || end > all) {
       Refuse(builder, "row_ptr goes from " + text(begin) + " to " + text(end) + " at " + text(row) +
-             ", expected numbers that ascend from 0 to " + text(all));
+                          ", expected numbers that ascend from 0 to " + text(all));
     }
     for (int64_t at = begin, before = -1; at < end; ++at) {
       const int64_t column = columns.values[static_cast<size_t>(at)];
       if (column <= before || column >= most) {
         Refuse(builder, "columns has " + text(column) + " behind " + text(before) + " in row " + text(row) +
-               ", expected columns that ascend from 0 to " + text(most - 1));
+                            ", expected columns that ascend from 0 to " + text(most - 1));
       }
       before = column;
     }
     begin = end;
   }
-  if (begin != all) Refuse(builder, "row_ptr ends with " + text(begin) + ", expected " + text(all) + ", the size of columns");
+  if (begin != all)
+    Refuse(builder, "row_ptr ends with " + text(begin) + ", expected " + text(all) + ", the size of columns");
 }
 
 std::vector<std::vector<int64_t>> AscendingTokens(const Table& tokens) {
@@ -235,26 +244,27 @@ std::vector<std::vector<int64_t>> AscendingTokens(const Table& tokens) {
 }
 
 Pattern OtherRows(const Table& tokens) {
-  static const Builder builder = {"other_rows", {{"tokens", Parameter::kInts}},
-                                  [](const std::vector<Value>& v) -> NodePtr {
-                                    return std::make_shared<OtherRowsNode>(TableOf(v[0]));
-                                  }};
+  static const Builder builder = {
+      "other_rows", {{"tokens", Parameter::kInts}}, [](const std::vector<Value>& v) -> NodePtr {
+        return std::make_shared<OtherRowsNode>(TableOf(v[0]));
+      }};
   return Build(builder, {tokens});
 }
 
 Pattern CompleteWindows(int64_t length, int64_t stride) {
-  static const Builder builder = {"complete_windows", {{"length", Parameter::kCount}, {"stride", Parameter::kCount}},
-                                  [](const std::vector<Value>& v) {
-                                    const int64_t of = Size(v[0]), every = Size(v[1]);
-                                    return MakeRun([=](int64_t p, int64_t) {
-                                      return Run{0, NumCompleteWindows(p, of, every)};
-                                    });
-                                  }};
+  static const Builder builder = {
+      "complete_windows",
+      {{"length", Parameter::kCount}, {"stride", Parameter::kCount}},
+      [](const std::vector<Value>& v) {
+        const int64_t of = Size(v[0]), every = Size(v[1]);
+        return MakeRun([=](int64_t p, int64_t) { return Run{0, NumCompleteWindows(p, of, every)}; });
+      }};
   return Build(builder, {length, stride});
 }
 
 Pattern VerticalSlash(Table columns, Table slashes) {
-  static const Builder builder = {"vertical_slash", {{"columns", Parameter::kInts}, {"slashes", Parameter::kInts}},
+  static const Builder builder = {"vertical_slash",
+                                  {{"columns", Parameter::kInts}, {"slashes", Parameter::kInts}},
                                   [](const std::vector<Value>& v) -> NodePtr {
                                     return std::make_shared<VerticalSlashNode>(TableOf(v[0]), TableOf(v[1]));
                                   }};

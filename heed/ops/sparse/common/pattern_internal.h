@@ -90,16 +90,14 @@ class Node {
   // Tiles outside of which these rows keep nothing.
   virtual void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const = 0;
   // How much of the keys [begin, end) these rows keep, as far as is known at once.
-  virtual Share ShareOf(const Place& /*place*/, const RowRange& /*rows*/, int64_t /*begin*/,
-                        int64_t /*end*/) const {
+  virtual Share ShareOf(const Place& /*place*/, const RowRange& /*rows*/, int64_t /*begin*/, int64_t /*end*/) const {
     return Share::kSome;
   }
   // For each row, the keys [begin, begin + 64) that it keeps, bit by bit; what does not exist may be set.
-  virtual void Words(const Place& place, const RowRange& rows, int64_t begin,
-                     uint64_t* words) const = 0;
+  virtual void Words(const Place& place, const RowRange& rows, int64_t begin, uint64_t* words) const = 0;
 
-  // A node that lists blocks of keys for each row of the call says how many keys a block has, else 0; and the blocks of a row that
-  // have some of the keys [begin, end), ascending.
+  // A node that lists blocks of keys for each row of the call says how many keys a block has, else 0; and the blocks of
+  // a row that have some of the keys [begin, end), ascending.
   virtual int64_t listed_block() const { return 0; }
   virtual int64_t listed_heads() const { return 1; }  // 1, key heads or query heads: for which it has lists
   virtual std::span<const int64_t> Listed(const Place& /*place*/, int64_t /*row*/, int64_t /*begin*/,
@@ -141,9 +139,9 @@ Pattern Build(std::string_view builder, std::vector<Value> values);
 // What a pattern that no other is equal to is known by.
 std::string OwnKey(const std::string& text);
 
-// Row i of blocks keeps the blocks of keys [row_ptr[i], row_ptr[i + 1]) of `columns`; row_ptr is [..., nq + 1], where a head begins as
-// the one before ends. Throws InvalidArgument of `builder` unless its numbers ascend from 0 to all of `columns`, and the columns
-// of each row ascend and are below `most`.
+// Row i of blocks keeps the blocks of keys [row_ptr[i], row_ptr[i + 1]) of `columns`; row_ptr is [..., nq + 1], where a
+// head begins as the one before ends. Throws InvalidArgument of `builder` unless its numbers ascend from 0 to all of
+// `columns`, and the columns of each row ascend and are below `most`.
 void CheckBlockRows(const char* builder, const Table& row_ptr, const Table& columns, int64_t most);
 
 // Tokens [n] or [B, n], as lists of batch entries, or one of all, each ascending, without -1 and what comes again.
@@ -152,8 +150,8 @@ std::vector<std::vector<int64_t>> AscendingTokens(const Table& tokens);
 // The rows that are no global tokens, whole. No expression says it.
 Pattern OtherRows(const Table& tokens);
 
-// Keys stand for windows of `length` tokens, one every `stride` tokens from 0 on; kept are those whose window ends at p or before.
-// No expression says it.
+// Keys stand for windows of `length` tokens, one every `stride` tokens from 0 on; kept are those whose window ends at p
+// or before. No expression says it.
 Pattern CompleteWindows(int64_t length, int64_t stride);
 
 // How many windows end at p or before.
@@ -161,8 +159,8 @@ inline int64_t NumCompleteWindows(int64_t p, int64_t length, int64_t stride) {
   return p + 1 < length ? 0 : (p + 1 - length) / stride + 1;
 }
 
-// Columns and diagonals of each head: pairs with 0 <= j <= p where j is one of `columns`, or p - j one of `slashes`. Both are
-// [B, Hq, n], rows ascend, -1 is absent. What select::VerticalSlash returns; no expression says it.
+// Columns and diagonals of each head: pairs with 0 <= j <= p where j is one of `columns`, or p - j one of `slashes`.
+// Both are [B, Hq, n], rows ascend, -1 is absent. What select::VerticalSlash returns; no expression says it.
 Pattern VerticalSlash(Table columns, Table slashes);
 
 // The union of two, or what they have in common.
@@ -179,13 +177,12 @@ void CheckPattern(const char* op, const Pattern& pattern, const PatternCall& cal
 // again, from any thread.
 std::shared_ptr<const softmax::Visits> Compile(const Pattern& pattern, const PatternCall& call);
 
-// Lists the rows of each tile instead, for a pattern of blocks listed by row; null where rows next to each other keep the same
-// tiles, so that it would not pay.
+// Lists the rows of each tile instead, for a pattern of blocks listed by row; null where rows next to each other keep
+// the same tiles, so that it would not pay.
 std::shared_ptr<const softmax::TileRows> CompileTileRows(const Pattern& pattern, const PatternCall& call);
 
 // Whether a pair is kept, from the definitions: for tests. `row` is of the call.
-bool Keeps(const Pattern& pattern, const PatternCall& call, int64_t batch, int64_t head, int64_t row,
-           int64_t key);
+bool Keeps(const Pattern& pattern, const PatternCall& call, int64_t batch, int64_t head, int64_t row, int64_t key);
 
 }  // namespace heed::patterns
 

@@ -33,8 +33,7 @@ Visits CompileAll(const Node& node, const PatternCall& call) {
       const Place place = {call.batch + b, head, call.query_heads, call.key_heads, call.Tk, &drawn};
       for (int64_t row = 0; row < call.Tq; row += kBlockRows) {
         visits.begins.push_back(static_cast<int64_t>(visits.visits.size()));
-        const RowRange rows = {row, call.starts[static_cast<size_t>(b)] + row,
-                               std::min(kBlockRows, call.Tq - row)};
+        const RowRange rows = {row, call.starts[static_cast<size_t>(b)] + row, std::min(kBlockRows, call.Tq - row)};
         TileSet tiles(call.Tk);
         node.Tiles(place, rows, tiles);
         for (const TileSet::Range& range : tiles.Ranges()) {
@@ -89,7 +88,8 @@ TileRows TileRowsOf(const Node& node, const PatternCall& call) {
   lists.tiles = (call.Tk + kTile - 1) / kTile;
   const int64_t block = node.listed_block();
   const auto for_tiles = [&](int64_t b, int64_t head, int64_t row, const auto& f) {
-    const Place place = {call.batch + b, head * (call.query_heads / lists.heads), call.query_heads, call.key_heads, call.Tk};
+    const Place place = {call.batch + b, head * (call.query_heads / lists.heads), call.query_heads, call.key_heads,
+                         call.Tk};
     const std::span<const int64_t> blocks = node.Listed(place, row, 0, call.Tk);
     if (block != kTile) return ForTiles(blocks, block, call.Tk, f);
     for (const int64_t tile : blocks) f(tile, kAllKeys);  // the usual case, in a third of the time
@@ -123,8 +123,8 @@ TileRows TileRowsOf(const Node& node, const PatternCall& call) {
   return lists;
 }
 
-// Whether rows are better taken by tile than blocks of rows with all tiles that some row keeps. Moving a row's sums for each of
-// its tiles costs about a third of computing one.
+// Whether rows are better taken by tile than blocks of rows with all tiles that some row keeps. Moving a row's sums for
+// each of its tiles costs about a third of computing one.
 bool PaysByTile(const TileRows& lists) {
   int64_t in_blocks = 0;
   for (size_t list = 0; list + 1 < lists.begins.size(); ++list) {

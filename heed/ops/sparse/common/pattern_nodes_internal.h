@@ -21,9 +21,7 @@ inline constexpr uint64_t kAllKeys = ~uint64_t{0};
 
 using NodePtr = std::shared_ptr<Node>;
 
-inline int64_t FloorDivide(int64_t a, int64_t b) {
-  return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
-}
+inline int64_t FloorDivide(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0); }
 inline int64_t Modulo(int64_t a, int64_t b) { return a - FloorDivide(a, b) * b; }
 
 // A table of one batch entry serves all of a call. Throws InvalidArgument of `op`; `what` says whose entries they are.
@@ -54,14 +52,12 @@ class RunNode : public Node {
   void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
     tiles.AddKeys(run_(rows.position, place.Tk).begin, run_(rows.last(), place.Tk).end);
   }
-  Share ShareOf(const Place& place, const RowRange& rows, int64_t begin,
-                int64_t end) const override {
+  Share ShareOf(const Place& place, const RowRange& rows, int64_t begin, int64_t end) const override {
     const Run first = run_(rows.position, place.Tk), last = run_(rows.last(), place.Tk);
     if (last.begin <= begin && end <= first.end) return Share::kAll;
     return first.begin < end && begin < last.end ? Share::kSome : Share::kNone;
   }
-  void Words(const Place& place, const RowRange& rows, int64_t begin,
-             uint64_t* words) const override {
+  void Words(const Place& place, const RowRange& rows, int64_t begin, uint64_t* words) const override {
     for (int64_t i = 0; i < rows.count; ++i) {
       const Run run = run_(rows.position + i, place.Tk);
       words[i] = Bits(run.begin, run.end, begin);
@@ -100,9 +96,7 @@ class StepsNode : public Node {
   void Words(const Place&, const RowRange& rows, int64_t begin, uint64_t* words) const override {
     for (int64_t i = 0; i < rows.count; ++i) {
       const int64_t position = rows.position + i, phase = Modulo(position - begin, step_);
-      words[i] = phase >= kTile ? 0
-                                : (comb_ << phase) &
-                                      Bits(position - reach_, position + reach_ + 1, begin);
+      words[i] = phase >= kTile ? 0 : (comb_ << phase) & Bits(position - reach_, position + reach_ + 1, begin);
     }
   }
 
@@ -148,8 +142,7 @@ class GlobalNode : public Node {
     if (!Within(place, rows.position, rows.last() + 1).empty()) return tiles.AddAll();
     for (const int64_t token : Of(place)) tiles.AddKeys(token, token + 1);
   }
-  void Words(const Place& place, const RowRange& rows, int64_t begin,
-             uint64_t* words) const override {
+  void Words(const Place& place, const RowRange& rows, int64_t begin, uint64_t* words) const override {
     uint64_t columns = 0;
     for (const int64_t token : Within(place, begin, begin + kTile)) {
       columns |= uint64_t{1} << (token - begin);
@@ -208,8 +201,7 @@ class BlocksNode : public Node {
       for (const int64_t block : blocks) tiles.AddKeys(block * columns_, (block + 1) * columns_);
     });
   }
-  Share ShareOf(const Place& place, const RowRange& rows, int64_t begin,
-                int64_t end) const override {
+  Share ShareOf(const Place& place, const RowRange& rows, int64_t begin, int64_t end) const override {
     if (columns_ < kTile) return Share::kSome;
     bool some = false, all = true;
     ForBlocks(place, rows, [&](int64_t, int64_t, const auto& blocks) {
@@ -219,8 +211,7 @@ class BlocksNode : public Node {
     });
     return !some ? Share::kNone : all ? Share::kAll : Share::kSome;
   }
-  void Words(const Place& place, const RowRange& rows, int64_t begin,
-             uint64_t* words) const override {
+  void Words(const Place& place, const RowRange& rows, int64_t begin, uint64_t* words) const override {
     ForBlocks(place, rows, [&](int64_t first, int64_t end, const auto& blocks) {
       std::fill(words + first, words + end, BitsOf(blocks, begin));
     });
@@ -278,14 +269,13 @@ class TableNode : public BlocksNode {
  protected:
   std::span<const int64_t> Of(const Place& place, int64_t block) const override {
     if (block < 0 || block >= blocks_) return {};
-    const int64_t head = heads_ == 1                    ? 0
+    const int64_t head = heads_ == 1                   ? 0
                          : heads_ == place.query_heads ? place.head
                                                        : place.head / (place.query_heads / heads_);
     const int64_t list = ((by_batch() ? place.batch : 0) * heads_ + head) * blocks_ + block;
     const auto at = static_cast<size_t>(list);
     const int64_t end = at + 1 < begins_.size() ? begins_[at + 1] : static_cast<int64_t>(lists_.size());
-    return std::span(lists_).subspan(static_cast<size_t>(begins_[at]),
-                                     static_cast<size_t>(end - begins_[at]));
+    return std::span(lists_).subspan(static_cast<size_t>(begins_[at]), static_cast<size_t>(end - begins_[at]));
   }
 
  private:
@@ -297,8 +287,7 @@ class TableNode : public BlocksNode {
 class RandomNode : public BlocksNode {
  public:
   RandomNode(int64_t count, int64_t block, int64_t seed, bool big_bird)
-      : BlocksNode(block, block), count_(count), seed_(static_cast<uint64_t>(seed)),
-        big_bird_(big_bird) {}
+      : BlocksNode(block, block), count_(count), seed_(static_cast<uint64_t>(seed)), big_bird_(big_bird) {}
   bool by_head() const override { return true; }
 
  protected:
@@ -342,9 +331,9 @@ class RandomNode : public BlocksNode {
       return found == moved.end() ? place : found->second;
     };
     for (int64_t i = 0; i < std::min(count_, left); ++i) {
-      const auto words = Philox({static_cast<uint32_t>(i), static_cast<uint32_t>(block),
-                                 static_cast<uint32_t>(head), uint32_t{1} << 30},
-                                {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)});
+      const auto words = Philox(
+          {static_cast<uint32_t>(i), static_cast<uint32_t>(block), static_cast<uint32_t>(head), uint32_t{1} << 30},
+          {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)});
       const uint64_t range = static_cast<uint64_t>(left - i);
       const int64_t place = i + static_cast<int64_t>((words[0] * range) >> 32);
       int64_t drawn = at(place);
@@ -373,8 +362,8 @@ class RowBlocksNode : public Node {
   }
 
   void Check(const char* op, const PatternCall& call) const override {
-    const bool heads_fit = heads_ == 0 || heads_ == call.key_heads ||
-                           (builder != "keys" && (heads_ == 1 || heads_ == call.query_heads));
+    const bool heads_fit =
+        heads_ == 0 || heads_ == call.key_heads || (builder != "keys" && (heads_ == 1 || heads_ == call.query_heads));
     if ((batches_ == 1 || batches_ == call.batches) && rows_ == call.Tq && heads_fit) return;
     const auto shape = [](int64_t b, int64_t t, int64_t h) {
       std::string text = std::to_string(b) + "," + std::to_string(t);
@@ -385,8 +374,8 @@ class RowBlocksNode : public Node {
     if (builder != "keys" && call.query_heads != call.key_heads) {
       expected += ", " + shape(call.batches, call.Tq, call.query_heads);
     }
-    throw InvalidArgument(std::string(op) + ": pattern has " + (builder == "keys" ? "keys" : "row blocks") + " of shape " +
-                          shape(batches_, rows_, heads_) + ", expected " + expected + " or " +
+    throw InvalidArgument(std::string(op) + ": pattern has " + (builder == "keys" ? "keys" : "row blocks") +
+                          " of shape " + shape(batches_, rows_, heads_) + ", expected " + expected + " or " +
                           shape(call.batches, call.Tq, call.key_heads));
   }
   bool by_head() const override { return heads_ > 1; }
@@ -396,11 +385,11 @@ class RowBlocksNode : public Node {
 
   void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
     for (int64_t i = 0; i < rows.count; ++i) {
-      for (const int64_t block : Listed(place, rows.row + i, 0, place.Tk)) tiles.AddKeys(block * block_, (block + 1) * block_);
+      for (const int64_t block : Listed(place, rows.row + i, 0, place.Tk))
+        tiles.AddKeys(block * block_, (block + 1) * block_);
     }
   }
-  void Words(const Place& place, const RowRange& rows, int64_t begin,
-             uint64_t* words) const override {
+  void Words(const Place& place, const RowRange& rows, int64_t begin, uint64_t* words) const override {
     for (int64_t i = 0; i < rows.count; ++i) {
       words[i] = 0;
       for (const int64_t block : Listed(place, rows.row + i, begin, begin + kTile)) {
@@ -411,7 +400,7 @@ class RowBlocksNode : public Node {
 
   std::span<const int64_t> Listed(const Place& place, int64_t row, int64_t begin, int64_t end) const override {
     const int64_t heads = std::max<int64_t>(heads_, 1);
-    const int64_t head = heads == 1                    ? 0
+    const int64_t head = heads == 1                   ? 0
                          : heads == place.query_heads ? place.head
                                                       : place.head / (place.query_heads / heads);
     const auto at = static_cast<size_t>((((by_batch() ? place.batch : 0) * rows_ + row) * heads + head) * count_);
@@ -507,8 +496,8 @@ class PerHeadNode : public Node {
 
   void Check(const char* op, const PatternCall& call) const override {
     if (static_cast<int64_t>(heads_.size()) != call.query_heads) {
-      throw InvalidArgument(std::string(op) + ": pattern has " + std::to_string(heads_.size()) +
-                            " heads, expected " + std::to_string(call.query_heads) + " as q");
+      throw InvalidArgument(std::string(op) + ": pattern has " + std::to_string(heads_.size()) + " heads, expected " +
+                            std::to_string(call.query_heads) + " as q");
     }
     for (const Pattern& head : heads_) head.node()->Check(op, call);
   }
@@ -519,12 +508,10 @@ class PerHeadNode : public Node {
   void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
     Of(place).Tiles(place, rows, tiles);
   }
-  Share ShareOf(const Place& place, const RowRange& rows, int64_t begin,
-                int64_t end) const override {
+  Share ShareOf(const Place& place, const RowRange& rows, int64_t begin, int64_t end) const override {
     return Of(place).ShareOf(place, rows, begin, end);
   }
-  void Words(const Place& place, const RowRange& rows, int64_t begin,
-             uint64_t* words) const override {
+  void Words(const Place& place, const RowRange& rows, int64_t begin, uint64_t* words) const override {
     Of(place).Words(place, rows, begin, words);
   }
 
@@ -538,8 +525,7 @@ class PerHeadNode : public Node {
 template <bool kUnion>
 class PairNode : public Node {
  public:
-  PairNode(std::shared_ptr<const Node> a, std::shared_ptr<const Node> b)
-      : a_(std::move(a)), b_(std::move(b)) {}
+  PairNode(std::shared_ptr<const Node> a, std::shared_ptr<const Node> b) : a_(std::move(a)), b_(std::move(b)) {}
 
   void Check(const char* op, const PatternCall& call) const override {
     a_->Check(op, call);
@@ -558,16 +544,14 @@ class PairNode : public Node {
       tiles.AddCommon(of_a, of_b);
     }
   }
-  Share ShareOf(const Place& place, const RowRange& rows, int64_t begin,
-                int64_t end) const override {
+  Share ShareOf(const Place& place, const RowRange& rows, int64_t begin, int64_t end) const override {
     constexpr Share kDecides = kUnion ? Share::kAll : Share::kNone;
     const Share a = a_->ShareOf(place, rows, begin, end);
     if (a == kDecides) return a;
     const Share b = b_->ShareOf(place, rows, begin, end);
     return b == kDecides || a == b ? b : Share::kSome;
   }
-  void Words(const Place& place, const RowRange& rows, int64_t begin,
-             uint64_t* words) const override {
+  void Words(const Place& place, const RowRange& rows, int64_t begin, uint64_t* words) const override {
     uint64_t others[kBlockRows];
     a_->Words(place, rows, begin, words);
     b_->Words(place, rows, begin, others);
@@ -578,9 +562,7 @@ class PairNode : public Node {
   std::shared_ptr<const Node> a_, b_;
 };
 
-inline NodePtr United(NodePtr a, NodePtr b) {
-  return std::make_shared<PairNode<true>>(std::move(a), std::move(b));
-}
+inline NodePtr United(NodePtr a, NodePtr b) { return std::make_shared<PairNode<true>>(std::move(a), std::move(b)); }
 
 }  // namespace heed::patterns
 

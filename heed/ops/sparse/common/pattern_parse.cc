@@ -39,8 +39,7 @@ class Parser {
     std::string shown(text_.substr(std::min(at, text_.size()), kShown));
     for (char& c : shown) c = c >= ' ' && c <= '~' ? c : '?';  // what() is one line of text
     const std::string got = at < text_.size() ? "'" + shown + "'" : "the end";
-    throw InvalidArgument("pattern: has " + got + " at character " + std::to_string(at + 1) + ", expected " +
-                          expected);
+    throw InvalidArgument("pattern: has " + got + " at character " + std::to_string(at + 1) + ", expected " + expected);
   }
 
   void Skip() {

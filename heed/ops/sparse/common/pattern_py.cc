@@ -45,10 +45,8 @@ patterns::Value ValueOf(Arrays& arrays, const patterns::Parameter& parameter, co
       }
       return block;
     }
-    case Parameter::kInts:
-      return patterns::Copied(a.operation, a.name, arrays.ReadList(a, Kind::kInt), false);
-    case Parameter::kBools:
-      return patterns::Copied(a.operation, a.name, arrays.ReadList(a, Kind::kBool), true);
+    case Parameter::kInts: return patterns::Copied(a.operation, a.name, arrays.ReadList(a, Kind::kInt), false);
+    case Parameter::kBools: return patterns::Copied(a.operation, a.name, arrays.ReadList(a, Kind::kBool), true);
     case Parameter::kPatterns: {
       std::vector<Pattern> heads;
       if (!PyTuple_Check(a.value.ptr()) && !PyList_Check(a.value.ptr())) Fail(a, "a list of patterns");
@@ -97,8 +95,8 @@ Pattern Parse(nb::handle expression) {
 }
 
 // Where the rows of mask() and density() stand.
-PatternCall CallOf(const char* op, nb::handle Tq, nb::handle Tk, nb::handle heads, nb::handle batch,
-                   nb::handle align, nb::handle key_heads) {
+PatternCall CallOf(const char* op, nb::handle Tq, nb::handle Tk, nb::handle heads, nb::handle batch, nb::handle align,
+                   nb::handle key_heads) {
   PatternCall call;
   call.Tq = ToInt({op, "Tq", Tq}, 0, kMostSizes);
   call.Tk = ToInt({op, "Tk", Tk}, 0, kMostSizes);
@@ -132,8 +130,8 @@ PatternCall CallOf(const char* op, nb::handle Tq, nb::handle Tk, nb::handle head
   return call;
 }
 
-nb::object MaskArray(const Pattern& pattern, nb::handle Tq, nb::handle Tk, nb::handle heads,
-                     nb::handle batch, nb::handle causal, nb::handle align, nb::handle key_heads) {
+nb::object MaskArray(const Pattern& pattern, nb::handle Tq, nb::handle Tk, nb::handle heads, nb::handle batch,
+                     nb::handle causal, nb::handle align, nb::handle key_heads) {
   const PatternCall call = CallOf("mask", Tq, Tk, heads, batch, align, key_heads);
   const bool is_causal = ToBool({"mask", "causal", causal});
   const int64_t sizes[] = {static_cast<int64_t>(call.starts.size()), call.query_heads, call.Tq, call.Tk};
@@ -142,8 +140,8 @@ nb::object MaskArray(const Pattern& pattern, nb::handle Tq, nb::handle Tk, nb::h
   return keep.array;
 }
 
-double DensityOf(const Pattern& pattern, nb::handle Tq, nb::handle Tk, nb::handle heads,
-                 nb::handle batch, nb::handle causal, nb::handle align, nb::handle key_heads) {
+double DensityOf(const Pattern& pattern, nb::handle Tq, nb::handle Tk, nb::handle heads, nb::handle batch,
+                 nb::handle causal, nb::handle align, nb::handle key_heads) {
   const PatternCall call = CallOf("density", Tq, Tk, heads, batch, align, key_heads);
   return Density(pattern, call, ToBool({"density", "causal", causal}));
 }
@@ -232,9 +230,12 @@ Pattern ToPatternByKey(const Argument& a) {
 void BindPatterns(nb::module_& m) {
   using namespace nanobind::literals;
   nb::class_<Pattern>(m, "Pattern", kClassText, nb::is_weak_referenceable())
-      .def("__or__", [](const Pattern& a, const Pattern& b) { return a | b; }, nb::is_operator())
-      .def("__and__", [](const Pattern& a, const Pattern& b) { return a & b; }, nb::is_operator())
-      .def("__eq__", [](const Pattern& a, const Pattern& b) { return a == b; }, nb::is_operator())
+      .def(
+          "__or__", [](const Pattern& a, const Pattern& b) { return a | b; }, nb::is_operator())
+      .def(
+          "__and__", [](const Pattern& a, const Pattern& b) { return a & b; }, nb::is_operator())
+      .def(
+          "__eq__", [](const Pattern& a, const Pattern& b) { return a == b; }, nb::is_operator())
       .def("__hash__", [](const Pattern& p) { return std::hash<std::string>()(p.node()->key); })
       .def("__repr__", &Pattern::ToString)
       .def("mask", &MaskArray, "Tq"_a.none(), "Tk"_a.none(), "heads"_a.none() = 1, "batch"_a.none() = 1,

@@ -48,8 +48,9 @@ bool IsToken(const Table& tokens, const Pair& pair, int64_t at) {
 std::set<int64_t> Drawn(std::vector<int64_t> blocks, int64_t count, uint64_t seed, int64_t row, int64_t head) {
   std::set<int64_t> drawn;
   for (size_t i = 0; i < blocks.size() && static_cast<int64_t>(i) < count; ++i) {
-    const uint64_t word = Philox({static_cast<uint32_t>(i), static_cast<uint32_t>(row), static_cast<uint32_t>(head), 1u << 30},
-                                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)})[0];
+    const uint64_t word =
+        Philox({static_cast<uint32_t>(i), static_cast<uint32_t>(row), static_cast<uint32_t>(head), 1u << 30},
+               {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)})[0];
     std::swap(blocks[i], blocks[i + static_cast<size_t>((word * (blocks.size() - i)) >> 32)]);
     drawn.insert(blocks[i]);
   }
@@ -70,8 +71,7 @@ bool RandomKeeps(const Pair& pair, int64_t count, int64_t block, int64_t seed, b
 
 int64_t HeadOf(const Pair& pair, int64_t heads) {
   if (heads == 1) return 0;
-  return heads == pair.call.query_heads ? pair.head
-                                        : pair.head / (pair.call.query_heads / pair.call.key_heads);
+  return heads == pair.call.query_heads ? pair.head : pair.head / (pair.call.query_heads / pair.call.key_heads);
 }
 
 bool BlocksKeep(const Pair& pair, const Table& keep, const Table& block) {
@@ -88,8 +88,7 @@ bool CsrKeeps(const Pair& pair, const Table& row_ptr, const Table& columns, cons
   const int64_t row = FloorOf(pair.p, block.values[0]), column = pair.j / block.values[1];
   if (row < 0 || row >= row_ptr.shape.back() - 1) return false;
   const auto border = [&](int64_t i) {
-    return row_ptr.rank() == 1 ? ElementOf(row_ptr, {i})
-                               : ElementOf(row_ptr, {HeadOf(pair, row_ptr.shape[0]), i});
+    return row_ptr.rank() == 1 ? ElementOf(row_ptr, {i}) : ElementOf(row_ptr, {HeadOf(pair, row_ptr.shape[0]), i});
   };
   for (int64_t k = border(row); k < border(row + 1); ++k) {
     if (ElementOf(columns, {k}) == column) return true;
@@ -169,8 +168,7 @@ bool Keeps(const Node& node, const Pair& pair) {
 
 }  // namespace
 
-bool Keeps(const Pattern& pattern, const PatternCall& call, int64_t batch, int64_t head, int64_t row,
-           int64_t key) {
+bool Keeps(const Pattern& pattern, const PatternCall& call, int64_t batch, int64_t head, int64_t row, int64_t key) {
   const int64_t position = call.starts[static_cast<size_t>(batch)] + row;
   return Keeps(*pattern.node(), {call, call.batch + batch, head, row, position, key});
 }

@@ -196,8 +196,7 @@ TEST(PatternTest, ExpressionsAreReadAsTheyAreWritten) {
       {"atrous(2)|atrous(3)&atrous(5)", "atrous(step=2) | atrous(step=3) & atrous(step=5)"},
       {"(atrous(2)|atrous(3))&atrous(5)", "(atrous(step=2) | atrous(step=3)) & atrous(step=5)"},
       {"blocks([[True,False]], (64, 128))", "blocks(keep=[[True, False]], block=(64, 128))"},
-      {"random_blocks(1, seed=18446744073709551615)",
-       "random_blocks(count=1, block=64, seed=18446744073709551615)"},
+      {"random_blocks(1, seed=18446744073709551615)", "random_blocks(count=1, block=64, seed=18446744073709551615)"},
       {"per_head([atrous(2), dilated(1,2)])", "per_head(heads=[atrous(step=2), dilated(reach=1, step=2)])"}};
   for (const auto& [text, whole] : shorter) EXPECT_EQ(Pattern::Parse(text).ToString(), whole);
 }
@@ -286,7 +285,8 @@ TEST(PatternTest, ArgumentsThatMeanNothingAreRefused) {
       {[&] { RowBlocks(View(pair, {1, 1, 2})); }, "row_blocks: index has block 3 twice, expected it once"},
       {[&] { RowBlocks(View(pair, {2})); }, "row_blocks: index has shape [2], expected [B, Tq, n] or [B, Tq, Hp, n]"},
       {[&] { RowBlocks(View(pair, {1, 2, 1}), 0); }, "row_blocks: block is 0, expected"},
-      {[&] { RowBlocks(View(pair, {1, 2, 1}), int64_t{1} << 60); }, "row_blocks: index has block 3, expected one below 2"},
+      {[&] { RowBlocks(View(pair, {1, 2, 1}), int64_t{1} << 60); },
+       "row_blocks: index has block 3, expected one below 2"},
       {[&] { Keys(View(pair, {2})); }, "keys: index has shape [2], expected [B, Tq, n]"},
       {[&] { RowBlocks(View(none, {1, 2, 0, 1})); }, "row_blocks: index has shape [1,2,0,1], expected 1 head or more"},
       {[] { PerHead({Pattern()}); }, "per_head: heads is no list of patterns"},
@@ -324,15 +324,21 @@ TEST(PatternTest, BlockMasksThatDoNotFitThemselvesAreRefused) {
   const std::vector<int64_t> row_ptr = {0, 1, 3}, columns = {0, 0, 1}, parts = {0, -1, 1}, bits = {1, 3, 1, 2};
   const BlockMaskInputs good = {
       View(row_ptr, {1, 1, 3}), View(columns, {3}), View(parts, {3}), View(bits, {2, 2, 1}), 2, 2, 3, 4};
-  const std::vector<int64_t> falling = {0, 2, 1}, late = {1, 1, 3}, short_ptr = {0, 1, 2}, far = {0, 0, 2}, twice = {0, 1, 1}, many = {0, -1, 2}, two = {0, 1, 0};
+  const std::vector<int64_t> falling = {0, 2, 1}, late = {1, 1, 3}, short_ptr = {0, 1, 2}, far = {0, 0, 2},
+                             twice = {0, 1, 1}, many = {0, -1, 2}, two = {0, 1, 0};
   const std::pair<std::function<void(BlockMaskInputs&)>, const char*> cases[] = {
       {[](auto& x) { x.rows = 0; }, "block_mask: rows is 0, expected 1 or more"},
       {[](auto& x) { x.Tk = -1; }, "block_mask: Tk is -1, expected 0 or more"},
       {[](auto& x) { x.Tq = 5; }, "row_ptr has shape [1,1,3], expected [B, Hp, 4]"},
       {[&](auto& x) { x.row_ptr = View(row_ptr, {3}); }, "row_ptr has shape [3], expected [B, Hp, 3]"},
-      {[&](auto& x) { x.row_ptr = View(falling, {1, 1, 3}); x.columns = View(two, {3}); }, "row_ptr goes from 2 to 1 at 1"},
+      {[&](auto& x) {
+         x.row_ptr = View(falling, {1, 1, 3});
+         x.columns = View(two, {3});
+       },
+       "row_ptr goes from 2 to 1 at 1"},
       {[&](auto& x) { x.row_ptr = View(late, {1, 1, 3}); }, "row_ptr begins with 1, expected 0"},
-      {[&](auto& x) { x.row_ptr = View(short_ptr, {1, 1, 3}); }, "row_ptr ends with 2, expected 3, the size of columns"},
+      {[&](auto& x) { x.row_ptr = View(short_ptr, {1, 1, 3}); },
+       "row_ptr ends with 2, expected 3, the size of columns"},
       {[&](auto& x) { x.columns = View(far, {3}); }, "columns has 2 behind 0 in row 1, expected columns that ascend"},
       {[&](auto& x) { x.columns = View(twice, {3}); }, "columns has 1 behind 1"},
       {[&](auto& x) { x.columns = View(columns, {3, 1}); }, "columns has shape [3,1], expected [n]"},
@@ -360,7 +366,8 @@ TEST(PatternTest, PatternsThatDoNotFitACallAreRefused) {
   const std::pair<Pattern, const char*> cases[] = {
       {block_mask(1, 1, 9), "pattern has a block mask of 4 rows and 9 keys, expected 4 and 8"},
       {block_mask(3, 1, 8), "pattern has a block mask of 3 batch entries, expected 1 or 2"},
-      {PerHead({Atrous(2), Atrous(2), Atrous(2), GlobalTokens(View(index, {3, 4}))}), "pattern has global tokens of 3 batch"},
+      {PerHead({Atrous(2), Atrous(2), Atrous(2), GlobalTokens(View(index, {3, 4}))}),
+       "pattern has global tokens of 3 batch"},
       {block_mask(1, 2, 8), "pattern has a block mask of 2 heads, expected 1 or 4 as q"},
       {GlobalTokens(View(index, {3, 4})), "pattern has global tokens of 3 batch entries, expected 1 or 2"},
       {Blocks(View(keep, {3, 1, 1})), "pattern has blocks of 3 heads, expected 1, 2 or 4"},
@@ -427,8 +434,8 @@ TEST(PatternTest, CallsWhoseNumbersMeanNothingAreRefused) {
   }
   EXPECT_THAT([&] { Mask({}, good, false, to); }, ThrowsMessage<InvalidArgument>(HasSubstr("pattern is absent")));
   EXPECT_THAT([&] { Density({}, good, false); }, ThrowsMessage<InvalidArgument>(HasSubstr("pattern is absent")));
-  const std::function<void(PatternCall&)> nothing[] = {
-      [](auto& x) { x.Tq = 0; }, [](auto& x) { x.Tk = 0; }, [](auto& x) { x.starts = {}; }};
+  const std::function<void(PatternCall&)> nothing[] = {[](auto& x) { x.Tq = 0; }, [](auto& x) { x.Tk = 0; },
+                                                       [](auto& x) { x.starts = {}; }};
   for (const auto& empty : nothing) {
     PatternCall call = good;
     empty(call);

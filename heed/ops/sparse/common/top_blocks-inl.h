@@ -1,7 +1,8 @@
 // Choosing the best blocks of a row by their scores, on vectors.
 //
-// Compiled once per SIMD target. Floats whose bits are those of integers in the same order are compared as these; the search
-// for the last one that is chosen halves the range of integers, whatever the scores are, so that its cost has a bound.
+// Compiled once per SIMD target. Floats whose bits are those of integers in the same order are compared as these; the
+// search for the last one that is chosen halves the range of integers, whatever the scores are, so that its cost has a
+// bound.
 #if defined(HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INL_H_
 #undef HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INL_H_

@@ -5,7 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/ops/sparse/common/top_blocks.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                    // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #include "heed/ops/sparse/common/top_blocks-inl.h"

@@ -20,12 +20,12 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-int64_t Choose(const TopBlocks& top, std::vector<float>& scores, int64_t n, int64_t count, const std::vector<int64_t>& always,
-               int32_t* chosen) {
+int64_t Choose(const TopBlocks& top, std::vector<float>& scores, int64_t n, int64_t count,
+               const std::vector<int64_t>& always, int32_t* chosen) {
   return top.f32(scores.data(), n, count, always, chosen);
 }
-int64_t Choose(const TopBlocks& top, std::vector<double>& scores, int64_t n, int64_t count, const std::vector<int64_t>& always,
-               int32_t* chosen) {
+int64_t Choose(const TopBlocks& top, std::vector<double>& scores, int64_t n, int64_t count,
+               const std::vector<int64_t>& always, int32_t* chosen) {
   return top.f64(scores.data(), n, count, always, chosen);
 }
 
@@ -71,11 +71,13 @@ void ComparesWithSorting() {
     const TopBlocks top = TopBlocksFor(ctx);
     std::mt19937_64 random(17);
     for (int trial = 0; trial < 4000; ++trial) {
-      const auto n = static_cast<int64_t>(random() % 150), count = static_cast<int64_t>(random() % 20) * (1 + trial % 9 / 8 * 10);
+      const auto n = static_cast<int64_t>(random() % 150),
+                 count = static_cast<int64_t>(random() % 20) * (1 + trial % 9 / 8 * 10);
       std::vector<T> scores;
       for (int64_t i = 0; i < n; ++i) scores.push_back(RandomScore<T>(random, trial % 6));
       std::vector<int64_t> always;
-      for (size_t i = random() % 4; i > 0 && n > 0; --i) always.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(n)));
+      for (size_t i = random() % 4; i > 0 && n > 0; --i)
+        always.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(n)));
       std::vector<T> room(scores);
       room.resize(static_cast<size_t>(ScoreRoom(n)), T{7});
       std::vector<int32_t> chosen(static_cast<size_t>(ScoreRoom(n)));
@@ -93,7 +95,8 @@ TEST(TopBlocksTest, EqualScoresGoToTheLowerBlocks) {
   std::vector<float> scores(64, 1.0f);
   scores[40] = 2;
   std::vector<int32_t> chosen(64);
-  chosen.resize(static_cast<size_t>(TopBlocksFor(ctx).f32(scores.data(), 64, 4, std::vector<int64_t>{1, 50, 1}, chosen.data())));
+  chosen.resize(
+      static_cast<size_t>(TopBlocksFor(ctx).f32(scores.data(), 64, 4, std::vector<int64_t>{1, 50, 1}, chosen.data())));
   EXPECT_EQ(chosen, (std::vector<int32_t>{0, 1, 2, 3, 40, 50}));
 }
 

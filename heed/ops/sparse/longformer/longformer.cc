@@ -1,5 +1,5 @@
-// Longformer on the softmax engine: the problem of all rows under a pattern, and, where tokens have projections of their
-// own, that of their rows alone, whose results are put in their place.
+// Longformer on the softmax engine: the problem of all rows under a pattern, and, where tokens have projections of
+// their own, that of their rows alone, whose results are put in their place.
 #include "heed/ops/sparse/longformer/longformer.h"
 
 #include <algorithm>
@@ -45,11 +45,21 @@ void CheckLike(const char* op, const char* name, const ConstTensorView& t, const
 // Everything that is read, for the checks of what is written.
 mechanism::Apart Reads(const BackwardInputs& in, const Options& options) {
   mechanism::Apart apart;
-  for (const auto& [name, view] :
-       {std::pair{"q", in.q}, {"k", in.k}, {"v", in.v}, {"qg", in.qg}, {"kg", in.kg}, {"vg", in.vg}, {"o", in.o},
-        {"lse", in.lse}, {"d_o", in.d_o}, {"d_lse", in.d_lse}, {"tokens", options.tokens},
-        {"key_lengths", options.key_lengths}, {"key_starts", options.key_starts},
-        {"query_lengths", options.query_lengths}, {"cu_seqlens_q", options.cu_seqlens_q}}) {
+  for (const auto& [name, view] : {std::pair{"q", in.q},
+                                   {"k", in.k},
+                                   {"v", in.v},
+                                   {"qg", in.qg},
+                                   {"kg", in.kg},
+                                   {"vg", in.vg},
+                                   {"o", in.o},
+                                   {"lse", in.lse},
+                                   {"d_o", in.d_o},
+                                   {"d_lse", in.d_lse},
+                                   {"tokens", options.tokens},
+                                   {"key_lengths", options.key_lengths},
+                                   {"key_starts", options.key_starts},
+                                   {"query_lengths", options.query_lengths},
+                                   {"cu_seqlens_q", options.cu_seqlens_q}}) {
     apart.Reads(name, view);
   }
   return apart;
@@ -68,8 +78,7 @@ struct OfTokens {
   Problem problem;
 
   OfTokens(const Call& c, const Problem& all, const Inputs& in, bool backward)
-      : rows(all, c.tokens),
-        memory(all, rows.count(), backward),
+      : rows(all, c.tokens), memory(all, rows.count(), backward),
         problem(rows.ProblemOf(all, RowsOf(c, in.kg), RowsOf(c, in.vg))) {}
 
   void Allocate() {
@@ -84,7 +93,9 @@ DType LseDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType:
 
 // Scratch of all threads, and gathered rows.
 int64_t ForwardBytes(const char* op, const Context& ctx, const Call& c, const Problem& all, const Inputs& in) {
-  const auto bytes = [&](const Problem& p) { return softmax::Choose(op, ctx, p).workspace(ctx, p) * ctx.num_threads(); };
+  const auto bytes = [&](const Problem& p) {
+    return softmax::Choose(op, ctx, p).workspace(ctx, p) * ctx.num_threads();
+  };
   if (!c.own) return bytes(all);
   const OfTokens tokens(c, all, in, false);
   return std::max(bytes(all), bytes(tokens.problem)) + tokens.memory.bytes();
@@ -123,13 +134,17 @@ attention::BackwardProblem CheckedBackward(const char* op, const Call& c, const 
     if (!like.present()) Fail(op, name, "is asked for", std::string(of) + " with it");
     CheckLike(op, name, view, of, like, data);
   }
-  attention::BackwardProblem b = attention::CheckedBackward(
-      op, {in.q, in.k, in.v, in.o, in.lse, in.d_o, in.d_lse}, c.options, {out.dq, out.dk, out.dv, {}, {}, {}, {}},
-      data ? Use::kForward : Use::kExplain);
+  attention::BackwardProblem b =
+      attention::CheckedBackward(op, {in.q, in.k, in.v, in.o, in.lse, in.d_o, in.d_lse}, c.options,
+                                 {out.dq, out.dk, out.dv, {}, {}, {}, {}}, data ? Use::kForward : Use::kExplain);
   attention::PlacePattern(op, c.options.pattern, /*to_lengths=*/false, &b.problem);
   mechanism::Apart apart = Reads(in, options);
-  for (const auto& [name, view] : {std::pair{"dq", out.dq}, {"dk", out.dk}, {"dv", out.dv}, {"dqg", out.dqg},
-                                   {"dkg", out.dkg}, {"dvg", out.dvg}}) {
+  for (const auto& [name, view] : {std::pair{"dq", out.dq},
+                                   {"dk", out.dk},
+                                   {"dv", out.dv},
+                                   {"dqg", out.dqg},
+                                   {"dkg", out.dkg},
+                                   {"dvg", out.dvg}}) {
     if (data) apart.Writes(op, name, view);
   }
   return b;

@@ -3,8 +3,8 @@
 //   o_i = attention of q_i over {k_j, v_j : |i - j| <= window / 2, or j in tokens}    i not in tokens
 //   o_i = attention of qg_i over {kg_j, vg_j : all j}                                 i in tokens
 //
-// Attention is softmax attention, each row one softmax. A token's keys have two faces: other rows see it as k and v, the
-// rows of tokens see everything as kg and vg. Without qg, kg and vg all rows have q, k and v: attention with the
+// Attention is softmax attention, each row one softmax. A token's keys have two faces: other rows see it as k and v,
+// the rows of tokens see everything as kg and vg. Without qg, kg and vg all rows have q, k and v: attention with the
 // pattern longformer(window, tokens), bit for bit.
 //
 // Source: Beltagy, Peters, Cohan, "Longformer: the long-document transformer", arXiv:2004.05150. How other libraries
@@ -24,8 +24,9 @@
 namespace heed::longformer {
 
 // Sizes: B sequences, T tokens, Hq query heads, Hkv key and value heads (Hq a multiple of it; head h reads key head
-// h / (Hq / Hkv)), D, Dv >= 1. One dtype for all: f64, f32, bf16 or f16. The last axis is contiguous; the others have any
-// strides, zero included. Packed sequences drop B: [T_total, Hq, D], or have B = 1. Of qg, kg and vg there are all or none.
+// h / (Hq / Hkv)), D, Dv >= 1. One dtype for all: f64, f32, bf16 or f16. The last axis is contiguous; the others have
+// any strides, zero included. Packed sequences drop B: [T_total, Hq, D], or have B = 1. Of qg, kg and vg there are all
+// or none.
 struct Inputs {
   ConstTensorView q;   // [B, T, Hq, D]: queries of rows that are no tokens, or of all
   ConstTensorView k;   // [B, T, Hkv, D]: keys that these see
@@ -48,15 +49,15 @@ struct Options {
   ConstTensorView query_lengths;  // [B]: rows at or beyond it see nothing
   double softcap = 0;             // bound of the logits, > 0, or 0 for none
 
-  double dropout = 0;  // probability of dropping a pair, in [0, 1)
-  uint64_t seed = 0;   // of the pairs that are dropped
+  double dropout = 0;           // probability of dropping a pair, in [0, 1)
+  uint64_t seed = 0;            // of the pairs that are dropped
   uint32_t dropout_offset = 0;  // of the counter that draws them, for other draws of one seed
 
   // [B + 1]: where packed sequences begin, from 0 to all tokens
   ConstTensorView cu_seqlens_q;
 
-  // of f32 where matrix tiles are: the high one takes three products of bf16 pieces, the highest six. Three have a relative
-  // error of 1e-5. Elsewhere both are one.
+  // of f32 where matrix tiles are: the high one takes three products of bf16 pieces, the highest six. Three have a
+  // relative error of 1e-5. Elsewhere both are one.
   attention::Precision precision = attention::Precision::kHighest;
   bool invariant = false;  // the path of caches, one for every way to split the queries
 };
@@ -70,8 +71,8 @@ struct Outputs {
 // Computes o, and lse where it is present.
 //
 // Edges. Any size may be 0, and there may be no tokens. A row that sees no key has o = 0 and lse = -inf, and so has a
-// row at or beyond query_lengths. What nobody reads cannot influence anything, NaN included: with qg that is q of tokens
-// and qg of all others. A token among padded keys is a row that sees all valid ones, and a key that nobody sees.
+// row at or beyond query_lengths. What nobody reads cannot influence anything, NaN included: with qg that is q of
+// tokens and qg of all others. A token among padded keys is a row that sees all valid ones, and a key that nobody sees.
 //
 // Dropout draws as attention does, but with qg the i-th token that a sequence has, ascending, stands at 2^31 + i.
 //
@@ -108,11 +109,11 @@ struct Gradients {
 };
 
 // Computes gradients of a sum over <d_o, o> and <d_lse, lse>: those of two calls of attention, rows of tokens and
-// others, that have no tensor in common where qg is given. So dq is then exactly 0 for tokens and dqg for all others, and dk and dv
-// say nothing of what tokens saw. Without qg they are the gradients of attention with the pattern.
+// others, that have no tensor in common where qg is given. So dq is then exactly 0 for tokens and dqg for all others,
+// and dk and dv say nothing of what tokens saw. Without qg they are the gradients of attention with the pattern.
 //
-// Edges, precision, reproducibility and cost are those of attention. Memory beyond the arguments: BackwardWorkspace(). There
-// is no second derivative. Throws as Forward does; on throw, nothing has been written.
+// Edges, precision, reproducibility and cost are those of attention. Memory beyond the arguments: BackwardWorkspace().
+// There is no second derivative. Throws as Forward does; on throw, nothing has been written.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading, from the inputs, d_o and d_lse alone. Outputs may have dtype f64.

@@ -19,20 +19,29 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
-const std::vector<std::string> kVariants = {"window=512", "tokens=16", "shared", "lengths=62", "softcap=30", "dropout=0.1", "invariant"};
+const std::vector<std::string> kVariants = {"window=512", "tokens=16",   "shared",   "lengths=62",
+                                            "softcap=30", "dropout=0.1", "invariant"};
 
 std::string Title(const Problem& p) {
   const Options& o = p.options;
-  std::string text = std::string("longformer ") + Name(p.in.q.dtype()) + " window=" + std::to_string(o.window) + " tokens=";
+  std::string text =
+      std::string("longformer ") + Name(p.in.q.dtype()) + " window=" + std::to_string(o.window) + " tokens=";
   Shape index(o.tokens.sizes().size());
   if (o.tokens.num_elements() > 0) {
     do text += std::to_string(static_cast<int64_t>(GetElement(o.tokens, index))) + ",";
     while (NextIndex(o.tokens.sizes(), index));
   }
-  for (const auto& [name, view] :
-       {std::pair{"q", p.in.q}, {"k", p.in.k}, {"v", p.in.v}, {"qg", p.in.qg}, {"kg", p.in.kg}, {"vg", p.in.vg},
-        {"tokens", o.tokens}, {"key_lengths", o.key_lengths}, {"key_starts", o.key_starts},
-        {"query_lengths", o.query_lengths}, {"cu_seqlens_q", o.cu_seqlens_q}}) {
+  for (const auto& [name, view] : {std::pair{"q", p.in.q},
+                                   {"k", p.in.k},
+                                   {"v", p.in.v},
+                                   {"qg", p.in.qg},
+                                   {"kg", p.in.kg},
+                                   {"vg", p.in.vg},
+                                   {"tokens", o.tokens},
+                                   {"key_lengths", o.key_lengths},
+                                   {"key_starts", o.key_starts},
+                                   {"query_lengths", o.query_lengths},
+                                   {"cu_seqlens_q", o.cu_seqlens_q}}) {
     text += sparse::Described(name, view);
   }
   if (p.in.d_lse) text += " d_lse";
@@ -252,8 +261,12 @@ void Describe(Problem& p) {
   p.results = {like.o, like.lse};
   p.gradients.clear();
   if (!p.in.d_o) return;
-  for (const auto& [name, of] : {std::pair{"dq", p.in.q}, {"dk", p.in.k}, {"dv", p.in.v}, {"dqg", p.in.qg},
-                                 {"dkg", p.in.kg}, {"dvg", p.in.vg}}) {
+  for (const auto& [name, of] : {std::pair{"dq", p.in.q},
+                                 {"dk", p.in.k},
+                                 {"dv", p.in.v},
+                                 {"dqg", p.in.qg},
+                                 {"dkg", p.in.kg},
+                                 {"dvg", p.in.vg}}) {
     if (of) p.gradients.push_back(sparse::LikeTensor(name, of));
   }
 }
@@ -267,21 +280,26 @@ Gradients ToGradients(std::span<const OutputSpec> specs, std::span<const TensorV
 }
 
 OpEntry Entry() {
-  return {.name = "longformer",
-          .family = "sparse",
-          .passes = {"forward", "backward"},
-          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = kVariants,
-          .flops = "2 (D + Dv) per kept pair, backward 2 (3 D + 2 Dv); B Hq (T (window + 1) + 2 n T) pairs for n tokens",
-          .bytes = "(B T Hq (D + Dv) + 2 B T Hkv (D + Dv)) size + lse",
-          .state = "none: tokens see all keys",
-          .make_case = &MakeCase,
-          .random_case = &RandomCase,
-          .inputs = {{"q", "BTHK"}, {"k", "BTHK"}, {"v", "BTHV"}, {"qg", "BTHK", true}, {"kg", "BTHK", true},
-                     {"vg", "BTHV", true}},
-          .call = &CallOn,
-          .keywords = ", window=512, tokens=[0]",
-          .train = &TrainOn};
+  return {
+      .name = "longformer",
+      .family = "sparse",
+      .passes = {"forward", "backward"},
+      .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
+      .variants = kVariants,
+      .flops = "2 (D + Dv) per kept pair, backward 2 (3 D + 2 Dv); B Hq (T (window + 1) + 2 n T) pairs for n tokens",
+      .bytes = "(B T Hq (D + Dv) + 2 B T Hkv (D + Dv)) size + lse",
+      .state = "none: tokens see all keys",
+      .make_case = &MakeCase,
+      .random_case = &RandomCase,
+      .inputs = {{"q", "BTHK"},
+                 {"k", "BTHK"},
+                 {"v", "BTHV"},
+                 {"qg", "BTHK", true},
+                 {"kg", "BTHK", true},
+                 {"vg", "BTHV", true}},
+      .call = &CallOn,
+      .keywords = ", window=512, tokens=[0]",
+      .train = &TrainOn};
 }
 
 }  // namespace heed::longformer

@@ -60,8 +60,7 @@ class TokenRows {
   int64_t count() const { return static_cast<int64_t>(rows_.size()); }
 
   // What these rows compute of other keys and values, without q, o and lse.
-  softmax::Problem ProblemOf(const softmax::Problem& all, const softmax::Rows& keys,
-                             const softmax::Rows& values) const;
+  softmax::Problem ProblemOf(const softmax::Problem& all, const softmax::Rows& keys, const softmax::Rows& values) const;
 
   // Copies them, so many bytes per head, from tensors over all rows, and back.
   void Gather(const softmax::Rows& all, const softmax::Rows& gathered, DType dtype, int64_t channels) const;

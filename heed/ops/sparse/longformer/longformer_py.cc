@@ -54,7 +54,7 @@ template <auto kField>
 void ReadTensor(attention::Call& call, const Argument& a) {
   Own(call).tensors.*kField = call.arrays.Read(a, Kind::kFloat);
 }
-template <TensorView Gradients::*kField>
+template <TensorView Gradients::* kField>
 void WriteGradient(attention::Call& call, const Argument& a) {
   Own(call).of_tensors.*kField = call.arrays.Write(a, Kind::kFloat);
 }
@@ -92,7 +92,8 @@ bool IsShared(const attention::OptionRow& row) {
   return is_shared;
 }
 
-// The options of attention that are shared, in the order of its rows, as keywords of Python or arguments of an operator.
+// The options of attention that are shared, in the order of its rows, as keywords of Python or arguments of an
+// operator.
 std::vector<attention::OptionArgument> Shared(const std::vector<attention::OptionArgument>& all) {
   std::vector<attention::OptionArgument> shared;
   std::ranges::copy_if(all, std::back_inserter(shared), &IsShared, [](const auto& x) -> const auto& { return *x.row; });
@@ -217,13 +218,12 @@ void RunTorch(const nb::args& args) {
   Read<attention::Call>(kOp, keywords, keywords.size(), args.ptr(), nullptr, call);
   WarnOfHeadsBeforeTokens(kOp, call.tensors.q, call.tensors.k, call.tensors.v);
   Context& ctx = TorchContext(call.num_threads);
-  ComputeForTorch(kOp,
-          [&] { Forward(ctx, call.tensors, call.all_options(), {call.out_view, call.out_lse}); });
+  ComputeForTorch(kOp, [&] { Forward(ctx, call.tensors, call.all_options(), {call.out_view, call.out_lse}); });
 }
 
 void RunTorchBackward(const nb::args& args) {
-  static const Keywords keywords = Joined({kTorchIncoming, kInputs, std::span(kOfForward).first(2), kTorchGradients,
-                                           Of(attention::TorchOptions())});
+  static const Keywords keywords =
+      Joined({kTorchIncoming, kInputs, std::span(kOfForward).first(2), kTorchGradients, Of(attention::TorchOptions())});
   Call call;
   call.arrays.AllowTorch();
   Read<attention::Call>(kOp, keywords, keywords.size(), args.ptr(), nullptr, call);
@@ -246,10 +246,12 @@ nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
 
 constexpr Said kSaid[] = {
     {"softcap", "bound of the logits, > 0"},
-    {"seed", "of the pairs that are dropped, from 0 to 2^64 - 1; None draws one from NumPy's global generator, which "
-             "longformer_backward cannot know"},
-    {"precision", "'highest', or 'high': of f32 where matrix tiles are three products of bf16 pieces instead of "
-                  "six, with a relative error of 1e-5"},
+    {"seed",
+     "of the pairs that are dropped, from 0 to 2^64 - 1; None draws one from NumPy's global generator, which "
+     "longformer_backward cannot know"},
+    {"precision",
+     "'highest', or 'high': of f32 where matrix tiles are three products of bf16 pieces instead of "
+     "six, with a relative error of 1e-5"},
     {"o", "what heed.longformer returned; None, with lse: computed again"},
     {"lse", "what heed.longformer returned with it"},
     {"dlse", "the gradient of lse, in its shape and dtype; absent: zero"},
@@ -295,19 +297,20 @@ void Bind(nb::module_& m) {
   };
   const char* const forward = forward_of("typing.Literal[False] = False", "Result");
   const char* const with_lse = forward_of("typing.Literal[True]", "tuple[Result, Result]");
-  const char* const backward = attention::Spelled(
-      "def longformer_backward(do: Array, " + inputs + "o: Array | None = None, lse: Array | None = None, " +
-          "dlse: Array | None = None, **options) -> LongformerGradients",
-      &IsShared, attention::kThreads);
+  const char* const backward = attention::Spelled("def longformer_backward(do: Array, " + inputs +
+                                                      "o: Array | None = None, lse: Array | None = None, " +
+                                                      "dlse: Array | None = None, **options) -> LongformerGradients",
+                                                  &IsShared, attention::kThreads);
   const std::string text = Docstring(doc::kForward, forward, {kSaid, doc::kLongformerFields}, kInPython);
   m.def(kOp, &RunForward, nb::sig(forward), text.c_str());
   m.def(kOp, &RunForward, nb::sig(with_lse), text.c_str());
   const nb::object gradients =
       NamedTupleType(m, "LongformerGradients", "dq dk dv dqg dkg dvg", GradientsDoc(kBackwardOp));
-  m.def(kBackwardOp,
-        [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
-        nb::sig(backward),
-        Docstring(doc::kBackward, backward, {kSaid, doc::kLongformerFields}, kBackwardInPython).c_str());
+  m.def(
+      kBackwardOp,
+      [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
+      nb::sig(backward),
+      Docstring(doc::kBackward, backward, {kSaid, doc::kLongformerFields}, kBackwardInPython).c_str());
   m.attr("_longformer_options") = attention::ForTorch(Shared(attention::TorchOptions()));
   nb::dict refused;
   for (const std::string& name : Refused()) refused[name.c_str()] = WhyRefused(kOp, name);

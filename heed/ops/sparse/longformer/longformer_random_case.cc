@@ -14,9 +14,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 class Generator : sparse::Draw {
  public:
-  Generator(DType dtype, uint64_t seed) : Draw(dtype, seed, 3) {
-    p_.note = "seed=" + std::to_string(seed);
-  }
+  Generator(DType dtype, uint64_t seed) : Draw(dtype, seed, 3) { p_.note = "seed=" + std::to_string(seed); }
 
   Problem Make() {
     packed_ = Chance(0.25);
@@ -85,7 +83,9 @@ class Generator : sparse::Draw {
     const int64_t n = Chance(0.1) ? 0 : Chance(0.1) && T_ < 150 ? Integer(5, 90) : Integer(1, 4);
     Shape values;
     for (int64_t i = 0; i < n * lists; ++i) {
-      values.push_back(Chance(0.15) ? -1 : Chance(0.1) ? T_ + Integer(0, 70) : Integer(0, std::max<int64_t>(T_ - 1, 0)));
+      values.push_back(Chance(0.15)  ? -1
+                       : Chance(0.1) ? T_ + Integer(0, 70)
+                                     : Integer(0, std::max<int64_t>(T_ - 1, 0)));
     }
     p_.options.tokens = Ints(values, by_sequence ? Shape{lists, n} : Shape{n});
     p_.options.window = Chance(0.2) ? 0 : Chance(0.7) ? Integer(0, 20) : Integer(0, 300);

@@ -67,8 +67,8 @@ void Divide(Halves& halves, ConstTensorView& all, ConstTensorView& own, int axis
   const int64_t heads = from.size(is_lse ? axis - 1 : axis + 1), channels = is_lse ? 1 : from.size(axis + 2);
   for (int64_t b = 0; b < batches; ++b) {
     for (int64_t t = 0; t < from.size(axis); ++t) {
-      const auto place = std::ranges::find_if(
-          halves.places, [&](const TokenPlace& p) { return p.batch == b && p.token == t; });
+      const auto place =
+          std::ranges::find_if(halves.places, [&](const TokenPlace& p) { return p.batch == b && p.token == t; });
       const bool is_token = place != halves.places.end();
       for (int64_t h = 0; h < heads; ++h) {
         for (int64_t c = 0; c < channels; ++c) {

@@ -1,5 +1,5 @@
-// Longformer as two calls of attention, which its reference and the harness make: what each is given, and where the rows of
-// the second one belong.
+// Longformer as two calls of attention, which its reference and the harness make: what each is given, and where the
+// rows of the second one belong.
 #ifndef HEED_OPS_SPARSE_LONGFORMER_LONGFORMER_REFERENCE_INTERNAL_H_
 #define HEED_OPS_SPARSE_LONGFORMER_LONGFORMER_REFERENCE_INTERNAL_H_
 
@@ -38,8 +38,8 @@ Halves HalvesOf(const BackwardInputs& in, const Options& options);
 double ElementAt(const ConstTensorView& t, std::initializer_list<int64_t> index);
 void SetElementAt(const TensorView& t, std::initializer_list<int64_t> index, double value);
 
-// Copies the rows of tokens from `own`, which is of the second half, to where they belong in `all`: tensors over heads and
-// channels, and lse.
+// Copies the rows of tokens from `own`, which is of the second half, to where they belong in `all`: tensors over heads
+// and channels, and lse.
 void PutRows(const Halves& halves, const ConstTensorView& own, const TensorView& all);
 void PutLse(const Halves& halves, const ConstTensorView& own, const TensorView& all);
 

@@ -46,9 +46,20 @@ struct Fixture {
     const std::vector<int64_t> queries = {B, T, 4, 24}, keys = {B, T, 2, 24}, values = {B, T, 2, 16};
     const std::vector<int64_t> results = {B, T, 4, 16};
     uint64_t seed = 0;
-    for (const auto& [buffer, sizes] : {std::pair{&q, queries}, {&k, keys}, {&v, values}, {&qg, queries}, {&kg, keys},
-                                        {&vg, values}, {&d_o, results}, {&o, results}, {&dq, queries}, {&dk, keys},
-                                        {&dv, values}, {&dqg, queries}, {&dkg, keys}, {&dvg, values}}) {
+    for (const auto& [buffer, sizes] : {std::pair{&q, queries},
+                                        {&k, keys},
+                                        {&v, values},
+                                        {&qg, queries},
+                                        {&kg, keys},
+                                        {&vg, values},
+                                        {&d_o, results},
+                                        {&o, results},
+                                        {&dq, queries},
+                                        {&dk, keys},
+                                        {&dv, values},
+                                        {&dqg, queries},
+                                        {&dkg, keys},
+                                        {&dvg, values}}) {
       *buffer = Buffer(dtype, sizes);
       buffer->FillNormal(++seed);
     }
@@ -106,7 +117,8 @@ TEST(LongformerTest, SharedProjectionsAreAttentionWithThePatternBitForBit) {
     attention::Forward(ctx, {g.q.view(), g.k.view(), g.v.view()}, options, {g.o.view(), g.lse.view()});
     attention::Backward(ctx, {g.q.view(), g.k.view(), g.v.view(), g.o.view(), g.lse.view(), g.d_o.view(), {}}, options,
                         {g.dq.view(), g.dk.view(), g.dv.view(), {}, {}, {}, {}});
-    for (size_t i = 0; i < 5; ++i) EXPECT_TRUE(SameBits(f.results()[i].view(), g.results()[i].view())) << Name(dtype) << i;
+    for (size_t i = 0; i < 5; ++i)
+      EXPECT_TRUE(SameBits(f.results()[i].view(), g.results()[i].view())) << Name(dtype) << i;
   }
 }
 
@@ -189,8 +201,8 @@ TEST(LongformerTest, PaddedTokensSeeAndAreNotSeen) {
   for (const Buffer& result : f.results()) {
     for (const double x : Elements(result.view())) ASSERT_FALSE(std::isnan(x));
   }
-  EXPECT_NE(f.o.Get({0, 50, 0, 0}), 0);                         // a row that sees 40 keys
-  EXPECT_EQ(f.lse.Get({0, 0, 55}), -HUGE_VAL);                   // none of whose window is left
+  EXPECT_NE(f.o.Get({0, 50, 0, 0}), 0);         // a row that sees 40 keys
+  EXPECT_EQ(f.lse.Get({0, 0, 55}), -HUGE_VAL);  // none of whose window is left
   EXPECT_EQ(f.dkg.Get({0, 50, 0, 0}), 0);
 }
 
@@ -238,14 +250,15 @@ TEST(LongformerTest, PackedIsEachSequenceAlone) {
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 70}, {70, 190}}) {
     Fixture one(1, end - begin, packed.tokens);
     const auto part = [&](const Buffer& buffer) { return buffer.view().Slice(1, begin, end); };
-    static_cast<Inputs&>(in) = {part(packed.q), part(packed.k), part(packed.v), part(packed.qg), part(packed.kg),
-                                part(packed.vg)};
+    static_cast<Inputs&>(in) = {part(packed.q),  part(packed.k),  part(packed.v),
+                                part(packed.qg), part(packed.kg), part(packed.vg)};
     Forward(ctx, in, one.options, one.outputs());
     EXPECT_EQ(Elements(one.o.view()), Elements(part(packed.o)));
     EXPECT_EQ(Elements(one.lse.view()), Elements(lse.view().Slice(1, begin, end)));
     in.o = one.o.view(), in.lse = one.lse.view(), in.d_o = part(packed.d_o);
     Backward(ctx, in, one.options, one.gradients());
-    for (size_t i = 2; i < 8; ++i) EXPECT_EQ(Elements(one.results()[i].view()), Elements(part(packed.results()[i]))) << i;
+    for (size_t i = 2; i < 8; ++i)
+      EXPECT_EQ(Elements(one.results()[i].view()), Elements(part(packed.results()[i]))) << i;
   }
   EXPECT_EQ(lse.Get({0, 195}), -HUGE_VAL);
   for (const Buffer& result : {packed.o, packed.dq, packed.dk, packed.dv, packed.dqg, packed.dkg, packed.dvg}) {
@@ -391,7 +404,11 @@ TEST(LongformerTest, BadInputIsNamedAndNothingIsWritten) {
       {"longformer::Forward: qg has dtype f64, expected f32 as q",
        [&](Fixture&, Inputs& in, Outputs&) { in.qg = other.view(); }},
       {"longformer::Forward: k has 59 tokens, expected 60 as q",
-       [&](Fixture& f, Inputs& in, Outputs&) { f.own = false; in = f.inputs(); in.k = short_k.view(); }},
+       [&](Fixture& f, Inputs& in, Outputs&) {
+         f.own = false;
+         in = f.inputs();
+         in.k = short_k.view();
+       }},
       {"longformer::Forward: o overlaps qg, expected memory of its own",
        [](Fixture& f, Inputs&, Outputs& out) { out.o = TensorView(f.qg.view().data(), DType::kF32, {2, 60, 4, 16}); }},
       {"longformer::Forward: key_lengths contains 61, expected 0 to 60",
@@ -401,7 +418,11 @@ TEST(LongformerTest, BadInputIsNamedAndNothingIsWritten) {
       {"longformer::Forward: dropout is 1, expected 0 <= dropout < 1",
        [](Fixture& f, Inputs&, Outputs&) { f.options.dropout = 1; }},
       {"longformer::Forward: q is absent, expected a tensor",
-       [](Fixture& f, Inputs& in, Outputs&) { f.own = false; in = f.inputs(); in.q = {}; }},
+       [](Fixture& f, Inputs& in, Outputs&) {
+         f.own = false;
+         in = f.inputs();
+         in.q = {};
+       }},
   };
   Context ctx(1);
   for (const Bad& bad : all) {

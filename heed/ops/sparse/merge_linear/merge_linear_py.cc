@@ -38,7 +38,7 @@ template <auto kField>
 void ReadRows(Call& call, const Argument& a) {
   call.in.*kField = call.arrays.Read(a, Kind::kFloat);
 }
-template <TensorView Gradients::*kField>
+template <TensorView Gradients::* kField>
 void WriteGradient(Call& call, const Argument& a) {
   call.gradients.*kField = call.arrays.Write(a, Kind::kFloat);
 }
@@ -137,8 +137,8 @@ Example:
   (1, 100, 2, 8))";
 
 constexpr char kBackwardInPython[] = R"(
-Returns the named tuple heed.MergeLinearGradients: dexact dlse dnum dden dgate, NumPy arrays in the shape and dtype of what they are
-the gradients of; dexact is that of o, dgate None where no gate was given.
+Returns the named tuple heed.MergeLinearGradients: dexact dlse dnum dden dgate, NumPy arrays in the shape and dtype of
+what they are the gradients of; dexact is that of o, dgate None where no gate was given.
 
 Example:
 

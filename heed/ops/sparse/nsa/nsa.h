@@ -3,7 +3,8 @@
 //
 //   o_i = g_i0 compressed_i + g_i1 selected_i + g_i2 windowed_i
 //
-//   compressed  softmax attention over k_cmp, v_cmp, one for each window of `length` tokens, every `stride` tokens: those
+//   compressed  softmax attention over k_cmp, v_cmp, one for each window of `length` tokens, every `stride` tokens:
+//   those
 //               whose window ends at p_i or before
 //   selected    softmax attention over keys j <= p_i of `count` blocks of keys: the first one, the row's own, the one
 //               before, and those of the greatest importance

@@ -52,14 +52,10 @@ struct Rounding {
 };
 Rounding RoundingOf(DType dtype) {
   switch (dtype) {
-    case DType::kF64:
-      return {0x1p-53, 0, 0x1p-49};
-    case DType::kBF16:
-      return {1.01 * 0x1p-8, 0x1p-126, 0x1p-20};
-    case DType::kF16:
-      return {1.01 * 0x1p-11, 0x1p-25, 0x1p-20};
-    default:
-      return {0x1p-24, 0x1p-126, 0x1p-20};
+    case DType::kF64: return {0x1p-53, 0, 0x1p-49};
+    case DType::kBF16: return {1.01 * 0x1p-8, 0x1p-126, 0x1p-20};
+    case DType::kF16: return {1.01 * 0x1p-11, 0x1p-25, 0x1p-20};
+    default: return {0x1p-24, 0x1p-126, 0x1p-20};
   }
 }
 

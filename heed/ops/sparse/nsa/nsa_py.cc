@@ -55,15 +55,15 @@ template <auto kField>
 void ReadTensor(Call& call, const Argument& a) {
   call.in.*kField = call.arrays.Read(a, Kind::kFloat);
 }
-template <TensorView Gradients::*kField>
+template <TensorView Gradients::* kField>
 void WriteGradient(Call& call, const Argument& a) {
   call.gradients.*kField = call.arrays.Write(a, Kind::kFloat);
 }
-template <TensorView Outputs::*kField>
+template <TensorView Outputs::* kField>
 void WriteResult(Call& call, const Argument& a) {
   call.results.*kField = call.arrays.Write(a, kField == &Outputs::blocks ? Kind::kInt : Kind::kFloat);
 }
-template <int64_t Options::*kField, int64_t kLeast>
+template <int64_t Options::* kField, int64_t kLeast>
 void ReadCount(Call& call, const Argument& a) {
   call.options.*kField = ToInt(a, kLeast, INT64_MAX);
 }

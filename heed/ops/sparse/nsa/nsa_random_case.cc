@@ -9,9 +9,7 @@ namespace {
 
 class Generator : sparse::Draw {
  public:
-  Generator(DType dtype, uint64_t seed) : Draw(dtype, seed, 4) {
-    p_.note = "seed=" + std::to_string(seed);
-  }
+  Generator(DType dtype, uint64_t seed) : Draw(dtype, seed, 4) { p_.note = "seed=" + std::to_string(seed); }
 
   Problem Make() {
     B_ = Chance(0.03) ? 0 : Integer(1, 3);

@@ -99,8 +99,8 @@ void RunTopBlocks(Context& ctx, const BlockCall& c, int64_t width, int64_t* inde
   });
 }
 
-// pooled += softmax(scale scores) / heads, for scores [0, n) that have room for whole vectors. Those that are NaN or -inf have
-// no weight, and an infinite one has the weight of the largest.
+// pooled += softmax(scale scores) / heads, for scores [0, n) that have room for whole vectors. Those that are NaN or
+// -inf have no weight, and an infinite one has the weight of the largest.
 template <class T>
 HWY_NOINLINE void AddSoftmax(T* scores, int64_t n, T scale, T heads, T* pooled) {
   const hn::ScalableTag<T> d;
@@ -131,9 +131,9 @@ HWY_NOINLINE void AddSoftmax(T* scores, int64_t n, T scale, T heads, T* pooled) 
   }
 }
 
-// Chooses all of `always` and the fewest others by which a share `mass` of the weights is reached, larger ones first, of equal
-// ones the lower. `ranks` has room for the weights. A sum over more weights is never smaller, because all are added in one
-// order, so that the search by halves of top_blocks-inl.h finds the last one that is needed.
+// Chooses all of `always` and the fewest others by which a share `mass` of the weights is reached, larger ones first,
+// of equal ones the lower. `ranks` has room for the weights. A sum over more weights is never smaller, because all are
+// added in one order, so that the search by halves of top_blocks-inl.h finds the last one that is needed.
 template <class T>
 HWY_NOINLINE int64_t ChooseMass(const T* weights, int64_t n, T mass, std::span<const int64_t> always, T* ranks,
                                 int32_t* chosen) {

@@ -1,9 +1,9 @@
 // Scores of blocks of keys: what is known of each block, and its product with what is asked by 64 rows at a time.
 //
-// Compiled once per SIMD target and type. Both scores are linear in features of a row, which the heads that choose together add
-// up before: q for means; max(q, 0) and min(q, 0), beside the largest and smallest keys, for boxes. Blocks stand in lanes, as
-// panels of one feature after the other, so that a row's scores follow one another. Each is one chain of fused products
-// over the features, ascending.
+// Compiled once per SIMD target and type. Both scores are linear in features of a row, which the heads that choose
+// together add up before: q for means; max(q, 0) and min(q, 0), beside the largest and smallest keys, for boxes. Blocks
+// stand in lanes, as panels of one feature after the other, so that a row's scores follow one another. Each is one
+// chain of fused products over the features, ascending.
 #if defined(HEED_OPS_SPARSE_SELECT_BLOCK_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_OPS_SPARSE_SELECT_BLOCK_SCORES_INL_H_
 #undef HEED_OPS_SPARSE_SELECT_BLOCK_SCORES_INL_H_
@@ -45,7 +45,8 @@ HWY_INLINE const S* RowAt(const softmax::Rows& x, int64_t b, int64_t token, int6
 
 // out[row][lane] = sum_e a[row][e] panel[e][lane], e ascending, for as many lanes of a panel, in whole vectors.
 template <class T>
-HWY_NOINLINE void TimesPanel(const T* a, int64_t rows, int64_t depth, const T* panel, int64_t lanes, T* out, int64_t stride) {
+HWY_NOINLINE void TimesPanel(const T* a, int64_t rows, int64_t depth, const T* panel, int64_t lanes, T* out,
+                             int64_t stride) {
   const hn::ScalableTag<T> d;
   constexpr size_t N = hn::MaxLanes(d);
   const size_t vectors = (static_cast<size_t>(lanes) + N - 1) / N;
@@ -53,14 +54,14 @@ HWY_NOINLINE void TimesPanel(const T* a, int64_t rows, int64_t depth, const T* p
   hs::ForTiles<kMaxVectors>(0, vectors, [&](auto c, size_t v) HWY_ATTR {
     hs::ForTiles<hs::TileRows<c.value>()>(0, static_cast<size_t>(rows), [&](auto r, size_t row) HWY_ATTR {
       const auto at = static_cast<int64_t>(row);
-      hs::AccumulateTile<r.value, c.value, false>(d, a + at * depth, depth, 1, panel + v * N, kPanel, static_cast<size_t>(depth),
-                                                  out + at * stride + v * N, stride);
+      hs::AccumulateTile<r.value, c.value, false>(d, a + at * depth, depth, 1, panel + v * N, kPanel,
+                                                  static_cast<size_t>(depth), out + at * stride + v * N, stride);
     });
   });
 }
 
-// Channels of some keys: of a block its mean, which is summed up in double and rounded once, as a cache does, and its ends, in
-// which a NaN stays.
+// Channels of some keys: of a block its mean, which is summed up in double and rounded once, as a cache does, and its
+// ends, in which a NaN stays.
 template <class T>
 struct Keys {
   using D = hn::ScalableTag<T>;
@@ -104,8 +105,7 @@ struct Keys {
 template <class T>
 class Described {
  public:
-  explicit Described(const BlockCall& c)
-      : c_(c), panels_(Panels(c.most_blocks)), panel_size_(c.features() * kPanel) {}
+  explicit Described(const BlockCall& c) : c_(c), panels_(Panels(c.most_blocks)), panel_size_(c.features() * kPanel) {}
 
   size_t Bytes() const {
     return c_.problem.sequences.size() * static_cast<size_t>(c_.problem.key_heads * panels_ * panel_size_) * sizeof(T);
@@ -125,7 +125,8 @@ class Described {
   }
 
   // scores[row][block] = <features of the row, those of the block> for blocks [0, blocks).
-  void Scores(int64_t b, int64_t key_head, const T* features, int64_t rows, int64_t blocks, T* scores, int64_t stride) const {
+  void Scores(int64_t b, int64_t key_head, const T* features, int64_t rows, int64_t blocks, T* scores,
+              int64_t stride) const {
     for (int64_t panel = 0; panel * kPanel < blocks; ++panel) {
       TimesPanel(features, rows, c_.features(), Panel(b, key_head, panel), std::min(kPanel, blocks - panel * kPanel),
                  scores + panel * kPanel, stride);

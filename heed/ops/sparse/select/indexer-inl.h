@@ -1,7 +1,8 @@
 // The keys of DSA's indexer: scores of all keys for a few rows at a time, and the best of them.
 //
-// Compiled once per SIMD target and type. Keys stand in lanes, as panels of one channel after the other. A head's products
-// of some rows with a panel are one tile, whose rectified elements join the sum over heads as they leave the registers.
+// Compiled once per SIMD target and type. Keys stand in lanes, as panels of one channel after the other. A head's
+// products of some rows with a panel are one tile, whose rectified elements join the sum over heads as they leave the
+// registers.
 #if defined(HEED_OPS_SPARSE_SELECT_INDEXER_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_OPS_SPARSE_SELECT_INDEXER_INL_H_
 #undef HEED_OPS_SPARSE_SELECT_INDEXER_INL_H_
@@ -91,8 +92,8 @@ HWY_NOINLINE void SumHeads(const IndexerCall& c, int64_t rows, const T* panel, c
         hn::Vec<decltype(d)> unused[vectors.value];
         for (auto& x : unused) x = hn::Zero(d);
         hs::LogitTile<count.value, vectors.value>(
-            d, panel + v * N, kPanel, queries + static_cast<int64_t>(row) * c.depth, c.depth, static_cast<size_t>(c.depth), at,
-            unused, [&](auto x, int r, int i) HWY_ATTR {
+            d, panel + v * N, kPanel, queries + static_cast<int64_t>(row) * c.depth, c.depth,
+            static_cast<size_t>(c.depth), at, unused, [&](auto x, int r, int i) HWY_ATTR {
               const auto rectified = hn::IfThenZeroElse(hn::Lt(x, hn::Zero(d)), x);  // a NaN stays
               const auto sum = hn::Load(d, at + static_cast<size_t>(r) * kPanel + static_cast<size_t>(i) * N);
               return hn::MulAdd(hn::Set(d, weights[row + static_cast<size_t>(r)]), rectified, sum);
@@ -126,7 +127,8 @@ void RunIndexer(Context& ctx, const IndexerCall& c, int64_t width, int64_t* inde
       }
     }
     for (int64_t r = 0; r < rows; ++r) {
-      const int64_t n = hp::ChooseTop(s.scores + r * s.stride, seen(row + r), c.count, std::span<const int64_t>(), s.chosen);
+      const int64_t n =
+          hp::ChooseTop(s.scores + r * s.stride, seen(row + r), c.count, std::span<const int64_t>(), s.chosen);
       int64_t* to = index + (b * c.Tq + row + r) * width;
       for (int64_t i = n; i < width; ++i) *to++ = -1;
       for (int64_t i = 0; i < n; ++i) to[i] = s.chosen[i];

@@ -1,4 +1,5 @@
-// Selectors of blocks and of an indexer's keys: checks, the passes over the scores, and the patterns that their choice makes.
+// Selectors of blocks and of an indexer's keys: checks, the passes over the scores, and the patterns that their choice
+// makes.
 #include "heed/ops/sparse/select/select.h"
 
 #include <algorithm>
@@ -66,7 +67,8 @@ BlockCall Posed(softmax::Problem problem, const ConstTensorView& q, const BlockO
   return c;
 }
 
-BlockCall CheckedBlocks(const char* op, const ConstTensorView& q, const ConstTensorView& k, const BlockOptions& options) {
+BlockCall CheckedBlocks(const char* op, const ConstTensorView& q, const ConstTensorView& k,
+                        const BlockOptions& options) {
   CheckSizes(op, options);
   attention::Options places;
   places.align = options.align;
@@ -81,7 +83,8 @@ BlockCall CheckedBlocks(const char* op, const ConstTensorView& q, const KVView& 
   CheckSizes(op, options);
   attention::CheckSketch(op, cache);
   if (options.block % SketchBlocks::kTokens != 0) {
-    Fail(op, "block", "is " + std::to_string(options.block), "a multiple of the 64 keys that a sketch has statistics of");
+    Fail(op, "block", "is " + std::to_string(options.block),
+         "a multiple of the 64 keys that a sketch has statistics of");
   }
   const auto refuse = [&](const char* name, bool given) {
     if (given) Fail(op, name, "is given", "none: the cache knows it");
@@ -196,7 +199,8 @@ BlockCall Checked(const char* op, const ConstTensorView& q, const ConstTensorVie
 BlockCall Checked(const char* op, const ConstTensorView& q, const KVView& cache, const TopBlocksOptions& options) {
   return CheckedTop(op, q, cache, options);
 }
-BlockCall Checked(const char* op, const ConstTensorView& q, const ConstTensorView& k, const CumulativeOptions& options) {
+BlockCall Checked(const char* op, const ConstTensorView& q, const ConstTensorView& k,
+                  const CumulativeOptions& options) {
   return CheckedMass(op, q, k, options);
 }
 BlockCall Checked(const char* op, const ConstTensorView& q, const KVView& cache, const CumulativeOptions& options) {
@@ -232,7 +236,8 @@ IndexerCall Checked(const char* op, const ConstTensorView& q, const ConstTensorV
   shape("k", k, {c.B, c.Tk, c.depth});
   shape("weights", weights, {c.B, c.Tq, c.heads});
   constexpr int64_t kMostKeys = (int64_t{1} << 31) - 1024;
-  if (c.Tk > kMostKeys) Fail(op, "k", "has " + std::to_string(c.Tk) + " tokens", "at most " + std::to_string(kMostKeys));
+  if (c.Tk > kMostKeys)
+    Fail(op, "k", "has " + std::to_string(c.Tk) + " tokens", "at most " + std::to_string(kMostKeys));
   mechanism::CheckContiguousRows(op, "q", q);
   mechanism::CheckContiguousRows(op, "k", k);
   c.q = {q.data(), q.stride(0), q.stride(1), q.stride(2)};

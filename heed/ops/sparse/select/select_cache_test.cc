@@ -31,7 +31,8 @@ struct Cached {
   KVCache cache;
 
   Cached(DType dtype, int64_t page, int64_t rows)
-      : k(dtype, {2, 500, 2, 24}), v(dtype, {2, 500, 2, 16}), q(dtype, {2, rows, 4, 24}), cache(OptionsOf(dtype, page)) {
+      : k(dtype, {2, 500, 2, 24}), v(dtype, {2, 500, 2, 16}), q(dtype, {2, rows, 4, 24}),
+        cache(OptionsOf(dtype, page)) {
     k.FillNormal(1);
     v.FillNormal(2);
     q.FillNormal(3);
@@ -150,10 +151,12 @@ TEST(SelectCacheTest, BadArgumentsAreNamed) {
     TopBlocksOptions options;
     options.count = 2;
     change(options);
-    EXPECT_THAT([&] { TopBlocks(ctx, x.q.view(), x.cache.view(), options); }, ThrowsMessage<InvalidArgument>(HasSubstr(text)));
+    EXPECT_THAT([&] { TopBlocks(ctx, x.q.view(), x.cache.view(), options); },
+                ThrowsMessage<InvalidArgument>(HasSubstr(text)));
   };
   says([](auto& o) { o.block = 32; }, "select::TopBlocks: block is 32, expected a multiple of the 64 keys");
-  says([](auto& o) { o.align = attention::Align::kTopLeft; }, "select::TopBlocks: align is given, expected none: the cache knows it");
+  says([](auto& o) { o.align = attention::Align::kTopLeft; },
+       "select::TopBlocks: align is given, expected none: the cache knows it");
   says([&](auto& o) { o.key_lengths = x.lengths.view(); }, "select::TopBlocks: key_lengths is given, expected none");
   const Buffer late = Ints({303, 0});
   says([&](auto& o) { o.key_starts = late.view(); }, "select::TopBlocks: key_starts contains 303, expected 0 to 302");
@@ -163,7 +166,8 @@ TEST(SelectCacheTest, BadArgumentsAreNamed) {
   options.sketch = Sketch::kNone;
   const KVCache without(options);
   EXPECT_THAT([&] { TopBlocks(ctx, x.q.view(), without.view(), two); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("select::TopBlocks: cache has no sketch, expected a cache that was made with one")));
+              ThrowsMessage<InvalidArgument>(
+                  HasSubstr("select::TopBlocks: cache has no sketch, expected a cache that was made with one")));
   EXPECT_THAT([&] { Cumulative(ctx, x.q.view(), without.view(), {}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("select::Cumulative: cache has no sketch")));
   const Buffer wide(DType::kF64, {2, 2, 4, 24}), many(DType::kF32, {2, 3, 4, 24}), other(DType::kF32, {2, 2, 3, 24});
@@ -171,8 +175,9 @@ TEST(SelectCacheTest, BadArgumentsAreNamed) {
               ThrowsMessage<InvalidArgument>(HasSubstr("q has dtype f64, expected f32 as the cache")));
   EXPECT_THAT([&] { TopBlocks(ctx, many.view(), x.cache.view(), two); },
               ThrowsMessage<InvalidArgument>(HasSubstr("q has 3 queries, expected at most 2")));
-  EXPECT_THAT([&] { TopBlocks(ctx, other.view(), x.cache.view(), two); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("q has shape [2,2,3,24], expected [2,T,H,24], H a multiple of 2")));
+  EXPECT_THAT(
+      [&] { TopBlocks(ctx, other.view(), x.cache.view(), two); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("q has shape [2,2,3,24], expected [2,T,H,24], H a multiple of 2")));
 }
 
 }  // namespace

@@ -19,8 +19,8 @@ inline Buffer Ints(const std::vector<int64_t>& values) {
   return buffer;
 }
 
-// Queries, keys and everything that selectors of blocks take. Every fourth problem is one of small integers whose scores have
-// no rounding and are often equal: then every SIMD target chooses alike.
+// Queries, keys and everything that selectors of blocks take. Every fourth problem is one of small integers whose
+// scores have no rounding and are often equal: then every SIMD target chooses alike.
 struct RandomBlocks {
   explicit RandomBlocks(uint64_t seed) : random(seed) {
     exact = seed % 4 == 0;

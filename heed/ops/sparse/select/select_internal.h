@@ -24,8 +24,8 @@ struct BlockCall {
   const KVView* cache = nullptr;  // which has the keys, or null: the problem has
   int64_t Tq = 0, block = 64, sinks = 0, local = 1;
   bool causal = true, by_head = false, box = false;
-  int64_t count = 0;  // of TopBlocks
-  double mass = 0;    // of Cumulative
+  int64_t count = 0;                   // of TopBlocks
+  double mass = 0;                     // of Cumulative
   std::vector<int64_t> first, blocks;  // by sequence
   int64_t most_blocks = 0;             // of any of them
 
@@ -41,7 +41,8 @@ struct BlockCall {
     }
     const std::byte* page = cache->pages[b][token / cache->page_tokens];
     const PageRows& k = cache->key;
-    return reinterpret_cast<const S*>(page + k.begin + head * k.head_stride + token % cache->page_tokens * k.token_stride);
+    return reinterpret_cast<const S*>(page + k.begin + head * k.head_stride +
+                                      token % cache->page_tokens * k.token_stride);
   }
   // What a cache has computed of the keys [token, token + 64), or null.
   const std::byte* Known(int64_t b, int64_t token, int64_t head) const {
@@ -62,8 +63,8 @@ inline RowBlocks BlocksOfRow(const BlockCall& c, int64_t sequence, int64_t row) 
   return {c.causal ? std::clamp<int64_t>(at + 1, 0, all) : all, at, at >= 0 && at < all};
 }
 
-// Blocks that a row keeps whatever their scores are, a block maybe twice; returns how many, at most twice as many as there
-// are. Its own comes first.
+// Blocks that a row keeps whatever their scores are, a block maybe twice; returns how many, at most twice as many as
+// there are. Its own comes first.
 inline int64_t KeptAnyway(const BlockCall& c, const RowBlocks& row, int64_t* kept) {
   int64_t n = 0;
   if (row.has_own) kept[n++] = row.at;
@@ -81,8 +82,8 @@ struct IndexerCall {
   bool causal = true;
 };
 
-// What each SIMD target computes. An index has the blocks or keys of each row, `width` at most, ascending, behind as many -1
-// as there are fewer.
+// What each SIMD target computes. An index has the blocks or keys of each row, `width` at most, ascending, behind as
+// many -1 as there are fewer.
 struct Passes {
   void (*top_blocks)(Context& ctx, const BlockCall& call, int64_t width, int64_t* index);
   // For each row and head `words` of bits, one for each block.
@@ -91,14 +92,17 @@ struct Passes {
 };
 Passes PassesF32(const Context& ctx);  // 16-bit tensors are widened to it
 Passes PassesF64(const Context& ctx);
-inline Passes PassesFor(const Context& ctx, DType dtype) { return dtype == DType::kF64 ? PassesF64(ctx) : PassesF32(ctx); }
+inline Passes PassesFor(const Context& ctx, DType dtype) {
+  return dtype == DType::kF64 ? PassesF64(ctx) : PassesF32(ctx);
+}
 
 // Each checks the arguments of a call and poses it. Throws InvalidArgument.
 BlockCall Checked(const char* op, const ConstTensorView& q, const ConstTensorView& k, const TopBlocksOptions& options);
 BlockCall Checked(const char* op, const ConstTensorView& q, const ConstTensorView& k, const CumulativeOptions& options);
 BlockCall Checked(const char* op, const ConstTensorView& q, const KVView& cache, const TopBlocksOptions& options);
 BlockCall Checked(const char* op, const ConstTensorView& q, const KVView& cache, const CumulativeOptions& options);
-softmax::Problem Checked(const char* op, const ConstTensorView& q, const ConstTensorView& k, const VerticalSlashOptions& options);
+softmax::Problem Checked(const char* op, const ConstTensorView& q, const ConstTensorView& k,
+                         const VerticalSlashOptions& options);
 IndexerCall Checked(const char* op, const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& weights,
                     const IndexerOptions& options);
 

@@ -21,9 +21,8 @@ namespace {
 namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
-
-// Reads the arguments of one call, in the order of the functions of heed.select, and computes on PyTorch's threads where its
-// tensors are.
+// Reads the arguments of one call, in the order of the functions of heed.select, and computes on PyTorch's threads
+// where its tensors are.
 class Reader {
  public:
   Reader(const char* op, const nb::args& args) : op_(op), args_(args) { arrays_.AllowTorch(); }

@@ -34,7 +34,8 @@ double OrLowest(double score) { return std::isnan(score) ? -kInfinity : score; }
 std::vector<int64_t> Ranked(const std::map<int64_t, double>& scores) {
   std::vector<int64_t> order;
   for (const auto& [index, score] : scores) order.push_back(index);
-  std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return OrLowest(scores.at(a)) > OrLowest(scores.at(b)); });
+  std::ranges::stable_sort(order,
+                           [&](int64_t a, int64_t b) { return OrLowest(scores.at(a)) > OrLowest(scores.at(b)); });
   return order;
 }
 
@@ -76,7 +77,7 @@ RowScores Choices(const Place& at, const BlockOptions& options) {
 
 // <q, mean of the keys>, or of a box around them.
 double ScoreOf(const ConstTensorView& q, const ConstTensorView& k, const Place& at, bool box, int64_t b, int64_t row,
-             int64_t query_head, int64_t block) {
+               int64_t query_head, int64_t block) {
   const int64_t key_head = query_head / (q.size(2) / k.size(2));
   double score = 0;
   for (int64_t d = 0; d < q.size(3); ++d) {
@@ -89,7 +90,8 @@ double ScoreOf(const ConstTensorView& q, const ConstTensorView& k, const Place& 
       if (std::isnan(x)) return -kInfinity;
     }
     const double x = At(q, b, row, query_head, d);
-    score += box ? std::max(x * smallest, x * largest) : x * (sum / static_cast<double>(at.end(block) - at.begin(block)));
+    score +=
+        box ? std::max(x * smallest, x * largest) : x * (sum / static_cast<double>(at.end(block) - at.begin(block)));
     if (std::isnan(x)) return -kInfinity;
   }
   return score;
@@ -134,8 +136,8 @@ patterns::Table Listed(int64_t B, int64_t Tq, int64_t heads, const F& f) {
 
 }  // namespace
 
-RowScores ScoresOfRow(const ConstTensorView& q, const ConstTensorView& k, const TopBlocksOptions& options, int64_t b, int64_t row,
-                      int64_t head) {
+RowScores ScoresOfRow(const ConstTensorView& q, const ConstTensorView& k, const TopBlocksOptions& options, int64_t b,
+                      int64_t row, int64_t head) {
   const Place at(q, k, options, b, row);
   RowScores result = Choices(at, options);
   const Heads heads(q, k, options, head);
@@ -181,8 +183,9 @@ RowWeights WeightsOfRow(const ConstTensorView& q, const ConstTensorView& k, cons
   return result;
 }
 
-std::map<int64_t, double> IndexerScores(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& weights,
-                                        const IndexerOptions& options, int64_t b, int64_t row) {
+std::map<int64_t, double> IndexerScores(const ConstTensorView& q, const ConstTensorView& k,
+                                        const ConstTensorView& weights, const IndexerOptions& options, int64_t b,
+                                        int64_t row) {
   std::map<int64_t, double> scores;
   const int64_t Tk = k.size(1), p = row + Tk - q.size(1);
   for (int64_t j = 0; j < Tk && (!options.causal || j <= p); ++j) {
@@ -227,36 +230,39 @@ HeadSums SumsOfHead(const ConstTensorView& q, const ConstTensorView& k, const Ve
 
 Pattern TopBlocksReference(const ConstTensorView& q, const ConstTensorView& k, const TopBlocksOptions& options) {
   Checked("select::TopBlocks", q, k, options);
-  patterns::Table index = Listed(q.size(0), q.size(1), NumHeads(q, k, options), [&](int64_t b, int64_t row, int64_t head) {
-    const RowScores scores = ScoresOfRow(q, k, options, b, row, head);
-    std::set<int64_t> chosen = scores.kept;
-    int64_t left = options.count - (scores.has_own ? 1 : 0);
-    for (const int64_t block : Ranked(scores.others)) {
-      if (left-- > 0) chosen.insert(block);
-    }
-    return chosen;
-  });
+  patterns::Table index =
+      Listed(q.size(0), q.size(1), NumHeads(q, k, options), [&](int64_t b, int64_t row, int64_t head) {
+        const RowScores scores = ScoresOfRow(q, k, options, b, row, head);
+        std::set<int64_t> chosen = scores.kept;
+        int64_t left = options.count - (scores.has_own ? 1 : 0);
+        for (const int64_t block : Ranked(scores.others)) {
+          if (left-- > 0) chosen.insert(block);
+        }
+        return chosen;
+      });
   return patterns::Build("row_blocks", {std::move(index), options.block});
 }
 
 Pattern CumulativeReference(const ConstTensorView& q, const ConstTensorView& k, const CumulativeOptions& options) {
   Checked("select::Cumulative", q, k, options);
-  patterns::Table index = Listed(q.size(0), q.size(1), NumHeads(q, k, options), [&](int64_t b, int64_t row, int64_t head) {
-    const RowWeights weights = WeightsOfRow(q, k, options, b, row, head);
-    std::set<int64_t> chosen = weights.kept;
-    double held = weights.held, all = held;
-    for (const auto& [block, weight] : weights.others) all += weight;
-    for (const int64_t block : Ranked(weights.others)) {
-      if (held >= options.mass * all) break;
-      held += weights.others.at(block);
-      chosen.insert(block);
-    }
-    return chosen;
-  });
+  patterns::Table index =
+      Listed(q.size(0), q.size(1), NumHeads(q, k, options), [&](int64_t b, int64_t row, int64_t head) {
+        const RowWeights weights = WeightsOfRow(q, k, options, b, row, head);
+        std::set<int64_t> chosen = weights.kept;
+        double held = weights.held, all = held;
+        for (const auto& [block, weight] : weights.others) all += weight;
+        for (const int64_t block : Ranked(weights.others)) {
+          if (held >= options.mass * all) break;
+          held += weights.others.at(block);
+          chosen.insert(block);
+        }
+        return chosen;
+      });
   return patterns::Build("row_blocks", {std::move(index), options.block});
 }
 
-Pattern VerticalSlashReference(const ConstTensorView& q, const ConstTensorView& k, const VerticalSlashOptions& options) {
+Pattern VerticalSlashReference(const ConstTensorView& q, const ConstTensorView& k,
+                               const VerticalSlashOptions& options) {
   Checked("select::VerticalSlash", q, k, options);
   const int64_t Tk = k.size(1);
   patterns::Table tables[2];

@@ -11,14 +11,15 @@
 
 namespace heed::select {
 
-// What a row of a choosing head keeps whatever comes, and the scores of what else it may keep: of blocks or keys, by index.
+// What a row of a choosing head keeps whatever comes, and the scores of what else it may keep: of blocks or keys, by
+// index.
 struct RowScores {
   std::set<int64_t> kept;
-  bool has_own = false;            // of `kept`, the row's own block is one
+  bool has_own = false;  // of `kept`, the row's own block is one
   std::map<int64_t, double> others;
 };
-RowScores ScoresOfRow(const ConstTensorView& q, const ConstTensorView& k, const TopBlocksOptions& options, int64_t b, int64_t row,
-                      int64_t head);
+RowScores ScoresOfRow(const ConstTensorView& q, const ConstTensorView& k, const TopBlocksOptions& options, int64_t b,
+                      int64_t row, int64_t head);
 
 // Weights of the pooled softmax instead of scores. Those of `kept` are added up in `held`.
 struct RowWeights : RowScores {
@@ -28,8 +29,9 @@ RowWeights WeightsOfRow(const ConstTensorView& q, const ConstTensorView& k, cons
                         int64_t row, int64_t head);
 
 // sum_h w_h relu(<q_h, k>) of the keys that a row may keep.
-std::map<int64_t, double> IndexerScores(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& weights,
-                                        const IndexerOptions& options, int64_t b, int64_t row);
+std::map<int64_t, double> IndexerScores(const ConstTensorView& q, const ConstTensorView& k,
+                                        const ConstTensorView& weights, const IndexerOptions& options, int64_t b,
+                                        int64_t row);
 
 // Sums of the weights of the last queries, by key and by distance, each [Tk].
 struct HeadSums {

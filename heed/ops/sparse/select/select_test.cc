@@ -31,7 +31,9 @@ using patterns::Table;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-const Table& TableOf(const Pattern& pattern, size_t which = 0) { return std::get<Table>(pattern.node()->values[which]); }
+const Table& TableOf(const Pattern& pattern, size_t which = 0) {
+  return std::get<Table>(pattern.node()->values[which]);
+}
 
 // What a row of a table has, in any order, without -1.
 std::set<int64_t> RowOf(const Table& table, int64_t b, int64_t row, int64_t head) {
@@ -50,7 +52,8 @@ double Tolerance(DType dtype) { return dtype == DType::kF64 ? 1e-11 : 1e-3; }
 double OrLowest(double x) { return std::isnan(x) ? -std::numeric_limits<double>::infinity() : x; }
 
 // That `chosen`, of scores, are as many and none is worse than another by more than rounding.
-void ExpectBest(const std::set<int64_t>& chosen, const std::map<int64_t, double>& scores, int64_t count, double tolerance) {
+void ExpectBest(const std::set<int64_t>& chosen, const std::map<int64_t, double>& scores, int64_t count,
+                double tolerance) {
   ASSERT_EQ(std::ssize(chosen), std::clamp<int64_t>(count, 0, std::ssize(scores)));
   double worst = std::numeric_limits<double>::infinity(), best_left = -worst;
   for (const auto& [index, score] : scores) {
@@ -98,7 +101,8 @@ TEST(SelectTest, TopBlocksAreThoseOfTheReference) {
           }
           const RowScores scores = ScoresOfRow(x.q.view(), x.k.view(), options, b, row, head);
           ASSERT_TRUE(std::ranges::includes(chosen, scores.kept));
-          ExpectBest(Without(chosen, scores.kept), scores.others, options.count - (scores.has_own ? 1 : 0), Tolerance(x.dtype));
+          ExpectBest(Without(chosen, scores.kept), scores.others, options.count - (scores.has_own ? 1 : 0),
+                     Tolerance(x.dtype));
           ASSERT_FALSE(testing::Test::HasFatalFailure()) << b << " " << row << " " << head;
         }
       }
@@ -159,7 +163,8 @@ TEST(SelectTest, CumulativeIsThatOfTheReferenceWhereNothingRounds) {
     const Table chosen = TableOf(Cumulative(ctx, q.view(), k.view(), options));
     const Table expected = TableOf(CumulativeReference(q.view(), k.view(), options));
     for (int64_t row = 0; row < 120; ++row) {
-      for (int64_t head = 0; head < 2; ++head) EXPECT_EQ(RowOf(chosen, 0, row, head), RowOf(expected, 0, row, head)) << mass << " " << row;
+      for (int64_t head = 0; head < 2; ++head)
+        EXPECT_EQ(RowOf(chosen, 0, row, head), RowOf(expected, 0, row, head)) << mass << " " << row;
     }
   }
 }
@@ -249,11 +254,14 @@ TEST(SelectTest, ColumnsAndDiagonalsAreThoseOfTheReference) {
           std::set<int64_t> kept;
           std::map<int64_t, double> others;
           for (int64_t i = 0; i < x.Tk; ++i) {
-            if (i < forced) kept.insert(i);
-            else others[i] = of[static_cast<size_t>(i)];
+            if (i < forced)
+              kept.insert(i);
+            else
+              others[i] = of[static_cast<size_t>(i)];
           }
           ASSERT_TRUE(std::ranges::includes(chosen, kept));
-          ExpectBest(Without(chosen, kept), others, (which == 0 ? options.verticals : options.slashes) - std::ssize(kept),
+          ExpectBest(Without(chosen, kept), others,
+                     (which == 0 ? options.verticals : options.slashes) - std::ssize(kept),
                      x.dtype == DType::kF64 ? 1e-12 : 1e-4);
           ASSERT_FALSE(testing::Test::HasFatalFailure()) << b << " " << head << " " << which;
         }
@@ -266,9 +274,11 @@ TEST(SelectTest, ColumnsAndDiagonalsAreThoseOfTheReference) {
     for (int64_t b = 0; b < x.B; ++b) {
       for (int64_t row = 0; row < x.Tq; row += 7) {
         std::vector<uint64_t> words(static_cast<size_t>(x.Tk / 64 + 1));
-        for (const auto& visit : visits->Of(b, 0, row)) words.at(static_cast<size_t>(visit.tile)) = visits->WordOf(visit, row);
+        for (const auto& visit : visits->Of(b, 0, row))
+          words.at(static_cast<size_t>(visit.tile)) = visits->WordOf(visit, row);
         for (int64_t key = 0; key < x.Tk; ++key) {
-          ASSERT_EQ((words[static_cast<size_t>(key / 64)] >> (key % 64) & 1) != 0, patterns::Keeps(pattern, call, b, 0, row, key))
+          ASSERT_EQ((words[static_cast<size_t>(key / 64)] >> (key % 64) & 1) != 0,
+                    patterns::Keeps(pattern, call, b, 0, row, key))
               << row << " " << key;
         }
       }
@@ -283,8 +293,8 @@ TEST(SelectTest, ThreadsBatchStridesAndCallsChangeNoChoice) {
   q.FillNormal(1);
   k.FillNormal(2);
   // These have the same numbers, heads before tokens.
-  const Buffer strided_q(DType::kBF16, std::vector<int64_t>{2, 300, 4, 40}, std::vector<int64_t>{300 * 200, 50, 300 * 50, 1},
-                         Placement::kAfterGuard);
+  const Buffer strided_q(DType::kBF16, std::vector<int64_t>{2, 300, 4, 40},
+                         std::vector<int64_t>{300 * 200, 50, 300 * 50, 1}, Placement::kAfterGuard);
   std::vector<int64_t> index(4);
   do SetElement(strided_q.view(), index, GetElement(q.view(), index));
   while (NextIndex(q.view().sizes(), index));
@@ -297,8 +307,12 @@ TEST(SelectTest, ThreadsBatchStridesAndCallsChangeNoChoice) {
   held.mass = 0.6;
   using Select = std::function<Table(Context&, const ConstTensorView&, const ConstTensorView&)>;
   const Select selects[] = {
-      [&](Context& ctx, const ConstTensorView& a, const ConstTensorView& b) { return TableOf(TopBlocks(ctx, a, b, top)); },
-      [&](Context& ctx, const ConstTensorView& a, const ConstTensorView& b) { return TableOf(Cumulative(ctx, a, b, held)); },
+      [&](Context& ctx, const ConstTensorView& a, const ConstTensorView& b) {
+        return TableOf(TopBlocks(ctx, a, b, top));
+      },
+      [&](Context& ctx, const ConstTensorView& a, const ConstTensorView& b) {
+        return TableOf(Cumulative(ctx, a, b, held));
+      },
       [&](Context& ctx, const ConstTensorView& a, const ConstTensorView& b) {
         return TableOf(VerticalSlash(ctx, a, b, {.verticals = 50, .slashes = 50, .last = 30, .sinks = 2, .local = 3}));
       },
@@ -410,7 +424,8 @@ TEST(SelectTest, MobaIsASetting) {
     }
     std::ranges::sort(gate);
     std::set<int64_t> expected;
-    for (int64_t n = 0; n < std::min<int64_t>(top, std::ssize(gate)); ++n) expected.insert(gate[static_cast<size_t>(n)].second);
+    for (int64_t n = 0; n < std::min<int64_t>(top, std::ssize(gate)); ++n)
+      expected.insert(gate[static_cast<size_t>(n)].second);
     ASSERT_EQ(RowOf(table, 0, i, 0), expected) << i;
   }
 }
@@ -434,7 +449,8 @@ TEST(SelectTest, QuestIsASetting) {
       double bound = 0;
       for (int64_t d = 0; d < D; ++d) {
         double best = -std::numeric_limits<double>::infinity();
-        for (int64_t j = c * page; j < (c + 1) * page; ++j) best = std::max(best, q.Get({0, 0, h, d}) * k.Get({0, j, h, d}));
+        for (int64_t j = c * page; j < (c + 1) * page; ++j)
+          best = std::max(best, q.Get({0, 0, h, d}) * k.Get({0, j, h, d}));
         bound += best;
       }
       bounds.emplace_back(-bound, c);
@@ -484,7 +500,8 @@ TEST(SelectTest, SizesMayBeZero) {
   TopBlocksOptions top;
   top.count = 2;
   for (const auto& [B, Tq, Tk] : {std::tuple{0, 3, 5}, {2, 0, 5}, {2, 3, 0}, {0, 0, 0}}) {
-    const Buffer q(DType::kF32, {B, Tq, 2, 4}), k(DType::kF32, {B, Tk, 1, 4}), index(DType::kF32, {B, Tk, 4}), w(DType::kF32, {B, Tq, 2});
+    const Buffer q(DType::kF32, {B, Tq, 2, 4}), k(DType::kF32, {B, Tk, 1, 4}), index(DType::kF32, {B, Tk, 4}),
+        w(DType::kF32, {B, Tq, 2});
     EXPECT_EQ(TableOf(TopBlocks(ctx, q.view(), k.view(), top)).size(1), Tq);
     EXPECT_EQ(TableOf(Cumulative(ctx, q.view(), k.view(), {})).size(1), Tq);
     EXPECT_EQ(TableOf(VerticalSlash(ctx, q.view(), k.view(), {})).size(1), 2);
@@ -496,7 +513,8 @@ TEST(SelectTest, SizesMayBeZero) {
 
 TEST(SelectTest, BadArgumentsAreNamed) {
   Context ctx(1);
-  const Buffer q(DType::kF32, {2, 10, 4, 8}), k(DType::kF32, {2, 20, 2, 8}), w(DType::kF32, {2, 10, 4}), ki(DType::kF32, {2, 20, 8});
+  const Buffer q(DType::kF32, {2, 10, 4, 8}), k(DType::kF32, {2, 20, 2, 8}), w(DType::kF32, {2, 10, 4}),
+      ki(DType::kF32, {2, 20, 8});
   const auto top = [&](const std::function<void(TopBlocksOptions&)>& change) {
     return [&, change] {
       TopBlocksOptions options;
@@ -513,9 +531,11 @@ TEST(SelectTest, BadArgumentsAreNamed) {
   says(top([](auto& o) { o.sinks = -1; }), "select::TopBlocks: sinks is -1, expected 0 or more");
   says(top([](auto& o) { o.local = -2; }), "select::TopBlocks: local is -2, expected 0 or more");
   const Buffer lengths = Ints({5, 21}), three = Ints({1, 2, 3});
-  says(top([&](auto& o) { o.key_lengths = lengths.view(); }), "select::TopBlocks: key_lengths contains 21, expected 0 to 20");
+  says(top([&](auto& o) { o.key_lengths = lengths.view(); }),
+       "select::TopBlocks: key_lengths contains 21, expected 0 to 20");
   says(top([&](auto& o) { o.key_starts = three.view(); }), "select::TopBlocks: key_starts has shape [3], expected [2]");
-  says(top([&](auto& o) { o.query_starts = three.view(); }), "select::TopBlocks: query_starts has shape [3], expected [2]");
+  says(top([&](auto& o) { o.query_starts = three.view(); }),
+       "select::TopBlocks: query_starts has shape [3], expected [2]");
   for (const double mass : {0.0, -0.5, 1.5, std::nan("")}) {
     CumulativeOptions options;
     options.mass = mass;
@@ -524,17 +544,25 @@ TEST(SelectTest, BadArgumentsAreNamed) {
   TopBlocksOptions two;
   two.count = 2;
   const Buffer other(DType::kF32, {2, 20, 2, 9}), wide(DType::kF64, {2, 20, 2, 8}), odd(DType::kF32, {2, 20, 3, 8});
-  says([&] { TopBlocks(ctx, q.view(), other.view(), two); }, "select::TopBlocks: k has shape [2,20,2,9], expected [2,20,2,8]");
+  says([&] { TopBlocks(ctx, q.view(), other.view(), two); },
+       "select::TopBlocks: k has shape [2,20,2,9], expected [2,20,2,8]");
   says([&] { TopBlocks(ctx, q.view(), wide.view(), two); }, "select::TopBlocks: k has dtype f64, expected f32 as q");
-  says([&] { TopBlocks(ctx, q.view(), odd.view(), two); }, "select::TopBlocks: q has 4 heads, expected a multiple of the 3 heads of k");
+  says([&] { TopBlocks(ctx, q.view(), odd.view(), two); },
+       "select::TopBlocks: q has 4 heads, expected a multiple of the 3 heads of k");
   says([&] { TopBlocks(ctx, {}, k.view(), two); }, "select::TopBlocks: q is absent");
-  says([&] { VerticalSlash(ctx, q.view(), k.view(), {.last = 0}); }, "select::VerticalSlash: last is 0, expected 1 or more");
-  says([&] { VerticalSlash(ctx, q.view(), k.view(), {.verticals = -1}); }, "select::VerticalSlash: verticals is -1, expected 0 or more");
-  says([&] { Indexer(ctx, q.view(), ki.view(), w.view(), {.count = 0}); }, "select::Indexer: count is 0, expected 1 or more");
-  says([&] { Indexer(ctx, q.view(), k.view(), w.view(), {}); }, "select::Indexer: k has shape [2,20,2,8], expected [B, Tk, Di]");
-  says([&] { Indexer(ctx, q.view(), ki.view(), q.view(), {}); }, "select::Indexer: weights has shape [2,10,4,8], expected [B, Tq, Hi]");
+  says([&] { VerticalSlash(ctx, q.view(), k.view(), {.last = 0}); },
+       "select::VerticalSlash: last is 0, expected 1 or more");
+  says([&] { VerticalSlash(ctx, q.view(), k.view(), {.verticals = -1}); },
+       "select::VerticalSlash: verticals is -1, expected 0 or more");
+  says([&] { Indexer(ctx, q.view(), ki.view(), w.view(), {.count = 0}); },
+       "select::Indexer: count is 0, expected 1 or more");
+  says([&] { Indexer(ctx, q.view(), k.view(), w.view(), {}); },
+       "select::Indexer: k has shape [2,20,2,8], expected [B, Tk, Di]");
+  says([&] { Indexer(ctx, q.view(), ki.view(), q.view(), {}); },
+       "select::Indexer: weights has shape [2,10,4,8], expected [B, Tq, Hi]");
   const Buffer few(DType::kF32, {2, 10, 3});
-  says([&] { Indexer(ctx, q.view(), ki.view(), few.view(), {}); }, "select::Indexer: weights has shape [2,10,3], expected [2,10,4]");
+  says([&] { Indexer(ctx, q.view(), ki.view(), few.view(), {}); },
+       "select::Indexer: weights has shape [2,10,3], expected [2,10,4]");
   says([&] { Indexer(ctx, q.view(), {}, w.view(), {}); }, "select::Indexer: k is absent");
 }
 

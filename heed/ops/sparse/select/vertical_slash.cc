@@ -22,8 +22,8 @@ namespace {
 
 using patterns::Table;
 
-// The best `count` of sums [0, n), the first `forced` among them whatever they are, into `to`, behind as many -1 as there are
-// fewer. `sums` are used up.
+// The best `count` of sums [0, n), the first `forced` among them whatever they are, into `to`, behind as many -1 as
+// there are fewer. `sums` are used up.
 template <class T>
 void Choose(const patterns::TopBlocks& top, T* sums, int64_t n, int64_t count, int64_t forced, std::span<int64_t> first,
             int32_t* chosen, std::span<int64_t> to) {
@@ -90,8 +90,11 @@ softmax::Problem Checked(const char* op, const ConstTensorView& q, const ConstTe
   const struct {
     const char* name;
     int64_t size, least;
-  } sizes[] = {{"verticals", options.verticals, 0}, {"slashes", options.slashes, 0}, {"last", options.last, 1},
-               {"sinks", options.sinks, 0},         {"local", options.local, 0}};
+  } sizes[] = {{"verticals", options.verticals, 0},
+               {"slashes", options.slashes, 0},
+               {"last", options.last, 1},
+               {"sinks", options.sinks, 0},
+               {"local", options.local, 0}};
   for (const auto& [name, size, least] : sizes) {
     if (size < least) mechanism::Fail(op, name, "is " + std::to_string(size), std::to_string(least) + " or more");
   }
@@ -102,7 +105,8 @@ softmax::Problem Checked(const char* op, const ConstTensorView& q, const ConstTe
   return p;
 }
 
-Pattern VerticalSlash(Context& ctx, const ConstTensorView& q, const ConstTensorView& k, const VerticalSlashOptions& options) {
+Pattern VerticalSlash(Context& ctx, const ConstTensorView& q, const ConstTensorView& k,
+                      const VerticalSlashOptions& options) {
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   const softmax::Problem p = Checked("select::VerticalSlash", q, k, options);
   return p.dtype == DType::kF64 ? Chosen<double>(ctx, p, options) : Chosen<float>(ctx, p, options);

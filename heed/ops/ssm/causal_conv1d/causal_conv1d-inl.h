@@ -28,18 +28,14 @@ inline constexpr size_t kVectors = 4;  // of outputs that share each tap's load 
 // Channels of a task. In lanes: rows of 1 KiB in f32, whose vectors follow each other.
 inline constexpr int64_t kLaneChannels = 256;
 inline constexpr int64_t kRowChannels = 16;
-inline int64_t BlockOf(const Problem& p) {
-  return p.channels_in_lanes ? kLaneChannels : kRowChannels;
-}
+inline int64_t BlockOf(const Problem& p) { return p.channels_in_lanes ? kLaneChannels : kRowChannels; }
 inline int64_t NumBlocks(const Problem& p) { return (p.D + BlockOf(p) - 1) / BlockOf(p); }
 
 // From token to token in a tile whose lanes are channels: a line more than whole rows, so
 // that a column of them is not all in one set of the cache.
 inline constexpr size_t kTileRow = kLaneChannels + 16;
 
-inline size_t PaddedChannels(const Problem& p) {
-  return static_cast<size_t>((p.D + 63) / 64 * 64);
-}
+inline size_t PaddedChannels(const Problem& p) { return static_cast<size_t>((p.D + 63) / 64 * 64); }
 
 // Channels [channel, channel + channels) of a sequence. With tokens in lanes tiles have one
 // channel.
@@ -51,22 +47,21 @@ struct Channels {
 
 template <class S>
 HWY_INLINE S* At(const Grid& g, const Channels& c, int64_t token) {
-  return static_cast<S*>(const_cast<void*>(g.data)) + c.s.batch * g.batch +
-         c.channel * g.channel + (c.s.first + token) * g.token;
+  return static_cast<S*>(const_cast<void*>(g.data)) + c.s.batch * g.batch + c.channel * g.channel +
+         (c.s.first + token) * g.token;
 }
 
 // Where a channel's i-th number of a state is.
 template <class T>
 HWY_INLINE T* StateAt(const Grid& g, const Channels& c, int64_t channel, int64_t i) {
-  return static_cast<T*>(const_cast<void*>(g.data)) + c.s.state * g.batch +
-         (c.channel + channel) * g.channel + i * g.token;
+  return static_cast<T*>(const_cast<void*>(g.data)) + c.s.state * g.batch + (c.channel + channel) * g.channel +
+         i * g.token;
 }
 
 // f(pointer to the lanes, their place in the tile, their stride, how many) for all vectors
 // of tokens [begin, end), which are real ones.
 template <bool kChannels, class T, class S, class F>
-HWY_INLINE void ForVectors(const Grid& g, const Channels& c, int64_t begin, int64_t end,
-                           const F& f) {
+HWY_INLINE void ForVectors(const Grid& g, const Channels& c, int64_t begin, int64_t end, const F& f) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
   S* at = At<S>(g, c, begin);
   const auto tokens = static_cast<size_t>(end - begin);
@@ -75,8 +70,7 @@ HWY_INLINE void ForVectors(const Grid& g, const Channels& c, int64_t begin, int6
   for (size_t t = 0; t < (kChannels ? tokens : 1); ++t) {
     S* row = at + static_cast<int64_t>(t) * g.token;
     for (size_t i = 0; i < lanes; i += N) {
-      f(row + static_cast<int64_t>(i) * stride, t * kTileRow + i, stride,
-        std::min(N, lanes - i));
+      f(row + static_cast<int64_t>(i) * stride, t * kTileRow + i, stride, std::min(N, lanes - i));
     }
   }
 }
@@ -84,8 +78,7 @@ HWY_INLINE void ForVectors(const Grid& g, const Channels& c, int64_t begin, int6
 // Inputs [begin, end) of a tile, widened; those before the first token from the state. With
 // tokens in lanes, vectors may write up to N - 1 elements beyond.
 template <bool kChannels, class T>
-HWY_NOINLINE HWY_ATTR void LoadInputs(const Channels& c, int64_t begin, int64_t end,
-                                      T* HWY_RESTRICT tile) {
+HWY_NOINLINE HWY_ATTR void LoadInputs(const Channels& c, int64_t begin, int64_t end, T* HWY_RESTRICT tile) {
   const Problem& p = c.p;
   const hn::ScalableTag<T> d;
   const size_t token = kChannels ? kTileRow : 1;
@@ -100,10 +93,9 @@ HWY_NOINLINE HWY_ATTR void LoadInputs(const Channels& c, int64_t begin, int64_t 
   T* HWY_RESTRICT to = tile + static_cast<size_t>(first - begin) * token;
   hs::WithStorage<T>(p.dtype, [&](auto tag) HWY_ATTR {
     using S = decltype(tag);
-    ForVectors<kChannels, T, S>(
-        p.x, c, first, end, [&](const S* from, size_t at, int64_t stride, size_t n) HWY_ATTR {
-          hn::StoreU(hs::LoadStrided(d, from, stride, n), d, to + at);
-        });
+    ForVectors<kChannels, T, S>(p.x, c, first, end, [&](const S* from, size_t at, int64_t stride, size_t n) HWY_ATTR {
+      hn::StoreU(hs::LoadStrided(d, from, stride, n), d, to + at);
+    });
   });
 }
 
@@ -119,8 +111,8 @@ HWY_NOINLINE HWY_ATTR void LoadWeights(const Problem& p, T* HWY_RESTRICT table) 
     const auto n = static_cast<size_t>(std::min(N, p.D - c));
     hs::WithStorage<T>(p.weight.dtype, [&](auto tag) HWY_ATTR {
       const auto* from = static_cast<const decltype(tag)*>(p.weight.data);
-      hs::LoadColumns(d, from + c * p.weight.channel, p.weight.channel, p.weight.token,
-                      static_cast<size_t>(p.W), n, table + c, row);
+      hs::LoadColumns(d, from + c * p.weight.channel, p.weight.channel, p.weight.token, static_cast<size_t>(p.W), n,
+                      table + c, row);
     });
     if (p.bias.data == nullptr) continue;
     hs::WithStorage<T>(p.bias.dtype, [&](auto tag) HWY_ATTR {
@@ -143,8 +135,8 @@ HWY_INLINE hn::Vec<D> Weight(D d, const T* from) {
 // sum[r] += sum_j w_j x_{r + j} for vectors r, which are a token apart, or whole vectors of
 // tokens; tap j is `next` weights after tap 0. The order of the sum is that of j.
 template <bool kChannels, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void AddTaps(D d, const T* HWY_RESTRICT x, const T* HWY_RESTRICT weight,
-                        int64_t next, int64_t W, V (&sum)[kVectors]) {
+HWY_INLINE void AddTaps(D d, const T* HWY_RESTRICT x, const T* HWY_RESTRICT weight, int64_t next, int64_t W,
+                        V (&sum)[kVectors]) {
   constexpr size_t kApart = kChannels ? kTileRow : hn::MaxLanes(D());
   for (int64_t j = 0; j < W; ++j) {
     const auto w = Weight<kChannels>(d, weight);
@@ -177,8 +169,8 @@ HWY_INLINE void ForTiles(const Channels& c, size_t tokens, const F& f) {
 // Rounds the four vectors of a tile's place into tokens of `g` from `begin` on; `t` and `i`
 // are what ForTiles said.
 template <bool kChannels, class D, class S, class V = hn::Vec<D>>
-HWY_INLINE void StoreVectors(D d, const Grid& g, const Channels& c, S* at, size_t tokens,
-                             size_t t, size_t i, const V (&y)[kVectors]) {
+HWY_INLINE void StoreVectors(D d, const Grid& g, const Channels& c, S* at, size_t tokens, size_t t, size_t i,
+                             const V (&y)[kVectors]) {
   constexpr size_t N = hn::MaxLanes(D());
   HWY_UNROLL(4)
   for (size_t r = 0; r < kVectors; ++r) {

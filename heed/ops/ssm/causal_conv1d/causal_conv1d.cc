@@ -17,18 +17,22 @@ using scanning::Call;
 using scanning::Definition;
 
 // Where the structs of scans have what the table names.
-constexpr ConstTensorView scanning::StepInputs::*kInputs[] = {
-    &scanning::StepInputs::u, &scanning::StepInputs::shift, &scanning::StepInputs::delta_bias};
-constexpr TensorView scanning::Gradients::*kGradients[] = {
-    &scanning::Gradients::du, &scanning::Gradients::dshift, &scanning::Gradients::ddelta_bias};
+constexpr ConstTensorView scanning::StepInputs::* kInputs[] = {&scanning::StepInputs::u, &scanning::StepInputs::shift,
+                                                               &scanning::StepInputs::delta_bias};
+constexpr TensorView scanning::Gradients::* kGradients[] = {&scanning::Gradients::du, &scanning::Gradients::dshift,
+                                                            &scanning::Gradients::ddelta_bias};
 constexpr size_t kCount = std::size(kTensors);
 
 constexpr std::array<scanning::Tensor, kCount> kScanTensors = [] {
   std::array<scanning::Tensor, kCount> rows;
   for (size_t i = 0; i < kCount; ++i) {
     const Tensor& t = kTensors[i];
-    rows[i] = {.name = t.name, .axes = t.axes, .input = kInputs[i], .gradient = kGradients[i],
-               .type = t.type, .optional = t.optional};
+    rows[i] = {.name = t.name,
+               .axes = t.axes,
+               .input = kInputs[i],
+               .gradient = kGradients[i],
+               .type = t.type,
+               .optional = t.optional};
   }
   return rows;
 }();
@@ -43,14 +47,11 @@ scanning::Inputs AsScan(const char* op, const Inputs& in) {
   return whole;
 }
 
-scanning::Options AsScan(const Options& options) {
-  return mechanism::With(scanning::Options(), options);
-}
+scanning::Options AsScan(const Options& options) { return mechanism::With(scanning::Options(), options); }
 
 Grid Tokens(const Call& call, const ConstTensorView& t) {
   if (!t.present()) return {};
-  return {t.data(), t.dtype(), t.stride(0), t.stride(1),
-          call.reverse() ? -t.stride(2) : t.stride(2)};
+  return {t.data(), t.dtype(), t.stride(0), t.stride(1), call.reverse() ? -t.stride(2) : t.stride(2)};
 }
 
 Grid State(const ConstTensorView& t) {
@@ -71,9 +72,7 @@ bool ChannelsInLanes(const ConstTensorView& x) {
 }
 
 // Neither axis is: elements are gathered one by one.
-bool Gathers(const ConstTensorView& x) {
-  return !ChannelsInLanes(x) && x.size(2) > 1 && std::abs(x.stride(2)) != 1;
-}
+bool Gathers(const ConstTensorView& x) { return !ChannelsInLanes(x) && x.size(2) > 1 && std::abs(x.stride(2)) != 1; }
 
 void RefuseToGather(const char* op, const Context& ctx, const ConstTensorView& x) {
   if (!ctx.strict() || !Gathers(x)) return;
@@ -107,8 +106,8 @@ Problem ProblemOf(const Definition& definition, const Call& call, const scanning
 
 const scanning::Kernels kKernels = {
     .forward =
-        [](const char* op, Context& ctx, const Definition& definition, const Call& call,
-           const scanning::Inputs& in, const scanning::Outputs& out) {
+        [](const char* op, Context& ctx, const Definition& definition, const Call& call, const scanning::Inputs& in,
+           const scanning::Outputs& out) {
           RefuseToGather(op, ctx, in.u);
           Problem p = ProblemOf(definition, call, in);
           p.o = Tokens(call, out.o);
@@ -128,16 +127,16 @@ const scanning::Kernels kKernels = {
           BackwardCpu(ctx, ProblemOf(definition, call, in), g);
         },
     .step =
-        [](Context& ctx, const Definition& definition, const Call& call,
-           const scanning::Inputs& in, const TensorView& state, const ConstTensorView& o) {
+        [](Context& ctx, const Definition& definition, const Call& call, const scanning::Inputs& in,
+           const TensorView& state, const ConstTensorView& o) {
           Problem p = ProblemOf(definition, call, in);
           p.o = Tokens(call, o);
           p.final = State(state);
           StepCpu(ctx, p);
         },
     .workspace =
-        [](const Context& ctx, const Definition& definition, const Call& call,
-           const scanning::Inputs& in, bool backward) {
+        [](const Context& ctx, const Definition& definition, const Call& call, const scanning::Inputs& in,
+           bool backward) {
           const Problem p = ProblemOf(definition, call, in);
           return backward ? BackwardBytes(ctx, p) : ForwardBytes(ctx, p);
         },
@@ -145,8 +144,8 @@ const scanning::Kernels kKernels = {
         [](const scanning::Inputs& in, scanning::Explanation& e) {
           e.kernel = std::string("causal_conv1d_") + Name(mechanism::StateDType(in.u.dtype()));
           e.why = ChannelsInLanes(in.u) ? "channels in lanes, because they are contiguous in x"
-                  : Gathers(in.u) ? "tokens in lanes, gathered: neither axis of x is contiguous"
-                                  : "tokens in lanes, because they are contiguous in x";
+                  : Gathers(in.u)       ? "tokens in lanes, gathered: neither axis of x is contiguous"
+                                        : "tokens in lanes, because they are contiguous in x";
         }};
 
 }  // namespace
@@ -161,22 +160,19 @@ Definition DefinitionOf(const Options& options) {
 
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
   constexpr char kOp[] = "causal_conv1d::Forward";
-  scanning::Forward(kOp, ctx, DefinitionOf(options), AsScan(kOp, in), AsScan(options),
-                    {out.o, out.final, {}});
+  scanning::Forward(kOp, ctx, DefinitionOf(options), AsScan(kOp, in), AsScan(options), {out.o, out.final, {}});
 }
 
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
+void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
   constexpr char kOp[] = "causal_conv1d::Backward";
   scanning::Gradients gradients;
   for (size_t i = 0; i < kCount; ++i) gradients.*kGradients[i] = out.*kTensors[i].gradient;
   gradients.dinitial = out.dinitial;
-  scanning::Backward(kOp, ctx, DefinitionOf(options), {AsScan(kOp, in), in.d_o, in.d_final, {}},
-                     AsScan(options), gradients);
+  scanning::Backward(kOp, ctx, DefinitionOf(options), {AsScan(kOp, in), in.d_o, in.d_final, {}}, AsScan(options),
+                     gradients);
 }
 
-void Step(Context& ctx, const StepInputs& in, const Options& options,
-          const TensorView& state, const TensorView& o) {
+void Step(Context& ctx, const StepInputs& in, const Options& options, const TensorView& state, const TensorView& o) {
   scanning::StepInputs token;
   for (size_t i = 0; i < kCount; ++i) token.*kInputs[i] = in.*kTensors[i].step;
   scanning::Step("causal_conv1d::Step", ctx, DefinitionOf(options), token, {}, {state, {}}, o);
@@ -189,14 +185,12 @@ int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) 
 
 int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
   constexpr char kOp[] = "causal_conv1d::BackwardWorkspace";
-  return scanning::BackwardWorkspace(kOp, ctx, DefinitionOf(options), AsScan(kOp, in),
-                                     AsScan(options));
+  return scanning::BackwardWorkspace(kOp, ctx, DefinitionOf(options), AsScan(kOp, in), AsScan(options));
 }
 
 Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
   constexpr char kOp[] = "causal_conv1d::Explain";
-  const auto e =
-      scanning::Explain(kOp, ctx, DefinitionOf(options), AsScan(kOp, in), AsScan(options));
+  const auto e = scanning::Explain(kOp, ctx, DefinitionOf(options), AsScan(kOp, in), AsScan(options));
   return {e.kernel, e.target, e.why, e.flops, e.bytes, e.workspace_bytes};
 }
 

@@ -35,10 +35,10 @@ struct Inputs {
 
 struct Options {
   Activation activation = Activation::kNone;  // of what was filtered
-  ConstTensorView lengths, starts;  // [B] i32 or i64: tokens starts[b] <= t < lengths[b]
-  ConstTensorView cu_seqlens;       // [N + 1]: N sequences one after another, B = 1; states
-                                    // have N in the place of B, each sequence has its own
-  bool reverse = false;  // from the last token to the first; the final state is after the first
+  ConstTensorView lengths, starts;            // [B] i32 or i64: tokens starts[b] <= t < lengths[b]
+  ConstTensorView cu_seqlens;                 // [N + 1]: N sequences one after another, B = 1; states
+                                              // have N in the place of B, each sequence has its own
+  bool reverse = false;                       // from the last token to the first; the final state is after the first
 };
 
 // Tokens outside of lengths, starts or cu_seqlens have o = 0.
@@ -93,8 +93,7 @@ struct Explanation {
 // Throws InvalidArgument if a rank, shape, dtype or device disagrees with the above, if an
 // output overlaps an input, or if lengths, starts or cu_seqlens are out of range. On throw,
 // nothing has been written.
-HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
-                      const Outputs& out);
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
 // be f64 whatever the inputs are.
@@ -110,18 +109,16 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 // groups of 128 tokens in f32 (f64 beside f64), counted from a sequence's own first token,
 // then in f64 in a fixed order; their bits do not depend on threads or strides either.
 // Cost: x and d_o are read and dx is written once, 6 W flops for each. Throws as Forward.
-HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-                       const Gradients& out);
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
-HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
-                                const Gradients& out);
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes o [B, D] of one token, with the bits of Forward. `state` [B, D, W - 1] is read,
 // then updated in place: the oldest input leaves, x enters. Of the options, activation
 // alone. Bound by the memory of the weights and the state.
-HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
-                   const TensorView& state, const TensorView& o);
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const TensorView& state,
+                   const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, at
 // most
@@ -132,8 +129,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 //
 // where n counts runs of 1024 tokens of all sequences.
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
-HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
-                                   const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
 // What Forward would do. Pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);

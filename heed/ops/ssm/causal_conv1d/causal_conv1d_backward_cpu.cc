@@ -69,36 +69,31 @@ struct Shared {
 
 // dp of tokens [begin, end), whose inputs stand in the tile.
 template <bool kChannels, class T>
-HWY_NOINLINE HWY_ATTR void LoadGradients(const Channels& c, const Grid& d_o, const T* table,
-                                         int64_t begin, int64_t end, const Buffers<T>& b) {
+HWY_NOINLINE HWY_ATTR void LoadGradients(const Channels& c, const Grid& d_o, const T* table, int64_t begin, int64_t end,
+                                         const Buffers<T>& b) {
   const Problem& p = c.p;
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   T* HWY_RESTRICT to = b.gradients;
   hs::WithStorage<T>(p.dtype, [&](auto tag) HWY_ATTR {
     using S = decltype(tag);
-    ForVectors<kChannels, T, S>(
-        d_o, c, begin, end,
-        [&](const S* from, size_t at, int64_t stride, size_t n) HWY_ATTR {
-          hn::StoreU(hs::LoadStrided(d, from, stride, n), d, to + at);
-        });
+    ForVectors<kChannels, T, S>(d_o, c, begin, end, [&](const S* from, size_t at, int64_t stride, size_t n) HWY_ATTR {
+      hn::StoreU(hs::LoadStrided(d, from, stride, n), d, to + at);
+    });
   });
   if (!p.silu) return;
   const size_t row = PaddedChannels(p);
   const T* bias = table + static_cast<size_t>(p.W) * row;
-  ForTiles<kChannels, T>(
-      c, static_cast<size_t>(end - begin),
-      [&](size_t at, size_t channel, size_t, size_t) HWY_ATTR {
-        const V first = Weight<kChannels>(d, bias + channel);
-        V sum[kVectors] = {first, first, first, first};
-        AddTaps<kChannels>(d, b.inputs + at, table + channel, static_cast<int64_t>(row), p.W,
-                           sum);
-        HWY_UNROLL(4)
-        for (size_t r = 0; r < kVectors; ++r) {
-          T* HWY_RESTRICT dp = to + at + r * (kChannels ? kTileRow : kLanes<T>);
-          hn::StoreU(hn::Mul(hn::LoadU(d, dp), SiluSlope(d, sum[r])), d, dp);
-        }
-      });
+  ForTiles<kChannels, T>(c, static_cast<size_t>(end - begin), [&](size_t at, size_t channel, size_t, size_t) HWY_ATTR {
+    const V first = Weight<kChannels>(d, bias + channel);
+    V sum[kVectors] = {first, first, first, first};
+    AddTaps<kChannels>(d, b.inputs + at, table + channel, static_cast<int64_t>(row), p.W, sum);
+    HWY_UNROLL(4)
+    for (size_t r = 0; r < kVectors; ++r) {
+      T* HWY_RESTRICT dp = to + at + r * (kChannels ? kTileRow : kLanes<T>);
+      hn::StoreU(hn::Mul(hn::LoadU(d, dp), SiluSlope(d, sum[r])), d, dp);
+    }
+  });
 }
 
 // sums[j][channel] += sum_t dp_t x_{t - (W - 1) + j} for R taps from j on, over the tokens
@@ -111,12 +106,11 @@ HWY_INLINE void AddGroupSums(const Channels& c, size_t tokens, int64_t j, const 
   constexpr size_t N = kLanes<T>, kToken = kChannels ? kTileRow : 1;
   const T* HWY_RESTRICT x = b.inputs + static_cast<size_t>(j) * kToken;
   const T* HWY_RESTRICT dp = b.gradients;
-  const auto add = [&](size_t at, V (&sum)[R]) HWY_ATTR {
+  const auto add = [&](size_t at, V(&sum)[R]) HWY_ATTR {
     const V gradient = hn::LoadU(d, dp + at);
     HWY_UNROLL(4)
     for (size_t r = 0; r < R; ++r) {
-      sum[r] = kProducts ? hn::MulAdd(gradient, hn::LoadU(d, x + at + r * kToken), sum[r])
-                         : hn::Add(gradient, sum[r]);
+      sum[r] = kProducts ? hn::MulAdd(gradient, hn::LoadU(d, x + at + r * kToken), sum[r]) : hn::Add(gradient, sum[r]);
     }
   };
   const auto zero = hn::Zero(d);
@@ -155,8 +149,7 @@ HWY_INLINE void AddGroupSums(const Channels& c, size_t tokens, int64_t j, const 
 }
 
 template <bool kChannels, class T>
-HWY_NOINLINE HWY_ATTR void AddSums(const Channels& c, size_t tokens, const Buffers<T>& b,
-                                   double* sums) {
+HWY_NOINLINE HWY_ATTR void AddSums(const Channels& c, size_t tokens, const Buffers<T>& b, double* sums) {
   const size_t row = PaddedChannels(c.p);
   const int64_t W = c.p.W;
   int64_t j = 0;
@@ -169,9 +162,8 @@ HWY_NOINLINE HWY_ATTR void AddSums(const Channels& c, size_t tokens, const Buffe
 // dx of tokens [begin, end), on top of what the final state's gradient adds to the last
 // W - 1; the tile of inputs is free for that.
 template <bool kChannels, class T>
-HWY_NOINLINE HWY_ATTR void StoreInputGradients(const Channels& c, const GradientGrids& g,
-                                               const T* table, int64_t begin, int64_t end,
-                                               const Buffers<T>& b) {
+HWY_NOINLINE HWY_ATTR void StoreInputGradients(const Channels& c, const GradientGrids& g, const T* table, int64_t begin,
+                                               int64_t end, const Buffers<T>& b) {
   const Problem& p = c.p;
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
@@ -189,27 +181,23 @@ HWY_NOINLINE HWY_ATTR void StoreInputGradients(const Channels& c, const Gradient
   const T* last = table + static_cast<size_t>(p.W - 1) * row;
   hs::WithStorage<T>(p.dtype, [&](auto tag) HWY_ATTR {
     auto* out = At<decltype(tag)>(g.dx, c, begin);
-    ForTiles<kChannels, T>(
-        c, tokens, [&](size_t at, size_t channel, size_t t, size_t i) HWY_ATTR {
-          V dx[kVectors];
-          HWY_UNROLL(4)
-          for (size_t r = 0; r < kVectors; ++r) {
-            dx[r] = from_state ? hn::LoadU(d, b.inputs + at +
-                                                  r * (kChannels ? kTileRow : kLanes<T>))
-                               : hn::Zero(d);
-          }
-          AddTaps<kChannels>(d, b.gradients + at, last + channel, -static_cast<int64_t>(row),
-                             p.W, dx);
-          StoreVectors<kChannels>(d, g.dx, c, out, tokens, t, i, dx);
-        });
+    ForTiles<kChannels, T>(c, tokens, [&](size_t at, size_t channel, size_t t, size_t i) HWY_ATTR {
+      V dx[kVectors];
+      HWY_UNROLL(4)
+      for (size_t r = 0; r < kVectors; ++r) {
+        dx[r] = from_state ? hn::LoadU(d, b.inputs + at + r * (kChannels ? kTileRow : kLanes<T>)) : hn::Zero(d);
+      }
+      AddTaps<kChannels>(d, b.gradients + at, last + channel, -static_cast<int64_t>(row), p.W, dx);
+      StoreVectors<kChannels>(d, g.dx, c, out, tokens, t, i, dx);
+    });
   });
 }
 
 // The gradient of the initial state: dx of the W - 1 tokens before the first. Scalar and
 // one function for both layouts, so that its bits are the same.
 template <class T>
-HWY_NOINLINE void StoreInitialGradients(const Channels& c, const GradientGrids& g,
-                                        const T* table, const T* gradients, size_t token) {
+HWY_NOINLINE void StoreInitialGradients(const Channels& c, const GradientGrids& g, const T* table, const T* gradients,
+                                        size_t token) {
   const Problem& p = c.p;
   const size_t row = PaddedChannels(p);
   for (int64_t channel = 0; channel < c.channels; ++channel) {
@@ -230,8 +218,8 @@ HWY_NOINLINE void StoreInitialGradients(const Channels& c, const GradientGrids& 
 
 // `sums` null: not asked for.
 template <bool kChannels, class T>
-HWY_ATTR void BackwardGroup(const Channels& c, const GradientGrids& g, const T* table,
-                            double* sums, int64_t begin, int64_t end, const Buffers<T>& b) {
+HWY_ATTR void BackwardGroup(const Channels& c, const GradientGrids& g, const T* table, double* sums, int64_t begin,
+                            int64_t end, const Buffers<T>& b) {
   const Problem& p = c.p;
   const int64_t ahead = std::min(end + p.W - 1, c.s.count);
   constexpr size_t kToken = kChannels ? kTileRow : 1;
@@ -254,9 +242,8 @@ HWY_ATTR void BackwardGroup(const Channels& c, const GradientGrids& g, const T* 
 }
 
 template <bool kChannels, class T>
-HWY_ATTR void BackwardRun(const Problem& p, const GradientGrids& g, const Run& run,
-                          int64_t channel, const T* table, double* sums,
-                          const Buffers<T>& b) {
+HWY_ATTR void BackwardRun(const Problem& p, const GradientGrids& g, const Run& run, int64_t channel, const T* table,
+                          double* sums, const Buffers<T>& b) {
   const Sequence& s = p.sequences[static_cast<size_t>(run.sequence)];
   const int64_t end_channel = std::min(channel + BlockOf(p), p.D);
   for (int64_t i = channel; i < end_channel; i += kChannels ? kLaneChannels : 1) {
@@ -271,8 +258,7 @@ HWY_ATTR void BackwardRun(const Problem& p, const GradientGrids& g, const Run& r
 }
 
 // Parts in order, rounded once.
-void StoreSums(Context& ctx, const Problem& p, const GradientGrids& g, int64_t parts,
-               const double* sums) {
+void StoreSums(Context& ctx, const Problem& p, const GradientGrids& g, int64_t parts, const double* sums) {
   const size_t row = PaddedChannels(p);
   constexpr int64_t kBlock = 512;
   ctx.ParallelFor((p.D + kBlock - 1) / kBlock, [&](int64_t task, int) HWY_ATTR {
@@ -287,16 +273,14 @@ void StoreSums(Context& ctx, const Problem& p, const GradientGrids& g, int64_t p
         for (int64_t c = 0; c < end - begin; ++c) total[c] += from[c];
       }
       for (int64_t c = begin; c < end; ++c) {
-        StoreDouble(to.dtype, const_cast<void*>(to.data),
-                    c * to.channel + (j < p.W ? j * to.token : 0), total[c - begin]);
+        StoreDouble(to.dtype, const_cast<void*>(to.data), c * to.channel + (j < p.W ? j * to.token : 0),
+                    total[c - begin]);
       }
     }
   });
 }
 
-int64_t NumParts(const Problem& p) {
-  return std::min(kMaxParts, static_cast<int64_t>(p.runs.size()));
-}
+int64_t NumParts(const Problem& p) { return std::min(kMaxParts, static_cast<int64_t>(p.runs.size())); }
 
 template <class T>
 void BackwardTyped(Context& ctx, const Problem& p, const GradientGrids& g) {
@@ -304,8 +288,7 @@ void BackwardTyped(Context& ctx, const Problem& p, const GradientGrids& g) {
   const bool summed = g.dweight.data != nullptr || g.dbias.data != nullptr;
   const auto num_runs = static_cast<int64_t>(p.runs.size());
   const int64_t parts = summed ? NumParts(p) : num_runs;
-  ctx.ReserveShared(
-      static_cast<size_t>(Shared<T>().LayOut(p, summed ? parts : 0, nullptr)));
+  ctx.ReserveShared(static_cast<size_t>(Shared<T>().LayOut(p, summed ? parts : 0, nullptr)));
   ctx.ReserveScratch(static_cast<size_t>(Buffers<T>().LayOut(p, nullptr)));
   shared.LayOut(p, summed ? parts : 0, ctx.Shared());
   LoadWeights(p, shared.table);
@@ -320,8 +303,7 @@ void BackwardTyped(Context& ctx, const Problem& p, const GradientGrids& g) {
       sums = shared.sums + static_cast<size_t>(part) * sums_of_part;
       // Rows of vectors may end beyond the last channel, in the padding.
       const auto begin = static_cast<size_t>(channel);
-      const size_t end = channel + BlockOf(p) < p.D ? begin + static_cast<size_t>(BlockOf(p))
-                                                     : PaddedChannels(p);
+      const size_t end = channel + BlockOf(p) < p.D ? begin + static_cast<size_t>(BlockOf(p)) : PaddedChannels(p);
       for (int64_t j = 0; j <= p.W; ++j) {
         double* of_tap = sums + static_cast<size_t>(j) * PaddedChannels(p);
         std::fill(of_tap + begin, of_tap + end, 0.0);
@@ -345,13 +327,11 @@ void RunBackward(Context& ctx, const Problem& p, const GradientGrids& g) {
 
 template <class T>
 int64_t BackwardBytesTyped(const Problem& p, int threads) {
-  return Shared<T>().LayOut(p, NumParts(p), nullptr) +
-         threads * Buffers<T>().LayOut(p, nullptr);
+  return Shared<T>().LayOut(p, NumParts(p), nullptr) + threads * Buffers<T>().LayOut(p, nullptr);
 }
 
 int64_t RunBackwardBytes(const Problem& p, int threads) {
-  return p.dtype == DType::kF64 ? BackwardBytesTyped<double>(p, threads)
-                                : BackwardBytesTyped<float>(p, threads);
+  return p.dtype == DType::kF64 ? BackwardBytesTyped<double>(p, threads) : BackwardBytesTyped<float>(p, threads);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -369,8 +349,7 @@ void BackwardCpu(Context& ctx, const Problem& p, const GradientGrids& g) {
 }
 
 int64_t BackwardBytes(const Context& ctx, const Problem& p) {
-  return HWY_DISPATCH_TABLE(RunBackwardBytes)[TargetIndex(ctx.allowed_targets())](
-      p, ctx.num_threads());
+  return HWY_DISPATCH_TABLE(RunBackwardBytes)[TargetIndex(ctx.allowed_targets())](p, ctx.num_threads());
 }
 
 }  // namespace heed::causal_conv1d

@@ -59,20 +59,17 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
     for (int64_t t = 0; t < c.T(); ++t) {
       const TokenError at = PreactivationOf(c, t, e);
       const double y = c.silu ? Silu(at.p) : at.p;
-      const double error =
-          c.silu ? 1.1 * at.error + kSiluUnits * e.unit * std::abs(y) + kFloor * e.least
-                 : at.error;
+      const double error = c.silu ? 1.1 * at.error + kSiluUnits * e.unit * std::abs(y) + kFloor * e.least : at.error;
       Put(tolerance.o, {c.batch, c.channel, c.tokens[static_cast<size_t>(t)]},
           error + e.output * (std::abs(y) + error) + e.subnormal);
     }
   });
 }
 
-void BackwardTolerance(const BackwardInputs& in, const Options& options,
-                       const Gradients& expected, const Gradients& tolerance) {
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
+                       const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.x.dtype());
-  for (const TensorView* t :
-       {&tolerance.dx, &tolerance.dweight, &tolerance.dbias, &tolerance.dinitial}) {
+  for (const TensorView* t : {&tolerance.dx, &tolerance.dweight, &tolerance.dbias, &tolerance.dinitial}) {
     Clear(*t);
   }
   const double lanes = in.x.dtype() == DType::kF64 ? 64 : 32;
@@ -80,8 +77,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     if (c.channel == 0) groups += c.T() / 128 + 1;
   });
-  const double of_sum =
-      (lanes + 3 + (in.x.dtype() == DType::kF64 ? static_cast<double>(groups) : 1)) * e.unit;
+  const double of_sum = (lanes + 3 + (in.x.dtype() == DType::kF64 ? static_cast<double>(groups) : 1)) * e.unit;
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles d_o = GradientsOfO(in, c), d_final = GradientsOfFinal(in, c);
     const int64_t W = c.W(), T = c.T();
@@ -96,8 +92,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
         const TokenError at = PreactivationOf(c, t, e);
         const double s = 1 / (1 + std::exp(-at.p));
         slope = std::abs(SiluSlope(at.p));
-        error = 0.5 * at.error + kSiluUnits * e.unit * (s + std::abs(at.p) * s * (1 - s)) +
-                kFloor * e.least;
+        error = 0.5 * at.error + kSiluUnits * e.unit * (s + std::abs(at.p) * s * (1 - s)) + kFloor * e.least;
       }
       const double size = std::abs(d_o[static_cast<size_t>(t)]);
       const double dp = size * slope;
@@ -105,8 +100,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
       for (int64_t j = 0; j < W; ++j) {
         const double w = std::abs(c.weight[static_cast<size_t>(j)]);
         d_inputs[static_cast<size_t>(t + j)] += w * (of_dp + of_chain * dp);
-        Add(tolerance.dweight, {c.channel, j},
-            std::abs(c.Input(t - (W - 1) + j)) * (of_dp + of_sum * dp) + e.least);
+        Add(tolerance.dweight, {c.channel, j}, std::abs(c.Input(t - (W - 1) + j)) * (of_dp + of_sum * dp) + e.least);
       }
       Add(tolerance.dbias, {c.channel}, of_dp + of_sum * dp);
     }
@@ -140,8 +134,8 @@ scanning::Mechanism MechanismOf(const Options& own) {
   m.of_problems.options = own.activation == Activation::kSilu ? " silu" : "";
   scanning::Describe(m.definition, m.of_problems);
   mechanism::Bind<Api, Options>(structs, own,
-                                {&Forward, &Backward, &Reference, &BackwardReference, &Step,
-                                 &Tolerance, &BackwardTolerance, &Explain, &BackwardWorkspace},
+                                {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
+                                 &BackwardTolerance, &Explain, &BackwardWorkspace},
                                 m.of_problems);
   return m;
 }
@@ -168,15 +162,13 @@ Case RandomCase(DType dtype, uint64_t seed) {
 
 OpEntry Entry() {
   OpEntry entry = scanning::EntryOf(
-      MechanismOf({}),
-      {.family = "ssm",
-       .variants = {"silu", "no_bias", "state", "lengths=62", "reverse", "channels_last",
-                    "width=3"},
-       .flops = "2 W per token and channel, backward 6 W; Hq D channels, W = 4",
-       .bytes = "2 B Tq Hq D size",
-       .state = "B Hq D (W - 1) 4",
-       .make_case = &MakeCase,
-       .random_case = &RandomCase});
+      MechanismOf({}), {.family = "ssm",
+                        .variants = {"silu", "no_bias", "state", "lengths=62", "reverse", "channels_last", "width=3"},
+                        .flops = "2 W per token and channel, backward 6 W; Hq D channels, W = 4",
+                        .bytes = "2 B Tq Hq D size",
+                        .state = "B Hq D (W - 1) 4",
+                        .make_case = &MakeCase,
+                        .random_case = &RandomCase});
   for (size_t i : {1, 2}) entry.inputs[i].wide = false;  // files have them in x's dtype
   return entry;
 }

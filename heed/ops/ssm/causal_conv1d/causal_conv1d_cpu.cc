@@ -21,7 +21,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/ops/ssm/causal_conv1d/causal_conv1d_cpu.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                               // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d-inl.h"
@@ -33,9 +33,7 @@ constexpr int64_t kStepChannels = 1024;  // of a task
 
 // Tokens of a tile: with channels in lanes, enough that the inputs before it, which are
 // loaded twice, are no more than the tile.
-int64_t TileTokens(const Problem& p) {
-  return p.channels_in_lanes ? std::max<int64_t>(16, p.W - 1) : kRunTokens;
-}
+int64_t TileTokens(const Problem& p) { return p.channels_in_lanes ? std::max<int64_t>(16, p.W - 1) : kRunTokens; }
 
 template <class T>
 int64_t ForwardTileElements(const Problem& p) {
@@ -46,8 +44,8 @@ int64_t ForwardTileElements(const Problem& p) {
 
 // Outputs [begin, end), at most a tile.
 template <bool kChannels, class T>
-HWY_NOINLINE HWY_ATTR void ForwardTile(const Channels& c, const T* HWY_RESTRICT table,
-                                       int64_t begin, int64_t end, T* HWY_RESTRICT tile) {
+HWY_NOINLINE HWY_ATTR void ForwardTile(const Channels& c, const T* HWY_RESTRICT table, int64_t begin, int64_t end,
+                                       T* HWY_RESTRICT tile) {
   const Problem& p = c.p;
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
@@ -56,17 +54,16 @@ HWY_NOINLINE HWY_ATTR void ForwardTile(const Channels& c, const T* HWY_RESTRICT 
   const T* bias = table + static_cast<size_t>(p.W) * row;
   hs::WithStorage<T>(p.dtype, [&](auto tag) HWY_ATTR {
     auto* out = At<decltype(tag)>(p.o, c, begin);
-    ForTiles<kChannels, T>(
-        c, tokens, [&](size_t at, size_t channel, size_t t, size_t i) HWY_ATTR {
-          const V b = Weight<kChannels>(d, bias + channel);
-          V y[kVectors] = {b, b, b, b};
-          AddTaps<kChannels>(d, tile + at, table + channel, static_cast<int64_t>(row), p.W, y);
-          if (p.silu) {
-            HWY_UNROLL(4)
-            for (size_t r = 0; r < kVectors; ++r) y[r] = Silu(d, y[r]);
-          }
-          StoreVectors<kChannels>(d, p.o, c, out, tokens, t, i, y);
-        });
+    ForTiles<kChannels, T>(c, tokens, [&](size_t at, size_t channel, size_t t, size_t i) HWY_ATTR {
+      const V b = Weight<kChannels>(d, bias + channel);
+      V y[kVectors] = {b, b, b, b};
+      AddTaps<kChannels>(d, tile + at, table + channel, static_cast<int64_t>(row), p.W, y);
+      if (p.silu) {
+        HWY_UNROLL(4)
+        for (size_t r = 0; r < kVectors; ++r) y[r] = Silu(d, y[r]);
+      }
+      StoreVectors<kChannels>(d, p.o, c, out, tokens, t, i, y);
+    });
   });
 }
 
@@ -93,8 +90,7 @@ HWY_NOINLINE void StoreFinal(const Channels& c) {
 }
 
 template <bool kChannels, class T>
-HWY_ATTR void ForwardRun(const Problem& p, const Run& run, int64_t channel, const T* table,
-                         T* tile) {
+HWY_ATTR void ForwardRun(const Problem& p, const Run& run, int64_t channel, const T* table, T* tile) {
   const Sequence& s = p.sequences[static_cast<size_t>(run.sequence)];
   const int64_t end_channel = std::min(channel + BlockOf(p), p.D);
   for (int64_t i = channel; i < end_channel; i += kChannels ? kLaneChannels : 1) {
@@ -141,14 +137,11 @@ HWY_INLINE void StepVector(const Channels& c, size_t n, T* HWY_RESTRICT columns)
   const hn::ScalableTag<T> d;
   constexpr size_t N = hn::MaxLanes(d);
   const auto W = static_cast<size_t>(p.W);
-  const auto row = [](const Grid& g, const auto* data, int64_t i) HWY_ATTR {
-    return data + i * g.channel;
-  };
+  const auto row = [](const Grid& g, const auto* data, int64_t i) HWY_ATTR { return data + i * g.channel; };
   T* HWY_RESTRICT inputs = columns + W * N;
   hs::WithStorage<T>(p.weight.dtype, [&](auto tag) HWY_ATTR {
     const auto* from = static_cast<const decltype(tag)*>(p.weight.data);
-    hs::LoadColumns(d, row(p.weight, from, c.channel), p.weight.channel, p.weight.token, W, n,
-                    columns, N);
+    hs::LoadColumns(d, row(p.weight, from, c.channel), p.weight.channel, p.weight.token, W, n, columns, N);
   });
   T* state = p.W > 1 ? StateAt<T>(p.final, c, 0, 0) : nullptr;
   hs::LoadColumns(d, state, p.final.channel, p.final.token, W - 1, n, inputs, N);
@@ -202,8 +195,7 @@ int64_t ForwardBytesTyped(const Problem& p, int threads) {
 }
 
 int64_t RunBytes(const Problem& p, int threads) {
-  return p.dtype == DType::kF64 ? ForwardBytesTyped<double>(p, threads)
-                                : ForwardBytesTyped<float>(p, threads);
+  return p.dtype == DType::kF64 ? ForwardBytesTyped<double>(p, threads) : ForwardBytesTyped<float>(p, threads);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -226,8 +218,7 @@ void StepCpu(Context& ctx, const Problem& p) {
 }
 
 int64_t ForwardBytes(const Context& ctx, const Problem& p) {
-  return HWY_DISPATCH_TABLE(RunBytes)[TargetIndex(ctx.allowed_targets())](p,
-                                                                          ctx.num_threads());
+  return HWY_DISPATCH_TABLE(RunBytes)[TargetIndex(ctx.allowed_targets())](p, ctx.num_threads());
 }
 
 }  // namespace heed::causal_conv1d

@@ -14,15 +14,22 @@ namespace heed::causal_conv1d {
 
 // Its table, in the letters of its header; states are [B, D, w], w = W - 1.
 using Tensor = mechanism::Tensor<Inputs, StepInputs, Gradients>;
-using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, TensorView, Outputs,
-                             Gradients, Explanation>;
+using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, TensorView, Outputs, Gradients, Explanation>;
 inline constexpr Tensor kTensors[] = {
-    {.name = "x", .axes = "BDT", .input = &Inputs::x, .step = &StepInputs::x,
-     .gradient = &Gradients::dx},
-    {.name = "weight", .axes = "DW", .input = &Inputs::weight, .step = &StepInputs::weight,
-     .gradient = &Gradients::dweight, .type = Tensor::kWide},
-    {.name = "bias", .axes = "D", .input = &Inputs::bias, .step = &StepInputs::bias,
-     .gradient = &Gradients::dbias, .type = Tensor::kWide, .optional = true},
+    {.name = "x", .axes = "BDT", .input = &Inputs::x, .step = &StepInputs::x, .gradient = &Gradients::dx},
+    {.name = "weight",
+     .axes = "DW",
+     .input = &Inputs::weight,
+     .step = &StepInputs::weight,
+     .gradient = &Gradients::dweight,
+     .type = Tensor::kWide},
+    {.name = "bias",
+     .axes = "D",
+     .input = &Inputs::bias,
+     .step = &StepInputs::bias,
+     .gradient = &Gradients::dbias,
+     .type = Tensor::kWide,
+     .optional = true},
 };
 scanning::Definition DefinitionOf(const Options& options);
 

@@ -28,8 +28,7 @@ double ReferenceChannel::Preactivation(int64_t t) const {
   return p;
 }
 
-void ForEachChannel(const Inputs& in, const Options& options,
-                    const std::function<void(const ReferenceChannel&)>& f) {
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f) {
   const int64_t W = in.weight.size(1);
   const auto ranges = mechanism::SequencesOf(options, in.x.size(0), in.x.size(2));
   for (size_t n = 0; n < ranges.size(); ++n) {
@@ -42,8 +41,7 @@ void ForEachChannel(const Inputs& in, const Options& options,
       for (int64_t t = ranges[n].begin; t < ranges[n].end; ++t) c.tokens.push_back(t);
       if (options.reverse) std::reverse(c.tokens.begin(), c.tokens.end());
       for (int64_t i = 0; i < W - 1; ++i) {
-        c.inputs.push_back(
-            in.initial.present() ? At(in.initial, {c.sequence, channel, i}) : 0);
+        c.inputs.push_back(in.initial.present() ? At(in.initial, {c.sequence, channel, i}) : 0);
       }
       for (const int64_t t : c.tokens) c.inputs.push_back(At(in.x, {c.batch, channel, t}));
       for (int64_t j = 0; j < W; ++j) c.weight.push_back(At(in.weight, {channel, j}));
@@ -72,8 +70,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     for (int64_t t = 0; t < c.T(); ++t) {
       const double p = c.Preactivation(t);
-      Put(out.o, {c.batch, c.channel, c.tokens[static_cast<size_t>(t)]},
-                   c.silu ? Silu(p) : p);
+      Put(out.o, {c.batch, c.channel, c.tokens[static_cast<size_t>(t)]}, c.silu ? Silu(p) : p);
     }
     for (int64_t i = 0; i < c.W() - 1; ++i) {
       Put(out.final, {c.sequence, c.channel, i}, c.Input(c.T() - (c.W() - 1) + i));
@@ -81,8 +78,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   });
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   for (const TensorView* t : {&out.dx, &out.dweight, &out.dbias}) Clear(*t);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles d_o = GradientsOfO(in, c), d_final = GradientsOfFinal(in, c);
@@ -104,8 +100,7 @@ void BackwardReference(const BackwardInputs& in, const Options& options,
       Put(out.dinitial, {c.sequence, c.channel, i}, d_inputs[static_cast<size_t>(i)]);
     }
     for (int64_t t = 0; t < T; ++t) {
-      Put(out.dx, {c.batch, c.channel, c.tokens[static_cast<size_t>(t)]},
-                   d_inputs[static_cast<size_t>(W - 1 + t)]);
+      Put(out.dx, {c.batch, c.channel, c.tokens[static_cast<size_t>(t)]}, d_inputs[static_cast<size_t>(W - 1 + t)]);
     }
   });
 }

@@ -26,8 +26,7 @@ struct ReferenceChannel {
   double Preactivation(int64_t t) const;
 };
 
-void ForEachChannel(const Inputs& in, const Options& options,
-                    const std::function<void(const ReferenceChannel&)>& f);
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f);
 
 // d_o of the channel's tokens, and d_final [W - 1], zeros if absent.
 Doubles GradientsOfO(const BackwardInputs& in, const ReferenceChannel& c);

@@ -75,9 +75,7 @@ struct Call {
     in.d_final = d_final.view();
     return in;
   }
-  Gradients Results() const {
-    return {dx.view(), dweight.view(), dbias.view(), dinitial.view()};
-  }
+  Gradients Results() const { return {dx.view(), dweight.view(), dbias.view(), dinitial.view()}; }
   const Call& Forward(Context& ctx) const {
     causal_conv1d::Forward(ctx, Inputs(), options, {o.view(), final.view()});
     return *this;
@@ -88,8 +86,7 @@ struct Call {
     return *this;
   }
   std::vector<std::pair<const char*, Buffer>> Written() const {
-    return {{"o", o},   {"state", final},   {"dx", dx},
-            {"dw", dweight}, {"db", dbias}, {"dinitial_state", dinitial}};
+    return {{"o", o}, {"state", final}, {"dx", dx}, {"dw", dweight}, {"db", dbias}, {"dinitial_state", dinitial}};
   }
 
   Buffer x, d_o, o, dx, weight, bias, initial, d_final, final, dinitial, dweight, dbias;
@@ -107,8 +104,7 @@ class CausalConv1d : public testing::TestWithParam<DType> {
  protected:
   Context ctx_{2};
 };
-INSTANTIATE_TEST_SUITE_P(AllDTypes, CausalConv1d,
-                         testing::Values(DType::kF64, DType::kF32, DType::kBF16, DType::kF16),
+INSTANTIATE_TEST_SUITE_P(AllDTypes, CausalConv1d, testing::Values(DType::kF64, DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& value) { return Name(value.param); });
 
 TEST_P(CausalConv1d, BitsDoNotDependOnThreads) {
@@ -130,11 +126,10 @@ TEST_P(CausalConv1d, BitsDoNotDependOnThreads) {
 TEST_P(CausalConv1d, BitsDoNotDependOnWhatIsContiguous) {
   for (const std::string& target : AvailableTargets()) {
     ctx_.set_isa(target);
-    for (const auto& [D, T, W] : {std::tuple{1, 140, 4}, {5, 1, 4}, {19, 7, 9}, {37, 300, 4},
-                                  {270, 129, 3}, {3, 2500, 6}, {33, 140, 150}}) {
+    for (const auto& [D, T, W] :
+         {std::tuple{1, 140, 4}, {5, 1, 4}, {19, 7, 9}, {37, 300, 4}, {270, 129, 3}, {3, 2500, 6}, {33, 140, 150}}) {
       for (const bool reverse : {false, true}) {
-        Call calls[] = {Call(GetParam(), 2, D, T, W, Layout::kTokens),
-                        Call(GetParam(), 2, D, T, W, Layout::kChannels),
+        Call calls[] = {Call(GetParam(), 2, D, T, W, Layout::kTokens), Call(GetParam(), 2, D, T, W, Layout::kChannels),
                         Call(GetParam(), 2, D, T, W, Layout::kNeither)};
         for (Call& call : calls) {
           call.options.reverse = reverse;
@@ -160,8 +155,8 @@ TEST_P(CausalConv1d, ReverseIsTheSameOnReversedTokens) {
     Call reversed(GetParam(), 2, 21, T, 5, layout);
     const auto flipped = [&](const Buffer& buffer) {
       const TensorView& v = buffer.view();
-      return TensorView(v.as<char>() + (T - 1) * v.stride(2) * int64_t(SizeOf(v.dtype())),
-                        v.dtype(), {2, 21, T}, {v.stride(0), v.stride(1), -v.stride(2)});
+      return TensorView(v.as<char>() + (T - 1) * v.stride(2) * int64_t(SizeOf(v.dtype())), v.dtype(), {2, 21, T},
+                        {v.stride(0), v.stride(1), -v.stride(2)});
     };
     Copy(flipped(forward.x), reversed.x.view());
     Copy(flipped(forward.d_o), reversed.d_o.view());
@@ -187,8 +182,7 @@ TEST_P(CausalConv1d, AnySplitOfASequenceKeepsTheBits) {
         Copy(ConstTensorView(whole.x.view()).Slice(2, borders[i], borders[i + 1]), part.x.view());
         part.initial = state;
         part.Forward(ctx_);
-        EXPECT_TRUE(SameBits(ConstTensorView(whole.o.view()).Slice(2, borders[i], borders[i + 1]),
-                             part.o.view()))
+        EXPECT_TRUE(SameBits(ConstTensorView(whole.o.view()).Slice(2, borders[i], borders[i + 1]), part.o.view()))
             << "W = " << W << " at " << borders[i];
         state = part.final;
       }
@@ -210,8 +204,7 @@ TEST_P(CausalConv1d, StepsHaveTheBitsOfTheWhole) {
         for (int64_t t = 0; t < T; ++t) {
           const auto token = [&, t = t](const ConstTensorView& v) {
             const ConstTensorView at = v.Slice(2, t, t + 1);
-            return ConstTensorView(at.data(), at.dtype(), {at.size(0), at.size(1)},
-                                   {at.stride(0), at.stride(1)});
+            return ConstTensorView(at.data(), at.dtype(), {at.size(0), at.size(1)}, {at.stride(0), at.stride(1)});
           };
           Step(ctx_, {token(in.x), in.weight, in.bias}, whole.options, state.view(), o.view());
           EXPECT_TRUE(SameBits(o.view(), token(whole.o.view()))) << "W = " << W << " t = " << t;
@@ -231,9 +224,7 @@ TEST_P(CausalConv1d, BitsAreThoseOfASequenceAlone) {
       const auto part = [&](const Buffer& buffer) {
         return buffer.view().Slice(0, b, b + 1).Slice(2, first, first + n);
       };
-      const auto of_state = [&](const Buffer& buffer) {
-        return buffer.view().Slice(0, sequence, sequence + 1);
-      };
+      const auto of_state = [&](const Buffer& buffer) { return buffer.view().Slice(0, sequence, sequence + 1); };
       Copy(alone.x.view(), part(into.x));
       Copy(alone.d_o.view(), part(into.d_o));
       Copy(alone.initial.view(), of_state(into.initial));
@@ -255,8 +246,7 @@ TEST_P(CausalConv1d, BitsAreThoseOfASequenceAlone) {
     check(packed, 0, 30, 1);
     // The empty sequence passes its state through, and its gradient back.
     EXPECT_TRUE(SameBits(packed.final.view().Slice(0, 2, 3), packed.initial.view().Slice(0, 2, 3)));
-    EXPECT_TRUE(
-        SameBits(packed.dinitial.view().Slice(0, 2, 3), packed.d_final.view().Slice(0, 2, 3)));
+    EXPECT_TRUE(SameBits(packed.dinitial.view().Slice(0, 2, 3), packed.d_final.view().Slice(0, 2, 3)));
   }
 }
 
@@ -268,9 +258,7 @@ TEST_P(CausalConv1d, TokensThatDoNotCountAreZeroAndNeverRead) {
       call.options.lengths = {lengths, DType::kI64, {2}};
       call.options.starts = {starts, DType::kI64, {2}};
       call.options.reverse = reverse;
-      const auto counts = [&](const Shape& at) {
-        return at[2] >= starts[at[0]] && at[2] < lengths[at[0]];
-      };
+      const auto counts = [&](const Shape& at) { return at[2] >= starts[at[0]] && at[2] < lengths[at[0]]; };
       Shape at(3);
       do {
         if (counts(at)) continue;
@@ -353,8 +341,7 @@ TEST_P(CausalConv1d, GradientsThatAreNotAskedForChangeNoOthers) {
       if (only == 2) out.dbias = one.dbias.view();
       if (only == 3) out.dinitial = one.dinitial.view();
       Backward(ctx_, one.Inputs(), one.options, out);
-      const auto a = all.Written()[static_cast<size_t>(only + 2)],
-                 b = one.Written()[static_cast<size_t>(only + 2)];
+      const auto a = all.Written()[static_cast<size_t>(only + 2)], b = one.Written()[static_cast<size_t>(only + 2)];
       EXPECT_TRUE(SameBits(a.second.view(), b.second.view())) << a.first;
     }
   }
@@ -381,9 +368,10 @@ TEST(CausalConv1dGradients, AreDifferences) {
       }
       return sum;
     };
-    for (const auto& [input, gradient] :
-         {std::pair{call.x, call.dx}, {call.weight, call.dweight}, {call.bias, call.dbias},
-          {call.initial, call.dinitial}}) {
+    for (const auto& [input, gradient] : {std::pair{call.x, call.dx},
+                                          {call.weight, call.dweight},
+                                          {call.bias, call.dbias},
+                                          {call.initial, call.dinitial}}) {
       Shape at(input.view().sizes().size());
       do {
         const double x = GetElement(input.view(), at), h = 1e-5;
@@ -393,8 +381,7 @@ TEST(CausalConv1dGradients, AreDifferences) {
         const double below = loss();
         SetElement(input.view(), at, x);
         const double expected = (above - below) / (2 * h);
-        EXPECT_NEAR(GetElement(gradient.view(), at), expected,
-                    1e-7 * std::max(1.0, std::abs(expected)))
+        EXPECT_NEAR(GetElement(gradient.view(), at), expected, 1e-7 * std::max(1.0, std::abs(expected)))
             << ShapeString(at);
       } while (NextIndex(input.view().sizes(), at));
     }
@@ -413,8 +400,7 @@ TEST(CausalConv1dWorkspace, IsWhatTheHeaderSays) {
       const int64_t table = 4 * (W + 1) * (D + 64), runs = 2 * ((T + 1023) / 1024);
       EXPECT_LE(Workspace(ctx, in, {}), table + 3 * 4 * 272 * (2 * W + 18));
       EXPECT_LE(BackwardWorkspace(ctx, in, {}),
-                table + std::min<int64_t>(32, runs) * 8 * (W + 1) * (D + 64) +
-                    3 * 4 * 272 * (4 * W + 265));
+                table + std::min<int64_t>(32, runs) * 8 * (W + 1) * (D + 64) + 3 * 4 * 272 * (4 * W + 265));
       const Explanation e = Explain(ctx, in, {});
       EXPECT_EQ(e.workspace_bytes, Workspace(ctx, in, {}));
       EXPECT_EQ(e.flops, 2.0 * 2 * static_cast<double>(D * T * W));
@@ -441,8 +427,7 @@ TEST(CausalConv1dErrors, NameTheArgumentAndNothingIsWritten) {
   const Buffer other(DType::kF32, {2, 4, 8}), wide(DType::kF64, {2, 4, 9});
   const int64_t long_lengths[] = {9, 10}, negative[] = {-1, 0}, descending[] = {0, 5, 3};
   expect([&](auto& in, auto&, auto&) { in.x = {}; }, "x is absent, expected a tensor");
-  expect([&](auto& in, auto&, auto&) { in.x = in.weight; },
-         "x has shape [4,3], expected rank 3: [B, D, T]");
+  expect([&](auto& in, auto&, auto&) { in.x = in.weight; }, "x has shape [4,3], expected rank 3: [B, D, T]");
   expect([&](auto& in, auto&, auto&) { in.x = {negative, DType::kI64, {2, 1, 1}}; },
          "x has dtype i64, expected f64, f32, bf16 or f16");
   expect([&](auto& in, auto&, auto&) { in.weight = {}; }, "weight is absent, expected a tensor");
@@ -465,20 +450,14 @@ TEST(CausalConv1dErrors, NameTheArgumentAndNothingIsWritten) {
   expect([&](auto&, auto& options, auto&) { options.cu_seqlens = {descending, DType::kI64, {3}}; },
          "x has shape [2,4,9], expected a leading axis of 1 with cu_seqlens");
   expect([&](auto&, auto&, auto& out) { out.o = {}; }, "o is absent, expected a tensor");
-  expect([&](auto&, auto&, auto& out) { out.o = other.view(); },
-         "o has shape [2,4,8], expected [2,4,9]");
-  expect([&](auto& in, auto&, auto& out) {
-           out.o = {const_cast<void*>(in.x.data()), DType::kF32, {2, 4, 9}};
-         },
+  expect([&](auto&, auto&, auto& out) { out.o = other.view(); }, "o has shape [2,4,8], expected [2,4,9]");
+  expect([&](auto& in, auto&, auto& out) { out.o = {const_cast<void*>(in.x.data()), DType::kF32, {2, 4, 9}}; },
          "o overlaps x, expected memory of its own");
-  expect([&](auto&, auto&, auto& out) {
-           out.o = {out.o.data(), DType::kF32, {2, 4, 9}, {36, 0, 1}};
-         },
+  expect([&](auto&, auto&, auto& out) { out.o = {out.o.data(), DType::kF32, {2, 4, 9}, {36, 0, 1}}; },
          "o has strides [36,0,1] for shape [2,4,9], expected strides that reach every element once");
-  expect([&](auto& in, auto&, auto& out) {
-           out.final = {const_cast<void*>(in.initial.data()), DType::kF32, {2, 4, 2}};
-         },
-         "final_state overlaps initial_state, expected memory of its own");
+  expect(
+      [&](auto& in, auto&, auto& out) { out.final = {const_cast<void*>(in.initial.data()), DType::kF32, {2, 4, 2}}; },
+      "final_state overlaps initial_state, expected memory of its own");
   const Call packed(DType::kF32, 1, 4, 9, 3, Layout::kTokens, 2);
   Options options;
   options.cu_seqlens = {descending, DType::kI64, {3}};
@@ -489,8 +468,7 @@ TEST(CausalConv1dErrors, NameTheArgumentAndNothingIsWritten) {
 TEST(CausalConv1dErrors, OfBackwardAndStepNameTheArgument) {
   Context ctx(1);
   const Call call(DType::kF32, 2, 4, 9, 3);
-  const auto expect = [&](const std::function<void(BackwardInputs&, Gradients&)>& spoil,
-                          const std::string& message) {
+  const auto expect = [&](const std::function<void(BackwardInputs&, Gradients&)>& spoil, const std::string& message) {
     BackwardInputs in = call.Inputs();
     Gradients out = call.Results();
     spoil(in, out);
@@ -498,16 +476,11 @@ TEST(CausalConv1dErrors, OfBackwardAndStepNameTheArgument) {
                 ThrowsMessage<InvalidArgument>("causal_conv1d::Backward: " + message));
   };
   expect([&](auto& in, auto&) { in.d_o = {}; }, "d_o is absent, expected a tensor");
-  expect([&](auto& in, auto&) { in.d_final = in.x; },
-         "d_state has shape [2,4,9], expected [2,4,2]");
+  expect([&](auto& in, auto&) { in.d_final = in.x; }, "d_state has shape [2,4,9], expected [2,4,2]");
   expect([&](auto&, auto& out) { out.dx = out.dinitial; }, "dx has shape [2,4,2], expected [2,4,9]");
-  expect([&](auto&, auto& out) { out.dweight = out.dbias; },
-         "dweight has shape [4], expected [4,3]");
-  expect([&](auto& in, auto&) { in.bias = {}; },
-         "dbias is asked for, expected none: there is no such input");
-  expect([&](auto& in, auto& out) {
-           out.dx = {const_cast<void*>(in.d_o.data()), DType::kF32, {2, 4, 9}};
-         },
+  expect([&](auto&, auto& out) { out.dweight = out.dbias; }, "dweight has shape [4], expected [4,3]");
+  expect([&](auto& in, auto&) { in.bias = {}; }, "dbias is asked for, expected none: there is no such input");
+  expect([&](auto& in, auto& out) { out.dx = {const_cast<void*>(in.d_o.data()), DType::kF32, {2, 4, 9}}; },
          "dx overlaps d_o, expected memory of its own");
 
   const Buffer x(DType::kF32, {2, 4}), o(DType::kF32, {2, 4}), small(DType::kF32, {2, 4, 1});
@@ -516,18 +489,14 @@ TEST(CausalConv1dErrors, OfBackwardAndStepNameTheArgument) {
     return [=, &ctx] { Step(ctx, {in, weight, {}}, {}, state, out); };
   };
   EXPECT_THAT(step(call.x.view(), call.final.view(), o.view()),
-              ThrowsMessage<InvalidArgument>(
-                  "causal_conv1d::Step: x has shape [2,4,9], expected one token of each "
-                  "sequence: [B, D]"));
+              ThrowsMessage<InvalidArgument>("causal_conv1d::Step: x has shape [2,4,9], expected one token of each "
+                                             "sequence: [B, D]"));
   EXPECT_THAT(step(x.view(), small.view(), o.view()),
-              ThrowsMessage<InvalidArgument>(
-                  "causal_conv1d::Step: state has shape [2,4,1], expected [2,4,2]"));
+              ThrowsMessage<InvalidArgument>("causal_conv1d::Step: state has shape [2,4,1], expected [2,4,2]"));
   EXPECT_THAT(step(x.view(), {}, o.view()),
-              ThrowsMessage<InvalidArgument>(
-                  "causal_conv1d::Step: state is absent, expected a tensor"));
+              ThrowsMessage<InvalidArgument>("causal_conv1d::Step: state is absent, expected a tensor"));
   EXPECT_THAT(step(x.view(), call.final.view(), x.view()),
-              ThrowsMessage<InvalidArgument>(
-                  "causal_conv1d::Step: o overlaps x, expected memory of its own"));
+              ThrowsMessage<InvalidArgument>("causal_conv1d::Step: o overlaps x, expected memory of its own"));
   for (const auto& [name, buffer] : call.Written()) {
     for (const uint8_t byte : buffer.bytes()) ASSERT_EQ(byte, 0xFF) << name;
   }

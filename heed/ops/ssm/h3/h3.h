@@ -66,8 +66,7 @@ struct Options : scanning::Options {
 // Throws InvalidArgument if a rank, shape, dtype or device disagrees with the above, if an
 // output overlaps an input, or if lengths, starts or cu_seqlens are out of range. On throw, nothing has
 // been written.
-HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
-                      const Outputs& out);
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes what Forward does, written for reading: token by token, scalar, one thread, all in double. Outputs
 // may be f64 whatever the inputs are.
@@ -83,16 +82,14 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //
 // Precision and reproducibility as above. Rows are walked twice where dq is asked for. Throws as
 // Forward.
-HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-                       const Gradients& out);
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
-HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
-                                const Gradients& out);
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes o of one token; both states are read, then updated in place.
-HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
-                   const StepState& state, const TensorView& o);
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
+                   const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, M modes in
 // whole 16, S the tokens of the longest sequence, P = S + 2 W + 192 and R channels at once, max(d, 16 + d)
@@ -104,8 +101,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 //
 // with W' = R / d heads, and as a convolution that of long_convolution besides.
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
-HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
-                                   const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
 // What Forward would do. Pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);

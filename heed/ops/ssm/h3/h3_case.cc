@@ -86,21 +86,19 @@ class Sums {
   double chain_;
 };
 
-void PutStates(const TensorView& to, const ReferenceHead& head, size_t i, size_t j, size_t n,
-               double error) {
+void PutStates(const TensorView& to, const ReferenceHead& head, size_t i, size_t j, size_t n, double error) {
   for (const int64_t part : {0, 1}) {
-    Put(to, {head.place.sequence, head.place.channel, static_cast<int64_t>(i),
-             static_cast<int64_t>(j), static_cast<int64_t>(n), part}, error);
+    Put(to,
+        {head.place.sequence, head.place.channel, static_cast<int64_t>(i), static_cast<int64_t>(j),
+         static_cast<int64_t>(n), part},
+        error);
   }
 }
 void PutTail(const TensorView& to, const ReferenceHead& head, size_t i, size_t s, double error) {
-  Put(to, {head.place.sequence, static_cast<int64_t>(s), head.place.channel,
-           static_cast<int64_t>(i)}, error);
+  Put(to, {head.place.sequence, static_cast<int64_t>(s), head.place.channel, static_cast<int64_t>(i)}, error);
 }
-void PutToken(const TensorView& to, const ReferenceHead& head, size_t t, size_t channel,
-              double error) {
-  Put(to, {head.place.batch, head.place.tokens[t], head.place.channel,
-           static_cast<int64_t>(channel)}, error);
+void PutToken(const TensorView& to, const ReferenceHead& head, size_t t, size_t channel, double error) {
+  Put(to, {head.place.batch, head.place.tokens[t], head.place.channel, static_cast<int64_t>(channel)}, error);
 }
 
 void Tolerance(const Inputs& in, const Options& options, const Outputs&, const Outputs& tolerance) {
@@ -135,8 +133,8 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
 }
 
 // Gradients of k' of one channel become those of taps, keys and the tail.
-void KeyTolerance(const Inputs& in, const ReferenceHead& head, size_t i, const Sums& dkeys,
-                  const Doubles& of_tail, const Gradients& tolerance) {
+void KeyTolerance(const Inputs& in, const ReferenceHead& head, size_t i, const Sums& dkeys, const Doubles& of_tail,
+                  const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   const Epsilon state = EpsilonOf(mechanism::StateDType(in.q.dtype()));
   const double u = e.unit;
@@ -173,11 +171,11 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
   const Epsilon state = EpsilonOf(mechanism::StateDType(in.q.dtype()));
   const double u = e.unit;
   const bool is_f64 = in.q.dtype() == DType::kF64;
-  const bool has_taps = HasTaps(
-      in, options, in.initial.present() || in.d_final.present() || tolerance.dinitial.present());
+  const bool has_taps =
+      HasTaps(in, options, in.initial.present() || in.d_final.present() || tolerance.dinitial.present());
   for (const TensorView* t :
-       {&tolerance.dq, &tolerance.dk, &tolerance.dv, &tolerance.dshift, &tolerance.dlog_dt,
-        &tolerance.dlog_A_real, &tolerance.dA_imag, &tolerance.dC, &tolerance.dD, &tolerance.dshift_D}) {
+       {&tolerance.dq, &tolerance.dk, &tolerance.dv, &tolerance.dshift, &tolerance.dlog_dt, &tolerance.dlog_A_real,
+        &tolerance.dA_imag, &tolerance.dC, &tolerance.dD, &tolerance.dshift_D}) {
     mechanism::Clear(*t);
   }
   std::map<int64_t, scanning::TapGradients> of_taps;  // over all rows of a head
@@ -202,15 +200,15 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
         const ModeWalks walks = GradientWalks(row, back, last, u);
         const Doubles of_y = has_taps ? ConvolvedErrors(row, taps, x, false, most, u)
                                       : OutputErrors(row, x, false, StateWalks(row, x, u), u);
-        const Doubles of_dx = has_taps ? ConvolvedErrors(row, taps, back, true, most, u)
-                                       : OutputErrors(row, back, true, walks, u);
+        const Doubles of_dx =
+            has_taps ? ConvolvedErrors(row, taps, back, true, most, u) : OutputErrors(row, back, true, walks, u);
         for (size_t t = 0; t < T; ++t) {
           const double dx = row.InputGradientAt(t, dy.values, l), error = of_dx[T - 1 - t];
           dq.Add(t, row.OutputAt(t), of_y[t], d_o[j][t]);
           dkeys.Add(t, dx, error, head.v[j][t]);
           dv[j].Add(t, dx, error, keys[i].values[t], keys[i].errors[t]);
-          const double of_D = 132 * u * std::abs(x.values[t] * dy.values[t]) +
-                              std::abs(dy.values[t]) * x.errors[t] + std::abs(x.values[t]) * dy.errors[t];
+          const double of_D = 132 * u * std::abs(x.values[t] * dy.values[t]) + std::abs(dy.values[t]) * x.errors[t] +
+                              std::abs(x.values[t]) * dy.errors[t];
           Add(tolerance.dD, {h}, 1.01 * of_D + e.least);
         }
         for (size_t n = 0; n < row.N(); ++n) {
@@ -236,9 +234,9 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
     taps.AddParameterErrors(scanning::ModesOf(in, false, h), is_f64, u, tolerance);
   }
   const std::pair<const ConstTensorView&, TensorView Gradients::*> sums[] = {
-      {in.shift, &Gradients::dshift}, {in.log_dt, &Gradients::dlog_dt},
-      {in.log_A_real, &Gradients::dlog_A_real}, {in.A_imag, &Gradients::dA_imag},
-      {in.C, &Gradients::dC}, {in.D, &Gradients::dD}, {in.shift_D, &Gradients::dshift_D}};
+      {in.shift, &Gradients::dshift},    {in.log_dt, &Gradients::dlog_dt}, {in.log_A_real, &Gradients::dlog_A_real},
+      {in.A_imag, &Gradients::dA_imag},  {in.C, &Gradients::dC},           {in.D, &Gradients::dD},
+      {in.shift_D, &Gradients::dshift_D}};
   for (const auto& [input, gradient] : sums) {
     scanning::RoundSums(input, expected.*gradient, tolerance.*gradient);
   }
@@ -248,8 +246,7 @@ scanning::Mechanism MechanismOf(const Options& options) {
   const char* const methods[] = {"", " recurrent", " convolution"};
   return scanning::Bound<Options>(
       "h3", DefinitionOf(options), options,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
-       &BackwardTolerance},
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance, &BackwardTolerance},
       methods[static_cast<int>(options.method)]);
 }
 
@@ -278,14 +275,13 @@ OpEntry Entry() {
   std::vector<std::string> variants = scanning::kVariants;
   variants.insert(variants.end(), {"convolution", "modes=5", "taps=1", "heads=1"});
   return scanning::EntryOf(
-      MechanismOf({}),
-      {.family = "ssm",
-       .variants = variants,
-       .flops = "8 N d per token and channel, backward 24 N d; Hq D channels, heads of d <= 8, N = 32",
-       .bytes = "4 B Tq Hq D size",
-       .state = "B Hq D (d N 8 + 12)",
-       .make_case = &MakeCase,
-       .random_case = &RandomCase});
+      MechanismOf({}), {.family = "ssm",
+                        .variants = variants,
+                        .flops = "8 N d per token and channel, backward 24 N d; Hq D channels, heads of d <= 8, N = 32",
+                        .bytes = "4 B Tq Hq D size",
+                        .state = "B Hq D (d N 8 + 12)",
+                        .make_case = &MakeCase,
+                        .random_case = &RandomCase});
 }
 
 }  // namespace heed::h3

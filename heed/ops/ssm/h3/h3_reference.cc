@@ -23,37 +23,35 @@ Doubles RowOf(const ConstTensorView& x, const ReferenceHead& head, size_t i) {
 Doubles TailOf(const ConstTensorView& x, const ReferenceHead& head, size_t i, size_t count) {
   Doubles row(count, 0.0);
   for (size_t s = 0; s < count && x.present(); ++s) {
-    row[s] = At(x, {head.place.sequence, static_cast<int64_t>(s), head.place.channel,
-                    static_cast<int64_t>(i)});
+    row[s] = At(x, {head.place.sequence, static_cast<int64_t>(s), head.place.channel, static_cast<int64_t>(i)});
   }
   return row;
 }
-void PutTail(const TensorView& to, const ReferenceHead& head, size_t i, const Doubles& from,
-             size_t first) {
+void PutTail(const TensorView& to, const ReferenceHead& head, size_t i, const Doubles& from, size_t first) {
   for (size_t s = 0; s < head.tail(); ++s) {
-    Put(to, {head.place.sequence, static_cast<int64_t>(s), head.place.channel,
-             static_cast<int64_t>(i)}, from[first + s]);
+    Put(to, {head.place.sequence, static_cast<int64_t>(s), head.place.channel, static_cast<int64_t>(i)},
+        from[first + s]);
   }
 }
 
-Complexes StateOf(const ConstTensorView& x, const ReferenceHead& head, size_t i, size_t j,
-                  double sign) {
+Complexes StateOf(const ConstTensorView& x, const ReferenceHead& head, size_t i, size_t j, double sign) {
   Complexes h(head.modes.N());
   for (size_t n = 0; n < h.size() && x.present(); ++n) {
     const auto at = [&](int64_t part) {
-      return At(x, {head.place.sequence, head.place.channel, static_cast<int64_t>(i),
-                    static_cast<int64_t>(j), static_cast<int64_t>(n), part});
+      return At(x, {head.place.sequence, head.place.channel, static_cast<int64_t>(i), static_cast<int64_t>(j),
+                    static_cast<int64_t>(n), part});
     };
     h[n] = {at(0), sign * at(1)};
   }
   return h;
 }
-void PutState(const TensorView& to, const ReferenceHead& head, size_t i, size_t j,
-              const Complexes& h, double sign) {
+void PutState(const TensorView& to, const ReferenceHead& head, size_t i, size_t j, const Complexes& h, double sign) {
   for (size_t n = 0; n < h.size(); ++n) {
     const auto put = [&](int64_t part, double value) {
-      Put(to, {head.place.sequence, head.place.channel, static_cast<int64_t>(i),
-               static_cast<int64_t>(j), static_cast<int64_t>(n), part}, value);
+      Put(to,
+          {head.place.sequence, head.place.channel, static_cast<int64_t>(i), static_cast<int64_t>(j),
+           static_cast<int64_t>(n), part},
+          value);
     };
     put(0, h[n].real());
     put(1, sign * h[n].imag());
@@ -62,8 +60,7 @@ void PutState(const TensorView& to, const ReferenceHead& head, size_t i, size_t 
 
 }  // namespace
 
-void ForEachHead(const Inputs& in, const Options& options,
-                 const std::function<void(const ReferenceHead&)>& f) {
+void ForEachHead(const Inputs& in, const Options& options, const std::function<void(const ReferenceHead&)>& f) {
   const auto d = static_cast<size_t>(in.q.size(3)), W = static_cast<size_t>(in.shift.size(1));
   for (const auto& place : scanning::PlacesOf(in.q.size(0), in.q.size(1), in.q.size(2), options)) {
     ReferenceHead head;
@@ -124,8 +121,8 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
       for (size_t j = 0; j < head.d(); ++j) {
         SetRow(in, head, i, j, row);
         for (size_t t = 0; t < head.T(); ++t) {
-          Add(out.o, {head.place.batch, head.place.tokens[t], head.place.channel,
-                      static_cast<int64_t>(j)}, head.q[i][t] * row.OutputAt(t));
+          Add(out.o, {head.place.batch, head.place.tokens[t], head.place.channel, static_cast<int64_t>(j)},
+              head.q[i][t] * row.OutputAt(t));
         }
         PutState(out.final, head, i, j, row.h.back(), 1);
       }
@@ -134,15 +131,14 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  for (const TensorView* t : {&out.dq, &out.dk, &out.dv, &out.dshift, &out.dlog_dt, &out.dlog_A_real,
-                              &out.dA_imag, &out.dC, &out.dD, &out.dshift_D}) {
+  for (const TensorView* t : {&out.dq, &out.dk, &out.dv, &out.dshift, &out.dlog_dt, &out.dlog_A_real, &out.dA_imag,
+                              &out.dC, &out.dD, &out.dshift_D}) {
     mechanism::Clear(*t);
   }
   ForEachHead(in, options, [&](const ReferenceHead& head) {
     const std::vector<Doubles> d_o = IncomingOf(in, head), of_tail = IncomingTailOf(in, head);
     const auto add = [&](const TensorView& to, size_t t, size_t channel, double value) {
-      Add(to, {head.place.batch, head.place.tokens[t], head.place.channel,
-               static_cast<int64_t>(channel)}, value);
+      Add(to, {head.place.batch, head.place.tokens[t], head.place.channel, static_cast<int64_t>(channel)}, value);
     };
     scanning::ReferenceRow row = head.modes;
     for (size_t i = 0; i < head.d(); ++i) {
@@ -167,8 +163,7 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
       for (size_t t = 0; t < head.T(); ++t) {
         for (size_t s = 0; s <= tail; ++s) {
           dk[t + tail - s] += head.taps[i][s] * dkeys[t];
-          Add(out.dshift, {head.ChannelOf(i), static_cast<int64_t>(s)},
-              dkeys[t] * head.k_plus[i][t + tail - s]);
+          Add(out.dshift, {head.ChannelOf(i), static_cast<int64_t>(s)}, dkeys[t] * head.k_plus[i][t + tail - s]);
         }
         Add(out.dshift_D, {head.ChannelOf(i)}, dkeys[t] * head.k_plus[i][t + tail]);
       }

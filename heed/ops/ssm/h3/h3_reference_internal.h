@@ -25,12 +25,9 @@ struct ReferenceHead {
   size_t T() const { return place.tokens.size(); }
   size_t d() const { return q.size(); }
   size_t tail() const { return d() == 0 ? 0 : taps[0].size() - 1; }
-  int64_t ChannelOf(size_t i) const {
-    return place.channel * static_cast<int64_t>(d()) + static_cast<int64_t>(i);
-  }
+  int64_t ChannelOf(size_t i) const { return place.channel * static_cast<int64_t>(d()) + static_cast<int64_t>(i); }
 };
-void ForEachHead(const Inputs& in, const Options& options,
-                 const std::function<void(const ReferenceHead&)>& f);
+void ForEachHead(const Inputs& in, const Options& options, const std::function<void(const ReferenceHead&)>& f);
 
 // Makes `row`, which began as the head's modes, that of k'_i v_j. Its memory is that of the row before.
 void SetRow(const Inputs& in, const ReferenceHead& head, size_t i, size_t j, scanning::ReferenceRow& row);

@@ -16,10 +16,7 @@ constexpr Tensor kTensors[] = {
 }  // namespace
 
 scanning::Definition DefinitionOf(const Options&) {
-  return {.tensors = kTensors,
-          .state_axes = "",
-          .rule = scan::Rule::kTaps,
-          .flops = 2};
+  return {.tensors = kTensors, .state_axes = "", .rule = scan::Rule::kTaps, .flops = 2};
 }
 
 HEED_DEFINE_PASSES(scanning, long_convolution)

@@ -51,8 +51,7 @@ using scanning::Outputs;
 // Throws InvalidArgument if a rank, shape, dtype or device disagrees with the above, if the kernel
 // has more taps than there are tokens, if an output overlaps an input, if lengths, starts or cu_seqlens
 // are out of range, or if a state is given or asked for. On throw, nothing has been written.
-HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
-                      const Outputs& out);
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes what Forward does, written for reading: a sum over taps, one thread, all in double. Outputs may
 // be f64 whatever the inputs are.
@@ -64,12 +63,10 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //
 // Precision and reproducibility as above; spectra of up to 8 blocks add up before they are
 // transformed back, sums over more are in f64. Throws as Forward.
-HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-                       const Gradients& out);
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
-HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
-                                const Gradients& out);
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, S the tokens
 // of the longest sequence in whole blocks, n the elements of a block (of no more than 512 tap
@@ -78,8 +75,7 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 //   forward   threads (E (W (S + 3 n + 512) + 2 n + 512) + a few KiB)
 //   backward  threads (E (W (2 S + 4 n + 1024) + 8 n + 2048) + 128 L + a few KiB)
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
-HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
-                                   const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
 // What Forward would do. Pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);

@@ -25,8 +25,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
   mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles sums = Convolved(c.taps, c.u, c.T());
-    const Doubles errors =
-        scanning::ConvolutionErrors(c.taps, c.u, c.D, in.kernel.size(1), false, e.unit);
+    const Doubles errors = scanning::ConvolutionErrors(c.taps, c.u, c.D, in.kernel.size(1), false, e.unit);
     for (size_t t = 0; t < c.T(); ++t) {
       Put(tolerance.o, {c.place.batch, c.place.channel, c.place.tokens[t]},
           Stored(sums[t] + c.D * c.u[t], errors[t], e));
@@ -44,12 +43,10 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
     const Doubles back = FromItsEnd(dy), sums = Convolved(c.taps, back, c.T());
     const int64_t L = in.kernel.size(1);
     const Doubles errors = scanning::ConvolutionErrors(c.taps, back, c.D, L, true, e.unit);
-    const Doubles of_taps = scanning::TapErrors(c.u, dy, c.taps.size(), L,
-                                                in.u.dtype() == DType::kF64, e.unit);
+    const Doubles of_taps = scanning::TapErrors(c.u, dy, c.taps.size(), L, in.u.dtype() == DType::kF64, e.unit);
     for (size_t t = 0; t < c.T(); ++t) {
       const size_t r = c.T() - 1 - t;
-      Put(tolerance.du, {c.place.batch, d, c.place.tokens[t]},
-          Stored(sums[r] + c.D * dy[t], errors[r], e));
+      Put(tolerance.du, {c.place.batch, d, c.place.tokens[t]}, Stored(sums[r] + c.D * dy[t], errors[r], e));
       mechanism::Add(tolerance.dD, {d}, 132 * e.unit * std::abs(dy[t] * c.u[t]) + e.least);
     }
     for (size_t s = 0; s < of_taps.size(); ++s) {
@@ -63,8 +60,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
 scanning::Mechanism MechanismOf() {
   return scanning::Bound<Options>(
       "long_convolution", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, nullptr, &Tolerance,
-       &BackwardTolerance});
+      {&Forward, &Backward, &Reference, &BackwardReference, nullptr, &Tolerance, &BackwardTolerance});
 }
 
 // D = Hq D channels, T = Tq tokens and taps.
@@ -78,14 +74,13 @@ Case MakeCase(const CaseRequest& request) {
 }  // namespace
 
 OpEntry Entry() {
-  return scanning::EntryOf(
-      MechanismOf(),
-      {.family = "ssm",
-       .variants = {"taps=7", "taps=100", "lengths=62", "reverse", "strided"},
-       .flops = "15 (log2 Tq + 2) per token and channel, backward 25 (log2 Tq + 2); Hq D channels",
-       .bytes = "(2 B + 1) Tq Hq D size",
-       .state = "none",
-       .make_case = &MakeCase});
+  return scanning::EntryOf(MechanismOf(),
+                           {.family = "ssm",
+                            .variants = {"taps=7", "taps=100", "lengths=62", "reverse", "strided"},
+                            .flops = "15 (log2 Tq + 2) per token and channel, backward 25 (log2 Tq + 2); Hq D channels",
+                            .bytes = "(2 B + 1) Tq Hq D size",
+                            .state = "none",
+                            .make_case = &MakeCase});
 }
 
 }  // namespace heed::long_convolution

@@ -10,10 +10,8 @@ namespace heed::long_convolution {
 using mechanism::At;
 using mechanism::Put;
 
-void ForEachChannel(const Inputs& in, const Options& options,
-                    const std::function<void(const ReferenceChannel&)>& f) {
-  for (const auto& place :
-       scanning::PlacesOf(in.u.size(0), in.u.size(2), in.u.size(1), options)) {
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f) {
+  for (const auto& place : scanning::PlacesOf(in.u.size(0), in.u.size(2), in.u.size(1), options)) {
     const int64_t b = place.batch, d = place.channel;
     ReferenceChannel c = {place, {}, {}, in.D.present() ? At(in.D, {d}) : 0};
     for (const int64_t token : place.tokens) c.u.push_back(At(in.u, {b, d, token}));

@@ -20,8 +20,7 @@ struct ReferenceChannel {
 
   size_t T() const { return u.size(); }
 };
-void ForEachChannel(const Inputs& in, const Options& options,
-                    const std::function<void(const ReferenceChannel&)>& f);
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f);
 
 // sum_s taps[s] x[t - s], for the first `count` of t.
 Doubles Convolved(const Doubles& taps, const Doubles& x, size_t count);

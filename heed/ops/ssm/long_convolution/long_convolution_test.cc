@@ -34,9 +34,9 @@ enum class Layout { kTokens, kChannels, kNeither };
 // A call with its memory.
 struct Call {
   Call(DType dtype, int64_t B, int64_t D, int64_t T, int64_t L, Layout layout = Layout::kTokens)
-      : u(Over(layout, dtype, {B, D, T})), d_o(Over(layout, dtype, {B, D, T})),
-        o(Over(layout, dtype, {B, D, T})), du(Over(layout, dtype, {B, D, T})),
-        kernel(dtype, {D, L}), dkernel(dtype, {D, L}), skip(dtype, {D}), dskip(dtype, {D}) {
+      : u(Over(layout, dtype, {B, D, T})), d_o(Over(layout, dtype, {B, D, T})), o(Over(layout, dtype, {B, D, T})),
+        du(Over(layout, dtype, {B, D, T})), kernel(dtype, {D, L}), dkernel(dtype, {D, L}), skip(dtype, {D}),
+        dskip(dtype, {D}) {
     u.FillNormal(1);
     d_o.FillNormal(2);
     kernel.FillNormal(3);
@@ -44,8 +44,7 @@ struct Call {
   }
   static Buffer Over(Layout layout, DType dtype, const Shape& sizes) {
     const int64_t D = sizes[1], T = sizes[2], step = layout == Layout::kNeither ? 2 : 1;
-    const Shape strides = layout == Layout::kChannels ? Shape{D * T, 1, D}
-                                                      : Shape{step * D * T, step * T, step};
+    const Shape strides = layout == Layout::kChannels ? Shape{D * T, 1, D} : Shape{step * D * T, step * T, step};
     return Buffer(dtype, sizes, strides, Placement::kBeforeGuard);
   }
 
@@ -198,9 +197,7 @@ TEST_P(LongConvolution, TokensThatDoNotCountAreZeroAndNeverRead) {
       const int64_t lengths[] = {T - 7, 0}, starts[] = {5, 0};
       call.options.lengths = {lengths, DType::kI64, {2}};
       call.options.starts = {starts, DType::kI64, {2}};
-      const auto counts = [&](const Shape& at) {
-        return at[2] >= starts[at[0]] && at[2] < lengths[at[0]];
-      };
+      const auto counts = [&](const Shape& at) { return at[2] >= starts[at[0]] && at[2] < lengths[at[0]]; };
       ForEach(call.u, [&](const Shape& at) {
         if (counts(at)) return;
         SetElement(call.u.view(), at, kNaN);
@@ -250,8 +247,7 @@ TEST_P(LongConvolution, BothMethodsAgree) {
                       : GetParam() == DType::kF32  ? 0x1p-21
                       : GetParam() == DType::kBF16 ? 0x1p-7
                                                    : 0x1p-10;
-  for (const auto& [a, b] : {std::pair(direct.o, blocks.o), {direct.du, blocks.du},
-                             {direct.dkernel, blocks.dkernel}}) {
+  for (const auto& [a, b] : {std::pair(direct.o, blocks.o), {direct.du, blocks.du}, {direct.dkernel, blocks.dkernel}}) {
     ForEach(a, [&, &x = a, &y = b](const Shape& at) {
       const double scale = at.size() == 2 ? 32 : 8;  // norms of 1024 and of 64 numbers
       EXPECT_NEAR(GetElement(x.view(), at), GetElement(y.view(), at), 8 * unit * scale);
@@ -318,8 +314,7 @@ TEST_P(LongConvolution, MemoryIsWithinItsFormula) {
         const int64_t E = GetParam() == DType::kF64 ? 8 : 4, W = layout == Layout::kChannels ? 16 : 1;
         const int64_t S = (T + n - 1) / n * n, few = 8 << 10;
         const int64_t forward = threads * (E * (W * (S + 3 * n + 512) + 2 * n + 512) + few);
-        const int64_t backward =
-            threads * (E * (W * (2 * S + 4 * n + 1024) + 8 * n + 2048) + 128 * L + few);
+        const int64_t backward = threads * (E * (W * (2 * S + 4 * n + 1024) + 8 * n + 2048) + 128 * L + few);
         EXPECT_LE(Workspace(ctx, call.Views(), {}), forward);
         EXPECT_LE(BackwardWorkspace(ctx, call.Views(), {}), backward);
         EXPECT_TRUE(T == 70 || 3 * BackwardWorkspace(ctx, call.Views(), {}) > 2 * backward);
@@ -360,15 +355,12 @@ TEST(LongConvolutionErrors, NameTheArgumentAndNothingIsWritten) {
          "kernel has shape [3,3], expected [4,3]");
   expect([&](auto& in, auto&, auto&, auto&) { in.D = in.D.Slice(0, 0, 3); }, "D has shape [3], expected [4]");
   expect([&](auto& in, auto&, auto&, auto&) { in.log_decay = state.view(); }, "log_decay is given, expected none");
-  expect([&](auto& in, auto&, auto&, auto&) { in.initial = state.view(); },
-         "initial_state is given, expected none");
+  expect([&](auto& in, auto&, auto&, auto&) { in.initial = state.view(); }, "initial_state is given, expected none");
   expect([&](auto&, auto&, auto& out, auto&) { out.final = state.view(); },
          "final_state is asked for, expected none: it has no such state");
   expect([&](auto&, auto& options, auto&, auto&) { options.lengths = {long_lengths, DType::kI64, {2}}; },
          "lengths[1] is 10, expected 0 to T = 9");
-  expect([&](auto& in, auto&, auto& out, auto&) {
-           out.o = {const_cast<void*>(in.u.data()), DType::kF32, {2, 4, 9}};
-         },
+  expect([&](auto& in, auto&, auto& out, auto&) { out.o = {const_cast<void*>(in.u.data()), DType::kF32, {2, 4, 9}}; },
          "o overlaps u, expected memory of its own");
   expect([&](auto& in, auto&, auto&, auto&) { in.d_o = {}; }, "d_o is absent, expected a tensor", true);
   expect([&](auto& in, auto&, auto&, auto&) { in.d_final = state.view(); }, "d_state is given, expected none", true);

@@ -14,10 +14,12 @@ using scanning::Tensor;
 
 constexpr Tensor kTensors[] = {
     {.name = "u", .axes = "BDT", .input = &Inputs::u, .gradient = &Gradients::du},
-    {.name = "log_dt", .axes = "D", .input = &Inputs::log_dt, .gradient = &Gradients::dlog_dt,
+    {.name = "log_dt",
+     .axes = "D",
+     .input = &Inputs::log_dt,
+     .gradient = &Gradients::dlog_dt,
      .values = Tensor::kLogSteps},
-    {.name = "log_A_real", .axes = "DN", .input = &Inputs::log_A_real,
-     .gradient = &Gradients::dlog_A_real},
+    {.name = "log_A_real", .axes = "DN", .input = &Inputs::log_A_real, .gradient = &Gradients::dlog_A_real},
     {.name = "A_imag", .axes = "DN", .input = &Inputs::A_imag, .gradient = &Gradients::dA_imag},
     {.name = "C", .axes = "DN2", .input = &Inputs::C, .gradient = &Gradients::dC},
     {.name = "D", .axes = "D", .input = &Inputs::D, .gradient = &Gradients::dD, .optional = true},
@@ -33,11 +35,10 @@ struct Impulse {
     const bool known = in.log_dt.present() && in.log_dt.rank() == 1;
     if (kernel.rank() != 2 || (known && kernel.size(0) != in.log_dt.size(0))) {
       mechanism::Fail(op, name, "has shape " + kernel.ShapeString(),
-                  known ? "[" + std::to_string(in.log_dt.size(0)) + ", L]" : "[D, L]");
+                      known ? "[" + std::to_string(in.log_dt.size(0)) + ", L]" : "[D, L]");
     }
     if (!IsFloat(kernel.dtype())) {
-      mechanism::Fail(op, name, std::string("has dtype ") + heed::Name(kernel.dtype()),
-                  "f64, f32, bf16 or f16");
+      mechanism::Fail(op, name, std::string("has dtype ") + heed::Name(kernel.dtype()), "f64, f32, bf16 or f16");
     }
     const int64_t L = kernel.size(1);
     memory.resize(static_cast<size_t>(L) * SizeOf(kernel.dtype()));
@@ -82,8 +83,8 @@ void Kernel(Context& ctx, const Inputs& in, const Options& options, const Tensor
   scanning::Forward(kOp, ctx, DefinitionOf(OfKernel(options)), of, {}, {WithBatch(kernel), {}, {}});
 }
 
-void KernelBackward(Context& ctx, const Inputs& in, const ConstTensorView& dkernel,
-                    const Options& options, const Gradients& out) {
+void KernelBackward(Context& ctx, const Inputs& in, const ConstTensorView& dkernel, const Options& options,
+                    const Gradients& out) {
   constexpr const char* kOp = "s4d::KernelBackward";
   const Impulse impulse(kOp, "dkernel", in, dkernel);
   BackwardInputs of;

@@ -69,8 +69,7 @@ struct Options : scanning::Options {
 // Throws InvalidArgument if a rank, shape, dtype or device disagrees with the above, if an
 // output overlaps an input, or if lengths, starts or cu_seqlens are out of range. On throw, nothing has
 // been written.
-HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
-                      const Outputs& out);
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes what Forward does, written for reading: token by token, scalar, one thread, all in double. Outputs
 // may be f64 whatever the inputs are.
@@ -86,24 +85,21 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //
 // Precision and reproducibility as above. States are kept every 16 tokens; sums are in f32 over 128
 // tokens and in f64 over more. Throws as Forward.
-HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-                       const Gradients& out);
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
-HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
-                                const Gradients& out);
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes o of one token; the state is read, then updated in place.
-HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
-                   const StepState& state, const TensorView& o);
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
+                   const TensorView& o);
 
 // The kernel of the convolution: [D, L], of any L, K_l at l. It reads log_dt, log_A_real, A_imag and C.
-HEED_API void Kernel(Context& ctx, const Inputs& in, const Options& options,
-                     const TensorView& kernel);
+HEED_API void Kernel(Context& ctx, const Inputs& in, const Options& options, const TensorView& kernel);
 
 // Computes gradients of a sum over <dkernel, K>: those of log_dt, log_A_real, A_imag and C.
-HEED_API void KernelBackward(Context& ctx, const Inputs& in, const ConstTensorView& dkernel,
-                             const Options& options, const Gradients& out);
+HEED_API void KernelBackward(Context& ctx, const Inputs& in, const ConstTensorView& dkernel, const Options& options,
+                             const Gradients& out);
 
 // Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, M modes in
 // whole 16, S the tokens of the longest sequence, W = 16 where channels are contiguous and else 1, from
@@ -114,8 +110,7 @@ HEED_API void KernelBackward(Context& ctx, const Inputs& in, const ConstTensorVi
 //
 // and as a convolution that of long_convolution besides, with W = 1.
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
-HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
-                                   const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
 // What Forward would do. Pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);

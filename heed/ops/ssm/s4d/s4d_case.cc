@@ -55,10 +55,10 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
   const Epsilon state = EpsilonOf(mechanism::StateDType(in.u.dtype()));
   const double u = e.unit;
   const bool is_f64 = in.u.dtype() == DType::kF64;
-  const bool has_taps = HasTaps(
-      in, options, in.initial.present() || in.d_final.present() || tolerance.dinitial.present());
-  for (const TensorView* t : {&tolerance.du, &tolerance.dlog_dt, &tolerance.dlog_A_real,
-                              &tolerance.dA_imag, &tolerance.dC, &tolerance.dD}) {
+  const bool has_taps =
+      HasTaps(in, options, in.initial.present() || in.d_final.present() || tolerance.dinitial.present());
+  for (const TensorView* t :
+       {&tolerance.du, &tolerance.dlog_dt, &tolerance.dlog_A_real, &tolerance.dA_imag, &tolerance.dC, &tolerance.dD}) {
     mechanism::Clear(*t);
   }
   std::map<int64_t, scanning::TapGradients> of_taps;  // over all sequences of a channel
@@ -69,8 +69,8 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
     const scanning::Complexes last = FinalGradientsOf(in, c);
     const auto l = GradientsOf(c, dy.values, last);
     const ModeWalks walks = GradientWalks(c, back, last, u);
-    const Doubles errors = has_taps ? ConvolvedErrors(c, TapsOf(c, c.T(), u), back, true, most, u)
-                                    : OutputErrors(c, back, true, walks, u);
+    const Doubles errors =
+        has_taps ? ConvolvedErrors(c, TapsOf(c, c.T(), u), back, true, most, u) : OutputErrors(c, back, true, walks, u);
     for (size_t t = 0; t < c.T(); ++t) {
       const double du = c.InputGradientAt(t, dy.values, l);
       Put(tolerance.du, {batch, d, tokens[t]}, Stored(du, errors[c.T() - 1 - t], e));
@@ -103,8 +103,7 @@ scanning::Mechanism MechanismOf(const Options& options) {
   const char* const methods[] = {"", " recurrent", " convolution"};
   return scanning::Bound<Options>(
       "s4d", DefinitionOf(options), options,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
-       &BackwardTolerance},
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance, &BackwardTolerance},
       std::string(methods[static_cast<int>(options.method)]) +
           (options.discretization == Discretization::kBilinear ? " bilinear" : ""));
 }
@@ -133,15 +132,13 @@ Case RandomCase(DType dtype, uint64_t seed) {
 OpEntry Entry() {
   std::vector<std::string> variants = scanning::kVariants;
   variants.insert(variants.end(), {"convolution", "bilinear", "modes=5"});
-  return scanning::EntryOf(
-      MechanismOf({}),
-      {.family = "ssm",
-       .variants = variants,
-       .flops = "8 N per token and channel, backward 24 N; Hq D channels, N = 32",
-       .bytes = "2 B Tq Hq D size",
-       .state = "B Hq D N 8",
-       .make_case = &MakeCase,
-       .random_case = &RandomCase});
+  return scanning::EntryOf(MechanismOf({}), {.family = "ssm",
+                                             .variants = variants,
+                                             .flops = "8 N per token and channel, backward 24 N; Hq D channels, N = 32",
+                                             .bytes = "2 B Tq Hq D size",
+                                             .state = "B Hq D N 8",
+                                             .make_case = &MakeCase,
+                                             .random_case = &RandomCase});
 }
 
 }  // namespace heed::s4d

@@ -37,41 +37,35 @@ struct KernelCall {
   int num_threads = 0;
 };
 
-template <ConstTensorView StepInputs::*kField>
+template <ConstTensorView StepInputs::* kField>
 void ReadInput(KernelCall& call, const Argument& a) {
   call.in.*kField = call.arrays.ReadInPlace(a, Kind::kFloat);
 }
 
-constexpr Keyword<KernelCall> kLength = {
-    "length", false, [](KernelCall& c, const Argument& a) { c.length = ToInt(a, 0, 1 << 28); }};
-constexpr Keyword<KernelCall> kDKernel = {"dkernel", false, [](KernelCall& c, const Argument& a) {
-                                            c.dkernel = c.arrays.ReadInPlace(a, Kind::kFloat);
-                                          }};
+constexpr Keyword<KernelCall> kLength = {"length", false,
+                                         [](KernelCall& c, const Argument& a) { c.length = ToInt(a, 0, 1 << 28); }};
+constexpr Keyword<KernelCall> kDKernel = {
+    "dkernel", false, [](KernelCall& c, const Argument& a) { c.dkernel = c.arrays.ReadInPlace(a, Kind::kFloat); }};
 constexpr Keyword<KernelCall> kLogDt = {"log_dt", false, &ReadInput<&Inputs::log_dt>};
 constexpr Keyword<KernelCall> kLogAReal = {"log_A_real", false, &ReadInput<&Inputs::log_A_real>};
 constexpr Keyword<KernelCall> kAImag = {"A_imag", false, &ReadInput<&Inputs::A_imag>};
 constexpr Keyword<KernelCall> kC = {"C", false, &ReadInput<&Inputs::C>};
-constexpr Keyword<KernelCall> kDiscretization = {
-    "discretization", false, [](KernelCall& c, const Argument& a) {
-      c.options.discretization = ToChoice(a, kDiscretizations) == "zoh" ? Discretization::kZeroOrderHold
-                                                                        : Discretization::kBilinear;
-    }};
-constexpr Keyword<KernelCall> kThreads = {
-    "threads", true, [](KernelCall& c, const Argument& a) {
-      c.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads));
-    }};
-constexpr Keyword<KernelCall> kForward[] = {kLogDt, kLogAReal, kAImag, kC, kLength,
-                                            kDiscretization, kThreads};
-constexpr Keyword<KernelCall> kBackward[] = {kDKernel, kLogDt, kLogAReal, kAImag, kC,
-                                             kDiscretization, kThreads};
+constexpr Keyword<KernelCall> kDiscretization = {"discretization", false, [](KernelCall& c, const Argument& a) {
+                                                   c.options.discretization = ToChoice(a, kDiscretizations) == "zoh"
+                                                                                  ? Discretization::kZeroOrderHold
+                                                                                  : Discretization::kBilinear;
+                                                 }};
+constexpr Keyword<KernelCall> kThreads = {"threads", true, [](KernelCall& c, const Argument& a) {
+                                            c.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads));
+                                          }};
+constexpr Keyword<KernelCall> kForward[] = {kLogDt, kLogAReal, kAImag, kC, kLength, kDiscretization, kThreads};
+constexpr Keyword<KernelCall> kBackward[] = {kDKernel, kLogDt, kLogAReal, kAImag, kC, kDiscretization, kThreads};
 
 constexpr char kName[] = "s4d_kernel", kBackwardName[] = "s4d_kernel_backward";
 
 void CheckParameters(const char* op, const KernelCall& call) {
-  const std::pair<const char*, const ConstTensorView*> all[] = {{"log_dt", &call.in.log_dt},
-                                                                {"log_A_real", &call.in.log_A_real},
-                                                                {"A_imag", &call.in.A_imag},
-                                                                {"C", &call.in.C}};
+  const std::pair<const char*, const ConstTensorView*> all[] = {
+      {"log_dt", &call.in.log_dt}, {"log_A_real", &call.in.log_A_real}, {"A_imag", &call.in.A_imag}, {"C", &call.in.C}};
   for (const auto& [name, view] : all) {
     if (!view->present()) FailMissing(op, name);
     if (IsFloat(view->dtype())) continue;
@@ -109,8 +103,7 @@ nb::object RunKernelBackward(const nb::object& type, const nb::args& args, const
   add(call.in.A_imag, out.dA_imag);
   add(call.in.C, out.dC);
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(kBackwardName,
-          [&] { KernelBackward(ctx, call.in, call.dkernel, call.options, out); });
+  Compute(kBackwardName, [&] { KernelBackward(ctx, call.in, call.dkernel, call.options, out); });
   return NewNamedTuple(type, nb::tuple(results));
 }
 
@@ -122,8 +115,7 @@ constexpr char kKernelBackwardSignature[] =
     "C: Array, *, discretization: typing.Literal['zoh', 'bilinear'] = 'zoh', "
     "threads: int | None = None) -> S4dKernelGradients";
 
-constexpr Said kKernelArguments[] = {{"length", "L: taps"},
-                                     {"dkernel", "[D, L]: the gradient of the kernel"}};
+constexpr Said kKernelArguments[] = {{"length", "L: taps"}, {"dkernel", "[D, L]: the gradient of the kernel"}};
 
 constexpr char kKernelInPython[] = R"(
 Returns K as a NumPy array [D, L] in the dtype of C.
@@ -164,16 +156,14 @@ void Bind(nb::module_& m) {
   const auto docs = [](const char* about, const char* signature, const char* in_python) {
     return Docstring(about, signature, {kKernelArguments, doc::kS4dFields}, in_python);
   };
-  m.def(kName, &RunKernel, nb::sig(kKernelSignature),
-        docs(doc::kKernel, kKernelSignature, kKernelInPython).c_str());
-  const nb::object type = NamedTupleType(m, "S4dKernelGradients", "dlog_dt dlog_A_real dA_imag dC",
-                                         GradientsDoc(kBackwardName));
-  m.def(kBackwardName,
-        [type](const nb::args& args, const nb::kwargs& kwargs) {
-          return RunKernelBackward(type, args, kwargs);
-        },
-        nb::sig(kKernelBackwardSignature),
-        docs(doc::kKernelBackward, kKernelBackwardSignature, kKernelBackwardInPython).c_str());
+  m.def(kName, &RunKernel, nb::sig(kKernelSignature), docs(doc::kKernel, kKernelSignature, kKernelInPython).c_str());
+  const nb::object type =
+      NamedTupleType(m, "S4dKernelGradients", "dlog_dt dlog_A_real dA_imag dC", GradientsDoc(kBackwardName));
+  m.def(
+      kBackwardName,
+      [type](const nb::args& args, const nb::kwargs& kwargs) { return RunKernelBackward(type, args, kwargs); },
+      nb::sig(kKernelBackwardSignature),
+      docs(doc::kKernelBackward, kKernelBackwardSignature, kKernelBackwardInPython).c_str());
 }
 
 }  // namespace heed::s4d

@@ -11,8 +11,7 @@ using mechanism::At;
 using mechanism::Put;
 using scanning::Complexes;
 
-void PutState(const TensorView& to, const scanning::ReferencePlace& place, const Complexes& h,
-              double sign) {
+void PutState(const TensorView& to, const scanning::ReferencePlace& place, const Complexes& h, double sign) {
   for (size_t n = 0; n < h.size(); ++n) {
     const auto mode = static_cast<int64_t>(n);
     Put(to, {place.sequence, place.channel, mode, 0}, h[n].real());
@@ -22,17 +21,14 @@ void PutState(const TensorView& to, const scanning::ReferencePlace& place, const
 
 }  // namespace
 
-void ForEachChannel(const Inputs& in, const Options& options,
-                    const std::function<void(const ReferenceChannel&)>& f) {
-  for (const auto& place :
-       scanning::PlacesOf(in.u.size(0), in.u.size(2), in.u.size(1), options)) {
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f) {
+  for (const auto& place : scanning::PlacesOf(in.u.size(0), in.u.size(2), in.u.size(1), options)) {
     const int64_t d = place.channel;
     ReferenceChannel c = {scanning::ModesOf(in, IsBilinear(options), d), place};
     c.h.emplace_back(c.N());
     for (size_t n = 0; n < c.N() && in.initial.present(); ++n) {
       const auto mode = static_cast<int64_t>(n);
-      c.h[0][n] = {At(in.initial, {place.sequence, d, mode, 0}),
-                   At(in.initial, {place.sequence, d, mode, 1})};
+      c.h[0][n] = {At(in.initial, {place.sequence, d, mode, 0}), At(in.initial, {place.sequence, d, mode, 1})};
     }
     for (const int64_t token : place.tokens) c.u.push_back(At(in.u, {place.batch, d, token}));
     scanning::Walk(c);

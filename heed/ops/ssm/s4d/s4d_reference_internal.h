@@ -11,15 +11,12 @@ namespace heed::s4d {
 
 using scanning::Doubles;
 
-inline bool IsBilinear(const Options& options) {
-  return options.discretization == Discretization::kBilinear;
-}
+inline bool IsBilinear(const Options& options) { return options.discretization == Discretization::kBilinear; }
 
 struct ReferenceChannel : scanning::ReferenceRow {
   scanning::ReferencePlace place;
 };
-void ForEachChannel(const Inputs& in, const Options& options,
-                    const std::function<void(const ReferenceChannel&)>& f);
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f);
 
 Doubles IncomingOf(const BackwardInputs& in, const ReferenceChannel& c);
 scanning::Complexes FinalGradientsOf(const BackwardInputs& in, const ReferenceChannel& c);

@@ -54,8 +54,7 @@ struct Options : scanning::Options {
 // output overlaps an input, or if lengths, starts or cu_seqlens are out of range. A positive A makes
 // states grow and a NaN is computed with, unless the Context checks: then it throws. On throw,
 // nothing has been written.
-HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
-                      const Outputs& out);
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
 // be f64 whatever the inputs are.
@@ -77,17 +76,15 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //
 // Cost: three passes like the forward one. States are kept every 16 tokens, the rest is computed
 // again. Throws as Forward.
-HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-                       const Gradients& out);
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
-HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
-                                const Gradients& out);
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes o of one token, with the bits of Forward; the state is read, then updated in place. Of
 // the options, delta_softplus alone. Bound by the memory of the state.
-HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
-                   const StepState& state, const TensorView& o);
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
+                   const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, W = 64
 // channels of f32 or 32 of f64, N rounded up to 16, L the tokens of the longest and S those of all
@@ -97,8 +94,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 //   backward  threads (E W (ceil(L / 16) + 20) N + 8 W (4 N + 2) + 16 KiB + E N (288 + 1056))
 //             + E 2 S G N + 8 D (4 N + 2) + S G / 32 + a few KiB
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
-HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
-                                   const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
 // What Forward would do. Pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);

@@ -32,8 +32,8 @@ using scanning::Stored;
 // over 128 of them and are then f64; dB and dC are sums over 4 vectors, lanes of at least 2, and
 // strips of at least 8 channels.
 struct ChannelErrors {
-  Doubles s, a, b, y;             // [T]; a and b relative, of all states together: largest A
-  std::vector<Doubles> kept, h;   // [T][N] of a h_{t-1}, [T + 1][N]
+  Doubles s, a, b, y;            // [T]; a and b relative, of all states together: largest A
+  std::vector<Doubles> kept, h;  // [T][N] of a h_{t-1}, [T + 1][N]
 };
 
 // Relative, of a h by its factor a.
@@ -49,8 +49,7 @@ ChannelErrors ErrorsOf(const ReferenceChannel& c, double u) {
   e.h.emplace_back(N, 0.0);
   for (size_t t = 0; t < c.u.size(); ++t) {
     const double of_raw = u * std::abs(c.raw[t]);
-    const double of_s = c.softplus ? of_raw * scanning::Sigmoid(c.raw[t]) + 16 * u * c.s[t]
-                                   : of_raw;
+    const double of_s = c.softplus ? of_raw * scanning::Sigmoid(c.raw[t]) + 16 * u * c.s[t] : of_raw;
     const double relative_s = c.s[t] == 0 ? 0 : of_s / std::abs(c.s[t]);
     double y = std::abs(c.D * c.u[t]), error = 0;
     e.s.push_back(of_s);
@@ -60,8 +59,7 @@ ChannelErrors ErrorsOf(const ReferenceChannel& c, double u) {
       const double kept = std::abs(c.a[t][n] * c.h[t][n]);
       const double written = std::abs(c.s[t] * c.u[t] * c.B[t][n]);
       e.kept[t].push_back(c.a[t][n] * e.h[t][n] + kept * DecayError(c, t, n, of_s, u));
-      e.h[t + 1].push_back(e.kept[t][n] + written * (relative_s + 2 * u) +
-                           u * std::abs(c.h[t + 1][n]));
+      e.h[t + 1].push_back(e.kept[t][n] + written * (relative_s + 2 * u) + u * std::abs(c.h[t + 1][n]));
       y += std::abs(c.C[t][n] * c.h[t + 1][n]);
       error += std::abs(c.C[t][n]) * e.h[t + 1][n];
     }
@@ -81,14 +79,13 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
         const double silu = c.z[t] * scanning::Sigmoid(c.z[t]);
         error = std::abs(silu) * error + 17 * e.unit * std::abs(c.o[t]);
       }
-      mechanism::Put(tolerance.o, {c.place.batch, c.place.channel, c.place.tokens[t]},
-                 Stored(c.o[t], error, e));
+      mechanism::Put(tolerance.o, {c.place.batch, c.place.channel, c.place.tokens[t]}, Stored(c.o[t], error, e));
     }
     const Epsilon state = EpsilonOf(mechanism::StateDType(in.u.dtype()));
     for (int64_t n = 0; n < c.N; ++n) {
       const auto i = static_cast<size_t>(n);
       mechanism::Put(tolerance.final, {c.place.sequence, c.place.channel, n},
-                 c.u.empty() ? 0 : 1.01 * errors.h.back()[i] + state.least);
+                     c.u.empty() ? 0 : 1.01 * errors.h.back()[i] + state.least);
     }
   });
 }
@@ -98,13 +95,12 @@ void AddAt(const TensorView& t, std::span<const int64_t> index, double value) {
   if (t.present()) SetElement(t, index, GetElement(t, index) + value);
 }
 
-void BackwardTolerance(const BackwardInputs& in, const Options& options,
-                       const Gradients& expected, const Gradients& tolerance) {
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
+                       const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.u.dtype());
   const double u = e.unit;
-  for (const TensorView* t : {&tolerance.du, &tolerance.ddelta, &tolerance.dA, &tolerance.dB,
-                              &tolerance.dC, &tolerance.dD, &tolerance.dz,
-                              &tolerance.ddelta_bias}) {
+  for (const TensorView* t : {&tolerance.du, &tolerance.ddelta, &tolerance.dA, &tolerance.dB, &tolerance.dC,
+                              &tolerance.dD, &tolerance.dz, &tolerance.ddelta_bias}) {
     mechanism::Clear(*t);
   }
   const double of_channels = (10 + static_cast<double>(in.u.size(1)) / 8) * u;
@@ -113,8 +109,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
     const ReferenceGradients g = GradientsOf(in, c);
     const auto N = static_cast<size_t>(c.N);
     const int64_t b = c.place.batch, d = c.place.channel;
-    const double of_tokens =
-        (131 + static_cast<double>(in.u.dtype() == DType::kF64 ? c.T() / 128 : 1)) * u;
+    const double of_tokens = (131 + static_cast<double>(in.u.dtype() == DType::kF64 ? c.T() / 128 : 1)) * u;
     Doubles of_p(N, 0.0);  // of the gradient that comes from later tokens
     for (size_t t = c.u.size(); t-- > 0;) {
       const double s = std::abs(c.s[t]), x = std::abs(c.u[t]), of_s = forward.s[t];
@@ -133,8 +128,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
         const bool B_is_constant = in.B.rank() == 2, C_is_constant = in.C.rank() == 2;
         const double dB = q * s * x, dC = dy * std::abs(c.h[t + 1][n]);
         AddAt(tolerance.dB, WeightIndex(in.B, c, token, state),
-              of_q * s * x + q * x * of_s + u * dB +
-                  (B_is_constant ? of_tokens : of_channels) * dB + e.least);
+              of_q * s * x + q * x * of_s + u * dB + (B_is_constant ? of_tokens : of_channels) * dB + e.least);
         AddAt(tolerance.dC, WeightIndex(in.C, c, token, state),
               of_dy * std::abs(c.h[t + 1][n]) + dy * forward.h[t + 1][n] +
                   (C_is_constant ? of_tokens : of_channels) * dC + e.least);
@@ -145,18 +139,16 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
       of_input += chain * input;
       of_rates += chain * rates;
       const double of_ds = of_rates + x * of_input + 2 * u * (rates + x * input);
-      const double of_du = s * of_input + input * of_s + std::abs(c.D) * of_dy +
-                           2 * u * (s * input + std::abs(c.D) * dy);
+      const double of_du =
+          s * of_input + input * of_s + std::abs(c.D) * of_dy + 2 * u * (s * input + std::abs(c.D) * dy);
       double of_ddelta = of_ds;
       if (c.softplus) {
         // 1 - e^-s, and its derivative e^-s.
         const double slope = scanning::Sigmoid(c.raw[t]);
-        of_ddelta = slope * of_ds +
-                    std::abs(g.ds[t]) * ((1 - slope) * of_s + 10 * u * slope);
+        of_ddelta = slope * of_ds + std::abs(g.ds[t]) * ((1 - slope) * of_s + 10 * u * slope);
       }
       const int64_t token = c.place.tokens[t];
-      const auto put = [&](const TensorView& to, const ConstTensorView& like, double value,
-                           double error) {
+      const auto put = [&](const TensorView& to, const ConstTensorView& like, double value, double error) {
         mechanism::Put(to, {b, d, token}, Stored(value, error, EpsilonOf(like.dtype())));
       };
       put(tolerance.du, in.u, g.du[t], of_du);
@@ -169,13 +161,12 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
             std::abs(g.d_o[t]) * (slope * forward.y[t] + std::abs(c.y[t]) * 18 * u * terms));
       }
       Add(tolerance.dD, {d}, x * of_dy + of_tokens * dy * x + e.least);
-      Add(tolerance.ddelta_bias, {d},
-          of_ddelta + of_tokens * std::abs(g.ddelta[t]) + e.least);
+      Add(tolerance.ddelta_bias, {d}, of_ddelta + of_tokens * std::abs(g.ddelta[t]) + e.least);
     }
     const Epsilon state = EpsilonOf(mechanism::StateDType(in.u.dtype()));
     for (size_t n = 0; n < N; ++n) {
       mechanism::Put(tolerance.dinitial, {c.place.sequence, d, static_cast<int64_t>(n)},
-                 c.u.empty() ? 0 : 1.01 * of_p[n] + state.least);
+                     c.u.empty() ? 0 : 1.01 * of_p[n] + state.least);
     }
   });
   scanning::RoundSums(in.A, expected.dA, tolerance.dA);
@@ -213,23 +204,20 @@ Case RandomCase(DType dtype, uint64_t seed) {
 scanning::Mechanism MechanismOf(const Options& options) {
   return scanning::Bound<Options>(
       "selective_scan", DefinitionOf(options), options,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
-       &BackwardTolerance},
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance, &BackwardTolerance},
       options.delta_softplus ? " softplus" : "");
 }
 
 OpEntry Entry() {
   std::vector<std::string> variants = scanning::kVariants;
   variants.insert(variants.end(), {"mamba", "groups", "constant", "states=5"});
-  return scanning::EntryOf(
-      MechanismOf({}),
-      {.family = "ssm",
-       .variants = variants,
-       .flops = "7 N per token and channel, backward 21 N; Hq D channels, N = 16",
-       .bytes = "B Tq (3 Hq D + 2 N) size",
-       .state = "B Hq D N 4",
-       .make_case = &MakeCase,
-       .random_case = &RandomCase});
+  return scanning::EntryOf(MechanismOf({}), {.family = "ssm",
+                                             .variants = variants,
+                                             .flops = "7 N per token and channel, backward 21 N; Hq D channels, N = 16",
+                                             .bytes = "B Tq (3 Hq D + 2 N) size",
+                                             .state = "B Hq D N 4",
+                                             .make_case = &MakeCase,
+                                             .random_case = &RandomCase});
 }
 
 }  // namespace heed::selective_scan

@@ -65,8 +65,7 @@ WeightPlace WeightIndex(const ConstTensorView& weights, const ReferenceChannel& 
   return {{c.place.batch, c.group, n, token}, 4};
 }
 
-void ForEachChannel(const Inputs& in, const Options& options,
-                    const std::function<void(const ReferenceChannel&)>& f) {
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f) {
   const int64_t D = in.u.size(1), groups = NumGroups(in);
   for (const auto& place : scanning::PlacesOf(in.u.size(0), in.u.size(2), D, options)) {
     ReferenceChannel c;
@@ -146,8 +145,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  for (const TensorView* t : {&out.du, &out.ddelta, &out.dA, &out.dB, &out.dC, &out.dD, &out.dz,
-                              &out.ddelta_bias}) {
+  for (const TensorView* t : {&out.du, &out.ddelta, &out.dA, &out.dB, &out.dC, &out.dD, &out.dz, &out.ddelta_bias}) {
     mechanism::Clear(*t);
   }
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {

@@ -21,21 +21,20 @@ struct ReferenceChannel {
   int64_t N = 0, group = 0;
   bool gated = false, softplus = false;
   double D = 0;
-  Doubles A;                       // [N]
-  Doubles u, z, raw, s;            // [T]; raw: delta + delta_bias
-  std::vector<Doubles> B, C;       // [T][N]
-  std::vector<Doubles> a, h;       // [T][N] decays, [T + 1][N] states before and after tokens
-  Doubles y, o;                    // [T]
+  Doubles A;                  // [N]
+  Doubles u, z, raw, s;       // [T]; raw: delta + delta_bias
+  std::vector<Doubles> B, C;  // [T][N]
+  std::vector<Doubles> a, h;  // [T][N] decays, [T + 1][N] states before and after tokens
+  Doubles y, o;               // [T]
 
   int64_t T() const { return static_cast<int64_t>(u.size()); }
 };
-void ForEachChannel(const Inputs& in, const Options& options,
-                    const std::function<void(const ReferenceChannel&)>& f);
+void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f);
 
 // What a channel adds to the gradients.
 struct ReferenceGradients {
-  std::vector<Doubles> p;          // [T + 1][N]: of h, before what y_t adds; p[T] is given
-  std::vector<Doubles> q;          // [T][N]: after it
+  std::vector<Doubles> p;                         // [T + 1][N]: of h, before what y_t adds; p[T] is given
+  std::vector<Doubles> q;                         // [T][N]: after it
   Doubles d_o, dy, of_input, du, ds, ddelta, dz;  // [T]; of_input: <p, B>
 };
 ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel& c);

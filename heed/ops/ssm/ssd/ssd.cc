@@ -53,8 +53,7 @@ void CheckOwn(const char* op, const Inputs& in, const Options& options, bool dat
   if (!IsFloat(in.x.dtype())) {
     Fail(op, "x", std::string("has dtype ") + Name(in.x.dtype()), "f64, f32, bf16 or f16");
   }
-  const mechanism::AxisSizes sizes = {
-      .B = in.x.size(0), .T = in.x.size(1), .H = in.x.size(2), .P = in.x.size(3)};
+  const mechanism::AxisSizes sizes = {.B = in.x.size(0), .T = in.x.size(1), .H = in.x.size(2), .P = in.x.size(3)};
   const DType dtype = in.x.dtype();
   for (const Tensor& row : kTensors) {
     const ConstTensorView& t = in.*row.input;
@@ -67,8 +66,8 @@ void CheckOwn(const char* op, const Inputs& in, const Options& options, bool dat
     const bool own = constant || (row.type == Tensor::kWide && t.present() && t.dtype() == StateDType(dtype));
     std::string_view axes = mechanism::AxesOfRank(row.axes, t.rank());
     if (axes.empty()) axes = std::string_view(row.axes).substr(std::string_view(row.axes).rfind('|') + 1);
-    mechanism::CheckTensor(op, row.name, t, mechanism::ShapeOf(axes, sizes), own ? t.dtype() : dtype,
-                           data, in.x.device());
+    mechanism::CheckTensor(op, row.name, t, mechanism::ShapeOf(axes, sizes), own ? t.dtype() : dtype, data,
+                           in.x.device());
     if (row.input == &Inputs::z) mechanism::CheckContiguousRows(op, row.name, t);
   }
   if (!(options.dt_min >= 0) || std::isinf(options.dt_min)) {
@@ -107,8 +106,7 @@ Definition With(const recurrent::Surroundings& around) {
           .surroundings = &around};
 }
 
-void MakePlan(const char* op, const Inputs& in, const Options& options, bool data,
-              Plan& plan) {
+void MakePlan(const char* op, const Inputs& in, const Options& options, bool data, Plan& plan) {
   CheckOwn(op, in, options, data);
   plan.in = {};
   Elements& e = plan.e;
@@ -205,12 +203,10 @@ void PrepareTimeSteps(const char* op, Context& ctx, const Elements& e) {
     for (int64_t t = range.begin; t < range.end; ++t) {
       for (int64_t h = 0; h < e.heads; ++h) {
         const TensorView& g = e.log_decay;
-        const double value = LoadAsDouble(
-            g.dtype(), g.data(),
-            range.batch * g.stride(0) + t * g.stride(1) + h * g.stride(2));
+        const double value =
+            LoadAsDouble(g.dtype(), g.data(), range.batch * g.stride(0) + t * g.stride(1) + h * g.stride(2));
         if (!(value <= 0)) {
-          Fail(op, "dt", "gives a log decay delta A of " + mechanism::Text(value),
-               "<= 0 everywhere");
+          Fail(op, "dt", "gives a log decay delta A of " + mechanism::Text(value), "<= 0 everywhere");
         }
       }
     }
@@ -233,8 +229,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   recurrent::Forward(kOp, ctx, With(plan.around), plan.in, options, {out.o, {out.final, {}}});
 }
 
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
+void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
   constexpr char kOp[] = "ssd::Backward";
   const os::ScopedFloatControl float_control;  // for constants and sums
   Plan plan = PlanOf(kOp, in, options, true);
@@ -289,8 +284,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   }
 }
 
-void Step(Context& ctx, const Inputs& in, const Options& options, const TensorView& state,
-          const TensorView& o) {
+void Step(Context& ctx, const Inputs& in, const Options& options, const TensorView& state, const TensorView& o) {
   constexpr char kOp[] = "ssd::Step";
   const os::ScopedFloatControl float_control;  // for constants and sums
   if (in.initial.present()) {
@@ -313,11 +307,9 @@ void Step(Context& ctx, const Inputs& in, const Options& options, const TensorVi
   plan.around.output_gate = whole.z;
   plan.around.prepare = [&] { PrepareTimeSteps(kOp, ctx, plan.e); };
   const auto without_tokens = [](const ConstTensorView& t) {
-    return ConstTensorView(t.data(), t.dtype(), {t.size(0), t.size(2)},
-                           {t.stride(0), t.stride(2)}, t.device());
+    return ConstTensorView(t.data(), t.dtype(), {t.size(0), t.size(2)}, {t.stride(0), t.stride(2)}, t.device());
   };
-  recurrent::Step(kOp, ctx, With(plan.around),
-                  {in.C, in.B, in.x, without_tokens(plan.in.log_decay)}, of_token,
+  recurrent::Step(kOp, ctx, With(plan.around), {in.C, in.B, in.x, without_tokens(plan.in.log_decay)}, of_token,
                   {state, {}}, o);
 }
 
@@ -326,16 +318,14 @@ int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) 
   Plan plan = PlanOf(kOp, in, options, false);
   const int64_t staging = LayOut(plan, nullptr, false);
   plan.around.output_gate = in.z;
-  return staging +
-         recurrent::Workspace(kOp, ctx, With(plan.around), plan.in, options);
+  return staging + recurrent::Workspace(kOp, ctx, With(plan.around), plan.in, options);
 }
 
 int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
   constexpr char kOp[] = "ssd::BackwardWorkspace";
   Plan plan = PlanOf(kOp, in, options, false);
   const int64_t staging = LayOut(plan, nullptr, true);
-  return staging +
-         recurrent::BackwardWorkspace(kOp, ctx, With(plan.around), plan.in, options);
+  return staging + recurrent::BackwardWorkspace(kOp, ctx, With(plan.around), plan.in, options);
 }
 
 Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {

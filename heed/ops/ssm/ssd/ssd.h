@@ -79,8 +79,7 @@ struct Gradients {
 // above, if an output overlaps an input, or if lengths, starts, cu_seqlens or the limits
 // of dt are out of range; Unsupported for a dtype that has no kernel. On throw, nothing
 // has been written.
-HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
-                      const Outputs& out);
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
 // be f64 whatever the inputs are.
@@ -96,19 +95,17 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 // dB and dC are summed over the heads of a group, dA, dD and ddt_bias over sequences too.
 // Precision and reproducibility as above. Cost: 12 N P flops per token and head, and with z
 // the forward pass again, which y takes. Throws as Forward.
-HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-                       const Gradients& out);
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
-HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
-                                const Gradients& out);
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes o of one token, the state read and updated in place: x and z are [B, H, P], dt
 // [B, H], B and C [B, G, N]; `initial` is absent. Of the options, what the mathematics
 // needs. The state has contiguous rows. Bound by its memory; allocates nothing from a
 // thread's second step on.
-HEED_API void Step(Context& ctx, const Inputs& in, const Options& options,
-                   const TensorView& state, const TensorView& o);
+HEED_API void Step(Context& ctx, const Inputs& in, const Options& options, const TensorView& state,
+                   const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64,
 // and N, P rounded up to whole vectors, at most
@@ -120,12 +117,10 @@ HEED_API void Step(Context& ctx, const Inputs& in, const Options& options,
 // For bf16 in matrix tiles (recurrence_tiles), with N and P rounded up to 32, forward takes
 // threads (4 N P + 576 N + 640 P + 62 KiB), and backward that besides.
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
-HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
-                                   const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
 // What Forward would do. Pointers may be null where only shapes are known.
-HEED_API Explanation Explain(const Context& ctx, const Inputs& in,
-                             const Options& options);
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::ssd
 

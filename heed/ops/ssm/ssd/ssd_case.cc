@@ -25,8 +25,8 @@ mechanism::Mechanism MechanismOf(const Options& own) {
   m.name = "ssd";
   m.options = own.dt_softplus ? " softplus" : "";
   mechanism::Bind<Api, Options>(structs, own,
-                                {&Forward, &Backward, &Reference, &BackwardReference, &Step,
-                                 &Tolerance, &BackwardTolerance, &Explain, &BackwardWorkspace},
+                                {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
+                                 &BackwardTolerance, &Explain, &BackwardWorkspace},
                                 m);
   return m;
 }
@@ -88,8 +88,7 @@ class Maker : public mechanism::Maker {
     return Keep(buffer.FillNormal(NextSeed()));
   }
   double Flops(int64_t tokens, bool backward) override {
-    return (backward ? 12 : 4) *
-           static_cast<double>(sizes_.B * tokens * sizes_.H * sizes_.N * sizes_.P);
+    return (backward ? 12 : 4) * static_cast<double>(sizes_.B * tokens * sizes_.H * sizes_.N * sizes_.P);
   }
 
   bool softplus_;

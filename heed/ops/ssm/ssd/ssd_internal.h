@@ -9,28 +9,43 @@ namespace heed::ssd {
 
 // Its axes in the letters of ssd.h.
 using Tensor = mechanism::Tensor<Inputs, Inputs, Gradients>;
-using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, Inputs, TensorView, Outputs, Gradients,
-                             Explanation>;
+using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, Inputs, TensorView, Outputs, Gradients, Explanation>;
 inline constexpr Tensor kTensors[] = {
     {.name = "x", .axes = "BTHP", .input = &Inputs::x, .gradient = &Gradients::dx},
-    {.name = "dt", .axes = "BTH", .input = &Inputs::dt, .gradient = &Gradients::ddt,
-     .type = Tensor::kWide, .values = Tensor::kSteps},
-    {.name = "A", .axes = "H", .input = &Inputs::A, .gradient = &Gradients::dA,
-     .type = Tensor::kAnyFloat, .values = Tensor::kRates},
+    {.name = "dt",
+     .axes = "BTH",
+     .input = &Inputs::dt,
+     .gradient = &Gradients::ddt,
+     .type = Tensor::kWide,
+     .values = Tensor::kSteps},
+    {.name = "A",
+     .axes = "H",
+     .input = &Inputs::A,
+     .gradient = &Gradients::dA,
+     .type = Tensor::kAnyFloat,
+     .values = Tensor::kRates},
     {.name = "B", .axes = "BTGN", .input = &Inputs::B, .gradient = &Gradients::dB},
     {.name = "C", .axes = "BTGN", .input = &Inputs::C, .gradient = &Gradients::dC},
-    {.name = "D", .axes = "HP|H", .input = &Inputs::D, .gradient = &Gradients::dD,
-     .type = Tensor::kAnyFloat, .optional = true},
+    {.name = "D",
+     .axes = "HP|H",
+     .input = &Inputs::D,
+     .gradient = &Gradients::dD,
+     .type = Tensor::kAnyFloat,
+     .optional = true},
     {.name = "z", .axes = "BTHP", .input = &Inputs::z, .gradient = &Gradients::dz, .optional = true},
-    {.name = "dt_bias", .axes = "H", .input = &Inputs::dt_bias, .gradient = &Gradients::ddt_bias,
-     .type = Tensor::kAnyFloat, .values = Tensor::kStepBiases, .optional = true},
+    {.name = "dt_bias",
+     .axes = "H",
+     .input = &Inputs::dt_bias,
+     .gradient = &Gradients::ddt_bias,
+     .type = Tensor::kAnyFloat,
+     .values = Tensor::kStepBiases,
+     .optional = true},
 };
 
 // The allowed error of each output; ssd_reference.cc says why.
-void Tolerance(const Inputs& in, const Options& options, const Outputs& expected,
-               const Outputs& tolerance);
-void BackwardTolerance(const BackwardInputs& in, const Options& options,
-                       const Gradients& expected, const Gradients& tolerance);
+void Tolerance(const Inputs& in, const Options& options, const Outputs& expected, const Outputs& tolerance);
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
+                       const Gradients& tolerance);
 
 }  // namespace heed::ssd
 

@@ -14,7 +14,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/ops/ssm/ssd/ssd_kernels.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                               // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/math-inl.h"
@@ -32,14 +32,12 @@ constexpr int64_t kAhead = 8;    // tokens
 
 template <class S, class View>
 HWY_INLINE S* At(const View& t, int64_t b, int64_t token, int64_t head) {
-  return const_cast<S*>(static_cast<const S*>(t.data())) + b * t.stride(0) +
-         token * t.stride(1) + head * t.stride(2);
+  return const_cast<S*>(static_cast<const S*>(t.data())) + b * t.stride(0) + token * t.stride(1) + head * t.stride(2);
 }
 
 // n elements, one per token.
 template <class T>
-HWY_INLINE void Gather(const ConstTensorView& t, int64_t b, int64_t token, int64_t head,
-                       size_t n, T* to) {
+HWY_INLINE void Gather(const ConstTensorView& t, int64_t b, int64_t token, int64_t head, size_t n, T* to) {
   const hn::CappedTag<T, 1> d1;
   hs::WithStorage<T>(t.dtype(), [&](auto stored) HWY_ATTR {
     const auto* from = At<decltype(stored)>(t, b, token, head);
@@ -62,8 +60,7 @@ HWY_INLINE V Sigmoid(D d, V x) {
 }
 
 template <class T>
-HWY_ATTR void TimeSteps(const Elements& e, const mechanism::TokenRange& range,
-                        int64_t head) {
+HWY_ATTR void TimeSteps(const Elements& e, const mechanism::TokenRange& range, int64_t head) {
   const hn::ScalableTag<T> d;
   const auto h = static_cast<size_t>(head);
   const auto bias = hn::Set(d, static_cast<T>(e.bias[h]));
@@ -72,8 +69,7 @@ HWY_ATTR void TimeSteps(const Elements& e, const mechanism::TokenRange& range,
   const auto high = hn::Set(d, static_cast<T>(e.dt_max));
   HWY_ALIGN T raw[kStretch] = {};
   for (int64_t begin = range.begin; begin < range.end; begin += kStretch) {
-    const size_t n = static_cast<size_t>(
-        std::min<int64_t>(kStretch, range.end - begin));
+    const size_t n = static_cast<size_t>(std::min<int64_t>(kStretch, range.end - begin));
     Gather(e.in.dt, range.batch, begin, head, n, raw);
     T* delta = At<T>(e.delta, range.batch, begin, head);
     T* log_decay = At<T>(e.log_decay, range.batch, begin, head);
@@ -107,8 +103,7 @@ HWY_ATTR void GateGradients(const Elements& e, int64_t b, int64_t token, int64_t
       const auto sigmoid = Sigmoid(d, z), one = hn::Set(d, T{1});
       if (dz != nullptr) {  // silu' = s (1 + z (1 - s))
         const auto slope = hn::Mul(sigmoid, hn::MulAdd(z, hn::Sub(one, sigmoid), one));
-        hs::StoreRounded(
-            d, hn::Mul(hn::Mul(gradient, hn::LoadN(d, y + i, lanes)), slope), dz + i, lanes);
+        hs::StoreRounded(d, hn::Mul(hn::Mul(gradient, hn::LoadN(d, y + i, lanes)), slope), dz + i, lanes);
       }
       hn::StoreN(hn::Mul(gradient, hn::Mul(z, sigmoid)), d, y + i, lanes);
     }
@@ -128,15 +123,12 @@ struct Sums {
 };
 
 template <class T>
-HWY_ATTR void Finish(const Elements& e, const mechanism::TokenRange& range, int64_t head,
-                     T* d_sum, Sums& sums) {
+HWY_ATTR void Finish(const Elements& e, const mechanism::TokenRange& range, int64_t head, T* d_sum, Sums& sums) {
   const hn::ScalableTag<T> d;
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
   const auto P = static_cast<size_t>(e.channels), h = static_cast<size_t>(head);
   const double A = e.A[h];
-  const T* skip = e.skip.present()
-                      ? static_cast<const T*>(e.skip.data()) + head * e.channels
-                      : nullptr;
+  const T* skip = e.skip.present() ? static_cast<const T*>(e.skip.data()) + head * e.channels : nullptr;
   const bool staged = e.y.present();
   HWY_ALIGN T raw[kStretch] = {}, of_steps[kStretch] = {};
   for (int64_t begin = range.begin; begin < range.end; begin += kStretch) {
@@ -164,9 +156,8 @@ HWY_ATTR void Finish(const Elements& e, const mechanism::TokenRange& range, int6
           dot = hn::MulAdd(dv_i, x_i, dot);
           auto gradient = hn::Mul(hn::Set(d, delta[t]), dv_i);
           if (skip != nullptr) {
-            const auto dy =
-                staged ? hn::LoadN(d, At<T>(e.y, range.batch, token, head) + i, lanes)
-                       : hs::LoadWideN(d, At<S>(e.d_o, range.batch, token, head) + i, lanes);
+            const auto dy = staged ? hn::LoadN(d, At<T>(e.y, range.batch, token, head) + i, lanes)
+                                   : hs::LoadWideN(d, At<S>(e.d_o, range.batch, token, head) + i, lanes);
             gradient = hn::MulAdd(hn::LoadN(d, skip + i, lanes), dy, gradient);
             hn::StoreU(hn::MulAdd(dy, x_i, hn::LoadU(d, d_sum + i)), d, d_sum + i);
           }
@@ -212,8 +203,7 @@ void FinishAll(Context& ctx, const Elements& e) {
   ctx.ReserveScratch((P + 128) * sizeof(T));
   ctx.ParallelFor(static_cast<int64_t>(sums.size()), [&](int64_t task, int worker) HWY_ATTR {
     const auto at = static_cast<size_t>(task);
-    Finish<T>(e, e.ranges[at / H], static_cast<int64_t>(at % H),
-              static_cast<T*>(ctx.Scratch(worker)), sums[at]);
+    Finish<T>(e, e.ranges[at / H], static_cast<int64_t>(at % H), static_cast<T*>(ctx.Scratch(worker)), sums[at]);
   });
   // Sequences in order.
   const bool by_channel = e.out.dD.present() && e.out.dD.rank() == 2;
@@ -228,8 +218,7 @@ void FinishAll(Context& ctx, const Elements& e) {
     }
     const auto put = [&](const TensorView& t, int64_t channel, double value) {
       if (!t.present()) return;
-      const int64_t at = static_cast<int64_t>(h) * t.stride(0) +
-                         (t.rank() == 2 ? channel * t.stride(1) : 0);
+      const int64_t at = static_cast<int64_t>(h) * t.stride(0) + (t.rank() == 2 ? channel * t.stride(1) : 0);
       StoreDouble(t.dtype(), t.data(), at, value);
     };
     put(e.out.dA, 0, total.A);
@@ -248,11 +237,9 @@ void TimeStepsOf(Context& ctx, const Elements& e) {
   for (size_t i = 0; i < e.D.size(); ++i) {
     static_cast<T*>(e.skip.data())[i] = static_cast<T>(e.D[i]);
   }
-  ctx.ParallelFor(static_cast<int64_t>(e.ranges.size()) * e.heads,
-                  [&](int64_t task, int) HWY_ATTR {
-                    TimeSteps<T>(e, e.ranges[static_cast<size_t>(task / e.heads)],
-                                 task % e.heads);
-                  });
+  ctx.ParallelFor(static_cast<int64_t>(e.ranges.size()) * e.heads, [&](int64_t task, int) HWY_ATTR {
+    TimeSteps<T>(e, e.ranges[static_cast<size_t>(task / e.heads)], task % e.heads);
+  });
 }
 
 template <class T>

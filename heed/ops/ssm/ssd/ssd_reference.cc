@@ -37,8 +37,8 @@ double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 struct Plain {
   const Inputs& in;
   ReferenceTensor delta, slope, log_decay, v;  // slope: of delta by dt
-  ReferenceTensor undecided;  // 1 where rounding decides whether a time step is clamped
-  std::vector<float> wide[2];         // 16-bit C and B, so that nothing more is rounded
+  ReferenceTensor undecided;                   // 1 where rounding decides whether a time step is clamped
+  std::vector<float> wide[2];                  // 16-bit C and B, so that nothing more is rounded
   recurrent::BackwardInputs inputs;
   recurrent::Options options;
   recurrent::ReferenceMath math;
@@ -46,10 +46,8 @@ struct Plain {
   double delta_error = 0;  // relative
 
   Plain(const Inputs& given, const Options& call)
-      : in(given), delta({in.x.size(0), in.x.size(1), in.x.size(2)}), slope(delta),
-        log_decay(delta),
-        v({in.x.size(0), in.x.size(1), in.x.size(2), in.x.size(3)}), undecided(delta),
-        options(call),
+      : in(given), delta({in.x.size(0), in.x.size(1), in.x.size(2)}), slope(delta), log_decay(delta),
+        v({in.x.size(0), in.x.size(1), in.x.size(2), in.x.size(3)}), undecided(delta), options(call),
         ranges(mechanism::SequencesOf(call, in.x.size(0), in.x.size(1))) {
     const double u = in.x.dtype() == DType::kF64 ? 0x1p-53 : 0x1p-24;
     double largest = 0;
@@ -62,8 +60,7 @@ struct Plain {
         value = std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
         derivative = Sigmoid(x);
       }
-      largest = std::max(largest, (std::abs(dt) + std::abs(bias)) *
-                                      (call.dt_softplus ? 1 : 1 / std::abs(x)));
+      largest = std::max(largest, (std::abs(dt) + std::abs(bias)) * (call.dt_softplus ? 1 : 1 / std::abs(x)));
       for (const double limit : {call.dt_min, call.dt_max}) {
         if (call.dt_softplus && limit == 0) continue;  // never reached
         const double error = 16 * u * (std::abs(dt) + std::abs(bias) + std::abs(value));
@@ -87,9 +84,7 @@ struct Plain {
     inputs.log_decay = log_decay.view();
     inputs.initial.S = Transposed(in.initial);
     math.scale = call.scale.value_or(1);
-    math.log_decay = [g = inputs.log_decay](int64_t b, int64_t t, int64_t h, int64_t) {
-      return At(g, {b, t, h});
-    };
+    math.log_decay = [g = inputs.log_decay](int64_t b, int64_t t, int64_t h, int64_t) { return At(g, {b, t, h}); };
     math.value_error = delta_error + u;
     math.log_decay_error = delta_error + 2 * u;
   }
@@ -131,8 +126,7 @@ struct Plain {
         }
       }
     }
-    return ConstTensorView(memory.data(), DType::kF32,
-                           {t.size(0), t.size(1), t.size(2), t.size(3)});
+    return ConstTensorView(memory.data(), DType::kF32, {t.size(0), t.size(1), t.size(2), t.size(3)});
   }
 };
 
@@ -147,8 +141,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   Plain plain(in, options);
   Clear(out.o);
   ReferenceTensor y(plain.v.sizes);
-  recurrent::Reference(plain.inputs, plain.options, plain.math,
-                       {y.view(), {Transposed(out.final), {}}});
+  recurrent::Reference(plain.inputs, plain.options, plain.math, {y.view(), {Transposed(out.final), {}}});
   plain.ForEach([&](int64_t b, int64_t t, int64_t h) {
     for (int64_t p = 0; p < in.x.size(3); ++p) {
       double value = At(y.view(), {b, t, h, p}) + plain.D(h, p) * At(in.x, {b, t, h, p});
@@ -161,22 +154,19 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   });
 }
 
-void Tolerance(const Inputs& in, const Options& options, const Outputs& expected,
-               const Outputs& tolerance) {
+void Tolerance(const Inputs& in, const Options& options, const Outputs& expected, const Outputs& tolerance) {
   Plain plain(in, options);
   const auto e = recurrent::EpsilonOf(in.x.dtype());
   const double u = Unit(in);
   Clear(tolerance.o);
   ReferenceTensor y(plain.v.sizes), y_error(plain.v.sizes);
   recurrent::Reference(plain.inputs, plain.options, plain.math, {y.view(), {}});
-  recurrent::Tolerance(plain.inputs, plain.options, plain.math,
-                       {y.view(), {Transposed(expected.final), {}}},
+  recurrent::Tolerance(plain.inputs, plain.options, plain.math, {y.view(), {Transposed(expected.final), {}}},
                        {y_error.view(), {Transposed(tolerance.final), {}}});
   plain.ForEach([&](int64_t b, int64_t t, int64_t h) {
     for (int64_t p = 0; p < in.x.size(3); ++p) {
       const double skip = plain.D(h, p) * At(in.x, {b, t, h, p});
-      double error = At(y_error.view(), {b, t, h, p}) +
-                     4 * u * (std::abs(At(y.view(), {b, t, h, p})) + std::abs(skip));
+      double error = At(y_error.view(), {b, t, h, p}) + 4 * u * (std::abs(At(y.view(), {b, t, h, p})) + std::abs(skip));
       double output = At(expected.o, {b, t, h, p});
       if (in.z.present()) {
         const double z = At(in.z, {b, t, h, p});
@@ -190,8 +180,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& expected
 namespace {
 
 // Values of the backward pass, or with `tolerance` beside them how far they may be off.
-void RunBackward(const BackwardInputs& in, const Options& options, const Gradients& out,
-                 const Gradients* tolerance) {
+void RunBackward(const BackwardInputs& in, const Options& options, const Gradients& out, const Gradients* tolerance) {
   Plain plain(in, options);
   const auto e = recurrent::EpsilonOf(in.x.dtype());
   const double u = Unit(in);
@@ -220,8 +209,7 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
   gradients.dlog_decay = dg.view();
   gradients.dinitial.S = Transposed(out.dinitial);
   recurrent::BackwardReference(plain.inputs, plain.options, plain.math, gradients);
-  const auto round = [&](const TensorView& to, mechanism::Index index, double error,
-                         double value, DType dtype) {
+  const auto round = [&](const TensorView& to, mechanism::Index index, double error, double value, DType dtype) {
     const auto of = recurrent::EpsilonOf(dtype);
     Put(to, index, error + std::abs(value) * of.output + of.subnormal);
   };
@@ -232,15 +220,12 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
     allowed.dv = dv_error.view();
     allowed.dlog_decay = dg_error.view();
     allowed.dinitial.S = Transposed(tolerance->dinitial);
-    recurrent::BackwardTolerance(plain.inputs, plain.options, plain.math, gradients,
-                                 allowed);
+    recurrent::BackwardTolerance(plain.inputs, plain.options, plain.math, gradients, allowed);
     // dB and dC are rounded to x's dtype, which the wide copies do not know.
-    const std::pair<TensorView, TensorView> rounded[] = {{tolerance->dB, out.dB},
-                                                         {tolerance->dC, out.dC}};
+    const std::pair<TensorView, TensorView> rounded[] = {{tolerance->dB, out.dB}, {tolerance->dC, out.dC}};
     for (const auto& [allowed_view, value] : rounded) {
       for (int64_t i = 0; value.present() && i < value.num_elements(); ++i) {
-        allowed_view.as<double>()[i] +=
-            std::abs(value.as<double>()[i]) * e.output + e.subnormal;
+        allowed_view.as<double>()[i] += std::abs(value.as<double>()[i]) * e.output + e.subnormal;
       }
     }
   }
@@ -285,11 +270,10 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
       if (!errors) {
         Put(to.dz, {b, t, h, p}, dz);
       } else {
-        const double y_off = At(y_error.view(), {b, t, h, p}) +
-                             4 * u * (std::abs(At(y.view(), {b, t, h, p})) + std::abs(D * x));
+        const double y_off =
+            At(y_error.view(), {b, t, h, p}) + 4 * u * (std::abs(At(y.view(), {b, t, h, p})) + std::abs(D * x));
         const double off =
-            std::abs(d_o) * (std::abs(silu_slope) * y_off +
-                             12 * u * std::abs(whole) * s * (1 + std::abs(z)));
+            std::abs(d_o) * (std::abs(silu_slope) * y_off + 12 * u * std::abs(whole) * s * (1 + std::abs(z)));
         round(to.dz, {b, t, h, p}, off, dz, in.x.dtype());
       }
     }
@@ -299,18 +283,15 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
       Add(to.dA, {h}, delta * g);
       Add(to.ddt_bias, {h}, ddt);
     } else {
-      double off = slope * (error + kSum * u * magnitude) +
-                   plain.delta_error * std::abs(ddt);
+      double off = slope * (error + kSum * u * magnitude) + plain.delta_error * std::abs(ddt);
       off += At(plain.undecided.view(), {b, t, h}) * magnitude;
       round(to.ddt, {b, t, h}, off, ddt, in.dt.dtype());
-      Add(to.dA, {h}, delta * At(dg_error.view(), {b, t, h}) +
-                          (plain.delta_error + u) * std::abs(delta * g));
+      Add(to.dA, {h}, delta * At(dg_error.view(), {b, t, h}) + (plain.delta_error + u) * std::abs(delta * g));
       Add(to.ddt_bias, {h}, off + u * std::abs(ddt));
     }
   });
   if (!errors) return;
-  const auto round_sums = [&](const TensorView& allowed, const TensorView& value,
-                              const ConstTensorView& of) {
+  const auto round_sums = [&](const TensorView& allowed, const TensorView& value, const ConstTensorView& of) {
     for (int64_t i = 0; value.present() && i < value.num_elements(); ++i) {
       const auto rounding = recurrent::EpsilonOf(of.dtype());
       const double one = of.dtype() == DType::kF32 ? 0x1p-24 : rounding.output;
@@ -324,13 +305,12 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
 
 }  // namespace
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   RunBackward(in, options, out, nullptr);
 }
 
-void BackwardTolerance(const BackwardInputs& in, const Options& options,
-                       const Gradients& expected, const Gradients& tolerance) {
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
+                       const Gradients& tolerance) {
   RunBackward(in, options, expected, &tolerance);
 }
 

@@ -19,13 +19,10 @@ namespace {
 
 bool SameBits(const Buffer& a, const Buffer& b) {
   const TensorView& x = a.view();
-  return std::memcmp(x.data(), b.view().data(),
-                     static_cast<size_t>(x.num_elements()) * SizeOf(x.dtype())) == 0;
+  return std::memcmp(x.data(), b.view().data(), static_cast<size_t>(x.num_elements()) * SizeOf(x.dtype())) == 0;
 }
 
-double Value(const TensorView& t, const std::vector<int64_t>& index) {
-  return GetElement(t, index);
-}
+double Value(const TensorView& t, const std::vector<int64_t>& index) { return GetElement(t, index); }
 
 class SsdTest : public testing::Test {
  protected:
@@ -44,30 +41,27 @@ class SsdTest : public testing::Test {
     in.dt_bias = dt_bias.view();
     options.dt_softplus = true;
   }
-  Buffer Normal(std::initializer_list<int64_t> sizes) {
-    return Buffer(DType::kF32, sizes).FillNormal(++seed_);
-  }
+  Buffer Normal(std::initializer_list<int64_t> sizes) { return Buffer(DType::kF32, sizes).FillNormal(++seed_); }
   struct Result {
     Buffer o, state, dx, ddt, dA, dB, dC, dD, dz, ddt_bias, dinitial;
   };
   Result Both(int threads, const Inputs& inputs) {
     Context ctx(threads);
     const DType f = DType::kF32;
-    Result r = {Buffer(f, {B, T, H, P}), Buffer(f, {B, H, P, N}), Buffer(f, {B, T, H, P}),
-                Buffer(f, {B, T, H}),    Buffer(f, {H}),          Buffer(f, {B, T, G, N}),
-                Buffer(f, {B, T, G, N}), Buffer(f, {H, P}),       Buffer(f, {B, T, H, P}),
-                Buffer(f, {H}),          Buffer(f, {B, H, P, N})};
+    Result r = {Buffer(f, {B, T, H, P}), Buffer(f, {B, H, P, N}), Buffer(f, {B, T, H, P}), Buffer(f, {B, T, H}),
+                Buffer(f, {H}),          Buffer(f, {B, T, G, N}), Buffer(f, {B, T, G, N}), Buffer(f, {H, P}),
+                Buffer(f, {B, T, H, P}), Buffer(f, {H}),          Buffer(f, {B, H, P, N})};
     Forward(ctx, inputs, options, {r.o.view(), r.state.view()});
     Backward(ctx, {inputs, d_o.view(), {}}, options,
-             {r.dx.view(), r.ddt.view(), r.dA.view(), r.dB.view(), r.dC.view(),
-              r.dD.view(), r.dz.view(), r.ddt_bias.view(), r.dinitial.view()});
+             {r.dx.view(), r.ddt.view(), r.dA.view(), r.dB.view(), r.dC.view(), r.dD.view(), r.dz.view(),
+              r.ddt_bias.view(), r.dinitial.view()});
     return r;
   }
 
   uint64_t seed_ = 0;
-  const Buffer x = Normal({B, T, H, P}), dt = Normal({B, T, H}), b = Normal({B, T, G, N}),
-               c = Normal({B, T, G, N}), D = Normal({H, P}), z = Normal({B, T, H, P}),
-               d_o = Normal({B, T, H, P}), A = Normal({H}), dt_bias = Normal({H});
+  const Buffer x = Normal({B, T, H, P}), dt = Normal({B, T, H}), b = Normal({B, T, G, N}), c = Normal({B, T, G, N}),
+               D = Normal({H, P}), z = Normal({B, T, H, P}), d_o = Normal({B, T, H, P}), A = Normal({H}),
+               dt_bias = Normal({H});
   Inputs in;
   Options options;
   Context ctx_{2};
@@ -95,8 +89,7 @@ TEST_F(SsdTest, WithoutSoftplusSkipAndGateItIsSimpleGla) {
   Forward(ctx_, plain, {}, {o.view(), state.view()});
   simple_gla::Options same;
   same.scale = 1;
-  simple_gla::Forward(ctx_, {c.view(), b.view(), v.view(), g.view(), {}}, same,
-                      {expected.view(), {last.view(), {}}});
+  simple_gla::Forward(ctx_, {c.view(), b.view(), v.view(), g.view(), {}}, same, {expected.view(), {last.view(), {}}});
   EXPECT_TRUE(SameBits(o, expected));
   EXPECT_EQ(Value(state.view(), {1, 2, 3, 4}), Value(last.view(), {1, 2, 4, 3}));
 }
@@ -118,8 +111,7 @@ TEST_F(SsdTest, BitsDoNotDependOnThreads) {
 
 TEST_F(SsdTest, ASplitAtABlockHasTheBitsOfTheWhole) {
   const Buffer whole(DType::kF32, {B, T, H, P}), parts(DType::kF32, {B, T, H, P});
-  const Buffer last(DType::kF32, {B, H, P, N}), state(DType::kF32, {B, H, P, N}),
-      end(DType::kF32, {B, H, P, N});
+  const Buffer last(DType::kF32, {B, H, P, N}), state(DType::kF32, {B, H, P, N}), end(DType::kF32, {B, H, P, N});
   Forward(ctx_, in, options, {whole.view(), last.view()});
   const auto tokens = [&](int64_t begin, int64_t stop) {
     Inputs part = in;
@@ -140,11 +132,10 @@ TEST_F(SsdTest, MemoryIsWhatTheFormulasSay) {
   const auto threads = static_cast<int64_t>(ctx_.num_threads());
   const int64_t rows_n = 32, rows_p = 32, tokens = B * T * H;  // whole vectors of AVX-512
   EXPECT_LE(Workspace(ctx_, in, options),
-            threads * 4 * (rows_n * rows_p + 64 * (3 * rows_n + 3 * rows_p)) +
-                2 * 4 * tokens + 8192);
+            threads * 4 * (rows_n * rows_p + 64 * (3 * rows_n + 3 * rows_p)) + 2 * 4 * tokens + 8192);
   EXPECT_LE(BackwardWorkspace(ctx_, in, options),
-            threads * 4 * ((3 + 2) * rows_n * rows_p + 64 * (9 * rows_n + 3 * rows_p)) +
-                4 * tokens * (2 * P + 3 + 1) + 2 * 4 * B * T * G * rows_n + 32768);
+            threads * 4 * ((3 + 2) * rows_n * rows_p + 64 * (9 * rows_n + 3 * rows_p)) + 4 * tokens * (2 * P + 3 + 1) +
+                2 * 4 * B * T * G * rows_n + 32768);
 }
 
 TEST_F(SsdTest, BadInputIsNamedAndNothingIsWritten) {
@@ -181,8 +172,7 @@ TEST_F(SsdTest, BadInputIsNamedAndNothingIsWritten) {
   bad = in;
   bad.A = growing.view();
   ctx_.set_checks(true);
-  EXPECT_THAT(message(bad, options, {o.view(), {}}),
-              testing::HasSubstr("dt gives a log decay delta A of"));
+  EXPECT_THAT(message(bad, options, {o.view(), {}}), testing::HasSubstr("dt gives a log decay delta A of"));
   for (int64_t i = 0; i < B * T * H * P; ++i) ASSERT_EQ(o.view().as<float>()[i], 7);
   ctx_.set_checks(false);
   EXPECT_EQ(message(bad, options, {o.view(), {}}), "no error");

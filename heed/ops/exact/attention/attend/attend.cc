@@ -39,10 +39,8 @@ void CheckKept(const Check& check, const KVView& cache, const Problem& p) {
       for (const softmax::Interval& run : {runs.first, runs.second}) {
         const int64_t begin = std::max(run.begin, cache.sink_tokens);
         if (begin >= std::min(run.end, kept)) continue;
-        check.Fail("window", "lets row " + Text(i) + " of sequence " + Text(s.batch) +
-                                 " see token " + Text(begin),
-                   "causal and a window within the ring's, which keeps from token " +
-                       Text(kept) + " on");
+        check.Fail("window", "lets row " + Text(i) + " of sequence " + Text(s.batch) + " see token " + Text(begin),
+                   "causal and a window within the ring's, which keeps from token " + Text(kept) + " on");
       }
     }
   }
@@ -58,9 +56,7 @@ softmax::Rows InPages(const PageRows& rows, size_t element) {
   return r;
 }
 
-size_t ElementOf(const KVView& cache) {
-  return cache.quantized ? sizeof(int8_t) : SizeOf(cache.dtype);
-}
+size_t ElementOf(const KVView& cache) { return cache.quantized ? sizeof(int8_t) : SizeOf(cache.dtype); }
 
 // Whether a block may hold rows of several sequences: nothing but runs of keys tells apart
 // what they see.
@@ -94,11 +90,9 @@ void PlantTree(const Check& check, std::span<const int64_t> tree, Call* call) {
   for (size_t i = 0; i < tree.size(); ++i) {
     const int64_t parent = tree[i];
     if (parent < -1 || parent >= static_cast<int64_t>(i)) {
-      check.Fail("tree", "has parent " + Text(parent) + " of node " + Text(i),
-                 "an earlier node, or -1");
+      check.Fail("tree", "has parent " + Text(parent) + " of node " + Text(i), "an earlier node, or -1");
     }
-    branches.push_back(parent < 0 ? std::vector<int64_t>()
-                                  : branches[static_cast<size_t>(parent)]);
+    branches.push_back(parent < 0 ? std::vector<int64_t>() : branches[static_cast<size_t>(parent)]);
     branches.back().push_back(static_cast<int64_t>(i));
   }
   Problem& p = call->p;
@@ -142,22 +136,19 @@ void PlantTree(const Check& check, std::span<const int64_t> tree, Call* call) {
   }
 }
 
-Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
-                const Options& options, const Outputs& out, std::span<const int64_t> tree,
-                Use use) {
+Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q, const Options& options,
+                const Outputs& out, std::span<const int64_t> tree, Use use) {
   const Check check(op, use);
   CheckCacheOptions(check, options);
   CheckRotary(check, cache, options, tree);
   check.Present("q", q);
   if (q.dtype() != cache.dtype) {
-    check.Fail("q", std::string("has dtype ") + Name(q.dtype()),
-               std::string(Name(cache.dtype)) + " as the cache");
+    check.Fail("q", std::string("has dtype ") + Name(q.dtype()), std::string(Name(cache.dtype)) + " as the cache");
   }
   if (q.rank() != 4) check.Fail("q", "has shape " + q.ShapeString(), "[B, T, H, D]");
   check.Shape("q", q, {cache.batch, q.size(1), q.size(2), cache.dim});
   if (q.size(2) % cache.heads != 0) {
-    check.Fail("q", "has " + Text(q.size(2)) + " heads",
-               "a multiple of the cache's " + Text(cache.heads));
+    check.Fail("q", "has " + Text(q.size(2)) + " heads", "a multiple of the cache's " + Text(cache.heads));
   }
 
   if (cache.log_decay_heads > 0) {
@@ -170,12 +161,10 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
 
   // Everything about queries, outputs and options is checked as Forward() checks it, against
   // keys and values of the right shape that nobody reads.
-  const int64_t longest =
-      cache.lengths.empty() ? 0 : *std::max_element(cache.lengths.begin(), cache.lengths.end());
+  const int64_t longest = cache.lengths.empty() ? 0 : *std::max_element(cache.lengths.begin(), cache.lengths.end());
   static constexpr double kUnread = 0;
   const auto unread = [&](int64_t channels) {
-    return ConstTensorView(&kUnread, cache.dtype,
-                           {cache.batch, longest, cache.heads, channels}, {0, 0, 0, 1});
+    return ConstTensorView(&kUnread, cache.dtype, {cache.batch, longest, cache.heads, channels}, {0, 0, 0, 1});
   };
   std::vector<int64_t> starts, query_lengths;
   for (size_t b = 0; b < static_cast<size_t>(cache.batch); ++b) {
@@ -195,8 +184,7 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
   whole.key_lengths = per_sequence(cache.lengths);
   whole.query_lengths = per_sequence(query_lengths);
   whole.pattern = {};  // of the keys that there are so far
-  Call call{CheckedProblem(op, {q, unread(cache.dim), unread(cache.value_dim)}, whole, out, use),
-            {}};
+  Call call{CheckedProblem(op, {q, unread(cache.dim), unread(cache.value_dim)}, whole, out, use), {}};
   Problem& p = call.p;
   p.invariant = true;  // between prefill and decode
   const size_t element = ElementOf(cache);
@@ -269,8 +257,8 @@ void CheckCacheQueries(const char* op, const KVView& cache, const ConstTensorVie
   }
 }
 
-void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
-            const Options& options, const Outputs& out, std::span<const int64_t> tree) {
+void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options, const Outputs& out,
+            std::span<const int64_t> tree) {
   constexpr char kOp[] = "attention::Attend";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   Call call = AttendCall(kOp, cache, q, options, out, tree, Use::kForward);
@@ -280,38 +268,32 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
   softmax::Choose(kOp, ctx, call.p).forward(ctx, call.p);
 }
 
-Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTensorView& q,
-                          const Options& options, std::span<const int64_t> tree) {
+Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options,
+                          std::span<const int64_t> tree) {
   constexpr char kOp[] = "attention::ExplainAttend";
   const Call call = AttendCall(kOp, cache, q, options, {}, tree, Use::kExplain);
   const Problem& p = call.p;
   const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, p);
   double tokens = 0;
   for (const int64_t length : cache.lengths) tokens += static_cast<double>(length);
-  const auto of_values = static_cast<double>(cache.key.begin == cache.value.begin
-                                                 ? 0
-                                                 : cache.value_dim);
+  const auto of_values = static_cast<double>(cache.key.begin == cache.value.begin ? 0 : cache.value_dim);
   Explanation e;
   e.kernel = kernel.name;
   e.target = kernel.target(ctx);
   e.why = Why(kernel, p);
   e.flops = 2 * static_cast<double>(p.depth + p.value_depth) * softmax::KeptPairs(p);
   const double factors = cache.quantized ? 2 * sizeof(float) : 0;
-  const double row = static_cast<double>(ElementOf(cache)) *
-                         (static_cast<double>(cache.dim) + of_values) + factors;
-  e.bytes = tokens * static_cast<double>(cache.heads) * row +
-            static_cast<double>(SizeOf(cache.dtype)) *
-                static_cast<double>(q.num_elements() / cache.dim) *
-                static_cast<double>(cache.dim + cache.value_dim);
-  e.workspace_bytes =
-      kernel.workspace(ctx, p) * ctx.num_threads() + softmax::DecayBytes(p) + RotaryBytes(cache, q);
+  const double row = static_cast<double>(ElementOf(cache)) * (static_cast<double>(cache.dim) + of_values) + factors;
+  e.bytes = tokens * static_cast<double>(cache.heads) * row + static_cast<double>(SizeOf(cache.dtype)) *
+                                                                  static_cast<double>(q.num_elements() / cache.dim) *
+                                                                  static_cast<double>(cache.dim + cache.value_dim);
+  e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads() + softmax::DecayBytes(p) + RotaryBytes(cache, q);
   e.visited_pairs = softmax::VisitedPairs(p, kernel.lanes(ctx, p), kernel.grid);
   e.invariant = kernel.invariant;
   return e;
 }
 
-Bound QuantizationBound(const Context&, const KVView& cache, const ConstTensorView& q,
-                        const Options& options) {
+Bound QuantizationBound(const Context&, const KVView& cache, const ConstTensorView& q, const Options& options) {
   constexpr char kOp[] = "attention::QuantizationBound";
   const Check check(kOp, Use::kForward);
   check.Present("q", q);
@@ -323,9 +305,8 @@ Bound QuantizationBound(const Context&, const KVView& cache, const ConstTensorVi
     float most = 0;
     for (int64_t t = 0; t < cache.lengths[static_cast<size_t>(b)]; ++t) {
       const std::byte* page = cache.pages[b][t / cache.page_tokens];
-      most = std::max(most, *reinterpret_cast<const float*>(
-                                page + scales.begin + head * scales.head_stride +
-                                t % cache.page_tokens * scales.token_stride));
+      most = std::max(most, *reinterpret_cast<const float*>(page + scales.begin + head * scales.head_stride +
+                                                            t % cache.page_tokens * scales.token_stride));
     }
     return static_cast<double>(most);
   };
@@ -344,11 +325,9 @@ Bound QuantizationBound(const Context&, const KVView& cache, const ConstTensorVi
         }
       }
       const double of_values = largest(cache.value_scale, b, head);
-      const double delta =
-          std::abs(p.scale) * norm * largest(cache.key_scale, b, head) / 2;
+      const double delta = std::abs(p.scale) * norm * largest(cache.key_scale, b, head) / 2;
       worst.logit = std::max(worst.logit, delta);
-      worst.output = std::max(worst.output, std::expm1(2 * delta) * kInt8Steps * of_values +
-                                                of_values / 2);
+      worst.output = std::max(worst.output, std::expm1(2 * delta) * kInt8Steps * of_values + of_values / 2);
     }
   }
   return worst;

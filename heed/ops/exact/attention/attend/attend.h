@@ -22,7 +22,8 @@ namespace heed::attention {
 //
 // Row i of sequence b stands at position lengths[b] - appended[b] + i: append the keys of the
 // new tokens first, then attend with their queries. Rows at or beyond appended[b] see nothing,
-// o = 0 and lse = -inf, but some sequence must have been given Tq rows. Where an option speaks of Tk, it is the longest of the lengths.
+// o = 0 and lse = -inf, but some sequence must have been given Tq rows. Where an option speaks of Tk, it is the longest
+// of the lengths.
 //
 // Drafts. With `tree`, [Tq], row i is a node of a tree of guesses of which tree[i] is the
 // parent, an earlier row, or -1 if there is none. It stands at lengths[b] - appended[b] +
@@ -59,14 +60,12 @@ namespace heed::attention {
 //
 // Throws InvalidArgument as Forward() does, and if Tq is more than every appended[b]; nothing
 // has been written then.
-HEED_API void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
-                     const Options& options, const Outputs& out,
-                     std::span<const int64_t> tree = {});
+HEED_API void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options,
+                     const Outputs& out, std::span<const int64_t> tree = {});
 
 // What Attend would do.
-HEED_API Explanation ExplainAttend(const Context& ctx, const KVView& cache,
-                                   const ConstTensorView& q, const Options& options,
-                                   std::span<const int64_t> tree = {});
+HEED_API Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTensorView& q,
+                                   const Options& options, std::span<const int64_t> tree = {});
 
 // How far the results of Attend can be from those over the rows that were appended, because
 // a quantised cache has rounded them:
@@ -82,8 +81,8 @@ HEED_API Explanation ExplainAttend(const Context& ctx, const KVView& cache,
 struct Bound {
   double logit = 0, output = 0;
 };
-HEED_API Bound QuantizationBound(const Context& ctx, const KVView& cache,
-                                 const ConstTensorView& q, const Options& options);
+HEED_API Bound QuantizationBound(const Context& ctx, const KVView& cache, const ConstTensorView& q,
+                                 const Options& options);
 
 }  // namespace heed::attention
 

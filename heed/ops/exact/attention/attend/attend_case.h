@@ -53,8 +53,8 @@ inline Result ResultFor(const ConstTensorView& q, int64_t value_dim) {
           Buffer(wide, {q.size(0), q.size(2), q.size(1)})};
 }
 
-inline Result AttendTo(Context& ctx, const KVView& cache, const ConstTensorView& q,
-                       const Options& options, std::span<const int64_t> tree = {}) {
+inline Result AttendTo(Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options,
+                       std::span<const int64_t> tree = {}) {
   const Result r = ResultFor(q, cache.value_dim);
   Attend(ctx, cache, q, options, {r.o.view(), r.lse.view()}, tree);
   return r;

@@ -40,10 +40,8 @@ Buffer LogDecays(DType dtype, int64_t tokens, uint64_t seed) {
 
 struct Tokens {
   explicit Tokens(DType dtype, int64_t count = 700)
-      : q(Normal(dtype, {kBatch, count, kHq, kDim}, 1)),
-        k(Normal(dtype, {kBatch, count, kHeads, kDim}, 2)),
-        v(Normal(dtype, {kBatch, count, kHeads, kValueDim}, 3)),
-        log_decay(LogDecays(dtype, count, 4)) {}
+      : q(Normal(dtype, {kBatch, count, kHq, kDim}, 1)), k(Normal(dtype, {kBatch, count, kHeads, kDim}, 2)),
+        v(Normal(dtype, {kBatch, count, kHeads, kValueDim}, 3)), log_decay(LogDecays(dtype, count, 4)) {}
 
   KVCache::Options options() const {
     KVCache::Options o;
@@ -141,8 +139,7 @@ TEST(AttendDecay, ForksAndTrimsKeepTheirOwn) {
   KVCache cache(x.options());
   x.Append(cache, 0, 140);
   KVCache fork = cache.Fork();
-  fork.Append(x.k.view().Slice(1, 140, 300), x.v.view().Slice(1, 140, 300), {},
-              other.view().Slice(1, 140, 300));
+  fork.Append(x.k.view().Slice(1, 140, 300), x.v.view().Slice(1, 140, 300), {}, other.view().Slice(1, 140, 300));
   x.Append(cache, 140, 500);
   cache.Trim(std::vector<int64_t>{150, 150});
   x.Append(cache, 150, 160);
@@ -184,8 +181,7 @@ TEST(AttendDecay, ASharedPrefixHasTheBitsOfItsCopies) {
   KVCache shared = KVCache::Share(prefix, kBatch);
   const auto twice = [](const Buffer& b) {
     const ConstTensorView v = b.view().Slice(0, 0, 1).Slice(1, 0, 600);
-    std::vector<int64_t> sizes(v.sizes().begin(), v.sizes().end()),
-        strides(v.strides().begin(), v.strides().end());
+    std::vector<int64_t> sizes(v.sizes().begin(), v.sizes().end()), strides(v.strides().begin(), v.strides().end());
     sizes[0] = kBatch;
     strides[0] = 0;
     return ConstTensorView(v.data(), v.dtype(), sizes, strides);
@@ -236,26 +232,23 @@ TEST(AttendDecay, MistakesAreNamed) {
   const Tokens x(DType::kF32, 80);
   KVCache::Options options = x.options();
   options.log_decay_heads = 3;
-  EXPECT_THAT([&] { KVCache{options}; },
-              ThrowsMessage<InvalidArgument>(HasSubstr(
-                  "KVCache: log_decay_heads is 3, expected a multiple of heads, 2, or 0")));
+  EXPECT_THAT([&] { KVCache{options}; }, ThrowsMessage<InvalidArgument>(HasSubstr(
+                                             "KVCache: log_decay_heads is 3, expected a multiple of heads, 2, or 0")));
   options.log_decay_heads = kHq;
   KVCache cache(options);
   options.log_decay_heads = 0;
   KVCache plain(options);
   EXPECT_THAT([&] { cache.Append(x.k.view(), x.v.view()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr(
-                  "KVCache::Append: log_decay is absent, expected that of 6 query heads")));
-  EXPECT_THAT([&] { x.Append(plain, 0, 10); },
               ThrowsMessage<InvalidArgument>(
-                  HasSubstr("log_decay is given, expected none: the cache has no log_decay_heads")));
+                  HasSubstr("KVCache::Append: log_decay is absent, expected that of 6 query heads")));
   EXPECT_THAT(
-      [&] { cache.Append(x.k.view(), x.v.view(), {}, x.log_decay.view().Slice(1, 0, 79)); },
-      ThrowsMessage<InvalidArgument>(HasSubstr("log_decay has shape [2,79,6], expected [2,80,6]")));
+      [&] { x.Append(plain, 0, 10); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("log_decay is given, expected none: the cache has no log_decay_heads")));
+  EXPECT_THAT([&] { cache.Append(x.k.view(), x.v.view(), {}, x.log_decay.view().Slice(1, 0, 79)); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("log_decay has shape [2,79,6], expected [2,80,6]")));
   const Buffer counts(DType::kI32, {kBatch, 80, kHq});
   EXPECT_THAT([&] { cache.Append(x.k.view(), x.v.view(), {}, counts.view()); },
-              ThrowsMessage<InvalidArgument>(
-                  HasSubstr("log_decay has dtype i32, expected a float dtype")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("log_decay has dtype i32, expected a float dtype")));
   EXPECT_EQ(cache.lengths()[0], 0);
   x.Append(cache, 0, 80);
   EXPECT_THAT([&] { x.Attend(ctx, cache, 70, 80, Options()); },
@@ -264,9 +257,8 @@ TEST(AttendDecay, MistakesAreNamed) {
   again.log_decay = x.log_decay.view();
   EXPECT_THAT([&] { x.Attend(ctx, cache, 70, 80, again); },
               ThrowsMessage<InvalidArgument>(HasSubstr("log_decay is given, expected none")));
-  EXPECT_THAT(
-      [&] { AttendTo(ctx, cache.view(), Normal(DType::kF32, {kBatch, 1, 2, kDim}, 1).view(), Causal()); },
-      ThrowsMessage<InvalidArgument>(HasSubstr("q has 2 heads, expected 6")));
+  EXPECT_THAT([&] { AttendTo(ctx, cache.view(), Normal(DType::kF32, {kBatch, 1, 2, kDim}, 1).view(), Causal()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("q has 2 heads, expected 6")));
 }
 
 }  // namespace

@@ -13,16 +13,16 @@
 
 namespace heed::attention {
 
-// The problem of a call without a tree or a pattern, everything checked, of queries as they meet the keys: the cache turns
-// none. It points into the cache. Throws InvalidArgument; writes nothing.
+// The problem of a call without a tree or a pattern, everything checked, of queries as they meet the keys: the cache
+// turns none. It points into the cache. Throws InvalidArgument; writes nothing.
 softmax::Problem AttendProblem(const char* op, const KVView& cache, const ConstTensorView& q, const Options& options,
                                const Outputs& out);
 
 // Refuses what a cache knows itself, or what decoding has no use for, but for what is `taken`.
 void CheckCacheOptions(const Check& check, const Options& options, std::initializer_list<std::string_view> taken = {});
 
-// Throws InvalidArgument unless these are queries of tokens that the cache was given last: [batch, T, a multiple of heads,
-// dim] in its dtype, with contiguous rows.
+// Throws InvalidArgument unless these are queries of tokens that the cache was given last: [batch, T, a multiple of
+// heads, dim] in its dtype, with contiguous rows.
 void CheckCacheQueries(const char* op, const KVView& cache, const ConstTensorView& q);
 
 // Throws InvalidArgument unless the cache keeps a sketch of its keys.

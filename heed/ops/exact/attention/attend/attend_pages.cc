@@ -21,8 +21,8 @@ namespace {
 constexpr char kOp[] = "attention::AttendPages";
 
 // The tables of a call, which says how many sequences and channels there are.
-CheckedTables TablesOf(const Check& check, const KVCache::BlockTables& tables, const ConstTensorView& q, const Options& options,
-                       Device device) {
+CheckedTables TablesOf(const Check& check, const KVCache::BlockTables& tables, const ConstTensorView& q,
+                       const Options& options, Device device) {
   check.Present("q", q);
   const bool packed = options.cu_seqlens_q.present();
   if (q.rank() != 4 && !(packed && q.rank() == 3)) {
@@ -40,13 +40,16 @@ CheckedTables TablesOf(const Check& check, const KVCache::BlockTables& tables, c
                              .device = device};
   if (packed) {
     const ConstTensorView& borders = options.cu_seqlens_q;
-    if (borders.rank() != 1 || borders.size(0) < 1) check.Fail("cu_seqlens_q", "has shape " + borders.ShapeString(), "[B + 1]");
+    if (borders.rank() != 1 || borders.size(0) < 1)
+      check.Fail("cu_seqlens_q", "has shape " + borders.ShapeString(), "[B + 1]");
     expected.batch = borders.size(0) - 1;
   }
   CheckedTables checked = CheckTables(kOp, tables, expected);
-  for (const auto& [name, pool] : {std::pair{"k_pool", &checked.k}, {"v_pool", &checked.v}}) check.ContiguousRows(name, *pool);
+  for (const auto& [name, pool] : {std::pair{"k_pool", &checked.k}, {"v_pool", &checked.v}})
+    check.ContiguousRows(name, *pool);
   if (checked.k.size(0) > 1 && checked.k.stride(0) != checked.v.stride(0)) {
-    check.Fail("v_pool", "has pages " + Text(checked.v.stride(0)) + " elements apart", Text(checked.k.stride(0)) + " as k_pool");
+    check.Fail("v_pool", "has pages " + Text(checked.v.stride(0)) + " elements apart",
+               Text(checked.k.stride(0)) + " as k_pool");
   }
   return checked;
 }
@@ -107,7 +110,8 @@ void AttendPages(Context& ctx, const KVCache::BlockTables& tables, const ConstTe
   const auto unread = [&](const ConstTensorView& pool) {
     const std::vector<int64_t> sizes = {q.size(0), tokens, pool.size(2), pool.size(3)}, strides = {0, 0, 0, 1};
     const int first = q.rank() == 4 ? 0 : 1;
-    return ConstTensorView(&kUnread, q.dtype(), std::span(sizes).subspan(first), std::span(strides).subspan(first), device);
+    return ConstTensorView(&kUnread, q.dtype(), std::span(sizes).subspan(first), std::span(strides).subspan(first),
+                           device);
   };
   const Inputs in = {q, unread(checked.k), unread(checked.v)};
   Places places;
@@ -119,7 +123,8 @@ void AttendPages(Context& ctx, const KVCache::BlockTables& tables, const ConstTe
   const auto* const k = static_cast<const std::byte*>(checked.k.data());
   p.page_tokens = checked.page_tokens();
   p.k = InPages(checked.k, 0);
-  p.v = InPages(checked.v, static_cast<int64_t>(reinterpret_cast<intptr_t>(checked.v.data()) - reinterpret_cast<intptr_t>(k)));
+  p.v = InPages(checked.v,
+                static_cast<int64_t>(reinterpret_cast<intptr_t>(checked.v.data()) - reinterpret_cast<intptr_t>(k)));
   std::vector<const std::byte*> pages;
   for (const int64_t page : checked.pages) pages.push_back(k + page * checked.k.stride(0) * element);
   pages.push_back(nullptr);  // so that a sequence without pages has a table too

@@ -1,5 +1,5 @@
-// Attention over pages of another library on the CPU: the bits of a cache with the same rows, and what is refused. On GPUs it is
-// tested by tests/cuda_decode_test.cc.
+// Attention over pages of another library on the CPU: the bits of a cache with the same rows, and what is refused. On
+// GPUs it is tested by tests/cuda_decode_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,8 @@ constexpr int64_t kHeads = 2, kHq = 6, kDim = 24, kPages = 20;
 // Two sequences of 150 and 40 tokens, and an empty one between them, in pages of 16.
 struct Paged {
   explicit Paged(DType dtype, bool heads_first = false)
-      : k(dtype, heads_first ? std::vector<int64_t>{kPages, kHeads, 16, kDim} : std::vector<int64_t>{kPages, 16, kHeads, kDim}),
+      : k(dtype, heads_first ? std::vector<int64_t>{kPages, kHeads, 16, kDim}
+                             : std::vector<int64_t>{kPages, 16, kHeads, kDim}),
         v(dtype, k.view().sizes()), first(heads_first) {
     k.FillNormal(1);
     v.FillNormal(2);
@@ -46,7 +47,8 @@ struct Paged {
     const int64_t page = indices[static_cast<size_t>(indptr[static_cast<size_t>(b)] + t / 16)], in_page = t % 16;
     const ConstTensorView of_page = pool.view().Slice(0, page, page + 1);
     const int64_t token_axis = first ? 2 : 1;
-    return of_page.Slice(static_cast<int>(token_axis), in_page, in_page + 1).Slice(static_cast<int>(3 - token_axis), h, h + 1);
+    return of_page.Slice(static_cast<int>(token_axis), in_page, in_page + 1)
+        .Slice(static_cast<int>(3 - token_axis), h, h + 1);
   }
   // Rows [begin, end) of sequence b, [1, T, H, D].
   Buffer Rows(const Buffer& pool, int64_t b, int64_t begin, int64_t end) const {
@@ -100,8 +102,10 @@ TEST(AttendPagesTest, RowsHaveTheBitsOfACache) {
         AttendPages(ctx, x.Tables(), q.view(), options, {r.o.view(), r.lse.view()});
         for (const int64_t b : {0, 2}) {
           const Result of_cache = OfCache(ctx, x, b, q.view().Slice(0, b, b + 1), options);
-          EXPECT_TRUE(SameBits(of_cache.o.view(), r.o.view().Slice(0, b, b + 1))) << Name(dtype) << " " << kind << " " << b;
-          EXPECT_TRUE(SameBits(of_cache.lse.view(), r.lse.view().Slice(0, b, b + 1))) << Name(dtype) << " " << kind << " " << b;
+          EXPECT_TRUE(SameBits(of_cache.o.view(), r.o.view().Slice(0, b, b + 1)))
+              << Name(dtype) << " " << kind << " " << b;
+          EXPECT_TRUE(SameBits(of_cache.lse.view(), r.lse.view().Slice(0, b, b + 1)))
+              << Name(dtype) << " " << kind << " " << b;
         }
         EXPECT_EQ(r.o.Get({1, 0, 0, 0}), 0);
         EXPECT_EQ(r.lse.Get({1, 0, 0}), -std::numeric_limits<double>::infinity());
@@ -136,7 +140,8 @@ TEST(AttendPagesTest, PackedQueriesHaveTheBitsOfTheirSequences) {
     AttendPages(ctx, x.Tables(), q.view(), options, {o.view(), lse.view()});
     const auto rows = [](const ConstTensorView& t, int64_t begin, int64_t end) {
       const ConstTensorView some = t.Slice(0, begin, end);
-      return ConstTensorView(some.data(), some.dtype(), {1, end - begin, kHq, kDim}, {0, some.stride(0), some.stride(1), 1});
+      return ConstTensorView(some.data(), some.dtype(), {1, end - begin, kHq, kDim},
+                             {0, some.stride(0), some.stride(1), 1});
     };
     EXPECT_TRUE(SameBits(OfCache(ctx, x, 0, rows(q.view(), 0, 3), Causal()).o.view(), rows(o.view(), 0, 3)));
     EXPECT_TRUE(SameBits(OfCache(ctx, x, 2, rows(q.view(), 4, 10), Causal()).o.view(), rows(o.view(), 4, 10)));
@@ -180,8 +185,10 @@ TEST(AttendPagesTest, MistakesAreNamed) {
   refuses([](P& x, B&, O&) { x.indices[3] = kPages; }, "indices[3] is 20, expected 0 to 19");
   refuses([](P& x, B&, O&) { x.indptr[3] = 14; }, "indptr[3] is 14, expected 10 to 13");
   refuses([](P& x, B&, O&) { x.last_page_len[0] = 0; }, "last_page_len[0] is 0, expected 1 to 16");
-  refuses([](P& x, B&, O&) { x.k = Buffer(DType::kF32, {kPages, 16, kHeads}); }, "k_pool has shape [20,16,2], expected rank 4");
-  refuses([](P& x, B&, O&) { x.v = Buffer(DType::kBF16, {kPages, 16, kHeads, kDim}); }, "v_pool has dtype bf16, expected f32");
+  refuses([](P& x, B&, O&) { x.k = Buffer(DType::kF32, {kPages, 16, kHeads}); },
+          "k_pool has shape [20,16,2], expected rank 4");
+  refuses([](P& x, B&, O&) { x.v = Buffer(DType::kBF16, {kPages, 16, kHeads, kDim}); },
+          "v_pool has dtype bf16, expected f32");
   refuses([](P& x, B&, O&) { x.v = Buffer(DType::kF32, {kPages, 16, kHeads, 8}); },
           "v_pool has pages 256 elements apart, expected 768 as k_pool");
   refuses([](P&, B& q, O&) { q = Buffer(DType::kF32, {3, 2, 5, kDim}); },

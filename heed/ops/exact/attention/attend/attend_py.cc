@@ -20,14 +20,13 @@ namespace {
 namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
-
 std::string Shape(const CacheOwner& cache) {
   return "[" + std::to_string(cache.batch) + ",T,H," + std::to_string(cache.dim) + "]";
 }
 
 // Reads all arguments of a call on `cache`, and checks what decides the results' shapes.
-void ReadArguments(const char* op, const CacheOwner& cache, bool for_torch, PyObject* args,
-                   PyObject* kwargs, Call& call) {
+void ReadArguments(const char* op, const CacheOwner& cache, bool for_torch, PyObject* args, PyObject* kwargs,
+                   Call& call) {
   call.options.causal = true;
   if (const auto* ring = dynamic_cast<const Owner<RingKVCache>*>(&cache)) {
     const RingKVCache::Options kept = ring->cache.options();
@@ -41,8 +40,7 @@ void ReadArguments(const char* op, const CacheOwner& cache, bool for_torch, PyOb
   if (is_latent && !call.options.scale) FailMissing(op, "scale");
   if (q.rank() != 4) Fail(op, "q", "has shape " + q.ShapeString(), Shape(cache));
   if (q.dtype() != cache.dtype) {
-    Fail(op, "q", std::string("has dtype ") + Name(q.dtype()),
-         std::string(Name(cache.dtype)) + " as the cache");
+    Fail(op, "q", std::string("has dtype ") + Name(q.dtype()), std::string(Name(cache.dtype)) + " as the cache");
   }
   const ConstTensorView& tree = call.tree;
   if (!tree.present()) return;
@@ -63,8 +61,7 @@ std::span<const int64_t> Tree(const Call& call) {
   return {call.tree.as<int64_t>(), static_cast<size_t>(call.tree.size(0))};
 }
 
-void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call,
-         const Outputs& out) {
+void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call, const Outputs& out) {
   Compute(op, [&] {
     const std::shared_lock lock(cache.mutex);
     Attend(ctx, cache.base().view(), call.in.q, call.options, out, Tree(call));
@@ -95,14 +92,13 @@ nb::dict ExplainAttendOn(DType, int num_threads, PyObject* kwargs) {
     const std::shared_lock lock(cache->mutex);
     e = ExplainAttend(ctx, cache->base().view(), call.in.q, call.options, Tree(call));
   });
-  return Described(e.kernel, e.target, e.why, e.flops, e.bytes, e.workspace_bytes,
-                   e.visited_pairs, e.invariant, call.arrays.copied());
+  return Described(e.kernel, e.target, e.why, e.flops, e.bytes, e.workspace_bytes, e.visited_pairs, e.invariant,
+                   call.arrays.copied());
 }
 
 }  // namespace
 
-nb::object BoundOn(const CacheOwner& cache, const nb::args& args,
-                   const nb::kwargs& kwargs) {
+nb::object BoundOn(const CacheOwner& cache, const nb::args& args, const nb::kwargs& kwargs) {
   const std::string name = cache.Op("quantization_bound");
   const char* const op = name.c_str();
   Call call;
@@ -116,8 +112,7 @@ nb::object BoundOn(const CacheOwner& cache, const nb::args& args,
   return nb::make_tuple(bound.logit, bound.output);
 }
 
-nb::object AttendOn(const CacheOwner& cache, const nb::args& args,
-                    const nb::kwargs& kwargs) {
+nb::object AttendOn(const CacheOwner& cache, const nb::args& args, const nb::kwargs& kwargs) {
   const std::string name = cache.Op("attend");
   const char* const op = name.c_str();
   Call call;
@@ -127,13 +122,11 @@ nb::object AttendOn(const CacheOwner& cache, const nb::args& args,
   return results.Returned();
 }
 
-void AttendOnTorch(const CacheOwner& cache, const nb::args& args,
-                   const nb::kwargs& kwargs) {
+void AttendOnTorch(const CacheOwner& cache, const nb::args& args, const nb::kwargs& kwargs) {
   const std::string op = cache.Op("attend");
   Call call;
   ReadArguments(op.c_str(), cache, true, args.ptr(), kwargs.ptr(), call);
-  Run(op.c_str(), TorchContext(call.num_threads), cache, call,
-      {call.out_view, call.out_lse});
+  Run(op.c_str(), TorchContext(call.num_threads), cache, call, {call.out_view, call.out_lse});
 }
 
 const char* SpelledForCache(const std::string& signature) {
@@ -142,8 +135,7 @@ const char* SpelledForCache(const std::string& signature) {
     return row.not_on_cache == nullptr && row.field != OptionField(&Options::causal) &&
            row.field != OptionField(&Options::scale);
   };
-  return Spelled(signature, takes,
-                 std::string(kOutAndThreads) + (has_scale ? "" : ", scale: float | None = None"));
+  return Spelled(signature, takes, std::string(kOutAndThreads) + (has_scale ? "" : ", scale: float | None = None"));
 }
 
 void BindAttend(nb::module_&) { RegisterExplain("attend", &ExplainAttendOn); }

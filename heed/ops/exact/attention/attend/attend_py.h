@@ -13,16 +13,13 @@
 namespace heed::attention {
 
 // cache.attend(q, *, ...): o, or (o, lse), as NumPy arrays.
-nanobind::object AttendOn(const python::CacheOwner& cache, const nanobind::args& args,
-                          const nanobind::kwargs& kwargs);
+nanobind::object AttendOn(const python::CacheOwner& cache, const nanobind::args& args, const nanobind::kwargs& kwargs);
 
 // cache.quantization_bound(q, *, ...): (logit, output).
-nanobind::object BoundOn(const python::CacheOwner& cache, const nanobind::args& args,
-                         const nanobind::kwargs& kwargs);
+nanobind::object BoundOn(const python::CacheOwner& cache, const nanobind::args& args, const nanobind::kwargs& kwargs);
 
 // AttendOn for heed.torch: results go to the tensors `out` and, where it is given, `lse`.
-void AttendOnTorch(const python::CacheOwner& cache, const nanobind::args& args,
-                   const nanobind::kwargs& kwargs);
+void AttendOnTorch(const python::CacheOwner& cache, const nanobind::args& args, const nanobind::kwargs& kwargs);
 
 // A signature of `attend` or what is like it, the options spelled out that a cache takes.
 const char* SpelledForCache(const std::string& signature);
@@ -31,8 +28,8 @@ const char* SpelledForCache(const std::string& signature);
 template <class Class>
 void DefineAttend(Class& bound, const char* signature, const char* lse_signature) {
   namespace nb = nanobind;
-  const std::string text = python::Docstring(doc::kAttend, signature, {python::kAttendArguments},
-                                             python::kAttendInPython);
+  const std::string text =
+      python::Docstring(doc::kAttend, signature, {python::kAttendArguments}, python::kAttendInPython);
   bound.def("attend", &AttendOn, nb::sig(SpelledForCache(signature)), text.c_str())
       .def("attend", &AttendOn, nb::sig(SpelledForCache(lse_signature)), text.c_str());
 }

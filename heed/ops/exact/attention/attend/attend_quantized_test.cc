@@ -45,8 +45,7 @@ struct Filled {
 
 // Where row t of key head h lies, as kv_view.h says.
 const std::byte* RowAt(const KVView& c, const PageRows& rows, int64_t b, int64_t t, int64_t h) {
-  return c.pages[b][t / c.page_tokens] + rows.begin + h * rows.head_stride +
-         t % c.page_tokens * rows.token_stride;
+  return c.pages[b][t / c.page_tokens] + rows.begin + h * rows.head_stride + t % c.page_tokens * rows.token_stride;
 }
 
 float ScaleAt(const KVView& c, const PageRows& rows, int64_t b, int64_t t, int64_t h) {
@@ -93,8 +92,8 @@ Buffer ReferenceOver(const Buffer& q, const Buffer& k, const Buffer& v, const Op
 double LargestDifference(const Buffer& a, const Buffer& b) {
   double worst = 0;
   for (int64_t i = 0; i < a.view().num_elements(); ++i) {
-    const double difference = LoadAsDouble(a.view().dtype(), a.view().data(), i) -
-                              LoadAsDouble(b.view().dtype(), b.view().data(), i);
+    const double difference =
+        LoadAsDouble(a.view().dtype(), a.view().data(), i) - LoadAsDouble(b.view().dtype(), b.view().data(), i);
     worst = std::max(worst, std::isnan(difference) ? HUGE_VAL : std::abs(difference));
   }
   return worst;
@@ -105,8 +104,8 @@ TEST(AttendQuantizedTest, IsRightForTheRowsThatAreStored) {
   for (const int64_t dim : {1, 40, 64, 100, 128}) {
     for (const int64_t group : {1, 2, 4, 8, 13}) {
       for (const int64_t queries : {1, 3}) {
-        SCOPED_TRACE("dim " + std::to_string(dim) + " group " + std::to_string(group) +
-                     " queries " + std::to_string(queries));
+        SCOPED_TRACE("dim " + std::to_string(dim) + " group " + std::to_string(group) + " queries " +
+                     std::to_string(queries));
         Sizes n;
         n.dim = dim;
         n.group = group;
@@ -117,9 +116,7 @@ TEST(AttendQuantizedTest, IsRightForTheRowsThatAreStored) {
         const Buffer k = Stored(view, view.key, view.key_scale, n.dim);
         const Buffer v = Stored(view, view.value, view.value_scale, n.value_dim);
         // Logits of this size are right to some 2e-6, values are below 6.
-        EXPECT_LE(LargestDifference(AttendTo(ctx, x, Causal()),
-                                    ReferenceOver(x.q, k, v, Causal())),
-                  1e-5);
+        EXPECT_LE(LargestDifference(AttendTo(ctx, x, Causal()), ReferenceOver(x.q, k, v, Causal())), 1e-5);
       }
     }
   }
@@ -147,8 +144,7 @@ TEST(AttendQuantizedTest, IsRightOnEveryTarget) {
       const KVView view = x.cache.view();
       const Buffer k = Stored(view, view.key, view.key_scale, n.dim);
       const Buffer v = Stored(view, view.value, view.value_scale, n.value_dim);
-      EXPECT_LE(LargestDifference(AttendTo(ctx, x, Causal()), ReferenceOver(x.q, k, v, Causal())),
-                1e-5);
+      EXPECT_LE(LargestDifference(AttendTo(ctx, x, Causal()), ReferenceOver(x.q, k, v, Causal())), 1e-5);
     }
   }
 }
@@ -171,8 +167,7 @@ TEST(AttendQuantizedTest, TakesOptionsAndDTypes) {
     const Buffer k = Stored(view, view.key, view.key_scale, n.dim);
     const Buffer v = Stored(view, view.value, view.value_scale, n.value_dim);
     const double rounding = dtype == DType::kF32 ? 0 : dtype == DType::kF16 ? 0x1p-11 : 0x1p-8;
-    EXPECT_LE(LargestDifference(AttendTo(ctx, x, options), ReferenceOver(x.q, k, v, options)),
-              1e-5 + rounding)
+    EXPECT_LE(LargestDifference(AttendTo(ctx, x, options), ReferenceOver(x.q, k, v, options)), 1e-5 + rounding)
         << Name(dtype);
   }
 }
@@ -216,12 +211,9 @@ TEST(AttendQuantizedTest, AQueryHasTheBitsThatItHasAlone) {
         KVCache cache({1, n.heads, n.dim, n.value_dim, -1, n.page, n.dtype, Quantize::kInt8});
         const int64_t tokens = n.tokens - n.queries + t;
         cache.Append(x.k.view().Slice(1, 0, tokens), x.v.view().Slice(1, 0, tokens));
-        cache.Append(x.k.view().Slice(1, tokens, tokens + 1),
-                     x.v.view().Slice(1, tokens, tokens + 1));
-        const Buffer alone =
-            AttendTo(ctx, cache.view(), x.q.view().Slice(1, t, t + 1), Causal()).o;
-        EXPECT_TRUE(SameBits(alone.view(), together.view().Slice(1, t, t + 1)))
-            << group << " " << t << " " << emulated;
+        cache.Append(x.k.view().Slice(1, tokens, tokens + 1), x.v.view().Slice(1, tokens, tokens + 1));
+        const Buffer alone = AttendTo(ctx, cache.view(), x.q.view().Slice(1, t, t + 1), Causal()).o;
+        EXPECT_TRUE(SameBits(alone.view(), together.view().Slice(1, t, t + 1))) << group << " " << t << " " << emulated;
       }
     }
   }
@@ -243,8 +235,7 @@ TEST(AttendQuantizedTest, ReadsNoPageEntryBeyondTheLength) {
       std::memcpy(table.view().data(), view.pages[0], static_cast<size_t>(pages) * sizeof(void*));
       const auto* entries = static_cast<const std::byte* const*>(table.view().data());
       view.pages = &entries;
-      EXPECT_TRUE(SameBits(AttendTo(ctx, view, x.q.view(), Causal()).o.view(), expected.view()))
-          << tokens;
+      EXPECT_TRUE(SameBits(AttendTo(ctx, view, x.q.view(), Causal()).o.view(), expected.view())) << tokens;
     }
   }
 }
@@ -261,8 +252,7 @@ TEST(AttendQuantizedTest, ErrorIsWithinTheBound) {
     float* q = x.q.as<float>();
     for (int64_t i = 0; i < x.q.view().num_elements(); ++i) q[i] *= static_cast<float>(size);
     const Buffer k = Widened(x.k), v = Widened(x.v);
-    const double error =
-        LargestDifference(AttendTo(ctx, x, Causal()), ReferenceOver(x.q, k, v, Causal()));
+    const double error = LargestDifference(AttendTo(ctx, x, Causal()), ReferenceOver(x.q, k, v, Causal()));
     const Bound bound = QuantizationBound(ctx, x.cache.view(), x.q.view(), Causal());
     std::printf("queries times %g: error %.2g, bound %.2g\n", size, error, bound.output);
     EXPECT_LE(error, bound.output);
@@ -291,8 +281,7 @@ TEST(AttendQuantizedTest, AQueryIsRoundedByHalfAUnitAtMost) {
   options.scale = kScale;
   const Buffer o = AttendTo(ctx, cache.view(), q.view(), options).o;
   // Logits x and -x give values of 1 and -1 the mean tanh x.
-  const double error = std::abs(std::atanh(double{o.as<float>()[0]}) -
-                                kScale * double{0.51F} * (kDim - 1));
+  const double error = std::abs(std::atanh(double{o.as<float>()[0]}) - kScale * double{0.51F} * (kDim - 1));
   EXPECT_LE(error, kScale * 0.5 * (kDim - 1) + 1e-6);
   EXPECT_LE(error, QuantizationBound(ctx, cache.view(), q.view(), options).logit / 1000);
 }

@@ -67,8 +67,7 @@ Staging LayOut(const KVView& cache, const ConstTensorView& q, void* memory) {
   const auto take = [&](int64_t tokens, int64_t heads, int64_t dim) {
     std::byte* const at = memory == nullptr ? nullptr : static_cast<std::byte*>(memory) + s.num_bytes;
     const TensorView view(at, cache.dtype, {cache.batch, tokens, heads, dim});
-    s.num_bytes +=
-        Rounded(view.num_elements() * static_cast<int64_t>(SizeOf(cache.dtype)));
+    s.num_bytes += Rounded(view.num_elements() * static_cast<int64_t>(SizeOf(cache.dtype)));
     return view;
   };
   s.q = take(q.size(1), q.size(2), cache.dim);
@@ -81,15 +80,13 @@ Staging LayOut(const KVView& cache, const ConstTensorView& q, void* memory) {
 }
 
 // x turned: row t of sequence b by first[b] + t.
-void Turn(Context& ctx, const CacheRotary& rotary, const ConstTensorView& x, const List& first,
-          const TensorView& y) {
+void Turn(Context& ctx, const CacheRotary& rotary, const ConstTensorView& x, const List& first, const TensorView& y) {
   const int64_t T = x.size(1);
   List positions;
   for (const int64_t p : first) {
     for (int64_t t = 0; t < T; ++t) positions.push_back(p + t);
   }
-  Rotary(ctx, x, ConstTensorView(positions.data(), DType::kI64, {x.size(0), T}), rotary.pairs,
-         rotary.options, y);
+  Rotary(ctx, x, ConstTensorView(positions.data(), DType::kI64, {x.size(0), T}), rotary.pairs, rotary.options, y);
 }
 
 // Staging, of which q is filled.
@@ -113,8 +110,7 @@ KVView WithoutRotary(const KVView& cache) {
 
 // Rows of one head each, from pages into order. Rows beyond a sequence's length stay as they
 // are.
-void Gather(Context& ctx, const KVView& cache, const Kept& kept, const PageRows& rows,
-            const TensorView& to) {
+void Gather(Context& ctx, const KVView& cache, const Kept& kept, const PageRows& rows, const TensorView& to) {
   const auto size = static_cast<int64_t>(SizeOf(cache.dtype));
   const auto row_bytes = static_cast<size_t>(to.size(3) * size);
   const int64_t blocks = (kept.longest + kBlockTokens - 1) / kBlockTokens;
@@ -124,12 +120,12 @@ void Gather(Context& ctx, const KVView& cache, const Kept& kept, const PageRows&
     const int64_t end = std::min(begin + kBlockTokens, kept.length[b]);
     for (int64_t place = begin; place < end; ++place) {
       const int64_t token = place < kept.sinks ? place : place + kept.gap[b];
-      const std::byte* const from = cache.pages[b][token / cache.page_tokens] + rows.begin +
-                                    token % cache.page_tokens * rows.token_stride;
+      const std::byte* const from =
+          cache.pages[b][token / cache.page_tokens] + rows.begin + token % cache.page_tokens * rows.token_stride;
       for (int64_t h = 0; h < cache.heads; ++h) {
         std::byte* const out =
-            to.as<std::byte>() + (static_cast<int64_t>(b) * to.stride(0) +
-                                  place * to.stride(1) + h * to.stride(2)) * size;
+            to.as<std::byte>() +
+            (static_cast<int64_t>(b) * to.stride(0) + place * to.stride(1) + h * to.stride(2)) * size;
         std::memcpy(out, from + h * rows.head_stride, row_bytes);
       }
     }
@@ -151,8 +147,7 @@ int64_t EndOfGroup(const KVView& cache, const Kept& kept, int64_t i, int64_t row
   return end;
 }
 
-void AttendInRing(Context& ctx, const KVView& cache, const Staging& s, const Options& options,
-                  const Outputs& out) {
+void AttendInRing(Context& ctx, const KVView& cache, const Staging& s, const Options& options, const Outputs& out) {
   const Kept kept(cache);
   const CacheRotary& rotary = *cache.rotary;
   const int64_t B = cache.batch, rows = s.q.size(1);
@@ -176,15 +171,13 @@ void AttendInRing(Context& ctx, const KVView& cache, const Staging& s, const Opt
     group.query_lengths = ConstTensorView(queries.data(), DType::kI64, {B});
     group.key_lengths = ConstTensorView(kept.length.data(), DType::kI64, {B});
     Forward(ctx, {s.q.Slice(1, i, end), s.turned, s.v}, group,
-            {out.o.Slice(1, i, end),
-             out.lse.present() ? out.lse.Slice(2, i, end) : TensorView()});
+            {out.o.Slice(1, i, end), out.lse.present() ? out.lse.Slice(2, i, end) : TensorView()});
   }
 }
 
 }  // namespace
 
-void CheckRotary(const Check& check, const KVView& cache, const Options& options,
-                 std::span<const int64_t> tree) {
+void CheckRotary(const Check& check, const KVView& cache, const Options& options, std::span<const int64_t> tree) {
   if (cache.rotary == nullptr) return;
   if (!tree.empty()) {
     check.Fail("tree", "is given", "none: the cache has turned its keys in the order they came");
@@ -206,8 +199,8 @@ int64_t RotaryBytes(const KVView& cache, const ConstTensorView& q) {
   return cache.rotary == nullptr ? 0 : LayOut(cache, q, nullptr).num_bytes;
 }
 
-void AttendRotated(Context& ctx, const KVView& cache, const ConstTensorView& q,
-                   const Options& options, const Outputs& out) {
+void AttendRotated(Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options,
+                   const Outputs& out) {
   const Staging s = TurnQueries(ctx, cache, q);
   if (cache.turned_in_cache) return AttendInRing(ctx, cache, s, options, out);
   Attend(ctx, WithoutRotary(cache), s.q, options, out);

@@ -17,13 +17,12 @@ namespace heed::attention {
 
 // Options that have no meaning where the cache turns keys, or turns them by their places in a
 // ring.
-void CheckRotary(const Check& check, const KVView& cache, const Options& options,
-                 std::span<const int64_t> tree);
+void CheckRotary(const Check& check, const KVView& cache, const Options& options, std::span<const int64_t> tree);
 
 // Attend() for a cache with `rotary`; everything has been checked. Uses ctx.Staging(), which
 // what it calls must leave alone.
-void AttendRotated(Context& ctx, const KVView& cache, const ConstTensorView& q,
-                   const Options& options, const Outputs& out);
+void AttendRotated(Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options,
+                   const Outputs& out);
 
 // The queries of a call on such a cache as they meet its keys, in ctx.Staging(). Of a ring that turns by its own places
 // there are none: its keys have to be turned too.

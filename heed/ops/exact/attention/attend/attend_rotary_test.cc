@@ -36,8 +36,7 @@ struct Result {
   Buffer o, lse;
 };
 
-Result AttendTo(Context& ctx, const KVView& cache, const ConstTensorView& q,
-                const Options& options) {
+Result AttendTo(Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options) {
   const DType wide = q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
   const Result r = {Buffer(q.dtype(), {q.size(0), q.size(1), q.size(2), cache.value_dim}),
                     Buffer(wide, {q.size(0), q.size(2), q.size(1)})};
@@ -53,8 +52,7 @@ Buffer Turned(const CacheRotary& rotary, const Buffer& x, const List& first) {
     for (int64_t t = 0; t < x.view().size(1); ++t) positions.push_back(p + t);
   }
   Context ctx(1);
-  Rotary(ctx, x.view(),
-         ConstTensorView(positions.data(), DType::kI64, {x.view().size(0), x.view().size(1)}),
+  Rotary(ctx, x.view(), ConstTensorView(positions.data(), DType::kI64, {x.view().size(0), x.view().size(1)}),
          rotary.pairs, rotary.options, y.view());
   return y;
 }
@@ -67,10 +65,9 @@ TEST(AttendRotaryTest, HasTheBitsOfTurnedQueriesAndKeys) {
         SCOPED_TRACE(std::string(Name(dtype)) + (ring ? " ring" : ""));
         CacheRotary rotary = {pairs};
         rotary.options.dim = 32;
-        KVCache::Options kv = {
-            .batch = 2, .heads = 2, .dim = 40, .value_dim = 24, .dtype = dtype};
-        RingKVCache::Options of_ring = {.batch = 2, .heads = 2, .dim = 40, .value_dim = 24,
-                                        .window = 100, .sink_tokens = 4, .dtype = dtype};
+        KVCache::Options kv = {.batch = 2, .heads = 2, .dim = 40, .value_dim = 24, .dtype = dtype};
+        RingKVCache::Options of_ring = {
+            .batch = 2, .heads = 2, .dim = 40, .value_dim = 24, .window = 100, .sink_tokens = 4, .dtype = dtype};
         KVCache plain(kv);
         RingKVCache plain_ring(of_ring);
         kv.rotary = of_ring.rotary = rotary;
@@ -96,10 +93,8 @@ TEST(AttendRotaryTest, HasTheBitsOfTurnedQueriesAndKeys) {
             cache.Append(k.view(), v.view(), counts);
             plain.Append(turned_k.view(), v.view(), counts);
           }
-          const Result r =
-              AttendTo(ctx, ring ? turning_ring.view() : cache.view(), q.view(), options);
-          const Result expected =
-              AttendTo(ctx, ring ? plain_ring.view() : plain.view(), turned_q.view(), options);
+          const Result r = AttendTo(ctx, ring ? turning_ring.view() : cache.view(), q.view(), options);
+          const Result expected = AttendTo(ctx, ring ? plain_ring.view() : plain.view(), turned_q.view(), options);
           EXPECT_TRUE(SameBits(r.o.view(), expected.o.view()));
           EXPECT_TRUE(SameBits(r.lse.view(), expected.lse.view()));
         }
@@ -148,8 +143,7 @@ TEST(AttendRotaryTest, TreesAreRefused) {
 }
 
 // A row of D numbers turned by an angle of `place`, in double.
-std::vector<double> TurnedRow(std::vector<double> x, int64_t place, RotaryPairs pairs,
-                              size_t dim) {
+std::vector<double> TurnedRow(std::vector<double> x, int64_t place, RotaryPairs pairs, size_t dim) {
   const std::vector<double> old = x;
   for (size_t i = 0; i < dim / 2; ++i) {
     const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(dim);
@@ -170,23 +164,19 @@ struct Story {
   size_t dim;
   std::vector<std::vector<std::vector<double>>> q, k, v;  // [token][head][element]
 
-  int64_t Index(int64_t p, int64_t j) const {
-    return j < sinks ? j : sinks + j - std::max(sinks, p - window + 1);
-  }
+  int64_t Index(int64_t p, int64_t j) const { return j < sinks ? j : sinks + j - std::max(sinks, p - window + 1); }
 
   // o of the row at position p and one head of queries, which sees `left` tokens before itself
   // and the first `seen_sinks`.
-  std::vector<double> Row(int64_t p, size_t head, int64_t left, int64_t seen_sinks,
-                          double softcap, double sink_logit) const {
+  std::vector<double> Row(int64_t p, size_t head, int64_t left, int64_t seen_sinks, double softcap,
+                          double sink_logit) const {
     const size_t kv_head = head / static_cast<size_t>(group);
-    const std::vector<double> query =
-        TurnedRow(q[static_cast<size_t>(p)][head], Index(p, p), pairs, dim);
+    const std::vector<double> query = TurnedRow(q[static_cast<size_t>(p)][head], Index(p, p), pairs, dim);
     std::vector<double> logits;
     List tokens;
     for (int64_t j = 0; j <= p; ++j) {
       if (j < p - left && j >= seen_sinks) continue;
-      const std::vector<double> key =
-          TurnedRow(k[static_cast<size_t>(j)][kv_head], Index(p, j), pairs, dim);
+      const std::vector<double> key = TurnedRow(k[static_cast<size_t>(j)][kv_head], Index(p, j), pairs, dim);
       double logit = 0;
       for (size_t e = 0; e < key.size(); ++e) logit += query[e] * key[e];
       logit /= std::sqrt(static_cast<double>(key.size()));
@@ -233,8 +223,13 @@ void ExpectTheLoop(const RingCase& n, const std::vector<List>& appends) {
   constexpr int64_t kHeads = 2, kGroup = 3, kDim = 12, kTurned = 8, kValue = 5;
   const int64_t left = n.left < 0 ? n.window - 1 : n.left;
   const int64_t seen_sinks = n.seen_sinks < 0 ? n.sinks : n.seen_sinks;
-  RingKVCache::Options o = {.batch = 2, .heads = kHeads, .dim = kDim, .value_dim = kValue,
-                            .window = n.window, .sink_tokens = n.sinks, .dtype = n.dtype};
+  RingKVCache::Options o = {.batch = 2,
+                            .heads = kHeads,
+                            .dim = kDim,
+                            .value_dim = kValue,
+                            .window = n.window,
+                            .sink_tokens = n.sinks,
+                            .dtype = n.dtype};
   o.rotary = CacheRotary{n.pairs};
   o.rotary->options.dim = kTurned;
   o.positions = RingPositions::kCache;
@@ -278,10 +273,8 @@ void ExpectTheLoop(const RingCase& n, const std::vector<List>& appends) {
         for (int64_t h = 0; h < kHeads * kGroup; ++h) {
           const std::vector<double> expected =
               !there ? std::vector<double>(kValue)
-                     : story.Row(static_cast<int64_t>(story.k.size()) - 1,
-                                 static_cast<size_t>(h), left, seen_sinks, n.softcap,
-                                 n.logit_sinks ? sinks.Get({h})
-                                               : -std::numeric_limits<double>::infinity());
+                     : story.Row(static_cast<int64_t>(story.k.size()) - 1, static_cast<size_t>(h), left, seen_sinks,
+                                 n.softcap, n.logit_sinks ? sinks.Get({h}) : -std::numeric_limits<double>::infinity());
           for (int64_t e = 0; e < kValue; ++e) {
             const double got = r.o.Get({b, t, h, e});
             ASSERT_FALSE(std::isnan(got));
@@ -321,8 +314,7 @@ TEST(AttendRotaryTest, ARingTakesTheOptionsThatHaveAMeaning) {
   ExpectTheLoop({.softcap = 2, .logit_sinks = true}, kAppends);
   ExpectTheLoop({.trim = true}, kAppends);
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-  ExpectTheLoop({.window = kMax, .sinks = kMax, .left = kMax - 1, .seen_sinks = 0},
-                {{40, 3}, {1, 2}});
+  ExpectTheLoop({.window = kMax, .sinks = kMax, .left = kMax - 1, .seen_sinks = 0}, {{40, 3}, {1, 2}});
 }
 
 // Sinks and a window are attended to once after many tokens, once as if there had been no others, and
@@ -333,8 +325,7 @@ TEST(AttendRotaryTest, WhatIsGoneLeavesNoTrace) {
     const Buffer k = Normal(dtype, {1, kTokens, 1, kDim}, 1);
     const Buffer v = Normal(dtype, {1, kTokens, 1, kDim}, 2);
     const Buffer q = Normal(dtype, {1, 1, 2, kDim}, 3);
-    RingKVCache::Options o = {
-        .dim = kDim, .window = kWindow, .sink_tokens = kSinks, .dtype = dtype};
+    RingKVCache::Options o = {.dim = kDim, .window = kWindow, .sink_tokens = kSinks, .dtype = dtype};
     const CacheRotary rotary = {RotaryPairs::kInterleaved};
     o.rotary = rotary;
     o.positions = RingPositions::kCache;
@@ -358,8 +349,7 @@ TEST(AttendRotaryTest, WhatIsGoneLeavesNoTrace) {
     plain.Append(turned.view().Slice(1, 0, kSinks), v.view().Slice(1, 0, kSinks));
     const int64_t begin = kTokens - kWindow, last = kSinks + kWindow - 1;
     plain.Append(turned.view().Slice(1, kSinks, last), v.view().Slice(1, begin, kTokens - 1));
-    plain.Append(turned.view().Slice(1, last, last + 1),
-                 v.view().Slice(1, kTokens - 1, kTokens));
+    plain.Append(turned.view().Slice(1, last, last + 1), v.view().Slice(1, kTokens - 1, kTokens));
 
     Options options;
     options.causal = true;
@@ -368,10 +358,9 @@ TEST(AttendRotaryTest, WhatIsGoneLeavesNoTrace) {
     Context ctx(1), many(3);
     const Result a = AttendTo(ctx, whole.view(), q.view(), options);
     const Buffer turned_q = Turned(rotary, q, {last});
-    for (const Result& b : {AttendTo(ctx, part.view(), q.view(), options),
-                            AttendTo(ctx, whole.Fork().view(), q.view(), options),
-                            AttendTo(many, whole.view(), q.view(), options),
-                            AttendTo(ctx, plain.view(), turned_q.view(), options)}) {
+    for (const Result& b :
+         {AttendTo(ctx, part.view(), q.view(), options), AttendTo(ctx, whole.Fork().view(), q.view(), options),
+          AttendTo(many, whole.view(), q.view(), options), AttendTo(ctx, plain.view(), turned_q.view(), options)}) {
       EXPECT_TRUE(SameBits(a.o.view(), b.o.view())) << Name(dtype);
       EXPECT_TRUE(SameBits(a.lse.view(), b.lse.view()));
     }

@@ -64,8 +64,8 @@ TEST(AttendSharedTest, HasTheBitsOfSequencesApart) {
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
     for (const int64_t queries : {1, 3, 16, 17}) {
       for (const int64_t group : {1, 4, 9}) {
-        SCOPED_TRACE(std::string(Name(dtype)) + " queries " + std::to_string(queries) +
-                     " group " + std::to_string(group));
+        SCOPED_TRACE(std::string(Name(dtype)) + " queries " + std::to_string(queries) + " group " +
+                     std::to_string(group));
         Sizes n;
         n.dtype = dtype;
         n.queries = queries;
@@ -143,8 +143,7 @@ TEST(AttendSharedTest, OptionsHaveTheBitsOfSequencesApart) {
   all[10].segments_k = segments_k.view();
   for (size_t i = 0; i < all.size(); ++i) {
     SCOPED_TRACE(i);
-    ExpectSame(AttendTo(ctx, x.cache.view(), x.q.view(), all[i]),
-               AttendTo(ctx, x.Apart(), x.q.view(), all[i]));
+    ExpectSame(AttendTo(ctx, x.cache.view(), x.q.view(), all[i]), AttendTo(ctx, x.Apart(), x.q.view(), all[i]));
   }
 }
 
@@ -169,8 +168,7 @@ TEST(AttendSharedTest, ValuesThatAreNotFiniteStayWhereTheyAreSeen) {
   options.window = {520, 0};  // two of the three see the infinity
   KVView apart = cache.view();
   apart.shared_prefix = 0;
-  ExpectSame(AttendTo(ctx, cache.view(), q.view(), options),
-             AttendTo(ctx, apart, q.view(), options));
+  ExpectSame(AttendTo(ctx, cache.view(), q.view(), options), AttendTo(ctx, apart, q.view(), options));
 }
 
 TEST(AttendSharedTest, NoRowsAreNoWork) {
@@ -225,8 +223,8 @@ TEST(AttendSharedTest, NoRowsAreNoWork) {
 }
 
 // A tree of drafts against each branch decoded in a cache of its own.
-void ExpectBranches(const Sizes& n, int64_t prefix, const std::vector<int64_t>& tree,
-                    const Options& options, int threads) {
+void ExpectBranches(const Sizes& n, int64_t prefix, const std::vector<int64_t>& tree, const Options& options,
+                    int threads) {
   Context ctx(threads);
   const auto nodes = static_cast<int64_t>(tree.size());
   const int64_t most = std::max<int64_t>(prefix, 1);
@@ -261,8 +259,8 @@ TEST(AttendTreeTest, ARowHasTheBitsOfItsBranchAlone) {
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
     for (const int64_t prefix : {0, 1, 509, 512, 1300}) {
       for (const int64_t group : {1, 4, 16}) {
-        SCOPED_TRACE(std::string(Name(dtype)) + " prefix " + std::to_string(prefix) +
-                     " group " + std::to_string(group));
+        SCOPED_TRACE(std::string(Name(dtype)) + " prefix " + std::to_string(prefix) + " group " +
+                     std::to_string(group));
         Sizes n;
         n.batch = 2;
         n.dtype = dtype;

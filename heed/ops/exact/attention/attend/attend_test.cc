@@ -26,23 +26,21 @@ using testing::ThrowsMessage;
 constexpr int64_t kPage = 64;
 
 // Forward over tokens [0, longest) of k and v, as a cache of these lengths would see them.
-Result ForwardOver(Context& ctx, const KVView& cache, const ConstTensorView& q,
-                   const ConstTensorView& k, const ConstTensorView& v, Options options) {
+Result ForwardOver(Context& ctx, const KVView& cache, const ConstTensorView& q, const ConstTensorView& k,
+                   const ConstTensorView& v, Options options) {
   const int64_t longest = *std::max_element(cache.lengths.begin(), cache.lengths.end());
   std::vector<int64_t> starts, lengths(cache.lengths.begin(), cache.lengths.end()), rows;
   for (size_t b = 0; b < lengths.size(); ++b) {
     starts.push_back(lengths[b] - cache.appended[b]);
     rows.push_back(std::min(q.size(1), cache.appended[b]));
   }
-  const Buffer query_starts = Integers(starts), key_lengths = Integers(lengths),
-               query_lengths = Integers(rows);
+  const Buffer query_starts = Integers(starts), key_lengths = Integers(lengths), query_lengths = Integers(rows);
   options.query_starts = query_starts.view();
   options.key_lengths = key_lengths.view();
   options.query_lengths = query_lengths.view();
   options.invariant = true;  // the path of caches
   const Result r = ResultFor(q, v.size(3));
-  Forward(ctx, {q, k.Slice(1, 0, longest), v.Slice(1, 0, longest)}, options,
-          {r.o.view(), r.lse.view()});
+  Forward(ctx, {q, k.Slice(1, 0, longest), v.Slice(1, 0, longest)}, options, {r.o.view(), r.lse.view()});
   return r;
 }
 
@@ -59,8 +57,7 @@ struct Filled {
       : q(Normal(n.dtype, {n.batch, n.queries, n.heads * n.group, n.dim}, 1)),
         k(Normal(n.dtype, {n.batch, n.tokens, n.heads, n.dim}, 2)),
         v(Normal(n.dtype, {n.batch, n.tokens, n.heads, n.value_dim}, 3)),
-        cache({n.batch, n.heads, n.dim, n.value_dim, n.page == 0 ? n.tokens : -1, n.page,
-               n.dtype}) {
+        cache({n.batch, n.heads, n.dim, n.value_dim, n.page == 0 ? n.tokens : -1, n.page, n.dtype}) {
     std::vector<int64_t> first, second;
     for (int64_t b = 0; b < n.batch; ++b) {
       const bool last = b + 1 == n.batch && b > 0;
@@ -108,8 +105,7 @@ TEST(AttendTest, HasTheBitsOfForwardWhateverThePages) {
         n.group = page == 16 ? 1 : 4;
         const Filled x(n);
         ExpectSame(AttendTo(ctx, x.cache.view(), x.q.view(), Causal()),
-                   ForwardOver(ctx, x.cache.view(), x.q.view(), x.k.view(), x.v.view(),
-                               Causal()));
+                   ForwardOver(ctx, x.cache.view(), x.q.view(), x.k.view(), x.v.view(), Causal()));
       }
     }
   }
@@ -239,8 +235,7 @@ TEST(AttendTest, LatentRowsAreKeysAndTheirBeginningsValues) {
     Options options = Causal();
     options.scale = 0.1;
     ExpectSame(AttendTo(ctx, view, q.view(), options),
-               ForwardOver(ctx, view, q.view(), rows.view(), rows.view().Slice(3, 0, latent),
-                           options));
+               ForwardOver(ctx, view, q.view(), rows.view(), rows.view().Slice(3, 0, latent), options));
   }
 }
 
@@ -276,9 +271,7 @@ TEST(AttendTest, RowsThatNoSequenceWasGivenAreRefused) {
   Sizes n;
   n.queries = 3;
   Filled x(n);  // of the last sequence, two rows are new
-  const auto rows = [&](int64_t count) {
-    return Normal(n.dtype, {n.batch, count, n.heads * n.group, n.dim}, 1);
-  };
+  const auto rows = [&](int64_t count) { return Normal(n.dtype, {n.batch, count, n.heads * n.group, n.dim}, 1); };
   const Buffer three = rows(3), four = rows(4), one = rows(1);
   AttendTo(ctx, x.cache.view(), three.view(), Causal());
   const auto refused = [&](const Buffer& q, const char* got) {
@@ -303,8 +296,7 @@ TEST(AttendTest, MistakesAreNamed) {
   Context ctx(1);
   const Filled x({});
   const auto fails = [&](const ConstTensorView& q, const Options& options, const char* what) {
-    EXPECT_THAT([&] { AttendTo(ctx, x.cache.view(), q, options); },
-                ThrowsMessage<InvalidArgument>(HasSubstr(what)));
+    EXPECT_THAT([&] { AttendTo(ctx, x.cache.view(), q, options); }, ThrowsMessage<InvalidArgument>(HasSubstr(what)));
   };
   const Options causal = Causal();
   fails(Normal(DType::kF64, {2, 1, 8, 40}, 1).view(), causal, "q has dtype f64, expected f32");

@@ -61,17 +61,18 @@ std::vector<Named> CheckResults(const Check& check, const BackwardInputs& in, bo
 // Checks the gradients that are asked for, which may overlap neither these inputs nor each other.
 void CheckGradients(const char* op, const Check& check, const Inputs& in, const Options& options,
                     std::vector<Named> apart, const Gradients& out, Use use) {
-  ForEachGradient(in, options, [&](const char* name, TensorView Gradients::*gradient, const char* of,
-                                   const ConstTensorView& input) {
-    const TensorView& view = out.*gradient;
-    if (!view.present()) return;
-    if (!input.present()) check.Fail(name, "is asked for", std::string(of) + " with it");
-    if (use == Use::kExplain) return check.Shape(name, view, {input.sizes().begin(), input.sizes().end()});
-    const bool wide = use == Use::kReference && view.dtype() == DType::kF64;
-    CheckOutput(op, name, view, input.sizes(), wide ? DType::kF64 : input.dtype(), in, options, input.device());
-    for (const Named& other : apart) check.NoOverlap(name, view, other.name, other.view);
-    apart.push_back({name, view});
-  });
+  ForEachGradient(
+      in, options,
+      [&](const char* name, TensorView Gradients::* gradient, const char* of, const ConstTensorView& input) {
+        const TensorView& view = out.*gradient;
+        if (!view.present()) return;
+        if (!input.present()) check.Fail(name, "is asked for", std::string(of) + " with it");
+        if (use == Use::kExplain) return check.Shape(name, view, {input.sizes().begin(), input.sizes().end()});
+        const bool wide = use == Use::kReference && view.dtype() == DType::kF64;
+        CheckOutput(op, name, view, input.sizes(), wide ? DType::kF64 : input.dtype(), in, options, input.device());
+        for (const Named& other : apart) check.NoOverlap(name, view, other.name, other.view);
+        apart.push_back({name, view});
+      });
 }
 
 // Where the engine writes gradients. Of what is only described, an address that is not null says that it is there.
@@ -107,16 +108,16 @@ softmax::Gradients GradientsIn(const Gradients& out, bool packed, BackwardProble
   }
   if (const TensorView& t = out.dlog_decay; t.present()) {
     const int last = t.rank() - 1;
-    g.dlog_decay = {t.data() == nullptr ? &described : t.data(), packed ? 0 : t.stride(0),
-                    t.stride(last - 1), t.stride(last)};
+    g.dlog_decay = {t.data() == nullptr ? &described : t.data(), packed ? 0 : t.stride(0), t.stride(last - 1),
+                    t.stride(last)};
   }
   return g;
 }
 
 }  // namespace
 
-BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in,
-                                const Options& options, const Gradients& out, Use use) {
+BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in, const Options& options, const Gradients& out,
+                                Use use) {
   const Inputs forward = {in.q, in.k, in.v};
   const Use reads = use == Use::kExplain ? Use::kExplain : Use::kInputs;
   const Device device = use == Use::kReference ? Device() : DeviceOf(forward);
@@ -150,8 +151,7 @@ void FillSurplus(const TensorView& t, int64_t used) {
   for (int64_t token = used; token < t.size(rank - 3); ++token) {
     for (int64_t h = 0; h < t.size(rank - 2); ++h) {
       for (int64_t e = 0; e < t.size(rank - 1); ++e) {
-        StoreDouble(t.dtype(), t.data(),
-                    token * t.stride(rank - 3) + h * t.stride(rank - 2) + e, 0);
+        StoreDouble(t.dtype(), t.data(), token * t.stride(rank - 3) + h * t.stride(rank - 2) + e, 0);
       }
     }
   }
@@ -193,8 +193,7 @@ void ClearSurplusRows(const softmax::Problem& p, const Gradients& out) {
   FillSurplusDecays(out.dlog_decay, keys);
 }
 
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
+void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
   constexpr char kOp[] = "attention::Backward";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   BackwardProblem b = CheckedBackward(kOp, in, options, out, Use::kForward);
@@ -212,14 +211,12 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   if (options.cu_seqlens_q.present()) ClearSurplusRows(b.problem, out);
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const Gradients& out) {
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   CheckedBackward("attention::BackwardReference", in, options, out, Use::kReference);
   ReferenceGradients(in, options, out, {}, {});
 }
 
-int64_t BackwardWorkspace(const Context& ctx, const BackwardInputs& in,
-                          const Options& options, const Gradients& out) {
+int64_t BackwardWorkspace(const Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
   constexpr char kOp[] = "attention::BackwardWorkspace";
   const BackwardProblem b = CheckedBackward(kOp, in, options, out, Use::kExplain);
   return BackwardBytesOf(kOp, ctx, b.problem, options, b.gradients);

@@ -74,8 +74,7 @@ Roundoff RoundoffOf(DType dtype) {
   return {relative, eps.of_o};
 }
 
-void FinishTolerance(DType dtype, DType stored, const TensorView& expected,
-                     const TensorView& tolerance) {
+void FinishTolerance(DType dtype, DType stored, const TensorView& expected, const TensorView& tolerance) {
   const auto [unit, subnormal] = RoundingOf(stored);
   if (expected.num_elements() == 0) return;
   std::vector<int64_t> index(expected.sizes().size());
@@ -85,8 +84,7 @@ void FinishTolerance(DType dtype, DType stored, const TensorView& expected,
     rounded = LoadAsDouble(stored, &rounded, 0);
     if (std::isinf(rounded)) SetElement(expected, index, value = rounded);  // too large
     SetElement(tolerance, index,
-               GetElement(tolerance, index) + unit * std::abs(value) + subnormal +
-                   EpsilonOf(dtype).floor);
+               GetElement(tolerance, index) + unit * std::abs(value) + subnormal + EpsilonOf(dtype).floor);
   } while (NextIndex(expected.sizes(), index));
 }
 
@@ -105,7 +103,7 @@ void AddPassing(DType dtype, const TensorView& tolerance) {
 
 Gradients ToGradients(std::span<const OutputSpec> specs, std::span<const TensorView> views) {
   Gradients gradients;
-  ForEachGradient({}, {}, [&](const char* name, TensorView Gradients::*gradient, const char*, const ConstTensorView&) {
+  ForEachGradient({}, {}, [&](const char* name, TensorView Gradients::* gradient, const char*, const ConstTensorView&) {
     for (size_t i = 0; i < views.size(); ++i) {
       if (specs[i].name == name) gradients.*gradient = views[i];
     }
@@ -140,10 +138,9 @@ Case MakeBackwardCase(const Problem& problem, bool with_forward) {
   c.pass = "backward";
   c.title += p->d_lse ? " d_lse" : "";
 
-  const auto backward = [p](Context& ctx, const ConstTensorView& o,
-                            const ConstTensorView& lse, std::span<const TensorView> views) {
-    Backward(ctx, {p->in.q, p->in.k, p->in.v, o, lse, p->d_o, p->d_lse}, p->options,
-             ToGradients(p->gradients, views));
+  const auto backward = [p](Context& ctx, const ConstTensorView& o, const ConstTensorView& lse,
+                            std::span<const TensorView> views) {
+    Backward(ctx, {p->in.q, p->in.k, p->in.v, o, lse, p->d_o, p->d_lse}, p->options, ToGradients(p->gradients, views));
   };
   const Buffer lse(dtype == DType::kF64 ? DType::kF64 : DType::kF32, p->LseSizes());
   if (with_forward) {
@@ -160,11 +157,9 @@ Case MakeBackwardCase(const Problem& problem, bool with_forward) {
       backward(context, o.view(), lse.view(), outputs);
     };
   }
-  c.reference = [=](std::span<const TensorView> expected,
-                    std::span<const TensorView> tolerance) {
+  c.reference = [=](std::span<const TensorView> expected, std::span<const TensorView> tolerance) {
     if (with_forward) {
-      forward_reference(expected.first(first),
-                        tolerance.empty() ? tolerance : tolerance.first(first));
+      forward_reference(expected.first(first), tolerance.empty() ? tolerance : tolerance.first(first));
     }
     const auto gradients = expected.subspan(first);
     const BackwardInputs in = {p->in.q, p->in.k, p->in.v, {}, {}, p->d_o, p->d_lse};
@@ -172,8 +167,8 @@ Case MakeBackwardCase(const Problem& problem, bool with_forward) {
       return ReferenceGradients(in, p->options, ToGradients(p->gradients, gradients), {}, {});
     }
     const auto allowed = tolerance.subspan(first);
-    ReferenceGradients(in, p->options, ToGradients(p->gradients, gradients),
-                       ToGradients(p->gradients, allowed), RoundoffOf(dtype));
+    ReferenceGradients(in, p->options, ToGradients(p->gradients, gradients), ToGradients(p->gradients, allowed),
+                       RoundoffOf(dtype));
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (p->gradients[i].name == "dlog_decay") AddPassing(dtype, allowed[i]);
       FinishTolerance(dtype, p->gradients[i].dtype, gradients[i], allowed[i]);

@@ -37,9 +37,7 @@ void ForEachIndex(const ConstTensorView& view, const F& f) {
 // A copy in memory of its own, that a test may overwrite.
 Buffer Own(Problem& p, ConstTensorView& view) {
   const Buffer copy(view.dtype(), view.sizes());
-  ForEachIndex(view, [&](const std::vector<int64_t>& at) {
-    SetElement(copy.view(), at, GetElement(view, at));
-  });
+  ForEachIndex(view, [&](const std::vector<int64_t>& at) { SetElement(copy.view(), at, GetElement(view, at)); });
   view = Keep(p, copy);
   return copy;
 }
@@ -70,8 +68,7 @@ class Backwards : public testing::TestWithParam<Param> {
 
   // Several blocks of rows and groups of keys, and what tasks share.
   Problem Long() const {
-    Problem p = MakeProblem(dtype(), {.B = 2, .Tq = 150, .Tk = 800, .Hq = 4, .Hkv = 2,
-                                      .D = 24, .Dv = 40});
+    Problem p = MakeProblem(dtype(), {.B = 2, .Tq = 150, .Tk = 800, .Hq = 4, .Hkv = 2, .D = 24, .Dv = 40});
     p.options.causal = true;
     p.options.alibi = KeepFloats(p, {0.5, 0.1, 0.01, -0.2});
     p.options.sinks = KeepFloats(p, {0.5, 1, -2, 3});
@@ -89,11 +86,9 @@ std::vector<Param> Combinations() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryTarget, Backwards, testing::ValuesIn(Combinations()),
-                         [](const auto& value) {
-                           return std::string(Name(std::get<0>(value.param))) + "_" +
-                                  std::get<1>(value.param);
-                         });
+INSTANTIATE_TEST_SUITE_P(EveryTarget, Backwards, testing::ValuesIn(Combinations()), [](const auto& value) {
+  return std::string(Name(std::get<0>(value.param))) + "_" + std::get<1>(value.param);
+});
 
 TEST_P(Backwards, BitsDoNotDependOnThreads) {
   ForRandomProblems(30, 1000, [&](const Problem& p, uint64_t seed) {
@@ -132,8 +127,7 @@ TEST_P(Backwards, BitsDoNotDependOnThreadsInALongProblem) {
 }
 
 TEST_P(Backwards, BitsDoNotDependOnAnUsedContext) {
-  Problem poison = MakeProblem(dtype(), {.B = 1, .Tq = 70, .Tk = 300, .Hq = 2, .Hkv = 1,
-                                         .D = 130, .Dv = 130});
+  Problem poison = MakeProblem(dtype(), {.B = 1, .Tq = 70, .Tk = 300, .Hq = 2, .Hkv = 1, .D = 130, .Dv = 130});
   poison.options.softcap = 3;
   for (size_t i = 0; i < 3; ++i) poison.memory[i].FillConstant(kNaN);
   poison = WithGradients(poison, 1);
@@ -158,8 +152,7 @@ TEST_P(Backwards, BitsDoNotDependOnWhichGradientsAreAskedFor) {
     const size_t n = all.gradients.size();
     Random random(seed, 6);
     for (int round = 0; round < 8; ++round) {  // of which some are singles
-      const uint32_t subset = round < 4 ? uint32_t{1} << random.Integer(0, static_cast<int64_t>(n) - 1)
-                                        : random.Word();
+      const uint32_t subset = round < 4 ? uint32_t{1} << random.Integer(0, static_cast<int64_t>(n) - 1) : random.Word();
       Problem some = all;
       some.gradients.clear();
       std::vector<Buffer> same;
@@ -179,7 +172,7 @@ constexpr size_t kOwn = 3;
 TEST_P(Backwards, BitsDoNotDependOnBatchNeighbours) {
   ForRandomProblems(40, 3000, [&](Problem p, uint64_t) {
     p.options.pattern = {};  // which may be one for each entry
-    p.options.dropout = 0;  // whose counter holds the place in the batch
+    p.options.dropout = 0;   // whose counter holds the place in the batch
     const auto all = RunBackward(ctx_, p);
     for (int64_t b = 0; b < SizesOf(p).B; ++b) {
       const auto alone = RunBackward(ctx_, OneSequence(p, b));
@@ -200,10 +193,7 @@ TEST_P(Backwards, BitsDoNotDependOnOtherHeads) {
       const auto alone = RunBackward(ctx_, OneKeyHead(p, h));
       for (size_t g = 0; g < kOwn; ++g) {
         const int64_t group = g == 0 ? s.Hq / s.Hkv : 1;
-        EXPECT_EQ(Difference(all[g].view().Slice(2, h * group, (h + 1) * group),
-                             alone[g].view()),
-                  "")
-            << g;
+        EXPECT_EQ(Difference(all[g].view().Slice(2, h * group, (h + 1) * group), alone[g].view()), "") << g;
       }
     }
   });
@@ -212,7 +202,7 @@ TEST_P(Backwards, BitsDoNotDependOnOtherHeads) {
 TEST_P(Backwards, BitsDoNotDependOnPaddingWhichHasZeros) {
   ForRandomProblems(40, 5000, [&](Problem p, uint64_t seed) {
     p.options.pattern = {};  // which counts from key 0
-    p.options.dropout = 0;  // positions move
+    p.options.dropout = 0;   // positions move
     const Sizes s = SizesOf(p);
     const auto plain = RunBackward(ctx_, p);
     for (const int64_t left : {int64_t{0}, static_cast<int64_t>(seed % 97)}) {
@@ -245,8 +235,7 @@ TEST_P(Backwards, BitsDoNotDependOnPacking) {
       const int64_t T = padded[g].view().size(1);
       for (int64_t b = 0; b < SizesOf(p).B; ++b) {
         const TensorView part = padded[g].view().Slice(0, b, b + 1);
-        const TensorView same(part.data(), part.dtype(), part.sizes().subspan(1),
-                              part.strides().subspan(1));
+        const TensorView same(part.data(), part.dtype(), part.sizes().subspan(1), part.strides().subspan(1));
         EXPECT_EQ(Difference(same, rows[g].view().Slice(0, b * T, (b + 1) * T)), "") << g;
       }
     }
@@ -283,16 +272,13 @@ struct Sight {
   explicit Sight(const Problem& p)
       : s(SizesOf(p)), keys(static_cast<size_t>(s.B * s.Hq * s.Tq)), stands_at(keys.size()) {
     const Buffer o(DType::kF64, p.o.sizes);
-    ReferenceRows(p.in, p.options, {o.view(), {}}, [&](const ReferenceRow& row) {
-      stands_at[Row(row.sequence, row.head, row.query)] = row.stands_at;
-    });
+    ReferenceRows(p.in, p.options, {o.view(), {}},
+                  [&](const ReferenceRow& row) { stands_at[Row(row.sequence, row.head, row.query)] = row.stands_at; });
     ForEachRow(p, [&](int64_t b, int64_t h, int64_t i, const std::vector<int64_t>& of_row) {
       keys[Row(b, h, i)].insert(of_row.begin(), of_row.end());
     });
   }
-  size_t Row(int64_t b, int64_t h, int64_t i) const {
-    return static_cast<size_t>((b * s.Hq + h) * s.Tq + i);
-  }
+  size_t Row(int64_t b, int64_t h, int64_t i) const { return static_cast<size_t>((b * s.Hq + h) * s.Tq + i); }
 };
 
 struct Spoilt {
@@ -314,8 +300,7 @@ class Reach {
       for (int64_t i = 0; i < s.Tq; ++i) {
         const size_t row = sight.Row(spoilt.b, h, i);
         rows_[row] = by_row ? h == spoilt.head && i == spoilt.token
-                            : h / group == spoilt.head &&
-                                  sight.keys[row].count(spoilt.token) != 0;
+                            : h / group == spoilt.head && sight.keys[row].count(spoilt.token) != 0;
         if (!rows_[row]) continue;
         for (const int64_t j : sight.keys[row]) keys_[Key(spoilt.b, h / group, j)] = true;
       }
@@ -332,13 +317,11 @@ class Reach {
         for (int64_t i = 0; i < s.Tq; ++i) {
           const size_t row = sight_.Row(b, h, i);
           if (!rows_[row]) continue;
-          if (gradient == "dsinks" ? at[0] == h
-              : gradient == "dalibi"
-                  ? at.back() == h && (at.size() == 1 || at[0] == b)
-              : gradient == "dlog_decay"
-                  ? at[0] == b && at[2] == h && at[1] <= sight_.stands_at[row] &&
-                        sight_.keys[row].lower_bound(at[1]) != sight_.keys[row].begin()
-                  : Adds(at, {b, h, i}, sight_.keys[row])) {
+          if (gradient == "dsinks"       ? at[0] == h
+              : gradient == "dalibi"     ? at.back() == h && (at.size() == 1 || at[0] == b)
+              : gradient == "dlog_decay" ? at[0] == b && at[2] == h && at[1] <= sight_.stands_at[row] &&
+                                               sight_.keys[row].lower_bound(at[1]) != sight_.keys[row].begin()
+                                         : Adds(at, {b, h, i}, sight_.keys[row])) {
             return true;
           }
         }
@@ -351,8 +334,7 @@ class Reach {
   size_t Key(int64_t b, int64_t key_head, int64_t j) const {
     return static_cast<size_t>((b * sight_.s.Hkv + key_head) * sight_.s.Tk + j);
   }
-  bool Adds(const std::vector<int64_t>& at, const std::array<int64_t, 3>& row,
-            const std::set<int64_t>& keys) const {
+  bool Adds(const std::vector<int64_t>& at, const std::array<int64_t, 3>& row, const std::set<int64_t>& keys) const {
     const ConstTensorView& bias = p_.options.bias;
     const size_t rank = at.size();
     for (size_t axis = 0; axis < rank; ++axis) {
@@ -376,17 +358,14 @@ TEST_P(Backwards, ANanReachesThoseWhoSeeItAlone) {
     const Sight sight(p);
     if (sight.s.Tk == 0 || sight.s.B * sight.s.Hq * sight.s.Tq > 1500) return;
     const auto before = RunBackward(ctx_, p);
-    for (const Spoilt::Where where :
-         {Spoilt::kQuery, Spoilt::kGradient, Spoilt::kKey, Spoilt::kValue}) {
+    for (const Spoilt::Where where : {Spoilt::kQuery, Spoilt::kGradient, Spoilt::kKey, Spoilt::kValue}) {
       const TensorView& t = tensors[where].view();
-      const Spoilt spoilt = {where, random.Integer(0, t.size(0) - 1),
-                             random.Integer(0, t.size(2) - 1),
+      const Spoilt spoilt = {where, random.Integer(0, t.size(0) - 1), random.Integer(0, t.size(2) - 1),
                              random.Integer(0, t.size(1) - 1)};
       const double value = random.Pick({kNaN, kNaN, kInfinity, -kInfinity});
       SCOPED_TRACE(std::to_string(value) + " in tensor " + std::to_string(where) + " at " +
                    ShapeString(std::vector{spoilt.b, spoilt.token, spoilt.head}));
-      const int64_t at[] = {spoilt.b, spoilt.token, spoilt.head,
-                            random.Integer(0, t.size(3) - 1)};
+      const int64_t at[] = {spoilt.b, spoilt.token, spoilt.head, random.Integer(0, t.size(3) - 1)};
       const double finite = GetElement(t, at);
       SetElement(t, at, value);
       const auto after = RunBackward(ctx_, p);
@@ -399,8 +378,7 @@ TEST_P(Backwards, ANanReachesThoseWhoSeeItAlone) {
         ForEachIndex(before[g].view(), [&](const std::vector<int64_t>& index) {
           const double x = GetElement(before[g].view(), index);
           const double y = GetElement(after[g].view(), index);
-          const bool same = x == y ? std::signbit(x) == std::signbit(y)
-                                   : std::isnan(x) && std::isnan(y);
+          const bool same = x == y ? std::signbit(x) == std::signbit(y) : std::isnan(x) && std::isnan(y);
           if (name == "dbias" && same) return;  // Reaches takes its time
           if (reach.Reaches(name, index)) {
             ++reached;
@@ -471,8 +449,7 @@ TEST_P(Backwards, NothingToSumIsZero) {
       Problem p = MakeProblem(dtype(), {B, Tq, Tk, 4, 2, 3, 6});
       p.options.sinks = KeepFloats(p, {1, 2, 3, 4});
       p.options.alibi = KeepFloats(p, {1, 2, 3, 4});
-      const std::vector<int64_t> bias = one_bias ? std::vector<int64_t>{1, 1}
-                                                 : std::vector<int64_t>{4, Tq, Tk};
+      const std::vector<int64_t> bias = one_bias ? std::vector<int64_t>{1, 1} : std::vector<int64_t>{4, Tq, Tk};
       p.options.bias = Keep(p, Buffer(dtype(), bias).FillNormal(1));
       p = WithGradients(p, 2);
       for (const Buffer& gradient : RunBackward(ctx_, p)) {

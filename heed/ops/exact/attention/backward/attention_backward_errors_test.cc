@@ -74,60 +74,59 @@ void AddInputMistakes(std::vector<Mistake>& all) {
     std::vector<int64_t> packed_shape;
     bool rows, optional;
   };
-  const Input inputs[] = {
-      {"o", &BackwardInputs::o, {2, 3, 4, 6}, {6, 4, 6}, true, false},
-      {"lse", &BackwardInputs::lse, {2, 4, 3}, {4, 6}, false, false},
-      {"d_o", &BackwardInputs::d_o, {2, 3, 4, 6}, {6, 4, 6}, true, false},
-      {"d_lse", &BackwardInputs::d_lse, {2, 4, 3}, {4, 6}, false, true}};
+  const Input inputs[] = {{"o", &BackwardInputs::o, {2, 3, 4, 6}, {6, 4, 6}, true, false},
+                          {"lse", &BackwardInputs::lse, {2, 4, 3}, {4, 6}, false, false},
+                          {"d_o", &BackwardInputs::d_o, {2, 3, 4, 6}, {6, 4, 6}, true, false},
+                          {"d_lse", &BackwardInputs::d_lse, {2, 4, 3}, {4, 6}, false, true}};
   for (const Input& input : inputs) {
     const auto member = input.member;
     const auto shape = input.shape, packed_shape = input.packed_shape;
     const std::string name = input.name, right = ShapeString(shape);
-    const auto add = [&](const char* what, std::function<void(Call&)> make, std::string message,
-                         bool packed = false) {
+    const auto add = [&](const char* what, std::function<void(Call&)> make, std::string message, bool packed = false) {
       all.push_back({name + what, std::move(make), name + " " + message, packed});
     };
     if (!input.optional) {
       add("IsAbsent", [member](Call& c) { c.in.*member = {}; }, "is absent, expected a tensor");
     }
-    add("HasAnotherDType",
-        [member, shape](Call& c) { c.in.*member = c.New(DType::kF64, shape); },
+    add(
+        "HasAnotherDType", [member, shape](Call& c) { c.in.*member = c.New(DType::kF64, shape); },
         "has dtype f64, expected f32");
-    add("IsOfSixteenBits",
-        [member, shape](Call& c) { c.in.*member = c.New(DType::kBF16, shape); },
+    add(
+        "IsOfSixteenBits", [member, shape](Call& c) { c.in.*member = c.New(DType::kBF16, shape); },
         "has dtype bf16, expected f32");
-    add("HasAnotherRank", [member](Call& c) { c.in.*member = c.New(DType::kF32, {3, 4}); },
+    add(
+        "HasAnotherRank", [member](Call& c) { c.in.*member = c.New(DType::kF32, {3, 4}); },
         "has shape [3,4], expected " + right);
-    add("HasAnotherShape",
+    add(
+        "HasAnotherShape",
         [member, shape](Call& c) {
           std::vector<int64_t> other = shape;
           ++other.back();
           c.in.*member = c.New(DType::kF32, other);
         },
         "has shape [");
-    add("IsNotPacked",
-        [member, shape](Call& c) { c.in.*member = c.New(DType::kF32, shape); },
+    add(
+        "IsNotPacked", [member, shape](Call& c) { c.in.*member = c.New(DType::kF32, shape); },
         "has shape " + right + ", expected " + ShapeString(packed_shape), true);
-    add("HasNoData",
-        [member, shape](Call& c) { c.in.*member = {nullptr, DType::kF32, shape}; },
+    add(
+        "HasNoData", [member, shape](Call& c) { c.in.*member = {nullptr, DType::kF32, shape}; },
         "has no data, expected a pointer to " + right + " elements");
-    add("IsMisaligned",
+    add(
+        "IsMisaligned",
         [member, shape](Call& c) {
           const TensorView bytes = c.New(DType::kF32, {1000});
           c.in.*member = {bytes.as<char>() + 2, DType::kF32, shape};
         },
         "has a misaligned address, expected a multiple of 4 bytes");
-    add("IsOnAnotherDevice",
+    add(
+        "IsOnAnotherDevice",
         [member, shape](Call& c) {
-          c.in.*member = {(c.in.*member).data(), DType::kF32, shape,
-                          Device{DeviceType::kCuda, 0}};
+          c.in.*member = {(c.in.*member).data(), DType::kF32, shape, Device{DeviceType::kCuda, 0}};
         },
         "is on cuda:0, expected the CPU");
     if (input.rows) {
-      add("HasStridedRows",
-          [member, shape](Call& c) {
-            c.in.*member = c.New(DType::kF32, shape, {300, 100, 20, 2});
-          },
+      add(
+          "HasStridedRows", [member, shape](Call& c) { c.in.*member = c.New(DType::kF32, shape, {300, 100, 20, 2}); },
           "has stride 2 on its last axis, expected 1 (contiguous rows)");
     }
     // A gradient on top of it; dv is as large as the largest.
@@ -151,50 +150,51 @@ void AddGradientMistakes(std::vector<Mistake>& all) {
     const char *dtype, *other_dtype;
     DType other;
   };
-  const Output outputs[] = {
-      {"dq", "q", &Gradients::dq, {2, 3, 4, 8}, "f32", "f64", DType::kF64},
-      {"dk", "k", &Gradients::dk, {2, 5, 2, 8}, "f32", "bf16", DType::kBF16},
-      {"dv", "v", &Gradients::dv, {2, 5, 2, 6}, "f32", "f16", DType::kF16},
-      {"dbias", "bias", &Gradients::dbias, {4, 3, 5}, "f16", "f32", DType::kF32},
-      {"dsinks", "sinks", &Gradients::dsinks, {4}, "f32", "f64", DType::kF64},
-      {"dalibi", "alibi", &Gradients::dalibi, {4}, "f32", "i32", DType::kI32},
-      {"dlog_decay", "log_decay", &Gradients::dlog_decay, {2, 5, 4}, "f32", "f64",
-       DType::kF64}};
+  const Output outputs[] = {{"dq", "q", &Gradients::dq, {2, 3, 4, 8}, "f32", "f64", DType::kF64},
+                            {"dk", "k", &Gradients::dk, {2, 5, 2, 8}, "f32", "bf16", DType::kBF16},
+                            {"dv", "v", &Gradients::dv, {2, 5, 2, 6}, "f32", "f16", DType::kF16},
+                            {"dbias", "bias", &Gradients::dbias, {4, 3, 5}, "f16", "f32", DType::kF32},
+                            {"dsinks", "sinks", &Gradients::dsinks, {4}, "f32", "f64", DType::kF64},
+                            {"dalibi", "alibi", &Gradients::dalibi, {4}, "f32", "i32", DType::kI32},
+                            {"dlog_decay", "log_decay", &Gradients::dlog_decay, {2, 5, 4}, "f32", "f64", DType::kF64}};
   for (const Output& output : outputs) {
     const auto member = output.member;
     const auto shape = output.shape;
     const std::string name = output.name, right = ShapeString(shape);
     const DType dtype = name == "dbias" ? DType::kF16 : DType::kF32;
-    const auto add = [&](const char* what, std::function<void(Call&)> make,
-                         std::string message) {
+    const auto add = [&](const char* what, std::function<void(Call&)> make, std::string message) {
       all.push_back({name + what, std::move(make), name + " " + message});
     };
-    add("HasAnotherDType",
-        [member, shape, other = output.other](Call& c) { c.out.*member = c.New(other, shape); },
+    add(
+        "HasAnotherDType", [member, shape, other = output.other](Call& c) { c.out.*member = c.New(other, shape); },
         std::string("has dtype ") + output.other_dtype + ", expected " + output.dtype);
-    add("HasAnotherShape",
+    add(
+        "HasAnotherShape",
         [member, shape, dtype](Call& c) {
           std::vector<int64_t> other = shape;
           ++other[0];
           c.out.*member = c.New(dtype, other);
         },
         "has shape [" + std::to_string(shape[0] + 1));
-    add("HasAnotherRank",
+    add(
+        "HasAnotherRank",
         [member, shape, dtype](Call& c) {
           std::vector<int64_t> other = shape;
           other.insert(other.begin(), 1);
           c.out.*member = c.New(dtype, other);
         },
         "has shape [1,");
-    add("HasNoData",
-        [member, shape, dtype](Call& c) { c.out.*member = {nullptr, dtype, shape}; },
+    add(
+        "HasNoData", [member, shape, dtype](Call& c) { c.out.*member = {nullptr, dtype, shape}; },
         "has no data, expected a pointer to " + right + " elements");
-    add("IsOnAnotherDevice",
+    add(
+        "IsOnAnotherDevice",
         [member, shape, dtype](Call& c) {
           c.out.*member = {(c.out.*member).data(), dtype, shape, Device{DeviceType::kCuda, 1}};
         },
         "is on cuda:1, expected the CPU");
-    add("HasAStrideOnItsLastAxis",
+    add(
+        "HasAStrideOnItsLastAxis",
         [member, shape, dtype](Call& c) {
           std::vector<int64_t> strides = {300, 60, 20, 2};
           strides.erase(strides.begin(), strides.end() - static_cast<int>(shape.size()));
@@ -202,7 +202,8 @@ void AddGradientMistakes(std::vector<Mistake>& all) {
         },
         "has stride 2 on its last axis, expected 1");
     if (shape.size() > 1) {
-      add("OverlapsItself",
+      add(
+          "OverlapsItself",
           [member, shape, dtype](Call& c) {
             std::vector<int64_t> strides = {300, 60, 20, 1};
             strides.erase(strides.begin(), strides.end() - static_cast<int>(shape.size()));
@@ -212,7 +213,8 @@ void AddGradientMistakes(std::vector<Mistake>& all) {
           "has strides [0,");
     }
     // A gradient may lie neither in the memory of what it is the gradient of, nor in that of any input.
-    add("OverlapsQ",
+    add(
+        "OverlapsQ",
         [member, shape, dtype](Call& c) {
           const TensorView memory = c.New(DType::kF32, {2, 3, 4, 8});
           c.in.q = memory;
@@ -221,10 +223,8 @@ void AddGradientMistakes(std::vector<Mistake>& all) {
         },
         "overlaps q, expected memory of its own");
     if (name != "dq") {
-      add("OverlapsDq",
-          [member, shape, dtype](Call& c) {
-            c.out.*member = {c.out.dq.data(), dtype, shape};
-          },
+      add(
+          "OverlapsDq", [member, shape, dtype](Call& c) { c.out.*member = {c.out.dq.data(), dtype, shape}; },
           "overlaps dq, expected memory of its own");
     }
     if (std::string(output.of).size() == 1) continue;
@@ -235,9 +235,7 @@ void AddGradientMistakes(std::vector<Mistake>& all) {
     all.push_back({name + "OfNothing", [option](Call& c) { c.p.options.*option = {}; },
                    name + " is asked for, expected " + output.of + " with it"});
     all.push_back({name + "OverlapsWhatItIsOf",
-                   [member, option, shape, dtype](Call& c) {
-                     c.p.options.*option = c.out.*member;
-                   },
+                   [member, option, shape, dtype](Call& c) { c.p.options.*option = c.out.*member; },
                    name + " overlaps " + output.of + ", expected memory of its own"});
   }
   all.push_back({"DkIsNotPacked", [](Call& c) { c.out.dk = c.New(DType::kF32, {2, 5, 2, 8}); },
@@ -247,8 +245,7 @@ void AddGradientMistakes(std::vector<Mistake>& all) {
 // The forward call has tests of its own mistakes; two of them show that the backward call looks for them.
 void AddForwardMistakes(std::vector<Mistake>& all) {
   all.push_back({"VIsAbsent", [](Call& c) { c.in.v = {}; }, "v is absent, expected a tensor"});
-  all.push_back({"DropoutIsTwo", [](Call& c) { c.p.options.dropout = 2; },
-                 "dropout is 2, expected 0 <= dropout < 1"});
+  all.push_back({"DropoutIsTwo", [](Call& c) { c.p.options.dropout = 2; }, "dropout is 2, expected 0 <= dropout < 1"});
 }
 
 std::vector<Mistake> Mistakes() {
@@ -307,12 +304,9 @@ TEST(BackwardErrors, EveryEntryPointNamesItself) {
     return "no error";
   };
   const std::string what = ": dk has shape [1,5,2,8], expected [2,5,2,8]";
-  EXPECT_EQ(message([&] { Backward(ctx, c.in, c.p.options, c.out); }),
-            "attention::Backward" + what);
-  EXPECT_EQ(message([&] { BackwardReference(c.in, c.p.options, c.out); }),
-            "attention::BackwardReference" + what);
-  EXPECT_EQ(message([&] { BackwardWorkspace(ctx, c.in, c.p.options, c.out); }),
-            "attention::BackwardWorkspace" + what);
+  EXPECT_EQ(message([&] { Backward(ctx, c.in, c.p.options, c.out); }), "attention::Backward" + what);
+  EXPECT_EQ(message([&] { BackwardReference(c.in, c.p.options, c.out); }), "attention::BackwardReference" + what);
+  EXPECT_EQ(message([&] { BackwardWorkspace(ctx, c.in, c.p.options, c.out); }), "attention::BackwardWorkspace" + what);
 }
 
 // The reference may write f64 beside inputs of other dtypes; the kernels may not.

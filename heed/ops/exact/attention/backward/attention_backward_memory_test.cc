@@ -40,11 +40,9 @@ int64_t Formula(const Problem& p, int threads, bool tiles) {
   const int64_t D = padded(p.in.q.size(rank - 1)), Dv = padded(p.in.v.size(rank - 1));
   const int64_t rows = p.in.q.num_elements() / std::max<int64_t>(p.in.q.size(rank - 1), 1);
   const ConstTensorView& bias = p.options.bias;
-  const bool by_rows =
-      bias && bias.rank() > 0 && bias.size(bias.rank() - 1) == 1 && p.in.k.size(rank - 3) > 1;
+  const bool by_rows = bias && bias.rank() > 0 && bias.size(bias.rank() - 1) == 1 && p.in.k.size(rank - 3) > 1;
   const bool own_bias = bias && !by_rows && static_cast<int64_t>(SizeOf(bias.dtype())) != E;
-  const int64_t in_vectors =
-      E * (512 * (D + Dv) + 64 * (3 * D + 2 * Dv + 64 * (3 + (p.options.softcap > 0))));
+  const int64_t in_vectors = E * (512 * (D + Dv) + 64 * (3 * D + 2 * Dv + 64 * (3 + (p.options.softcap > 0))));
   const int64_t in_tiles = 5312 * D + 3520 * Dv + 8192 * (56 + (p.options.softcap > 0));
   return threads * (2048 + (tiles ? in_tiles : in_vectors)) +
          E * rows * (3 + (size == 2 ? D : 0) + by_rows + p.options.alibi.present()) +
@@ -61,9 +59,8 @@ TEST(BackwardMemory, IsWhatTheHeaderSaysAtMost) {
       for (const OutputSpec& spec : p.gradients) views.push_back({nullptr, spec.dtype, spec.sizes});
       for (const int threads : {1, 3}) {
         const Context ctx(threads);
-        const int64_t bytes =
-            BackwardWorkspace(ctx, {p.in.q, p.in.k, p.in.v, {}, {}, {}, {}}, p.options,
-                              ToGradients(p.gradients, views));
+        const int64_t bytes = BackwardWorkspace(ctx, {p.in.q, p.in.k, p.in.v, {}, {}, {}, {}}, p.options,
+                                                ToGradients(p.gradients, views));
         EXPECT_GT(bytes, 0);
         const bool tiles = dtype != DType::kF64 && TilesOf(ctx.allowed_targets()) != TileUnit::kNone;
         ASSERT_LE(bytes, Formula(p, threads, tiles));
@@ -80,10 +77,9 @@ TEST(BackwardMemory, DoesNotGrowWithTheSquareOfTheLength) {
     return BackwardWorkspace(ctx, {x, x, x, {}, {}, {}, {}}, {}, {d, d, d, {}, {}, {}, {}});
   };
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
-    const int64_t small = bytes(dtype, 4096), large = bytes(dtype, 8192),
-                  larger = bytes(dtype, 16384);
+    const int64_t small = bytes(dtype, 4096), large = bytes(dtype, 8192), larger = bytes(dtype, 16384);
     EXPECT_LE(std::abs((larger - large) - 2 * (large - small)), 1024);  // linear
-    EXPECT_LE(larger, int64_t{1} << 25);  // 16384^2 logits of two heads are 2 GiB
+    EXPECT_LE(larger, int64_t{1} << 25);                                // 16384^2 logits of two heads are 2 GiB
   }
 }
 
@@ -115,8 +111,8 @@ void MeasureMemory(DType dtype) {
   Backward(ctx, in, p.options, out);
   const int64_t grown = os::PeakResidentBytes() - before;
   const int64_t allowed = BackwardWorkspace(ctx, in, p.options, out) + (int64_t{1} << 20);
-  std::fprintf(stderr, "grown by %.2f MiB, allowed %.2f MiB\n",
-               static_cast<double>(grown) * 0x1p-20, static_cast<double>(allowed) * 0x1p-20);
+  std::fprintf(stderr, "grown by %.2f MiB, allowed %.2f MiB\n", static_cast<double>(grown) * 0x1p-20,
+               static_cast<double>(allowed) * 0x1p-20);
   std::exit(grown <= allowed ? 0 : 1);
 }
 

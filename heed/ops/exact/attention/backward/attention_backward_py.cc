@@ -22,7 +22,6 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr char kOp[] = "attention_backward";
 
-
 constexpr char kBackwardInPython[] = R"(
 o and lse are what heed.attention returned for the same q, k, v and options. Arrays whose last
 axis is not contiguous are copied. Returns the named tuple heed.AttentionGradients: dq, dk, dv,
@@ -38,8 +37,7 @@ Example:
   >>> heed.attention_backward(do, q, k, v, o, lse, causal=True).dq.shape
   (1, 6, 2, 16))";
 
-constexpr Said kResults[] = {{"o", "what heed.attention returned"},
-                             {"lse", "what heed.attention returned with it"}};
+constexpr Said kResults[] = {{"o", "what heed.attention returned"}, {"lse", "what heed.attention returned with it"}};
 
 constexpr char kBackwardSignature[] =
     "def attention_backward(do: Array, q: Array, "
@@ -49,8 +47,7 @@ constexpr char kBackwardSignature[] =
     "need_dbias: bool = False, "
     "**options) -> AttentionGradients";
 
-nb::object AttentionBackward(const nb::object& type, const nb::args& args,
-                             const nb::kwargs& kwargs) {
+nb::object AttentionBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
   ReadBackwardCall(kOp, args.ptr(), kwargs.ptr(), call);
   if (!call.d_o.present()) FailMissing(kOp, "do");
@@ -67,15 +64,14 @@ nb::object AttentionBackward(const nb::object& type, const nb::args& args,
 
   Gradients out;
   nb::list gradients;
-  ForEachGradient(call.in, options, [&](auto, TensorView Gradients::*gradient, auto, const ConstTensorView& x) {
+  ForEachGradient(call.in, options, [&](auto, TensorView Gradients::* gradient, auto, const ConstTensorView& x) {
     if (!x.present() || (gradient == &Gradients::dbias && !call.need_dbias)) return gradients.append(nb::none());
     NewArray array(kOp, x.dtype(), x.sizes());
     out.*gradient = array.view;
     gradients.append(array.array);
   });
 
-  const BackwardInputs in = {call.in.q, call.in.k, call.in.v,  call.o,
-                             call.lse,  call.d_o,  call.d_lse};
+  const BackwardInputs in = {call.in.q, call.in.k, call.in.v, call.o, call.lse, call.d_o, call.d_lse};
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kOp, [&] { Backward(ctx, in, options, out); });
   return NewNamedTuple(type, nb::tuple(gradients));
@@ -85,18 +81,18 @@ nb::object AttentionBackward(const nb::object& type, const nb::args& args,
 
 void BindBackward(nb::module_& m) {
   std::string names;
-  ForEachGradient({}, {}, [&](const std::string& name, auto, auto, auto) { names += (names.empty() ? "" : " ") + name; });
-  const nb::object gradients =
-      NamedTupleType(m, "AttentionGradients", names.c_str(),
-                     GradientsDoc(kOp) + " dbias is None without need_dbias=True.");
-  m.def(kOp,
-        [gradients](const nb::args& args, const nb::kwargs& kwargs) {
-          return AttentionBackward(gradients, args, kwargs);
-        },
-        nb::sig(Spelled(kBackwardSignature, &TakesAll, kThreads)),
-        Docstring(doc::kBackward, kBackwardSignature, {kResults, kArguments, doc::kAttentionFields},
-                  kBackwardInPython)
-            .c_str());
+  ForEachGradient({}, {},
+                  [&](const std::string& name, auto, auto, auto) { names += (names.empty() ? "" : " ") + name; });
+  const nb::object gradients = NamedTupleType(m, "AttentionGradients", names.c_str(),
+                                              GradientsDoc(kOp) + " dbias is None without need_dbias=True.");
+  m.def(
+      kOp,
+      [gradients](const nb::args& args, const nb::kwargs& kwargs) {
+        return AttentionBackward(gradients, args, kwargs);
+      },
+      nb::sig(Spelled(kBackwardSignature, &TakesAll, kThreads)),
+      Docstring(doc::kBackward, kBackwardSignature, {kResults, kArguments, doc::kAttentionFields}, kBackwardInPython)
+          .c_str());
 }
 
 }  // namespace heed::attention

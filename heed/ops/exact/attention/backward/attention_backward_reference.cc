@@ -67,9 +67,8 @@ double Element(const ConstTensorView& view, std::initializer_list<int64_t> index
 
 }  // namespace
 
-void ReferenceGradients(const BackwardInputs& in, const Options& options,
-                        const Gradients& out, const Gradients& magnitudes,
-                        const Roundoff& roundoff) {
+void ReferenceGradients(const BackwardInputs& in, const Options& options, const Gradients& out,
+                        const Gradients& magnitudes, const Roundoff& roundoff) {
   const Inputs forward = {in.q, in.k, in.v};
   const int rank = in.q.rank();
   const int64_t D = in.q.size(rank - 1), Dv = in.v.size(rank - 1);
@@ -78,10 +77,10 @@ void ReferenceGradients(const BackwardInputs& in, const Options& options,
   const bool packed = options.cu_seqlens_q.present();
 
   // Gradients, and beside them what is added up without its signs.
-  Sums dq(out.dq), dk(out.dk), dv(out.dv), dbias(out.dbias), dsinks(out.dsinks),
-      dalibi(out.dalibi), ddecay(out.dlog_decay);
-  Sums mq(magnitudes.dq), mk(magnitudes.dk), mv(magnitudes.dv), mbias(magnitudes.dbias),
-      msinks(magnitudes.dsinks), malibi(magnitudes.dalibi), mdecay(magnitudes.dlog_decay);
+  Sums dq(out.dq), dk(out.dk), dv(out.dv), dbias(out.dbias), dsinks(out.dsinks), dalibi(out.dalibi),
+      ddecay(out.dlog_decay);
+  Sums mq(magnitudes.dq), mk(magnitudes.dk), mv(magnitudes.dv), mbias(magnitudes.dbias), msinks(magnitudes.dsinks),
+      malibi(magnitudes.dalibi), mdecay(magnitudes.dlog_decay);
 
   std::vector<int64_t> o_sizes(in.q.sizes().begin(), in.q.sizes().end());
   o_sizes.back() = Dv;
@@ -128,9 +127,7 @@ void ReferenceGradients(const BackwardInputs& in, const Options& options,
       }
       const double P = pair.probability;
       const double dS = pair.weight * along_v - P * (w * dot - d_lse);
-      const double mS =
-          (pair.weight * along_v_magnitude + P * std::abs(d_lse)) * relative +
-          P * w * dot_error;
+      const double mS = (pair.weight * along_v_magnitude + P * std::abs(d_lse)) * relative + P * w * dot_error;
       double *const dv_row = dv.Row({batch, j, key_head, 0}), *const mv_row = mv.Row({batch, j, key_head, 0});
       for (int64_t d = 0; d < Dv; ++d) {
         const double term = pair.weight * d_o[static_cast<size_t>(d)];
@@ -160,8 +157,8 @@ void ReferenceGradients(const BackwardInputs& in, const Options& options,
       }
     }
   });
-  for (const Sums* sums : {&dq, &dk, &dv, &dbias, &dsinks, &dalibi, &ddecay, &mq, &mk, &mv, &mbias,
-                           &msinks, &malibi, &mdecay}) {
+  for (const Sums* sums :
+       {&dq, &dk, &dv, &dbias, &dsinks, &dalibi, &ddecay, &mq, &mk, &mv, &mbias, &msinks, &malibi, &mdecay}) {
     if (*sums) sums->Store();
   }
 }

@@ -52,9 +52,8 @@ double LargestFinite(const ConstTensorView& view) {
 double Loss(const Problem& p) {
   const Result r = RunReference(p);
   double loss = 0;
-  ForEachIndex(r.o.view(), [&](const std::vector<int64_t>& at) {
-    loss += GetElement(p.d_o, at) * GetElement(r.o.view(), at);
-  });
+  ForEachIndex(r.o.view(),
+               [&](const std::vector<int64_t>& at) { loss += GetElement(p.d_o, at) * GetElement(r.o.view(), at); });
   if (!p.d_lse) return loss;
   ForEachIndex(r.lse.view(), [&](const std::vector<int64_t>& at) {
     const double lse = GetElement(r.lse.view(), at);
@@ -90,13 +89,10 @@ void ExpectSlopes(const Problem& p, uint64_t seed, double* sharpness = nullptr) 
     M += std::abs(GetElement(p.d_o, at)) * max_v / (1 - p.options.dropout);
   });
   if (p.d_lse) {
-    ForEachIndex(p.d_lse, [&](const std::vector<int64_t>& at) {
-      M += std::abs(GetElement(p.d_lse, at));
-    });
+    ForEachIndex(p.d_lse, [&](const std::vector<int64_t>& at) { M += std::abs(GetElement(p.d_lse, at)); });
   }
   const int64_t D = p.in.q.size(p.in.q.rank() - 1);
-  const double scale =
-      std::abs(p.options.scale.value_or(1 / std::sqrt(static_cast<double>(D))));
+  const double scale = std::abs(p.options.scale.value_or(1 / std::sqrt(static_cast<double>(D))));
   // |<t, x>| of a normal t is within 5 |x|.
   const double per_query = 5 * scale * std::sqrt(static_cast<double>(D));
 
@@ -108,23 +104,21 @@ void ExpectSlopes(const Problem& p, uint64_t seed, double* sharpness = nullptr) 
     Problem moved = p;
     ConstTensorView* input = InputOf(moved, name);
     if (input->num_elements() == 0) continue;
-    const double a = name == "dq"       ? per_query * LargestFinite(p.in.k)
-                     : name == "dk"     ? per_query * LargestFinite(p.in.q)
-                     : name == "dv"     ? 0
+    const double a = name == "dq"                               ? per_query * LargestFinite(p.in.k)
+                     : name == "dk"                             ? per_query * LargestFinite(p.in.q)
+                     : name == "dv"                             ? 0
                      : name == "dalibi" || name == "dlog_decay" ? 5 * distance
-                                        : 5;
+                                                                : 5;
     const double h = 0x1p-10 / (1 + a);
     const Buffer origin(DType::kF64, input->sizes()), t(DType::kF64, input->sizes()),
         at_step(DType::kF64, input->sizes());
     t.FillNormal(seed * 8 + g);
-    ForEachIndex(*input, [&](const std::vector<int64_t>& at) {
-      SetElement(origin.view(), at, GetElement(*input, at));
-    });
+    ForEachIndex(*input,
+                 [&](const std::vector<int64_t>& at) { SetElement(origin.view(), at, GetElement(*input, at)); });
     *input = at_step.view();
     const auto loss_at = [&](double step) {
       ForEachIndex(t.view(), [&](const std::vector<int64_t>& at) {
-        SetElement(at_step.view(), at,
-                   GetElement(origin.view(), at) + step * GetElement(t.view(), at));
+        SetElement(at_step.view(), at, GetElement(origin.view(), at) + step * GetElement(t.view(), at));
       });
       return Loss(moved);
     };
@@ -149,18 +143,15 @@ void ExpectSlopes(const Problem& p, uint64_t seed, double* sharpness = nullptr) 
 
 ConstTensorView Widened(Problem& p, const ConstTensorView& view) {
   const Buffer wide(DType::kF64, view.sizes());
-  ForEachIndex(view, [&](const std::vector<int64_t>& at) {
-    SetElement(wide.view(), at, GetElement(view, at));
-  });
+  ForEachIndex(view, [&](const std::vector<int64_t>& at) { SetElement(wide.view(), at, GetElement(view, at)); });
   return Keep(p, wide);
 }
 
 // Random problems hold a NaN now and then.
 bool IsFinite(const Problem& p) {
   bool finite = true;
-  ForEachIndex(p.in.q, [&](const std::vector<int64_t>& at) {
-    finite = finite && std::isfinite(GetElement(p.in.q, at));
-  });
+  ForEachIndex(p.in.q,
+               [&](const std::vector<int64_t>& at) { finite = finite && std::isfinite(GetElement(p.in.q, at)); });
   return finite && std::isfinite(Loss(p));
 }
 
@@ -205,8 +196,7 @@ std::vector<Choice> Choices() {
       {"Softcap", [](P& p) { p.options.softcap = 1.5; }},
       {"SoftcapFarAbove", [](P& p) { p.options.softcap = 3.4e38; }},
       {"Alibi", [](P& p) { p.options.alibi = Normal(p, {p.in.q.size(2)}, 30); }},
-      {"AlibiPerSequence",
-       [](P& p) { p.options.alibi = Normal(p, {p.in.q.size(0), p.in.q.size(2)}, 30); }},
+      {"AlibiPerSequence", [](P& p) { p.options.alibi = Normal(p, {p.in.q.size(0), p.in.q.size(2)}, 30); }},
       {"AlibiCausalSoftcap",
        [](P& p) {
          p.options.alibi = Normal(p, {p.in.q.size(2)}, 30);
@@ -314,8 +304,7 @@ std::vector<Choice> Choices() {
   // All sixteen ways that a bias of rank 4 repeats, and the lower ranks.
   for (int axes = 0; axes < 16; ++axes) {
     all.push_back({"Bias" + std::to_string(axes), [axes](P& p) {
-                     std::vector<int64_t> sizes = {p.in.q.size(0), p.in.q.size(2),
-                                                   p.in.q.size(1), p.in.k.size(1)};
+                     std::vector<int64_t> sizes = {p.in.q.size(0), p.in.q.size(2), p.in.q.size(1), p.in.k.size(1)};
                      for (size_t i = 0; i < 4; ++i) {
                        if (axes >> i & 1) sizes[i] = 1;
                      }
@@ -324,8 +313,7 @@ std::vector<Choice> Choices() {
   }
   for (size_t rank = 1; rank < 4; ++rank) {
     all.push_back({"BiasOfRank" + std::to_string(rank), [rank](P& p) {
-                     std::vector<int64_t> sizes = {p.in.q.size(2), p.in.q.size(1),
-                                                   p.in.k.size(1)};
+                     std::vector<int64_t> sizes = {p.in.q.size(2), p.in.q.size(1), p.in.k.size(1)};
                      sizes.erase(sizes.begin(), sizes.end() - static_cast<int>(rank));
                      p.options.bias = Normal(p, sizes, 33);
                    }});
@@ -346,8 +334,7 @@ INSTANTIATE_TEST_SUITE_P(Options, Slopes, testing::ValuesIn(Choices()),
 // Grouped heads, Dv other than D, other lengths; then more queries than keys; then
 // several blocks of rows and groups of keys.
 TEST_P(Slopes, AreDifferencesOfTheForwardPass) {
-  for (const Sizes& s : {Sizes{2, 7, 9, 4, 2, 5, 3}, Sizes{2, 11, 8, 2, 2, 3, 6},
-                         Sizes{1, 40, 530, 2, 1, 9, 10}}) {
+  for (const Sizes& s : {Sizes{2, 7, 9, 4, 2, 5, 3}, Sizes{2, 11, 8, 2, 2, 3, 6}, Sizes{1, 40, 530, 2, 1, 9, 10}}) {
     SCOPED_TRACE(ToString(s));
     Problem p = MakeProblem(DType::kF64, s);
     GetParam().make(p);
@@ -362,14 +349,12 @@ TEST(BackwardSlopes, OfRandomProblemsAreDifferencesOfTheForwardPass) {
   int problems = 0, sharp = 0;
   for (uint64_t seed = 1; problems < 500; ++seed) {
     Problem p = RandomProblem(DType::kF64, seed);
-    const double pairs = static_cast<double>(p.in.q.num_elements()) *
-                         static_cast<double>(p.in.k.num_elements());
+    const double pairs = static_cast<double>(p.in.q.num_elements()) * static_cast<double>(p.in.k.num_elements());
     if (p.options.bias && LargestFinite(p.options.bias) > 1e4) continue;
     if (pairs > 1e7) continue;
     p.o.strides.clear();
     DescribeOutputs(p);
-    for (ConstTensorView* option : {&p.options.bias, &p.options.sinks, &p.options.alibi,
-                                    &p.options.log_decay}) {
+    for (ConstTensorView* option : {&p.options.bias, &p.options.sinks, &p.options.alibi, &p.options.log_decay}) {
       if (*option) *option = Widened(p, *option);  // and with it its gradient
     }
     const ConstTensorView d_lse = p.d_lse;
@@ -441,9 +426,7 @@ class Identities : public testing::TestWithParam<DType> {
   std::map<std::string, Gradient> by_name_;
 };
 
-INSTANTIATE_TEST_SUITE_P(DTypes, Identities,
-                         testing::Values(DType::kF64, DType::kF32, DType::kBF16,
-                                         DType::kF16),
+INSTANTIATE_TEST_SUITE_P(DTypes, Identities, testing::Values(DType::kF64, DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& value) { return std::string(Name(value.param)); });
 
 struct Sum {
@@ -453,9 +436,7 @@ struct Sum {
     tolerance += error + std::abs(x) * 0x1p-50;
   }
 };
-void ExpectZero(const Sum& sum, const char* what) {
-  EXPECT_LE(std::abs(sum.value), sum.tolerance) << what;
-}
+void ExpectZero(const Sum& sum, const char* what) { EXPECT_LE(std::abs(sum.value), sum.tolerance) << what; }
 
 // A constant vector added to all keys adds scale <q_i, c> to all logits of a row, which
 // leaves o and adds it to lse: sum_j dk_j = scale sum_i d_lse_i q_i, over the rows that
@@ -465,8 +446,7 @@ TEST_P(Identities, AShiftOfAllKeysReachesTheLseAlone) {
     if (p.options.softcap > 0 || p.options.sinks) return;
     const Sizes s = SizesOf(p);
     const double scale = p.options.scale.value_or(1 / std::sqrt(static_cast<double>(s.D)));
-    std::vector<std::vector<bool>> sees(static_cast<size_t>(s.B * s.Hq),
-                                        std::vector<bool>(static_cast<size_t>(s.Tq)));
+    std::vector<std::vector<bool>> sees(static_cast<size_t>(s.B * s.Hq), std::vector<bool>(static_cast<size_t>(s.Tq)));
     ForEachRow(p, [&](int64_t b, int64_t h, int64_t i, const std::vector<int64_t>& keys) {
       sees[static_cast<size_t>(b * s.Hq + h)][static_cast<size_t>(i)] = !keys.empty();
     });
@@ -534,8 +514,7 @@ TEST_P(Identities, ValuesAreLinearAndQueriesTradeWithKeys) {
       ForEachIndex(of, [&](const std::vector<int64_t>& at) {
         const double x = GetElement(of, at);
         if (!std::isfinite(x)) return;  // hidden
-        sum->Add(sign * x * GetElement(g.value.view(), at),
-                 std::abs(x) * GetElement(g.tolerance.view(), at));
+        sum->Add(sign * x * GetElement(g.value.view(), at), std::abs(x) * GetElement(g.tolerance.view(), at));
       });
     };
     Sum values;

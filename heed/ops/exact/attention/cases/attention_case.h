@@ -17,11 +17,11 @@ namespace heed::attention {
 struct Problem {
   Inputs in;
   Options options;
-  OutputSpec o, lse;           // lse without sizes: not asked for
+  OutputSpec o, lse;                  // lse without sizes: not asked for
   ConstTensorView d_o, d_lse;         // of the backward pass
   std::vector<OutputSpec> gradients;  // that are asked for
-  std::vector<Buffer> memory;  // of everything above
-  std::string note;            // joins the title
+  std::vector<Buffer> memory;         // of everything above
+  std::string note;                   // joins the title
 
   std::vector<int64_t> LseSizes() const;
 };

@@ -19,9 +19,7 @@ constexpr double kMaxPairs = 60e3, kMaxProducts = 3e6;
 
 class Generator {
  public:
-  Generator(DType dtype, uint64_t seed) : random_(seed), dtype_(dtype) {
-    p_.note = "seed=" + std::to_string(seed);
-  }
+  Generator(DType dtype, uint64_t seed) : random_(seed), dtype_(dtype) { p_.note = "seed=" + std::to_string(seed); }
 
   Problem Make() {
     ChooseSizes();
@@ -38,9 +36,7 @@ class Generator {
 
  private:
   bool Chance(double probability) { return random_.Chance(probability); }
-  int64_t Integer(int64_t low, int64_t high) {
-    return random_.Integer(low, high);
-  }
+  int64_t Integer(int64_t low, int64_t high) { return random_.Integer(low, high); }
   TensorView Keep(const Buffer& buffer) {
     p_.memory.push_back(buffer);
     return buffer.view();
@@ -71,33 +67,25 @@ class Generator {
       s_.Hq = s_.Hkv * random_.Pick<int64_t>({1, 1, 1, 2, 3, 4, 8});
       s_.D = Channels();
       s_.Dv = Chance(0.5) ? s_.D : Channels();
-    } while (Pairs() > kMaxPairs ||
-             Pairs() * static_cast<double>(s_.D + s_.Dv) > kMaxProducts);
+    } while (Pairs() > kMaxPairs || Pairs() * static_cast<double>(s_.D + s_.Dv) > kMaxProducts);
     packed_ = Chance(0.2);
   }
 
-  double Pairs() const {
-    return static_cast<double>(s_.B * s_.Hq) *
-           static_cast<double>(s_.Tq * s_.Tk);
-  }
+  double Pairs() const { return static_cast<double>(s_.B * s_.Hq) * static_cast<double>(s_.Tq * s_.Tk); }
 
   int64_t Channels() {
-    return Chance(0.5) ? Integer(1, 40)
-                       : random_.Pick<int64_t>(
-                             {1, 2, 8, 16, 31, 32, 33, 48, 64, 65, 80, 96, 128});
+    return Chance(0.5) ? Integer(1, 40) : random_.Pick<int64_t>({1, 2, 8, 16, 31, 32, 33, 48, 64, 65, 80, 96, 128});
   }
 
   // Strides of any order of the outer axes, with gaps. Inputs may run backwards
   // or repeat; the last axis of those that need it is contiguous.
-  std::vector<int64_t> Strides(const std::vector<int64_t>& sizes, bool input,
-                               bool contiguous) {
+  std::vector<int64_t> Strides(const std::vector<int64_t>& sizes, bool input, bool contiguous) {
     std::vector<size_t> order(sizes.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
     for (size_t i = contiguous ? 1 : 0; i + 1 < order.size(); ++i) {
       if (Chance(0.4)) {
-        std::swap(order[i], order[static_cast<size_t>(Integer(
-                                static_cast<int64_t>(i),
-                                static_cast<int64_t>(order.size()) - 1))]);
+        std::swap(order[i],
+                  order[static_cast<size_t>(Integer(static_cast<int64_t>(i), static_cast<int64_t>(order.size()) - 1))]);
       }
     }
     std::vector<int64_t> strides(sizes.size());
@@ -118,8 +106,7 @@ class Generator {
   }
 
   Buffer Make(DType dtype, const std::vector<int64_t>& sizes, bool contiguous) {
-    const Placement placement =
-        Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard;
+    const Placement placement = Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard;
     const int64_t gap = Chance(0.5) ? 0 : Integer(1, 17);
     if (Chance(0.4)) {
       std::vector<int64_t> row_major(sizes.size(), 1);
@@ -128,8 +115,7 @@ class Generator {
       }
       return Buffer(dtype, sizes, row_major, placement, gap);
     }
-    return Buffer(dtype, sizes, Strides(sizes, true, contiguous), placement,
-                  gap);
+    return Buffer(dtype, sizes, Strides(sizes, true, contiguous), placement, gap);
   }
 
   std::vector<int64_t> Shape(int64_t T, int64_t H, int64_t D) {
@@ -174,9 +160,8 @@ class Generator {
       all.FillNormal(Seed());
       const auto view = [&](int64_t offset, const std::vector<int64_t>& sizes) {
         const int64_t strides[] = {s_.Tq * width, width, sizes[3], 1};
-        return Keep(all.As(TensorView(
-            all.as<char>() + offset * static_cast<int64_t>(SizeOf(dtype_)),
-            dtype_, sizes, strides)));
+        return Keep(
+            all.As(TensorView(all.as<char>() + offset * static_cast<int64_t>(SizeOf(dtype_)), dtype_, sizes, strides)));
       };
       p_.in.q = view(0, shape_q);
       p_.in.k = view(s_.Hq * s_.D, shape_k);
@@ -196,9 +181,7 @@ class Generator {
         at.push_back(size > 0 ? Integer(0, size - 1) : -1);
       }
       // An infinite v times a weight that underflows in f32 alone would differ.
-      const double value =
-          &tensor != &v && Chance(0.5) ? random_.Pick({kInfinity, -kInfinity})
-                                       : kNaN;
+      const double value = &tensor != &v && Chance(0.5) ? random_.Pick({kInfinity, -kInfinity}) : kNaN;
       if (tensor.view().num_elements() > 0) {
         SetElement(tensor.view(), at, value);
       }
@@ -207,17 +190,14 @@ class Generator {
 
   // An integer per sequence.
   TensorView PerSequence(int64_t low, int64_t high) {
-    const Buffer values =
-        Make(random_.Pick({DType::kI32, DType::kI64}), {s_.B}, false);
+    const Buffer values = Make(random_.Pick({DType::kI32, DType::kI64}), {s_.B}, false);
     for (int64_t b = 0; b < s_.B; ++b) {
       values.Set({b}, static_cast<double>(Integer(low, high)));
     }
     return Keep(values);
   }
 
-  int64_t Span(int64_t size) {
-    return Chance(0.5) ? Integer(0, 8) : Integer(0, std::max<int64_t>(size, 1));
-  }
+  int64_t Span(int64_t size) { return Chance(0.5) ? Integer(0, 8) : Integer(0, std::max<int64_t>(size, 1)); }
 
   void ChooseMasks() {
     Options& o = p_.options;
@@ -244,8 +224,8 @@ class Generator {
   void ChoosePattern() {
     PatternCall call = {s_.Tq, s_.Tk, s_.Hq, s_.Hkv, {}, 0, s_.B};
     if (packed_) call.Tq = -1;  // keys by row fit no call
-    p_.options.pattern = patterns::RandomPattern(
-        call, static_cast<int>(Integer(0, 3)), [&](int64_t n) { return Integer(0, n - 1); });
+    p_.options.pattern =
+        patterns::RandomPattern(call, static_cast<int>(Integer(0, 3)), [&](int64_t n) { return Integer(0, n - 1); });
   }
 
   void ChoosePaddedOptions() {
@@ -258,8 +238,7 @@ class Generator {
     if (Chance(0.15)) o.prefix = PerSequence(0, s_.Tk);
     if (Chance(0.15)) {
       o.segments_q = Segments(s_.Tq);
-      o.segments_k = s_.Tq == s_.Tk && Chance(0.5) ? o.segments_q
-                                                   : Segments(s_.Tk);
+      o.segments_k = s_.Tq == s_.Tk && Chance(0.5) ? o.segments_q : Segments(s_.Tk);
     }
     if (Chance(0.2)) {
       const Buffer mask = Broadcast(DType::kBool);
@@ -272,8 +251,7 @@ class Generator {
   }
 
   TensorView Segments(int64_t T) {
-    const Buffer ids =
-        Make(random_.Pick({DType::kI32, DType::kI64}), {s_.B, T}, false);
+    const Buffer ids = Make(random_.Pick({DType::kI32, DType::kI64}), {s_.B, T}, false);
     const bool runs = Chance(0.5);
     int64_t id = 0;
     Each(ids, [&](const std::vector<int64_t>&) {
@@ -304,8 +282,7 @@ class Generator {
   }
 
   void ChooseBias() {
-    const DType dtype = random_.Pick(
-        {dtype_, dtype_, DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
+    const DType dtype = random_.Pick({dtype_, dtype_, DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
     // The most negative number of the narrower of the bias and the computation.
     double lowest = -std::numeric_limits<double>::max();
     if (dtype == DType::kF32 || dtype_ != DType::kF64) {
@@ -333,8 +310,7 @@ class Generator {
     };
     for (const ConstTensorView& view : {p_.in.k, p_.in.v}) {
       if (view.stride(0) == 0 || view.stride(1) == 0) continue;  // seen elsewhere
-      const TensorView writable(const_cast<void*>(view.data()), view.dtype(),
-                                view.sizes(), view.strides());
+      const TensorView writable(const_cast<void*>(view.data()), view.dtype(), view.sizes(), view.strides());
       for (int64_t b = 0; b < s_.B; ++b) {
         const int64_t begin = o.key_starts ? element(o.key_starts, b) : 0;
         const int64_t end = o.key_lengths ? element(o.key_lengths, b) : s_.Tk;
@@ -353,9 +329,7 @@ class Generator {
   }
 
   TensorView PerHead(double deviation) {
-    const Buffer values = Make(
-        random_.Pick({dtype_, DType::kF32, DType::kF64, DType::kBF16}),
-        {s_.Hq}, false);
+    const Buffer values = Make(random_.Pick({dtype_, DType::kF32, DType::kF64, DType::kBF16}), {s_.Hq}, false);
     return Keep(values.FillNormal(Seed(), deviation));
   }
 
@@ -364,8 +338,7 @@ class Generator {
   TensorView LogDecay() {
     std::vector<int64_t> sizes = {s_.Tk, s_.Hq};
     if (!packed_ || Chance(0.3)) sizes.insert(sizes.begin(), packed_ ? 1 : s_.B);
-    const Buffer decays = Make(
-        random_.Pick({dtype_, DType::kF32, DType::kF64, DType::kBF16}), sizes, false);
+    const Buffer decays = Make(random_.Pick({dtype_, DType::kF32, DType::kF64, DType::kBF16}), sizes, false);
     const double size = random_.Pick({0.003, 0.05, 1.0, 30.0});
     const double strong = random_.Pick({0.0, 0.0, 0.02});
     Each(decays, [&](const std::vector<int64_t>&) {
@@ -388,12 +361,8 @@ class Generator {
     if (Chance(0.2) && !far_) {  // logits of 1e9 have no digits left to compare
       const bool each = Chance(0.4);
       const Buffer slopes = Make(random_.Pick({DType::kF32, DType::kF64}),
-                                 each ? std::vector<int64_t>{s_.B, s_.Hq}
-                                      : std::vector<int64_t>{s_.Hq},
-                                 false);
-      Each(slopes, [&](const std::vector<int64_t>&) {
-        return random_.Pick({0.5, 0.0625, 0.00390625, -0.03, 0.707});
-      });
+                                 each ? std::vector<int64_t>{s_.B, s_.Hq} : std::vector<int64_t>{s_.Hq}, false);
+      Each(slopes, [&](const std::vector<int64_t>&) { return random_.Pick({0.5, 0.0625, 0.00390625, -0.03, 0.707}); });
       o.alibi = Keep(slopes);
     }
     if (o.causal && Chance(0.3)) o.log_decay = LogDecay();
@@ -401,9 +370,7 @@ class Generator {
       o.sinks = PerHead(3);
       if (Chance(0.2)) {
         const int64_t at[] = {Integer(0, s_.Hq - 1)};
-        SetElement(TensorView(const_cast<void*>(o.sinks.data()),
-                              o.sinks.dtype(), o.sinks.sizes(),
-                              o.sinks.strides()),
+        SetElement(TensorView(const_cast<void*>(o.sinks.data()), o.sinks.dtype(), o.sinks.sizes(), o.sinks.strides()),
                    at, random_.Pick({kInfinity, -kInfinity}));
       }
     }
@@ -425,8 +392,7 @@ class Generator {
       p_.d_o = Keep(d_o.FillNormal(Seed()));
     }
     if (Chance(0.3)) {
-      const Buffer d_lse = Make(dtype_ == DType::kF64 ? DType::kF64 : DType::kF32,
-                                p_.LseSizes(), false);
+      const Buffer d_lse = Make(dtype_ == DType::kF64 ? DType::kF64 : DType::kF32, p_.LseSizes(), false);
       p_.d_lse = Keep(d_lse.FillNormal(Seed()));
     }
     for (OutputSpec& spec : p_.gradients) {
@@ -448,8 +414,6 @@ class Generator {
 
 }  // namespace
 
-Problem RandomProblem(DType dtype, uint64_t seed) {
-  return Generator(dtype, seed).Make();
-}
+Problem RandomProblem(DType dtype, uint64_t seed) { return Generator(dtype, seed).Make(); }
 
 }  // namespace heed::attention

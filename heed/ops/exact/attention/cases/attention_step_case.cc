@@ -22,18 +22,15 @@ Case MakeStepCase(const Problem& problem) {
   }
   const int64_t B = q.size(0), Tk = k.size(1), added = std::min(q.size(1), Tk);
   const auto cache = std::make_shared<KVCache>(
-      KVCache::Options{.batch = B, .heads = k.size(2), .dim = k.size(3), .value_dim = v.size(3),
-                       .dtype = q.dtype()});
+      KVCache::Options{.batch = B, .heads = k.size(2), .dim = k.size(3), .value_dim = v.size(3), .dtype = q.dtype()});
   cache->Append(k.Slice(1, 0, Tk - added), v.Slice(1, 0, Tk - added));
   cache->Append(k.Slice(1, Tk - added, Tk), v.Slice(1, Tk - added, Tk));
 
   Case c = MakeCase(problem);
   c.pass = "step";
   c.title += " step";
-  c.run = [cache, q, options, memory = problem.memory](Context& ctx,
-                                                       std::span<const TensorView> outputs) {
-    Attend(ctx, cache->view(), q, options,
-           {outputs[0], outputs.size() > 1 ? outputs[1] : TensorView()});
+  c.run = [cache, q, options, memory = problem.memory](Context& ctx, std::span<const TensorView> outputs) {
+    Attend(ctx, cache->view(), q, options, {outputs[0], outputs.size() > 1 ? outputs[1] : TensorView()});
   };
   return c;
 }

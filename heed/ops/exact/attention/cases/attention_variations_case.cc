@@ -41,9 +41,8 @@ void ForEachIndex(std::span<const int64_t> sizes, F&& f) {
 }
 
 void CopyElements(const ConstTensorView& from, const TensorView& to) {
-  ForEachIndex(from.sizes(), [&](const std::vector<int64_t>& index) {
-    SetElement(to, index, GetElement(from, index));
-  });
+  ForEachIndex(from.sizes(),
+               [&](const std::vector<int64_t>& index) { SetElement(to, index, GetElement(from, index)); });
 }
 
 void SliceRows(ConstTensorView& view, int axis, int64_t begin, int64_t end) {
@@ -54,10 +53,8 @@ void SliceRows(ConstTensorView& view, int axis, int64_t begin, int64_t end) {
 void FixPositions(Problem& p) {
   if (p.options.query_starts) return;
   const Sizes s = SizesOf(p);
-  const int64_t start =
-      p.options.align == Align::kBottomRight ? s.Tk - s.Tq : 0;
-  p.options.query_starts =
-      KeepInts(p, std::vector<int64_t>(static_cast<size_t>(s.B), start));
+  const int64_t start = p.options.align == Align::kBottomRight ? s.Tk - s.Tq : 0;
+  p.options.query_starts = KeepInts(p, std::vector<int64_t>(static_cast<size_t>(s.B), start));
 }
 
 // Outputs and gradients for new inputs.
@@ -97,8 +94,8 @@ Result RunReference(const Problem& p) {
 }
 
 std::vector<Buffer> RunBackward(Context& ctx, const Problem& p) {
-  const Buffer o(p.in.q.dtype(), p.o.sizes), lse(
-      p.in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, p.LseSizes());
+  const Buffer o(p.in.q.dtype(), p.o.sizes),
+      lse(p.in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, p.LseSizes());
   Forward(ctx, p.in, p.options, {o.view(), lse.view()});
   std::vector<Buffer> gradients;
   std::vector<TensorView> views;
@@ -118,16 +115,14 @@ std::vector<Buffer> RunBackwardReference(const Problem& p) {
     gradients.emplace_back(DType::kF64, spec.sizes);
     views.push_back(gradients.back().view());
   }
-  BackwardReference({p.in.q, p.in.k, p.in.v, {}, {}, p.d_o, p.d_lse}, p.options,
-                    ToGradients(p.gradients, views));
+  BackwardReference({p.in.q, p.in.k, p.in.v, {}, {}, p.d_o, p.d_lse}, p.options, ToGradients(p.gradients, views));
   return gradients;
 }
 
 Problem WithGradients(Problem p, uint64_t seed) {
   DescribeGradients(p, seed);
-  p.d_lse = Keep(p, Buffer(p.in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32,
-                           p.LseSizes())
-                        .FillNormal(seed + 100));
+  p.d_lse =
+      Keep(p, Buffer(p.in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, p.LseSizes()).FillNormal(seed + 100));
   return p;
 }
 
@@ -145,8 +140,7 @@ ConstTensorView Keep(Problem& problem, const Buffer& buffer) {
   return buffer.view();
 }
 
-ConstTensorView KeepInts(Problem& problem, std::vector<int64_t> values,
-                         DType dtype) {
+ConstTensorView KeepInts(Problem& problem, std::vector<int64_t> values, DType dtype) {
   const Buffer buffer(dtype, {static_cast<int64_t>(values.size())});
   for (size_t i = 0; i < values.size(); ++i) {
     const int64_t at[] = {static_cast<int64_t>(i)};
@@ -159,8 +153,7 @@ ConstTensorView KeepInts(Problem& problem, std::vector<int64_t> values,
   return Keep(problem, buffer);
 }
 
-ConstTensorView KeepFloats(Problem& problem, std::vector<double> values,
-                           DType dtype) {
+ConstTensorView KeepFloats(Problem& problem, std::vector<double> values, DType dtype) {
   const Buffer buffer(dtype, {static_cast<int64_t>(values.size())});
   for (size_t i = 0; i < values.size(); ++i) {
     buffer.Set({static_cast<int64_t>(i)}, values[i]);
@@ -181,14 +174,13 @@ Sizes SizesOf(const Problem& p) {
 Problem Restrided(const Problem& problem, uint64_t seed) {
   Problem p = problem;
   Random random(seed, 0x57D);
-  const auto reorder = [&](std::span<const int64_t> sizes, bool contiguous,
-                           bool negative) {
+  const auto reorder = [&](std::span<const int64_t> sizes, bool contiguous, bool negative) {
     std::vector<size_t> order(sizes.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
     for (size_t i = contiguous ? 1 : 0; i < order.size(); ++i) {
-      std::swap(order[i], order[static_cast<size_t>(random.Integer(
-                              static_cast<int64_t>(i),
-                              static_cast<int64_t>(order.size()) - 1))]);
+      std::swap(
+          order[i],
+          order[static_cast<size_t>(random.Integer(static_cast<int64_t>(i), static_cast<int64_t>(order.size()) - 1))]);
     }
     std::vector<int64_t> strides(sizes.size());
     int64_t next = contiguous ? 1 : random.Integer(1, 2);
@@ -206,10 +198,8 @@ Problem Restrided(const Problem& problem, uint64_t seed) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     ConstTensorView& view = *tensors[i];
     if (!view) continue;
-    const Buffer copy(view.dtype(), view.sizes(),
-                      reorder(view.sizes(), /*contiguous=*/i < 4, true),
-                      random.Chance(0.5) ? Placement::kAfterGuard
-                                         : Placement::kBeforeGuard);
+    const Buffer copy(view.dtype(), view.sizes(), reorder(view.sizes(), /*contiguous=*/i < 4, true),
+                      random.Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard);
     CopyElements(view, copy.view());
     view = Keep(p, copy);
   }
@@ -255,8 +245,7 @@ Problem SomeQueries(const Problem& problem, int64_t begin, int64_t end) {
   for (int64_t b = 0; b < B; ++b) {
     starts.push_back(Element(o.query_starts, b) + begin);
     if (o.query_lengths) {
-      lengths.push_back(std::clamp<int64_t>(Element(o.query_lengths, b) - begin,
-                                            0, end - begin));
+      lengths.push_back(std::clamp<int64_t>(Element(o.query_lengths, b) - begin, 0, end - begin));
     }
   }
   o.query_starts = KeepInts(p, starts);
@@ -296,9 +285,7 @@ Problem Padded(const Problem& problem, int64_t left, int64_t right) {
   });
   std::vector<int64_t> queries, starts, begins, ends;
   for (int64_t b = 0; b < s.B; ++b) {
-    const auto get = [&](const ConstTensorView& view, int64_t absent) {
-      return view ? Element(view, b) : absent;
-    };
+    const auto get = [&](const ConstTensorView& view, int64_t absent) { return view ? Element(view, b) : absent; };
     queries.push_back(get(o.query_lengths, s.Tq));
     starts.push_back(get(o.query_starts, 0) + left);
     begins.push_back(get(o.key_starts, 0) + left);
@@ -358,9 +345,7 @@ std::optional<Problem> Packed(const Problem& problem) {
 }
 
 std::string Difference(const ConstTensorView& a, const ConstTensorView& b) {
-  if (a.dtype() != b.dtype() ||
-      !std::equal(a.sizes().begin(), a.sizes().end(), b.sizes().begin(),
-                  b.sizes().end())) {
+  if (a.dtype() != b.dtype() || !std::equal(a.sizes().begin(), a.sizes().end(), b.sizes().begin(), b.sizes().end())) {
     return "shape " + a.ShapeString() + " is not " + b.ShapeString();
   }
   if (SameBits(a, b)) return "";
@@ -371,13 +356,11 @@ std::string Difference(const ConstTensorView& a, const ConstTensorView& b) {
     if (std::memcmp(&x, &y, sizeof(x)) == 0) return;  // widening is exact
     if (std::isnan(x) && std::isnan(y)) return;
     if (count++ == 0) {
-      text = "at " + ShapeString(index) + " " + std::to_string(x) + " is not " +
-             std::to_string(y) + ", off by " + std::to_string(x - y);
+      text = "at " + ShapeString(index) + " " + std::to_string(x) + " is not " + std::to_string(y) + ", off by " +
+             std::to_string(x - y);
     }
   });
-  return count == 0
-             ? ""
-             : text + " (" + std::to_string(count) + " elements differ)";
+  return count == 0 ? "" : text + " (" + std::to_string(count) + " elements differ)";
 }
 
 std::string Difference(const Result& a, const Result& b) {

@@ -34,10 +34,8 @@ Problem MakeProblem(DType dtype, const Sizes& sizes, uint64_t seed = 1);
 
 // A tensor that the problem keeps alive.
 ConstTensorView Keep(Problem& problem, const Buffer& buffer);
-ConstTensorView KeepInts(Problem& problem, std::vector<int64_t> values,
-                         DType dtype = DType::kI64);
-ConstTensorView KeepFloats(Problem& problem, std::vector<double> values,
-                           DType dtype = DType::kF32);
+ConstTensorView KeepInts(Problem& problem, std::vector<int64_t> values, DType dtype = DType::kI64);
+ConstTensorView KeepFloats(Problem& problem, std::vector<double> values, DType dtype = DType::kF32);
 
 // Sizes of a problem that is not packed.
 Sizes SizesOf(const Problem& problem);
@@ -71,8 +69,7 @@ std::string Difference(const std::vector<Buffer>& a, const std::vector<Buffer>& 
 
 // Calls `visit` with the keys that each row sees; masked ones are left out, by a
 // bias or logit of -inf too.
-using SeenKeys = std::function<void(int64_t b, int64_t h, int64_t i,
-                                    const std::vector<int64_t>& keys)>;
+using SeenKeys = std::function<void(int64_t b, int64_t h, int64_t i, const std::vector<int64_t>& keys)>;
 void ForEachRow(const Problem& problem, const SeenKeys& visit);
 
 }  // namespace heed::attention

@@ -1,4 +1,5 @@
-// Runs calls by layers of pairs. Where there are several: each layer's answer in the type that is computed in, then one.
+// Runs calls by layers of pairs. Where there are several: each layer's answer in the type that is computed in, then
+// one.
 //
 //   lse = log sum_i e^lse_i      o = sum_i e^(lse_i - lse) o_i
 //
@@ -56,7 +57,7 @@ struct Sums {
 
 // f(batch, token, head, worker) of all queries, or keys, sequence by sequence.
 template <class F>
-void ForTokens(Context& ctx, const Problem& p, int64_t Sequence::*first, int64_t Sequence::*count, int64_t heads,
+void ForTokens(Context& ctx, const Problem& p, int64_t Sequence::* first, int64_t Sequence::* count, int64_t heads,
                const F& f) {
   for (const Sequence& s : p.sequences) {
     ctx.ParallelFor(s.*count, [&](int64_t i, int worker) {

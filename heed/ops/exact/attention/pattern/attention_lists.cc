@@ -1,8 +1,8 @@
 // A problem's pattern as lists for the engine: of the tiles that hold some kept pair, or of the keys of each row.
 //
 // Tiles serve most patterns. Where a pattern names the keys of each row (`keys`), these lie scattered: a tile of 64
-// keys would be computed for one or two. So each row becomes a sequence of its own whose keys are rows of k and v that need
-// not follow each other; kernels read them where they are, and the cost is that of the pairs.
+// keys would be computed for one or two. So each row becomes a sequence of its own whose keys are rows of k and v that
+// need not follow each other; kernels read them where they are, and the cost is that of the pairs.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -98,9 +98,8 @@ Sequence OfRow(const patterns::Node& node, const patterns::Place& place, const P
 
 void CheckPattern(const char* op, const Pattern& pattern, Problem* p) {
   if (!pattern.present()) return;
-  ForPatternCalls(/*to_lengths=*/false, p, [&](const PatternCall& call, std::span<Sequence>) {
-    patterns::CheckPattern(op, pattern, call);
-  });
+  ForPatternCalls(/*to_lengths=*/false, p,
+                  [&](const PatternCall& call, std::span<Sequence>) { patterns::CheckPattern(op, pattern, call); });
 }
 
 void PlacePattern(const char* op, const Pattern& pattern, bool to_lengths, Problem* p) {
@@ -152,7 +151,7 @@ std::vector<Piece> ProblemsOfRows(Problem whole, const Pattern& pattern, const s
   for (int64_t head = 0; head < heads; ++head) {
     pieces.push_back(heads == 1 ? Piece{whole, gradients} : OfKeyHead(whole, gradients, head));
     Problem& p = pieces.back().problem;
-    p.causal = false;  // no key is listed that a row does not see
+    p.causal = false;    // no key is listed that a row does not see
     p.invariant = true;  // takes the kernels that read rows wherever they are
     for (const Sequence& s : sequences) {
       const patterns::Place place = {s.batch, head * whole.group(), whole.query_heads, whole.key_heads, s.num_keys};

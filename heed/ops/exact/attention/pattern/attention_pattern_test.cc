@@ -123,8 +123,12 @@ TEST_P(PatternPaths, ResiduesAgreeWithTheReferenceForwardAndBackward) {
                          {.B = 1, .Tq = 5, .Tk = 150, .Hq = 2, .Hkv = 2, .D = 16, .Dv = 16},
                          {.B = 2, .Tq = 90, .Tk = 33, .Hq = 4, .Hkv = 2, .D = 8, .Dv = 8},
                          {.B = 1, .Tq = 1, .Tk = 9, .Hq = 1, .Hkv = 1, .D = 4, .Dv = 4}};
-  const Pattern patterns[] = {patterns::Dilated(3, 2), patterns::Dilated(0, 7), patterns::Dilated(2, 100),
-                              patterns::Atrous(3), patterns::Atrous(33), patterns::Strided(5),
+  const Pattern patterns[] = {patterns::Dilated(3, 2),
+                              patterns::Dilated(0, 7),
+                              patterns::Dilated(2, 100),
+                              patterns::Atrous(3),
+                              patterns::Atrous(33),
+                              patterns::Strided(5),
                               patterns::SlidingWindow(7, 3) | patterns::Dilated(4, 3),
                               patterns::Atrous(6) | patterns::SlidingWindow(0, 13),
                               patterns::SlidingWindow(20, 9) | patterns::Dilated(3, 8)};
@@ -172,7 +176,8 @@ TEST_P(PatternPaths, BitsOfResiduesDoNotDependOnThreadsStridesSplitsOrPacking) {
       for (int64_t t = 0; t < 130; ++t) {
         for (int64_t h = 0; h < 4; ++h) {
           for (int64_t e = 0; e < 24; ++e) {
-            const std::vector<int64_t> at = axis == 1 ? std::vector<int64_t>{0, t, h, e} : std::vector<int64_t>{t, h, e};
+            const std::vector<int64_t> at =
+                axis == 1 ? std::vector<int64_t>{0, t, h, e} : std::vector<int64_t>{t, h, e};
             ASSERT_EQ(GetElement(rows, at), GetElement(expected, std::vector<int64_t>{0, t, h, e}));
           }
         }
@@ -242,13 +247,15 @@ TEST_P(PatternPaths, BlocksHaveTheBitsOfTheirMask) {
     p.options.pattern = patterns::Blocks(keep.view(), block);
     masked.options.mask = Keep(masked, mask);
     EXPECT_EQ(Difference(RunForward(ctx_, p), RunForward(ctx_, masked)), "") << block;
-    EXPECT_EQ(Difference(RunBackward(ctx_, WithGradients(p, 7)), RunBackward(ctx_, WithGradients(masked, 7))), "") << block;
+    EXPECT_EQ(Difference(RunBackward(ctx_, WithGradients(p, 7)), RunBackward(ctx_, WithGradients(masked, 7))), "")
+        << block;
     const Comparison forward = Compare(MakeCase(p), ctx_);
     EXPECT_TRUE(forward.ok) << forward.message;
   }
 }
 
-// Groups of keys add to the gradient of a row in turns. Who counts a group that the row skips would wait for it for ever.
+// Groups of keys add to the gradient of a row in turns. Who counts a group that the row skips would wait for it for
+// ever.
 TEST_P(PatternPaths, GroupsOfKeysBetweenThoseThatARowKeepsHoldNobodyUp) {
   Problem p = MakeProblem(GetParam(), {.B = 1, .Tq = 1100, .Tk = 1100, .Hq = 1, .Hkv = 1, .D = 8, .Dv = 8});
   p.options.pattern = patterns::Streaming(3, 70);
@@ -256,8 +263,8 @@ TEST_P(PatternPaths, GroupsOfKeysBetweenThoseThatARowKeepsHoldNobodyUp) {
   EXPECT_TRUE(backward.ok) << backward.message;
 }
 
-// Whatever shares lanes: heads of a group or none, odd numbers of rows, tiles kept in part, and values that are not finite
-// where no row looks.
+// Whatever shares lanes: heads of a group or none, odd numbers of rows, tiles kept in part, and values that are not
+// finite where no row looks.
 TEST_P(PatternPaths, RowBlocksHaveTheBitsOfTheirTiles) {
   const Sizes sizes[] = {{.B = 2, .Tq = 300, .Tk = 300, .Hq = 4, .Hkv = 2, .D = 24, .Dv = 20},
                          {.B = 1, .Tq = 203, .Tk = 1200, .Hq = 1, .Hkv = 1, .D = 16, .Dv = 16},
@@ -282,7 +289,8 @@ TEST_P(PatternPaths, RowBlocksHaveTheBitsOfTheirTiles) {
         tiles.options.pattern = p.options.pattern & patterns::SlidingWindow(1 << 20, 1 << 20);
         ASSERT_FALSE(IsByTile(ctx_, tiles));
         EXPECT_EQ(Difference(RunForward(ctx_, p), RunForward(ctx_, tiles)), "") << Title(p);
-        EXPECT_EQ(Difference(RunBackward(ctx_, WithGradients(p, seed)), RunBackward(ctx_, WithGradients(tiles, seed))), "")
+        EXPECT_EQ(Difference(RunBackward(ctx_, WithGradients(p, seed)), RunBackward(ctx_, WithGradients(tiles, seed))),
+                  "")
             << Title(p);
         if (variant == 5) continue;
         const Comparison forward = Compare(MakeCase(p), ctx_);
@@ -313,8 +321,8 @@ INSTANTIATE_TEST_SUITE_P(DTypes, PatternPaths, testing::Values(DType::kF64, DTyp
 TEST(PatternPathsTest, CostIsThatOfWhatIsKept) {
   Context ctx(1);
   Problem p = MakeProblem(DType::kF32, {.B = 1, .Tq = 4096, .Tk = 4096, .Hq = 1, .Hkv = 1, .D = 8, .Dv = 8});
-  for (const auto& [pattern, share] : {std::pair{patterns::Dilated(256, 4), 1.3}, {patterns::Atrous(16), 1.1},
-                                       {patterns::Strided(64), 2.5}}) {
+  for (const auto& [pattern, share] :
+       {std::pair{patterns::Dilated(256, 4), 1.3}, {patterns::Atrous(16), 1.1}, {patterns::Strided(64), 2.5}}) {
     p.options.pattern = pattern;
     const Explanation e = Explain(ctx, p.in, p.options);
     EXPECT_LE(e.visited_pairs, share * e.flops / (2 * 16)) << pattern.ToString();

@@ -99,7 +99,8 @@ void TakeEvery(int64_t step, int64_t batch, int64_t token, DType dtype, Rows* ro
 }
 
 // The sequences, one per residue, that a sequence of the call falls into.
-Piece ResiduesOfSequence(const Problem& whole, const softmax::Gradients& gradients, const Sequence& s, const Layer& layer) {
+Piece ResiduesOfSequence(const Problem& whole, const softmax::Gradients& gradients, const Sequence& s,
+                         const Layer& layer) {
   const int64_t step = layer.step;
   const int64_t first_residue = s.start - FloorDivide(s.start, step) * step;
   Piece piece = {whole, gradients};
@@ -173,19 +174,14 @@ std::vector<Piece> PiecesOf(const char* op, Problem whole, const Options& option
                             const softmax::Gradients& gradients) {
   std::vector<Piece> pieces;
   switch (layer.kind) {
-    case Layer::kTiles:
-      PlacePattern(op, options.pattern, /*to_lengths=*/false, &whole);
-      break;
+    case Layer::kTiles: PlacePattern(op, options.pattern, /*to_lengths=*/false, &whole); break;
     case Layer::kWindow:
       whole.window_left = layer.left;
       whole.window_right = layer.right;
       for (Sequence& s : whole.sequences) s.sink_end = s.key_begin;
       break;
-    case Layer::kTileRows:
-      PlaceTileRows(op, options.pattern, &whole);
-      break;
-    case Layer::kRows:
-      return ProblemsOfRows(std::move(whole), options.pattern, gradients);
+    case Layer::kTileRows: PlaceTileRows(op, options.pattern, &whole); break;
+    case Layer::kRows: return ProblemsOfRows(std::move(whole), options.pattern, gradients);
     case Layer::kResidues:
       for (const Sequence& s : whole.sequences) pieces.push_back(ResiduesOfSequence(whole, gradients, s, layer));
       return pieces;

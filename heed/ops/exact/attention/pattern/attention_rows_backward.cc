@@ -1,8 +1,8 @@
 // The backward pass of calls whose rows list their own keys (`keys`).
 //
 // Some thousand pairs of a row and a key are taken at a time: keys and values of these rows are copied one row's behind
-// the other's, for which the engine has a backward pass, and what it says of the copies is added to the sums of the keys
-// that were copied. A key's sum takes rows in order, whoever adds: threads share keys, not rows.
+// the other's, for which the engine has a backward pass, and what it says of the copies is added to the sums of the
+// keys that were copied. A key's sum takes rows in order, whoever adds: threads share keys, not rows.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -190,7 +190,7 @@ class RowsBackward {
   }
 
   // Rounds sums to the tensor that was asked for.
-  void StoreAll(const Rows& from, int64_t depth, int64_t heads, int64_t Sequence::*first, int64_t Sequence::*count,
+  void StoreAll(const Rows& from, int64_t depth, int64_t heads, int64_t Sequence::* first, int64_t Sequence::* count,
                 const Rows& out) {
     if (out.data == nullptr) return;
     for (const Sequence& s : whole_.sequences) {
@@ -224,8 +224,8 @@ int64_t BytesOf(const char* op, const Context& ctx, const Problem& whole, const 
     g.dq = gradients.dq;
     g.dk = gradients.dk;
     g.dv = gradients.dv;
-    const softmax::BackwardBytes bytes = softmax::Choose(op, ctx, piece.problem, softmax::Pass::kBackward)
-                                             .backward_workspace(ctx, piece.problem, g);
+    const softmax::BackwardBytes bytes =
+        softmax::Choose(op, ctx, piece.problem, softmax::Pass::kBackward).backward_workspace(ctx, piece.problem, g);
     most = std::max(most, bytes.per_thread * ctx.num_threads() + bytes.shared);
   }
   return kept + most;
@@ -245,8 +245,8 @@ void RunBackwardOfRows(const char* op, Context& ctx, const Pattern& pattern, con
   }
 }
 
-int64_t BackwardBytesOfRows(const char* op, const Context& ctx, const Pattern& pattern, const softmax::Gradients& gradients,
-                            const Problem& whole) {
+int64_t BackwardBytesOfRows(const char* op, const Context& ctx, const Pattern& pattern,
+                            const softmax::Gradients& gradients, const Problem& whole) {
   int64_t most = 0;
   for (auto& [rows, own] : ProblemsOfRows(whole, pattern, gradients)) {
     const std::vector<Sequence> listed = std::exchange(rows.sequences, {});

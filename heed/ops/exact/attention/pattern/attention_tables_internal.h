@@ -17,8 +17,8 @@ struct Extent {
   int64_t batches = 0, tokens = 0;
 };
 
-inline Extent ExtentOf(const softmax::Problem& p, int64_t softmax::Sequence::*first,
-                       int64_t softmax::Sequence::*count) {
+inline Extent ExtentOf(const softmax::Problem& p, int64_t softmax::Sequence::* first,
+                       int64_t softmax::Sequence::* count) {
   Extent extent = {1, 0};
   for (const softmax::Sequence& s : p.sequences) extent.tokens = std::max(extent.tokens, s.*first + s.*count);
   if (!p.packed) extent.batches = std::ssize(p.sequences);
@@ -54,10 +54,8 @@ void Store(DType dtype, const T* from, int64_t count, const softmax::Rows& rows,
   switch (dtype) {
     case DType::kBF16:
       return put(At<BF16>(rows, batch, token, head), [](T x) { return ToBF16(static_cast<float>(x)); });
-    case DType::kF16:
-      return put(At<F16>(rows, batch, token, head), [](T x) { return ToF16(static_cast<float>(x)); });
-    default:
-      return put(At<T>(rows, batch, token, head), [](T x) { return x; });
+    case DType::kF16: return put(At<F16>(rows, batch, token, head), [](T x) { return ToF16(static_cast<float>(x)); });
+    default: return put(At<T>(rows, batch, token, head), [](T x) { return x; });
   }
 }
 

@@ -44,8 +44,8 @@ struct WeightsSelection {
 //
 // Throws InvalidArgument as Forward does, and for cu_seqlens, an index out of range
 // or `out` of another shape or dtype; nothing has been written then.
-HEED_API void Weights(Context& ctx, const WeightsInputs& in, const Options& options,
-                      const WeightsSelection& selection, const TensorView& out);
+HEED_API void Weights(Context& ctx, const WeightsInputs& in, const Options& options, const WeightsSelection& selection,
+                      const TensorView& out);
 
 enum class Reduce { kMean, kMax };
 
@@ -57,15 +57,12 @@ enum class Reduce { kMean, kMax };
 // beyond the arguments: O(c) and a few tiles per thread, whatever Tq and Tk are, and
 // a copy of k where its rows are strided. Sums are in f64 over the rows of a bin and
 // in f32 (f64) over keys; the bits do not depend on threads.
-HEED_API void Map(Context& ctx, const WeightsInputs& in, const Options& options,
-                  Reduce reduce, const TensorView& out);
+HEED_API void Map(Context& ctx, const WeightsInputs& in, const Options& options, Reduce reduce, const TensorView& out);
 
 // Computes what Weights does in double, written for reading: scalar, one thread. `out` is f64.
-HEED_API void WeightsReference(const WeightsInputs& in, const Options& options,
-                               const WeightsSelection& selection,
+HEED_API void WeightsReference(const WeightsInputs& in, const Options& options, const WeightsSelection& selection,
                                const TensorView& out);
-HEED_API void MapReference(const WeightsInputs& in, const Options& options,
-                           Reduce reduce, const TensorView& out);
+HEED_API void MapReference(const WeightsInputs& in, const Options& options, Reduce reduce, const TensorView& out);
 
 }  // namespace heed::attention
 

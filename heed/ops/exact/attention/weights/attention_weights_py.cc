@@ -19,15 +19,15 @@ namespace {
 namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
-
 constexpr Said kArguments[] = {
     {"lse", "[B, Hq, Tq]: that of heed.attention, float32 or float64; None: computed"},
     {"rows", "ints: queries below Tq, in the order given; None: all"},
     {"heads", "ints: query heads below Hq, in the order given; None: all"},
     {"size", "(rows, columns) of the picture, at most (Tq, Tk)"},
     {"reduce", "'mean' or 'max': of the pairs of a bin"},
-    {"options", "the other keywords of heed.attention, as they are there, but those of packed "
-                "sequences, out and return_lse"},
+    {"options",
+     "the other keywords of heed.attention, as they are there, but those of packed "
+     "sequences, out and return_lse"},
 };
 
 constexpr char kWeightsInPython[] = R"(
@@ -67,14 +67,12 @@ constexpr char kMapSignature[] =
 
 // An array of the dtype that is computed, f32 in the end.
 template <class F>
-nb::object Filled(const char* op, const Call& call, const std::vector<int64_t>& sizes,
-                  const F& fill) {
+nb::object Filled(const char* op, const Call& call, const std::vector<int64_t>& sizes, const F& fill) {
   const bool wide = call.in.q.dtype() == DType::kF64;
   NewArray array(op, wide ? DType::kF64 : DType::kF32, sizes);
   Context& ctx = ThreadContext(call.num_threads);
   Compute(op, [&] { fill(ctx, array.view); });
-  return wide ? nb::object(array.array.attr("astype")("float32"))
-              : std::move(array.array);
+  return wide ? nb::object(array.array.attr("astype")("float32")) : std::move(array.array);
 }
 
 nb::object AttentionWeights(const nb::args& args, const nb::kwargs& kwargs) {
@@ -88,12 +86,8 @@ nb::object AttentionWeights(const nb::args& args, const nb::kwargs& kwargs) {
   const auto count = [](const ConstTensorView& chosen, int64_t all) {
     return chosen.present() && chosen.rank() == 1 ? chosen.size(0) : all;
   };
-  return Filled(kOp, call,
-                {q.size(0), count(call.heads, q.size(2)), count(call.rows, q.size(1)),
-                 call.in.k.size(1)},
-                [&](Context& ctx, const TensorView& out) {
-                  Weights(ctx, in, call.options, selection, out);
-                });
+  return Filled(kOp, call, {q.size(0), count(call.heads, q.size(2)), count(call.rows, q.size(1)), call.in.k.size(1)},
+                [&](Context& ctx, const TensorView& out) { Weights(ctx, in, call.options, selection, out); });
 }
 
 nb::object AttentionMap(const nb::args& args, const nb::kwargs& kwargs) {
@@ -102,25 +96,20 @@ nb::object AttentionMap(const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
   ReadWeightsCall(kOp, kMore, args.ptr(), kwargs.ptr(), call);
   const ConstTensorView& q = call.in.q;
-  return Filled(kOp, call,
-                {q.size(0), q.size(2), std::min(call.map_rows, q.size(1)),
-                 std::min(call.map_columns, call.in.k.size(1))},
-                [&](Context& ctx, const TensorView& out) {
-                  Map(ctx, {q, call.in.k, {}}, call.options, call.reduce, out);
-                });
+  return Filled(
+      kOp, call,
+      {q.size(0), q.size(2), std::min(call.map_rows, q.size(1)), std::min(call.map_columns, call.in.k.size(1))},
+      [&](Context& ctx, const TensorView& out) { Map(ctx, {q, call.in.k, {}}, call.options, call.reduce, out); });
 }
 
 }  // namespace
 
 void BindWeights(nb::module_& m) {
   m.def("attention_weights", &AttentionWeights, nb::sig(Spelled(kWeightsSignature, &TakesPadded, kThreads)),
-        Docstring(doc::kWeights, kWeightsSignature,
-                  {kArguments, doc::kAttentionWeightsFields}, kWeightsInPython)
+        Docstring(doc::kWeights, kWeightsSignature, {kArguments, doc::kAttentionWeightsFields}, kWeightsInPython)
             .c_str());
   m.def("attention_map", &AttentionMap, nb::sig(Spelled(kMapSignature, &TakesPadded, kThreads)),
-        Docstring(doc::kMap, kMapSignature, {kArguments, doc::kAttentionWeightsFields},
-                  kMapInPython)
-            .c_str());
+        Docstring(doc::kMap, kMapSignature, {kArguments, doc::kAttentionWeightsFields}, kMapInPython).c_str());
 }
 
 }  // namespace heed::attention

@@ -37,26 +37,20 @@ struct Shape {
   int64_t B, Tq, Tk, H;
 };
 
-Shape ShapeOf(const Problem& p) {
-  return {p.in.q.size(0), p.in.q.size(1), p.in.k.size(1), p.in.q.size(2)};
-}
+Shape ShapeOf(const Problem& p) { return {p.in.q.size(0), p.in.q.size(1), p.in.k.size(1), p.in.q.size(2)}; }
 
-DType OutType(const Problem& p) {
-  return p.in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
-}
+DType OutType(const Problem& p) { return p.in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32; }
 
 Buffer WeightsOf(Context& ctx, const Problem& p, const WeightsSelection& selection = {},
                  const ConstTensorView& lse = {}) {
   const Shape n = ShapeOf(p);
-  const Buffer out(OutType(p),
-                   {n.B, selection.heads ? selection.heads.size(0) : n.H,
-                    selection.rows ? selection.rows.size(0) : n.Tq, n.Tk});
+  const Buffer out(OutType(p), {n.B, selection.heads ? selection.heads.size(0) : n.H,
+                                selection.rows ? selection.rows.size(0) : n.Tq, n.Tk});
   Weights(ctx, {p.in.q, p.in.k, lse}, p.options, selection, out.view());
   return out;
 }
 
-Buffer MapOf(Context& ctx, const Problem& p, int64_t rows, int64_t columns,
-             Reduce reduce) {
+Buffer MapOf(Context& ctx, const Problem& p, int64_t rows, int64_t columns, Reduce reduce) {
   const Shape n = ShapeOf(p);
   const Buffer out(OutType(p), {n.B, n.H, rows, columns});
   Map(ctx, {p.in.q, p.in.k, {}}, p.options, reduce, out.view());
@@ -74,8 +68,7 @@ void ExpectClose(const Buffer& got, const Buffer& expected, double relative) {
     if (std::isnan(y)) {
       ASSERT_TRUE(std::isnan(x)) << ShapeString(index) << " is " << x;
     } else {
-      ASSERT_LE(std::abs(x - y), relative * y + 1e-37)
-          << ShapeString(index) << " is " << x << ", expected " << y;
+      ASSERT_LE(std::abs(x - y), relative * y + 1e-37) << ShapeString(index) << " is " << x << ", expected " << y;
     }
   } while (NextIndex(expected.view().sizes(), index));
 }
@@ -117,8 +110,7 @@ TEST(AttentionWeights, AgreeWithTheReferenceOnEveryTarget) {
 
 TEST(AttentionWeights, RowsSumToOneOrAreZeroAndGiveTheOutput) {
   Context ctx(1);
-  Problem p = MakeProblem(DType::kF64, {.B = 2, .Tq = 70, .Tk = 130, .Hq = 4,
-                                        .Hkv = 2, .D = 12, .Dv = 6});
+  Problem p = MakeProblem(DType::kF64, {.B = 2, .Tq = 70, .Tk = 130, .Hq = 4, .Hkv = 2, .D = 12, .Dv = 6});
   p.options.causal = true;
   p.options.query_lengths = KeepInts(p, {70, 60});
   const Result r = RunForward(ctx, p);
@@ -182,8 +174,7 @@ TEST(AttentionWeights, ARowDependsOnNothingButItself) {
           for (int64_t r = 0; r < 5; ++r) {
             for (int64_t j = 0; j < n.Tk; ++j) {
               const double x = chosen.Get({b, h, r, j});
-              const double y = all.Get({b, heads[static_cast<size_t>(h)],
-                                        rows[static_cast<size_t>(r)], j});
+              const double y = all.Get({b, heads[static_cast<size_t>(h)], rows[static_cast<size_t>(r)], j});
               ASSERT_TRUE(x == y || (std::isnan(x) && std::isnan(y)));
             }
           }
@@ -216,14 +207,12 @@ TEST(AttentionMap, PoolsTheWeights) {
       } while (NextIndex(weights.view().sizes(), at));
       at.assign(4, 0);
       do {
-        SetElement(mean.view(), at,
-                   GetElement(mean.view(), at) / GetElement(pairs.view(), at));
+        SetElement(mean.view(), at, GetElement(mean.view(), at) / GetElement(pairs.view(), at));
       } while (NextIndex(mean.view().sizes(), at));
       const Buffer got = MapOf(one, p, r, c, Reduce::kMean);
       ExpectClose(got, mean, dtype == DType::kF64 ? 1e-13 : 1e-5);
       ExpectClose(MapOf(one, p, r, c, Reduce::kMax), max, 0);
-      EXPECT_EQ(Difference(got.view(), MapOf(three, p, r, c, Reduce::kMean).view()),
-                "");
+      EXPECT_EQ(Difference(got.view(), MapOf(three, p, r, c, Reduce::kMean).view()), "");
     });
   }
 }
@@ -245,13 +234,11 @@ TEST(AttentionMap, AgreesWithTheReference) {
 }
 
 TEST(AttentionWeights, ErrorsNameTheArgument) {
-  const Problem plain = MakeProblem(DType::kF32, {.B = 2, .Tq = 5, .Tk = 6, .Hq = 4,
-                                                  .Hkv = 2, .D = 4});
+  const Problem plain = MakeProblem(DType::kF32, {.B = 2, .Tq = 5, .Tk = 6, .Hq = 4, .Hkv = 2, .D = 4});
   Context ctx(1);
   const Buffer out(DType::kF32, {2, 4, 5, 6});
-  const auto message = [&](const std::function<void(Problem&, WeightsInputs&,
-                                                    WeightsSelection&, TensorView&)>&
-                               change) -> std::string {
+  const auto message =
+      [&](const std::function<void(Problem&, WeightsInputs&, WeightsSelection&, TensorView&)>& change) -> std::string {
     Problem p = plain;
     WeightsInputs in = {p.in.q, p.in.k, {}};
     WeightsSelection selection;
@@ -265,34 +252,19 @@ TEST(AttentionWeights, ErrorsNameTheArgument) {
     }
     return "no error";
   };
-  EXPECT_EQ(message([](Problem& p, auto&, WeightsSelection& s, auto&) {
-              s.rows = KeepInts(p, {0, 5});
-            }),
+  EXPECT_EQ(message([](Problem& p, auto&, WeightsSelection& s, auto&) { s.rows = KeepInts(p, {0, 5}); }),
             "attention::Weights: rows contains 5, expected 0 to 4");
-  EXPECT_EQ(message([](Problem& p, auto&, WeightsSelection& s, auto&) {
-              s.heads = KeepInts(p, {-1});
-            }),
+  EXPECT_EQ(message([](Problem& p, auto&, WeightsSelection& s, auto&) { s.heads = KeepInts(p, {-1}); }),
             "attention::Weights: heads contains -1, expected 0 to 3");
-  EXPECT_EQ(message([](Problem& p, auto&, WeightsSelection& s, auto&) {
-              s.heads = KeepFloats(p, {1});
-            }),
+  EXPECT_EQ(message([](Problem& p, auto&, WeightsSelection& s, auto&) { s.heads = KeepFloats(p, {1}); }),
             "attention::Weights: heads has dtype f32, expected i32 or i64");
-  EXPECT_EQ(message([&](Problem&, WeightsInputs& in, auto&, auto&) {
-              in.lse = plain.in.q;
-            }),
-            "attention::Weights: lse has shape " + plain.in.q.ShapeString() +
-                ", expected [2,4,5]");
-  EXPECT_EQ(message([](Problem& p, auto&, auto&, auto&) {
-              p.options.cu_seqlens_q = KeepInts(p, {0, 5});
-            }),
+  EXPECT_EQ(message([&](Problem&, WeightsInputs& in, auto&, auto&) { in.lse = plain.in.q; }),
+            "attention::Weights: lse has shape " + plain.in.q.ShapeString() + ", expected [2,4,5]");
+  EXPECT_EQ(message([](Problem& p, auto&, auto&, auto&) { p.options.cu_seqlens_q = KeepInts(p, {0, 5}); }),
             "attention::Weights: cu_seqlens_q is given, expected padded sequences");
-  EXPECT_EQ(message([](auto&, auto&, auto&, TensorView& to) {
-              to = to.Slice(3, 0, 5);
-            }),
+  EXPECT_EQ(message([](auto&, auto&, auto&, TensorView& to) { to = to.Slice(3, 0, 5); }),
             "attention::Weights: out has shape [2,4,5,5], expected [2,4,5,6]");
-  EXPECT_THAT(message([](Problem& p, WeightsInputs& in, auto&, auto&) {
-                in.k = p.in.k.Slice(3, 0, 1);
-              }),
+  EXPECT_THAT(message([](Problem& p, WeightsInputs& in, auto&, auto&) { in.k = p.in.k.Slice(3, 0, 1); }),
               HasSubstr("attention::Weights: k has shape"));
   EXPECT_THAT(message([](Problem& p, auto&, auto&, auto&) { p.options.chunk = -2; }),
               HasSubstr("attention::Weights: chunk is -2"));
@@ -301,10 +273,9 @@ TEST(AttentionWeights, ErrorsNameTheArgument) {
             "attention::Weights: out has dtype f64, expected f32");
 
   const WeightsInputs in = {plain.in.q, plain.in.k, {}};
-  for (const auto& [r, c, what] :
-       {std::tuple<int64_t, int64_t, std::string>{6, 6, "6 rows, expected 1 to 5"},
-        {0, 6, "0 rows, expected 1 to 5"},
-        {5, 7, "7 columns, expected 1 to 6"}}) {
+  for (const auto& [r, c, what] : {std::tuple<int64_t, int64_t, std::string>{6, 6, "6 rows, expected 1 to 5"},
+                                   {0, 6, "0 rows, expected 1 to 5"},
+                                   {5, 7, "7 columns, expected 1 to 6"}}) {
     const Buffer map(DType::kF32, {2, 4, r, c});
     try {
       Map(ctx, in, {}, Reduce::kMean, map.view());

@@ -37,7 +37,7 @@ struct Range {
 };
 
 struct StepParams {
-  DeviceView dt, A, bias, D;         // of dt to D: tokens, heads, heads, heads and maybe channels
+  DeviceView dt, A, bias, D;          // of dt to D: tokens, heads, heads, heads and maybe channels
   DeviceView delta, log_decay, skip;  // written, of f32; skip has rows of channels
   float low, high;
   bool softplus;

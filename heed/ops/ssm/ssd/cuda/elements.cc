@@ -132,7 +132,11 @@ void FinishGradients(const Context& ctx, const Elements& e) {
                             .heads = heads,
                             .ranges = {}});
   launcher.Run(launcher.kernels().clear, launcher.Others(),
-               ClearParams{.dx = OnDevice(e.out.dx), .dz = OnDevice(e.out.dz), .ddt = OnDevice(e.out.ddt), .channels = channels, .ranges = {}});
+               ClearParams{.dx = OnDevice(e.out.dx),
+                           .dz = OnDevice(e.out.dz),
+                           .ddt = OnDevice(e.out.ddt),
+                           .channels = channels,
+                           .ranges = {}});
   launcher.call().Check(launcher.kernels().total(launcher.call().Of(1, e.heads, 1),
                                                  {.sums = static_cast<const float*>(sums.data()),
                                                   .blocks = blocks,
