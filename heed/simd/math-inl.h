@@ -97,15 +97,30 @@ HWY_INLINE V Exp2Fraction(D d, V r) {
   }
 }
 
-// x within [-limit, limit], keeping NaN: where an operand is NaN, x86 returns the second.
+// The smaller of x and `limit`, keeping NaN: where an operand is NaN, x86 returns the second.
+template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE V AtMost(D d, V x, T limit) {
+#if HWY_ARCH_X86
+  return hn::Min(hn::Set(d, limit), x);
+#else
+  return hn::IfThenElse(hn::Gt(x, hn::Set(d, limit)), hn::Set(d, limit), x);
+#endif
+}
+
+// The larger of x and `limit`, keeping NaN.
+template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE V AtLeast(D d, V x, T limit) {
+#if HWY_ARCH_X86
+  return hn::Max(hn::Set(d, limit), x);
+#else
+  return hn::IfThenElse(hn::Lt(x, hn::Set(d, limit)), hn::Set(d, limit), x);
+#endif
+}
+
+// x within [-limit, limit], keeping NaN.
 template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE V WithinLimit(D d, V x, T limit) {
-  const V clamped = hn::Min(hn::Set(d, limit), hn::Max(hn::Set(d, -limit), x));
-#if HWY_ARCH_X86
-  return clamped;
-#else
-  return hn::IfThenElse(hn::IsNaN(x), x, clamped);
-#endif
+  return AtMost(d, AtLeast(d, x, -limit), limit);
 }
 
 // Clamps to exponents that over- or underflow for certain.
@@ -142,12 +157,8 @@ HWY_INLINE V Exp2NonPositive(D d, V x) {
   constexpr int kMantissa = sizeof(T) == 4 ? 23 : 52;
   constexpr T kBias = sizeof(T) == 4 ? T{127} : T{1023};
   constexpr T kCountsOnes = sizeof(T) == 4 ? T{12582912} : T{6755399441055744};  // 1.5 times 2^23, 2^52
-  const V limit = hn::Set(d, -kBias), magic = hn::Set(d, kCountsOnes + kBias);
-#if HWY_ARCH_X86
-  x = hn::Max(limit, x);  // where an operand is NaN, the second is returned
-#else
-  x = hn::IfThenElse(hn::Lt(x, limit), limit, x);
-#endif
+  const V magic = hn::Set(d, kCountsOnes + kBias);
+  x = AtLeast(d, x, -kBias);
   const V biased = hn::Add(x, magic);
   const V fraction = hn::Sub(x, hn::Sub(biased, magic));
   const V power = hn::BitCast(d, hn::ShiftLeft<kMantissa>(hn::BitCast(di, biased)));
