@@ -1,5 +1,5 @@
-// The operating system's services: guard pages that fault, whole files, memory,
-// and a floating-point control that is put back.
+// The operating system's services: guard pages that fault, whole files, memory, and floating-point control that is
+// restored.
 #include "heed/core/os.h"
 
 #include <gmock/gmock.h>
