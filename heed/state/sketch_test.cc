@@ -1,4 +1,4 @@
-// Sketches of caches: what they hold after every way to change a cache, in files, and which caches have none.
+// Sketches of caches: their content after every change of a cache and in files, and the caches that have none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -110,7 +110,7 @@ TEST_F(SketchTest, ImportedPagesHaveOne) {
 }
 
 TEST_F(SketchTest, CostsWhatTheHeaderSays) {
-  // Three heads of f32 fit into a unit of 64 * 64 * 4 bytes: 64 * (64 + 8) + 12 * 64 = 5376 each.
+  // Three heads of f32 fit into a unit of 64 * 64 * 4 bytes: each has 64 * (64 + 8) + 12 * 64 = 5376.
   for (const auto& [heads, lanes] : {std::pair{1, 3}, {3, 7}, {4, 10}}) {
     KVCache::Options options = {.heads = heads, .dim = 64, .sketch = Sketch::kInt8};
     KVCache cache(options);
