@@ -42,7 +42,7 @@ class Fields {
   Fields Object(const char* name) const;
   std::vector<std::string> Texts(const char* name) const;  // of a list; empty if absent or null
   std::vector<double> Numbers(const char* name) const;     // of a list, also infinite numbers; empty if absent or null
-  // Of a list or a single number, at least 0; empty if absent or null.
+  // A list or a single number, at least 0; empty if absent or null.
   std::vector<int64_t> Integers(const char* name) const;
   const nlohmann::json* Find(const char* name) const;  // null pointer if absent or null
   std::string Dump() const;                            // all fields, in a fixed order
