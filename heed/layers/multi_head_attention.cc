@@ -1,4 +1,4 @@
-// MultiHeadAttention: projections around attention or a cache.
+// MultiHeadAttention: projections, and attention with or without a cache.
 #include "heed/layers/multi_head_attention.h"
 
 #include <algorithm>
@@ -130,7 +130,8 @@ void MultiHeadAttention::ComputeCross(Context& ctx, const Tokens& tokens, const 
     }
     state->memory->Append(k, v, {lengths, static_cast<size_t>(tokens.B)});
   }
-  // All rows of a call see all of the cache, as if its last tokens had been given with them.
+  // Every row of a call sees the whole cache. The view therefore says that its last tokens were appended with this
+  // call.
   KVView view = state->memory->view();
   int64_t* rows = frame.Integers(tokens.B);
   std::ranges::copy(tokens.counts, rows);

@@ -1,4 +1,4 @@
-// RWKV-6: token shift, projections of low rank and of full, around its recurrence.
+// RWKV-6: token shift, low-rank and full projections, and the recurrence.
 #include "heed/layers/rwkv6_layer.h"
 
 #include "heed/core/error.h"
@@ -22,7 +22,7 @@ Rwkv6TimeMixing::Config Completed(Rwkv6TimeMixing::Config config) {
   return config;
 }
 
-// y = x W + bias of W [inputs, outputs]. Absent where weights are listed.
+// y = x W + bias for W [inputs, outputs]. Absent while weights are listed.
 Linear Transposed(const ConstTensorView& weight, const std::vector<float>& bias) {
   if (!weight) return {};
   LinearPart part;
@@ -86,7 +86,7 @@ void Rwkv6TimeMixing::Compute(Context& ctx, const Tokens& tokens, const float* x
   float* mixed = frame.Floats(rows * width());
   float* mix = frame.Floats(rows * width());
   float* ranks = frame.Floats(rows * 5 * rank);
-  // x + m .* (before - x) is a mix of which m is the share of the token before.
+  // x + m .* (before - x) is a mix in which m is the share of the previous token.
   Mix(ctx, {mix_.data(), 0}, before, x, rows, width(), mixed);
   mix_in_.Rows(ctx, mixed, width(), rows, ranks, 5 * rank);
   Activate(ctx, Activation::kTanh, ranks, nullptr, rows, 5 * rank, ranks);
