@@ -1,4 +1,4 @@
-// heed embed: one vector per sequence of token ids, of a model of a folder.
+// heed embed: one vector per sequence of token ids, from a model in a folder.
 #include <algorithm>
 #include <chrono>
 #include <memory>

@@ -1,4 +1,4 @@
-// heed generate: the tokens that a language model of a folder puts behind a prompt.
+// heed generate: continues a prompt of tokens with a language model from a folder.
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -51,7 +51,7 @@ GenerateOptions Parse(const GenerateCall& call) {
   return options;
 }
 
-// Of every token of the prompts: [B, T, vocabulary], zeros beyond their ends.
+// Writes the logits of every token of the prompts: [B, T, vocabulary], zeros beyond their ends.
 Json WriteLogits(Context& ctx, const Model& model, const Sequences& prompts, const std::string& out) {
   const Padded padded(prompts);
   const int64_t B = padded.ids.size(0), T = padded.ids.size(1), row = model.vocabulary();
@@ -65,7 +65,7 @@ Json WriteLogits(Context& ctx, const Model& model, const Sequences& prompts, con
   return WriteOut(out, "logits", y);
 }
 
-// What --prompt-ids says; empty where a cache goes on without it.
+// Parses --prompt-ids; empty if a cache continues without a prompt.
 Sequences ParsePrompts(const GenerateCall& call, bool resumed) {
   if (!call.prompts.empty()) return ParseIds("--prompt-ids", call.prompts, resumed);
   if (resumed) return {};
@@ -73,8 +73,8 @@ Sequences ParsePrompts(const GenerateCall& call, bool resumed) {
                    (call.cache.empty() ? "" : ": there is no file " + call.cache + " to go on from"));
 }
 
-// The state that generation goes on from and leaves behind, where there is a cache; `prompts` of one that goes on
-// without.
+// The state that generation continues from and saves, if there is a cache. Sets empty `prompts` if the state continues
+// without any.
 std::optional<ModelState> StateOf(const GenerateCall& call, const Model& model, bool resumed, Sequences& prompts) {
   if (call.cache.empty()) return std::nullopt;
   if (!resumed) return model.MakeState({.batch = std::ssize(prompts)});

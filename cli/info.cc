@@ -1,4 +1,4 @@
-// heed info: version, CPU, SIMD targets, and with --probe what they reach.
+// heed info: version, CPU, SIMD targets, and with --probe their measured limits.
 #include <memory>
 #include <string>
 #include <vector>

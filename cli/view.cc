@@ -60,13 +60,13 @@ std::vector<int64_t> HeadNumbers(const ViewOptions& options, int64_t num_heads) 
   return numbers;
 }
 
-// Without its folder, which concerns nobody whom the page is shown to.
+// The file's name without its folder, which would tell readers of the page about this machine.
 std::string FileName(const TensorSet& set) {
   if (set.file.find(", ") != std::string::npos) return set.file;
   return std::filesystem::path(set.file).filename().string();
 }
 
-// What the page is of: the layers of a file, of which one is in memory at a time.
+// The subject of the page: the layers of a file, of which one is in memory at a time.
 pages::ViewSubject SubjectOf(const ViewOptions& options, const TensorSet& first) {
   const std::vector<std::string> layers =
       options.tensors.layer.empty() ? first.layers : std::vector<std::string>{first.layer};
@@ -92,7 +92,7 @@ void View(const ViewOptions& options) {
   options.machine.Apply(ctx);
   const TensorSet first = LoadLayer(options, "");
   std::vector<std::string> notes;
-  options.math.Resolve(first, notes);  // throws, for a pattern that does not fit too
+  options.math.Resolve(first, notes);  // throws, also if a pattern does not apply
   pages::CheckWritable(options.html);
   const pages::ViewSubject subject = SubjectOf(options, first);
   const pages::ViewPage page = Named(first.file, [&] { return pages::ComposeView(ctx, subject); });
