@@ -54,8 +54,8 @@ constexpr Keyword<RotaryCall> kRotaryKeywords[] = {
     {"inverse", false, [](RotaryCall& c, const Argument& a) { c.options.inverse = ToBool(a); }},
 };
 
-// The base and the rotated part of rows of D elements may stand in the dict or beside it;
-// if in both, they agree.
+// The base and the rotated part of rows of D elements may be given in the dict or as keywords; if in both, they must
+// agree.
 void MergeConfig(const char* op, int64_t D, RotaryCall& call) {
   const auto& theta = call.config.rope_theta;
   if (theta && call.base && *theta != *call.base) {
@@ -67,7 +67,7 @@ void MergeConfig(const char* op, int64_t D, RotaryCall& call) {
   if (!(*call.config.partial_rotary_factor > 0 && *call.config.partial_rotary_factor <= 1)) {
     Fail(op, "scaling.partial_rotary_factor", "is out of range", "above 0, at most 1");
   }
-  // Rounded down, as Transformers does.
+  // Transformers rounds down too.
   const auto dim = static_cast<int64_t>(static_cast<double>(D) * *call.config.partial_rotary_factor);
   if (call.options.dim && *call.options.dim != dim) {
     Fail(op, "dim", "is " + std::to_string(*call.options.dim),

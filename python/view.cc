@@ -1,4 +1,4 @@
-// heed.view: the page of `heed view`, of arrays, in a notebook.
+// heed.view: the page of `heed view` for arrays, in a notebook.
 #include "python/view.h"
 
 #include <string>
@@ -73,7 +73,7 @@ struct View {
   int64_t height = kHeight;
 };
 
-// A string that may hold what is no text, as half of a pair of surrogates: the page replaces it.
+// A string that may contain lone surrogates, which are not valid text: the page replaces them.
 std::string ToUtf8(nb::handle text) {
   const nb::bytes bytes = nb::steal<nb::bytes>(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "surrogatepass"));
   if (!bytes.is_valid()) throw nb::python_error();
@@ -137,7 +137,7 @@ View MakeView(const nb::args& args, const nb::kwargs& kwargs) {
   return {std::move(page.html)};
 }
 
-// The page has no origin in its frame: its scripts reach nothing outside.
+// The frame has no origin, so that the page's scripts cannot access anything outside.
 std::string Frame(const View& view) {
   return "<iframe title=\"Attention\" sandbox=\"allow-scripts allow-downloads\" style=\"width: 100%; height: " +
          std::to_string(view.height) + "px; border: 0; resize: vertical\" srcdoc=\"" + pages::EscapeHtml(view.html) +

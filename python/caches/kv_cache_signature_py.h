@@ -1,5 +1,4 @@
-// What Python shows of caches: signatures for stubs and help(), and what their docstrings
-// add to the headers' comments.
+// Documentation of caches in Python: signatures for stubs and help(), and additions to the headers' comments.
 #ifndef PYTHON_CACHES_KV_CACHE_SIGNATURE_PY_H_
 #define PYTHON_CACHES_KV_CACHE_SIGNATURE_PY_H_
 
@@ -60,7 +59,7 @@ inline constexpr char kRowsOfExample[] =
   >>> cache.attend(q).shape, cache.lengths.tolist()
   ((2, 5, 4, 16), [5, 5]))";
 
-// Arguments of attend and what is like it.
+// Arguments of attend and similar methods.
 inline constexpr Said kAttendArguments[] = {
     {"q", "[batch, T, Hq, dim]: queries in the cache's dtype"},
     {"scale", "factor of the logits; default 1 / sqrt(dim), of a latent cache none"},

@@ -29,8 +29,8 @@ using namespace nanobind::literals;
 
 constexpr char kName[] = "NSACache";
 
-// The cache, what its rows select, and its lock: calls that change the cache take turns, those that only look run
-// together.
+// The cache, the selection of its rows, and its lock: a call that changes the cache runs alone, calls that only read it
+// run together.
 struct NSAOwner {
   NSACache cache;
   nsa::Options options;
@@ -174,7 +174,7 @@ nb::object Attend(const NSAOwner& self, const nb::args& args, const nb::kwargs& 
   return o;
 }
 
-// The result goes to the tensor `out`.
+// Writes the result to the tensor `out`.
 void AttendOnTorch(const NSAOwner& self, const nb::args& args, const nb::kwargs& kwargs) {
   AttendCall call;
   call.arrays.AllowTorch();
@@ -231,7 +231,7 @@ nb::str Repr(nb::handle self) {
   return CacheRepr(self, kShown, Copied(nb::cast<const NSAOwner&>(self), &NSACache::lengths));
 }
 
-// A property: one of the sizes.
+// A property for one of the sizes.
 template <int64_t NSACache::Options::* kField>
 int64_t Size(const NSAOwner& self) {
   return self.cache.options().*kField;
