@@ -1,5 +1,5 @@
-// Gates of exact attention: fractions of the multiply-add peak, and costs of
-// threads, layouts and options beside the plain call.
+// Gates of exact attention: fractions of the FMA peak, and costs of threads, layouts and options relative to the plain
+// call.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -14,7 +14,7 @@
 namespace heed::bench {
 namespace {
 
-// The backward pass, on its 10 N^2 d flops per head.
+// The backward pass, whose rate counts its 10 N^2 d flops per head.
 void AddBackward(std::vector<Line>& lines) {
   const auto backward = [](int64_t T, int64_t H, int64_t D, const char* variant, DType dtype = DType::kF32) {
     return Side{T, H, H, D, variant, 1, dtype, "backward"};
@@ -26,7 +26,7 @@ void AddBackward(std::vector<Line>& lines) {
       const auto name = [&](const char* dtype, int64_t N) {
         return Format("{} backward N {} d {} {}", dtype, N, D, causal ? variant : "full");
       };
-      // By six products of tiles where there are some.
+      // On CPUs with AMX, as six products of AMX tiles.
       const double in_tiles = os::HasMatrixTiles() ? 1.25 : 1;
       lines.push_back(OfPeak(name("f32", 2048), backward(2048, 4, D, variant), zen4, in_tiles * intel));
       lines.push_back(OfPeak(name("f32", 512), backward(512, 8, D, variant), 0.8 * zen4, 0.8 * in_tiles * intel));
@@ -50,7 +50,7 @@ void AddBackward(std::vector<Line>& lines) {
   lines.push_back(OfPeak("f32 backward window 512, N 8192 d 64", backward(8192, 2, 64, "window=512"), .65, .55));
 }
 
-// Log decays beside the same call without them.
+// Forgetting attention: log decays relative to the same call without them.
 void AddForgetting(std::vector<Line>& lines) {
   for (const char* pass : {"forward", "backward"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -69,8 +69,7 @@ void AddForgetting(std::vector<Line>& lines) {
   }
 }
 
-// Matrix tiles: bf16 beside their rate, f32 as six products beside what multiply-adds could
-// reach at best.
+// AMX: bf16 relative to the rate of AMX tiles, and f32 as six bf16 products (3xBF16) relative to the FMA peak.
 void AddTiles(std::vector<Line>& lines) {
   if (!os::HasMatrixTiles()) return;
   const auto of_tiles = [&](int64_t T, int64_t D, const char* variant, double goal, const char* pass = "forward") {
@@ -139,7 +138,7 @@ std::vector<Line> AttentionLines() {
   time("ALiBi / plain", {2048, 4, 4, 64, "alibi"}, plain, 1.03);
   time("bias / plain", {2048, 4, 4, 64, "bias"}, plain, 1.10);
   time("attention_map 64 x 64 / attention, N 16384", {16384, 1, 1, 64, "map=64"}, {16384, 1, 1, 64, ""}, 1.30);
-  // 16 bits. Goals of peak stand where bf16 has dot products of its own.
+  // 16-bit dtypes. Goals are fractions of the peak where the CPU has bf16 dot products.
   for (const auto& [D, full, causal] : {std::tuple{64, .76, .70}, {128, .80, .74}}) {
     for (const char* variant : {"", "causal"}) {
       const bool is_full = variant[0] == '\0';

@@ -1,6 +1,6 @@
-// Gates of the recurrence engine: fractions of the multiply-add peak, counting 4 K V
-// flops per token forward and 12 K V backward, of delta rules 6 and 18; a step beside the memory of its state;
-// long sequences beside short ones.
+// Gates of the recurrence engine: fractions of the FMA peak, counting 4 K V flops per token forward and 12 K V
+// backward, for delta rules 6 and 18; a step relative to the memory of its state; long sequences relative to short
+// ones.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -19,7 +19,7 @@ struct Kind {
   const char* variant;
   double zen4[2], intel[2];
   double backward_zen4[2] = {.55, .55}, backward_intel[2] = {.48, .48};
-  double twelve_heads_zen4 = .60;  // of 64 channels, forward
+  double twelve_heads_zen4 = .60;  // at 64 channels, forward
 };
 
 constexpr Kind kKinds[] = {
@@ -30,7 +30,7 @@ constexpr Kind kKinds[] = {
     {"mlstm", "mlstm", "", {.60, .60}, {.54, .54}},
 };
 
-// Delta rules, of one head and of twelve.
+// Delta rules, with one head and with twelve.
 constexpr Kind kDeltaKinds[] = {
     {"delta rule", "delta_rule", "", {.50, .60}, {.50, .52}, {.40, .45}, {.40, .42}},
     {"gated delta rule", "gated_delta_rule", "", {.50, .60}, {.50, .52}, {.40, .45}, {.40, .42}},
@@ -56,7 +56,7 @@ std::vector<Line> RecurrenceLines() {
         const double intel = forward ? kind.intel[i] : kind.backward_intel[i];
         const std::string name = Format("{} {} T 2048 d {}", kind.name, pass, D);
         lines.push_back(OfPeak(name, SideOf(kind, pass, 2048, 4, D), zen4, intel));
-        if (D == 64) {  // rows of a head lie 3 KiB apart
+        if (D == 64) {  // rows of a head are 3 KiB apart
           lines.push_back(OfPeak(name + ", 12 heads", SideOf(kind, pass, 2048, 12, D),
                                  forward ? kind.twelve_heads_zen4 : .50, kNone));
         }
@@ -83,7 +83,7 @@ std::vector<Line> RecurrenceLines() {
     lines.push_back({Format("{} step, of a raw read and write", kind.name), Ratio::kOfMemory,
                      SideOf(kind, "step", 1, kStepHeads, 128), std::nullopt, .80, .80, .80});
   }
-  // Chunks in matrix tiles beside the recurrence itself.
+  // Chunks in AMX tiles, compared with the recurrence itself.
   for (const Kind& kind : kKinds) {
     const std::string name = kind.name;
     if (!os::HasMatrixTiles() || (name != "linear" && name != "scalar gate")) continue;

@@ -1,5 +1,5 @@
-// Gates of the scan engine: updates of states beside exponentials, a step beside the memory of its
-// states, long sequences beside short ones, of convolutions too.
+// Gates of the scan engine: updates of states relative to exponentials, a step relative to the memory of its states,
+// long sequences relative to short ones, and convolutions.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -12,9 +12,9 @@ namespace heed::bench {
 namespace {
 
 constexpr double kOfExp2 = .60, kSpeedUp = 1.85, kBackward = 3.2, kStep = .75, kLong = 1.05;
-constexpr double kGrowth = 1.6;                  // of transforms of 32 times the length
-constexpr int64_t kHeads = 12, kHeadSize = 128;  // 1536 channels, as of Mamba with 768 features
-constexpr int64_t kStepSequences = 128;          // 12 MiB of states, which leave A in a cache
+constexpr double kGrowth = 1.6;                  // bound for transforms of 32 times the length
+constexpr int64_t kHeads = 12, kHeadSize = 128;  // 1536 channels, as in Mamba with 768 features
+constexpr int64_t kStepSequences = 128;          // 12 MiB of states, so that A stays in a cache
 
 Side SideOf(const char* mechanism, const char* pass, int64_t T, const std::string& variant) {
   Side side = {T, kHeads, kHeads, kHeadSize, variant};
@@ -23,7 +23,7 @@ Side SideOf(const char* mechanism, const char* pass, int64_t T, const std::strin
   return side;
 }
 
-// Tokens contiguous, or channels.
+// The layout of tensors: tokens contiguous, or channels contiguous.
 struct Layout {
   const char *name, *variant;
 };
