@@ -33,7 +33,7 @@ constexpr char kFooter[] =
     "Candidates in f32 and bf16, or in --dtype, are predicted at --length and run on as many of the file's tokens as\n"
     "--seconds allow. Measured times are the best of several. Errors are the root mean square of the difference from\n"
     "exact attention in float64, relative to that. Time is that of a call, in decoding of one token of each sequence.\n"
-    "Memory is inputs, outputs, gradients, workspace and state, which is what the next token needs. --calibrate "
+    "Memory is inputs, outputs, gradients, workspace and the state for the next token. --calibrate "
     "measures\n"
     "this machine once, in less than two minutes, and prints how far predictions are off at sizes that were not\n"
     "fitted. Without it times are ranked that were measured at --length. With --shape nothing runs, and no error is "
@@ -257,8 +257,8 @@ void AddAdvise(CLI::App& app) {
   AddText(verb, "--shape", call->shape, "instead of tensors: sequences, tokens, heads (8x2: and key heads), channels",
           "B,T,H,D");
   AddText(verb, "--length", call->length, "tokens; default those of the tensors", "N");
-  AddText(verb, "--for", call->purpose, "what calls are made for; default prefill", "prefill|training|decode");
-  AddText(verb, "--memory", call->memory, "bytes that a call may take, 512M or 2G", "BYTES");
+  AddText(verb, "--for", call->purpose, "the purpose of the calls; default prefill", "prefill|training|decode");
+  AddText(verb, "--memory", call->memory, "memory that a call may use, 512M or 2G", "BYTES");
   AddText(verb, "--error", call->error, "error that is allowed, as a share of the output", "E");
   AddText(verb, "-m,--mechanisms", call->mechanisms, "only these, by name; default all", "A,B,C");
   AddText(verb, "--seconds", call->seconds, "for running candidates, default 10; for --calibrate, default 90", "S");

@@ -67,7 +67,7 @@ std::vector<std::string> Remarks(const AdviseReport& report) {
         names += (names.empty() ? "" : ", ") + name;
     }
   }
-  for (const auto& [what, names] : assumed) lines.push_back("assumed, as nobody gave any: " + names + ": " + what);
+  for (const auto& [what, names] : assumed) lines.push_back("assumed, because not given: " + names + ": " + what);
   std::map<std::string, std::string> left_out;  // mechanisms by reason
   for (const auto& [mechanism, reason] : advice.left_out) {
     left_out[reason] += (left_out[reason].empty() ? "" : ", ") + mechanism;

@@ -32,9 +32,9 @@ constexpr char kFooter[] =
     "square relative to that of o, and the largest difference of an element. Rows of\n"
     "a selector choose their pairs by content, which their times include. Visited\n"
     "is the share of all pairs of a query and a key that attention computes. State is\n"
-    "what the next token needs of these: keys and values, or a recurrence's state.\n"
+    "the memory for the next token: keys and values, or a recurrence's state.\n"
     "Other mechanisms run with their default options; decays and projections that the\n"
-    "file does not have are assumed, as is said. Of a file without q, k and v, errors\n"
+    "file does not have are assumed and listed. For a file without q, k and v, errors\n"
     "are against each mechanism in float64.\n\n"
     "Example:\n  heed compare data/minilm_alice.safetensors --layer 2";
 

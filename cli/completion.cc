@@ -219,7 +219,7 @@ void Complete(const CLI::App& app, const std::string& shell) {
 }  // namespace
 
 void AddCompletion(CLI::App& app) {
-  CLI::App& verb = AddVerb(app, "completion", "a script for bash or zsh that completes what is typed", kFooter);
+  CLI::App& verb = AddVerb(app, "completion", "a completion script for bash or zsh", kFooter);
   const auto shell = std::make_shared<std::string>();
   AddText(verb, "SHELL", *shell, "bash or zsh", "bash|zsh", Need::kRequired);
   OnChosen(verb, [&app, shell] { Complete(app, *shell); });

@@ -161,8 +161,8 @@ void AddText(CLI::App& verb, const std::string& name, std::string& value, const 
 }
 
 void AddPattern(CLI::App& verb, std::string& value) {
-  AddText(verb, "--pattern", value, "the pairs that are kept, as in Python: \"longformer(512, [0]) | dilated(8, 64)\"",
-          "EXPRESSION");
+  AddText(verb, "--pattern", value,
+          "the kept pairs, as an expression of Python: \"longformer(512, [0]) | dilated(8, 64)\"", "EXPRESSION");
 }
 
 Pattern ParsePattern(const std::string& expression) {

@@ -21,12 +21,12 @@ namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "Inputs are found by name: q, k and v, and what else a mechanism takes, "
+    "Inputs are found by name: q, k and v, and further inputs of a mechanism, "
     "such as\n"
     "log_decay. Scale, causal, window and softcap of attention default to what "
     "the\n"
     "file's metadata says; a pattern is ANDed with them. Of the other mechanisms,\n"
-    "--scale alone is an option. OUT also receives what one remembers, as state and\n"
+    "--scale alone is an option. OUT also receives their states, as state and\n"
     "state_z.\n"
     "sha256 is that of o's elements, row-major: it does not depend on "
     "--threads.\n\n"

@@ -23,11 +23,10 @@ constexpr char kFooter[] =
     "One page that needs no network. Up to 2048 tokens it computes every\n"
     "probability itself, from q and k rounded to f16; beyond that, or where "
     "they\n"
-    "would not fit into 6 MB, it holds pooled maps. Beside each head stands "
-    "what\n"
-    "linear mechanisms would make of its q and k. With --pattern maps stay those of\n"
-    "attention without it; what it does not keep is shaded, and the page says how much\n"
-    "of the pairs and of the attention it keeps.\n\n"
+    "would not fit into 6 MB, it holds pooled maps. Each head is shown beside\n"
+    "the weights of linear mechanisms for its q and k. With --pattern, maps are those of\n"
+    "attention without it; pairs that it does not keep are shaded, and the page gives the share\n"
+    "of the pairs and of the probability that it keeps.\n\n"
     "Example:\n  heed view data/minilm_alice.safetensors --html view.html";
 
 struct ViewOptions {

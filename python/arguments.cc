@@ -139,9 +139,9 @@ std::string ForeignKeyword(const std::string& name, const std::vector<std::strin
   // The names of these arguments in PyTorch, FlashAttention, flash-linear-attention and mamba_ssm.
   static const std::map<std::string, const char*> words = {
       {"is_causal", "causal (align='top_left' counts as PyTorch does)"},
-      {"attn_mask", "mask where it is boolean, True for what is kept, else bias"},
-      {"attention_mask", "mask, True for what is kept, or key_lengths"},
-      {"key_padding_mask", "key_lengths, or mask with True for what is kept"},
+      {"attn_mask", "mask if it is boolean, True for kept pairs, else bias"},
+      {"attention_mask", "mask, True for kept keys, or key_lengths"},
+      {"key_padding_mask", "key_lengths, or mask with True for kept keys"},
       {"dropout_p", "dropout"},
       {"enable_gqa", "nothing: fewer heads of k and v are shared by themselves"},
       {"softmax_scale", "scale"},

@@ -18,7 +18,7 @@ constexpr Said kEverywhere[] = {
     {"dstate", "the gradient of the final state, in its shape; default zeros"},
     {"return_state", "True: the result is (o, state), with the state after the last token"},
     {"return_lse", "True: the result is (o, lse)"},
-    {"out", "the array that the result is written to; it is what is returned"},
+    {"out", "the array that the result is written to, and that is returned"},
     {"threads",
      "at most so many; default that of heed.set_num_threads, else one per CPU that the "
      "process may use"},

@@ -37,7 +37,7 @@ void BindNSACache(nb::module_& m);            // python/caches/nsa_cache_py.cc
 namespace {
 
 constexpr int64_t kMostHeads = 1 << 20;
-constexpr Said kAlibiArguments[] = {{"heads", "how many heads, at least 1"}};
+constexpr Said kAlibiArguments[] = {{"heads", "number of heads, at least 1"}};
 
 nb::object AlibiSlopesArray(nb::handle heads) {
   const std::vector<double> slopes = AlibiSlopes(ToInt({"alibi_slopes", "heads", heads}, 1, kMostHeads));
@@ -83,9 +83,9 @@ NB_MODULE(_core_of_any_interpreter, m) {
 
   nb::exception<heed::InvalidArgument>(m, "InvalidArgument", PyExc_ValueError).attr("__doc__") =
       "A wrong shape, dtype or option: the message names function, argument, "
-      "what it got and what it expected.";
+      "actual and expected value.";
   nb::exception<heed::Unsupported>(m, "Unsupported", PyExc_RuntimeError).attr("__doc__") =
-      "Right, but not in this build or on this machine.";
+      "A valid call that this build or machine does not support.";
   nb::exception<heed::FileError>(m, "FileError", PyExc_OSError).attr("__doc__") =
       "A file that cannot be read, written or trusted: the message begins with its path.";
 

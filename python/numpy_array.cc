@@ -58,8 +58,8 @@ std::string TypeName(nb::handle type) { return nb::cast<std::string>(type.attr("
 
 std::string GradientsDoc(const std::string& backward) {
   return "What " + backward +
-         " returns: gradients, each in the shape and dtype of what it is the\n"
-         "gradient of; None where that was not given.";
+         " returns: gradients, each in the shape and dtype of its argument;\n"
+         "None if the argument was not given.";
 }
 
 nb::object NewNamedTuple(nb::handle type, const nb::tuple& values) {

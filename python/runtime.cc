@@ -106,7 +106,7 @@ void BindRuntime(nb::module_& m) {
         nb::sig("def explain(name: str, *, dtype: str = 'f32', threads: int | "
                 "None = None, "
                 "**arguments_and_options: typing.Any) -> dict[str, typing.Any]"),
-        "What the mechanism `name` would do with these arguments, without "
+        "The plan of the mechanism `name` for these arguments, without "
         "computing it.\n\n"
         "Arguments:\n"
         "  name                   of the mechanism, as its function is called\n"

@@ -23,14 +23,14 @@ constexpr char kOp[] = "view";
 constexpr int64_t kHeight = 900, kMaxHeight = 100000;
 
 constexpr char kText[] =
-    "The attention of q and k as a page for people: every head as a map, with its numbers, search\n"
+    "The attention of q and k as a page: every head as a map, with its numbers, search\n"
     "for tokens, heads in several orders, and the shown map as a file. In a notebook the result\n"
     "is shown where it is the last value of a cell; elsewhere save() writes it.\n"
     "\n"
     "The page is that of `heed view`: one file that needs no other and no network. Of several\n"
     "sequences it shows the first. Up to 2048 tokens, and 6 MB, every pair has its own cell,\n"
     "beyond that cells hold several. With `pattern` the maps are those of attention without it,\n"
-    "and what it does not keep is shaded; beside `mask`, `bias` and other options than `scale`,\n"
+    "and pairs that it does not keep are shaded; beside `mask`, `bias` and other options than `scale`,\n"
     "`causal`, `window`, `softcap` and `align` it counts as one of them. Weights are those\n"
     "before dropout.\n"
     "\n"

@@ -96,7 +96,7 @@ std::string AskForMatrixTiles() {
   }
   return "";
 #else
-  return "this system has no way to ask for them";
+  return "this system has no call that requests them";
 #endif
 #else
   return "this CPU has none";

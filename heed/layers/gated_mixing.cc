@@ -37,7 +37,7 @@ Config Completed(Config config) {
 void CheckSizes(const MixingMechanism& of, const Config& config) {
   if (std::ranges::any_of(of.arguments, &MixingArgument::turned) && config.key_dim % 2 != 0) {
     Fail(kLayer, "config.key_dim", "is " + std::to_string(config.key_dim),
-         "an even number: channels are turned in pairs");
+         "an even number: channels are rotated in pairs");
   }
   if (!of.is_recurrence()) return;
   constexpr double kMost = 0x1p31;

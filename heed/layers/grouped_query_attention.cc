@@ -84,7 +84,7 @@ TensorView GroupedQueryAttention::Turned(Context& ctx, Frame& frame, const Token
 
 State GroupedQueryAttention::MakeState(const StateOptions& options) const {
   if (!config_.causal)
-    Fail((name() + "::MakeState").c_str(), "config.causal", "is false", "true: other layers see what comes later");
+    Fail((name() + "::MakeState").c_str(), "config.causal", "is false", "true: other layers see later tokens");
   State state(name(), options.batch);
   KVCache::Options cache;
   cache.batch = options.batch;

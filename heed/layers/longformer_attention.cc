@@ -57,7 +57,7 @@ LongformerAttention::LongformerAttention(const Config& config, const Weights& we
 }
 
 State LongformerAttention::MakeState(const StateOptions&) const {
-  throw InvalidArgument(name() + "::MakeState: the layer has no state: its tokens see what comes later");
+  throw InvalidArgument(name() + "::MakeState: the layer has no state: its tokens see later ones");
 }
 
 void LongformerAttention::Check(const Tokens& tokens, const State*) const {

@@ -171,7 +171,7 @@ void Folder::ReadModules() {
       embedding_.unit = true;
     } else {
       throw Unsupported(path + ": module " + std::to_string(i) + " is " + Quote(type) +
-                        ", expected Transformer, Pooling and Normalize in turn");
+                        ", expected Transformer, Pooling and Normalize in this order");
     }
   }
 }

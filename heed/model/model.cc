@@ -139,7 +139,7 @@ std::span<const int64_t> Model::end_tokens() const { return impl_->end; }
 ModelState Model::MakeState(const layers::StateOptions& options) const {
   if (!causal())
     throw InvalidArgument("Model::MakeState: the model is a " + family() +
-                          ", expected one that is causal: others see what comes later");
+                          ", expected one that is causal: others see later tokens");
   ModelState state;
   state.model_ = impl_;
   state.capacity_ = options.capacity;
@@ -301,7 +301,7 @@ void Model::Forward(Context& ctx, const ConstTensorView& ids, const ConstTensorV
   CheckRowMajor(op, y, {batch.B, batch.T, outputs()}, DType::kF32);
   mechanism::CheckWritable(op, "y", y, "ids", ids);
   if (state != nullptr && std::ranges::any_of(state->pending_, [](int64_t id) { return id >= 0; })) {
-    Fail(op, "state", "has a token of Generate() pending", "a state that has seen all of its tokens");
+    Fail(op, "state", "has a token of Generate() pending", "a state that has processed all of its tokens");
   }
   const int64_t size = outputs();
   auto* const out = y.as<float>();

@@ -233,8 +233,8 @@ TEST_F(SavedCachesOfModelsTest, CachesAreThoseThatTheModelWouldMakeAndWithinTheL
   expect("layers.0.keys.heads", "2", "metadata 'layers.0.keys.heads' is 2, expected 1");
   expect("layers.2.keys.page", "32", "metadata 'layers.2.keys.page' is 32, expected 64");
   expect("layers.2.keys.capacity", "7", "metadata 'layers.2.keys.capacity' is 7, expected -1");
-  expect("layers.0.keys.rotary_pairs", "interleaved", "'layers.0.keys.heed_cache' is beside options of another cache");
-  expect("layers.0.keys.dtype", "bf16", "'layers.0.keys.heed_cache' is beside options of another cache");
+  expect("layers.0.keys.rotary_pairs", "interleaved", "'layers.0.keys.heed_cache' does not match this cache's options");
+  expect("layers.0.keys.dtype", "bf16", "'layers.0.keys.heed_cache' does not match this cache's options");
   expect("layers.4.keys.heed_cache", "ring", "expected");
   expect("page", "-1", "KVCache: page is -1");
   expect("page", "0", "KVCache: page is 0");

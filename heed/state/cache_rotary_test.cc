@@ -186,7 +186,7 @@ TEST(CacheRotaryTest, RowsThatTurnIntoInfinityCannotBeQuantised) {
   const Buffer k(DType::kF16, {1, 2, 1, 2});
   k.FillConstant(60000);
   EXPECT_THAT([&] { cache.Append(k.view(), k.view()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("KVCache::Append: k, turned, has NaN or infinity in token 1")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("KVCache::Append: k, rotated, has NaN or infinity in token 1")));
   EXPECT_EQ(cache.lengths()[0], 0);
   EXPECT_EQ(cache.nbytes(), 0);
 }

@@ -315,7 +315,7 @@ void Appending::CopyTurned(int64_t b, int64_t token, const ConstTensorView& k) {
     rows.dtype = k.dtype();
     turn_->Turn(token + t, rows);
     for (int64_t h = 0; h < H && quantized; ++h) {
-      Quantize("k, turned,", b, token + t, h, turned_.data() + h * D * size, 1, D,
+      Quantize("k, rotated,", b, token + t, h, turned_.data() + h * D * size, 1, D,
                page + to.begin + h * to.head_stride + in_page * to.token_stride,
                page + scales.begin + h * scales.head_stride + in_page * scales.token_stride);
     }

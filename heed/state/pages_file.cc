@@ -395,8 +395,8 @@ void SavedCache::Read(const SectionReader& from, int64_t max_bytes, KVCacheBase&
               std::to_string(expected.*member));
   }
   if (options != expected) {
-    from.Fail(from.Key(kKindKey) + " is beside options of another cache, expected kind, dtype, rotary encoding and " +
-              "the like of this one");
+    from.Fail(from.Key(kKindKey) +
+              " does not match this cache's options, expected its kind, dtype, rotary encoding and " + "others");
   }
   const int64_t page = cache.pages_->pool().footprint();
   if (page > max_bytes) {

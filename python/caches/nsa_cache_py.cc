@@ -244,7 +244,8 @@ constexpr Said kSaid[] = {
     {"length", "tokens of a window that is compressed; None: block"},
     {"window", "last tokens that a row sees, itself included"},
     {"compressed",
-     "(k_cmp, v_cmp), [batch, n, heads, dim] and [batch, n, heads, value_dim]: what stands for the n windows that are "
+     "(k_cmp, v_cmp), [batch, n, heads, dim] and [batch, n, heads, value_dim]: the compressed rows of the n windows "
+     "that are "
      "now "
      "complete; None: their means"},
     {"gates", "[batch, T, Hq, 3]: of compressed, selected and windowed, multiplied as they are"},

@@ -295,7 +295,7 @@ void EmulatedMachine::CopyBulk(const RowMap& map, int channel, int token, int he
   const MappedRows& rows = *reinterpret_cast<const MappedRows*>(&map);
   EmulatedBlock::Barrier& at = block_.barriers_.at(barrier);
   const ptrdiff_t begin = static_cast<char*>(to) - shared();
-  if (begin % 1024 != 0) throw std::logic_error("a bulk copy to a place that is no multiple of 1024 bytes");
+  if (begin % 1024 != 0) throw std::logic_error("a TMA load to an address that is not a multiple of 1024 bytes");
   for (int row = 0; row < 64; ++row) {
     for (int column = 0; column < 64; ++column) {
       const int64_t c = channel + column, t = token + row;
@@ -392,7 +392,7 @@ float EmulatedMachine::ElementOf(DType dtype, const GroupOperand& operand, int r
   place += column / 64 * operand.panel_bytes + column % 64 * 2;
   place ^= place / 128 % 8 * 16;
   if (block_.unpublished_[static_cast<size_t>(place / 16)])
-    throw std::logic_error("a product of what is not published");
+    throw std::logic_error("a WGMMA product of shared memory without an async-proxy fence");
   uint16_t bits;
   std::memcpy(&bits, base + place, sizeof(bits));
   return Widened(dtype, bits);
