@@ -21,8 +21,8 @@ struct Docs {
   std::span<const Said> fields = {};
 };
 
-// The first description of `name` in these tables, then a general description of an argument with this name; "" if
-// there is none.
+// The first description of `name` in these tables, then a general description of an argument with this name; "" if no
+// table has one.
 using Tables = std::initializer_list<std::span<const Said>>;
 std::string_view Find(Tables tables, std::string_view name);
 

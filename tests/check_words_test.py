@@ -21,7 +21,8 @@ def in_tree(function, files, *arguments):
 class CheckWordsTest(unittest.TestCase):
     def test_beginnings_without_a_subject(self):
         for first in ("Of the last rows.", "Those of keys.", "The same, of states.", "What a caller gives.", "Whether it is packed.",
-                      "Where keys are.", "As in Forward.", "Its axes.", "It reads u.", "This one is last.", "And those of values."):
+                      "Where keys are.", "As in Forward.", "Its axes.", "It reads u.", "This one is last.", "And those of values.",
+                      "These are kept.", "They end."):
             for path, text in (("heed/core/a.h", f"int a;\n  // {first}\n  // More.\n"), ("tools/a.py", f"# {first}\n"),
                                ("tools/b.py", f'def f():\n    """{first}"""\n')):
                 with self.subTest(path=path, first=first):
@@ -29,13 +30,13 @@ class CheckWordsTest(unittest.TestCase):
 
     def test_sentences_pass(self):
         text = "// The rows of a task.\n// What follows in a block is not its beginning.\nint a;  // Of a trailing label.\n// Offsets in bytes."
-        self.assertEqual(in_tree(check_words.bad_beginnings, {"heed/core/a.h": text + "\n// This file.\n", "heed/a.md": "# Of"}), [])
+        self.assertEqual(in_tree(check_words.bad_beginnings, {"heed/core/a.h": text + "\n// This file.\n\n// The same rows.\n\n// These rows.\n", "heed/a.md": "# Of"}), [])
 
     def test_the_place_is_said(self):
         self.assertEqual(in_tree(check_words.bad_beginnings, {"cli/a.cc": "int a;\n\n// Of a.\n"}), [("cli/a.cc", 3, "Of a.")])
 
     def test_banned_words_in_comments_and_names(self):
-        for text in ("// Matrix tiles.", "int matrix_tile;", "kMatrixTiles", "UseMatrixTile(1)", "matrix-tile"):
+        for text in ("// Matrix tiles.", "int matrix_tile;", "kMatrixTiles", "UseMatrixTile(1)", "matrix-tile", "// A matrix\n  // tile."):
             with self.subTest(text=text):
                 self.assertEqual(in_tree(check_words.excesses, {"heed/a.cc": text}, 0, {"matrix tile": 0}),
                                  ['"matrix tile": 1 uses, at most 0'])

@@ -212,7 +212,7 @@ TEST_P(Contract, BitsDoNotDependOnHowQueriesAreChunked) {
       return;  // another code path may compute single rows; agreement is tested elsewhere
     }
     for (const char* lists : {"keys(", "row_blocks(", "block_mask("}) {
-      // They depend on the rows of the whole call.
+      // Lists depend on the rows of the whole call.
       if (p.options.pattern.ToString().find(lists) != std::string::npos) return;
     }
     Random random(seed, 3);

@@ -202,7 +202,7 @@ TEST(CostTest, ExplainNeedsShapesAlone) {
   EXPECT_LT(e.workspace_bytes, 256 << 20);  // no N x N array
 }
 
-// This is not a benchmark: the dense problem has 16 times the pairs, so the bound of a half has room for a busy
+// The test is not a benchmark: the dense problem has 16 times the pairs, so the bound of a half has room for a busy
 // machine.
 TEST(CostTest, AWindowCostsWhatAWindowContains) {
   Context ctx(1);

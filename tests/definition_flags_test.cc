@@ -324,7 +324,7 @@ std::vector<Subject<scanning::Definition>> Scans() {
                &Convolution::BackwardReference)};
 }
 
-// The error of the first random problem that is refused or has a wrong result; empty if there is none.
+// The error of the first random problem that is refused or has a wrong result; empty if none exists.
 template <class Definition>
 std::string Disagreement(const Subject<Definition>& subject, const Definition& of_kernels,
                          const Definition& of_problems) {

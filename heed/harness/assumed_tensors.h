@@ -14,7 +14,7 @@
 
 namespace heed {
 
-// Describes the assumption about a tensor of this name, for people; empty if there is none.
+// Describes the assumption about a tensor of this name, for people; empty if none exists.
 std::string WhatIsAssumed(const std::string& name);
 
 // The size of each letter of an InputSpec's axes beside q, k and v of these sizes: Linformer's rows R are a quarter of

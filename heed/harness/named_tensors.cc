@@ -57,7 +57,7 @@ std::vector<int64_t> ChooseHeads(const std::string& path, const std::string& tex
 
 namespace {
 
-// The index of an axis, -1 if there is none.
+// The index of an axis, -1 if it is absent.
 int AxisOf(const InputSpec& spec, char letter) {
   const size_t at = spec.axes.find(letter);
   return at == std::string::npos ? -1 : static_cast<int>(at);

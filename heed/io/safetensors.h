@@ -57,7 +57,7 @@ class HEED_API SafetensorsFile {
   // rank is above kMaxRank, or if a BOOL is neither 0 nor 1.
   ConstTensorView tensor(std::string_view name) const;
 
-  // "__metadata__"; empty if there is none.
+  // "__metadata__"; empty if none exists.
   const std::map<std::string, std::string>& metadata() const;
 
  private:

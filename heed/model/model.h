@@ -102,7 +102,7 @@ class HEED_API Model {
   int64_t most_positions() const;  // number of learned positions; 0: no bound
 
   // The eos_token_id, one or several, of generation_config.json, or of config.json if that file is missing. As in
-  // Transformers 5.23, a generation_config.json without one means that there is none.
+  // Transformers 5.23, a generation_config.json without one means that no token ends a sequence.
   std::span<const int64_t> end_tokens() const;
 
   // An empty state. Throws InvalidArgument for encoders, and as layers::Layer::MakeState() does.

@@ -159,7 +159,7 @@ inline std::string ViewRow(const KVView& view, const PageRows& rows, const PageR
   return row;
 }
 
-// Describes the first difference; empty if there is none.
+// Describes the first difference; empty if none exists.
 inline std::string Difference(const KVView& view, const CacheModel& model) {
   if (view.batch != model.batch() || view.heads != model.heads || view.dim != model.dim ||
       view.value_dim != model.value_dim || view.dtype != model.dtype || view.quantized != model.quantized) {

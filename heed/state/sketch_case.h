@@ -14,7 +14,7 @@
 
 namespace heed {
 
-// Describes the first error; empty if there is none. Either rounding is accepted where x / step is a half.
+// Describes the first error; empty if none exists. Either rounding is accepted where x / step is a half.
 inline std::string SketchDifference(const KVView& view) {
   const SketchBlocks& sketch = view.sketch;
   for (int64_t b = 0; b < view.batch; ++b) {
