@@ -48,7 +48,7 @@ void Info(const InfoOptions& options) {
   Context ctx(threads);
   options.machine.Apply(ctx);
   std::vector<std::string> available = AvailableTargets();
-  std::erase(available, "tiles");  // which have a line of their own
+  std::erase(available, "tiles");  // AMX has a line of its own
   const std::string target = TargetName(ctx.allowed_targets());
   const Json roofs = options.probe ? ProbeRoofs(ctx.allowed_targets(), threads) : Json(nullptr);
   if (options.json) {

@@ -84,7 +84,7 @@ struct CaseRequest {
 struct InputSpec {
   std::string name, axes;
   bool optional = false;
-  bool wide = false;  // f32 beside inputs of 16 bits
+  bool wide = false;  // f32 also with inputs of 16 bits
 };
 
 using TensorMap = std::map<std::string, ConstTensorView>;

@@ -134,7 +134,7 @@ Rwkv6ChannelMixing::Rwkv6ChannelMixing(const Config& config, const Weights& weig
     : Layer("layers::Rwkv6ChannelMixing", config.width), config_(config) {
   CheckConfig(name(), "inner", config.inner, 0);
   if (config.inner == 0) config_.inner = config.width * 7 / 2 / 32 * 32;
-  CheckConfig(name(), "inner", config_.inner);  // which is 0 of a width below 10
+  CheckConfig(name(), "inner", config_.inner);  // 0 for widths below 10
   mix_key_ = weights.Floats("time_maa_k", {1, 1, width()});
   mix_receptance_ = weights.Floats("time_maa_r", {1, 1, width()});
   key_ = weights.Matrix({"key", config_.inner, false}, width());

@@ -53,7 +53,8 @@ void ReadState(const SectionReader& from, std::span<const int64_t> lengths, int6
     const SectionReader section = from.At(prefix);
     SavedCache::Read(section, max_bytes, cache);
     max_bytes -= cache.nbytes();
-    if (prefix != "memory.") CheckLengths(section, cache, lengths);  // which is as long as the other side was
+    // Memory is as long as the sequence that cross attention reads.
+    if (prefix != "memory.") CheckLengths(section, cache, lengths);
   });
   state.Advance(lengths);
 }

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json_fwd.hpp>  // families of models ask by name, and do without the rest
+#include <nlohmann/json_fwd.hpp>  // enough for the families, which use fields by name
 
 namespace heed::model {
 

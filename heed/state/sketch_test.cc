@@ -80,7 +80,7 @@ TEST_F(SketchTest, IsMadeAgainOfAFile) {
   Append(cache, {70, 0});
   cache.Save(Path("x"));
   EXPECT_EQ(SafetensorsFile(Path("x")).metadata().at("sketch"), "int8");
-  EXPECT_EQ(SafetensorsFile(Path("x")).entries().size(), 8u);  // of keys, values, lengths: nothing of it
+  EXPECT_EQ(SafetensorsFile(Path("x")).entries().size(), 8u);  // keys, values, lengths, but no sketch
   KVCache loaded = KVCache::Load(Path("x"));
   EXPECT_EQ(loaded.options().sketch, Sketch::kInt8);
   EXPECT_EQ(loaded.nbytes(), cache.nbytes());
