@@ -68,8 +68,8 @@ class HEED_API KVCache : public KVCacheBase {
   // cost is O(rows appended), apart from that copy.
   //
   // Throws InvalidArgument for other shapes, dtypes, devices or lengths, for a sequence that would exceed its capacity
-  // and, if quantised, for a row with NaN or infinity (of a key after its rotation), and std::bad_alloc. On throw the
-  // cache is unchanged.
+  // and, if quantised, for a row with NaN or infinity (of a key after its rotation), and std::bad_alloc. On throw,
+  // the cache is unchanged.
   void Append(const ConstTensorView& k, const ConstTensorView& v, std::span<const int64_t> lengths = {},
               const ConstTensorView& log_decay = {});
 
@@ -86,9 +86,12 @@ class HEED_API KVCache : public KVCacheBase {
   // less what Trim() has removed in any sequence. 0 for other caches.
   int64_t shared_prefix() const;
 
-  // Block tables of another library, in compressed rows: sequence b is the pages indices[indptr[b]] to indices[indptr[b
-  // + 1] - 1] of the pools. All of them are full but the last, which has last_page_len[b] tokens. A sequence without
-  // pages is empty, and its last_page_len[b] is not read.
+  // Block tables of another library, in compressed rows: the pages of sequence b are
+  //
+  //   indices[indptr[b]] to indices[indptr[b + 1] - 1]
+  //
+  // of the pools. All of them are full but the last, which has last_page_len[b] tokens. A sequence without pages is
+  // empty, and its last_page_len[b] is not read.
   struct BlockTables {
     ConstTensorView k_pool;         // [pages, tokens, H, D], any strides; tokens >= 1
     ConstTensorView v_pool;         // [pages, tokens, H, Dv]

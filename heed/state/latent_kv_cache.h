@@ -38,7 +38,7 @@ class HEED_API LatentKVCache : public KVCacheBase {
   //   lengths  [B]                    from 0 to T
   void Append(const ConstTensorView& rows, std::span<const int64_t> lengths = {});
 
-  // These functions are defined as in KVCache.
+  // Fork(), Share() and Load() are defined as in KVCache.
   LatentKVCache Fork() const;
   static LatentKVCache Share(const LatentKVCache& prefix, int64_t batch);
   int64_t shared_prefix() const;
