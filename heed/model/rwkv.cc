@@ -1,6 +1,6 @@
-// RWKV-4 and RWKV-6. Transformers halves the hidden states of RWKV-4 after every `rescale_every` blocks at inference,
-// and the weights that add to them; norms make the results equal, apart from their eps. It halves those of RWKV-6 only
-// if weights have 16 bits, to prevent overflow: here they are f32 at that point.
+// RWKV-4 and RWKV-6. Like Transformers at inference, RWKV-4 here halves its hidden states after every `rescale_every`
+// blocks, and the weights that add to them; norms make the results equal to those without, apart from their eps.
+// Transformers halves those of RWKV-6 only if weights have 16 bits, to prevent overflow: here they are f32.
 #include <cmath>
 #include <map>
 #include <string>

@@ -25,8 +25,7 @@ struct Results {
   Buffer o, lse;
 };
 
-// Options with their tensors on the device, if there are kernels for these. Numbers per head are moved unless they must
-// stay on the CPU.
+// Options with their tensors on the device, as far as kernels support them; `with_numbers` moves numbers per head too.
 class OptionsOnDevice {
  public:
   OptionsOnDevice(const TestDevice& device, const Options& options, bool with_numbers)
