@@ -1,4 +1,4 @@
-// Accuracy over the harness's random problems, and where logits are large.
+// Accuracy on the harness's random problems, and with large logits.
 #include "benchmarks/accuracy.h"
 
 #include <algorithm>
@@ -19,8 +19,7 @@ constexpr char kFormat[] = "{:<12} {:<15} {:<5} {:>8}  {:>9}  {:>9}  {:>9}  {}\n
 
 constexpr uint64_t kRandomProblems = 500, kLargeProblems = 8;
 
-// Logits of N(0, 64) products reach 35 among so many pairs; the scale brings
-// them to 50.
+// Logits of N(0, 64) products reach 35 among this number of pairs; the scale raises them to 50.
 Case LargeLogits(DType dtype, uint64_t seed) {
   attention::Problem p;
   const auto normal = [&](int64_t heads, uint64_t stream) {
@@ -54,8 +53,7 @@ AccuracyResult Worst(const std::string& mechanism, const std::string& what, DTyp
   return result;
 }
 
-// 16 bits by the usual rule: at most twice the error of computing plainly in them,
-// and a rounding of the result.
+// The usual rule for 16 bits: at most twice the error of a plain computation in 16 bits, plus a rounding of the result.
 AccuracyResult BesideNaive(DType dtype) {
   AccuracyResult result{"attention", "twice plain", dtype, static_cast<int>(kRandomProblems), 0, 0, 0, true};
   Context ctx;

@@ -1,5 +1,4 @@
-// Accuracy: the largest error of each dtype over many problems, beside its
-// bound.
+// Accuracy: the largest error of each dtype over many problems, compared with its bound.
 #ifndef BENCHMARKS_ACCURACY_H_
 #define BENCHMARKS_ACCURACY_H_
 
@@ -14,12 +13,12 @@ struct AccuracyResult {
   std::string mechanism, what;
   DType dtype;
   int problems;
-  double max_error;     // of all elements
-  double error, bound;  // of the element that comes closest to its bound
+  double max_error;     // over all elements
+  double error, bound;  // of the element that is closest to its bound
   bool ok;
 };
 
-// Random options of every mechanism, and attention with logits to +-50.
+// Runs random options of every mechanism, and attention with logits up to +-50.
 std::vector<AccuracyResult> MeasureAccuracy();
 
 std::string AccuracyTable(const std::vector<AccuracyResult>& results);

@@ -1,5 +1,5 @@
-// Gates of exact attention: fractions of the multiply-add peak, and costs of
-// threads, layouts and options beside the plain call.
+// Gates of exact attention: fractions of the FMA peak, and costs of threads, layouts and options relative to the plain
+// call.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -30,7 +30,7 @@ void AddBackward(std::vector<Line>& lines) {
       const auto name = [&](const char* dtype, int64_t N) {
         return Format("{} backward N {} d {} {}", dtype, N, D, causal ? variant : "full");
       };
-      // By six products of tiles where there are some.
+      // On CPUs with AMX, as six products of AMX tiles.
       const double in_tiles = os::HasMatrixTiles() ? 1.25 : 1;
       lines.push_back(OfPeak(name("f32", 2048), backward(2048, 4, D, variant), {zen4, in_tiles * intel, avx2}));
       lines.push_back(
@@ -57,7 +57,7 @@ void AddBackward(std::vector<Line>& lines) {
   lines.push_back(OfPeak("f32 backward window 512, N 8192 d 64", backward(8192, 2, 64, "window=512"), {.65, .55, .50}));
 }
 
-// Log decays beside the same call without them.
+// Forgetting attention: log decays relative to the same call without them.
 void AddForgetting(std::vector<Line>& lines) {
   for (const char* pass : {"forward", "backward"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -76,8 +76,7 @@ void AddForgetting(std::vector<Line>& lines) {
   }
 }
 
-// Matrix tiles: bf16 beside their rate, f32 as six products beside what multiply-adds could
-// reach at best.
+// AMX: bf16 relative to the rate of AMX tiles, and f32 as six bf16 products (3xBF16) relative to the FMA peak.
 void AddTiles(std::vector<Line>& lines) {
   if (!os::HasMatrixTiles()) return;
   const auto of_tiles = [&](int64_t T, int64_t D, const char* variant, double goal, const char* pass = "forward") {

@@ -1,12 +1,11 @@
-// bench_ops: throughput of every mechanism, on Google Benchmark, and the gates.
-// A case that disagrees with its reference is reported as an error, never
-// timed.
+// bench_ops: throughput of every mechanism, on Google Benchmark, and the gates. A case that disagrees with its
+// reference is reported as an error and never timed.
 //
 //   bench_ops [--benchmark_filter=REGEX] [--benchmark_format=json] ...
 //
-// The filters "gates", "recurrence", "scans", "patterns" (the gates of these), "decode",
-// "crossover", "drift" and "cpp_layers" mean these tables alone, "." or none everything, any
-// other the matching benchmarks without tables.
+// The filters "gates", "recurrence", "scans", "patterns" (the gates of these), "decode", "crossover", "drift" and
+// "cpp_layers" select these tables alone, "." or no filter selects everything, and any other filter selects the
+// matching benchmarks without tables.
 #include <unistd.h>
 
 #include <algorithm>
@@ -65,7 +64,7 @@ void BenchOp(benchmark::State& state, const OpEntry& op, const CaseRequest& requ
   state.SetLabel(TargetName(timed->context().allowed_targets()));
 }
 
-// attention/f32/forward/B1_T2048_H4_D64/causal/threads:2
+// Names have the form attention/f32/forward/B1_T2048_H4_D64/causal/threads:2.
 void Register() {
   std::vector<int> thread_counts = {1};
   if (os::NumUsableCpus() > 1) thread_counts.push_back(os::NumUsableCpus());
@@ -110,7 +109,7 @@ void Progress(const std::string& text) {
   if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K%s", text.c_str());
 }
 
-// A table, as text and as members of the document.
+// A table, as text and as members of the JSON document.
 struct Report {
   std::string text;
   nlohmann::ordered_json json;
@@ -177,7 +176,7 @@ int Main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
 
-  std::ostringstream captured;  // with --json, to join both into one document
+  std::ostringstream captured;  // with --json, to merge both into one document
   if (!one_table && json && everything) {
     benchmark::JSONReporter reporter;
     reporter.SetOutputStream(&captured);

@@ -1,6 +1,5 @@
-// Crossover: both are timed in turns at lengths that double, until the mechanism has
-// been cheaper twice in a row; between two lengths the ratio of times is taken to be a
-// power of the length.
+// Crossover: both calls are timed alternately at lengths that double, until the mechanism has been cheaper at two
+// successive lengths. Between two lengths, the ratio of times is interpolated as a power of the length.
 #include "benchmarks/crossover.h"
 
 #include <algorithm>
@@ -27,7 +26,7 @@ constexpr double kNever = -1;
 
 std::string Text(double seconds) { return Format("{:.4g}", 1e9 * seconds); }
 
-// Calls that make up one sample.
+// The number of calls in one sample.
 int CallsOf(TimedCase& timed) {
   const double once = std::max(timed.Time().seconds, 1e-7);
   return static_cast<int>(std::clamp(kSampleSeconds / once, 1.0, 1000.0));
@@ -41,7 +40,7 @@ double SecondsOfCall(TimedCase& timed, int calls) {
 }
 
 struct Pair {
-  double seconds, ratio;  // of the mechanism's call; over attention's
+  double seconds, ratio;  // seconds of the mechanism's call, and its ratio to attention's
 };
 
 Pair InTurns(TimedCase& mechanism, TimedCase& attention) {
@@ -59,7 +58,7 @@ TimedCase Make(const OpEntry& op, const std::string& pass, int64_t Tq, int64_t T
   return TimedCase(op, {sizes, DType::kF32, 1, pass, variant}, 1);
 }
 
-// Attention's side of a pass: as many queries as keys, or one for a step.
+// Attention's call for a pass: as many queries as keys, or one query for a step.
 TimedCase Attention(const std::string& pass, int64_t T) {
   const OpEntry op = FindOp("attention");
   return pass == "step" ? Make(op, pass, 1, T, "") : Make(op, pass, T, T, "causal");
@@ -89,7 +88,7 @@ Crossover Measure(const OpEntry& op, const std::string& pass) {
     if (ratio > 1) {
       from = kNever;
     } else if (from >= 0) {
-      break;  // cheaper twice in a row
+      break;  // cheaper at two successive lengths
     } else if (T == kShortest) {
       from = 0;
     } else {

@@ -1,4 +1,4 @@
-// Crossover: from how many tokens on a mechanism is cheaper than exact attention.
+// Crossover: the number of tokens from which a mechanism is cheaper than exact attention.
 #ifndef BENCHMARKS_CROSSOVER_H_
 #define BENCHMARKS_CROSSOVER_H_
 
@@ -8,10 +8,9 @@
 
 namespace heed::bench {
 
-// One pass of one mechanism beside attention's; beside a step, one query against so many
-// keys.
+// One pass of a mechanism compared with attention's. A step is compared with one query against as many keys.
 struct Crossover {
-  double seconds_per_token = 0;  // and head; at 2048 tokens
+  double seconds_per_token = 0;  // per token and head, at 2048 tokens
   std::string from;              // "312", "<= 16", "> 8192"; empty for attention itself
 };
 
@@ -20,8 +19,8 @@ struct CrossoverRow {
   std::optional<Crossover> forward, backward, step;
 };
 
-// Every mechanism beside causal attention, f32, one thread. Throws std::runtime_error
-// if a result is wrong. `progress` is called before each measurement.
+// Compares every mechanism with causal attention, f32, one thread. Throws std::runtime_error if a result is wrong.
+// `progress` is called before each measurement.
 std::vector<CrossoverRow> MeasureCrossover(void (*progress)(const std::string&));
 
 std::string CrossoverTable(const std::vector<CrossoverRow>& rows);

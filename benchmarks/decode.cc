@@ -1,4 +1,4 @@
-// Decoding: what is timed, and that it is right.
+// Decoding: the measured calls, and the checks of their results.
 #include "benchmarks/decode.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ constexpr int64_t kBytes = int64_t{256} << 20;  // of K and V
 // One new token of one sequence against a cache that is full.
 class Step {
  public:
-  // page 0: contiguous.
+  // page 0 means a contiguous cache.
   Step(DType dtype, int64_t tokens, int64_t page, int64_t group, Quantize quantize = Quantize::kNone)
       : cache_({1, kHeads, kDim, kDim, page == 0 ? tokens : -1, page, dtype, quantize}),
         q_(dtype, {1, 1, kHeads * group, kDim}, Placement::kAligned),
@@ -39,7 +39,7 @@ class Step {
     const Buffer k(dtype, {1, kChunk, kHeads, kDim}, Placement::kAligned);
     const Buffer v(dtype, {1, kChunk, kHeads, kDim}, Placement::kAligned);
     for (int64_t at = 0; at < tokens; at += kChunk) {
-      if (at < 2 * kChunk) {  // random numbers take longer than all the rest
+      if (at < 2 * kChunk) {  // generating random numbers for all of it would take longer than all the rest
         k.FillNormal(static_cast<uint64_t>(at) + 1);
         v.FillNormal(static_cast<uint64_t>(at) + 2);
       }
@@ -52,8 +52,7 @@ class Step {
 
   void Run(Context& ctx) { attention::Attend(ctx, View(), q_.view(), options_, {o_.view(), {}}); }
 
-  // Seconds to read as many bytes with the threads of `ctx`, where the cache lies if it is
-  // in one piece.
+  // Seconds to read as many bytes with the threads of `ctx`, from the memory of the cache if it is contiguous.
   double ReadSeconds(Context& ctx) const {
     return Bytes() / probe::ReadBytesPerSecond(ctx, cache_.view().pages[0][0], static_cast<size_t>(Bytes()), 1);
   }
@@ -64,7 +63,7 @@ class Step {
     return static_cast<double>(2 * view.lengths[0] * kHeads * kDim * element);
   }
 
-  // How far quantising may have moved the outputs.
+  // A bound of the error of outputs by quantisation.
   double Bound(const Context& ctx) const {
     return attention::QuantizationBound(ctx, View(), q_.view(), options_).output;
   }
@@ -74,7 +73,7 @@ class Step {
   const Buffer& o() const { return o_; }
 
  private:
-  // The last append was of one token, as far as positions go.
+  // A view whose last append was one token, which sets the query's position.
   KVView View() const {
     static constexpr int64_t kOne[] = {1};
     KVView view = cache_.view();
@@ -87,7 +86,7 @@ class Step {
   attention::Options options_;
 };
 
-// A short cache of the same kind against the reference in float64.
+// Compares a short cache of the same kind with the float64 reference.
 void Verify(DType dtype, int64_t page, int64_t group, Context& ctx, Quantize quantize = Quantize::kNone) {
   const int64_t tokens = 2 * kChunk - 100;
   Step step(dtype, tokens, page, group, quantize);
@@ -118,7 +117,7 @@ Buffer Normal(std::initializer_list<int64_t> sizes, uint64_t seed) {
   return b;
 }
 
-// One new token of eight sequences after the same tokens, which they share or have each.
+// One new token of eight sequences after equal tokens, which the sequences share or store separately.
 class Batch {
  public:
   Batch(int64_t tokens, bool share)
@@ -152,8 +151,8 @@ class Batch {
   attention::Options options_;
 };
 
-// One token of multi-head latent attention, DeepSeek's sizes: over the latent rows, or over
-// the keys of 192 and values of 128 channels that they expand to, per head.
+// One token of multi-head latent attention with DeepSeek's sizes: over the latent rows, or over the keys of 192 and
+// values of 128 channels per head to which they expand.
 class Latent {
  public:
   static constexpr int64_t kLatent = 512, kRope = 64, kKey = 192, kValue = 128;
@@ -297,7 +296,7 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
     results.push_back(MeasureRatio(
         name, 4, true, [&](bool* clean) { return Seconds(apart, ctx, clean) / Seconds(shared, ctx, clean); }));
   }
-  // So long that other processes come between: of one thread, CPU time is told.
+  // The calls are so long that other processes interrupt them; with one thread, CPU time is reported.
   Context one(1);
   for (const int64_t heads : {16, 128}) {
     Latent absorbed(8192, heads, false), expanded(8192, heads, true);

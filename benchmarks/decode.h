@@ -1,4 +1,4 @@
-// Decoding from caches, beside a raw read of the same bytes.
+// Decoding from caches, compared with a raw read of the same bytes.
 #ifndef BENCHMARKS_DECODE_H_
 #define BENCHMARKS_DECODE_H_
 
@@ -9,8 +9,8 @@
 
 namespace heed::bench {
 
-// One new token against caches of 256 MiB: fractions of a raw read, costs of pages and of
-// query heads, and the time to fork. Throws std::runtime_error if a result is wrong.
+// One new token against caches of 256 MiB: fractions of the speed of a raw read, costs of pages and of query heads, and
+// the time of a fork. Throws std::runtime_error if a result is wrong.
 std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&));
 
 }  // namespace heed::bench

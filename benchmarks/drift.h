@@ -1,4 +1,4 @@
-// Drift: errors of recurrences as sequences grow, as a table.
+// Drift: a table of the errors of recurrences as sequences grow.
 #ifndef BENCHMARKS_DRIFT_H_
 #define BENCHMARKS_DRIFT_H_
 
@@ -9,7 +9,7 @@ namespace heed::bench {
 
 struct DriftResult {
   std::string mechanism, decays;  // "none", "ordinary", "strong", "vanishing", "faint"
-  std::vector<double> errors;     // at each length
+  std::vector<double> errors;     // one per length
 };
 
 // Measures every mechanism that has a step; `progress` is called before each row.

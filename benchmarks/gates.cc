@@ -1,4 +1,4 @@
-// Gates: how lines are measured and shown.
+// Gates: measurement and output of the lines.
 #include "benchmarks/gates.h"
 
 #include <algorithm>
@@ -25,16 +25,16 @@ namespace {
 constexpr char kFormat[] = "{:<57} {:>7}  {:>6}  {:>13}  {:>7}  {}\n";  // of one row
 
 constexpr double kShortSeconds = 0.010;
-constexpr int kRounds = 9, kShortRounds = 15;  // of long and of short samples
+constexpr int kRounds = 9, kShortRounds = 15;  // for long and for short samples
 constexpr size_t kEnoughSamples = 5;
-constexpr double kFlopsPerUpdate = 7;  // of a selective scan's state, by one token
+constexpr double kFlopsPerUpdate = 7;  // per update of a selective scan's state by one token
 
 // What HEED_ISA allows: the roof is that of the target which is measured.
 int64_t Targets() { return Context(1).allowed_targets(); }
 
 std::unique_ptr<TimedCase> Prepare(const Side& side) {
   const Sizes sizes = {side.B, side.T, side.T, side.Hq, side.Hkv, side.D, side.D};
-  // Long enough that a window of 512 excludes something.
+  // The length is such that a window of 512 excludes some keys.
   const int64_t checked = side.variant.starts_with("window") ? 1100 : 300;
   return std::make_unique<TimedCase>(FindOp(side.mechanism), CaseRequest{sizes, side.dtype, 1, side.pass, side.variant},
                                      side.threads, "", checked);
@@ -56,7 +56,7 @@ GateResult Measure(const Line& line) {
   const std::unique_ptr<TimedCase> other = line.other ? Prepare(*line.other) : nullptr;
   const bool is_short = subject->Time().seconds < kShortSeconds;
   const int rounds = is_short ? kShortRounds : kRounds;
-  Buffer state;  // as many bytes as the subject's
+  Buffer state;  // of the same size as the subject's
   if (line.ratio == Ratio::kOfMemory) {
     const auto words = static_cast<int64_t>(StateBytes(subject->problem()) / 8);
     state = Buffer(DType::kI64, {words}, Placement::kAligned);

@@ -1,4 +1,4 @@
-// Gates: the lines that a release must reach, each a ratio within one run.
+// Gates: the ratios that a release must reach, each measured within one run.
 #ifndef BENCHMARKS_GATES_H_
 #define BENCHMARKS_GATES_H_
 
@@ -18,7 +18,7 @@ namespace heed::bench {
 enum class CpuKind { kZen4, kIntelAmx, kAvx2, kOther };
 CpuKind ThisCpu();
 
-// One side of a line.
+// One side of a ratio: the subject, or what it is compared with.
 struct Side {
   int64_t T, Hq, Hkv, D;
   std::string variant;
@@ -29,16 +29,16 @@ struct Side {
   int64_t B = 1;
 };
 
-// What is measured.
+// The measured ratio.
 enum class Ratio {
-  kOfPeak,        // the subject's fraction of the multiply-add peak
-  kOfTiles,       // its fraction of the rate of matrix tiles
-  kOfExp2,        // of the rate of exponentials: its updates of states, which take one each
-  kTime,          // its time over that of the other
-  kSpeedUp,       // the other's over its
-  kTimePerToken,  // as kTime, each divided by its tokens
-  kTimePerFlop,   // as kTime, each divided by its operations on kept pairs
-  kOfMemory,      // seconds to read and write as many bytes as its state, over its
+  kOfPeak,        // the subject's fraction of the FMA peak
+  kOfTiles,       // its fraction of the rate of AMX tiles
+  kOfExp2,        // its fraction of the rate of exponentials: its state updates, each of which takes one
+  kTime,          // its time divided by the other's
+  kSpeedUp,       // the other's time divided by its time
+  kTimePerToken,  // kTime with each time divided by the tokens
+  kTimePerFlop,   // kTime with each time divided by the operations on kept pairs
+  kOfMemory,      // seconds to read and write as many bytes as its state has, divided by its time
 };
 
 inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
@@ -75,19 +75,19 @@ struct GateResult {
   double goal;    // NaN: none for this kind of CPU
   bool at_least;  // false: the ratio must not exceed the goal
   double q1, median, q3;
-  int rounds, rejected;  // samples that counted, and those retried
-  bool ok;               // or there is no goal
+  int rounds, rejected;  // samples that counted, and samples that were retried
+  bool ok;               // also true if there is no goal
 };
 
-// Measures the lines, interleaved with probes. Throws std::runtime_error if a
-// result is wrong. `progress` is called before each line.
+// Measures the lines, interleaved with probes. Throws std::runtime_error if a result is wrong. `progress` is called
+// before each line.
 std::vector<GateResult> MeasureGates(const std::vector<Line>& lines, void (*progress)(const std::string&));
 
-// A ratio that is no line: measured 15 times, of which those count that leave *clean true.
+// Measures a ratio that is not among the lines, 15 times; samples that set *clean to false do not count.
 GateResult MeasureRatio(const std::string& name, double goal, bool at_least,
                         const std::function<double(bool* clean)>& ratio);
 
-// Aligned table with CPU and goals.
+// An aligned table with the CPU and the goals.
 std::string GateTable(const std::vector<GateResult>& results);
 
 // A JSON document: cpu, kind, lines.

@@ -1,4 +1,4 @@
-// Layers: what each is made of, and the turns in which both are timed.
+// Layers: the parts of each layer, and the alternation in which both are timed.
 #include "benchmarks/layers.h"
 
 #include <algorithm>
@@ -42,14 +42,14 @@ struct Product {
   int64_t inputs, outputs;
 };
 
-// A call of an operator: heads, key heads, channels, channels of values.
+// A call of an operator: query heads, key heads, key channels, value channels.
 struct Operator {
   const char* name;
   int64_t Hq, Hkv, D, Dv;
   const char* variant = "";
 };
 
-// Heads that are turned, and their channels.
+// A rotation of heads with this number of channels.
 struct Turn {
   int64_t heads, channels;
 };
@@ -115,7 +115,7 @@ Buffer Rows(int64_t channels, uint64_t seed) {
   return rows;
 }
 
-// A layer on rows of its own.
+// A layer on its own rows.
 class WholeLayer {
  public:
   WholeLayer(const LayerCase& layer, Context& ctx) : layer_(layer.make(weights_of(layer).weights())), ctx_(ctx) {
@@ -123,7 +123,7 @@ class WholeLayer {
     const int64_t few = 160;  // the reference is slow
     const Buffer expected(DType::kF64, {1, few, kWidth});
     layer.reference(weights_of(layer).weights(), X().Slice(1, 0, few), {}, expected.view());
-    const double error = layers::Error(Y().Slice(1, 0, few), expected.view());  // causal, all of them
+    const double error = layers::Error(Y().Slice(1, 0, few), expected.view());  // all layers are causal
     if (!(error < 1e-4)) throw std::runtime_error(Format("{}: off by {} of its largest output", layer.name, error));
   }
 
@@ -139,7 +139,7 @@ class WholeLayer {
   Buffer x_ = Rows(kWidth, 2), y_ = Rows(kWidth, 3);
 };
 
-// The same products and operators, each on rows of its own.
+// The products and operators of the layer, each on its own rows.
 class Parts {
  public:
   Parts(const Subject& subject, Context& ctx) : ctx_(ctx) {

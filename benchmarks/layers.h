@@ -1,4 +1,4 @@
-// Layers of C++ beside the operators and matrix products that they are made of.
+// C++ layers, compared with the operators and matrix products that they consist of.
 #ifndef BENCHMARKS_LAYERS_H_
 #define BENCHMARKS_LAYERS_H_
 
@@ -9,7 +9,7 @@
 
 namespace heed::bench {
 
-// The time of each layer over that of its parts called one after the other: what is left are norms, gates and
+// The time of each layer divided by that of its parts called one after the other. The remainder is norms, gates and
 // activations. Throws std::runtime_error if a result is wrong.
 std::vector<GateResult> MeasureLayers(void (*progress)(const std::string&));
 

@@ -1,11 +1,11 @@
-// Products of rows with a matrix of weights, beside the CPU's roofline and beside libraries that this build has found:
+// Products of rows with a matrix of weights, compared with the CPU's roofline and with libraries that the build found:
 // OpenBLAS and oneDNN, which are measured here and used nowhere else.
 //
 //   bench_ops --benchmark_filter=^linear/
 //
-// One thread, weights of another copy of the matrix in each call where they would stay in the caches. `roof` is the
-// time that flops at the CPU's peak or weights at the speed of its memory take, the longer of the two, over the time
-// that was taken.
+// One thread. If the weights would stay in the caches, each call uses another copy of the matrix. `roof` is the time of
+// the flops at the CPU's peak or of reading the weights at its memory bandwidth, whichever is longer, divided by the
+// measured time.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -65,7 +65,7 @@ void Measure(benchmark::State& state, const Problem& p, DType dtype, size_t copi
   state.counters["roof"] = Counter(std::max(flops / peak, bytes / bandwidth), Counter::kIsIterationInvariantRate);
 }
 
-// As many copies of a matrix as no cache holds, where a call is bound by reading it.
+// The number of copies of a matrix that exceeds every cache, if a call is bound by reading it.
 size_t Copies(const Problem& p, DType dtype) {
   const size_t bytes = static_cast<size_t>(p.inputs * p.outputs) * SizeOf(dtype);
   return p.rows > 32 ? 1 : std::clamp<size_t>((256 << 20) / bytes, 1, 512);

@@ -1,4 +1,5 @@
-// Gates of sparse attention: the time of a kept pair beside that of dense attention, and what a list of tiles takes.
+// Gates of sparse attention: the time of a kept pair relative to that of dense attention, and the cost of a list of
+// tiles.
 #include <cstdint>
 #include <string>
 #include <vector>

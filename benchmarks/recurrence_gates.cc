@@ -1,6 +1,6 @@
-// Gates of the recurrence engine: fractions of the multiply-add peak, counting 4 K V
-// flops per token forward and 12 K V backward, of delta rules 6 and 18; a step beside the memory of its state;
-// long sequences beside short ones.
+// Gates of the recurrence engine: fractions of the FMA peak, counting 4 K V flops per token forward and 12 K V
+// backward, for delta rules 6 and 18; a step relative to the memory of its state; long sequences relative to short
+// ones.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -93,7 +93,7 @@ std::vector<Line> RecurrenceLines() {
     lines.push_back({Format("{} step, of a raw read and write", kind.name), Ratio::kOfMemory,
                      SideOf(kind, "step", 1, kStepHeads, 128), std::nullopt, Everywhere(.80)});
   }
-  // Chunks in matrix tiles beside the recurrence itself.
+  // Chunks in AMX tiles, compared with the recurrence itself.
   for (const Kind& kind : kKinds) {
     const std::string name = kind.name;
     if (!os::HasMatrixTiles() || (name != "linear" && name != "scalar gate")) continue;

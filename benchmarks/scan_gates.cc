@@ -1,5 +1,5 @@
-// Gates of the scan engine: updates of states beside exponentials, a step beside the memory of its
-// states, long sequences beside short ones, of convolutions too.
+// Gates of the scan engine: updates of states relative to exponentials, a step relative to the memory of its states,
+// long sequences relative to short ones, and convolutions.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,7 +24,7 @@ Side SideOf(const char* mechanism, const char* pass, int64_t T, const std::strin
   return side;
 }
 
-// Tokens contiguous, or channels.
+// The layout of tensors: tokens contiguous, or channels contiguous.
 struct Layout {
   const char *name, *variant;
 };

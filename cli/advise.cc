@@ -1,5 +1,5 @@
-// heed advise: which mechanism, with which options, for these tensors, this length and this budget; and the measurement
-// of this machine that its predictions come from.
+// heed advise: recommends a mechanism and its options for given tensors, length and budget; and measures this machine
+// for the predictions.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -33,7 +33,7 @@ constexpr char kFooter[] =
     "Candidates in f32 and bf16, or in --dtype, are predicted at --length and run on as many of the file's tokens as\n"
     "--seconds allow. Measured times are the best of several. Errors are the root mean square of the difference from\n"
     "exact attention in float64, relative to that. Time is that of a call, in decoding of one token of each sequence.\n"
-    "Memory is inputs, outputs, gradients, workspace and state, which is what the next token needs. --calibrate "
+    "Memory is inputs, outputs, gradients, workspace and the state for the next token. --calibrate "
     "measures\n"
     "this machine once, in less than two minutes, and prints how far predictions are off at sizes that were not\n"
     "fitted. Without it times are ranked that were measured at --length. With --shape nothing runs, and no error is "
@@ -114,7 +114,7 @@ Sizes ParseShape(const std::string& text) {
 std::vector<std::string> Mechanisms(const AdviseCall& call) {
   if (call.mechanisms.empty()) return {};
   std::vector<std::string> names = SplitAtCommas(call.mechanisms);
-  ChooseOps(names);  // throws for what is none
+  ChooseOps(names);  // throws for an unknown name
   return names;
 }
 
@@ -124,7 +124,7 @@ std::string TargetOf(const AdviseCall& call) {
   return TargetName(ctx.allowed_targets());
 }
 
-// Where models are kept: $XDG_CACHE_HOME/heed or ~/.cache/heed.
+// The path of the cost model: $XDG_CACHE_HOME/heed or ~/.cache/heed.
 std::string ModelPath(const AdviseCall& call) {
   if (!call.model.empty()) return call.model;
   const char* const cache = std::getenv("XDG_CACHE_HOME");
@@ -164,7 +164,7 @@ void Calibrate(const AdviseCall& call) {
   call.json ? PrintJson(ToJson(calibration, path)) : Print(ToText(calibration, path));
 }
 
-// The model that predictions come from; nothing where none was named and none is there.
+// The cost model of the predictions; absent if none was named and none exists at the default path.
 std::optional<advise::CostModel> FindModel(const AdviseCall& call, AdviseReport& report) {
   const std::string path = ModelPath(call);
   if (call.model.empty() && !std::filesystem::exists(path)) return std::nullopt;
@@ -231,7 +231,7 @@ void Advise(const AdviseCall& call) {
     report.layer = set.layer;
     request.source = [as_it_is](std::span<const InputSpec> inputs, std::optional<int64_t> tokens) {
       std::vector<InputSpec> specs(inputs.begin(), inputs.end());
-      // Of chosen heads, each brings its key head along.
+      // A chosen query head comes with its key head.
       for (InputSpec& spec : specs) {
         if (!as_it_is.heads.empty()) std::ranges::replace(spec.axes, 'G', 'H');
       }
@@ -257,8 +257,8 @@ void AddAdvise(CLI::App& app) {
   AddText(verb, "--shape", call->shape, "instead of tensors: sequences, tokens, heads (8x2: and key heads), channels",
           "B,T,H,D");
   AddText(verb, "--length", call->length, "tokens; default those of the tensors", "N");
-  AddText(verb, "--for", call->purpose, "what calls are made for; default prefill", "prefill|training|decode");
-  AddText(verb, "--memory", call->memory, "bytes that a call may take, 512M or 2G", "BYTES");
+  AddText(verb, "--for", call->purpose, "the purpose of the calls; default prefill", "prefill|training|decode");
+  AddText(verb, "--memory", call->memory, "memory that a call may use, 512M or 2G", "BYTES");
   AddText(verb, "--error", call->error, "error that is allowed, as a share of the output", "E");
   AddText(verb, "-m,--mechanisms", call->mechanisms, "only these, by name; default all", "A,B,C");
   AddText(verb, "--seconds", call->seconds, "for running candidates, default 10; for --calibrate, default 90", "S");

@@ -43,7 +43,7 @@ std::string ErrorsText(const advise::PredictionErrors& errors) {
       Percent(advise::PredictionErrors::kGoal));
 }
 
-// What a reader of the numbers has to know.
+// Remarks that are necessary to read the numbers.
 std::vector<std::string> Remarks(const AdviseReport& report) {
   const advise::Advice& advice = report.advice;
   std::vector<std::string> lines;
@@ -59,7 +59,7 @@ std::vector<std::string> Remarks(const AdviseReport& report) {
           : "predictions from " + report.model_path + ": " + ErrorsText(report.of_model));
   if (std::ranges::any_of(advice.rows, [](const Row& row) { return !row.is_softmax; }))
     lines.emplace_back(kOtherFunction);
-  std::map<std::string, std::string> assumed;  // names by what is assumed
+  std::map<std::string, std::string> assumed;  // names by assumption
   for (const Row& row : advice.rows) {
     for (const std::string& name : row.assumed) {
       std::string& names = assumed[WhatIsAssumed(name)];
@@ -67,7 +67,7 @@ std::vector<std::string> Remarks(const AdviseReport& report) {
         names += (names.empty() ? "" : ", ") + name;
     }
   }
-  for (const auto& [what, names] : assumed) lines.push_back("assumed, as nobody gave any: " + names + ": " + what);
+  for (const auto& [what, names] : assumed) lines.push_back("assumed, because not given: " + names + ": " + what);
   std::map<std::string, std::string> left_out;  // mechanisms by reason
   for (const auto& [mechanism, reason] : advice.left_out) {
     left_out[reason] += (left_out[reason].empty() ? "" : ", ") + mechanism;

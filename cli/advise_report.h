@@ -1,4 +1,4 @@
-// What `heed advise` found, as text, as JSON and as a page.
+// The results of `heed advise` as text, as JSON and as a page.
 #ifndef CLI_ADVISE_REPORT_H_
 #define CLI_ADVISE_REPORT_H_
 
@@ -15,25 +15,25 @@
 namespace heed::cli {
 
 struct AdviseReport {
-  std::string file, layer;  // empty: shapes alone
+  std::string file, layer;  // empty if only shapes are given
   advise::Purpose purpose;
   advise::Budget budget;
   int threads = 1;
   std::string cpu, target;
   std::string model_path;             // empty: no cost model
-  advise::PredictionErrors of_model;  // of that model
+  advise::PredictionErrors of_model;  // errors of that model
   std::vector<std::string> notes;     // facts of the file
   advise::Advice advice;
 };
 
-// `most_rows` of the table; 0: all of them.
+// The table has at most `most_rows` rows; 0: all.
 std::string ToText(const AdviseReport& report, size_t most_rows);
 Json ToJson(const AdviseReport& report);
 
 // Writes a page with the frontier of error against time, and all rows as a table. Throws FileError.
 void WritePage(const std::string& path, const AdviseReport& report);
 
-// What a calibration found, and where it lies.
+// The results of a calibration, and the path of its file.
 std::string ToText(const advise::Calibration& calibration, const std::string& path);
 Json ToJson(const advise::Calibration& calibration, const std::string& path);
 

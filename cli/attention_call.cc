@@ -1,4 +1,4 @@
-// AttentionCall: what `heed run` and `heed compare` share.
+// AttentionCall: the common part of `heed run` and `heed compare`.
 #include "cli/attention_call.h"
 
 #include <algorithm>

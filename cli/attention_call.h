@@ -1,5 +1,5 @@
-// One call of exact attention on the tensors of a file: memory for its outputs,
-// its time, and how far it is from a reference.
+// One call of exact attention on the tensors of a file: memory for its outputs, its time, and its distance from a
+// reference.
 #ifndef CLI_ATTENTION_CALL_H_
 #define CLI_ATTENTION_CALL_H_
 
@@ -20,20 +20,20 @@ namespace heed::cli {
 
 class AttentionCall {
  public:
-  // Outputs in `out_dtype`, which only the reference may have other than q's.
+  // Outputs have the dtype `out_dtype`, which differs from q's for references only.
   AttentionCall(const TensorSet& tensors, const attention::Options& options, DType out_dtype);
 
   void Forward(Context& ctx) const;
   void Reference() const;
 
-  // How far o, once computed, is from the scalar reference on `num_rows`
-  // queries at the start, in the middle and at the end.
+  // The error of o, after it was computed, against the scalar reference on `num_rows` queries at the start, in the
+  // middle and at the end.
   OutputError SpotCheck(int64_t num_rows) const;
 
   attention::Explanation Explain(const Context& ctx) const;
   int64_t Workspace(const Context& ctx) const;
 
-  // With the axes of the file: [B, T, H, D] or [T, H, D]; [B, H, T] or [H, T].
+  // Outputs with the axes of the file: [B, T, H, D] or [T, H, D]; [B, H, T] or [H, T].
   ConstTensorView o() const;
   ConstTensorView lse() const;
 
@@ -45,11 +45,11 @@ class AttentionCall {
   Buffer o_, lse_;
 };
 
-// Without the first axis, of size 1, where the file has none.
+// Drops the first axis, of size 1, if the file has none.
 ConstTensorView DropBatch(const TensorView& x, bool batched);
 
-// What `f` returns. The file is at fault, not the caller of the library: its
-// name stands first in what is thrown.
+// Returns f(). An exception is the fault of the file, not of the library's caller: the file's name is put before its
+// message.
 template <class F>
 auto Named(const std::string& file, F&& f) {
   try {
@@ -61,11 +61,10 @@ auto Named(const std::string& file, F&& f) {
   }
 }
 
-// Median seconds of a call: one to warm up, then up to seven within a second. A
-// call longer than that counts at once.
+// Median seconds of a call: one call to warm up, then up to seven within a second. A longer call is measured once.
 double MedianSeconds(const Context& ctx, const std::function<void()>& call);
 
-// Options that differ from the default, {"causal": true, "window": [127, 0]}.
+// The options that differ from the default, {"causal": true, "window": [127, 0]}.
 Json ToJson(const attention::Options& options);
 
 }  // namespace heed::cli

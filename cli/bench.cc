@@ -1,5 +1,4 @@
-// heed bench: throughput as a fraction of the roof that a probe finds right
-// before each sample, in the same process.
+// heed bench: throughput as a fraction of the roof that a probe measures right before each sample, in the same process.
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -35,7 +34,7 @@ constexpr char kFooter[] =
     "Example:\n  heed bench attention --threads 1";
 
 constexpr size_t kRounds = 7, kFewestRounds = 3;
-constexpr double kSeconds = 1;  // of a row: where others take CPUs, samples take long to be clean
+constexpr double kSeconds = 1;  // per row: on a busy machine it takes long to get clean samples
 constexpr Sizes kSizes[] = {
     {1, 128, 128, 16, 16, 64, 64},
     {1, 512, 512, 8, 8, 64, 64},
@@ -59,7 +58,7 @@ struct Row {
   bool noisy;
 };
 
-// Medians of the clean samples, or of all if fewer than two of three are clean.
+// Medians of the clean samples, or of all samples if fewer than two of three are clean.
 Row Measure(TimedCase& timed, const std::string& mechanism, double read_bytes_per_second, double row_seconds) {
   const Case& c = timed.problem();
   std::vector<double> seconds[2], roofs[2], fractions[2];  // all, clean
@@ -92,21 +91,21 @@ std::vector<int> ThreadCounts(const MachineOptions& machine) {
   return {1, threads};
 }
 
-// One row to come.
+// A row that is still to be measured.
 struct Job {
   OpEntry op;
   CaseRequest request;
   int threads;
 };
 
-// As TimedCase names it.
+// The shape in the form of TimedCase.
 std::string ShapeOf(const CaseRequest& request) {
   const std::string sizes = ToString(request.sizes);
   return request.variant.empty() ? sizes : sizes + " " + request.variant;
 }
 
-// What was asked for by name is measured in every pass, dtype, size and number of
-// threads; all mechanisms at once in f32 at one size, which takes a minute or two.
+// Mechanisms that are named are measured in every pass, dtype, size and number of threads. Without names, all are
+// measured in f32 at one size, which takes a minute or two.
 std::vector<Job> Jobs(const std::vector<OpEntry>& ops, const BenchOptions& options) {
   const bool brief = options.mechanisms.empty();
   std::vector<Job> jobs;

@@ -1,7 +1,6 @@
-// heed compare: what each mechanism costs on these tensors, and how far it is
-// from exact attention in float64: exact attention itself, in every dtype and
-// under windows that drop keys, and every other mechanism that the file, with tensors
-// that can be assumed where it has none, suffices for.
+// heed compare: the cost of each mechanism on the given tensors, and its distance from exact attention in float64. The
+// rows are exact attention in every dtype and under windows that drop keys, and every other mechanism that can run on
+// the file's tensors and those that can be assumed.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -33,13 +32,13 @@ constexpr char kFooter[] =
     "square relative to that of o, and the largest difference of an element. Rows of\n"
     "a selector choose their pairs by content, which their times include. Visited\n"
     "is the share of all pairs of a query and a key that attention computes. State is\n"
-    "what the next token needs of these: keys and values, or a recurrence's state.\n"
+    "the memory for the next token: keys and values, or a recurrence's state.\n"
     "Other mechanisms run with their default options; decays and projections that the\n"
-    "file does not have are assumed, as is said. Of a file without q, k and v, errors\n"
+    "file does not have are assumed and listed. For a file without q, k and v, errors\n"
     "are against each mechanism in float64.\n\n"
     "Example:\n  heed compare data/minilm_alice.safetensors --layer 2";
 
-// Above this the scalar reference would take minutes.
+// Above this number of flops the scalar reference would take minutes.
 constexpr double kMaxReferenceFlops = 4e9;
 
 constexpr int64_t kWindows[] = {64, 128, 256};  // keys that a query sees
@@ -53,15 +52,15 @@ struct CompareOptions {
   MathOptions math;
 };
 
-// Attention with these options, and a pattern that is chosen for the tensors at hand, if anything chooses one.
+// Attention with these options, and a pattern that is chosen for the given tensors if there is a selector.
 struct Variant {
   attention::Options options;
   std::string selector = {};
   std::function<Pattern(Context&, const TensorSet&)> choose = {};
 };
 
-// What heed.select chooses where attention has no other restriction: an eighth of the blocks by two scores, nine tenths
-// of the mass, and under a causal mask columns and diagonals.
+// The patterns that heed.select chooses if attention has no other restriction: an eighth of the blocks by two scores,
+// nine tenths of the mass, and under a causal mask columns and diagonals.
 std::vector<Variant> Selectors(const attention::Options& full, int64_t Tk) {
   std::vector<Variant> variants;
   const auto add = [&](const std::string& text, const auto& choose) { variants.push_back({full, text, choose}); };
@@ -89,8 +88,8 @@ std::vector<Variant> Selectors(const attention::Options& full, int64_t Tk) {
   return variants;
 }
 
-// Exact attention as the reference sees it, and its restrictions: the window and
-// the pattern that were typed, else some windows that are narrower than the keys and what content chooses.
+// Exact attention as the reference computes it, and its restrictions: the window and the pattern on the command line,
+// or else some windows that are narrower than the keys and the patterns of selectors.
 std::vector<Variant> Variants(const attention::Options& full, const attention::Options& typed, bool is_restricted,
                               const TensorSet& set) {
   const int64_t Tk = set.k.size(1);
@@ -106,14 +105,13 @@ std::vector<Variant> Variants(const attention::Options& full, const attention::O
     narrow.window = full.causal ? attention::Window{keys - 1, 0} : attention::Window{keys / 2, keys / 2};
     variants.push_back({narrow});
   }
-  // Smaller files have fewer keys than there is anything to choose among; queries that are no tokens of the keys have
-  // no block.
+  // With fewer keys there is nothing to choose, and queries that are not tokens of the keys have no block.
   if (Tk < kFewestToChoose || set.q.size(1) != Tk) return variants;
   for (Variant& variant : Selectors(full, Tk)) variants.push_back(std::move(variant));
   return variants;
 }
 
-// Keys and values that the next query would see.
+// Bytes of the keys and values that the next query would see.
 int64_t KeyValueBytes(const TensorSet& set, const attention::Options& options) {
   const bool drops = options.window.left >= 0;
   const int64_t all = set.k.size(1);
@@ -122,13 +120,12 @@ int64_t KeyValueBytes(const TensorSet& set, const attention::Options& options) {
          static_cast<int64_t>(SizeOf(set.dtype));
 }
 
-// Counts the pairs of a query and a key, over all heads.
+// The number of pairs of a query and a key, over all heads.
 double AllPairs(const TensorSet& set) {
   return static_cast<double>(set.q.size(0) * set.q.size(2)) * static_cast<double>(set.q.size(1) * set.k.size(1));
 }
 
-// What errors are against. A kernel as reference is itself checked on some
-// rows.
+// The reference of errors. A kernel that serves as reference is itself checked on some rows.
 struct Reference {
   AttentionCall expected;
   std::string text;
@@ -155,15 +152,15 @@ Reference ComputeReference(Context& ctx, const TensorSet& wide, const attention:
           error};
 }
 
-// What the rows come from: a file with q, k and v.
+// The input of the rows: a file with q, k and v.
 struct Comparison {
   const CompareOptions& options;
-  const TensorSet& wide;                 // in f64
+  const TensorSet& wide;                 // the same in f64
   attention::Options full, typed;        // without and with --window and --pattern
-  std::map<bool, Reference> references;  // exact attention as `full`, causal or not
+  std::map<bool, Reference> references;  // exact attention with options `full`, causal or not
   std::map<DType, TensorSet> sets;
 
-  // Computed when first asked for: it may take minutes.
+  // Computed on first use, because it may take minutes.
   const Reference& For(Context& ctx, bool causal) {
     const auto found = references.find(causal);
     if (found != references.end()) return found->second;
@@ -194,7 +191,7 @@ void AddAttention(Context& ctx, Comparison& c, const Variant& variant, Countdown
     if (variant.choose) options.pattern = Named(set.file, [&] { return variant.choose(ctx, set); });
     const AttentionCall call(set, options, dtype);
     const double seconds = MedianSeconds(ctx, [&] {
-      if (variant.choose) variant.choose(ctx, set);  // which takes time too
+      if (variant.choose) variant.choose(ctx, set);  // the selector's time counts too
       call.Forward(ctx);
     });
     report.rows.push_back({"attention",
@@ -208,7 +205,7 @@ void AddAttention(Context& ctx, Comparison& c, const Variant& variant, Countdown
                            MeasureError(call.o(), reference.expected.o()),
                            call.Explain(ctx).visited_pairs,
                            AllPairs(set)});
-    // Beside itself its error would be 0.
+    // The error of the reference against itself would be 0, so its own error is reported instead.
     if (exact && dtype == DType::kF64 && reference.own_error) {
       report.rows.back().error = *reference.own_error;
     }
@@ -231,7 +228,7 @@ CompareRow RowOf(Context& ctx, const OpEntry& op, DType dtype, const MechanismCa
           MeasureError(o, expected)};
 }
 
-// "i and log_decay".
+// For example "i and log_decay".
 std::string Enumerate(const std::vector<std::string>& names) {
   std::string text = names[0];
   for (size_t i = 1; i < names.size(); ++i) {
@@ -240,7 +237,7 @@ std::string Enumerate(const std::vector<std::string>& names) {
   return text;
 }
 
-// Throws FileError where the mechanism does not fit these tensors.
+// Throws FileError if the mechanism does not accept these tensors.
 void AddMechanism(Context& ctx, Comparison& c, const OpEntry& op, Countdown& countdown, CompareReport& report,
                   const std::string& setting = "") {
   std::vector<CompareRow> rows;
@@ -262,7 +259,7 @@ void AddMechanism(Context& ctx, Comparison& c, const OpEntry& op, Countdown& cou
   report.rows.insert(report.rows.end(), rows.begin(), rows.end());
 }
 
-// A file without q, k and v: the mechanism beside itself in f64.
+// A file without q, k and v: the mechanism is compared with itself in f64.
 void AddAlone(Context& ctx, const TensorOptions& tensors, const OpEntry& op, Countdown& countdown,
               CompareReport& report) {
   const NamedTensors wide = In(tensors, DType::kF64).Load(op.inputs);
@@ -278,8 +275,7 @@ void AddAlone(Context& ctx, const TensorOptions& tensors, const OpEntry& op, Cou
   }
 }
 
-// What is wrong, without the names of the file and the mechanism that stand
-// before it.
+// The reason of an error, without the names of the file and the mechanism before it.
 std::string Reason(const std::string& what, const std::string& file, const OpEntry& op) {
   std::string reason = what;
   for (const std::string& prefix : {file + ": ", op.name + "::Explain: ", op.name + ": "}) {
@@ -288,7 +284,7 @@ std::string Reason(const std::string& what, const std::string& file, const OpEnt
   return reason;
 }
 
-// Adds with `add`, or says why not. What was named on the command line must work.
+// Adds rows with `add`, or records the reason why not. A mechanism that is named on the command line must work.
 template <class Add>
 void TryToAdd(const CompareOptions& options, const OpEntry& op, const std::string& file, CompareReport& report,
               const Add& add) {
@@ -323,7 +319,7 @@ CompareReport CompareQkv(Context& ctx, const CompareOptions& options, const std:
 
   std::vector<Variant> variants =
       Variants(c.full, c.typed, options.math.HasWindow() || options.math.HasPattern(), wide);
-  if (chosen.size() > 1 && !c.full.causal) {  // what causal mechanisms stand beside
+  if (chosen.size() > 1 && !c.full.causal) {  // causal mechanisms are compared with causal attention
     Variant causal = {c.full};
     causal.options.causal = true;
     variants.insert(variants.begin() + 1, causal);
@@ -349,7 +345,7 @@ CompareReport CompareQkv(Context& ctx, const CompareOptions& options, const std:
   return report;
 }
 
-// Tokens of the first input that has some.
+// The number of tokens of the first input that has tokens.
 int64_t TokensOf(const OpEntry& op, const NamedTensors& set) {
   for (const InputSpec& spec : op.inputs) {
     const size_t axis = spec.axes.find('T');
@@ -365,7 +361,7 @@ CompareReport CompareAlone(Context& ctx, const CompareOptions& options, const st
   Countdown countdown(chosen.size() * report.dtypes.size());
   for (const OpEntry& op : chosen) {
     const bool fits = op.call != nullptr && options.tensors.Hold(op.inputs);
-    if (!fits && !options.mechanisms.empty()) {  // throws: what was named must work
+    if (!fits && !options.mechanisms.empty()) {  // throws, because a named mechanism must work
       op.call == nullptr ? void(options.tensors.Load()) : void(options.tensors.Load(op.inputs));
     }
     if (!fits) {
@@ -381,7 +377,8 @@ CompareReport CompareAlone(Context& ctx, const CompareOptions& options, const st
     report.tokens = TokensOf(op, set);
     TryToAdd(options, op, set.file, report, [&] { AddAlone(ctx, options.tensors, op, countdown, report); });
   }
-  if (report.rows.empty()) (void)options.tensors.Load();  // throws: what is there, what is not
+  // Throws, and names the tensors that are there and those that are missing.
+  if (report.rows.empty()) (void)options.tensors.Load();
   return report;
 }
 

@@ -1,5 +1,4 @@
-// Rows of `heed compare` side by side: dtypes are columns, as the question is
-// which mechanism, then in which dtype.
+// Rows of `heed compare` as a table. Dtypes are columns, because readers first choose a mechanism and then a dtype.
 #include "cli/compare_report.h"
 
 #include <algorithm>
@@ -14,10 +13,10 @@
 namespace heed::cli {
 namespace {
 
-// The rows that differ in their dtype alone.
+// Rows that differ in their dtype alone.
 using Group = std::span<const CompareRow>;
 
-// A pattern that was chosen has no expression to read: its selector stands for it.
+// A chosen pattern has no readable expression: the name of its selector replaces it.
 attention::Options Typed(const CompareRow& row) {
   attention::Options options = row.options;
   if (!row.selector.empty()) options.pattern = {};
@@ -43,20 +42,20 @@ std::vector<Group> GroupsOf(const CompareReport& report) {
   return groups;
 }
 
-// Nullptr where the mechanism has no kernel in this dtype.
+// Null if the mechanism has no kernel in this dtype.
 const CompareRow* Find(Group group, DType dtype) {
   const auto found =
       std::find_if(group.begin(), group.end(), [&](const CompareRow& row) { return row.dtype == dtype; });
   return found == group.end() ? nullptr : &*found;
 }
 
-// The dtype in which memory is reported: f32, or what there is.
+// The dtype for which memory is reported: f32 if there are rows in it, else the first.
 DType UsualDType(const CompareReport& report) {
   const std::vector<DType>& all = report.dtypes;
   return std::find(all.begin(), all.end(), DType::kF32) == all.end() ? all[0] : DType::kF32;
 }
 
-// A cell of a table, and what it is sorted by.
+// A cell of a table, and its key for sorting.
 struct Cell {
   std::string text;
   double value;
@@ -84,7 +83,7 @@ Cell CellOf(Group group, DType dtype, Measure measure) {
   return row == nullptr ? Cell{"-", std::nan("")} : measure(*row);
 }
 
-// Columns: one measure in every dtype, then others in the usual one.
+// Columns: one measure in every dtype, then other measures in the usual dtype.
 std::string TableOf(const CompareReport& report, Measure in_each,
                     const std::vector<std::pair<std::string, Measure>>& in_one) {
   std::vector<std::string> columns = {"<mechanism", "<options"};
@@ -104,7 +103,7 @@ std::string TableOf(const CompareReport& report, Measure in_each,
   return table.ToString();
 }
 
-// What was assumed of inputs, by their names.
+// Assumptions about inputs, by their names.
 std::map<std::string, std::string> Assumed(const CompareReport& report) {
   std::map<std::string, std::string> assumed;
   for (const CompareRow& row : report.rows) {
@@ -118,9 +117,9 @@ std::string Where(const CompareReport& report) {
   return report.layer.empty() ? report.file : report.file + " " + report.layer;
 }
 
-// Lines that say what a reader of the numbers has to know.
+// Remarks that are necessary to read the numbers.
 std::vector<std::string> Remarks(const CompareReport& report) {
-  std::map<std::string, std::string> names;  // by what is assumed of them
+  std::map<std::string, std::string> names;  // by the assumption about them
   for (const auto& [name, what] : Assumed(report)) {
     names[what] += (names[what].empty() ? "" : ", ") + name;
   }
@@ -142,7 +141,7 @@ std::string HtmlCell(const char* tag, const std::string& attributes, const std::
   return Format("<{0}{1}>{2}</{0}>", tag, attributes, pages::EscapeHtml(text));
 }
 
-// Two rows of headers: what is measured, in which dtype.
+// Two rows of headers: the measure, and its dtype.
 std::string HtmlTable(const CompareReport& report) {
   const size_t n = report.dtypes.size();
   const std::string usual = Name(UsualDType(report));

@@ -1,5 +1,4 @@
-// heed completion: what a shell needs to complete verbs, options and their
-// values.
+// heed completion: scripts that complete verbs, options and their values in a shell.
 #include <memory>
 #include <string>
 #include <string_view>
@@ -23,9 +22,9 @@ constexpr char kFooter[] =
     "cmake --install puts both where new shells find them.\n\n"
     "Example:\n  heed completion bash";
 
-// What may stand at a place.
+// The possible values at a place of the command line.
 struct Values {
-  std::vector<std::string> words;  // empty: none that are known
+  std::vector<std::string> words;  // empty: not known
   bool files = false;
   bool list = false;  // several words, with commas between
 };
@@ -42,7 +41,7 @@ std::vector<std::string> Targets() {
   return names;
 }
 
-// Types say what values are: "f32|bf16" lists them, ".npy" or "OUT" is a file.
+// An option's type text describes its values: "f32|bf16" lists them, ".npy" or "OUT" is a file.
 Values ValuesOf(const CLI::Option& option) {
   const std::string name = option.get_name(), type = option.get_type_name();
   if (name == "MECHANISM") return {Mechanisms()};
@@ -81,10 +80,10 @@ std::string Quoted(const std::string& text) {  // in single quotes
   return quoted + "'";
 }
 
-// --- bash ---
+// bash.
 
-// `values` has by verb and place what may come: words, after a comma where
-// several may be joined by commas, or files.
+// `values` has the completions by verb and place: words, which follow a comma if several may be joined by commas, or
+// files.
 constexpr std::string_view kBashBegin = R"(# bash completion of heed; made by `heed completion bash`.
 _heed() {
   local -A values=(
@@ -122,9 +121,9 @@ std::string BashEntry(const std::string& verb, const std::string& place, const V
   return Format("    [{}]={}\n", Quoted(verb + " " + place), Quoted(known));
 }
 
-// --- zsh ---
+// zsh.
 
-// In a description of _arguments, which ends at a bracket or a colon.
+// Escapes text of a description of _arguments, which ends at a bracket or a colon.
 std::string ZshText(const std::string& text) {
   std::string escaped;
   for (const char c : text) {
@@ -220,7 +219,7 @@ void Complete(const CLI::App& app, const std::string& shell) {
 }  // namespace
 
 void AddCompletion(CLI::App& app) {
-  CLI::App& verb = AddVerb(app, "completion", "a script for bash or zsh that completes what is typed", kFooter);
+  CLI::App& verb = AddVerb(app, "completion", "a completion script for bash or zsh", kFooter);
   const auto shell = std::make_shared<std::string>();
   AddText(verb, "SHELL", *shell, "bash or zsh", "bash|zsh", Need::kRequired);
   OnChosen(verb, [&app, shell] { Complete(app, *shell); });

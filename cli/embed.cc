@@ -1,4 +1,4 @@
-// heed embed: one vector per sequence of token ids, of a model of a folder.
+// heed embed: one vector per sequence of token ids, from a model in a folder.
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -16,8 +16,9 @@ namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "F is a text file: one sequence per line, token ids apart by commas or blanks. FOLDER is as Transformers or\n"
-    "sentence-transformers saves it; modules.json there says whether a vector is the mean of the tokens' hidden states "
+    "F is a text file: one sequence per line, token ids separated by commas or blanks. FOLDER has the format of\n"
+    "Transformers or sentence-transformers; modules.json there says whether a vector is the mean of the tokens' hidden "
+    "states "
     "or the\n"
     "first of them, and whether it has unit length. Without -o vectors are printed, one per line.\n\n"
     "Example:\n  heed embed FOLDER --ids sentences.txt -o embeddings.npy";
@@ -64,7 +65,7 @@ void Embed(const EmbedCall& call) {
 }  // namespace
 
 void AddEmbed(CLI::App& app) {
-  CLI::App& verb = AddVerb(app, "embed", "one vector per sequence of token ids, of a model of a folder", kFooter);
+  CLI::App& verb = AddVerb(app, "embed", "one vector per sequence of token ids, by a model from a folder", kFooter);
   const auto call = std::make_shared<EmbedCall>();
   call->RegisterFolder(verb);
   AddText(verb, "--ids", call->ids, "a text file of token ids, one sequence per line", "F", Need::kRequired);

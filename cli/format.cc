@@ -1,4 +1,4 @@
-// The one file that compiles fmt's writing.
+// Format: the only file that compiles fmt's formatting functions.
 #include "cli/format.h"
 
 namespace heed {

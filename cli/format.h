@@ -1,5 +1,5 @@
-// Format: text as fmt::format writes it. fmt's own function compiles the writing of integers and floating-point numbers
-// into every file that calls it, two seconds each; here format.cc alone does.
+// Format: the text of fmt::format. fmt's own function compiles the formatting of integers and floating-point numbers in
+// every file that calls it, which takes two seconds each; here only format.cc does.
 #ifndef CLI_FORMAT_H_
 #define CLI_FORMAT_H_
 

@@ -1,4 +1,4 @@
-// heed generate: the tokens that a language model of a folder puts behind a prompt.
+// heed generate: continues a prompt of tokens with a language model from a folder.
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -19,18 +19,17 @@ namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "FOLDER is as Transformers saves it: config.json and model.safetensors, or shards and their index. Families: "
-    "llama,\n"
+    "FOLDER has Transformers' format: config.json and model.safetensors, or shards and their index. Families: llama,\n"
     "mistral, qwen2, qwen3, gpt2, mamba, mamba2, rwkv, rwkv6, heed_byte_lm. One line per prompt: the ids of the tokens "
-    "behind it.\n"
-    "The likeliest token is taken unless there is a temperature. A sequence ends with an eos_token_id of\n"
-    "generation_config.json, or of config.json where that file is missing.\n"
+    "that\n"
+    "follow it. The likeliest token is taken unless there is a temperature. A sequence ends with an eos_token_id of\n"
+    "generation_config.json, or of config.json if that file is missing.\n"
     "Models that fill in masked tokens (bert, roberta, xlm-roberta, distilbert) have logits too: --tokens 0 --logits "
     "OUT.\n\n"
-    "With --cache what the model has seen is kept in F, a safetensors file. If F is there, prompts go behind that, one "
-    "for\n"
-    "each sequence in it; one may be empty, and without --prompt-ids all are. Two runs make the tokens that one "
-    "would.\n\n"
+    "With --cache the state of the model is saved in F, a safetensors file. If F exists, prompts are appended to its "
+    "sequences,\n"
+    "one for each; a prompt may be empty, and without --prompt-ids all are. Two runs generate the tokens of a single "
+    "one.\n\n"
     "Example:\n  heed generate FOLDER --prompt-ids 1,2,3 --tokens 16\n"
     "  heed generate FOLDER --prompt-ids 1,2,3 --tokens 16 --cache chat.safetensors\n"
     "  heed generate FOLDER --tokens 16 --cache chat.safetensors";
@@ -51,7 +50,7 @@ GenerateOptions Parse(const GenerateCall& call) {
   return options;
 }
 
-// Of every token of the prompts: [B, T, vocabulary], zeros beyond their ends.
+// Writes the logits of every token of the prompts: [B, T, vocabulary], zeros beyond their ends.
 Json WriteLogits(Context& ctx, const Model& model, const Sequences& prompts, const std::string& out) {
   const Padded padded(prompts);
   const int64_t B = padded.ids.size(0), T = padded.ids.size(1), row = model.vocabulary();
@@ -65,16 +64,16 @@ Json WriteLogits(Context& ctx, const Model& model, const Sequences& prompts, con
   return WriteOut(out, "logits", y);
 }
 
-// What --prompt-ids says; empty where a cache goes on without it.
+// Parses --prompt-ids; empty if a cache continues without a prompt.
 Sequences ParsePrompts(const GenerateCall& call, bool resumed) {
   if (!call.prompts.empty()) return ParseIds("--prompt-ids", call.prompts, resumed);
   if (resumed) return {};
   throw UsageError("--prompt-ids is missing, expected token ids" +
-                   (call.cache.empty() ? "" : ": there is no file " + call.cache + " to go on from"));
+                   (call.cache.empty() ? "" : ": there is no file " + call.cache + " to continue from"));
 }
 
-// The state that generation goes on from and leaves behind, where there is a cache; `prompts` of one that goes on
-// without.
+// The state that generation continues from and saves, if there is a cache. Sets empty `prompts` if the state continues
+// without any.
 std::optional<ModelState> StateOf(const GenerateCall& call, const Model& model, bool resumed, Sequences& prompts) {
   if (call.cache.empty()) return std::nullopt;
   if (!resumed) return model.MakeState({.batch = std::ssize(prompts)});
@@ -129,18 +128,18 @@ void Generate(const GenerateCall& call) {
 }  // namespace
 
 void AddGenerate(CLI::App& app) {
-  CLI::App& verb = AddVerb(app, "generate", "tokens that a language model of a folder puts behind a prompt", kFooter);
+  CLI::App& verb = AddVerb(app, "generate", "continue prompts with a language model from a folder", kFooter);
   const auto call = std::make_shared<GenerateCall>();
   call->RegisterFolder(verb);
   AddText(verb, "--prompt-ids", call->prompts, "token ids; ';' between prompts", "1,2,3");
-  AddText(verb, "--tokens", call->tokens, "of each sequence, at most; default 32", "N");
-  AddText(verb, "--temperature", call->temperature, "draws tokens; 0 takes the likeliest", "X");
-  AddText(verb, "--top-k", call->top_k, "draws among the K likeliest", "K");
-  AddText(verb, "--top-p", call->top_p, "draws among the likeliest that have this probability together", "P");
+  AddText(verb, "--tokens", call->tokens, "at most this many per sequence; default 32", "N");
+  AddText(verb, "--temperature", call->temperature, "samples tokens; 0 takes the likeliest", "X");
+  AddText(verb, "--top-k", call->top_k, "samples among the K likeliest", "K");
+  AddText(verb, "--top-p", call->top_p, "samples among the likeliest that together have this probability", "P");
   AddText(verb, "--seed", call->seed, "of draws; default 0", "N");
-  AddFlag(verb, "--ignore-end", call->ignore_end, "go on behind a token that ends a sequence");
+  AddFlag(verb, "--ignore-end", call->ignore_end, "continue after an end token");
   AddText(verb, "--logits", call->logits, "writes the logits of the prompts' tokens (.safetensors or .npy)", "OUT");
-  AddText(verb, "--cache", call->cache, "goes on from the state in this file if it is there, and writes it", "F");
+  AddText(verb, "--cache", call->cache, "continues from the state in this file if it exists, and writes it", "F");
   call->RegisterRest(verb);
   OnChosen(verb, [call] { Generate(*call); });
 }

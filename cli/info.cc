@@ -1,4 +1,4 @@
-// heed info: version, CPU, SIMD targets, and with --probe what they reach.
+// heed info: version, CPU, SIMD targets, and with --probe their measured limits.
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,7 +48,7 @@ void Info(const InfoOptions& options) {
   Context ctx(threads);
   options.machine.Apply(ctx);
   std::vector<std::string> available = AvailableTargets();
-  std::erase(available, "tiles");  // which have a line of their own
+  std::erase(available, "tiles");  // AMX has a line of its own
   const std::string target = TargetName(ctx.allowed_targets());
   const Json roofs = options.probe ? ProbeRoofs(ctx.allowed_targets(), threads) : Json(nullptr);
   if (options.json) {
@@ -64,7 +64,7 @@ void Info(const InfoOptions& options) {
   table.Add({"CPU", os::CpuName()});
   table.Add({"threads", std::to_string(threads)});
   table.Add({"SIMD target", Format("{} (available: {})", target, fmt::join(available, " "))});
-  table.Add({"matrix tiles", os::HasMatrixTiles() ? "present" : "none: " + os::WhyNoMatrixTiles()});
+  table.Add({"AMX tiles", os::HasMatrixTiles() ? "present" : "none: " + os::WhyNoMatrixTiles()});
   if (options.probe) {
     const auto rate = [&](const char* name, const char* unit) { return Rate(roofs[name].get<double>(), unit); };
     table.Add({"multiply-add f32", rate("fma_f32_flops_per_second", "FLOP/s")});
@@ -83,7 +83,7 @@ void Info(const InfoOptions& options) {
 void AddInfo(CLI::App& app) {
   CLI::App& verb = AddVerb(app, "info", "version, CPU, SIMD target, threads; measured roofs with --probe", kFooter);
   const auto options = std::make_shared<InfoOptions>();
-  AddFlag(verb, "--probe", options->probe, "measure what this machine reaches");
+  AddFlag(verb, "--probe", options->probe, "measure this machine's limits");
   AddFlag(verb, "--json", options->json, "one JSON document");
   options->machine.Register(verb);
   OnChosen(verb, [options] { Info(*options); });

@@ -1,4 +1,4 @@
-// heed list: every mechanism of this build and what it costs.
+// heed list: every mechanism of this build, and its cost.
 #include <memory>
 #include <string>
 

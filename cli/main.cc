@@ -1,5 +1,5 @@
-// heed: the command line. Parses, runs one verb, turns errors into one line and
-// an exit status: 2 for usage, option values included, 1 for a failure.
+// heed: the command line. It parses arguments, runs one verb, and turns an error into one line and an exit status: 2
+// for wrong usage, option values included, 1 for a failure.
 #include <cstdlib>
 #include <exception>
 #include <new>
@@ -52,7 +52,7 @@ int Main(int argc, char** argv) {
     app.parse(argc, argv);  // runs the verb
     return 0;
   } catch (const CLI::CallForHelp&) {
-    Print(app.help());  // of the verb that was named, if one was
+    Print(app.help());  // help of the named verb, if there is one
     return 0;
   } catch (const CLI::CallForVersion& e) {
     Print(std::string(e.what()) + "\n");
@@ -65,7 +65,7 @@ int Main(int argc, char** argv) {
   }
 }
 
-// One line per kind of failure.
+// Prints one line per kind of failure.
 int Guarded(int argc, char** argv) {
   try {
     return Main(argc, argv);

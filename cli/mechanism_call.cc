@@ -1,4 +1,4 @@
-// MechanismCall: a registered call with its memory.
+// MechanismCall: a call through the registry, with its memory.
 #include "cli/mechanism_call.h"
 
 #include "cli/attention_call.h"

@@ -1,5 +1,4 @@
-// One call of any mechanism but exact attention on the tensors of a file: memory
-// for what it computes, and what it plans.
+// One call of any mechanism but exact attention on the tensors of a file: the memory of its outputs, and its plan.
 #ifndef CLI_MECHANISM_CALL_H_
 #define CLI_MECHANISM_CALL_H_
 
@@ -17,7 +16,7 @@ namespace heed::cli {
 
 class MechanismCall {
  public:
-  // `file` stands in messages. Throws FileError if the tensors do not fit.
+  // `file` is used in messages. Throws FileError if the mechanism does not accept the tensors.
   MechanismCall(const Context& ctx, const OpEntry& op, const std::string& file, const TensorMap& tensors,
                 std::optional<double> scale);
 
@@ -26,7 +25,7 @@ class MechanismCall {
   const TensorCall& plan() const { return call_; }
   ConstTensorView o() const { return outputs_[0].view(); }
 
-  // o, then what is remembered; without the first axis where the file has none.
+  // o, then the state, without the first axis if the file has none.
   std::vector<NamedTensor> Outputs(bool batched) const;
   int64_t StateBytes() const;
 

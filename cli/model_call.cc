@@ -1,4 +1,4 @@
-// Options and output of verbs that run a model of a folder.
+// Options and output of the verbs that run a model from a folder.
 #include "cli/model_call.h"
 
 namespace heed::cli {

@@ -1,4 +1,4 @@
-// What the verbs that run a model of a folder have in common: options, reading it, what they print.
+// The common part of the verbs that run a model from a folder: options, loading, output.
 #ifndef CLI_MODEL_CALL_H_
 #define CLI_MODEL_CALL_H_
 
@@ -18,17 +18,17 @@ struct ModelCall {
   bool json = false;
   MachineOptions machine;
 
-  // FOLDER, before a verb's own options; --threads, --isa and --json, behind them.
+  // RegisterFolder adds FOLDER before a verb's own options; RegisterRest adds --threads, --isa and --json after them.
   void RegisterFolder(CLI::App& verb);
   void RegisterRest(CLI::App& verb);
 
-  Model Open() const;  // with progress
+  Model Open() const;  // shows progress
 
-  // With --json one document, `own` behind what all have; else `text`.
+  // Prints one document with --json, with `own` after the common members; else prints `text`.
   void Print(const Model& model, double seconds, const Json& own, const std::string& text) const;
 };
 
-// One line per row, its elements apart by `between`.
+// One line per row, with `between` between its elements.
 template <class Row>
 std::string Lines(const std::vector<Row>& rows, std::string_view between) {
   std::string text;

@@ -1,4 +1,4 @@
-// Options: every value is parsed here, so that every wrong one reads the same.
+// Options: every value is parsed here, so that all errors have the same form.
 #include "cli/options.h"
 
 #include <algorithm>
@@ -58,7 +58,7 @@ std::optional<bool> ParseBool(const std::string& text) {
 
 constexpr char kWindowForm[] = "L,R: keys to the left and right of a query, each -1 (unlimited) or more";
 
-// The typed value, else the file's, else nothing.
+// The value on the command line, else the file's, else none.
 template <class T, class Parse>
 std::optional<T> Fact(const TensorSet& tensors, const char* name, const std::string& typed, const char* expected,
                       Parse parse, std::vector<std::string>& notes) {
@@ -77,7 +77,7 @@ std::optional<T> Fact(const TensorSet& tensors, const char* name, const std::str
   return value;
 }
 
-// Throws UsageError if the pattern is none of calls on these tensors.
+// Throws UsageError if the pattern does not apply to calls on these tensors.
 void CheckFits(const Pattern& pattern, const TensorSet& set) {
   PatternCall call = {set.q.size(1), set.k.size(1), set.q.size(2), set.k.size(2), {}};
   call.batches = set.q.size(0);
@@ -161,8 +161,8 @@ void AddText(CLI::App& verb, const std::string& name, std::string& value, const 
 }
 
 void AddPattern(CLI::App& verb, std::string& value) {
-  AddText(verb, "--pattern", value, "the pairs that are kept, as in Python: \"longformer(512, [0]) | dilated(8, 64)\"",
-          "EXPRESSION");
+  AddText(verb, "--pattern", value,
+          "the kept pairs, as an expression of Python: \"longformer(512, [0]) | dilated(8, 64)\"", "EXPRESSION");
 }
 
 Pattern ParsePattern(const std::string& expression) {

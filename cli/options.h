@@ -1,5 +1,4 @@
-// Options that several verbs share: how they are spelled, checked and
-// explained.
+// Options that several verbs share: spelling, checks and help.
 #ifndef CLI_OPTIONS_H_
 #define CLI_OPTIONS_H_
 
@@ -16,14 +15,14 @@
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/sparse/common/pattern.h"
 
-// CLI11's headers take four seconds of each file that includes them; what verbs need of them is below.
+// CLI11's headers take four seconds in each file that includes them; the functions below are all that verbs need.
 namespace CLI {
 class App;
 }
 
 namespace heed::cli {
 
-// What the user typed is wrong, option values included: exit status 2.
+// Wrong input of the user, option values included: exit status 2.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -43,7 +42,7 @@ struct TensorOptions {
   std::string file, q, k, v, layer, heads, dtype;
 
   void Register(CLI::App& verb, const std::string& default_layer = "the first");
-  // Throws UsageError for what the user chose, FileError for the file.
+  // Throws UsageError for the user's choices, FileError for the file.
   TensorSet Load() const;
   NamedTensors Load(const std::vector<InputSpec>& inputs, std::optional<int64_t> tokens = {}) const;
   bool Hold(const std::vector<InputSpec>& inputs) const;
@@ -62,60 +61,59 @@ struct MathOptions {
 
   void Register(CLI::App& verb);
 
-  // Throws UsageError for what was typed, before any file is opened.
+  // Checks the options before any file is opened. Throws UsageError.
   void Check() const;
 
-  // What was typed, else what the file says of its layer; a pattern is typed. `notes` receives a
-  // line for each fact taken from the file.
+  // Options from the command line, else from the file's metadata of its layer; a pattern comes from the command line
+  // only. `notes` receives a line for each fact from the file.
   attention::Options Resolve(const TensorSet& tensors, std::vector<std::string>& notes) const;
   bool HasWindow() const { return !window.empty(); }
   bool HasPattern() const { return !pattern.empty(); }
 
-  // For a mechanism that has but a scale: the typed one. Throws UsageError.
+  // The scale on the command line, for a mechanism that has no other option. Throws UsageError.
   std::optional<double> ScaleAlone(const std::string& mechanism) const;
 };
 
-// A verb of the program. `run` is called once the whole command line has been read.
+// Adds a verb of the program. `run` is called after the whole command line has been parsed.
 CLI::App& AddVerb(CLI::App& app, const std::string& name, const std::string& description, const std::string& footer);
 void OnChosen(CLI::App& verb, std::function<void()> run);
 
-// An option without a value.
+// Adds an option without a value.
 void AddFlag(CLI::App& verb, const std::string& name, bool& value, const std::string& help);
 
 enum class Need { kOptional, kRequired };
 
-// An option with one value, which is not empty.
+// Adds an option with one value, which must not be empty.
 void AddText(CLI::App& verb, const std::string& name, std::string& value, const std::string& help,
              const std::string& type, Need need = Need::kOptional);
 
-// MECHANISM...: any number of names.
+// Adds MECHANISM...: any number of names.
 void AddMechanisms(CLI::App& verb, std::vector<std::string>& names);
 
-// --pattern.
+// Adds --pattern.
 void AddPattern(CLI::App& verb, std::string& value);
 
-// The set that an expression says. Throws UsageError that says where in it what was expected.
+// The pattern of an expression. Throws UsageError with the place of an error and what was expected there.
 Pattern ParsePattern(const std::string& expression);
 
-// Throws UsageError if HEED_ISA names no target of this machine.
+// Throws UsageError if HEED_ISA is not a target of this machine.
 void CheckEnvironment();
 
-// A dtype that has kernels. Throws UsageError.
+// Parses a dtype that has kernels. Throws UsageError.
 DType ParseDType(const std::string& text);
 
-// The mechanisms of these names; all for none. Throws UsageError.
+// The mechanisms with these names, or all if there are none. Throws UsageError.
 std::vector<OpEntry> ChooseOps(const std::vector<std::string>& names);
 
-// The longest name of some, for the width of a column.
+// The longest name, for the width of a column.
 std::string LongestName(const std::vector<OpEntry>& ops);
 
 bool HasVariant(const OpEntry& op, const std::string& variant);
 
-// "a,b,c"; empty parts are kept.
+// Splits "a,b,c"; empty parts are kept.
 std::vector<std::string> SplitAtCommas(const std::string& text);
 
-// The only way an option's value is found wrong: "--threads is '0', expected
-// 1 to 4096".
+// Throws the error of a wrong option value: "--threads is '0', expected 1 to 4096".
 [[noreturn]] void BadOption(const std::string& option, const std::string& value, const std::string& expected);
 
 }  // namespace heed::cli

@@ -1,4 +1,4 @@
-// Printing. Everything that the program says goes through this file.
+// Printing. All output of the program goes through this file.
 #include "cli/print.h"
 
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 namespace heed::cli {
 namespace {
 
-// Three significant digits.
+// A number with three significant digits.
 std::string Digits(double x) {
   const double magnitude = std::abs(x);
   const int decimals = magnitude < 9.995 ? 2 : magnitude < 99.95 ? 1 : 0;
@@ -35,13 +35,13 @@ void WriteAll(int file, std::string_view text) {
   }
 }
 
-// Characters of UTF-8 text: bytes that do not continue one.
+// The number of characters of UTF-8 text: bytes that do not continue a character.
 size_t Width(std::string_view text) {
   return static_cast<size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
-// Takes the marks off the names: which columns are aligned left.
+// Removes the alignment marks from the names. Returns which columns are aligned left.
 std::vector<bool> TakeAlignment(std::vector<std::string>& columns) {
   std::vector<bool> left;
   for (std::string& column : columns) {
@@ -149,7 +149,7 @@ void PrintError(std::string_view text) {
   try {
     WriteAll(STDERR_FILENO, line);
   } catch (const FileError&) {
-    // Nobody listens; the exit status still tells.
+    // An error here cannot be printed; the exit status still reports it.
   }
 }
 
@@ -183,7 +183,7 @@ void Countdown::Next(std::string_view text) {
 
 void HoldStandardStreams() {
   for (int file = 0; file < 3; ++file) {
-    // Read-only: writing to a closed stdout must stay an error.
+    // The replacement is read-only, so that writing to a closed stdout stays an error.
     if (fcntl(file, F_GETFD) < 0) (void)open("/dev/null", O_RDONLY);
   }
 }

@@ -12,12 +12,12 @@
 
 namespace heed::cli {
 
-// Columns as wide as their widest cell, two spaces apart. A column whose name
-// begins with '<' is aligned left, any other right.
+// Columns as wide as their widest cell, two spaces apart. A column whose name begins with '<' is aligned left, any
+// other right.
 class Table {
  public:
   explicit Table(std::vector<std::string> columns);
-  void Add(std::vector<std::string> cells);  // as many as there are columns
+  void Add(std::vector<std::string> cells);  // one per column
   std::string ToString() const;
 
  private:
@@ -25,8 +25,8 @@ class Table {
   std::vector<bool> left_;
 };
 
-// A table that is printed line by line, as rows come: `widest` is a row whose cells
-// are as wide as any that will come. A wider one moves what stands right of it.
+// A table that is printed line by line, as rows arrive. The cells of `widest` are as wide as those of any row to come.
+// A wider cell shifts the cells to its right.
 class StreamedTable {
  public:
   StreamedTable(std::vector<std::string> columns, const std::vector<std::string>& widest);
@@ -43,22 +43,20 @@ std::string Rate(double per_second, std::string_view unit);  // "117 GFLOP/s"
 std::string Percent(double fraction);                        // "87.3 %"
 std::string ErrorSize(double error);                         // "1.2e-07"
 
-// All of `text` to stdout. Throws FileError if it cannot be written.
+// Writes all of `text` to stdout. Throws FileError if that fails.
 void Print(std::string_view text);
 
-// One document. Bytes that are not UTF-8, which file names may have, become
-// U+FFFD; infinities and NaN become null.
+// Prints one document. Bytes that are not UTF-8, which file names may have, become U+FFFD; infinities and NaN become
+// null.
 void PrintJson(const Json& json);
 
-// One line to stderr, "heed: " first; control characters become '?'.
+// Prints one line to stderr, after "heed: "; control characters become '?'.
 void PrintError(std::string_view text);
 
-// What is going on, on stderr if that is a terminal, erased by the next one.
-// An empty text erases it.
+// Shows the current activity on stderr if that is a terminal. The next call erases it; an empty text only erases it.
 void Progress(std::string_view text);
 
-// Progress through steps that take about equally long: how many are done, and
-// the time that the others will take.
+// Progress through steps of about equal duration: the number of finished steps, and the time of the remaining ones.
 class Countdown {
  public:
   explicit Countdown(size_t steps);
@@ -66,18 +64,18 @@ class Countdown {
   Countdown(const Countdown&) = delete;
   Countdown& operator=(const Countdown&) = delete;
 
-  void Next(std::string_view text);  // a step begins
+  void Next(std::string_view text);  // called when a step begins
 
  private:
   size_t steps_, begun_ = 0;
   std::chrono::steady_clock::time_point start_, shown_;
 };
 
-// "38 s", "4 min": of one second at least.
+// A duration "38 s", "4 min", of at least one second.
 std::string RoughTime(double seconds);
 
-// Opens /dev/null in place of a closed stdin, stdout or stderr, so that no file
-// that heed opens is taken for one of them.
+// Opens /dev/null in place of a closed stdin, stdout or stderr, so that no file that heed opens gets one of their
+// descriptors.
 void HoldStandardStreams();
 
 }  // namespace heed::cli

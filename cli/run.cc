@@ -21,12 +21,12 @@ namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "Inputs are found by name: q, k and v, and what else a mechanism takes, "
+    "Inputs are found by name: q, k and v, and further inputs of a mechanism, "
     "such as\n"
     "log_decay. Scale, causal, window and softcap of attention default to what "
     "the\n"
     "file's metadata says; a pattern is ANDed with them. Of the other mechanisms,\n"
-    "--scale alone is an option. OUT also receives what one remembers, as state and\n"
+    "--scale alone is an option. OUT also receives their states, as state and\n"
     "state_z.\n"
     "sha256 is that of o's elements, row-major: it does not depend on "
     "--threads.\n\n"
@@ -42,7 +42,7 @@ struct RunOptions {
   MathOptions math;
 };
 
-// Before anything is computed: whether OUT can be what it is asked to be.
+// Checks before any computation that OUT is a valid output.
 void CheckOut(const RunOptions& options) {
   const std::string& out = options.out;
   if (out.empty()) return;
@@ -52,11 +52,11 @@ void CheckOut(const RunOptions& options) {
   options.tensors.CheckNotInput("-o", out);
 }
 
-// What a call was given, what it did, and its outputs, o first.
+// The inputs of a call, its options, and its outputs, o first.
 struct Outcome {
   const LayerOfFile& set;
   std::vector<NamedTensor> inputs, outputs;  // with the axes of the file
-  Json in_force;                             // every option; null is the mechanism's own default
+  Json in_force;                             // every option; null means the mechanism's own default
   std::string options;                       // the same for people
   std::vector<std::string> notes;
   double seconds, flops;
@@ -79,13 +79,13 @@ Json ToJson(std::span<const int64_t> sizes) {
   return json;
 }
 
-// The shape that the file has, of a tensor whose first axis may be ours.
+// A tensor with the axes of the file: its first axis is dropped if the file has none.
 ConstTensorView InFile(const ConstTensorView& x, bool batched) {
   if (batched) return x;
   return ConstTensorView(x.data(), x.dtype(), x.sizes().subspan(1), x.strides().subspan(1));
 }
 
-// NaN and infinities among the elements, which may have any strides.
+// The number of NaNs and infinities among the elements, which may have any strides.
 int64_t CountNonFinite(const ConstTensorView& x) {
   std::vector<int64_t> index(static_cast<size_t>(x.rank()), 0);
   int64_t count = 0;
@@ -96,7 +96,7 @@ int64_t CountNonFinite(const ConstTensorView& x) {
   return count;
 }
 
-// {"v": 3} where v has three, without tensors that have none.
+// {"v": 3} if v has three, without tensors that have none.
 Json NonFinite(const std::vector<NamedTensor>& tensors) {
   Json counts = Json::object();
   for (const NamedTensor& x : tensors) {

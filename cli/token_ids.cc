@@ -1,4 +1,4 @@
-// Token ids: numbers between commas, lines of a file.
+// Token ids: numbers separated by commas, lines of a file.
 #include "cli/token_ids.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The tokens of a file of tensors.
+// The tokens in a file of tensors.
 #include "cli/token_labels.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The tokens of a file of tensors, as labels of pictures.
+// The tokens in a file of tensors, as labels of a page.
 #ifndef CLI_TOKEN_LABELS_H_
 #define CLI_TOKEN_LABELS_H_
 
@@ -10,8 +10,8 @@
 
 namespace heed::cli {
 
-// Labels of a layer's keys: the metadata key `tokens`. Null where the file has no tokens or not one per key; then
-// `notes` says so. Throws FileError if they are not a JSON list of strings.
+// Labels of a layer's keys: the metadata key `tokens`. Null if the file has no tokens or not one per key; `notes` then
+// says so. Throws FileError if they are not a JSON list of strings.
 Json TokenLabels(const TensorSet& tensors, std::vector<std::string>& notes);
 
 }  // namespace heed::cli

@@ -1,4 +1,4 @@
-// The verbs of the program. Each adds its subcommand, which runs when chosen.
+// The verbs of the program. Each function adds a subcommand, which runs when it is chosen.
 #ifndef CLI_VERBS_H_
 #define CLI_VERBS_H_
 

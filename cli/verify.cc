@@ -1,5 +1,5 @@
-// heed verify: every mechanism against its float64 reference, on every SIMD
-// target of this machine and in every dtype.
+// heed verify: compares every mechanism with its float64 reference, on every SIMD target of this machine and in every
+// dtype.
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -31,7 +31,7 @@ constexpr char kFooter[] =
 
 constexpr int64_t kRandomCases = 150;  // per mechanism, target and dtype
 
-// One below, at and above a vector; primes; nothing divides anything.
+// Sizes one below, at and above a vector, primes, and sizes that are multiples of nothing.
 constexpr Sizes kSizes[] = {
     {1, 1, 1, 1, 1, 1, 1},     {2, 7, 9, 4, 2, 20, 36},    {1, 17, 17, 3, 3, 3, 5},
     {1, 65, 65, 2, 1, 64, 64}, {1, 1, 131, 4, 4, 128, 64}, {1, 129, 257, 2, 2, 80, 80},
@@ -63,7 +63,7 @@ void Add(const Comparison& c, Row& row) {
   }
 }
 
-// Targets for a dtype that the cap of --isa or HEED_ISA leaves.
+// The targets for a dtype that the cap of --isa or HEED_ISA allows.
 std::vector<std::string> Targets(DType dtype, int64_t allowed) {
   std::vector<std::string> targets;
   for (const std::string& name : AvailableTargets(dtype)) {
@@ -83,7 +83,7 @@ std::vector<OpEntry> Chosen(const VerifyOptions& options) {
   return ChooseOps({"attention"});
 }
 
-// Problems of a mechanism in one dtype, those of attention under the pattern that was typed.
+// Problems of a mechanism in one dtype. Those of attention use the pattern on the command line.
 std::vector<std::function<Case()>> Problems(const OpEntry& op, DType dtype, const VerifyOptions& options) {
   const std::string& expression = options.pattern;
   const std::string pattern = expression.empty() ? "" : "pattern=" + expression;
@@ -105,13 +105,13 @@ std::vector<std::function<Case()>> Problems(const OpEntry& op, DType dtype, cons
   return problems;
 }
 
-// Problems that the pattern does not fit, and why not the last one.
+// The number of problems to which the pattern does not apply, and the reason for the last one.
 struct LeftOut {
   size_t count = 0;
   std::string reason;
 };
 
-// Nothing where a pattern does not fit.
+// Returns no case if the pattern does not apply to the problem.
 std::optional<Case> Make(const std::function<Case()>& problem, bool has_pattern, LeftOut& left_out) {
   try {
     return problem();
@@ -125,7 +125,7 @@ std::optional<Case> Make(const std::function<Case()>& problem, bool has_pattern,
 
 using Parts = std::vector<std::pair<OpEntry, DType>>;
 
-// Throws UsageError where the pattern that was typed fits no problem.
+// Throws UsageError if the pattern on the command line applies to no problem.
 void CheckFitsSome(const Parts& parts, const VerifyOptions& options) {
   LeftOut left_out;
   for (const auto& [op, dtype] : parts) {
@@ -136,7 +136,7 @@ void CheckFitsSome(const Parts& parts, const VerifyOptions& options) {
   throw UsageError(Format("--pattern: {}, and fits none of {} problems", left_out.reason, left_out.count));
 }
 
-// Every target is given the problems of all others, so that references are computed once.
+// All targets run the same problems, so that each reference is computed once.
 std::vector<Row> VerifyOp(const OpEntry& op, const std::vector<std::string>& targets, DType dtype,
                           const VerifyOptions& options, Context& ctx, Countdown& countdown, LeftOut& left_out) {
   std::map<std::string, std::map<std::string, Row>> rows;  // by target and pass
@@ -194,7 +194,7 @@ void Verify(const VerifyOptions& options) {
   }
   Json list = Json::array();
   size_t failures = 0;
-  std::string message;  // of the first
+  std::string message;  // of the first failure
   LeftOut left_out;
   {
     Countdown countdown(problems);

@@ -23,11 +23,10 @@ constexpr char kFooter[] =
     "One page that needs no network. Up to 2048 tokens it computes every\n"
     "probability itself, from q and k rounded to f16; beyond that, or where "
     "they\n"
-    "would not fit into 6 MB, it holds pooled maps. Beside each head stands "
-    "what\n"
-    "linear mechanisms would make of its q and k. With --pattern maps stay those of\n"
-    "attention without it; what it does not keep is shaded, and the page says how much\n"
-    "of the pairs and of the attention it keeps.\n\n"
+    "would not fit into 6 MB, it holds pooled maps. Each head is shown beside\n"
+    "the weights of linear mechanisms for its q and k. With --pattern, maps are those of\n"
+    "attention without it; pairs that it does not keep are shaded, and the page gives the share\n"
+    "of the pairs and of the probability that it keeps.\n\n"
     "Example:\n  heed view data/minilm_alice.safetensors --html view.html";
 
 struct ViewOptions {
@@ -60,13 +59,13 @@ std::vector<int64_t> HeadNumbers(const ViewOptions& options, int64_t num_heads) 
   return numbers;
 }
 
-// Without its folder, which concerns nobody whom the page is shown to.
+// The file's name without its folder, which would tell readers of the page about this machine.
 std::string FileName(const TensorSet& set) {
   if (set.file.find(", ") != std::string::npos) return set.file;
   return std::filesystem::path(set.file).filename().string();
 }
 
-// What the page is of: the layers of a file, of which one is in memory at a time.
+// The subject of the page: the layers of a file, of which one is in memory at a time.
 pages::ViewSubject SubjectOf(const ViewOptions& options, const TensorSet& first) {
   const std::vector<std::string> layers =
       options.tensors.layer.empty() ? first.layers : std::vector<std::string>{first.layer};
@@ -92,7 +91,7 @@ void View(const ViewOptions& options) {
   options.machine.Apply(ctx);
   const TensorSet first = LoadLayer(options, "");
   std::vector<std::string> notes;
-  options.math.Resolve(first, notes);  // throws, for a pattern that does not fit too
+  options.math.Resolve(first, notes);  // throws, also if a pattern does not apply
   pages::CheckWritable(options.html);
   const pages::ViewSubject subject = SubjectOf(options, first);
   const pages::ViewPage page = Named(first.file, [&] { return pages::ComposeView(ctx, subject); });

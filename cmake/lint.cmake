@@ -1,11 +1,11 @@
-# `lint`: layering, format, and ruff where it is installed.
+# `lint`: layering, words, format, and ruff where it is installed.
 find_package(Python3 QUIET COMPONENTS Interpreter)
 find_program(HEED_RUFF ruff)
 mark_as_advanced(HEED_RUFF)
 set(commands "")
 if(Python3_Interpreter_FOUND)
   list(APPEND commands COMMAND ${Python3_EXECUTABLE} tools/check_layering.py
-    COMMAND ${Python3_EXECUTABLE} tools/check_format.py)
+    COMMAND ${Python3_EXECUTABLE} tools/check_words.py COMMAND ${Python3_EXECUTABLE} tools/check_format.py)
 endif()
 if(HEED_RUFF)
   list(APPEND commands COMMAND ${HEED_RUFF} check python tools)

@@ -1,6 +1,6 @@
-// A model of two attention layers learns associative recall: after pairs of a key and
-// its value, which are new in every sequence, one key comes again, and the answer is
-// its value. A bag of tokens does not tell which value belongs to which key.
+// A model of two attention layers learns associative recall: after pairs of a key and its value, which are new in every
+// sequence, one key is repeated, and the answer is its value. The set of tokens alone does not determine which value
+// belongs to which key.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -19,7 +19,7 @@ constexpr int64_t kRows = kBatch * kTokens;
 constexpr int kMaxSteps = 1000;
 constexpr double kGoal = 0.1;  // nats; a guess among the values shown costs log 6 = 1.8
 
-// Numbers that are the same everywhere.
+// Random numbers that are the same on every machine.
 class Random {
  public:
   int64_t Below(int64_t limit) {
@@ -34,7 +34,7 @@ class Random {
 
 using Vector = std::vector<float>;
 
-// Numbers that are learned, by Adam (Kingma, Ba, arXiv:1412.6980).
+// Weights that are trained by Adam (Kingma, Ba, arXiv:1412.6980).
 struct Weights {
   Weights(int64_t count, double deviation, Random& random)
       : value(static_cast<size_t>(count)), gradient(value), mean(value), square(value) {
@@ -63,7 +63,7 @@ void Multiply(const Vector& x, const Vector& w, int64_t in, int64_t out, Vector&
   }
 }
 
-// What arrives at x and at W from dy: dx += dy W^T, dW += x^T dy.
+// The gradients of x and W, given dy: dx += dy W^T, dW += x^T dy.
 void MultiplyBackward(const Vector& x, Weights& w, int64_t in, int64_t out, const Vector& dy, Vector& dx) {
   Vector transposed(w.value.size());
   for (int64_t i = 0; i < in * out; ++i) {
@@ -79,7 +79,7 @@ void MultiplyBackward(const Vector& x, Weights& w, int64_t in, int64_t out, cons
   }
 }
 
-// x + Attention(x Wq, x Wk, x Wv) Wo, causal, all heads beside each other in one row.
+// x + Attention(x Wq, x Wk, x Wv) Wo, causal, all heads concatenated in one row.
 class Layer {
  public:
   explicit Layer(Random& random)
@@ -100,7 +100,7 @@ class Layer {
     return y;
   }
 
-  // What arrives at x from dy; gradients are added to the weights.
+  // Returns the gradient of x, given dy, and adds the gradients of the weights.
   Vector Backward(heed::Context& ctx, const Vector& dy) {
     Vector d_o(o_.size()), d_rows(rows_.size()), dx = dy;
     MultiplyBackward(o_, out_, kWidth, kWidth, dy, d_o);
@@ -148,8 +148,8 @@ class Layer {
 };
 
 struct Batch {
-  Vector inputs;                 // [kRows][kInputs]: 1 for the word and for its place, else 0
-  std::vector<int64_t> answers;  // [kBatch], of kValues
+  Vector inputs;                 // [kRows][kInputs]: 1 for the word and for its position, else 0
+  std::vector<int64_t> answers;  // [kBatch], below kValues
 };
 
 Batch Draw(Random& random) {
@@ -162,7 +162,7 @@ Batch Draw(Random& random) {
       row[word] = row[kWords + place++] = 1;
       row += kInputs;
     };
-    for (int64_t i = 0; i < kPairs; ++i) {  // different keys, any values
+    for (int64_t i = 0; i < kPairs; ++i) {  // keys differ, values need not
       std::swap(keys[i], keys[i + random.Below(kKeys - i)]);
       values[i] = random.Below(kValues);
       add(keys[i]);
@@ -175,8 +175,7 @@ Batch Draw(Random& random) {
   return batch;
 }
 
-// The mean cross entropy of the answers, which the last token of a sequence gives, and
-// its gradient.
+// The mean cross entropy of the answers, which are predicted at the last token of a sequence, and its gradient.
 double CrossEntropy(const Vector& logits, const std::vector<int64_t>& answers, Vector& gradient) {
   double loss = 0;
   for (int64_t b = 0; b < kBatch; ++b) {

@@ -1,4 +1,4 @@
-// What a call would do and cost, from its shapes alone: no data is needed.
+// The plan and the cost of a call from its shapes alone: no data is needed.
 #include <cstdio>
 
 #include "heed/heed.h"

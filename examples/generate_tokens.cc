@@ -1,4 +1,4 @@
-// Tokens of a language model in a folder as Transformers saves it, each as it comes.
+// Prints tokens of a language model from a folder in Transformers' format, each as soon as it is generated.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -22,7 +22,7 @@ int main(int argc, char** argv) {
     };
     heed::Context ctx;
     model.Generate(ctx, {prompt}, options);
-  } catch (const std::exception& error) {  // one line: what is wrong, what was expected
+  } catch (const std::exception& error) {  // one line: the error, and what was expected
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
   }

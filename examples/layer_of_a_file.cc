@@ -6,7 +6,7 @@
 
 #include "heed/heed.h"
 
-// A tensor of the file in float32, whatever the file holds.
+// A tensor of the file, converted to float32.
 struct Widened {
   Widened(const heed::SafetensorsFile& file, const std::string& name) {
     const heed::ConstTensorView x = file.tensor(name);
@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
     heed::Context ctx;
     heed::attention::Forward(ctx, {q.view, k.view, v.view}, options, {.o = o, .lse = {}});
     std::printf("o %s, o[0] = %g\n", o.ShapeString().c_str(), memory[0]);
-  } catch (const std::exception& error) {  // one line: what is wrong, what was expected
+  } catch (const std::exception& error) {  // one line: the error, and what was expected
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
   }

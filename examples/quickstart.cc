@@ -1,4 +1,4 @@
-// Causal attention over 512 tokens: the smallest program.
+// The smallest program: causal attention over 512 tokens.
 #include <vector>
 
 #include "heed/heed.h"

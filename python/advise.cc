@@ -62,7 +62,7 @@ attention::Options ToExact(const nb::dict& options) {
   return exact;
 }
 
-// What was given as arrays, or as shapes alone.
+// The inputs, given as arrays or as shapes alone.
 struct Given {
   Arrays arrays;
   TensorMap tensors;
@@ -142,7 +142,7 @@ int ToThreads(const Argument& argument) {
 
 std::string Target() { return TargetName(ThreadContext(0).allowed_targets()); }
 
-// What heed.advise returns, as a dict.
+// Computes the result of heed.advise as a dict.
 nb::dict Advise(const nb::dict& tensors, const nb::dict& options) {
   Given given;
   ReadTensors(tensors, given);
@@ -186,7 +186,7 @@ nb::dict Advise(const nb::dict& tensors, const nb::dict& options) {
   try {
     for (const std::string& name : request.mechanisms) FindOp(name);
     Compute(kOp, [&] { advice = advise::Advise(request); });
-  } catch (const FileError& error) {  // arrays, not files
+  } catch (const FileError& error) {  // raised for arrays, not files
     throw InvalidArgument(error.what());
   } catch (const InvalidArgument& error) {
     const std::string what = error.what(), prefix = std::string(kOp) + ": ";

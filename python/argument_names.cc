@@ -1,4 +1,4 @@
-// The table of arguments that Python's functions and C++'s call by different names.
+// The table of arguments whose names differ between Python and C++.
 #include "python/argument_names.h"
 
 #include <span>
@@ -8,8 +8,7 @@
 namespace heed::python {
 namespace {
 
-// An argument that the C++ surface calls otherwise. The first row that fits counts; without an operation it is one of
-// all.
+// An argument whose name in C++ differs. The first matching row counts; a row without an operation holds for all.
 struct Renamed {
   std::string_view operation, cpp, own;
 };
@@ -18,7 +17,7 @@ constexpr Renamed kOfTorch[] = {{"merge_linear", "d_o", "the gradient of the res
                                 {"", "d_lse", "the gradient of lse"},
                                 {"", "d_state", "the gradient of the state"}};
 constexpr Renamed kOfPython[] = {
-    // Functions with an argument o.
+    // These functions have an argument o.
     {"attention_backward", "o", "o"},
     {"longformer_backward", "o", "o"},
     {"merge_linear", "o", "o"},
@@ -59,7 +58,8 @@ std::string_view NameInPython(std::string_view operation, std::string_view name)
 
 std::string Reworded(Caller caller, const std::string& operation, const std::string& message) {
   const size_t colon = message.find(": ");
-  if (colon == std::string::npos || message.find(' ') < colon) return message;  // it begins with no function
+  // The message does not begin with a function.
+  if (colon == std::string::npos || message.find(' ') < colon) return message;
   std::string rest = message.substr(colon + 2);
   const std::string argument = rest.substr(0, rest.find_first_of(" :.["));
   std::string_view own = caller == Caller::kTorch ? NameIn(kOfTorch, operation, argument) : "";

@@ -1,4 +1,4 @@
-// Names of arguments in Python, where they differ from those in C++.
+// Names of arguments in Python, if they differ from those in C++.
 #ifndef HEED_PYTHON_ARGUMENT_NAMES_H_
 #define HEED_PYTHON_ARGUMENT_NAMES_H_
 
@@ -6,8 +6,8 @@
 
 namespace heed::python {
 
-// The name that Python's function `operation` has for the C++ argument `name`, in static storage, or `name` itself
-// where it has no other.
+// The name in Python's function `operation` of the C++ argument `name`, in static storage, or `name` itself if they are
+// equal.
 std::string_view NameInPython(std::string_view operation, std::string_view name);
 
 }  // namespace heed::python

@@ -1,4 +1,4 @@
-// Reading the arguments of a Python call: scalars and messages.
+// Reads the arguments of a Python call: scalars and messages.
 #include "python/arguments.h"
 
 #include <algorithm>
@@ -12,15 +12,15 @@
 namespace heed::python {
 namespace {
 
-constexpr size_t kLongestValue = 60;  // of what a message repeats
+constexpr size_t kLongestValue = 60;  // of a value in a message
 
-// The type's name, with its module where it is not Python's own.
+// The type's name, with its module if it is not a builtin type.
 std::string TypeName(nb::handle value) {
   const char* name = Py_TYPE(value.ptr())->tp_name;
   return name;
 }
 
-// "3", "'abc'", "(1, 2)", or "a numpy.ndarray" for what is long or big.
+// "3", "'abc'", "(1, 2)", or "a numpy.ndarray" for long or large values.
 std::string Describe(nb::handle value) {
   PyObject* const p = value.ptr();
   if (p == Py_None || PyBool_Check(p) || PyLong_Check(p) || PyFloat_Check(p) || PyUnicode_Check(p) ||
@@ -31,15 +31,14 @@ std::string Describe(nb::handle value) {
   return "of type " + TypeName(value);
 }
 
-// True and False of Python and of NumPy.
+// True for bools of Python and of NumPy.
 bool IsBool(nb::handle value) {
   if (PyBool_Check(value.ptr())) return true;
   const std::string name = TypeName(value);
   return name == "numpy.bool" || name == "numpy.bool_";
 }
 
-// An integer of Python or NumPy as a Python int; a null object for anything
-// else.
+// An integer of Python or NumPy as a Python int; a null object for anything else.
 nb::object AsInt(nb::handle value) {
   if (IsBool(value) || !PyIndex_Check(value.ptr())) return {};
   nb::object result = nb::steal(PyNumber_Index(value.ptr()));
@@ -137,12 +136,12 @@ void FailTooMany(const char* operation, size_t expected, size_t got) {
 }
 
 std::string ForeignKeyword(const std::string& name, const std::vector<std::string>& keywords) {
-  // PyTorch's, FlashAttention's, flash-linear-attention's and mamba_ssm's words.
+  // The names of these arguments in PyTorch, FlashAttention, flash-linear-attention and mamba_ssm.
   static const std::map<std::string, const char*> words = {
       {"is_causal", "causal (align='top_left' counts as PyTorch does)"},
-      {"attn_mask", "mask where it is boolean, True for what is kept, else bias"},
-      {"attention_mask", "mask, True for what is kept, or key_lengths"},
-      {"key_padding_mask", "key_lengths, or mask with True for what is kept"},
+      {"attn_mask", "mask if it is boolean, True for kept pairs, else bias"},
+      {"attention_mask", "mask, True for kept keys, or key_lengths"},
+      {"key_padding_mask", "key_lengths, or mask with True for kept keys"},
       {"dropout_p", "dropout"},
       {"enable_gqa", "nothing: fewer heads of k and v are shared by themselves"},
       {"softmax_scale", "scale"},

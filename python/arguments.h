@@ -1,9 +1,7 @@
-// Reading the arguments of a Python call: keywords, scalars, and errors that
-// name what is wrong.
+// Reads the arguments of a Python call: keywords, scalars, and errors that name the wrong argument.
 //
-// A function of the module takes (*args, **kwargs) and a table of its
-// arguments. With thirty options this is faster than converting thirty
-// defaults, and one table serves every function that has them.
+// A function of the module takes (*args, **kwargs) and a table of its arguments. With thirty options this is faster
+// than converting thirty defaults, and one table serves every function that has them.
 #ifndef HEED_PYTHON_ARGUMENTS_H_
 #define HEED_PYTHON_ARGUMENTS_H_
 
@@ -21,7 +19,7 @@ namespace heed::python {
 
 namespace nb = nanobind;
 
-// One argument on its way in. `operation` and `name` are for messages; `index` is its keyword's.
+// One argument that is being read. `operation` and `name` are for messages; `index` is its keyword's.
 struct Argument {
   const char* operation;
   const char* name;
@@ -35,9 +33,8 @@ struct Argument {
 // Fails with "is <value>", the value printed if it is short.
 [[noreturn]] void Fail(const Argument& argument, const std::string& expected);
 
-// Each throws InvalidArgument for a wrong type or value. A bool is not a
-// number, and 3.0 not an int.
-// One of some words.
+// Each function throws InvalidArgument for a wrong type or value. A bool is not accepted as a number, and 3.0 not as an
+// int. ToChoice() accepts one of the given words.
 std::string ToChoice(const Argument& argument, const std::vector<std::string>& choices);
 bool ToBool(const Argument& argument);
 double ToFinite(const Argument& argument);
@@ -51,21 +48,19 @@ struct Keyword {
   const char* name;
   bool none_is_absent;  // its default is None
   void (*read)(Call& call, const Argument& argument);
-  size_t index = 0;  // which of those that are read alike
+  size_t index = 0;  // distinguishes keywords with a common reader
 };
 
 // Throws a Python TypeError, as Python does for its own functions.
 [[noreturn]] void FailTooMany(const char* operation, size_t expected, size_t got);
 [[noreturn]] void FailUnknown(const char* operation, const std::string& name, const std::vector<std::string>& keywords);
 
-// What another library's word for an argument is among these keywords, as the end of a message;
-// empty if there is none.
+// If `name` is another library's name for one of these keywords, the end of a message that says so; else empty.
 std::string ForeignKeyword(const std::string& name, const std::vector<std::string>& keywords);
 [[noreturn]] void FailTwice(const char* operation, const char* name);
 [[noreturn]] void FailMissing(const char* operation, const char* name);
 
-// Reads all arguments: the first `num_positional` keywords may be given by
-// position.
+// Reads all arguments: the first `num_positional` keywords may be given by position.
 template <class Call>
 void Read(const char* operation, std::span<const Keyword<Call>> keywords, size_t num_positional, PyObject* args,
           PyObject* kwargs, Call& call) {

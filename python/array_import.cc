@@ -1,4 +1,4 @@
-// What an object tells about its array: formats, capsules, devices.
+// Reads the description of an array from an object: formats, capsules, devices.
 #include "python/array_import.h"
 
 #include <algorithm>
@@ -12,8 +12,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "formats are read as little-endian");
 
-// The element type of a buffer: `format` in the notation of Python's struct
-// module.
+// The element type of a buffer: `format` in the notation of Python's struct module.
 void ParseFormat(const char* format, int64_t item_bytes, DType& dtype, std::string& unknown) {
   if (format == nullptr) format = "B";
   const char* code = format;
@@ -50,7 +49,7 @@ void ParseFormat(const char* format, int64_t item_bytes, DType& dtype, std::stri
   if (swapped && item_bytes > 1) unknown = std::string("big-endian '") + format + "'";
 }
 
-// DLPack's name of a type becomes ours.
+// Converts a DLPack type to a dtype.
 void ParseDlType(DLDataType type, DType& dtype, std::string& unknown) {
   const auto is = [&](uint8_t code, uint8_t bits) { return type.code == code && type.bits == bits && type.lanes == 1; };
   if (is(kDLFloat, 32)) {
@@ -94,26 +93,25 @@ void FillRowMajor(ArrayLayout& layout, int64_t item_bytes) {
   int64_t stride = item_bytes;
   for (int i = layout.rank; i-- > 0;) {
     layout.byte_strides[i] = stride;
-    // An overflow here is a size that the view refuses.
+    // On overflow the stride is 0; the view refuses such sizes.
     if (__builtin_mul_overflow(stride, layout.sizes[i], &stride)) stride = 0;
   }
 }
 
-// PyTorch has zeros that occupy no memory. The address of a part of them is its offset,
-// and below these addresses a process has little else.
+// True for PyTorch's zero tensors, which occupy no memory. The address of a slice of one is its offset, and a process
+// has little else below these addresses.
 bool IsZeroTensor(nb::handle value, const void* data) {
   constexpr uint64_t kLow = uint64_t{1} << 32;
   return reinterpret_cast<uintptr_t>(data) < kLow && nb::hasattr(value, "_is_zerotensor") &&
          nb::cast<bool>(value.attr("_is_zerotensor")());
 }
 
-// PyTorch's views of which the sign is still to be changed: DLPack does not say so.
+// True for PyTorch's views that are lazily negated: DLPack does not report this.
 bool IsNegated(nb::handle value) {
   return nb::hasattr(value, "is_neg") && nb::bool_(value.attr("is_neg")()).ptr() == Py_True;
 }
 
-// Reads the pending Python error as text and clears it. Interrupts and exits
-// pass through.
+// Reads the pending Python error as text and clears it. Interrupts and exits are rethrown.
 std::string TakeError() {
   if (!PyErr_ExceptionMatches(PyExc_Exception)) throw nb::python_error();
   const nb::python_error error;
@@ -150,7 +148,7 @@ bool ImportBuffer(const Argument& argument, nb::handle value, bool writable, Arr
   std::copy_n(buffer.shape, buffer.ndim, layout.sizes);
   if (buffer.strides != nullptr) {
     std::copy_n(buffer.strides, buffer.ndim, layout.byte_strides);
-  } else {  // ctypes gives none, whoever asks
+  } else {  // ctypes gives none
     FillRowMajor(layout, buffer.itemsize);
   }
   ParseFormat(buffer.format, buffer.itemsize, layout.dtype, layout.unknown_dtype);

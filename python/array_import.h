@@ -1,4 +1,4 @@
-// What an object tells about its array, by the buffer protocol or by DLPack.
+// Reads the description of an array from an object, by the buffer protocol or by DLPack.
 #ifndef HEED_PYTHON_ARRAY_IMPORT_H_
 #define HEED_PYTHON_ARRAY_IMPORT_H_
 
@@ -17,8 +17,7 @@ namespace heed::python {
 
 inline constexpr char kArrayExpected[] = "an array on the CPU with DLPack or the buffer protocol";
 
-// What an exporter told: sizes, strides in bytes, and an element type that heed
-// has, or a name.
+// An exporter's description of an array: sizes, strides in bytes, and an element type that heed has, or its name.
 struct ArrayLayout {
   void* data = nullptr;
   int rank = 0;
@@ -27,10 +26,10 @@ struct ArrayLayout {
   DType dtype = DType::kF32;
   Device device;
   std::string unknown_dtype;
-  std::string refusal;  // why the exporter gave nothing
+  std::string refusal;  // the exporter's reason for a refusal
 };
 
-// Keeps the memory of one array; gives it back with the GIL held.
+// Owns the memory of one array; releases it with the GIL held.
 struct ArrayHolder {
   ArrayHolder() = default;
   ArrayHolder(const ArrayHolder&) = delete;
@@ -43,12 +42,12 @@ struct ArrayHolder {
   std::unique_ptr<char[]> copy;
 };
 
-// False if `value` cannot or will not; `layout.refusal` then says why it would
-// not. Both throw InvalidArgument for what heed cannot use.
+// Return false if `value` does not support the protocol or refuses; in the latter case `layout.refusal` has the reason.
+// Both throw InvalidArgument for an array that heed cannot use.
 bool ImportBuffer(const Argument& argument, nb::handle value, bool writable, ArrayHolder& holder, ArrayLayout& layout);
 bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder, ArrayLayout& layout);
 
-// Fills `layout` from what DLPack says of an array, on a CUDA device too where `devices` says so.
+// Fills `layout` from DLPack's description of an array, which may be on a CUDA device if `devices`.
 void ReadDlTensor(const Argument& argument, const DLTensor& tensor, bool devices, ArrayLayout& layout);
 
 [[noreturn]] void FailRank(const Argument& argument, int64_t rank);

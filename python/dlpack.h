@@ -1,7 +1,7 @@
 // DLPack's structs, as far as a consumer of arrays needs them.
 //
-// Source: DLPack 1.x, dlpack.h (github.com/dmlc/dlpack); both the layout
-// before 1.0 and the versioned one are exchanged today.
+// Source: DLPack 1.x, dlpack.h (github.com/dmlc/dlpack). Both the layout before 1.0 and the versioned one are in use
+// today.
 #ifndef HEED_PYTHON_DLPACK_H_
 #define HEED_PYTHON_DLPACK_H_
 
@@ -30,7 +30,7 @@ struct DLTensor {
   int32_t ndim;
   DLDataType dtype;
   int64_t* shape;
-  int64_t* strides;  // in elements; null is row-major
+  int64_t* strides;  // in elements; null means row-major
   uint64_t byte_offset;
 };
 
@@ -51,8 +51,8 @@ struct DLManagedTensorVersioned {
   DLTensor dl_tensor;
 };
 
-// The table of functions behind a type's __dlpack_c_exchange_api__, a capsule named
-// "dlpack_exchange_api" (DLPack 1.3). Of its functions heed calls two, by position.
+// The table of functions in a type's __dlpack_c_exchange_api__, a capsule named "dlpack_exchange_api" (DLPack 1.3).
+// heed calls two of its functions, by position.
 struct DLPackExchangeAPI {
   struct {
     uint32_t major;
@@ -62,9 +62,9 @@ struct DLPackExchangeAPI {
   void (*managed_tensor_allocator)();
   void (*managed_tensor_from_py_object_no_sync)();
   void (*managed_tensor_to_py_object_no_sync)();
-  // Lends an array: 0 on success, else a Python error is set. May be null.
+  // Lends an array. Returns 0, or sets a Python error. May be null.
   int (*dltensor_from_py_object_no_sync)(void* py_object, DLTensor* out);
-  // The stream in which the framework's work of the calling thread goes to a device. Errors as above.
+  // The framework's current stream of the calling thread on a device. Errors are reported in the same way.
   int (*current_work_stream)(int32_t device_type, int32_t device_id, void** stream);
 };
 

@@ -12,20 +12,20 @@ namespace {
 
 constexpr size_t kColumns = 92;
 
-// What arguments mean that many functions have.
+// Descriptions of arguments that many functions have.
 constexpr Said kEverywhere[] = {
     {"do", "the gradient of o, in its shape and dtype"},
     {"dstate", "the gradient of the final state, in its shape; default zeros"},
     {"return_state", "True: the result is (o, state), with the state after the last token"},
     {"return_lse", "True: the result is (o, lse)"},
-    {"out", "the array that the result is written to; it is what is returned"},
+    {"out", "the array that the result is written to, and that is returned"},
     {"threads",
      "at most so many; default that of heed.set_num_threads, else one per CPU that the "
      "process may use"},
     {"options", "the other keywords of heed.attention, as they are there"},
 };
 
-// Names of the parameters, in order.
+// The names of the parameters, in order.
 std::vector<std::string_view> Parameters(std::string_view signature) {
   std::vector<std::string_view> names;
   const size_t begin = signature.find('(') + 1;
@@ -44,7 +44,7 @@ std::vector<std::string_view> Parameters(std::string_view signature) {
   return names;
 }
 
-// Appends a text from column `indent` on.
+// Appends a text with `indent` spaces before its continuation lines.
 void AppendWrapped(std::string_view text, size_t indent, std::string& to) {
   size_t column = indent;
   while (!text.empty()) {
@@ -85,7 +85,7 @@ std::string Docstring(std::string_view text, std::string_view signature, Tables 
     result += "\n  " + std::string(name) + std::string(width - name.size() + 2, ' ');
     AppendWrapped(Find(tables, name), width + 4, result);
   }
-  if (rest.starts_with('\n')) rest.remove_prefix(1);  // where a literal begins
+  if (rest.starts_with('\n')) rest.remove_prefix(1);  // a literal begins with a line break
   if (!rest.empty()) result += "\n\n" + std::string(rest);
   return result;
 }

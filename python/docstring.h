@@ -1,4 +1,4 @@
-// Docstrings of bound functions: what the headers say, in the words and order of Python.
+// Docstrings of bound functions: the headers' comments, with the names and the order of Python.
 #ifndef HEED_PYTHON_DOCSTRING_H_
 #define HEED_PYTHON_DOCSTRING_H_
 
@@ -9,25 +9,25 @@
 
 namespace heed::python {
 
-// What is said of an argument.
+// The description of an argument.
 struct Said {
   const char* name;
   const char* text;
 };
 
-// What the header of a mechanism says; tools/docstrings.py makes it.
+// The header comments of a mechanism, as tools/docstrings.py extracts them.
 struct Docs {
   const char *forward = "", *backward = "", *step = "";
   std::span<const Said> fields = {};
 };
 
-// The first that these tables say of `name`, then what is said of it wherever it occurs; "" if
-// that is nothing.
+// The first description of `name` in these tables, then a general description of an argument with this name; "" if no
+// table has one.
 using Tables = std::initializer_list<std::span<const Said>>;
 std::string_view Find(Tables tables, std::string_view name);
 
-// `text`, a line for each parameter of `signature`, "def f(q: Array, *, ...) -> Result", and
-// `rest`, which may begin on the line after its literal's quotes.
+// `text`, a line for each parameter of `signature`, "def f(q: Array, *, ...) -> Result", and `rest`, which may begin on
+// the line after its literal's quotes.
 std::string Docstring(std::string_view text, std::string_view signature, Tables tables, std::string_view rest = "");
 
 }  // namespace heed::python

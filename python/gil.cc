@@ -1,4 +1,4 @@
-// Threads that are still in a call of heed when the interpreter ends.
+// Threads that are still inside a call of heed when the interpreter ends.
 #include "python/gil.h"
 
 #include <chrono>

@@ -1,9 +1,8 @@
-// The GIL, and threads that are still in a call of heed when the interpreter ends.
+// The GIL, and threads that are still inside a call of heed when the interpreter ends.
 //
-// Before Python 3.14 a daemon thread that wants the GIL while the interpreter finalises is
-// ended by unwinding its stack. That ends the process, too: destructors do not let it pass, and
-// those that would need the GIL. So wherever a thread may meet its end it stays, asleep, until
-// the process is gone.
+// Before Python 3.14, a daemon thread that requests the GIL while the interpreter finalises is ended by unwinding its
+// stack. This ends the process too: destructors do not let the exception pass, and some would need the GIL themselves.
+// A thread that may be ended in this way therefore sleeps until the process exits.
 #ifndef HEED_PYTHON_GIL_H_
 #define HEED_PYTHON_GIL_H_
 
@@ -16,7 +15,7 @@ namespace heed::python {
 
 [[noreturn]] void StayForever();
 
-// Without the GIL for as long as it lives.
+// Releases the GIL as long as it lives.
 class GilReleased {
  public:
   GilReleased() : state_(PyEval_SaveThread()) {}
@@ -28,8 +27,8 @@ class GilReleased {
   PyThreadState* const state_;
 };
 
-// f(), which runs code of Python, so that the GIL may go to others for a while. It should own
-// nothing: what it owns is given up without the GIL if this is the thread's end.
+// Calls f(), which runs Python code, so that other threads may get the GIL meanwhile. It should own nothing: if the
+// thread is ended here, the objects that it owns are destroyed without the GIL.
 template <class F>
 auto RunPython(F&& f) {
   try {

@@ -1,4 +1,4 @@
-// The warning that tokens and heads may have changed places.
+// The warning that tokens and heads may be exchanged.
 #include "python/layout.h"
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// What can be said of the axes of tensors that the caller may have meant otherwise.
+// A check of the axes of tensors, which the caller may have meant in another order.
 #ifndef HEED_PYTHON_LAYOUT_H_
 #define HEED_PYTHON_LAYOUT_H_
 
@@ -6,10 +6,10 @@
 
 namespace heed::python {
 
-// Under set_checks, once in a process: warns where [B, T, H, D] has fewer tokens than heads, which
-// [B, H, T, D] looks like. Tokens are those of the longest tensor and heads of the one that has
-// fewest, so that neither one query over many keys nor heads that share keys are taken for it; one
-// token in all may be the first of a text. Absent tensors and packed ones of rank 3 do not count.
+// With set_checks, warns once per process if [B, T, H, D] has fewer tokens than heads, which suggests [B, H, T, D]. The
+// number of tokens is that of the longest tensor and the number of heads is the smallest, so that neither one query
+// over many keys nor shared key heads cause a warning; a single token may be the first of a sequence. Absent tensors
+// and packed ones of rank 3 do not count.
 void WarnOfHeadsBeforeTokens(const char* operation, const ConstTensorView& q, const ConstTensorView& k,
                              const ConstTensorView& v);
 

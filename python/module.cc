@@ -1,5 +1,4 @@
-// The extension module heed._core: errors, shared functions, and all mechanisms
-// of heed/ops.
+// The extension module heed._core: errors, shared functions, and all mechanisms of heed/ops.
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
@@ -38,7 +37,7 @@ void BindNSACache(nb::module_& m);            // python/caches/nsa_cache_py.cc
 namespace {
 
 constexpr int64_t kMostHeads = 1 << 20;
-constexpr Said kAlibiArguments[] = {{"heads", "how many heads, at least 1"}};
+constexpr Said kAlibiArguments[] = {{"heads", "number of heads, at least 1"}};
 
 nb::object AlibiSlopesArray(nb::handle heads) {
   const std::vector<double> slopes = AlibiSlopes(ToInt({"alibi_slopes", "heads", heads}, 1, kMostHeads));
@@ -49,11 +48,11 @@ nb::object AlibiSlopesArray(nb::handle heads) {
   return result.array;
 }
 
-// How nanobind finds the attributes of each type of its functions.
+// nanobind's attribute lookup for each type of its functions.
 std::unordered_map<PyTypeObject*, getattrofunc> attributes_of_nanobind;
 
-// Finds an attribute as nanobind does, but for __doc__, which nanobind answers itself, with the
-// signature of every overload: Python finds it in the type.
+// Finds an attribute as nanobind does, except __doc__: nanobind would return the signature of every overload, and here
+// Python finds the text in the type.
 PyObject* FindAttribute(PyObject* self, PyObject* name) {
   if (PyUnicode_CompareWithASCIIString(name, "__doc__") == 0) {
     return PyObject_GenericGetAttr(self, name);
@@ -61,8 +60,8 @@ PyObject* FindAttribute(PyObject* self, PyObject* name) {
   return attributes_of_nanobind.at(Py_TYPE(self))(self, name);
 }
 
-// Gives a type of nanobind's functions, which Python cannot change, an attribute. The types are
-// those of the domain heed, which no other module has.
+// Adds an attribute to a type of nanobind's functions, which Python code cannot change. The types belong to the domain
+// heed, which no other module has.
 void AddAttribute(nb::handle type, const char* name, nb::handle value) {
   auto* of = reinterpret_cast<PyTypeObject*>(type.ptr());
   if (attributes_of_nanobind.try_emplace(of, of->tp_getattro).second) {
@@ -78,15 +77,15 @@ void AddAttribute(nb::handle type, const char* name, nb::handle value) {
 
 NB_MODULE(_core_of_any_interpreter, m) {
   m.attr("__doc__") = "heed's C++ functions. Use them through the package heed.";
-  // An object that others keep until Python ends (torch.compile does) is no leak of ours.
+  // An object that others keep until Python ends (torch.compile does) is not a leak of this module.
   nb::set_leak_warnings(false);
   m.attr("__version__") = HEED_VERSION;
 
   nb::exception<heed::InvalidArgument>(m, "InvalidArgument", PyExc_ValueError).attr("__doc__") =
       "A wrong shape, dtype or option: the message names function, argument, "
-      "what it got and what it expected.";
+      "actual and expected value.";
   nb::exception<heed::Unsupported>(m, "Unsupported", PyExc_RuntimeError).attr("__doc__") =
-      "Right, but not in this build or on this machine.";
+      "A valid call that this build or machine does not support.";
   nb::exception<heed::FileError>(m, "FileError", PyExc_OSError).attr("__doc__") =
       "A file that cannot be read, written or trusted: the message begins with its path.";
 
@@ -114,8 +113,8 @@ NB_MODULE(_core_of_any_interpreter, m) {
   heed::python::BindAdvise(m);
 }
 
-// nanobind knows the types of one interpreter: those of a second would replace the first's.
-// What its macro defines would be too late to refuse.
+// nanobind knows the types of one interpreter only: those of a second one would replace them. The function that its
+// macro defines would be called too late to refuse.
 extern "C" NB_EXPORT PyObject* PyInit__core();
 extern "C" PyObject* PyInit__core() {
   static std::atomic<int64_t> first_interpreter{-1};

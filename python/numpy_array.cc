@@ -14,7 +14,7 @@ namespace {
 
 namespace nb = nanobind;
 
-// Never destroyed: the interpreter is gone when static objects die.
+// Never destroyed: the interpreter is gone when static objects are destroyed.
 struct NumPy {
   nb::object* module = new nb::object(RunPython([] { return nb::module_::import_("numpy"); }));
   nb::object* empty = new nb::object(module->attr("empty"));
@@ -26,9 +26,8 @@ struct NumPy {
     for (int i = 0; i < 7; ++i) dtypes[i] = new nb::object(module->attr("dtype")(names[i]));
   }
 
-  // Imported when the first array is made, not with heed. Not a static local:
-  // an import lets other threads run, and they would wait for it with the GIL
-  // held.
+  // Imported when the first array is made, not with heed. It is not a static local, because an import lets other
+  // threads run, and they would wait for it with the GIL held.
   static const NumPy& Get() {
     static std::atomic<const NumPy*> made{nullptr};
     const NumPy* numpy = made.load(std::memory_order_acquire);
@@ -59,8 +58,8 @@ std::string TypeName(nb::handle type) { return nb::cast<std::string>(type.attr("
 
 std::string GradientsDoc(const std::string& backward) {
   return "What " + backward +
-         " returns: gradients, each in the shape and dtype of what it is the\n"
-         "gradient of; None where that was not given.";
+         " returns: gradients, each in the shape and dtype of its argument;\n"
+         "None if the argument was not given.";
 }
 
 nb::object NewNamedTuple(nb::handle type, const nb::tuple& values) {
@@ -82,8 +81,7 @@ NewArray::NewArray(const char* operation, DType dtype, std::span<const int64_t> 
   PyObject* arguments[] = {shape, numpy.dtypes[static_cast<int>(dtype)]->ptr()};
   array = nb::steal(PyObject_Vectorcall(numpy.empty->ptr(), arguments, 2, nullptr));
   if (!array.is_valid()) throw nb::python_error();
-  // Nobody else has the array: its memory stays where it is without holding the
-  // buffer.
+  // No other object refers to the array, so its memory stays in place although the buffer is released.
   Py_buffer buffer;
   if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw nb::python_error();
   view = TensorView(buffer.buf, dtype, sizes);

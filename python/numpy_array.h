@@ -11,8 +11,8 @@
 
 namespace heed::python {
 
-// A new NumPy array that owns its memory, not initialised, and its view. bf16
-// needs ml_dtypes: throws Unsupported naming `operation` without it.
+// A new NumPy array that owns its uninitialised memory, and its view. bf16 needs ml_dtypes: throws Unsupported naming
+// `operation` without it.
 struct NewArray {
   NewArray(const char* operation, DType dtype, std::span<const int64_t> sizes);
 
@@ -20,18 +20,18 @@ struct NewArray {
   TensorView view;
 };
 
-// A new type of named tuples, which becomes an attribute of `m`: what is an attribute of heed can
-// be pickled. `fields` are separated by spaces.
+// A new type of named tuples, which becomes an attribute of `m`, so that its objects can be pickled. `fields` are
+// separated by spaces.
 nanobind::object NamedTupleType(nanobind::module_& m, const std::string& name, const std::string& fields,
                                 const std::string& doc);
 
-// Its name.
+// The name of a type.
 std::string TypeName(nanobind::handle type);
 
-// What the named tuples say that a function `backward` returns.
+// The documentation of the named tuple that a function `backward` returns.
 std::string GradientsDoc(const std::string& backward);
 
-// A named tuple of this type. Runs no code of Python, as calling the type would.
+// A named tuple of this type. Unlike a call of the type, this runs no Python code.
 nanobind::object NewNamedTuple(nanobind::handle type, const nanobind::tuple& values);
 
 // numpy.asarray(value). Throws nanobind::python_error.

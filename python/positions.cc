@@ -54,8 +54,8 @@ constexpr Keyword<RotaryCall> kRotaryKeywords[] = {
     {"inverse", false, [](RotaryCall& c, const Argument& a) { c.options.inverse = ToBool(a); }},
 };
 
-// The base and the rotated part of rows of D elements may stand in the dict or beside it;
-// if in both, they agree.
+// The base and the rotated part of rows of D elements may be given in the dict or as keywords; if in both, they must
+// agree.
 void MergeConfig(const char* op, int64_t D, RotaryCall& call) {
   const auto& theta = call.config.rope_theta;
   if (theta && call.base && *theta != *call.base) {
@@ -67,7 +67,7 @@ void MergeConfig(const char* op, int64_t D, RotaryCall& call) {
   if (!(*call.config.partial_rotary_factor > 0 && *call.config.partial_rotary_factor <= 1)) {
     Fail(op, "scaling.partial_rotary_factor", "is out of range", "above 0, at most 1");
   }
-  // Rounded down, as Transformers does.
+  // Transformers rounds down too.
   const auto dim = static_cast<int64_t>(static_cast<double>(D) * *call.config.partial_rotary_factor);
   if (call.options.dim && *call.options.dim != dim) {
     Fail(op, "dim", "is " + std::to_string(*call.options.dim),
@@ -222,13 +222,13 @@ constexpr char kT5BackwardSignature[] =
     ") -> Result";
 
 constexpr Said kArguments[] = {
-    {"x", "[B, T, H, D] or [T, H, D]: rows to turn, any float dtype"},
-    {"positions", "[T] or [B, T]: where the rows stand, ints or lists of them"},
-    {"base", "of the frequencies, above 1"},
-    {"dim", "elements of a row that are turned: even, 2 to D; default D"},
+    {"x", "[B, T, H, D] or [T, H, D]: rows to rotate, any float dtype"},
+    {"positions", "[T] or [B, T]: positions of the rows, ints or lists of them"},
+    {"base", "base of the frequencies, above 1"},
+    {"dim", "elements of a row that are rotated: even, 2 to D; default D"},
     {"interleaved", "whether a pair is two neighbours, or elements half of dim apart; no default"},
     {"scaling", "`rope_scaling` or `rope_parameters` of a Transformers config, or None"},
-    {"inverse", "whether rows are turned back"},
+    {"inverse", "whether to apply the inverse rotation"},
     {"T", "rows of the table, one per position"},
     {"D", "columns of the table, at least 1"},
     {"table", "[buckets, H]: a bias for each bucket of distances and head"},
@@ -239,18 +239,18 @@ constexpr Said kArguments[] = {
     {"bidirectional",
      "whether keys after a query have buckets of their own: True in T5's encoder, "
      "False in its decoder; no default"},
-    {"max_distance", "from which on all distances share a bucket"},
-    {"align", "where query 0 stands: 'bottom_right', at Tk - Tq, or 'top_left', at 0"},
+    {"max_distance", "distance from which on all share a bucket"},
+    {"align", "position of query 0: Tk - Tq for 'bottom_right', 0 for 'top_left'"},
 };
 constexpr Said kSinusoidalArguments[] = {
-    {"interleaved", "whether sines and cosines take turns, or all sines come first"}};
+    {"interleaved", "whether sines and cosines alternate, or all sines come first"}};
 
 constexpr char kRotaryInPython[] = R"(
-Of scaling, keys are the fields of RotaryScaling (type is rope_type), and rope_theta, which is
-base, and partial_rotary_factor, of which dim is D times, rounded down. A value of None is
-absent. What stands beside the dict in a config, such as original_max_position_embeddings of
-Phi-3 or max_position_embeddings for 'dynamic', must be put into it. A key that the type does
-not use is an error, so that no part of a config is passed over silently.
+The keys of scaling are the fields of RotaryScaling (type means rope_type), rope_theta (the base)
+and partial_rotary_factor (dim is this times D, rounded down). A value of None counts as absent.
+Fields that a config has outside of the dict, such as original_max_position_embeddings of Phi-3 or
+max_position_embeddings for 'dynamic', must be added to it. A key that the type does not use is an
+error, so that no part of a config is ignored silently.
 
 Returns y as a new NumPy array.
 

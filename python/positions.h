@@ -11,13 +11,13 @@
 
 namespace heed::python {
 
-// What heed.rotary's keywords say.
+// The keywords of heed.rotary.
 struct RotaryChoice {
   RotaryPairs pairs = RotaryPairs::kHalfSplit;
   RotaryOptions options;
 };
 
-// A dict of these keywords but `inverse`, for rows of `dim` elements.
+// Reads a dict of these keywords without `inverse`, for rows of `dim` elements.
 RotaryChoice ToRotary(const Argument& argument, int64_t dim);
 
 void BindPositions(nanobind::module_& m);

@@ -15,8 +15,8 @@ struct RopeConfig {
   std::optional<double> partial_rotary_factor;
 };
 
-// Throws InvalidArgument for what is no dict, for a key that heed does not know
-// and for a value of the wrong type. A value of None is absent.
+// Throws InvalidArgument for an object that is not a dict, for an unknown key and for a value of the wrong type. A
+// value of None counts as absent.
 RopeConfig ToRopeConfig(const Argument& argument);
 
 }  // namespace heed::python

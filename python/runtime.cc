@@ -41,7 +41,7 @@ nb::dict Explain(nb::handle name, nb::handle dtype, nb::handle threads, const nb
       DType parsed = DType::kBool;
       try {
         parsed = DTypeFromName(dtype_name);
-      } catch (const InvalidArgument&) {  // in our own words below
+      } catch (const InvalidArgument&) {  // replaced by a message of this function
       }
       if (!IsFloat(parsed)) Fail({kOp, "dtype", dtype}, "f64, f32, bf16 or f16");
       return function(parsed, ToThreads({kOp, "threads", threads}), rest.ptr());
@@ -70,7 +70,7 @@ Context& ThreadContext(int num_threads) {
   thread_local std::unique_ptr<Context> context;
   if (num_threads == 0) num_threads = NumThreads();
   if (context == nullptr || context->num_threads() != num_threads) {
-    context.reset();  // its scratch first
+    context.reset();  // its scratch memory first
     context = std::make_unique<Context>(num_threads);
   }
   context->set_strict(strict);
@@ -106,7 +106,7 @@ void BindRuntime(nb::module_& m) {
         nb::sig("def explain(name: str, *, dtype: str = 'f32', threads: int | "
                 "None = None, "
                 "**arguments_and_options: typing.Any) -> dict[str, typing.Any]"),
-        "What the mechanism `name` would do with these arguments, without "
+        "The plan of the mechanism `name` for these arguments, without "
         "computing it.\n\n"
         "Arguments:\n"
         "  name                   of the mechanism, as its function is called\n"

@@ -1,5 +1,5 @@
-// What all functions of the module share: threads, switches, the Context of a
-// calling thread, and the table of mechanisms that `explain` knows.
+// The shared state of the module's functions: threads, switches, the Context of a calling thread, and the table of
+// mechanisms for `explain`.
 #ifndef HEED_PYTHON_RUNTIME_H_
 #define HEED_PYTHON_RUNTIME_H_
 
@@ -20,8 +20,7 @@ namespace heed::python {
 
 inline constexpr int64_t kMaxThreads = 4096;
 
-// Process-wide settings. 0 threads: the CPUs of the affinity mask, asked anew
-// for every call.
+// Process-wide settings. 0 threads means the CPUs of the affinity mask, which is read again for every call.
 void SetNumThreads(int num_threads);
 int NumThreads();
 void SetChecks(bool on);
@@ -29,15 +28,15 @@ bool Checks();
 void SetStrict(bool on);
 bool Strict();
 
-// The calling thread's Context for this many threads; 0 is NumThreads(). Kept,
-// with its scratch, for the thread's next call.
+// The calling thread's Context for this number of threads; 0 means NumThreads(). It is kept, with its scratch memory,
+// for the thread's next call.
 Context& ThreadContext(int num_threads);
 
-// Whose words an error has: those of a Python function, or of PyTorch's operator, which gets gradients from its graph.
+// The caller whose names an error uses: a Python function, or PyTorch's operator, which gets gradients from its graph.
 enum class Caller { kPython, kTorch };
 
-// A message of the C++ surface in the caller's words: "attention::Forward: o has ..." becomes "attention: out has ...".
-// One table has the arguments that C++ calls otherwise.
+// A message of the C++ library with the caller's names: "attention::Forward: o has ..." becomes "attention: out has
+// ...". One table lists the arguments whose names differ.
 std::string Reworded(Caller caller, const std::string& operation, const std::string& message);
 
 // Calls f() without the GIL; its errors name `operation` and the caller's arguments.
@@ -61,13 +60,12 @@ void ComputeForTorch(const char* operation, F&& f) {
   ComputeFor(Caller::kTorch, operation, f);
 }
 
-// `heed.explain(name, ...)` for one mechanism: everything but the name, dtype
-// and threads.
+// `heed.explain(name, ...)` for one mechanism. The arguments are all but the name, dtype and threads.
 using ExplainFunction = std::function<nanobind::dict(DType dtype, int num_threads, PyObject* kwargs)>;
 void RegisterExplain(const char* name, ExplainFunction function);
 
-// What every explanation has. Counts are doubles because they can pass 2^63; whole ones
-// are ints to Python.
+// The common members of every explanation. Counts are doubles because they can exceed 2^63; whole numbers become ints
+// in Python.
 nanobind::dict Described(const std::string& kernel, const std::string& target, const std::string& why, double flops,
                          double bytes, int64_t workspace_bytes, double visited_pairs, bool invariant,
                          std::span<const char* const> copied);

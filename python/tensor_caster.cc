@@ -1,9 +1,7 @@
-// Arrays of Python as views: in place where that can be, copied where it
-// cannot.
+// Arrays of Python as views: in place if possible, else copied.
 //
-// The buffer protocol comes first: it is the faster of the two for NumPy and
-// the only one that gives away read-only arrays. What it refuses (PyTorch has
-// none) goes through DLPack.
+// The buffer protocol is tried first: it is faster for NumPy, and the only one that exports read-only arrays. Arrays
+// without it (PyTorch's) go through DLPack.
 #include "python/tensor_caster.h"
 
 #include <algorithm>
@@ -30,8 +28,7 @@ const char* KindName(Kind kind) {
   return "";
 }
 
-// Copies a strided array into row-major order; returns the end of what was
-// written.
+// Copies a strided array into row-major order; returns the end of the copy.
 char* CopyStrided(const char* from, const int64_t* sizes, const int64_t* byte_strides, int rank, size_t item_bytes,
                   char* to) {
   if (rank == 0) {
@@ -45,8 +42,7 @@ char* CopyStrided(const char* from, const int64_t* sizes, const int64_t* byte_st
   return to;
 }
 
-// A NumPy array of ml_dtypes.bfloat16, which NumPy cannot export: the same bits
-// as uint16 can be.
+// True for a NumPy array of ml_dtypes.bfloat16, which NumPy cannot export; its bits can be exported as uint16.
 bool IsBFloat16(nb::handle value) {
   if (!nb::hasattr(value, "dtype") || !nb::hasattr(value, "view")) return false;
   const nb::object dtype = value.attr("dtype");
@@ -66,8 +62,7 @@ ConstTensorView Arrays::View(const Argument& argument, ArrayLayout& layout, bool
   int64_t strides[kMaxRank];
   for (size_t i = 0; i < rank; ++i) {
     empty = empty || layout.sizes[i] == 0;
-    // The stride of an axis of one element means nothing, and exporters put
-    // anything there.
+    // The stride of an axis of one element has no meaning, and exporters may set any value.
     if (layout.sizes[i] <= 1) layout.byte_strides[i] = i + 1 == rank ? item_bytes : 0;
     divisible = divisible && layout.byte_strides[i] % item_bytes == 0;
     strides[i] = layout.byte_strides[i] / item_bytes;
@@ -94,7 +89,7 @@ ConstTensorView Arrays::View(const Argument& argument, ArrayLayout& layout, bool
                         ", so that it would be copied, which heed.set_strict(True) forbids");
     }
     if (!contiguous) copied_.push_back(argument.name);
-    // A description reads masks and integers, but no float.
+    // If only shapes are needed, masks and integers are still read, but no floats.
     if ((allow_shapes_ && IsFloat(layout.dtype)) || layout.data == nullptr)
       return ConstTensorView(nullptr, layout.dtype, sizes);
     ArrayHolder& holder = holders_.emplace_front();
@@ -104,7 +99,7 @@ ConstTensorView Arrays::View(const Argument& argument, ArrayLayout& layout, bool
                 static_cast<size_t>(item_bytes), holder.copy.get());
     return ConstTensorView(holder.copy.get(), layout.dtype, sizes);
   } catch (const InvalidArgument& error) {
-    // Sizes that overflow: the view does not know whose they are.
+    // The sizes overflow, and the view does not know the argument's name.
     std::string text = error.what();
     if (text.rfind("tensor ", 0) != 0) throw;
     throw InvalidArgument(std::string(argument.operation) + ": " + argument.name + text.substr(6));
@@ -189,7 +184,7 @@ ConstTensorView Arrays::ReadList(const Argument& argument, Kind kind) {
   nb::object array;
   try {
     array = NumPyArray(argument.value);
-    // NumPy takes an empty list for floats.
+    // NumPy converts an empty list to floats.
     const bool empty = nb::cast<int64_t>(array.attr("size")) == 0;
     if (empty && kind == Kind::kInt) array = array.attr("astype")("int64");
   } catch (const nb::python_error& error) {

@@ -1,4 +1,4 @@
-// PyTorch's tensors and threads by tables of C functions.
+// PyTorch's tensors and threads through tables of C functions.
 #include "python/torch_host.h"
 
 #include <nanobind/stl/vector.h>  // IWYU pragma: keep
@@ -20,7 +20,7 @@ using Body = void (*)(int64_t begin, int64_t end, void* argument);
 using ParallelFor = int32_t (*)(int64_t begin, int64_t end, int64_t grain, Body body, void* argument);
 using NumThreadsOf = int32_t (*)(uint32_t* num_threads);
 
-// What _connect_torch was given; it lives as long as the process, as torch does.
+// The arguments of _connect_torch. They live as long as the process, as torch does.
 struct Torch {
   PyTypeObject* tensor = nullptr;
   const DLPackExchangeAPI* dlpack = nullptr;
@@ -46,11 +46,11 @@ void RunOnTorch(void*, int num_workers, void (*body)(void*, int), void* argument
       j.body(j.argument, static_cast<int>(worker));
     }
   };
-  // Where the pool refuses, what is left of the work is done here.
+  // If the pool refuses, the remaining work is done here.
   if (torch.parallel_for(0, num_workers, 1, run, &job) != 0) body(argument, 0);
 }
 
-// torch.cuda.current_stream(device).cuda_stream, without a call of Python; with the GIL.
+// torch.cuda.current_stream(device).cuda_stream, without calling Python code; needs the GIL.
 void* CurrentStream(Device device) {
   if (device.type == DeviceType::kCpu) return nullptr;
   if (torch.dlpack->current_work_stream == nullptr)
@@ -98,7 +98,7 @@ Context& TorchContext(int most_threads, Device device) {
   int num_threads = NumTorchThreads();
   if (most_threads != 0) num_threads = std::min(num_threads, most_threads);
   if (context == nullptr || context->num_threads() != num_threads || of_child != torch.forked) {
-    context.reset();  // its scratch first
+    context.reset();  // its scratch memory first
     of_child = torch.forked;
     if (torch.forked) {
       context = std::make_unique<Context>(num_threads);

@@ -1,5 +1,5 @@
-// PyTorch without compiling against it: its tensors by DLPack's table of C functions, its
-// threads by two C functions of libtorch_cpu.
+// PyTorch without compiling against it: its tensors through DLPack's table of C functions, its threads through two C
+// functions of libtorch_cpu.
 #ifndef HEED_PYTHON_TORCH_HOST_H_
 #define HEED_PYTHON_TORCH_HOST_H_
 
@@ -11,17 +11,17 @@
 
 namespace heed::python {
 
-// Fills `layout` if `argument` is a torch.Tensor and torch is connected, else returns
-// false; of one on a CUDA device where `devices` says so. Its memory is valid while the caller holds the tensor, and no
-// capsule is made: some 50 nanoseconds instead of two microseconds by __dlpack__.
+// Fills `layout` if `argument` is a torch.Tensor and torch is connected, else returns false. A tensor on a CUDA device
+// is accepted if `devices`. Its memory is valid while the caller holds the tensor. No capsule is made: this takes some
+// 50 nanoseconds instead of two microseconds by __dlpack__.
 bool ImportTorch(const Argument& argument, ArrayLayout& layout, bool devices = false);
 
-// The calling thread's Context on PyTorch's pool, with as many threads as PyTorch uses,
-// or fewer where `most_threads` is not 0. In a forked child, where an OpenMP pool would wait for threads that no longer
-// exist, on heed's own. Calls on views of `device`, if that is a GPU, go into PyTorch's current stream of it.
+// The calling thread's Context on PyTorch's pool, with as many threads as PyTorch uses, or at most `most_threads` if
+// that is not 0. In a forked child, where an OpenMP pool would wait for threads that no longer exist, it is on heed's
+// own pool. Calls on views of `device`, if that is a GPU, use PyTorch's current stream of it.
 Context& TorchContext(int most_threads, Device device = {});
 
-// Binds what the package heed.torch calls once.
+// Binds the functions that the package heed.torch calls once.
 void BindTorchHost(nb::module_& m);
 
 }  // namespace heed::python

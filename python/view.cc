@@ -1,4 +1,4 @@
-// heed.view: the page of `heed view`, of arrays, in a notebook.
+// heed.view: the page of `heed view` for arrays, in a notebook.
 #include "python/view.h"
 
 #include <string>
@@ -23,14 +23,14 @@ constexpr char kOp[] = "view";
 constexpr int64_t kHeight = 900, kMaxHeight = 100000;
 
 constexpr char kText[] =
-    "The attention of q and k as a page for people: every head as a map, with its numbers, search\n"
+    "The attention of q and k as a page: every head as a map, with its numbers, search\n"
     "for tokens, heads in several orders, and the shown map as a file. In a notebook the result\n"
     "is shown where it is the last value of a cell; elsewhere save() writes it.\n"
     "\n"
     "The page is that of `heed view`: one file that needs no other and no network. Of several\n"
     "sequences it shows the first. Up to 2048 tokens, and 6 MB, every pair has its own cell,\n"
     "beyond that cells hold several. With `pattern` the maps are those of attention without it,\n"
-    "and what it does not keep is shaded; beside `mask`, `bias` and other options than `scale`,\n"
+    "and pairs that it does not keep are shaded; beside `mask`, `bias` and other options than `scale`,\n"
     "`causal`, `window`, `softcap` and `align` it counts as one of them. Weights are those\n"
     "before dropout.\n"
     "\n"
@@ -73,7 +73,7 @@ struct View {
   int64_t height = kHeight;
 };
 
-// A string that may hold what is no text, as half of a pair of surrogates: the page replaces it.
+// A string that may contain lone surrogates, which are not valid text: the page replaces them.
 std::string ToUtf8(nb::handle text) {
   const nb::bytes bytes = nb::steal<nb::bytes>(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "surrogatepass"));
   if (!bytes.is_valid()) throw nb::python_error();
@@ -137,7 +137,7 @@ View MakeView(const nb::args& args, const nb::kwargs& kwargs) {
   return {std::move(page.html)};
 }
 
-// The page has no origin in its frame: its scripts reach nothing outside.
+// The frame has no origin, so that the page's scripts cannot access anything outside.
 std::string Frame(const View& view) {
   return "<iframe title=\"Attention\" sandbox=\"allow-scripts allow-downloads\" style=\"width: 100%; height: " +
          std::to_string(view.height) + "px; border: 0; resize: vertical\" srcdoc=\"" + pages::EscapeHtml(view.html) +

@@ -1,6 +1,5 @@
-// Every mechanism agrees with its reference: on every SIMD target that this CPU
-// has, for every dtype, at sizes where nothing divides anything; then every pair
-// of options at one size. Random combinations are random_options_test.cc.
+// Every mechanism agrees with its reference: on every SIMD target that this CPU has, for every dtype, at sizes that are
+// multiples of nothing; then every pair of options at one size. random_options_test.cc has random combinations.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +20,7 @@ constexpr Sizes kSizes[] = {
     {1, 1, 1, 1, 1, 1, 1},                                   // smallest
     {1, 1, 2, 2, 1, 3, 1},                                   //
     {2, 1, 97, 4, 1, 64, 64},                                // one decoding step, grouped heads
-    {1, 1, 1025, 8, 1, 80, 40},                              // another, past two segments of 512 keys
+    {1, 1, 1025, 8, 1, 80, 40},                              // a decoding step past two segments of 512 keys
     {2, 7, 9, 3, 3, 20, 36},                                 // nothing is a multiple of a vector
     {1, 3, 5, 1, 1, 40, 3},      {1, 15, 16, 1, 1, 8, 8},    // a vector of f32, and one less
     {1, 16, 17, 1, 1, 16, 17},   {1, 17, 15, 1, 1, 17, 16},  // more queries than keys
@@ -36,12 +35,12 @@ constexpr Sizes kSizes[] = {
     {1, 35, 33, 1, 1, 256, 256}, {1, 9, 70, 2, 2, 192, 256},
 };
 
-constexpr Sizes kManyHeads = {5, 1, 3, 7, 7, 72, 72};  // threads take several steps in a row
+constexpr Sizes kManyHeads = {5, 1, 3, 7, 7, 72, 72};  // each thread processes several steps in a row
 
 constexpr const char* kVariants[] = {"", "causal", "mask", "causal+bias+bhtd"};
 constexpr Sizes kGridSizes = {1, 70, 150, 4, 2, 40, 24};
 
-// Which words of a variant a mechanism knows.
+// True if a mechanism has all words of a variant.
 bool Knows(const OpEntry& op, const std::string& variant) {
   for (size_t begin = 0; begin < variant.size();) {
     const size_t end = std::min(variant.find('+', begin), variant.size());
@@ -75,7 +74,7 @@ class Conformance : public testing::TestWithParam<Combination> {
   void Check(const Sizes& sizes, const std::string& variant, const std::string& pass = "forward") {
     const Case c = GetParam().op.make_case(
         {.sizes = sizes, .dtype = GetParam().dtype, .seed = 42, .pass = pass, .variant = variant});
-    const Expected expected = ExpectedOf(c);  // once for all targets, as it takes longer than they do
+    const Expected expected = ExpectedOf(c);  // computed once for all targets, because it takes longer than they do
     for (const std::string& target : AvailableTargets(GetParam().dtype)) {
       ctx_.set_isa(target);
       const Comparison result = Compare(c, ctx_, expected);

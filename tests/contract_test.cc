@@ -1,6 +1,5 @@
-// The contract of attention beyond agreement with the reference: which bits stay
-// the same, what cannot matter, what an edge gives. Random problems, so that the
-// promises meet each other.
+// The contract of attention beyond agreement with the reference: bits that stay the same, inputs that must not matter,
+// results at edges. Problems are random, so that the promises are tested in combination.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,7 +42,7 @@ class Contract : public testing::TestWithParam<Param> {
     }
   }
 
-  // Queries [begin, end) of a result, as `part` should be.
+  // Expects `part` to equal queries [begin, end) of a result.
   static void ExpectRows(const Result& whole, int64_t begin, int64_t end, const Result& part) {
     EXPECT_EQ(Difference(whole.o.view().Slice(1, begin, end), part.o.view()), "");
     EXPECT_EQ(Difference(whole.lse.view().Slice(2, begin, end), part.lse.view()), "");
@@ -96,7 +95,7 @@ TEST_P(Contract, BitsDoNotDependOnThreadsInALongProblem) {
 }
 
 TEST_P(Contract, BitsDoNotDependOnAnUsedContext) {
-  // Scratch that holds what another problem left, NaN included.
+  // Scratch contains the leftovers of another problem, NaN included.
   Problem poison = MakeProblem(dtype(), {.B = 1, .Tq = 70, .Tk = 200, .Hq = 2, .Hkv = 1, .D = 130, .Dv = 130});
   for (int i = 0; i < 3; ++i) {
     poison.memory[static_cast<size_t>(i)].FillConstant(kNaN);
@@ -118,8 +117,8 @@ TEST_P(Contract, BitsDoNotDependOnStrides) {
 
 TEST_P(Contract, BitsDoNotDependOnBatchNeighbours) {
   ForRandomProblems(40, 3000, [&](Problem p, uint64_t) {
-    p.options.pattern = {};  // which may be one for each entry
-    p.options.dropout = 0;   // whose counter holds the place in the batch
+    p.options.pattern = {};  // it may differ by batch entry
+    p.options.dropout = 0;   // its counter contains the batch index
     const Result all = RunForward(ctx_, p);
     for (int64_t b = 0; b < SizesOf(p).B; ++b) {
       const Result alone = RunForward(ctx_, OneSequence(p, b));
@@ -131,7 +130,7 @@ TEST_P(Contract, BitsDoNotDependOnBatchNeighbours) {
 
 TEST_P(Contract, BitsDoNotDependOnOtherHeads) {
   ForRandomProblems(40, 4000, [&](Problem p, uint64_t) {
-    p.options.pattern = {};  // which may be one for each head
+    p.options.pattern = {};  // it may differ by head
     p.options.dropout = 0;
     const Sizes s = SizesOf(p);
     const int64_t group = s.Hq / s.Hkv;
@@ -167,8 +166,8 @@ TEST_P(Contract, GroupedHeadsEqualRepeatedKeyHeads) {
 
 TEST_P(Contract, BitsDoNotDependOnPadding) {
   ForRandomProblems(60, 5000, [&](Problem p, uint64_t seed) {
-    p.options.pattern = {};  // which counts from key 0
-    p.options.dropout = 0;   // positions move
+    p.options.pattern = {};  // it counts from key 0
+    p.options.dropout = 0;   // positions change
     const Sizes s = SizesOf(p);
     const Result plain = RunForward(ctx_, p);
     for (const int64_t left : {int64_t{0}, static_cast<int64_t>(seed % 97)}) {
@@ -210,10 +209,11 @@ TEST_P(Contract, BitsDoNotDependOnPacking) {
 TEST_P(Contract, BitsDoNotDependOnHowQueriesAreChunked) {
   ForRandomProblems(60, 7000, [&](const Problem& p, uint64_t seed) {
     if (!p.options.invariant && !Explain(ctx_, p.in, p.options).invariant) {
-      return;  // another path may serve single rows; agreement is tested
+      return;  // another code path may compute single rows; agreement is tested elsewhere
     }
     for (const char* lists : {"keys(", "row_blocks(", "block_mask("}) {
-      if (p.options.pattern.ToString().find(lists) != std::string::npos) return;  // of the whole call's rows
+      // Lists depend on the rows of the whole call.
+      if (p.options.pattern.ToString().find(lists) != std::string::npos) return;
     }
     Random random(seed, 3);
     const int64_t Tq = SizesOf(p).Tq;
@@ -237,7 +237,7 @@ TEST_P(Contract, TokenByTokenEqualsTheWhole) {
   }
 }
 
-// A cache that grows: keys are appended, queries stand at the end.
+// A growing cache: keys are appended, and queries have the last positions.
 TEST_P(Contract, KeysThatCameLaterDoNotChangeEarlierRows) {
   Problem p = MakeProblem(dtype(), {.B = 1, .Tq = 140, .Tk = 140, .Hq = 2, .Hkv = 1, .D = 9, .Dv = 33});
   p.options.causal = true;
@@ -253,7 +253,7 @@ TEST_P(Contract, KeysThatCameLaterDoNotChangeEarlierRows) {
   }
 }
 
-// Overwrites keys and values of key head `head` that `seen` lacks.
+// Overwrites keys and values of key head `head` that are not in `seen`.
 void PoisonUnseen(const Problem& p, int64_t b, int64_t head, const std::set<int64_t>& seen, Random& random) {
   for (const ConstTensorView& view : {p.in.k, p.in.v}) {
     const TensorView writable(const_cast<void*>(view.data()), view.dtype(), view.sizes(), view.strides());
@@ -269,7 +269,7 @@ void PoisonUnseen(const Problem& p, int64_t b, int64_t head, const std::set<int6
 
 TEST_P(Contract, KeysThatNoRowSeesDoNotMatter) {
   ForRandomProblems(60, 8000, [&](const Problem& random_problem, uint64_t seed) {
-    const Problem p = Restrided(random_problem, seed);  // nothing shares memory
+    const Problem p = Restrided(random_problem, seed);  // tensors share no memory
     const Sizes s = SizesOf(p);
     const Result before = RunForward(ctx_, p);
     std::vector<std::set<int64_t>> seen(static_cast<size_t>(s.B * s.Hkv));
@@ -315,7 +315,7 @@ TEST_P(Contract, KeysThatARowDoesNotSeeDoNotMatterToIt) {
 
 TEST_P(Contract, EmptyRowsAreExactlyZeroAndMinusInfinity) {
   Problem p = MakeProblem(dtype(), {.B = 2, .Tq = 70, .Tk = 20, .Hq = 2, .Hkv = 1, .D = 5, .Dv = 7});
-  p.memory[2].FillConstant(-1);  // so that a zero weight would give -0
+  p.memory[2].FillConstant(-1);  // a zero weight would give -0
   p.options.causal = true;       // the first 50 rows see nothing
   p.options.query_lengths = KeepInts(p, {70, 65});
   p.options.sinks = KeepFloats(p, {0.5, kNaN});
@@ -361,10 +361,9 @@ TEST_P(Contract, FullyMaskedRowsAreExactlyZeroAndMinusInfinity) {
 }
 
 TEST_P(Contract, ARowOfFiniteMinimumAttendsUniformly) {
-  // That of f16 is 65504, beside which the logits can still be told apart.
+  // The lowest number of f16 is -65504, beside which logits can still be distinguished.
   if (dtype() == DType::kF16) return;
-  // In a prefix with 64 keys per tile and 512 per segment, so that rescaling and
-  // merging meet it too.
+  // The prefix spans tiles of 64 keys and segments of 512, so that rescaling and merging are tested too.
   constexpr int64_t kTk = 700;
   for (const bool times_alibi : {false, true}) {
     Problem p = MakeProblem(dtype(), {.B = 1, .Tq = 2, .Tk = kTk, .Hq = 1, .Hkv = 1, .D = 8, .Dv = 2});
@@ -411,7 +410,7 @@ TEST_P(Contract, StridedOutputsLeaveTheirGapsAlone) {
   Forward(ctx_, p.in, p.options, {o.view(), lse.view()});
   const Result plain = RunForward(ctx_, p);
   EXPECT_EQ(Difference({o, lse}, plain), "");
-  for (int64_t i = 0; i < 34; ++i) {  // 4 of 9 elements belong to nobody
+  for (int64_t i = 0; i < 34; ++i) {  // 4 of 9 elements belong to no tensor
     for (int64_t d = 5; d < 9; ++d) {
       const int64_t at = i * 9 + d;
       EXPECT_TRUE(std::isnan(LoadAsDouble(dtype(), o.view().data(), at)));

@@ -1,5 +1,5 @@
-// The cost of attention follows what is kept: visited pairs against counts made
-// here, pair by pair, from the definition of each mask.
+// The cost of attention follows the number of kept pairs: visited pairs are compared with counts that are made here,
+// pair by pair, from the definition of each mask.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,14 +15,12 @@
 namespace heed::attention {
 namespace {
 
-// A kernel takes at most 64 rows at a time, and tiles of keys on a grid of at
-// most 128. A block visits the union of what its rows see, each run of keys on
-// its own, clipped to that union; it visits what lies between two runs only
-// where both meet in one tile.
+// A kernel processes at most 64 rows at a time, and tiles of keys on a grid of at most 128. A block visits the union of
+// the keys that its rows see, each run of keys separately and clipped to that union; it visits keys between two runs
+// only if both runs meet in one tile.
 constexpr double kBlockRows = 64, kTileKeys = 128;
 
-// A mask by its definition, p being the query's position, and how many pairs at
-// most a row visits in vain.
+// A mask by its definition, where p is the query's position, and the maximal number of pairs that a row visits in vain.
 struct MaskCase {
   std::string name;
   int64_t Tq, Tk;
@@ -38,8 +36,8 @@ std::vector<MaskCase> MaskCases() {
   std::vector<MaskCase> cases;
   cases.push_back({"Full", 300, 500, [](Problem&) {}, all, 0});
   cases.push_back({"FullOneRow", 1, 1000, [](Problem&) {}, all, 0});
-  // The union over R rows, one position apart, is R - 1 keys longer than what
-  // one of them sees, at each end that moves with the position.
+  // The union over R rows at successive positions is R - 1 keys longer than the keys of one row, at each end that moves
+  // with the position.
   cases.push_back({"Causal", 700, 700, [](Problem& p) { p.options.causal = true; },
                    [](int64_t p, int64_t j) { return j <= p; }, kBlockRows - 1});
   cases.push_back({"CausalFewerQueries", 70, 900, [](Problem& p) { p.options.causal = true; },
@@ -106,7 +104,7 @@ TEST_P(Cost, VisitedPairsAreThoseKeptAndTheEdgesOfBlocks) {
   }
   kept *= kB * kHeads;
   rows = static_cast<double>(kB * kHeads * c.Tq);
-  // Where the window leaves the sink tokens, one tile may hold both.
+  // At the boundary between the window and the sink tokens, one tile may contain keys of both.
   if (c.name == "WindowAndSinkTokens") sinks = kB * kHeads * 2 * kBlockRows * kTileKeys;
 
   for (const DType dtype : {DType::kF32, DType::kF64}) {
@@ -118,7 +116,7 @@ TEST_P(Cost, VisitedPairsAreThoseKeptAndTheEdgesOfBlocks) {
       const Explanation e = Explain(ctx, p.in, p.options);
       EXPECT_EQ(e.flops, 2 * (kD + kDv) * kept);
       EXPECT_GE(e.visited_pairs, kept);
-      // Runs of keys begin and end at whole products of tiles.
+      // Runs of keys are rounded to whole AMX steps.
       const double steps = target == "tiles" ? rows * 2 * 31 + sinks : 0;
       EXPECT_LE(e.visited_pairs, kept + rows * c.waste_per_row + sinks + steps);
       if (c.waste_per_row == 0 && target != "tiles") {
@@ -132,8 +130,7 @@ TEST_P(Cost, VisitedPairsAreThoseKeptAndTheEdgesOfBlocks) {
 }
 
 TEST(CostTest, MaskedTilesAreNotVisited) {
-  // The mask keeps the keys of one tile for the first half of the rows, and
-  // segments a quarter of them.
+  // The mask keeps the keys of one tile for the first half of the rows, and segments keep a quarter of them.
   Context ctx(1);
   Problem p = MakeProblem(DType::kF32, {.B = 1, .Tq = 256, .Tk = 1024, .Hq = 1, .Hkv = 1, .D = 8, .Dv = 8});
   const Buffer mask(DType::kBool, {256, 1024});
@@ -173,14 +170,14 @@ TEST(CostTest, RandomProblemsKeepTheFlopsOfTheirPairs) {
   Context ctx(1);
   for (uint64_t seed = 1; seed <= 150; ++seed) {
     Problem p = RandomProblem(DType::kF32, seed);
-    p.options.bias = {};  // whose -inf are not counted
+    p.options.bias = {};  // its -inf are not counted as kept pairs
     double kept = 0;
     for (auto& buffer : p.memory) {  // logits of -inf are kept pairs too
       if (buffer.view().data() == p.in.q.data()) buffer.FillConstant(0.5);
       if (buffer.view().data() == p.in.k.data()) buffer.FillConstant(0.5);
     }
     p.options.alibi = {};
-    p.options.log_decay = {};  // nor are theirs
+    p.options.log_decay = {};  // log decays of -inf are not counted either
     p.options.scale = 1;
     ForEachRow(p, [&](int64_t, int64_t, int64_t, const std::vector<int64_t>& keys) {
       kept += static_cast<double>(keys.size());
@@ -200,20 +197,20 @@ TEST(CostTest, ExplainNeedsShapesAlone) {
   options.window = {511, 0};
   const Explanation e = Explain(ctx, {q, q, q}, options);
   const double rows = 2.0 * 8 * (1 << 20);
-  EXPECT_LE(e.visited_pairs, rows * (512 + 63 + 2 * 31));  // matrix tiles step by 32 keys
+  EXPECT_LE(e.visited_pairs, rows * (512 + 63 + 2 * 31));  // AMX steps have 32 keys
   EXPECT_EQ(e.workspace_bytes, Workspace(ctx, {q, q, q}, options));
   EXPECT_LT(e.workspace_bytes, 256 << 20);  // no N x N array
 }
 
-// Not a benchmark: the dense problem has 16 times the pairs, so half of that
-// leaves room for a busy machine.
+// The test is not a benchmark: the dense problem has 16 times the pairs, so the bound of a half has room for a busy
+// machine.
 TEST(CostTest, AWindowCostsWhatAWindowContains) {
   Context ctx(1);
   Problem p = MakeProblem(DType::kF32, {.B = 1, .Tq = 8192, .Tk = 8192, .Hq = 1, .Hkv = 1, .D = 32, .Dv = 32});
   const auto seconds = [&] {
     double best = 1e9;
     for (int i = 0; i < 3; ++i) {
-      const double begin = os::ThreadCpuSeconds();  // whatever else the machine does
+      const double begin = os::ThreadCpuSeconds();  // CPU time does not depend on other processes
       RunForward(ctx, p);
       best = std::min(best, os::ThreadCpuSeconds() - begin);
     }
@@ -224,7 +221,7 @@ TEST(CostTest, AWindowCostsWhatAWindowContains) {
   EXPECT_LT(seconds(), dense / 8);
 }
 
-// What the entries' formulas say; a fraction of a limit is no better than its count.
+// The formulas of the entries: a fraction of a limit is only as good as the count of operations.
 TEST(CostTest, CasesOfScansCountOperationsAsTheirFormulasSay) {
   const Sizes sizes = {2, 100, 100, 3, 3, 40, 40};
   constexpr double kElements = 2 * 100 * 3 * 40;

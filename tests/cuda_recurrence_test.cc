@@ -1,5 +1,4 @@
-// Recurrences on devices: kernels of GPUs agree with the references, keep a token's bits and refuse what they cannot
-// do.
+// Recurrences on devices: GPU kernels agree with the references, keep a token's bits and refuse unsupported calls.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,7 +35,7 @@ recurrent::Mechanism LinearAttention(linear_attention::FeatureMap map, const std
   own.feature_map = map;
   own.normalize = normalize;
   own.causal = causal;
-  own.eps = 0.3;  // which shows beside what it is added to
+  own.eps = 0.3;  // large enough to be visible in the sum
   return recurrent::Bound<linear_attention::Options>(
       "linear_attention", DefinitionOf(own), own,
       {&linear_attention::Forward, &linear_attention::Backward, &linear_attention::Reference,
@@ -44,7 +43,7 @@ recurrent::Mechanism LinearAttention(linear_attention::FeatureMap map, const std
       &linear_attention::Math, " " + name + (normalize ? " normalized" : "") + (causal ? "" : " not causal"));
 }
 
-// Those that the kernel takes.
+// The mechanisms that the kernel supports.
 const std::vector<recurrent::Mechanism>& Mechanisms() {
   static const std::vector<recurrent::Mechanism> mechanisms = [] {
     using enum linear_attention::FeatureMap;
@@ -70,7 +69,7 @@ constexpr DType kDTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
 
 class CudaRecurrenceTest : public AgreementTest {
  protected:
-  // A call of simple_gla: o and the last state of tokens [begin, end).
+  // The results of a call of simple_gla on tokens [begin, end): o and the last state.
   struct Results {
     Buffer o, state;
   };
@@ -113,7 +112,7 @@ TEST_P(CudaRecurrenceTest, RandomProblemsAgreeWithTheReference) {
   }
 }
 
-// Problems with gradients of decays, of three and five writes per token, in sequences of several blocks.
+// Problems with gradients of decays, with three and five writes per token, in sequences of several blocks.
 TEST_P(CudaRecurrenceTest, BlocksMayEndBetweenTheWritesOfAToken) {
   const recurrent::Mechanism& m = *FindOp("delta_product").recurrent;
   const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
@@ -169,7 +168,7 @@ struct Problems {
     in.initial.S = initial.view();
     return in;
   }
-  // Tokens [begin, end), from this state on.
+  // Tokens [begin, end), continuing from a state.
   Inputs Tokens(int64_t begin, int64_t end, const ConstTensorView& state) const {
     Inputs in = Views();
     for (ConstTensorView* t : {&in.q, &in.k, &in.v, &in.log_decay}) *t = t->Slice(1, begin, end);
@@ -265,7 +264,7 @@ TEST_P(CudaRecurrenceTest, WhatIsNotFiniteReachesNoTokenBefore) {
       }
     }
   }
-  // A decay that is no number reaches all that follows it.
+  // A decay that is NaN makes all later tokens NaN.
   p.v.Set({0, 37, 0, 3}, 0);
   p.log_decay.Set({0, 20, 0}, std::numeric_limits<double>::quiet_NaN());
   const Results nan = Run(p.Views());
@@ -273,7 +272,7 @@ TEST_P(CudaRecurrenceTest, WhatIsNotFiniteReachesNoTokenBefore) {
 }
 
 TEST_P(CudaRecurrenceTest, DecaysThatForgetAndThatGrow) {
-  // -infinity forgets all before; what is above 0 counts as 0.
+  // A log decay of -infinity resets the state; positive values count as 0.
   const Problems p(DType::kBF16, 1, 90, 1, 24, 20);
   p.log_decay.Set({0, 70, 0}, -std::numeric_limits<double>::infinity());
   p.log_decay.Set({0, 75, 0}, 3);
@@ -308,7 +307,7 @@ struct GatedProblem {
           m(DType::kF32, {1, 1}) {}
     Buffer o, S, z, m;
   };
-  // Of tokens [begin, end), after these or none.
+  // Runs tokens [begin, end), continuing from `before` if it is not null.
   Results Run(Context& ctx, const TestDevice& device, int64_t begin, int64_t end,
               const Results* before = nullptr) const {
     Results results(end - begin);

@@ -1,4 +1,4 @@
-// Scans on devices: kernels of GPUs agree with the references, keep a token's bits and refuse what they cannot do.
+// Scans on devices: GPU kernels agree with the references, keep a token's bits and refuse unsupported calls.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -84,7 +84,7 @@ TEST_P(CudaScanTest, RandomProblemsAgreeWithTheReference) {
   }
 }
 
-// Channels of a token are so many times the states of a channel, and there are so many tokens.
+// The number of tokens T, and of channels per token, each with a number of states.
 struct Size {
   int64_t T, D, states;
 };
@@ -147,7 +147,7 @@ struct Tensors {
     in.initial = initial.view();
     return in;
   }
-  // Tokens [begin, end), from this state on.
+  // Tokens [begin, end), continuing from a state.
   Inputs Tokens(int64_t begin, int64_t end, const ConstTensorView& state) const {
     Inputs in = Views();
     for (ConstTensorView* t : {&in.u, &in.delta, &in.z, &in.B, &in.C}) *t = t->Slice(2, begin, end);
@@ -235,7 +235,7 @@ TEST_P(CudaScanTest, GradientsOfManySequencesAreSeveralLaunchesWhoseNumberDoesNo
 }
 
 TEST_P(CudaScanTest, AnInfinityOfCStaysInTheGradientOfItsState) {
-  // Nothing is made of channels that a block has no tensor for.
+  // The block is larger than the number of channels; the missing ones must not contribute.
   const Tensors x(DType::kF32, 1, 33, 5, 20);
   const Buffer d_o(DType::kF32, {1, 33, 20});
   x.u.FillConstant(1);
@@ -283,7 +283,7 @@ TEST_P(CudaScanTest, ManySequencesAreSeveralLaunches) {
 
 TEST_P(CudaScanTest, WhatIsNotFiniteStaysInItsChannelAndReachesNoTokenBefore) {
   const Tensors x(DType::kF32, 1, 40, 5, 40);
-  for (const Buffer* weights : {&x.B, &x.C}) {  // sums of infinities are infinite, not NaN
+  for (const Buffer* weights : {&x.B, &x.C}) {  // a sum with an infinity of one sign is infinite, not NaN
     for (int64_t n = 0; n < 5; ++n) weights->Set({0, n, 20}, 1 + std::abs(weights->Get({0, n, 20})));
   }
   x.D.Set({34}, 1);
@@ -311,21 +311,22 @@ TEST_P(CudaScanTest, StatesWhoseDecaysAreNearOneDoNotDrift) {
   constexpr int64_t kTokens = 4000;
   const Tensors x(DType::kF32, 1, 1, 4, kTokens);
   x.u.FillConstant(0);
-  x.delta.FillConstant(-7.25);  // of which the softplus is 7e-4
+  x.delta.FillConstant(-7.25);  // its softplus is 7e-4
   x.bias.FillConstant(0);
   x.initial.FillConstant(1);
   const Results results = Run(x.Views());
   const double step = std::log1p(std::exp(-7.25));
   for (int64_t n = 0; n < 4; ++n) {
     const double expected = std::exp(step * x.A.Get({0, n}) * kTokens);
-    EXPECT_NEAR(results.state.Get({0, 0, n}), expected, 5e-6 * expected) << n;  // factors that are rounded: 1e-4
+    // Rounding each factor would give an error of 1e-4.
+    EXPECT_NEAR(results.state.Get({0, 0, n}), expected, 5e-6 * expected) << n;
   }
 }
 
 TEST_P(CudaScanTest, RatesOfMinusInfinityForgetEverything) {
   const Tensors x(DType::kF32, 1, 3, 4, 20);
   for (int64_t n = 0; n < 4; ++n) x.A.Set({1, n}, -std::numeric_limits<double>::infinity());
-  x.delta.Set({0, 1, 10}, -1000);  // a step of 0 forgets nothing
+  x.delta.Set({0, 1, 10}, -1000);  // a step of 0 keeps the state
   const Results results = Run(x.Views());
   const Results last = Run(x.Tokens(19, 20, {}));
   EXPECT_EQ(results.o.Get({0, 1, 19}), last.o.Get({0, 1, 0}));

@@ -1,4 +1,4 @@
-// SSD on devices: it agrees with its reference, and refuses what it cannot do.
+// SSD on devices: it agrees with its reference, and refuses unsupported calls.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

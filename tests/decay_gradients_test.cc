@@ -1,25 +1,27 @@
 // Gradients of log decays in f32 over 8192 tokens.
 //
-// With x_s = <q_s, dq_s> - <k_s, dk_s> (and what else a token reads and writes), the gradient of the log decay of
+// With x_s = <q_s, dq_s> - <k_s, dk_s> (and whatever else a token reads and writes), the gradient of the log decay of
 // token t is the sum of x_s over s >= t, and that of a decay which all tokens share is the sum of these over t. Such
-// sums pass through values that are far larger than what they come to, so an error is measured by R, the largest value
-// on the way: the largest gradient in the same head over all tokens and channels or, where tokens share a decay, the
-// largest of the sums over the outputs of the first n tokens. The error is at most 1e-5 R. A rounding has a deviation
-// of u / sqrt(3), u = 2^-24:
+// sums pass through values that are far larger than their result, so an error is measured relative to R, the largest
+// intermediate value: the largest gradient in the same head over all tokens and channels or, if tokens share a decay,
+// the largest of the sums over the outputs of the first n tokens. The error is at most 1e-5 R. A rounding has a
+// deviation of u / sqrt(3), u = 2^-24:
 //
-//   - A state and its gradient are each rounded once per token, or once in four. Where M tokens count and the rest is
-//     forgotten, that is sqrt(2 M / 3) u of their product: 2e-7 with M = 20, as decays of .05 have it.
-//   - x_s are added up over the rest of a block, 64 tokens at most, as <S, D> stands for what comes later. The terms
-//     <q, dq> and <k, dk> leave out what no decay lies between, a query with the key of its token, so that decays scale
-//     both as they scale R. So x_s is off by some 3 u / sqrt(3) of R at most, and a sum of 64 by 8 times that: 8e-7.
+//   - A state and its gradient are each rounded once per token, or once in four. If M tokens count and the others have
+//     decayed, this is sqrt(2 M / 3) u of their product: 2e-7 with M = 20, as with decays of .05.
+//   - x_s are added up over the rest of a block, at most 64 tokens, because <S, D> replaces the sum over later ones.
+//   The
+//     terms <q, dq> and <k, dk> leave out pairs without a decay between them, a query with the key of its token, so
+//     that decays scale both as they scale R. So the error of x_s is at most some 3 u / sqrt(3) of R, and that of a sum
+//     of 64 is 8 times as large: 8e-7.
 //   - In a gradient that tokens share, x_s counts for all tokens before it in its block: the error is that of x_s times
-//     64 / sqrt(3) and sqrt(T). R is the length of a walk of T steps, sqrt(T) of them or more: 4e-6. These sums are in
-//     f64, or they would add as much again.
+//     64 / sqrt(3) and sqrt(T). R is the length of a random walk of T steps, at least sqrt(T) of them: 4e-6. These sums
+//     are in f64, or they would add as much again.
 //
-// With RWKV's u a query reads what the token before it has written as it is, and where a token writes several times
-// the second write reads the first. States and their gradients hold such terms beside those that have been decayed by
-// exp(g), and round the latter to u of the former. So errors grow by exp(-g), and log decays down to -1 are held to
-// the bound.
+// With RWKV's u, a query reads the previous token's write without decay, and if a token writes several times, the
+// second write reads the first. States and their gradients hold such terms beside those that have been decayed by
+// exp(g), and round the latter to u of the former. So errors grow by exp(-g), and the bound applies to log decays down
+// to -1.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -68,7 +70,7 @@ struct Problem {
 };
 void PrintTo(const Problem& p, std::ostream* os) { *os << p.op.name << " " << p.variant; }
 
-// Every mechanism that has such gradients, with decays of ordinary strength and strong ones.
+// Problems of every mechanism with such gradients, with decays of ordinary strength and strong ones.
 std::vector<Problem> Problems() {
   std::vector<Problem> problems;
   for (const OpEntry& op : AllOps()) {
@@ -126,7 +128,7 @@ TEST_P(DecayGradientsOf, AreWithinTheirBoundOverManyTokens) {
   const std::map<std::string, std::string> gradients = DecayGradients(op);
   const bool shared = std::any_of(gradients.begin(), gradients.end(),
                                   [](const auto& gradient) { return gradient.second.find('T') == std::string::npos; });
-  std::vector<Results> prefixes;  // of sums over fewer tokens
+  std::vector<Results> prefixes;  // sums over fewer tokens
   for (const char* lengths : {"lengths=13", "lengths=38", "lengths=62", "lengths=87"}) {
     if (shared && Has(op.variants, "lengths=62")) prefixes.push_back(Results::Expected(Make(lengths)));
   }

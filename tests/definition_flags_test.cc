@@ -1,5 +1,5 @@
-// A wrong flag in a mechanism's definition is seen: a reference states its mathematics by itself, so that kernels that
-// run with the wrong one disagree with it.
+// A wrong flag in a mechanism's definition is detected: a reference computes without the definition, so that kernels
+// with a wrong flag disagree with it.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -54,7 +54,7 @@ constexpr uint64_t kSeeds = 12;
 
 template <class Definition>
 struct Flip {
-  std::string name;  // "decay=2": a value by its place
+  std::string name;  // "decay=2": an enumerator by its number
   Definition definition;
 };
 
@@ -63,12 +63,12 @@ template <class Definition>
 struct Subject {
   std::string name;
   Definition definition;
-  // Kernels run with one definition, tensors and states of the problem are those of the other, the reference is
+  // Kernels run with one definition, the tensors and states of the problem are those of the other, and the reference is
   // the mechanism's own.
   std::function<Case(const Definition& of_kernels, const Definition& of_problems, uint64_t seed)> problem;
 };
 
-// Copies of a definition in which one field has another value.
+// Copies of a definition, in each of which one field has another value.
 template <class Definition>
 class Flips {
  public:
@@ -92,7 +92,8 @@ class Flips {
   Definition& copy_;
 };
 
-// The binding names every field: a new one does not compile before it is flipped here. Names in errors are no flags.
+// The structured binding names every field, so that a new field does not compile before it is flipped here. Names in
+// errors are not flags.
 std::vector<Flip<recurrent::Definition>> FlipsOf(recurrent::Definition d) {
   using recurrence::Delta;
   using recurrence::Feature;
@@ -108,7 +109,7 @@ std::vector<Flip<recurrent::Definition>> FlipsOf(recurrent::Definition d) {
       Feature::kExp,       Feature::kSoftmax,   Feature::kTaylor, Feature::kSoftmaxOfTokens,
       Feature::kRandomExp, Feature::kRandomRelu};
   flips.To("feature", feature, features);
-  // Without it keys have the feature of queries.
+  // Without key_feature keys have the feature of queries.
   std::vector<std::optional<Feature>> key_features = {key_feature ? std::nullopt : key_feature};
   for (const Feature of_keys : features) {
     if (key_feature || of_keys != feature) key_features.push_back(of_keys);
@@ -133,7 +134,7 @@ std::vector<Flip<recurrent::Definition>> FlipsOf(recurrent::Definition d) {
   return flips.list;
 }
 
-// Tensors are no flag, nor are operations that are counted.
+// Tensors are not flags, and neither are counts of operations.
 std::vector<Flip<scanning::Definition>> FlipsOf(scanning::Definition d) {
   using scan::Method;
   using scan::Rule;
@@ -158,7 +159,7 @@ std::vector<Flip<scanning::Definition>> FlipsOf(scanning::Definition d) {
   return flips.list;
 }
 
-// Allows every result an error that is far below what a flag changes, and far above rounding in float64; a result that
+// Allows every result an error that is far below the effect of a flag and far above rounding in float64. A result that
 // the reference leaves out is refused.
 void Loosen(mechanism::Mechanism& m) {
   using Reference = std::function<void(const mechanism::Problem&, mechanism::Views, mechanism::Views)>;
@@ -166,7 +167,7 @@ void Loosen(mechanism::Mechanism& m) {
     return [=](const mechanism::Problem& p, mechanism::Views expected, mechanism::Views tolerance) {
       call(p, expected, {});
       for (size_t i = backward ? p.num_forward : 0; i < (backward ? p.outputs.size() : p.num_forward); ++i) {
-        // Gradients of constants have the dtype of these.
+        // Gradients of constants have the dtype of the constants.
         const DType dtype = p.outputs[i].dtype;
         const double share = dtype == DType::kF64 ? 1e-9 : dtype == DType::kF32 ? 1e-6 : 0x1p-7;
         std::vector<int64_t> at(expected[i].sizes().size());
@@ -267,7 +268,7 @@ std::vector<Subject<recurrent::Definition>> Recurrences() {
                      &efficient_attention::Reference, &efficient_attention::BackwardReference)};
 }
 
-// The causal convolution as the tensors of scans have it.
+// The causal convolution with the tensors of scans.
 struct Convolution : scanning::Options {
   causal_conv1d::Activation activation;
 
@@ -323,7 +324,7 @@ std::vector<Subject<scanning::Definition>> Scans() {
                &Convolution::BackwardReference)};
 }
 
-// The first of a few random problems that is refused or has a wrong result, and what is wrong with it; else empty.
+// The error of the first random problem that is refused or has a wrong result; empty if none exists.
 template <class Definition>
 std::string Disagreement(const Subject<Definition>& subject, const Definition& of_kernels,
                          const Definition& of_problems) {
@@ -339,7 +340,8 @@ std::string Disagreement(const Subject<Definition>& subject, const Definition& o
   return "";
 }
 
-// A definition that no mechanism has may read what is not there, so in a process of its own: to crash is to be seen.
+// A definition that no mechanism has may lead to invalid reads, so it runs in a process of its own; a crash counts as
+// detected.
 template <class Definition>
 bool IsSeen(const Subject<Definition>& subject, const Definition& of_kernels, const Definition& of_problems) {
   return StatusOfFork([&] {
@@ -348,12 +350,12 @@ bool IsSeen(const Subject<Definition>& subject, const Definition& of_kernels, co
          }) != 0;
 }
 
-// Flips that no problem shows where all but the reference believe them, and why that is right.
+// Flips that no problem detects if everything but the reference uses them, and the reason why that is right.
 struct Exception {
-  const char* flips;  // a pattern of names
+  const char* flips;  // a regular expression of names
   const char* why;
-  // It takes away what a call may leave out, so that no problem has it: the mechanism's own problems show it.
-  // Else kernels ignore the flag, which these show too.
+  // The flip removes something that a call may leave out, so that no problem here has it; the mechanism's own problems
+  // detect it. If false, kernels ignore the flag, which these problems show too.
   bool takes_away = false;
 };
 

@@ -1,6 +1,6 @@
-// Kernels on matrix tiles where there are none: emulated, they agree with the reference. That
-// the emulation has the bits of the hardware is heed/simd/tiles_test.cc; between products the
-// two are compiled for different targets, whose logarithms differ in the last bit.
+// AMX kernels on CPUs without AMX: with emulated AMX they agree with the reference. heed/simd/tiles_test.cc tests that
+// the emulation has the bits of the hardware. Between products the two are compiled for different targets, whose
+// logarithms differ in the last bit.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 namespace heed {
 namespace {
 
-// Without a cap of HEED_ISA, which would leave the tiles out.
+// A Context without the cap of HEED_ISA, which would exclude AMX.
 class UncappedContext : public Context {
  public:
   UncappedContext() : Context(2) { set_isa("tiles"); }
@@ -40,7 +40,7 @@ TEST(EmulatedTiles, ChunksAgreeWithTheReference) {
   }
 }
 
-// Sizes that take chunks on a CPU with tiles, which random cases seldom reach.
+// Sizes for which a CPU with AMX uses chunks, and which random cases seldom reach.
 TEST(EmulatedTiles, LargeChunksAgreeWithTheReferenceEmulatedOrNot) {
   for (const char* name : {"retention", "simple_gla", "ssd"}) {
     const OpEntry op = FindOp(name);
@@ -58,7 +58,7 @@ TEST(EmulatedTiles, LargeChunksAgreeWithTheReferenceEmulatedOrNot) {
   }
 }
 
-// Several units of keys, as a pipeline of tiles takes them.
+// Several units of keys in the AMX pipeline.
 TEST(EmulatedTiles, PipelinesForgetWhatDecaysSay) {
   const EmulateTiles tiles;
   const OpEntry attention = FindOp("attention");

@@ -1,4 +1,4 @@
-// Numbers that the environment sets, by which a run of tests takes more seeds or other ones.
+// Numbers from environment variables that give a test run more seeds, or other ones.
 #ifndef HEED_TESTS_ENVIRONMENT_H_
 #define HEED_TESTS_ENVIRONMENT_H_
 

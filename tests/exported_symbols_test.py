@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What libheed.so exports is heed's own, and is there: no Highway, no JSON, no instance of a standard template.
+"""The symbols that libheed.so exports are heed's own, and all are there: no Highway, no JSON, no instance of a standard template.
 
 Usage: exported_symbols_test.py NM LIBRARY.
 """
@@ -9,7 +9,7 @@ import sys
 
 # Mangled names of things in namespace heed, and of the type information and tables of its classes.
 OWN = re.compile(r"_ZT[ISV]N4heed|_ZNK?4heed")
-# Bodies of a template of an exported class cannot be hidden; each is its kernel's own.
+# Function templates of an exported class cannot be hidden; each instance belongs to a kernel.
 BODIES = re.compile(r"_ZZN4heed7Context11ParallelFor")
 EXPECTED = ("_ZN4heed9attention7Forward", "_ZN4heed7ContextC1Ei", "_ZTIN4heed15InvalidArgumentE")
 PRIVATE = ("3hwy", "8nlohmann", "N_SSE2", "N_AVX")  # foreign, or compiled per target

@@ -1,4 +1,4 @@
-// What tests of forked processes have in common.
+// Common functions of tests that fork processes.
 #ifndef HEED_TESTS_FORKS_H_
 #define HEED_TESTS_FORKS_H_
 
@@ -13,9 +13,9 @@
 
 namespace heed {
 
-inline constexpr bool kCanFork = !HEED_THREAD_SANITIZER;  // it refuses threads in a forked child
+inline constexpr bool kCanFork = !HEED_THREAD_SANITIZER;  // the sanitizer refuses threads in a forked child
 
-// The exit status of `child`, run in a fork; -1 if it was killed or hung.
+// The exit status of `child`, run in a fork; -1 if it was killed or did not end.
 template <class F>
 int StatusOfFork(F child) {
   std::fflush(nullptr);

@@ -1,4 +1,4 @@
-// Tests that survivors of tools/mutants.py asked for and that belong to no other file.
+// Tests for surviving mutants of tools/mutants.py that belong to no other file.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -52,8 +52,8 @@ TEST(MutantGaps, SubnormalResultsAreZero) {
   }
 }
 
-// A product that underflows leaves -0, which a masked key of the same tile would
-// turn into +0: its sign must not show.
+// A product that underflows leaves -0, which a masked key of the same tile would change to +0: the sign must not depend
+// on it.
 TEST(MutantGaps, TheSignOfAnUnderflowDoesNotDependOnMaskedKeys) {
   for (const DType dtype : {DType::kF32, DType::kF64}) {
     Problem p = MakeProblem(dtype, {.B = 1, .Tq = 2, .Tk = 3});
@@ -61,7 +61,7 @@ TEST(MutantGaps, TheSignOfAnUnderflowDoesNotDependOnMaskedKeys) {
         dtype == DType::kF32 ? double{std::numeric_limits<float>::min()} : std::numeric_limits<double>::min();
     p.memory[0].FillConstant(1);
     p.memory[1].FillConstant(0);
-    p.memory[1].Set({0, 1, 0, 0}, -7);  // of weight 1 / 1000
+    p.memory[1].Set({0, 1, 0, 0}, -7);  // has weight 1 / 1000
     p.memory[2].FillConstant(0);
     p.memory[2].Set({0, 1, 0, 0}, -smallest);
     p.memory[2].Set({0, 2, 0, 0}, 1);

@@ -1,6 +1,5 @@
-// Random combinations of sizes, layouts and options agree with the reference, on
-// every SIMD target. HEED_TEST_SEEDS sets how many (per mechanism), and
-// HEED_TEST_FIRST_SEED where they begin; a failure prints the seed and the case.
+// Random combinations of sizes, layouts and options agree with the reference, on every SIMD target. HEED_TEST_SEEDS
+// sets their number per mechanism, and HEED_TEST_FIRST_SEED the first seed; a failure prints the seed and the case.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,7 +30,7 @@ TEST_P(RandomOptions, AgreeWithTheReference) {
   std::map<std::pair<std::string, std::string>, Worst> table;
   int failures = 0;
   for (int64_t n = 0; n < seeds && failures < 20; ++n) {
-    // Best target first; each dtype meets each target.
+    // The best target comes first; each dtype is combined with each target.
     const uint64_t seed = static_cast<uint64_t>(first + n);
     const DType dtype = op.dtypes[seed % op.dtypes.size()];
     const std::vector<std::string> targets = AvailableTargets(dtype);

@@ -1,5 +1,5 @@
-// A call of a recurrent mechanism with its memory, and every mechanism in every dtype: what
-// the tests of their contract share.
+// Calls of recurrent mechanisms for the tests of their contract: a call with its memory, and every mechanism in every
+// dtype.
 #ifndef HEED_TESTS_RECURRENT_CALL_H_
 #define HEED_TESTS_RECURRENT_CALL_H_
 
@@ -21,7 +21,7 @@ namespace heed::recurrent {
 
 using Shape = std::vector<int64_t>;
 
-// A call with its memory: every input, and places for every result.
+// A call with its memory: every input, and every result.
 struct Call {
   Call(const Mechanism& mechanism, DType dtype, int64_t B, int64_t T, int64_t H, int64_t group, int64_t K, int64_t V,
        int64_t sequences, uint64_t seed = 1)
@@ -143,7 +143,7 @@ struct Call {
   const Mechanism* m;
   std::vector<std::pair<std::string, Buffer>> inputs;
   Buffer d_o, d_state, o, final;
-  Buffer d_z, final_z, initial_m, final_m;  // of mechanisms that have them
+  Buffer d_z, final_z, initial_m, final_m;  // used by mechanisms that have them
   std::vector<Buffer> gradients;            // in the order of inputs
   Options options;
 };
@@ -162,8 +162,7 @@ inline void ExpectSameBits(const Call& a, const Call& b) {
   }
 }
 
-// Rows [begin, end) of `axis` of one buffer, equal in bits to those from `other_begin` of
-// another.
+// Rows [begin, end) of `axis` of one buffer have the bits of those from `other_begin` on of another.
 inline void ExpectSameRows(const Buffer& a, int axis, int64_t begin, int64_t end, const Buffer& b, int64_t other_begin,
                            const std::string& what) {
   const ConstTensorView x = a.view(), y = b.view();
@@ -186,7 +185,7 @@ inline void Copy(const ConstTensorView& from, const TensorView& to) {
   } while (NextIndex(to.sizes(), index));
 }
 
-// The state after one call as that before the next, and the gradient of that as the other's.
+// Passes the state after one call to the next, and the gradient of that state back.
 inline void GoOn(const Call& first, Call& then) {
   Copy(first.final.view(), then.Input("initial_state").view());
   if (first.has_z()) Copy(first.final_z.view(), then.Input("initial_z").view());
@@ -207,7 +206,7 @@ inline bool IsGated(const Parameter& p) {
   return p.mechanism->definition.decay != DecayShape::kNone || p.mechanism->definition.exp_gates;
 }
 
-// Every recurrent mechanism in every dtype, of those that `wanted` keeps.
+// Every recurrent mechanism in every dtype, filtered by `wanted`.
 template <class F>
 std::vector<Parameter> Parameters(const F& wanted) {
   std::vector<Parameter> parameters;
@@ -230,14 +229,13 @@ class Recurrent : public testing::TestWithParam<Parameter> {
   Call Make(int64_t B, int64_t T, int64_t H, int64_t group, int64_t K, int64_t V, int64_t sequences = -1) const {
     return Call(*GetParam().mechanism, GetParam().dtype, B, T, H, group, K, V, sequences < 0 ? B : sequences);
   }
-  // Sizes of bf16 for which chunks in matrix tiles are taken, where a CPU has them; but of
-  // features that would become too many.
+  // Sizes of bf16 for which a CPU with AMX uses chunks, unless they would give too many features.
   int64_t Large(int64_t size) const {
     const bool many = GetParam().mechanism->definition.feature == recurrence::Feature::kTaylor;
     return GetParam().dtype == DType::kBF16 && !many ? size + 64 : size;
   }
   bool gated() const { return IsGated(GetParam()); }
-  // Outputs and states are chains over single tokens: a split anywhere keeps their bits.
+  // True if outputs and states are chains over single tokens: a split anywhere keeps their bits.
   bool sequential() const {
     const Definition& d = GetParam().mechanism->definition;
     return !gated() || d.delta != recurrence::Delta::kNone || d.channels;

@@ -1,5 +1,5 @@
-// What every recurrent mechanism promises of bits: threads, batches, padding, packing,
-// splits, directions, tokens one by one.
+// The contract of every recurrent mechanism about bits: threads, batches, padding, packing, splits, directions, tokens
+// one by one.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -37,7 +37,7 @@ TEST_P(Recurrent, BitsDoNotDependOnThreads) {
 }
 
 TEST_P(Recurrent, BitsAreThoseOfASequenceAlone) {
-  // Lengths, starts and packing only say where the tokens of a sequence are.
+  // Lengths, starts and packing only determine the places of a sequence's tokens.
   const Call alone = Make(1, 77, 2, 1, Large(20), Large(12));
   alone.Both(ctx_);
   const auto embed = [&](Call& into, int64_t b, int64_t first, int64_t sequence) {
@@ -161,7 +161,7 @@ TEST_P(Recurrent, SplittingAtBlocksKeepsTheBitsAndElsewhereTheValues) {
   for (const int64_t split : {64, 128, 1, 50, 131}) {
     const Call whole = Make(1, 150, 2, 2, Large(33), Large(20));
     whole.Both(ctx_);
-    // Two calls; the state goes forward, its gradient back.
+    // Two calls: the state is passed forward, its gradient back.
     Call parts[2] = {Make(1, split, 2, 2, Large(33), Large(20)), Make(1, 150 - split, 2, 2, Large(33), Large(20))};
     for (int part = 0; part < 2; ++part) {
       const int64_t begin = part == 0 ? 0 : split, end = part == 0 ? split : 150;
@@ -205,7 +205,7 @@ TEST_P(Recurrent, SplittingAtBlocksKeepsTheBitsAndElsewhereTheValues) {
           error += std::pow(GetElement(got[part]->view(), at) - x, 2);
           norm += x * x;
         });
-        // The gradient of a decay is a sum that cancels.
+        // The gradient of a decay is a sum with cancellation.
         const double factor = what == "dlog_decay" || what == "df" ? 100 : 5;
         EXPECT_LE(std::sqrt(error), factor * unit * std::sqrt(norm) + 1e-30) << what << " split at " << split;
       }

@@ -1,4 +1,4 @@
-// A hundred thousand tokens: how far errors of a recurrence may grow.
+// The growth of a recurrence's errors over a hundred thousand tokens.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -30,9 +30,9 @@ std::vector<Problem> Problems() {
 
 class RecurrentDrift : public testing::TestWithParam<Problem> {};
 
-// The state is rounded every few tokens, with random signs: sqrt(T) roundings. So it is with
-// decays of 1 - 1e-6 or 1 - 1e-8, all rounded alike, as what is rounded is their distance
-// from 1 and what is written with it.
+// The state is rounded every few tokens, with random signs: sqrt(T) roundings. This also holds for decays of 1 - 1e-6
+// or 1 - 1e-8, which are all rounded in the same direction, because only their distance from 1 and the written values
+// are rounded.
 TEST_P(RecurrentDrift, ErrorsGrowNoFasterThanRoundingsAddUp) {
   constexpr double kRounding = 0x1p-24;
   Context ctx;
@@ -46,8 +46,8 @@ TEST_P(RecurrentDrift, ErrorsGrowNoFasterThanRoundingsAddUp) {
   }
 }
 
-// Without random signs: where all that is written is alike, so are its roundings. A tile of
-// four tokens is rounded once, so that a quarter of them is left.
+// Here the signs are not random: equal writes have equal roundings. A tile of four tokens is rounded once, which leaves
+// a quarter of the roundings.
 TEST(RecurrentDriftOfConstants, IsWithinTheBoundOfOrdinaryInputs) {
   constexpr int64_t T = 4096, kSize = 8;
   const auto last = [](auto zero, double log_decay) {

@@ -1,5 +1,5 @@
-// Recurrent mechanisms at their edges: extreme decays, gradients by differences and in
-// parts, errors that name what is wrong.
+// Recurrent mechanisms at their edges: extreme decays, gradients by differences and in parts, errors that name the
+// wrong argument.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -66,8 +66,8 @@ TEST_P(GatedRecurrent, ChecksRefusePositiveAndNaNDecays) {
   }
 }
 
-// Gradients by central differences of <d_o, o> + <d_state, state>, in f64. States are relative to
-// m, which counts as a constant, in o but for eps.
+// Gradients by central differences of <d_o, o> + <d_state, state>, in f64. States are relative to m, which counts as a
+// constant, except for eps in o.
 TEST_P(DoubleRecurrent, GradientsAreDifferences) {
   for (const bool reverse : {false, true}) {
     Call call = Make(2, 70, 1, 2, 5, 6);
@@ -220,7 +220,7 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
   options.cu_seqlens = {down, DType::kI64, {3}};
   EXPECT_THAT([&] { packed.m->forward(ctx_, packed.Views(), options, {packed.o.view(), {}}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("cu_seqlens[2] is 5, expected 6 to")));
-  // An output on an input.
+  // An output overlaps an input.
   const Call call = good.Again();
   const BackwardInputs in = call.Views();
   const TensorView over_values(const_cast<void*>(in.v.data()), in.v.dtype(), call.o.view().sizes());

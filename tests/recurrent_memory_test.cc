@@ -1,5 +1,4 @@
-// What recurrent mechanisms reserve: within their headers' formulas, and as much as a process
-// grows by.
+// Memory that recurrent mechanisms reserve: within their headers' formulas, and equal to the growth of the process.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -18,8 +17,7 @@ INSTANTIATE_TEST_SUITE_P(AllOps, Recurrent,
 
 int64_t Whole(int64_t channels) { return (channels + 15) / 16 * 16; }
 
-// Equations of the headers. E bytes per element, rows of
-// 64 tokens by what a gate makes of them.
+// The formulas of the headers. E is the bytes per element; the number of rows of 64 tokens depends on the gate.
 struct Formula {
   int64_t forward, backward;
 };
@@ -57,7 +55,7 @@ Formula FormulaOf(const Call& call, int64_t threads) {
   const int64_t K32 = (q.size(3) + 31) / 32 * 32, V32 = (value_size + 31) / 32 * 32;
   const int64_t in_tiles = 4 * K32 * V32 + 576 * K32 + 128 * V32 + (62 << 10);
   const bool tiles = explained.kernel == "recurrence_tiles";
-  // Of all blocks: states and products of pairs of tokens where there is a gate, dq by channel, the normaliser.
+  // Per block: states and products of pairs of tokens if there is a gate, dq per channel, the normaliser.
   const int64_t of_block = (ungated ? 0 : K * V + 256) + (by_key ? 64 * K : 0) + (d.normalize ? K + 129 : 0);
   const int64_t states = ungated ? 3 : 2;
   Formula f = {
@@ -90,7 +88,7 @@ TEST_P(Recurrent, MemoryIsWithinItsFormula) {
   }
 }
 
-// In a process of its own, as the peak of this one has been reached by others.
+// The measurement runs in a process of its own, because other tests may already have raised the peak of this one.
 void Measure(const Call& call) {
   {
     Context warm(1);
@@ -101,7 +99,7 @@ void Measure(const Call& call) {
   Context ctx(1);
   call.Backward(ctx);
   const int64_t grown = os::PeakResidentBytes() - before;
-  // Where pages are of 2 MiB, two areas end inside one.
+  // With pages of 2 MiB, two areas may end inside a page.
   const int64_t allowed = BackwardBytes(ctx, call) + (int64_t{4} << 20);
   std::fprintf(stderr, "grown by %.2f MiB, allowed %.2f MiB\n", static_cast<double>(grown) * 0x1p-20,
                static_cast<double>(allowed) * 0x1p-20);

@@ -1,4 +1,4 @@
-// Which sanitizers a test is compiled with: g++ says it by macros, clang by features.
+// The sanitizer that a test is compiled with: g++ defines macros for it, clang has features.
 #ifndef HEED_TESTS_SANITIZERS_H_
 #define HEED_TESTS_SANITIZERS_H_
 

@@ -34,7 +34,7 @@ using Shape = std::vector<int64_t>;
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// A mechanism with its options' defaults, but for softplus.
+// A mechanism with its options' defaults, except softplus.
 struct ScanFunctions {
   const char* name;
   Definition definition;
@@ -78,7 +78,7 @@ inline void Copy(const ConstTensorView& from, const TensorView& to) {
   } while (NextIndex(to.sizes(), index));
 }
 
-// The last two axes as they are, swapped, or neither contiguous.
+// The order of the last two axes: row-major, swapped, or neither contiguous.
 enum class Layout { kRows, kColumns, kNeither };
 
 inline Buffer Make(Layout layout, DType dtype, const Shape& sizes) {
@@ -103,7 +103,7 @@ void ForEach(const Buffer& buffer, const F& f) {
   } while (NextIndex(buffer.view().sizes(), at));
 }
 
-// Heads of up to 3 channels, and 4 taps, where sizes say nothing of them.
+// Uses heads of up to 3 channels, and 4 taps, if the sizes do not determine them.
 inline AxisSizes WithHeads(AxisSizes sizes, const Definition& definition) {
   if (std::string_view(definition.tensors[0].axes).find('H') == std::string_view::npos) return sizes;
   if (sizes.d < 0) sizes.d = std::min<int64_t>(sizes.D, 3);

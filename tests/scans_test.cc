@@ -1,4 +1,4 @@
-// What comparison with the references of scans cannot show: bits, edges, memory, errors.
+// Properties of scans that comparison with their references cannot show: bits, edges, memory, errors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -45,7 +45,7 @@ INSTANTIATE_TEST_SUITE_P(AllOps, Scans,
                                           testing::Values(DType::kF64, DType::kF32, DType::kBF16, DType::kF16)),
                          NameOf);
 
-// All but s4d and h3, whose parts agree to rounding.
+// All mechanisms but s4d and h3, whose parts agree to rounding only.
 class SplitScans : public Scans {};
 INSTANTIATE_TEST_SUITE_P(AllOps, SplitScans,
                          testing::Combine(testing::Values(0, 1, 2),
@@ -80,8 +80,8 @@ TEST_P(Scans, BitsDoNotDependOnWhatIsContiguous) {
   }
 }
 
-// Outputs, states and the gradients of both and of tokens, wherever a sequence is split; those of
-// what it has in common are sums, as are dB and dC over 128 tokens.
+// Outputs, states and the gradients of both and of tokens have the same bits wherever a sequence is split. Gradients of
+// constants are sums, and so are dB and dC over 128 tokens.
 TEST_P(SplitScans, ASplitSequenceHasTheSameBits) {
   const AxisSizes sizes = {2, 34, 150, 16, 1};
   const ScanCall whole = Make(sizes).Both(ctx_);
@@ -230,7 +230,7 @@ TEST_P(Scans, NoTokensPassStatesThroughAndGiveNoGradients) {
   }
 }
 
-// Or in its head, some of whose channels may never meet it.
+// A NaN stays in its channel or, for mechanisms with heads, in its head, some of whose channels it may never reach.
 TEST_P(Scans, ANaNStaysInItsChannel) {
   for (const std::string& target : AvailableTargets()) {
     ctx_.set_isa(target);
@@ -275,7 +275,7 @@ TEST_P(Scans, ExtremesStayFinite) {
           if (gates && at.back() % 3 == 1) SetElement(call.inputs[i].view(), at, -extreme);
         });
       }
-      // A gate of silu multiplies by as much as it is.
+      // The silu gate would multiply the result by a very large factor.
       if (m().definition.rule == scan::Rule::kSelective && extreme < (half ? -100 : -1e4)) {
         ForEach(call.inputs[6], [&](const Shape& at) { SetElement(call.inputs[6].view(), at, 1); });
       }
@@ -310,7 +310,7 @@ TEST_P(Scans, GradientsThatAreNotAskedForChangeNoOthers) {
   }
 }
 
-// Strips hold four vectors of channels.
+// The width of a column block, which has four vectors of channels.
 int64_t StripWidth(std::string_view target, int64_t element_bytes) {
   int64_t vector_bytes = 64;
   if (target == "AVX2") vector_bytes = 32;
@@ -318,8 +318,8 @@ int64_t StripWidth(std::string_view target, int64_t element_bytes) {
   return 4 * vector_bytes / element_bytes;
 }
 
-// Upper bounds of the workspace in bytes, for elements of E bytes in strips of W channels. The selective scan stages dB
-// and dC of all tokens between strips, unless B and C are constants, which have two axes.
+// Upper bounds of the workspace in bytes, for elements of E bytes in column blocks of W channels. The selective scan
+// stores dB and dC of all tokens between blocks, unless B and C are constants, which have two axes.
 struct Formula {
   int64_t forward, backward;
 };
@@ -346,7 +346,7 @@ Formula FormulaOf(scan::Rule rule, const ScanCall& call, const AxisSizes& sizes,
   }
 }
 
-// Nor is the formula more than eight times too large, on any target's vectors.
+// The formula is an upper bound, and at most eight times too large, on any target's vectors.
 TEST_P(Scans, MemoryIsWithinItsFormula) {
   const int64_t E = dtype() == DType::kF64 ? 8 : 4;
   for (const AxisSizes& sizes : {AxisSizes{2, 300, 1000, 16, 1}, {3, 64, 77, 5, 1}, {1, 96, 5000, 40, 3}}) {
@@ -430,7 +430,7 @@ TEST_P(Scans, ErrorsNameTheArgumentAndNothingIsWritten) {
     expect([&](auto& in, auto&, auto&, auto&) { in.*tensor.input = {}; },
            std::string("d") + tensor.name + " is asked for, expected none: there is no such input", true);
   }
-  // What other scans take.
+  // Inputs of other scans are refused.
   expect([&](auto& in, auto&, auto&,
              auto&) { (m().definition.rule == scan::Rule::kSelective ? in.log_decay : in.A) = other.view(); },
          "is given, expected none");

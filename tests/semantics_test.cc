@@ -1,6 +1,5 @@
-// What attention means, by answers made by hand: which keys each option keeps,
-// and what each term adds to a logit. The reference and the kernels take the same
-// tests, so that they cannot be wrong together.
+// The meaning of attention's options by results worked out by hand: the keys that each option keeps, and the terms that
+// are added to a logit. The reference and the kernels take the same tests, so that they cannot share an error.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -41,8 +40,8 @@ class Semantics : public testing::TestWithParam<Function> {
     return RunForward(ctx, p);
   }
 
-  // One sequence, one head, all logits 0, v the identity: o[i, j] is 1 / n if row
-  // i keeps j among n keys, so o shows what is kept.
+  // One sequence, one head, all logits 0, v the identity: o[i, j] is 1 / n if row i keeps j among n keys, so o shows
+  // the kept keys.
   Problem Flat(int64_t Tq, int64_t Tk, int64_t B = 1) {
     Problem p = MakeProblem(dtype(), {.B = B, .Tq = Tq, .Tk = Tk, .Hq = 1, .Hkv = 1, .D = 1, .Dv = Tk});
     p.memory[0].FillConstant(0);
@@ -53,7 +52,7 @@ class Semantics : public testing::TestWithParam<Function> {
     return p;
   }
 
-  // "110 011" for the rows of sequence b. Checks the weights and lse beside it.
+  // "110 011" for the rows of sequence b. Checks the weights and lse too.
   std::string Picture(const Problem& p, int64_t b = 0) {
     const Result r = Compute(p);
     const int64_t Tq = p.in.q.size(1), Tk = p.in.v.size(3);
@@ -80,7 +79,7 @@ class Semantics : public testing::TestWithParam<Function> {
     return picture;
   }
 
-  // One query and one key: lse is the logit.
+  // With one query and one key, lse is the logit.
   double Logit(double q, double k, const Options& options, double* o = nullptr, double v = 1) {
     Problem p = MakeProblem(dtype(), {});
     p.options = options;
@@ -118,7 +117,7 @@ TEST_P(Semantics, CausalCanBeAlignedAtTheTopLeft) {
 TEST_P(Semantics, CausalCanStartAnywhere) {
   Problem p = Flat(2, 4, /*B=*/4);
   p.options.causal = true;
-  p.options.align = Align::kTopLeft;  // query_starts come first
+  p.options.align = Align::kTopLeft;  // query_starts take precedence
   p.options.query_starts = KeepInts(p, {1, -1, 9, -3});
   EXPECT_EQ(Picture(p, 0), "1100 1110");
   EXPECT_EQ(Picture(p, 1), "0000 1000");
@@ -176,7 +175,7 @@ TEST_P(Semantics, PrefixIsVisibleToEveryQueryUnderCausal) {
   EXPECT_EQ(Picture(p), "1111 1111 1111 1111");
   p.options.causal = true;
   EXPECT_EQ(Picture(p), "1100 1100 1110 1111");
-  p.options.key_starts = KeepInts(p, {1});  // counted from there
+  p.options.key_starts = KeepInts(p, {1});  // positions count from there
   EXPECT_EQ(Picture(p), "0110 0110 0110 0111");
 }
 
@@ -271,7 +270,7 @@ TEST_P(Semantics, ABiasOfMinusInfinityMasksAndFiniteMinimumDoesNot) {
   EXPECT_NEAR(r.o.Get({0, 0, 0, 0}), 1.0 / 3, tolerance());
   EXPECT_EQ(r.o.Get({0, 1, 0, 2}), 0);
   EXPECT_NEAR(r.o.Get({0, 1, 0, 0}), 1.0 / 3, tolerance());
-  for (int64_t j = 0; j < 4; ++j) {  // all alike: they share
+  for (int64_t j = 0; j < 4; ++j) {  // equal logits share the weight
     EXPECT_NEAR(r.o.Get({0, 2, 0, j}), 0.25, tolerance());
   }
   EXPECT_NEAR(r.lse.Get({0, 0, 2}) / lowest, 1, tolerance());
@@ -303,7 +302,7 @@ TEST_P(Semantics, ScaleIsOneOverTheRootOfDUnlessGiven) {
 }
 
 TEST_P(Semantics, TermsComeInOrderScaleSoftcapAlibiBias) {
-  Problem p;  // for memory alone
+  Problem p;  // owns memory only
   Options o;
   o.scale = 0.5;
   o.softcap = 2;
@@ -356,7 +355,7 @@ TEST_P(Semantics, InfiniteSinksTakeNothingOrAll) {
   o.sinks = KeepFloats(p, {kInfinity});
   EXPECT_NEAR(Logit(2, 1, o, &out, /*v=*/4), 2, 10 * tolerance());
   EXPECT_EQ(out, 0);
-  o.sinks = KeepFloats(p, {300});  // far above, and far below, any logit
+  o.sinks = KeepFloats(p, {300});  // far above and far below any logit
   Logit(2, 1, o, &out, /*v=*/4);
   EXPECT_NEAR(out, 0, 1e-30);
   o.sinks = KeepFloats(p, {-300});

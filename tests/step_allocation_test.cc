@@ -1,4 +1,4 @@
-// One token allocates nothing: every step, once its thread has taken one before.
+// A step of one token allocates nothing after its thread's first step.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -21,7 +21,7 @@ std::atomic<int64_t> allocations{0};
 }  // namespace
 
 #if !HEED_THREAD_SANITIZER  // which has its own, and they cannot be replaced
-// Replaced for the whole program, the library included.
+// Replaces the allocation functions of the whole program, the library included.
 void* operator new(size_t size) {
   allocations.fetch_add(1, std::memory_order_relaxed);
   if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;

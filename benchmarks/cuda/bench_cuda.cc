@@ -1,6 +1,6 @@
-// bench_cuda: kernels of GPUs as fractions of what the device attains, each checked by its reference first.
+// bench_cuda: GPU kernels as fractions of what the device attains. Each is checked against its reference first.
 //
-// usage: bench_cuda [--emulated] [FILTER]
+//  usage: bench_cuda [--emulated] [FILTER]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -42,14 +42,14 @@ class EmulatedClock : public Timed {
   double multiply_flops() const override { return 1; }
 };
 
-// What a line is a fraction of.
+// The limit that a line is a fraction of.
 enum class Limit { kProducts, kCopy };
 
 struct Line {
   std::string name;
   Limit limit;
   double goal;
-  // Runs f(a run on the device, flops, bytes) once there is all that it takes.
+  // Prepares the line, and then runs f(a run on the device, flops, bytes).
   using Measure = std::function<void(const std::function<void()>& run, double flops, double bytes)>;
   std::function<void(const Measure& measure)> prepare;
 };
@@ -115,14 +115,13 @@ void Verify(const Case& c, Context& ctx) {
   if (!result.ok) throw std::runtime_error(c.title + ": " + result.message);
 }
 
-// --- attention
-// ------------------------------------------------------------------------------------------------------------
+// Attention.
 
 struct AttentionSizes {
   int64_t B, Tq, Tk, Hq, Hkv, D;
 };
 
-// A tensor on the device: of normal numbers, or, of seed 0, of what happens to be there.
+// A tensor on the device, of normal numbers or, with seed 0, uninitialised.
 class OnGpu {
  public:
   OnGpu(const TestDevice& device, const std::vector<int64_t>& sizes, uint64_t seed, DType dtype = DType::kBF16)
@@ -173,8 +172,7 @@ Line Attention(Bench& bench, const std::string& name, AttentionSizes n, bool cau
       }};
 }
 
-// --- recurrences
-// ----------------------------------------------------------------------------------------------------------
+// Recurrences.
 
 double Bytes(const std::vector<ConstTensorView>& views) {
   double bytes = 0;
@@ -182,7 +180,7 @@ double Bytes(const std::vector<ConstTensorView>& views) {
   return bytes;
 }
 
-// A mechanism on the device, of which `measure` is told each run instead of its results.
+// A mechanism on the device that passes each run to `measure` instead of returning results.
 mechanism::Mechanism Measured(const TestDevice& device, const mechanism::Mechanism& m, const Line::Measure& measure) {
   mechanism::Mechanism result = m;
   for (auto* pass : {&result.forward, &result.backward, &result.step}) {

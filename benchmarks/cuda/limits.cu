@@ -10,7 +10,7 @@
 namespace heed::bench {
 
 #if defined(HEED_WITH_HOPPER)
-// products_hopper.cu
+// Defined in products_hopper.cu.
 const char* MultiplyInGroups(int multiprocessors);
 double FlopsInGroups(int multiprocessors);
 #else
@@ -25,16 +25,18 @@ void Check(const char* error) {
 }
 void Check(cudaError_t error) { Check(error == cudaSuccess ? nullptr : cudaGetErrorString(error)); }
 
-constexpr int kWarps = 8, kSums = 8, kSteps = 4096;  // of a block; of a warp at once; of each
+// Warps of a block; accumulators of a warp; products per accumulator.
+constexpr int kWarps = 8, kSums = 8, kSteps = 4096;
 
-// Chains of products that wait for nothing but their own sums.
+// Chains of products that depend on nothing but their own accumulators.
 __global__ void __launch_bounds__(kWarps * 32) Products(float* out) {
   const heed::cuda::GpuMachine machine(nullptr);
-  const uint32_t one = 0x3F803F80u;  // two of bf16
+  const uint32_t one = 0x3F803F80u;  // two bf16 ones
   const uint32_t a[4] = {one, one, one, one}, b[2] = {one, one};
   float sums[kSums][4] = {};
 #pragma unroll
-  for (int i = 0; i < kSums; ++i) sums[i][0] = static_cast<float>(i);  // else they are one
+  // Different values, else the chains would be merged.
+  for (int i = 0; i < kSums; ++i) sums[i][0] = static_cast<float>(i);
   for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) machine.Multiply<DType::kBF16>(a, b, sums[i]);
@@ -42,7 +44,7 @@ __global__ void __launch_bounds__(kWarps * 32) Products(float* out) {
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kSums; ++i) sum += sums[i][0];
-  if (sum == 1) *out = sum;  // never, which the compiler does not know
+  if (sum == 1) *out = sum;  // never true, which the compiler does not know
 }
 
 class GpuClock : public Timed {

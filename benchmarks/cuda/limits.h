@@ -1,4 +1,4 @@
-// What a GPU attains without us: the limits that kernels are measured by.
+// The limits of a GPU that kernels are compared with.
 #ifndef BENCHMARKS_CUDA_LIMITS_H_
 #define BENCHMARKS_CUDA_LIMITS_H_
 
@@ -13,16 +13,16 @@ class Timed {
  public:
   virtual ~Timed() = default;
   virtual std::string name() const = 0;
-  // Seconds of the device from the first to the last of what `f` puts into its default stream.
+  // Seconds on the device from the first to the last of the operations that `f` enqueues in its default stream.
   virtual double Seconds(const std::function<void()>& f) const = 0;
-  // Puts a copy within the device's memory into it, and products of matrices of bf16, nothing else: by mma.sync, or
-  // by groups of warps where the device has such products.
+  // Copy() enqueues a copy within the device's memory. Multiply() enqueues products of bf16 matrices and nothing else:
+  // by mma.sync, or by WGMMA where the device has it.
   virtual void Copy(void* to, const void* from, size_t num_bytes) const = 0;
   virtual void Multiply() const = 0;
   virtual double multiply_flops() const = 0;
 };
 
-// Where benchmarks are built with CUDA. Throws std::runtime_error without a GPU.
+// The GPU, in builds with CUDA. Throws std::runtime_error without a GPU.
 const Timed& TimedGpu();
 
 }  // namespace heed::bench

@@ -1,8 +1,8 @@
-// Text from a model that train.py has written, one byte at a time. The file is all it needs.
+// Generates text, one byte at a time, from a model that train.py has written. The file is all it needs.
 //
 //   example_byte_lm FILE [--prompt TEXT] [--bytes N] [--seed N] [--logits OUT.npy]
 //
-// With --logits no text is written but the logits after each byte of the prompt, [N, 256].
+// With --logits it writes the logits after each byte of the prompt, [N, 256], instead of text.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -28,14 +28,14 @@ void Run(std::span<char* const> arguments) {
 
   const ModelFile file(command.file());
   const Architecture architecture(file);
-  std::vector<Mix> memory;  // of the text so far, by layer
+  std::vector<Mix> memory;  // states of the layers after the text so far
   for (int i = 0; i < architecture.layers; ++i) {
     memory.push_back(architecture.mechanism->make(architecture.shape));
   }
   const ByteModel model(file, architecture);
   heed::Context ctx(1);
   Token token = {};
-  // Logits of what follows, after one more byte.
+  // The logits of the next byte, after one more byte.
   const auto step = [&](char byte) {
     token.before = std::exchange(token.byte, static_cast<unsigned char>(byte));
     const Vector logits = model.Logits(ctx, {&token, 1}, memory);

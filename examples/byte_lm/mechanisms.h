@@ -1,4 +1,4 @@
-// The mechanisms of the byte-level model: what each is given for one byte, and its memory.
+// The mechanisms of the byte-level model: the arguments of each for one byte, and its state.
 #ifndef HEED_EXAMPLES_BYTE_LM_MECHANISMS_H_
 #define HEED_EXAMPLES_BYTE_LM_MECHANISMS_H_
 
@@ -15,8 +15,7 @@
 inline int64_t SameFeatures(int64_t K) { return K; }
 inline int64_t TaylorFeatures(int64_t K) { return 1 + K + K * (K + 1) / 2; }
 
-// Mechanisms with a state. They differ in their Step, in its options, and in how many
-// features a key has.
+// Mechanisms with a state. They differ in their Step, in its options, and in the number of features of a key.
 template <auto kStep, class Options = heed::recurrent::Options, int64_t (*kFeatures)(int64_t) = SameFeatures>
 Mix Recurrent(const Shape& n) {
   constexpr bool kHasMaximum = std::is_same_v<Options, heed::mlstm::Options>;
@@ -46,7 +45,7 @@ Mix Recurrent(const Shape& n) {
   };
 }
 
-// RWKV-7 takes away a share of what its key finds: a and b are that key.
+// RWKV-7 removes a share of the value that is stored under its key: a and b are that key.
 inline Mix Rwkv7(const Shape& n) {
   const Sizes sizes = {1, n.heads, n.key};
   Vector a(static_cast<size_t>(n.heads * n.key)), b(a.size());
@@ -64,13 +63,12 @@ inline Mix Rwkv7(const Shape& n) {
   };
 }
 
-// Keys or values of the last bytes: up to twice as many as are looked at, so that old ones
-// rarely have to go.
+// Keys or values of the last bytes: up to twice as many as attention reads, so that old ones are rarely moved.
 class Cache {
  public:
   Cache(int64_t heads, int64_t channels, int64_t window) : heads_(heads), channels_(channels), window_(window) {}
 
-  // The last rows with this one, [1, rows, H, D].
+  // The last rows including this one, [1, rows, H, D].
   heed::TensorView Append(const heed::TensorView& row) {
     const int64_t size = heads_ * channels_;
     if (rows_ == 2 * window_) {
@@ -98,7 +96,7 @@ inline Mix Attention(const Shape& n) {
   };
 }
 
-// Its Step takes other names, its state is [1, H, V, K].
+// SSD: the arguments of its Step have other names, and its state is [1, H, V, K].
 inline Mix Ssd(const Shape& n) {
   if (n.key > (int64_t{1} << 20) / (n.heads * n.value)) {
     throw std::runtime_error("a layer's state is larger than 4 MiB");
@@ -126,7 +124,7 @@ struct Channels {
   int64_t D;
 };
 
-// After the short convolution that Mamba has.
+// Selective scan, after the short convolution of Mamba.
 inline Mix SelectiveScan(const Shape& n) {
   constexpr int64_t kTaps = 4;
   const Channels c(n);
@@ -162,7 +160,7 @@ inline Mix S4d(const Shape& n) {
   };
 }
 
-// Its heads stay apart. The tail has the last keys.
+// H3: its heads are separate. The tail has the last keys.
 inline Mix H3(const Shape& n) {
   constexpr int64_t kTaps = 4;
   const Channels c(n);

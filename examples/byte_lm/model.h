@@ -1,5 +1,5 @@
-// The byte-level model of byte_lm.py from its file: all but the mechanism, which a program
-// brings, because only that looks from one byte to another.
+// The byte-level model of byte_lm.py, loaded from its file: all but the mechanism, which a program adds, because only
+// the mechanism mixes bytes.
 #ifndef HEED_EXAMPLES_BYTE_LM_MODEL_H_
 #define HEED_EXAMPLES_BYTE_LM_MODEL_H_
 
@@ -20,7 +20,7 @@
 
 inline constexpr int64_t kBytes = 256;
 
-// What a file says of its model: the mechanism, its sizes, and how many layers.
+// The architecture that a file describes: the mechanism, its sizes, and the number of layers.
 struct Architecture {
   explicit Architecture(const ModelFile& file)
       : mechanism(&Find(file, Mechanisms())), shape(ShapeOf(file, mechanism->inputs)), layers(file.Layers()) {
@@ -32,7 +32,7 @@ struct Architecture {
   int layers;
 };
 
-// One byte of a text, and what is known of the others without a mechanism.
+// One byte of a text, and the information about other bytes that layers use without a mechanism.
 struct Token {
   unsigned char byte;
   unsigned char before;  // at position - 1, if that is not negative
@@ -50,8 +50,8 @@ class ByteModel {
     }
   }
 
-  // Logits [N, 256] of what follows each of N tokens. Layers see a token alone, but for their
-  // mechanisms mixes[layer], which know whose tokens these are and what came before.
+  // Logits [N, 256] of the successor of each of N tokens. Layers process each token alone, except for their mechanisms
+  // mixes[layer], which know the sequences of the tokens and their earlier tokens.
   Vector Logits(heed::Context& ctx, std::span<const Token> tokens, std::span<const Mix> mixes) const {
     Vector x;
     std::vector<int64_t> positions;
@@ -76,7 +76,7 @@ class ByteModel {
   std::vector<Layer> layers_;
 };
 
-// A byte drawn by the probabilities of logits [256], sharpened by a temperature.
+// A byte sampled from the probabilities of logits [256], sharpened by a temperature.
 inline constexpr double kTemperature = 0.7;
 
 inline unsigned char Sample(std::span<const float> logits, std::mt19937_64& random) {

@@ -2,7 +2,7 @@
 //
 //   example_byte_lm_serve FILE [--prompt TEXT] [--bytes N] [--samples N] [--beams N] [--seed N]
 //
-// First the best of some samples, then a beam search. How is in serve.h.
+// It prints the best of some samples, then the result of a beam search. serve.h explains both.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -28,7 +28,7 @@ class Clock {
   std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 };
 
-// On one line, whatever is in it.
+// Quotes a text so that it fits on one line.
 std::string Quoted(const std::string& text) {
   std::string line = "\"";
   for (const char c : text) {
@@ -66,7 +66,7 @@ void Run(std::span<char* const> arguments) {
   const ModelFile file(command.file());
   const Architecture architecture(file);
   const ByteModel model(file, architecture);
-  heed::Context ctx(1);  // little work at a time; the rest of the model has one thread, too
+  heed::Context ctx(1);  // there is little work at a time, and the rest of the model has one thread too
   const Texts nothing(model, architecture);
   Texts text = nothing.Share(1);
   const Clock prefill;

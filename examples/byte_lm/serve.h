@@ -1,14 +1,14 @@
 // Many continuations of one prompt from paged caches: best of n, and beam search.
 //
-// The prompt goes through the model once. Its keys and values then lie in pages that all
-// continuations share, and each owns only the pages that it writes:
+// The model processes the prompt once. Its keys and values are then in pages that all continuations share, and each
+// continuation owns only the pages that it writes:
 //
 //   prompt, 1 text     [p0][p1][p2.]
 //   Share(3)           [p0][p1][p2.]            three lists of the same pages
-//   each writes        [p0][p1][a2 ][a3.]       the page that was partly filled is copied
-//                              [b2 ][b3.]       by whoever writes to it first, full pages
-//                              [c2 ][c3.]       never
-//   Reorder({0, 0, 2}) a beam goes on as two, another ends: again lists of pages
+//   each writes        [p0][p1][a2 ][a3.]       the partly filled page is copied by the
+//                              [b2 ][b3.]       first continuation that writes to it,
+//                              [c2 ][c3.]       full pages never
+//   Reorder({0, 0, 2}) one beam continues as two, another ends: again lists of pages
 #ifndef HEED_EXAMPLES_BYTE_LM_SERVE_H_
 #define HEED_EXAMPLES_BYTE_LM_SERVE_H_
 
@@ -29,7 +29,7 @@
 // Texts of one model with `attention`, all equally long, that grow side by side.
 class Texts {
  public:
-  // One text, which is empty.
+  // One empty text.
   Texts(const ByteModel& model, const Architecture& a, int64_t page = 16)
       : model_(&model), window_(a.shape.window), before_(1) {
     if (a.mechanism != &Mechanisms().at("attention")) {
@@ -51,8 +51,7 @@ class Texts {
     return std::span(logits_).subspan(static_cast<size_t>(i * kBytes), kBytes);
   }
 
-  // Each text gets its T bytes of `bytes`, [size, T]. Returns the logits after all of them,
-  // [size, T, 256].
+  // Appends T bytes of `bytes`, [size, T], to each text. Returns the logits after each of them, [size, T, 256].
   Vector Append(heed::Context& ctx, std::span<const unsigned char> bytes) {
     const int64_t B = size(), T = static_cast<int64_t>(bytes.size()) / B;
     std::vector<Token> tokens;
@@ -66,7 +65,7 @@ class Texts {
     for (heed::KVCache& cache : caches_) mixes.push_back(AttentionTo(cache, T));
     Vector all = model_->Logits(ctx, tokens, mixes);
     length_ += T;
-    logits_.clear();  // of the last byte of each text
+    logits_.clear();  // logits after the last byte of each text
     for (int64_t b = 0; b < B; ++b) {
       const auto last = all.begin() + ((b + 1) * T - 1) * kBytes;
       logits_.insert(logits_.end(), last, last + kBytes);
@@ -74,7 +73,7 @@ class Texts {
     return all;
   }
 
-  // n texts that all begin as this one. No key and no value is copied.
+  // n texts that all begin with this one. No key and no value is copied.
   Texts Share(int64_t n) const {
     Texts shared(*this, n);
     for (const heed::KVCache& cache : caches_) {
@@ -83,7 +82,7 @@ class Texts {
     return shared;
   }
 
-  // Text i becomes what text parents[i] was: a beam may go on as several, or end.
+  // Text i becomes a copy of the former text parents[i]: a beam may continue as several, or end.
   void Reorder(std::span<const int64_t> parents) {
     for (heed::KVCache& cache : caches_) cache.Reorder(parents);
     const auto before = std::exchange(before_, {});
@@ -95,7 +94,7 @@ class Texts {
     }
   }
 
-  // What the pages of all layers occupy, each counted once however many texts see it.
+  // Bytes of the pages of all layers, each counted once however many texts share it.
   int64_t num_bytes() const {
     int64_t sum = 0;
     for (const heed::KVCache& cache : caches_) sum += cache.nbytes();
@@ -111,8 +110,8 @@ class Texts {
     }
   }
 
-  // The mechanism of a layer: the new keys and values join the cache, then the queries of the
-  // same bytes look at all that is in it, each up to its own place.
+  // The mechanism of a layer: the new keys and values are appended to the cache, then the queries of the same bytes
+  // attend to all its rows up to their own positions.
   Mix AttentionTo(heed::KVCache& cache, int64_t T) const {
     return [this, &cache, T](heed::Context& ctx, const Arguments& in, const heed::TensorView& o) {
       const auto by_text = [&](const heed::TensorView& x) {  // [N, H, D] is [B, T, H, D]
@@ -133,7 +132,7 @@ class Texts {
   Vector logits_;                      // [size, 256]
 };
 
-// Natural logarithms of the probabilities that logits [256] stand for.
+// Natural logarithms of the probabilities of logits [256].
 inline std::vector<double> LogProbabilities(std::span<const float> logits) {
   const double largest = *std::ranges::max_element(logits);
   double sum = 0;
@@ -154,8 +153,8 @@ inline std::span<const unsigned char> Bytes(const std::string& text) {
   return {reinterpret_cast<const unsigned char*>(text.data()), text.size()};
 }
 
-// What serving must agree with, and what it saves: prompt and continuation at once, through
-// caches that nothing is shared with.
+// The reference of serving, and its memory: prompt and continuation are processed at once, in caches that nothing is
+// shared with.
 struct Alone {
   double log_probability;
   int64_t num_bytes;
@@ -165,14 +164,14 @@ inline Alone InOnePass(heed::Context& ctx, Texts empty, const std::string& promp
   const Vector logits = empty.Append(ctx, Bytes(prompt + text));
   Alone result = {0, empty.num_bytes()};
   for (size_t i = 0; i < text.size(); ++i) {
-    const size_t before = prompt.size() + i - 1;  // whose logits are those of text[i]
+    const size_t before = prompt.size() + i - 1;  // its logits are those of text[i]
     const auto next = std::span(logits).subspan(before * kBytes, kBytes);
     result.log_probability += LogProbabilities(next)[static_cast<unsigned char>(text[i])];
   }
   return result;
 }
 
-// Continues each text by `count` bytes, text i drawn with seed + i.
+// Continues each text by `count` bytes, text i sampled with seed + i.
 inline std::vector<Continuation> Sampled(heed::Context& ctx, Texts& texts, int64_t count, uint64_t seed) {
   std::vector<Continuation> all(static_cast<size_t>(texts.size()));
   std::vector<std::mt19937_64> random;
@@ -190,13 +189,13 @@ inline std::vector<Continuation> Sampled(heed::Context& ctx, Texts& texts, int64
   return all;
 }
 
-// Best first: by what the model thinks of them, whatever temperature they were drawn at.
+// Sorts best first: by the probability in the model, whatever temperature they were sampled at.
 inline void Rank(std::vector<Continuation>& all) {
   std::ranges::stable_sort(all, std::ranges::greater{}, &Continuation::log_probability);
 }
 
-// Continues texts that are all the same by `count` bytes: in each step, of all that one more
-// byte can make of them, the most probable live on, as many as there are texts. Best first.
+// Continues equal texts by `count` bytes. In each step the most probable of all their continuations by one byte are
+// kept, as many as there are texts. Returns them best first.
 inline std::vector<Continuation> BeamSearch(heed::Context& ctx, Texts& texts, int64_t count) {
   struct Candidate {
     int64_t parent;
@@ -204,7 +203,7 @@ inline std::vector<Continuation> BeamSearch(heed::Context& ctx, Texts& texts, in
     double log_probability;
   };
   const size_t width = static_cast<size_t>(texts.size());
-  std::vector<Continuation> beams(1);  // one, as long as all texts are the same
+  std::vector<Continuation> beams(1);  // one, as long as all texts are equal
   for (int64_t step = 0; step < count; ++step) {
     std::vector<Candidate> candidates;
     for (size_t i = 0; i < beams.size(); ++i) {

@@ -1,5 +1,4 @@
-// The program serve: what paged, shared and reordered caches give is what the model gives
-// without any.
+// The program serve: paged, shared and reordered caches give the results of the model without caches.
 #include "serve.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +25,7 @@ using testing::ThrowsMessage;
 constexpr int64_t kLayers = 2, kHeads = 3, kKey = 16, kValue = 20, kWindow = 50;
 constexpr char kPrompt[] = "Alice was beginning to get very tired of sitting by her sister";
 
-// A model with random weights in a file as train.py writes it.
+// A model with random weights in a file of the form that train.py writes.
 std::string WriteModel(const std::string& mechanism) {
   const int64_t width = kHeads * kValue;
   std::mt19937_64 random(7);
@@ -95,13 +94,13 @@ class ServeTest : public testing::Test {
       heed::attention::Options options;
       options.causal = true;
       options.window = {kWindow - 1, 0};
-      options.invariant = true;  // the sums of a cache, through every layer
+      options.invariant = true;  // sums in the order of a cache's, in every layer
       heed::attention::Forward(ctx, {one(in.at("q")), one(in.at("k")), one(in.at("v"))}, options, {one(o), {}});
     };
     return model_.Logits(ctx_, tokens, std::vector<Mix>(kLayers, forward));
   }
 
-  // How likely the model finds `text` after the prompt.
+  // The log probability of `text` after the prompt, in the model.
   double LogProbability(const std::string& text) {
     const Vector logits = Whole(kPrompt + text);
     double sum = 0;
@@ -127,7 +126,7 @@ TEST_F(ServeTest, LogitsAreThoseOfAWholeForwardAtEveryPosition) {
   std::array<std::string, 3> written;
   written.fill(kPrompt);
   std::vector<Vector> logits(3);
-  for (const size_t T : {1, 1, 5, 1, 40, 1, 17}) {  // three times the window in the end
+  for (const size_t T : {1, 1, 5, 1, 40, 1, 17}) {  // three times the window at the end
     std::vector<unsigned char> bytes;
     for (std::string& text : written) {
       for (size_t t = 0; t < T; ++t) text.push_back(static_cast<char>(random() % 256));
@@ -152,7 +151,7 @@ TEST_F(ServeTest, LogitsAreThoseOfAWholeForwardAtEveryPosition) {
 }
 
 TEST_F(ServeTest, OneBeamIsGreedyDecoding) {
-  // As generate.cc does it: one byte at a time, through memory of its own.
+  // Like generate.cc: one byte at a time, with a state of its own.
   std::vector<Mix> memory;
   for (int64_t i = 0; i < kLayers; ++i) memory.push_back(Attention(architecture_.shape));
   std::string text = kPrompt;
@@ -224,7 +223,7 @@ TEST_F(ServeTest, SharingChangesNoSampleAndTakesLessMemory) {
     EXPECT_NEAR(alone.log_probability, LogProbability(one[0].text), 1e-3);
     num_bytes += own.num_bytes();
   }
-  // 61 bytes of prompt fill 3 pages of 16, which all have in common; 131 need 9.
+  // 61 bytes of prompt fill 3 pages of 16, which all texts share; 131 bytes need 9.
   EXPECT_EQ(shared.num_bytes() * (9 * kSamples), num_bytes * (3 + (9 - 3) * kSamples));
   EXPECT_EQ(Prompted().Logits(0).size(), prompt.Logits(0).size());
   EXPECT_EQ(MaxDifference(Prompted().Logits(0), prompt.Logits(0)), 0);
@@ -237,7 +236,7 @@ TEST_F(ServeTest, AnotherMechanismIsRefused) {
   EXPECT_THAT([&] { Texts(model, architecture); }, ThrowsMessage<std::runtime_error>(HasSubstr("expected attention")));
 }
 
-// Standard output of the program, and its errors with it.
+// Standard output and standard error of the program.
 std::string Output(const std::string& arguments) {
   std::FILE* const pipe = popen((SERVE_PROGRAM " " + arguments + " 2>&1").c_str(), "r");
   std::string text;

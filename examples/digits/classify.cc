@@ -1,8 +1,8 @@
-// Handwritten digits of 8 x 8 pixels, read as 16 patches by a model that train.py has written.
+// Classifies handwritten digits of 8 x 8 pixels, read as 16 patches, with a model that train.py has written.
 //
 //   example_digits FILE IMAGES.npy [--logits OUT.npy]      IMAGES: f32 [N, 64], from 0 to 1
 //
-// The layer is ../tasks/layer.h; what is particular to a mechanism is its line below.
+// The layer is ../tasks/layer.h; each mechanism adds one line below.
 #include "../tasks/classifier.h"
 
 namespace {
@@ -33,7 +33,7 @@ void Linformer(heed::Context& ctx, const Arguments& in, const heed::TensorView& 
                            {Batch(o)});
 }
 
-// A patch is its 2 x 2 values and its place.
+// A patch is represented by its 2 x 2 values and its position.
 Task::Stem Patches(const ModelFile& file, int64_t width) {
   const Linear values(file, "stem.values", width, 4, true);
   const Vector places = file.Read("stem.places", {kPatches, width});

@@ -1,8 +1,8 @@
-// Spoken words from raw samples, by a model that train.py has written.
+// Classifies spoken words from raw samples, with a model that train.py has written.
 //
 //   example_speech FILE SOUNDS.npy [--logits OUT.npy]      SOUNDS: f32 [N, 6400], .8 s at 8 kHz
 //
-// The layer is ../tasks/layer.h; what is particular to a mechanism is its line below.
+// The layer is ../tasks/layer.h; each mechanism adds one line below.
 #include "../tasks/classifier.h"
 
 namespace {
@@ -22,14 +22,14 @@ void LongConvolution(heed::Context& ctx, const Arguments& in, const heed::Tensor
   heed::long_convolution::Forward(ctx, inputs, {}, {Channels(o), {}, {}});
 }
 
-// Logarithms of what a frame has in the band of each pair of filters.
+// Logarithms of a frame's energy in the band of each pair of filters.
 Task::Stem Frames(const ModelFile& file, int64_t width) {
   const Linear filters(file, "stem.filters", file.Size("stem.filters.weight", 0), kFrame);
   const int64_t bands = file.Size("stem.project.weight", 1);
   const Linear project(file, "stem.project", width, bands, true);
   if (file.Size("stem.filters.weight", 0) != 2 * bands) file.Fail("expected two filters per band");
   return [=](heed::Context& ctx, std::span<const float> samples) {
-    Vector frames(kTokens * kFrame);  // the last ones reach into silence
+    Vector frames(kTokens * kFrame);  // the last frames are padded with silence
     for (int64_t t = 0; t < kTokens; ++t) {
       const int64_t begin = t * kHop, count = std::min(kFrame, kSamples - begin);
       std::copy_n(samples.begin() + begin, count, frames.begin() + t * kFrame);

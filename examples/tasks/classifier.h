@@ -1,5 +1,5 @@
-// Classes of sequences by a model that classifier.py has trained: a stem that the task brings,
-// layers with one mechanism, the mean over tokens, and a logit for each class.
+// Classes of sequences by a model that classifier.py has trained: a stem that the task defines, layers with one
+// mechanism, the mean over tokens, and a logit for each class.
 #ifndef HEED_EXAMPLES_TASKS_CLASSIFIER_H_
 #define HEED_EXAMPLES_TASKS_CLASSIFIER_H_
 
@@ -19,7 +19,7 @@
 #include "heed/heed.h"
 #include "layer.h"
 
-// Views of what a layer hands to its mechanism, as a batch of one sequence.
+// Views of a layer's arguments to its mechanism, as a batch of one sequence.
 inline heed::TensorView Batch(const heed::TensorView& x) {  // [N, H, D] as [1, N, H, D]
   return As(x, {1, x.size(0), x.size(1), x.size(2)});
 }
@@ -37,7 +37,7 @@ inline heed::TensorView Constant(const Arguments& in, const std::string& name, i
   return As(x, {D, x.num_elements() / D});
 }
 
-// Mechanisms of more than one task. The first comes after the short convolution that Mamba has.
+// Mechanisms of several tasks. This one is applied after the short convolution of Mamba.
 inline void SelectiveScan(heed::Context& ctx, const Arguments& in, const heed::TensorView& o) {
   const heed::TensorView u = Channels(in.at("u"));
   const int64_t D = u.size(1);
@@ -66,10 +66,10 @@ inline void S4d(heed::Context& ctx, const Arguments& in, const heed::TensorView&
   heed::s4d::Forward(ctx, scan, {}, {Channels(o), {}, {}});
 }
 
-// What tells one task from another.
+// The parts in which tasks differ.
 struct Task {
   const char* program;
-  int64_t numbers, tokens;  // of a sequence
+  int64_t numbers, tokens;  // per sequence
 
   struct Mechanism {
     Inputs inputs;
@@ -77,7 +77,7 @@ struct Task {
   };
   std::map<std::string, Mechanism> mechanisms;
 
-  // From a file, and the width of its layers: the rows [tokens, width] of a sequence.
+  // Makes the rows [tokens, width] of a sequence, given a file and the width of its layers.
   using Stem = std::function<Vector(heed::Context&, std::span<const float>)>;
   Stem (*stem)(const ModelFile&, int64_t width);
 };
@@ -128,8 +128,8 @@ class Classifier {
   std::vector<std::string> labels_;
 };
 
-// PROGRAM FILE SEQUENCES.npy [--logits OUT.npy]: the class of each row of f32 [N, numbers], a line
-// each, or the logits of all.
+// PROGRAM FILE SEQUENCES.npy [--logits OUT.npy]: prints the class of each row of f32 [N, numbers], one per line, or
+// writes the logits of all.
 inline int Classify(const Task& task, int argc, char** argv) {
   return Main(task.program, argc, argv, [&](std::span<char* const> arguments) {
     const Command command(arguments, {{"--logits", ""}}, "FILE SEQUENCES.npy [--logits OUT.npy]", 2);

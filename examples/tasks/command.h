@@ -1,4 +1,4 @@
-// What the programs of these examples have in common as programs: options, and errors of one line.
+// Common parts of the example programs: options, and errors of one line.
 #ifndef HEED_EXAMPLES_TASKS_COMMAND_H_
 #define HEED_EXAMPLES_TASKS_COMMAND_H_
 
@@ -25,7 +25,7 @@ inline int64_t Parse(const std::string& what, std::string_view text, int64_t sma
   return value;
 }
 
-// PROGRAM FILE... [--option VALUE]..., with so many files. A --prompt must not be empty.
+// PROGRAM FILE... [--option VALUE]..., with `files` files. A --prompt must not be empty.
 class Command {
  public:
   // `values` has all options and their defaults.
@@ -54,13 +54,13 @@ class Command {
   std::map<std::string, std::string> values_;
 };
 
-// The status of a program that does `run`.
+// The exit status of a program that calls `run`.
 template <class Run>
 int Main(const char* program, int argc, char** argv, const Run& run) {
   try {
     run(std::span<char* const>(argv, static_cast<size_t>(argc)));
     return 0;
-  } catch (const std::exception& error) {  // one line: what is wrong, what was expected
+  } catch (const std::exception& error) {  // one line: the error, and what was expected
     std::fprintf(stderr, "%s: %s\n", program, error.what());
     return 1;
   }

@@ -1,5 +1,5 @@
-// The layer of layer.py from its file: all but the mechanism, which a program brings, because
-// only that looks from one token to another.
+// The layer of layer.py, loaded from its file: all but the mechanism, which a program adds, because only the mechanism
+// mixes tokens.
 #ifndef HEED_EXAMPLES_TASKS_LAYER_H_
 #define HEED_EXAMPLES_TASKS_LAYER_H_
 
@@ -34,22 +34,22 @@ inline heed::TensorView As(const heed::TensorView& x, const Sizes& sizes) {
   return x.present() ? heed::TensorView(x.data(), x.dtype(), sizes) : x;
 }
 
-// H, K and V; how many keys attention keeps, and how long sequences are, where that is fixed.
+// H, K and V; the number of keys that attention keeps, and the length of sequences if it is fixed.
 struct Shape {
   int64_t heads, key, value, window = 0, tokens = 0;
 };
 
-// What a mechanism is given, by name: [N, H, K], [N, H, V] or [N, H] for N tokens, constants
-// without the N, and with what each channel has in a row.
+// The arguments of a mechanism, by name: [N, H, K], [N, H, V] or [N, H] for N tokens; constants have no N, and scans
+// have the values of each channel in a row.
 using Arguments = std::map<std::string, heed::TensorView>;
 
-// Absent where the mechanism does not take it.
+// An absent view if the mechanism does not take it.
 inline heed::TensorView Get(const Arguments& in, const std::string& name) {
   const auto found = in.find(name);
   return found == in.end() ? heed::TensorView() : found->second;
 }
 
-// N tokens through a mechanism, whose memory this owns, if it has any. o is [N, H, V].
+// Runs N tokens through a mechanism, whose state this function owns, if it has one. o is [N, H, V].
 using Mix = std::function<void(heed::Context&, const Arguments&, const heed::TensorView& o)>;
 
 inline void Nothing(heed::Context&, const Arguments& in, const heed::TensorView& o) {
@@ -73,12 +73,11 @@ inline float StepSize(float x) { return Softplus(-x); }
 
 inline float Share(float x) { return x / 6; }
 
-// So many numbers per head: K, V, 1, K pairs; for each channel of a value 4, K, K pairs, or one
-// per token. The last two are matrices that all heads have in common, of K columns and of one
-// per token.
+// The size of an argument per head: K, V, 1, K pairs; for each value channel 4, K, K pairs, or one per token. The last
+// two are matrices that all heads share, of K columns and of one per token.
 enum class Per { kKey, kValue, kHead, kKeyPairs, kFilter, kRates, kPairs, kTaps, kFeatures, kRanks };
 
-// An argument: projected from what the layer sees, or constant. A map comes with a bias.
+// An argument: projected from the layer's input, or constant. An argument with a map has a bias.
 struct Input {
   Per size;
   float (*map)(float) = nullptr;
@@ -89,7 +88,7 @@ struct Input {
 
 using Inputs = std::map<std::string, Input>;
 
-// The inputs that layer.py has names for.
+// Inputs that have names in layer.py.
 inline constexpr Input kOfKey{Per::kKey}, kOfValue{Per::kValue};
 inline constexpr Input kTurned{.size = Per::kKey, .rotary = true};
 
@@ -110,7 +109,7 @@ inline Inputs InputsOfS4d() {
           {"C", {Per::kPairs, Same, true}}};
 }
 
-// A file that anybody may have written: what is read from it has the shape that is asked for.
+// A file from an untrusted source: tensors that are read from it must have the requested shape.
 class ModelFile {
  public:
   explicit ModelFile(const std::string& path) : path_(path), file_(path) {}
@@ -129,7 +128,7 @@ class ModelFile {
     return Parse(path_ + ": " + key, Text(key), 1, largest);
   }
 
-  // The rows or columns of a matrix, at least 1.
+  // The number of rows or columns of a matrix, at least 1.
   int64_t Size(const std::string& name, int axis) const {
     const heed::ConstTensorView x = file_.tensor(name);
     if (x.rank() != 2 || x.num_elements() == 0) {
@@ -169,7 +168,7 @@ const typename Table::mapped_type& Find(const ModelFile& file, const Table& mech
   return found->second;
 }
 
-// The sizes that the first layer's tensors say.
+// The sizes that follow from the first layer's tensors.
 inline Shape ShapeOf(const ModelFile& file, const Inputs& inputs) {
   const int64_t heads = file.Integer("heads", 1024);
   int64_t key = 1;
@@ -178,7 +177,7 @@ inline Shape ShapeOf(const ModelFile& file, const Inputs& inputs) {
     if (file.Contains(name)) key = file.Size(name, 0) / heads;
   }
   const int64_t value = file.Size("layers.0.gate.weight", 0) / heads;
-  // State spaces have no projection that says it.
+  // State spaces have no projection with this size.
   const std::string rates = "layers.0.inputs.A_imag.bias";
   const auto own = inputs.find("A_imag");
   if (own != inputs.end() && file.Contains(rates) && value > 0) {
@@ -209,7 +208,7 @@ class Linear {
   heed::layers::Linear product_;
 };
 
-// Each row of [N, size] by its root mean square.
+// Divides each row of [N, size] by its root mean square.
 inline void Normalize(Vector& x, int64_t size) {
   const size_t n = static_cast<size_t>(size);
   for (size_t row = 0; row < x.size(); row += n) {
@@ -231,7 +230,7 @@ inline void Add(Vector& x, const Vector& y) {
   for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
 }
 
-// An argument of a mechanism: [N, H, K], [N, H, V] or [N, H]; a constant without the N.
+// An argument of a mechanism: [N, H, K], [N, H, V] or [N, H]; a constant has no N.
 class Argument {
  public:
   Argument(const ModelFile& file, const std::string& name, const Input& input, int64_t width, const Shape& n)
@@ -276,7 +275,7 @@ class Argument {
     return x;
   }
 
-  // Rows of norm 1.
+  // Normalises rows to norm 1.
   void Normalize(Vector& x) const {
     const auto size = static_cast<size_t>(sizes_.back());
     for (size_t row = 0; row < x.size(); row += size) {
@@ -289,12 +288,12 @@ class Argument {
 
   float (*map_)(float);
   bool rotary_, unit_;
-  std::optional<Linear> project_;  // not of a constant
+  std::optional<Linear> project_;  // absent for a constant
   Vector constant_;
   Sizes sizes_;
 };
 
-// Layer of layer.py.
+// The layer of layer.py.
 class Layer {
  public:
   Layer(const ModelFile& file, const std::string& prefix, int64_t width, const Inputs& inputs, const Shape& n)

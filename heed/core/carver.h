@@ -1,4 +1,4 @@
-// Cuts one piece of memory into arrays, each on a cache line of its own.
+// Carver divides one block of memory into arrays, each of which begins on a cache line of its own.
 #ifndef HEED_CORE_CARVER_H_
 #define HEED_CORE_CARVER_H_
 
@@ -6,7 +6,7 @@
 
 namespace heed {
 
-// With a null base it only counts: one function lays out and measures.
+// With a null base the carver only counts, so that one function both lays out the memory and measures it.
 class Carver {
  public:
   explicit Carver(void* base, int64_t begin = 0) : base_(static_cast<char*>(base)), at_(begin) {}

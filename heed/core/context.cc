@@ -1,4 +1,4 @@
-// Context: scratch that grows and is kept, and the door to the executor.
+// Context: scratch memory that grows and is kept between calls, and the calls of the executor.
 #include "heed/core/context.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ int CheckedThreads(int num_threads) {
   return num_threads == 0 ? os::NumUsableCpus() : num_threads;
 }
 
-// The one environment variable that the library reads.
+// HEED_ISA is the only environment variable that the library reads.
 int64_t TargetsFromEnvironment() {
   const char* isa = std::getenv("HEED_ISA");
   return isa == nullptr || *isa == '\0' ? kAllTargets : TargetsUpTo(isa);
@@ -56,7 +56,7 @@ void Context::ReserveScratch(size_t bytes_per_worker) {
   scratch_.clear();
   scratch_.reserve(workers);
   scratch_bytes_ = bytes_per_worker;
-  while (scratch_.size() < workers) {  // incomplete if it throws: seen above
+  while (scratch_.size() < workers) {  // incomplete if this throws: the check above sees it
     scratch_.push_back(os::AllocateAligned(bytes_per_worker));
   }
 }

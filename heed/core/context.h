@@ -1,7 +1,7 @@
-// Context: what a call may use. Threads, scratch memory, a SIMD cap, strictness.
+// Context: the resources of a call. It has threads, scratch memory, a cap on the SIMD target, and strictness.
 //
-// A Context is cheap, owned by the caller, and used by one thread at a time.
-// All Contexts share one pool of threads unless they bring an Executor.
+// A Context is cheap, owned by the caller, and used by one thread at a time. All Contexts share one pool of threads
+// unless they bring an Executor.
 #ifndef HEED_CORE_CONTEXT_H_
 #define HEED_CORE_CONTEXT_H_
 
@@ -17,26 +17,24 @@
 
 namespace heed {
 
-// A host's threads: two functions. `run` calls body(argument, worker) with
-// different workers in [0, num_workers), in any order, at the same time or not,
-// at least for worker 0, and returns when all calls have. Work is claimed from a
-// counter inside `body`, so fewer workers only cost time. `body` never throws.
+// The threads of a host program, as two functions. `run` calls body(argument, worker) with different workers in [0,
+// num_workers), in any order, concurrently or not, at least for worker 0, and returns when all calls have returned.
+// `body` claims its tasks from a counter, so fewer workers only cost time. `body` never throws.
 struct Executor {
   void* self = nullptr;
   int (*num_threads)(void* self) = nullptr;
   void (*run)(void* self, int num_workers, void (*body)(void*, int), void* argument) = nullptr;
 };
 
-// heed's own pool: grows on demand, to as many threads as there are usable CPUs or 8 if
-// these are fewer, whatever a Context asks for; sleeps when idle, and lets threads go that
-// were not needed for seconds; is rebuilt after fork and joined at exit. A second caller at
-// the same time runs on its own thread alone.
+// heed's own pool. It grows on demand up to the number of usable CPUs, or to 8 threads if there are fewer, whatever a
+// Context requests. It sleeps when idle and ends threads that were not needed for seconds. It is rebuilt after fork and
+// joined at exit. A second caller that arrives during a job runs on its own thread alone.
 HEED_API Executor DefaultExecutor();
 
 class HEED_API Context {
  public:
-  // 0 threads means one per CPU that the process may use. Throws
-  // InvalidArgument below 0 or above 4096, and for a bad HEED_ISA.
+  // 0 threads means one per CPU that the process may use. Throws InvalidArgument below 0 or above 4096, and for an
+  // invalid HEED_ISA.
   explicit Context(int num_threads = 0);
   explicit Context(Executor executor);
   ~Context();
@@ -49,17 +47,17 @@ class HEED_API Context {
   void set_isa(std::string_view name);
   int64_t allowed_targets() const { return allowed_targets_; }
 
-  // Strict: a call that has no fast kernel throws Unsupported.
+  // A strict Context throws Unsupported for a call that has no fast kernel.
   void set_strict(bool strict) { strict_ = strict; }
   bool strict() const { return strict_; }
 
-  // Checks: values are looked at too, which costs a pass over them. A log decay above 0
-  // or NaN is then an InvalidArgument.
+  // With checks on, a call reads the values of its inputs too, which costs one pass over them. A log decay that is
+  // positive or NaN then throws InvalidArgument.
   void set_checks(bool checks) { checks_ = checks; }
   bool checks() const { return checks_; }
 
-  // Where calls on views of a CUDA device run: a cudaStream_t of that device, or null for its default stream. They
-  // return when their work has been put into it.
+  // Sets the stream of calls on views of a CUDA device: a cudaStream_t of that device, or null for its default stream.
+  // Such calls return when their work is enqueued.
   void set_stream(void* stream) { stream_ = stream; }
   void* stream() const { return stream_; }
 
@@ -69,22 +67,21 @@ class HEED_API Context {
   void ReserveScratch(size_t bytes_per_worker);
   void* Scratch(int worker) const { return scratch_[static_cast<size_t>(worker)]; }
 
-  // One piece of memory that all workers share, reserved and reached alike.
+  // One block of memory that all workers share, with the same rules as Scratch.
   void ReserveShared(size_t num_bytes);
   void* Shared() const { return shared_; }
 
-  // Another one, in which an operation lays out what it hands to an engine.
+  // Another shared block, in which an operation prepares the arguments of an engine.
   void ReserveStaging(size_t num_bytes);
   void* Staging() const { return staging_; }
 
-  // A third one, for tables that an engine makes of what it is given.
+  // A third shared block, for tables that an engine derives from its arguments.
   void ReserveTables(size_t num_bytes);
   void* Tables() const { return tables_; }
 
-  // Calls f(task, worker) once for every task in [0, num_tasks), ascending, the
-  // next one to whoever is free. Order of completion is not defined; results
-  // must not depend on it. Whatever rounding a thread of the host has set, tasks
-  // round to nearest and flush subnormal results.
+  // Calls f(task, worker) once for every task in [0, num_tasks). Tasks are handed out in ascending order, each to the
+  // next free worker. The order of completion is undefined, and results must not depend on it. Tasks round to nearest
+  // and flush subnormal results, whatever rounding mode the host's threads have set.
   template <class F>
   void ParallelFor(int64_t num_tasks, F&& f) {
     struct Shared {

@@ -1,4 +1,4 @@
-// Context: the surface of a call. The pool behind it is thread_pool_test.cc.
+// Tests of Context's public interface. thread_pool_test.cc tests the pool behind it.
 #include "heed/core/context.h"
 
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// Sets the one variable that the library reads, and puts it back.
+// Sets HEED_ISA, and restores it on destruction.
 class ScopedIsa {
  public:
   explicit ScopedIsa(const char* value) {
@@ -81,7 +81,7 @@ TEST(ContextTest, AnExecutorOfNoThreadsStillHasTheCaller) {
   }
 }
 
-// The list of targets without matrix tiles.
+// The list of SIMD targets, AMX excluded.
 std::vector<std::string> SimdTargets() {
   std::vector<std::string> names = AvailableTargets();
   std::erase(names, "tiles");

@@ -1,4 +1,4 @@
-// What messages call a device.
+// The name of a device in messages.
 #ifndef HEED_CORE_DEVICE_NAME_H_
 #define HEED_CORE_DEVICE_NAME_H_
 
@@ -8,7 +8,7 @@
 
 namespace heed {
 
-// "the CPU", "cuda:0".
+// Returns "the CPU" or, for example, "cuda:0".
 inline std::string NameOf(Device device) {
   if (device.type == DeviceType::kCpu) return "the CPU";
   const std::string index = std::to_string(device.index);

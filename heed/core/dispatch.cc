@@ -1,4 +1,4 @@
-// Choosing a SIMD target: the only place that asks Highway what there is.
+// Choice of a SIMD target. This is the only file that asks Highway which targets there are.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "hwy/highway.h"
@@ -12,21 +12,21 @@
 namespace heed {
 namespace {
 
-// Asked once: CPUID traps in a virtual machine, at 40 us a call.
+// The targets are cached: CPUID traps in a virtual machine and then takes 40 us per call.
 int64_t Supported() {
   static const int64_t targets = hwy::SupportedTargets();
   return targets;
 }
 
-// Kernels for bf16 are compiled for one more (targets.h).
+// Kernels for bf16 are compiled for one more target (targets.h).
 int64_t Available(DType dtype) {
   return Supported() & (dtype == DType::kBF16 ? HWY_TARGETS | HWY_AVX3_ZEN4 : HWY_TARGETS);
 }
 
-// And one for int8 keys.
+// Kernels for int8 keys are compiled for AVX3_DL too.
 int64_t Available() { return Available(DType::kBF16) | (Supported() & HWY_AVX3_DL); }
 
-// Matrix tiles are no target of Highway's, whose lowest bits are reserved.
+// AMX is not a Highway target here. Highway reserves the lowest bits, so this one is free.
 constexpr int64_t kTiles = 1;
 static_assert((HWY_TARGETS & kTiles) == 0);
 
@@ -55,7 +55,7 @@ std::vector<std::string> AvailableTargets(DType dtype) {
 
 int64_t TargetsUpTo(std::string_view given) {
   if (given == "tiles") return kAllTargets;
-  // What compilers and people call them.
+  // The names that compilers and people use are accepted too.
   const std::string_view name = given == "avx512" ? "AVX3"
                                 : given == "avx2" ? "AVX2"
                                 : given == "sse2" ? "SSE2"

@@ -1,7 +1,7 @@
-// Choosing a SIMD target per call, from a cap that belongs to the Context.
+// Choice of a SIMD target per call, from a cap that belongs to the Context.
 //
-// Highway's own choice is one per process; ours is a mask of allowed targets, so
-// that two Contexts can differ and a test can walk through all of them.
+// Highway chooses once per process. heed keeps a mask of allowed targets, so that two Contexts can differ and a test
+// can run every target in turn.
 #ifndef HEED_CORE_DISPATCH_H_
 #define HEED_CORE_DISPATCH_H_
 
@@ -18,27 +18,25 @@ namespace heed {
 
 inline constexpr int64_t kAllTargets = ~int64_t{0};
 
-// Names of the targets that kernels for `dtype` are compiled for and that run on
-// this CPU, best first. "tiles" stands for all of SIMD and matrix tiles.
+// Names of the targets that kernels for `dtype` are compiled for and that run on this CPU, best first. "tiles" means
+// every SIMD target and AMX tiles.
 HEED_API std::vector<std::string> AvailableTargets(DType dtype = DType::kF32);
 
-// The mask that allows `name` and everything below it. "tiles" allows everything, on CPUs
-// without matrix tiles too. Throws InvalidArgument for a name that is
-// not a target, Unsupported for one that this build or CPU lacks.
+// The mask that allows `name` and every target below it. "tiles" allows everything, also on CPUs without AMX. Throws
+// InvalidArgument for a name that is not a target, Unsupported for a target that this build or CPU lacks.
 HEED_API int64_t TargetsUpTo(std::string_view name);
 
 // The best available target in the mask.
 HEED_API const char* TargetName(int64_t allowed);
 
-// True if this CPU multiplies pairs of bf16 faster than f32, and may here.
+// True if this CPU has a bf16 dot product (VDPBF16PS) that is faster than f32 FMA, and `allowed` includes it.
 bool HasBF16Pairs(int64_t allowed);
 
-// What multiplies matrix tiles here: nothing, where they are missing or may not be used.
+// The unit that multiplies tiles: AMX, its emulation, or none where AMX is missing or not allowed.
 enum class TileUnit { kNone, kMatrix, kEmulated };
 TileUnit TilesOf(int64_t allowed);
 
-// While alive, tiles are emulated wherever they are allowed, for tests. The bits are the
-// same.
+// While alive, AMX tiles are emulated wherever they are allowed, for tests. The results have the same bits.
 class EmulateTiles {
  public:
   EmulateTiles();
@@ -47,7 +45,7 @@ class EmulateTiles {
   EmulateTiles& operator=(const EmulateTiles&) = delete;
 };
 
-// True if this CPU multiplies and adds up four bytes at once, and may here.
+// True if this CPU has a dot product of four bytes (VPDPBUSD), and `allowed` includes it.
 bool HasByteProducts(int64_t allowed);
 
 // The best target among `allowed`, as an index into a HWY_EXPORT table.

@@ -1,4 +1,4 @@
-// Conversions between element types, scalar and exact: the bits are the point.
+// Conversions between element types: scalar and exact to the bit.
 #include "heed/core/dtype.h"
 
 #include <bit>
@@ -36,8 +36,8 @@ void Store(void* data, int64_t index, T value) {
   std::memcpy(static_cast<char*>(data) + offset, &value, sizeof(T));
 }
 
-// A double as f32 rounded to odd: the last bit remembers whether anything was
-// lost, so that a second rounding to 16 bits is as good as a single one.
+// Converts a double to f32, rounded to odd: the last bit records whether anything was lost, so that a second rounding
+// to 16 bits equals a single one.
 float RoundToOdd(double x) {
   const float f = static_cast<float>(x);
   if (static_cast<double>(f) == x || !std::isfinite(f)) return f;

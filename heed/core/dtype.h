@@ -1,7 +1,7 @@
 // Element types and the conversions between them.
 //
-// The 16-bit floats are plain structs: arithmetic happens in f32. Conversions
-// to 16 bits round to nearest even, keep infinities and keep NaN a NaN.
+// The 16-bit floats are plain structs: arithmetic happens in f32. Conversions to 16 bits round to nearest even, keep
+// infinities and keep NaN a NaN.
 #ifndef HEED_CORE_DTYPE_H_
 #define HEED_CORE_DTYPE_H_
 
@@ -38,11 +38,11 @@ HEED_API float ToFloat(F16 x);
 HEED_API BF16 ToBF16(float x);
 HEED_API F16 ToF16(float x);
 
-// Element `index` of a float array, widened; and a double rounded once into it.
+// LoadAsDouble returns element `index` of a float array, widened; StoreDouble rounds a double once into it.
 HEED_API double LoadAsDouble(DType dtype, const void* data, int64_t index);
 HEED_API void StoreDouble(DType dtype, void* data, int64_t index, double value);
 
-// Element `index` of an i32, i64 or bool array.
+// Returns element `index` of an i32, i64 or bool array.
 HEED_API int64_t LoadAsInt64(DType dtype, const void* data, int64_t index);
 
 template <class T>

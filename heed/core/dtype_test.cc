@@ -1,5 +1,5 @@
-// Every 16-bit pattern and every rounding boundary, against arithmetic in
-// double that shares nothing with the conversions.
+// Conversions of every 16-bit pattern and at every rounding boundary, compared with arithmetic in double that shares no
+// code with the conversions.
 #include "heed/core/dtype.h"
 
 #include <gmock/gmock.h>
@@ -23,8 +23,7 @@ using testing::ThrowsMessage;
 
 constexpr DType kAll[] = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI64, DType::kI32, DType::kBool};
 
-// A 16-bit float with `kMantissa` explicit bits: its value, from the
-// definition.
+// The value of a 16-bit float with `kMantissa` explicit bits, from the definition of the format.
 template <int kMantissa>
 double Value(uint32_t bits) {
   constexpr int kExponent = 15 - kMantissa;
@@ -63,8 +62,8 @@ class SixteenBitTest : public testing::Test {
     StoreDouble(T::kDType, &bits, 0, x);
     return bits;
   }
-  // The value at which rounding from `bits` goes to the next pattern; beyond
-  // the largest finite one the exponent range is imagined to go on.
+  // The value at which rounding from `bits` changes to the next pattern. The exponent range is extended beyond the
+  // largest finite pattern.
   static double Middle(uint32_t bits) {
     const double low = ValueOf(bits);
     return bits + 1 < kInfinity ? (low + ValueOf(bits + 1)) / 2 : low + (low - ValueOf(bits - 1)) / 2;
@@ -105,7 +104,7 @@ TYPED_TEST(SixteenBitTest, TiesGoToTheEvenNeighbourAndAllElseToTheNearest) {
       ASSERT_EQ(TypeParam::Narrow(s * tie), even | sign);
       ASSERT_EQ(TypeParam::Narrow(s * std::nextafter(tie, 0.0f)), bits | sign);
       ASSERT_EQ(TypeParam::Narrow(s * std::nextafter(tie, HUGE_VALF)), (bits + 1) | sign);
-      // A double is rounded once: 2^-52 beside the tie decides.
+      // A double is rounded once: a distance of 2^-52 from the tie decides.
       ASSERT_EQ(this->FromDouble(s * middle), even | sign);
       ASSERT_EQ(this->FromDouble(s * std::nextafter(middle, 0.0)), bits | sign);
       ASSERT_EQ(this->FromDouble(s * std::nextafter(middle, HUGE_VAL)), (bits + 1) | sign);

@@ -1,7 +1,7 @@
-// The three things that can go wrong, one exception each.
+// The exceptions of the library, one class for each kind of error.
 //
-// Every message names the operation, the argument, what it got and what it
-// expected: "attention::Forward: k has shape [1,3,2,8], expected [1,3,2,16]".
+// Every message names the operation, the argument, its actual and its expected value: "attention::Forward: k has shape
+// [1,3,2,8], expected [1,3,2,16]".
 #ifndef HEED_CORE_ERROR_H_
 #define HEED_CORE_ERROR_H_
 
@@ -12,19 +12,19 @@
 
 namespace heed {
 
-// The caller's fault: a wrong shape, dtype, option or file.
+// The caller is at fault: a wrong shape, dtype, option or file.
 class HEED_API InvalidArgument : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
 };
 
-// Right, but not in this build or on this machine.
+// The call is valid, but this build or machine has no implementation.
 class HEED_API Unsupported : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Ours: please report it.
+// The library is at fault: please report it.
 class HEED_API InternalError : public std::logic_error {
  public:
   using std::logic_error::logic_error;

@@ -1,4 +1,4 @@
-// The exceptions: what a caller may catch them as.
+// The standard classes as which a caller may catch the exceptions.
 #include "heed/core/error.h"
 
 #include <gtest/gtest.h>

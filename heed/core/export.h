@@ -1,4 +1,4 @@
-// HEED_API: what libheed exports. Everything else is hidden, Highway included.
+// HEED_API marks the symbols that libheed exports. All others are hidden, Highway's included.
 #ifndef HEED_CORE_EXPORT_H_
 #define HEED_CORE_EXPORT_H_
 

@@ -1,4 +1,4 @@
-// ForkSafeMutex: the list of all of them, and what fork() does with it.
+// ForkSafeMutex: the list of all instances, and their handling in fork().
 #include "heed/core/fork_safe_mutex.h"
 
 #include <mutex>
@@ -9,10 +9,10 @@
 namespace heed {
 
 struct ForkSafeMutexes {
-  std::mutex mutex;  // of what follows
+  std::mutex mutex;  // protects the members below
   ForkSafeMutex* newest = nullptr;
 
-  // Never destroyed: caches may outlive every static object.
+  // The list is never destroyed: caches may outlive every static object.
   static ForkSafeMutexes& Get() {
     static ForkSafeMutexes* const all = [] {
       os::AtFork(&Before, &InParent, &InChild);
@@ -33,7 +33,7 @@ struct ForkSafeMutexes {
     all.mutex.unlock();
   }
 
-  // Readers who are not here are counted in the old locks: new ones.
+  // The old locks still count readers that do not exist in the child, so the child makes new locks.
   static void InChild() {
     ForkSafeMutexes& all = Get();
     for (ForkSafeMutex* m = all.newest; m != nullptr; m = m->older_) {

@@ -1,4 +1,4 @@
-// ForkSafeMutex: a lock for what must be whole in a forked child.
+// ForkSafeMutex: a lock for data that must be consistent in a forked child.
 #ifndef HEED_CORE_FORK_SAFE_MUTEX_H_
 #define HEED_CORE_FORK_SAFE_MUTEX_H_
 
@@ -8,13 +8,12 @@
 
 namespace heed {
 
-// A std::shared_mutex for processes that fork while other threads hold it. The child has a
-// copy of the lock, but not of the thread that would give it back, and may have what it
-// protects half changed. So fork() waits until nobody holds it alone, and in the child it is
-// free.
+// A std::shared_mutex for processes that fork while other threads hold it. A child inherits a copy of the lock, but not
+// the thread that would release it, and the protected data may be half changed. Therefore fork() waits until no thread
+// holds the lock exclusively, and the lock is free in the child.
 //
-// All are known to one list, the newest first, and fork() takes them in that order. Who holds
-// one may therefore take older ones only, and neither make nor destroy any.
+// All instances are in one list, the newest first, and fork() takes them in that order. A thread that holds one may
+// therefore take older ones only, and may neither make nor destroy any.
 class HEED_API ForkSafeMutex {
  public:
   ForkSafeMutex();

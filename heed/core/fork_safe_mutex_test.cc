@@ -1,4 +1,4 @@
-// ForkSafeMutex: what a forked child finds of locks that other threads hold.
+// ForkSafeMutex: the state of locks in a forked child that other threads held in the parent.
 #include "heed/core/fork_safe_mutex.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ TEST(ForkSafeMutexTest, AChildHasNoReadersOfItsParent) {
             3);
   stop = true;
   reader.join();
-  const std::lock_guard lock(mutex);  // the parent's too
+  const std::lock_guard lock(mutex);  // also in the parent
 }
 
 TEST(ForkSafeMutexTest, WhatItProtectsIsWholeInAChild) {

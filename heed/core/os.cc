@@ -76,8 +76,8 @@ std::string CpuName() {
 
 namespace {
 
-// Empty if tiles can be used. Registers of 8 KiB a thread are not part of a process until
-// it asks, so that nobody else pays for saving them.
+// Returns an empty text if AMX can be used. The 8 KiB of tile registers per thread are not part of a process until it
+// requests them, so that other processes do not pay for saving them.
 std::string AskForMatrixTiles() {
 #if defined(__x86_64__) && defined(__GNUC__)
   constexpr uint32_t kTileBits = 1u << 24 | 1u << 22 | 1u << 25;  // tiles, their products of bf16 and of bytes
@@ -85,7 +85,7 @@ std::string AskForMatrixTiles() {
   __get_cpuid_count(7, 0, &a, &b, &c, &d);
   if ((d & kTileBits) != kTileBits) return "this CPU has none";
   __get_cpuid(1, &a, &b, &c, &d);
-  uint32_t saved = 0, unused = 0;  // what the system saves: CPUID says that it can be asked
+  uint32_t saved = 0, unused = 0;  // features that the system saves; CPUID says whether it can be asked
   if ((c & 1u << 27) != 0) asm volatile("xgetbv" : "=a"(saved), "=d"(unused) : "c"(0));
   constexpr uint32_t kTileStates = 1u << 17 | 1u << 18;
   if ((saved & kTileStates) != kTileStates) return "the system does not save them";
@@ -96,7 +96,7 @@ std::string AskForMatrixTiles() {
   }
   return "";
 #else
-  return "this system has no way to ask for them";
+  return "this system has no call that requests them";
 #endif
 #else
   return "this CPU has none";
@@ -159,7 +159,7 @@ bool PinThisThread(int index) {
 }
 
 MappedFile::MappedFile(const std::string& path) {
-  // Not blocking: a pipe is refused below instead of waited for.
+  // Opening does not block: a pipe is refused below instead of waited for.
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) ThrowErrno(path, "open");
   struct stat info;

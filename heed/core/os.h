@@ -1,5 +1,5 @@
-// Everything heed asks of the operating system and the CPU, in one file: memory
-// maps, affinity, names, floating-point control. A port is a second os.cc.
+// All services of the operating system and the CPU that heed uses: memory maps, affinity, names, floating-point
+// control. A port is a second os.cc.
 #ifndef HEED_CORE_OS_H_
 #define HEED_CORE_OS_H_
 
@@ -11,27 +11,27 @@
 
 namespace heed::os {
 
-// CPUs that this process may run on, at least 1.
+// The number of CPUs that this process may run on, at least 1.
 HEED_API int NumUsableCpus();
 
 // "AMD EPYC 9B14", or "unknown CPU".
 HEED_API std::string CpuName();
 
-// True if this CPU has matrix tiles of bf16 and the system lets this process use them,
-// which is asked once. Else WhyNoMatrixTiles() says what is missing.
+// True if this CPU has AMX with bf16 and the system lets this process use it. The system is asked once. If false,
+// WhyNoMatrixTiles() says what is missing.
 HEED_API bool HasMatrixTiles();
 HEED_API std::string WhyNoMatrixTiles();
 
 HEED_API int64_t ProcessId();
 
-// From now on, fork() calls these: `before` in the thread that forks, then the others in the
-// two processes.
+// Registers functions that fork() calls from now on: `before` in the thread that forks, then the others in the parent
+// and in the child.
 HEED_API void AtFork(void (*before)(), void (*in_parent)(), void (*in_child)());
 
-// Seconds of CPU time of the calling thread.
+// CPU time of the calling thread in seconds.
 HEED_API double ThreadCpuSeconds();
 
-// Times that the process was descheduled against its will.
+// The number of times that the process was preempted (involuntary context switches).
 HEED_API int64_t InvoluntaryContextSwitches();
 
 // Peak resident memory of the process in bytes.
@@ -40,7 +40,7 @@ HEED_API int64_t PeakResidentBytes();
 // Pins the calling thread to the index-th usable CPU; false where impossible.
 HEED_API bool PinThisThread(int index);
 
-// A whole file, read-only. Throws FileError.
+// A whole file, mapped read-only. Throws FileError.
 class HEED_API MappedFile {
  public:
   explicit MappedFile(const std::string& path);
@@ -56,11 +56,12 @@ class HEED_API MappedFile {
   size_t num_bytes_ = 0;
 };
 
-// The address of a symbol of a shared library, which is loaded and stays: of the file of this name beside the one that
-// holds this function, else where the system's loader finds it. Null, and why, if there is none.
+// The address of a symbol in a shared library, which is loaded and never unloaded. The file of this name is looked for
+// beside the file that contains this function, then by the system's loader. Returns null, and the reason in `why_not`,
+// if the library or the symbol is missing.
 HEED_API void* LoadSymbol(const char* file, const char* symbol, std::string* why_not);
 
-// Moves a finished temporary file onto its name. Throws FileError.
+// Renames a finished temporary file to its final name. Throws FileError.
 HEED_API void ReplaceFile(const std::string& from, const std::string& to);
 
 // `num_bytes` of zeroed memory between two inaccessible pages: the first byte
@@ -81,13 +82,13 @@ class HEED_API GuardedMemory {
   uint8_t* data_ = nullptr;
 };
 
-// Aligned memory, on huge pages where it is large and the system offers them.
-// Throws std::bad_alloc. Free with FreeAligned.
+// Aligned memory, on huge pages if it is large and the system offers them. Throws std::bad_alloc. Free it with
+// FreeAligned.
 HEED_API void* AllocateAligned(size_t num_bytes);
 HEED_API void FreeAligned(void* memory);
 
-// While alive: round to nearest, no traps, subnormal results flushed to zero,
-// whatever the calling thread had set. Bits must not depend on the host.
+// While alive, the thread rounds to nearest, does not trap, and flushes subnormal results to zero, whatever its mode
+// was before. Results must not depend on the host's mode.
 class HEED_API ScopedFloatControl {
  public:
   ScopedFloatControl();

@@ -1,5 +1,5 @@
-// The operating system's services: guard pages that fault, whole files, memory,
-// and a floating-point control that is put back.
+// The operating system's services: guard pages that fault, whole files, memory, and floating-point control that is
+// restored.
 #include "heed/core/os.h"
 
 #include <gmock/gmock.h>
@@ -97,7 +97,7 @@ TEST(MappedFileTest, WhatIsNotAFileIsRejectedAtOnce) {
               ThrowsMessage<FileError>("/nonexistent/x: cannot open: No such file or directory"));
   EXPECT_THAT([] { MappedFile("/"); }, ThrowsMessage<FileError>("/: not a regular file"));
   EXPECT_THAT([] { MappedFile("/dev/null"); }, ThrowsMessage<FileError>("/dev/null: not a regular file"));
-  const std::string pipe = Path("pipe");  // nobody writes: must not wait
+  const std::string pipe = Path("pipe");  // without a writer: opening must not block
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_THAT([&] { MappedFile file(pipe); }, ThrowsMessage<FileError>(pipe + ": not a regular file"));
   std::filesystem::remove(pipe);
@@ -176,7 +176,7 @@ TEST(OsTest, SymbolsOfLibrariesAreFoundOrItIsSaidWhereTheyWereLookedFor) {
   EXPECT_EQ(os::LoadSymbol("libno_such_library.so", "cos", &why_not), nullptr);
   const std::string name = "libno_such_library.so", both = name + ": cannot open";
   EXPECT_NE(why_not.find("/" + both), std::string::npos) << why_not;   // beside the program
-  EXPECT_NE(why_not.find("; " + both), std::string::npos) << why_not;  // where the loader looks
+  EXPECT_NE(why_not.find("; " + both), std::string::npos) << why_not;  // on the loader's path
 }
 #endif  // __linux__
 

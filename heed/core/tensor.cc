@@ -1,4 +1,4 @@
-// Views: construction with every size checked, and overlap tests.
+// Views: construction, which checks every size, and tests for overlap.
 #include "heed/core/tensor.h"
 
 #include <algorithm>
@@ -16,13 +16,13 @@ namespace {
 
 std::span<const int64_t> Span(std::initializer_list<int64_t> list) { return {list.begin(), list.size()}; }
 
-// The bytes a view can reach, as one run [begin, end) plus axes that repeat it.
+// The bytes that a view can reach: one run [begin, end) and the axes that repeat it.
 struct Footprint {
-  uintptr_t begin = 0, end = 0;  // of everything
+  uintptr_t begin = 0, end = 0;  // of all bytes
   uintptr_t run_begin = 0;       // of the first run, in address order
   int64_t run = 0;               // bytes of one contiguous run
-  // Above it: (stride bytes, size), from `first` to `last`. Allocates nothing: every call
-  // of every operation comes here.
+  // Axes above the run as (stride in bytes, size), from `first` to `last`. Nothing is allocated, because every call of
+  // every operation comes here.
   std::array<std::pair<int64_t, int64_t>, kMaxRank> all_axes;
   size_t first = 0, last = 0;
   bool empty = false;
@@ -37,7 +37,7 @@ Footprint Measure(const ConstTensorView& view) {
   f.begin = reinterpret_cast<uintptr_t>(view.data());
   f.end = f.begin + static_cast<uintptr_t>(element);
   f.empty = view.num_elements() == 0;
-  if (f.empty) return f;  // its strides are arbitrary
+  if (f.empty) return f;  // strides of an empty view are arbitrary
   for (int i = 0; i < view.rank(); ++i) {
     const int64_t size = view.size(i);
     if (size <= 1) continue;
@@ -53,7 +53,7 @@ Footprint Measure(const ConstTensorView& view) {
   f.run_begin = f.begin;
   std::sort(f.all_axes.begin(), f.all_axes.begin() + static_cast<ptrdiff_t>(f.last));
   f.run = element;
-  // Innermost axes that continue the run without a gap.
+  // The innermost axes that continue the run without a gap are merged into it.
   while (f.first < f.last && f.all_axes[f.first].first == f.run) {
     f.run *= f.all_axes[f.first++].second;
   }
@@ -79,7 +79,7 @@ ConstTensorView::ConstTensorView(const void* data, DType dtype, std::span<const 
                           std::to_string(strides.size()) + " strides, expected as many");
   }
   rank_ = static_cast<int>(sizes.size());
-  // Bytes from the first to the last element, and of all elements, must fit.
+  // The distance in bytes from the first to the last element, and the bytes of all elements, must fit into int64.
   int64_t limit = std::numeric_limits<int64_t>::max() / static_cast<int64_t>(SizeOf(dtype));
   int64_t reach = 0, count = 1;
   bool fits = true;
@@ -154,7 +154,7 @@ ConstTensorView ConstTensorView::Slice(int axis, int64_t begin, int64_t end) con
   }
   ConstTensorView slice = *this;
   slice.sizes_[axis] = end - begin;
-  if (slice.num_elements() == 0) return slice;  // strides may be arbitrary
+  if (slice.num_elements() == 0) return slice;  // strides of an empty view may be arbitrary
   slice.data_ = static_cast<const char*>(data_) + begin * strides_[axis] * static_cast<int64_t>(SizeOf(dtype_));
   return slice;
 }
@@ -185,8 +185,8 @@ bool Overlap(const ConstTensorView& a, const ConstTensorView& b) {
   const Footprint fa = Measure(a), fb = Measure(b);
   if (fa.empty || fb.empty) return false;
   if (fa.end <= fb.begin || fb.end <= fa.begin) return false;
-  // Interleaved runs: every run begins at its view's first run plus a multiple
-  // of the greatest common stride g, so positions modulo g decide.
+  // Interleaved runs: every run begins at its view's first run plus a multiple of the greatest common stride g, so
+  // positions modulo g decide.
   int64_t g = 0;
   for (const auto& axis : fa.axes()) g = std::gcd(g, axis.first);
   for (const auto& axis : fb.axes()) g = std::gcd(g, axis.first);

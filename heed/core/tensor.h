@@ -1,7 +1,7 @@
-// Views: a pointer, a dtype, sizes and strides. They own nothing.
+// Views: a pointer, a dtype, sizes and strides. A view owns nothing.
 //
-// Strides count elements and may be zero or negative on inputs. A default
-// constructed view is absent: that is how an optional tensor is left out.
+// Strides count elements and may be zero or negative on inputs. A default constructed view is absent: an optional
+// tensor that is left out.
 #ifndef HEED_CORE_TENSOR_H_
 #define HEED_CORE_TENSOR_H_
 
@@ -29,12 +29,12 @@ class HEED_API ConstTensorView {
  public:
   ConstTensorView() = default;
 
-  // Row-major. Throws InvalidArgument for a rank above kMaxRank, a negative
-  // size, or sizes whose bytes overflow int64.
+  // Makes a row-major view. Throws InvalidArgument for a rank above kMaxRank, a negative size, or sizes whose bytes
+  // overflow int64.
   ConstTensorView(const void* data, DType dtype, std::span<const int64_t> sizes, Device device = {});
   ConstTensorView(const void* data, DType dtype, std::initializer_list<int64_t> sizes, Device device = {});
 
-  // Any strides, in elements; as many as sizes.
+  // Makes a view of any strides, in elements, one for each size.
   ConstTensorView(const void* data, DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides,
                   Device device = {});
   ConstTensorView(const void* data, DType dtype, std::initializer_list<int64_t> sizes,
@@ -58,7 +58,7 @@ class HEED_API ConstTensorView {
     return static_cast<const T*>(data_);
   }
 
-  // Rows [begin, end) of `axis`, the other axes whole.
+  // Rows [begin, end) of `axis`; the other axes stay whole.
   ConstTensorView Slice(int axis, int64_t begin, int64_t end) const;
 
   // "[2,7,3,16]".
@@ -95,11 +95,11 @@ class HEED_API TensorView : public ConstTensorView {
 // "[2,7,3,16]" for any list of sizes.
 HEED_API std::string ShapeString(std::span<const int64_t> sizes);
 
-// True unless it is certain that no byte is in both. Views that interleave in
-// one buffer, such as the q, k and v slices of a fused projection, do not overlap.
+// True unless it is certain that the views share no byte. Views that interleave in one buffer, such as the q, k and v
+// slices of a fused projection, do not overlap.
 HEED_API bool Overlap(const ConstTensorView& a, const ConstTensorView& b);
 
-// True if two different indices reach the same byte, or it cannot be excluded.
+// True if two different indices reach the same byte, or if this cannot be excluded.
 HEED_API bool SelfOverlaps(const ConstTensorView& view);
 
 }  // namespace heed

@@ -1,4 +1,4 @@
-// Views: what construction accepts, and overlap against brute force.
+// Views: the arguments that construction accepts, and overlap compared with brute force.
 #include "heed/core/tensor.h"
 
 #include <gmock/gmock.h>
@@ -137,7 +137,7 @@ TEST(TensorViewTest, SlicesOutsideAreRejected) {
   }
 }
 
-// Overlap, against sets of bytes.
+// Overlap is compared with sets of bytes.
 
 constexpr size_t kArena = 1024;
 using Bytes = std::bitset<kArena>;
@@ -183,7 +183,7 @@ ConstTensorView RandomView(std::mt19937& random, const char* arena) {
     sizes.push_back(pick(0, 20) == 0 ? 0 : pick(1, 4));
     strides.push_back(pick(-8, 8));
   }
-  // 3 axes x 3 steps x 8 x 8 bytes = 576 to either side at most.
+  // The view reaches at most 3 axes x 3 steps x 8 x 8 bytes = 576 to either side.
   const int64_t start = static_cast<int64_t>(kArena) / 2 + pick(-10, 10) * (pick(0, 1) != 0 ? 1 : element);
   int64_t low = start, high = start + element;
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -240,7 +240,7 @@ TEST(OverlapTest, IsExactWhereOneViewIsContiguousRows) {
     const auto pick = [&](int64_t low, int64_t high) {
       return std::uniform_int_distribution<int64_t>(low, high)(random);
     };
-    // Two column ranges of one matrix, as slices of a fused projection are.
+    // The views are two column ranges of one matrix, like slices of a fused projection.
     const int64_t rows = pick(1, 5), columns = pick(1, 12);
     const ConstTensorView matrix(arena.data(), DType::kF32, {rows, columns});
     const int64_t a0 = pick(0, columns - 1), a1 = pick(a0 + 1, columns);

@@ -1,9 +1,8 @@
 // The default executor: one small pool for the whole process.
 //
-// A job is published under a mutex; threads wait for the next one by spinning
-// for at most 50 us (jobs of one model step follow each other closely) and then
-// by sleeping. The caller is worker 0. It waits for those who have begun, not for
-// those who come late, and a thread that no job needs for a while leaves.
+// A job is published under a mutex. Threads wait for the next one by spinning for at most 50 us (jobs of one model step
+// follow each other closely) and then by sleeping. The caller is worker 0. It waits for workers that have begun, not
+// for late ones, and a thread that no job needs for a while ends.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -24,8 +23,8 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr auto kIdle = std::chrono::seconds(5);
 
-// Workers that a job has at most: more than there are CPUs would only take turns. A few are
-// had anywhere, so that what can go wrong between threads can do so on small machines too.
+// The maximal number of workers of a job: more than the CPUs would only share them. A few are allowed on every machine,
+// so that errors between threads can show on small machines too.
 int MostWorkers() {
   constexpr int kFew = 8;
   return std::max(kFew, os::NumUsableCpus());
@@ -33,9 +32,8 @@ int MostWorkers() {
 
 class Pool {
  public:
-  // Joins the threads, unless a job still runs: at exit that is a job of a
-  // thread nobody waits for, which must neither hang nor lose its pool. Later
-  // jobs run on their callers alone.
+  // Joins the threads unless a job still runs. At exit such a job belongs to a thread that nobody waits for, which must
+  // neither hang nor lose its pool. Later jobs run on their callers alone.
   void Stop() {
     if (busy_.exchange(true, std::memory_order_acquire)) return;
     {
@@ -50,7 +48,7 @@ class Pool {
     members_.clear();
   }
 
-  // False if somebody else's job is running.
+  // Returns false if another thread's job is running.
   bool TryRun(int num_workers, void (*body)(void*, int), void* argument) {
     if (busy_.exchange(true, std::memory_order_acquire)) return false;
     {
@@ -64,7 +62,7 @@ class Pool {
     wake_.notify_all();
     body(argument, 0);
     std::unique_lock lock(mutex_);
-    num_workers_ = 0;  // who comes only now has nothing left to do
+    num_workers_ = 0;  // a worker that comes now finds nothing to do
     done_.wait(lock, [&] { return running_ == 0; });
     busy_.store(false, std::memory_order_release);
     return true;
@@ -85,12 +83,12 @@ class Pool {
       for (int i = 0; i < size; ++i) {
         Member& member = members_[static_cast<size_t>(i)];
         if (member.here) continue;
-        if (member.thread.joinable()) member.thread.join();  // it has left
+        if (member.thread.joinable()) member.thread.join();  // its thread has ended
         member.thread = std::thread([this, i, seen] { Work(i, seen); });
         member.here = true;
       }
     } catch (const std::exception&) {
-      // the system has no more threads: fewer workers, same result
+      // The system has no more threads: fewer workers give the same result.
     }
   }
 
@@ -129,16 +127,15 @@ class Pool {
   std::atomic<uint64_t> generation_{0};
   void (*body_)(void*, int) = nullptr;
   void* argument_ = nullptr;
-  int num_workers_ = 0;  // whom the job takes in, 0 between jobs
-  int running_ = 0;      // of these, who has begun and not ended
+  int num_workers_ = 0;  // workers of the job, 0 between jobs
+  int running_ = 0;      // workers of the job that have begun and not ended
   bool stop_ = false;
   std::vector<Member> members_;
 };
 
-// The pool of this process. A forked child has none of its parent's threads:
-// it abandons the inherited object, whose locks may be held for ever. So there is
-// no lock here either. No pool that was used is ever freed, since a thread that
-// outlives main may still come for it.
+// The pool of this process. A forked child has none of its parent's threads: it abandons the inherited object, whose
+// locks may be held for ever. For that reason this class has no lock either. A pool that was used is never freed, since
+// a thread that outlives main may still use it.
 class ProcessPool {
  public:
   ~ProcessPool() {

@@ -1,5 +1,5 @@
-// The default executor through ParallelFor: every task once, whoever else runs,
-// also in a forked child and at exit.
+// The default executor through ParallelFor: every task runs once, whatever other threads run, also in a forked child
+// and at exit.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,8 +20,8 @@
 namespace heed {
 namespace {
 
-// Runs `num_tasks` tasks that each count themselves. True if all ran just once,
-// by workers in range, none of which ran two tasks at once.
+// Runs `num_tasks` tasks that each count themselves. True if each ran exactly once, by workers in range, none of which
+// ran two tasks at once.
 bool EveryTaskOnce(Context& ctx, int64_t num_tasks) {
   const size_t n = static_cast<size_t>(num_tasks);
   const auto counts = std::make_unique<std::atomic<int>[]>(n);
@@ -128,7 +128,7 @@ TEST(ThreadPoolTest, WorkersReallyRunAtTheSameTime) {
   EXPECT_TRUE(all);
 }
 
-// Counts the threads of this process; 0 where the system does not say.
+// The number of threads of this process; 0 where the system does not say.
 int NumThreads() {
   std::error_code error;
   int count = 0;
@@ -155,7 +155,7 @@ TEST(ThreadPoolTest, ThreadsThatNobodyNeedsLeaveAndComeAgain) {
   EXPECT_GE(at_most, 8);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (NumThreads() > at_most - 6 && std::chrono::steady_clock::now() < end) {
-    // The two that are needed all the time stay.
+    // The two threads that are needed all the time stay.
     few.ParallelFor(2, [](int64_t, int) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
   }
   EXPECT_EQ(NumThreads(), at_most - 6);
@@ -175,7 +175,7 @@ TEST(ThreadPoolTest, AContextOfOneThreadStaysOnItsThread) {
   EXPECT_EQ(order, (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}));
 }
 
-// An executor that a host might bring: workers one after the other, backwards.
+// An executor that a host might bring: it runs its workers one after the other, in descending order.
 struct Host {
   int calls = 0;
   std::set<int> workers;
@@ -218,7 +218,7 @@ TEST(ForkTest, AChildHasAPoolOfItsOwnAndExitsCleanly) {
   Context ctx(3);
   ASSERT_TRUE(EveryTaskOnce(ctx, 100));
   EXPECT_EQ(StatusOfFork([&] {
-              bool good = EveryTaskOnce(ctx, 100);  // its parent's Context
+              bool good = EveryTaskOnce(ctx, 100);  // the parent's Context
               Context fresh(4);
               for (int i = 0; i < 50; ++i) good = EveryTaskOnce(fresh, 9) && good;
               const int64_t again = StatusOfFork([&] { std::exit(EveryTaskOnce(fresh, 50) ? 11 : 12); });

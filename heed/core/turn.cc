@@ -1,4 +1,4 @@
-// Waiting for a turn: awake for a moment, then asleep.
+// Ordered reductions: a task waits for its ticket, first spinning, then asleep.
 #include "heed/core/turn.h"
 
 #include <chrono>

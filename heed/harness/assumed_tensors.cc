@@ -1,4 +1,4 @@
-// Gates and projections for files that have none.
+// Assumed gates and projections for files that have none.
 #include "heed/harness/assumed_tensors.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr uint64_t kSeed = 1;
 
 double LogSigmoid(double x) { return x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x)); }
 
-// Rows [R, C] that take the means of stretches of tokens.
+// Fills rows [R, C] so that each averages a stretch of tokens.
 void FillMeans(const Buffer& x) {
   const int64_t rows = x.view().size(0), tokens = x.view().size(1);
   x.FillConstant(0);

@@ -1,5 +1,5 @@
-// What a mechanism needs beside q, k and v and a file does not have: assumed, so
-// that its cost can be seen beside that of others.
+// Assumed tensors: the inputs that a mechanism needs beside q, k and v and that a file lacks. They are assumed so that
+// the mechanism's cost can be compared with that of others.
 #ifndef HEED_HARNESS_ASSUMED_TENSORS_H_
 #define HEED_HARNESS_ASSUMED_TENSORS_H_
 
@@ -14,23 +14,22 @@
 
 namespace heed {
 
-// What is assumed of a tensor of that name, for people; empty where nothing is.
+// Describes the assumption about a tensor of this name, for people; empty if none exists.
 std::string WhatIsAssumed(const std::string& name);
 
-// The size that each letter of an InputSpec's axes stands for beside q, k and v of these sizes: Linformer's rows R are
-// a quarter of the tokens and at most 256, Performer's features M four per channel, and nsa has three branches E.
+// The size of each letter of an InputSpec's axes beside q, k and v of these sizes: Linformer's rows R are a quarter of
+// the tokens and at most 256, Performer's features M are four per channel, and nsa has three branches E.
 std::map<char, int64_t> AssumedAxes(const Sizes& sizes);
 
-// Whether a mechanism takes queries, keys and values: q or RWKV's r, k and v.
+// True if a mechanism takes queries, keys and values: q or RWKV's r, k and v.
 bool TakesQkv(const OpEntry& op);
 
-// What a mechanism takes, as a file with q, k and v has it: these three, and the rest if it is there.
+// The inputs of a mechanism for a file with q, k and v: these three are required, the others optional.
 std::vector<InputSpec> SpecsBesideQkv(const OpEntry& op);
 
-// Adds to `set`, which has q, k and v, what else `op` needs: q as r where r is
-// missing, other tensors as assumed, the same numbers in every dtype and for
-// every mechanism of the same shapes. `assumed` receives their names. If some
-// tensor still is missing, all that are missing are returned and none is added.
+// Adds to `set`, which has q, k and v, the other inputs of `op`: q as r if r is missing, other tensors as assumed, with
+// the same numbers in every dtype and for every mechanism of the same shapes. `assumed` receives their names. If some
+// tensor is still missing, the names of all missing tensors are returned and none is added.
 std::vector<std::string> Complete(Context& ctx, const OpEntry& op, NamedTensors& set,
                                   std::vector<std::string>& assumed);
 

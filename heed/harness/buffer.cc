@@ -56,7 +56,7 @@ void Store(DType dtype, void* data, int64_t offset, double value) {
   }
 }
 
-// Elements in row-major order, each from a call of `next`.
+// Fills the elements in row-major order, each with a call of `next`.
 template <class F>
 void Fill(const TensorView& view, F next) {
   const int64_t count = RowSize(view), stride = RowStride(view);
@@ -96,7 +96,7 @@ double Random::Normal() {
     const uint32_t word = Word();
     sum += (word & 0xFFFF) + (word >> 16);
   }
-  constexpr double kDeviation = 0.8164965809277260;  // of the sum: sqrt(8 / 12)
+  constexpr double kDeviation = 0.8164965809277260;  // standard deviation of the sum: sqrt(8 / 12)
   return (static_cast<double>(sum) * 0x1p-16 - (4 - 4 * 0x1p-16)) / kDeviation;
 }
 
@@ -108,7 +108,7 @@ Buffer::Buffer(DType dtype, std::initializer_list<int64_t> sizes, Placement plac
 
 Buffer::Buffer(DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides, Placement placement,
                int64_t gap) {
-  int64_t below = 0, above = 1;  // elements from the first, 0 <= below
+  int64_t below = 0, above = 1;  // offsets from the first element, 0 <= below
   for (size_t i = 0; i < sizes.size(); ++i) {
     const int64_t reach = strides[i] * std::max<int64_t>(sizes[i] - 1, 0);
     (reach < 0 ? below : above) += std::abs(reach);
@@ -195,7 +195,7 @@ bool SameBits(const ConstTensorView& a, const ConstTensorView& b) {
   if (a.dtype() != b.dtype() || !std::equal(a.sizes().begin(), a.sizes().end(), b.sizes().begin(), b.sizes().end())) {
     return false;
   }
-  std::vector<int64_t> rows;  // of b
+  std::vector<int64_t> rows;  // rows of b
   ForEachRow(b, [&](int64_t at) { rows.push_back(at); });
   const int64_t element = static_cast<int64_t>(SizeOf(a.dtype())), count = RowSize(a);
   const bool contiguous = RowStride(a) == 1 && RowStride(b) == 1;

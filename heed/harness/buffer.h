@@ -1,6 +1,6 @@
 // Buffer: memory for one tensor of a test or benchmark, and seeded contents.
 //
-// Every element starts as NaN (all bits set), so that what nobody wrote shows.
+// Every element starts as NaN (all bits set), so that elements that were never written show.
 #ifndef HEED_HARNESS_BUFFER_H_
 #define HEED_HARNESS_BUFFER_H_
 
@@ -17,9 +17,8 @@
 
 namespace heed {
 
-// A stream of random numbers: a function of (seed, stream) and of nothing else,
-// the standard library included. Integers and sums only, so bits are the same
-// everywhere.
+// A stream of random numbers that depends on (seed, stream) alone, not even on the standard library. It uses integers
+// and sums only, so that bits are the same everywhere.
 class Random {
  public:
   explicit Random(uint64_t seed, uint32_t stream = 0);
@@ -30,7 +29,7 @@ class Random {
   int64_t Integer(int64_t low, int64_t high);  // in [low, high]
   bool Chance(double probability);
 
-  // Mean 0, variance 1: the sum of eight uniforms, so within +-4.9.
+  // Mean 0, variance 1: the sum of eight uniform numbers, and therefore within +-4.9.
   double Normal();
 
   template <class T>
@@ -46,7 +45,7 @@ class Random {
   int used_ = 4;
 };
 
-// Where the elements lie.
+// The place of the elements in the allocation.
 enum class Placement {
   kAligned,     // on huge pages if large: for benchmarks
   kAfterGuard,  // the lowest element follows an inaccessible page
@@ -55,19 +54,19 @@ enum class Placement {
 
 class Buffer {
  public:
-  // An absent tensor.
+  // Makes an absent tensor.
   Buffer() = default;
 
-  // Row-major.
+  // Makes a row-major tensor.
   Buffer(DType dtype, std::span<const int64_t> sizes, Placement placement = Placement::kBeforeGuard);
   Buffer(DType dtype, std::initializer_list<int64_t> sizes, Placement placement = Placement::kBeforeGuard);
 
-  // Any strides, in elements; zero and negative ones too. `gap` elements stay
-  // free at the guarded or aligned side, which shifts the alignment.
+  // Makes a tensor of any strides, in elements, zero and negative ones included. `gap` elements stay free at the
+  // guarded or aligned side, which shifts the alignment.
   Buffer(DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides, Placement placement,
          int64_t gap = 0);
 
-  // This memory, seen through another view: a slice of a fused buffer, for example.
+  // The same memory through another view: a slice of a fused buffer, for example.
   Buffer As(const TensorView& view) const;
 
   const TensorView& view() const { return view_; }
@@ -80,32 +79,32 @@ class Buffer {
   // All bytes, gaps included.
   std::span<const uint8_t> bytes() const { return {begin_, num_bytes_}; }
 
-  // Element at an index; converts from and to double.
+  // Get and Set access the element at an index, and convert to and from double.
   double Get(std::initializer_list<int64_t> index) const;
   void Set(std::initializer_list<int64_t> index, double value) const;
 
   const Buffer& FillNormal(uint64_t seed, double deviation = 1) const;
   const Buffer& FillConstant(double value) const;
 
-  // All bits of all bytes, gaps between rows included.
+  // Sets all bits of all bytes, gaps between rows included.
   void Poison() const;
 
  private:
   std::shared_ptr<void> memory_;
-  uint8_t* begin_ = nullptr;  // of the whole allocation
+  uint8_t* begin_ = nullptr;  // beginning of the whole allocation
   size_t num_bytes_ = 0;
   TensorView view_;
 };
 
-// Element at an index of any view, integers and bool included.
+// Access to the element at an index of any view, integers and bool included.
 double GetElement(const ConstTensorView& view, std::span<const int64_t> index);
 void SetElement(const TensorView& view, std::span<const int64_t> index, double value);
 
-// All elements, row-major.
+// All elements in row-major order.
 std::vector<double> Elements(const ConstTensorView& view);
 
-// The index after `index` in row-major order; false after the last. Start from
-// zeros, and only if num_elements() > 0.
+// Advances `index` in row-major order; returns false after the last one. Start from zeros, and only if num_elements() >
+// 0.
 bool NextIndex(std::span<const int64_t> sizes, std::span<int64_t> index);
 
 // True if both have the same dtype, shape and bits.

@@ -1,4 +1,4 @@
-// Names of sizes, finding an operation, and the comparison with a reference.
+// Names of sizes, lookup of an operation, and the comparison with a reference.
 #include "heed/harness/case.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ std::string Number(double value) {
   return text;
 }
 
-// One buffer per output; f64 if it is to hold what a reference says.
+// One buffer per output, in f64 for the values of a reference.
 std::vector<Buffer> Allocate(const Case& c, bool reference) {
   std::vector<Buffer> buffers;
   for (const OutputSpec& spec : c.outputs) {
@@ -94,7 +94,7 @@ Comparison CompareResults(const Case& c, std::span<const ConstTensorView> result
       if (std::isnan(x) || std::isnan(y)) {
         error = ratio = std::isnan(x) && std::isnan(y) ? 0 : kInfinity;
       } else if (x == y) {
-        error = ratio = 0;  // equal infinities included
+        error = ratio = 0;  // equal, also if infinite
       } else {
         ratio = allowed > 0 ? error / allowed : kInfinity;
       }

@@ -1,4 +1,4 @@
-// Drift: a long problem, and errors over stretches of it.
+// Drift: a long problem, and the errors of stretches of it.
 #include "heed/harness/drift.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ std::vector<std::string> DriftVariants(const OpEntry& op) {
   const auto has = [](const std::vector<std::string>& words, const char* word) {
     return std::find(words.begin(), words.end(), word) != words.end();
   };
-  // Attention remembers keys, not sums.
+  // Attention stores keys instead of sums, so its errors do not accumulate.
   if (!has(op.passes, "step") || op.family == "exact" || op.family == "sparse") return {};
   std::vector<std::string> variants = {has(op.variants, "causal") ? "causal" : ""};
   for (const char* word : {"strong", "vanishing", "faint"}) {

@@ -1,4 +1,4 @@
-// NamedTensors: checks shapes by their axes, converts and gathers what it must.
+// NamedTensors: checks shapes by their axes, and converts and gathers where necessary.
 #include <algorithm>
 #include <charconv>
 #include <memory>
@@ -10,7 +10,7 @@
 namespace heed {
 namespace tensor_file {
 
-// A decimal number, digits only.
+// Parses a decimal number of digits only.
 std::optional<int64_t> ParseIndex(std::string_view text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -20,8 +20,8 @@ std::optional<int64_t> ParseIndex(std::string_view text) {
   return value;
 }
 
-// Without elements an axis may claim 2^60 in a file of a hundred bytes, and
-// everything that counts to it would not end. Throws FileError.
+// A tensor without elements may claim an axis of 2^60 in a file of a hundred bytes, and a loop over that axis would
+// never end. Throws FileError.
 void CheckEmpty(const std::string& path, const std::string& name, const ConstTensorView& x) {
   constexpr int64_t kMost = int64_t{1} << 20;
   if (x.num_elements() > 0) return;
@@ -38,7 +38,7 @@ void BadShape(const std::string& path, const char* name, const ConstTensorView& 
   throw FileError(path + ": " + name + " has shape " + x.ShapeString() + ", expected " + expected);
 }
 
-// Query heads by index. Throws InvalidArgument.
+// Parses indices of query heads. Throws InvalidArgument.
 std::vector<int64_t> ChooseHeads(const std::string& path, const std::string& text, int64_t num_heads) {
   std::vector<int64_t> heads;
   for (size_t begin = 0; begin <= text.size();) {
@@ -57,13 +57,13 @@ std::vector<int64_t> ChooseHeads(const std::string& path, const std::string& tex
 
 namespace {
 
-// Where an axis stands, -1 where there is none.
+// The index of an axis, -1 if it is absent.
 int AxisOf(const InputSpec& spec, char letter) {
   const size_t at = spec.axes.find(letter);
   return at == std::string::npos ? -1 : static_cast<int>(at);
 }
 
-// "[B,T,H,K] or [T,H,K]".
+// For example "[B,T,H,K] or [T,H,K]".
 std::string AxesText(const InputSpec& spec) {
   std::string all;
   for (const char letter : spec.axes) {
@@ -73,7 +73,7 @@ std::string AxesText(const InputSpec& spec) {
   return "[" + all + "] or [" + all.substr(2) + "]";
 }
 
-// With all axes of its spec. Throws FileError.
+// A view of x with all axes of its spec. Throws FileError.
 ConstTensorView WithAxes(const std::string& path, const std::string& name, const InputSpec& spec,
                          const ConstTensorView& x, bool batched) {
   if (!IsFloat(x.dtype())) {
@@ -92,8 +92,8 @@ ConstTensorView WithAxes(const std::string& path, const std::string& name, const
   return ConstTensorView(x.data(), x.dtype(), sizes, strides);
 }
 
-// x as it is where that will do, else a row-major copy: along `axis` the
-// elements heads[i] / group, all of them if there are no heads.
+// Returns x itself if possible, else a row-major copy: along `axis` the elements heads[i] / group, or all elements if
+// `heads` is empty.
 ConstTensorView PrepareAny(const ConstTensorView& x, DType dtype, int axis, const std::vector<int64_t>& heads,
                            int64_t group, LayerOfFile& set) {
   const bool aligned = reinterpret_cast<uintptr_t>(x.data()) % SizeOf(x.dtype()) == 0;
@@ -105,7 +105,7 @@ ConstTensorView PrepareAny(const ConstTensorView& x, DType dtype, int axis, cons
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   if (gathers) sizes[static_cast<size_t>(axis)] = static_cast<int64_t>(heads.size());
   const ConstTensorView shape(nullptr, dtype, sizes);  // checks for overflow
-  constexpr int64_t kMost = int64_t{1} << 36;          // a small file can ask for more
+  constexpr int64_t kMost = int64_t{1} << 36;          // a small file can claim more
   if (gathers && shape.num_elements() > kMost) {
     throw FileError(set.file + ": a tensor of shape " + x.ShapeString() + " would have shape " + shape.ShapeString() +
                     " with a copy per head, expected fewer heads");
@@ -130,7 +130,7 @@ ConstTensorView PrepareAny(const ConstTensorView& x, DType dtype, int axis, cons
   return ConstTensorView(memory.get(), dtype, sizes);
 }
 
-// Query heads to gather, none if every tensor can stay as it is.
+// Query heads to gather; empty if every tensor can be used unchanged.
 std::vector<int64_t> HeadsToRead(const NamedTensors& set, std::span<const InputSpec> inputs, const std::string& choice,
                                  int64_t& most) {
   most = 0;

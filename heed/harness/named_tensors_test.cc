@@ -1,4 +1,4 @@
-// NamedOf: tensors in memory as a mechanism takes them. Files of them are tested in tensor_file_test.cc.
+// NamedOf: conversion of tensors in memory to the inputs of a mechanism. tensor_file_test.cc tests files of tensors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

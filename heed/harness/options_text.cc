@@ -1,4 +1,4 @@
-// The options of attention in a line.
+// The options of attention in one line.
 #include "heed/harness/options_text.h"
 
 #include <sstream>

@@ -1,4 +1,4 @@
-// The options of attention in a line, for people.
+// The options of attention in one line, for people.
 #ifndef HEED_HARNESS_OPTIONS_TEXT_H_
 #define HEED_HARNESS_OPTIONS_TEXT_H_
 
@@ -10,11 +10,12 @@
 
 namespace heed {
 
-// A pattern's expression: what is longer is cut.
+// A pattern's expression, cut if it is longer than `most`.
 std::string Brief(const Pattern& pattern, size_t most = 60);
 
-// Options that differ from the default, "causal window 127,0"; a pattern is its expression, what holds tensors its
-// name; "full" stands for none. Scale, and what changes no weight but by rounding, is not said.
+// The options that differ from the default, "causal window 127,0"; "full" if there are none. A pattern is given by its
+// expression, an option that holds tensors by its name. The scale, and options that change weights by rounding alone,
+// are left out.
 std::string ToString(const attention::Options& options);
 
 }  // namespace heed

@@ -1,4 +1,4 @@
-// OutputError: how far an output is from what it should be, all elements together.
+// OutputError: the distance of an output from its expected values, over all elements.
 #ifndef HEED_HARNESS_OUTPUT_ERROR_H_
 #define HEED_HARNESS_OUTPUT_ERROR_H_
 
@@ -6,13 +6,13 @@
 
 namespace heed {
 
-// |o - expected|: the largest, and the root of the sum of squares over that of
-// `expected`. NaN where one of them alone is NaN or infinite.
+// Errors |o - expected|: the largest, and the root of their sum of squares relative to that of `expected`. NaN if only
+// one of the two is NaN or infinite.
 struct OutputError {
   double max = 0, relative = 0;
 };
 
-// Of any number of pairs of row-major tensors.
+// Accumulates the error of any number of pairs of row-major tensors.
 class OutputErrorSum {
  public:
   void Add(const ConstTensorView& o, const ConstTensorView& expected);

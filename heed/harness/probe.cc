@@ -1,4 +1,4 @@
-// Probes: loops that do one thing, compiled for every SIMD target.
+// Probes: loops that each use one resource, compiled for every SIMD target.
 #include "heed/harness/probe.h"
 
 #include <algorithm>
@@ -32,10 +32,9 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::probe::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Twelve chains: two ports times a latency of four, with room for a latency of
-// six. Each is a variable of its own, because an array of vectors in a loop
-// leaves the registers (g++ 12), and so does a thirteenth under AVX2, where
-// chains and the two constants share sixteen registers.
+// Twelve chains: two ports times a latency of four, with room for a latency of six. Each is a variable of its own: g++
+// 12 keeps an array of vectors in a loop in memory, and would spill a thirteenth chain under AVX2, where the chains and
+// the two constants share sixteen registers.
 template <class T>
 double FmaChains(int64_t iterations, T x_value, T y_value) {
   const hn::ScalableTag<T> d;
@@ -91,7 +90,7 @@ double FmaF64(int64_t iterations, double x, double y, double* flops) {
 #endif
 }
 
-// What softmax does with a row of logits: subtract, exp2, sum, store.
+// The operations of softmax on a row of logits: subtract, exp2, sum, store.
 template <class T>
 double Exp2Block(int64_t rounds, T scale, T max, T* HWY_RESTRICT block) {
   const hn::ScalableTag<T> d;
@@ -163,7 +162,7 @@ HWY_EXPORT(UpdateWords);
 
 namespace {
 
-// Results go here, so that no compiler removes the loops.
+// Results are stored here, so that no compiler removes the loops.
 volatile double g_sink;
 
 void CheckDType(const char* probe, DType dtype) {

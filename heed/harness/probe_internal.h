@@ -1,4 +1,4 @@
-// What probe.cc takes from a file that is compiled for other SIMD targets.
+// The part of the probes that is compiled for other SIMD targets than probe.cc.
 #ifndef HEED_HARNESS_PROBE_INTERNAL_H_
 #define HEED_HARNESS_PROBE_INTERNAL_H_
 
@@ -6,8 +6,7 @@
 
 namespace heed::probe {
 
-// Chains of x <- x a + b, by pairs of bf16; stores the flops. Null if this build
-// has no such instructions.
+// Chains of x <- x a + b, by the bf16 dot product; stores the flops. Null if this build lacks the instruction.
 using Chains = double (*)(int64_t iterations, double x, double y, double* flops);
 Chains PairChains();
 

@@ -17,7 +17,7 @@ namespace heed::probe::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;
 
-// As many chains as the probe of FMA has, each a variable of its own.
+// The number of chains is that of the FMA probe, each a variable of its own.
 double Chains(int64_t iterations, double x_value, double y_value, double* flops) {
   const hn::ScalableTag<float> d;
   const auto first = hn::Set(d, static_cast<float>(x_value));
@@ -38,7 +38,7 @@ double Chains(int64_t iterations, double x_value, double y_value, double* flops)
     a9 = hs::DotPairs(d, x, y, a9);
     a10 = hs::DotPairs(d, x, y, a10);
     a11 = hs::DotPairs(d, x, y, a11);
-    // Equal chains, which a compiler would otherwise run once.
+    // The chains have equal values, and a compiler would otherwise run one of them once.
     asm volatile("" : "+v"(a0.raw), "+v"(a1.raw), "+v"(a2.raw), "+v"(a3.raw));
     asm volatile("" : "+v"(a4.raw), "+v"(a5.raw), "+v"(a6.raw), "+v"(a7.raw));
     asm volatile("" : "+v"(a8.raw), "+v"(a9.raw), "+v"(a10.raw), "+v"(a11.raw));

@@ -1,4 +1,4 @@
-// The probe of matrix tiles.
+// The probe of AMX tiles.
 #include <algorithm>
 #include <cstdint>
 
@@ -10,7 +10,7 @@
 namespace heed::probe {
 namespace {
 
-// Four sums, of two factors each: as the kernels have it.
+// Four accumulators and two tiles of each factor, as in the kernels.
 void Multiply(int64_t iterations, const void* factors, void* sums) {
 #if HEED_HAVE_TILES
   const MatrixTiles::Session session;
@@ -29,7 +29,7 @@ void Multiply(int64_t iterations, const void* factors, void* sums) {
     MatrixTiles::AddProducts<2, 5, 6>();
     MatrixTiles::AddProducts<3, 5, 7>();
   }
-  MatrixTiles::Store<0>(sums, 64);  // so that nothing is left undone
+  MatrixTiles::Store<0>(sums, 64);  // keeps the compiler from removing the products
 #else
   (void)iterations, (void)factors, (void)sums;
 #endif
@@ -39,8 +39,8 @@ void Multiply(int64_t iterations, const void* factors, void* sums) {
 
 double TileFlopsPerSecond(int repeats) {
   if (!os::HasMatrixTiles()) return 0;
-  // Random numbers, and long enough for the clock to fall: with zeros, or for less than
-  // 10 ms, the figure is a quarter too high.
+  // The numbers are random, and the run is long enough for the clock to fall: with zeros, or for less than 10 ms, the
+  // figure is a quarter too high.
   const Buffer factors(DType::kBF16, {4, kTileBytes / 2}, Placement::kAligned);
   factors.FillNormal(1);
   const Buffer sums(DType::kF32, {16, 16}, Placement::kAligned);

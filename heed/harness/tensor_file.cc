@@ -1,4 +1,4 @@
-// TensorSet: finds the layer, checks shapes, converts and gathers what it must.
+// TensorSet: finds the layer, checks shapes, and converts and gathers where necessary.
 #include "heed/harness/tensor_file.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ using namespace tensor_file;  // NOLINT: what files and memory have in common
 
 const std::vector<std::string> kNames = {"q", "k", "v"};
 
-// Runs of digits compare as numbers: layers.2 before layers.10.
+// Digits compare as numbers: layers.2 precedes layers.10.
 bool NaturalLess(std::string_view a, std::string_view b) {
   const auto digit = [](char c) { return c >= '0' && c <= '9'; };
   size_t i = 0, j = 0;
@@ -42,7 +42,7 @@ bool NaturalLess(std::string_view a, std::string_view b) {
   return a.size() - i < b.size() - j;
 }
 
-// "a, b, c", cut after the eighth.
+// "a, b, c", cut after the eighth name.
 std::string Join(const std::vector<std::string>& words) {
   std::string text;
   for (size_t i = 0; i < words.size(); ++i) {
@@ -52,8 +52,7 @@ std::string Join(const std::vector<std::string>& words) {
   return text;
 }
 
-// Prefixes of "<prefix>.q", "" for "q", that have k and v too: of the first of
-// `needed`, that have the others.
+// Prefixes that have all names of `needed`, "<prefix>.q", "" for "q".
 std::vector<std::string> FindLayers(const SafetensorsFile& file, const std::vector<std::string>& needed) {
   std::vector<std::string> layers;
   for (const std::string& name : file.names()) {
@@ -73,7 +72,7 @@ std::vector<std::string> FindLayers(const SafetensorsFile& file, const std::vect
   return layers;
 }
 
-// The layer of that name or index. Throws InvalidArgument.
+// The layer of this name or index. Throws InvalidArgument.
 std::string ChooseLayer(const std::string& path, const std::vector<std::string>& layers, const std::string& choice) {
   if (choice.empty()) return layers[0];
   if (std::find(layers.begin(), layers.end(), choice) != layers.end()) {
@@ -90,7 +89,7 @@ std::string ChooseLayer(const std::string& path, const std::vector<std::string>&
                         " or one of " + Join(layers));
 }
 
-// Metadata of this layer without its prefix, over that of all layers.
+// Metadata of this layer without its prefix; it takes precedence over that of all layers.
 std::map<std::string, std::string> FactsOf(const std::map<std::string, std::string>& metadata,
                                            const std::string& layer) {
   std::map<std::string, std::string> facts = metadata;
@@ -101,7 +100,7 @@ std::map<std::string, std::string> FactsOf(const std::map<std::string, std::stri
   return facts;
 }
 
-// [B, T, H, D] of a tensor with or without B. Throws FileError.
+// A tensor with or without B, as [B, T, H, D]. Throws FileError.
 ConstTensorView WithBatch(const std::string& path, const std::string& name, const ConstTensorView& x) {
   if (!IsFloat(x.dtype())) {
     throw FileError(path + ": " + name + " has dtype " + Name(x.dtype()) + ", expected f64, f32, bf16 or f16");
@@ -115,7 +114,7 @@ ConstTensorView WithBatch(const std::string& path, const std::string& name, cons
   return ConstTensorView(x.data(), x.dtype(), {1, T, H, D}, {T * x.stride(0), x.stride(0), x.stride(1), x.stride(2)});
 }
 
-// Shapes that fit together; the message speaks of the file's own axes.
+// Checks that shapes agree. The message uses the file's own axes.
 void CheckShapes(const std::string& path, const TensorSet& set) {
   const ConstTensorView &q = set.q, &k = set.k, &v = set.v;
   const auto text = [](int64_t n) { return std::to_string(n); };
@@ -151,7 +150,7 @@ To Convert(From x) {
   } else if constexpr (std::is_same_v<From, BF16> || std::is_same_v<From, F16>) {
     return Convert<float, To>(ToFloat(x));
   } else if constexpr (std::is_same_v<To, BF16> || std::is_same_v<To, F16>) {
-    To to;  // from a double rounded once
+    To to;  // rounds from double once
     StoreDouble(DTypeOf<To>::value, &to, 0, static_cast<double>(x));
     return to;
   } else {
@@ -159,7 +158,7 @@ To Convert(From x) {
   }
 }
 
-// Heads `heads` of x, divided by `group`, row-major into `out`.
+// Copies heads `heads` of x, divided by `group`, row-major into `out`.
 template <class From, class To>
 void CopyHeads(const ConstTensorView& x, const std::vector<int64_t>& heads, int64_t group, To* out) {
   const int64_t B = x.size(0), T = x.size(1), D = x.size(3);
@@ -186,7 +185,7 @@ void CopyHeads(const ConstTensorView& x, const std::vector<int64_t>& heads, int6
   }
 }
 
-// x itself if it can be used as it is, else an aligned copy owned by the set.
+// Returns x itself if possible, else an aligned copy that the set owns.
 ConstTensorView Prepare(const ConstTensorView& x, DType dtype, const std::vector<int64_t>& heads, int64_t group,
                         TensorSet& set) {
   const bool all_heads = heads.empty();
@@ -214,9 +213,9 @@ ConstTensorView Prepare(const ConstTensorView& x, DType dtype, const std::vector
 }
 
 using Views = std::array<ConstTensorView, 3>;
-using Names = std::array<std::string, 3>;  // of files
+using Names = std::array<std::string, 3>;  // names of files
 
-// "q, k and v".
+// For example "q, k and v".
 std::string Enumerate(const std::vector<std::string>& names) {
   std::string text = names[0];
   for (size_t i = 1; i < names.size(); ++i) {
@@ -225,8 +224,7 @@ std::string Enumerate(const std::vector<std::string>& names) {
   return text;
 }
 
-// The chosen layer of those that have all of `needed`. Returns what stands
-// before its names.
+// Finds the chosen layer among those that have all of `needed`. Returns the prefix of its names.
 std::string OpenLayer(const std::string& path, const std::shared_ptr<const SafetensorsFile>& file,
                       const std::vector<std::string>& needed, const TensorChoice& choice, LayerOfFile& set) {
   set.file = path;
@@ -241,7 +239,7 @@ std::string OpenLayer(const std::string& path, const std::shared_ptr<const Safet
   return set.layer.empty() ? "" : set.layer + ".";
 }
 
-// Views of the file itself, of any rank.
+// Finds the tensors as views of the file itself, of any rank.
 void ChooseViews(const std::string& path, const std::shared_ptr<const SafetensorsFile>& file,
                  const TensorChoice& choice, TensorSet& set, Views& views) {
   const std::string dot = OpenLayer(path, file, kNames, choice, set);
@@ -259,7 +257,7 @@ void OpenNpy(const Names& files, const TensorChoice& choice, TensorSet& set, Vie
   }
 }
 
-// Checks the views against each other and makes them what `choice` asks for.
+// Checks the views against each other and converts them as `choice` says.
 TensorSet Finish(const Names& files, const TensorChoice& choice, TensorSet set, Views views) {
   const std::string dot = set.layer.empty() ? "" : set.layer + ".";
   const int rank = views[0].rank();

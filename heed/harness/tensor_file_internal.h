@@ -1,4 +1,4 @@
-// What readers of tensors have in common: checks of shapes and choices.
+// Common functions of the readers of tensors: checks of shapes and choices.
 #ifndef HEED_HARNESS_TENSOR_FILE_INTERNAL_H_
 #define HEED_HARNESS_TENSOR_FILE_INTERNAL_H_
 
@@ -15,19 +15,19 @@
 
 namespace heed::tensor_file {
 
-// A decimal number, digits only.
+// Parses a decimal number of digits only.
 std::optional<int64_t> ParseIndex(std::string_view text);
 
-// Throws FileError if a tensor without elements has sizes that nobody counts to.
+// Throws FileError if a tensor without elements has sizes that are too large for a loop.
 void CheckEmpty(const std::string& path, const std::string& name, const ConstTensorView& x);
 
 [[noreturn]] void BadShape(const std::string& path, const char* name, const ConstTensorView& x,
                            const std::string& expected);
 
-// Query heads by index. Throws InvalidArgument.
+// Parses indices of query heads. Throws InvalidArgument.
 std::vector<int64_t> ChooseHeads(const std::string& path, const std::string& text, int64_t num_heads);
 
-// Checks and converts what `view` gives by name, or an absent view. `set` knows where it comes from.
+// Checks and converts the tensors that `view` returns by name, or absent views. `set` has their origin.
 NamedTensors FinishNamed(std::span<const InputSpec> inputs, const TensorChoice& choice, NamedTensors set,
                          const std::function<ConstTensorView(const std::string& name)>& view);
 

@@ -1,5 +1,4 @@
-// Files that claim what they do not hold. What the command line says about
-// ordinary files is tested through it, in python/tests/test_cli_files.py.
+// Files that claim more than they hold. python/tests/test_cli_files.py tests ordinary files through the command line.
 #include "heed/harness/tensor_file.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +11,7 @@
 namespace heed {
 namespace {
 
-// A file of q, k and v of that dtype and shape, without any element.
+// A file of q, k and v of this dtype and shape, without any element.
 std::string EmptyTensors(const std::string& dtype, const std::string& shape) {
   std::string text = "{";
   for (const char* name : {"q", "k", "v"}) {
@@ -30,7 +29,7 @@ TensorSet Load(const std::string& file, const TensorChoice& choice) {
   return LoadTensors("F", {reinterpret_cast<const uint8_t*>(file.data()), file.size()}, choice);
 }
 
-// Found by fuzzing: a list of 2^40 heads was made, or 2^40 batches counted.
+// Fuzzing found this: a list of 2^40 heads was made, or 2^40 batches were counted.
 TEST(TensorFile, HugeSizesWithoutElementsAreRefused) {
   for (const char* shape : {"[0,1099511627776,1]", "[1099511627776,0,1,1]", "[1048576,1073741824,0,1]",
                             "[1024,2048,0,1]", "[0,1048577,1]"}) {

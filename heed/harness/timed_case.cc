@@ -1,4 +1,4 @@
-// TimedCase: nothing wrong is ever timed.
+// TimedCase: a case is timed only after its results were checked.
 #include "heed/harness/timed_case.h"
 
 #include <algorithm>

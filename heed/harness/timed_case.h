@@ -14,14 +14,13 @@ namespace heed {
 
 class TimedCase {
  public:
-  // First compares the same problem with its reference, cut to `checked_tokens`
-  // queries and keys because the reference is scalar. Throws std::runtime_error
-  // if they disagree. Then builds the problem and runs it once. An empty `isa`
-  // is no cap.
+  // First compares the same problem with its reference, cut to `checked_tokens` queries and keys because the reference
+  // is scalar. Throws std::runtime_error if they disagree. Then builds the problem and runs it once. An empty `isa`
+  // means no cap.
   TimedCase(const OpEntry& op, const CaseRequest& request, int threads, const std::string& isa = "",
             int64_t checked_tokens = 160);
 
-  void Run();     // what is timed: Case::timed or run
+  void Run();     // Case::timed, or run if that is null
   Sample Time();  // TimeClean
 
   const Case& problem() const { return case_; }

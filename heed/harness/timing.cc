@@ -1,4 +1,4 @@
-// Timing: thread CPU time for one thread, guarded wall time for more.
+// Timing: thread CPU time for one thread, wall time with a check for preemption for more.
 #include "heed/harness/timing.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Timing on a machine with neighbours: clocks, and what to keep of the samples.
+// Timing on a machine with neighbours: clocks, and the choice of samples.
 #ifndef HEED_HARNESS_TIMING_H_
 #define HEED_HARNESS_TIMING_H_
 
@@ -13,19 +13,19 @@ struct Sample {
   bool clean = true;
 };
 
-// One thread: CPU time of the calling thread, which waiting does not touch.
-// More: wall time, clean if nothing was descheduled against its will.
+// For one thread, CPU time of the calling thread, in which waiting does not count. For more, wall time, clean if no
+// involuntary context switch occurred.
 Sample TimeOnce(int threads, const std::function<void()>& f);
 
-// Until a sample is clean, at most `tries` times with a pause between: the
-// clean one, or the fastest of the others.
+// Repeats until a sample is clean, at most `tries` times with pauses: returns the clean sample, or the fastest of the
+// others.
 Sample TimeClean(int threads, const std::function<void()>& f, int tries = 12);
 
 struct Quartiles {
   double q1 = 0, median = 0, q3 = 0;
 };
 
-// NaN for no values; between two values where the count asks for it.
+// NaN for no values. A quartile between two values is interpolated.
 Quartiles Summarize(std::vector<double> values);
 
 }  // namespace heed

@@ -1,4 +1,4 @@
-// Timing and probes: what can be said about them on any machine.
+// Timing and probes: properties that hold on any machine.
 #include "heed/harness/timing.h"
 
 #include <cmath>

@@ -33,7 +33,7 @@ void UnfairExecutor::Run(int num_workers, void (*body)(void*, int), void* argume
       std::this_thread::sleep_for(delay);
       body(argument, worker);
     });
-    if (random_.Chance(0.3)) threads.back().join();  // alone, until it is done
+    if (random_.Chance(0.3)) threads.back().join();  // runs alone until its tasks are done
   }
   for (std::thread& thread : threads) {
     if (thread.joinable()) thread.join();

@@ -1,4 +1,4 @@
-// Threads that are hard to please: for tests of what must not depend on them.
+// An adversarial executor, for tests of results that must not depend on threads.
 #ifndef HEED_HARNESS_UNFAIR_EXECUTOR_H_
 #define HEED_HARNESS_UNFAIR_EXECUTOR_H_
 
@@ -9,9 +9,8 @@
 
 namespace heed {
 
-// Workers start late, in any order, some alone until nothing is left to do, and
-// some never; each rounds in a direction of its own. Which tasks a worker gets is a
-// matter of chance.
+// Workers start late, in any order; some run alone until no task is left, and some never run. Each has a different
+// rounding mode. The tasks of a worker are random.
 class UnfairExecutor {
  public:
   UnfairExecutor(int num_threads, uint64_t seed) : num_threads_(num_threads), random_(seed) {}

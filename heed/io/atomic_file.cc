@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Distinct among all threads of all processes that are alive.
+// The name is unique among all threads of all live processes.
 std::string TemporaryName() {
   static std::atomic<uint64_t> count{0};
   return ".heed-" + std::to_string(os::ProcessId()) + "-" + std::to_string(count.fetch_add(1)) + ".tmp";
@@ -35,7 +35,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
                                                  : fs::path(path).parent_path() / fs::read_symlink(path, ignored);
     if (resolved.has_filename()) target_ = resolved.string();
   }
-  constexpr int kTries = 100;  // a crashed process may have left its own
+  constexpr int kTries = 100;  // a crashed process may have left its file
   for (int i = 0; file_ == nullptr && i < kTries; ++i) {
     temporary_ = (fs::path(target_).parent_path() / TemporaryName()).string();
     file_ = std::fopen(temporary_.c_str(), "wbx");
@@ -74,7 +74,7 @@ void AtomicFile::WriteRowMajor(const ConstTensorView& tensor) {
   const int64_t element = static_cast<int64_t>(SizeOf(tensor.dtype()));
   const char* const data = static_cast<const char*>(tensor.data());
 
-  int outer_axes = tensor.rank();  // the others are one run of memory
+  int outer_axes = tensor.rank();  // the other axes are one contiguous run
   int64_t run = 1;
   while (outer_axes > 0 && (tensor.size(outer_axes - 1) == 1 || tensor.stride(outer_axes - 1) == run)) {
     run *= tensor.size(--outer_axes);

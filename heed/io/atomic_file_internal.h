@@ -11,9 +11,8 @@
 
 namespace heed {
 
-// Writes a temporary file beside `path`, follows a symbolic link that is there,
-// and removes what it wrote unless Commit succeeded. Everything throws
-// FileError.
+// Writes a temporary file beside `path`, or beside the target if `path` is a symbolic link, and removes it unless
+// Commit succeeded. All functions throw FileError.
 class AtomicFile {
  public:
   // Refuses to replace anything but a regular file.
@@ -24,7 +23,7 @@ class AtomicFile {
 
   void Write(std::string_view bytes);
 
-  // All elements in row-major order, bools as 0 and 1.
+  // Writes all elements in row-major order, bools as 0 and 1.
   void WriteRowMajor(const ConstTensorView& tensor);
 
   void Commit();

@@ -1,4 +1,4 @@
-// AtomicFile: complete or not there, and nothing left behind.
+// AtomicFile: the file is complete or absent, and no temporary file remains.
 #include "heed/io/atomic_file_internal.h"
 
 #include <gmock/gmock.h>

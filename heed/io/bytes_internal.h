@@ -1,5 +1,4 @@
-// What the readers of files share: quoting what a file says, and turning its
-// bytes into data that a view may point at.
+// Common functions of the readers of files: quoting text from a file, and making its bytes readable through a view.
 #ifndef HEED_IO_BYTES_INTERNAL_H_
 #define HEED_IO_BYTES_INTERNAL_H_
 
@@ -15,11 +14,10 @@
 
 namespace heed {
 
-// Both formats are little-endian and so is every machine that heed knows.
+// Both formats are little-endian, as is every machine that heed supports.
 static_assert(std::endian::native == std::endian::little);
 
-// 'text' for a message of one line in ASCII, whatever a file holds: other bytes
-// escaped, long text cut.
+// 'text' for a message of one line in ASCII, whatever a file contains: other bytes are escaped, long text is cut.
 std::string Quote(std::string_view text);
 
 struct FreeAlignedDeleter {
@@ -33,8 +31,7 @@ bool IsAligned(const void* data, DType dtype);
 // An aligned copy.
 AlignedBytes CopyAligned(const void* data, size_t num_bytes);
 
-// Throws FileError "`what` ..." unless every byte is 0 or 1: anything else read
-// as a bool is undefined behaviour.
+// Throws FileError "`what` ..." unless every byte is 0 or 1: reading another value as a bool is undefined behaviour.
 void CheckBools(const std::string& what, const void* data, size_t num_bytes);
 
 }  // namespace heed

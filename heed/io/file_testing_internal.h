@@ -1,5 +1,4 @@
-// What the tests of file formats share: a folder, tensors of every dtype, bytes
-// between guard pages, and damage.
+// Common code of the tests of file formats: a folder, tensors of every dtype, bytes between guard pages, and damage.
 #ifndef HEED_IO_FILE_TESTING_INTERNAL_H_
 #define HEED_IO_FILE_TESTING_INTERNAL_H_
 
@@ -24,13 +23,13 @@
 
 namespace heed {
 
-// A folder of its own for each test.
+// Each test has a folder of its own.
 class FileTest : public testing::Test {
  protected:
   FileTest() {
     const auto* info = testing::UnitTest::GetInstance()->current_test_info();
     std::string name = info->name();
-    std::ranges::replace(name, '/', '_');  // before a parameter
+    std::ranges::replace(name, '/', '_');  // precedes a parameter
     folder_ = testing::TempDir() + "heed_" + std::to_string(os::ProcessId()) + "_" + name;
     std::filesystem::create_directories(folder_);
   }
@@ -56,7 +55,7 @@ inline std::span<const uint8_t> AsBytes(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
-// The elements of a view, one after the other in row-major order.
+// The elements of a view in row-major order.
 inline std::string RowMajorBytes(const ConstTensorView& view) {
   std::string bytes;
   const int64_t element = static_cast<int64_t>(SizeOf(view.dtype()));
@@ -71,7 +70,7 @@ inline std::string RowMajorBytes(const ConstTensorView& view) {
   return bytes;
 }
 
-// A safetensors file taken apart, of which a test spoils one thing.
+// The parts of a safetensors file, one of which a test damages.
 struct FileParts {
   std::map<std::string, std::string> metadata;
   std::map<std::string, std::pair<ConstTensorView, std::string>> tensors;
@@ -101,7 +100,7 @@ struct FileParts {
   }
 };
 
-// Elements of any dtype, each with bytes of its own; bools are 0 and 1.
+// Elements of any dtype with distinct bytes; bools are 0 and 1.
 inline std::vector<uint8_t> SomeElements(DType dtype, int64_t count) {
   std::vector<uint8_t> bytes(static_cast<size_t>(count) * SizeOf(dtype));
   for (size_t i = 0; i < bytes.size(); ++i) {
@@ -123,7 +122,7 @@ class Guarded {
   size_t num_bytes_;
 };
 
-// Damages `bytes` a little, mostly in [0, header_end), which moves with it.
+// Damages `bytes` a little, mostly in [0, header_end), and moves header_end accordingly.
 inline void Damage(std::mt19937& random, std::string& bytes, size_t& header_end) {
   const auto below = [&](size_t n) { return n == 0 ? 0 : std::uniform_int_distribution<size_t>(0, n - 1)(random); };
   constexpr char kBytes[] = "{}[]()\",:'-+.eE0123456789TFnb \\\n\x7f";
@@ -155,7 +154,7 @@ inline void Damage(std::mt19937& random, std::string& bytes, size_t& header_end)
     case 3: bytes.erase(at, 1 + below(4)); break;
     case 4: bytes.resize(below(2) != 0 ? at : bytes.size() - 1); break;
     case 5: bytes.append(1 + below(9), byte); break;
-    case 6: {  // a piece, doubled somewhere
+    case 6: {  // inserts a copy of a substring somewhere
       const std::string piece = bytes.substr(below(header_end), 1 + below(60));
       bytes.insert(at, piece);
       break;

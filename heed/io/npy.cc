@@ -1,4 +1,4 @@
-// NPY: a bounded parser by hand for the one dict literal that the format needs.
+// NPY: a bounded parser, written by hand, for the one dict literal that the format needs.
 #include "heed/io/npy.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ struct Header {
   DType dtype = DType::kF32;
   bool fortran_order = false;
   std::vector<int64_t> sizes;
-  size_t data_begin = 0;  // in the file
+  size_t data_begin = 0;  // offset in the file
 };
 
 // Reads "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }".
@@ -110,7 +110,7 @@ class DictReader {
     if (!Skip(c)) Unexpected(std::string("'") + c + "'");
   }
 
-  // The inside of a quoted string; an escape in one is nothing we know.
+  // Reads the content of a quoted string. Escapes are refused, because no expected string has one.
   std::string_view String(const char* expected) {
     const char quote = Peek();
     if (quote != '\'' && quote != '"') Unexpected(expected);
@@ -235,8 +235,8 @@ struct NpyFile::Impl {
     const std::vector<int64_t>& sizes = header.sizes;
     const int64_t element = static_cast<int64_t>(SizeOf(header.dtype));
 
-    // Row-major strides of the shape as it is or backwards. Zeros count as
-    // ones, so that strides cannot overflow either.
+    // Row-major strides of the shape or of the reversed shape. Zeros count as ones, so that strides cannot overflow
+    // either.
     std::vector<int64_t> strides(sizes.size());
     int64_t count = 1, num_bytes = 0;
     bool fits = true;
@@ -303,7 +303,7 @@ void WriteNpy(const std::string& path, const ConstTensorView& tensor) {
     text += (i == 0 ? "" : ", ") + std::to_string(tensor.size(i));
   }
   text += tensor.rank() == 1 ? ",), }" : "), }";
-  // NumPy leaves room for the first size to grow in place to 21 digits.
+  // NumPy leaves space so that the first size can grow in place to 21 digits.
   constexpr size_t kGrowthDigits = 21, kAlignment = 64, kPrefix = 10;
   if (tensor.rank() > 0) {
     text.append(kGrowthDigits - std::to_string(tensor.size(0)).size(), ' ');

@@ -19,7 +19,7 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 using std::string_literals::operator""s;
 
-// A file of this header, as it is, and `data`.
+// A file with exactly this header, and `data`.
 std::string File(const std::string& header, const std::string& data, int major = 1) {
   std::string bytes = "\x93NUMPY"s;
   bytes += static_cast<char>(major);
@@ -62,7 +62,7 @@ TEST_F(NpyTest, StridedViewsComeBackContiguous) {
   EXPECT_EQ(RowMajorBytes(NpyFile(Path("x")).tensor()), RowMajorBytes(in));
 }
 
-// What numpy.save of NumPy 2.4 writes for the same array.
+// The bytes that numpy.save of NumPy 2.4 writes for the same array.
 TEST_F(NpyTest, BytesAreThoseOfNumpy) {
   const float data[] = {1, 2, 3, 4, 5, 6};
   WriteNpy(Path("x"), {data, DType::kF32, {2, 3}});

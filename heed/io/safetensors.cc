@@ -18,8 +18,7 @@
 namespace heed {
 namespace {
 
-// In the order of the reference implementation's enumeration, by which its
-// writer sorts.
+// The order is that of the reference implementation's enumeration, by which its writer sorts.
 constexpr std::pair<const char*, DType> kDTypes[] = {
     {"BOOL", DType::kBool}, {"F16", DType::kF16}, {"BF16", DType::kBF16}, {"I32", DType::kI32},
     {"F32", DType::kF32},   {"F64", DType::kF64}, {"I64", DType::kI64},
@@ -63,13 +62,13 @@ struct SafetensorsFile::Impl {
     return &header.entries[*it];
   }
 
-  std::unique_ptr<os::MappedFile> map;  // of bytes, if they are a file's
+  std::unique_ptr<os::MappedFile> map;  // the map of `bytes`, if they are a file's
   std::string path;
   std::span<const uint8_t> bytes;
   SafetensorsHeader header;
   std::vector<size_t> by_name;
 
-  ForkSafeMutex mutex;  // of what follows
+  ForkSafeMutex mutex;  // protects the members below
   std::unordered_map<const Entry*, AlignedBytes> copies;
 };
 

@@ -22,12 +22,11 @@
 
 namespace heed {
 
-// A file open for reading. Everything that the header says is checked when it
-// is opened: a hostile file gives one FileError "PATH: got, expected", never a
-// crash, and never memory in proportion to anything but the header's length.
+// A file open for reading. Everything that the header says is checked when the file is opened: a hostile file gives one
+// FileError "PATH: got, expected" and never a crash. Memory is proportional to the header's length only.
 //
-// Const members may be called by several threads at once. Whoever cuts the file
-// short while it is mapped makes reading its data fault, as with any map.
+// Several threads may call const members at once. If the file is truncated while it is mapped, reading its data faults,
+// as with any memory map.
 class HEED_API SafetensorsFile {
  public:
   // One tensor as the header describes it.
@@ -35,32 +34,30 @@ class HEED_API SafetensorsFile {
     std::string name;
     std::string dtype;           // the format's name: "F32", "BF16", "F8_E4M3"
     std::vector<int64_t> sizes;  // rank 0 to 64
-    int64_t begin_bytes = 0;     // in the data
+    int64_t begin_bytes = 0;     // offset in the data
     int64_t num_bytes = 0;
   };
 
   explicit SafetensorsFile(const std::string& path);
 
-  // Reads bytes in memory as a file: they are not copied and must outlive the
-  // object. `path` stands in messages only.
+  // Reads bytes in memory as a file: they are not copied and must outlive the object. `path` is used in messages only.
   SafetensorsFile(const std::string& path, std::span<const uint8_t> bytes);
 
   ~SafetensorsFile();
   SafetensorsFile(SafetensorsFile&&) noexcept;
   SafetensorsFile& operator=(SafetensorsFile&&) noexcept;
 
-  // In the order of the header.
+  // The entries in the order of the header.
   const std::vector<Entry>& entries() const;
   std::vector<std::string> names() const;
   bool Contains(std::string_view name) const;
 
-  // Row-major, valid while this object (or what it was moved into) lives: a
-  // view into the map, or into an aligned copy where the file misplaces the
-  // data. Throws FileError if there is no such tensor, if heed has no DType for
-  // it, if its rank is above kMaxRank, or if a BOOL is neither 0 nor 1.
+  // A row-major view into the map, or into an aligned copy if the file misaligns the data, valid while this object (or
+  // one that it was moved into) lives. Throws FileError if there is no such tensor, if heed has no DType for it, if its
+  // rank is above kMaxRank, or if a BOOL is neither 0 nor 1.
   ConstTensorView tensor(std::string_view name) const;
 
-  // "__metadata__"; empty if there is none.
+  // "__metadata__"; empty if none exists.
   const std::map<std::string, std::string>& metadata() const;
 
  private:
@@ -73,16 +70,13 @@ struct NamedTensor {
   ConstTensorView tensor;
 };
 
-// Writes a file as the reference implementation does: by descending dtype, then
-// by name, data at a multiple of 8. Views of any strides are written row-major.
-// The file appears under `path` when it is complete, or not at all; the views
-// may point into the file that it replaces. Other threads must not write into
-// them.
+// Writes the bytes of the reference implementation: by descending dtype, then by name, data at a multiple of 8. Views
+// of any strides are written row-major. The file appears under `path` when it is complete, or not at all; the views may
+// point into the file that it replaces. Other threads must not write into them.
 //
-// Throws InvalidArgument for an absent tensor, one that is not in CPU memory, a
-// name twice, "__metadata__" as a name, and a name or metadata key with a NUL,
-// of more than 4096 bytes or not in UTF-8 (values may hold NUL and be long);
-// throws FileError if writing fails.
+// Throws InvalidArgument for an absent tensor, one that is not in CPU memory, a duplicate name, "__metadata__" as a
+// name, and a name or metadata key with a NUL, of more than 4096 bytes or not in UTF-8 (values may contain NUL and be
+// long); throws FileError if writing fails.
 HEED_API void WriteSafetensors(const std::string& path, std::span<const NamedTensor> tensors,
                                const std::map<std::string, std::string>& metadata = {});
 

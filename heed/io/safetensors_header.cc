@@ -1,5 +1,5 @@
-// The JSON header of a safetensors file. The parser calls back per token and
-// does not recurse; any token out of place ends it.
+// The JSON header of a safetensors file. The parser calls back per token and does not recurse; any unexpected token
+// ends it.
 #include "heed/io/safetensors_header_internal.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ constexpr FormatDType kDTypes[] = {
     {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64},
 };
 
-// The tokens of one header, against the only structure that is legal.
+// Checks the tokens of a header against the only structure that is valid.
 class HeaderReader : public json::json_sax_t {
  public:
   HeaderReader(const std::string& path, SafetensorsHeader& header) : path_(path), header_(header) {}
@@ -127,7 +127,7 @@ class HeaderReader : public json::json_sax_t {
 
   std::string Tensor() const { return "tensor " + Quote(entry_.name); }
 
-  // A value where another kind of value belongs.
+  // Handles a scalar at a place where another kind of value is expected.
   bool Scalar(const std::string& value) const {
     switch (where_) {
       case kMetadataMap: Fail("metadata " + Quote(key_) + " is " + value + ", expected a string");
@@ -212,8 +212,8 @@ class HeaderReader : public json::json_sax_t {
   const std::string& path_;
   SafetensorsHeader& header_;
   Where where_ = kStart;
-  std::string key_;    // of the top level or the metadata
-  std::string field_;  // of a tensor
+  std::string key_;    // at the top level or in the metadata
+  std::string field_;  // in a tensor
   Entry entry_;
   std::vector<int64_t> offsets_;
   bool has_dtype_ = false, has_shape_ = false, has_offsets_ = false;
@@ -231,7 +231,7 @@ void CheckUniqueNames(const std::string& path, const std::vector<Entry>& entries
   }
 }
 
-// The entries, sorted by place, follow each other without a hole or an overlap.
+// Checks that the entries, sorted by offset, follow each other without a gap or an overlap.
 void CheckTiling(const std::string& path, const std::vector<Entry>& entries, uint64_t data_bytes) {
   std::vector<size_t> order(entries.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -290,7 +290,7 @@ SafetensorsHeader ParseSafetensorsHeader(const std::string& path, std::span<cons
   const char* const begin = reinterpret_cast<const char*>(file.data());
   const char* const text = begin + sizeof(length);
   const bool fits = length >= 2 && length <= limit;
-  if (!fits && *text != '{') {  // these are no length and no header
+  if (!fits && *text != '{') {  // the bytes are neither a length nor a header
     fail(std::string(std::string_view(begin, 10).starts_with("\x93NUMPY") ? "is an npy file"
                                                                           : "not a safetensors or npy file") +
          ", expected a safetensors file");
@@ -302,7 +302,7 @@ SafetensorsHeader ParseSafetensorsHeader(const std::string& path, std::span<cons
   if (*text != '{') {
     fail("safetensors header begins with " + Quote({text, 1}) + ", expected '{'");
   }
-  // To the parser it would be the end, whatever stands behind it.
+  // The parser would stop at a NUL, whatever follows it.
   if (const void* nul = std::memchr(text, 0, length)) {
     fail("header has a NUL at its byte " + std::to_string(static_cast<const char*>(nul) - text + 1) +
          ", expected text");

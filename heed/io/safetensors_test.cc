@@ -26,7 +26,7 @@ using testing::Pair;
 using testing::ThrowsMessage;
 using std::string_literals::operator""s;
 
-// A file of this header, as it is, and `data_bytes` of zeroes.
+// A file with exactly this header, and `data_bytes` of zeros.
 std::string File(const std::string& header, size_t data_bytes) {
   const uint64_t length = header.size();
   std::string bytes(sizeof(length), '\0');
@@ -80,7 +80,7 @@ TEST_F(SafetensorsTest, StridedViewsComeBackContiguous) {
   EXPECT_EQ(RowMajorBytes(file.tensor("x")), RowMajorBytes(view));
 }
 
-// What safetensors 0.8.0 (Python) writes for the same tensors.
+// The bytes that safetensors 0.8.0 (Python) writes for the same tensors.
 TEST_F(SafetensorsTest, BytesAreThoseOfTheReferenceWriter) {
   const float zeros[6] = {};
   const int32_t i32[] = {1, 1};
@@ -201,7 +201,8 @@ TEST_F(SafetensorsTest, WhatHeedCannotViewIsListedAndRejectedWhenAskedFor) {
 
 TEST_F(SafetensorsTest, LegalOddities) {
   const std::string headers[] = {"{}", "{}      \n", "{ \"__metadata__\" : { } }",
-                                 // The tensors stand in another order than their data; empty ones between.
+                                 // The order of the tensors differs from that of their data, and there are empty ones
+                                 // between.
                                  "{" + Tensor("a", "F32", "[1]", "[4,8]") + "," + Tensor("b", "F32", "[1]", "[0,4]") +
                                      "," + Tensor("c", "I64", "[0,5]", "[4,4]") + "}",
                                  "{\"a\":{\"data_offsets\":[0,8],\"shape\":[8],\"dtype\":\"I8\"}}",
@@ -408,7 +409,7 @@ TEST_F(SafetensorsTest, DamagedFilesParseOrThrowAndNeverReadOutside) {
     const int damages = 1 + i % 3;
     for (int d = 0; d < damages; ++d) Damage(random, bytes, header_end);
     if (i % 4 != 0 && header_end >= 8 && bytes.size() >= 8) {
-      length = header_end - 8;  // so that the damage meets the JSON parser
+      length = header_end - 8;  // a valid length, so that the JSON parser meets the damage
       std::memcpy(bytes.data(), &length, sizeof(length));
     }
     const Guarded guarded(bytes, i % 2 == 0);

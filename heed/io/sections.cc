@@ -1,4 +1,4 @@
-// Sections of safetensors files: names with prefixes around SafetensorsFile and WriteSafetensors.
+// Sections of safetensors files: prefixes of names for SafetensorsFile and WriteSafetensors.
 #include "heed/io/sections_internal.h"
 
 #include <algorithm>
@@ -102,7 +102,7 @@ std::vector<int64_t> SectionReader::Integers(const std::string& name, int64_t co
 
 int64_t SectionReader::DefaultMaxBytes() const {
   constexpr int64_t kLeast = int64_t{1} << 36;
-  int64_t sum = 0;  // below 2^63: the file has them
+  int64_t sum = 0;  // below 2^63, because the file contains them
   for (const auto& entry : file_->entries()) sum += entry.num_bytes;
   return std::max(kLeast, sum < (int64_t{1} << 59) ? 8 * sum : sum);
 }

@@ -1,5 +1,5 @@
-// Sections of a safetensors file: tensors and metadata whose names begin alike. Several owners write theirs into one
-// file, and each reads what it wrote.
+// Sections of a safetensors file: tensors and metadata whose names share a prefix. Several owners write their sections
+// into one file, and each reads its own.
 #ifndef HEED_IO_SECTIONS_INTERNAL_H_
 #define HEED_IO_SECTIONS_INTERNAL_H_
 
@@ -17,7 +17,7 @@
 
 namespace heed {
 
-// What a file will hold. Copies and sections of a writer write into the same one.
+// The content of a file to be written. Copies and sections of a writer share one content.
 class SectionWriter {
  public:
   SectionWriter();
@@ -31,10 +31,10 @@ class SectionWriter {
   void Add(const std::string& name, const ConstTensorView& tensor) const;
   void Add(const std::string& name, std::span<const int64_t> list) const;
 
-  // Zeros that the writer keeps, to be filled.
+  // Adds zeros that the writer owns; the caller fills them.
   std::byte* Make(const std::string& name, DType dtype, std::span<const int64_t> sizes) const;
 
-  // The whole file. Throws as WriteSafetensors().
+  // Writes the whole file. Throws as WriteSafetensors() does.
   void Write(const std::string& path) const;
 
  private:
@@ -43,8 +43,8 @@ class SectionWriter {
   std::string prefix_;
 };
 
-// A file that anybody may have written: what is read has the dtype and the shape that are asked for, else there is one
-// FileError "PATH: got, expected". Copies and sections read the same file, and views live as long as one of them.
+// A file from an untrusted source: tensors must have the requested dtype and shape, else FileError "PATH: got,
+// expected" is thrown. Copies and sections read the same file, and views live as long as one of them.
 class SectionReader {
  public:
   explicit SectionReader(const std::string& path);
@@ -53,22 +53,22 @@ class SectionReader {
 
   [[noreturn]] void Fail(const std::string& what) const;
 
-  // Of this section, without its prefix.
+  // The metadata of this section, without its prefix.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const std::string& Text(const std::string& key, const char* expected) const;
   int64_t Number(const std::string& key) const;
 
-  // Throws unless metadata `key` is `expected`; `why` may follow that.
+  // Throws unless metadata `key` is `expected`; `why` may follow in the message.
   void Expect(const std::string& key, const std::string& expected, const char* why = "") const;
 
   ConstTensorView Tensor(const std::string& name, DType dtype, std::span<const int64_t> sizes) const;
   std::vector<int64_t> Integers(const std::string& name, int64_t count) const;
 
-  // How a message calls them.
+  // The names of metadata and tensors in messages.
   std::string Key(const std::string& key) const { return "metadata '" + prefix_ + key + "'"; }
   std::string Name(const std::string& name) const { return "tensor '" + prefix_ + name + "'"; }
 
-  // What a loader allows itself whose caller says nothing: 64 GiB, or 8 times the tensors of the whole file.
+  // The default limit of loaders: 64 GiB, or 8 times the tensors of the whole file if that is more.
   int64_t DefaultMaxBytes() const;
 
  private:

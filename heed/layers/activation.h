@@ -1,4 +1,4 @@
-// Activations of layers, elementwise.
+// Elementwise activations of layers.
 #ifndef HEED_LAYERS_ACTIVATION_H_
 #define HEED_LAYERS_ACTIVATION_H_
 
@@ -17,14 +17,15 @@ enum class Activation {
   kSquaredRelu,  // max(x, 0)^2
   kSigmoid,      // 1 / (1 + e^-x)
   kTanh,         // tanh(x)
-  kMinusExp,     // -e^x: a log decay, of layers alone
+  kMinusExp,     // -e^x: a log decay, not among the names below
 };
 
-// That which a configuration of Transformers calls so: "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "silu",
-// "swish", "relu", "relu2", "sigmoid", "tanh", "linear". Throws InvalidArgument that lists them for anything else.
+// The activation with this name in Transformers' configurations: "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast",
+// "silu", "swish", "relu", "relu2", "sigmoid", "tanh", "linear". Throws InvalidArgument that lists them for any other
+// name.
 HEED_API Activation ActivationFromName(std::string_view name);
 
-// Of one number, in double: what tests compare with.
+// The activation of one number in double, for tests.
 HEED_API double ActivationReference(Activation activation, double x);
 
 }  // namespace heed::layers

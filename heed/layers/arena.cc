@@ -1,4 +1,4 @@
-// The stack of memory of a thread that calls layers.
+// The memory stack of a thread that calls layers.
 #include <algorithm>
 #include <new>
 #include <vector>
@@ -14,7 +14,7 @@ struct Chunk {
   size_t size, used;
 };
 
-// Chunks are filled one after the other. When the last frame ends, one takes the place of all.
+// Chunks are filled one after the other. When the last frame ends, a single chunk replaces them all.
 struct Stack {
   std::vector<Chunk> chunks;
   int frames = 0;
@@ -54,7 +54,7 @@ Frame::~Frame() {
   stack.Keep(0);
   try {
     stack.Add(stack.peak);
-  } catch (const std::bad_alloc&) {  // the next frame asks again
+  } catch (const std::bad_alloc&) {  // the next frame tries again
   }
 }
 

@@ -1,4 +1,4 @@
-// What layers of attention have in common: attention of rows, with a cache or without one.
+// Common functions of attention layers: attention of rows, with a cache or without one.
 #ifndef HEED_LAYERS_ATTEND_INTERNAL_H_
 #define HEED_LAYERS_ATTEND_INTERNAL_H_
 
@@ -11,7 +11,7 @@
 
 namespace heed::layers {
 
-// Heads [B, T, H, D] inside of rows `stride` apart.
+// A view [B, T, H, D] of heads inside rows that are `stride` elements apart.
 inline ConstTensorView Heads(const float* data, const Tokens& tokens, int64_t heads, int64_t dim, int64_t stride) {
   return ConstTensorView(data, DType::kF32, {tokens.B, tokens.T, heads, dim}, {tokens.T * stride, stride, dim, 1});
 }
@@ -19,14 +19,14 @@ inline TensorView Heads(float* data, const Tokens& tokens, int64_t heads, int64_
   return TensorView(data, DType::kF32, {tokens.B, tokens.T, heads, dim}, {tokens.T * stride, stride, dim, 1});
 }
 
-// Of all options those that a call says.
+// Sets the options that belong to a call.
 inline void ApplyCall(const Tokens& tokens, attention::Options& options) {
   options.mask = tokens.call.mask;
   options.cu_seqlens_q = tokens.call.cu_seqlens;
   options.query_lengths = tokens.call.lengths;
 }
 
-// Attention over a cache: rows beyond the longest sequence of the call are nobody's.
+// Attention over a cache. Rows beyond the longest sequence of the call are not computed.
 inline void AttendRows(Context& ctx, const KVView& cache, int64_t longest, const ConstTensorView& q,
                        const attention::Options& options, const TensorView& o) {
   if (longest == 0) return;
@@ -37,7 +37,7 @@ inline int64_t Longest(const Tokens& tokens) {
   return tokens.counts.empty() ? 0 : *std::ranges::max_element(tokens.counts);
 }
 
-// Attention of a call's tokens over themselves, and over what its state has seen, whose cache takes k and v.
+// Self attention of a call's tokens. With a state, its cache takes k and v, and queries also see the earlier tokens.
 inline void AttendSelf(Context& ctx, const Tokens& tokens, State* state, const ConstTensorView& q,
                        const ConstTensorView& k, const ConstTensorView& v, attention::Options options,
                        const TensorView& o) {

@@ -1,4 +1,4 @@
-// References of the layers of attention.
+// References of the attention layers.
 #include <numeric>
 #include <vector>
 
@@ -13,7 +13,7 @@ using reference::Array;
 
 namespace {
 
-// Each sequence of a call by itself, from 0 on: some scalings look at its length.
+// Rotates each sequence of a call separately, with positions from 0: some scalings depend on its length.
 Array TurnedBySequence(const Array& x, const CacheRotary& rotary, const Call& call) {
   const int64_t B = x.sizes[0], T = x.sizes[1], row = x.sizes[2] * x.sizes[3];
   Array turned(x.sizes);

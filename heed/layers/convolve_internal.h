@@ -1,4 +1,4 @@
-// The short convolution of recurrent layers, with its state.
+// The short convolution of recurrent layers, and its state.
 #ifndef HEED_LAYERS_CONVOLVE_INTERNAL_H_
 #define HEED_LAYERS_CONVOLVE_INTERNAL_H_
 
@@ -10,7 +10,7 @@
 
 namespace heed::layers {
 
-// Channels [B, C, T] of rows [B, T, ...] that are `stride` apart.
+// A view [B, C, T] of the channels of rows [B, T, ...] that are `stride` elements apart.
 inline ConstTensorView Channels(const float* data, const Tokens& tokens, int64_t channels, int64_t stride) {
   return ConstTensorView(data, DType::kF32, {tokens.B, channels, tokens.T}, {tokens.T * stride, 1, stride});
 }
@@ -18,8 +18,8 @@ inline TensorView Channels(float* data, const Tokens& tokens, int64_t channels, 
   return TensorView(data, DType::kF32, {tokens.B, channels, tokens.T}, {tokens.T * stride, 1, stride});
 }
 
-// y = silu(conv(x)) of rows that are x_stride and y_stride apart. `state` [B, C, taps - 1] is read and written; null:
-// none.
+// y = silu(conv(x)), for rows that are x_stride and y_stride elements apart. `state` [B, C, taps - 1] is read and
+// written; null: none.
 inline void Convolve(Context& ctx, const Tokens& tokens, const std::vector<float>& weight,
                      const std::vector<float>& bias, int64_t channels, int64_t taps, const float* x, int64_t x_stride,
                      StateTensor* state, float* y, int64_t y_stride) {
@@ -46,7 +46,7 @@ inline void Convolve(Context& ctx, const Tokens& tokens, const std::vector<float
   if (state != nullptr) state->values.swap(after.values);
 }
 
-// -exp of each: rates of decay from their logarithms.
+// -exp of each number: decay rates from their logarithms.
 std::vector<float> Rates(const std::vector<float>& logarithms);
 
 }  // namespace heed::layers

@@ -22,7 +22,7 @@ void GatedDeltaNet::Reference(const Config& config, const Weights& weights, cons
   const int64_t B = rows.sizes[0], T = rows.sizes[1], group = 2 * K + 2 * shared * V;
   const Array qkvz = Product(rows, weights, {"in_proj_qkvz", 2 * keys + 2 * values, false});
   const Array ba = Product(rows, weights, {"in_proj_ba", 2 * HV, false});
-  // From groups of key heads to q, k, v one after another.
+  // Rows are grouped by key head; they become all q, then all k, then all v.
   Array mixed({B, T, 2 * keys + values}), z({B, T, HV, V}), beta({B, T, HV}), decay({B, T, HV});
   const Array rate = Tensor(weights, "A_log", {HV}), bias = Tensor(weights, "dt_bias", {HV});
   for (int64_t r = 0; r < B * T; ++r) {

@@ -1,4 +1,4 @@
-// Embedding: copying its table and the rows that are asked for.
+// Embedding: a copy of its table, and the lookup of rows.
 #include "heed/layers/embedding.h"
 
 #include <algorithm>

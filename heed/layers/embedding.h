@@ -1,4 +1,4 @@
-// Embedding: rows of a table, by their numbers.
+// Embedding: rows of a table, by index.
 #ifndef HEED_LAYERS_EMBEDDING_H_
 #define HEED_LAYERS_EMBEDDING_H_
 
@@ -18,14 +18,13 @@ class HEED_API Embedding {
     int64_t count = 0, width = 0;
   };
 
-  // Takes "weight" [count, width], and keeps a copy: in bf16 where it is, else in f32.
+  // Takes "weight" [count, width] and keeps a copy, in bf16 if the weight is bf16, else in f32.
   Embedding(const Config& config, const Weights& weights);
 
   const Config& config() const { return config_; }
 
-  // y[i] = row ids[i] of the table, or y[i] plus it where `add`: ids [rows], i32 or i64, y [rows, width] f32,
-  // row-major. Throws InvalidArgument for an id outside [0, count) and for other shapes and dtypes, before anything is
-  // written.
+  // y[i] = table[ids[i]], or y[i] += table[ids[i]] if `add`: ids [rows], i32 or i64, y [rows, width] f32, row-major.
+  // Throws InvalidArgument for an id outside [0, count) and for other shapes and dtypes, before anything is written.
   void Forward(Context& ctx, const ConstTensorView& ids, const TensorView& y, bool add = false) const;
 
  private:

@@ -1,4 +1,4 @@
-// GatedDeltaNet: projections around a convolution and a delta rule.
+// GatedDeltaNet: projections, a convolution and a delta rule.
 #include "heed/layers/gated_delta_net.h"
 
 #include "heed/layers/arena_internal.h"
@@ -22,7 +22,7 @@ GatedDeltaNet::Config Completed(GatedDeltaNet::Config config) {
   return config;
 }
 
-// Rows of one kind of a matrix that has a group of rows per head, this kind at `begin` of each group.
+// The rows of one kind in a matrix that has a group of rows per head; this kind begins at row `begin` of each group.
 void AddKind(std::vector<LinearPart>& parts, const ConstTensorView& weight, int64_t heads, int64_t group, int64_t begin,
              int64_t count) {
   for (int64_t head = 0; head < heads; ++head) {
@@ -81,7 +81,7 @@ void GatedDeltaNet::Compute(Context& ctx, const Tokens& tokens, const float* x, 
   Convolve(ctx, tokens, conv_, {}, mixed, config_.conv, projected, all, state == nullptr ? nullptr : &state->tensor(0),
            q, mixed);
 
-  ScaleRows unit;  // of queries and keys, which lie side by side
+  ScaleRows unit;  // queries and keys, which are adjacent
   unit.scaling = Scaling::kUnit;
   unit.x = {q, mixed};
   unit.y = {q, mixed};

@@ -5,8 +5,8 @@
 //   log_decay = -exp(A_log) softplus(a + dt_bias),  beta = sigmoid(b)
 //   y = out_proj(rms(gated_delta_rule(q, k, v, log_decay, beta)) .* silu(z))
 //
-// Source: Yang, Kautz, Hatamizadeh, arXiv:2412.06464. Names and their order of rows, which goes by key head, are those
-// of Transformers' Qwen3NextGatedDeltaNet.
+// Source: Yang, Kautz, Hatamizadeh, arXiv:2412.06464. Names of tensors and the order of their rows, which are grouped
+// by key head, are those of Transformers' Qwen3NextGatedDeltaNet.
 #ifndef HEED_LAYERS_GATED_DELTA_NET_H_
 #define HEED_LAYERS_GATED_DELTA_NET_H_
 
@@ -23,8 +23,8 @@ class HEED_API GatedDeltaNet : public Layer {
  public:
   struct Config {
     int64_t width = 0;
-    int64_t key_heads = 0, value_heads = 0;  // the first divides the second; 0: the first
-    int64_t key_dim = 128, value_dim = 128;  // of a head
+    int64_t key_heads = 0, value_heads = 0;  // key_heads divides value_heads; value_heads 0: key_heads
+    int64_t key_dim = 128, value_dim = 128;  // channels of a head
     int64_t conv = 4;                        // taps
     double norm_eps = 1e-6;
   };
@@ -34,8 +34,8 @@ class HEED_API GatedDeltaNet : public Layer {
   // [value_heads], norm.weight [value_dim], out_proj.weight [width, values].
   GatedDeltaNet(const Config& config, const Weights& weights);
 
-  // "conv" [B, 2 keys + values, conv - 1], the last inputs of the convolution, and "S" [B, value_heads, key_dim,
-  // value_dim].
+  // The state: "conv" [B, 2 keys + values, conv - 1], the last inputs of the convolution, and "S" [B, value_heads,
+  // key_dim, value_dim].
   State MakeState(const StateOptions& options = {}) const override;
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;
 

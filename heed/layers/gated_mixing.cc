@@ -1,4 +1,4 @@
-// GatedMixing: all arguments of a mechanism from one product, the mechanism, norms, gate.
+// GatedMixing: one product for all arguments of a mechanism, then the mechanism, norms and gate.
 #include "heed/layers/gated_mixing.h"
 
 #include <algorithm>
@@ -33,11 +33,11 @@ Config Completed(Config config) {
   return config;
 }
 
-// Sizes that fit each other and, of a state, into memory: files may ask for any.
+// Sizes must agree with each other, and a state must fit into memory: files may request any size.
 void CheckSizes(const MixingMechanism& of, const Config& config) {
   if (std::ranges::any_of(of.arguments, &MixingArgument::turned) && config.key_dim % 2 != 0) {
     Fail(kLayer, "config.key_dim", "is " + std::to_string(config.key_dim),
-         "an even number: channels are turned in pairs");
+         "an even number: channels are rotated in pairs");
   }
   if (!of.is_recurrence()) return;
   constexpr double kMost = 0x1p31;
@@ -53,7 +53,7 @@ std::string NameOf(const MixingArgument& argument) { return "inputs." + std::str
 
 CacheRotary Rotation() { return {RotaryPairs::kHalfSplit, {}}; }
 
-// In place, in rows `stride` apart.
+// Works in place, on rows that are `stride` elements apart.
 void Apply(Context& ctx, ArgumentMap map, int64_t rows, int64_t size, int64_t stride, float* x) {
   if (map == ArgumentMap::kSigmoid) {
     ActivateRows call;
@@ -79,7 +79,7 @@ void Apply(Context& ctx, ArgumentMap map, int64_t rows, int64_t size, int64_t st
   }
 }
 
-// Heads of norm 1, in place.
+// Normalises heads to norm 1, in place.
 void Normalise(Context& ctx, int64_t rows, int64_t heads, int64_t size, int64_t stride, float* x) {
   ScaleRows call;
   call.scaling = Scaling::kUnit;
@@ -139,7 +139,7 @@ void GatedMixing::Compute(Context& ctx, const Tokens& tokens, const float* x, fl
                 V = config_.value_dim, values = H * V, all = in_.outputs();
   const MixingMechanism& of = *mechanism_;
   Frame frame;
-  float* next = frame.Floats(rows * all);  // what has been projected, from the next argument on
+  float* next = frame.Floats(rows * all);  // projected arguments, from the next one on
   in_.Rows(ctx, x, width(), rows, next, all);
   recurrent::Inputs in;
   for (const MixingArgument& argument : of.arguments) {
@@ -157,7 +157,7 @@ void GatedMixing::Compute(Context& ctx, const Tokens& tokens, const float* x, fl
     if (argument.unit) Normalise(ctx, rows, H, size, all, data);
     ConstTensorView heads = Heads(data, tokens, H, size, all);
     if (per_head) heads = ConstTensorView(data, DType::kF32, {B, T, H}, {T * all, all, int64_t{1}});
-    if (argument.turned && !(of.is_attention() && state != nullptr)) {  // a cache turns what it takes
+    if (argument.turned && !(of.is_attention() && state != nullptr)) {  // a cache rotates the keys that it takes
       const TensorView turned = Heads(frame.Floats(rows * H * size), tokens, H, size, H * size);
       Rotary(ctx, heads, Positions(frame, tokens, state), Rotation().pairs, Rotation().options, turned);
       heads = turned;
@@ -166,7 +166,7 @@ void GatedMixing::Compute(Context& ctx, const Tokens& tokens, const float* x, fl
       in.*argument.to = heads;
       continue;
     }
-    // RWKV-7 takes away a share of what its key finds.
+    // RWKV-7 removes a share of the value that is stored under its key.
     float *a = frame.Floats(rows * H * K), *b = frame.Floats(rows * H * K);
     const auto* key = in.k.as<float>();
     for (int64_t row = 0; row < rows; ++row) {

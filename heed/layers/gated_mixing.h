@@ -1,26 +1,26 @@
-// GatedMixing: a mechanism by its name between projections of all that it takes, a norm of each head and a gate: the
-// mixing of the byte-level model of examples/byte_lm, RetNet-like where the mechanism is retention.
+// GatedMixing: any mechanism, by its name, between projections of all its arguments, a norm of each head and a gate. It
+// is the mixing layer of the byte-level model of examples/byte_lm, and similar to RetNet if the mechanism is retention.
 //
-//   a_i = f_i(W_i x + b_i) for each argument of the mechanism, f_i(b_i) where it is a constant
+//   a_i = f_i(W_i x + b_i) for each argument of the mechanism, f_i(b_i) if it is a constant
 //   y = out(rms(mechanism(a_1, a_2, ...)) .* silu(gate(x)))
 //
-//   mechanism                                  q, k and v                        what it takes besides
-//   "none"                                     v alone, which is what comes out  nothing
-//   "attention"                                q and k turned                    nothing: causal, over `window` tokens
-//   "linear_attention", "based", "retention"   q and k turned                    nothing
-//   "lightning"                                as they are                       log_decay, a constant per head
-//   "simple_gla"                               as they are                       log_decay per head
-//   "gla"                                      as they are                       log_decay per key channel
-//   "hgrn2"                                    q, and i as v                     log_decay per key channel
-//   "mlstm"                                    as they are                       i and f per head
-//   "rwkv6"                                    r as q, k, v                      log_decay, and u, constant, per key
-//   channel "gated_delta_rule"                         k of norm 1                       beta and log_decay per head
-//   "kda"                                      k of norm 1                       beta per head, log_decay per key
-//   channel "rwkv7"                                    r as q, k of norm 1, v            log_decay and share per key
-//   channel;
-//                                                                                a = -k, b = k .* share
+//   mechanism                                  q, k and v               further arguments
+//   "none"                                     v alone, the result      none
+//   "attention"                                q and k rotated          none: causal, over `window` tokens
+//   "linear_attention", "based", "retention"   q and k rotated          none
+//   "lightning"                                unchanged                log_decay, a constant per head
+//   "simple_gla"                               unchanged                log_decay per head
+//   "gla"                                      unchanged                log_decay per key channel
+//   "hgrn2"                                    q, and i as v            log_decay per key channel
+//   "mlstm"                                    unchanged                i and f per head
+//   "rwkv6"                                    r as q, k, v             log_decay, and u, constant, per key channel
+//   "gated_delta_rule"                         k of norm 1              beta and log_decay per head
+//   "kda"                                      k of norm 1              beta per head, log_decay per key channel
+//   "rwkv7"                                    r as q, k of norm 1, v   log_decay and share per key channel;
+//                                                                       a = -k, b = k .* share
 //
-// log_decay is log(sigmoid(.)), beta and share are sigmoid(.). Turned: by rotary positions, half split, of base 10000.
+// log_decay is log(sigmoid(.)), beta and share are sigmoid(.). Rotation is by rotary positions, half split, of base
+// 10000.
 #ifndef HEED_LAYERS_GATED_MIXING_H_
 #define HEED_LAYERS_GATED_MIXING_H_
 
@@ -43,17 +43,17 @@ class HEED_API GatedMixing : public Layer {
   struct Config {
     std::string mechanism = "retention";
     int64_t width = 0, heads = 0;
-    int64_t key_dim = 0, value_dim = 0;  // of a head; 0: width / heads
-    int64_t window = 0;                  // of attention: tokens that a token sees, itself included; 0: all before it
+    int64_t key_dim = 0, value_dim = 0;  // channels of a head; 0: width / heads
+    int64_t window = 0;                  // attention: tokens that a token sees, itself included; 0: all before it
     double norm_eps = 1e-6;
   };
 
   // Takes for each argument inputs.NAME.weight [heads n, width], and inputs.NAME.bias [heads n] for constants,
-  // log_decay, beta, share and f: n is key_dim, value_dim or 1; gate.weight [heads value_dim, width], out.weight
+  // log_decay, beta, share and f, where n is key_dim, value_dim or 1; gate.weight [heads value_dim, width], out.weight
   // [width, heads value_dim].
   GatedMixing(const Config& config, const Weights& weights);
 
-  // "S", "z" and "m" as the mechanism has them, of attention a cache of keys and values.
+  // The state: "S", "z" and "m" as the mechanism defines them, or a cache of keys and values for attention.
   State MakeState(const StateOptions& options = {}) const override;
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;
 
@@ -64,7 +64,7 @@ class HEED_API GatedMixing : public Layer {
  private:
   Config config_;
   const MixingMechanism* mechanism_;
-  Linear in_, out_;  // in_: what is projected, in the table's order, and the gate
+  Linear in_, out_;  // in_: projected arguments, in the table's order, and the gate
   std::map<std::string_view, std::vector<float>> constants_;
 };
 

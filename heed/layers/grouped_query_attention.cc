@@ -1,4 +1,4 @@
-// GroupedQueryAttention: projections, norms and rotary positions around attention or a cache.
+// GroupedQueryAttention: projections, norms, rotary positions, and attention with or without a cache.
 #include "heed/layers/grouped_query_attention.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 using mechanism::Fail;
 using Config = GroupedQueryAttention::Config;
 
-// With the defaults that depend on other fields.
+// Completes the configuration by defaults that depend on other fields.
 Config Completed(Config config) {
   const std::string layer = "layers::GroupedQueryAttention";
   CheckConfig(layer, "width", config.width);
@@ -57,7 +57,8 @@ GroupedQueryAttention::GroupedQueryAttention(const Config& config, const Weights
   out_ = weights.Matrix({"o_proj", width(), config.output_bias}, queries);
   if (config.rotary) {
     const RotaryOptions& turn = config.rotary->options;
-    ScaledRotaryFrequencies(turn.dim.value_or(config_.head_dim), turn.base, turn.scaling, 0);  // refuses what is wrong
+    // Throws for invalid options.
+    ScaledRotaryFrequencies(turn.dim.value_or(config_.head_dim), turn.base, turn.scaling, 0);
   }
 }
 
@@ -75,7 +76,7 @@ TensorView GroupedQueryAttention::Turned(Context& ctx, Frame& frame, const Token
   };
   if (tokens.packed.empty() || CacheTurns()) {
     turn(0, tokens.T);
-  } else {  // sequences in one row have each a length
+  } else {  // packed sequences have different lengths
     for (size_t i = 0; i + 1 < tokens.packed.size(); ++i) turn(tokens.packed[i], tokens.packed[i + 1]);
   }
   return turned;
@@ -83,7 +84,7 @@ TensorView GroupedQueryAttention::Turned(Context& ctx, Frame& frame, const Token
 
 State GroupedQueryAttention::MakeState(const StateOptions& options) const {
   if (!config_.causal)
-    Fail((name() + "::MakeState").c_str(), "config.causal", "is false", "true: other layers see what comes later");
+    Fail((name() + "::MakeState").c_str(), "config.causal", "is false", "true: other layers see later tokens");
   State state(name(), options.batch);
   KVCache::Options cache;
   cache.batch = options.batch;

@@ -1,5 +1,6 @@
-// GroupedQueryAttention: attention whose key heads serve several query heads, with rotary positions: Llama, Mistral (a
-// window), Qwen2 (biases), Qwen3 (norms of queries and keys). It is causal by default; some embedding models are not.
+// GroupedQueryAttention: attention in which several query heads share a key head, with rotary positions: Llama, Mistral
+// (a window), Qwen2 (biases), Qwen3 (norms of queries and keys). It is causal by default; some embedding models are
+// not.
 //
 // Source: Ainslie et al., arXiv:2305.13245; Su et al., arXiv:2104.09864. With Residual and an RMS norm before it, it is
 // the attention of a decoder block.
@@ -27,24 +28,26 @@ class HEED_API GroupedQueryAttention : public Layer {
     int64_t head_dim = 0;  // 0: width / heads
     bool bias = false;     // of queries, keys and values
     bool output_bias = false;
-    bool qk_norm = false;    // RMS norms of each head's queries and keys, before they are turned
-    double norm_eps = 1e-6;  // of these
-    // Llama's: kHalfSplit with base rope_theta. Types that look at a sequence's length turn the tokens of a call by
-    // that which the sequence has behind them; what is in the cache stays as it was turned. So does Transformers. As
-    // soon as a sequence is longer than the original length, the result depends on how it was split into calls.
+    bool qk_norm = false;    // RMS norms of each head's queries and keys, before rotation
+    double norm_eps = 1e-6;  // of these norms
+    // Llama's is kHalfSplit with base rope_theta. Types whose frequencies depend on a sequence's length rotate the
+    // tokens of a call by the length that the sequence has after it; keys in the cache keep their rotation.
+    // Transformers does the same. Therefore, as soon as a sequence is longer than the original length, the result
+    // depends on its split into calls.
     std::optional<CacheRotary> rotary = {};
-    bool causal = true;  // else there are no states
-    // Tokens that a token sees, itself included; 0: all before it. Without `causal`: so many before and so many behind.
+    bool causal = true;  // if false, there is no state
+    // The number of tokens that a token sees, itself included; 0: all before it. If not `causal`, the number of tokens
+    // that it sees on each side.
     int64_t window = 0;
     std::optional<double> scale = {};  // default 1 / sqrt(head_dim)
   };
 
   // Takes q_proj.weight [heads head_dim, width], k_proj.weight and v_proj.weight [kv_heads head_dim, width],
-  // o_proj.weight [width, heads head_dim], biases where there are some, and with qk_norm q_norm.weight and
-  // k_norm.weight [head_dim].
+  // o_proj.weight [width, heads head_dim], their biases if configured, and with qk_norm q_norm.weight and k_norm.weight
+  // [head_dim].
   GroupedQueryAttention(const Config& config, const Weights& weights);
 
-  // A cache of keys, which are turned, and values. Throws InvalidArgument if the layer is not causal.
+  // The state: a cache of rotated keys, and values. Throws InvalidArgument if the layer is not causal.
   State MakeState(const StateOptions& options = {}) const override;
   void Check(const Tokens& tokens, const State* state) const override;
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;
@@ -54,7 +57,7 @@ class HEED_API GroupedQueryAttention : public Layer {
                         const TensorView& y);
 
  private:
-  bool CacheTurns() const;  // keys, as it takes them
+  bool CacheTurns() const;  // true if the cache rotates keys when it takes them
   TensorView Turned(Context& ctx, Frame& frame, const Tokens& tokens, const ConstTensorView& positions,
                     const ConstTensorView& heads) const;
 

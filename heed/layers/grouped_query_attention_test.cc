@@ -1,5 +1,5 @@
-// Rotary scalings that look at a sequence's length, in a layer: the length is that of the sequence, not of the row, and
-// what a cache holds stays as it was turned.
+// Rotary scalings that depend on a sequence's length, in a layer: the length is that of the sequence, not of the row,
+// and keys in a cache keep their rotation.
 #include "heed/layers/grouped_query_attention.h"
 
 #include <gmock/gmock.h>
@@ -60,7 +60,7 @@ class LengthDependentRotaryTest : public testing::TestWithParam<RopeType> {
     return ConstTensorView(list.data(), DType::kI64, {std::ssize(list)});
   }
 
-  // Heads of rows [1, T], turned in calls that end at `bounds`: each by the length that is reached there.
+  // Heads of rows [1, T], rotated in calls that end at `bounds`, each by the length that it reaches.
   Array Turned(const Array& rows, const std::string& name, int64_t heads, const std::vector<int64_t>& bounds) const {
     const Array all = reference::Product(rows, random_.weights(), {name + "_proj", heads * kDim, false})
                           .Reshaped({1, rows.sizes[1], heads, kDim});
@@ -77,7 +77,7 @@ class LengthDependentRotaryTest : public testing::TestWithParam<RopeType> {
     return turned;
   }
 
-  // One sequence in calls that end at `bounds`.
+  // The expected outputs of one sequence in calls that end at `bounds`.
   Array Expected(const Buffer& x, const std::vector<int64_t>& bounds) const {
     const Array rows(x.view());
     const Array q = Turned(rows, "q", kHeads, bounds), k = Turned(rows, "k", kKeyHeads, bounds);
@@ -115,10 +115,11 @@ TEST_P(LengthDependentRotaryTest, ACallTurnsItsTokensByTheLengthThatItReachesAnd
     EXPECT_LT(Error(Result(part.view(), {}, &state).view(), expected.view().Slice(1, begin, end)), 5e-6) << end;
     begin = end;
   }
-  EXPECT_GT(Error(Expected(x, {kT}).view(), expected.view()), 1e-3);  // beyond the original length the split shows
+  EXPECT_GT(Error(Expected(x, {kT}).view(), expected.view()), 1e-3);  // beyond the original length the split matters
   const std::vector<int64_t> within = {2, 3, kOriginal};
   const Buffer short_x = x.As(TensorView(x.as<float>(), DType::kF32, {1, kOriginal, kWidth}));
-  EXPECT_LT(Error(Expected(short_x, within).view(), Expected(short_x, {kOriginal}).view()), 1e-12);  // up to it not
+  // Up to the original length it does not.
+  EXPECT_LT(Error(Expected(short_x, within).view(), Expected(short_x, {kOriginal}).view()), 1e-12);
 }
 
 TEST_P(LengthDependentRotaryTest, ASequenceDoesNotSeeTheLengthOfItsRow) {

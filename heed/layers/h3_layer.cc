@@ -1,4 +1,4 @@
-// H3: projections around its state spaces.
+// H3: projections and state spaces.
 #include "heed/layers/h3_layer.h"
 
 #include "heed/layers/arena_internal.h"

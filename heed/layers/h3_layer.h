@@ -2,7 +2,8 @@
 //
 //   y = out_proj(h3(q_proj(x), k_proj(x), v_proj(x)))
 //
-// Source: Fu, Dao et al., arXiv:2212.14052. Transformers has no such layer: tensors have the names of the operator's.
+// Source: Fu, Dao et al., arXiv:2212.14052. Transformers has no such layer: the names of tensors are those of the
+// operator.
 #ifndef HEED_LAYERS_H3_LAYER_H_
 #define HEED_LAYERS_H3_LAYER_H_
 
@@ -20,8 +21,8 @@ class HEED_API H3 : public Layer {
   struct Config {
     int64_t width = 0;
     int64_t heads = 0;   // divides width; 0: width, all products elementwise
-    int64_t modes = 32;  // complex states of a pair of channels
-    int64_t shift = 4;   // taps of keys
+    int64_t modes = 32;  // complex states per pair of channels
+    int64_t shift = 4;   // taps of the shift of keys
     bool bias = true;    // of the projections
   };
 
@@ -29,7 +30,7 @@ class HEED_API H3 : public Layer {
   // shift_D [width], log_dt [heads], log_A_real and A_imag [heads, modes], C [heads, modes, 2], D [heads].
   H3(const Config& config, const Weights& weights);
 
-  // "S" [B, heads, d, d, modes, 2] and "tail" [B, shift - 1, heads, d], with d = width / heads.
+  // The state: "S" [B, heads, d, d, modes, 2] and "tail" [B, shift - 1, heads, d], with d = width / heads.
   State MakeState(const StateOptions& options = {}) const override;
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;
 

@@ -1,4 +1,4 @@
-// LatentAttention: keys and values of all tokens, or queries among latents.
+// LatentAttention: keys and values of all tokens, or queries projected to latents (absorbed).
 #include "heed/layers/latent_attention.h"
 
 #include <algorithm>
@@ -69,7 +69,7 @@ void LatentAttention::Check(const Tokens& tokens, const State* state) const {
   if (tokens.call.mask && state != nullptr) Fail(op.c_str(), "mask", "is given with a state", "one of the two");
 }
 
-// `turned` [B, T, heads, rope] takes the place of what q has there.
+// `turned` [B, T, heads, rope] holds the rotated channels of q, which replace those in q.
 void LatentAttention::AttendExpanded(Context& ctx, const Tokens& tokens, float* q, const ConstTensorView& turned,
                                      const float* latents, float* o) const {
   const int64_t rows = tokens.rows(), heads = config_.heads, nope = config_.nope, rope = config_.rope,
@@ -107,7 +107,7 @@ void LatentAttention::AttendAbsorbed(Context& ctx, const Tokens& tokens, const f
                 row = latent + rope;
   const int64_t query = config_.nope + rope;
   Frame frame;
-  float* among = frame.Floats(rows * heads * row);  // queries among latents
+  float* among = frame.Floats(rows * heads * row);  // queries projected to latents
   MultiplyHeads(ctx, to_latent_, {q, heads * query, query}, rows, {among, heads * row, row});
   const float* of_queries = turned.as<float>();
   ctx.ParallelFor(rows, [&](int64_t i, int) {

@@ -1,4 +1,4 @@
-// Layer: the checks that all layers share.
+// Layer: the common checks of all layers.
 #include "heed/layers/layer.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Cases of layers for tests: a configuration, random weights for it, its reference.
+// Cases of layers for tests: a configuration, random weights and the reference.
 #ifndef HEED_LAYERS_LAYER_CASE_H_
 #define HEED_LAYERS_LAYER_CASE_H_
 
@@ -19,7 +19,7 @@
 
 namespace heed::layers {
 
-// The largest difference, relative to the largest number of what is expected.
+// The largest difference, relative to the largest expected magnitude.
 inline double Error(const ConstTensorView& got, const ConstTensorView& expected) {
   double worst = 0, largest = 1e-30;
   std::vector<int64_t> index(static_cast<size_t>(got.rank()), 0);
@@ -31,7 +31,7 @@ inline double Error(const ConstTensorView& got, const ConstTensorView& expected)
   return worst / largest;
 }
 
-// Tensors of these names and shapes, of sizes that keep what flows through a layer at about 1.
+// Tensors of these names and shapes, scaled so that values inside a layer stay near 1.
 class RandomWeights {
  public:
   RandomWeights(const std::vector<WeightName>& names, DType dtype, uint64_t seed) {
@@ -51,7 +51,7 @@ class RandomWeights {
     }
   }
 
-  // All of them, or all but one, or one with another tensor in its place.
+  // All tensors, or all but one, or with one of them replaced.
   Weights weights() const {
     return Weights([this](const std::string& name) {
       const auto found = tensors_.find(name);
@@ -73,7 +73,7 @@ struct LayerCase {
   bool has_state = true;
   bool packs = true, pads = true;
   bool global_tokens = false;
-  int64_t memory_width = 0;  // of cross attention
+  int64_t memory_width = 0;  // nonzero for cross attention
 };
 
 template <class L>
@@ -90,7 +90,7 @@ LayerCase CaseOf(std::string name, const typename L::Config& config) {
 
 inline std::ostream& operator<<(std::ostream& out, const LayerCase& layer) { return out << layer.name; }
 
-// One of each kind of layer, of sizes that nothing divides.
+// One case of each kind of layer, with sizes that are multiples of nothing.
 std::vector<LayerCase> LayerCases();
 
 }  // namespace heed::layers

@@ -1,4 +1,4 @@
-// The layers that tests go through.
+// The layers that tests run.
 #include "heed/layers/gated_delta_net.h"
 #include "heed/layers/gated_mixing.h"
 #include "heed/layers/grouped_query_attention.h"
@@ -18,7 +18,7 @@
 namespace heed::layers {
 namespace {
 
-// A layer with its norm and what goes past it.
+// A layer with its norm and residual connection.
 template <class L>
 LayerCase ResidualOf(std::string name, const Residual::Config& config, const typename L::Config& layer) {
   LayerCase of;
@@ -52,7 +52,7 @@ void AddAttention(std::vector<LayerCase>& cases) {
   MultiHeadAttention::Config bigbird = bert;
   bigbird.pattern = patterns::BigBird(2, 1, 7);
   cases.push_back(ResidualOf<MultiHeadAttention>("bigbird_attention", post, bigbird));
-  cases.back().has_state = cases.back().pads = false;  // the last block is one that all see: padding would be it
+  cases.back().has_state = cases.back().pads = false;  // every token sees the last block, which padding would change
   cases.push_back(ResidualOf<LongformerAttention>("longformer_attention", post, {36, 3, 4}));
   cases.back().has_state = false;
   cases.push_back(cases.back());

@@ -1,4 +1,4 @@
-// What every layer promises: agreement with its reference, whatever the split, the batch, padding and threads; errors.
+// Properties of every layer: agreement with its reference, whatever the split, the batch, padding and threads; errors.
 #include "heed/layers/layer.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ using testing::ThrowsMessage;
 
 constexpr int64_t kT = 13, kMemory = 9;
 
-// One of LayerCases(), which are made once: a process is started for each test.
+// One of LayerCases(), which are made once, because each test is a process of its own.
 struct Param {
   const LayerCase* layer;
 };
@@ -37,7 +37,7 @@ class LayerTest : public testing::TestWithParam<Param> {
     return Buffer(DType::kF32, sizes).FillNormal(seed);
   }
 
-  // A call that looks at what cross attention needs.
+  // Begins a call with the memory that cross attention needs.
   Call Begin(int64_t batch) {
     Call call;
     if (of().memory_width != 0) {
@@ -65,7 +65,7 @@ class LayerTest : public testing::TestWithParam<Param> {
   const std::vector<int64_t> global_tokens_ = {5, 0, -1, 5};
 };
 
-// Whether a file has the tensors of so many sequences.
+// True if a file has the tensors of this number of sequences.
 bool CheckSavedTensorsOf(const SectionReader& from, const State& one, int64_t batch) {
   try {
     CheckSavedTensors(from, one, batch);
@@ -75,7 +75,7 @@ bool CheckSavedTensorsOf(const SectionReader& from, const State& one, int64_t ba
   }
 }
 
-// Layers that have what a test is about.
+// These suites run on the layers that have the feature.
 class LayerWithStateTest : public LayerTest {};
 class LayerWithPaddingTest : public LayerTest {};
 class LayerWithPackingTest : public LayerTest {};
@@ -157,7 +157,7 @@ TEST_P(LayerWithPaddingTest, ASequenceHasItsBitsAloneAndInAPaddedBatch) {
                     of().has_state ? &own : nullptr, expected.view());
     EXPECT_TRUE(SameBits(y.view().Slice(0, b, b + 1).Slice(1, 0, length), expected.view())) << b;
     if (!of().has_state) continue;
-    // The states stand where the sequences ended: the next token shows it.
+    // The next token shows that the states are those at the ends of the sequences.
     const Buffer next = Random({3, 1, width}, 9), both = Result(*layer_, next, {}, &state);
     State again = layer_->MakeState({.batch = 3});
     Result(*layer_, x, call, &again);

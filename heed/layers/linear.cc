@@ -1,4 +1,4 @@
-// Linear: packing of weights, and how rows and panels are shared out among threads.
+// Linear: packing of weights, and the distribution of rows and panels to threads.
 #include "heed/layers/linear.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ void CheckPart(const LinearPart& part, int64_t inputs) {
   }
 }
 
-// Offset of an element of a matrix [outputs, inputs], by strides.
+// Offset of an element of a matrix [outputs, inputs], from its strides.
 int64_t At(const LinearPart& part, int64_t output, int64_t input) {
   const ConstTensorView& w = part.weight;
   return part.transposed ? input * w.stride(0) + output * w.stride(1) : output * w.stride(0) + input * w.stride(1);
@@ -45,8 +45,8 @@ float Element(const ConstTensorView& t, int64_t at) {
   return t.dtype() == DType::kF32 ? t.as<float>()[at] : static_cast<float>(LoadAsDouble(t.dtype(), t.data(), at));
 }
 
-// Outputs [begin, begin + count) into a zeroed panel, 16 inputs at a time, so that what is written stays near. A word
-// is an f32, or two bf16 of two inputs.
+// Packs outputs [begin, begin + count) into a zeroed panel, 16 inputs at a time, so that writes stay in the cache. A
+// word is an f32, or two bf16 of consecutive inputs.
 void Pack(const LinearPart& part, int64_t begin, int64_t count, int64_t inputs, bool pairs, uint32_t* to) {
   constexpr int64_t kStep = 16;
   for (int64_t e0 = 0; e0 < inputs; e0 += kStep) {
@@ -111,7 +111,7 @@ int64_t Linear::nbytes() const {
 }
 
 struct LinearAccess {
-  // Rows [0, rows) of x times panels [first, first + panels).
+  // The product of rows [0, rows) of x with panels [first, first + panels).
   static PanelProduct Product(const Linear& linear, const float* x, int64_t x_stride, int64_t rows, float* y,
                               int64_t y_stride, int64_t first, int64_t panels) {
     PanelProduct p;
@@ -132,7 +132,7 @@ struct LinearAccess {
 
 namespace {
 
-// A block of rows stays in the second cache level while panels meet it.
+// A block of rows stays in L2 while it is multiplied with all panels.
 constexpr int64_t kRowBlock = 192, kFewRows = 6;
 
 auto KernelFor(const Context& ctx, DType dtype) {
@@ -146,7 +146,7 @@ void Linear::Rows(Context& ctx, const float* x, int64_t x_stride, int64_t rows, 
   if (rows == 0) return;
   const auto kernel = KernelFor(ctx, dtype_);
   const int64_t panels = (outputs_ + kPanel - 1) / kPanel;
-  // A task is a block of rows and some panels that meet it; of a few rows, as many weights as are worth handing out.
+  // A task is a block of rows and several panels; with few rows (small-M), it has enough weights to be worth a task.
   constexpr int64_t kTaskBytes = 128 << 10;
   int64_t row_block = std::min(rows, kRowBlock), group = 4;
   if (rows <= kFewRows) group = std::clamp<int64_t>(kTaskBytes / (nbytes() / panels), 1, panels);

@@ -1,4 +1,4 @@
-// LinearAttention: projections, gates and norms around a recurrence.
+// LinearAttention: projections, gates, norms and a recurrence.
 #include "heed/layers/linear_attention_layer.h"
 
 #include "heed/core/error.h"
@@ -32,7 +32,7 @@ Config Completed(Config config) {
   return config;
 }
 
-// Channels of a row that gates come from: of decays and of beta.
+// The number of projected channels from which gates are computed: for decays, or for beta.
 int64_t DecayChannels(const LinearMechanism& of, const Config& config) {
   return of.decay == LinearMechanism::kNone ? 0 : of.decay == LinearMechanism::kKey ? config.gate_rank : config.heads;
 }

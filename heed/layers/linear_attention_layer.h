@@ -1,18 +1,18 @@
-// LinearAttention: a recurrence by its name, between projections, with a norm of each head and a gate: RetNet, gated
-// linear attention, DeltaNet and their relatives.
+// LinearAttention: a recurrence, by its name, between projections, with a norm of each head and a gate: RetNet, gated
+// linear attention, DeltaNet and related layers.
 //
-//   (q, k, v, g) = projections of x;  optionally (q, k, v) = silu(conv(q, k, v)), and q, k turned by rotary positions
+//   (q, k, v, g) = projections of x;  optionally (q, k, v) = silu(conv(q, k, v)), and q, k rotated by positions
 //   y = o_proj(rms(recurrence(q, k, v, ...)) .* silu(g))
 //
-//   mechanism           what it takes besides                                    q and k
-//   "linear_attention"  nothing; normalised, of features elu + 1                 as they are
-//   "retention"         nothing: constant decays; with rotary it is RetNet's     as they are
-//   "simple_gla"        log_decay = log(sigmoid(gk_proj(x))) / 16 per head        as they are
-//   "gla"               the same per key channel, through 16 channels            as they are
-//   "delta_rule"        beta = sigmoid(b_proj(x))                                 silu, norm 1
+//   mechanism           further arguments                                       q and k
+//   "linear_attention"  none; normalised, with features elu + 1                 unchanged
+//   "retention"         none: constant decays; with rotary it is RetNet's       unchanged
+//   "simple_gla"        log_decay = log(sigmoid(gk_proj(x))) / 16 per head       unchanged
+//   "gla"               the same per key channel, through 16 channels           unchanged
+//   "delta_rule"        beta = sigmoid(b_proj(x))                                silu, norm 1
 //   "gated_delta_rule"  beta, and log_decay = -exp(A_log) softplus(a_proj(x) + dt_bias)  silu, norm 1
 //
-// Names are those of the layers of flash-linear-attention.
+// Names of tensors are those of the layers of flash-linear-attention.
 #ifndef HEED_LAYERS_LINEAR_ATTENTION_LAYER_H_
 #define HEED_LAYERS_LINEAR_ATTENTION_LAYER_H_
 
@@ -35,13 +35,13 @@ class HEED_API LinearAttention : public Layer {
   struct Config {
     std::string mechanism = "retention";
     int64_t width = 0, heads = 0;
-    int64_t key_dim = 0, value_dim = 0;        // of a head; 0: width / heads
+    int64_t key_dim = 0, value_dim = 0;        // channels of a head; 0: width / heads
     int64_t conv = 0;                          // taps of the convolution; 0: none
-    std::optional<RotaryOptions> rotary = {};  // half split, of queries and keys
+    std::optional<RotaryOptions> rotary = {};  // half split, for queries and keys
     bool gate = true;                          // g_proj
     double norm_eps = 1e-5;
     std::string norm = "g_norm";  // names its weight
-    int64_t gate_rank = 16;       // of "gla": channels between gk_proj.0 and gk_proj.1
+    int64_t gate_rank = 16;       // "gla": channels between gk_proj.0 and gk_proj.1
     double gate_divisor = 16;
   };
 
@@ -52,8 +52,8 @@ class HEED_API LinearAttention : public Layer {
   // a_proj.weight [heads, width], A_log and dt_bias [heads].
   LinearAttention(const Config& config, const Weights& weights);
 
-  // "S" [B, heads, key_dim, value_dim], "z" [B, heads, key_dim] where outputs are normalised, and with conv "conv" [B,
-  // channels, conv - 1].
+  // The state: "S" [B, heads, key_dim, value_dim], "z" [B, heads, key_dim] if outputs are normalised, and with conv
+  // "conv" [B, channels, conv - 1].
   State MakeState(const StateOptions& options = {}) const override;
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;
 
@@ -64,7 +64,7 @@ class HEED_API LinearAttention : public Layer {
  private:
   Config config_;
   const LinearMechanism* mechanism_;
-  Linear in_, gate_, out_;  // q, k, v, g, what gates come from; gk_proj.1
+  Linear in_, gate_, out_;  // in_: q, k, v, g, inputs of gates; gate_: gk_proj.1
   std::vector<float> conv_, norm_, factor_, bias_;
 };
 

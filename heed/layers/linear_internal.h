@@ -1,4 +1,4 @@
-// What Linear hands to its kernels.
+// The interface between Linear and its kernels.
 #ifndef HEED_LAYERS_LINEAR_INTERNAL_H_
 #define HEED_LAYERS_LINEAR_INTERNAL_H_
 
@@ -11,13 +11,13 @@
 
 namespace heed::layers {
 
-// A panel is the weights of 64 outputs: f32 [inputs][64], or of bf16 words of two inputs each, u32 [ceil(inputs /
-// 2)][64], the even one in the lower half. What lies beyond the outputs or inputs is 0.
+// A panel holds the weights of 64 outputs: f32 [inputs][64], or for bf16 words of two inputs each, u32 [ceil(inputs /
+// 2)][64], the even one in the lower half. Elements beyond the outputs or inputs are 0.
 inline constexpr int64_t kPanel = 64;
 
-// Rows [0, rows) of y = x W^T + b, columns of panels [first, first + panels). Strides count elements.
+// Rows [0, rows) of y = x W^T + b, for the columns of panels [first, first + panels). Strides count elements.
 struct PanelProduct {
-  const void* weights;  // of all panels
+  const void* weights;  // all panels
   const float* bias;    // [outputs] and zeros up to a whole panel; null: none
   size_t inputs, outputs;
   const float* x;
@@ -32,7 +32,7 @@ struct PanelKernels {
   void (*bf16)(const PanelProduct&) = nullptr;
 };
 
-// For the best SIMD target that `ctx` allows.
+// The kernels for the best SIMD target that `ctx` allows.
 PanelKernels PanelKernelsFor(const Context& ctx);
 
 // Rows of several heads: row r of head h is at data + r row_stride + h head_stride.
@@ -42,7 +42,7 @@ struct OfHeads {
   int64_t row_stride, head_stride;
 };
 
-// For each head y = x W^T with its own matrix, all of one shape, as Linear::Rows computes it.
+// Computes y = x W^T for each head with its own matrix, all of one shape, with the bits of Linear::Rows.
 void MultiplyHeads(Context& ctx, std::span<const Linear> heads, const OfHeads<const float>& x, int64_t rows,
                    const OfHeads<float>& y);
 

@@ -1,9 +1,9 @@
 // Products of rows with panels of weights, compiled once per SIMD target.
 //
-// Outputs stand in lanes: weights stream past as they are packed, elements of x are broadcast. A tile of R rows and C
-// vectors keeps R C sums in registers, R C fused products for R + C loads; one row alone is bound by reading the
-// weights. Each sum is one chain, inputs ascending, whatever R, C and the blocks of inputs are: between blocks it waits
-// in y, in f32 as it is.
+// Kernels are vectorised over outputs: packed weights are loaded in order, elements of x are broadcast. A tile of R
+// rows and C vectors keeps R C sums in registers, R C FMAs for R + C loads; a single row is bound by reading the
+// weights. Each sum is one chain, inputs ascending, whatever R, C and the blocks of inputs are: between blocks it is
+// stored in y, in f32 without rounding.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -29,15 +29,14 @@ using D = hn::CappedTag<float, kPanel>;
 using V = hn::Vec<D>;
 constexpr size_t N = hn::MaxLanes(D());
 
-// Inputs of a block: its weights, 64 KiB of f32, are read by each tile of rows from the second cache level at the
-// latest.
+// Inputs of a block: its weights, 64 KiB of f32, stay in L2 for all tiles of rows.
 constexpr size_t kBlock = 256;
-// Bytes of weights that are asked for ahead, by the first rows that meet them.
+// Prefetch distance in bytes of weights, for the first rows that read them.
 constexpr size_t kAhead = 8192;
 
 constexpr int kMostRows = hs::kVectorRegisters == 32 ? 6 : 4;
 
-// Vectors of outputs beside R rows, a divisor of a panel's.
+// Vectors of outputs for R rows, a divisor of the vectors of a panel.
 template <int R>
 constexpr int TileVectors() {
   constexpr int kPanelVectors = kPanel / N;
@@ -51,13 +50,13 @@ struct Tile {
   ptrdiff_t x_stride;
   float* y;
   ptrdiff_t y_stride;
-  size_t depth;       // inputs of this block
-  size_t columns;     // outputs from the tile's first on, those beyond a whole tile included
-  const float* bias;  // of the tile's outputs after the last block; else null
-  bool first;         // block
+  size_t depth;       // number of inputs in this block
+  size_t columns;     // outputs from the tile's first on, possibly more than a tile
+  const float* bias;  // bias of the tile's outputs if this is the last block; else null
+  bool first;         // true for the first block
 };
 
-// w: the tile's first column of a panel, at the block's first input.
+// w points to the tile's first column of a panel, at the block's first input.
 template <int R, bool kAsks, class S>
 HWY_INLINE void MultiplyTile(const Tile& t, const S* HWY_RESTRICT w) {
   constexpr int C = TileVectors<R>();
@@ -165,7 +164,7 @@ HWY_NOINLINE void MultiplyRows(const PanelProduct& p, size_t row, size_t panel, 
 
 template <class S>
 void Multiply(const PanelProduct& p) {
-  if (p.rows <= kMostRows) {  // the weights are read once, from wherever they are
+  if (p.rows <= kMostRows) {  // the weights are read once, so blocks of inputs would not help
     for (size_t panel = p.first; panel < p.first + p.panels; ++panel) {
       hs::ForTiles<kMostRows>(0, p.rows, [&](auto rows, size_t row) HWY_ATTR {
         MultiplyRows<rows.value, true, S>(p, row, panel, 0, p.inputs);

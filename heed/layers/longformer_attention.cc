@@ -1,4 +1,5 @@
-// LongformerAttention: projections around its attention, those of global tokens of their rows alone.
+// LongformerAttention: projections and Longformer's attention. The projections of global tokens are computed for their
+// rows alone.
 #include "heed/layers/longformer_attention.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ namespace {
 
 using mechanism::Fail;
 
-// Rows of all global tokens, each once.
+// The rows of all global tokens, each once.
 std::vector<int64_t> GlobalRows(const Tokens& tokens) {
   const ConstTensorView& global = tokens.call.global_tokens;
   std::vector<int64_t> rows;
@@ -56,7 +57,7 @@ LongformerAttention::LongformerAttention(const Config& config, const Weights& we
 }
 
 State LongformerAttention::MakeState(const StateOptions&) const {
-  throw InvalidArgument(name() + "::MakeState: the layer has no state: its tokens see what comes later");
+  throw InvalidArgument(name() + "::MakeState: the layer has no state: its tokens see later ones");
 }
 
 void LongformerAttention::Check(const Tokens& tokens, const State*) const {
@@ -95,7 +96,7 @@ void LongformerAttention::Compute(Context& ctx, const Tokens& tokens, const floa
     for (int64_t i = 0; i < count; ++i)
       std::copy_n(x + global[static_cast<size_t>(i)] * width, width, gathered + i * width);
     query_.Rows(ctx, gathered, width, count, few, width);
-    float* q = frame.Floats(rows * width);  // other rows are not read
+    float* q = frame.Floats(rows * width);  // only rows of global tokens are read
     for (int64_t i = 0; i < count; ++i) std::copy_n(few + i * width, width, q + global[static_cast<size_t>(i)] * width);
     float* both = frame.Floats(rows * 2 * width);
     both_.Rows(ctx, x, width, rows, both, 2 * width);

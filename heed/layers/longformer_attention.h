@@ -1,8 +1,9 @@
-// LongformerAttention: a window for all tokens, and global tokens with projections of their own, which see and are seen
-// by all.
+// LongformerAttention: a window for all tokens, and global tokens with projections of their own, which see all tokens
+// and are seen by all.
 //
-// Source: Beltagy, Peters, Cohan, arXiv:2004.05150. Names are those of Transformers' LongformerAttention; with Residual
-// and a layer norm behind it, it is its block. BigBird's attention is MultiHeadAttention with patterns::BigBird().
+// Source: Beltagy, Peters, Cohan, arXiv:2004.05150. Names of tensors are those of Transformers' LongformerAttention;
+// with Residual and a layer norm after it, it is the attention of its block. BigBird's attention is MultiHeadAttention
+// with patterns::BigBird().
 #ifndef HEED_LAYERS_LONGFORMER_ATTENTION_H_
 #define HEED_LAYERS_LONGFORMER_ATTENTION_H_
 
@@ -18,28 +19,28 @@ class HEED_API LongformerAttention : public Layer {
  public:
   struct Config {
     int64_t width = 0, heads = 0;  // heads divide width
-    int64_t window = 512;          // half of it before a token, half behind it
+    int64_t window = 512;          // half of it before a token, half after it
   };
 
   // Takes self.query, self.key, self.value, self.query_global, self.key_global, self.value_global and output.dense,
   // each .weight [width, width] and .bias [width].
   LongformerAttention(const Config& config, const Weights& weights);
 
-  // Throws InvalidArgument: what comes later changes what has been.
+  // Throws InvalidArgument: later tokens change the results of earlier ones.
   State MakeState(const StateOptions& options = {}) const override;
   bool takes_global_tokens() const override { return true; }
   void Check(const Tokens& tokens, const State* state) const override;
 
-  // The global tokens are call.global_tokens; without any their projections are not computed.
+  // The global tokens are call.global_tokens; without any, their projections are not computed.
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;
 
-  // Computes what Forward does, from the weights themselves, in double.
+  // Computes Forward() from the weights themselves, in double.
   static void Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call& call,
                         const TensorView& y);
 
  private:
   Config config_;
-  Linear in_, query_, both_, out_;  // q, k, v; q of global tokens; their k and v
+  Linear in_, query_, both_, out_;  // in_: q, k, v; query_: q of global tokens; both_: their k and v
 };
 
 }  // namespace heed::layers

@@ -1,4 +1,4 @@
-// Mamba: projections around a convolution and a scan.
+// Mamba: projections, a convolution and a scan.
 #include "heed/layers/mamba.h"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Mamba2: projections around a convolution and a recurrence.
+// Mamba2: projections, a convolution and a recurrence.
 #include "heed/layers/mamba2.h"
 
 #include "heed/core/error.h"

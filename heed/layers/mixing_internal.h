@@ -1,4 +1,4 @@
-// The table of GatedMixing: what each mechanism takes.
+// The table of GatedMixing: the arguments of each mechanism.
 #ifndef HEED_LAYERS_MIXING_INTERNAL_H_
 #define HEED_LAYERS_MIXING_INTERNAL_H_
 
@@ -12,7 +12,7 @@
 
 namespace heed::layers {
 
-// What becomes of the numbers of an argument. All but the first come with a bias.
+// The function applied to an argument. All but the first have a bias.
 enum class ArgumentMap { kNone, kBiased, kLogSigmoid, kSigmoid };
 
 struct MixingArgument {
@@ -21,10 +21,11 @@ struct MixingArgument {
   std::string_view name;
   Size size;
   ArgumentMap map = ArgumentMap::kNone;
-  bool constant = false;                              // the bias alone
-  bool turned = false;                                // by rotary positions
-  bool unit = false;                                  // of norm 1
-  ConstTensorView recurrent::Inputs::* to = nullptr;  // null: RWKV-7's share, which no mechanism takes as it is
+  bool constant = false;  // given by the bias alone
+  bool turned = false;    // rotated by position
+  bool unit = false;      // normalised to norm 1
+  // Null: RWKV-7's share, which is not itself an argument of the mechanism.
+  ConstTensorView recurrent::Inputs::* to = nullptr;
 
   bool has_bias() const { return constant || map != ArgumentMap::kNone; }
   int64_t PerHead(int64_t key_dim, int64_t value_dim) const {
@@ -33,14 +34,14 @@ struct MixingArgument {
 };
 
 struct MixingMechanism {
-  std::string_view name;  // of a recurrence, "attention" or "none"
+  std::string_view name;  // a recurrence, "attention" or "none"
   std::vector<MixingArgument> arguments;
 
   bool is_attention() const { return name == "attention"; }
   bool is_recurrence() const { return !is_attention() && name != "none"; }
 };
 
-// Throws InvalidArgument that lists the names for any other.
+// Throws InvalidArgument that lists the names for an unknown one.
 const MixingMechanism& MixingMechanismNamed(const std::string& layer, std::string_view name);
 
 }  // namespace heed::layers

@@ -1,4 +1,4 @@
-// Mlp: two products and what stands between them.
+// Mlp: two products and an activation.
 #include "heed/layers/mlp.h"
 
 #include <vector>
@@ -30,7 +30,7 @@ void Mlp::Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, 
   call.activation = config_.activation;
   call.x = {projected, both};
   if (gated) call.factor = {projected + inner, both};
-  call.y = {projected, both};  // in place: the product takes rows that lie apart
+  call.y = {projected, both};  // in place: the product reads rows with a stride
   call.rows = static_cast<size_t>(rows);
   call.size = static_cast<size_t>(inner);
   Run(ctx, call);

@@ -1,7 +1,7 @@
 // Mlp: two products with an activation between them, gated or not.
 //
-//   y = down(activation(gate(x)) .* up(x))      gated: Llama and its relatives
-//   y = down(activation(up(x)))                 else: BERT, GPT-2
+//   y = down(activation(gate(x)) .* up(x))      gated: Llama and related families
+//   y = down(activation(up(x)))                 not gated: BERT, GPT-2
 #ifndef HEED_LAYERS_MLP_H_
 #define HEED_LAYERS_MLP_H_
 
@@ -33,10 +33,11 @@ class HEED_API Mlp : public Layer {
     Names names = {};
   };
 
-  // Takes up.weight [inner, width], down.weight [width, inner], gate.weight as up's where gated, and their biases.
+  // Takes up.weight [inner, width], down.weight [width, inner], gate.weight of the shape of up's if gated, and their
+  // biases.
   Mlp(const Config& config, const Weights& weights);
 
-  // An empty one: there is nothing to remember.
+  // The state is empty, because outputs do not depend on earlier tokens.
   State MakeState(const StateOptions& options = {}) const override;
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;
 
@@ -45,7 +46,7 @@ class HEED_API Mlp : public Layer {
 
  private:
   Config config_;
-  Linear up_, down_;  // the gate stands before up, in one product
+  Linear up_, down_;  // the gate precedes up, in one product
 };
 
 }  // namespace heed::layers

@@ -1,4 +1,4 @@
-// MultiHeadAttention: projections around attention or a cache.
+// MultiHeadAttention: projections, and attention with or without a cache.
 #include "heed/layers/multi_head_attention.h"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ MultiHeadAttention::MultiHeadAttention(const Config& config, const Weights& weig
 
 State MultiHeadAttention::MakeState(const StateOptions& options) const {
   if (!cross() && !config_.causal)
-    Fail((name() + "::MakeState").c_str(), "config.causal", "is false", "true: other layers see what comes later");
+    Fail((name() + "::MakeState").c_str(), "config.causal", "is false", "true: other layers see later tokens");
   State state(name(), options.batch);
   KVCache::Options cache;
   cache.batch = options.batch;
@@ -74,7 +74,7 @@ void MultiHeadAttention::Check(const Tokens& tokens, const State* state) const {
       Fail(op, "memory", "is given again", "none: the state has it");
     }
   } else if (state == nullptr || std::ranges::max(state->memory->lengths()) == 0) {
-    Fail(op, "memory", "is absent", "what cross attention looks at, in the first call of a state");
+    Fail(op, "memory", "is absent", "the sequence that cross attention reads, in the first call of a state");
   }
 }
 
@@ -130,7 +130,8 @@ void MultiHeadAttention::ComputeCross(Context& ctx, const Tokens& tokens, const 
     }
     state->memory->Append(k, v, {lengths, static_cast<size_t>(tokens.B)});
   }
-  // All rows of a call see all of the cache, as if its last tokens had been given with them.
+  // Every row of a call sees the whole cache. The view therefore says that its last tokens were appended with this
+  // call.
   KVView view = state->memory->view();
   int64_t* rows = frame.Integers(tokens.B);
   std::ranges::copy(tokens.counts, rows);

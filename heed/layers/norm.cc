@@ -1,4 +1,4 @@
-// Norm: its weights, and its call of the kernel.
+// Norm: its weights, and the call of its kernel.
 #include "heed/layers/norm.h"
 
 #include <cmath>

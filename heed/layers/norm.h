@@ -26,12 +26,12 @@ class HEED_API Norm {
     double eps = 1e-5;
   };
 
-  // Takes "weight" [width], and "bias" of layer norms.
+  // Takes "weight" [width], and "bias" for layer norms.
   Norm(const Config& config, const Weights& weights);
 
   int64_t width() const { return config_.width; }
 
-  // y = norm of x, f32 [rows, width], rows contiguous. y may be x itself, else it shares no memory with it.
+  // y = norm(x), f32 [rows, width], each row contiguous. y may be x itself; otherwise it shares no memory with it.
   void Forward(Context& ctx, const ConstTensorView& x, const TensorView& y) const;
   void Rows(Context& ctx, const float* x, int64_t rows, float* y) const;  // without checks
 

@@ -1,4 +1,4 @@
-// Where the tokens of a call stand in their sequences.
+// The positions of a call's tokens in their sequences.
 #ifndef HEED_LAYERS_POSITIONS_INTERNAL_H_
 #define HEED_LAYERS_POSITIONS_INTERNAL_H_
 
@@ -10,8 +10,8 @@
 
 namespace heed::layers {
 
-// [B, T] i64, valid as long as the frame: from 0 on, or from what a state has seen, and again from 0 in each packed
-// sequence. Padding stands where the last token does, so that no row goes beyond its sequence's length.
+// Positions [B, T] i64, valid as long as the frame. They begin at 0, or at the length of a state, and again at 0 in
+// each packed sequence. Padding has the position of the last token, so that no row exceeds its sequence's length.
 inline ConstTensorView Positions(Frame& frame, const Tokens& tokens, const State* state) {
   int64_t* positions = frame.Integers(tokens.rows());
   for (int64_t b = 0; b < tokens.B; ++b) {

@@ -1,4 +1,4 @@
-// The table of recurrences, and how a layer runs one.
+// The table of recurrences, and their calls from a layer.
 #include <algorithm>
 #include <span>
 #include <vector>
@@ -56,7 +56,7 @@ constexpr LinearMechanism kLinearMechanisms[] = {
     {"simple_gla", LinearMechanism::kHead, false},       {"gla", LinearMechanism::kKey, false},
     {"delta_rule", LinearMechanism::kNone, true},        {"gated_delta_rule", LinearMechanism::kStep, true}};
 
-// Of one token per sequence: without the axis of tokens. Constants have none.
+// A tensor of one token per sequence, without the axis of tokens. Constants have none.
 ConstTensorView Now(const ConstTensorView& t) {
   if (!t || t.rank() < 3) return t;
   std::vector<int64_t> sizes(t.sizes().begin(), t.sizes().end()), strides(t.strides().begin(), t.strides().end());
@@ -80,7 +80,7 @@ recurrent::StepInputs Now(const recurrent::Inputs& in) {
   return now;
 }
 
-// Views of a recurrence's tensors.
+// Views of a recurrence's state tensors.
 recurrent::State ViewOf(const Recurrence& of, std::span<StateTensor> tensors) {
   recurrent::State view;
   view.S = tensors[0].view();

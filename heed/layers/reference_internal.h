@@ -1,4 +1,4 @@
-// What references of layers are composed of: arrays of double, and operations on them one element at a time.
+// Parts of the layers' references: arrays of double, and operations on them one element at a time.
 #ifndef HEED_LAYERS_REFERENCE_INTERNAL_H_
 #define HEED_LAYERS_REFERENCE_INTERNAL_H_
 
@@ -12,7 +12,7 @@
 
 namespace heed::layers::reference {
 
-// Row-major.
+// A row-major array.
 struct Array {
   std::vector<int64_t> sizes;
   std::vector<double> values;
@@ -27,7 +27,7 @@ struct Array {
   int64_t last() const { return sizes.back(); }
   int64_t rows() const { return std::ssize(values) / last(); }
 
-  // Channels [begin, end) of the last axis, which becomes `split`.
+  // Channels [begin, end) of the last axis, which is reshaped to `split`.
   Array Channels(int64_t begin, int64_t end, std::vector<int64_t> split = {}) const;
   Array Reshaped(std::vector<int64_t> sizes) const;
   Array Swapped() const;  // [B, T, C] to [B, C, T] and back
@@ -39,7 +39,7 @@ Array Tensor(const Weights& weights, const std::string& name, const std::vector<
 // y = x W^T + b along the last axis.
 Array Product(const Array& x, const Weights& weights, const LinearName& name, bool transposed = false);
 
-// Runs of weight.values.size() elements, each divided by its root mean square.
+// Divides each run of weight.values.size() elements by its root mean square, and multiplies it by the weight.
 Array RmsNorm(const Array& x, const Array& weight, double eps);
 
 template <class F>
@@ -50,14 +50,14 @@ Array Map(Array x, const F& f) {
 Array Times(Array a, const Array& b);
 Array Plus(Array a, const Array& b);
 
-// silu(conv(x)) of x [B, T, C], whose weights are name.weight [C, 1, taps] and name.bias.
+// silu(conv(x)) of x [B, T, C], with weights name.weight [C, 1, taps] and name.bias.
 Array Convolved(const Array& x, const Weights& weights, const std::string& name, int64_t taps, bool bias,
                 const Call& call);
 
-// The token before each of [B, T, C], zeros before the first of a sequence.
+// The previous token of each token of [B, T, C]; zeros before the first of a sequence.
 Array Shifted(const Array& x, const Call& call);
 
-// Where each token of [B, T] stands in its sequence.
+// The position of each token of [B, T] in its sequence.
 std::vector<int64_t> Positions(int64_t B, int64_t T, const Call& call);
 
 }  // namespace heed::layers::reference

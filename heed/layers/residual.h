@@ -1,4 +1,4 @@
-// Residual: a layer with a norm before or behind it, and what goes past it.
+// Residual: a layer with a norm before or after it, and a residual connection.
 //
 //   pre   y = x + layer(norm(x))
 //   post  y = norm(x + layer(x))
@@ -20,11 +20,11 @@ class HEED_API Residual : public Layer {
   struct Config {
     Norm::Config norm;
     std::string norm_name;   // "input_layernorm", for "input_layernorm.weight"
-    std::string layer_name;  // "self_attn": what the layer's names begin with; empty: nothing, as in BERT's Mlp
+    std::string layer_name;  // "self_attn": prefix of the layer's names; empty: none, as in BERT's Mlp
     bool post = false;
   };
 
-  // A layer that has been made of OfLayer(config, weights) already.
+  // Takes a layer that was made with OfLayer(config, weights).
   Residual(const Config& config, const Weights& weights, std::unique_ptr<const Layer> layer);
 
   static Weights OfLayer(const Config& config, const Weights& weights) {

@@ -1,4 +1,4 @@
-// Rows of a call, shared out among threads.
+// Operations on rows of a call, distributed to threads.
 #include <algorithm>
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 namespace heed::layers {
 namespace {
 
-// As many rows per task as are worth handing out.
+// A task has enough rows to be worth a task.
 template <class Call>
 void ByRows(Context& ctx, void (*kernel)(const Call&, size_t, size_t), const Call& call, size_t size) {
   constexpr size_t kElements = 16384;

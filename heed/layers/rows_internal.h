@@ -1,6 +1,7 @@
-// What layers do to rows of f32 between their products: norms, activations, sums. Threads share the rows.
+// Operations of layers on rows of f32 between their products: norms, activations, sums. Threads share the rows.
 //
-// Bits of a row depend on nothing but the row and the SIMD target. Outputs may be the inputs themselves, row for row.
+// The bits of a row depend on nothing but the row and the SIMD target. Outputs may be the inputs themselves, row for
+// row.
 #ifndef HEED_LAYERS_ROWS_INTERNAL_H_
 #define HEED_LAYERS_ROWS_INTERNAL_H_
 
@@ -11,7 +12,7 @@
 
 namespace heed::layers {
 
-// Distances between rows count elements; rows are contiguous.
+// Distances between rows count elements; each row is contiguous.
 struct In {
   const float* data = nullptr;
   ptrdiff_t stride = 0;
@@ -30,8 +31,8 @@ enum class Scaling {
   kUnit,   // x / sqrt(sum of squares + eps)
 };
 
-// y = scaled(x) .* weight + bias of each head, a run of `size` elements of a row; with a gate times silu(gate), of what
-// is scaled where `gate_first`, else of the result.
+// y = scaled(x) .* weight + bias for each head, a run of `size` elements of a row. With a gate, silu(gate) multiplies x
+// before scaling if `gate_first`, else the result.
 struct ScaleRows {
   Scaling scaling = Scaling::kRms;
   In x;
@@ -39,7 +40,7 @@ struct ScaleRows {
   In gate;  // null: none
   bool gate_first = false;
   const float* weight = nullptr;  // [size], or [heads, size] with weight_per_head; null: 1
-  const float* bias = nullptr;    // likewise; null: 0
+  const float* bias = nullptr;    // [size], or [heads, size] with weight_per_head; null: 0
   bool weight_per_head = false;
   double eps = 0;
   size_t rows = 0, heads = 1, size = 0;
@@ -64,7 +65,7 @@ struct AddRows {
 // y = mix .* x + (1 - mix) .* before
 struct MixRows {
   In x, before;
-  In mix;  // with a stride of 0 that of every row
+  In mix;  // with a stride of 0, the same for every row
   Out y;
   size_t rows = 0, size = 0;
 };

@@ -22,8 +22,8 @@ namespace hs = heed::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
-// The normal distribution's share beyond |x|: e^{-x^2 / 2} times a polynomial in 1 / (1 + 0.29 |x|), of which the
-// relative error is 2.1e-8.
+// The normal distribution's probability beyond |x|: e^{-x^2 / 2} times a polynomial in 1 / (1 + 0.29 |x|), with a
+// relative error of 2.1e-8.
 HWY_INLINE V NormalTail(D d, V x) {
   const V size = hn::Abs(x), one = hn::Set(d, 1.f);
   const V t = hs::FastDivide(d, one, hn::MulAdd(hn::Set(d, .29f), size, one));
@@ -47,7 +47,7 @@ HWY_INLINE V GeluTanh(D d, V x) {
   return hn::Mul(x, hs::Sigmoids(d, hn::Mul(cube, hn::Set(d, kTwice))).s);
 }
 
-// f(vector, offset, count), the last vector with `count` < its lanes.
+// Calls f(vector, offset, count) for each vector; count is less than its lanes for the last one only.
 template <class F>
 HWY_INLINE void ForVectors(size_t size, const F& f) {
   const size_t N = hn::Lanes(D());
@@ -70,7 +70,7 @@ HWY_INLINE void StoreSome(V x, float* HWY_RESTRICT to, size_t count) {
   }
 }
 
-// sum of f(x) in two chains per lane.
+// The sum of f(x), in two chains per lane.
 template <class F>
 HWY_INLINE float SumOf(const float* x, size_t size, const F& f) {
   const D d;
@@ -148,7 +148,7 @@ HWY_INLINE void ActivateWith(const ActivateRows& c, size_t begin, size_t end, co
 void Activate(const ActivateRows& c, size_t begin, size_t end) {
   const D d;
   const V zero = hn::Zero(d);
-  // NaN stays NaN.
+  // ReLU keeps NaN.
   const auto relu = [&](V x) HWY_ATTR { return hn::IfThenElse(hn::Lt(x, zero), zero, x); };
   switch (c.activation) {
     case Activation::kNone: return ActivateWith(c, begin, end, [](V x) HWY_ATTR { return x; });

@@ -1,4 +1,4 @@
-// The kernels of rows_internal.h: each does rows [begin, end) of a call.
+// The kernels of rows_internal.h: each processes rows [begin, end) of a call.
 #ifndef HEED_LAYERS_ROWS_KERNELS_INTERNAL_H_
 #define HEED_LAYERS_ROWS_KERNELS_INTERNAL_H_
 
@@ -16,7 +16,7 @@ struct RowKernels {
   void (*decay)(const DecayRows&, size_t begin, size_t end);
 };
 
-// For the best SIMD target that `ctx` allows.
+// The kernels for the best SIMD target that `ctx` allows.
 RowKernels RowKernelsFor(const Context& ctx);
 
 }  // namespace heed::layers

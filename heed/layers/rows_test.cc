@@ -1,4 +1,4 @@
-// Norms, activations and what else is done to rows, on every SIMD target, against their formulas in double.
+// Norms, activations and other operations on rows, on every SIMD target, compared with their formulas in double.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -45,7 +45,7 @@ TEST(ActivationTest, EachIsItsFormula) {
       for (size_t j = 0; j < x.size(); ++j) {
         const double expected = ActivationReference(call.activation, x[j]);
         if (std::abs(expected) > 3e38) continue;  // squares and exponentials overflow
-        // gelu_tanh of -x is a difference of nearly equal numbers in its formula, and exact here.
+        // The formula of gelu_tanh subtracts nearly equal numbers for negative x, where the kernel is accurate.
         const double floor = call.activation == Activation::kGeluTanh ? 1e-13 : 1e-35;
         EXPECT_NEAR(y[j], expected, 2e-5 * std::abs(expected) + floor) << i << " at " << x[j];
         EXPECT_NEAR(y[j], expected, 5e-7 * (std::abs(expected) + .05)) << i << " at " << x[j];

@@ -1,4 +1,4 @@
-// RWKV-4: token shift and projections around its recurrence.
+// RWKV-4: token shift, projections and the recurrence.
 #include "heed/layers/rwkv4_layer.h"
 
 #include "heed/layers/arena_internal.h"

@@ -1,12 +1,12 @@
-// Rwkv4TimeMixing and Rwkv4ChannelMixing: the two layers of an RWKV-4 block. Each mixes a token with the one before it.
+// Rwkv4TimeMixing and Rwkv4ChannelMixing: the two layers of an RWKV-4 block. Each mixes a token with the previous one.
 //
-//   x_k = mix_k .* x + (1 - mix_k) .* before, likewise x_v and x_r       before: x of the token before, 0 at first
-//   time     y = output(sigmoid(receptance(x_r)) .* rwkv4(key(x_k), value(x_v)))
-//   channel  y = sigmoid(receptance(x_r)) .* value(relu(key(x_k))^2)
+//   x_k = mix_k .* x + (1 - mix_k) .* before, x_v and x_r in the same way    before: x of the previous token, 0 at
+//   first time     y = output(sigmoid(receptance(x_r)) .* rwkv4(key(x_k), value(x_v))) channel  y =
+//   sigmoid(receptance(x_r)) .* value(relu(key(x_k))^2)
 //
-// Source: Peng et al., arXiv:2305.13048. Names are those of Transformers' RwkvSelfAttention and RwkvFeedForward, which
-// halve the weights of later layers and the rows between them: a matter of whole models. With Residual and layer norms
-// before them they are its block.
+// Source: Peng et al., arXiv:2305.13048. Names of tensors are those of Transformers' RwkvSelfAttention and
+// RwkvFeedForward, which halve the weights of later layers and the rows between them; here this belongs to the whole
+// model. With Residual and layer norms before them they are its block.
 #ifndef HEED_LAYERS_RWKV4_LAYER_H_
 #define HEED_LAYERS_RWKV4_LAYER_H_
 
@@ -30,7 +30,7 @@ class HEED_API Rwkv4TimeMixing : public Layer {
   // key.weight, value.weight and receptance.weight [inner, width], output.weight [width, inner].
   Rwkv4TimeMixing(const Config& config, const Weights& weights);
 
-  // "shift" [B, width], the last token's x, and "num", "den" and "max" [B, inner].
+  // The state: "shift" [B, width], the last token's x, and "num", "den" and "max" [B, inner].
   State MakeState(const StateOptions& options = {}) const override;
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;
 
@@ -55,11 +55,11 @@ class HEED_API Rwkv4ChannelMixing : public Layer {
   // width], value.weight [width, inner].
   Rwkv4ChannelMixing(const Config& config, const Weights& weights);
 
-  // "shift" [B, width], the last token's x.
+  // The state: "shift" [B, width], the last token's x.
   State MakeState(const StateOptions& options = {}) const override;
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;
 
-  // As above.
+  // Computes what Forward does without a state, from the weights themselves, in double.
   static void Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call& call,
                         const TensorView& y);
 

@@ -1,4 +1,4 @@
-// RWKV-6: token shift, projections of low rank and of full, around its recurrence.
+// RWKV-6: token shift, low-rank and full projections, and the recurrence.
 #include "heed/layers/rwkv6_layer.h"
 
 #include "heed/core/error.h"
@@ -22,7 +22,7 @@ Rwkv6TimeMixing::Config Completed(Rwkv6TimeMixing::Config config) {
   return config;
 }
 
-// y = x W + bias of W [inputs, outputs]. Absent where weights are listed.
+// y = x W + bias for W [inputs, outputs]. Absent while weights are listed.
 Linear Transposed(const ConstTensorView& weight, const std::vector<float>& bias) {
   if (!weight) return {};
   LinearPart part;
@@ -86,7 +86,7 @@ void Rwkv6TimeMixing::Compute(Context& ctx, const Tokens& tokens, const float* x
   float* mixed = frame.Floats(rows * width());
   float* mix = frame.Floats(rows * width());
   float* ranks = frame.Floats(rows * 5 * rank);
-  // x + m .* (before - x) is a mix of which m is the share of the token before.
+  // x + m .* (before - x) is a mix in which m is the share of the previous token.
   Mix(ctx, {mix_.data(), 0}, before, x, rows, width(), mixed);
   mix_in_.Rows(ctx, mixed, width(), rows, ranks, 5 * rank);
   Activate(ctx, Activation::kTanh, ranks, nullptr, rows, 5 * rank, ranks);
@@ -134,7 +134,7 @@ Rwkv6ChannelMixing::Rwkv6ChannelMixing(const Config& config, const Weights& weig
     : Layer("layers::Rwkv6ChannelMixing", config.width), config_(config) {
   CheckConfig(name(), "inner", config.inner, 0);
   if (config.inner == 0) config_.inner = config.width * 7 / 2 / 32 * 32;
-  CheckConfig(name(), "inner", config_.inner);  // which is 0 of a width below 10
+  CheckConfig(name(), "inner", config_.inner);  // 0 for widths below 10
   mix_key_ = weights.Floats("time_maa_k", {1, 1, width()});
   mix_receptance_ = weights.Floats("time_maa_r", {1, 1, width()});
   key_ = weights.Matrix({"key", config_.inner, false}, width());

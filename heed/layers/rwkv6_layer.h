@@ -1,16 +1,16 @@
-// Rwkv6TimeMixing and Rwkv6ChannelMixing: the two layers of an RWKV-6 block, "Finch". How much of the token before is
-// mixed into one depends on both, and so does the decay.
+// Rwkv6TimeMixing and Rwkv6ChannelMixing: the two layers of an RWKV-6 block, "Finch". The share of the previous token
+// that is mixed into a token depends on both, and so does the decay.
 //
-//   d = before - x                                         before: x of the token before, 0 at first
+//   d = before - x                                         before: x of the previous token, 0 at first
 //   m = tanh((x + time_maa_x .* d) time_maa_w1), five parts, one for each a of w, k, v, r, g
 //   x_a = x + (time_maa_a + m_a time_maa_w2[a]) .* d
 //   log_decay = -exp(time_decay + tanh(x_w time_decay_w1) time_decay_w2)
 //   time     y = output(ln_x(rwkv6(receptance(x_r), key(x_k), value(x_v), log_decay, time_faaaa)) .* silu(gate(x_g)))
 //   channel  y = sigmoid(receptance(x_r)) .* value(relu(key(x_k))^2), where x_a = x + time_maa_a .* d
 //
-// ln_x is a layer norm of each head, with weights by channel. Source: Peng et al., arXiv:2404.05892. Names are those of
-// the folders that the authors publish for Transformers, Rwkv6SelfAttention and Rwkv6FeedForward. With Residual and
-// layer norms before them they are its block.
+// ln_x is a layer norm of each head, with weights per channel. Source: Peng et al., arXiv:2404.05892. Names of tensors
+// are those of the folders that the authors publish for Transformers, Rwkv6SelfAttention and Rwkv6FeedForward. With
+// Residual and layer norms before them they are its block.
 #ifndef HEED_LAYERS_RWKV6_LAYER_H_
 #define HEED_LAYERS_RWKV6_LAYER_H_
 
@@ -39,7 +39,7 @@ class HEED_API Rwkv6TimeMixing : public Layer {
   // receptance.weight and gate.weight [inner, width], output.weight [width, inner], ln_x.weight and ln_x.bias [inner].
   Rwkv6TimeMixing(const Config& config, const Weights& weights);
 
-  // "shift" [B, width], the last token's x, and "S" [B, inner / head_dim, head_dim, head_dim].
+  // The state: "shift" [B, width], the last token's x, and "S" [B, inner / head_dim, head_dim, head_dim].
   State MakeState(const StateOptions& options = {}) const override;
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;
 
@@ -48,7 +48,7 @@ class HEED_API Rwkv6TimeMixing : public Layer {
                         const TensorView& y);
 
  private:
-  // One of the five: how it is mixed, and what it is multiplied with.
+  // One of the five mixes: its low-rank matrix, and the projection of the mixed rows.
   struct Part {
     Linear mix, product;
   };
@@ -70,11 +70,11 @@ class HEED_API Rwkv6ChannelMixing : public Layer {
   // value.weight [width, inner].
   Rwkv6ChannelMixing(const Config& config, const Weights& weights);
 
-  // "shift" [B, width], the last token's x.
+  // The state: "shift" [B, width], the last token's x.
   State MakeState(const StateOptions& options = {}) const override;
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;
 
-  // As above.
+  // Computes what Forward does without a state, from the weights themselves, in double.
   static void Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call& call,
                         const TensorView& y);
 

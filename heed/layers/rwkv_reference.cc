@@ -67,14 +67,14 @@ void Rwkv4ChannelMixing::Reference(const Config& config, const Weights& weights,
 
 namespace {
 
-// x + share .* (before - x); of each channel, or of each row's channels.
+// x + share .* (before - x), with a share per channel, or per row and channel.
 Array Towards(const Array& x, const Array& before, const Array& share) {
   Array y = x;
   for (int64_t i = 0; i < std::ssize(x.values); ++i) y[i] += share[i % std::ssize(share.values)] * (before[i] - x[i]);
   return y;
 }
 
-// tanh(x first) second, of matrices [inputs, outputs].
+// tanh(x first) second, for matrices [inputs, outputs].
 Array OfLowRank(const Array& x, const Array& first, const Array& second) {
   const auto product = [](const Array& a, const Array& w) {
     std::vector<int64_t> sizes = a.sizes;
@@ -90,7 +90,7 @@ Array OfLowRank(const Array& x, const Array& first, const Array& second) {
   return product(Map(product(x, first), [](double value) { return std::tanh(value); }), second);
 }
 
-// Of each head: (x - mean) / sqrt(variance + eps) .* weight + bias.
+// The layer norm of each head: (x - mean) / sqrt(variance + eps) .* weight + bias.
 Array HeadNorm(const Array& x, const Array& weight, const Array& bias, int64_t size, double eps) {
   Array y = x;
   const double n = static_cast<double>(size);

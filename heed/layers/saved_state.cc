@@ -1,4 +1,4 @@
-// States in files: tensors by their names, caches by sections of their own.
+// States in files: tensors by their names, caches in sections of their own.
 #include "heed/layers/saved_state_internal.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace heed::layers {
 namespace {
 
-// The caches of a state, and what the names of each begin with.
+// Calls f for each cache of a state, with the prefix of its names.
 template <class AnyState, class F>
 void EachCache(AnyState& state, const F& f) {
   if (state.keys) f("keys.", *state.keys);
@@ -18,7 +18,7 @@ void EachCache(AnyState& state, const F& f) {
   if (state.memory) f("memory.", *state.memory);
 }
 
-// One row per token that the layer has seen.
+// Checks that the cache has one row per token that the layer has processed.
 void CheckLengths(const SectionReader& from, const KVCacheBase& cache, std::span<const int64_t> lengths) {
   for (size_t b = 0; b < lengths.size(); ++b) {
     if (cache.lengths()[b] == lengths[b]) continue;
@@ -53,7 +53,8 @@ void ReadState(const SectionReader& from, std::span<const int64_t> lengths, int6
     const SectionReader section = from.At(prefix);
     SavedCache::Read(section, max_bytes, cache);
     max_bytes -= cache.nbytes();
-    if (prefix != "memory.") CheckLengths(section, cache, lengths);  // which is as long as the other side was
+    // Memory is as long as the sequence that cross attention reads.
+    if (prefix != "memory.") CheckLengths(section, cache, lengths);
   });
   state.Advance(lengths);
 }

@@ -1,4 +1,4 @@
-// Weights: looking up tensors, and checking what is found.
+// Weights: lookup of tensors, and their checks.
 #include "heed/layers/weights.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
-// Weights: the tensors of a model by their names, and what a layer takes of them.
+// Weights: the tensors of a model by their names, and the interface through which a layer takes them.
 //
-// A layer's constructor asks for each tensor that it has by name and shape. WeightsOf<Layer>(config) is the table of
-// these: what the constructor asks for, without a file.
+// A layer's constructor requests each of its tensors by name and shape. WeightsOf<Layer>(config) lists these requests,
+// without a file.
 #ifndef HEED_LAYERS_WEIGHTS_H_
 #define HEED_LAYERS_WEIGHTS_H_
 
@@ -26,7 +26,7 @@ struct WeightName {
   std::vector<int64_t> sizes;
 };
 
-// What a matrix y = x W^T + b is called, and how it lies.
+// The name of a matrix y = x W^T + b, and its layout.
 struct LinearName {
   std::string name;  // "q_proj", for "q_proj.weight" and "q_proj.bias"
   int64_t outputs = 0;
@@ -35,36 +35,36 @@ struct LinearName {
 
 class HEED_API Weights {
  public:
-  // An absent view where there is no such tensor.
+  // Returns an absent view if there is no such tensor.
   using Find = std::function<ConstTensorView(const std::string& name)>;
 
   explicit Weights(Find find) : find_(std::make_shared<const Find>(std::move(find))) {}
 
-  // Of files, which must live as long as these weights are read: shards of one model.
+  // Tensors of files, which must live as long as these weights are read: shards of one model.
   explicit Weights(const SafetensorsFile& file);
   explicit Weights(std::vector<const SafetensorsFile*> files);
 
-  // Collects in `names`, which must outlive it, what is asked for, and finds nothing.
+  // Collects the requested names in `names`, which must outlive it, and finds nothing.
   static Weights Listing(std::vector<WeightName>* names);
 
-  // Those whose names begin so: prefixes add up.
+  // The tensors whose names begin with this prefix. Prefixes add up.
   Weights At(std::string_view prefix) const;
   const std::string& prefix() const { return prefix_; }
 
   bool Contains(std::string_view name) const;
 
-  // A tensor of this shape in f64, f32, bf16 or f16. Throws InvalidArgument that says the whole name, what is there and
-  // what was expected. Absent where weights are listed.
+  // A tensor of this shape in f64, f32, bf16 or f16. Throws InvalidArgument with the whole name, the actual and the
+  // expected shape. Absent while weights are listed.
   ConstTensorView Tensor(std::string_view name, std::span<const int64_t> sizes) const;
 
-  // Its elements, row-major, rounded to f32. Zeros where weights are listed.
+  // The elements of a tensor, row-major, rounded to f32. Zeros while weights are listed.
   std::vector<float> Floats(std::string_view name, std::span<const int64_t> sizes) const;
   std::vector<float> Floats(std::string_view name, std::initializer_list<int64_t> sizes) const {
     return Floats(name, std::span(sizes.begin(), sizes.end()));
   }
 
-  // Matrices one below the other, as one. Each is [outputs, inputs], or [inputs, outputs] where `transposed`, as GPT-2
-  // has it.
+  // One matrix that has the rows of several. Each is [outputs, inputs], or [inputs, outputs] if `transposed`, as in
+  // GPT-2.
   Linear Matrix(std::span<const LinearName> names, int64_t inputs, bool transposed = false) const;
   Linear Matrix(const LinearName& name, int64_t inputs, bool transposed = false) const {
     return Matrix(std::span(&name, 1), inputs, transposed);

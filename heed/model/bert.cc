@@ -1,5 +1,4 @@
-// BERT, MiniLM with it, RoBERTa and DistilBERT: encoders with learned positions and layer norms behind attention and
-// MLP.
+// BERT (and MiniLM), RoBERTa and DistilBERT: encoders with learned positions and layer norms after attention and MLP.
 #include <string>
 #include <utility>
 
@@ -16,7 +15,7 @@ using layers::MultiHeadAttention;
 
 namespace {
 
-// What BERT and RoBERTa have in common: all but the head, and where positions begin.
+// The common plan of BERT and RoBERTa: all but the head and the first position.
 Plan EncoderOf(const Fields& config) {
   if (config.Bool("is_causal", false)) config.Fail("is_causal", "false");
   if (config.Text("position_embedding_type", "absolute") != "absolute")

@@ -1,5 +1,5 @@
-// The byte-level model of examples/byte_lm: a byte and the one before it, layers of a mechanism by its name, each
-// behind an RMS norm, and perceptrons of squared rectifiers.
+// The byte-level model of examples/byte_lm: embeddings of a byte and the one before it, layers of a mechanism by its
+// name, each behind an RMS norm, and MLPs with squared ReLU.
 #include <string>
 
 #include "heed/layers/gated_mixing.h"

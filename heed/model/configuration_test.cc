@@ -1,4 +1,4 @@
-// Configurations of folders: fields that are not read, tied heads, tokens that end a sequence.
+// Configurations of folders: fields that are not read, tied heads, end tokens.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -52,7 +52,7 @@ TEST_P(ConfigurationTest, FieldsThatNobodyReadsAreRefusedUnlessTheyAreNull) {
            "use_cache": false, "id2label": {"0": "a"}, "temperature": 0.5, "bos_token_id": 1)");
 }
 
-// As in Transformers 5.23: of a tied head files may have either of the two, and if they have both, both count.
+// Transformers 5.23 has this rule: files may have either tensor of a tied head, and if they have both, both are used.
 TEST_P(ConfigurationTest, TiedHeadsAreWhatFilesHave) {
   folder_.WriteConfig(folder_.ConfigWith(R"("tie_word_embeddings": true)"));
   const model::Configuration read(model::Fields("config", model::ParseJson("config", folder_.config())));

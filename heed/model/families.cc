@@ -1,4 +1,4 @@
-// The families that are known, and what their configurations have in common.
+// The known families, and the common parts of their configurations.
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -30,8 +30,8 @@ constexpr Family kFamilies[] = {
     {"heed_byte_lm", "ByteModel", "ByteModel", &PlanByteLm},
 };
 
-// Options of Transformers that change results and that no family here has but by its own reading: each may be present
-// with its default.
+// Options of Transformers that change results and that no family here supports, except where it reads them itself. Each
+// may be present with its default.
 void CheckDefaults(const Fields& config) {
   for (const char* name : {"add_cross_attention", "is_decoder", "is_encoder_decoder", "rope_interleaved",
                            "tie_encoder_decoder", "use_mrope"}) {
@@ -42,7 +42,8 @@ void CheckDefaults(const Fields& config) {
     config.Fail("pruned_heads", "none");
 }
 
-// The dtype that Transformers converts weights to. Here they are what the file says, and everything is computed in f32.
+// The dtype to which Transformers converts weights. Here weights have the dtype of the file, and everything is computed
+// in f32.
 void CheckDtypes(const Fields& config) {
   constexpr std::string_view kDtypes[] = {"float32", "bfloat16", "float16", "float64"};
   for (const char* name : {"dtype", "torch_dtype"}) {
@@ -51,9 +52,8 @@ void CheckDtypes(const Fields& config) {
   }
 }
 
-// Fields that any configuration may have and that have no effect on inference: they say where it comes from, how
-// Transformers runs it, how it was trained, what tokenizers and classifiers need, and how tokens are drawn, which
-// callers say here.
+// Fields that any configuration may have and that have no effect on inference: origin, settings of Transformers'
+// runtime, training, tokenizers and classifiers, and sampling, which callers choose here.
 void IgnoreCommon(const Fields& config) {
   config.Ignore({"_attn_implementation_autoset",
                  "_commit_hash",

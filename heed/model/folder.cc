@@ -1,4 +1,4 @@
-// Folder: config.json, modules.json and the index of shards; tensors as they are asked for.
+// Folder: config.json, modules.json and the index of shards, and tensors on request.
 #include "heed/model/folder_internal.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ bool AllFinite(const void* data, int64_t count, T exponent) {
   return finite;
 }
 
-// Of a row-major tensor: no exponent has all of its bits set.
+// True if no exponent of a row-major tensor has all of its bits set.
 bool AllFinite(const ConstTensorView& x) {
   const int64_t count = x.num_elements();
   switch (x.dtype()) {
@@ -66,8 +66,8 @@ Pooling ReadPooling(const Fields& fields) {
   throw Unsupported(fields.path() + ": the pooling is " + Quote(mode) + ", expected mean or cls");
 }
 
-// Checks that a module of sentence-transformers gives hidden states of the model as its configuration has it. What
-// concerns texts is the caller's, who has token ids.
+// Checks that a module of sentence-transformers gives hidden states of the model as its configuration describes it.
+// Settings of texts are ignored, because the caller passes token ids.
 void CheckTransformer(const Fields& fields) {
   const auto expect = [](const Fields& of, const char* name, const std::string& value) {
     if (of.Text(name, value) != value) of.Fail(name, Quote(value));
@@ -123,7 +123,7 @@ Folder::Folder(const std::string& path) : path_(path), where_(path) {
   if (headed_ && plan_.causal && IsFile(generation))
     end_ = Fields(generation, ReadJson(generation, kMostConfigBytes)).Integers("eos_token_id");
   OpenFiles();
-  const auto first = owner_.lower_bound(plan_.prefix);  // of those with the prefix, if there are some
+  const auto first = owner_.lower_bound(plan_.prefix);  // the first name with the prefix, if there is one
   if (first != owner_.end() && first->first.starts_with(plan_.prefix)) prefix_ = plan_.prefix;
   if (read.tied) tied_ = {prefix_ + plan_.tokens + ".weight", plan_.head + ".weight"};
 }
@@ -171,7 +171,7 @@ void Folder::ReadModules() {
       embedding_.unit = true;
     } else {
       throw Unsupported(path + ": module " + std::to_string(i) + " is " + Quote(type) +
-                        ", expected Transformer, Pooling and Normalize in turn");
+                        ", expected Transformer, Pooling and Normalize in this order");
     }
   }
 }
@@ -231,7 +231,7 @@ ConstTensorView Folder::Find(const std::string& asked) {
 }
 
 std::string Folder::Fingerprint() const {
-  constexpr size_t kMostBytes = 1024;  // of a tensor
+  constexpr size_t kMostBytes = 1024;  // bytes of a tensor
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   const auto add = [&](const void* data, size_t num_bytes) {
     for (size_t i = 0; i < num_bytes; ++i) {
@@ -258,7 +258,7 @@ layers::Weights Folder::weights() {
 void Folder::CheckAllTaken() const {
   for (const auto& [name, file] : owner_) {
     if (taken_.contains(name)) continue;
-    if (headed_ && name == plan_.head_bias) continue;  // beside the head's own
+    if (headed_ && name == plan_.head_bias) continue;  // ignored if the head has a bias of its own
     const auto ends = [&, &name = name](const std::string& end) { return name.ends_with(end); };
     if (std::ranges::any_of(plan_.ignored, ends)) continue;
     throw FileError(names_[file] + ": tensor " + Quote(name) + " is none of this " + family_->type +

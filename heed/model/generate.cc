@@ -1,4 +1,4 @@
-// Model::Generate and Model::Embed: what callers do with logits and hidden states.
+// Model::Generate and Model::Embed: sampling from logits and pooling of hidden states.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -28,7 +28,7 @@ void CheckOptions(const GenerateOptions& options) {
     Fail(kGenerate, "top_p", "is " + std::to_string(options.top_p), "above 0, at most 1");
 }
 
-// In [0, 1), of 53 bits.
+// A uniform number in [0, 1) with 53 bits.
 double Uniform(uint64_t seed, int64_t sequence, int64_t place) {
   const auto words = Philox({static_cast<uint32_t>(place), static_cast<uint32_t>(static_cast<uint64_t>(place) >> 32),
                              static_cast<uint32_t>(sequence), 0},
@@ -44,7 +44,7 @@ int64_t Choose(std::span<const float> logits, const GenerateOptions& options, do
   std::iota(order.begin(), order.end(), 0);
   size_t kept = logits.size();
   if (options.top_k > 0) kept = std::min(kept, static_cast<size_t>(options.top_k));
-  const auto logit = [&](int64_t id) {  // NaN, which a state of a file may lead to, below all others
+  const auto logit = [&](int64_t id) {  // NaN, which a state from a file may cause, ranks below all others
     const float x = logits[static_cast<size_t>(id)];
     return std::isnan(x) ? -std::numeric_limits<float>::infinity() : x;
   };
@@ -63,7 +63,7 @@ int64_t Choose(std::span<const float> logits, const GenerateOptions& options, do
     double within = 0;
     size_t count = 0;
     while (count < kept && within < options.top_p * sum) within += weights[count++];
-    kept = std::max<size_t>(1, count);  // none of logits that are no numbers
+    kept = std::max<size_t>(1, count);  // keeps no logits that are NaN
     sum = within;
   }
   double left = uniform * sum;
@@ -101,7 +101,7 @@ std::vector<std::vector<int64_t>> Model::Generate(Context& ctx, const std::vecto
   for (int64_t b = 0; b < B; ++b) std::ranges::copy(given[static_cast<size_t>(b)], ids.begin() + b * longest);
   Batch batch = Check(kGenerate, ConstTensorView(ids.data(), DType::kI64, {B, longest}),
                       ConstTensorView(lengths.data(), DType::kI64, {B}), state);
-  // All that is to come must fit too: nothing is begun that cannot end.
+  // All tokens to come must fit too: generation does not begin if it could not end.
   for (int64_t b = 0; b < B; ++b) {
     const int64_t most = std::min(most_positions() > 0 ? most_positions() : INT64_MAX,
                                   state->capacity_ < 0 ? INT64_MAX : state->capacity_);

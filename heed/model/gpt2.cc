@@ -20,7 +20,7 @@ Plan PlanGpt2(const Fields& config) {
   }
   config.Ignore({"attn_pdrop", "embd_pdrop", "n_ctx", "predict_special_tokens", "reorder_and_upcast_attn",
                  "resid_pdrop", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
-                 "summary_use_proj"});  // f32 is what the reordering asks for
+                 "summary_use_proj"});  // reorder_and_upcast_attn computes in f32, as heed does
   Plan plan;
   plan.vocabulary = config.Integer("vocab_size", 1, kMostSize);
   plan.width = config.Integer("n_embd", 1, kMostSize);

@@ -21,7 +21,7 @@ using nlohmann::json;
 constexpr int kMostDepth = 64;
 constexpr char kInfinity[] = "Infinity", kFloat[] = "__float__";
 
-// With what Python writes and JSON does not know as an object.
+// Replaces Python's infinities and NaN, which JSON does not have, by objects.
 std::string WithoutInfinity(std::string_view text) {
   std::string plain;
   plain.reserve(text.size());

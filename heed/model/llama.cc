@@ -1,4 +1,4 @@
-// Llama and its relatives: rotary attention whose key heads serve several query heads, gated MLPs, RMS norms.
+// Llama and related families: rotary attention with grouped key heads, gated MLPs, RMS norms.
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,7 +20,8 @@ constexpr double kMost = 1e12;
 constexpr char kRopeTypes[] = "default, linear, dynamic, yarn, llama3 or longrope";
 constexpr char kOriginal[] = "original_max_position_embeddings";
 
-// The object with the scaling: `rope_scaling` wins over `rope_parameters` of Transformers 5, unless it is empty.
+// The object with the scaling: `rope_scaling` takes precedence over `rope_parameters` of Transformers 5, unless it is
+// empty.
 std::optional<Fields> RopeOf(const Fields& config) {
   config.Ignore({"rope_parameters", "rope_theta"});
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
@@ -56,13 +57,13 @@ CacheRotary RotaryOf(const Fields& config, int64_t positions) {
   const auto read = [&](const char* name, std::optional<double>& value) {
     if (fields.Has(name)) value = fields.Number(name, -kMost, kMost);
   };
-  const auto read_unless_zero = [&](const char* name, std::optional<double>& value) {  // which is the default
+  const auto read_unless_zero = [&](const char* name, std::optional<double>& value) {  // 0 is the default
     read(name, value);
     if (value == 0) value.reset();
   };
   scaling.max_position_embeddings = most;
   read("factor", scaling.factor);
-  if (scaling.rope_type != RopeType::kDynamic) {  // which Transformers stretches from max_position_embeddings on
+  if (scaling.rope_type != RopeType::kDynamic) {  // Transformers scales it relative to max_position_embeddings
     scaling.original_max_position_embeddings =
         (config.Present(kOriginal) ? config : fields).Number(kOriginal, 1, kMost, most);
   }
@@ -91,22 +92,22 @@ CacheRotary RotaryOf(const Fields& config, int64_t positions) {
   return rotary;
 }
 
-// The relatives differ in these fields; `kv_heads`, `head_dim` and `positions` are their defaults, the first two 0
-// where they follow from others. Windows are by layer; 0 is none.
+// The fields in which the families differ. `kv_heads`, `head_dim` and `positions` are their defaults; 0 means that the
+// first two follow from other fields. Windows are per layer; 0 means none.
 struct Traits {
   int64_t kv_heads = 0, head_dim = 0, positions = 0;
   bool qkv_bias = false, output_bias = false, mlp_bias = false, qk_norm = false;
   std::vector<int64_t> windows = {};
 };
 
-// `sliding_window`, 4096 unless the file has it; null is 0: none.
+// `sliding_window`, 4096 if the file lacks it; null is 0, which means none.
 int64_t WindowOf(const Fields& config) {
   return config.IntegerOrNull("sliding_window", 1, int64_t{1} << 31, 4096).value_or(0);
 }
 
 int64_t LayersOf(const Fields& config) { return config.Integer("num_hidden_layers", 1, kMostLayers); }
 
-// The windows of layers: `window` where `layer_types` says so, or without it from layer `first` on.
+// The windows of layers: `window` for layers that `layer_types` names or, without that field, from layer `first` on.
 std::vector<int64_t> WindowsOf(const Fields& config, int64_t window, int64_t first) {
   const std::vector<std::string> types = config.Texts("layer_types");
   const int64_t count = LayersOf(config);
@@ -179,7 +180,7 @@ Plan PlanLlama(const Fields& config) {
   return PlanOf(config, traits);
 }
 
-// With `layer_types` it is what Transformers opens as a Ministral.
+// A Mistral configuration with `layer_types` is one that Transformers opens as a Ministral.
 Plan PlanMistral(const Fields& config) {
   Traits traits;
   traits.kv_heads = 8;

@@ -1,4 +1,4 @@
-// Mamba and Mamba-2: a mixer per block, an RMS norm before it.
+// Mamba and Mamba-2: one mixer per block, after an RMS norm.
 #include <cmath>
 #include <string>
 
@@ -11,10 +11,10 @@
 namespace heed::model {
 namespace {
 
-// `layer` without its width, `bias` and sizes that both have.
+// The plan of both families. `layer` has no width, `bias` or other common sizes yet.
 template <class L>
 Plan PlanOf(const Fields& config, typename L::Config layer) {
-  // Fields of their authors' code among them, which Transformers keeps and does not read.
+  // Some of these fields come from the authors' code; Transformers keeps them and does not read them.
   config.Ignore({"d_inner", "d_model", "fused_add_norm", "n_layer", "norm_before_gate", "pad_vocab_size_multiple",
                  "rescale_prenorm_residual", "residual_in_fp32", "rms_norm", "ssm_cfg", "time_step_floor",
                  "time_step_init_scheme", "time_step_max", "time_step_min", "time_step_rank", "time_step_scale"});
@@ -40,7 +40,7 @@ Plan PlanOf(const Fields& config, typename L::Config layer) {
   return plan;
 }
 
-// expand, which need be no integer, times the width.
+// The field `expand`, which need not be an integer, times the width.
 int64_t Expanded(const Fields& config) {
   const double inner =
       config.Number("expand", 0, 1024, 2) * static_cast<double>(config.Integer("hidden_size", 1, kMostSize));

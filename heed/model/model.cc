@@ -1,4 +1,4 @@
-// Model: made of a folder; one call from tokens to logits.
+// Model: opened from a folder, and called from tokens to logits.
 #include "heed/model/model.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 using mechanism::Fail;
 
-// Whoever makes layers of files says which folder they are in.
+// Adds the path of the folder to exceptions from constructors of layers.
 template <class F>
 auto InFolder(const model::Folder& folder, const F& f) {
   try {
@@ -139,7 +139,7 @@ std::span<const int64_t> Model::end_tokens() const { return impl_->end; }
 ModelState Model::MakeState(const layers::StateOptions& options) const {
   if (!causal())
     throw InvalidArgument("Model::MakeState: the model is a " + family() +
-                          ", expected one that is causal: others see what comes later");
+                          ", expected one that is causal: others see later tokens");
   ModelState state;
   state.model_ = impl_;
   state.capacity_ = options.capacity;
@@ -217,7 +217,7 @@ void Model::Hidden(Context& ctx, const Batch& batch, ModelState* state, float* x
     int64_t* before = frame.Integers(rows);
     for (int64_t b = 0; b < B; ++b) {
       const int64_t begin = batch.begin(b), count = batch.begin(b + 1) - begin;
-      const int64_t none = seen(b) == 0 ? 1 : 0;  // before a sequence's first
+      const int64_t none = seen(b) == 0 ? 1 : 0;  // the position before a sequence's first token
       if (count <= none) continue;
       if (none == 0) before[begin] = state->last_[static_cast<size_t>(b)];
       std::copy_n(batch.ids.data() + begin, count - 1, before + begin + 1);
@@ -228,7 +228,7 @@ void Model::Hidden(Context& ctx, const Batch& batch, ModelState* state, float* x
     int64_t* places = frame.Integers(rows);
     std::fill_n(places, rows, 0);
     for (int64_t b = 0; b < B; ++b) {
-      int64_t counted = 0;  // tokens that are no padding
+      int64_t counted = 0;  // tokens that are not padding
       for (int64_t t = 0; t < batch.length(b); ++t) {
         const int64_t row = batch.begin(b) + t, id = batch.ids[static_cast<size_t>(row)];
         int64_t& place = places[row] = seen(b) + t;
@@ -301,7 +301,7 @@ void Model::Forward(Context& ctx, const ConstTensorView& ids, const ConstTensorV
   CheckRowMajor(op, y, {batch.B, batch.T, outputs()}, DType::kF32);
   mechanism::CheckWritable(op, "y", y, "ids", ids);
   if (state != nullptr && std::ranges::any_of(state->pending_, [](int64_t id) { return id >= 0; })) {
-    Fail(op, "state", "has a token of Generate() pending", "a state that has seen all of its tokens");
+    Fail(op, "state", "has a token of Generate() pending", "a state that has processed all of its tokens");
   }
   const int64_t size = outputs();
   auto* const out = y.as<float>();
@@ -313,7 +313,7 @@ void Model::Forward(Context& ctx, const ConstTensorView& ids, const ConstTensorV
   } else {
     Hidden(ctx, batch, state, out);
   }
-  // Packed rows to where they belong, which is never before where they are.
+  // Moves packed rows to their final places, which are never before their present places.
   for (int64_t b = batch.B - 1; b >= 0 && batch.packed; --b) {
     std::memmove(out + b * batch.T * size, out + batch.begin(b) * size,
                  static_cast<size_t>(batch.length(b) * size) * sizeof(float));

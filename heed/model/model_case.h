@@ -1,4 +1,4 @@
-// Tiny random models of every family, and folders of them: for tests.
+// Tiny random models of every family, and folders with them, for tests.
 #ifndef HEED_MODEL_MODEL_CASE_H_
 #define HEED_MODEL_MODEL_CASE_H_
 
@@ -25,9 +25,9 @@ namespace heed {
 inline constexpr int64_t kVocabulary = 23;
 
 struct Tiny {
-  std::string family, config;  // what config.json has besides model_type and architectures
+  std::string family, config;  // the content of config.json besides model_type and architectures
   bool headed = true;
-  std::string more = {};  // of the name, where a family has several
+  std::string more = {};  // second part of the name, if a family has several
 
   std::string name() const {
     std::string name = family + more + (headed ? "" : "_without_head");
@@ -71,7 +71,7 @@ inline std::vector<Tiny> Tinies() {
   };
 }
 
-// A folder that goes with it.
+// A folder with such a model.
 class TinyFolder {
  public:
   explicit TinyFolder(const Tiny& tiny, DType dtype = DType::kF32, uint64_t seed = 5) : path_(Name(tiny)) {
@@ -81,7 +81,7 @@ class TinyFolder {
     config_ = "{\"model_type\": \"" + tiny.family + "\", \"architectures\": [\"" +
               (tiny.headed ? family.headed : family.plain) + "\"], " + tiny.config + "}";
     WriteConfig(config_);
-    // The names that the plan's layers ask for, under the prefix, and what stands around the layers.
+    // The tensors are those that the plan's layers request under the prefix, and those around the layers.
     const model::Fields fields(path_, model::ParseJson(path_, config_));
     const model::Configuration read(fields);
     const model::Plan& plan = read.plan;
@@ -123,7 +123,7 @@ class TinyFolder {
 
   const std::string& path() const { return path_; }
   const std::string& config() const { return config_; }
-  // With more fields: "\"name\": value".
+  // The configuration with more fields: "\"name\": value".
   std::string ConfigWith(const std::string& fields) const {
     return config_.substr(0, config_.size() - 1) + ", " + fields + "}";
   }

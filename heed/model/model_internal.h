@@ -1,4 +1,4 @@
-// What a Model holds, for the files that define its members.
+// The members of Model, for the files that define its functions.
 #ifndef HEED_MODEL_MODEL_INTERNAL_H_
 #define HEED_MODEL_MODEL_INTERNAL_H_
 
@@ -27,30 +27,30 @@ struct Model::Impl {
   std::vector<float> type;  // added to every row; empty: none
   std::optional<layers::Norm> embedding_norm, final_norm;
   std::vector<std::unique_ptr<const layers::Layer>> layers;
-  std::vector<float> factors;      // of what each layer gives
-  std::optional<int64_t> padding;  // of learned positions: Plan::padding
+  std::vector<float> factors;      // factors of the layers' outputs
+  std::optional<int64_t> padding;  // for learned positions: Plan::padding
 
-  // What masked models have before the head: norm(activation(dense(x))).
+  // The transform of models for masked tokens before the head: norm(activation(dense(x))).
   layers::Linear dense;
   layers::Activation activation = layers::Activation::kNone;
   std::optional<layers::Norm> head_norm;
   layers::Linear head;
 };
 
-// The tokens of a call, checked.
+// The tokens of a call, after their checks.
 struct Model::Batch {
   int64_t B = 0, T = 0;
   std::vector<int64_t> lengths;  // [B]
   bool padded = false;           // some differ from T
-  bool packed = false;           // then nobody computes padding: sequences are rows one after another
+  bool packed = false;           // padding is not computed: sequences are contiguous rows
   std::vector<int64_t> begins;   // [B + 1]: the first row of each sequence, and the number of rows
-  std::vector<int64_t> ids;      // of rows, 0 at padding
+  std::vector<int64_t> ids;      // per row, 0 for padding
 
   int64_t rows() const { return begins.back(); }
   int64_t begin(int64_t b) const { return begins[static_cast<size_t>(b)]; }
   int64_t length(int64_t b) const { return lengths[static_cast<size_t>(b)]; }
 
-  // Sets begins, and ids to 0.
+  // Computes begins, and sets ids to 0.
   void Lay() {
     begins.assign(1, 0);
     for (int64_t b = 0; b < B; ++b) begins.push_back(begins.back() + (packed ? length(b) : T));

@@ -1,5 +1,5 @@
-// Whole models of tiny random folders: the references in double, splits and steps, padding, batches, states,
-// generation, errors.
+// Whole models of tiny random folders: references in double, splits and steps, padding, batches, states, generation,
+// errors.
 #include "heed/model/model.h"
 
 #include <gmock/gmock.h>
@@ -84,7 +84,7 @@ TEST_P(ModelTest, ASequenceHasItsBitsAloneAndPaddedAndOnAnyThreads) {
   const std::vector<int64_t> lengths = {kT, 3, 0, 7};
   for (int64_t b = 0; b < 4; ++b) {
     for (int64_t t = lengths[static_cast<size_t>(b)]; t < kT; ++t)
-      ids[static_cast<size_t>(b * kT + t)] = -7;  // is not read
+      ids[static_cast<size_t>(b * kT + t)] = -7;  // must not be read
   }
   const Buffer together = Result(ids, 4, View(lengths), nullptr, 3);
   for (int64_t b = 0; b < 4; ++b) {
@@ -229,7 +229,7 @@ TEST_P(ModelTest, EveryMissingOrForeignTensorIsNamed) {
 INSTANTIATE_TEST_SUITE_P(Families, ModelTest, testing::ValuesIn(Tinies()),
                          [](const auto& of) { return of.param.name(); });
 
-// Names that files of 2018 have for the weights of BERT's norms, and a bias of the head's own, which wins.
+// Files of 2018 have other names for the weights of BERT's norms. A bias of the head itself takes precedence.
 TEST(MaskedModelTest, OldNamesAndBothBiasesOfAHeadAreRead) {
   const std::vector<int64_t> ids = RandomIds(7, 2);
   const auto logits = [&](const TinyFolder& folder) {
@@ -311,7 +311,7 @@ TEST(ModelGenerateTest, DrawsFollowTheSoftmaxWithinTopKAndTopP) {
 }
 
 TEST(ModelGenerateTest, LogitsThatAreNoNumbersGiveTokensAllTheSame) {
-  // A head whose products overflow: finite weights, logits of infinities and NaN.
+  // The products of this head overflow: finite weights give logits that are infinite or NaN.
   TinyFolder folder({"gpt2", R"("vocab_size": 23, "n_embd": 20, "n_layer": 1, "n_head": 2, "n_positions": 19,
                                 "tie_word_embeddings": false)"});
   const Buffer huge = Buffer(DType::kF32, {kVocabulary, 20}).FillNormal(3, 1e38);

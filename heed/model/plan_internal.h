@@ -1,5 +1,5 @@
-// Plan: what a configuration says that a model is made of. One function per family writes it; models and references
-// read it.
+// Plan: the structure of a model, derived from its configuration. One function per family writes it; models and
+// references read it.
 #ifndef HEED_MODEL_PLAN_INTERNAL_H_
 #define HEED_MODEL_PLAN_INTERNAL_H_
 
@@ -23,14 +23,14 @@ namespace heed::model {
 
 // One residual layer.
 struct Block {
-  // Both take the weights under the model's prefix.
+  // Both functions take the weights under the model's prefix.
   std::function<std::unique_ptr<const layers::Layer>(const layers::Weights&)> make;
   std::function<void(const layers::Weights&, const ConstTensorView& x, const layers::Call&, const TensorView& y)>
       reference;
-  double factor = 1;  // by which its outputs are multiplied
+  double factor = 1;  // factor of its outputs
 };
 
-// Residual(L) whose names begin with `at`, and those of L itself with `inner` after that.
+// Residual(L): its names begin with `at`, and those of L itself have `inner` after that.
 template <class L>
 Block BlockOf(const std::string& at, const std::string& inner, const layers::Residual::Config& residual,
               const typename L::Config& config) {
@@ -57,47 +57,49 @@ struct NamedNorm {
   layers::Norm::Config config;
 };
 
-// What a model that fills in masked tokens has before its head: norm(activation(dense(x))). Names are whole ones,
-// without the model's prefix.
+// The transform of a model for masked tokens before its head: norm(activation(dense(x))). Names are complete, without
+// the model's prefix.
 struct HeadTransform {
   std::string dense;
   layers::Activation activation = layers::Activation::kGelu;
   NamedNorm norm;
 };
 
-// A head's matrix [vocabulary, width], and what is added to its products; empty: nothing. Whole names.
+// The head's matrix [vocabulary, width] and bias; empty: none. Names are complete.
 struct HeadNames {
   std::string weight, bias;
 };
 
 struct Plan {
   int64_t vocabulary = 0, width = 0;
-  std::string prefix;          // of all names but the head's, where a file has it: "model."
+  std::string prefix;          // prefix of all names but the head's, if a file has it: "model."
   std::string tokens;          // tables [count, width] of embeddings: "embed_tokens"
-  std::string before;          // of the token before each, added to its own; empty: none
-  std::string positions;       // learned ones; empty: none
+  std::string before;          // embeddings of the previous token, which are added; empty: none
+  std::string positions;       // learned positions; empty: none
   int64_t most_positions = 0;  // rows of that table
-  // RoBERTa's: tokens stand at the positions behind this token's number, and the token itself stands at its number.
+  // RoBERTa's padding token: tokens have the positions that follow this token's number, and the token itself has its
+  // number as position.
   std::optional<int64_t> padding = {};
-  std::string types;  // of BERT's token types, whose first is that of every token; empty: none
+  std::string types;  // BERT's token types, the first of which every token has; empty: none
   int64_t type_count = 0;
   std::optional<NamedNorm> embedding_norm, final_norm;
   std::vector<Block> blocks;
-  bool causal = true;  // else there are no states
+  bool causal = true;  // false: the model has no states
   std::string head = "lm_head";
   bool tied = false;      // the default of `tie_word_embeddings`: the head is the table of tokens
-  std::string head_bias;  // of a tied head, and of one that has none of its own; empty: none
+  std::string head_bias;  // bias of a tied head, or of one without its own bias; empty: none
   std::optional<HeadTransform> transform = {};
-  std::vector<std::pair<std::string, std::string>> renamed = {};  // ends of names, and how old files call them
-  std::vector<std::string> ignored = {};                          // ends of names that files may have besides
-  std::function<double(const std::string& name)> factor = {};     // by which a tensor is multiplied
+  std::vector<std::pair<std::string, std::string>> renamed = {};  // ends of names, and their form in old files
+  // Ends of names that files may have and that are not read.
+  std::vector<std::string> ignored = {};
+  std::function<double(const std::string& name)> factor = {};  // factor of a tensor
 };
 
-// A row of the table: adding a family is one file and one row.
+// A row of the table of families: adding a family means one file and one row.
 struct Family {
   const char* type;    // model_type
-  const char* headed;  // of architectures: with the head
-  const char* plain;   // without
+  const char* headed;  // in `architectures`: with the head
+  const char* plain;   // without the head
   Plan (*plan)(const Fields& config);
 };
 
@@ -117,14 +119,15 @@ Plan PlanByteLm(const Fields& config);
 
 std::span<const Family> Families();
 
-// The row that a configuration names. Throws Unsupported that lists the known ones.
+// The row of a configuration's family. Throws Unsupported that lists the known families.
 const Family& FamilyOf(const Fields& config);
 
-// A configuration as it was read. A family's function asks for the fields that it reads, by the defaults that
-// Transformers has for the family, and declares those that have no effect on inference; so do these for what families
-// have in common.
+// A configuration after it was read. A family's function requests the fields that it reads, with the defaults that
+// Transformers has for the family, and declares those that have no effect on inference. This struct does the same for
+// the common fields.
 struct Configuration {
-  explicit Configuration(const Fields& config);  // Throws FileError, and Unsupported for a field that nobody asks for.
+  // Throws FileError, and Unsupported for a field that is never requested.
+  explicit Configuration(const Fields& config);
 
   const Family* family;
   Plan plan;
@@ -135,11 +138,11 @@ struct Configuration {
 // The activation that a field names.
 layers::Activation ActivationOf(const Fields& config, const char* name, const char* fallback);
 
-// The most that a size in a configuration may be, and the most layers.
+// Upper bounds of any size in a configuration, and of the number of layers.
 inline constexpr int64_t kMostSize = int64_t{1} << 24, kMostLayers = 4096;
 
-// What a model computes, in double, from its plan and the weights themselves, `body` those under the prefix: final
-// hidden states, or logits where there is a head. ids [B, T] i64, row-major, y [B, T, width or vocabulary].
+// Computes a model in double from its plan and the weights themselves, `body` being those under the prefix: final
+// hidden states, or logits if it has a head. ids are [B, T] i64, row-major, y is [B, T, width or vocabulary].
 void Reference(const Plan& plan, const layers::Weights& weights, const layers::Weights& body,
                const std::optional<HeadNames>& head, const ConstTensorView& ids, const layers::Call& call,
                const TensorView& y);

@@ -1,4 +1,4 @@
-// Whole models in double: the layers' references, one after the other.
+// References of whole models in double: the layers' references, one after the other.
 #include <algorithm>
 #include <utility>
 
@@ -41,7 +41,7 @@ void Reference(const Plan& plan, const layers::Weights& weights, const layers::W
       if (row % T != 0) x[i] += before[ids.as<int64_t>()[row - 1] * width + i % width];
     }
   }
-  // Adds the row of the table that row_of(b, t) says.
+  // Adds row row_of(b, t) of the table to every token.
   const auto add = [&](const Array& rows, const auto& row_of) {
     for (int64_t i = 0; i < B * T * width; ++i) x[i] += rows[row_of(i / width / T, i / width % T) * width + i % width];
   };

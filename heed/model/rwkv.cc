@@ -1,6 +1,6 @@
-// RWKV-4 and RWKV-6. From block to block of the first what passes the layers is halved every `rescale_every` of them,
-// and so are the weights that add to it: Transformers does so where it infers, and norms make the same of both, but for
-// their eps. The second is halved where weights have 16 bits alone, lest they overflow: here they are f32 by then.
+// RWKV-4 and RWKV-6. Like Transformers at inference, RWKV-4 here halves its hidden states after every `rescale_every`
+// blocks, and the weights that add to them; norms make the results equal to those without, apart from their eps.
+// Transformers halves those of RWKV-6 only if weights have 16 bits, to prevent overflow: here they are f32.
 #include <cmath>
 #include <map>
 #include <string>
@@ -18,7 +18,7 @@ using layers::Rwkv6TimeMixing;
 
 namespace {
 
-// What stands around the blocks; `norm` is that of each block's layers.
+// The parts around the blocks. `norm` is that of each block's layers.
 Plan Around(const Fields& config, layers::Norm::Config* norm) {
   config.Ignore({"context_length", "max_position_embeddings"});
   Plan plan;
@@ -71,7 +71,7 @@ Plan PlanRwkv6(const Fields& config) {
   layers::Norm::Config norm;
   Plan plan = Around(config, &norm);
   config.Ignore({"model_version", "num_attention_heads", "rescale_every"});
-  const bool large = plan.width == 4096;  // the published models' ranks depend on this alone
+  const bool large = plan.width == 4096;  // the ranks of the published models depend on this alone
   const double divisor = config.Number("head_size_divisor", 0, 1e6, 8);
   Rwkv6TimeMixing::Config time;
   time.width = plan.width;

@@ -1,4 +1,4 @@
-// ModelState::Save and Model::LoadState: states of whole models in files, which are taken for hostile.
+// ModelState::Save and Model::LoadState: states of whole models in files, which may be hostile.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -22,7 +22,7 @@ std::vector<std::pair<const char*, int64_t>> SizesOf(const Model& model, size_t 
 
 std::string SectionOf(size_t layer) { return "layers." + std::to_string(layer) + "."; }
 
-// Integers of each sequence, "lengths" and the like, in [least, most].
+// Integers of each sequence, such as "lengths", in [least, most].
 std::vector<int64_t> ReadIntegers(const SectionReader& from, const char* name, int64_t batch, int64_t least,
                                   int64_t most) {
   std::vector<int64_t> list = from.Integers(name, batch);
@@ -90,7 +90,7 @@ ModelState Model::LoadState(const std::string& path, int64_t max_bytes) const {
       layers::StateOptions of = options;
       of.batch = batch;
       return MakeState(of);
-    } catch (const InvalidArgument& error) {  // of a cache
+    } catch (const InvalidArgument& error) {  // from a cache
       file.Fail(error.what());
     }
   };

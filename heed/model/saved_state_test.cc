@@ -1,4 +1,4 @@
-// States of whole models in files: what comes back, whose they are, and that no file does harm.
+// States of whole models in files: loaded content, the check of the model, and that no file does harm.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ class SavedStateTest : public FileTest, public testing::WithParamInterface<Tiny>
  protected:
   std::string path() const { return Path("state.safetensors"); }
 
-  // Two sequences, of 5 tokens and of 3, the second call with a step.
+  // Two sequences of 5 and 3 tokens; the second call is a step.
   ModelState SomeState(const layers::StateOptions& options = {.batch = 2}) const {
     ModelState state = model_.MakeState(options);
     const std::vector<int64_t> lengths = {4, 2};
@@ -75,7 +75,7 @@ TEST_P(SavedStateTest, WhatFollowsHasTheBitsOfNoBreak) {
   }
   const std::vector<int64_t> many = RandomIds(2 * 11, 1);
   EXPECT_THAT([&] { Call(many, loaded); }, ThrowsMessage<InvalidArgument>(HasSubstr("at most 19")));  // the capacity
-  // A state of a file is written as it was.
+  // Saving a loaded state gives the same file.
   const std::string bytes = (state.Save(path()), ReadBytes(path()));
   model_.LoadState(path()).Save(path());
   EXPECT_EQ(ReadBytes(path()), bytes);
@@ -120,7 +120,7 @@ TEST_P(SavedStateTest, StatesOfOtherModelsAreRefused) {
     refuses(Model::Open(TinyFolder(tiny).path()),
             "metadata 'heed_state' is '" + GetParam().family + "', expected " + tiny.family);
   }
-  // Other weights, and another configuration of equal sizes.
+  // Models with other weights, and with another configuration of equal sizes.
   refuses(Model::Open(TinyFolder(GetParam(), DType::kF32, 6).path()), "metadata 'model' is '");
   const std::string eps =
       GetParam().config.find("num_attention_heads") == std::string::npos ? "layer_norm_epsilon" : "rms_norm_eps";
@@ -179,7 +179,7 @@ TEST_P(SavedStateTest, DamagedFilesDoNoHarm) {
   const std::string good = ReadBytes(path());
   std::mt19937 damage(5);
   const auto load = [&](const std::string& bytes) {
-    std::filesystem::remove(path());  // some systems wait for the disk when one is cut short
+    std::filesystem::remove(path());  // some systems wait for the disk when a file is truncated
     WriteBytes(path(), bytes);
     try {
       ModelState state = model_.LoadState(path(), 1 << 22);
@@ -187,7 +187,7 @@ TEST_P(SavedStateTest, DamagedFilesDoNoHarm) {
       return true;
     } catch (const FileError& error) {
       EXPECT_THAT(error.what(), StartsWith(path() + ": "));
-    } catch (const InvalidArgument&) {  // a capacity or a position that is reached
+    } catch (const InvalidArgument&) {  // a capacity or a position limit is reached
     }
     return false;
   };
@@ -201,7 +201,7 @@ TEST_P(SavedStateTest, DamagedFilesDoNoHarm) {
     Damage(damage, bad, header_end);
     passed += load(bad);
   }
-  EXPECT_GT(passed, 0);  // bits of rows, say
+  EXPECT_GT(passed, 0);  // for example changed bits of rows
 }
 
 TEST_P(SavedStateTest, AFileThatCannotBeWrittenIsAFileError) {
@@ -233,8 +233,8 @@ TEST_F(SavedCachesOfModelsTest, CachesAreThoseThatTheModelWouldMakeAndWithinTheL
   expect("layers.0.keys.heads", "2", "metadata 'layers.0.keys.heads' is 2, expected 1");
   expect("layers.2.keys.page", "32", "metadata 'layers.2.keys.page' is 32, expected 64");
   expect("layers.2.keys.capacity", "7", "metadata 'layers.2.keys.capacity' is 7, expected -1");
-  expect("layers.0.keys.rotary_pairs", "interleaved", "'layers.0.keys.heed_cache' is beside options of another cache");
-  expect("layers.0.keys.dtype", "bf16", "'layers.0.keys.heed_cache' is beside options of another cache");
+  expect("layers.0.keys.rotary_pairs", "interleaved", "'layers.0.keys.heed_cache' does not match this cache's options");
+  expect("layers.0.keys.dtype", "bf16", "'layers.0.keys.heed_cache' does not match this cache's options");
   expect("layers.4.keys.heed_cache", "ring", "expected");
   expect("page", "-1", "KVCache: page is -1");
   expect("page", "0", "KVCache: page is 0");

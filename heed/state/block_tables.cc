@@ -1,4 +1,4 @@
-// The checks of pages of other libraries.
+// Checks of the block tables of another library.
 #include <string>
 
 #include "heed/core/error.h"
@@ -14,7 +14,7 @@ class Checks {
 
   [[noreturn]] void Fail(const std::string& what) const { throw InvalidArgument(std::string(op_) + ": " + what); }
 
-  // A pool as [pages, tokens, H, D].
+  // A pool, viewed as [pages, tokens, H, D].
   ConstTensorView Pool(const char* name, const ConstTensorView& pool, bool heads_first, int64_t dim) const {
     const std::string what = name;
     if (!pool.present()) Fail(what + " is absent, expected a tensor");
@@ -46,7 +46,7 @@ class Checks {
     mechanism::CheckReadable(op_, name, list);
   }
 
-  // Entry i of a list, which must be from `least` to `most`.
+  // Entry i of a list. Throws unless it is between `least` and `most`.
   int64_t Entry(const char* name, const ConstTensorView& list, int64_t i, int64_t least, int64_t most) const {
     const int64_t value = LoadAsInt64(list.dtype(), list.data(), i * list.stride(0));
     if (value < least || value > most) {

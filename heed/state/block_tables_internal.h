@@ -1,4 +1,4 @@
-// Pages of other libraries, checked.
+// The block tables of another library, after their checks.
 #ifndef HEED_STATE_BLOCK_TABLES_INTERNAL_H_
 #define HEED_STATE_BLOCK_TABLES_INTERNAL_H_
 
@@ -11,7 +11,7 @@
 
 namespace heed {
 
-// What tables are to be, and where their pools; the lists are on the CPU.
+// The expected form of tables, and the device of their pools. The lists are on the CPU.
 struct ExpectedTables {
   DType dtype;
   int64_t batch, heads, dim, value_dim;
@@ -19,15 +19,15 @@ struct ExpectedTables {
 };
 
 struct CheckedTables {
-  ConstTensorView k, v;          // pools as [pages, tokens, H, D]
-  std::vector<int64_t> begins;   // [B + 1]: of each sequence in `pages`
-  std::vector<int64_t> pages;    // numbers of pages of the pools
+  ConstTensorView k, v;          // pools, viewed as [pages, tokens, H, D]
+  std::vector<int64_t> begins;   // [B + 1], the first entry of each sequence in `pages`
+  std::vector<int64_t> pages;    // page numbers in the pools
   std::vector<int64_t> lengths;  // [B], tokens
 
   int64_t page_tokens() const { return k.size(1); }
 };
 
-// Throws InvalidArgument, "op: ...", for tables of another form, and for an entry outside its range. No row is read.
+// Throws InvalidArgument, "op: ...", for tables of another form and for an entry outside its range. No row is read.
 CheckedTables CheckTables(const char* op, const KVCache::BlockTables& tables, const ExpectedTables& expected);
 
 }  // namespace heed

@@ -1,4 +1,4 @@
-// Every way to use a cache wrongly: what the message says, and that nothing has changed.
+// Every wrong use of a cache: the message, and that the cache is unchanged.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -85,7 +85,7 @@ TEST(CacheErrorsTest, OptionsOfLatentKVCache) {
   expect({.dtype = DType::kBool}, "dtype is bool, expected f64, f32, bf16 or f16");
 }
 
-// Caches with a few rows, which each test looks at again in the end.
+// Caches with a few rows, which are compared again at the end of each test.
 class CacheErrors : public testing::Test {
  protected:
   CacheErrors() {
@@ -141,7 +141,7 @@ TEST_F(CacheErrors, Append) {
   expect(k.view(), v.view(), {1, 6}, "lengths[1] is 6, expected 0 to 5, the tokens in k");
   expect(k.view(), v.view(), {-1, 0}, "lengths[0] is -1, expected 0 to 5");
   expect(k.view(), v.view(), {}, "sequence 0 would have 10 tokens, expected at most its capacity 9");
-  // Longer than all memory, all of it the same row.
+  // The tensor is longer than all memory, because its strides are 0 and every row is the same.
   const ConstTensorView endless(k.view().data(), f32, {1, kMax / 4, 1, 1}, {0, 0, 0, 0});
   KVCache one(KVCache::Options{});
   ExpectInvalid([&] { one.Append(endless, endless); },
@@ -170,8 +170,9 @@ TEST_F(CacheErrors, AppendOfWhatCannotBeQuantised) {
                           "expected finite rows to quantise");
         EXPECT_EQ(Difference(cache.view(), model), "");
         EXPECT_EQ(Difference(fork.view(), model), "");
-        KVCache::Share(KVCache({.heads = 2, .dim = 4, .dtype = dtype}), 2).Append(k.view(), v.view());  // as they are
-        cache.Fork().Append(k.view(), v.view(), List{5, 3});  // and beyond the lengths
+        // Valid as they are.
+        KVCache::Share(KVCache({.heads = 2, .dim = 4, .dtype = dtype}), 2).Append(k.view(), v.view());
+        cache.Fork().Append(k.view(), v.view(), List{5, 3});  // valid rows beyond the lengths
       }
     }
   }
@@ -238,7 +239,7 @@ TEST_F(CacheErrors, ReorderAndShare) {
   ExpectInvalid([&] { KVCache::Share(one, kMax); }, "a full cache of");
 }
 
-// Import of right tables, of which a test spoils one thing.
+// A valid call of Import, of which each test invalidates one argument.
 struct ImportCall {
   KVCache::Options options = {.batch = 2, .heads = 2, .dim = 4, .value_dim = 3};
   Buffer k{DType::kF32, List{4, 3, 2, 4}}, v{DType::kF32, List{4, 3, 2, 3}};

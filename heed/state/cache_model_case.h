@@ -1,4 +1,4 @@
-// What tests of caches share: a cache as a plain list of rows, and rows to put into both.
+// Shared code of cache tests: a model of a cache as a plain list of rows, and random rows for both.
 #ifndef HEED_STATE_CACHE_MODEL_CASE_H_
 #define HEED_STATE_CACHE_MODEL_CASE_H_
 
@@ -21,7 +21,7 @@
 
 namespace heed {
 
-// The bytes of a token in a cache: rows of all heads, quantised each with its scale.
+// The bytes of a token in a cache: the rows of all heads, and the scale of each if quantised.
 struct ModelToken {
   std::string k, v;
 };
@@ -30,7 +30,7 @@ struct CacheModel {
   int64_t heads = 1, dim = 1, value_dim = 1;
   DType dtype = DType::kF32;
   bool quantized = false, latent = false;
-  int64_t window = 0, sink_tokens = 0;  // of a ring, else 0
+  int64_t window = 0, sink_tokens = 0;  // nonzero in a ring
 
   std::vector<std::vector<std::shared_ptr<const ModelToken>>> tokens;  // [batch]
   std::vector<int64_t> appended, first_kept;
@@ -65,7 +65,7 @@ struct CacheModel {
   }
   bool IsGone(size_t b, int64_t t) const { return t >= sink_tokens && t < first_kept[b]; }
 
-  // How a row of `n` elements from element `at` of a view lies in the cache.
+  // The stored form of the row of `n` elements that begins at element `at` of a view.
   std::string Row(const ConstTensorView& x, int64_t at, int64_t stride, int64_t n) const {
     const int64_t size = static_cast<int64_t>(SizeOf(dtype));
     std::string row;
@@ -87,7 +87,7 @@ struct CacheModel {
     return row;
   }
 
-  // k [B, T, H, D], v [B, T, H, Dv], of a latent cache absent.
+  // k is [B, T, H, D]; v is [B, T, H, Dv], or absent for a latent cache.
   void Append(const ConstTensorView& k, const ConstTensorView& v, std::span<const int64_t> counts) {
     for (size_t b = 0; b < tokens.size(); ++b) {
       const int64_t before = length(b);
@@ -108,11 +108,11 @@ struct CacheModel {
     }
   }
 
-  // Whether the row after a sequence of this length finds all that it sees.
+  // True if every row that the next row of a sequence of length `to` sees is still there.
   bool CanTrim(size_t b, int64_t to) const {
     if (to < 0 || to > length(b)) return false;
     if (window == 0) return true;
-    if (to > sink_tokens && to < first_kept[b]) return false;  // among what is gone
+    if (to > sink_tokens && to < first_kept[b]) return false;  // released
     for (int64_t t = std::max<int64_t>(to - window + 1, 0); t < to; ++t) {
       if (IsGone(b, t)) return false;
     }
@@ -146,7 +146,7 @@ struct CacheModel {
   }
 };
 
-// Row t of head h as the view has it, with its scale.
+// Row t of head h as the view has it, followed by its scale.
 inline std::string ViewRow(const KVView& view, const PageRows& rows, const PageRows& scales, size_t b, int64_t t,
                            int64_t h, int64_t dim) {
   const std::byte* const page = view.pages[b][t / view.page_tokens];
@@ -159,7 +159,7 @@ inline std::string ViewRow(const KVView& view, const PageRows& rows, const PageR
   return row;
 }
 
-// What is different, or nothing.
+// Describes the first difference; empty if none exists.
 inline std::string Difference(const KVView& view, const CacheModel& model) {
   if (view.batch != model.batch() || view.heads != model.heads || view.dim != model.dim ||
       view.value_dim != model.value_dim || view.dtype != model.dtype || view.quantized != model.quantized) {
@@ -189,8 +189,7 @@ inline std::string Difference(const KVView& view, const CacheModel& model) {
   return "";
 }
 
-// A [B, T, H, D] tensor of random bits, or of finite numbers, in one of several orders of
-// its axes in memory.
+// A [B, T, H, D] tensor of random bits or finite numbers, with one of several orders of its axes in memory.
 class RandomRows {
  public:
   RandomRows(Random& random, DType dtype, bool finite, std::vector<int64_t> sizes, bool strided = true) {

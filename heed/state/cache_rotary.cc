@@ -1,4 +1,4 @@
-// Rotary options of caches: checks, rows, files.
+// Rotary options of caches: checks, rotation of rows, storage in files.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -15,7 +15,7 @@
 namespace heed {
 namespace {
 
-// A cache keeps a table of 256 bytes for each, and a file may ask for any number.
+// A cache keeps a table of 256 bytes per channel, and a file may request any number.
 constexpr int64_t kMostTurned = 65536;
 
 constexpr char kPairsKey[] = "rotary_pairs", kTypeKey[] = "rotary_type";
@@ -33,7 +33,7 @@ std::string NameOf(RopeType type) {
   return "unknown";
 }
 
-// After base, dim and truncate.
+// The fields that follow base, dim and truncate.
 constexpr std::optional<double> RotaryScaling::* kFields[] = {&RotaryScaling::factor,
                                                               &RotaryScaling::original_max_position_embeddings,
                                                               &RotaryScaling::max_position_embeddings,
@@ -51,7 +51,7 @@ RotaryFrequencies Frequencies(const CacheRotary& rotary, int64_t dim) {
                                  /*length=*/0);
 }
 
-// With every low part prepared, so that threads only read.
+// Every low part of the table is prepared here, so that threads only read.
 positions::PhaseTable MakeTable(const CacheRotary& rotary, int64_t dim) {
   const os::ScopedFloatControl control;
   RotaryFrequencies f = Frequencies(rotary, dim);

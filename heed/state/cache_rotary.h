@@ -1,4 +1,4 @@
-// CacheRotary: that a cache turns its keys by their positions, and how.
+// CacheRotary: options of a cache that applies rotary encoding to its keys.
 #ifndef HEED_STATE_CACHE_ROTARY_H_
 #define HEED_STATE_CACHE_ROTARY_H_
 
@@ -6,14 +6,13 @@
 
 namespace heed {
 
-// Rotary encoding of ops/positions/rotary.h, done by a cache and by attention::Attend: keys and
-// queries are given as they come out of their projections. Values are never turned.
+// Rotary encoding of ops/positions/rotary.h, applied by a cache and by attention::Attend(). The caller passes keys and
+// queries without rotary encoding. Values are never rotated.
 struct CacheRotary {
-  RotaryPairs pairs;  // no default: the wrong convention gives plausible nonsense
+  RotaryPairs pairs;  // no default: the wrong convention gives plausible but wrong results
 
-  // dim is that of keys by default and at most 65536, `inverse` must be false, and the scaling must not be
-  // dynamic or longrope: their frequencies change with the length, and keys that are in the
-  // cache would not fit those that come later.
+  // By default dim is that of keys, and it is at most 65536. `inverse` must be false. The scaling must not be dynamic
+  // or longrope: their frequencies change with the length, so that keys in the cache would not match later ones.
   RotaryOptions options = {};
 
   bool operator==(const CacheRotary&) const = default;

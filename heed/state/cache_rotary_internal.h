@@ -1,4 +1,4 @@
-// What caches do with rotary options: check them, turn rows of keys, put them into files.
+// Internal functions for the rotary options of caches: checks, rotation of key rows, storage in files.
 #ifndef HEED_STATE_CACHE_ROTARY_INTERNAL_H_
 #define HEED_STATE_CACHE_ROTARY_INTERNAL_H_
 
@@ -15,17 +15,17 @@
 
 namespace heed {
 
-// Throws InvalidArgument "KVCache: rotary ..." for options that a cache of keys of `dim`
-// elements cannot have; `name` is that of the class.
+// Throws InvalidArgument "KVCache: rotary ..." for options that are invalid for keys of `dim` elements. `name` is the
+// name of the class.
 void CheckCacheRotary(const std::string& name, const CacheRotary& rotary, int64_t dim);
 
-// Turns rows of keys as Rotary() does, to the bit. May be used by several threads at once.
+// Rotates rows of keys; the results have the bits of Rotary(). Several threads may use it at once.
 class KeyRotation {
  public:
-  // The options have been checked.
+  // The options must have been checked.
   KeyRotation(const CacheRotary& rotary, int64_t dim);
 
-  // The heads of one token; strides in elements, rows themselves contiguous.
+  // The heads of one token. Strides are in elements; each row is contiguous.
   struct Rows {
     const std::byte* from;
     int64_t from_stride;
@@ -35,7 +35,7 @@ class KeyRotation {
     DType dtype;
   };
 
-  // Memory for one thread, and where it is in the table.
+  // Memory of one thread, and its place in the table.
   class Worker {
    public:
     explicit Worker(const KeyRotation& rotation);
@@ -50,12 +50,11 @@ class KeyRotation {
 
  private:
   RotaryPairs pairs_;
-  int64_t dim_, turned_;  // elements of a row, and of these turned
+  int64_t dim_, turned_;  // elements of a row, and the number of these that are rotated
   positions::PhaseTable table_;
 };
 
-// As a file has them: names among the metadata, and numbers in a tensor, those of absent
-// fields NaN.
+// Rotary options in a file: names in the metadata, and numbers in a tensor, where NaN marks an absent field.
 struct RotaryInFile {
   std::map<std::string, std::string> metadata;
   std::vector<double> numbers;
@@ -64,9 +63,9 @@ inline constexpr int64_t kRotaryNumbers = 13;
 
 RotaryInFile WriteRotary(const CacheRotary& rotary);
 
-// Nothing without metadata of rotary; with it, numbers [kRotaryNumbers]. Throws
-// InvalidArgument for names that are none and numbers that WriteRotary never gives; whether
-// the options make sense is for CheckCacheRotary.
+// HasRotary returns false for metadata without rotary options; with them, the tensor of numbers is [kRotaryNumbers].
+// ReadRotary throws InvalidArgument for unknown names and for numbers that WriteRotary never gives; CheckCacheRotary
+// decides whether the options are valid.
 bool HasRotary(const std::map<std::string, std::string>& metadata);
 CacheRotary ReadRotary(const std::map<std::string, std::string>& metadata, const double* numbers);
 

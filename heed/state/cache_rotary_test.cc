@@ -1,5 +1,5 @@
-// Caches that turn their keys hold, to the bit, what heed::Rotary gives for the same positions,
-// whatever has happened to them; and options that no cache can have are refused.
+// Caches that rotate their keys hold the bits that heed::Rotary gives for the same positions, after any sequence of
+// operations. Options that are invalid for every cache are refused.
 #include "heed/state/cache_rotary.h"
 
 #include <gmock/gmock.h>
@@ -32,7 +32,7 @@ using List = std::vector<int64_t>;
 
 constexpr RotaryPairs kPairs[] = {RotaryPairs::kHalfSplit, RotaryPairs::kInterleaved};
 
-// k [B, T, H, D] with row t of sequence b turned by first[b] + t.
+// k [B, T, H, D], with row t of sequence b rotated to position first[b] + t.
 Buffer Turned(const CacheRotary& rotary, const ConstTensorView& k, const List& first) {
   const Buffer plain(k.dtype(), k.sizes()), turned(k.dtype(), k.sizes());
   List index(4, 0), positions;
@@ -50,7 +50,7 @@ Buffer Turned(const CacheRotary& rotary, const ConstTensorView& k, const List& f
   return turned;
 }
 
-// A cache, and a list of the rows that it should hold.
+// A cache and the list of rows that it should hold.
 template <class Cache>
 struct Pair {
   Pair(typename Cache::Options options, const CacheRotary& how) : rotary(how), model(options) {
@@ -186,7 +186,7 @@ TEST(CacheRotaryTest, RowsThatTurnIntoInfinityCannotBeQuantised) {
   const Buffer k(DType::kF16, {1, 2, 1, 2});
   k.FillConstant(60000);
   EXPECT_THAT([&] { cache.Append(k.view(), k.view()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("KVCache::Append: k, turned, has NaN or infinity in token 1")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("KVCache::Append: k, rotated, has NaN or infinity in token 1")));
   EXPECT_EQ(cache.lengths()[0], 0);
   EXPECT_EQ(cache.nbytes(), 0);
 }
@@ -349,7 +349,7 @@ TEST_F(SavedRotaryTest, WhatNoCacheHasWrittenIsAFileError) {
   number(3, 2, "scaling.factor is given");
 }
 
-// Sinks are turned as if nothing before what the first new row sees were left.
+// Sinks are rotated as if the ring had released every row that the first new row does not see.
 TEST_F(SavedRotaryTest, ARingHasNothingThatItsRowsDoNotSee) {
   RingKVCache::Options options = {.dim = 8, .window = 5, .sink_tokens = 2};
   options.rotary = CacheRotary{RotaryPairs::kHalfSplit};

@@ -1,4 +1,4 @@
-// KVCache: options, and pages of other libraries. The rest is Pages.
+// KVCache: options, and block tables of other libraries. Pages implements everything else.
 #include "heed/state/kv_cache.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ PagesOptions ToPages(const KVCache::Options& o) {
 
 [[noreturn]] void Fail(const std::string& what) { throw InvalidArgument(std::string(kImport) + ": " + what); }
 
-// One page of a pool: [tokens, H, D].
+// One page of a pool, [tokens, H, D].
 ConstTensorView PageOf(const ConstTensorView& pool, int64_t page, int64_t tokens) {
   const ConstTensorView one = pool.Slice(0, page, page + 1).Slice(1, 0, tokens);
   return ConstTensorView(one.data(), one.dtype(), one.sizes().subspan(1), one.strides().subspan(1));

@@ -1,5 +1,4 @@
-// KVCacheBase: forwards to Pages, which keeps third parties' and internal types out of the
-// public headers.
+// KVCacheBase forwards to Pages, which keeps third-party and internal types out of the public headers.
 #include "heed/state/kv_cache_base.h"
 
 #include <utility>

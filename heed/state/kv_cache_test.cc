@@ -1,4 +1,4 @@
-// KVCache: where rows lie, what is shared and copied, and each operation by itself.
+// KVCache: the addresses of rows, sharing and copying, and each operation by itself.
 #include "heed/state/kv_cache.h"
 
 #include <gmock/gmock.h>
@@ -81,7 +81,7 @@ TEST(KVCacheTest, OptionsComeBack) {
 
 int64_t RoundUp(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
-// Bytes of a unit as kv_cache_base.h has them.
+// Bytes of a unit by the formula of kv_cache_base.h.
 int64_t UnitBytes(const KVCache::Options& o) {
   const int64_t dim = std::max(o.dim, o.value_dim);
   if (o.quantize == Quantize::kNone) {
@@ -103,7 +103,7 @@ TEST(KVCacheTest, PagesAreLaidOutAndCountedAsDocumented) {
         const KVView view = pair.cache.view();
         const int64_t size = int8 ? 1 : static_cast<int64_t>(SizeOf(dtype));
         const int64_t unit = UnitBytes(options);
-        const int64_t lane = 4096 / page * unit;  // all of them make less than 4 MiB
+        const int64_t lane = 4096 / page * unit;  // all lanes together have less than 4 MiB
         EXPECT_EQ(view.page_tokens, page);
         EXPECT_EQ(view.quantized, int8);
         EXPECT_EQ(view.dtype, dtype);
@@ -138,7 +138,7 @@ TEST(KVCacheTest, SlabsHaveAsManyPagesAsDocumented) {
   EXPECT_EQ(pages({.heads = 32, .dim = 128}), 8);                  // 16 MiB
   EXPECT_EQ(pages({.heads = 2048, .dim = 128}), 1);                // 128 MiB
   EXPECT_EQ(pages({.heads = 4, .dim = 64}), 32);                   // 4 MiB
-  EXPECT_EQ(pages({.heads = 8, .dim = 128, .quantize = i8}), 32);  // 31 are just below
+  EXPECT_EQ(pages({.heads = 8, .dim = 128, .quantize = i8}), 32);  // 31 pages are just below
   EXPECT_EQ(pages({.heads = 1, .dim = 16}), 64);                   // 4096 tokens
   EXPECT_EQ(pages({.heads = 1, .dim = 16, .page = 1}), 4096);
   EXPECT_EQ(pages({.heads = 8, .dim = 128, .page = 5000}), 1);
@@ -146,7 +146,7 @@ TEST(KVCacheTest, SlabsHaveAsManyPagesAsDocumented) {
   EXPECT_EQ(pages({.heads = 8, .dim = 128, .capacity = 1 << 20}), 16);
 }
 
-// Whatever the sequence takes beside it.
+// The rows are contiguous whatever other pages the sequence takes.
 TEST(KVCacheTest, RowsOfAHeadLieInARun) {
   Pair pair({.batch = 2, .heads = 2, .dim = 16});
   pair.Append({700, 700});
@@ -186,7 +186,7 @@ TEST(KVCacheTest, RowsOfAnyStridesAreCopied) {
   }
 }
 
-// Rows beyond lengths[b] lie behind a guard page.
+// Rows beyond lengths[b] are behind a guard page.
 TEST(KVCacheTest, RowsBeyondTheLengthsAreNotRead) {
   const Buffer k(DType::kF32, List{1, 2, 2, 4}, Placement::kBeforeGuard);
   k.FillNormal(1);
@@ -246,7 +246,7 @@ TEST(KVCacheTest, RowsOfTheCacheItselfMayBeAppended) {
     const KVView view = pair.cache.view();
     const ConstTensorView rows(pair.Page(0, 0), DType::kF32, {1, 7, 1, 4});
     const ConstTensorView values(pair.Page(0, 0) + view.value.begin, DType::kF32, {1, 7, 1, 4});
-    const auto fork = pair.Fork();  // so that the last page is copied, too
+    const auto fork = pair.Fork();  // makes the last page shared, so that it is copied too
     pair.model.Append(rows, values, List{7});
     pair.cache.Append(rows, values);
     EXPECT_EQ(pair.Difference(), "");
@@ -281,7 +281,7 @@ TEST(KVCacheTest, AForkSharesEveryPageUntilOneIsWritten) {
   EXPECT_NE(fork.Page(0, 2), tail);
   EXPECT_EQ(fork.Page(0, 1), pair.Page(0, 1));
   EXPECT_EQ(fork.Page(1, 1), pair.Page(1, 1));
-  pair.Append({1, 1});  // alone now, so in place
+  pair.Append({1, 1});  // the only owner now writes in place
   EXPECT_EQ(pair.Page(0, 2), tail);
   EXPECT_EQ(pair.Difference(), "");
   EXPECT_EQ(fork.Difference(), "");
@@ -302,7 +302,7 @@ TEST(KVCacheTest, AForkOutlivesItsOrigin) {
   const std::byte* const tail = fork.Page(0, 2);
   origin.reset();
   fork.Append({1});
-  EXPECT_EQ(fork.Page(0, 2), tail);  // nobody else has it
+  EXPECT_EQ(fork.Page(0, 2), tail);  // the only owner
   EXPECT_EQ(fork.Difference(), "");
 }
 
@@ -370,7 +370,7 @@ TEST(KVCacheTest, SequencesShareAPrefix) {
   EXPECT_EQ(shared.cache.shared_prefix(), 7);
 }
 
-// Pools of pages of 3 tokens whose rows nobody refers to are not even finite.
+// Pools of pages of 3 tokens, whose unreferenced rows are not even finite.
 class KVCacheImportTest : public testing::TestWithParam<std::tuple<bool, DType>> {};
 
 TEST_P(KVCacheImportTest, CopiesTheRowsOfItsTables) {

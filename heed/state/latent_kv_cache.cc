@@ -11,7 +11,7 @@ namespace heed {
 namespace {
 
 PagesOptions ToPages(const LatentKVCache::Options& o) {
-  // Pages knows neither by name, so that it cannot say what is wrong with them.
+  // Pages does not know the names `latent` and `rope`, so it could not name them in a message.
   const auto at_least = [](const char* name, int64_t value, int64_t least) {
     if (value >= least) return;
     throw InvalidArgument(std::string("LatentKVCache: ") + name + " is " + std::to_string(value) +

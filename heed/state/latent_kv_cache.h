@@ -1,4 +1,4 @@
-// LatentKVCache: what multi-head latent attention keeps of a token, one row for all heads.
+// LatentKVCache: the cache of multi-head latent attention, which keeps one row per token for all heads.
 #ifndef HEED_STATE_LATENT_KV_CACHE_H_
 #define HEED_STATE_LATENT_KV_CACHE_H_
 
@@ -13,17 +13,17 @@
 
 namespace heed {
 
-// A row is `latent` elements, which are the token's value too, and `rope` more that only
-// its key has. view() shows one head with dim = latent + rope and value_dim = latent, and
-// values that lie where keys do. A page is page (latent + rope) elements.
+// A row has `latent` elements, which are also the token's value, and `rope` more that belong to its key alone. view()
+// has one head with dim = latent + rope and value_dim = latent, whose values are at the addresses of its keys. A page
+// has page (latent + rope) elements.
 class HEED_API LatentKVCache : public KVCacheBase {
  public:
   struct Options {
     int64_t batch = 1;          // at least 1
     int64_t latent = 1;         // at least 1
     int64_t rope = 0;           // at least 0
-    int64_t capacity = -1;      // as KVCache's
-    int64_t page = 64;          // as KVCache's
+    int64_t capacity = -1;      // tokens per sequence, at least 1; -1: grows without bound
+    int64_t page = 64;          // tokens; 0: contiguous, one page of `capacity` per sequence
     DType dtype = DType::kF32;  // f64, f32, bf16 or f16
   };
 
@@ -32,13 +32,13 @@ class HEED_API LatentKVCache : public KVCacheBase {
 
   Options options() const;
 
-  // Adds rows [0, lengths[b]) of rows[b], all where `lengths` is empty: as KVCache::Append.
+  // Appends rows [0, lengths[b]) of rows[b], all if `lengths` is empty, under the rules of KVCache::Append.
   //
   //   rows     [B, T, latent + rope]  dtype of the cache, any strides
   //   lengths  [B]                    from 0 to T
   void Append(const ConstTensorView& rows, std::span<const int64_t> lengths = {});
 
-  // As KVCache's.
+  // Fork(), Share() and Load() are defined as in KVCache.
   LatentKVCache Fork() const;
   static LatentKVCache Share(const LatentKVCache& prefix, int64_t batch);
   int64_t shared_prefix() const;

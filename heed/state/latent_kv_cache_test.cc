@@ -1,4 +1,4 @@
-// LatentKVCache: one row per token, seen as key and as value.
+// LatentKVCache: one row per token, which is both key and value.
 #include "heed/state/latent_kv_cache.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Windows of a growing cache, compressed as they become complete.
+// NSACache: a growing cache whose windows are compressed when they become complete.
 #include "heed/state/nsa_cache.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ KVCache TokensOf(const NSACache::Options& o) {
   return KVCache(tokens);
 }
 
-// Where a row of a token and head begins.
+// The address of the row of a token and head.
 const void* RowOf(const KVView& view, const PageRows& rows, int64_t sequence, int64_t token, int64_t head) {
   const std::byte* page = view.pages[sequence][token / view.page_tokens];
   return page + rows.begin + head * rows.head_stride + token % view.page_tokens * rows.token_stride;
@@ -79,7 +79,8 @@ void NSACache::Compress(int64_t sequence, int64_t window, int64_t given, const C
             value += LoadAsDouble(dtype, RowOf(view, *rows, sequence, t, h), e);
           }
           value /= static_cast<double>(options_.length);
-          if (dtype != DType::kF64) value = static_cast<double>(static_cast<float>(value));  // as nsa::Forward has it
+          // Rounded like in nsa::Forward.
+          if (dtype != DType::kF64) value = static_cast<double>(static_cast<float>(value));
         }
         StoreDouble(dtype, to->data(), ((sequence * room_ + window) * options_.heads + h) * channels + e, value);
       }
@@ -91,7 +92,7 @@ void NSACache::Append(const ConstTensorView& k, const ConstTensorView& v, std::s
                       const ConstTensorView& k_cmp, const ConstTensorView& v_cmp) {
   std::vector<int64_t> before(this->lengths().begin(), this->lengths().end());
   const int64_t all = k.rank() == 4 ? k.size(1) : 0;
-  int64_t most = 0, completed = 0;  // windows of a sequence, and of these new ones
+  int64_t most = 0, completed = 0;  // windows of a sequence, and the number of new ones
   for (size_t b = 0; b < before.size(); ++b) {
     const int64_t added = lengths.empty() ? all : b < lengths.size() ? std::clamp<int64_t>(lengths[b], 0, all) : 0;
     most = std::max(most, NumWindows(before[b] + added));

@@ -1,5 +1,5 @@
-// NSACache: what native sparse attention keeps of sequences that grow token by token: a cache of keys and values, and
-// what stands for each window of them.
+// NSACache: the cache of native sparse attention for sequences that grow token by token. It has keys and values of all
+// tokens, and a compressed row of keys and of values for each window.
 #ifndef HEED_STATE_NSA_CACHE_H_
 #define HEED_STATE_NSA_CACHE_H_
 
@@ -16,7 +16,7 @@
 
 namespace heed {
 
-// What attention sees of such a cache, until it changes.
+// The content of the cache as attention sees it, valid until the cache changes.
 struct NSAView {
   KVView tokens;
   ConstTensorView k_cmp;  // [B, N, H, D], N the windows of the longest sequence; others have fewer
@@ -24,7 +24,7 @@ struct NSAView {
   int64_t length = 0, stride = 0;
 };
 
-// B sequences, H heads of keys, D channels of keys, Dv of values.
+// B sequences, H key heads, D key channels, Dv value channels.
 class HEED_API NSACache {
  public:
   struct Options {
@@ -44,24 +44,25 @@ class HEED_API NSACache {
 
   const Options& options() const { return options_; }
 
-  // Adds rows [0, lengths[b]) of k[b] and v[b] to sequence b, all T where `lengths` is empty, and one row for each
-  // window that is complete then: the mean of its keys and of its values, rounded to the dtype, or the next row of
+  // Appends rows [0, lengths[b]) of k[b] and v[b] to sequence b, all T if `lengths` is empty, and one row for each
+  // window that becomes complete: the mean of its keys and of its values, rounded to the dtype, or the next row of
   // k_cmp and v_cmp.
   //
   //   k      [B, T, H, D]   dtype of the cache, any strides
-  //   v      [B, T, H, Dv]  likewise
-  //   k_cmp  [B, n, H, D]   likewise, n at least the windows that any sequence completes now; may be absent
-  //   v_cmp  [B, n, H, Dv]  likewise, with k_cmp
+  //   v      [B, T, H, Dv]  dtype of the cache, any strides
+  //   k_cmp  [B, n, H, D]   dtype of the cache, n at least the windows that any sequence completes now; may be absent
+  //   v_cmp  [B, n, H, Dv]  dtype of the cache, present if k_cmp is
   //
-  // O(rows appended), and length tokens for each mean. Throws as KVCache::Append does; on throw the cache is as it was.
+  // The cost is O(rows appended), and length tokens for each mean. Throws as KVCache::Append does; on throw the cache
+  // is unchanged.
   void Append(const ConstTensorView& k, const ConstTensorView& v, std::span<const int64_t> lengths = {},
               const ConstTensorView& k_cmp = {}, const ConstTensorView& v_cmp = {});
 
-  // Tokens of each sequence, [batch], and how many of them the last Append() added.
+  // The number of tokens of each sequence, [batch], and how many of them the last Append() added.
   std::span<const int64_t> lengths() const { return tokens_.lengths(); }
   std::span<const int64_t> appended() const { return tokens_.appended(); }
 
-  // Shortens sequence b to lengths[b] tokens, as KVCache::Trim. Windows that are no longer complete are gone.
+  // Shortens sequence b to lengths[b] tokens, as KVCache::Trim does. Windows that are no longer complete are removed.
   void Trim(std::span<const int64_t> lengths) { tokens_.Trim(lengths); }
 
   // A cache with equal content. Tokens are shared until one of the two writes; rows of windows are copied.
@@ -78,7 +79,7 @@ class HEED_API NSACache {
   int64_t NumWindows(int64_t tokens) const {
     return tokens < options_.length ? 0 : (tokens - options_.length) / options_.stride + 1;
   }
-  // Room for so many windows of each sequence. Rows that are there stay.
+  // Reserves memory for this many windows of each sequence. Existing rows keep their values.
   void Reserve(int64_t windows);
   void Compress(int64_t sequence, int64_t window, int64_t given, const ConstTensorView& k_cmp,
                 const ConstTensorView& v_cmp);

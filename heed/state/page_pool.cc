@@ -12,7 +12,7 @@
 namespace heed {
 namespace {
 
-// Orders heaps whose top is the lowest address.
+// Orders a heap so that the lowest address is at its top.
 constexpr std::greater<std::byte*> kHigher{};
 
 std::byte* Begin(const AlignedBytes& memory) { return static_cast<std::byte*>(memory.get()); }
@@ -21,7 +21,7 @@ std::byte* Begin(const AlignedBytes& memory) { return static_cast<std::byte*>(me
 
 PagePool::PagePool(const PageShape& shape) : shape_(shape) {}
 
-// Slabs that begin at this address or before it.
+// The number of slabs that begin at this address or before it.
 size_t PagePool::SlabsUpTo(const std::byte* address) const {
   const auto end = std::upper_bound(slabs_.begin(), slabs_.end(), address, [](const std::byte* x, const Slab& slab) {
     return std::less<const std::byte*>()(x, Begin(slab.memory));
@@ -29,13 +29,13 @@ size_t PagePool::SlabsUpTo(const std::byte* address) const {
   return static_cast<size_t>(end - slabs_.begin());
 }
 
-// Counts lie apart from the pages, between which they would end every run.
+// Counts are stored apart from the pages: between them they would break every run of rows.
 int64_t& PagePool::OwnersOf(const std::byte* page) const {
   const Slab& slab = slabs_[SlabsUpTo(page) - 1];
   return slab.owners[static_cast<size_t>((page - Begin(slab.memory)) / shape_.unit_bytes)];
 }
 
-// When no page is free.
+// Called when no page is free.
 void PagePool::AddSlab() {
   const size_t pages = static_cast<size_t>(shape_.slab_pages);
   Slab slab;
@@ -45,7 +45,7 @@ void PagePool::AddSlab() {
   free_.reserve((slabs_.size() + 1) * pages);
   slabs_.insert(slabs_.begin() + static_cast<ptrdiff_t>(SlabsUpTo(begin)), std::move(slab));
   for (int64_t page = 0; page < shape_.slab_pages; ++page) {
-    free_.push_back(begin + page * shape_.unit_bytes);  // rising, and so a heap
+    free_.push_back(begin + page * shape_.unit_bytes);  // ascending order is a heap
   }
 }
 

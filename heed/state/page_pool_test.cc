@@ -1,4 +1,4 @@
-// Pages: where they lie, who owns them, and that they are used again.
+// PagePool: addresses of pages, counts of owners, and reuse.
 #include "heed/state/page_pool_internal.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr PageShape kShapes[] = {{1, 64, 1}, {1, 64, 10}, {2, 128, 3}, {16, 4160, 7}, {1, 5000000, 2}, {6, 1 << 20, 4}};
 
-// Every unit of as many pages as three slabs have, and one more, holds what is written to it.
+// Every unit of one page more than three slabs have keeps what is written to it.
 TEST(PagePoolTest, UnitsAreApartAndAligned) {
   for (const PageShape& shape : kShapes) {
     PagePool pool(shape);
@@ -62,7 +62,7 @@ TEST(PagePoolTest, PagesTakenInARowLieInARow) {
     }
     const std::vector<std::byte*> first = pages;
     take(2 * n);
-    // Given back in any order, they are taken in that of their addresses.
+    // Pages that are released in any order are taken in the order of their addresses.
     std::vector<std::byte*> all = first;
     all.insert(all.end(), pages.begin(), pages.end());
     for (size_t i = 0, j = 0; i < all.size(); ++i, j = (j + 7) % all.size()) {
@@ -136,7 +136,7 @@ TEST(PagePoolTest, ThreadsTakeDifferentPages) {
   std::byte* const shared = pool.Take();
   const auto work = [&](int mark) {
     for (int i = 0; i < 500; ++i) {
-      std::byte* pages[5];  // of two slabs and more
+      std::byte* pages[5];  // pages of more than two slabs
       for (std::byte*& page : pages) {
         page = pool.Take();
         std::memset(page, mark, 256);

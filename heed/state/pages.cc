@@ -1,4 +1,4 @@
-// Pages: layout, tables, and everything that moves no row.
+// Pages: layout, tables, and every operation that moves no row.
 #include "heed/state/pages_internal.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace heed {
 namespace {
 
-// Below 2^62, so that rounding up and adding a few cannot overflow.
+// The limit is 2^62, so that rounding up and adding a few cannot overflow.
 constexpr int64_t kMostBytes = int64_t{1} << 62;
 constexpr int64_t kLine = 64;
 
@@ -78,7 +78,7 @@ void CheckOptions(const PagesOptions& o) {
   }
 }
 
-// The product of what is positive. Throws InvalidArgument.
+// The product of positive factors. Throws InvalidArgument if it is too large.
 int64_t Product(const PagesOptions& o, const char* what, std::initializer_list<int64_t> factors) {
   int64_t product = 1;
   for (const int64_t factor : factors) {
@@ -92,8 +92,8 @@ int64_t Product(const PagesOptions& o, const char* what, std::initializer_list<i
   return product;
 }
 
-// How many pages of a slab lie side by side: enough for long runs and huge pages, but not
-// more than a sequence can fill. Forks and shares of a cache must find the same number.
+// The number of pages of a slab: enough for long runs and huge pages, but not more than a sequence can fill. Forks and
+// shares of a cache must compute the same number.
 int64_t SlabPages(const PagesOptions& o, int64_t tokens, int64_t page_bytes) {
   constexpr int64_t kFewestTokens = 1024, kMostTokens = 4096;
   constexpr int64_t kHuge = int64_t{1} << 22, kLargest = int64_t{1} << 24;  // bytes
@@ -133,7 +133,7 @@ PageLayout MakeLayout(const PagesOptions& o) {
   unit(o.dim, &layout.key, &layout.key_scale, &layout.log_decay);
   if (!latent) unit(o.value_dim, &layout.value, &layout.value_scale, nullptr);
   shape.lanes = latent ? 1 : 2 * o.heads;
-  // Sketches have lanes of their own, so that those of keys and values stay runs: of as many heads each as fit.
+  // Sketches have lanes of their own, so that keys and values stay contiguous; each lane has as many heads as fit.
   SketchBlocks& sketch = layout.sketch;
   if (o.sketch) {
     sketch = SketchLayout(o.dim);
@@ -250,7 +250,7 @@ void Pages::DropFrom(Table& table, size_t begin) noexcept {
   table.resize(begin);
 }
 
-// O(pages that go).
+// Releases pages. O(pages released).
 void Pages::LetGo(size_t b, int64_t first_kept) noexcept {
   int64_t page = first_kept_[b] / layout_.tokens;
   for (; page < first_kept / layout_.tokens; ++page) {
@@ -273,7 +273,7 @@ void Pages::Trim(std::span<const int64_t> lengths) {
     if (lengths[b] < 0 || lengths[b] > lengths_[b]) {
       Fail(what + ", expected 0 to the present " + std::to_string(lengths_[b]));
     }
-    // What the next row would see must be there.
+    // The rows that the next row would see must not be released.
     const int64_t sinks = options_.sink_tokens, kept = first_kept_[b];
     if (ring && kept > sinks && lengths[b] > sinks && lengths[b] - options_.window + 1 < kept) {
       Fail(what + ", expected at least " + std::to_string(kept + options_.window - 1) + " or at most the " +
@@ -291,7 +291,7 @@ void Pages::Trim(std::span<const int64_t> lengths) {
   }
 }
 
-// Sequence b becomes sequence indices[b] of `from`; *this has none yet.
+// Sequence b becomes sequence indices[b] of `from`; *this must have no sequence yet.
 void Pages::TakeSequences(const Pages& from, std::span<const int64_t> indices) {
   for (size_t b = 0; b < indices.size(); ++b) {
     const size_t i = static_cast<size_t>(indices[b]);

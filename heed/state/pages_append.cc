@@ -1,4 +1,4 @@
-// Appending: memory first, then rows, then one step that cannot fail.
+// Appending: memory is allocated first, then rows are written, then one step that cannot fail publishes them.
 #include <algorithm>
 #include <cstring>
 
@@ -20,7 +20,7 @@ void CopyStrided(const std::byte* from, int64_t stride, int64_t n, std::byte* to
   }
 }
 
-// `n` elements of `size` bytes, `stride` bytes apart, next to each other.
+// Copies `n` elements of `size` bytes, `stride` bytes apart, to contiguous memory.
 void CopyRow(const std::byte* from, int64_t stride, int64_t n, int64_t size, std::byte* to) {
   if (stride == size || n == 1) {
     std::memcpy(to, from, static_cast<size_t>(n * size));
@@ -33,7 +33,7 @@ void CopyRow(const std::byte* from, int64_t stride, int64_t n, int64_t size, std
   }
 }
 
-// The first `tokens` tokens of a page.
+// Copies the first `tokens` tokens of a page.
 void CopyTokens(const Pages& pages, const std::byte* from, int64_t tokens, std::byte* to) {
   const PageLayout& layout = pages.layout();
   const auto part = [&](const PageRows& rows) {
@@ -96,7 +96,7 @@ void CheckLogDecay(const std::string& op, const ConstTensorView& t, const PagesO
   mechanism::CheckReadable(op.c_str(), "log_decay", t);
 }
 
-// Row axis 0 of a [B, T, H, D] view: [T, H, D] of sequence b.
+// Sequence b of a [B, T, H, D] view, as [T, H, D].
 ConstTensorView Sequence(const ConstTensorView& rows, int64_t b) {
   const ConstTensorView one = rows.Slice(0, b, b + 1);
   return ConstTensorView(one.data(), one.dtype(), one.sizes().subspan(1), one.strides().subspan(1));
@@ -170,7 +170,8 @@ Appending::Appending(Pages& pages, const std::string& op, std::span<const int64_
   }
   if (options.sketch && std::ranges::any_of(counts, [](int64_t n) { return n > 0; })) {
     sketch_.emplace(options.dtype, options.dim);
-    pages.certified_memory_.resize(counts.size() * static_cast<size_t>(options.heads));  // what bounds heads are rows
+    // One bound of the keys per sequence and head.
+    pages.certified_memory_.resize(counts.size() * static_cast<size_t>(options.heads));
   }
   if (pages.rotation_ != nullptr) {
     turn_.emplace(*pages.rotation_);
@@ -216,7 +217,7 @@ std::byte* Appending::Page(int64_t b, int64_t token) const {
 
 void Appending::Write(int64_t b, int64_t token, const ConstTensorView& k, const ConstTensorView& v,
                       const ConstTensorView& log_decay) {
-  const os::ScopedFloatControl control;  // for turning and quantising
+  const os::ScopedFloatControl control;  // for rotation and quantisation
   const PageLayout& layout = pages_.layout();
   if (turn_) {
     CopyTurned(b, token, k);
@@ -228,7 +229,7 @@ void Appending::Write(int64_t b, int64_t token, const ConstTensorView& k, const 
   Sketch(b, token, token + k.size(0));
 }
 
-// The sketch is of the stored keys, turned ones as they are: what attention multiplies.
+// The sketch is computed from the stored keys, after rotation, because attention multiplies these.
 void Appending::Sketch(int64_t b, int64_t begin, int64_t end) {
   if (!sketch_) return;
   const os::ScopedFloatControl control;
@@ -270,7 +271,7 @@ void Appending::Copy(const char* name, int64_t b, int64_t token, const ConstTens
   const std::byte* const data = rows.as<std::byte>();
   for (int64_t t = 0; t < T;) {
     std::byte* const page = Page(b, token + t);
-    const int64_t begin = (token + t) % page_tokens;  // in the page
+    const int64_t begin = (token + t) % page_tokens;  // index in the page
     const int64_t n = std::min(T - t, page_tokens - begin);
     for (int64_t h = 0; h < H; ++h) {
       for (int64_t i = 0; i < n; ++i) {
@@ -288,7 +289,7 @@ void Appending::Copy(const char* name, int64_t b, int64_t token, const ConstTens
   }
 }
 
-// Token by token, all heads at once: they turn by the same angles.
+// Keys are rotated token by token, all heads at once, because the heads of a token have the same angles.
 void Appending::CopyTurned(int64_t b, int64_t token, const ConstTensorView& k) {
   const PageLayout& layout = pages_.layout();
   const PageRows &to = layout.key, &scales = layout.key_scale;
@@ -314,7 +315,7 @@ void Appending::CopyTurned(int64_t b, int64_t token, const ConstTensorView& k) {
     rows.dtype = k.dtype();
     turn_->Turn(token + t, rows);
     for (int64_t h = 0; h < H && quantized; ++h) {
-      Quantize("k, turned,", b, token + t, h, turned_.data() + h * D * size, 1, D,
+      Quantize("k, rotated,", b, token + t, h, turned_.data() + h * D * size, 1, D,
                page + to.begin + h * to.head_stride + in_page * to.token_stride,
                page + scales.begin + h * scales.head_stride + in_page * scales.token_stride);
     }
@@ -339,7 +340,7 @@ void Appending::Commit() noexcept {
     if (!staged.taken.empty()) {
       if (staged.larger.capacity() != 0) table.swap(staged.larger);
       pages_.DropFrom(table, static_cast<size_t>(staged.first_page));
-      table.insert(table.end(), staged.taken.begin(), staged.taken.end());  // has room
+      table.insert(table.end(), staged.taken.begin(), staged.taken.end());  // capacity was reserved
       staged.taken.clear();
       pages_.rows_[b] = table.data();
     }

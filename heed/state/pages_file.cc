@@ -1,5 +1,5 @@
-// Caches in files. What a file says is checked against itself and against a limit before
-// memory is taken for it.
+// Caches in files. The content of a file is checked for consistency and against a limit before memory is allocated for
+// it.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -25,7 +25,7 @@ constexpr char kKindKey[] = "heed_cache", kVersionKey[] = "version", kVersion[] 
 constexpr std::pair<const char*, CacheKind> kKinds[] = {
     {"kv", CacheKind::kKV}, {"ring", CacheKind::kRing}, {"latent", CacheKind::kLatent}};
 
-// A ring's table grows with tokens that no file holds.
+// A ring's table grows with tokens that no file holds, so their number is limited.
 constexpr int64_t kMostRingTokens = int64_t{1} << 30;
 
 const char* NameOf(CacheKind kind) {
@@ -42,13 +42,13 @@ constexpr Numbers kNumbers[] = {{"batch", &PagesOptions::batch},       {"heads",
                                 {"capacity", &PagesOptions::capacity}, {"page", &PagesOptions::page},
                                 {"window", &PagesOptions::window},     {"sink_tokens", &PagesOptions::sink_tokens}};
 
-// One tensor per sequence: where its rows are in a page, and what a row is in the file.
+// A tensor that each sequence has in the file: the place of its rows in a page, and their form in the file.
 struct Part {
   std::string name;
   PageRows rows;
-  int64_t row_bytes;  // in a page
+  int64_t row_bytes;  // bytes of a row in a page
   DType dtype;
-  int64_t width;  // elements in the file; a scale has none of this axis
+  int64_t width;  // elements in the file; a scale lacks this axis
 
   int64_t file_row_bytes() const { return std::max<int64_t>(width, 1) * static_cast<int64_t>(SizeOf(dtype)); }
 };
@@ -83,7 +83,7 @@ std::vector<int64_t> SizesOf(const Part& part, const PagesOptions& o, int64_t ro
 
 std::string NameOf(const Part& part, int64_t b) { return part.name + "." + std::to_string(b); }
 
-// The runs less what the shared prefix has.
+// The runs without the shared prefix.
 Pages::Runs OwnRuns(const Pages& pages, int64_t b) {
   Pages::Runs runs = pages.Kept(b);
   runs.run[0].first = pages.shared_prefix();
@@ -153,7 +153,7 @@ PagesOptions OptionsOf(const SectionReader& reader) {
     }
     o.sketch = true;
   }
-  // What the constructors of the classes do not let anybody ask for.
+  // Checks the combinations of options that the constructors of the classes rule out.
   const PagesOptions plain;
   const bool ring = o.kind == CacheKind::kRing, latent = o.kind == CacheKind::kLatent;
   if ((ring && (o.capacity != plain.capacity || o.page != plain.page)) ||
@@ -166,7 +166,7 @@ PagesOptions OptionsOf(const SectionReader& reader) {
   return o;
 }
 
-// Lengths and the like as a file gives them.
+// The lengths and related lists of a file.
 struct Lists {
   std::vector<int64_t> lengths, appended, first_kept;
   int64_t shared_prefix = 0;
@@ -198,7 +198,7 @@ Lists ReadLists(const SectionReader& reader, const PagesOptions& o) {
     check("appended", lists.appended[b], 0, length);
     if (!ring) continue;
     ring_tokens += length;
-    // What the first row of the last append sees is there, and nothing before it.
+    // The ring has exactly the rows from the first one that the last append's first row sees.
     const int64_t first_seen = length - lists.appended[b] - o.window + 1;
     check("first_kept", lists.first_kept[b], std::max<int64_t>(0, first_seen),
           std::min(length, std::max(o.sink_tokens, first_seen)));
@@ -206,13 +206,13 @@ Lists ReadLists(const SectionReader& reader, const PagesOptions& o) {
   return lists;
 }
 
-// Reads tensors of rows into caches like the one given, while they are being filled.
+// Reads tensors of rows into caches of the given form while they are filled.
 class RowReader {
  public:
   RowReader(const SectionReader& reader, const Pages& pages)
       : reader_(reader), options_(pages.options()), tokens_(pages.layout().tokens), parts_(PartsOf(pages)) {}
 
-  // Rows of `runs` are in the tensors of this suffix: shapes and dtypes.
+  // Checks the shapes and dtypes of the tensors with this suffix, which hold the rows of `runs`.
   void Check(const std::string& suffix, const Pages::Runs& runs) const {
     for (const Part& part : parts_) Tensor(part, suffix, runs);
   }
@@ -237,7 +237,7 @@ class RowReader {
     return reader_.Tensor(part.name + "." + suffix, part.dtype, SizesOf(part, options_, runs.num_tokens()));
   }
 
-  // Kernels may rely on what quantising never gives.
+  // Kernels may rely on properties of quantised rows, so rows that quantisation never gives are refused.
   void CheckQuantized(const Part& part, const std::string& suffix, const std::byte* row) const {
     const std::string_view bytes(reinterpret_cast<const char*>(row), static_cast<size_t>(part.row_bytes));
     if (part.width != 0) {
@@ -258,7 +258,7 @@ class RowReader {
   const std::vector<Part> parts_;
 };
 
-// What all pages and tables will occupy is within the limit.
+// Checks that all pages and tables together stay within the limit.
 void CheckBytes(const SectionReader& reader, const Pages& pages, const Lists& lists, std::span<const Pages::Runs> runs,
                 int64_t max_bytes) {
   const int64_t tokens = pages.layout().tokens;
@@ -291,7 +291,7 @@ void WritePages(const Pages& pages, const SectionWriter& to) {
   to.Set("shared_prefix", pages.shared_prefix());
   for (const auto& [name, member] : kNumbers) to.Set(name, o.*member);
   if (o.log_decay_heads != 0) to.Set(kLogDecayHeads, o.log_decay_heads);
-  // The sketch itself is made again of the keys: what a bound stands on is not taken from a file.
+  // The sketch itself is computed again from the keys: bounds are not read from a file.
   if (o.sketch) to.Set(kSketch, kSketchOfBytes);
   if (o.rotary) {
     const RotaryInFile rotary = WriteRotary(*o.rotary);
@@ -395,8 +395,8 @@ void SavedCache::Read(const SectionReader& from, int64_t max_bytes, KVCacheBase&
               std::to_string(expected.*member));
   }
   if (options != expected) {
-    from.Fail(from.Key(kKindKey) + " is beside options of another cache, expected kind, dtype, rotary encoding and " +
-              "the like of this one");
+    from.Fail(from.Key(kKindKey) +
+              " does not match this cache's options, expected its kind, dtype, rotary encoding and " + "others");
   }
   const int64_t page = cache.pages_->pool().footprint();
   if (page > max_bytes) {

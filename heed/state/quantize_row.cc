@@ -1,4 +1,4 @@
-// Quantisation of a row: loops that compilers vectorise, and no call of a library.
+// Quantisation of a row: loops that compilers vectorise, without library calls.
 #include "heed/state/quantize_row_internal.h"
 
 #include <algorithm>
@@ -39,7 +39,7 @@ bool QuantizeRow(DType dtype, const std::byte* row, int64_t stride, int64_t n, f
   }
   if (!finite) return false;
   *scale = largest == 0 ? 1.0f : std::max(largest / 127, std::numeric_limits<float>::min());
-  // Adding this leaves no bits below one, and rounds half to even.
+  // Adding this constant leaves no bits below one, and rounds half to even.
   constexpr float kRound = 0x1.8p23f;
   for (int64_t i = 0; i < n; ++i) {
     const float rounded = (scratch[i] / *scale + kRound) - kRound;

@@ -1,4 +1,4 @@
-// Rows as int8: the rule on numbers that can be worked out by hand.
+// Quantisation to int8 on numbers that can be computed by hand.
 #include "heed/state/quantize_row_internal.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,4 @@
-// Random operations on all caches against plain lists of rows. HEED_TEST_OPERATIONS says
-// how many.
+// Random operations on all caches, compared with plain lists of rows. HEED_TEST_OPERATIONS sets their number.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -89,7 +88,7 @@ class RandomCachesTest : public FileTest {
       fits = fits && (capacity == -1 || n <= room);
       counts.push_back(n);
     }
-    CacheModel next = live.model;  // of a failed append nothing may remain
+    CacheModel next = live.model;  // discarded if the append fails
     if (fits) {
       AppendRandom(random_, live.cache, live.model, counts);
     } else {

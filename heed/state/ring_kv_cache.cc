@@ -1,4 +1,4 @@
-// RingKVCache: pages of 64 tokens, of which Pages lets go.
+// RingKVCache: pages of 64 tokens, which Pages releases when no row sees them.
 #include "heed/state/ring_kv_cache.h"
 
 #include <memory>

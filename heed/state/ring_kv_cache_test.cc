@@ -1,4 +1,4 @@
-// RingKVCache: what is kept, what is let go and when, and how far back it can be trimmed.
+// RingKVCache: the tokens that it keeps, when it releases the others, and the lengths to which it can be trimmed.
 #include "heed/state/ring_kv_cache.h"
 
 #include <gmock/gmock.h>
@@ -59,7 +59,7 @@ TEST(RingKVCacheTest, EveryAppendLetsGoOfWhatItsFirstRowDoesNotSee) {
   pair.Append({300, 1});
   EXPECT_THAT(pair.cache.view().first_kept, ElementsAre(0, 191));
   EXPECT_EQ(pair.pages(), 5 + 2);  // [128, 201)
-  pair.Append({1, 0});             // nothing new, and yet
+  pair.Append({1, 0});             // nothing new
   EXPECT_THAT(pair.cache.view().first_kept, ElementsAre(294, 192));
   EXPECT_EQ(pair.pages(), 1 + 1);
   EXPECT_EQ(pair.cache.view().pages[0][3], nullptr);
@@ -84,7 +84,7 @@ TEST(RingKVCacheTest, PagesWithSinksStay) {
     Pair pair({.dim = 4, .window = 10, .sink_tokens = sinks});
     for (int i = 0; i < 600; ++i) pair.Append({1});
     const int64_t sink_pages = (sinks + 63) / 64;
-    EXPECT_EQ(pair.pages(), sink_pages + 1);  // and [576, 600) with the window
+    EXPECT_EQ(pair.pages(), sink_pages + 1);  // the sinks, and [576, 600) with the window
     EXPECT_EQ(pair.Difference(), "");
   }
 }
@@ -135,7 +135,7 @@ TEST(RingKVCacheTest, WhileNothingIsGoneEverythingCanBeTrimmed) {
   EXPECT_THAT(pair.cache.appended(), ElementsAre(0));
   pair.Append({53});
   pair.Append({50});
-  EXPECT_THAT(pair.cache.view().first_kept, ElementsAre(4));  // within the sinks: all there
+  EXPECT_THAT(pair.cache.view().first_kept, ElementsAre(4));  // a value within the sinks: no token is released
   pair.Trim({30});
   EXPECT_EQ(pair.Difference(), "");
 }

@@ -10,11 +10,11 @@
 namespace heed {
 
 struct SavedCache {
-  // What KVCacheBase::Save() writes. The cache must live until the file is written.
+  // Adds what KVCacheBase::Save() writes to a file. The cache must live until the file is written.
   static void Write(const KVCacheBase& cache, const SectionWriter& to);
 
-  // Gives an empty cache the rows that one with the same options has written. Throws FileError for everything else, and
-  // for what would take more than max_bytes, one page included; the cache is as it was then.
+  // Gives an empty cache the rows that one with the same options has written. Throws FileError for any other content,
+  // and if more than max_bytes would be needed, one page included; the cache is then unchanged.
   static void Read(const SectionReader& from, int64_t max_bytes, KVCacheBase& cache);
 };
 

@@ -1,4 +1,4 @@
-// Caches in files: what comes back, what the file holds, and that no file does harm.
+// Caches in files: the loaded content, the form of the file, and that no file does harm.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -274,7 +274,7 @@ TEST_F(SavedCacheTest, WhatIsNotASavedRingIsAFileError) {
          "length of sequence 0 is 1073741825, expected 0 to 1073741824");
   expect([](P& p) { p.Set("lengths", 1, int64_t{1} << 30); },
          "length of sequence 1 is 1073741824, expected 0 to 1073741719");
-  // A table of 128 MiB is more than the caller allows.
+  // A table of 128 MiB exceeds the caller's limit.
   Parts parts = good;
   parts.Set("lengths", 0, int64_t{1} << 29);
   parts.Set("first_kept", 0, (int64_t{1} << 29) - 14);
@@ -318,7 +318,7 @@ TEST_F(SavedCacheTest, PagesAreWithinTheLimit) {
   ExpectFileError([&] { KVCache::Load(path(), bytes - 1); }, "more than max_bytes");
 }
 
-// Loads a file of which nothing is known, looks at all rows, and uses the cache.
+// Loads a file of unknown content, reads all rows, and uses the cache.
 template <class Cache>
 bool LoadAnything(const std::string& path) {
   try {
@@ -354,7 +354,7 @@ bool LoadAnything(const std::string& path) {
   }
 }
 
-// Another file under this name: some systems wait for the disk when one is cut short.
+// Writes a new file of this name: some systems wait for the disk when a file is truncated.
 void Rewrite(const std::string& path, const std::string& bytes) {
   std::filesystem::remove(path);
   WriteBytes(path, bytes);
@@ -379,7 +379,7 @@ void Fuzz(Random& random, const Cache& cache, const std::string& path) {
     Rewrite(path, bad);
     passed += LoadAnything<Cache>(path);
   }
-  EXPECT_GT(passed, 0);  // bits of rows, say
+  EXPECT_GT(passed, 0);  // for example changed bits of rows
   std::mt19937 damage(random.Word());
   for (int i = 0; i < 1500; ++i) {
     std::string bad = good;

@@ -20,8 +20,8 @@ float ElementOf(DType dtype, const std::byte* row, int64_t i) {
   return static_cast<float>(LoadAsDouble(dtype, row, i));
 }
 
-// At least the norm of x - step n: in double the sum is off by less than what is added, and a norm that is not 0 must
-// not be flushed to it.
+// Returns a bound of the norm of x - step n: the error of the sum in double is less than what is added, and a nonzero
+// norm must not be flushed to 0.
 float ErrorOf(const float* x, const int8_t* n, float step, int64_t dim) {
   double sum = 0;
   for (int64_t i = 0; i < dim; ++i) {
@@ -78,7 +78,7 @@ void SketchWriter::WriteStatistics(const std::byte* keys, int64_t token_stride, 
     for (int64_t e = 0; e < dim_; ++e) {
       const float x = ElementOf(dtype_, row, e);
       if (t == 0) min[e] = max[e] = x;
-      // A NaN is taken, and is left by nothing, because no comparison with it holds.
+      // A NaN enters min and max and stays there, because no comparison with it holds.
       if (x < min[e] || std::isnan(x)) min[e] = x;
       if (x > max[e] || std::isnan(x)) max[e] = x;
       sums_[static_cast<size_t>(e)] += static_cast<double>(x);

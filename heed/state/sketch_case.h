@@ -1,4 +1,4 @@
-// A sketch checked against the keys that it is of, for tests: in double, by the comment of SketchBlocks alone.
+// A check of a sketch against its keys, for tests: in double, from the comment of SketchBlocks alone.
 #ifndef HEED_STATE_SKETCH_CASE_H_
 #define HEED_STATE_SKETCH_CASE_H_
 
@@ -14,8 +14,7 @@
 
 namespace heed {
 
-// Empty, or the first thing that is not as it should be. A rounding may have gone the other way where x / step is a
-// half.
+// Describes the first error; empty if none exists. Either rounding is accepted where x / step is a half.
 inline std::string SketchDifference(const KVView& view) {
   const SketchBlocks& sketch = view.sketch;
   for (int64_t b = 0; b < view.batch; ++b) {

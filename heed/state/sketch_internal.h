@@ -11,18 +11,18 @@
 
 namespace heed {
 
-// Where things lie in a block of keys of `dim` channels, and what it occupies: `block_stride`, a multiple of 64.
+// The offsets in a block of keys of `dim` channels, and its size `block_stride`, a multiple of 64.
 SketchBlocks SketchLayout(int64_t dim);
 
-// Writes blocks of keys of `dim` channels, f32, bf16 or f16. The caller has ScopedFloatControl.
+// Writes blocks of keys of `dim` channels, f32, bf16 or f16. The caller has set ScopedFloatControl.
 class SketchWriter {
  public:
   SketchWriter(DType dtype, int64_t dim);
 
-  // The row of a key in its block.
+  // Writes the row of a key in its block.
   void WriteRow(const std::byte* key, int64_t in_block, std::byte* block);
 
-  // min, max and mean of 64 keys, `token_stride` bytes from one to the next.
+  // Writes min, max and mean of 64 keys, `token_stride` bytes apart.
   void WriteStatistics(const std::byte* keys, int64_t token_stride, std::byte* block);
 
  private:

@@ -1,4 +1,4 @@
-// Sketches of caches: what they hold after every way to change a cache, in files, and which caches have none.
+// Sketches of caches: their content after every change of a cache and in files, and the caches that have none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -80,7 +80,7 @@ TEST_F(SketchTest, IsMadeAgainOfAFile) {
   Append(cache, {70, 0});
   cache.Save(Path("x"));
   EXPECT_EQ(SafetensorsFile(Path("x")).metadata().at("sketch"), "int8");
-  EXPECT_EQ(SafetensorsFile(Path("x")).entries().size(), 8u);  // of keys, values, lengths: nothing of it
+  EXPECT_EQ(SafetensorsFile(Path("x")).entries().size(), 8u);  // keys, values, lengths, but no sketch
   KVCache loaded = KVCache::Load(Path("x"));
   EXPECT_EQ(loaded.options().sketch, Sketch::kInt8);
   EXPECT_EQ(loaded.nbytes(), cache.nbytes());
@@ -110,7 +110,7 @@ TEST_F(SketchTest, ImportedPagesHaveOne) {
 }
 
 TEST_F(SketchTest, CostsWhatTheHeaderSays) {
-  // Three heads of f32 fit into a unit of 64 * 64 * 4 bytes: 64 * (64 + 8) + 12 * 64 = 5376 each.
+  // Three heads of f32 fit into a unit of 64 * 64 * 4 bytes: each has 64 * (64 + 8) + 12 * 64 = 5376.
   for (const auto& [heads, lanes] : {std::pair{1, 3}, {3, 7}, {4, 10}}) {
     KVCache::Options options = {.heads = heads, .dim = 64, .sketch = Sketch::kInt8};
     KVCache cache(options);

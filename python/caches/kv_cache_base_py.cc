@@ -1,4 +1,4 @@
-// heed.KVCacheBase: what all caches can do in Python, and heed.load_cache.
+// heed.KVCacheBase: the common methods of all caches in Python, and heed.load_cache.
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ using namespace nanobind::literals;
 
 constexpr Said kTrimArguments[] = {{"lengths", "[batch]: tokens that each sequence keeps"}};
 
-constexpr int64_t kMostLengths = 8;  // that a repr shows
+constexpr int64_t kMostLengths = 8;  // in a repr
 
 nb::object Array(const char* operation, const std::vector<int64_t>& values) {
   const int64_t size = static_cast<int64_t>(values.size());
@@ -77,7 +77,7 @@ void Save(const CacheOwner& self, nb::handle path) {
   });
 }
 
-// An object of the class of this name.
+// An object of the class with this name.
 template <class Cache>
 nb::object LoadAs(const char* class_name, const std::string& path, int64_t max_bytes) {
   const auto load = [&] {

@@ -86,7 +86,7 @@ void Append(Owner<KVCache>& self, const nb::args& args, const nb::kwargs& kwargs
   });
 }
 
-// import_pages.
+// The arguments of import_pages.
 struct ImportCall {
   Arrays arrays;
   KVCache::BlockTables tables;
@@ -118,7 +118,7 @@ constexpr Keyword<ImportCall> kImport[] = {
     {"rotary", true, &LeaveRotary<ImportCall>},
 };
 
-// The sizes of the cache are those of the arrays.
+// The sizes of the cache follow from those of the arrays.
 nb::object ImportPages(const nb::args& args, const nb::kwargs& kwargs) {
   ImportCall call;
   Read<ImportCall>(kImportOp, kImport, 5, args.ptr(), kwargs.ptr(), call);

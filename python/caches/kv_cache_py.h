@@ -1,4 +1,4 @@
-// Caches as Python holds them, and what their bindings share.
+// Caches as Python objects, and the common parts of their bindings.
 #ifndef PYTHON_CACHES_KV_CACHE_PY_H_
 #define PYTHON_CACHES_KV_CACHE_PY_H_
 
@@ -26,8 +26,8 @@
 
 namespace heed::python {
 
-// A cache and its lock: calls that change the cache take turns, those that only look run
-// together. The lock is taken without the GIL, and nobody who has it waits for the GIL.
+// A cache and its lock: a call that changes the cache runs alone, calls that only read it run together. The lock is
+// taken without the GIL, and a thread that holds it never waits for the GIL.
 class CacheOwner {
  public:
   CacheOwner(const CacheOwner&) = delete;
@@ -41,8 +41,8 @@ class CacheOwner {
   std::string Op(const char* method) const { return name + std::string(".") + method; }
 
   mutable ForkSafeMutex mutex;
-  const char* const name;                      // of the class
-  const int64_t batch, heads, dim, value_dim;  // of the view, in which these never change
+  const char* const name;                      // name of the class
+  const int64_t batch, heads, dim, value_dim;  // sizes of the view that never change
   const DType dtype;
 
  protected:
@@ -60,7 +60,7 @@ class Owner final : public CacheOwner {
   Cache cache;
 };
 
-// f() without the GIL while nobody changes the cache.
+// Runs f() without the GIL while no other thread changes the cache.
 template <class F>
 auto Looking(const CacheOwner& owner, F&& f) {
   const GilReleased released;
@@ -68,7 +68,7 @@ auto Looking(const CacheOwner& owner, F&& f) {
   return f();
 }
 
-// f() without the GIL while nobody else uses the cache; errors name `operation`.
+// Runs f() without the GIL while no other thread uses the cache; errors name `operation`.
 template <class F>
 void Changing(const char* operation, CacheOwner& owner, F&& f) {
   Compute(operation, [&] {
@@ -77,7 +77,7 @@ void Changing(const char* operation, CacheOwner& owner, F&& f) {
   });
 }
 
-// A new object of `type`, a class of Python that is or extends Owner<Cache>'s.
+// A new object of `type`, a Python class that is Owner<Cache>'s or extends it.
 template <class Cache>
 nanobind::object NewCache(nanobind::handle type, const char* class_name, Cache&& cache) {
   nanobind::object self = nanobind::inst_alloc(type);
@@ -86,8 +86,8 @@ nanobind::object NewCache(nanobind::handle type, const char* class_name, Cache&&
   return self;
 }
 
-// Lengths or indices, one per sequence: a copy, since others may write to the array as soon
-// as the GIL is given up.
+// Reads lengths or indices, one per sequence. They are copied, since other threads may write to the array as soon as
+// the GIL is released.
 std::vector<int64_t> ReadPerSequence(Arrays& arrays, const Argument& argument, int64_t batch);
 
 DType ToFloatDType(const Argument& argument);
@@ -98,7 +98,7 @@ nanobind::str CacheRepr(nanobind::handle self, std::span<const char* const> attr
 nanobind::str CacheRepr(nanobind::handle self, std::span<const char* const> attributes,
                         std::span<const int64_t> lengths);
 
-// What options of caches have in common. -1 is one that was not given.
+// Common readers of cache options. -1 means that the option was not given.
 template <class Options, int64_t Options::* kField>
 void ReadSize(Options& options, const Argument& argument) {
   options.*kField = ToInt(argument, 1, INT64_MAX);
@@ -114,7 +114,7 @@ void ReadDType(Options& options, const Argument& argument) {
   options.dtype = ToFloatDType(argument);
 }
 
-// Passes over the keyword `rotary`, which is read when the others are known.
+// Skips the keyword `rotary`, which is read after the others.
 template <class Options>
 void LeaveRotary(Options&, const Argument&) {}
 
@@ -133,8 +133,8 @@ void CheckPage(const char* class_name, const Options& options) {
        "both, as a contiguous cache cannot grow, or a page of some tokens");
 }
 
-// What all caches can do that make others from themselves.
-// Throws InvalidArgument unless `type` is the cache's class, or one that extends it.
+// Methods of all caches that make other caches. CheckSubclass throws InvalidArgument unless `type` is the cache's class
+// or extends it.
 inline void CheckSubclass(const char* class_name, nanobind::handle type, nanobind::handle of) {
   if (!PyType_Check(type.ptr()) ||
       !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type.ptr()), reinterpret_cast<PyTypeObject*>(of.ptr()))) {
@@ -184,7 +184,7 @@ nanobind::object Share(nanobind::handle prefix, nanobind::handle batch) {
   return NewCache(prefix.type(), owner->name, std::move(*shared));
 }
 
-// Rows on their way into a cache: k and v, or `rows` as k.
+// The arguments of an append: k and v, or `rows` as k.
 struct AppendCall {
   Arrays arrays;
   int64_t batch = 0;
@@ -201,8 +201,8 @@ inline void ReadCounts(AppendCall& call, const Argument& argument) {
   call.lengths = ReadPerSequence(call.arrays, argument, call.batch);
 }
 
-// append(...): reads these arguments, the rows of which are needed and log decays a keyword, and
-// calls f(call) while nobody else uses the cache. What heed.torch gives is read without a capsule.
+// append(...): reads these arguments, among which rows are required and log decays are a keyword, and calls f(call)
+// while no other thread uses the cache. Tensors from heed.torch are read without a capsule.
 template <bool kOfTorch, class F>
 void AppendRows(CacheOwner& self, std::span<const Keyword<AppendCall>> keywords, const nanobind::args& args,
                 const nanobind::kwargs& kwargs, F&& f) {
@@ -216,12 +216,12 @@ void AppendRows(CacheOwner& self, std::span<const Keyword<AppendCall>> keywords,
   Changing(op.c_str(), self, [&] { f(call); });
 }
 
-// None for the number that stands for it.
+// None for the number that means none.
 inline nanobind::object Unless(int64_t none, int64_t value) {
   return value == none ? nanobind::none() : nanobind::object(nanobind::int_(value));
 }
 
-// Each binds its class; the base comes first.
+// Each function binds its class; the base class comes first.
 void BindKVCacheBase(nanobind::module_& m);
 void BindKVCache(nanobind::module_& m);
 void BindRingKVCache(nanobind::module_& m);

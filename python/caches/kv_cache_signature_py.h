@@ -1,5 +1,4 @@
-// What Python shows of caches: signatures for stubs and help(), and what their docstrings
-// add to the headers' comments.
+// Documentation of caches in Python: signatures for stubs and help(), and additions to the headers' comments.
 #ifndef PYTHON_CACHES_KV_CACHE_SIGNATURE_PY_H_
 #define PYTHON_CACHES_KV_CACHE_SIGNATURE_PY_H_
 
@@ -16,30 +15,30 @@ inline constexpr Said kCacheArguments[] = {
     {"latent", "elements of a row that are the token's value too, at least 1"},
     {"rope", "elements of a row that only its key has"},
     {"capacity", "tokens that a sequence may have; None is a cache that grows"},
-    {"page", "tokens of a page; None is one contiguous piece per sequence, which needs a capacity"},
+    {"page", "tokens of a page; None is one contiguous block per sequence, which needs a capacity"},
     {"dtype", "of rows and queries: 'f64', 'f32', 'bf16' or 'f16'"},
     {"quantize", "None, or 'int8': a byte per element and a scale per row, not with f64"},
     {"rotary",
-     "None, or a dict of heed.rotary's keywords, of which interleaved is needed and "
-     "inverse is none: keys and queries are given without it, and turned here by where "
-     "they stand"},
+     "None, or a dict of heed.rotary's keywords, with interleaved and without inverse: keys and queries are given "
+     "without rotary encoding, and rotated here by their positions"},
     {"log_decay_heads",
      "query heads of forgetting attention, a multiple of heads, whose log decays "
-     "append takes; None: no forgetting"},
+     "append takes; None: no log decays"},
     {"sketch",
-     "None, or 'int8': beside the keys a byte per channel, bounds of their errors and statistics of every 64 "
+     "None, or 'int8': the cache also keeps a byte per channel of each key, bounds of errors and statistics of every "
+     "64 "
      "tokens, which attend(epsilon=...) needs; not with f64, quantize or log_decay_heads"},
     {"window", "tokens that a row sees, itself included"},
     {"sink_tokens", "first tokens, which are always kept"},
-    {"positions", "by what rows are turned: 'absolute', or 'cache', where they are in the ring"},
+    {"positions", "positions for the rotation of rows: 'absolute', or 'cache' for their places in the ring"},
     {"k", "[batch, T, heads, dim]: rows of keys in the cache's dtype, any strides"},
     {"v", "[batch, T, heads, value_dim]: rows of values"},
     {"rows", "[batch, T, latent + rope]: in the cache's dtype, any strides"},
     {"lengths", "[batch]: new rows of each sequence, from 0 to T; None: all T"},
     {"log_decay",
-     "[batch, T, log_decay_heads]: where the cache has log_decay_heads, what each new "
-     "token forgets of all before it, at most 0"},
-    {"indices", "[batch]: for each sequence the one that it becomes"},
+     "[batch, T, log_decay_heads]: if the cache has log_decay_heads, the log decay that each new token applies to "
+     "all earlier ones, at most 0"},
+    {"indices", "[batch]: for each sequence the one that it becomes a copy of"},
     {"path", "of the file: str, bytes or os.PathLike"},
     {"max_bytes", "most that the pages may occupy; None: 64 GiB or 8 times the file's rows"},
     {"prefix_cache", "a cache of one sequence, with which all begin"},
@@ -60,7 +59,7 @@ inline constexpr char kRowsOfExample[] =
   >>> cache.attend(q).shape, cache.lengths.tolist()
   ((2, 5, 4, 16), [5, 5]))";
 
-// Arguments of attend and what is like it.
+// Arguments of attend and similar methods.
 inline constexpr Said kAttendArguments[] = {
     {"q", "[batch, T, Hq, dim]: queries in the cache's dtype"},
     {"scale", "factor of the logits; default 1 / sqrt(dim), of a latent cache none"},
@@ -82,9 +81,10 @@ inline constexpr char kLogDecayHeadsDoc[] =
     "Query heads whose log decays are kept, for forgetting attention; None: none are.";
 inline constexpr char kSketchDoc[] =
     "'int8' where bounds of keys are kept, which attend(epsilon=...) needs; else None.";
-inline constexpr char kPageDoc[] = "Tokens of a page; None: each sequence is one piece.";
+inline constexpr char kPageDoc[] = "Tokens of a page; None: each sequence is contiguous.";
 
-inline constexpr char kRotaryDoc[] = "Whether keys and queries are given without rotary encoding, which is done here.";
+inline constexpr char kRotaryDoc[] =
+    "Whether keys and queries are given without rotary encoding, which the cache applies.";
 
 inline constexpr char kInitSignature[] =
     "def __init__(self, batch: int, heads: int, dim: int, value_dim: int | None = None, *, "

@@ -29,8 +29,8 @@ using namespace nanobind::literals;
 
 constexpr char kName[] = "NSACache";
 
-// The cache, what its rows select, and its lock: calls that change the cache take turns, those that only look run
-// together.
+// The cache, the selection of its rows, and its lock: a call that changes the cache runs alone, calls that only read it
+// run together.
 struct NSAOwner {
   NSACache cache;
   nsa::Options options;
@@ -174,7 +174,7 @@ nb::object Attend(const NSAOwner& self, const nb::args& args, const nb::kwargs& 
   return o;
 }
 
-// The result goes to the tensor `out`.
+// Writes the result to the tensor `out`.
 void AttendOnTorch(const NSAOwner& self, const nb::args& args, const nb::kwargs& kwargs) {
   AttendCall call;
   call.arrays.AllowTorch();
@@ -231,7 +231,7 @@ nb::str Repr(nb::handle self) {
   return CacheRepr(self, kShown, Copied(nb::cast<const NSAOwner&>(self), &NSACache::lengths));
 }
 
-// A property: one of the sizes.
+// A property for one of the sizes.
 template <int64_t NSACache::Options::* kField>
 int64_t Size(const NSAOwner& self) {
   return self.cache.options().*kField;
@@ -244,7 +244,8 @@ constexpr Said kSaid[] = {
     {"length", "tokens of a window that is compressed; None: block"},
     {"window", "last tokens that a row sees, itself included"},
     {"compressed",
-     "(k_cmp, v_cmp), [batch, n, heads, dim] and [batch, n, heads, value_dim]: what stands for the n windows that are "
+     "(k_cmp, v_cmp), [batch, n, heads, dim] and [batch, n, heads, value_dim]: the compressed rows of the n windows "
+     "that are "
      "now "
      "complete; None: their means"},
     {"gates", "[batch, T, Hq, 3]: of compressed, selected and windowed, multiplied as they are"},

@@ -92,7 +92,7 @@ void BindRingKVCache(nb::module_& m) {
             const bool own = self.cache.options().positions == RingPositions::kCache;
             return own ? "cache" : "absolute";
           },
-          "By what rows are turned: 'absolute', or 'cache'.");
+          "Positions for the rotation of rows: 'absolute' or 'cache'.");
   attention::DefineAttend(c, kAttendSignature, kAttendLseSignature);
   m.def("_append_torch", &Append<true>);
   BindForks<RingKVCache>(c, kForkSignature, doc::kRingKVCacheFork);

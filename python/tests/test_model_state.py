@@ -79,7 +79,7 @@ def test_what_a_cache_does_not_fit_is_one_line_and_leaves_it_as_it_was(folder, t
     assert "both --logits and --cache, expected one of them" in refuse(2, "llama", *BOTH, *with_cache, "--logits", tmp_path / "l.npy")
     assert "--prompt-ids is '1,,2;3'" in refuse(2, "llama", "--prompt-ids", "1,,2;3", *with_cache)
     absent = tmp_path / "absent.safetensors"
-    assert f"--prompt-ids is missing, expected token ids: there is no file {absent} to go on from" in refuse(2, "llama", "--cache", absent)
+    assert f"--prompt-ids is missing, expected token ids: there is no file {absent} to continue from" in refuse(2, "llama", "--cache", absent)
     assert "--prompt-ids is '1;', expected token ids" in refuse(2, "llama", "--prompt-ids", "1;", "--cache", absent)
     assert "no/such/folder" in refuse(1, "llama", *BOTH, "--cache", tmp_path / "no/such/folder")
     assert not absent.exists()

@@ -1,5 +1,4 @@
-// A user of the installed library: computes attention, checks it, and catches an
-// error thrown inside the library.
+// A user of the installed library: computes attention, checks it, and catches an error thrown inside the library.
 #include <cmath>
 #include <cstdio>
 #include <vector>

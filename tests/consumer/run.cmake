@@ -1,10 +1,10 @@
 # Installs the built tree BUILD_DIR into a fresh prefix under WORK_DIR, then builds and runs the consumer against it, through
-# the CMake package and through pkg-config. Highway is hidden from both: an installed heed must not ask for it.
+# the CMake package and through pkg-config. Highway is hidden from both: an installed heed must not need it.
 function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 
-# Into a root of its own, where all that appears can be listed: installing writes below its prefix, in the usual folders,
+# The root is a new folder, so that all installed files can be listed: they must be below the prefix, in the usual folders,
 # whatever else the build tree was configured for.
 set(root ${WORK_DIR}/root)
 file(REMOVE_RECURSE ${WORK_DIR})
@@ -15,7 +15,7 @@ foreach(file IN LISTS installed)
     message(FATAL_ERROR "cmake --install --prefix /prefix wrote /${file}")
   endif()
 endforeach()
-# Built in one place, used in another: nothing in an installed tree may know where it was installed.
+# The tree is moved before it is used: an installed tree must not contain the path of its installation.
 set(prefix ${WORK_DIR}/moved)
 file(RENAME ${root}/prefix ${prefix})
 
@@ -27,7 +27,7 @@ unset(ENV{PKG_CONFIG_PATH})
 unset(ENV{CMAKE_PREFIX_PATH})
 find_program(pkg_config NAMES pkg-config pkgconf)
 
-# What a shared libheed exports is heed: no symbol of a library inside it.
+# A shared libheed exports heed's symbols only, none of a library inside it.
 find_program(nm NAMES nm)
 file(GLOB shared_libraries ${lib_dir}/libheed.so)
 if(nm AND shared_libraries)

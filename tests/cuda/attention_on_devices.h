@@ -20,13 +20,12 @@ using attention::Inputs;
 using attention::Options;
 using attention::Problem;
 
-// What a call on the device left: o and lse.
+// The results of a call on the device: o and lse.
 struct Results {
   Buffer o, lse;
 };
 
-// Options whose tensors are on the device: those for which there are kernels, and numbers of heads, unless these stay
-// here.
+// Options with their tensors on the device, as far as kernels support them; `with_numbers` moves numbers per head too.
 class OptionsOnDevice {
  public:
   OptionsOnDevice(const TestDevice& device, const Options& options, bool with_numbers)
@@ -47,7 +46,7 @@ class OptionsOnDevice {
 
 class CudaTest : public DeviceTest {
  protected:
-  // Attention of the problem, computed on the device.
+  // Computes attention of the problem on the device.
   Results Run(const Problem& p) {
     const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), p.in.k), v(*GetParam(), p.in.v);
     Results results = {Buffer(p.o.dtype, p.o.sizes), Buffer()};
@@ -61,7 +60,7 @@ class CudaTest : public DeviceTest {
     return results;
   }
 
-  // Gradients of a problem, forward and backward on the device, in the order of its list of them.
+  // Gradients of a problem, forward and backward on the device, in the order of its list of gradients.
   std::vector<Buffer> Gradients(const Problem& p) {
     const TestDevice& device = *GetParam();
     std::vector<int64_t> o_sizes = p.o.sizes;
@@ -86,12 +85,12 @@ class CudaTest : public DeviceTest {
     return results;
   }
 
-  // Whether the emulated Hopper computes this by kernels that the other emulated device has: once is enough.
+  // True if the emulated Hopper computes this with kernels that the other emulated device has too: one run is enough.
   bool IsRepeated(DType dtype, int64_t channels, int64_t rows = 64) const {
     const bool has_own = dtype != DType::kF32 && channels <= softmax::cuda::kMostGroupChannels && rows > 32;
     return GetParam() == &cuda::EmulatedHopper() && !has_own;
   }
-  // That takes many rows of bf16 and f16, up to 128 channels.
+  // The name of the kernel for many rows of bf16 and f16, up to 128 channels.
   std::string KernelOfManyRows() const {
     std::string why_not;
     const cuda::Library& library = *cuda::Find(&why_not);
@@ -100,7 +99,7 @@ class CudaTest : public DeviceTest {
     return facts.major == 9 && library.softmax->groups.forward != nullptr ? "softmax_wgmma" : "softmax_cuda";
   }
 
-  // Calls compare(seed), which returns an empty Comparison for problems that it leaves out.
+  // Calls compare(seed), which returns an empty Comparison for problems that it skips.
   template <class Compare>
   void AgreesOnSeeds(const std::string& what, const Seeds& seeds, const Compare& compare) {
     Comparison closest;
@@ -114,7 +113,7 @@ class CudaTest : public DeviceTest {
                 closest.error, closest.tolerance, 100 * closest.worst_ratio, closest.where.c_str());
   }
 
-  // Whatever the order of threads.
+  // The bits must not depend on the order of threads.
   void ExpectSameBitsInAnyOrder(const Problem& p) {
     const Results first = Run(p);
     for (uint64_t seed = 2; seed < (TakesAll() ? 6 : 4); ++seed) {
@@ -126,7 +125,7 @@ class CudaTest : public DeviceTest {
   }
 };
 
-// A random problem with what the kernel takes of its options.
+// A random problem with those of its options that the kernel supports.
 inline Problem RandomProblem(DType dtype, uint64_t seed) {
   Problem p = attention::RandomProblem(dtype, seed);
   Options& o = p.options;
@@ -134,7 +133,7 @@ inline Problem RandomProblem(DType dtype, uint64_t seed) {
   return p;
 }
 
-// Options of every kind of mask that is an interval of keys, none at all, and a soft cap.
+// Options of every kind of mask that is an interval of keys, no mask, and a soft cap.
 inline std::vector<Options> MasksAndCap() {
   Options causal, window, sinks, chunks, capped;
   causal.causal = window.causal = sinks.causal = chunks.causal = true;
@@ -146,7 +145,7 @@ inline std::vector<Options> MasksAndCap() {
   return {Options(), causal, window, sinks, chunks, capped};
 }
 
-// Padded, with a batch of B.
+// A padded problem with a batch of B.
 inline Problem Plain(DType dtype, const Sizes& n, uint64_t seed) {
   Problem p;
   for (const auto& [view, T, H, D, i] :
@@ -159,7 +158,7 @@ inline Problem Plain(DType dtype, const Sizes& n, uint64_t seed) {
   return p;
 }
 
-// The problem with other values of the same size.
+// The problem with the absolute values of its values v.
 inline Problem WithAbsoluteValues(const Problem& p) {
   Problem absolute = p;
   Buffer v(p.in.v.dtype(), p.in.v.sizes());
@@ -174,8 +173,8 @@ inline Problem WithAbsoluteValues(const Problem& p) {
   return absolute;
 }
 
-// What an attention may be off: what attention may in general, and of f16 the rounding of weights, of which the case of
-// CPUs knows nothing.
+// Compares with the reference. The tolerance is the general one of attention and, for f16, the rounding of
+// probabilities, which the tolerance of CPU kernels does not include.
 inline Comparison CompareWithReference(const Problem& p, const Results& results) {
   const Case c = attention::MakeCase(p);
   const Expected expected = ExpectedOf(c);

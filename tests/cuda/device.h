@@ -1,4 +1,5 @@
-// A device of tests: its memory, and the library that computes there. One is emulated and everywhere, one a GPU.
+// A device of tests: its memory, and the library that computes there. One is emulated and available everywhere, another
+// is a GPU.
 #ifndef HEED_TESTS_CUDA_DEVICE_H_
 #define HEED_TESTS_CUDA_DEVICE_H_
 
@@ -17,33 +18,33 @@ class TestDevice {
   virtual ~TestDevice() = default;
 
   virtual const char* name() const = 0;
-  // Why there is none; empty if there is.
+  // The reason why there is no such device; empty if there is one.
   virtual std::string WhyNot() const = 0;
-  // Null: the library that is installed.
+  // Null means the installed library.
   virtual const Library* library() const = 0;
 
   virtual std::shared_ptr<void> Allocate(size_t num_bytes) const = 0;
-  // Both wait for what was launched before.
+  // Both wait for all earlier launches.
   virtual void Upload(void* to, const void* from, size_t num_bytes) const = 0;
   virtual void Download(void* to, const void* from, size_t num_bytes) const = 0;
 };
 
-// Threads of its grids take turns in an order that the seed draws.
+// An emulated device, whose threads run in an order that the seed draws.
 const TestDevice& EmulatedDevice();
-const TestDevice& EmulatedHopper();  // of compute capability 9.0 and not 8.0
+const TestDevice& EmulatedHopper();  // has compute capability 9.0
 void SetEmulatedSeed(uint64_t seed);
-void SetEmulatedMultiprocessors(int32_t count);  // 2, unless it is said
+void SetEmulatedMultiprocessors(int32_t count);  // default: 2
 
-// A GPU, where tests are built with CUDA.
+// A GPU, if tests are built with CUDA.
 const TestDevice& Gpu();
 
-// A tensor of the host on a device, with the same strides and, up to 16 bytes, the same alignment.
+// A copy of a host tensor on a device, with the same strides and, up to 16 bytes, the same alignment.
 class DeviceTensor {
  public:
   DeviceTensor(const TestDevice& device, const ConstTensorView& host);
 
   const TensorView& view() const { return view_; }
-  // Into the memory that it was copied from, gaps included.
+  // Copies into the host memory that it came from, gaps included.
   void Download(const TensorView& host) const;
 
  private:

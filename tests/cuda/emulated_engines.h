@@ -1,4 +1,4 @@
-// Launches of engines on the emulated device, each in a file of its own, as compilers take minutes for them.
+// Launches of engines on the emulated device, each in a file of its own, because compilers need minutes for them.
 #ifndef HEED_TESTS_CUDA_EMULATED_ENGINES_H_
 #define HEED_TESTS_CUDA_EMULATED_ENGINES_H_
 
@@ -17,7 +17,7 @@ const recurrence::cuda::Launches& EmulatedRecurrence();
 const ssd::cuda::Launches& EmulatedSsd();
 const scan::cuda::Launches& EmulatedScan();
 
-// As heed/cuda/block_kernel.h launches them.
+// Launches blocks like heed/cuda/block_kernel.h.
 template <int kThreads, template <class> class Block, class Params>
 const char* RunBlocks(const Launch& launch, const Params& params) {
   RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},

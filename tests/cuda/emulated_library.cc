@@ -1,4 +1,4 @@
-// The emulated device as a libheed_cuda: the file that a host loads, which remembers the streams that it was given.
+// The emulated device as a libheed_cuda: a library that a host loads, which records the streams that it is given.
 #include <cstdint>
 
 #include "heed/cuda/library.h"

@@ -1,4 +1,4 @@
-// Threads as fibers, their barriers, and what a warp computes together.
+// Threads as fibers, their barriers, and the collective operations of a warp.
 #include "tests/cuda/emulated_machine.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace heed::cuda {
 namespace {
 
-constexpr size_t kExchangeBytes = 64;  // a thread's share at most
+constexpr size_t kExchangeBytes = 64;  // of one thread, at most
 
 struct Copy {
   void* to;
@@ -25,19 +25,19 @@ struct Copy {
   int bytes;
 };
 
-// Threads that wait for each other.
+// Threads that wait for each other at a barrier.
 struct Meeting {
   std::vector<int> waiting;
 };
 
-// Four columns of a product, which compilers hold in the vectors that a target has.
+// Four columns of a product, as a vector type that compilers map to the target's vectors.
 typedef double Columns __attribute__((vector_size(32)));
 
 // C + A B of a warp, each sum in double and rounded once.
 struct Product {
   double a[16][16];
   Columns b[16][2], c[16][2];
-  int exchange = -1;  // for which c has become the result
+  int exchange = -1;  // number of the exchange after which c is the result
 
 #if defined(__x86_64__) && defined(__linux__) && !defined(__clang__)
   __attribute__((target_clones("avx2", "default")))
@@ -86,7 +86,7 @@ class EmulatedBlock {
         ++ended_;
       });
     }
-    // One warp is late: it goes on when others wait for it, as a rule.
+    // One warp is delayed: usually it runs only when others wait for it.
     const auto late = static_cast<int>(random_() % warps_.size());
     while (!ready_.empty()) {
       const auto draw = [&] { return (random_() >> 32) * ready_.size() >> 32; };
@@ -100,7 +100,7 @@ class EmulatedBlock {
     if (ended_ != threads_.size()) throw std::logic_error("threads of a block wait for others that do not come");
   }
 
-  // Returns when all `count` threads of the meeting are here.
+  // Returns when all `count` threads have arrived at the barrier.
   void Meet(Meeting& meeting, size_t count) {
     const int me = current_;
     if (meeting.waiting.size() + 1 == count) {
@@ -114,13 +114,13 @@ class EmulatedBlock {
   }
 
   using Products = std::vector<EmulatedMachine::GroupProduct>;
-  // A phase after the other of bulk copies.
+  // An mbarrier: successive phases of TMA loads.
   struct Barrier {
     int ended = 0;
     bool expects = false;
-    int64_t bytes = 0;  // that are expected and not under way
+    int64_t bytes = 0;  // expected, but not yet under way
     std::vector<Copy> copies;
-    Meeting meeting;  // of those that wait
+    Meeting meeting;  // threads that wait
 
     bool is_complete() const { return expects && bytes == 0; }
   };
@@ -137,13 +137,13 @@ class EmulatedBlock {
 
   struct Thread {
     std::unique_ptr<Fiber> fiber;
-    std::vector<Copy> copies;              // since the last group
+    std::vector<Copy> copies;              // since the last commit group
     std::deque<std::vector<Copy>> groups;  // under way
     std::vector<ptrdiff_t> unpublished;    // where copies have landed, in units
     bool may_multiply = false;
     Products products;                                // since the last group
-    std::deque<Products> product_groups;              // under way
-    std::map<const float*, std::vector<float>> sums;  // as they were before products that are under way
+    std::deque<Products> product_groups;              // committed and under way
+    std::map<const float*, std::vector<float>> sums;  // accumulators as they were before the products under way
     int exchanges = 0;
   };
 
@@ -153,7 +153,7 @@ class EmulatedBlock {
   const size_t shared_units_;
   os::GuardedMemory shared_;  // an access beyond it faults
   std::vector<char> unpublished_ =
-      std::vector<char>(shared_units_);  // of 16 bytes that copies have written, products not seen
+      std::vector<char>(shared_units_);  // units of 16 bytes that copies have written and that WGMMA does not see yet
   std::map<const uint64_t*, Barrier> barriers_;
   std::vector<Warp> warps_;
   std::vector<Thread> threads_;
@@ -173,7 +173,7 @@ void EmulatedMachine::Sync() { SyncOr(false); }
 
 bool EmulatedMachine::SyncOr(bool flag) {
   EmulatedBlock& b = block_;
-  // The flag of this meeting; that of the next is cleared when all have read it of the last one.
+  // Barriers alternate between two flags: one is cleared when all threads have read it.
   const int of = b.syncs_ % 2;
   if (b.arrived_ == 0) b.flags_[of] = false;
   b.flags_[of] |= flag;
@@ -209,7 +209,7 @@ float EmulatedMachine::Shuffle(float x, int lane) {
 void EmulatedMachine::CopyAsync(void* to, const void* from, bool exists) {
   std::memset(to, 0xFF, 16);
   const auto is_aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
-  if (!is_aligned(to) || !is_aligned(from)) return;  // a GPU would stop: it never lands
+  if (!is_aligned(to) || !is_aligned(from)) return;  // a GPU would raise an error: the copy never arrives
   block_.threads_[static_cast<size_t>(thread_)].copies.push_back({to, from, exists ? 16 : 0});
 }
 
@@ -248,7 +248,7 @@ void EmulatedMachine::LoadMatrices(bool transposed, const void* row, uint32_t* r
     const uint32_t high = transposed ? element(matrix, j + 1, i) : element(matrix, i, j + 1);
     r[matrix] = low | high << 16;
   }
-  block_.Meet(block_.warps_[static_cast<size_t>(thread_ / kWarp)].meeting, kWarp);  // before a row is written again
+  block_.Meet(block_.warps_[static_cast<size_t>(thread_ / kWarp)].meeting, kWarp);  // before an entry is written again
 }
 
 void EmulatedMachine::Multiply(DType dtype, const uint32_t* a, const uint32_t* b, float* c) {
@@ -266,7 +266,7 @@ void EmulatedMachine::Multiply(DType dtype, const uint32_t* a, const uint32_t* b
 #pragma GCC unroll 8
   for (int i = 0; i < 4; ++i) product.c[g + 8 * (i / 2)][t / 2][2 * (t % 2) + i % 2] = c[i];
   block_.Meet(warp.meeting, kWarp);
-  if (product.exchange != exchange) {  // the first to go on multiplies for all
+  if (product.exchange != exchange) {  // the first thread to continue multiplies for all
     product.Multiply();
     product.exchange = exchange;
   }
@@ -295,7 +295,7 @@ void EmulatedMachine::CopyBulk(const RowMap& map, int channel, int token, int he
   const MappedRows& rows = *reinterpret_cast<const MappedRows*>(&map);
   EmulatedBlock::Barrier& at = block_.barriers_.at(barrier);
   const ptrdiff_t begin = static_cast<char*>(to) - shared();
-  if (begin % 1024 != 0) throw std::logic_error("a bulk copy to a place that is no multiple of 1024 bytes");
+  if (begin % 1024 != 0) throw std::logic_error("a TMA load to an address that is not a multiple of 1024 bytes");
   for (int row = 0; row < 64; ++row) {
     for (int column = 0; column < 64; ++column) {
       const int64_t c = channel + column, t = token + row;
@@ -315,7 +315,7 @@ void EmulatedMachine::WaitBulk(uint64_t* barrier, int phase) {
   EmulatedBlock::Barrier& at = block_.barriers_.at(barrier);
   while (at.ended % 2 == phase && !at.is_complete()) block_.Wait(at.meeting);
   if (at.ended % 2 != phase) return;
-  for (const Copy& copy : at.copies) {  // all of it lands
+  for (const Copy& copy : at.copies) {  // all bytes arrive
     std::memset(copy.to, 0, 2);
     if (copy.bytes > 0) std::memcpy(copy.to, copy.from, 2);
   }
@@ -344,7 +344,7 @@ void EmulatedMachine::CommitProducts() {
 
 void EmulatedMachine::WaitProducts(int pending) {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
-  thread.may_multiply = false;  // sums are written from now on
+  thread.may_multiply = false;  // accumulators are written from now on
   for (; thread.product_groups.size() > static_cast<size_t>(pending); thread.product_groups.pop_front()) {
     for (const GroupProduct& product : thread.product_groups.front()) Land(product);
   }
@@ -392,7 +392,7 @@ float EmulatedMachine::ElementOf(DType dtype, const GroupOperand& operand, int r
   place += column / 64 * operand.panel_bytes + column % 64 * 2;
   place ^= place / 128 % 8 * 16;
   if (block_.unpublished_[static_cast<size_t>(place / 16)])
-    throw std::logic_error("a product of what is not published");
+    throw std::logic_error("a WGMMA product of shared memory without an async-proxy fence");
   uint16_t bits;
   std::memcpy(&bits, base + place, sizeof(bits));
   return Widened(dtype, bits);

@@ -1,10 +1,10 @@
-// Grids of threads on the CPU, for tests of kernels: what a GPU does together, and in which order it may.
+// Grids of threads on the CPU, for tests of kernels: the collective operations of a GPU, in any order that it allows.
 //
-// The threads of a block are fibers. Between two points where they wait for each other they run one after the other, in
-// an order drawn from a seed, one warp late, so that a kernel that forgets to wait has other results under another
-// seed. A copy lands when it is waited for, its place being NaN until then, as all shared memory is at first, and never
-// if it is not aligned. Products of groups likewise are computed when they are waited for, of what shared memory has
-// then, and their sums are NaN until then.
+// The threads of a block are fibers. Between two synchronisation points they run one after the other, in an order drawn
+// from a seed, with one warp delayed, so that a kernel that lacks a barrier gives other results under another seed. A
+// copy arrives when it is waited for. Its destination is NaN until then, as all shared memory is at first, and stays
+// NaN if the copy is not aligned. WGMMA products are likewise computed when they are waited for, from the content that
+// shared memory has then, and their accumulators are NaN until then.
 #ifndef HEED_TESTS_CUDA_EMULATED_MACHINE_H_
 #define HEED_TESTS_CUDA_EMULATED_MACHINE_H_
 
@@ -20,7 +20,7 @@ namespace heed::cuda {
 
 struct EmulatedGrid {
   int blocks[3] = {1, 1, 1};
-  int threads = kWarp;  // of a block, whole warps
+  int threads = kWarp;  // per block, whole warps
   size_t shared_bytes = 0;
   uint64_t seed = 1;
 };
@@ -104,13 +104,13 @@ class EmulatedMachine {
   }
   static float Exp2(float x);
 
-  // A product that is under way: of a thread's part of 16 rows by 16, and 16 rows by 8 columns per tile.
+  // A product under way: a thread's part of 16 rows by 16, and of 16 rows by 8 columns per tile.
   struct GroupProduct {
     DType dtype;
     bool transposed, adds;
     int tiles;
     uint32_t a[4];
-    GroupOperand shared_a;  // instead of it, if there is one
+    GroupOperand shared_a;  // replaces the registers, if present
     GroupOperand b;
     float* c;
   };
@@ -124,9 +124,9 @@ class EmulatedMachine {
   void MultiplyGroup(const GroupProduct& product);
   void WaitProducts(int pending);
   void Land(const GroupProduct& product);
-  // An element of 64 columns of an operand, and of those behind them.
+  // An element of the first 64 columns of an operand, or of those behind them.
   float ElementOf(DType dtype, const GroupOperand& operand, int row, int column) const;
-  // What every thread of the warp brings, by lane; valid until the next call but one.
+  // The values that all threads of the warp pass, by lane; valid until the next call but one.
   const void* Exchange(const void* mine, size_t bytes);
 
   EmulatedBlock& block_;

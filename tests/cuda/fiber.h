@@ -1,4 +1,4 @@
-// A thread of control that goes on where it left off: what the threads of an emulated grid are.
+// Fibers: the threads of an emulated grid. A fiber continues where it was suspended.
 #ifndef HEED_TESTS_CUDA_FIBER_H_
 #define HEED_TESTS_CUDA_FIBER_H_
 
@@ -14,17 +14,18 @@
 
 namespace heed::cuda {
 
-// A context begins it and jumps go on, which unlike contexts ask the system for nothing.
+// A ucontext starts the fiber, and longjmp resumes it, which unlike ucontexts needs no system call.
 class Fiber {
  public:
   explicit Fiber(std::function<void()> body) : body_(std::move(body)), stack_(TakeStack()) {
     getcontext(&own_);
     own_.uc_stack.ss_sp = stack_.get();
-    // Stacks begin at the same places of pages, for which caches have few lines: their tops do not.
+    // All stacks begin at the same offset of a page, for which caches have few lines; the tops of stacks are therefore
+    // shifted.
     static thread_local unsigned count = 0;
     own_.uc_stack.ss_size = kStackBytes - 320 * (count++ % 64);
     own_.uc_link = nullptr;
-    // makecontext passes on ints.
+    // makecontext passes ints only.
     const auto address = reinterpret_cast<uintptr_t>(this);
     makecontext(&own_, reinterpret_cast<void (*)()>(&Begin), 2, static_cast<unsigned>(address),
                 static_cast<unsigned>(address >> 32));
@@ -33,7 +34,7 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Goes on until the body suspends itself or ends.
+  // Runs until the body suspends itself or ends.
   void Resume() {
     if (_setjmp(caller_) != 0) return;
     if (has_begun_) _longjmp(here_, 1);
@@ -45,10 +46,10 @@ class Fiber {
   }
 
  private:
-  // What a thread of a GPU has in registers, here stands in its stack.
+  // Values that a GPU thread keeps in registers are in its stack here.
   static constexpr size_t kStackBytes = size_t{256} << 10;
 
-  // Those of fibers that have ended: the system takes longer to give memory than most of them take.
+  // Stacks of finished fibers: allocating memory takes longer than most fibers run.
   using Stack = std::unique_ptr<char[]>;
   inline static thread_local std::vector<Stack> free_stacks_;
 

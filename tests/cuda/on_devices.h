@@ -1,7 +1,7 @@
-// Shared parts of the device tests: each test runs on an emulated device, and on a GPU where there is one.
+// Common parts of the device tests: each test runs on an emulated device, and on a GPU if there is one.
 //
-// The emulated device is slow, so scripts/test takes a part of its seeds, dtypes and sizes; HEED_TEST_DEEP, which
-// scripts/test --deep sets, takes them all, and so does a GPU.
+// The emulated device is slow, so scripts/test runs some of its seeds, dtypes and sizes; with HEED_TEST_DEEP, which
+// scripts/test --deep sets, it runs them all, and so does a GPU.
 #ifndef HEED_TESTS_CUDA_ON_DEVICES_H_
 #define HEED_TESTS_CUDA_ON_DEVICES_H_
 
@@ -25,9 +25,9 @@ class DeviceTest : public testing::TestWithParam<const TestDevice*> {
  protected:
   static bool IsEmulated() { return GetParam() == &cuda::EmulatedDevice() || GetParam() == &cuda::EmulatedHopper(); }
   static bool TakesAll() { return !IsEmulated() || FromEnvironment("HEED_TEST_DEEP", 0) != 0; }
-  // True for all but the first of every `every` calls, unless the run takes everything.
+  // True for all but the first of every `every` calls, unless everything is run.
   bool LeavesOut(uint64_t every) { return num_cases_++ % every != 0 && !TakesAll(); }
-  // The seeds HEED_TEST_FIRST_SEED to that plus HEED_TEST_SEEDS; by default from 1 on, `all` of them or `part` of them.
+  // Seeds from HEED_TEST_FIRST_SEED, HEED_TEST_SEEDS of them; by default from 1, `all` or `part` of them.
   struct Seeds {
     uint64_t first, last;
   };

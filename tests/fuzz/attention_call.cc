@@ -1,5 +1,5 @@
-// Bytes to sizes, layouts, values and options. What must be refused is decided
-// here from the header's words, not by asking the library.
+// Converts bytes to sizes, layouts, values and options. The expected refusals are decided here from the header's text,
+// not by asking the library.
 #include "tests/fuzz/attention_call.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ constexpr int64_t kMaxPosition = int64_t{1} << 61;
 // One execution should take tens of microseconds; one in eight may be larger.
 constexpr int64_t kMaxPairs = 80, kMaxProducts = 600, kLarger = 8;
 
-// What can be wrong with the tensors themselves; most calls have nothing.
+// Mistakes in the tensors themselves; most calls have none.
 enum class Mistake {
   kNone,
   kShape,
@@ -80,7 +80,7 @@ class Maker {
     D_ = in_.Pick(kChannels);
     Dv_ = in_.OneIn(2) ? D_ : in_.Pick(kChannels);
     size_ = in_.OneIn(8) ? kLarger : 1;
-    // Smaller until it is cheap: batch, heads, then tokens and channels.
+    // Shrinks the problem until it is cheap: batch, heads, then tokens and channels.
     while (Cost() > static_cast<double>(size_)) {
       if (B_ > 1) {
         --B_;
@@ -95,7 +95,7 @@ class Maker {
       }
     }
     packed_ = in_.OneIn(5);
-    flat_ = packed_ && in_.OneIn(2);  // without the axis of 1
+    flat_ = packed_ && in_.OneIn(2);  // lacks the axis of size 1
     if (packed_) sequences_ = in_.Below(4);
     constexpr DType kDTypes[] = {DType::kF32, DType::kF64, DType::kF32, DType::kBF16,
                                  DType::kF32, DType::kF64, DType::kF16, DType::kF32};
@@ -108,8 +108,7 @@ class Maker {
     return std::max(pairs / kMaxPairs, pairs * static_cast<double>(D_ + Dv_) / kMaxProducts);
   }
 
-  // Outer axes in any order, gaps, repeated or backwards; the last axis of
-  // stride 1 where it must be.
+  // Outer axes in any order, with gaps, repeated or reversed; the last axis has stride 1 where that is required.
   std::vector<int64_t> Strides(const std::vector<int64_t>& sizes, bool is_input, bool rows) {
     const size_t rank = sizes.size();
     std::vector<int64_t> strides(rank);
@@ -144,7 +143,7 @@ class Maker {
     return static_cast<uint32_t>(state_ >> 32);
   }
 
-  // Cheap, and with about the spread of N(0, 1): a sum of two uniforms.
+  // A cheap number with about the spread of N(0, 1): a sum of two uniform numbers.
   double Value() {
     const uint32_t word = Word();
     return (static_cast<double>(word & 0xFFFF) + (word >> 16)) / 26755 - 2.4494;
@@ -161,7 +160,7 @@ class Maker {
     victim_ = static_cast<int>(in_.Below(5));  // q, k, v, o, lse
   }
 
-  // `view` with this call's mistake, if it is the victim and can have it.
+  // Applies this call's mistake to `view`, if it is the victim and the mistake is possible.
   TensorView Spoil(const char* name, int number, const TensorView& view) {
     if (victim_ != number) return view;
     std::vector<int64_t> sizes(view.sizes().begin(), view.sizes().end());
@@ -176,7 +175,7 @@ class Maker {
         sizes.push_back(1);
         strides.push_back(1);
         break;
-      case Mistake::kDType:  // of any other size of element, or an integer
+      case Mistake::kDType:  // any other size of element, or an integer
         dtype = dtype == DType::kI32 || in_.OneIn(2) ? DType::kBool : DType::kI32;
         break;
       case Mistake::kStride:
@@ -219,7 +218,7 @@ class Maker {
     constexpr double kDeviations[] = {1, 1, 4, 0.01, 1, 12, 0, 1};
     const double deviation = in_.Pick(kDeviations);
     const int64_t Hq = Hkv_ * group_;
-    // Slots 0 and 1 are the outputs'.
+    // Slots 0 and 1 belong to the outputs.
     const auto o_shape = Shape(Tq_, Hq, Dv_);
     const auto lse_shape = packed_ ? std::vector<int64_t>{Hq, Tq_} : std::vector<int64_t>{B_, Hq, Tq_};
     const DType wide = dtype_ == DType::kF64 ? DType::kF64 : DType::kF32;
@@ -231,7 +230,7 @@ class Maker {
     Each(q, [&] { return deviation * Value(); });
     Each(k, [&] { return Value(); });
     Each(v, [&] { return Value(); });
-    if (in_.OneIn(10)) {  // somewhere one element that is not finite
+    if (in_.OneIn(10)) {  // one element that is not finite
       const TensorView views[] = {q, k, v};
       const int64_t which = in_.Below(3);
       const TensorView& view = views[which];
@@ -240,7 +239,7 @@ class Maker {
         at.push_back(size > 0 ? in_.Below(size > 256 ? 256 : size) : 0);
       }
       constexpr double kSpecial[] = {kNaN, kInfinity, -kInfinity};
-      // An infinite v times a weight that underflows in f32 alone would differ.
+      // An infinite v times a weight that underflows in f32 alone would give different results.
       const double value = which == 2 ? kNaN : in_.Pick(kSpecial);
       if (view.num_elements() > 0) SetElement(view, at, value);
     }
@@ -259,7 +258,7 @@ class Maker {
     if (call_.lse) call_.problem.lse = {"lse", wide, lse_shape, {}};
   }
 
-  // A small number, rarely any.
+  // A small number, rarely any number.
   int64_t Integer(int64_t low, int64_t high) {
     if (in_.OneIn(12)) {
       constexpr auto kLimits = std::numeric_limits<int64_t>();
@@ -269,8 +268,8 @@ class Maker {
     return low + in_.Below(std::min<int64_t>(high - low + 1, 256));
   }
 
-  // Mostly one that is tried elsewhere too, now and then any; of an option that the lines below do not know, either
-  // answer to that is right.
+  // Mostly a value that is also tried elsewhere, sometimes any. For an option that is not handled below, acceptance and
+  // refusal are both right.
   void ChooseNumber(const attention::OptionRow& row) {
     if (!in_.OneIn(5)) return;
     double value = row.tried[static_cast<size_t>(in_.Below(std::ssize(row.tried)))];
@@ -291,7 +290,7 @@ class Maker {
     for (const attention::OptionRow& row : attention::kOptionRows) {
       if (row.takes_number()) ChooseNumber(row);
     }
-    // What is wrong with a number, besides that it is not finite.
+    // Numbers that are invalid or extreme although they are finite.
     if (o.scale && std::abs(*o.scale) > limit) call_.doubtful = true;
     const double size = std::abs(o.scale.value_or(1));
     if (size > 4 || (size > 0 && size < 1e-20)) call_.extreme = true;
@@ -319,7 +318,7 @@ class Maker {
   DType IntegerType() { return in_.OneIn(2) ? DType::kI32 : DType::kI64; }
   int64_t Sequences() const { return packed_ ? sequences_ : B_; }
 
-  // [B] integers, nearly always in [low, high], which is what is allowed.
+  // [B] integers, nearly always in [low, high], the allowed range.
   TensorView PerSequence(const char* name, DType dtype, int64_t low, int64_t high, int64_t usual_low,
                          int64_t usual_high) {
     int64_t count = Sequences();
@@ -366,7 +365,7 @@ class Maker {
     int64_t count = sequences_ + 1;
     if (in_.OneIn(40)) {
       ++count;
-      Wrong(name);  // one more than the other, or than the other tensors' B
+      Wrong(name);  // one more than the other has, or than the other tensors' B
       mismatch_ = true;
     }
     const int64_t stride = in_.OneIn(4) ? 2 : 1;
@@ -394,10 +393,10 @@ class Maker {
       const bool before = mismatch_;
       o.cu_seqlens_k = Boundaries("cu_seqlens_k", Tk_);
       if (before && o.cu_seqlens_q.size(0) == o.cu_seqlens_k.size(0)) {
-        call_.doubtful = true;  // both are longer, and agree
+        call_.doubtful = true;  // both are longer, and equal
       }
     } else if (mismatch_) {
-      call_.doubtful = true;  // B is what it says
+      call_.doubtful = true;  // B follows from it
     }
     if (in_.OneIn(60)) {
       o.cu_seqlens_q = {};
@@ -409,7 +408,7 @@ class Maker {
     }
   }
 
-  // Options that packed calls must refuse.
+  // True if an option of padded calls is set. Packed calls must refuse it, so they seldom set it.
   bool Chosen(int64_t n, const char* name) {
     if (!in_.OneIn(packed_ ? 60 : n)) return false;
     if (packed_) Wrong(name);
@@ -481,7 +480,7 @@ class Maker {
     }
     if (in_.OneIn(40) && !sizes.empty()) {
       const auto axis = static_cast<size_t>(in_.Below(static_cast<int64_t>(sizes.size())));
-      sizes[axis] = whole[axis] + 2;  // neither 1 nor what is right
+      sizes[axis] = whole[axis] + 2;  // neither 1 nor the right size
       Wrong(name);
     }
     return Place(dtype, sizes);
@@ -492,7 +491,7 @@ class Maker {
     return in_.OneIn(2) ? dtype_ : in_.Pick(kDTypes);
   }
 
-  // Now and then a dtype that is no float.
+  // Sometimes a dtype that is not a float.
   DType TermType(const char* name) {
     if (!in_.OneIn(40)) return FloatType();
     Wrong(name);
@@ -525,7 +524,7 @@ class Maker {
     }
   }
 
-  // Numbers of each head: mostly some of these, now and then any.
+  // Numbers per head: mostly some of `values`, sometimes any.
   TensorView PerHead(const char* name, std::vector<int64_t> sizes, std::span<const double> values) {
     const DType dtype = TermType(name);
     if (in_.OneIn(40)) {
@@ -565,7 +564,8 @@ class Maker {
   void MakePattern() {
     const int64_t Hq = Hkv_ * group_;
     if (Hq == 0) return;
-    const PatternCall call = {packed_ ? -1 : Tq_, Tk_, Hq, Hkv_, {}, 0, Sequences()};  // keys by row fit no packed call
+    // Packed calls refuse key lists by row.
+    const PatternCall call = {packed_ ? -1 : Tq_, Tk_, Hq, Hkv_, {}, 0, Sequences()};
     state_ += in_.Raw<uint16_t>();
     options().pattern = patterns::RandomPattern(call, 2, [&](int64_t n) { return Word() % n; });
   }
@@ -576,7 +576,7 @@ class Maker {
   int64_t B_ = 1, Tq_ = 1, Tk_ = 1, Hkv_ = 1, group_ = 1, D_ = 1, Dv_ = 1;
   int64_t sequences_ = 1, size_ = 1;
   bool packed_ = false, flat_ = false, mismatch_ = false;
-  bool far_ = false;  // positions so large that a logit with ALiBi has no digits
+  bool far_ = false;  // positions so large that a logit with ALiBi has no accurate digits
   DType dtype_ = DType::kF32;
   Mistake mistake_ = Mistake::kNone;
   int victim_ = 0;

@@ -1,5 +1,4 @@
-// A call of attention made of random bytes: small shapes, any layout, every
-// option, and now and then a mistake.
+// A call of attention made from random bytes: small shapes, any layout, every option, and sometimes a mistake.
 #ifndef TESTS_FUZZ_ATTENTION_CALL_H_
 #define TESTS_FUZZ_ATTENTION_CALL_H_
 
@@ -16,9 +15,9 @@ namespace heed::fuzz {
 struct Call {
   attention::Problem problem;
   TensorView o, lse;    // in slots 0 and 1
-  std::string mistake;  // why it must be refused; empty if it must not be
-  // An argument that is legal but beyond what single precision can follow, so
-  // that only memory is checked; or one of which either is allowed.
+  std::string mistake;  // the reason why it must be refused; empty if it must not be
+  // extreme: an argument is valid but beyond single precision, so that only memory accesses are checked. doubtful: both
+  // acceptance and refusal are right.
   bool extreme = false, doubtful = false;
 };
 

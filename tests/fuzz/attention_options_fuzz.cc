@@ -1,6 +1,5 @@
-// Any bytes as a call of attention. What must be refused is refused with nothing
-// written; everything else agrees with attention::Reference within the harness's
-// tolerance, on every SIMD target, and writes nothing but its outputs.
+// Any bytes as a call of attention. An invalid call is refused and writes nothing; any other call agrees with
+// attention::Reference within the harness's tolerance, on every SIMD target, and writes nothing but its outputs.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -25,7 +24,7 @@ OpEntry Entry();
 namespace heed::fuzz {
 namespace {
 
-// One per SIMD target, with its scratch, for the whole run.
+// One Context per SIMD target, with its scratch, for the whole run.
 Context& ContextOf(int64_t choice) {
   static const auto& contexts = *[] {
     auto* const all = new std::vector<std::unique_ptr<Context>>;
@@ -73,7 +72,7 @@ void CheckWhatIsWritten(const Call& call, Slots& slots, Outcome outcome) {
   }
 }
 
-// Every option is one that some bytes give, a new one too.
+// Checks that some bytes give every option, also one that is added later.
 bool CheckThatAllAreTried(Slots& slots) {
   std::vector<const attention::OptionRow*> missing;
   for (const attention::OptionRow& row : attention::kOptionRows) {
@@ -125,7 +124,7 @@ void Run(Input input) {
   }
   if (outcome != Outcome::kRan) return;
 
-  // What would run can be told, with and without the inputs' data.
+  // The plan of the call is available with and without the inputs' data.
   if (attention::Explain(ctx, p.in, p.options).workspace_bytes != attention::Workspace(ctx, p.in, p.options)) {
     complain("Explain and Workspace differ");
   }

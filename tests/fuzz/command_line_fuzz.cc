@@ -1,5 +1,5 @@
-// Any bytes as a command line, one argument per line: every option that the
-// verbs share is parsed, and used as far as it goes without a file.
+// Any bytes as a command line, one argument per line: every option that the verbs share is parsed, and used as far as
+// possible without a file.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -43,7 +43,7 @@ std::vector<std::string> Lines(std::span<const uint8_t> bytes) {
     }
   }
   lines.push_back(std::move(line));
-  return {lines.rbegin(), lines.rend()};  // as CLI11 takes a vector
+  return {lines.rbegin(), lines.rend()};  // reversed, because CLI11 takes a vector in that order
 }
 
 struct CommandLine {

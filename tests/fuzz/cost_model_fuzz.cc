@@ -1,4 +1,4 @@
-// Any bytes as a cost model: one error of one line, or numbers within bounds, with which predictions are numbers.
+// Any bytes as a cost model: either an error of one line, or numbers within bounds that give finite predictions.
 #include <cmath>
 #include <cstdint>
 #include <string_view>

@@ -1,4 +1,4 @@
-// What the fuzz targets share: reading numbers out of random bytes, and failing.
+// Common code of the fuzz targets: reading numbers from random bytes, and failing.
 #ifndef TESTS_FUZZ_INPUT_H_
 #define TESTS_FUZZ_INPUT_H_
 
@@ -13,7 +13,7 @@
 
 namespace heed::fuzz {
 
-// Bytes taken from the front; zeros when there are none left.
+// Reads bytes from the front; zeros when none are left.
 class Input {
  public:
   Input(const uint8_t* data, size_t size) : rest_(data, size) {}
@@ -27,10 +27,10 @@ class Input {
     return value;
   }
 
-  // In [0, n), n up to 256.
+  // A number in [0, n), n up to 256.
   int64_t Below(int64_t n) { return Raw<uint8_t>() % n; }
 
-  // About one in `n`; never when the bytes are spent.
+  // True about once in `n` calls; never after the bytes are used up.
   bool OneIn(int64_t n) { return Raw<uint8_t>() >= 256 - 256 / n; }
 
   template <class T, size_t N>
@@ -38,7 +38,7 @@ class Input {
     return choices[Below(N)];
   }
 
-  // A text whose length stands before it in one byte.
+  // A text after its length in one byte.
   std::string Text() {
     const size_t wanted = Raw<uint8_t>();
     const size_t n = std::min(wanted, rest_.size());

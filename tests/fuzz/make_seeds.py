@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seeds of the fuzz targets: small valid inputs from which fuzzing starts, and what it has found before.
+"""Writes the seeds of the fuzz targets: small valid inputs from which fuzzing starts, and inputs that once failed.
 
 Usage: make_seeds.py FOLDER. Makes FOLDER/<target>/<name>, and FOLDER/<target>.dict for libFuzzer where words help.
 """
@@ -51,7 +51,7 @@ TENSOR_FILES = {
     "layers": layers("F64", 8, [1, 2, 2], ("layers.0.", "layers.10."), **{
         "layers.10.window": "3,-1", "scale": "0.5", "softcap": "30", "layers.0.causal": "True",
         "tokens": '["a\\u00e9", "' + "\u4e2d" * 40 + '"]', "not_recorded": "sinks"}),
-    # Without elements, but with sizes that no loop may count to.
+    # A tensor without elements, but with sizes that are too large for a loop.
     "huge_heads": layers("F16", 2, [0, 1 << 40, 1]),
     "huge_batch": layers("BF16", 2, [1 << 40, 0, 1, 1]),
     "huge_tokens": layers("F16", 2, [1 << 20, 1 << 30, 0, 1]),
@@ -77,7 +77,7 @@ COMMAND_LINES = {
 }
 
 
-# After eight bytes that are a call of 99 rows, 199 keys, 4 heads over 2 and one sequence, or nine for two.
+# The first eight bytes describe a call of 99 rows, 199 keys, 4 heads over 2 and one sequence; nine bytes, two sequences.
 PATTERNS = {str(n): b"\x63\xc7\1\1\0\0" + bytes([255 * (n % 2), n]) + expression for n, expression in enumerate((
     b"sliding_window(10, 3) | global_tokens([0, 60])", b"dilated(3, 70) & atrous(2)", b"strided(13) | fixed(16, summary=2)",
     b"longformer(window=20, tokens=[0, 99])", b"bigbird(block=16, random=1, seed=5)", b"random_blocks(2, 32)",
@@ -89,7 +89,7 @@ PATTERNS["keys"] = b"\2\xc7\1\1\0\0\0\0keys([[[0, 3, 150], [7, -1, 2]]])"
 
 
 def options():
-    """Calls of attention: any bytes are one."""
+    """Calls of attention: any bytes describe one."""
     generator = random.Random(1)
     return {str(n): generator.randbytes(generator.choice((30, 60, 100, 200))) for n in range(64)}
 
@@ -98,7 +98,7 @@ def options():
 
 def cache_parts(kind, *, batch=1, heads=1, dim=1, value_dim=1, capacity=-1, page=64, window=0, sink_tokens=0, lengths=(2,),
                 quantize="none", prefix=0, rotary=None, sketch=False, kept=None):
-    """Tensors and metadata as KVCache::Save() and its like write them; `kept` are the rows of each sequence in the file."""
+    """Tensors and metadata in the form of KVCache::Save() and other caches; `kept` are the rows of each sequence in the file."""
     names = ["rows"] if kind == "latent" else ["k", "v"]
     widths = dict(zip(("k", "v", "rows"), (dim, value_dim, dim)))
     tensors = {"lengths": ("I64", [batch], struct.pack(f"<{batch}q", *lengths)),
@@ -134,7 +134,7 @@ def saved_cache(kind, **options):
 
 
 def saved_state(family, states, *, width, layers, lengths, pending=-1, caches=(), capacity=-1, page=64):
-    """The state of a model of 5 tokens as ModelState::Save() writes it: `states` are shapes, `caches` are cache_parts()."""
+    """The state of a model of 5 tokens in the form of ModelState::Save(): `states` are shapes, `caches` are cache_parts()."""
     batch = len(lengths)
     metadata = {"heed_state": family, "version": "1", "model": "0" * 16, "vocabulary": "5", "width": str(width), "layers": str(layers),
                 "batch": str(batch), "capacity": str(capacity), "page": str(page)}

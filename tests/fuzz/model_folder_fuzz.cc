@@ -1,6 +1,6 @@
-// Any bytes as config.json, as generation_config.json and as the index of shards: one error of one line, or a plan
-// whose sizes are within bounds, ends that are numbers and shards inside of the folder. Nothing in proportion to a
-// number in the file is allocated.
+// Any bytes as config.json, as generation_config.json and as the index of shards: an error of one line, or a plan whose
+// sizes are within bounds, end tokens that are numbers and shards inside the folder. No allocation is proportional to a
+// number in the file.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -25,7 +25,7 @@ void ReadConfig(std::string_view text) {
       plan.vocabulary >= 1 && plan.vocabulary <= model::kMostSize && plan.width >= 1 && plan.width <= model::kMostSize,
       "a size is out of bounds");
   Require(!plan.blocks.empty() && std::ssize(plan.blocks) <= 2 * model::kMostLayers, "layers are out of bounds");
-  // Layers of a folder without tensors: each asks for its first, and ends there.
+  // Layers of a folder without tensors: each requests its first tensor, and fails there.
   const layers::Weights none([](const std::string&) { return ConstTensorView(); });
   for (size_t i = 0; i < plan.blocks.size() && i < 4; ++i) {
     try {
@@ -54,7 +54,7 @@ void Run(std::string_view text) {
       Require(std::string_view(e.what()).starts_with("F: "), "no file named");
     } catch (const Unsupported& e) {
       CheckMessage(e.what());
-    } catch (const InvalidArgument& e) {  // an activation's name
+    } catch (const InvalidArgument& e) {  // the name of an activation
       CheckMessage(e.what());
     }
   }

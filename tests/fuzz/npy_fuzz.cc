@@ -1,5 +1,4 @@
-// Any bytes as an NPY file: a FileError of one line, or a tensor that lies
-// inside the bytes.
+// Any bytes as an NPY file: a FileError of one line, or a tensor inside the bytes.
 #include <cstdint>
 
 #include "heed/core/error.h"

@@ -1,5 +1,5 @@
-// Any bytes as a call and an expression of a pattern: an InvalidArgument that says what was expected, or a pattern
-// whose own expression says the same set, and whose mask and density are those of its definition.
+// Any bytes as a call and an expression of a pattern: an InvalidArgument that names the expected form, or a pattern
+// whose own expression gives the same set, and whose mask and density follow from its definition.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -17,9 +17,9 @@
 namespace heed::fuzz {
 namespace {
 
-constexpr int64_t kMostPairs = 4000;  // that are looked up by the definition, which may be slow
+constexpr int64_t kMostPairs = 4000;  // pairs that are evaluated by the definition, which may be slow
 
-// What `f` returns; nothing where it refuses.
+// The result of `f`; empty if it throws InvalidArgument.
 template <class F>
 auto Try(const F& f) -> std::optional<decltype(f())> {
   try {
@@ -42,7 +42,8 @@ PatternCall MakeCall(Input& input) {
   return call;
 }
 
-// Its own words give the set back, and the set the words. Tables too large to be written are not read.
+// The text of a pattern parses to the same pattern, and that has the same text. Tables too large to be printed are
+// skipped.
 void CheckExpression(const Pattern& pattern) {
   const std::string text = pattern.ToString();
   if (text.find('<') != std::string::npos) return;

@@ -1,5 +1,5 @@
-// Runs a fuzz target without libFuzzer: on every file of the folders given, on
-// damaged copies of them, and on random bytes. The same inputs every time.
+// Runs a fuzz target without libFuzzer: on every file of the given folders, on damaged copies of them, and on random
+// bytes. The inputs are the same in every run.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -17,7 +17,7 @@ namespace {
 using Bytes = std::vector<uint8_t>;
 
 void Run(const Bytes& bytes) {
-  const Bytes exact(bytes);  // nothing readable behind the last byte
+  const Bytes exact(bytes);  // no readable memory after the last byte
   LLVMFuzzerTestOneInput(exact.data(), exact.size());
 }
 
@@ -27,7 +27,7 @@ Bytes RandomBytes(heed::Random& random, int64_t size) {
   return bytes;
 }
 
-// A few bytes changed, or the end cut off.
+// Changes a few bytes, or cuts off the end.
 Bytes Damaged(heed::Random& random, Bytes bytes) {
   if (bytes.empty()) return bytes;
   const auto last = static_cast<int64_t>(bytes.size()) - 1;

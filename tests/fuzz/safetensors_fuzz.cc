@@ -1,5 +1,5 @@
-// Any bytes as a safetensors file: a FileError of one line, or tensors that lie
-// inside the bytes and a header that survives being written and read again.
+// Any bytes as a safetensors file: a FileError of one line, or tensors inside the bytes and a header that is unchanged
+// after being written and read again.
 #include <cstdint>
 #include <span>
 #include <string>
@@ -41,7 +41,7 @@ void Run(std::span<const uint8_t> bytes) {
       Require(file.Contains(name), "a name is not found");
       try {
         ReadAll(file.tensor(name));
-      } catch (const FileError& e) {  // no DType, high rank, bad bool
+      } catch (const FileError& e) {  // a dtype that heed lacks, a high rank, an invalid bool
         CheckMessage(e.what());
       }
     }

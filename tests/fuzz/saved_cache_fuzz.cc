@@ -1,5 +1,5 @@
-// Any bytes as a saved cache: a FileError of one line, or a cache to which queries attend, and
-// which a file of its own gives back.
+// Any bytes as a saved cache: a FileError of one line, or a cache to which queries attend, and which is equal after
+// being saved and loaded again.
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -33,7 +33,7 @@ void Use(const Cache& cache) {
   const KVView view = cache.view();
   const double elements = static_cast<double>(view.batch) * static_cast<double>(view.heads) *
                           static_cast<double>(view.dim + view.value_dim);
-  if (elements > static_cast<double>(kMaxElements)) return;  // nothing bounds a cache without rows
+  if (elements > static_cast<double>(kMaxElements)) return;  // a cache without rows may have any sizes
   Buffer q(view.dtype, {view.batch, 1, view.heads, view.dim});
   q.FillNormal(1);
   const Buffer o(view.dtype, {view.batch, 1, view.heads, view.value_dim});

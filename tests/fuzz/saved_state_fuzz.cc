@@ -1,5 +1,5 @@
-// Any bytes as the state of a model: a FileError of one line, or a state from which the model goes on, and which a file
-// of its own gives back.
+// Any bytes as the state of a model: a FileError of one line, or a state from which the model continues, and which is
+// equal after being saved and loaded again.
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kMaxBytes = int64_t{1} << 20;
 
-// Models whose states have caches, tensors, and several of them. make_seeds.py knows their sizes.
+// Models whose states have caches, tensors, and several of them. make_seeds.py contains their sizes.
 const std::vector<Tiny>& Tinies() {
   static const std::vector<Tiny> tinies = {
       {"llama",
@@ -77,7 +77,7 @@ void Run(std::string_view bytes) {
   }();
   static const Scratch file("_any");
   for (const auto& of : models) {
-    // Seeds have zeros where the model's fingerprint belongs.
+    // Seeds have zeros at the place of the model's fingerprint.
     std::string own(bytes);
     const std::string zeros(of->fingerprint.size(), '0');
     if (const size_t at = own.find(zeros); at != std::string::npos) own.replace(at, zeros.size(), of->fingerprint);

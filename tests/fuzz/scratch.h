@@ -1,4 +1,4 @@
-// A file for targets of what reads files by their names.
+// A temporary file, for targets that read files by name.
 #ifndef TESTS_FUZZ_SCRATCH_H_
 #define TESTS_FUZZ_SCRATCH_H_
 
@@ -14,7 +14,7 @@
 
 namespace heed::fuzz {
 
-// A file that is written again for each input, and gone at the end.
+// A file that is rewritten for each input, and removed at the end.
 class Scratch {
  public:
   explicit Scratch(const char* name)
@@ -24,7 +24,7 @@ class Scratch {
 
   const std::string& path() const { return path_; }
 
-  // As another file: some systems wait for the disk when one is cut short.
+  // Writes a new file: some systems wait for the disk when a file is truncated.
   void Write(std::span<const uint8_t> bytes) const {
     std::filesystem::remove(path_);
     std::ofstream(path_, std::ios::binary)

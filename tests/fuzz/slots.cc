@@ -1,4 +1,4 @@
-// Placing tensors in slots, and finding out who wrote where.
+// Slots: placing tensors, and detecting writes outside of them.
 #include "tests/fuzz/slots.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace heed::fuzz {
 
 TensorView Slot::Place(DType dtype, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                        bool at_end) {
-  int64_t below = 0, above = 1;  // elements from the first
+  int64_t below = 0, above = 1;  // offsets from the first element
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] == 0) below = above = 0;
   }

@@ -1,5 +1,4 @@
-// Memory of a fuzzed call: tensors between inaccessible pages, which cost no
-// system call after the first.
+// Memory of a fuzzed call: tensors between inaccessible pages, without system calls after the first use.
 #ifndef TESTS_FUZZ_SLOTS_H_
 #define TESTS_FUZZ_SLOTS_H_
 
@@ -13,19 +12,19 @@
 
 namespace heed::fuzz {
 
-// Memory for one tensor, between inaccessible pages, used again by every call.
+// Memory for one tensor, between inaccessible pages, which every call uses again.
 class Slot {
  public:
   static constexpr size_t kBytes = size_t{1} << 18;
 
   Slot() : memory_(kBytes, true) {}
 
-  // A view whose memory ends, or begins, at an inaccessible page, and which is
-  // all NaN. Throws std::bad_alloc if it does not fit.
+  // A view whose memory ends, or begins, at an inaccessible page, filled with NaN. Throws std::bad_alloc if it does not
+  // fit.
   TensorView Place(DType dtype, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, bool at_end);
 
-  // Remembers the bytes in use; afterwards, whether they are still the same.
-  // Elements of `written` may have changed.
+  // Remember() copies the bytes in use; Unchanged() is true if they are still the same. Elements of `written` may
+  // change.
   void Remember() { copy_.assign(begin_, end_); }
   bool Unchanged() const;
   bool UnchangedExcept(const ConstTensorView& written) const;

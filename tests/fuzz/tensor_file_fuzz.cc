@@ -1,5 +1,5 @@
-// Any bytes as what `heed run` and its like read: a file of tensors with
-// metadata about its layers, and the user's choice of a layer and heads.
+// Any bytes as an input of `heed run` and similar verbs: a file of tensors with metadata about its layers, and the
+// user's choice of a layer and heads.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,7 +24,7 @@ void CheckSet(const TensorSet& set) {
   std::vector<std::string> notes;
   const attention::Options options = cli::MathOptions().Resolve(set, notes);
   Require(options.window.left >= -1 && options.window.right >= -1 && options.softcap >= 0, "a fact is out of range");
-  cli::TokenLabels(set, notes).dump();  // throws for what is not UTF-8
+  cli::TokenLabels(set, notes).dump();  // throws if it is not UTF-8
 }
 
 void Run(Input input) {

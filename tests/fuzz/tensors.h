@@ -1,4 +1,4 @@
-// What is true of every tensor that a parser hands out, and of every message.
+// Checks of every tensor that a parser returns, and of every message.
 #ifndef TESTS_FUZZ_TENSORS_H_
 #define TESTS_FUZZ_TENSORS_H_
 
@@ -15,7 +15,7 @@
 
 namespace heed::fuzz {
 
-// Reads every element: the sanitizers see one that is outside of its memory.
+// Reads every element, so that sanitizers detect one outside of its memory.
 inline void ReadAll(const ConstTensorView& view) {
   Require(view.present(), "an absent tensor");
   if (view.num_elements() == 0) return;
@@ -41,8 +41,7 @@ void Each(const TensorView& view, F&& f) {
   } while (NextIndex(view.sizes(), at));
 }
 
-// An element of an i64 or i32 list: SetElement goes through double, which does
-// not hold every int64.
+// Sets an element of an i64 or i32 list. SetElement goes through double, which cannot represent every int64.
 inline void StoreInteger(const TensorView& view, int64_t i, int64_t value) {
   if (view.dtype() == DType::kI64) {
     view.as<int64_t>()[i * view.stride(0)] = value;
@@ -51,7 +50,7 @@ inline void StoreInteger(const TensorView& view, int64_t i, int64_t value) {
   }
 }
 
-// One line of printable ASCII that says what was expected.
+// Requires one line of printable ASCII with the expected value.
 inline void CheckMessage(std::string_view text) {
   for (const char c : text) {
     if (c < ' ' || c > '~') Fail("not one line of ASCII: " + std::string(text));

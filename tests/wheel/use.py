@@ -20,12 +20,12 @@ def main():
     import heed
     import numpy as np
 
-    # One version, in CMakeLists.txt.
+    # The version is that of CMakeLists.txt.
     version = re.search(r"project\(heed VERSION ([0-9.]+)", Path(sys.argv[1]).read_text())[1]
     assert heed.__version__ == importlib.metadata.version("heed") == version
     assert run("heed", "--version").strip() == f"heed {version}"
 
-    # The licence is in it.
+    # The wheel contains the licence.
     assert importlib.metadata.metadata("heed")["License-Expression"] == "Apache-2.0"
     assert any(file.name == "LICENSE" for file in importlib.metadata.files("heed"))
 
@@ -34,7 +34,7 @@ def main():
     assert json.loads(run("heed", "info", "--json"))["version"] == version
     assert any(entry["name"] == "attention" for entry in json.loads(run("heed", "list", "--json")))
 
-    # The module, against softmax written down.
+    # The module is compared with softmax in NumPy.
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, 33, 3, 16)) for _ in range(3))
     logits = np.einsum("bihd,bjhd->bhij", q, k) / 4
@@ -46,7 +46,7 @@ def main():
     # The page of the module is that of the program, in the wheel alone.
     assert heed.view(q, k, tokens=["token"] * 33).html.startswith("<!DOCTYPE html>")
 
-    # Nothing that only a build needs.
+    # The wheel has no file that only a build needs.
     files = [str(file) for file in importlib.metadata.files("heed")]
     assert not [name for name in files if name.endswith((".h", ".a", ".cmake", ".cc"))], files
     print(f"{len(files)} files, heed {version} works without a compiler")
