@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import turns  # noqa: E402
+import turns
 
 TOLERANCE = 2e-2  # of relative differences, in bfloat16 on both sides
 CHUNK = 64
@@ -96,13 +96,15 @@ def flex(device, what, tokens, kind):
     if what == "window":
         masked, options["window"] = lambda b, h, q, k: (q >= k) & (q - k <= 1023), (1023, 0)
     elif what == "documents":
-        masked, options["segments"] = lambda b, h, q, k: (q >= k) & (documents[q] == documents[k]), documents.cpu()[None]
+        masked, options["segments"] = (lambda b, h, q, k: (q >= k) & (documents[q] == documents[k]),
+                                       documents.cpu()[None])
     else:
         modified, options["softcap"] = lambda score, b, h, q, k: 20 * torch.tanh(score / 20), 20.0
     mask = module.create_block_mask(masked, None, None, tokens_here, tokens_here, device=device.name)
     torch.compiler.reset()  # one line's code is no start for the next
     compiled = device.compiled(module.flex_attention)
-    return attention_sides(device, lambda q, k, v: compiled(q, k, v, score_mod=modified, block_mask=mask), options, tokens, kind)
+    return attention_sides(device, lambda q, k, v: compiled(q, k, v, score_mod=modified, block_mask=mask), options,
+                           tokens, kind)
 
 
 # --- chunk forms ----------------------------------------------------------------------------------------------------------
@@ -135,7 +137,8 @@ def simple_gla_chunks(torch, scale, q, k, v, log_decay):
     q, k, v, total = in_chunks(q) * scale, in_chunks(k), in_chunks(v), in_chunks(log_decay).cumsum(3)
     inner = q @ k.transpose(-1, -2) * (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().exp()
     from_start, to_end = total.exp().unsqueeze(-1), (total[..., -1:] - total).exp().unsqueeze(-1)
-    return carried(torch, q * from_start, k * to_end, lambda i, _: v[:, :, i], inner.tril(), total[..., -1].exp()[..., None, None])
+    return carried(torch, q * from_start, k * to_end, lambda i, _: v[:, :, i], inner.tril(),
+                   total[..., -1].exp()[..., None, None])
 
 
 def ssd_chunks(torch, scale, x, dt, A, B, C):
@@ -153,8 +156,8 @@ def gated_delta_chunks(torch, scale, q, k, v, log_decay, beta):
     solved = torch.linalg.solve_triangular(erased, torch.cat((beta * v, beta * from_start * k), -1), upper=False)
     of_values, of_keys = solved.split((v.shape[-1], k.shape[-1]), -1)
     inner = (q @ k.transpose(-1, -2) * decays).tril()
-    return carried(torch, q * from_start, k * to_end, lambda i, state: of_values[:, :, i] - of_keys[:, :, i] @ state, inner,
-                   total[..., -1].exp()[..., None, None])
+    return carried(torch, q * from_start, k * to_end, lambda i, state: of_values[:, :, i] - of_keys[:, :, i] @ state,
+                   inner, total[..., -1].exp()[..., None, None])
 
 
 FORMS = {"gla": gla_chunks, "simple_gla": simple_gla_chunks, "gated_delta_rule": gated_delta_chunks, "ssd": ssd_chunks}
@@ -176,7 +179,8 @@ def chunks(device, name, channels, kind):
     torch.set_float32_matmul_precision("high")
     torch.compiler.reset()
     compiled = device.compiled(FORMS[name])
-    return sides(device, (getattr(heed.torch, name), lambda *x: compiled(torch, scale, *x).to(v.dtype)), leaves, d_o, kind)
+    return sides(device, (getattr(heed.torch, name), lambda *x: compiled(torch, scale, *x).to(v.dtype)), leaves, d_o,
+                 kind)
 
 
 def lines(_):
@@ -188,7 +192,8 @@ def lines(_):
                   for kind, goal in zip(("forward", "backward"), goals, strict=True)]
     found += [(f"flex/{what}/{tokens}/{kind}", flex, (what, tokens, kind), 1.2)
               for what in ("window", "documents", "softcap") for tokens in (8192,) for kind in ("forward", "backward")]
-    found += [(f"chunks/{name}/d64/{kind}", chunks, (name, 64, kind), None) for name in FORMS for kind in ("forward", "backward")]
+    found += [(f"chunks/{name}/d64/{kind}", chunks, (name, 64, kind), None) for name in FORMS
+              for kind in ("forward", "backward")]
     return found
 
 
@@ -212,7 +217,8 @@ def measure(device, line, rounds):
         raise SystemExit(f"{name}: not timed: results differ by {error:.1e}, expected at most {TOLERANCE:.0e}")
     del result
     pairs = [(device.seconds(ours), device.seconds(theirs)) for _ in range(rounds)]
-    return {"name": name, "samples": rounds, **turns.summary(pairs), "difference": error, "goal": None if device.emulated else goal}
+    return {"name": name, "samples": rounds, **turns.summary(pairs), "difference": error,
+            "goal": None if device.emulated else goal}
 
 
 def main():
@@ -225,7 +231,8 @@ def main():
         import torch
         import torch.nn.attention.flex_attention
     except ImportError:
-        print("compare_cuda.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
+        print("compare_cuda.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python",
+              file=sys.stderr)
         return 1
     if not options.emulated and not torch.cuda.is_available():
         print("compare_cuda.py: PyTorch finds no GPU here", file=sys.stderr)

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import turns  # noqa: E402
+import turns
 
 BLOCK = 64
 TOLERANCE = 1e-4  # of relative differences
@@ -85,7 +85,8 @@ def compare(name, mine, other):
 def lines(threads):
     """(name, peer, d, forward or train, threads)."""
     return [(f"{peer}/d{d}/{kind}/threads:{t}", peer, d, kind, t) for t in threads for d in (64, 128)
-            for peer, kind in (("moba", "forward"), ("moba", "train"), ("dense", "forward"), ("dense", "train"), ("choice", "forward"))]
+            for peer, kind in (("moba", "forward"), ("moba", "train"), ("dense", "forward"), ("dense", "train"),
+                               ("choice", "forward"))]
 
 
 def measure(torch, line, options):
@@ -94,7 +95,8 @@ def measure(torch, line, options):
     with torch.set_grad_enabled(kind == "train"):
         ours, theirs, mine, expected = problem(torch, options, peer, d, kind)
         error = compare(name, [x.detach() for x in mine()], [x.detach() for x in expected()])
-        return turns.timed_beside_peer(name, ours, theirs, threads, options.rounds, error, GOALS[peer] if d == 64 else None)
+        return turns.timed_beside_peer(name, ours, theirs, threads, options.rounds, error,
+                                       GOALS[peer] if d == 64 else None)
 
 
 def main():
@@ -110,7 +112,8 @@ def main():
     try:
         import torch
     except ImportError:
-        print("compare_select.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
+        print("compare_select.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python",
+              file=sys.stderr)
         return 1
     import heed
     installed = {"cpu": turns.cpu_name(), "heed": heed.__version__, "torch": torch.__version__}

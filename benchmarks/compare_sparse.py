@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import turns  # noqa: E402
+import turns
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # of relative differences
 HEADS = {64: 4, 128: 2}
@@ -49,7 +49,8 @@ def block_mask(torch, mask_mod, heads, tokens, size):
             some[:, i, j], every[:, i, j] = columns.flatten(1).any(1), columns.flatten(1).all(1)
 
     def lists(table):
-        return table.sum(-1, dtype=torch.int32)[None], table.logical_not().int().argsort(dim=-1, stable=True).int()[None]
+        return (table.sum(-1, dtype=torch.int32)[None],
+                table.logical_not().int().argsort(dim=-1, stable=True).int()[None])
 
     return flex.BlockMask.from_kv_blocks(*lists(some & ~every), *lists(every), BLOCK_SIZE=size, mask_mod=mask_mod,
                                          seq_lengths=(tokens, tokens))
@@ -148,12 +149,15 @@ def layer_problem(torch, options, name, whole, kind):
         layer = LongformerSelfAttention(config, 0)
         mask = torch.zeros(1, tokens)
         mask[:, 0] = 10000.0
-        arguments = dict(attention_mask=mask, is_index_masked=mask < 0, is_index_global_attn=mask > 0, is_global_attn=True)
+        arguments = dict(attention_mask=mask, is_index_masked=mask < 0, is_index_global_attn=mask > 0,
+                         is_global_attn=True)
     else:
         config = transformers.BigBirdConfig(**sizes, max_position_embeddings=4096)
         layer = BigBirdBlockSparseAttention(config, seed=0)
-        blocked, band, rows, keys = BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(1, tokens), config.block_size)
-        arguments = dict(band_mask=band, from_mask=rows, to_mask=keys, from_blocked_mask=blocked, to_blocked_mask=blocked)
+        blocked, band, rows, keys = BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(1, tokens),
+                                                                                    config.block_size)
+        arguments = dict(band_mask=band, from_mask=rows, to_mask=keys, from_blocked_mask=blocked,
+                         to_blocked_mask=blocked)
     if not whole:
         for i, (part, _) in enumerate(list(layer.named_children())):
             setattr(layer, part, Scaled(0.5 + 0.25 * i))
@@ -180,8 +184,8 @@ def lines(threads):
                    TOLERANCE[dtype], 4 if peer == "flex" else None, t)
                   for name in PATTERNS for d in HEADS for dtype in TOLERANCE
                   for peer, kind in (("flex", "forward"), ("flex", "train"), ("sdpa", "train"))]
-        found += [(f"{part}/{name}/{kind}/threads:{t}", layer_problem, (name, part == "layer", kind), TOLERANCE["float32"],
-                   None if part == "layer" else 5, t)
+        found += [(f"{part}/{name}/{kind}/threads:{t}", layer_problem, (name, part == "layer", kind),
+                   TOLERANCE["float32"], None if part == "layer" else 5, t)
                   for part in ("attention", "layer") for name in LAYERS for kind in ("forward", "train")]
     return found
 
@@ -203,7 +207,7 @@ def measure(torch, line, options):
             result = theirs()
         except (Missing, NotImplementedError) as error:
             return {"name": name, "skipped": str(error).splitlines()[0]}
-        except Exception as error:  # noqa: BLE001 - the compiler's errors are of many types
+        except Exception as error:  # the compiler's errors are of many types
             if type(error).__module__.startswith("torch._"):
                 return {"name": name, "skipped": " ".join(str(error).split())[:160]}
             raise
@@ -227,7 +231,8 @@ def main():
         import torch
         import torch.nn.attention.flex_attention
     except ImportError:
-        print("compare_sparse.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
+        print("compare_sparse.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python",
+              file=sys.stderr)
         return 1
     import heed
     installed = {"cpu": turns.cpu_name(), "heed": heed.__version__, "torch": torch.__version__}

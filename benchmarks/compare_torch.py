@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from turns import add_arguments, chosen_lines, cpu_name, timed  # noqa: E402
+from turns import add_arguments, chosen_lines, cpu_name, timed
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning pool of one side would slow the other
 
@@ -204,7 +204,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, rounds=7, threads="1,2" if len(os.sched_getaffinity(0)) > 1 else "1")
     options = parser.parse_args()
-    chosen = chosen_lines(parser, options, lambda threads: lines(threads) + train_lines(threads) + decode_lines(threads))
+    chosen = chosen_lines(parser, options,
+                          lambda threads: lines(threads) + train_lines(threads) + decode_lines(threads))
     try:
         import torch
     except ImportError:

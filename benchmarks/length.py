@@ -65,7 +65,8 @@ def cases() -> dict[str, Case]:
 
     def modes():
         return {"log_dt": torch.linspace(-6, -1, CHANNELS), "log_A_real": torch.zeros(CHANNELS, STATES),
-                "A_imag": 3.14 * torch.arange(STATES).expand(CHANNELS, -1).contiguous(), "C": torch.randn(CHANNELS, STATES, 2)}
+                "A_imag": 3.14 * torch.arange(STATES).expand(CHANNELS, -1).contiguous(),
+                "C": torch.randn(CHANNELS, STATES, 2)}
 
     def of(function, **options):
         return lambda **given: function(**given, **options)
@@ -78,22 +79,25 @@ def cases() -> dict[str, Case]:
         "attention": Case("exact", qkv, of(ht.attention, causal=True)),
         "attention, window": Case("sparse", qkv, of(ht.attention, causal=True, window=(WINDOW - 1, 0))),
         "attention, bigbird": Case("sparse", qkv, of(ht.attention, pattern=heed.patterns.bigbird())),
-        "linformer": Case("linear", lambda n: qkv(n) | {x: torch.randn(RANKS, n) * n**-0.5 for x in "ef"}, of(ht.linformer)),
-        "performer": Case("linear", lambda n: qkv(n) | {"projection": ht.orthogonal_features(FEATURES, CHANNELS, seed=0).float()},
-                          of(ht.performer, causal=True)),
+        "linformer": Case("linear", lambda n: qkv(n) | {x: torch.randn(RANKS, n) * n**-0.5 for x in "ef"},
+                          of(ht.linformer)),
+        "performer": Case("linear", lambda n: qkv(n) | {"projection": ht.orthogonal_features(FEATURES, CHANNELS, seed=0)
+                                                        .float()}, of(ht.performer, causal=True)),
         "linear_attention": Case("linear", qkv, of(ht.linear_attention)),
         "retention": Case("gated", qkv, of(ht.retention)),
         "gla": Case("gated", lambda n: qkv(n) | decay(n, CHANNELS), of(ht.gla)),
         "ssd": Case("gated", lambda n: {"x": rows(n, CHANNELS), "dt": F.softplus(rows(n)), "A": -torch.ones(1),
                                         "B": rows(n, CHANNELS), "C": rows(n, CHANNELS)}, of(ht.ssd)),
         "gated_delta_rule": Case("delta", lambda n: unit(n) | decay(n), of(ht.gated_delta_rule)),
-        "rg_lru": Case("scan", lambda n: {x: torch.randn(1, n, CHANNELS) for x in ("x", "input_gate", "recurrence_gate")}
-                       | {"a": torch.randn(CHANNELS)}, of(ht.rg_lru)),
+        "rg_lru": Case("scan", lambda n: {
+            **{x: torch.randn(1, n, CHANNELS) for x in ("x", "input_gate", "recurrence_gate")},
+            "a": torch.randn(CHANNELS)}, of(ht.rg_lru)),
         "selective_scan": Case("scan", lambda n: scan(n) | {
             "delta": torch.rand(1, CHANNELS, n), "A": -torch.rand(CHANNELS, STATES), "B": torch.randn(1, STATES, n),
             "C": torch.randn(1, STATES, n)}, of(ht.selective_scan)),
         "s4d": Case("scan", lambda n: scan(n) | modes(), of(ht.s4d)),
-        "long_convolution": Case("scan", lambda n: scan(n) | {"kernel": torch.randn(CHANNELS, n) * n**-0.5}, of(ht.long_convolution)),
+        "long_convolution": Case("scan", lambda n: scan(n) | {"kernel": torch.randn(CHANNELS, n) * n**-0.5},
+                                 of(ht.long_convolution)),
     }
 
 
@@ -161,8 +165,8 @@ def child(name: str, what: str, quantity: str, tokens: list[int], options: argpa
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     if quantity == "megabytes":
         environment |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    command = [sys.executable, __file__, name, "--child", f"{what},{quantity}", "--most", str(max(tokens)), "--limit", str(options.limit),
-               "--seconds", str(options.seconds)]
+    command = [sys.executable, __file__, name, "--child", f"{what},{quantity}", "--most", str(max(tokens)), "--limit",
+               str(options.limit), "--seconds", str(options.seconds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise SystemExit(f"length.py: {name}: {done.stderr.strip()}")
@@ -175,7 +179,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--most", type=int, default=TOKENS[-1], help="tokens, at least 1024")
     parser.add_argument("--limit", type=float, default=120, help="seconds that a call may be expected to take")
-    parser.add_argument("--seconds", type=float, default=1, help="that calls of one length may take, of which the median is kept")
+    parser.add_argument("--seconds", type=float, default=1,
+                        help="that calls of one length may take, of which the median is kept")
     parser.add_argument("--json", type=Path, help="write the rows there, and leave out those that it has")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -189,7 +194,8 @@ def main() -> None:
         chosen = {name: case for name, case in cases().items() if re.search(options.filter, name)}
     except re.error as error:
         parser.error(f"filter is {options.filter!r}: {error}")
-    document = {"cpu": cpu_name(), "threads": options.threads, "channels": CHANNELS, "heads": 1, "dtype": "f32", "rows": []}
+    document = {"cpu": cpu_name(), "threads": options.threads, "channels": CHANNELS, "heads": 1, "dtype": "f32",
+                "rows": []}
     if options.json and options.json.exists():
         kept = json.loads(options.json.read_text())
         if {**kept, "rows": []} == document:

@@ -81,7 +81,8 @@ def main():
     model = ByteModel()
     matrices = [p for p in model.parameters() if p.dim() == 2]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": [p for p in model.parameters() if p.dim() < 2]}], lr=3e-3)
+        [{"params": matrices, "weight_decay": 0.1}, {"params": [p for p in model.parameters() if p.dim() < 2]}],
+        lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, options.steps + 1)
 
     def held_out_bits():
@@ -98,7 +99,8 @@ def main():
         optimizer.step()
         schedule.step()
         if step % 50 == 0 or step == 1:
-            print(f"step {step:4}  {loss.item() / math.log(2):.3f} bits/byte  {time.perf_counter() - began:.0f} s", flush=True)
+            print(f"step {step:4}  {loss.item() / math.log(2):.3f} bits/byte  {time.perf_counter() - began:.0f} s",
+                  flush=True)
 
     bits = held_out_bits()
     if options.save:

@@ -34,7 +34,8 @@ TARGET_INCLUDE = re.compile(r'^#define\s+HWY_TARGET_INCLUDE\s+"([^"]*)"', re.M)
 # References read nothing that kernels run with, so that an error in it is on one side alone.
 OF_KERNELS = re.compile(r"\b(?:k?Definition|DefinitionOf|StateTensors|RangesOf)\b")
 BANNED = (
-    (re.compile(r"\b(?:printf|fprintf|vprintf|puts|fputs|putchar|perror)\s*\(|std::(?:cout|cerr|clog)\b|fmt::print\b"), "prints"),
+    (re.compile(r"\b(?:printf|fprintf|vprintf|puts|fputs|putchar|perror)\s*\(|std::(?:cout|cerr|clog)\b|fmt::print\b"),
+     "prints"),
     (re.compile(r"\b(?:abort|terminate|exit|_exit|quick_exit)\s*\(|\bHWY_(?:ASSERT|ABORT)\b"), "ends the process"),
 )
 
@@ -71,8 +72,8 @@ def check_includes(path, text, code):
     """Ranks, ops that include ops, operating system headers, third parties in headers that users include."""
     rank, own_op = rank_of(path), OP.match(path)
     is_test = re.search(r"_test\.\w+$", path) or path.startswith("tests/")
-    public = rank is not None and rank <= 5 and path.endswith(".h") and not re.search(r"(_internal|-inl)\.h$", path) and (
-        re.match(r"heed/(core|io|ops)/|heed/heed\.h", path))
+    public = (rank is not None and rank <= 5 and path.endswith(".h") and not re.search(r"(_internal|-inl)\.h$", path)
+              and re.match(r"heed/(core|io|ops)/|heed/heed\.h", path))
     for match in INCLUDE.finditer(text):
         if not code[match.start():match.end()].strip():
             continue  # commented out
@@ -84,7 +85,8 @@ def check_includes(path, text, code):
         composed = own_op and other_op and other_op.group(1) == SHARED_OP and COMPOSED_OP.match(own_op.group(1))
         if own_op and other_op and own_op.group(1) != other_op.group(1) and not composed and not is_test:
             yield line, f"an operation includes another: {name}"
-        if path.startswith("heed/") and not is_test and OS_HEADER.fullmatch(name) and not path.startswith("heed/core/os."):
+        if (path.startswith("heed/") and not is_test and OS_HEADER.fullmatch(name)
+            and not path.startswith("heed/core/os.")):
             yield line, f"operating system header <{name}> outside heed/core/os.*"
         if CUDA_HEADER.fullmatch(name) and not OF_CUDA.match(path):
             yield line, f"CUDA header <{name}> outside heed/cuda/ and *.cu"

@@ -20,7 +20,8 @@ NAMESPACE = re.compile(r"^namespace ([\w:]+) \{$")
 STRUCT = re.compile(r"^struct (\w+)(?: : [\w:]+)? \{")
 FUNCTION = re.compile(r"^HEED_API ([\w:<>,&* ]*?)\b(\w+)\((.*)\);$", re.DOTALL)
 CLASS = re.compile(r"^class (?:HEED_API )?(\w+)(?: : [\w ]+)? \{")
-METHOD = re.compile(r"^(?:explicit |static )?([\w:<>,&* ]*?)\b(\w+)\((.*?)\)(?: const)?(?: noexcept)?(?:;| \{)", re.DOTALL)
+METHOD = re.compile(r"^(?:explicit |static )?([\w:<>,&* ]*?)\b(\w+)\((.*?)\)(?: const)?(?: noexcept)?(?:;| \{)",
+                    re.DOTALL)
 FIELD = re.compile(r"^([\w:<>]+) ([\w, ]+?)(?: = [^;]*)?;(?:\s*// (.*))?$")
 ENUM = re.compile(r"^enum class (\w+) \{(.*)\};", re.DOTALL)
 USING = re.compile(r"^using (\w+)::(\w+);$", re.MULTILINE)
@@ -154,7 +155,8 @@ class Header:
         structs = {}
         for comment, code in declared:
             struct, _, after = code.partition("\n};\n")
-            if (match := STRUCT.match(code)) and after:  # what the function after it returns, of which the comment speaks
+            # what the function after it returns, of which the comment speaks
+            if (match := STRUCT.match(code)) and after:
                 structs[match[1]] = "", struct + "\n};"
                 code = after
             if match := STRUCT.match(code):
@@ -180,7 +182,8 @@ class Header:
 
     def source(self):
         """The header whose structs are this one's arguments, or None."""
-        return next((header for header in self.brings if any(header.namespace.endswith("::" + of) for of, _ in self.usings)), None)
+        return next((header for header in self.brings if any(header.namespace.endswith("::" + of)
+                                                             for of, _ in self.usings)), None)
 
     def brought(self):
         """What that says of sizes, and of the structs as a whole."""
@@ -188,7 +191,8 @@ class Header:
         if source is None:
             return ""
         sizes = [part for part in source.opening.split("\n\n") if part.startswith("Sizes:")]
-        told = [source.structs[name][0] for _, name in self.usings if name in ("Inputs", "Outputs") and name in source.structs]
+        told = [source.structs[name][0]
+                for _, name in self.usings if name in ("Inputs", "Outputs") and name in source.structs]
         return joined(*sizes, *told)
 
     def fields(self):
@@ -244,7 +248,8 @@ def in_python(text, namespace):
         (r"\bAttend(?:\(\))?(?!\w)", "attend()"),
         (r"\bQuantise\b", "quantize"), (r"\b([A-Z][a-z]+(?:[A-Z][a-z]+)*)\(\)", lambda m: snake(m[1]) + "()"),
         (r"\bk([A-Z][a-z]\w*)\b", lambda m: f"'{snake(m[1])}'"),
-        (r"\bd_final, final\b", "dstate, state"), (r"\bd_final\b", "dstate"), (r"\bd_(o|lse)(?![a-z])", lambda m: "d" + m[1]),
+        (r"\bd_final, final\b", "dstate, state"),
+        (r"\bd_final\b", "dstate"), (r"\bd_(o|lse)(?![a-z])", lambda m: "d" + m[1]),
         (r"\bi8\b", "int8"), (r"`true`|\btrue\b", "True"), (r"`false`|\bfalse\b", "False"),
     )
     for pattern, word in rules:

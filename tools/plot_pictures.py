@@ -11,9 +11,9 @@ import matplotlib
 
 matplotlib.use("agg")
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-import heed.plot  # noqa: E402
+import heed.plot
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs/images"
@@ -25,7 +25,8 @@ def read(path, names):
     raw = path.read_bytes()
     (size,) = struct.unpack("<Q", raw[:8])
     header = json.loads(raw[8:8 + size])
-    arrays = (np.frombuffer(raw[8 + size:][slice(*header[name]["data_offsets"])], np.float16).reshape(header[name]["shape"]) for name in names)
+    arrays = (np.frombuffer(raw[8 + size:][slice(*header[name]["data_offsets"])], np.float16)
+              .reshape(header[name]["shape"]) for name in names)
     return [x.astype(np.float32) for x in arrays], header["__metadata__"]
 
 

@@ -42,13 +42,15 @@ def main():
         takes = Panel(i, name, [(t / math.ceil(most), f"{t}") for t in range(math.ceil(most) + 1)])
         takes.line("dense", [(0, 1 / math.ceil(most)), (1, 1 / math.ceil(most))], "oracle")
         for kind, selector in enumerate(selectors):
-            own = sorted((row for row in rows if (row["data"], row["selector"]) == (name, selector)), key=lambda row: row["kept"])
+            own = sorted((row for row in rows if (row["data"], row["selector"]) == (name, selector)),
+                         key=lambda row: row["kept"])
             if not own:
                 continue
             drops.line(kind, [(row["kept"], level(row["dropped"])) for row in own])
             drops.line(kind, [(row["oracle"], level(row["dropped"])) for row in own], "oracle")
             for row in own:
-                said = f"{selector}, {row['setting']}: keeps {row['kept']:.3f}, drops {row['dropped']:.4f}, oracle {row['oracle']:.3f}"
+                said = (f"{selector}, {row['setting']}: keeps {row['kept']:.3f}, drops {row['dropped']:.4f}, "
+                        f"oracle {row['oracle']:.3f}")
                 drops.mark(kind, row["kept"], level(row["dropped"]), said)
                 takes.mark(kind, row["kept"], row["time"] / math.ceil(most), f"{said}, time {row['time']:.2f}")
         kept.append(drops)
@@ -56,8 +58,8 @@ def main():
     across = "share of visible keys that is kept"
     write("selection.svg", "What selectors drop of a row's attention, by what they keep", across, kept, selectors,
           "dotted: the fewest blocks that hold as much of each row (lower and further left is better)")
-    write("selection_time.svg", "Time of choice and attention over that of dense attention, by what is kept", across, times, selectors,
-          f"dotted: as long as dense attention; {measured['cpu']}")
+    write("selection_time.svg", "Time of choice and attention over that of dense attention, by what is kept", across,
+          times, selectors, f"dotted: as long as dense attention; {measured['cpu']}")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ def parse(header):
     begin = next((i for i, line in enumerate(lines) if NAMESPACE.match(line)), None)
     if begin is None:
         return uncomment(lines[:start]), []
-    end = next(i for i, line in enumerate(lines) if line.startswith(f"}}  // namespace {NAMESPACE.match(lines[begin])[1]}"))
+    end = next(i for i, line in enumerate(lines)
+               if line.startswith(f"}}  // namespace {NAMESPACE.match(lines[begin])[1]}"))
     declarations = []
     for comment, code in blocks(lines[begin + 1:end]):
         title = title_of(code)
@@ -142,22 +143,26 @@ def nanoseconds(seconds):
 def mechanism_table(listed, equations, results):
     """The table of `heed list --json`'s rows, and a line that says where its figures are from."""
     measured = {row["mechanism"]: row for row in results.get("rows", [])}
-    lines = ["| mechanism | equation | state | flops | ns: forward, backward, one token | cheaper from |", "|---|---|---|---|---|---|"]
+    lines = ["| mechanism | equation | state | flops | ns: forward, backward, one token | cheaper from |",
+             "|---|---|---|---|---|---|"]
     for row in listed:
         cells = measured.get(row["name"], {})
         passes = [cells.get(name) or {} for name in ("forward", "backward", "step")]
         speed = [nanoseconds(p["seconds_per_token"]) if "seconds_per_token" in p else "-" for p in passes]
         begins = [str(p.get("from") or "-") for p in passes]
         lines.append("| " + " | ".join([
-            f"[{row['name']}](mechanisms/{row['name']}.md)", equations[row["name"]], escape(row["state"]), escape(row["flops"]),
-            ", ".join(speed) if cells else "", ", ".join(begins) if set(begins) != {"-"} else ""]) + " |")
+            f"[{row['name']}](mechanisms/{row['name']}.md)", equations[row["name"]], escape(row["state"]),
+            escape(row["flops"]), ", ".join(speed) if cells else "", ", ".join(begins) if set(begins) != {"-"} else ""])
+                     + " |")
     if not results:
-        return "\n".join(lines) + "\n\nNo speed has been recorded for this version: `scripts/bench crossover` measures it."
+        return ("\n".join(lines) + "\n\nNo speed has been recorded for this version: `scripts/bench crossover` "
+                "measures it.")
     return "\n".join(lines) + (
-        f"\n\nMeasured on {escape(results['cpu'])} by `{results['command']}`: {results['dtype']}, {results['channels']} channels, "
-        f"{results['heads']} heads, {results['threads']} thread{'s' if results['threads'] > 1 else ''}; nanoseconds per token and head "
-        f"at {results['tokens']} tokens. *Cheaper from*: the tokens from which each of the three takes less time than heed's own exact "
-        "attention, causal, of the same sizes.")
+        f"\n\nMeasured on {escape(results['cpu'])} by `{results['command']}`: {results['dtype']}, "
+        f"{results['channels']} channels, {results['heads']} heads, "
+        f"{results['threads']} thread{'s' if results['threads'] > 1 else ''}; nanoseconds per token and head at "
+        f"{results['tokens']} tokens. *Cheaper from*: the tokens from which each of the three takes less time than "
+        "heed's own exact attention, causal, of the same sizes.")
 
 
 def fold(text):
@@ -214,7 +219,8 @@ class Site:
     def mechanisms(self, text):
         if "<!-- mechanisms -->" not in text:
             return text
-        listed = json.loads(subprocess.run([self.program, "list", "--json"], check=True, capture_output=True, text=True).stdout)
+        listed = json.loads(subprocess.run([self.program, "list", "--json"], check=True, capture_output=True, text=True)
+                            .stdout)
         equations = {name: equation(parse(folder / f"{name}.h")[0]) for name, folder in mechanism_folders().items()}
         results = json.loads(RESULTS.read_text())["crossover"] if RESULTS.exists() else {}
         return text.replace("<!-- mechanisms -->", mechanism_table(listed, equations, results))

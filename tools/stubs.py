@@ -81,7 +81,8 @@ class OnTensors(ast.NodeTransformer):
         functions = functions_of(body)
         self.signatures = signatures
         self.classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
-        self.own_results = {f.name.removesuffix("_backward") for f in functions if f.name.endswith("_backward")} - {"attention"}
+        self.own_results = ({f.name.removesuffix("_backward") for f in functions if f.name.endswith("_backward")}
+                            - {"attention"})
 
     def convert(self, annotation, name=""):
         return ast.parse(self.signatures.on_tensors(ast.unparse(annotation), name), mode="eval").body
@@ -96,7 +97,8 @@ class OnTensors(ast.NodeTransformer):
             if argument.annotation:
                 argument.annotation = self.convert(argument.annotation, argument.arg)
         if node.returns:
-            node.returns = ast.parse("torch.dtype", mode="eval").body if node.name == "dtype" else self.convert(node.returns)
+            node.returns = (ast.parse("torch.dtype", mode="eval").body if node.name == "dtype"
+                            else self.convert(node.returns))
         return node
 
     def visit_ClassDef(self, node):
@@ -119,7 +121,8 @@ def imports(body, names):
 def main():
     stub, package, core, torch = map(Path, sys.argv[1:])
     types = {node.target.id if isinstance(node, ast.AnnAssign) else node.name
-             for node in ast.parse((package / "_typing.py").read_text()).body if isinstance(node, (ast.AnnAssign, ast.ClassDef))}
+             for node in ast.parse((package / "_typing.py").read_text()).body
+             if isinstance(node, (ast.AnnAssign, ast.ClassDef))}
     docstring, *body = ast.parse(stub.read_text()).body
     functions = functions_of(body)
     documented_first(functions)
@@ -128,7 +131,8 @@ def main():
     body = [node for node in body if node not in heads]
     heads = [node for node in heads if "_collections" not in ast.unparse(node)]
     heads.append(ast.parse("from typing import NamedTuple").body[0])
-    core.write_text(ast.unparse(ast.fix_missing_locations(ast.Module([docstring, *heads, *imports(body, types), *body], []))) + "\n")
+    core.write_text(ast.unparse(ast.fix_missing_locations(ast.Module([docstring, *heads, *imports(body, types), *body],
+                                                                     []))) + "\n")
 
     names, modules, text = exported(package / "torch/__init__.py")
     known = {f.name for f in functions}
@@ -138,10 +142,12 @@ def main():
     body = [on_tensors.visit(node) for node in body if getattr(node, "name", None) in shown]
     written = {node.name for node in body}
     own = [f"from {modules[name]} import {name} as {name}" for name in names if name not in written]
-    heads += ast.parse("\n".join(["import heed", "import torch", "from heed import Pattern", "from torch import Tensor", *own])).body
+    heads += ast.parse("\n".join(["import heed", "import torch", "from heed import Pattern", "from torch import Tensor",
+                                  *own])).body
     every = ast.parse(f"__all__ = {sorted({*names, *written})}").body
     doc = ast.Expr(ast.Constant(text))
-    torch.write_text(ast.unparse(ast.fix_missing_locations(ast.Module([doc, *heads, *imports(body, types), *every, *body], []))) + "\n")
+    torch.write_text(ast.unparse(ast.fix_missing_locations(ast.Module([doc, *heads, *imports(body, types), *every,
+                                                                       *body], []))) + "\n")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ class CountModel:
 
     def bits(self, text: bytes, begin: int) -> float:
         """Per byte of text[begin:], each after those before it."""
-        total = sum(math.log2(self.probability(text[max(0, i - self.order) : i], text[i])) for i in range(begin, len(text)))
+        total = sum(math.log2(self.probability(text[max(0, i - self.order) : i], text[i]))
+                    for i in range(begin, len(text)))
         return -total / (len(text) - begin)
 
 
@@ -126,13 +127,15 @@ def row_of(mechanism, text, end, options, out):
     model.save(out)
     written = bytes_per_second(out)
     print(f"{mechanism}: held out {bits:.3f} bits/byte, {written:.0f} bytes/s in C++\n", flush=True)
-    return results.row(mechanism, not options.untimed, {"bits": bits, "weights": weights, "state_bytes": state_bytes(model.eval())},
+    return results.row(mechanism, not options.untimed,
+                       {"bits": bits, "weights": weights, "state_bytes": state_bytes(model.eval())},
                        {"train_seconds": seconds, "train_per_second": speed, "cpp_per_second": written})
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    results.add_arguments(parser, MECHANISMS, "language", "write the model to this folder: model.safetensors and config.json")
+    results.add_arguments(parser, MECHANISMS, "language",
+                          "write the model to this folder: model.safetensors and config.json")
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
 
@@ -142,7 +145,8 @@ def main():
     if options.all:
         training.program("example_byte_lm")
         head = {"bar": bar, "train": end, "held_out": len(text) - end, "tokens": LENGTH, "steps": options.steps}
-        return results.run_all(options, "language", head, MECHANISMS, lambda mechanism, out: row_of(mechanism, text, end, options, out))
+        return results.run_all(options, "language", head, MECHANISMS,
+                               lambda mechanism, out: row_of(mechanism, text, end, options, out))
     torch.manual_seed(options.seed)
     model = ByteModel(options.mechanism)
     size = sum(p.numel() for p in model.parameters())

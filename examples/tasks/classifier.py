@@ -112,7 +112,8 @@ def deployed(model: Classifier, data: Data, path: Path) -> tuple[float, float]:
     of_cpp, of_python = np.load(logits), logits_of(model.eval(), data.test_x)
     difference = float(np.abs(of_cpp - of_python).max())
     if not difference < 1e-4 * max(1, float(np.abs(of_python).max())):
-        training.stop(f"logits of C++ differ from those of Python by {difference:.1e}, expected less than 1e-4 of the largest")
+        training.stop(f"logits of C++ differ from those of Python by {difference:.1e}, expected less than 1e-4 of "
+                      "the largest")
     return float((of_cpp.argmax(1) == data.test_y).mean()), seconds
 
 
@@ -146,9 +147,11 @@ def main(task: Task, description: str) -> int:
         right, *_ = train(model, data, task.steps, options.seed)
         if options.out:
             model.save(options.out)
-        print(f"{options.mechanism}: {right:.1%} right, the best of the above {bar:.1%}: {'above' if right > bar else 'NOT above'} the bar")
+        print(f"{options.mechanism}: {right:.1%} right, the best of the above {bar:.1%}: "
+              f"{'above' if right > bar else 'NOT above'} the bar")
         return 0 if right > bar else 1
     training.program(f"example_{task.name}")
-    head = {"baselines": baselines, "train": len(data.train_x), "held_out": len(data.test_x), "tokens": task.tokens, "steps": task.steps}
+    head = {"baselines": baselines, "train": len(data.train_x), "held_out": len(data.test_x), "tokens": task.tokens,
+            "steps": task.steps}
     return results.run_all(options, task.result, head, task.mechanisms, lambda mechanism, out: row_of(
         task, mechanism, data, options.seed, out, not options.untimed))

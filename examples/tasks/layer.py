@@ -30,7 +30,8 @@ class Input(NamedTuple):
     constant: bool = False
     rotary: bool = False  # turned by the position: says how far away a key is where no decay does
     unit: bool = False  # of norm 1, as keys of delta rules have to be
-    start: Callable[..., Tensor] | None = None  # what a constant of these sizes begins as; else spread, or 0 without a map
+    # what a constant of these sizes begins as; else spread, or 0 without a map
+    start: Callable[..., Tensor] | None = None
     learned: bool = True
 
 
@@ -98,7 +99,8 @@ class Scan:
     def __call__(self, return_state: bool = False, **arguments: Tensor) -> Any:
         given, tail = self.channels(arguments, True), []
         if "filter" in given:
-            given["u"], *tail = heed.torch.causal_conv1d(given["u"], given.pop("filter"), activation="silu", return_state=True)
+            given["u"], *tail = heed.torch.causal_conv1d(given["u"], given.pop("filter"), activation="silu",
+                                                         return_state=True)
         if "a" in given:  # RG-LRU treats a first token otherwise where there is no state: steps have one
             given["initial_state"] = given["x"].new_zeros(given["x"].shape[::2])
         results = self.function(**given, return_state=True) if return_state else (self.function(**given),)
@@ -108,7 +110,8 @@ class Scan:
     def step(self, state: list[Tensor], **arguments: Tensor) -> Tensor:
         given = self.channels(arguments, False)
         if "filter" in given:
-            given["u"] = heed.torch.causal_conv1d_step(given["u"], given.pop("filter"), state=state[1], activation="silu")
+            given["u"] = heed.torch.causal_conv1d_step(given["u"], given.pop("filter"), state=state[1],
+                                                       activation="silu")
         return self.heads(self.one_step(**given, state=state[0]), arguments)
 
 
@@ -148,7 +151,8 @@ class Layer(nn.Module):
             self.one_step = self.function.step
         self.window = sum(mechanism.options["window"]) + 1 if "window" in mechanism.options else 0
         K, V, M = mechanism.key, width // heads, mechanism.rows
-        sizes = {"K": [K], "V": [V], "1": [], "V4": [V, 4], "VK": [V, K], "VK2": [V, K, 2], "K2": [K, 2], "VT": [V, tokens]}
+        sizes = {"K": [K], "V": [V], "1": [], "V4": [V, 4], "VK": [V, K], "VK2": [V, K, 2], "K2": [K, 2],
+                 "VT": [V, tokens]}
         shapes = {size: [heads, *of_head] for size, of_head in sizes.items()} | {"MK": [M, K], "MT": [M, tokens]}
         self.inputs = nn.ModuleDict(
             {key: Argument(kind, width, shapes[kind.size]) for key, kind in mechanism.inputs.items()})

@@ -44,8 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser, mechanisms: Iterable[str], na
     one.add_argument("--all", action="store_true", help="train with each mechanism, and write a table")
     parser.add_argument("--out", help=out)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, default=FOLDER / f"{name}.json", help="of --all: what is there is not measured again")
-    parser.add_argument("--untimed", action="store_true", help="of --all: leave times out, on a machine that does other things too")
+    parser.add_argument("--results", type=Path, default=FOLDER / f"{name}.json",
+                        help="of --all: what is there is not measured again")
+    parser.add_argument("--untimed", action="store_true",
+                        help="of --all: leave times out, on a machine that does other things too")
 
 
 def run_all(options: argparse.Namespace, name: str, head: dict[str, Any], mechanisms: Iterable[str],
@@ -117,7 +119,8 @@ def bars(document: dict[str, Any]) -> str:
     """What a table's rows have to be better than."""
     if "bar" in document:
         return f"Counts of three bytes need {document['bar']:.3f} bits."
-    return "Right without any of it: " + ", ".join(f"{name} {right:.1%}" for name, right in document["baselines"].items()) + "."
+    return "Right without any of it: " + ", ".join(f"{name} {right:.1%}"
+                                                   for name, right in document["baselines"].items()) + "."
 
 
 def length_table(what: str, quantity: str, document: dict[str, Any]) -> str:
@@ -128,7 +131,8 @@ def length_table(what: str, quantity: str, document: dict[str, Any]) -> str:
     for r in rows:
         found = dict(zip(r["tokens"], (x * 1e3 if quantity == "seconds" else x for x in r[quantity])))
         cells = ["" if n not in found else f"{found[n]:,.0f}" if found[n] >= 100 else f"{found[n]:.1f}" for n in tokens]
-        growth = [f"x {r[quantity][-1] / r[quantity][-2]:.1f}"] if len(r[quantity]) > 1 and r[quantity][-2] > 0 else [""]
+        growth = ([f"x {r[quantity][-1] / r[quantity][-2]:.1f}"] if len(r[quantity]) > 1 and r[quantity][-2] > 0
+                  else [""])
         lines.append("| " + " | ".join([r["mechanism"], *cells, *growth]) + " |")
     unit = "Milliseconds" if quantity == "seconds" else "Megabytes at the peak"
     return "\n".join(lines) + f"\n\n{unit}: {document['cpu']}, {document['threads']} threads."

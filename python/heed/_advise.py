@@ -94,11 +94,12 @@ def _cost_model(threads):
     return path if os.path.isfile(path) else None
 
 
-def advise(q: Array | tuple[int, ...], k: Array | tuple[int, ...], v: Array | tuple[int, ...], *, length: int | None = None,
-           memory: float | None = None, error: float | None = None, purpose: Literal["prefill", "training", "decode"] = "prefill",
-           causal: bool = False, scale: float | None = None, softcap: float | None = None, window: tuple[int, int] | None = None,
-           tensors: Mapping[str, Array] | None = None, mechanisms: Sequence[str] | None = None,
-           dtypes: Sequence[FloatName] | None = None, seconds: float = 10.0,
+def advise(q: Array | tuple[int, ...], k: Array | tuple[int, ...], v: Array | tuple[int, ...], *,
+           length: int | None = None, memory: float | None = None,
+           error: float | None = None, purpose: Literal["prefill", "training", "decode"] = "prefill",
+           causal: bool = False, scale: float | None = None, softcap: float | None = None,
+           window: tuple[int, int] | None = None, tensors: Mapping[str, Array] | None = None,
+           mechanisms: Sequence[str] | None = None, dtypes: Sequence[FloatName] | None = None, seconds: float = 10.0,
            model: str | os.PathLike[str] | None = None, threads: int | None = None) -> Advice:
     """Ranks mechanisms and their options for these tensors, a length and a budget, each with the reason for its rank.
 
@@ -155,8 +156,8 @@ def advise(q: Array | tuple[int, ...], k: Array | tuple[int, ...], v: Array | tu
     path = _cost_model(threads) if model is None else os.fspath(model)
     found = _advise(given, {
         "length": length, "memory": memory, "error": error, "purpose": purpose, "causal": causal, "scale": scale,
-        "softcap": softcap, "window": window, "mechanisms": mechanisms, "dtypes": dtypes, "seconds": seconds, "model": path,
-        "threads": threads})
+        "softcap": softcap, "window": window, "mechanisms": mechanisms, "dtypes": dtypes, "seconds": seconds,
+        "model": path, "threads": threads})
     advice = Advice(Candidate(**row) for row in found.pop("rows"))
     vars(advice).update(found)
     return advice

@@ -49,7 +49,8 @@ def parse(text: str) -> inspect.Signature:
     parts += [(arguments.vararg, _KINDS.VAR_POSITIONAL, None)] if arguments.vararg else []
     parts += [(a, _KINDS.KEYWORD_ONLY, default) for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults)]
     parts += [(arguments.kwarg, _KINDS.VAR_KEYWORD, None)] if arguments.kwarg else []
-    parameters = [_KINDS(a.arg, kind, default=_default(default), annotation=_annotation(a.annotation)) for a, kind, default in parts]
+    parameters = [_KINDS(a.arg, kind, default=_default(default), annotation=_annotation(a.annotation))
+                  for a, kind, default in parts]
     return inspect.Signature(parameters, return_annotation=_annotation(function.returns))
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
 from numpy.typing import NDArray
 
-from heed._core import Pattern
+from heed._core import Pattern  # noqa: F401
 
 
 class SupportsDLPack(Protocol):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from heed._typing import Array, Ints
 
 __all__ = [
-    "Pattern", "atrous", "bigbird", "blocks", "csr", "dilated", "fixed", "global_tokens", "keys", "longformer", "neighborhood",
-    "parse", "per_head", "random_blocks", "row_blocks", "sliding_window", "streaming", "strided",
+    "Pattern", "atrous", "bigbird", "blocks", "csr", "dilated", "fixed", "global_tokens", "keys", "longformer",
+    "neighborhood", "parse", "per_head", "random_blocks", "row_blocks", "sliding_window", "streaming", "strided",
 ]
 
 

@@ -21,7 +21,8 @@ try:
 except ImportError as error:
     if (error.name or "").partition(".")[0] != "matplotlib":
         raise
-    raise ImportError("heed.plot needs matplotlib, which is not installed: pip install 'heed[plot]'", name=error.name) from None
+    raise ImportError("heed.plot needs matplotlib, which is not installed: "
+                      "pip install 'heed[plot]'", name=error.name) from None
 
 import numpy as np
 
@@ -40,8 +41,8 @@ _SHARES = ListedColormap(np.array(_palette.ramp()) / 255, "heed")
 
 
 def attention_map(
-    q: Array, k: Array, *, tokens: Sequence[str] | None = None, head: int = 0, norm: Literal["sqrt", "linear", "log"] = "sqrt",
-    ax: Axes | None = None, **options: Any,
+    q: Array, k: Array, *, tokens: Sequence[str] | None = None, head: int = 0,
+    norm: Literal["sqrt", "linear", "log"] = "sqrt", ax: Axes | None = None, **options: Any,
 ) -> Axes:
     """The attention of one head of the first sequence: a row for each query, a column for each key.
 
@@ -76,7 +77,8 @@ def attention_map(
     largest = float(np.ma.filled(shares, 0).max(initial=0)) or 1.0
     scale = {"sqrt": PowerNorm(0.5, 0, largest, clip=True), "linear": Normalize(0, largest, clip=True),
              "log": LogNorm(largest / 10**_DECADES, largest, clip=True)}[norm]
-    image = ax.imshow(shares, cmap=_SHARES, norm=scale, interpolation="nearest", extent=(-0.5, Tk - 0.5, Tq - 0.5, -0.5))
+    image = ax.imshow(shares, cmap=_SHARES, norm=scale, interpolation="nearest",
+                      extent=(-0.5, Tk - 0.5, Tq - 0.5, -0.5))
     ax.set_facecolor(_MASKED)
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position("top")
@@ -86,7 +88,8 @@ def attention_map(
     ax.set_title(f"head {int(head)}", loc="left", color=_INK, fontweight="bold")
     _dress(ax, grid=False)
     if own_figure:
-        bar = ax.figure.colorbar(image, ax=ax, shrink=0.6, label="share of the row's attention", format=PercentFormatter(1))
+        bar = ax.figure.colorbar(image, ax=ax, shrink=0.6, label="share of the row's attention",
+                                 format=PercentFormatter(1))
         bar.outline.set_edgecolor(_LINE)
         bar.ax.tick_params(color=_LINE, labelcolor=_FAINT, labelsize=9)
         bar.ax.yaxis.label.set_color(_FAINT)
@@ -108,7 +111,8 @@ def error_against_time(rows: Mapping[str, Any] | Iterable[Mapping[str, Any]], *,
     drawn = [row for row in rows if _is_above_0(row["seconds"]) and _is_above_0(row["relative_error"])]
     for row in drawn:
         if row["dtype"] not in _palette.DTYPES:
-            raise heed.InvalidArgument(f"{name}: dtype is {row['dtype']!r}, expected one of {', '.join(_palette.DTYPES)}")
+            raise heed.InvalidArgument(f"{name}: dtype is {row['dtype']!r}, "
+                                       f"expected one of {', '.join(_palette.DTYPES)}")
     ax = _new_axes(8.4, 6.0) if ax is None else ax
     ends = []
     for label, group in _grouped(drawn).items():
@@ -118,12 +122,14 @@ def error_against_time(rows: Mapping[str, Any] | Iterable[Mapping[str, Any]], *,
     for dtype, ((color, _), marker) in _palette.DTYPES.items():
         points = [(row["seconds"], row["relative_error"]) for row in drawn if row["dtype"] == dtype]
         if points:
-            ax.scatter(*zip(*points), color=color, marker=marker, s=36, edgecolors="white", linewidths=0.8, label=dtype, zorder=3)
+            ax.scatter(*zip(*points), color=color, marker=marker, s=36, edgecolors="white", linewidths=0.8, label=dtype,
+                       zorder=3)
     _log_axes(ax, "time of a call", "rms error", _seconds)
     signs = [Line2D([], [], color=color, marker=marker, linestyle="", label=dtype)
              for dtype, ((color, _), marker) in _palette.DTYPES.items() if any(row["dtype"] == dtype for row in drawn)]
     if signs:
-        ax.legend(handles=signs, frameon=False, ncols=len(signs), loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
+        ax.legend(handles=signs, frameon=False, ncols=len(signs), loc="lower left", bbox_to_anchor=(0, 1),
+                  borderaxespad=0.2)
     _label_ends(ax, [(label, end, _INK) for label, end in ends])
     return ax
 
@@ -147,14 +153,16 @@ def cost_curves(
     ax = _new_axes(8.0, 5.2) if ax is None else ax
     ends = []
     for i, (label, group) in enumerate(_grouped(rows, with_dtype=several).items()):
-        points = sorted((row["tokens"], row[cost]) for row in group if _is_above_0(row["tokens"]) and _is_above_0(row[cost]))
+        points = sorted((row["tokens"], row[cost])
+                        for row in group if _is_above_0(row["tokens"]) and _is_above_0(row[cost]))
         if not points:
             continue
         color = _COLORS[i % len(_COLORS)]
-        ax.plot(*zip(*points), color=color, marker=_palette.MARKERS[i % len(_palette.MARKERS)], markersize=4.5, linewidth=1.6,
-                linestyle=("-", "--", ":", "-.")[i // len(_COLORS) % 4], label=label)
+        ax.plot(*zip(*points), color=color, marker=_palette.MARKERS[i % len(_palette.MARKERS)], markersize=4.5,
+                linewidth=1.6, linestyle=("-", "--", ":", "-.")[i // len(_COLORS) % 4], label=label)
         ends.append((label, points[-1], color))
-    words = {"seconds": "time of a call", "bytes": "bytes read and written", "workspace_bytes": "workspace", "state_bytes": "state"}
+    words = {"seconds": "time of a call", "bytes": "bytes read and written", "workspace_bytes": "workspace",
+             "state_bytes": "state"}
     units = _seconds if cost == "seconds" else _bytes if cost.endswith("bytes") else None
     _log_axes(ax, "tokens", words.get(cost, cost.replace("_", " ")), _count, units)
     lengths = sorted({row["tokens"] for row in rows if _is_above_0(row["tokens"])})
@@ -177,24 +185,28 @@ def crossovers(results: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     name = "plot.crossovers"
     results = results.get("crossover", results) if isinstance(results, Mapping) else results
     if not isinstance(results, Mapping) or not isinstance(results.get("rows"), Sequence):
-        raise heed.InvalidArgument(f"{name}: results has no rows, expected what `scripts/bench crossover --json` writes")
+        raise heed.InvalidArgument(f"{name}: results has no rows, expected what `scripts/bench crossover "
+                                   "--json` writes")
     passes = ("forward", "backward", "step")
-    rows = [row for row in _rows(name, results["rows"], ("mechanism", *passes)) if any((row[x] or {}).get("from") for x in passes)]
+    rows = [row for row in _rows(name, results["rows"], ("mechanism", *passes))
+            if any((row[x] or {}).get("from") for x in passes)]
     ax = _new_axes(6.4, 1.2 + 0.26 * len(rows)) if ax is None else ax
     for i, kind in enumerate(passes):
         points = [(str(row[kind]["from"]), y) for y, row in enumerate(rows) if (row[kind] or {}).get("from")]
         for is_open in (False, True):
             some = [(float(said.removeprefix("<=")), y) for said, y in points if said.startswith("<=") == is_open]
             if some:
-                ax.scatter(*zip(*some), marker=_palette.MARKERS[i], s=34, edgecolors=_COLORS[i], zorder=3, linewidths=1.4,
-                           facecolors="none" if is_open else _COLORS[i], label=kind if not is_open else f"{kind}, or before")
+                ax.scatter(*zip(*some), marker=_palette.MARKERS[i], s=34, edgecolors=_COLORS[i],
+                           zorder=3, linewidths=1.4, facecolors="none" if is_open else _COLORS[i],
+                           label=kind if not is_open else f"{kind}, or before")
     ax.set_yticks(range(len(rows)), [row["mechanism"] for row in rows])
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(FuncFormatter(_count))
     ax.set_xlabel("tokens from which it is cheaper than attention")
     if rows:
-        ax.legend(frameon=False, ncols=4, columnspacing=1, handletextpad=0.2, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
+        ax.legend(frameon=False, ncols=4, columnspacing=1, handletextpad=0.2, loc="lower left", bbox_to_anchor=(0, 1),
+                  borderaxespad=0.2)
     _dress(ax)
     return ax
 
@@ -387,8 +399,8 @@ def _label_ends(ax: Axes, ends: Sequence[tuple[str, tuple[float, float], str]]) 
     for (text, point, color), place in zip(order, places):
         ax.annotate(text, xy=point, xytext=(1, place), textcoords=beside, va="center", color=color, fontsize=9,
                     annotation_clip=False, parse_math=False,
-                    arrowprops={"arrowstyle": "-", "color": _FAINT, "alpha": 0.45, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4,
-                                "relpos": (0, 0.5)})
+                    arrowprops={"arrowstyle": "-", "color": _FAINT, "alpha": 0.45, "linewidth": 0.6, "shrinkA": 1,
+                                "shrinkB": 4, "relpos": (0, 0.5)})
 
 
 def _units(value: float, units: Sequence[tuple[float, str]]) -> str:

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["certified", "cumulative", "indexer", "top_blocks", "vertical_slash"]
 
 
-def top_blocks(q: Array, k: Array | KVCache, *, count: int, block: int = 64, score: Literal["mean", "box"] = "mean", causal: bool = True,
-               sinks: int = 0, local: int = 1, share: Literal["group", "head"] = "group", align: Align = "bottom_right",
-               key_lengths: Ints | None = None, key_starts: Ints | None = None, threads: int | None = None) -> Pattern:
+def top_blocks(q: Array, k: Array | KVCache, *, count: int, block: int = 64, score: Literal["mean", "box"] = "mean",
+               causal: bool = True, sinks: int = 0, local: int = 1, share: Literal["group", "head"] = "group",
+               align: Align = "bottom_right", key_lengths: Ints | None = None, key_starts: Ints | None = None,
+               threads: int | None = None) -> Pattern:
     """The `count` best blocks of keys of each row, its own among them: MoBA (arXiv:2502.13189) as it stands, Quest
     (arXiv:2406.10774) with score="box".
 
@@ -57,13 +58,13 @@ def top_blocks(q: Array, k: Array | KVCache, *, count: int, block: int = 64, sco
       >>> int(p.mask(512, 512, heads=2, causal=True)[0, 0, 511].sum())
       192
     """
-    return _top_blocks(_plain(q), _plain(k), count, score, block, causal, sinks, local, share, align, key_lengths, key_starts,
-                       threads)
+    return _top_blocks(_plain(q), _plain(k), count, score, block, causal, sinks, local, share, align, key_lengths,
+                       key_starts, threads)
 
 
-def cumulative(q: Array, k: Array | KVCache, *, mass: float = 0.95, block: int = 64, causal: bool = True, sinks: int = 0, local: int = 1,
-               share: Literal["group", "head"] = "group", align: Align = "bottom_right", key_lengths: Ints | None = None,
-               key_starts: Ints | None = None, threads: int | None = None) -> Pattern:
+def cumulative(q: Array, k: Array | KVCache, *, mass: float = 0.95, block: int = 64, causal: bool = True,
+               sinks: int = 0, local: int = 1, share: Literal["group", "head"] = "group", align: Align = "bottom_right",
+               key_lengths: Ints | None = None, key_starts: Ints | None = None, threads: int | None = None) -> Pattern:
     """The fewest blocks that hold a share `mass` of each row's pooled softmax, the one that crosses it included: the softmax of
     D^-1/2 <q, mean of the keys> over all blocks but the row's own, which is kept besides.
 
@@ -82,7 +83,8 @@ def cumulative(q: Array, k: Array | KVCache, *, mass: float = 0.95, block: int =
       key_starts: [B]: keys before it are not valid
       threads: how many; None: heed.set_num_threads, or as many as the process may use
     """
-    return _cumulative(_plain(q), _plain(k), mass, block, causal, sinks, local, share, align, key_lengths, key_starts, threads)
+    return _cumulative(_plain(q), _plain(k), mass, block, causal, sinks, local, share, align, key_lengths, key_starts,
+                       threads)
 
 
 def vertical_slash(q: Array, k: Array, *, verticals: int = 1000, slashes: int = 6096, last: int = 64, sinks: int = 30,
@@ -118,8 +120,9 @@ def indexer(q_index: Array, k_index: Array, weights: Array, *, count: int = 2048
     return _indexer(_plain(q_index), _plain(k_index), _plain(weights), count, causal, threads)
 
 
-def certified(q: Array, k: Array | KVCache, *, epsilon: float = 0.02, level: Literal["sketch", "auto", "box", "skip"] = "sketch",
-              causal: bool = True, scale: float | None = None, align: Align = "bottom_right", key_lengths: Ints | None = None,
+def certified(q: Array, k: Array | KVCache,
+              *, epsilon: float = 0.02, level: Literal["sketch", "auto", "box", "skip"] = "sketch", causal: bool = True,
+              scale: float | None = None, align: Align = "bottom_right", key_lengths: Ints | None = None,
               query_lengths: Ints | None = None, threads: int | None = None, **options: Any) -> Pattern:
     """The blocks of 64 keys outside of which provably at most a share epsilon of each row's attention lies: what
     heed.certified_attention and attend(epsilon=...) of a cache attend to.

@@ -21,7 +21,8 @@ except ImportError:
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
-needs_browser = pytest.mark.skipif(not (webdriver and CHROMIUM and DRIVER), reason="no chromium, chromedriver or selenium")
+needs_browser = pytest.mark.skipif(not (webdriver and CHROMIUM and DRIVER),
+                                   reason="no chromium, chromedriver or selenium")
 
 SECONDS_TO_READY = 60  # of a slow machine; thumbnails included
 
@@ -122,7 +123,8 @@ class Browser:
         """The whole page, below the fold too."""
         box = self.driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
         shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", {
-            "captureBeyondViewport": True, "clip": {**{side: box[side] for side in ("x", "y", "width", "height")}, "scale": 1}})
+            "captureBeyondViewport": True,
+            "clip": {**{side: box[side] for side in ("x", "y", "width", "height")}, "scale": 1}})
         Path(path).write_bytes(base64.b64decode(shot["data"]))
 
 

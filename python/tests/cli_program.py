@@ -13,8 +13,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 HEED = Path(os.environ.get("HEED_BIN", ROOT / "build/release/bin/heed")).resolve()
 SHIPPED = ROOT / "data/minilm_alice.safetensors"
-VERBS = {"list": [], "info": [], "run": ["attention"], "compare": [], "advise": [], "view": ["--html", "/missing/view.html"], "verify": [], "bench": [],
-         "generate": ["/missing/model", "--prompt-ids", "1"], "embed": ["/missing/model", "--ids", "/missing/ids"]}  # that take --json
+VERBS = {"list": [], "info": [], "run": ["attention"], "compare": [], "advise": [],
+         "view": ["--html", "/missing/view.html"], "verify": [], "bench": [],
+         # that take --json
+         "generate": ["/missing/model", "--prompt-ids", "1"], "embed": ["/missing/model", "--ids", "/missing/ids"]}
 
 needs_program = pytest.mark.skipif(not HEED.exists(), reason=f"no program at {HEED}")
 

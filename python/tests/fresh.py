@@ -32,7 +32,8 @@ def _stop(server):
 
 def _server(packages):
     if packages not in _servers:
-        _servers[packages] = subprocess.Popen([sys.executable, __file__, *packages], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        _servers[packages] = subprocess.Popen([sys.executable, __file__, *packages],
+                                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                               env={**os.environ, "OMP_WAIT_POLICY": "passive"})
         atexit.register(_stop, _servers[packages])
     return _servers[packages]
@@ -43,8 +44,9 @@ def python(program, *arguments, packages=(), cwd=None, env=None, timeout=300):
     imported already besides NumPy and PyTorch."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        request = {"code" if isinstance(program, str) else "file": str(program), "arguments": [str(x) for x in arguments],
-                   "cwd": str(cwd or os.getcwd()), "env": dict(os.environ if env is None else env), "out": str(out), "err": str(err),
+        request = {"code" if isinstance(program, str) else "file": str(program),
+                   "arguments": [str(x) for x in arguments], "cwd": str(cwd or os.getcwd()),
+                   "env": dict(os.environ if env is None else env), "out": str(out), "err": str(err),
                    "timeout": timeout}
         server = _server((*PACKAGES, *packages))
         server.stdin.write(json.dumps(request) + "\n")

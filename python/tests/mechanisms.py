@@ -5,13 +5,14 @@ import heed
 from heed import _core
 
 
-
 def _described(of):
     """With what follows from it: inputs that are keywords, the query, whether a state is [..., V, K]."""
     state, output = (x.split(", ")[-1] for x in (of["states"][0][1] if of["states"] else "V", of["output_axes"]))
     given, keywords = of["inputs"][: of["positional"]], of["inputs"][of["positional"]:]
-    return of | {"optional": keywords, "nullable": [x for x in given if x in of["optional"]], "has_state": bool(of["states"]), "state": [x[0] for x in of["states"]],
-                 "query": next(x for x in "qrCk" if x in of["inputs"]), "several_writes": ", n, " in of["axes"].get("k", ""),
+    return of | {"optional": keywords, "nullable": [x for x in given if x in of["optional"]],
+                 "has_state": bool(of["states"]), "state": [x[0] for x in of["states"]],
+                 "query": next(x for x in "qrCk" if x in of["inputs"]),
+                 "several_writes": ", n, " in of["axes"].get("k", ""),
                  "channels": output == "C", "value_first": state != output, "features": of["features"] or (lambda K: K)}
 
 
@@ -35,7 +36,8 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
     q, gates = keys, (B, T, HV)
     if DESCRIPTIONS[name]["several_writes"]:
         keys, values, gates = ((*shape[:2], STEPS, *shape[2:]) for shape in (keys, values, gates))
-    shapes = {"projection": (ROWS, K), "u": (HV, K), "q": q, "r": keys, "k": keys, "B": keys, "C": keys, "v": values, "i": values, "x": values, "z": values}
+    shapes = {"projection": (ROWS, K), "u": (HV, K), "q": q, "r": keys, "k": keys, "B": keys, "C": keys, "v": values,
+              "i": values, "x": values, "z": values}
     result = {}
     for argument in INPUTS[name]:
         if DESCRIPTIONS[name]["channels"]:
@@ -51,7 +53,8 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
         elif argument == "log_decay_v":
             result[argument] = -0.2 * rng.exponential(size=values)
         elif "f" in INPUTS[name] and argument in "if":  # before their exponential and sigmoid
-            result[argument] = rng.standard_normal(gates) * (2 if argument == "f" else 1) + (3 if argument == "f" else 0)
+            result[argument] = rng.standard_normal(gates) * (2 if argument == "f" else 1) + (3 if argument == "f"
+                                                                                             else 0)
         elif argument in ("dt", "dt_bias"):
             result[argument] = rng.uniform(0.05, 0.2, size=(B, T, HV) if argument == "dt" else HV)
         elif argument == "kv_mask":

@@ -69,8 +69,8 @@ def attention(q, k, v, *, scale=None, causal=False, align="bottom_right", window
                 q[None, rows], k[None, keys], v[None, keys], first=b, **own, **options))
         return (o[None] if rank == 4 else o), lse
     return _dense(q, k, v, align=align, prefix=prefix, segments=segments, key_lengths=key_lengths,
-                  key_starts=key_starts, query_lengths=query_lengths, mask=mask, bias=bias, alibi=alibi, log_decay=log_decay,
-                  **options)
+                  key_starts=key_starts, query_lengths=query_lengths, mask=mask, bias=bias, alibi=alibi,
+                  log_decay=log_decay, **options)
 
 
 def sequences(cu_q, cu_k, align, alibi, log_decay):

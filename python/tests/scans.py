@@ -5,17 +5,18 @@ import heed
 from heed import _core
 
 
-
 def _described(of):
     """With a letter for each axis: w for W - 1."""
     def letters(axes):
         return axes.replace("W - 1", "w").replace(", ", "")
 
-    return of | {"axes": {key: letters(axes) for key, axes in of["axes"].items()}, "state_axes": [letters(x[1]) for x in of["states"]]}
+    return of | {"axes": {key: letters(axes) for key, axes in of["axes"].items()},
+                 "state_axes": [letters(x[1]) for x in of["states"]]}
 
 
 # Those that weigh no queries; the short convolution has tests of its own.
-DESCRIPTIONS = {name: _described(of) for name, of in _core._mechanisms.items() if not of["scale"] and name != "causal_conv1d"}
+DESCRIPTIONS = {name: _described(of) for name, of in _core._mechanisms.items()
+                if not of["scale"] and name != "causal_conv1d"}
 NAMES = sorted(name for name in DESCRIPTIONS if DESCRIPTIONS[name]["state_axes"])
 STATELESS = sorted(set(DESCRIPTIONS) - set(NAMES))
 SIZES = {"B": 2, "D": 6, "T": 21, "N": 5, "G": 2, "L": 6, "H": 2, "d": 3, "W": 4, "2": 2}
@@ -62,7 +63,8 @@ def state_of(name, dtype=np.float64, seed=6, **sizes):
     sizes, state_type = sizes_of(name, **sizes), DESCRIPTIONS[name]["state_type"]
     rng = np.random.default_rng(seed)
     dtype = np.float64 if dtype == np.float64 else np.float32
-    states = [rng.standard_normal([sizes[axis] for axis in axes]).astype(dtype) for axes in DESCRIPTIONS[name]["state_axes"]]
+    states = [rng.standard_normal([sizes[axis] for axis in axes]).astype(dtype)
+              for axes in DESCRIPTIONS[name]["state_axes"]]
     return state_type(*states) if state_type else states[0]
 
 
@@ -109,7 +111,8 @@ def sigmoid(x):
 
 def naive(name, values, initial=None, **settings):
     """o and the final state, by the definition, token by token."""
-    return {"selective_scan": _selective_scan, "rg_lru": _rg_lru, "hgrn": _hgrn, "s4d": _s4d, "h3": _h3}[name](values, initial, **settings)
+    return {"selective_scan": _selective_scan, "rg_lru": _rg_lru, "hgrn": _hgrn, "s4d": _s4d,
+            "h3": _h3}[name](values, initial, **settings)
 
 
 def _selective_scan(values, initial, delta_softplus=False):
@@ -160,7 +163,8 @@ def s4d_modes(values, discretization="zoh"):
     """a, b and C: [D, N], complex."""
     dt = np.exp(values["log_dt"])[:, None]
     z = dt * (-np.exp(values["log_A_real"]) + 1j * values["A_imag"])
-    a, b = (np.exp(z), dt * np.expm1(z) / z) if discretization == "zoh" else ((1 + z / 2) / (1 - z / 2), dt / (1 - z / 2))
+    a, b = (np.exp(z), dt * np.expm1(z) / z) if discretization == "zoh" else ((1 + z / 2) / (1 - z / 2),
+                                                                              dt / (1 - z / 2))
     return a, b, values["C"][..., 0] + 1j * values["C"][..., 1]
 
 

@@ -24,7 +24,8 @@ def verified(*args):
 
 def test_verify_of_everything():  # on one target and in one dtype, as the tests in C++ are of all
     lowest = document("info")["simd"]["available"][-1]
-    assert verified("--isa", lowest, "--dtype", "f32", "--random", 9) == {(op["name"], p, lowest, "f32") for op in document("list") for p in op["passes"]}
+    assert verified("--isa", lowest, "--dtype", "f32", "--random",
+                    9) == {(op["name"], p, lowest, "f32") for op in document("list") for p in op["passes"]}
 
 
 @pytest.mark.usefixtures("uncapped")
@@ -52,12 +53,16 @@ def test_verify_under_a_pattern():
     verify = document("verify", "--pattern", "bigbird(block=16, random=1)", "--isa", lowest, "--dtype", "f32")
     assert list(verify) == ["ok", "rows", "pattern", "left_out"]
     assert verify["ok"] and verify["left_out"] < 20 and verify["pattern"] == "bigbird(block=16, random=1, seed=0)"
-    assert [(row["mechanism"], row["pass"]) for row in verify["rows"]] == [("attention", p) for p in ("forward", "backward", "step")]
+    assert [(row["mechanism"], row["pass"]) for row in verify["rows"]] == [("attention", p)
+                                                                           for p in ("forward", "backward", "step")]
     # Problems with four heads, and passes that have one.
-    some = document("verify", "--pattern", "per_head([atrous(2), atrous(3), fixed(8, 2), neighborhood(5)])", "--isa", lowest, "--dtype", "f64")
+    some = document("verify", "--pattern", "per_head([atrous(2), atrous(3), fixed(8, 2), neighborhood(5)])", "--isa",
+                    lowest, "--dtype", "f64")
     assert some["ok"] and some["rows"] and some["left_out"] > 100
-    text = heed("verify", "--pattern", "per_head([atrous(2), atrous(3), atrous(4)])", "--isa", lowest, "--dtype", "f64").stdout
-    assert re.search(r"^left out: \d+ of \d+ problems, the last as its pattern has 3 heads, expected \d+ as q$", text, re.M)
+    text = heed("verify", "--pattern", "per_head([atrous(2), atrous(3), atrous(4)])", "--isa", lowest, "--dtype",
+                "f64").stdout
+    assert re.search(r"^left out: \d+ of \d+ problems, the last as its pattern has 3 heads, expected \d+ as q$", text,
+                     re.M)
     line = refused(2, "verify", "--dtype", "f64", "--pattern", "per_head([%s])" % ", ".join(["atrous(2)"] * 97))
     assert re.match(r"heed: --pattern: pattern has 97 heads, expected \d+ as q, and fits none of \d+ problems$", line)
 
@@ -123,5 +128,6 @@ def test_bench():
 
 def test_bench_of_all_is_brief():
     rows = document("bench", "--threads", 1, "--seconds", 0)["rows"]
-    assert [(row["mechanism"], row["pass"]) for row in rows] == [(op["name"], p) for op in document("list") for p in op["passes"]]
+    assert [(row["mechanism"], row["pass"]) for row in rows] == [(op["name"], p) for op in document("list")
+                                                                 for p in op["passes"]]
     assert {(row["dtype"], row["shape"]) for row in rows} == {("f32", "B1_T1024_H8_D64")}

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from test_compat_signatures import DOORS, places_of  # noqa: E402
+from test_compat_signatures import DOORS, places_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,13 +26,15 @@ def test_every_function_is_where_its_library_has_it():
         for name in door.PLACES:
             for path in places_of(door, name):
                 module, own = f"{library}.{path}".rsplit(".", 1)
-                lines += [f"from {module} import {own}", f"from heed.compat import {library} as door", f"assert {own} is door.{name}"]
+                lines += [f"from {module} import {own}", f"from heed.compat import {library} as door",
+                          f"assert {own} is door.{name}"]
                 package, _, last = module.rpartition(".")
                 if last == own:
                     lines += [f"import {module}; assert {module}.{own} is {own}"]
                 elif own == name:
                     lines += [f"from {package} import {own} as again; assert again is {own}"]
-    lines += ["from fla.ops.gsa import chunk_gsa", "import flash_attn.flash_attn_interface as f, causal_conv1d, mamba_ssm, fla.ops",
+    lines += ["from fla.ops.gsa import chunk_gsa",
+              "import flash_attn.flash_attn_interface as f, causal_conv1d, mamba_ssm, fla.ops",
               "print(flash_attn.__version__, fla.__version__, set(f.__all__) < set(flash_attn.__all__))",
               "import sys; print(sum(type(x).__name__ == '_Finder' for x in sys.meta_path))"]
     lines[-2:-2] = ["import flash_attn, fla"]
@@ -78,7 +80,8 @@ print(chunk_gla.__module__)
 
 
 def test_nothing_happens_without_the_import():
-    code = "import heed.compat.fla, sys, importlib.util as u; print(u.find_spec('fla'), 'heed.compat.install' in sys.modules)"
+    code = ("import heed.compat.fla, sys, importlib.util as u; "
+            "print(u.find_spec('fla'), 'heed.compat.install' in sys.modules)")
     assert run(code) == "None False\n"
 
 

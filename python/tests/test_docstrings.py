@@ -11,7 +11,8 @@ import heed.torch
 from heed import _core, _signatures
 from test_signatures import PUBLIC
 
-OURS = {name: thing for name, thing in PUBLIC.items() if name.startswith("heed.") and hasattr(thing, "__nb_signature__")}
+OURS = {name: thing for name, thing in PUBLIC.items()
+        if name.startswith("heed.") and hasattr(thing, "__nb_signature__")}
 WITHOUT_EXAMPLES = ("get_num_threads", "set_checks", "set_num_threads", "set_strict", "load_cache")
 
 
@@ -60,7 +61,8 @@ ALL = {name: thing.__doc__ or "" for name, thing in PUBLIC.items() if name.start
 FOREIGN = {
     r"as above": "what stands above is in a header",
     r"\bk[A-Z][a-z]\w*": "an enumerator", r"::": "a name of C++", r"\b(?:Backward)?Workspace\(\)": "a function of C++",
-    r"\bContext\b": "a class of C++", r"\bThrows\b": "C++", r"Overloaded function": "a signature twice", r"README\.md": "a file",
+    r"\bContext\b": "a class of C++",
+    r"\bThrows\b": "C++", r"Overloaded function": "a signature twice", r"README\.md": "a file",
     r"\b(?:Forward|Backward|Attend|Explain|Append|Trim)(?:\(\))?(?=[ .,;:'])": "a function of C++", r"std::": "C++",
     r"heed\._typing": "a private module", r"\bd_(?:o|lse|final)(?![a-z])": "an argument of C++",
 }
@@ -87,7 +89,8 @@ def test_functions_are_listed_as_functions():
     assert "\n    gla(" in listed and "\n    attention(" in listed
 
 
-EXAMPLES = {name: thing for name, thing in PUBLIC.items() if ">>>" in (thing.__doc__ or "") and name.startswith("heed.")}
+EXAMPLES = {name: thing for name, thing in PUBLIC.items()
+            if ">>>" in (thing.__doc__ or "") and name.startswith("heed.")}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -104,4 +107,5 @@ def test_examples_run(name):
 def test_every_function_and_cache_has_an_example():
     functions = [name for name in heed.__all__ if hasattr(getattr(heed, name), "__nb_signature__")]
     caches = ["KVCache", "RingKVCache", "LatentKVCache"]
-    assert [name for name in functions + caches if f"heed.{name}" not in EXAMPLES] == [n for n in functions if n in WITHOUT_EXAMPLES]
+    assert [name for name in functions + caches if f"heed.{name}" not in EXAMPLES] == [n for n in functions
+                                                                                       if n in WITHOUT_EXAMPLES]

@@ -64,5 +64,6 @@ def test_heads_before_tokens_are_reported_once(package, call):
     if package == "torch":
         result = fresh.python(PROGRAM, package, call)
     else:
-        result = subprocess.run([sys.executable, "-c", PROGRAM, package, call], capture_output=True, text=True, check=False)
+        result = subprocess.run([sys.executable, "-c", PROGRAM, package, call], capture_output=True, text=True,
+                                check=False)
     assert result.returncode == 0, result.stderr

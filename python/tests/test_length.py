@@ -67,14 +67,16 @@ def run(*args):
 
 def test_what_has_been_measured_is_kept_and_not_measured_again(tmp_path):
     file = tmp_path / "length.json"
-    done = run("^(retention|attention, written out)$", "--most", 2048, "--threads", 1, "--seconds", 0.05, "--json", file)
+    done = run("^(retention|attention, written out)$", "--most", 2048, "--threads", 1, "--seconds", 0.05, "--json",
+               file)
     assert done.returncode == 0, done.stderr
     document = json.loads(file.read_text())
     assert document["threads"] == 1 and document["cpu"] and len(done.stdout.splitlines()) == 4
     rows = {(row["mechanism"], row["pass"]): row for row in document["rows"]}
     assert set(rows) == {(name, what) for name in ("attention, written out", "retention") for what in length.PASSES}
     for row in rows.values():
-        assert row["tokens"] == [1024, 2048] and len(row["seconds"]) == len(row["megabytes"]) == 2 and min(row["seconds"]) > 0
+        assert (row["tokens"] == [1024, 2048] and len(row["seconds"]) == len(row["megabytes"]) == 2
+                and min(row["seconds"]) > 0)
     # Four tensors of 64 channels, and of what is written out at least one matrix of all pairs besides.
     short, long = rows["attention, written out", "training"]["megabytes"]
     assert 4e-6 * 2048**2 < long < 100e-6 * 2048**2 and long > 2 * short
@@ -82,6 +84,7 @@ def test_what_has_been_measured_is_kept_and_not_measured_again(tmp_path):
     again = run("^retention$", "--most", 2048, "--threads", 1, "--json", file)
     assert (again.returncode, again.stdout) == (0, "") and json.loads(file.read_text()) == document
 
-    for arguments, said in ((("--most", 100), "expected at least 1 and 1024"), (("--threads", 0), "expected at least 1"), (("(",), "filter is '('")):
+    for arguments, said in ((("--most", 100), "expected at least 1 and 1024"),
+                            (("--threads", 0), "expected at least 1"), (("(",), "filter is '('")):
         wrong = run(*arguments)
         assert wrong.returncode == 2 and said in wrong.stderr

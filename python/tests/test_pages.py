@@ -44,9 +44,9 @@ def test_the_keyboard_suffices(browser, shipped):
         assert browser.js("return getComputedStyle(document.activeElement).outlineStyle") != "none", seen
         if seen[-1] == "thumb":
             break
-    assert [name for name in seen if name] [:16] == [
-        "theme", "save-png", "save-svg", "save-csv", "help-open", "zoom-out", "zoom-reset", "zoom-in", "layer", "head", "scale",
-        "norm", "find", "overlay", "looks-at", "looked-at"]
+    assert [name for name in seen if name][:16] == [
+        "theme", "save-png", "save-svg", "save-csv", "help-open", "zoom-out", "zoom-reset", "zoom-in", "layer", "head",
+        "scale", "norm", "find", "overlay", "looks-at", "looked-at"]
     assert seen[-1] == "thumb"
     browser.type(Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
     assert browser.text("map-title") == "Layer 1, head 1"
@@ -66,9 +66,11 @@ def test_the_keyboard_suffices(browser, shipped):
     browser.chord(Keys.CONTROL, Keys.HOME)
     assert readout(browser)["pair"] == [0, 370]
     browser.type(Keys.ENTER)
-    assert number(browser.text("value")) == number(browser.js("return document.querySelector('#bars .share').textContent"))
+    assert number(browser.text("value")) == number(browser.js("return document.querySelector('#bars "
+                                                              ".share').textContent"))
     for keys, title in (("]", "Layer 3, head 0"), ("[", "Layer 2, head 11"), ("{", "Layer 1, head 11"),
-                        ("}", "Layer 2, head 11"), (Keys.PAGE_DOWN, "Layer 3, head 11"), (Keys.PAGE_UP, "Layer 2, head 11"),
+                        ("}", "Layer 2, head 11"),
+                        (Keys.PAGE_DOWN, "Layer 3, head 11"), (Keys.PAGE_UP, "Layer 2, head 11"),
                         ("}}}}}", "Layer 5, head 11"), ("]", "Layer 5, head 11"), ("{{{{{{{", "Layer 0, head 11")):
         browser.type(keys)
         assert browser.text("map-title") == title
@@ -101,7 +103,8 @@ def test_the_pair_is_announced_and_linked(browser, shipped):
     assert readout(browser) == shown and browser.text("map-title") == "Layer 2, head 5"
 
 
-@pytest.mark.parametrize("fragment", ["#layer=99&head=-1&row=1e9&column=x", "#layer=&row=999999", "#<img src=x>", "#scale=bogus"])
+@pytest.mark.parametrize("fragment",
+                         ["#layer=99&head=-1&row=1e9&column=x", "#layer=&row=999999", "#<img src=x>", "#scale=bogus"])
 def test_a_wrong_link_opens_all_the_same(browser, shipped, fragment):
     browser.open(shipped, fragment, ready=False)
     assert browser.text("value").endswith("%")
@@ -176,7 +179,8 @@ def test_zoom_by_wheel_and_drag(browser, shipped):
     browser.point(x, y)
     pair = readout(browser)["pair"]
     for _ in range(12):
-        browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseWheel", "x": x, "y": y, "deltaX": 0, "deltaY": -120})
+        browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent",
+                                       {"type": "mouseWheel", "x": x, "y": y, "deltaX": 0, "deltaY": -120})
     browser.wait("return parseFloat(document.getElementById('zoom-reset').textContent) > 5")
     assert readout(browser)["pair"] == pair  # what is under the mouse stays there
     before = browser.js("return heed.centre(100, 200)")
@@ -189,8 +193,9 @@ def test_zoom_by_wheel_and_drag(browser, shipped):
 
 # Hostile files.
 
-EVIL = ["</script><script>window.broken=1</script>", "<img src=x onerror=window.broken=1>", "\"'`&amp;${window.broken=1}", "a\nb\tc",
-        "\u2028\u2029", "x" * 100000, "\U0001f600\U0001d504", "\u202egnp.exe", "", " ", "<!--", "]]>", "\0", "\\u003c", "\ufeff",
+EVIL = ["</script><script>window.broken=1</script>", "<img src=x onerror=window.broken=1>",
+        "\"'`&amp;${window.broken=1}", "a\nb\tc", "\u2028\u2029",
+        "x" * 100000, "\U0001f600\U0001d504", "\u202egnp.exe", "", " ", "<!--", "]]>", "\0", "\\u003c", "\ufeff",
         "@SCRIPT@", "constructor", "__proto__", "\u0120the", "</script x", "<!--<script x"]
 
 
@@ -216,7 +221,8 @@ def test_hostile_tokens_are_text(browser, tmp_path):
                           "</script x", "<!--<script x"]
     assert browser.js("return window.broken") is None
     assert browser.js("return document.querySelectorAll('img, b[onmouseover]').length") == 0
-    assert "<b onmouseover" in browser.text("map-title") and "<script>window.broken=1</script>" in browser.text("subtitle")
+    assert ("<b onmouseover" in browser.text("map-title")
+            and "<script>window.broken=1</script>" in browser.text("subtitle"))
 
 
 def test_the_policy_runs_nothing_else(one_browser, shipped):
@@ -272,7 +278,8 @@ def test_the_compare_page_leads_with_error_against_time(browser, shipped_compari
             assert (slope > 0) == (axis == 1) and abs(slope * logs + offset - at).max() < 1
             begin += len(some)
     ticks = browser.js("return [...document.querySelectorAll('#picture text')].map((t) => t.textContent)")
-    assert "time of a call" in ticks and "rms error" in ticks and any(t.endswith(" ms") for t in ticks) and "10\u207b\u2078" in ticks
+    assert ("time of a call" in ticks and "rms error" in ticks and any(t.endswith(" ms") for t in ticks)
+            and "10\u207b\u2078" in ticks)
 
 
 def test_labels_of_the_compare_page_do_not_overlap(browser, shipped_comparison):
@@ -297,7 +304,8 @@ def test_points_of_the_compare_page_tell_their_numbers(browser, shipped_comparis
     exact = next(each for each in browser.js(MARKS) if each["label"] == "attention full")
     dtype, x, y = exact["marks"][1]
     browser.point(x, y)
-    row = next(row for row in rows if row["mechanism"] == "attention" and row["options"].get("causal") is None and row["dtype"] == "f32")
+    row = next(row for row in rows if row["mechanism"] == "attention" and row["options"].get("causal") is None
+               and row["dtype"] == "f32")
     text = browser.js(tip)
     workspace = f"{row['workspace_bytes'] / 1024:.0f} KiB"  # which depends on the CPU
     assert dtype == "f32" and text.startswith("attention full\nin f32") and workspace in text and "1.09 MiB" in text
@@ -332,7 +340,8 @@ def test_the_table_of_the_compare_page_sorts(browser, shipped_comparison):
     assert errors == sorted(errors) and errors[0] < errors[-1]
     browser.js(click, 7)
     assert [float(x) for x in browser.js(cells, 7)] == errors[::-1]
-    assert browser.js("return document.querySelectorAll('#table thead tr:last-child th')[7].getAttribute('aria-sort')") == "descending"
+    assert browser.js("return document.querySelectorAll('#table thead tr:last-child "
+                      "th')[7].getAttribute('aria-sort')") == "descending"
     browser.js(click, 3)
     seconds = sorted(row["seconds"] for row in rows if row["dtype"] == "f32")
     unit = {"us": 1e-6, "ms": 1e-3, "s": 1}

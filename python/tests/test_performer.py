@@ -70,7 +70,8 @@ def test_states_have_three_parts_and_steps_continue_them():
         heed.performer(*arrays.values(), W, causal=True, initial_state=tuple(state[:2]))
 
 
-@pytest.mark.parametrize("options", [{"eps": 0.0}, {"kernel": "relu"}, {"causal": True}, {"causal": True, "reverse": True}])
+@pytest.mark.parametrize("options",
+                         [{"eps": 0.0}, {"kernel": "relu"}, {"causal": True}, {"causal": True, "reverse": True}])
 def test_gradients_are_differences(options):
     arrays = values(T=20)
     rng = np.random.default_rng(3)

@@ -26,7 +26,8 @@ def test_an_array_that_would_be_copied_is_refused_by_name(name):
     heed.set_strict(True)
     assert np.array_equal(run(**values), expected)
     slow = values | {key: strided(values[key])}
-    with pytest.raises(heed.Unsupported, match=f"{name}: {key}: its last axis is not contiguous, so that it would be copied"):
+    with pytest.raises(heed.Unsupported,
+                       match=f"{name}: {key}: its last axis is not contiguous, so that it would be copied"):
         run(**slow)
     assert heed.explain(name, **slow)["copies"] == [key]  # as it says without calling
     heed.set_strict(False)
@@ -71,7 +72,8 @@ def test_a_scan_does_not_gather(name):
     with pytest.raises(heed.Unsupported, match=f"{name}_backward: do: {refused}"):
         scans.call(name, values, gathered, suffix="_backward")
     if name in scans.NAMES:
-        scans.call(name, scans.at_tokens(name, values | {first: gathered}, 0), suffix="_step", state=scans.state_of(name))
+        scans.call(name, scans.at_tokens(name, values | {first: gathered}, 0), suffix="_step",
+                   state=scans.state_of(name))
     heed.set_strict(False)
     assert np.array_equal(scans.call(name, values | {first: gathered}), expected)
 
@@ -116,7 +118,8 @@ def test_pairs_are_not_read_one_by_one(options, why):
         call_it()
 
 
-@pytest.mark.parametrize("options", [{"bias": np.zeros((6, 6))}, {"mask": np.ones((6, 6), bool)}, {"alibi": [0.5, 0.25]}])
+@pytest.mark.parametrize("options",
+                         [{"bias": np.zeros((6, 6))}, {"mask": np.ones((6, 6), bool)}, {"alibi": [0.5, 0.25]}])
 def test_pairs_that_are_read_in_runs_are_not_refused(options):
     calls, explanations = with_pairs(**options)
     heed.set_strict(True)

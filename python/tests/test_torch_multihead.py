@@ -302,7 +302,7 @@ REFUSED = {
 def test_what_pytorch_refuses_is_refused_in_its_words(name):
     *inputs, options = REFUSED[name]
     theirs, ours = modules(torch.float32, batch_first=True)
-    with pytest.raises(Exception) as expected:  # noqa: PT011: whatever PyTorch raises
+    with pytest.raises(Exception) as expected:  # whatever PyTorch raises
         theirs(*inputs, need_weights=False, **options)
     with pytest.raises(expected.type) as error:
         ours(*inputs, need_weights=False, **options)

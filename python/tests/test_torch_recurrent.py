@@ -131,7 +131,8 @@ def test_steps_update_tensors_in_place(name):
     torch.testing.assert_close(state, last, atol=1e-5, rtol=1e-5)
 
 
-GATED = [name for name in WITH_STATE if "log_decay" in DESCRIPTIONS[name]["inputs"] and "log_decay" not in OPTIONAL[name]]
+GATED = [name for name in WITH_STATE if "log_decay" in DESCRIPTIONS[name]["inputs"]
+         and "log_decay" not in OPTIONAL[name]]
 
 
 @pytest.mark.parametrize("name", GATED)
@@ -200,7 +201,8 @@ RELATIVE = {
     "rwkv4": lambda: ([random(2, 5, 3, seed=1), random(2, 5, 3, seed=2), -random(3, seed=3).abs(), random(3, seed=4)],
                       [random(2, 3, seed=5), random(2, 3, seed=6).abs() + 0.5, random(2, 3, seed=7)], {}),
     "performer": lambda: ([random(2, 5, 3, 4, seed=i) for i in (1, 2, 3)] + [random(6, 4, seed=4)],
-                          [random(2, 3, 6, 4, seed=5), random(2, 3, 6, seed=6).abs() + 0.5, random(2, 3, seed=7)], {"causal": True}),
+                          [random(2, 3, 6, 4, seed=5), random(2, 3, 6, seed=6).abs() + 0.5, random(2, 3, seed=7)],
+                          {"causal": True}),
     "mlstm": lambda: ([random(2, 5, 3, 4, seed=i) for i in (1, 2, 3)] + [random(2, 5, 3, seed=i) for i in (4, 8)],
                       [random(2, 3, 4, 4, seed=5), random(2, 3, 4, seed=6), random(2, 3, seed=7)], {"eps": 0.0}),
 }
@@ -236,5 +238,6 @@ def test_before_any_token_a_maximum_has_no_gradient():
 def test_performers_without_a_maximum_have_no_gradient_of_it():
     inputs, states, _ = RELATIVE["performer"]()
     exponent = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
-    o = heed.torch.performer(*inputs, causal=True, kernel="relu", initial_state=(states[0].requires_grad_(), states[1], exponent))
+    o = heed.torch.performer(*inputs, causal=True, kernel="relu",
+                             initial_state=(states[0].requires_grad_(), states[1], exponent))
     assert torch.autograd.grad(o.sum(), exponent, allow_unused=True) == (None,)

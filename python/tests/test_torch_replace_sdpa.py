@@ -215,7 +215,7 @@ def test_a_block_is_for_its_thread():
         def run():
             try:
                 function()
-            except BaseException as error:  # noqa: BLE001: whatever it is, the test fails by it
+            except BaseException as error:  # whatever it is, it fails the test
                 failures.append(error)
 
         thread = threading.Thread(target=run)

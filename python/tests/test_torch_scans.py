@@ -4,13 +4,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from scans import DESCRIPTIONS, NAMES, SIZES, arguments, arrays_of, at_tokens, close_enough, of_each, output_at, state_of  # noqa: E402
+from scans import (  # noqa: E402
+    DESCRIPTIONS, NAMES, SIZES, arguments, arrays_of, at_tokens, close_enough, of_each, output_at, state_of,
+)
 
 import heed  # noqa: E402
 import heed.torch  # noqa: E402
 
-SETTINGS = {"selective_scan": {"delta_softplus": True}, "rg_lru": {"c": 4.0}, "hgrn": {}, "s4d": {"discretization": "bilinear", "method": "auto"},
-            "h3": {"method": "auto"}}
+SETTINGS = {"selective_scan": {"delta_softplus": True}, "rg_lru": {"c": 4.0}, "hgrn": {},
+            "s4d": {"discretization": "bilinear", "method": "auto"}, "h3": {"method": "auto"}}
 each = pytest.mark.parametrize("name", NAMES)
 
 

@@ -256,7 +256,8 @@ def test_output_attentions_gives_the_weights_of_eager(name):
 
 def test_a_compiled_model_gives_the_weights_too():
     """GPT-2 records weights without telling its layers that they are wanted."""
-    model, inputs = tiny_models.build("gpt2", "heed", n_layer=1), {**tiny_models.inputs("gpt2"), "output_attentions": True}
+    model, inputs = tiny_models.build("gpt2", "heed", n_layer=1), {**tiny_models.inputs("gpt2"),
+                                                                   "output_attentions": True}
     expected, found = model(**inputs).attentions, torch.compile(model, backend="eager")(**inputs).attentions
     assert len(expected) == 1 and all(map(torch.equal, expected, found))
 
@@ -313,7 +314,8 @@ def in_pieces(model, tokens):
     return torch.cat(parts, 1)
 
 
-@pytest.mark.parametrize("layer_types", [["linear_attention", "full_attention"], ["full_attention", "linear_attention"]])
+@pytest.mark.parametrize("layer_types",
+                         [["linear_attention", "full_attention"], ["full_attention", "linear_attention"]])
 def test_a_mask_of_nothing_has_no_size(layer_types):
     """MiniMax counts the tokens in its cache by the first layer, be it one without keys; "eager" then has no mask."""
     config = {**tiny_models.DECODER, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 16,
@@ -326,7 +328,8 @@ def test_a_mask_of_nothing_has_no_size(layer_types):
 def test_a_refusal_is_the_same_in_a_compiled_model():
     """Blocks that an indexer chooses are an option that heed does not have."""
     config = {**tiny_models.DECODER, "head_dim": 8, "rotary_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1,
-              "dense_intermediate_size": 48, "mlp_layer_types": ["dense", "dense"], "index_n_heads": 2, "index_head_dim": 8,
+              "dense_intermediate_size": 48,
+              "mlp_layer_types": ["dense", "dense"], "index_n_heads": 2, "index_head_dim": 8,
               "layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 2, "index_topk_blocks": 2}
     model = tiny_models.make("MiniMaxM3VLForCausalLM", config, "heed", "MiniMaxM3VLTextConfig")
     for call in (model, torch.compile(model, backend="eager")):
@@ -344,7 +347,8 @@ def test_the_row_before_the_first_token_is_that_of_pytorch_s_attention():
     torch.testing.assert_close(losses[1], eager(**inputs, labels=labels).loss, rtol=0, atol=1e-5)
     assert abs(losses[0] - losses[1]) > 1e-3
     labels[1, 4] = -100
-    torch.testing.assert_close(ours(**inputs, labels=labels).loss, eager(**inputs, labels=labels).loss, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours(**inputs, labels=labels).loss, eager(**inputs, labels=labels).loss, rtol=0,
+                               atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
@@ -357,7 +361,6 @@ def test_a_mask_of_the_caller_s_own(dtype):
     expected = eager(tokens, attention_mask=additive, use_cache=False)
     mask = keep if dtype is torch.bool else additive
     assert_same_results(expected, ours(tokens, attention_mask=mask, use_cache=False))
-
 
 
 def test_sentences_of_minilm_have_the_embeddings_of_eager():

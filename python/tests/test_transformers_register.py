@@ -36,7 +36,8 @@ def test_heed_alone_imports_neither_package():
 
 def test_importing_registers_nothing():
     done = fresh.python("import heed.transformers; from transformers import AttentionInterface, AttentionMaskInterface;"
-                        "print('heed' in AttentionInterface(), 'heed' in AttentionMaskInterface())", packages=["transformers"])
+                        "print('heed' in AttentionInterface(), 'heed' in AttentionMaskInterface())",
+                        packages=["transformers"])
     assert (done.returncode, done.stdout) == (0, "False False\n"), done.stderr
 
 
@@ -137,8 +138,8 @@ def test_families_that_never_call_the_interface_say_so_and_stay_right(family, re
     torch.testing.assert_close(ours(**inputs).logits[:, -11:][real], expected, rtol=0, atol=1e-5)
 
 
-MAMBA2 = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1, "num_heads": 4, "head_dim": 8, "state_size": 8,
-          "n_groups": 1}
+MAMBA2 = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1, "num_heads": 4, "head_dim": 8,
+          "state_size": 8, "n_groups": 1}
 
 
 def test_a_model_without_attention_says_that_nothing_of_it_runs_on_heed(recwarn):

@@ -163,9 +163,9 @@ def test_rows_add_up(browser, shipped):
 OPTIONS = [
     ([], {}), (["--causal"], {"causal": True}), (["--window", "3,0"], {"window": (3, 0)}),
     (["--window", "-1,2"], {"window": (-1, 2)}), (["--causal", "--window", "4,9"], {"causal": True, "window": (4, 9)}),
-    (["--scale", "0.7"], {"scale": 0.7}), (["--scale", "-0.1"], {"scale": -0.1}), (["--softcap", "1.5"], {"softcap": 1.5}),
-    (["--causal", "--scale", "2", "--softcap", "3", "--window", "5,5"],
-     {"causal": True, "scale": 2, "softcap": 3, "window": (5, 5)}),
+    (["--scale", "0.7"], {"scale": 0.7}), (["--scale", "-0.1"], {"scale": -0.1}),
+    (["--softcap", "1.5"], {"softcap": 1.5}), (["--causal", "--scale", "2", "--softcap", "3", "--window", "5,5"],
+                                               {"causal": True, "scale": 2, "softcap": 3, "window": (5, 5)}),
 ]
 
 
@@ -215,7 +215,8 @@ def test_chosen_layer_and_heads(browser, tmp_path):
 
 @needs_browser
 def test_layers_of_other_shapes_and_no_tokens(browser, tmp_path):
-    tensors = qkv(T=9, prefix="layers.0.") | qkv(T=300, H=2, Hkv=1, prefix="layers.1.") | qkv(T=1, Tk=40, prefix="layers.2.")
+    tensors = qkv(T=9, prefix="layers.0.") | qkv(T=300, H=2, Hkv=1, prefix="layers.1.") | qkv(T=1, Tk=40,
+                                                                                              prefix="layers.2.")
     document("view", save(tmp_path / "x.safetensors", tensors), "--html", tmp_path / "a.html")
     browser.open(tmp_path / "a.html")
     for layer, rows, cols in ((0, 9, 9), (1, 300, 300), (2, 1, 40), (0, 9, 9)):
@@ -308,14 +309,16 @@ def choose_mechanism(browser, name):
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_implied_map_has_the_colors_and_the_axes_of_the_exact_one(browser, tmp_path, causal):
     T = 23
-    document("view", save(tmp_path / "x.safetensors", qkv(T=T)), "--html", tmp_path / "a.html", *(["--causal"] if causal else []))
+    document("view", save(tmp_path / "x.safetensors", qkv(T=T)), "--html", tmp_path / "a.html",
+             *(["--causal"] if causal else []))
     browser.open(tmp_path / "a.html", "#head=0&row=9&column=4")
     exact, colors = shown_map(browser, 0, 0), np.array(browser.js(CELLS, "heat", "centre", T))
     seen = []
     for m, name in enumerate(browser.js("return heed.layers[0].implied.map((m) => m.name)")):
         choose_mechanism(browser, name)
         implied = np.full((T, T), -1.0)
-        for i, row in enumerate(browser.js(f"return Array.from({{ length: {T} }}, (_, i) => heed.implied(0, 0, {m}, i))")):
+        for i, row in enumerate(browser.js(f"return Array.from({{ length: {T} }}, (_, i) => "
+                                           f"heed.implied(0, 0, {m}, i))")):
             implied[i, :len(row)] = row
         painted = np.array(browser.js(CELLS, "implied", "impliedCentre", T))
         masked = implied < 0
@@ -371,9 +374,11 @@ def test_the_page_opens_on_the_head_with_most_to_see(browser, tmp_path, causal):
     sink[5] = 30
     heads = [(flat, flat), (unit, unit), (np.ones((T, T)), sink), (30 * np.eye(T)[partner], np.eye(T)), (flat, flat)]
     q, k = (np.stack([head[i] for head in heads], axis=1)[None] for i in range(2))
-    tensors = {"layers.0.q": ("F32", q[:, :, :2]), "layers.0.k": ("F32", k[:, :, :2]), "layers.0.v": ("F32", k[:, :, :2]),
-               "layers.1.q": ("F32", q[:, :, 2:]), "layers.1.k": ("F32", k[:, :, 2:]), "layers.1.v": ("F32", k[:, :, 2:])}
-    document("view", save(tmp_path / "x.safetensors", tensors), "--html", tmp_path / "a.html", "--scale", 1, *(["--causal"] if causal else []))
+    tensors = {"layers.0.q": ("F32", q[:, :, :2]), "layers.0.k": ("F32", k[:, :, :2]),
+               "layers.0.v": ("F32", k[:, :, :2]), "layers.1.q": ("F32", q[:, :, 2:]),
+               "layers.1.k": ("F32", k[:, :, 2:]), "layers.1.v": ("F32", k[:, :, 2:])}
+    document("view", save(tmp_path / "x.safetensors", tensors), "--html", tmp_path / "a.html", "--scale", 1,
+             *(["--causal"] if causal else []))
     browser.open(tmp_path / "a.html", ready=False)
     assert browser.text("map-title") == "Layer 1, head 1"
     structure = browser.js("return heed.layers.map((each) => each.structure).flat()")
@@ -400,7 +405,8 @@ def longformer(Tq, Tk):
 def kept_cells(browser, layer, head):
     """What the page shades, 255 where all is kept."""
     shape = browser.js("return [heed.layers[arguments[0]].rows, heed.layers[arguments[0]].cols]", layer)
-    return np.array(browser.js("return [...heed.layers[arguments[0]].keptCells(arguments[1])]", layer, head)).reshape(shape)
+    return np.array(browser.js("return [...heed.layers[arguments[0]].keptCells(arguments[1])]", layer,
+                               head)).reshape(shape)
 
 
 def test_the_density_is_printed(tmp_path):
@@ -420,7 +426,8 @@ def test_the_density_is_printed(tmp_path):
 
 
 @needs_browser
-@pytest.mark.parametrize("args, options", [([], {}), (["--causal", "--window", "12,-1"], {"causal": True, "window": (12, -1)})])
+@pytest.mark.parametrize("args, options",
+                         [([], {}), (["--causal", "--window", "12,-1"], {"causal": True, "window": (12, -1)})])
 def test_what_a_pattern_drops_is_shaded_over_the_map_of_attention_without_it(browser, tmp_path, args, options):
     T = 23
     file = save(tmp_path / "x.safetensors", qkv(T=T))
@@ -429,7 +436,8 @@ def test_what_a_pattern_drops_is_shaded_over_the_map_of_attention_without_it(bro
     browser.open(tmp_path / "a.html", "#head=1")
     expected, bound = probabilities(rounded(given["q"]), rounded(given["k"]), **options)
     got = shown_map(browser, 0, 1)
-    assert (np.abs(got - expected[1]) <= bound[1][:, None] * np.abs(expected[1])).all(), "the map is that without the pattern"
+    assert (np.abs(got - expected[1])
+            <= bound[1][:, None] * np.abs(expected[1])).all(), "the map is that without the pattern"
     keep, sees = longformer(T, T), expected[1] >= 0
     assert (kept_cells(browser, 0, 1)[sees] == 255 * keep[sees]).all()
     shares = [number(x) for x in re.findall(r"\d[\d.]*\u2009%", browser.text("kept-line"))]
@@ -448,11 +456,12 @@ def test_what_a_pattern_drops_is_shaded_over_the_map_of_attention_without_it(bro
 
 @needs_browser
 def test_words_say_what_a_pattern_drops(browser, tmp_path):
-    document("view", save(tmp_path / "x.safetensors", qkv(T=23)), "--html", tmp_path / "a.html", "--pattern", "atrous(2)", "--causal")
+    document("view", save(tmp_path / "x.safetensors", qkv(T=23)), "--html", tmp_path / "a.html", "--pattern",
+             "atrous(2)", "--causal")
     browser.open(tmp_path / "a.html", "#row=7&column=2")
     assert "the pattern drops this" in browser.text("sentence")
-    bars = browser.js("return [...document.querySelectorAll('#bars li')].map((x) => [x.querySelector('bdi').textContent, "
-                      "x.querySelector('.bar').classList.contains('dropped')])")
+    bars = browser.js("return [...document.querySelectorAll('#bars li')].map((x) => "
+                      "[x.querySelector('bdi').textContent, x.querySelector('.bar').classList.contains('dropped')])")
     assert len(bars) == 8 and all(dropped == (int(token) % 2 == 0) for token, dropped in bars)
     point_at(browser, 7, 4)
     assert "the pattern drops this" in browser.text("tip-where")
@@ -467,7 +476,8 @@ def test_words_say_what_a_pattern_drops(browser, tmp_path):
 @needs_browser
 def test_heads_have_their_own_sets(browser, tmp_path):
     file = save(tmp_path / "x.safetensors", qkv(T=21))
-    document("view", file, "--html", tmp_path / "a.html", "--pattern", "per_head([atrous(1), atrous(2), atrous(3), atrous(4)])")
+    document("view", file, "--html", tmp_path / "a.html", "--pattern",
+             "per_head([atrous(1), atrous(2), atrous(3), atrous(4)])")
     browser.open(tmp_path / "a.html")
     i, j = np.arange(21)[:, None], np.arange(21)[None]
     for head in range(4):
@@ -567,7 +577,8 @@ def test_too_many_heads_for_one_page(tmp_path):
 
 
 def test_many_heads_are_pooled_into_the_promised_size(tmp_path):
-    file = save(tmp_path / "x.safetensors", qkv(T=600, H=120, Hkv=120, D=16), {"tokens": json.dumps(["\0" * 300] * 600)})
+    file = save(tmp_path / "x.safetensors", qkv(T=600, H=120, Hkv=120, D=16),
+                {"tokens": json.dumps(["\0" * 300] * 600)})
     done = heed("view", file, "--html", tmp_path / "a.html")
     assert re.search(r"pooled into (\d+) x \1\n", done.stdout)
     assert (tmp_path / "a.html").stat().st_size <= 6_000_000

@@ -106,7 +106,8 @@ def build(name: str, attention: str, seed: int = 0, **changes) -> transformers.P
     return make(family.model, {**family.config, **changes}, attention, family.config_class, seed)
 
 
-def make(model: str, config: dict, attention: str, config_class: str = "", seed: int = 0) -> transformers.PreTrainedModel:
+def make(model: str, config: dict, attention: str, config_class: str = "",
+         seed: int = 0) -> transformers.PreTrainedModel:
     """A model of a class of Transformers, as `build` has them."""
     model_class = getattr(transformers, model)
     config = (getattr(transformers, config_class) if config_class else model_class.config_class)(**config)

@@ -24,7 +24,8 @@ def loaded(layer, original):
     """The layer with the weights of the other module, which has the same names and shapes in the same order or another."""
     result = layer.load_state_dict(original.state_dict(), strict=True)
     assert not result.missing_keys and not result.unexpected_keys
-    assert {key: x.shape for key, x in layer.state_dict().items()} == {key: x.shape for key, x in original.state_dict().items()}
+    assert {key: x.shape for key, x in layer.state_dict().items()} == {key: x.shape
+                                                                       for key, x in original.state_dict().items()}
     return layer.eval()
 
 

@@ -19,8 +19,8 @@ def check_types(text, folder):
     package = pathlib.Path(heed.__file__).parent.parent
     path = {} if package.name == "site-packages" else {"MYPYPATH": str(package)}  # the heed that is tested, not another
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--follow-imports=silent"]
-    result = subprocess.run([*command, f"--cache-dir={CACHE}", str(consumer)], capture_output=True, text=True, check=False,
-                            cwd=folder, env={**os.environ, **path})
+    result = subprocess.run([*command, f"--cache-dir={CACHE}", str(consumer)], capture_output=True, text=True,
+                            check=False, cwd=folder, env={**os.environ, **path})
     errors = re.findall(r"consumer\.py:(\d+): error: .*\[([\w-]+)\]$", result.stdout, re.MULTILINE)
     reported = {int(line): code for line, code in errors}
     wrong = {n: line.split("# wrong: ")[1] for n, line in enumerate(text.split("\n"), 1) if "# wrong: " in line}

@@ -41,7 +41,8 @@ def selective_scan_fn(
     _dispatch.check_tensors("selective_scan_fn", u=u, A=A)
     _check_real("selective_scan_fn", A)
     return heed.torch.selective_scan(
-        u, delta, A, B, C, D, z, delta_bias=delta_bias, delta_softplus=bool(delta_softplus), return_state=bool(return_last_state)
+        u, delta, A, B, C, D, z, delta_bias=delta_bias, delta_softplus=bool(delta_softplus),
+        return_state=bool(return_last_state)
     )
 
 

@@ -66,6 +66,7 @@ def pad_input(hidden_states, indices, batch, seqlen):
     """Rows [n, ...] back at their indices of a batch: [batch, seqlen, ...], zeros elsewhere."""
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
 
+
 PLACES = dict.fromkeys(
     ("index_first_axis", "index_first_axis_residual", "index_put_first_axis", "pad_input", "unpad_input",
      "unpad_input_for_concatenated_sequences"), "bert_padding")

@@ -368,7 +368,8 @@ _TABLE: dict[str, tuple[str, str, str | Callable[[Arguments], Any]]] = {
     ),
     "fused_recurrent_rwkv7": (
         "rwkv7.fused_recurrent",
-        "r, w, k, v, a, b, scale=None, initial_state=None, output_final_state=True, cu_seqlens=None, *, head_first=False",
+        "r, w, k, v, a, b, scale=None, initial_state=None, output_final_state=True, cu_seqlens=None, *, "
+        "head_first=False",
         "rwkv7(r w k v a b)",
     ),
     "fused_mul_recurrent_rwkv7": (

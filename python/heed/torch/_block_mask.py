@@ -82,7 +82,8 @@ def pattern_from_block_mask(block_mask: BlockMask) -> Pattern:
     if not isinstance(block_mask, BlockMask):
         kind = type(block_mask).__name__
         raise InvalidArgument(
-            f"pattern_from_block_mask: block_mask is of type {kind}, expected a BlockMask of torch.nn.attention.flex_attention"
+            f"pattern_from_block_mask: block_mask is of type {kind}, expected a BlockMask of "
+            "torch.nn.attention.flex_attention"
         )
     Tq, Tk = lengths = tuple(block_mask.seq_lengths)
     rows, columns = block = tuple(min(size, max(T, 1)) for size, T in zip(block_mask.BLOCK_SIZE, lengths))
@@ -99,4 +100,5 @@ def pattern_from_block_mask(block_mask: BlockMask) -> Pattern:
     parts = np.where(first < len(of_whole), -1, first - len(of_whole))
     begins = np.searchsorted(at, np.arange(B * H * nq + 1) * nk)
     row_ptr = begins[np.arange(B * H)[:, None] * nq + np.arange(nq + 1)].reshape(B, H, nq + 1)
-    return _core._block_mask(row_ptr, at % max(nk, 1), parts, _bits(block_mask.mask_mod, partial, block, lengths), block, lengths)
+    return _core._block_mask(row_ptr, at % max(nk, 1), parts, _bits(block_mask.mask_mod, partial, block, lengths),
+                             block, lengths)

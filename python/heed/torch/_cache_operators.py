@@ -122,7 +122,8 @@ def _no_gradient(kernel: Any, operation: str, names: tuple[str, ...]) -> Any:
     def refuse(keyset: Any, *arguments: Any) -> Any:
         for name, x in zip(names, arguments):
             if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
-                raise InvalidArgument(f"{operation}: {name} requires a gradient, which what is computed on a cache has not")
+                raise InvalidArgument(f"{operation}: {name} requires a gradient, which what is computed on a "
+                                      "cache has not")
         with torch._C._AutoDispatchBelowAutograd():
             return kernel.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 

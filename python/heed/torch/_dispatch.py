@@ -58,17 +58,20 @@ def bare(operation: str, name: str, value: Any, *, written: bool = False) -> Any
     if value.requires_grad:
         if _is_grad_enabled():
             raise InvalidArgument(
-                f"{operation}: {name} requires a gradient, which this function does not have, expected a detached tensor"
+                f"{operation}: {name} requires a gradient, which this function does not have, "
+                "expected a detached tensor"
             )
         value = value.detach()
     wrapped = _is_wrapped(value)
     if _forward_ad._current_level >= 0 and (wrapped or _forward_ad.unpack_dual(value).tangent is not None):
         raise Unsupported(f"{operation}: a forward derivative was asked for, which heed does not have")
     if wrapped:
-        raise Unsupported(f"{operation}: {name} is inside a transform of torch.func, which this function does not support")
+        raise Unsupported(f"{operation}: {name} is inside a transform of torch.func, which this function does "
+                          "not support")
     if value.is_neg():  # conjugates are complex, which heed refuses
         if written:
-            raise InvalidArgument(f"{operation}: {name} is a view of numbers with other signs, expected memory of its own")
+            raise InvalidArgument(f"{operation}: {name} is a view of numbers with other signs, "
+                                  "expected memory of its own")
         value = value.resolve_neg()
     return value
 
@@ -130,10 +133,10 @@ def check_tensors(operation: str, **tensors: Any) -> None:
             raise InvalidArgument(f"{operation}: {name} is of type {type(x).__name__}, expected a tensor")
 
 
-_WRONG_TYPE = re.compile(r"heed::\w+\(\) Expected a value of type '(.*)' for argument '(\w+)' but instead found type '(.*)'"
-                         r".*?Value: (.*?)\n", re.DOTALL)
-_IN_WORDS = {"bool": "True or False", "float": "a number", "int": "an int of 64 bits", "str": "a string", "List[int]": "ints",
-             "List[float]": "numbers", "Tensor": "a tensor"}
+_WRONG_TYPE = re.compile(r"heed::\w+\(\) Expected a value of type '(.*)' for argument '(\w+)' but instead found "
+                         r"type '(.*)'.*?Value: (.*?)\n", re.DOTALL)
+_IN_WORDS = {"bool": "True or False", "float": "a number", "int": "an int of 64 bits", "str": "a string",
+             "List[int]": "ints", "List[float]": "numbers", "Tensor": "a tensor"}
 
 
 def call(operation: str, operator: Any, *arguments: Any) -> Any:
@@ -148,7 +151,8 @@ def call(operation: str, operator: Any, *arguments: Any) -> Any:
         got = value if found in ("int", "float", "str", "bool", "NoneType") and len(value) < 60 else f"of type {found}"
         inside = re.sub(r"Optional\[(.*)\]", r"\1", expected)
         words = _IN_WORDS.get(inside, inside) + (" or None" if inside != expected else "")
-        raise InvalidArgument(f"{operation}: {_core._name_in_python(operation, name)} is {got}, expected {words}") from None
+        raise InvalidArgument(f"{operation}: {_core._name_in_python(operation, name)} is {got}, "
+                              f"expected {words}") from None
 
 
 def _below_autograd(operator: Any, kernel: Any, keyset: Any, arguments: tuple[Any, ...]) -> Any:

@@ -73,7 +73,8 @@ orthogonal_features = _without_gradient("orthogonal_features", "m", "d", "seed")
 
 
 def _rotary_cpu(x, positions, base, dim, interleaved, scaling, inverse):
-    options = {"base": base, "dim": dim, "interleaved": interleaved, "scaling": ast.literal_eval(scaling), "inverse": inverse}
+    options = {"base": base, "dim": dim, "interleaved": interleaved, "scaling": ast.literal_eval(scaling),
+               "inverse": inverse}
     return _to_tensor(heed.rotary(x.detach(), positions, **options))
 
 

@@ -67,7 +67,8 @@ class Options:
                 given += zip(("segments_q", "segments_k"), pair)
             elif name == "align" and value.__class__ is not str:
                 if value is None:
-                    raise InvalidArgument(f"{operation}: align is None, expected 'bottom_right', 'top_left' or an int array [B]")
+                    raise InvalidArgument(f"{operation}: align is None, expected 'bottom_right', "
+                                          "'top_left' or an int array [B]")
                 given.append(("query_starts", value))
             elif name == "pattern" and value is not None:
                 given.append((name, _dispatch.pattern_key(value)))

@@ -100,7 +100,8 @@ def _problem(query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: bool)
         if x.is_nested:
             return InvalidArgument(f"{_NAME}: {name} is a nested tensor, expected a strided one")
         if x.layout is not torch.strided:
-            return InvalidArgument(f"{_NAME}: {name} is a {str(x.layout).removeprefix('torch.')} tensor, expected a strided one")
+            return InvalidArgument(f"{_NAME}: {name} is a {str(x.layout).removeprefix('torch.')} tensor, "
+                                   "expected a strided one")
     if query.dtype not in DTYPES:
         return InvalidArgument(f"{_NAME}: query has dtype {query.dtype}, expected a float dtype of 64, 32 or 16 bits")
     rank = 3 if enable_gqa else 2

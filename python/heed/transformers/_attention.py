@@ -39,7 +39,8 @@ def _refused_options(module: type) -> tuple[str, ...]:
     return _refused[module]
 
 
-_refused_options._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, which imports the compiler
+# as torch.compiler.assume_constant_result does, which imports the compiler
+_refused_options._dynamo_marked_constant = True
 
 
 def _wants_weights(options: dict[str, Any]) -> bool:

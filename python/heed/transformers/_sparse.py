@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +56,8 @@ def _longformer(self, hidden_states, attention_mask=None, is_index_masked=None, 
     o = heed.torch.attention(q, k, v, pattern=pattern, **options)
     if is_global_attn:
         counts = is_index_global_attn.sum(1)
-        listed = torch.arange(int(counts.max())) < counts[:, None]  # the global rows of each entry, one behind the other
+        # the global rows of each entry, one behind the other
+        listed = torch.arange(int(counts.max())) < counts[:, None]
         rows = hidden_states.new_zeros(*listed.shape, hidden_states.shape[-1])
         rows[listed] = hidden_states[is_index_global_attn]
         k, v = (project(hidden_states).unflatten(-1, heads) for project in (self.key_global, self.value_global))
@@ -68,7 +68,8 @@ def _longformer(self, hidden_states, attention_mask=None, is_index_masked=None, 
 
 def _drawn(self, blocks: int) -> np.ndarray:
     """The random blocks of the inner rows of blocks, [heads, blocks - 2, r], as bigbird_block_sparse_attention draws them."""
-    size, heads, count, tokens = self.block_size, self.num_attention_heads, self.num_random_blocks, blocks * self.block_size
+    size, heads, count, tokens = (self.block_size, self.num_attention_heads, self.num_random_blocks,
+                                  blocks * self.block_size)
     before = np.random.get_state()
     try:
         np.random.seed(self.seed)
@@ -87,8 +88,8 @@ _parts: dict[tuple, list[tuple[heed.Pattern, float]]] = {}  # of layers, lately
 
 def _bigbird_parts(self, tokens: int) -> list[tuple[heed.Pattern, float]]:
     """Sets of pairs that are attended to once, twice and so on, and the logarithms of these numbers."""
-    key = (type(self), self.seed, self.training, tokens, self.block_size, self.num_attention_heads, self.num_random_blocks,
-           self.max_seqlen)
+    key = (type(self), self.seed, self.training, tokens, self.block_size, self.num_attention_heads,
+           self.num_random_blocks, self.max_seqlen)
     if key not in _parts:
         blocks = tokens // self.block_size
         inner, last = np.arange(1, blocks - 1), blocks - 1
@@ -138,7 +139,8 @@ def _bigbird_paper(self, hidden_states, band_mask=None, from_mask=None, to_mask=
 _LONGFORMER = Method("forward", _longformer, "attention")
 _BIGBIRD = {
     "original": Method("forward", _bigbird_original, "attention",
-                       "random blocks as Transformers has them: drawn in training, in evaluation block 0 once more for each"),
+                       "random blocks as Transformers has them: drawn in training, in evaluation block 0 once more "
+                       "for each"),
     "paper": Method("forward", _bigbird_paper, "attention",
                     "random blocks are drawn from the layer's seed, in evaluation too, where Transformers has none"),
 }

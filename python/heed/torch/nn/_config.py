@@ -15,8 +15,8 @@ from heed import InvalidArgument, Unsupported
 REQUIRED = object()  # the default of a field that a configuration must have
 
 # Fields of numbers in whose place null stands for "as many as there are heads" or "none".
-_NULLABLE = frozenset({"num_key_value_heads", "head_dim", "sliding_window", "max_window_layers", "attn_logit_softcapping",
-                       "q_lora_rank", "attention_hidden_size", "attention_dropout"})
+_NULLABLE = frozenset({"num_key_value_heads", "head_dim", "sliding_window", "max_window_layers",
+                       "attn_logit_softcapping", "q_lora_rank", "attention_hidden_size", "attention_dropout"})
 _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 _WITH_ORIGINAL = ("llama3", "yarn", "longrope")  # types that Transformers gives original_max_position_embeddings
 
@@ -138,7 +138,8 @@ class Fields:
     def rotary(self, dim: int, *, interleaved: bool) -> dict[str, Any]:
         """base and scaling of heed.rotary over `dim` channels, from the present spelling (rope_parameters) or that of
         Transformers 4 (rope_theta and rope_scaling, which wins if both are given), as Transformers 5 puts them together."""
-        old, new, base, part = (self[x] for x in ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor"))
+        old, new, base, part = (self[x]
+                                for x in ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor"))
         source, rope = ("rope_scaling", old) if old and old != new else ("rope_parameters", new or {})
         if not isinstance(rope, Mapping):
             raise self.refusal(source, "a dict")

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import heed.torch
 from heed.torch.nn import _families
-from heed.torch.nn._layer import GatedRMSNorm, Layer, State, check_multiple, check_sizes, convolved, is_step, new_convolution
+from heed.torch.nn._layer import (GatedRMSNorm, Layer, State, check_multiple, check_sizes, convolved, is_step,
+                                  new_convolution)
 from heed.torch.nn._layer import unit, wide, zero_state
 
 
@@ -29,8 +30,9 @@ class GatedDeltaNet(Layer):
     State: conv [B, channels of q, k and v, conv_kernel - 1] and S [B, num_value_heads, key_head_dim, value_head_dim], float32.
     """
 
-    def __init__(self, hidden_size: int, num_key_heads: int, num_value_heads: int, *, key_head_dim: int, value_head_dim: int,
-                 conv_kernel: int = 4, eps: float = 1e-6, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, hidden_size: int, num_key_heads: int, num_value_heads: int,
+                 *, key_head_dim: int, value_head_dim: int, conv_kernel: int = 4, eps: float = 1e-6, device: Any = None,
+                 dtype: Any = None) -> None:
         super().__init__()
         name, factory = "GatedDeltaNet", {"device": device, "dtype": dtype}
         check_sizes(name, hidden_size=hidden_size, num_key_heads=num_key_heads, num_value_heads=num_value_heads,
@@ -60,15 +62,19 @@ class GatedDeltaNet(Layer):
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         channels, taps = self.conv1d.weight.shape[0], self.conv1d.weight.shape[2]
         return State(batch, {"conv": zero_state(self.A_log, batch, channels, taps - 1),
-                             "S": zero_state(self.A_log, batch, self.num_value_heads, self.key_head_dim, self.value_head_dim)})
+                             "S": zero_state(self.A_log, batch, self.num_value_heads, self.key_head_dim,
+                                             self.value_head_dim)})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         x, lengths = self._check(x, state, State, lengths)
         K, V, group = self.key_head_dim, self.value_head_dim, self.num_value_heads // self.num_key_heads
         # W_qkvz and W_ba have the channels of a key head and of its value heads side by side.
-        q, k, v, z = self.in_proj_qkvz(x).unflatten(-1, (self.num_key_heads, -1)).split((K, K, group * V, group * V), -1)
-        b, a = (part.flatten(2) for part in self.in_proj_ba(x).unflatten(-1, (self.num_key_heads, -1)).split((group, group), -1))
-        qkv = convolved(torch.cat([part.flatten(2) for part in (q, k, v)], -1), self.conv1d.weight, None, state, lengths)
+        q, k, v, z = self.in_proj_qkvz(x).unflatten(-1, (self.num_key_heads, -1)).split((K, K, group * V, group * V),
+                                                                                        -1)
+        b, a = (part.flatten(2)
+                for part in self.in_proj_ba(x).unflatten(-1, (self.num_key_heads, -1)).split((group, group), -1))
+        qkv = convolved(torch.cat([part.flatten(2) for part in (q, k, v)], -1), self.conv1d.weight, None, state,
+                        lengths)
         q, k, v = qkv.split((self.num_key_heads * K, self.num_key_heads * K, self.num_value_heads * V), -1)
         q, k, v = unit(q.unflatten(-1, (-1, K))), unit(k.unflatten(-1, (-1, K))), v.unflatten(-1, (-1, V))
         beta, g = b.sigmoid(), -wide(self.A_log).exp() * F.softplus(wide(a) + self.dt_bias)

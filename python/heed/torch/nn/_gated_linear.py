@@ -69,8 +69,8 @@ class GatedLinearAttention(Layer):
     """
 
     def __init__(self, hidden_size: int, num_heads: int, recurrence: str = "gla", *, key_dim: int | None = None,
-                 value_dim: int | None = None, eps: float = 1e-6, options: dict[str, Any] | None = None, device: Any = None,
-                 dtype: Any = None) -> None:
+                 value_dim: int | None = None, eps: float = 1e-6, options: dict[str, Any] | None = None,
+                 device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         name, factory = "GatedLinearAttention", {"device": device, "dtype": dtype}
         check_choice(name, "recurrence", recurrence, tuple(_RECURRENCES))
@@ -79,7 +79,8 @@ class GatedLinearAttention(Layer):
         if key_dim is None or value_dim is None:
             check_multiple(name, "hidden_size", hidden_size, "num_heads", num_heads)
         sizes = {"1": 1, "K": key_dim or hidden_size // num_heads, "V": value_dim or hidden_size // num_heads}
-        self.hidden_size, self.num_heads, self.recurrence, self.options = hidden_size, num_heads, recurrence, dict(options or {})
+        self.hidden_size, self.num_heads, self.recurrence, self.options = (hidden_size, num_heads, recurrence,
+                                                                           dict(options or {}))
         self.key_dim, self.value_dim = sizes["K"], sizes["V"]
         rows, gates = _RECURRENCES[recurrence]
         for argument in rows:
@@ -89,7 +90,8 @@ class GatedLinearAttention(Layer):
             if gate.constant:
                 self.register_parameter(argument, nn.Parameter(torch.randn(num_heads, sizes[gate.size], **factory)))
             else:
-                self.add_module(f"{argument}_proj", nn.Linear(hidden_size, num_heads * sizes[gate.size], bias=True, **factory))
+                self.add_module(f"{argument}_proj",
+                                nn.Linear(hidden_size, num_heads * sizes[gate.size], bias=True, **factory))
         self.g_proj = nn.Linear(hidden_size, num_heads * self.value_dim, bias=False, **factory)
         self.norm = GatedRMSNorm(self.value_dim, eps=eps, gate_first=False, **factory)
         self.o_proj = nn.Linear(num_heads * self.value_dim, hidden_size, bias=False, **factory)
@@ -98,7 +100,8 @@ class GatedLinearAttention(Layer):
         """What the recurrence has before its first token."""
         empty = self.o_proj.weight.new_zeros(batch, 0, self.hidden_size)
         with torch.no_grad():
-            _, carried = getattr(heed.torch, self.recurrence)(**self._arguments(empty), **self.options, return_state=True)
+            _, carried = getattr(heed.torch, self.recurrence)(**self._arguments(empty), **self.options,
+                                                              return_state=True)
         return State(batch, self._named(carried))
 
     def _named(self, carried: Any) -> dict[str, Tensor]:
@@ -106,7 +109,8 @@ class GatedLinearAttention(Layer):
 
     def _arguments(self, x: Tensor) -> dict[str, Tensor]:
         rows, gates = _RECURRENCES[self.recurrence]
-        given = {name: self._modules[f"{name}_proj"](x).unflatten(-1, (self.num_heads, -1)) for name in rows}  # type: ignore[misc]
+        given = {name: self._modules[f"{name}_proj"](x).unflatten(-1, (self.num_heads, -1))  # type: ignore[misc]
+                 for name in rows}
         if self.recurrence in _UNIT_KEYS:
             given["k"] = unit(given["k"])
         for name, gate in gates.items():
@@ -128,8 +132,8 @@ class GatedLinearAttention(Layer):
             carried = tensors if len(tensors) > 1 else tensors[0]
             if is_step(x, lengths):
                 gates, rows = _RECURRENCES[self.recurrence][1], given.items()
-                now = {key: value[:, 0] if isinstance(value, Tensor) and not (key in gates and gates[key].constant) else value
-                       for key, value in rows}
+                now = {key: value[:, 0] if isinstance(value, Tensor) and not (key in gates and gates[key].constant)
+                       else value for key, value in rows}
                 o = getattr(heed.torch, f"{self.recurrence}_step")(**now, state=carried)[:, None]
             else:
                 o, carried = function(**given, lengths=lengths, initial_state=carried, return_state=True)

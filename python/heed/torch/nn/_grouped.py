@@ -29,9 +29,9 @@ class GroupedQueryAttention(Layer):
     with a state those of its attend.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, num_kv_heads: int | None = None, *, head_dim: int | None = None,
-                 bias: bool = False, out_bias: bool | None = None, qk_norm: bool = False, eps: float = 1e-6,
-                 base: float = 10000.0, rotary_dim: int | None = None, interleaved: bool = False,
+    def __init__(self, hidden_size: int, num_heads: int, num_kv_heads: int | None = None, *,
+                 head_dim: int | None = None, bias: bool = False, out_bias: bool | None = None, qk_norm: bool = False,
+                 eps: float = 1e-6, base: float = 10000.0, rotary_dim: int | None = None, interleaved: bool = False,
                  scaling: dict[str, Any] | None = None, scale: float | None = None, window: int | None = None,
                  softcap: float | None = None, dropout: float = 0.0, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
@@ -43,7 +43,8 @@ class GroupedQueryAttention(Layer):
         if head_dim is None:
             check_multiple(name, "hidden_size", hidden_size, "num_heads", num_heads)
             head_dim = hidden_size // num_heads
-        self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim = hidden_size, num_heads, num_kv_heads, head_dim
+        self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim = (hidden_size, num_heads, num_kv_heads,
+                                                                              head_dim)
         self.rotary = {"base": base, "dim": rotary_dim, "interleaved": interleaved, "scaling": scaling}
         self.scale, self.dropout = scale, dropout
         self.masks = {} if window is None else {"window": (window - 1, 0)}
@@ -51,7 +52,8 @@ class GroupedQueryAttention(Layer):
         self.q_proj = nn.Linear(hidden_size, num_heads * head_dim, bias=bias, **factory)
         self.k_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=bias, **factory)
         self.v_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=bias, **factory)
-        self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=bias if out_bias is None else out_bias, **factory)
+        self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=bias if out_bias is None else out_bias,
+                                **factory)
         if qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(head_dim, eps=eps, **factory) for _ in range(2))
 
@@ -67,7 +69,8 @@ class GroupedQueryAttention(Layer):
             raise InvalidArgument(f"{cls.__name__}.from_config: layer is {layer!r}, expected an int of at least 0")
         c = _families.GROUPED_QUERY.open(config)
         hidden_size, heads, head_dim = c["hidden_size"], c["num_attention_heads"], c["head_dim"]
-        check_sizes(c.name, hidden_size=hidden_size, num_attention_heads=heads, head_dim=1 if head_dim is None else head_dim)
+        check_sizes(c.name, hidden_size=hidden_size, num_attention_heads=heads,
+                    head_dim=1 if head_dim is None else head_dim)
         own = {
             "head_dim": head_dim, "dropout": c.get("attention_dropout") or 0.0, "eps": c.get("rms_norm_eps", 1e-6),
             "bias": c.get("attention_bias", c.get("use_bias", c.get("qkv_bias", False))),

@@ -92,7 +92,8 @@ class Layer(nn.Module):
         check_rows(name, "x", x, self.hidden_size)
         if state is not None:
             if not isinstance(state, kind):
-                expected = f"a {kind.__name__} of new_state" if kind is not type(None) else "None: the layer looks ahead"
+                expected = (f"a {kind.__name__} of new_state" if kind is not type(None)
+                            else "None: the layer looks ahead")
                 raise InvalidArgument(f"{name}: state is of type {type(state).__name__}, expected {expected}")
             if state.batch != x.shape[0]:
                 raise InvalidArgument(f"{name}: state is of {state.batch} sequences, expected {x.shape[0]} as x")
@@ -124,7 +125,8 @@ def without_padding(name: str, argument: str, x: Tensor, lengths: Any) -> tuple[
 
 def check_positions(name: str, positions: Any, state: Any) -> None:
     if positions is not None and state is not None:
-        raise InvalidArgument(f"{name}: positions is given beside a state, expected none: the state knows where tokens stand")
+        raise InvalidArgument(f"{name}: positions is given beside a state, expected none: "
+                              "the state knows where tokens stand")
 
 
 def check_sizes(name: str, **sizes: Any) -> None:
@@ -247,10 +249,12 @@ class Residual(Layer):
     """
 
     def __init__(self, layer: nn.Module, *, order: str = "pre", norm: str = "rms", eps: float = 1e-6,
-                 names: tuple[str, str] = ("self_attn", "input_layernorm"), device: Any = None, dtype: Any = None) -> None:
+                 names: tuple[str, str] = ("self_attn", "input_layernorm"), device: Any = None,
+                 dtype: Any = None) -> None:
         super().__init__()
         if not isinstance(layer, nn.Module) or not isinstance(getattr(layer, "hidden_size", None), int):
-            raise InvalidArgument(f"Residual: layer is of type {type(layer).__name__}, expected a layer of heed.torch.nn")
+            raise InvalidArgument(f"Residual: layer is of type {type(layer).__name__}, "
+                                  "expected a layer of heed.torch.nn")
         check_choice("Residual", "order", order, ("pre", "post"))
         check_choice("Residual", "norm", norm, ("rms", "layer"))
         if len(names) != 2 or names[0] == names[1] or not all(isinstance(x, str) and x.isidentifier() for x in names):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import heed.torch
 from heed import InvalidArgument
 from heed.torch.nn import _families
-from heed.torch.nn._layer import Layer, State, attended, check_choice, check_multiple, check_rows, check_sizes, without_padding
+from heed.torch.nn._layer import (Layer, State, attended, check_choice, check_multiple, check_rows, check_sizes,
+                                  without_padding)
 
 # What modules call queries, keys, values, output and norm.
 _NAMES = {
@@ -52,12 +53,14 @@ class MultiheadAttention(Layer):
                  device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         name, factory = "MultiheadAttention", {"device": device, "dtype": dtype}
-        check_sizes(name, hidden_size=hidden_size, num_heads=num_heads, memory_size=1 if memory_size is None else memory_size)
+        check_sizes(name, hidden_size=hidden_size, num_heads=num_heads,
+                    memory_size=1 if memory_size is None else memory_size)
         check_multiple(name, "hidden_size", hidden_size, "num_heads", num_heads)
         check_choice(name, "norm", norm, (None, "post", "pre"))
         check_choice(name, "names", names, _NAMES)
         if memory_size is not None and causal:
-            raise InvalidArgument(f"{name}: causal is True with a memory_size, expected False: a memory has no order beside x")
+            raise InvalidArgument(f"{name}: causal is True with a memory_size, expected False: "
+                                  "a memory has no order beside x")
         self.hidden_size, self.num_heads, self.memory_size = hidden_size, num_heads, memory_size
         self.head_dim, self.causal, self.scale, self.dropout = hidden_size // num_heads, causal, scale, dropout
         self.norm, self.out_dropout, self.names = norm, out_dropout, names
@@ -142,7 +145,8 @@ class MultiheadAttention(Layer):
             check_rows(name, "memory", memory, self.memory_size)
             memory, memory_lengths = without_padding(name, "memory_lengths", memory, memory_lengths)
         elif self.memory_size is not None and (state is None or state.k.shape[1] == 0):
-            raise InvalidArgument(f"{name}: memory is None, expected [B, S, {self.memory_size}], or a state that has it")
+            raise InvalidArgument(f"{name}: memory is None, expected [B, S, {self.memory_size}], "
+                                  "or a state that has it")
         norm = None if self.norm is None else self.get_submodule(_NAMES[self.names][-1])
         rows = norm(x) if self.norm == "pre" else x
         o = self._attend(rows, memory, state, lengths, memory_lengths, options)

@@ -72,7 +72,8 @@ class Rwkv4(Layer):
             if is_step(x, lengths):
                 o = heed.torch.rwkv4_step(k[:, 0], v[:, 0], decay, bonus, carried)[:, None]
             else:
-                o, carried = heed.torch.rwkv4(k, v, decay, bonus, initial_state=carried, return_state=True, lengths=lengths)
+                o, carried = heed.torch.rwkv4(k, v, decay, bonus, initial_state=carried, return_state=True,
+                                              lengths=lengths)
             state.tensors.update(zip(("num", "den", "max"), carried))
             counts = torch.full((len(x),), x.shape[1]) if lengths is None else lengths
             every = torch.cat([first, x], 1)  # the token that is last now, be it the one from before

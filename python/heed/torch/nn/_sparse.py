@@ -112,10 +112,12 @@ class BigBirdAttention(Layer):
     beyond `lengths` are 0. Source: Zaheer et al., arXiv:2007.14062. `options` of a call are those of heed.torch.attention.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, *, block: int = 64, num_random: int = 3, random: str = "original",
-                 seed: int = 0, bias: bool = True, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, *, block: int = 64,
+                 num_random: int = 3, random: str = "original", seed: int = 0, bias: bool = True, device: Any = None,
+                 dtype: Any = None) -> None:
         super().__init__()
-        check_sizes("BigBirdAttention", hidden_size=hidden_size, num_heads=num_heads, block=block, num_random=num_random)
+        check_sizes("BigBirdAttention", hidden_size=hidden_size, num_heads=num_heads, block=block,
+                    num_random=num_random)
         check_multiple("BigBirdAttention", "hidden_size", hidden_size, "num_heads", num_heads)
         check_choice("BigBirdAttention", "random", random, ("original", "paper"))
         self.hidden_size, self.num_heads, self.block, self.num_random = hidden_size, num_heads, block, num_random
@@ -140,6 +142,7 @@ class BigBirdAttention(Layer):
         else:
             if x.shape[1] % self.block or x.shape[1] < 3 * self.block:
                 expected = f"a multiple of block, {self.block}, of at least {3 * self.block}"
-                raise InvalidArgument(f"BigBirdAttention: x has {x.shape[1]} tokens, expected {expected}; random='paper' takes any")
+                raise InvalidArgument(f"BigBirdAttention: x has {x.shape[1]} tokens, expected {expected}; "
+                                      "random='paper' takes any")
             parts = _counted(x.shape[1] // self.block, self.block, self.num_random)
         return attend_counted(q, k, v, parts, key_lengths=lengths, query_lengths=lengths, **options).flatten(2)
