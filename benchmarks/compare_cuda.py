@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 # heed.torch on an NVIDIA GPU beside PyTorch's kernels and compiled code, in one process, interleaved.
-"""Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns by events of the device;
-printed is the peer's time over heed's, and the goal where there is one. What the peer lacks is named and left out.
+"""Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns by events of the
+device; printed is the peer's time over heed's, and the goal where there is one. What the peer lacks is named and left
+out.
 
-Lines that begin with `flash` and `cudnn` are scaled_dot_product_attention by that backend alone, 16 heads of 128 channels in
-bfloat16, 16384 tokens in all; `flex` is torch.compile(flex_attention) with a window, with documents, with a soft cap; both
-sides read the same memory, [B, H, T, D] contiguous. `chunks` is the chunk form of a recurrence in plain PyTorch, compiled, with
-its products in TF32, of 16 heads of 64 channels and 4 sequences of 4096 tokens.
+Lines that begin with `flash` and `cudnn` are scaled_dot_product_attention by that backend alone, 16 heads of 128
+channels in bfloat16, 16384 tokens in all; `flex` is torch.compile(flex_attention) with a window, with documents, with a
+soft cap; both sides read the same memory, [B, H, T, D] contiguous. `chunks` is the chunk form of a recurrence in plain
+PyTorch, compiled, with its products in TF32, of 16 heads of 64 channels and 4 sequences of 4096 tokens.
 
-With --emulated all runs once, with few tokens, on the CPU, where the goals and times mean nothing: a test of this program.
+With --emulated all runs once, with few tokens, on the CPU, where the goals and times mean nothing: a test of this
+program.
 
 Usage: compare_cuda.py [FILTER] [--json] [--rounds 11] [--emulated]
 Example: compare_cuda.py 'cudnn/causal/16384'
@@ -107,7 +109,7 @@ def flex(device, what, tokens, kind):
                            tokens, kind)
 
 
-# --- chunk forms ----------------------------------------------------------------------------------------------------------
+# --- chunk forms ------------------------------------------------------------------------------------------------------
 
 
 def in_chunks(x):

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # heed beside ONNX Runtime's GroupQueryAttention: one new token against keys and values in tensors, interleaved.
-"""Every line: both outputs are compared with float64, then timed in turns; printed is ONNX Runtime's time over heed's, and the goal.
+"""Every line: both outputs are compared with float64, then timed in turns; printed is ONNX Runtime's time over heed's,
+and the goal.
 
-Keys and values are [1, H, T, D] contiguous, 8 heads of 128 channels, float32. ONNX Runtime has its past and present bound to the
-same memory, so that nothing but the new row is copied; heed.attention reads the same tensors, without a cache of its own. One
-thread is timed by the CPU time of the process. Without onnxruntime and onnx (pip install onnxruntime onnx) nothing is measured.
+Keys and values are [1, H, T, D] contiguous, 8 heads of 128 channels, float32. ONNX Runtime has its past and present
+bound to the same memory, so that nothing but the new row is copied; heed.attention reads the same tensors, without a
+cache of its own. One thread is timed by the CPU time of the process. Without onnxruntime and onnx (pip install
+onnxruntime onnx) nothing is measured.
 
 Usage: compare_onnx.py [FILTER] [--json] [--threads 1,2] [--rounds 9]
 Example: compare_onnx.py 'G1/.*threads:1'

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # Recurrent mechanisms of heed beside what else runs them on a CPU, in one process, interleaved.
-"""Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns; printed is the peer's
-time over heed's, and the goal where there is one. A peer that is not installed, or lacks what a line needs, is named and left
-out; `pip install onnxruntime onnx jax` brings two of them.
+"""Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns; printed is the
+peer's time over heed's, and the goal where there is one. A peer that is not installed, or lacks what a line needs, is
+named and left out; `pip install onnxruntime onnx jax` brings two of them.
 
-Peers: ONNX Runtime's contrib operator LinearAttention; the causal product of pytorch-fast-transformers, C++; the chunk form of
-linear attention in plain PyTorch, as GPU libraries arrange it; the recurrence in plain PyTorch, token by token; the same as a
-scan of JAX, compiled; torch.fft; Mamba, Mamba-2, RecurrentGemma, Qwen3-Next, Kimi
-Linear, xLSTM and RWKV-4 as Transformers computes them where no GPU library is. One thread is timed by the CPU time of the process, as some of them work on threads of their own.
+Peers: ONNX Runtime's contrib operator LinearAttention; the causal product of pytorch-fast-transformers, C++; the chunk
+form of linear attention in plain PyTorch, as GPU libraries arrange it; the recurrence in plain PyTorch, token by token;
+the same as a scan of JAX, compiled; torch.fft; Mamba, Mamba-2, RecurrentGemma, Qwen3-Next, Kimi
+Linear, xLSTM and RWKV-4 as Transformers computes them where no GPU library is. One thread is timed by the CPU time of
+the process, as some of them work on threads of their own.
 
 Usage: compare_recurrent.py [FILTER] [--json] [--threads 1] [--rounds 5] [--tokens 2048]
 Example: compare_recurrent.py 'gla/.*/jax'

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # Attention over chosen blocks beside MoBA's plain path in PyTorch and beside heed's own dense attention, interleaved.
-"""Every line is heed.select.top_blocks and heed.torch.attention(pattern=...) with its choice; both are timed together. Lines that
-begin with `moba` are beside MoBA written in PyTorch from its definition: gates of block means, the best blocks as a mask, and a
-softmax over all pairs. Results, and gradients, are compared before anything is timed; a row in a thousand may differ, because gates
-that are equal but for rounding are ordered by chance. Lines that begin with `dense` are beside heed.torch.attention of all pairs,
-after a comparison with a mask of the chosen ones; `choice` is the choice alone beside the same. Printed is the peer's time over
-heed's, and the goal where there is one. One thread is timed by the CPU time of the process.
+"""Every line is heed.select.top_blocks and heed.torch.attention(pattern=...) with its choice; both are timed together.
+Lines that begin with `moba` are beside MoBA written in PyTorch from its definition: gates of block means, the best
+blocks as a mask, and a softmax over all pairs. Results, and gradients, are compared before anything is timed; a row in
+a thousand may differ, because gates that are equal but for rounding are ordered by chance. Lines that begin with
+`dense` are beside heed.torch.attention of all pairs, after a comparison with a mask of the chosen ones; `choice` is the
+choice alone beside the same. Printed is the peer's time over heed's, and the goal where there is one. One thread is
+timed by the CPU time of the process.
 
 Usage: compare_select.py [FILTER] [--json] [--threads 1] [--rounds 5] [--tokens 8192] [--heads 1] [--count 8]
 Example: compare_select.py 'moba/d64/forward' --tokens 4096

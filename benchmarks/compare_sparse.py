@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 # Sparse attention of heed beside PyTorch's, and layers of Transformers before and after accelerate, in one process, interleaved.
-"""Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns; printed is the peer's
-time over heed's, and the goal where there is one. What the peer lacks is named and left out.
+"""Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns; printed is the
+peer's time over heed's, and the goal where there is one. What the peer lacks is named and left out.
 
-Lines that begin with `flex` are heed.torch.attention(pattern=...) and torch.compile(flex_attention) of the same pairs, on the
-same memory, [B, H, T, D] contiguous, which is FlexAttention's layout; its block masks have the blocks of the pattern, or 128.
-On a CPU it has no backward pass, so that `sdpa` has training lines too: scaled_dot_product_attention with the pairs as a dense
-mask. Lines that begin with `attention` are the layers of Longformer (window 512, one global token) and BigBird (blocks of 64,
-three random ones) with 12 heads of 64, half as many tokens, their projections replaced by multiplications with a number; in
-`layer` with their projections. One thread is timed by the CPU time of the process.
+Lines that begin with `flex` are heed.torch.attention(pattern=...) and torch.compile(flex_attention) of the same pairs,
+on the same memory, [B, H, T, D] contiguous, which is FlexAttention's layout; its block masks have the blocks of the
+pattern, or 128. On a CPU it has no backward pass, so that `sdpa` has training lines too: scaled_dot_product_attention
+with the pairs as a dense mask. Lines that begin with `attention` are the layers of Longformer (window 512, one global
+token) and BigBird (blocks of 64, three random ones) with 12 heads of 64, half as many tokens, their projections
+replaced by multiplications with a number; in `layer` with their projections. One thread is timed by the CPU time of the
+process.
 
 Usage: compare_sparse.py [FILTER] [--json] [--threads 1] [--rounds 5] [--tokens 8192] [--heads N]
 Example: compare_sparse.py 'flex/window/d64/float32' --tokens 2048
@@ -191,8 +192,8 @@ def lines(threads):
 
 
 def difference(mine, other):
-    """The largest relative difference of two lists of tensors: those that are nearly 0 beside others, as gradients of keys'
-    biases are but for rounding, count by the largest."""
+    """The largest relative difference of two lists of tensors: those that are nearly 0 beside others, as gradients of
+    keys' biases are but for rounding, count by the largest."""
     norms = [float(x.detach().double().norm()) for x in other]
     return max(float((a.detach().double() - b.detach().double()).norm()) / max(norm, 1e-3 * max(norms))
                for a, b, norm in zip(mine, other, norms, strict=True))

@@ -5,11 +5,12 @@
 One thread is timed by its CPU time, more by wall time, where a sample counts only if nobody else took a CPU meanwhile.
 Both read the same memory, [B, H, T, D] contiguous, which is PyTorch's own layout. Without PyTorch nothing is measured.
 
-Lines that begin with `train` are forward and backward together, in float32: PyTorch by autograd, with fresh gradients each
-time; heed by attention and attention_backward. Their gradients are compared with each other first.
+Lines that begin with `train` are forward and backward together, in float32: PyTorch by autograd, with fresh gradients
+each time; heed by attention and attention_backward. Their gradients are compared with each other first.
 
-Lines that begin with `decode` are one query token against 32768 keys of 8 heads: heed from a cache in pages, PyTorch from tensors,
-with enable_gqa or (`view`) with the query heads of a key head as if they were tokens, which reads the keys once.
+Lines that begin with `decode` are one query token against 32768 keys of 8 heads: heed from a cache in pages, PyTorch
+from tensors, with enable_gqa or (`view`) with the query heads of a key head as if they were tokens, which reads the
+keys once.
 
 Usage: compare_torch.py [FILTER] [--json] [--threads 1,2] [--rounds 7]
 Example: compare_torch.py 'N2048/d64/.*threads:1'

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 # What attention chosen by content keeps, drops and costs on queries, keys and values of real models.
-"""Two sets of tensors: MiniLM's layers on a page of Alice (data/, 371 tokens, not causal), and the byte model of examples/byte_lm with attention
-over all keys, trained here on windows of 2048 bytes of the book, on what it has not seen. For each selector and setting, means over
-layers, heads and rows, in float64 from the definition: `kept`, the share of visible keys; `dropped`, the share of a row's attention that it
-does without; `oracle`, the share of visible keys in the fewest blocks of 64 that hold as much of each row; `error`, rms of the output's
-difference relative to the output; `bound`, where there is a certificate (at level skip all keys are read, and `kept` are values); `time` of choice
-and attention over that of dense attention, medians of turns. Then decoding: one query at a time, from caches of as many keys as the model has
-read; and, of made-up keys, what `auto` costs where nothing can be dropped.
+"""Two sets of tensors: MiniLM's layers on a page of Alice (data/, 371 tokens, not causal), and the byte model of
+examples/byte_lm with attention over all keys, trained here on windows of 2048 bytes of the book, on what it has not
+seen. For each selector and setting, means over layers, heads and rows, in float64 from the definition: `kept`, the
+share of visible keys; `dropped`, the share of a row's attention that it does without; `oracle`, the share of visible
+keys in the fewest blocks of 64 that hold as much of each row; `error`, rms of the output's difference relative to the
+output; `bound`, where there is a certificate (at level skip all keys are read, and `kept` are values); `time` of choice
+and attention over that of dense attention, medians of turns. Then decoding: one query at a time, from caches of as many
+keys as the model has read; and, of made-up keys, what `auto` costs where nothing can be dropped.
 
-Usage: dynamic_attention.py [--model FILE] [--steps 600] [--tokens 2048] [--context 32768] [--threads 1] [--rounds 5] [--json FILE]
+Usage: dynamic_attention.py [--model FILE] [--steps 600] [--tokens 2048] [--context 32768] [--threads 1] [--rounds 5]
+[--json FILE]
 The model is trained and written to FILE where that is not there.
 """
 

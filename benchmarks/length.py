@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # Time and memory of one head of each mechanism as sequences grow to 65536 tokens: N^2 against N.
-"""One head of 64 channels, one sequence, float32, called from PyTorch: `forward`, and `training`, which is forward and backward with
-gradients of all inputs. `seconds` is the median of some calls. `megabytes` is what a process that makes the call once holds at its peak
-beyond what it held before there was any tensor: inputs, outputs, gradients and workspace. Each mechanism runs in processes of its own,
-after it has been compared with itself in float64. "written out" is attention as its equation says it, in PyTorch, with its matrix of N^2.
+"""One head of 64 channels, one sequence, float32, called from PyTorch: `forward`, and `training`, which is forward and
+backward with gradients of all inputs. `seconds` is the median of some calls. `megabytes` is what a process that makes
+the call once holds at its peak beyond what it held before there was any tensor: inputs, outputs, gradients and
+workspace. Each mechanism runs in processes of its own, after it has been compared with itself in float64. "written out"
+is attention as its equation says it, in PyTorch, with its matrix of N^2.
 
 Usage: length.py [FILTER] [--threads N] [--most 65536] [--limit SECONDS] [--seconds SECONDS] [--json FILE]
 What FILE has already is not measured again. Without it rows are printed alone.

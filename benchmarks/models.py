@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # Whole models: heed's program, which is C++ alone, beside Transformers and sentence-transformers on PyTorch.
-"""Folders as save_pretrained writes them, read by `heed embed` and `heed generate` in a process of their own each time, whose own
-clock counts from the weights in memory to the answer; the other side is warm. The same tokens and vectors first, then times in turns.
+"""Folders as save_pretrained writes them, read by `heed embed` and `heed generate` in a process of their own each time,
+whose own clock counts from the weights in memory to the answer; the other side is warm. The same tokens and vectors
+first, then times in turns.
 
 minilm    64 sentences of Alice, their tokenizer's time added to the program's: beside sentence-transformers where it is installed,
           else the same batches with Transformers; also with heed.transformers in place of PyTorch's attention

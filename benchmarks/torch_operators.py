@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # heed.torch beside PyTorch's scaled_dot_product_attention: forward, training, decoding, and the cost of a call.
-"""Every line: both sides get the same tensors, are compared with each other (16-bit ones with float64), and then timed in
-turns in one process, as compare_torch.py does; printed is PyTorch's time over heed's.
+"""Every line: both sides get the same tensors, are compared with each other (16-bit ones with float64), and then timed
+in turns in one process, as compare_torch.py does; printed is PyTorch's time over heed's.
 
-heed is called as PyTorch is, [B, H, T, D] in and out: heed.torch.scaled_dot_product_attention, and heed.torch.attention where
-a window or lengths are told. `call` lines time [1, 1, 1, 64] in microseconds: their ratio is the difference.
+heed is called as PyTorch is, [B, H, T, D] in and out: heed.torch.scaled_dot_product_attention, and heed.torch.attention
+where a window or lengths are told. `call` lines time [1, 1, 1, 64] in microseconds: their ratio is the difference.
 
 Usage: torch_operators.py [FILTER] [--json] [--threads 1,2] [--rounds 7]
 Example: torch_operators.py 'train/.*causal.*f32.*threads:1'

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compares every C++ file with what clang-format makes of it by .clang-format; `--fix` rewrites the files that differ.
 
-Usage: check_format.py [--fix]. Exits 1 if a file differs, and 77 (skipped) where clang-format is missing: other versions
+Usage: check_format.py [--fix]. Exits 1 if a file differs, and 77 (skipped) where clang-format is missing: other
+versions
 format a few lines in other ways, so that only the one in pyproject.toml decides.
 """
 import re

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The layering lint: who may include whom, what no library file may do, and what every file looks like.
 
-Usage: check_layering.py [ROOT]. Prints one line per violation; exits 1 if there is one. The rules are docs/architecture.md's.
+Usage: check_layering.py [ROOT]. Prints one line per violation; exits 1 if there is one. The rules are
+docs/architecture.md's.
 """
 import re
 import sys

@@ -2,14 +2,14 @@
 """Turns the comments of a public header into docstrings, so that C++ and Python have one text.
 
 Usage: docstrings.py OUTPUT HEADER. OUTPUT is a C++ header with, for each function `Name` of a header in namespace
-`heed::x`, a constant `heed::x::doc::kName`: the header's opening comment (for its first function), what is said of the structs
-that it takes and returns (where they first appear), and its own comment. For each class `Name` there is kName: the
-opening comment, its own, and its constructor's; and kNameMethod for each public method that has a comment. All of it in the
-words of Python. Fields of structs that are arguments (Inputs, Options and their like) stand in a table of their own, kFields of
-header.h being kHeaderFields: bindings make a line of it for each parameter. Structs that come from another header, by
-`using x::Inputs` or as a base, bring its fields, its paragraph on sizes, and what the comment above the `using` says of
-shapes. A mechanism, which has a Forward, has all of these together as kDocs. A binding includes the output for
-heed/ops/f/x/x.h as "docstrings/x.h".
+`heed::x`, a constant `heed::x::doc::kName`: the header's opening comment (for its first function), what is said of the
+structs that it takes and returns (where they first appear), and its own comment. For each class `Name` there is kName:
+the opening comment, its own, and its constructor's; and kNameMethod for each public method that has a comment. All of
+it in the words of Python. Fields of structs that are arguments (Inputs, Options and their like) stand in a table of
+their own, kFields of header.h being kHeaderFields: bindings make a line of it for each parameter. Structs that come
+from another header, by `using x::Inputs` or as a base, bring its fields, its paragraph on sizes, and what the comment
+above the `using` says of shapes. A mechanism, which has a Forward, has all of these together as kDocs. A binding
+includes the output for heed/ops/f/x/x.h as "docstrings/x.h".
 """
 import json
 import re
@@ -72,8 +72,8 @@ def said_of_enum(values):
 
 
 def fields_of(code, enums=()):
-    """[[names, comment]] of a struct. A comment to the right of a field goes on below it; one that begins where fields do
-    is of the next."""
+    """[[names, comment]] of a struct. A comment to the right of a field goes on below it; one that begins where fields
+    do is of the next."""
     fields, above = [], ""
     for line in code.split("\n")[1:-1]:
         is_below = line.startswith("   ")

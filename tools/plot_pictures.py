@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws docs/images/plot_map.png and plot_crossovers.png with heed.plot, from the shipped tensors and from benchmarks/results/crossover.json.
+"""Draws docs/images/plot_map.png and plot_crossovers.png with heed.plot, from the shipped tensors and from
+benchmarks/results/crossover.json.
 
 Usage: plot_pictures.py. Needs the package with its extra `plot`.
 """

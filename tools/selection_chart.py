@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Draws docs/images/selection.svg and selection_time.svg from benchmarks/results/dynamic.json, which benchmarks/dynamic_attention.py writes:
-what selectors keep beside what they drop, and beside their time.
+"""Draws docs/images/selection.svg and selection_time.svg from benchmarks/results/dynamic.json, which
+benchmarks/dynamic_attention.py writes: what selectors keep beside what they drop, and beside their time.
 
 Usage: selection_chart.py. Pictures have a background of their own and follow the reader's preference for light or dark.
 """

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Writes the sources of the documentation site: docs/ as it is, a page per public header, the help of the command line.
 
-Usage: site_pages.py OUTPUT [PROGRAM]. A header is public if heed/heed.h includes it, by name or as a mechanism's. Its page
-has its opening comment, the Python functions whose docstrings repeat its text, every declaration with its comment and, where
-the header's folder is a mechanism's own, the README.md beside it. In a page of docs/, `<!-- help VERB -->` becomes the output of
-`PROGRAM VERB --help`, and `<!-- mechanisms -->` a table of all mechanisms: equations from their headers, state and cost from
-`PROGRAM list`, speed from RESULTS, empty where that has none. Links to files that have no page become plain text.
+Usage: site_pages.py OUTPUT [PROGRAM]. A header is public if heed/heed.h includes it, by name or as a mechanism's. Its
+page
+has its opening comment, the Python functions whose docstrings repeat its text, every declaration with its comment and,
+where the header's folder is a mechanism's own, the README.md beside it. In a page of docs/, `<!-- help VERB -->`
+becomes the output of `PROGRAM VERB --help`, and `<!-- mechanisms -->` a table of all mechanisms: equations from their
+headers, state and cost from `PROGRAM list`, speed from RESULTS, empty where that has none. Links to files that have no
+page become plain text.
 """
 import ast
 import importlib.util

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Draws docs/images/speed.svg from the table of docs/performance.md that names this program: ratios as bars, ranges paler from the lowest on.
+"""Draws docs/images/speed.svg from the table of docs/performance.md that names this program: ratios as bars, ranges
+paler from the lowest on.
 
-Usage: speed_chart.py [OUTPUT]. The table's columns are what was called, its rows the two passes. The picture has a background
+Usage: speed_chart.py [OUTPUT]. The table's columns are what was called, its rows the two passes. The picture has a
+background
 of its own and follows the reader's preference for light or dark.
 """
 import re

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Makes the stubs of heed._core and heed.torch from the one that nanobind writes, so that neither has a list of functions.
+"""Makes the stubs of heed._core and heed.torch from the one that nanobind writes, so that neither has a list of
+functions.
 
-Usage: stubs.py STUB PACKAGE CORE TORCH. STUB is nanobind's, whose types are names of PACKAGE/_typing.py. CORE is the same with
-these imported and with the named tuples' fields typed. TORCH has what PACKAGE/torch/__init__.py exports: functions and caches
-of heed on tensors, mechanisms whichever there are, and the names that it imports from its own modules.
+Usage: stubs.py STUB PACKAGE CORE TORCH. STUB is nanobind's, whose types are names of PACKAGE/_typing.py. CORE is the
+same with
+these imported and with the named tuples' fields typed. TORCH has what PACKAGE/torch/__init__.py exports: functions and
+caches of heed on tensors, mechanisms whichever there are, and the names that it imports from its own modules.
 """
 import ast
 import copy
@@ -41,8 +43,8 @@ def optional_arguments(node):
 
 
 def typed_tuple(node, functions):
-    """A named tuple of gradients or of a state, whose fields nanobind knows by name alone. A gradient is None where what
-    it is the gradient of may be; of keywords that the function only passes on, too."""
+    """A named tuple of gradients or of a state, whose fields nanobind knows by name alone. A gradient is None where
+    what it is the gradient of may be; of keywords that the function only passes on, too."""
     returned_by = next((f for f in functions if f.returns and ast.unparse(f.returns) == node.name), None)
     given = {a.arg for a in all_arguments(returned_by)} - optional_arguments(returned_by) if returned_by else {"S", "z"}
     fields = [x.target.id for x in node.body if isinstance(x, ast.AnnAssign) and not x.target.id.startswith("__")]

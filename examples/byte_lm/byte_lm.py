@@ -1,6 +1,7 @@
 # A byte-level language model whose mechanism is picked by name: whole texts at once to train, byte by byte to write.
-"""The model sees each byte with the one before it, then come layers (../tasks/layer.py) that differ in their mechanism alone.
-Without a mechanism ("none") all that is known is two bytes, as in the table of counts that train.py compares with.
+"""The model sees each byte with the one before it, then come layers (../tasks/layer.py) that differ in their mechanism
+alone. Without a mechanism ("none") all that is known is two bytes, as in the table of counts that train.py compares
+with.
 """
 
 import json

@@ -1,6 +1,6 @@
 # Trains the byte-level language model on a book with any mechanism, and says what it beats.
-"""Printed are bits per byte on the first nine tenths of the book, which are learned from, and on the last, which is not.
-The bar is a table: how often which byte followed which two (CountModel).
+"""Printed are bits per byte on the first nine tenths of the book, which are learned from, and on the last, which is
+not. The bar is a table: how often which byte followed which two (CountModel).
 
     python examples/byte_lm/train.py --mechanism gla --out gla
     build/release/bin/example_byte_lm gla/model.safetensors --prompt "Alice was"

@@ -1,6 +1,7 @@
 # Handwritten digits as sequences of 16 patches, for classifiers whose mechanism is picked by name.
-"""The data are those of scikit-learn: 1797 images of 8 x 8 pixels, from the UCI repository. A fifth is held out, the same one always.
-A token is a patch of 2 x 2 pixels: their values, and a vector for its place. Nothing says which patches are neighbours."""
+"""The data are those of scikit-learn: 1797 images of 8 x 8 pixels, from the UCI repository. A fifth is held out, the
+same one always. A token is a patch of 2 x 2 pixels: their values, and a vector for its place. Nothing says which
+patches are neighbours."""
 
 import sys
 from pathlib import Path

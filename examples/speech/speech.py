@@ -1,7 +1,8 @@
 # Ten words, said by many voices of espeak-ng, as sequences of raw samples, for classifiers whose mechanism is picked by name.
-"""No package was found that ships recordings of the same words by many people, so they are synthesised: each word by every voice in
-every accent, at several speeds and pitches, in 0.8 s of 6400 samples, with noise and at changing places. Voices that are held out are
-not heard while learning. A token is a frame of 80 samples, 20 after the one before, through filters that are learned."""
+"""No package was found that ships recordings of the same words by many people, so they are synthesised: each word by
+every voice in every accent, at several speeds and pitches, in 0.8 s of 6400 samples, with noise and at changing places.
+Voices that are held out are not heard while learning. A token is a frame of 80 samples, 20 after the one before,
+through filters that are learned."""
 
 import hashlib
 import io
@@ -54,8 +55,8 @@ MECHANISMS = {
 
 
 class Frames(nn.Module):
-    """Filters in pairs, of which each begins as a tone under a window, cosine and sine: the logarithm of their energy does not depend
-    on where in its period a tone is."""
+    """Filters in pairs, of which each begins as a tone under a window, cosine and sine: the logarithm of their energy
+    does not depend on where in its period a tone is."""
 
     def __init__(self, width: int):
         super().__init__()

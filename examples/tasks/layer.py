@@ -21,9 +21,10 @@ EPS = 1e-6  # of the norms
 
 
 class Input(NamedTuple):
-    """An argument of a mechanism: numbers per head, projected from u, or constants that are learned. `size` says how many:
-    "K" channels of a key, "V" of a value, "1"; of constants also "V4", "VK", "VK2", "K2", pairs or several for each channel, and "VT",
-    as many as tokens; "MK" and "MT" are matrices of `rows` rows that all heads have in common. A map comes with a bias."""
+    """An argument of a mechanism: numbers per head, projected from u, or constants that are learned. `size` says how
+    many: "K" channels of a key, "V" of a value, "1"; of constants also "V4", "VK", "VK2", "K2", pairs or several for
+    each channel, and "VT", as many as tokens; "MK" and "MT" are matrices of `rows` rows that all heads have in common.
+    A map comes with a bias."""
 
     size: str
     map: Callable[[Tensor], Tensor] | None = None
@@ -116,8 +117,8 @@ class Scan:
 
 
 class Argument(nn.Module):
-    """The weights behind an Input. Biases that are mapped begin spread over channels or heads: a sigmoid of 1 forgets half of
-    the past in 2 bytes, of 6 in 280."""
+    """The weights behind an Input. Biases that are mapped begin spread over channels or heads: a sigmoid of 1 forgets
+    half of the past in 2 bytes, of 6 in 280."""
 
     def __init__(self, kind: Input, width: int, shape: list[int]):
         super().__init__()

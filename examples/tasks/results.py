@@ -1,6 +1,6 @@
 # Results of the three tasks as files, one row per mechanism, and as tables.
-"""benchmarks/results/<name>.json has what was measured: rows that are there are not measured again, so that a run that was ended goes on
-where it was. Nothing here needs PyTorch."""
+"""benchmarks/results/<name>.json has what was measured: rows that are there are not measured again, so that a run that
+was ended goes on where it was. Nothing here needs PyTorch."""
 
 import argparse
 import json
@@ -68,7 +68,7 @@ def run_all(options: argparse.Namespace, name: str, head: dict[str, Any], mechan
     return 0
 
 
-# --- tables -------------------------------------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def number(x: float | None, digits: int = 0, scale: float = 1) -> str:

@@ -40,9 +40,9 @@ def program(name: str) -> Path:
 def fit(model: nn.Module, steps: int, rate: float,
         draw: Callable[[], tuple[Tensor, int]], evaluate: Callable[[], tuple[Any, str]], *, unit: str, every: int = 50,
         nats_to: float = 1.0) -> tuple[Any, float, float]:
-    """Trains by AdamW with a warm start and half a cosine down to a tenth of the rate. draw() gives the loss of a batch and how
-    many of `unit` it has; evaluate() gives a result and says it. Returns the last result, the seconds that learning took, without those
-    of evaluations, and how many of `unit` that was per second."""
+    """Trains by AdamW with a warm start and half a cosine down to a tenth of the rate. draw() gives the loss of a batch
+    and how many of `unit` it has; evaluate() gives a result and says it. Returns the last result, the seconds that
+    learning took, without those of evaluations, and how many of `unit` that was per second."""
     matrices = [p for p in model.parameters() if p.requires_grad and p.dim() == 2]
     others = [p for p in model.parameters() if p.requires_grad and p.dim() != 2]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0}],

@@ -1,8 +1,8 @@
 # The module heed.plot: pictures of attention, of costs and of errors, drawn with matplotlib.
 """Pictures with matplotlib: attention as a map with its tokens, cost against length, error against time.
 
-Every function draws into the Axes `ax`, or into those of a new figure, and returns them; none shows or saves anything. Colors
-and signs are those of the pages of `heed view` and `heed compare`. The extra `plot` brings matplotlib.
+Every function draws into the Axes `ax`, or into those of a new figure, and returns them; none shows or saves anything.
+Colors and signs are those of the pages of `heed view` and `heed compare`. The extra `plot` brings matplotlib.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def attention_map(
       ax: where to draw; None: a new figure, with a bar of colors
       options: the keywords of heed.attention_weights but `lse`, `rows` and `heads`: `causal`, `window`, `pattern`, ...
 
-    Returns the Axes, whose one image has the shares, pairs that are masked being masked in it. Beyond 512 tokens a cell holds
-    several; a row still sums to 1. Raises heed.InvalidArgument.
+    Returns the Axes, whose one image has the shares, pairs that are masked being masked in it. Beyond 512 tokens a cell
+    holds several; a row still sums to 1. Raises heed.InvalidArgument.
     """
     name = "plot.attention_map"
     if norm not in ("sqrt", "linear", "log"):
@@ -103,8 +103,8 @@ def error_against_time(rows: Mapping[str, Any] | Iterable[Mapping[str, Any]], *,
       rows: what `heed compare --json` prints, or its `rows`
       ax: where to draw; None: a new figure
 
-    Returns the Axes. A sign is a row, its shape and color the dtype; a line joins the dtypes of one mechanism and its options,
-    which stand beside it. Rows without a time or an error above 0 are left out. Raises heed.InvalidArgument.
+    Returns the Axes. A sign is a row, its shape and color the dtype; a line joins the dtypes of one mechanism and its
+    options, which stand beside it. Rows without a time or an error above 0 are left out. Raises heed.InvalidArgument.
     """
     name = "plot.error_against_time"
     rows = _rows(name, rows, ("mechanism", "dtype", "seconds", "relative_error"))
@@ -140,13 +140,13 @@ def cost_curves(
     """What mechanisms cost against the number of tokens, both logarithmic.
 
     Args:
-      rows: mappings that have `mechanism`, `tokens` and the cost, such as those of explained_costs() or of a measurement of your
-        own; or documents of `heed compare --json`, one for each length
+      rows: mappings that have `mechanism`, `tokens` and the cost, such as those of explained_costs() or of a
+        measurement of your own; or documents of `heed compare --json`, one for each length
       cost: the key of what is drawn: "seconds", "flops", "bytes", "workspace_bytes", "state_bytes", ...
       ax: where to draw; None: a new figure
 
-    Returns the Axes: a line for each mechanism with its options, and for each dtype where there are several, in the order in
-    which they come. Rows whose cost is no number above 0 are left out. Raises heed.InvalidArgument.
+    Returns the Axes: a line for each mechanism with its options, and for each dtype where there are several, in the
+    order in which they come. Rows whose cost is no number above 0 are left out. Raises heed.InvalidArgument.
     """
     rows = _rows("plot.cost_curves", rows, ("mechanism", "tokens", cost))
     several = len({row.get("dtype") for row in rows}) > 1
@@ -179,8 +179,8 @@ def crossovers(results: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
       results: what `scripts/bench crossover --json` writes, benchmarks/results/crossover.json of the repository
       ax: where to draw; None: a new figure
 
-    Returns the Axes: a line for each mechanism, the first above, with a sign for each pass. An open sign: from the shortest
-    length that was tried on. A pass that is missing or never cheaper has none. Raises heed.InvalidArgument.
+    Returns the Axes: a line for each mechanism, the first above, with a sign for each pass. An open sign: from the
+    shortest length that was tried on. A pass that is missing or never cheaper has none. Raises heed.InvalidArgument.
     """
     name = "plot.crossovers"
     results = results.get("crossover", results) if isinstance(results, Mapping) else results
@@ -222,7 +222,8 @@ def explained_costs(
       dtype, threads: of heed.explain
       arguments: those of heed.explain, shapes in which the word "T" stands for the length: q=(1, "T", 8, 64)
 
-    Returns a dict for each length: mechanism, tokens, dtype, flops, bytes, workspace_bytes and what else heed.explain says.
+    Returns a dict for each length: mechanism, tokens, dtype, flops, bytes, workspace_bytes and what else heed.explain
+    says.
     """
     rows = []
     for length in lengths:
@@ -233,7 +234,7 @@ def explained_costs(
     return rows
 
 
-# --- rows of JSON documents ---------------------------------------------------------------------------------------------------
+# --- rows of JSON documents -------------------------------------------------------------------------------------------
 
 
 def _rows(name: str, given: Any, keys: Sequence[str]) -> list[dict[str, Any]]:
@@ -281,7 +282,7 @@ def _is_above_0(value: Any) -> bool:
     return isinstance(value, (int, float, np.number)) and math.isfinite(value) and value > 0
 
 
-# --- shares of attention ------------------------------------------------------------------------------------------------------
+# --- shares of attention ----------------------------------------------------------------------------------------------
 
 
 def _shares(q: Any, k: Any, head: int, Tq: int, Tk: int, options: dict[str, Any]) -> np.ma.MaskedArray:
@@ -330,7 +331,7 @@ def _plain(token: str) -> str:
     return "".join(f"\\u{{{ord(c):x}}}" if unicodedata.category(c) in hidden else c for c in word)
 
 
-# --- axes ---------------------------------------------------------------------------------------------------------------------
+# --- axes -------------------------------------------------------------------------------------------------------------
 
 
 def _new_axes(width: float, height: float) -> Axes:

@@ -1,10 +1,11 @@
 # heed.select: patterns that content chooses, for attention that looks at few keys.
 """Selectors: which keys each row looks at, chosen by queries and keys.
 
-Each returns a pattern (heed.patterns), which heed.attention(..., pattern=p) and heed.torch.attention take, and which can be
-looked at, combined and used again. Queries stand as in attention: row i of the call at p_i = start + i, by default at
-Tk - Tq + i. Larger scores come first, equal ones by the lower index; a score that is NaN counts as -inf. No choice has a gradient:
-tensors of PyTorch are read as they are, and training goes through attention with the pattern. Errors are heed.InvalidArgument.
+Each returns a pattern (heed.patterns), which heed.attention(..., pattern=p) and heed.torch.attention take, and which
+can be looked at, combined and used again. Queries stand as in attention: row i of the call at p_i = start + i, by
+default at Tk - Tq + i. Larger scores come first, equal ones by the lower index; a score that is NaN counts as -inf. No
+choice has a gradient: tensors of PyTorch are read as they are, and training goes through attention with the pattern.
+Errors are heed.InvalidArgument.
 
     p = heed.select.top_blocks(q, k, count=8)
     o = heed.attention(q, k, v, causal=True, pattern=p)
@@ -33,8 +34,9 @@ def top_blocks(q: Array, k: Array | KVCache, *, count: int, block: int = 64, sco
 
     Args:
       q: [B, Tq, Hq, D]
-      k: [B, Tk, Hkv, D], or a KVCache made with sketch="int8", whose last tokens q is of: its statistics are read instead of its
-        keys, and block is a multiple of 64; blocks without a valid key are no blocks, and scores know valid keys alone
+      k: [B, Tk, Hkv, D], or a KVCache made with sketch="int8", whose last tokens q is of: its statistics are read
+        instead of its keys, and block is a multiple of 64; blocks without a valid key are no blocks, and scores know
+        valid keys alone
       count: blocks that a row keeps, 1 or more; its own counts and is always kept
       block: keys of a block, 1 or more
       score: 'mean', <q, mean of the keys>, or 'box', a bound of all <q, k>: sum_d max(q_d min k_d, q_d max k_d)
@@ -65,19 +67,21 @@ def top_blocks(q: Array, k: Array | KVCache, *, count: int, block: int = 64, sco
 def cumulative(q: Array, k: Array | KVCache, *, mass: float = 0.95, block: int = 64, causal: bool = True,
                sinks: int = 0, local: int = 1, share: Literal["group", "head"] = "group", align: Align = "bottom_right",
                key_lengths: Ints | None = None, key_starts: Ints | None = None, threads: int | None = None) -> Pattern:
-    """The fewest blocks that hold a share `mass` of each row's pooled softmax, the one that crosses it included: the softmax of
-    D^-1/2 <q, mean of the keys> over all blocks but the row's own, which is kept besides.
+    """The fewest blocks that hold a share `mass` of each row's pooled softmax, the one that crosses it included: the
+    softmax of D^-1/2 <q, mean of the keys> over all blocks but the row's own, which is kept besides.
 
     Args:
       q: [B, Tq, Hq, D]
-      k: [B, Tk, Hkv, D], or a KVCache made with sketch="int8", whose last tokens q is of: its statistics are read instead of its
-        keys, and block is a multiple of 64; blocks without a valid key are no blocks, and scores know valid keys alone
+      k: [B, Tk, Hkv, D], or a KVCache made with sketch="int8", whose last tokens q is of: its statistics are read
+        instead of its keys, and block is a multiple of 64; blocks without a valid key are no blocks, and scores know
+        valid keys alone
       mass: above 0, 1 at most
       block: keys of a block, 1 or more
       causal: whether a row chooses among the blocks before its own; else among all
       sinks: first blocks, kept whatever they hold, which counts
       local: blocks up to a row's own, kept likewise
-      share: 'group', the query heads of a key head choose together, by the mean of their softmaxes, or 'head', each chooses
+      share: 'group', the query heads of a key head choose together, by the mean of their softmaxes, or 'head', each
+        chooses
       align: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [B]
       key_lengths: [B]: keys at or beyond it are not valid
       key_starts: [B]: keys before it are not valid
@@ -89,8 +93,9 @@ def cumulative(q: Array, k: Array | KVCache, *, mass: float = 0.95, block: int =
 
 def vertical_slash(q: Array, k: Array, *, verticals: int = 1000, slashes: int = 6096, last: int = 64, sinks: int = 30,
                    local: int = 100, threads: int | None = None) -> Pattern:
-    """The columns and diagonals with the most weight in the causal attention of the last queries, for each query head: MInference
-    (arXiv:2407.02490). The pattern keeps pairs up to a row's position, and fits any call with as many sequences and heads.
+    """The columns and diagonals with the most weight in the causal attention of the last queries, for each query head:
+    MInference (arXiv:2407.02490). The pattern keeps pairs up to a row's position, and fits any call with as many
+    sequences and heads.
 
     Args:
       q: [B, Tq, Hq, D]; the last one stands at key Tk - 1
@@ -107,7 +112,8 @@ def vertical_slash(q: Array, k: Array, *, verticals: int = 1000, slashes: int = 
 
 def indexer(q_index: Array, k_index: Array, weights: Array, *, count: int = 2048, causal: bool = True,
             threads: int | None = None) -> Pattern:
-    """The `count` keys of each row with the largest sum_h w_h relu(<q_h, k>), for all heads: the indexer of DSA (arXiv:2512.02556).
+    """The `count` keys of each row with the largest sum_h w_h relu(<q_h, k>), for all heads: the indexer of DSA
+    (arXiv:2512.02556).
 
     Args:
       q_index: [B, Tq, Hi, Di]; the last one stands at key Tk - 1
@@ -127,22 +133,23 @@ def certified(q: Array, k: Array | KVCache,
     """The blocks of 64 keys outside of which provably at most a share epsilon of each row's attention lies: what
     heed.certified_attention and attend(epsilon=...) of a cache attend to.
 
-    The query heads of a key head share their blocks, and of keys that are given rows whose positions have the same quotient by
-    64 do; at level 'skip' each row and query head has its own. Costs what certified attention costs.
+    The query heads of a key head share their blocks, and of keys that are given rows whose positions have the same
+    quotient by 64 do; at level 'skip' each row and query head has its own. Costs what certified attention costs.
 
     Args:
       q: [B, Tq, Hq, D], not float64
       k: [B, Tk, Hkv, D], or a KVCache, made with sketch="int8" unless level is 'skip', whose last tokens q is of
       epsilon: the most that a row may do without, from 0 on and below 1
-      level: 'sketch'; 'auto', which keeps every block of heads where little could be left out: with a cache, a call counts as
-        one of attend's; 'box', bounds from the range of each channel; or 'skip', the weights themselves
+      level: 'sketch'; 'auto', which keeps every block of heads where little could be left out: with a cache, a call
+        counts as one of attend's; 'box', bounds from the range of each channel; or 'skip', the weights themselves
       causal: whether a row sees no key after its position; attention with the pattern is told so too
       scale: factor of the logits; None: D^-1/2. Attention with the pattern takes the same
       align: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [B]; a cache knows it
       key_lengths: [B]: keys at or beyond it are not seen; a cache knows it
       query_lengths: [B]: rows at or beyond it see nothing; a cache knows it
       threads: how many; None: heed.set_num_threads, or as many as the process may use
-      **options: others of heed.certified_attention, which attention with the pattern takes too: window, mask, sinks, ...
+      **options: others of heed.certified_attention, which attention with the pattern takes too: window, mask, sinks,
+        ...
 
     Example:
 

@@ -1,7 +1,8 @@
 # Tiny configurations of every family that from_config of heed.torch.nn takes, and what Transformers' model computes with one.
 """FAMILIES, `original` and `compare`: a layer made of a configuration beside the module inside of Transformers' model.
 
-HEED_TEST_FAMILIES=all makes tests take every family, one field at a time: minutes. Otherwise they take one of each kind.
+HEED_TEST_FAMILIES=all makes tests take every family, one field at a time: minutes. Otherwise they take one of each
+kind.
 """
 import copy
 import dataclasses

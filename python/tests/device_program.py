@@ -1,9 +1,9 @@
 # Tensors of a CUDA device without a GPU: heed.torch on stand-ins. test_devices.py runs this in processes of its own.
-"""A stand-in is a tensor of which PyTorch believes that it is on cuda:0, with memory on the host. What PyTorch does for a real
-one, to lend it, to tell the current stream and to compute on it, is done here; all between is heed's: operators and their
-gradients, arguments and outputs as views of a device, and kernels, of the emulated device, which the host loads as a
-libheed_cuda. A PyTorch without CUDA records no graph of such tensors: gradients are asked for as autograd asks. Each check
-prints its name when it has passed."""
+"""A stand-in is a tensor of which PyTorch believes that it is on cuda:0, with memory on the host. What PyTorch does for
+a real one, to lend it, to tell the current stream and to compute on it, is done here; all between is heed's: operators
+and their gradients, arguments and outputs as views of a device, and kernels, of the emulated device, which the host
+loads as a libheed_cuda. A PyTorch without CUDA records no graph of such tensors: gradients are asked for as autograd
+asks. Each check prints its name when it has passed."""
 import ctypes
 import itertools
 import sys

@@ -1,5 +1,6 @@
-"""Python programs in processes of their own that do not import PyTorch again: forks of a process that has imported it and nothing
-of heed. What a program must not find imported, or what reads the environment when it is imported, is no program for it."""
+"""Python programs in processes of their own that do not import PyTorch again: forks of a process that has imported it
+and nothing of heed. What a program must not find imported, or what reads the environment when it is imported, is no
+program for it."""
 import atexit
 import gc
 import json
@@ -40,8 +41,8 @@ def _server(packages):
 
 
 def python(program, *arguments, packages=(), cwd=None, env=None, timeout=300):
-    """Runs a file, or code if it is a string, as `python program arguments` would: its status and what it wrote. `packages`: that are
-    imported already besides NumPy and PyTorch."""
+    """Runs a file, or code if it is a string, as `python program arguments` would: its status and what it wrote.
+    `packages`: that are imported already besides NumPy and PyTorch."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
         request = {"code" if isinstance(program, str) else "file": str(program),

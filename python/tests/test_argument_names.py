@@ -1,6 +1,6 @@
 # Every argument of every function, made wrong by itself: the message begins with the function and names the argument as signatures do.
-"""Calls that work come from the table of mechanisms that the module exports, and for other functions from CALLS. In each, one
-argument after the other gets another type, rank, dtype or size."""
+"""Calls that work come from the table of mechanisms that the module exports, and for other functions from CALLS. In
+each, one argument after the other gets another type, rank, dtype or size."""
 
 import inspect
 import re
@@ -208,8 +208,8 @@ def wrong_values(annotation, value):
 
 
 def walk(title, calls, parameters, convert=lambda x: x):
-    """What is wrong with the messages of a function that is called as `title`: each argument is walked in the (function, call)s that
-    have it, else in the first."""
+    """What is wrong with the messages of a function that is called as `title`: each argument is walked in the
+    (function, call)s that have it, else in the first."""
     used, found = {key for _, call in calls for key in call}, []
     for i, (function, call) in enumerate(calls):
         for name, parameter in parameters.items():

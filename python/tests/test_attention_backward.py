@@ -34,8 +34,8 @@ def backward(do, q, k, v, dlse=None, need_dbias=None, **options):
     return heed.attention_backward(do, q, k, v, o, lse, dlse=dlse, need_dbias=need, **options)
 
 
-# Relative to the largest value of a gradient. f64 and f32: some tens of roundings. 16 bits: the result is rounded once, but
-# so was o, from which every gradient but dv is computed; in dalibi that is multiplied by distances.
+# Relative to the largest value of a gradient. f64 and f32: some tens of roundings. 16 bits: the result is rounded once,
+# but so was o, from which every gradient but dv is computed; in dalibi that is multiplied by distances.
 TOLERANCE = {"float64": 2e-14, "float32": 5e-6, "float16": 3e-3, "bfloat16": 3e-2}
 
 

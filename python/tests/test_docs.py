@@ -1,5 +1,5 @@
-# The examples of the documentation run, each alone: Python blocks, `heed` lines of shell blocks, C++ blocks as examples/*.cc,
-# and examples/*.py.
+# The examples of the documentation run, each alone: Python blocks, `heed` lines of shell blocks, C++ blocks as
+# examples/*.cc, and examples/*.py.
 import importlib.util
 import json
 import re

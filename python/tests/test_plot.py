@@ -293,8 +293,9 @@ def test_wrong_rows(call, message):
 
 # Colors, and what is not there.
 
-# What is left of linear RGB without one kind of cone, severity 1. Source: Machado, Oliveira, Fernandes, "A physiologically-based
-# model for simulation of color vision deficiency", IEEE Trans. Visualization and Computer Graphics 15 (2009), table 1.
+# What is left of linear RGB without one kind of cone, severity 1. Source: Machado, Oliveira, Fernandes, "A
+# physiologically-based model for simulation of color vision deficiency", IEEE Trans. Visualization and Computer
+# Graphics 15 (2009), table 1.
 VISION = {
     "normal": np.eye(3),
     "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],

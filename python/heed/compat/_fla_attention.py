@@ -116,8 +116,8 @@ def _keys_of_blocks(index: Tensor, counts: Any, block: int, keys: int) -> Tensor
 
 
 def _compressed(q: Tensor, k: Tensor, v: Tensor, block: int, scale: float | None) -> Tensor:
-    """Attention to the means of the blocks that end at or before the query. With a row before the first, block b of rows sees b
-    means."""
+    """Attention to the means of the blocks that end at or before the query. With a row before the first, block b of
+    rows sees b means."""
     whole = k.shape[1] // block
     means = (x[:, : whole * block].unflatten(1, (whole, block)).mean(2) for x in (k, v))
     seen = torch.ones(whole + 1, whole, dtype=torch.bool).tril(-1)

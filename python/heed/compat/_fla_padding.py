@@ -70,7 +70,8 @@ def get_unpad_data(attention_mask):
 def unpad_input(q, states, attention_mask, q_len, keepdim=False):
     """Rows of q, a tensor or several, and of states, without padding: the mask is of the states.
 
-    q has their length or one token. Returns q, states, indices of q, and for q and states cu_seqlens and longest lengths.
+    q has their length or one token. Returns q, states, indices of q, and for q and states cu_seqlens and longest
+    lengths.
     """
     indices, cu, most = get_unpad_data(attention_mask)
     given: Sequence[Any] = (q,) if isinstance(q, Tensor) else q

@@ -220,8 +220,8 @@ class Mamba2(_Mixer):
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, **factory)
 
     def forward(self, u, seqlen=None, seq_idx=None, cu_seqlens=None, inference_params=None):
-        """u [B, T, d_model], or [B T, d_model] with seqlen. With inference_params the first call fills the states of this
-        layer there, later ones take a token each."""
+        """u [B, T, d_model], or [B T, d_model] with seqlen. With inference_params the first call fills the states of
+        this layer there, later ones take a token each."""
         rows = u if seqlen is None else u.unflatten(0, (-1, seqlen))
         states = None
         if inference_params is not None:

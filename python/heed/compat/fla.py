@@ -1,7 +1,8 @@
 # heed.compat.fla: the operators of flash-linear-attention on heed, and the modules that model files import with them.
 """Functions of `fla.ops`, as of version 0.5.2: [B, T, H, D], states [N, H, K, V], `cu_seqlens` beside a batch of 1.
 
-Norms, short convolutions, rotary positions and losses of `fla.modules` and the padding of `fla.layers.utils` are here too.
+Norms, short convolutions, rotary positions and losses of `fla.modules` and the padding of `fla.layers.utils` are here
+too.
 
 Each gives what the original gives, `(o, final_state)` where it has states. There is one kernel for chunk_*,
 fused_chunk_*, fused_recurrent_* and parallel_* here. All take float32 and float64; states of another dtype become

@@ -56,14 +56,14 @@ def _bits(mask_mod: Any, blocks: Tensor, block: tuple[int, int], lengths: tuple[
 def pattern_from_block_mask(block_mask: BlockMask) -> Pattern:
     """The pattern that a BlockMask of FlexAttention says, for `pattern=` of heed.torch.attention.
 
-    Blocks that it lists as full are kept whole; of those that it lists as partial its mask_mod is asked once, of these blocks
-    alone: a bit for each of their pairs stays in memory, no table of all rows and keys is made. Any BLOCK_SIZE, lengths that are
-    no multiples of it, batch entries and heads of 1 or as many as the call has query heads. As in FlexAttention, the numbers
-    of rows are those of the call, not positions, and a call must have as many rows and keys as the mask; elsewhere heed's
-    attention takes [B, T, H, D], FlexAttention [B, H, T, D].
+    Blocks that it lists as full are kept whole; of those that it lists as partial its mask_mod is asked once, of these
+    blocks alone: a bit for each of their pairs stays in memory, no table of all rows and keys is made. Any BLOCK_SIZE,
+    lengths that are no multiples of it, batch entries and heads of 1 or as many as the call has query heads. As in
+    FlexAttention, the numbers of rows are those of the call, not positions, and a call must have as many rows and keys
+    as the mask; elsewhere heed's attention takes [B, T, H, D], FlexAttention [B, H, T, D].
 
-    The pattern combines with others by `|` and `&`. Its repr says sizes, but is no expression that parses, and it is equal to
-    itself alone: keep it, instead of making it anew for each call.
+    The pattern combines with others by `|` and `&`. Its repr says sizes, but is no expression that parses, and it is
+    equal to itself alone: keep it, instead of making it anew for each call.
 
     Args:
       block_mask: of torch.nn.attention.flex_attention, by create_block_mask or BlockMask.from_kv_blocks

@@ -1,9 +1,9 @@
 # The operators that a compiled function calls on a cache: append and attend without a break of the graph.
 """Operators of PyTorch on the caches of heed.torch.
 
-A cache is an object that changes, which no operator can take. Each has a tensor, its handle, whose one element says which
-cache is meant. Both operators claim to change the handle, so that every transform of PyTorch leaves them in the order in
-which they were written, and drops none.
+A cache is an object that changes, which no operator can take. Each has a tensor, its handle, whose one element says
+which cache is meant. Both operators claim to change the handle, so that every transform of PyTorch leaves them in the
+order in which they were written, and drops none.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 # How heed's operators of PyTorch are made: kernels, gradients, and what transforms ask for.
 """One way to make an operator, `torch.ops.heed.<name>`, for all that heed computes.
 
-Each has a kernel for CPU tensors, which some have for CUDA tensors too, one for tensors without data, gradients or a sentence
-that there are none, and a rule for vmap; every other kind of tensor is refused by name. Registered by hand instead of through `torch.library.custom_op`: that
-costs 60 microseconds more per call, refuses torch.func.grad, and takes derivatives of forward mode for zero.
+Each has a kernel for CPU tensors, which some have for CUDA tensors too, one for tensors without data, gradients or a
+sentence that there are none, and a rule for vmap; every other kind of tensor is refused by name. Registered by hand
+instead of through `torch.library.custom_op`: that costs 60 microseconds more per call, refuses torch.func.grad, and
+takes derivatives of forward mode for zero.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def refuse(names: Sequence[str], arguments: Sequence[Any], operation: str) -> No
 
 
 def bare(operation: str, name: str, value: Any, *, written: bool = False) -> Any:
-    """`value` for code that reads memory itself and sees nothing of what PyTorch keeps beside it: graphs, tangents, levels of
-    torch.func, signs that a view has not applied yet. Nothing is lost without a word."""
+    """`value` for code that reads memory itself and sees nothing of what PyTorch keeps beside it: graphs, tangents,
+    levels of torch.func, signs that a view has not applied yet. Nothing is lost without a word."""
     if not isinstance(value, Tensor):
         if not isinstance(value, (tuple, list)):
             return value
@@ -293,12 +294,13 @@ def define(
 ) -> Any:
     """Makes the operator `heed::<name>` with this signature, "(arguments) -> results".
 
-    `gradients(needed, of_results, *arguments)` gives those that are needed, by the index of the argument; arguments that the
-    caller left away are missing, those at `unread` are None if they are tensors, and with `keeps_results` the results follow.
-    The results at `constant` are none that a gradient arrives at. Without `gradients` there is none.
+    `gradients(needed, of_results, *arguments)` gives those that are needed, by the index of the argument; arguments
+    that the caller left away are missing, those at `unread` are None if they are tensors, and with `keeps_results` the
+    results follow. The results at `constant` are none that a gradient arrives at. Without `gradients` there is none.
     Under autocast the first `num_cast` arguments take its dtype.
     `on_gpus`: the kernel takes tensors of CUDA devices too; which stand on the CPU beside them it says itself.
-    `tangents(of_arguments, *arguments)` is the derivative of forward mode. `names` are what messages call the arguments.
+    `tangents(of_arguments, *arguments)` is the derivative of forward mode. `names` are what messages call the
+    arguments.
     """
     library.define(f"{name}{signature}")
     operator = getattr(torch.ops.heed, name).default

@@ -47,8 +47,8 @@ class _State:
 
 
 def _through_the_sums(*states: Any) -> tuple[Any, ...]:
-    """States of which all but the last stand for themselves times its exponential, and of which operators take the last for a
-    constant: its gradient, the sum of all x dx, reaches it as that of a factor of the others that is 1."""
+    """States of which all but the last stand for themselves times its exponential, and of which operators take the last
+    for a constant: its gradient, the sum of all x dx, reaches it as that of a factor of the others that is 1."""
     *sums, exponent = states
     if not isinstance(exponent, Tensor) or not exponent.requires_grad or any(x is None for x in sums):
         return states

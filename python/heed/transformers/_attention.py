@@ -30,8 +30,8 @@ _refused: dict[type, tuple[str, ...]] = {}
 
 
 def _refused_options(module: type) -> tuple[str, ...]:
-    """Options that change what is computed in a way that heed does not have: arguments of the eager attention beside this
-    module that heed does not know, and those that only other attention functions read."""
+    """Options that change what is computed in a way that heed does not have: arguments of the eager attention beside
+    this module that heed does not know, and those that only other attention functions read."""
     if module not in _refused:
         eager = getattr(sys.modules[module.__module__], "eager_attention_forward", None)
         own = () if eager is None else inspect.signature(eager).parameters

@@ -43,8 +43,8 @@ def _columns(table: bytes, batch: int, tokens: int) -> heed.Pattern:
 
 def _longformer(self, hidden_states, attention_mask=None, is_index_masked=None, is_index_global_attn=None,
                 is_global_attn=None, output_attentions=False):
-    """LongformerSelfAttention.forward: every row by its window and the global keys, then global rows by projections of their
-    own in the place of what they have got."""
+    """LongformerSelfAttention.forward: every row by its window and the global keys, then global rows by projections of
+    their own in the place of what they have got."""
     if (declined := _declines(output_attentions)) is not None:
         return declined
     heads = (self.num_heads, self.head_dim)
@@ -130,8 +130,8 @@ def _bigbird_original(self, hidden_states, band_mask=None, from_mask=None, to_ma
 
 def _bigbird_paper(self, hidden_states, band_mask=None, from_mask=None, to_mask=None, from_blocked_mask=None,
                    to_blocked_mask=None, **options):
-    """BigBirdBlockSparseAttention.forward with the blocks of heed.patterns.bigbird, in training and evaluation. Compiled code
-    calls it between two graphs, since the original has other blocks."""
+    """BigBirdBlockSparseAttention.forward with the blocks of heed.patterns.bigbird, in training and evaluation.
+    Compiled code calls it between two graphs, since the original has other blocks."""
     run = torch._dynamo.disable(_bigbird) if torch.compiler.is_compiling() else _bigbird
     return run(True, self, hidden_states, band_mask, from_mask, to_mask, options)
 

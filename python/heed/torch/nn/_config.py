@@ -24,9 +24,9 @@ _WITH_ORIGINAL = ("llama3", "yarn", "longrope")  # types that Transformers gives
 class Family(NamedTuple):
     """Configurations of one `model_type`, as one layer takes them.
 
-    `fields` are those that decide what the layer computes, with Transformers' defaults: from_config reads them, and one that
-    it does not read must have this value. `options` are arguments of the constructor that all members share; `windowed`
-    says whether layer i has the sliding window where `layer_types` is missing.
+    `fields` are those that decide what the layer computes, with Transformers' defaults: from_config reads them, and one
+    that it does not read must have this value. `options` are arguments of the constructor that all members share;
+    `windowed` says whether layer i has the sliding window where `layer_types` is missing.
     """
 
     fields: Mapping[str, Any]
@@ -137,7 +137,8 @@ class Fields:
 
     def rotary(self, dim: int, *, interleaved: bool) -> dict[str, Any]:
         """base and scaling of heed.rotary over `dim` channels, from the present spelling (rope_parameters) or that of
-        Transformers 4 (rope_theta and rope_scaling, which wins if both are given), as Transformers 5 puts them together."""
+        Transformers 4 (rope_theta and rope_scaling, which wins if both are given), as Transformers 5 puts them
+        together."""
         old, new, base, part = (self[x]
                                 for x in ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor"))
         source, rope = ("rope_scaling", old) if old and old != new else ("rope_parameters", new or {})

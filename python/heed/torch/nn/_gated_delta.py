@@ -23,11 +23,13 @@ class GatedDeltaNet(Layer):
         beta = sigmoid(b);   g = -exp(A_log) softplus(a + dt_bias)
         S~ = e^{g_t} S_{t-1};   S_t = S~ + beta_t k_t (v_t - S~^T k_t)^T;   y = (norm(S_t^T q_t) silu(z_t)) W_out
 
-    x, y [B, T, hidden_size]; q, k [B, T, num_key_heads, key_head_dim] with scale key_head_dim^-1/2, v, z [B, T, num_value_heads,
-    value_head_dim], a, b [B, T, num_value_heads]; consecutive value heads share a key head; norm: RMS norm per head. Parameters
-    are those of Transformers' Qwen3NextGatedDeltaNet. Source: Yang, Kautz and Hatamizadeh, arXiv:2412.06464.
+    x, y [B, T, hidden_size]; q, k [B, T, num_key_heads, key_head_dim] with scale key_head_dim^-1/2, v, z [B, T,
+    num_value_heads, value_head_dim], a, b [B, T, num_value_heads]; consecutive value heads share a key head; norm: RMS
+    norm per head. Parameters are those of Transformers' Qwen3NextGatedDeltaNet. Source: Yang, Kautz and Hatamizadeh,
+    arXiv:2412.06464.
 
-    State: conv [B, channels of q, k and v, conv_kernel - 1] and S [B, num_value_heads, key_head_dim, value_head_dim], float32.
+    State: conv [B, channels of q, k and v, conv_kernel - 1] and S [B, num_value_heads, key_head_dim, value_head_dim],
+    float32.
     """
 
     def __init__(self, hidden_size: int, num_key_heads: int, num_value_heads: int,

@@ -57,13 +57,13 @@ class GatedLinearAttention(Layer):
         q = x W_q   k = x W_k   v = x W_v   each gate: map(x W + b), or a learned constant
         y = (norm_h(recurrence(q, k, v, gates)) silu(x W_g)) W_o                          norm_h: RMS norm per head
 
-    x, y [B, T, hidden_size]; q, k [B, T, num_heads, key_dim], v [B, T, num_heads, value_dim]. `recurrence` is a name of heed.torch:
-    linear_attention, based, retention, lightning, simple_gla, gla, hgrn2, mlstm, rwkv5, rwkv6, delta_rule, gated_delta_rule, kda,
-    gdn2, comba, rwkv7; its equation is in that function's text. Log decays are logsigmoid / 16, rates of delta rules sigmoids,
-    and keys of delta rules have norm 1; rwkv7 removes a share a of what its key finds, as a = -k, b = share k. `options` are
-    further settings of the function. Parameters: q_proj, k_proj, v_proj (r_proj, i_proj where the function says so), a linear
-    map `<gate>_proj` or a parameter `<gate>` [num_heads, size] for each gate, g_proj, norm, o_proj. Source of the block: Yang et al.,
-    arXiv:2312.06635.
+    x, y [B, T, hidden_size]; q, k [B, T, num_heads, key_dim], v [B, T, num_heads, value_dim]. `recurrence` is a name of
+    heed.torch: linear_attention, based, retention, lightning, simple_gla, gla, hgrn2, mlstm, rwkv5, rwkv6, delta_rule,
+    gated_delta_rule, kda, gdn2, comba, rwkv7; its equation is in that function's text. Log decays are logsigmoid / 16,
+    rates of delta rules sigmoids, and keys of delta rules have norm 1; rwkv7 removes a share a of what its key finds,
+    as a = -k, b = share k. `options` are further settings of the function. Parameters: q_proj, k_proj, v_proj (r_proj,
+    i_proj where the function says so), a linear map `<gate>_proj` or a parameter `<gate>` [num_heads, size] for each
+    gate, g_proj, norm, o_proj. Source of the block: Yang et al., arXiv:2312.06635.
 
     State: the function's, by its fields: S [B, num_heads, key_dim, value_dim], z and m, float32.
     """

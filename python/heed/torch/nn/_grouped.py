@@ -20,13 +20,14 @@ class GroupedQueryAttention(Layer):
         q = rotary(norm(x W_q))   k = rotary(norm(x W_k))   v = x W_v          norm: RMS norm per head, with qk_norm
         y = concat_h softmax(scale q_h k_{h / group}^T) v_{h / group} W_o      scale = head_dim^-1/2
 
-    x, y [B, T, hidden_size]; W_q to num_heads head_dim channels, W_k and W_v to num_kv_heads head_dim. Parameters are those of
-    Transformers' LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention and their like. `base`, `interleaved`,
-    `rotary_dim` and `scaling` are heed.rotary's; a window of w keys, the newest included, is Mistral's. With `Residual` it is
-    the first half of their decoder layers. Sources: Ainslie et al., arXiv:2305.13245; Su et al., arXiv:2104.09864.
+    x, y [B, T, hidden_size]; W_q to num_heads head_dim channels, W_k and W_v to num_kv_heads head_dim. Parameters are
+    those of Transformers' LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention and their like. `base`,
+    `interleaved`, `rotary_dim` and `scaling` are heed.rotary's; a window of w keys, the newest included, is Mistral's.
+    With `Residual` it is the first half of their decoder layers. Sources: Ainslie et al., arXiv:2305.13245; Su et al.,
+    arXiv:2104.09864.
 
-    State: a heed.torch.KVCache, which turns keys as they are appended. `options` of a call are those of heed.torch.attention,
-    with a state those of its attend.
+    State: a heed.torch.KVCache, which turns keys as they are appended. `options` of a call are those of
+    heed.torch.attention, with a state those of its attend.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, num_kv_heads: int | None = None, *,
@@ -61,9 +62,9 @@ class GroupedQueryAttention(Layer):
     def from_config(cls, config: Any, layer: int = 0, **options: Any) -> GroupedQueryAttention:
         """Reads a configuration of one of these `model_type`s; `layer` says whose, where layers differ.
 
-        arcee, aria_text, cohere, dots1, emu3_text_model, ernie4_5, gemma, gemma2, granite, granitemoe, granitemoeshared, helium,
-        hy_v3, hyperclovax, jais2, llama, ministral, mistral, mixtral, olmo, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3 (layers
-        with rotary encoding), starcoder2, or none.
+        arcee, aria_text, cohere, dots1, emu3_text_model, ernie4_5, gemma, gemma2, granite, granitemoe,
+        granitemoeshared, helium, hy_v3, hyperclovax, jais2, llama, ministral, mistral, mixtral, olmo, qwen2, qwen2_moe,
+        qwen3, qwen3_moe, smollm3 (layers with rotary encoding), starcoder2, or none.
         """
         if not isinstance(layer, int) or layer < 0:
             raise InvalidArgument(f"{cls.__name__}.from_config: layer is {layer!r}, expected an int of at least 0")

@@ -22,12 +22,13 @@ class LatentAttention(Layer):
         [k_n, v]_h   = c~ W_kvb                            q_r, r: rotary; all heads share r
         y = concat_h softmax(scale ([q_n, rotary(q_r)] [k_n, rotary(r)]^T)) v W_o
 
-    With a state, decoding never makes keys or values: W_kvb = [W_uk, W_uv]_h is absorbed, as <q_n, c~ W_uk> = <q_n W_uk^T, c~>,
-    and W_uv follows the sum over latents. x, y [B, T, hidden_size]. Parameters are those of Transformers' DeepseekV3Attention,
-    and of DeepseekV2Attention. scale: (qk_nope_head_dim + qk_rope_head_dim)^-1/2, times YaRN's factor for a scaling that has
-    mscale_all_dim. Source: DeepSeek-AI, arXiv:2405.04434.
+    With a state, decoding never makes keys or values: W_kvb = [W_uk, W_uv]_h is absorbed, as <q_n, c~ W_uk> = <q_n
+    W_uk^T, c~>, and W_uv follows the sum over latents. x, y [B, T, hidden_size]. Parameters are those of Transformers'
+    DeepseekV3Attention, and of DeepseekV2Attention. scale: (qk_nope_head_dim + qk_rope_head_dim)^-1/2, times YaRN's
+    factor for a scaling that has mscale_all_dim. Source: DeepSeek-AI, arXiv:2405.04434.
 
-    State: a heed.torch.LatentKVCache. `options` of a call are those of heed.torch.attention, with a state those of its attend.
+    State: a heed.torch.LatentKVCache. `options` of a call are those of heed.torch.attention, with a state those of its
+    attend.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, *, kv_lora_rank: int, qk_nope_head_dim: int,

@@ -112,8 +112,8 @@ def check_rows(name: str, argument: str, x: Any, width: int) -> None:
 
 
 def without_padding(name: str, argument: str, x: Tensor, lengths: Any) -> tuple[Tensor, Tensor | None]:
-    """Rows x [B, T, width] with zeros beyond `lengths`, and those as a tensor. Products of weights and padding have gradients of
-    0, but times NaN."""
+    """Rows x [B, T, width] with zeros beyond `lengths`, and those as a tensor. Products of weights and padding have
+    gradients of 0, but times NaN."""
     if lengths is None:
         return x, None
     n = torch.as_tensor(lengths)
@@ -244,8 +244,9 @@ class Residual(Layer):
         post  y = norm(x + layer(x))
 
     Rows [B, T, hidden_size]. `names` are those of the layer and of the norm in the state dict: ("self_attn",
-    "input_layernorm") is the first half of Transformers' LlamaDecoderLayer and its like, ("mixer", "norm") is MambaBlock,
-    ("self_attn", "self_attn_layer_norm") with norm="layer" and order="post" is of BartEncoderLayer. States are the layer's.
+    "input_layernorm") is the first half of Transformers' LlamaDecoderLayer and its like, ("mixer", "norm") is
+    MambaBlock, ("self_attn", "self_attn_layer_norm") with norm="layer" and order="post" is of BartEncoderLayer. States
+    are the layer's.
     """
 
     def __init__(self, layer: nn.Module, *, order: str = "pre", norm: str = "rms", eps: float = 1e-6,

@@ -21,8 +21,8 @@ class Mamba(Layer):
         [u, z] = x W_in;   u = silu(conv(u));   [d, B, C] = u W_x;   dt = softplus(d W_dt + b_dt)
         h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t;   y = ((C_t h_t + D u_t) silu(z_t)) W_out           A = -exp(A_log)
 
-    x, y [B, T, hidden_size]; u, z, dt [B, T, intermediate_size]; B, C [B, T, state_size]; d [B, T, time_step_rank]. Parameters
-    are those of Transformers' MambaMixer. Source: Gu and Dao, arXiv:2312.00752.
+    x, y [B, T, hidden_size]; u, z, dt [B, T, intermediate_size]; B, C [B, T, state_size]; d [B, T, time_step_rank].
+    Parameters are those of Transformers' MambaMixer. Source: Gu and Dao, arXiv:2312.00752.
 
     State: conv [B, intermediate_size, conv_kernel - 1] and ssm [B, intermediate_size, state_size], float32.
     """

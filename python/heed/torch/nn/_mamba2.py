@@ -22,12 +22,12 @@ class Mamba2(Layer):
         [z, u, d] = x W_in;   [u, B, C] = silu(conv(u));   dt = softplus(d + dt_bias), inside time_step_limit
         S_t = exp(dt_t A_h) S_{t-1} + dt_t u_t B_t^T;   y = norm((S_t C_t + D u_t) silu(z_t)) W_out          A = -exp(A_log)
 
-    x, y [B, T, hidden_size]; u, z [B, T, num_heads head_dim]; d [B, T, num_heads]; B, C [B, T, n_groups, state_size], which
-    num_heads / n_groups heads share; norm: RMS norm over the channels of each group. Parameters are those of Transformers'
-    Mamba2Mixer. Source: Dao and Gu, arXiv:2405.21060.
+    x, y [B, T, hidden_size]; u, z [B, T, num_heads head_dim]; d [B, T, num_heads]; B, C [B, T, n_groups, state_size],
+    which num_heads / n_groups heads share; norm: RMS norm over the channels of each group. Parameters are those of
+    Transformers' Mamba2Mixer. Source: Dao and Gu, arXiv:2405.21060.
 
-    State: conv [B, num_heads head_dim + 2 n_groups state_size, conv_kernel - 1] and ssm [B, num_heads, head_dim, state_size],
-    float32.
+    State: conv [B, num_heads head_dim + 2 n_groups state_size, conv_kernel - 1] and ssm [B, num_heads, head_dim,
+    state_size], float32.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, head_dim: int, *, state_size: int = 128, n_groups: int = 1,

@@ -38,10 +38,10 @@ class MultiheadAttention(Layer):
         f(x) = concat_h softmax(scale q_h k_h^T) v_h W_o + b_o         causal, or under any mask of heed.torch.attention
         y = f(x);    norm="post": LayerNorm(x + f(x));    norm="pre": x + f(LayerNorm(x))
 
-    x, y [B, T, hidden_size]. Parameters are those of Transformers' BartAttention (names="bart"; the norm is layer_norm), of
-    Whisper and others that call them so, or of BertAttention (names="bert"), which is norm="post". With memory_size, which
-    may be hidden_size, keys and values are the memory's, which calls with a state that has it leave out.
-    Source: Vaswani et al., arXiv:1706.03762.
+    x, y [B, T, hidden_size]. Parameters are those of Transformers' BartAttention (names="bart"; the norm is
+    layer_norm), of Whisper and others that call them so, or of BertAttention (names="bert"), which is norm="post". With
+    memory_size, which may be hidden_size, keys and values are the memory's, which calls with a state that has it leave
+    out. Source: Vaswani et al., arXiv:1706.03762.
 
     State: of causal self attention a heed.torch.KVCache, of cross attention a State of the memory's keys and values.
     `options` of a call are those of heed.torch.attention; with a KVCache those of its attend.
@@ -77,10 +77,11 @@ class MultiheadAttention(Layer):
         """Reads a configuration of one of these `model_type`s.
 
         names="bert" and norm="post": align_text_model, bert, bert-generation, camembert, chinese_clip_text_model,
-        clap_text_model, data2vec-text, electra, ernie, layoutlm, markuplm, rembert, roberta, roc_bert, splinter, xlm-roberta;
-        is_decoder makes the layer causal. names="bart": clip_text_model (causal), clip_vision_model, siglip_text_model,
-        siglip_vision_model, or none; and of models with a decoder bart, blenderbot, blenderbot-small, m2m_100, marian, mbart,
-        pegasus, plbart, whisper: the encoder's layer, with causal=True or a memory_size the decoder's.
+        clap_text_model, data2vec-text, electra, ernie, layoutlm, markuplm, rembert, roberta, roc_bert, splinter,
+        xlm-roberta; is_decoder makes the layer causal. names="bart": clip_text_model (causal), clip_vision_model,
+        siglip_text_model, siglip_vision_model, or none; and of models with a decoder bart, blenderbot,
+        blenderbot-small, m2m_100, marian, mbart, pegasus, plbart, whisper: the encoder's layer, with causal=True or a
+        memory_size the decoder's.
         """
         c = _families.MULTIHEAD.open(config)
         of_decoder = options.get("causal", False) or options.get("memory_size") is not None

@@ -21,10 +21,10 @@ class MultiScaleRetention(Layer):
         q = rotary(x W_q)   k = rotary(x W_k)   v = x W_v   g = x W_g
         S_t = e^{log_decay_h} S_{t-1} + k_t v_t^T;   y = (silu(g) norm_h(head_dim^-1/2 S_t^T q_t)) W_o
 
-    x, y [B, T, hidden_size]; q, k [B, T, num_heads, hidden_size / num_heads], v and g value_factor times as wide; norm_h: RMS norm
-    per head without weights; log_decay: log(1 - 2^(-5-h)) unless given. Transformers has no such module; the names are q_proj,
-    k_proj, v_proj, g_proj, out_proj, as in torchscale's MultiScaleRetention with RMS norm, whose interleaved rotary encoding ends at
-    another frequency. Source: Sun et al., arXiv:2307.08621.
+    x, y [B, T, hidden_size]; q, k [B, T, num_heads, hidden_size / num_heads], v and g value_factor times as wide;
+    norm_h: RMS norm per head without weights; log_decay: log(1 - 2^(-5-h)) unless given. Transformers has no such
+    module; the names are q_proj, k_proj, v_proj, g_proj, out_proj, as in torchscale's MultiScaleRetention with RMS
+    norm, whose interleaved rotary encoding ends at another frequency. Source: Sun et al., arXiv:2307.08621.
 
     State: S [B, num_heads, K, V], float32.
     """

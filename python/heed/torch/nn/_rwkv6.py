@@ -21,10 +21,10 @@ class Rwkv6(Layer):
         x^a = x + (mu_a + m_a B_a) d        a: w, k, v, r, g;   log_decay = -exp(time_decay + tanh(x^w C) D)
         y = (norm_h(rwkv6(x^r W_r, x^k W_k, x^v W_v, log_decay, u)) silu(x^g W_g)) W_o        norm_h: layer norm per head
 
-    x, y [B, T, hidden_size], between them attention_hidden_size channels in heads of head_size; A, B of rank mix_rank, C, D
-    of decay_rank. Parameters are those of Rwkv6SelfAttention in the folders that the authors publish for Transformers: mu is
-    time_maa, A and B time_maa_w1 and time_maa_w2, C and D time_decay_w1 and time_decay_w2, u time_faaaa, norm_h ln_x.
-    Source: Peng et al., arXiv:2404.05892.
+    x, y [B, T, hidden_size], between them attention_hidden_size channels in heads of head_size; A, B of rank mix_rank,
+    C, D of decay_rank. Parameters are those of Rwkv6SelfAttention in the folders that the authors publish for
+    Transformers: mu is time_maa, A and B time_maa_w1 and time_maa_w2, C and D time_decay_w1 and time_decay_w2, u
+    time_faaaa, norm_h ln_x. Source: Peng et al., arXiv:2404.05892.
 
     State: shift [B, hidden_size], the last token, and S [B, heads, head_size, head_size], float32.
     """
