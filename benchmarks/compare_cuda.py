@@ -58,7 +58,7 @@ class Device:
 
 
 def sides(device, functions, leaves, d_o, kind):
-    """What is timed of both: their outputs, or gradients of outputs that are there."""
+    """Gives the timed function of each side: it computes outputs, or gradients of outputs computed before."""
     if kind == "forward":
         return [lambda f=f: [f(*leaves)] for f in functions]
     leaves = [x.detach().requires_grad_() for x in leaves]
@@ -231,7 +231,7 @@ def main():
     chosen = turns.chosen_lines(parser, options, lines)
     try:
         import torch
-        import torch.nn.attention.flex_attention
+        import torch.nn.attention.flex_attention  # noqa: F401
     except ImportError:
         print("compare_cuda.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python",
               file=sys.stderr)

@@ -89,7 +89,7 @@ class Problem:
 
 
 class SsdProblem(Problem):
-    """Mamba-2 as its layers call it: x [B, T, H, P], dt and A per head, B and C [B, T, 1, N] of one group, D, dt_bias."""
+    """Mamba-2 as its layers call it: x [B, T, H, P], B, C [B, T, 1, N] of one group, dt, A, D and dt_bias per head."""
 
     def __init__(self, torch, heed, name, tokens, heads, keys, values):
         super().__init__(torch, heed, "linear", tokens, heads, keys, values)
@@ -319,7 +319,7 @@ def transformers_ssd(problem, backward):
 
 
 def chunk_form(problem, backward):
-    """o = scale (Q S + lower(Q K^T .* decays) V), chunk by chunk; S carried over. Without a gate or with one per token."""
+    """o = scale (Q S + lower(Q K^T .* decays) V) per chunk, S carried over, without a gate or with one per token."""
     torch, scale = problem.torch, problem.scale
     if problem.gate is not None and problem.gate.dim() != 3:
         raise Missing("the chunk form has no gate per channel")
@@ -543,7 +543,7 @@ def measure(torch, heed, line, options):
 
 
 def versions():
-    """What is here, by name."""
+    """{name: version} of the installed peers."""
     found = {}
     for name in ("torch", "onnxruntime", "jax", "transformers"):
         try:

@@ -39,7 +39,7 @@ def plain_moba(torch, q, k, v, count):
 
 
 def problem(torch, options, peer, d, kind):
-    """heed's side, the peer's, and what heed's results are compared with: functions of nothing that give lists of tensors."""
+    """Functions without arguments that give lists of tensors: heed's side, the peer's, heed's results, the expected."""
     import heed.torch
 
     generator = torch.Generator().manual_seed(1)

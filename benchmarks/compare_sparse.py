@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# Sparse attention of heed beside PyTorch's, and layers of Transformers before and after accelerate, in one process, interleaved.
+# Sparse attention of heed beside PyTorch's, and layers of Transformers before and after accelerate, interleaved.
 """Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns; printed is the
 peer's time over heed's, and the goal where there is one. What the peer lacks is named and left out.
 
@@ -29,18 +29,18 @@ LAYERS = ("longformer", "bigbird")
 
 
 class Missing(Exception):
-    """What a peer does not have."""
+    """The peer lacks what this line needs."""
 
 
 def rows_of(torch, mask_mod, heads, tokens, begin, count):
-    """What some rows keep, bool [heads, rows, tokens]."""
+    """The pairs that mask_mod keeps in `count` rows from `begin`, bool [heads, rows, tokens]."""
     rows = torch.arange(begin, min(begin + count, tokens))[:, None]
     keep = mask_mod(torch.tensor(0), torch.arange(heads)[:, None, None], rows, torch.arange(tokens))
     return keep.expand(heads, len(rows), tokens)
 
 
 def block_mask(torch, mask_mod, heads, tokens, size):
-    """What create_block_mask gives, made one row of blocks after the other: no table of all pairs."""
+    """The result of create_block_mask, built one row of blocks at a time, without a table of all pairs."""
     flex = torch.nn.attention.flex_attention
     blocks = -(-tokens // size)
     some, every = (torch.zeros(heads, blocks, blocks, dtype=torch.bool) for _ in range(2))
@@ -58,7 +58,7 @@ def block_mask(torch, mask_mod, heads, tokens, size):
 
 
 def longformer(torch, patterns, heads, tokens):
-    """heed's pattern, the mask function of the same pairs, whether that asks for the head, and the size of its blocks."""
+    """heed's pattern, the mask function of the same pairs, the heads of its mask, and the size of its blocks."""
     return patterns.longformer(512, [0, 1]), lambda b, h, q, k: ((q - k).abs() <= 256) | (q < 2) | (k < 2), 1, 128
 
 
@@ -124,7 +124,7 @@ def pattern_problem(torch, options, peer, name, d, dtype, kind):
 
 
 def layer_problem(torch, options, name, whole, kind):
-    """The same of a layer of Transformers, which is accelerated on heed's side."""
+    """The two sides of a layer of Transformers, which is accelerated on heed's side."""
     try:
         import transformers
         from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
@@ -230,7 +230,7 @@ def main():
         parser.error(f"--tokens is {options.tokens}, expected a multiple of 2048")
     try:
         import torch
-        import torch.nn.attention.flex_attention
+        import torch.nn.attention.flex_attention  # noqa: F401
     except ImportError:
         print("compare_sparse.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python",
               file=sys.stderr)

@@ -215,7 +215,7 @@ def main():
         return 0
     try:
         import heed
-        import heed.torch
+        import heed.torch  # noqa: F401
     except ImportError:
         print("compare_torch.py: heed is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
         return 1

@@ -233,7 +233,7 @@ def decode(options, layers):
 
 
 def nothing_to_drop(options):
-    """Decoding where all keys matter alike, so that nothing can be dropped, and from clusters, where nearly everything can."""
+    """Decodes where all keys have equal weight, so that none can be dropped, and from clusters, where most can."""
     random, (T, H) = np.random.default_rng(0), (options.context, 8)
     rows = []
     for D in (64, 128):

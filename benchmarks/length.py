@@ -18,8 +18,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 from turns import cpu_name
 
@@ -32,7 +33,7 @@ PASSES = ("forward", "training")
 
 
 class Case(NamedTuple):
-    """What makes the inputs of so many tokens, and the call on them."""
+    """A function that makes the inputs for a number of tokens, and the call on them."""
 
     family: str
     inputs: Callable[[int], dict[str, Any]]
@@ -131,7 +132,7 @@ def status(field: str) -> int:
 
 
 def measure(name: str, what: str, quantity: str, tokens: list[int], limit: float, seconds: float) -> None:
-    """In a process of its own: prints a number for each length, while a call is expected to take less than the limit."""
+    """Runs in its own process and prints a number for each length, while a call is expected to stay below the limit."""
     import torch
 
     case = cases()[name]
@@ -162,7 +163,10 @@ def measure(name: str, what: str, quantity: str, tokens: list[int], limit: float
 
 
 def child(name: str, what: str, quantity: str, tokens: list[int], options: argparse.Namespace) -> list[float]:
-    """What measure() prints. Of memory, what has been freed goes back to the system at once, so that the next length finds none."""
+    """Runs measure() in a child process and gives the numbers that it prints.
+
+    The child's allocator returns freed memory to the system at once, so that no length reuses that of another.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     if quantity == "megabytes":
         environment |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}

@@ -4,8 +4,9 @@
 whose own clock counts from the weights in memory to the answer; the other side is warm. The same tokens and vectors
 first, then times in turns.
 
-minilm    64 sentences of Alice, their tokenizer's time added to the program's: beside sentence-transformers where it is installed,
-          else the same batches with Transformers; also with heed.transformers in place of PyTorch's attention
+minilm    64 sentences of Alice, their tokenizer's time added to the program's: beside sentence-transformers where it
+          is installed, else the same batches with Transformers; also with heed.transformers in place of PyTorch's
+          attention
 llama     8 layers of width 512, 1024 tokens of prompt: the first token behind it, and 128 tokens behind the first
 mamba, rwkv  4 layers of width 512, 32 tokens of prompt: 128 tokens behind the first
 

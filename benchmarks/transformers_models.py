@@ -89,7 +89,7 @@ def job(name, with_heed):
 
 
 def peak_mebibytes(name, with_heed, threads):
-    """Of a process that does the job twice, above what it held before."""
+    """The peak memory of a process that does the job twice, above what it held before."""
     code = ("import re; import transformers_models as m; import torch; "
             "high = lambda: int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]) / 1024; "
             f"torch.set_num_threads({threads}); r = m.job({name!r}, {with_heed}); before = high(); r(); r(); "

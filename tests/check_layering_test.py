@@ -1,4 +1,4 @@
-"""Each rule of tools/check_layering.py bites, and a clean tree passes. Run as a program; needs the standard library alone."""
+"""Each rule of tools/check_layering.py finds its violation, and a clean tree passes. Needs no third-party package."""
 import sys
 import tempfile
 import unittest

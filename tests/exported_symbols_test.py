@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What libheed.so exports is heed's own, and is there: no Highway, no JSON, no instance of a standard template.
+"""libheed.so exports heed's own symbols and no others: no Highway, no JSON, no instance of a standard template.
 
 Usage: exported_symbols_test.py NM LIBRARY.
 """

@@ -101,7 +101,7 @@ def struct_fields(code):
 
 
 def described(structs, words):
-    """What there is to say of the structs among `words`, each of which is said once."""
+    """Yields the comments of the structs among `words`, each struct once."""
     for word in re.findall(r"\w+", words):
         if word in structs:
             comment, code = structs.pop(word)
@@ -116,7 +116,7 @@ def joined(*parts):
 
 
 def class_docstrings(name, opening, comment, code):
-    """{name: docstring} of a class and, with its name before theirs, of its public methods; and its argument structs."""
+    """{name: docstring} of a class and, by qualified name, of its public methods; and its argument structs."""
     lines = [re.sub("^  ", "", line) for line in code.split("\n")[1:-1]]
     ends = [i for i, line in enumerate(lines) if line.strip() in ("private:", "protected:")]
     lines = [line for line in lines[: min(ends, default=len(lines))] if line.strip() != "public:"]
@@ -137,7 +137,7 @@ def class_docstrings(name, opening, comment, code):
 
 
 class Header:
-    """What a header says: of its functions and classes, and of the fields of its structs."""
+    """The documentation in a header: of its functions and classes, and of the fields of its structs."""
 
     def __init__(self, path):
         text = path.read_text(encoding="ascii")
@@ -186,7 +186,7 @@ class Header:
                                                              for of, _ in self.usings)), None)
 
     def brought(self):
-        """What that says of sizes, and of the structs as a whole."""
+        """The source header's text on sizes, and on the structs as a whole."""
         source = self.source()
         if source is None:
             return ""
@@ -211,7 +211,7 @@ class Header:
 
 
 def shaped(comment, fields):
-    """What a comment such as "p is like k, log_decay [B, T, HV]; v is i" says of fields whose meaning is known."""
+    """Texts of fields whose shape a comment such as "p is like k, log_decay [B, T, HV]; v is i" gives."""
     found = {}
     for clause in re.split(r"[,;.]\s+(?![^\[]*\])", comment.replace("\n", " ")):
         if match := re.match(r"(.*?)(?: is| are)? (\[.*?\])", clause):

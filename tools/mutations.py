@@ -131,7 +131,7 @@ class CppFile:
         return i in self.partner and self.partner[i] < i
 
     def _skipped(self):
-        """Whether each token is left alone: in template heads, aliases, arguments of macros and static assertions."""
+        """True for tokens left unchanged: in template heads, aliases, arguments of macros and static assertions."""
         skipped, i = [False] * len(self.tokens), 0
         while i < len(self.tokens):
             end, name = i, self.at(i)
@@ -209,7 +209,7 @@ class CppFile:
         return False
 
     def form(self, begin, end):
-        """What kind of argument stands there."""
+        """The kind of the argument in tokens begin to end."""
         first = self.tokens[begin]
         return first.text if first.kind == "op" else first.kind, any(self.at(k) == "(" for k in range(begin, end))
 
@@ -237,7 +237,7 @@ class CppFile:
             yield from self.of_statement(i)
 
     def inside(self, i, opening):
-        """Whether the innermost bracket around a token is this one."""
+        """Returns whether the innermost bracket around a token is this one."""
         return self.at(self.enclosing[i]) == opening and self.opens(self.enclosing[i])
 
     def of_operator(self, i):
@@ -529,7 +529,7 @@ def edits(path, text):
 
 
 def name_of(path, text, edit):
-    """What a mutant is called: its place and its rule."""
+    """The name of a mutant: its place and its rule."""
     line = text.count("\n", 0, edit.begin) + 1
     return f"{path}:{line}:{edit.begin - text.rfind(chr(10), 0, edit.begin)}:{edit.rule}"
 

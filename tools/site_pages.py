@@ -58,7 +58,7 @@ def prose(comment):
 
 
 def title_of(code):
-    """What a declaration is called: `Forward`, `struct Options`."""
+    """The title of a declaration: `Forward`, `struct Options`."""
     for pattern in DECLARED:
         if names := pattern.findall(code):
             return ", ".join(dict.fromkeys(n.replace("HEED_API ", "") for n in names))
@@ -115,7 +115,7 @@ def python_functions():
 
 
 def public_headers():
-    """What heed/heed.h includes: headers by name, and those of all mechanisms, whose list the build generates."""
+    """The headers that heed/heed.h includes: by name, and those of all mechanisms, whose list the build generates."""
     named = [ROOT / name for name in INCLUDE.findall((ROOT / "heed/heed.h").read_text())]
     mechanisms = [header for folder in mechanism_folders().values() for header in sorted(folder.glob("*.h"))
                   if not re.search(r"(_(internal|case|py)|-inl)\.h$", header.name)]

@@ -38,7 +38,7 @@ def all_arguments(node):
 
 
 def optional_arguments(node):
-    """Those that may be None."""
+    """The names of arguments that may be None."""
     return {a.arg for a in all_arguments(node) if a.annotation and "None" in ast.unparse(a.annotation)}
 
 
@@ -90,7 +90,7 @@ class OnTensors(ast.NodeTransformer):
         return ast.parse(self.signatures.on_tensors(ast.unparse(annotation), name), mode="eval").body
 
     def visit_FunctionDef(self, node):
-        """What has a gradient makes its own result: only attention takes `out`, without one."""
+        """Functions with a gradient allocate their results: only attention takes `out`, without a gradient."""
         node = copy.deepcopy(node)
         if node.name in self.own_results:
             kept = [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults) if a.arg != "out"]

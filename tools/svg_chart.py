@@ -1,16 +1,16 @@
-# What the charts of the documentation share: a style that follows the reader's preference for light or dark, text, a frame.
+# Shared parts of the documentation's charts: a style that follows the reader's light or dark preference, text, a frame.
 """Parts of SVG pictures. Colors are those of python/heed/_palette.py, which heed.plot and the pages have too."""
 import html
 import importlib.util
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# without the package, which is built
+# The module is loaded from its file, as the package may not be built.
 _spec = importlib.util.spec_from_file_location("_palette", ROOT / "python/heed/_palette.py")
 palette = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(palette)
 
-# Of panels with lines and marks.
+# Sizes of panels with lines and marks.
 LEFT, TOP, WIDTH, HEIGHT, GAP = 64, 84, 300, 260, 76  # pixels
 QUARTERS = [(share, f"{share:g}") for share in (0, 0.25, 0.5, 0.75, 1)]
 SERIES = {f".c{i}": ("stroke", colors) for i, colors in enumerate(palette.SERIES)}
@@ -41,7 +41,7 @@ def chart(width, height, title, rules, parts):
 
 
 class Panel:
-    """Axes beside those before: x and y are shares of the width and, from below, of the height, ticks (share, what is said there)."""
+    """Axes to the right of the previous ones: x and y are shares of width and height, ticks are (share, label)."""
 
     def __init__(self, index, title, ticks, across=QUARTERS):
         self.x0 = LEFT + index * (WIDTH + GAP)

@@ -94,7 +94,7 @@ def _baselines(document):
     return document["baselines"]
 
 
-# Of each task: its file, its title, what is drawn of a row, how that is said of a row and of a tick, and the bars to beat.
+# Each task has a file, a title, the drawn number of a row, the formats of rows and ticks, and the baselines.
 TASKS = (
     ("language", "Language: bits per byte of a book, less is better", lambda row: row["bits"], "{:.3f}".format,
      "{:.2f}".format, lambda document: {"counts of three bytes": document["bar"]}),

@@ -27,7 +27,7 @@ PICTURES = {
 
 
 def said(name, *rest):
-    """What stands in a block."""
+    """The content of a block."""
     if name == "picture":
         has = (results.FOLDER / f"{one}.json" for one in (task_charts.NAMES_OF_TASKS if rest[0] == "tasks" else rest))
         return f"![{PICTURES[rest[0]]}](images/{rest[0]}.svg)" if any(path.exists() for path in has) else NOTHING

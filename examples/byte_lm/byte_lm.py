@@ -109,7 +109,7 @@ class ByteModel(nn.Module):
         save_file(self.state_dict(), path, metadata)
 
     def save_folder(self, path: str) -> None:
-        """That file as model.safetensors, and config.json beside it: what heed::Model opens, and `heed generate`."""
+        """Writes model.safetensors as save() does, and config.json: heed::Model and `heed generate` open the folder."""
         width = len(self.norm.weight)
         config = {"model_type": "heed_byte_lm", "architectures": ["ByteModel"],
                   "mechanism": self.mechanism, "vocab_size": 256,

@@ -72,7 +72,7 @@ def train(model, text, end, steps, batch=BATCH):
 
 
 def fitted(model, text, end, steps, batch=BATCH):
-    """The same, the seconds that learning took, and bytes per second."""
+    """Trains as train() does; gives bits per byte, the seconds that it took, and bytes per second."""
     book = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     windows = book[end:].unfold(0, LENGTH + 1, LENGTH)
 
@@ -111,7 +111,7 @@ def state_bytes(model):
 
 
 def bytes_per_second(path):
-    """Of the C++ program as it writes a text, one byte after the other, on one thread: the best of three."""
+    """The rate at which the C++ program generates a text byte by byte on one thread: the best of three runs."""
     command = [training.program("example_byte_lm"), path, "--bytes", "2000"]
     said = [subprocess.run(command, capture_output=True, check=True).stderr.decode() for _ in range(3)]
     return max(float(re.fullmatch(r"(\d+) bytes/s, one at a time\n", line)[1]) for line in said)

@@ -1,4 +1,4 @@
-# Ten words, said by many voices of espeak-ng, as sequences of raw samples, for classifiers whose mechanism is picked by name.
+# Ten words, spoken by voices of espeak-ng, as sequences of raw samples, for classifiers with any mechanism.
 """No package was found that ships recordings of the same words by many people, so they are synthesised: each word by
 every voice in every accent, at several speeds and pitches, in 0.8 s of 6400 samples, with noise and at changing places.
 Voices that are held out are not heard while learning. A token is a frame of 80 samples, 20 after the one before,
@@ -39,7 +39,7 @@ MANNERS = ((135, 40), (175, 60))  # words per minute, pitch
 
 
 def kernels(heads: int, channels: int, taps: int) -> Tensor:
-    """Kernels of a long convolution: noise that fades within 4 tokens in the first channel, within all of them in the last."""
+    """Kernels of a long convolution: noise that decays within 4 tokens in the first channel, within all in the last."""
     fade = torch.logspace(math.log10(4), math.log10(taps), heads * channels).unflatten(0, (heads, channels))[..., None]
     return torch.randn(heads, channels, taps) * torch.exp(-torch.arange(taps) / fade) * fade**-0.5
 
@@ -91,7 +91,10 @@ def resampled(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def samples_of(file: bytes) -> np.ndarray:
-    """Of a WAV: without the silence around, of loudness 1, cut to SAMPLES or silent to there, int16 of which 4096 is 1."""
+    """The samples of a WAV file without leading and trailing silence, of loudness 1, as int16 of which 4096 is 1.
+
+    They are cut or padded with silence to SAMPLES.
+    """
     with wave.open(io.BytesIO(file)) as sound:
         rate, frames = sound.getframerate(), sound.readframes(1 << 24)
     samples = resampled(np.frombuffer(frames, "<i2").astype(np.float64), rate)

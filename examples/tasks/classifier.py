@@ -1,11 +1,12 @@
-# Sequences to classes: a stem that the task brings, layers with one mechanism, the mean over tokens, a logit for each class.
-"""A Task says what is learned from what; main() is the program that trains it, with one mechanism or with each in turn."""
+# A classifier of sequences: a stem given by the task, layers with one mechanism, the mean over tokens, and logits.
+"""A Task describes data and model; main() is the program that trains it, with one mechanism or with each in turn."""
 
 import argparse
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -105,7 +106,7 @@ def classify(task: Task, model: Path, sequences: Path, logits: Path) -> float:
 
 
 def deployed(model: Classifier, data: Data, path: Path) -> tuple[float, float]:
-    """What C++ makes of the file: the share that is right, and microseconds per sequence. Logits must be those of Python."""
+    """Accuracy and microseconds per sequence of the C++ program with the file; its logits must be Python's."""
     sequences, logits = path.with_suffix(".sequences.npy"), path.with_suffix(".logits.npy")
     np.save(sequences, data.test_x)
     seconds = min(classify(model.task, path, sequences, logits) for _ in range(3))

@@ -1,5 +1,5 @@
-# The layer that the examples byte_lm, digits and speech have in common: a mechanism picked by name, a gate, a perceptron.
-"""What a layer computes of rows x [B, T, width]:
+# The layer that the examples byte_lm, digits and speech share: a mechanism picked by name, a gate, a perceptron.
+"""A layer computes from rows x [B, T, width]:
 
     u = norm1(x)
     x = x + out(norm_per_head(mechanism(inputs of u)) * silu(gate(u)))
@@ -9,7 +9,8 @@ A mechanism is one line of a table: what it is called with, and its options. lay
 """
 
 import math
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +78,7 @@ S4D = Mechanism({"u": VALUE, "log_dt": Input("V", negative, constant=True), "log
 
 
 class Scan:
-    """A scan and its step on numbers per head. Its state is a list: the scan's, and that of the convolution before it."""
+    """A scan and its step on numbers per head. The state is a list: the scan's, and the convolution's before it."""
 
     def __init__(self, name: str, inputs: dict[str, Input]):
         self.inputs, self.tokens_last = inputs, name != "rg_lru"
@@ -140,7 +141,7 @@ class Argument(nn.Module):
 
 
 class Layer(nn.Module):
-    """`name` is that of `mechanism`, "none" being no function; `tokens` is how long sequences are, where constants depend on it."""
+    """`name` is that of `mechanism`, or "none"; `tokens` is the sequence length, for constants that depend on it."""
 
     def __init__(self, name: str, mechanism: Mechanism, width: int, heads: int, dropout: float, tokens: int = 0):
         super().__init__()

@@ -6,8 +6,9 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Callable, Iterable
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -116,7 +117,7 @@ def table(name: str, document: dict[str, Any]) -> str:
 
 
 def bars(document: dict[str, Any]) -> str:
-    """What a table's rows have to be better than."""
+    """A sentence on the baselines that a table's rows have to exceed."""
     if "bar" in document:
         return f"Counts of three bytes need {document['bar']:.3f} bits."
     return "Right without any of it: " + ", ".join(f"{name} {right:.1%}"
@@ -124,7 +125,7 @@ def bars(document: dict[str, Any]) -> str:
 
 
 def length_table(what: str, quantity: str, document: dict[str, Any]) -> str:
-    """Milliseconds or megabytes of one pass by length, and by how much they grow as the length doubles for the last time."""
+    """Milliseconds or megabytes of one pass by length, and their growth over the last doubling of the length."""
     rows = [r for r in document["rows"] if r["pass"] == what]
     tokens = sorted({n for r in rows for n in r["tokens"]})
     lines = ["| mechanism | " + " | ".join(f"{n:,}" for n in tokens) + " | doubled |", "|---" * (len(tokens) + 2) + "|"]

@@ -1,12 +1,13 @@
-# What the examples byte_lm, digits and speech have in common as trainings: the optimiser, and a loop that says how far it is.
-"""fit() trains; sentences of what is missing end a program without a traceback."""
+# The training that the examples byte_lm, digits and speech share: the optimiser, and a loop that reports progress.
+"""fit() trains; stop() and need() end a program with a sentence instead of a traceback."""
 
 import importlib
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn

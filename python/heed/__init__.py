@@ -45,7 +45,7 @@ class _ClassSignature:
         return _signatures.parse(self.text)
 
 
-# What functions of Python have and nanobind's lack: help() and pickle ask for it.
+# help() and pickle read attributes that Python's functions have and nanobind's lack.
 _method = _core.KVCacheBase.trim
 _function_type, _method_type, _bound_type = type(_core.explain), type(_method), type(_method.__get__(_core))
 for _type in (_function_type, _method_type, _bound_type):

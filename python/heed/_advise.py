@@ -40,9 +40,9 @@ if TYPE_CHECKING:
         frontier: bool
         reason: str
 else:
-    Candidate = namedtuple("Candidate", """rank mechanism options python dtype threads seconds predicted_seconds measured_seconds
-        predicted_sample_seconds memory_bytes workspace_bytes state_bytes relative_error max_error kept softmax causal assumed within
-        frontier reason""")
+    Candidate = namedtuple("Candidate", """rank mechanism options python dtype threads seconds predicted_seconds
+        measured_seconds predicted_sample_seconds memory_bytes workspace_bytes state_bytes relative_error max_error kept
+        softmax causal assumed within frontier reason""")
 
 Candidate.__module__ = "heed"
 Candidate.__doc__ = """A row of what heed.advise returns.
@@ -58,7 +58,7 @@ frontier: nothing is faster and as close. None where nobody knows. reason: why i
 
 
 class Advice(list):
-    """What heed.advise returns: a list of heed.Candidate, the best first, which prints as a table.
+    """The result of heed.advise: a list of heed.Candidate, the best first, which prints as a table.
 
     length is what they are ranked at, sample_tokens what they ran on, 0 of shapes alone. left_out has mechanisms that
     cannot be called, with reasons. prediction_error is what nine of ten predictions of the cost model are off by at

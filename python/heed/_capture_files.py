@@ -76,7 +76,7 @@ def find_model(name):
 
 
 def _is_model(config):
-    """Whether a config.json is that of a model, not that of a pooling layer."""
+    """Returns whether a config.json is that of a model, not that of a pooling layer."""
     try:
         fields = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -7,7 +7,7 @@ INK, FAINT, LINE, GROUND = (("#1f1c25", "#eceaf1"), ("#625e6b", "#a5a1b0"), ("#e
                             ("#ffffff", "#1b1a22"))
 MASKED = ("#e9e7e3", "#24222c")  # pairs that may not look
 
-# Of lines, in this order. Any two differ for every kind of color vision: test_plot.py measures it.
+# The colors of lines, in this order. Any two differ for every kind of color vision: test_plot.py measures it.
 SERIES = (
     ("#00667d", "#57c8de"), ("#c2573f", "#f0916b"), ("#a25fe6", "#8770f7"), ("#41220d", "#f6ea92"),
     ("#399ea1", "#aef3f1"), ("#07078e", "#b47e9a"), ("#923630", "#e4483e"),
@@ -20,7 +20,10 @@ DTYPES = {"f64": (("#5b3b8c", "#b79cf0"), "s"), "f32": (("#00667d", "#57c8de"), 
 
 
 def oklch(lightness: float, chroma: float, hue: float) -> tuple[int, ...]:
-    """OKLCH, in which equal steps look equal, as 8-bit sRGB (Ottosson, "A perceptual color space for image processing", 2020)."""
+    """OKLCH, in which equal steps look equal, as 8-bit sRGB.
+
+    Source: Ottosson, "A perceptual color space for image processing", 2020.
+    """
     a, b = chroma * math.cos(math.radians(hue)), chroma * math.sin(math.radians(hue))
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     middle = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
@@ -34,7 +37,7 @@ def oklch(lightness: float, chroma: float, hue: float) -> tuple[int, ...]:
 
 
 def ramp(dark: bool = False) -> list[tuple[int, ...]]:
-    """256 colors of shares, even steps in lightness from the paper to the strongest: those of the page of `heed view`."""
+    """256 colors of shares, in even steps of lightness from the paper to the strongest, as in the page of a view."""
     colors = []
     for i in range(256):
         t = i / 255

@@ -1,5 +1,5 @@
 # Signatures of the extension module's functions, for inspect. Nothing imports this before somebody asks for one.
-"""What inspect.signature says of functions that C++ defines.
+"""inspect.Signature objects of functions that C++ defines.
 
 nanobind keeps the text of each overload, "def f(x: Array) -> Result". Here these become one inspect.Signature,
 annotations being strings: names of heed._typing, and of torch for heed.torch.

@@ -19,7 +19,7 @@ class SupportsDLPack(Protocol):
 
 
 class SupportsBuffer(Protocol):
-    """What memoryview accepts."""
+    """Objects that memoryview accepts."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 

@@ -137,7 +137,7 @@ def error_against_time(rows: Mapping[str, Any] | Iterable[Mapping[str, Any]], *,
 def cost_curves(
     rows: Mapping[str, Any] | Iterable[Mapping[str, Any]], *, cost: str = "seconds", ax: Axes | None = None,
 ) -> Axes:
-    """What mechanisms cost against the number of tokens, both logarithmic.
+    """Draws the cost of mechanisms against the number of tokens, both logarithmic.
 
     Args:
       rows: mappings that have `mechanism`, `tokens` and the cost, such as those of explained_costs() or of a
@@ -296,7 +296,7 @@ def _shares(q: Any, k: Any, head: int, Tq: int, Tk: int, options: dict[str, Any]
 
     keys = np.diff(-(-np.arange(columns + 1) * Tk // columns))  # of each column
     shares = cells(q, k, "mean", options) * keys
-    # Where all keys are alike, a weight is one over the number of keys that a query sees, and 0 for those that it does not.
+    # Where all keys are equal, a weight is one over the number of visible keys, and 0 for keys that are masked.
     alike_q, alike_k = (np.zeros((*x.shape[:3], 1), np.float32) for x in (q, k))
     logits = ("scale", "softcap", "bias", "alibi", "sinks", "log_decay")
     seen = cells(alike_q, alike_k, "max", {key: value for key, value in options.items() if key not in logits})
@@ -353,7 +353,7 @@ def _dress(ax: Axes, grid: bool = True) -> None:
 
 
 def _points(ax: Axes, which: str) -> float:
-    """Of an axis, its length."""
+    """The length of an axis in points."""
     box = ax.get_window_extent()
     return 72 / ax.figure.dpi * (box.width if which == "x" else box.height)
 
@@ -371,7 +371,7 @@ def _label_axis(ax: Axes, which: str, labels: list[str] | None, start: int, n: i
 
 
 def _log_axes(ax: Axes, across: str, up: str, x_format: Any, y_format: Any = None) -> None:
-    """Both logarithmic, with ticks between the powers of ten where there are few of these; no format is that of powers."""
+    """Makes both axes logarithmic, with ticks between powers of ten where there are few; labels are plain numbers."""
     ax.set(xscale="log", yscale="log", xlabel=across, ylabel=up)
     for axis, format_ in ((ax.xaxis, x_format), (ax.yaxis, y_format)):
         low, high = axis.get_view_interval()
@@ -385,7 +385,7 @@ def _log_axes(ax: Axes, across: str, up: str, x_format: Any, y_format: Any = Non
 
 
 def _label_ends(ax: Axes, ends: Sequence[tuple[str, tuple[float, float], str]]) -> None:
-    """Labels [(text, point, color)] in a column beside the axes, as high as their points where there is room, joined to them."""
+    """Writes labels [(text, point, color)] beside the axes, near the heights of their points, with lines to them."""
     ax.get_ylim()  # settles the limits
     to_axes = ax.transData + ax.transAxes.inverted()
     beside = offset_copy(ax.transAxes, ax.figure, x=16, units="points")

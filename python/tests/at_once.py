@@ -30,7 +30,7 @@ def run_at_once(*works):
 
 
 def others_run_during(call, meanwhile=lambda: None):
-    """Whether another thread runs, and may call `meanwhile`, in the middle of call()."""
+    """Returns whether another thread runs, and may call `meanwhile`, in the middle of call()."""
     called, ticks = threading.Event(), []
 
     def tick():
@@ -59,7 +59,7 @@ def others_run_during(call, meanwhile=lambda: None):
 
 
 def holds_in_a_child(check):
-    """Whether check() is true in a forked process; a process that hangs is killed and fails the test."""
+    """Returns whether check() is true in a forked process; a process that hangs is killed and fails the test."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -116,7 +116,7 @@ class Browser:
         return data
 
     def console(self):
-        """What the console said since the last call."""
+        """The console's messages since the last call."""
         return self.driver.get_log("browser")
 
     def screenshot(self, path):
@@ -153,7 +153,7 @@ def shipped(tmp_path_factory):
 
 
 def shown_map(browser, layer, head):
-    """What the page computed, whole; -1 where it says that a query may not look."""
+    """The whole map that the page computed; -1 where it shows that a pair is masked."""
     values = browser.js("""
         const [l, h] = arguments, layer = heed.layers[l], out = [];
         for (let q = 0; q < layer.rows; ++q) for (let k = 0; k < layer.cols; ++k)
@@ -179,7 +179,8 @@ def readout(browser):
     return browser.js("""
         const { query, key, value } = document.getElementById('readout').dataset;
         return { pair: [+query, +key], value: +value, text: document.getElementById('value').textContent,
-                 tip: document.getElementById('tip').hidden ? null : document.getElementById('tip-value').textContent };""")
+                 tip: document.getElementById('tip').hidden
+                     ? null : document.getElementById('tip-value').textContent };""")
 
 
 def choose(browser, name, value):

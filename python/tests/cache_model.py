@@ -20,7 +20,7 @@ def normal(rng, *shape, dtype="f32"):
 
 
 class Model:
-    """What a KVCache holds, and for window a RingKVCache: a list of (key, value) for each sequence."""
+    """The content of a KVCache, or with a window of a RingKVCache: a list of (key, value) for each sequence."""
 
     def __init__(self, batch, value_dim=None, window=None, sink_tokens=0):
         self.tokens = [[] for _ in range(batch)]

@@ -1,4 +1,4 @@
-# Tiny configurations of every family that from_config of heed.torch.nn takes, and what Transformers' model computes with one.
+# Tiny configurations of every family that heed.torch.nn's from_config takes, and the outputs of Transformers' models.
 """FAMILIES, `original` and `compare`: a layer made of a configuration beside the module inside of Transformers' model.
 
 HEED_TEST_FAMILIES=all makes tests take every family, one field at a time: minutes. Otherwise they take one of each
@@ -179,10 +179,11 @@ def changed(value):
 
 # Fields that say how large or how long the rest of a model is, which a changed copy must leave as they are.
 _WHOLE = {*TOKENS, *"""
-    add_cross_attention architectures context_length decoder_layers dtype embedding_size encoder_layers hidden_size id2label
-    image_size input_embedding_size is_encoder_decoder label2id layer_types mask_time_length max_source_positions
-    mlp_layer_types mlp_only_layers n_shared_experts num_channels num_experts_per_tok num_hidden_layers num_mel_bins patch_size
-    problem_type subs_pad_id tag_pad_id topk_method transformers_version type_vocab_size vocab_size
+    add_cross_attention architectures context_length decoder_layers dtype embedding_size encoder_layers hidden_size
+    id2label image_size input_embedding_size is_encoder_decoder label2id layer_types mask_time_length
+    max_source_positions mlp_layer_types mlp_only_layers n_shared_experts num_channels num_experts_per_tok
+    num_hidden_layers num_mel_bins patch_size problem_type subs_pad_id tag_pad_id topk_method transformers_version
+    type_vocab_size vocab_size
 """.split()}
 
 

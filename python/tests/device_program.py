@@ -25,7 +25,7 @@ CODES = {torch.bfloat16: (4, 16), torch.float16: (2, 16), torch.float32: (2, 32)
 
 
 class OnDevice(torch.Tensor):
-    """`x`, as if it were on a device; heed finds its memory at `address`, and that of what is computed of it where there is nothing."""
+    """`x` as if on a device: heed finds its memory at `address`, and that of results at addresses without memory."""
 
     @staticmethod
     def __new__(cls, x, address=None, index=0):
@@ -75,7 +75,7 @@ class Exchange(ctypes.Structure):
 
 
 class Host:
-    """What heed.torch is connected to at import, with another table: torch.Tensor is the type still."""
+    """Connects heed.torch as at import, but to another table; the type is torch.Tensor as before."""
 
     def connect(self):
         self.table = Exchange(1, 3, None, (None,) * 3, ctypes.cast(lend, ctypes.c_void_p),
@@ -91,7 +91,7 @@ nowhere = itertools.count(1 << 40, 1 << 24)  # addresses at which there is nothi
 
 
 def pair(*shape, dtype=torch.bfloat16):
-    """The same numbers on the CPU and on the device."""
+    """A pair of tensors with equal numbers, on the CPU and on the device."""
     x = torch.randn(*shape).to(dtype)
     return x, OnDevice(x.clone())
 
@@ -256,7 +256,7 @@ def check_a_pytorch_that_does_not_tell_streams():
 
 
 def check_shapes_without_data():
-    """Of a graph that is being traced: results are where the tensors are, and constants may be on the CPU."""
+    """In a traced graph results are on the tensors' device, and constants may be on the CPU."""
     with torch._subclasses.FakeTensorMode():
         q, k = (torch.empty(2, 8, heads, 32, dtype=torch.bfloat16, device="cuda") for heads in (4, 2))
         o, lse = torch.ops.heed.attention(q, k, k, alibi=torch.empty(4))
@@ -269,7 +269,7 @@ def check_shapes_without_data():
 
 
 def check_memory_of_a_device_is_not_read():
-    """Of every mechanism: all tensors at an address at which there is nothing, and no library for devices."""
+    """Every mechanism gets tensors at addresses without memory, and there is no library for devices."""
     others = {"linformer": {"q": (1, 4, 2, 8), "k": (1, 4, 2, 8), "v": (1, 4, 2, 8), "e": (3, 4), "f": (3, 4)},
               "causal_conv1d": {"x": (1, 8, 4), "weight": (8, 3)}}
     for name, mechanism in heed.torch._mechanisms.mechanisms.items():

@@ -88,7 +88,7 @@ def _serve():
 
 
 def _become(request):
-    """The process is as Python starts it: its environment, folder, arguments and path. Gives the code and the names that it sees."""
+    """Sets environment, folder, arguments and path as Python starts a process; gives the code and its namespace."""
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])

@@ -16,7 +16,7 @@ def _described(of):
                  "channels": output == "C", "value_first": state != output, "features": of["features"] or (lambda K: K)}
 
 
-# Those that weigh queries; linformer, which sees all tokens at once, has tests of its own.
+# Mechanisms whose queries have a scale; linformer, which sees all tokens at once, has tests of its own.
 DESCRIPTIONS = {name: _described(of) for name, of in _core._mechanisms.items() if of["scale"] and name != "linformer"}
 NAMES = sorted(DESCRIPTIONS)
 INPUTS = {name: DESCRIPTIONS[name]["inputs"] for name in NAMES}
@@ -78,7 +78,7 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
 
 
 def at_tokens(values, tokens):
-    """The same of some tokens, or of one."""
+    """The inputs of some tokens, or of one; constants as they are."""
     return {key: x if key in CONSTANT or x.ndim < 3 else x[:, tokens] for key, x in values.items()}
 
 

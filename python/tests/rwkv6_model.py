@@ -1,5 +1,5 @@
 # A plain RWKV-6 language model, token by token from its equations, with the names of the published folders.
-"""Transformers has no RWKV-6 in its tree: its authors publish a module beside the weights. This one has that module's names."""
+"""Transformers has no RWKV-6: its authors publish a module beside the weights. This one has that module's names."""
 
 import json
 
@@ -80,7 +80,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Of what config.json says; sizes that it leaves out are those of the published module."""
+    """A model with the sizes of config.json; sizes that it omits are those of the published module."""
 
     def __init__(self, config):
         super().__init__()

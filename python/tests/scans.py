@@ -14,7 +14,7 @@ def _described(of):
                  "state_axes": [letters(x[1]) for x in of["states"]]}
 
 
-# Those that weigh no queries; the short convolution has tests of its own.
+# Mechanisms whose queries have no scale; the short convolution has tests of its own.
 DESCRIPTIONS = {name: _described(of) for name, of in _core._mechanisms.items()
                 if not of["scale"] and name != "causal_conv1d"}
 NAMES = sorted(name for name in DESCRIPTIONS if DESCRIPTIONS[name]["state_axes"])
@@ -23,7 +23,7 @@ SIZES = {"B": 2, "D": 6, "T": 21, "N": 5, "G": 2, "L": 6, "H": 2, "d": 3, "W": 4
 
 
 def sizes_of(name, **sizes):
-    """What letters of axes stand for."""
+    """The sizes that the letters of axes stand for."""
     sizes = SIZES | sizes
     sizes["L"], sizes["w"] = min(sizes["L"], sizes["T"]), sizes["W"] - 1
     if "H" in DESCRIPTIONS[name]["axes"][DESCRIPTIONS[name]["inputs"][0]]:
@@ -32,7 +32,7 @@ def sizes_of(name, **sizes):
 
 
 def axes_of(name, argument, rank=None):
-    """Of the form with this rank, or of the first."""
+    """The axes of an argument in its form with this rank, or in its first form."""
     forms = DESCRIPTIONS[name]["axes"][argument].split("|")
     return next(form for form in forms if rank is None or len(form) == rank)
 
@@ -84,7 +84,7 @@ def time_axis(name, argument, x):
 
 
 def at_tokens(name, values, tokens):
-    """The same of some tokens, or of one: by an int."""
+    """The inputs of some tokens, or of one if `tokens` is an int."""
     def part(argument, x):
         axis = time_axis(name, argument, x)
         return x if axis is None else x[(slice(None),) * axis + (tokens,)]
@@ -93,7 +93,7 @@ def at_tokens(name, values, tokens):
 
 
 def close_enough(name):
-    """Whether bits or sizes are compared where a sequence is split."""
+    """The tolerance where a sequence is split: 0 compares bits."""
     return {"s4d": {"rtol": 2e-5, "atol": 2e-5}, "h3": {"rtol": 5e-5, "atol": 5e-5}}.get(name, {"rtol": 0, "atol": 0})
 
 

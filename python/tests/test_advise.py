@@ -138,7 +138,7 @@ def test_shapes_that_do_not_fit_are_refused():
 
 @needs_program
 def test_models_of_the_program_are_read(no_model):
-    """What `heed advise --calibrate` writes into the user's cache is found there, and its numbers are those of predictions."""
+    """heed.advise finds the model that `heed advise --calibrate` wrote into the user's cache, and predicts by it."""
     env = {**os.environ, "XDG_CACHE_HOME": str(no_model)}
     done = subprocess.run([HEED, "advise", "--calibrate", "-m", "gla", "--seconds", "0", "--threads", "1", "--json"],
                           env=env, check=True, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-# The page of `heed advise` in a browser: the frontier of error against time, every way to reach a number, hostile files.
+# The page of `heed advise` in a browser: the frontier of error against time, all ways to a number, hostile files.
 import json
 
 import numpy as np
@@ -19,9 +19,11 @@ def page(tmp_path_factory):
     return folder / "advise.html", advice
 
 
-MARKS = """return [...document.querySelectorAll('#picture .mark')].filter((mark) => mark.closest('.plot')).map((mark) => {
+MARKS = """const marks = [...document.querySelectorAll('#picture .mark')].filter((mark) => mark.closest('.plot'));
+return marks.map((mark) => {
     const box = mark.getBoundingClientRect();
-    return [mark.classList[1], box.left + box.width / 2, box.top + box.height / 2, mark.getAttribute('transform').endsWith('scale(6.5)'), mark.classList.contains('outside')]; })"""
+    return [mark.classList[1], box.left + box.width / 2, box.top + box.height / 2,
+        mark.getAttribute('transform').endsWith('scale(6.5)'), mark.classList.contains('outside')]; })"""
 
 
 def drawn(advice):

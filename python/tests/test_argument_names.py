@@ -1,4 +1,4 @@
-# Every argument of every function, made wrong by itself: the message begins with the function and names the argument as signatures do.
+# Each argument of each function is made invalid by itself: the message names function and argument as signatures do.
 """Calls that work come from the table of mechanisms that the module exports, and for other functions from CALLS. In
 each, one argument after the other gets another type, rank, dtype or size."""
 
@@ -208,8 +208,8 @@ def wrong_values(annotation, value):
 
 
 def walk(title, calls, parameters, convert=lambda x: x):
-    """What is wrong with the messages of a function that is called as `title`: each argument is walked in the
-    (function, call)s that have it, else in the first."""
+    """Lists the wrong messages of a function that is called as `title`: each argument is tried in the (function, call)s
+    that have it, else in the first."""
     used, found = {key for _, call in calls for key in call}, []
     for i, (function, call) in enumerate(calls):
         for name, parameter in parameters.items():
@@ -234,7 +234,7 @@ def walk(title, calls, parameters, convert=lambda x: x):
 
 
 def tensors(x):
-    """The same in PyTorch."""
+    """x with its arrays as tensors of PyTorch."""
     if isinstance(x, np.ndarray):
         return torch.from_numpy(x)
     if isinstance(x, (tuple, list)) and any(isinstance(y, (np.ndarray, tuple)) for y in x):

@@ -185,7 +185,7 @@ DIFFERENCES = {
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_gradients_are_the_limit_of_differences(rng, name):
-    """Of heed.attention itself, in random directions: this is what knows nothing of the formulas."""
+    """Differences of heed.attention itself, in random directions, use no formula of a gradient."""
     q, k, v, do, dlse = problem(rng)
     inputs = {"q": q, "k": k, "v": v, **{n: x for n, x in DIFFERENCES[name].items() if n in GIVEN}}
     options = {n: x for n, x in DIFFERENCES[name].items() if n not in inputs}

@@ -1,4 +1,4 @@
-# What every mechanism's binding does alike, whatever computes it: places of arguments, states, tokens, warnings.
+# Behaviour shared by the bindings of all mechanisms: positions of arguments, states, tokens, warnings.
 import inspect
 import subprocess
 import sys

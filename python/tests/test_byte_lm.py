@@ -66,11 +66,11 @@ def test_logits_of_all_bytes_at_once_of_one_by_one_and_of_cpp(mechanism, tmp_pat
     done = generate(tmp_path / "model.safetensors", "--prompt", prompt.decode(), "--logits", tmp_path / "logits.npy")
     assert done.returncode == 0 and done.stdout == b"", done.stderr
     cpp = np.load(tmp_path / "logits.npy")
-    # float32 through two layers, sums in another order: logits of up to 6 come out 1e-5 apart. 1e-4 is what is promised.
+    # float32 through two layers, summed in another order: logits of up to 6 differ by 1e-5. The documents promise 1e-4.
     assert whole.abs().max() > 2 and cpp.shape == whole.shape and cpp.dtype == np.float32
     assert (whole - one_by_one).abs().max() < 1e-4
     assert np.abs(whole.numpy() - cpp).max() < 1e-4
-    # What comes later changes nothing before it.
+    # Later tokens do not change earlier logits.
     with torch.no_grad():
         assert torch.allclose(model(bytes_[None, :70])[0], whole[:70], atol=1e-4)
 

@@ -191,7 +191,7 @@ def test_saved_and_loaded(rng, tmp_path, kind, dtype):
 
 @pytest.mark.parametrize(("window", "sink_tokens"), [(1, 0), (4, 0), (4, 3), (64, 1), (100, 70)])
 def test_a_ring_is_a_window(rng, window, sink_tokens):
-    """The same bits as a cache that keeps everything, under attention's window."""
+    """A ring has the bits of a cache that keeps all tokens, under attention's window."""
     ring = heed.RingKVCache(1, 2, 8, window=window, sink_tokens=sink_tokens)
     whole = heed.KVCache(1, 2, 8)
     options = {"window": (window - 1, 0), "sink_tokens": sink_tokens}

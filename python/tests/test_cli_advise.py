@@ -38,7 +38,7 @@ def calibrated(tmp_path_factory):
 
 
 def with_fits(calibrated, path, fits, **changes):
-    """The same with other fits: {work: {unit: seconds}} in f32 and bf16."""
+    """A copy of the calibrated model with other fits: {work: {unit: seconds}} in f32 and bf16."""
     model = json.loads(calibrated[0].read_text()) | changes
     model["fits"] = [{"work": work, "dtype": dtype, "threads": 1, "seconds": seconds} for work, seconds in fits.items()
                      for dtype in ("f32", "bf16")]

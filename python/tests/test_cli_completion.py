@@ -23,7 +23,7 @@ def scripts(tmp_path_factory):
 
 
 def complete(scripts, line, cwd="."):
-    """What bash offers at the end of a line, by the function that `complete` registered."""
+    """The completions that bash offers at the end of a line, by the function that `complete` registered."""
     words = line.split(" ")
     code = """source "$1"; shift
         read -r _ _ function _ < <(complete -p heed)
@@ -97,7 +97,7 @@ def test_a_real_bash_completes_at_a_tab(scripts):
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_scripts_are_well_formed(scripts, shell):
-    """Of zsh without zsh: quotes, brackets and cases close, as bash reads them; what they mean to zsh is not shown by this."""
+    """Without zsh, bash checks that the quotes, brackets and cases of its script close; their meaning is not tested."""
     reader = shutil.which(shell) or "bash"
     done = subprocess.run([reader, "-n", scripts / shell], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

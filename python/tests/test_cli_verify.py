@@ -13,7 +13,7 @@ pytestmark = needs_program
 
 
 def verified(*args):
-    """What `verify` says that it verified."""
+    """The names that `verify` reports as verified."""
     verify = document("verify", *args)
     assert list(verify) == ["ok", "rows"] and verify["ok"] is True
     for row in verify["rows"]:
@@ -63,7 +63,7 @@ def test_verify_under_a_pattern():
                 "f64").stdout
     assert re.search(r"^left out: \d+ of \d+ problems, the last as its pattern has 3 heads, expected \d+ as q$", text,
                      re.M)
-    line = refused(2, "verify", "--dtype", "f64", "--pattern", "per_head([%s])" % ", ".join(["atrous(2)"] * 97))
+    line = refused(2, "verify", "--dtype", "f64", "--pattern", f"per_head([{', '.join(['atrous(2)'] * 97)}])")
     assert re.match(r"heed: --pattern: pattern has 97 heads, expected \d+ as q, and fits none of \d+ problems$", line)
 
 
@@ -87,7 +87,7 @@ def test_rows_are_printed_as_they_come():
 
 
 def on_a_terminal(*args):
-    """What a process writes to standard error, where that is a terminal."""
+    """The text that a process writes to standard error, where that is a terminal."""
     master, slave = pty.openpty()
     done = subprocess.run([HEED, *args], stdout=subprocess.PIPE, stderr=slave, text=True, check=True)
     os.close(slave)

@@ -1,4 +1,4 @@
-# `import heed.compat.install`: code that imports libraries for GPUs finds heed, and a library that is installed stays itself.
+# `import heed.compat.install`: code that imports GPU libraries finds heed; an installed library is not replaced.
 import os
 import re
 from pathlib import Path
@@ -44,7 +44,8 @@ def test_every_function_is_where_its_library_has_it():
 def test_what_is_not_there_is_not_found():
     code = """
 import heed.compat.install, importlib.util, warnings
-for module in ("fla.models", "fla.ops.utils.pooling", "fla.ops.gl", "mamba_ssm.utils.generation", "flash_attn.losses", "flash_attn_2"):
+for module in ("fla.models", "fla.ops.utils.pooling", "fla.ops.gl", "mamba_ssm.utils.generation", "flash_attn.losses",
+               "flash_attn_2"):
     try:
         __import__(module)
     except ModuleNotFoundError as error:
@@ -91,7 +92,8 @@ def test_transformers_goes_on_as_before():
 import heed.compat.install, torch
 from transformers import Mamba2Config, Mamba2ForCausalLM
 from transformers.models.qwen3_next import modeling_qwen3_next
-config = Mamba2Config(hidden_size=16, num_hidden_layers=1, num_heads=4, head_dim=8, n_groups=1, state_size=4, vocab_size=20)
+config = Mamba2Config(hidden_size=16, num_hidden_layers=1, num_heads=4, head_dim=8, n_groups=1, state_size=4,
+                      vocab_size=20)
 print(Mamba2ForCausalLM(config)(torch.ones(1, 5, dtype=int)).logits.shape)
 """
     assert run(code, packages=["transformers"]) == "torch.Size([1, 5, 20])\n"

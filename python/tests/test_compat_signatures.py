@@ -191,7 +191,7 @@ def test_compiled_without_a_break():
     assert torch.equal(attend(q, k, v, causal=True), flash_attn.flash_attn_func(q, k, v, causal=True))
 
 
-CONSUMER = '''
+CONSUMER = """
 import heed.compat.install
 from heed.compat.causal_conv1d import causal_conv1d_fn
 from heed.compat.fla import chunk_gla
@@ -203,7 +203,7 @@ gpu: frozenset[str] = heed.compat.WITHOUT_EFFECT
 o, state = chunk_gla(1, 2, 3, 4)
 print(causal_conv1d_fn, flash_attn_func, selective_scan_fn)
 heed.compat.nothing  # wrong: attr-defined
-'''
+"""
 
 
 def test_a_strictly_typed_consumer(tmp_path):

@@ -75,7 +75,7 @@ COMMANDS = [pytest.param(words, id=f"{page.name}:{' '.join(words)}") for page in
 def test_shell_lines_run(words, tmp_path):
     if words[0] in SLOW:
         words = [*words, "--help"]
-    # What is written goes elsewhere than to the path of the page.
+    # Output goes to tmp_path instead of the page's path.
     words = [str(tmp_path / w.rsplit("/", 1)[-1]) if w.startswith("/tmp/") else w for w in words]
     result = subprocess.run([HEED, *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
     assert result.returncode == 0, result.stderr

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import heed
-import heed.torch
+import heed.torch  # noqa: F401
 from heed import _core, _signatures
 from test_signatures import PUBLIC
 
@@ -17,12 +17,12 @@ WITHOUT_EXAMPLES = ("get_num_threads", "set_checks", "set_num_threads", "set_str
 
 
 def parameters(thing):
-    """Those that are written in the signature."""
+    """The names of the parameters in the signature."""
     return [name for name in _signatures.parse(thing.__nb_signature__[0][0]).parameters if name != "self"]
 
 
 def said_of(name, doc):
-    """What stands beside an argument in the list of them."""
+    """The text beside an argument in the list of arguments."""
     match = re.search(rf"^( *){name}  +(\S.*(?:\n\1 {{{len(name)},}} +\S.*)*)$", doc, re.MULTILINE)
     return match and " ".join(match[2].split())
 

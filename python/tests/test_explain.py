@@ -131,7 +131,7 @@ def recurrent_calls():
 @pytest.mark.parametrize(("name", "given"), [pytest.param(*call, id=call[0]) for call in recurrent_calls()])
 @pytest.mark.parametrize("option", LENGTHS)
 def test_lengths_may_be_shapes(name, given, option):
-    """Of which nothing is left out, and the sequences of cu_seqlens are of one length."""
+    """Shapes have no values: nothing is skipped, and the sequences of cu_seqlens have equal lengths."""
     shape, numbers = LENGTHS[option]
     if option == "cu_seqlens":
         constant = [key for key, x in given.items() if key in CONSTANT and x.ndim < 3]

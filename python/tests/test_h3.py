@@ -1,4 +1,5 @@
-# H3 by its other definitions: linear attention whose keys decay by a kernel, S4D between two gates. The rest is in test_scans.py.
+# H3 by its other definitions: linear attention with keys that decay by a kernel, and S4D between two gates.
+# The other tests are in test_scans.py.
 import numpy as np
 import pytest
 from scans import arguments, call, naive, state_of

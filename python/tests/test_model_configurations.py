@@ -1,5 +1,5 @@
-# Tests of heed's models against configurations: each field of config.json at a time, missing, null and with other values.
-"""One state dict per family; only config.json is rewritten. Right are Transformers' logits, or a refusal that names the field."""
+# Tests of heed's models with one field of config.json at a time missing, null or with another value.
+"""One state dict per family; only config.json changes. Expected are Transformers' logits or an error with the field."""
 
 import json
 import re
@@ -109,7 +109,7 @@ CASES = {
               {"max_position_embeddings": 3}],
              [{"hidden_act": "gelu"}, {"is_causal": False}, {"head_size": 8}]),
 }
-# Sizes that heed does not make up: a file without them is refused, where Transformers has a default that tensors contradict.
+# Sizes without a default in heed: a file without them is refused, as Transformers' default contradicts the tensors.
 SIZES = {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "n_embd",
          "n_layer", "n_head", "dim", "hidden_dim", "n_layers", "n_heads", "state_size", "num_heads"}
 

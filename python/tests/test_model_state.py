@@ -165,7 +165,7 @@ def test_whole_sequences_are_turned_by_their_length(scaled, tmp_path, kind):
     lengths = [ORIGINAL - 1, ORIGINAL, ORIGINAL + 1, 3 * ORIGINAL]
     out = tmp_path / "logits.npy"
     rows = ";".join(",".join(map(str, ids[:length])) for length in lengths)
-    # one batch: no row sees another's length
+    # The rows are one batch: none depends on another's length.
     document("generate", scaled(kind), "--prompt-ids", rows, "--tokens", 0, "--logits", out)
     for row, length in zip(np.load(out), lengths):
         with torch.no_grad():

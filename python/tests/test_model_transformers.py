@@ -1,4 +1,4 @@
-# Tests of whole models from the command line, against Transformers: tiny random ones of every family, and MiniLM's sentences.
+# Tests of whole models on the command line against Transformers: tiny random ones of each family, and MiniLM.
 """Folders are what save_pretrained writes; logits, greedy tokens and embeddings are compared."""
 
 import json

@@ -10,7 +10,7 @@ import onnx.backend.test.case.node as node_tests  # noqa: E402
 # The import adds the node tests of LinearAttention to the list.
 import onnx.backend.test.case.node.linear_attention  # noqa: E402, F401, F811
 
-# Those whose graph is one node: the others are its expansions into smaller ones.
+# Test cases whose graph is one node; the others are its expansions into smaller nodes.
 CASES = [case for case in node_tests._NodeTestCases
          if [n.op_type for n in case.model.graph.node] == ["LinearAttention"]]
 

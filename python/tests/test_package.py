@@ -174,7 +174,7 @@ def test_every_function_has_the_options_as_attention_has_them():
         taken = keywords_of(stubbed(name)[0])
         assert {key: kind for key, kind in taken.items() if key not in own} == {
             key: kind for key, kind in options.items() if key not in missing}, name
-    # Without those that a cache knows itself, or that nothing is trained with; causal by default, and scale may be needed.
+    # A cache has no options that it knows itself, or that training needs; it is causal by default and may need scale.
     known = {"causal", "align", "key_lengths", "query_lengths", "dropout", "seed", "dropout_offset", "log_decay",
              "scale"} | of_packed
     classes = {node.name: node for node in stub().body if isinstance(node, ast.ClassDef)}
@@ -220,7 +220,7 @@ def test_no_door_lacks_an_option_of_the_header():
         assert given({name: value}, heed.torch.attention), name
 
 
-CONSUMER = '''
+CONSUMER = """
 import numpy as np
 import heed
 
@@ -279,7 +279,7 @@ shown: heed.View = heed.view(q, q)
 shown.height = 500
 shown.save("page.html")
 heed.attentoin  # wrong: attr-defined
-'''
+"""
 
 
 def test_a_strictly_typed_consumer(tmp_path):

@@ -131,7 +131,8 @@ def test_labels_are_not_cut(browser, shipped):
     spy = browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": """
         window.written = new Set();
         const write = CanvasRenderingContext2D.prototype.fillText;
-        CanvasRenderingContext2D.prototype.fillText = function (text, ...at) { written.add(text); write.call(this, text, ...at); }"""})
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+            written.add(text); write.call(this, text, ...at); }"""})
     try:
         tokens = {"a", "conversations", "##ped"}
         for width in (1024, 1400):
@@ -145,7 +146,8 @@ def test_labels_are_not_cut(browser, shipped):
                 point_at(browser, at, at)
             assert tokens <= set(browser.js("return [...written]"))
             assert browser.js("""return [...document.querySelectorAll('#bars bdi, #bars .share, #stats dt, #stats dd')]
-                .filter((x) => x.scrollWidth > x.clientWidth + 1 && x.clientWidth > 0).map((x) => x.textContent)""") == []
+                .filter((x) => x.scrollWidth > x.clientWidth + 1 && x.clientWidth > 0)
+                .map((x) => x.textContent)""") == []
     finally:
         browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", spy)
 
@@ -260,7 +262,7 @@ def test_the_compare_page_leads_with_error_against_time(browser, shipped_compari
     assert len(marks) == len(rows) and [m[0] for m in marks[:1]] == ["f64"]
     assert browser.js("return document.getElementById('picture').getBoundingClientRect().bottom"
                       " <= document.getElementById('table').getBoundingClientRect().top")
-    # Both axes are logarithmic and each point stands where its numbers say: one line through all, of each band of errors.
+    # Both axes are logarithmic: each point is at its numbers, so that one line passes through all of a band of errors.
     by_name = {}
     for row in rows:
         by_name.setdefault((row["mechanism"], str(row["options"]), row["selector"]), []).append(row)
@@ -287,7 +289,8 @@ def test_labels_of_the_compare_page_do_not_overlap(browser, shipped_comparison):
     for width in (1400, 760):
         browser.size(width, 1000)
         browser.open(page)
-        boxes = browser.js("""return [...document.querySelectorAll('#picture .label')].map((t) => t.getBoundingClientRect())
+        boxes = browser.js("""return [...document.querySelectorAll('#picture .label')]
+            .map((t) => t.getBoundingClientRect())
             .map((b) => [b.left, b.right, b.top + 2, b.bottom - 2])""")
         assert len(boxes) >= (14 if width == 1400 else 8)
         for i, (left, right, top, bottom) in enumerate(boxes):

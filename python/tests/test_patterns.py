@@ -44,7 +44,7 @@ def mask_of(pattern, **options):
 def test_attention_has_the_bits_of_that_with_a_mask(pattern, options):
     x = inputs()
     at = {"align": options["align"]} if "align" in options else {}
-    # which become problems per residue, or row
+    # These patterns become one problem per residue, or per row.
     if pattern in (PATTERNS["dilated"], PATTERNS["strided"], PATTERNS["keys"]):
         options = {**options, "invariant": True}
     masked = {**options, "mask": mask_of(pattern, **at)}

@@ -293,7 +293,7 @@ def test_wrong_rows(call, message):
 
 # Colors, and what is not there.
 
-# What is left of linear RGB without one kind of cone, severity 1. Source: Machado, Oliveira, Fernandes, "A
+# Linear RGB as seen without one kind of cone, severity 1. Source: Machado, Oliveira, Fernandes, "A
 # physiologically-based model for simulation of color vision deficiency", IEEE Trans. Visualization and Computer
 # Graphics 15 (2009), table 1.
 VISION = {

@@ -45,7 +45,7 @@ def naive(values, scale, S=None):
 
 
 def steps_of_tokens(values, scale, S):
-    """The same over steps: a token's decay is before the first, its query after the last."""
+    """The recurrence over the steps of tokens: a token's decay is before its first step, its query after its last."""
     n = values["k"].shape[2]
 
     def spread(x, at):

@@ -1,4 +1,4 @@
-# Mechanisms on the scan engine from NumPy: agreement with their definitions, layouts, states, options, gradients, errors.
+# Mechanisms on the scan engine from NumPy: agreement with definitions, layouts, states, options, gradients, errors.
 import numpy as np
 import pytest
 from scans import (
@@ -21,7 +21,7 @@ def same(a, b):
 
 
 def assert_close(a, b, **tolerance):
-    """The same of states that agree to rounding."""
+    """Compares outputs or states that agree up to rounding."""
     for x, y in zip(arrays_of(a), arrays_of(b), strict=True):
         np.testing.assert_allclose(x, y, **tolerance)
 

@@ -1,4 +1,4 @@
-# Selectors from NumPy and PyTorch: what they choose, beside plain definitions; attention and training with a choice; errors.
+# Selectors from NumPy and PyTorch: choices against plain definitions, attention and training with a choice, errors.
 import numpy as np
 import pytest
 

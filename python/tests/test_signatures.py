@@ -152,7 +152,7 @@ def test_stubs_have_the_same_functions_and_parameters(module, path):
         assert {key for key, p in at_runtime.items() if p.default is not p.empty} == optional, name
 
 
-ON_TENSORS = '''
+ON_TENSORS = """
 import torch
 import heed.torch
 import heed.torch.nn
@@ -193,7 +193,7 @@ held: heed.torch.nn.State = layer.new_state(2)
 y: Tensor = layer.step(q[:, 0, 0], held)
 heed.torch.nn.Mamba(8, state_siz=4)  # wrong: call-arg
 heed.torch.gal  # wrong: attr-defined
-'''
+"""
 
 
 def test_mypy_sees_functions_of_tensors(tmp_path):

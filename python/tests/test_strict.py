@@ -13,7 +13,7 @@ RNG = np.random.default_rng(3)
 
 
 def strided(x):
-    """The same numbers, every other of a longer last axis."""
+    """The numbers of x as every other element of a longer last axis."""
     return np.repeat(x, 2, axis=-1)[..., ::2]
 
 

@@ -1,4 +1,5 @@
-# The examples digits and speech, and what the three tasks share: C++ computes what Python trained, results and tables are those measured.
+# The examples digits and speech, and the code that the three tasks share: C++ computes the logits of the model that
+# Python trained, and results and tables are the measured ones.
 import argparse
 import json
 import os
@@ -420,7 +421,8 @@ def test_the_chart_of_tasks_shows_every_row_and_its_bar():
 
 
 def test_every_mechanism_has_its_row_and_is_above_the_bar():
-    """Of the tables that there are. Digits are right in 97 of 100 besides, but for the second of two scans, as docs/tasks.md says."""
+    """Checks the recorded tables. Digits are right in 97 of 100 besides, but for the second of two scans, as
+    docs/tasks.md says."""
     tables = {name: results.read(results.FOLDER / f"{name}.json") for name in ("language", "image", "speech")}
     mechanisms = {"language": byte_lm.MECHANISMS, "image": digits.MECHANISMS, "speech": speech.MECHANISMS}
     assert tables["image"]["rows"]

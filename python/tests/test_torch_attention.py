@@ -1,4 +1,4 @@
-# heed.torch.attention: the bits of the NumPy functions, derivatives, and what PyTorch's own machinery asks of an operator.
+# heed.torch.attention: the bits of the NumPy functions, derivatives, and PyTorch's own checks of an operator.
 import math
 import os
 import subprocess

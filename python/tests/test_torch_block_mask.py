@@ -1,4 +1,4 @@
-# Block masks of FlexAttention as patterns: the pairs that they keep, outputs beside flex_attention, gradients beside autograd.
+# Block masks of FlexAttention as patterns: kept pairs, outputs against flex_attention, gradients against autograd.
 import gc
 
 import numpy as np

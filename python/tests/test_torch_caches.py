@@ -1,4 +1,4 @@
-# heed.torch's caches: the bits of heed's on tensors, refusals where a gradient is asked for, autocast, compiled callers.
+# heed.torch's caches: the bits of heed's on tensors, errors where a gradient is required, autocast, compiled callers.
 import copy
 
 import numpy as np
@@ -158,7 +158,7 @@ def test_autocast():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 def test_autocast_beside_a_cache_of_another_dtype(dtype):
-    """What comes from autocast's products takes the cache's dtype."""
+    """Results of autocast's products take the cache's dtype."""
     x = rows(1, 2, 1, 4).bfloat16()
     for make in (heed.torch.KVCache, lambda *sizes, **of: heed.torch.RingKVCache(*sizes, window=4, **of)):
         cache, plain = make(1, 1, 4, dtype=dtype), make(1, 1, 4, dtype=dtype)

@@ -1,4 +1,4 @@
-# heed.torch's other functions: the NumPy functions' values on tensors, derivatives where they exist, refusals where not.
+# heed.torch's other functions: the NumPy functions' values on tensors, derivatives where they exist, else errors.
 import subprocess
 import sys
 

@@ -1,4 +1,4 @@
-# What bypasses PyTorch's dispatcher reads and writes memory itself: tangents, lazy signs, version counters, default devices.
+# Code that bypasses PyTorch's dispatcher handles tangents, lazy signs, version counters and default devices itself.
 import numpy as np
 import pytest
 
@@ -41,7 +41,7 @@ def step(name):
 
 
 def scan_step(name):
-    """The same of a scan and its first input."""
+    """The step of a scan as a function of its first input."""
     values = {key: torch.from_numpy(x).float() for key, x in scans.arguments(name).items()}
     token = scans.at_tokens(name, values, 0)
     first = next(iter(token))

@@ -1,4 +1,4 @@
-# from_config of heed.torch.nn: every field of every family's configuration gives Transformers' numbers or is refused by name.
+# from_config of heed.torch.nn: each field of each family's configuration gives Transformers' numbers or is refused.
 import copy
 import functools
 import itertools
@@ -41,7 +41,7 @@ ROTARY = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_facto
 BY_LAYER = {"layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "no_rope_layers",
             "attention_window"}
 TYPES = [["sliding_attention", "full_attention"], ["full_attention"] * 2, ["chunked_attention"] * 2, None]
-# Values of fields that a layer reads or holds to one value; of every other field another value than the tiny configuration's.
+# Values of fields that a layer reads or fixes to one value; other fields take a value unlike the tiny configuration's.
 VALUES = {
     "num_key_value_heads": [1, None], "head_dim": [12, None], "attention_bias": [True, None], "use_bias": [True, False],
     "is_causal": [False, None, True], "sliding_window": [5, None, 0],
@@ -55,7 +55,7 @@ VALUES = {
     "decoder_attention_heads": [2], "attention_window": [[4, 8], 4], "is_decoder": [True],
     "position_embedding_type": ["relative_key", "absolute"], "hidden_act": ["relu"], "attention_chunk_size": [4, None],
 }
-# Families that are read in different ways; HEED_TEST_FAMILIES=all takes every one, and looks at every rotary encoding of each.
+# Families that are read in different ways; HEED_TEST_FAMILIES=all takes every family with every rotary encoding.
 ALL = os.environ.get("HEED_TEST_FAMILIES") == "all"
 SOME = {"llama", "mistral",
         "qwen2", "qwen3_moe", "cohere", "gemma2", "granite", "smollm3", "olmo", "deepseek_v2", "deepseek_v3",
@@ -73,7 +73,7 @@ def outcome(kind, config, index=0):
 
 @functools.lru_cache(maxsize=64)
 def told(kind, text, index):
-    """What Transformers computes with the fields of a config.json, None where it cannot."""
+    """Transformers' result with the fields of a config.json, None where it fails."""
     fields = json.loads(text)
     try:
         return original(kind, CONFIG_MAPPING[fields["model_type"]](**fields), index)

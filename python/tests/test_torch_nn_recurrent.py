@@ -1,4 +1,4 @@
-# heed.torch.nn: recurrent layers beside Transformers' modules or plain compositions: weights, outputs, gradients, states.
+# Recurrent layers of heed.torch.nn against Transformers' modules or compositions: weights, outputs, gradients, states.
 import copy
 import pickle
 from types import SimpleNamespace

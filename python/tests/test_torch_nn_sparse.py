@@ -50,7 +50,7 @@ def test_longformer_as_transformers_have_it(marked):
     expected = run_longformer(original, rows(2, 24, 32), global_tokens, lengths)
     y = layer(rows(2, 24, 32), global_tokens=global_tokens, lengths=lengths)
     assert relative(y, expected) <= 1e-5 and not y[1, 13:].any()
-    # of any length
+    # Layers with random="paper" take any length.
     assert relative(layer(rows(2, 24, 32)[:, :23]), layer(rows(2, 24, 32), lengths=[23, 23])[:, :23]) <= 1e-6
 
 

@@ -26,7 +26,7 @@ def leaves(values):
 
 
 def run(name, values, *more, step=False, **options):
-    """A mechanism that a normaliser of signed features would spoil is tested as it is: features of both are positive."""
+    """A mechanism that a normaliser of signed features would spoil is tested with positive features of q and k."""
     options |= {key: x for key, x in values.items() if key in OPTIONAL[name]}
     positional = (x for key, x in values.items() if key not in OPTIONAL[name])
     return getattr(heed.torch, name + "_step" * step)(*positional, *more, **options)

@@ -1,4 +1,4 @@
-# What PyTorch's transforms make of every operator of heed: right, or refused in a sentence, never zero.
+# PyTorch's transforms of every operator of heed are right or refused in a sentence; no gradient is silently zero.
 import pytest
 
 torch = pytest.importorskip("torch")

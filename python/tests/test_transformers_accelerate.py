@@ -13,7 +13,6 @@ import recurrent_models  # noqa: E402
 from recurrent_models import FAMILIES, MORE, TAPS, build, tokens  # noqa: E402
 
 import heed  # noqa: E402
-import heed.transformers  # noqa: E402
 from heed.transformers import _layers, accelerate  # noqa: E402
 
 NAMES = [name for name, family in FAMILIES.items() if hasattr(transformers, family.model)]

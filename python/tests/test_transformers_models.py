@@ -338,7 +338,7 @@ def test_a_refusal_is_the_same_in_a_compiled_model():
 
 
 def test_the_row_before_the_first_token_is_that_of_pytorch_s_attention():
-    """A loss that has the first token behind left padding reads a row that sees no key: 0, which eager has otherwise."""
+    """A loss that has the first token behind left padding reads a row without visible keys: 0, unlike in eager."""
     eager, ours = tiny_models.pair("llama")
     inputs = tiny_models.inputs("llama", "left")
     labels = inputs["input_ids"].where(inputs["attention_mask"] == 1, -100)

@@ -10,7 +10,6 @@ transformers = pytest.importorskip("transformers")
 from recurrent_models import attributes, copies  # noqa: E402
 
 import heed  # noqa: E402
-import heed.transformers  # noqa: E402
 from heed.transformers import _sparse, accelerate  # noqa: E402
 
 transformers.logging.set_verbosity_error()
@@ -209,7 +208,7 @@ def test_random_blocks_are_those_that_the_original_draws(tokens):
     accelerate(model)
     np.random.seed(7)
     assert_same(before, results(model, given))
-    # numbers of the caller are left alone
+    # The caller's random state does not change.
     assert np.random.randint(1 << 30) == np.random.RandomState(7).randint(1 << 30)
     parts = _sparse._bigbird_parts(model.encoder.layer[0].attention.self, tokens)
     assert len(parts) == (2 if tokens == 1024 else 1)

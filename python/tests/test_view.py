@@ -21,7 +21,7 @@ def rounded(x):
 
 
 def probabilities(q, k, causal=False, scale=None, softcap=0, window=(-1, -1)):
-    """[H, Tq, Tk] of [T, H, D] in float64; -1 where a query may not look, and how far float32 may be from each row, relatively."""
+    """Weights [H, Tq, Tk] of [T, H, D] in float64, -1 where masked, and the relative error of float32 in each row."""
     group, D = q.shape[1] // k.shape[1], q.shape[2]
     k = np.repeat(k, group, axis=1)
     scale = D ** -0.5 if scale is None else scale
@@ -249,10 +249,10 @@ def test_a_pair_behind_the_mask(browser, tmp_path):
     assert browser.text("value").startswith("100")
 
 
-# What linear mechanisms imply.
+# Maps that linear mechanisms imply.
 
 def implied_shares(name, q, k, causal, heads):
-    """[H, T, T] by the mechanism itself: with unit vectors as values, an output is a row of weights. Zero beyond what it sees."""
+    """[H, T, T] by the mechanism itself: with unit vectors as values, an output is a row of weights, 0 where masked."""
     q, k = (x[None, :, heads] for x in (q, k))
     v = np.broadcast_to(np.eye(q.shape[1])[None, :, None], (1, q.shape[1], len(heads), q.shape[1]))
     options = {"causal": causal} if name == "linear_attention" else {}
@@ -291,12 +291,15 @@ def test_implied_rows_are_what_the_mechanism_sums_with(browser, tmp_path, causal
                 assert (expected[h, i, len(row):] == 0).all()
 
 
-CELLS = """const [id, centre, T] = arguments, canvas = document.getElementById(id), ratio = canvas.width / canvas.clientWidth;
-    const copy = new OffscreenCanvas(canvas.width, canvas.height), context = copy.getContext('2d', { willReadFrequently: true });
+CELLS = """const [id, centre, T] = arguments;
+    const canvas = document.getElementById(id), ratio = canvas.width / canvas.clientWidth;
+    const copy = new OffscreenCanvas(canvas.width, canvas.height);
+    const context = copy.getContext('2d', { willReadFrequently: true });
     context.drawImage(canvas, 0, 0);
     return Array.from({ length: T }, (_, q) => Array.from({ length: T }, (_, k) => {
         const [x, y] = heed[centre](q, k);  // beside the middle, where a number may stand
-        return [...context.getImageData(Math.round((x + 5) * ratio), Math.round((y + 5) * ratio), 1, 1).data].slice(0, 3); }));"""
+        const pixel = context.getImageData(Math.round((x + 5) * ratio), Math.round((y + 5) * ratio), 1, 1);
+        return [...pixel.data].slice(0, 3); }));"""
 
 
 def choose_mechanism(browser, name):
@@ -324,7 +327,7 @@ def test_the_implied_map_has_the_colors_and_the_axes_of_the_exact_one(browser, t
         masked = implied < 0
         if causal or name != "linear_attention":
             assert (masked == np.triu(np.ones((T, T), bool), 1)).all() and len(np.unique(painted[masked], axis=0)) == 1
-        # Over the cells of both maps, more is darker: one scale. What is above the strongest of the exact map has its color.
+        # Both maps have one scale: larger is darker. Values above the largest of the exact map have its color.
         shares = np.concatenate([exact[exact >= 0], implied[~masked]])
         light = np.concatenate([colors[exact >= 0], painted[~masked]]) @ [0.3, 0.59, 0.11]
         order = np.argsort(shares)
@@ -365,7 +368,7 @@ def test_the_implied_map_is_pointed_at_and_follows_the_zoom(browser, tmp_path):
 @needs_browser
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_page_opens_on_the_head_with_most_to_see(browser, tmp_path, causal):
-    """Heads that are even, local or all look at one token show less than one that finds other tokens by what they are."""
+    """Heads that are even, local or on one token rank below a head that finds tokens by their content."""
     T = 64
     partner = np.random.default_rng(5).permutation(T)
     partner = np.minimum(partner, np.arange(T)) if causal else partner
@@ -394,7 +397,7 @@ def test_other_queries_than_keys_imply_nothing(browser, tmp_path):
     assert not browser.js("return document.getElementById('implied-section').checkVisibility()")
 
 
-# What a pattern keeps.
+# Pairs that a pattern keeps.
 
 def longformer(Tq, Tk):
     """[Tq, Tk] of longformer(4, [0, 9])."""
@@ -403,7 +406,7 @@ def longformer(Tq, Tk):
 
 
 def kept_cells(browser, layer, head):
-    """What the page shades, 255 where all is kept."""
+    """The page's shading of pairs, 255 where all are kept."""
     shape = browser.js("return [heed.layers[arguments[0]].rows, heed.layers[arguments[0]].cols]", layer)
     return np.array(browser.js("return [...heed.layers[arguments[0]].keptCells(arguments[1])]", layer,
                                head)).reshape(shape)

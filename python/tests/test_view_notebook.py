@@ -30,7 +30,7 @@ def data_of(html):
         name: base64.b64decode(text) for name, text in blobs.items()}
 
 
-# What it returns.
+# The result.
 
 @needs_program
 @pytest.mark.parametrize("options, typed", [
@@ -135,7 +135,7 @@ def test_too_many_heads_for_one_page():
 
 @pytest.fixture
 def notebook(browser, tmp_path):
-    """Opens a page that shows a view as notebooks do, and is then inside the view's frame, whose errors no console has."""
+    """Opens a page that shows a view as notebooks do, and enters its frame, whose errors do not reach the console."""
 
     def show(view):
         page = tmp_path / "notebook.html"
@@ -200,7 +200,7 @@ def test_the_frame_reaches_nothing_of_the_notebook(browser, notebook):
 # Options that the page does not know itself: maps of what attention gives.
 
 def expected_maps(q, k, **options):
-    """[H, Tq, Tk] of the first sequence by naive attention, whose values are unit vectors; -1 where a pair is masked."""
+    """[H, Tq, Tk] of the first sequence by naive attention with unit vectors as values; -1 where a pair is masked."""
     Tk = k.shape[1]
     v = np.broadcast_to(np.eye(Tk)[None, :, None], (*k.shape[:2], k.shape[2], Tk))
     o, _ = naive.attention(q, k, v, **options)

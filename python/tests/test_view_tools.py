@@ -54,7 +54,8 @@ def test_a_number_finds_a_position(browser, tmp_path):
 
 def test_marks_are_painted_where_the_tokens_are(browser, shipped, shipped_tokens):
     alpha = """const canvas = document.getElementById('overlay'), ratio = canvas.width / canvas.clientWidth;
-        const copy = new OffscreenCanvas(canvas.width, canvas.height), context = copy.getContext('2d', { willReadFrequently: true });
+        const copy = new OffscreenCanvas(canvas.width, canvas.height);
+        const context = copy.getContext('2d', { willReadFrequently: true });
         context.drawImage(canvas, 0, 0);
         return arguments[0].map(([q, k]) => { const [x, y] = heed.centre(q, k);
             return context.getImageData(Math.round(x * ratio), Math.round(y * ratio), 1, 1).data[3]; })"""

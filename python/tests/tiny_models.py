@@ -125,7 +125,7 @@ def make(model: str, config: dict, attention: str, config_class: str = "",
 
 
 def pair(name: str, **changes) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedModel]:
-    """The same model with "eager" and with "heed"."""
+    """Two copies of a model, with "eager" and with "heed"."""
     eager, heed = build(name, "eager", **changes), build(name, "heed", **changes)
     heed.load_state_dict(eager.state_dict())
     return eager, heed

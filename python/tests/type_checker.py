@@ -8,8 +8,8 @@ import sys
 import heed
 
 
-# What mypy knows of PyTorch and NumPy, which is most of its work: the same for all tests in all processes. It looks
-# whether files have changed since, and replaces its own as wholes.
+# mypy's cache of PyTorch and NumPy, which are most of its work, is shared by all tests in all processes. mypy checks
+# whether files have changed since, and replaces cache files atomically.
 CACHE = pathlib.Path(__file__).resolve().parents[2] / "build/mypy"
 
 

@@ -97,7 +97,7 @@ def options():
 
 def cache_parts(kind, *, batch=1, heads=1, dim=1, value_dim=1, capacity=-1, page=64, window=0, sink_tokens=0,
                 lengths=(2,), quantize="none", prefix=0, rotary=None, sketch=False, kept=None):
-    """Tensors and metadata as KVCache::Save() and its like write them; `kept` are the rows of each sequence in the file."""
+    """Tensors and metadata as Save() of caches writes them; `kept` are the rows of each sequence in the file."""
     names = ["rows"] if kind == "latent" else ["k", "v"]
     widths = dict(zip(("k", "v", "rows"), (dim, value_dim, dim)))
     tensors = {"lengths": ("I64", [batch], struct.pack(f"<{batch}q", *lengths)),
@@ -135,7 +135,7 @@ def saved_cache(kind, **options):
 
 
 def saved_state(family, states, *, width, layers, lengths, pending=-1, caches=(), capacity=-1, page=64):
-    """The state of a model of 5 tokens as ModelState::Save() writes it: `states` are shapes, `caches` are cache_parts()."""
+    """A model's state of 5 tokens as ModelState::Save() writes it: `states` are shapes, `caches` are cache_parts()."""
     batch = len(lengths)
     metadata = {"heed_state": family, "version": "1", "model": "0" * 16, "vocabulary": "5", "width": str(width),
                 "layers": str(layers), "batch": str(batch), "capacity": str(capacity), "page": str(page)}

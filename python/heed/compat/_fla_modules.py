@@ -1,5 +1,5 @@
 # The modules of fla that model files import beside its operators: short convolutions, rotary positions, losses.
-"""Of `fla.modules`; norms are in _fla_norms.
+"""Functions and classes of `fla.modules`, but for the norms, which are in _fla_norms.
 
 Short convolutions run on heed, the rest is PyTorch. State dicts are the originals'.
 """
@@ -23,7 +23,7 @@ _in_their_words = speaking(initial_state="initial_state", state="cache")
 
 
 def _last_inputs(x: Tensor, before: Tensor | None, bounds: Tensor, size: int) -> Tensor:
-    """The last `size` of x [T_total, D] of each packed sequence, behind those of `before` [N, D, size]: [N, D, size]."""
+    """The last `size` rows of each packed sequence in x [T_total, D], after `before` [N, D, size]: [N, D, size]."""
     begins, ends = bounds[:-1].long(), bounds[1:].long()
     at = ends[:, None] + torch.arange(-size, 0)  # [N, size]
     short = begins[:, None] - at  # how far before the sequence's first
@@ -106,7 +106,7 @@ class ShortConvolution(nn.Conv1d):
 
     def forward(self, x, residual=None, mask=None, cache=None, output_final_state=False, cu_seqlens=None,
                 chunk_indices=None, **kwargs):
-        """x [B, T, D] to (y, the last W inputs or None). The cache of a call of one token per sequence changes in place."""
+        """x [B, T, D] to (y, the last W inputs or None). A call of one token per sequence updates its cache."""
         if mask is not None:
             if cu_seqlens is not None:
                 raise InvalidArgument("ShortConvolution: mask is given beside cu_seqlens, expected one of them")
@@ -282,7 +282,7 @@ def cross_entropy_loss(
     """Losses [N] of logits [N, classes], and the part of lse_square_scale times the square of their log-sum-exp."""
     refuse("cross_entropy_loss", "process_group", process_group, None)
     ignored = target == ignore_index
-    # no loss, no gradient, NaN or not
+    # An ignored row has no loss and no gradient, even if it holds NaN.
     z = (logits.to(wide(logits)) * logit_scale).masked_fill(ignored.unsqueeze(-1), 0)
     if logit_softcapping:
         z = logit_softcapping * torch.tanh(z / logit_softcapping)

@@ -1,5 +1,5 @@
 # The norms of fla.modules.
-"""fla.modules.layernorm and fla.modules.fused_norm_gate: functions and modules, whose state dicts are the originals'."""
+"""fla.modules.layernorm and fla.modules.fused_norm_gate: functions, and modules with the originals' state dicts."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def prepare_position_ids(cu_seqlens, cu_seqlens_cpu=None):
 
 
 def prepare_sequence_ids(cu_seqlens, cu_seqlens_cpu=None):
-    """Which sequence each packed token belongs to, of those that have tokens."""
+    """The index of the sequence of each packed token, counted over the sequences that have tokens."""
     return prepare_position_ids(cu_seqlens).eq(0).cumsum(0) - 1
 
 

@@ -91,7 +91,7 @@ class RMSNorm(NormBase):
 
 
 class _Mixer(nn.Module):
-    """What both mixers share: states of inference, by layer, in the caller's inference_params."""
+    """The base class of both mixers: inference states, by layer, in the caller's inference_params."""
 
     A_log: Tensor
     layer_idx: int | None

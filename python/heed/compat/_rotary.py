@@ -63,7 +63,10 @@ def apply(function: str, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool,
 def apply_rotary_emb(
     x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None
 ):
-    """x [B, T, H, D], or packed [T_total, H, D] with cu_seqlens, turned by tables [rows, width] in its first 2 * width channels."""
+    """Rotates the first 2 * width channels of x by tables [rows, width].
+
+    x is [B, T, H, D], or packed [T_total, H, D] with cu_seqlens.
+    """
     return apply("apply_rotary_emb", x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens)
 
 

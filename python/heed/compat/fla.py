@@ -56,7 +56,7 @@ def fused_kda_gate(g, A_log=None, dt_bias=None, lower_bound=None, output_dtype=t
 
 
 def _activate(name: str, a: Arguments) -> None:
-    """What is asked of a kernel on the way in: unit rows, gates and beta from pre-activations."""
+    """Applies what the original kernels do to their inputs: unit rows, gates and beta from pre-activations."""
     if a.pop("use_qk_l2norm_in_kernel", False):
         a.update({key: _unit(a[key]) for key in ("q", "k", "p") if key in a})
     activates = a.pop("use_beta_sigmoid_in_kernel", False)

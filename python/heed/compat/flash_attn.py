@@ -52,7 +52,7 @@ def _rows_of_pages(name: str, table: Tensor, lengths: list[int], pages: int, pag
     return torch.cat([x * page + t % page for x, t in zip(used, at)])
 
 
-# What is packed in one tensor, by name of the function: where q, k and v are in it.
+# The positions of q, k and v in a packed tensor, by the function's word for it.
 _PARTS = {"qkv": (0, 1, 2), "kv": (0, 1)}
 
 
@@ -153,7 +153,7 @@ class _Places:
         self.sequences = torch.arange(B) if chosen is None else chosen.long()
 
     def check_pages(self, lengths: Tensor, pages: int) -> None:
-        """Of those that hold a row; the others are never read, and become page 0."""
+        """Checks the pages that hold a row; the others are never read, and become page 0."""
         if self.table is None:
             return
         holds = torch.arange(self.table.shape[1]) * self.size < lengths[:, None]

@@ -1,5 +1,5 @@
 # heed.torch.pattern_from_block_mask: block masks of FlexAttention as patterns.
-"""What a BlockMask keeps: its lists of blocks as they are, and its mask function's word on the blocks that are kept in part."""
+"""A BlockMask becomes its lists of whole blocks, and bits of its mask function for the blocks that are kept in part."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _listed(counts: Tensor | None, indices: Tensor | None, nq: int, nk: int) -> 
 
 
 def _bits(mask_mod: Any, blocks: Tensor, block: tuple[int, int], lengths: tuple[int, int]) -> np.ndarray:
-    """What is kept of each of these blocks, int64 [n, rows, ceil(columns / 64)]: a bit per key, the lowest first."""
+    """The pairs kept in each of these blocks, int64 [n, rows, ceil(columns / 64)]: a bit per key, the lowest first."""
     from torch.nn.attention.flex_attention import create_mask
 
     (rows, columns), (Tq, Tk) = block, lengths

@@ -98,7 +98,7 @@ def _tensor(value: Any) -> Tensor | None:
 
 def append(handle: Tensor, k: Tensor, v: Tensor | None, lengths: Any, log_decay: Tensor | None = None,
            compressed: tuple[Tensor, Tensor] | None = None) -> None:
-    """What a compiled function does where another calls the cache."""
+    """Appends in a compiled function, where an eager one calls the cache itself."""
     torch.ops.heed.cache_append(handle, k, v, _tensor(lengths), log_decay, *(compressed or ()))
 
 

@@ -64,7 +64,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 def _name_for_graphs(cache: Any) -> None:
-    """What a compiled function needs to know of a cache."""
+    """Sets the attributes of a cache that compiled functions read."""
     cache._handle, cache._width, cache._dtype = _cache_operators.new_handle(cache), cache.value_dim, cache.dtype
 
 
@@ -152,10 +152,10 @@ def _on_tensors(cls: Any) -> Any:
 
 _IN_PYTORCH = """
 
-In PyTorch. dtype is one of PyTorch's or its name here. Tensors are on the CPU and read in place,
-lengths are int64 tensors. Nothing that is computed on a cache has a gradient: a tensor that requires one is refused
-unless gradients are off. Work runs on PyTorch's threads, at most `threads` of them. Under autocast rows and queries take
-the cache's dtype. Otherwise as in heed."""
+In PyTorch. dtype is one of PyTorch's or its name here. Tensors are on the CPU and read in place, lengths are int64
+tensors. Nothing that is computed on a cache has a gradient: a tensor that requires one is refused unless gradients are
+off. Work runs on PyTorch's threads, at most `threads` of them. Under autocast rows and queries take the cache's dtype.
+Otherwise as in heed."""
 
 
 @_on_tensors

@@ -31,7 +31,7 @@ _is_wrapped = _C._functorch.is_functorch_wrapped_tensor
 
 
 def _kind(x: Tensor) -> str | None:
-    """What is special about a tensor that heed cannot read, or None."""
+    """The property of a tensor that keeps heed from reading it, or None."""
     if x.is_nested:
         return "nested"
     if x.is_quantized:
@@ -78,7 +78,7 @@ def bare(operation: str, name: str, value: Any, *, written: bool = False) -> Any
 
 
 def wrote(*values: Any) -> None:
-    """Tells autograd that these changed, so that a backward pass that saved one of them fails instead of being wrong."""
+    """Tells autograd that these changed, so that a backward pass that saved one of them raises an error."""
     for value in values:
         if isinstance(value, (tuple, list)):
             wrote(*value)
@@ -87,7 +87,10 @@ def wrote(*values: Any) -> None:
 
 
 def numbers(operation: str, name: str, value: Any, dtype: Any = None) -> Tensor | None:
-    """A list of numbers as a tensor on the CPU, whatever the default device, an empty one of `dtype`; a tensor, or None, as it is."""
+    """A list of numbers as a tensor on the CPU, whatever the default device; an empty one has `dtype`.
+
+    Tensors and None are returned as they are.
+    """
     if value is None or isinstance(value, Tensor):
         return value
     try:
@@ -107,7 +110,7 @@ def unexpected(function: str, name: str, keywords: Iterable[str]) -> TypeError:
 
 
 def num_sequences(operation: str, batch: int, cu_seqlens: Tensor | None) -> int:
-    """Of a batch, or packed ones."""
+    """The number of sequences of a batch, or of packed sequences."""
     if cu_seqlens is None:
         return batch
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
@@ -116,7 +119,7 @@ def num_sequences(operation: str, batch: int, cu_seqlens: Tensor | None) -> int:
 
 
 def check_bools(operation: str, **flags: Any) -> None:
-    """Raises InvalidArgument for the first that is neither True nor False; PyTorch's operators take numbers for them."""
+    """Raises InvalidArgument for the first flag that is no bool; PyTorch's operators accept numbers."""
     for name, x in flags.items():
         if not isinstance(x, (bool, np.bool_, torch.SymBool)):
             raise InvalidArgument(f"{operation}: {name} is {x!r}, expected True or False")
@@ -183,7 +186,7 @@ def _needs_gradient(arguments: tuple[Any, ...]) -> bool:
 
 
 def pattern_key(pattern: Any) -> str:
-    """What stands for a pattern of heed.patterns in a schema."""
+    """The string that represents a pattern of heed.patterns in a schema."""
     return _core._pattern_key(pattern)
 
 
@@ -259,7 +262,7 @@ _HAVE_AUTOCAST = ("cpu", "cuda")  # of the devices that heed knows
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """What autocast asks for on the tensor's device, or None where it asks for nothing."""
+    """The dtype of autocast on the tensor's device, or None where autocast is off."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if device in _HAVE_AUTOCAST and torch.is_autocast_enabled(device) else None
 

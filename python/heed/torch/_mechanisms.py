@@ -115,7 +115,7 @@ class _Mechanism:
         return (*arguments, *self.defaults[len(arguments):])
 
     def check_ranks(self, arguments: tuple[Any, ...]) -> None:
-        """Of tensors that have one form; of the others the kernel says what they may be."""
+        """Checks tensors that have one form; the kernel checks the others."""
         for i, rank in self.ranks:
             x = arguments[i]
             if x is not None and x.dim() != rank:
@@ -130,7 +130,7 @@ class _Mechanism:
         return like.new_empty(like.shape)
 
     def new_output_of_a_token(self, like: Tensor) -> Tensor:
-        """The same of a step, whose tensors have no axis of tokens."""
+        """The output of a step, whose tensors have no axis of tokens."""
         tokens = self.forms[self.output][0].split(", ").index("T")
         kept = [size for i, size in enumerate(like.shape) if i + (i >= tokens) not in self.dropped]
         return torch.empty_like(like) if self.as_it_lies else like.new_empty(kept)
@@ -214,7 +214,7 @@ class _Mechanism:
         return states[:number]
 
     def to_autocast(self, tensors: list[Any], dtype: torch.dtype) -> list[Any]:
-        """What may be of tokens or a constant is cast where it is of tokens."""
+        """Casts tensors of tokens; one that may be of tokens or constant is cast if it is of tokens."""
 
         def is_cast(x: Any, cast: bool, forms: list[str]) -> bool:
             wide = x is None or not x.is_floating_point() or x.dtype == torch.float64

@@ -54,7 +54,7 @@ class Options:
             self._keywords -= {"segments"}
 
     def given(self, keywords: dict[str, Any], function: Any) -> list[Any]:
-        """What the operator takes for these keywords of `function`, up to the last that is given: each argument that
+        """The operator's arguments for these keywords of `function`, up to the last that is given: each argument that
         PyTorch need not look at saves time."""
         operation, drops, given = self._operation, keywords.get("dropout"), []
         for name, value in keywords.items():

@@ -92,7 +92,7 @@ def _mask_options(mask: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _problem(query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: bool) -> InvalidArgument | None:
-    """What is wrong with the inputs, in the caller's words."""
+    """The error for invalid inputs, in the caller's words, or None."""
     inputs = {"query": query, "key": key, "value": value}
     for name, x in inputs.items() if attn_mask is None else (inputs | {"attn_mask": attn_mask}).items():
         if not isinstance(x, Tensor):
@@ -192,7 +192,10 @@ def _broadcast(name: str, x: Tensor, before: Sequence[int], shape: Sequence[int]
 
 
 def _is_causal_bias(x: Any) -> bool:
-    """Whether x is one of PyTorch's objects for causal masks, whose elements mean nothing; importing them is slow."""
+    """Returns whether x is one of PyTorch's objects for causal masks, whose elements mean nothing.
+
+    Their module is slow to import.
+    """
     module = None if type(x) is Tensor else sys.modules.get("torch.nn.attention.bias")
     return module is not None and isinstance(x, module.CausalBias)
 
@@ -233,7 +236,7 @@ def _attend(outer: list[int], heads: tuple[int, int], tensors: list[Tensor | Non
 
 
 def _merges(x: Tensor, outer: list[int]) -> bool:
-    """Whether the first axes of x, broadcast to `outer`, are one axis without a copy."""
+    """Returns whether the first axes of x, broadcast to `outer`, merge into one axis without a copy."""
     if len(outer) < 2 or 0 in outer:
         return True
     sizes_and_strides = [(n, 0 if x.shape[i] == 1 else x.stride(i)) for i, n in enumerate(outer) if n != 1]
@@ -294,13 +297,13 @@ def _shape(x: Any) -> tuple[int, ...] | None:
 
 
 def _has_own_function(x: Any) -> bool:
-    """Whether the class of x has a say in PyTorch's functions, as by __torch_function__."""
+    """Returns whether the class of x overrides PyTorch's functions, as by __torch_function__."""
     function = getattr(getattr(type(x), "__torch_function__", None), "__func__", None)
     return function not in (None, Tensor.__torch_function__.__func__) and not _is_causal_bias(x)
 
 
 class _Block(TorchFunctionMode):
-    """What a block does with a call. As a mode it sees the calls of PyTorch's own function object."""
+    """Handles the calls inside a block. As a mode it sees the calls of PyTorch's own function object."""
 
     def __init__(self, strict: bool) -> None:
         super().__init__()
@@ -346,7 +349,7 @@ def _handle(replaced: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tenso
 
 
 def _can_be_in_graph(query, key, value, attn_mask=None, *args, **kwargs) -> bool:
-    """What the operator finds out only when it runs: kinds of tensors."""
+    """Checks the kinds of tensors, which the operator would otherwise find out only when it runs."""
     tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     return (
         all(x.device.type == "cpu" and x.layout is torch.strided and not x.is_nested for x in tensors)

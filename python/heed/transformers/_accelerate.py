@@ -42,7 +42,7 @@ class Left(NamedTuple):
 
 
 class Acceleration:
-    """What `accelerate` has done to a model; `undo()`, or the end of a `with` block, takes it back.
+    """The changes that `accelerate` made to a model; `undo()`, or the end of a `with` block, reverts them.
 
     `replaced` lists the calls that run on heed, `left` those that could not be replaced, and `declined`, which grows
     while the model runs, those that heed did not compute for what they were given. Printing it shows all three.
@@ -105,7 +105,7 @@ def _is_bound(method: Any, function: Callable) -> bool:
 
 
 def _reduce_without(name: str, function: Callable, layer: nn.Module, protocol: int) -> tuple[Any, ...]:
-    """What copy and pickle make a copy of a layer from: its class and attributes, but for those that `accelerate` has set."""
+    """__reduce__ of a layer for copy and pickle: class and attributes without those that `accelerate` has set."""
     make, arguments, state, *rest = type(layer).__reduce_ex__(layer, protocol)
     state = {key: value for key, value in state.items()
              if key != "__reduce_ex__" and not (key == name and _is_bound(value, function))}

@@ -39,14 +39,15 @@ def _refused_options(module: type) -> tuple[str, ...]:
     return _refused[module]
 
 
-# as torch.compiler.assume_constant_result does, which imports the compiler
+# torch.compiler.assume_constant_result sets this too, but imports the compiler.
 _refused_options._dynamo_marked_constant = True
 
 
 def _wants_weights(options: dict[str, Any]) -> bool:
     if options.get("output_attentions") or _active_collector is None:
         return bool(options.get("output_attentions"))
-    # A model may record weights without passing the wish on. A graph cannot read a ContextVar: Transformers has a copy for it.
+    # A model may record weights without passing the option on. Transformers copies the ContextVar for graphs, which
+    # cannot read one.
     compiled = torch.compiler.is_compiling()
     collected = getattr(_active_collector, "global_var", None) if compiled else _active_collector.get()
     return bool(collected) and any("attentions" in name for name in collected)

@@ -1,4 +1,4 @@
-# What recurrent layers of Transformers call, computed by heed: one function for each that their modeling files have.
+# Functions that recurrent layers of Transformers call, computed by heed: one for each in their modeling files.
 """Functions and methods of modeling files, by name, with the parameters that they have there.
 
 Each computes what the original computes, in the types in which it does: most turn their inputs to float32, and so their
@@ -18,7 +18,7 @@ from heed.torch.nn._layer import unit
 
 
 class Declined(NamedTuple):
-    """What a function returns that does not compute what it was given."""
+    """The result of a function that declines its arguments."""
 
     reason: str
 
@@ -69,7 +69,7 @@ def _causal_conv1d(hidden_states, weight, bias=None, activation=None, **options)
 
 
 def _causal_conv1d_step(hidden_states, conv_state, weight, bias=None, activation=None):
-    """conv_state [B, D, S] are the last S inputs, S at least W - 1: those before the last W - 1 move up, a step the rest."""
+    """conv_state [B, D, S] is the last S >= W - 1 inputs: the step shifts the last W - 1, this function the others."""
     declined = _written_to(conv_state, hidden_states, weight, bias)
     before = conv_state.shape[-1] - (weight.shape[-1] - 1)
     if hidden_states.shape[-1] != 1 or before < 0:

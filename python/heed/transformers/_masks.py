@@ -19,7 +19,7 @@ _SAME = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 
 class _Content:
-    """What a mask and its aliases share."""
+    """The content that a mask and its aliases share."""
 
     __slots__ = ("call", "structure", "tensor")
 
@@ -46,7 +46,7 @@ class StructuredMask(Tensor):
 
     @property
     def structure(self) -> Structure | None:
-        """What the mask stands for; None once it has been written to."""
+        """The structure that the mask represents; None once it has been written to."""
         return self._content.structure
 
     @property

@@ -1,4 +1,4 @@
-# What a mask function of Transformers means: read from the code objects of the factories that built it.
+# Recognises mask functions of Transformers by the code objects of the factories that built them.
 """Reads the mask functions of transformers.masking_utils.
 
 A mask function maps (sequence, head, query position, key position) to bool. Those of Transformers are closures made by
@@ -114,7 +114,7 @@ def _offsets(function: Callable, pattern: Pattern, shift: int, positions: Tensor
         return False
     before = len(pattern.codes)
     understood = _read(_cell(function, "mask_function"), pattern, shift + query - key, positions)
-    # What looks a position up in a table is not a matter of distance: equal offsets of both move it too.
+    # A function that looks a position up in a table does not depend on distances alone: equal offsets change it too.
     return understood and _BY_DISTANCE.issuperset(pattern.codes[before:])
 
 
@@ -123,7 +123,7 @@ def _and(function: Callable, pattern: Pattern, shift: int, positions: Tensor | N
 
 
 def _or(function: Callable, pattern: Pattern, shift: int, positions: Tensor | None) -> bool:
-    """Of unions one is known: something, or the same block."""
+    """Reads the one known union: another function, or the same block."""
     parts = _cell(function, "mask_functions")
     if len(parts) != 2 or getattr(parts[1], "__code__", None) is not _BLOCKS:
         return False

@@ -1,5 +1,5 @@
 # Sparse attention layers of Transformers, computed by heed: those of Longformer, LED, BigBird and BigBird-Pegasus.
-"""Methods of modeling files, as in _layers, whose attention is heed's with a pattern in the place of masks and chunks."""
+"""Methods of modeling files, as in _layers, that call heed's attention with a pattern instead of masks and chunks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _longformer(self, hidden_states, attention_mask=None, is_index_masked=None, 
     o = heed.torch.attention(q, k, v, pattern=pattern, **options)
     if is_global_attn:
         counts = is_index_global_attn.sum(1)
-        # the global rows of each entry, one behind the other
+        # The global rows of the entries follow each other.
         listed = torch.arange(int(counts.max())) < counts[:, None]
         rows = hidden_states.new_zeros(*listed.shape, hidden_states.shape[-1])
         rows[listed] = hidden_states[is_index_global_attn]
@@ -67,7 +67,7 @@ def _longformer(self, hidden_states, attention_mask=None, is_index_masked=None, 
 
 
 def _drawn(self, blocks: int) -> np.ndarray:
-    """The random blocks of the inner rows of blocks, [heads, blocks - 2, r], as bigbird_block_sparse_attention draws them."""
+    """The random blocks of inner rows, [heads, blocks - 2, r], drawn as in bigbird_block_sparse_attention."""
     size, heads, count, tokens = (self.block_size, self.num_attention_heads, self.num_random_blocks,
                                   blocks * self.block_size)
     before = np.random.get_state()

@@ -1,5 +1,5 @@
 # How layers of heed.torch.nn read a configuration of Transformers: known fields of known families, and no other.
-"""Schema and Fields: a layer reads some fields of a configuration, some cannot matter to it, and all others are refused."""
+"""Schema and Fields: a layer reads some fields of a configuration, some have no effect, and it refuses the rest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Family(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """What from_config of a layer takes: families by `model_type`, "" for a configuration without one, and fields that
+    """The input of a layer's from_config: families by `model_type`, "" for a configuration without one, and fields that
     cannot matter to the layer in any of them."""
 
     layer: str
@@ -69,7 +69,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 class Fields:
-    """The fields of one configuration: an object, or a mapping as config.json holds it. `close` refuses what was not read."""
+    """The fields of a configuration: an object, or a mapping as in config.json. `close` refuses fields left unread."""
 
     def __init__(self, schema: Schema, config: Any) -> None:
         self.name, self._schema, self._config = f"{schema.layer}.from_config", schema, config
@@ -114,7 +114,7 @@ class Fields:
         return Unsupported(f"{self.name}: {name} is {value!r}, expected {expected}{of}")
 
     def windowed(self, layer: int) -> bool:
-        """Whether this layer has the sliding window, of a family in which every one, some or none have it."""
+        """Returns whether this layer has the sliding window, in a family in which all, some or no layers have it."""
         used, types, window = self.get("use_sliding_window", True), self.get("layer_types"), self.get("sliding_window")
         self.get("max_window_layers")
         if types is None:
@@ -177,7 +177,7 @@ class Fields:
                 raise self.refusal(name, "none: the layer does not read it")
 
     def _default(self, name: str) -> Any:
-        """What Transformers' own class of the configuration has for a field that no list of heed's knows."""
+        """The default in Transformers' own configuration class of a field that is in none of heed's lists."""
         kind = type(self._config)
         parameters = inspect.signature(kind).parameters if kind.__module__.startswith("transformers.") else {}
         return parameters[name].default if name in parameters else None

@@ -1,4 +1,4 @@
-# Which families of Transformers' configurations each layer of heed.torch.nn takes, and by which fields.
+# The families of Transformers' configurations that each layer of heed.torch.nn takes, with their fields.
 """A Schema for each layer with from_config. Defaults are those of Transformers 5.23."""
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class GatedLinearAttention(Layer):
         self.o_proj = nn.Linear(num_heads * self.value_dim, hidden_size, bias=False, **factory)
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
-        """What the recurrence has before its first token."""
+        """The state before the first token."""
         empty = self.o_proj.weight.new_zeros(batch, 0, self.hidden_size)
         with torch.no_grad():
             _, carried = getattr(heed.torch, self.recurrence)(**self._arguments(empty), **self.options,

@@ -100,7 +100,7 @@ class GroupedQueryAttention(Layer):
 
     def forward(self, x: Tensor, state: heed.torch.KVCache | None = None, *, lengths: Any = None, positions: Any = None,
                 **options: Any) -> Tensor:
-        """positions: int [T] or [B, T], where tokens stand for the rotary encoding; without a state, default 0, 1, ..."""
+        """positions: int [T] or [B, T], positions in the rotary encoding; without a state, default 0, 1, ..."""
         x, lengths = self._check(x, state, heed.torch.KVCache, lengths)
         check_positions("GroupedQueryAttention", positions, state)
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj))

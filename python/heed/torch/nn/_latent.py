@@ -102,7 +102,7 @@ class LatentAttention(Layer):
 
     def forward(self, x: Tensor, state: heed.torch.LatentKVCache | None = None, *, lengths: Any = None,
                 positions: Any = None, **options: Any) -> Tensor:
-        """positions: int [T] or [B, T], where tokens stand for the rotary encoding; without a state, default 0, 1, ..."""
+        """positions: int [T] or [B, T], positions in the rotary encoding; without a state, default 0, 1, ..."""
         x, lengths = self._check(x, state, heed.torch.LatentKVCache, lengths)
         check_positions("LatentAttention", positions, state)
         q = self.q_proj(x) if self.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))

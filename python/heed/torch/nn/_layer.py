@@ -1,4 +1,4 @@
-# What the layers of heed.torch.nn share: checks, states of recurrences, norms, and the residual around a layer.
+# Shared parts of the layers of heed.torch.nn: checks, states of recurrences, norms, and the residual around a layer.
 """The base class of layers, State, Residual and small functions."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from heed.torch import _dispatch
 
 
 class State:
-    """What a recurrent layer keeps of the tokens so far: `lengths` [B], how many, and tensors by name, the batch first."""
+    """The state of a recurrent layer: `lengths` [B], the number of tokens so far, and tensors by name, batch first."""
 
     def __init__(self, batch: int, tensors: dict[str, Tensor]) -> None:
         self.lengths = torch.zeros(batch, dtype=torch.int64)
@@ -78,7 +78,7 @@ class Layer(nn.Module):
 
     @torch.no_grad()
     def step(self, x: Tensor, state: Any, **options: Any) -> Tensor:
-        """The next token of each sequence: x [B, hidden_size] to y [B, hidden_size], the state in place; without gradients."""
+        """The next token of each sequence: x [B, hidden_size] to y [B, hidden_size]. It updates the state."""
         if not isinstance(x, Tensor) or x.dim() != 2:
             shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise InvalidArgument(f"{type(self).__name__}.step: x has shape {shape}, expected [B, {self.hidden_size}]")
@@ -184,7 +184,7 @@ class RMSNorm(nn.Module):
 
 
 def attended(state: Any, q: Tensor, lengths: Tensor | None, options: dict[str, Any]) -> Tensor:
-    """Attention of rows over a cache; rows beyond the longest sequence of the call are 0, and the cache does not see them."""
+    """Attention of rows over a cache; rows beyond the call's longest sequence are 0 and do not enter the cache."""
     most = q.shape[1] if lengths is None else int(lengths.max()) if len(lengths) else 0
     if most == q.shape[1]:
         return state.attend(q, **options)
@@ -195,7 +195,7 @@ def attended(state: Any, q: Tensor, lengths: Tensor | None, options: dict[str, A
 
 
 def is_step(x: Tensor, lengths: Tensor | None) -> bool:
-    """Whether this is one token of each sequence, which steps of heed take; those have no gradients."""
+    """Returns whether x is one token of each sequence without gradients, which heed's steps take."""
     return x.shape[1] == 1 and lengths is None and not torch.is_grad_enabled()
 
 
@@ -223,7 +223,7 @@ def new_steps(size: int, least: float, most: float, floor: float, factory: dict[
 
 
 class GatedRMSNorm(nn.Module):
-    """weight x / rms(x) times silu(gate), or, with gate_first, the same of x silu(gate); rms over groups of the last axis."""
+    """weight x / rms(x) silu(gate), or with gate_first weight z / rms(z), z = x silu(gate); rms of channel groups."""
 
     def __init__(self, size: int, *, group: int | None = None, eps: float, gate_first: bool, **factory: Any) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ class Mamba2(Layer):
     """The state space of Mamba-2, one decay per head, with its convolution and gated norm.
 
         [z, u, d] = x W_in;   [u, B, C] = silu(conv(u));   dt = softplus(d + dt_bias), inside time_step_limit
-        S_t = exp(dt_t A_h) S_{t-1} + dt_t u_t B_t^T;   y = norm((S_t C_t + D u_t) silu(z_t)) W_out          A = -exp(A_log)
+        S_t = exp(dt_t A_h) S_{t-1} + dt_t u_t B_t^T;   y = norm((S_t C_t + D u_t) silu(z_t)) W_out      A = -exp(A_log)
 
     x, y [B, T, hidden_size]; u, z [B, T, num_heads head_dim]; d [B, T, num_heads]; B, C [B, T, n_groups, state_size],
     which num_heads / n_groups heads share; norm: RMS norm over the channels of each group. Parameters are those of

@@ -15,7 +15,7 @@ from heed.torch.nn import _families
 from heed.torch.nn._layer import (Layer, State, attended, check_choice, check_multiple, check_rows, check_sizes,
                                   without_padding)
 
-# What modules call queries, keys, values, output and norm.
+# The modules' names of query, key, value and output projections, and of the norm.
 _NAMES = {
     "bart": ("q_proj", "k_proj", "v_proj", "out_proj", "layer_norm"),
     "bert": ("self.query", "self.key", "self.value", "output.dense", "output.LayerNorm"),
@@ -137,7 +137,7 @@ class MultiheadAttention(Layer):
 
     def forward(self, x: Tensor, state: Any = None, *, memory: Tensor | None = None, lengths: Any = None,
                 memory_lengths: Any = None, **options: Any) -> Tensor:
-        """memory: [B, S, memory_size] of cross attention, memory_lengths [B] its tokens; None with a state that has it."""
+        """memory: [B, S, memory_size] of cross attention, memory_lengths [B] its tokens; None if the state holds it."""
         name = "MultiheadAttention"
         x, lengths = self._check(x, state, heed.torch.KVCache if self.memory_size is None else State, lengths)
         if self.memory_size is None and memory is not None:

@@ -19,7 +19,7 @@ class Rwkv6(Layer):
 
         d_t = x_{t-1} - x_t;   m = tanh((x + mu_x d) A), five parts          before the first token stand zeros
         x^a = x + (mu_a + m_a B_a) d        a: w, k, v, r, g;   log_decay = -exp(time_decay + tanh(x^w C) D)
-        y = (norm_h(rwkv6(x^r W_r, x^k W_k, x^v W_v, log_decay, u)) silu(x^g W_g)) W_o        norm_h: layer norm per head
+        y = (norm_h(rwkv6(x^r W_r, x^k W_k, x^v W_v, log_decay, u)) silu(x^g W_g)) W_o      norm_h: layer norm per head
 
     x, y [B, T, hidden_size], between them attention_hidden_size channels in heads of head_size; A, B of rank mix_rank,
     C, D of decay_rank. Parameters are those of Rwkv6SelfAttention in the folders that the authors publish for

@@ -70,7 +70,7 @@ class LongformerAttention(Layer):
 
 @functools.lru_cache(maxsize=64)
 def _counted(blocks: int, block: int, random: int) -> list[tuple[heed.Pattern, float]]:
-    """Sets of blocks that inner rows of BigBird attend to once, twice and so on in evaluation, and logarithms of these numbers."""
+    """Sets of blocks that inner rows of BigBird attend to once, twice, ... in evaluation, and logs of these counts."""
     times = np.zeros((blocks, blocks), int)
     times[[0, -1]] = 1
     inner = np.arange(1, blocks - 1)
