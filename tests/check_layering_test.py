@@ -120,6 +120,8 @@ class CheckLayeringTest(unittest.TestCase):
         self.assert_one({"heed/core/a.h": "#ifndef A\n"}, "first line")
         self.assert_one({"python/heed/a.py": "import sys\n"}, "first line")
         self.assert_one({"heed/core/a.cc": c("\n" * 600)}, "longer than 600 lines")
+        self.assert_one({"heed/core/a.h": c("// " + 118 * "a")}, "longer than 120 columns")
+        self.assert_one({"tools/a.py": "# " + 119 * "a" + "\n"}, "longer than 120 columns")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def check_text(path, data):
     for number, line in enumerate(lines, 1):
         if not line.isascii():
             yield number, "not ASCII"
-        if len(line) > MAX_COLUMNS and not path.endswith(".py"):
+        if len(line) > MAX_COLUMNS:
             yield number, f"longer than {MAX_COLUMNS} columns"
     first = lines[0].strip()
     if not first.startswith(b"//" if path.endswith((".h", ".cc", ".cu")) else (b"#", b'"""', b'r"""')):
