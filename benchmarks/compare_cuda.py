@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # heed.torch on an NVIDIA GPU beside PyTorch's kernels and compiled code, in one process, interleaved.
 """Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns by events of the
-device; printed is the peer's time over heed's, and the goal where there is one. What the peer lacks is named and left
-out.
+device; printed is the peer's time over heed's, and the goal where there is one. A line that the peer lacks is named and
+skipped.
 
 Lines that begin with `flash` and `cudnn` are scaled_dot_product_attention by that backend alone, 16 heads of 128
 channels in bfloat16, 16384 tokens in all; `flex` is torch.compile(flex_attention) with a window, with documents, with a
@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import turns
 
-TOLERANCE = 2e-2  # of relative differences, in bfloat16 on both sides
+TOLERANCE = 2e-2  # relative, in bfloat16 on both sides
 CHUNK = 64
 
 

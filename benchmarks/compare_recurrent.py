@@ -178,7 +178,7 @@ class ScanProblem(GatedProblem):
         elif name == "s4d":  # keys modes per channel, as S4D begins
             rates = torch.full((channels, keys), 0.5).log(), torch.pi * torch.arange(float(keys)).repeat(channels, 1)
             self.leaves = [u, normal(channels) - 4, *rates, normal(channels, keys, 2), torch.ones(channels)]
-        elif self.name == "long_convolution":  # its kernel is as long as the sequence
+        elif self.name == "long_convolution":  # the kernel is as long as the sequence
             self.leaves = [u, normal(channels, tokens)]
         else:
             self.leaves = [u.transpose(1, 2).contiguous(), *(normal(1, tokens, channels) for _ in range(2)),
@@ -420,7 +420,7 @@ def onnx(problem, backward):
     options.intra_op_num_threads, options.inter_op_num_threads = problem.torch.get_num_threads(), 1
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its errors are of many types
+    except Exception as error:  # ONNX Runtime raises many types
         raise Missing(f"onnxruntime {onnxruntime.__version__}: {str(error).splitlines()[0][:120]}") from error
     feed = {name: x.reshape(1, tokens, -1).numpy() for name, x in zip(sizes, problem.leaves, strict=True)}
     return lambda: [session.run(["o"], feed)[0].reshape(1, tokens, heads, values)]
@@ -454,7 +454,7 @@ def jax_scan(problem, backward):
             decay = jnp.exp(token[3]) if len(token) > 3 else jnp.ones(())
             decay = decay[..., None] if decay.ndim == 2 else decay.reshape(-1, 1, 1)
             state = decay * state
-            if len(token) > 4:  # what the key finds is taken out first
+            if len(token) > 4:  # the delta rule first removes the key's old value
                 v = token[4][:, None] * (v - jnp.einsum("hk,hkv->hv", k, state))
             state = state + k[:, :, None] * v[:, None, :]
             return state, jnp.einsum("hk,hkv->hv", q, state)

@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import turns
 
 BLOCK = 64
-TOLERANCE = 1e-4  # of relative differences
+TOLERANCE = 1e-4  # relative
 GOALS = {"moba": 10, "dense": 4, "choice": 20}
-MOST_ROWS = 1e-3  # that may have chosen otherwise
+MOST_ROWS = 1e-3  # share of rows that may choose other blocks
 
 
 def plain_moba(torch, q, k, v, count):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # Sparse attention of heed beside PyTorch's, and layers of Transformers before and after accelerate, interleaved.
 """Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns; printed is the
-peer's time over heed's, and the goal where there is one. What the peer lacks is named and left out.
+peer's time over heed's, and the goal where there is one. A line that the peer lacks is named and skipped.
 
 Lines that begin with `flex` are heed.torch.attention(pattern=...) and torch.compile(flex_attention) of the same pairs,
 on the same memory, [B, H, T, D] contiguous, which is FlexAttention's layout; its block masks have the blocks of the
@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import turns
 
-TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # of relative differences
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # relative
 HEADS = {64: 4, 128: 2}
 LAYERS = ("longformer", "bigbird")
 

@@ -31,7 +31,7 @@ TORCH = "2.13.0"
 LENGTHS = {128: 16, 512: 8, 1000: 4, 2048: 4, 8192: 2}  # tokens: heads
 CHANNELS = (64, 80, 128)
 KINDS = ("full", "causal", "padding62", "gqa14on2")
-TOLERANCE = 2e-5  # of float32 on N(0, 1) inputs; both stay well below
+TOLERANCE = 2e-5  # for float32 on N(0, 1) inputs; both stay well below
 
 
 def lines(threads):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # Whole models: heed's program, which is C++ alone, beside Transformers and sentence-transformers on PyTorch.
 """Folders as save_pretrained writes them, read by `heed embed` and `heed generate` in a process of their own each time,
-whose own clock counts from the weights in memory to the answer; the other side is warm. The same tokens and vectors
-first, then times in turns.
+whose own clock counts from the weights in memory to the answer; the other side is warm. Tokens and vectors are compared
+first, then both sides are timed in turns.
 
 minilm    64 sentences of Alice, their tokenizer's time added to the program's: beside sentence-transformers where it
           is installed, else the same batches with Transformers; also with heed.transformers in place of PyTorch's
@@ -85,7 +85,7 @@ class Minilm:
             pass
         model = transformers.AutoModel.from_pretrained(self.folder, attn_implementation=attention).eval()
 
-        def encode():  # what it does
+        def encode():  # as sentence-transformers does
             order = sorted(range(len(self.sentences)), key=lambda i: -len(self.sentences[i]))
             vectors = [None] * len(order)
             for begin in range(0, len(order), BATCH):
@@ -116,7 +116,7 @@ class Minilm:
 
 
 class Generator:
-    """Greedy tokens behind a prompt. What a side gives is (seconds, tokens)."""
+    """Greedy tokens behind a prompt. Each side gives (seconds, tokens)."""
 
     def __init__(self, family, work, threads):
         model_class, options, length = FAMILIES[family]

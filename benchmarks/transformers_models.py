@@ -30,7 +30,7 @@ GDN = dict(linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim
 # Classes and options of their configurations.
 FAMILIES = {
     "llama": ("LlamaForCausalLM", SIZES),
-    # what 8192 tokens leave time for
+    # Two layers keep a run of 8192 tokens short.
     "mistral": ("MistralForCausalLM", dict(SIZES, num_hidden_layers=2, sliding_window=512)),
     "mamba": ("MambaForCausalLM", RECURRENT),
     "mamba2": ("Mamba2ForCausalLM", dict(RECURRENT, num_heads=16, head_dim=64, n_groups=1)),

@@ -12,7 +12,7 @@ FOLDERS = ("heed", "cli", "python", "tests", "benchmarks", "examples", "tools")
 MAX_LINES = 600
 MAX_COLUMNS = 120
 
-TOP = 8  # what stands on all of the library
+TOP = 8  # files that use all of the library
 # First match wins. A suffix outranks the folder it stands in.
 RANKS = [(re.compile(pattern), rank) for pattern, rank in (
     (r".*_(test|py)\.\w+$", TOP), (r".*_case\.\w+$", 6),
@@ -23,8 +23,8 @@ RANKS = [(re.compile(pattern), rank) for pattern, rank in (
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)
 OP = re.compile(r"heed/ops/(?!mechanism/|positions/)(\w+/(?!common/)\w+)/")
-# The one operation that others may include, and which: those that are calls of it. What they share with it is its whole
-# contract: options, their checks, its reference.
+# The one operation that others may include, and the others: they are calls of it and share its whole contract,
+# options, their checks, its reference.
 SHARED_OP, COMPOSED_OP = "exact/attention", re.compile(r"sparse/")
 COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 OS_HEADER = re.compile(r"(sys|linux|mach|asm)/.*|(unistd|fcntl|pthread|sched|windows|cpuid|dlfcn|signal)\.h")

@@ -150,12 +150,12 @@ class Header:
         declared = list(blocks(lines[begin + 1:end]))
         self.structs, self.enums, self.found, self.usings = {}, {}, {}, []
         self.brings = [Header(ROOT / name) for name in INCLUDE.findall(text) if (ROOT / name).exists()]
-        has_class = any(CLASS.match(code) for _, code in declared)  # of which the opening comment speaks
+        has_class = any(CLASS.match(code) for _, code in declared)  # the opening comment describes it
         self.arguments = []  # (struct, its code), in order
         structs = {}
         for comment, code in declared:
             struct, _, after = code.partition("\n};\n")
-            # what the function after it returns, of which the comment speaks
+            # The comment describes the function after the struct, which returns it.
             if (match := STRUCT.match(code)) and after:
                 structs[match[1]] = "", struct + "\n};"
                 code = after

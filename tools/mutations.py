@@ -54,7 +54,7 @@ NAMES = {
     "rounding": {"floor": "ceil", "ceil": "floor", "FloorDivide": "CeilDivide", "CeilDivide": "FloorDivide"},
 }
 # Calls of which one argument remains: a mask that is forgotten, a value that is not rounded.
-MASKS = ("IfThenElse", "IfThenElseZero", "IfThenZeroElse", "where")  # of these the second
+MASKS = ("IfThenElse", "IfThenElseZero", "IfThenZeroElse", "where")  # the second argument remains
 ROUNDINGS = re.compile(r"(?i:\w*(round|floor|ceil)\w*|trunc|nearbyint|nearestint|rint|f?abs)")
 COMMUTATIVE = {"min", "max", "Min", "Max", "fmin", "fmax", "minimum", "maximum", "Add", "Mul", "MulAdd", "NegMulAdd",
                "MulSub", "And", "Or", "Eq", "Ne"}
@@ -346,7 +346,7 @@ class CppFile:
                     before.kind == "name" or before.text in (">", "*", "&", "&&")):
                 return  # a declaration of a variable
             if self.at(end) == "(" and self.opens(end) and any(self.declares(*part) for part in self.arguments(end)):
-                return  # of a constructor
+                return  # declares a constructor
             acts = acts or self.at(end) in ASSIGNMENTS or self.at(end) in ("(", "++", "--")
             end = self.partner[end] + 1 if self.opens(end) else end + 1
         if acts:

@@ -10,7 +10,7 @@ import math
 from svg_chart import GAP, HEIGHT, LEFT, LINES, ROOT, SERIES, TOP, WIDTH, Panel, chart, palette, text
 
 DATA, IMAGES = ROOT / "benchmarks/results/dynamic.json", ROOT / "docs/images"
-LEAST = 1e-4  # of what is dropped, at the lower end
+LEAST = 1e-4  # dropped share at the lower end of the axis
 RULES = {**SERIES, ".cdense": ("stroke", palette.FAINT)}
 
 

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Writes the sources of the documentation site: docs/ as it is, a page per public header, the help of the command line.
 
-Usage: site_pages.py OUTPUT [PROGRAM]. A header is public if heed/heed.h includes it, by name or as a mechanism's. Its
-page
-has its opening comment, the Python functions whose docstrings repeat its text, every declaration with its comment and,
-where the header's folder is a mechanism's own, the README.md beside it. In a page of docs/, `<!-- help VERB -->`
-becomes the output of `PROGRAM VERB --help`, and `<!-- mechanisms -->` a table of all mechanisms: equations from their
-headers, state and cost from `PROGRAM list`, speed from RESULTS, empty where that has none. Links to files that have no
-page become plain text.
+Usage: site_pages.py OUTPUT [PROGRAM]. A header is public if heed/heed.h includes it, by name or as a mechanism's. The
+page of a header has its opening comment, the Python functions whose docstrings repeat its text, every declaration with
+its comment and, where the header's folder is a mechanism's own, the README.md beside it. In a page of docs/,
+`<!-- help VERB -->` becomes the output of `PROGRAM VERB --help`, and `<!-- mechanisms -->` a table of all mechanisms:
+equations from their headers, state and cost from `PROGRAM list`, speed from RESULTS, empty where that has none. Links
+to files that have no page become plain text.
 """
 import ast
 import importlib.util
@@ -23,7 +22,7 @@ from pathlib import Path
 from docstrings import NAMESPACE, blocks, uncomment
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks/results/crossover.json"  # what `scripts/bench crossover --json` wrote
+RESULTS = ROOT / "benchmarks/results/crossover.json"  # written by `scripts/bench crossover --json`
 INCLUDE = re.compile(r'^#include "(heed/[^"]+)"', re.M)
 FENCE = re.compile(r"^(```.*?^```$)", re.M | re.S)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
@@ -240,7 +239,7 @@ class Site:
             lines += [f"## {title}" if title else "", prose(comment), f"```cpp\n{code.replace('HEED_API ', '')}\n```"]
         if readme := self.readme(header):
             text = self.link(readme.read_text(), readme, page)
-            parts = FENCE.split(text)  # its headings one level down: the page has a title
+            parts = FENCE.split(text)  # headings go one level down, as the page has a title
             lines.append("".join(p if p.startswith("```") else re.sub(r"^#", "##", p, flags=re.M) for p in parts))
         return "\n\n".join(filter(None, lines)) + "\n"
 

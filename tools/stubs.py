@@ -2,10 +2,10 @@
 """Makes the stubs of heed._core and heed.torch from the one that nanobind writes, so that neither has a list of
 functions.
 
-Usage: stubs.py STUB PACKAGE CORE TORCH. STUB is nanobind's, whose types are names of PACKAGE/_typing.py. CORE is the
-same with
-these imported and with the named tuples' fields typed. TORCH has what PACKAGE/torch/__init__.py exports: functions and
-caches of heed on tensors, mechanisms whichever there are, and the names that it imports from its own modules.
+Usage: stubs.py STUB PACKAGE CORE TORCH. STUB is nanobind's, whose types are names of PACKAGE/_typing.py. CORE is STUB
+with these names imported and with the fields of named tuples typed. TORCH has the exports of
+PACKAGE/torch/__init__.py: functions and caches of heed on tensors, all mechanisms, and the names that it imports from
+its own modules.
 """
 import ast
 import copy

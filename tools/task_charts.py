@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """Draws docs/images/length.svg and tasks.svg from benchmarks/results: what a sequence's length costs, and what the
-three tasks came to.
+three tasks reached.
 
 Usage: task_charts.py [FOLDER]. length.json is written by benchmarks/length.py; language.json, image.json and
-speech.json by the
-train.py of examples/byte_lm, digits and speech. What has not been measured is not drawn.
+speech.json by the train.py of examples/byte_lm, digits and speech. Only measured numbers are drawn.
 """
 import json
 import math

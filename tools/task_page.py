@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/tasks.md and of the examples' README.md anew, from benchmarks/results.
 
-Usage: task_page.py [FILE]... A table stands between `<!-- results NAME -->` and `<!-- end -->`, where NAME is language,
-image or speech,
-or `length PASS QUANTITY` as in length.json: `length forward seconds`; `picture NAME` is the picture that task_charts.py
-draws. Where there are no results there is a line that says so.
+Usage: task_page.py [FILE]... A table is between `<!-- results NAME -->` and `<!-- end -->`, where NAME is language,
+image or speech, or `length PASS QUANTITY` as in length.json: `length forward seconds`; `picture NAME` is the picture
+that task_charts.py draws. A table without results is a line that says so.
 """
 import json
 import re

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the table of docs/transformers.md: which families of the installed Transformers run on heed.
 
-Usage: transformers_families.py [PAGE]. Every modeling file of Transformers is read, none is imported. What stands in
-PAGE between the two comments `families` is replaced. Needs the packages heed and transformers.
+Usage: transformers_families.py [PAGE]. Every modeling file of Transformers is read, none is imported. The text of PAGE
+between the two comments `families` is replaced. Needs the packages heed and transformers.
 """
 import ast
 import re

@@ -28,12 +28,12 @@ class Data(NamedTuple):
 
 
 class Task(NamedTuple):
-    name: str  # of its folder, and of its program example_<name>
-    result: str  # of its file of results
+    name: str  # names its folder, and its program example_<name>
+    result: str  # names its file of results
     labels: tuple[str, ...]
     tokens: int
     mechanisms: dict[str, Mechanism]
-    stem: Callable[[int], nn.Module]  # of a width: [B, numbers] to [B, tokens, width]
+    stem: Callable[[int], nn.Module]  # takes a width and maps [B, numbers] to [B, tokens, width]
     load: Callable[[], Data]
     augment: Callable[[Tensor, torch.Generator], Tensor]  # a batch that is learned from, changed as its class allows
     baselines: Callable[[Data], dict[str, float]]  # by what they are: the share that they get right

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import heed.torch
 
-EPS = 1e-6  # of the norms
+EPS = 1e-6  # in the norms
 
 
 class Input(NamedTuple):
@@ -31,8 +31,8 @@ class Input(NamedTuple):
     map: Callable[[Tensor], Tensor] | None = None
     constant: bool = False
     rotary: bool = False  # turned by the position: says how far away a key is where no decay does
-    unit: bool = False  # of norm 1, as keys of delta rules have to be
-    # what a constant of these sizes begins as; else spread, or 0 without a map
+    unit: bool = False  # has norm 1, as keys of delta rules require
+    # Initialises a constant from its sizes; the default is spread values, or 0 without a map.
     start: Callable[..., Tensor] | None = None
     learned: bool = True
 
@@ -43,7 +43,7 @@ class Mechanism(NamedTuple):
     key: int = 32  # K
     derive: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None  # arguments from what is projected
     scan: bool = False  # over channels, those of all heads in a row
-    function: str = ""  # of heed.torch; its own name where this is empty
+    function: str = ""  # name in heed.torch; the mechanism's own if empty
     rows: int = 0  # M
 
 
@@ -89,7 +89,7 @@ class Scan:
         for key, x in arguments.items():
             if self.inputs[key].constant:
                 given[key] = x.flatten(0, 1)
-            elif self.inputs[key].size == "K":  # what the channels of a head have in common
+            elif self.inputs[key].size == "K":  # shared by the channels of a head
                 given[key] = x.permute(0, 2, 3, 1) if has_tokens else x
             else:
                 given[key] = x.flatten(-2).transpose(1, 2) if has_tokens and self.tokens_last else x.flatten(-2)

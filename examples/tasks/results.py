@@ -59,7 +59,7 @@ def run_all(options: argparse.Namespace, name: str, head: dict[str, Any], mechan
     before = read(options.results)
     rows = {found["mechanism"]: found for found in before["rows"]}
     if {**before, "rows": []} != {**head, "rows": []}:
-        rows = {}  # of other steps or data
+        rows = {}  # the recorded rows have other steps or data
     missing = [m for m in mechanisms if m not in rows or (rows[m]["cpu"] is None and not options.untimed)]
     for number, mechanism in enumerate(missing, 1):
         print(f"{number} of {len(missing)}: ", end="")

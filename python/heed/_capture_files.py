@@ -87,8 +87,8 @@ def _is_model(config):
 def write_tensors(path, tensors, metadata):
     """Writes {name: (dtype, shape, bytes)}, whole or not at all.
 
-    The same arguments give the same bytes (the order of the safetensors
-    package's metadata is random), and the data starts at a multiple of 64.
+    Equal arguments give equal bytes (the order of the safetensors package's
+    metadata is random), and the data starts at a multiple of 64.
 
     Returns:
       The number of bytes of the file.

@@ -12,7 +12,7 @@ SERIES = (
     ("#00667d", "#57c8de"), ("#c2573f", "#f0916b"), ("#a25fe6", "#8770f7"), ("#41220d", "#f6ea92"),
     ("#399ea1", "#aef3f1"), ("#07078e", "#b47e9a"), ("#923630", "#e4483e"),
 )
-MARKERS = ("o", "s", "D", "^", "v", "P", "X")  # of matplotlib, in the same order
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")  # matplotlib's, in the same order
 
 # A color and a sign for each dtype, as on the page of `heed compare`.
 DTYPES = {"f64": (("#5b3b8c", "#b79cf0"), "s"), "f32": (("#00667d", "#57c8de"), "o"),

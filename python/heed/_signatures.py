@@ -20,7 +20,7 @@ _ON_TENSORS = {"Array": "Tensor", "OutArray": "Tensor", "Result": "Tensor", "Par
 
 def on_tensors(annotation: Any, name: str = "") -> Any:
     """The type that an argument of this name, or a result, has in heed.torch."""
-    if annotation is _KINDS.empty:  # of self
+    if annotation is _KINDS.empty:  # self has none
         return annotation
     if name == "seed" and annotation == "int | None":
         return "int | Tensor | None"

@@ -36,7 +36,7 @@ Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 OutArray: TypeAlias = Any  # returned as it is
 Result: TypeAlias = NDArray[Any]
 State: TypeAlias = Array | tuple[Array, Array] | tuple[Array, Array, Array | None]  # S, (S, z), (S, z, m) or (tail, S)
-StateResult: TypeAlias = Any  # the same, NumPy arrays
+StateResult: TypeAlias = Any  # a state's type in a result: NumPy arrays
 
 
 class _CacheRotary(TypedDict, total=False):

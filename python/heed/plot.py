@@ -294,7 +294,7 @@ def _shares(q: Any, k: Any, head: int, Tq: int, Tk: int, options: dict[str, Any]
             return heed.attention_weights(q, k, heads=[head], **options)[0, 0]
         return heed.attention_map(q, k, size=(rows, columns), reduce=reduce, **options)[0, head]
 
-    keys = np.diff(-(-np.arange(columns + 1) * Tk // columns))  # of each column
+    keys = np.diff(-(-np.arange(columns + 1) * Tk // columns))  # number of keys in each column
     shares = cells(q, k, "mean", options) * keys
     # Where all keys are equal, a weight is one over the number of visible keys, and 0 for keys that are masked.
     alike_q, alike_k = (np.zeros((*x.shape[:3], 1), np.float32) for x in (q, k))
@@ -335,7 +335,7 @@ def _plain(token: str) -> str:
 
 
 def _new_axes(width: float, height: float) -> Axes:
-    from matplotlib import pyplot  # which chooses a backend: not before it is needed
+    from matplotlib import pyplot  # pyplot chooses a backend, so it is imported only when needed
 
     _, ax = pyplot.subplots(figsize=(width, height), layout="constrained")
     return ax

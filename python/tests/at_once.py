@@ -64,7 +64,7 @@ def holds_in_a_child(check):
     if pid == 0:
         try:
             os._exit(0 if check() else 1)
-        finally:  # what check() raises must not go on as a second run of the tests
+        finally:  # an exception of check() must not continue as a second run of the tests
             os._exit(2)
     deadline = time.monotonic() + SECONDS_OF_A_CHILD
     while (done := os.waitpid(pid, os.WNOHANG))[0] == 0:

@@ -24,7 +24,7 @@ DRIVER = shutil.which("chromedriver")
 needs_browser = pytest.mark.skipif(not (webdriver and CHROMIUM and DRIVER),
                                    reason="no chromium, chromedriver or selenium")
 
-SECONDS_TO_READY = 60  # of a slow machine; thumbnails included
+SECONDS_TO_READY = 60  # on a slow machine, with thumbnails
 
 
 class Browser:

@@ -1,9 +1,9 @@
 # Tensors of a CUDA device without a GPU: heed.torch on stand-ins. test_devices.py runs this in processes of its own.
-"""A stand-in is a tensor of which PyTorch believes that it is on cuda:0, with memory on the host. What PyTorch does for
-a real one, to lend it, to tell the current stream and to compute on it, is done here; all between is heed's: operators
-and their gradients, arguments and outputs as views of a device, and kernels, of the emulated device, which the host
-loads as a libheed_cuda. A PyTorch without CUDA records no graph of such tensors: gradients are asked for as autograd
-asks. Each check prints its name when it has passed."""
+"""A stand-in is a tensor of which PyTorch believes that it is on cuda:0, with memory on the host. This file replaces
+PyTorch's part: it lends tensors, gives the current stream and computes on stand-ins. The rest is heed's: operators and
+their gradients, arguments and outputs as views of a device, and kernels of the emulated device, which the host loads as
+a libheed_cuda. A PyTorch without CUDA records no graph of such tensors, so the checks call backward operators as
+autograd does. Each check prints its name when it has passed."""
 import ctypes
 import itertools
 import sys
@@ -221,7 +221,7 @@ def check_autocast():
     q, k, v = (pair(1, 16, 2, 32, dtype=torch.float32) for _ in range(3))
     decay = torch.full((1, 16, 2, 32), -0.1)
     torch.set_autocast_dtype("cuda", torch.bfloat16)
-    torch.set_autocast_enabled("cuda", True)  # what torch.autocast does where there is a device
+    torch.set_autocast_enabled("cuda", True)  # as torch.autocast does where there is a device
     o, of_gla = heed.torch.attention(q[1], k[1], v[1]), heed.torch.gla(q[1], k[1], v[1], OnDevice(decay))
     torch.set_autocast_enabled("cuda", False)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -1,6 +1,6 @@
 """Python programs in processes of their own that do not import PyTorch again: forks of a process that has imported it
-and nothing of heed. What a program must not find imported, or what reads the environment when it is imported, is no
-program for it."""
+and nothing of heed. It does not suit programs that must not find PyTorch imported, or modules that read the environment
+at import."""
 import atexit
 import gc
 import json

@@ -22,11 +22,11 @@ NAMES = sorted(DESCRIPTIONS)
 INPUTS = {name: DESCRIPTIONS[name]["inputs"] for name in NAMES}
 OPTIONAL = {name: DESCRIPTIONS[name]["optional"] for name in NAMES}
 WITH_STATE = [name for name in NAMES if DESCRIPTIONS[name]["has_state"] and len(DESCRIPTIONS[name]["state"]) < 3]
-CONSTANT = ("A", "D", "dt_bias", "u")  # of heads, not of tokens
-ROWS = 20  # of projections
+CONSTANT = ("A", "D", "dt_bias", "u")  # per head, not per token
+ROWS = 20  # rows of projections
 FRACTIONS = ("beta", "erase", "write")
 DELTA = {"beta", "erase", "a"}  # keys of delta rules are of norm 1
-STEPS = 2  # of a token, where it takes several
+STEPS = 2  # steps per token, where it takes several
 
 
 def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):

@@ -122,7 +122,7 @@ def _selective_scan(values, initial, delta_softplus=False):
     step = delta + (values["delta_bias"][:, None] if "delta_bias" in values else 0)
     step = np.log1p(np.exp(step)) if delta_softplus else step
 
-    def weights(x, t):  # of all channels
+    def weights(x, t):  # for all channels
         if len(x.shape) == 2:
             return x
         x = x[:, None, :, t] if len(x.shape) == 3 else x[..., t]

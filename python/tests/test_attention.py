@@ -5,7 +5,7 @@ import pytest
 
 import heed
 
-TOLERANCE = {np.float32: 4e-6, np.float64: 4e-14}  # of the largest value; logits here are below 30
+TOLERANCE = {np.float32: 4e-6, np.float64: 4e-14}  # relative to the largest value; logits here are below 30
 
 
 def problem(rng, B=2, Tq=7, Tk=9, Hq=4, Hkv=2, D=8, Dv=5, dtype=np.float32):

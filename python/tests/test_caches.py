@@ -377,7 +377,7 @@ def test_random_operations(kind, seed, tmp_path):
             grow(rng, cache, model, tokens, rng.integers(0, tokens + 1, 3) if rng.random() < 0.6 else None)
         elif action == "trim":
             lengths = [int(rng.integers(n + 1)) for n in model.lengths]
-            if kind == "ring":  # what it always allows: nothing, or to where the last append began
+            if kind == "ring":  # a ring always allows to trim nothing, or to where the last append began
                 lengths = [n - a * int(rng.integers(2)) for n, a in zip(model.lengths, model.appended, strict=True)]
             cache.trim(lengths)
             model.trim(lengths)

@@ -232,7 +232,7 @@ def test_a_nan_key_is_never_left_out(rng):
     k[0, 700, 1, 3] = np.nan
     cache = new_cache(k, v)
     o, bound = cache.attend(q, epsilon=0.1, level="sketch", return_bound=True)
-    assert np.isnan(o[0, 0, 2:]).all() and np.isnan(bound[0, 2:]).all()  # of the key head that has it
+    assert np.isnan(o[0, 0, 2:]).all() and np.isnan(bound[0, 2:]).all()  # the query heads of the key head with the NaN
     assert np.isfinite(o[0, 0, :2]).all() and (bound[0, :2] <= 0.1).all()
 
 

@@ -8,7 +8,7 @@ from cli_program import SHIPPED, attention, document, heed, load, needs_program,
 
 pytestmark = needs_program
 
-T = 520  # of which selectors choose among nine blocks
+T = 520  # selectors choose among nine blocks of these tokens
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +285,7 @@ def test_predictions_follow_the_model(file, calibrated, tmp_path):
     assert row_of(found, "retention")["predicted_seconds"] == pytest.approx(0.5 * 1000 * 2)
     assert row_of(found, "retention")["predicted_sample_seconds"] == pytest.approx(0.5 * T * 2)
     dense = row_of(found, "attention", "causal")["predicted_seconds"]
-    assert 1 + 1e-3 * 1000 * 1001 <= dense <= 1 + 1e-3 * 1000 * 1128  # of tiles, two heads
+    assert 1 + 1e-3 * 1000 * 1001 <= dense <= 1 + 1e-3 * 1000 * 1128  # pairs in tiles, two heads
     assert ["linformer", "the cost model has no prediction for f32 on 1 threads"] in [list(x.values())
                                                                                       for x in found["left_out"]]
 

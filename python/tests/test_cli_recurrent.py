@@ -17,7 +17,7 @@ STATES = ("state", "state_z", "state_m")  # in files
 DECAYS = ((H,), (H, K), (B, T, H), (B, T, H, K))  # one of them is a mechanism's
 
 
-OPTIONAL = {"retention": {"log_decay"}}  # that Python takes by keyword alone
+OPTIONAL = {"retention": {"log_decay"}}  # Python takes these by keyword alone
 
 
 def call(name, arrays, **options):

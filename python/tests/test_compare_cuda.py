@@ -12,7 +12,7 @@ def test_both_sides_of_its_lines_agree():
     assert done.returncode == 0, done.stderr
     head, _, *rows = done.stdout.splitlines()
     assert "times mean nothing" in head and len(rows) == 8
-    assert [row.split()[0] for row in rows if "left out" in row] == ["cudnn/full/4096/forward"]  # which no CPU has
+    assert [row.split()[0] for row in rows if "left out" in row] == ["cudnn/full/4096/forward"]  # no CPU has cuDNN
 
 
 def test_training_is_compared_without_a_warning():

@@ -47,7 +47,7 @@ def test_a_python_block_runs_alone_and_prints_what_it_says(page, line, text, tmp
     packages = [name for name in ("torch", "transformers")
                 if re.search(rf"^(import|from) (heed\.)?{name}\b", text, re.M)]
     program = tmp_path / page.name
-    program.write_text("\n" * (line - 1) + text)  # so that a traceback names the page's line
+    program.write_text("\n" * (line - 1) + text)  # a traceback then names the page's line
     if packages:
         result = fresh.python(program, packages=[name for name in packages if name != "torch"], cwd=tmp_path)
     else:

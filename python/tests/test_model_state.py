@@ -75,7 +75,7 @@ def test_what_a_cache_does_not_fit_is_one_line_and_leaves_it_as_it_was(folder, t
     with_cache = ["--cache", cache]
     assert "metadata 'heed_state' is 'llama', expected gpt2: the state is of another model" in refuse(1, "gpt2", *BOTH,
                                                                                                       *with_cache)
-    assert "metadata 'model' is '" in refuse(1, "llama_scaled", *BOTH, *with_cache)  # of the same sizes
+    assert "metadata 'model' is '" in refuse(1, "llama_scaled", *BOTH, *with_cache)  # the models have equal sizes
     assert f"{cache}: has 2 sequences, expected 1, one for each prompt" in refuse(1, "llama", "--prompt-ids", "1",
                                                                                   *with_cache)
     assert "ids has an element 99, expected 0 to 98" in refuse(1, "llama", "--prompt-ids", "1;99", *with_cache)

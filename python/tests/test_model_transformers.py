@@ -158,7 +158,7 @@ def test_rwkv6_is_that_of_its_equations(tmp_path):
 @pytest.mark.parametrize("name", MASKED)
 def test_logits_of_masked_models_are_those_of_transformers(tmp_path, name):
     model = save(name, tmp_path / "m")
-    with_padding = [9, 8, 1, 33, 1, 1, 50, 8]  # which moves the positions of RoBERTa
+    with_padding = [9, 8, 1, 33, 1, 1, 50, 8]  # padding tokens shift RoBERTa's positions
     out = tmp_path / "logits.npy"
     args = ["generate", tmp_path / "m", "--prompt-ids",
             ";".join(",".join(map(str, ids)) for ids in (PROMPT, with_padding))]
@@ -200,7 +200,7 @@ def test_an_end_token_ends_a_sequence(folder, tmp_path):
     shutil.copytree(folder("llama"), tmp_path / "m")
     config = json.loads((tmp_path / "m/config.json").read_text())
     (tmp_path / "m/config.json").write_text(json.dumps(config | {"eos_token_id": [end]}))
-    (tmp_path / "m/generation_config.json").unlink()  # which would win
+    (tmp_path / "m/generation_config.json").unlink()  # this file would take precedence
     cut = document("generate", tmp_path / "m", "--prompt-ids", "1,2,3;4,5", "--tokens", 9)["tokens"]
     for row, whole in zip(cut, free):
         assert row == (whole[:whole.index(end) + 1] if end in whole else whole)
@@ -252,7 +252,7 @@ def test_sentences_of_minilm_have_the_embeddings_of_python(tmp_path):
     model = Path(package.__file__).parent / "model"
     text = Path(__file__).resolve().parents[2] / "data/alice_in_wonderland.txt"
     sentences = [" ".join(part.split()) for part in re.findall(r"[^,;:.!?]{8,}[,;:.!?]", text.read_text())]
-    sentences = [" ".join(sentences[i:i + 1 + i % 7]) for i in range(64)]  # of one to seven clauses
+    sentences = [" ".join(sentences[i:i + 1 + i % 7]) for i in range(64)]  # each has one to seven clauses
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     ids = [tokenizer(sentence, truncation=True, max_length=256)["input_ids"] for sentence in sentences]
     (tmp_path / "ids.txt").write_text("\n".join(",".join(map(str, row)) for row in ids))
@@ -261,7 +261,7 @@ def test_sentences_of_minilm_have_the_embeddings_of_python(tmp_path):
     try:
         from sentence_transformers import SentenceTransformer
         expected = SentenceTransformer(str(model), device="cpu").encode(sentences)
-    except ImportError:  # what it does, in three lines
+    except ImportError:  # its computation, in three lines
         encoder = transformers.AutoModel.from_pretrained(model).eval()
         with torch.no_grad():
             means = [encoder(torch.tensor([row])).last_hidden_state[0].mean(0) for row in ids]
@@ -446,7 +446,7 @@ def test_modules_that_are_unknown(tmp_path):
         (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 9, field: wrong}))
         line = refuse_modules(modules, mean)
         assert line.startswith(f"heed: {tmp_path}/sentence_bert_config.json: ") and named in line
-    # what sentence-transformers 6.2 writes, and an older one
+    # The file as sentence-transformers 6.2 writes it, and an older one.
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({
         "transformer_task": "feature-extraction",
         "module_output_name": "token_embeddings", "max_seq_length": 9, "do_lower_case": False,

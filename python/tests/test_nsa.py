@@ -110,7 +110,7 @@ def test_a_gate_alone_is_attention(branch):
     complete = np.arange(10) * 4 + 3 <= np.arange(40)[:, None]
     expected = [
         lambda: heed.attention(q, means(k, 4, 4), means(v, 4, 4), mask=complete),
-        lambda: heed.attention(q, k, v, causal=True),  # of all blocks
+        lambda: heed.attention(q, k, v, causal=True),  # all blocks are chosen
         lambda: heed.attention(q, k, v, causal=True, window=(6, 0)),
     ][branch]()
     np.testing.assert_allclose(o, expected, rtol=0, atol=1e-14)

@@ -184,7 +184,7 @@ def test_zoom_by_wheel_and_drag(browser, shipped):
         browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent",
                                        {"type": "mouseWheel", "x": x, "y": y, "deltaX": 0, "deltaY": -120})
     browser.wait("return parseFloat(document.getElementById('zoom-reset').textContent) > 5")
-    assert readout(browser)["pair"] == pair  # what is under the mouse stays there
+    assert readout(browser)["pair"] == pair  # the pair under the mouse stays there
     before = browser.js("return heed.centre(100, 200)")
     for kind, dx in (("mousePressed", 0), ("mouseMoved", 15), ("mouseMoved", 30), ("mouseReleased", 30)):
         browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {
@@ -310,7 +310,7 @@ def test_points_of_the_compare_page_tell_their_numbers(browser, shipped_comparis
     row = next(row for row in rows if row["mechanism"] == "attention" and row["options"].get("causal") is None
                and row["dtype"] == "f32")
     text = browser.js(tip)
-    workspace = f"{row['workspace_bytes'] / 1024:.0f} KiB"  # which depends on the CPU
+    workspace = f"{row['workspace_bytes'] / 1024:.0f} KiB"  # depends on the CPU
     assert dtype == "f32" and text.startswith("attention full\nin f32") and workspace in text and "1.09 MiB" in text
     mantissa, exponent = re.search(r"rms error\n(\S+) \u00d7 10\u207b(.)", text).groups()
     power = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079".index(exponent)

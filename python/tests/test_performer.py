@@ -121,7 +121,7 @@ def test_torch_states_and_gradients():
             o, (S, z, m) = heed.torch.performer(
                 q, k, v, projection, causal=True, kernel=kernel, initial_state=(S, z, state[2]), return_state=True
             )
-            scale = m.detach().exp()  # what S and z are relative to: their products do not depend on it
+            scale = m.detach().exp()  # S and z are relative to this scale: their products do not depend on it
             return o, S * scale[..., None, None], z * scale[..., None]
 
         return call

@@ -77,7 +77,7 @@ def told(kind, text, index):
     fields = json.loads(text)
     try:
         return original(kind, CONFIG_MAPPING[fields["model_type"]](**fields), index)
-    except Exception:  # of many kinds, as it refuses in many places
+    except Exception:  # Transformers raises many types
         return None
 
 

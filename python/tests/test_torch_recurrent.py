@@ -92,7 +92,7 @@ def test_opcheck(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles_without_a_graph_break(name):
     values = arguments(name)
-    torch.compiler.reset()  # what it compiled for other mechanisms counts as compiled again
+    torch.compiler.reset()  # graphs of other mechanisms would count as recompilations
     state = {"return_state": True} if name in WITH_STATE else {}
     compiled = torch.compile(
         lambda x: run(name, x, **state)[0] if state else run(name, x), fullgraph=True, backend="aot_eager"

@@ -294,7 +294,7 @@ def test_compiled_code_in_and_out_of_blocks(call):
                 o = compiled(q, k, v)
                 close(o, expected, q.dtype)
                 close(torch.autograd.grad(o, q, do)[0], expected_gradient, q.dtype)
-        assert record == []  # what a graph does is not recorded
+        assert record == []  # calls in a graph are not recorded
     assert graphs.of_heed() == [False, True]
     graphs = Graphs()
     with replace_sdpa():

@@ -94,7 +94,7 @@ def test_opcheck(name):
 
 @each
 def test_compiles_without_a_graph_break(name):
-    torch._dynamo.reset()  # what it compiled for other mechanisms counts against a limit
+    torch._dynamo.reset()  # graphs of other mechanisms count against a limit
 
     def run(values, initial):
         return function(name)(**values, initial_state=initial, return_state=True, **SETTINGS[name])

@@ -166,7 +166,7 @@ def test_checkpoints_recompute_states(name, reentrant):
         assert torch.equal(ours, theirs)
 
 
-# which keep their results
+# The backward passes of attention and longformer keep their results.
 @pytest.mark.parametrize("name", [x for x in OPERATORS if x not in ("attention", "longformer")])
 def test_a_result_may_be_changed_in_place_before_backward(name):
     function, inputs = case(name)

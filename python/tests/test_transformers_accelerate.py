@@ -70,7 +70,7 @@ def test_every_replaced_call_computes_with_heed(name, monkeypatch):
     assert called == {entry.by for entry in report.replaced}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("rwkv", "xlstm")])  # which take no mask
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("rwkv", "xlstm")])  # these two take no mask
 def test_padding(name):
     model, x = build(name), tokens()
     mask = torch.ones_like(x)

@@ -75,7 +75,7 @@ def assert_same_gradients(eager, ours):
     for (name, p), q in zip(eager.named_parameters(), ours.parameters(), strict=True):
         assert (p.grad is None) == (q.grad is None), name
         if p.grad is not None:
-            assert_close(q.grad, p.grad, 0.01 * largest)  # what cancels, as a key's bias, is as exact as its terms
+            assert_close(q.grad, p.grad, 0.01 * largest)  # where terms cancel, they set the error
             with_gradient += 1
     assert with_gradient > 5
 
@@ -94,7 +94,7 @@ def test_logits_and_gradients_are_those_of_eager(name, side, seen):
     assert seen
 
 
-SEEN = {  # what the layers of a decoder are called with, without padding and with left padding
+SEEN = {  # options in calls of a decoder's layers, without padding and with left padding
     "llama": [{"causal"}, {"causal", "key_starts"}],
     "mistral": [{"causal", "window"}, {"causal", "window", "key_starts"}],
     "gemma2": [{"causal", "window"}, {"causal"}, {"causal", "window", "key_starts"}, {"causal", "key_starts"}],
@@ -290,7 +290,7 @@ def test_compiled_models_take_no_graph_break(name):
     expected = model(**inputs).logits
     assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(**inputs).logits, expected)
     compiled = tiny_models.build(name, "heed")
-    compiled.forward = torch.compile(compiled.forward, backend="eager")  # which is then given masks made outside of it
+    compiled.forward = torch.compile(compiled.forward, backend="eager")  # its masks are then made outside of it
     options = {"do_sample": False, "cache_implementation": "static"}
     inputs = tiny_models.inputs(name, "left")
     assert torch.equal(generate(compiled, inputs, 4, **options), generate(model, inputs, 4, **options))

@@ -165,7 +165,7 @@ def test_models_with_attention_anywhere_have_no_such_warning(recwarn):
     tiny_models.build("llama", "heed")
     config = transformers.LlamaConfig(**SIZES)
 
-    class Made(PreTrainedModel):  # of another model, in a file without attention
+    class Made(PreTrainedModel):  # derived from another model, in a file without attention
         _supports_sdpa = True
 
         def __init__(self, config):

@@ -107,7 +107,7 @@ def test_outputs_and_gradients_are_those_of_the_original(name, padding, training
 def test_other_dtypes(name, dtype):
     model = model_of(name)
     given = inputs(model, "right")
-    # of Longformer in float64 gradients are NaN
+    # Longformer's own gradients in float64 are NaN.
     before = results(model if dtype == torch.float64 else model.to(dtype), given)
     accelerate(model.to(dtype))
     after = results(model, given)
@@ -125,7 +125,7 @@ def test_padding_may_be_nan(name, padding):
     encoder = model.get_encoder() if model.config.is_encoder_decoder else model
     accelerate(model)
     expected = encoder(**given)[0]
-    model.get_input_embeddings().weight[0] = torch.nan  # of the token that padding is
+    model.get_input_embeddings().weight[0] = torch.nan  # the row of the padding token
     valid, rows = given["attention_mask"] == 1, []
     for layer in encoder.modules():
         if type(layer).__name__ in LAYER.values():
@@ -197,7 +197,7 @@ def test_the_report_says_which_random_blocks_there_are():
         accelerate(model_of("BigBirdModel"), bigbird="google")
 
 
-# one of the lengths with a plan of its own, whose blocks come twice, and another
+# 1024 is a length with a plan of its own, whose blocks come twice; 960 is not.
 @pytest.mark.parametrize("tokens", [1024, 960])
 def test_random_blocks_are_those_that_the_original_draws(tokens):
     sizes = dict(block_size=64, num_random_blocks=3, max_position_embeddings=1024, num_hidden_layers=1)

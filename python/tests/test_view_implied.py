@@ -28,7 +28,7 @@ def implied_shares(name, q, k, causal, heads):
 def test_implied_rows_are_what_the_mechanism_sums_with(browser, tmp_path, causal, heads):
     T = 23
     tensors = qkv(T=T)
-    tensors["q"] = ("F32", 3000 * tensors["q"][1])  # so that powers of two count
+    tensors["q"] = ("F32", 3000 * tensors["q"][1])  # large enough for powers of two to matter
     tensors["k"] = ("F32", tensors["k"][1] / 3000)
     file = save(tmp_path / "x.safetensors", tensors)
     args = [*(["--causal"] if causal else []), *(["--heads", ",".join(map(str, heads))] if heads else [])]

@@ -238,7 +238,7 @@ def test_every_option_of_attention(browser, tmp_path, name):
     for head in range(4):
         got = shown_map(browser, 0, head)
         np.testing.assert_array_equal(got < 0, expected[head] < 0)
-        # of float16, and of float32 attention
+        # The tolerances are those of float16 values and of float32 attention.
         np.testing.assert_allclose(got, expected[head], rtol=2.0**-10, atol=1e-6)
     masked = np.argwhere(expected[browser.js("return heed.state.head")] < 0)
     if len(masked):

@@ -160,7 +160,7 @@ def inputs(name: str, side: str | None = None, seed: int = 1) -> dict[str, torch
         tokens[:, begin:begin + 9] = 97
         types = torch.zeros_like(tokens)
         if name == "paligemma":
-            types[:, 10:] = 1  # what is generated; the rest is a prefix
+            types[:, 10:] = 1  # generated tokens; the rest is a prefix
         else:
             types[:, begin:begin + 9] = 1  # the image
         return {"input_ids": tokens, "attention_mask": padding(None), "token_type_ids": types, **image}

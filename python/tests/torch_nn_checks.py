@@ -47,7 +47,7 @@ def check_same(layer, function, original, x, tolerance=1e-5, module=None, of_wei
     assert relative(a.grad, b.grad) <= tolerance
     theirs = {name: parameter.grad for name, parameter in original.named_parameters()}
     most = max(x.abs().max() for x in theirs.values())
-    for name, parameter in module.named_parameters():  # that of a key's bias is 0 but for rounding
+    for name, parameter in module.named_parameters():  # the gradient of a key's bias is 0 but for rounding
         error = (parameter.grad - theirs[name]).abs().max()
         assert error <= of_weights * max(theirs[name].abs().max(), 0.05 * most), name
 

@@ -2,8 +2,8 @@
 """Functions with the signatures of others.
 
 A signature is a text such as "q, k, v, scale=None": names, order and defaults are the original's; behind "*" stand
-keywords that it takes without listing them. A preparation takes out of the arguments what it understands and gives the
-call to make. What it leaves must be at its default, or without effect here: nothing is ignored that would change a
+keywords that it takes without listing them. A preparation removes the arguments that it understands and gives the call
+to make. The remaining arguments must have their defaults, or no effect here: nothing is ignored that would change a
 result.
 """
 
@@ -53,7 +53,7 @@ _FIRST_WORDS = re.compile(r"(\w+): (\w+)(.*)", re.DOTALL)
 
 
 def in_words_of(function: str, names: Mapping[str, str], error: Exception) -> Exception:
-    """heed's error as this function's: `names` are its arguments by heed's. Its own errors stay as they are."""
+    """heed's error as this function's: `names` are its arguments by heed's. The function's own errors are unchanged."""
     match = _FIRST_WORDS.fullmatch(str(error))
     if match is None or match[1] == function:
         return error

@@ -6,7 +6,7 @@ too.
 
 Each gives what the original gives, `(o, final_state)` where it has states. There is one kernel for chunk_*,
 fused_chunk_*, fused_recurrent_* and parallel_* here. All take float32 and float64; states of another dtype become
-float32. Of functions for which heed has no mechanism the name exists, and a call raises heed.Unsupported.
+float32. Functions for which heed has no mechanism exist by name, and a call raises heed.Unsupported.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _activate(name: str, a: Arguments) -> None:
     if activates:
         a["beta"] = torch.sigmoid(a["beta"].to(_wide(a["beta"]))) * (2 if twice else 1)
     raw, A_log, dt_bias = (a.pop(key, None) for key in ("use_gate_in_kernel", "A_log", "dt_bias"))
-    bound = a.pop("lower_bound", None)  # of a gate that is made here, else of what is promised of one
+    bound = a.pop("lower_bound", None)  # of a gate computed here; otherwise a bound that the caller's gate satisfies
     if raw:
         _dispatch.check_tensors(name, g=a["g"])
         g, wide = a["g"], _wide(a["g"])

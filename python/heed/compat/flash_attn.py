@@ -1,7 +1,7 @@
 # heed.compat.flash_attn: the functions of flash-attn on heed.
 """The functions of `flash_attn`, as of version 2.8.4: [B, T, H, D] or [T_total, H, D], causal from the bottom right.
 
-Those of `flash_attn.bert_padding` and `apply_rotary_emb` are here too.
+The functions of `flash_attn.bert_padding` and `apply_rotary_emb` are here too.
 
 A log-sum-exp of a row without a key is -inf, with ALiBi it is that of the full bias, and it has a gradient.
 `return_attn_probs` with dropout is refused: the matrix of probabilities exists nowhere.

@@ -14,7 +14,7 @@ from heed import InvalidArgument, Pattern, _core
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-_PAIRS_AT_ONCE = 1 << 20  # of which the mask function is asked
+_PAIRS_AT_ONCE = 1 << 20  # pairs per call of the mask function
 
 
 def _listed(counts: Tensor | None, indices: Tensor | None, nq: int, nk: int) -> Tensor:
@@ -62,8 +62,8 @@ def pattern_from_block_mask(block_mask: BlockMask) -> Pattern:
     FlexAttention, the numbers of rows are those of the call, not positions, and a call must have as many rows and keys
     as the mask; elsewhere heed's attention takes [B, T, H, D], FlexAttention [B, H, T, D].
 
-    The pattern combines with others by `|` and `&`. Its repr says sizes, but is no expression that parses, and it is
-    equal to itself alone: keep it, instead of making it anew for each call.
+    The pattern combines with others by `|` and `&`. The repr shows sizes, but is no expression that parses, and the
+    pattern is equal to itself alone: keep it, instead of making it anew for each call.
 
     Args:
       block_mask: of torch.nn.attention.flex_attention, by create_block_mask or BlockMask.from_kv_blocks

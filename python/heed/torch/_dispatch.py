@@ -258,7 +258,7 @@ def _stacked(tensors: list[Tensor], like: Tensor) -> Tensor:
     return torch.stack(tensors) if tensors else like.new_empty((0, *like.shape))
 
 
-_HAVE_AUTOCAST = ("cpu", "cuda")  # of the devices that heed knows
+_HAVE_AUTOCAST = ("cpu", "cuda")  # among the devices that heed knows
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:

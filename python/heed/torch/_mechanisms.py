@@ -190,7 +190,7 @@ class _Mechanism:
 
     def differentiate(self, needed: tuple[bool, ...], of_results: tuple[Any, ...], *arguments: Any) -> dict[int, Any]:
         wanted = [i < len(needed) and needed[i] for i in self.differentiable]
-        grad_o, *of_states = of_results[: self.num_incoming]  # what comes behind counts as a constant
+        grad_o, *of_states = of_results[: self.num_incoming]  # later results count as constants
         if grad_o is None:
             grad_o = self.new_output(arguments[self.output]).zero_()
         of_states = [x if x is not None and x.dim() > 1 else None for x in of_states]
@@ -225,7 +225,7 @@ class _Mechanism:
     def rest(self, options: dict[str, Any]) -> list[Any]:
         """All that an operator takes behind its tensors."""
         result = []
-        is_relative = self.has_exponent and options.get("kernel") != "relu"  # that kernel of Performers has no maximum
+        is_relative = self.has_exponent and options.get("kernel") != "relu"  # Performer's relu kernel has no maximum
         for key, default in self.options.items():
             value = options.pop(key, default)
             if isinstance(default, bool) and value.__class__ is not bool:

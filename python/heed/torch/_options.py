@@ -75,7 +75,7 @@ class Options:
             elif name != "seed":
                 given.append((name, value))
             elif value is not None:
-                seed_tensor(value, operation)  # which is checked though nothing is dropped
+                seed_tensor(value, operation)  # the seed is checked even without dropout
         if drops:
             given.append(("seed", seed_tensor(keywords.get("seed"), operation)))
         options, end = list(self._defaults), 0

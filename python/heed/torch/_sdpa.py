@@ -273,7 +273,7 @@ class SdpaCall(NamedTuple):
 
     ran: bool  # on heed
     reason: str | None  # why not
-    shapes: tuple[tuple[int, ...] | None, ...]  # of query, key, value and attn_mask; None: no tensor, or a nested one
+    shapes: tuple[tuple[int, ...] | None, ...]  # query, key, value and attn_mask; None: no tensor, or a nested one
 
 
 class _Thread(threading.local):
@@ -398,19 +398,18 @@ def replace_sdpa(strict: bool = False) -> Iterator[list[SdpaCall]]:
 
     Calls of the function by whatever name are replaced, also those inside of PyTorch's own modules. `record` is a list
     with an entry for each: `ran` (on heed), `reason` (why not, else None), `shapes` (of query, key, value and
-    attn_mask). What heed cannot run (other devices and dtypes, nested and sparse tensors, classes with a
-    __torch_function__ of their own, forward derivatives) PyTorch runs, and what nobody can, PyTorch refuses; with
-    strict=True both are a heed.Unsupported. There is no second derivative of what ran on heed. Of nested blocks the
-    innermost counts.
+    attn_mask). PyTorch runs the calls that heed cannot (other devices and dtypes, nested and sparse tensors, classes
+    with a __torch_function__ of their own, forward derivatives), and refuses invalid ones; with strict=True both are a
+    heed.Unsupported. Calls that ran on heed have no second derivative. The innermost of nested blocks counts.
 
     A block is for the thread that entered it. The function's name in torch.nn.functional changes for the whole
     process, but in other threads it computes as before. A backward pass that computes again what the forward pass
     computed (torch.utils.checkpoint) belongs into the block.
 
-    torch.compile: enter the block outside of the compiled function. What is called in the block is compiled once more,
-    with heed's operator in its graph, and outside of the block PyTorch's function is back. What runs in a graph is not
-    recorded, or once, when it is compiled. A call that heed cannot run is in no graph: it runs between two of them and
-    is recorded; with fullgraph=True it is an error.
+    torch.compile: enter the block outside of the compiled function. Functions called in the block are compiled once
+    more, with heed's operator in the graph, and outside of the block PyTorch's function is back. Calls in a graph are
+    not recorded, or once, when they are compiled. A call that heed cannot run is in no graph: it runs between two of
+    them and is recorded; with fullgraph=True it is an error.
 
     In eval mode without gradients nn.MultiheadAttention and nn.TransformerEncoder have a fast path that does without
     the function. PyTorch does not take it in a block, but in compiled code it does, unless

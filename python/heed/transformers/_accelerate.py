@@ -27,7 +27,7 @@ from heed.transformers import _layers, _sparse
 class Replaced(NamedTuple):
     """A call of a layer that heed computes."""
 
-    layer: str  # its name in the model
+    layer: str  # name in the model
     call: str  # the function or method
     by: str  # heed's function
     note: str = ""  # how its results differ

@@ -95,7 +95,7 @@ def _on_dense(name: str) -> Callable:
 
 
 for _name in ("numpy", "tolist", "data_ptr", "__array__", "__deepcopy__", "__reduce_ex__"):
-    setattr(StructuredMask, _name, _on_dense(_name))  # what reads memory without an operation
+    setattr(StructuredMask, _name, _on_dense(_name))  # these read memory without an operation
 
 
 def make_dense(call: Call, dtype: torch.dtype) -> Tensor:

@@ -1,8 +1,8 @@
 # Recognises mask functions of Transformers by the code objects of the factories that built them.
 """Reads the mask functions of transformers.masking_utils.
 
-A mask function maps (sequence, head, query position, key position) to bool. Those of Transformers are closures made by
-a few factories; `read` takes them apart by their code objects. It gives None where any part is unknown.
+A mask function maps (sequence, head, query position, key position) to bool. Transformers' are closures made by a few
+factories; `read` takes them apart by their code objects. It gives None where any part is unknown.
 """
 
 from __future__ import annotations

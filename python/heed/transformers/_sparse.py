@@ -83,7 +83,7 @@ def _drawn(self, blocks: int) -> np.ndarray:
         np.random.set_state(before)
 
 
-_parts: dict[tuple, list[tuple[heed.Pattern, float]]] = {}  # of layers, lately
+_parts: dict[tuple, list[tuple[heed.Pattern, float]]] = {}  # patterns of recently used layers
 
 
 def _bigbird_parts(self, tokens: int) -> list[tuple[heed.Pattern, float]]:

@@ -289,7 +289,7 @@ def _examples() -> list[Callable]:
 
 
 def _check_readers() -> None:
-    """Once in a process: what this version's factories make is what it is read as. What is not is read no more."""
+    """Checks, once in a process, that this version's factories make the masks that they are read as; forgets others."""
     _agreed[()] = True
     for function in _examples():
         for rows, keys, q_offset, k_offset in ((8, 8, 0, 0), (3, 8, 5, 0), (2, 5, 5, 2)):

@@ -125,7 +125,7 @@ class MultiheadAttention(Layer):
         if isinstance(state, heed.torch.KVCache):
             state.append(self._heads(of_k, x), self._heads(of_v, x), lengths)
             return attended(state, q, lengths, {"scale": self.scale, **options})
-        if state is not None:  # of a memory
+        if state is not None:  # the state of a memory
             if memory is not None:
                 rows = torch.full((len(k),), k.shape[1]) if memory_lengths is None else memory_lengths
                 state.tensors.update(k=k, v=v, key_lengths=rows)
