@@ -2,7 +2,7 @@
 # heed beside PyTorch's scaled_dot_product_attention on the CPU, in one process, interleaved.
 """Every line: both outputs are compared with float64, then timed in turns; printed is PyTorch's time over heed's.
 
-One thread is timed by its CPU time, more by wall time, where a sample counts only if nobody else took a CPU meanwhile.
+One thread is timed by its CPU time, more by wall time, where a sample counts only if no other process took a CPU.
 Both read the same memory, [B, H, T, D] contiguous, which is PyTorch's own layout. Without PyTorch nothing is measured.
 
 Lines that begin with `train` are forward and backward together, in float32: PyTorch by autograd, with fresh gradients

@@ -145,7 +145,7 @@ def measure(name: str, what: str, quantity: str, tokens: list[int], limit: float
             call = call_of(case, case.inputs(n), what)
             began = time.perf_counter()
             if quantity == "megabytes":
-                Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+                Path("/proc/self/clear_refs").write_text("5")  # resets the peak
                 call()
                 print(json.dumps((status("VmHWM") - before) / 1e6), flush=True)
                 took = time.perf_counter() - began

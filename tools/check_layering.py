@@ -13,7 +13,7 @@ MAX_LINES = 600
 MAX_COLUMNS = 120
 
 TOP = 8  # files that use all of the library
-# First match wins. A suffix outranks the folder it stands in.
+# First match wins. A suffix outranks the folder.
 RANKS = [(re.compile(pattern), rank) for pattern, rank in (
     (r".*_(test|py)\.\w+$", TOP), (r".*_case\.\w+$", 6),
     (r"heed/core/", 0), (r"heed/(simd|io|cuda)/", 1),

@@ -143,7 +143,7 @@ class Includes:
         return used
 
     def filter_of(self, files):
-        """The GoogleTest filter of the tests that stand in some files."""
+        """The GoogleTest filter of the tests in some files."""
         tests = [match.groups() for file in files for match in self.TEST.finditer(self.texts[file])]
         return ":".join(f"{suite}/*.{test}" if typed else f"{suite}.{test}:*/{suite}.{test}/*"
                         for typed, suite, test in tests)
@@ -195,7 +195,7 @@ class Bench:
         self.copy_tree()
         flags = "-O1 -DNDEBUG"
         if platform.machine() in ("x86_64", "AMD64"):
-            # AVX2, the target that most CPUs have: matrix tiles are emulated there. Highway asks for AES as well.
+            # AVX2, the target of most CPUs: AMX is emulated there. Highway requires AES as well.
             flags += " -march=haswell -maes -DHEED_ONE_TARGET=1"
         self._run(["cmake", "-G", "Ninja", "-S", self.tree, "-B", self.build, "-DCMAKE_BUILD_TYPE=Release",
                    f"-DCMAKE_CXX_FLAGS_RELEASE={flags}", "-DBUILD_SHARED_LIBS=OFF",

@@ -53,7 +53,7 @@ NAMES = {
                                  ("minimum", "maximum"), ("amin", "amax")) for a, b in (pair, pair[::-1])},
     "rounding": {"floor": "ceil", "ceil": "floor", "FloorDivide": "CeilDivide", "CeilDivide": "FloorDivide"},
 }
-# Calls of which one argument remains: a mask that is forgotten, a value that is not rounded.
+# Calls of which one argument remains: a mask is dropped, a value is not rounded.
 MASKS = ("IfThenElse", "IfThenElseZero", "IfThenZeroElse", "where")  # the second argument remains
 ROUNDINGS = re.compile(r"(?i:\w*(round|floor|ceil)\w*|trunc|nearbyint|nearestint|rint|f?abs)")
 COMMUTATIVE = {"min", "max", "Min", "Max", "fmin", "fmax", "minimum", "maximum", "Add", "Mul", "MulAdd", "NegMulAdd",
@@ -118,7 +118,7 @@ class CppFile:
         return self.tokens[i].text if 0 <= i < len(self.tokens) else ""
 
     def binary(self, i):
-        """An operator between two operands: it stands between spaces, and what is before it ends an operand."""
+        """An operator between two operands: spaces surround it, and the token before it ends an operand."""
         token = self.tokens[i]
         return (token.kind == "op" and 0 < i < len(self.tokens) - 1 and self.text[token.begin - 1].isspace()
                 and self.text[token.end:token.end + 1].isspace()
@@ -181,7 +181,7 @@ class CppFile:
         return i
 
     def arguments(self, opening):
-        """Token ranges of what stands between commas in a bracket."""
+        """The token ranges between commas in a bracket."""
         begin, ranges = opening + 1, []
         end = self.partner[opening]
         i = begin
@@ -475,7 +475,7 @@ class PythonFile(ast.NodeVisitor):
         for k, (a, b) in enumerate(zip(node.args, node.args[1:], strict=False)):
             if not (k == 0 and name in COMMUTATIVE) and name not in ("isinstance", "getattr", "hasattr"):
                 self.exchange("arguments", self.operand(a, node), self.operand(b, node))
-        # A keyword forgotten, with the comma that follows it.
+        # A keyword is dropped, with the comma that follows it.
         for keyword in node.keywords:
             begin, end = self.span(keyword)
             self.add("keyword", begin, end + len(re.match(r"\s*,?[ \t]*", self.text[end:]).group()), "")

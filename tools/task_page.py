@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/tasks.md and of the examples' README.md anew, from benchmarks/results.
+"""Writes the tables of docs/tasks.md and of the examples' README.md again, from benchmarks/results.
 
 Usage: task_page.py [FILE]... A table is between `<!-- results NAME -->` and `<!-- end -->`, where NAME is language,
 image or speech, or `length PASS QUANTITY` as in length.json: `length forward seconds`; `picture NAME` is the picture

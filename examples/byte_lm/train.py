@@ -61,7 +61,7 @@ def loss_of(model, batch):
 
 
 def bits_of(model, windows):
-    """Per byte, the model knowing only what stands before it in its window."""
+    """The loss of each byte, given only the bytes before it in its window."""
     total = sum(loss_of(model, part).item() * len(part) for part in windows.split(16))
     return total / len(windows) / math.log(2)
 

@@ -30,7 +30,7 @@ class Input(NamedTuple):
     size: str
     map: Callable[[Tensor], Tensor] | None = None
     constant: bool = False
-    rotary: bool = False  # turned by the position: says how far away a key is where no decay does
+    rotary: bool = False  # rotated by the position, which encodes distances where no decay does
     unit: bool = False  # has norm 1, as keys of delta rules require
     # Initialises a constant from its sizes; the default is spread values, or 0 without a map.
     start: Callable[..., Tensor] | None = None

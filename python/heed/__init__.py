@@ -21,7 +21,7 @@ __all__ += ["__version__", "Advice", "Candidate", "advise", "patterns", "select"
 
 
 class _Signature:
-    """The __signature__ of a function or method of _core, made when somebody asks for it."""
+    """The __signature__ of a function or method of _core, made on first use."""
 
     def __get__(self, function, cls=None):
         if function is None:

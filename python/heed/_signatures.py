@@ -1,4 +1,4 @@
-# Signatures of the extension module's functions, for inspect. Nothing imports this before somebody asks for one.
+# Signatures of the extension module's functions, for inspect. The module is imported on first use.
 """inspect.Signature objects of functions that C++ defines.
 
 nanobind keeps the text of each overload, "def f(x: Array) -> Result". Here these become one inspect.Signature,

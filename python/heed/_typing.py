@@ -1,4 +1,4 @@
-# Types of heed's arguments and results: for type checkers, and for who asks for a signature.
+# Types of heed's arguments and results: for type checkers and signatures.
 """Types of heed's arguments and results."""
 
 from __future__ import annotations

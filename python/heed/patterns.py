@@ -1,7 +1,7 @@
 # heed.patterns: the builders of patterns, which say which keys a row of sparse attention looks at.
 """Patterns: which keys a row of sparse attention looks at.
 
-A pattern is a set of pairs (p, j) of a query's position p and a key j, both absolute: query i of a call stands at
+A pattern is a set of pairs (p, j) of a query's position p and a key j, both absolute: query i of a call has position
 p = start + i, as heed.attention says; keys count from 0 to Tk, whatever key_starts says. Neighbours outside do not
 exist. `|` unites two patterns, `&` keeps what both have. No builder is causal by itself: causal=True is. Every
 size is an int of 0 or more, where 0 would mean nothing of 1 or more; an axis B of a table is the batch entries of a

@@ -104,7 +104,7 @@ def error_against_time(rows: Mapping[str, Any] | Iterable[Mapping[str, Any]], *,
       ax: where to draw; None: a new figure
 
     Returns the Axes. A sign is a row, its shape and color the dtype; a line joins the dtypes of one mechanism and its
-    options, which stand beside it. Rows without a time or an error above 0 are left out. Raises heed.InvalidArgument.
+    options, written beside it. Rows without a time or an error above 0 are left out. Raises heed.InvalidArgument.
     """
     name = "plot.error_against_time"
     rows = _rows(name, rows, ("mechanism", "dtype", "seconds", "relative_error"))

@@ -2,7 +2,7 @@
 """Selectors: which keys each row looks at, chosen by queries and keys.
 
 Each returns a pattern (heed.patterns), which heed.attention(..., pattern=p) and heed.torch.attention take, and which
-can be looked at, combined and used again. Queries stand as in attention: row i of the call at p_i = start + i, by
+can be looked at, combined and used again. Queries have positions as in attention: row i of the call p_i = start + i, by
 default at Tk - Tq + i. Larger scores come first, equal ones by the lower index; a score that is NaN counts as -inf. No
 choice has a gradient: tensors of PyTorch are read as they are, and training goes through attention with the pattern.
 Errors are heed.InvalidArgument.
@@ -29,7 +29,7 @@ def top_blocks(q: Array, k: Array | KVCache, *, count: int, block: int = 64, sco
                causal: bool = True, sinks: int = 0, local: int = 1, share: Literal["group", "head"] = "group",
                align: Align = "bottom_right", key_lengths: Ints | None = None, key_starts: Ints | None = None,
                threads: int | None = None) -> Pattern:
-    """The `count` best blocks of keys of each row, its own among them: MoBA (arXiv:2502.13189) as it stands, Quest
+    """The `count` best blocks of keys of each row, its own among them: MoBA (arXiv:2502.13189) by default, Quest
     (arXiv:2406.10774) with score="box".
 
     Args:
@@ -44,7 +44,7 @@ def top_blocks(q: Array, k: Array | KVCache, *, count: int, block: int = 64, sco
       sinks: first blocks, kept besides
       local: blocks up to a row's own; those before it are kept besides
       share: 'group', the query heads of a key head choose together, by the sum of their scores, or 'head', each chooses
-      align: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [B]
+      align: position of row 0: 'bottom_right' (Tk - Tq), 'top_left' (0), or an int array [B]
       key_lengths: [B]: keys at or beyond it are not valid
       key_starts: [B]: keys before it are not valid
       threads: how many; None: heed.set_num_threads, or as many as the process may use
@@ -79,10 +79,10 @@ def cumulative(q: Array, k: Array | KVCache, *, mass: float = 0.95, block: int =
       block: keys of a block, 1 or more
       causal: whether a row chooses among the blocks before its own; else among all
       sinks: first blocks, kept whatever they hold, which counts
-      local: blocks up to a row's own, kept likewise
+      local: blocks up to a row's own, kept too
       share: 'group', the query heads of a key head choose together, by the mean of their softmaxes, or 'head', each
         chooses
-      align: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [B]
+      align: position of row 0: 'bottom_right' (Tk - Tq), 'top_left' (0), or an int array [B]
       key_lengths: [B]: keys at or beyond it are not valid
       key_starts: [B]: keys before it are not valid
       threads: how many; None: heed.set_num_threads, or as many as the process may use
@@ -98,7 +98,7 @@ def vertical_slash(q: Array, k: Array, *, verticals: int = 1000, slashes: int = 
     sequences and heads.
 
     Args:
-      q: [B, Tq, Hq, D]; the last one stands at key Tk - 1
+      q: [B, Tq, Hq, D]; the last one has the position of key Tk - 1
       k: [B, Tk, Hkv, D]
       verticals: columns of each head
       slashes: distances p - j of each head
@@ -116,7 +116,7 @@ def indexer(q_index: Array, k_index: Array, weights: Array, *, count: int = 2048
     (arXiv:2512.02556).
 
     Args:
-      q_index: [B, Tq, Hi, Di]; the last one stands at key Tk - 1
+      q_index: [B, Tq, Hi, Di]; the last one has the position of key Tk - 1
       k_index: [B, Tk, Di]
       weights: [B, Tq, Hi]
       count: keys of a row, 1 or more
@@ -144,7 +144,7 @@ def certified(q: Array, k: Array | KVCache,
         counts as one of attend's; 'box', bounds from the range of each channel; or 'skip', the weights themselves
       causal: whether a row sees no key after its position; attention with the pattern is told so too
       scale: factor of the logits; None: D^-1/2. Attention with the pattern takes the same
-      align: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [B]; a cache knows it
+      align: position of row 0: 'bottom_right' (Tk - Tq), 'top_left' (0), or an int array [B]; a cache knows it
       key_lengths: [B]: keys at or beyond it are not seen; a cache knows it
       query_lengths: [B]: rows at or beyond it see nothing; a cache knows it
       threads: how many; None: heed.set_num_threads, or as many as the process may use

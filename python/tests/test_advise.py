@@ -19,7 +19,7 @@ QUICK = {"seconds": 1.0}
 
 @pytest.fixture(autouse=True)
 def no_model(monkeypatch, tmp_path):
-    """Nobody has calibrated."""
+    """There is no cost model."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path
 

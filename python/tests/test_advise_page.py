@@ -100,7 +100,7 @@ def test_a_mouse_shows_the_numbers_and_marks_the_row(browser, page):
     places = np.array([mark[1:3] for mark in marks])
     distances = np.linalg.norm(places[:, None] - places[None], axis=-1) + 1e9 * np.eye(len(places))
     visible = np.where(places[:, 1] < 900, distances.min(1), 0)
-    i = int(visible.argmax())  # the one that stands most alone
+    i = int(visible.argmax())  # the most isolated mark
     browser.point(*map(round, places[i]))
     text = browser.js("return document.querySelector('.tip').innerText").replace("\t", "\n")
     assert (text.startswith(rows[i]["mechanism"]) and f"rank\n{rows[i]['rank']}\n" in text

@@ -15,7 +15,7 @@ from heed import _core
 
 P = heed.patterns
 ERRORS = (heed.InvalidArgument, heed.Unsupported)
-# Functions without arguments to walk, and those that take tensors of any rank.
+# Functions without arguments to test, and functions that take tensors of any rank.
 WITHOUT, ANY_RANK = {"get_num_threads", "replace_sdpa"}, {"scaled_dot_product_attention"}
 
 

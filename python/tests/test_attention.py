@@ -175,7 +175,7 @@ def test_what_a_row_does_not_see_cannot_reach_it(rng):
     o, lse = heed.attention(q, k, v, causal=True, return_lse=True)
     k[:, 5], v[:, 5] = np.nan, np.inf
     poisoned, poisoned_lse = heed.attention(q, k, v, causal=True, return_lse=True)
-    np.testing.assert_array_equal(poisoned[:, :3], o[:, :3])  # rows 0 to 2 stand at 2 to 4
+    np.testing.assert_array_equal(poisoned[:, :3], o[:, :3])  # rows 0 to 2 have positions 2 to 4
     np.testing.assert_array_equal(poisoned_lse[..., :3], lse[..., :3])
     assert np.isnan(poisoned[:, 3:]).all() and np.isnan(poisoned_lse[..., 3:]).all()
 

@@ -42,7 +42,7 @@ def generate(*args):
 
 
 def small_model(mechanism, path):
-    """Untrained, with nothing left at 0 or 1 that a program could forget, and through its file."""
+    """An untrained model through its file; no parameter is 0 or 1, which could hide that a program omits it."""
     torch.manual_seed(3)
     model = byte_lm.ByteModel(mechanism, layers=2, width=48, heads=3)
     with torch.no_grad():

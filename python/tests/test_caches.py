@@ -269,7 +269,7 @@ def test_arrays_of_any_kind_and_strides(rng):
 def test_import_pages(rng, heads_first):
     k_pool, v_pool = normal(rng, 9, 4, 2, 8), normal(rng, 9, 4, 2, 6)
     indptr, indices, last = [0, 3, 3, 5], [7, 0, 2, 1, 7], np.array([2, 0, 4], np.int32)
-    k_pool[3:7], v_pool[3:7] = np.nan, np.nan  # nobody refers to these
+    k_pool[3:7], v_pool[3:7] = np.nan, np.nan  # no table entry refers to these
     pools = (k_pool, v_pool)
     if heads_first:
         pools = tuple(pool.swapaxes(1, 2).copy() for pool in pools)

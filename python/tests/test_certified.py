@@ -141,7 +141,7 @@ def test_left_padding_by_a_mask_or_by_starts_is_the_same_certificate(rng):
 @pytest.mark.parametrize("level", ["sketch", "skip"])
 def test_rows_may_stand_anywhere(rng, level):
     q, k, v = topics(rng, 700)
-    q = np.repeat(q, 800, 1)                                    # more rows than keys: the first stand before key 0
+    q = np.repeat(q, 800, 1)                                    # more rows than keys: the first rows precede key 0
     for options in ({"window": (-1, 500)}, {"causal": True, "align": np.array([1 << 33])},
                     {"causal": True, "prefix": [600]}):
         o, bound = heed.certified_attention(q, k, v, epsilon=0.1, level=level, **options)

@@ -25,7 +25,7 @@ def advice(file, no_model):
 
 @pytest.fixture(scope="module")
 def no_model(tmp_path_factory):
-    """An environment in which nobody has calibrated."""
+    """An environment without a cost model."""
     return {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
 
 

@@ -95,7 +95,7 @@ def on_a_terminal(*args):
     try:
         while piece := os.read(master, 65536):
             said += piece
-    except OSError:  # nobody holds the other end any more
+    except OSError:  # no process holds the other end any more
         pass
     os.close(master)
     return done.stdout, said.decode()

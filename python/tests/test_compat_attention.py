@@ -18,7 +18,7 @@ def normal(*shape, seed=0, grad=True):
 
 def dense(q, k, v, *, scale=None, causal=False, window=(-1, -1), softcap=0.0, alibi=None, keep=None, bias=None,
           sinks=None, start=None):
-    """o and lse of one softmax per row, [B, T, H, D]; row i stands at i + start, by default Tk - Tq."""
+    """o and lse of one softmax per row, [B, T, H, D]; row i has position i + start, start by default Tk - Tq."""
     G = q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(G, 2) for x in (k, v))
     s = torch.einsum("bihd,bjhd->bhij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)

@@ -275,7 +275,7 @@ def test_token_shift(lengths, cached):
 
 
 def turned(x, angle, interleaved):
-    """A row's pairs, each turned by its angle."""
+    """A row's pairs of channels, each rotated by its angle."""
     y, width = x.clone(), len(angle)
     for i, a in enumerate(angle):
         one, two = (2 * i, 2 * i + 1) if interleaved else (i, i + width)

@@ -31,7 +31,7 @@ def test_a_case_has_gradients_of_all_inputs_and_agrees_with_float64(name, monkey
     both()
     first = {key: x.grad.clone() for key, x in inputs.items()}
     assert all(grad.abs().max() > 0 for grad in first.values())
-    both()  # a call begins anew
+    both()  # each call resets the gradients
     assert all(torch.allclose(x.grad, first[key], rtol=1e-3, atol=1e-6) for key, x in inputs.items())
 
 

@@ -1,5 +1,5 @@
 # Tests of what a model has seen: kept in a file between runs of `heed generate`, and looked at by rotary scalings.
-"""Against uncut runs, and against Transformers, whose caches keep keys as they were turned."""
+"""Against uncut runs, and against Transformers, whose caches keep rotated keys."""
 
 import json
 import shutil

@@ -127,7 +127,7 @@ def test_every_width(browser, shipped):
 
 
 def test_labels_are_not_cut(browser, shipped):
-    """All that is written on canvases, and what stands beside the map, has its last letters."""
+    """No text on canvases or beside the map is cut off."""
     spy = browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": """
         window.written = new Set();
         const write = CanvasRenderingContext2D.prototype.fillText;
@@ -141,7 +141,7 @@ def test_labels_are_not_cut(browser, shipped):
             browser.js("document.querySelectorAll('.thumb')[3].click()")
             written = browser.js("return [...written]")
             assert len(written) > 20 and not [text for text in written if text.endswith("\u2026")]
-            for word in tokens:  # under the cursor, where the longest stands
+            for word in tokens:  # under the cursor, at the longest text
                 at = browser.js("return heed.layers[0].tokens.indexOf(arguments[0])", word)
                 point_at(browser, at, at)
             assert tokens <= set(browser.js("return [...written]"))

@@ -46,7 +46,7 @@ def classify(name, *args):
 
 
 def small_model(task, mechanism, path):
-    """Untrained, with nothing left at 0 or 1 that a program could forget."""
+    """An untrained model; no parameter is 0 or 1, which could hide that a program omits it."""
     torch.manual_seed(5)
     model = classifier.Classifier(task._replace(layers=2, width=48, heads=3), mechanism).eval()
     with torch.no_grad():

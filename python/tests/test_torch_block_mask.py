@@ -98,7 +98,7 @@ def assert_as_flex(name, mask, q, k, v):
 @sizes
 def test_pairs_are_those_of_the_mask_function(name, size):
     pattern = pattern_from_block_mask(block_mask(name, size=size))
-    for align in ("top_left", "bottom_right", [5, 0]):  # rows are the call's, wherever it stands
+    for align in ("top_left", "bottom_right", [5, 0]):  # rows are those of the call, whatever their positions
         assert np.array_equal(pattern.mask(200, 200, heads=H, batch=B, align=align), dense(name).numpy())
 
 
@@ -153,7 +153,7 @@ def test_lists_in_any_order_of_any_rank_and_longer_than_the_lengths():
     columns = torch.tensor([[2, 0, 3, 7], [1, 9, 9, 9]], dtype=torch.int32)  # the last of these are never looked at
     mask = flex.BlockMask.from_kv_blocks(counts, columns, counts - 1, columns, BLOCK_SIZE=8, mask_mod=causal,
                                          seq_lengths=(15, 20), compute_q_blocks=False)
-    # Blocks 2 and 0 of row 0 stand in both lists and are whole; block 3 lies beyond the keys.
+    # Blocks 2 and 0 of row 0 are in both lists and whole; block 3 is beyond the keys.
     expected = np.zeros((15, 20), bool)
     expected[:8, :8] = expected[:8, 16:] = True
     expected[8:, 8:16] = np.tril(np.ones((7, 8)))

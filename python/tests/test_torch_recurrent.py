@@ -215,7 +215,7 @@ def test_an_initial_maximum_has_the_gradient_of_a_free_argument(name):
     function = getattr(heed.torch, name)
 
     def call(*tensors):
-        """Outputs, and the sums that the last state stands for, which the next call would go on from."""
+        """Outputs, and the sums that the last state represents, with which the next call continues."""
         *given, a, b, c = tensors
         o, (*sums, exponent) = function(*given, **options, initial_state=(a, b, c), return_state=True)
         factor = torch.exp(exponent)

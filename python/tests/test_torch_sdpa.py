@@ -14,7 +14,7 @@ import heed  # noqa: E402
 from heed.torch import scaled_dot_product_attention  # noqa: E402
 
 ORIGINAL = F.scaled_dot_product_attention
-# Parts of the largest value; 16 bits stand against the math backend in float64 on the same numbers.
+# Parts of the largest value; 16-bit results are compared with the math backend in float64 on the same numbers.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 DTYPES = list(TOLERANCE)
 LOWEST = {dtype: torch.finfo(dtype).min for dtype in DTYPES}

@@ -108,7 +108,7 @@ def test_structure_joins_a_position_bias_with_a_gradient():
 
 def test_a_row_that_sees_no_key_is_zero():
     padding = torch.ones(B, TK, dtype=torch.bool)
-    padding[1, :4] = False  # rows stand at 2 .. 6: the first two of sequence 1 see nothing
+    padding[1, :4] = False  # rows have positions 2 .. 6: the first two of sequence 1 see no key
     q, k, v = problem()
     ours, _ = attention(Module(), q, k, v, structured(padding=padding))
     assert not ours[1, :2].any() and ours[1, 2:].abs().min() > 0 and ours[0].abs().min() > 0

@@ -305,7 +305,7 @@ def test_a_decoder_made_bidirectional():
 
 
 def in_pieces(model, tokens):
-    """Logits of pieces of a text, with the model's own cache."""
+    """Logits of the parts of a text, with the model's own cache."""
     cache, parts = None, []
     for piece in tokens.split([7, 1, 3], dim=1):
         result = model(piece, past_key_values=cache, use_cache=True)

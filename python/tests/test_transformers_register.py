@@ -185,7 +185,7 @@ def test_models_that_extend_a_model_count_as_that():
 
 
 def test_models_that_were_only_given_numbers_find_numbers():
-    """Gemma 2 does not support PyTorch's attention: nobody has tried its code with masks of bool."""
+    """Gemma 2 does not support PyTorch's attention: its code was never run with masks of bool."""
     build = {"gemma2": torch.float32, "llama": torch.bool}
     for name, dtype in build.items():
         config = tiny_models.build(name, "heed").config

@@ -45,7 +45,7 @@ def test_a_number_finds_a_position(browser, tmp_path):
     file = save(tmp_path / "x.safetensors", qkv(T=9, Tk=12))
     document("view", file, "--html", tmp_path / "a.html")
     browser.open(tmp_path / "a.html", "#find=%235")
-    assert browser.js(FOUND) == [[2], [5]]  # query 2 stands at position 5
+    assert browser.js(FOUND) == [[2], [5]]  # query 2 has position 5
     write(browser, "find", "#1")
     assert browser.js(FOUND) == [[], [1]]
     write(browser, "find", "1")  # there are no tokens

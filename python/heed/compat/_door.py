@@ -1,7 +1,7 @@
 # How heed.compat makes a function of another library: its signature as text, a preparation, heed's function behind.
 """Functions with the signatures of others.
 
-A signature is a text such as "q, k, v, scale=None": names, order and defaults are the original's; behind "*" stand
+A signature is a text such as "q, k, v, scale=None": names, order and defaults are the original's; after "*" are
 keywords that it takes without listing them. A preparation removes the arguments that it understands and gives the call
 to make. The remaining arguments must have their defaults, or no effect here: nothing is ignored that would change a
 result.
@@ -78,7 +78,7 @@ def speaking(**names: str) -> Callable[[Any], Any]:
 
 
 def refuse(function: str, name: str, value: Any, default: Any) -> None:
-    """Raises Unsupported where an argument asks for what heed does not have."""
+    """Raises Unsupported where an argument requests a feature that heed lacks."""
     if value is default or (not isinstance(value, Tensor) and value == default):
         return
     said = f"given as {type(value).__name__}" if isinstance(value, Tensor) or default is None else repr(value)

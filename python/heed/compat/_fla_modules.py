@@ -239,7 +239,7 @@ class GatedMLP(nn.Module):
 def rotary_embedding(
     x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, chunk_indices=None
 ):
-    """x [B, T, H, D] turned by its positions; B is 1 with cu_seqlens."""
+    """x [B, T, H, D] rotated by its positions; B is 1 with cu_seqlens."""
     if cu_seqlens is None:
         return _rotary.apply("rotary_embedding", x, cos, sin, interleaved, inplace, seqlen_offsets, None)
     y = _rotary.apply("rotary_embedding", x.squeeze(0), cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens)
@@ -247,7 +247,7 @@ def rotary_embedding(
 
 
 class RotaryEmbedding(nn.Module):
-    """Queries and keys [B, T, H, D] turned by their positions, in their first `dim` channels."""
+    """Queries and keys [B, T, H, D] rotated by their positions, in their first `dim` channels."""
 
     def __init__(self, dim, base=10000.0, scale_base=None, interleaved=False, pos_idx_in_fp32=True, device=None):
         super().__init__()

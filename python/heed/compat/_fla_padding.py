@@ -46,7 +46,7 @@ def prepare_cu_seqlens_from_mask(mask, dtype=torch.int32):
 
 
 def prepare_position_ids(cu_seqlens, cu_seqlens_cpu=None):
-    """Where each packed token stands in its sequence."""
+    """The position of each packed token in its sequence."""
     at = torch.arange(int(cu_seqlens[-1]))
     return (at - torch.repeat_interleave(cu_seqlens[:-1].long(), torch.diff(cu_seqlens).long())).to(cu_seqlens)
 

@@ -12,7 +12,7 @@ from heed import InvalidArgument
 
 
 def turned(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """x [..., H, D] with its first 2 * width channels turned by the angles of these positions [...]."""
+    """x [..., H, D] with its first 2 * width channels rotated by the angles of these positions [...]."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     c, s = (table[positions].unsqueeze(-2).to(wide) for table in (cos, sin))
     width = cos.shape[-1]

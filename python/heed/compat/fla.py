@@ -162,7 +162,7 @@ def _comba(a: Arguments) -> Any:
 
 
 def _product(a: Arguments) -> Any:
-    """The n delta steps of a token stand one behind the other in T * n rows."""
+    """The n delta steps of a token are consecutive among T * n rows."""
     (q, k, v), g, beta, n = _qkv(a), a.pop("g"), a.pop("beta"), a.pop("num_householder")
     for key, x in (("k", k), ("v", v), ("beta", beta)):
         if x.dim() < 3 or x.shape[1] != q.shape[1] * n:

@@ -39,7 +39,7 @@ def _options(a: Arguments) -> dict[str, Any]:
 
 
 def _rows_of_pages(name: str, table: Tensor, lengths: list[int], pages: int, page: int) -> Tensor:
-    """Where the tokens of packed sequences lie in pages that stand one behind the other."""
+    """The places of packed sequences' tokens in consecutive pages."""
     if table.dim() != 2 or table.shape[0] != len(lengths) or max(lengths, default=0) > table.shape[1] * page:
         raise InvalidArgument(
             f"{name}: block_table has shape {list(table.shape)}, expected [{len(lengths)}, pages of {page} keys] "

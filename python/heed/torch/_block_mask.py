@@ -42,7 +42,7 @@ def _bits(mask_mod: Any, blocks: Tensor, block: tuple[int, int], lengths: tuple[
         b, h, i, j = blocks[:, begin : begin + step]
 
         def of_block(n: Tensor, _: Tensor, row: Tensor, column: Tensor) -> Tensor:
-            # Pairs beyond the lengths are asked for within: no table that the function reads has them.
+            # Indices of pairs beyond the lengths are clamped: the tables that the function reads end there.
             q, k = (i[n] * rows + row).clamp(max=Tq - 1), (j[n] * columns + column).clamp(max=Tk - 1)  # noqa: B023
             return mask_mod(b[n], h[n], q, k)  # noqa: B023
 

@@ -39,7 +39,7 @@ _library.define("nsa_cache_attend(Tensor(a!) handle, Tensor q, Tensor gates, int
 
 
 def new_handle(cache: Any) -> Tensor:
-    """The tensor that stands for `cache` in a graph."""
+    """The tensor that represents `cache` in a graph."""
     number = next(_numbers)
     _caches[number] = cache
     return torch.tensor([number], device="cpu")

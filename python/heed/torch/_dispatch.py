@@ -1,4 +1,4 @@
-# How heed's operators of PyTorch are made: kernels, gradients, and what transforms ask for.
+# Construction of heed's operators in PyTorch: kernels, gradients, and rules for transforms.
 """One way to make an operator, `torch.ops.heed.<name>`, for all that heed computes.
 
 Each has a kernel for CPU tensors, which some have for CUDA tensors too, one for tensors without data, gradients or a
@@ -268,7 +268,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def to_autocast(x: Any) -> Any:
-    """A tensor in the dtype that autocast asks for, unless it is of integers or float64; anything else as it is."""
+    """A tensor in autocast's dtype, unless it has integers or float64; anything else as it is."""
     wide = not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64
     return x if wide or x.device.type not in _HAVE_AUTOCAST else x.to(torch.get_autocast_dtype(x.device.type))
 

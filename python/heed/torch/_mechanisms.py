@@ -25,7 +25,7 @@ _LISTS = ("lengths", "starts", "cu_seqlens")
 
 
 def _default(value: Any) -> Any:
-    """An operator's, which for a range is None, which stands for the mechanism's."""
+    """An operator's default; None for a range, where the mechanism has its own."""
     return None if isinstance(value, tuple) else value
 
 
@@ -136,7 +136,7 @@ class _Mechanism:
         return torch.empty_like(like) if self.as_it_lies else like.new_empty(kept)
 
     def shape_of(self, state: _State, arguments: tuple[Any, ...], sequences: int) -> list[int]:
-        """The sizes of a state, each of which stands in a tensor."""
+        """The sizes of a state, each of which is an axis of a tensor."""
         shape = []
         for tensor, place, others, of_batch, features in state.places:
             size = sequences if of_batch else arguments[tensor].shape[place] if place >= 0 else 0

@@ -43,7 +43,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     is_causal=True attn_mask is taken to be the causal mask, as PyTorch takes it, here with a key_padding_mask too.
 
     The forward of torch.nn.MultiheadAttention runs, by PyTorch's own kernels: with need_weights=True, since a dense
-    tensor of weights is asked for; for nested tensors, devices other than the CPU, dtypes that heed does not have,
+    tensor of weights is requested; for nested tensors, devices other than the CPU, dtypes that heed does not have,
     float masks of another dtype than query's, and dropout=1; and for arguments that PyTorch refuses, with its error.
 
     In eval mode without gradients nn.TransformerEncoderLayer would read the weights of its self_attn and never call it;

@@ -95,7 +95,7 @@ def attention(
     indices: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of [B, H, T, D]: ([B, Tq, Hq, Dv] contiguous, weights [B, Hq, Tq, Tk] if they were asked for or None).
+    """Attention of [B, H, T, D]: ([B, Tq, Hq, Dv] contiguous, weights [B, Hq, Tq, Tk] if requested, else None).
 
     Arguments mean what they mean to the eager attention of models: s_aux [Hq] and sinks [B, Hq, Tq, 1] are logits
     without a value, indices [B, Tq, n] keys that an indexer chose, position_bias and a floating-point mask are added.

@@ -191,7 +191,7 @@ def _rwkv4(time_decay, time_first, key, value, state=None, return_state=False):
 
 def _mlstm(self, query, key, value, igate, fgate, c_initial=None, n_initial=None, m_initial=None,
            return_last_states=None, mode=None):
-    """xLSTMBackend.forward: heads stand before tokens."""
+    """xLSTMBackend.forward, whose axis of heads precedes that of tokens."""
     inference = "inference" in (self.config.mode if mode is None else mode)
     if not inference and return_last_states is None:
         return_last_states = self.config.return_last_states

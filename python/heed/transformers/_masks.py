@@ -28,7 +28,7 @@ class _Content:
 
 
 class StructuredMask(Tensor):
-    """An attention mask [B, 1, Tq, Tk] that is not in memory: it knows which options of heed's attention it stands for.
+    """An attention mask [B, 1, Tq, Tk] that is not in memory: it knows the equal options of heed's attention.
 
     bool, True to attend; or floating point, 0 to attend, for models that know no other. Any operation of PyTorch finds
     the tensor that Transformers itself would have made.
@@ -122,7 +122,7 @@ def mask(
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> Tensor | None:
-    """The mask of one forward pass, as transformers.masking_utils asks for it.
+    """The mask of one forward pass, as transformers.masking_utils calls for it.
 
     None where no key is masked and the caller allows it; a StructuredMask where the mask function is known; else, and
     under tracing, what Transformers makes for "sdpa" or, for models that cannot take that, for "eager".

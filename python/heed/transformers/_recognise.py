@@ -28,7 +28,7 @@ class Pattern:
         self.shift: int | None = None  # None: no constraint counts the distance
         self.chunk: tuple[int, Tensor, Tensor | None] | None = None  # size, left padding [B], positions as `restarted`
         self.segments: Tensor | None = None  # [B, T]: query and key are of one segment
-        self.restarted: Tensor | None = None  # [B, T]: positions that begin anew with each segment
+        self.restarted: Tensor | None = None  # [B, T]: positions that restart with each segment
         self.blocks: tuple[Tensor, bool] | None = None  # ids [B, T] that lift `causal` (True), or more than it (False)
         self.padding: tuple[Tensor, ...] = ()  # [B, T]: the key is not padding
         self.codes: tuple[CodeType, ...] = ()

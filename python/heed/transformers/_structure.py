@@ -44,7 +44,7 @@ class Structure(NamedTuple):
     chunk: int | None = None
 
 
-NO_MASK = Structure()  # this object stands for a mask that "eager" does not make, and whose shape it does not check
+NO_MASK = Structure()  # this object represents a mask that "eager" does not make, and whose shape it does not check
 
 
 def masks_nothing(s: Structure) -> bool:
@@ -170,7 +170,7 @@ def resolve(pattern: Pattern, call: Call) -> Structure | None:
             if (prefix := _prefix(ids, call, present, starts)) is None:
                 return None
 
-    first = call.q_offset + (pattern.shift or 0) - call.k_offset  # where query 0 stands among the keys
+    first = call.q_offset + (pattern.shift or 0) - call.k_offset  # position of query 0 among the keys
     causal = pattern.causal and first < call.keys - 1
     left = pattern.left if pattern.left is not None and first + call.rows - 1 > pattern.left else -1
     right = -1

@@ -14,7 +14,7 @@ from heed import InvalidArgument, Unsupported
 
 REQUIRED = object()  # the default of a field that a configuration must have
 
-# Fields of numbers in whose place null stands for "as many as there are heads" or "none".
+# Fields of numbers where null means "as many as there are heads" or "none".
 _NULLABLE = frozenset({"num_key_value_heads", "head_dim", "sliding_window", "max_window_layers",
                        "attn_logit_softcapping", "q_lora_rank", "attention_hidden_size", "attention_dropout"})
 _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")

@@ -114,7 +114,7 @@ class LatentAttention(Layer):
         if before is not None and bool(before.any()):
             at = before[:, None] + torch.arange(x.shape[1])
         q_r, k_r = (heed.torch.rotary(rows, at, **self.rotary) for rows in (q[..., self.parts[0]:], k_r[:, :, None]))
-        q[..., self.parts[0]:] = q_r  # in place: nobody else has these rows
+        q[..., self.parts[0]:] = q_r  # in place: no other tensor shares these rows
         if state is not None:
             state.append(torch.cat([latent, k_r[:, :, 0]], -1), lengths)
         if before is not None and (x.shape[1] == 1 or bool(before.any())):

@@ -17,7 +17,7 @@ from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_s
 class Rwkv6(Layer):
     """Time mixing of RWKV-6: how much of the token before is mixed into one depends on both, and so does the decay.
 
-        d_t = x_{t-1} - x_t;   m = tanh((x + mu_x d) A), five parts          before the first token stand zeros
+        d_t = x_{t-1} - x_t;   m = tanh((x + mu_x d) A), five parts          zeros precede the first token
         x^a = x + (mu_a + m_a B_a) d        a: w, k, v, r, g;   log_decay = -exp(time_decay + tanh(x^w C) D)
         y = (norm_h(rwkv6(x^r W_r, x^k W_k, x^v W_v, log_decay, u)) silu(x^g W_g)) W_o      norm_h: layer norm per head
 
