@@ -482,7 +482,7 @@ PEERS_OF = {
 PROBLEMS = {"ssd": SsdProblem, "gated_delta_rule": DeltaProblem, "kda": DeltaProblem, "mlstm": MlstmProblem,
             "rwkv4": Rwkv4Problem, "selective_scan": ScanProblem, "rg_lru": ScanProblem, "s4d": ScanProblem,
             "long_convolution": ScanProblem, "long_convolution_65536": ScanProblem}
-# heads, keys, values
+# Heads, keys, values.
 SHAPES = {"linear": (12, 64, 64), "simple_gla": (6, 64, 128), "gla": (6, 64, 128), "ssd": (24, 128, 64),
           "gated_delta_rule": (6, 128, 128), "kda": (6, 128, 128), "mlstm": (6, 128, 128), "rwkv4": (6, 128, 128),
           "selective_scan": (12, 16, 128), "rg_lru": (20, 1, 128), "s4d": (4, 32, 128),

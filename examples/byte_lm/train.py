@@ -61,7 +61,7 @@ def loss_of(model, batch):
 
 
 def bits_of(model, windows):
-    """The loss of each byte, given only the bytes before it in its window."""
+    """Bits per byte, where the model sees only the bytes before it in its window."""
     total = sum(loss_of(model, part).item() * len(part) for part in windows.split(16))
     return total / len(windows) / math.log(2)
 

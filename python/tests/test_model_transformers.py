@@ -185,7 +185,7 @@ def test_shards_are_read_as_one_file(folder, tmp_path):
 
 def test_bfloat16_weights_are_widened(folder, tmp_path):
     load("qwen3", folder("qwen3")).to(torch.bfloat16).save_pretrained(tmp_path / "m")
-    # frequencies of float32
+    # The rotary frequencies are computed in float32.
     model = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32).eval()
     out = tmp_path / "logits.npy"
     document("generate", tmp_path / "m", "--prompt-ids", "9,8,7", "--tokens", 1, "--logits", out)
@@ -354,7 +354,7 @@ def test_wrong_tensors(copy):
     assert f"{name} has shape [32,48], expected [48,32]" in with_tensors(good | {name: good[name].T.contiguous()})
     safetensors_torch.save_file(good | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)},
                                 copy / "model.safetensors")
-    # a buffer of old files
+    # Old files have a buffer that the model ignores.
     assert len(document("generate", copy, "--prompt-ids", "1", "--tokens", 2)["tokens"][0]) == 2
     (copy / "model.safetensors").write_bytes((copy / "model.safetensors").read_bytes()[:-1])
     assert "model.safetensors: " in refuse(copy)
