@@ -206,8 +206,8 @@ def decode(options, layers):
                     return cache.attend(row, epsilon=epsilon, level=level, return_bound=True, threads=options.threads)
 
                 o, bound = certified()
-                kept = heed.select.certified(row, cache, epsilon=epsilon, level=level).mask(1, t + 1, heads=H,
-                                                                                            key_heads=H, causal=True)
+                kept = heed.select.certified(row, cache, epsilon=epsilon, level=level).mask(
+                    1, t + 1, heads=H, key_heads=H, causal=True)
                 for h in range(H):
                     p, seen = weights_of(row[0, :, h], k[0, : t + 1, h], True)
                     keep = kept[0, h]

@@ -70,8 +70,8 @@ def shifted(images: Tensor, draws: torch.Generator) -> Tensor:
 def baselines(data: Data) -> dict[str, float]:
     means = np.stack([data.train_x[data.train_y == digit].mean(0) for digit in range(10)])
     nearest = ((data.test_x[:, None] - means) ** 2).sum(2).argmin(1)
-    regression = need("sklearn.linear_model", "scikit-learn").LogisticRegression(max_iter=1000).fit(data.train_x,
-                                                                                                    data.train_y)
+    regression = need("sklearn.linear_model", "scikit-learn").LogisticRegression(max_iter=1000).fit(
+        data.train_x, data.train_y)
     return {"nearest mean": float((nearest == data.test_y).mean()),
             "logistic regression": float(regression.score(data.test_x, data.test_y))}
 

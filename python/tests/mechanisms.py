@@ -53,8 +53,8 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
         elif argument == "log_decay_v":
             result[argument] = -0.2 * rng.exponential(size=values)
         elif "f" in INPUTS[name] and argument in "if":  # before their exponential and sigmoid
-            result[argument] = rng.standard_normal(gates) * (2 if argument == "f" else 1) + (3 if argument == "f"
-                                                                                             else 0)
+            result[argument] = rng.standard_normal(gates) * (2 if argument == "f" else 1) + (
+                3 if argument == "f" else 0)
         elif argument in ("dt", "dt_bias"):
             result[argument] = rng.uniform(0.05, 0.2, size=(B, T, HV) if argument == "dt" else HV)
         elif argument == "kv_mask":

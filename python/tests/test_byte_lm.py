@@ -108,8 +108,8 @@ def test_logits_of_a_folder_that_heed_opens(mechanism, tmp_path, one_thread):
 @pytest.mark.parametrize("mechanism", sorted(SCANS))
 def test_scans_are_no_layers_of_a_model(mechanism, tmp_path):
     byte_lm.ByteModel(mechanism, layers=1, width=16, heads=2).save_folder(tmp_path)
-    assert f"config.mechanism is '{mechanism}', expected one of" in refused(1, "generate", tmp_path, "--prompt-ids",
-                                                                            "1")
+    assert f"config.mechanism is '{mechanism}', expected one of" in refused(
+        1, "generate", tmp_path, "--prompt-ids", "1")
 
 
 def test_counts_are_probabilities():

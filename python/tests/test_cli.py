@@ -116,8 +116,8 @@ def test_bad_patterns(file, verb, pattern, expected):
 
 def test_only_attention_has_patterns(file):
     assert "--pattern is not an option of retention" in refused(2, "run", "retention", file, "--pattern", "atrous(2)")
-    assert "--pattern is not an option of gla, expected attention" in refused(2, "verify", "attention", "gla",
-                                                                              "--pattern", "atrous(2)")
+    assert "--pattern is not an option of gla, expected attention" in refused(
+        2, "verify", "attention", "gla", "--pattern", "atrous(2)")
     assert "heed: --pattern: has '2 atrous' at character 1" in refused(2, "verify", "--pattern", "2 atrous")
 
 

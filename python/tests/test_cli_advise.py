@@ -272,8 +272,8 @@ def test_the_user_s_cache_is_found(file, tmp_path):
     home = document("advise", "--calibrate", "-m", "retention", "--seconds", 0, "--threads", 1,
                     env={"XDG_CACHE_HOME": "", "HOME": str(tmp_path)})
     assert home["model"].startswith(f"{tmp_path}/.cache/heed/cost-")
-    assert "neither XDG_CACHE_HOME nor HOME is set, expected --model" in refused(1, "advise", file,
-                                                                                 env={"XDG_CACHE_HOME": "", "HOME": ""})
+    assert "neither XDG_CACHE_HOME nor HOME is set, expected --model" in refused(
+        1, "advise", file, env={"XDG_CACHE_HOME": "", "HOME": ""})
 
 
 def test_predictions_follow_the_model(file, calibrated, tmp_path):
@@ -286,8 +286,8 @@ def test_predictions_follow_the_model(file, calibrated, tmp_path):
     assert row_of(found, "retention")["predicted_sample_seconds"] == pytest.approx(0.5 * T * 2)
     dense = row_of(found, "attention", "causal")["predicted_seconds"]
     assert 1 + 1e-3 * 1000 * 1001 <= dense <= 1 + 1e-3 * 1000 * 1128  # pairs in tiles, two heads
-    assert ["linformer", "the cost model has no prediction for f32 on 1 threads"] in [list(x.values())
-                                                                                      for x in found["left_out"]]
+    assert ["linformer", "the cost model has no prediction for f32 on 1 threads"] in [
+        list(x.values()) for x in found["left_out"]]
 
 
 def test_shapes_alone_are_predicted(calibrated, tmp_path):

@@ -261,8 +261,8 @@ def test_compare_says_what_it_assumed(tmp_path):
     assert assumed["performer"] == ["projection"] and assumed["attention"] == assumed["retention"] == []
     assert set(bare["assumed"]) == {"log_decay", "u", "e", "f", "projection"}
     text = program("compare", tmp_path / "x.safetensors").stdout
-    assert "assumed, as the file has none: e, f: means of four tokens" in text and re.search(r"^gla +causal, assumed ",
-                                                                                             text, re.M)
+    assert "assumed, as the file has none: e, f: means of four tokens" in text and re.search(
+        r"^gla +causal, assumed ", text, re.M)
     given = document("compare", save_inputs(tmp_path / "y.safetensors", arrays))
     assert ({row["mechanism"]: row["assumed"] for row in given["rows"]}["gla"] == []
             and "log_decay" not in given["assumed"])

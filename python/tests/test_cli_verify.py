@@ -53,8 +53,8 @@ def test_verify_under_a_pattern():
     verify = document("verify", "--pattern", "bigbird(block=16, random=1)", "--isa", lowest, "--dtype", "f32")
     assert list(verify) == ["ok", "rows", "pattern", "left_out"]
     assert verify["ok"] and verify["left_out"] < 20 and verify["pattern"] == "bigbird(block=16, random=1, seed=0)"
-    assert [(row["mechanism"], row["pass"]) for row in verify["rows"]] == [("attention", p)
-                                                                           for p in ("forward", "backward", "step")]
+    assert [(row["mechanism"], row["pass"]) for row in verify["rows"]] == [
+        ("attention", p) for p in ("forward", "backward", "step")]
     # Problems with four heads, and passes that have one.
     some = document("verify", "--pattern", "per_head([atrous(2), atrous(3), fixed(8, 2), neighborhood(5)])", "--isa",
                     lowest, "--dtype", "f64")

@@ -268,8 +268,8 @@ def test_normalised(name, initial):
     case = Case(name)
     q, k, v = (case.inputs[key].detach().abs() for key in "qkv")
     S = case.initial.detach() if initial != "none" else torch.zeros_like(case.initial)
-    z = torch.rand(2, 1, 2, 4, dtype=torch.float64) if initial == "S and z" else torch.zeros(2, 1, 2, 4,
-                                                                                             dtype=torch.float64)
+    z = torch.rand(2, 1, 2, 4, dtype=torch.float64) if initial == "S and z" else torch.zeros(
+        2, 1, 2, 4, dtype=torch.float64)
     given = {"none": None, "S": S, "S and z": (S, z)}[initial]
     o, (last, last_z) = getattr(fla, name)(q, k, v, initial_state=given, output_final_state=True, normalize=True)
     sums = z + k.cumsum(1)

@@ -390,8 +390,8 @@ def test_padding_of_flash_attn():
     back = flash_attn.pad_input(rows, indices, 3, 4)
     check(back, x * mask[..., None, None], (x,))
     _, indices, bounds, longest, used = flash_attn.unpad_input(x, mask.bool(), more.bool())
-    assert (indices.tolist(), bounds.tolist(), longest, used.tolist()) == ([0, 1, 2, 5, 6, 7], [0, 3, 6, 6], 3,
-                                                                           [2, 3, 0])
+    assert (indices.tolist(), bounds.tolist(), longest, used.tolist()) == (
+        [0, 1, 2, 5, 6, 7], [0, 3, 6, 6], 3, [2, 3, 0])
     inside = torch.tensor([[2, 1, 0, 0], [4, 0, 0, 0], [1, 1, 0, 0]])
     rows, indices, bounds, longest = flash_attn.unpad_input_for_concatenated_sequences(x, inside)
     assert (indices.tolist(), bounds.tolist(), longest) == ([0, 1, 2, 4, 5, 6, 7, 8, 9], [0, 2, 3, 7, 8, 9], 4)

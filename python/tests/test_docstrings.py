@@ -107,5 +107,5 @@ def test_examples_run(name):
 def test_every_function_and_cache_has_an_example():
     functions = [name for name in heed.__all__ if hasattr(getattr(heed, name), "__nb_signature__")]
     caches = ["KVCache", "RingKVCache", "LatentKVCache"]
-    assert [name for name in functions + caches if f"heed.{name}" not in EXAMPLES] == [n for n in functions
-                                                                                       if n in WITHOUT_EXAMPLES]
+    assert [name for name in functions + caches if f"heed.{name}" not in EXAMPLES] == [
+        n for n in functions if n in WITHOUT_EXAMPLES]

@@ -226,8 +226,8 @@ def test_fields_that_have_no_effect(family, name):
     got = of.got()
     assert not isinstance(got, str), got
     assert np.array_equal(got, base) and error(got, of.expected()) < 1e-4
-    of.write({k: v for k, v in of.config.items() if k not in mine} | dict.fromkeys(["id2label", "dtype",
-                                                                                    "attention_dropout"]))
+    of.write({k: v for k, v in of.config.items() if k not in mine} | dict.fromkeys(
+        ["id2label", "dtype", "attention_dropout"]))
     assert np.array_equal(of.got(), base)
 
 

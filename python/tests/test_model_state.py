@@ -73,11 +73,11 @@ def test_what_a_cache_does_not_fit_is_one_line_and_leaves_it_as_it_was(folder, t
         return line
 
     with_cache = ["--cache", cache]
-    assert "metadata 'heed_state' is 'llama', expected gpt2: the state is of another model" in refuse(1, "gpt2", *BOTH,
-                                                                                                      *with_cache)
+    assert "metadata 'heed_state' is 'llama', expected gpt2: the state is of another model" in refuse(
+        1, "gpt2", *BOTH, *with_cache)
     assert "metadata 'model' is '" in refuse(1, "llama_scaled", *BOTH, *with_cache)  # the models have equal sizes
-    assert f"{cache}: has 2 sequences, expected 1, one for each prompt" in refuse(1, "llama", "--prompt-ids", "1",
-                                                                                  *with_cache)
+    assert f"{cache}: has 2 sequences, expected 1, one for each prompt" in refuse(
+        1, "llama", "--prompt-ids", "1", *with_cache)
     assert "ids has an element 99, expected 0 to 98" in refuse(1, "llama", "--prompt-ids", "1;99", *with_cache)
     assert "both --logits and --cache, expected one of them" in refuse(2, "llama", *BOTH, *with_cache, "--logits",
                                                                        tmp_path / "l.npy")
@@ -90,8 +90,8 @@ def test_what_a_cache_does_not_fit_is_one_line_and_leaves_it_as_it_was(folder, t
     assert not absent.exists()
     # A prompt has been seen to its end and no token waits: there is nothing to go on from.
     document("generate", folder("llama"), *BOTH, "--tokens", 0, "--cache", absent)
-    assert "prompts has an empty one, expected at least one token in each" in refused(1, "generate", folder("llama"),
-                                                                                      "--cache", absent)
+    assert "prompts has an empty one, expected at least one token in each" in refused(
+        1, "generate", folder("llama"), "--cache", absent)
 
 
 def test_hostile_caches(folder, tmp_path):  # noqa: F811

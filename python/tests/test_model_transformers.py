@@ -342,8 +342,8 @@ def test_wrong_tensors(copy):
         safetensors_torch.save_file(tensors, copy / "model.safetensors")
         return refuse(copy)
 
-    assert f"{name} is missing, expected a tensor of shape [48,32]" in with_tensors({k: x for k, x in good.items()
-                                                                                     if k != name})
+    assert f"{name} is missing, expected a tensor of shape [48,32]" in with_tensors(
+        {k: x for k, x in good.items() if k != name})
     assert "tensor 'model.more' is none of this llama's" in with_tensors(good | {"model.more": torch.zeros(1)})
     for value in (float("nan"), float("inf")):
         for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
@@ -394,8 +394,8 @@ def test_wrong_shards(tmp_path):
 def test_wrong_tokens_and_options(folder, tmp_path):
     model = folder("gpt2")
     assert "ids has an element 99, expected 0 to 98" in refused(1, "generate", model, "--prompt-ids", "1,99")
-    assert "tokens is 62 behind 4 others, expected at most 64 together" in refused(1, "generate", model, "--prompt-ids",
-                                                                                   "1,2,3,4", "--tokens", 62)
+    assert "tokens is 62 behind 4 others, expected at most 64 together" in refused(
+        1, "generate", model, "--prompt-ids", "1,2,3,4", "--tokens", 62)
     for ids in ("", "1,,2", "a", "1,-2", "1;", "1.5", "99999999999999999999"):
         assert "--prompt-ids" in refused(2, "generate", model, "--prompt-ids", ids)
     for option, value in [("--tokens", "-1"), ("--tokens", "x"),

@@ -433,6 +433,6 @@ def test_every_mechanism_has_its_row_and_is_above_the_bar():
             if name == "language":
                 above = row["bits"] < table["bar"]
             else:
-                above = row["right"] > max(table["baselines"].values()) and (row["right"] >= 0.97 or name != "image"
-                                                                             or mechanism == "selective_scan")
+                above = row["right"] > max(table["baselines"].values()) and (
+                    row["right"] >= 0.97 or name != "image" or mechanism == "selective_scan")
             assert above or mechanism == "none", (name, row)

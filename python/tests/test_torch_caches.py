@@ -283,8 +283,8 @@ class TestNSA:
         forks = [cache.fork(), copy.copy(cache), copy.deepcopy(cache)]
         whole = heed.torch.nsa(q, k, v, gates, compressed=windows, **self.OPTIONS)[:, 29:]
         for fork in forks:
-            assert type(fork) is heed.torch.NSACache and repr(fork).startswith("<heed.torch.NSACache: batch=2, "
-                                                                               "heads=2, dim=6")
+            assert type(fork) is heed.torch.NSACache and repr(fork).startswith(
+                "<heed.torch.NSACache: batch=2, heads=2, dim=6")
             fork.append(k[:, 29:], v[:, 29:], compressed=[x[:, 12:] for x in windows])
             torch.testing.assert_close(fork.attend(q[:, 29:], gates[:, 29:]), whole, rtol=0, atol=2e-6)
         assert cache.lengths.tolist() == [29, 29]

@@ -33,8 +33,8 @@ def mechanism(name):
 
 def scan(name):
     arrays = scans.arguments(name, D=4, T=5, N=3, rank=3 if name == "selective_scan" else None)
-    return lambda *given: getattr(heed.torch, name)(**dict(zip(arrays, given))), [torch.from_numpy(x)
-                                                                                  for x in arrays.values()]
+    return lambda *given: getattr(heed.torch, name)(**dict(zip(arrays, given))), [
+        torch.from_numpy(x) for x in arrays.values()]
 
 
 def case(name):
@@ -53,8 +53,8 @@ def case(name):
         "longformer": (lambda *x: heed.torch.longformer(*x, window=2, tokens=[1]),
                        [normal(2, 6, 2, 4), k, v, normal(2, 6, 2, 4, seed=4), normal(2, 6, 1, 4, seed=5),
                         normal(2, 6, 1, 3, seed=6)]),
-        "merge_linear": (lambda o, lse, num, den, gate: heed.torch.merge_linear(o,
-                                                                                lse, num, den.exp(), gate=gate.exp()),
+        "merge_linear": (lambda o, lse, num, den, gate: heed.torch.merge_linear(
+            o, lse, num, den.exp(), gate=gate.exp()),
                          [q, normal(2, 2, 5), normal(2, 5, 2, 4, seed=5), normal(2, 5, 2), normal(2)]),
         "nsa": (lambda *x: heed.torch.nsa(*x[:4], compressed=x[4:], block=2, count=4, window=2),
                 [normal(2, 9, 2, 4), normal(2, 9, 1, 4), normal(2, 9, 1, 3), normal(2, 9, 2, 3), normal(2, 4, 1, 4),

@@ -224,8 +224,8 @@ def test_chosen_layer_and_heads(browser, tmp_path):
 
 @needs_browser
 def test_layers_of_other_shapes_and_no_tokens(browser, tmp_path):
-    tensors = qkv(T=9, prefix="layers.0.") | qkv(T=300, H=2, Hkv=1, prefix="layers.1.") | qkv(T=1, Tk=40,
-                                                                                              prefix="layers.2.")
+    tensors = qkv(T=9, prefix="layers.0.") | qkv(T=300, H=2, Hkv=1, prefix="layers.1.") | qkv(
+        T=1, Tk=40, prefix="layers.2.")
     document("view", save(tmp_path / "x.safetensors", tensors), "--html", tmp_path / "a.html")
     browser.open(tmp_path / "a.html")
     for layer, rows, cols in ((0, 9, 9), (1, 300, 300), (2, 1, 40), (0, 9, 9)):

@@ -130,8 +130,8 @@ class Mamba(_Mixer):
         factory = {"device": device, "dtype": dtype}
         check_sizes("Mamba", d_model=d_model, d_state=d_state, d_conv=d_conv)
         check_choice("Mamba", "dt_init", dt_init, ("random", "constant"))
-        self.d_model, self.d_state, self.d_conv, self.expand, self.layer_idx = (d_model, d_state, d_conv, expand,
-                                                                                layer_idx)
+        self.d_model, self.d_state, self.d_conv, self.expand, self.layer_idx = (
+            d_model, d_state, d_conv, expand, layer_idx)
         self.d_inner = inner = int(expand * d_model)
         self.dt_rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
         self.in_proj = nn.Linear(d_model, 2 * inner, bias=bias, **factory)
@@ -195,8 +195,8 @@ class Mamba2(_Mixer):
         factory = {"device": device, "dtype": dtype}
         refuse("Mamba2", "process_group", process_group, None)
         check_sizes("Mamba2", d_model=d_model, d_state=d_state, d_conv=d_conv, headdim=headdim, ngroups=ngroups)
-        self.d_model, self.d_state, self.d_conv, self.expand, self.layer_idx = (d_model, d_state, d_conv, expand,
-                                                                                layer_idx)
+        self.d_model, self.d_state, self.d_conv, self.expand, self.layer_idx = (
+            d_model, d_state, d_conv, expand, layer_idx)
         self.d_inner, self.headdim, self.ngroups = expand * d_model, headdim, ngroups
         self.d_ssm = self.d_inner if d_ssm is None else d_ssm
         check_multiple("Mamba2", "d_ssm", self.d_ssm, "headdim", headdim)

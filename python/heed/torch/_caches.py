@@ -132,8 +132,8 @@ def _on_tensors(cls: Any) -> Any:
     methods = {"__init__": __init__, "fork": fork, "append": rows, "attend": attend}
     for of, method in methods.items():
         method = vars(cls).get(of, method)
-        method.__name__, method.__doc__ = of, _signatures.text_on_tensors(base if of == "__init__"
-                                                                          else getattr(base, of))
+        method.__name__, method.__doc__ = of, _signatures.text_on_tensors(
+            base if of == "__init__" else getattr(base, of))
         method.__qualname__ = f"{name}.{of}"
         method.__signature__ = _signatures.of_tensors(getattr(base, of))
         setattr(cls, of, method)

@@ -71,8 +71,8 @@ class GatedDeltaNet(Layer):
         x, lengths = self._check(x, state, State, lengths)
         K, V, group = self.key_head_dim, self.value_head_dim, self.num_value_heads // self.num_key_heads
         # W_qkvz and W_ba have the channels of a key head and of its value heads side by side.
-        q, k, v, z = self.in_proj_qkvz(x).unflatten(-1, (self.num_key_heads, -1)).split((K, K, group * V, group * V),
-                                                                                        -1)
+        q, k, v, z = self.in_proj_qkvz(x).unflatten(-1, (self.num_key_heads, -1)).split(
+            (K, K, group * V, group * V), -1)
         b, a = (part.flatten(2)
                 for part in self.in_proj_ba(x).unflatten(-1, (self.num_key_heads, -1)).split((group, group), -1))
         qkv = convolved(torch.cat([part.flatten(2) for part in (q, k, v)], -1), self.conv1d.weight, None, state,

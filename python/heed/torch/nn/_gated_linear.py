@@ -79,8 +79,8 @@ class GatedLinearAttention(Layer):
         if key_dim is None or value_dim is None:
             check_multiple(name, "hidden_size", hidden_size, "num_heads", num_heads)
         sizes = {"1": 1, "K": key_dim or hidden_size // num_heads, "V": value_dim or hidden_size // num_heads}
-        self.hidden_size, self.num_heads, self.recurrence, self.options = (hidden_size, num_heads, recurrence,
-                                                                           dict(options or {}))
+        self.hidden_size, self.num_heads, self.recurrence, self.options = (
+            hidden_size, num_heads, recurrence, dict(options or {}))
         self.key_dim, self.value_dim = sizes["K"], sizes["V"]
         rows, gates = _RECURRENCES[recurrence]
         for argument in rows:

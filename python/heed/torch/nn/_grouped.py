@@ -44,8 +44,8 @@ class GroupedQueryAttention(Layer):
         if head_dim is None:
             check_multiple(name, "hidden_size", hidden_size, "num_heads", num_heads)
             head_dim = hidden_size // num_heads
-        self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim = (hidden_size, num_heads, num_kv_heads,
-                                                                              head_dim)
+        self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim = (
+            hidden_size, num_heads, num_kv_heads, head_dim)
         self.rotary = {"base": base, "dim": rotary_dim, "interleaved": interleaved, "scaling": scaling}
         self.scale, self.dropout = scale, dropout
         self.masks = {} if window is None else {"window": (window - 1, 0)}

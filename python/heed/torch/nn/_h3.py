@@ -35,8 +35,8 @@ class H3(Layer):
         check_sizes("H3", hidden_size=hidden_size, head_dim=head_dim, state_size=state_size, taps=taps)
         check_multiple("H3", "hidden_size", hidden_size, "head_dim", head_dim)
         check_multiple("H3", "state_size", state_size, "a pair of modes", 2)
-        self.hidden_size, self.num_heads, self.head_dim, self.method = (hidden_size, hidden_size // head_dim, head_dim,
-                                                                        method)
+        self.hidden_size, self.num_heads, self.head_dim, self.method = (
+            hidden_size, hidden_size // head_dim, head_dim, method)
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
             self.add_module(name, nn.Linear(hidden_size, hidden_size, bias=bias, **factory))
         H, modes = self.num_heads, state_size // 2

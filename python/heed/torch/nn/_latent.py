@@ -41,8 +41,8 @@ class LatentAttention(Layer):
         check_sizes("LatentAttention", hidden_size=hidden_size, num_heads=num_heads, kv_lora_rank=kv_lora_rank,
                     qk_nope_head_dim=qk_nope_head_dim, qk_rope_head_dim=qk_rope_head_dim, v_head_dim=v_head_dim,
                     q_lora_rank=1 if q_lora_rank is None else q_lora_rank)
-        self.hidden_size, self.num_heads, self.kv_lora_rank, self.q_lora_rank = (hidden_size, num_heads, kv_lora_rank,
-                                                                                 q_lora_rank)
+        self.hidden_size, self.num_heads, self.kv_lora_rank, self.q_lora_rank = (
+            hidden_size, num_heads, kv_lora_rank, q_lora_rank)
         self.parts = (qk_nope_head_dim, qk_rope_head_dim)
         self.v_head_dim, self.dropout = v_head_dim, dropout
         self.rotary = {"base": base, "interleaved": interleaved, "scaling": scaling}
