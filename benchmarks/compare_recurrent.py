@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# Recurrent mechanisms of heed beside what else runs them on a CPU, in one process, interleaved.
+# Recurrent mechanisms of heed beside other libraries that run them on a CPU, in one process, interleaved.
 """Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns; printed is the
 peer's time over heed's, and the goal where there is one. A peer that is not installed, or lacks what a line needs, is
 named and left out; `pip install onnxruntime onnx jax` brings two of them.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# What attention chosen by content keeps, drops and costs on queries, keys and values of real models.
+# Shares kept and dropped, error and time of attention chosen by content, on queries, keys and values of real models.
 """Two sets of tensors: MiniLM's layers on a page of Alice (data/, 371 tokens, not causal), and the byte model of
 examples/byte_lm with attention over all keys, trained here on windows of 2048 bytes of the book, on what it has not
 seen. For each selector and setting, means over layers, heads and rows, in float64 from the definition: `kept`, the

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# Layers of heed.torch.nn against the operators of heed and the matrix products that they are made of.
+# Layers of heed.torch.nn against the operators of heed and the matrix products that they call.
 """A layer runs once while its calls are written down; then the calls of heed and the matrix products among them are
 made again, with the same tensors. `over` is the time of the layer over theirs: what is left are norms, gates, copies
 and Python. `torch` is the time of every call again, those too: the layer without Python. Forward: 1 x 1024 tokens of

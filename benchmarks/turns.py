@@ -1,4 +1,4 @@
-# Two sides timed in turns: what the comparisons of this folder have in common.
+# Two sides timed in turns: the shared part of this folder's comparisons.
 import json
 import re
 import resource

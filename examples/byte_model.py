@@ -1,4 +1,4 @@
-# Trains a small decoder from nothing on a book, byte by byte, with heed.torch: a minute on two cores.
+# Trains a small decoder from scratch on a book, byte by byte, with heed.torch: a minute on two cores.
 """Every layer attends causally through a window, by attention that torch.compile, autograd and PyTorch's threads see as
 an ordinary operator. Printed are bits per byte on bytes that the model has not seen; gzip -9 needs 2.9 for this book,
 and the goal is 2.8.

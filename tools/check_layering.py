@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The layering lint: who may include whom, what no library file may do, and what every file looks like.
+"""The layering lint: permitted includes, banned calls in library files, and the form of every file.
 
 Usage: check_layering.py [ROOT]. Prints one line per violation; exits 1 if there is one. The rules are
 docs/architecture.md's.

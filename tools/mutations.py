@@ -1,4 +1,4 @@
-"""Small mistakes that someone could have made in a source file: what tools/mutants.py plants, one at a time.
+"""Small mistakes in a source file, which tools/mutants.py plants one at a time.
 
 edits(path, text) gives every candidate of one C++ or Python file, and a rule names the kind of mistake. C++ needs no
 parser: a tokenizer that knows comments, strings and preprocessor lines is enough, as style puts spaces around binary

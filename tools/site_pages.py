@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the sources of the documentation site: docs/ as it is, a page per public header, the help of the command line.
+"""Writes the sources of the documentation site: docs/ as it is, a page per public header, the command line's help.
 
 Usage: site_pages.py OUTPUT [PROGRAM]. A header is public if heed/heed.h includes it, by name or as a mechanism's. The
 page of a header has its opening comment, the Python functions whose docstrings repeat its text, every declaration with

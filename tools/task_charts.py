@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Draws docs/images/length.svg and tasks.svg from benchmarks/results: what a sequence's length costs, and what the
-three tasks reached.
+"""Draws docs/images/length.svg and tasks.svg from benchmarks/results: cost by sequence length, and the results
+of the three tasks.
 
 Usage: task_charts.py [FOLDER]. length.json is written by benchmarks/length.py; language.json, image.json and
 speech.json by the train.py of examples/byte_lm, digits and speech. Only measured numbers are drawn.

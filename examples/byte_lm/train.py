@@ -1,4 +1,4 @@
-# Trains the byte-level language model on a book with any mechanism, and says what it beats.
+# Trains the byte-level language model on a book with any mechanism, and compares it with a baseline.
 """Printed are bits per byte on the first nine tenths of the book, which are learned from, and on the last, which is
 not. The bar is a table: how often which byte followed which two (CountModel).
 

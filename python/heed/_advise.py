@@ -1,4 +1,4 @@
-# heed.advise: which mechanism, with which options, for given tensors, a length and a budget.
+# heed.advise ranks mechanisms and options for given tensors, a length and a budget.
 """The adviser in Python: its arguments, and what it returns."""
 
 from __future__ import annotations

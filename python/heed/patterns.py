@@ -1,5 +1,5 @@
-# heed.patterns: the builders of patterns, which say which keys a row of sparse attention looks at.
-"""Patterns: which keys a row of sparse attention looks at.
+# heed.patterns: the builders of patterns for sparse attention.
+"""Patterns: the keys that each row of sparse attention sees.
 
 A pattern is a set of pairs (p, j) of a query's position p and a key j, both absolute: query i of a call has position
 p = start + i, as heed.attention says; keys count from 0 to Tk, whatever key_starts says. Neighbours outside do not

@@ -1,5 +1,5 @@
-# heed.select: patterns that content chooses, for attention that looks at few keys.
-"""Selectors: which keys each row looks at, chosen by queries and keys.
+# heed.select: patterns chosen by content, for attention to few keys.
+"""Selectors: the keys that each row sees, chosen by queries and keys.
 
 Each returns a pattern (heed.patterns), which heed.attention(..., pattern=p) and heed.torch.attention take, and which
 can be looked at, combined and used again. Queries have positions as in attention: row i of the call p_i = start + i, by

@@ -1,4 +1,4 @@
-# A headless Chromium for the tests of pages: opens a file, points, types, reads what the page and the console say.
+# A headless Chromium for the tests of pages: opens a file, points, types, reads the page and the console.
 """Without Chromium and its driver (Debian: chromium, chromium-driver) or selenium these tests are skipped."""
 
 import base64

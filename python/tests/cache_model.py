@@ -1,4 +1,4 @@
-# A cache as plain lists of rows, and attention over it in float64: what the tests of heed's caches compare with.
+# A cache as plain lists of rows, and attention over it in float64: the reference in tests of heed's caches.
 import numpy as np
 import pytest
 

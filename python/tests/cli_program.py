@@ -1,4 +1,4 @@
-# The program `heed` as its tests use it: run it, read what it wrote, know what it should have written.
+# Helpers for tests of the program `heed`: they run it, read its output and compute the expected one.
 """The program is $HEED_BIN, else build/release/bin/heed. Without it its tests are skipped."""
 
 import json

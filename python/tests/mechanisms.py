@@ -1,4 +1,4 @@
-# Inputs of recurrent mechanisms by name, from what the extension module says of each.
+# Inputs of recurrent mechanisms by name, from the extension module's description of each.
 import numpy as np
 
 import heed

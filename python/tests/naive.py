@@ -1,4 +1,4 @@
-# Attention and its derivative in NumPy and float64, written from the equations alone: what the tests compare with.
+# Attention and its derivative in NumPy and float64, written from the equations alone: the reference of the tests.
 import numpy as np
 
 M0, M1, W0, W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85

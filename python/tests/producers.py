@@ -1,4 +1,4 @@
-# Objects that export arrays by DLPack and by nothing else, in every dialect that producers speak.
+# Objects that export arrays by DLPack alone, in every version and form that producers use.
 import ctypes
 
 import numpy as np

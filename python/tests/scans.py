@@ -1,4 +1,4 @@
-# Inputs of mechanisms on the scan engine by name, from what the extension module says of each, and their definitions.
+# Inputs of mechanisms on the scan engine by name, from the extension module's descriptions, and their definitions.
 import numpy as np
 
 import heed

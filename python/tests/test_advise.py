@@ -1,4 +1,4 @@
-# heed.advise: rows for arrays and shapes, budgets, cost models, what it refuses.
+# heed.advise: rows for arrays and shapes, budgets, cost models, errors.
 import json
 import os
 import pickle

@@ -1,4 +1,4 @@
-# heed.attention: every option and edge against NumPy in float64, and what callers may rely on.
+# heed.attention: every option and edge against NumPy in float64, and guarantees to callers.
 import naive
 import numpy as np
 import pytest

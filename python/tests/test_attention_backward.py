@@ -1,4 +1,4 @@
-# heed.attention_backward: every option against the chain rule in NumPy, and what callers may rely on.
+# heed.attention_backward: every option against the chain rule in NumPy, and guarantees to callers.
 import pickle
 
 import naive

@@ -1,4 +1,4 @@
-# heed's caches: every wrong argument is named, and the cache is as it was.
+# heed's caches: an error names the wrong argument, and the cache is unchanged.
 import os
 import pickle
 

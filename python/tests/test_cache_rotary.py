@@ -1,4 +1,4 @@
-# heed's caches that turn keys and queries themselves: what heed.rotary and attention give together.
+# heed's caches that rotate keys and queries themselves equal heed.rotary followed by attention.
 import numpy as np
 import pytest
 from cache_model import DTYPES, TOLERANCE, normal

@@ -1,4 +1,4 @@
-# heed.certified_attention, and attend(epsilon=...) of caches: bounds against float64, and what is refused.
+# heed.certified_attention, and attend(epsilon=...) of caches: bounds against float64, and errors.
 import numpy as np
 import pytest
 import torch

@@ -1,4 +1,4 @@
-# Tests of what `heed completion` prints, in the shells that read it.
+# Tests of the output of `heed completion`, in the shells that read it.
 import os
 import pty
 import re

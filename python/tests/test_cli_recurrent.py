@@ -1,4 +1,4 @@
-# Tests of `heed run` and `heed compare` on recurrent mechanisms: what they read, what they write, what they refuse.
+# Tests of `heed run` and `heed compare` on recurrent mechanisms: input, output, errors.
 import re
 
 import heed

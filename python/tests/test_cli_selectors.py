@@ -1,4 +1,4 @@
-# Rows of selectors in `heed compare`, beside attention with what heed.select chooses of the same tensors.
+# Rows of selectors in `heed compare`, against attention with heed.select's choice for the same tensors.
 import numpy as np
 import pytest
 from cli_program import SHIPPED, attention, document, load, needs_program, qkv, save

@@ -1,4 +1,4 @@
-# heed.compat: the originals' signatures, what is accepted without effect, what is refused, and types.
+# heed.compat: the originals' signatures, arguments accepted without effect, refused arguments, and types.
 import importlib
 import inspect
 import re

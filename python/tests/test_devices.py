@@ -1,4 +1,4 @@
-# heed.torch with tensors of a GPU, on stand-ins for them: what device_program.py says.
+# heed.torch with tensors of a GPU, on stand-ins for them: runs the checks of device_program.py.
 import os
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-# Docstrings: each says all arguments, in the words of Python, and every example in one runs.
+# Docstrings: each describes all arguments in Python's words, and every example in one runs.
 import doctest
 import inspect
 import pydoc

@@ -1,4 +1,4 @@
-# heed.explain: what would run and what it would cost, from shapes or arrays.
+# heed.explain: the kernel that would run and its cost, from shapes or arrays.
 import json
 
 import numpy as np

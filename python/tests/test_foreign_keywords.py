@@ -1,4 +1,4 @@
-# Words of other libraries: the TypeError names heed's.
+# Keywords of other libraries: the TypeError names heed's keyword.
 import importlib
 
 import numpy as np

@@ -1,4 +1,4 @@
-# benchmarks/length.py: every case computes what its name says, and what has been measured is kept.
+# benchmarks/length.py: every case computes the mechanism of its name, and measured results are kept.
 import json
 import sys
 

@@ -1,4 +1,4 @@
-# Tests of what a model has seen: kept in a file between runs of `heed generate`, and looked at by rotary scalings.
+# Tests of a model's state: kept in a file between runs of `heed generate`, and read by rotary scalings.
 """Against uncut runs, and against Transformers, whose caches keep rotated keys."""
 
 import json

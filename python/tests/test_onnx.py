@@ -1,4 +1,4 @@
-# ONNX's LinearAttention, every node test that the installed package has, through an adapter of the size of this file.
+# ONNX's LinearAttention: every node test of the installed package, through the adapter in this file.
 import numpy as np
 import pytest
 

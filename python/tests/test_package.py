@@ -1,4 +1,4 @@
-# The package itself: docstrings, stubs, what an import costs, ALiBi slopes.
+# The package itself: docstrings, stubs, the cost of an import, ALiBi slopes.
 import ast
 import importlib.metadata
 import importlib.util

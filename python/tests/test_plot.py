@@ -1,4 +1,4 @@
-# heed.plot: pictures are looked at as data, lines, labels and colors, not as pixels.
+# heed.plot: tests read the data, lines, labels and colors of pictures, not their pixels.
 import itertools
 import json
 import pathlib

@@ -1,4 +1,4 @@
-# Position encodings: independent NumPy formulas, the dict of a Transformers config, and what is refused.
+# Position encodings: independent NumPy formulas, the dict of a Transformers config, and errors.
 import math
 
 import numpy as np

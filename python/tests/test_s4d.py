@@ -1,4 +1,4 @@
-# S4D's two views and its kernel: what only it has. The rest is in test_scans.py.
+# S4D's two views and its kernel, which other scans lack. The other tests are in test_scans.py.
 import numpy as np
 import pytest
 from scans import arguments, call, naive, s4d_modes

@@ -1,4 +1,4 @@
-# Signatures: what inspect and type checkers see of everything public is what can be called, and types can be pickled.
+# Signatures of all public names agree with inspect and type checkers, and types can be pickled.
 import ast
 import builtins
 import collections.abc

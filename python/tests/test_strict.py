@@ -1,4 +1,4 @@
-# heed.set_strict(True): what is slow is refused, by name, and what is not runs as before.
+# heed.set_strict(True): slow calls are refused by name, and all others run as before.
 import numpy as np
 import pytest
 import scans

@@ -1,4 +1,4 @@
-# Real weights on heed, and the examples that train: a sentence encoder, a decoder from nothing.
+# Real weights on heed, and the examples that train: a sentence encoder, a decoder from scratch.
 import re
 from pathlib import Path
 

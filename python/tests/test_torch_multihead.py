@@ -1,4 +1,4 @@
-# heed.torch.MultiheadAttention against torch.nn.MultiheadAttention: results, gradients, state, and who computes.
+# heed.torch.MultiheadAttention against torch.nn.MultiheadAttention: results, gradients, state, and the choice of side.
 import copy
 import itertools
 import pickle

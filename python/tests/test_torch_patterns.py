@@ -1,4 +1,4 @@
-# Patterns in heed.torch: gradients, torch.compile, tables that nothing but a call keeps alive.
+# Patterns in heed.torch: gradients, torch.compile, tables that only a call keeps alive.
 import gc
 
 import numpy as np

@@ -1,4 +1,4 @@
-# heed.torch's recurrent mechanisms: bits of NumPy's, gradients, states, what PyTorch asks of an operator.
+# heed.torch's recurrent mechanisms: bits of NumPy's, gradients, states, PyTorch's checks of operators.
 import fresh
 import numpy as np
 import pytest

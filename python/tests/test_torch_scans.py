@@ -1,4 +1,4 @@
-# Scans in heed.torch: bits of NumPy's, gradients, what PyTorch asks of an operator.
+# Scans in heed.torch: bits of NumPy's, gradients, PyTorch's checks of operators.
 import numpy as np
 import pytest
 

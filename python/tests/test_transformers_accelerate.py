@@ -1,4 +1,4 @@
-# heed.transformers.accelerate: the same logits, gradients and generated tokens, and a report that says what runs where.
+# heed.transformers.accelerate: the same logits, gradients and generated tokens, and a report of the replaced functions.
 import copy
 import gc
 import types

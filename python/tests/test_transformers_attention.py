@@ -1,4 +1,4 @@
-# The attention function of heed.transformers: every argument against what models compute with "eager" and "sdpa".
+# The attention function of heed.transformers: every argument against models with "eager" and "sdpa".
 import inspect
 
 import pytest

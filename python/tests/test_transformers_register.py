@@ -1,4 +1,4 @@
-# heed.transformers.register: what it changes, which models it cannot reach, and what the documentation says of that.
+# heed.transformers.register: its effects, the models that it cannot reach, and their list in the documentation.
 import importlib.util
 import pickle
 import subprocess

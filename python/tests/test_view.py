@@ -1,4 +1,4 @@
-# Tests of `heed view`: what it writes, what it refuses, and in a browser the numbers of its page against float64.
+# Tests of `heed view`: output, errors, and in a browser the numbers of its page against float64.
 import json
 import re
 

@@ -1,4 +1,4 @@
-# mypy on a text that uses heed, of whose lines those that say `# wrong: CODE` are errors with this code, and no others.
+# mypy on a text that uses heed: the lines with `# wrong: CODE` are errors with this code, and no others are errors.
 import os
 import pathlib
 import re

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seeds of the fuzz targets: small valid inputs from which fuzzing starts, and what it has found before.
+"""Writes the seeds of the fuzz targets: small valid inputs from which fuzzing starts, and earlier findings.
 
 Usage: make_seeds.py FOLDER. Makes FOLDER/<target>/<name>, and FOLDER/<target>.dict for libFuzzer where words help.
 """

@@ -1,4 +1,4 @@
-# How heed.compat makes a function of another library: its signature as text, a preparation, heed's function behind.
+# heed.compat builds a function of another library from its signature as text, a preparation and heed's function.
 """Functions with the signatures of others.
 
 A signature is a text such as "q, k, v, scale=None": names, order and defaults are the original's; after "*" are

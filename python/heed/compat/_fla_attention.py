@@ -1,4 +1,4 @@
-# The functions of fla.ops that are softmax attention, or whose arguments are like no other's.
+# The functions of fla.ops that are softmax attention, or whose arguments are unlike those of all others.
 """parallel_attn and its relatives, native sparse attention, mixtures of blocks, Based, RWKV-4."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Sequences that an index of tokens tells apart, as packed sequences.
+# Sequences that are given by an index per token, as packed sequences.
 """`seq_idx` of mamba_ssm and causal_conv1d: in a row of tokens a sequence begins wherever the index changes."""
 
 from __future__ import annotations

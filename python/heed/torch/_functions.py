@@ -1,4 +1,4 @@
-# heed.torch's other functions: positions with gradients, and what has none.
+# heed.torch's other functions: positions with gradients, and functions without.
 """rotary and t5_bias as operators with gradients; functions without gradients on tensors."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# The options of an operator, as heed._core tells them: its schema, and what it takes for keywords.
+# The options of an operator, as heed._core describes them: schema and values of keywords.
 """Keywords of Python as arguments of an operator whose options are a table of heed._core."""
 
 from __future__ import annotations

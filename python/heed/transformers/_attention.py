@@ -1,4 +1,4 @@
-# The attention function of "heed": what models of Transformers call.
+# The attention function of "heed", which models of Transformers call.
 """The attention function that heed.transformers registers."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# The mask function of "heed": masks that say what they mean, and become dense only for who looks inside.
+# The mask function of "heed": masks hold their structure, and become dense only when their elements are read.
 """The mask function that heed.transformers registers."""
 
 from __future__ import annotations

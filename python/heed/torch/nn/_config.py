@@ -1,4 +1,4 @@
-# How layers of heed.torch.nn read a configuration of Transformers: known fields of known families, and no other.
+# Layers of heed.torch.nn read configurations of Transformers: known fields of known families, and no others.
 """Schema and Fields: a layer reads some fields of a configuration, some have no effect, and it refuses the rest."""
 
 from __future__ import annotations
