@@ -29,7 +29,7 @@ CHUNK = 64
 
 
 class Device:
-    """Where lines run and what times them."""
+    """The device on which lines run, and its clock."""
 
     def __init__(self, torch, emulated):
         self.torch, self.emulated, self.name = torch, emulated, "cpu" if emulated else "cuda"

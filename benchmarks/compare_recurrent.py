@@ -222,7 +222,7 @@ def transformers_rglru(problem, backward):
 
 
 def s4d_fft(problem, backward):
-    """As the package of S4 writes it: the kernel by its powers, then transforms."""
+    """S4D as in the S4 package: the kernel by its powers, then transforms."""
     torch = problem.torch
 
     def function(u, log_dt, log_A_real, A_imag, C, D):
@@ -262,7 +262,7 @@ def jax_mamba(problem, backward):
 
 
 def torch_fft(problem, backward):
-    """As S4 and Hyena write it: transforms of twice the length."""
+    """The long convolution as in S4 and Hyena: transforms of twice the length."""
     fft = problem.torch.fft
 
     def function(u, kernel):

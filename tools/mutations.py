@@ -158,7 +158,7 @@ class CppFile:
         return Edit(rule, begin, end, new + "\n" * missing)
 
     def level(self, i):
-        """How tightly an operator binds; -1 of what ends every expression, None of what is inside an operand."""
+        """The precedence of an operator; -1 for tokens that end every expression, None for tokens inside an operand."""
         text = self.at(i)
         if text in ASSIGNMENTS or text in ("", ",", ";", "?", ":", "return", "throw", "case", "{", "}"):
             return -1

@@ -15,7 +15,7 @@ RULES = {**SERIES, ".cdense": ("stroke", palette.FAINT)}
 
 
 def level(dropped):
-    """On a logarithmic axis from LEAST to 1."""
+    """The position on a logarithmic axis from LEAST to 1."""
     return (math.log10(max(dropped, LEAST)) - math.log10(LEAST)) / -math.log10(LEAST)
 
 

@@ -60,7 +60,7 @@ def load() -> Data:
 
 
 def shifted(images: Tensor, draws: torch.Generator) -> Tensor:
-    """By up to one pixel each way: the same digits."""
+    """Digits shifted by up to one pixel each way."""
     rows = F.pad(images.unflatten(1, (8, 8)), (1, 1, 1, 1))
     by = torch.randint(3, (len(images), 2), generator=draws)
     down, right = (by[:, i, None] + torch.arange(8) for i in (0, 1))

@@ -86,7 +86,7 @@ def _text(error):
 
 
 def _cost_model(threads):
-    """Where `heed advise --calibrate` puts what it measures on this machine, or None if it has not run."""
+    """The path of the cost model that `heed advise --calibrate` made of this machine, or None if it has not run."""
     folder = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(folder):
         folder = os.path.join(os.path.expanduser("~"), ".cache")

@@ -42,7 +42,7 @@ def check_out(path):
 
 
 def find_model(name):
-    """Where the model of that name is.
+    """Finds the folder of the model of that name.
 
     The folder of a model is the one with the fewest levels, in the named folder
     or in the installed package of that name, that holds a config.json with a

@@ -173,7 +173,7 @@ def cost_curves(
 
 
 def crossovers(results: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
-    """From how many tokens on each mechanism takes less time than exact attention, pass by pass.
+    """Draws, for each pass, the number of tokens from which each mechanism takes less time than exact attention.
 
     Args:
       results: what `scripts/bench crossover --json` writes, benchmarks/results/crossover.json of the repository
@@ -270,7 +270,7 @@ def _grouped(rows: Iterable[dict[str, Any]], with_dtype: bool = False) -> dict[s
 
 
 def _options(row: Mapping[str, Any]) -> str:
-    """As the program writes them: "causal window 127,0"."""
+    """The options as the program writes them: "causal window 127,0"."""
     words = []
     for key, value in (row.get("options") or {}).items():
         words.append(key if value is True else value if key == "pattern" else
@@ -359,7 +359,7 @@ def _points(ax: Axes, which: str) -> float:
 
 
 def _label_axis(ax: Axes, which: str, labels: list[str] | None, start: int, n: int) -> None:
-    """As many tokens as can be read, or positions."""
+    """Labels an axis with as many tokens as are legible, or with positions."""
     axis = ax.xaxis if which == "x" else ax.yaxis
     if labels is None:
         axis.set_major_locator(MaxNLocator(integer=True))

@@ -45,7 +45,7 @@ class Browser:
         self.driver.quit()
 
     def fresh(self):
-        """As at the beginning: an empty page of usual size, light, scripts allowed, an empty log."""
+        """Resets the browser: an empty page of usual size, light, scripts allowed, an empty log."""
         self.driver.get("about:blank")
         self.size(1400, 1000)
         self.prefer("light")
@@ -102,7 +102,7 @@ class Browser:
         ActionChains(self.driver, duration=0).key_down(modifier).send_keys(key).key_up(modifier).perform()
 
     def downloads(self, folder):
-        """Where files that a page saves go."""
+        """The folder of files that a page saves."""
         self.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
 
     def saved(self, folder, name):

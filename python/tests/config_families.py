@@ -144,7 +144,7 @@ def made(kind, config, index=0):
 
 @torch.no_grad()
 def error(layer, module, x, expected):
-    """How far the layer with the module's weights is from what the module computed."""
+    """The difference between the layer with the module's weights and the module's results."""
     layer.load_state_dict(module.state_dict())
     return relative(layer.eval()(x), expected)
 

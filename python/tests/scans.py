@@ -78,7 +78,7 @@ def of_each(f, state):
 
 
 def time_axis(name, argument, x):
-    """Where tokens are, or None."""
+    """The axis of tokens, or None."""
     axes = axes_of(name, argument, len(x.shape))
     return axes.index("T") if "T" in axes else None
 

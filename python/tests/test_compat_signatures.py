@@ -39,7 +39,7 @@ def function_of(path):
 
 
 def text_of(parameters):
-    """Without annotations, as the record has it."""
+    """The signature without annotations, as in the record."""
     return str(inspect.Signature([x.replace(annotation=x.empty) for x in parameters]))[1:-1]
 
 

@@ -155,7 +155,7 @@ def scaled(tmp_path_factory):
 
 
 def opened(path):
-    """Anew: Transformers remembers the longest sequence that a dynamic model has seen."""
+    """A new model: Transformers remembers the longest sequence that a dynamic model has seen."""
     return transformers.LlamaForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
 
 

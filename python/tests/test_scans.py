@@ -199,7 +199,7 @@ def test_explain_and_out(name):
 
 @each
 def test_a_nan_stays_in_its_channel(name):
-    """Or in its head, whose queries it meets from the next channel of keys on."""
+    """H3 has it in all of the head, as its queries see the next channels of keys."""
     values = arguments(name, dtype=np.float32)
     key = {"selective_scan": "delta", "s4d": "u", "h3": "k"}.get(name, "x")
     axes = axes_of(name, key)

@@ -240,7 +240,7 @@ def test_what_is_not_understood_is_refused(call):
 
 
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, own_option=None, **kwargs):
-    """As in a modeling file: heed's attention looks here for options that a model of this module may pass."""
+    """A call as in a modeling file: heed's attention looks here for options that a model of this module may pass."""
 
 
 def test_an_option_of_the_model_s_own_eager_attention_is_refused(call):

@@ -198,7 +198,7 @@ def parallel_based(q, k, v, scale=None, use_norm=True, *, head_first=False):
 
 
 def fused_chunk_based(q, k, v, scale=None, use_norm=True, *, head_first=False):
-    """As parallel_based."""
+    """The same function as parallel_based."""
     return parallel_based(q, k, v, scale, use_norm, head_first=head_first)
 
 

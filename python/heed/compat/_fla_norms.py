@@ -27,7 +27,7 @@ def group_norm(
     is_rms_norm=False,
     num_groups=1,
 ):
-    """As layer_norm, of groups of channels."""
+    """Layer norm of groups of channels."""
     return norm("group_norm", x, weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm, num_groups)
 
 

@@ -132,7 +132,7 @@ def _expect(name: str, **shapes: tuple[Tensor | None, list[int]]) -> None:
 
 
 class _Places:
-    """Where the rows of each sequence lie in the caller's caches: in one of its own, one that is chosen, or pages."""
+    """The places of each sequence's rows in the caller's caches: in a cache of its own, a chosen one, or pages."""
 
     def __init__(self, name: str, B: int, cache: Tensor, chosen: Tensor | None, table: Tensor | None):
         self.name, self.size, self.table, self.chosen = name, cache.shape[1], table, chosen

@@ -104,7 +104,7 @@ def numbers(operation: str, name: str, value: Any, dtype: Any = None) -> Tensor 
 
 
 def unexpected(function: str, name: str, keywords: Iterable[str]) -> TypeError:
-    """For a keyword that is none of these, with heed's word for another library's."""
+    """The error for a keyword that is none of these, with heed's word for another library's."""
     hint = _core._foreign_keyword(name, list(keywords))
     return TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
 

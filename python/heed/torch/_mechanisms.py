@@ -42,7 +42,7 @@ class _State:
         self.has_gradient, self.setting, self.places = has_gradient, setting, places
 
     def exists(self, settings: dict[str, Any]) -> bool:
-        """Where there is causality, or no word of it."""
+        """Returns whether the state exists: not in calls that are not causal, or without its setting."""
         return settings.get("causal", True) and settings.get(self.setting, True)
 
 
@@ -198,7 +198,7 @@ class _Mechanism:
         return dict(zip((i for i, want in zip(self.differentiable, wanted) if want), found))
 
     def initial_states(self, given: Any) -> tuple[Any, ...]:
-        """As many as there are, of an array, of a tuple of some, or of None."""
+        """All initial states, from an array, a tuple of some of them, or None; a missing one is None."""
         number, together = len(self.states), self.states_together
         several = isinstance(given, (tuple, list)) and not (together and number == 1)
         states = tuple(given) if several else (given,)

@@ -157,7 +157,7 @@ def _why_not(layer: nn.Module, method: str, original: Callable, on_heed: Callabl
 
 
 def _accelerate_functions(report: Acceleration, path: str, layer: nn.Module) -> None:
-    """Where a recurrence is a function that `forward` calls."""
+    """Accelerates a layer whose recurrence is a function that `forward` calls."""
     forward = type(layer).forward
     if not inspect.isfunction(inspect.unwrap(forward)):
         return
@@ -180,7 +180,7 @@ def _accelerate_functions(report: Acceleration, path: str, layer: nn.Module) -> 
 
 
 def _accelerate_method(report: Acceleration, path: str, layer: nn.Module, known: _layers.Method) -> None:
-    """Where a recurrence or sparse attention is written into a method."""
+    """Accelerates a layer whose recurrence or sparse attention is the code of a method."""
     original = getattr(type(layer), known.name)
     reason = _why_not(layer, known.name, original, known.on_heed)
     if reason is not None:

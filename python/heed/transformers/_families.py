@@ -101,9 +101,9 @@ def _registered(kind: str, make: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def watch() -> None:
-    """From now on models of which heed runs nothing say so, once a family: those that never call the interface and take
-    Transformers' default instead of "heed", and those without attention. And a configuration that says "heed" registers
-    it wherever it is unpickled."""
+    """Makes models of which heed runs nothing warn, once a family: models that never call the interface and take
+    Transformers' default instead of "heed", and models without attention. A configuration with "heed" then registers it
+    wherever it is unpickled."""
     original, built = PreTrainedModel.get_correct_attn_implementation, PreTrainedModel.post_init
     if hasattr(original, "heed"):
         return

@@ -147,7 +147,7 @@ _BIGBIRD = {
 
 
 def methods(bigbird: str) -> dict[str, Method]:
-    """By class of layer; `bigbird` is "original" or "paper"."""
+    """The replaced methods by class of layer; `bigbird` is "original" or "paper"."""
     return {
         "LongformerSelfAttention": _LONGFORMER,
         "LEDEncoderSelfAttention": _LONGFORMER,

@@ -100,7 +100,7 @@ class Fields:
         return value
 
     def get(self, name: str, otherwise: Any = None) -> Any:
-        """Such a field where the family has it, else `otherwise`, and whatever is given is refused in the end."""
+        """The field if the family has it, else `otherwise`, and `close` refuses the field if it is given."""
         return self[name] if name in self.family.fields else otherwise
 
     def only(self, name: str, *values: Any) -> None:
