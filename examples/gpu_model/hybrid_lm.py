@@ -1,4 +1,4 @@
-# A language model of three kinds of layers written for GPU libraries, without any use of heed.
+# A language model of three kinds of layers as one writes it for a GPU: nothing here knows heed.
 import torch
 import torch.nn.functional as F
 from causal_conv1d import causal_conv1d_fn
