@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 # heed.torch on an NVIDIA GPU beside PyTorch's kernels and compiled code, in one process, interleaved.
-"""Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns by events of the device;
-printed is the peer's time over heed's, and the goal where there is one. What the peer lacks is named and left out.
+"""Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns by events of the
+device; printed is the peer's time over heed's, and the goal where there is one. A line that the peer lacks is named and
+skipped.
 
-Lines that begin with `flash` and `cudnn` are scaled_dot_product_attention by that backend alone, 16 heads of 128 channels in
-bfloat16, 16384 tokens in all; `flex` is torch.compile(flex_attention) with a window, with documents, with a soft cap; both
-sides read the same memory, [B, H, T, D] contiguous. `chunks` is the chunk form of a recurrence in plain PyTorch, compiled, with
-its products in TF32, of 16 heads of 64 channels and 4 sequences of 4096 tokens.
+Lines that begin with `flash` and `cudnn` are scaled_dot_product_attention by that backend alone, 16 heads of 128
+channels in bfloat16, 16384 tokens in all; `flex` is torch.compile(flex_attention) with a window, with documents, with a
+soft cap; both sides read the same memory, [B, H, T, D] contiguous. `chunks` is the chunk form of a recurrence in plain
+PyTorch, compiled, with its products in TF32, of 16 heads of 64 channels and 4 sequences of 4096 tokens.
 
-With --emulated all runs once, with few tokens, on the CPU, where the goals and times mean nothing: a test of this program.
+With --emulated all runs once, with few tokens, on the CPU, where the goals and times mean nothing: a test of this
+program.
 
 Usage: compare_cuda.py [FILTER] [--json] [--rounds 11] [--emulated]
 Example: compare_cuda.py 'cudnn/causal/16384'
@@ -20,14 +22,14 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import turns  # noqa: E402
+import turns
 
-TOLERANCE = 2e-2  # of relative differences, in bfloat16 on both sides
+TOLERANCE = 2e-2  # relative, in bfloat16 on both sides
 CHUNK = 64
 
 
 class Device:
-    """Where lines run and what times them."""
+    """The device on which lines run, and its clock."""
 
     def __init__(self, torch, emulated):
         self.torch, self.emulated, self.name = torch, emulated, "cpu" if emulated else "cuda"
@@ -56,7 +58,7 @@ class Device:
 
 
 def sides(device, functions, leaves, d_o, kind):
-    """What is timed of both: their outputs, or gradients of outputs that are there."""
+    """Gives the timed function of each side: it computes outputs, or gradients of outputs computed before."""
     if kind == "forward":
         return [lambda f=f: [f(*leaves)] for f in functions]
     leaves = [x.detach().requires_grad_() for x in leaves]
@@ -96,16 +98,18 @@ def flex(device, what, tokens, kind):
     if what == "window":
         masked, options["window"] = lambda b, h, q, k: (q >= k) & (q - k <= 1023), (1023, 0)
     elif what == "documents":
-        masked, options["segments"] = lambda b, h, q, k: (q >= k) & (documents[q] == documents[k]), documents.cpu()[None]
+        masked, options["segments"] = (lambda b, h, q, k: (q >= k) & (documents[q] == documents[k]),
+                                       documents.cpu()[None])
     else:
         modified, options["softcap"] = lambda score, b, h, q, k: 20 * torch.tanh(score / 20), 20.0
     mask = module.create_block_mask(masked, None, None, tokens_here, tokens_here, device=device.name)
     torch.compiler.reset()  # one line's code is no start for the next
     compiled = device.compiled(module.flex_attention)
-    return attention_sides(device, lambda q, k, v: compiled(q, k, v, score_mod=modified, block_mask=mask), options, tokens, kind)
+    return attention_sides(device, lambda q, k, v: compiled(q, k, v, score_mod=modified, block_mask=mask), options,
+                           tokens, kind)
 
 
-# --- chunk forms ----------------------------------------------------------------------------------------------------------
+# --- chunk forms ------------------------------------------------------------------------------------------------------
 
 
 def in_chunks(x):
@@ -135,7 +139,8 @@ def simple_gla_chunks(torch, scale, q, k, v, log_decay):
     q, k, v, total = in_chunks(q) * scale, in_chunks(k), in_chunks(v), in_chunks(log_decay).cumsum(3)
     inner = q @ k.transpose(-1, -2) * (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().exp()
     from_start, to_end = total.exp().unsqueeze(-1), (total[..., -1:] - total).exp().unsqueeze(-1)
-    return carried(torch, q * from_start, k * to_end, lambda i, _: v[:, :, i], inner.tril(), total[..., -1].exp()[..., None, None])
+    return carried(torch, q * from_start, k * to_end, lambda i, _: v[:, :, i], inner.tril(),
+                   total[..., -1].exp()[..., None, None])
 
 
 def ssd_chunks(torch, scale, x, dt, A, B, C):
@@ -153,8 +158,8 @@ def gated_delta_chunks(torch, scale, q, k, v, log_decay, beta):
     solved = torch.linalg.solve_triangular(erased, torch.cat((beta * v, beta * from_start * k), -1), upper=False)
     of_values, of_keys = solved.split((v.shape[-1], k.shape[-1]), -1)
     inner = (q @ k.transpose(-1, -2) * decays).tril()
-    return carried(torch, q * from_start, k * to_end, lambda i, state: of_values[:, :, i] - of_keys[:, :, i] @ state, inner,
-                   total[..., -1].exp()[..., None, None])
+    return carried(torch, q * from_start, k * to_end, lambda i, state: of_values[:, :, i] - of_keys[:, :, i] @ state,
+                   inner, total[..., -1].exp()[..., None, None])
 
 
 FORMS = {"gla": gla_chunks, "simple_gla": simple_gla_chunks, "gated_delta_rule": gated_delta_chunks, "ssd": ssd_chunks}
@@ -176,7 +181,8 @@ def chunks(device, name, channels, kind):
     torch.set_float32_matmul_precision("high")
     torch.compiler.reset()
     compiled = device.compiled(FORMS[name])
-    return sides(device, (getattr(heed.torch, name), lambda *x: compiled(torch, scale, *x).to(v.dtype)), leaves, d_o, kind)
+    return sides(device, (getattr(heed.torch, name), lambda *x: compiled(torch, scale, *x).to(v.dtype)), leaves, d_o,
+                 kind)
 
 
 def lines(_):
@@ -188,7 +194,8 @@ def lines(_):
                   for kind, goal in zip(("forward", "backward"), goals, strict=True)]
     found += [(f"flex/{what}/{tokens}/{kind}", flex, (what, tokens, kind), 1.2)
               for what in ("window", "documents", "softcap") for tokens in (8192,) for kind in ("forward", "backward")]
-    found += [(f"chunks/{name}/d64/{kind}", chunks, (name, 64, kind), None) for name in FORMS for kind in ("forward", "backward")]
+    found += [(f"chunks/{name}/d64/{kind}", chunks, (name, 64, kind), None) for name in FORMS
+              for kind in ("forward", "backward")]
     return found
 
 
@@ -212,7 +219,8 @@ def measure(device, line, rounds):
         raise SystemExit(f"{name}: not timed: results differ by {error:.1e}, expected at most {TOLERANCE:.0e}")
     del result
     pairs = [(device.seconds(ours), device.seconds(theirs)) for _ in range(rounds)]
-    return {"name": name, "samples": rounds, **turns.summary(pairs), "difference": error, "goal": None if device.emulated else goal}
+    return {"name": name, "samples": rounds, **turns.summary(pairs), "difference": error,
+            "goal": None if device.emulated else goal}
 
 
 def main():
@@ -223,9 +231,10 @@ def main():
     chosen = turns.chosen_lines(parser, options, lines)
     try:
         import torch
-        import torch.nn.attention.flex_attention
+        import torch.nn.attention.flex_attention  # noqa: F401
     except ImportError:
-        print("compare_cuda.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
+        print("compare_cuda.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python",
+              file=sys.stderr)
         return 1
     if not options.emulated and not torch.cuda.is_available():
         print("compare_cuda.py: PyTorch finds no GPU here", file=sys.stderr)

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # heed beside ONNX Runtime's GroupQueryAttention: one new token against keys and values in tensors, interleaved.
-"""Every line: both outputs are compared with float64, then timed in turns; printed is ONNX Runtime's time over heed's, and the goal.
+"""Every line: both outputs are compared with float64, then timed in turns; printed is ONNX Runtime's time over heed's,
+and the goal.
 
-Keys and values are [1, H, T, D] contiguous, 8 heads of 128 channels, float32. ONNX Runtime has its past and present bound to the
-same memory, so that nothing but the new row is copied; heed.attention reads the same tensors, without a cache of its own. One
-thread is timed by the CPU time of the process. Without onnxruntime and onnx (pip install onnxruntime onnx) nothing is measured.
+Keys and values are [1, H, T, D] contiguous, 8 heads of 128 channels, float32. ONNX Runtime has its past and present
+bound to the same memory, so that nothing but the new row is copied; heed.attention reads the same tensors, without a
+cache of its own. One thread is timed by the CPU time of the process. Without onnxruntime and onnx (pip install
+onnxruntime onnx) nothing is measured.
 
 Usage: compare_onnx.py [FILTER] [--json] [--threads 1,2] [--rounds 9]
 Example: compare_onnx.py 'G1/.*threads:1'
@@ -15,16 +17,17 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import turns  # noqa: E402
+import turns
 
 HEADS, DIM = 8, 128
-TOLERANCE = 2e-6  # of float32; outputs are about 0.02
-GOAL = 1.0  # of one thread and one query head per key head
+TOLERANCE = 2e-6  # absolute, in float32; outputs are about 0.02
+GOAL = 1.0  # for one thread and one query head per key head
 
 
 def lines(threads):
     """(name, keys, query heads per key head, threads)."""
-    return [(f"G{group}/T{keys}/threads:{t}", keys, group, t) for group in (1, 4, 8) for keys in (4096, 32768) for t in threads]
+    return [(f"G{group}/T{keys}/threads:{t}", keys, group, t) for group in (1, 4, 8) for keys in (4096, 32768)
+            for t in threads]
 
 
 def session_of(onnxruntime, onnx, group, threads):
@@ -36,7 +39,8 @@ def session_of(onnxruntime, onnx, group, threads):
     row, cache = [1, 1, HEADS * DIM], [1, HEADS, "T", DIM]
     shapes = {"q": [1, 1, HEADS * group * DIM], "k": row, "v": row, "past_k": cache, "past_v": cache}
     inputs = [helper.make_tensor_value_info(name, proto.FLOAT, shape) for name, shape in shapes.items()]
-    inputs += [helper.make_tensor_value_info("last", proto.INT32, [1]), helper.make_tensor_value_info("total", proto.INT32, [1])]
+    inputs += [helper.make_tensor_value_info("last", proto.INT32, [1]),
+               helper.make_tensor_value_info("total", proto.INT32, [1])]
     outputs = [helper.make_tensor_value_info("o", proto.FLOAT, shapes["q"]),
                *(helper.make_tensor_value_info(name, proto.FLOAT, cache) for name in ("present_k", "present_v"))]
     model = helper.make_model(helper.make_graph([node], "g", inputs, outputs),
@@ -101,7 +105,8 @@ def main():
 
     import heed
     installed = {"cpu": turns.cpu_name(), "heed": heed.__version__, "onnxruntime": onnxruntime.__version__}
-    turns.report(installed, "one token, keys in tensors", 36, (measure(np, heed, onnxruntime, onnx, line, options.rounds) for line in chosen), options)
+    turns.report(installed, "one token, keys in tensors", 36,
+                 (measure(np, heed, onnxruntime, onnx, line, options.rounds) for line in chosen), options)
     return 0
 
 

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-# Recurrent mechanisms of heed beside what else runs them on a CPU, in one process, interleaved.
-"""Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns; printed is the peer's
-time over heed's, and the goal where there is one. A peer that is not installed, or lacks what a line needs, is named and left
-out; `pip install onnxruntime onnx jax` brings two of them.
+# Recurrent mechanisms of heed beside other libraries that run them on a CPU, in one process, interleaved.
+"""Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns; printed is the
+peer's time over heed's, and the goal where there is one. A peer that is not installed, or lacks what a line needs, is
+named and left out; `pip install onnxruntime onnx jax` brings two of them.
 
-Peers: ONNX Runtime's contrib operator LinearAttention; the causal product of pytorch-fast-transformers, C++; the chunk form of
-linear attention in plain PyTorch, as GPU libraries arrange it; the recurrence in plain PyTorch, token by token; the same as a
-scan of JAX, compiled; torch.fft; Mamba, Mamba-2, RecurrentGemma, Qwen3-Next, Kimi
-Linear, xLSTM and RWKV-4 as Transformers computes them where no GPU library is. One thread is timed by the CPU time of the process, as some of them work on threads of their own.
+Peers: ONNX Runtime's contrib operator LinearAttention; the causal product of pytorch-fast-transformers, C++; the chunk
+form of linear attention in plain PyTorch, as GPU libraries arrange it; the recurrence in plain PyTorch, token by token;
+the same as a scan of JAX, compiled; torch.fft; Mamba, Mamba-2, RecurrentGemma, Qwen3-Next, Kimi
+Linear, xLSTM and RWKV-4 as Transformers computes them where no GPU library is. One thread is timed by the CPU time of
+the process, as some of them work on threads of their own.
 
 Usage: compare_recurrent.py [FILTER] [--json] [--threads 1] [--rounds 5] [--tokens 2048]
 Example: compare_recurrent.py 'gla/.*/jax'
@@ -18,7 +19,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import turns  # noqa: E402
+import turns
 
 TOLERANCE = 1e-4  # relative, of sums over thousands of tokens in float32, on both sides
 CHUNK = 64
@@ -51,7 +52,8 @@ class Problem:
     def call(self):
         """heed's function, its arguments and its keywords."""
         if self.name == "linear":
-            return self.heed.linear_attention, self.heed.linear_attention_backward, dict(feature_map="identity", normalize=False)
+            return (self.heed.linear_attention, self.heed.linear_attention_backward,
+                    dict(feature_map="identity", normalize=False))
         function = getattr(self.heed, self.name)
         return function, getattr(self.heed, f"{self.name}_backward"), {}
 
@@ -87,14 +89,15 @@ class Problem:
 
 
 class SsdProblem(Problem):
-    """Mamba-2 as its layers call it: x [B, T, H, P], dt and A per head, B and C [B, T, 1, N] of one group, D, dt_bias."""
+    """Mamba-2 as its layers call it: x [B, T, H, P], B, C [B, T, 1, N] of one group, dt, A, D and dt_bias per head."""
 
     def __init__(self, torch, heed, name, tokens, heads, keys, values):
         super().__init__(torch, heed, "linear", tokens, heads, keys, values)
         generator = torch.Generator().manual_seed(2)
         dt, bias = torch.randn(1, tokens, heads, generator=generator), torch.randn(heads, generator=generator)
         rates = -torch.arange(1, heads + 1, dtype=torch.float32)  # as the layer begins
-        self.name, self.leaves = name, [self.v, dt, rates, self.k[:, :, :1], self.q[:, :, :1], torch.ones(heads), bias - 4]
+        self.name, self.leaves = name, [self.v, dt, rates, self.k[:, :, :1], self.q[:, :, :1], torch.ones(heads),
+                                        bias - 4]
 
     def ours(self, backward, threads):
         x, dt, A, B, C, D, bias = (leaf.contiguous().numpy() for leaf in self.leaves)
@@ -116,7 +119,8 @@ class GatedProblem(Problem):
 
     def ours(self, backward, threads):
         arrays = [leaf.contiguous().numpy() for leaf in self.leaves]
-        forward, gradients, d_o = getattr(self.heed, self.name), getattr(self.heed, f"{self.name}_backward"), self.d_o.numpy()
+        forward, gradients, d_o = (getattr(self.heed, self.name), getattr(self.heed, f"{self.name}_backward"),
+                                   self.d_o.numpy())
 
         def run():
             o = forward(*arrays, threads=threads)
@@ -168,15 +172,17 @@ class ScanProblem(GatedProblem):
         u = normal(1, channels, tokens)
         if name == "selective_scan":  # Mamba's, keys states per channel
             rates = -torch.arange(1.0, keys + 1).repeat(channels, 1)
-            self.leaves = [u, normal(1, channels, tokens) - 3, rates, normal(1, keys, tokens), normal(1, keys, tokens), torch.ones(channels)]
+            self.leaves = [u, normal(1, channels, tokens) - 3, rates, normal(1, keys, tokens), normal(1, keys, tokens),
+                           torch.ones(channels)]
             self.options = {"delta_softplus": True}
         elif name == "s4d":  # keys modes per channel, as S4D begins
             rates = torch.full((channels, keys), 0.5).log(), torch.pi * torch.arange(float(keys)).repeat(channels, 1)
             self.leaves = [u, normal(channels) - 4, *rates, normal(channels, keys, 2), torch.ones(channels)]
-        elif self.name == "long_convolution":  # its kernel is as long as the sequence
+        elif self.name == "long_convolution":  # the kernel is as long as the sequence
             self.leaves = [u, normal(channels, tokens)]
         else:
-            self.leaves = [u.transpose(1, 2).contiguous(), *(normal(1, tokens, channels) for _ in range(2)), normal(channels)]
+            self.leaves = [u.transpose(1, 2).contiguous(), *(normal(1, tokens, channels) for _ in range(2)),
+                           normal(channels)]
         self.d_o = torch.randn(self.leaves[0].shape, generator=generator)
 
     def ours(self, backward, threads):
@@ -202,7 +208,8 @@ def transformers_mamba(problem, backward):
 
 def transformers_rglru(problem, backward):
     module = "recurrent_gemma.modeling_recurrent_gemma"
-    scan, root = of_transformers(module, "RecurrentGemmaRglru")._rnn_scan, of_transformers(module, "SqrtBoundDerivative")
+    scan, root = (of_transformers(module, "RecurrentGemmaRglru")._rnn_scan,
+                  of_transformers(module, "SqrtBoundDerivative"))
     torch = problem.torch
 
     def function(x, input_gate, recurrence_gate, a):
@@ -215,7 +222,7 @@ def transformers_rglru(problem, backward):
 
 
 def s4d_fft(problem, backward):
-    """As the package of S4 writes it: the kernel by its powers, then transforms."""
+    """S4D as in the S4 package: the kernel by its powers, then transforms."""
     torch = problem.torch
 
     def function(u, log_dt, log_A_real, A_imag, C, D):
@@ -224,7 +231,8 @@ def s4d_fft(problem, backward):
         powers = torch.exp((dt * A)[..., None] * torch.arange(u.shape[-1]))
         kernel = 2 * torch.einsum("hn,hnl->hl", weights, powers).real
         n = 2 * u.shape[-1]
-        return torch.fft.irfft(torch.fft.rfft(u, n=n) * torch.fft.rfft(kernel, n=n), n=n)[..., : u.shape[-1]] + D[:, None] * u
+        return torch.fft.irfft(torch.fft.rfft(u, n=n) * torch.fft.rfft(kernel, n=n),
+                               n=n)[..., : u.shape[-1]] + D[:, None] * u
 
     return problem.by_autograd(function, backward)
 
@@ -254,7 +262,7 @@ def jax_mamba(problem, backward):
 
 
 def torch_fft(problem, backward):
-    """As S4 and Hyena write it: transforms of twice the length."""
+    """The long convolution as in S4 and Hyena: transforms of twice the length."""
     fft = problem.torch.fft
 
     def function(u, kernel):
@@ -311,7 +319,7 @@ def transformers_ssd(problem, backward):
 
 
 def chunk_form(problem, backward):
-    """o = scale (Q S + lower(Q K^T .* decays) V), chunk by chunk; S carried over. Without a gate or with one per token."""
+    """o = scale (Q S + lower(Q K^T .* decays) V) per chunk, S carried over, without a gate or with one per token."""
     torch, scale = problem.torch, problem.scale
     if problem.gate is not None and problem.gate.dim() != 3:
         raise Missing("the chunk form has no gate per channel")
@@ -337,7 +345,8 @@ def chunk_form(problem, backward):
             to_end = (total[..., -1:] - total).exp().unsqueeze(-1)
             for i in range(q.shape[2]):
                 outputs.append((q[:, :, i] * from_start[:, :, i]) @ state + inner[:, :, i])
-                state = total[:, :, i, -1].exp()[..., None, None] * state + (k * to_end)[:, :, i].transpose(-1, -2) @ v[:, :, i]
+                state = (total[:, :, i, -1].exp()[..., None, None] * state
+                         + (k * to_end)[:, :, i].transpose(-1, -2) @ v[:, :, i])
         return scale * torch.stack(outputs, 2).flatten(2, 3).transpose(1, 2)
 
     return problem.by_autograd(function, backward)
@@ -368,7 +377,7 @@ def torch_loop(problem, backward):
 def idiap(problem, backward):
     try:
         from fast_transformers.causal_product import causal_dot_product
-    except Exception as error:  # noqa: BLE001 - whatever a half-built extension raises
+    except Exception as error:  # a half-built extension raises anything
         raise Missing(f"pytorch-fast-transformers: {error}") from error
     if problem.gate is not None:
         raise Missing("pytorch-fast-transformers has no gates")
@@ -401,15 +410,17 @@ def onnx(problem, backward):
     node = helper.make_node("LinearAttention", names, ["o", "state"], domain="com.microsoft", update_rule=rule,
                             q_num_heads=heads, kv_num_heads=heads, scale=problem.scale)
     graph = helper.make_graph(
-        [node], "g", [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, tokens, size]) for name, size in sizes.items()],
+        [node], "g", [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, tokens, size])
+                      for name, size in sizes.items()],
         [helper.make_tensor_value_info("o", TensorProto.FLOAT, [1, tokens, heads * values])])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)])
+    model = helper.make_model(graph,
+                              opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)])
     model.ir_version = min(model.ir_version, format_of.IR_VERSION, 10)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = problem.torch.get_num_threads(), 1
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001 - its errors are of many types
+    except Exception as error:  # ONNX Runtime raises many types
         raise Missing(f"onnxruntime {onnxruntime.__version__}: {str(error).splitlines()[0][:120]}") from error
     feed = {name: x.reshape(1, tokens, -1).numpy() for name, x in zip(sizes, problem.leaves, strict=True)}
     return lambda: [session.run(["o"], feed)[0].reshape(1, tokens, heads, values)]
@@ -443,7 +454,7 @@ def jax_scan(problem, backward):
             decay = jnp.exp(token[3]) if len(token) > 3 else jnp.ones(())
             decay = decay[..., None] if decay.ndim == 2 else decay.reshape(-1, 1, 1)
             state = decay * state
-            if len(token) > 4:  # what the key finds is taken out first
+            if len(token) > 4:  # the delta rule first removes the key's old value
                 v = token[4][:, None] * (v - jnp.einsum("hk,hkv->hv", k, state))
             state = state + k[:, :, None] * v[:, None, :]
             return state, jnp.einsum("hk,hkv->hv", q, state)
@@ -468,11 +479,14 @@ PEERS_OF = {
     "long_convolution": {"torch.fft": torch_fft},
     "long_convolution_65536": {"torch.fft": torch_fft},
 }
-PROBLEMS = {"ssd": SsdProblem, "gated_delta_rule": DeltaProblem, "kda": DeltaProblem, "mlstm": MlstmProblem, "rwkv4": Rwkv4Problem,
-            "selective_scan": ScanProblem, "rg_lru": ScanProblem, "s4d": ScanProblem, "long_convolution": ScanProblem, "long_convolution_65536": ScanProblem}
-SHAPES = {"linear": (12, 64, 64), "simple_gla": (6, 64, 128), "gla": (6, 64, 128), "ssd": (24, 128, 64),  # heads, keys, values
+PROBLEMS = {"ssd": SsdProblem, "gated_delta_rule": DeltaProblem, "kda": DeltaProblem, "mlstm": MlstmProblem,
+            "rwkv4": Rwkv4Problem, "selective_scan": ScanProblem, "rg_lru": ScanProblem, "s4d": ScanProblem,
+            "long_convolution": ScanProblem, "long_convolution_65536": ScanProblem}
+# Heads, keys, values.
+SHAPES = {"linear": (12, 64, 64), "simple_gla": (6, 64, 128), "gla": (6, 64, 128), "ssd": (24, 128, 64),
           "gated_delta_rule": (6, 128, 128), "kda": (6, 128, 128), "mlstm": (6, 128, 128), "rwkv4": (6, 128, 128),
-          "selective_scan": (12, 16, 128), "rg_lru": (20, 1, 128), "s4d": (4, 32, 128), "long_convolution": (6, 128, 128), "long_convolution_65536": (1, 16, 16)}
+          "selective_scan": (12, 16, 128), "rg_lru": (20, 1, 128), "s4d": (4, 32, 128),
+          "long_convolution": (6, 128, 128), "long_convolution_65536": (1, 16, 16)}
 # Tokens where they are not the usual number; training alone takes fewer where autograd keeps a tensor per token.
 TOKENS = {"long_convolution_65536": 65536}
 TRAINED_TOKENS = {"selective_scan": 512, "rg_lru": 512}
@@ -481,13 +495,15 @@ GOALS = {("linear", "forward", "onnxruntime"): 5, ("gla", "forward", "onnxruntim
          ("ssd", "forward", "transformers"): 15, ("ssd", "train", "transformers"): 15,
          ("gated_delta_rule", "forward", "transformers"): 3.5, ("gated_delta_rule", "train", "transformers"): 4,
          ("gated_delta_rule", "forward", "onnxruntime"): 1.3, ("gated_delta_rule", "forward", "jax"): 2.5,
-         ("gated_delta_rule", "train", "jax"): 30, ("kda", "forward", "transformers"): 25, ("kda", "train", "transformers"): 150,
+         ("gated_delta_rule", "train", "jax"): 30,
+         ("kda", "forward", "transformers"): 25, ("kda", "train", "transformers"): 150,
          ("mlstm", "forward", "transformers"): 2.2, ("mlstm", "train", "transformers"): 3,
          ("selective_scan", "forward", "transformers"): 40, ("selective_scan", "train", "transformers"): 60,
          ("selective_scan", "forward", "jax"): 4, ("selective_scan", "train", "jax"): 10,
          ("rg_lru", "forward", "transformers"): 8, ("rg_lru", "train", "transformers"): 100,
          ("rwkv4", "forward", "transformers"): 20, ("rwkv4", "train", "transformers"): 100,
-         **{(name, kind, "torch.fft"): 2 for name in ("long_convolution", "long_convolution_65536") for kind in ("forward", "train")}}
+         **{(name, kind, "torch.fft"): 2 for name in ("long_convolution", "long_convolution_65536")
+            for kind in ("forward", "train")}}
 
 
 def peers_of(mechanism):
@@ -522,11 +538,12 @@ def measure(torch, heed, line, options):
     error = difference(ours(), result)
     if not error <= TOLERANCE:
         raise SystemExit(f"{name}: not timed: results differ by {error:.1e}, expected at most {TOLERANCE:.0e}")
-    return turns.timed_beside_peer(name, ours, theirs, threads, options.rounds, error, GOALS.get((mechanism, kind, peer)))
+    return turns.timed_beside_peer(name, ours, theirs, threads, options.rounds, error,
+                                   GOALS.get((mechanism, kind, peer)))
 
 
 def versions():
-    """What is here, by name."""
+    """{name: version} of the installed peers."""
     found = {}
     for name in ("torch", "onnxruntime", "jax", "transformers"):
         try:
@@ -545,7 +562,8 @@ def main():
     try:
         import torch
     except ImportError:
-        print("compare_recurrent.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
+        print("compare_recurrent.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python",
+              file=sys.stderr)
         return 1
     import heed
     installed = {"cpu": turns.cpu_name(), "heed": heed.__version__, **versions()}

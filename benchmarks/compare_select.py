@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # Attention over chosen blocks beside MoBA's plain path in PyTorch and beside heed's own dense attention, interleaved.
-"""Every line is heed.select.top_blocks and heed.torch.attention(pattern=...) with its choice; both are timed together. Lines that
-begin with `moba` are beside MoBA written in PyTorch from its definition: gates of block means, the best blocks as a mask, and a
-softmax over all pairs. Results, and gradients, are compared before anything is timed; a row in a thousand may differ, because gates
-that are equal but for rounding are ordered by chance. Lines that begin with `dense` are beside heed.torch.attention of all pairs,
-after a comparison with a mask of the chosen ones; `choice` is the choice alone beside the same. Printed is the peer's time over
-heed's, and the goal where there is one. One thread is timed by the CPU time of the process.
+"""Every line is heed.select.top_blocks and heed.torch.attention(pattern=...) with its choice; both are timed together.
+Lines that begin with `moba` are beside MoBA written in PyTorch from its definition: gates of block means, the best
+blocks as a mask, and a softmax over all pairs. Results, and gradients, are compared before anything is timed; a row in
+a thousand may differ, because gates that are equal but for rounding are ordered by chance. Lines that begin with
+`dense` are beside heed.torch.attention of all pairs, after a comparison with a mask of the chosen ones; `choice` is the
+choice alone beside the same. Printed is the peer's time over heed's, and the goal where there is one. One thread is
+timed by the CPU time of the process.
 
 Usage: compare_select.py [FILTER] [--json] [--threads 1] [--rounds 5] [--tokens 8192] [--heads 1] [--count 8]
 Example: compare_select.py 'moba/d64/forward' --tokens 4096
@@ -16,12 +17,12 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import turns  # noqa: E402
+import turns
 
 BLOCK = 64
-TOLERANCE = 1e-4  # of relative differences
+TOLERANCE = 1e-4  # relative
 GOALS = {"moba": 10, "dense": 4, "choice": 20}
-MOST_ROWS = 1e-3  # that may have chosen otherwise
+MOST_ROWS = 1e-3  # share of rows that may choose other blocks
 
 
 def plain_moba(torch, q, k, v, count):
@@ -38,7 +39,7 @@ def plain_moba(torch, q, k, v, count):
 
 
 def problem(torch, options, peer, d, kind):
-    """heed's side, the peer's, and what heed's results are compared with: functions of nothing that give lists of tensors."""
+    """Functions without arguments that give lists of tensors: heed's side, the peer's, heed's results, the expected."""
     import heed.torch
 
     generator = torch.Generator().manual_seed(1)
@@ -85,7 +86,8 @@ def compare(name, mine, other):
 def lines(threads):
     """(name, peer, d, forward or train, threads)."""
     return [(f"{peer}/d{d}/{kind}/threads:{t}", peer, d, kind, t) for t in threads for d in (64, 128)
-            for peer, kind in (("moba", "forward"), ("moba", "train"), ("dense", "forward"), ("dense", "train"), ("choice", "forward"))]
+            for peer, kind in (("moba", "forward"), ("moba", "train"), ("dense", "forward"), ("dense", "train"),
+                               ("choice", "forward"))]
 
 
 def measure(torch, line, options):
@@ -94,7 +96,8 @@ def measure(torch, line, options):
     with torch.set_grad_enabled(kind == "train"):
         ours, theirs, mine, expected = problem(torch, options, peer, d, kind)
         error = compare(name, [x.detach() for x in mine()], [x.detach() for x in expected()])
-        return turns.timed_beside_peer(name, ours, theirs, threads, options.rounds, error, GOALS[peer] if d == 64 else None)
+        return turns.timed_beside_peer(name, ours, theirs, threads, options.rounds, error,
+                                       GOALS[peer] if d == 64 else None)
 
 
 def main():
@@ -110,7 +113,8 @@ def main():
     try:
         import torch
     except ImportError:
-        print("compare_select.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
+        print("compare_select.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python",
+              file=sys.stderr)
         return 1
     import heed
     installed = {"cpu": turns.cpu_name(), "heed": heed.__version__, "torch": torch.__version__}

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-# Sparse attention of heed beside PyTorch's, and layers of Transformers before and after accelerate, in one process, interleaved.
-"""Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns; printed is the peer's
-time over heed's, and the goal where there is one. What the peer lacks is named and left out.
+# Sparse attention of heed beside PyTorch's, and layers of Transformers before and after accelerate, interleaved.
+"""Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns; printed is the
+peer's time over heed's, and the goal where there is one. A line that the peer lacks is named and skipped.
 
-Lines that begin with `flex` are heed.torch.attention(pattern=...) and torch.compile(flex_attention) of the same pairs, on the
-same memory, [B, H, T, D] contiguous, which is FlexAttention's layout; its block masks have the blocks of the pattern, or 128.
-On a CPU it has no backward pass, so that `sdpa` has training lines too: scaled_dot_product_attention with the pairs as a dense
-mask. Lines that begin with `attention` are the layers of Longformer (window 512, one global token) and BigBird (blocks of 64,
-three random ones) with 12 heads of 64, half as many tokens, their projections replaced by multiplications with a number; in
-`layer` with their projections. One thread is timed by the CPU time of the process.
+Lines that begin with `flex` are heed.torch.attention(pattern=...) and torch.compile(flex_attention) of the same pairs,
+on the same memory, [B, H, T, D] contiguous, which is FlexAttention's layout; its block masks have the blocks of the
+pattern, or 128. On a CPU it has no backward pass, so that `sdpa` has training lines too: scaled_dot_product_attention
+with the pairs as a dense mask. Lines that begin with `attention` are the layers of Longformer (window 512, one global
+token) and BigBird (blocks of 64, three random ones) with 12 heads of 64, half as many tokens, their projections
+replaced by multiplications with a number; in `layer` with their projections. One thread is timed by the CPU time of the
+process.
 
 Usage: compare_sparse.py [FILTER] [--json] [--threads 1] [--rounds 5] [--tokens 8192] [--heads N]
 Example: compare_sparse.py 'flex/window/d64/float32' --tokens 2048
@@ -20,26 +21,26 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import turns  # noqa: E402
+import turns
 
-TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # of relative differences
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # relative
 HEADS = {64: 4, 128: 2}
 LAYERS = ("longformer", "bigbird")
 
 
 class Missing(Exception):
-    """What a peer does not have."""
+    """The peer lacks what this line needs."""
 
 
 def rows_of(torch, mask_mod, heads, tokens, begin, count):
-    """What some rows keep, bool [heads, rows, tokens]."""
+    """The pairs that mask_mod keeps in `count` rows from `begin`, bool [heads, rows, tokens]."""
     rows = torch.arange(begin, min(begin + count, tokens))[:, None]
     keep = mask_mod(torch.tensor(0), torch.arange(heads)[:, None, None], rows, torch.arange(tokens))
     return keep.expand(heads, len(rows), tokens)
 
 
 def block_mask(torch, mask_mod, heads, tokens, size):
-    """What create_block_mask gives, made one row of blocks after the other: no table of all pairs."""
+    """The result of create_block_mask, built one row of blocks at a time, without a table of all pairs."""
     flex = torch.nn.attention.flex_attention
     blocks = -(-tokens // size)
     some, every = (torch.zeros(heads, blocks, blocks, dtype=torch.bool) for _ in range(2))
@@ -49,14 +50,15 @@ def block_mask(torch, mask_mod, heads, tokens, size):
             some[:, i, j], every[:, i, j] = columns.flatten(1).any(1), columns.flatten(1).all(1)
 
     def lists(table):
-        return table.sum(-1, dtype=torch.int32)[None], table.logical_not().int().argsort(dim=-1, stable=True).int()[None]
+        return (table.sum(-1, dtype=torch.int32)[None],
+                table.logical_not().int().argsort(dim=-1, stable=True).int()[None])
 
     return flex.BlockMask.from_kv_blocks(*lists(some & ~every), *lists(every), BLOCK_SIZE=size, mask_mod=mask_mod,
                                          seq_lengths=(tokens, tokens))
 
 
 def longformer(torch, patterns, heads, tokens):
-    """heed's pattern, the mask function of the same pairs, whether that asks for the head, and the size of its blocks."""
+    """heed's pattern, the mask function of the same pairs, the heads of its mask, and the size of its blocks."""
     return patterns.longformer(512, [0, 1]), lambda b, h, q, k: ((q - k).abs() <= 256) | (q < 2) | (k < 2), 1, 128
 
 
@@ -122,7 +124,7 @@ def pattern_problem(torch, options, peer, name, d, dtype, kind):
 
 
 def layer_problem(torch, options, name, whole, kind):
-    """The same of a layer of Transformers, which is accelerated on heed's side."""
+    """The two sides of a layer of Transformers, which is accelerated on heed's side."""
     try:
         import transformers
         from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
@@ -148,12 +150,15 @@ def layer_problem(torch, options, name, whole, kind):
         layer = LongformerSelfAttention(config, 0)
         mask = torch.zeros(1, tokens)
         mask[:, 0] = 10000.0
-        arguments = dict(attention_mask=mask, is_index_masked=mask < 0, is_index_global_attn=mask > 0, is_global_attn=True)
+        arguments = dict(attention_mask=mask, is_index_masked=mask < 0, is_index_global_attn=mask > 0,
+                         is_global_attn=True)
     else:
         config = transformers.BigBirdConfig(**sizes, max_position_embeddings=4096)
         layer = BigBirdBlockSparseAttention(config, seed=0)
-        blocked, band, rows, keys = BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(1, tokens), config.block_size)
-        arguments = dict(band_mask=band, from_mask=rows, to_mask=keys, from_blocked_mask=blocked, to_blocked_mask=blocked)
+        blocked, band, rows, keys = BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(1, tokens),
+                                                                                    config.block_size)
+        arguments = dict(band_mask=band, from_mask=rows, to_mask=keys, from_blocked_mask=blocked,
+                         to_blocked_mask=blocked)
     if not whole:
         for i, (part, _) in enumerate(list(layer.named_children())):
             setattr(layer, part, Scaled(0.5 + 0.25 * i))
@@ -180,15 +185,15 @@ def lines(threads):
                    TOLERANCE[dtype], 4 if peer == "flex" else None, t)
                   for name in PATTERNS for d in HEADS for dtype in TOLERANCE
                   for peer, kind in (("flex", "forward"), ("flex", "train"), ("sdpa", "train"))]
-        found += [(f"{part}/{name}/{kind}/threads:{t}", layer_problem, (name, part == "layer", kind), TOLERANCE["float32"],
-                   None if part == "layer" else 5, t)
+        found += [(f"{part}/{name}/{kind}/threads:{t}", layer_problem, (name, part == "layer", kind),
+                   TOLERANCE["float32"], None if part == "layer" else 5, t)
                   for part in ("attention", "layer") for name in LAYERS for kind in ("forward", "train")]
     return found
 
 
 def difference(mine, other):
-    """The largest relative difference of two lists of tensors: those that are nearly 0 beside others, as gradients of keys'
-    biases are but for rounding, count by the largest."""
+    """The largest relative difference of two lists of tensors: those that are nearly 0 beside others, as gradients of
+    keys' biases are but for rounding, count by the largest."""
     norms = [float(x.detach().double().norm()) for x in other]
     return max(float((a.detach().double() - b.detach().double()).norm()) / max(norm, 1e-3 * max(norms))
                for a, b, norm in zip(mine, other, norms, strict=True))
@@ -203,7 +208,7 @@ def measure(torch, line, options):
             result = theirs()
         except (Missing, NotImplementedError) as error:
             return {"name": name, "skipped": str(error).splitlines()[0]}
-        except Exception as error:  # noqa: BLE001 - the compiler's errors are of many types
+        except Exception as error:  # the compiler's errors are of many types
             if type(error).__module__.startswith("torch._"):
                 return {"name": name, "skipped": " ".join(str(error).split())[:160]}
             raise
@@ -225,9 +230,10 @@ def main():
         parser.error(f"--tokens is {options.tokens}, expected a multiple of 2048")
     try:
         import torch
-        import torch.nn.attention.flex_attention
+        import torch.nn.attention.flex_attention  # noqa: F401
     except ImportError:
-        print("compare_sparse.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
+        print("compare_sparse.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python",
+              file=sys.stderr)
         return 1
     import heed
     installed = {"cpu": turns.cpu_name(), "heed": heed.__version__, "torch": torch.__version__}

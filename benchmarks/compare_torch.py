@@ -2,14 +2,15 @@
 # heed beside PyTorch's scaled_dot_product_attention on the CPU, in one process, interleaved.
 """Every line: both outputs are compared with float64, then timed in turns; printed is PyTorch's time over heed's.
 
-One thread is timed by its CPU time, more by wall time, where a sample counts only if nobody else took a CPU meanwhile.
+One thread is timed by its CPU time, more by wall time, where a sample counts only if no other process took a CPU.
 Both read the same memory, [B, H, T, D] contiguous, which is PyTorch's own layout. Without PyTorch nothing is measured.
 
-Lines that begin with `train` are forward and backward together, in float32: PyTorch by autograd, with fresh gradients each
-time; heed by attention and attention_backward. Their gradients are compared with each other first.
+Lines that begin with `train` are forward and backward together, in float32: PyTorch by autograd, with fresh gradients
+each time; heed by attention and attention_backward. Their gradients are compared with each other first.
 
-Lines that begin with `decode` are one query token against 32768 keys of 8 heads: heed from a cache in pages, PyTorch from tensors,
-with enable_gqa or (`view`) with the query heads of a key head as if they were tokens, which reads the keys once.
+Lines that begin with `decode` are one query token against 32768 keys of 8 heads: heed from a cache in pages, PyTorch
+from tensors, with enable_gqa or (`view`) with the query heads of a key head as if they were tokens, which reads the
+keys once.
 
 Usage: compare_torch.py [FILTER] [--json] [--threads 1,2] [--rounds 7]
 Example: compare_torch.py 'N2048/d64/.*threads:1'
@@ -22,7 +23,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from turns import add_arguments, chosen_lines, cpu_name, timed  # noqa: E402
+from turns import add_arguments, chosen_lines, cpu_name, timed
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning pool of one side would slow the other
 
@@ -30,7 +31,7 @@ TORCH = "2.13.0"
 LENGTHS = {128: 16, 512: 8, 1000: 4, 2048: 4, 8192: 2}  # tokens: heads
 CHANNELS = (64, 80, 128)
 KINDS = ("full", "causal", "padding62", "gqa14on2")
-TOLERANCE = 2e-5  # of float32 on N(0, 1) inputs; both stay well below
+TOLERANCE = 2e-5  # for float32 on N(0, 1) inputs; both stay well below
 
 
 def lines(threads):
@@ -204,7 +205,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, rounds=7, threads="1,2" if len(os.sched_getaffinity(0)) > 1 else "1")
     options = parser.parse_args()
-    chosen = chosen_lines(parser, options, lambda threads: lines(threads) + train_lines(threads) + decode_lines(threads))
+    chosen = chosen_lines(parser, options,
+                          lambda threads: lines(threads) + train_lines(threads) + decode_lines(threads))
     try:
         import torch
     except ImportError:
@@ -213,7 +215,7 @@ def main():
         return 0
     try:
         import heed
-        import heed.torch
+        import heed.torch  # noqa: F401
     except ImportError:
         print("compare_torch.py: heed is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
         return 1

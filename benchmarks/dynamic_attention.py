@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-# What attention chosen by content keeps, drops and costs on queries, keys and values of real models.
-"""Two sets of tensors: MiniLM's layers on a page of Alice (data/, 371 tokens, not causal), and the byte model of examples/byte_lm with attention
-over all keys, trained here on windows of 2048 bytes of the book, on what it has not seen. For each selector and setting, means over
-layers, heads and rows, in float64 from the definition: `kept`, the share of visible keys; `dropped`, the share of a row's attention that it
-does without; `oracle`, the share of visible keys in the fewest blocks of 64 that hold as much of each row; `error`, rms of the output's
-difference relative to the output; `bound`, where there is a certificate (at level skip all keys are read, and `kept` are values); `time` of choice
-and attention over that of dense attention, medians of turns. Then decoding: one query at a time, from caches of as many keys as the model has
-read; and, of made-up keys, what `auto` costs where nothing can be dropped.
+# Shares kept and dropped, error and time of attention chosen by content, on queries, keys and values of real models.
+"""Two sets of tensors: MiniLM's layers on a page of Alice (data/, 371 tokens, not causal), and the byte model of
+examples/byte_lm with attention over all keys, trained here on windows of 2048 bytes of the book, on what it has not
+seen. For each selector and setting, means over layers, heads and rows, in float64 from the definition: `kept`, the
+share of visible keys; `dropped`, the share of a row's attention that it does without; `oracle`, the share of visible
+keys in the fewest blocks of 64 that hold as much of each row; `error`, rms of the output's difference relative to the
+output; `bound`, where there is a certificate (at level skip all keys are read, and `kept` are values); `time` of choice
+and attention over that of dense attention, medians of turns. Then decoding: one query at a time, from caches of as many
+keys as the model has read; and, of made-up keys, what `auto` costs where nothing can be dropped.
 
-Usage: dynamic_attention.py [--model FILE] [--steps 600] [--tokens 2048] [--context 32768] [--threads 1] [--rounds 5] [--json FILE]
+Usage: dynamic_attention.py [--model FILE] [--steps 600] [--tokens 2048] [--context 32768] [--threads 1] [--rounds 5]
+[--json FILE]
 The model is trained and written to FILE where that is not there.
 """
 
@@ -74,7 +76,8 @@ def layers_of(model, tokens):
 def minilm_layers():
     with safe_open(ROOT / "data/minilm_alice.safetensors", "np") as file:
         count = len({key.split(".")[1] for key in file.keys()})
-        return [tuple(np.ascontiguousarray(file.get_tensor(f"layers.{i}.{x}"), np.float32) for x in "qkv") for i in range(count)]
+        return [tuple(np.ascontiguousarray(file.get_tensor(f"layers.{i}.{x}"), np.float32) for x in "qkv")
+                for i in range(count)]
 
 
 def weights_of(q, k, causal):
@@ -159,12 +162,14 @@ def prefill(options, name, layers, causal):
         def sparse(q, k, v, choose=choose):
             return heed.attention(q, k, v, causal=causal, pattern=choose(q, k), threads=options.threads)
 
-        kept, dropped, oracle, error = shares(layers, causal, lambda q, k, v: choose(q, k).mask(T, T, heads=H, causal=causal)[0])
-        rows.append(dict(data=name, selector=selector, setting=setting, kept=kept, dropped=dropped, oracle=oracle, error=error,
-                         bound=None, time=time_ratio(options, layers, sparse, dense)))
+        kept, dropped, oracle, error = shares(layers, causal,
+                                              lambda q, k, v: choose(q, k).mask(T, T, heads=H, causal=causal)[0])
+        rows.append(dict(data=name, selector=selector, setting=setting, kept=kept, dropped=dropped, oracle=oracle,
+                         error=error, bound=None, time=time_ratio(options, layers, sparse, dense)))
     for level, epsilon in itertools.product(("sketch", "skip"), (0.01, 0.02, 0.1, 0.3)):
         def certified(q, k, v, level=level, epsilon=epsilon):
-            return heed.certified_attention(q, k, v, epsilon=epsilon, level=level, causal=causal, threads=options.threads)
+            return heed.certified_attention(q, k, v, epsilon=epsilon, level=level, causal=causal,
+                                            threads=options.threads)
 
         def kept_of(q, k, v, level=level, epsilon=epsilon):
             chosen = heed.select.certified(q, k, epsilon=epsilon, level=level, causal=causal)
@@ -172,8 +177,9 @@ def prefill(options, name, layers, causal):
 
         kept, dropped, oracle, error = shares(layers, causal, kept_of)
         bound = np.mean([certified(q, k, v)[1].mean() for q, k, v in layers])
-        rows.append(dict(data=name, selector=certified_name("certified_attention", level), setting=f"epsilon {epsilon}", kept=kept,
-                         dropped=dropped, oracle=oracle, error=error, bound=bound, time=time_ratio(options, layers, certified, dense)))
+        rows.append(dict(data=name, selector=certified_name("certified_attention", level), setting=f"epsilon {epsilon}",
+                         kept=kept, dropped=dropped, oracle=oracle, error=error, bound=bound,
+                         time=time_ratio(options, layers, certified, dense)))
     return rows
 
 
@@ -200,15 +206,16 @@ def decode(options, layers):
                     return cache.attend(row, epsilon=epsilon, level=level, return_bound=True, threads=options.threads)
 
                 o, bound = certified()
-                kept = heed.select.certified(row, cache, epsilon=epsilon, level=level).mask(1, t + 1, heads=H, key_heads=H, causal=True)
+                kept = heed.select.certified(row, cache, epsilon=epsilon, level=level).mask(
+                    1, t + 1, heads=H, key_heads=H, causal=True)
                 for h in range(H):
                     p, seen = weights_of(row[0, :, h], k[0, : t + 1, h], True)
                     keep = kept[0, h]
                     dropped = 1 - (p * keep).sum(-1)
                     dense = p @ v[0, : t + 1, h]
                     error = np.sqrt(((o[0, :, h] - dense) ** 2).mean() / (dense**2).mean())
-                    found.append((keep.mean(), dropped.mean(), oracle_share(p, seen, dropped), error, bound[0, h].mean(),
-                                  oracle_share(p, seen, np.full(1, epsilon))))
+                    found.append((keep.mean(), dropped.mean(), oracle_share(p, seen, dropped), error,
+                                  bound[0, h].mean(), oracle_share(p, seen, np.full(1, epsilon))))
                     assert (dropped <= bound[0, h] + 1e-12).all() and bound[0, h].max() <= epsilon
                 for _ in range(options.rounds):
                     times = []
@@ -218,14 +225,15 @@ def decode(options, layers):
                         times.append(time.perf_counter() - began)
                     ratios.append(times[0] / times[1])
         kept, dropped, oracle, error, bound, least = np.mean(found, 0)
-        rows.append(dict(data=f"byte model, a cache of {layers[0][0].shape[1]}", selector=certified_name("attend", level),
-                         setting=f"epsilon {epsilon}", kept=kept, dropped=dropped, oracle=oracle, error=error, bound=bound, least=least,
+        rows.append(dict(data=f"byte model, a cache of {layers[0][0].shape[1]}",
+                         selector=certified_name("attend", level), setting=f"epsilon {epsilon}", kept=kept,
+                         dropped=dropped, oracle=oracle, error=error, bound=bound, least=least,
                          time=statistics.median(ratios)))
     return rows
 
 
 def nothing_to_drop(options):
-    """Decoding where all keys matter alike, so that nothing can be dropped, and from clusters, where nearly everything can."""
+    """Decodes where all keys have equal weight, so that none can be dropped, and from clusters, where most can."""
     random, (T, H) = np.random.default_rng(0), (options.context, 8)
     rows = []
     for D in (64, 128):
@@ -247,18 +255,20 @@ def nothing_to_drop(options):
                     cache.attend(q, threads=options.threads, **certified)
                     times.append(time.perf_counter() - began)
                 ratios.append(times[0] / times[1])
-            rows.append((f"{name}, {H} heads of {D} channels", statistics.median(ratios[:2]), statistics.median(ratios[2:])))
+            rows.append((f"{name}, {H} heads of {D} channels", statistics.median(ratios[:2]),
+                         statistics.median(ratios[2:])))
     print(f"| a cache of {T}, level auto | first two calls | later |\n|---|---|---|")
     for name, first, later in rows:
         print(f"| {name} | {first:.2f} | {later:.2f} |", flush=True)
 
 
 def table(rows):
-    print("| data | selector | setting | kept | dropped | oracle | error | bound | time |\n|---|---|---|---|---|---|---|---|---|")
+    print("| data | selector | setting | kept | dropped | oracle | error | bound | time "
+          "|\n|---|---|---|---|---|---|---|---|---|")
     for r in rows:
         bound = "" if r["bound"] is None else f"{r['bound']:.4f}"
-        print(f"| {r['data']} | {r['selector']} | {r['setting']} | {r['kept']:.3f} | {r['dropped']:.4f} | {r['oracle']:.3f} | "
-              f"{r['error']:.3f} | {bound} | {r['time']:.2f} |", flush=True)
+        print(f"| {r['data']} | {r['selector']} | {r['setting']} | {r['kept']:.3f} | {r['dropped']:.4f} | "
+              f"{r['oracle']:.3f} | {r['error']:.3f} | {bound} | {r['time']:.2f} |", flush=True)
 
 
 def main():

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-# Layers of heed.torch.nn against the operators of heed and the matrix products that they are made of.
-"""A layer runs once while its calls are written down; then the calls of heed and the matrix products among them are made again,
-with the same tensors. `over` is the time of the layer over theirs: what is left are norms, gates, copies and Python. `torch` is
-the time of every call again, those too: the layer without Python. Forward: 1 x 1024 tokens of width 512; step: one token of a
-sequence of 512. float32, without gradients, after the layer has been compared with itself in float64. Times in turns, medians.
+# Layers of heed.torch.nn against the operators of heed and the matrix products that they call.
+"""A layer runs once while its calls are written down; then the calls of heed and the matrix products among them are
+made again, with the same tensors. `over` is the time of the layer over theirs: what is left are norms, gates, copies
+and Python. `torch` is the time of every call again, those too: the layer without Python. Forward: 1 x 1024 tokens of
+width 512; step: one token of a sequence of 512. float32, without gradients, after the layer has been compared with
+itself in float64. Times in turns, medians.
 
 Usage: layers.py [FILTER] [--threads 2] [--rounds 15] [--json]
 """
@@ -18,10 +19,10 @@ import time
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import torch  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-import heed.torch.nn as layers  # noqa: E402
+import heed.torch.nn as layers
 
 WIDTH, TOKENS, BEFORE = 512, 1024, 512
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear"}
@@ -29,8 +30,8 @@ PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear"}
 LAYERS = {
     "multihead": lambda: layers.MultiheadAttention(WIDTH, 8, causal=True),
     "grouped_query": lambda: layers.GroupedQueryAttention(WIDTH, 8, 4),
-    "latent": lambda: layers.LatentAttention(WIDTH, 8, kv_lora_rank=128, q_lora_rank=192, qk_nope_head_dim=64, qk_rope_head_dim=32,
-                                             v_head_dim=64),
+    "latent": lambda: layers.LatentAttention(WIDTH, 8, kv_lora_rank=128, q_lora_rank=192, qk_nope_head_dim=64,
+                                             qk_rope_head_dim=32, v_head_dim=64),
     "longformer": lambda: layers.LongformerAttention(WIDTH, 8, 128),
     "bigbird": lambda: layers.BigBirdAttention(WIDTH, 8),
     "gla": lambda: layers.GatedLinearAttention(WIDTH, 8, "gla"),
@@ -133,7 +134,8 @@ def main():
     with torch.no_grad():
         for name in LAYERS:
             for what in ("forward", "step"):
-                if options.filter not in f"{name}/{what}" or (what, name) in (("step", "longformer"), ("step", "bigbird")):
+                if options.filter not in f"{name}/{what}" or (what, name) in (("step", "longformer"),
+                                                                              ("step", "bigbird")):
                     continue
                 run = job(name, what)
                 calls = Calls().of(run)
@@ -141,10 +143,11 @@ def main():
                 for part in parts:
                     part()
                 layer, alone, every = seconds(parts, options.rounds, 1 if what == "forward" else 20)
-                rows.append(dict(layer=f"{name}/{what}", seconds=layer, operators=alone, over=layer / alone, torch=every))
+                rows.append(dict(layer=f"{name}/{what}", seconds=layer, operators=alone, over=layer / alone,
+                                 torch=every))
                 if not options.json:
-                    print(f"{rows[-1]['layer']:24} {1e6 * layer:10.0f} us   operators {1e6 * alone:10.0f} us   over {layer / alone:5.2f}"
-                          f"   torch {1e6 * every:10.0f} us", flush=True)
+                    print(f"{rows[-1]['layer']:24} {1e6 * layer:10.0f} us   operators {1e6 * alone:10.0f} us   over "
+                          f"{layer / alone:5.2f}   torch {1e6 * every:10.0f} us", flush=True)
     if options.json:
         json.dump({"threads": options.threads, "rows": rows}, sys.stdout, indent=1)
 

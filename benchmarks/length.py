@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # Time and memory of one head of each mechanism as sequences grow to 65536 tokens: N^2 against N.
-"""One head of 64 channels, one sequence, float32, called from PyTorch: `forward`, and `training`, which is forward and backward with
-gradients of all inputs. `seconds` is the median of some calls. `megabytes` is what a process that makes the call once holds at its peak
-beyond what it held before there was any tensor: inputs, outputs, gradients and workspace. Each mechanism runs in processes of its own,
-after it has been compared with itself in float64. "written out" is attention as its equation says it, in PyTorch, with its matrix of N^2.
+"""One head of 64 channels, one sequence, float32, called from PyTorch: `forward`, and `training`, which is forward and
+backward with gradients of all inputs. `seconds` is the median of some calls. `megabytes` is what a process that makes
+the call once holds at its peak beyond what it held before there was any tensor: inputs, outputs, gradients and
+workspace. Each mechanism runs in processes of its own, after it has been compared with itself in float64. "written out"
+is attention as its equation says it, in PyTorch, with its matrix of N^2.
 
 Usage: length.py [FILTER] [--threads N] [--most 65536] [--limit SECONDS] [--seconds SECONDS] [--json FILE]
 What FILE has already is not measured again. Without it rows are printed alone.
@@ -17,8 +18,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 from turns import cpu_name
 
@@ -31,7 +33,7 @@ PASSES = ("forward", "training")
 
 
 class Case(NamedTuple):
-    """What makes the inputs of so many tokens, and the call on them."""
+    """A function that makes the inputs for a number of tokens, and the call on them."""
 
     family: str
     inputs: Callable[[int], dict[str, Any]]
@@ -65,7 +67,8 @@ def cases() -> dict[str, Case]:
 
     def modes():
         return {"log_dt": torch.linspace(-6, -1, CHANNELS), "log_A_real": torch.zeros(CHANNELS, STATES),
-                "A_imag": 3.14 * torch.arange(STATES).expand(CHANNELS, -1).contiguous(), "C": torch.randn(CHANNELS, STATES, 2)}
+                "A_imag": 3.14 * torch.arange(STATES).expand(CHANNELS, -1).contiguous(),
+                "C": torch.randn(CHANNELS, STATES, 2)}
 
     def of(function, **options):
         return lambda **given: function(**given, **options)
@@ -78,22 +81,25 @@ def cases() -> dict[str, Case]:
         "attention": Case("exact", qkv, of(ht.attention, causal=True)),
         "attention, window": Case("sparse", qkv, of(ht.attention, causal=True, window=(WINDOW - 1, 0))),
         "attention, bigbird": Case("sparse", qkv, of(ht.attention, pattern=heed.patterns.bigbird())),
-        "linformer": Case("linear", lambda n: qkv(n) | {x: torch.randn(RANKS, n) * n**-0.5 for x in "ef"}, of(ht.linformer)),
-        "performer": Case("linear", lambda n: qkv(n) | {"projection": ht.orthogonal_features(FEATURES, CHANNELS, seed=0).float()},
-                          of(ht.performer, causal=True)),
+        "linformer": Case("linear", lambda n: qkv(n) | {x: torch.randn(RANKS, n) * n**-0.5 for x in "ef"},
+                          of(ht.linformer)),
+        "performer": Case("linear", lambda n: qkv(n) | {"projection": ht.orthogonal_features(FEATURES, CHANNELS, seed=0)
+                                                        .float()}, of(ht.performer, causal=True)),
         "linear_attention": Case("linear", qkv, of(ht.linear_attention)),
         "retention": Case("gated", qkv, of(ht.retention)),
         "gla": Case("gated", lambda n: qkv(n) | decay(n, CHANNELS), of(ht.gla)),
         "ssd": Case("gated", lambda n: {"x": rows(n, CHANNELS), "dt": F.softplus(rows(n)), "A": -torch.ones(1),
                                         "B": rows(n, CHANNELS), "C": rows(n, CHANNELS)}, of(ht.ssd)),
         "gated_delta_rule": Case("delta", lambda n: unit(n) | decay(n), of(ht.gated_delta_rule)),
-        "rg_lru": Case("scan", lambda n: {x: torch.randn(1, n, CHANNELS) for x in ("x", "input_gate", "recurrence_gate")}
-                       | {"a": torch.randn(CHANNELS)}, of(ht.rg_lru)),
+        "rg_lru": Case("scan", lambda n: {
+            **{x: torch.randn(1, n, CHANNELS) for x in ("x", "input_gate", "recurrence_gate")},
+            "a": torch.randn(CHANNELS)}, of(ht.rg_lru)),
         "selective_scan": Case("scan", lambda n: scan(n) | {
             "delta": torch.rand(1, CHANNELS, n), "A": -torch.rand(CHANNELS, STATES), "B": torch.randn(1, STATES, n),
             "C": torch.randn(1, STATES, n)}, of(ht.selective_scan)),
         "s4d": Case("scan", lambda n: scan(n) | modes(), of(ht.s4d)),
-        "long_convolution": Case("scan", lambda n: scan(n) | {"kernel": torch.randn(CHANNELS, n) * n**-0.5}, of(ht.long_convolution)),
+        "long_convolution": Case("scan", lambda n: scan(n) | {"kernel": torch.randn(CHANNELS, n) * n**-0.5},
+                                 of(ht.long_convolution)),
     }
 
 
@@ -126,7 +132,7 @@ def status(field: str) -> int:
 
 
 def measure(name: str, what: str, quantity: str, tokens: list[int], limit: float, seconds: float) -> None:
-    """In a process of its own: prints a number for each length, while a call is expected to take less than the limit."""
+    """Runs in its own process and prints a number for each length, while a call is expected to stay below the limit."""
     import torch
 
     case = cases()[name]
@@ -139,7 +145,7 @@ def measure(name: str, what: str, quantity: str, tokens: list[int], limit: float
             call = call_of(case, case.inputs(n), what)
             began = time.perf_counter()
             if quantity == "megabytes":
-                Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+                Path("/proc/self/clear_refs").write_text("5")  # resets the peak
                 call()
                 print(json.dumps((status("VmHWM") - before) / 1e6), flush=True)
                 took = time.perf_counter() - began
@@ -157,12 +163,15 @@ def measure(name: str, what: str, quantity: str, tokens: list[int], limit: float
 
 
 def child(name: str, what: str, quantity: str, tokens: list[int], options: argparse.Namespace) -> list[float]:
-    """What measure() prints. Of memory, what has been freed goes back to the system at once, so that the next length finds none."""
+    """Runs measure() in a child process and gives the numbers that it prints.
+
+    The child's allocator returns freed memory to the system at once, so that no length reuses that of another.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     if quantity == "megabytes":
         environment |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    command = [sys.executable, __file__, name, "--child", f"{what},{quantity}", "--most", str(max(tokens)), "--limit", str(options.limit),
-               "--seconds", str(options.seconds)]
+    command = [sys.executable, __file__, name, "--child", f"{what},{quantity}", "--most", str(max(tokens)), "--limit",
+               str(options.limit), "--seconds", str(options.seconds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise SystemExit(f"length.py: {name}: {done.stderr.strip()}")
@@ -175,7 +184,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--most", type=int, default=TOKENS[-1], help="tokens, at least 1024")
     parser.add_argument("--limit", type=float, default=120, help="seconds that a call may be expected to take")
-    parser.add_argument("--seconds", type=float, default=1, help="that calls of one length may take, of which the median is kept")
+    parser.add_argument("--seconds", type=float, default=1,
+                        help="that calls of one length may take, of which the median is kept")
     parser.add_argument("--json", type=Path, help="write the rows there, and leave out those that it has")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -189,7 +199,8 @@ def main() -> None:
         chosen = {name: case for name, case in cases().items() if re.search(options.filter, name)}
     except re.error as error:
         parser.error(f"filter is {options.filter!r}: {error}")
-    document = {"cpu": cpu_name(), "threads": options.threads, "channels": CHANNELS, "heads": 1, "dtype": "f32", "rows": []}
+    document = {"cpu": cpu_name(), "threads": options.threads, "channels": CHANNELS, "heads": 1, "dtype": "f32",
+                "rows": []}
     if options.json and options.json.exists():
         kept = json.loads(options.json.read_text())
         if {**kept, "rows": []} == document:

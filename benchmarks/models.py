@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # Whole models: heed's program, which is C++ alone, beside Transformers and sentence-transformers on PyTorch.
-"""Folders as save_pretrained writes them, read by `heed embed` and `heed generate` in a process of their own each time, whose own
-clock counts from the weights in memory to the answer; the other side is warm. The same tokens and vectors first, then times in turns.
+"""Folders as save_pretrained writes them, read by `heed embed` and `heed generate` in a process of their own each time,
+whose own clock counts from the weights in memory to the answer; the other side is warm. Tokens and vectors are compared
+first, then both sides are timed in turns.
 
-minilm    64 sentences of Alice, their tokenizer's time added to the program's: beside sentence-transformers where it is installed,
-          else the same batches with Transformers; also with heed.transformers in place of PyTorch's attention
+minilm    64 sentences of Alice, their tokenizer's time added to the program's: beside sentence-transformers where it
+          is installed, else the same batches with Transformers; also with heed.transformers in place of PyTorch's
+          attention
 llama     8 layers of width 512, 1024 tokens of prompt: the first token behind it, and 128 tokens behind the first
 mamba, rwkv  4 layers of width 512, 32 tokens of prompt: 128 tokens behind the first
 
@@ -24,20 +26,21 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch  # noqa: E402
-import transformers  # noqa: E402
-import turns  # noqa: E402
+import torch
+import transformers
+import turns
 
-import heed.transformers  # noqa: E402
+import heed.transformers
 
 ROOT = Path(__file__).resolve().parent.parent
 HEED = ROOT / "build/release/bin/heed"
 TOKENS, BATCH = 128, 32
-RECURRENT = dict(hidden_size=512, num_hidden_layers=4, vocab_size=1024, pad_token_id=0, bos_token_id=1, eos_token_id=None)
+RECURRENT = dict(hidden_size=512, num_hidden_layers=4, vocab_size=1024, pad_token_id=0, bos_token_id=1,
+                 eos_token_id=None)
 FAMILIES = {  # a class, its options, tokens of the prompt
     "llama": ("LlamaForCausalLM", dict(
-        hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4, vocab_size=1024,
-        max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=None), 1024),
+        hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4,
+        vocab_size=1024, max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=None), 1024),
     "mamba": ("MambaForCausalLM", RECURRENT, 32),
     "rwkv": ("RwkvForCausalLM", dict(RECURRENT, context_length=1024, rescale_every=0), 32),
 }
@@ -45,7 +48,8 @@ GOALS = {"minilm/embed": 1.3, "llama/prefill": 1.2, "llama/decode": 2, "mamba/de
 
 
 def program(*args, threads):
-    done = subprocess.run([HEED, *args, "--threads", str(threads), "--json"], capture_output=True, text=True, check=False)
+    done = subprocess.run([HEED, *args, "--threads", str(threads), "--json"], capture_output=True, text=True,
+                          check=False)
     if done.returncode != 0:
         raise SystemExit(done.stderr)
     return json.loads(done.stdout)
@@ -75,18 +79,19 @@ class Minilm:
         try:
             from sentence_transformers import SentenceTransformer
             model = SentenceTransformer(self.folder, device="cpu", model_kwargs={"attn_implementation": attention})
-            return lambda: model.encode(self.sentences, batch_size=BATCH, convert_to_tensor=True, show_progress_bar=False)
+            return lambda: model.encode(self.sentences, batch_size=BATCH, convert_to_tensor=True,
+                                        show_progress_bar=False)
         except ImportError:
             pass
         model = transformers.AutoModel.from_pretrained(self.folder, attn_implementation=attention).eval()
 
-        def encode():  # what it does
+        def encode():  # as sentence-transformers does
             order = sorted(range(len(self.sentences)), key=lambda i: -len(self.sentences[i]))
             vectors = [None] * len(order)
             for begin in range(0, len(order), BATCH):
                 some = order[begin:begin + BATCH]
-                inputs = self.tokenizer([self.sentences[i] for i in some], padding=True, truncation=True, max_length=256,
-                                        return_tensors="pt")
+                inputs = self.tokenizer([self.sentences[i] for i in some], padding=True, truncation=True,
+                                        max_length=256, return_tensors="pt")
                 states, real = model(**inputs).last_hidden_state, inputs["attention_mask"][..., None]
                 means = torch.nn.functional.normalize((states * real).sum(1) / real.sum(1))
                 for i, vector in zip(some, means):
@@ -111,7 +116,7 @@ class Minilm:
 
 
 class Generator:
-    """Greedy tokens behind a prompt. What a side gives is (seconds, tokens)."""
+    """Greedy tokens behind a prompt. Each side gives (seconds, tokens)."""
 
     def __init__(self, family, work, threads):
         model_class, options, length = FAMILIES[family]
@@ -128,11 +133,13 @@ class Generator:
 
     def ours(self, tokens):
         prompt = ",".join(map(str, self.prompt[0].tolist()))
-        done = program("generate", self.folder, "--prompt-ids", prompt, "--tokens", str(tokens), "--ignore-end", threads=self.threads)
+        done = program("generate", self.folder, "--prompt-ids", prompt, "--tokens", str(tokens), "--ignore-end",
+                       threads=self.threads)
         return done["seconds"], done["tokens"][0]
 
     def theirs(self, tokens):
-        seconds, out = clocked(lambda: self.model.generate(self.prompt, max_new_tokens=tokens, do_sample=False, pad_token_id=0))
+        seconds, out = clocked(lambda: self.model.generate(self.prompt, max_new_tokens=tokens, do_sample=False,
+                                                           pad_token_id=0))
         return seconds, out[0, self.prompt.shape[1]:].tolist()
 
     def lines(self):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # heed.torch beside PyTorch's scaled_dot_product_attention: forward, training, decoding, and the cost of a call.
-"""Every line: both sides get the same tensors, are compared with each other (16-bit ones with float64), and then timed in
-turns in one process, as compare_torch.py does; printed is PyTorch's time over heed's.
+"""Every line: both sides get the same tensors, are compared with each other (16-bit ones with float64), and then timed
+in turns in one process, as compare_torch.py does; printed is PyTorch's time over heed's.
 
-heed is called as PyTorch is, [B, H, T, D] in and out: heed.torch.scaled_dot_product_attention, and heed.torch.attention where
-a window or lengths are told. `call` lines time [1, 1, 1, 64] in microseconds: their ratio is the difference.
+heed is called as PyTorch is, [B, H, T, D] in and out: heed.torch.scaled_dot_product_attention, and heed.torch.attention
+where a window or lengths are told. `call` lines time [1, 1, 1, 64] in microseconds: their ratio is the difference.
 
 Usage: torch_operators.py [FILTER] [--json] [--threads 1,2] [--rounds 7]
 Example: torch_operators.py 'train/.*causal.*f32.*threads:1'
@@ -20,8 +20,8 @@ import time
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning pool of one side would slow the other
 
-import compare_torch  # noqa: E402
-import turns  # noqa: E402
+import compare_torch
+import turns
 
 SHAPES = ((1, 8, 512, 64), (1, 8, 2048, 64), (1, 4, 8192, 128), (32, 12, 128, 64), (8, 12, 512, 64), (1, 14, 1000, 80))
 # Largest difference between the sides, relative to the largest value: both sum in float32 and round once or twice.
@@ -82,7 +82,8 @@ def measure(torch, heed, line, rounds):
     pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(ours(), theirs())]
     errors = [float((a - b).abs().max() / b.abs().max()) for a, b in pairs]
     if not max(errors) <= TOLERANCE[dtype]:
-        raise SystemExit(f"{name}: not timed: the sides differ by {max(errors):.1e}, expected at most {TOLERANCE[dtype]:.0e}")
+        raise SystemExit(f"{name}: not timed: the sides differ by {max(errors):.1e}, "
+                         f"expected at most {TOLERANCE[dtype]:.0e}")
     return turns.timed(name, ours, theirs, threads, rounds, max(errors), max(errors))
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # Whole models of Transformers with heed and without: prefill, a training step, greedy tokens.
 """A Llama-like model (8 layers, width 512, 1024 tokens) and a Mistral-like one (window 512, 8192 tokens), once with
-attn_implementation="heed" and once with "sdpa"; recurrent models (4 layers, width 512, 1024 tokens), once accelerated and once
-as they are. Random weights in float32: the same logits and losses first, then times in turns. Peak memory is that of a
-process of its own for each side.
+attn_implementation="heed" and once with "sdpa"; recurrent models (4 layers, width 512, 1024 tokens), once accelerated
+and once as they are. Random weights in float32: the same logits and losses first, then times in turns. Peak memory is
+that of a process of its own for each side.
 
 Usage: transformers_models.py [FILTER] [--threads 2] [--rounds 3] [--json]
 """
@@ -19,7 +19,7 @@ import time
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import turns  # noqa: E402
+import turns
 
 SIZES = dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4,
              vocab_size=1024, attention_dropout=0.0)
@@ -30,15 +30,17 @@ GDN = dict(linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim
 # Classes and options of their configurations.
 FAMILIES = {
     "llama": ("LlamaForCausalLM", SIZES),
-    "mistral": ("MistralForCausalLM", dict(SIZES, num_hidden_layers=2, sliding_window=512)),  # what 8192 tokens leave time for
+    # Two layers keep a run of 8192 tokens short.
+    "mistral": ("MistralForCausalLM", dict(SIZES, num_hidden_layers=2, sliding_window=512)),
     "mamba": ("MambaForCausalLM", RECURRENT),
     "mamba2": ("Mamba2ForCausalLM", dict(RECURRENT, num_heads=16, head_dim=64, n_groups=1)),
     "qwen3_next": ("Qwen3NextForCausalLM", dict(
-        RECURRENT, **GDN, intermediate_size=1408, num_attention_heads=8, num_key_value_heads=2, head_dim=64, num_experts=4,
-        num_experts_per_tok=2, moe_intermediate_size=352, shared_expert_intermediate_size=352)),
+        RECURRENT, **GDN, intermediate_size=1408, num_attention_heads=8, num_key_value_heads=2, head_dim=64,
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=352, shared_expert_intermediate_size=352)),
 }
-JOBS = {"llama/prefill": 1024, "llama/train": 1024, "llama/generate128": 1024, "mistral/prefill": 8192, "mistral/train": 8192,
-        **{f"{name}/{what}": 1024 for name in ("mamba", "mamba2", "qwen3_next") for what in ("prefill", "train", "generate128")}}
+JOBS = {"llama/prefill": 1024, "llama/train": 1024, "llama/generate128": 1024, "mistral/prefill": 8192,
+        "mistral/train": 8192, **{f"{name}/{what}": 1024 for name in ("mamba", "mamba2", "qwen3_next")
+                                  for what in ("prefill", "train", "generate128")}}
 
 
 def make(family, with_heed, length):
@@ -87,7 +89,7 @@ def job(name, with_heed):
 
 
 def peak_mebibytes(name, with_heed, threads):
-    """Of a process that does the job twice, above what it held before."""
+    """The peak memory of a process that does the job twice, above what it held before."""
     code = ("import re; import transformers_models as m; import torch; "
             "high = lambda: int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]) / 1024; "
             f"torch.set_num_threads({threads}); r = m.job({name!r}, {with_heed}); before = high(); r(); r(); "

@@ -1,4 +1,4 @@
-# Two sides timed in turns: what the comparisons of this folder have in common.
+# Two sides timed in turns: the shared part of this folder's comparisons.
 import json
 import re
 import resource
@@ -51,7 +51,7 @@ def timed(name, ours, theirs, threads, rounds, our_error, their_error, clock=tim
 
 
 def summary(pairs, other="peer_seconds"):
-    """Medians of (heed's, the other's) seconds, and of their ratio with its quartiles; None where there are no pairs."""
+    """Medians of (heed's, the other's) seconds, and median and quartiles of their ratio; None without pairs."""
     if not pairs:
         return dict.fromkeys(("heed_seconds", other, "ratio", "q1", "q3"))
     ratios = sorted(b / a for a, b in pairs)
@@ -103,7 +103,7 @@ def report(installed, title, width, rows, options):
 
 
 def add_arguments(parser, rounds, threads="1"):
-    """What every comparison takes."""
+    """Adds the arguments that all comparisons take."""
     parser.add_argument("filter", nargs="?", default=".", help="regular expression of the lines to measure")
     parser.add_argument("--json", action="store_true", help="one JSON document")
     parser.add_argument("--threads", default=threads, help="thread counts")
@@ -111,7 +111,7 @@ def add_arguments(parser, rounds, threads="1"):
 
 
 def chosen_lines(parser, options, lines):
-    """Those of lines(threads) whose name, their first member, the filter finds."""
+    """The members of lines(threads) whose name, their first field, matches the filter."""
     try:
         threads = [int(word) for word in options.threads.split(",")]
         return [line for line in lines(threads) if re.search(options.filter, line[0])]

@@ -1,6 +1,6 @@
-# Trains a small attention model on associative recall, in NumPy: after eight pairs of a key and a value comes one of the
-# keys again, and the model has to say its value. Without looking at the key nobody can do better than ln 8 = 2.08 nats;
-# the goal is 0.05.
+# Trains a small attention model on associative recall, in NumPy: after eight pairs of a key and a value comes one of
+# the keys again, and the model has to say its value. Without looking at the key nobody can do better than ln 8 = 2.08
+# nats; the goal is 0.05.
 import sys
 
 import numpy as np

@@ -1,7 +1,7 @@
-# Trains a small decoder from nothing on a book, byte by byte, with heed.torch: a minute on two cores.
+# Trains a small decoder from scratch on a book, byte by byte, with heed.torch: a minute on two cores.
 """Every layer attends causally through a window, by attention that torch.compile, autograd and PyTorch's threads see as
-an ordinary operator. Printed are bits per byte on bytes that the model has not seen; gzip -9 needs 2.9 for this book, and
-the goal is 2.8.
+an ordinary operator. Printed are bits per byte on bytes that the model has not seen; gzip -9 needs 2.9 for this book,
+and the goal is 2.8.
 
     python examples/byte_model.py [--steps N] [--save FILE.safetensors]
 """
@@ -81,7 +81,8 @@ def main():
     model = ByteModel()
     matrices = [p for p in model.parameters() if p.dim() == 2]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": [p for p in model.parameters() if p.dim() < 2]}], lr=3e-3)
+        [{"params": matrices, "weight_decay": 0.1}, {"params": [p for p in model.parameters() if p.dim() < 2]}],
+        lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, options.steps + 1)
 
     def held_out_bits():
@@ -98,7 +99,8 @@ def main():
         optimizer.step()
         schedule.step()
         if step % 50 == 0 or step == 1:
-            print(f"step {step:4}  {loss.item() / math.log(2):.3f} bits/byte  {time.perf_counter() - began:.0f} s", flush=True)
+            print(f"step {step:4}  {loss.item() / math.log(2):.3f} bits/byte  {time.perf_counter() - began:.0f} s",
+                  flush=True)
 
     bits = held_out_bits()
     if options.save:

@@ -1,6 +1,6 @@
 # Hybrids of exact and linear attention on PyTorch tensors, as small functions with gradients: LoLCATs, whose two parts
-# share a denominator, Based, whose layers alternate, and Infini-attention, which gates a memory against its own segment.
-# Run, it shows what each makes of one sequence.
+# share a denominator, Based, whose layers alternate, and Infini-attention, which gates a memory against its own
+# segment. Run, it shows what each makes of one sequence.
 import torch
 import torch.nn.functional as F
 

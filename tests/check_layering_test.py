@@ -1,11 +1,11 @@
-"""Each rule of tools/check_layering.py bites, and a clean tree passes. Run as a program; needs the standard library alone."""
+"""Each rule of tools/check_layering.py finds its violation, and a clean tree passes. Needs no third-party package."""
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
-from check_layering import check_tree  # noqa: E402
+from check_layering import check_tree
 
 
 def messages(files):
@@ -33,8 +33,10 @@ class CheckLayeringTest(unittest.TestCase):
             "heed/core/a.h": c("#include <vector>\n// printf( in a comment, \"abort()\" in a string"),
             "heed/core/os.cc": c("#include <sys/mman.h>\n#include <unistd.h>"),
             "heed/core/b.cc": c('const char* e = std::getenv("HEED_ISA"); snprintf(b, 9, "abort() printf(");'),
-            "heed/engines/softmax/k.cc": c('#define HWY_TARGET_INCLUDE "heed/engines/softmax/k.cc"\n#include "hwy/highway.h"'),
-            "heed/ops/exact/a/a.cc": c('#include "heed/ops/exact/common/c.h"\n#include "heed/ops/positions/alibi.h"\nHWY_DASSERT(x);'),
+            "heed/engines/softmax/k.cc": c('#define HWY_TARGET_INCLUDE "heed/engines/softmax/k.cc"\n#include '
+                                           '"hwy/highway.h"'),
+            "heed/ops/exact/a/a.cc": c('#include "heed/ops/exact/common/c.h"\n#include '
+                                       '"heed/ops/positions/alibi.h"\nHWY_DASSERT(x);'),
             "heed/ops/exact/a/a_case.cc": c('#include "heed/harness/case.h"'),
             "heed/ops/exact/a/a_test.cc": c('#include "heed/ops/gated/b/b.h"\n#include <sys/wait.h>\nprintf("x");'),
             "heed/ops/exact/a/a_py.cc": c('#include "nanobind/nanobind.h"'),
@@ -48,12 +50,13 @@ class CheckLayeringTest(unittest.TestCase):
     def test_a_lower_rank_includes_a_higher(self):
         for path, name in (("heed/core/a.cc", "heed/simd/b-inl.h"), ("heed/simd/a-inl.h", "heed/engines/scan/b.h"),
                            ("heed/io/a.cc", "heed/engines/scan/b.h"), ("heed/engines/scan/a.cc", "heed/ops/ssm/b/b.h"),
-                           ("heed/ops/mechanism/a.cc", "heed/ops/ssm/b/b.h"), ("heed/ops/positions/a.cc", "heed/ops/ssm/b/b.h"),
-                           ("heed/state/a.cc", "heed/ops/exact/a/a.h"), ("heed/ops/ssm/common/a.cc", "heed/ops/ssm/b/b.h"),
+                           ("heed/ops/mechanism/a.cc", "heed/ops/ssm/b/b.h"),
+                           ("heed/ops/positions/a.cc", "heed/ops/ssm/b/b.h"),
+                           ("heed/state/a.cc", "heed/ops/exact/a/a.h"),
+                           ("heed/ops/ssm/common/a.cc", "heed/ops/ssm/b/b.h"),
                            ("heed/ops/ssm/b/b.cc", "heed/layers/a.h"), ("heed/layers/a.cc", "heed/harness/case.h"),
                            ("heed/ops/ssm/b/b.cc", "heed/harness/case.h"), ("heed/harness/a.cc", "heed/pages/a.h"),
-                           ("heed/pages/a.cc", "cli/a.h"),
-                           ("heed/ops/ssm/b/b_case.cc", "tests/a.h")):
+                           ("heed/pages/a.cc", "cli/a.h"), ("heed/ops/ssm/b/b_case.cc", "tests/a.h")):
             with self.subTest(path=path, name=name):
                 self.assert_one({path: c(f'#include "{name}"')}, f"includes {name} of rank")
 
@@ -69,16 +72,20 @@ class CheckLayeringTest(unittest.TestCase):
         attention = c('#include "heed/ops/exact/attention/attention.h"')
         self.assertEqual(messages({"heed/ops/sparse/a/a.cc": attention}), [])
         self.assert_one({"heed/ops/linear/a/a.cc": attention}, "an operation includes another")
-        self.assert_one({"heed/ops/sparse/a/a.cc": c('#include "heed/ops/exact/b/b.h"')}, "an operation includes another")
+        self.assert_one({"heed/ops/sparse/a/a.cc": c('#include "heed/ops/exact/b/b.h"')},
+                        "an operation includes another")
 
     def test_a_reference_reads_what_kernels_run_with(self):
-        for text in ("f(DefinitionOf(options));", "void F(const Definition& d);", "StateTensors(d);", "f(kDefinition);", "RangesOf(op);"):
+        for text in ("f(DefinitionOf(options));", "void F(const Definition& d);", "StateTensors(d);", "f(kDefinition);",
+                     "RangesOf(op);"):
             self.assert_one({"heed/ops/ssm/b/b_reference.cc": c(text)}, "a reference reads what kernels run with")
-            self.assert_one({"heed/ops/mechanism/a_reference_internal.h": c(text)}, "a reference reads what kernels run with")
+            self.assert_one({"heed/ops/mechanism/a_reference_internal.h": c(text)},
+                            "a reference reads what kernels run with")
             self.assertEqual(messages({"heed/ops/ssm/b/b.cc": c(text)}), [])
 
     def test_printing(self):
-        for text in ('printf("x");', "std::cout << 1;", "std::cerr << 1;", 'std::fprintf(f, "x");', 'fmt::print("x");', "puts(x);"):
+        for text in ('printf("x");', "std::cout << 1;", "std::cerr << 1;", 'std::fprintf(f, "x");', 'fmt::print("x");',
+                     "puts(x);"):
             self.assert_one({"heed/core/a.cc": c(text)}, "prints")
 
     def test_ending_the_process(self):
@@ -87,10 +94,12 @@ class CheckLayeringTest(unittest.TestCase):
 
     def test_reading_the_environment(self):
         self.assert_one({"heed/core/a.cc": c('getenv("HOME");')}, "reads the environment: HOME")
-        self.assert_one({"heed/core/a.cc": c('getenv("HEED_ISA");'), "heed/core/b.cc": c('getenv("HEED_ISA");')}, "in one file")
+        self.assert_one({"heed/core/a.cc": c('getenv("HEED_ISA");'), "heed/core/b.cc": c('getenv("HEED_ISA");')},
+                        "in one file")
 
     def test_operating_system_headers(self):
-        for name in ("sys/mman.h", "unistd.h", "fcntl.h", "pthread.h", "sched.h", "windows.h", "linux/futex.h", "cpuid.h"):
+        for name in ("sys/mman.h", "unistd.h", "fcntl.h", "pthread.h", "sched.h", "windows.h", "linux/futex.h",
+                     "cpuid.h"):
             self.assert_one({"heed/core/a.cc": c(f"#include <{name}>")}, f"operating system header <{name}>")
 
     def test_python_in_the_library(self):
@@ -102,7 +111,8 @@ class CheckLayeringTest(unittest.TestCase):
                 self.assert_one({path: c(f"#include {name}")}, "third-party include")
 
     def test_target_include_of_another_file(self):
-        self.assert_one({"heed/engines/scan/a.cc": c('#define HWY_TARGET_INCLUDE "heed/engines/scan/b.cc"')}, "not this file")
+        self.assert_one({"heed/engines/scan/a.cc": c('#define HWY_TARGET_INCLUDE "heed/engines/scan/b.cc"')},
+                        "not this file")
 
     def test_form(self):
         self.assert_one({"heed/core/a.h": c("// caf\u00e9")}, "not ASCII")
@@ -110,6 +120,8 @@ class CheckLayeringTest(unittest.TestCase):
         self.assert_one({"heed/core/a.h": "#ifndef A\n"}, "first line")
         self.assert_one({"python/heed/a.py": "import sys\n"}, "first line")
         self.assert_one({"heed/core/a.cc": c("\n" * 600)}, "longer than 600 lines")
+        self.assert_one({"heed/core/a.h": c("// " + 118 * "a")}, "longer than 120 columns")
+        self.assert_one({"tools/a.py": "# " + 119 * "a" + "\n"}, "longer than 120 columns")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The symbols that libheed.so exports are heed's own, and all are there: no Highway, no JSON, no instance of a standard template.
+"""libheed.so exports heed's own symbols and no others: no Highway, no JSON, no instance of a standard template.
 
 Usage: exported_symbols_test.py NM LIBRARY.
 """

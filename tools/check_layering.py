@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""The layering lint: who may include whom, what no library file may do, and what every file looks like.
+"""The layering lint: permitted includes, banned calls in library files, and the form of every file.
 
-Usage: check_layering.py [ROOT]. Prints one line per violation; exits 1 if there is one. The rules are docs/architecture.md's.
+Usage: check_layering.py [ROOT]. Prints one line per violation; exits 1 if there is one. The rules are
+docs/architecture.md's.
 """
 import re
 import sys
@@ -11,8 +12,8 @@ FOLDERS = ("heed", "cli", "python", "tests", "benchmarks", "examples", "tools")
 MAX_LINES = 600
 MAX_COLUMNS = 120
 
-TOP = 8  # what stands on all of the library
-# First match wins. A suffix outranks the folder it stands in.
+TOP = 8  # files that use all of the library
+# First match wins. A suffix outranks the folder.
 RANKS = [(re.compile(pattern), rank) for pattern, rank in (
     (r".*_(test|py)\.\w+$", TOP), (r".*_case\.\w+$", 6),
     (r"heed/core/", 0), (r"heed/(simd|io|cuda)/", 1),
@@ -22,8 +23,8 @@ RANKS = [(re.compile(pattern), rank) for pattern, rank in (
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)
 OP = re.compile(r"heed/ops/(?!mechanism/|positions/)(\w+/(?!common/)\w+)/")
-# The one operation that others may include, and which: those that are calls of it. What they share with it is its whole
-# contract: options, their checks, its reference.
+# The one operation that others may include, and the others: they are calls of it and share its whole contract,
+# options, their checks, its reference.
 SHARED_OP, COMPOSED_OP = "exact/attention", re.compile(r"sparse/")
 COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 OS_HEADER = re.compile(r"(sys|linux|mach|asm)/.*|(unistd|fcntl|pthread|sched|windows|cpuid|dlfcn|signal)\.h")
@@ -34,7 +35,8 @@ TARGET_INCLUDE = re.compile(r'^#define\s+HWY_TARGET_INCLUDE\s+"([^"]*)"', re.M)
 # References read nothing that kernels run with, so that an error in it is on one side alone.
 OF_KERNELS = re.compile(r"\b(?:k?Definition|DefinitionOf|StateTensors|RangesOf)\b")
 BANNED = (
-    (re.compile(r"\b(?:printf|fprintf|vprintf|puts|fputs|putchar|perror)\s*\(|std::(?:cout|cerr|clog)\b|fmt::print\b"), "prints"),
+    (re.compile(r"\b(?:printf|fprintf|vprintf|puts|fputs|putchar|perror)\s*\(|std::(?:cout|cerr|clog)\b|fmt::print\b"),
+     "prints"),
     (re.compile(r"\b(?:abort|terminate|exit|_exit|quick_exit)\s*\(|\bHWY_(?:ASSERT|ABORT)\b"), "ends the process"),
 )
 
@@ -58,7 +60,7 @@ def check_text(path, data):
     for number, line in enumerate(lines, 1):
         if not line.isascii():
             yield number, "not ASCII"
-        if len(line) > MAX_COLUMNS and not path.endswith(".py"):
+        if len(line) > MAX_COLUMNS:
             yield number, f"longer than {MAX_COLUMNS} columns"
     first = lines[0].strip()
     if not first.startswith(b"//" if path.endswith((".h", ".cc", ".cu")) else (b"#", b'"""', b'r"""')):
@@ -71,8 +73,8 @@ def check_includes(path, text, code):
     """Ranks, ops that include ops, operating system headers, third parties in headers that users include."""
     rank, own_op = rank_of(path), OP.match(path)
     is_test = re.search(r"_test\.\w+$", path) or path.startswith("tests/")
-    public = rank is not None and rank <= 5 and path.endswith(".h") and not re.search(r"(_internal|-inl)\.h$", path) and (
-        re.match(r"heed/(core|io|ops)/|heed/heed\.h", path))
+    public = (rank is not None and rank <= 5 and path.endswith(".h") and not re.search(r"(_internal|-inl)\.h$", path)
+              and re.match(r"heed/(core|io|ops)/|heed/heed\.h", path))
     for match in INCLUDE.finditer(text):
         if not code[match.start():match.end()].strip():
             continue  # commented out
@@ -84,7 +86,8 @@ def check_includes(path, text, code):
         composed = own_op and other_op and other_op.group(1) == SHARED_OP and COMPOSED_OP.match(own_op.group(1))
         if own_op and other_op and own_op.group(1) != other_op.group(1) and not composed and not is_test:
             yield line, f"an operation includes another: {name}"
-        if path.startswith("heed/") and not is_test and OS_HEADER.fullmatch(name) and not path.startswith("heed/core/os."):
+        if (path.startswith("heed/") and not is_test and OS_HEADER.fullmatch(name)
+            and not path.startswith("heed/core/os.")):
             yield line, f"operating system header <{name}> outside heed/core/os.*"
         if CUDA_HEADER.fullmatch(name) and not OF_CUDA.match(path):
             yield line, f"CUDA header <{name}> outside heed/cuda/ and *.cu"

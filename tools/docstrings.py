@@ -2,14 +2,14 @@
 """Turns the comments of a public header into docstrings, so that C++ and Python have one text.
 
 Usage: docstrings.py OUTPUT HEADER. OUTPUT is a C++ header with, for each function `Name` of a header in namespace
-`heed::x`, a constant `heed::x::doc::kName`: the header's opening comment (for its first function), what is said of the structs
-that it takes and returns (where they first appear), and its own comment. For each class `Name` there is kName: the
-opening comment, its own, and its constructor's; and kNameMethod for each public method that has a comment. All of it in the
-words of Python. Fields of structs that are arguments (Inputs, Options and their like) stand in a table of their own, kFields of
-header.h being kHeaderFields: bindings make a line of it for each parameter. Structs that come from another header, by
-`using x::Inputs` or as a base, bring its fields, its paragraph on sizes, and what the comment above the `using` says of
-shapes. A mechanism, which has a Forward, has all of these together as kDocs. A binding includes the output for
-heed/ops/f/x/x.h as "docstrings/x.h".
+`heed::x`, a constant `heed::x::doc::kName`: the header's opening comment (for its first function), what is said of the
+structs that it takes and returns (where they first appear), and its own comment. For each class `Name` there is kName:
+the opening comment, its own, and its constructor's; and kNameMethod for each public method that has a comment. All of
+it in the words of Python. Fields of structs that are arguments (Inputs, Options and their like) stand in a table of
+their own, kFields of header.h being kHeaderFields: bindings make a line of it for each parameter. Structs that come
+from another header, by `using x::Inputs` or as a base, bring its fields, its paragraph on sizes, and what the comment
+above the `using` says of shapes. A mechanism, which has a Forward, has all of these together as kDocs. A binding
+includes the output for heed/ops/f/x/x.h as "docstrings/x.h".
 """
 import json
 import re
@@ -20,7 +20,8 @@ NAMESPACE = re.compile(r"^namespace ([\w:]+) \{$")
 STRUCT = re.compile(r"^struct (\w+)(?: : [\w:]+)? \{")
 FUNCTION = re.compile(r"^HEED_API ([\w:<>,&* ]*?)\b(\w+)\((.*)\);$", re.DOTALL)
 CLASS = re.compile(r"^class (?:HEED_API )?(\w+)(?: : [\w ]+)? \{")
-METHOD = re.compile(r"^(?:explicit |static )?([\w:<>,&* ]*?)\b(\w+)\((.*?)\)(?: const)?(?: noexcept)?(?:;| \{)", re.DOTALL)
+METHOD = re.compile(r"^(?:explicit |static )?([\w:<>,&* ]*?)\b(\w+)\((.*?)\)(?: const)?(?: noexcept)?(?:;| \{)",
+                    re.DOTALL)
 FIELD = re.compile(r"^([\w:<>]+) ([\w, ]+?)(?: = [^;]*)?;(?:\s*// (.*))?$")
 ENUM = re.compile(r"^enum class (\w+) \{(.*)\};", re.DOTALL)
 USING = re.compile(r"^using (\w+)::(\w+);$", re.MULTILINE)
@@ -71,8 +72,8 @@ def said_of_enum(values):
 
 
 def fields_of(code, enums=()):
-    """[[names, comment]] of a struct. A comment to the right of a field goes on below it; one that begins where fields do
-    is of the next."""
+    """[[names, comment]] of a struct. A comment to the right of a field goes on below it; one that begins where fields
+    do is of the next."""
     fields, above = [], ""
     for line in code.split("\n")[1:-1]:
         is_below = line.startswith("   ")
@@ -100,7 +101,7 @@ def struct_fields(code):
 
 
 def described(structs, words):
-    """What there is to say of the structs among `words`, each of which is said once."""
+    """Yields the comments of the structs among `words`, each struct once."""
     for word in re.findall(r"\w+", words):
         if word in structs:
             comment, code = structs.pop(word)
@@ -115,7 +116,7 @@ def joined(*parts):
 
 
 def class_docstrings(name, opening, comment, code):
-    """{name: docstring} of a class and, with its name before theirs, of its public methods; and its argument structs."""
+    """{name: docstring} of a class and, by qualified name, of its public methods; and its argument structs."""
     lines = [re.sub("^  ", "", line) for line in code.split("\n")[1:-1]]
     ends = [i for i, line in enumerate(lines) if line.strip() in ("private:", "protected:")]
     lines = [line for line in lines[: min(ends, default=len(lines))] if line.strip() != "public:"]
@@ -136,7 +137,7 @@ def class_docstrings(name, opening, comment, code):
 
 
 class Header:
-    """What a header says: of its functions and classes, and of the fields of its structs."""
+    """The documentation in a header: of its functions and classes, and of the fields of its structs."""
 
     def __init__(self, path):
         text = path.read_text(encoding="ascii")
@@ -149,12 +150,13 @@ class Header:
         declared = list(blocks(lines[begin + 1:end]))
         self.structs, self.enums, self.found, self.usings = {}, {}, {}, []
         self.brings = [Header(ROOT / name) for name in INCLUDE.findall(text) if (ROOT / name).exists()]
-        has_class = any(CLASS.match(code) for _, code in declared)  # of which the opening comment speaks
+        has_class = any(CLASS.match(code) for _, code in declared)  # the opening comment describes it
         self.arguments = []  # (struct, its code), in order
         structs = {}
         for comment, code in declared:
             struct, _, after = code.partition("\n};\n")
-            if (match := STRUCT.match(code)) and after:  # what the function after it returns, of which the comment speaks
+            # The comment describes the function after the struct, which returns it.
+            if (match := STRUCT.match(code)) and after:
                 structs[match[1]] = "", struct + "\n};"
                 code = after
             if match := STRUCT.match(code):
@@ -180,15 +182,17 @@ class Header:
 
     def source(self):
         """The header whose structs are this one's arguments, or None."""
-        return next((header for header in self.brings if any(header.namespace.endswith("::" + of) for of, _ in self.usings)), None)
+        return next((header for header in self.brings if any(header.namespace.endswith("::" + of)
+                                                             for of, _ in self.usings)), None)
 
     def brought(self):
-        """What that says of sizes, and of the structs as a whole."""
+        """The source header's text on sizes, and on the structs as a whole."""
         source = self.source()
         if source is None:
             return ""
         sizes = [part for part in source.opening.split("\n\n") if part.startswith("Sizes:")]
-        told = [source.structs[name][0] for _, name in self.usings if name in ("Inputs", "Outputs") and name in source.structs]
+        told = [source.structs[name][0]
+                for _, name in self.usings if name in ("Inputs", "Outputs") and name in source.structs]
         return joined(*sizes, *told)
 
     def fields(self):
@@ -207,7 +211,7 @@ class Header:
 
 
 def shaped(comment, fields):
-    """What a comment such as "p is like k, log_decay [B, T, HV]; v is i" says of fields whose meaning is known."""
+    """Texts of fields whose shape a comment such as "p is like k, log_decay [B, T, HV]; v is i" gives."""
     found = {}
     for clause in re.split(r"[,;.]\s+(?![^\[]*\])", comment.replace("\n", " ")):
         if match := re.match(r"(.*?)(?: is| are)? (\[.*?\])", clause):
@@ -244,7 +248,8 @@ def in_python(text, namespace):
         (r"\bAttend(?:\(\))?(?!\w)", "attend()"),
         (r"\bQuantise\b", "quantize"), (r"\b([A-Z][a-z]+(?:[A-Z][a-z]+)*)\(\)", lambda m: snake(m[1]) + "()"),
         (r"\bk([A-Z][a-z]\w*)\b", lambda m: f"'{snake(m[1])}'"),
-        (r"\bd_final, final\b", "dstate, state"), (r"\bd_final\b", "dstate"), (r"\bd_(o|lse)(?![a-z])", lambda m: "d" + m[1]),
+        (r"\bd_final, final\b", "dstate, state"),
+        (r"\bd_final\b", "dstate"), (r"\bd_(o|lse)(?![a-z])", lambda m: "d" + m[1]),
         (r"\bi8\b", "int8"), (r"`true`|\btrue\b", "True"), (r"`false`|\bfalse\b", "False"),
     )
     for pattern, word in rules:

@@ -65,7 +65,7 @@ def tracked_files():
 
 
 def limit_memory():
-    """Of a test's process: a mutant that allocates for ever does not take the machine with it."""
+    """Limits the memory of a test's process, as a mutant may allocate without end."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
@@ -129,7 +129,7 @@ class Includes:
 
     @functools.cached_property
     def folders_of_mechanisms(self):
-        """Of each mechanism the folders whose code it calls."""
+        """The folders whose code each mechanism calls."""
         used = {}
         for folder in set(filter(None, map(self.mechanism_of, self.of))):
             seen = set()
@@ -143,7 +143,7 @@ class Includes:
         return used
 
     def filter_of(self, files):
-        """The GoogleTest filter of the tests that stand in some files."""
+        """The GoogleTest filter of the tests in some files."""
         tests = [match.groups() for file in files for match in self.TEST.finditer(self.texts[file])]
         return ":".join(f"{suite}/*.{test}" if typed else f"{suite}.{test}:*/{suite}.{test}/*"
                         for typed, suite, test in tests)
@@ -195,7 +195,7 @@ class Bench:
         self.copy_tree()
         flags = "-O1 -DNDEBUG"
         if platform.machine() in ("x86_64", "AMD64"):
-            # AVX2, the target that most CPUs have: matrix tiles are emulated there. Highway asks for AES as well.
+            # AVX2, the target of most CPUs: AMX is emulated there. Highway requires AES as well.
             flags += " -march=haswell -maes -DHEED_ONE_TARGET=1"
         self._run(["cmake", "-G", "Ninja", "-S", self.tree, "-B", self.build, "-DCMAKE_BUILD_TYPE=Release",
                    f"-DCMAKE_CXX_FLAGS_RELEASE={flags}", "-DBUILD_SHARED_LIBS=OFF",
@@ -256,7 +256,7 @@ class Bench:
                 shutil.copy2(self.keep / name, self.build / name, follow_symlinks=False)
 
     def differs(self, name):
-        """Whether a file of the build is another than that of the clean one."""
+        """Returns whether a file of the build differs from that of the clean build."""
         ours, clean = self.build / name, self.keep / name
         return not clean.exists() or ours.read_bytes() != clean.read_bytes()
 
@@ -267,7 +267,7 @@ class Bench:
     # Tests.
 
     def run_tests(self, build, program, tests, timeout):
-        """What fails, or None. Tests run as in scripts/test, whatever --deep sets for others."""
+        """The failing test, or None. Tests run as in scripts/test, whatever --deep sets for others."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEED_")}
         if program == "pytest":
             workers = ["-n", str(self.jobs), "--dist", "worksteal"] if tests == "python/tests" else []
@@ -315,7 +315,7 @@ class Bench:
         return self.timeouts[program, tests]
 
     def try_mutant(self, mutant, near, all_tests):
-        """What became of it, and what noticed it."""
+        """The outcome of a mutant, and the test that noticed it."""
         if not all_tests:
             everything = []
         elif mutant.needs_package:

@@ -1,4 +1,4 @@
-"""Small mistakes that someone could have made in a source file: what tools/mutants.py plants, one at a time.
+"""Small mistakes in a source file, which tools/mutants.py plants one at a time.
 
 edits(path, text) gives every candidate of one C++ or Python file, and a rule names the kind of mistake. C++ needs no
 parser: a tokenizer that knows comments, strings and preprocessor lines is enough, as style puts spaces around binary
@@ -53,8 +53,8 @@ NAMES = {
                                  ("minimum", "maximum"), ("amin", "amax")) for a, b in (pair, pair[::-1])},
     "rounding": {"floor": "ceil", "ceil": "floor", "FloorDivide": "CeilDivide", "CeilDivide": "FloorDivide"},
 }
-# Calls of which one argument remains: a mask that is forgotten, a value that is not rounded.
-MASKS = ("IfThenElse", "IfThenElseZero", "IfThenZeroElse", "where")  # of these the second
+# Calls of which one argument remains: a mask is dropped, a value is not rounded.
+MASKS = ("IfThenElse", "IfThenElseZero", "IfThenZeroElse", "where")  # the second argument remains
 ROUNDINGS = re.compile(r"(?i:\w*(round|floor|ceil)\w*|trunc|nearbyint|nearestint|rint|f?abs)")
 COMMUTATIVE = {"min", "max", "Min", "Max", "fmin", "fmax", "minimum", "maximum", "Add", "Mul", "MulAdd", "NegMulAdd",
                "MulSub", "And", "Or", "Eq", "Ne"}
@@ -118,7 +118,7 @@ class CppFile:
         return self.tokens[i].text if 0 <= i < len(self.tokens) else ""
 
     def binary(self, i):
-        """An operator between two operands: it stands between spaces, and what is before it ends an operand."""
+        """An operator between two operands: spaces surround it, and the token before it ends an operand."""
         token = self.tokens[i]
         return (token.kind == "op" and 0 < i < len(self.tokens) - 1 and self.text[token.begin - 1].isspace()
                 and self.text[token.end:token.end + 1].isspace()
@@ -131,7 +131,7 @@ class CppFile:
         return i in self.partner and self.partner[i] < i
 
     def _skipped(self):
-        """Whether each token is left alone: in template heads, aliases, arguments of macros and static assertions."""
+        """True for tokens left unchanged: in template heads, aliases, arguments of macros and static assertions."""
         skipped, i = [False] * len(self.tokens), 0
         while i < len(self.tokens):
             end, name = i, self.at(i)
@@ -158,7 +158,7 @@ class CppFile:
         return Edit(rule, begin, end, new + "\n" * missing)
 
     def level(self, i):
-        """How tightly an operator binds; -1 of what ends every expression, None of what is inside an operand."""
+        """The precedence of an operator; -1 for tokens that end every expression, None for tokens inside an operand."""
         text = self.at(i)
         if text in ASSIGNMENTS or text in ("", ",", ";", "?", ":", "return", "throw", "case", "{", "}"):
             return -1
@@ -181,7 +181,7 @@ class CppFile:
         return i
 
     def arguments(self, opening):
-        """Token ranges of what stands between commas in a bracket."""
+        """The token ranges between commas in a bracket."""
         begin, ranges = opening + 1, []
         end = self.partner[opening]
         i = begin
@@ -209,7 +209,7 @@ class CppFile:
         return False
 
     def form(self, begin, end):
-        """What kind of argument stands there."""
+        """The kind of the argument in tokens begin to end."""
         first = self.tokens[begin]
         return first.text if first.kind == "op" else first.kind, any(self.at(k) == "(" for k in range(begin, end))
 
@@ -237,7 +237,7 @@ class CppFile:
             yield from self.of_statement(i)
 
     def inside(self, i, opening):
-        """Whether the innermost bracket around a token is this one."""
+        """Returns whether the innermost bracket around a token is this one."""
         return self.at(self.enclosing[i]) == opening and self.opens(self.enclosing[i])
 
     def of_operator(self, i):
@@ -346,7 +346,7 @@ class CppFile:
                     before.kind == "name" or before.text in (">", "*", "&", "&&")):
                 return  # a declaration of a variable
             if self.at(end) == "(" and self.opens(end) and any(self.declares(*part) for part in self.arguments(end)):
-                return  # of a constructor
+                return  # declares a constructor
             acts = acts or self.at(end) in ASSIGNMENTS or self.at(end) in ("(", "++", "--")
             end = self.partner[end] + 1 if self.opens(end) else end + 1
         if acts:
@@ -475,7 +475,7 @@ class PythonFile(ast.NodeVisitor):
         for k, (a, b) in enumerate(zip(node.args, node.args[1:], strict=False)):
             if not (k == 0 and name in COMMUTATIVE) and name not in ("isinstance", "getattr", "hasattr"):
                 self.exchange("arguments", self.operand(a, node), self.operand(b, node))
-        # A keyword forgotten, with the comma that follows it.
+        # A keyword is dropped, with the comma that follows it.
         for keyword in node.keywords:
             begin, end = self.span(keyword)
             self.add("keyword", begin, end + len(re.match(r"\s*,?[ \t]*", self.text[end:]).group()), "")
@@ -529,7 +529,7 @@ def edits(path, text):
 
 
 def name_of(path, text, edit):
-    """What a mutant is called: its place and its rule."""
+    """The name of a mutant: its place and its rule."""
     line = text.count("\n", 0, edit.begin) + 1
     return f"{path}:{line}:{edit.begin - text.rfind(chr(10), 0, edit.begin)}:{edit.rule}"
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws docs/images/plot_map.png and plot_crossovers.png with heed.plot, from the shipped tensors and from benchmarks/results/crossover.json.
+"""Draws docs/images/plot_map.png and plot_crossovers.png with heed.plot, from the shipped tensors and from
+benchmarks/results/crossover.json.
 
 Usage: plot_pictures.py. Needs the package with its extra `plot`.
 """
@@ -11,9 +12,9 @@ import matplotlib
 
 matplotlib.use("agg")
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-import heed.plot  # noqa: E402
+import heed.plot
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs/images"
@@ -25,7 +26,8 @@ def read(path, names):
     raw = path.read_bytes()
     (size,) = struct.unpack("<Q", raw[:8])
     header = json.loads(raw[8:8 + size])
-    arrays = (np.frombuffer(raw[8 + size:][slice(*header[name]["data_offsets"])], np.float16).reshape(header[name]["shape"]) for name in names)
+    arrays = (np.frombuffer(raw[8 + size:][slice(*header[name]["data_offsets"])], np.float16)
+              .reshape(header[name]["shape"]) for name in names)
     return [x.astype(np.float32) for x in arrays], header["__metadata__"]
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Draws docs/images/selection.svg and selection_time.svg from benchmarks/results/dynamic.json, which benchmarks/dynamic_attention.py writes:
-what selectors keep beside what they drop, and beside their time.
+"""Draws docs/images/selection.svg and selection_time.svg from benchmarks/results/dynamic.json, which
+benchmarks/dynamic_attention.py writes: what selectors keep beside what they drop, and beside their time.
 
 Usage: selection_chart.py. Pictures have a background of their own and follow the reader's preference for light or dark.
 """
@@ -10,12 +10,12 @@ import math
 from svg_chart import GAP, HEIGHT, LEFT, LINES, ROOT, SERIES, TOP, WIDTH, Panel, chart, palette, text
 
 DATA, IMAGES = ROOT / "benchmarks/results/dynamic.json", ROOT / "docs/images"
-LEAST = 1e-4  # of what is dropped, at the lower end
+LEAST = 1e-4  # dropped share at the lower end of the axis
 RULES = {**SERIES, ".cdense": ("stroke", palette.FAINT)}
 
 
 def level(dropped):
-    """On a logarithmic axis from LEAST to 1."""
+    """The position on a logarithmic axis from LEAST to 1."""
     return (math.log10(max(dropped, LEAST)) - math.log10(LEAST)) / -math.log10(LEAST)
 
 
@@ -42,13 +42,15 @@ def main():
         takes = Panel(i, name, [(t / math.ceil(most), f"{t}") for t in range(math.ceil(most) + 1)])
         takes.line("dense", [(0, 1 / math.ceil(most)), (1, 1 / math.ceil(most))], "oracle")
         for kind, selector in enumerate(selectors):
-            own = sorted((row for row in rows if (row["data"], row["selector"]) == (name, selector)), key=lambda row: row["kept"])
+            own = sorted((row for row in rows if (row["data"], row["selector"]) == (name, selector)),
+                         key=lambda row: row["kept"])
             if not own:
                 continue
             drops.line(kind, [(row["kept"], level(row["dropped"])) for row in own])
             drops.line(kind, [(row["oracle"], level(row["dropped"])) for row in own], "oracle")
             for row in own:
-                said = f"{selector}, {row['setting']}: keeps {row['kept']:.3f}, drops {row['dropped']:.4f}, oracle {row['oracle']:.3f}"
+                said = (f"{selector}, {row['setting']}: keeps {row['kept']:.3f}, drops {row['dropped']:.4f}, "
+                        f"oracle {row['oracle']:.3f}")
                 drops.mark(kind, row["kept"], level(row["dropped"]), said)
                 takes.mark(kind, row["kept"], row["time"] / math.ceil(most), f"{said}, time {row['time']:.2f}")
         kept.append(drops)
@@ -56,8 +58,8 @@ def main():
     across = "share of visible keys that is kept"
     write("selection.svg", "What selectors drop of a row's attention, by what they keep", across, kept, selectors,
           "dotted: the fewest blocks that hold as much of each row (lower and further left is better)")
-    write("selection_time.svg", "Time of choice and attention over that of dense attention, by what is kept", across, times, selectors,
-          f"dotted: as long as dense attention; {measured['cpu']}")
+    write("selection_time.svg", "Time of choice and attention over that of dense attention, by what is kept", across,
+          times, selectors, f"dotted: as long as dense attention; {measured['cpu']}")
 
 
 if __name__ == "__main__":

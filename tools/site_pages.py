@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Writes the sources of the documentation site: docs/ as it is, a page per public header, the help of the command line.
+"""Writes the sources of the documentation site: docs/ as it is, a page per public header, the command line's help.
 
-Usage: site_pages.py OUTPUT [PROGRAM]. A header is public if heed/heed.h includes it, by name or as a mechanism's. Its page
-has its opening comment, the Python functions whose docstrings repeat its text, every declaration with its comment and, where
-the header's folder is a mechanism's own, the README.md beside it. In a page of docs/, `<!-- help VERB -->` becomes the output of
-`PROGRAM VERB --help`, and `<!-- mechanisms -->` a table of all mechanisms: equations from their headers, state and cost from
-`PROGRAM list`, speed from RESULTS, empty where that has none. Links to files that have no page become plain text.
+Usage: site_pages.py OUTPUT [PROGRAM]. A header is public if heed/heed.h includes it, by name or as a mechanism's. The
+page of a header has its opening comment, the Python functions whose docstrings repeat its text, every declaration with
+its comment and, where the header's folder is a mechanism's own, the README.md beside it. In a page of docs/,
+`<!-- help VERB -->` becomes the output of `PROGRAM VERB --help`, and `<!-- mechanisms -->` a table of all mechanisms:
+equations from their headers, state and cost from `PROGRAM list`, speed from RESULTS, empty where that has none. Links
+to files that have no page become plain text.
 """
 import ast
 import importlib.util
@@ -21,7 +22,7 @@ from pathlib import Path
 from docstrings import NAMESPACE, blocks, uncomment
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks/results/crossover.json"  # what `scripts/bench crossover --json` wrote
+RESULTS = ROOT / "benchmarks/results/crossover.json"  # written by `scripts/bench crossover --json`
 INCLUDE = re.compile(r'^#include "(heed/[^"]+)"', re.M)
 FENCE = re.compile(r"^(```.*?^```$)", re.M | re.S)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
@@ -56,7 +57,7 @@ def prose(comment):
 
 
 def title_of(code):
-    """What a declaration is called: `Forward`, `struct Options`."""
+    """The title of a declaration: `Forward`, `struct Options`."""
     for pattern in DECLARED:
         if names := pattern.findall(code):
             return ", ".join(dict.fromkeys(n.replace("HEED_API ", "") for n in names))
@@ -70,7 +71,8 @@ def parse(header):
     begin = next((i for i, line in enumerate(lines) if NAMESPACE.match(line)), None)
     if begin is None:
         return uncomment(lines[:start]), []
-    end = next(i for i, line in enumerate(lines) if line.startswith(f"}}  // namespace {NAMESPACE.match(lines[begin])[1]}"))
+    end = next(i for i, line in enumerate(lines)
+               if line.startswith(f"}}  // namespace {NAMESPACE.match(lines[begin])[1]}"))
     declarations = []
     for comment, code in blocks(lines[begin + 1:end]):
         title = title_of(code)
@@ -112,7 +114,7 @@ def python_functions():
 
 
 def public_headers():
-    """What heed/heed.h includes: headers by name, and those of all mechanisms, whose list the build generates."""
+    """The headers that heed/heed.h includes: by name, and those of all mechanisms, whose list the build generates."""
     named = [ROOT / name for name in INCLUDE.findall((ROOT / "heed/heed.h").read_text())]
     mechanisms = [header for folder in mechanism_folders().values() for header in sorted(folder.glob("*.h"))
                   if not re.search(r"(_(internal|case|py)|-inl)\.h$", header.name)]
@@ -142,22 +144,26 @@ def nanoseconds(seconds):
 def mechanism_table(listed, equations, results):
     """The table of `heed list --json`'s rows, and a line that says where its figures are from."""
     measured = {row["mechanism"]: row for row in results.get("rows", [])}
-    lines = ["| mechanism | equation | state | flops | ns: forward, backward, one token | cheaper from |", "|---|---|---|---|---|---|"]
+    lines = ["| mechanism | equation | state | flops | ns: forward, backward, one token | cheaper from |",
+             "|---|---|---|---|---|---|"]
     for row in listed:
         cells = measured.get(row["name"], {})
         passes = [cells.get(name) or {} for name in ("forward", "backward", "step")]
         speed = [nanoseconds(p["seconds_per_token"]) if "seconds_per_token" in p else "-" for p in passes]
         begins = [str(p.get("from") or "-") for p in passes]
         lines.append("| " + " | ".join([
-            f"[{row['name']}](mechanisms/{row['name']}.md)", equations[row["name"]], escape(row["state"]), escape(row["flops"]),
-            ", ".join(speed) if cells else "", ", ".join(begins) if set(begins) != {"-"} else ""]) + " |")
+            f"[{row['name']}](mechanisms/{row['name']}.md)", equations[row["name"]], escape(row["state"]),
+            escape(row["flops"]), ", ".join(speed) if cells else "", ", ".join(begins) if set(begins) != {"-"} else ""])
+                     + " |")
     if not results:
-        return "\n".join(lines) + "\n\nNo speed has been recorded for this version: `scripts/bench crossover` measures it."
+        return ("\n".join(lines) + "\n\nNo speed has been recorded for this version: `scripts/bench crossover` "
+                "measures it.")
     return "\n".join(lines) + (
-        f"\n\nMeasured on {escape(results['cpu'])} by `{results['command']}`: {results['dtype']}, {results['channels']} channels, "
-        f"{results['heads']} heads, {results['threads']} thread{'s' if results['threads'] > 1 else ''}; nanoseconds per token and head "
-        f"at {results['tokens']} tokens. *Cheaper from*: the tokens from which each of the three takes less time than heed's own exact "
-        "attention, causal, of the same sizes.")
+        f"\n\nMeasured on {escape(results['cpu'])} by `{results['command']}`: {results['dtype']}, "
+        f"{results['channels']} channels, {results['heads']} heads, "
+        f"{results['threads']} thread{'s' if results['threads'] > 1 else ''}; nanoseconds per token and head at "
+        f"{results['tokens']} tokens. *Cheaper from*: the tokens from which each of the three takes less time than "
+        "heed's own exact attention, causal, of the same sizes.")
 
 
 def fold(text):
@@ -214,7 +220,8 @@ class Site:
     def mechanisms(self, text):
         if "<!-- mechanisms -->" not in text:
             return text
-        listed = json.loads(subprocess.run([self.program, "list", "--json"], check=True, capture_output=True, text=True).stdout)
+        listed = json.loads(subprocess.run([self.program, "list", "--json"], check=True, capture_output=True, text=True)
+                            .stdout)
         equations = {name: equation(parse(folder / f"{name}.h")[0]) for name, folder in mechanism_folders().items()}
         results = json.loads(RESULTS.read_text())["crossover"] if RESULTS.exists() else {}
         return text.replace("<!-- mechanisms -->", mechanism_table(listed, equations, results))
@@ -232,7 +239,7 @@ class Site:
             lines += [f"## {title}" if title else "", prose(comment), f"```cpp\n{code.replace('HEED_API ', '')}\n```"]
         if readme := self.readme(header):
             text = self.link(readme.read_text(), readme, page)
-            parts = FENCE.split(text)  # its headings one level down: the page has a title
+            parts = FENCE.split(text)  # headings go one level down, as the page has a title
             lines.append("".join(p if p.startswith("```") else re.sub(r"^#", "##", p, flags=re.M) for p in parts))
         return "\n\n".join(filter(None, lines)) + "\n"
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Draws docs/images/speed.svg from the table of docs/performance.md that names this program: ratios as bars, ranges paler from the lowest on.
+"""Draws docs/images/speed.svg from the table of docs/performance.md that names this program: ratios as bars, ranges
+paler from the lowest on.
 
-Usage: speed_chart.py [OUTPUT]. The table's columns are what was called, its rows the two passes. The picture has a background
+Usage: speed_chart.py [OUTPUT]. The table's columns are the calls, its rows the two passes. The picture has a background
 of its own and follows the reader's preference for light or dark.
 """
 import re
@@ -22,7 +23,8 @@ def read(page):
     if len(found) != 1:
         sys.exit(f"{PAGE}: has {len(found)} tables that name this program, expected one")
     header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in found[0].splitlines()]
-    ranges = [(name, [(min(n), max(n)) for n in ([float(x) for x in cell.split(" to ")] for cell in cells)]) for name, *cells in rows]
+    ranges = [(name, [(min(n), max(n)) for n in ([float(x) for x in cell.split(" to ")] for cell in cells)])
+              for name, *cells in rows]
     return header[1:], ranges
 
 
@@ -31,7 +33,8 @@ def words(ends):
 
 
 def bar(i, begin, end, y, more=""):
-    return f'<rect class="bar{i}" x="{LEFT + UNIT * begin:g}" y="{y}" width="{UNIT * (end - begin):g}" height="{BAR}"{more}/>'
+    return (f'<rect class="bar{i}" x="{LEFT + UNIT * begin:g}" y="{y}" width="{UNIT * (end - begin):g}" '
+            f'height="{BAR}"{more}/>')
 
 
 def draw(calls, passes):
@@ -42,7 +45,8 @@ def draw(calls, passes):
         f"{name}: " + ", ".join(f"{call} {words(ends)}" for call, ends in zip(calls, cells)) for name, cells in passes)
     parts = [text(16, 26, "Times as fast as PyTorch's scaled_dot_product_attention, called from PyTorch")]
     for i, (name, _) in enumerate(passes):
-        parts += [f'<rect class="bar{i}" x="{16 + 110 * i}" y="40" width="{BAR}" height="{BAR}" rx="2"/>', text(34 + 110 * i, 51, name, "faint")]
+        parts += [f'<rect class="bar{i}" x="{16 + 110 * i}" y="40" width="{BAR}" height="{BAR}" rx="2"/>',
+                  text(34 + 110 * i, 51, name, "faint")]
     for tick in ticks:
         x = LEFT + UNIT * tick
         parts += [f'<path class="{"one" if tick == 1 else "line"}" d="M{x} {TOP - 6}V{bottom}"/>',

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Makes the stubs of heed._core and heed.torch from the one that nanobind writes, so that neither has a list of functions.
+"""Makes the stubs of heed._core and heed.torch from the one that nanobind writes, so that neither has a list of
+functions.
 
-Usage: stubs.py STUB PACKAGE CORE TORCH. STUB is nanobind's, whose types are names of PACKAGE/_typing.py. CORE is the same with
-these imported and with the named tuples' fields typed. TORCH has what PACKAGE/torch/__init__.py exports: functions and caches
-of heed on tensors, mechanisms whichever there are, and the names that it imports from its own modules.
+Usage: stubs.py STUB PACKAGE CORE TORCH. STUB is nanobind's, whose types are names of PACKAGE/_typing.py. CORE is STUB
+with these names imported and with the fields of named tuples typed. TORCH has the exports of
+PACKAGE/torch/__init__.py: functions and caches of heed on tensors, all mechanisms, and the names that it imports from
+its own modules.
 """
 import ast
 import copy
@@ -36,13 +38,13 @@ def all_arguments(node):
 
 
 def optional_arguments(node):
-    """Those that may be None."""
+    """The names of arguments that may be None."""
     return {a.arg for a in all_arguments(node) if a.annotation and "None" in ast.unparse(a.annotation)}
 
 
 def typed_tuple(node, functions):
-    """A named tuple of gradients or of a state, whose fields nanobind knows by name alone. A gradient is None where what
-    it is the gradient of may be; of keywords that the function only passes on, too."""
+    """A named tuple of gradients or of a state, whose fields nanobind knows by name alone. A gradient is None where
+    what it is the gradient of may be; of keywords that the function only passes on, too."""
     returned_by = next((f for f in functions if f.returns and ast.unparse(f.returns) == node.name), None)
     given = {a.arg for a in all_arguments(returned_by)} - optional_arguments(returned_by) if returned_by else {"S", "z"}
     fields = [x.target.id for x in node.body if isinstance(x, ast.AnnAssign) and not x.target.id.startswith("__")]
@@ -81,13 +83,14 @@ class OnTensors(ast.NodeTransformer):
         functions = functions_of(body)
         self.signatures = signatures
         self.classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
-        self.own_results = {f.name.removesuffix("_backward") for f in functions if f.name.endswith("_backward")} - {"attention"}
+        self.own_results = ({f.name.removesuffix("_backward") for f in functions if f.name.endswith("_backward")}
+                            - {"attention"})
 
     def convert(self, annotation, name=""):
         return ast.parse(self.signatures.on_tensors(ast.unparse(annotation), name), mode="eval").body
 
     def visit_FunctionDef(self, node):
-        """What has a gradient makes its own result: only attention takes `out`, without one."""
+        """Functions with a gradient allocate their results: only attention takes `out`, without a gradient."""
         node = copy.deepcopy(node)
         if node.name in self.own_results:
             kept = [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults) if a.arg != "out"]
@@ -96,7 +99,8 @@ class OnTensors(ast.NodeTransformer):
             if argument.annotation:
                 argument.annotation = self.convert(argument.annotation, argument.arg)
         if node.returns:
-            node.returns = ast.parse("torch.dtype", mode="eval").body if node.name == "dtype" else self.convert(node.returns)
+            node.returns = (ast.parse("torch.dtype", mode="eval").body if node.name == "dtype"
+                            else self.convert(node.returns))
         return node
 
     def visit_ClassDef(self, node):
@@ -119,7 +123,8 @@ def imports(body, names):
 def main():
     stub, package, core, torch = map(Path, sys.argv[1:])
     types = {node.target.id if isinstance(node, ast.AnnAssign) else node.name
-             for node in ast.parse((package / "_typing.py").read_text()).body if isinstance(node, (ast.AnnAssign, ast.ClassDef))}
+             for node in ast.parse((package / "_typing.py").read_text()).body
+             if isinstance(node, (ast.AnnAssign, ast.ClassDef))}
     docstring, *body = ast.parse(stub.read_text()).body
     functions = functions_of(body)
     documented_first(functions)
@@ -128,7 +133,8 @@ def main():
     body = [node for node in body if node not in heads]
     heads = [node for node in heads if "_collections" not in ast.unparse(node)]
     heads.append(ast.parse("from typing import NamedTuple").body[0])
-    core.write_text(ast.unparse(ast.fix_missing_locations(ast.Module([docstring, *heads, *imports(body, types), *body], []))) + "\n")
+    core.write_text(ast.unparse(ast.fix_missing_locations(ast.Module([docstring, *heads, *imports(body, types), *body],
+                                                                     []))) + "\n")
 
     names, modules, text = exported(package / "torch/__init__.py")
     known = {f.name for f in functions}
@@ -138,10 +144,12 @@ def main():
     body = [on_tensors.visit(node) for node in body if getattr(node, "name", None) in shown]
     written = {node.name for node in body}
     own = [f"from {modules[name]} import {name} as {name}" for name in names if name not in written]
-    heads += ast.parse("\n".join(["import heed", "import torch", "from heed import Pattern", "from torch import Tensor", *own])).body
+    heads += ast.parse("\n".join(["import heed", "import torch", "from heed import Pattern", "from torch import Tensor",
+                                  *own])).body
     every = ast.parse(f"__all__ = {sorted({*names, *written})}").body
     doc = ast.Expr(ast.Constant(text))
-    torch.write_text(ast.unparse(ast.fix_missing_locations(ast.Module([doc, *heads, *imports(body, types), *every, *body], []))) + "\n")
+    torch.write_text(ast.unparse(ast.fix_missing_locations(ast.Module([doc, *heads, *imports(body, types), *every,
+                                                                       *body], []))) + "\n")
 
 
 if __name__ == "__main__":

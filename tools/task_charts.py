@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Draws docs/images/length.svg and tasks.svg from benchmarks/results: what a sequence's length costs, and what the three tasks came to.
+"""Draws docs/images/length.svg and tasks.svg from benchmarks/results: cost by sequence length, and the results
+of the three tasks.
 
-Usage: task_charts.py [FOLDER]. length.json is written by benchmarks/length.py; language.json, image.json and speech.json by the
-train.py of examples/byte_lm, digits and speech. What has not been measured is not drawn.
+Usage: task_charts.py [FOLDER]. length.json is written by benchmarks/length.py; language.json, image.json and
+speech.json by the train.py of examples/byte_lm, digits and speech. Only measured numbers are drawn.
 """
 import json
 import math
@@ -15,7 +16,8 @@ RESULTS, IMAGES = ROOT / "benchmarks/results", ROOT / "docs/images"
 
 # The mechanisms that are drawn, each with its colour and line; the tables have all.
 DRAWN = {
-    "attention, written out": (6, "oracle"), "attention": (6, ""), "attention, window": (1, ""), "attention, bigbird": (1, "oracle"),
+    "attention, written out": (6, "oracle"),
+    "attention": (6, ""), "attention, window": (1, ""), "attention, bigbird": (1, "oracle"),
     "performer": (2, "oracle"), "linear_attention": (2, ""), "gla": (0, ""), "gated_delta_rule": (0, "oracle"),
     "selective_scan": (3, ""), "s4d": (3, "oracle"), "long_convolution": (5, ""), "rg_lru": (5, "oracle")}
 
@@ -49,7 +51,8 @@ def length_chart(measured):
     across = [((math.log2(n) - first) / octaves, f"{n // 1024}k") for n in tokens]
     panels = []
     for index, (title, what, quantity, said) in enumerate((
-            ("time, forward", "forward", "seconds", seconds), ("time, forward and backward", "training", "seconds", seconds),
+            ("time, forward", "forward", "seconds", seconds),
+            ("time, forward and backward", "training", "seconds", seconds),
             ("memory, forward and backward", "training", "megabytes", megabytes))):
         own = [row for row in rows if row["pass"] == what]
         least = 0.1 if quantity == "megabytes" else None
@@ -61,7 +64,8 @@ def length_chart(measured):
             kind, more = DRAWN[row["mechanism"]]
             panel.line(kind, points, more)
             for (x, y), n, value in zip(points, row["tokens"], row[quantity]):
-                panel.mark(kind, x, y, f"{row['mechanism']}, {n} tokens: {value:.3g} {'s' if quantity == 'seconds' else 'MB'}", 2)
+                panel.mark(kind, x, y,
+                           f"{row['mechanism']}, {n} tokens: {value:.3g} {'s' if quantity == 'seconds' else 'MB'}", 2)
         panels.append(panel)
     title = "One head of 64 channels as sequences grow"
     parts = heading(title, f"float32, {measured['threads']} threads; {measured['cpu']}")
@@ -89,12 +93,13 @@ def _baselines(document):
     return document["baselines"]
 
 
-# Of each task: its file, its title, what is drawn of a row, how that is said of a row and of a tick, and the bars to beat.
+# Each task has a file, a title, the drawn number of a row, the formats of rows and ticks, and the baselines.
 TASKS = (
-    ("language", "Language: bits per byte of a book, less is better", lambda row: row["bits"], "{:.3f}".format, "{:.2f}".format,
-     lambda document: {"counts of three bytes": document["bar"]}),
+    ("language", "Language: bits per byte of a book, less is better", lambda row: row["bits"], "{:.3f}".format,
+     "{:.2f}".format, lambda document: {"counts of three bytes": document["bar"]}),
     ("image", "Image: digits that are right", lambda row: row["right"], _right, _percent, _baselines),
-    ("speech", "Speech: words of unheard voices that are right", lambda row: row["right"], _right, _percent, _baselines),
+    ("speech", "Speech: words of unheard voices that are right", lambda row: row["right"], _right, _percent,
+     _baselines),
 )
 NAMES_OF_TASKS = [task[0] for task in TASKS]
 NAMES, QUALITY, TIMES, ROW = 190, 420, 300, 20  # pixels
@@ -114,12 +119,15 @@ def section(task, document, top):
     def x(v):
         return x0 + QUALITY * (v / step - low) / (high - low)
 
-    parts = [text(16, top - 14, title), text(x0 + QUALITY, bottom + 34, "dotted: " + ", ".join(bars(document)), "faint", "end")]
+    parts = [text(16, top - 14, title),
+             text(x0 + QUALITY, bottom + 34, "dotted: " + ", ".join(bars(document)), "faint", "end")]
     for tick in range(low, high + 1):
         at = x(tick * step)
-        parts += [f'<path class="line" d="M{at:.1f} {top}V{bottom}"/>', text(at, bottom + 16, said(tick * step), "faint", "middle")]
+        parts += [f'<path class="line" d="M{at:.1f} {top}V{bottom}"/>',
+                  text(at, bottom + 16, said(tick * step), "faint", "middle")]
     for name, bar in bars(document).items():
-        parts.append(f'<path class="path c6 oracle" d="M{x(bar):.1f} {top - 4}V{bottom}"><title>{name}: {bar:.3f}</title></path>')
+        parts.append(f'<path class="path c6 oracle" d="M{x(bar):.1f} {top - 4}V{bottom}"><title>{name}: '
+                     f'{bar:.3f}</title></path>')
     if slowest:
         parts.append(text(t0, top - 14, "training, seconds"))
     for i, row in enumerate(rows):
@@ -141,8 +149,8 @@ def tasks_chart(documents):
         if task[0] in documents:
             parts, top = section(task, documents[task[0]], top)
             drawn += parts
-    where = sorted({f"{row['cpu']}, {row['threads']} threads" for name in NAMES_OF_TASKS for row in documents.get(name, {"rows": []})["rows"]
-                    if row["cpu"]})
+    where = sorted({f"{row['cpu']}, {row['threads']} threads" for name in NAMES_OF_TASKS
+                    for row in documents.get(name, {"rows": []})["rows"] if row["cpu"]})
     title = "Three tasks, many mechanisms"
     parts = heading(title, "; ".join(where) or "times have not been measured") + drawn
     return chart(LEFT + NAMES + QUALITY + TIMES + 130, top - 20, title, SERIES, parts)

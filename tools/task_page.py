@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/tasks.md and of the examples' README.md anew, from benchmarks/results.
+"""Writes the tables of docs/tasks.md and of the examples' README.md again, from benchmarks/results.
 
-Usage: task_page.py [FILE]... A table stands between `<!-- results NAME -->` and `<!-- end -->`, where NAME is language, image or speech,
-or `length PASS QUANTITY` as in length.json: `length forward seconds`; `picture NAME` is the picture that task_charts.py draws. Where there are
-no results there is a line that says so.
+Usage: task_page.py [FILE]... A table is between `<!-- results NAME -->` and `<!-- end -->`, where NAME is language,
+image or speech, or `length PASS QUANTITY` as in length.json: `length forward seconds`; `picture NAME` is the picture
+that task_charts.py draws. A table without results is a line that says so.
 """
 import json
 import re
@@ -26,7 +26,7 @@ PICTURES = {
 
 
 def said(name, *rest):
-    """What stands in a block."""
+    """The content of a block."""
     if name == "picture":
         has = (results.FOLDER / f"{one}.json" for one in (task_charts.NAMES_OF_TASKS if rest[0] == "tasks" else rest))
         return f"![{PICTURES[rest[0]]}](images/{rest[0]}.svg)" if any(path.exists() for path in has) else NOTHING

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the table of docs/transformers.md: which families of the installed Transformers run on heed.
 
-Usage: transformers_families.py [PAGE]. Every modeling file of Transformers is read, none is imported. What stands in
-PAGE between the two comments `families` is replaced. Needs the packages heed and transformers.
+Usage: transformers_families.py [PAGE]. Every modeling file of Transformers is read, none is imported. The text of PAGE
+between the two comments `families` is replaced. Needs the packages heed and transformers.
 """
 import ast
 import re
@@ -29,7 +29,7 @@ def sources():
 
 
 def passed_options(source):
-    """Those of OPTIONS that calls of the attention interface have as keywords."""
+    """The members of OPTIONS that calls of the attention interface have as keywords."""
     if not any(f"{option}=" in source for option in OPTIONS):
         return set()
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
@@ -38,7 +38,7 @@ def passed_options(source):
 
 
 def notes(source):
-    """What a user of heed may want to know of a family that runs on it."""
+    """Notes for users on a family that runs on heed."""
     options = passed_options(source)
     found = [words for option, words in OPTIONS.items() if option in options]
     if re.search(r"\b(and|or)_mask_function=|\bblock_sequence_ids=", source):

@@ -1,6 +1,7 @@
 # A byte-level language model whose mechanism is picked by name: whole texts at once to train, byte by byte to write.
-"""The model sees each byte with the one before it, then come layers (../tasks/layer.py) that differ in their mechanism alone.
-Without a mechanism ("none") all that is known is two bytes, as in the table of counts that train.py compares with.
+"""The model sees each byte with the one before it, then come layers (../tasks/layer.py) that differ in their mechanism
+alone. Without a mechanism ("none") all that is known is two bytes, as in the table of counts that train.py compares
+with.
 """
 
 import json
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
-from layer import (  # noqa: E402
+from layer import (
     EPS, KEY, QKV, S4D, SELECTIVE_SCAN, TURNED_QKV, VALUE, Input, Layer, Mechanism, negative, rate, same, share)
 
 WINDOW = 256  # keys that attention sees, and keeps
@@ -47,18 +48,23 @@ MECHANISMS = {
     "gla": Mechanism(QKV | {"log_decay": Input("K", F.logsigmoid)}),
     "hgrn2": Mechanism({"q": KEY, "log_decay": Input("K", F.logsigmoid), "i": VALUE}),
     "mlstm": Mechanism(QKV | {"i": Input("1"), "f": Input("1", same)}),
-    "rwkv6": Mechanism({"r": KEY, "k": KEY, "v": VALUE, "log_decay": Input("K", F.logsigmoid), "u": Input("K", constant=True)}),
+    "rwkv6": Mechanism({"r": KEY, "k": KEY, "v": VALUE, "log_decay": Input("K", F.logsigmoid),
+                        "u": Input("K", constant=True)}),
     "gated_delta_rule": Mechanism(DELTA | {"log_decay": Input("1", F.logsigmoid)}),
     "kda": Mechanism(DELTA | {"log_decay": Input("K", F.logsigmoid)}),
-    "rwkv7": Mechanism({"r": KEY, "log_decay": Input("K", F.logsigmoid), "k": UNIT, "v": VALUE, "share": Input("K", torch.sigmoid)},
+    "rwkv7": Mechanism({"r": KEY, "log_decay": Input("K", F.logsigmoid), "k": UNIT, "v": VALUE,
+                        "share": Input("K", torch.sigmoid)},
                        derive=_one_key),
     "selective_scan": SELECTIVE_SCAN,
     "s4d": S4D,
     "h3": Mechanism({"q": VALUE, "k": VALUE, "v": VALUE, "shift": Input("V4", share, constant=True),
                      "log_dt": Input("1", negative, constant=True), "log_A_real": Input("K", constant=True),
-                     "A_imag": Input("K", same, constant=True), "C": Input("K2", same, constant=True)}, key=8, derive=_all_heads),
-    "rg_lru": Mechanism({"x": VALUE, "input_gate": VALUE, "recurrence_gate": VALUE, "a": Input("V", negative, constant=True)}, scan=True),
-    "ssd": Mechanism({"x": VALUE, "dt": Input("1", F.softplus), "A": Input("1", rate, constant=True), "B": KEY, "C": KEY}),
+                     "A_imag": Input("K", same, constant=True), "C": Input("K2", same, constant=True)}, key=8,
+                    derive=_all_heads),
+    "rg_lru": Mechanism({"x": VALUE, "input_gate": VALUE, "recurrence_gate": VALUE,
+                         "a": Input("V", negative, constant=True)}, scan=True),
+    "ssd": Mechanism({"x": VALUE, "dt": Input("1", F.softplus), "A": Input("1", rate, constant=True), "B": KEY,
+                      "C": KEY}),
 }
 
 
@@ -67,7 +73,8 @@ class ByteModel(nn.Module):
         super().__init__()
         self.mechanism, self.heads = mechanism, heads
         self.byte, self.byte_before = nn.Embedding(256, width), nn.Embedding(256, width)
-        self.layers = nn.ModuleList(Layer(mechanism, MECHANISMS[mechanism], width, heads, dropout) for _ in range(layers))
+        self.layers = nn.ModuleList(Layer(mechanism, MECHANISMS[mechanism], width, heads, dropout)
+                                    for _ in range(layers))
         self.norm, self.head = nn.RMSNorm(width, EPS), nn.Linear(width, 256, bias=False)
         for table in (self.byte, self.byte_before):
             nn.init.normal_(table.weight, std=0.02)
@@ -102,12 +109,13 @@ class ByteModel(nn.Module):
         save_file(self.state_dict(), path, metadata)
 
     def save_folder(self, path: str) -> None:
-        """That file as model.safetensors, and config.json beside it: what heed::Model opens, and `heed generate`."""
+        """Writes model.safetensors as save() does, and config.json: heed::Model and `heed generate` open the folder."""
         width = len(self.norm.weight)
-        config = {"model_type": "heed_byte_lm", "architectures": ["ByteModel"], "mechanism": self.mechanism, "vocab_size": 256,
+        config = {"model_type": "heed_byte_lm", "architectures": ["ByteModel"],
+                  "mechanism": self.mechanism, "vocab_size": 256,
                   "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": len(self.layers),
-                  "num_attention_heads": self.heads, "key_dim": MECHANISMS[self.mechanism].key, "sliding_window": WINDOW,
-                  "rms_norm_eps": EPS, "eos_token_id": None}
+                  "num_attention_heads": self.heads, "key_dim": MECHANISMS[self.mechanism].key,
+                  "sliding_window": WINDOW, "rms_norm_eps": EPS, "eos_token_id": None}
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         self.save(str(folder / "model.safetensors"))

@@ -1,6 +1,6 @@
-# Trains the byte-level language model on a book with any mechanism, and says what it beats.
-"""Printed are bits per byte on the first nine tenths of the book, which are learned from, and on the last, which is not.
-The bar is a table: how often which byte followed which two (CountModel).
+# Trains the byte-level language model on a book with any mechanism, and compares it with a baseline.
+"""Printed are bits per byte on the first nine tenths of the book, which are learned from, and on the last, which is
+not. The bar is a table: how often which byte followed which two (CountModel).
 
     python examples/byte_lm/train.py --mechanism gla --out gla
     build/release/bin/example_byte_lm gla/model.safetensors --prompt "Alice was"
@@ -51,7 +51,8 @@ class CountModel:
 
     def bits(self, text: bytes, begin: int) -> float:
         """Per byte of text[begin:], each after those before it."""
-        total = sum(math.log2(self.probability(text[max(0, i - self.order) : i], text[i])) for i in range(begin, len(text)))
+        total = sum(math.log2(self.probability(text[max(0, i - self.order) : i], text[i]))
+                    for i in range(begin, len(text)))
         return -total / (len(text) - begin)
 
 
@@ -60,7 +61,7 @@ def loss_of(model, batch):
 
 
 def bits_of(model, windows):
-    """Per byte, the model knowing only what stands before it in its window."""
+    """Bits per byte, where the model sees only the bytes before it in its window."""
     total = sum(loss_of(model, part).item() * len(part) for part in windows.split(16))
     return total / len(windows) / math.log(2)
 
@@ -71,7 +72,7 @@ def train(model, text, end, steps, batch=BATCH):
 
 
 def fitted(model, text, end, steps, batch=BATCH):
-    """The same, the seconds that learning took, and bytes per second."""
+    """Trains as train() does; gives bits per byte, the seconds that it took, and bytes per second."""
     book = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     windows = book[end:].unfold(0, LENGTH + 1, LENGTH)
 
@@ -110,7 +111,7 @@ def state_bytes(model):
 
 
 def bytes_per_second(path):
-    """Of the C++ program as it writes a text, one byte after the other, on one thread: the best of three."""
+    """The rate at which the C++ program generates a text byte by byte on one thread: the best of three runs."""
     command = [training.program("example_byte_lm"), path, "--bytes", "2000"]
     said = [subprocess.run(command, capture_output=True, check=True).stderr.decode() for _ in range(3)]
     return max(float(re.fullmatch(r"(\d+) bytes/s, one at a time\n", line)[1]) for line in said)
@@ -126,13 +127,15 @@ def row_of(mechanism, text, end, options, out):
     model.save(out)
     written = bytes_per_second(out)
     print(f"{mechanism}: held out {bits:.3f} bits/byte, {written:.0f} bytes/s in C++\n", flush=True)
-    return results.row(mechanism, not options.untimed, {"bits": bits, "weights": weights, "state_bytes": state_bytes(model.eval())},
+    return results.row(mechanism, not options.untimed,
+                       {"bits": bits, "weights": weights, "state_bytes": state_bytes(model.eval())},
                        {"train_seconds": seconds, "train_per_second": speed, "cpp_per_second": written})
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    results.add_arguments(parser, MECHANISMS, "language", "write the model to this folder: model.safetensors and config.json")
+    results.add_arguments(parser, MECHANISMS, "language",
+                          "write the model to this folder: model.safetensors and config.json")
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
 
@@ -142,7 +145,8 @@ def main():
     if options.all:
         training.program("example_byte_lm")
         head = {"bar": bar, "train": end, "held_out": len(text) - end, "tokens": LENGTH, "steps": options.steps}
-        return results.run_all(options, "language", head, MECHANISMS, lambda mechanism, out: row_of(mechanism, text, end, options, out))
+        return results.run_all(options, "language", head, MECHANISMS,
+                               lambda mechanism, out: row_of(mechanism, text, end, options, out))
     torch.manual_seed(options.seed)
     model = ByteModel(options.mechanism)
     size = sum(p.numel() for p in model.parameters())

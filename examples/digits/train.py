@@ -1,4 +1,4 @@
-# Trains a reader of handwritten digits with any mechanism, or with each, and says what it beats.
+# Trains a reader of handwritten digits with any mechanism, or with each, and compares it with baselines.
 """Printed is the share of held-out images that are right, and what simple models of scikit-learn get right of them.
 
     python examples/digits/train.py --mechanism attention --out model.safetensors

@@ -1,4 +1,4 @@
-# Trains the model of hybrid_lm.py, which imports libraries for GPUs, on a CPU: one import more. Its text is its source.
+# Trains the model of hybrid_lm.py, which imports GPU libraries, on a CPU by one more import. The text is its source.
 import sys
 from pathlib import Path
 

@@ -1,7 +1,8 @@
-# Ten words, said by many voices of espeak-ng, as sequences of raw samples, for classifiers whose mechanism is picked by name.
-"""No package was found that ships recordings of the same words by many people, so they are synthesised: each word by every voice in
-every accent, at several speeds and pitches, in 0.8 s of 6400 samples, with noise and at changing places. Voices that are held out are
-not heard while learning. A token is a frame of 80 samples, 20 after the one before, through filters that are learned."""
+# Ten words, spoken by voices of espeak-ng, as sequences of raw samples, for classifiers with any mechanism.
+"""No package was found that ships recordings of the same words by many people, so they are synthesised: each word by
+every voice in every accent, at several speeds and pitches, in 0.8 s of 6400 samples, with noise and at changing places.
+Voices that are held out are not heard while learning. A token is a frame of 80 samples, 20 after the one before,
+through filters that are learned."""
 
 import hashlib
 import io
@@ -20,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
-from classifier import Data, Task  # noqa: E402
-from layer import S4D, SELECTIVE_SCAN, TURNED_QKV, VALUE, Input, Mechanism  # noqa: E402
-from training import MODELS, need, stop  # noqa: E402
+from classifier import Data, Task
+from layer import S4D, SELECTIVE_SCAN, TURNED_QKV, VALUE, Input, Mechanism
+from training import MODELS, need, stop
 
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 RATE, SAMPLES = 8000, 6400  # per second, and of a sequence
@@ -31,13 +32,14 @@ TOKENS = SAMPLES // HOP
 WINDOW = 32  # tokens to either side that attention sees
 
 ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan", "en-gb-x-gbcwmd", "en-029")
-VOICES = ("m1", "m2", "m4", "m5", "m6", "m8", "f1", "f3", "f4", "klatt", "klatt2", "Andy", "Annie", "belinda", "Denis", "Jacky")
+VOICES = ("m1", "m2", "m4", "m5", "m6", "m8", "f1", "f3", "f4", "klatt", "klatt2", "Andy", "Annie", "belinda", "Denis",
+          "Jacky")
 HELD_OUT = ("m3", "m7", "f2", "f5", "klatt4", "edward")
 MANNERS = ((135, 40), (175, 60))  # words per minute, pitch
 
 
 def kernels(heads: int, channels: int, taps: int) -> Tensor:
-    """Kernels of a long convolution: noise that fades within 4 tokens in the first channel, within all of them in the last."""
+    """Kernels of a long convolution: noise that decays within 4 tokens in the first channel, within all in the last."""
     fade = torch.logspace(math.log10(4), math.log10(taps), heads * channels).unflatten(0, (heads, channels))[..., None]
     return torch.randn(heads, channels, taps) * torch.exp(-torch.arange(taps) / fade) * fade**-0.5
 
@@ -53,12 +55,13 @@ MECHANISMS = {
 
 
 class Frames(nn.Module):
-    """Filters in pairs, of which each begins as a tone under a window, cosine and sine: the logarithm of their energy does not depend
-    on where in its period a tone is."""
+    """Filters in pairs, of which each begins as a tone under a window, cosine and sine: the logarithm of their energy
+    does not depend on where in its period a tone is."""
 
     def __init__(self, width: int):
         super().__init__()
-        tones = torch.logspace(math.log10(120), math.log10(3600), BANDS)[:, None] * torch.arange(FRAME) * (2 * math.pi / RATE)
+        tones = torch.logspace(math.log10(120), math.log10(3600),
+                               BANDS)[:, None] * torch.arange(FRAME) * (2 * math.pi / RATE)
         window = torch.hann_window(FRAME) / math.sqrt(FRAME)
         self.filters, self.project = nn.Linear(FRAME, 2 * BANDS, bias=False), nn.Linear(BANDS, width)
         self.filters.weight.data = torch.cat([tones.cos() * window, tones.sin() * window])
@@ -88,7 +91,10 @@ def resampled(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def samples_of(file: bytes) -> np.ndarray:
-    """Of a WAV: without the silence around, of loudness 1, cut to SAMPLES or silent to there, int16 of which 4096 is 1."""
+    """The samples of a WAV file without leading and trailing silence, of loudness 1, as int16 of which 4096 is 1.
+
+    They are cut or padded with silence to SAMPLES.
+    """
     with wave.open(io.BytesIO(file)) as sound:
         rate, frames = sound.getframerate(), sound.readframes(1 << 24)
     samples = resampled(np.frombuffer(frames, "<i2").astype(np.float64), rate)
@@ -101,13 +107,15 @@ def samples_of(file: bytes) -> np.ndarray:
 
 
 def all_spoken(voices: tuple[str, ...]) -> list[Spoken]:
-    return [Spoken(word, accent, voice, *manner) for voice in voices for accent in ACCENTS for manner in MANNERS for word in range(len(WORDS))]
+    return [Spoken(word, accent, voice, *manner) for voice in voices for accent in ACCENTS for manner in MANNERS
+            for word in range(len(WORDS))]
 
 
 def check_voices(program: str) -> None:
     """espeak-ng takes an unknown voice for the usual one, and says nothing."""
     for kind, column, names in (("variant", -1, VOICES + HELD_OUT), ("en", 1, ACCENTS)):
-        listed = subprocess.run([program, f"--voices={kind}"], capture_output=True, text=True, check=True).stdout.splitlines()
+        listed = subprocess.run([program, f"--voices={kind}"], capture_output=True, text=True,
+                                check=True).stdout.splitlines()
         known = {line.split()[column].removeprefix("!v/") for line in listed}
         for name in names:
             if name not in known:
@@ -120,7 +128,8 @@ def synthesised(folder: Path = MODELS / "speech") -> tuple[np.ndarray, np.ndarra
     if program is None:
         stop("needs the program espeak-ng, which is not installed: apt-get install espeak-ng")
     check_voices(program)
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.split("Data at")[0].strip()
+    version = subprocess.run([program, "--version"], capture_output=True, text=True,
+                             check=True).stdout.split("Data at")[0].strip()
     wanted = all_spoken(VOICES + HELD_OUT)
     key = hashlib.sha256(repr((version, WORDS, wanted, SAMPLES, RATE)).encode()).hexdigest()[:12]
     kept = folder / f"words-{key}.npy"
@@ -167,12 +176,16 @@ def spectrum(samples: np.ndarray) -> np.ndarray:
 
 
 def baselines(data: Data) -> dict[str, float]:
-    linear_model, pipeline, preprocessing = (need(f"sklearn.{name}", "scikit-learn") for name in ("linear_model", "pipeline", "preprocessing"))
-    model: Any = pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.LogisticRegression(C=0.1, max_iter=2000))
+    linear_model, pipeline, preprocessing = (need(f"sklearn.{name}", "scikit-learn")
+                                             for name in ("linear_model", "pipeline", "preprocessing"))
+    model: Any = pipeline.make_pipeline(preprocessing.StandardScaler(),
+                                        linear_model.LogisticRegression(C=0.1, max_iter=2000))
     learned = heard(torch.from_numpy(data.train_x), torch.Generator().manual_seed(1)).numpy()
     model.fit(spectrum(learned), data.train_y)
-    return {"chance": 1 / len(WORDS), "logistic regression on the mean spectrum": float(model.score(spectrum(data.test_x), data.test_y))}
+    return {"chance": 1 / len(WORDS),
+            "logistic regression on the mean spectrum": float(model.score(spectrum(data.test_x), data.test_y))}
 
 
-TASK = Task(name="speech", result="speech", labels=WORDS, tokens=TOKENS, mechanisms=MECHANISMS, stem=Frames, load=load, augment=heard,
-            baselines=baselines, layers=2, width=64, heads=4, dropout=0.1, steps=500, batch=32, rate=4e-3)
+TASK = Task(name="speech", result="speech", labels=WORDS, tokens=TOKENS, mechanisms=MECHANISMS, stem=Frames, load=load,
+            augment=heard, baselines=baselines, layers=2, width=64, heads=4, dropout=0.1, steps=500, batch=32,
+            rate=4e-3)

@@ -1,5 +1,6 @@
-# Trains a recogniser of ten spoken words with any mechanism, or with each, and says what it beats.
-"""Printed is the share of held-out recordings that are right, of voices that have not been heard, and what a simple model gets right.
+# Trains a recogniser of ten spoken words with any mechanism, or with each, and compares it with baselines.
+"""Printed is the share of held-out recordings that are right, of voices that have not been heard, and what a simple
+model gets right.
 
     python examples/speech/train.py --mechanism s4d --out model.safetensors
     python examples/speech/train.py --all

@@ -1,11 +1,12 @@
-# Sequences to classes: a stem that the task brings, layers with one mechanism, the mean over tokens, a logit for each class.
-"""A Task says what is learned from what; main() is the program that trains it, with one mechanism or with each in turn."""
+# A classifier of sequences: a stem given by the task, layers with one mechanism, the mean over tokens, and logits.
+"""A Task describes data and model; main() is the program that trains it, with one mechanism or with each in turn."""
 
 import argparse
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,12 +28,12 @@ class Data(NamedTuple):
 
 
 class Task(NamedTuple):
-    name: str  # of its folder, and of its program example_<name>
-    result: str  # of its file of results
+    name: str  # names its folder, and its program example_<name>
+    result: str  # names its file of results
     labels: tuple[str, ...]
     tokens: int
     mechanisms: dict[str, Mechanism]
-    stem: Callable[[int], nn.Module]  # of a width: [B, numbers] to [B, tokens, width]
+    stem: Callable[[int], nn.Module]  # takes a width and maps [B, numbers] to [B, tokens, width]
     load: Callable[[], Data]
     augment: Callable[[Tensor, torch.Generator], Tensor]  # a batch that is learned from, changed as its class allows
     baselines: Callable[[Data], dict[str, float]]  # by what they are: the share that they get right
@@ -105,14 +106,15 @@ def classify(task: Task, model: Path, sequences: Path, logits: Path) -> float:
 
 
 def deployed(model: Classifier, data: Data, path: Path) -> tuple[float, float]:
-    """What C++ makes of the file: the share that is right, and microseconds per sequence. Logits must be those of Python."""
+    """Accuracy and microseconds per sequence of the C++ program with the file; its logits must be Python's."""
     sequences, logits = path.with_suffix(".sequences.npy"), path.with_suffix(".logits.npy")
     np.save(sequences, data.test_x)
     seconds = min(classify(model.task, path, sequences, logits) for _ in range(3))
     of_cpp, of_python = np.load(logits), logits_of(model.eval(), data.test_x)
     difference = float(np.abs(of_cpp - of_python).max())
     if not difference < 1e-4 * max(1, float(np.abs(of_python).max())):
-        training.stop(f"logits of C++ differ from those of Python by {difference:.1e}, expected less than 1e-4 of the largest")
+        training.stop(f"logits of C++ differ from those of Python by {difference:.1e}, expected less than 1e-4 of "
+                      "the largest")
     return float((of_cpp.argmax(1) == data.test_y).mean()), seconds
 
 
@@ -146,9 +148,11 @@ def main(task: Task, description: str) -> int:
         right, *_ = train(model, data, task.steps, options.seed)
         if options.out:
             model.save(options.out)
-        print(f"{options.mechanism}: {right:.1%} right, the best of the above {bar:.1%}: {'above' if right > bar else 'NOT above'} the bar")
+        print(f"{options.mechanism}: {right:.1%} right, the best of the above {bar:.1%}: "
+              f"{'above' if right > bar else 'NOT above'} the bar")
         return 0 if right > bar else 1
     training.program(f"example_{task.name}")
-    head = {"baselines": baselines, "train": len(data.train_x), "held_out": len(data.test_x), "tokens": task.tokens, "steps": task.steps}
+    head = {"baselines": baselines, "train": len(data.train_x), "held_out": len(data.test_x), "tokens": task.tokens,
+            "steps": task.steps}
     return results.run_all(options, task.result, head, task.mechanisms, lambda mechanism, out: row_of(
         task, mechanism, data, options.seed, out, not options.untimed))

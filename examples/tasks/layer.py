@@ -1,5 +1,5 @@
-# The layer that the examples byte_lm, digits and speech have in common: a mechanism picked by name, a gate, a perceptron.
-"""What a layer computes of rows x [B, T, width]:
+# The layer that the examples byte_lm, digits and speech share: a mechanism picked by name, a gate, a perceptron.
+"""A layer computes from rows x [B, T, width]:
 
     u = norm1(x)
     x = x + out(norm_per_head(mechanism(inputs of u)) * silu(gate(u)))
@@ -9,7 +9,8 @@ A mechanism is one line of a table: what it is called with, and its options. lay
 """
 
 import math
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,20 +18,22 @@ from torch import Tensor, nn
 
 import heed.torch
 
-EPS = 1e-6  # of the norms
+EPS = 1e-6  # in the norms
 
 
 class Input(NamedTuple):
-    """An argument of a mechanism: numbers per head, projected from u, or constants that are learned. `size` says how many:
-    "K" channels of a key, "V" of a value, "1"; of constants also "V4", "VK", "VK2", "K2", pairs or several for each channel, and "VT",
-    as many as tokens; "MK" and "MT" are matrices of `rows` rows that all heads have in common. A map comes with a bias."""
+    """An argument of a mechanism: numbers per head, projected from u, or constants that are learned. `size` says how
+    many: "K" channels of a key, "V" of a value, "1"; of constants also "V4", "VK", "VK2", "K2", pairs or several for
+    each channel, and "VT", as many as tokens; "MK" and "MT" are matrices of `rows` rows that all heads have in common.
+    A map comes with a bias."""
 
     size: str
     map: Callable[[Tensor], Tensor] | None = None
     constant: bool = False
-    rotary: bool = False  # turned by the position: says how far away a key is where no decay does
-    unit: bool = False  # of norm 1, as keys of delta rules have to be
-    start: Callable[..., Tensor] | None = None  # what a constant of these sizes begins as; else spread, or 0 without a map
+    rotary: bool = False  # rotated by the position, which encodes distances where no decay does
+    unit: bool = False  # has norm 1, as keys of delta rules require
+    # Initialises a constant from its sizes; the default is spread values, or 0 without a map.
+    start: Callable[..., Tensor] | None = None
     learned: bool = True
 
 
@@ -40,7 +43,7 @@ class Mechanism(NamedTuple):
     key: int = 32  # K
     derive: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None  # arguments from what is projected
     scan: bool = False  # over channels, those of all heads in a row
-    function: str = ""  # of heed.torch; its own name where this is empty
+    function: str = ""  # name in heed.torch; the mechanism's own if empty
     rows: int = 0  # M
 
 
@@ -75,7 +78,7 @@ S4D = Mechanism({"u": VALUE, "log_dt": Input("V", negative, constant=True), "log
 
 
 class Scan:
-    """A scan and its step on numbers per head. Its state is a list: the scan's, and that of the convolution before it."""
+    """A scan and its step on numbers per head. The state is a list: the scan's, and the convolution's before it."""
 
     def __init__(self, name: str, inputs: dict[str, Input]):
         self.inputs, self.tokens_last = inputs, name != "rg_lru"
@@ -86,7 +89,7 @@ class Scan:
         for key, x in arguments.items():
             if self.inputs[key].constant:
                 given[key] = x.flatten(0, 1)
-            elif self.inputs[key].size == "K":  # what the channels of a head have in common
+            elif self.inputs[key].size == "K":  # shared by the channels of a head
                 given[key] = x.permute(0, 2, 3, 1) if has_tokens else x
             else:
                 given[key] = x.flatten(-2).transpose(1, 2) if has_tokens and self.tokens_last else x.flatten(-2)
@@ -98,7 +101,8 @@ class Scan:
     def __call__(self, return_state: bool = False, **arguments: Tensor) -> Any:
         given, tail = self.channels(arguments, True), []
         if "filter" in given:
-            given["u"], *tail = heed.torch.causal_conv1d(given["u"], given.pop("filter"), activation="silu", return_state=True)
+            given["u"], *tail = heed.torch.causal_conv1d(given["u"], given.pop("filter"), activation="silu",
+                                                         return_state=True)
         if "a" in given:  # RG-LRU treats a first token otherwise where there is no state: steps have one
             given["initial_state"] = given["x"].new_zeros(given["x"].shape[::2])
         results = self.function(**given, return_state=True) if return_state else (self.function(**given),)
@@ -108,13 +112,14 @@ class Scan:
     def step(self, state: list[Tensor], **arguments: Tensor) -> Tensor:
         given = self.channels(arguments, False)
         if "filter" in given:
-            given["u"] = heed.torch.causal_conv1d_step(given["u"], given.pop("filter"), state=state[1], activation="silu")
+            given["u"] = heed.torch.causal_conv1d_step(given["u"], given.pop("filter"), state=state[1],
+                                                       activation="silu")
         return self.heads(self.one_step(**given, state=state[0]), arguments)
 
 
 class Argument(nn.Module):
-    """The weights behind an Input. Biases that are mapped begin spread over channels or heads: a sigmoid of 1 forgets half of
-    the past in 2 bytes, of 6 in 280."""
+    """The weights behind an Input. Biases that are mapped begin spread over channels or heads: a sigmoid of 1 forgets
+    half of the past in 2 bytes, of 6 in 280."""
 
     def __init__(self, kind: Input, width: int, shape: list[int]):
         super().__init__()
@@ -136,7 +141,7 @@ class Argument(nn.Module):
 
 
 class Layer(nn.Module):
-    """`name` is that of `mechanism`, "none" being no function; `tokens` is how long sequences are, where constants depend on it."""
+    """`name` is that of `mechanism`, or "none"; `tokens` is the sequence length, for constants that depend on it."""
 
     def __init__(self, name: str, mechanism: Mechanism, width: int, heads: int, dropout: float, tokens: int = 0):
         super().__init__()
@@ -148,7 +153,8 @@ class Layer(nn.Module):
             self.one_step = self.function.step
         self.window = sum(mechanism.options["window"]) + 1 if "window" in mechanism.options else 0
         K, V, M = mechanism.key, width // heads, mechanism.rows
-        sizes = {"K": [K], "V": [V], "1": [], "V4": [V, 4], "VK": [V, K], "VK2": [V, K, 2], "K2": [K, 2], "VT": [V, tokens]}
+        sizes = {"K": [K], "V": [V], "1": [], "V4": [V, 4], "VK": [V, K], "VK2": [V, K, 2], "K2": [K, 2],
+                 "VT": [V, tokens]}
         shapes = {size: [heads, *of_head] for size, of_head in sizes.items()} | {"MK": [M, K], "MT": [M, tokens]}
         self.inputs = nn.ModuleDict(
             {key: Argument(kind, width, shapes[kind.size]) for key, kind in mechanism.inputs.items()})

@@ -1,13 +1,14 @@
 # Results of the three tasks as files, one row per mechanism, and as tables.
-"""benchmarks/results/<name>.json has what was measured: rows that are there are not measured again, so that a run that was ended goes on
-where it was. Nothing here needs PyTorch."""
+"""benchmarks/results/<name>.json has what was measured: rows that are there are not measured again, so that a run that
+was ended goes on where it was. Nothing here needs PyTorch."""
 
 import argparse
 import json
 import os
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Callable, Iterable
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -44,8 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser, mechanisms: Iterable[str], na
     one.add_argument("--all", action="store_true", help="train with each mechanism, and write a table")
     parser.add_argument("--out", help=out)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, default=FOLDER / f"{name}.json", help="of --all: what is there is not measured again")
-    parser.add_argument("--untimed", action="store_true", help="of --all: leave times out, on a machine that does other things too")
+    parser.add_argument("--results", type=Path, default=FOLDER / f"{name}.json",
+                        help="of --all: what is there is not measured again")
+    parser.add_argument("--untimed", action="store_true",
+                        help="of --all: leave times out, on a machine that does other things too")
 
 
 def run_all(options: argparse.Namespace, name: str, head: dict[str, Any], mechanisms: Iterable[str],
@@ -56,7 +59,7 @@ def run_all(options: argparse.Namespace, name: str, head: dict[str, Any], mechan
     before = read(options.results)
     rows = {found["mechanism"]: found for found in before["rows"]}
     if {**before, "rows": []} != {**head, "rows": []}:
-        rows = {}  # of other steps or data
+        rows = {}  # the recorded rows have other steps or data
     missing = [m for m in mechanisms if m not in rows or (rows[m]["cpu"] is None and not options.untimed)]
     for number, mechanism in enumerate(missing, 1):
         print(f"{number} of {len(missing)}: ", end="")
@@ -66,7 +69,7 @@ def run_all(options: argparse.Namespace, name: str, head: dict[str, Any], mechan
     return 0
 
 
-# --- tables -------------------------------------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def number(x: float | None, digits: int = 0, scale: float = 1) -> str:
@@ -114,21 +117,23 @@ def table(name: str, document: dict[str, Any]) -> str:
 
 
 def bars(document: dict[str, Any]) -> str:
-    """What a table's rows have to be better than."""
+    """A sentence on the baselines that a table's rows have to exceed."""
     if "bar" in document:
         return f"Counts of three bytes need {document['bar']:.3f} bits."
-    return "Right without any of it: " + ", ".join(f"{name} {right:.1%}" for name, right in document["baselines"].items()) + "."
+    return "Right without any of it: " + ", ".join(f"{name} {right:.1%}"
+                                                   for name, right in document["baselines"].items()) + "."
 
 
 def length_table(what: str, quantity: str, document: dict[str, Any]) -> str:
-    """Milliseconds or megabytes of one pass by length, and by how much they grow as the length doubles for the last time."""
+    """Milliseconds or megabytes of one pass by length, and their growth over the last doubling of the length."""
     rows = [r for r in document["rows"] if r["pass"] == what]
     tokens = sorted({n for r in rows for n in r["tokens"]})
     lines = ["| mechanism | " + " | ".join(f"{n:,}" for n in tokens) + " | doubled |", "|---" * (len(tokens) + 2) + "|"]
     for r in rows:
         found = dict(zip(r["tokens"], (x * 1e3 if quantity == "seconds" else x for x in r[quantity])))
         cells = ["" if n not in found else f"{found[n]:,.0f}" if found[n] >= 100 else f"{found[n]:.1f}" for n in tokens]
-        growth = [f"x {r[quantity][-1] / r[quantity][-2]:.1f}"] if len(r[quantity]) > 1 and r[quantity][-2] > 0 else [""]
+        growth = ([f"x {r[quantity][-1] / r[quantity][-2]:.1f}"] if len(r[quantity]) > 1 and r[quantity][-2] > 0
+                  else [""])
         lines.append("| " + " | ".join([r["mechanism"], *cells, *growth]) + " |")
     unit = "Milliseconds" if quantity == "seconds" else "Megabytes at the peak"
     return "\n".join(lines) + f"\n\n{unit}: {document['cpu']}, {document['threads']} threads."

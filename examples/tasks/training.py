@@ -1,12 +1,13 @@
-# What the examples byte_lm, digits and speech have in common as trainings: the optimiser, and a loop that says how far it is.
-"""fit() trains; sentences of what is missing end a program without a traceback."""
+# The training that the examples byte_lm, digits and speech share: the optimiser, and a loop that reports progress.
+"""fit() trains; stop() and need() end a program with a sentence instead of a traceback."""
 
 import importlib
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -37,14 +38,16 @@ def program(name: str) -> Path:
     return path
 
 
-def fit(model: nn.Module, steps: int, rate: float, draw: Callable[[], tuple[Tensor, int]], evaluate: Callable[[], tuple[Any, str]], *,
-        unit: str, every: int = 50, nats_to: float = 1.0) -> tuple[Any, float, float]:
-    """Trains by AdamW with a warm start and half a cosine down to a tenth of the rate. draw() gives the loss of a batch and how
-    many of `unit` it has; evaluate() gives a result and says it. Returns the last result, the seconds that learning took, without those
-    of evaluations, and how many of `unit` that was per second."""
+def fit(model: nn.Module, steps: int, rate: float,
+        draw: Callable[[], tuple[Tensor, int]], evaluate: Callable[[], tuple[Any, str]], *, unit: str, every: int = 50,
+        nats_to: float = 1.0) -> tuple[Any, float, float]:
+    """Trains by AdamW with a warm start and half a cosine down to a tenth of the rate. draw() gives the loss of a batch
+    and how many of `unit` it has; evaluate() gives a result and says it. Returns the last result, the seconds that
+    learning took, without those of evaluations, and how many of `unit` that was per second."""
     matrices = [p for p in model.parameters() if p.requires_grad and p.dim() == 2]
     others = [p for p in model.parameters() if p.requires_grad and p.dim() != 2]
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0}], rate)
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0}],
+                                  rate)
     warm = max(1, steps // 20)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min((i + 1) / warm, 0.55 + 0.45 * math.cos(math.pi * i / steps)))

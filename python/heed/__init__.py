@@ -21,7 +21,7 @@ __all__ += ["__version__", "Advice", "Candidate", "advise", "patterns", "select"
 
 
 class _Signature:
-    """The __signature__ of a function or method of _core, made when somebody asks for it."""
+    """The __signature__ of a function or method of _core, made on first use."""
 
     def __get__(self, function, cls=None):
         if function is None:
@@ -45,7 +45,7 @@ class _ClassSignature:
         return _signatures.parse(self.text)
 
 
-# What functions of Python have and nanobind's lack: help() and pickle ask for it.
+# help() and pickle read attributes that Python's functions have and nanobind's lack.
 _method = _core.KVCacheBase.trim
 _function_type, _method_type, _bound_type = type(_core.explain), type(_method), type(_method.__get__(_core))
 for _type in (_function_type, _method_type, _bound_type):

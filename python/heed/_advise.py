@@ -1,4 +1,4 @@
-# heed.advise: which mechanism, with which options, for given tensors, a length and a budget.
+# heed.advise ranks mechanisms and options for given tensors, a length and a budget.
 """The adviser in Python: its arguments, and what it returns."""
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ if TYPE_CHECKING:
         frontier: bool
         reason: str
 else:
-    Candidate = namedtuple("Candidate", """rank mechanism options python dtype threads seconds predicted_seconds measured_seconds
-        predicted_sample_seconds memory_bytes workspace_bytes state_bytes relative_error max_error kept softmax causal assumed within
-        frontier reason""")
+    Candidate = namedtuple("Candidate", """rank mechanism options python dtype threads seconds predicted_seconds
+        measured_seconds predicted_sample_seconds memory_bytes workspace_bytes state_bytes relative_error max_error kept
+        softmax causal assumed within frontier reason""")
 
 Candidate.__module__ = "heed"
 Candidate.__doc__ = """A row of what heed.advise returns.
 
-rank from 1; mechanism and options; python, the call; dtype and threads. seconds is what it is ranked by: measured_seconds, on the
-sample, if that has the length that was asked for, else predicted_seconds, at that length; predicted_sample_seconds is the
-prediction for what was measured. memory_bytes is inputs, outputs, gradients, workspace and state, state_bytes what the next token
-needs. relative_error is the root mean square of the difference from exact attention in float64, as a share of the output's, and
-max_error the largest difference, on the sample. kept is the share of the pairs that were visible which it computed there. softmax:
-whether it is softmax attention, exact or with keys left out; causal: whether tokens see none behind them; assumed: names of
-inputs that were not given. within: the budget; frontier: nothing is faster and as close. None where nobody knows. reason: why it
-has this rank."""
+rank from 1; mechanism and options; python, the call; dtype and threads. seconds is what it is ranked by:
+measured_seconds, on the sample, if that has the length that was asked for, else predicted_seconds, at that length;
+predicted_sample_seconds is the prediction for what was measured. memory_bytes is inputs, outputs, gradients, workspace
+and state, state_bytes what the next token needs. relative_error is the root mean square of the difference from exact
+attention in float64, as a share of the output's, and max_error the largest difference, on the sample. kept is the share
+of the pairs that were visible which it computed there. softmax: whether it is softmax attention, exact or with keys
+left out; causal: whether tokens see none behind them; assumed: names of inputs that were not given. within: the budget;
+frontier: nothing is faster and as close. None where nobody knows. reason: why it has this rank."""
 
 
 class Advice(list):
-    """What heed.advise returns: a list of heed.Candidate, the best first, which prints as a table.
+    """The result of heed.advise: a list of heed.Candidate, the best first, which prints as a table.
 
-    length is what they are ranked at, sample_tokens what they ran on, 0 of shapes alone. left_out has mechanisms that cannot be
-    called, with reasons. prediction_error is what nine of ten predictions of the cost model are off by at most, as a share, on
-    calls that it was not fitted to; None without a model.
+    length is what they are ranked at, sample_tokens what they ran on, 0 of shapes alone. left_out has mechanisms that
+    cannot be called, with reasons. prediction_error is what nine of ten predictions of the cost model are off by at
+    most, as a share, on calls that it was not fitted to; None without a model.
     """
 
     length: int
@@ -86,7 +86,7 @@ def _text(error):
 
 
 def _cost_model(threads):
-    """Where `heed advise --calibrate` puts what it measures on this machine, or None if it has not run."""
+    """The path of the cost model that `heed advise --calibrate` made of this machine, or None if it has not run."""
     folder = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(folder):
         folder = os.path.join(os.path.expanduser("~"), ".cache")
@@ -94,25 +94,27 @@ def _cost_model(threads):
     return path if os.path.isfile(path) else None
 
 
-def advise(q: Array | tuple[int, ...], k: Array | tuple[int, ...], v: Array | tuple[int, ...], *, length: int | None = None,
-           memory: float | None = None, error: float | None = None, purpose: Literal["prefill", "training", "decode"] = "prefill",
-           causal: bool = False, scale: float | None = None, softcap: float | None = None, window: tuple[int, int] | None = None,
-           tensors: Mapping[str, Array] | None = None, mechanisms: Sequence[str] | None = None,
-           dtypes: Sequence[FloatName] | None = None, seconds: float = 10.0,
+def advise(q: Array | tuple[int, ...], k: Array | tuple[int, ...], v: Array | tuple[int, ...], *,
+           length: int | None = None, memory: float | None = None,
+           error: float | None = None, purpose: Literal["prefill", "training", "decode"] = "prefill",
+           causal: bool = False, scale: float | None = None, softcap: float | None = None,
+           window: tuple[int, int] | None = None, tensors: Mapping[str, Array] | None = None,
+           mechanisms: Sequence[str] | None = None, dtypes: Sequence[FloatName] | None = None, seconds: float = 10.0,
            model: str | os.PathLike[str] | None = None, threads: int | None = None) -> Advice:
     """Ranks mechanisms and their options for these tensors, a length and a budget, each with the reason for its rank.
 
-    Exact attention in several dtypes and under windows, with patterns that content chooses, certified attention, caches of rows
-    and of bytes, and every other mechanism that these tensors suffice for are planned at the length, predicted by the cost
-    model that `heed advise --calibrate` has made of this machine, and run on the tensors: timed, and compared with exact
-    attention in float64. A mechanism other than softmax attention is another function: its error is that of putting it in the
-    place of softmax attention as it is; in a model that was trained with it nothing is lost.
+    Exact attention in several dtypes and under windows, with patterns that content chooses, certified attention, caches
+    of rows and of bytes, and every other mechanism that these tensors suffice for are planned at the length, predicted
+    by the cost model that `heed advise --calibrate` has made of this machine, and run on the tensors: timed, and
+    compared with exact attention in float64. A mechanism other than softmax attention is another function: its error is
+    that of putting it in the place of softmax attention as it is; in a model that was trained with it nothing is lost.
 
     Args:
       q: [B, T, Hq, D], or this shape as a tuple, as k and v then: nothing runs, so that errors are not known
       k: [B, T, Hkv, D]
       v: [B, T, Hkv, Dv]
-      length: tokens that calls will have; None: those of the tensors. In decoding these are the tokens before, with the new one
+      length: tokens that calls will have; None: those of the tensors. In decoding these are the tokens before, with the
+        new one
       memory: bytes that a call may take; None: any
       error: root mean square error that is allowed, as a share of the output's; None: any
       purpose: 'prefill', 'training', outputs and gradients, or 'decode', one token of each sequence
@@ -124,8 +126,8 @@ def advise(q: Array | tuple[int, ...], k: Array | tuple[int, ...], v: Array | tu
       mechanisms: only these, by name; None: all
       dtypes: of 'f64', 'f32', 'bf16' and 'f16'; None: f32 and bf16
       seconds: about how long candidates may run; a sample of the first tokens keeps to it
-      model: path of a cost model; None: that of the user's cache, if there is one. Without, only times that were measured are
-        ranked, at the tensors' own length
+      model: path of a cost model; None: that of the user's cache, if there is one. Without, only times that were
+        measured are ranked, at the tensors' own length
       threads: how many; None: heed.set_num_threads, or as many as the process may use
 
     Returns:
@@ -155,8 +157,8 @@ def advise(q: Array | tuple[int, ...], k: Array | tuple[int, ...], v: Array | tu
     path = _cost_model(threads) if model is None else os.fspath(model)
     found = _advise(given, {
         "length": length, "memory": memory, "error": error, "purpose": purpose, "causal": causal, "scale": scale,
-        "softcap": softcap, "window": window, "mechanisms": mechanisms, "dtypes": dtypes, "seconds": seconds, "model": path,
-        "threads": threads})
+        "softcap": softcap, "window": window, "mechanisms": mechanisms, "dtypes": dtypes, "seconds": seconds,
+        "model": path, "threads": threads})
     advice = Advice(Candidate(**row) for row in found.pop("rows"))
     vars(advice).update(found)
     return advice

@@ -42,7 +42,7 @@ def check_out(path):
 
 
 def find_model(name):
-    """Where the model of that name is.
+    """Finds the folder of the model of that name.
 
     The folder of a model is the one with the fewest levels, in the named folder
     or in the installed package of that name, that holds a config.json with a
@@ -76,7 +76,7 @@ def find_model(name):
 
 
 def _is_model(config):
-    """Whether a config.json is that of a model, not that of a pooling layer."""
+    """Returns whether a config.json is that of a model, not that of a pooling layer."""
     try:
         fields = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -87,8 +87,8 @@ def _is_model(config):
 def write_tensors(path, tensors, metadata):
     """Writes {name: (dtype, shape, bytes)}, whole or not at all.
 
-    The same arguments give the same bytes (the order of the safetensors
-    package's metadata is random), and the data starts at a multiple of 64.
+    Equal arguments give equal bytes (the order of the safetensors package's
+    metadata is random), and the data starts at a multiple of 64.
 
     Returns:
       The number of bytes of the file.

@@ -66,7 +66,7 @@ def record(model, inputs, dtype=None):
 
 
 def _facts(module, query, key, mask, kwargs):
-    """What besides q, k, v defines the attention of one call, as strings."""
+    """The options that define the attention of one call besides q, k and v, as strings."""
     import torch
     T, S = query.shape[2], key.shape[2]
     scale = kwargs.get("scaling")

@@ -1,8 +1,8 @@
-# Signatures of the extension module's functions, for inspect. Nothing imports this before somebody asks for one.
-"""What inspect.signature says of functions that C++ defines.
+# Signatures of the extension module's functions, for inspect. The module is imported on first use.
+"""inspect.Signature objects of functions that C++ defines.
 
-nanobind keeps the text of each overload, "def f(x: Array) -> Result". Here these become one inspect.Signature, annotations
-being strings: names of heed._typing, and of torch for heed.torch.
+nanobind keeps the text of each overload, "def f(x: Array) -> Result". Here these become one inspect.Signature,
+annotations being strings: names of heed._typing, and of torch for heed.torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ON_TENSORS = {"Array": "Tensor", "OutArray": "Tensor", "Result": "Tensor", "Par
 
 def on_tensors(annotation: Any, name: str = "") -> Any:
     """The type that an argument of this name, or a result, has in heed.torch."""
-    if annotation is _KINDS.empty:  # of self
+    if annotation is _KINDS.empty:  # self has none
         return annotation
     if name == "seed" and annotation == "int | None":
         return "int | Tensor | None"
@@ -49,7 +49,8 @@ def parse(text: str) -> inspect.Signature:
     parts += [(arguments.vararg, _KINDS.VAR_POSITIONAL, None)] if arguments.vararg else []
     parts += [(a, _KINDS.KEYWORD_ONLY, default) for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults)]
     parts += [(arguments.kwarg, _KINDS.VAR_KEYWORD, None)] if arguments.kwarg else []
-    parameters = [_KINDS(a.arg, kind, default=_default(default), annotation=_annotation(a.annotation)) for a, kind, default in parts]
+    parameters = [_KINDS(a.arg, kind, default=_default(default), annotation=_annotation(a.annotation))
+                  for a, kind, default in parts]
     return inspect.Signature(parameters, return_annotation=_annotation(function.returns))
 
 

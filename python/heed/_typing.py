@@ -1,4 +1,4 @@
-# Types of heed's arguments and results: for type checkers, and for who asks for a signature.
+# Types of heed's arguments and results: for type checkers and signatures.
 """Types of heed's arguments and results."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
 from numpy.typing import NDArray
 
-from heed._core import Pattern
+from heed._core import Pattern  # noqa: F401
 
 
 class SupportsDLPack(Protocol):
@@ -19,7 +19,7 @@ class SupportsDLPack(Protocol):
 
 
 class SupportsBuffer(Protocol):
-    """What memoryview accepts."""
+    """Objects that memoryview accepts."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -36,7 +36,7 @@ Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 OutArray: TypeAlias = Any  # returned as it is
 Result: TypeAlias = NDArray[Any]
 State: TypeAlias = Array | tuple[Array, Array] | tuple[Array, Array, Array | None]  # S, (S, z), (S, z, m) or (tail, S)
-StateResult: TypeAlias = Any  # the same, NumPy arrays
+StateResult: TypeAlias = Any  # a state's type in a result: NumPy arrays
 
 
 class _CacheRotary(TypedDict, total=False):

@@ -46,8 +46,8 @@ def capture(model, text, out, *, dtype="f16", max_tokens=None, layers=None,
 
     Args:
       model: a folder, the name of an installed Python package that carries a
-        model folder, or a name on the hub. Of an encoder-decoder model the
-        encoder is run.
+        model folder, or a name on the hub. An encoder-decoder model runs its
+        encoder.
       text: path of a UTF-8 text file.
       out: path of the .safetensors file; replaced whole or left as it was.
       dtype: "f16", "f32" or "bf16", of the file.

@@ -1,11 +1,11 @@
-# heed.patterns: the builders of patterns, which say which keys a row of sparse attention looks at.
-"""Patterns: which keys a row of sparse attention looks at.
+# heed.patterns: the builders of patterns for sparse attention.
+"""Patterns: the keys that each row of sparse attention sees.
 
-A pattern is a set of pairs (p, j) of a query's position p and a key j, both absolute: query i of a call stands at
+A pattern is a set of pairs (p, j) of a query's position p and a key j, both absolute: query i of a call has position
 p = start + i, as heed.attention says; keys count from 0 to Tk, whatever key_starts says. Neighbours outside do not
 exist. `|` unites two patterns, `&` keeps what both have. No builder is causal by itself: causal=True is. Every
-size is an int of 0 or more, where 0 would mean nothing of 1 or more; an axis B of a table is the batch entries of a call, or 1.
-Errors are heed.InvalidArgument.
+size is an int of 0 or more, where 0 would mean nothing of 1 or more; an axis B of a table is the batch entries of a
+call, or 1. Errors are heed.InvalidArgument.
 
     o = heed.attention(q, k, v, causal=True, pattern=heed.patterns.longformer(512, [0]))
 """
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from heed._typing import Array, Ints
 
 __all__ = [
-    "Pattern", "atrous", "bigbird", "blocks", "csr", "dilated", "fixed", "global_tokens", "keys", "longformer", "neighborhood",
-    "parse", "per_head", "random_blocks", "row_blocks", "sliding_window", "streaming", "strided",
+    "Pattern", "atrous", "bigbird", "blocks", "csr", "dilated", "fixed", "global_tokens", "keys", "longformer",
+    "neighborhood", "parse", "per_head", "random_blocks", "row_blocks", "sliding_window", "streaming", "strided",
 ]
 
 
@@ -80,7 +80,8 @@ def strided(step: int) -> Pattern:
 
 
 def fixed(block: int, summary: int) -> Pattern:
-    """The keys of a row's own block, and the last `summary` of any block (arXiv:1904.10509): j mod block >= block - summary.
+    """The keys of a row's own block, and the last `summary` of any block (arXiv:1904.10509): j mod block >= block -
+    summary.
 
     Args:
       block: keys of a block, 1 or more
@@ -120,8 +121,9 @@ def random_blocks(count: int, block: int = 64, seed: int = 0) -> Pattern:
 
 
 def bigbird(block: int = 64, random: int = 3, seed: int = 0) -> Pattern:
-    """BigBird's internal global construction (arXiv:2007.14062): of nb blocks the first and the last see and are seen by all,
-    the others see their neighbours and `random` more, drawn once for each head; all is kept where nb <= 5 + 2 random.
+    """BigBird's internal global construction (arXiv:2007.14062): of nb blocks the first and the last see and are seen
+    by all, the others see their neighbours and `random` more, drawn once for each head; all is kept where nb <= 5 + 2
+    random.
 
     Args:
       block: rows and keys of a block, 1 or more
@@ -142,7 +144,8 @@ def streaming(sinks: int, window: int) -> Pattern:
 
 
 def neighborhood(window: int) -> Pattern:
-    """The `window` keys nearest to a row, shifted inwards at the ends (arXiv:2204.07143); an even window has one more on the left.
+    """The `window` keys nearest to a row, shifted inwards at the ends (arXiv:2204.07143); an even window has one more
+    on the left.
 
     Args:
       window: keys of every row, 1 or more
@@ -164,8 +167,8 @@ def csr(row_ptr: Ints | Sequence[Sequence[int]], columns: Ints, block: int | tup
     """Blocks as lists: block row i keeps columns[row_ptr[i]:row_ptr[i + 1]], which ascend.
 
     Args:
-      row_ptr: [nq + 1], or [Hp, nq + 1], ascending from 0 to n, a head's numbers behind those of the one before; Hp is 1, the
-        key heads or the query heads
+      row_ptr: [nq + 1], or [Hp, nq + 1], ascending from 0 to n, a head's numbers behind those of the one before; Hp is
+        1, the key heads or the query heads
       columns: [n]: blocks of keys
       block: rows and columns of a block, 1 or more: an int, or a pair
     """

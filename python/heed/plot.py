@@ -1,8 +1,8 @@
 # The module heed.plot: pictures of attention, of costs and of errors, drawn with matplotlib.
 """Pictures with matplotlib: attention as a map with its tokens, cost against length, error against time.
 
-Every function draws into the Axes `ax`, or into those of a new figure, and returns them; none shows or saves anything. Colors
-and signs are those of the pages of `heed view` and `heed compare`. The extra `plot` brings matplotlib.
+Every function draws into the Axes `ax`, or into those of a new figure, and returns them; none shows or saves anything.
+Colors and signs are those of the pages of `heed view` and `heed compare`. The extra `plot` brings matplotlib.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ try:
 except ImportError as error:
     if (error.name or "").partition(".")[0] != "matplotlib":
         raise
-    raise ImportError("heed.plot needs matplotlib, which is not installed: pip install 'heed[plot]'", name=error.name) from None
+    raise ImportError("heed.plot needs matplotlib, which is not installed: "
+                      "pip install 'heed[plot]'", name=error.name) from None
 
 import numpy as np
 
@@ -40,8 +41,8 @@ _SHARES = ListedColormap(np.array(_palette.ramp()) / 255, "heed")
 
 
 def attention_map(
-    q: Array, k: Array, *, tokens: Sequence[str] | None = None, head: int = 0, norm: Literal["sqrt", "linear", "log"] = "sqrt",
-    ax: Axes | None = None, **options: Any,
+    q: Array, k: Array, *, tokens: Sequence[str] | None = None, head: int = 0,
+    norm: Literal["sqrt", "linear", "log"] = "sqrt", ax: Axes | None = None, **options: Any,
 ) -> Axes:
     """The attention of one head of the first sequence: a row for each query, a column for each key.
 
@@ -53,8 +54,8 @@ def attention_map(
       ax: where to draw; None: a new figure, with a bar of colors
       options: the keywords of heed.attention_weights but `lse`, `rows` and `heads`: `causal`, `window`, `pattern`, ...
 
-    Returns the Axes, whose one image has the shares, pairs that are masked being masked in it. Beyond 512 tokens a cell holds
-    several; a row still sums to 1. Raises heed.InvalidArgument.
+    Returns the Axes, whose one image has the shares, pairs that are masked being masked in it. Beyond 512 tokens a cell
+    holds several; a row still sums to 1. Raises heed.InvalidArgument.
     """
     name = "plot.attention_map"
     if norm not in ("sqrt", "linear", "log"):
@@ -76,7 +77,8 @@ def attention_map(
     largest = float(np.ma.filled(shares, 0).max(initial=0)) or 1.0
     scale = {"sqrt": PowerNorm(0.5, 0, largest, clip=True), "linear": Normalize(0, largest, clip=True),
              "log": LogNorm(largest / 10**_DECADES, largest, clip=True)}[norm]
-    image = ax.imshow(shares, cmap=_SHARES, norm=scale, interpolation="nearest", extent=(-0.5, Tk - 0.5, Tq - 0.5, -0.5))
+    image = ax.imshow(shares, cmap=_SHARES, norm=scale, interpolation="nearest",
+                      extent=(-0.5, Tk - 0.5, Tq - 0.5, -0.5))
     ax.set_facecolor(_MASKED)
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position("top")
@@ -86,7 +88,8 @@ def attention_map(
     ax.set_title(f"head {int(head)}", loc="left", color=_INK, fontweight="bold")
     _dress(ax, grid=False)
     if own_figure:
-        bar = ax.figure.colorbar(image, ax=ax, shrink=0.6, label="share of the row's attention", format=PercentFormatter(1))
+        bar = ax.figure.colorbar(image, ax=ax, shrink=0.6, label="share of the row's attention",
+                                 format=PercentFormatter(1))
         bar.outline.set_edgecolor(_LINE)
         bar.ax.tick_params(color=_LINE, labelcolor=_FAINT, labelsize=9)
         bar.ax.yaxis.label.set_color(_FAINT)
@@ -100,15 +103,16 @@ def error_against_time(rows: Mapping[str, Any] | Iterable[Mapping[str, Any]], *,
       rows: what `heed compare --json` prints, or its `rows`
       ax: where to draw; None: a new figure
 
-    Returns the Axes. A sign is a row, its shape and color the dtype; a line joins the dtypes of one mechanism and its options,
-    which stand beside it. Rows without a time or an error above 0 are left out. Raises heed.InvalidArgument.
+    Returns the Axes. A sign is a row, its shape and color the dtype; a line joins the dtypes of one mechanism and its
+    options, written beside it. Rows without a time or an error above 0 are left out. Raises heed.InvalidArgument.
     """
     name = "plot.error_against_time"
     rows = _rows(name, rows, ("mechanism", "dtype", "seconds", "relative_error"))
     drawn = [row for row in rows if _is_above_0(row["seconds"]) and _is_above_0(row["relative_error"])]
     for row in drawn:
         if row["dtype"] not in _palette.DTYPES:
-            raise heed.InvalidArgument(f"{name}: dtype is {row['dtype']!r}, expected one of {', '.join(_palette.DTYPES)}")
+            raise heed.InvalidArgument(f"{name}: dtype is {row['dtype']!r}, "
+                                       f"expected one of {', '.join(_palette.DTYPES)}")
     ax = _new_axes(8.4, 6.0) if ax is None else ax
     ends = []
     for label, group in _grouped(drawn).items():
@@ -118,12 +122,14 @@ def error_against_time(rows: Mapping[str, Any] | Iterable[Mapping[str, Any]], *,
     for dtype, ((color, _), marker) in _palette.DTYPES.items():
         points = [(row["seconds"], row["relative_error"]) for row in drawn if row["dtype"] == dtype]
         if points:
-            ax.scatter(*zip(*points), color=color, marker=marker, s=36, edgecolors="white", linewidths=0.8, label=dtype, zorder=3)
+            ax.scatter(*zip(*points), color=color, marker=marker, s=36, edgecolors="white", linewidths=0.8, label=dtype,
+                       zorder=3)
     _log_axes(ax, "time of a call", "rms error", _seconds)
     signs = [Line2D([], [], color=color, marker=marker, linestyle="", label=dtype)
              for dtype, ((color, _), marker) in _palette.DTYPES.items() if any(row["dtype"] == dtype for row in drawn)]
     if signs:
-        ax.legend(handles=signs, frameon=False, ncols=len(signs), loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
+        ax.legend(handles=signs, frameon=False, ncols=len(signs), loc="lower left", bbox_to_anchor=(0, 1),
+                  borderaxespad=0.2)
     _label_ends(ax, [(label, end, _INK) for label, end in ends])
     return ax
 
@@ -131,30 +137,32 @@ def error_against_time(rows: Mapping[str, Any] | Iterable[Mapping[str, Any]], *,
 def cost_curves(
     rows: Mapping[str, Any] | Iterable[Mapping[str, Any]], *, cost: str = "seconds", ax: Axes | None = None,
 ) -> Axes:
-    """What mechanisms cost against the number of tokens, both logarithmic.
+    """Draws the cost of mechanisms against the number of tokens, both logarithmic.
 
     Args:
-      rows: mappings that have `mechanism`, `tokens` and the cost, such as those of explained_costs() or of a measurement of your
-        own; or documents of `heed compare --json`, one for each length
+      rows: mappings that have `mechanism`, `tokens` and the cost, such as those of explained_costs() or of a
+        measurement of your own; or documents of `heed compare --json`, one for each length
       cost: the key of what is drawn: "seconds", "flops", "bytes", "workspace_bytes", "state_bytes", ...
       ax: where to draw; None: a new figure
 
-    Returns the Axes: a line for each mechanism with its options, and for each dtype where there are several, in the order in
-    which they come. Rows whose cost is no number above 0 are left out. Raises heed.InvalidArgument.
+    Returns the Axes: a line for each mechanism with its options, and for each dtype where there are several, in the
+    order in which they come. Rows whose cost is no number above 0 are left out. Raises heed.InvalidArgument.
     """
     rows = _rows("plot.cost_curves", rows, ("mechanism", "tokens", cost))
     several = len({row.get("dtype") for row in rows}) > 1
     ax = _new_axes(8.0, 5.2) if ax is None else ax
     ends = []
     for i, (label, group) in enumerate(_grouped(rows, with_dtype=several).items()):
-        points = sorted((row["tokens"], row[cost]) for row in group if _is_above_0(row["tokens"]) and _is_above_0(row[cost]))
+        points = sorted((row["tokens"], row[cost])
+                        for row in group if _is_above_0(row["tokens"]) and _is_above_0(row[cost]))
         if not points:
             continue
         color = _COLORS[i % len(_COLORS)]
-        ax.plot(*zip(*points), color=color, marker=_palette.MARKERS[i % len(_palette.MARKERS)], markersize=4.5, linewidth=1.6,
-                linestyle=("-", "--", ":", "-.")[i // len(_COLORS) % 4], label=label)
+        ax.plot(*zip(*points), color=color, marker=_palette.MARKERS[i % len(_palette.MARKERS)], markersize=4.5,
+                linewidth=1.6, linestyle=("-", "--", ":", "-.")[i // len(_COLORS) % 4], label=label)
         ends.append((label, points[-1], color))
-    words = {"seconds": "time of a call", "bytes": "bytes read and written", "workspace_bytes": "workspace", "state_bytes": "state"}
+    words = {"seconds": "time of a call", "bytes": "bytes read and written", "workspace_bytes": "workspace",
+             "state_bytes": "state"}
     units = _seconds if cost == "seconds" else _bytes if cost.endswith("bytes") else None
     _log_axes(ax, "tokens", words.get(cost, cost.replace("_", " ")), _count, units)
     lengths = sorted({row["tokens"] for row in rows if _is_above_0(row["tokens"])})
@@ -165,36 +173,40 @@ def cost_curves(
 
 
 def crossovers(results: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
-    """From how many tokens on each mechanism takes less time than exact attention, pass by pass.
+    """Draws, for each pass, the number of tokens from which each mechanism takes less time than exact attention.
 
     Args:
       results: what `scripts/bench crossover --json` writes, benchmarks/results/crossover.json of the repository
       ax: where to draw; None: a new figure
 
-    Returns the Axes: a line for each mechanism, the first above, with a sign for each pass. An open sign: from the shortest
-    length that was tried on. A pass that is missing or never cheaper has none. Raises heed.InvalidArgument.
+    Returns the Axes: a line for each mechanism, the first above, with a sign for each pass. An open sign: from the
+    shortest length that was tried on. A pass that is missing or never cheaper has none. Raises heed.InvalidArgument.
     """
     name = "plot.crossovers"
     results = results.get("crossover", results) if isinstance(results, Mapping) else results
     if not isinstance(results, Mapping) or not isinstance(results.get("rows"), Sequence):
-        raise heed.InvalidArgument(f"{name}: results has no rows, expected what `scripts/bench crossover --json` writes")
+        raise heed.InvalidArgument(f"{name}: results has no rows, expected what `scripts/bench crossover "
+                                   "--json` writes")
     passes = ("forward", "backward", "step")
-    rows = [row for row in _rows(name, results["rows"], ("mechanism", *passes)) if any((row[x] or {}).get("from") for x in passes)]
+    rows = [row for row in _rows(name, results["rows"], ("mechanism", *passes))
+            if any((row[x] or {}).get("from") for x in passes)]
     ax = _new_axes(6.4, 1.2 + 0.26 * len(rows)) if ax is None else ax
     for i, kind in enumerate(passes):
         points = [(str(row[kind]["from"]), y) for y, row in enumerate(rows) if (row[kind] or {}).get("from")]
         for is_open in (False, True):
             some = [(float(said.removeprefix("<=")), y) for said, y in points if said.startswith("<=") == is_open]
             if some:
-                ax.scatter(*zip(*some), marker=_palette.MARKERS[i], s=34, edgecolors=_COLORS[i], zorder=3, linewidths=1.4,
-                           facecolors="none" if is_open else _COLORS[i], label=kind if not is_open else f"{kind}, or before")
+                ax.scatter(*zip(*some), marker=_palette.MARKERS[i], s=34, edgecolors=_COLORS[i],
+                           zorder=3, linewidths=1.4, facecolors="none" if is_open else _COLORS[i],
+                           label=kind if not is_open else f"{kind}, or before")
     ax.set_yticks(range(len(rows)), [row["mechanism"] for row in rows])
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(FuncFormatter(_count))
     ax.set_xlabel("tokens from which it is cheaper than attention")
     if rows:
-        ax.legend(frameon=False, ncols=4, columnspacing=1, handletextpad=0.2, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
+        ax.legend(frameon=False, ncols=4, columnspacing=1, handletextpad=0.2, loc="lower left", bbox_to_anchor=(0, 1),
+                  borderaxespad=0.2)
     _dress(ax)
     return ax
 
@@ -210,7 +222,8 @@ def explained_costs(
       dtype, threads: of heed.explain
       arguments: those of heed.explain, shapes in which the word "T" stands for the length: q=(1, "T", 8, 64)
 
-    Returns a dict for each length: mechanism, tokens, dtype, flops, bytes, workspace_bytes and what else heed.explain says.
+    Returns a dict for each length: mechanism, tokens, dtype, flops, bytes, workspace_bytes and what else heed.explain
+    says.
     """
     rows = []
     for length in lengths:
@@ -221,7 +234,7 @@ def explained_costs(
     return rows
 
 
-# --- rows of JSON documents ---------------------------------------------------------------------------------------------------
+# --- rows of JSON documents -------------------------------------------------------------------------------------------
 
 
 def _rows(name: str, given: Any, keys: Sequence[str]) -> list[dict[str, Any]]:
@@ -257,7 +270,7 @@ def _grouped(rows: Iterable[dict[str, Any]], with_dtype: bool = False) -> dict[s
 
 
 def _options(row: Mapping[str, Any]) -> str:
-    """As the program writes them: "causal window 127,0"."""
+    """The options as the program writes them: "causal window 127,0"."""
     words = []
     for key, value in (row.get("options") or {}).items():
         words.append(key if value is True else value if key == "pattern" else
@@ -269,7 +282,7 @@ def _is_above_0(value: Any) -> bool:
     return isinstance(value, (int, float, np.number)) and math.isfinite(value) and value > 0
 
 
-# --- shares of attention ------------------------------------------------------------------------------------------------------
+# --- shares of attention ----------------------------------------------------------------------------------------------
 
 
 def _shares(q: Any, k: Any, head: int, Tq: int, Tk: int, options: dict[str, Any]) -> np.ma.MaskedArray:
@@ -281,9 +294,9 @@ def _shares(q: Any, k: Any, head: int, Tq: int, Tk: int, options: dict[str, Any]
             return heed.attention_weights(q, k, heads=[head], **options)[0, 0]
         return heed.attention_map(q, k, size=(rows, columns), reduce=reduce, **options)[0, head]
 
-    keys = np.diff(-(-np.arange(columns + 1) * Tk // columns))  # of each column
+    keys = np.diff(-(-np.arange(columns + 1) * Tk // columns))  # number of keys in each column
     shares = cells(q, k, "mean", options) * keys
-    # Where all keys are alike, a weight is one over the number of keys that a query sees, and 0 for those that it does not.
+    # Where all keys are equal, a weight is one over the number of visible keys, and 0 for keys that are masked.
     alike_q, alike_k = (np.zeros((*x.shape[:3], 1), np.float32) for x in (q, k))
     logits = ("scale", "softcap", "bias", "alibi", "sinks", "log_decay")
     seen = cells(alike_q, alike_k, "max", {key: value for key, value in options.items() if key not in logits})
@@ -318,11 +331,11 @@ def _plain(token: str) -> str:
     return "".join(f"\\u{{{ord(c):x}}}" if unicodedata.category(c) in hidden else c for c in word)
 
 
-# --- axes ---------------------------------------------------------------------------------------------------------------------
+# --- axes -------------------------------------------------------------------------------------------------------------
 
 
 def _new_axes(width: float, height: float) -> Axes:
-    from matplotlib import pyplot  # which chooses a backend: not before it is needed
+    from matplotlib import pyplot  # pyplot chooses a backend, so it is imported only when needed
 
     _, ax = pyplot.subplots(figsize=(width, height), layout="constrained")
     return ax
@@ -340,13 +353,13 @@ def _dress(ax: Axes, grid: bool = True) -> None:
 
 
 def _points(ax: Axes, which: str) -> float:
-    """Of an axis, its length."""
+    """The length of an axis in points."""
     box = ax.get_window_extent()
     return 72 / ax.figure.dpi * (box.width if which == "x" else box.height)
 
 
 def _label_axis(ax: Axes, which: str, labels: list[str] | None, start: int, n: int) -> None:
-    """As many tokens as can be read, or positions."""
+    """Labels an axis with as many tokens as are legible, or with positions."""
     axis = ax.xaxis if which == "x" else ax.yaxis
     if labels is None:
         axis.set_major_locator(MaxNLocator(integer=True))
@@ -358,7 +371,7 @@ def _label_axis(ax: Axes, which: str, labels: list[str] | None, start: int, n: i
 
 
 def _log_axes(ax: Axes, across: str, up: str, x_format: Any, y_format: Any = None) -> None:
-    """Both logarithmic, with ticks between the powers of ten where there are few of these; no format is that of powers."""
+    """Makes both axes logarithmic, with ticks between powers of ten where there are few; labels are plain numbers."""
     ax.set(xscale="log", yscale="log", xlabel=across, ylabel=up)
     for axis, format_ in ((ax.xaxis, x_format), (ax.yaxis, y_format)):
         low, high = axis.get_view_interval()
@@ -372,7 +385,7 @@ def _log_axes(ax: Axes, across: str, up: str, x_format: Any, y_format: Any = Non
 
 
 def _label_ends(ax: Axes, ends: Sequence[tuple[str, tuple[float, float], str]]) -> None:
-    """Labels [(text, point, color)] in a column beside the axes, as high as their points where there is room, joined to them."""
+    """Writes labels [(text, point, color)] beside the axes, near the heights of their points, with lines to them."""
     ax.get_ylim()  # settles the limits
     to_axes = ax.transData + ax.transAxes.inverted()
     beside = offset_copy(ax.transAxes, ax.figure, x=16, units="points")
@@ -387,8 +400,8 @@ def _label_ends(ax: Axes, ends: Sequence[tuple[str, tuple[float, float], str]]) 
     for (text, point, color), place in zip(order, places):
         ax.annotate(text, xy=point, xytext=(1, place), textcoords=beside, va="center", color=color, fontsize=9,
                     annotation_clip=False, parse_math=False,
-                    arrowprops={"arrowstyle": "-", "color": _FAINT, "alpha": 0.45, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4,
-                                "relpos": (0, 0.5)})
+                    arrowprops={"arrowstyle": "-", "color": _FAINT, "alpha": 0.45, "linewidth": 0.6, "shrinkA": 1,
+                                "shrinkB": 4, "relpos": (0, 0.5)})
 
 
 def _units(value: float, units: Sequence[tuple[float, str]]) -> str:

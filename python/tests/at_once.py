@@ -30,7 +30,7 @@ def run_at_once(*works):
 
 
 def others_run_during(call, meanwhile=lambda: None):
-    """Whether another thread runs, and may call `meanwhile`, in the middle of call()."""
+    """Returns whether another thread runs, and may call `meanwhile`, in the middle of call()."""
     called, ticks = threading.Event(), []
 
     def tick():
@@ -59,12 +59,12 @@ def others_run_during(call, meanwhile=lambda: None):
 
 
 def holds_in_a_child(check):
-    """Whether check() is true in a forked process; a process that hangs is killed and fails the test."""
+    """Returns whether check() is true in a forked process; a process that hangs is killed and fails the test."""
     pid = os.fork()
     if pid == 0:
         try:
             os._exit(0 if check() else 1)
-        finally:  # what check() raises must not go on as a second run of the tests
+        finally:  # an exception of check() must not continue as a second run of the tests
             os._exit(2)
     deadline = time.monotonic() + SECONDS_OF_A_CHILD
     while (done := os.waitpid(pid, os.WNOHANG))[0] == 0:

@@ -1,4 +1,4 @@
-# A headless Chromium for the tests of pages: opens a file, points, types, reads what the page and the console say.
+# A headless Chromium for the tests of pages: opens a file, points, types, reads the page and the console.
 """Without Chromium and its driver (Debian: chromium, chromium-driver) or selenium these tests are skipped."""
 
 import base64
@@ -21,9 +21,10 @@ except ImportError:
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
-needs_browser = pytest.mark.skipif(not (webdriver and CHROMIUM and DRIVER), reason="no chromium, chromedriver or selenium")
+needs_browser = pytest.mark.skipif(not (webdriver and CHROMIUM and DRIVER),
+                                   reason="no chromium, chromedriver or selenium")
 
-SECONDS_TO_READY = 60  # of a slow machine; thumbnails included
+SECONDS_TO_READY = 60  # on a slow machine, with thumbnails
 
 
 class Browser:
@@ -44,7 +45,7 @@ class Browser:
         self.driver.quit()
 
     def fresh(self):
-        """As at the beginning: an empty page of usual size, light, scripts allowed, an empty log."""
+        """Resets the browser: an empty page of usual size, light, scripts allowed, an empty log."""
         self.driver.get("about:blank")
         self.size(1400, 1000)
         self.prefer("light")
@@ -101,7 +102,7 @@ class Browser:
         ActionChains(self.driver, duration=0).key_down(modifier).send_keys(key).key_up(modifier).perform()
 
     def downloads(self, folder):
-        """Where files that a page saves go."""
+        """The folder of files that a page saves."""
         self.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
 
     def saved(self, folder, name):
@@ -115,14 +116,15 @@ class Browser:
         return data
 
     def console(self):
-        """What the console said since the last call."""
+        """The console's messages since the last call."""
         return self.driver.get_log("browser")
 
     def screenshot(self, path):
         """The whole page, below the fold too."""
         box = self.driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
         shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", {
-            "captureBeyondViewport": True, "clip": {**{side: box[side] for side in ("x", "y", "width", "height")}, "scale": 1}})
+            "captureBeyondViewport": True,
+            "clip": {**{side: box[side] for side in ("x", "y", "width", "height")}, "scale": 1}})
         Path(path).write_bytes(base64.b64decode(shot["data"]))
 
 
@@ -151,7 +153,7 @@ def shipped(tmp_path_factory):
 
 
 def shown_map(browser, layer, head):
-    """What the page computed, whole; -1 where it says that a query may not look."""
+    """The whole map that the page computed; -1 where it shows that a pair is masked."""
     values = browser.js("""
         const [l, h] = arguments, layer = heed.layers[l], out = [];
         for (let q = 0; q < layer.rows; ++q) for (let k = 0; k < layer.cols; ++k)
@@ -177,7 +179,8 @@ def readout(browser):
     return browser.js("""
         const { query, key, value } = document.getElementById('readout').dataset;
         return { pair: [+query, +key], value: +value, text: document.getElementById('value').textContent,
-                 tip: document.getElementById('tip').hidden ? null : document.getElementById('tip-value').textContent };""")
+                 tip: document.getElementById('tip').hidden
+                     ? null : document.getElementById('tip-value').textContent };""")
 
 
 def choose(browser, name, value):

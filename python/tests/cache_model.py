@@ -1,4 +1,4 @@
-# A cache as plain lists of rows, and attention over it in float64: what the tests of heed's caches compare with.
+# A cache as plain lists of rows, and attention over it in float64: the reference in tests of heed's caches.
 import numpy as np
 import pytest
 
@@ -20,7 +20,7 @@ def normal(rng, *shape, dtype="f32"):
 
 
 class Model:
-    """What a KVCache holds, and for window a RingKVCache: a list of (key, value) for each sequence."""
+    """The content of a KVCache, or with a window of a RingKVCache: a list of (key, value) for each sequence."""
 
     def __init__(self, batch, value_dim=None, window=None, sink_tokens=0):
         self.tokens = [[] for _ in range(batch)]

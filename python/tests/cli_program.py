@@ -1,4 +1,4 @@
-# The program `heed` as its tests use it: run it, read what it wrote, know what it should have written.
+# Helpers for tests of the program `heed`: they run it, read its output and compute the expected one.
 """The program is $HEED_BIN, else build/release/bin/heed. Without it its tests are skipped."""
 
 import json
@@ -13,8 +13,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 HEED = Path(os.environ.get("HEED_BIN", ROOT / "build/release/bin/heed")).resolve()
 SHIPPED = ROOT / "data/minilm_alice.safetensors"
-VERBS = {"list": [], "info": [], "run": ["attention"], "compare": [], "advise": [], "view": ["--html", "/missing/view.html"], "verify": [], "bench": [],
-         "generate": ["/missing/model", "--prompt-ids", "1"], "embed": ["/missing/model", "--ids", "/missing/ids"]}  # that take --json
+VERBS = {"list": [], "info": [], "run": ["attention"], "compare": [], "advise": [],
+         "view": ["--html", "/missing/view.html"], "verify": [], "bench": [],
+         # These two take --json as well.
+         "generate": ["/missing/model", "--prompt-ids", "1"], "embed": ["/missing/model", "--ids", "/missing/ids"]}
 
 needs_program = pytest.mark.skipif(not HEED.exists(), reason=f"no program at {HEED}")
 

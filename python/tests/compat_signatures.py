@@ -1,6 +1,6 @@
-# Signatures of the functions and modules that heed.compat stands in for, as these libraries have them.
-"""Names, order and defaults. A module's is that of its constructor, and its methods' follow. Versions: fla 0.5.2, mamba_ssm 2.3.2, causal_conv1d 1.6.1, flash_attn 2.8.4. What goes on in a
-further line is indented."""
+# Signatures of the functions and modules that heed.compat replaces, as in their libraries.
+"""Names, order and defaults. A module's is that of its constructor, and its methods' follow. Versions: fla 0.5.2,
+mamba_ssm 2.3.2, causal_conv1d 1.6.1, flash_attn 2.8.4. Continuation lines are indented."""
 
 import re
 

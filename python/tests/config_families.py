@@ -1,7 +1,8 @@
-# Tiny configurations of every family that from_config of heed.torch.nn takes, and what Transformers' model computes with one.
+# Tiny configurations of every family that heed.torch.nn's from_config takes, and the outputs of Transformers' models.
 """FAMILIES, `original` and `compare`: a layer made of a configuration beside the module inside of Transformers' model.
 
-HEED_TEST_FAMILIES=all makes tests take every family, one field at a time: minutes. Otherwise they take one of each kind.
+HEED_TEST_FAMILIES=all makes tests take every family, one field at a time: minutes. Otherwise they take one of each
+kind.
 """
 import copy
 import dataclasses
@@ -20,25 +21,28 @@ from heed.torch.nn import _families
 from torch_nn_checks import randomise, relative, rows
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "sep_token_id": 1}
-MIXTURE = {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "n_routed_experts": 2,
-           "shared_expert_intermediate_size": 8, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 9,
-           "mlp_only_layers": [0, 1], "moe_num_experts": 2, "moe_topk": 1, "shared_intermediate_size": 8, "mlp_layer_types": ["dense", "dense"]}
-DECODER = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 16,
-           "num_hidden_layers": 2, "vocab_size": 19, "max_position_embeddings": 64,
+MIXTURE = {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1,
+           "moe_intermediate_size": 8, "n_routed_experts": 2, "shared_expert_intermediate_size": 8, "n_group": 1,
+           "topk_group": 1, "first_k_dense_replace": 9, "mlp_only_layers": [0, 1], "moe_num_experts": 2, "moe_topk": 1,
+           "shared_intermediate_size": 8, "mlp_layer_types": ["dense", "dense"]}
+DECODER = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+           "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 19, "max_position_embeddings": 64,
            "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, **TOKENS, **MIXTURE}
-LATENT = {**DECODER, "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
-          "v_head_dim": 6}
+LATENT = {**DECODER, "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4,
+          "qk_nope_head_dim": 8, "v_head_dim": 6}
 BERT = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 19,
         "max_position_embeddings": 64, "type_vocab_size": 1, "embedding_size": 32, "input_embedding_size": 32,
         "image_size": 16, "patch_size": 4, **TOKENS}
-BART = {"d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_layers": 2, "decoder_layers": 2,
-        "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 19, "max_position_embeddings": 64, "num_mel_bins": 4,
-        "max_source_positions": 12, "max_target_positions": 64, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, **TOKENS}
-MAMBA = {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2, "vocab_size": 19, "time_step_rank": 3, "num_heads": 8,
-         "head_dim": 8, "n_groups": 2, **TOKENS}
-LINEAR = {**DECODER, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 6,
-          "layer_types": ["linear_attention", "full_attention"]}
-RWKV = {"hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 19, "context_length": 64, **TOKENS}
+BART = {"d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+        "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 19,
+        "max_position_embeddings": 64, "num_mel_bins": 4, "max_source_positions": 12, "max_target_positions": 64,
+        "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, **TOKENS}
+MAMBA = {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2, "vocab_size": 19, "time_step_rank": 3,
+         "num_heads": 8, "head_dim": 8, "n_groups": 2, **TOKENS}
+LINEAR = {**DECODER, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+          "linear_value_head_dim": 6, "layer_types": ["linear_attention", "full_attention"]}
+RWKV = {"hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 19, "context_length": 64,
+        **TOKENS}
 LONGFORMER = {**BERT, "attention_window": [8, 4]}
 BIG_BIRD = {**BERT, "block_size": 4, "num_random_blocks": 1}
 
@@ -76,12 +80,14 @@ def kind_of(kind, family):
     return kind._replace(path="encoder.layers.{}.self_attn") if family in _CLIP else kind
 
 
-FAMILIES = [(kind_of(kind, family), family) for kind in KINDS for family in kind.schema.families if family in CONFIG_MAPPING]
+FAMILIES = [(kind_of(kind, family), family) for kind in KINDS
+            for family in kind.schema.families if family in CONFIG_MAPPING]
 
 
 def fields_of(family):
     """{field: default} that a class of configurations declares."""
-    return {field.name: field.default for field in dataclasses.fields(CONFIG_MAPPING[family]) if not field.name.startswith("_")}
+    return {field.name: field.default for field in dataclasses.fields(CONFIG_MAPPING[family])
+            if not field.name.startswith("_")}
 
 
 def tiny(kind, family, **changes):
@@ -94,7 +100,8 @@ def tiny(kind, family, **changes):
 
 
 def _model(config):
-    name = type(config).__name__.removesuffix("Config") + ("Encoder" if config.model_type == "bert-generation" else "Model")
+    name = type(config).__name__.removesuffix("Config") + ("Encoder" if config.model_type == "bert-generation"
+                                                           else "Model")
     return getattr(transformers, name)._from_config(config, attn_implementation="eager").eval()
 
 
@@ -137,7 +144,7 @@ def made(kind, config, index=0):
 
 @torch.no_grad()
 def error(layer, module, x, expected):
-    """How far the layer with the module's weights is from what the module computed."""
+    """The difference between the layer with the module's weights and the module's results."""
     layer.load_state_dict(module.state_dict())
     return relative(layer.eval()(x), expected)
 
@@ -172,10 +179,11 @@ def changed(value):
 
 # Fields that say how large or how long the rest of a model is, which a changed copy must leave as they are.
 _WHOLE = {*TOKENS, *"""
-    add_cross_attention architectures context_length decoder_layers dtype embedding_size encoder_layers hidden_size id2label
-    image_size input_embedding_size is_encoder_decoder label2id layer_types mask_time_length max_source_positions
-    mlp_layer_types mlp_only_layers n_shared_experts num_channels num_experts_per_tok num_hidden_layers num_mel_bins patch_size
-    problem_type subs_pad_id tag_pad_id topk_method transformers_version type_vocab_size vocab_size
+    add_cross_attention architectures context_length decoder_layers dtype embedding_size encoder_layers hidden_size
+    id2label image_size input_embedding_size is_encoder_decoder label2id layer_types mask_time_length
+    max_source_positions mlp_layer_types mlp_only_layers n_shared_experts num_channels num_experts_per_tok
+    num_hidden_layers num_mel_bins patch_size problem_type subs_pad_id tag_pad_id topk_method transformers_version
+    type_vocab_size vocab_size
 """.split()}
 
 

@@ -1,4 +1,4 @@
-# Shared by all Python tests: seeded data, a browser, threads put back to their default, and warnings of our own code as errors.
+# Fixtures of all Python tests: seeded data, a browser, the default number of threads, own warnings as errors.
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def pytest_configure(config):
-    """A warning that is raised in, or for, a line of this repository is an error; what others warn each other of stays a warning."""
+    """A warning raised in, or for, a line of this repository is an error; those of other packages stay warnings."""
     folders = ("python/tests", "benchmarks", "examples", "tools")
     ours = sorted({"heed", *(file.stem for folder in folders for file in (ROOT / folder).rglob("*.py"))})
     config.addinivalue_line("filterwarnings", rf"error:::({'|'.join(ours)})(\.|$)")

@@ -1,9 +1,9 @@
 # Tensors of a CUDA device without a GPU: heed.torch on stand-ins. test_devices.py runs this in processes of its own.
-"""A stand-in is a tensor of which PyTorch believes that it is on cuda:0, with memory on the host. What PyTorch does for a real
-one, to lend it, to tell the current stream and to compute on it, is done here; all between is heed's: operators and their
-gradients, arguments and outputs as views of a device, and kernels, of the emulated device, which the host loads as a
-libheed_cuda. A PyTorch without CUDA records no graph of such tensors: gradients are asked for as autograd asks. Each check
-prints its name when it has passed."""
+"""A stand-in is a tensor of which PyTorch believes that it is on cuda:0, with memory on the host. This file replaces
+PyTorch's part: it lends tensors, gives the current stream and computes on stand-ins. The rest is heed's: operators and
+their gradients, arguments and outputs as views of a device, and kernels of the emulated device, which the host loads as
+a libheed_cuda. A PyTorch without CUDA records no graph of such tensors, so the checks call backward operators as
+autograd does. Each check prints its name when it has passed."""
 import ctypes
 import itertools
 import sys
@@ -16,21 +16,21 @@ import heed
 import heed.torch
 import producers
 import test_bindings
-from heed import _core
 
 KEYS, KEY = torch._C.DispatchKeySet, torch._C.DispatchKey
 EMULATED = Path(__file__).resolve().parents[2] / "build/release/emulated/libheed_cuda.so"
 STREAM = 0x5EED0
-CODES = {torch.bfloat16: (4, 16), torch.float16: (2, 16), torch.float32: (2, 32), torch.float64: (2, 64), torch.int64: (0, 64),
-         torch.int32: (0, 32), torch.bool: (6, 8)}
+CODES = {torch.bfloat16: (4, 16), torch.float16: (2, 16), torch.float32: (2, 32), torch.float64: (2, 64),
+         torch.int64: (0, 64), torch.int32: (0, 32), torch.bool: (6, 8)}
 
 
 class OnDevice(torch.Tensor):
-    """`x`, as if it were on a device; heed finds its memory at `address`, and that of what is computed of it where there is nothing."""
+    """`x` as if on a device: heed finds its memory at `address`, and that of results at addresses without memory."""
 
     @staticmethod
     def __new__(cls, x, address=None, index=0):
-        return torch.Tensor._make_wrapper_subclass(cls, x.shape, strides=x.stride(), dtype=x.dtype, device=f"cuda:{index}")
+        return torch.Tensor._make_wrapper_subclass(cls, x.shape, strides=x.stride(), dtype=x.dtype,
+                                                   device=f"cuda:{index}")
 
     def __init__(self, x, address=None, index=0):
         self.x, self.address, self.index = x, address, index
@@ -45,7 +45,8 @@ class OnDevice(torch.Tensor):
         address = next((x.address for x in args if isinstance(x, OnDevice)), None)
         if address is not None and func is not torch.ops.aten.detach.default:
             address = next(nowhere)
-        return torch.utils._pytree.tree_map(lambda x: OnDevice(x, address) if isinstance(x, torch.Tensor) else x, func(*plain[0], **plain[1]))
+        return torch.utils._pytree.tree_map(lambda x: OnDevice(x, address) if isinstance(x, torch.Tensor) else x,
+                                            func(*plain[0], **plain[1]))
 
 
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(producers.DLTensor))
@@ -56,7 +57,8 @@ def lend(x, out):
         lent.append((sizes, strides))
         out[0] = producers.DLTensor(x.data_ptr(), 1, 0, x.dim(), code, bits, 1, sizes, strides, 0)
     else:
-        out[0] = producers.DLTensor(x.x.data_ptr() if x.address is None else x.address, 2, x.index, x.dim(), code, bits, 1, x.sizes, x.strides, 0)
+        out[0] = producers.DLTensor(x.x.data_ptr() if x.address is None else x.address, 2, x.index, x.dim(), code, bits,
+                                    1, x.sizes, x.strides, 0)
     return 0
 
 
@@ -68,15 +70,16 @@ def current_stream(device_type, index, out):
 
 
 class Exchange(ctypes.Structure):
-    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("previous", ctypes.c_void_p), ("unused", ctypes.c_void_p * 3),
-                ("lend", ctypes.c_void_p), ("current_stream", ctypes.c_void_p)]
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("previous", ctypes.c_void_p),
+                ("unused", ctypes.c_void_p * 3), ("lend", ctypes.c_void_p), ("current_stream", ctypes.c_void_p)]
 
 
 class Host:
-    """What heed.torch is connected to at import, with another table: torch.Tensor is the type still."""
+    """Connects heed.torch as at import, but to another table; the type is torch.Tensor as before."""
 
     def connect(self):
-        self.table = Exchange(1, 3, None, (None,) * 3, ctypes.cast(lend, ctypes.c_void_p), ctypes.cast(current_stream, ctypes.c_void_p))
+        self.table = Exchange(1, 3, None, (None,) * 3, ctypes.cast(lend, ctypes.c_void_p),
+                              ctypes.cast(current_stream, ctypes.c_void_p))
         self.capsule = producers.new_capsule(ctypes.addressof(self.table), b"dlpack_exchange_api", None)
         original, torch.Tensor.__dlpack_c_exchange_api__ = torch.Tensor.__dlpack_c_exchange_api__, self.capsule
         heed.torch._operators._connect()
@@ -88,7 +91,7 @@ nowhere = itertools.count(1 << 40, 1 << 24)  # addresses at which there is nothi
 
 
 def pair(*shape, dtype=torch.bfloat16):
-    """The same numbers on the CPU and on the device."""
+    """A pair of tensors with equal numbers, on the CPU and on the device."""
     x = torch.randn(*shape).to(dtype)
     return x, OnDevice(x.clone())
 
@@ -182,8 +185,10 @@ def check_recurrence():
         close(got, expected)
     assert library.emulated_last_stream() == STREAM
     lengths = torch.tensor([30, 11])
-    close(heed.torch.gla(*(x[1] for x in inputs), lengths=lengths), heed.torch.gla(*(x[0] for x in inputs), lengths=lengths))
-    refused(lambda: heed.torch.gla(*(x[1] for x in inputs), lengths=OnDevice(lengths)), "gla: lengths is on cuda:0, expected the CPU")
+    close(heed.torch.gla(*(x[1] for x in inputs), lengths=lengths),
+          heed.torch.gla(*(x[0] for x in inputs), lengths=lengths))
+    refused(lambda: heed.torch.gla(*(x[1] for x in inputs), lengths=OnDevice(lengths)),
+            "gla: lengths is on cuda:0, expected the CPU")
 
 
 def check_steps():
@@ -206,7 +211,8 @@ def check_steps():
             close(on_device, on_cpu)
         assert on_device._version > version and library.emulated_last_stream() == STREAM
         refused(lambda: step(*given, on_cpu), f"{name}_step: state is on the CPU, expected cuda:0")
-        refused(lambda: step(given[0], inputs[1], *given[2:], on_device), f"{name}_step: ", "is on the CPU, expected cuda:0")
+        refused(lambda: step(given[0], inputs[1], *given[2:], on_device), f"{name}_step: ",
+                "is on the CPU, expected cuda:0")
         wanted = OnDevice(inputs[0]).requires_grad_()
         refused(lambda: step(wanted, *given[1:], on_device), "requires a gradient")
 
@@ -215,7 +221,7 @@ def check_autocast():
     q, k, v = (pair(1, 16, 2, 32, dtype=torch.float32) for _ in range(3))
     decay = torch.full((1, 16, 2, 32), -0.1)
     torch.set_autocast_dtype("cuda", torch.bfloat16)
-    torch.set_autocast_enabled("cuda", True)  # what torch.autocast does where there is a device
+    torch.set_autocast_enabled("cuda", True)  # as torch.autocast does where there is a device
     o, of_gla = heed.torch.attention(q[1], k[1], v[1]), heed.torch.gla(q[1], k[1], v[1], OnDevice(decay))
     torch.set_autocast_enabled("cuda", False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -229,14 +235,16 @@ def check_mixed_devices_name_the_argument():
     q, k, v = (pair(1, 8, 2, 32) for _ in range(3))
     refused(lambda: heed.torch.attention(q[1], k[0], v[1]), "attention: k is on the CPU, expected cuda:0 as q")
     refused(lambda: heed.torch.attention(q[0], k[1], v[0]), "attention: k is on cuda:0, expected the CPU")
-    refused(lambda: heed.torch.attention(q[1], k[1], OnDevice(v[0], index=1)), "attention: v is on cuda:1, expected cuda:0 as q")
+    refused(lambda: heed.torch.attention(q[1], k[1], OnDevice(v[0], index=1)),
+            "attention: v is on cuda:1, expected cuda:0 as q")
     refused(lambda: heed.torch.gla(q[1], k[1], v[0], q[1]), "gla: v is on the CPU, expected cuda:0")
 
 
 def check_nothing_is_copied():
     q, k, v = (pair(1, 32, 2, 32) for _ in range(3))
     flipped = OnDevice(q[0].transpose(1, 3))
-    refused(lambda: heed.torch.attention(flipped, k[1], v[1]), "attention: q is on cuda:0 and its last axis is not contiguous")
+    refused(lambda: heed.torch.attention(flipped, k[1], v[1]),
+            "attention: q is on cuda:0 and its last axis is not contiguous")
 
 
 def check_a_pytorch_that_does_not_tell_streams():
@@ -248,7 +256,7 @@ def check_a_pytorch_that_does_not_tell_streams():
 
 
 def check_shapes_without_data():
-    """Of a graph that is being traced: results are where the tensors are, and constants may be on the CPU."""
+    """In a traced graph results are on the tensors' device, and constants may be on the CPU."""
     with torch._subclasses.FakeTensorMode():
         q, k = (torch.empty(2, 8, heads, 32, dtype=torch.bfloat16, device="cuda") for heads in (4, 2))
         o, lse = torch.ops.heed.attention(q, k, k, alibi=torch.empty(4))
@@ -261,22 +269,23 @@ def check_shapes_without_data():
 
 
 def check_memory_of_a_device_is_not_read():
-    """Of every mechanism: all tensors at an address at which there is nothing, and no library for devices."""
+    """Every mechanism gets tensors at addresses without memory, and there is no library for devices."""
     others = {"linformer": {"q": (1, 4, 2, 8), "k": (1, 4, 2, 8), "v": (1, 4, 2, 8), "e": (3, 4), "f": (3, 4)},
               "causal_conv1d": {"x": (1, 8, 4), "weight": (8, 3)}}
     for name, mechanism in heed.torch._mechanisms.mechanisms.items():
         values = test_bindings.values_of(name) or {key: np.zeros(shape) for key, shape in others[name].items()}
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             tensors = {key: torch.from_numpy(x) for key, x in values.items()}
-            tensors = {key: OnDevice(x.to(dtype) if x.is_floating_point() else x, next(nowhere)) for key, x in tensors.items()}
+            tensors = {key: OnDevice(x.to(dtype) if x.is_floating_point() else x, next(nowhere))
+                       for key, x in tensors.items()}
             refused(lambda: getattr(heed.torch, name)(**tensors), name)
             arguments = mechanism.complete(tuple(tensors.get(key) for key in mechanism.inputs))
             gradients = mechanism.new_output(arguments[mechanism.output]), *[None] * (mechanism.num_incoming - 1)
             needed = [arguments[i] is not None for i in mechanism.differentiable]
             refused(lambda: mechanism.backward_operator(*gradients, needed, *arguments), name)
             if mechanism.states:
-                states = [OnDevice(torch.empty(mechanism.shape_of(x, arguments, 1), dtype=torch.float32), next(nowhere)) for x in mechanism.states
-                          if mechanism.settings.get(x.setting, True)]
+                states = [OnDevice(torch.empty(mechanism.shape_of(x, arguments, 1), dtype=torch.float32), next(nowhere))
+                          for x in mechanism.states if mechanism.settings.get(x.setting, True)]
                 state = mechanism.state_type(*states) if len(states) > 1 else states[0]
                 forms = {key: next(form.split(", ") for form in forms if form.count(",") + 1 == tensors[key].dim())
                          for key, forms in zip(mechanism.inputs, mechanism.forms) if key in tensors}
@@ -284,14 +293,16 @@ def check_memory_of_a_device_is_not_read():
                          for key, x in tensors.items()}
                 refused(lambda: getattr(heed.torch, f"{name}_step")(**token, state=state), f"{name}_step")
     x = OnDevice(torch.zeros(1, 8, 2, 32, dtype=torch.bfloat16), address=next(nowhere))
-    refused(lambda: heed.torch.attention(x, x, x), "attention: no kernel for this problem: ", "softmax_cuda is not there")
+    refused(lambda: heed.torch.attention(x, x, x), "attention: no kernel for this problem: ",
+            "softmax_cuda is not there")
     for dtype in (torch.int32, torch.int64):
         for name in ("align", "key_lengths", "key_starts", "query_lengths", "prefix", "segments"):
             numbers = OnDevice(torch.zeros((1, 8) if name == "segments" else (1,), dtype=dtype), address=next(nowhere))
             refused(lambda name=name, numbers=numbers: heed.torch.attention(x, x, x, **{name: numbers}),
                     f"attention: {name}", "is on cuda:0, expected the CPU")
     seed = OnDevice(torch.zeros((), dtype=torch.int64), address=next(nowhere))
-    refused(lambda: heed.torch.attention(x, x, x, dropout=0.5, seed=seed), "attention: seed is on cuda:0, expected the CPU")
+    refused(lambda: heed.torch.attention(x, x, x, dropout=0.5, seed=seed),
+            "attention: seed is on cuda:0, expected the CPU")
     for call in (lambda: heed.attention(x, x, x), lambda: heed.torch.attention_weights(x, x),
                  lambda: heed.torch.rotary(x, [0] * 8, interleaved=False)):
         refused(call, "on")

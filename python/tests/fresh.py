@@ -1,5 +1,6 @@
-"""Python programs in processes of their own that do not import PyTorch again: forks of a process that has imported it and nothing
-of heed. What a program must not find imported, or what reads the environment when it is imported, is no program for it."""
+"""Python programs in processes of their own that do not import PyTorch again: forks of a process that has imported it
+and nothing of heed. It does not suit programs that must not find PyTorch imported, or modules that read the environment
+at import."""
 import atexit
 import gc
 import json
@@ -32,19 +33,21 @@ def _stop(server):
 
 def _server(packages):
     if packages not in _servers:
-        _servers[packages] = subprocess.Popen([sys.executable, __file__, *packages], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        _servers[packages] = subprocess.Popen([sys.executable, __file__, *packages],
+                                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                               env={**os.environ, "OMP_WAIT_POLICY": "passive"})
         atexit.register(_stop, _servers[packages])
     return _servers[packages]
 
 
 def python(program, *arguments, packages=(), cwd=None, env=None, timeout=300):
-    """Runs a file, or code if it is a string, as `python program arguments` would: its status and what it wrote. `packages`: that are
-    imported already besides NumPy and PyTorch."""
+    """Runs a file, or code if it is a string, as `python program arguments` would: its status and what it wrote.
+    `packages`: that are imported already besides NumPy and PyTorch."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        request = {"code" if isinstance(program, str) else "file": str(program), "arguments": [str(x) for x in arguments],
-                   "cwd": str(cwd or os.getcwd()), "env": dict(os.environ if env is None else env), "out": str(out), "err": str(err),
+        request = {"code" if isinstance(program, str) else "file": str(program),
+                   "arguments": [str(x) for x in arguments], "cwd": str(cwd or os.getcwd()),
+                   "env": dict(os.environ if env is None else env), "out": str(out), "err": str(err),
                    "timeout": timeout}
         server = _server((*PACKAGES, *packages))
         server.stdin.write(json.dumps(request) + "\n")
@@ -85,7 +88,7 @@ def _serve():
 
 
 def _become(request):
-    """The process is as Python starts it: its environment, folder, arguments and path. Gives the code and the names that it sees."""
+    """Sets environment, folder, arguments and path as Python starts a process; gives the code and its namespace."""
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])

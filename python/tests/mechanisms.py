@@ -1,31 +1,32 @@
-# Inputs of recurrent mechanisms by name, from what the extension module says of each.
+# Inputs of recurrent mechanisms by name, from the extension module's description of each.
 import numpy as np
 
 import heed
 from heed import _core
 
 
-
 def _described(of):
     """With what follows from it: inputs that are keywords, the query, whether a state is [..., V, K]."""
     state, output = (x.split(", ")[-1] for x in (of["states"][0][1] if of["states"] else "V", of["output_axes"]))
     given, keywords = of["inputs"][: of["positional"]], of["inputs"][of["positional"]:]
-    return of | {"optional": keywords, "nullable": [x for x in given if x in of["optional"]], "has_state": bool(of["states"]), "state": [x[0] for x in of["states"]],
-                 "query": next(x for x in "qrCk" if x in of["inputs"]), "several_writes": ", n, " in of["axes"].get("k", ""),
+    return of | {"optional": keywords, "nullable": [x for x in given if x in of["optional"]],
+                 "has_state": bool(of["states"]), "state": [x[0] for x in of["states"]],
+                 "query": next(x for x in "qrCk" if x in of["inputs"]),
+                 "several_writes": ", n, " in of["axes"].get("k", ""),
                  "channels": output == "C", "value_first": state != output, "features": of["features"] or (lambda K: K)}
 
 
-# Those that weigh queries; linformer, which sees all tokens at once, has tests of its own.
+# Mechanisms whose queries have a scale; linformer, which sees all tokens at once, has tests of its own.
 DESCRIPTIONS = {name: _described(of) for name, of in _core._mechanisms.items() if of["scale"] and name != "linformer"}
 NAMES = sorted(DESCRIPTIONS)
 INPUTS = {name: DESCRIPTIONS[name]["inputs"] for name in NAMES}
 OPTIONAL = {name: DESCRIPTIONS[name]["optional"] for name in NAMES}
 WITH_STATE = [name for name in NAMES if DESCRIPTIONS[name]["has_state"] and len(DESCRIPTIONS[name]["state"]) < 3]
-CONSTANT = ("A", "D", "dt_bias", "u")  # of heads, not of tokens
-ROWS = 20  # of projections
+CONSTANT = ("A", "D", "dt_bias", "u")  # per head, not per token
+ROWS = 20  # rows of projections
 FRACTIONS = ("beta", "erase", "write")
 DELTA = {"beta", "erase", "a"}  # keys of delta rules are of norm 1
-STEPS = 2  # of a token, where it takes several
+STEPS = 2  # steps per token, where it takes several
 
 
 def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
@@ -35,7 +36,8 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
     q, gates = keys, (B, T, HV)
     if DESCRIPTIONS[name]["several_writes"]:
         keys, values, gates = ((*shape[:2], STEPS, *shape[2:]) for shape in (keys, values, gates))
-    shapes = {"projection": (ROWS, K), "u": (HV, K), "q": q, "r": keys, "k": keys, "B": keys, "C": keys, "v": values, "i": values, "x": values, "z": values}
+    shapes = {"projection": (ROWS, K), "u": (HV, K), "q": q, "r": keys, "k": keys, "B": keys, "C": keys, "v": values,
+              "i": values, "x": values, "z": values}
     result = {}
     for argument in INPUTS[name]:
         if DESCRIPTIONS[name]["channels"]:
@@ -51,7 +53,8 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
         elif argument == "log_decay_v":
             result[argument] = -0.2 * rng.exponential(size=values)
         elif "f" in INPUTS[name] and argument in "if":  # before their exponential and sigmoid
-            result[argument] = rng.standard_normal(gates) * (2 if argument == "f" else 1) + (3 if argument == "f" else 0)
+            result[argument] = rng.standard_normal(gates) * (2 if argument == "f" else 1) + (
+                3 if argument == "f" else 0)
         elif argument in ("dt", "dt_bias"):
             result[argument] = rng.uniform(0.05, 0.2, size=(B, T, HV) if argument == "dt" else HV)
         elif argument == "kv_mask":
@@ -75,7 +78,7 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
 
 
 def at_tokens(values, tokens):
-    """The same of some tokens, or of one."""
+    """The inputs of some tokens, or of one; constants as they are."""
     return {key: x if key in CONSTANT or x.ndim < 3 else x[:, tokens] for key, x in values.items()}
 
 

@@ -1,4 +1,4 @@
-# Attention and its derivative in NumPy and float64, written from the equations alone: what the tests compare with.
+# Attention and its derivative in NumPy and float64, written from the equations alone: the reference of the tests.
 import numpy as np
 
 M0, M1, W0, W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
@@ -69,8 +69,8 @@ def attention(q, k, v, *, scale=None, causal=False, align="bottom_right", window
                 q[None, rows], k[None, keys], v[None, keys], first=b, **own, **options))
         return (o[None] if rank == 4 else o), lse
     return _dense(q, k, v, align=align, prefix=prefix, segments=segments, key_lengths=key_lengths,
-                  key_starts=key_starts, query_lengths=query_lengths, mask=mask, bias=bias, alibi=alibi, log_decay=log_decay,
-                  **options)
+                  key_starts=key_starts, query_lengths=query_lengths, mask=mask, bias=bias, alibi=alibi,
+                  log_decay=log_decay, **options)
 
 
 def sequences(cu_q, cu_k, align, alibi, log_decay):
@@ -98,7 +98,7 @@ def forgotten(log_decay, p, last):
 def _heads(q, k, v, *, scale=None, align="bottom_right", softcap=None, dropout=0.0, seed=0, dropout_offset=0,
            causal=False, window=None, sink_tokens=0, chunk=None, prefix=None, segments=None, key_lengths=None,
            key_starts=None, query_lengths=None, mask=None, bias=None, alibi=None, log_decay=None, first=0, **_):
-    """For every (sequence, query head): its indices, key head, distances, logits, slope of the soft cap, dropout factor."""
+    """For each (sequence, query head): indices, key head, distances, logits, slope of the soft cap, dropout factor."""
     B, Tq, Hq, D = q.shape
     Tk, Hkv = v.shape[1:3]
     scale = D**-0.5 if scale is None else scale
@@ -180,7 +180,7 @@ def attention_backward(do, q, k, v, *, dlse=None, align="bottom_right", bias=Non
 
 
 def _sum_to(x, shape):
-    """What broadcasting repeated, added up again."""
+    """Sums x over its broadcast axes to `shape`."""
     x = x.sum(tuple(range(x.ndim - len(shape))))
     return x.sum(tuple(axis for axis, size in enumerate(shape) if size == 1), keepdims=True)
 

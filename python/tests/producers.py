@@ -1,4 +1,4 @@
-# Objects that export arrays by DLPack and by nothing else, in every dialect that producers speak.
+# Objects that export arrays by DLPack alone, in every version and form that producers use.
 import ctypes
 
 import numpy as np
@@ -51,7 +51,7 @@ new_capsule = ctypes.pythonapi.PyCapsule_New
 new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
-CODES = {"i": 0, "f": 2, "b": 6}  # of NumPy's kinds
+CODES = {"i": 0, "f": 2, "b": 6}  # by NumPy's kinds
 
 
 class Versioned:

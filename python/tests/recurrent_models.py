@@ -87,7 +87,7 @@ def build(name: str, seed: int = 0, **changes) -> transformers.PreTrainedModel:
         torch.manual_seed(seed)
         model = model_class(model_class.config_class(**{**family.config, **changes}))
     with torch.no_grad():
-        for parameter in model.parameters():  # what begins as ones or zeros differs from channel to channel
+        for parameter in model.parameters():  # parameters that begin as ones or zeros differ from channel to channel
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model.eval()
 

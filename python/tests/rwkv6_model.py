@@ -1,5 +1,5 @@
 # A plain RWKV-6 language model, token by token from its equations, with the names of the published folders.
-"""Transformers has no RWKV-6 in its tree: its authors publish a module beside the weights. This one has that module's names."""
+"""Transformers has no RWKV-6: its authors publish a module beside the weights. This one has that module's names."""
 
 import json
 
@@ -37,11 +37,13 @@ class TimeMixing(nn.Module):
             hidden = torch.tanh((token + difference * self.time_maa_x[0, 0]) @ self.time_maa_w1)
             mixed = {}
             for i, letter in enumerate(LETTERS):
-                share = getattr(self, f"time_maa_{letter}")[0, 0] + hidden[:, i * rank:(i + 1) * rank] @ self.time_maa_w2[i]
+                share = (getattr(self, f"time_maa_{letter}")[0, 0]
+                         + hidden[:, i * rank:(i + 1) * rank] @ self.time_maa_w2[i])
                 mixed[letter] = token + difference * share
             decay = self.time_decay[0, 0] + torch.tanh(mixed["w"] @ self.time_decay_w1) @ self.time_decay_w2
             fade = torch.exp(-torch.exp(decay)).view(-1, heads, size, 1)
-            r, k, v = (getattr(self, name)(mixed[name[0]]).view(-1, heads, size) for name in ("receptance", "key", "value"))
+            r, k, v = (getattr(self, name)(mixed[name[0]]).view(-1, heads, size)
+                       for name in ("receptance", "key", "value"))
             written = k[..., None] * v[:, :, None]
             o = torch.einsum("bhk,bhkv->bhv", r, S + self.time_faaaa[..., None] * written)
             S = fade * S + written
@@ -78,7 +80,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Of what config.json says; sizes that it leaves out are those of the published module."""
+    """A model with the sizes of config.json; sizes that it omits are those of the published module."""
 
     def __init__(self, config):
         super().__init__()
@@ -89,7 +91,8 @@ class Model(nn.Module):
         channel = config.get("intermediate_size") or int(width * 3.5 // 32 * 32)
         self.rwkv = nn.Module()
         self.rwkv.embeddings = nn.Embedding(config["vocab_size"], width)
-        self.rwkv.blocks = nn.ModuleList(Block(i, width, eps, time, channel) for i in range(config["num_hidden_layers"]))
+        self.rwkv.blocks = nn.ModuleList(Block(i, width, eps, time, channel)
+                                         for i in range(config["num_hidden_layers"]))
         self.rwkv.ln_out = nn.LayerNorm(width)
         self.head = nn.Linear(width, config["vocab_size"], bias=False)
 
@@ -101,9 +104,11 @@ class Model(nn.Module):
 
     def save(self, folder, dtype=torch.float32):
         folder.mkdir(exist_ok=True)
-        config = {"model_type": "rwkv6", "architectures": ["Rwkv6ForCausalLM"], "tie_word_embeddings": False, **self.config}
+        config = {"model_type": "rwkv6", "architectures": ["Rwkv6ForCausalLM"], "tie_word_embeddings": False,
+                  **self.config}
         (folder / "config.json").write_text(json.dumps(config))
-        save_file({name: x.to(dtype).contiguous() for name, x in self.state_dict().items()}, folder / "model.safetensors")
+        save_file({name: x.to(dtype).contiguous() for name, x in self.state_dict().items()},
+                  folder / "model.safetensors")
 
 
 @torch.no_grad()

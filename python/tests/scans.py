@@ -1,9 +1,8 @@
-# Inputs of mechanisms on the scan engine by name, from what the extension module says of each, and their definitions.
+# Inputs of mechanisms on the scan engine by name, from the extension module's descriptions, and their definitions.
 import numpy as np
 
 import heed
 from heed import _core
-
 
 
 def _described(of):
@@ -11,18 +10,20 @@ def _described(of):
     def letters(axes):
         return axes.replace("W - 1", "w").replace(", ", "")
 
-    return of | {"axes": {key: letters(axes) for key, axes in of["axes"].items()}, "state_axes": [letters(x[1]) for x in of["states"]]}
+    return of | {"axes": {key: letters(axes) for key, axes in of["axes"].items()},
+                 "state_axes": [letters(x[1]) for x in of["states"]]}
 
 
-# Those that weigh no queries; the short convolution has tests of its own.
-DESCRIPTIONS = {name: _described(of) for name, of in _core._mechanisms.items() if not of["scale"] and name != "causal_conv1d"}
+# Mechanisms whose queries have no scale; the short convolution has tests of its own.
+DESCRIPTIONS = {name: _described(of) for name, of in _core._mechanisms.items()
+                if not of["scale"] and name != "causal_conv1d"}
 NAMES = sorted(name for name in DESCRIPTIONS if DESCRIPTIONS[name]["state_axes"])
 STATELESS = sorted(set(DESCRIPTIONS) - set(NAMES))
 SIZES = {"B": 2, "D": 6, "T": 21, "N": 5, "G": 2, "L": 6, "H": 2, "d": 3, "W": 4, "2": 2}
 
 
 def sizes_of(name, **sizes):
-    """What letters of axes stand for."""
+    """The sizes that the letters of axes stand for."""
     sizes = SIZES | sizes
     sizes["L"], sizes["w"] = min(sizes["L"], sizes["T"]), sizes["W"] - 1
     if "H" in DESCRIPTIONS[name]["axes"][DESCRIPTIONS[name]["inputs"][0]]:
@@ -31,7 +32,7 @@ def sizes_of(name, **sizes):
 
 
 def axes_of(name, argument, rank=None):
-    """Of the form with this rank, or of the first."""
+    """The axes of an argument in its form with this rank, or in its first form."""
     forms = DESCRIPTIONS[name]["axes"][argument].split("|")
     return next(form for form in forms if rank is None or len(form) == rank)
 
@@ -62,7 +63,8 @@ def state_of(name, dtype=np.float64, seed=6, **sizes):
     sizes, state_type = sizes_of(name, **sizes), DESCRIPTIONS[name]["state_type"]
     rng = np.random.default_rng(seed)
     dtype = np.float64 if dtype == np.float64 else np.float32
-    states = [rng.standard_normal([sizes[axis] for axis in axes]).astype(dtype) for axes in DESCRIPTIONS[name]["state_axes"]]
+    states = [rng.standard_normal([sizes[axis] for axis in axes]).astype(dtype)
+              for axes in DESCRIPTIONS[name]["state_axes"]]
     return state_type(*states) if state_type else states[0]
 
 
@@ -76,13 +78,13 @@ def of_each(f, state):
 
 
 def time_axis(name, argument, x):
-    """Where tokens are, or None."""
+    """The axis of tokens, or None."""
     axes = axes_of(name, argument, len(x.shape))
     return axes.index("T") if "T" in axes else None
 
 
 def at_tokens(name, values, tokens):
-    """The same of some tokens, or of one: by an int."""
+    """The inputs of some tokens, or of one if `tokens` is an int."""
     def part(argument, x):
         axis = time_axis(name, argument, x)
         return x if axis is None else x[(slice(None),) * axis + (tokens,)]
@@ -91,7 +93,7 @@ def at_tokens(name, values, tokens):
 
 
 def close_enough(name):
-    """Whether bits or sizes are compared where a sequence is split."""
+    """The tolerance where a sequence is split: 0 compares bits."""
     return {"s4d": {"rtol": 2e-5, "atol": 2e-5}, "h3": {"rtol": 5e-5, "atol": 5e-5}}.get(name, {"rtol": 0, "atol": 0})
 
 
@@ -109,7 +111,8 @@ def sigmoid(x):
 
 def naive(name, values, initial=None, **settings):
     """o and the final state, by the definition, token by token."""
-    return {"selective_scan": _selective_scan, "rg_lru": _rg_lru, "hgrn": _hgrn, "s4d": _s4d, "h3": _h3}[name](values, initial, **settings)
+    return {"selective_scan": _selective_scan, "rg_lru": _rg_lru, "hgrn": _hgrn, "s4d": _s4d,
+            "h3": _h3}[name](values, initial, **settings)
 
 
 def _selective_scan(values, initial, delta_softplus=False):
@@ -119,7 +122,7 @@ def _selective_scan(values, initial, delta_softplus=False):
     step = delta + (values["delta_bias"][:, None] if "delta_bias" in values else 0)
     step = np.log1p(np.exp(step)) if delta_softplus else step
 
-    def weights(x, t):  # of all channels
+    def weights(x, t):  # for all channels
         if len(x.shape) == 2:
             return x
         x = x[:, None, :, t] if len(x.shape) == 3 else x[..., t]
@@ -160,7 +163,8 @@ def s4d_modes(values, discretization="zoh"):
     """a, b and C: [D, N], complex."""
     dt = np.exp(values["log_dt"])[:, None]
     z = dt * (-np.exp(values["log_A_real"]) + 1j * values["A_imag"])
-    a, b = (np.exp(z), dt * np.expm1(z) / z) if discretization == "zoh" else ((1 + z / 2) / (1 - z / 2), dt / (1 - z / 2))
+    a, b = (np.exp(z), dt * np.expm1(z) / z) if discretization == "zoh" else ((1 + z / 2) / (1 - z / 2),
+                                                                              dt / (1 - z / 2))
     return a, b, values["C"][..., 0] + 1j * values["C"][..., 1]
 
 

@@ -1,4 +1,4 @@
-# heed.advise: rows for arrays and shapes, budgets, cost models, what it refuses.
+# heed.advise: rows for arrays and shapes, budgets, cost models, errors.
 import json
 import os
 import pickle
@@ -19,7 +19,7 @@ QUICK = {"seconds": 1.0}
 
 @pytest.fixture(autouse=True)
 def no_model(monkeypatch, tmp_path):
-    """Nobody has calibrated."""
+    """There is no cost model."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path
 
@@ -32,15 +32,18 @@ def test_rows_are_ranked_named_tuples():
     advice = heed.advise(q, k, v, causal=True, **QUICK)
     assert isinstance(advice, list) and isinstance(advice, heed.Advice) and advice.length == advice.sample_tokens == T
     assert [c.rank for c in advice] == list(range(1, len(advice) + 1)) and advice.prediction_error is None
-    assert all(isinstance(c, heed.Candidate) and c.seconds == c.measured_seconds and c.predicted_seconds is None for c in advice)
+    assert all(isinstance(c, heed.Candidate) and c.seconds == c.measured_seconds and c.predicted_seconds is None
+               for c in advice)
     assert [c.seconds for c in advice] == sorted(c.seconds for c in advice)
     assert advice.left_out["delta_rule"] == "needs beta too: give them by these names"
     assert {c.dtype for c in advice} == {"f32", "bf16"}
     window = find(advice, "attention", "causal window 95,0")
     expected = attention(q, k, v, causal=True)
     o = heed.attention(q, k, v, causal=True, window=(95, 0))
-    assert window.relative_error == pytest.approx(np.sqrt(((o - expected) ** 2).sum() / (expected ** 2).sum()), rel=1e-4)
-    assert window.max_error == pytest.approx(abs(o - expected).max(), rel=1e-4) and window.python.endswith("window=(95, 0))")
+    assert window.relative_error == pytest.approx(np.sqrt(((o - expected) ** 2).sum() / (expected ** 2).sum()),
+                                                  rel=1e-4)
+    assert window.max_error == pytest.approx(abs(o - expected).max(),
+                                             rel=1e-4) and window.python.endswith("window=(95, 0))")
 
 
 def test_it_prints_as_a_table():
@@ -53,11 +56,14 @@ def test_it_prints_as_a_table():
 
 def test_budgets():
     advice = heed.advise(q, k, v, causal=True, error=1e-5, memory=2e9, **QUICK)
-    assert advice[0].within and advice[0].dtype == "f32" and "the error of 1e-05 and the memory of 1.86 GiB" in advice[0].reason
+    assert (advice[0].within and advice[0].dtype == "f32"
+            and "the error of 1e-05 and the memory of 1.86 GiB" in advice[0].reason)
     assert not advice[-1].within and "times the budget" in advice[-1].reason
-    with pytest.raises(heed.InvalidArgument, match=r"advise: error is 1e-12, expected \S+ or more: attention full in f32 is closest"):
+    with pytest.raises(heed.InvalidArgument,
+                       match=r"advise: error is 1e-12, expected \S+ or more: attention full in f32 is closest"):
         heed.advise(q, k, v, error=1e-12, **QUICK)
-    with pytest.raises(heed.InvalidArgument, match="advise: memory is 5 B, expected .* or more: .* takes least at this length"):
+    with pytest.raises(heed.InvalidArgument,
+                       match="advise: memory is 5 B, expected .* or more: .* takes least at this length"):
         heed.advise(q, k, v, memory=5, **QUICK)
 
 
@@ -85,38 +91,46 @@ def test_any_arrays_will_do():
     tensors = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
     strided = [np.asfortranarray(x) for x in (q, k, v)]
     for arrays in (tensors, strided):
-        assert find(heed.advise(*arrays, mechanisms=["attention"], **QUICK), "attention", "full").relative_error == pytest.approx(expected)
+        assert find(heed.advise(*arrays, mechanisms=["attention"], **QUICK), "attention",
+                    "full").relative_error == pytest.approx(expected)
     one = heed.advise(q[0], k[0], v[0], mechanisms=["attention"], **QUICK)  # without a batch
     assert find(one, "attention", "full").relative_error < 1e-6
 
 
 WRONG = [
-    ({"purpose": "inference"}, "purpose is 'inference', expected one of"), ({"length": 0}, "length is 0, expected an int"),
+    ({"purpose": "inference"}, "purpose is 'inference', expected one of"),
+    ({"length": 0}, "length is 0, expected an int"),
     ({"length": 1.5}, "length is 1.5"), ({"memory": -1}, "memory is -1, expected bytes, 1 or more"),
     ({"memory": float("nan")}, "memory is nan"), ({"error": -0.1}, "error is -0.1, expected a number of 0 or more"),
-    ({"error": "x"}, "error is 'x'"), ({"seconds": -1}, "seconds is -1"), ({"threads": 0}, "threads is 0"), ({"causal": 1}, "causal is 1"),
-    ({"scale": float("inf")}, "scale is inf"), ({"softcap": -1.0}, "softcap is -1.0"), ({"window": (1,)}, "window is .1,., expected"),
+    ({"error": "x"}, "error is 'x'"), ({"seconds": -1}, "seconds is -1"),
+    ({"threads": 0}, "threads is 0"), ({"causal": 1}, "causal is 1"), ({"scale": float("inf")}, "scale is inf"),
+    ({"softcap": -1.0}, "softcap is -1.0"), ({"window": (1,)}, "window is .1,., expected"),
     ({"window": (-2, 0)}, "window is -2"), ({"mechanisms": "gla"}, "mechanisms is 'gla', expected a list of names"),
-    ({"mechanisms": ["nope"]}, "mechanism is nope, expected one of"), ({"dtypes": []}, "dtypes is .., expected one or more of"),
-    ({"dtypes": ["f8"]}, "dtypes is 'f8'"), ({"tensors": {"q": q}}, "tensors has 'q', expected names other than q, k and v"),
-    ({"mechanisms": ["nsa"]}, "nothing to rank: nsa needs gates too"), ({"length": 10**6}, "there is no cost model, which times at 1000000 tokens")]
+    ({"mechanisms": ["nope"]}, "mechanism is nope, expected one of"),
+    ({"dtypes": []}, "dtypes is .., expected one or more of"), ({"dtypes": ["f8"]}, "dtypes is 'f8'"),
+    ({"tensors": {"q": q}}, "tensors has 'q', expected names other than q, k and v"),
+    ({"mechanisms": ["nsa"]}, "nothing to rank: nsa needs gates too"),
+    ({"length": 10**6}, "there is no cost model, which times at 1000000 tokens")]
 
 
-@pytest.mark.parametrize("options, message", WRONG, ids=[str(list(options)) + str(i) for i, (options, _) in enumerate(WRONG)])
+@pytest.mark.parametrize("options, message", WRONG,
+                         ids=[str(list(options)) + str(i) for i, (options, _) in enumerate(WRONG)])
 def test_refusals_name_the_argument(options, message):
     with pytest.raises(heed.InvalidArgument, match="^advise: " + message):
         heed.advise(q, k, v, **{**QUICK, **options})
 
 
 def test_shapes_that_do_not_fit_are_refused():
-    for arrays, message in (((q, k, v[:, :5]), "v has shape"), ((q, k[:, :9], v[:, :9]), "q has 192 tokens and k 9, expected as many"),
-                            (((1, 64, 4, 8), (1, 64, 3, 8), (1, 64, 3, 8)), "k has 3 heads, expected a divisor of q's 4"),
-                            (((1, 64, 4, 8), (1, 64, 2, 8), (1, 65, 2, 8)), "v has shape .1,65,2,8., expected .1,64,2,8."),
-                            (((64, 4, 8),) * 3, r"k has shape .64,4,8., expected .B,T,H,D."), ((q, k, 3), "v is 3, expected an array"),
-                            (((1, 0, 4, 8),) * 3, "expected 1 or more")):
+    for arrays, message in (
+        ((q, k, v[:, :5]), "v has shape"), ((q, k[:, :9], v[:, :9]), "q has 192 tokens and k 9, expected as many"),
+        (((1, 64, 4, 8), (1, 64, 3, 8), (1, 64, 3, 8)), "k has 3 heads, expected a divisor of q's 4"),
+        (((1, 64, 4, 8), (1, 64, 2, 8), (1, 65, 2, 8)), "v has shape .1,65,2,8., expected .1,64,2,8."),
+        (((64, 4, 8),) * 3, r"k has shape .64,4,8., expected .B,T,H,D."), ((q, k, 3), "v is 3, expected an array"),
+        (((1, 0, 4, 8),) * 3, "expected 1 or more")):
         with pytest.raises(heed.InvalidArgument, match=f"advise: .*{message}"):
             heed.advise(*arrays, **QUICK)
-    with pytest.raises(heed.InvalidArgument, match="advise: error is 0.1, expected none: of shapes alone nothing is computed"):
+    with pytest.raises(heed.InvalidArgument,
+                       match="advise: error is 0.1, expected none: of shapes alone nothing is computed"):
         heed.advise(*((1, 64, 4, 8),) * 3, error=0.1)
     with pytest.raises(TypeError):
         heed.advise(q, k, v, None, 5)
@@ -124,14 +138,15 @@ def test_shapes_that_do_not_fit_are_refused():
 
 @needs_program
 def test_models_of_the_program_are_read(no_model):
-    """What `heed advise --calibrate` writes into the user's cache is found there, and its numbers are those of predictions."""
+    """heed.advise finds the model that `heed advise --calibrate` wrote into the user's cache, and predicts by it."""
     env = {**os.environ, "XDG_CACHE_HOME": str(no_model)}
-    done = subprocess.run([HEED, "advise", "--calibrate", "-m", "gla", "--seconds", "0", "--threads", "1", "--json"], env=env,
-                          check=True, capture_output=True, text=True)
+    done = subprocess.run([HEED, "advise", "--calibrate", "-m", "gla", "--seconds", "0", "--threads", "1", "--json"],
+                          env=env, check=True, capture_output=True, text=True)
     found = json.loads(done.stdout)
     shapes = [(1, 5000, h, 32) for h in (4, 2, 2)]
     advice = heed.advise(*shapes, mechanisms=["gla"], threads=1)
-    assert advice.prediction_error == pytest.approx(found["prediction_errors"]["nine_of_ten"]) and advice.sample_tokens == 0
+    assert (advice.prediction_error == pytest.approx(found["prediction_errors"]["nine_of_ten"])
+            and advice.sample_tokens == 0)
     assert all(c.seconds == c.predicted_seconds > 0 and c.relative_error is None for c in advice)
     longer = heed.advise(q, k, v, length=10**6, mechanisms=["gla"], threads=1, **QUICK)
     assert longer[0].predicted_seconds > 100 * longer[0].predicted_sample_seconds and longer.length == 10**6
@@ -139,7 +154,8 @@ def test_models_of_the_program_are_read(no_model):
     model = json.loads(Path(found["model"]).read_text())
     model["fits"] = [{"work": "gla prefill", "dtype": "f32", "threads": 1, "seconds": {"call": 1.0, "row": 0.001}}]
     path.write_text(json.dumps(model))
-    assert heed.advise(*shapes, mechanisms=["gla"], threads=1, model=path)[0].seconds == pytest.approx(1 + 0.001 * 5000 * 4)
+    assert heed.advise(*shapes, mechanisms=["gla"], threads=1,
+                       model=path)[0].seconds == pytest.approx(1 + 0.001 * 5000 * 4)
     path.write_text(json.dumps({**model, "cpu": "another"}))
     with pytest.raises(heed.FileError, match="was measured on another, .*: calibrate again"):
         heed.advise(*shapes, threads=1, model=str(path))

@@ -1,4 +1,4 @@
-# The page of `heed advise` in a browser: the frontier of error against time, every way to reach a number, hostile files.
+# The page of `heed advise` in a browser: the frontier of error against time, all ways to a number, hostile files.
 import json
 
 import numpy as np
@@ -19,9 +19,11 @@ def page(tmp_path_factory):
     return folder / "advise.html", advice
 
 
-MARKS = """return [...document.querySelectorAll('#picture .mark')].filter((mark) => mark.closest('.plot')).map((mark) => {
+MARKS = """const marks = [...document.querySelectorAll('#picture .mark')].filter((mark) => mark.closest('.plot'));
+return marks.map((mark) => {
     const box = mark.getBoundingClientRect();
-    return [mark.classList[1], box.left + box.width / 2, box.top + box.height / 2, mark.getAttribute('transform').endsWith('scale(6.5)'), mark.classList.contains('outside')]; })"""
+    return [mark.classList[1], box.left + box.width / 2, box.top + box.height / 2,
+        mark.getAttribute('transform').endsWith('scale(6.5)'), mark.classList.contains('outside')]; })"""
 
 
 def drawn(advice):
@@ -57,8 +59,10 @@ def test_each_row_is_a_point_where_its_numbers_say(browser, page):
 def test_the_frontier_is_a_line_through_its_points(browser, page):
     path, advice = page
     browser.open(path)
-    lines = browser.js("return [...document.querySelectorAll('#picture .frontier')].map((line) => line.getAttribute('d'))")
-    bands = [sorted((row for row in rows if row["frontier"]), key=lambda row: row["seconds"]) for rows in drawn(advice).values()]
+    lines = browser.js("return [...document.querySelectorAll('#picture .frontier')].map((line) => "
+                       "line.getAttribute('d'))")
+    bands = [sorted((row for row in rows if row["frontier"]), key=lambda row: row["seconds"])
+             for rows in drawn(advice).values()]
     assert [1 + line.count("H") for line in lines] == [len(rows) for rows in bands if rows]
     assert all(line.startswith("M") and line.count("H") == line.count("V") for line in lines)
     assert browser.js("return document.querySelector('#picture text.limit').textContent") == "error budget 0.200"
@@ -96,24 +100,28 @@ def test_a_mouse_shows_the_numbers_and_marks_the_row(browser, page):
     places = np.array([mark[1:3] for mark in marks])
     distances = np.linalg.norm(places[:, None] - places[None], axis=-1) + 1e9 * np.eye(len(places))
     visible = np.where(places[:, 1] < 900, distances.min(1), 0)
-    i = int(visible.argmax())  # the one that stands most alone
+    i = int(visible.argmax())  # the most isolated mark
     browser.point(*map(round, places[i]))
     text = browser.js("return document.querySelector('.tip').innerText").replace("\t", "\n")
-    assert text.startswith(rows[i]["mechanism"]) and f"rank\n{rows[i]['rank']}\n" in text and f"in {rows[i]['dtype']}" in text
+    assert (text.startswith(rows[i]["mechanism"]) and f"rank\n{rows[i]['rank']}\n" in text
+            and f"in {rows[i]['dtype']}" in text)
     assert browser.js("return document.querySelector('tr.chosen').cells[0].textContent") == str(rows[i]["rank"])
 
 
 def test_the_table_has_every_rank_and_is_sorted_by_its_headers(browser, page):
     path, advice = page
     browser.open(path)
-    cells = "return [...document.querySelectorAll('#table tbody tr')].map((tr) => [...tr.cells].map((td) => td.textContent))"
+    cells = ("return [...document.querySelectorAll('#table tbody tr')].map((tr) => [...tr.cells].map((td) => "
+             "td.textContent))")
     rows = browser.js(cells)
     assert [row[:2] for row in rows] == [[str(row["rank"]), row["mechanism"]] for row in advice["rows"]]
-    assert all(row[12].startswith(each["reason"]) and row[12].endswith(each["python"]) for row, each in zip(rows, advice["rows"]))
-    assert browser.js("return document.querySelectorAll('#table tr.outside').length") == sum(not row["within"] for row in advice["rows"])
+    assert all(row[12].startswith(each["reason"]) and row[12].endswith(each["python"])
+               for row, each in zip(rows, advice["rows"]))
+    assert browser.js("return document.querySelectorAll('#table "
+                      "tr.outside').length") == sum(not row["within"] for row in advice["rows"])
     headers = browser.js("return [...document.querySelectorAll('#table th button')].map((b) => b.textContent)")
-    assert headers == ["rank", "mechanism", "options", "dtype", "threads", "time", "predicted", "measured", "rms error", "max error",
-                       "memory", "state", "why"]
+    assert headers == ["rank", "mechanism", "options", "dtype", "threads", "time", "predicted", "measured", "rms error",
+                       "max error", "memory", "state", "why"]
     browser.js("document.querySelectorAll('#table th button')[8].click()")  # rms error
     by_error = [row["rank"] for row in sorted(advice["rows"], key=lambda row: (row["relative_error"], row["rank"]))]
     assert [int(row[0]) for row in browser.js(cells)] == by_error
@@ -131,7 +139,8 @@ def test_nothing_leaves_the_window(browser, page, width):
 def test_shapes_alone_have_a_table_and_no_picture(browser, tmp_path):
     model = tmp_path / "model.json"
     document("advise", "--calibrate", "-m", "gla", "--seconds", 0, "--threads", 1, "--model", model)
-    document("advise", "--shape", "1,512,4,64", "-m", "gla", "--threads", 1, "--model", model, "--html", tmp_path / "a.html")
+    document("advise", "--shape", "1,512,4,64", "-m", "gla", "--threads", 1, "--model", model, "--html",
+             tmp_path / "a.html")
     browser.open(tmp_path / "a.html")
     assert browser.js("return document.getElementById('picture').hidden")
     assert browser.js("return document.querySelectorAll('#table tbody tr').length") == 2

@@ -1,6 +1,6 @@
-# Every argument of every function, made wrong by itself: the message begins with the function and names the argument as signatures do.
-"""Calls that work come from the table of mechanisms that the module exports, and for other functions from CALLS. In each, one
-argument after the other gets another type, rank, dtype or size."""
+# Each argument of each function is made invalid by itself: the message names function and argument as signatures do.
+"""Calls that work come from the table of mechanisms that the module exports, and for other functions from CALLS. In
+each, one argument after the other gets another type, rank, dtype or size."""
 
 import inspect
 import re
@@ -15,7 +15,7 @@ from heed import _core
 
 P = heed.patterns
 ERRORS = (heed.InvalidArgument, heed.Unsupported)
-# Functions without arguments to walk, and those that take tensors of any rank.
+# Functions without arguments to test, and functions that take tensors of any rank.
 WITHOUT, ANY_RANK = {"get_num_threads", "replace_sdpa"}, {"scaled_dot_product_attention"}
 
 
@@ -29,7 +29,8 @@ def ints(*shape):
 
 # --- calls that work -------------------------------------------------------------------------------------------------
 
-SIZES = {"T": 5, "H": 2, "HV": 4, "K": 3, "V": 6, "C": 8, "D": 8, "G": 2, "N": 4, "L": 3, "W": 4, "M": 7, "n": 3, "d": 4, "2": 2}
+SIZES = {"T": 5, "H": 2, "HV": 4, "K": 3, "V": 6, "C": 8, "D": 8, "G": 2, "N": 4, "L": 3, "W": 4, "M": 7, "n": 3,
+         "d": 4, "2": 2}
 
 
 def calls_of(name):
@@ -39,8 +40,8 @@ def calls_of(name):
 
     def inputs(batch, left_out=""):
         shapes = {x: [a for a in of["axes"][x].split("|")[0].split(", ") if a != left_out] for x in of["inputs"]}
-        return {x: np.full([SIZES.get(a, batch) for a in shape], x in of["masks"], bool if x in of["masks"] else np.float32)
-                for x, shape in shapes.items()}
+        return {x: np.full([SIZES.get(a, batch) for a in shape], x in of["masks"],
+                           bool if x in of["masks"] else np.float32) for x, shape in shapes.items()}
 
     def outputs(values):
         given = getattr(heed, name)(**values, **settings, **({"return_state": True} if of["states"] else {}))
@@ -49,10 +50,12 @@ def calls_of(name):
     padded, packed = inputs(2), {**inputs(1), "cu_seqlens": [0, 2, 5]}
     (o, state), (packed_o, _) = outputs(padded), outputs(packed)
     padded |= {"lengths": [5, 4], "starts": [0, 1]} | ({"initial_state": state} if of["states"] else {})
-    calls = {name: [{**padded, "out": o}, packed], f"{name}_backward": [{"do": o, **padded}, {"do": packed_o, **packed}]}
+    calls = {name: [{**padded, "out": o}, packed],
+             f"{name}_backward": [{"do": o, **padded}, {"do": packed_o, **packed}]}
     if of["states"]:
         has_gradient = [x[2] for x in of["states"]]
-        d_state = state._make(x if of_x else None for x, of_x in zip(state, has_gradient)) if len(has_gradient) > 1 else state
+        d_state = (state._make(x if of_x else None for x, of_x in zip(state, has_gradient)) if len(has_gradient) > 1
+                   else state)
         calls[f"{name}_backward"][0]["dstate"] = d_state
         token = o.take(0, of["output_axes"].split(", ").index("T"))
         calls[f"{name}_step"] = [{**inputs(2, left_out="T"), "state": state, "out": token}]
@@ -60,16 +63,18 @@ def calls_of(name):
 
 
 QKV = {"q": zeros(2, 6, 4, 8), "k": zeros(2, 9, 2, 8), "v": zeros(2, 9, 2, 5)}
-MASKS = {"align": [3, 2], "prefix": [1, 1], "segments": (ints(2, 6), ints(2, 9)), "key_lengths": [9, 8], "key_starts": [0, 1],
-         "query_lengths": [6, 5], "mask": np.ones((6, 9), bool), "bias": zeros(6, 9), "alibi": zeros(4), "sinks": zeros(4),
-         "log_decay": zeros(2, 9, 4), "causal": True}
+MASKS = {"align": [3, 2], "prefix": [1, 1], "segments": (ints(2, 6), ints(2, 9)), "key_lengths": [9, 8],
+         "key_starts": [0, 1], "query_lengths": [6, 5], "mask": np.ones((6, 9), bool), "bias": zeros(6, 9),
+         "alibi": zeros(4), "sinks": zeros(4), "log_decay": zeros(2, 9, 4), "causal": True}
 DROPOUT = {"dropout": 0.5, "seed": 3}
-PACKED = {"q": zeros(6, 4, 8), "k": zeros(9, 2, 8), "v": zeros(9, 2, 5), "cu_seqlens_q": [0, 2, 6], "cu_seqlens_k": [0, 4, 9]}
+PACKED = {"q": zeros(6, 4, 8), "k": zeros(9, 2, 8), "v": zeros(9, 2, 5), "cu_seqlens_q": [0, 2, 6],
+          "cu_seqlens_k": [0, 4, 9]}
 O, LSE = zeros(2, 6, 4, 5), zeros(2, 4, 6)
 SELF = {"q": zeros(2, 6, 4, 8), "k": zeros(2, 6, 2, 8), "v": zeros(2, 6, 2, 5)}
-LONG = SELF | {"qg": SELF["q"], "kg": SELF["k"], "vg": SELF["v"], "window": 2, "tokens": [[0], [1]], "key_lengths": [6, 5],
-               "key_starts": [0, 0], "query_lengths": [6, 6]}
-GATED = SELF | {"gates": zeros(2, 6, 4, 3), "block": 2, "compressed": (zeros(2, 3, 2, 8), zeros(2, 3, 2, 5)), "window": 2, "count": 3}
+LONG = SELF | {"qg": SELF["q"], "kg": SELF["k"], "vg": SELF["v"], "window": 2, "tokens": [[0], [1]],
+               "key_lengths": [6, 5], "key_starts": [0, 0], "query_lengths": [6, 6]}
+GATED = SELF | {"gates": zeros(2, 6, 4, 3), "block": 2, "compressed": (zeros(2, 3, 2, 8), zeros(2, 3, 2, 5)),
+                "window": 2, "count": 3}
 MODES = {"log_dt": zeros(4), "log_A_real": zeros(4, 3), "A_imag": zeros(4, 3), "C": zeros(4, 3, 2)}
 LINEAR = {"o": O, "lse": LSE, "num": O, "den": zeros(2, 6, 4), "gate": [0.5] * 4}
 CALLS = {
@@ -95,7 +100,8 @@ CALLS = {
     "s4d_kernel": [MODES | {"length": 5}],
     "s4d_kernel_backward": [{"dkernel": zeros(4, 5), **MODES}],
     "scaled_dot_product_attention": [
-        {"query": zeros(2, 4, 6, 8), "key": zeros(2, 4, 9, 8), "value": zeros(2, 4, 9, 5), "attn_mask": np.ones((6, 9), bool)}],
+        {"query": zeros(2, 4, 6, 8), "key": zeros(2, 4, 9, 8), "value": zeros(2, 4, 9, 5),
+         "attn_mask": np.ones((6, 9), bool)}],
     "set_checks": [{"on": False}],
     "set_num_threads": [{"threads": None}],
     "set_strict": [{"on": False}],
@@ -117,8 +123,9 @@ CHOSEN = {
 }
 BUILT = {
     "atrous": [{"step": 2}], "bigbird": [{}], "blocks": [{"keep": np.ones((2, 3), bool)}],
-    "csr": [{"row_ptr": [0, 1], "columns": [0]}], "dilated": [{"reach": 1, "step": 2}], "fixed": [{"block": 2, "summary": 1}],
-    "global_tokens": [{"tokens": [0]}], "keys": [{"index": ints(1, 2, 1)}], "longformer": [{"window": 2, "tokens": [0]}],
+    "csr": [{"row_ptr": [0, 1], "columns": [0]}],
+    "dilated": [{"reach": 1, "step": 2}], "fixed": [{"block": 2, "summary": 1}], "global_tokens": [{"tokens": [0]}],
+    "keys": [{"index": ints(1, 2, 1)}], "longformer": [{"window": 2, "tokens": [0]}],
     "neighborhood": [{"window": 2}], "parse": [{"expression": "atrous(2)"}], "per_head": [{"heads": [P.atrous(2)]}],
     "random_blocks": [{"count": 1}], "row_blocks": [{"index": ints(1, 2, 1)}], "sliding_window": [{"left": 1}],
     "streaming": [{"sinks": 1, "window": 2}], "strided": [{"step": 2}],
@@ -129,17 +136,20 @@ def of_caches(module, name):
     """The sizes of a new cache, and (cache, {method: call}) of some."""
     kind = getattr(module, name)
     k, v, q, out = zeros(2, 3, 2, 8), zeros(2, 3, 2, 6), zeros(2, 3, 4, 8), zeros(2, 3, 4, 6)
-    both, of_all = {"k": k, "v": v, "lengths": [3, 2]}, {"trim": {"lengths": [1, 0]}, "reorder": {"indices": [1, 0]}, "save": {"path": 0}}
+    both, of_all = {"k": k, "v": v, "lengths": [3, 2]}, {"trim": {"lengths": [1, 0]}, "reorder": {"indices": [1, 0]},
+                                                         "save": {"path": 0}}
     attends = {"q": q, "key_starts": [0, 0], "alibi": zeros(4), "sinks": zeros(4), "out": out}
     sizes = {"batch": 2, "heads": 2, "dim": 8, "value_dim": 6}
     if name == "KVCache":
-        pools = {"k_pool": zeros(2, 4, 2, 8), "v_pool": zeros(2, 4, 2, 6), "indptr": [0, 1, 2], "indices": [0, 1], "last_page_len": [1, 2]}
+        pools = {"k_pool": zeros(2, 4, 2, 8), "v_pool": zeros(2, 4, 2, 6), "indptr": [0, 1, 2], "indices": [0, 1],
+                 "last_page_len": [1, 2]}
         made = {"share": {"prefix_cache": kind(1, 2, 8), "batch": 2}, "import_pages": pools}
         return sizes, [
             (kind(2, 2, 8, 6, log_decay_heads=4), of_all | made | {
                 "append": both | {"log_decay": zeros(2, 3, 4)}, "attend": attends}),
             (kind(2, 2, 8, 6, quantize="int8"), {"append": both, "quantization_bound": {"q": q}}),
-            (kind(2, 2, 8, 6, sketch="int8"), {"append": both, "attend": {"q": q, "epsilon": 0.1, "level": "skip", "return_bound": False}}),
+            (kind(2, 2, 8, 6, sketch="int8"),
+             {"append": both, "attend": {"q": q, "epsilon": 0.1, "level": "skip", "return_bound": False}}),
         ]
     if name == "RingKVCache":
         return sizes | {"window": 3}, [(kind(2, 2, 8, 6, window=3), of_all | {"append": both, "attend": attends})]
@@ -148,7 +158,8 @@ def of_caches(module, name):
                  "share": {"prefix_cache": kind(1, 6, 2), "batch": 2}}
         return {"batch": 2, "latent": 6, "rope": 2}, [(kind(2, 6, 2), of_all | calls)]
     windows = (k, v)  # one for each of its tokens
-    calls = {"trim": of_all["trim"], "append": both | {"compressed": windows}, "attend": {"q": q, "gates": zeros(2, 3, 4, 3), "out": out}}
+    calls = {"trim": of_all["trim"], "append": both | {"compressed": windows},
+             "attend": {"q": q, "gates": zeros(2, 3, 4, 3), "out": out}}
     return sizes, [(kind(2, 2, 8, 6, block=1), calls)]
 
 
@@ -178,7 +189,8 @@ def wrong_values(annotation, value):
             for deeper, what, other in wrong_values("None", x):
                 parts = [other if j == i else y for j, y in enumerate(value)]
                 yield inside + deeper, what, value._make(parts) if inside else type(value)(parts)
-    elif isinstance(value, np.ndarray) or annotation and re.search("Array|Ints|Floats|Align|Positions", annotation) and value is not None:
+    elif isinstance(value, np.ndarray) or annotation and re.search("Array|Ints|Floats|Align|Positions",
+                                                                   annotation) and value is not None:
         yield from (("", *other) for other in wrong_arrays(value))
         yield "", "type", "text"
     elif re.search("Array|Ints|Floats|State|Positions", annotation):
@@ -196,8 +208,8 @@ def wrong_values(annotation, value):
 
 
 def walk(title, calls, parameters, convert=lambda x: x):
-    """What is wrong with the messages of a function that is called as `title`: each argument is walked in the (function, call)s that
-    have it, else in the first."""
+    """Lists the wrong messages of a function that is called as `title`: each argument is tried in the (function, call)s
+    that have it, else in the first."""
     used, found = {key for _, call in calls for key in call}, []
     for i, (function, call) in enumerate(calls):
         for name, parameter in parameters.items():
@@ -222,7 +234,7 @@ def walk(title, calls, parameters, convert=lambda x: x):
 
 
 def tensors(x):
-    """The same in PyTorch."""
+    """x with its arrays as tensors of PyTorch."""
     if isinstance(x, np.ndarray):
         return torch.from_numpy(x)
     if isinstance(x, (tuple, list)) and any(isinstance(y, (np.ndarray, tuple)) for y in x):
@@ -238,21 +250,24 @@ def names_in(module):
     return [name for name in module.__all__ if is_function(getattr(module, name)) and name not in WITHOUT]
 
 
-WALKED = [(module, calls, name) for module, calls in ((heed, CALLS), (heed.torch, CALLS), (heed.select, CHOSEN), (P, BUILT))
-          for name in names_in(module)]
+WALKED = [(module, calls, name) for module, calls in ((heed, CALLS), (heed.torch, CALLS), (heed.select, CHOSEN),
+                                                      (P, BUILT)) for name in names_in(module)]
 
 
-@pytest.mark.parametrize(("module", "calls", "name"), WALKED, ids=[f"{module.__name__}.{name}" for module, _, name in WALKED])
+@pytest.mark.parametrize(("module", "calls", "name"), WALKED,
+                         ids=[f"{module.__name__}.{name}" for module, _, name in WALKED])
 def test_messages_name_function_and_argument(module, calls, name):
     function = getattr(module, name)
     assert name in calls, f"CALLS has no call of {name} that works"
     parameters = inspect.signature(function).parameters
-    own = [(function, {key: x for key, x in call.items() if key in parameters or name == "explain"}) for call in calls[name]]
+    own = [(function, {key: x for key, x in call.items() if key in parameters or name == "explain"})
+           for call in calls[name]]
     found = walk(name, own, parameters, tensors if module is heed.torch else lambda x: x)
     assert not found, "\n".join(found)
 
 
-CACHES = [(module, name) for module in (heed, heed.torch) for name in ("KVCache", "RingKVCache", "LatentKVCache", "NSACache")]
+CACHES = [(module, name) for module in (heed, heed.torch)
+          for name in ("KVCache", "RingKVCache", "LatentKVCache", "NSACache")]
 
 
 @pytest.mark.parametrize(("module", "name"), CACHES, ids=[f"{module.__name__}.{name}" for module, name in CACHES])
@@ -265,7 +280,8 @@ def test_messages_of_caches_name_method_and_argument(module, name):
     for of in dir(kind):
         if of.startswith("_") or not is_function(getattr(kind, of)):
             continue
-        parameters = {key: x for key, x in inspect.signature(getattr(kind, of)).parameters.items() if key not in ("self", "memo")}
+        parameters = {key: x for key, x in inspect.signature(getattr(kind, of)).parameters.items()
+                      if key not in ("self", "memo")}
         own = [(getattr(cache, of), calls[of]) for cache, calls in caches if of in calls]
         assert own or not parameters, f"{name}.{of} has no call that works"
         found += walk(f"{name}.{of}", own, parameters, convert)

@@ -108,13 +108,15 @@ def calls():
     yield "linformer", {key: x[:1] if x.ndim == 4 else x for key, x in LINEAR.items()} | {"cu_seqlens": BOUNDS}
     yield "linformer_backward", {"do": normal(2, 6, 4, 8), **LINEAR}
     own = {name: normal(*x.shape) for name, x in zip(("qg", "kg", "vg"), QKV.values())}
-    yield "longformer", {**QKV, **own, "tokens": np.array([[0], [4]]), "key_lengths": PAIR,
-                         "key_starts": np.array([0, 1]), "query_lengths": PAIR, "out": np.zeros_like(O)}, functools.partial(
-        heed.longformer, window=2)
-    yield "longformer", {**PACKED, "tokens": np.array([1]), "cu_seqlens_q": BOUNDS}, functools.partial(heed.longformer, window=2)
+    yield ("longformer", {**QKV, **own, "tokens": np.array([[0], [4]]), "key_lengths": PAIR,
+                          "key_starts": np.array([0, 1]), "query_lengths": PAIR, "out": np.zeros_like(O)},
+           functools.partial(heed.longformer, window=2))
+    yield ("longformer", {**PACKED, "tokens": np.array([1]), "cu_seqlens_q": BOUNDS},
+           functools.partial(heed.longformer, window=2))
     yield "longformer_backward", {"do": normal(*O.shape), **QKV, **own, "tokens": np.array([0])}, functools.partial(
         heed.longformer_backward, window=2)
-    yield "merge_linear", {"o": O, "lse": LSE, "num": normal(*O.shape), "den": np.ones(O.shape[:3], np.float32), "gate": normal(4)}
+    yield "merge_linear", {"o": O, "lse": LSE, "num": normal(*O.shape), "den": np.ones(O.shape[:3], np.float32),
+                           "gate": normal(4)}
     yield "merge_linear_backward", {"do": O, "o": O, "lse": LSE, "num": O, "den": np.ones(O.shape[:3], np.float32)}
     nsa = functools.partial(heed.nsa, block=2, count=3, window=2)
     compressed = {"k_cmp": normal(2, 3, 2, 8), "v_cmp": normal(2, 3, 2, 4)}
@@ -122,7 +124,8 @@ def calls():
     yield ("nsa", {**QKV, "gates": normal(2, 6, 4, 3), **compressed},
            lambda k_cmp, v_cmp, **arrays: nsa(**arrays, compressed=(k_cmp, v_cmp)))
     yield ("nsa_backward", {"do": normal(*O.shape), **QKV, "gates": normal(2, 6, 4, 3), **compressed},
-           lambda k_cmp, v_cmp, **arrays: heed.nsa_backward(**arrays, block=2, count=3, window=2, compressed=(k_cmp, v_cmp)))
+           lambda k_cmp, v_cmp, **arrays: heed.nsa_backward(**arrays, block=2, count=3, window=2,
+                                                            compressed=(k_cmp, v_cmp)))
     yield "rotary", {"x": Q, "positions": np.arange(6)}, functools.partial(heed.rotary, interleaved=True)
     bias = {"Tq": 3, "Tk": 4, "bidirectional": True}
     yield "t5_bias", {"table": normal(32, 2)}, functools.partial(heed.t5_bias, **bias)

@@ -1,4 +1,4 @@
-# Arrays in and out of heed.attention: layouts, DLPack, buffers, and what is written where.
+# Arrays in and out of heed.attention: layouts, DLPack, buffers, and written memory.
 import array
 
 import numpy as np

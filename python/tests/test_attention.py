@@ -1,11 +1,11 @@
-# heed.attention: every option and edge against NumPy in float64, and what callers may rely on.
+# heed.attention: every option and edge against NumPy in float64, and guarantees to callers.
 import naive
 import numpy as np
 import pytest
 
 import heed
 
-TOLERANCE = {np.float32: 4e-6, np.float64: 4e-14}  # of the largest value; logits here are below 30
+TOLERANCE = {np.float32: 4e-6, np.float64: 4e-14}  # relative to the largest value; logits here are below 30
 
 
 def problem(rng, B=2, Tq=7, Tk=9, Hq=4, Hkv=2, D=8, Dv=5, dtype=np.float32):
@@ -60,15 +60,18 @@ OPTIONS = {
     "alibi batch": {"alibi": np.linspace(0, 1, 8).reshape(2, 4), "causal": True},
     "alibi list": {"alibi": [0.5, 0.25, 0.125, 0.0]},
     "log decay": {"log_decay": LOG_DECAY, "causal": True},
-    "log decay f32": {"log_decay": 3 * LOG_DECAY.astype(np.float32), "causal": True, "align": "top_left", "window": (4, 0)},
-    "log decay prefix": {"log_decay": LOG_DECAY, "causal": True, "prefix": [3, 8], "key_lengths": [9, 6], "softcap": 1.5},
+    "log decay f32": {"log_decay": 3 * LOG_DECAY.astype(np.float32), "causal": True, "align": "top_left",
+                      "window": (4, 0)},
+    "log decay prefix": {"log_decay": LOG_DECAY, "causal": True, "prefix": [3, 8], "key_lengths": [9, 6],
+                         "softcap": 1.5},
     "dropout": {"dropout": 0.3, "seed": 2**64 - 1, "dropout_offset": 2**32 - 1},
     "dropout causal": {"dropout": 0.5, "seed": 7, "causal": True, "align": [-3, 100]},
     "high": {"precision": "highest"},
     "invariant": {"invariant": True, "causal": True},
     "defaults": {"scale": None, "window": None, "prefix": None, "chunk": None, "segments": None, "key_lengths": None,
                  "key_starts": None, "query_lengths": None, "mask": None, "bias": None, "alibi": None, "softcap": None,
-                 "sinks": None, "log_decay": None, "cu_seqlens_q": None, "cu_seqlens_k": None, "out": None, "threads": None},
+                 "sinks": None, "log_decay": None, "cu_seqlens_q": None, "cu_seqlens_k": None, "out": None,
+                 "threads": None},
 }
 
 
@@ -172,7 +175,7 @@ def test_what_a_row_does_not_see_cannot_reach_it(rng):
     o, lse = heed.attention(q, k, v, causal=True, return_lse=True)
     k[:, 5], v[:, 5] = np.nan, np.inf
     poisoned, poisoned_lse = heed.attention(q, k, v, causal=True, return_lse=True)
-    np.testing.assert_array_equal(poisoned[:, :3], o[:, :3])  # rows 0 to 2 stand at 2 to 4
+    np.testing.assert_array_equal(poisoned[:, :3], o[:, :3])  # rows 0 to 2 have positions 2 to 4
     np.testing.assert_array_equal(poisoned_lse[..., :3], lse[..., :3])
     assert np.isnan(poisoned[:, 3:]).all() and np.isnan(poisoned_lse[..., 3:]).all()
 
@@ -224,7 +227,8 @@ def test_dropout_draws_a_fresh_seed_unless_one_is_given(rng):
     heed.attention(q, k, v)  # draws nothing
     assert np.random.get_state()[2] == state
     o, lse = heed.attention(q, k, v, dropout=0.5, seed=3, return_lse=True)
-    with pytest.raises(heed.InvalidArgument, match="attention_backward: seed is None, expected that of the forward pass"):
+    with pytest.raises(heed.InvalidArgument,
+                       match="attention_backward: seed is None, expected that of the forward pass"):
         heed.attention_backward(o, q, k, v, o, lse, dropout=0.5)
 
 

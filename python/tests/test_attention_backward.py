@@ -1,4 +1,4 @@
-# heed.attention_backward: every option against the chain rule in NumPy, and what callers may rely on.
+# heed.attention_backward: every option against the chain rule in NumPy, and guarantees to callers.
 import pickle
 
 import naive
@@ -34,8 +34,8 @@ def backward(do, q, k, v, dlse=None, need_dbias=None, **options):
     return heed.attention_backward(do, q, k, v, o, lse, dlse=dlse, need_dbias=need, **options)
 
 
-# Relative to the largest value of a gradient. f64 and f32: some tens of roundings. 16 bits: the result is rounded once, but
-# so was o, from which every gradient but dv is computed; in dalibi that is multiplied by distances.
+# Relative to the largest value of a gradient. f64 and f32: some tens of roundings. 16 bits: the result is rounded once,
+# but so was o, from which every gradient but dv is computed; in dalibi that is multiplied by distances.
 TOLERANCE = {"float64": 2e-14, "float32": 5e-6, "float16": 3e-3, "bfloat16": 3e-2}
 
 
@@ -80,13 +80,15 @@ OPTIONS = {
     "alibi batch": {"alibi": np.linspace(0, 1, 8).reshape(2, 4), "causal": True},
     "alibi list": {"alibi": [0.5, 0.25, 0.125, 0.0]},
     "log decay": {"log_decay": LOG_DECAY, "causal": True},
-    "log decay f32": {"log_decay": 3 * LOG_DECAY.astype(np.float32), "causal": True, "align": "top_left", "window": (4, 0)},
-    "log decay prefix": {"log_decay": LOG_DECAY, "causal": True, "prefix": [3, 8], "key_lengths": [9, 6], "softcap": 1.5,
-                         "sinks": [0.0, 1.0, -1.0, 2.0], "dropout": 0.3, "seed": 4},
+    "log decay f32": {"log_decay": 3 * LOG_DECAY.astype(np.float32), "causal": True, "align": "top_left",
+                      "window": (4, 0)},
+    "log decay prefix": {"log_decay": LOG_DECAY, "causal": True, "prefix": [3, 8], "key_lengths": [9, 6],
+                         "softcap": 1.5, "sinks": [0.0, 1.0, -1.0, 2.0], "dropout": 0.3, "seed": 4},
     "dropout": {"dropout": 0.3, "seed": 2**64 - 1, "dropout_offset": 2**32 - 1},
     "dropout sinks": {"dropout": 0.5, "seed": 7, "causal": True, "align": [-3, 100], "sinks": [0.0, 1.0, -1.0, 2.0]},
     "everything": {"causal": True, "window": (5, 0), "softcap": 2.0, "sinks": [0.0, 1.0, -1.0, 2.0], "alibi": [0.5] * 4,
-                   "bias": np.linspace(-1, 1, TQ * TK).reshape(TQ, TK), "dropout": 0.2, "seed": 3, "key_lengths": [9, 5]},
+                   "bias": np.linspace(-1, 1, TQ * TK).reshape(TQ, TK), "dropout": 0.2, "seed": 3,
+                   "key_lengths": [9, 5]},
     "defaults": {"scale": None, "window": None, "prefix": None, "chunk": None, "segments": None, "key_lengths": None,
                  "key_starts": None, "query_lengths": None, "mask": None, "alibi": None, "softcap": None, "sinks": None,
                  "cu_seqlens_q": None, "cu_seqlens_k": None, "threads": None, "precision": "highest"},
@@ -176,13 +178,14 @@ DIFFERENCES = {
     "dropout": {"dropout": 0.3, "seed": 11, "sinks": np.array([0.5, -1.0, 3.0, 0.0])},
     "everything": {"causal": True, "softcap": 2.0, "sinks": np.array([0.5, -1.0, 3.0, 0.0]), "dropout": 0.2, "seed": 0,
                    "alibi": np.linspace(0, 1, 4), "bias": np.linspace(-1, 1, TK), "key_starts": [1, 4]},
-    "log decay": {"causal": True, "log_decay": LOG_DECAY, "sinks": np.array([0.5, -1.0, 3.0, 0.0]), "dropout": 0.2, "seed": 0},
+    "log decay": {"causal": True, "log_decay": LOG_DECAY, "sinks": np.array([0.5, -1.0, 3.0, 0.0]), "dropout": 0.2,
+                  "seed": 0},
 }
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_gradients_are_the_limit_of_differences(rng, name):
-    """Of heed.attention itself, in random directions: this is what knows nothing of the formulas."""
+    """Differences of heed.attention itself, in random directions, use no formula of a gradient."""
     q, k, v, do, dlse = problem(rng)
     inputs = {"q": q, "k": k, "v": v, **{n: x for n, x in DIFFERENCES[name].items() if n in GIVEN}}
     options = {n: x for n, x in DIFFERENCES[name].items() if n not in inputs}
@@ -214,7 +217,8 @@ def test_result_is_a_named_tuple(rng):
 def test_what_is_not_given_or_not_asked_for_is_none(rng):
     q, k, v, do, _ = problem(rng)
     bias, sinks, alibi = np.zeros((TQ, TK)), np.zeros(HQ), np.zeros(HQ)
-    for given in ({}, {"bias": bias}, {"sinks": sinks}, {"alibi": alibi}, {"bias": bias, "sinks": sinks, "alibi": alibi}):
+    for given in ({}, {"bias": bias}, {"sinks": sinks}, {"alibi": alibi},
+                  {"bias": bias, "sinks": sinks, "alibi": alibi}):
         for need in {False, "bias" in given}:
             g = backward(do, q, k, v, need_dbias=need, **given)
             there = {name for name in FIELDS if getattr(g, name) is not None}

@@ -1,4 +1,4 @@
-# What every mechanism's binding does alike, whatever computes it: places of arguments, states, tokens, warnings.
+# Behaviour shared by the bindings of all mechanisms: positions of arguments, states, tokens, warnings.
 import inspect
 import subprocess
 import sys
@@ -39,12 +39,13 @@ def test_places_of_arguments(function, names):
 @pytest.mark.parametrize("name", NAMES)
 def test_operators_take_what_the_description_says(name):
     torch = pytest.importorskip("torch", reason="optional: PyTorch")
-    import heed.torch  # noqa: F401
+    import heed.torch
 
     of = _core._mechanisms[name]
     schema = getattr(torch.ops.heed, name).default._schema
     states = [f"initial_{'state' if i == 0 else x[0]}" for i, x in enumerate(of["states"])]
-    options = [*of["settings"], *["scale"] * of["scale"], *states, "lengths", "starts", "cu_seqlens", *["reverse"] * of["direction"], "threads"]
+    options = [*of["settings"], *["scale"] * of["scale"], *states, "lengths", "starts", "cu_seqlens",
+               *["reverse"] * of["direction"], "threads"]
     assert [x.name for x in schema.arguments] == [*of["inputs"], *options]
     assert len(schema.returns) == 1 + len(states)
     keywords = inspect.signature(getattr(heed, name)).parameters
@@ -77,7 +78,8 @@ def test_a_tuple_of_states_is_what_is_in_it():
         with pytest.raises(heed.InvalidArgument, match=r"^gla: initial_state is .*, expected an array$"):
             heed.gla(**values, initial_state=wrong)
     values = mechanisms.arguments("linear_attention", T=5)
-    with pytest.raises(heed.InvalidArgument, match=r"linear_attention: initial_state is .*, expected an array, or arrays \(S, z\)"):
+    with pytest.raises(heed.InvalidArgument,
+                       match=r"linear_attention: initial_state is .*, expected an array, or arrays \(S, z\)"):
         heed.linear_attention(**values, initial_state=(state,) * 4)
     with pytest.raises(heed.InvalidArgument, match=r"hgrn_step: state is .*, expected an array on the CPU"):
         heed.hgrn_step(np.ones((2, 3)), -np.ones((2, 3)), (np.zeros((2, 3)),))
@@ -97,10 +99,13 @@ def test_the_same_of_tensors():
 
 @pytest.mark.parametrize("name, argument, spoiled, message", [
     ("gla", "k", lambda k: k[0], r"gla_step: k has shape \[2,12\], expected one token of each sequence: \[B, H, K\]"),
-    ("gla", "log_decay", lambda g: g[None], r"log_decay has shape \[1,2,4,12\], expected one token of each sequence: \[B, HV, K\]"),
-    ("delta_product", "v", lambda v: v[:, 0], r"v has shape \[2,4,10\], expected one token of each sequence: \[B, n, HV, V\]"),
+    ("gla", "log_decay", lambda g: g[None],
+     r"log_decay has shape \[1,2,4,12\], expected one token of each sequence: \[B, HV, K\]"),
+    ("delta_product", "v", lambda v: v[:, 0],
+     r"v has shape \[2,4,10\], expected one token of each sequence: \[B, n, HV, V\]"),
     ("rwkv4", "k", lambda k: k[None], r"k has shape \[1,2,40\], expected one token of each sequence: \[B, C\]"),
-    ("selective_scan", "B", lambda B: B[None], r"expected one token of each sequence: \[B, G, N\], \[B, N\] or \[D, N\]"),
+    ("selective_scan", "B", lambda B: B[None],
+     r"expected one token of each sequence: \[B, G, N\], \[B, N\] or \[D, N\]"),
 ])
 def test_a_step_says_what_one_token_is(name, argument, spoiled, message):
     if name in mechanisms.NAMES:
@@ -131,14 +136,16 @@ def test_autocast_leaves_constants_alone():
     torch = pytest.importorskip("torch", reason="optional: PyTorch")
     import heed.torch
 
-    values = {key: torch.from_numpy(x) for key, x in scans.arguments("selective_scan", dtype=np.float32, rank=2).items()}
+    values = {key: torch.from_numpy(x)
+              for key, x in scans.arguments("selective_scan", dtype=np.float32, rank=2).items()}
     with torch.autocast("cpu", dtype=torch.bfloat16):
         o = heed.torch.selective_scan(**values)
     rounded = {key: x.bfloat16() if x.dim() > 2 else x for key, x in values.items()}
     assert values["B"].dim() == 2 and torch.equal(o, heed.torch.selective_scan(**rounded))
 
 
-@pytest.mark.parametrize("name, axis", [("gla", 1), ("linear_attention", 1), ("selective_scan", 2), ("h3", 1), ("causal_conv1d", 2)])
+@pytest.mark.parametrize("name, axis",
+                         [("gla", 1), ("linear_attention", 1), ("selective_scan", 2), ("h3", 1), ("causal_conv1d", 2)])
 def test_tensors_have_states_of_packed_sequences(name, axis):
     torch = pytest.importorskip("torch", reason="optional: PyTorch")
     import heed.torch

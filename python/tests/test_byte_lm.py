@@ -42,7 +42,7 @@ def generate(*args):
 
 
 def small_model(mechanism, path):
-    """Untrained, with nothing left at 0 or 1 that a program could forget, and through its file."""
+    """An untrained model through its file; no parameter is 0 or 1, which could hide that a program omits it."""
     torch.manual_seed(3)
     model = byte_lm.ByteModel(mechanism, layers=2, width=48, heads=3)
     with torch.no_grad():
@@ -66,11 +66,11 @@ def test_logits_of_all_bytes_at_once_of_one_by_one_and_of_cpp(mechanism, tmp_pat
     done = generate(tmp_path / "model.safetensors", "--prompt", prompt.decode(), "--logits", tmp_path / "logits.npy")
     assert done.returncode == 0 and done.stdout == b"", done.stderr
     cpp = np.load(tmp_path / "logits.npy")
-    # float32 through two layers, sums in another order: logits of up to 6 come out 1e-5 apart. 1e-4 is what is promised.
+    # float32 through two layers, summed in another order: logits of up to 6 differ by 1e-5. The documents promise 1e-4.
     assert whole.abs().max() > 2 and cpp.shape == whole.shape and cpp.dtype == np.float32
     assert (whole - one_by_one).abs().max() < 1e-4
     assert np.abs(whole.numpy() - cpp).max() < 1e-4
-    # What comes later changes nothing before it.
+    # Later tokens do not change earlier logits.
     with torch.no_grad():
         assert torch.allclose(model(bytes_[None, :70])[0], whole[:70], atol=1e-4)
 
@@ -86,7 +86,8 @@ def test_logits_of_a_folder_that_heed_opens(mechanism, tmp_path, one_thread):
     prompt = list(TEXT[9000 : 9000 + (byte_lm.WINDOW + 40 if mechanism == "attention" else 150)])
     with torch.no_grad():
         whole = model(torch.tensor([prompt]))[0].numpy()
-    done = document("generate", tmp_path / "m", "--prompt-ids", ",".join(map(str, prompt)), "--tokens", 12, "--logits", tmp_path / "l.npy")
+    done = document("generate", tmp_path / "m", "--prompt-ids", ",".join(map(str, prompt)), "--tokens", 12, "--logits",
+                    tmp_path / "l.npy")
     logits = np.load(tmp_path / "l.npy")[0]
     assert done["family"] == "heed_byte_lm" and np.abs(whole).max() > 2
     assert np.abs(logits - whole).max() < 1e-4 * np.abs(whole).max()
@@ -97,7 +98,8 @@ def test_logits_of_a_folder_that_heed_opens(mechanism, tmp_path, one_thread):
         assert row[byte] > row.max() - 1e-4 * np.abs(row).max()
     # With a break between them.
     cache = tmp_path / "cache.safetensors"
-    first = document("generate", tmp_path / "m", "--prompt-ids", ",".join(map(str, prompt)), "--tokens", 5, "--cache", cache)
+    first = document("generate", tmp_path / "m", "--prompt-ids", ",".join(map(str, prompt)), "--tokens", 5, "--cache",
+                     cache)
     then = document("generate", tmp_path / "m", "--tokens", 7, "--cache", cache)
     assert first["tokens"][0] + then["tokens"][0] == done["tokens"][0]
 
@@ -106,7 +108,8 @@ def test_logits_of_a_folder_that_heed_opens(mechanism, tmp_path, one_thread):
 @pytest.mark.parametrize("mechanism", sorted(SCANS))
 def test_scans_are_no_layers_of_a_model(mechanism, tmp_path):
     byte_lm.ByteModel(mechanism, layers=1, width=16, heads=2).save_folder(tmp_path)
-    assert f"config.mechanism is '{mechanism}', expected one of" in refused(1, "generate", tmp_path, "--prompt-ids", "1")
+    assert f"config.mechanism is '{mechanism}', expected one of" in refused(
+        1, "generate", tmp_path, "--prompt-ids", "1")
 
 
 def test_counts_are_probabilities():
@@ -169,7 +172,8 @@ def test_a_row_of_the_table_has_what_training_and_cpp_came_to(tmp_path):
     assert row["weights"] == sum(x.size for x in load(tmp_path / "model.safetensors")[0].values())
     assert min(row["train_seconds"], row["train_per_second"], row["cpp_per_second"], row["threads"]) > 0 and row["cpu"]
     times = ("train_seconds", "train_per_second", "cpp_per_second", "cpu", "threads")
-    untimed = train.row_of("simple_gla", TEXT[:40000], 39000, argparse.Namespace(seed=0, steps=2, untimed=True), tmp_path / "m.safetensors")
+    untimed = train.row_of("simple_gla", TEXT[:40000], 39000, argparse.Namespace(seed=0, steps=2, untimed=True),
+                           tmp_path / "m.safetensors")
     assert {untimed[key] for key in times} == {None} and untimed["bits"] == pytest.approx(row["bits"], abs=0.01)
 
 
@@ -211,6 +215,7 @@ def test_what_is_wrong_with_a_file_is_one_line(tmp_path):
     path.write_bytes(struct.pack("<Q", 2**40) + json.dumps({}).encode())
     assert generate(path).returncode == 1
 
-    for arguments in ([], [path, "--bytes"], [path, "--nonsense", "1"], [path, "--bytes", "-1"], [path, "--prompt", ""]):
+    for arguments in ([], [path, "--bytes"], [path, "--nonsense", "1"], [path, "--bytes", "-1"],
+                      [path, "--prompt", ""]):
         done = generate(*arguments)
         assert done.returncode == 1 and done.stdout == b"" and done.stderr.count(b"\n") == 1

@@ -1,4 +1,4 @@
-# heed's caches: every wrong argument is named, and the cache is as it was.
+# heed's caches: an error names the wrong argument, and the cache is unchanged.
 import os
 import pickle
 
@@ -20,7 +20,8 @@ ROWS = np.ones((2, 3, 8), np.float32)
     (lambda: heed.KVCache(1, 2, 8, capacity=0), "KVCache: capacity is 0, expected an int of at least 1"),
     (lambda: heed.KVCache(1, 2, 8, page=0), "KVCache: page is 0, expected an int of at least 1"),
     (lambda: heed.KVCache(1, 2, 8, page=None), "KVCache: page is None without a capacity, expected both"),
-    (lambda: heed.KVCache(1, 2, 8, dtype="float32"), "KVCache: dtype is 'float32', expected 'f64', 'f32', 'bf16' or 'f16'"),
+    (lambda: heed.KVCache(1, 2, 8, dtype="float32"),
+     "KVCache: dtype is 'float32', expected 'f64', 'f32', 'bf16' or 'f16'"),
     (lambda: heed.KVCache(1, 2, 8, dtype="i32"), "KVCache: dtype is 'i32', expected 'f64'"),
     (lambda: heed.KVCache(1, 2, 8, dtype=np.float32), "KVCache: dtype is of type type, expected 'f64'"),
     (lambda: heed.KVCache(1, 2, 8, quantize="int4"), "KVCache: quantize is 'int4', expected None or 'int8'"),
@@ -95,7 +96,8 @@ CALLS = [
     ("attend", (Q,), {"sinks": [0.0]}, r"attend: sinks has shape \[1\], expected \[4\]"),
     ("attend", (Q,), {"mask": np.ones((3, 9), bool)},
      r"attend: mask has shape \[3,9\], expected one that broadcasts to \[2,4,3,4\]"),
-    ("attend", (Q,), {"out": np.ones((2, 3, 4, 8), np.float32)}, r"attend: out has shape \[2,3,4,8\], expected \[2,3,4,6\]"),
+    ("attend", (Q,), {"out": np.ones((2, 3, 4, 8), np.float32)},
+     r"attend: out has shape \[2,3,4,8\], expected \[2,3,4,6\]"),
     ("attend", (Q,), {"out": 3}, "attend: out is 3, expected an array"),
     ("attend", (Q,), {"threads": 0}, "attend: threads is 0, expected an int from 1 to 4096"),
     ("attend", (Q,), {"tree": [-1, 0]}, r"attend: tree has shape \[2\], expected \[3\], a parent for each row of q"),
@@ -138,7 +140,8 @@ def test_errors_of_a_ring():
     ring = heed.RingKVCache(2, 2, 8, 6, window=3, sink_tokens=1)
     for _ in range(4):
         ring.append(K, V)
-    with pytest.raises(heed.InvalidArgument, match="^RingKVCache.attend: window lets row 0 of sequence 0 see token 1, "):
+    with pytest.raises(heed.InvalidArgument,
+                       match="^RingKVCache.attend: window lets row 0 of sequence 0 see token 1, "):
         ring.attend(Q, window=(9, 0))
     with pytest.raises(heed.InvalidArgument, match="^RingKVCache.attend: window lets row"):
         ring.attend(Q, sink_tokens=5)

@@ -1,4 +1,4 @@
-# heed's caches that turn keys and queries themselves: what heed.rotary and attention give together.
+# heed's caches that rotate keys and queries themselves equal heed.rotary followed by attention.
 import numpy as np
 import pytest
 from cache_model import DTYPES, TOLERANCE, normal
@@ -6,11 +6,13 @@ from cache_model import DTYPES, TOLERANCE, normal
 import heed
 
 ROTARIES = [
-    {"interleaved": False}, {"interleaved": True, "base": 500.0, "dim": 4}, {"interleaved": False, "dim": None, "scaling": None},
+    {"interleaved": False}, {"interleaved": True, "base": 500.0, "dim": 4},
+    {"interleaved": False, "dim": None, "scaling": None},
     {"interleaved": True, "scaling": {"rope_type": "linear", "factor": 4.0}},
     {"interleaved": False, "scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
-    {"interleaved": False, "scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                       "original_max_position_embeddings": 64, "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+    {"interleaved": False, "scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                                       "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+                                       "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
 ]
 
 
@@ -38,7 +40,8 @@ def test_dtypes(rng, dtype):
     cache.append(k, k, [9, 4])
     turned_q, turned_k = (heed.rotary(x.astype(np.float64), np.arange(9), interleaved=True) for x in (q, k))
     for b, n in ((0, 9), (1, 4)):
-        expected = heed.attention(turned_q[b:b + 1, :n], turned_k[b:b + 1, :n], k[b:b + 1, :n].astype(np.float64), causal=True)
+        expected = heed.attention(turned_q[b:b + 1, :n], turned_k[b:b + 1, :n], k[b:b + 1, :n].astype(np.float64),
+                                  causal=True)
         o = cache.attend(q)[b:b + 1, :n].astype(np.float64)
         np.testing.assert_allclose(o, expected, rtol=2 * TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
 
@@ -79,13 +82,15 @@ def test_imported_pages_are_turned(rng):
     (True, "rotary is True, expected a dict of heed.rotary's keywords"),
     ({}, "rotary lacks 'interleaved', expected it"),
     ({"interleaved": 1}, "rotary.interleaved is 1, expected True or False"),
-    ({"interleaved": True, "inverse": True}, "rotary has the key 'inverse', expected heed.rotary's keywords but inverse"),
+    ({"interleaved": True, "inverse": True},
+     "rotary has the key 'inverse', expected heed.rotary's keywords but inverse"),
     ({"interleaved": True, "x": 3}, "rotary has the key 'x', expected"),
     ({"interleaved": True, 3: 3}, "rotary's key is 3, expected a string"),
     ({"interleaved": True, "base": "1"}, "rotary.base is '1', expected a finite number"),
     ({"interleaved": True, "dim": 3}, "rotary dim is 3, expected an even number from 2 to 8"),
     ({"interleaved": True, "dim": 10}, "rotary dim is 10, expected an even number from 2 to 8"),
-    ({"interleaved": True, "scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary scaling.rope_type is dynamic, expected"),
+    ({"interleaved": True, "scaling": {"rope_type": "dynamic", "factor": 2.0}},
+     "rotary scaling.rope_type is dynamic, expected"),
     ({"interleaved": True, "scaling": {"rope_type": "wild"}}, ".*wild"),
 ])
 def test_wrong_rotary(rotary, message):

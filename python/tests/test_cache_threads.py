@@ -129,7 +129,7 @@ def test_a_cache_goes_on_in_a_forked_child(rng):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", ["paged", "contiguous", "ring", "latent"])
 def test_a_fork_while_other_threads_use_a_cache(rng, kind):
-    """The child finds a cache that is whole and that nobody uses."""
+    """The child finds a whole cache, which no thread uses."""
     cache, model = new_cache(kind, batch=1, capacity=4000) if kind == "contiguous" else new_cache(kind, batch=1)
     rows, q = grow(rng, cache, model, 1000), normal(rng, 1, 300, 2, 8)
     stop = threading.Event()

@@ -37,13 +37,15 @@ def test_grouped_queries(rng, heads, query_heads):
 @pytest.mark.parametrize("kind", KINDS)
 def test_ragged_appends(rng, kind):
     cache, model = new_cache(kind, batch=3)
-    for tokens, lengths in ((5, [5, 0, 2]), (1, [1, 1, 0]), (4, np.array([2, 4, 1], np.int32)), (3, None), (2, [0, 0, 0])):
+    for tokens, lengths in ((5, [5, 0, 2]), (1, [1, 1, 0]), (4, np.array([2, 4, 1], np.int32)), (3, None),
+                            (2, [0, 0, 0])):
         grow(rng, cache, model, tokens, lengths)
         # Rows beyond what was appended give 0.
         rows = max(model.appended)
         for given in {0, min(rows, 1), rows}:
             check(cache, model, normal(rng, 3, given, 2, 8), **options_of(kind))
-        with pytest.raises(heed.InvalidArgument, match=f"expected at most {rows}, the tokens that a sequence was given"):
+        with pytest.raises(heed.InvalidArgument,
+                           match=f"expected at most {rows}, the tokens that a sequence was given"):
             cache.attend(normal(rng, 3, rows + 1, 2, 8), **options_of(kind))
 
 
@@ -189,7 +191,7 @@ def test_saved_and_loaded(rng, tmp_path, kind, dtype):
 
 @pytest.mark.parametrize(("window", "sink_tokens"), [(1, 0), (4, 0), (4, 3), (64, 1), (100, 70)])
 def test_a_ring_is_a_window(rng, window, sink_tokens):
-    """The same bits as a cache that keeps everything, under attention's window."""
+    """A ring has the bits of a cache that keeps all tokens, under attention's window."""
     ring = heed.RingKVCache(1, 2, 8, window=window, sink_tokens=sink_tokens)
     whole = heed.KVCache(1, 2, 8)
     options = {"window": (window - 1, 0), "sink_tokens": sink_tokens}
@@ -237,7 +239,8 @@ def test_options_are_those_of_attention(rng, options):
     cache.append(k[:, 14:], v[:, 14:])
     causal = {"causal": True, **options}
     o, lse = cache.attend(q, return_lse=True, **options)
-    expected, expected_lse = heed.attention(q, k, v, return_lse=True, **causal, **({} if "invariant" in causal else {"invariant": True}))
+    expected, expected_lse = heed.attention(q, k, v, return_lse=True, **causal,
+                                            **({} if "invariant" in causal else {"invariant": True}))
     np.testing.assert_allclose(o, expected, rtol=4e-6, atol=4e-6)
     np.testing.assert_allclose(lse, expected_lse, rtol=4e-6, atol=4e-6)
     true, true_lse = naive.attention(q, k, v, **causal)
@@ -266,14 +269,15 @@ def test_arrays_of_any_kind_and_strides(rng):
 def test_import_pages(rng, heads_first):
     k_pool, v_pool = normal(rng, 9, 4, 2, 8), normal(rng, 9, 4, 2, 6)
     indptr, indices, last = [0, 3, 3, 5], [7, 0, 2, 1, 7], np.array([2, 0, 4], np.int32)
-    k_pool[3:7], v_pool[3:7] = np.nan, np.nan  # nobody refers to these
+    k_pool[3:7], v_pool[3:7] = np.nan, np.nan  # no table entry refers to these
     pools = (k_pool, v_pool)
     if heads_first:
         pools = tuple(pool.swapaxes(1, 2).copy() for pool in pools)
     cache = heed.KVCache.import_pages(*pools, indptr, indices, last, heads_first=heads_first, page=16, capacity=40)
     assert (cache.batch, cache.heads, cache.dim, cache.value_dim, cache.page, cache.capacity) == (3, 2, 8, 6, 16, 40)
     model = Model(3)
-    model.tokens = [[(k_pool[p, t], v_pool[p, t]) for p in pages for t in range(4)] for pages in ([7, 0, 2], [], [1, 7])]
+    model.tokens = [[(k_pool[p, t], v_pool[p, t]) for p in pages for t in range(4)]
+                    for pages in ([7, 0, 2], [], [1, 7])]
     model.tokens[0] = model.tokens[0][:10]
     model.appended = model.lengths
     check(cache, model, normal(rng, 3, 10, 4, 8))
@@ -331,7 +335,8 @@ def test_a_row_of_a_draft_has_the_bits_of_its_branch(rng, tree, quantize):
     for wrong in ([0] * 7, [-1, 1, 0, 0, 0, 0, 0], [-2] * 7, [-1] * 6):
         with pytest.raises(heed.InvalidArgument, match="^KVCache.attend: tree"):
             draft.attend(q, tree=wrong)
-    assert heed.explain("attend", cache=draft, q=q, tree=tree)["flops"] <= heed.explain("attend", cache=draft, q=q)["flops"]
+    assert heed.explain("attend", cache=draft, q=q,
+                        tree=tree)["flops"] <= heed.explain("attend", cache=draft, q=q)["flops"]
 
 
 def test_explain(rng):
@@ -372,7 +377,7 @@ def test_random_operations(kind, seed, tmp_path):
             grow(rng, cache, model, tokens, rng.integers(0, tokens + 1, 3) if rng.random() < 0.6 else None)
         elif action == "trim":
             lengths = [int(rng.integers(n + 1)) for n in model.lengths]
-            if kind == "ring":  # what it always allows: nothing, or to where the last append began
+            if kind == "ring":  # a ring always allows to trim nothing, or to where the last append began
                 lengths = [n - a * int(rng.integers(2)) for n, a in zip(model.lengths, model.appended, strict=True)]
             cache.trim(lengths)
             model.trim(lengths)

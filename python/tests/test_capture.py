@@ -354,7 +354,8 @@ def test_model_and_registries_are_restored(hf, llama):
 
 @pytest.mark.parametrize("model, what", [(None, "of type NoneType"), ({}, "of type dict"), (dict, "the class dict")])
 def test_what_is_no_model_is_refused(hf, model, what):
-    with pytest.raises(heed.InvalidArgument, match=f"^record: model is {what}, expected a transformers.PreTrainedModel"):
+    with pytest.raises(heed.InvalidArgument,
+                       match=f"^record: model is {what}, expected a transformers.PreTrainedModel"):
         cap.record(model, {})
     with pytest.raises(heed.InvalidArgument, match="^capture: model is of type .*, expected the name of one"):
         cap.capture(model, "text.txt", "out.safetensors")

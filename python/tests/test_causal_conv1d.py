@@ -134,7 +134,8 @@ def test_errors_name_the_argument():
     x, weight, bias, initial = problem()
     cases = [
         ({"lengths": [50, 51]}, r"causal_conv1d: lengths\[1\] is 51, expected 0 to T = 50"),
-        ({"initial_state": initial[:, :, :2]}, r"causal_conv1d: initial_state has shape \[2,19,2\], expected \[2,19,3\]"),
+        ({"initial_state": initial[:, :, :2]},
+         r"causal_conv1d: initial_state has shape \[2,19,2\], expected \[2,19,3\]"),
         ({"initial_state": initial.astype(np.float32)}, "causal_conv1d: initial_state has dtype f32, expected f64"),
         ({"activation": "relu"}, "causal_conv1d: activation is 'relu', expected None, 'silu' or 'swish'"),
         ({"out": np.empty((2, 19, 49))}, r"causal_conv1d: out has shape \[2,19,49\], expected \[2,19,50\]"),

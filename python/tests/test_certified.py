@@ -1,4 +1,4 @@
-# heed.certified_attention, and attend(epsilon=...) of caches: bounds against float64, and what is refused.
+# heed.certified_attention, and attend(epsilon=...) of caches: bounds against float64, and errors.
 import numpy as np
 import pytest
 import torch
@@ -80,7 +80,8 @@ def test_skipping_needs_no_sketch(rng):
     np.testing.assert_array_equal(tensors.attend(q, epsilon=0.05, level="skip").numpy(), expected[0])
     quantized = heed.KVCache(1, 2, 32, quantize="int8")
     quantized.append(k.numpy(), v.numpy())
-    with pytest.raises(heed.InvalidArgument, match="attend: cache keeps int8 rows, expected rows of f32, bf16 or f16 at level skip"):
+    with pytest.raises(heed.InvalidArgument,
+                       match="attend: cache keeps int8 rows, expected rows of f32, bf16 or f16 at level skip"):
         quantized.attend(q.numpy(), epsilon=0.05, level="skip")
 
 
@@ -97,15 +98,17 @@ def test_explain():
     assert row["kernel"].startswith("skipping_decode_")
     window = heed.explain("certified_attention", **shapes, causal=True, level="skip", epsilon=0.01, window=(255, 0))
     assert window["visited_pairs"] < skip["visited_pairs"] / 4
-    with pytest.raises(heed.InvalidArgument, match="certified_attention: dropout is 0.1, expected 0: it draws among weights"):
+    with pytest.raises(heed.InvalidArgument,
+                       match="certified_attention: dropout is 0.1, expected 0: it draws among weights"):
         heed.explain("certified_attention", **shapes, dropout=0.1)
 
 
 def some_options(rng, tokens):
     """Options of attention that leave something to leave out of one row of 4 heads at the end of `tokens`."""
     hidden = rng.random(tokens) < 0.8
-    return {"window": {"window": (1100, 0), "sink_tokens": 3}, "chunk": {"chunk": 1000}, "key_starts": {"key_starts": [37]},
-            "segments": {"segments": ([[1]], [[0] * 300 + [1] * (tokens - 300)])}, "mask": {"mask": hidden[None, None, None]},
+    return {"window": {"window": (1100, 0), "sink_tokens": 3}, "chunk": {"chunk": 1000},
+            "key_starts": {"key_starts": [37]}, "segments": {"segments": ([[1]], [[0] * 300 + [1] * (tokens - 300)])},
+            "mask": {"mask": hidden[None, None, None]},
             "pattern": {"pattern": heed.patterns.streaming(64, 1200)}, "sinks": {"sinks": [0.0, -3.0, 4.0, 9.0]},
             "softcap": {"softcap": 20.0}, "alibi": {"alibi": [0.5, 0.01, 0.0, -0.001]},
             "bias": {"bias": np.where(hidden, rng.standard_normal((4, 1, tokens)), -np.inf).astype(np.float32)}}
@@ -130,18 +133,21 @@ def test_left_padding_by_a_mask_or_by_starts_is_the_same_certificate(rng):
     padded = [np.concatenate([np.full_like(x[:, :128], np.nan), x], 1) for x in (k, v)]
     expected = heed.certified_attention(q, k, v, epsilon=0.05, level="skip", causal=True)
     for options in ({"key_starts": [128]}, {"mask": (np.arange(1152) >= 128)[None, None, None]}):
-        for got, wanted in zip(heed.certified_attention(q, *padded, epsilon=0.05, level="skip", causal=True, **options), expected):
+        for got, wanted in zip(heed.certified_attention(q, *padded, epsilon=0.05, level="skip", causal=True, **options),
+                               expected):
             np.testing.assert_allclose(got, wanted, rtol=2e-5 if "mask" in options else 0)
 
 
 @pytest.mark.parametrize("level", ["sketch", "skip"])
 def test_rows_may_stand_anywhere(rng, level):
     q, k, v = topics(rng, 700)
-    q = np.repeat(q, 800, 1)                                    # more rows than keys: the first stand before key 0
-    for options in ({"window": (-1, 500)}, {"causal": True, "align": np.array([1 << 33])}, {"causal": True, "prefix": [600]}):
+    q = np.repeat(q, 800, 1)                                    # more rows than keys: the first rows precede key 0
+    for options in ({"window": (-1, 500)}, {"causal": True, "align": np.array([1 << 33])},
+                    {"causal": True, "prefix": [600]}):
         o, bound = heed.certified_attention(q, k, v, epsilon=0.1, level=level, **options)
         whole = heed.attention(q, k, v, **options)
-        assert (bound <= 0.1).all() and (np.abs(o - whole).max(-1).transpose(0, 2, 1) <= 2 * bound * np.abs(v).max() + 1e-5).all()
+        assert ((bound <= 0.1).all()
+                and (np.abs(o - whole).max(-1).transpose(0, 2, 1) <= 2 * bound * np.abs(v).max() + 1e-5).all())
 
 
 @pytest.mark.parametrize("level", ["sketch", "skip"])
@@ -226,7 +232,7 @@ def test_a_nan_key_is_never_left_out(rng):
     k[0, 700, 1, 3] = np.nan
     cache = new_cache(k, v)
     o, bound = cache.attend(q, epsilon=0.1, level="sketch", return_bound=True)
-    assert np.isnan(o[0, 0, 2:]).all() and np.isnan(bound[0, 2:]).all()  # of the key head that has it
+    assert np.isnan(o[0, 0, 2:]).all() and np.isnan(bound[0, 2:]).all()  # the query heads of the key head with the NaN
     assert np.isfinite(o[0, 0, :2]).all() and (bound[0, :2] <= 0.1).all()
 
 
@@ -246,7 +252,8 @@ def test_tensors(rng):
     for got, wanted in zip(heed.torch.certified_attention(q, k, v, epsilon=0.1, sinks=torch.zeros(4)),
                            heed.certified_attention(q.numpy(), k.numpy(), v.numpy(), epsilon=0.1, sinks=[0.0] * 4)):
         np.testing.assert_array_equal(got.numpy(), wanted)
-    with pytest.raises(heed.InvalidArgument, match="certified_attention: k requires a gradient, which this function does not have"):
+    with pytest.raises(heed.InvalidArgument,
+                       match="certified_attention: k requires a gradient, which this function does not have"):
         heed.torch.certified_attention(q, k.requires_grad_(), v)
 
 
@@ -267,13 +274,16 @@ def test_what_is_refused(rng):
     for epsilon in (float("nan"), "x", [0.1]):
         expect("attend: epsilon is ", cache.attend, q, epsilon=epsilon)
     expect("level is 'ball', expected 'auto', 'sketch', 'box' or 'skip'", cache.attend, q, epsilon=0.1, level="ball")
-    expect("level is 'ball', expected 'auto', 'sketch', 'box' or 'skip'", heed.certified_attention, q, k, v, level="ball")
+    expect("level is 'ball', expected 'auto', 'sketch', 'box' or 'skip'", heed.certified_attention, q, k, v,
+           level="ball")
     expect("level is 'sketch', expected its default without epsilon", cache.attend, q, level="sketch")
     expect("tree is given, expected none with epsilon: keys of a draft", cache.attend, q, epsilon=0.1, tree=[-1])
-    expect("KVCache.attend: align is given, expected none: the cache knows it", cache.attend, q, epsilon=0.1, align="top_left")
-    expect("certified_attention: dropout is 0.5, expected 0: it draws among weights after the softmax", heed.certified_attention, q, k, v, dropout=0.5)
-    expect("certified_attention: log_decay is given, expected none at level skip: ", heed.certified_attention, q, k, v, causal=True,
-           level="skip", log_decay=np.zeros((1, 300, 4), np.float32))
+    expect("KVCache.attend: align is given, expected none: the cache knows it", cache.attend, q, epsilon=0.1,
+           align="top_left")
+    expect("certified_attention: dropout is 0.5, expected 0: it draws among weights after the softmax",
+           heed.certified_attention, q, k, v, dropout=0.5)
+    expect("certified_attention: log_decay is given, expected none at level skip: ", heed.certified_attention, q, k, v,
+           causal=True, level="skip", log_decay=np.zeros((1, 300, 4), np.float32))
     expect("q has dtype f64", heed.certified_attention, *(x.astype(np.float64) for x in (q, k, v)))
     expect("sketch is 'x', expected None or 'int8'", heed.KVCache, 1, 1, 4, sketch="x")
     expect("page is 16, expected a multiple of 64", heed.KVCache, 1, 1, 4, sketch="int8", page=16)
@@ -313,7 +323,8 @@ class TestSelected:
     def test_lengths_and_positions(self, rng):
         q, k, v = topics(rng, 640)
         q, k, v = (np.concatenate([x, x[:, ::-1]]) for x in (np.concatenate([q] * 65, 1), k, v))
-        for options in ({"align": "top_left"}, {"align": np.array([575, 500])}, {"query_lengths": [64, 3], "key_lengths": [640, 100]}):
+        for options in ({"align": "top_left"}, {"align": np.array([575, 500])},
+                        {"query_lengths": [64, 3], "key_lengths": [640, 100]}):
             p = heed.select.certified(q, k, epsilon=0.2, **options)
             o, _ = heed.certified_attention(q, k, v, epsilon=0.2, level="sketch", causal=True, **options)
             np.testing.assert_allclose(heed.attention(q, k, v, causal=True, pattern=p, **options), o, atol=2e-6)
@@ -335,14 +346,18 @@ class TestSelected:
         cache, plain = new_cache(k, v), heed.KVCache(1, 2, 32)
         plain.append(k, v)
         for call, message in (
-                (lambda: heed.select.certified(q, k, epsilon=1), "certified: epsilon is 1, expected a number from 0 on and below 1"),
+                (lambda: heed.select.certified(q, k, epsilon=1),
+                 "certified: epsilon is 1, expected a number from 0 on and below 1"),
                 (lambda: heed.select.certified(q, k, level="all"), "certified: level is 'all', expected"),
                 (lambda: heed.select.certified(q[0], k), r"certified: q has shape \[1,4,32\], expected \[B,Tq,Hq,D\]"),
-                (lambda: heed.select.certified(q, k[0]), r"certified: k has shape \[128,2,32\], expected \[B,Tk,Hkv,D\]"),
+                (lambda: heed.select.certified(q, k[0]),
+                 r"certified: k has shape \[128,2,32\], expected \[B,Tk,Hkv,D\]"),
                 (lambda: heed.select.certified(q, k[..., :16]), "certified: k has shape"),
-                (lambda: heed.select.certified(q.astype(np.float64), k.astype(np.float64)), "certified: q has dtype f64"),
+                (lambda: heed.select.certified(q.astype(np.float64), k.astype(np.float64)),
+                 "certified: q has dtype f64"),
                 (lambda: heed.select.certified(q, plain), "certified: k has no sketch"),
-                (lambda: heed.select.certified(q, cache, key_lengths=[3]), "certified: key_lengths is given, expected none"),
+                (lambda: heed.select.certified(q, cache, key_lengths=[3]),
+                 "certified: key_lengths is given, expected none"),
                 (lambda: heed.select.certified(None, k), "certified: q"),
                 (lambda: heed.select.certified(q, None), "certified: k"),
                 (lambda: heed.select.certified(q, k, align="left"), "certified: align is 'left'"),

@@ -116,7 +116,8 @@ def test_bad_patterns(file, verb, pattern, expected):
 
 def test_only_attention_has_patterns(file):
     assert "--pattern is not an option of retention" in refused(2, "run", "retention", file, "--pattern", "atrous(2)")
-    assert "--pattern is not an option of gla, expected attention" in refused(2, "verify", "attention", "gla", "--pattern", "atrous(2)")
+    assert "--pattern is not an option of gla, expected attention" in refused(
+        2, "verify", "attention", "gla", "--pattern", "atrous(2)")
     assert "heed: --pattern: has '2 atrous' at character 1" in refused(2, "verify", "--pattern", "2 atrous")
 
 
@@ -210,7 +211,8 @@ def test_run_without_an_output_file(file):
      {"causal": True, "scale": 2, "softcap": 3, "window": (5, 5)}),
     (["--pattern", "longformer(4, [0])"], {"pattern": longformer}),
     (["--pattern", "atrous(3) & sliding_window(9, 9)", "--causal", "--softcap", "1", "--window", "7,-1"],
-     {"pattern": lambda i, j: (abs(i - j) % 3 == 0) & (abs(i - j) < 10), "causal": True, "softcap": 1, "window": (7, -1)}),
+     {"pattern": lambda i, j: (abs(i - j) % 3 == 0) & (abs(i - j) < 10), "causal": True, "softcap": 1,
+      "window": (7, -1)}),
 ])
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_options_mean_what_they_say(file, tmp_path, args, options, dtype):
@@ -375,21 +377,25 @@ def test_bad_metadata(tmp_path, name, value):
 
 # compare.
 
-FIELDS = ["mechanism", "options", "selector", "assumed", "dtype", "seconds", "visited_pairs", "workspace_bytes", "state_bytes", "max_error", "relative_error"]
+FIELDS = ["mechanism", "options", "selector", "assumed", "dtype", "seconds", "visited_pairs", "workspace_bytes",
+          "state_bytes", "max_error", "relative_error"]
 
 
 def test_compare_on_the_shipped_tensors():
     compare = document("compare", SHIPPED, "--layer", "layers.3")
     assert list(compare) == ["file", "layer", "tokens", "reference", "rows", "assumed", "skipped"]
-    assert compare["file"] == str(SHIPPED) and compare["layer"] == "layers.3" and "float64" in compare["reference"] and compare["tokens"] == 371
+    assert (compare["file"] == str(SHIPPED) and compare["layer"] == "layers.3" and "float64" in compare["reference"]
+            and compare["tokens"] == 371)
     for row in compare["rows"]:
         assert list(row) == FIELDS
         assert row["seconds"] > 0 and row["workspace_bytes"] > 0
-        assert (row["state_bytes"] == 0) == (row["mechanism"] in ("linformer", "longformer", "certified_attention", "efficient_attention", "performer"))
+        assert (row["state_bytes"] == 0) == (row["mechanism"] in ("linformer", "longformer", "certified_attention",
+                                                                  "efficient_attention", "performer"))
     exact = [row for row in compare["rows"] if row["mechanism"] == "attention"]
     causal = {row["dtype"]: row for row in exact if "causal" in row["options"]}
     assert list(causal) == ["f64", "f32", "bf16", "f16"] and causal["f64"]["max_error"] < 1e-13
-    full = {row["dtype"]: row for row in exact if not set(row["options"]) & {"window", "causal"} and not row["selector"]}
+    full = {row["dtype"]: row
+            for row in exact if not set(row["options"]) & {"window", "causal"} and not row["selector"]}
     assert list(full) == ["f64", "f32", "bf16", "f16"]
     assert full["f32"]["relative_error"] < full["f16"]["relative_error"] < full["bf16"]["relative_error"] < 1e-2
     assert full["f64"]["max_error"] < 1e-13 and full["f64"]["relative_error"] < 1e-14
@@ -425,17 +431,21 @@ def test_compare_causal_and_window(tmp_path):
 
 def test_compare_has_a_row_with_the_pattern_beside_exact_attention(tmp_path):
     file = save(tmp_path / "x.safetensors", qkv(T=700))
-    compare = document("compare", file, "-m", "attention,retention", "--window", "90,5", "--pattern", "longformer(4, [0])")
+    compare = document("compare", file, "-m", "attention,retention", "--window", "90,5", "--pattern",
+                       "longformer(4, [0])")
     names = [row["options"] for row in compare["rows"] if row["dtype"] == "f64"]
-    assert [sorted(set(options) - {"scale"}) for options in names] == [[], ["causal"], ["pattern", "window"], ["causal"]]
+    assert [sorted(set(options) - {"scale"}) for options in names] == [[], ["causal"], ["pattern", "window"],
+                                                                       ["causal"]]
     assert names[2] == {"window": [90, 5], "pattern": "longformer(window=4, tokens=[0])"}
     given, _ = load(file)
     q, k, v = (given[name] for name in "qkv")
     expected, sparse = attention(q, k, v), attention(q, k, v, window=(90, 5), pattern=longformer)
-    exact, few = (next(row for row in compare["rows"] if row["dtype"] == "f64" and row["options"] == names[n]) for n in (0, 2))
+    exact, few = (next(row for row in compare["rows"] if row["dtype"] == "f64" and row["options"] == names[n])
+                  for n in (0, 2))
     assert exact["max_error"] < 1e-13
     assert few["max_error"] == pytest.approx(abs(sparse - expected).max(), rel=1e-9)
-    assert few["relative_error"] == pytest.approx(np.linalg.norm(sparse - expected) / np.linalg.norm(expected), rel=1e-9)
+    assert few["relative_error"] == pytest.approx(np.linalg.norm(sparse - expected) / np.linalg.norm(expected),
+                                                  rel=1e-9)
     # Tiles of 64 keys about the diagonal, and the first: at most four of eleven.
     assert exact["visited_pairs"] == 4 * 700 * 700 and 0 < few["visited_pairs"] < 0.4 * exact["visited_pairs"]
     assert all(row["visited_pairs"] is None for row in compare["rows"] if row["mechanism"] == "retention")

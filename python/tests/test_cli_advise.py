@@ -8,7 +8,7 @@ from cli_program import SHIPPED, attention, document, heed, load, needs_program,
 
 pytestmark = needs_program
 
-T = 520  # of which selectors choose among nine blocks
+T = 520  # selectors choose among nine blocks of these tokens
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def advice(file, no_model):
 
 @pytest.fixture(scope="module")
 def no_model(tmp_path_factory):
-    """An environment in which nobody has calibrated."""
+    """An environment without a cost model."""
     return {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
 
 
@@ -38,7 +38,7 @@ def calibrated(tmp_path_factory):
 
 
 def with_fits(calibrated, path, fits, **changes):
-    """The same with other fits: {work: {unit: seconds}} in f32 and bf16."""
+    """A copy of the calibrated model with other fits: {work: {unit: seconds}} in f32 and bf16."""
     model = json.loads(calibrated[0].read_text()) | changes
     model["fits"] = [{"work": work, "dtype": dtype, "threads": 1, "seconds": seconds} for work, seconds in fits.items()
                      for dtype in ("f32", "bf16")]
@@ -54,16 +54,18 @@ def row_of(advice, mechanism, options=None, dtype="f32"):
 # Rows.
 
 def test_every_field(advice, file):
-    assert list(advice) == ["file", "layer", "for", "shape", "length", "sample_tokens", "threads", "cpu", "target", "budget", "model",
-                            "prediction_errors", "rows", "left_out", "remarks"]
+    assert list(advice) == ["file", "layer", "for", "shape", "length", "sample_tokens", "threads", "cpu", "target",
+                            "budget", "model", "prediction_errors", "rows", "left_out", "remarks"]
     assert (advice["file"], advice["for"], advice["length"], advice["sample_tokens"]) == (str(file), "prefill", T, T)
     assert advice["model"] is None and advice["budget"] == {"memory_bytes": None, "error": None}
     assert len(advice["rows"]) > 20
     for i, row in enumerate(advice["rows"]):
-        assert list(row) == ["rank", "mechanism", "options", "python", "dtype", "threads", "seconds", "predicted_seconds", "measured_seconds",
-                             "predicted_sample_seconds", "memory_bytes", "workspace_bytes", "state_bytes", "relative_error", "max_error",
+        assert list(row) == ["rank", "mechanism", "options", "python", "dtype",
+                             "threads", "seconds", "predicted_seconds", "measured_seconds", "predicted_sample_seconds",
+                             "memory_bytes", "workspace_bytes", "state_bytes", "relative_error", "max_error",
                              "kept", "softmax", "causal", "assumed", "within", "frontier", "reason"]
-        assert row["rank"] == i + 1 and row["seconds"] == row["measured_seconds"] > 0 and row["predicted_seconds"] is None
+        assert (row["rank"] == i + 1 and row["seconds"] == row["measured_seconds"] > 0
+                and row["predicted_seconds"] is None)
         assert row["within"] and row["reason"] and row["memory_bytes"] > row["workspace_bytes"] >= 0
     seconds = [row["seconds"] for row in advice["rows"]]
     assert seconds == sorted(seconds) and advice["rows"][0]["reason"].startswith("fastest")
@@ -79,7 +81,8 @@ def test_errors_are_those_of_the_calls_in_python(advice, file):
     for row in advice["rows"]:
         if row["dtype"] != "f32" or row["assumed"]:
             continue
-        heads = (q, k, v) if row["softmax"] and row["mechanism"] != "longformer" else (q, *(np.repeat(x, 2, axis=2) for x in (k, v)))
+        heads = ((q, k, v) if row["softmax"] and row["mechanism"] != "longformer"
+                 else (q, *(np.repeat(x, 2, axis=2) for x in (k, v))))
         o = eval(row["python"], {"heed": heed}, dict(zip("qkv", heads)))
         error = np.sqrt(((o - expected) ** 2).sum() / (expected ** 2).sum())
         assert row["relative_error"] == pytest.approx(error, rel=1e-3, abs=2e-7), row["python"]
@@ -92,7 +95,8 @@ def test_the_frontier_is_what_nothing_is_faster_and_closer_than(advice):
     rows = [row for row in advice["rows"] if row["relative_error"] is not None]
     for row in rows:
         beaten = any(other["seconds"] <= row["seconds"] and other["relative_error"] <= row["relative_error"]
-                     and (other["seconds"], other["relative_error"]) != (row["seconds"], row["relative_error"]) for other in rows)
+                     and (other["seconds"], other["relative_error"]) != (row["seconds"], row["relative_error"])
+                     for other in rows)
         assert row["frontier"] == (not beaten)
     assert 2 <= sum(row["frontier"] for row in rows) < len(rows)
 
@@ -109,13 +113,15 @@ def test_memory_is_arguments_workspace_and_state(advice):
     for dtype, size in (("f32", 4), ("bf16", 2)):
         row = row_of(advice, "attention", "causal", dtype)
         arguments = T * (2 * 16 + 2 * 16 + 2 * 16) * size
-        assert row["state_bytes"] == T * 2 * 16 * size and row["memory_bytes"] == arguments + row["workspace_bytes"] + row["state_bytes"]
+        assert (row["state_bytes"] == T * 2 * 16 * size and row["memory_bytes"] == arguments + row["workspace_bytes"]
+                + row["state_bytes"])
         assert row_of(advice, "attention", "causal window 255,0", dtype)["state_bytes"] == 256 * 2 * 16 * size
     assert row_of(advice, "retention")["state_bytes"] == 2 * 16 * 16 * 4
 
 
 @pytest.mark.parametrize("purpose, names", [
-    ("training", {"attention", "retention", "longformer"}), ("decode", {"attention", "certified_attention", "retention"})])
+    ("training", {"attention", "retention", "longformer"}),
+    ("decode", {"attention", "certified_attention", "retention"})])
 def test_other_purposes(file, purpose, names, no_model):
     found = document("advise", file, "--for", purpose, "--seconds", "0.3", env=no_model)
     assert found["for"] == purpose and names <= {row["mechanism"] for row in found["rows"]}
@@ -161,7 +167,8 @@ def test_budgets_order_rows(file, no_model):
 
 def test_a_budget_that_nothing_meets_says_what_would(file, no_model):
     line = refused(1, "advise", file, "--error", "1e-12", "--seconds", "0.3", env=no_model)
-    needed = re.fullmatch(r"heed: error is 1e-12, expected (\S+) or more: attention causal in f32 is closest\n", line)[1]
+    needed = re.fullmatch(r"heed: error is 1e-12, expected (\S+) or more: attention causal in f32 is "
+                          r"closest\n", line)[1]
     assert 1e-9 < float(needed) < 1e-5
     line = refused(1, "advise", file, "--memory", 1000, "--seconds", "0.3", env=no_model)
     assert re.fullmatch(r"heed: memory is 1000 B, expected \S+ KiB or more: \S+ .* takes least at this length\n", line)
@@ -179,12 +186,15 @@ def test_a_budget_that_nothing_meets_says_what_would(file, no_model):
     (["x.safetensors", "--for", "inference"], "--for is 'inference', expected prefill, training or decode"),
     (["x.safetensors", "-m", "attention,nope"], "mechanism is nope, expected one of"),
     (["--calibrate", "-m", "nope"], "mechanism is nope, expected one of"),
-    *((["x.safetensors", "--length", value], f"--length is '{value}', expected 1 to 4294967296") for value in ("0", "-1", "x", "1.5", "1e99")),
-    *((["x.safetensors", "--error", value], f"--error is '{value}', expected 0 to") for value in ("-1", "nan", "x", "inf")),
+    *((["x.safetensors", "--length", value], f"--length is '{value}', expected 1 to 4294967296")
+      for value in ("0", "-1", "x", "1.5", "1e99")),
+    *((["x.safetensors", "--error", value], f"--error is '{value}', expected 0 to")
+      for value in ("-1", "nan", "x", "inf")),
     *((["x.safetensors", "--memory", value], f"--memory is '{value}', expected bytes above 0") for value in
       ("0", "-1", "x", "G", "1Q", "nan", "inf", "1e999", "1 G", "iB")),
     *((["--shape", value], f"--shape is '{value}', expected ") for value in
-      ("1,2,3", "1,2,3,4,5", "0,2,3,4", "1,-2,3,4", "a,b,c,d", "1,2,3x2,4", "1,2,4x2x1,4", "1,2,x,4", "1,99999999999,3,4", "")if value),
+      ("1,2,3", "1,2,3,4,5", "0,2,3,4", "1,-2,3,4", "a,b,c,d", "1,2,3x2,4", "1,2,4x2x1,4", "1,2,x,4",
+       "1,99999999999,3,4", "")if value),
     (["x.safetensors", "--seconds", "-1"], "--seconds is '-1', expected 0 to"),
     (["x.safetensors", "--rows", "-1"], "--rows is '-1', expected 0 to"),
     (["x.safetensors", "--causal", "--no-causal"], "--causal"),
@@ -196,20 +206,23 @@ def test_usage(args, expected):
 
 def test_files_without_q_k_and_v(tmp_path, no_model):
     file = save(tmp_path / "x.safetensors", {"x": ("F32", random(1, 4, 2, 8))})
-    assert refused(1, "advise", file, env=no_model) == f"heed: {file}: holds x, expected q, k and v, or layers such as layers.0.q\n"
+    assert refused(1, "advise", file,
+                   env=no_model) == f"heed: {file}: holds x, expected q, k and v, or layers such as layers.0.q\n"
     file = save(tmp_path / "y.safetensors", qkv(T=5, Tk=9))
     assert refused(1, "advise", file, env=no_model) == (
         f"heed: {file}: q has 5 tokens and k 9, expected as many: heed compare takes such tensors\n")
     assert "cannot open" in refused(1, "advise", tmp_path / "missing.safetensors", env=no_model)
     (tmp_path / "z.safetensors").write_bytes(b"no tensors")
-    assert refused(1, "advise", tmp_path / "z.safetensors", env=no_model).startswith(f"heed: {tmp_path}/z.safetensors: ")
+    assert refused(1, "advise", tmp_path / "z.safetensors",
+                   env=no_model).startswith(f"heed: {tmp_path}/z.safetensors: ")
 
 
 def test_what_a_named_mechanism_needs_is_said(file, no_model):
     line = refused(1, "advise", file, "-m", "delta_rule,nsa", env=no_model)
     assert line == ("heed: nothing to rank: delta_rule needs beta too: give them by these names; "
                     "nsa needs gates too: give them by these names\n")
-    assert "none of these mechanisms is there for decode" in refused(1, "advise", file, "-m", "linformer", "--for", "decode", env=no_model)
+    assert "none of these mechanisms is there for decode" in refused(1, "advise", file, "-m", "linformer", "--for",
+                                                                     "decode", env=no_model)
 
 
 def test_without_a_model_other_lengths_are_refused(file, no_model):
@@ -217,19 +230,22 @@ def test_without_a_model_other_lengths_are_refused(file, no_model):
         line = refused(1, "advise", *args, env=no_model)
         assert line.endswith("have to be predicted from: run heed advise --calibrate once, in less than two minutes\n")
     line = refused(1, "advise", file, "--seconds", 0, env=no_model)
-    assert "there is no cost model, which times at 520 tokens" in line and "or give candidates more seconds to run on all tokens" in line
+    assert ("there is no cost model, which times at 520 tokens" in line
+            and "or give candidates more seconds to run on all tokens" in line)
 
 
 # Cost models.
 
 def test_calibration_says_how_far_its_predictions_are_off(calibrated):
     path, found = calibrated
-    assert list(found) == ["model", "cpu", "target", "threads", "seconds", "calls", "fits", "prediction_errors", "held_out"]
+    assert list(found) == ["model", "cpu", "target", "threads", "seconds", "calls", "fits", "prediction_errors",
+                           "held_out"]
     assert found["model"] == str(path) and found["threads"] == 1 and found["fits"] == 6  # three purposes, two dtypes
     errors = [abs(call["predicted_seconds"] / call["measured_seconds"] - 1) for call in found["held_out"]]
     assert len(errors) == found["prediction_errors"]["calls"] >= 30 and found["prediction_errors"]["goal"] == 0.2
     assert found["prediction_errors"]["share_within_goal"] == pytest.approx(np.mean(np.array(errors) <= 0.2))
-    assert found["prediction_errors"]["nine_of_ten"] == pytest.approx(sorted(errors)[int(np.ceil(0.9 * len(errors))) - 1])
+    assert (found["prediction_errors"]["nine_of_ten"]
+            == pytest.approx(sorted(errors)[int(np.ceil(0.9 * len(errors))) - 1]))
     model = json.loads(path.read_text())
     assert model["errors"] == pytest.approx(errors) and len(model["fits"]) == 6
     held = {call["what"] for call in found["held_out"]}
@@ -237,10 +253,11 @@ def test_calibration_says_how_far_its_predictions_are_off(calibrated):
 
 
 def test_a_calibration_has_lines_for_people(tmp_path):
-    done = heed("advise", "--calibrate", "-m", "retention", "--seconds", 0, "--threads", 1, "--model", tmp_path / "m.json")
+    done = heed("advise", "--calibrate", "-m", "retention", "--seconds", 0, "--threads", 1, "--model",
+                tmp_path / "m.json")
     assert done.returncode == 0 and done.stderr == ""
-    assert re.search(r"^of \d+ calls that were not fitted, predictions are off by \S+ % in the median and by at most \S+ % for nine of ten; "
-                     r"\S+ % are within 20.0 %$", done.stdout, re.M)
+    assert re.search(r"^of \d+ calls that were not fitted, predictions are off by \S+ % in the median and by at most "
+                     r"\S+ % for nine of ten; \S+ % are within 20.0 %$", done.stdout, re.M)
     assert done.stdout.endswith(f"written to {tmp_path / 'm.json'}\n")
 
 
@@ -255,7 +272,8 @@ def test_the_user_s_cache_is_found(file, tmp_path):
     home = document("advise", "--calibrate", "-m", "retention", "--seconds", 0, "--threads", 1,
                     env={"XDG_CACHE_HOME": "", "HOME": str(tmp_path)})
     assert home["model"].startswith(f"{tmp_path}/.cache/heed/cost-")
-    assert "neither XDG_CACHE_HOME nor HOME is set, expected --model" in refused(1, "advise", file, env={"XDG_CACHE_HOME": "", "HOME": ""})
+    assert "neither XDG_CACHE_HOME nor HOME is set, expected --model" in refused(
+        1, "advise", file, env={"XDG_CACHE_HOME": "", "HOME": ""})
 
 
 def test_predictions_follow_the_model(file, calibrated, tmp_path):
@@ -267,13 +285,15 @@ def test_predictions_follow_the_model(file, calibrated, tmp_path):
     assert row_of(found, "retention")["predicted_seconds"] == pytest.approx(0.5 * 1000 * 2)
     assert row_of(found, "retention")["predicted_sample_seconds"] == pytest.approx(0.5 * T * 2)
     dense = row_of(found, "attention", "causal")["predicted_seconds"]
-    assert 1 + 1e-3 * 1000 * 1001 <= dense <= 1 + 1e-3 * 1000 * 1128  # of tiles, two heads
-    assert ["linformer", "the cost model has no prediction for f32 on 1 threads"] in [list(x.values()) for x in found["left_out"]]
+    assert 1 + 1e-3 * 1000 * 1001 <= dense <= 1 + 1e-3 * 1000 * 1128  # pairs in tiles, two heads
+    assert ["linformer", "the cost model has no prediction for f32 on 1 threads"] in [
+        list(x.values()) for x in found["left_out"]]
 
 
 def test_shapes_alone_are_predicted(calibrated, tmp_path):
-    model = with_fits(calibrated, tmp_path / "m.json", {"attention decode": {"byte_256K": 1, "byte_1M": 1, "byte_4M": 1, "byte_16M": 1,
-                                                                             "byte_64M": 1}, "gla decode": {"call": 3}})
+    model = with_fits(calibrated, tmp_path / "m.json",
+                      {"attention decode": {"byte_256K": 1, "byte_1M": 1, "byte_4M": 1, "byte_16M": 1, "byte_64M": 1},
+                       "gla decode": {"call": 3}})
     found = document("advise", "--shape", "2,8192,8x2,64", "--for", "decode", "--threads", 1, "--model", model)
     assert found["shape"] == "B2_T8192_H8x2_D64" and found["sample_tokens"] == 0 and found["file"] == ""
     rows = {(row["mechanism"], row["options"], row["dtype"]): row for row in found["rows"]}
@@ -281,7 +301,8 @@ def test_shapes_alone_are_predicted(calibrated, tmp_path):
     # Each byte a second: keys and values of two sequences.
     assert rows["attention", "cache", "f32"]["seconds"] == pytest.approx(2 * 8192 * 2 * 128 * 4)
     assert rows["attention", "ring, window 1024", "bf16"]["seconds"] == pytest.approx(2 * 1024 * 2 * 128 * 2)
-    assert all(row["relative_error"] is None and row["measured_seconds"] is None and not row["frontier"] for row in found["rows"])
+    assert all(row["relative_error"] is None and row["measured_seconds"] is None and not row["frontier"]
+               for row in found["rows"])
 
 
 def test_a_model_of_another_machine_is_refused(file, calibrated, tmp_path):
@@ -294,7 +315,8 @@ def test_a_model_of_another_machine_is_refused(file, calibrated, tmp_path):
 
 @pytest.mark.parametrize("content", [
     b"", b"{}", b"[1]", b"\xff\xfe\x00", b"{" * 100000, b'{"heed_cost_model": 1, "cpu": "a\\nb"}', b" " * (5 << 20),
-    b'{"heed_cost_model": 1, "cpu": "c", "version": "v", "target": "t", "threads": 1, "seconds": 1, "errors": [-1], "fits": []}'])
+    b'{"heed_cost_model": 1, "cpu": "c", "version": "v", "target": "t", "threads": 1, "seconds": 1, "errors": [-1], '
+    b'"fits": []}'])
 def test_hostile_models(file, tmp_path, content):
     path = tmp_path / "m.json"
     path.write_bytes(content)

@@ -1,4 +1,4 @@
-# Tests of what `heed completion` prints, in the shells that read it.
+# Tests of the output of `heed completion`, in the shells that read it.
 import os
 import pty
 import re
@@ -23,14 +23,15 @@ def scripts(tmp_path_factory):
 
 
 def complete(scripts, line, cwd="."):
-    """What bash offers at the end of a line, by the function that `complete` registered."""
+    """The completions that bash offers at the end of a line, by the function that `complete` registered."""
     words = line.split(" ")
     code = """source "$1"; shift
         read -r _ _ function _ < <(complete -p heed)
         COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
         $function
         printf '%s\\n' "${COMPREPLY[@]}" """
-    done = subprocess.run(["bash", "-c", code, "bash", scripts / "bash", *words], capture_output=True, text=True, check=True, cwd=cwd)
+    done = subprocess.run(["bash", "-c", code, "bash", scripts / "bash", *words], capture_output=True, text=True,
+                          check=True, cwd=cwd)
     assert done.stderr == ""
     return [word for word in done.stdout.split("\n") if word]
 
@@ -54,11 +55,12 @@ def test_every_verb_and_option_is_offered(scripts):
 
 
 @pytest.mark.parametrize("line, expected", [
-    ("heed run linear", ["linear_attention"]), ("heed verify attention retent", ["retention"]), ("heed bench --threads 2 ret", ["retention"]),
+    ("heed run linear", ["linear_attention"]),
+    ("heed verify attention retent", ["retention"]), ("heed bench --threads 2 ret", ["retention"]),
     ("heed run attention x.safetensors --dtype b", ["bf16"]), ("heed run --dtype f64 retent", ["retention"]),
     ("heed compare x -m attention,linear_", ["attention,linear_attention"]), ("heed compare -m ret", ["retention"]),
-    ("heed info --isa avx5", ["avx512"]), ("heed completion z", ["zsh"]), ("heed run attention x --scale ", []), ("heed nonsense x", []),
-    ("heed list x", [])])
+    ("heed info --isa avx5", ["avx512"]), ("heed completion z", ["zsh"]), ("heed run attention x --scale ", []),
+    ("heed nonsense x", []), ("heed list x", [])])
 def test_values(scripts, line, expected):
     assert complete(scripts, line) == expected
 
@@ -70,16 +72,19 @@ def test_mechanisms_are_those_of_the_program(scripts):
 
 def test_files(scripts, tmp_path):
     (tmp_path / "a b.safetensors").touch()
-    for line in ("heed run attention a", "heed compare a", "heed view a", "heed run attention x -o a", "heed view x --html a"):
+    for line in ("heed run attention a", "heed compare a", "heed view a", "heed run attention x -o a",
+                 "heed view x --html a"):
         assert complete(scripts, line, cwd=tmp_path) == ["a b.safetensors"]
 
 
 def test_a_real_bash_completes_at_a_tab(scripts):
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"], {**os.environ, "INPUTRC": "/dev/null", "TERM": "dumb"})
+        os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"],
+                   {**os.environ, "INPUTRC": "/dev/null", "TERM": "dumb"})
     said = b""
-    for line in (f"source {scripts / 'bash'}", "heed() { printf '<%s>' \"$@\"; }", "heed veri\tlinear_a\t--dty\tbf\t; echo end'ed'"):
+    for line in (f"source {scripts / 'bash'}", "heed() { printf '<%s>' \"$@\"; }",
+                 "heed veri\tlinear_a\t--dty\tbf\t; echo end'ed'"):
         os.write(terminal, line.encode() + b"\n")
     end = time.monotonic() + 30
     while b"ended" not in said and time.monotonic() < end:
@@ -92,7 +97,7 @@ def test_a_real_bash_completes_at_a_tab(scripts):
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_scripts_are_well_formed(scripts, shell):
-    """Of zsh without zsh: quotes, brackets and cases close, as bash reads them; what they mean to zsh is not shown by this."""
+    """Without zsh, bash checks that the quotes, brackets and cases of its script close; their meaning is not tested."""
     reader = shutil.which(shell) or "bash"
     done = subprocess.run([reader, "-n", scripts / shell], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

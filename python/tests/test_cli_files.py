@@ -21,7 +21,8 @@ def file(tmp_path):
 
 @pytest.mark.parametrize("change, expected", [
     ({"k": ("F32", random(1, 19, 3, 8))}, "v has shape"),
-    ({"k": ("F32", random(1, 19, 3, 8)), "v": ("F32", random(1, 19, 3, 8))}, "q has shape [1,19,4,8], expected a multiple"),
+    ({"k": ("F32", random(1, 19, 3, 8)), "v": ("F32", random(1, 19, 3, 8))},
+     "q has shape [1,19,4,8], expected a multiple"),
     ({"k": ("F32", random(1, 19, 2, 9))}, "k has shape [1,19,2,9], expected a last axis of 8"),
     ({"v": ("F32", random(1, 18, 2, 8))}, "v has shape [1,18,2,8], expected 19 tokens and 2 heads"),
     ({"v": ("F32", random(2, 19, 2, 8))}, "v has shape [2,19,2,8], expected a batch of 1"),
@@ -174,7 +175,7 @@ def test_closed_and_full_standard_output(file, tmp_path):
     out = tmp_path / "o.safetensors"
     for redirect in (">&-", "> /dev/full"):
         done = subprocess.run(["bash", "-c", f'"$0" run attention "$1" -o "$2" {redirect}', HEED, file, out],
-                              check=False,                              stderr=subprocess.PIPE, text=True)
+                              check=False, stderr=subprocess.PIPE, text=True)
         assert done.returncode == 1
         assert done.stderr.startswith("heed: stdout: cannot write") and done.stderr.count("\n") == 1
         assert set(load(out)[0]) == {"o", "lse"}  # and not the report

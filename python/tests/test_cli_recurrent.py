@@ -1,4 +1,4 @@
-# Tests of `heed run` and `heed compare` on recurrent mechanisms: what they read, what they write, what they refuse.
+# Tests of `heed run` and `heed compare` on recurrent mechanisms: input, output, errors.
 import re
 
 import heed
@@ -17,7 +17,7 @@ STATES = ("state", "state_z", "state_m")  # in files
 DECAYS = ((H,), (H, K), (B, T, H), (B, T, H, K))  # one of them is a mechanism's
 
 
-OPTIONAL = {"retention": {"log_decay"}}  # that Python takes by keyword alone
+OPTIONAL = {"retention": {"log_decay"}}  # Python takes these by keyword alone
 
 
 def call(name, arrays, **options):
@@ -91,7 +91,8 @@ def test_run_takes_a_scale(tmp_path):
 def test_a_scale_in_the_file_is_attentions(tmp_path):
     arrays = inputs("gla")
     out = tmp_path / "o.npy"
-    document("run", "gla", save_inputs(tmp_path / "x.safetensors", arrays, {"scale": "3", "causal": "false"}), "-o", out)
+    document("run", "gla", save_inputs(tmp_path / "x.safetensors", arrays, {"scale": "3", "causal": "false"}), "-o",
+             out)
     assert (np.load(out) == heed.gla(**arrays)).all()
 
 
@@ -246,7 +247,8 @@ def test_compare_has_a_row_for_each_mechanism_or_says_why_not():
     assert skipped["hgrn2"] == "no i and log_decay, expected beside q, k and v"
     exact = next(row for row in rows if row["options"].get("causal") and row["mechanism"] == "attention")
     assert exact["state_bytes"] == 371 * 12 * (32 + 32) * 4
-    assert state["linear_attention"] == 12 * (32 * 32 + 32) * 4 and state["retention"] == state["gla"] == 12 * 32 * 32 * 4
+    assert (state["linear_attention"] == 12 * (32 * 32 + 32) * 4
+            and state["retention"] == state["gla"] == 12 * 32 * 32 * 4)
 
 
 def test_compare_says_what_it_assumed(tmp_path):
@@ -254,13 +256,16 @@ def test_compare_says_what_it_assumed(tmp_path):
     arrays = inputs("gla")
     bare = document("compare", save_inputs(tmp_path / "x.safetensors", {x: arrays[x] for x in "qkv"}))
     assumed = {row["mechanism"]: row["assumed"] for row in bare["rows"]}
-    assert assumed["gla"] == ["log_decay"] and assumed["rwkv6"] == ["log_decay", "u"] and assumed["linformer"] == ["e", "f"]
+    assert assumed["gla"] == ["log_decay"] and assumed["rwkv6"] == ["log_decay",
+                                                                    "u"] and assumed["linformer"] == ["e", "f"]
     assert assumed["performer"] == ["projection"] and assumed["attention"] == assumed["retention"] == []
     assert set(bare["assumed"]) == {"log_decay", "u", "e", "f", "projection"}
     text = program("compare", tmp_path / "x.safetensors").stdout
-    assert "assumed, as the file has none: e, f: means of four tokens" in text and re.search(r"^gla +causal, assumed ", text, re.M)
+    assert "assumed, as the file has none: e, f: means of four tokens" in text and re.search(
+        r"^gla +causal, assumed ", text, re.M)
     given = document("compare", save_inputs(tmp_path / "y.safetensors", arrays))
-    assert {row["mechanism"]: row["assumed"] for row in given["rows"]}["gla"] == [] and "log_decay" not in given["assumed"]
+    assert ({row["mechanism"]: row["assumed"] for row in given["rows"]}["gla"] == []
+            and "log_decay" not in given["assumed"])
     assert {x["mechanism"]: x["reason"] for x in given["skipped"]}["simple_gla"] == \
         f"log_decay has shape {str([B, T, H, K]).replace(' ', '')}, expected [B,T,H] or [T,H]"
     q, k, v, g = (arrays[x].astype(np.float64) for x in ("q", "k", "v", "log_decay"))
@@ -276,7 +281,8 @@ def test_assumed_projections_are_means_of_stretches(tmp_path):
     given, _ = load(file)
     q, k, v = (given[x].astype(np.float64) for x in "qkv")
     starts = [r * 37 // 10 for r in range(11)]
-    e = np.array([[(begin <= t < end) / (end - begin) for t in range(37)] for begin, end in zip(starts, starts[1:], strict=False)])
+    e = np.array([[(begin <= t < end) / (end - begin) for t in range(37)]
+                  for begin, end in zip(starts, starts[1:], strict=False)])
     difference = heed.linformer(q, k, v, e, e) - attention(q, k, v)
     (row,) = document("compare", file, "-m", "linformer", "--dtype", "f64")["rows"]
     assert row["max_error"] == pytest.approx(abs(difference).max(), rel=1e-9) and row["assumed"] == ["e", "f"]
@@ -284,14 +290,15 @@ def test_assumed_projections_are_means_of_stretches(tmp_path):
 
 def test_a_file_of_another_mechanism_is_compared_with_float64(tmp_path):
     """Tensors of Mamba-2: errors are those of rounding alone."""
-    arrays = {"x": random(1, T, H, V), "dt": abs(random(1, T, H, seed=1)), "A": -abs(random(H, seed=2)), "B": random(1, T, 1, K, seed=3),
-              "C": random(1, T, 1, K, seed=4), "D": random(H, seed=5)}
+    arrays = {"x": random(1, T, H, V), "dt": abs(random(1, T, H, seed=1)), "A": -abs(random(H, seed=2)),
+              "B": random(1, T, 1, K, seed=3), "C": random(1, T, 1, K, seed=4), "D": random(H, seed=5)}
     file = save(tmp_path / "x.safetensors", {f"layers.3.{x}": ("F32", a) for x, a in arrays.items()})
     compare = document("compare", file)
     assert compare["layer"] == "layers.3" and "itself in float64" in compare["reference"]
     rows = {row["dtype"]: row for row in compare["rows"]}
     assert {row["mechanism"] for row in compare["rows"]} == {"ssd"} and rows["f64"]["max_error"] is None
-    assert 0 < rows["f32"]["relative_error"] < 1e-5 < rows["f16"]["relative_error"] < rows["bf16"]["relative_error"] < 2e-2
+    assert (0 < rows["f32"]["relative_error"] < 1e-5 < rows["f16"]["relative_error"] < rows["bf16"]["relative_error"]
+            < 2e-2)
     assert {x["mechanism"] for x in compare["skipped"]} == {op["name"] for op in document("list")} - {"ssd"}
     assert "layers.3.A, " in refused(1, "compare", file, "-m", "attention")
     assert "expected q, k, v and log_decay" in refused(1, "compare", file, "-m", "ssd,gla")
@@ -309,7 +316,8 @@ def test_errors_are_against_exact_attention_of_the_same_causality(tmp_path, hkv)
         difference = getattr(heed, name)(*wide) - expected
         assert rows[name]["options"] == {"causal": True}
         assert rows[name]["max_error"] == pytest.approx(abs(difference).max(), rel=1e-9)
-        assert rows[name]["relative_error"] == pytest.approx(np.linalg.norm(difference) / np.linalg.norm(expected), rel=1e-9)
+        assert rows[name]["relative_error"] == pytest.approx(np.linalg.norm(difference) / np.linalg.norm(expected),
+                                                             rel=1e-9)
     causal = {row["mechanism"]: row for row in document("compare", file, "--dtype", "f64", "--causal")["rows"]}
     assert [causal[name]["max_error"] for name in SUFFICE] == [rows[name]["max_error"] for name in SUFFICE]
 
@@ -337,7 +345,8 @@ def test_compare_chosen_mechanisms(tmp_path):
 def test_compare_of_fewer_queries_than_keys_leaves_recurrences_out(tmp_path):
     file = save(tmp_path / "x.safetensors", qkv(Tk=31))
     assert {row["mechanism"] for row in document("compare", file)["rows"]} == {"attention", "certified_attention"}
-    assert re.search(r"^left out: .*retention.*: k has shape \[1,31,4,8\], expected \[1,19,4,8\]$", program("compare", file).stdout, re.M)
+    assert re.search(r"^left out: .*retention.*: k has shape \[1,31,4,8\], expected \[1,19,4,8\]$",
+                     program("compare", file).stdout, re.M)
     assert "k has shape [1,31,4,8], expected [1,19,4,8]" in refused(1, "compare", file, "-m", "retention")
 
 

@@ -13,7 +13,7 @@ pytestmark = needs_program
 
 
 def verified(*args):
-    """What `verify` says that it verified."""
+    """The names that `verify` reports as verified."""
     verify = document("verify", *args)
     assert list(verify) == ["ok", "rows"] and verify["ok"] is True
     for row in verify["rows"]:
@@ -24,7 +24,8 @@ def verified(*args):
 
 def test_verify_of_everything():  # on one target and in one dtype, as the tests in C++ are of all
     lowest = document("info")["simd"]["available"][-1]
-    assert verified("--isa", lowest, "--dtype", "f32", "--random", 9) == {(op["name"], p, lowest, "f32") for op in document("list") for p in op["passes"]}
+    assert verified("--isa", lowest, "--dtype", "f32", "--random",
+                    9) == {(op["name"], p, lowest, "f32") for op in document("list") for p in op["passes"]}
 
 
 @pytest.mark.usefixtures("uncapped")
@@ -52,13 +53,17 @@ def test_verify_under_a_pattern():
     verify = document("verify", "--pattern", "bigbird(block=16, random=1)", "--isa", lowest, "--dtype", "f32")
     assert list(verify) == ["ok", "rows", "pattern", "left_out"]
     assert verify["ok"] and verify["left_out"] < 20 and verify["pattern"] == "bigbird(block=16, random=1, seed=0)"
-    assert [(row["mechanism"], row["pass"]) for row in verify["rows"]] == [("attention", p) for p in ("forward", "backward", "step")]
+    assert [(row["mechanism"], row["pass"]) for row in verify["rows"]] == [
+        ("attention", p) for p in ("forward", "backward", "step")]
     # Problems with four heads, and passes that have one.
-    some = document("verify", "--pattern", "per_head([atrous(2), atrous(3), fixed(8, 2), neighborhood(5)])", "--isa", lowest, "--dtype", "f64")
+    some = document("verify", "--pattern", "per_head([atrous(2), atrous(3), fixed(8, 2), neighborhood(5)])", "--isa",
+                    lowest, "--dtype", "f64")
     assert some["ok"] and some["rows"] and some["left_out"] > 100
-    text = heed("verify", "--pattern", "per_head([atrous(2), atrous(3), atrous(4)])", "--isa", lowest, "--dtype", "f64").stdout
-    assert re.search(r"^left out: \d+ of \d+ problems, the last as its pattern has 3 heads, expected \d+ as q$", text, re.M)
-    line = refused(2, "verify", "--dtype", "f64", "--pattern", "per_head([%s])" % ", ".join(["atrous(2)"] * 97))
+    text = heed("verify", "--pattern", "per_head([atrous(2), atrous(3), atrous(4)])", "--isa", lowest, "--dtype",
+                "f64").stdout
+    assert re.search(r"^left out: \d+ of \d+ problems, the last as its pattern has 3 heads, expected \d+ as q$", text,
+                     re.M)
+    line = refused(2, "verify", "--dtype", "f64", "--pattern", f"per_head([{', '.join(['atrous(2)'] * 97)}])")
     assert re.match(r"heed: --pattern: pattern has 97 heads, expected \d+ as q, and fits none of \d+ problems$", line)
 
 
@@ -82,7 +87,7 @@ def test_rows_are_printed_as_they_come():
 
 
 def on_a_terminal(*args):
-    """What a process writes to standard error, where that is a terminal."""
+    """The text that a process writes to standard error, where that is a terminal."""
     master, slave = pty.openpty()
     done = subprocess.run([HEED, *args], stdout=subprocess.PIPE, stderr=slave, text=True, check=True)
     os.close(slave)
@@ -90,7 +95,7 @@ def on_a_terminal(*args):
     try:
         while piece := os.read(master, 65536):
             said += piece
-    except OSError:  # nobody holds the other end any more
+    except OSError:  # no process holds the other end any more
         pass
     os.close(master)
     return done.stdout, said.decode()
@@ -123,5 +128,6 @@ def test_bench():
 
 def test_bench_of_all_is_brief():
     rows = document("bench", "--threads", 1, "--seconds", 0)["rows"]
-    assert [(row["mechanism"], row["pass"]) for row in rows] == [(op["name"], p) for op in document("list") for p in op["passes"]]
+    assert [(row["mechanism"], row["pass"]) for row in rows] == [(op["name"], p) for op in document("list")
+                                                                 for p in op["passes"]]
     assert {(row["dtype"], row["shape"]) for row in rows} == {("f32", "B1_T1024_H8_D64")}

@@ -16,8 +16,9 @@ def normal(*shape, seed=0, grad=True):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_(grad)
 
 
-def dense(q, k, v, *, scale=None, causal=False, window=(-1, -1), softcap=0.0, alibi=None, keep=None, bias=None, sinks=None, start=None):
-    """o and lse of one softmax per row, [B, T, H, D]; row i stands at i + start, by default Tk - Tq."""
+def dense(q, k, v, *, scale=None, causal=False, window=(-1, -1), softcap=0.0, alibi=None, keep=None, bias=None,
+          sinks=None, start=None):
+    """o and lse of one softmax per row, [B, T, H, D]; row i has position i + start, start by default Tk - Tq."""
     G = q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(G, 2) for x in (k, v))
     s = torch.einsum("bihd,bjhd->bhij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -51,9 +52,10 @@ def check(result, expected, leaves, tolerance=1e-10):
 
 ALIBI = torch.tensor([0.5, 0.25, 0.1, 0.0], dtype=torch.float64)
 OPTIONS = [
-    {}, {"causal": True}, {"softmax_scale": 0.2}, {"window_size": (3, 0)}, {"window_size": (-1, 2)}, {"window_size": (2, -1)},
-    {"causal": True, "window_size": (2, 2)}, {"softcap": 1.5}, {"alibi_slopes": ALIBI, "causal": True},
-    {"alibi_slopes": torch.stack((ALIBI, 2 * ALIBI))}, {"deterministic": True, "causal": True, "softcap": 3.0, "softmax_scale": 1.0},
+    {}, {"causal": True}, {"softmax_scale": 0.2}, {"window_size": (3, 0)},
+    {"window_size": (-1, 2)}, {"window_size": (2, -1)}, {"causal": True, "window_size": (2, 2)},
+    {"softcap": 1.5}, {"alibi_slopes": ALIBI, "causal": True}, {"alibi_slopes": torch.stack((ALIBI, 2 * ALIBI))},
+    {"deterministic": True, "causal": True, "softcap": 3.0, "softmax_scale": 1.0},
 ]
 TRANSLATED = {"softmax_scale": "scale", "window_size": "window", "alibi_slopes": "alibi"}
 
@@ -107,7 +109,8 @@ def test_flash_attn_varlen_reads_pages():
     k, v = (torch.cat([x[row.long()].flatten(0, 1)[:n] for row, n in zip(table, lengths)]) for x in (pages_k, pages_v))
     bounds_k = torch.tensor([0, 7, 12], dtype=torch.int32)
     expected = of_each(bounds_q, bounds_k.tolist(), (q, k, v), lambda *x: dense(*x, causal=True)[0])
-    result = flash_attn.flash_attn_varlen_func(q, pages_k, pages_v, torch.tensor(bounds_q), bounds_k, 3, 7, causal=True, block_table=table)
+    result = flash_attn.flash_attn_varlen_func(q, pages_k, pages_v, torch.tensor(bounds_q), bounds_k, 3, 7, causal=True,
+                                               block_table=table)
     check(result, expected, (q, pages_k, pages_v))
 
 
@@ -119,7 +122,8 @@ def test_flash_attn_drops_and_repeats():
     torch.manual_seed(3)
     assert torch.equal(o, flash_attn.flash_attn_func(q, torch.ones_like(v), v, dropout_p=0.4))
     assert not torch.equal(o[:, 0], o[:, 1])
-    with pytest.raises(heed.Unsupported, match="flash_attn_func: return_attn_probs is True with dropout_p, expected False"):
+    with pytest.raises(heed.Unsupported,
+                       match="flash_attn_func: return_attn_probs is True with dropout_p, expected False"):
         flash_attn.flash_attn_func(q, v, v, dropout_p=0.4, return_attn_probs=True)
 
 
@@ -137,7 +141,8 @@ def turned(x, positions, cos, sin, interleaved):
     return x
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (3, 0)}, {"causal": True, "softcap": 2.0, "alibi_slopes": ALIBI}])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (3, 0)},
+                                     {"causal": True, "softcap": 2.0, "alibi_slopes": ALIBI}])
 @pytest.mark.parametrize("place", ["plain", "chosen", "pages"])
 @pytest.mark.parametrize("new, rotary", [(0, None), (2, None), (2, True), (2, False)])
 def test_flash_attn_with_kvcache(options, place, new, rotary):
@@ -195,14 +200,19 @@ def test_a_cache_says_what_it_cannot_do_and_stays():
     new, table = {"k": q, "v": q}, torch.tensor([[0, 1], [1, 0]])
     for options, message in (
             ({"k": q}, "v is None, expected a tensor beside k"),
-            ({**new, "cache_seqlens": 8}, r"cache_seqlens is \[8, 8\] before 1 new tokens, expected at least 0 and room for 8"),
+            ({**new, "cache_seqlens": 8},
+             r"cache_seqlens is \[8, 8\] before 1 new tokens, expected at least 0 and room for 8"),
             ({**new, "cache_seqlens": torch.tensor([3])}, r"cache_seqlens has shape \[1\], expected \[2\]"),
             ({"rotary_cos": torch.ones(9, 2)}, "rotary_cos or rotary_sin is given alone, expected both, and k and v"),
-            ({**new, "rotary_cos": torch.ones(7, 2), "rotary_sin": torch.ones(7, 2)}, r"rotary_cos has shape \[7, 2\], expected at least 8 rows"),
+            ({**new, "rotary_cos": torch.ones(7, 2), "rotary_sin": torch.ones(7, 2)},
+             r"rotary_cos has shape \[7, 2\], expected at least 8 rows"),
             ({**new, "v": q[:, :, :1]}, r"v has shape \[2, 1, 1, 4\], expected \[2, 1, 2, 4\]"),
-            ({**new, "cache_seqlens": 3, "alibi_slopes": torch.ones(3)}, "flash_attn_with_kvcache: alibi_slopes has shape"),
-            ({**new, "cache_seqlens": 3, "cache_leftpad": torch.tensor([9, 0])}, "flash_attn_with_kvcache: cache_leftpad"),
-            ({**new, "cache_seqlens": 9, "block_table": table - 1}, r"block_table is .*, expected pages from 0 to 1 for lengths of \[10, 10\]"),
+            ({**new, "cache_seqlens": 3, "alibi_slopes": torch.ones(3)},
+             "flash_attn_with_kvcache: alibi_slopes has shape"),
+            ({**new, "cache_seqlens": 3, "cache_leftpad": torch.tensor([9, 0])},
+             "flash_attn_with_kvcache: cache_leftpad"),
+            ({**new, "cache_seqlens": 9, "block_table": table - 1},
+             r"block_table is .*, expected pages from 0 to 1 for lengths of \[10, 10\]"),
             ({**new, "block_table": table[0]}, "block_table has shape"),
             ({"cache_batch_idx": torch.tensor([0, 2])}, r"cache_batch_idx is \[0, 2\], expected from 0 to 1"),
             ({"k": q.clone().requires_grad_(), "v": q}, "k requires a gradient")):
@@ -211,8 +221,10 @@ def test_a_cache_says_what_it_cannot_do_and_stays():
             call(q, cache, cache, **options)
         assert torch.equal(cache, before)
     torch.testing.assert_close(call(q, cache, cache, cache_seqlens=5), call(q, cache[:, :5], cache[:, :5]))
-    torch.testing.assert_close(call(q, cache, cache, cache_seqlens=8, block_table=torch.tensor([[0, -1], [1, 9]])), call(q, cache, cache))
-    with pytest.raises(heed.InvalidArgument, match="flash_attn_varlen_func: block_table is .*, expected pages from 0 to 1"):
+    torch.testing.assert_close(call(q, cache, cache, cache_seqlens=8, block_table=torch.tensor([[0, -1], [1, 9]])),
+                               call(q, cache, cache))
+    with pytest.raises(heed.InvalidArgument,
+                       match="flash_attn_varlen_func: block_table is .*, expected pages from 0 to 1"):
         bounds = torch.tensor([0, 1, 2]), torch.tensor([0, 9, 10])
         flash_attn.flash_attn_varlen_func(q[:, 0], cache, cache, *bounds, 1, 9, block_table=table - 1)
 
@@ -226,7 +238,8 @@ def decay_bias(g):
     return sums.unsqueeze(-1) - sums.unsqueeze(-2)
 
 
-@pytest.mark.parametrize("has_gates, window, has_sinks, scale", [(0, None, 0, None), (1, None, 0, 0.3), (0, 3, 1, None), (1, 4, 1, 0.2)])
+@pytest.mark.parametrize("has_gates, window, has_sinks, scale",
+                         [(0, None, 0, None), (1, None, 0, 0.3), (0, 3, 1, None), (1, 4, 1, 0.2)])
 @pytest.mark.parametrize("packed", [None, [0, 4, 5, 9]])
 def test_parallel_attn(has_gates, window, has_sinks, scale, packed):
     B = 1 if packed else 2
@@ -287,7 +300,8 @@ def nsa(q, k, v, g_cmp, g_slc, g_swa, index, count, block, window, scale):
                 blocks = chosen(torch.nan_to_num(s.softmax(-1)).mean(0), whole, forced, count)
             else:
                 blocks = index[t, kv][:count if isinstance(count, int) else count[t, kv]]
-            keys = torch.tensor(sorted({j for b in blocks.tolist() if b >= 0 for j in range(b * block, min(b * block + block, t + 1))}), dtype=int)
+            keys = torch.tensor(sorted({j for b in blocks.tolist() if b >= 0
+                                        for j in range(b * block, min(b * block + block, t + 1))}), dtype=int)
             gate = 1 if g_slc is None else g_slc[t, h]
             o = o + (gate * torch.softmax(scale * k[keys, kv] @ q[t, h], 0) @ v[keys, kv] if len(keys) else 0)
             if window:
@@ -318,7 +332,8 @@ def test_parallel_nsa(kind, packed):
         of_batch = []
         for b in range(B):
             parts = [x if x is None else x[b, begin:end] for x in (q, k, v, g_cmp, g_slc, g_swa, index)]
-            of_batch.append(nsa(*parts, counts if isinstance(counts, int) else counts[b, begin:end], block, window, scale))
+            of_batch.append(nsa(*parts, counts if isinstance(counts, int) else counts[b, begin:end], block, window,
+                                scale))
         outs.append(torch.stack(of_batch))
     result = fla.parallel_nsa(q, k, v, g_cmp, g_slc, g_swa, index, counts, block, window, scale,
                               None if packed is None else torch.tensor(packed))
@@ -327,10 +342,12 @@ def test_parallel_nsa(kind, packed):
 
 @pytest.mark.parametrize("tokens", [3, 11])
 def test_parallel_nsa_reads_no_block_that_was_not_chosen(tokens):
-    q, k, v, g = normal(1, tokens, 4, 8), normal(1, tokens, 2, 8, seed=1), normal(1, tokens, 2, 8, seed=2), torch.rand(1, tokens, 4)
+    q, k, v, g = (normal(1, tokens, 4, 8), normal(1, tokens, 2, 8, seed=1), normal(1, tokens, 2, 8, seed=2),
+                  torch.rand(1, tokens, 4))
     index = torch.where(torch.arange(tokens) < 9, 0, -1)[None, :, None, None].expand(1, tokens, 2, 1)
     last = torch.arange(tokens)[:, None, None] >= 9  # in a block without an end
-    o, expected = (fla.parallel_nsa(q, k.masked_fill(last, x), v.masked_fill(last, x), g, g, None, index, 1, 4) for x in (torch.nan, 0))
+    o, expected = (fla.parallel_nsa(q, k.masked_fill(last, x), v.masked_fill(last, x), g, g, None, index, 1, 4)
+                   for x in (torch.nan, 0))
     torch.testing.assert_close(o, expected)
 
 
@@ -356,7 +373,8 @@ def test_parallel_moba(topk):
             for c in [*past.tolist(), t // chunk]:
                 keep[h, t, c * chunk:min(c * chunk + chunk, t + 1)] = True
         rows.append(dense(*(x[:, begin:end] for x in (q, k, v)), keep=keep)[0])
-    check(fla.parallel_moba(q, k, v, torch.tensor(bounds, dtype=torch.int32), 21, chunk, topk), torch.cat(rows, 1), (q, k, v))
+    check(fla.parallel_moba(q, k, v, torch.tensor(bounds, dtype=torch.int32), 21, chunk, topk), torch.cat(rows, 1),
+          (q, k, v))
 
 
 # --- Based, RWKV-4 ----------------------------------------------------------------------------------------------------
@@ -375,7 +393,8 @@ def test_based(name, scale, norm):
 
 def test_rwkv4():
     w, u, k, v = normal(5), normal(5, seed=1), normal(2, 6, 5, seed=2), normal(2, 6, 5, seed=3)
-    state = torch.stack((normal(2, 1, 5, seed=4, grad=False), torch.rand(2, 1, 5).double() + 0.5, normal(2, 1, 5, seed=5, grad=False)), 1)
+    state = torch.stack((normal(2, 1, 5, seed=4, grad=False), torch.rand(2, 1, 5).double() + 0.5,
+                         normal(2, 1, 5, seed=5, grad=False)), 1)
     state.requires_grad_()
     num, den = (state[:, i, 0] * state[:, 2, 0].exp() for i in (0, 1))
     rows = []

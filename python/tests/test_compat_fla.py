@@ -105,23 +105,25 @@ CASES = {
     "fused_recurrent_retention": (QKV, retention), "parallel_retention": (QKV, retention),
     "chunk_lightning_attn": (QKV, ladder, {"layer_idx": 1, "num_layers": 3}),
     "fused_recurrent_lightning_attn": (QKV, ladder, {"layer_idx": 2, "num_layers": 3}),
-    "chunk_linear_attn": (QKV, gated, {"normalize": False}), "fused_chunk_linear_attn": (QKV, gated, {"normalize": False}),
-    "fused_recurrent_linear_attn": (QKV, gated),
+    "chunk_linear_attn": (QKV, gated, {"normalize": False}),
+    "fused_chunk_linear_attn": (QKV, gated, {"normalize": False}), "fused_recurrent_linear_attn": (QKV, gated),
     "chunk_delta_rule": (f"{QKV} beta:BTH", delta), "fused_chunk_delta_rule": (f"{QKV} beta:BTH", delta),
     "fused_recurrent_delta_rule": (f"{QKV} beta:BTH", delta), "fused_recurrent_delta_rule, whole": (QKV, delta),
-    "parallel_delta_rule": (f"{QKV} beta:BTH", delta),
-    "chunk_gated_delta_rule": (f"{QKV} g:BTH beta:BTH", delta), "chunk_gdn": (f"{QKV} g:BTH beta:BTH", delta),
-    "fused_recurrent_gated_delta_rule": (f"{QKV} g:BTH beta:BTH", delta),
+    "parallel_delta_rule": (f"{QKV} beta:BTH", delta), "chunk_gated_delta_rule": (f"{QKV} g:BTH beta:BTH", delta),
+    "chunk_gdn": (f"{QKV} g:BTH beta:BTH", delta), "fused_recurrent_gated_delta_rule": (f"{QKV} g:BTH beta:BTH", delta),
     "fused_recurrent_gated_delta_rule, of channels": (f"{QKV} gk:BTHK beta:BTH", delta),
     "fused_recurrent_gated_delta_rule, both": (f"{QKV} g:BTH gk:BTHK beta:BTH", delta),
     "fused_recurrent_gated_delta_rule, ungated": (QKV, delta), "fused_recurrent_gdn": (f"{QKV} g:BTH beta:BTH", delta),
     "chunk_kda": (f"{QKV} g:BTHK beta:BTH", delta), "fused_recurrent_kda": (f"{QKV} g:BTHK beta:BTH", delta),
-    "chunk_gdn2": (f"{QKV} g:BTHK b:BTHK w:BTHV", erasing), "fused_recurrent_gdn2": (f"{QKV} g:BTHK b:BTHK w:BTHV", erasing),
-    "chunk_comba": (f"{QKV} p:BTHK g:BTH beta:BTH", delta), "fused_recurrent_comba": (f"{QKV} p:BTHK g:BTH beta:BTH", delta),
+    "chunk_gdn2": (f"{QKV} g:BTHK b:BTHK w:BTHV", erasing),
+    "fused_recurrent_gdn2": (f"{QKV} g:BTHK b:BTHK w:BTHV", erasing),
+    "chunk_comba": (f"{QKV} p:BTHK g:BTH beta:BTH", delta),
+    "fused_recurrent_comba": (f"{QKV} p:BTHK g:BTH beta:BTH", delta),
     "chunk_comba, p is k": (f"{QKV} g:BTH", delta, {"p": None}),
     "chunk_gated_delta_product": ("q:BTHK k:BNHK v:BNHV g:BTH beta:BNH", product, {"num_householder": 2}),
     "chunk_gated_delta_product, ungated": ("q:BTHK k:BNHK v:BNHV beta:BNH", product, {"num_householder": 2, "g": None}),
-    "chunk_dplr_delta_rule": (f"{DPLR} gk:BTHK", low_rank), "fused_recurrent_dplr_delta_rule": (f"{DPLR} gk:BTHK", low_rank),
+    "chunk_dplr_delta_rule": (f"{DPLR} gk:BTHK", low_rank),
+    "fused_recurrent_dplr_delta_rule": (f"{DPLR} gk:BTHK", low_rank),
     "chunk_iplr_delta_rule": (DPLR, low_rank), "fused_recurrent_iplr_delta_rule": (DPLR, low_rank),
     "chunk_rwkv6": (f"{GOOSE} u:HK", bonus), "fused_recurrent_rwkv6": (f"{GOOSE} u:HK", bonus),
     "chunk_rwkv7": (f"{GOOSE} a:BTHK b:BTHK", goose), "fused_recurrent_rwkv7": (f"{GOOSE} a:BTHK b:BTHK", goose),
@@ -189,9 +191,11 @@ def check(case, result, expected):
     close(result[0], expected[0])
     close(result[1], expected[1])
     leaves = [*case.inputs.values(), case.initial]
-    got, wanted = (torch.autograd.grad(sum((x * w).sum() for x, w in zip(pair, case.weights)), leaves) for pair in (result, expected))
+    got, wanted = (torch.autograd.grad(sum((x * w).sum() for x, w in zip(pair, case.weights)), leaves)
+                   for pair in (result, expected))
     for name, a, b in zip([*case.inputs, "initial_state"], got, wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9, msg=lambda text, name=name: f"gradient of {name}: {text}")
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9,
+                                   msg=lambda text, name=name: f"gradient of {name}: {text}")
 
 
 def labels(*needed, without=()):
@@ -224,7 +228,8 @@ def test_states_and_gradients(label):
 @pytest.mark.parametrize("label", labels("scale", "output_final_state"))
 def test_a_scale_of_the_caller(label):
     case = Case(label)
-    check(case, case.call(scale=0.3, initial_state=case.initial, output_final_state=True), case.loop(case.initial, scale=0.3))
+    check(case, case.call(scale=0.3, initial_state=case.initial, output_final_state=True),
+          case.loop(case.initial, scale=0.3))
 
 
 @pytest.mark.parametrize("label", labels("cu_seqlens", "output_final_state"))
@@ -245,10 +250,12 @@ def test_reverse(label):
 @pytest.mark.parametrize("label", labels("state_v_first"))
 def test_states_with_values_first(label):
     case = Case(label)
-    o, state = case.call(initial_state=case.initial.transpose(2, 3).contiguous(), output_final_state=True, state_v_first=True)
+    o, state = case.call(initial_state=case.initial.transpose(2, 3).contiguous(), output_final_state=True,
+                         state_v_first=True)
     check(case, (o, state.transpose(2, 3)), case.loop(case.initial))
     if "transpose_state_layout" in case.signature:
-        again = case.call(initial_state=case.initial.transpose(2, 3), output_final_state=True, transpose_state_layout=True)
+        again = case.call(initial_state=case.initial.transpose(2, 3), output_final_state=True,
+                          transpose_state_layout=True)
         close(again[1], state)
 
 
@@ -261,7 +268,8 @@ def test_normalised(name, initial):
     case = Case(name)
     q, k, v = (case.inputs[key].detach().abs() for key in "qkv")
     S = case.initial.detach() if initial != "none" else torch.zeros_like(case.initial)
-    z = torch.rand(2, 1, 2, 4, dtype=torch.float64) if initial == "S and z" else torch.zeros(2, 1, 2, 4, dtype=torch.float64)
+    z = torch.rand(2, 1, 2, 4, dtype=torch.float64) if initial == "S and z" else torch.zeros(
+        2, 1, 2, 4, dtype=torch.float64)
     given = {"none": None, "S": S, "S and z": (S, z)}[initial]
     o, (last, last_z) = getattr(fla, name)(q, k, v, initial_state=given, output_final_state=True, normalize=True)
     sums = z + k.cumsum(1)
@@ -302,7 +310,8 @@ def test_beta_before_its_sigmoid(label, twice):
     case = Case(label)
     if "beta" not in case.inputs:
         pytest.skip("no beta")
-    result = case.call(initial_state=case.initial, output_final_state=True, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=twice)
+    result = case.call(initial_state=case.initial, output_final_state=True, use_beta_sigmoid_in_kernel=True,
+                       allow_neg_eigval=twice)
     given = dict(case.inputs)
     case.inputs["beta"] = torch.sigmoid(given["beta"]) * (2 if twice else 1)
     expected = case.loop(case.initial)
@@ -313,8 +322,8 @@ def test_beta_before_its_sigmoid(label, twice):
             case.call(allow_neg_eigval=True)
 
 
-@pytest.mark.parametrize("label", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda", "fused_recurrent_kda",
-                                   "chunk_gdn2", "fused_recurrent_gdn2"])
+@pytest.mark.parametrize("label", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda",
+                                   "fused_recurrent_kda", "chunk_gdn2", "fused_recurrent_gdn2"])
 @pytest.mark.parametrize("bound", [None, -5.0])
 @pytest.mark.parametrize("has_rate", [True, False])
 def test_gates_before_their_activation(label, bound, has_rate):
@@ -324,7 +333,8 @@ def test_gates_before_their_activation(label, bound, has_rate):
         pytest.skip("gates of heads have neither")
     A = torch.tensor([0.3, -0.2], dtype=torch.float64) if has_rate else None
     bias = torch.linspace(-1, 1, 2 if per_head else 8, dtype=torch.float64)
-    options = {"use_gate_in_kernel": True, "A_log": A, "dt_bias": bias, **({} if bound is None else {"lower_bound": bound})}
+    options = {"use_gate_in_kernel": True, "A_log": A, "dt_bias": bias,
+               **({} if bound is None else {"lower_bound": bound})}
     if bound is None and not has_rate:
         with pytest.raises(heed.InvalidArgument, match=f"{label}: A_log is None, expected a tensor"):
             case.call(**options)

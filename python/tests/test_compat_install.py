@@ -1,4 +1,4 @@
-# `import heed.compat.install`: code that imports libraries for GPUs finds heed, and a library that is installed stays itself.
+# `import heed.compat.install`: code that imports GPU libraries finds heed; an installed library is not replaced.
 import os
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from test_compat_signatures import DOORS, places_of  # noqa: E402
+from test_compat_signatures import DOORS, places_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,13 +26,15 @@ def test_every_function_is_where_its_library_has_it():
         for name in door.PLACES:
             for path in places_of(door, name):
                 module, own = f"{library}.{path}".rsplit(".", 1)
-                lines += [f"from {module} import {own}", f"from heed.compat import {library} as door", f"assert {own} is door.{name}"]
+                lines += [f"from {module} import {own}", f"from heed.compat import {library} as door",
+                          f"assert {own} is door.{name}"]
                 package, _, last = module.rpartition(".")
                 if last == own:
                     lines += [f"import {module}; assert {module}.{own} is {own}"]
                 elif own == name:
                     lines += [f"from {package} import {own} as again; assert again is {own}"]
-    lines += ["from fla.ops.gsa import chunk_gsa", "import flash_attn.flash_attn_interface as f, causal_conv1d, mamba_ssm, fla.ops",
+    lines += ["from fla.ops.gsa import chunk_gsa",
+              "import flash_attn.flash_attn_interface as f, causal_conv1d, mamba_ssm, fla.ops",
               "print(flash_attn.__version__, fla.__version__, set(f.__all__) < set(flash_attn.__all__))",
               "import sys; print(sum(type(x).__name__ == '_Finder' for x in sys.meta_path))"]
     lines[-2:-2] = ["import flash_attn, fla"]
@@ -42,7 +44,8 @@ def test_every_function_is_where_its_library_has_it():
 def test_what_is_not_there_is_not_found():
     code = """
 import heed.compat.install, importlib.util, warnings
-for module in ("fla.models", "fla.ops.utils.pooling", "fla.ops.gl", "mamba_ssm.utils.generation", "flash_attn.losses", "flash_attn_2"):
+for module in ("fla.models", "fla.ops.utils.pooling", "fla.ops.gl", "mamba_ssm.utils.generation", "flash_attn.losses",
+               "flash_attn_2"):
     try:
         __import__(module)
     except ModuleNotFoundError as error:
@@ -78,7 +81,8 @@ print(chunk_gla.__module__)
 
 
 def test_nothing_happens_without_the_import():
-    code = "import heed.compat.fla, sys, importlib.util as u; print(u.find_spec('fla'), 'heed.compat.install' in sys.modules)"
+    code = ("import heed.compat.fla, sys, importlib.util as u; "
+            "print(u.find_spec('fla'), 'heed.compat.install' in sys.modules)")
     assert run(code) == "None False\n"
 
 
@@ -88,7 +92,8 @@ def test_transformers_goes_on_as_before():
 import heed.compat.install, torch
 from transformers import Mamba2Config, Mamba2ForCausalLM
 from transformers.models.qwen3_next import modeling_qwen3_next
-config = Mamba2Config(hidden_size=16, num_hidden_layers=1, num_heads=4, head_dim=8, n_groups=1, state_size=4, vocab_size=20)
+config = Mamba2Config(hidden_size=16, num_hidden_layers=1, num_heads=4, head_dim=8, n_groups=1, state_size=4,
+                      vocab_size=20)
 print(Mamba2ForCausalLM(config)(torch.ones(1, 5, dtype=int)).logits.shape)
 """
     assert run(code, packages=["transformers"]) == "torch.Size([1, 5, 20])\n"

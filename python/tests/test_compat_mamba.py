@@ -7,7 +7,8 @@ import torch.nn.functional as F  # noqa: E402
 import heed  # noqa: E402
 from heed.compat.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states  # noqa: E402
 from heed.compat.mamba_ssm import (  # noqa: E402
-    mamba_chunk_scan_combined, mamba_inner_fn, mamba_split_conv1d_scan_combined, selective_scan_fn, selective_state_update)
+    mamba_chunk_scan_combined, mamba_inner_fn, mamba_split_conv1d_scan_combined, selective_scan_fn,
+    selective_state_update)
 
 INF = float("inf")
 
@@ -22,7 +23,8 @@ def check(results, expected, leaves):
     weights = [normal(*x.shape, seed=50 + i, grad=False) for i, x in enumerate(expected)]
     for a, b in zip(results, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-    got, wanted = (torch.autograd.grad(sum((x * w).sum() for x, w in zip(xs, weights)), leaves) for xs in (results, expected))
+    got, wanted = (torch.autograd.grad(sum((x * w).sum() for x, w in zip(xs, weights)), leaves)
+                   for xs in (results, expected))
     for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9, msg=lambda text, i=i: f"gradient {i}: {text}")
 
@@ -61,7 +63,8 @@ def test_causal_conv1d_fn_begins_again_where_the_index_changes():
     index = torch.tensor([[0] * 5 + [1] * 4 + [-1] * 3, [-1] * 2 + [4] * 10], dtype=torch.int32)
     rows = []
     for b, spans in enumerate([[(0, 5), (5, 9), (9, 12)], [(0, 2), (2, 12)]]):
-        parts = [convolved(x[b:b + 1, :, i:j], weight, bias, torch.zeros(1, 5, 3).double(), "silu")[0] for i, j in spans]
+        parts = [convolved(x[b:b + 1, :, i:j], weight, bias, torch.zeros(1, 5, 3).double(), "silu")[0]
+                 for i, j in spans]
         rows.append(torch.cat(parts, 2) * (index[b] >= 0))
     check([causal_conv1d_fn(x, weight, bias, index, activation="silu")], [torch.cat(rows)], (x, weight, bias))
     unread = torch.where(index.unsqueeze(1) < 0, torch.nan, x)
@@ -92,9 +95,11 @@ def test_causal_conv1d_update(size, taps, rows, dtype):
     chosen = causal_conv1d_update(x, pool, weight, bias, "silu", conv_state_indices=indices)
     o = causal_conv1d_update(x, state, weight, bias, "silu")
     assert o.shape == x.shape and o.dtype == dtype and torch.equal(state, after)
-    torch.testing.assert_close(o.double().reshape(expected.shape), expected, rtol=1e-10 if dtype == torch.float64 else 2e-2, atol=1e-2 * (dtype != torch.float64))
+    torch.testing.assert_close(o.double().reshape(expected.shape), expected,
+                               rtol=1e-10 if dtype == torch.float64 else 2e-2, atol=1e-2 * (dtype != torch.float64))
     assert torch.equal(chosen[:2], o[:2]) and (chosen[2] == 0).all()
-    assert torch.equal(pool[[4, 0]], after[:2]) and (pool[[2, 3, 5]] == 0).all() and (size == 0 or not torch.equal(pool[1], after[2]))
+    assert (torch.equal(pool[[4, 0]], after[:2]) and (pool[[2, 3, 5]] == 0).all()
+            and (size == 0 or not torch.equal(pool[1], after[2])))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -104,7 +109,8 @@ def test_parameters_of_another_dtype(dtype, of_weights):
     o, states = causal_conv1d_fn(x, weight, bias, activation="silu", return_final_states=True)
     expected, last = convolved(x.double(), weight.double(), bias.double(), torch.zeros(2, 5, 3).double(), "silu")
     assert o.dtype == states.dtype == dtype
-    torch.testing.assert_close(o.double(), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2 if dtype == torch.bfloat16 else 1e-6)
+    torch.testing.assert_close(o.double(), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5,
+                               atol=1e-2 if dtype == torch.bfloat16 else 1e-6)
     torch.testing.assert_close(states.double(), last)
 
 
@@ -115,7 +121,8 @@ def test_causal_conv1d_update_in_a_ring(size, taps):
     whole, _ = convolved(x, weight, None, torch.zeros(2, 5, taps - 1).double(), None)
     ring, position, outs = torch.zeros(2, 5, size, dtype=torch.float64), 0, []
     for n in (1, 2, 9, 1, 3, 4):
-        outs.append(causal_conv1d_update(x[..., position:position + n], ring, weight, cache_seqlens=torch.tensor([position] * 2)))
+        outs.append(causal_conv1d_update(x[..., position:position + n], ring, weight,
+                                         cache_seqlens=torch.tensor([position] * 2)))
         position += n
     torch.testing.assert_close(torch.cat(outs, 2), whole)
     for t in range(20 - size, 20):
@@ -124,7 +131,8 @@ def test_causal_conv1d_update_in_a_ring(size, taps):
 
 def test_causal_conv1d_update_refuses():
     x, weight = torch.randn(2, 5), torch.randn(5, 4)
-    for state, message in ((torch.zeros(2, 5, 2), r"conv_state has shape \[2, 5, 2\], expected \[2, 5, S\], S at least 3"),
+    for state, message in ((torch.zeros(2, 5, 2),
+                            r"conv_state has shape \[2, 5, 2\], expected \[2, 5, S\], S at least 3"),
                            (torch.zeros(3, 5, 4), "conv_state has shape")):
         with pytest.raises(heed.InvalidArgument, match=message):
             causal_conv1d_update(x, state, weight)
@@ -158,7 +166,8 @@ def scanned(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=F
     d = delta if delta_bias is None else delta + delta_bias[:, None]
     d = F.softplus(d) if delta_softplus else d
     B, C = (x.expand(u.shape[0], u.shape[2], *x.shape).movedim(1, 3) if x.dim() == 2 else
-            (x.unsqueeze(1) if x.dim() == 3 else x).repeat_interleave(u.shape[1] // (1 if x.dim() == 3 else x.shape[1]), 1) for x in (B, C))
+            (x.unsqueeze(1) if x.dim() == 3 else x).repeat_interleave(u.shape[1] // (1 if x.dim() == 3 else x.shape[1]),
+                                                                      1) for x in (B, C))
     S, outs = torch.zeros(*u.shape[:2], A.shape[1]).double() if state is None else state, []
     for t in range(u.shape[2]):
         S = (d[:, :, t, None] * A).exp() * S + d[:, :, t, None] * B[..., t] * u[:, :, t, None]
@@ -167,10 +176,12 @@ def scanned(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=F
     return y if z is None else y * F.silu(z), S
 
 
-@pytest.mark.parametrize("B_shape, C_shape", [((2, 3, 7), (2, 3, 7)), ((2, 2, 3, 7), (2, 2, 3, 7)), ((4, 3), (2, 3, 7)), ((2, 1, 3, 7), (4, 3))])
+@pytest.mark.parametrize("B_shape, C_shape", [((2, 3, 7), (2, 3, 7)), ((2, 2, 3, 7), (2, 2, 3, 7)), ((4, 3), (2, 3, 7)),
+                                              ((2, 1, 3, 7), (4, 3))])
 @pytest.mark.parametrize("all_options", [False, True])
 def test_selective_scan_fn(B_shape, C_shape, all_options):
-    u, delta, A = normal(2, 4, 7), normal(2, 4, 7, seed=1).detach().abs().requires_grad_(), (-normal(4, 3, seed=2).detach().exp()).requires_grad_()
+    u, delta, A = (normal(2, 4, 7), normal(2, 4, 7, seed=1).detach().abs().requires_grad_(),
+                   (-normal(4, 3, seed=2).detach().exp()).requires_grad_())
     B, C = normal(*B_shape, seed=3), normal(*C_shape, seed=4)
     extra = (normal(4, seed=5), normal(2, 4, 7, seed=6), normal(4, seed=7), True) if all_options else ()
     leaves = [x for x in (u, delta, A, B, C, *extra) if isinstance(x, torch.Tensor)]
@@ -183,12 +194,14 @@ def test_selective_scan_fn(B_shape, C_shape, all_options):
 def test_mamba_inner_fn(given):
     D, N, rank, T = 4, 3, 2, 6
     xz, conv, conv_bias = normal(2, 2 * D, T), normal(D, 1, 4, seed=1), normal(D, seed=2)
-    x_proj, delta_proj, out_proj, out_bias = normal(rank + 2 * N, D, seed=3), normal(D, rank, seed=4), normal(5, D, seed=5), normal(5, seed=6)
+    x_proj, delta_proj, out_proj, out_bias = (normal(rank + 2 * N, D, seed=3), normal(D, rank, seed=4),
+                                              normal(5, D, seed=5), normal(5, seed=6))
     A, bias, skip = (-normal(D, N, seed=7).detach().exp()).requires_grad_(), normal(D, seed=8), normal(D, seed=9)
     leaves = [xz, conv, conv_bias, x_proj, delta_proj, out_proj, out_bias, A, bias, skip]
     options = {"D": skip, "delta_bias": bias}
     if given:
-        options |= {"B": normal(2, N, T, seed=10), "C_proj_bias": normal(N, seed=11), "c_rms_weight": normal(N, seed=12), "dt_rms_weight": normal(D, seed=13)}
+        options |= {"B": normal(2, N, T, seed=10), "C_proj_bias": normal(N, seed=11),
+                    "c_rms_weight": normal(N, seed=12), "dt_rms_weight": normal(D, seed=13)}
         leaves += [options[key] for key in ("B", "C_proj_bias", "c_rms_weight", "dt_rms_weight")]
     x, z = xz[:, :D], xz[:, D:]
     x, _ = convolved(x, conv[:, 0], conv_bias, torch.zeros(2, D, 3).double(), "silu")
@@ -199,10 +212,12 @@ def test_mamba_inner_fn(given):
         return y / (y.square().mean(1, keepdim=True) + 1e-6).sqrt() * weight[:, None]
 
     if given:
-        B, C, delta = options["B"], normed(C + options["C_proj_bias"][:, None], options["c_rms_weight"]), normed(delta, options["dt_rms_weight"])
+        B, C, delta = (options["B"], normed(C + options["C_proj_bias"][:, None], options["c_rms_weight"]),
+                       normed(delta, options["dt_rms_weight"]))
     y, _ = scanned(x, delta, A, B, C, skip, z, bias, True)
     expected = torch.einsum("ed,bdt->bte", out_proj, y) + out_bias
-    check([mamba_inner_fn(xz, conv, conv_bias, x_proj, delta_proj, out_proj, out_bias, A, **options)], [expected], leaves)
+    check([mamba_inner_fn(xz, conv, conv_bias, x_proj, delta_proj, out_proj, out_bias, A, **options)], [expected],
+          leaves)
 
 
 @pytest.mark.parametrize("heads", [None, 4])
@@ -224,8 +239,9 @@ def test_selective_state_update(heads, dtype, whole):
         return y.reshape(*y.shape[:axis], -1) if axis == 1 else y.reshape(-1, *y.shape[len(channels):])
 
     of_reference = [flat(options.get("D", D), 0), flat(z, 1)[..., None], flat(bias, 0), True] if whole else []
-    expected, last = scanned(flat(x, 1)[..., None], flat(dt if whole else dt.abs(), 1)[..., None], flat(A, 0), B[..., None], C[..., None],
-                             *of_reference, state=state.reshape(rows, -1, N).to(dtype).double())
+    expected, last = scanned(flat(x, 1)[..., None], flat(dt if whole else dt.abs(), 1)[..., None],
+                             flat(A, 0), B[..., None], C[..., None], *of_reference,
+                             state=state.reshape(rows, -1, N).to(dtype).double())
     dt = dt if whole else dt.abs()
     if heads is None:
         B, C = B[:, 0], C[:, 0]
@@ -235,7 +251,8 @@ def test_selective_state_update(heads, dtype, whole):
     pool = torch.zeros(5, *channels, N, dtype=dtype)
     pool[[3, 1, 4]] = kept
     o = selective_state_update(kept, *moving, A, B.to(dtype), C.to(dtype), **options)
-    again = selective_state_update(pool, *moving, A, B.to(dtype), C.to(dtype), **options, state_batch_indices=torch.tensor([3, 1, 4]))
+    again = selective_state_update(pool, *moving, A, B.to(dtype), C.to(dtype), **options,
+                                   state_batch_indices=torch.tensor([3, 1, 4]))
     tolerance = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 0.1}[dtype]
     assert o.shape == x.shape and o.dtype == dtype
     torch.testing.assert_close(o.double().reshape(rows, -1), expected[..., 0], rtol=tolerance, atol=tolerance)
@@ -247,9 +264,11 @@ def test_selective_state_update_refuses():
     state, x, A, B = torch.zeros(2, 6, 3), torch.randn(2, 6), -torch.rand(6, 3), torch.randn(2, 3)
     for changed, message in (
             ({"A": A[:5]}, r"selective_state_update: A has shape \[5, 3\], expected \[6, 3\]"),
-            ({"state": state[0]}, r"state has shape \[6, 3\], expected"), ({"state": state[:1]}, "expected 2 sequences as x"),
-            ({"D": torch.ones(2)}, "D has shape"), ({"state_batch_indices": torch.tensor([0, -1])}, "state_batch_indices is"),
-            ({"A": A.clone().requires_grad_()}, "A requires a gradient"), ({"B": torch.randn(2, 4)}, "selective_state_update: B has shape")):
+            ({"state": state[0]}, r"state has shape \[6, 3\], expected"),
+            ({"state": state[:1]}, "expected 2 sequences as x"), ({"D": torch.ones(2)}, "D has shape"),
+            ({"state_batch_indices": torch.tensor([0, -1])}, "state_batch_indices is"),
+            ({"A": A.clone().requires_grad_()}, "A requires a gradient"),
+            ({"B": torch.randn(2, 4)}, "selective_state_update: B has shape")):
         arguments = {"state": state, "x": x, "dt": x, "A": A, "B": B, "C": B, **changed}
         with pytest.raises(heed.InvalidArgument, match=message):
             selective_state_update(**arguments)
@@ -277,8 +296,9 @@ def dual(x, dt, A, B, C, D=None, z=None, dt_bias=None, state=None, dt_softplus=F
 
 
 def of_mamba2(rows=2, tokens=11, D_shape=(4,)):
-    given = {"x": normal(rows, tokens, 4, 3), "dt": normal(rows, tokens, 4, seed=1), "A": (-normal(4, seed=2).detach().exp()).requires_grad_(),
-             "B": normal(rows, tokens, 2, 5, seed=3), "C": normal(rows, tokens, 2, 5, seed=4), "D": normal(*D_shape, seed=5),
+    given = {"x": normal(rows, tokens, 4, 3), "dt": normal(rows, tokens, 4, seed=1),
+             "A": (-normal(4, seed=2).detach().exp()).requires_grad_(), "B": normal(rows, tokens, 2, 5, seed=3),
+             "C": normal(rows, tokens, 2, 5, seed=4), "D": normal(*D_shape, seed=5),
              "z": normal(rows, tokens, 4, 3, seed=6), "dt_bias": normal(4, seed=7)}
     return given, normal(rows, 4, 3, 5, seed=8)
 
@@ -289,7 +309,8 @@ def test_mamba_chunk_scan_combined(D_shape):
     options = {"dt_softplus": True, "dt_limit": (0.1, 1.5)}
     expected = dual(**given, state=initial, **options)
     leaves = [*given.values(), initial]
-    result = mamba_chunk_scan_combined(chunk_size=8, **given, initial_states=initial, return_final_states=True, **options)
+    result = mamba_chunk_scan_combined(chunk_size=8, **given, initial_states=initial, return_final_states=True,
+                                       **options)
     check(result, expected, leaves)
     five = [given[key].detach() for key in ("x", "dt", "A", "B", "C")]
     five[1] = five[1].abs()
@@ -313,7 +334,8 @@ def test_mamba_chunk_scan_combined_begins_again_where_the_index_changes(first):
     result = mamba_chunk_scan_combined(chunk_size=4, **given, initial_states=initial, **options)
     check(result, (torch.cat(outs), torch.cat(ends)), [*given.values(), initial])
     unread = initial.masked_fill((index[:, 0] != 0)[:, None, None, None], torch.nan)
-    torch.testing.assert_close(mamba_chunk_scan_combined(chunk_size=4, **given, initial_states=unread, **options), result)
+    torch.testing.assert_close(mamba_chunk_scan_combined(chunk_size=4, **given, initial_states=unread, **options),
+                               result)
 
 
 def test_mamba_chunk_scan_combined_gives_the_states_of_packed_sequences():
@@ -323,15 +345,18 @@ def test_mamba_chunk_scan_combined_gives_the_states_of_packed_sequences():
     parts = [dual(**{key: x[:, i:j] if x.dim() > 2 else x for key, x in given.items()}, state=begin, dt_softplus=True)
              for i, j, begin in ((0, 4, initial), (4, 11, None))]
     states = torch.cat((parts[0][1], torch.zeros_like(initial), parts[1][1]))
-    options = {"initial_states": initial, "seq_idx": index, "cu_seqlens": bounds, "dt_softplus": True, "return_varlen_states": True}
+    options = {"initial_states": initial, "seq_idx": index, "cu_seqlens": bounds, "dt_softplus": True,
+               "return_varlen_states": True}
     expected = torch.cat([o for o, _ in parts], 1), states
     check(mamba_chunk_scan_combined(chunk_size=4, **given, **options), expected, [*given.values(), initial])
     _, final, varlen = mamba_chunk_scan_combined(chunk_size=4, **given, **options, return_final_states=True)
     torch.testing.assert_close(final, states[-1:])
     torch.testing.assert_close(varlen, states)
-    with pytest.raises(heed.InvalidArgument, match="seq_idx is None, expected a tensor where return_varlen_states is True"):
+    with pytest.raises(heed.InvalidArgument,
+                       match="seq_idx is None, expected a tensor where return_varlen_states is True"):
         mamba_chunk_scan_combined(chunk_size=4, **given, **{**options, "seq_idx": None})
-    with pytest.raises(heed.InvalidArgument, match=r"cu_seqlens is \[0, 5, 11\], expected the bounds that seq_idx has: \[0, 4, 11\]"):
+    with pytest.raises(heed.InvalidArgument,
+                       match=r"cu_seqlens is \[0, 5, 11\], expected the bounds that seq_idx has: \[0, 4, 11\]"):
         mamba_chunk_scan_combined(chunk_size=4, **given, **{**options, "cu_seqlens": torch.tensor([0, 5, 11])})
     with pytest.raises(heed.InvalidArgument, match="initial_states has shape"):
         mamba_chunk_scan_combined(chunk_size=4, **given, **{**options, "initial_states": initial[:, :2]})
@@ -365,8 +390,8 @@ def test_mamba_split_conv1d_scan_combined(norm, before, cut):
         ends.append(S)
     flat = torch.cat(outs, 1).reshape(2, T, width)
     result = mamba_split_conv1d_scan_combined(
-        whole, conv, conv_bias, bias, A, D, 4, seq_idx=index, return_final_states=True, rmsnorm_weight=weight if norm else None,
-        outproj_weight=proj, outproj_bias=proj_bias, headdim=P, ngroups=G, norm_before_gate=before)
+        whole, conv, conv_bias, bias, A, D, 4, seq_idx=index, return_final_states=True, rmsnorm_weight=weight if norm
+        else None, outproj_weight=proj, outproj_bias=proj_bias, headdim=P, ngroups=G, norm_before_gate=before)
     check(result, (flat @ proj.T + proj_bias, torch.cat(ends)), leaves)
     with pytest.raises(heed.Unsupported, match="zxbcdt has shape"):
         mamba_split_conv1d_scan_combined(F.pad(whole, (0, 2)), conv, conv_bias, bias, A, D, 4, headdim=P, ngroups=G)
@@ -384,8 +409,9 @@ def test_a_mamba_layer_of_transformers():
     mixer = modeling.MambaMixer(modeling.MambaConfig(hidden_size=12, state_size=4, time_step_rank=3), layer_idx=0)
     x = torch.randn(2, 9, 12)
     xz = mixer.in_proj(x).mT
-    o = mamba_inner_fn(xz, mixer.conv1d.weight, mixer.conv1d.bias, mixer.x_proj.weight, mixer.dt_proj.weight, mixer.out_proj.weight,
-                       mixer.out_proj.bias, -torch.exp(mixer.A_log), D=mixer.D, delta_bias=mixer.dt_proj.bias)
+    o = mamba_inner_fn(xz, mixer.conv1d.weight, mixer.conv1d.bias, mixer.x_proj.weight, mixer.dt_proj.weight,
+                       mixer.out_proj.weight, mixer.out_proj.bias, -torch.exp(mixer.A_log), D=mixer.D,
+                       delta_bias=mixer.dt_proj.bias)
     torch.testing.assert_close(o, mixer(x), rtol=1e-4, atol=1e-5)
 
 
@@ -398,9 +424,10 @@ def test_a_mamba2_layer_of_transformers():
     mixer.dt_bias.normal_()
     x = torch.randn(2, 9, 16)
     o = mamba_split_conv1d_scan_combined(
-        mixer.in_proj(x), mixer.conv1d.weight.squeeze(1), mixer.conv1d.bias, mixer.dt_bias, -torch.exp(mixer.A_log), mixer.D, 4,
-        rmsnorm_weight=mixer.norm.weight, rmsnorm_eps=mixer.norm.variance_epsilon, outproj_weight=mixer.out_proj.weight,
-        outproj_bias=mixer.out_proj.bias, headdim=8, ngroups=1, norm_before_gate=False)
+        mixer.in_proj(x), mixer.conv1d.weight.squeeze(1), mixer.conv1d.bias, mixer.dt_bias,
+        -torch.exp(mixer.A_log), mixer.D, 4, rmsnorm_weight=mixer.norm.weight, rmsnorm_eps=mixer.norm.variance_epsilon,
+        outproj_weight=mixer.out_proj.weight, outproj_bias=mixer.out_proj.bias, headdim=8, ngroups=1,
+        norm_before_gate=False)
     torch.testing.assert_close(o, mixer(x), rtol=1e-4, atol=1e-5)
 
 

@@ -23,7 +23,8 @@ def check(results, expected, leaves):
     weights = [normal(*x.shape, seed=50 + i, grad=False) for i, x in enumerate(expected)]
     for a, b in zip(results, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-    got, wanted = (torch.autograd.grad(sum((x * w).sum() for x, w in zip(xs, weights)), leaves, retain_graph=True) for xs in (results, expected))
+    got, wanted = (torch.autograd.grad(sum((x * w).sum() for x, w in zip(xs, weights)), leaves, retain_graph=True)
+                   for xs in (results, expected))
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
 
@@ -57,14 +58,16 @@ NORMS = {  # {name: (constructor of 12 channels, rms, groups, activation of a ga
     "GroupNorm rms": (lambda **o: fla.GroupNorm(4, 12, eps=0.1, is_rms_norm=True, **o), True, 4, None),
     "FusedLayerNormGated": (lambda **o: fla.FusedLayerNormGated(12, bias=True, eps=0.1, **o), False, 1, "silu"),
     "FusedRMSNormGated": (lambda **o: fla.FusedRMSNormGated(12, eps=0.1, **o), True, 1, "silu"),
-    "FusedRMSNormGated sigmoid": (lambda **o: fla.FusedRMSNormGated(12, eps=0.1, activation="sigmoid", **o), True, 1, "sigmoid"),
+    "FusedRMSNormGated sigmoid": (lambda **o: fla.FusedRMSNormGated(12, eps=0.1, activation="sigmoid", **o), True, 1,
+                                  "sigmoid"),
     "FusedLayerNormSwishGate": (lambda **o: fla.FusedLayerNormSwishGate(12, eps=0.1, **o), False, 1, "silu"),
     "FusedRMSNormSwishGate": (lambda **o: fla.FusedRMSNormSwishGate(12, eps=0.1, **o), True, 1, "silu"),
 }
 
 
 @pytest.mark.parametrize("name", NORMS)
-@pytest.mark.parametrize("affine, residual, prenorm", [(True, True, True), (True, False, False), (False, True, False), (False, False, True)])
+@pytest.mark.parametrize("affine, residual, prenorm",
+                         [(True, True, True), (True, False, False), (False, True, False), (False, False, True)])
 def test_norms(name, affine, residual, prenorm):
     make, rms, groups, activation = NORMS[name]
     norm = randomise(make(elementwise_affine=affine, dtype=torch.float64))
@@ -77,10 +80,12 @@ def test_norms(name, affine, residual, prenorm):
     leaves = [z for z in (*inputs, other, *norm.parameters()) if z is not None]
     check(norm(*inputs, residual=other, prenorm=prenorm), (y, whole) if prenorm else y, leaves)
     if "Gated" not in name:
-        assert set(norm.state_dict()) == ({"weight"} | ({"bias"} if norm.bias is not None else set()) if affine else set())
+        assert set(norm.state_dict()) == ({"weight"} | ({"bias"} if norm.bias is not None else set()) if affine
+                                          else set())
 
 
-@pytest.mark.parametrize("name, rms, groups", [("LayerNormLinear", False, 1), ("RMSNormLinear", True, 1), ("GroupNormLinear", False, 3)])
+@pytest.mark.parametrize("name, rms, groups",
+                         [("LayerNormLinear", False, 1), ("RMSNormLinear", True, 1), ("GroupNormLinear", False, 3)])
 def test_norms_with_a_product(name, rms, groups):
     sizes = (3, 12) if groups > 1 else (12,)
     norm = randomise(getattr(fla, name)(*sizes, bias=True, dtype=torch.float64))
@@ -100,17 +105,21 @@ def test_gated_norms_with_a_product(name, rms):
 
 
 def test_functions_of_norms_are_their_modules():
-    x, w, b, g = normal(2, 4, 12, grad=False), normal(12, seed=1, grad=False), normal(12, seed=2, grad=False), normal(2, 4, 12, seed=3, grad=False)
+    x, w, b, g = (normal(2, 4, 12, grad=False), normal(12, seed=1, grad=False), normal(12, seed=2, grad=False),
+                  normal(2, 4, 12, seed=3, grad=False))
     m, c = normal(5, 12, seed=4, grad=False), normal(5, seed=5, grad=False)
     for got, expected in (
-            (fla.layer_norm(x, w, b), plain_norm(x, w, b, 1e-5, False)), (fla.layer_norm(x, w, b, is_rms_norm=True), plain_norm(x, w, b, 1e-5, True)),
-            (fla.rms_norm(x, w, b, eps=0.2), plain_norm(x, w, b, 0.2, True)), (fla.group_norm(x, w, b, num_groups=4), plain_norm(x, w, b, 1e-5, False, 4)),
+            (fla.layer_norm(x, w, b), plain_norm(x, w, b, 1e-5, False)),
+            (fla.layer_norm(x, w, b, is_rms_norm=True), plain_norm(x, w, b, 1e-5, True)),
+            (fla.rms_norm(x, w, b, eps=0.2), plain_norm(x, w, b, 0.2, True)),
+            (fla.group_norm(x, w, b, num_groups=4), plain_norm(x, w, b, 1e-5, False, 4)),
             (fla.layer_norm_linear(x, w, b, m, c, num_groups=2), plain_norm(x, w, b, 1e-5, False, 2) @ m.T + c),
             (fla.rms_norm_linear(x, w, b, m, None), plain_norm(x, w, b, 1e-5, True) @ m.T),
             (fla.layer_norm_gated(x, g, w, b), plain_norm(x, w, b, 1e-6, False) * g * torch.sigmoid(g)),
             (fla.rms_norm_gated(x, g, w, None, "sigmoid"), plain_norm(x, w, None, 1e-6, True) * torch.sigmoid(g)),
-            (fla.layer_norm_swish_gate_linear(x, g, w, b, m, c), plain_norm(x, w, b, 1e-6, False) * g * torch.sigmoid(g) @ m.T + c),
-            (fla.rms_norm_swish_gate_linear(x, g, w, None, m, None), plain_norm(x, w, None, 1e-6, True) * g * torch.sigmoid(g) @ m.T)):
+            (fla.layer_norm_swish_gate_linear(x, g, w, b, m, c), plain_norm(x, w, b, 1e-6, False)
+             * g * torch.sigmoid(g) @ m.T + c), (fla.rms_norm_swish_gate_linear(x, g, w, None, m, None),
+                                                 plain_norm(x, w, None, 1e-6, True) * g * torch.sigmoid(g) @ m.T)):
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -124,17 +133,20 @@ def test_residuals_keep_their_dtype():
     assert norm(x, prenorm=True)[1].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("rms, gated, before, group", list(itertools.product((True, False), (True, False), (True, False), (None, 4))))
+@pytest.mark.parametrize("rms, gated, before, group",
+                         list(itertools.product((True, False), (True, False), (True, False), (None, 4))))
 def test_gated_norms_of_mamba(rms, gated, before, group):
     kind = mamba_ssm.RMSNormGated if rms else mamba_ssm.LayerNormGated
     norm = randomise(kind(12, eps=0.1, group_size=group, norm_before_gate=before, dtype=torch.float64))
     x, z = normal(2, 5, 12), normal(2, 5, 12, seed=1)
     gate = z * torch.sigmoid(z) if gated else 1
     groups = 3 if group else 1
-    expected = plain_norm(x, norm.weight, norm.bias, 0.1, rms, groups) * gate if before else plain_norm(x * gate, norm.weight, norm.bias, 0.1, rms, groups)
+    expected = (plain_norm(x, norm.weight, norm.bias, 0.1, rms, groups) * gate if before
+                else plain_norm(x * gate, norm.weight, norm.bias, 0.1, rms, groups))
     check(norm(x, z if gated else None), expected, (x, *((z,) if gated else ()), *norm.parameters()))
     function = mamba_ssm.rmsnorm_fn if rms else mamba_ssm.layernorm_fn
-    assert torch.equal(function(x, norm.weight, norm.bias, z if gated else None, 0.1, group, before), norm(x, z if gated else None))
+    assert torch.equal(function(x, norm.weight, norm.bias, z if gated else None, 0.1, group, before),
+                       norm(x, z if gated else None))
     assert list(norm.state_dict()) == (["weight"] if rms else ["weight", "bias"])
 
 
@@ -146,7 +158,8 @@ def test_plain_norms_of_mamba():
     check(mamba_ssm.rms_norm_fn(x, w, b, residual), plain_norm(x + residual, w, b, 1e-6, True), (x, w, b, residual))
     norm = randomise(mamba_ssm.RMSNorm(12, dtype=torch.float64))
     check(norm(x, residual), plain_norm(x + residual, norm.weight, None, 1e-5, True), (x, residual, norm.weight))
-    for options, message in (({"x1": x}, "x1 is given as Tensor"), ({"dropout_p": 0.1}, "dropout_p is 0.1"), ({"return_dropout_mask": True}, "return_dropout_mask")):
+    for options, message in (({"x1": x}, "x1 is given as Tensor"), ({"dropout_p": 0.1}, "dropout_p is 0.1"),
+                             ({"return_dropout_mask": True}, "return_dropout_mask")):
         with pytest.raises(heed.Unsupported, match=f"layer_norm_fn: {message}"):
             mamba_ssm.layer_norm_fn(x, w, b, **options)
 
@@ -163,18 +176,21 @@ def plain_convolution(x, weight, bias, before, silu):
     return y * torch.sigmoid(y) if silu else y, inputs[len(inputs) - W:].T
 
 
-@pytest.mark.parametrize("bias, activation, cached, taps", [(True, "silu", True, 4), (False, None, False, 4), (True, "swish", True, 1)])
+@pytest.mark.parametrize("bias, activation, cached, taps",
+                         [(True, "silu", True, 4), (False, None, False, 4), (True, "swish", True, 1)])
 @pytest.mark.parametrize("lengths", [[9, 9], [2, 2], [1, 5, 0, 7]])
 def test_short_convolutions(bias, activation, cached, taps, lengths):
     layer = randomise(fla.ShortConvolution(6, taps, bias=bias, activation=activation, dtype=torch.float64))
-    assert {key: list(x.shape) for key, x in layer.state_dict().items()} == {"weight": [6, 1, taps], **({"bias": [6]} if bias else {})}
+    assert {key: list(x.shape) for key, x in layer.state_dict().items()} == {"weight": [6, 1, taps],
+                                                                             **({"bias": [6]} if bias else {})}
     packed = len(set(lengths)) > 1
     total, bounds = sum(lengths), torch.tensor([0, *itertools.accumulate(lengths)])
     x = normal(1, total, 6) if packed else normal(len(lengths), lengths[0], 6)
     cache = normal(len(lengths), 6, taps, seed=1) if cached else None
     residual = normal(*x.shape, seed=2)
-    parts = [plain_convolution(x.reshape(-1, 6)[begin:end], layer.weight[:, 0], layer.bias, torch.zeros(6, taps).double() if cache is None else cache[i],
-                               activation is not None) for i, (begin, end) in enumerate(itertools.pairwise(bounds.tolist()))]
+    parts = [plain_convolution(x.reshape(-1, 6)[begin:end], layer.weight[:, 0], layer.bias,
+                               torch.zeros(6, taps).double() if cache is None else cache[i], activation is not None)
+             for i, (begin, end) in enumerate(itertools.pairwise(bounds.tolist()))]
     y = torch.cat([rows for rows, _ in parts]).reshape(x.shape) + residual
     leaves = [z for z in (x, cache, residual, *layer.parameters()) if z is not None]
     options = {"residual": residual, "cache": cache, "cu_seqlens": bounds if packed else None}
@@ -227,8 +243,8 @@ def test_rows():
     check(fla.sqrelu(x), x.clamp(min=0) ** 2, (x,))
     gelu = lambda z: z / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (z + 0.044715 * z**3)))  # noqa: E731
     check(fla.bias_gelu_impl(x, y), gelu(x + y), (x, y))
-    for name, function in {"swish": lambda z: z * sigmoid(z), "silu": lambda z: z * sigmoid(z), "sigmoid": sigmoid, "gelu": gelu,
-                           "relu": lambda z: z.clamp(min=0)}.items():
+    for name, function in {"swish": lambda z: z * sigmoid(z), "silu": lambda z: z * sigmoid(z), "sigmoid": sigmoid,
+                           "gelu": gelu, "relu": lambda z: z.clamp(min=0)}.items():
         check(fla.ACT2FN[name](x), function(x), (x,))
     mlp = randomise(fla.GatedMLP(6, intermediate_size=10).double())
     gate = x @ mlp.gate_proj.weight.T
@@ -253,12 +269,13 @@ def test_token_shift(lengths, cached):
         lasts.append(before)
     options = {"cu_seqlens": torch.tensor(bounds) if packed else None, "cache": cache}
     leaves = (x, cache) if cached else (x,)
-    check(fla.token_shift(x, output_cache=True, **options), (torch.stack(deltas).reshape(x.shape), torch.stack(lasts)), leaves)
+    check(fla.token_shift(x, output_cache=True, **options), (torch.stack(deltas).reshape(x.shape), torch.stack(lasts)),
+          leaves)
     assert torch.equal(fla.token_shift(x, **options), fla.token_shift(x, output_cache=True, **options)[0])
 
 
 def turned(x, angle, interleaved):
-    """A row's pairs, each turned by its angle."""
+    """A row's pairs of channels, each rotated by its angle."""
     y, width = x.clone(), len(angle)
     for i, a in enumerate(angle):
         one, two = (2 * i, 2 * i + 1) if interleaved else (i, i + width)
@@ -276,17 +293,21 @@ def test_rotary_positions(interleaved, offsets, packed):
     x = normal(7, 2, 8) if packed else normal(3, 4, 2, 8)
     begins = offsets if isinstance(offsets, list) else [offsets] * 3
     rows = iter(x.reshape(-1, 2, 8))
-    expected = torch.stack([turned(next(rows), angles[begin + t], interleaved) for begin, n in zip(begins, lengths) for t in range(n)]).reshape(x.shape)
+    expected = torch.stack([turned(next(rows), angles[begin + t], interleaved) for begin, n in zip(begins, lengths)
+                            for t in range(n)]).reshape(x.shape)
     bounds = torch.tensor([0, 2, 7, 7]) if packed else None
     given = torch.tensor(offsets) if isinstance(offsets, list) else offsets
     cos, sin = angles.cos(), angles.sin()
-    check(flash_attn.apply_rotary_emb(x, cos, sin, interleaved, seqlen_offsets=given, cu_seqlens=bounds), expected, (x,))
-    of_fla = fla.rotary_embedding(x[None] if packed else x, cos, sin, interleaved, seqlen_offsets=given, cu_seqlens=bounds)
+    check(flash_attn.apply_rotary_emb(x, cos, sin, interleaved, seqlen_offsets=given, cu_seqlens=bounds), expected,
+          (x,))
+    of_fla = fla.rotary_embedding(x[None] if packed else x, cos, sin, interleaved, seqlen_offsets=given,
+                                  cu_seqlens=bounds)
     torch.testing.assert_close(of_fla.reshape(x.shape), expected)
     written = x.detach().clone()
     assert flash_attn.apply_rotary_emb(written, cos, sin, interleaved, True, given, bounds) is written
     torch.testing.assert_close(written, expected.detach())
-    q, k = fla.RotaryEmbedding(6, interleaved=interleaved)(*([x[None] if packed else x] * 2), seqlen_offset=given, cu_seqlens=bounds)
+    q, k = fla.RotaryEmbedding(6, interleaved=interleaved)(*([x[None] if packed else x] * 2), seqlen_offset=given,
+                                                           cu_seqlens=bounds)
     torch.testing.assert_close(q.reshape(x.shape), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(q, k)
 
@@ -294,10 +315,13 @@ def test_rotary_positions(interleaved, offsets, packed):
 def test_rotary_errors():
     x, table = torch.zeros(2, 4, 1, 8), torch.zeros(6, 3)
     for call, message in (
-            (lambda: flash_attn.apply_rotary_emb(x, table, table, seqlen_offsets=3), r"apply_rotary_emb: cos has shape \[6, 3\], expected at least 7 rows, at most 4 columns"),
+            (lambda: flash_attn.apply_rotary_emb(x, table, table, seqlen_offsets=3),
+             r"apply_rotary_emb: cos has shape \[6, 3\], expected at least 7 rows, at most 4 columns"),
             (lambda: flash_attn.apply_rotary_emb(x, table, table[:, :2]), "apply_rotary_emb: sin has shape"),
-            (lambda: flash_attn.apply_rotary_emb(x, table, table, seqlen_offsets=-1), "apply_rotary_emb: seqlen_offsets is -1"),
-            (lambda: flash_attn.apply_rotary_emb(x, table, table, cu_seqlens=torch.tensor([0, 4])), r"apply_rotary_emb: x has shape \[2, 4, 1, 8\], expected \[T, H, D\]"),
+            (lambda: flash_attn.apply_rotary_emb(x, table, table, seqlen_offsets=-1),
+             "apply_rotary_emb: seqlen_offsets is -1"),
+            (lambda: flash_attn.apply_rotary_emb(x, table, table, cu_seqlens=torch.tensor([0, 4])),
+             r"apply_rotary_emb: x has shape \[2, 4, 1, 8\], expected \[T, H, D\]"),
             (lambda: fla.rotary_embedding(x, None, table), "rotary_embedding: cos is of type NoneType")):
         with pytest.raises(heed.InvalidArgument, match=message):
             call()
@@ -311,7 +335,8 @@ def plain_losses(logits, target, smoothing=0.0, scale=1.0, square=0.0, cap=None)
     for z, label in zip(logits * scale, target.tolist()):
         z = cap * torch.tanh(z / cap) if cap else z
         lse = torch.log(torch.exp(z).sum())
-        rows.append((lse - (1 - smoothing) * z[label] - smoothing * z.mean() + square * lse**2) if label != -100 else z.sum() * 0)
+        rows.append((lse - (1 - smoothing) * z[label] - smoothing * z.mean() + square * lse**2) if label != -100
+                    else z.sum() * 0)
     return torch.stack(rows)
 
 
@@ -319,8 +344,10 @@ def test_rows_that_losses_ignore_may_be_nan():
     target = torch.tensor([3, -100, 0])
     spoil = (target == -100)[:, None]
     x, weight, bias, logits = normal(3, 5), normal(9, 5, seed=1), normal(9, seed=2), normal(3, 9, seed=3)
-    calls = ((logits, lambda z: fla.FusedCrossEntropyLoss(label_smoothing=0.1, lse_square_scale=0.3)(z, target), [logits]),
-             (x, lambda z: fla.FusedLinearCrossEntropyLoss(label_smoothing=0.1)(z, target, weight, bias), [x, weight, bias]))
+    calls = ((logits, lambda z: fla.FusedCrossEntropyLoss(label_smoothing=0.1, lse_square_scale=0.3)(z, target),
+              [logits]),
+             (x, lambda z: fla.FusedLinearCrossEntropyLoss(label_smoothing=0.1)(z, target, weight, bias),
+              [x, weight, bias]))
     for rows, loss, leaves in calls:
         check([loss(rows.masked_fill(spoil, torch.nan))], [loss(rows.masked_fill(spoil, 0))], leaves)
 
@@ -339,7 +366,8 @@ def test_losses(options, reduction):
     torch.testing.assert_close(of_lse, reduce(rows - without).detach())
     if reduction != "none":
         x, weight, bias = normal(2, 3, 5), normal(9, 5, seed=1), normal(9, seed=2)
-        rows = plain_losses(x.flatten(0, 1) @ weight.T + bias, target, **{names[key]: value for key, value in options.items()})
+        rows = plain_losses(x.flatten(0, 1) @ weight.T + bias, target,
+                            **{names[key]: value for key, value in options.items()})
         linear = fla.FusedLinearCrossEntropyLoss(reduction=reduction, **options)
         check(linear(x, target.view(2, 3), weight, bias), reduce(rows), (x, weight, bias))
     for kind in (fla.FusedCrossEntropyLoss, fla.FusedLinearCrossEntropyLoss):
@@ -362,7 +390,8 @@ def test_padding_of_flash_attn():
     back = flash_attn.pad_input(rows, indices, 3, 4)
     check(back, x * mask[..., None, None], (x,))
     _, indices, bounds, longest, used = flash_attn.unpad_input(x, mask.bool(), more.bool())
-    assert (indices.tolist(), bounds.tolist(), longest, used.tolist()) == ([0, 1, 2, 5, 6, 7], [0, 3, 6, 6], 3, [2, 3, 0])
+    assert (indices.tolist(), bounds.tolist(), longest, used.tolist()) == (
+        [0, 1, 2, 5, 6, 7], [0, 3, 6, 6], 3, [2, 3, 0])
     inside = torch.tensor([[2, 1, 0, 0], [4, 0, 0, 0], [1, 1, 0, 0]])
     rows, indices, bounds, longest = flash_attn.unpad_input_for_concatenated_sequences(x, inside)
     assert (indices.tolist(), bounds.tolist(), longest) == ([0, 1, 2, 4, 5, 6, 7, 8, 9], [0, 2, 3, 7, 8, 9], 4)
@@ -370,7 +399,8 @@ def test_padding_of_flash_attn():
     flat = x.flatten(0, 1)
     part, whole = flash_attn.index_first_axis_residual(flat, indices)
     check((part, whole), (torch.stack([flat[i] for i in indices]), flat), (x,))
-    with pytest.raises(heed.InvalidArgument, match=r"unpad_input: attention_mask has shape \[3, 4\], expected \[4, 3\]"):
+    with pytest.raises(heed.InvalidArgument,
+                       match=r"unpad_input: attention_mask has shape \[3, 4\], expected \[4, 3\]"):
         flash_attn.unpad_input(x.transpose(0, 1), mask)
 
 
@@ -384,7 +414,8 @@ def test_padding_of_fla():
     assert indices.tolist() == at and cu_q.tolist() == cu_k.tolist() == [0, 2, 6, 7] and most == (4, 4)
     check(fla.pad_input(rows, indices, 3, 4), q * mask[..., None], (q,))
     (one,), (ks,), indices, (cu_q, cu_k), most = fla.unpad_input((q[:, :1],), (k,), mask, 1, keepdim=True)
-    assert one.shape == (1, 3, 5) and ks.shape == (1, 7, 5) and (cu_q.tolist(), cu_k.tolist(), most) == ([0, 1, 2, 3], [0, 2, 6, 7], (1, 4))
+    assert one.shape == (1, 3, 5) and ks.shape == (1, 7, 5) and (cu_q.tolist(), cu_k.tolist(),
+                                                                 most) == ([0, 1, 2, 3], [0, 2, 6, 7], (1, 4))
     assert torch.equal(one[0], q[:, 0])
     with pytest.raises(heed.Unsupported, match="unpad_input: q_len is 2, expected 1 or the length of the states, 4"):
         fla.unpad_input(q[:, :2], (k,), mask, 2)
@@ -409,22 +440,24 @@ def generate(layer, x, first):
     return torch.cat(rows, 1), inference.key_value_memory_dict[layer.layer_idx]
 
 
-@pytest.mark.parametrize("options", [{}, {"d_state": 5, "d_conv": 3, "expand": 3, "dt_rank": 2, "bias": True, "conv_bias": False}, {"d_conv": 1}])
+@pytest.mark.parametrize("options", [{}, {"d_state": 5, "d_conv": 3, "expand": 3, "dt_rank": 2, "bias": True,
+                                          "conv_bias": False}, {"d_conv": 1}])
 def test_mamba_is_the_mixer_of_transformers(options):
     mamba = pytest.importorskip("transformers.models.mamba.modeling_mamba")
     from transformers import MambaConfig
 
     layer = randomise(mamba_ssm.Mamba(24, layer_idx=4, **options))
-    config = MambaConfig(hidden_size=24, state_size=layer.d_state, conv_kernel=layer.d_conv, expand=layer.expand, time_step_rank=layer.dt_rank,
-                         use_bias="bias" in options, use_conv_bias="bias" not in options)
+    config = MambaConfig(hidden_size=24, state_size=layer.d_state, conv_kernel=layer.d_conv, expand=layer.expand,
+                         time_step_rank=layer.dt_rank, use_bias="bias" in options, use_conv_bias="bias" not in options)
     original = mamba.MambaMixer(config, 0)
     original.load_state_dict(layer.state_dict(), strict=True)
     x = normal(2, 13, 24, grad=False).float()
     y = layer(x)
     assert relative(y, original(x)) <= 1e-5
     loss = normal(*y.shape, seed=7, grad=False).float()
-    for a, b in zip(torch.autograd.grad((y * loss).sum(), list(layer.parameters())), torch.autograd.grad((original(x) * loss).sum(), [
-            original.get_parameter(name) for name, _ in layer.named_parameters()]), strict=True):
+    parameters = [original.get_parameter(name) for name, _ in layer.named_parameters()]
+    for a, b in zip(torch.autograd.grad((y * loss).sum(), list(layer.parameters())),
+                    torch.autograd.grad((original(x) * loss).sum(), parameters), strict=True):
         assert float((a - b).abs().max()) <= 5e-5 * float(b.abs().max())
     for first in (1, 2, 7):
         generated, (conv, ssm) = generate(layer, x, first)
@@ -434,15 +467,17 @@ def test_mamba_is_the_mixer_of_transformers(options):
     assert half.A_log.dtype == half.D.dtype == torch.float32 and half(x.bfloat16()).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("options", [{}, {"d_conv": 3, "bias": True, "conv_bias": False, "dt_limit": (0.9, 1.2), "ngroups": 1}, {"d_conv": 1}])
+@pytest.mark.parametrize("options", [{}, {"d_conv": 3, "bias": True, "conv_bias": False, "dt_limit": (0.9, 1.2),
+                                          "ngroups": 1}, {"d_conv": 1}])
 def test_mamba2_is_the_mixer_of_transformers(options):
     mamba2 = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
     from transformers import Mamba2Config
 
     options = {"ngroups": 2, **options}
     layer = randomise(mamba_ssm.Mamba2(24, d_state=6, headdim=8, layer_idx=1, **options))
-    config = Mamba2Config(hidden_size=24, num_heads=6, head_dim=8, state_size=6, n_groups=layer.ngroups, conv_kernel=layer.d_conv, chunk_size=16,
-                          use_bias="bias" in options, use_conv_bias="bias" not in options, time_step_limit=layer.dt_limit)
+    config = Mamba2Config(hidden_size=24, num_heads=6, head_dim=8, state_size=6,
+                          n_groups=layer.ngroups, conv_kernel=layer.d_conv, chunk_size=16, use_bias="bias" in options,
+                          use_conv_bias="bias" not in options, time_step_limit=layer.dt_limit)
     original = mamba2.Mamba2Mixer(config, 0)
     original.load_state_dict(layer.state_dict(), strict=True)
     x = normal(2, 13, 24, grad=False).float()
@@ -455,7 +490,8 @@ def test_mamba2_is_the_mixer_of_transformers(options):
         assert conv.shape == (2, layer.conv1d.weight.shape[0], layer.d_conv) and ssm.shape == (2, 6, 8, 6)
 
 
-@pytest.mark.parametrize("options", [{"rmsnorm": False}, {"norm_before_gate": True}, {"D_has_hdim": True}, {"d_ssm": 16}, {"d_ssm": 32, "D_has_hdim": True, "rmsnorm": False}])
+@pytest.mark.parametrize("options", [{"rmsnorm": False}, {"norm_before_gate": True}, {"D_has_hdim": True},
+                                     {"d_ssm": 16}, {"d_ssm": 32, "D_has_hdim": True, "rmsnorm": False}])
 def test_mamba2_is_its_equations(options):
     layer = randomise(mamba_ssm.Mamba2(24, d_state=5, headdim=8, layer_idx=0, **options).double())
     x = normal(2, 9, 24)
@@ -471,7 +507,8 @@ def test_mamba2_is_its_equations(options):
         skip = layer.D.view(H, -1)
         for t in range(9):
             heads = u[:, t].view(2, H, 8)
-            S = torch.exp(dt[:, t] * A)[..., None, None] * S + (dt[:, t, :, None] * heads)[..., None] * B[:, t, None, None]
+            S = (torch.exp(dt[:, t] * A)[..., None, None] * S
+                 + (dt[:, t, :, None] * heads)[..., None] * B[:, t, None, None])
             rows.append((torch.einsum("bhpn,bn->bhp", S, C[:, t]) + skip * heads).flatten(1))
         y = torch.stack(rows, 1)
         open_gate = z * torch.sigmoid(z)
@@ -515,10 +552,12 @@ def test_mixers_refuse_what_they_cannot_do():
     with pytest.raises(heed.InvalidArgument, match="Mamba: dt_init is 'most', expected one of 'random', 'constant'"):
         mamba_ssm.Mamba(24, dt_init="most")
     layer = mamba_ssm.Mamba(24)
-    with pytest.raises(heed.InvalidArgument, match="Mamba: layer_idx is None, expected a number beside inference_params"):
+    with pytest.raises(heed.InvalidArgument,
+                       match="Mamba: layer_idx is None, expected a number beside inference_params"):
         layer(torch.zeros(1, 1, 24), inference_params=SimpleNamespace(seqlen_offset=0, key_value_memory_dict={}))
     constant = mamba_ssm.Mamba(32, dt_init="constant", dt_scale=2.0)
     assert bool((constant.dt_proj.weight == 2 * 2**-0.5).all())
     for kind in (mamba_ssm.Mamba, mamba_ssm.Mamba2):
-        steps = F.softplus(getattr(kind(64), "dt_proj", SimpleNamespace(bias=None)).bias if kind is mamba_ssm.Mamba else kind(64).dt_bias)
+        steps = F.softplus(getattr(kind(64), "dt_proj", SimpleNamespace(bias=None)).bias if kind is mamba_ssm.Mamba
+                           else kind(64).dt_bias)
         assert 0.99e-3 <= steps.min().item() and steps.max().item() <= 0.101

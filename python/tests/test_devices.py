@@ -1,4 +1,4 @@
-# heed.torch with tensors of a GPU, on stand-ins for them: what device_program.py says.
+# heed.torch with tensors of a GPU, on stand-ins for them: runs the checks of device_program.py.
 import os
 import subprocess
 import sys
@@ -12,13 +12,14 @@ pytest.importorskip("torch")
 FOLDER = Path(__file__).resolve().parent
 EMULATED = FOLDER.parents[1] / "build/release/emulated"
 PROGRAM = (FOLDER / "device_program.py").read_text()
-CHECKS = [line.split("(")[0].removeprefix("def check_") for line in PROGRAM.splitlines() if line.startswith("def check_")]
+CHECKS = [line.split("(")[0].removeprefix("def check_")
+          for line in PROGRAM.splitlines() if line.startswith("def check_")]
 ALONE = "memory_of_a_device_is_not_read"
 
 
 def run(*arguments, **environment):
-    return subprocess.run([sys.executable, FOLDER / "device_program.py", *arguments], capture_output=True, text=True, check=False,
-                          env={**os.environ, **environment}, timeout=300)
+    return subprocess.run([sys.executable, FOLDER / "device_program.py", *arguments], capture_output=True, text=True,
+                          check=False, env={**os.environ, **environment}, timeout=300)
 
 
 @pytest.fixture(scope="module")

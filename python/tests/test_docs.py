@@ -1,5 +1,5 @@
-# The examples of the documentation run, each alone: Python blocks, `heed` lines of shell blocks, C++ blocks as examples/*.cc,
-# and examples/*.py.
+# The examples of the documentation run, each alone: Python blocks, `heed` lines of shell blocks, C++ blocks as
+# examples/*.cc, and examples/*.py.
 import importlib.util
 import json
 import re
@@ -22,7 +22,8 @@ SLOW = {"bench", "verify"}
 def blocks(page, *languages):
     """(line, text) of the fenced blocks in one of these languages."""
     text = page.read_text()
-    return [(text.count("\n", 0, match.start(2)) + 1, match[2]) for match in FENCE.finditer(text) if match[1] in languages]
+    return [(text.count("\n", 0, match.start(2)) + 1, match[2])
+            for match in FENCE.finditer(text) if match[1] in languages]
 
 
 def pages(*languages):
@@ -43,13 +44,15 @@ def test_a_python_block_runs_alone_and_prints_what_it_says(page, line, text, tmp
     for package in re.findall(r"^import (?:heed\.)?(torch|transformers)$", text, re.M):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not there")
-    packages = [name for name in ("torch", "transformers") if re.search(rf"^(import|from) (heed\.)?{name}\b", text, re.M)]
+    packages = [name for name in ("torch", "transformers")
+                if re.search(rf"^(import|from) (heed\.)?{name}\b", text, re.M)]
     program = tmp_path / page.name
-    program.write_text("\n" * (line - 1) + text)  # so that a traceback names the page's line
+    program.write_text("\n" * (line - 1) + text)  # a traceback then names the page's line
     if packages:
         result = fresh.python(program, packages=[name for name in packages if name != "torch"], cwd=tmp_path)
     else:
-        result = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300)
+        result = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, cwd=tmp_path,
+                                timeout=300)
     assert result.returncode == 0, result.stderr
     printed = iter(result.stdout.splitlines())
     for said in re.findall(r"# -> (.*)$", text, re.M):
@@ -72,7 +75,7 @@ COMMANDS = [pytest.param(words, id=f"{page.name}:{' '.join(words)}") for page in
 def test_shell_lines_run(words, tmp_path):
     if words[0] in SLOW:
         words = [*words, "--help"]
-    # What is written goes elsewhere than to the path of the page.
+    # Output goes to tmp_path instead of the page's path.
     words = [str(tmp_path / w.rsplit("/", 1)[-1]) if w.startswith("/tmp/") else w for w in words]
     result = subprocess.run([HEED, *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
     assert result.returncode == 0, result.stderr
@@ -135,9 +138,11 @@ def test_every_public_header_has_a_page_that_names_what_it_exports(tmp_path):
     listed = json.loads(subprocess.run([HEED, "list", "--json"], check=True, capture_output=True, text=True).stdout)
     assert len(listed) >= 8
     for row in listed:
-        cells = re.search(rf"^\| \[{row['name']}\]\(mechanisms/{row['name']}\.md\) \| (.*) \|$", pages["mechanisms"], re.M)[1]
+        cells = re.search(rf"^\| \[{row['name']}\]\(mechanisms/{row['name']}\.md\) \| "
+                          r"(.*) \|$", pages["mechanisms"], re.M)[1]
         assert "`" in cells and row["state"].split()[0] in cells, row["name"]
-    assert r"`S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T`&emsp;S: \[K, V\]<br>`o_t = scale S_t^T q_t`" in pages["mechanisms"]
+    assert (r"`S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T`&emsp;S: \[K, V\]<br>`o_t = scale "
+            "S_t^T q_t`" in pages["mechanisms"])
     assert "## From softmax to tiles" not in pages["architecture"]
     assert "## From softmax to tiles" in pages["attention"]  # the derivation, below the contract
 
@@ -147,10 +152,12 @@ def test_the_table_of_mechanisms_has_measured_figures_or_none(monkeypatch):
     from site_pages import mechanism_table
     listed = [{"name": name, "state": "B D", "flops": "4 D"} for name in ("attention", "gla", "linformer")]
     equations = dict.fromkeys(("attention", "gla", "linformer"), "`o`")
-    results = {"cpu": "CPU", "command": "bench", "dtype": "f32", "channels": 64, "heads": 4, "threads": 1, "tokens": 2048, "rows": [
-        {"mechanism": "attention", "forward": {"seconds_per_token": 2e-6, "from": None}, "backward": None, "step": None},
-        {"mechanism": "gla", "forward": {"seconds_per_token": 1.2345e-7, "from": 300}, "backward": None,
-         "step": {"seconds_per_token": 5.5e-9, "from": "<= 16"}}]}
+    results = {"cpu": "CPU", "command": "bench", "dtype": "f32", "channels": 64, "heads": 4, "threads": 1,
+               "tokens": 2048, "rows": [
+                   {"mechanism": "attention", "forward": {"seconds_per_token": 2e-6, "from": None}, "backward": None,
+                    "step": None},
+                   {"mechanism": "gla", "forward": {"seconds_per_token": 1.2345e-7, "from": 300}, "backward": None,
+                    "step": {"seconds_per_token": 5.5e-9, "from": "<= 16"}}]}
     table = mechanism_table(listed, equations, results)
     assert "| 2,000, -, - |  |" in table and "| 123, -, 5.5 | 300, -, <= 16 |" in table
     assert table.split("\n")[4].endswith("| `o` | B D | 4 D |  |  |") and "Measured on CPU by `bench`" in table

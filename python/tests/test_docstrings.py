@@ -1,4 +1,4 @@
-# Docstrings: each says all arguments, in the words of Python, and every example in one runs.
+# Docstrings: each describes all arguments in Python's words, and every example in one runs.
 import doctest
 import inspect
 import pydoc
@@ -7,21 +7,22 @@ import re
 import pytest
 
 import heed
-import heed.torch
+import heed.torch  # noqa: F401
 from heed import _core, _signatures
 from test_signatures import PUBLIC
 
-OURS = {name: thing for name, thing in PUBLIC.items() if name.startswith("heed.") and hasattr(thing, "__nb_signature__")}
+OURS = {name: thing for name, thing in PUBLIC.items()
+        if name.startswith("heed.") and hasattr(thing, "__nb_signature__")}
 WITHOUT_EXAMPLES = ("get_num_threads", "set_checks", "set_num_threads", "set_strict", "load_cache")
 
 
 def parameters(thing):
-    """Those that are written in the signature."""
+    """The names of the parameters in the signature."""
     return [name for name in _signatures.parse(thing.__nb_signature__[0][0]).parameters if name != "self"]
 
 
 def said_of(name, doc):
-    """What stands beside an argument in the list of them."""
+    """The text beside an argument in the list of arguments."""
     match = re.search(rf"^( *){name}  +(\S.*(?:\n\1 {{{len(name)},}} +\S.*)*)$", doc, re.MULTILINE)
     return match and " ".join(match[2].split())
 
@@ -60,7 +61,8 @@ ALL = {name: thing.__doc__ or "" for name, thing in PUBLIC.items() if name.start
 FOREIGN = {
     r"as above": "what stands above is in a header",
     r"\bk[A-Z][a-z]\w*": "an enumerator", r"::": "a name of C++", r"\b(?:Backward)?Workspace\(\)": "a function of C++",
-    r"\bContext\b": "a class of C++", r"\bThrows\b": "C++", r"Overloaded function": "a signature twice", r"README\.md": "a file",
+    r"\bContext\b": "a class of C++",
+    r"\bThrows\b": "C++", r"Overloaded function": "a signature twice", r"README\.md": "a file",
     r"\b(?:Forward|Backward|Attend|Explain|Append|Trim)(?:\(\))?(?=[ .,;:'])": "a function of C++", r"std::": "C++",
     r"heed\._typing": "a private module", r"\bd_(?:o|lse|final)(?![a-z])": "an argument of C++",
 }
@@ -87,7 +89,8 @@ def test_functions_are_listed_as_functions():
     assert "\n    gla(" in listed and "\n    attention(" in listed
 
 
-EXAMPLES = {name: thing for name, thing in PUBLIC.items() if ">>>" in (thing.__doc__ or "") and name.startswith("heed.")}
+EXAMPLES = {name: thing for name, thing in PUBLIC.items()
+            if ">>>" in (thing.__doc__ or "") and name.startswith("heed.")}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -104,4 +107,5 @@ def test_examples_run(name):
 def test_every_function_and_cache_has_an_example():
     functions = [name for name in heed.__all__ if hasattr(getattr(heed, name), "__nb_signature__")]
     caches = ["KVCache", "RingKVCache", "LatentKVCache"]
-    assert [name for name in functions + caches if f"heed.{name}" not in EXAMPLES] == [n for n in functions if n in WITHOUT_EXAMPLES]
+    assert [name for name in functions + caches if f"heed.{name}" not in EXAMPLES] == [
+        n for n in functions if n in WITHOUT_EXAMPLES]

@@ -1,4 +1,4 @@
-# What heed.attention refuses, and that the message names operation, argument, what it got and what it expected.
+# Inputs that heed.attention refuses: the message names operation, argument, actual and expected value.
 import numpy as np
 import pytest
 

@@ -1,4 +1,4 @@
-# heed.explain: what would run and what it would cost, from shapes or arrays.
+# heed.explain: the kernel that would run and its cost, from shapes or arrays.
 import json
 
 import numpy as np
@@ -61,8 +61,9 @@ def test_every_option_of_attention_is_one_of_explain():
     report = heed.explain(
         "attention", **SHAPES, scale=1.0, causal=True, align="top_left", window=(100, 0), sink_tokens=4, prefix=(2,),
         chunk=256, segments=((2, 512), (2, 512)), key_lengths=(2,), key_starts=(2,), query_lengths=(2,),
-        mask=(1, 1, 512, 512), bias=(8, 1, 512), alibi=(8,), softcap=5.0, sinks=(8,), log_decay=(2, 512, 8), dropout=0.1, seed=1,
-        dropout_offset=2, precision="high", invariant=True, return_lse=True, out=(2, 512, 8, 32), threads=2)
+        mask=(1, 1, 512, 512), bias=(8, 1, 512), alibi=(8,), softcap=5.0, sinks=(8,), log_decay=(2, 512, 8),
+        dropout=0.1, seed=1, dropout_offset=2, precision="high", invariant=True, return_lse=True, out=(2, 512, 8, 32),
+        threads=2)
     assert report["invariant"]
     assert heed.explain("attention", q=(2, 9, 1, 4), segments=(2, 9))["visited_pairs"] > 0
     assert heed.explain("attention", q=(9, 1, 4), cu_seqlens_q=[0, 4, 9])["flops"] == 2 * 8 * (16 + 25)
@@ -130,7 +131,7 @@ def recurrent_calls():
 @pytest.mark.parametrize(("name", "given"), [pytest.param(*call, id=call[0]) for call in recurrent_calls()])
 @pytest.mark.parametrize("option", LENGTHS)
 def test_lengths_may_be_shapes(name, given, option):
-    """Of which nothing is left out, and the sequences of cu_seqlens are of one length."""
+    """Shapes have no values: nothing is skipped, and the sequences of cu_seqlens have equal lengths."""
     shape, numbers = LENGTHS[option]
     if option == "cu_seqlens":
         constant = [key for key, x in given.items() if key in CONSTANT and x.ndim < 3]
@@ -143,7 +144,8 @@ def test_lengths_may_be_shapes(name, given, option):
         heed.explain(name, **given, **{option: (*shape, 1)})
 
 
-@pytest.mark.parametrize("name, more", [("attention", {}), ("longformer", {"window": 4, "tokens": [0]}), ("attend", {})])
+@pytest.mark.parametrize("name, more",
+                         [("attention", {}), ("longformer", {"window": 4, "tokens": [0]}), ("attend", {})])
 def test_a_precision_without_a_faster_kernel_says_so(name, more):
     q = np.zeros((1, 6, 2, 8), np.float32)
     if name == "attend":

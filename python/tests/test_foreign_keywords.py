@@ -1,4 +1,4 @@
-# Words of other libraries: the TypeError names heed's.
+# Keywords of other libraries: the TypeError names heed's keyword.
 import importlib
 
 import numpy as np
@@ -7,8 +7,8 @@ import pytest
 import heed
 
 WORDS = {
-    "is_causal": "causal", "attn_mask": "mask", "window_size": "window", "softmax_scale": "scale", "dropout_p": "dropout",
-    "enable_gqa": "nothing", "alibi_slopes": "alibi", "key_padding_mask": "key_lengths",
+    "is_causal": "causal", "attn_mask": "mask", "window_size": "window", "softmax_scale": "scale",
+    "dropout_p": "dropout", "enable_gqa": "nothing", "alibi_slopes": "alibi", "key_padding_mask": "key_lengths",
 }
 GATED_WORDS = {
     "g": "log_decay", "gk": "log_decay", "output_final_state": "return_state", "return_final_states": "return_state",
@@ -26,14 +26,16 @@ def doors():
 @pytest.mark.parametrize("word", WORDS)
 def test_attention(word):
     for door, x in doors():
-        with pytest.raises(TypeError, match=rf"^attention\(\) got an unexpected keyword argument '{word}': here that is {WORDS[word]}"):
+        with pytest.raises(TypeError, match=rf"^attention\(\) got an unexpected keyword argument '{word}': "
+                           f"here that is {WORDS[word]}"):
             door.attention(x, x, x, **{word: True})
 
 
 @pytest.mark.parametrize("word", GATED_WORDS)
 def test_recurrences(word):
     for door, x in doors():
-        with pytest.raises(TypeError, match=rf"^gla\(\) got an unexpected keyword argument '{word}': here that is {GATED_WORDS[word]}"):
+        with pytest.raises(TypeError, match=rf"^gla\(\) got an unexpected keyword argument '{word}': "
+                           f"here that is {GATED_WORDS[word]}"):
             door.gla(x, x, x, -x, **{word: True})
 
 

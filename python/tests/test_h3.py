@@ -1,4 +1,5 @@
-# H3 by its other definitions: linear attention whose keys decay by a kernel, S4D between two gates. The rest is in test_scans.py.
+# H3 by its other definitions: linear attention with keys that decay by a kernel, and S4D between two gates.
+# The other tests are in test_scans.py.
 import numpy as np
 import pytest
 from scans import arguments, call, naive, state_of
@@ -38,7 +39,8 @@ def test_heads_of_one_channel_are_s4d_between_gates():
     values = arguments("h3", d=1, H=6, T=50)
     inside = (shifted(values) * values["v"])[..., 0].swapaxes(1, 2)
     o = heed.s4d(inside, *(values[key] for key in MODES), D=values["D"])
-    np.testing.assert_allclose(call("h3", values)[..., 0], values["q"][..., 0] * o.swapaxes(1, 2), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(call("h3", values)[..., 0], values["q"][..., 0] * o.swapaxes(1, 2), rtol=1e-12,
+                               atol=1e-12)
 
 
 def test_one_tap_needs_no_tail():
@@ -55,7 +57,8 @@ def test_gradients_of_both_ways_agree(sizes):
     values = arguments("h3", **sizes)
     do = np.random.default_rng(1).standard_normal(values["q"].shape)
     walked, convolved = (
-        call("h3", values, do, suffix="_backward", method=method, lengths=[sizes["T"], 5]) for method in ("recurrent", "convolution"))
+        call("h3", values, do, suffix="_backward", method=method, lengths=[sizes["T"], 5])
+        for method in ("recurrent", "convolution"))
     for name, a, b in zip(walked._fields[:-1], walked, convolved):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9 * np.abs(a).max(), err_msg=name)
 
@@ -66,7 +69,8 @@ def test_fewer_tokens_than_taps_keep_keys_of_the_tail():
     assert type(state) is heed.H3State and state._fields == ("tail", "S")
     assert np.array_equal(state.tail, np.concatenate([initial.tail, values["k"]], 1)[:, 2:])
     _, state = call("h3", values, initial_state=(initial.tail, None), return_state=True)
-    np.testing.assert_allclose(state.S, naive("h3", values, heed.H3State(initial.tail, np.zeros_like(initial.S)))[1].S, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(state.S, naive("h3", values, heed.H3State(initial.tail, np.zeros_like(initial.S)))[1].S,
+                               rtol=1e-12, atol=1e-12)
 
 
 def test_explain_says_which_way_and_why():
@@ -87,5 +91,6 @@ def test_states_that_are_no_pair_are_refused():
             call("h3", token, suffix="_step", state=state)
     with pytest.raises(heed.InvalidArgument, match="h3_step: state.S is absent, expected a tensor"):
         call("h3", token, suffix="_step", state=(initial.tail, None))
-    with pytest.raises(heed.InvalidArgument, match=r"h3: initial_state.tail has shape \[2,2,2,3\], expected \[2,3,2,3\]"):
+    with pytest.raises(heed.InvalidArgument,
+                       match=r"h3: initial_state.tail has shape \[2,2,2,3\], expected \[2,3,2,3\]"):
         call("h3", values, initial_state=(initial.tail[:, 1:], initial.S))

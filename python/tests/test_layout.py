@@ -39,7 +39,8 @@ def said(call, *sizes, **options):
 usual = [(attention, 8, 8), (gla, 8, 8), (attention, 1, 32), (gla, 1, 32),  # the first token of a text
          (attention, 1, 32, 4096, 8), (attention, 5, 32, 4096, 32),         # tokens over a cache's keys
          (attention, 6, 32, 6, 4), (ssd, 6, 24, 1), (attention, 0, 4)]      # a short text: fewer heads of keys
-wrong = {"attention": (attention, 4, 100), "multi-query": (attention, 4, 100, 1, 100), "gla": (gla, 4, 100), "ssd": (ssd, 4, 100)}
+wrong = {"attention": (attention, 4, 100), "multi-query": (attention, 4, 100, 1, 100), "gla": (gla, 4, 100),
+         "ssd": (ssd, 4, 100)}
 wrong = wrong[sys.argv[2]]
 assert not said(*wrong)  # nobody asked
 heed.set_checks(True)
@@ -64,5 +65,6 @@ def test_heads_before_tokens_are_reported_once(package, call):
     if package == "torch":
         result = fresh.python(PROGRAM, package, call)
     else:
-        result = subprocess.run([sys.executable, "-c", PROGRAM, package, call], capture_output=True, text=True, check=False)
+        result = subprocess.run([sys.executable, "-c", PROGRAM, package, call], capture_output=True, text=True,
+                                check=False)
     assert result.returncode == 0, result.stderr

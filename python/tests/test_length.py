@@ -1,4 +1,4 @@
-# benchmarks/length.py: every case computes what its name says, and what has been measured is kept.
+# benchmarks/length.py: every case computes the mechanism of its name, and measured results are kept.
 import json
 import sys
 
@@ -31,7 +31,7 @@ def test_a_case_has_gradients_of_all_inputs_and_agrees_with_float64(name, monkey
     both()
     first = {key: x.grad.clone() for key, x in inputs.items()}
     assert all(grad.abs().max() > 0 for grad in first.values())
-    both()  # a call begins anew
+    both()  # each call resets the gradients
     assert all(torch.allclose(x.grad, first[key], rtol=1e-3, atol=1e-6) for key, x in inputs.items())
 
 
@@ -67,14 +67,16 @@ def run(*args):
 
 def test_what_has_been_measured_is_kept_and_not_measured_again(tmp_path):
     file = tmp_path / "length.json"
-    done = run("^(retention|attention, written out)$", "--most", 2048, "--threads", 1, "--seconds", 0.05, "--json", file)
+    done = run("^(retention|attention, written out)$", "--most", 2048, "--threads", 1, "--seconds", 0.05, "--json",
+               file)
     assert done.returncode == 0, done.stderr
     document = json.loads(file.read_text())
     assert document["threads"] == 1 and document["cpu"] and len(done.stdout.splitlines()) == 4
     rows = {(row["mechanism"], row["pass"]): row for row in document["rows"]}
     assert set(rows) == {(name, what) for name in ("attention, written out", "retention") for what in length.PASSES}
     for row in rows.values():
-        assert row["tokens"] == [1024, 2048] and len(row["seconds"]) == len(row["megabytes"]) == 2 and min(row["seconds"]) > 0
+        assert (row["tokens"] == [1024, 2048] and len(row["seconds"]) == len(row["megabytes"]) == 2
+                and min(row["seconds"]) > 0)
     # Four tensors of 64 channels, and of what is written out at least one matrix of all pairs besides.
     short, long = rows["attention, written out", "training"]["megabytes"]
     assert 4e-6 * 2048**2 < long < 100e-6 * 2048**2 and long > 2 * short
@@ -82,6 +84,7 @@ def test_what_has_been_measured_is_kept_and_not_measured_again(tmp_path):
     again = run("^retention$", "--most", 2048, "--threads", 1, "--json", file)
     assert (again.returncode, again.stdout) == (0, "") and json.loads(file.read_text()) == document
 
-    for arguments, said in ((("--most", 100), "expected at least 1 and 1024"), (("--threads", 0), "expected at least 1"), (("(",), "filter is '('")):
+    for arguments, said in ((("--most", 100), "expected at least 1 and 1024"),
+                            (("--threads", 0), "expected at least 1"), (("(",), "filter is '('")):
         wrong = run(*arguments)
         assert wrong.returncode == 2 and said in wrong.stderr

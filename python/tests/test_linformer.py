@@ -136,7 +136,7 @@ class TestTorch:
     @pytest.fixture(autouse=True)
     def _torch(self):
         self.torch = pytest.importorskip("torch")
-        import heed.torch
+        import heed.torch  # noqa: F401
 
     def tensors(self, rng, dtype=None, **sizes):
         values = arguments(rng, **{"T": 9, "K": 3, "V": 4, "R": 4, "H": 1, "HV": 2, **sizes})
@@ -151,7 +151,8 @@ class TestTorch:
     @pytest.mark.parametrize("options", [{}, {"scale": 0.6}, {"lengths": [9, 5], "starts": [2, 0]}])
     def test_gradcheck(self, rng, options):
         leaves = [x.requires_grad_() for x in self.tensors(rng, columns=11)]
-        assert self.torch.autograd.gradcheck(lambda *x: heed.torch.linformer(*x, **options), leaves, atol=1e-6, rtol=1e-4)
+        assert self.torch.autograd.gradcheck(lambda *x: heed.torch.linformer(*x, **options), leaves, atol=1e-6,
+                                             rtol=1e-4)
 
     def test_gradients_of_transposed_matrices_and_of_some_alone(self, rng):
         q, k, v, e, f = self.tensors(rng)

@@ -31,7 +31,8 @@ def test_the_output_is_that_of_the_definition(sizes):
         narrow = {key: x.astype(dtype) for key, x in values.items()}
         o = call(NAME, narrow)
         assert o.dtype == dtype
-        np.testing.assert_allclose(o.astype(float), naive({key: x.astype(float) for key, x in narrow.items()}), atol=error)
+        np.testing.assert_allclose(o.astype(float), naive({key: x.astype(float) for key, x in narrow.items()}),
+                                   atol=error)
     mixed = {key: x.astype(np.float32) if x.ndim < 3 else x for key, x in values.items()}
     assert np.array_equal(call(NAME, mixed), call(NAME, {key: x.astype(float) for key, x in mixed.items()}))
 

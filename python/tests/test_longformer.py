@@ -31,8 +31,8 @@ def softmax_rows(q, k, v, keep, scale, softcap):
     return np.einsum("bhij,bjhd->bihd", p, v), np.where(total[..., 0] > 0, lse, -np.inf)
 
 
-def naive(q, k, v, qg=None, kg=None, vg=None, *, window, tokens, scale=None, softcap=None, key_lengths=None, key_starts=None,
-          query_lengths=None):
+def naive(q, k, v, qg=None, kg=None, vg=None, *, window, tokens, scale=None, softcap=None, key_lengths=None,
+          key_starts=None, query_lengths=None):
     """(o, lse) from the definition, row by row of a mask."""
     B, T, H, D = q.shape
     wide = [x if x is None else np.repeat(x, H // x.shape[2], axis=2) for x in (k, v, kg, vg)]
@@ -123,46 +123,59 @@ def test_gradients_of_what_was_returned_and_computed_again():
     options = {"window": 6, "tokens": [2], "dropout": 0.2, "seed": 4}
     o, lse = heed.longformer(*given, return_lse=True, **options)
     do = np.ones_like(o)
-    again, saved = heed.longformer_backward(do, *given, **options), heed.longformer_backward(do, *given, o=o, lse=lse, **options)
+    again, saved = (heed.longformer_backward(do, *given, **options),
+                    heed.longformer_backward(do, *given, o=o, lse=lse, **options))
     assert again._fields == ("dq", "dk", "dv", "dqg", "dkg", "dvg") and type(again) is heed.LongformerGradients
     assert all(np.array_equal(a, b) for a, b in zip(again, saved, strict=True))
     assert not again.dq[:, 2].any() and not np.delete(again.dqg, 2, axis=1).any() and again.dqg[:, 2].all()
 
 
 def test_explain():
-    report = heed.explain("longformer", q=(1, 4096, 4, 64), k=(1, 4096, 4, 64), v=(1, 4096, 4, 64), window=512, tokens=[0, 9])
+    report = heed.explain("longformer", q=(1, 4096, 4, 64), k=(1, 4096, 4, 64), v=(1, 4096, 4, 64), window=512,
+                          tokens=[0, 9])
     assert report["kernel"].startswith("longformer on softmax_") and report["visited_pairs"] < 4 * 4096 * 900
     own = {name: (1, 4096, 4, 64) for name in ("q", "k", "v", "qg", "kg", "vg")}
     longer = heed.explain("longformer", **own, window=512, tokens=[0, 9])
-    assert longer["flops"] == pytest.approx(report["flops"], rel=0.01) and longer["workspace_bytes"] > report["workspace_bytes"]
+    assert longer["flops"] == pytest.approx(report["flops"],
+                                            rel=0.01) and longer["workspace_bytes"] > report["workspace_bytes"]
 
 
 def test_errors():
     q, k, v, qg, kg, vg = inputs()
     options = {"window": 4, "tokens": [0]}
     for change, message in [
-        (lambda: heed.longformer(q, k, v, qg, **options), "longformer: kg is absent, expected qg, kg and vg, or none of them"),
+        (lambda: heed.longformer(q, k, v, qg, **options),
+         "longformer: kg is absent, expected qg, kg and vg, or none of them"),
         (lambda: heed.longformer(q, k, v, vg=vg, **options), "longformer: qg is absent"),
-        (lambda: heed.longformer(q, k, v, qg, kg[:1], vg, **options), r"longformer: kg has shape \[1,40,2,6\], expected \[2,40,2,6\] as k"),
+        (lambda: heed.longformer(q, k, v, qg, kg[:1], vg, **options),
+         r"longformer: kg has shape \[1,40,2,6\], expected \[2,40,2,6\] as k"),
         (lambda: heed.longformer(q, k[:, 1:], v[:, 1:], **options), "longformer: k has 39 tokens, expected 40 as q"),
-        (lambda: heed.longformer(q[0], k, v, **options), r"longformer: q has shape \[40,4,6\], expected \[B, T, Hq, D\]"),
+        (lambda: heed.longformer(q[0], k, v, **options),
+         r"longformer: q has shape \[40,4,6\], expected \[B, T, Hq, D\]"),
         (lambda: heed.longformer(q, k, v, window=-1, tokens=[0]), "longformer: window is -1, expected an int"),
-        (lambda: heed.longformer(q, k, v, window=(2, 2), tokens=[0]), r"longformer: window is \(2, 2\), expected an int"),
-        (lambda: heed.longformer(q, k, v, window=4, tokens=[-2]), "longformer: tokens has -2, expected 0 or more, or -1"),
+        (lambda: heed.longformer(q, k, v, window=(2, 2), tokens=[0]),
+         r"longformer: window is \(2, 2\), expected an int"),
+        (lambda: heed.longformer(q, k, v, window=4, tokens=[-2]),
+         "longformer: tokens has -2, expected 0 or more, or -1"),
         (lambda: heed.longformer(q, k, v, window=4, tokens=[0.5]), "longformer: tokens"),
-        (lambda: heed.longformer(q, k, v, window=4, tokens=[[0]] * 3), r"longformer: tokens has shape \[3,1\], expected \[n\], or \[2, n\]"),
+        (lambda: heed.longformer(q, k, v, window=4, tokens=[[0]] * 3),
+         r"longformer: tokens has shape \[3,1\], expected \[n\], or \[2, n\]"),
         (lambda: heed.longformer(q, k, v, **options, softcap=0.0), "longformer: softcap is 0.0, expected"),
         (lambda: heed.longformer(q, k, v, **options, precision="low"), "longformer: precision is 'low', expected"),
         (lambda: heed.longformer(q, k, v, **options, dropout=1.0), "longformer: dropout is 1, expected"),
-        (lambda: heed.longformer(q, k, v, qg, kg, vg, **options, out=np.zeros((2, 40, 4, 6))), "longformer: out has shape"),
-        (lambda: heed.longformer_backward(q[..., :5], q, k, v, **options, dropout=0.5), "longformer_backward: seed is None"),
-        (lambda: heed.longformer_backward(q[..., :5], q, k, v, **options, o=q[..., :5]), "longformer_backward: lse is None"),
+        (lambda: heed.longformer(q, k, v, qg, kg, vg, **options, out=np.zeros((2, 40, 4, 6))),
+         "longformer: out has shape"),
+        (lambda: heed.longformer_backward(q[..., :5], q, k, v, **options, dropout=0.5),
+         "longformer_backward: seed is None"),
+        (lambda: heed.longformer_backward(q[..., :5], q, k, v, **options, o=q[..., :5]),
+         "longformer_backward: lse is None"),
         (lambda: heed.longformer_backward(q, q, k, v, **options), "longformer_backward: do has shape"),
     ]:
         with pytest.raises(heed.InvalidArgument, match="^" + message):
             change()
     for call in (lambda: heed.longformer(q, k, v, window=4), lambda: heed.longformer(q, k, v, tokens=[0]),
-                 lambda: heed.longformer(q, k, window=4, tokens=[0]), lambda: heed.longformer(q, k, v, nonsense=1, **options)):
+                 lambda: heed.longformer(q, k, window=4, tokens=[0]),
+                 lambda: heed.longformer(q, k, v, nonsense=1, **options)):
         with pytest.raises(TypeError, match="longformer"):
             call()
 
@@ -171,7 +184,8 @@ def test_options_of_attention_that_it_lacks_are_refused_by_name():
     q, k, v, *_ = inputs()
     known = set(heed.longformer.__signature__.parameters)
     for name in set(heed.attention.__signature__.parameters) - known:
-        with pytest.raises(heed.Unsupported, match=f"^longformer: {name} is an option of attention that longformer does not have"):
+        with pytest.raises(heed.Unsupported,
+                           match=f"^longformer: {name} is an option of attention that longformer does not have"):
             heed.longformer(q, k, v, window=4, tokens=[0], **{name: True})
 
 
@@ -204,30 +218,35 @@ class TestTorch:
     OPTIONS = {"window": 4, "tokens": [1, 7]}
 
     def tensors(self, requires_grad=False, dtype=None, **sizes):
-        tensors = [self.torch.from_numpy(x) for x in inputs(**({"B": 2, "T": 12, "H": 2, "Hkv": 1, "D": 3, "Dv": 2} | sizes))]
+        tensors = [self.torch.from_numpy(x)
+                   for x in inputs(**({"B": 2, "T": 12, "H": 2, "Hkv": 1, "D": 3, "Dv": 2} | sizes))]
         tensors = tensors if dtype is None else [x.to(dtype) for x in tensors]
         return [x.requires_grad_() for x in tensors] if requires_grad else tensors
 
     def test_it_is_the_function_on_arrays(self):
         given = self.tensors(T=80)
-        options = {"window": 10, "tokens": [[0, 5], [70, -1]], "key_lengths": [80, 66], "dropout": 0.4, "seed": 2**63 + 5}
+        options = {"window": 10, "tokens": [[0, 5], [70, -1]], "key_lengths": [80, 66], "dropout": 0.4,
+                   "seed": 2**63 + 5}
         o, lse = heed.torch.longformer(*given, **options, return_lse=True)
         expected, expected_lse = heed.longformer(*(x.numpy() for x in given), **options, return_lse=True)
         assert np.array_equal(o.numpy(), expected) and np.array_equal(lse.numpy(), expected_lse)
         tokens = self.torch.tensor(options["tokens"])
         assert self.torch.equal(heed.torch.longformer(*given, **options | {"tokens": tokens}), o)
 
-    @pytest.mark.parametrize("options", [{}, {"key_lengths": [12, 9], "softcap": 2.0}, {"dropout": 0.3, "seed": 3}, {"scale": 0.7}])
+    @pytest.mark.parametrize("options", [{}, {"key_lengths": [12, 9], "softcap": 2.0}, {"dropout": 0.3, "seed": 3},
+                                         {"scale": 0.7}])
     def test_gradcheck(self, options):
         leaves = self.tensors(requires_grad=True)
         for n in (3, 6):
             assert self.torch.autograd.gradcheck(
-                lambda *x: heed.torch.longformer(*x, return_lse=True, **self.OPTIONS, **options), leaves[:n], atol=1e-6, rtol=1e-4)
+                lambda *x: heed.torch.longformer(*x, return_lse=True, **self.OPTIONS, **options), leaves[:n], atol=1e-6,
+                rtol=1e-4)
 
     def test_gradcheck_of_packed_sequences(self):
         leaves = self.tensors(requires_grad=True, B=1, T=20)
         assert self.torch.autograd.gradcheck(
-            lambda *x: heed.torch.longformer(*x, **self.OPTIONS, cu_seqlens_q=[0, 12, 20]), leaves, atol=1e-6, rtol=1e-4)
+            lambda *x: heed.torch.longformer(*x, **self.OPTIONS, cu_seqlens_q=[0, 12, 20]), leaves, atol=1e-6,
+            rtol=1e-4)
 
     def test_gradients_of_some(self):
         given = self.tensors()
@@ -250,7 +269,8 @@ class TestTorch:
         own = self.tensors(requires_grad=True)[:n] + [None] * (6 - n)
         self.torch.library.opcheck(self.torch.ops.heed.longformer.default, (*own, 4, self.torch.tensor([1, 7])))
         lengths = self.torch.tensor([12, 9])
-        self.torch.library.opcheck(self.torch.ops.heed.longformer.default, (*own, 4, self.torch.tensor([1]), 0.5, lengths))
+        self.torch.library.opcheck(self.torch.ops.heed.longformer.default,
+                                   (*own, 4, self.torch.tensor([1]), 0.5, lengths))
 
     def test_compile_without_a_break(self):
         given = self.tensors(requires_grad=True, dtype=self.torch.float32)

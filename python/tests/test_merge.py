@@ -1,4 +1,4 @@
-# heed.merge_attention: partial results over disjoint key sets make the whole.
+# heed.merge_attention: partial results over disjoint key sets merge into the whole.
 import numpy as np
 import producers
 import pytest

@@ -77,9 +77,11 @@ def test_errors():
         (lambda: heed.merge_linear(o[0], lse, num, den), r"merge_linear: o has shape \[7,3,5\], expected \[B, T, H"),
         (lambda: heed.merge_linear(o, den, num, den), r"merge_linear: lse has shape \[2,7,3\], expected \[2,3,7\]"),
         (lambda: heed.merge_linear(o, lse, num[..., :4], den), r"merge_linear: num has shape \[2,7,3,4\], expected \["),
-        (lambda: heed.merge_linear(o, lse, num.astype(np.float32), den), "merge_linear: num has dtype f32, expected f64 as o"),
+        (lambda: heed.merge_linear(o, lse, num.astype(np.float32), den),
+         "merge_linear: num has dtype f32, expected f64 as o"),
         (lambda: heed.merge_linear(o, lse, num, lse), r"merge_linear: den has shape \[2,3,7\], expected \[2,7,3\]"),
-        (lambda: heed.merge_linear(o, lse, num, den, gate=[1.0]), r"merge_linear: gate has shape \[1\], expected \[3\]"),
+        (lambda: heed.merge_linear(o, lse, num, den, gate=[1.0]),
+         r"merge_linear: gate has shape \[1\], expected \[3\]"),
         (lambda: heed.merge_linear_backward(lse, o, lse, num, den), "merge_linear_backward: do has shape"),
     ]:
         with pytest.raises(heed.InvalidArgument, match="^" + message):

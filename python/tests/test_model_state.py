@@ -1,5 +1,5 @@
-# Tests of what a model has seen: kept in a file between runs of `heed generate`, and looked at by rotary scalings.
-"""Against uncut runs, and against Transformers, whose caches keep keys as they were turned."""
+# Tests of a model's state: kept in a file between runs of `heed generate`, and read by rotary scalings.
+"""Against uncut runs, and against Transformers, whose caches keep rotated keys."""
 
 import json
 import shutil
@@ -25,7 +25,8 @@ def test_runs_with_a_cache_make_the_tokens_of_one(folder, tmp_path, name, draws)
     whole = document("generate", folder(name), *BOTH, "--tokens", 12, *draws)["tokens"]
     cache, made = tmp_path / "state.safetensors", [[], []]
     for run, tokens in enumerate((5, 1, 6)):
-        done = document("generate", folder(name), *(BOTH if run == 0 else []), "--tokens", tokens, "--cache", cache, *draws)
+        done = document("generate", folder(name), *(BOTH if run == 0 else []), "--tokens", tokens, "--cache", cache,
+                        *draws)
         for row, more in zip(made, done["tokens"]):
             row += more
         assert done["cache"]["path"] == str(cache) and done["cache"]["resumed"] == (run > 0)
@@ -72,20 +73,25 @@ def test_what_a_cache_does_not_fit_is_one_line_and_leaves_it_as_it_was(folder, t
         return line
 
     with_cache = ["--cache", cache]
-    assert "metadata 'heed_state' is 'llama', expected gpt2: the state is of another model" in refuse(1, "gpt2", *BOTH, *with_cache)
-    assert "metadata 'model' is '" in refuse(1, "llama_scaled", *BOTH, *with_cache)  # of the same sizes
-    assert f"{cache}: has 2 sequences, expected 1, one for each prompt" in refuse(1, "llama", "--prompt-ids", "1", *with_cache)
+    assert "metadata 'heed_state' is 'llama', expected gpt2: the state is of another model" in refuse(
+        1, "gpt2", *BOTH, *with_cache)
+    assert "metadata 'model' is '" in refuse(1, "llama_scaled", *BOTH, *with_cache)  # the models have equal sizes
+    assert f"{cache}: has 2 sequences, expected 1, one for each prompt" in refuse(
+        1, "llama", "--prompt-ids", "1", *with_cache)
     assert "ids has an element 99, expected 0 to 98" in refuse(1, "llama", "--prompt-ids", "1;99", *with_cache)
-    assert "both --logits and --cache, expected one of them" in refuse(2, "llama", *BOTH, *with_cache, "--logits", tmp_path / "l.npy")
+    assert "both --logits and --cache, expected one of them" in refuse(2, "llama", *BOTH, *with_cache, "--logits",
+                                                                       tmp_path / "l.npy")
     assert "--prompt-ids is '1,,2;3'" in refuse(2, "llama", "--prompt-ids", "1,,2;3", *with_cache)
     absent = tmp_path / "absent.safetensors"
-    assert f"--prompt-ids is missing, expected token ids: there is no file {absent} to continue from" in refuse(2, "llama", "--cache", absent)
+    assert (f"--prompt-ids is missing, expected token ids: there is no file {absent} to "
+            "continue from" in refuse(2, "llama", "--cache", absent))
     assert "--prompt-ids is '1;', expected token ids" in refuse(2, "llama", "--prompt-ids", "1;", "--cache", absent)
     assert "no/such/folder" in refuse(1, "llama", *BOTH, "--cache", tmp_path / "no/such/folder")
     assert not absent.exists()
     # A prompt has been seen to its end and no token waits: there is nothing to go on from.
     document("generate", folder("llama"), *BOTH, "--tokens", 0, "--cache", absent)
-    assert "prompts has an empty one, expected at least one token in each" in refused(1, "generate", folder("llama"), "--cache", absent)
+    assert "prompts has an empty one, expected at least one token in each" in refused(
+        1, "generate", folder("llama"), "--cache", absent)
 
 
 def test_hostile_caches(folder, tmp_path):  # noqa: F811
@@ -118,13 +124,17 @@ def test_text_output_has_the_tokens_alone(folder, tmp_path):  # noqa: F811
 
 ORIGINAL = 16  # tokens of the lengths that scalings begin at
 SCALED = {
-    "dynamic": {"max_position_embeddings": ORIGINAL, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
+    "dynamic": {"max_position_embeddings": ORIGINAL,
+                "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
     "longrope": {"max_position_embeddings": 4 * ORIGINAL,
-                 "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": ORIGINAL,
+                 "rope_parameters": {"rope_type": "longrope",
+                                     "rope_theta": 1e4, "original_max_position_embeddings": ORIGINAL,
                                      "short_factor": [1.0, 1.2, 1.4, 2.0], "long_factor": [1.5, 2.0, 3.0, 4.0]}},
     "longrope_factor": {"max_position_embeddings": 4 * ORIGINAL,
-                        "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": ORIGINAL, "factor": 8.0,
-                                            "attention_factor": 1.25, "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}},
+                        "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4,
+                                            "original_max_position_embeddings": ORIGINAL, "factor": 8.0,
+                                            "attention_factor": 1.25, "short_factor": [1.0] * 4,
+                                            "long_factor": [1.0, 2.0, 3.0, 4.0]}},
 }
 
 
@@ -145,7 +155,7 @@ def scaled(tmp_path_factory):
 
 
 def opened(path):
-    """Anew: Transformers remembers the longest sequence that a dynamic model has seen."""
+    """A new model: Transformers remembers the longest sequence that a dynamic model has seen."""
     return transformers.LlamaForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
 
 
@@ -155,7 +165,8 @@ def test_whole_sequences_are_turned_by_their_length(scaled, tmp_path, kind):
     lengths = [ORIGINAL - 1, ORIGINAL, ORIGINAL + 1, 3 * ORIGINAL]
     out = tmp_path / "logits.npy"
     rows = ";".join(",".join(map(str, ids[:length])) for length in lengths)
-    document("generate", scaled(kind), "--prompt-ids", rows, "--tokens", 0, "--logits", out)  # one batch: no row sees another's length
+    # The rows are one batch: none depends on another's length.
+    document("generate", scaled(kind), "--prompt-ids", rows, "--tokens", 0, "--logits", out)
     for row, length in zip(np.load(out), lengths):
         with torch.no_grad():
             expected = opened(scaled(kind))(torch.tensor([ids[:length]])).logits[0].numpy()
@@ -199,10 +210,13 @@ def test_an_original_length_beside_the_scaling_counts(scaled, tmp_path):
 
 
 @pytest.mark.parametrize("change, expected", [
-    ({"long_factor": None}, "scaling.long_factor has 0 numbers, expected 4"), ({"short_factor": [1.0] * 3}, "scaling.short_factor has 3 numbers"),
-    ({"short_factor": [1.0, 1.0, 1.0, 0.0]}, "scaling.short_factor contains 0"), ({"long_factor": "x"}, "'long_factor' is"),
+    ({"long_factor": None}, "scaling.long_factor has 0 numbers, expected 4"),
+    ({"short_factor": [1.0] * 3}, "scaling.short_factor has 3 numbers"),
+    ({"short_factor": [1.0, 1.0, 1.0, 0.0]}, "scaling.short_factor contains 0"),
+    ({"long_factor": "x"}, "'long_factor' is"),
     ({"original_max_position_embeddings": 0}, "'original_max_position_embeddings' is '0', expected a number"),
-    ({"original_max_position_embeddings": 1}, "is 1, expected a number above 1"), ({"rope_type": "dynamic"}, "scaling."),
+    ({"original_max_position_embeddings": 1}, "is 1, expected a number above 1"),
+    ({"rope_type": "dynamic"}, "scaling."),
 ])
 def test_wrong_scalings(scaled, tmp_path, change, expected):
     shutil.copytree(scaled("longrope"), tmp_path / "m")

@@ -97,7 +97,8 @@ def test_the_importance_of_windows_that_overlap_is_the_papers():
         1 * 2 + 2 * 2 + 3 * 2 + 4, 4 + 5 * 2 + 6 * 2 + 7 * 2 + 8, 8 + 9 * 2 + 10 * 2 + 11 * 2]
     q, k, v, gates = inputs(B=1, Tq=512, Tk=512)
     options = {"length": 32, "stride": 16, "count": 5, "window": 64}
-    np.testing.assert_allclose(heed.nsa(q, k, v, gates, **options), naive(q, k, v, gates, **options), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(heed.nsa(q, k, v, gates, **options), naive(q, k, v, gates, **options), rtol=0,
+                               atol=1e-13)
 
 
 @pytest.mark.parametrize("branch", range(3))
@@ -109,7 +110,7 @@ def test_a_gate_alone_is_attention(branch):
     complete = np.arange(10) * 4 + 3 <= np.arange(40)[:, None]
     expected = [
         lambda: heed.attention(q, means(k, 4, 4), means(v, 4, 4), mask=complete),
-        lambda: heed.attention(q, k, v, causal=True),  # of all blocks
+        lambda: heed.attention(q, k, v, causal=True),  # all blocks are chosen
         lambda: heed.attention(q, k, v, causal=True, window=(6, 0)),
     ][branch]()
     np.testing.assert_allclose(o, expected, rtol=0, atol=1e-14)
@@ -165,13 +166,15 @@ def test_errors():
         (lambda: heed.nsa(q, k, v, gates, stride=0), "nsa: stride is 0, expected an int"),
         (lambda: heed.nsa(q, k, v, gates, length=-3), "nsa: length is -3, expected an int"),
         (lambda: heed.nsa(q, k, v, gates, scale=float("nan")), "nsa: scale is nan"),
-        (lambda: heed.nsa(q, k, v, gates, compressed=3), r"nsa: compressed is 3, expected a pair \(k_cmp, v_cmp\), or None"),
+        (lambda: heed.nsa(q, k, v, gates, compressed=3),
+         r"nsa: compressed is 3, expected a pair \(k_cmp, v_cmp\), or None"),
         (lambda: heed.nsa(q, k, v, gates, block=4, compressed=(c[:, :9], c[:, :9])),
          r"nsa: compressed\[0\] has shape \[2,9,2,6\], expected \[2,N,2,6\] with N = 10 or more windows"),
         (lambda: heed.nsa(q, k, v, gates, block=4, compressed=(c, c)),
          r"nsa: compressed\[1\] has shape \[2,10,2,6\], expected \[2,N,2,5\]"),
         (lambda: heed.nsa(q, k, v, gates, out=np.zeros((2, 40, 4, 4))), r"nsa: out has shape \[2,40,4,4\]"),
-        (lambda: heed.nsa_backward(q, q, k, v, gates), r"nsa_backward: do has shape \[2,40,4,6\], expected \[2,40,4,5\]"),
+        (lambda: heed.nsa_backward(q, q, k, v, gates),
+         r"nsa_backward: do has shape \[2,40,4,6\], expected \[2,40,4,5\]"),
     ]:
         with pytest.raises(heed.InvalidArgument, match=message):
             call()
@@ -249,11 +252,13 @@ class TestCache:
             q, k, v, gates = inputs(dtype=dtype)
             whole = heed.nsa(q, k, v, gates, **self.OPTIONS)
             for sizes in ([1] * 40, [7, 1, 20, 12], [40]):
-                cache, t = heed.NSACache(2, 2, 6, 5, dtype="f64" if dtype == np.float64 else "f32", page=16, **self.OPTIONS), 0
+                cache, t = heed.NSACache(2, 2, 6, 5, dtype="f64" if dtype == np.float64 else "f32", page=16,
+                                         **self.OPTIONS), 0
                 for n in sizes:
                     rows = slice(t, t + n)
                     cache.append(k[:, rows], v[:, rows])
-                    np.testing.assert_allclose(cache.attend(q[:, rows], gates[:, rows]), whole[:, rows], rtol=0, atol=atol)
+                    np.testing.assert_allclose(cache.attend(q[:, rows], gates[:, rows]), whole[:, rows], rtol=0,
+                                               atol=atol)
                     t += n
                 assert cache.lengths.tolist() == [40, 40] and cache.appended.tolist() == [sizes[-1]] * 2
 
@@ -287,7 +292,8 @@ class TestCache:
         for b, (end, n) in enumerate(zip(ends, new)):
             assert not o[b, n:].any()
             alone = [x[b:b + 1, :end] for x in (q, k, v, gates)]
-            np.testing.assert_allclose(o[b, :n], heed.nsa(*alone, scale=0.3, **self.OPTIONS)[0, end - n:], rtol=0, atol=1e-14)
+            np.testing.assert_allclose(o[b, :n], heed.nsa(*alone, scale=0.3, **self.OPTIONS)[0, end - n:], rtol=0,
+                                       atol=1e-14)
 
     def test_forks_and_trimmed_caches_go_their_own_ways(self):
         q, k, v, gates = inputs(B=1)
@@ -320,7 +326,8 @@ class TestCache:
              r"NSACache.attend: q has shape \[2,9,3,6\], expected \[2,T,H,6\] with H a multiple of 2"),
             (lambda: cache.attend(q[:, :9], gates[:, :8]),
              r"NSACache.attend: gates has shape \[2,8,4,3\], expected \[2,9,4,3\]"),
-            (lambda: cache.attend(np.float64(q[:, :9]), gates[:, :9]), "NSACache.attend: q has dtype f64, expected f32"),
+            (lambda: cache.attend(np.float64(q[:, :9]), gates[:, :9]),
+             "NSACache.attend: q has dtype f64, expected f32"),
             (lambda: cache.attend(q[:, :9], gates[:, :9], scale=float("inf")), "NSACache.attend: scale is inf"),
             (lambda: cache.trim([10, 9]), "NSACache.trim: lengths"),
         ]:

@@ -1,4 +1,4 @@
-# ONNX's LinearAttention, every node test that the installed package has, through an adapter of the size of this file.
+# ONNX's LinearAttention: every node test of the installed package, through the adapter in this file.
 import numpy as np
 import pytest
 
@@ -7,10 +7,12 @@ import heed
 onnx = pytest.importorskip("onnx", "1.23")
 
 import onnx.backend.test.case.node as node_tests  # noqa: E402
-import onnx.backend.test.case.node.linear_attention  # noqa: E402,F401: adds its own to the list
+# The import adds the node tests of LinearAttention to the list.
+import onnx.backend.test.case.node.linear_attention  # noqa: E402, F401, F811
 
-# Those whose graph is one node: the others are its expansions into smaller ones.
-CASES = [case for case in node_tests._NodeTestCases if [n.op_type for n in case.model.graph.node] == ["LinearAttention"]]
+# Test cases whose graph is one node; the others are its expansions into smaller nodes.
+CASES = [case for case in node_tests._NodeTestCases
+         if [n.op_type for n in case.model.graph.node] == ["LinearAttention"]]
 
 
 def attributes_of(node):
@@ -39,8 +41,8 @@ def linear_attention(node, query, key, value, past_state=None, decay=None, beta=
     gates = [g[..., 0] for g in gates] if scalar else gates
     if beta is not None:
         gates.append(heads(beta, beta.shape[-1])[..., 0])
-    functions = {"linear": heed.linear_attention, "gated": heed.simple_gla if scalar else heed.gla, "delta": heed.delta_rule,
-                 "gated_delta": heed.gated_delta_rule if scalar else heed.kda}
+    functions = {"linear": heed.linear_attention, "gated": heed.simple_gla if scalar else heed.gla,
+                 "delta": heed.delta_rule, "gated_delta": heed.gated_delta_rule if scalar else heed.kda}
     if rule == "linear":
         options |= {"feature_map": "identity", "normalize": False}
     o, state = functions[rule](q, k, v, *gates, **options)

@@ -58,9 +58,9 @@ def test_defaults_and_prefixes():
 
 
 @pytest.mark.parametrize("arguments, options, message", [
-    ((0, 4, 1), {}, "m is 0"), ((4, 0, 1), {}, "d is 0"), ((4, 4097, 1), {}, "d is 4097"), ((4, 4, -1), {}, "seed is -1"),
-    ((4, 4, 2**64), {}, "seed is"), ((4, 4, 1), {"scaling": 2}, "scaling is 2"), ((4, 4, 1), {"haar_fix": 1}, "haar_fix is 1"),
-    ((2**24 + 1, 4, 1), {}, "m is"), ((4.0, 4, 1), {}, "m is 4.0"),
+    ((0, 4, 1), {}, "m is 0"), ((4, 0, 1), {}, "d is 0"), ((4, 4097, 1), {}, "d is 4097"),
+    ((4, 4, -1), {}, "seed is -1"), ((4, 4, 2**64), {}, "seed is"), ((4, 4, 1), {"scaling": 2}, "scaling is 2"),
+    ((4, 4, 1), {"haar_fix": 1}, "haar_fix is 1"), ((2**24 + 1, 4, 1), {}, "m is"), ((4.0, 4, 1), {}, "m is 4.0"),
 ])
 def test_errors(arguments, options, message):
     with pytest.raises(heed.InvalidArgument, match=f"orthogonal_features: {message}"):

@@ -1,4 +1,4 @@
-# The package itself: docstrings, stubs, what an import costs, ALiBi slopes.
+# The package itself: docstrings, stubs, the cost of an import, ALiBi slopes.
 import ast
 import importlib.metadata
 import importlib.util
@@ -22,10 +22,9 @@ FOLDER = pathlib.Path(heed.__file__).parent
 SIGNATURE = [
     "q", "k", "v", "*", "scale=None", "causal=False", "align='bottom_right'", "window=None", "sink_tokens=0",
     "prefix=None", "chunk=None", "segments=None", "key_lengths=None", "key_starts=None", "query_lengths=None",
-    "mask=None", "bias=None", "alibi=None", "softcap=None", "sinks=None", "log_decay=None", "pattern=None", "dropout=0.0", "seed=None",
-    "dropout_offset=0",
-    "cu_seqlens_q=None", "cu_seqlens_k=None", "precision='highest'", "invariant=False", "return_lse=False", "out=None",
-    "threads=None"]
+    "mask=None", "bias=None", "alibi=None", "softcap=None", "sinks=None", "log_decay=None", "pattern=None",
+    "dropout=0.0", "seed=None", "dropout_offset=0", "cu_seqlens_q=None", "cu_seqlens_k=None", "precision='highest'",
+    "invariant=False", "return_lse=False", "out=None", "threads=None"]
 
 
 def stub():
@@ -39,11 +38,11 @@ def stubbed(name):
 def test_public_names():
     for name in ("attention", "attention_backward", "AttentionGradients", "attention_weights", "attention_map",
                  "merge_attention", "explain", "alibi_slopes", "rotary", "sinusoidal", "t5_bias", "t5_bias_backward",
-                 "linformer", "linformer_backward", "longformer", "longformer_backward", "merge_linear", "merge_linear_backward",
-                 "nsa", "nsa_backward", "NSACache", "certified_attention", "orthogonal_features",
-                 "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache", "view", "View", "advise", "Advice", "Candidate",
-                 "set_num_threads", "get_num_threads", "set_checks", "set_strict", "InvalidArgument", "Unsupported",
-                 "FileError", "__version__"):
+                 "linformer", "linformer_backward", "longformer", "longformer_backward",
+                 "merge_linear", "merge_linear_backward", "nsa", "nsa_backward", "NSACache", "certified_attention",
+                 "orthogonal_features", "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache",
+                 "view", "View", "advise", "Advice", "Candidate", "set_num_threads", "get_num_threads", "set_checks",
+                 "set_strict", "InvalidArgument", "Unsupported", "FileError", "__version__"):
         assert name in heed.__all__ and hasattr(heed, name)
     assert issubclass(heed.InvalidArgument, ValueError) and issubclass(heed.Unsupported, RuntimeError)
     assert heed.InvalidArgument.__module__ == heed.KVCache.__module__ == "heed"
@@ -61,7 +60,8 @@ def test_the_citation_agrees_with_the_package():
     yaml, tomllib = pytest.importorskip("yaml"), pytest.importorskip("tomllib")
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert (citation["license"], citation["authors"]) == (project["license"], project["authors"]) and citation["cff-version"] == "1.2.0"
+    assert (citation["license"], citation["authors"]) == (project["license"],
+                                                          project["authors"]) and citation["cff-version"] == "1.2.0"
     (license_file,) = project["license-files"]
     assert "Apache License" in (ROOT / license_file).read_text()
 
@@ -72,8 +72,8 @@ def help_of(thing):
 
 def test_help_has_signature_equation_shapes_keep_rule_errors_and_source():
     doc = help_of(heed.attention)
-    for text in ("attention(q", "scale: 'float | None' = None", "s_ij = f(scale * <q_i, k_j>) + alibi_ij + F_ij + bias_ij",
-                 "o_i  = w_i * sum_j P_ij Z_ij / (1 - dropout) v_j", "[B, Tk, Hkv, Dv]",
+    for text in ("attention(q", "scale: 'float | None' = None", "s_ij = f(scale * <q_i, k_j>) + alibi_ij + F_ij "
+                 "+ bias_ij", "o_i  = w_i * sum_j P_ij Z_ij / (1 - dropout) v_j", "[B, Tk, Hkv, Dv]",
                  "keep = s <= j < n", "p_i - left <= j <= p_i + right",
                  "Raises InvalidArgument", "arXiv:2205.14135", "heed.InvalidArgument"):
         assert text in doc, text
@@ -81,8 +81,8 @@ def test_help_has_signature_equation_shapes_keep_rule_errors_and_source():
     for text in ("merge_attention(parts", "M = max_s lse_s", "sinks"):
         assert text in merge, text
     backward = help_of(heed.attention_backward)
-    for text in ("attention_backward(do", "need_dbias: 'bool' = False", "dS_ij   = P_ij (g_i Z_ij <do_i, v_j> - delta_i)",
-                 "need_dbias  whether", "heed.AttentionGradients"):
+    for text in ("attention_backward(do", "need_dbias: 'bool' = False",
+                 "dS_ij   = P_ij (g_i Z_ij <do_i, v_j> - delta_i)", "need_dbias  whether", "heed.AttentionGradients"):
         assert text in backward, text
     assert "arXiv:2108.12409" in heed.alibi_slopes.__doc__
     for text in ("rotary(x", "interleaved: 'bool'", "y_b = f (x_b cos angle_i + x_a sin angle_i)", "arXiv:2104.09864",
@@ -94,14 +94,17 @@ def test_help_has_signature_equation_shapes_keep_rule_errors_and_source():
 
 def test_docstrings_of_caches():
     for of, texts in (
-            (heed.KVCache, ("B sequences, T tokens", "capacity         tokens that a sequence may have", "None is one contiguous piece")),
+            (heed.KVCache, ("B sequences, T tokens",
+                            "capacity         tokens that a sequence may have", "None is one contiguous piece")),
             (heed.KVCacheBase, ("Tokens lie in pages that never move",)),
             (heed.RingKVCache, ("[0, sink_tokens) and [max(0, n - window + 1), length)",)),
             (heed.LatentKVCache, ("`latent` elements, which are the token's value too",)),
             (heed.KVCache.append, ("append(self, k", "lengths    [batch]: new rows of each sequence, from 0 to T")),
-            (heed.KVCache.attend, ("attend(self, q", "Row i of sequence b stands at position lengths[b] - appended[b] + i")),
-            (heed.LatentKVCache.attend, ("scale: 'float',",)), (heed.KVCache.import_pages, ("Pages of another library", "heads_first    whether")),
-            (heed.KVCache.share, ("`batch` sequences that all begin as",)), (heed.load_cache, ("max_bytes", "an OSError"))):
+            (heed.KVCache.attend, ("attend(self, q", "Row i of sequence b stands at position lengths[b] - "
+                                   "appended[b] + i")), (heed.LatentKVCache.attend, ("scale: 'float',",)),
+            (heed.KVCache.import_pages, ("Pages of another library", "heads_first    whether")),
+            (heed.KVCache.share, ("`batch` sequences that all begin as",)),
+            (heed.load_cache, ("max_bytes", "an OSError"))):
         for text in texts:
             assert text in help_of(of), (of, text)
     for cls in (heed.KVCacheBase, heed.KVCache, heed.RingKVCache, heed.LatentKVCache):
@@ -146,7 +149,8 @@ def test_stub_has_the_signatures_of_caches():
                          if isinstance(node, ast.FunctionDef) and node.name == method).args
         first = len(arguments.args) - len(arguments.defaults)
         written = [a.arg for a in arguments.args[:first]]
-        written += [f"{a.arg}={ast.unparse(d)}" for a, d in zip(arguments.args[first:], arguments.defaults, strict=True)]
+        written += [f"{a.arg}={ast.unparse(d)}"
+                    for a, d in zip(arguments.args[first:], arguments.defaults, strict=True)]
         written += ["*"] if arguments.kwonlyargs else []
         written += [a.arg + (f"={ast.unparse(d)}" if d else "")
                     for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
@@ -170,18 +174,21 @@ def test_every_function_has_the_options_as_attention_has_them():
         taken = keywords_of(stubbed(name)[0])
         assert {key: kind for key, kind in taken.items() if key not in own} == {
             key: kind for key, kind in options.items() if key not in missing}, name
-    # Without those that a cache knows itself, or that nothing is trained with; causal by default, and scale may be needed.
-    known = {"causal", "align", "key_lengths", "query_lengths", "dropout", "seed", "dropout_offset", "log_decay", "scale"} | of_packed
+    # A cache has no options that it knows itself, or that training needs; it is causal by default and may need scale.
+    known = {"causal", "align", "key_lengths", "query_lengths", "dropout", "seed", "dropout_offset", "log_decay",
+             "scale"} | of_packed
     classes = {node.name: node for node in stub().body if isinstance(node, ast.ClassDef)}
     for name in ("KVCache", "RingKVCache", "LatentKVCache"):
         bounds = {"epsilon", "level", "return_bound"} if name == "KVCache" else set()
         for method in classes[name].body:
             if getattr(method, "name", "") in ("attend", "quantization_bound"):
                 taken = keywords_of(method)
-                assert {key: kind for key, kind in taken.items() if key not in {"causal", "tree", "scale", *bounds, *results}} == {
-                    key: kind for key, kind in options.items() if key not in known}, name
+                assert {key: kind for key, kind in taken.items()
+                        if key not in {"causal", "tree", "scale", *bounds, *results}} == {
+                            key: kind for key, kind in options.items() if key not in known}, name
                 if method.name == "attend":
-                    first = ["scale", "causal", "tree", "return_lse"] if name == "LatentKVCache" else ["causal", "tree", "return_lse"]
+                    first = (["scale", "causal", "tree", "return_lse"] if name == "LatentKVCache"
+                             else ["causal", "tree", "return_lse"])
                     assert list(taken)[:len(first)] == first and taken["causal"] == ("bool", "True")
                 assert taken["scale"] == (("float", None) if name == "LatentKVCache" else options["scale"])
 
@@ -213,7 +220,7 @@ def test_no_door_lacks_an_option_of_the_header():
         assert given({name: value}, heed.torch.attention), name
 
 
-CONSUMER = '''
+CONSUMER = """
 import numpy as np
 import heed
 
@@ -272,7 +279,7 @@ shown: heed.View = heed.view(q, q)
 shown.height = 500
 shown.save("page.html")
 heed.attentoin  # wrong: attr-defined
-'''
+"""
 
 
 def test_a_strictly_typed_consumer(tmp_path):

@@ -44,9 +44,9 @@ def test_the_keyboard_suffices(browser, shipped):
         assert browser.js("return getComputedStyle(document.activeElement).outlineStyle") != "none", seen
         if seen[-1] == "thumb":
             break
-    assert [name for name in seen if name] [:16] == [
-        "theme", "save-png", "save-svg", "save-csv", "help-open", "zoom-out", "zoom-reset", "zoom-in", "layer", "head", "scale",
-        "norm", "find", "overlay", "looks-at", "looked-at"]
+    assert [name for name in seen if name][:16] == [
+        "theme", "save-png", "save-svg", "save-csv", "help-open", "zoom-out", "zoom-reset", "zoom-in", "layer", "head",
+        "scale", "norm", "find", "overlay", "looks-at", "looked-at"]
     assert seen[-1] == "thumb"
     browser.type(Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
     assert browser.text("map-title") == "Layer 1, head 1"
@@ -66,9 +66,11 @@ def test_the_keyboard_suffices(browser, shipped):
     browser.chord(Keys.CONTROL, Keys.HOME)
     assert readout(browser)["pair"] == [0, 370]
     browser.type(Keys.ENTER)
-    assert number(browser.text("value")) == number(browser.js("return document.querySelector('#bars .share').textContent"))
+    assert number(browser.text("value")) == number(browser.js("return document.querySelector('#bars "
+                                                              ".share').textContent"))
     for keys, title in (("]", "Layer 3, head 0"), ("[", "Layer 2, head 11"), ("{", "Layer 1, head 11"),
-                        ("}", "Layer 2, head 11"), (Keys.PAGE_DOWN, "Layer 3, head 11"), (Keys.PAGE_UP, "Layer 2, head 11"),
+                        ("}", "Layer 2, head 11"),
+                        (Keys.PAGE_DOWN, "Layer 3, head 11"), (Keys.PAGE_UP, "Layer 2, head 11"),
                         ("}}}}}", "Layer 5, head 11"), ("]", "Layer 5, head 11"), ("{{{{{{{", "Layer 0, head 11")):
         browser.type(keys)
         assert browser.text("map-title") == title
@@ -101,7 +103,8 @@ def test_the_pair_is_announced_and_linked(browser, shipped):
     assert readout(browser) == shown and browser.text("map-title") == "Layer 2, head 5"
 
 
-@pytest.mark.parametrize("fragment", ["#layer=99&head=-1&row=1e9&column=x", "#layer=&row=999999", "#<img src=x>", "#scale=bogus"])
+@pytest.mark.parametrize("fragment",
+                         ["#layer=99&head=-1&row=1e9&column=x", "#layer=&row=999999", "#<img src=x>", "#scale=bogus"])
 def test_a_wrong_link_opens_all_the_same(browser, shipped, fragment):
     browser.open(shipped, fragment, ready=False)
     assert browser.text("value").endswith("%")
@@ -124,11 +127,12 @@ def test_every_width(browser, shipped):
 
 
 def test_labels_are_not_cut(browser, shipped):
-    """All that is written on canvases, and what stands beside the map, has its last letters."""
+    """No text on canvases or beside the map is cut off."""
     spy = browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": """
         window.written = new Set();
         const write = CanvasRenderingContext2D.prototype.fillText;
-        CanvasRenderingContext2D.prototype.fillText = function (text, ...at) { written.add(text); write.call(this, text, ...at); }"""})
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+            written.add(text); write.call(this, text, ...at); }"""})
     try:
         tokens = {"a", "conversations", "##ped"}
         for width in (1024, 1400):
@@ -137,12 +141,13 @@ def test_labels_are_not_cut(browser, shipped):
             browser.js("document.querySelectorAll('.thumb')[3].click()")
             written = browser.js("return [...written]")
             assert len(written) > 20 and not [text for text in written if text.endswith("\u2026")]
-            for word in tokens:  # under the cursor, where the longest stands
+            for word in tokens:  # under the cursor, at the longest text
                 at = browser.js("return heed.layers[0].tokens.indexOf(arguments[0])", word)
                 point_at(browser, at, at)
             assert tokens <= set(browser.js("return [...written]"))
             assert browser.js("""return [...document.querySelectorAll('#bars bdi, #bars .share, #stats dt, #stats dd')]
-                .filter((x) => x.scrollWidth > x.clientWidth + 1 && x.clientWidth > 0).map((x) => x.textContent)""") == []
+                .filter((x) => x.scrollWidth > x.clientWidth + 1 && x.clientWidth > 0)
+                .map((x) => x.textContent)""") == []
     finally:
         browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", spy)
 
@@ -176,9 +181,10 @@ def test_zoom_by_wheel_and_drag(browser, shipped):
     browser.point(x, y)
     pair = readout(browser)["pair"]
     for _ in range(12):
-        browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseWheel", "x": x, "y": y, "deltaX": 0, "deltaY": -120})
+        browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent",
+                                       {"type": "mouseWheel", "x": x, "y": y, "deltaX": 0, "deltaY": -120})
     browser.wait("return parseFloat(document.getElementById('zoom-reset').textContent) > 5")
-    assert readout(browser)["pair"] == pair  # what is under the mouse stays there
+    assert readout(browser)["pair"] == pair  # the pair under the mouse stays there
     before = browser.js("return heed.centre(100, 200)")
     for kind, dx in (("mousePressed", 0), ("mouseMoved", 15), ("mouseMoved", 30), ("mouseReleased", 30)):
         browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {
@@ -189,8 +195,9 @@ def test_zoom_by_wheel_and_drag(browser, shipped):
 
 # Hostile files.
 
-EVIL = ["</script><script>window.broken=1</script>", "<img src=x onerror=window.broken=1>", "\"'`&amp;${window.broken=1}", "a\nb\tc",
-        "\u2028\u2029", "x" * 100000, "\U0001f600\U0001d504", "\u202egnp.exe", "", " ", "<!--", "]]>", "\0", "\\u003c", "\ufeff",
+EVIL = ["</script><script>window.broken=1</script>", "<img src=x onerror=window.broken=1>",
+        "\"'`&amp;${window.broken=1}", "a\nb\tc", "\u2028\u2029",
+        "x" * 100000, "\U0001f600\U0001d504", "\u202egnp.exe", "", " ", "<!--", "]]>", "\0", "\\u003c", "\ufeff",
         "@SCRIPT@", "constructor", "__proto__", "\u0120the", "</script x", "<!--<script x"]
 
 
@@ -216,7 +223,8 @@ def test_hostile_tokens_are_text(browser, tmp_path):
                           "</script x", "<!--<script x"]
     assert browser.js("return window.broken") is None
     assert browser.js("return document.querySelectorAll('img, b[onmouseover]').length") == 0
-    assert "<b onmouseover" in browser.text("map-title") and "<script>window.broken=1</script>" in browser.text("subtitle")
+    assert ("<b onmouseover" in browser.text("map-title")
+            and "<script>window.broken=1</script>" in browser.text("subtitle"))
 
 
 def test_the_policy_runs_nothing_else(one_browser, shipped):
@@ -254,7 +262,7 @@ def test_the_compare_page_leads_with_error_against_time(browser, shipped_compari
     assert len(marks) == len(rows) and [m[0] for m in marks[:1]] == ["f64"]
     assert browser.js("return document.getElementById('picture').getBoundingClientRect().bottom"
                       " <= document.getElementById('table').getBoundingClientRect().top")
-    # Both axes are logarithmic and each point stands where its numbers say: one line through all, of each band of errors.
+    # Both axes are logarithmic: each point is at its numbers, so that one line passes through all of a band of errors.
     by_name = {}
     for row in rows:
         by_name.setdefault((row["mechanism"], str(row["options"]), row["selector"]), []).append(row)
@@ -272,7 +280,8 @@ def test_the_compare_page_leads_with_error_against_time(browser, shipped_compari
             assert (slope > 0) == (axis == 1) and abs(slope * logs + offset - at).max() < 1
             begin += len(some)
     ticks = browser.js("return [...document.querySelectorAll('#picture text')].map((t) => t.textContent)")
-    assert "time of a call" in ticks and "rms error" in ticks and any(t.endswith(" ms") for t in ticks) and "10\u207b\u2078" in ticks
+    assert ("time of a call" in ticks and "rms error" in ticks and any(t.endswith(" ms") for t in ticks)
+            and "10\u207b\u2078" in ticks)
 
 
 def test_labels_of_the_compare_page_do_not_overlap(browser, shipped_comparison):
@@ -280,7 +289,8 @@ def test_labels_of_the_compare_page_do_not_overlap(browser, shipped_comparison):
     for width in (1400, 760):
         browser.size(width, 1000)
         browser.open(page)
-        boxes = browser.js("""return [...document.querySelectorAll('#picture .label')].map((t) => t.getBoundingClientRect())
+        boxes = browser.js("""return [...document.querySelectorAll('#picture .label')]
+            .map((t) => t.getBoundingClientRect())
             .map((b) => [b.left, b.right, b.top + 2, b.bottom - 2])""")
         assert len(boxes) >= (14 if width == 1400 else 8)
         for i, (left, right, top, bottom) in enumerate(boxes):
@@ -297,9 +307,10 @@ def test_points_of_the_compare_page_tell_their_numbers(browser, shipped_comparis
     exact = next(each for each in browser.js(MARKS) if each["label"] == "attention full")
     dtype, x, y = exact["marks"][1]
     browser.point(x, y)
-    row = next(row for row in rows if row["mechanism"] == "attention" and row["options"].get("causal") is None and row["dtype"] == "f32")
+    row = next(row for row in rows if row["mechanism"] == "attention" and row["options"].get("causal") is None
+               and row["dtype"] == "f32")
     text = browser.js(tip)
-    workspace = f"{row['workspace_bytes'] / 1024:.0f} KiB"  # which depends on the CPU
+    workspace = f"{row['workspace_bytes'] / 1024:.0f} KiB"  # depends on the CPU
     assert dtype == "f32" and text.startswith("attention full\nin f32") and workspace in text and "1.09 MiB" in text
     mantissa, exponent = re.search(r"rms error\n(\S+) \u00d7 10\u207b(.)", text).groups()
     power = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079".index(exponent)
@@ -332,7 +343,8 @@ def test_the_table_of_the_compare_page_sorts(browser, shipped_comparison):
     assert errors == sorted(errors) and errors[0] < errors[-1]
     browser.js(click, 7)
     assert [float(x) for x in browser.js(cells, 7)] == errors[::-1]
-    assert browser.js("return document.querySelectorAll('#table thead tr:last-child th')[7].getAttribute('aria-sort')") == "descending"
+    assert browser.js("return document.querySelectorAll('#table thead tr:last-child "
+                      "th')[7].getAttribute('aria-sort')") == "descending"
     browser.js(click, 3)
     seconds = sorted(row["seconds"] for row in rows if row["dtype"] == "f32")
     unit = {"us": 1e-6, "ms": 1e-3, "s": 1}

@@ -39,11 +39,13 @@ def mask_of(pattern, **options):
 
 
 @each
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "align": "top_left", "window": (90, 0)}, {"align": [20, -4]}])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "align": "top_left", "window": (90, 0)},
+                                     {"align": [20, -4]}])
 def test_attention_has_the_bits_of_that_with_a_mask(pattern, options):
     x = inputs()
     at = {"align": options["align"]} if "align" in options else {}
-    if pattern in (PATTERNS["dilated"], PATTERNS["strided"], PATTERNS["keys"]):  # which become problems per residue, or row
+    # These patterns become one problem per residue, or per row.
+    if pattern in (PATTERNS["dilated"], PATTERNS["strided"], PATTERNS["keys"]):
         options = {**options, "invariant": True}
     masked = {**options, "mask": mask_of(pattern, **at)}
     o, lse = heed.attention(**x, **options, pattern=pattern, return_lse=True)
@@ -114,7 +116,8 @@ def test_a_cache_attends_to_the_keys_so_far():
     cache.append(x["k"][:, :150], x["v"][:, :150])
     for pattern in (P.streaming(4, 30), P.dilated(20, 7), P.bigbird(16, 1)):
         expected = heed.attention(
-            x["q"][:, :9], x["k"][:, :150], x["v"][:, :150], causal=True, align="top_left", pattern=pattern, invariant=True)
+            x["q"][:, :9], x["k"][:, :150], x["v"][:, :150], causal=True, align="top_left", pattern=pattern,
+            invariant=True)
         assert np.array_equal(cache.attend(x["q"][:, :9], pattern=pattern), expected)
     for t in range(150, 160):
         cache.append(x["k"][:, t : t + 1], x["v"][:, t : t + 1])
@@ -175,11 +178,13 @@ def test_errors_name_the_argument():
         (lambda: P.blocks(np.ones((2, 2), bool), (1, 2, 3)), "blocks: block is no size, expected an int, or two"),
         (lambda: P.csr([0, 2], [3, 3]), "csr: columns has 3 behind 3 in row 0"),
         (lambda: P.csr([1, 2], [0, 3]), "csr: row_ptr begins with 1, expected 0"),
-        (lambda: P.csr([0, 2, 1], [0, 3]), "csr: row_ptr goes from 2 to 1 at 1, expected numbers that ascend from 0 to 2"),
+        (lambda: P.csr([0, 2, 1], [0, 3]),
+         "csr: row_ptr goes from 2 to 1 at 1, expected numbers that ascend from 0 to 2"),
         (lambda: P.csr([0, 1], [0, 3]), "csr: row_ptr ends with 1, expected 2, the size of columns"),
         (lambda: P.csr([], []), r"csr: row_ptr has shape \[0\], expected nq \+ 1 numbers"),
         (lambda: P.csr([[0, 1], [0, 1]], [0]), "csr: row_ptr begins with 0, expected 1 as the head before ends"),
-        (lambda: P.blocks([[True], [True, False]]), r"blocks: keep is \[\[True\], \[True, False\]\], expected numbers of one shape, bool"),
+        (lambda: P.blocks([[True], [True, False]]),
+         r"blocks: keep is \[\[True\], \[True, False\]\], expected numbers of one shape, bool"),
         (lambda: P.blocks(np.ones((0, 2, 2), bool)), r"blocks: keep has shape \[0,2,2\], expected 1 head or more"),
         (lambda: P.per_head([]), "per_head: heads is empty, expected a pattern for each head"),
         (lambda: P.keys(np.zeros((1, 1, 2), int)), "keys: index has key 0 twice, expected it once"),
@@ -193,16 +198,21 @@ def test_errors_name_the_argument():
         (lambda: P.keys(INDEX).mask(9, 9), "mask: pattern has keys of shape"),
         (lambda: P.atrous(2).mask(3, 3, heads=0), "mask: heads is 0, expected an int from 1 to"),
         (lambda: P.atrous(2).mask(3, 3, batch=-1), "mask: batch is -1, expected an int from 0 to"),
-        (lambda: P.atrous(2).mask(3, 3, heads=2, key_heads=3), "mask: key_heads is 3, expected one that divides heads, 2"),
+        (lambda: P.atrous(2).mask(3, 3, heads=2, key_heads=3),
+         "mask: key_heads is 3, expected one that divides heads, 2"),
         (lambda: P.atrous(2).density(3, 3, heads=0), "density: heads is 0, expected an int from 1 to"),
         (lambda: P.atrous(2).density(3, 3, align="left"), "density: align is 'left'"),
         (lambda: P.atrous(2).density(3, 3, align=[0, 1]), r"density: align has shape \[2\], expected \[1\]"),
-        (lambda: P.atrous(2).density(3, 3, align=3), "density: align is 3, expected 'bottom_right', 'top_left' or an int array"),
-        (lambda: P.atrous(2).density(3, 3, align=[-2**63]), "density: align contains -9223372036854775808, expected a position"),
-        (lambda: heed.attention(**x, pattern=np.ones((3, 3), bool)), "attention: pattern is .*, expected a pattern of heed.patterns"),
+        (lambda: P.atrous(2).density(3, 3, align=3),
+         "density: align is 3, expected 'bottom_right', 'top_left' or an int array"),
+        (lambda: P.atrous(2).density(3, 3, align=[-2**63]),
+         "density: align contains -9223372036854775808, expected a position"),
+        (lambda: heed.attention(**x, pattern=np.ones((3, 3), bool)),
+         "attention: pattern is .*, expected a pattern of heed.patterns"),
         (lambda: heed.attention(**x, pattern="atrous(2)"), "attention: pattern is 'atrous\\(2\\)', expected a pattern"),
         (lambda: heed.attention(**x, pattern=P.per_head([P.atrous(2)])), "pattern has 1 heads, expected 4 as q"),
-        (lambda: heed.attention(**x, pattern=P.keys(INDEX[:1, 1:])), r"pattern has keys of shape \[1,149,n\], expected \[2,150,n\]"),
+        (lambda: heed.attention(**x, pattern=P.keys(INDEX[:1, 1:])),
+         r"pattern has keys of shape \[1,149,n\], expected \[2,150,n\]"),
     ]
     for call, message in cases:
         with pytest.raises(heed.InvalidArgument, match=message):

@@ -70,7 +70,8 @@ def test_states_have_three_parts_and_steps_continue_them():
         heed.performer(*arrays.values(), W, causal=True, initial_state=tuple(state[:2]))
 
 
-@pytest.mark.parametrize("options", [{"eps": 0.0}, {"kernel": "relu"}, {"causal": True}, {"causal": True, "reverse": True}])
+@pytest.mark.parametrize("options",
+                         [{"eps": 0.0}, {"kernel": "relu"}, {"causal": True}, {"causal": True, "reverse": True}])
 def test_gradients_are_differences(options):
     arrays = values(T=20)
     rng = np.random.default_rng(3)
@@ -120,7 +121,7 @@ def test_torch_states_and_gradients():
             o, (S, z, m) = heed.torch.performer(
                 q, k, v, projection, causal=True, kernel=kernel, initial_state=(S, z, state[2]), return_state=True
             )
-            scale = m.detach().exp()  # what S and z are relative to: their products do not depend on it
+            scale = m.detach().exp()  # S and z are relative to this scale: their products do not depend on it
             return o, S * scale[..., None, None], z * scale[..., None]
 
         return call

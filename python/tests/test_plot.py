@@ -1,4 +1,4 @@
-# heed.plot: pictures are looked at as data, lines, labels and colors, not as pixels.
+# heed.plot: tests read the data, lines, labels and colors of pictures, not their pixels.
 import itertools
 import json
 import pathlib
@@ -13,11 +13,11 @@ from cli_program import ROOT, SHIPPED, document, needs_program
 
 matplotlib.use("agg")
 
-from matplotlib import pyplot  # noqa: E402
+from matplotlib import pyplot
 
-import heed  # noqa: E402
-import heed.plot  # noqa: E402
-from heed import _palette  # noqa: E402
+import heed
+import heed.plot
+from heed import _palette
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,8 @@ def test_the_map_is_the_attention_and_masked_pairs_are_masked(rng):
     shown = image.get_array()
     np.testing.assert_array_equal(np.ma.getmaskarray(shown), ~keep)
     np.testing.assert_allclose(shown.filled(0), weights(q[0, :, 3], k[0, :, 1], keep, 0.7), rtol=1e-5, atol=1e-7)
-    assert tuple(image.get_extent()) == (-0.5, 11.5, 8.5, -0.5) and matplotlib.colors.to_hex(ax.get_facecolor()) == _palette.MASKED[0]
+    assert tuple(image.get_extent()) == (-0.5, 11.5, 8.5,
+                                         -0.5) and matplotlib.colors.to_hex(ax.get_facecolor()) == _palette.MASKED[0]
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title(loc="left")) == ("key", "query", "head 3")
     assert len(draw(ax).figure.axes) == 2, "a bar of colors"
 
@@ -148,8 +149,8 @@ def test_wrong_arguments_of_a_map(options, message):
 
 def test_wrong_tensors_of_a_map():
     x = np.zeros((1, 3, 2, 4), np.float32)
-    for q, k, message in ((x[0], x, r"q has shape \[3, 2, 4\], expected \[B, T, H, D\]"), (x, x[:, :0], r"k has shape \[1, 0, 2, 4\]"),
-                          (3, x, r"q has shape \[\]")):
+    for q, k, message in ((x[0], x, r"q has shape \[3, 2, 4\], expected \[B, T, H, D\]"),
+                          (x, x[:, :0], r"k has shape \[1, 0, 2, 4\]"), (3, x, r"q has shape \[\]")):
         with pytest.raises(heed.InvalidArgument, match=message):
             heed.plot.attention_map(q, k)
     with pytest.raises(TypeError, match="windw"):
@@ -161,16 +162,21 @@ def test_wrong_tensors_of_a_map():
 ROWS = [
     {"mechanism": "attention", "options": {}, "selector": "", "dtype": "f64", "seconds": 2e-3, "relative_error": 1e-16},
     {"mechanism": "attention", "options": {}, "selector": "", "dtype": "f32", "seconds": 1e-3, "relative_error": 1e-7},
-    {"mechanism": "attention", "options": {"causal": True, "window": [127, 0]}, "selector": "", "dtype": "f32", "seconds": 4e-4,
-     "relative_error": 0.6},
-    {"mechanism": "attention", "options": {"pattern": "atrous(2)"}, "selector": "", "dtype": "f32", "seconds": 5e-4, "relative_error": 0.5},
-    {"mechanism": "attention", "options": {}, "selector": "top_blocks 3", "dtype": "f32", "seconds": 6e-4, "relative_error": 0.2},
-    {"mechanism": "retention", "options": {"causal": True}, "selector": "", "dtype": "bf16", "seconds": 1e-4, "relative_error": 0.9},
-    {"mechanism": "retention", "options": {"causal": True}, "selector": "", "dtype": "f32", "seconds": 2e-4, "relative_error": 0.8},
+    {"mechanism": "attention", "options": {"causal": True, "window": [127, 0]}, "selector": "", "dtype": "f32",
+     "seconds": 4e-4, "relative_error": 0.6},
+    {"mechanism": "attention", "options": {"pattern": "atrous(2)"}, "selector": "", "dtype": "f32", "seconds": 5e-4,
+     "relative_error": 0.5},
+    {"mechanism": "attention", "options": {}, "selector": "top_blocks 3", "dtype": "f32", "seconds": 6e-4,
+     "relative_error": 0.2},
+    {"mechanism": "retention", "options": {"causal": True}, "selector": "", "dtype": "bf16", "seconds": 1e-4,
+     "relative_error": 0.9},
+    {"mechanism": "retention", "options": {"causal": True}, "selector": "", "dtype": "f32", "seconds": 2e-4,
+     "relative_error": 0.8},
     {"mechanism": "exactly", "options": {}, "selector": "", "dtype": "f32", "seconds": 1e-4, "relative_error": 0},
     {"mechanism": "undefined", "options": {}, "selector": "", "dtype": "f32", "seconds": 1e-4, "relative_error": None},
 ]
-NAMES = ["attention full", "attention causal window 127,0", "attention atrous(2)", "attention top_blocks 3", "retention"]
+NAMES = ["attention full", "attention causal window 127,0", "attention atrous(2)", "attention top_blocks 3",
+         "retention"]
 
 
 @pytest.mark.parametrize("given", [ROWS, {"rows": ROWS}, iter(ROWS)], ids=["rows", "document", "iterator"])
@@ -181,7 +187,8 @@ def test_error_against_time(given):
     np.testing.assert_array_equal(ax.lines[0].get_xydata(), [(2e-3, 1e-16), (1e-3, 1e-7)])
     signs = {sign.get_label(): sign for sign in ax.collections}
     assert list(signs) == ["f64", "f32", "bf16"]
-    np.testing.assert_array_equal(signs["f32"].get_offsets(), [(r["seconds"], r["relative_error"]) for r in ROWS if r["dtype"] == "f32"][:5])
+    np.testing.assert_array_equal(signs["f32"].get_offsets(),
+                                  [(r["seconds"], r["relative_error"]) for r in ROWS if r["dtype"] == "f32"][:5])
     for dtype, sign in signs.items():
         assert matplotlib.colors.to_hex(sign.get_facecolor()[0]) == _palette.DTYPES[dtype][0][0]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["f64", "f32", "bf16"]
@@ -190,7 +197,8 @@ def test_error_against_time(given):
 
 
 def test_labels_do_not_touch():
-    rows = [{"mechanism": f"m{i}", "dtype": "f32", "seconds": 1e-3, "relative_error": 0.5 + 1e-3 * i} for i in range(20)]
+    rows = [{"mechanism": f"m{i}", "dtype": "f32", "seconds": 1e-3, "relative_error": 0.5 + 1e-3 * i}
+            for i in range(20)]
     ax = draw(heed.plot.error_against_time(rows))
     boxes = sorted((text.get_window_extent().y0, text.get_window_extent().y1) for text in ax.texts)
     assert len(boxes) == 20 and all(above[0] >= below[1] - 1 for below, above in itertools.pairwise(boxes))
@@ -202,7 +210,8 @@ def test_what_compare_prints_is_what_is_drawn(tmp_path):
     compared = document("compare", SHIPPED, "--layer", 2, "-m", "attention,retention,based")
     ax = draw(heed.plot.error_against_time(compared))
     offsets = {tuple(x) for sign in ax.collections for x in sign.get_offsets()}
-    assert offsets == {(r["seconds"], r["relative_error"]) for r in compared["rows"] if r["relative_error"]} and len(offsets) > 8
+    assert (offsets == {(r["seconds"], r["relative_error"]) for r in compared["rows"] if r["relative_error"]}
+            and len(offsets) > 8)
     ax = heed.plot.cost_curves([compared])
     assert compared["tokens"] == 371 and {x for line in ax.lines for x in line.get_xdata()} == {371}
 
@@ -210,15 +219,16 @@ def test_what_compare_prints_is_what_is_drawn(tmp_path):
 # Costs.
 
 def test_cost_curves_are_the_rows_in_order(rng):
-    rows = [{"mechanism": m, "tokens": n, "seconds": s * n, "workspace_bytes": 10 * n} for m, s in (("b", 2e-6), ("a", 1e-6))
-            for n in (1024, 256, 512)]
+    rows = [{"mechanism": m, "tokens": n, "seconds": s * n, "workspace_bytes": 10 * n}
+            for m, s in (("b", 2e-6), ("a", 1e-6)) for n in (1024, 256, 512)]
     rows.append({"mechanism": "c", "tokens": 256, "seconds": None, "workspace_bytes": 0})
     ax = draw(heed.plot.cost_curves(rows))
     assert [line.get_label() for line in ax.lines] == ["b", "a"] and sorted(texts(ax)) == ["a", "b"]
     np.testing.assert_allclose(ax.lines[0].get_xydata(), [(n, 2e-6 * n) for n in (256, 512, 1024)])
     assert [line.get_color() for line in ax.lines] == [_palette.SERIES[0][0], _palette.SERIES[1][0]]
     assert [text.get_text() for text in ax.get_xticklabels()] == ["256", "512", "1,024"]
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("tokens", "time of a call") and ax.get_yticklabels()[0].get_text().endswith("s")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("tokens",
+                                                  "time of a call") and ax.get_yticklabels()[0].get_text().endswith("s")
     assert heed.plot.cost_curves(rows, cost="workspace_bytes").get_ylabel() == "workspace"
 
 
@@ -231,7 +241,8 @@ def test_dtypes_and_options_have_lines_of_their_own():
 
 def test_many_mechanisms_have_different_lines():
     rows = [{"mechanism": f"m{i}", "tokens": n, "seconds": n * (i + 1)} for i in range(25) for n in (1, 2)]
-    kinds = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in draw(heed.plot.cost_curves(rows)).lines}
+    kinds = {(line.get_color(), line.get_marker(), line.get_linestyle())
+             for line in draw(heed.plot.cost_curves(rows)).lines}
     assert len(kinds) == 25
 
 
@@ -259,16 +270,19 @@ def test_crossovers_are_those_of_the_file():
             for kind in ("forward", "backward", "step"):
                 said = (row[kind] or {}).get("from")
                 if said:
-                    expected.add((kind + (", or before" if "<" in said else ""), float(said.split()[-1]), row["mechanism"]))
+                    expected.add((kind + (", or before" if "<" in said else ""), float(said.split()[-1]),
+                                  row["mechanism"]))
         assert shown == expected and len(shown) > 20 and ax.get_xscale() == "log"
 
 
 @pytest.mark.parametrize("call, message", [
-    (lambda: heed.plot.error_against_time("rows.json"), "plot.error_against_time: rows is 'rows.json', expected rows, or a document"),
-    (lambda: heed.plot.error_against_time([3]), r"rows\[0\] is 3, expected a mapping"),
-    (lambda: heed.plot.error_against_time([{**ROWS[0], "dtype": "int8"}]), "dtype is 'int8', expected one of f64, f32, bf16, f16"),
-    (lambda: heed.plot.cost_curves([{"mechanism": "a", "tokens": 3}]), "plot.cost_curves: row 0 has no 'seconds', expected mechanism, tokens, seconds"),
-    (lambda: heed.plot.crossovers([]), "plot.crossovers: results has no rows"), (lambda: heed.plot.crossovers({"rows": 3}), "results has no rows"),
+    (lambda: heed.plot.error_against_time("rows.json"), "plot.error_against_time: rows is 'rows.json', expected rows, "
+     "or a document"), (lambda: heed.plot.error_against_time([3]), r"rows\[0\] is 3, expected a mapping"),
+    (lambda: heed.plot.error_against_time([{**ROWS[0], "dtype": "int8"}]), "dtype is 'int8', expected one of f64, f32, "
+     "bf16, f16"), (lambda: heed.plot.cost_curves([{"mechanism": "a", "tokens": 3}]),
+                    "plot.cost_curves: row 0 has no 'seconds', expected mechanism, tokens, seconds"),
+    (lambda: heed.plot.crossovers([]), "plot.crossovers: results has no rows"),
+    (lambda: heed.plot.crossovers({"rows": 3}), "results has no rows"),
     (lambda: heed.plot.crossovers({"rows": [{"mechanism": "a"}]}), "row 0 has no 'forward'"),
 ])
 def test_wrong_rows(call, message):
@@ -279,8 +293,9 @@ def test_wrong_rows(call, message):
 
 # Colors, and what is not there.
 
-# What is left of linear RGB without one kind of cone, severity 1. Source: Machado, Oliveira, Fernandes, "A physiologically-based
-# model for simulation of color vision deficiency", IEEE Trans. Visualization and Computer Graphics 15 (2009), table 1.
+# Linear RGB as seen without one kind of cone, severity 1. Source: Machado, Oliveira, Fernandes, "A
+# physiologically-based model for simulation of color vision deficiency", IEEE Trans. Visualization and Computer
+# Graphics 15 (2009), table 1.
 VISION = {
     "normal": np.eye(3),
     "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
@@ -318,7 +333,8 @@ def test_dtypes_have_the_colors_of_the_compare_page():
     for dtype, ((light, dark), _) in _palette.DTYPES.items():
         assert f".{dtype} {{ fill: light-dark({light}, {dark}); }}" in css
     base = (ROOT / "heed/pages/web/base.css").read_text()
-    for name, (light, dark) in {"ink": _palette.INK, "muted": _palette.FAINT, "line": _palette.LINE, "masked": _palette.MASKED}.items():
+    for name, (light, dark) in {"ink": _palette.INK, "muted": _palette.FAINT, "line": _palette.LINE,
+                                "masked": _palette.MASKED}.items():
         assert f"--{name}: light-dark({light}, {dark});" in base
 
 
@@ -335,7 +351,8 @@ def test_without_matplotlib_one_sentence_says_what_to_do(missing):
     code = f"import sys; sys.modules[{missing!r}] = None; import heed; import heed.plot"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     last = result.stderr.strip().splitlines()[-1]
-    assert last.endswith("Error: heed.plot needs matplotlib, which is not installed: pip install 'heed[plot]'") and result.returncode == 1
+    assert last.endswith("Error: heed.plot needs matplotlib, which is not installed: "
+                         "pip install 'heed[plot]'") and result.returncode == 1
 
 
 def test_the_extra_is_there():

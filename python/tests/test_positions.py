@@ -1,4 +1,4 @@
-# Position encodings: independent NumPy formulas, the dict of a Transformers config, and what is refused.
+# Position encodings: independent NumPy formulas, the dict of a Transformers config, and errors.
 import math
 
 import numpy as np
@@ -66,7 +66,7 @@ def test_rotary_reads_strides_in_place(rng):
     q = qkv[:, ::-1, 1]
     expected = heed.rotary(q.copy(), np.arange(6), interleaved=False)
     np.testing.assert_array_equal(heed.rotary(q, np.arange(6), interleaved=False), expected)
-    swapped = np.swapaxes(qkv[:, :, 0], 2, 3)  # its last axis is not contiguous: copied
+    swapped = np.swapaxes(qkv[:, :, 0], 2, 3)  # the last axis is not contiguous, so that it is copied
     np.testing.assert_array_equal(heed.rotary(swapped, np.arange(12)[::2], interleaved=True),
                                   heed.rotary(swapped.copy(), np.arange(12)[::2], interleaved=True))
 

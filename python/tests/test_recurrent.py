@@ -1,11 +1,13 @@
 # Recurrent mechanisms from NumPy: agreement with their definition, states, options, gradients, errors.
 import numpy as np
 import pytest
-from mechanisms import STEPS, DESCRIPTIONS, INPUTS, NAMES, WITH_STATE, arguments, at_tokens, backward, call, features, state_shape
+from mechanisms import (STEPS, DESCRIPTIONS, INPUTS, NAMES, WITH_STATE, arguments, at_tokens, backward, call, features,
+                        state_shape)
 
 import heed
 
-GATED = [name for name in NAMES if "k" in INPUTS[name] and not DESCRIPTIONS[name]["channels"] and {"log_decay", "beta"} & set(INPUTS[name])]
+GATED = [name for name in NAMES if "k" in INPUTS[name] and not DESCRIPTIONS[name]["channels"]
+         and {"log_decay", "beta"} & set(INPUTS[name])]
 DELTA = [name for name in NAMES if {"beta", "erase", "a"} & set(INPUTS[name])]
 rng = np.random.default_rng(5)
 
@@ -31,7 +33,8 @@ def naive(values, scale, S=None):
             found = np.einsum("bhkv,bhk->bhv", before, of_key["a"][:, t])
             written += of_key["b"][:, t, :, :, None] * found[:, :, None, :]
         elif {"beta", "erase"} & set(values):
-            found = np.einsum("bhkv,bhk->bhv", S, of_key.get("p", k)[:, t] * (values["erase"][:, t] if "erase" in values else 1))
+            found = np.einsum("bhkv,bhk->bhv", S,
+                              of_key.get("p", k)[:, t] * (values["erase"][:, t] if "erase" in values else 1))
             error = v[:, t] * (values["write"][:, t] if "write" in values else 1) - found
             error *= values["beta"][:, t, :, None] if "beta" in values else 1
             written = k[:, t, :, :, None] * error[:, :, None, :]
@@ -42,7 +45,7 @@ def naive(values, scale, S=None):
 
 
 def steps_of_tokens(values, scale, S):
-    """The same over steps: a token's decay is before the first, its query after the last."""
+    """The recurrence over the steps of tokens: a token's decay is before its first step, its query after its last."""
     n = values["k"].shape[2]
 
     def spread(x, at):
@@ -141,7 +144,8 @@ def test_explain_and_out(name):
     products = 4 if name not in DELTA else 8 if "a" in values else 6
     products *= STEPS if DESCRIPTIONS[name]["several_writes"] else 1
     of_channels = DESCRIPTIONS[name]["channels"]
-    assert report["kernel"] == ("recurrence_channels" if of_channels else "delta_f32" if name in DELTA else "recurrence_f32")
+    assert report["kernel"] == ("recurrence_channels" if of_channels else "delta_f32" if name in DELTA
+                                else "recurrence_f32")
     assert report["flops"] == (60 * 2 * 70 * 40 if of_channels else products * 2 * 70 * 4 * features(name) * channels)
     assert report["visited_pairs"] == 0 and report["copies"] == []
     out = np.empty((2, 70, 40) if of_channels else (2, 70, 4, 10), np.float32)
@@ -216,7 +220,8 @@ def test_a_normalised_state_is_a_named_tuple_that_continues_and_has_gradients():
     assert all(map(np.array_equal, last, state))
     heed.linear_attention_step(q[:, 0], k[:, 0], v[:, 0], state)
     assert not np.array_equal(state.z, last.z)
-    gradients = heed.linear_attention_backward(v[:, 33:], q[:, 33:], k[:, 33:], v[:, 33:], initial_state=half, dstate=half)
+    gradients = heed.linear_attention_backward(v[:, 33:], q[:, 33:], k[:, 33:], v[:, 33:], initial_state=half,
+                                               dstate=half)
     assert gradients.dinitial_state._fields == ("S", "z") and gradients.dinitial_state.z.any()
     with pytest.raises(heed.InvalidArgument, match="linear_attention: final_state is asked for"):
         heed.linear_attention(q, k, v, causal=False, return_state=True)
@@ -233,9 +238,11 @@ def test_a_product_without_decays_is_that_of_decays_of_one():
     np.testing.assert_allclose(o, heed.delta_product(q, k, v, np.zeros_like(log_decay), beta), rtol=0, atol=1e-14)
     gradients = heed.delta_product_backward(o, q, k, v, None, beta)
     assert gradients.dlog_decay is None and gradients.dk.shape == k.shape
-    with pytest.raises(heed.InvalidArgument, match=r"delta_product: v has shape \[2,70,4,10\], expected rank 5: \[B, T, n, HV, V\]"):
+    with pytest.raises(heed.InvalidArgument,
+                       match=r"delta_product: v has shape \[2,70,4,10\], expected rank 5: \[B, T, n, HV, V\]"):
         heed.delta_product(q, k, v[:, :, 0], log_decay, beta)
-    with pytest.raises(heed.InvalidArgument, match=r"delta_product: beta has shape \[2,70,1,4\], expected \[2,70,2,4\]"):
+    with pytest.raises(heed.InvalidArgument,
+                       match=r"delta_product: beta has shape \[2,70,1,4\], expected \[2,70,2,4\]"):
         heed.delta_product(q, k, v, log_decay, beta[:, :, :1])
     with pytest.raises(heed.InvalidArgument, match=r"delta_product: v has shape \[2,70,0,4,10\], expected n >= 1"):
         heed.delta_product(q, k[:, :, :0], v[:, :, :0], log_decay, beta[:, :, :0])
@@ -288,7 +295,8 @@ def test_mlstm_gradients_are_differences():
     do, options = rng.standard_normal((2, 20, 4, 10)), {"eps": 0.0, "reverse": True}
     gradients = heed.mlstm_backward(do, *values.values(), initial_state=before, **options)
     assert gradients._fields == ("dq", "dk", "dv", "di", "df", "dinitial_state") and gradients.dinitial_state.m is None
-    pairs = [*zip(gradients, values.values(), strict=False), *zip(gradients.dinitial_state[:2], before[:2], strict=True)]
+    pairs = [*zip(gradients, values.values(), strict=False),
+             *zip(gradients.dinitial_state[:2], before[:2], strict=True)]
     for gradient, x in pairs:
         for _ in range(6):
             at = tuple(rng.integers(size) for size in x.shape)
@@ -340,8 +348,10 @@ def test_rwkv4_gradients_are_differences():
     _, before = heed.rwkv4(*arguments("rwkv4", T=5, seed=6).values(), return_state=True)
     do, options = rng.standard_normal((2, 70, 40)), {"reverse": True, "lengths": [70, 41]}
     gradients = heed.rwkv4_backward(do, *values.values(), initial_state=before, **options)
-    assert gradients._fields == ("dk", "dv", "dlog_decay", "du", "dinitial_state") and gradients.dinitial_state.max is None
-    pairs = [*zip(gradients, values.values(), strict=False), *zip(gradients.dinitial_state[:2], before[:2], strict=True)]
+    assert gradients._fields == ("dk", "dv", "dlog_decay", "du",
+                                 "dinitial_state") and gradients.dinitial_state.max is None
+    pairs = [*zip(gradients, values.values(), strict=False),
+             *zip(gradients.dinitial_state[:2], before[:2], strict=True)]
     for gradient, x in pairs:
         for _ in range(6):
             at = tuple(rng.integers(size) for size in x.shape)
@@ -369,7 +379,8 @@ def test_ssd_is_what_mamba_computes():
         S = np.exp(delta[:, t] * A)[..., None, None] * S + np.einsum("bh,bhp,bhn->bhpn", delta[:, t], x[:, t], B[:, t])
         y = np.einsum("bhpn,bhn->bhp", S, C[:, t]) + D * x[:, t]
         o[:, t] = y * z[:, t] / (1 + np.exp(-z[:, t]))
-    options = {"dt_bias": bias, "dt_softplus": True, "dt_limit": (0.1, 0.2), "initial_state": initial, "return_state": True}
+    options = {"dt_bias": bias, "dt_softplus": True, "dt_limit": (0.1, 0.2), "initial_state": initial,
+               "return_state": True}
     ours, state = heed.ssd(x, dt, A, values["B"], values["C"], D=D, z=z, **options)
     np.testing.assert_allclose(ours, o, rtol=0, atol=1e-12)
     np.testing.assert_allclose(state, S, rtol=0, atol=1e-12)
@@ -417,7 +428,8 @@ def test_efficient_attention_is_two_softmaxes():
     np.testing.assert_allclose(heed.efficient_attention(q, k, v, kv_mask=mask), expected, rtol=0, atol=1e-13)
     nothing = heed.efficient_attention(q, k, v, kv_mask=np.zeros_like(mask))
     assert not nothing.any()
-    with pytest.raises(heed.InvalidArgument, match=r"efficient_attention: kv_mask has shape \[2,69\], expected \[2,70\]"):
+    with pytest.raises(heed.InvalidArgument,
+                       match=r"efficient_attention: kv_mask has shape \[2,69\], expected \[2,70\]"):
         heed.efficient_attention(q, k, v, kv_mask=mask[:, 1:])
     with pytest.raises(TypeError, match="return_state"):
         heed.efficient_attention(q, k, v, return_state=True)

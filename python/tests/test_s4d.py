@@ -1,4 +1,4 @@
-# S4D's two views and its kernel: what only it has. The rest is in test_scans.py.
+# S4D's two views and its kernel, which other scans lack. The other tests are in test_scans.py.
 import numpy as np
 import pytest
 from scans import arguments, call, naive, s4d_modes
@@ -64,7 +64,8 @@ def test_gradients_of_the_kernel_are_differences(discretization):
 
 def test_slow_and_fast_rates_are_exact():
     """(e^z - 1) / z where z is tiny, and decays to nothing within a token."""
-    values = {"u": np.ones((1, 3, 20)), "log_dt": np.array([-30.0, 0.0, 3.0]), "log_A_real": np.array([[-20.0], [4.0], [2.0]]),
+    values = {"u": np.ones((1, 3, 20)),
+              "log_dt": np.array([-30.0, 0.0, 3.0]), "log_A_real": np.array([[-20.0], [4.0], [2.0]]),
               "A_imag": np.array([[1e-9], [0.0], [50.0]]), "C": np.ones((3, 1, 2))}
     o, state = call("s4d", values, return_state=True)
     dt = np.exp(values["log_dt"])
@@ -119,7 +120,8 @@ def test_dtypes_and_errors_of_the_kernel():
             kernel_of(values | spoiled, 7)
     with pytest.raises(heed.InvalidArgument, match="s4d_kernel: length is -1"):
         kernel_of(values, -1)
-    with pytest.raises(heed.InvalidArgument, match="s4d_kernel: discretization is 'euler', expected one of 'zoh', 'bilinear'"):
+    with pytest.raises(heed.InvalidArgument,
+                       match="s4d_kernel: discretization is 'euler', expected one of 'zoh', 'bilinear'"):
         kernel_of(values, 7, discretization="euler")
     with pytest.raises(TypeError, match="length"):
         heed.s4d_kernel(*(values[key] for key in PARAMETERS))

@@ -1,16 +1,16 @@
-# Mechanisms on the scan engine from NumPy: agreement with their definitions, layouts, states, options, gradients, errors.
+# Mechanisms on the scan engine from NumPy: agreement with definitions, layouts, states, options, gradients, errors.
 import numpy as np
 import pytest
 from scans import (
-    DESCRIPTIONS, NAMES, SIZES, arguments, arrays_of, at_tokens, axes_of, call, close_enough, naive, of_each, output_at, sizes_of,
+    DESCRIPTIONS, NAMES, SIZES, arguments, arrays_of, at_tokens, axes_of, call, close_enough, naive, of_each, output_at,
     state_of, time_axis,
 )
 
 import heed
 
 SETTINGS = {"selective_scan": [{}, {"delta_softplus": True}], "rg_lru": [{}, {"c": 3.0}], "hgrn": [{}],
-            "s4d": [{"method": method, "discretization": rule} for method in ("recurrent", "convolution") for rule in ("zoh", "bilinear")],
-            "h3": [{"method": "recurrent"}, {"method": "convolution"}]}
+            "s4d": [{"method": method, "discretization": rule} for method in ("recurrent", "convolution")
+                    for rule in ("zoh", "bilinear")], "h3": [{"method": "recurrent"}, {"method": "convolution"}]}
 CASES = [(name, settings) for name in NAMES for settings in SETTINGS[name]]
 each = pytest.mark.parametrize("name", NAMES)
 
@@ -21,7 +21,7 @@ def same(a, b):
 
 
 def assert_close(a, b, **tolerance):
-    """The same of states that agree to rounding."""
+    """Compares outputs or states that agree up to rounding."""
     for x, y in zip(arrays_of(a), arrays_of(b), strict=True):
         np.testing.assert_allclose(x, y, **tolerance)
 
@@ -159,12 +159,14 @@ def test_gradients_are_differences(name, settings, reverse):
     rng = np.random.default_rng(2)
     for values in with_forms(name):
         initial = state_of(name)
-        do, dstate = rng.standard_normal(next(iter(values.values())).shape), of_each(lambda x: rng.standard_normal(x.shape), initial)
+        do, dstate = (rng.standard_normal(next(iter(values.values())).shape),
+                      of_each(lambda x: rng.standard_normal(x.shape), initial))
         options = settings | {"reverse": reverse, "lengths": [SIZES["T"], 9]}
 
         def loss():
             o, state = call(name, values, initial_state=initial, return_state=True, **options)
-            return (o * do).sum() + sum((x * dx).sum() for x, dx in zip(arrays_of(state), arrays_of(dstate), strict=True))
+            return (o * do).sum() + sum((x * dx).sum()
+                                        for x, dx in zip(arrays_of(state), arrays_of(dstate), strict=True))
 
         gradients = call(name, values, do, suffix="_backward", initial_state=initial, dstate=dstate, **options)
         assert gradients._fields == (*("d" + x for x in DESCRIPTIONS[name]["inputs"]), "dinitial_state")
@@ -197,7 +199,7 @@ def test_explain_and_out(name):
 
 @each
 def test_a_nan_stays_in_its_channel(name):
-    """Or in its head, whose queries it meets from the next channel of keys on."""
+    """H3 has it in all of the head, as its queries see the next channels of keys."""
     values = arguments(name, dtype=np.float32)
     key = {"selective_scan": "delta", "s4d": "u", "h3": "k"}.get(name, "x")
     axes = axes_of(name, key)
@@ -206,7 +208,8 @@ def test_a_nan_stays_in_its_channel(name):
     lost = np.isnan(call(name, values))
     for where in np.ndindex(lost.shape):
         place = dict(zip(axes, where))
-        assert lost[where] == (place["T"] >= 9 and all(place[axis] == spoiled[axis] for axis in axes if axis not in "Td"))
+        assert lost[where] == (place["T"] >= 9
+                               and all(place[axis] == spoiled[axis] for axis in axes if axis not in "Td"))
 
 
 @each
@@ -219,7 +222,8 @@ def test_errors_name_the_argument(name):
     cases = [
         ({"lengths": [21, 22]}, r"lengths\[1\] is 22, expected 0 to T = 21"),
         ({"initial_state": of_each(lambda x: x[:1], initial)}, r"initial_state.* has shape .*, expected \[2,"),
-        ({"initial_state": of_each(lambda x: x.astype(np.float32), initial)}, "initial_state.* has dtype f32, expected f64"),
+        ({"initial_state": of_each(lambda x: x.astype(np.float32), initial)},
+         "initial_state.* has dtype f32, expected f64"),
         ({"out": x[:1]}, "out has shape .*, expected"),
         ({first: x[0]}, rf"{first} has shape .*, expected \[{expected}\]"),
         ({first: x.astype(int)}, f"{first} has dtype"),
@@ -274,7 +278,8 @@ def test_errors_name_the_argument(name):
         call(name, values, x[:1], suffix="_backward")
 
 
-@pytest.mark.parametrize(("name", "key"), [(name, key) for name in NAMES for key in ("A", "log_decay") if key in DESCRIPTIONS[name]["inputs"]])
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name in NAMES
+                                           for key in ("A", "log_decay") if key in DESCRIPTIONS[name]["inputs"]])
 def test_checks_refuse_what_would_grow(name, key):
     values = arguments(name)
     values[key].flat[7] = 1e-3

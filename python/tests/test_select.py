@@ -1,4 +1,4 @@
-# Selectors from NumPy and PyTorch: what they choose, beside plain definitions; attention and training with a choice; errors.
+# Selectors from NumPy and PyTorch: choices against plain definitions, attention and training with a choice, errors.
 import numpy as np
 import pytest
 
@@ -23,10 +23,12 @@ def mask_of(pattern, **options):
 def gate(q, k, block, count, box=False, group=True):
     """The blocks [B, H, Tq, nb] of top_blocks under a causal mask, from its definition."""
     nb, groups = -(-TK // block), HQ // HK
-    means, low, high = (np.stack([f(k[:, i * block:(i + 1) * block], axis=1) for i in range(nb)], 1) for f in (np.mean, np.min, np.max))
+    means, low, high = (np.stack([f(k[:, i * block:(i + 1) * block], axis=1) for i in range(nb)], 1)
+                        for f in (np.mean, np.min, np.max))
     each = [np.repeat(x, groups, 2) for x in (means, low, high)]
     if box:
-        scores = np.maximum(q[:, :, None] * each[1][:, None], q[:, :, None] * each[2][:, None]).sum(-1)  # [B, Tq, nb, Hq]
+        # [B, Tq, nb, Hq]
+        scores = np.maximum(q[:, :, None] * each[1][:, None], q[:, :, None] * each[2][:, None]).sum(-1)
     else:
         scores = np.einsum("bthd,bnhd->btnh", q, each[0])
     if group:
@@ -77,7 +79,8 @@ def test_attention_with_a_choice_is_that_with_its_mask(selector):
 @each
 def test_training_through_a_choice_has_the_gradients_of_its_mask(selector):
     x = {key: torch.tensor(value, requires_grad=True) for key, value in inputs().items()}
-    pattern = selector({key: value if key != "q" else value for key, value in x.items()} if selector is not SELECTORS["indexer"]
+    pattern = selector({key: value if key != "q" else value for key, value in x.items()}
+                       if selector is not SELECTORS["indexer"]
                        else {key: value.detach().numpy() for key, value in x.items()})
     do = torch.randn(B, TQ, HQ, 24)
     o = heed.torch.attention(x["q"], x["k"], x["v"], causal=True, pattern=pattern)
@@ -93,14 +96,16 @@ def test_tensors_and_arrays_choose_alike():
         pattern = S.top_blocks(q, k, count=3, block=16)
         assert np.array_equal(mask_of(pattern), mask_of(S.top_blocks(q.requires_grad_(), k, count=3, block=16)))
         if dtype != torch.bfloat16:
-            assert np.array_equal(mask_of(pattern), mask_of(S.top_blocks(q.detach().numpy(), k.numpy(), count=3, block=16)))
+            assert np.array_equal(mask_of(pattern),
+                                  mask_of(S.top_blocks(q.detach().numpy(), k.numpy(), count=3, block=16)))
 
 
 def test_padding_threads_and_places_are_those_of_attention():
     x = inputs()
     lengths = [120, 160]
     pattern = S.top_blocks(x["q"], x["k"], count=3, block=16, key_lengths=lengths, align=[20, 60], threads=1)
-    again = S.top_blocks(x["q"], x["k"], count=3, block=16, key_lengths=np.array(lengths), align=np.array([20, 60]), threads=2)
+    again = S.top_blocks(x["q"], x["k"], count=3, block=16, key_lengths=np.array(lengths), align=np.array([20, 60]),
+                         threads=2)
     assert np.array_equal(mask_of(pattern, align=[20, 60]), mask_of(again, align=[20, 60]))
     alone = S.top_blocks(x["q"][:1], x["k"][:1, :120], count=3, block=16)
     assert np.array_equal(mask_of(pattern, align=[20, 60])[0, ..., :120],
@@ -119,7 +124,8 @@ def test_a_row_at_a_time_chooses_as_all_at_once():
     x = inputs()
     whole = S.top_blocks(x["q"], x["k"], count=3, block=16)
     step = S.top_blocks(x["q"][:, -1:], x["k"], count=3, block=16)
-    assert np.array_equal(step.mask(1, TK, heads=HQ, key_heads=HK, batch=B)[:, :, 0], whole.mask(TQ, TK, heads=HQ, key_heads=HK, batch=B)[:, :, -1])
+    assert np.array_equal(step.mask(1, TK, heads=HQ, key_heads=HK, batch=B)[:, :, 0],
+                          whole.mask(TQ, TK, heads=HQ, key_heads=HK, batch=B)[:, :, -1])
 
 
 @pytest.mark.parametrize("package", [heed, heed.torch])
@@ -138,7 +144,8 @@ def test_caches_choose_by_their_statistics(package):
         np.testing.assert_allclose(np.asarray(cache.attend(q, pattern=chosen)), np.asarray(expected), atol=3e-6)
     without = package.KVCache(B, HK, D, 24)
     without.append(x["k"], x["v"])
-    with pytest.raises(heed.InvalidArgument, match="top_blocks: k has no sketch, expected a cache that was made with one"):
+    with pytest.raises(heed.InvalidArgument,
+                       match="top_blocks: k has no sketch, expected a cache that was made with one"):
         S.top_blocks(q, without, count=2)
     with pytest.raises(heed.InvalidArgument, match="top_blocks: block is 16, expected a multiple of the 64"):
         S.top_blocks(q, cache, count=2, block=16)
@@ -180,7 +187,8 @@ def test_bad_arguments_of_the_others_are_named():
             S.cumulative(q, k, mass=mass)
     with pytest.raises(heed.InvalidArgument, match="vertical_slash: last is 0, expected 1 or more"):
         S.vertical_slash(q, k, last=0)
-    with pytest.raises(heed.InvalidArgument, match=r"indexer: k_index has shape \[2,160,2,16\], expected \[B, Tk, Di\]"):
+    with pytest.raises(heed.InvalidArgument,
+                       match=r"indexer: k_index has shape \[2,160,2,16\], expected \[B, Tk, Di\]"):
         S.indexer(q, k, np.ones((B, TQ, HQ), np.float32))
     with pytest.raises(TypeError, match="mask"):
         S.top_blocks(q, k, count=2, mask=None)

@@ -1,4 +1,4 @@
-# Signatures: what inspect and type checkers see of everything public is what can be called, and types can be pickled.
+# Signatures of all public names agree with inspect and type checkers, and types can be pickled.
 import ast
 import builtins
 import collections.abc
@@ -33,14 +33,16 @@ def public():
     found = {}
     for module in MODULES:
         names = getattr(module, "__all__", None) or [name for name, x in vars(module).items()
-                                                     if name[0] != "_" and getattr(x, "__module__", "") == module.__name__]
+                                                     if name[0] != "_" and getattr(x, "__module__", "")
+                                                     == module.__name__]
         for name in names:
             thing = getattr(module, name)
             if not callable(thing):
                 continue
             found[f"{module.__name__}.{name}"] = thing
             if isinstance(thing, type) and not issubclass(thing, (tuple, torch.nn.Module)):
-                found |= {f"{module.__name__}.{name}.{key}": getattr(thing, key) for cls in thing.__mro__ for key in vars(cls)
+                found |= {f"{module.__name__}.{name}.{key}": getattr(thing, key)
+                          for cls in thing.__mro__ for key in vars(cls)
                           if key[0] != "_" and cls.__module__.startswith("heed") and callable(getattr(thing, key))}
     return found
 
@@ -58,16 +60,17 @@ def test_everything_public_has_a_signature(name):
 
 
 def test_nothing_is_left_out():
-    for name in ("heed.gla", "heed.gla_step", "heed.torch.gla", "heed.torch.gla_step", "heed.KVCache.attend", "heed.KVCache.share",
-                 "heed.torch.KVCache.attend", "heed.GlaGradients", "heed.LinearAttentionState", "heed.InvalidArgument",
-                 "heed.capture.capture", "heed.transformers.register", "heed.view", "heed.View.save", "heed.plot.cost_curves"):
+    for name in ("heed.gla", "heed.gla_step", "heed.torch.gla", "heed.torch.gla_step", "heed.KVCache.attend",
+                 "heed.KVCache.share", "heed.torch.KVCache.attend", "heed.GlaGradients", "heed.LinearAttentionState",
+                 "heed.InvalidArgument", "heed.capture.capture", "heed.transformers.register", "heed.view",
+                 "heed.View.save", "heed.plot.cost_curves"):
         assert name in PUBLIC
 
 
 def test_overloads_are_one_signature():
     gla = inspect.signature(heed.gla)
-    assert list(gla.parameters) == ["q", "k", "v", "log_decay", "log_decay_v", "scale", "initial_state", "return_state", "lengths",
-                                    "starts", "cu_seqlens", "reverse", "out", "threads"]
+    assert list(gla.parameters) == ["q", "k", "v", "log_decay", "log_decay_v", "scale", "initial_state", "return_state",
+                                    "lengths", "starts", "cu_seqlens", "reverse", "out", "threads"]
     assert gla.parameters["return_state"].annotation == "bool" and gla.parameters["return_state"].default is False
     assert gla.return_annotation == "Result | tuple[Result, StateResult]"
     assert gla.parameters["q"].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -83,7 +86,8 @@ def test_methods_of_objects_and_classes():
     assert list(inspect.signature(heed.KVCache.trim).parameters) == ["self", "lengths"]
     assert list(inspect.signature(cache.trim).parameters) == ["lengths"]
     attend = inspect.signature(cache.attend).parameters
-    assert "causal" in attend and "softcap" in attend and "options" not in attend and attend["precision"].default == "highest"
+    assert ("causal" in attend and "softcap" in attend and "options" not in attend
+            and attend["precision"].default == "highest")
     assert list(inspect.signature(heed.KVCache).parameters)[:4] == ["batch", "heads", "dim", "value_dim"]
     assert list(inspect.signature(heed.torch.KVCache).parameters)[:4] == ["batch", "heads", "dim", "value_dim"]
     assert str(inspect.signature(heed.InvalidArgument)).startswith("(*args)")
@@ -101,7 +105,8 @@ def test_a_call_by_the_signature_is_a_call(name):
     """Defaults of the signature, given, are those of the call."""
     values = arguments(name, T=3)
     function = getattr(heed, name)
-    given = inspect.signature(function).bind(*(x for key, x in values.items() if key not in DESCRIPTIONS[name]["optional"]))
+    given = inspect.signature(function).bind(*(x for key, x in values.items()
+                                               if key not in DESCRIPTIONS[name]["optional"]))
     given.apply_defaults()
     np.testing.assert_array_equal(function(*given.args, **given.kwargs), function(*given.args))
     with pytest.raises(TypeError):
@@ -109,7 +114,8 @@ def test_a_call_by_the_signature_is_a_call(name):
 
 
 def test_types_that_signatures_name_are_defined():
-    known = {*vars(_typing), *heed.__all__, *dir(builtins), *dir(typing), *dir(collections.abc), *dir(np), "numpy", "NDArray"}
+    known = {*vars(_typing), *heed.__all__, *dir(builtins), *dir(typing), *dir(collections.abc), *dir(np), "numpy",
+             "NDArray"}
     for name, thing in PUBLIC.items():
         if not hasattr(thing, "__nb_signature__"):
             continue
@@ -135,7 +141,8 @@ def stubbed(path):
 @pytest.mark.parametrize("module, path", [(heed, "_core.pyi"), (heed.torch, "torch/__init__.pyi")])
 def test_stubs_have_the_same_functions_and_parameters(module, path):
     stub = stubbed(FOLDER / path)
-    names = {name for name in module.__all__ if callable(getattr(module, name)) and not isinstance(getattr(module, name), type)}
+    names = {name for name in module.__all__
+             if callable(getattr(module, name)) and not isinstance(getattr(module, name), type)}
     assert set(stub) == names - {"advise", "pattern_from_block_mask", "replace_sdpa", "scaled_dot_product_attention"}
     for name, (parameters, optional, more) in stub.items():
         at_runtime = inspect.signature(getattr(module, name)).parameters
@@ -145,7 +152,7 @@ def test_stubs_have_the_same_functions_and_parameters(module, path):
         assert {key for key, p in at_runtime.items() if p.default is not p.empty} == optional, name
 
 
-ON_TENSORS = '''
+ON_TENSORS = """
 import torch
 import heed.torch
 import heed.torch.nn
@@ -186,7 +193,7 @@ held: heed.torch.nn.State = layer.new_state(2)
 y: Tensor = layer.step(q[:, 0, 0], held)
 heed.torch.nn.Mamba(8, state_siz=4)  # wrong: call-arg
 heed.torch.gal  # wrong: attr-defined
-'''
+"""
 
 
 def test_mypy_sees_functions_of_tensors(tmp_path):
@@ -229,12 +236,14 @@ def test_methods_of_a_cache_are_pickled_as_far_as_the_cache_is():
         pickle.dumps(heed.KVCache(1, 2, 8).trim)
 
 
-@pytest.mark.parametrize("name", [name for name in heed.__all__ if name.endswith("_backward") and name != "t5_bias_backward"])
+@pytest.mark.parametrize("name",
+                         [name for name in heed.__all__ if name.endswith("_backward") and name != "t5_bias_backward"])
 def test_gradients_are_of_a_public_type(name):
     kind = getattr(heed, inspect.signature(getattr(heed, name)).return_annotation)
     gradients = kind(*range(len(kind._fields)))
     assert pickle.loads(pickle.dumps(gradients)) == gradients and type(pickle.loads(pickle.dumps(gradients))) is kind
-    stub = next(node for node in ast.parse((FOLDER / "_core.pyi").read_text()).body if getattr(node, "name", "") == kind.__name__)
+    stub = next(node for node in ast.parse((FOLDER / "_core.pyi").read_text()).body
+                if getattr(node, "name", "") == kind.__name__)
     assert tuple(x.target.id for x in stub.body if isinstance(x, ast.AnnAssign)) == kind._fields
 
 

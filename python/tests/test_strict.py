@@ -1,4 +1,4 @@
-# heed.set_strict(True): what is slow is refused, by name, and what is not runs as before.
+# heed.set_strict(True): slow calls are refused by name, and all others run as before.
 import numpy as np
 import pytest
 import scans
@@ -13,7 +13,7 @@ RNG = np.random.default_rng(3)
 
 
 def strided(x):
-    """The same numbers, every other of a longer last axis."""
+    """The numbers of x as every other element of a longer last axis."""
     return np.repeat(x, 2, axis=-1)[..., ::2]
 
 
@@ -26,7 +26,8 @@ def test_an_array_that_would_be_copied_is_refused_by_name(name):
     heed.set_strict(True)
     assert np.array_equal(run(**values), expected)
     slow = values | {key: strided(values[key])}
-    with pytest.raises(heed.Unsupported, match=f"{name}: {key}: its last axis is not contiguous, so that it would be copied"):
+    with pytest.raises(heed.Unsupported,
+                       match=f"{name}: {key}: its last axis is not contiguous, so that it would be copied"):
         run(**slow)
     assert heed.explain(name, **slow)["copies"] == [key]  # as it says without calling
     heed.set_strict(False)
@@ -71,7 +72,8 @@ def test_a_scan_does_not_gather(name):
     with pytest.raises(heed.Unsupported, match=f"{name}_backward: do: {refused}"):
         scans.call(name, values, gathered, suffix="_backward")
     if name in scans.NAMES:
-        scans.call(name, scans.at_tokens(name, values | {first: gathered}, 0), suffix="_step", state=scans.state_of(name))
+        scans.call(name, scans.at_tokens(name, values | {first: gathered}, 0), suffix="_step",
+                   state=scans.state_of(name))
     heed.set_strict(False)
     assert np.array_equal(scans.call(name, values | {first: gathered}), expected)
 
@@ -116,7 +118,8 @@ def test_pairs_are_not_read_one_by_one(options, why):
         call_it()
 
 
-@pytest.mark.parametrize("options", [{"bias": np.zeros((6, 6))}, {"mask": np.ones((6, 6), bool)}, {"alibi": [0.5, 0.25]}])
+@pytest.mark.parametrize("options",
+                         [{"bias": np.zeros((6, 6))}, {"mask": np.ones((6, 6), bool)}, {"alibi": [0.5, 0.25]}])
 def test_pairs_that_are_read_in_runs_are_not_refused(options):
     calls, explanations = with_pairs(**options)
     heed.set_strict(True)

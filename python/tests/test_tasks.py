@@ -1,4 +1,5 @@
-# The examples digits and speech, and what the three tasks share: C++ computes what Python trained, results and tables are those measured.
+# The examples digits and speech, and the code that the three tasks share: C++ computes the logits of the model that
+# Python trained, and results and tables are the measured ones.
 import argparse
 import json
 import os
@@ -36,7 +37,8 @@ def program(name):
     return HEED.with_name(f"example_{name}")
 
 
-needs_programs = pytest.mark.skipif(not all(program(name).exists() for name in TASKS), reason="no programs of the examples")
+needs_programs = pytest.mark.skipif(not all(program(name).exists() for name in TASKS),
+                                    reason="no programs of the examples")
 
 
 def classify(name, *args):
@@ -44,7 +46,7 @@ def classify(name, *args):
 
 
 def small_model(task, mechanism, path):
-    """Untrained, with nothing left at 0 or 1 that a program could forget."""
+    """An untrained model; no parameter is 0 or 1, which could hide that a program omits it."""
     torch.manual_seed(5)
     model = classifier.Classifier(task._replace(layers=2, width=48, heads=3), mechanism).eval()
     with torch.no_grad():
@@ -57,7 +59,8 @@ def small_model(task, mechanism, path):
 def sequences(name, number=3):
     numbers = {"digits": digits.PIXELS, "speech": speech.SAMPLES}[name]
     draws = np.random.default_rng(2)
-    return (draws.random((number, numbers)) if name == "digits" else draws.standard_normal((number, numbers))).astype(np.float32)
+    return (draws.random((number, numbers)) if name == "digits"
+            else draws.standard_normal((number, numbers))).astype(np.float32)
 
 
 @needs_programs
@@ -130,7 +133,8 @@ def test_what_is_wrong_with_a_file_is_one_line(tmp_path):
 
     small_model(digits.TASK, "attention", model)
     for wrong, said in ((np.zeros((3, 63), np.float32), r"f32\[3,63\]"), (np.zeros((3, 64)), r"f64\[3,64\]"),
-                        (np.zeros(64, np.float32), r"f32\[64\]"), (np.zeros((3, 64), np.float32, order="F"), "rows contiguous")):
+                        (np.zeros(64, np.float32), r"f32\[64\]"),
+                        (np.zeros((3, 64), np.float32, order="F"), "rows contiguous")):
         np.save(images, wrong)
         line(rf"{said}.*" if said.startswith("rows") else rf"{said}, expected f32\[N,64\]", model, images)
     line("missing.npy", model, tmp_path / "missing.npy")
@@ -214,7 +218,8 @@ def test_voices_that_are_held_out_are_not_learned_from():
     assert len(set(spoken)) == len(spoken) == 10 * len(speech.VOICES) * len(speech.ACCENTS) * len(speech.MANNERS)
 
 
-@pytest.mark.skipif(speech.shutil.which("espeak-ng") is None, reason="no espeak-ng, which scripts/setup installs on Debian")
+@pytest.mark.skipif(speech.shutil.which("espeak-ng") is None,
+                    reason="no espeak-ng, which scripts/setup installs on Debian")
 def test_words_are_synthesised_once(tmp_path, monkeypatch, capsys):
     for name, value in {"VOICES": ("m1",), "HELD_OUT": ("f2",), "ACCENTS": ("en-us",), "MANNERS": ((150, 50),)}.items():
         monkeypatch.setattr(speech, name, value)
@@ -228,7 +233,8 @@ def test_words_are_synthesised_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(speech, "ACCENTS", ("en-nowhere",))
     with pytest.raises(SystemExit):
         speech.synthesised(tmp_path)
-    assert capsys.readouterr().err.endswith(": espeak-ng has no voice en-nowhere, expected one that has: 1.51 is known to\n")
+    assert capsys.readouterr().err.endswith(": espeak-ng has no voice en-nowhere, expected one that has: "
+                                            "1.51 is known to\n")
 
 
 def run_train(name, *args, **environment):
@@ -236,11 +242,14 @@ def run_train(name, *args, **environment):
 
 
 @pytest.mark.parametrize("name, hidden, sentence", [
-    ("digits", "sklearn", "train.py: needs the package scikit-learn, which is not installed: python -m pip install scikit-learn\n"),
-    ("speech", "espeak-ng", "train.py: needs the program espeak-ng, which is not installed: apt-get install espeak-ng\n")])
+    ("digits", "sklearn", "train.py: needs the package scikit-learn, which is not installed: "
+     "python -m pip install scikit-learn\n"),
+    ("speech", "espeak-ng", "train.py: needs the program espeak-ng, which is not installed: "
+     "apt-get install espeak-ng\n")])
 def test_what_is_missing_is_one_sentence_that_says_what_to_do(name, hidden, sentence, tmp_path):
     (tmp_path / "sklearn.py").write_text("# hides the package\nraise ImportError\n")
-    environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"} if hidden == "sklearn" else {"PATH": str(tmp_path)}
+    environment = ({"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"} if hidden == "sklearn"
+                   else {"PATH": str(tmp_path)})
     done = run_train(name, "--mechanism", "none", **environment)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", sentence)
 
@@ -251,9 +260,11 @@ def test_training_says_how_far_it_is_and_writes_what_the_program_reads(tmp_path)
     done = run_train("digits", "--mechanism", "attention", "--steps", 3, "--out", path)
     assert done.returncode == 1, done.stderr  # three steps are not enough, and it says so
     assert re.match(r"nearest mean: \d\d\.\d% right, logistic regression: \d\d\.\d% right\n", done.stdout)
-    lines = re.findall(r"^step +(\d+)  train \d\.\d{3}  held out +\d+\.\d% right  \d+ sequences/s  \d+ s$", done.stdout, re.M)
+    lines = re.findall(r"^step +(\d+)  train \d\.\d{3}  held out +\d+\.\d% right  \d+ sequences/s  \d+ s$", done.stdout,
+                       re.M)
     assert lines == ["1", "3"]
-    assert re.search(r"^attention: \d+\.\d% right, the best of the above \d\d\.\d%: NOT above the bar\n\Z", done.stdout, re.M)
+    assert re.search(r"^attention: \d+\.\d% right, the best of the above \d\d\.\d%: NOT above the bar\n\Z", done.stdout,
+                     re.M)
     np.save(tmp_path / "x.npy", digits.load().test_x[:5])
     assert len(classify("digits", path, tmp_path / "x.npy").stdout.split()) == 5
 
@@ -272,7 +283,8 @@ def test_a_row_has_what_cpp_gets_right(name, tmp_path, capsys):
     row = classifier.row_of(task, "none", data, 0, tmp_path / "none.safetensors", timed=True)
     logits = np.load(tmp_path / "none.logits.npy")
     assert row["mechanism"] == "none" and row["right"] == (logits.argmax(1) == data.test_y).mean()
-    assert row["train_seconds"] > 0 and row["train_per_second"] > 0 and row["cpp_microseconds"] > 0 and row["cpu"] and row["threads"] >= 1
+    assert (row["train_seconds"] > 0 and row["train_per_second"] > 0 and row["cpp_microseconds"] > 0 and row["cpu"]
+            and row["threads"] >= 1)
     untimed = classifier.row_of(task, "none", data, 0, tmp_path / "none.safetensors", timed=False)
     assert untimed["right"] == row["right"] and {untimed[key] for key in (
         "train_seconds", "train_per_second", "cpp_microseconds", "cpu", "threads")} == {None}
@@ -301,7 +313,8 @@ def test_results_that_are_there_are_not_measured_again(tmp_path, monkeypatch, ca
         measured.append(mechanism)
         times = {"train_seconds": 61.4, "train_per_second": 1234.5, "cpp_microseconds": 70.2}
         return {"mechanism": mechanism, "right": 0.97 if mechanism == "a" else 0.5, "weights": 1000,
-                **(times if timed else dict.fromkeys(times)), "cpu": "CPU" if timed else None, "threads": 2 if timed else None}
+                **(times if timed else dict.fromkeys(times)), "cpu": "CPU" if timed else None,
+                "threads": 2 if timed else None}
 
     def run(names, head=head, untimed=False, timed=True):
         measured.clear()
@@ -365,9 +378,10 @@ def numbers_of(svg, kind):
 
 def test_the_chart_of_lengths_shows_every_number_where_it_belongs():
     tokens = [1024, 2048, 4096]
-    rows = [{"mechanism": name, "family": "", "pass": what, "tokens": tokens[:n], "seconds": [base * 4**i for i in range(n)],
-             "megabytes": [10.0 * 2**i for i in range(n)]}
-            for name, base, n in (("attention", 1e-3, 3), ("gla", 1e-4, 2), ("retention", 1e-4, 3)) for what in ("forward", "training")]
+    rows = [{"mechanism": name, "family": "", "pass": what, "tokens": tokens[:n],
+             "seconds": [base * 4**i for i in range(n)], "megabytes": [10.0 * 2**i for i in range(n)]}
+            for name, base, n in (("attention", 1e-3, 3), ("gla", 1e-4, 2), ("retention", 1e-4, 3))
+            for what in ("forward", "training")]
     svg = task_charts.length_chart({"cpu": "CPU <x>", "threads": 2, "rows": rows})
     marks = numbers_of(svg, "circle")
     assert len(marks) == 3 * (3 + 2)  # retention is in the tables alone
@@ -377,31 +391,38 @@ def test_the_chart_of_lengths_shows_every_number_where_it_belongs():
         "gla, 1024 tokens: 0.0001 s", "gla, 2048 tokens: 0.0004 s"]
     x, y = ([float(mark.attrib[c]) for mark in marks] for c in ("cx", "cy"))
     assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.2) and x[3:5] == x[:2]
-    assert y[0] - y[1] == pytest.approx(y[1] - y[2], abs=0.2) and y[3] - y[0] == pytest.approx((y[0] - y[1]) / np.log10(4), abs=0.5)
+    assert y[0] - y[1] == pytest.approx(y[1] - y[2],
+                                        abs=0.2) and y[3] - y[0] == pytest.approx((y[0] - y[1]) / np.log10(4), abs=0.5)
     said = [text.text for text in numbers_of(svg, "text")]
-    assert {"100 us", "1 ms", "10 ms", "1k", "4k", "10 MB", "attention", "gla"} <= set(said) and "float32, 2 threads; CPU <x>" in said
+    assert {"100 us", "1 ms", "10 ms", "1k", "4k", "10 MB", "attention",
+            "gla"} <= set(said) and "float32, 2 threads; CPU <x>" in said
 
 
 def test_the_chart_of_tasks_shows_every_row_and_its_bar():
     def row(mechanism, seconds=None, **value):
-        return {"mechanism": mechanism, **value, "train_seconds": seconds, "cpu": "CPU" if seconds else None, "threads": 2}
+        return {"mechanism": mechanism, **value, "train_seconds": seconds, "cpu": "CPU" if seconds else None,
+                "threads": 2}
 
     svg = task_charts.tasks_chart({
         "language": {"bar": 2.7, "rows": [row("gla", 50, bits=2.1), row("none", 25, bits=2.68)]},
         "speech": {"baselines": {"chance": 0.1, "other": 0.5}, "rows": [row("s4d", right=0.9)]}})
     marks = numbers_of(svg, "circle")
     assert [mark[0].text for mark in marks] == ["none: 2.680", "gla: 2.100", "s4d: 90.0%"]
-    lines = {path[0].text: float(re.match(r"M([\d.]+) ", path.attrib["d"])[1]) for path in numbers_of(svg, "path") if len(path)}
+    lines = {path[0].text: float(re.match(r"M([\d.]+) ", path.attrib["d"])[1])
+             for path in numbers_of(svg, "path") if len(path)}
     at = [float(mark.attrib["cx"]) for mark in marks]
     assert set(lines) == {"counts of three bytes: 2.700", "chance: 0.100", "other: 0.500"}
-    assert at[1] < at[0] < lines["counts of three bytes: 2.700"] and lines["chance: 0.100"] < lines["other: 0.500"] < at[2]
+    assert (at[1] < at[0] < lines["counts of three bytes: 2.700"]
+            and lines["chance: 0.100"] < lines["other: 0.500"] < at[2])
     assert at[2] - lines["other: 0.500"] == pytest.approx(lines["other: 0.500"] - lines["chance: 0.100"], abs=0.2)
-    bars = [float(re.search(r"h([\d.]+)$", path.attrib["d"])[1]) for path in numbers_of(svg, "path") if "c1" in path.attrib["class"]]
+    bars = [float(re.search(r"h([\d.]+)$", path.attrib["d"])[1])
+            for path in numbers_of(svg, "path") if "c1" in path.attrib["class"]]
     assert bars[1] == pytest.approx(2 * bars[0], abs=0.2) and len(bars) == 2
 
 
 def test_every_mechanism_has_its_row_and_is_above_the_bar():
-    """Of the tables that there are. Digits are right in 97 of 100 besides, but for the second of two scans, as docs/tasks.md says."""
+    """Checks the recorded tables. Digits are right in 97 of 100 besides, but for the second of two scans, as
+    docs/tasks.md says."""
     tables = {name: results.read(results.FOLDER / f"{name}.json") for name in ("language", "image", "speech")}
     mechanisms = {"language": byte_lm.MECHANISMS, "image": digits.MECHANISMS, "speech": speech.MECHANISMS}
     assert tables["image"]["rows"]
@@ -412,5 +433,6 @@ def test_every_mechanism_has_its_row_and_is_above_the_bar():
             if name == "language":
                 above = row["bits"] < table["bar"]
             else:
-                above = row["right"] > max(table["baselines"].values()) and (row["right"] >= 0.97 or name != "image" or mechanism == "selective_scan")
+                above = row["right"] > max(table["baselines"].values()) and (
+                    row["right"] >= 0.97 or name != "image" or mechanism == "selective_scan")
             assert above or mechanism == "none", (name, row)

@@ -1,4 +1,4 @@
-# heed.torch.attention: the bits of the NumPy functions, derivatives, and what PyTorch's own machinery asks of an operator.
+# heed.torch.attention: the bits of the NumPy functions, derivatives, and PyTorch's own checks of an operator.
 import math
 import os
 import subprocess
@@ -482,7 +482,8 @@ assert torch.equal(grad(), expected)
 
 
 def test_heed_does_not_import_torch():
-    code = "import sys, heed; heed.alibi_slopes(4); assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    code = ("import sys, heed; heed.alibi_slopes(4); assert 'torch' not in sys.modules and 'transformers' not in "
+            "sys.modules")
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -516,7 +517,8 @@ BAD = {
     ),
     "nested": (lambda q, k, v: attention(torch.nested.nested_tensor([q[0]]), k, v), r"q is a nested tensor"),
     "jagged": (
-        lambda q, k, v: attention(torch.nested.nested_tensor([q[0]], layout=torch.jagged), k, v), r"q is a nested tensor"
+        lambda q, k, v: attention(torch.nested.nested_tensor([q[0]], layout=torch.jagged), k, v),
+        r"q is a nested tensor"
     ),
     "rank": (lambda q, k, v: attention(q[0, 0], k, v), r"q has shape \[4, 8\]"),
     "rank of v": (lambda q, k, v: attention(q, k, v[0]), r"v has shape \[6, 2, 7\]"),

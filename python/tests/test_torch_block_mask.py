@@ -1,4 +1,4 @@
-# Block masks of FlexAttention as patterns: the pairs that they keep, outputs beside flex_attention, gradients beside autograd.
+# Block masks of FlexAttention as patterns: kept pairs, outputs against flex_attention, gradients against autograd.
 import gc
 
 import numpy as np
@@ -51,8 +51,8 @@ def nothing_in_some_rows(b, h, q, k):
 
 # mask function, whether by batch entry, by head
 MASKS = {f.__name__: (f, *by) for f, *by in (
-    (causal, 0, 0), (window, 0, 0), (documents, 1, 0), (by_head, 0, 1), (by_both, 1, 1), (prefix, 0, 0), (far_and_global, 0, 0),
-    (nothing_in_some_rows, 0, 0))}
+    (causal, 0, 0), (window, 0, 0), (documents, 1, 0), (by_head, 0, 1), (by_both, 1, 1), (prefix, 0, 0),
+    (far_and_global, 0, 0), (nothing_in_some_rows, 0, 0))}
 each = pytest.mark.parametrize("name", MASKS)
 sizes = pytest.mark.parametrize("size", [128, (32, 64), (48, 80), 7, 300, (1, 200)], ids=str)
 
@@ -98,7 +98,7 @@ def assert_as_flex(name, mask, q, k, v):
 @sizes
 def test_pairs_are_those_of_the_mask_function(name, size):
     pattern = pattern_from_block_mask(block_mask(name, size=size))
-    for align in ("top_left", "bottom_right", [5, 0]):  # rows are the call's, wherever it stands
+    for align in ("top_left", "bottom_right", [5, 0]):  # rows are those of the call, whatever their positions
         assert np.array_equal(pattern.mask(200, 200, heads=H, batch=B, align=align), dense(name).numpy())
 
 
@@ -112,7 +112,8 @@ def test_outputs_and_gradients(name):
 def test_odd_lengths(lengths):
     for name in ("causal", "by_both", "far_and_global"):
         mask = block_mask(name, *lengths, size=64)
-        assert np.array_equal(pattern_from_block_mask(mask).mask(*lengths, heads=H, batch=B), dense(name, *lengths).numpy())
+        assert np.array_equal(pattern_from_block_mask(mask).mask(*lengths, heads=H, batch=B),
+                              dense(name, *lengths).numpy())
         assert_as_flex(name, mask, *tensors(*lengths))
 
 
@@ -128,8 +129,8 @@ def test_the_mask_function_is_asked_of_partial_blocks_alone(monkeypatch):
     pattern_from_block_mask(mask)
     assert sum(asked) == int(mask.kv_num_blocks.sum()) * 8 * 8 == 25 * 8 * 8
     long = flex.BlockMask.from_kv_blocks(  # 2^18 rows: a table of all pairs would be 2^36
-        torch.ones(1, 1, 2048, dtype=torch.int32), torch.arange(2048, dtype=torch.int32)[None, None, :, None], mask_mod=causal,
-        compute_q_blocks=False, seq_lengths=(1 << 18, 1 << 18))
+        torch.ones(1, 1, 2048, dtype=torch.int32), torch.arange(2048, dtype=torch.int32)[None, None, :, None],
+        mask_mod=causal, compute_q_blocks=False, seq_lengths=(1 << 18, 1 << 18))
     long = pattern_from_block_mask(long)
     q = torch.ones(1, 1 << 18, 1, 1)
     o = heed.torch.attention(q, q, torch.arange(float(1 << 18))[None, :, None, None], pattern=long)
@@ -152,7 +153,7 @@ def test_lists_in_any_order_of_any_rank_and_longer_than_the_lengths():
     columns = torch.tensor([[2, 0, 3, 7], [1, 9, 9, 9]], dtype=torch.int32)  # the last of these are never looked at
     mask = flex.BlockMask.from_kv_blocks(counts, columns, counts - 1, columns, BLOCK_SIZE=8, mask_mod=causal,
                                          seq_lengths=(15, 20), compute_q_blocks=False)
-    # Blocks 2 and 0 of row 0 stand in both lists and are whole; block 3 lies beyond the keys.
+    # Blocks 2 and 0 of row 0 are in both lists and whole; block 3 is beyond the keys.
     expected = np.zeros((15, 20), bool)
     expected[:8, :8] = expected[:8, 16:] = True
     expected[8:, 8:16] = np.tril(np.ones((7, 8)))
@@ -193,7 +194,8 @@ def test_it_lives_until_the_backward_pass_and_compiles():
 def test_errors():
     q, k, v = tensors()
     for wrong in (None, dense("causal"), causal):
-        with pytest.raises(heed.InvalidArgument, match="pattern_from_block_mask: block_mask is of type .*, expected a BlockMask"):
+        with pytest.raises(heed.InvalidArgument,
+                           match="pattern_from_block_mask: block_mask is of type .*, expected a BlockMask"):
             pattern_from_block_mask(wrong)
     counts, columns = torch.ones(1, 1, 1, dtype=torch.int32), torch.zeros(1, 1, 1, 1, dtype=torch.int32)
     short = flex.BlockMask.from_kv_blocks(counts, columns, seq_lengths=(200, 200))
@@ -201,11 +203,13 @@ def test_errors():
         pattern_from_block_mask(short)
     for lengths, got in (((199, 200), "199 rows and 200 keys"), ((200, 256), "200 rows and 256 keys")):
         pattern = pattern_from_block_mask(block_mask("causal", *lengths))
-        with pytest.raises(heed.InvalidArgument, match=f"attention: pattern has a block mask of {got}, expected 200 and 200"):
+        with pytest.raises(heed.InvalidArgument,
+                           match=f"attention: pattern has a block mask of {got}, expected 200 and 200"):
             heed.torch.attention(q, k, v, pattern=pattern)
     with pytest.raises(heed.InvalidArgument, match="pattern has a block mask of 2 batch entries, expected 1"):
         heed.torch.attention(q[:1], k[:1], v[:1], pattern=pattern_from_block_mask(block_mask("documents")))
     with pytest.raises(heed.InvalidArgument, match="pattern has a block mask of 4 heads, expected 1 or 2 as q"):
-        heed.torch.attention(q[:, :, :2], k[:, :, :2], v[:, :, :2], pattern=pattern_from_block_mask(block_mask("by_head")))
+        heed.torch.attention(q[:, :, :2], k[:, :, :2], v[:, :, :2],
+                             pattern=pattern_from_block_mask(block_mask("by_head")))
     with pytest.raises(RuntimeError, match="sliced BlockMask"):
         pattern_from_block_mask(block_mask("documents")[0:1])

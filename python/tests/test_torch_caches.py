@@ -1,4 +1,4 @@
-# heed.torch's caches: the bits of heed's on tensors, refusals where a gradient is asked for, autocast, compiled callers.
+# heed.torch's caches: the bits of heed's on tensors, errors where a gradient is required, autocast, compiled callers.
 import copy
 
 import numpy as np
@@ -50,7 +50,8 @@ def test_the_bits_of_heed(kind):
         cache.append(*new, lengths=lengths)
         plain.append(*new, lengths=lengths)
         q = rows(2, tokens, 4, 8)
-        for options in ({}, {"softcap": 3.0, "alibi": torch.tensor([0.1, 0.2, 0.3, 0.4]), "sinks": [1.0] * 4, "threads": 2}):
+        for options in ({}, {"softcap": 3.0, "alibi": torch.tensor([0.1, 0.2, 0.3, 0.4]), "sinks": [1.0] * 4,
+                             "threads": 2}):
             o, lse = cache.attend(q, return_lse=True, **options, **scale)
             assert torch.is_tensor(o) and o.is_contiguous() and not o.requires_grad
             for x, y in zip((o, lse), plain.attend(q, return_lse=True, **options, **scale), strict=True):
@@ -64,9 +65,11 @@ def test_what_makes_caches_makes_caches_of_tensors(tmp_path):
     assert type(heed.torch.KVCache.share(one, 3)) is heed.torch.KVCache
     assert heed.torch.KVCache.share(one.fork(), 3).shared_prefix == 70
     pool = rows(4, 3, 2, 8, dtype=torch.bfloat16)
-    pages = heed.torch.KVCache.import_pages(pool, pool, torch.tensor([0, 2, 3]), [3, 1, 0], torch.tensor([1, 2]), page=8)
+    pages = heed.torch.KVCache.import_pages(pool, pool, torch.tensor([0, 2, 3]), [3, 1, 0], torch.tensor([1, 2]),
+                                            page=8)
     assert type(pages) is heed.torch.KVCache and pages.lengths.tolist() == [4, 2] and pages.dtype is torch.bfloat16
-    for cache in (one, heed.torch.RingKVCache(2, 1, 4, window=3), heed.torch.LatentKVCache(1, 6, 2, dtype=torch.float16)):
+    for cache in (one, heed.torch.RingKVCache(2, 1, 4, window=3),
+                  heed.torch.LatentKVCache(1, 6, 2, dtype=torch.float16)):
         cache.save(tmp_path / "cache")
         loaded = heed.torch.load_cache(tmp_path / "cache")
         assert type(loaded) is type(cache) and repr(loaded) == repr(cache)
@@ -95,8 +98,8 @@ def test_gradients_are_refused():
     cache.append(x, x)
     latent = heed.torch.LatentKVCache(1, 3, 1)
     for call, name in (
-            (lambda: cache.append(wants, x), "KVCache.append: k"), (lambda: cache.append(x, v=wants), "KVCache.append: v"),
-            (lambda: cache.attend(wants), "KVCache.attend: q"),
+            (lambda: cache.append(wants, x), "KVCache.append: k"),
+            (lambda: cache.append(x, v=wants), "KVCache.append: v"), (lambda: cache.attend(wants), "KVCache.attend: q"),
             (lambda: cache.attend(x, out=wants.clone()), "KVCache.attend: out"),
             (lambda: cache.attend(x, sinks=torch.zeros(1, requires_grad=True)), "KVCache.attend: sinks"),
             (lambda: latent.append(wants[:, 0]), "LatentKVCache.append: rows"),
@@ -124,13 +127,17 @@ def test_errors():
             (lambda: cache.attend(x, out=x), "KVCache.attend: out overlaps q"),
             (lambda: cache.attend(x, out=rows(1, 2, 1, 3)),
              r"KVCache.attend: out has shape \[1,2,1,3\], expected \[1,2,1,4\]"),
-            (lambda: cache.attend(x.to_sparse()), "KVCache.attend: q is a sparse_coo tensor on cpu, expected a strided"),
+            (lambda: cache.attend(x.to_sparse()),
+             "KVCache.attend: q is a sparse_coo tensor on cpu, expected a strided"),
             (lambda: cache.attend(x.to("meta")), "KVCache.attend: q is a strided tensor on meta, expected a strided"),
-            (lambda: cache.append(x, x.to("meta")), "KVCache.append: v is a strided tensor on meta, expected a strided"),
+            (lambda: cache.append(x, x.to("meta")),
+             "KVCache.append: v is a strided tensor on meta, expected a strided"),
             (lambda: cache.append(x.to(torch.complex64), x), "KVCache.append: k has dtype c64, expected"),
             (lambda: cache.append(x, x, lengths=[3]), r"KVCache.append: lengths\[0\] is 3, expected 0 to 2"),
-            (lambda: cache.attend(x, key_lengths=torch.tensor([1])), "KVCache.attend: key_lengths is given, expected none"),
-            (lambda: heed.torch.KVCache(1, 1, 4, dtype=torch.int8), "KVCache: dtype is torch.int8, expected a float dtype"),
+            (lambda: cache.attend(x, key_lengths=torch.tensor([1])),
+             "KVCache.attend: key_lengths is given, expected none"),
+            (lambda: heed.torch.KVCache(1, 1, 4, dtype=torch.int8),
+             "KVCache: dtype is torch.int8, expected a float dtype"),
             (lambda: heed.torch.RingKVCache(1, 1, 4, window=2, dtype="half"),
              "RingKVCache: dtype is 'half', expected 'f64'")):
         with pytest.raises(heed.InvalidArgument, match=f"^{message}"):
@@ -151,7 +158,7 @@ def test_autocast():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 def test_autocast_beside_a_cache_of_another_dtype(dtype):
-    """What comes from autocast's products takes the cache's dtype."""
+    """Results of autocast's products take the cache's dtype."""
     x = rows(1, 2, 1, 4).bfloat16()
     for make in (heed.torch.KVCache, lambda *sizes, **of: heed.torch.RingKVCache(*sizes, window=4, **of)):
         cache, plain = make(1, 1, 4, dtype=dtype), make(1, 1, 4, dtype=dtype)
@@ -246,7 +253,8 @@ class TestNSA:
     OPTIONS = {"block": 4, "stride": 2, "length": 6, "count": 4, "window": 7}
 
     def inputs(self, dtype=torch.float32):
-        return *(rows(2, 30, heads, dim, dtype=dtype) for heads, dim in ((4, 6), (2, 6), (2, 5))), rows(2, 30, 4, 3, dtype=dtype)
+        return (*(rows(2, 30, heads, dim, dtype=dtype) for heads, dim in ((4, 6), (2, 6), (2, 5))),
+                rows(2, 30, 4, 3, dtype=dtype))
 
     @pytest.mark.parametrize("dtype", DTYPES.values())
     def test_token_by_token_it_has_the_bits_of_heed(self, dtype):
@@ -275,7 +283,8 @@ class TestNSA:
         forks = [cache.fork(), copy.copy(cache), copy.deepcopy(cache)]
         whole = heed.torch.nsa(q, k, v, gates, compressed=windows, **self.OPTIONS)[:, 29:]
         for fork in forks:
-            assert type(fork) is heed.torch.NSACache and repr(fork).startswith("<heed.torch.NSACache: batch=2, heads=2, dim=6")
+            assert type(fork) is heed.torch.NSACache and repr(fork).startswith(
+                "<heed.torch.NSACache: batch=2, heads=2, dim=6")
             fork.append(k[:, 29:], v[:, 29:], compressed=[x[:, 12:] for x in windows])
             torch.testing.assert_close(fork.attend(q[:, 29:], gates[:, 29:]), whole, rtol=0, atol=2e-6)
         assert cache.lengths.tolist() == [29, 29]
@@ -320,12 +329,16 @@ class TestNSA:
                 (lambda: cache.append(k, v, compressed=(k, wants)), "NSACache.append: compressed requires a gradient"),
                 (lambda: cache.append(k, v, compressed=k[0]), "NSACache.append: compressed"),
                 (lambda: cache.attend(q.requires_grad_(), gates), "NSACache.attend: q requires a gradient"),
-                (lambda: cache.attend(q.detach(), gates.numpy()), "NSACache.attend: gates is of type ndarray, expected a tensor"),
+                (lambda: cache.attend(q.detach(), gates.numpy()),
+                 "NSACache.attend: gates is of type ndarray, expected a tensor"),
                 (lambda: cache.attend(q.detach().double(), gates), "NSACache.attend: q has dtype f64, expected f32"),
                 (lambda: cache.attend(q.detach()[0], gates), r"NSACache.attend: q has shape \[30,4,6\]"),
-                (lambda: cache.attend(q.detach(), gates.to("meta")), "NSACache.attend: gates is a strided tensor on meta"),
-                (lambda: cache.attend(q.detach(), gates, out=torch.empty(2, 30, 4, 6)), "NSACache.attend: out has shape"),
-                (lambda: heed.torch.NSACache(2, 2, 6, dtype=torch.int8), "NSACache: dtype is torch.int8, expected a float dtype")):
+                (lambda: cache.attend(q.detach(), gates.to("meta")),
+                 "NSACache.attend: gates is a strided tensor on meta"),
+                (lambda: cache.attend(q.detach(), gates, out=torch.empty(2, 30, 4, 6)),
+                 "NSACache.attend: out has shape"),
+                (lambda: heed.torch.NSACache(2, 2, 6, dtype=torch.int8),
+                 "NSACache: dtype is torch.int8, expected a float dtype")):
             with pytest.raises(heed.InvalidArgument, match=f"^{message}"):
                 call()
         assert cache.lengths.tolist() == [30, 30]

@@ -1,4 +1,4 @@
-# heed.torch.causal_conv1d: bits of NumPy's, PyTorch's own convolution, gradients, what PyTorch asks of an operator.
+# heed.torch.causal_conv1d: bits of NumPy's, PyTorch's own convolution, gradients, PyTorch's checks of operators.
 import numpy as np
 import pytest
 

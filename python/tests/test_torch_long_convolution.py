@@ -1,4 +1,4 @@
-# long_convolution in heed.torch: bits of NumPy's, gradients, what PyTorch asks of an operator.
+# long_convolution in heed.torch: bits of NumPy's, gradients, PyTorch's checks of operators.
 import numpy as np
 import pytest
 
@@ -45,7 +45,8 @@ def test_gradcheck(options):
         leaves = [change(x).detach().requires_grad_() for x in tensors(T=9, D=3, L=4).values()]
         assert torch.autograd.gradcheck(lambda *x: run(*x, **options), leaves)
     leaves = [x.requires_grad_() for x in tensors(B=1, T=140, D=1, L=140).values()]
-    assert heed.explain("long_convolution", u=leaves[0].shape, kernel=leaves[1].shape)["kernel"] == "convolution_fourier"
+    assert heed.explain("long_convolution", u=leaves[0].shape,
+                        kernel=leaves[1].shape)["kernel"] == "convolution_fourier"
     assert torch.autograd.gradcheck(run, leaves)
 
 
@@ -59,7 +60,8 @@ def test_it_agrees_with_torch_fft_and_its_gradients(sizes):
             o = run(u, kernel, D)
         else:
             n = 2 * sizes["T"]
-            o = torch.fft.irfft(torch.fft.rfft(u, n=n) * torch.fft.rfft(kernel, n=n), n=n)[..., : sizes["T"]] + D[:, None] * u
+            o = torch.fft.irfft(torch.fft.rfft(u, n=n) * torch.fft.rfft(kernel, n=n),
+                                n=n)[..., : sizes["T"]] + D[:, None] * u
         o.square().sum().backward()
         results.append((o, *(x.grad for x in values.values())))
     for a, b in zip(*results, strict=True):

@@ -1,4 +1,4 @@
-# What bypasses PyTorch's dispatcher reads and writes memory itself: tangents, lazy signs, version counters, default devices.
+# Code that bypasses PyTorch's dispatcher handles tangents, lazy signs, version counters and default devices itself.
 import numpy as np
 import pytest
 
@@ -41,7 +41,7 @@ def step(name):
 
 
 def scan_step(name):
-    """The same of a scan and its first input."""
+    """The step of a scan as a function of its first input."""
     values = {key: torch.from_numpy(x).float() for key, x in scans.arguments(name).items()}
     token = scans.at_tokens(name, values, 0)
     first = next(iter(token))
@@ -106,7 +106,8 @@ def test_the_doors_of_numpy_refuse_them():
     cache = heed.KVCache(1, 2, 4)
     for call in (
         lambda: heed.attention(x, Q, Q), lambda: heed.attention(Q, Q, x), lambda: heed.attention(Q, Q, Q, out=x),
-        lambda: heed.retention(x, Q, Q), lambda: cache.append(x, Q), lambda: heed.rotary(x, [0, 1, 2], interleaved=True),
+        lambda: heed.retention(x, Q, Q),
+        lambda: cache.append(x, Q), lambda: heed.rotary(x, [0, 1, 2], interleaved=True),
         lambda: heed.attention_weights(x, Q), lambda: heed.attention(Q, Q, Q, bias=negated(normal(3, 3))),
     ):
         with pytest.raises(heed.InvalidArgument, match="is a negated view, expected resolve_neg"):
@@ -151,7 +152,8 @@ def test_autograd_learns_what_was_written():
         "state by name": (torch.ones(1, 2, 4, 4), lambda x: heed.torch.retention_step(token, token, token, state=x)),
         "out of a step": (torch.ones(1, 2, 4), lambda x: heed.torch.retention_step(
             token, token, token, torch.zeros(1, 2, 4, 4), out=x)),
-        "convolution": (torch.ones(2, 3, 3), lambda x: heed.torch.causal_conv1d_step(normal(2, 3), normal(3, 4), None, x)),
+        "convolution": (torch.ones(2, 3, 3),
+                        lambda x: heed.torch.causal_conv1d_step(normal(2, 3), normal(3, 4), None, x)),
     }
     for name, (x, call) in calls.items():
         factor = torch.ones_like(x, requires_grad=True)
@@ -177,7 +179,8 @@ def test_lists_do_not_follow_the_default_device():
         cache.append(normal(1, 1, 2, 4), normal(1, 1, 2, 4))
         module = heed.torch.MultiheadAttention(4, 2, batch_first=True, device="cpu")
         hidden = normal(1, 3, 4)
-        module(hidden, hidden, hidden, key_padding_mask=normal(1, 3) > 9, attn_mask=normal(3, 3) > 9, need_weights=False)
+        module(hidden, hidden, hidden, key_padding_mask=normal(1, 3) > 9, attn_mask=normal(3, 3) > 9,
+               need_weights=False)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-# heed.torch.MultiheadAttention against torch.nn.MultiheadAttention: results, gradients, state, and who computes.
+# heed.torch.MultiheadAttention against torch.nn.MultiheadAttention: results, gradients, state, and the choice of side.
 import copy
 import itertools
 import pickle
@@ -302,7 +302,7 @@ REFUSED = {
 def test_what_pytorch_refuses_is_refused_in_its_words(name):
     *inputs, options = REFUSED[name]
     theirs, ours = modules(torch.float32, batch_first=True)
-    with pytest.raises(Exception) as expected:  # noqa: PT011: whatever PyTorch raises
+    with pytest.raises(Exception) as expected:  # whatever PyTorch raises
         theirs(*inputs, need_weights=False, **options)
     with pytest.raises(expected.type) as error:
         ours(*inputs, need_weights=False, **options)

@@ -18,13 +18,16 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3  # noqa: E402
 import heed  # noqa: E402
 import heed.torch.nn as layers  # noqa: E402
 
-from torch_nn_checks import check_decodes, check_padding, check_same, check_steps, loaded, randomise, relative, rows  # noqa: E402
+from torch_nn_checks import (  # noqa: E402
+    check_decodes, check_padding, check_same, check_steps, loaded, randomise, relative, rows,
+)
 
-SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "num_hidden_layers": 2,
-         "vocab_size": 99, "max_position_embeddings": 64, "attn_implementation": "eager"}
-LATENT = {**SIZES, "num_key_value_heads": 4, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.8,
-        "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
+SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+         "num_hidden_layers": 2, "vocab_size": 99, "max_position_embeddings": 64, "attn_implementation": "eager"}
+LATENT = {**SIZES, "num_key_value_heads": 4, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+          "v_head_dim": 6}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16,
+        "mscale": 0.8, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 16}
 LAYERS = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 5}
@@ -32,19 +35,26 @@ LAYERS = {"layer_types": ["full_attention", "sliding_attention"], "sliding_windo
 # {name: (module of Transformers, its attention, its rotary encoding, class of configuration, configuration, layer)}
 DECODERS = {
     "llama": (llama, "LlamaAttention", "LlamaRotaryEmbedding", transformers.LlamaConfig, SIZES, 0),
-    "llama biased": (llama, "LlamaAttention", "LlamaRotaryEmbedding", transformers.LlamaConfig, {**SIZES, "attention_bias": True}, 0),
-    "llama 3": (llama, "LlamaAttention", "LlamaRotaryEmbedding", transformers.LlamaConfig, {**SIZES, "rope_parameters": LLAMA3, "head_dim": 12}, 0),
-    "mistral": (mistral, "MistralAttention", "MistralRotaryEmbedding", transformers.MistralConfig, {**SIZES, "sliding_window": 5}, 0),
-    "qwen2": (qwen2, "Qwen2Attention", "Qwen2RotaryEmbedding", transformers.Qwen2Config, {**SIZES, **LAYERS, "use_sliding_window": True}, 0),
+    "llama biased": (llama, "LlamaAttention", "LlamaRotaryEmbedding", transformers.LlamaConfig,
+                     {**SIZES, "attention_bias": True}, 0),
+    "llama 3": (llama, "LlamaAttention", "LlamaRotaryEmbedding", transformers.LlamaConfig,
+                {**SIZES, "rope_parameters": LLAMA3, "head_dim": 12}, 0),
+    "mistral": (mistral, "MistralAttention", "MistralRotaryEmbedding", transformers.MistralConfig,
+                {**SIZES, "sliding_window": 5}, 0),
+    "qwen2": (qwen2, "Qwen2Attention", "Qwen2RotaryEmbedding", transformers.Qwen2Config,
+              {**SIZES, **LAYERS, "use_sliding_window": True}, 0),
     "qwen2 windowed": (qwen2, "Qwen2Attention", "Qwen2RotaryEmbedding", transformers.Qwen2Config,
                        {**SIZES, **LAYERS, "use_sliding_window": True}, 1),
     "qwen3": (qwen3, "Qwen3Attention", "Qwen3RotaryEmbedding", transformers.Qwen3Config, {**SIZES, "head_dim": 8}, 0),
-    "deepseek 2": (deepseek_v2, "DeepseekV2Attention", "DeepseekV2RotaryEmbedding", transformers.DeepseekV2Config, LATENT, 0),
-    "deepseek 2 without ranks": (deepseek_v2, "DeepseekV2Attention", "DeepseekV2RotaryEmbedding", transformers.DeepseekV2Config,
+    "deepseek 2": (deepseek_v2, "DeepseekV2Attention", "DeepseekV2RotaryEmbedding", transformers.DeepseekV2Config,
+                   LATENT, 0),
+    "deepseek 2 without ranks": (deepseek_v2,
+                                 "DeepseekV2Attention", "DeepseekV2RotaryEmbedding", transformers.DeepseekV2Config,
                                  {**LATENT, "q_lora_rank": None, "attention_bias": True}, 0),
     "deepseek 3": (deepseek_v3, "DeepseekV3Attention", "DeepseekV3RotaryEmbedding", transformers.DeepseekV3Config,
                    {**LATENT, "q_lora_rank": 12}, 0),
-    "deepseek 3 with YaRN": (deepseek_v3, "DeepseekV3Attention", "DeepseekV3RotaryEmbedding", transformers.DeepseekV3Config,
+    "deepseek 3 with YaRN": (deepseek_v3, "DeepseekV3Attention",
+                             "DeepseekV3RotaryEmbedding", transformers.DeepseekV3Config,
                              {**LATENT, "q_lora_rank": None, "rope_interleave": False, "rope_parameters": YARN}, 0),
 }
 
@@ -100,7 +110,8 @@ def test_options_of_attention_reach_it():
     y = layer(x, segments=segments, sinks=torch.ones(4), positions=torch.arange(12) % 5)
     q, k, v = (project(x).unflatten(-1, (-1, 8)) for project in (layer.q_proj, layer.k_proj, layer.v_proj))
     q, k = (heed.torch.rotary(z, torch.arange(12) % 5, dim=4, interleaved=False) for z in (q, k))
-    o = heed.torch.attention(q, k, v, causal=True, window=(5, 0), softcap=2.0, scale=0.3, segments=segments, sinks=torch.ones(4))
+    o = heed.torch.attention(q, k, v, causal=True, window=(5, 0), softcap=2.0, scale=0.3, segments=segments,
+                             sinks=torch.ones(4))
     assert torch.equal(y, layer.o_proj(o.flatten(2)))
     check_steps(layer, x, sinks=torch.ones(4))
     state = layer.new_state(2, capacity=12, page=None, quantize="int8")
@@ -110,7 +121,8 @@ def test_options_of_attention_reach_it():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_multihead_attention_as_in_bart(causal):
-    config = transformers.BartConfig(d_model=32, encoder_attention_heads=4, decoder_attention_heads=4, attn_implementation="eager")
+    config = transformers.BartConfig(d_model=32, encoder_attention_heads=4, decoder_attention_heads=4,
+                                     attn_implementation="eager")
     original = randomise(BartAttention(32, 4, is_causal=causal, config=config, layer_idx=0))
     layer = loaded(layers.MultiheadAttention.from_config(config, causal=causal), original)
     mask = torch.full((11, 11), torch.finfo(torch.float32).min).triu(1)[None, None] if causal else None
@@ -139,11 +151,13 @@ def test_multihead_attention_as_in_bert():
 
 
 def test_cross_attention():
-    config = transformers.BartConfig(d_model=32, encoder_attention_heads=4, decoder_attention_heads=4, attn_implementation="eager")
+    config = transformers.BartConfig(d_model=32, encoder_attention_heads=4, decoder_attention_heads=4,
+                                     attn_implementation="eager")
     original = randomise(BartAttention(32, 4, config=config, layer_idx=0))
     layer = loaded(layers.MultiheadAttention.from_config(config, memory_size=32), original)
     x, memory = rows(2, 11, 32), rows(2, 7, 32)
-    check_same(lambda x: layer(x, memory=memory), lambda x: original(x, key_value_states=memory)[0], original, x, module=layer)
+    check_same(lambda x: layer(x, memory=memory), lambda x: original(x, key_value_states=memory)[0], original, x,
+               module=layer)
     wide = randomise(layers.MultiheadAttention(32, 4, memory_size=20, key_bias=False))
     memory = rows(2, 7, 20)
     assert wide.k_proj.bias is None and wide.k_proj.weight.shape == (32, 20)
@@ -176,8 +190,10 @@ def test_norms_around_multihead_attention(names):
 
 
 def test_copies_dtypes_and_autocast():
-    for layer in (layers.GroupedQueryAttention(32, 4, 2, dtype=torch.bfloat16), layers.MultiheadAttention(32, 4, causal=True, dtype=torch.bfloat16),
-                  layers.LatentAttention(32, 2, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6, dtype=torch.bfloat16)):
+    for layer in (layers.GroupedQueryAttention(32, 4, 2, dtype=torch.bfloat16),
+                  layers.MultiheadAttention(32, 4, causal=True, dtype=torch.bfloat16),
+                  layers.LatentAttention(32, 2, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6,
+                                         dtype=torch.bfloat16)):
         x = rows(2, 9, 32).bfloat16()
         wide = copy.deepcopy(layer).float()
         assert relative(layer(x).float(), wide(x.float())) < 0.05
@@ -185,7 +201,8 @@ def test_copies_dtypes_and_autocast():
         assert state.dtype is torch.bfloat16
         with torch.no_grad():
             assert relative(layer(x, state).float(), wide(x.float())) < 0.05
-            assert relative(layer.step(x[:, 0], state.fork()).float(), wide.step(x[:, 0].float(), _fed(wide, x.float()))) < 0.05
+            assert relative(layer.step(x[:, 0], state.fork()).float(),
+                            wide.step(x[:, 0].float(), _fed(wide, x.float()))) < 0.05
         for given in (x, x.float()):
             whole = wide(x.float())
             with torch.autocast("cpu", torch.bfloat16):
@@ -210,23 +227,38 @@ SMALL = {"kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_hea
 
 
 @pytest.mark.parametrize("call, message", [
-    (lambda: layers.GroupedQueryAttention(0, 4), "GroupedQueryAttention: hidden_size is 0, expected an int of at least 1"),
-    (lambda: layers.GroupedQueryAttention(32, 4, 3), "GroupedQueryAttention: num_heads is 4, expected a multiple of num_kv_heads, 3"),
-    (lambda: layers.GroupedQueryAttention(30, 4), "GroupedQueryAttention: hidden_size is 30, expected a multiple of num_heads, 4"),
+    (lambda: layers.GroupedQueryAttention(0, 4),
+     "GroupedQueryAttention: hidden_size is 0, expected an int of at least 1"),
+    (lambda: layers.GroupedQueryAttention(32, 4, 3),
+     "GroupedQueryAttention: num_heads is 4, expected a multiple of num_kv_heads, 3"),
+    (lambda: layers.GroupedQueryAttention(30, 4),
+     "GroupedQueryAttention: hidden_size is 30, expected a multiple of num_heads, 4"),
     (lambda: layers.GroupedQueryAttention(32, 4, window=0), "GroupedQueryAttention: window is 0, expected"),
-    (lambda: layers.GroupedQueryAttention.from_config(object()), "GroupedQueryAttention.from_config: config is a object without hidden_size"),
-    (lambda: layers.LatentAttention(32, 4, **{**SMALL, "v_head_dim": "6"}), "LatentAttention: v_head_dim is '6', expected an int"),
-    (lambda: layers.LatentAttention(32, 4, **SMALL)(torch.zeros(2, 3, 31)), r"LatentAttention: x has shape \[2, 3, 31\], expected \[B, T, 32\]"),
-    (lambda: layers.MultiheadAttention(32, 5), "MultiheadAttention: hidden_size is 32, expected a multiple of num_heads, 5"),
-    (lambda: layers.MultiheadAttention(32, 4, norm="both"), "MultiheadAttention: norm is 'both', expected one of None, 'post', 'pre'"),
-    (lambda: layers.MultiheadAttention(32, 4, names="gpt2"), "MultiheadAttention: names is 'gpt2', expected one of 'bart', 'bert'"),
-    (lambda: layers.MultiheadAttention(32, 4, memory_size=8, causal=True), "MultiheadAttention: causal is True with a memory_size"),
+    (lambda: layers.GroupedQueryAttention.from_config(object()),
+     "GroupedQueryAttention.from_config: config is a object without hidden_size"),
+    (lambda: layers.LatentAttention(32, 4, **{**SMALL, "v_head_dim": "6"}),
+     "LatentAttention: v_head_dim is '6', expected an int"),
+    (lambda: layers.LatentAttention(32, 4, **SMALL)(torch.zeros(2, 3, 31)),
+     r"LatentAttention: x has shape \[2, 3, 31\], expected \[B, T, 32\]"),
+    (lambda: layers.MultiheadAttention(32, 5),
+     "MultiheadAttention: hidden_size is 32, expected a multiple of num_heads, 5"),
+    (lambda: layers.MultiheadAttention(32, 4, norm="both"),
+     "MultiheadAttention: norm is 'both', expected one of None, 'post', 'pre'"),
+    (lambda: layers.MultiheadAttention(32, 4, names="gpt2"),
+     "MultiheadAttention: names is 'gpt2', expected one of 'bart', 'bert'"),
+    (lambda: layers.MultiheadAttention(32, 4, memory_size=8, causal=True),
+     "MultiheadAttention: causal is True with a memory_size"),
     (lambda: layers.MultiheadAttention(32, 4).new_state(2), "MultiheadAttention.new_state: the layer looks ahead"),
-    (lambda: layers.MultiheadAttention(32, 4)(rows(1, 2, 32), memory=rows(1, 2, 32)), "MultiheadAttention: memory is given, expected none"),
-    (lambda: layers.MultiheadAttention(32, 4, memory_size=8)(rows(1, 2, 32)), r"MultiheadAttention: memory is None, expected \[B, S, 8\]"),
-    (lambda: layers.MultiheadAttention(32, 4, memory_size=8)(rows(1, 2, 32), memory=rows(1, 2, 9)), r"MultiheadAttention: memory has shape \[1, 2, 9\]"),
-    (lambda: layers.Residual(torch.nn.Linear(2, 2)), "Residual: layer is of type Linear, expected a layer of heed.torch.nn"),
-    (lambda: layers.Residual(layers.Rwkv4(8), order="around"), "Residual: order is 'around', expected one of 'pre', 'post'"),
+    (lambda: layers.MultiheadAttention(32, 4)(rows(1, 2, 32), memory=rows(1, 2, 32)),
+     "MultiheadAttention: memory is given, expected none"),
+    (lambda: layers.MultiheadAttention(32, 4, memory_size=8)(rows(1, 2, 32)),
+     r"MultiheadAttention: memory is None, expected \[B, S, 8\]"),
+    (lambda: layers.MultiheadAttention(32, 4, memory_size=8)(rows(1, 2, 32), memory=rows(1, 2, 9)),
+     r"MultiheadAttention: memory has shape \[1, 2, 9\]"),
+    (lambda: layers.Residual(torch.nn.Linear(2, 2)),
+     "Residual: layer is of type Linear, expected a layer of heed.torch.nn"),
+    (lambda: layers.Residual(layers.Rwkv4(8), order="around"),
+     "Residual: order is 'around', expected one of 'pre', 'post'"),
     (lambda: layers.Residual(layers.Rwkv4(8), names=("a", "a")), "Residual: names is"),
 ])
 def test_errors_name_the_argument(call, message):
@@ -240,15 +272,20 @@ def test_errors_of_calls():
     for call, message in (
             (lambda: layer(x.numpy()), "GroupedQueryAttention: x is of type ndarray, expected a tensor"),
             (lambda: layer(x[0]), r"GroupedQueryAttention: x has shape \[5, 32\], expected \[B, T, 32\]"),
-            (lambda: layer(x, lengths=[6, 1]), r"GroupedQueryAttention: lengths is \[6, 1\], expected \[2\] ints from 0 to 5"),
+            (lambda: layer(x, lengths=[6, 1]),
+             r"GroupedQueryAttention: lengths is \[6, 1\], expected \[2\] ints from 0 to 5"),
             (lambda: layer(x, lengths=[1.5, 1]), "GroupedQueryAttention: lengths is"),
-            (lambda: layer(x, state), r"GroupedQueryAttention: state is given where gradients are on, expected torch.no_grad\(\)"),
+            (lambda: layer(x, state),
+             r"GroupedQueryAttention: state is given where gradients are on, expected torch.no_grad\(\)"),
             (lambda: layer(x[:1], state), "GroupedQueryAttention: state is of 2 sequences, expected 1 as x"),
-            (lambda: _given_positions(layer, x), "GroupedQueryAttention: positions is given beside a state, expected none"),
-            (lambda: _given_positions(layers.LatentAttention(32, 4, **SMALL), x), "LatentAttention: positions is given beside a state"),
+            (lambda: _given_positions(layer, x),
+             "GroupedQueryAttention: positions is given beside a state, expected none"),
+            (lambda: _given_positions(layers.LatentAttention(32, 4, **SMALL), x),
+             "LatentAttention: positions is given beside a state"),
             (lambda: layer(x, 3), "GroupedQueryAttention: state is of type int, expected a KVCache of new_state"),
             (lambda: layer.step(x, state), r"GroupedQueryAttention.step: x has shape \[2, 5, 32\], expected \[B, 32\]"),
-            (lambda: layer.step(x[:, 0], None), "GroupedQueryAttention.step: state is None, expected what new_state gives")):
+            (lambda: layer.step(x[:, 0], None),
+             "GroupedQueryAttention.step: state is None, expected what new_state gives")):
         with pytest.raises(heed.InvalidArgument, match="^" + message):
             call()
     assert state.lengths.tolist() == [0, 0]

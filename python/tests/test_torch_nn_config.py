@@ -1,4 +1,4 @@
-# from_config of heed.torch.nn: every field of every family's configuration gives Transformers' numbers or is refused by name.
+# from_config of heed.torch.nn: each field of each family's configuration gives Transformers' numbers or is refused.
 import copy
 import functools
 import itertools
@@ -29,31 +29,36 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 16}
 ROPES = [
-    {"rope_type": "default", "rope_theta": 100.0}, {"rope_theta": 100.0}, {"rope_type": "linear", "factor": 3.0}, YARN, LLAMA3,
-    {**YARN, "rope_type": None}, {**YARN, "factor": None}, {**LLAMA3, "rope_theta": 50.0},
+    {"rope_type": "default", "rope_theta": 100.0}, {"rope_theta": 100.0}, {"rope_type": "linear", "factor": 3.0},
+    YARN, LLAMA3, {**YARN, "rope_type": None}, {**YARN, "factor": None}, {**LLAMA3, "rope_theta": 50.0},
     {"type": "yarn", "factor": 4.0, "mscale": 0.8, "mscale_all_dim": 1.1, "beta_fast": 8.0, "truncate": False},
-    {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 4}, {"rope_type": "linear"}, {"rope_type": "mrope"},
-    {"rope_type": "proportional"}, {"rope_type": "default", "partial_rotary_factor": 0.5}, {"rope_type": "default", "sections": [1, 1]},
+    {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 4}, {"rope_type": "linear"},
+    {"rope_type": "mrope"}, {"rope_type": "proportional"}, {"rope_type": "default", "partial_rotary_factor": 0.5},
+    {"rope_type": "default", "sections": [1, 1]},
 ]
 ROTARY = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings",
           "max_position_embeddings"}
-BY_LAYER = {"layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "no_rope_layers", "attention_window"}
+BY_LAYER = {"layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "no_rope_layers",
+            "attention_window"}
 TYPES = [["sliding_attention", "full_attention"], ["full_attention"] * 2, ["chunked_attention"] * 2, None]
-# Values of fields that a layer reads or holds to one value; of every other field another value than the tiny configuration's.
+# Values of fields that a layer reads or fixes to one value; other fields take a value unlike the tiny configuration's.
 VALUES = {
     "num_key_value_heads": [1, None], "head_dim": [12, None], "attention_bias": [True, None], "use_bias": [True, False],
-    "is_causal": [False, None, True], "sliding_window": [5, None, 0], "use_sliding_window": [True], "max_window_layers": [1, 0],
-    "layer_types": TYPES, "rope_parameters": ROPES, "rope_scaling": [YARN, None, {}], "rope_theta": [100.0, None],
-    "partial_rotary_factor": [0.5, 1.0], "original_max_position_embeddings": [8], "no_rope_layers": [[0, 1], [1, 1]],
-    "no_rope_layer_interval": [2, 1], "attn_logit_softcapping": [2.0, None], "clip_qkv": [0.1], "use_bidirectional_attention": [True],
+    "is_causal": [False, None, True], "sliding_window": [5, None, 0],
+    "use_sliding_window": [True], "max_window_layers": [1, 0], "layer_types": TYPES, "rope_parameters": ROPES,
+    "rope_scaling": [YARN, None, {}], "rope_theta": [100.0, None], "partial_rotary_factor": [0.5, 1.0],
+    "original_max_position_embeddings": [8], "no_rope_layers": [[0, 1], [1, 1]], "no_rope_layer_interval": [2, 1],
+    "attn_logit_softcapping": [2.0, None], "clip_qkv": [0.1], "use_bidirectional_attention": [True],
     "attention_multiplier": [0.3], "query_pre_attn_scalar": [7], "residual_multiplier": [0.3], "q_lora_rank": [None],
-    "expand": [3], "intermediate_size": [24], "time_step_limit": [(0.9, 1.2)], "time_step_rank": ["auto", 2], "pruned_heads": [{}],
-    "encoder_attention_heads": [2], "decoder_attention_heads": [2], "attention_window": [[4, 8], 4], "is_decoder": [True],
+    "expand": [3], "intermediate_size": [24], "time_step_limit": [(0.9, 1.2)],
+    "time_step_rank": ["auto", 2], "pruned_heads": [{}], "encoder_attention_heads": [2],
+    "decoder_attention_heads": [2], "attention_window": [[4, 8], 4], "is_decoder": [True],
     "position_embedding_type": ["relative_key", "absolute"], "hidden_act": ["relu"], "attention_chunk_size": [4, None],
 }
-# Families that are read in different ways; HEED_TEST_FAMILIES=all takes every one, and looks at every rotary encoding of each.
+# Families that are read in different ways; HEED_TEST_FAMILIES=all takes every family with every rotary encoding.
 ALL = os.environ.get("HEED_TEST_FAMILIES") == "all"
-SOME = {"llama", "mistral", "qwen2", "qwen3_moe", "cohere", "gemma2", "granite", "smollm3", "olmo", "deepseek_v2", "deepseek_v3",
+SOME = {"llama", "mistral",
+        "qwen2", "qwen3_moe", "cohere", "gemma2", "granite", "smollm3", "olmo", "deepseek_v2", "deepseek_v3",
         "bert", "bart", "whisper", "clip_text_model", "mamba", "mamba2", "qwen3_next", "rwkv", "longformer", "big_bird"}
 TAKEN = [pytest.param(*x, id=f"{x[0].layer.__name__}-{x[1]}") for x in FAMILIES if ALL or x[1] in SOME]
 
@@ -68,11 +73,11 @@ def outcome(kind, config, index=0):
 
 @functools.lru_cache(maxsize=64)
 def told(kind, text, index):
-    """What Transformers computes with the fields of a config.json, None where it cannot."""
+    """Transformers' result with the fields of a config.json, None where it fails."""
     fields = json.loads(text)
     try:
         return original(kind, CONFIG_MAPPING[fields["model_type"]](**fields), index)
-    except Exception:  # of many kinds, as it refuses in many places
+    except Exception:  # Transformers raises many types
         return None
 
 
@@ -89,7 +94,8 @@ def check(kind, family, fields, name, index=0):
         if isinstance(layer, str):
             about = ROTARY if name in ROTARY else {name}
             is_size = kind.schema.families[family].fields.get(name) is REQUIRED
-            assert is_size or any(x in layer for x in about) or layer.startswith(f"{kind.layer.__name__}: "), (name, layer)
+            assert is_size or any(x in layer
+                                  for x in about) or layer.startswith(f"{kind.layer.__name__}: "), (name, layer)
             continue
         theirs = text and told(kind, text, index)
         if theirs:
@@ -139,25 +145,30 @@ def test_other_families_are_refused_by_name():
         for family in CONFIG_MAPPING:
             if family not in kind.schema.families:
                 for config in ({"model_type": family}, SimpleNamespace(model_type=family)):
-                    assert outcome(kind, config).startswith(f"{kind.schema.layer}.from_config: model_type is '{family}', expected one of '")
+                    assert outcome(kind, config).startswith(f"{kind.schema.layer}.from_config: "
+                                                            f"model_type is '{family}', expected one of '")
     grouped, latent, multihead, mamba = KINDS[:4]
-    for kind, name in ((grouped, "StableLm"), (grouped, "Nemotron"), (grouped, "NanoChat"), (latent, "MiniCPM3"), (latent, "KimiLinear"),
-                       (multihead, "RoFormer"), (multihead, "Yoso"), (multihead, "Mra"), (mamba, "FalconMamba"), (mamba, "Llama")):
+    for kind, name in ((grouped, "StableLm"), (grouped, "Nemotron"), (grouped, "NanoChat"), (latent, "MiniCPM3"),
+                       (latent, "KimiLinear"), (multihead, "RoFormer"), (multihead, "Yoso"), (multihead, "Mra"),
+                       (mamba, "FalconMamba"), (mamba, "Llama")):
         config = getattr(transformers, f"{name}Config")()
-        assert outcome(kind, config).startswith(f"{kind.schema.layer}.from_config: model_type is '{config.model_type}', expected")
+        assert outcome(kind, config).startswith(f"{kind.schema.layer}.from_config: "
+                                                f"model_type is '{config.model_type}', expected")
 
 
 def test_configurations_without_a_family():
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 5, "attention_bias": True}
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 5,
+             "attention_bias": True}
     kind, x = KINDS[0], rows(2, 9, 32)
     expected = randomise(layers.GroupedQueryAttention(32, 4, 2, bias=True, window=5))
     for config in (sizes, SimpleNamespace(**sizes), type("Config", (), sizes)()):
         layer = kind.layer.from_config(config)
         layer.load_state_dict(expected.state_dict())
         assert torch.equal(layer(x), expected(x))
-    for field, value in (("attention_multiplier", 0.5), ("model_type", ["llama"]), ("rope_theta", "10"), ("layer_types", [1]),
-                         ("attention_bias", 1)):
-        assert outcome(kind, {**sizes, field: value}).startswith(f"GroupedQueryAttention.from_config: {field} is {value!r}, expected")
+    for field, value in (("attention_multiplier", 0.5), ("model_type", ["llama"]), ("rope_theta", "10"),
+                         ("layer_types", [1]), ("attention_bias", 1)):
+        assert outcome(kind, {**sizes, field: value}).startswith("GroupedQueryAttention.from_config: "
+                                                                 f"{field} is {value!r}, expected")
     with pytest.raises(heed.InvalidArgument, match="config is a NoneType without hidden_size"):
         kind.layer.from_config(None)
 
@@ -169,7 +180,8 @@ def test_a_later_field_is_taken_with_the_default_of_its_class():
     LlamaConfig.__module__ = "transformers.models.llama.configuration_llama"
     sizes = {"hidden_size": 32, "num_attention_heads": 4}
     assert not isinstance(outcome(KINDS[0], LlamaConfig(**sizes)), str)
-    assert "from_config: later is 2.0, expected none: the layer does not read it" in outcome(KINDS[0], LlamaConfig(**sizes, later=2.0))
+    assert ("from_config: later is 2.0, expected none: "
+            "the layer does not read it" in outcome(KINDS[0], LlamaConfig(**sizes, later=2.0)))
     LlamaConfig.__module__ = "mine"
     assert "later is 1.0" in outcome(KINDS[0], LlamaConfig(**sizes))
 
@@ -189,8 +201,10 @@ def test_the_heads_of_a_decoder_are_its_own():
 
 
 def test_documents_name_the_families():
-    page = (Path(__file__).parents[2] / "docs/pytorch.md").read_text().partition("### Configurations")[2].partition("```python")[0]
-    listed = {x for line in page.splitlines() if line.startswith("| `") for x in re.split("[,;] ", line.split("|")[2].strip())}
+    page = ((Path(__file__).parents[2] / "docs/pytorch.md").read_text().partition("### Configurations")[2]
+            .partition("```python")[0])
+    listed = {x for line in page.splitlines() if line.startswith("| `")
+              for x in re.split("[,;] ", line.split("|")[2].strip())}
     schemas = [*(kind.schema for kind in KINDS), _families.RWKV6]
     assert listed == {family for schema in schemas for family in schema.families if family}
     for schema in schemas:

@@ -1,4 +1,4 @@
-# heed.torch.nn: recurrent layers beside Transformers' modules or plain compositions: weights, outputs, gradients, states.
+# Recurrent layers of heed.torch.nn against Transformers' modules or compositions: weights, outputs, gradients, states.
 import copy
 import pickle
 from types import SimpleNamespace
@@ -21,8 +21,9 @@ import heed.torch.nn as layers  # noqa: E402
 from torch_nn_checks import check_decodes, check_same, check_steps, loaded, randomise, relative, rows  # noqa: E402
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 99}
-GATED_DELTA = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "linear_num_value_heads": 4,
-               "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 6, "linear_conv_kernel_dim": 3,
+GATED_DELTA = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2,
+               "intermediate_size": 48, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+               "linear_key_head_dim": 8, "linear_value_head_dim": 6, "linear_conv_kernel_dim": 3,
                "layer_types": ["linear_attention", "full_attention"]}
 
 # {name: (layer, module of Transformers, configuration)}
@@ -33,10 +34,11 @@ MIXERS = {
     "mamba2": (layers.Mamba2, Mamba2Mixer, lambda: transformers.Mamba2Config(
         **SIZES, num_heads=8, head_dim=8, state_size=16, n_groups=2, chunk_size=16)),
     "mamba2 limited": (layers.Mamba2, Mamba2Mixer, lambda: transformers.Mamba2Config(
-        **SIZES, num_heads=4, head_dim=16, state_size=8, n_groups=1, chunk_size=16, conv_kernel=1, use_bias=True, use_conv_bias=False,
-        time_step_limit=(0.9, 1.2))),
+        **SIZES, num_heads=4, head_dim=16, state_size=8, n_groups=1, chunk_size=16, conv_kernel=1, use_bias=True,
+        use_conv_bias=False, time_step_limit=(0.9, 1.2))),
     "gated delta": (layers.GatedDeltaNet, Qwen3NextGatedDeltaNet, lambda: transformers.Qwen3NextConfig(**GATED_DELTA)),
-    "rwkv4": (layers.Rwkv4, RwkvSelfAttention, lambda: transformers.RwkvConfig(**SIZES, attention_hidden_size=48, context_length=64)),
+    "rwkv4": (layers.Rwkv4, RwkvSelfAttention,
+              lambda: transformers.RwkvConfig(**SIZES, attention_hidden_size=48, context_length=64)),
 }
 
 
@@ -68,15 +70,18 @@ def test_rwkv6_as_its_equations_have_it():
     check_steps(layer, rows(2, 23, 32))
     config = SimpleNamespace(hidden_size=64, head_size=16, head_size_divisor=3)
     published = layers.Rwkv6.from_config(config)
-    assert published.ln_x.eps == 1e-5 * 9 and published.time_maa_w2.shape == (5, 32, 64) and published.time_faaaa.shape == (4, 16)
+    assert (published.ln_x.eps == 1e-5 * 9 and published.time_maa_w2.shape == (5, 32, 64)
+            and published.time_faaaa.shape == (4, 16))
     loaded(published, rwkv6_model.TimeMixing(64, 64, 16, 32, 64, 9e-5))
-    assert layers.Rwkv6.from_config(SimpleNamespace(hidden_size=4096, head_size=64, head_size_divisor=8), device="meta").time_decay_w1.shape == (4096, 128)
+    assert layers.Rwkv6.from_config(SimpleNamespace(hidden_size=4096, head_size=64, head_size_divisor=8),
+                                    device="meta").time_decay_w1.shape == (4096, 128)
 
 
 def plain_rwkv4(module, x):
     """RWKV-4's time mixing, token by token, from its equations."""
     before = F.pad(x, (0, 0, 1, -1))
-    k, v, r = (x * mix + before * (1 - mix) for mix in (module.time_mix_key, module.time_mix_value, module.time_mix_receptance))
+    k, v, r = (x * mix + before * (1 - mix)
+               for mix in (module.time_mix_key, module.time_mix_value, module.time_mix_receptance))
     k, v, r = module.key(k), module.value(v), torch.sigmoid(module.receptance(r))
     num, den, outputs = torch.zeros_like(k[:, 0]), torch.zeros_like(k[:, 0]), []
     for t in range(x.shape[1]):
@@ -96,9 +101,14 @@ def test_retention_is_its_composition():
         q, k, v = (project(x).unflatten(-1, (4, -1)) for project in (layer.q_proj, layer.k_proj, layer.v_proj))
         half = 10000.0 ** (-torch.arange(4) / 4)
         angles = torch.outer(torch.arange(x.shape[1]), half)[:, None]
-        turn = lambda z: torch.cat([z[..., :4] * angles.cos() - z[..., 4:] * angles.sin(), z[..., 4:] * angles.cos() + z[..., :4] * angles.sin()], -1)  # noqa: E731
+
+        def turn(z):
+            return torch.cat([z[..., :4] * angles.cos() - z[..., 4:] * angles.sin(),
+                              z[..., 4:] * angles.cos() + z[..., :4] * angles.sin()], -1)
+
         distance = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
-        decay = torch.where(distance >= 0, torch.log(1 - 2.0 ** (-5 - torch.arange(4)))[:, None, None] * distance, -torch.inf).exp()
+        decay = torch.where(distance >= 0, torch.log(1 - 2.0 ** (-5 - torch.arange(4)))[:, None, None] * distance,
+                            -torch.inf).exp()
         o = torch.einsum("bthd,bshd,hts,bshv->bthv", turn(q), turn(k), decay, v) / 8**0.5
         o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + 1e-5)
         return layer.out_proj(F.silu(layer.g_proj(x)) * o.flatten(2))
@@ -136,9 +146,9 @@ def test_h3_is_its_composition(method, taps):
 
 
 RECURRENCES = {
-    "linear_attention": "qkv", "based": "qkv", "retention": "qkv", "lightning": "qkv", "simple_gla": "qkv", "gla": "qkv", "hgrn2": "qi",
-    "mlstm": "qkv", "rwkv5": "rkv", "rwkv6": "rkv", "delta_rule": "qkv", "gated_delta_rule": "qkv", "kda": "qkv", "gdn2": "qkv",
-    "comba": "qkv", "rwkv7": "rkv"}
+    "linear_attention": "qkv", "based": "qkv", "retention": "qkv", "lightning": "qkv", "simple_gla": "qkv",
+    "gla": "qkv", "hgrn2": "qi", "mlstm": "qkv", "rwkv5": "rkv", "rwkv6": "rkv", "delta_rule": "qkv",
+    "gated_delta_rule": "qkv", "kda": "qkv", "gdn2": "qkv", "comba": "qkv", "rwkv7": "rkv"}
 
 
 @pytest.mark.parametrize("name", RECURRENCES)
@@ -147,10 +157,13 @@ def test_a_block_around_any_recurrence(name):
     x = rows(2, 23, 32)
     check_steps(layer, x, tolerance=2e-5)
     given = {key: layer.get_submodule(f"{key}_proj")(x).unflatten(-1, (4, -1)) for key in RECURRENCES[name]}
+
     def gate(key, map, per_head=False):
-        of = layer.get_parameter(key) if key in dict(layer.named_parameters()) else layer.get_submodule(f"{key}_proj")(x).unflatten(-1, (4, -1))
+        of = (layer.get_parameter(key) if key in dict(layer.named_parameters())
+              else layer.get_submodule(f"{key}_proj")(x).unflatten(-1, (4, -1)))
         return map(of)[..., 0] if per_head else map(of)
-    one_decay, one_beta = name in ("lightning", "simple_gla", "gated_delta_rule", "comba"), name in ("delta_rule", "gated_delta_rule", "kda", "comba")
+    one_decay, one_beta = (name in ("lightning", "simple_gla", "gated_delta_rule", "comba"),
+                           name in ("delta_rule", "gated_delta_rule", "kda", "comba"))
     if one_beta or name in ("gdn2", "rwkv7"):
         given["k"] = given["k"] / (given["k"].square().sum(-1, keepdim=True) + 1e-6).sqrt()
     if name not in ("linear_attention", "based", "retention", "mlstm", "delta_rule"):
@@ -294,20 +307,29 @@ def test_states():
 @pytest.mark.parametrize("call, message", [
     (lambda: layers.Mamba(32, state_size=0), "Mamba: state_size is 0, expected an int of at least 1"),
     (lambda: layers.Mamba2(32, 3, 8, n_groups=2), "Mamba2: num_heads is 3, expected a multiple of n_groups, 2"),
-    (lambda: layers.Mamba2(32, 4, 8, time_step_limit=(0, "inf")), r"Mamba2: time_step_limit is \(0, 'inf'\), expected two numbers"),
-    (lambda: layers.GatedDeltaNet(32, 2, 3, key_head_dim=4, value_head_dim=4), "GatedDeltaNet: num_value_heads is 3, expected a multiple of num_key_heads"),
+    (lambda: layers.Mamba2(32, 4, 8, time_step_limit=(0, "inf")),
+     r"Mamba2: time_step_limit is \(0, 'inf'\), expected two numbers"),
+    (lambda: layers.GatedDeltaNet(32, 2, 3, key_head_dim=4, value_head_dim=4),
+     "GatedDeltaNet: num_value_heads is 3, expected a multiple of num_key_heads"),
     (lambda: layers.Rwkv4(True), "Rwkv4: hidden_size is True, expected an int"),
     (lambda: layers.Rwkv6(36, head_size=8), "Rwkv6: attention_hidden_size is 36, expected a multiple of head_size, 8"),
-    (lambda: layers.Rwkv6.from_config(SimpleNamespace(hidden_size=64)), "Rwkv6.from_config: config is a SimpleNamespace without head_size"),
-    (lambda: layers.MultiScaleRetention(36, 4, log_decay=[0.0]), r"MultiScaleRetention: hidden_size is 36, expected a multiple of 2 num_heads, 8"),
-    (lambda: layers.MultiScaleRetention(32, 4, log_decay=[0.0]), r"MultiScaleRetention: log_decay has shape \[1\], expected \[4\]"),
+    (lambda: layers.Rwkv6.from_config(SimpleNamespace(hidden_size=64)),
+     "Rwkv6.from_config: config is a SimpleNamespace without head_size"),
+    (lambda: layers.MultiScaleRetention(36, 4, log_decay=[0.0]),
+     r"MultiScaleRetention: hidden_size is 36, expected a multiple of 2 num_heads, 8"),
+    (lambda: layers.MultiScaleRetention(32, 4, log_decay=[0.0]),
+     r"MultiScaleRetention: log_decay has shape \[1\], expected \[4\]"),
     (lambda: layers.H3(32, head_dim=5), "H3: hidden_size is 32, expected a multiple of head_dim, 5"),
     (lambda: layers.H3(32, state_size=3), "H3: state_size is 3, expected a multiple of a pair of modes, 2"),
-    (lambda: layers.GatedLinearAttention(32, 4, "ssd"), "GatedLinearAttention: recurrence is 'ssd', expected one of 'linear_attention', 'based'"),
-    (lambda: layers.GatedLinearAttention(30, 4), "GatedLinearAttention: hidden_size is 30, expected a multiple of num_heads, 4"),
+    (lambda: layers.GatedLinearAttention(32, 4, "ssd"),
+     "GatedLinearAttention: recurrence is 'ssd', expected one of 'linear_attention', 'based'"),
+    (lambda: layers.GatedLinearAttention(30, 4),
+     "GatedLinearAttention: hidden_size is 30, expected a multiple of num_heads, 4"),
     (lambda: layers.Mamba(32)(rows(2, 3, 31)), r"Mamba: x has shape \[2, 3, 31\], expected \[B, T, 32\]"),
-    (lambda: layers.Mamba(32)(rows(2, 3, 32), layers.Mamba(32).new_state(2)), "Mamba: state is given where gradients are on"),
-    (lambda: layers.Mamba(32).step(rows(2, 32), heed.torch.KVCache(2, 1, 4)), "Mamba: state is of type KVCache, expected a State of new_state"),
+    (lambda: layers.Mamba(32)(rows(2, 3, 32), layers.Mamba(32).new_state(2)),
+     "Mamba: state is given where gradients are on"),
+    (lambda: layers.Mamba(32).step(rows(2, 32), heed.torch.KVCache(2, 1, 4)),
+     "Mamba: state is of type KVCache, expected a State of new_state"),
 ])
 def test_errors_name_the_argument(call, message):
     with pytest.raises(heed.InvalidArgument, match="^" + message):

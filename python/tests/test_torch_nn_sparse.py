@@ -44,17 +44,19 @@ def test_longformer_as_transformers_have_it(marked):
             assert torch.equal(layer.get_submodule(name).weight, original.get_submodule(name).weight)
         assert relative(layer(rows(2, 24, 32)), run_longformer(original, rows(2, 24, 32), global_tokens, whole)) <= 1e-5
     else:
-        check_same(lambda x: layer(x, global_tokens=global_tokens), lambda x: run_longformer(original, x, global_tokens, whole),
-                   original, rows(2, 24, 32), module=layer)
+        check_same(lambda x: layer(x, global_tokens=global_tokens),
+                   lambda x: run_longformer(original, x, global_tokens, whole), original, rows(2, 24, 32), module=layer)
     lengths = torch.tensor([24, 13])
     expected = run_longformer(original, rows(2, 24, 32), global_tokens, lengths)
     y = layer(rows(2, 24, 32), global_tokens=global_tokens, lengths=lengths)
     assert relative(y, expected) <= 1e-5 and not y[1, 13:].any()
-    assert relative(layer(rows(2, 24, 32)[:, :23]), layer(rows(2, 24, 32), lengths=[23, 23])[:, :23]) <= 1e-6  # of any length
+    # Layers with random="paper" take any length.
+    assert relative(layer(rows(2, 24, 32)[:, :23]), layer(rows(2, 24, 32), lengths=[23, 23])[:, :23]) <= 1e-6
 
 
 def bigbird():
-    config = transformers.BigBirdConfig(**SIZES, block_size=4, num_random_blocks=2, use_bias=False, max_position_embeddings=64)
+    config = transformers.BigBirdConfig(**SIZES, block_size=4, num_random_blocks=2, use_bias=False,
+                                        max_position_embeddings=64)
     original = randomise(BigBirdBlockSparseAttention(config, 3))
     return loaded(layers.BigBirdAttention.from_config(config, 3), original), original
 
@@ -88,14 +90,18 @@ def test_bigbird_as_the_paper_has_it():
 
 
 @pytest.mark.parametrize("call, message", [
-    (lambda: layers.LongformerAttention(32, 5, 4), "LongformerAttention: hidden_size is 32, expected a multiple of num_heads, 5"),
+    (lambda: layers.LongformerAttention(32, 5, 4),
+     "LongformerAttention: hidden_size is 32, expected a multiple of num_heads, 5"),
     (lambda: layers.LongformerAttention(32, 4, 0), "LongformerAttention: window is 0, expected an int of at least 1"),
     (lambda: longformer()[0](rows(2, 8, 32), global_tokens=torch.zeros(2, 7, dtype=torch.bool)),
      r"LongformerAttention: global_tokens is torch.bool \[2, 7\], expected bool \[2, 8\]"),
     (lambda: longformer()[0].new_state(2), "LongformerAttention.new_state: the layer looks ahead"),
-    (lambda: longformer()[0].step(rows(2, 32), 1), "LongformerAttention: state is of type int, expected None: the layer looks ahead"),
-    (lambda: layers.BigBirdAttention(32, 4, random="none"), "BigBirdAttention: random is 'none', expected one of 'original', 'paper'"),
-    (lambda: bigbird()[0](rows(2, 30, 32)), "BigBirdAttention: x has 30 tokens, expected a multiple of block, 4, of at least 12"),
+    (lambda: longformer()[0].step(rows(2, 32), 1),
+     "LongformerAttention: state is of type int, expected None: the layer looks ahead"),
+    (lambda: layers.BigBirdAttention(32, 4, random="none"),
+     "BigBirdAttention: random is 'none', expected one of 'original', 'paper'"),
+    (lambda: bigbird()[0](rows(2, 30, 32)),
+     "BigBirdAttention: x has 30 tokens, expected a multiple of block, 4, of at least 12"),
     (lambda: bigbird()[0](rows(2, 8, 32)), "BigBirdAttention: x has 8 tokens, expected"),
 ])
 def test_errors_name_the_argument(call, message):
@@ -112,8 +118,9 @@ def test_transformers_is_not_needed():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layer", [
     layers.MultiheadAttention(16, 2, causal=True), layers.GroupedQueryAttention(16, 2, 1, qk_norm=True),
-    layers.LatentAttention(16, 2, kv_lora_rank=4, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4), layers.Mamba(16),
-    layers.Mamba2(16, 4, 8, state_size=8), layers.GatedDeltaNet(16, 2, 2, key_head_dim=4, value_head_dim=4), layers.Rwkv4(16),
+    layers.LatentAttention(16, 2, kv_lora_rank=4, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4),
+    layers.Mamba(16), layers.Mamba2(16, 4, 8, state_size=8),
+    layers.GatedDeltaNet(16, 2, 2, key_head_dim=4, value_head_dim=4), layers.Rwkv4(16),
     layers.MultiScaleRetention(16, 2), layers.H3(16), layers.GatedLinearAttention(16, 2, "kda"),
 ], ids=lambda layer: type(layer).__name__)
 def test_layers_compile_without_a_break_of_the_graph(layer):

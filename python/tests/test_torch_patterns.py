@@ -1,4 +1,4 @@
-# Patterns in heed.torch: gradients, torch.compile, tables that nothing but a call keeps alive.
+# Patterns in heed.torch: gradients, torch.compile, tables that only a call keeps alive.
 import gc
 
 import numpy as np
@@ -10,7 +10,8 @@ import heed  # noqa: E402
 import heed.torch  # noqa: E402
 
 P = heed.patterns
-PATTERNS = [P.longformer(6, [0]), P.bigbird(4, 1), P.dilated(2, 3) | P.streaming(2, 3), P.blocks(np.eye(8, dtype=bool), 4)]
+PATTERNS = [P.longformer(6, [0]), P.bigbird(4, 1), P.dilated(2, 3) | P.streaming(2, 3),
+            P.blocks(np.eye(8, dtype=bool), 4)]
 each = pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.__repr__()[:12])
 
 
@@ -22,7 +23,8 @@ def tensors(T=24, dtype=torch.float64, grad=True):
 @each
 def test_gradients(pattern):
     q, k, v = tensors(T=12)
-    assert torch.autograd.gradcheck(lambda *x: heed.torch.attention(*x, causal=True, pattern=pattern, return_lse=True), (q, k, v))
+    assert torch.autograd.gradcheck(lambda *x: heed.torch.attention(*x, causal=True, pattern=pattern, return_lse=True),
+                                    (q, k, v))
     o = heed.torch.attention(q, k, v, pattern=pattern)
     mask = torch.from_numpy(pattern.mask(12, 12, heads=4, batch=2))
     assert torch.equal(o, heed.torch.attention(q, k, v, mask=mask))
@@ -32,7 +34,8 @@ def test_gradients(pattern):
 
 def test_a_pattern_that_dies_before_the_backward_pass_is_kept_for_it():
     q, k, v = tensors()
-    index = np.stack([np.sort(np.random.default_rng(i).choice(24, 3, replace=False)) for i in range(48)]).reshape(2, 24, 3)
+    index = np.stack([np.sort(np.random.default_rng(i).choice(24, 3, replace=False))
+                      for i in range(48)]).reshape(2, 24, 3)
     large = np.concatenate([index, np.full((2, 24, 200), -1)], -1)  # too large for an expression
     losses = []
     for table in (index, large):

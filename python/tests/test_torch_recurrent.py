@@ -1,4 +1,4 @@
-# heed.torch's recurrent mechanisms: bits of NumPy's, gradients, states, what PyTorch asks of an operator.
+# heed.torch's recurrent mechanisms: bits of NumPy's, gradients, states, PyTorch's checks of operators.
 import fresh
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def leaves(values):
 
 
 def run(name, values, *more, step=False, **options):
-    """A mechanism that a normaliser of signed features would spoil is tested as it is: features of both are positive."""
+    """A mechanism that a normaliser of signed features would spoil is tested with positive features of q and k."""
     options |= {key: x for key, x in values.items() if key in OPTIONAL[name]}
     positional = (x for key, x in values.items() if key not in OPTIONAL[name])
     return getattr(heed.torch, name + "_step" * step)(*positional, *more, **options)
@@ -92,7 +92,7 @@ def test_opcheck(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles_without_a_graph_break(name):
     values = arguments(name)
-    torch.compiler.reset()  # what it compiled for other mechanisms counts as compiled again
+    torch.compiler.reset()  # graphs of other mechanisms would count as recompilations
     state = {"return_state": True} if name in WITH_STATE else {}
     compiled = torch.compile(
         lambda x: run(name, x, **state)[0] if state else run(name, x), fullgraph=True, backend="aot_eager"
@@ -131,7 +131,8 @@ def test_steps_update_tensors_in_place(name):
     torch.testing.assert_close(state, last, atol=1e-5, rtol=1e-5)
 
 
-GATED = [name for name in WITH_STATE if "log_decay" in DESCRIPTIONS[name]["inputs"] and "log_decay" not in OPTIONAL[name]]
+GATED = [name for name in WITH_STATE if "log_decay" in DESCRIPTIONS[name]["inputs"]
+         and "log_decay" not in OPTIONAL[name]]
 
 
 @pytest.mark.parametrize("name", GATED)
@@ -200,7 +201,8 @@ RELATIVE = {
     "rwkv4": lambda: ([random(2, 5, 3, seed=1), random(2, 5, 3, seed=2), -random(3, seed=3).abs(), random(3, seed=4)],
                       [random(2, 3, seed=5), random(2, 3, seed=6).abs() + 0.5, random(2, 3, seed=7)], {}),
     "performer": lambda: ([random(2, 5, 3, 4, seed=i) for i in (1, 2, 3)] + [random(6, 4, seed=4)],
-                          [random(2, 3, 6, 4, seed=5), random(2, 3, 6, seed=6).abs() + 0.5, random(2, 3, seed=7)], {"causal": True}),
+                          [random(2, 3, 6, 4, seed=5), random(2, 3, 6, seed=6).abs() + 0.5, random(2, 3, seed=7)],
+                          {"causal": True}),
     "mlstm": lambda: ([random(2, 5, 3, 4, seed=i) for i in (1, 2, 3)] + [random(2, 5, 3, seed=i) for i in (4, 8)],
                       [random(2, 3, 4, 4, seed=5), random(2, 3, 4, seed=6), random(2, 3, seed=7)], {"eps": 0.0}),
 }
@@ -213,7 +215,7 @@ def test_an_initial_maximum_has_the_gradient_of_a_free_argument(name):
     function = getattr(heed.torch, name)
 
     def call(*tensors):
-        """Outputs, and the sums that the last state stands for, which the next call would go on from."""
+        """Outputs, and the sums that the last state represents, with which the next call continues."""
         *given, a, b, c = tensors
         o, (*sums, exponent) = function(*given, **options, initial_state=(a, b, c), return_state=True)
         factor = torch.exp(exponent)
@@ -236,5 +238,6 @@ def test_before_any_token_a_maximum_has_no_gradient():
 def test_performers_without_a_maximum_have_no_gradient_of_it():
     inputs, states, _ = RELATIVE["performer"]()
     exponent = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
-    o = heed.torch.performer(*inputs, causal=True, kernel="relu", initial_state=(states[0].requires_grad_(), states[1], exponent))
+    o = heed.torch.performer(*inputs, causal=True, kernel="relu",
+                             initial_state=(states[0].requires_grad_(), states[1], exponent))
     assert torch.autograd.grad(o.sum(), exponent, allow_unused=True) == (None,)

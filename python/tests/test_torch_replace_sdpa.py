@@ -215,7 +215,7 @@ def test_a_block_is_for_its_thread():
         def run():
             try:
                 function()
-            except BaseException as error:  # noqa: BLE001: whatever it is, the test fails by it
+            except BaseException as error:  # whatever it is, it fails the test
                 failures.append(error)
 
         thread = threading.Thread(target=run)
@@ -294,7 +294,7 @@ def test_compiled_code_in_and_out_of_blocks(call):
                 o = compiled(q, k, v)
                 close(o, expected, q.dtype)
                 close(torch.autograd.grad(o, q, do)[0], expected_gradient, q.dtype)
-        assert record == []  # what a graph does is not recorded
+        assert record == []  # calls in a graph are not recorded
     assert graphs.of_heed() == [False, True]
     graphs = Graphs()
     with replace_sdpa():

@@ -1,4 +1,4 @@
-# S4D's kernel in heed.torch, and both views under autograd. The rest is in test_torch_scans.py.
+# S4D's kernel in heed.torch, and both views under autograd. The other tests are in test_torch_scans.py.
 import numpy as np
 import pytest
 

@@ -1,16 +1,18 @@
-# Scans in heed.torch: bits of NumPy's, gradients, what PyTorch asks of an operator.
+# Scans in heed.torch: bits of NumPy's, gradients, PyTorch's checks of operators.
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from scans import DESCRIPTIONS, NAMES, SIZES, arguments, arrays_of, at_tokens, close_enough, of_each, output_at, state_of  # noqa: E402
+from scans import (  # noqa: E402
+    DESCRIPTIONS, NAMES, SIZES, arguments, arrays_of, at_tokens, close_enough, of_each, output_at, state_of,
+)
 
 import heed  # noqa: E402
 import heed.torch  # noqa: E402
 
-SETTINGS = {"selective_scan": {"delta_softplus": True}, "rg_lru": {"c": 4.0}, "hgrn": {}, "s4d": {"discretization": "bilinear", "method": "auto"},
-            "h3": {"method": "auto"}}
+SETTINGS = {"selective_scan": {"delta_softplus": True}, "rg_lru": {"c": 4.0}, "hgrn": {},
+            "s4d": {"discretization": "bilinear", "method": "auto"}, "h3": {"method": "auto"}}
 each = pytest.mark.parametrize("name", NAMES)
 
 
@@ -92,7 +94,7 @@ def test_opcheck(name):
 
 @each
 def test_compiles_without_a_graph_break(name):
-    torch._dynamo.reset()  # what it compiled for other mechanisms counts against a limit
+    torch._dynamo.reset()  # graphs of other mechanisms count against a limit
 
     def run(values, initial):
         return function(name)(**values, initial_state=initial, return_state=True, **SETTINGS[name])

@@ -14,7 +14,7 @@ import heed  # noqa: E402
 from heed.torch import scaled_dot_product_attention  # noqa: E402
 
 ORIGINAL = F.scaled_dot_product_attention
-# Parts of the largest value; 16 bits stand against the math backend in float64 on the same numbers.
+# Parts of the largest value; 16-bit results are compared with the math backend in float64 on the same numbers.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 DTYPES = list(TOLERANCE)
 LOWEST = {dtype: torch.finfo(dtype).min for dtype in DTYPES}
@@ -99,7 +99,7 @@ MASKS = {
     "float dense": lambda L, S, dtype: leaf((B, H, L, S), dtype),
     "float expanded": lambda L, S, dtype: leaf((1, 1, L, S), dtype).expand(B, H, L, S),
     "float32": lambda L, S, dtype: leaf((L, S), torch.float32),
-    "float scalar": lambda L, S, dtype: leaf((), dtype).detach(),  # its gradient would be all others' sum, which is 0
+    "float scalar": lambda L, S, dtype: leaf((), dtype).detach(),  # the gradient would sum to 0
     "float empty rows": lambda L, S, dtype: torch.zeros(L, S).masked_fill(~bools(L, 1), -torch.inf).to(dtype),
     "float lowest": lambda L, S, dtype: torch.zeros(L, S, dtype=dtype).masked_fill(~bools(L, S), LOWEST[dtype]),
 }
@@ -142,7 +142,7 @@ def test_groups_of_heads(heads):
     check(leaf((2, 4, 3, E)), leaf((1, 2, 5, E)), leaf((2, 5, EV)), bools(2, 1, 1, 5), enable_gqa=True)
 
 
-BATCHES = [  # of query, key, value, and masks
+BATCHES = [  # query, key, value, masks
     ((), (), (), [(), (6, 1)]),
     ((3,), (3,), (3,), [(3, 6, 9), (9,)]),
     ((), (3,), (), [(3, 1, 9)]),
@@ -368,7 +368,7 @@ BAD = {
 @pytest.mark.parametrize("message", BAD)
 def test_what_pytorch_refuses_is_refused_by_name(message):
     q, k, v, options = BAD[message]
-    with pytest.raises(Exception):  # noqa: B017, PT011: whatever PyTorch raises
+    with pytest.raises(Exception):  # whatever PyTorch raises
         math_backend(q, k, v, **options)
     with pytest.raises(heed.InvalidArgument) as error:
         scaled_dot_product_attention(q, k, v, **options)
@@ -418,7 +418,7 @@ def test_compiled_without_a_graph_break():
     assert counts[0] == counts[1]  # other sizes run in the same graphs
     q, k, v, mask = leaf((2, 3, 2, 6, E)), leaf((2, 1, 2, 9, E)), leaf((3, 2, 9, EV)), leaf((2, 1, 1, 6, 1))
     close(compiled(q, k, v, mask), math_backend(q, k, v, mask), q.dtype)
-    for sequences, size in ((1, E), (2, 0)):  # what only a call with data would find out
+    for sequences, size in ((1, E), (2, 0)):  # errors that only a call with data finds
         q, k, v = leaf((2, 3, 6, size)), leaf((2, 3, 9, size)), leaf((sequences, 3, 9, EV))
         close(compiled(q, k, v), math_backend(q, k, v), q.dtype)
     assert all(graphs.of_heed())

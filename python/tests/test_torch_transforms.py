@@ -1,4 +1,4 @@
-# What PyTorch's transforms make of every operator of heed: right, or refused in a sentence, never zero.
+# PyTorch's transforms of every operator of heed are right or refused in a sentence; no gradient is silently zero.
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -33,7 +33,8 @@ def mechanism(name):
 
 def scan(name):
     arrays = scans.arguments(name, D=4, T=5, N=3, rank=3 if name == "selective_scan" else None)
-    return lambda *given: getattr(heed.torch, name)(**dict(zip(arrays, given))), [torch.from_numpy(x) for x in arrays.values()]
+    return lambda *given: getattr(heed.torch, name)(**dict(zip(arrays, given))), [
+        torch.from_numpy(x) for x in arrays.values()]
 
 
 def case(name):
@@ -46,20 +47,25 @@ def case(name):
     positions = torch.arange(5)
     return {
         "attention": (lambda *x: heed.torch.attention(*x, causal=True, window=(3, 1)), [q, k, v]),
-        "causal_conv1d": (lambda *x: heed.torch.causal_conv1d(*x, activation="silu"), [normal(2, 3, 7), normal(3, 4), normal(3)]),
+        "causal_conv1d": (lambda *x: heed.torch.causal_conv1d(*x, activation="silu"),
+                          [normal(2, 3, 7), normal(3, 4), normal(3)]),
         "linformer": (heed.torch.linformer, [normal(2, 6, 1, 4), k, v, normal(3, 6), normal(3, 6, seed=4)]),
         "longformer": (lambda *x: heed.torch.longformer(*x, window=2, tokens=[1]),
-                       [normal(2, 6, 2, 4), k, v, normal(2, 6, 2, 4, seed=4), normal(2, 6, 1, 4, seed=5), normal(2, 6, 1, 3, seed=6)]),
-        "merge_linear": (lambda o, lse, num, den, gate: heed.torch.merge_linear(o, lse, num, den.exp(), gate=gate.exp()),
+                       [normal(2, 6, 2, 4), k, v, normal(2, 6, 2, 4, seed=4), normal(2, 6, 1, 4, seed=5),
+                        normal(2, 6, 1, 3, seed=6)]),
+        "merge_linear": (lambda o, lse, num, den, gate: heed.torch.merge_linear(
+            o, lse, num, den.exp(), gate=gate.exp()),
                          [q, normal(2, 2, 5), normal(2, 5, 2, 4, seed=5), normal(2, 5, 2), normal(2)]),
         "nsa": (lambda *x: heed.torch.nsa(*x[:4], compressed=x[4:], block=2, count=4, window=2),
-                [normal(2, 9, 2, 4), normal(2, 9, 1, 4), normal(2, 9, 1, 3), normal(2, 9, 2, 3), normal(2, 4, 1, 4), normal(2, 4, 1, 3)]),
+                [normal(2, 9, 2, 4), normal(2, 9, 1, 4), normal(2, 9, 1, 3), normal(2, 9, 2, 3), normal(2, 4, 1, 4),
+                 normal(2, 4, 1, 3)]),
         "rotary": (lambda x: heed.torch.rotary(x, positions, interleaved=True), [q]),
         "t5_bias": (lambda x: heed.torch.t5_bias(x, 4, 6, bidirectional=True), [normal(8, 2)]),
     }[name]
 
 
-OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "causal_conv1d", "linformer", "longformer", "merge_linear", "nsa", "rotary", "t5_bias"]
+OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "causal_conv1d", "linformer", "longformer", "merge_linear",
+             "nsa", "rotary", "t5_bias"]
 LINEAR = ["rotary", "t5_bias"]  # whose derivative of forward mode is the operator itself
 
 
@@ -137,6 +143,7 @@ def test_checkpoints_recompute(name, reentrant):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_recompute_states(name, reentrant):
     q, *rest = mechanism(name)[1]
+
     def chained(*x):
         """Halves of a sequence, the state handed over, as a long sequence is trained."""
         arrays = mechanisms.arguments(name, **SMALL)
@@ -159,7 +166,8 @@ def test_checkpoints_recompute_states(name, reentrant):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("name", [x for x in OPERATORS if x not in ("attention", "longformer")])  # which keep their results
+# The backward passes of attention and longformer keep their results.
+@pytest.mark.parametrize("name", [x for x in OPERATORS if x not in ("attention", "longformer")])
 def test_a_result_may_be_changed_in_place_before_backward(name):
     function, inputs = case(name)
     expected = gradients(lambda *x: 2 * function(*x), inputs)

@@ -1,4 +1,4 @@
-# heed.transformers.accelerate: the same logits, gradients and generated tokens, and a report that says what runs where.
+# heed.transformers.accelerate: the same logits, gradients and generated tokens, and a report of the replaced functions.
 import copy
 import gc
 import types
@@ -13,7 +13,6 @@ import recurrent_models  # noqa: E402
 from recurrent_models import FAMILIES, MORE, TAPS, build, tokens  # noqa: E402
 
 import heed  # noqa: E402
-import heed.transformers  # noqa: E402
 from heed.transformers import _layers, accelerate  # noqa: E402
 
 NAMES = [name for name, family in FAMILIES.items() if hasattr(transformers, family.model)]
@@ -71,7 +70,7 @@ def test_every_replaced_call_computes_with_heed(name, monkeypatch):
     assert called == {entry.by for entry in report.replaced}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("rwkv", "xlstm")])  # which take no mask
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("rwkv", "xlstm")])  # these two take no mask
 def test_padding(name):
     model, x = build(name), tokens()
     mask = torch.ones_like(x)

@@ -1,4 +1,4 @@
-# The attention function of heed.transformers: every argument against what models compute with "eager" and "sdpa".
+# The attention function of heed.transformers: every argument against models with "eager" and "sdpa".
 import inspect
 
 import pytest
@@ -108,7 +108,7 @@ def test_structure_joins_a_position_bias_with_a_gradient():
 
 def test_a_row_that_sees_no_key_is_zero():
     padding = torch.ones(B, TK, dtype=torch.bool)
-    padding[1, :4] = False  # rows stand at 2 .. 6: the first two of sequence 1 see nothing
+    padding[1, :4] = False  # rows have positions 2 .. 6: the first two of sequence 1 see no key
     q, k, v = problem()
     ours, _ = attention(Module(), q, k, v, structured(padding=padding))
     assert not ours[1, :2].any() and ours[1, 2:].abs().min() > 0 and ours[0].abs().min() > 0
@@ -240,7 +240,7 @@ def test_what_is_not_understood_is_refused(call):
 
 
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, own_option=None, **kwargs):
-    """As in a modeling file: heed's attention looks here for options that a model of this module may pass."""
+    """A call as in a modeling file: heed's attention looks here for options that a model of this module may pass."""
 
 
 def test_an_option_of_the_model_s_own_eager_attention_is_refused(call):

@@ -291,7 +291,7 @@ def test_offset_of_a_static_cache_is_read_at_once():
 
 @pytest.fixture
 def made(monkeypatch):
-    """How many masks have been made in memory."""
+    """The number of masks that were made in memory."""
     made, make_dense = [], _masks.make_dense
     monkeypatch.setattr(_masks, "make_dense", lambda *args: made.append(args) or make_dense(*args))
     return made
@@ -359,7 +359,7 @@ def misread(function, pattern, shift, positions):
 
 @pytest.fixture
 def changed_window(monkeypatch):
-    """As if a new version of Transformers counted windows otherwise than they are read."""
+    """Simulates a new version of Transformers that counts windows differently."""
     code = hf.sliding_window_overlay(1).__code__
     monkeypatch.setattr(_structure, "_agreed", {})
     monkeypatch.setattr(_recognise, "_READERS", {**_recognise._READERS, code: misread})

@@ -75,7 +75,7 @@ def assert_same_gradients(eager, ours):
     for (name, p), q in zip(eager.named_parameters(), ours.parameters(), strict=True):
         assert (p.grad is None) == (q.grad is None), name
         if p.grad is not None:
-            assert_close(q.grad, p.grad, 0.01 * largest)  # what cancels, as a key's bias, is as exact as its terms
+            assert_close(q.grad, p.grad, 0.01 * largest)  # where terms cancel, they set the error
             with_gradient += 1
     assert with_gradient > 5
 
@@ -94,7 +94,7 @@ def test_logits_and_gradients_are_those_of_eager(name, side, seen):
     assert seen
 
 
-SEEN = {  # what the layers of a decoder are called with, without padding and with left padding
+SEEN = {  # options in calls of a decoder's layers, without padding and with left padding
     "llama": [{"causal"}, {"causal", "key_starts"}],
     "mistral": [{"causal", "window"}, {"causal", "window", "key_starts"}],
     "gemma2": [{"causal", "window"}, {"causal"}, {"causal", "window", "key_starts"}, {"causal", "key_starts"}],
@@ -256,7 +256,8 @@ def test_output_attentions_gives_the_weights_of_eager(name):
 
 def test_a_compiled_model_gives_the_weights_too():
     """GPT-2 records weights without telling its layers that they are wanted."""
-    model, inputs = tiny_models.build("gpt2", "heed", n_layer=1), {**tiny_models.inputs("gpt2"), "output_attentions": True}
+    model, inputs = tiny_models.build("gpt2", "heed", n_layer=1), {**tiny_models.inputs("gpt2"),
+                                                                   "output_attentions": True}
     expected, found = model(**inputs).attentions, torch.compile(model, backend="eager")(**inputs).attentions
     assert len(expected) == 1 and all(map(torch.equal, expected, found))
 
@@ -289,7 +290,7 @@ def test_compiled_models_take_no_graph_break(name):
     expected = model(**inputs).logits
     assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(**inputs).logits, expected)
     compiled = tiny_models.build(name, "heed")
-    compiled.forward = torch.compile(compiled.forward, backend="eager")  # which is then given masks made outside of it
+    compiled.forward = torch.compile(compiled.forward, backend="eager")  # its masks are then made outside of it
     options = {"do_sample": False, "cache_implementation": "static"}
     inputs = tiny_models.inputs(name, "left")
     assert torch.equal(generate(compiled, inputs, 4, **options), generate(model, inputs, 4, **options))
@@ -304,7 +305,7 @@ def test_a_decoder_made_bidirectional():
 
 
 def in_pieces(model, tokens):
-    """Logits of pieces of a text, with the model's own cache."""
+    """Logits of the parts of a text, with the model's own cache."""
     cache, parts = None, []
     for piece in tokens.split([7, 1, 3], dim=1):
         result = model(piece, past_key_values=cache, use_cache=True)
@@ -313,7 +314,8 @@ def in_pieces(model, tokens):
     return torch.cat(parts, 1)
 
 
-@pytest.mark.parametrize("layer_types", [["linear_attention", "full_attention"], ["full_attention", "linear_attention"]])
+@pytest.mark.parametrize("layer_types",
+                         [["linear_attention", "full_attention"], ["full_attention", "linear_attention"]])
 def test_a_mask_of_nothing_has_no_size(layer_types):
     """MiniMax counts the tokens in its cache by the first layer, be it one without keys; "eager" then has no mask."""
     config = {**tiny_models.DECODER, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 16,
@@ -326,7 +328,8 @@ def test_a_mask_of_nothing_has_no_size(layer_types):
 def test_a_refusal_is_the_same_in_a_compiled_model():
     """Blocks that an indexer chooses are an option that heed does not have."""
     config = {**tiny_models.DECODER, "head_dim": 8, "rotary_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1,
-              "dense_intermediate_size": 48, "mlp_layer_types": ["dense", "dense"], "index_n_heads": 2, "index_head_dim": 8,
+              "dense_intermediate_size": 48,
+              "mlp_layer_types": ["dense", "dense"], "index_n_heads": 2, "index_head_dim": 8,
               "layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 2, "index_topk_blocks": 2}
     model = tiny_models.make("MiniMaxM3VLForCausalLM", config, "heed", "MiniMaxM3VLTextConfig")
     for call in (model, torch.compile(model, backend="eager")):
@@ -335,7 +338,7 @@ def test_a_refusal_is_the_same_in_a_compiled_model():
 
 
 def test_the_row_before_the_first_token_is_that_of_pytorch_s_attention():
-    """A loss that has the first token behind left padding reads a row that sees no key: 0, which eager has otherwise."""
+    """A loss that has the first token behind left padding reads a row without visible keys: 0, unlike in eager."""
     eager, ours = tiny_models.pair("llama")
     inputs = tiny_models.inputs("llama", "left")
     labels = inputs["input_ids"].where(inputs["attention_mask"] == 1, -100)
@@ -344,7 +347,8 @@ def test_the_row_before_the_first_token_is_that_of_pytorch_s_attention():
     torch.testing.assert_close(losses[1], eager(**inputs, labels=labels).loss, rtol=0, atol=1e-5)
     assert abs(losses[0] - losses[1]) > 1e-3
     labels[1, 4] = -100
-    torch.testing.assert_close(ours(**inputs, labels=labels).loss, eager(**inputs, labels=labels).loss, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours(**inputs, labels=labels).loss, eager(**inputs, labels=labels).loss, rtol=0,
+                               atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
@@ -357,7 +361,6 @@ def test_a_mask_of_the_caller_s_own(dtype):
     expected = eager(tokens, attention_mask=additive, use_cache=False)
     mask = keep if dtype is torch.bool else additive
     assert_same_results(expected, ours(tokens, attention_mask=mask, use_cache=False))
-
 
 
 def test_sentences_of_minilm_have_the_embeddings_of_eager():

@@ -1,4 +1,4 @@
-# heed.transformers.register: what it changes, which models it cannot reach, and what the documentation says of that.
+# heed.transformers.register: its effects, the models that it cannot reach, and their list in the documentation.
 import importlib.util
 import pickle
 import subprocess
@@ -36,7 +36,8 @@ def test_heed_alone_imports_neither_package():
 
 def test_importing_registers_nothing():
     done = fresh.python("import heed.transformers; from transformers import AttentionInterface, AttentionMaskInterface;"
-                        "print('heed' in AttentionInterface(), 'heed' in AttentionMaskInterface())", packages=["transformers"])
+                        "print('heed' in AttentionInterface(), 'heed' in AttentionMaskInterface())",
+                        packages=["transformers"])
     assert (done.returncode, done.stdout) == (0, "False False\n"), done.stderr
 
 
@@ -137,8 +138,8 @@ def test_families_that_never_call_the_interface_say_so_and_stay_right(family, re
     torch.testing.assert_close(ours(**inputs).logits[:, -11:][real], expected, rtol=0, atol=1e-5)
 
 
-MAMBA2 = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1, "num_heads": 4, "head_dim": 8, "state_size": 8,
-          "n_groups": 1}
+MAMBA2 = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1, "num_heads": 4, "head_dim": 8,
+          "state_size": 8, "n_groups": 1}
 
 
 def test_a_model_without_attention_says_that_nothing_of_it_runs_on_heed(recwarn):
@@ -164,7 +165,7 @@ def test_models_with_attention_anywhere_have_no_such_warning(recwarn):
     tiny_models.build("llama", "heed")
     config = transformers.LlamaConfig(**SIZES)
 
-    class Made(PreTrainedModel):  # of another model, in a file without attention
+    class Made(PreTrainedModel):  # derived from another model, in a file without attention
         _supports_sdpa = True
 
         def __init__(self, config):
@@ -184,7 +185,7 @@ def test_models_that_extend_a_model_count_as_that():
 
 
 def test_models_that_were_only_given_numbers_find_numbers():
-    """Gemma 2 does not support PyTorch's attention: nobody has tried its code with masks of bool."""
+    """Gemma 2 does not support PyTorch's attention: its code was never run with masks of bool."""
     build = {"gemma2": torch.float32, "llama": torch.bool}
     for name, dtype in build.items():
         config = tiny_models.build(name, "heed").config

@@ -10,15 +10,14 @@ transformers = pytest.importorskip("transformers")
 from recurrent_models import attributes, copies  # noqa: E402
 
 import heed  # noqa: E402
-import heed.transformers  # noqa: E402
 from heed.transformers import _sparse, accelerate  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 SIZES = dict(vocab_size=60, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
              hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 ENCODER_DECODER = dict(vocab_size=60, d_model=32, encoder_layers=2, decoder_layers=1, encoder_attention_heads=4,
-                       decoder_attention_heads=4, encoder_ffn_dim=40, decoder_ffn_dim=40, dropout=0.0, attention_dropout=0.0,
-                       activation_dropout=0.0)
+                       decoder_attention_heads=4, encoder_ffn_dim=40, decoder_ffn_dim=40, dropout=0.0,
+                       attention_dropout=0.0, activation_dropout=0.0)
 T, BLOCK = 4 * 13 - 3, 4  # no multiple of a block or a window
 
 
@@ -74,12 +73,14 @@ def assert_same(before, after, tolerance=1e-5):
     assert before[1].keys() == after[1].keys()
     largest = max(float(x.abs().max()) for x in before[1].values())
     for name, gradient in before[1].items():
-        torch.testing.assert_close(gradient, after[1][name], atol=10 * tolerance * largest, rtol=0, msg=lambda m: f"{name}: {m}")
+        torch.testing.assert_close(gradient, after[1][name], atol=10 * tolerance * largest, rtol=0,
+                                   msg=lambda m: f"{name}: {m}")
 
 
-MODELS = ["LongformerModel", "LongformerForMaskedLM", "LEDModel", "BigBirdModel", "BigBirdForMaskedLM", "BigBirdPegasusModel"]
-LAYER = {"longformer": "LongformerSelfAttention", "led": "LEDEncoderSelfAttention", "big_bird": "BigBirdBlockSparseAttention",
-         "bigbird_pegasus": "BigBirdPegasusBlockSparseAttention"}
+MODELS = ["LongformerModel", "LongformerForMaskedLM", "LEDModel", "BigBirdModel", "BigBirdForMaskedLM",
+          "BigBirdPegasusModel"]
+LAYER = {"longformer": "LongformerSelfAttention", "led": "LEDEncoderSelfAttention",
+         "big_bird": "BigBirdBlockSparseAttention", "bigbird_pegasus": "BigBirdPegasusBlockSparseAttention"}
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -90,7 +91,8 @@ def test_outputs_and_gradients_are_those_of_the_original(name, padding, training
     given = inputs(model, padding)
     before = results(model, given)
     with accelerate(model, strict=True) as report:
-        assert {(entry.call, entry.by) for entry in report.replaced} == {("forward", "attention")} and len(report.replaced) == 2
+        assert ({(entry.call, entry.by) for entry in report.replaced} == {("forward", "attention")}
+                and len(report.replaced) == 2)
         after = results(model, given)
         assert report.declined == report.left == []
     assert_same(before, after)
@@ -105,7 +107,8 @@ def test_outputs_and_gradients_are_those_of_the_original(name, padding, training
 def test_other_dtypes(name, dtype):
     model = model_of(name)
     given = inputs(model, "right")
-    before = results(model if dtype == torch.float64 else model.to(dtype), given)  # of Longformer in float64 gradients are NaN
+    # Longformer's own gradients in float64 are NaN.
+    before = results(model if dtype == torch.float64 else model.to(dtype), given)
     accelerate(model.to(dtype))
     after = results(model, given)
     assert after[0].dtype == dtype
@@ -122,7 +125,7 @@ def test_padding_may_be_nan(name, padding):
     encoder = model.get_encoder() if model.config.is_encoder_decoder else model
     accelerate(model)
     expected = encoder(**given)[0]
-    model.get_input_embeddings().weight[0] = torch.nan  # of the token that padding is
+    model.get_input_embeddings().weight[0] = torch.nan  # the row of the padding token
     valid, rows = given["attention_mask"] == 1, []
     for layer in encoder.modules():
         if type(layer).__name__ in LAYER.values():
@@ -176,7 +179,8 @@ def test_weights_are_left_to_the_original_and_the_report_says_so(name):
     before = model(**given, output_attentions=True)
     report = accelerate(model)
     after = model(**given, output_attentions=True)
-    assert all(torch.equal(a, b) for a, b in zip(before.attentions, after.attentions, strict=True)) and before.attentions
+    assert (all(torch.equal(a, b) for a, b in zip(before.attentions, after.attentions, strict=True))
+            and before.attentions)
     assert torch.equal(before[0], after[0])
     reason = "output_attentions was asked for, expected False: heed never has the weights"
     assert {entry.reason for entry in report.declined} == {reason}
@@ -193,7 +197,8 @@ def test_the_report_says_which_random_blocks_there_are():
         accelerate(model_of("BigBirdModel"), bigbird="google")
 
 
-@pytest.mark.parametrize("tokens", [1024, 960])  # one of the lengths with a plan of its own, whose blocks come twice, and another
+# 1024 is a length with a plan of its own, whose blocks come twice; 960 is not.
+@pytest.mark.parametrize("tokens", [1024, 960])
 def test_random_blocks_are_those_that_the_original_draws(tokens):
     sizes = dict(block_size=64, num_random_blocks=3, max_position_embeddings=1024, num_hidden_layers=1)
     model = model_of("BigBirdModel", **sizes).train()
@@ -203,7 +208,8 @@ def test_random_blocks_are_those_that_the_original_draws(tokens):
     accelerate(model)
     np.random.seed(7)
     assert_same(before, results(model, given))
-    assert np.random.randint(1 << 30) == np.random.RandomState(7).randint(1 << 30)  # numbers of the caller are left alone
+    # The caller's random state does not change.
+    assert np.random.randint(1 << 30) == np.random.RandomState(7).randint(1 << 30)
     parts = _sparse._bigbird_parts(model.encoder.layer[0].attention.self, tokens)
     assert len(parts) == (2 if tokens == 1024 else 1)
     assert sum(part.density(tokens, tokens, heads=4) for part, _ in parts) < 0.7
@@ -247,7 +253,8 @@ def test_weights_stay_and_copies_work(name, tmp_path):
     report = accelerate(model)
     logits = model(**given).logits
     model.save_pretrained(tmp_path)
-    assert state.keys() == model.state_dict().keys() and all(torch.equal(state[key], x) for key, x in model.state_dict().items())
+    assert state.keys() == model.state_dict().keys() and all(torch.equal(state[key], x)
+                                                             for key, x in model.state_dict().items())
     torch.testing.assert_close(copy.deepcopy(model)(**given).logits, logits, atol=1e-4, rtol=0)
     loaded = type(model).from_pretrained(tmp_path)
     report.undo()

@@ -1,8 +1,7 @@
-# Tests of `heed view`: what it writes, what it refuses, and in a browser the numbers of its page against float64.
+# Tests of `heed view`: output, errors, and in a browser the numbers of its page against float64.
 import json
 import re
 
-import heed as library
 import numpy as np
 import pytest
 from browser import choose, needs_browser, number, places, point_at, readout, shown_map
@@ -10,6 +9,16 @@ from cli_program import SHIPPED, document, heed, load, needs_program, qkv, rando
 
 pytestmark = needs_program
 EPSILON = 2.0 ** -24  # relative rounding of float32
+# The colors of the cells of a map, by query and key.
+CELLS = """const [id, centre, T] = arguments;
+    const canvas = document.getElementById(id), ratio = canvas.width / canvas.clientWidth;
+    const copy = new OffscreenCanvas(canvas.width, canvas.height);
+    const context = copy.getContext('2d', { willReadFrequently: true });
+    context.drawImage(canvas, 0, 0);
+    return Array.from({ length: T }, (_, q) => Array.from({ length: T }, (_, k) => {
+        const [x, y] = heed[centre](q, k);  // beside the middle, where a number may stand
+        const pixel = context.getImageData(Math.round((x + 5) * ratio), Math.round((y + 5) * ratio), 1, 1);
+        return [...pixel.data].slice(0, 3); }));"""
 
 
 def rounded(x):
@@ -21,7 +30,7 @@ def rounded(x):
 
 
 def probabilities(q, k, causal=False, scale=None, softcap=0, window=(-1, -1)):
-    """[H, Tq, Tk] of [T, H, D] in float64; -1 where a query may not look, and how far float32 may be from each row, relatively."""
+    """Weights [H, Tq, Tk] of [T, H, D] in float64, -1 where masked, and the relative error of float32 in each row."""
     group, D = q.shape[1] // k.shape[1], q.shape[2]
     k = np.repeat(k, group, axis=1)
     scale = D ** -0.5 if scale is None else scale
@@ -163,9 +172,9 @@ def test_rows_add_up(browser, shipped):
 OPTIONS = [
     ([], {}), (["--causal"], {"causal": True}), (["--window", "3,0"], {"window": (3, 0)}),
     (["--window", "-1,2"], {"window": (-1, 2)}), (["--causal", "--window", "4,9"], {"causal": True, "window": (4, 9)}),
-    (["--scale", "0.7"], {"scale": 0.7}), (["--scale", "-0.1"], {"scale": -0.1}), (["--softcap", "1.5"], {"softcap": 1.5}),
-    (["--causal", "--scale", "2", "--softcap", "3", "--window", "5,5"],
-     {"causal": True, "scale": 2, "softcap": 3, "window": (5, 5)}),
+    (["--scale", "0.7"], {"scale": 0.7}), (["--scale", "-0.1"], {"scale": -0.1}),
+    (["--softcap", "1.5"], {"softcap": 1.5}), (["--causal", "--scale", "2", "--softcap", "3", "--window", "5,5"],
+                                               {"causal": True, "scale": 2, "softcap": 3, "window": (5, 5)}),
 ]
 
 
@@ -215,7 +224,8 @@ def test_chosen_layer_and_heads(browser, tmp_path):
 
 @needs_browser
 def test_layers_of_other_shapes_and_no_tokens(browser, tmp_path):
-    tensors = qkv(T=9, prefix="layers.0.") | qkv(T=300, H=2, Hkv=1, prefix="layers.1.") | qkv(T=1, Tk=40, prefix="layers.2.")
+    tensors = qkv(T=9, prefix="layers.0.") | qkv(T=300, H=2, Hkv=1, prefix="layers.1.") | qkv(
+        T=1, Tk=40, prefix="layers.2.")
     document("view", save(tmp_path / "x.safetensors", tensors), "--html", tmp_path / "a.html")
     browser.open(tmp_path / "a.html")
     for layer, rows, cols in ((0, 9, 9), (1, 300, 300), (2, 1, 40), (0, 9, 9)):
@@ -248,148 +258,7 @@ def test_a_pair_behind_the_mask(browser, tmp_path):
     assert browser.text("value").startswith("100")
 
 
-# What linear mechanisms imply.
-
-def implied_shares(name, q, k, causal, heads):
-    """[H, T, T] by the mechanism itself: with unit vectors as values, an output is a row of weights. Zero beyond what it sees."""
-    q, k = (x[None, :, heads] for x in (q, k))
-    v = np.broadcast_to(np.eye(q.shape[1])[None, :, None], (1, q.shape[1], len(heads), q.shape[1]))
-    options = {"causal": causal} if name == "linear_attention" else {}
-    if name == "retention":
-        options["log_decay"] = np.log1p(-2.0 ** (-5 - np.array(heads)))
-    weights = getattr(library, name)(q, k, v, **options)[0].transpose(1, 0, 2)
-    if name == "retention":
-        weights = np.abs(weights) / np.abs(weights).sum(-1, keepdims=True)
-    return weights
-
-
-@needs_browser
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("heads", [None, [3, 1]])
-def test_implied_rows_are_what_the_mechanism_sums_with(browser, tmp_path, causal, heads):
-    T = 23
-    tensors = qkv(T=T)
-    tensors["q"] = ("F32", 3000 * tensors["q"][1])  # so that powers of two count
-    tensors["k"] = ("F32", tensors["k"][1] / 3000)
-    file = save(tmp_path / "x.safetensors", tensors)
-    args = [*(["--causal"] if causal else []), *(["--heads", ",".join(map(str, heads))] if heads else [])]
-    document("view", file, "--html", tmp_path / "a.html", *args)
-    given, _ = load(file)
-    q, k = rounded(given["q"]), np.repeat(rounded(given["k"]), 2, axis=1)
-    browser.open(tmp_path / "a.html")
-    names = browser.js("return heed.layers[0].implied.map((m) => m.name)")
-    assert set(names) == {"linear_attention", "based", "retention"}
-    assert browser.js("return [...document.getElementById('mechanism').options].map((o) => o.value)") == names
-    for m, name in enumerate(names):
-        expected = implied_shares(name, q, k, causal, heads or [0, 1, 2, 3])
-        for h in range(len(expected)):
-            rows = browser.js(f"return Array.from({{ length: {T} }}, (_, i) => heed.implied(0, {h}, {m}, i))")
-            for i, row in enumerate(rows):
-                assert len(row) == (T if name == "linear_attention" and not causal else i + 1)
-                np.testing.assert_allclose(row, expected[h, i, :len(row)], rtol=1e-9, atol=1e-13)
-                assert (expected[h, i, len(row):] == 0).all()
-
-
-CELLS = """const [id, centre, T] = arguments, canvas = document.getElementById(id), ratio = canvas.width / canvas.clientWidth;
-    const copy = new OffscreenCanvas(canvas.width, canvas.height), context = copy.getContext('2d', { willReadFrequently: true });
-    context.drawImage(canvas, 0, 0);
-    return Array.from({ length: T }, (_, q) => Array.from({ length: T }, (_, k) => {
-        const [x, y] = heed[centre](q, k);  // beside the middle, where a number may stand
-        return [...context.getImageData(Math.round((x + 5) * ratio), Math.round((y + 5) * ratio), 1, 1).data].slice(0, 3); }));"""
-
-
-def choose_mechanism(browser, name):
-    browser.js("document.getElementById('mechanism').value = arguments[0];"
-               "document.getElementById('mechanism').dispatchEvent(new Event('change'))", name)
-    browser.wait("return document.getElementById('implied').dataset.painted === 'true'")
-
-
-@needs_browser
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_implied_map_has_the_colors_and_the_axes_of_the_exact_one(browser, tmp_path, causal):
-    T = 23
-    document("view", save(tmp_path / "x.safetensors", qkv(T=T)), "--html", tmp_path / "a.html", *(["--causal"] if causal else []))
-    browser.open(tmp_path / "a.html", "#head=0&row=9&column=4")
-    exact, colors = shown_map(browser, 0, 0), np.array(browser.js(CELLS, "heat", "centre", T))
-    seen = []
-    for m, name in enumerate(browser.js("return heed.layers[0].implied.map((m) => m.name)")):
-        choose_mechanism(browser, name)
-        implied = np.full((T, T), -1.0)
-        for i, row in enumerate(browser.js(f"return Array.from({{ length: {T} }}, (_, i) => heed.implied(0, 0, {m}, i))")):
-            implied[i, :len(row)] = row
-        painted = np.array(browser.js(CELLS, "implied", "impliedCentre", T))
-        masked = implied < 0
-        if causal or name != "linear_attention":
-            assert (masked == np.triu(np.ones((T, T), bool), 1)).all() and len(np.unique(painted[masked], axis=0)) == 1
-        # Over the cells of both maps, more is darker: one scale. What is above the strongest of the exact map has its color.
-        shares = np.concatenate([exact[exact >= 0], implied[~masked]])
-        light = np.concatenate([colors[exact >= 0], painted[~masked]]) @ [0.3, 0.59, 0.11]
-        order = np.argsort(shares)
-        assert (np.diff(light[order]) <= 1.5).all(), name  # rounded to 8 bits
-        strongest = colors[np.unravel_index(exact.argmax(), exact.shape)]
-        assert (painted[implied >= exact.max()] == strongest).all()
-        # How far one is from the other, over what either sees.
-        moved = np.abs(np.maximum(exact, 0) - np.maximum(implied, 0)).sum(1).mean() / 2
-        assert number(browser.text("distance")) == pytest.approx(moved, rel=0.006)
-        shown = browser.js("return document.querySelector('#implied-pair b:last-of-type').textContent")
-        assert number(shown) == pytest.approx(implied[9, 4], rel=0.006 if implied[9, 4] >= 1e-3 else 0.06)
-        seen.append(painted)
-    assert (seen[0] != seen[1]).any() and (seen[1] != seen[2]).any()
-
-
-@needs_browser
-def test_the_implied_map_is_pointed_at_and_follows_the_zoom(browser, tmp_path):
-    document("view", save(tmp_path / "x.safetensors", qkv(T=23)), "--html", tmp_path / "a.html", "--causal")
-    browser.open(tmp_path / "a.html", "#row=9&column=4")
-    browser.wait("return document.getElementById('implied').dataset.painted === 'true'")
-
-    def point(q, k):
-        x, y = browser.js("""const overlay = document.getElementById('implied-overlay');
-            overlay.scrollIntoView({ block: 'center' });
-            const box = overlay.getBoundingClientRect(), [x, y] = heed.impliedCentre(...arguments);
-            return [box.left + x, box.top + y]""", q, k)
-        browser.point(x, y)
-        return readout(browser)["pair"]
-
-    assert point(12, 7) == [12, 7] and point(22, 0) == [22, 0]
-    assert browser.js("return heed.centre(3, 5)") == pytest.approx(browser.js("return heed.impliedCentre(3, 5)"))
-    before = browser.js("return heed.centre(3, 5)")
-    browser.js("document.getElementById('zoom-in').click()")
-    assert browser.js("return heed.centre(3, 5)") != before
-    assert browser.js("return heed.centre(3, 5)") == pytest.approx(browser.js("return heed.impliedCentre(3, 5)"))
-
-
-@needs_browser
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_page_opens_on_the_head_with_most_to_see(browser, tmp_path, causal):
-    """Heads that are even, local or all look at one token show less than one that finds other tokens by what they are."""
-    T = 64
-    partner = np.random.default_rng(5).permutation(T)
-    partner = np.minimum(partner, np.arange(T)) if causal else partner
-    unit, flat = 30 * np.eye(T), np.zeros((T, T))
-    sink = flat.copy()
-    sink[5] = 30
-    heads = [(flat, flat), (unit, unit), (np.ones((T, T)), sink), (30 * np.eye(T)[partner], np.eye(T)), (flat, flat)]
-    q, k = (np.stack([head[i] for head in heads], axis=1)[None] for i in range(2))
-    tensors = {"layers.0.q": ("F32", q[:, :, :2]), "layers.0.k": ("F32", k[:, :, :2]), "layers.0.v": ("F32", k[:, :, :2]),
-               "layers.1.q": ("F32", q[:, :, 2:]), "layers.1.k": ("F32", k[:, :, 2:]), "layers.1.v": ("F32", k[:, :, 2:])}
-    document("view", save(tmp_path / "x.safetensors", tensors), "--html", tmp_path / "a.html", "--scale", 1, *(["--causal"] if causal else []))
-    browser.open(tmp_path / "a.html", ready=False)
-    assert browser.text("map-title") == "Layer 1, head 1"
-    structure = browser.js("return heed.layers.map((each) => each.structure).flat()")
-    assert np.argmax(structure) == 3 and structure[3] > 1 and max(structure[:3]) < 0.5
-    browser.open(tmp_path / "a.html", "#layer=0&head=1", ready=False)
-    assert browser.text("map-title") == "Layer 0, head 1"
-
-
-@needs_browser
-def test_other_queries_than_keys_imply_nothing(browser, tmp_path):
-    document("view", save(tmp_path / "x.safetensors", qkv(T=9, Tk=12)), "--html", tmp_path / "a.html")
-    browser.open(tmp_path / "a.html")
-    assert not browser.js("return document.getElementById('implied-section').checkVisibility()")
-
-
-# What a pattern keeps.
+# Pairs that a pattern keeps.
 
 def longformer(Tq, Tk):
     """[Tq, Tk] of longformer(4, [0, 9])."""
@@ -398,9 +267,10 @@ def longformer(Tq, Tk):
 
 
 def kept_cells(browser, layer, head):
-    """What the page shades, 255 where all is kept."""
+    """The page's shading of pairs, 255 where all are kept."""
     shape = browser.js("return [heed.layers[arguments[0]].rows, heed.layers[arguments[0]].cols]", layer)
-    return np.array(browser.js("return [...heed.layers[arguments[0]].keptCells(arguments[1])]", layer, head)).reshape(shape)
+    return np.array(browser.js("return [...heed.layers[arguments[0]].keptCells(arguments[1])]", layer,
+                               head)).reshape(shape)
 
 
 def test_the_density_is_printed(tmp_path):
@@ -420,7 +290,8 @@ def test_the_density_is_printed(tmp_path):
 
 
 @needs_browser
-@pytest.mark.parametrize("args, options", [([], {}), (["--causal", "--window", "12,-1"], {"causal": True, "window": (12, -1)})])
+@pytest.mark.parametrize("args, options",
+                         [([], {}), (["--causal", "--window", "12,-1"], {"causal": True, "window": (12, -1)})])
 def test_what_a_pattern_drops_is_shaded_over_the_map_of_attention_without_it(browser, tmp_path, args, options):
     T = 23
     file = save(tmp_path / "x.safetensors", qkv(T=T))
@@ -429,7 +300,8 @@ def test_what_a_pattern_drops_is_shaded_over_the_map_of_attention_without_it(bro
     browser.open(tmp_path / "a.html", "#head=1")
     expected, bound = probabilities(rounded(given["q"]), rounded(given["k"]), **options)
     got = shown_map(browser, 0, 1)
-    assert (np.abs(got - expected[1]) <= bound[1][:, None] * np.abs(expected[1])).all(), "the map is that without the pattern"
+    assert (np.abs(got - expected[1])
+            <= bound[1][:, None] * np.abs(expected[1])).all(), "the map is that without the pattern"
     keep, sees = longformer(T, T), expected[1] >= 0
     assert (kept_cells(browser, 0, 1)[sees] == 255 * keep[sees]).all()
     shares = [number(x) for x in re.findall(r"\d[\d.]*\u2009%", browser.text("kept-line"))]
@@ -448,11 +320,12 @@ def test_what_a_pattern_drops_is_shaded_over_the_map_of_attention_without_it(bro
 
 @needs_browser
 def test_words_say_what_a_pattern_drops(browser, tmp_path):
-    document("view", save(tmp_path / "x.safetensors", qkv(T=23)), "--html", tmp_path / "a.html", "--pattern", "atrous(2)", "--causal")
+    document("view", save(tmp_path / "x.safetensors", qkv(T=23)), "--html", tmp_path / "a.html", "--pattern",
+             "atrous(2)", "--causal")
     browser.open(tmp_path / "a.html", "#row=7&column=2")
     assert "the pattern drops this" in browser.text("sentence")
-    bars = browser.js("return [...document.querySelectorAll('#bars li')].map((x) => [x.querySelector('bdi').textContent, "
-                      "x.querySelector('.bar').classList.contains('dropped')])")
+    bars = browser.js("return [...document.querySelectorAll('#bars li')].map((x) => "
+                      "[x.querySelector('bdi').textContent, x.querySelector('.bar').classList.contains('dropped')])")
     assert len(bars) == 8 and all(dropped == (int(token) % 2 == 0) for token, dropped in bars)
     point_at(browser, 7, 4)
     assert "the pattern drops this" in browser.text("tip-where")
@@ -467,7 +340,8 @@ def test_words_say_what_a_pattern_drops(browser, tmp_path):
 @needs_browser
 def test_heads_have_their_own_sets(browser, tmp_path):
     file = save(tmp_path / "x.safetensors", qkv(T=21))
-    document("view", file, "--html", tmp_path / "a.html", "--pattern", "per_head([atrous(1), atrous(2), atrous(3), atrous(4)])")
+    document("view", file, "--html", tmp_path / "a.html", "--pattern",
+             "per_head([atrous(1), atrous(2), atrous(3), atrous(4)])")
     browser.open(tmp_path / "a.html")
     i, j = np.arange(21)[:, None], np.arange(21)[None]
     for head in range(4):
@@ -567,7 +441,8 @@ def test_too_many_heads_for_one_page(tmp_path):
 
 
 def test_many_heads_are_pooled_into_the_promised_size(tmp_path):
-    file = save(tmp_path / "x.safetensors", qkv(T=600, H=120, Hkv=120, D=16), {"tokens": json.dumps(["\0" * 300] * 600)})
+    file = save(tmp_path / "x.safetensors", qkv(T=600, H=120, Hkv=120, D=16),
+                {"tokens": json.dumps(["\0" * 300] * 600)})
     done = heed("view", file, "--html", tmp_path / "a.html")
     assert re.search(r"pooled into (\d+) x \1\n", done.stdout)
     assert (tmp_path / "a.html").stat().st_size <= 6_000_000

@@ -30,11 +30,12 @@ def data_of(html):
         name: base64.b64decode(text) for name, text in blobs.items()}
 
 
-# What it returns.
+# The result.
 
 @needs_program
 @pytest.mark.parametrize("options, typed", [
-    ({}, []), ({"causal": True, "window": (5, 0)}, ["--causal", "--window", "5,0"]), ({"scale": 0.5, "softcap": 2.0}, ["--scale", 0.5, "--softcap", 2]),
+    ({}, []), ({"causal": True, "window": (5, 0)}, ["--causal", "--window", "5,0"]),
+    ({"scale": 0.5, "softcap": 2.0}, ["--scale", 0.5, "--softcap", 2]),
     ({"pattern": heed.patterns.longformer(4, [0, 9])}, ["--pattern", "longformer(4, [0,9])"])])
 def test_it_is_the_page_of_the_command_line(tmp_path, options, typed):
     tensors = qkv()
@@ -44,7 +45,8 @@ def test_it_is_the_page_of_the_command_line(tmp_path, options, typed):
     html = heed.view(*(tensors[name][1].astype(np.float32) for name in "qk"), tokens=TOKENS, **options).html
     (page, blobs), (other, other_blobs) = data_of(html), data_of(expected)
     assert blobs == other_blobs and set(blobs) >= {"q0", "k0", "lse0"}
-    assert page["layers"] == other["layers"] and page["tokens"] == TOKENS and page.get("pattern") == other.get("pattern")
+    assert (page["layers"] == other["layers"] and page["tokens"] == TOKENS
+            and page.get("pattern") == other.get("pattern"))
     text = [re.sub(r'(?s)<title>.*?</title>|<script type="application.*?</script>', "", x) for x in (html, expected)]
     assert text[0] == text[1] and len(text[0]) > 40_000, "one template, one style, one program"
     assert html.isascii() and "file" not in page
@@ -78,7 +80,8 @@ def test_any_arrays_and_dtypes():
     q, k = arrays()
     expected = data_of(heed.view(q, k).html)
     assert data_of(heed.view(memoryview(q), memoryview(k)).html) == expected
-    assert data_of(heed.view(q.transpose(1, 0, 2, 3).copy().transpose(1, 0, 2, 3), k[:, ::-1].copy()[:, ::-1]).html) == expected
+    assert (data_of(heed.view(q.transpose(1, 0, 2, 3).copy().transpose(1, 0, 2, 3), k[:, ::-1].copy()[:, ::-1]).html)
+            == expected)
     torch = pytest.importorskip("torch")
     assert data_of(heed.view(torch.from_numpy(q), torch.from_numpy(k)).html) == expected
     for dtype in (np.float64, np.float16):
@@ -93,10 +96,11 @@ def test_any_arrays_and_dtypes():
     ({"tokens": "a" * 19}, "view: tokens is 'a+', expected a sequence of 19 strings, one per key"),
     ({"tokens": ["a"] * 18}, "view: tokens has 18 elements, expected a sequence of 19 strings, one per key"),
     ({"tokens": ["a"] * 18 + [1]}, r"view: tokens\[18\] is 1, expected a string"), ({"tokens": 3}, "view: tokens is 3"),
-    ({"tokens": {"a": 1}}, "view: tokens is"), ({"scale": "1"}, "view: scale is '1'"), ({"window": 3}, "view: window is 3"),
-    ({"key_lengths": [1, 2]}, "view: key_lengths has shape"), ({"align": [1, 2, 3]}, "view: align has shape"),
-    ({"mask": np.zeros((3, 3), bool)}, "view: mask has shape"), ({"bias": np.zeros(7, np.float32)}, "view: bias has shape"),
-    ({"pattern": 3}, "view: pattern is 3"), ({"pattern": heed.patterns.per_head([heed.patterns.atrous(1)])}, "view: pattern"),
+    ({"tokens": {"a": 1}}, "view: tokens is"), ({"scale": "1"}, "view: scale is '1'"),
+    ({"window": 3}, "view: window is 3"), ({"key_lengths": [1, 2]}, "view: key_lengths has shape"),
+    ({"align": [1, 2, 3]}, "view: align has shape"), ({"mask": np.zeros((3, 3), bool)}, "view: mask has shape"),
+    ({"bias": np.zeros(7, np.float32)}, "view: bias has shape"), ({"pattern": 3}, "view: pattern is 3"),
+    ({"pattern": heed.patterns.per_head([heed.patterns.atrous(1)])}, "view: pattern"),
     ({"log_decay": np.zeros((1, 19, 4), np.float32)}, "view: log_decay"), ({"threads": 0}, "view: threads is 0"),
 ])
 def test_wrong_options(options, message):
@@ -106,11 +110,14 @@ def test_wrong_options(options, message):
 
 def test_wrong_tensors_and_keywords():
     q, k = arrays()
-    for a, b, message in ((q[0], k, r"view: q has shape \[19,4,8\], expected \[B, T, Hq, D\]"), (q[:, :0], k, r"view: q has shape \[1,0,4,8\], expected at least one"),
-                          (q, k[:0], "view: k has shape"), (q, k[..., :4], "view: k has shape"), (q.astype(np.int32), k, "view: q has dtype"), (q, "k", "view: k")):
+    for a, b, message in ((q[0], k, r"view: q has shape \[19,4,8\], expected \[B, T, Hq, D\]"),
+                          (q[:, :0], k, r"view: q has shape \[1,0,4,8\], expected at least one"),
+                          (q, k[:0], "view: k has shape"), (q, k[..., :4], "view: k has shape"),
+                          (q.astype(np.int32), k, "view: q has dtype"), (q, "k", "view: k")):
         with pytest.raises(heed.InvalidArgument, match=message):
             heed.view(a, b)
-    for options, message in (({"windw": 3}, "windw"), ({"cu_seqlens_q": [0, 3]}, "cu_seqlens_q"), ({"rows": [0]}, "rows")):
+    for options, message in (({"windw": 3}, "windw"), ({"cu_seqlens_q": [0, 3]}, "cu_seqlens_q"),
+                             ({"rows": [0]}, "rows")):
         with pytest.raises((TypeError, heed.InvalidArgument), match=message):
             heed.view(q, k, **options)
     with pytest.raises(TypeError):
@@ -128,11 +135,12 @@ def test_too_many_heads_for_one_page():
 
 @pytest.fixture
 def notebook(browser, tmp_path):
-    """Opens a page that shows a view as notebooks do, and is then inside the view's frame, whose errors no console has."""
+    """Opens a page that shows a view as notebooks do, and enters its frame, whose errors do not reach the console."""
 
     def show(view):
         page = tmp_path / "notebook.html"
-        page.write_text(f"<!DOCTYPE html><meta charset=utf-8><link rel=icon href=data:,><h1>Notebook</h1><div>{view._repr_html_()}</div>")
+        page.write_text("<!DOCTYPE html><meta charset=utf-8><link rel=icon "
+                        f"href=data:,><h1>Notebook</h1><div>{view._repr_html_()}</div>")
         browser.open(page, ready=False)
         browser.driver.switch_to.frame(browser.driver.find_element("tag name", "iframe"))
         browser.wait("return document.documentElement.dataset.ready === 'true'")
@@ -177,38 +185,46 @@ def test_the_page_works_inside_a_notebook(browser, notebook, tmp_path):
 
 @needs_browser
 def test_the_frame_reaches_nothing_of_the_notebook(browser, notebook):
-    evil = ["</script><script>top.broken=1</script>", "\"></iframe><img src=x onerror=window.broken=1>", "&quot;", "'", "\ud800", *TOKENS[5:]]
+    evil = ["</script><script>top.broken=1</script>", "\"></iframe><img src=x onerror=window.broken=1>", "&quot;", "'",
+            "\ud800", *TOKENS[5:]]
     notebook(heed.view(*arrays(), tokens=evil))
-    assert browser.js("try { return String(window.parent.document) } catch (error) { return error.name }") == "SecurityError"
+    assert browser.js("try { return String(window.parent.document) } catch (error) { return "
+                      "error.name }") == "SecurityError"
     assert browser.js("return window.origin") == "null"
     assert browser.js("return heed.layers[0].tokens")[:5] == [*evil[:4], "\ufffd\ufffd\ufffd"]
     browser.driver.switch_to.default_content()
-    assert browser.js("return [window.broken ?? null, document.querySelectorAll('img').length, document.querySelectorAll('iframe').length]") == [None, 0, 1]
+    assert browser.js("return [window.broken ?? null, document.querySelectorAll('img').length, "
+                      "document.querySelectorAll('iframe').length]") == [None, 0, 1]
 
 
 # Options that the page does not know itself: maps of what attention gives.
 
 def expected_maps(q, k, **options):
-    """[H, Tq, Tk] of the first sequence by naive attention, whose values are unit vectors; -1 where a pair is masked."""
+    """[H, Tq, Tk] of the first sequence by naive attention with unit vectors as values; -1 where a pair is masked."""
     Tk = k.shape[1]
     v = np.broadcast_to(np.eye(Tk)[None, :, None], (*k.shape[:2], k.shape[2], Tk))
     o, _ = naive.attention(q, k, v, **options)
-    masks = {key: x for key, x in options.items() if key not in ("scale", "softcap", "bias", "alibi", "sinks", "log_decay")}
+    masks = {key: x for key, x in options.items() if key not in ("scale", "softcap", "bias", "alibi", "sinks",
+                                                                 "log_decay")}
     seen = np.stack([s > -np.inf for b, *_, s, _, _ in naive._heads(q, k, v, **masks) if b == 0])
     return np.where(seen, o[0].transpose(1, 0, 2), -1)
 
 
 GENERATOR = np.random.default_rng(11)
 OPTIONS = {
-    "mask": {"mask": GENERATOR.random((1, 4, 19, 19)) < 0.6}, "mask of all heads": {"mask": GENERATOR.random((19, 19)) < 0.6, "causal": True},
-    "bias": {"bias": GENERATOR.standard_normal((4, 19, 19)).astype(np.float32)}, "lengths": {"key_lengths": [11], "key_starts": [2], "query_lengths": [15]},
-    "segments": {"segments": np.repeat([[0, 1, -1, 2]], [5, 6, 3, 5], axis=1)}, "alibi": {"alibi": [0.5, 0.25, 0.1, 0.0], "causal": True},
-    "sinks": {"sinks": [0.3, -1.0, 2.0, 0.0]}, "chunk": {"chunk": 5, "causal": True}, "prefix": {"prefix": [6], "causal": True},
+    "mask": {"mask": GENERATOR.random((1, 4, 19, 19)) < 0.6},
+    "mask of all heads": {"mask": GENERATOR.random((19, 19)) < 0.6, "causal": True},
+    "bias": {"bias": GENERATOR.standard_normal((4, 19, 19)).astype(np.float32)},
+    "lengths": {"key_lengths": [11], "key_starts": [2], "query_lengths": [15]},
+    "segments": {"segments": np.repeat([[0, 1, -1, 2]], [5, 6, 3, 5], axis=1)},
+    "alibi": {"alibi": [0.5, 0.25, 0.1, 0.0], "causal": True}, "sinks": {"sinks": [0.3, -1.0, 2.0, 0.0]},
+    "chunk": {"chunk": 5, "causal": True}, "prefix": {"prefix": [6], "causal": True},
     "sink tokens": {"sink_tokens": 2, "window": (3, 0), "causal": True},
-    "bias that leaves nothing": {"bias": np.where(GENERATOR.random((19, 19)) < 0.3, -500, 0).astype(np.float32), "key_lengths": [15]},
+    "bias that leaves nothing": {
+        "bias": np.where(GENERATOR.random((19, 19)) < 0.3, -500, 0).astype(np.float32), "key_lengths": [15]},
     "log_decay": {"log_decay": -np.abs(GENERATOR.standard_normal((1, 19, 4))).astype(np.float32), "causal": True},
-    "all": {"mask": GENERATOR.random((19, 19)) < 0.8, "bias": GENERATOR.standard_normal((19, 19)).astype(np.float32), "softcap": 3.0,
-            "scale": 0.7, "sinks": [0.3, -1.0, 2.0, 0.0], "window": (9, 2), "align": [1]},
+    "all": {"mask": GENERATOR.random((19, 19)) < 0.8, "bias": GENERATOR.standard_normal((19, 19)).astype(np.float32),
+            "softcap": 3.0, "scale": 0.7, "sinks": [0.3, -1.0, 2.0, 0.0], "window": (9, 2), "align": [1]},
 }
 
 
@@ -222,14 +238,16 @@ def test_every_option_of_attention(browser, tmp_path, name):
     for head in range(4):
         got = shown_map(browser, 0, head)
         np.testing.assert_array_equal(got < 0, expected[head] < 0)
-        np.testing.assert_allclose(got, expected[head], rtol=2.0**-10, atol=1e-6)  # of float16, and of float32 attention
+        # The tolerances are those of float16 values and of float32 attention.
+        np.testing.assert_allclose(got, expected[head], rtol=2.0**-10, atol=1e-6)
     masked = np.argwhere(expected[browser.js("return heed.state.head")] < 0)
     if len(masked):
         row, column = masked[len(masked) // 2]
         browser.open(tmp_path / "a.html", f"#head={browser.js('return heed.state.head')}&row={row}&column={column}")
         assert browser.text("value") == "\u2014" and "not allowed to look" in browser.text("sentence")
         assert browser.js("return document.getElementById('masked-key').checkVisibility()")
-    assert "rounded to 16-bit floats" in browser.text("notes") and ("sink" in browser.text("how")) == ("sinks" in OPTIONS[name])
+    assert ("rounded to 16-bit floats" in browser.text("notes")
+            and ("sink" in browser.text("how")) == ("sinks" in OPTIONS[name]))
     assert not browser.js("return document.getElementById('implied-section').checkVisibility()")
     assert browser.js("return document.getElementById('text-section').checkVisibility()"), "cells are single tokens"
 

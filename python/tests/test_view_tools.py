@@ -32,7 +32,8 @@ def test_found_tokens_are_marked_on_both_axes(browser, shipped, shipped_tokens):
         expected = [i for i, token in enumerate(shipped_tokens) if wanted in token]
         assert browser.js(FOUND) == [expected, expected] and len(expected) > 2
         assert browser.text("found") == f"{len(expected)} rows"
-        assert browser.js("return [...document.querySelectorAll('#words .found')].map((x) => +x.dataset.at)") == expected
+        assert browser.js("return [...document.querySelectorAll('#words .found')].map((x) => "
+                          "+x.dataset.at)") == expected
     write(browser, "find", "no such token")
     assert browser.text("found") == "nothing found" and browser.js(FOUND) == [[], []]
     assert browser.js("return document.getElementById('find-next').disabled")
@@ -44,7 +45,7 @@ def test_a_number_finds_a_position(browser, tmp_path):
     file = save(tmp_path / "x.safetensors", qkv(T=9, Tk=12))
     document("view", file, "--html", tmp_path / "a.html")
     browser.open(tmp_path / "a.html", "#find=%235")
-    assert browser.js(FOUND) == [[2], [5]]  # query 2 stands at position 5
+    assert browser.js(FOUND) == [[2], [5]]  # query 2 has position 5
     write(browser, "find", "#1")
     assert browser.js(FOUND) == [[], [1]]
     write(browser, "find", "1")  # there are no tokens
@@ -53,7 +54,8 @@ def test_a_number_finds_a_position(browser, tmp_path):
 
 def test_marks_are_painted_where_the_tokens_are(browser, shipped, shipped_tokens):
     alpha = """const canvas = document.getElementById('overlay'), ratio = canvas.width / canvas.clientWidth;
-        const copy = new OffscreenCanvas(canvas.width, canvas.height), context = copy.getContext('2d', { willReadFrequently: true });
+        const copy = new OffscreenCanvas(canvas.width, canvas.height);
+        const context = copy.getContext('2d', { willReadFrequently: true });
         context.drawImage(canvas, 0, 0);
         return arguments[0].map(([q, k]) => { const [x, y] = heed.centre(q, k);
             return context.getImageData(Math.round(x * ratio), Math.round(y * ratio), 1, 1).data[3]; })"""
@@ -107,7 +109,8 @@ def test_what_is_found_belongs_to_the_layer(browser, tmp_path):
 
 
 def test_finding_in_pooled_maps(browser, tmp_path):
-    file = save(tmp_path / "x.safetensors", qkv(T=2301, Tk=2500, H=1, Hkv=1, D=4), {"tokens": json.dumps([f"w{i}" for i in range(2500)])})
+    file = save(tmp_path / "x.safetensors", qkv(T=2301, Tk=2500, H=1, Hkv=1, D=4),
+                {"tokens": json.dumps([f"w{i}" for i in range(2500)])})
     document("view", file, "--html", tmp_path / "a.html")
     browser.open(tmp_path / "a.html", "#find=%231000")
     assert browser.js(FOUND) == [[(1000 - 199) * 512 // 2301], [1000 * 512 // 2500]]
@@ -134,12 +137,14 @@ def test_hostile_texts_are_looked_for_and_nothing_else(browser, tmp_path):
 def two_layers(tmp_path_factory):
     """A page of two layers of four heads, and the probabilities of its heads in order, in float64."""
     folder = tmp_path_factory.mktemp("heads")
-    tensors = {name: (dtype, 3 * x) for layer in (0, 1) for name, (dtype, x) in qkv(T=19, prefix=f"layers.{layer}.").items()}
+    tensors = {name: (dtype, 3 * x) for layer in (0, 1)
+               for name, (dtype, x) in qkv(T=19, prefix=f"layers.{layer}.").items()}
     tensors["layers.1.q"] = ("F32", np.roll(tensors["layers.1.q"][1], 3, axis=1))
     file = save(folder / "x.safetensors", tensors)
     document("view", file, "--html", folder / "a.html", "--causal")
     given, _ = load(file)
-    maps = [probabilities(rounded(given[f"layers.{layer}.q"]), rounded(given[f"layers.{layer}.k"]), causal=True)[0] for layer in (0, 1)]
+    maps = [probabilities(rounded(given[f"layers.{layer}.q"]), rounded(given[f"layers.{layer}.k"]), causal=True)[0]
+            for layer in (0, 1)]
     return folder / "a.html", np.maximum(np.concatenate(maps), 0)
 
 
@@ -149,8 +154,8 @@ SHOWN = "return heed.grid.shown.map(({ layer, head }) => 4 * layer + head)"
 def measures(p):
     """{measure: [heads]}"""
     i, j = np.arange(p.shape[1])[:, None], np.arange(p.shape[2])[None]
-    return {"entropy": -(p * np.log2(np.where(p > 0, p, 1))).sum(-1).mean(-1), "distance": (p * abs(i - j)).sum(-1).mean(-1),
-            "first": p[:, :, 0].mean(-1)}
+    return {"entropy": -(p * np.log2(np.where(p > 0, p, 1))).sum(-1).mean(-1),
+            "distance": (p * abs(i - j)).sum(-1).mean(-1), "first": p[:, :, 0].mean(-1)}
 
 
 @pytest.mark.parametrize("measure", ["entropy", "distance", "first"])
@@ -183,8 +188,9 @@ def test_heads_are_sorted_by_how_much_there_is_to_see(browser, shipped):
 
 
 @pytest.mark.parametrize("text, expected", [
-    ("", range(8)), ("2", [2, 6]), ("0-1", [0, 1, 4, 5]), ("1.2", [6]), ("1.*", [4, 5, 6, 7]), ("*.3", [3, 7]), ("0.0, 1.2-3", [0, 6, 7]),
-    (" 0 ,, 3 ", [0, 3, 4, 7]), ("layer 1", [4, 5, 6, 7]), ("9", []), ("5-9", []), ("no such words", []), ("<img src=x>", []),
+    ("", range(8)), ("2", [2, 6]), ("0-1", [0, 1, 4, 5]), ("1.2", [6]), ("1.*", [4, 5, 6, 7]), ("*.3", [3, 7]),
+    ("0.0, 1.2-3", [0, 6, 7]), (" 0 ,, 3 ", [0, 3, 4, 7]), ("layer 1", [4, 5, 6, 7]), ("9", []), ("5-9", []),
+    ("no such words", []), ("<img src=x>", []),
 ])
 def test_heads_are_chosen_by_their_names(browser, two_layers, text, expected):
     page, _ = two_layers
@@ -194,7 +200,8 @@ def test_heads_are_chosen_by_their_names(browser, two_layers, text, expected):
     assert browser.js(SHOWN) == expected
     assert browser.js("return document.querySelectorAll('#thumbs .thumb').length") == len(expected)
     said = browser.text("shown-heads")
-    assert said == ("" if len(expected) == 8 else f"{len(expected)} of 8 heads" if expected else "no head has this name")
+    assert said == ("" if len(expected) == 8 else f"{len(expected)} of 8 heads" if expected
+                    else "no head has this name")
     click(browser, "all-heads")
     assert browser.js(SHOWN) == list(range(8)) and browser.js("return document.getElementById('only').value") == ""
 
@@ -221,7 +228,8 @@ def test_a_head_is_hidden_and_shown_again(browser, two_layers):
     assert browser.js(SHOWN) == [7], "the last one stays"
     assert browser.js("return document.getElementById('hide-head').disabled")
     click(browser, "all-heads")
-    assert browser.js(SHOWN) == list(range(8)) and not browser.js("return document.getElementById('hide-head').disabled")
+    assert (browser.js(SHOWN) == list(range(8))
+            and not browser.js("return document.getElementById('hide-head').disabled"))
 
 
 def test_keys_move_among_sorted_heads(browser, two_layers):
@@ -234,7 +242,8 @@ def test_keys_move_among_sorted_heads(browser, two_layers):
         return getComputedStyle(document.getElementById('thumbs')).gridTemplateColumns.split(' ').length""")
     here = "return 4 * heed.state.layer + heed.state.head"
     browser.type(Keys.ARROW_RIGHT)
-    assert browser.js(here) == order[3] and browser.js("return document.activeElement.getAttribute('aria-pressed')") == "true"
+    assert (browser.js(here) == order[3]
+            and browser.js("return document.activeElement.getAttribute('aria-pressed')") == "true")
     browser.type(Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
     assert browser.js(here) == order[0]
     browser.type(Keys.ARROW_DOWN)
@@ -255,7 +264,8 @@ def test_keys_move_among_sorted_heads(browser, two_layers):
 # Saving.
 
 def test_the_saved_table_is_the_map(browser, tmp_path):
-    file = save(tmp_path / "x.safetensors", qkv(T=9, Tk=12), {"tokens": json.dumps([*"abcdefgh", "=1+1", 'a "b", c', "\n", ""])})
+    file = save(tmp_path / "x.safetensors", qkv(T=9, Tk=12),
+                {"tokens": json.dumps([*"abcdefgh", "=1+1", 'a "b", c', "\n", ""])})
     document("view", file, "--html", tmp_path / "a.html", "--causal")
     browser.open(tmp_path / "a.html", "#layer=0&head=2")
     browser.downloads(tmp_path)
@@ -336,7 +346,8 @@ def test_the_saved_picture_is_the_part_that_is_shown(browser, shipped, tmp_path)
     plot, cells = painted(ElementTree.fromstring(browser.saved(tmp_path, "attention-layer0-head0.svg")))
     x, y, width, height = map(float, plot.get("viewBox").split())
     zoom = 1.6**6
-    assert width == pytest.approx(371 / zoom) and height == pytest.approx(371 / zoom) and y <= 100 <= y + height and x <= 200 <= x + width
+    assert (width == pytest.approx(371 / zoom) and height == pytest.approx(371 / zoom) and y <= 100 <= y + height
+            and x <= 200 <= x + width)
     assert {i for i, _ in cells} == set(range(int(y), int(np.ceil(y + height)))) and (100, 200) in cells
 
 

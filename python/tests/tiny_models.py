@@ -106,7 +106,8 @@ def build(name: str, attention: str, seed: int = 0, **changes) -> transformers.P
     return make(family.model, {**family.config, **changes}, attention, family.config_class, seed)
 
 
-def make(model: str, config: dict, attention: str, config_class: str = "", seed: int = 0) -> transformers.PreTrainedModel:
+def make(model: str, config: dict, attention: str, config_class: str = "",
+         seed: int = 0) -> transformers.PreTrainedModel:
     """A model of a class of Transformers, as `build` has them."""
     model_class = getattr(transformers, model)
     config = (getattr(transformers, config_class) if config_class else model_class.config_class)(**config)
@@ -124,7 +125,7 @@ def make(model: str, config: dict, attention: str, config_class: str = "", seed:
 
 
 def pair(name: str, **changes) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedModel]:
-    """The same model with "eager" and with "heed"."""
+    """Two copies of a model, with "eager" and with "heed"."""
     eager, heed = build(name, "eager", **changes), build(name, "heed", **changes)
     heed.load_state_dict(eager.state_dict())
     return eager, heed
@@ -159,7 +160,7 @@ def inputs(name: str, side: str | None = None, seed: int = 1) -> dict[str, torch
         tokens[:, begin:begin + 9] = 97
         types = torch.zeros_like(tokens)
         if name == "paligemma":
-            types[:, 10:] = 1  # what is generated; the rest is a prefix
+            types[:, 10:] = 1  # generated tokens; the rest is a prefix
         else:
             types[:, begin:begin + 9] = 1  # the image
         return {"input_ids": tokens, "attention_mask": padding(None), "token_type_ids": types, **image}

@@ -1,4 +1,4 @@
-# What tests of heed.torch.nn compare: a layer with a module of Transformers or a composition, and token by token with the whole.
+# Comparisons in tests of heed.torch.nn: a layer with Transformers' module or a composition, steps with whole sequences.
 """Weights, outputs, gradients and states of layers."""
 
 import copy
@@ -21,10 +21,11 @@ def randomise(module, seed=3):
 
 
 def loaded(layer, original):
-    """The layer with the weights of the other module, which has the same names and shapes in the same order or another."""
+    """Loads the weights of another module, which has the same names and shapes in any order, into the layer."""
     result = layer.load_state_dict(original.state_dict(), strict=True)
     assert not result.missing_keys and not result.unexpected_keys
-    assert {key: x.shape for key, x in layer.state_dict().items()} == {key: x.shape for key, x in original.state_dict().items()}
+    assert {key: x.shape for key, x in layer.state_dict().items()} == {key: x.shape
+                                                                       for key, x in original.state_dict().items()}
     return layer.eval()
 
 
@@ -46,7 +47,7 @@ def check_same(layer, function, original, x, tolerance=1e-5, module=None, of_wei
     assert relative(a.grad, b.grad) <= tolerance
     theirs = {name: parameter.grad for name, parameter in original.named_parameters()}
     most = max(x.abs().max() for x in theirs.values())
-    for name, parameter in module.named_parameters():  # that of a key's bias is 0 but for rounding
+    for name, parameter in module.named_parameters():  # the gradient of a key's bias is 0 but for rounding
         error = (parameter.grad - theirs[name]).abs().max()
         assert error <= of_weights * max(theirs[name].abs().max(), 0.05 * most), name
 
@@ -70,7 +71,7 @@ def check_decodes(layer, x, whole=None, tolerance=0.05):
 
 
 def check_steps(layer, x, tolerance=5e-6, **options):
-    """A prompt, tokens one by one and the rest at once are the whole; sequences of unequal lengths, forks and orders too."""
+    """A prompt, single tokens and the rest at once equal the whole, also with unequal lengths, forks and reorders."""
     check_padding(lambda x, lengths: layer(x, lengths=lengths, **options), x, layer.parameters())
     with torch.no_grad():
         whole, state = layer(x, **options), layer.new_state(len(x))

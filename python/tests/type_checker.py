@@ -1,4 +1,4 @@
-# mypy on a text that uses heed, of whose lines those that say `# wrong: CODE` are errors with this code, and no others.
+# mypy on a text that uses heed: the lines with `# wrong: CODE` are errors with this code, and no others are errors.
 import os
 import pathlib
 import re
@@ -8,8 +8,8 @@ import sys
 import heed
 
 
-# What mypy knows of PyTorch and NumPy, which is most of its work: the same for all tests in all processes. It looks whether files have
-# changed since, and replaces its own as wholes.
+# mypy's cache of PyTorch and NumPy, which are most of its work, is shared by all tests in all processes. mypy checks
+# whether files have changed since, and replaces cache files atomically.
 CACHE = pathlib.Path(__file__).resolve().parents[2] / "build/mypy"
 
 
@@ -19,8 +19,8 @@ def check_types(text, folder):
     package = pathlib.Path(heed.__file__).parent.parent
     path = {} if package.name == "site-packages" else {"MYPYPATH": str(package)}  # the heed that is tested, not another
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--follow-imports=silent"]
-    result = subprocess.run([*command, f"--cache-dir={CACHE}", str(consumer)], capture_output=True, text=True, check=False,
-                            cwd=folder, env={**os.environ, **path})
+    result = subprocess.run([*command, f"--cache-dir={CACHE}", str(consumer)], capture_output=True, text=True,
+                            check=False, cwd=folder, env={**os.environ, **path})
     errors = re.findall(r"consumer\.py:(\d+): error: .*\[([\w-]+)\]$", result.stdout, re.MULTILINE)
     reported = {int(line): code for line, code in errors}
     wrong = {n: line.split("# wrong: ")[1] for n, line in enumerate(text.split("\n"), 1) if "# wrong: " in line}

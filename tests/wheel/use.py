@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Uses an installed wheel where PATH holds nothing but its own environment. Usage: use.py CMAKELISTS (for the version)."""
+"""Uses an installed wheel with nothing but its environment on PATH. Usage: use.py CMAKELISTS (for the version)."""
 import importlib.metadata
 import json
 import re

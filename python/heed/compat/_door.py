@@ -1,9 +1,9 @@
-# How heed.compat makes a function of another library: its signature as text, a preparation, heed's function behind.
+# heed.compat builds a function of another library from its signature as text, a preparation and heed's function.
 """Functions with the signatures of others.
 
-A signature is a text such as "q, k, v, scale=None": names, order and defaults are the original's; behind "*" stand
-keywords that it takes without listing them. A preparation takes out of the arguments what it understands and gives the
-call to make. What it leaves must be at its default, or without effect here: nothing is ignored that would change a
+A signature is a text such as "q, k, v, scale=None": names, order and defaults are the original's; after "*" are
+keywords that it takes without listing them. A preparation removes the arguments that it understands and gives the call
+to make. The remaining arguments must have their defaults, or no effect here: nothing is ignored that would change a
 result.
 """
 
@@ -53,7 +53,7 @@ _FIRST_WORDS = re.compile(r"(\w+): (\w+)(.*)", re.DOTALL)
 
 
 def in_words_of(function: str, names: Mapping[str, str], error: Exception) -> Exception:
-    """heed's error as this function's: `names` are its arguments by heed's. Its own errors stay as they are."""
+    """heed's error as this function's: `names` are its arguments by heed's. The function's own errors are unchanged."""
     match = _FIRST_WORDS.fullmatch(str(error))
     if match is None or match[1] == function:
         return error
@@ -78,7 +78,7 @@ def speaking(**names: str) -> Callable[[Any], Any]:
 
 
 def refuse(function: str, name: str, value: Any, default: Any) -> None:
-    """Raises Unsupported where an argument asks for what heed does not have."""
+    """Raises Unsupported where an argument requests a feature that heed lacks."""
     if value is default or (not isinstance(value, Tensor) and value == default):
         return
     said = f"given as {type(value).__name__}" if isinstance(value, Tensor) or default is None else repr(value)

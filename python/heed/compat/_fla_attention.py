@@ -1,4 +1,4 @@
-# The functions of fla.ops that are softmax attention, or whose arguments are like no other's.
+# The functions of fla.ops that are softmax attention, or whose arguments are unlike those of all others.
 """parallel_attn and its relatives, native sparse attention, mixtures of blocks, Based, RWKV-4."""
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def _keys_of_blocks(index: Tensor, counts: Any, block: int, keys: int) -> Tensor
 
 
 def _compressed(q: Tensor, k: Tensor, v: Tensor, block: int, scale: float | None) -> Tensor:
-    """Attention to the means of the blocks that end at or before the query. With a row before the first, block b of rows sees b
-    means."""
+    """Attention to the means of the blocks that end at or before the query. With a row before the first, block b of
+    rows sees b means."""
     whole = k.shape[1] // block
     means = (x[:, : whole * block].unflatten(1, (whole, block)).mean(2) for x in (k, v))
     seen = torch.ones(whole + 1, whole, dtype=torch.bool).tril(-1)
@@ -198,7 +198,7 @@ def parallel_based(q, k, v, scale=None, use_norm=True, *, head_first=False):
 
 
 def fused_chunk_based(q, k, v, scale=None, use_norm=True, *, head_first=False):
-    """As parallel_based."""
+    """The same function as parallel_based."""
     return parallel_based(q, k, v, scale, use_norm, head_first=head_first)
 
 

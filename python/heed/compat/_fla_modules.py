@@ -1,5 +1,5 @@
 # The modules of fla that model files import beside its operators: short convolutions, rotary positions, losses.
-"""Of `fla.modules`; norms are in _fla_norms.
+"""Functions and classes of `fla.modules`, but for the norms, which are in _fla_norms.
 
 Short convolutions run on heed, the rest is PyTorch. State dicts are the originals'.
 """
@@ -23,7 +23,7 @@ _in_their_words = speaking(initial_state="initial_state", state="cache")
 
 
 def _last_inputs(x: Tensor, before: Tensor | None, bounds: Tensor, size: int) -> Tensor:
-    """The last `size` of x [T_total, D] of each packed sequence, behind those of `before` [N, D, size]: [N, D, size]."""
+    """The last `size` rows of each packed sequence in x [T_total, D], after `before` [N, D, size]: [N, D, size]."""
     begins, ends = bounds[:-1].long(), bounds[1:].long()
     at = ends[:, None] + torch.arange(-size, 0)  # [N, size]
     short = begins[:, None] - at  # how far before the sequence's first
@@ -59,7 +59,8 @@ def causal_conv1d(
     refuse(name, "cp_context", cp_context, None)
     _dispatch.check_tensors(name, x=x, weight=weight)
     if x.dim() != 3 or weight.dim() != 2:
-        raise InvalidArgument(f"{name}: x has shape {list(x.shape)} and weight {list(weight.shape)}, expected [B, T, D] and [D, W]")
+        raise InvalidArgument(f"{name}: x has shape {list(x.shape)} and weight {list(weight.shape)}, "
+                              "expected [B, T, D] and [D, W]")
     B, T = x.shape[:2]
     bounds = torch.arange(B + 1) * T if cu_seqlens is None else torch.as_tensor(cu_seqlens)
     W = weight.shape[1]
@@ -69,8 +70,8 @@ def causal_conv1d(
     before = None if initial_state is None else initial_state[..., 1:].to(wide(x))
     parameters = [y if y is None or y.dtype == x.dtype else y.to(wide(x)) for y in (weight, bias)]
     y = heed.torch.causal_conv1d(
-        x.transpose(1, 2), *parameters, activation="silu" if activation == "swish" else activation, initial_state=before,
-        cu_seqlens=cu_seqlens,
+        x.transpose(1, 2), *parameters, activation="silu" if activation == "swish" else activation,
+        initial_state=before, cu_seqlens=cu_seqlens,
     ).transpose(1, 2)
     y = y if residual is None else y + residual
     return y, _last_inputs(x.flatten(0, 1), initial_state, bounds, W) if output_final_state else None
@@ -93,8 +94,8 @@ def causal_conv1d_update(x, cache, residual=None, weight=None, bias=None, activa
 class ShortConvolution(nn.Conv1d):
     """causal_conv1d as a module: weight [D, 1, W], and bias."""
 
-    def __init__(self, hidden_size, kernel_size, bias=False, activation="silu", backend="triton", device=None, dtype=None,
-                 **kwargs):
+    def __init__(self, hidden_size, kernel_size, bias=False, activation="silu", backend="triton", device=None,
+                 dtype=None, **kwargs):
         if activation not in (None, "silu", "swish"):
             raise InvalidArgument(f"ShortConvolution: activation is {activation!r}, expected 'silu', 'swish' or None")
         if unknown := kwargs.keys() - {"use_fast_conv1d"}:
@@ -103,9 +104,9 @@ class ShortConvolution(nn.Conv1d):
                          device=device, dtype=dtype)
         self.hidden_size, self.activation, self.backend = hidden_size, activation, backend
 
-    def forward(self, x, residual=None, mask=None, cache=None, output_final_state=False, cu_seqlens=None, chunk_indices=None,
-                **kwargs):
-        """x [B, T, D] to (y, the last W inputs or None). The cache of a call of one token per sequence changes in place."""
+    def forward(self, x, residual=None, mask=None, cache=None, output_final_state=False, cu_seqlens=None,
+                chunk_indices=None, **kwargs):
+        """x [B, T, D] to (y, the last W inputs or None). A call of one token per sequence updates its cache."""
         if mask is not None:
             if cu_seqlens is not None:
                 raise InvalidArgument("ShortConvolution: mask is given beside cu_seqlens, expected one of them")
@@ -238,7 +239,7 @@ class GatedMLP(nn.Module):
 def rotary_embedding(
     x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, chunk_indices=None
 ):
-    """x [B, T, H, D] turned by its positions; B is 1 with cu_seqlens."""
+    """x [B, T, H, D] rotated by its positions; B is 1 with cu_seqlens."""
     if cu_seqlens is None:
         return _rotary.apply("rotary_embedding", x, cos, sin, interleaved, inplace, seqlen_offsets, None)
     y = _rotary.apply("rotary_embedding", x.squeeze(0), cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens)
@@ -246,7 +247,7 @@ def rotary_embedding(
 
 
 class RotaryEmbedding(nn.Module):
-    """Queries and keys [B, T, H, D] turned by their positions, in their first `dim` channels."""
+    """Queries and keys [B, T, H, D] rotated by their positions, in their first `dim` channels."""
 
     def __init__(self, dim, base=10000.0, scale_base=None, interleaved=False, pos_idx_in_fp32=True, device=None):
         super().__init__()
@@ -260,8 +261,8 @@ class RotaryEmbedding(nn.Module):
         frequencies = 1 / self.base ** (torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim)
         angles = torch.outer(torch.arange(q.shape[1] + begins, dtype=torch.float32), frequencies)
         cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
-        return tuple(rotary_embedding(x, cos, sin, self.interleaved, seqlen_offsets=seqlen_offset, cu_seqlens=cu_seqlens)
-                     for x in (q, k))
+        return tuple(rotary_embedding(x, cos, sin, self.interleaved, seqlen_offsets=seqlen_offset,
+                                      cu_seqlens=cu_seqlens) for x in (q, k))
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -281,7 +282,8 @@ def cross_entropy_loss(
     """Losses [N] of logits [N, classes], and the part of lse_square_scale times the square of their log-sum-exp."""
     refuse("cross_entropy_loss", "process_group", process_group, None)
     ignored = target == ignore_index
-    z = (logits.to(wide(logits)) * logit_scale).masked_fill(ignored.unsqueeze(-1), 0)  # no loss, no gradient, NaN or not
+    # An ignored row has no loss and no gradient, even if it holds NaN.
+    z = (logits.to(wide(logits)) * logit_scale).masked_fill(ignored.unsqueeze(-1), 0)
     if logit_softcapping:
         z = logit_softcapping * torch.tanh(z / logit_softcapping)
     losses = F.cross_entropy(z, target, ignore_index=ignore_index, reduction="none", label_smoothing=label_smoothing)
@@ -303,9 +305,11 @@ class FusedCrossEntropyLoss(nn.Module):
         super().__init__()
         refuse("FusedCrossEntropyLoss", "process_group", process_group, None)
         if reduction not in ("mean", "sum", "none"):
-            raise InvalidArgument(f"FusedCrossEntropyLoss: reduction is {reduction!r}, expected 'mean', 'sum' or 'none'")
+            raise InvalidArgument(f"FusedCrossEntropyLoss: reduction is {reduction!r}, expected 'mean', "
+                                  "'sum' or 'none'")
         self.ignore_index, self.reduction, self.return_z_loss = ignore_index, reduction, return_z_loss
-        self.options = {"label_smoothing": label_smoothing, "logit_scale": logit_scale, "lse_square_scale": lse_square_scale,
+        self.options = {"label_smoothing": label_smoothing,
+                        "logit_scale": logit_scale, "lse_square_scale": lse_square_scale,
                         "logit_softcapping": logit_softcapping, "ignore_index": ignore_index}
 
     def forward(self, input, target):
@@ -374,6 +378,7 @@ PLACES: dict[str, str | tuple[str, ...]] = {
     "l2norm": ("modules.l2norm", "modules.l2norm:l2_norm"),
     "rotary_embedding": "modules.rotary",
     "token_shift": "modules.token_shift",
-    **dict.fromkeys(("bias_gelu_impl", "fast_gelu_impl", "logsigmoid", "sigmoid", "sqrelu", "swiglu", "swiglu_linear", "swish"),
+    **dict.fromkeys(("bias_gelu_impl", "fast_gelu_impl", "logsigmoid", "sigmoid", "sqrelu", "swiglu", "swiglu_linear",
+                     "swish"),
                     "modules.activations"),
 }

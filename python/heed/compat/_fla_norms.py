@@ -1,5 +1,5 @@
 # The norms of fla.modules.
-"""fla.modules.layernorm and fla.modules.fused_norm_gate: functions and modules, whose state dicts are the originals'."""
+"""fla.modules.layernorm and fla.modules.fused_norm_gate: functions, and modules with the originals' state dicts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def group_norm(
     is_rms_norm=False,
     num_groups=1,
 ):
-    """As layer_norm, of groups of channels."""
+    """Layer norm of groups of channels."""
     return norm("group_norm", x, weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm, num_groups)
 
 
@@ -68,7 +68,8 @@ def rms_norm_linear(
 ):
     """An RMS norm, and a product with a matrix."""
     linear = linear_weight, linear_bias
-    return norm("rms_norm_linear", x, norm_weight, norm_bias, residual, eps, prenorm, residual_in_fp32, True, linear=linear)
+    return norm("rms_norm_linear", x, norm_weight, norm_bias, residual, eps, prenorm, residual_in_fp32, True,
+                linear=linear)
 
 
 def layer_norm_gated(
@@ -88,15 +89,17 @@ def rms_norm_gated(
 
 
 def layer_norm_swish_gate_linear(
-    x, g, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, prenorm=False, residual_in_fp32=False, eps=1e-6
+    x, g, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, prenorm=False, residual_in_fp32=False,
+    eps=1e-6
 ):
     """A layer norm times silu(g), and a product with a matrix."""
-    return norm("layer_norm_swish_gate_linear", x, norm_weight, norm_bias, residual, eps, prenorm, residual_in_fp32, False,
-                gate=g, linear=(linear_weight, linear_bias))
+    return norm("layer_norm_swish_gate_linear", x, norm_weight, norm_bias, residual, eps, prenorm, residual_in_fp32,
+                False, gate=g, linear=(linear_weight, linear_bias))
 
 
 def rms_norm_swish_gate_linear(
-    x, g, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, prenorm=False, residual_in_fp32=False, eps=1e-6
+    x, g, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, prenorm=False, residual_in_fp32=False,
+    eps=1e-6
 ):
     """An RMS norm times silu(g), and a product with a matrix."""
     return norm("rms_norm_swish_gate_linear", x, norm_weight, norm_bias, residual, eps, prenorm, residual_in_fp32, True,
@@ -108,7 +111,8 @@ class _Norm(NormBase):
 
     def _of(self, x: Any, residual: Any, prenorm: bool, residual_in_fp32: bool, **more: Any) -> Any:
         name = type(self).__name__
-        return norm(name, x, self.weight, self.bias, residual, self.eps, prenorm, residual_in_fp32, self.rms, self.groups, **more)
+        return norm(name, x, self.weight, self.bias, residual, self.eps, prenorm, residual_in_fp32, self.rms,
+                    self.groups, **more)
 
 
 class LayerNorm(_Norm):
@@ -143,7 +147,8 @@ class GroupNorm(_Norm):
     ):
         if hidden_size % num_groups:
             name = type(self).__name__
-            raise InvalidArgument(f"{name}: num_groups is {num_groups}, expected a divisor of hidden_size, {hidden_size}")
+            raise InvalidArgument(f"{name}: num_groups is {num_groups}, expected a divisor of hidden_size, "
+                                  f"{hidden_size}")
         super().__init__(hidden_size, elementwise_affine, bias, eps, device, dtype)
         self.num_groups = self.groups = num_groups
         self.is_rms_norm = self.rms = is_rms_norm
@@ -235,8 +240,8 @@ class FusedRMSNormSwishGateLinear(FusedLayerNormSwishGateLinear):
 _LAYERNORM = "modules.layernorm"
 _GATED = "modules.fused_norm_gate"
 PLACES = dict.fromkeys(
-    ("GroupNorm", "GroupNormLinear", "LayerNorm", "LayerNormLinear", "RMSNorm", "RMSNormLinear", "group_norm", "layer_norm",
-     "layer_norm_linear", "rms_norm", "rms_norm_linear"), _LAYERNORM) | dict.fromkeys(
+    ("GroupNorm", "GroupNormLinear", "LayerNorm", "LayerNormLinear", "RMSNorm", "RMSNormLinear", "group_norm",
+     "layer_norm", "layer_norm_linear", "rms_norm", "rms_norm_linear"), _LAYERNORM) | dict.fromkeys(
     ("FusedLayerNormGated", "FusedLayerNormSwishGate", "FusedLayerNormSwishGateLinear", "FusedRMSNormGated",
      "FusedRMSNormSwishGate", "FusedRMSNormSwishGateLinear", "layer_norm_gated", "layer_norm_swish_gate_linear",
      "rms_norm_gated", "rms_norm_swish_gate_linear"), _GATED)

@@ -46,13 +46,13 @@ def prepare_cu_seqlens_from_mask(mask, dtype=torch.int32):
 
 
 def prepare_position_ids(cu_seqlens, cu_seqlens_cpu=None):
-    """Where each packed token stands in its sequence."""
+    """The position of each packed token in its sequence."""
     at = torch.arange(int(cu_seqlens[-1]))
     return (at - torch.repeat_interleave(cu_seqlens[:-1].long(), torch.diff(cu_seqlens).long())).to(cu_seqlens)
 
 
 def prepare_sequence_ids(cu_seqlens, cu_seqlens_cpu=None):
-    """Which sequence each packed token belongs to, of those that have tokens."""
+    """The index of the sequence of each packed token, counted over the sequences that have tokens."""
     return prepare_position_ids(cu_seqlens).eq(0).cumsum(0) - 1
 
 
@@ -70,7 +70,8 @@ def get_unpad_data(attention_mask):
 def unpad_input(q, states, attention_mask, q_len, keepdim=False):
     """Rows of q, a tensor or several, and of states, without padding: the mask is of the states.
 
-    q has their length or one token. Returns q, states, indices of q, and for q and states cu_seqlens and longest lengths.
+    q has their length or one token. Returns q, states, indices of q, and for q and states cu_seqlens and longest
+    lengths.
     """
     indices, cu, most = get_unpad_data(attention_mask)
     given: Sequence[Any] = (q,) if isinstance(q, Tensor) else q

@@ -41,7 +41,8 @@ def selective_scan_fn(
     _dispatch.check_tensors("selective_scan_fn", u=u, A=A)
     _check_real("selective_scan_fn", A)
     return heed.torch.selective_scan(
-        u, delta, A, B, C, D, z, delta_bias=delta_bias, delta_softplus=bool(delta_softplus), return_state=bool(return_last_state)
+        u, delta, A, B, C, D, z, delta_bias=delta_bias, delta_softplus=bool(delta_softplus),
+        return_state=bool(return_last_state)
     )
 
 
@@ -223,7 +224,7 @@ def mamba_chunk_scan_combined(
                 f"{name}: cu_seqlens is {bounds.tolist()}, expected the bounds that seq_idx has: "
                 f"{sequences.bounds.tolist()} of a batch of 1"
             )
-    places = torch.searchsorted(bounds, sequences.bounds[1:]) - 1  # of the sequences that have tokens
+    places = torch.searchsorted(bounds, sequences.bounds[1:]) - 1  # sequences that have tokens
     if initial is not None:
         _check_shapes(name, initial_states=(initial_states, (*x.shape[:1], *x.shape[2:], B.shape[-1])))
         begins = initial.masked_fill((seq_idx[:, 0] != 0).reshape(-1, 1, 1, 1), 0)

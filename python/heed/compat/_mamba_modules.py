@@ -69,7 +69,8 @@ _PLAIN = (
     "x, weight, bias, residual=None, x1=None, weight1=None, bias1=None, eps=1e-6, dropout_p=0.0, rowscale=None, "
     "prenorm=False, residual_in_fp32=False, {}return_dropout_mask=False"
 )
-layer_norm_fn = door("layer_norm_fn", _PLAIN.format("is_rms_norm=False, "), lambda a: _plain_norm("layer_norm_fn", False, a),
+layer_norm_fn = door("layer_norm_fn",
+                     _PLAIN.format("is_rms_norm=False, "), lambda a: _plain_norm("layer_norm_fn", False, a),
                      "Layer norm, or RMS norm, of x + residual; with prenorm also that sum.")
 rms_norm_fn = door("rms_norm_fn", _PLAIN.format(""), lambda a: _plain_norm("rms_norm_fn", True, a),
                    "RMS norm of x + residual; with prenorm also that sum.")
@@ -90,7 +91,7 @@ class RMSNorm(NormBase):
 
 
 class _Mixer(nn.Module):
-    """What both mixers share: states of inference, by layer, in the caller's inference_params."""
+    """The base class of both mixers: inference states, by layer, in the caller's inference_params."""
 
     A_log: Tensor
     layer_idx: int | None
@@ -104,7 +105,8 @@ class _Mixer(nn.Module):
 
     def _get_states_from_cache(self, inference_params, batch_size, initialize_states=False):
         if self.layer_idx is None:
-            raise InvalidArgument(f"{type(self).__name__}: layer_idx is None, expected a number beside inference_params")
+            raise InvalidArgument(f"{type(self).__name__}: layer_idx is None, expected a number beside "
+                                  "inference_params")
         states = inference_params.key_value_memory_dict
         if self.layer_idx not in states:
             states[self.layer_idx] = self.allocate_inference_cache(batch_size, 0)
@@ -121,14 +123,15 @@ def _bare(*tensors: Tensor | None) -> list[Tensor | None]:
 class Mamba(_Mixer):
     """The mixer of Mamba-1: [B, T, d_model] to the same, with the parameters and states of mamba_ssm's."""
 
-    def __init__(self, d_model, d_state=16, d_conv=4, expand=2, dt_rank="auto", dt_min=0.001, dt_max=0.1, dt_init="random",
-                 dt_scale=1.0, dt_init_floor=1e-4, conv_bias=True, bias=False, use_fast_path=True, layer_idx=None, device=None,
-                 dtype=None):
+    def __init__(self, d_model, d_state=16, d_conv=4, expand=2, dt_rank="auto", dt_min=0.001, dt_max=0.1,
+                 dt_init="random", dt_scale=1.0, dt_init_floor=1e-4, conv_bias=True, bias=False, use_fast_path=True,
+                 layer_idx=None, device=None, dtype=None):
         super().__init__()
         factory = {"device": device, "dtype": dtype}
         check_sizes("Mamba", d_model=d_model, d_state=d_state, d_conv=d_conv)
         check_choice("Mamba", "dt_init", dt_init, ("random", "constant"))
-        self.d_model, self.d_state, self.d_conv, self.expand, self.layer_idx = d_model, d_state, d_conv, expand, layer_idx
+        self.d_model, self.d_state, self.d_conv, self.expand, self.layer_idx = (
+            d_model, d_state, d_conv, expand, layer_idx)
         self.d_inner = inner = int(expand * d_model)
         self.dt_rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
         self.in_proj = nn.Linear(d_model, 2 * inner, bias=bias, **factory)
@@ -186,12 +189,14 @@ class Mamba2(_Mixer):
     def __init__(self, d_model, d_state=128, d_conv=4, conv_init=None, expand=2, headdim=64, d_ssm=None, ngroups=1,
                  A_init_range=(1, 16), D_has_hdim=False, rmsnorm=True, norm_before_gate=False, dt_min=0.001, dt_max=0.1,
                  dt_init_floor=1e-4, dt_limit=(0.0, float("inf")), bias=False, conv_bias=True, chunk_size=256,
-                 use_mem_eff_path=True, layer_idx=None, process_group=None, sequence_parallel=True, device=None, dtype=None):
+                 use_mem_eff_path=True, layer_idx=None, process_group=None, sequence_parallel=True, device=None,
+                 dtype=None):
         super().__init__()
         factory = {"device": device, "dtype": dtype}
         refuse("Mamba2", "process_group", process_group, None)
         check_sizes("Mamba2", d_model=d_model, d_state=d_state, d_conv=d_conv, headdim=headdim, ngroups=ngroups)
-        self.d_model, self.d_state, self.d_conv, self.expand, self.layer_idx = d_model, d_state, d_conv, expand, layer_idx
+        self.d_model, self.d_state, self.d_conv, self.expand, self.layer_idx = (
+            d_model, d_state, d_conv, expand, layer_idx)
         self.d_inner, self.headdim, self.ngroups = expand * d_model, headdim, ngroups
         self.d_ssm = self.d_inner if d_ssm is None else d_ssm
         check_multiple("Mamba2", "d_ssm", self.d_ssm, "headdim", headdim)
@@ -215,12 +220,13 @@ class Mamba2(_Mixer):
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, **factory)
 
     def forward(self, u, seqlen=None, seq_idx=None, cu_seqlens=None, inference_params=None):
-        """u [B, T, d_model], or [B T, d_model] with seqlen. With inference_params the first call fills the states of this
-        layer there, later ones take a token each."""
+        """u [B, T, d_model], or [B T, d_model] with seqlen. With inference_params the first call fills the states of
+        this layer there, later ones take a token each."""
         rows = u if seqlen is None else u.unflatten(0, (-1, seqlen))
         states = None
         if inference_params is not None:
-            states = self._get_states_from_cache(inference_params, rows.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1)
+            states = self._get_states_from_cache(inference_params,
+                                                 rows.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1)
             if inference_params.seqlen_offset > 0:
                 return self.step(u, *states)[0]
         gate, beside, z, xBC, dt = self.in_proj(rows).split(self.sizes, dim=-1)
@@ -229,7 +235,8 @@ class Mamba2(_Mixer):
         elif states is not None:
             states[0].copy_(causal_conv1d_varlen_states(xBC.detach().squeeze(0), cu_seqlens, self.d_conv))
         weight = self.conv1d.weight.squeeze(1)
-        xBC = causal_conv1d_fn(xBC.transpose(1, 2), weight, self.conv1d.bias, seq_idx, activation="silu").transpose(1, 2)
+        xBC = causal_conv1d_fn(xBC.transpose(1, 2), weight, self.conv1d.bias, seq_idx,
+                               activation="silu").transpose(1, 2)
         x, B, C = self._parts(xBC)
         result = mamba_chunk_scan_combined(
             x, dt, self._rates(), B, C, self.chunk_size, D=self._skip(), z=None if self.rmsnorm else self._heads(z),

@@ -18,7 +18,8 @@ def wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool, group: int | None = None) -> Tensor:
+def normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool,
+           group: int | None = None) -> Tensor:
     """Rows, or groups of so many channels, of norm 1, times weight, plus bias; in the wide dtype."""
     y = x.to(wide(x)).unflatten(-1, (-1, group or x.shape[-1]))
     size = y.shape[-1:]
@@ -54,7 +55,8 @@ def norm(function: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, r
 
 def check_gate(function: str, activation: str) -> None:
     if activation not in GATES:
-        raise InvalidArgument(f"{function}: activation is {activation!r}, expected one of {', '.join(map(repr, GATES))}")
+        raise InvalidArgument(f"{function}: activation is {activation!r}, "
+                              f"expected one of {', '.join(map(repr, GATES))}")
 
 
 class NormBase(nn.Module):
@@ -63,11 +65,13 @@ class NormBase(nn.Module):
     bias: Tensor | None
     weight: Tensor | None
 
-    def __init__(self, hidden_size: int, elementwise_affine: bool, bias: bool, eps: float, device: Any, dtype: Any) -> None:
+    def __init__(self, hidden_size: int, elementwise_affine: bool, bias: bool, eps: float, device: Any,
+                 dtype: Any) -> None:
         super().__init__()
         self.hidden_size, self.elementwise_affine, self.eps = hidden_size, elementwise_affine, eps
         factory = {"device": device, "dtype": dtype}
-        self.register_parameter("weight", nn.Parameter(torch.ones(hidden_size, **factory)) if elementwise_affine else None)
+        self.register_parameter("weight",
+                                nn.Parameter(torch.ones(hidden_size, **factory)) if elementwise_affine else None)
         has_bias = elementwise_affine and bias
         self.register_parameter("bias", nn.Parameter(torch.zeros(hidden_size, **factory)) if has_bias else None)
 

@@ -1,4 +1,4 @@
-# Sequences that an index of tokens tells apart, as packed sequences.
+# Sequences that are given by an index per token, as packed sequences.
 """`seq_idx` of mamba_ssm and causal_conv1d: in a row of tokens a sequence begins wherever the index changes."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Sequences:
         begins[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
         at = begins.flatten().nonzero().squeeze(1)
         self.bounds = torch.cat((at, at.new_tensor([batch * tokens])))
-        self.last = begins.sum(1).cumsum(0) - 1  # of each row of the batch
+        self.last = begins.sum(1).cumsum(0) - 1  # in each row of the batch
         self.first = torch.cat((self.last.new_zeros(1), self.last[:-1] + 1))
         self.shape = (batch, tokens)
 

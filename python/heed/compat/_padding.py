@@ -53,7 +53,7 @@ def unpad_input(hidden_states, attention_mask, unused_mask=None):
 
 
 def unpad_input_for_concatenated_sequences(hidden_states, attention_mask_in_length):
-    """As unpad_input of rows that hold several sequences: the mask's numbers are their lengths, zeros behind them."""
+    """unpad_input of rows that hold several sequences: the mask holds their lengths, followed by zeros."""
     name = "unpad_input_for_concatenated_sequences"
     check_mask(name, "attention_mask_in_length", attention_mask_in_length, hidden_states)
     kept = torch.arange(hidden_states.shape[1]) < attention_mask_in_length.sum(-1, keepdim=True)
@@ -65,6 +65,7 @@ def unpad_input_for_concatenated_sequences(hidden_states, attention_mask_in_leng
 def pad_input(hidden_states, indices, batch, seqlen):
     """Rows [n, ...] back at their indices of a batch: [batch, seqlen, ...], zeros elsewhere."""
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
+
 
 PLACES = dict.fromkeys(
     ("index_first_axis", "index_first_axis_residual", "index_put_first_axis", "pad_input", "unpad_input",

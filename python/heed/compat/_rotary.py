@@ -12,7 +12,7 @@ from heed import InvalidArgument
 
 
 def turned(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """x [..., H, D] with its first 2 * width channels turned by the angles of these positions [...]."""
+    """x [..., H, D] with its first 2 * width channels rotated by the angles of these positions [...]."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     c, s = (table[positions].unsqueeze(-2).to(wide) for table in (cos, sin))
     width = cos.shape[-1]
@@ -41,7 +41,8 @@ def apply(function: str, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool,
     rank = 4 if cu_seqlens is None else 3
     if not isinstance(x, Tensor) or x.dim() != rank:
         got = f"has shape {list(x.shape)}" if isinstance(x, Tensor) else f"is of type {type(x).__name__}"
-        raise InvalidArgument(f"{function}: x {got}, expected {'[B, T, H, D]' if rank == 4 else '[T, H, D] of packed sequences'}")
+        raise InvalidArgument(f"{function}: x {got}, "
+                              f"expected {'[B, T, H, D]' if rank == 4 else '[T, H, D] of packed sequences'}")
     if cu_seqlens is None:
         counts, at = x.shape[0], torch.arange(x.shape[1]).expand(x.shape[:2])
     else:
@@ -50,8 +51,8 @@ def apply(function: str, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool,
         at = torch.arange(x.shape[0]) - torch.repeat_interleave(cu_seqlens[:-1].long(), lengths)
     begin = torch.as_tensor(offsets)
     if begin.is_floating_point() or (begin.dim() != 0 and tuple(begin.shape) != (counts,)) or bool((begin < 0).any()):
-        raise InvalidArgument(f"{function}: seqlen_offsets is {offsets!r}, expected an int of at least 0, or one for each of "
-                              f"{counts} sequences")
+        raise InvalidArgument(f"{function}: seqlen_offsets is {offsets!r}, expected an int of at least 0, "
+                              f"or one for each of {counts} sequences")
     begin = begin.long().expand(counts)
     at = at + (begin[:, None] if cu_seqlens is None else torch.repeat_interleave(begin, lengths))
     check_tables(function, cos, sin, int(at.max()) + 1 if at.numel() else 0, x.shape[-1])
@@ -62,7 +63,10 @@ def apply(function: str, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool,
 def apply_rotary_emb(
     x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None
 ):
-    """x [B, T, H, D], or packed [T_total, H, D] with cu_seqlens, turned by tables [rows, width] in its first 2 * width channels."""
+    """Rotates the first 2 * width channels of x by tables [rows, width].
+
+    x is [B, T, H, D], or packed [T_total, H, D] with cu_seqlens.
+    """
     return apply("apply_rotary_emb", x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens)
 
 

@@ -1,11 +1,12 @@
 # heed.compat.fla: the operators of flash-linear-attention on heed, and the modules that model files import with them.
 """Functions of `fla.ops`, as of version 0.5.2: [B, T, H, D], states [N, H, K, V], `cu_seqlens` beside a batch of 1.
 
-Norms, short convolutions, rotary positions and losses of `fla.modules` and the padding of `fla.layers.utils` are here too.
+Norms, short convolutions, rotary positions and losses of `fla.modules` and the padding of `fla.layers.utils` are here
+too.
 
 Each gives what the original gives, `(o, final_state)` where it has states. There is one kernel for chunk_*,
 fused_chunk_*, fused_recurrent_* and parallel_* here. All take float32 and float64; states of another dtype become
-float32. Of functions for which heed has no mechanism the name exists, and a call raises heed.Unsupported.
+float32. Functions for which heed has no mechanism exist by name, and a call raises heed.Unsupported.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def fused_kda_gate(g, A_log=None, dt_bias=None, lower_bound=None, output_dtype=t
 
 
 def _activate(name: str, a: Arguments) -> None:
-    """What is asked of a kernel on the way in: unit rows, gates and beta from pre-activations."""
+    """Applies what the original kernels do to their inputs: unit rows, gates and beta from pre-activations."""
     if a.pop("use_qk_l2norm_in_kernel", False):
         a.update({key: _unit(a[key]) for key in ("q", "k", "p") if key in a})
     activates = a.pop("use_beta_sigmoid_in_kernel", False)
@@ -65,7 +66,7 @@ def _activate(name: str, a: Arguments) -> None:
     if activates:
         a["beta"] = torch.sigmoid(a["beta"].to(_wide(a["beta"]))) * (2 if twice else 1)
     raw, A_log, dt_bias = (a.pop(key, None) for key in ("use_gate_in_kernel", "A_log", "dt_bias"))
-    bound = a.pop("lower_bound", None)  # of a gate that is made here, else of what is promised of one
+    bound = a.pop("lower_bound", None)  # of a gate computed here; otherwise a bound that the caller's gate satisfies
     if raw:
         _dispatch.check_tensors(name, g=a["g"])
         g, wide = a["g"], _wide(a["g"])
@@ -161,7 +162,7 @@ def _comba(a: Arguments) -> Any:
 
 
 def _product(a: Arguments) -> Any:
-    """The n delta steps of a token stand one behind the other in T * n rows."""
+    """The n delta steps of a token are consecutive among T * n rows."""
     (q, k, v), g, beta, n = _qkv(a), a.pop("g"), a.pop("beta"), a.pop("num_householder")
     for key, x in (("k", k), ("v", v), ("beta", beta)):
         if x.dim() < 3 or x.shape[1] != q.shape[1] * n:
@@ -368,7 +369,8 @@ _TABLE: dict[str, tuple[str, str, str | Callable[[Arguments], Any]]] = {
     ),
     "fused_recurrent_rwkv7": (
         "rwkv7.fused_recurrent",
-        "r, w, k, v, a, b, scale=None, initial_state=None, output_final_state=True, cu_seqlens=None, *, head_first=False",
+        "r, w, k, v, a, b, scale=None, initial_state=None, output_final_state=True, cu_seqlens=None, *, "
+        "head_first=False",
         "rwkv7(r w k v a b)",
     ),
     "fused_mul_recurrent_rwkv7": (

@@ -1,7 +1,7 @@
 # heed.compat.flash_attn: the functions of flash-attn on heed.
 """The functions of `flash_attn`, as of version 2.8.4: [B, T, H, D] or [T_total, H, D], causal from the bottom right.
 
-Those of `flash_attn.bert_padding` and `apply_rotary_emb` are here too.
+The functions of `flash_attn.bert_padding` and `apply_rotary_emb` are here too.
 
 A log-sum-exp of a row without a key is -inf, with ALiBi it is that of the full bias, and it has a gradient.
 `return_attn_probs` with dropout is refused: the matrix of probabilities exists nowhere.
@@ -39,7 +39,7 @@ def _options(a: Arguments) -> dict[str, Any]:
 
 
 def _rows_of_pages(name: str, table: Tensor, lengths: list[int], pages: int, page: int) -> Tensor:
-    """Where the tokens of packed sequences lie in pages that stand one behind the other."""
+    """The places of packed sequences' tokens in consecutive pages."""
     if table.dim() != 2 or table.shape[0] != len(lengths) or max(lengths, default=0) > table.shape[1] * page:
         raise InvalidArgument(
             f"{name}: block_table has shape {list(table.shape)}, expected [{len(lengths)}, pages of {page} keys] "
@@ -52,7 +52,7 @@ def _rows_of_pages(name: str, table: Tensor, lengths: list[int], pages: int, pag
     return torch.cat([x * page + t % page for x, t in zip(used, at)])
 
 
-# What is packed in one tensor, by name of the function: where q, k and v are in it.
+# The positions of q, k and v in a packed tensor, by the function's word for it.
 _PARTS = {"qkv": (0, 1, 2), "kv": (0, 1)}
 
 
@@ -132,7 +132,7 @@ def _expect(name: str, **shapes: tuple[Tensor | None, list[int]]) -> None:
 
 
 class _Places:
-    """Where the rows of each sequence lie in the caller's caches: in one of its own, one that is chosen, or pages."""
+    """The places of each sequence's rows in the caller's caches: in a cache of its own, a chosen one, or pages."""
 
     def __init__(self, name: str, B: int, cache: Tensor, chosen: Tensor | None, table: Tensor | None):
         self.name, self.size, self.table, self.chosen = name, cache.shape[1], table, chosen
@@ -153,7 +153,7 @@ class _Places:
         self.sequences = torch.arange(B) if chosen is None else chosen.long()
 
     def check_pages(self, lengths: Tensor, pages: int) -> None:
-        """Of those that hold a row; the others are never read, and become page 0."""
+        """Checks the pages that hold a row; the others are never read, and become page 0."""
         if self.table is None:
             return
         holds = torch.arange(self.table.shape[1]) * self.size < lengths[:, None]

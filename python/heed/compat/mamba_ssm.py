@@ -1,8 +1,8 @@
 # heed.compat.mamba_ssm: the functions and modules of mamba-ssm on heed.
 """Functions of `mamba_ssm.ops` and modules, as of version 2.3.2: Mamba-1 with [B, D, T], Mamba-2 with [B, T, H, P].
 
-Last states have a gradient, and dt_limit holds wherever it is given, in steps too. A complex A is refused. Of modules for
-which heed has no mechanism the name exists, and a call raises heed.Unsupported.
+Last states have a gradient, and dt_limit holds wherever it is given, in steps too. A complex A is refused. Modules for
+which heed has no mechanism exist by name, and a call raises heed.Unsupported.
 """
 
 from __future__ import annotations

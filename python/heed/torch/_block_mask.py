@@ -1,5 +1,5 @@
 # heed.torch.pattern_from_block_mask: block masks of FlexAttention as patterns.
-"""What a BlockMask keeps: its lists of blocks as they are, and its mask function's word on the blocks that are kept in part."""
+"""A BlockMask becomes its lists of whole blocks, and bits of its mask function for the blocks that are kept in part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heed import InvalidArgument, Pattern, _core
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-_PAIRS_AT_ONCE = 1 << 20  # of which the mask function is asked
+_PAIRS_AT_ONCE = 1 << 20  # pairs per call of the mask function
 
 
 def _listed(counts: Tensor | None, indices: Tensor | None, nq: int, nk: int) -> Tensor:
@@ -32,7 +32,7 @@ def _listed(counts: Tensor | None, indices: Tensor | None, nq: int, nk: int) -> 
 
 
 def _bits(mask_mod: Any, blocks: Tensor, block: tuple[int, int], lengths: tuple[int, int]) -> np.ndarray:
-    """What is kept of each of these blocks, int64 [n, rows, ceil(columns / 64)]: a bit per key, the lowest first."""
+    """The pairs kept in each of these blocks, int64 [n, rows, ceil(columns / 64)]: a bit per key, the lowest first."""
     from torch.nn.attention.flex_attention import create_mask
 
     (rows, columns), (Tq, Tk) = block, lengths
@@ -42,7 +42,7 @@ def _bits(mask_mod: Any, blocks: Tensor, block: tuple[int, int], lengths: tuple[
         b, h, i, j = blocks[:, begin : begin + step]
 
         def of_block(n: Tensor, _: Tensor, row: Tensor, column: Tensor) -> Tensor:
-            # Pairs beyond the lengths are asked for within: no table that the function reads has them.
+            # Indices of pairs beyond the lengths are clamped: the tables that the function reads end there.
             q, k = (i[n] * rows + row).clamp(max=Tq - 1), (j[n] * columns + column).clamp(max=Tk - 1)  # noqa: B023
             return mask_mod(b[n], h[n], q, k)  # noqa: B023
 
@@ -56,14 +56,14 @@ def _bits(mask_mod: Any, blocks: Tensor, block: tuple[int, int], lengths: tuple[
 def pattern_from_block_mask(block_mask: BlockMask) -> Pattern:
     """The pattern that a BlockMask of FlexAttention says, for `pattern=` of heed.torch.attention.
 
-    Blocks that it lists as full are kept whole; of those that it lists as partial its mask_mod is asked once, of these blocks
-    alone: a bit for each of their pairs stays in memory, no table of all rows and keys is made. Any BLOCK_SIZE, lengths that are
-    no multiples of it, batch entries and heads of 1 or as many as the call has query heads. As in FlexAttention, the numbers
-    of rows are those of the call, not positions, and a call must have as many rows and keys as the mask; elsewhere heed's
-    attention takes [B, T, H, D], FlexAttention [B, H, T, D].
+    Blocks that it lists as full are kept whole; of those that it lists as partial its mask_mod is asked once, of these
+    blocks alone: a bit for each of their pairs stays in memory, no table of all rows and keys is made. Any BLOCK_SIZE,
+    lengths that are no multiples of it, batch entries and heads of 1 or as many as the call has query heads. As in
+    FlexAttention, the numbers of rows are those of the call, not positions, and a call must have as many rows and keys
+    as the mask; elsewhere heed's attention takes [B, T, H, D], FlexAttention [B, H, T, D].
 
-    The pattern combines with others by `|` and `&`. Its repr says sizes, but is no expression that parses, and it is equal to
-    itself alone: keep it, instead of making it anew for each call.
+    The pattern combines with others by `|` and `&`. The repr shows sizes, but is no expression that parses, and the
+    pattern is equal to itself alone: keep it, instead of making it anew for each call.
 
     Args:
       block_mask: of torch.nn.attention.flex_attention, by create_block_mask or BlockMask.from_kv_blocks
@@ -82,7 +82,8 @@ def pattern_from_block_mask(block_mask: BlockMask) -> Pattern:
     if not isinstance(block_mask, BlockMask):
         kind = type(block_mask).__name__
         raise InvalidArgument(
-            f"pattern_from_block_mask: block_mask is of type {kind}, expected a BlockMask of torch.nn.attention.flex_attention"
+            f"pattern_from_block_mask: block_mask is of type {kind}, expected a BlockMask of "
+            "torch.nn.attention.flex_attention"
         )
     Tq, Tk = lengths = tuple(block_mask.seq_lengths)
     rows, columns = block = tuple(min(size, max(T, 1)) for size, T in zip(block_mask.BLOCK_SIZE, lengths))
@@ -99,4 +100,5 @@ def pattern_from_block_mask(block_mask: BlockMask) -> Pattern:
     parts = np.where(first < len(of_whole), -1, first - len(of_whole))
     begins = np.searchsorted(at, np.arange(B * H * nq + 1) * nk)
     row_ptr = begins[np.arange(B * H)[:, None] * nq + np.arange(nq + 1)].reshape(B, H, nq + 1)
-    return _core._block_mask(row_ptr, at % max(nk, 1), parts, _bits(block_mask.mask_mod, partial, block, lengths), block, lengths)
+    return _core._block_mask(row_ptr, at % max(nk, 1), parts, _bits(block_mask.mask_mod, partial, block, lengths),
+                             block, lengths)

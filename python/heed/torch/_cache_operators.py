@@ -1,9 +1,9 @@
 # The operators that a compiled function calls on a cache: append and attend without a break of the graph.
 """Operators of PyTorch on the caches of heed.torch.
 
-A cache is an object that changes, which no operator can take. Each has a tensor, its handle, whose one element says which
-cache is meant. Both operators claim to change the handle, so that every transform of PyTorch leaves them in the order in
-which they were written, and drops none.
+A cache is an object that changes, which no operator can take. Each has a tensor, its handle, whose one element says
+which cache is meant. Both operators claim to change the handle, so that every transform of PyTorch leaves them in the
+order in which they were written, and drops none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _library.define("nsa_cache_attend(Tensor(a!) handle, Tensor q, Tensor gates, int
 
 
 def new_handle(cache: Any) -> Tensor:
-    """The tensor that stands for `cache` in a graph."""
+    """The tensor that represents `cache` in a graph."""
     number = next(_numbers)
     _caches[number] = cache
     return torch.tensor([number], device="cpu")
@@ -98,7 +98,7 @@ def _tensor(value: Any) -> Tensor | None:
 
 def append(handle: Tensor, k: Tensor, v: Tensor | None, lengths: Any, log_decay: Tensor | None = None,
            compressed: tuple[Tensor, Tensor] | None = None) -> None:
-    """What a compiled function does where another calls the cache."""
+    """Appends in a compiled function, where an eager one calls the cache itself."""
     torch.ops.heed.cache_append(handle, k, v, _tensor(lengths), log_decay, *(compressed or ()))
 
 
@@ -122,7 +122,8 @@ def _no_gradient(kernel: Any, operation: str, names: tuple[str, ...]) -> Any:
     def refuse(keyset: Any, *arguments: Any) -> Any:
         for name, x in zip(names, arguments):
             if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
-                raise InvalidArgument(f"{operation}: {name} requires a gradient, which what is computed on a cache has not")
+                raise InvalidArgument(f"{operation}: {name} requires a gradient, which what is computed on a "
+                                      "cache has not")
         with torch._C._AutoDispatchBelowAutograd():
             return kernel.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 

@@ -26,7 +26,8 @@ def _call(function: Any, cache: Any, operation: str, tensors: dict[str, Any], op
                     f"{operation}: {name} requires a gradient, expected a detached tensor or torch.no_grad(): "
                     "what is computed on a cache has none"
                 )
-    given = {name: _dispatch.bare(operation, name, x, written=name in ("out", "lse", "bound")) for name, x in given.items()}
+    given = {name: _dispatch.bare(operation, name, x, written=name in ("out", "lse", "bound"))
+             for name, x in given.items()}
     try:
         function(cache, **given)
     except InvalidArgument:
@@ -63,7 +64,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 def _name_for_graphs(cache: Any) -> None:
-    """What a compiled function needs to know of a cache."""
+    """Sets the attributes of a cache that compiled functions read."""
     cache._handle, cache._width, cache._dtype = _cache_operators.new_handle(cache), cache.value_dim, cache.dtype
 
 
@@ -131,7 +132,8 @@ def _on_tensors(cls: Any) -> Any:
     methods = {"__init__": __init__, "fork": fork, "append": rows, "attend": attend}
     for of, method in methods.items():
         method = vars(cls).get(of, method)
-        method.__name__, method.__doc__ = of, _signatures.text_on_tensors(base if of == "__init__" else getattr(base, of))
+        method.__name__, method.__doc__ = of, _signatures.text_on_tensors(
+            base if of == "__init__" else getattr(base, of))
         method.__qualname__ = f"{name}.{of}"
         method.__signature__ = _signatures.of_tensors(getattr(base, of))
         setattr(cls, of, method)
@@ -150,10 +152,10 @@ def _on_tensors(cls: Any) -> Any:
 
 _IN_PYTORCH = """
 
-In PyTorch. dtype is one of PyTorch's or its name here. Tensors are on the CPU and read in place,
-lengths are int64 tensors. Nothing that is computed on a cache has a gradient: a tensor that requires one is refused
-unless gradients are off. Work runs on PyTorch's threads, at most `threads` of them. Under autocast rows and queries take
-the cache's dtype. Otherwise as in heed."""
+In PyTorch. dtype is one of PyTorch's or its name here. Tensors are on the CPU and read in place, lengths are int64
+tensors. Nothing that is computed on a cache has a gradient: a tensor that requires one is refused unless gradients are
+off. Work runs on PyTorch's threads, at most `threads` of them. Under autocast rows and queries take the cache's dtype.
+Otherwise as in heed."""
 
 
 @_on_tensors
@@ -190,7 +192,8 @@ class NSACache(heed.NSACache):
         if _is_compiling():
             _cache_operators.append(self._handle, k, v, lengths, compressed=compressed)
         else:
-            _call(_core._append_torch, self, "NSACache.append", {"k": k, "v": v}, {"lengths": lengths, "compressed": compressed})
+            _call(_core._append_torch, self, "NSACache.append", {"k": k, "v": v},
+                  {"lengths": lengths, "compressed": compressed})
 
     def attend(self, q: Tensor, gates: Tensor, *, scale: float | None = None, out: Tensor | None = None,
                threads: int | None = None) -> Tensor:

@@ -1,9 +1,10 @@
-# How heed's operators of PyTorch are made: kernels, gradients, and what transforms ask for.
+# Construction of heed's operators in PyTorch: kernels, gradients, and rules for transforms.
 """One way to make an operator, `torch.ops.heed.<name>`, for all that heed computes.
 
-Each has a kernel for CPU tensors, which some have for CUDA tensors too, one for tensors without data, gradients or a sentence
-that there are none, and a rule for vmap; every other kind of tensor is refused by name. Registered by hand instead of through `torch.library.custom_op`: that
-costs 60 microseconds more per call, refuses torch.func.grad, and takes derivatives of forward mode for zero.
+Each has a kernel for CPU tensors, which some have for CUDA tensors too, one for tensors without data, gradients or a
+sentence that there are none, and a rule for vmap; every other kind of tensor is refused by name. Registered by hand
+instead of through `torch.library.custom_op`: that costs 60 microseconds more per call, refuses torch.func.grad, and
+takes derivatives of forward mode for zero.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _is_wrapped = _C._functorch.is_functorch_wrapped_tensor
 
 
 def _kind(x: Tensor) -> str | None:
-    """What is special about a tensor that heed cannot read, or None."""
+    """The property of a tensor that keeps heed from reading it, or None."""
     if x.is_nested:
         return "nested"
     if x.is_quantized:
@@ -48,8 +49,8 @@ def refuse(names: Sequence[str], arguments: Sequence[Any], operation: str) -> No
 
 
 def bare(operation: str, name: str, value: Any, *, written: bool = False) -> Any:
-    """`value` for code that reads memory itself and sees nothing of what PyTorch keeps beside it: graphs, tangents, levels of
-    torch.func, signs that a view has not applied yet. Nothing is lost without a word."""
+    """`value` for code that reads memory itself and sees nothing of what PyTorch keeps beside it: graphs, tangents,
+    levels of torch.func, signs that a view has not applied yet. Nothing is lost without a word."""
     if not isinstance(value, Tensor):
         if not isinstance(value, (tuple, list)):
             return value
@@ -58,23 +59,26 @@ def bare(operation: str, name: str, value: Any, *, written: bool = False) -> Any
     if value.requires_grad:
         if _is_grad_enabled():
             raise InvalidArgument(
-                f"{operation}: {name} requires a gradient, which this function does not have, expected a detached tensor"
+                f"{operation}: {name} requires a gradient, which this function does not have, "
+                "expected a detached tensor"
             )
         value = value.detach()
     wrapped = _is_wrapped(value)
     if _forward_ad._current_level >= 0 and (wrapped or _forward_ad.unpack_dual(value).tangent is not None):
         raise Unsupported(f"{operation}: a forward derivative was asked for, which heed does not have")
     if wrapped:
-        raise Unsupported(f"{operation}: {name} is inside a transform of torch.func, which this function does not support")
+        raise Unsupported(f"{operation}: {name} is inside a transform of torch.func, which this function does "
+                          "not support")
     if value.is_neg():  # conjugates are complex, which heed refuses
         if written:
-            raise InvalidArgument(f"{operation}: {name} is a view of numbers with other signs, expected memory of its own")
+            raise InvalidArgument(f"{operation}: {name} is a view of numbers with other signs, "
+                                  "expected memory of its own")
         value = value.resolve_neg()
     return value
 
 
 def wrote(*values: Any) -> None:
-    """Tells autograd that these changed, so that a backward pass that saved one of them fails instead of being wrong."""
+    """Tells autograd that these changed, so that a backward pass that saved one of them raises an error."""
     for value in values:
         if isinstance(value, (tuple, list)):
             wrote(*value)
@@ -83,7 +87,10 @@ def wrote(*values: Any) -> None:
 
 
 def numbers(operation: str, name: str, value: Any, dtype: Any = None) -> Tensor | None:
-    """A list of numbers as a tensor on the CPU, whatever the default device, an empty one of `dtype`; a tensor, or None, as it is."""
+    """A list of numbers as a tensor on the CPU, whatever the default device; an empty one has `dtype`.
+
+    Tensors and None are returned as they are.
+    """
     if value is None or isinstance(value, Tensor):
         return value
     try:
@@ -97,13 +104,13 @@ def numbers(operation: str, name: str, value: Any, dtype: Any = None) -> Tensor 
 
 
 def unexpected(function: str, name: str, keywords: Iterable[str]) -> TypeError:
-    """For a keyword that is none of these, with heed's word for another library's."""
+    """The error for a keyword that is none of these, with heed's word for another library's."""
     hint = _core._foreign_keyword(name, list(keywords))
     return TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def num_sequences(operation: str, batch: int, cu_seqlens: Tensor | None) -> int:
-    """Of a batch, or packed ones."""
+    """The number of sequences of a batch, or of packed sequences."""
     if cu_seqlens is None:
         return batch
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
@@ -112,7 +119,7 @@ def num_sequences(operation: str, batch: int, cu_seqlens: Tensor | None) -> int:
 
 
 def check_bools(operation: str, **flags: Any) -> None:
-    """Raises InvalidArgument for the first that is neither True nor False; PyTorch's operators take numbers for them."""
+    """Raises InvalidArgument for the first flag that is no bool; PyTorch's operators accept numbers."""
     for name, x in flags.items():
         if not isinstance(x, (bool, np.bool_, torch.SymBool)):
             raise InvalidArgument(f"{operation}: {name} is {x!r}, expected True or False")
@@ -130,10 +137,10 @@ def check_tensors(operation: str, **tensors: Any) -> None:
             raise InvalidArgument(f"{operation}: {name} is of type {type(x).__name__}, expected a tensor")
 
 
-_WRONG_TYPE = re.compile(r"heed::\w+\(\) Expected a value of type '(.*)' for argument '(\w+)' but instead found type '(.*)'"
-                         r".*?Value: (.*?)\n", re.DOTALL)
-_IN_WORDS = {"bool": "True or False", "float": "a number", "int": "an int of 64 bits", "str": "a string", "List[int]": "ints",
-             "List[float]": "numbers", "Tensor": "a tensor"}
+_WRONG_TYPE = re.compile(r"heed::\w+\(\) Expected a value of type '(.*)' for argument '(\w+)' but instead found "
+                         r"type '(.*)'.*?Value: (.*?)\n", re.DOTALL)
+_IN_WORDS = {"bool": "True or False", "float": "a number", "int": "an int of 64 bits", "str": "a string",
+             "List[int]": "ints", "List[float]": "numbers", "Tensor": "a tensor"}
 
 
 def call(operation: str, operator: Any, *arguments: Any) -> Any:
@@ -148,7 +155,8 @@ def call(operation: str, operator: Any, *arguments: Any) -> Any:
         got = value if found in ("int", "float", "str", "bool", "NoneType") and len(value) < 60 else f"of type {found}"
         inside = re.sub(r"Optional\[(.*)\]", r"\1", expected)
         words = _IN_WORDS.get(inside, inside) + (" or None" if inside != expected else "")
-        raise InvalidArgument(f"{operation}: {_core._name_in_python(operation, name)} is {got}, expected {words}") from None
+        raise InvalidArgument(f"{operation}: {_core._name_in_python(operation, name)} is {got}, "
+                              f"expected {words}") from None
 
 
 def _below_autograd(operator: Any, kernel: Any, keyset: Any, arguments: tuple[Any, ...]) -> Any:
@@ -178,7 +186,7 @@ def _needs_gradient(arguments: tuple[Any, ...]) -> bool:
 
 
 def pattern_key(pattern: Any) -> str:
-    """What stands for a pattern of heed.patterns in a schema."""
+    """The string that represents a pattern of heed.patterns in a schema."""
     return _core._pattern_key(pattern)
 
 
@@ -250,17 +258,17 @@ def _stacked(tensors: list[Tensor], like: Tensor) -> Tensor:
     return torch.stack(tensors) if tensors else like.new_empty((0, *like.shape))
 
 
-_HAVE_AUTOCAST = ("cpu", "cuda")  # of the devices that heed knows
+_HAVE_AUTOCAST = ("cpu", "cuda")  # among the devices that heed knows
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """What autocast asks for on the tensor's device, or None where it asks for nothing."""
+    """The dtype of autocast on the tensor's device, or None where autocast is off."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if device in _HAVE_AUTOCAST and torch.is_autocast_enabled(device) else None
 
 
 def to_autocast(x: Any) -> Any:
-    """A tensor in the dtype that autocast asks for, unless it is of integers or float64; anything else as it is."""
+    """A tensor in autocast's dtype, unless it has integers or float64; anything else as it is."""
     wide = not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64
     return x if wide or x.device.type not in _HAVE_AUTOCAST else x.to(torch.get_autocast_dtype(x.device.type))
 
@@ -289,12 +297,13 @@ def define(
 ) -> Any:
     """Makes the operator `heed::<name>` with this signature, "(arguments) -> results".
 
-    `gradients(needed, of_results, *arguments)` gives those that are needed, by the index of the argument; arguments that the
-    caller left away are missing, those at `unread` are None if they are tensors, and with `keeps_results` the results follow.
-    The results at `constant` are none that a gradient arrives at. Without `gradients` there is none.
+    `gradients(needed, of_results, *arguments)` gives those that are needed, by the index of the argument; arguments
+    that the caller left away are missing, those at `unread` are None if they are tensors, and with `keeps_results` the
+    results follow. The results at `constant` are none that a gradient arrives at. Without `gradients` there is none.
     Under autocast the first `num_cast` arguments take its dtype.
     `on_gpus`: the kernel takes tensors of CUDA devices too; which stand on the CPU beside them it says itself.
-    `tangents(of_arguments, *arguments)` is the derivative of forward mode. `names` are what messages call the arguments.
+    `tangents(of_arguments, *arguments)` is the derivative of forward mode. `names` are what messages call the
+    arguments.
     """
     library.define(f"{name}{signature}")
     operator = getattr(torch.ops.heed, name).default

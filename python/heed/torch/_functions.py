@@ -1,4 +1,4 @@
-# heed.torch's other functions: positions with gradients, and what has none.
+# heed.torch's other functions: positions with gradients, and functions without.
 """rotary and t5_bias as operators with gradients; functions without gradients on tensors."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WRITTEN = ("state", "out")  # arguments that functions change
 def _bare_arguments(
     operation: str, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Those of a function without gradients, by position and by name."""
+    """The arguments of a function without gradients, by position and by name."""
 
     def bare(name, x):
         return _dispatch.bare(operation, name, x, written=name in _WRITTEN)
@@ -69,11 +69,12 @@ alibi_slopes = _without_gradient("alibi_slopes", "heads")
 orthogonal_features = _without_gradient("orthogonal_features", "m", "d", "seed")
 
 
-# Both operators are linear: each is its own derivative, and the gradient of its own gradient, so that all of them exist.
+# Both operators are linear: each is its own derivative and the gradient of its own gradient, so that all orders exist.
 
 
 def _rotary_cpu(x, positions, base, dim, interleaved, scaling, inverse):
-    options = {"base": base, "dim": dim, "interleaved": interleaved, "scaling": ast.literal_eval(scaling), "inverse": inverse}
+    options = {"base": base, "dim": dim, "interleaved": interleaved, "scaling": ast.literal_eval(scaling),
+               "inverse": inverse}
     return _to_tensor(heed.rotary(x.detach(), positions, **options))
 
 
@@ -89,7 +90,7 @@ _rotary = _dispatch.define(
 
 
 def _text(value: Any) -> str:
-    """A dict of a model's configuration as operators take it; spelt out, as torch.compile follows no library's encoder."""
+    """A configuration dict as operators take it; written out, as torch.compile traces no library's encoder."""
     if isinstance(value, dict):
         return "{" + ", ".join([_text(key) + ": " + _text(item) for key, item in value.items()]) + "}"
     if isinstance(value, (list, tuple)):
@@ -171,7 +172,7 @@ def s4d_kernel(
     _dispatch.check_int(name, "length", length, 0)
     impulse = torch.zeros(length, dtype=C.dtype).index_fill(0, torch.arange(min(length, 1)), 1)
     u = impulse.expand(1, log_dt.shape[0], length)
-    # What modes answer to one input of 1.
+    # The kernel is the impulse response of the modes.
     options = {"discretization": discretization, "method": "recurrent", "threads": threads}
     s4d = functools.partial(torch.ops.heed.s4d.default, **options)
     try:

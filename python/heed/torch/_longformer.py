@@ -1,5 +1,5 @@
 # longformer as an operator of PyTorch, and the function of heed.torch.
-"""`torch.ops.heed.longformer`, its gradients, and heed.torch.longformer. How an operator is made is in `_dispatch.py`."""
+"""`torch.ops.heed.longformer`, its gradients, and heed.torch.longformer. `_dispatch.py` describes operators."""
 
 from __future__ import annotations
 

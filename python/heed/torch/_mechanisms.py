@@ -25,7 +25,7 @@ _LISTS = ("lengths", "starts", "cu_seqlens")
 
 
 def _default(value: Any) -> Any:
-    """An operator's, which for a range is None, which stands for the mechanism's."""
+    """An operator's default; None for a range, where the mechanism has its own."""
     return None if isinstance(value, tuple) else value
 
 
@@ -42,13 +42,13 @@ class _State:
         self.has_gradient, self.setting, self.places = has_gradient, setting, places
 
     def exists(self, settings: dict[str, Any]) -> bool:
-        """Where there is causality, or no word of it."""
+        """Returns whether the state exists: not in calls that are not causal, or without its setting."""
         return settings.get("causal", True) and settings.get(self.setting, True)
 
 
 def _through_the_sums(*states: Any) -> tuple[Any, ...]:
-    """States of which all but the last stand for themselves times its exponential, and of which operators take the last for a
-    constant: its gradient, the sum of all x dx, reaches it as that of a factor of the others that is 1."""
+    """States of which all but the last stand for themselves times its exponential, and of which operators take the last
+    for a constant: its gradient, the sum of all x dx, reaches it as that of a factor of the others that is 1."""
     *sums, exponent = states
     if not isinstance(exponent, Tensor) or not exponent.requires_grad or any(x is None for x in sums):
         return states
@@ -115,7 +115,7 @@ class _Mechanism:
         return (*arguments, *self.defaults[len(arguments):])
 
     def check_ranks(self, arguments: tuple[Any, ...]) -> None:
-        """Of tensors that have one form; of the others the kernel says what they may be."""
+        """Checks tensors that have one form; the kernel checks the others."""
         for i, rank in self.ranks:
             x = arguments[i]
             if x is not None and x.dim() != rank:
@@ -130,13 +130,13 @@ class _Mechanism:
         return like.new_empty(like.shape)
 
     def new_output_of_a_token(self, like: Tensor) -> Tensor:
-        """The same of a step, whose tensors have no axis of tokens."""
+        """The output of a step, whose tensors have no axis of tokens."""
         tokens = self.forms[self.output][0].split(", ").index("T")
         kept = [size for i, size in enumerate(like.shape) if i + (i >= tokens) not in self.dropped]
         return torch.empty_like(like) if self.as_it_lies else like.new_empty(kept)
 
     def shape_of(self, state: _State, arguments: tuple[Any, ...], sequences: int) -> list[int]:
-        """The sizes of a state, each of which stands in a tensor."""
+        """The sizes of a state, each of which is an axis of a tensor."""
         shape = []
         for tensor, place, others, of_batch, features in state.places:
             size = sequences if of_batch else arguments[tensor].shape[place] if place >= 0 else 0
@@ -190,7 +190,7 @@ class _Mechanism:
 
     def differentiate(self, needed: tuple[bool, ...], of_results: tuple[Any, ...], *arguments: Any) -> dict[int, Any]:
         wanted = [i < len(needed) and needed[i] for i in self.differentiable]
-        grad_o, *of_states = of_results[: self.num_incoming]  # what comes behind counts as a constant
+        grad_o, *of_states = of_results[: self.num_incoming]  # later results count as constants
         if grad_o is None:
             grad_o = self.new_output(arguments[self.output]).zero_()
         of_states = [x if x is not None and x.dim() > 1 else None for x in of_states]
@@ -198,7 +198,7 @@ class _Mechanism:
         return dict(zip((i for i, want in zip(self.differentiable, wanted) if want), found))
 
     def initial_states(self, given: Any) -> tuple[Any, ...]:
-        """As many as there are, of an array, of a tuple of some, or of None."""
+        """All initial states, from an array, a tuple of some of them, or None; a missing one is None."""
         number, together = len(self.states), self.states_together
         several = isinstance(given, (tuple, list)) and not (together and number == 1)
         states = tuple(given) if several else (given,)
@@ -214,7 +214,7 @@ class _Mechanism:
         return states[:number]
 
     def to_autocast(self, tensors: list[Any], dtype: torch.dtype) -> list[Any]:
-        """What may be of tokens or a constant is cast where it is of tokens."""
+        """Casts tensors of tokens; one that may be of tokens or constant is cast if it is of tokens."""
 
         def is_cast(x: Any, cast: bool, forms: list[str]) -> bool:
             wide = x is None or not x.is_floating_point() or x.dtype == torch.float64
@@ -225,7 +225,7 @@ class _Mechanism:
     def rest(self, options: dict[str, Any]) -> list[Any]:
         """All that an operator takes behind its tensors."""
         result = []
-        is_relative = self.has_exponent and options.get("kernel") != "relu"  # that kernel of Performers has no maximum
+        is_relative = self.has_exponent and options.get("kernel") != "relu"  # Performer's relu kernel has no maximum
         for key, default in self.options.items():
             value = options.pop(key, default)
             if isinstance(default, bool) and value.__class__ is not bool:

@@ -1,5 +1,5 @@
 # merge_linear as an operator of PyTorch, and the function of heed.torch.
-"""`torch.ops.heed.merge_linear`, its gradients, and heed.torch.merge_linear. How an operator is made is in `_dispatch.py`."""
+"""`torch.ops.heed.merge_linear`, its gradients, and heed.torch.merge_linear. `_dispatch.py` describes operators."""
 
 from __future__ import annotations
 

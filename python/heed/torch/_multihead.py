@@ -43,7 +43,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     is_causal=True attn_mask is taken to be the causal mask, as PyTorch takes it, here with a key_padding_mask too.
 
     The forward of torch.nn.MultiheadAttention runs, by PyTorch's own kernels: with need_weights=True, since a dense
-    tensor of weights is asked for; for nested tensors, devices other than the CPU, dtypes that heed does not have,
+    tensor of weights is requested; for nested tensors, devices other than the CPU, dtypes that heed does not have,
     float masks of another dtype than query's, and dropout=1; and for arguments that PyTorch refuses, with its error.
 
     In eval mode without gradients nn.TransformerEncoderLayer would read the weights of its self_attn and never call it;
@@ -62,8 +62,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     @property
     def _qkv_same_embed_dim(self) -> bool:
-        """Whether in_proj_weight has all of the weights; to code outside no, as that is what keeps
-        nn.TransformerEncoderLayer from reading them instead of calling the module."""
+        """True if in_proj_weight has all of the weights; always False to other code, as that keeps
+        nn.TransformerEncoderLayer from reading the weights instead of calling the module."""
         return _thread.runs_pytorch and self.__dict__["_qkv_same_embed_dim"]
 
     @_qkv_same_embed_dim.setter
@@ -121,7 +121,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return F.linear(o, self.out_proj.weight, self.out_proj.bias), None
 
     def _runs_on_heed(self, query, key, value, key_padding_mask, attn_mask, is_causal) -> bool:
-        """Whether the arguments are right and of a kind that heed reads; PyTorch has an answer to all others."""
+        """Returns whether the arguments are valid and of a kind that heed reads; PyTorch handles all others."""
         inputs = (query, key, value)
         if any(x.is_nested or x.device.type != "cpu" or x.dim() != query.dim() for x in inputs):
             return False

@@ -123,6 +123,6 @@ def nsa(
 nsa.__module__ = "heed.torch"
 nsa.__doc__ = _signatures.text_on_tensors(heed.nsa) + """
 
-In PyTorch. Gradients reach q, k, v, gates and compressed; there is no second derivative, and none of choices. Under autocast
-inputs and results take its dtype. The operator is torch.ops.heed.nsa."""
+In PyTorch. Gradients reach q, k, v, gates and compressed; there is no second derivative, and none of choices. Under
+autocast inputs and results take its dtype. The operator is torch.ops.heed.nsa."""
 nsa.__signature__ = _signatures.of_tensors(heed.nsa, without=("out",))

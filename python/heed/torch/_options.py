@@ -1,4 +1,4 @@
-# The options of an operator, as heed._core tells them: its schema, and what it takes for keywords.
+# The options of an operator, as heed._core describes them: schema and values of keywords.
 """Keywords of Python as arguments of an operator whose options are a table of heed._core."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Options:
             self._keywords -= {"segments"}
 
     def given(self, keywords: dict[str, Any], function: Any) -> list[Any]:
-        """What the operator takes for these keywords of `function`, up to the last that is given: each argument that
+        """The operator's arguments for these keywords of `function`, up to the last that is given: each argument that
         PyTorch need not look at saves time."""
         operation, drops, given = self._operation, keywords.get("dropout"), []
         for name, value in keywords.items():
@@ -67,14 +67,15 @@ class Options:
                 given += zip(("segments_q", "segments_k"), pair)
             elif name == "align" and value.__class__ is not str:
                 if value is None:
-                    raise InvalidArgument(f"{operation}: align is None, expected 'bottom_right', 'top_left' or an int array [B]")
+                    raise InvalidArgument(f"{operation}: align is None, expected 'bottom_right', "
+                                          "'top_left' or an int array [B]")
                 given.append(("query_starts", value))
             elif name == "pattern" and value is not None:
                 given.append((name, _dispatch.pattern_key(value)))
             elif name != "seed":
                 given.append((name, value))
             elif value is not None:
-                seed_tensor(value, operation)  # which is checked though nothing is dropped
+                seed_tensor(value, operation)  # the seed is checked even without dropout
         if drops:
             given.append(("seed", seed_tensor(keywords.get("seed"), operation)))
         options, end = list(self._defaults), 0

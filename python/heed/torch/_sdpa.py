@@ -92,7 +92,7 @@ def _mask_options(mask: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _problem(query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: bool) -> InvalidArgument | None:
-    """What is wrong with the inputs, in the caller's words."""
+    """The error for invalid inputs, in the caller's words, or None."""
     inputs = {"query": query, "key": key, "value": value}
     for name, x in inputs.items() if attn_mask is None else (inputs | {"attn_mask": attn_mask}).items():
         if not isinstance(x, Tensor):
@@ -100,7 +100,8 @@ def _problem(query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: bool)
         if x.is_nested:
             return InvalidArgument(f"{_NAME}: {name} is a nested tensor, expected a strided one")
         if x.layout is not torch.strided:
-            return InvalidArgument(f"{_NAME}: {name} is a {str(x.layout).removeprefix('torch.')} tensor, expected a strided one")
+            return InvalidArgument(f"{_NAME}: {name} is a {str(x.layout).removeprefix('torch.')} tensor, "
+                                   "expected a strided one")
     if query.dtype not in DTYPES:
         return InvalidArgument(f"{_NAME}: query has dtype {query.dtype}, expected a float dtype of 64, 32 or 16 bits")
     rank = 3 if enable_gqa else 2
@@ -191,7 +192,10 @@ def _broadcast(name: str, x: Tensor, before: Sequence[int], shape: Sequence[int]
 
 
 def _is_causal_bias(x: Any) -> bool:
-    """Whether x is one of PyTorch's objects for causal masks, whose elements mean nothing; importing them is slow."""
+    """Returns whether x is one of PyTorch's objects for causal masks, whose elements mean nothing.
+
+    Their module is slow to import.
+    """
     module = None if type(x) is Tensor else sys.modules.get("torch.nn.attention.bias")
     return module is not None and isinstance(x, module.CausalBias)
 
@@ -232,7 +236,7 @@ def _attend(outer: list[int], heads: tuple[int, int], tensors: list[Tensor | Non
 
 
 def _merges(x: Tensor, outer: list[int]) -> bool:
-    """Whether the first axes of x, broadcast to `outer`, are one axis without a copy."""
+    """Returns whether the first axes of x, broadcast to `outer`, merge into one axis without a copy."""
     if len(outer) < 2 or 0 in outer:
         return True
     sizes_and_strides = [(n, 0 if x.shape[i] == 1 else x.stride(i)) for i, n in enumerate(outer) if n != 1]
@@ -269,7 +273,7 @@ class SdpaCall(NamedTuple):
 
     ran: bool  # on heed
     reason: str | None  # why not
-    shapes: tuple[tuple[int, ...] | None, ...]  # of query, key, value and attn_mask; None: no tensor, or a nested one
+    shapes: tuple[tuple[int, ...] | None, ...]  # query, key, value and attn_mask; None: no tensor, or a nested one
 
 
 class _Thread(threading.local):
@@ -293,13 +297,13 @@ def _shape(x: Any) -> tuple[int, ...] | None:
 
 
 def _has_own_function(x: Any) -> bool:
-    """Whether the class of x has a say in PyTorch's functions, as by __torch_function__."""
+    """Returns whether the class of x overrides PyTorch's functions, as by __torch_function__."""
     function = getattr(getattr(type(x), "__torch_function__", None), "__func__", None)
     return function not in (None, Tensor.__torch_function__.__func__) and not _is_causal_bias(x)
 
 
 class _Block(TorchFunctionMode):
-    """What a block does with a call. As a mode it sees the calls of PyTorch's own function object."""
+    """Handles the calls inside a block. As a mode it sees the calls of PyTorch's own function object."""
 
     def __init__(self, strict: bool) -> None:
         super().__init__()
@@ -345,7 +349,7 @@ def _handle(replaced: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tenso
 
 
 def _can_be_in_graph(query, key, value, attn_mask=None, *args, **kwargs) -> bool:
-    """What the operator finds out only when it runs: kinds of tensors."""
+    """Checks the kinds of tensors, which the operator would otherwise find out only when it runs."""
     tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     return (
         all(x.device.type == "cpu" and x.layout is torch.strided and not x.is_nested for x in tensors)
@@ -394,19 +398,18 @@ def replace_sdpa(strict: bool = False) -> Iterator[list[SdpaCall]]:
 
     Calls of the function by whatever name are replaced, also those inside of PyTorch's own modules. `record` is a list
     with an entry for each: `ran` (on heed), `reason` (why not, else None), `shapes` (of query, key, value and
-    attn_mask). What heed cannot run (other devices and dtypes, nested and sparse tensors, classes with a
-    __torch_function__ of their own, forward derivatives) PyTorch runs, and what nobody can, PyTorch refuses; with
-    strict=True both are a heed.Unsupported. There is no second derivative of what ran on heed. Of nested blocks the
-    innermost counts.
+    attn_mask). PyTorch runs the calls that heed cannot (other devices and dtypes, nested and sparse tensors, classes
+    with a __torch_function__ of their own, forward derivatives), and refuses invalid ones; with strict=True both are a
+    heed.Unsupported. Calls that ran on heed have no second derivative. The innermost of nested blocks counts.
 
     A block is for the thread that entered it. The function's name in torch.nn.functional changes for the whole
     process, but in other threads it computes as before. A backward pass that computes again what the forward pass
     computed (torch.utils.checkpoint) belongs into the block.
 
-    torch.compile: enter the block outside of the compiled function. What is called in the block is compiled once more,
-    with heed's operator in its graph, and outside of the block PyTorch's function is back. What runs in a graph is not
-    recorded, or once, when it is compiled. A call that heed cannot run is in no graph: it runs between two of them and
-    is recorded; with fullgraph=True it is an error.
+    torch.compile: enter the block outside of the compiled function. Functions called in the block are compiled once
+    more, with heed's operator in the graph, and outside of the block PyTorch's function is back. Calls in a graph are
+    not recorded, or once, when they are compiled. A call that heed cannot run is in no graph: it runs between two of
+    them and is recorded; with fullgraph=True it is an error.
 
     In eval mode without gradients nn.MultiheadAttention and nn.TransformerEncoder have a fast path that does without
     the function. PyTorch does not take it in a block, but in compiled code it does, unless

@@ -26,9 +26,9 @@ def register() -> None:
     From then on `attn_implementation="heed"` runs a model's attention on heed, in inference and in training, and so
     does `model.set_attn_implementation("heed")`. Masks stay what they mean (causal, windows, chunks, packed sequences,
     padding), and are not made in memory. A process that unpickles such a model has registered by that. Models whose
-    attention never calls Transformers' interface take their default implementation instead, with a warning; models without
-    attention, such as Mamba-2, have a warning that nothing of them runs on heed. Raises heed.Unsupported where Transformers
-    makes masks in another way.
+    attention never calls Transformers' interface take their default implementation instead, with a warning; models
+    without attention, such as Mamba-2, have a warning that nothing of them runs on heed. Raises heed.Unsupported where
+    Transformers makes masks in another way.
     """
     try:
         from transformers import masking_utils

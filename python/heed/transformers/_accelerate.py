@@ -1,10 +1,10 @@
 # Recurrences and sparse attention of Transformers' models on heed: their slow functions replaced, in one instance.
 """accelerate(): which layers of a model call a slow function that heed has, and what they call instead.
 
-Transformers writes every recurrence as a function of its modeling file, called by that layer's `forward`. A layer that is
-accelerated gets, on the instance, a `forward` of the same code whose global names of these functions mean heed's. Where
-the recurrence, or sparse attention, is written into a method, the instance gets that method. Neither module nor class is
-touched.
+Transformers writes every recurrence as a function of its modeling file, called by that layer's `forward`. A layer that
+is accelerated gets, on the instance, a `forward` of the same code whose global names of these functions mean heed's.
+Where the recurrence, or sparse attention, is written into a method, the instance gets that method. Neither module nor
+class is touched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from heed.transformers import _layers, _sparse
 class Replaced(NamedTuple):
     """A call of a layer that heed computes."""
 
-    layer: str  # its name in the model
+    layer: str  # name in the model
     call: str  # the function or method
     by: str  # heed's function
     note: str = ""  # how its results differ
@@ -42,10 +42,10 @@ class Left(NamedTuple):
 
 
 class Acceleration:
-    """What `accelerate` has done to a model; `undo()`, or the end of a `with` block, takes it back.
+    """The changes that `accelerate` made to a model; `undo()`, or the end of a `with` block, reverts them.
 
-    `replaced` lists the calls that run on heed, `left` those that could not be replaced, and `declined`, which grows while
-    the model runs, those that heed did not compute for what they were given. Printing it shows all three.
+    `replaced` lists the calls that run on heed, `left` those that could not be replaced, and `declined`, which grows
+    while the model runs, those that heed did not compute for what they were given. Printing it shows all three.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -105,7 +105,7 @@ def _is_bound(method: Any, function: Callable) -> bool:
 
 
 def _reduce_without(name: str, function: Callable, layer: nn.Module, protocol: int) -> tuple[Any, ...]:
-    """What copy and pickle make a copy of a layer from: its class and attributes, but for those that `accelerate` has set."""
+    """__reduce__ of a layer for copy and pickle: class and attributes without those that `accelerate` has set."""
     make, arguments, state, *rest = type(layer).__reduce_ex__(layer, protocol)
     state = {key: value for key, value in state.items()
              if key != "__reduce_ex__" and not (key == name and _is_bound(value, function))}
@@ -157,7 +157,7 @@ def _why_not(layer: nn.Module, method: str, original: Callable, on_heed: Callabl
 
 
 def _accelerate_functions(report: Acceleration, path: str, layer: nn.Module) -> None:
-    """Where a recurrence is a function that `forward` calls."""
+    """Accelerates a layer whose recurrence is a function that `forward` calls."""
     forward = type(layer).forward
     if not inspect.isfunction(inspect.unwrap(forward)):
         return
@@ -180,7 +180,7 @@ def _accelerate_functions(report: Acceleration, path: str, layer: nn.Module) -> 
 
 
 def _accelerate_method(report: Acceleration, path: str, layer: nn.Module, known: _layers.Method) -> None:
-    """Where a recurrence or sparse attention is written into a method."""
+    """Accelerates a layer whose recurrence or sparse attention is the code of a method."""
     original = getattr(type(layer), known.name)
     reason = _why_not(layer, known.name, original, known.on_heed)
     if reason is not None:
@@ -191,18 +191,19 @@ def _accelerate_method(report: Acceleration, path: str, layer: nn.Module, known:
 
 
 def accelerate(model: nn.Module, strict: bool = False, *, bigbird: str = "original") -> Acceleration:
-    """Runs the recurrences and sparse attention of a model of Transformers on heed, in inference, generation and training.
+    """Runs the recurrences and sparse attention of a model of Transformers on heed, in inference, generation and
+    training.
 
-    Mamba, Mamba-2, gated DeltaNet, Kimi Linear, RWKV, xLSTM, RecurrentGemma, lightning attention and whatever other model
-    has layers that call the same functions; the attention of Longformer, LED, BigBird and BigBird-Pegasus. Weights stay
-    where they are, the model's own caches are used, and nothing but this instance changes, until `undo()` of what is
-    returned: a report that names each call that was replaced and each that could not be, with the reason. Calls that heed
-    does not compute for what they are given (tensors on another device, say) run as before, and the report names them
-    from then on. Copies and pickles of the model are plain, and can be accelerated themselves.
+    Mamba, Mamba-2, gated DeltaNet, Kimi Linear, RWKV, xLSTM, RecurrentGemma, lightning attention and whatever other
+    model has layers that call the same functions; the attention of Longformer, LED, BigBird and BigBird-Pegasus.
+    Weights stay where they are, the model's own caches are used, and nothing but this instance changes, until `undo()`
+    of what is returned: a report that names each call that was replaced and each that could not be, with the reason.
+    Calls that heed does not compute for what they are given (tensors on another device, say) run as before, and the
+    report names them from then on. Copies and pickles of the model are plain, and can be accelerated themselves.
 
     Results are the same. In evaluation Transformers' BigBird has no random blocks and counts block 0 once more for each
-    that is missing; `bigbird="original"` computes that too, `bigbird="paper"` draws blocks instead, the same in training and
-    evaluation, by heed.patterns.bigbird.
+    that is missing; `bigbird="original"` computes that too, `bigbird="paper"` draws blocks instead, the same in
+    training and evaluation, by heed.patterns.bigbird.
 
     With strict=True a call that cannot be replaced, or a model in which there is none to replace, raises
     heed.Unsupported, and the model stays what it was.

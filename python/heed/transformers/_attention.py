@@ -1,4 +1,4 @@
-# The attention function of "heed": what models of Transformers call.
+# The attention function of "heed", which models of Transformers call.
 """The attention function that heed.transformers registers."""
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _refused: dict[type, tuple[str, ...]] = {}
 
 
 def _refused_options(module: type) -> tuple[str, ...]:
-    """Options that change what is computed in a way that heed does not have: arguments of the eager attention beside this
-    module that heed does not know, and those that only other attention functions read."""
+    """Options that change what is computed in a way that heed does not have: arguments of the eager attention beside
+    this module that heed does not know, and those that only other attention functions read."""
     if module not in _refused:
         eager = getattr(sys.modules[module.__module__], "eager_attention_forward", None)
         own = () if eager is None else inspect.signature(eager).parameters
@@ -39,13 +39,15 @@ def _refused_options(module: type) -> tuple[str, ...]:
     return _refused[module]
 
 
-_refused_options._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, which imports the compiler
+# torch.compiler.assume_constant_result sets this too, but imports the compiler.
+_refused_options._dynamo_marked_constant = True
 
 
 def _wants_weights(options: dict[str, Any]) -> bool:
     if options.get("output_attentions") or _active_collector is None:
         return bool(options.get("output_attentions"))
-    # A model may record weights without passing the wish on. A graph cannot read a ContextVar: Transformers has a copy for it.
+    # A model may record weights without passing the option on. Transformers copies the ContextVar for graphs, which
+    # cannot read one.
     compiled = torch.compiler.is_compiling()
     collected = getattr(_active_collector, "global_var", None) if compiled else _active_collector.get()
     return bool(collected) and any("attentions" in name for name in collected)
@@ -93,7 +95,7 @@ def attention(
     indices: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of [B, H, T, D]: ([B, Tq, Hq, Dv] contiguous, weights [B, Hq, Tq, Tk] if they were asked for or None).
+    """Attention of [B, H, T, D]: ([B, Tq, Hq, Dv] contiguous, weights [B, Hq, Tq, Tk] if requested, else None).
 
     Arguments mean what they mean to the eager attention of models: s_aux [Hq] and sinks [B, Hq, Tq, 1] are logits
     without a value, indices [B, Tq, n] keys that an indexer chose, position_bias and a floating-point mask are added.

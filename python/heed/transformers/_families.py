@@ -1,4 +1,4 @@
-# Which models call Transformers' attention interface, and which masks their own code understands.
+# Finds the models that call Transformers' attention interface, and the masks that their own code understands.
 """Families of Transformers models, told apart by the source of their modeling files."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BY_NAME = re.compile(r"_CLASSES\[[\w.]*_attn_implementation\]")
 
 
 def kind(source: str) -> str:
-    """What a modeling file's attention layers do: "interface", "own" code, both ("mixed"), or there are "none"."""
+    """The attention layers of a modeling file: they call the "interface", "own" code, both ("mixed"), or are "none"."""
     if _BY_NAME.search(source):  # a table of classes, in which no registered name is
         return "mixed" if _INTERFACE.search(source) else "own"
     if not _ATTENTION.search(source):
@@ -43,7 +43,7 @@ def _kind_of_module(name: str) -> str:
 
 
 def calls_interface(model: type) -> bool:
-    """Whether attention layers of a model class, or of the class that it extends, call the attention interface."""
+    """Returns whether attention layers of a model class, or of its base class, call the attention interface."""
     for base in model.__mro__:
         if issubclass(base, PreTrainedModel) and (found := _kind_of_module(base.__module__)) != "none":
             return found == "interface"
@@ -54,7 +54,7 @@ _mask_kinds: dict[type, str] = {}  # by class of configuration, of every model m
 
 
 def mask_dtype(config: Any, dtype: torch.dtype) -> torch.dtype | None:
-    """What a mask is made of for models of a configuration; None if they never call the attention interface.
+    """The dtype of masks for models of a configuration; None if they never call the attention interface.
 
     bool is what models understand that support PyTorch's attention; the others were only ever given 0 and finfo.min.
     """
@@ -73,13 +73,13 @@ def _family(model: PreTrainedModel) -> str:
 
 @functools.cache
 def _asks(module: str) -> bool:
-    """Whether a layer of a Python module may call the attention interface; yes where its text cannot be read."""
+    """Returns whether a layer of a Python module may call the attention interface; True if its text cannot be read."""
     source = _source(module)
     return source is None or _INTERFACE.search(source) is not None
 
 
 def _warn_if_nothing_asks(model: PreTrainedModel) -> None:
-    """Transformers takes any implementation for models without attention: of Mamba-2, say, nothing would run on heed."""
+    """Transformers accepts any implementation for models without attention: nothing of Mamba-2 would run on heed."""
     if not any(_asks(name) for name in {type(layer).__module__ for layer in model.modules()}):
         _warn(_family(model), "has no layer that asks Transformers for attention, so nothing of it runs on heed")
 
@@ -90,7 +90,7 @@ def _note_kind(config: type, kind: str) -> None:
 
 
 def _registered(kind: str, make: Callable[..., Any], *arguments: Any) -> Any:
-    """The configuration that `make` makes, in a process in which "heed" is registered, be it one that only unpickles."""
+    """The configuration that `make` makes, after registering "heed" in this process, which may only unpickle."""
     from heed.transformers import register
 
     if "heed" not in AttentionInterface():
@@ -101,9 +101,9 @@ def _registered(kind: str, make: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def watch() -> None:
-    """From now on models of which heed runs nothing say so, once a family: those that never call the interface and take
-    Transformers' default instead of "heed", and those without attention. And a configuration that says "heed" registers
-    it wherever it is unpickled."""
+    """Makes models of which heed runs nothing warn, once a family: models that never call the interface and take
+    Transformers' default instead of "heed", and models without attention. A configuration with "heed" then registers it
+    wherever it is unpickled."""
     original, built = PreTrainedModel.get_correct_attn_implementation, PreTrainedModel.post_init
     if hasattr(original, "heed"):
         return

@@ -1,4 +1,4 @@
-# What recurrent layers of Transformers call, computed by heed: one function for each that their modeling files have.
+# Functions that recurrent layers of Transformers call, computed by heed: one for each in their modeling files.
 """Functions and methods of modeling files, by name, with the parameters that they have there.
 
 Each computes what the original computes, in the types in which it does: most turn their inputs to float32, and so their
@@ -18,7 +18,7 @@ from heed.torch.nn._layer import unit
 
 
 class Declined(NamedTuple):
-    """What a function returns that does not compute what it was given."""
+    """The result of a function that declines its arguments."""
 
     reason: str
 
@@ -69,7 +69,7 @@ def _causal_conv1d(hidden_states, weight, bias=None, activation=None, **options)
 
 
 def _causal_conv1d_step(hidden_states, conv_state, weight, bias=None, activation=None):
-    """conv_state [B, D, S] are the last S inputs, S at least W - 1: those before the last W - 1 move up, a step the rest."""
+    """conv_state [B, D, S] is the last S >= W - 1 inputs: the step shifts the last W - 1, this function the others."""
     declined = _written_to(conv_state, hidden_states, weight, bias)
     before = conv_state.shape[-1] - (weight.shape[-1] - 1)
     if hidden_states.shape[-1] != 1 or before < 0:
@@ -80,8 +80,8 @@ def _causal_conv1d_step(hidden_states, conv_state, weight, bias=None, activation
         return declined
     if before > 0:  # where W is 1 the step's state has no columns, and the token follows at once
         conv_state[..., :before] = torch.cat((conv_state, hidden_states.to(conv_state.dtype)), -1)[..., 1:before + 1]
-    o = heed.torch.causal_conv1d_step(hidden_states[..., 0].to(weight.dtype), weight, bias, state=conv_state[..., before:],
-                                      activation=activation and "silu")
+    o = heed.torch.causal_conv1d_step(hidden_states[..., 0].to(weight.dtype), weight, bias,
+                                      state=conv_state[..., before:], activation=activation and "silu")
     return o[..., None].to(hidden_states.dtype)
 
 
@@ -89,8 +89,8 @@ def _ssd(hidden_states, dt, A, B, C, chunk_size, D=None, dt_bias=None, initial_s
          dt_limit=(0.0, float("inf")), return_final_states=False, z=None, **options):
     return heed.torch.ssd(
         hidden_states.float(), dt.float(), A.float(), B.float(), C.float(), D=_float(D), z=_float(z),
-        dt_bias=_float(dt_bias), dt_softplus=dt_softplus, dt_limit=tuple(dt_limit), initial_state=_float(initial_states),
-        return_state=return_final_states,
+        dt_bias=_float(dt_bias), dt_softplus=dt_softplus, dt_limit=tuple(dt_limit),
+        initial_state=_float(initial_states), return_state=return_final_states,
     )
 
 
@@ -106,15 +106,15 @@ def _ssd_step(state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softpl
         None if x is None else x[(...,) + (0,) * (x.dim() - (2 if name == "dt" else 1))].float()
         for name, x in per_head.items()
     )
-    o = heed.torch.ssd_step(hidden_states.float(), dt, A, B.float(), C.float(), state, D=D, z=_float(z), dt_bias=dt_bias,
-                            dt_softplus=dt_softplus)
+    o = heed.torch.ssd_step(hidden_states.float(), dt, A, B.float(), C.float(), state, D=D, z=_float(z),
+                            dt_bias=dt_bias, dt_softplus=dt_softplus)
     return o.to(hidden_states.dtype)
 
 
 def _selective_scan(hidden_states, dt, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False,
                     return_last_state=False, use_mambapy=False, use_associative_scan=False, **options):
-    return heed.torch.selective_scan(hidden_states, dt, A, B, C, D, z, delta_bias=delta_bias, delta_softplus=delta_softplus,
-                                     return_state=return_last_state)
+    return heed.torch.selective_scan(hidden_states, dt, A, B, C, D, z, delta_bias=delta_bias,
+                                     delta_softplus=delta_softplus, return_state=return_last_state)
 
 
 def _selective_scan_step(state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, **options):
@@ -139,7 +139,8 @@ def _rg_lru(self, activations, position_ids):
     initial = None
     if not bool(begins[:, 0].all()):
         shape = (activations.shape[0], activations.shape[2])
-        initial = activations.new_zeros(shape, dtype=torch.float32) if self.recurrent_states is None else self.recurrent_states
+        initial = (activations.new_zeros(shape, dtype=torch.float32) if self.recurrent_states is None
+                   else self.recurrent_states)
     o, self.recurrent_states = heed.torch.rg_lru(activations, input_gate, recurrence_gate, self.recurrent_param,
                                                  initial_state=initial, return_state=True)
     return o
@@ -188,9 +189,9 @@ def _rwkv4(time_decay, time_first, key, value, state=None, return_state=False):
     return o, list(last) if return_state or state is not None else None
 
 
-def _mlstm(self, query, key, value, igate, fgate, c_initial=None, n_initial=None, m_initial=None, return_last_states=None,
-           mode=None):
-    """xLSTMBackend.forward: heads stand before tokens."""
+def _mlstm(self, query, key, value, igate, fgate, c_initial=None, n_initial=None, m_initial=None,
+           return_last_states=None, mode=None):
+    """xLSTMBackend.forward, whose axis of heads precedes that of tokens."""
     inference = "inference" in (self.config.mode if mode is None else mode)
     if not inference and return_last_states is None:
         return_last_states = self.config.return_last_states

@@ -1,4 +1,4 @@
-# The mask function of "heed": masks that say what they mean, and become dense only for who looks inside.
+# The mask function of "heed": masks hold their structure, and become dense only when their elements are read.
 """The mask function that heed.transformers registers."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SAME = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 
 class _Content:
-    """What a mask and its aliases share."""
+    """The content that a mask and its aliases share."""
 
     __slots__ = ("call", "structure", "tensor")
 
@@ -28,7 +28,7 @@ class _Content:
 
 
 class StructuredMask(Tensor):
-    """An attention mask [B, 1, Tq, Tk] that is not in memory: it knows which options of heed's attention it stands for.
+    """An attention mask [B, 1, Tq, Tk] that is not in memory: it knows the equal options of heed's attention.
 
     bool, True to attend; or floating point, 0 to attend, for models that know no other. Any operation of PyTorch finds
     the tensor that Transformers itself would have made.
@@ -46,7 +46,7 @@ class StructuredMask(Tensor):
 
     @property
     def structure(self) -> Structure | None:
-        """What the mask stands for; None once it has been written to."""
+        """The structure that the mask represents; None once it has been written to."""
         return self._content.structure
 
     @property
@@ -95,7 +95,7 @@ def _on_dense(name: str) -> Callable:
 
 
 for _name in ("numpy", "tolist", "data_ptr", "__array__", "__deepcopy__", "__reduce_ex__"):
-    setattr(StructuredMask, _name, _on_dense(_name))  # what reads memory without an operation
+    setattr(StructuredMask, _name, _on_dense(_name))  # these read memory without an operation
 
 
 def make_dense(call: Call, dtype: torch.dtype) -> Tensor:
@@ -122,7 +122,7 @@ def mask(
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> Tensor | None:
-    """The mask of one forward pass, as transformers.masking_utils asks for it.
+    """The mask of one forward pass, as transformers.masking_utils calls for it.
 
     None where no key is masked and the caller allows it; a StructuredMask where the mask function is known; else, and
     under tracing, what Transformers makes for "sdpa" or, for models that cannot take that, for "eager".

@@ -1,8 +1,8 @@
-# What a mask function of Transformers means: read from the code objects of the factories that built it.
+# Recognises mask functions of Transformers by the code objects of the factories that built them.
 """Reads the mask functions of transformers.masking_utils.
 
-A mask function maps (sequence, head, query position, key position) to bool. Those of Transformers are closures made by
-a few factories; `read` takes them apart by their code objects. It gives None where any part is unknown.
+A mask function maps (sequence, head, query position, key position) to bool. Transformers' are closures made by a few
+factories; `read` takes them apart by their code objects. It gives None where any part is unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Pattern:
         self.shift: int | None = None  # None: no constraint counts the distance
         self.chunk: tuple[int, Tensor, Tensor | None] | None = None  # size, left padding [B], positions as `restarted`
         self.segments: Tensor | None = None  # [B, T]: query and key are of one segment
-        self.restarted: Tensor | None = None  # [B, T]: positions that begin anew with each segment
+        self.restarted: Tensor | None = None  # [B, T]: positions that restart with each segment
         self.blocks: tuple[Tensor, bool] | None = None  # ids [B, T] that lift `causal` (True), or more than it (False)
         self.padding: tuple[Tensor, ...] = ()  # [B, T]: the key is not padding
         self.codes: tuple[CodeType, ...] = ()
@@ -114,7 +114,7 @@ def _offsets(function: Callable, pattern: Pattern, shift: int, positions: Tensor
         return False
     before = len(pattern.codes)
     understood = _read(_cell(function, "mask_function"), pattern, shift + query - key, positions)
-    # What looks a position up in a table is not a matter of distance: equal offsets of both move it too.
+    # A function that looks a position up in a table does not depend on distances alone: equal offsets change it too.
     return understood and _BY_DISTANCE.issuperset(pattern.codes[before:])
 
 
@@ -123,7 +123,7 @@ def _and(function: Callable, pattern: Pattern, shift: int, positions: Tensor | N
 
 
 def _or(function: Callable, pattern: Pattern, shift: int, positions: Tensor | None) -> bool:
-    """Of unions one is known: something, or the same block."""
+    """Reads the one known union: another function, or the same block."""
     parts = _cell(function, "mask_functions")
     if len(parts) != 2 or getattr(parts[1], "__code__", None) is not _BLOCKS:
         return False

@@ -1,10 +1,9 @@
 # Sparse attention layers of Transformers, computed by heed: those of Longformer, LED, BigBird and BigBird-Pegasus.
-"""Methods of modeling files, as in _layers, whose attention is heed's with a pattern in the place of masks and chunks."""
+"""Methods of modeling files, as in _layers, that call heed's attention with a pattern instead of masks and chunks."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 import torch
@@ -44,8 +43,8 @@ def _columns(table: bytes, batch: int, tokens: int) -> heed.Pattern:
 
 def _longformer(self, hidden_states, attention_mask=None, is_index_masked=None, is_index_global_attn=None,
                 is_global_attn=None, output_attentions=False):
-    """LongformerSelfAttention.forward: every row by its window and the global keys, then global rows by projections of their
-    own in the place of what they have got."""
+    """LongformerSelfAttention.forward: every row by its window and the global keys, then global rows by projections of
+    their own in the place of what they have got."""
     if (declined := _declines(output_attentions)) is not None:
         return declined
     heads = (self.num_heads, self.head_dim)
@@ -57,7 +56,8 @@ def _longformer(self, hidden_states, attention_mask=None, is_index_masked=None, 
     o = heed.torch.attention(q, k, v, pattern=pattern, **options)
     if is_global_attn:
         counts = is_index_global_attn.sum(1)
-        listed = torch.arange(int(counts.max())) < counts[:, None]  # the global rows of each entry, one behind the other
+        # The global rows of the entries follow each other.
+        listed = torch.arange(int(counts.max())) < counts[:, None]
         rows = hidden_states.new_zeros(*listed.shape, hidden_states.shape[-1])
         rows[listed] = hidden_states[is_index_global_attn]
         k, v = (project(hidden_states).unflatten(-1, heads) for project in (self.key_global, self.value_global))
@@ -67,8 +67,9 @@ def _longformer(self, hidden_states, attention_mask=None, is_index_masked=None, 
 
 
 def _drawn(self, blocks: int) -> np.ndarray:
-    """The random blocks of the inner rows of blocks, [heads, blocks - 2, r], as bigbird_block_sparse_attention draws them."""
-    size, heads, count, tokens = self.block_size, self.num_attention_heads, self.num_random_blocks, blocks * self.block_size
+    """The random blocks of inner rows, [heads, blocks - 2, r], drawn as in bigbird_block_sparse_attention."""
+    size, heads, count, tokens = (self.block_size, self.num_attention_heads, self.num_random_blocks,
+                                  blocks * self.block_size)
     before = np.random.get_state()
     try:
         np.random.seed(self.seed)
@@ -82,13 +83,13 @@ def _drawn(self, blocks: int) -> np.ndarray:
         np.random.set_state(before)
 
 
-_parts: dict[tuple, list[tuple[heed.Pattern, float]]] = {}  # of layers, lately
+_parts: dict[tuple, list[tuple[heed.Pattern, float]]] = {}  # patterns of recently used layers
 
 
 def _bigbird_parts(self, tokens: int) -> list[tuple[heed.Pattern, float]]:
     """Sets of pairs that are attended to once, twice and so on, and the logarithms of these numbers."""
-    key = (type(self), self.seed, self.training, tokens, self.block_size, self.num_attention_heads, self.num_random_blocks,
-           self.max_seqlen)
+    key = (type(self), self.seed, self.training, tokens, self.block_size, self.num_attention_heads,
+           self.num_random_blocks, self.max_seqlen)
     if key not in _parts:
         blocks = tokens // self.block_size
         inner, last = np.arange(1, blocks - 1), blocks - 1
@@ -129,8 +130,8 @@ def _bigbird_original(self, hidden_states, band_mask=None, from_mask=None, to_ma
 
 def _bigbird_paper(self, hidden_states, band_mask=None, from_mask=None, to_mask=None, from_blocked_mask=None,
                    to_blocked_mask=None, **options):
-    """BigBirdBlockSparseAttention.forward with the blocks of heed.patterns.bigbird, in training and evaluation. Compiled code
-    calls it between two graphs, since the original has other blocks."""
+    """BigBirdBlockSparseAttention.forward with the blocks of heed.patterns.bigbird, in training and evaluation.
+    Compiled code calls it between two graphs, since the original has other blocks."""
     run = torch._dynamo.disable(_bigbird) if torch.compiler.is_compiling() else _bigbird
     return run(True, self, hidden_states, band_mask, from_mask, to_mask, options)
 
@@ -138,14 +139,15 @@ def _bigbird_paper(self, hidden_states, band_mask=None, from_mask=None, to_mask=
 _LONGFORMER = Method("forward", _longformer, "attention")
 _BIGBIRD = {
     "original": Method("forward", _bigbird_original, "attention",
-                       "random blocks as Transformers has them: drawn in training, in evaluation block 0 once more for each"),
+                       "random blocks as Transformers has them: drawn in training, in evaluation block 0 once more "
+                       "for each"),
     "paper": Method("forward", _bigbird_paper, "attention",
                     "random blocks are drawn from the layer's seed, in evaluation too, where Transformers has none"),
 }
 
 
 def methods(bigbird: str) -> dict[str, Method]:
-    """By class of layer; `bigbird` is "original" or "paper"."""
+    """The replaced methods by class of layer; `bigbird` is "original" or "paper"."""
     return {
         "LongformerSelfAttention": _LONGFORMER,
         "LEDEncoderSelfAttention": _LONGFORMER,

@@ -16,7 +16,7 @@ from heed.transformers._recognise import Pattern
 
 
 class Call(NamedTuple):
-    """What one mask is made for: query i stands at q_offset + i, key j at k_offset + j."""
+    """The call that a mask is made for: query i has position q_offset + i, key j has k_offset + j."""
 
     batch: int
     rows: int
@@ -44,11 +44,11 @@ class Structure(NamedTuple):
     chunk: int | None = None
 
 
-NO_MASK = Structure()  # this object stands for a mask that "eager" does not make, and whose shape it does not check
+NO_MASK = Structure()  # this object represents a mask that "eager" does not make, and whose shape it does not check
 
 
 def masks_nothing(s: Structure) -> bool:
-    """Whether every query sees every key."""
+    """Returns whether every query sees every key."""
     return not s.causal and s.window is None and all(option is None for option in s[4:])
 
 
@@ -61,7 +61,7 @@ def _of_queries(table: Tensor, call: Call) -> Tensor:
 
 
 def _present(pattern: Pattern, call: Call) -> Tensor | None:
-    """Which keys are not padding, bool [B, keys]; None for all of them."""
+    """True for keys that are not padding, bool [B, keys]; None if no key is padding."""
     present = None
     if call.padding is not None:
         present = _of_keys(call.padding, call)
@@ -83,7 +83,7 @@ def _interval(present: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _restarts_are_distances(segments: Tensor, positions: Tensor) -> bool:
-    """Whether each segment is one run of tokens in which positions count on by one."""
+    """Returns whether each segment is one run of tokens whose positions increase by one."""
     step = segments[:, 1:] - segments[:, :-1]
     return bool(((step > 0) | ((step == 0) & (positions[:, 1:] - positions[:, :-1] == 1))).all())
 
@@ -115,7 +115,7 @@ def _segments(pattern: Pattern, call: Call, by_chunk: bool) -> tuple[Tensor, Ten
 
 
 def _chunk_says_nothing(pattern: Pattern, call: Call, starts: list[int]) -> bool:
-    """Whether all that a query could see anyway is of its own chunk."""
+    """Returns whether all keys that a query could see without chunks are in its own chunk."""
     size, left_padding, positions = pattern.chunk  # type: ignore[misc]
     last = max(call.q_offset + call.rows, call.k_offset + call.keys) - 1
     spans = zip(left_padding.expand(call.batch).tolist(), starts)
@@ -125,7 +125,7 @@ def _chunk_says_nothing(pattern: Pattern, call: Call, starts: list[int]) -> bool
 
 
 def _chunks_begin_with_keys(pattern: Pattern, call: Call, starts: list[int]) -> bool:
-    """Whether chunks counted from a row's first key are the pattern's chunks."""
+    """Returns whether chunks counted from a row's first key are the pattern's chunks."""
     size, left_padding, positions = pattern.chunk  # type: ignore[misc]
     spans = zip(left_padding.expand(call.batch).tolist(), starts)
     return positions is None and not pattern.shift and pattern.segments is None and all(
@@ -170,7 +170,7 @@ def resolve(pattern: Pattern, call: Call) -> Structure | None:
             if (prefix := _prefix(ids, call, present, starts)) is None:
                 return None
 
-    first = call.q_offset + (pattern.shift or 0) - call.k_offset  # where query 0 stands among the keys
+    first = call.q_offset + (pattern.shift or 0) - call.k_offset  # position of query 0 among the keys
     causal = pattern.causal and first < call.keys - 1
     left = pattern.left if pattern.left is not None and first + call.rows - 1 > pattern.left else -1
     right = -1
@@ -228,7 +228,7 @@ def _probes(size: int, *marks: int) -> Tensor:
 
 
 def agrees(structure: Structure, pattern: Pattern, call: Call) -> bool:
-    """Whether the structure masks what the mask function and the padding mask do, on probes."""
+    """Returns whether the structure masks the same pairs as the mask function and the padding mask, on probes."""
     at = call.q_offset - call.k_offset
     spans = {n for n in (pattern.left, pattern.right, pattern.chunk and pattern.chunk[0]) if n}
     i = _probes(call.rows, *(n - at for n in spans), *(2 * n - at for n in spans))
@@ -289,7 +289,7 @@ def _examples() -> list[Callable]:
 
 
 def _check_readers() -> None:
-    """Once in a process: what this version's factories make is what it is read as. What is not is read no more."""
+    """Checks, once in a process, that this version's factories make the masks that they are read as; forgets others."""
     _agreed[()] = True
     for function in _examples():
         for rows, keys, q_offset, k_offset in ((8, 8, 0, 0), (3, 8, 5, 0), (2, 5, 5, 2)):

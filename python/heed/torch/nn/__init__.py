@@ -14,13 +14,13 @@ and every causal one goes on from where it was, by one state object:
     y = layer.step(token, state)      # one more: [B, hidden_size] -> [B, hidden_size]
     other = state.fork(); state.reorder(indices); state.nbytes; state.lengths
 
-A state of attention is a cache of heed.torch in the layer's dtype, that of a recurrence is a `State` in float32, or float64
-for a layer of float64. Nothing that is computed with one has a gradient. Constructors take numbers; `from_config` takes
-those of a configuration of Transformers: an object of version 4 or 5, or the fields of config.json as a dict. Parameters have
-the names and shapes of Transformers' module that a layer's text names, so that load_state_dict loads its weights as they are.
-Transformers itself is not needed. Errors are heed.InvalidArgument, which names the layer and the argument; a configuration of
-another family, or a field that would change what the layer computes and that it does not read, is heed.Unsupported, which names
-the field and its value.
+A state of attention is a cache of heed.torch in the layer's dtype, that of a recurrence is a `State` in float32, or
+float64 for a layer of float64. Nothing that is computed with one has a gradient. Constructors take numbers;
+`from_config` takes those of a configuration of Transformers: an object of version 4 or 5, or the fields of config.json
+as a dict. Parameters have the names and shapes of Transformers' module that a layer's text names, so that
+load_state_dict loads its weights as they are. Transformers itself is not needed. Errors are heed.InvalidArgument, which
+names the layer and the argument; a configuration of another family, or a field that would change what the layer
+computes and that it does not read, is heed.Unsupported, which names the field and its value.
 """
 
 from heed.torch.nn._gated_delta import GatedDeltaNet

@@ -1,5 +1,5 @@
-# How layers of heed.torch.nn read a configuration of Transformers: known fields of known families, and no other.
-"""Schema and Fields: a layer reads some fields of a configuration, some cannot matter to it, and all others are refused."""
+# Layers of heed.torch.nn read configurations of Transformers: known fields of known families, and no others.
+"""Schema and Fields: a layer reads some fields of a configuration, some have no effect, and it refuses the rest."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from heed import InvalidArgument, Unsupported
 
 REQUIRED = object()  # the default of a field that a configuration must have
 
-# Fields of numbers in whose place null stands for "as many as there are heads" or "none".
-_NULLABLE = frozenset({"num_key_value_heads", "head_dim", "sliding_window", "max_window_layers", "attn_logit_softcapping",
-                       "q_lora_rank", "attention_hidden_size", "attention_dropout"})
+# Fields of numbers where null means "as many as there are heads" or "none".
+_NULLABLE = frozenset({"num_key_value_heads", "head_dim", "sliding_window", "max_window_layers",
+                       "attn_logit_softcapping", "q_lora_rank", "attention_hidden_size", "attention_dropout"})
 _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 _WITH_ORIGINAL = ("llama3", "yarn", "longrope")  # types that Transformers gives original_max_position_embeddings
 
@@ -24,9 +24,9 @@ _WITH_ORIGINAL = ("llama3", "yarn", "longrope")  # types that Transformers gives
 class Family(NamedTuple):
     """Configurations of one `model_type`, as one layer takes them.
 
-    `fields` are those that decide what the layer computes, with Transformers' defaults: from_config reads them, and one that
-    it does not read must have this value. `options` are arguments of the constructor that all members share; `windowed`
-    says whether layer i has the sliding window where `layer_types` is missing.
+    `fields` are those that decide what the layer computes, with Transformers' defaults: from_config reads them, and one
+    that it does not read must have this value. `options` are arguments of the constructor that all members share;
+    `windowed` says whether layer i has the sliding window where `layer_types` is missing.
     """
 
     fields: Mapping[str, Any]
@@ -35,7 +35,7 @@ class Family(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """What from_config of a layer takes: families by `model_type`, "" for a configuration without one, and fields that
+    """The input of a layer's from_config: families by `model_type`, "" for a configuration without one, and fields that
     cannot matter to the layer in any of them."""
 
     layer: str
@@ -69,7 +69,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 class Fields:
-    """The fields of one configuration: an object, or a mapping as config.json holds it. `close` refuses what was not read."""
+    """The fields of a configuration: an object, or a mapping as in config.json. `close` refuses fields left unread."""
 
     def __init__(self, schema: Schema, config: Any) -> None:
         self.name, self._schema, self._config = f"{schema.layer}.from_config", schema, config
@@ -100,7 +100,7 @@ class Fields:
         return value
 
     def get(self, name: str, otherwise: Any = None) -> Any:
-        """Such a field where the family has it, else `otherwise`, and whatever is given is refused in the end."""
+        """The field if the family has it, else `otherwise`, and `close` refuses the field if it is given."""
         return self[name] if name in self.family.fields else otherwise
 
     def only(self, name: str, *values: Any) -> None:
@@ -114,7 +114,7 @@ class Fields:
         return Unsupported(f"{self.name}: {name} is {value!r}, expected {expected}{of}")
 
     def windowed(self, layer: int) -> bool:
-        """Whether this layer has the sliding window, of a family in which every one, some or none have it."""
+        """Returns whether this layer has the sliding window, in a family in which all, some or no layers have it."""
         used, types, window = self.get("use_sliding_window", True), self.get("layer_types"), self.get("sliding_window")
         self.get("max_window_layers")
         if types is None:
@@ -137,8 +137,10 @@ class Fields:
 
     def rotary(self, dim: int, *, interleaved: bool) -> dict[str, Any]:
         """base and scaling of heed.rotary over `dim` channels, from the present spelling (rope_parameters) or that of
-        Transformers 4 (rope_theta and rope_scaling, which wins if both are given), as Transformers 5 puts them together."""
-        old, new, base, part = (self[x] for x in ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor"))
+        Transformers 4 (rope_theta and rope_scaling, which wins if both are given), as Transformers 5 puts them
+        together."""
+        old, new, base, part = (self[x]
+                                for x in ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor"))
         source, rope = ("rope_scaling", old) if old and old != new else ("rope_parameters", new or {})
         if not isinstance(rope, Mapping):
             raise self.refusal(source, "a dict")
@@ -175,7 +177,7 @@ class Fields:
                 raise self.refusal(name, "none: the layer does not read it")
 
     def _default(self, name: str) -> Any:
-        """What Transformers' own class of the configuration has for a field that no list of heed's knows."""
+        """The default in Transformers' own configuration class of a field that is in none of heed's lists."""
         kind = type(self._config)
         parameters = inspect.signature(kind).parameters if kind.__module__.startswith("transformers.") else {}
         return parameters[name].default if name in parameters else None

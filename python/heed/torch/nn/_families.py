@@ -1,4 +1,4 @@
-# Which families of Transformers' configurations each layer of heed.torch.nn takes, and by which fields.
+# The families of Transformers' configurations that each layer of heed.torch.nn takes, with their fields.
 """A Schema for each layer with from_config. Defaults are those of Transformers 5.23."""
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def _qwen2_moe(fields: Fields, layer: int) -> bool:
 
 
 _BIASED: dict[str, Any] = {"attention_bias": False}
-_WINDOWED: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
+_WINDOWED: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28,
+                             "layer_types": None}
 _GRANITE = Family(_grouped(**_BIASED, attention_multiplier=1.0))
 _GRANITE_MOE = Family({**_GRANITE.fields, "position_embedding_type": "rope"})
 _QKV_BIAS = {"bias": True, "out_bias": False}
@@ -70,7 +71,8 @@ GROUPED_QUERY = Schema("GroupedQueryAttention", {
     "dots1": Family(_grouped(2048, 32, **_BIASED, rms_norm_eps=1e-6, sliding_window=4096, max_window_layers=62,
                              layer_types=None), {"qk_norm": True}, _late),
     "emu3_text_model": Family(_grouped(9216, 8, base=1e6, attention_dropout=0.1)),
-    "ernie4_5": Family(_without("attention_dropout", _grouped(131072, 2, 128, 5e5, use_bias=False)), {"interleaved": True}),
+    "ernie4_5": Family(_without("attention_dropout", _grouped(131072, 2, 128, 5e5, use_bias=False)),
+                       {"interleaved": True}),
     "gemma": Family(_grouped(8192, 16, 256, **_BIASED, use_bidirectional_attention=None)),
     "gemma2": Family(_grouped(8192, 4, 256, **_BIASED, use_bidirectional_attention=None, query_pre_attn_scalar=256,
                               attn_logit_softcapping=50.0, sliding_window=4096, layer_types=None),
@@ -92,12 +94,14 @@ GROUPED_QUERY = Schema("GroupedQueryAttention", {
     "qwen3": Family(_grouped(32768, 32, 128, **_BIASED, **_WINDOWED, rms_norm_eps=1e-6), {"qk_norm": True}, _late),
     "qwen3_moe": Family(_grouped(32768, 4, **_BIASED, rms_norm_eps=1e-6, use_sliding_window=False, sliding_window=4096),
                         {"qk_norm": True}),
-    "smollm3": Family(_grouped(32768, 4, base=2e6, **_BIASED, use_sliding_window=False, sliding_window=None, layer_types=None,
-                               no_rope_layers=None, no_rope_layer_interval=4), windowed=lambda fields, layer: False),
+    "smollm3": Family(_grouped(32768, 4, base=2e6, **_BIASED, use_sliding_window=False, sliding_window=None,
+                               layer_types=None, no_rope_layers=None, no_rope_layer_interval=4),
+                      windowed=lambda fields, layer: False),
     "starcoder2": Family(_grouped(4096, 2, sliding_window=None, use_bias=True, residual_dropout=0.0)),
 }, _MODEL | _FEED_FORWARD | {
     "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "embedding_dropout", "embedding_multiplier", "logits_scaling",
-    "residual_multiplier", "logit_scale", "final_logit_softcapping", "use_mrope", "cache_implementation", "use_post_norm",
+    "residual_multiplier", "logit_scale", "final_logit_softcapping", "use_mrope", "cache_implementation",
+    "use_post_norm",
 })
 
 
@@ -184,8 +188,8 @@ _MAMBA2 = Family({**_MAMBA, "num_heads": REQUIRED, "head_dim": REQUIRED, "n_grou
 MAMBA2 = Schema("Mamba2", {"": _MAMBA2, "mamba2": _MAMBA2},
               _MODEL | _OF_BLOCKS | {"chunk_size", "time_step_rank", "time_step_init_scheme", "time_step_scale"})
 
-_LINEAR = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
-                         "linear_conv_kernel_dim"), REQUIRED)
+_LINEAR = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+                         "linear_value_head_dim", "linear_conv_kernel_dim"), REQUIRED)
 _QWEN3_NEXT = Family({"hidden_size": REQUIRED, **_LINEAR, "rms_norm_eps": 1e-6, "hidden_act": "silu"})
 GATED_DELTA = Schema("GatedDeltaNet", {"": _QWEN3_NEXT, "qwen3_next": _QWEN3_NEXT}, _MODEL | _FEED_FORWARD | {
     "attention_bias", "attention_dropout", "full_attention_interval", "head_dim", "layer_types", "num_attention_heads",
@@ -200,8 +204,9 @@ RWKV6 = Schema("Rwkv6", {"": _RWKV6, "rwkv6": _RWKV6}, _OF_RWKV | {"model_versio
 _LONGFORMER = Family({"hidden_size": REQUIRED, "num_attention_heads": REQUIRED, "attention_window": None,
                       "attention_probs_dropout_prob": 0.1, "position_embedding_type": "absolute"})
 _OF_BERT = frozenset({"hidden_dropout_prob", "layer_norm_eps", "max_position_embeddings", "type_vocab_size"})
-LONGFORMER = Schema("LongformerAttention", {"": _LONGFORMER, "longformer": _LONGFORMER}, _MODEL | _FEED_FORWARD | _OF_BERT | {
-    "attention_mode", "ignore_attention_mask", "onnx_export"})
+LONGFORMER = Schema("LongformerAttention", {"": _LONGFORMER, "longformer": _LONGFORMER},
+                    _MODEL | _FEED_FORWARD | _OF_BERT
+                    | {"attention_mode", "ignore_attention_mask", "onnx_export"})
 
 _BIG_BIRD = Family({"hidden_size": REQUIRED, "num_attention_heads": REQUIRED, "block_size": 64, "num_random_blocks": 3,
                     "use_bias": True, "attention_type": "block_sparse", "is_decoder": False,

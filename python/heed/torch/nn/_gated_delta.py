@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import heed.torch
 from heed.torch.nn import _families
-from heed.torch.nn._layer import GatedRMSNorm, Layer, State, check_multiple, check_sizes, convolved, is_step, new_convolution
+from heed.torch.nn._layer import (GatedRMSNorm, Layer, State, check_multiple, check_sizes, convolved, is_step,
+                                  new_convolution)
 from heed.torch.nn._layer import unit, wide, zero_state
 
 
@@ -22,15 +23,18 @@ class GatedDeltaNet(Layer):
         beta = sigmoid(b);   g = -exp(A_log) softplus(a + dt_bias)
         S~ = e^{g_t} S_{t-1};   S_t = S~ + beta_t k_t (v_t - S~^T k_t)^T;   y = (norm(S_t^T q_t) silu(z_t)) W_out
 
-    x, y [B, T, hidden_size]; q, k [B, T, num_key_heads, key_head_dim] with scale key_head_dim^-1/2, v, z [B, T, num_value_heads,
-    value_head_dim], a, b [B, T, num_value_heads]; consecutive value heads share a key head; norm: RMS norm per head. Parameters
-    are those of Transformers' Qwen3NextGatedDeltaNet. Source: Yang, Kautz and Hatamizadeh, arXiv:2412.06464.
+    x, y [B, T, hidden_size]; q, k [B, T, num_key_heads, key_head_dim] with scale key_head_dim^-1/2, v, z [B, T,
+    num_value_heads, value_head_dim], a, b [B, T, num_value_heads]; consecutive value heads share a key head; norm: RMS
+    norm per head. Parameters are those of Transformers' Qwen3NextGatedDeltaNet. Source: Yang, Kautz and Hatamizadeh,
+    arXiv:2412.06464.
 
-    State: conv [B, channels of q, k and v, conv_kernel - 1] and S [B, num_value_heads, key_head_dim, value_head_dim], float32.
+    State: conv [B, channels of q, k and v, conv_kernel - 1] and S [B, num_value_heads, key_head_dim, value_head_dim],
+    float32.
     """
 
-    def __init__(self, hidden_size: int, num_key_heads: int, num_value_heads: int, *, key_head_dim: int, value_head_dim: int,
-                 conv_kernel: int = 4, eps: float = 1e-6, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, hidden_size: int, num_key_heads: int, num_value_heads: int,
+                 *, key_head_dim: int, value_head_dim: int, conv_kernel: int = 4, eps: float = 1e-6, device: Any = None,
+                 dtype: Any = None) -> None:
         super().__init__()
         name, factory = "GatedDeltaNet", {"device": device, "dtype": dtype}
         check_sizes(name, hidden_size=hidden_size, num_key_heads=num_key_heads, num_value_heads=num_value_heads,
@@ -60,15 +64,19 @@ class GatedDeltaNet(Layer):
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         channels, taps = self.conv1d.weight.shape[0], self.conv1d.weight.shape[2]
         return State(batch, {"conv": zero_state(self.A_log, batch, channels, taps - 1),
-                             "S": zero_state(self.A_log, batch, self.num_value_heads, self.key_head_dim, self.value_head_dim)})
+                             "S": zero_state(self.A_log, batch, self.num_value_heads, self.key_head_dim,
+                                             self.value_head_dim)})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         x, lengths = self._check(x, state, State, lengths)
         K, V, group = self.key_head_dim, self.value_head_dim, self.num_value_heads // self.num_key_heads
         # W_qkvz and W_ba have the channels of a key head and of its value heads side by side.
-        q, k, v, z = self.in_proj_qkvz(x).unflatten(-1, (self.num_key_heads, -1)).split((K, K, group * V, group * V), -1)
-        b, a = (part.flatten(2) for part in self.in_proj_ba(x).unflatten(-1, (self.num_key_heads, -1)).split((group, group), -1))
-        qkv = convolved(torch.cat([part.flatten(2) for part in (q, k, v)], -1), self.conv1d.weight, None, state, lengths)
+        q, k, v, z = self.in_proj_qkvz(x).unflatten(-1, (self.num_key_heads, -1)).split(
+            (K, K, group * V, group * V), -1)
+        b, a = (part.flatten(2)
+                for part in self.in_proj_ba(x).unflatten(-1, (self.num_key_heads, -1)).split((group, group), -1))
+        qkv = convolved(torch.cat([part.flatten(2) for part in (q, k, v)], -1), self.conv1d.weight, None, state,
+                        lengths)
         q, k, v = qkv.split((self.num_key_heads * K, self.num_key_heads * K, self.num_value_heads * V), -1)
         q, k, v = unit(q.unflatten(-1, (-1, K))), unit(k.unflatten(-1, (-1, K))), v.unflatten(-1, (-1, V))
         beta, g = b.sigmoid(), -wide(self.A_log).exp() * F.softplus(wide(a) + self.dt_bias)

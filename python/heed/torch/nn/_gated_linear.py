@@ -57,20 +57,20 @@ class GatedLinearAttention(Layer):
         q = x W_q   k = x W_k   v = x W_v   each gate: map(x W + b), or a learned constant
         y = (norm_h(recurrence(q, k, v, gates)) silu(x W_g)) W_o                          norm_h: RMS norm per head
 
-    x, y [B, T, hidden_size]; q, k [B, T, num_heads, key_dim], v [B, T, num_heads, value_dim]. `recurrence` is a name of heed.torch:
-    linear_attention, based, retention, lightning, simple_gla, gla, hgrn2, mlstm, rwkv5, rwkv6, delta_rule, gated_delta_rule, kda,
-    gdn2, comba, rwkv7; its equation is in that function's text. Log decays are logsigmoid / 16, rates of delta rules sigmoids,
-    and keys of delta rules have norm 1; rwkv7 removes a share a of what its key finds, as a = -k, b = share k. `options` are
-    further settings of the function. Parameters: q_proj, k_proj, v_proj (r_proj, i_proj where the function says so), a linear
-    map `<gate>_proj` or a parameter `<gate>` [num_heads, size] for each gate, g_proj, norm, o_proj. Source of the block: Yang et al.,
-    arXiv:2312.06635.
+    x, y [B, T, hidden_size]; q, k [B, T, num_heads, key_dim], v [B, T, num_heads, value_dim]. `recurrence` is a name of
+    heed.torch: linear_attention, based, retention, lightning, simple_gla, gla, hgrn2, mlstm, rwkv5, rwkv6, delta_rule,
+    gated_delta_rule, kda, gdn2, comba, rwkv7; its equation is in that function's text. Log decays are logsigmoid / 16,
+    rates of delta rules sigmoids, and keys of delta rules have norm 1; rwkv7 removes a share a of what its key finds,
+    as a = -k, b = share k. `options` are further settings of the function. Parameters: q_proj, k_proj, v_proj (r_proj,
+    i_proj where the function says so), a linear map `<gate>_proj` or a parameter `<gate>` [num_heads, size] for each
+    gate, g_proj, norm, o_proj. Source of the block: Yang et al., arXiv:2312.06635.
 
     State: the function's, by its fields: S [B, num_heads, key_dim, value_dim], z and m, float32.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, recurrence: str = "gla", *, key_dim: int | None = None,
-                 value_dim: int | None = None, eps: float = 1e-6, options: dict[str, Any] | None = None, device: Any = None,
-                 dtype: Any = None) -> None:
+                 value_dim: int | None = None, eps: float = 1e-6, options: dict[str, Any] | None = None,
+                 device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         name, factory = "GatedLinearAttention", {"device": device, "dtype": dtype}
         check_choice(name, "recurrence", recurrence, tuple(_RECURRENCES))
@@ -79,7 +79,8 @@ class GatedLinearAttention(Layer):
         if key_dim is None or value_dim is None:
             check_multiple(name, "hidden_size", hidden_size, "num_heads", num_heads)
         sizes = {"1": 1, "K": key_dim or hidden_size // num_heads, "V": value_dim or hidden_size // num_heads}
-        self.hidden_size, self.num_heads, self.recurrence, self.options = hidden_size, num_heads, recurrence, dict(options or {})
+        self.hidden_size, self.num_heads, self.recurrence, self.options = (
+            hidden_size, num_heads, recurrence, dict(options or {}))
         self.key_dim, self.value_dim = sizes["K"], sizes["V"]
         rows, gates = _RECURRENCES[recurrence]
         for argument in rows:
@@ -89,16 +90,18 @@ class GatedLinearAttention(Layer):
             if gate.constant:
                 self.register_parameter(argument, nn.Parameter(torch.randn(num_heads, sizes[gate.size], **factory)))
             else:
-                self.add_module(f"{argument}_proj", nn.Linear(hidden_size, num_heads * sizes[gate.size], bias=True, **factory))
+                self.add_module(f"{argument}_proj",
+                                nn.Linear(hidden_size, num_heads * sizes[gate.size], bias=True, **factory))
         self.g_proj = nn.Linear(hidden_size, num_heads * self.value_dim, bias=False, **factory)
         self.norm = GatedRMSNorm(self.value_dim, eps=eps, gate_first=False, **factory)
         self.o_proj = nn.Linear(num_heads * self.value_dim, hidden_size, bias=False, **factory)
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
-        """What the recurrence has before its first token."""
+        """The state before the first token."""
         empty = self.o_proj.weight.new_zeros(batch, 0, self.hidden_size)
         with torch.no_grad():
-            _, carried = getattr(heed.torch, self.recurrence)(**self._arguments(empty), **self.options, return_state=True)
+            _, carried = getattr(heed.torch, self.recurrence)(**self._arguments(empty), **self.options,
+                                                              return_state=True)
         return State(batch, self._named(carried))
 
     def _named(self, carried: Any) -> dict[str, Tensor]:
@@ -106,7 +109,8 @@ class GatedLinearAttention(Layer):
 
     def _arguments(self, x: Tensor) -> dict[str, Tensor]:
         rows, gates = _RECURRENCES[self.recurrence]
-        given = {name: self._modules[f"{name}_proj"](x).unflatten(-1, (self.num_heads, -1)) for name in rows}  # type: ignore[misc]
+        given = {name: self._modules[f"{name}_proj"](x).unflatten(-1, (self.num_heads, -1))  # type: ignore[misc]
+                 for name in rows}
         if self.recurrence in _UNIT_KEYS:
             given["k"] = unit(given["k"])
         for name, gate in gates.items():
@@ -128,8 +132,8 @@ class GatedLinearAttention(Layer):
             carried = tensors if len(tensors) > 1 else tensors[0]
             if is_step(x, lengths):
                 gates, rows = _RECURRENCES[self.recurrence][1], given.items()
-                now = {key: value[:, 0] if isinstance(value, Tensor) and not (key in gates and gates[key].constant) else value
-                       for key, value in rows}
+                now = {key: value[:, 0] if isinstance(value, Tensor) and not (key in gates and gates[key].constant)
+                       else value for key, value in rows}
                 o = getattr(heed.torch, f"{self.recurrence}_step")(**now, state=carried)[:, None]
             else:
                 o, carried = function(**given, lengths=lengths, initial_state=carried, return_state=True)

@@ -20,18 +20,19 @@ class GroupedQueryAttention(Layer):
         q = rotary(norm(x W_q))   k = rotary(norm(x W_k))   v = x W_v          norm: RMS norm per head, with qk_norm
         y = concat_h softmax(scale q_h k_{h / group}^T) v_{h / group} W_o      scale = head_dim^-1/2
 
-    x, y [B, T, hidden_size]; W_q to num_heads head_dim channels, W_k and W_v to num_kv_heads head_dim. Parameters are those of
-    Transformers' LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention and their like. `base`, `interleaved`,
-    `rotary_dim` and `scaling` are heed.rotary's; a window of w keys, the newest included, is Mistral's. With `Residual` it is
-    the first half of their decoder layers. Sources: Ainslie et al., arXiv:2305.13245; Su et al., arXiv:2104.09864.
+    x, y [B, T, hidden_size]; W_q to num_heads head_dim channels, W_k and W_v to num_kv_heads head_dim. Parameters are
+    those of Transformers' LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention and their like. `base`,
+    `interleaved`, `rotary_dim` and `scaling` are heed.rotary's; a window of w keys, the newest included, is Mistral's.
+    With `Residual` it is the first half of their decoder layers. Sources: Ainslie et al., arXiv:2305.13245; Su et al.,
+    arXiv:2104.09864.
 
-    State: a heed.torch.KVCache, which turns keys as they are appended. `options` of a call are those of heed.torch.attention,
-    with a state those of its attend.
+    State: a heed.torch.KVCache, which turns keys as they are appended. `options` of a call are those of
+    heed.torch.attention, with a state those of its attend.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, num_kv_heads: int | None = None, *, head_dim: int | None = None,
-                 bias: bool = False, out_bias: bool | None = None, qk_norm: bool = False, eps: float = 1e-6,
-                 base: float = 10000.0, rotary_dim: int | None = None, interleaved: bool = False,
+    def __init__(self, hidden_size: int, num_heads: int, num_kv_heads: int | None = None, *,
+                 head_dim: int | None = None, bias: bool = False, out_bias: bool | None = None, qk_norm: bool = False,
+                 eps: float = 1e-6, base: float = 10000.0, rotary_dim: int | None = None, interleaved: bool = False,
                  scaling: dict[str, Any] | None = None, scale: float | None = None, window: int | None = None,
                  softcap: float | None = None, dropout: float = 0.0, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
@@ -43,7 +44,8 @@ class GroupedQueryAttention(Layer):
         if head_dim is None:
             check_multiple(name, "hidden_size", hidden_size, "num_heads", num_heads)
             head_dim = hidden_size // num_heads
-        self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim = hidden_size, num_heads, num_kv_heads, head_dim
+        self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim = (
+            hidden_size, num_heads, num_kv_heads, head_dim)
         self.rotary = {"base": base, "dim": rotary_dim, "interleaved": interleaved, "scaling": scaling}
         self.scale, self.dropout = scale, dropout
         self.masks = {} if window is None else {"window": (window - 1, 0)}
@@ -51,7 +53,8 @@ class GroupedQueryAttention(Layer):
         self.q_proj = nn.Linear(hidden_size, num_heads * head_dim, bias=bias, **factory)
         self.k_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=bias, **factory)
         self.v_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=bias, **factory)
-        self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=bias if out_bias is None else out_bias, **factory)
+        self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=bias if out_bias is None else out_bias,
+                                **factory)
         if qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(head_dim, eps=eps, **factory) for _ in range(2))
 
@@ -59,15 +62,16 @@ class GroupedQueryAttention(Layer):
     def from_config(cls, config: Any, layer: int = 0, **options: Any) -> GroupedQueryAttention:
         """Reads a configuration of one of these `model_type`s; `layer` says whose, where layers differ.
 
-        arcee, aria_text, cohere, dots1, emu3_text_model, ernie4_5, gemma, gemma2, granite, granitemoe, granitemoeshared, helium,
-        hy_v3, hyperclovax, jais2, llama, ministral, mistral, mixtral, olmo, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3 (layers
-        with rotary encoding), starcoder2, or none.
+        arcee, aria_text, cohere, dots1, emu3_text_model, ernie4_5, gemma, gemma2, granite, granitemoe,
+        granitemoeshared, helium, hy_v3, hyperclovax, jais2, llama, ministral, mistral, mixtral, olmo, qwen2, qwen2_moe,
+        qwen3, qwen3_moe, smollm3 (layers with rotary encoding), starcoder2, or none.
         """
         if not isinstance(layer, int) or layer < 0:
             raise InvalidArgument(f"{cls.__name__}.from_config: layer is {layer!r}, expected an int of at least 0")
         c = _families.GROUPED_QUERY.open(config)
         hidden_size, heads, head_dim = c["hidden_size"], c["num_attention_heads"], c["head_dim"]
-        check_sizes(c.name, hidden_size=hidden_size, num_attention_heads=heads, head_dim=1 if head_dim is None else head_dim)
+        check_sizes(c.name, hidden_size=hidden_size, num_attention_heads=heads,
+                    head_dim=1 if head_dim is None else head_dim)
         own = {
             "head_dim": head_dim, "dropout": c.get("attention_dropout") or 0.0, "eps": c.get("rms_norm_eps", 1e-6),
             "bias": c.get("attention_bias", c.get("use_bias", c.get("qkv_bias", False))),
@@ -96,7 +100,7 @@ class GroupedQueryAttention(Layer):
 
     def forward(self, x: Tensor, state: heed.torch.KVCache | None = None, *, lengths: Any = None, positions: Any = None,
                 **options: Any) -> Tensor:
-        """positions: int [T] or [B, T], where tokens stand for the rotary encoding; without a state, default 0, 1, ..."""
+        """positions: int [T] or [B, T], positions in the rotary encoding; without a state, default 0, 1, ..."""
         x, lengths = self._check(x, state, heed.torch.KVCache, lengths)
         check_positions("GroupedQueryAttention", positions, state)
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj))

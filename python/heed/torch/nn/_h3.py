@@ -14,14 +14,15 @@ from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_s
 
 
 class H3(Layer):
-    """The H3 layer: q, k and v by linear maps, keys through a shift, their products with values through a diagonal state space.
+    """The H3 layer: q, k and v by linear maps, keys through a shift, their products with values through a diagonal
+    state space.
 
         q = x W_q + b_q,  k, v likewise;   k' = shift(k);   h_t = the diagonal state space of k'_t v_t^T, per head
         y = (q_t^T h_t) W_o + b_o                                                            heed.h3 has the recurrence
 
-    x, y [B, T, hidden_size] in heads of head_dim channels. Parameters: q_proj, k_proj, v_proj, out_proj; shift [hidden_size, taps]
-    and shift_D [hidden_size]; log_dt [H], log_A_real, A_imag [H, N/2], C [H, N/2, 2] and D [H] of heed.h3. Transformers has no
-    such module. `method` is heed.h3's. Source: Fu et al., arXiv:2212.14052.
+    x, y [B, T, hidden_size] in heads of head_dim channels. Parameters: q_proj, k_proj, v_proj, out_proj; shift
+    [hidden_size, taps] and shift_D [hidden_size]; log_dt [H], log_A_real, A_imag [H, N/2], C [H, N/2, 2] and D [H] of
+    heed.h3. Transformers has no such module. `method` is heed.h3's. Source: Fu et al., arXiv:2212.14052.
 
     State: tail [B, taps - 1, H, head_dim] and S [B, H, head_dim, head_dim, N/2, 2], float32.
     """
@@ -34,7 +35,8 @@ class H3(Layer):
         check_sizes("H3", hidden_size=hidden_size, head_dim=head_dim, state_size=state_size, taps=taps)
         check_multiple("H3", "hidden_size", hidden_size, "head_dim", head_dim)
         check_multiple("H3", "state_size", state_size, "a pair of modes", 2)
-        self.hidden_size, self.num_heads, self.head_dim, self.method = hidden_size, hidden_size // head_dim, head_dim, method
+        self.hidden_size, self.num_heads, self.head_dim, self.method = (
+            hidden_size, hidden_size // head_dim, head_dim, method)
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
             self.add_module(name, nn.Linear(hidden_size, hidden_size, bias=bias, **factory))
         H, modes = self.num_heads, state_size // 2

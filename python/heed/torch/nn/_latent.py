@@ -22,24 +22,27 @@ class LatentAttention(Layer):
         [k_n, v]_h   = c~ W_kvb                            q_r, r: rotary; all heads share r
         y = concat_h softmax(scale ([q_n, rotary(q_r)] [k_n, rotary(r)]^T)) v W_o
 
-    With a state, decoding never makes keys or values: W_kvb = [W_uk, W_uv]_h is absorbed, as <q_n, c~ W_uk> = <q_n W_uk^T, c~>,
-    and W_uv follows the sum over latents. x, y [B, T, hidden_size]. Parameters are those of Transformers' DeepseekV3Attention,
-    and of DeepseekV2Attention. scale: (qk_nope_head_dim + qk_rope_head_dim)^-1/2, times YaRN's factor for a scaling that has
-    mscale_all_dim. Source: DeepSeek-AI, arXiv:2405.04434.
+    With a state, decoding never makes keys or values: W_kvb = [W_uk, W_uv]_h is absorbed, as <q_n, c~ W_uk> = <q_n
+    W_uk^T, c~>, and W_uv follows the sum over latents. x, y [B, T, hidden_size]. Parameters are those of Transformers'
+    DeepseekV3Attention, and of DeepseekV2Attention. scale: (qk_nope_head_dim + qk_rope_head_dim)^-1/2, times YaRN's
+    factor for a scaling that has mscale_all_dim. Source: DeepSeek-AI, arXiv:2405.04434.
 
-    State: a heed.torch.LatentKVCache. `options` of a call are those of heed.torch.attention, with a state those of its attend.
+    State: a heed.torch.LatentKVCache. `options` of a call are those of heed.torch.attention, with a state those of its
+    attend.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, *, kv_lora_rank: int, qk_nope_head_dim: int, qk_rope_head_dim: int,
-                 v_head_dim: int, q_lora_rank: int | None = None, bias: bool = False, base: float = 10000.0,
-                 interleaved: bool = True, scaling: dict[str, Any] | None = None, scale: float | None = None,
-                 eps: float = 1e-6, dropout: float = 0.0, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, *, kv_lora_rank: int, qk_nope_head_dim: int,
+                 qk_rope_head_dim: int, v_head_dim: int, q_lora_rank: int | None = None, bias: bool = False,
+                 base: float = 10000.0, interleaved: bool = True, scaling: dict[str, Any] | None = None,
+                 scale: float | None = None, eps: float = 1e-6, dropout: float = 0.0, device: Any = None,
+                 dtype: Any = None) -> None:
         super().__init__()
         factory = {"device": device, "dtype": dtype}
         check_sizes("LatentAttention", hidden_size=hidden_size, num_heads=num_heads, kv_lora_rank=kv_lora_rank,
                     qk_nope_head_dim=qk_nope_head_dim, qk_rope_head_dim=qk_rope_head_dim, v_head_dim=v_head_dim,
                     q_lora_rank=1 if q_lora_rank is None else q_lora_rank)
-        self.hidden_size, self.num_heads, self.kv_lora_rank, self.q_lora_rank = hidden_size, num_heads, kv_lora_rank, q_lora_rank
+        self.hidden_size, self.num_heads, self.kv_lora_rank, self.q_lora_rank = (
+            hidden_size, num_heads, kv_lora_rank, q_lora_rank)
         self.parts = (qk_nope_head_dim, qk_rope_head_dim)
         self.v_head_dim, self.dropout = v_head_dim, dropout
         self.rotary = {"base": base, "interleaved": interleaved, "scaling": scaling}
@@ -67,7 +70,8 @@ class LatentAttention(Layer):
     def from_config(cls, config: Any, **options: Any) -> LatentAttention:
         """Reads a configuration of `model_type` axk1, deepseek_v2, deepseek_v3, glm4_moe_lite, youtu, or none."""
         c = _families.LATENT.open(config)
-        sizes = {name: c[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank")}
+        sizes = {name: c[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+                                            "q_lora_rank")}
         hidden_size, heads = c["hidden_size"], c["num_attention_heads"]
         c.only("num_key_value_heads", None, heads)
         c.only("head_dim", None, sizes["qk_rope_head_dim"])
@@ -96,9 +100,9 @@ class LatentAttention(Layer):
         q = torch.cat([torch.einsum("bthn,hnr->bthr", q_n, to_k), q_r], -1)
         return torch.einsum("bthr,hvr->bthv", attended(state, q, lengths, {"scale": self.scale, **options}), to_v)
 
-    def forward(self, x: Tensor, state: heed.torch.LatentKVCache | None = None, *, lengths: Any = None, positions: Any = None,
-                **options: Any) -> Tensor:
-        """positions: int [T] or [B, T], where tokens stand for the rotary encoding; without a state, default 0, 1, ..."""
+    def forward(self, x: Tensor, state: heed.torch.LatentKVCache | None = None, *, lengths: Any = None,
+                positions: Any = None, **options: Any) -> Tensor:
+        """positions: int [T] or [B, T], positions in the rotary encoding; without a state, default 0, 1, ..."""
         x, lengths = self._check(x, state, heed.torch.LatentKVCache, lengths)
         check_positions("LatentAttention", positions, state)
         q = self.q_proj(x) if self.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
@@ -110,7 +114,7 @@ class LatentAttention(Layer):
         if before is not None and bool(before.any()):
             at = before[:, None] + torch.arange(x.shape[1])
         q_r, k_r = (heed.torch.rotary(rows, at, **self.rotary) for rows in (q[..., self.parts[0]:], k_r[:, :, None]))
-        q[..., self.parts[0]:] = q_r  # in place: nobody else has these rows
+        q[..., self.parts[0]:] = q_r  # in place: no other tensor shares these rows
         if state is not None:
             state.append(torch.cat([latent, k_r[:, :, 0]], -1), lengths)
         if before is not None and (x.shape[1] == 1 or bool(before.any())):

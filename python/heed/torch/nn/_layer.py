@@ -1,4 +1,4 @@
-# What the layers of heed.torch.nn share: checks, states of recurrences, norms, and the residual around a layer.
+# Shared parts of the layers of heed.torch.nn: checks, states of recurrences, norms, and the residual around a layer.
 """The base class of layers, State, Residual and small functions."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from heed.torch import _dispatch
 
 
 class State:
-    """What a recurrent layer keeps of the tokens so far: `lengths` [B], how many, and tensors by name, the batch first."""
+    """The state of a recurrent layer: `lengths` [B], the number of tokens so far, and tensors by name, batch first."""
 
     def __init__(self, batch: int, tensors: dict[str, Tensor]) -> None:
         self.lengths = torch.zeros(batch, dtype=torch.int64)
@@ -78,7 +78,7 @@ class Layer(nn.Module):
 
     @torch.no_grad()
     def step(self, x: Tensor, state: Any, **options: Any) -> Tensor:
-        """The next token of each sequence: x [B, hidden_size] to y [B, hidden_size], the state in place; without gradients."""
+        """The next token of each sequence: x [B, hidden_size] to y [B, hidden_size]. It updates the state."""
         if not isinstance(x, Tensor) or x.dim() != 2:
             shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise InvalidArgument(f"{type(self).__name__}.step: x has shape {shape}, expected [B, {self.hidden_size}]")
@@ -92,7 +92,8 @@ class Layer(nn.Module):
         check_rows(name, "x", x, self.hidden_size)
         if state is not None:
             if not isinstance(state, kind):
-                expected = f"a {kind.__name__} of new_state" if kind is not type(None) else "None: the layer looks ahead"
+                expected = (f"a {kind.__name__} of new_state" if kind is not type(None)
+                            else "None: the layer looks ahead")
                 raise InvalidArgument(f"{name}: state is of type {type(state).__name__}, expected {expected}")
             if state.batch != x.shape[0]:
                 raise InvalidArgument(f"{name}: state is of {state.batch} sequences, expected {x.shape[0]} as x")
@@ -111,8 +112,8 @@ def check_rows(name: str, argument: str, x: Any, width: int) -> None:
 
 
 def without_padding(name: str, argument: str, x: Tensor, lengths: Any) -> tuple[Tensor, Tensor | None]:
-    """Rows x [B, T, width] with zeros beyond `lengths`, and those as a tensor. Products of weights and padding have gradients of
-    0, but times NaN."""
+    """Rows x [B, T, width] with zeros beyond `lengths`, and those as a tensor. Products of weights and padding have
+    gradients of 0, but times NaN."""
     if lengths is None:
         return x, None
     n = torch.as_tensor(lengths)
@@ -124,7 +125,8 @@ def without_padding(name: str, argument: str, x: Tensor, lengths: Any) -> tuple[
 
 def check_positions(name: str, positions: Any, state: Any) -> None:
     if positions is not None and state is not None:
-        raise InvalidArgument(f"{name}: positions is given beside a state, expected none: the state knows where tokens stand")
+        raise InvalidArgument(f"{name}: positions is given beside a state, expected none: "
+                              "the state knows where tokens stand")
 
 
 def check_sizes(name: str, **sizes: Any) -> None:
@@ -182,7 +184,7 @@ class RMSNorm(nn.Module):
 
 
 def attended(state: Any, q: Tensor, lengths: Tensor | None, options: dict[str, Any]) -> Tensor:
-    """Attention of rows over a cache; rows beyond the longest sequence of the call are 0, and the cache does not see them."""
+    """Attention of rows over a cache; rows beyond the call's longest sequence are 0 and do not enter the cache."""
     most = q.shape[1] if lengths is None else int(lengths.max()) if len(lengths) else 0
     if most == q.shape[1]:
         return state.attend(q, **options)
@@ -193,7 +195,7 @@ def attended(state: Any, q: Tensor, lengths: Tensor | None, options: dict[str, A
 
 
 def is_step(x: Tensor, lengths: Tensor | None) -> bool:
-    """Whether this is one token of each sequence, which steps of heed take; those have no gradients."""
+    """Returns whether x is one token of each sequence without gradients, which heed's steps take."""
     return x.shape[1] == 1 and lengths is None and not torch.is_grad_enabled()
 
 
@@ -221,7 +223,7 @@ def new_steps(size: int, least: float, most: float, floor: float, factory: dict[
 
 
 class GatedRMSNorm(nn.Module):
-    """weight x / rms(x) times silu(gate), or, with gate_first, the same of x silu(gate); rms over groups of the last axis."""
+    """weight x / rms(x) silu(gate), or with gate_first weight z / rms(z), z = x silu(gate); rms of channel groups."""
 
     def __init__(self, size: int, *, group: int | None = None, eps: float, gate_first: bool, **factory: Any) -> None:
         super().__init__()
@@ -242,15 +244,18 @@ class Residual(Layer):
         post  y = norm(x + layer(x))
 
     Rows [B, T, hidden_size]. `names` are those of the layer and of the norm in the state dict: ("self_attn",
-    "input_layernorm") is the first half of Transformers' LlamaDecoderLayer and its like, ("mixer", "norm") is MambaBlock,
-    ("self_attn", "self_attn_layer_norm") with norm="layer" and order="post" is of BartEncoderLayer. States are the layer's.
+    "input_layernorm") is the first half of Transformers' LlamaDecoderLayer and its like, ("mixer", "norm") is
+    MambaBlock, ("self_attn", "self_attn_layer_norm") with norm="layer" and order="post" is of BartEncoderLayer. States
+    are the layer's.
     """
 
     def __init__(self, layer: nn.Module, *, order: str = "pre", norm: str = "rms", eps: float = 1e-6,
-                 names: tuple[str, str] = ("self_attn", "input_layernorm"), device: Any = None, dtype: Any = None) -> None:
+                 names: tuple[str, str] = ("self_attn", "input_layernorm"), device: Any = None,
+                 dtype: Any = None) -> None:
         super().__init__()
         if not isinstance(layer, nn.Module) or not isinstance(getattr(layer, "hidden_size", None), int):
-            raise InvalidArgument(f"Residual: layer is of type {type(layer).__name__}, expected a layer of heed.torch.nn")
+            raise InvalidArgument(f"Residual: layer is of type {type(layer).__name__}, "
+                                  "expected a layer of heed.torch.nn")
         check_choice("Residual", "order", order, ("pre", "post"))
         check_choice("Residual", "norm", norm, ("rms", "layer"))
         if len(names) != 2 or names[0] == names[1] or not all(isinstance(x, str) and x.isidentifier() for x in names):

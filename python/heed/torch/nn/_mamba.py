@@ -21,21 +21,22 @@ class Mamba(Layer):
         [u, z] = x W_in;   u = silu(conv(u));   [d, B, C] = u W_x;   dt = softplus(d W_dt + b_dt)
         h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t;   y = ((C_t h_t + D u_t) silu(z_t)) W_out           A = -exp(A_log)
 
-    x, y [B, T, hidden_size]; u, z, dt [B, T, intermediate_size]; B, C [B, T, state_size]; d [B, T, time_step_rank]. Parameters
-    are those of Transformers' MambaMixer. Source: Gu and Dao, arXiv:2312.00752.
+    x, y [B, T, hidden_size]; u, z, dt [B, T, intermediate_size]; B, C [B, T, state_size]; d [B, T, time_step_rank].
+    Parameters are those of Transformers' MambaMixer. Source: Gu and Dao, arXiv:2312.00752.
 
     State: conv [B, intermediate_size, conv_kernel - 1] and ssm [B, intermediate_size, state_size], float32.
     """
 
-    def __init__(self, hidden_size: int, *, intermediate_size: int | None = None, state_size: int = 16, conv_kernel: int = 4,
-                 time_step_rank: int | None = None, bias: bool = False, conv_bias: bool = True, time_step_min: float = 0.001,
-                 time_step_max: float = 0.1, time_step_floor: float = 1e-4, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, hidden_size: int, *, intermediate_size: int | None = None, state_size: int = 16,
+                 conv_kernel: int = 4, time_step_rank: int | None = None, bias: bool = False, conv_bias: bool = True,
+                 time_step_min: float = 0.001, time_step_max: float = 0.1, time_step_floor: float = 1e-4,
+                 device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         factory = {"device": device, "dtype": dtype}
         inner = 2 * hidden_size if intermediate_size is None else intermediate_size
         rank = math.ceil(hidden_size / 16) if time_step_rank is None else time_step_rank
-        check_sizes("Mamba", hidden_size=hidden_size, intermediate_size=inner, state_size=state_size, conv_kernel=conv_kernel,
-                    time_step_rank=rank)
+        check_sizes("Mamba", hidden_size=hidden_size, intermediate_size=inner, state_size=state_size,
+                    conv_kernel=conv_kernel, time_step_rank=rank)
         self.hidden_size, self.sizes = hidden_size, (rank, state_size, state_size)
         self.in_proj = nn.Linear(hidden_size, 2 * inner, bias=bias, **factory)
         self.conv1d = new_convolution(inner, conv_kernel, conv_bias, factory)
@@ -88,7 +89,8 @@ class Mamba(Layer):
                 y = heed.torch.selective_scan(*sequences[:2], A, *sequences[2:4], self.D, sequences[4], **more)
             else:
                 y, state.tensors["ssm"] = heed.torch.selective_scan(
-                    *sequences[:2], A, *sequences[2:4], self.D, sequences[4], initial_state=state.ssm, return_state=True, **more)
+                    *sequences[:2], A, *sequences[2:4], self.D, sequences[4], initial_state=state.ssm,
+                    return_state=True, **more)
             y = y.transpose(1, 2)
         if state is not None:
             state.lengths += x.shape[1] if lengths is None else lengths

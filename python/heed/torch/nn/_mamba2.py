@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import heed.torch
 from heed import InvalidArgument
 from heed.torch.nn import _families
-from heed.torch.nn._layer import GatedRMSNorm, Layer, State, check_multiple, check_sizes, convolved, is_step, new_convolution
+from heed.torch.nn._layer import (GatedRMSNorm, Layer, State, check_multiple, check_sizes, convolved, is_step,
+                                  new_convolution)
 from heed.torch.nn._layer import new_steps, wide, zero_state
 
 
@@ -19,20 +20,21 @@ class Mamba2(Layer):
     """The state space of Mamba-2, one decay per head, with its convolution and gated norm.
 
         [z, u, d] = x W_in;   [u, B, C] = silu(conv(u));   dt = softplus(d + dt_bias), inside time_step_limit
-        S_t = exp(dt_t A_h) S_{t-1} + dt_t u_t B_t^T;   y = norm((S_t C_t + D u_t) silu(z_t)) W_out          A = -exp(A_log)
+        S_t = exp(dt_t A_h) S_{t-1} + dt_t u_t B_t^T;   y = norm((S_t C_t + D u_t) silu(z_t)) W_out      A = -exp(A_log)
 
-    x, y [B, T, hidden_size]; u, z [B, T, num_heads head_dim]; d [B, T, num_heads]; B, C [B, T, n_groups, state_size], which
-    num_heads / n_groups heads share; norm: RMS norm over the channels of each group. Parameters are those of Transformers'
-    Mamba2Mixer. Source: Dao and Gu, arXiv:2405.21060.
+    x, y [B, T, hidden_size]; u, z [B, T, num_heads head_dim]; d [B, T, num_heads]; B, C [B, T, n_groups, state_size],
+    which num_heads / n_groups heads share; norm: RMS norm over the channels of each group. Parameters are those of
+    Transformers' Mamba2Mixer. Source: Dao and Gu, arXiv:2405.21060.
 
-    State: conv [B, num_heads head_dim + 2 n_groups state_size, conv_kernel - 1] and ssm [B, num_heads, head_dim, state_size],
-    float32.
+    State: conv [B, num_heads head_dim + 2 n_groups state_size, conv_kernel - 1] and ssm [B, num_heads, head_dim,
+    state_size], float32.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, head_dim: int, *, state_size: int = 128, n_groups: int = 1,
                  conv_kernel: int = 4, bias: bool = False, conv_bias: bool = True, eps: float = 1e-5,
                  time_step_limit: tuple[float, float] = (0.0, float("inf")), time_step_min: float = 0.001,
-                 time_step_max: float = 0.1, time_step_floor: float = 1e-4, device: Any = None, dtype: Any = None) -> None:
+                 time_step_max: float = 0.1, time_step_floor: float = 1e-4, device: Any = None,
+                 dtype: Any = None) -> None:
         super().__init__()
         name, factory = "Mamba2", {"device": device, "dtype": dtype}
         check_sizes(name, hidden_size=hidden_size, num_heads=num_heads, head_dim=head_dim, state_size=state_size,
@@ -48,7 +50,8 @@ class Mamba2(Layer):
         self.in_proj = nn.Linear(hidden_size, inner + channels + num_heads, bias=bias, **factory)
         self.conv1d = new_convolution(channels, conv_kernel, conv_bias, factory)
         self.dt_bias = nn.Parameter(new_steps(num_heads, time_step_min, time_step_max, time_step_floor, factory))
-        self.A_log = nn.Parameter(torch.arange(1, num_heads + 1, device=device, dtype=dtype or torch.get_default_dtype()).log())
+        self.A_log = nn.Parameter(torch.arange(1, num_heads + 1, device=device,
+                                               dtype=dtype or torch.get_default_dtype()).log())
         self.norm = GatedRMSNorm(inner, group=inner // n_groups, eps=eps, gate_first=True, **factory)
         self.D = nn.Parameter(torch.ones(num_heads, **factory))
         self.out_proj = nn.Linear(inner, hidden_size, bias=bias, **factory)
@@ -60,7 +63,8 @@ class Mamba2(Layer):
         hidden_size, heads, dim = c["hidden_size"], c["num_heads"], c["head_dim"]
         if "expand" in c.given and int(c["expand"] * hidden_size) != heads * dim:
             raise c.refusal("expand", f"num_heads head_dim / hidden_size, {heads * dim / hidden_size}")
-        names = ("state_size", "n_groups", "conv_kernel", "time_step_limit", "time_step_min", "time_step_max", "time_step_floor")
+        names = ("state_size", "n_groups", "conv_kernel", "time_step_limit", "time_step_min", "time_step_max",
+                 "time_step_floor")
         own = {**{name: c[name] for name in names}, "bias": c["use_bias"], "conv_bias": c["use_conv_bias"],
                "eps": c["layer_norm_epsilon"]}
         c.close()

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 import heed.torch
 from heed import InvalidArgument
 from heed.torch.nn import _families
-from heed.torch.nn._layer import Layer, State, attended, check_choice, check_multiple, check_rows, check_sizes, without_padding
+from heed.torch.nn._layer import (Layer, State, attended, check_choice, check_multiple, check_rows, check_sizes,
+                                  without_padding)
 
-# What modules call queries, keys, values, output and norm.
+# The modules' names of query, key, value and output projections, and of the norm.
 _NAMES = {
     "bart": ("q_proj", "k_proj", "v_proj", "out_proj", "layer_norm"),
     "bert": ("self.query", "self.key", "self.value", "output.dense", "output.LayerNorm"),
@@ -37,10 +38,10 @@ class MultiheadAttention(Layer):
         f(x) = concat_h softmax(scale q_h k_h^T) v_h W_o + b_o         causal, or under any mask of heed.torch.attention
         y = f(x);    norm="post": LayerNorm(x + f(x));    norm="pre": x + f(LayerNorm(x))
 
-    x, y [B, T, hidden_size]. Parameters are those of Transformers' BartAttention (names="bart"; the norm is layer_norm), of
-    Whisper and others that call them so, or of BertAttention (names="bert"), which is norm="post". With memory_size, which
-    may be hidden_size, keys and values are the memory's, which calls with a state that has it leave out.
-    Source: Vaswani et al., arXiv:1706.03762.
+    x, y [B, T, hidden_size]. Parameters are those of Transformers' BartAttention (names="bart"; the norm is
+    layer_norm), of Whisper and others that call them so, or of BertAttention (names="bert"), which is norm="post". With
+    memory_size, which may be hidden_size, keys and values are the memory's, which calls with a state that has it leave
+    out. Source: Vaswani et al., arXiv:1706.03762.
 
     State: of causal self attention a heed.torch.KVCache, of cross attention a State of the memory's keys and values.
     `options` of a call are those of heed.torch.attention; with a KVCache those of its attend.
@@ -52,12 +53,14 @@ class MultiheadAttention(Layer):
                  device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         name, factory = "MultiheadAttention", {"device": device, "dtype": dtype}
-        check_sizes(name, hidden_size=hidden_size, num_heads=num_heads, memory_size=1 if memory_size is None else memory_size)
+        check_sizes(name, hidden_size=hidden_size, num_heads=num_heads,
+                    memory_size=1 if memory_size is None else memory_size)
         check_multiple(name, "hidden_size", hidden_size, "num_heads", num_heads)
         check_choice(name, "norm", norm, (None, "post", "pre"))
         check_choice(name, "names", names, _NAMES)
         if memory_size is not None and causal:
-            raise InvalidArgument(f"{name}: causal is True with a memory_size, expected False: a memory has no order beside x")
+            raise InvalidArgument(f"{name}: causal is True with a memory_size, expected False: "
+                                  "a memory has no order beside x")
         self.hidden_size, self.num_heads, self.memory_size = hidden_size, num_heads, memory_size
         self.head_dim, self.causal, self.scale, self.dropout = hidden_size // num_heads, causal, scale, dropout
         self.norm, self.out_dropout, self.names = norm, out_dropout, names
@@ -74,10 +77,11 @@ class MultiheadAttention(Layer):
         """Reads a configuration of one of these `model_type`s.
 
         names="bert" and norm="post": align_text_model, bert, bert-generation, camembert, chinese_clip_text_model,
-        clap_text_model, data2vec-text, electra, ernie, layoutlm, markuplm, rembert, roberta, roc_bert, splinter, xlm-roberta;
-        is_decoder makes the layer causal. names="bart": clip_text_model (causal), clip_vision_model, siglip_text_model,
-        siglip_vision_model, or none; and of models with a decoder bart, blenderbot, blenderbot-small, m2m_100, marian, mbart,
-        pegasus, plbart, whisper: the encoder's layer, with causal=True or a memory_size the decoder's.
+        clap_text_model, data2vec-text, electra, ernie, layoutlm, markuplm, rembert, roberta, roc_bert, splinter,
+        xlm-roberta; is_decoder makes the layer causal. names="bart": clip_text_model (causal), clip_vision_model,
+        siglip_text_model, siglip_vision_model, or none; and of models with a decoder bart, blenderbot,
+        blenderbot-small, m2m_100, marian, mbart, pegasus, plbart, whisper: the encoder's layer, with causal=True or a
+        memory_size the decoder's.
         """
         c = _families.MULTIHEAD.open(config)
         of_decoder = options.get("causal", False) or options.get("memory_size") is not None
@@ -121,7 +125,7 @@ class MultiheadAttention(Layer):
         if isinstance(state, heed.torch.KVCache):
             state.append(self._heads(of_k, x), self._heads(of_v, x), lengths)
             return attended(state, q, lengths, {"scale": self.scale, **options})
-        if state is not None:  # of a memory
+        if state is not None:  # the state of a memory
             if memory is not None:
                 rows = torch.full((len(k),), k.shape[1]) if memory_lengths is None else memory_lengths
                 state.tensors.update(k=k, v=v, key_lengths=rows)
@@ -133,7 +137,7 @@ class MultiheadAttention(Layer):
 
     def forward(self, x: Tensor, state: Any = None, *, memory: Tensor | None = None, lengths: Any = None,
                 memory_lengths: Any = None, **options: Any) -> Tensor:
-        """memory: [B, S, memory_size] of cross attention, memory_lengths [B] its tokens; None with a state that has it."""
+        """memory: [B, S, memory_size] of cross attention, memory_lengths [B] its tokens; None if the state holds it."""
         name = "MultiheadAttention"
         x, lengths = self._check(x, state, heed.torch.KVCache if self.memory_size is None else State, lengths)
         if self.memory_size is None and memory is not None:
@@ -142,7 +146,8 @@ class MultiheadAttention(Layer):
             check_rows(name, "memory", memory, self.memory_size)
             memory, memory_lengths = without_padding(name, "memory_lengths", memory, memory_lengths)
         elif self.memory_size is not None and (state is None or state.k.shape[1] == 0):
-            raise InvalidArgument(f"{name}: memory is None, expected [B, S, {self.memory_size}], or a state that has it")
+            raise InvalidArgument(f"{name}: memory is None, expected [B, S, {self.memory_size}], "
+                                  "or a state that has it")
         norm = None if self.norm is None else self.get_submodule(_NAMES[self.names][-1])
         rows = norm(x) if self.norm == "pre" else x
         o = self._attend(rows, memory, state, lengths, memory_lengths, options)

@@ -21,16 +21,17 @@ class MultiScaleRetention(Layer):
         q = rotary(x W_q)   k = rotary(x W_k)   v = x W_v   g = x W_g
         S_t = e^{log_decay_h} S_{t-1} + k_t v_t^T;   y = (silu(g) norm_h(head_dim^-1/2 S_t^T q_t)) W_o
 
-    x, y [B, T, hidden_size]; q, k [B, T, num_heads, hidden_size / num_heads], v and g value_factor times as wide; norm_h: RMS norm
-    per head without weights; log_decay: log(1 - 2^(-5-h)) unless given. Transformers has no such module; the names are q_proj,
-    k_proj, v_proj, g_proj, out_proj, as in torchscale's MultiScaleRetention with RMS norm, whose interleaved rotary encoding ends at
-    another frequency. Source: Sun et al., arXiv:2307.08621.
+    x, y [B, T, hidden_size]; q, k [B, T, num_heads, hidden_size / num_heads], v and g value_factor times as wide;
+    norm_h: RMS norm per head without weights; log_decay: log(1 - 2^(-5-h)) unless given. Transformers has no such
+    module; the names are q_proj, k_proj, v_proj, g_proj, out_proj, as in torchscale's MultiScaleRetention with RMS
+    norm, whose interleaved rotary encoding ends at another frequency. Source: Sun et al., arXiv:2307.08621.
 
     State: S [B, num_heads, K, V], float32.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, *, value_factor: int = 2, log_decay: Any = None, base: float = 10000.0,
-                 eps: float = 1e-6, bias: bool = False, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, *, value_factor: int = 2, log_decay: Any = None,
+                 base: float = 10000.0, eps: float = 1e-6, bias: bool = False, device: Any = None,
+                 dtype: Any = None) -> None:
         super().__init__()
         name, factory = "MultiScaleRetention", {"device": device, "dtype": dtype}
         check_sizes(name, hidden_size=hidden_size, num_heads=num_heads, value_factor=value_factor)
@@ -51,7 +52,8 @@ class MultiScaleRetention(Layer):
     def log_decay(self) -> Tensor:
         """[num_heads], float32 (float64 of a float64 layer), on the layer's device."""
         weight = self.out_proj.weight
-        return torch.tensor(self._log_decay, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
+        return torch.tensor(self._log_decay, dtype=torch.promote_types(weight.dtype, torch.float32),
+                            device=weight.device)
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         sizes = (self.num_heads, self.key_dim, self.out_proj.in_features // self.num_heads)
@@ -61,7 +63,8 @@ class MultiScaleRetention(Layer):
         x, lengths = self._check(x, state, State, lengths)
         at = torch.arange(x.shape[1])
         at = at if state is None else state.lengths[:, None] + at
-        q, k, v = (project(x).unflatten(-1, (self.num_heads, -1)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (project(x).unflatten(-1, (self.num_heads, -1))
+                   for project in (self.q_proj, self.k_proj, self.v_proj))
         q, k = (heed.torch.rotary(rows, at, **self.rotary) for rows in (q, k))
         if state is None:
             o = heed.torch.retention(q, k, v, log_decay=self.log_decay, lengths=lengths)

@@ -16,7 +16,7 @@ from heed.torch.nn._layer import Layer, State, check_sizes, is_step, under_autoc
 class Rwkv4(Layer):
     """Time mixing of RWKV-4: each token is mixed with the one before it, then heed.rwkv4.
 
-        x^a_t = m_a x_t + (1 - m_a) x_{t-1}        a: k, v, r; before the first token stand zeros
+        x^a_t = m_a x_t + (1 - m_a) x_{t-1}        a: k, v, r; zeros precede the first token
         y = (sigmoid(x^r W_r) rwkv4(x^k W_k, x^v W_v; decay -exp(time_decay), bonus time_first)) W_o
 
     x, y [B, T, hidden_size], between them attention_hidden_size channels. Parameters are those of Transformers'
@@ -72,7 +72,8 @@ class Rwkv4(Layer):
             if is_step(x, lengths):
                 o = heed.torch.rwkv4_step(k[:, 0], v[:, 0], decay, bonus, carried)[:, None]
             else:
-                o, carried = heed.torch.rwkv4(k, v, decay, bonus, initial_state=carried, return_state=True, lengths=lengths)
+                o, carried = heed.torch.rwkv4(k, v, decay, bonus, initial_state=carried, return_state=True,
+                                              lengths=lengths)
             state.tensors.update(zip(("num", "den", "max"), carried))
             counts = torch.full((len(x),), x.shape[1]) if lengths is None else lengths
             every = torch.cat([first, x], 1)  # the token that is last now, be it the one from before

@@ -17,25 +17,26 @@ from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_s
 class Rwkv6(Layer):
     """Time mixing of RWKV-6: how much of the token before is mixed into one depends on both, and so does the decay.
 
-        d_t = x_{t-1} - x_t;   m = tanh((x + mu_x d) A), five parts          before the first token stand zeros
+        d_t = x_{t-1} - x_t;   m = tanh((x + mu_x d) A), five parts          zeros precede the first token
         x^a = x + (mu_a + m_a B_a) d        a: w, k, v, r, g;   log_decay = -exp(time_decay + tanh(x^w C) D)
-        y = (norm_h(rwkv6(x^r W_r, x^k W_k, x^v W_v, log_decay, u)) silu(x^g W_g)) W_o        norm_h: layer norm per head
+        y = (norm_h(rwkv6(x^r W_r, x^k W_k, x^v W_v, log_decay, u)) silu(x^g W_g)) W_o      norm_h: layer norm per head
 
-    x, y [B, T, hidden_size], between them attention_hidden_size channels in heads of head_size; A, B of rank mix_rank, C, D
-    of decay_rank. Parameters are those of Rwkv6SelfAttention in the folders that the authors publish for Transformers: mu is
-    time_maa, A and B time_maa_w1 and time_maa_w2, C and D time_decay_w1 and time_decay_w2, u time_faaaa, norm_h ln_x.
-    Source: Peng et al., arXiv:2404.05892.
+    x, y [B, T, hidden_size], between them attention_hidden_size channels in heads of head_size; A, B of rank mix_rank,
+    C, D of decay_rank. Parameters are those of Rwkv6SelfAttention in the folders that the authors publish for
+    Transformers: mu is time_maa, A and B time_maa_w1 and time_maa_w2, C and D time_decay_w1 and time_decay_w2, u
+    time_faaaa, norm_h ln_x. Source: Peng et al., arXiv:2404.05892.
 
     State: shift [B, hidden_size], the last token, and S [B, heads, head_size, head_size], float32.
     """
 
-    def __init__(self, hidden_size: int, *, attention_hidden_size: int | None = None, head_size: int = 64, mix_rank: int = 32,
-                 decay_rank: int = 64, eps: float = 64e-5, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, hidden_size: int, *, attention_hidden_size: int | None = None,
+                 head_size: int = 64, mix_rank: int = 32, decay_rank: int = 64, eps: float = 64e-5, device: Any = None,
+                 dtype: Any = None) -> None:
         super().__init__()
         factory = {"device": device, "dtype": dtype}
         inner = hidden_size if attention_hidden_size is None else attention_hidden_size
-        check_sizes("Rwkv6", hidden_size=hidden_size, attention_hidden_size=inner, head_size=head_size, mix_rank=mix_rank,
-                    decay_rank=decay_rank)
+        check_sizes("Rwkv6", hidden_size=hidden_size, attention_hidden_size=inner, head_size=head_size,
+                    mix_rank=mix_rank, decay_rank=decay_rank)
         check_multiple("Rwkv6", "attention_hidden_size", inner, "head_size", head_size)
         self.hidden_size, self.heads, self.head_size = hidden_size, inner // head_size, head_size
         ramp = (torch.arange(hidden_size, **factory) / hidden_size)[None, None]
@@ -62,13 +63,15 @@ class Rwkv6(Layer):
         hidden_size = c["hidden_size"]
         large = hidden_size == 4096  # the published models' ranks depend on this alone
         own = {"attention_hidden_size": c["attention_hidden_size"], "head_size": c["head_size"],
-               "mix_rank": 64 if large else 32, "decay_rank": 128 if large else 64, "eps": 1e-5 * c["head_size_divisor"] ** 2}
+               "mix_rank": 64 if large else 32, "decay_rank": 128 if large else 64,
+               "eps": 1e-5 * c["head_size_divisor"] ** 2}
         c.close()
         return cls(hidden_size, **{**own, **options})
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         shift = self.output.weight.new_zeros(batch, self.hidden_size)
-        return State(batch, {"shift": shift, "S": zero_state(self.output.weight, batch, self.heads, self.head_size, self.head_size)})
+        return State(batch, {"shift": shift,
+                             "S": zero_state(self.output.weight, batch, self.heads, self.head_size, self.head_size)})
 
     def _mixed(self, x: Tensor, before: Tensor) -> list[Tensor]:
         """Each token mixed with the one before it, once for each of w, k, v, r and g."""

@@ -23,9 +23,9 @@ class LongformerAttention(Layer):
         y_i = concat_h sum over j of softmax(head_dim^-1/2 <q_i, k_j>) v_j        |i - j| <= window // 2, or j global
         y_i = the same by query_global, key_global, value_global over all j       for global i
 
-    x, y [B, T, hidden_size]; global_tokens bool [B, T]. Parameters are those of Transformers' LongformerSelfAttention, whose
-    rows have no output projection; T need be no multiple of the window. Rows beyond `lengths` are 0. Source: Beltagy et al.,
-    arXiv:2004.05150. `options` of a call are those of heed.torch.longformer.
+    x, y [B, T, hidden_size]; global_tokens bool [B, T]. Parameters are those of Transformers' LongformerSelfAttention,
+    whose rows have no output projection; T need be no multiple of the window. Rows beyond `lengths` are 0. Source:
+    Beltagy et al., arXiv:2004.05150. `options` of a call are those of heed.torch.longformer.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, window: int, *, bias: bool = True, dropout: float = 0.0,
@@ -70,7 +70,7 @@ class LongformerAttention(Layer):
 
 @functools.lru_cache(maxsize=64)
 def _counted(blocks: int, block: int, random: int) -> list[tuple[heed.Pattern, float]]:
-    """Sets of blocks that inner rows of BigBird attend to once, twice and so on in evaluation, and logarithms of these numbers."""
+    """Sets of blocks that inner rows of BigBird attend to once, twice, ... in evaluation, and logs of these counts."""
     times = np.zeros((blocks, blocks), int)
     times[[0, -1]] = 1
     inner = np.arange(1, blocks - 1)
@@ -86,8 +86,8 @@ def counted_patterns(times: np.ndarray, block: int) -> list[tuple[heed.Pattern, 
 
 
 def attend_counted(q: Tensor, k: Tensor, v: Tensor, parts: list[tuple[heed.Pattern, float]], **options: Any) -> Tensor:
-    """Attention in which some pairs count more than once: one softmax over all parts, from their logs of sums. A part without
-    keys has one of -inf and counts for nothing."""
+    """Attention in which some pairs count more than once: one softmax over all parts, from their logs of sums. A part
+    without keys has one of -inf and counts for nothing."""
     o = of_all = None
     for pattern, log in parts:
         part, lse = heed.torch.attention(q, k, v, pattern=pattern, return_lse=True, **options)
@@ -102,20 +102,24 @@ def attend_counted(q: Tensor, k: Tensor, v: Tensor, parts: list[tuple[heed.Patte
 
 
 class BigBirdAttention(Layer):
-    """Attention of blocks to the first and the last block, to their neighbours and to random ones; those two see everything.
+    """Attention of blocks to the first and the last block, to their neighbours and to random ones; those two see
+    everything.
 
         y_i = concat_h sum over j of softmax(head_dim^-1/2 <q_i, k_j>) v_j        j in blocks that the block of i keeps
 
-    x, y [B, T, hidden_size]. Parameters are those of Transformers' BigBirdBlockSparseAttention, whose rows have no output
-    projection. random="original": as that evaluates, where the first block counts once more for each random block, T a
-    multiple of block and at least 3 of them, in training too; "paper": random blocks are drawn from `seed`, and T is any. Rows
-    beyond `lengths` are 0. Source: Zaheer et al., arXiv:2007.14062. `options` of a call are those of heed.torch.attention.
+    x, y [B, T, hidden_size]. Parameters are those of Transformers' BigBirdBlockSparseAttention, whose rows have no
+    output projection. random="original": as that evaluates, where the first block counts once more for each random
+    block, T a multiple of block and at least 3 of them, in training too; "paper": random blocks are drawn from `seed`,
+    and T is any. Rows beyond `lengths` are 0. Source: Zaheer et al., arXiv:2007.14062. `options` of a call are those of
+    heed.torch.attention.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, *, block: int = 64, num_random: int = 3, random: str = "original",
-                 seed: int = 0, bias: bool = True, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, *, block: int = 64,
+                 num_random: int = 3, random: str = "original", seed: int = 0, bias: bool = True, device: Any = None,
+                 dtype: Any = None) -> None:
         super().__init__()
-        check_sizes("BigBirdAttention", hidden_size=hidden_size, num_heads=num_heads, block=block, num_random=num_random)
+        check_sizes("BigBirdAttention", hidden_size=hidden_size, num_heads=num_heads, block=block,
+                    num_random=num_random)
         check_multiple("BigBirdAttention", "hidden_size", hidden_size, "num_heads", num_heads)
         check_choice("BigBirdAttention", "random", random, ("original", "paper"))
         self.hidden_size, self.num_heads, self.block, self.num_random = hidden_size, num_heads, block, num_random
@@ -140,6 +144,7 @@ class BigBirdAttention(Layer):
         else:
             if x.shape[1] % self.block or x.shape[1] < 3 * self.block:
                 expected = f"a multiple of block, {self.block}, of at least {3 * self.block}"
-                raise InvalidArgument(f"BigBirdAttention: x has {x.shape[1]} tokens, expected {expected}; random='paper' takes any")
+                raise InvalidArgument(f"BigBirdAttention: x has {x.shape[1]} tokens, expected {expected}; "
+                                      "random='paper' takes any")
             parts = _counted(x.shape[1] // self.block, self.block, self.num_random)
         return attend_counted(q, k, v, parts, key_lengths=lengths, query_lengths=lengths, **options).flatten(2)
