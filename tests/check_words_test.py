@@ -29,14 +29,17 @@ class CheckWordsTest(unittest.TestCase):
                     self.assertEqual(len(in_tree(check_words.bad_beginnings, {path: text})), 1)
 
     def test_sentences_pass(self):
-        text = "// The rows of a task.\n// What follows in a block is not its beginning.\nint a;  // Of a trailing label.\n// Offsets in bytes."
-        self.assertEqual(in_tree(check_words.bad_beginnings, {"heed/core/a.h": text + "\n// This file.\n\n// The same rows.\n\n// These rows.\n", "heed/a.md": "# Of"}), [])
+        text = ("// The rows of a task.\n// What follows in a block is not its beginning.\nint a;  // Of a trailing label.\n"
+                "// Offsets in bytes.\n// This file.\n\n// The same rows.\n\n// These rows.\n")
+        self.assertEqual(in_tree(check_words.bad_beginnings, {"heed/core/a.h": text, "heed/a.md": "# Of"}), [])
 
     def test_the_place_is_said(self):
-        self.assertEqual(in_tree(check_words.bad_beginnings, {"cli/a.cc": "int a;\n\n// Of a.\n"}), [("cli/a.cc", 3, "Of a.")])
+        found = in_tree(check_words.bad_beginnings, {"cli/a.cc": "int a;\n\n// Of a.\n"})
+        self.assertEqual(found, [("cli/a.cc", 3, "Of a.")])
 
     def test_banned_words_in_comments_and_names(self):
-        for text in ("// Matrix tiles.", "int matrix_tile;", "kMatrixTiles", "UseMatrixTile(1)", "matrix-tile", "// A matrix\n  // tile."):
+        for text in ("// Matrix tiles.", "int matrix_tile;", "kMatrixTiles", "UseMatrixTile(1)", "matrix-tile",
+                     "// A matrix\n  // tile."):
             with self.subTest(text=text):
                 self.assertEqual(in_tree(check_words.excesses, {"heed/a.cc": text}, 0, {"matrix tile": 0}),
                                  ['"matrix tile": 1 uses, at most 0'])

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The lint of words: how comments begin, and names that the field does not use.
 
-Usage: check_words.py [--count | --list] [ROOT]. Without an option it exits 1 if a count exceeds its bound below. --count
-prints the comments with a bad beginning per folder and the uses of each banned word, --list prints where they are. Bounds only
-go down: whoever removes some lowers the number to what is left.
+Usage: check_words.py [--count | --list] [ROOT]. Without an option it exits 1 if a count exceeds its bound below.
+--count prints the comments with a bad beginning per folder and the uses of each banned word, --list prints where they
+are. Bounds only go down: whoever removes some lowers the number to what is left.
 """
 import collections
 import re
@@ -16,20 +16,21 @@ SELF = ("tools/check_words.py", "tests/check_words_test.py")
 
 # A comment is a sentence with a subject. These words begin one that has lost it, or that needs the line before it.
 BEGINNING = re.compile(
-    r"(?:Of|Those|That|The same(?=[ ,.;:]*(?:[,.;:]|of|as|for|with|without|in|on|to|by)\b)|The same[.,;:]|What|Whatever|Whether|"
-    r"Which|Whichever|Who|Whose|Where|Wherever|How|Why|So|As|Likewise|Its?|Their|Theirs|Them|They|These(?! [a-z]+s\b)|"
+    r"(?:Of|Those|That|The same(?=[ ,.;:]*(?:[,.;:]|of|as|for|with|without|in|on|to|by)\b)|The same[.,;:]|What|"
+    r"Whatever|Whether|Which|Whichever|Who|Whose|Where|Wherever|How|Why|So|As|Likewise|Its?|Their|Theirs|Them|They|These(?! [a-z]+s\b)|"
     r"This(?: one|(?= (?:is|has|of|in)\b))|And|Or|But|Nor|Into|To be|Than|Beside)(?!')(?!\w)")
 MAX_BEGINNINGS = 900
 
-# Banned word: how often C++ files have it, in comments and in names (any of "matrix tile", matrix_tiles, kMatrixTile). The field's
-# words for them are AMX tile, warpgroup, WGMMA, TMA load, tensor map, barrier, SM, bf16 split, swizzle atom, m-fragment or column
-# block, pass or sweep, boundary, probability, prefetch, tile list, query per lane, u term, split-KV, small-M, use, rotate.
+# Banned word: how often C++ files have it, in comments and in names (any of "matrix tile", matrix_tiles, kMatrixTile).
+# The field's words for them are AMX tile, warpgroup, WGMMA, TMA load, tensor map, barrier, SM, bf16 split, swizzle atom,
+# m-fragment or column block, pass or sweep, boundary, probability, prefetch, tile list, query per lane, u term, split-KV,
+# small-M, use, rotate.
 MAX_USES = {
     "matrix tile": 121, "group of warp": 4, "product of group": 2, "bulk cop": 9, "row map": 12, "publish shared": 7,
     "load matrices": 10, "multiprocessor": 42, "piece": 736, "bf16 pair": 6, "panel": 390, "strip": 802, "walk": 266,
     "against time": 49, "border": 254, "weigh": 91, "ask for": 43, "asks for": 20, "look ahead": 4, "kept list": 12,
     "visit": 493, "rows in lanes": 14, "early decay": 0, "late decay": 0, "bonus form": 7, "sharer": 27, "few rows": 72,
-    "mended": 0, "stand": 170, "there is none": 16, "turn": 492,}
+    "mended": 0, "stand": 170, "there is none": 16, "turn": 492}
 ENDINGS = r"(?:s|es|ed|d|ing|y|ies)?(?![a-z])"
 
 
@@ -66,7 +67,8 @@ def files_of(root):
 
 def bad_beginnings(root):
     """(path, line, text) of each comment that begins with a word that it must not begin with."""
-    return [(path, line, first) for path, text in files_of(root) for line, first in comments(path, text) if BEGINNING.match(first)]
+    return [(path, line, first) for path, text in files_of(root) for line, first in comments(path, text)
+            if BEGINNING.match(first)]
 
 
 def uses(root, words=None):
@@ -103,7 +105,8 @@ def main():
             print(f"{path}:{line}: {text}")
     elif "--count" in sys.argv:
         beginnings = bad_beginnings(root)
-        for folder, count in sorted(collections.Counter("/".join(path.split("/")[:-1][:2]) for path, _, _ in beginnings).items()):
+        folders = collections.Counter("/".join(path.split("/")[:-1][:2]) for path, _, _ in beginnings)
+        for folder, count in sorted(folders.items()):
             print(f"{count:5} {folder}")
         print(f"{len(beginnings):5} comments begin without a subject, at most {MAX_BEGINNINGS} may")
         for word, places in uses(root).items():

@@ -77,7 +77,7 @@ COMMAND_LINES = {
 }
 
 
-# The first eight bytes describe a call of 99 rows, 199 keys, 4 heads over 2 and one sequence; nine bytes, two sequences.
+# The first eight bytes describe a call of 99 rows, 199 keys, 4 heads over 2 and one sequence, nine two sequences.
 PATTERNS = {str(n): b"\x63\xc7\1\1\0\0" + bytes([255 * (n % 2), n]) + expression for n, expression in enumerate((
     b"sliding_window(10, 3) | global_tokens([0, 60])", b"dilated(3, 70) & atrous(2)", b"strided(13) | "
     b"fixed(16, summary=2)", b"longformer(window=20, tokens=[0, 99])", b"bigbird(block=16, random=1, seed=5)",
