@@ -17,14 +17,15 @@ SELF = ("tools/check_words.py", "tests/check_words_test.py")
 # A comment is a sentence with a subject. These words begin one that has lost it, or that needs the line before it.
 BEGINNING = re.compile(
     r"(?:Of|Those|That|The same(?=[ ,.;:]*(?:[,.;:]|of|as|for|with|without|in|on|to|by)\b)|The same[.,;:]|What|"
-    r"Whatever|Whether|Which|Whichever|Who|Whose|Where|Wherever|How|Why|So|As|Likewise|Its?|Their|Theirs|Them|They|These(?! [a-z]+s\b)|"
+    r"Whatever|Whether|Which|Whichever|Who|Whose|Where|Wherever|How|Why|So|As|Likewise|Its?|Their|Theirs|Them|They|"
+    r"These(?! [a-z]+s\b)|"
     r"This(?: one|(?= (?:is|has|of|in)\b))|And|Or|But|Nor|Into|To be|Than|Beside)(?!')(?!\w)")
 MAX_BEGINNINGS = 900
 
 # Banned word: how often C++ files have it, in comments and in names (any of "matrix tile", matrix_tiles, kMatrixTile).
-# The field's words for them are AMX tile, warpgroup, WGMMA, TMA load, tensor map, barrier, SM, bf16 split, swizzle atom,
-# m-fragment or column block, pass or sweep, boundary, probability, prefetch, tile list, query per lane, u term, split-KV,
-# small-M, use, rotate.
+# The field's words for them are AMX tile, warpgroup, WGMMA, TMA load, tensor map, barrier, SM, bf16 split, swizzle
+# atom, m-fragment or column block, pass or sweep, boundary, probability, prefetch, tile list, query per lane, u term,
+# split-KV, small-M, use, rotate.
 MAX_USES = {
     "matrix tile": 121, "group of warp": 4, "product of group": 2, "bulk cop": 9, "row map": 12, "publish shared": 7,
     "load matrices": 10, "multiprocessor": 42, "piece": 736, "bf16 pair": 6, "panel": 390, "strip": 802, "walk": 266,

@@ -25,7 +25,7 @@ struct SigmoidPair {
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE SigmoidPair<V> Sigmoids(D d, V x) {
   const V one = hn::Set(d, hn::TFromD<D>{1});
-  const V e = Exp(d, hn::Neg(hn::Abs(x)));
+  const V e = ExpNonPositive(d, hn::Neg(hn::Abs(x)));
   const V large = FastDivide(d, one, hn::Add(one, e));
   const V small = hn::Mul(e, large);
   const auto negative = hn::Lt(x, hn::Zero(d));
@@ -50,7 +50,7 @@ template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Softplus(D d, V x) {
   using T = hn::TFromD<D>;
   constexpr int kTerms = sizeof(T) == 4 ? 8 : 18;
-  const V y = Exp(d, hn::Neg(hn::Abs(x)));
+  const V y = ExpNonPositive(d, hn::Neg(hn::Abs(x)));
   const V s = FastDivide(d, y, hn::Add(hn::Set(d, T{2}), y)), square = hn::Mul(s, s);
   V sum = hn::Set(d, static_cast<T>(1.0 / (2 * kTerms - 1)));
   HWY_UNROLL(18)

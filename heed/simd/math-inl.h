@@ -5,8 +5,8 @@
 //
 //            f32        f64
 //   Exp2     3 ulp      2 ulp     and exactly 1 at 0
-//   Exp2NonPositive, as Exp2
 //   Exp      3 ulp      2 ulp
+//   Exp2NonPositive and ExpNonPositive as Exp2 and Exp
 //   Tanh     4 ulp      5 ulp
 //   Expm1    4 ulp      5 ulp     of x <= 0
 //
@@ -142,27 +142,42 @@ HWY_INLINE V Exp2(D d, V x) {
   return ScaleByPowerOfTwo(d, Exp2Fraction(d, hn::Sub(x, n)), n);
 }
 
+#if !HEED_HAVE_SCALEF
+template <class V>
+struct RoundedPower {
+  V n, power;  // 2^n
+};
+
+// The largest magnitude of n below: 2^n is 0 at minus that.
+template <class T>
+inline constexpr T kPowerLimit = sizeof(T) == 4 ? T{127} : T{1023};
+
+// t, of at most kPowerLimit, rounded to n. The sum of t and a number whose last bit counts ones has n, biased, in its
+// lowest bits, which a shift makes 2^n.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE RoundedPower<V> RoundedPowerOf(D d, V t) {
+  using T = hn::TFromD<D>;
+  const hn::RebindToSigned<D> di;
+  constexpr int kMantissa = sizeof(T) == 4 ? 23 : 52;
+  constexpr T kCountsOnes = sizeof(T) == 4 ? T{12582912} : T{6755399441055744};  // 1.5 times 2^23, 2^52
+  const V magic = hn::Set(d, kCountsOnes + kPowerLimit<T>);                      // the limit is the exponent's bias
+  const V biased = hn::Add(t, magic);
+  return {hn::Sub(biased, magic), hn::BitCast(d, hn::ShiftLeft<kMantissa>(hn::BitCast(di, biased)))};
+}
+#endif  // !HEED_HAVE_SCALEF
+
 // 2^x for x <= 0, as of softmax and decays; arguments up to 127 are computed too (a difference of equals may round to
 // more than 0). It is exactly 1 at 0, and NaN stays NaN. Without scalef it takes 11 instructions in f32, less than half
-// of Exp2's: the sum of x and a number whose last bit counts ones rounds x to n and has n, biased, in its lowest bits,
-// which a shift makes 2^n. The limit of n is -127 (-1023 in f64), which becomes +0. So results are exactly 0 where x
-// rounds to less than -126 (-1022), and no second factor is needed for subnormal numbers.
+// of Exp2's, because results are exactly 0 where x rounds to less than -126 (-1022 in f64): no second factor is needed
+// for subnormal numbers.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp2NonPositive(D d, V x) {
 #if HEED_HAVE_SCALEF
   return Exp2(d, x);
 #else
-  using T = hn::TFromD<D>;
-  const hn::RebindToSigned<D> di;
-  constexpr int kMantissa = sizeof(T) == 4 ? 23 : 52;
-  constexpr T kBias = sizeof(T) == 4 ? T{127} : T{1023};
-  constexpr T kCountsOnes = sizeof(T) == 4 ? T{12582912} : T{6755399441055744};  // 1.5 times 2^23, 2^52
-  const V magic = hn::Set(d, kCountsOnes + kBias);
-  x = AtLeast(d, x, -kBias);
-  const V biased = hn::Add(x, magic);
-  const V fraction = hn::Sub(x, hn::Sub(biased, magic));
-  const V power = hn::BitCast(d, hn::ShiftLeft<kMantissa>(hn::BitCast(di, biased)));
-  return hn::Mul(Exp2Fraction(d, fraction), power);
+  x = AtLeast(d, x, -kPowerLimit<hn::TFromD<D>>);
+  const RoundedPower<V> rounded = RoundedPowerOf(d, x);
+  return hn::Mul(Exp2Fraction(d, hn::Sub(x, rounded.n)), rounded.power);
 #endif
 }
 
@@ -195,28 +210,50 @@ HWY_INLINE V Exp2Weight(D d, V x) {
   return ScaleByPowerOfTwo(d, p, n);
 }
 
-// e^x. The product x log2(e) is taken in two parts, so that large arguments lose
-// nothing.
+// log2(e) in two parts, so that the products of large arguments lose nothing.
+template <class T>
+inline constexpr T kLog2EHigh = static_cast<T>(sizeof(T) == 4 ? 1.44269502162933349609375 : 1.442695040888963387);
+template <class T>
+inline constexpr T kLog2ELow = static_cast<T>(sizeof(T) == 4 ? 1.925963033500e-8 : 2.0355273740931e-17);
+
+// x log2(e) - n, where n is the first part's product, rounded.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V Exp(D d, V x) {
+HWY_INLINE V ExpFraction(D d, V x, V n) {
   using T = hn::TFromD<D>;
-  constexpr double kHighExact = sizeof(T) == 4 ? 1.44269502162933349609375 : 1.442695040888963387;
-  constexpr double kLow = sizeof(T) == 4 ? 1.925963033500e-8 : 2.0355273740931e-17;
-  const V high = hn::Set(d, static_cast<T>(kHighExact));
-  const V low = hn::Set(d, static_cast<T>(kLow));
-  x = WithinLimit(d, x, sizeof(T) == 4 ? T{120} : T{800});
-  const V n = hn::Round(hn::Mul(x, high));
+  const V high = hn::Set(d, kLog2EHigh<T>), low = hn::Set(d, kLog2ELow<T>);
 #if HWY_NATIVE_FMA
-  const V r = hn::MulAdd(x, low, hn::MulSub(x, high, n));
+  return hn::MulAdd(x, low, hn::MulSub(x, high, n));
 #else
   // Without a fused product: Cody and Waite's ln 2 in two parts, then scaled.
   constexpr double kLn2High = sizeof(T) == 4 ? 0.693359375 : 0.693147180369123816490;
   constexpr double kLn2Low = sizeof(T) == 4 ? -2.12194440e-4 : 1.90821492927058770002e-10;
   const V y = hn::Sub(hn::Sub(x, hn::Mul(n, hn::Set(d, static_cast<T>(kLn2High)))),
                       hn::Mul(n, hn::Set(d, static_cast<T>(kLn2Low))));
-  const V r = hn::MulAdd(y, low, hn::Mul(y, high));
+  return hn::MulAdd(y, low, hn::Mul(y, high));
 #endif
-  return ScaleByPowerOfTwo(d, Exp2Fraction(d, r), n);
+}
+
+// e^x.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Exp(D d, V x) {
+  using T = hn::TFromD<D>;
+  x = WithinLimit(d, x, sizeof(T) == 4 ? T{120} : T{800});
+  const V n = hn::Round(hn::Mul(x, hn::Set(d, kLog2EHigh<T>)));
+  return ScaleByPowerOfTwo(d, Exp2Fraction(d, ExpFraction(d, x, n)), n);
+}
+
+// e^x for x <= 0, with the bits of Exp where the result is a normal number, below exactly 0 without scalef: the limit
+// is where n becomes -127 (-1023 in f64).
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V ExpNonPositive(D d, V x) {
+#if HEED_HAVE_SCALEF
+  return Exp(d, x);
+#else
+  using T = hn::TFromD<D>;
+  x = AtLeast(d, x, sizeof(T) == 4 ? T{-88} : T(-709.3));
+  const RoundedPower<V> rounded = RoundedPowerOf(d, hn::Mul(x, hn::Set(d, kLog2EHigh<T>)));
+  return hn::Mul(Exp2Fraction(d, ExpFraction(d, x, rounded.n)), rounded.power);
+#endif
 }
 
 // a / b for positive normal b, to 1 ulp or so.

@@ -58,6 +58,10 @@ void MapExp(const T* in, T* out, size_t n) {
   Map(in, out, n, [](auto d, auto x) HWY_ATTR { return hs::Exp(d, x); });
 }
 template <class T>
+void MapExpNonPositive(const T* in, T* out, size_t n) {  // of -|x|
+  Map(in, out, n, [](auto d, auto x) HWY_ATTR { return hs::ExpNonPositive(d, hn::Neg(hn::Abs(x))); });
+}
+template <class T>
 void MapTanh(const T* in, T* out, size_t n) {
   Map(in, out, n, [](auto d, auto x) HWY_ATTR { return hs::Tanh(d, x); });
 }
@@ -73,6 +77,8 @@ void Exp2NonPositiveF32(const float* in, float* out, size_t n) { MapExp2NonPosit
 void Exp2NonPositiveF64(const double* in, double* out, size_t n) { MapExp2NonPositive(in, out, n); }
 void ExpF32(const float* in, float* out, size_t n) { MapExp(in, out, n); }
 void ExpF64(const double* in, double* out, size_t n) { MapExp(in, out, n); }
+void ExpNonPositiveF32(const float* in, float* out, size_t n) { MapExpNonPositive(in, out, n); }
+void ExpNonPositiveF64(const double* in, double* out, size_t n) { MapExpNonPositive(in, out, n); }
 void TanhF32(const float* in, float* out, size_t n) { MapTanh(in, out, n); }
 void TanhF64(const double* in, double* out, size_t n) { MapTanh(in, out, n); }
 void Expm1F32(const float* in, float* out, size_t n) { MapExpm1(in, out, n); }
@@ -91,6 +97,8 @@ HWY_EXPORT(Exp2NonPositiveF32);
 HWY_EXPORT(Exp2NonPositiveF64);
 HWY_EXPORT(ExpF32);
 HWY_EXPORT(ExpF64);
+HWY_EXPORT(ExpNonPositiveF32);
+HWY_EXPORT(ExpNonPositiveF64);
 HWY_EXPORT(TanhF32);
 HWY_EXPORT(TanhF64);
 HWY_EXPORT(Expm1F32);
@@ -98,9 +106,9 @@ HWY_EXPORT(Expm1F64);
 
 namespace {
 
-enum class Kind { kExp2, kExp2NonPositive, kExp, kTanh, kExpm1 };
+enum class Kind { kExp2, kExp2NonPositive, kExp, kExpNonPositive, kTanh, kExpm1 };
 
-constexpr const char* kNames[] = {"Exp2", "Exp2NonPositive", "Exp", "Tanh", "Expm1"};
+constexpr const char* kNames[] = {"Exp2", "Exp2NonPositive", "Exp", "ExpNonPositive", "Tanh", "Expm1"};
 // The table of math-inl.h, but for tanh in f64, which exceeds its 4 ulp there.
 template <class T>
 constexpr double MaxUlp(Kind kind) {
@@ -124,6 +132,7 @@ void Compute(Kind kind, const std::string& target, const T* in, T* out, size_t n
       case Kind::kExp2: return HWY_DISPATCH_TABLE(Exp2F32)[i](in, out, n);
       case Kind::kExp2NonPositive: return HWY_DISPATCH_TABLE(Exp2NonPositiveF32)[i](in, out, n);
       case Kind::kExp: return HWY_DISPATCH_TABLE(ExpF32)[i](in, out, n);
+      case Kind::kExpNonPositive: return HWY_DISPATCH_TABLE(ExpNonPositiveF32)[i](in, out, n);
       case Kind::kTanh: return HWY_DISPATCH_TABLE(TanhF32)[i](in, out, n);
       default: return HWY_DISPATCH_TABLE(Expm1F32)[i](in, out, n);
     }
@@ -132,6 +141,7 @@ void Compute(Kind kind, const std::string& target, const T* in, T* out, size_t n
       case Kind::kExp2: return HWY_DISPATCH_TABLE(Exp2F64)[i](in, out, n);
       case Kind::kExp2NonPositive: return HWY_DISPATCH_TABLE(Exp2NonPositiveF64)[i](in, out, n);
       case Kind::kExp: return HWY_DISPATCH_TABLE(ExpF64)[i](in, out, n);
+      case Kind::kExpNonPositive: return HWY_DISPATCH_TABLE(ExpNonPositiveF64)[i](in, out, n);
       case Kind::kTanh: return HWY_DISPATCH_TABLE(TanhF64)[i](in, out, n);
       default: return HWY_DISPATCH_TABLE(Expm1F64)[i](in, out, n);
     }
@@ -144,6 +154,7 @@ W Expected(Kind kind, W x) {
     case Kind::kExp2: return std::exp2(x);
     case Kind::kExp2NonPositive: return std::exp2(x > 127 ? -x : x);
     case Kind::kExp: return std::exp(x);
+    case Kind::kExpNonPositive: return std::exp(-std::abs(x));
     case Kind::kTanh: return std::tanh(x);
     default: return std::expm1(-std::abs(x));
   }
@@ -255,7 +266,8 @@ class Sweep {
 class Math : public testing::TestWithParam<Kind> {};
 
 INSTANTIATE_TEST_SUITE_P(Functions, Math,
-                         testing::Values(Kind::kExp2, Kind::kExp2NonPositive, Kind::kExp, Kind::kTanh, Kind::kExpm1),
+                         testing::Values(Kind::kExp2, Kind::kExp2NonPositive, Kind::kExp, Kind::kExpNonPositive,
+                                         Kind::kTanh, Kind::kExpm1),
                          [](const auto& value) { return kNames[static_cast<int>(value.param)]; });
 
 TEST_P(Math, F32IsWithinItsBoundOverAllFloats) {
@@ -323,7 +335,8 @@ void CheckSpecialValues() {
   const auto is_zero = [](T x, T y) { EXPECT_TRUE(y == 0 && !std::signbit(y)) << x << " gives " << y; };
   const auto is_plus_one = [](T x, T y) { EXPECT_EQ(y, 1) << x; };
   const auto is_minus_one = [](T x, T y) { EXPECT_EQ(y, -1) << x; };
-  for (const Kind kind : {Kind::kExp2, Kind::kExp2NonPositive, Kind::kExp, Kind::kTanh, Kind::kExpm1}) {
+  for (const Kind kind :
+       {Kind::kExp2, Kind::kExp2NonPositive, Kind::kExp, Kind::kExpNonPositive, Kind::kTanh, Kind::kExpm1}) {
     SCOPED_TRACE(kNames[static_cast<int>(kind)]);
     for (const T nan : {Limits::quiet_NaN(), -Limits::quiet_NaN()}) {
       ForSpecial<T>(kind, nan, is_nan);
@@ -345,9 +358,11 @@ void CheckSpecialValues() {
   }
   for (const T x : {kInf, Limits::max(), T{1e30}, T{4} * Limits::max_exponent}) {
     ForSpecial<T>(Kind::kExp2NonPositive, x, is_zero);
+    ForSpecial<T>(Kind::kExpNonPositive, x, is_zero);
   }
   for (const T x : {T{0}, Limits::denorm_min(), Limits::min()}) {
     ForSpecial<T>(Kind::kExp2NonPositive, x, is_plus_one);
+    ForSpecial<T>(Kind::kExpNonPositive, x, is_plus_one);
   }
   // Just below and at overflow.
   ForSpecial<T>(Kind::kExp2, std::nextafter(T{Limits::max_exponent}, T{0}),

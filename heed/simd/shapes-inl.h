@@ -22,9 +22,12 @@ inline constexpr int kVectorRegisters = (HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86
 struct Shapes {
   int tile_vectors;   // of a product's register tile, at most
   int block_vectors;  // of query rows in a block of attention: each key passes through the core once per block
+  int scan_states;    // of a vector of channels that a scan keeps in registers
+  int scan_decays;  // computed side by side: one is a long chain, and few registers let a processor overlap few of them
 };
-inline constexpr Shapes kShapes = kVectorRegisters == 32 ? Shapes{.tile_vectors = 4, .block_vectors = 4}
-                                                         : Shapes{.tile_vectors = 2, .block_vectors = 8};
+inline constexpr Shapes kShapes =
+    kVectorRegisters == 32 ? Shapes{.tile_vectors = 4, .block_vectors = 4, .scan_states = 16, .scan_decays = 1}
+                           : Shapes{.tile_vectors = 2, .block_vectors = 8, .scan_states = 4, .scan_decays = 2};
 
 // Rows of a register tile of C vectors.
 template <int C>

@@ -14,6 +14,9 @@
 #define HEED_ENGINES_SCAN_DECAY_INL_H_
 #endif
 
+#include <array>
+#include <cstddef>
+
 #include "heed/simd/math-inl.h"
 #include "hwy/highway.h"
 
@@ -22,10 +25,17 @@ namespace heed::scan::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
+#if HEED_HAVE_SCALEF
 template <class V>
 struct Decay {
   V fraction, exponent;  // f and n
 };
+#else
+template <class V>
+struct Decay {
+  V fraction, power;  // f and 2^n
+};
+#endif
 
 // A logarithm to base 2 below which everything is forgotten, and which times 0 is 0.
 template <class D>
@@ -33,11 +43,12 @@ HWY_INLINE hn::Vec<D> AtLeastForgotten(D d, hn::Vec<D> t) {
   return hn::Max(hn::Set(d, hn::TFromD<D>{-1e15}), t);  // of t and NaN, x86 takes the second
 }
 
+#if HEED_HAVE_SCALEF
+
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE Decay<V> DecayOf(D d, V t) {
   using T = hn::TFromD<D>;
   const auto c = [d](double v) HWY_ATTR { return hn::Set(d, static_cast<T>(v)); };
-#if HEED_HAVE_SCALEF
   constexpr int kFromNearest = 8;  // no exceptions, to integers
   V r;
   if constexpr (sizeof(T) == 4) {
@@ -46,10 +57,6 @@ HWY_INLINE Decay<V> DecayOf(D d, V t) {
     r = V{_mm512_reduce_pd(t.raw, kFromNearest)};
   }
   const V n = hn::Sub(t, r);
-#else
-  t = hn::Max(c(sizeof(T) == 4 ? -300 : -2200), t);  // 0, whatever it multiplies
-  const V n = hn::Round(t), r = hn::Sub(t, n);
-#endif
   if constexpr (sizeof(T) == 4) {  // minimax of (2^r - 1) / r, 1.1e-8
     V p = hn::MulAdd(c(1.54035124e-4), r, c(1.33907355e-3));
     p = hn::MulAdd(p, r, c(9.61823749e-3));
@@ -63,6 +70,13 @@ HWY_INLINE Decay<V> DecayOf(D d, V t) {
   }
 }
 
+// Decays of kCount logarithms.
+template <size_t kCount, class D, class V = hn::Vec<D>>
+HWY_INLINE void DecaysOf(D d, const V* t, Decay<V>* decays) {
+  HWY_UNROLL(4)
+  for (size_t i = 0; i < kCount; ++i) decays[i] = DecayOf(d, t[i]);
+}
+
 // 2^t h.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Decayed(D d, const Decay<V>& decay, V h) {
@@ -74,6 +88,78 @@ template <class D, class V = hn::Vec<D>>
 HWY_INLINE V PowerOf(D d, const Decay<V>& decay) {
   return hs::ScaleByPowerOfTwo(d, hn::Set(d, hn::TFromD<D>{1}), decay.exponent);
 }
+
+// Whether 2^t is 1 + f.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE auto IsNearOne(D d, const Decay<V>& decay) {
+  return hn::Eq(decay.exponent, hn::Zero(d));
+}
+
+#else
+
+// Minimax of (2^r - 1) / r for |r| <= 1/2: 1.1e-8 in f32, 1.3e-17 in f64, from the highest power down.
+template <class T>
+inline constexpr auto kSlopeSeries = [] {
+  if constexpr (sizeof(T) == 4) {
+    return std::array{1.54035124e-4f, 1.33907355e-3f, 9.61823749e-3f, 5.55035743e-2f, 0.240226498f, 0.693147188f};
+  } else {
+    return std::array{4.45667557101388223e-10, 7.07258618134636709e-9, 1.01780517273991858e-7, 1.32154425866128705e-6,
+                      1.52527338532823530e-5,  1.54035304417385134e-4, 1.33335581463960016e-3, 9.61812910760688681e-3,
+                      5.55041086648216598e-2,  0.240226506959100982,   0.693147180559945309};
+  }
+}();
+
+// Decays of kCount logarithms, step by step side by side: one is a chain of 12 operations that wait for each other. n
+// is at least -127 (-1023 in f64), where the power is 0, and at most 127 (1023): a factor beyond counts as that power.
+template <size_t kCount, class D, class V = hn::Vec<D>>
+HWY_INLINE void DecaysOf(D d, const V* t, Decay<V>* decays) {
+  using T = hn::TFromD<D>;
+  V r[kCount], slope[kCount];
+  HWY_UNROLL(4)
+  for (size_t i = 0; i < kCount; ++i) r[i] = hs::WithinLimit(d, t[i], hs::kPowerLimit<T>);
+  HWY_UNROLL(4)
+  for (size_t i = 0; i < kCount; ++i) {
+    const hs::RoundedPower<V> rounded = hs::RoundedPowerOf(d, r[i]);
+    r[i] = hn::Sub(r[i], rounded.n);
+    decays[i].power = rounded.power;
+  }
+  HWY_UNROLL(4)
+  for (size_t i = 0; i < kCount; ++i) slope[i] = hn::Set(d, kSlopeSeries<T>[0]);
+  for (size_t k = 1; k < kSlopeSeries<T>.size(); ++k) {
+    HWY_UNROLL(4)
+    for (size_t i = 0; i < kCount; ++i) slope[i] = hn::MulAdd(slope[i], r[i], hn::Set(d, kSlopeSeries<T>[k]));
+  }
+  HWY_UNROLL(4)
+  for (size_t i = 0; i < kCount; ++i) decays[i].fraction = hn::Mul(r[i], slope[i]);
+}
+
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE Decay<V> DecayOf(D d, V t) {
+  Decay<V> decay;
+  DecaysOf<1>(d, &t, &decay);
+  return decay;
+}
+
+// 2^t h.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Decayed(D, const Decay<V>& decay, V h) {
+  const V scaled = hn::Mul(h, decay.power);
+  return hn::MulAdd(decay.fraction, scaled, scaled);
+}
+
+// 2^n.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V PowerOf(D, const Decay<V>& decay) {
+  return decay.power;
+}
+
+// Whether 2^t is 1 + f.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE auto IsNearOne(D d, const Decay<V>& decay) {
+  return hn::Eq(decay.power, hn::Set(d, hn::TFromD<D>{1}));
+}
+
+#endif  // HEED_HAVE_SCALEF
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::scan::HWY_NAMESPACE

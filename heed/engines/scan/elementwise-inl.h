@@ -236,7 +236,7 @@ class ElementwiseStrip {
   HWY_INLINE V After(const Token& token, V h) const {
     const V changed = hn::Add(h, hn::MulAdd(token.decay.fraction, h, token.written));
     const V decayed = hn::Add(Decayed(d_, token.decay, h), token.written);
-    return hn::IfThenElse(hn::Eq(token.decay.exponent, hn::Zero(d_)), changed, decayed);
+    return hn::IfThenElse(IsNearOne(d_, token.decay), changed, decayed);
   }
 
   HWY_NOINLINE HWY_ATTR void OneTile(const Sequence& s, int64_t begin, const Gradients& g) {

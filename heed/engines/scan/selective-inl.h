@@ -33,7 +33,7 @@
 #include "heed/engines/scan/tasks.h"
 #include "heed/simd/activation-inl.h"
 #include "heed/simd/math-inl.h"
-#include "heed/simd/tile-inl.h"
+#include "heed/simd/shapes-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -44,7 +44,7 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 inline constexpr size_t kTile = static_cast<size_t>(kTileTokens);
 
 // States in registers; fewer where there are no more.
-inline constexpr size_t kManyStates = hs::kVectorRegisters == 32 ? 16 : 4;
+inline constexpr size_t kManyStates = static_cast<size_t>(hs::kShapes.scan_states);
 
 // What a pass over a tile leaves behind.
 enum class Leaves { kOutputs, kStates, kTrace };
@@ -253,6 +253,7 @@ class SelectiveStrip {
     const NextLines asked[] = {next_[0], next_[1], next_[2], next_[3]};
     const size_t row = row_;
     T* state = b_.h + first * kWidth + v * N;
+    constexpr size_t kDecays = HWY_MIN(kCount, static_cast<size_t>(hs::kShapes.scan_decays));
     V h[kCount];
     HWY_UNROLL(16)
     for (size_t n = 0; n < kCount; ++n) h[n] = hn::Load(d_, state + n * kWidth);
@@ -263,9 +264,18 @@ class SelectiveStrip {
       }
       V y = hn::Load(d_, ys + t * kWidth), dy = hn::Zero(d_);
       if constexpr (kLeaves == Leaves::kTrace) dy = hn::Load(d_, dys + t * kWidth);
+      Decay<V> decays[kDecays];
       HWY_UNROLL(16)
       for (size_t n = 0; n < kCount; ++n) {
-        const Decay<V> decay = DecayOf(d_, hn::Mul(step, hn::Load(d_, A + n * kWidth)));
+        if (n % kDecays == 0) {
+          V logarithms[kDecays];
+          HWY_UNROLL(4)
+          for (size_t i = 0; i < kDecays; ++i) {
+            logarithms[i] = hn::Mul(step, hn::Load(d_, A + (n + i) * kWidth));
+          }
+          DecaysOf<kDecays>(d_, logarithms, decays);
+        }
+        const Decay<V>& decay = decays[n % kDecays];
         const V kept = Decayed(d_, decay, h[n]);
         h[n] = hn::MulAdd(input, WeightOf<kConstants>(p_.B, b_.B, rowB, v, first + n), kept);
         if constexpr (kLeaves == Leaves::kTrace) {
