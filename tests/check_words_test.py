@@ -1,4 +1,4 @@
-"""Each rule of tools/check_words.py bites, and a clean tree passes. Run as a program; needs the standard library alone."""
+"""Each rule of tools/check_words.py bites, and a clean tree passes. It needs the standard library alone."""
 import sys
 import tempfile
 import unittest
@@ -20,17 +20,17 @@ def in_tree(function, files, *arguments):
 
 class CheckWordsTest(unittest.TestCase):
     def test_beginnings_without_a_subject(self):
-        for first in ("Of the last rows.", "Those of keys.", "The same, of states.", "What a caller gives.", "Whether it is packed.",
-                      "Where keys are.", "As in Forward.", "Its axes.", "It reads u.", "This one is last.", "And those of values.",
-                      "These are kept.", "They end."):
+        for first in ("Of the last rows.", "Those of keys.", "The same, of states.", "What a caller gives.",
+                      "Whether it is packed.", "Where keys are.", "As in Forward.", "Its axes.", "It reads u.",
+                      "This one is last.", "And those of values.", "These are kept.", "They end."):
             for path, text in (("heed/core/a.h", f"int a;\n  // {first}\n  // More.\n"), ("tools/a.py", f"# {first}\n"),
                                ("tools/b.py", f'def f():\n    """{first}"""\n')):
                 with self.subTest(path=path, first=first):
                     self.assertEqual(len(in_tree(check_words.bad_beginnings, {path: text})), 1)
 
     def test_sentences_pass(self):
-        text = ("// The rows of a task.\n// What follows in a block is not its beginning.\nint a;  // Of a trailing label.\n"
-                "// Offsets in bytes.\n// This file.\n\n// The same rows.\n\n// These rows.\n")
+        text = ("// The rows of a task.\n// What follows in a block is not its beginning.\n"
+                "int a;  // Of a trailing label.\n// Offsets in bytes.\n// This file.\n\n// The same rows.\n\n// These rows.\n")
         self.assertEqual(in_tree(check_words.bad_beginnings, {"heed/core/a.h": text, "heed/a.md": "# Of"}), [])
 
     def test_the_place_is_said(self):

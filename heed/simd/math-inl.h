@@ -270,6 +270,22 @@ HWY_INLINE V FastDivide(D d, V a, V b) {
   return hn::Div(a, b);
 }
 
+// (2^r - 1) / r for |r| <= 1/2.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Exp2LessOneTail(D d, V r) {
+  using T = hn::TFromD<D>;
+  const auto c = [d](double v) HWY_ATTR { return hn::Set(d, static_cast<T>(v)); };
+  if constexpr (sizeof(T) == 4) {  // minimax, 1.1e-8
+    V tail = hn::MulAdd(c(1.54035124e-4), r, c(1.33907355e-3));
+    tail = hn::MulAdd(tail, r, c(9.61823749e-3));
+    tail = hn::MulAdd(tail, r, c(5.55035743e-2));
+    tail = hn::MulAdd(tail, r, c(0.240226498));
+    return hn::MulAdd(tail, r, c(0.693147188));
+  } else {
+    return hn::Mul(ExpSeries(d, hn::Mul(r, c(kLn2))), c(kLn2));
+  }
+}
+
 // 2^t - 1 for |t| <= 100 as 2^n (2^r - 1) + (2^n - 1), whose terms never cancel: no
 // second branch for small arguments.
 template <class D, class V = hn::Vec<D>>
@@ -278,16 +294,7 @@ HWY_INLINE V Exp2Minus1(D d, V t) {
   const auto c = [d](double v) HWY_ATTR { return hn::Set(d, static_cast<T>(v)); };
   const V n = hn::Round(t);
   const V r = hn::Sub(t, n);
-  V tail;                          // (2^r - 1) / r
-  if constexpr (sizeof(T) == 4) {  // minimax, 1.1e-8
-    tail = hn::MulAdd(c(1.54035124e-4), r, c(1.33907355e-3));
-    tail = hn::MulAdd(tail, r, c(9.61823749e-3));
-    tail = hn::MulAdd(tail, r, c(5.55035743e-2));
-    tail = hn::MulAdd(tail, r, c(0.240226498));
-    tail = hn::MulAdd(tail, r, c(0.693147188));
-  } else {
-    tail = hn::Mul(ExpSeries(d, hn::Mul(r, c(kLn2))), c(kLn2));
-  }
+  const V tail = Exp2LessOneTail(d, r);
   const V power = ScaleByPowerOfTwo(d, c(1), n);
   return hn::MulAdd(hn::Mul(power, r), tail, hn::Sub(power, c(1)));
 }

@@ -20,14 +20,31 @@ namespace heed::HWY_NAMESPACE {
 inline constexpr int kVectorRegisters = (HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86) ? 32 : 16;
 
 struct Shapes {
-  int tile_vectors;   // of a product's register tile, at most
-  int block_vectors;  // of query rows in a block of attention: each key passes through the core once per block
-  int scan_states;    // of a vector of channels that a scan keeps in registers
-  int scan_decays;  // computed side by side: one is a long chain, and few registers let a processor overlap few of them
+  int tile_vectors;    // of a product's register tile, at most
+  int block_vectors;   // of query rows in a block of attention: each key passes through the core once per block
+  int scan_states;     // of a vector of channels that a scan keeps in registers
+  int scan_decays;     // computed side by side: one is a long chain, and few registers let a processor overlap few
+  int column_block;    // vectors of the state's columns in a recurrence's register tile
+  int ungated_tokens;  // tokens of such a tile where nothing decays; tiles with decays have kTileTokens
+  int delta_block;     // vectors of the state's columns that a delta rule passes over at once
+  int delta_row_sums;  // vectors of a delta rule's rows whose sums over lanes are taken at once
 };
-inline constexpr Shapes kShapes =
-    kVectorRegisters == 32 ? Shapes{.tile_vectors = 4, .block_vectors = 4, .scan_states = 16, .scan_decays = 1}
-                           : Shapes{.tile_vectors = 2, .block_vectors = 8, .scan_states = 4, .scan_decays = 2};
+inline constexpr Shapes kShapes = kVectorRegisters == 32 ? Shapes{.tile_vectors = 4,
+                                                                  .block_vectors = 4,
+                                                                  .scan_states = 16,
+                                                                  .scan_decays = 1,
+                                                                  .column_block = 2,
+                                                                  .ungated_tokens = 4,
+                                                                  .delta_block = 4,
+                                                                  .delta_row_sums = 1}
+                                                         : Shapes{.tile_vectors = 2,
+                                                                  .block_vectors = 8,
+                                                                  .scan_states = 4,
+                                                                  .scan_decays = 2,
+                                                                  .column_block = 2,
+                                                                  .ungated_tokens = 3,
+                                                                  .delta_block = 2,
+                                                                  .delta_row_sums = 4};
 
 // Rows of a register tile of C vectors.
 template <int C>

@@ -32,6 +32,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "heed/engines/recurrence/decays-inl.h"
 #include "heed/engines/recurrence/features-inl.h"
 #include "heed/engines/recurrence/problem.h"
 #include "heed/engines/recurrence/register_tile-inl.h"
@@ -317,9 +318,9 @@ HWY_INLINE void ExpDecays(D d, const RowsAt<T>& log_decay, size_t n, size_t row,
         auto g = hn::LoadU(d, log_decay(t) + i);
         g = hn::IfThenElse(hn::Gt(g, zero), zero, g);
         sum = hn::Add(sum, g);
-        hn::Store(hs::Exp(d, g), d, decay + t * row + i);
+        hn::Store(ExpOfDecay(d, g), d, decay + t * row + i);
       }
-      hn::Store(hs::Expm1(d, sum), d, less_one + i);
+      hn::Store(ExpsOfDecay(d, sum).less_one, d, less_one + i);
     }
   }
 }
@@ -335,10 +336,10 @@ HWY_INLINE void ExpScalarDecays(D d, T* log_decay, size_t n, size_t row, T* less
     sums[t / kTile] += log_decay[t];
   }
   for (size_t i = 0; i < kBlock; i += N) {
-    hn::Store(hs::Exp(d, hn::Load(d, log_decay + i)), d, log_decay + i);
+    hn::Store(ExpOfDecay(d, hn::Load(d, log_decay + i)), d, log_decay + i);
   }
   for (size_t i = 0; i < kTiles; i += N) {
-    hn::Store(hs::Expm1(d, hn::Load(d, sums + i)), d, sums + i);
+    hn::Store(ExpsOfDecay(d, hn::Load(d, sums + i)).less_one, d, sums + i);
   }
   for (size_t tile = 0; tile * kTile < n; ++tile) {
     for (size_t i = 0; i < row; i += N) {

@@ -186,9 +186,9 @@ class DeltaReader {
     for (size_t begin = 0; begin < n * writes_; begin += N) {
       HWY_ALIGN T factors[N], decays[N];
       const auto g = Clamped(hn::Load(d_, numbers + begin));
-      const auto a = hs::Exp(d_, g);
+      const auto [a, less_one] = ExpsOfDecay(d_, g);
       hn::Store(a, d_, factors);
-      hn::Store(TileDecay(d_, a, hs::Expm1(d_, g)), d_, decays);
+      hn::Store(TileDecay(d_, a, less_one), d_, decays);
       for (size_t t = begin; t < HWY_MIN(begin + N, n * writes_); ++t) {
         const T decay = decays[t - begin];
         T* to = rows_.decay + t * kDeltaStrip * N;
@@ -205,8 +205,8 @@ class DeltaReader {
       bool all_near = true, any_slow = false;
       ReadState(t, [&](size_t i) HWY_ATTR {
         T* at = rows_.decay + t * row_ + i;
-        const auto g = Clamped(hn::Load(d_, at)), a = hs::Exp(d_, g);
-        const auto decay = TileDecay(d_, a, hs::Expm1(d_, g));
+        const auto [a, less_one] = ExpsOfDecay(d_, Clamped(hn::Load(d_, at)));
+        const auto decay = TileDecay(d_, a, less_one);
         hn::Store(decay, d_, at);
         const auto exists = hn::FirstN(d_, keys_ - i);
         const auto is_near = hn::Lt(decay, hn::Zero(d_));

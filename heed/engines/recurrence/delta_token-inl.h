@@ -27,7 +27,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 // Vectors of columns of a strip at most: the more, the fewer broadcasts for each.
-inline constexpr int kDeltaStrip = hs::kVectorRegisters == 32 ? 4 : 2;
+inline constexpr int kDeltaStrip = hs::kShapes.delta_block;
 using DeltaShape = StripShape<kDeltaStrip>;
 
 // The operations on a state row, in this order; the decay follows kLateWrite.
@@ -68,28 +68,63 @@ size_t NumAsksOfTokens(const DeltaShape& shape, size_t passes) {
   return NumStrips<T>(shape) * passes * ((shape.rows + N - 1) / N);
 }
 
+// v[i] summed over its lanes in lane i, for vectors of one or two blocks: the halves first, then the halves of these.
+// Adding while transposing halves the vectors takes two thirds of the shuffles.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V LaneSums(D d, const V* v) {
+  constexpr size_t N = hn::MaxLanes(D()), kPerBlock = 16 / sizeof(hn::TFromD<D>);
+  V w[kPerBlock];
+  HWY_UNROLL(4)
+  for (size_t i = 0; i < kPerBlock; ++i) {
+    if constexpr (N == kPerBlock) {
+      w[i] = v[i];
+    } else {
+      w[i] = hn::Add(hn::ConcatLowerLower(d, v[i + kPerBlock], v[i]), hn::ConcatUpperUpper(d, v[i + kPerBlock], v[i]));
+    }
+  }
+  const auto interleaved = [&](V a, V b)
+                               HWY_ATTR { return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)); };
+  if constexpr (kPerBlock == 2) {
+    return interleaved(w[0], w[1]);
+  } else {
+    const hn::Repartition<double, D> wide;
+    const auto a = hn::BitCast(wide, interleaved(w[0], w[1])), b = hn::BitCast(wide, interleaved(w[2], w[3]));
+    return hn::Add(hn::BitCast(d, hn::InterleaveLower(wide, a, b)), hn::BitCast(d, hn::InterleaveUpper(wide, a, b)));
+  }
+}
+
 // Sums over lanes of the rows of a state, some at a time: a function of its own, as it is long and rarely called.
 template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 class RowSums {
  public:
   static constexpr size_t N = hn::MaxLanes(D());
+  static constexpr size_t kRows = N * hs::kShapes.delta_row_sums;
 
-  void Put(D d, size_t r, V sum) { hn::Store(sum, d, sums_ + r % N * N); }
-  // Adds those of the last `count` rows, which begin at a multiple of N, to to[0] and on.
+  void Put(D d, size_t r, V sum) { hn::Store(sum, d, sums_ + r % kRows * N); }
+  // Adds those of the last `count` rows, which begin at a multiple of kRows, to to[0] and on.
   HWY_NOINLINE HWY_ATTR void AddTo(D d, size_t count, T* to) const {
-    V v[N];
-    HWY_UNROLL(16)
-    for (size_t i = 0; i < N; ++i) v[i] = i < count ? hn::Load(d, sums_ + i * N) : hn::Zero(d);
-    hs::Transpose(d, v);
-    HWY_UNROLL(4)
-    for (size_t step = N / 2; step > 0; step /= 2) {
-      for (size_t i = 0; i < step; ++i) v[i] = hn::Add(v[i], v[i + step]);
+    for (size_t begin = 0; begin < (kRows == N ? 1 : count); begin += N) {
+      const T* HWY_RESTRICT sums = sums_ + begin * N;
+      V v[N];
+      HWY_UNROLL(16)
+      for (size_t i = 0; i < N; ++i) v[i] = begin + i < count ? hn::Load(d, sums + i * N) : hn::Zero(d);
+      V sum;
+      if constexpr (N > 1 && N * sizeof(T) <= 32) {
+        sum = LaneSums(d, v);
+      } else {
+        hs::Transpose(d, v);
+        HWY_UNROLL(4)
+        for (size_t step = N / 2; step > 0; step /= 2) {
+          for (size_t i = 0; i < step; ++i) v[i] = hn::Add(v[i], v[i + step]);
+        }
+        sum = v[0];
+      }
+      hn::StoreU(hn::Add(hn::LoadU(d, to + begin), sum), d, to + begin);
     }
-    hn::StoreU(hn::Add(hn::LoadU(d, to), v[0]), d, to);
   }
 
  private:
-  HWY_ALIGN T sums_[N * N];
+  HWY_ALIGN T sums_[kRows * N];
 };
 
 // A decay of one token that is this near to 1 is rounded with what is written (kSlow).
@@ -213,10 +248,13 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
     HWY_UNROLL(4)
     for (int c = 0; kChanges && c < C; ++c) hn::StoreU(s[c], d, at + c * N);
   };
-  for (size_t begin = 0; begin < num_rows; begin += N) {
-    const size_t end = HWY_MIN(begin + N, num_rows);
+  constexpr size_t kSummed = RowSums<D>::kRows;  // N, or a multiple
+  for (size_t group = 0; group < num_rows; group += N) {
+    const size_t end = HWY_MIN(group + N, num_rows);
     if (x.prefetch != nullptr) x.prefetch->Some();
-    for (size_t r = begin; r < end; ++r) one_row(r);
+    for (size_t r = group; r < end; ++r) one_row(r);
+    if (kSummed != N && end % kSummed != 0 && end != num_rows) continue;
+    const size_t begin = kSummed == N ? group : group / kSummed * kSummed;
     if constexpr (does(kDot)) sums.AddTo(d, end - begin, x.dot_out + begin);
     if constexpr (does(kDot2)) sums2.AddTo(d, end - begin, x.dot2_out + begin);
   }

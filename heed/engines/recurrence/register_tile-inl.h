@@ -17,8 +17,10 @@
 #endif
 
 #include <cstddef>
+#include <cstdint>
 
 #include "heed/engines/recurrence/problem.h"
+#include "heed/simd/shapes-inl.h"
 #include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
 
@@ -29,7 +31,9 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 // Vectors of columns that a strip has at most: TB C sums, C of the state and a few more
 // stand in registers.
-inline constexpr int kMaxStrip = hs::kVectorRegisters == 32 ? 2 : 1;
+inline constexpr int kMaxStrip = hs::kShapes.column_block;
+// Tokens of a tile without decays.
+inline constexpr int64_t kUngatedTokens = hs::kShapes.ungated_tokens;
 
 // Which way the state decays as it stands in the tile: one decay of all rows is one of all lanes.
 // Where both decay, keys come first, so that a state and its transpose have the same bits.
@@ -256,12 +260,12 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
   }
 }
 
-// The tiles of `num_tokens` on one strip, in time or against it. Tiles begin at multiples
-// of kTileTokens either way.
+// The tiles of `num_tokens` on one strip, in time or against it. Tiles of decays begin at multiples of kTileTokens
+// either way. Without decays each element is one chain over tokens, whatever tiles they are taken in.
 template <Decay kDecay, bool kRead, int C, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void StripOfBlock(D d, Product<T> x, size_t num_tokens, bool against_time, size_t num_rows,
                                T* HWY_RESTRICT state, RowPrefetch& prefetch) {
-  constexpr auto kTile = static_cast<size_t>(kTileTokens);
+  constexpr auto kTile = static_cast<size_t>(kDecay == Decay::kNone ? kUngatedTokens : kTileTokens);
   const size_t num_tiles = (num_tokens + kTile - 1) / kTile;
   for (size_t i = 0; i < num_tiles; ++i) {
     const size_t tile = against_time ? num_tiles - 1 - i : i;
@@ -282,7 +286,7 @@ HWY_NOINLINE void StripOfBlock(D d, Product<T> x, size_t num_tokens, bool agains
       case 1: StateTile<kDecay, kRead, 1, C>(d, at, step, num_rows, state, prefetch); break;
       case 2: StateTile<kDecay, kRead, 2, C>(d, at, step, num_rows, state, prefetch); break;
       case 3: StateTile<kDecay, kRead, 3, C>(d, at, step, num_rows, state, prefetch); break;
-      default: StateTile<kDecay, kRead, 4, C>(d, at, step, num_rows, state, prefetch);
+      default: StateTile<kDecay, kRead, kTile, C>(d, at, step, num_rows, state, prefetch);
     }
   }
 }

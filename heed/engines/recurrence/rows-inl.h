@@ -346,8 +346,8 @@ class RowReader {
       floors[t] = static_cast<T>(-m);
     }
     for (size_t i = 0; i < kBlock; i += hn::MaxLanes(d)) {
-      const auto g = hn::Load(d, decay + i);
-      hn::Store(TileDecay(d, hs::Exp(d, g), hs::Expm1(d, g)), d, rows_.normalizer_decay + i);
+      const auto [a, less_one] = ExpsOfDecay(d, hn::Load(d, decay + i));
+      hn::Store(TileDecay(d, a, less_one), d, rows_.normalizer_decay + i);
       for (T* x : {factors, floors}) hn::Store(hs::Exp(d, hn::Load(d, x + i)), d, x + i);
     }
   }
