@@ -29,7 +29,7 @@ namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // A cursor over rows that are stored as S, `stride` elements apart. With `page`, each page has `page_rows` rows,
-// `offset` bytes from its begin; a page's address is read when its first row is reached. With `chosen`, row i is row
+// `offset` bytes from its start; a page's address is read when its first row is reached. With `chosen`, row i is row
 // chosen[i] of all pages, `page` is the first page, and TakeChosen() must be used.
 template <class S>
 struct RowCursor {
@@ -56,7 +56,7 @@ struct RowCursor {
     }
   }
 
-  // Returns the begin of the next contiguous rows: `most` at most, at least one, all in one page.
+  // Returns the start of the next contiguous rows: `most` at most, at least one, all in one page.
   HWY_INLINE const S* TakeRun(size_t most, size_t* count) {
     if (left == 0) {
       row = reinterpret_cast<const S*>(*page++ + offset);
@@ -219,7 +219,7 @@ HWY_INLINE void LoadFourColumns(D d, const Row& row, V* HWY_RESTRICT v) {
   v[3] = hn::BitCast(d, hn::InterleaveUpper(wide, ab1, ce1));
 }
 
-// Calls f(i, column i) for N rows of N 32-bit words; row(j) is the begin of row j. The calls come after every four
+// Calls f(i, column i) for N rows of N 32-bit words; row(j) is the start of row j. The calls come after every four
 // columns, or after all of them. Measured: for one to four products per column the former is 6 to 10 % faster, for
 // eight products the latter 15 %.
 template <bool kAllAtOnce, class D, class Row, class F, class V = hn::Vec<D>>
@@ -236,7 +236,7 @@ HWY_INLINE void ForWordColumns(D d, const Row& row, const F& f) {
   for (size_t i = 0; kAllAtOnce && i < N; ++i) f(i, v[i]);
 }
 
-// Calls f(column, vector), widened, for kColumns columns of N rows; row(j) is the begin of row j. The caller computes R
+// Calls f(column, vector), widened, for kColumns columns of N rows; row(j) is the start of row j. The caller computes R
 // products of each column.
 template <int R, class D, class S, class Row, class F, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void ForColumns(D d, const Row& row, const F& f) {

@@ -81,7 +81,7 @@ HWY_INLINE void Decays<O, C>::AddNear(const Problem& p, const Run& run, int64_t 
   HWY_ALIGN double sums[W] = {};
   HWY_ALIGN T near[W];
   const V last = hn::Set(d_, static_cast<T>(kTile - 1));
-  V from_begin[kVectors];  // each row's position from the begin of the tile
+  V from_begin[kVectors];  // each row's position from the start of the tile
   HWY_ALIGN T relative[W];
   for (size_t lane = 0; lane < W; ++lane) {
     relative[lane] =

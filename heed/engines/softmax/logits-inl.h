@@ -90,7 +90,7 @@ HWY_NOINLINE void ApplySoftcap(D d, const Run& run, int64_t origin, double softc
   });
 }
 
-// Adds -slope |position - key|. Both are counted from the tile's begin on the grid: small numbers, exact in T, and the
+// Adds -slope |position - key|. Both are counted from the tile's start on the grid: small numbers, exact in T, and the
 // same whichever block computes the tile.
 template <int C, class D>
 struct Alibi {

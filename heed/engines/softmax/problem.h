@@ -53,7 +53,7 @@ struct SharedKeys {
   int64_t first = 0, count = 0, end = 0;
 };
 
-// A tensor over tokens and heads. In pages, `page_offset` bytes from the begin of each page take the place of `data`.
+// A tensor over tokens and heads. In pages, `page_offset` bytes from the start of each page take the place of `data`.
 struct Rows {
   const void* data = nullptr;
   int64_t batch_stride = 0, token_stride = 0, head_stride = 0;

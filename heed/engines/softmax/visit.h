@@ -34,7 +34,7 @@ KeyRuns VisibleKeys(const Problem& problem, const Sequence& sequence, int64_t qu
 
 struct Tile {
   Interval keys;
-  int64_t grid = 0;     // begin of the tile on the grid, seen or not
+  int64_t grid = 0;     // start of the tile on the grid, seen or not
   int64_t segment = 0;  // index of its segment
   int64_t until = 0;    // end of the run of visible keys that the tile is in
   bool full = false;    // every row of the block sees all of its keys
@@ -66,7 +66,7 @@ class TileVisits {
     return true;
   }
 
-  int64_t at() const { return at_; }  // begin of the next tile
+  int64_t at() const { return at_; }  // start of the next tile
 
   // Skips the tiles that end before this key.
   void SkipTo(int64_t key) { at_ = std::max(at_, key - ((key - origin_) & (tile_ - 1))); }
