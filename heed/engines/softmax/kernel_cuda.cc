@@ -1,4 +1,4 @@
-// The kernels of GPUs in the list: which problems they take, and their launches.
+// The kernel of GPUs in the list: what it takes, and problems as its launches.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -17,10 +17,10 @@
 namespace heed::softmax {
 namespace {
 
-constexpr int64_t kMostHeads = 65535;                    // the limit of a grid's second axis
-constexpr int64_t kMostQueries = int64_t{1} << 30;       // kernels count queries in 32 bits
+constexpr int64_t kMostHeads = 65535;                    // blocks of a grid on its second axis
+constexpr int64_t kMostQueries = int64_t{1} << 30;       // which kernels count in 32 bits
 constexpr int64_t kMostFewRows = 2 * cuda::kFewRows;     // of a key head: two blocks read its keys at once
-constexpr int64_t kMostPartNumbers = int64_t{64} << 20;  // of split-KV states of many rows
+constexpr int64_t kMostPartNumbers = int64_t{64} << 20;  // of many rows
 
 std::string DeclinesOption(const Problem& p) {
   const std::pair<bool, const char*> options[] = {{p.quantized || p.pages_gone || !p.shared.empty(), "caches"},
@@ -84,7 +84,7 @@ std::string DeclinesGroups(const Context& ctx, const Problem& p) {
   return "";
 }
 
-// Returns the rows of a block of many rows, for warpgroups (wgmma) or for warps (mma.sync).
+// Rows of a block of many: of groups of warps, and of warps.
 int64_t LanesOfGroups(const Problem& p) {
   return cuda::WithGroupShape<cuda::GroupShape>(p.dtype, p.depth, p.value_depth,
                                                 [](auto shape) { return int64_t{shape.kRows}; });
@@ -93,15 +93,15 @@ int64_t Lanes(const Problem& p) {
   return cuda::WithShape(p.dtype, p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kRows}; });
 }
 
-// The blocks of a launch: their kernel, and their properties.
+// The blocks of a launch: their kernel, and what they have.
 struct RowBlocks {
   decltype(cuda::BlockLaunches::forward) launch;
   int64_t rows;
-  bool few, has_bulk;  // small M; keys and values come by TMA loads
+  bool few, has_bulk;  // copies of keys
 };
 
-// A launch over these sequences, with its memory. No bit depends on how it is divided, because blocks of either kind
-// add up the same segments of keys.
+// A launch of these sequences, with its memory. How it is cut no bit depends on: blocks of either kind add up the same
+// segments of keys.
 class ForwardLaunch {
  public:
   ForwardLaunch(const heed::cuda::Call& call, const RowBlocks& blocks, const Problem& p,
@@ -139,7 +139,7 @@ class ForwardLaunch {
 
  private:
   size_t Count() const { return static_cast<size_t>(sequences_); }
-  // Split-KV: small M always splits. Many rows split where their blocks would leave SMs idle and the states stay small.
+  // Few rows do; many where their blocks would leave multiprocessors idle, and what they leave stays small.
   bool Splits() const {
     if (segments_ <= 1 || blocks_.few) return segments_ > 1;
     if (parts_ * (params_.part_channels + 2) > kMostPartNumbers) return false;
@@ -154,7 +154,7 @@ class ForwardLaunch {
   const int64_t sequences_, queries_;
   cuda::ForwardParams params_;
   int64_t heads_, row_blocks_;
-  int64_t segments_ = 0, parts_ = 0;  // the most segments of a sequence; the split-KV parts of all rows
+  int64_t segments_ = 0, parts_ = 0;  // the most of a sequence, and those of all rows
   std::optional<heed::cuda::DeviceMemory> memory_;
 };
 
@@ -167,7 +167,7 @@ void ForwardBy(const Kernel& kernel, cuda::BlockLaunches cuda::Launches::* launc
   const auto many =
       std::stable_partition(sequences.begin(), sequences.end(), [&](const Sequence& s) { return HasFewRows(p, s); });
   const cuda::Arguments arguments(call, p, sequences);
-  std::list<ForwardLaunch> launches;  // all of them reserve their memory before anything is written
+  std::list<ForwardLaunch> launches;  // all have their memory before anything is written
   const RowBlocks few = {kernels.few_rows, cuda::kFewRows, true, false};
   const RowBlocks whole = {(kernels.*launches_of).forward, kernel.lanes(ctx, p), false,
                            launches_of == &cuda::Launches::groups};
@@ -180,7 +180,7 @@ void ForwardBy(const Kernel& kernel, cuda::BlockLaunches cuda::Launches::* launc
   for (const ForwardLaunch& launch : launches) launch.Run();
 }
 
-// Returns the passes of a kernel; kBlocks selects how its blocks of many rows compute products.
+// The passes of a kernel, by how its blocks of many rows compute products.
 template <cuda::BlockLaunches cuda::Launches::* kBlocks, const Kernel& kernel>
 Passes ForwardPasses(const Context&) {
   return {.forward = [](Context& ctx, const Problem& p) { ForwardBy(kernel, kBlocks, ctx, p); },

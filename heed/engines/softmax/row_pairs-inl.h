@@ -1,6 +1,6 @@
-// Rows of queries and output gradients as pairs of bf16, for AMX products that sum over rows.
+// Rows of queries and output gradients as pairs of bf16, for products whose depth is rows.
 //
-// Compiled once per SIMD target that has AMX or emulates it.
+// Compiled once per SIMD target that runs beside matrix tiles, or emulates them.
 #if defined(HEED_ENGINES_SOFTMAX_ROW_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_ROW_PAIRS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_ROW_PAIRS_INL_H_
@@ -29,8 +29,8 @@ class RowPairs {
  public:
   RowPairs(DType dtype, size_t num_rows) : dtype_(dtype), num_rows_(num_rows) {}
 
-  // Stores to[piece][channel / 16][pair of rows][channel % 16], with zeros for rows that do not exist and for elements
-  // that are not finite. Returns true if all elements are finite.
+  // to[piece][channel / 16][pair of rows][channel % 16], zeros where there is no row, and
+  // instead of what is not finite. True if all are finite.
   HWY_INLINE bool Pack(const void* const* rows, int64_t depth, uint32_t* to) const {
     bool finite = true;
     O::Pieces::WithStorage(dtype_, [&](auto stored) HWY_ATTR {
