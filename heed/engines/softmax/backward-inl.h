@@ -105,7 +105,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
                                                     : this->KeptGroupsBefore(group_.keys.begin, visits, P::kGroupKeys);
     this->KeepKeys(group_.keys);
     PrepareGradients();
-    LookAhead();
+    PrefetchNext();
     EachTile();
     group_.products.EndBlock();
     if (!shared_.wants.any_row_sum) return;
@@ -137,7 +137,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
 
   // Prefetches the rows of the next block. The last kLastBlocks blocks of a group also prefetch, in equal shares, the
   // destination of dk and dv and the first operands of the next group.
-  HWY_INLINE void LookAhead() {
+  HWY_INLINE void PrefetchNext() {
     RowPrefetch& ahead = b_.block.ahead;
     ahead.Clear();
     if (block_ > 0) AddRows(s_, key_head_, grid_, block_ - 1, ahead);

@@ -135,8 +135,8 @@ inline int64_t BlocksPerTask(const BlockQueue& queue, int num_threads) {
 // Collects the prefetches to issue while block `index` is computed: its outputs, the queries of block `next`, and a
 // share of the keys and values of the next head, whose block `of_next_head` is.
 template <class O>
-void LookAhead(const Problem& p, const Plan& plan, const BlockQueue& queue, int64_t index, int64_t next,
-               int64_t of_next_head, RowPrefetch& ahead) {
+void PrefetchNext(const Problem& p, const Plan& plan, const BlockQueue& queue, int64_t index, int64_t next,
+                  int64_t of_next_head, RowPrefetch& ahead) {
   constexpr int64_t kMostBytes = int64_t{512} << 10;  // keys and values have to stay in L2
   ahead.Clear();
   const auto grid_of = [&](const BlockQueue::Task& task) {
@@ -202,7 +202,7 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
           const int64_t skipped = per_task * (ctx.num_threads() - 1);  // blocks that other threads take
           const int64_t next = index + 1 < end ? index + 1 : index + 1 + skipped;
           const int64_t of_next_head = index + blocks_of_head + (per_task > 1 ? skipped : 0);
-          LookAhead<O>(p, plan, queue, index, next, of_next_head, w.ahead);
+          PrefetchNext<O>(p, plan, queue, index, next, of_next_head, w.ahead);
         }
         block.Compute();
       });
