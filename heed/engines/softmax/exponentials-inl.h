@@ -43,7 +43,7 @@ HWY_INLINE void Exponentials(D d, size_t num_keys, const T* s, const V* HWY_REST
     l[c] = sum[c];
     m[c] = shift[c];
   }
-  const auto weigh = [&](size_t j, int c) HWY_ATTR {
+  const auto exponential = [&](size_t j, int c) HWY_ATTR {
     const V x = hn::Load(d, s + j * W + static_cast<size_t>(c) * N);
     V p = Weight(d, hn::Sub(x, m[c]));
     if constexpr (kFlagMasked) {
@@ -59,13 +59,13 @@ HWY_INLINE void Exponentials(D d, size_t num_keys, const T* s, const V* HWY_REST
     for (int c = 0; c < C; ++c) {
       V p[kStep];
       HWY_UNROLL(2)
-      for (int i = 0; i < kStep; ++i) p[i] = weigh(j + static_cast<size_t>(i), c);
+      for (int i = 0; i < kStep; ++i) p[i] = exponential(j + static_cast<size_t>(i), c);
       put(p, j, c);
     }
   }
   if constexpr (kStep == 2) {
     for (int c = 0; j < num_keys && c < C; ++c) {
-      const V p[2] = {weigh(j, c), hn::Zero(d)};
+      const V p[2] = {exponential(j, c), hn::Zero(d)};
       put(p, j, c);
     }
   }

@@ -104,7 +104,7 @@ class SkipCertificate {
 
   // Adds the last tile of a row: its largest logit, the sum of its exponentials, and the norm of the keys that the row
   // sees. `more` is added to gamma.
-  void WeighLast(size_t lane, float max, float weight, double norm, double more) {
+  void AddLastTile(size_t lane, float max, float weight, double norm, double more) {
     const double gamma = static_cast<double>(unit_[lane]) * norm + more;
     if (!(gamma <= kMostGamma && std::isfinite(max))) return;
     const float own = weight * static_cast<float>(1 - gamma);
@@ -136,7 +136,7 @@ class SkipCertificate {
 
   // Decides about a tile that begins at key `begin` and ends `end` keys behind the sequence's first valid one. Returns
   // which of the rows from `lane` on skip it, among those that see any of it.
-  HWY_INLINE M Weigh(size_t lane, int64_t begin, int64_t end, V gamma, M sees, V max, V shift, V weight) {
+  HWY_INLINE M Decide(size_t lane, int64_t begin, int64_t end, V gamma, M sees, V max, V shift, V weight) {
     const D d;
     const hn::RebindToSigned<D> di;
     const V one = hn::Set(d, 1.0f);

@@ -96,9 +96,9 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     this->PackQueries(p_.dtype, q);
     BeginRows(q);
     if (p_.bias.data != nullptr) {
-      WeighLastTiles</*kFlagMasked=*/true>();
+      SoftmaxLastTiles</*kFlagMasked=*/true>();
     } else {
-      WeighLastTiles</*kFlagMasked=*/false>();
+      SoftmaxLastTiles</*kFlagMasked=*/false>();
     }
     PassAndMerge</*kFlagMasked=*/false>();
     // As in ForwardBlock: if a masked value has leaked, the pass is repeated with masked pairs flagged. The decisions
@@ -141,7 +141,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   // Computes the logits and probabilities of the tile in which the keys of each row end, and gives them to the
   // certificate.
   template <bool kFlagMasked>
-  HWY_NOINLINE void WeighLastTiles() {
+  HWY_NOINLINE void SoftmaxLastTiles() {
     const void* q[W];
     for (size_t lane = 0; lane < num_rows_; ++lane) {
       KeyRuns& runs = this->runs_[lane];
@@ -154,7 +154,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
       V max[C], shift[C], sum[C], weight[C];
       Run runs[2 * C + 1];
       const int num_runs = this->SplitTile(tile, runs);
-      WeighTile<kFlagMasked>(tile, runs, num_runs, nullptr, max, shift, sum, weight);
+      SoftmaxTile<kFlagMasked>(tile, runs, num_runs, nullptr, max, shift, sum, weight);
       HWY_ALIGN T largest[W], weights[W], squares[kTile];
       for (int c = 0; c < C; ++c) {
         hn::Store(max[c], d_, largest + static_cast<size_t>(c) * N);
@@ -176,7 +176,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
         const double more =
             seen_by_row_ ? static_cast<double>(more_[lane]) + BiasUnit() * std::abs(static_cast<double>(largest[lane]))
                          : 0;
-        certificate_.WeighLast(lane, largest[lane], weights[lane], norm, more);
+        certificate_.AddLastTile(lane, largest[lane], weights[lane], norm, more);
       }
     });
     this->FindKeys();
@@ -229,7 +229,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     const int64_t origin = tile.keys.begin;
     V rescale[C];
     for (int c = 0; c < C; ++c) max[c] = m[c], sum[c] = l[c];
-    WeighTile<kFlagMasked>(tile, runs, num_runs, rescale, max, shift, sum, weight);
+    SoftmaxTile<kFlagMasked>(tile, runs, num_runs, rescale, max, shift, sum, weight);
 
     const V one = hn::Set(d_, T{1});
     V norm = hn::Zero(d_);
@@ -250,7 +250,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
         gamma = hn::MulAdd(hn::Abs(shift[c]), hn::Set(d_, static_cast<T>(BiasUnit())), gamma);
       }
       const int64_t end = tile.grid + kTile - s_.key_begin;
-      out[c] = certificate_.Weigh(lane, tile.grid, end, gamma, sees, of_tile_[c], shift[c], weight[c]);
+      out[c] = certificate_.Decide(lane, tile.grid, end, gamma, sees, of_tile_[c], shift[c], weight[c]);
       keeps[c] = hn::AndNot(out[c], sees);
       adds[c] = !hn::AllFalse(d_, keeps[c]);
       any = any || adds[c];
@@ -296,8 +296,8 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   // far, `max` and `sum` begin with the state so far and include the tile afterwards. `weight` is the tile's own part
   // of the sum.
   template <bool kFlagMasked>
-  HWY_INLINE void WeighTile(const Tile& tile, const Run* runs, int num_runs, V* rescale, V* max, V* shift, V* sum,
-                            V* weight) {
+  HWY_INLINE void SoftmaxTile(const Tile& tile, const Run* runs, int num_runs, V* rescale, V* max, V* shift, V* sum,
+                              V* weight) {
     const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
     for (int c = 0; c < C; ++c) of_tile_[c] = none;
     this->BeginLogits(tile);
