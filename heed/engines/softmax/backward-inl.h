@@ -243,7 +243,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
                                    b_.d_logits, b_.block.ahead, tiles);
         };
         if (p_.forgets) {
-          add(TilesThatForget{*this, {}});
+          add(TilesWithDecay{*this, {}});
         } else {
           add(nullptr);
         }
@@ -436,7 +436,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   }
 
   // The callbacks of the AMX tile pipeline for rows with log decays.
-  struct TilesThatForget {
+  struct TilesWithDecay {
     BackwardBlock& block;
     typename P::TileTerms terms;
 
