@@ -51,7 +51,7 @@ TEST(KernelListTest, EveryKernelSaysWhyItDeclinesADType) {
 
 TEST(KernelListTest, ARecurrenceGetsTheKernelOfItsForm) {
   Context ctx(1);
-  ctx.set_isa(AvailableTargets(DType::kF64).front());  // without AMX
+  ctx.set_isa(AvailableTargets(DType::kF64).front());  // no matrix tiles
   const auto chosen = [&](const recurrence::Problem& p) { return std::string(recurrence::Choose("op", ctx, p).name); };
   recurrence::Problem p = Recurrence(DType::kBF16);
   EXPECT_EQ(chosen(p), "recurrence_f32");
