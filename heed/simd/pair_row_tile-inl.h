@@ -48,7 +48,7 @@ HWY_INLINE void DotPairRowTile(D d, RowsInHand<BF16>& rows, size_t begin, size_t
     const size_t rest = std::min(kStep, depth - e);
     HWY_UNROLL(8)
     for (int b = 0; b < B; ++b) {
-      rows.AskForVectors(d);
+      rows.PrefetchVectors(d);
       const auto at = [&](size_t i) HWY_ATTR { return row(static_cast<size_t>(b) * N + i) + e; };
       const auto add = [&](size_t i, V column) HWY_ATTR {
         HWY_UNROLL(8)
@@ -116,7 +116,7 @@ HWY_INLINE void SumPairRowTile(D d, RowsInHand<BF16>& rows, size_t count, size_t
   }
   const auto load = [&](size_t j, int c) HWY_ATTR {
     const auto* at = reinterpret_cast<const uint16_t*>(rows[j]) + column + static_cast<size_t>(c) * N;
-    if (static_cast<size_t>(c) * N * sizeof(BF16) % 64 == 0) rows.AskForALine();
+    if (static_cast<size_t>(c) * N * sizeof(BF16) % 64 == 0) rows.PrefetchLine();
     return hn::PromoteTo(words, kWhole ? hn::LoadU(halves, at) : hn::LoadN(halves, at, columns));
   };
   for (size_t j = 0; j < count; j += 2, weights += N) {

@@ -100,12 +100,12 @@ template <class S>
 inline constexpr bool kLeavesLines = std::is_same_v<S, int8_t>;
 
 // `count` rows to multiply, kMostRows at most, and `ahead` more rows to prefetch: none if rows are chosen. The first
-// `asked` of these are prefetched elsewhere.
+// `prefetched` of these are prefetched elsewhere.
 inline constexpr size_t kMostRows = 128;
 template <class S>
 struct StoredRows {
   RowCursor<S> cursor;
-  size_t count, ahead, asked = 0;
+  size_t count, ahead, prefetched = 0;
 };
 
 // Prefetches the rows that come next, line by line, while others are computed. It goes row by row, because the hardware
@@ -121,7 +121,7 @@ class LinesAhead {
         most_(cursor_.stride == static_cast<ptrdiff_t>(columns) ? ahead_ : 1) {}
 
   // Prefetches one line. Returns false if none is left.
-  HWY_INLINE bool AskForALine() {
+  HWY_INLINE bool PrefetchLine() {
     if (at_ == end_) {
       if (ahead_ == 0) return false;
       NextRun();
@@ -157,8 +157,8 @@ class RowsInHand : public LinesAhead<S> {
       this->cursor_.Take(rows.count, rows_);
     }
     if constexpr (kLeavesLines<S>) {
-      this->ahead_ -= std::min(this->ahead_, rows.asked);
-      this->cursor_.Skip(rows.asked);
+      this->ahead_ -= std::min(this->ahead_, rows.prefetched);
+      this->cursor_.Skip(rows.prefetched);
     }
   }
 
@@ -166,10 +166,10 @@ class RowsInHand : public LinesAhead<S> {
 
   // Prefetches as many lines as N rows of one vector have.
   template <class D>
-  HWY_INLINE void AskForVectors(D) {
+  HWY_INLINE void PrefetchVectors(D) {
     constexpr size_t N = hn::MaxLanes(D());
     constexpr size_t kLines = kLeavesLines<S> ? N * 3 / 4 : N;
-    for (size_t i = 0; i < kLines; ++i) this->AskForALine();
+    for (size_t i = 0; i < kLines; ++i) this->PrefetchLine();
   }
 
  private:
@@ -340,7 +340,7 @@ HWY_INLINE void DotTile(D d, RowsInHand<S>& rows, size_t begin, size_t count, si
   for (; e + kStep <= depth; e += kStep, x += kStep * N) {
     HWY_UNROLL(8)
     for (int b = 0; b < B; ++b) {
-      rows.AskForVectors(d);
+      rows.PrefetchVectors(d);
       ForColumns<R, D, S>(
           d, [&](size_t i) HWY_ATTR { return row(static_cast<size_t>(b) * N + i) + e; },
           [&](size_t i, V column) HWY_ATTR { add(b, i, column); });
@@ -408,8 +408,8 @@ HWY_INLINE void SumTile(D d, RowsInHand<S>& rows, size_t count, size_t column, s
     V values[C];
     HWY_UNROLL(8)
     for (int c = 0; c < C; ++c) {
-      const bool asks = !kLeavesLines<S> || j % 4 != 3;
-      if (asks && static_cast<size_t>(c) * N * sizeof(S) % 64 == 0) rows.AskForALine();
+      const bool prefetches = !kLeavesLines<S> || j % 4 != 3;
+      if (prefetches && static_cast<size_t>(c) * N * sizeof(S) % 64 == 0) rows.PrefetchLine();
       values[c] = kWhole ? LoadWide(d, row + static_cast<size_t>(c) * N) : LoadWideN(d, row, columns);
     }
     HWY_UNROLL(8)

@@ -163,7 +163,7 @@ struct QuantizedOperands : FmaOperands<float> {
   template <class H, class F>
   static HWY_INLINE void WithValues(const H& head, int64_t begin, int64_t end, int64_t until, float* p, const F& f) {
     auto rows = Stored<int8_t>(head.value_source, begin, end, until);
-    rows.asked = std::min(rows.count, rows.ahead) / 4;
+    rows.prefetched = std::min(rows.count, rows.ahead) / 4;
     ScaleRows(Factors(head.value_scale, begin, end, until), rows.count, p);
     f(rows);
   }

@@ -92,9 +92,9 @@ struct LinesBetween {
   hs::LinesAhead<int8_t> keys, values;
   size_t per_key = 0;
 
-  HWY_INLINE void Ask() {
+  HWY_INLINE void Prefetch() {
     for (size_t i = 0; i < per_key; ++i) {
-      if (!keys.AskForALine()) values.AskForALine();
+      if (!keys.PrefetchLine()) values.PrefetchLine();
     }
   }
 };

@@ -135,7 +135,7 @@ class SegmentPass : protected BlockOf<O, C> {
       T* s = this->At(part, origin);
       T* p = WeightsAt(part, origin);
       const auto put = [&](const V* weights, size_t j, int c) HWY_ATTR {
-        if constexpr (O::kQuantized) this->between_.Ask();
+        if constexpr (O::kQuantized) this->between_.Prefetch();
         O::PutWeights(weights, p + j / O::kKeyStep * W + static_cast<size_t>(c) * N);
       };
       if (p_.dropout == 0) {
