@@ -328,8 +328,8 @@ void SegmentPass<O, C, Outputs>::StreamedTiles(const Tile& tiles, bool first, V*
     }
     w_.logits = logits;
   };
-  // keys_until_ belongs to the current tile of ForTiles(), which comes after these; the prefetch of keys needs the end
-  // of those that follow these.
+  // The prefetch of keys needs the end of the keys that follow these tiles, but keys_until_ is that of the current tile
+  // of ForTiles(), which comes after them.
   const int64_t until = std::exchange(this->keys_until_, tiles.until);
   for_tiles([&](const Tile& tile, const Run& run, V* of_tile, bool)
                 HWY_ATTR { TileLogits<false>(tile, &run, 1, of_tile); });

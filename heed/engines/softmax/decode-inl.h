@@ -321,7 +321,7 @@ class RowOutputs {
     }
   }
 
-  // As LaneOutputs::AddValues (defined in decode_parts-inl.h).
+  // Does the same as LaneOutputs::AddValues. Defined in decode_parts-inl.h.
   template <int kVectors, bool kSkipMasked>
   HWY_NOINLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end, int64_t until, bool first,
                               const V* rescale, T* o, RowPrefetch& ahead) const;

@@ -184,7 +184,7 @@ class GatheredBlock : ForwardBlock<O, C> {
     row.has_total = true;
   }
 
-  // As ForwardBlock::Merge.
+  // Merges like ForwardBlock::Merge.
   HWY_NOINLINE void MergeIntoTotals(const States& states, const int64_t* slots, size_t count) {
     HWY_ALIGN T max[2][W] = {}, sum[2][W] = {};
     for (size_t i = 0; i < count; ++i) {
@@ -254,7 +254,7 @@ HWY_NOINLINE bool RunPanel(const Problem& p, const Plan& plan, const Panel& pane
   return true;
 }
 
-// How a problem is divided into panels, and how much memory a thread needs besides its workspace.
+// The division of a problem into panels, and the memory that a thread needs besides its workspace.
 template <class O>
 struct GatheredPlan {
   Plan plan;

@@ -1,5 +1,5 @@
-// What the passes over a tile of logits know of the query rows (a query per lane), and the part of the tile that a pass
-// is applied to.
+// Per-lane data of the query rows for the passes over a tile of logits (a query per lane), and the part of the tile
+// that a pass is applied to.
 //
 // Compiled once per SIMD target. A tile is s[key][lane], in cache.
 #if defined(HEED_ENGINES_SOFTMAX_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)

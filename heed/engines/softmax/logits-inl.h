@@ -52,7 +52,7 @@ inline double SoftcapFactor(double softcap) { return 2 * hs::kLog2E / softcap; }
 
 inline bool SoftcapRidesOnQueries(double softcap) { return softcap >= 1.0 / 1024 && softcap <= 1024.0 * 1024; }
 
-// From these caps on, x / cap of ordinary logits would be subnormal. Below cap 2^-14 the capped logit is x to the last
+// From these caps on, x / cap of ordinary logits would be subnormal. A logit below cap 2^-14 stays x to the last
 // bit.
 template <class T>
 inline constexpr double kFarCap = sizeof(T) == 4 ? 0x1p64 : 0x1p512;

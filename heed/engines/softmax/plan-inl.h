@@ -27,7 +27,7 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// Where K or V of a head is read: in the caller's tensor, in a copy of the head, or in a copy of the current tile.
+// The place where K or V of a head is read: the caller's tensor, a copy of the head, or a copy of the current tile.
 enum class Place { kCaller, kHead, kTile };
 
 // Sizes of one thread's buffers, in elements, and where K and V are read.

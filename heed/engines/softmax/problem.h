@@ -34,15 +34,15 @@ struct Sequence {
   int64_t sink_end = 0;    // keys below remain visible under `window`
   // Addresses of the pages of a paged cache. Only pages with visible keys are read.
   const std::byte* const* pages = nullptr;
-  // From `tail_begin` on, which is a boundary of segments, keys need not be contiguous: key j is token tail[j -
-  // tail_begin], in pages or behind first_k. The backward pass does not support this.
+  // From `tail_begin` on, which is a boundary of segments, keys need not be contiguous: key j is then token
+  // tail[j - tail_begin], in pages or behind first_k. The backward pass does not support this.
   const int64_t* tail = nullptr;
   int64_t tail_begin = 0;
   int64_t own_begin = 0;         // keys below are computed with a SharedKeys
   int64_t first_decay = 0;       // where its entries in the tables of log decays begin
   const Visits* kept = nullptr;  // block mask of a pattern, by the sequence's queries; null: all is kept
   int64_t kept_batch = 0;        // this sequence's index in it
-  // the block mask by tiles instead; its first key is on a boundary of tiles of 64
+  // The block mask by tiles instead of `kept`; its first key is on a boundary of tiles of 64
   const TileRows* tile_rows = nullptr;
 };
 

@@ -64,7 +64,7 @@ class SegmentStates {
   }
 
   int64_t pieces() const { return pieces_; }
-  // 0: not fixed; pieces divide the visible segments evenly
+  // Returns 0 if not fixed: the pieces then divide the visible segments evenly.
   int64_t segments_of_piece() const { return segments_of_piece_; }
   bool kept() const { return kept_; }
 

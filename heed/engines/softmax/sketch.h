@@ -35,7 +35,7 @@ struct SketchQueries {
   int32_t* words = nullptr;        // [quads][num_rows][2]
   int32_t starts[kSketchRows][2];  // -128 times the sum of the digits, as key bytes are 128 + n
   float factor[kSketchRows];       // scale unit
-  // the factors of step, error and the query's part in delta
+  // The factors of step, error and the query's part in delta.
   float by_step[kSketchRows], by_error[kSketchRows], by_query[kSketchRows];
   // Both begin at the first block of a call. `seen` has a bit for each key that the row sees; `terms`, unless null, are
   // added to the logits.
@@ -76,15 +76,15 @@ struct SketchMasses {
 };
 
 struct SketchPasses {
-  // Computes blocks [begin, end) of 64 visible keys each, at blocks[i - begin]. No logit is above sum max(q min, q
-  // max). By Jensen's inequality the sum of exponentials is at least 64 times the exponential of the mean's logit. Both
-  // are widened by the f32 rounding. A soft cap is not convex, so with one the lower sum is 64 times the exponential of
-  // the least logit, capped. Terms count with their largest and their least value.
+  // Computes blocks [begin, end) of 64 visible keys each, at blocks[i - begin]. No logit is above
+  // sum max(q min, q max). By Jensen's inequality the sum of exponentials is at least 64 times the exponential of the
+  // mean's logit. Both are widened by the f32 rounding. A soft cap is not convex, so with one the lower sum is 64 times
+  // the exponential of the least logit, capped. Terms count with their largest and their least value.
   void (*box)(const BoxQuery& row, const std::byte* const* blocks, int64_t begin, int64_t end, const BoxParts& parts,
               const SketchMasses& masses) = nullptr;
 
-  // Computes blocks [begin, end) into masses[row] at index i. Block i has keys [64 i, 64 i + 64) and is at blocks[i -
-  // begin].
+  // Computes blocks [begin, end) into masses[row] at index i. Block i has keys [64 i, 64 i + 64) and is at
+  // blocks[i - begin].
   void (*score)(const SketchQueries& rows, const std::byte* const* blocks, int64_t begin, int64_t end,
                 const SketchParts& parts, const SketchMasses* masses) = nullptr;
 

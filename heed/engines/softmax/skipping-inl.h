@@ -101,7 +101,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
       SoftmaxLastTiles</*kFlagMasked=*/false>();
     }
     PassAndMerge</*kFlagMasked=*/false>();
-    // As in ForwardBlock: if a masked value has leaked, the pass is repeated with masked pairs flagged. The decisions
+    // If a masked value has leaked, the pass is repeated with masked pairs flagged, as in ForwardBlock. The decisions
     // stay the same.
     if (any_tile_ && this->MaskedLeaked()) PassAgain();
     if (!any_tile_) this->ClearTotals();

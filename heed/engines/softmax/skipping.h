@@ -30,7 +30,7 @@ struct Skips {
 // and values that it sees. Where all rows of a block skip a tile, the tile's values are not read.
 void ForwardSkipping(Context& ctx, const Problem& problem, const Skips& skips);
 
-// How ForwardSkipping would run.
+// The kernel and the memory that ForwardSkipping would use.
 struct SkippingPlan {
   const char* kernel;
   std::string target;

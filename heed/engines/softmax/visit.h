@@ -21,7 +21,7 @@ namespace heed::softmax {
 inline constexpr int64_t kTileKeys = 64;      // a kernel may have another size
 inline constexpr int64_t kSegmentKeys = 512;  // each segment has one un-normalised state
 
-// How a kernel divides the keys of a sequence, counted from the first valid key. Tile sizes are powers of two up to a
+// A kernel's division of the keys of a sequence, counted from the first valid key. Tile sizes are powers of two up to a
 // segment. Tiles are extended to whole steps of keys as far as there are valid keys.
 struct KeyGrid {
   int64_t tile = kTileKeys;
@@ -145,7 +145,7 @@ struct BlockGrid {
   }
 };
 
-// How much of a tile the boolean mask and segments leave to a block of rows. Empty tiles are not computed.
+// The part of a tile that the boolean mask and segments leave to a block of rows. Empty tiles are not computed.
 enum class Cover { kNone, kSome, kAll };
 Cover CoverOf(const Problem& problem, const Sequence& sequence, const BlockGrid& grid, int64_t block, int64_t key_head,
               const Interval& keys);

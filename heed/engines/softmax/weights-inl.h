@@ -304,7 +304,7 @@ void RunSums(Context& ctx, const Problem& p, int64_t first_query, int64_t num_qu
       WithBlock(p, plan, task / H, task % H, {queries, static_cast<size_t>(count)}, w, [&](auto& block) HWY_ATTR {
         block.ForTiles(GivenLse(), [&](const Tile& tile, const T* weights) HWY_ATTR {
           for (int64_t j = tile.keys.begin; j < tile.keys.end; ++j, weights += W) {
-            // of the first lane; each further lane is one key further away
+            // The distances of the first lane; each further lane is one key further away.
             T* distances = by_distance + (s.start + first - j);
             auto sum = hn::Zero(d);
             for (int64_t lane = 0; lane < count; lane += N) {
