@@ -30,7 +30,8 @@ class CheckWordsTest(unittest.TestCase):
 
     def test_sentences_pass(self):
         text = ("// The rows of a task.\n// What follows in a block is not its beginning.\n"
-                "int a;  // Of a trailing label.\n// Offsets in bytes.\n// This file.\n\n// The same rows.\n\n// These rows.\n")
+                "int a;  // Of a trailing label.\n// Offsets in bytes.\n// This file.\n\n// The same rows.\n\n"
+                "// These rows.\n")
         self.assertEqual(in_tree(check_words.bad_beginnings, {"heed/core/a.h": text, "heed/a.md": "# Of"}), [])
 
     def test_the_place_is_said(self):

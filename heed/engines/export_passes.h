@@ -1,8 +1,8 @@
-// HEED_EXPORT(Type, F), for files that are compiled once per SIMD target: defines Type F(const Context& ctx), which is
-// what HWY_NAMESPACE::F() returns for the best target that `ctx` allows. In a file with HEED_ONLY_TARGETS it is an
-// empty Type where this build or CPU has none of them, or `ctx` forbids them.
+// HEED_EXPORT(Type, F), for files that are compiled once per SIMD target, defines a function Type F(const Context&
+// ctx). It returns the result of HWY_NAMESPACE::F() for the best target that `ctx` allows. In a file with
+// HEED_ONLY_TARGETS it returns an empty Type if this build or CPU has none of these targets or `ctx` forbids them.
 //
-// To be included after foreach_target.h, which says what targets there are.
+// Include this file after foreach_target.h, which defines the targets.
 #ifndef HEED_ENGINES_EXPORT_PASSES_H_
 #define HEED_ENGINES_EXPORT_PASSES_H_
 

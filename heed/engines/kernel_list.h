@@ -1,5 +1,5 @@
-// What a kernel of an engine is, and how one is chosen from the engine's list: dispatch, Explain and Workspace read
-// that.
+// A kernel of an engine, and the choice of one from the engine's list. Dispatch, Explain and Workspace read the same
+// list.
 #ifndef HEED_ENGINES_KERNEL_LIST_H_
 #define HEED_ENGINES_KERNEL_LIST_H_
 
@@ -15,20 +15,20 @@
 
 namespace heed::engine {
 
-// Scratch of a backward pass.
+// Scratch bytes of a backward pass.
 struct BackwardBytes {
   int64_t per_thread = 0, shared = 0;
 };
 
-// What one file compiles for one SIMD target. A pass is null where the file has none. Problems have been checked.
+// The passes that one file compiles for one SIMD target; null where the file has none. They expect checked problems.
 template <class Problem, class Gradients>
 struct Passes {
   void (*forward)(Context& ctx, const Problem& problem) = nullptr;
-  // Scratch bytes per thread, with its share of what threads share.
+  // Scratch bytes per thread, including its share of what threads share.
   int64_t (*workspace)(const Context& ctx, const Problem& problem) = nullptr;
-  // Rows that one block of the softmax engine computes together.
+  // Rows per block, for the softmax engine.
   int64_t (*lanes)(const Problem& problem) = nullptr;
-  // One token of a recurrence, whose final states are the initial ones too.
+  // One token of a recurrence; the final states replace the initial ones.
   void (*step)(Context& ctx, const Problem& problem) = nullptr;
   void (*backward)(Context& ctx, const Problem& problem, const Gradients& gradients) = nullptr;
   BackwardBytes (*backward_workspace)(const Context& ctx, const Problem& problem, const Gradients& gradients) = nullptr;
@@ -36,28 +36,29 @@ struct Passes {
 
 inline std::string SimdTarget(const Context& ctx) { return TargetName(ctx.allowed_targets()); }
 
-// Why a kernel declines a problem, in static words: a step, for which several may, allocates nothing.
+// The reason why a kernel declines a problem, as static strings, so that a step, which several kernels may decline,
+// allocates nothing.
 struct Reason {
-  const char* words = "";          // none: it takes the problem
-  const char* not_this = nullptr;  // what the problem has instead
+  const char* words = "";          // empty: the kernel takes the problem
+  const char* not_this = nullptr;  // the problem's property that it declines
   bool empty() const { return *words == 0; }
   operator std::string() const {
     return words + (not_this == nullptr ? std::string() : std::string(", not ") + not_this);
   }
 };
 
-// `Why` is a Reason, or a string where reasons have numbers.
+// `Why` is Reason, or std::string for engines whose reasons contain numbers.
 template <class Problem, class Gradients, class Why = Reason>
 struct Kernel {
   using PassesFor = Passes<Problem, Gradients> (*)(const Context& ctx);
 
   const char* name;
-  const char* why;  // it is chosen
-  // Why it cannot run the problem; empty if it can.
+  const char* why;  // why it is chosen
+  // Returns why it cannot run the problem; empty if it can.
   Why (*declines)(const Context& ctx, const Problem& problem);
   PassesFor forward_passes;
   PassesFor backward_passes = nullptr;
-  // The SIMD target, or the matrix unit, that it would use.
+  // The SIMD target or matrix unit that it would use.
   std::string (*target)(const Context& ctx) = &SimdTarget;
   DeviceType device = DeviceType::kCpu;  // where it runs
 
@@ -73,14 +74,15 @@ struct Kernel {
 
 enum class Pass { kForward, kBackward };
 
-// Where a problem's views are: those of engines without kernels for other devices do not say.
+// Returns the device of a problem's views. Problems of engines without device kernels have no such field.
 template <class Problem>
 DeviceType DeviceOf(const Problem& problem) {
   if constexpr (requires { problem.device; }) return problem.device.type;
   return DeviceType::kCpu;
 }
 
-// The first of these kernels that takes the problem. Throws Unsupported, with every kernel's reason, if none does.
+// Returns the first of these kernels that takes the problem. Throws Unsupported, with every kernel's reason, if none
+// does.
 template <class Kernel, size_t kCount, class Problem>
 const Kernel& Choose(const Kernel* const (&kernels)[kCount], const char* op, const Context& ctx, const Problem& problem,
                      Pass pass = Pass::kForward) {
@@ -100,11 +102,11 @@ const Kernel& Choose(const Kernel* const (&kernels)[kCount], const char* op, con
   throw Unsupported(std::string(op) + ": no kernel for this problem: " + reasons);
 }
 
-// Why kernels for some dtypes decline this one; empty if they do not.
+// Return why kernels for some dtypes decline this dtype; empty if they do not.
 inline Reason DeclinesAllButF64(DType dtype) {
   return dtype == DType::kF64 ? Reason() : Reason{"computes f64", Name(dtype)};
 }
-inline Reason DeclinesAllButF32(DType dtype) {  // and what is widened to it
+inline Reason DeclinesAllButF32(DType dtype) {  // f32, and dtypes that are widened to it
   return IsFloat(dtype) && dtype != DType::kF64 ? Reason() : Reason{"computes f32, bf16 and f16", Name(dtype)};
 }
 inline Reason DeclinesAllButBF16(DType dtype) {

@@ -69,7 +69,7 @@ HWY_INLINE void DigitSums(D d, RowsInHand<int8_t>& rows, size_t begin, size_t co
   if constexpr (kTiles > 1) Tiles::template Zero<kFirst + 1>();
   if constexpr (kTiles > 2) Tiles::template Zero<kFirst + 2>();
   for (size_t e = 0; e < depth; e += kBytes) {
-    for (size_t i = 0; i < kTileRows; i += hn::MaxLanes(D())) rows.AskForVectors(d);
+    for (size_t i = 0; i < kTileRows; i += hn::MaxLanes(D())) rows.PrefetchVectors(d);
     if (in_place && depth - e >= kBytes) {
       Tiles::template Load<6>(rows[begin] + e, stride);
     } else {
@@ -172,7 +172,7 @@ HWY_INLINE void InterleaveRows(D d, RowsInHand<int8_t>& rows, size_t count, size
         const size_t j = 4 * word + i;
         auto v = hn::Zero(bytes);
         if (j < count && e < width) {
-          if (i != 3) rows.AskForALine();
+          if (i != 3) rows.PrefetchLine();
           const int8_t* at = rows[j] + begin + e;
           v = width - e >= kBytes ? hn::LoadU(bytes, at) : hn::LoadN(bytes, at, width - e);
         }

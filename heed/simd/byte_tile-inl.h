@@ -62,7 +62,7 @@ HWY_INLINE void DotByteTile(D d, RowsInHand<int8_t>& rows, size_t begin, size_t 
     const size_t rest = std::min(kBytes, depth - e);
     HWY_UNROLL(4)
     for (int b = 0; b < B; ++b) {
-      rows.AskForVectors(d);
+      rows.PrefetchVectors(d);
       const auto at = [&](size_t i) HWY_ATTR { return row(static_cast<size_t>(b) * N + i) + e; };
       const int32_t* HWY_RESTRICT word = digits + e / 4 * kDigits * N;
       const auto add = [&](size_t i, V column) HWY_ATTR {

@@ -1,19 +1,18 @@
-// exp2, exp and tanh on vectors, f32 and f64, over the whole range.
+// exp2, exp and tanh on vectors of f32 and f64, for all arguments.
 //
-// Compiled once per SIMD target. The polynomials are near-minimax; bounds
-// measured against long double over all exponents are in simd/math_test.cc:
+// Compiled once per SIMD target. The polynomials are near-minimax. The errors were measured against long double over
+// all exponents (simd/math_test.cc):
 //
 //            f32        f64
 //   Exp2     3 ulp      2 ulp     and exactly 1 at 0
 //   Exp      3 ulp      2 ulp
 //   Exp2NonPositive and ExpNonPositive as Exp2 and Exp
 //   Tanh     4 ulp      5 ulp
-//   Expm1    4 ulp      5 ulp     of x <= 0
+//   Expm1    4 ulp      5 ulp     for x <= 0
 //
-// Special values are those of libm: NaN stays NaN, exp2(-inf) = +0,
-// exp2(inf) = inf, tanh(+-inf) = +-1; but tanh(-0) = +0. Subnormal results may be
-// flushed to zero. Highway's own Exp is two to three times slower, which softmax
-// would feel.
+// Special values are those of libm: NaN stays NaN, exp2(-inf) = +0, exp2(inf) = inf, tanh(+-inf) = +-1. The exception
+// is tanh(-0) = +0. Subnormal results may be flushed to zero. Highway's own Exp takes two to three times as long, which
+// would slow down softmax noticeably.
 #if defined(HEED_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_MATH_INL_H_
 #undef HEED_SIMD_MATH_INL_H_
@@ -27,15 +26,15 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Highway's vectors are 512 bits wide from AVX3 on: raw intrinsics of AVX-512F
-// are legal there. scalef does in one instruction what takes a clamp, a shift
-// and one or two multiplications elsewhere.
+// Highway's vectors have 512 bits from AVX3 on, so AVX-512F intrinsics can be used there directly. scalef does in one
+// instruction what takes a clamp, a shift and one or two multiplications elsewhere.
 #define HEED_HAVE_SCALEF (HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86)
 
 inline constexpr double kLog2E = 1.44269504088896340736;
 inline constexpr double kLn2 = 0.693147180559945309417;
 
-// x * 2^n for an integral n with |n| <= 2^15 (with scalef, 2^floor(n) for any n), correct through under- and overflow.
+// Returns x * 2^n for an integral n with |n| <= 2^15 (with scalef, 2^floor(n) for any n), correct through over- and
+// underflow.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V ScaleByPowerOfTwo(D d, V x, V n) {
   (void)d;  // scalef has the type in its name
@@ -51,7 +50,7 @@ HWY_INLINE V ScaleByPowerOfTwo(D d, V x, V n) {
   constexpr int kMantissa = sizeof(T) == 4 ? 23 : 52;
   constexpr int kBias = sizeof(T) == 4 ? 127 : 1023;
   using TI = hn::TFromD<decltype(di)>;
-  // Three factors: each exponent fits, and only the last product can round.
+  // With three factors each exponent is in range, and only the last product can round.
   const auto e = hn::ConvertTo(di, n);
   const auto third = hn::ShiftRight<2>(e);
   const auto rest = hn::Sub(e, hn::Add(third, third));
@@ -63,8 +62,7 @@ HWY_INLINE V ScaleByPowerOfTwo(D d, V x, V n) {
 #endif
 }
 
-// (e^y - 1) / y in f64 for |y| <= ln(2) / 2: Taylor, the first omitted term is
-// 3e-19.
+// Returns (e^y - 1) / y in f64 for |y| <= ln(2) / 2 by a Taylor polynomial; the first omitted term is 3e-19.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V ExpSeries(D d, V y) {
   constexpr double kInverseFactorials[] = {
@@ -78,14 +76,14 @@ HWY_INLINE V ExpSeries(D d, V y) {
   return p;
 }
 
-// 2^r for |r| <= 1/2.
+// Returns 2^r for |r| <= 1/2.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp2Fraction(D d, V r) {
   using T = hn::TFromD<D>;
   const auto c = [d](double x) HWY_ATTR { return hn::Set(d, static_cast<T>(x)); };
   if constexpr (sizeof(T) == 4) {
-    // Minimax of degree 5 with p(0) = 1, 9.1e-8: an unchanged maximum must rescale
-    // by exactly 1. (Leaving p(0) free gives 7.5e-8, but 2.6 ulp once rounded.)
+    // A minimax polynomial of degree 5 with p(0) = 1 and error 9.1e-8: a row whose maximum is unchanged must be
+    // rescaled by exactly 1. (A free p(0) gives 7.5e-8, but 2.6 ulp after rounding.)
     V p = hn::MulAdd(c(0.001326472714), r, c(0.00967151264));
     p = hn::MulAdd(p, r, c(0.05550733743));
     p = hn::MulAdd(p, r, c(0.2402224209));
@@ -97,7 +95,7 @@ HWY_INLINE V Exp2Fraction(D d, V r) {
   }
 }
 
-// The smaller of x and `limit`, keeping NaN: where an operand is NaN, x86 returns the second.
+// Returns the smaller of x and `limit`, or NaN if x is NaN: where an operand is NaN, x86 returns the second.
 template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE V AtMost(D d, V x, T limit) {
 #if HWY_ARCH_X86
@@ -107,7 +105,7 @@ HWY_INLINE V AtMost(D d, V x, T limit) {
 #endif
 }
 
-// The larger of x and `limit`, keeping NaN.
+// Returns the larger of x and `limit`, or NaN if x is NaN.
 template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE V AtLeast(D d, V x, T limit) {
 #if HWY_ARCH_X86
@@ -117,27 +115,27 @@ HWY_INLINE V AtLeast(D d, V x, T limit) {
 #endif
 }
 
-// x within [-limit, limit], keeping NaN.
+// Clamps x to [-limit, limit]; NaN stays NaN.
 template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE V WithinLimit(D d, V x, T limit) {
   return AtMost(d, AtLeast(d, x, -limit), limit);
 }
 
-// Clamps to exponents that over- or underflow for certain.
+// Clamps to exponents that are certain to over- or underflow.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V ClampExponent(D d, V x) {
   using T = hn::TFromD<D>;
   return WithinLimit(d, x, sizeof(T) == 4 ? T{160} : T{1100});
 }
 
-// 2^x.
+// Returns 2^x.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp2(D d, V x) {
 #if !HEED_HAVE_SCALEF
   x = ClampExponent(d, x);
 #endif
-  // With scalef no clamp is needed: beyond the precision x is its own nearest
-  // integer and the fraction 0; scalef(NaN, -inf) = +0 and (NaN, inf) = inf.
+  // With scalef no clamp is needed: an x beyond the precision is its own nearest integer with fraction 0, and
+  // scalef(NaN, -inf) = +0, scalef(NaN, inf) = inf.
   const V n = hn::Round(x);
   return ScaleByPowerOfTwo(d, Exp2Fraction(d, hn::Sub(x, n)), n);
 }
@@ -181,14 +179,14 @@ HWY_INLINE V Exp2NonPositive(D d, V x) {
 #endif
 }
 
-// 2^x where a factor that all weights have in common does not matter: not exactly 1 at 0.
-// The degree is 3 for weights that are rounded to bf16, 7.5e-5, or 5, 7.5e-8; the fraction is
-// taken in [0, 1), because scalef takes the floor of its exponent by itself.
+// Returns 2^x up to a common factor, for probabilities that are normalised later: not exactly 1 at 0. The degree is 3
+// for results that are rounded to bf16 (error 7.5e-5), else 5 (7.5e-8). The fraction is taken in [0, 1), because scalef
+// takes the floor of its exponent.
 template <int kDegree, class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp2Weight(D d, V x) {
   const auto c = [d](float v) HWY_ATTR { return hn::Set(d, v); };
 #if HEED_HAVE_SCALEF
-  constexpr int kFromFloor = 9;  // no exceptions, down, to integers
+  constexpr int kFromFloor = 9;  // round down to an integer, without exceptions
   const V n = x, f = V{_mm512_reduce_ps(x.raw, kFromFloor)};
 #else
   x = ClampExponent(d, x);
@@ -224,7 +222,7 @@ HWY_INLINE V ExpFraction(D d, V x, V n) {
 #if HWY_NATIVE_FMA
   return hn::MulAdd(x, low, hn::MulSub(x, high, n));
 #else
-  // Without a fused product: Cody and Waite's ln 2 in two parts, then scaled.
+  // Without FMA: Cody and Waite's ln 2 in two parts, then scaled.
   constexpr double kLn2High = sizeof(T) == 4 ? 0.693359375 : 0.693147180369123816490;
   constexpr double kLn2Low = sizeof(T) == 4 ? -2.12194440e-4 : 1.90821492927058770002e-10;
   const V y = hn::Sub(hn::Sub(x, hn::Mul(n, hn::Set(d, static_cast<T>(kLn2High)))),
@@ -256,7 +254,7 @@ HWY_INLINE V ExpNonPositive(D d, V x) {
 #endif
 }
 
-// a / b for positive normal b, to 1 ulp or so.
+// Returns a / b for positive normal b, to about 1 ulp.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V FastDivide(D d, V a, V b) {
 #if HEED_HAVE_SCALEF
@@ -299,17 +297,17 @@ HWY_INLINE V Exp2Minus1(D d, V t) {
   return hn::MulAdd(hn::Mul(power, r), tail, hn::Sub(power, c(1)));
 }
 
-// e^x - 1 for x <= 0.
+// Returns e^x - 1 for x <= 0.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Expm1(D d, V x) {
   using T = hn::TFromD<D>;
-  constexpr T kLimit = sizeof(T) == 4 ? T{-30} : T{-60};  // -1 to the last bit
+  constexpr T kLimit = sizeof(T) == 4 ? T{-30} : T{-60};  // the result is -1 to the last bit
   const V limit = hn::Set(d, kLimit);
   x = hn::IfThenElse(hn::Lt(x, limit), limit, x);
   return Exp2Minus1(d, hn::Mul(x, hn::Set(d, static_cast<T>(kLog2E))));
 }
 
-// tanh(x), given t = x 2 log2(e): u / (u + 2) with u = e^2x - 1.
+// Returns tanh(x), given t = x 2 log2(e), as u / (u + 2) with u = e^2x - 1.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V TanhScaled(D d, V t) {
   using T = hn::TFromD<D>;
@@ -324,7 +322,7 @@ HWY_INLINE V TanhScaled(D d, V t) {
   return FastDivide(d, u, hn::Add(u, c(2)));
 }
 
-// tanh(x).
+// Returns tanh(x).
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Tanh(D d, V x) {
   return TanhScaled(d, hn::Mul(x, hn::Set(d, static_cast<hn::TFromD<D>>(2 * kLog2E))));

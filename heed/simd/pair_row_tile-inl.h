@@ -1,8 +1,8 @@
-// Products of a few rows with many of bf16 as they are stored: row_tile-inl.h for CPUs whose
-// bf16 dot product outruns their f32 FMA.
+// Small-M products of a few rows with many bf16 rows as they are stored: row_tile-inl.h for CPUs whose bf16 dot product
+// outruns their f32 FMA.
 //
-// Compiled for such targets alone. Each output is the same chain of steps, in ascending
-// order, as in pair_tile-inl.h: bits do not tell the two apart.
+// Compiled for such targets only. Each output is the same chain of dot products, in the same ascending order, as in
+// pair_tile-inl.h, so both have the same bits.
 #if defined(HEED_SIMD_PAIR_ROW_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_PAIR_ROW_TILE_INL_H_
 #undef HEED_SIMD_PAIR_ROW_TILE_INL_H_
@@ -24,8 +24,8 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// out[j][r] = sum_e rows_j[e] x_r[e] of B N rows from `begin` on, or of those that there
-// are. x has words of two channels each, [pair][lane].
+// Computes out[j][r] = sum_e rows_j[e] x_r[e] for B N rows from `begin` on, or for those that exist. x has words of two
+// channels each, [pair][lane].
 template <int R, int B, bool kWhole, class D>
 HWY_INLINE void DotPairRowTile(D d, RowsInHand<BF16>& rows, size_t begin, size_t count, size_t depth,
                                const uint32_t* HWY_RESTRICT x, float* HWY_RESTRICT out) {
@@ -34,7 +34,7 @@ HWY_INLINE void DotPairRowTile(D d, RowsInHand<BF16>& rows, size_t begin, size_t
   const hn::Repartition<uint16_t, D> halves;
   using V = hn::Vec<D>;
   if constexpr (kWhole) count = B * N;
-  // Lanes beyond the last row have it once more.
+  // Lanes beyond the last row repeat it.
   const auto row = [&](size_t i) HWY_ATTR {
     return reinterpret_cast<const uint16_t*>(rows[begin + (kWhole ? i : std::min(i, count - 1))]);
   };
@@ -48,7 +48,7 @@ HWY_INLINE void DotPairRowTile(D d, RowsInHand<BF16>& rows, size_t begin, size_t
     const size_t rest = std::min(kStep, depth - e);
     HWY_UNROLL(8)
     for (int b = 0; b < B; ++b) {
-      rows.AskForVectors(d);
+      rows.PrefetchVectors(d);
       const auto at = [&](size_t i) HWY_ATTR { return row(static_cast<size_t>(b) * N + i) + e; };
       const auto add = [&](size_t i, V column) HWY_ATTR {
         HWY_UNROLL(8)
@@ -91,10 +91,10 @@ HWY_NOINLINE void DotPairRows(D d, const StoredRows<BF16>& rows, size_t depth, c
   }
 }
 
-// out[r][e] = out[r][e] factor[r] + sum_j weights[j][r] rows_j[e] over pairs of rows, and
-// from zero if `clear`, for R rows r and `C` vectors of columns, or the first `columns` < N
-// of one. weights has words of two rows each, [pair][lane]; the last row may be alone. With
-// kSkipMasked, a weight of -0 leaves out as it is even where a row is not finite.
+// Computes out[r][e] = out[r][e] factor[r] + sum_j weights[j][r] rows_j[e] over pairs of rows, starting from 0 if
+// `clear`, for R rows r and C vectors of columns, or the first `columns` < N columns of one vector. `weights` has words
+// of two rows each, [pair][lane]; the last row may be without a partner. With kSkipMasked, a weight of -0 leaves out
+// unchanged even where a row is not finite.
 template <int R, int C, bool kWhole, bool kSkipMasked, class D, class V = hn::Vec<D>>
 HWY_INLINE void SumPairRowTile(D d, RowsInHand<BF16>& rows, size_t count, size_t column, size_t columns,
                                const uint32_t* HWY_RESTRICT weights, bool clear, const float* HWY_RESTRICT factor,
@@ -116,7 +116,7 @@ HWY_INLINE void SumPairRowTile(D d, RowsInHand<BF16>& rows, size_t count, size_t
   }
   const auto load = [&](size_t j, int c) HWY_ATTR {
     const auto* at = reinterpret_cast<const uint16_t*>(rows[j]) + column + static_cast<size_t>(c) * N;
-    if (static_cast<size_t>(c) * N * sizeof(BF16) % 64 == 0) rows.AskForALine();
+    if (static_cast<size_t>(c) * N * sizeof(BF16) % 64 == 0) rows.PrefetchLine();
     return hn::PromoteTo(words, kWhole ? hn::LoadU(halves, at) : hn::LoadN(halves, at, columns));
   };
   for (size_t j = 0; j < count; j += 2, weights += N) {
@@ -149,7 +149,7 @@ HWY_INLINE void SumPairRowTile(D d, RowsInHand<BF16>& rows, size_t count, size_t
   }
 }
 
-// Does so for all `columns`; rows of `out` are whole vectors.
+// Does this for all `columns`. Rows of `out` are padded to whole vectors.
 template <int R, bool kSkipMasked, class D>
 HWY_NOINLINE void SumPairRows(D d, const StoredRows<BF16>& rows, size_t columns, const uint32_t* HWY_RESTRICT weights,
                               bool clear, const float* HWY_RESTRICT factor, float* HWY_RESTRICT out,

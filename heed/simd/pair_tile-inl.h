@@ -1,12 +1,11 @@
-// Register-tiled products of bf16 pairs, the counterpart of tile-inl.h for CPUs
-// whose bf16 dot product outruns their f32 FMA.
+// Register-tiled products by the bf16 dot product (VDPBF16PS): the counterpart of tile-inl.h for CPUs whose bf16 dot
+// product outruns their f32 FMA.
 //
-// Compiled for such targets alone. A 32-bit word holds two bf16 that one
-// instruction multiplies by two others and adds to an f32, 4 flops per lane: twice
-// an FMA where it is issued as often. Subnormal inputs and results count as 0,
-// whatever the floating-point environment says.
+// Compiled for such targets only. A 32-bit word holds two bf16. One instruction multiplies them by two others and adds
+// both products to an f32: 4 flops per lane, twice an FMA's where it is issued as often. Subnormal inputs and results
+// count as 0, whatever the floating-point environment says.
 //
-// Each output is one chain of such steps in ascending order.
+// Each output is one chain of such instructions in ascending order.
 #if defined(HEED_SIMD_PAIR_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_PAIR_TILE_INL_H_
 #undef HEED_SIMD_PAIR_TILE_INL_H_
@@ -25,7 +24,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// acc + lower a * lower b + upper a * upper b, for the pairs in words a and b.
+// Returns acc + lower a * lower b + upper a * upper b, for the bf16 pairs in words a and b.
 template <class D, class V = hn::Vec<D>, class Words>
 HWY_INLINE V DotPairs(D d, Words a, Words b, V acc) {
   const hn::Repartition<hwy::bfloat16_t, D> pairs;
@@ -33,7 +32,7 @@ HWY_INLINE V DotPairs(D d, Words a, Words b, V acc) {
   return hn::ReorderWidenMulAccumulate(d, hn::BitCast(pairs, a), hn::BitCast(pairs, b), acc, unused);
 }
 
-// 0, N, 1, N + 1, ...: takes the halves of two vectors in turn.
+// The indices 0, N, 1, N + 1, ... interleave two vectors.
 template <size_t N>
 struct Interleaved {
   HWY_ALIGN uint16_t at[2 * N];
@@ -44,7 +43,7 @@ struct Interleaved {
   }
 };
 
-// Words of the pairs (first, second), both rounded to bf16.
+// Returns words of the pairs (first, second), both rounded to bf16.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE auto ToPairs(D /*d*/, V first, V second) {
   const hn::RebindToUnsigned<D> words;
@@ -55,8 +54,8 @@ HWY_INLINE auto ToPairs(D /*d*/, V first, V second) {
   return hn::BitCast(words, hn::TableLookupLanes(both, hn::SetTableIndices(halves, kInterleaved.at)));
 }
 
-// s[r][c] = finish(sum_e k[r][e] q[e][c], r, c) and max[c] = max(max[c], s[.][c]).
-// k: rows of `depth` bf16; q: words of two channels each, ceil(depth / 2) rows.
+// Computes s[r][c] = finish(sum_e k[r][e] q[e][c], r, c) and max[c] = max(max[c], s[.][c]). k has rows of `depth` bf16,
+// q has ceil(depth / 2) rows of words of two channels each.
 template <int R, int C, class D, class F, class V = hn::Vec<D>>
 HWY_INLINE void LogitPairTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride, const BF16* HWY_RESTRICT k,
                               ptrdiff_t k_stride, size_t depth, float* HWY_RESTRICT s, V* HWY_RESTRICT max,
@@ -103,9 +102,8 @@ HWY_INLINE void LogitPairTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride
   }
 }
 
-// o[r][c] = o[r][c] * rescale[c] + sum_j v[j][r] p[j][c] over pairs of keys j, and
-// from zero if `first`. With kSkipMasked, a weight of -0 leaves o as it is even
-// where v is not finite.
+// Computes o[r][c] = o[r][c] * rescale[c] + sum_j v[j][r] p[j][c] over pairs of keys j, starting from 0 if `first`.
+// With kSkipMasked, p = -0 leaves o unchanged even where v is not finite.
 template <int R, int C, bool kSkipMasked, class D, class V = hn::Vec<D>>
 HWY_INLINE void ValuePairTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride, const uint32_t* HWY_RESTRICT v,
                               ptrdiff_t v_stride, size_t num_pairs, bool first, const V* HWY_RESTRICT rescale,
@@ -152,9 +150,8 @@ HWY_INLINE void ValuePairTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride
   }
 }
 
-// out[r][c] += sum_i a[r][i] b[i][c] over words i of two products each, where a[r][i]
-// is a[r a_row + i a_step]. With kSkipMasked, an element -0 of a leaves out as it is
-// even where b is not finite.
+// Computes out[r][c] += sum_i a[r][i] b[i][c] over words i of two products each, where a[r][i] is a[r a_row + i
+// a_step]. With kSkipMasked, an element -0 of a leaves out unchanged even where b is not finite.
 template <int R, int C, bool kSkipMasked, class D, class V = hn::Vec<D>>
 HWY_INLINE void AccumulatePairTile(D d, const uint32_t* HWY_RESTRICT a, ptrdiff_t a_row, ptrdiff_t a_step,
                                    const uint32_t* HWY_RESTRICT b, ptrdiff_t b_step, size_t count,

@@ -1,14 +1,12 @@
-// Products of a few rows with many, each of the many read once, in place and as it is
-// stored: what decoding does with a cache.
+// Products of a few rows with many rows (small M), each of the many read once, in place and in its storage type: the
+// products of decoding with a cache.
 //
-// Compiled once per SIMD target. Where tile-inl.h has the few in lanes, and most lanes
-// empty when they are very few, here the many stand in lanes: for dot products they are
-// transposed in registers, for sums their columns stand in lanes as they lie. With R rows
-// an element costs R products and about one shuffle; memory is the bound as long as that
-// takes less time than reading it.
+// Compiled once per SIMD target. tile-inl.h has the few rows in lanes, most of which would be empty here. So the many
+// are in lanes: for dot products they are transposed in registers; for sums their columns are in lanes as stored. With
+// R rows, an element costs R FMAs and about one shuffle. The bound is memory as long as that takes less time than
+// reading the element.
 //
-// Each output is the same chain of fused products, in ascending order, as in tile-inl.h:
-// bits do not tell the two apart.
+// Each output is the same chain of FMAs, in the same ascending order, as in tile-inl.h, so both have the same bits.
 #if defined(HEED_SIMD_ROW_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_ROW_TILE_INL_H_
 #undef HEED_SIMD_ROW_TILE_INL_H_
@@ -30,21 +28,20 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// One row after the other of many that are stored as S, `stride` elements apart; where
-// `page` is given, `page_rows` of them in each of its pieces, `offset` bytes from where it
-// begins. A piece is looked up when its first row is. With `chosen`, row i is instead row
-// chosen[i] of all pieces, `page` being the first, and TakeChosen() finds it.
+// A cursor over rows that are stored as S, `stride` elements apart. With `page`, each page has `page_rows` rows,
+// `offset` bytes from its start; a page's address is read when its first row is reached. With `chosen`, row i is row
+// chosen[i] of all pages, `page` is the first page, and TakeChosen() must be used.
 template <class S>
 struct RowCursor {
   const S* row;
   ptrdiff_t stride;
-  size_t left;                             // rows from `row` on in this piece
-  const std::byte* const* page = nullptr;  // the next one
+  size_t left;                             // rows from `row` on in this page
+  const std::byte* const* page = nullptr;  // the next page
   ptrdiff_t offset = 0;
   size_t page_rows = 0;
   const int64_t* chosen = nullptr;
 
-  // Where the next `count` rows are.
+  // Stores pointers to the next `count` rows, and advances.
   HWY_INLINE void Take(size_t count, const S** HWY_RESTRICT rows) {
     for (size_t done = 0; done < count;) {
       if (left == 0) {
@@ -59,7 +56,7 @@ struct RowCursor {
     }
   }
 
-  // The next rows of one piece, `most` at most and at least one: where they begin.
+  // Returns the start of the next contiguous rows: `most` at most, at least one, all in one page.
   HWY_INLINE const S* TakeRun(size_t most, size_t* count) {
     if (left == 0) {
       row = reinterpret_cast<const S*>(*page++ + offset);
@@ -72,7 +69,7 @@ struct RowCursor {
     return begin;
   }
 
-  // Goes on `count` rows later.
+  // Advances by `count` rows.
   HWY_INLINE void Skip(size_t count) {
     while (count != 0) {
       size_t n;
@@ -81,8 +78,8 @@ struct RowCursor {
     }
   }
 
-  // Does what Take() does for chosen rows, which are too rare to be looked for there. Without pages they count from
-  // `row`.
+  // Take() for chosen rows. It is a function of its own because they are too rare for a test in Take(). Without pages,
+  // rows count from `row`.
   HWY_NOINLINE void TakeChosen(size_t count, const S** HWY_RESTRICT rows) {
     if (page == nullptr) {
       for (size_t i = 0; i < count; ++i) rows[i] = row + static_cast<ptrdiff_t>(*chosen++) * stride;
@@ -96,35 +93,35 @@ struct RowCursor {
   }
 };
 
-// Rows of int8 are read so fast that memory would have nothing to do between the products.
-// Three of four lines of them are asked for as others are read; the lines of a quarter of
-// the rows are left for that time.
+// Multiplying int8 rows takes so little of the time per tile that prefetches during the products alone would leave
+// memory idle between them. Three quarters of the lines are prefetched during the products, and the lines of a quarter
+// of the rows between them.
 template <class S>
 inline constexpr bool kLeavesLines = std::is_same_v<S, int8_t>;
 
-// `count` rows to multiply, kMostRows at most, and `ahead` more that come next: none where
-// rows are chosen. The first `asked` of these are asked for elsewhere.
+// `count` rows to multiply, kMostRows at most, and `ahead` more rows to prefetch: none if rows are chosen. The first
+// `prefetched` of these are prefetched elsewhere.
 inline constexpr size_t kMostRows = 128;
 template <class S>
 struct StoredRows {
   RowCursor<S> cursor;
-  size_t count, ahead, asked = 0;
+  size_t count, ahead, prefetched = 0;
 };
 
-// Rows that come next, asked for line by line as others are computed: row by row, since
-// hardware follows such an order and goes on by itself.
+// Prefetches the rows that come next, line by line, while others are computed. It goes row by row, because the hardware
+// prefetcher follows this order and continues on its own.
 template <class S>
 class LinesAhead {
  public:
-  LinesAhead() = default;  // none
+  LinesAhead() = default;  // nothing to prefetch
 
-  // `count` rows from the cursor on.
+  // Prefetches `count` rows from the cursor on.
   LinesAhead(const RowCursor<S>& cursor, size_t count, size_t columns)
       : cursor_(cursor), ahead_(count), row_bytes_(columns * sizeof(S)),
         most_(cursor_.stride == static_cast<ptrdiff_t>(columns) ? ahead_ : 1) {}
 
-  // False if none is left.
-  HWY_INLINE bool AskForALine() {
+  // Prefetches one line. Returns false if none is left.
+  HWY_INLINE bool PrefetchLine() {
     if (at_ == end_) {
       if (ahead_ == 0) return false;
       NextRun();
@@ -135,7 +132,7 @@ class LinesAhead {
   }
 
  protected:
-  // What follows: rows without gaps between them, or one.
+  // Moves to the next lines: several rows if there are no gaps between them, else one row.
   HWY_INLINE void NextRun() {
     size_t count;
     at_ = reinterpret_cast<const char*>(cursor_.TakeRun(std::min(ahead_, most_), &count));
@@ -148,7 +145,7 @@ class LinesAhead {
   const char *at_ = nullptr, *end_ = nullptr;
 };
 
-// The rows to multiply, and those ahead.
+// The rows to multiply, with prefetches of those that come next.
 template <class S>
 class RowsInHand : public LinesAhead<S> {
  public:
@@ -160,34 +157,33 @@ class RowsInHand : public LinesAhead<S> {
       this->cursor_.Take(rows.count, rows_);
     }
     if constexpr (kLeavesLines<S>) {
-      this->ahead_ -= std::min(this->ahead_, rows.asked);
-      this->cursor_.Skip(rows.asked);
+      this->ahead_ -= std::min(this->ahead_, rows.prefetched);
+      this->cursor_.Skip(rows.prefetched);
     }
   }
 
   HWY_INLINE const S* operator[](size_t j) const { return rows_[j]; }
 
-  // Asks for as many lines as vectors of N rows are.
+  // Prefetches as many lines as N rows of one vector have.
   template <class D>
-  HWY_INLINE void AskForVectors(D) {
+  HWY_INLINE void PrefetchVectors(D) {
     constexpr size_t N = hn::MaxLanes(D());
     constexpr size_t kLines = kLeavesLines<S> ? N * 3 / 4 : N;
-    for (size_t i = 0; i < kLines; ++i) this->AskForALine();
+    for (size_t i = 0; i < kLines; ++i) this->PrefetchLine();
   }
 
  private:
   const S* rows_[kMostRows];
 };
 
-// Columns that N rows are transposed by: words of a vector, of which bf16 has two each and
-// int8 four.
+// Columns per transpose of N rows: one vector of each row, as 32-bit words of two bf16 or four int8.
 template <class D, class S>
 constexpr size_t kColumns = hn::MaxLanes(D()) * (std::is_same_v<S, BF16>     ? 2
                                                  : std::is_same_v<S, int8_t> ? 4
                                                                              : 1);
 
-// Block b of 128 bits of the vector is that of row 4 b + i: what is put into its place as it is loaded needs no
-// shuffle, which transposes have too many of.
+// Returns a vector whose 128-bit block b is block 0 of row 4 b + i. Loading a block into its place needs no shuffle,
+// and shuffles are what limits a transpose.
 template <class D, class Row>
 HWY_INLINE hn::Vec<D> LoadBlocks(D d, const Row& row, size_t i) {
   constexpr size_t kBlocks = hn::MaxLanes(D()) / 4;
@@ -207,7 +203,7 @@ HWY_INLINE hn::Vec<D> LoadBlocks(D d, const Row& row, size_t i) {
   }
 }
 
-// v[i] becomes column i of four, of words, row(j) being where they begin in row j of N.
+// Stores column i of four columns of words in v[i]; row(j) is the address of the columns in row j of N.
 template <class D, class Row, class V = hn::Vec<D>>
 HWY_INLINE void LoadFourColumns(D d, const Row& row, V* HWY_RESTRICT v) {
   const hn::Repartition<double, D> wide;
@@ -223,9 +219,9 @@ HWY_INLINE void LoadFourColumns(D d, const Row& row, V* HWY_RESTRICT v) {
   v[3] = hn::BitCast(d, hn::InterleaveUpper(wide, ab1, ce1));
 }
 
-// f(i, column i) of N rows of N words of 32 bits, row(j) being where row j begins: of four columns after the other, or
-// once all of them are there. Measured: for one to four products of a column the former is 6 to 10 % faster, for
-// eight the latter 15 %.
+// Calls f(i, column i) for N rows of N 32-bit words; row(j) is the start of row j. The calls come after every four
+// columns, or after all of them. Measured: for one to four products per column the former is 6 to 10 % faster, for
+// eight products the latter 15 %.
 template <bool kAllAtOnce, class D, class Row, class F, class V = hn::Vec<D>>
 HWY_INLINE void ForWordColumns(D d, const Row& row, const F& f) {
   constexpr size_t N = hn::MaxLanes(D()), kFour = 16 / sizeof(*row(0));
@@ -240,7 +236,8 @@ HWY_INLINE void ForWordColumns(D d, const Row& row, const F& f) {
   for (size_t i = 0; kAllAtOnce && i < N; ++i) f(i, v[i]);
 }
 
-// f(column, vector), widened, for kColumns of N rows, row(j) being where row j begins; R products of each follow.
+// Calls f(column, vector), widened, for kColumns columns of N rows; row(j) is the start of row j. The caller computes R
+// products of each column.
 template <int R, class D, class S, class Row, class F, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void ForColumns(D d, const Row& row, const F& f) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -273,11 +270,11 @@ HWY_INLINE void ForColumns(D d, const Row& row, const F& f) {
   }
 }
 
-// out[j][r] = columns[r][j] of `count` rows of N columns, of which R are asked for.
+// Stores out[j][r] = columns[r][j] for `count` rows of N columns, of which the first R are needed.
 template <int R, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void StoreColumns(D d, const V* HWY_RESTRICT columns, size_t count, T* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D());
-  if constexpr (R == 1) {  // in all columns alike: no shuffle is spent on it
+  if constexpr (R == 1) {  // the value fills all columns, which saves the shuffles
     HWY_ALIGN T column[N];
     hn::Store(columns[0], d, column);
     for (size_t i = 0; i < N && i < count; ++i) {
@@ -292,8 +289,8 @@ HWY_INLINE void StoreColumns(D d, const V* HWY_RESTRICT columns, size_t count, T
   for (size_t i = 0; i < N && i < count; ++i) hn::Store(rows[i], d, out + i * N);
 }
 
-// sums[r][j] += sum_e rows_j[e] x[e][r] of N rows and what is left of them, e ascending. It is called, not inlined: few
-// rows leave anything, and it would be as much code as all the rest.
+// Computes sums[r][j] += sum_e rows_j[e] x[e][r] for N rows and the elements left over, with ascending e. It is called
+// and not inlined, because few depths leave a rest and it would double the code.
 template <int R, class D, class S, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_NOINLINE void DotRest(D d, const S* const* rows, size_t left, const T* HWY_RESTRICT x, T* HWY_RESTRICT sums) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -315,16 +312,16 @@ HWY_NOINLINE void DotRest(D d, const S* const* rows, size_t left, const T* HWY_R
   for (int r = 0; r < R; ++r) hn::Store(sum[r], d, sums + static_cast<size_t>(r) * N);
 }
 
-// out[j][r] = sum_e rows_j[e] x[e][r] of B N rows from `begin` on, or of those that there
-// are, for R columns of x, e ascending. x and out have N columns, all written. B R chains
-// are under way at once: fewer than eight wait for each other's results.
+// Computes out[j][r] = sum_e rows_j[e] x[e][r] for B N rows from `begin` on, or for those that exist, and R columns of
+// x, with ascending e. x and out have N columns, all of which are written. B R chains run at once; with fewer than
+// eight, they would wait for their own latency.
 template <int R, int B, bool kWhole, class D, class S, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void DotTile(D d, RowsInHand<S>& rows, size_t begin, size_t count, size_t depth, const T* HWY_RESTRICT x,
                         T* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D());
   static_assert(R <= N);
   if constexpr (kWhole) count = B * N;
-  // Lanes beyond the last row have it once more.
+  // Lanes beyond the last row repeat it.
   const auto row = [&](size_t i) HWY_ATTR { return rows[begin + (kWhole ? i : std::min(i, count - 1))]; };
   V sum[B][R];
   HWY_UNROLL(8)
@@ -343,7 +340,7 @@ HWY_INLINE void DotTile(D d, RowsInHand<S>& rows, size_t begin, size_t count, si
   for (; e + kStep <= depth; e += kStep, x += kStep * N) {
     HWY_UNROLL(8)
     for (int b = 0; b < B; ++b) {
-      rows.AskForVectors(d);
+      rows.PrefetchVectors(d);
       ForColumns<R, D, S>(
           d, [&](size_t i) HWY_ATTR { return row(static_cast<size_t>(b) * N + i) + e; },
           [&](size_t i, V column) HWY_ATTR { add(b, i, column); });
@@ -375,7 +372,7 @@ HWY_INLINE void DotTile(D d, RowsInHand<S>& rows, size_t begin, size_t count, si
 template <int R, class D, class S, class T = hn::TFromD<D>>
 HWY_NOINLINE void DotRows(D d, const StoredRows<S>& rows, size_t depth, const T* HWY_RESTRICT x, T* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D());
-  // Measured: four blocks at once are slower than two, of bf16 by a tenth.
+  // Measured: B = 4 is slower than 2, for bf16 by a tenth.
   constexpr int B = R <= 4 ? 2 : 1;
   RowsInHand<S> in_hand(rows, depth);
   size_t begin = 0;
@@ -387,9 +384,9 @@ HWY_NOINLINE void DotRows(D d, const StoredRows<S>& rows, size_t depth, const T*
   }
 }
 
-// out[r][e] = out[r][e] factor[r] + sum_j weights[j][r] rows_j[e], j ascending, and from
-// zero if `clear`, for R rows r and `C` vectors of columns, or the first `columns` < N of
-// one. With kSkipMasked, a weight of -0 leaves out as it is even where a row is not finite.
+// Computes out[r][e] = out[r][e] factor[r] + sum_j weights[j][r] rows_j[e] with ascending j, starting from 0 if
+// `clear`, for R rows r and C vectors of columns, or the first `columns` < N columns of one vector. With kSkipMasked, a
+// weight of -0 leaves out unchanged even where a row is not finite.
 template <int R, int C, bool kWhole, bool kSkipMasked, class D, class S, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void SumTile(D d, RowsInHand<S>& rows, size_t count, size_t column, size_t columns,
                         const T* HWY_RESTRICT weights, bool clear, const T* HWY_RESTRICT factor, T* HWY_RESTRICT out,
@@ -411,8 +408,8 @@ HWY_INLINE void SumTile(D d, RowsInHand<S>& rows, size_t count, size_t column, s
     V values[C];
     HWY_UNROLL(8)
     for (int c = 0; c < C; ++c) {
-      const bool asks = !kLeavesLines<S> || j % 4 != 3;
-      if (asks && static_cast<size_t>(c) * N * sizeof(S) % 64 == 0) rows.AskForALine();
+      const bool prefetches = !kLeavesLines<S> || j % 4 != 3;
+      if (prefetches && static_cast<size_t>(c) * N * sizeof(S) % 64 == 0) rows.PrefetchLine();
       values[c] = kWhole ? LoadWide(d, row + static_cast<size_t>(c) * N) : LoadWideN(d, row, columns);
     }
     HWY_UNROLL(8)
@@ -439,7 +436,7 @@ HWY_INLINE void SumTile(D d, RowsInHand<S>& rows, size_t count, size_t column, s
   }
 }
 
-// Does so for all `columns`; rows of `out` are whole vectors.
+// Does this for all `columns`. Rows of `out` are padded to whole vectors.
 template <int R, bool kSkipMasked, class D, class S, class T = hn::TFromD<D>>
 HWY_NOINLINE void SumRows(D d, const StoredRows<S>& rows, size_t columns, const T* HWY_RESTRICT weights, bool clear,
                           const T* HWY_RESTRICT factor, T* HWY_RESTRICT out, ptrdiff_t out_row) {

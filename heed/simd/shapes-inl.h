@@ -1,5 +1,5 @@
-// Shapes of register tiles and of blocks of rows, by SIMD target: every number that depends on how many registers there
-// are. Kernels have none of their own.
+// The shapes of register tiles and of blocks of rows, by SIMD target: all numbers that depend on the number of vector
+// registers. Kernels have no such numbers of their own.
 //
 // A product's register tile is R rows by C vectors of sums, each a chain of FMAs. It must hide the latency of an FMA (4
 // cycles on two ports: 8 sums), leave registers for C vectors and one broadcast, and load little: R C FMAs read R + C

@@ -1,11 +1,11 @@
 // Register-tiled products of a few broadcast rows with a few vectors of lanes.
 //
-// Compiled once per SIMD target. Both products of attention have one shape: a
-// row-major matrix is read in place as scalar broadcasts, the other operand has
-// its rows in lanes. One FMA of 2 flops per lane and cycle port is the bound: R C
-// accumulators hide its latency, R + C loads feed R C of them.
+// Compiled once per SIMD target. Both products of attention have this shape: one operand is a row-major matrix, read in
+// place as scalar broadcasts; the other has its rows in lanes (a query per lane). The bound is FMA throughput, 2 flops
+// per lane, cycle and port. A register tile of R rows and C vectors has R C accumulators, which hide the FMA latency,
+// and R + C loads per R C FMAs (shapes-inl.h chooses R and C).
 //
-// Each output is one chain of fused products in ascending order, whatever R and
+// Each output is one chain of FMAs in ascending order for any R and C, so the bits do not depend on the tile shape.
 // C are: the tile shape never shows in the bits.
 #if defined(HEED_SIMD_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_TILE_INL_H_
@@ -23,7 +23,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Not into L1: rows a power of two apart would evict each other from its few sets.
+// Prefetches to L2 only. In L1, rows that are a power of two apart would evict each other, because they share few sets.
 HWY_INLINE void PrefetchToL2(const void* at) {
 #if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
   __builtin_prefetch(at, 0, 2);
@@ -32,8 +32,8 @@ HWY_INLINE void PrefetchToL2(const void* at) {
 #endif
 }
 
-// s[r][c] = finish(sum_e k[r][e] q[e][c], r, c), e ascending, and max[c] =
-// max(max[c], s[.][c]). `stride` elements between rows of q and of s.
+// Computes s[r][c] = finish(sum_e k[r][e] q[e][c], r, c) with ascending e, and max[c] = max(max[c], s[.][c]). Rows of q
+// and of s are `stride` elements apart.
 template <int R, int C, class D, class F, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void LogitTile(D d, const T* HWY_RESTRICT q, size_t stride, const T* HWY_RESTRICT k, ptrdiff_t k_stride,
                           size_t depth, T* HWY_RESTRICT s, V* HWY_RESTRICT max, const F& finish) {
@@ -68,9 +68,8 @@ HWY_INLINE void LogitTile(D d, const T* HWY_RESTRICT q, size_t stride, const T* 
   }
 }
 
-// o[r][c] = o[r][c] * rescale[c] + sum_j v[j][r] p[j][c], j ascending, and from
-// zero if `first`. With kSkipMasked, a weight of -0 leaves o as it is even where
-// v is not finite.
+// Computes o[r][c] = o[r][c] * rescale[c] + sum_j v[j][r] p[j][c] with ascending j, starting from 0 if `first`. With
+// kSkipMasked, p = -0 leaves o unchanged even where v is not finite.
 template <int R, int C, bool kSkipMasked, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void ValueTile(D d, const T* HWY_RESTRICT p, size_t stride, const T* HWY_RESTRICT v, ptrdiff_t v_stride,
                           size_t num_keys, bool first, const V* HWY_RESTRICT rescale, T* HWY_RESTRICT o) {
@@ -115,9 +114,8 @@ HWY_INLINE void ValueTile(D d, const T* HWY_RESTRICT p, size_t stride, const T* 
   }
 }
 
-// out[r][c] += sum_i a[r][i] b[i][c], i ascending, where a[r][i] is
-// a[r a_row + i a_step] and b[i] a row of vectors. With kSkipMasked, an a of -0
-// leaves out as it is even where b is not finite.
+// Computes out[r][c] += sum_i a[r][i] b[i][c] with ascending i, where a[r][i] is a[r a_row + i a_step] and b[i] is a
+// row of vectors. With kSkipMasked, an a of -0 leaves out unchanged even where b is not finite.
 template <int R, int C, bool kSkipMasked, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void AccumulateTile(D d, const T* HWY_RESTRICT a, ptrdiff_t a_row, ptrdiff_t a_step, const T* HWY_RESTRICT b,
                                ptrdiff_t b_step, size_t count, T* HWY_RESTRICT out, ptrdiff_t out_row) {
@@ -154,8 +152,8 @@ HWY_INLINE void AccumulateTile(D d, const T* HWY_RESTRICT a, ptrdiff_t a_row, pt
   }
 }
 
-// All of [0, count) by tiles of R, then of fewer, down to 1:
-// f(std::integral_constant<int, R>, begin).
+// Calls f(std::integral_constant<int, R>, begin) for tiles of R, then of fewer (FewerRows), down to 1, until [begin,
+// count) is covered.
 template <int R, class F>
 HWY_INLINE void ForTiles(size_t begin, size_t count, const F& f) {
   size_t i = begin;

@@ -1,7 +1,7 @@
-// Exact attention backward: recomputed logits, all gradients in one pass.
+// Exact attention, backward: the logits are recomputed, and one pass gives all gradients.
 //
-// Compiled once per SIMD target and dtype. With w = sigmoid(lse - sink), or 1, and
-// Z the dropout keep bits:
+// Compiled once per SIMD target and dtype. With w = sigmoid(lse - sink), or 1 without a sink, and Z the keep bits of
+// dropout:
 //
 //   P_ij  = exp(S_ij - lse_i)
 //   g_i   = w_i / (1 - dropout),  delta_i = w_i <do_i, o_i> - dlse_i
@@ -10,26 +10,28 @@
 //   dv_j  = sum_i g_i Z_ij P_ij do_i
 //   dk_j  = scale sum_i dS_ij S'_ij q_i,  dq_i = scale sum_j dS_ij S'_ij k_j
 //
-// with S' the slope of the soft cap; dS itself is the gradient of a bias, and its sum over
-// the pairs j < s <= p that of a log decay at s. A task owns a group of keys. It walks over
-// the blocks of W = C N rows that see them, from the last to the first:
+// S' is the slope of the soft cap. dS is the gradient of a bias, and the sum of dS over the pairs with j < s <= p is
+// the gradient of the log decay at s, where p is the position of the query.
 //
-//   q, do as rows and, transposed, in lanes; dq = 0
-//   per visited tile of 64 keys:
+// A task owns a group of keys of one key head. It passes over the blocks of W = C N query rows that see these keys,
+// from the last block to the first (C vectors of N lanes, a query per lane). Per block:
+//
+//   pack q and do: as rows and, transposed, with a query per lane; dq = 0
+//   per tile of 64 keys in which some row sees a key:
 //     S[key][lane] = K Q^T, dP[key][lane] = V dO^T    as in the forward pass
 //     P, dS        in place of S and dP
-//     dv += P dO,  dk += dS Q,  dq += dS^T K          rows of vectors, sums in cache
-//   in the block's turn: dq of the caller += scale dq
+//     dv += P dO,  dk += dS Q,  dq += dS^T K          vectors along the channels, sums in cache
+//   when the block's ticket comes up (ordered reduction): dq of the caller += scale dq
 //
-// Five products of equal size, 10 D flops per pair if Dv = D, against one
-// exponential: FMA is the bound. P and dS are read as broadcasts in two of the last
-// three products and by columns in the third, so that nothing is transposed.
+// The five products have the same size, 10 D flops per pair if Dv = D, against one exponential, so the bound is FMA
+// throughput. Of the last three products, two read P and dS as broadcasts along rows and one reads dS by columns, so
+// nothing is transposed.
 //
-// Canonical order: dk and dv are one chain over rows, the last head and query
-// first; dq is one chain over the keys of a group, then over groups. Descending
-// rows, because under a causal mask two tasks of one head then meet at the rows
-// that both see and follow each other by a block. Rows and keys that do not see each
-// other add exact zeros, so that a chain is the same however rows fill blocks.
+// The order of the sums is fixed. dk and dv are one chain over query rows, from the last head and query to the first.
+// dq is one chain over the keys of a group and then over the groups. Rows descend because of the causal diagonal: two
+// tasks of one head then begin at rows that both of them see, and the second follows the first at the distance of one
+// block. A row and a key that does not see it add exact zeros, so a chain does not depend on how rows are divided into
+// blocks.
 #if defined(HEED_ENGINES_SOFTMAX_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_BACKWARD_INL_H_
 #undef HEED_ENGINES_SOFTMAX_BACKWARD_INL_H_
@@ -63,13 +65,13 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// A group of keys of a head: what its blocks share.
+// A group of keys of one key head, with the state that its blocks share.
 template <class P>
 struct Group {
   Interval keys;
   int64_t index, sequence;
   P products;
-  std::optional<GroupQueue::Task> next = {};  // what this thread is likely to compute then
+  std::optional<GroupQueue::Task> next = {};  // the task that this thread probably takes next
 };
 
 template <class P>
@@ -103,7 +105,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
                                                     : this->KeptGroupsBefore(group_.keys.begin, visits, P::kGroupKeys);
     this->KeepKeys(group_.keys);
     PrepareGradients();
-    LookAhead();
+    PrefetchNext();
     EachTile();
     group_.products.EndBlock();
     if (!shared_.wants.any_row_sum) return;
@@ -115,8 +117,8 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     EndTurn(turn);
   }
 
-  // One tile of the group's, for rows that keep it; dq[lane] is what the keys before have added to a row's, and goes
-  // on.
+  // Computes one tile of the group for gathered rows, which keep some of it. dq[lane] is the row's running sum over the
+  // keys before; it is read and written back.
   HWY_NOINLINE HWY_ATTR void ComputeTile(int64_t begin, const uint64_t (*words)[O::kGrid.tile / Visits::kKeys],
                                          T* const* dq) {
     this->FindKeys();
@@ -133,9 +135,9 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
  private:
   static constexpr int C = P::kVectors;
 
-  // What is read and written soon: the rows of the next block; and with the last blocks of a group, as many keys each,
-  // where its gradients go and what the next group begins with.
-  HWY_INLINE void LookAhead() {
+  // Prefetches the rows of the next block. The last kLastBlocks blocks of a group also prefetch, in equal shares, the
+  // destination of dk and dv and the first operands of the next group.
+  HWY_INLINE void PrefetchNext() {
     RowPrefetch& ahead = b_.block.ahead;
     ahead.Clear();
     if (block_ > 0) AddRows(s_, key_head_, grid_, block_ - 1, ahead);
@@ -204,7 +206,8 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     if constexpr (P::kScalesShift) FindLargeShifts();
   }
 
-  // Rows whose shift is so large that its rounding would be seen, or that it is infinite.
+  // Finds rows with an lse so large that the rounding of the scaled shift would show in P, or that the scaled shift is
+  // infinite. An lse that is itself infinite needs no care.
   HWY_INLINE void FindLargeShifts() {
     constexpr T kLarge = 1 << 14;
     large_shift_ = false;
@@ -232,7 +235,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
 
   HWY_INLINE void EachTile() {
     if constexpr (O::kMatrixTiles) {
-      Interval plain;  // keys
+      Interval plain;  // full tiles without masks, computed together by the pipeline
       const auto add_plain = [&] {
         if (plain.empty()) return;
         const auto add = [&](auto&& tiles) HWY_ATTR {
@@ -240,7 +243,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
                                    b_.d_logits, b_.block.ahead, tiles);
         };
         if (p_.forgets) {
-          add(TilesThatForget{*this, {}});
+          add(TilesWithDecay{*this, {}});
         } else {
           add(nullptr);
         }
@@ -290,7 +293,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     }
   }
 
-  // dP of a run.
+  // Computes dP of a run.
   HWY_INLINE void DLogits(const Run& run, int64_t origin) {
     const Operand<typename O::Key> values = group_.products.Values();
     if constexpr (O::kMatrixTiles) {
@@ -306,7 +309,8 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     }
   }
 
-  // Whether nothing is wanted of a tile but its products, and every pair of it is kept.
+  // Returns whether all pairs of a tile are kept and nothing but its products is needed, so that the pipeline can take
+  // it.
   HWY_INLINE bool IsPlain(const Tile& tile) const {
     const Wants& wants = shared_.wants;
     return tile.full && !large_shift_ && wants.d_logits && this->raw_ && p_.dropout == 0 && !this->partial_ &&
@@ -315,7 +319,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
            d_logits_finite_;
   }
 
-  // What is subtracted from the logits of a tile.
+  // Returns the number to subtract from the logits of a tile.
   HWY_INLINE V ShiftOf(size_t c) const {
     const V shift = hn::Load(d_, shift_ + c * N);
     return p_.forgets ? hn::Sub(shift, P::RowPart(this->decays_.OfRow(c), hn::Set(d_, exponent_))) : shift;
@@ -323,8 +327,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
 
   T* GradientAt(const Run& run, int64_t origin) const { return b_.d_logits + (this->At(run, origin) - w_.logits); }
 
-  // Puts g Z P of a run in place of its S, dS in place of dP. Masked pairs become -0 in
-  // both, and no other dS does.
+  // Replaces S of a run by g Z P, and dP by dS. Masked pairs become -0 in both; no other element of dS is -0.
   template <bool kDropout>
   HWY_INLINE void Differentiate(const Run& run, int64_t origin) {
     const V minus_inf = hn::Set(d_, -std::numeric_limits<T>::infinity());
@@ -355,7 +358,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     }
   }
 
-  // x where the pair is kept, else 0, keys ascending.
+  // Returns x where dropout keeps the pair, else 0. It is called with ascending keys.
   template <bool kDropout>
   struct Keep {
     const Problem& p;
@@ -388,8 +391,8 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     }
   };
 
-  // dS into the gradient of the bias, row by row, the last row first: rows that
-  // share a bias are one and the same there.
+  // Adds dS to the gradient of the bias, from the last row to the first. Rows that share a bias have the same
+  // destination, so the order of rows is the order of the sum.
   HWY_INLINE void AddBias(const Run& run, int64_t origin) {
     for (size_t c = run.c1; c-- > run.c0;) {
       for (int64_t j = run.begin; j < run.end; j += int64_t{N}) {
@@ -412,7 +415,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     }
   }
 
-  // Sums over keys by row: of dS, and of dS times the distance.
+  // Adds to the sums over keys of each row: dS, and dS times the distance to the key.
   HWY_INLINE void SumRows(const Run& run, const Tile& tile) {
     for (size_t c = run.c0; c < run.c1; ++c) {
       HWY_ALIGN T from_grid[N];
@@ -432,8 +435,8 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     }
   }
 
-  // What a pipeline of tiles needs where rows forget.
-  struct TilesThatForget {
+  // The callbacks of the AMX tile pipeline for rows with log decays.
+  struct TilesWithDecay {
     BackwardBlock& block;
     typename P::TileTerms terms;
 
@@ -481,12 +484,12 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   const SharedGradients<T>& shared_;
   Group<P>& group_;
   GradientBuffers<P>& b_;
-  bool d_logits_finite_ = true;  // what dP is a product of, where tiles are multiplied
-  T exponent_ = 0;               // times a logit
+  bool d_logits_finite_ = true;  // of do and V, the factors of dP; known for AMX only
+  T exponent_ = 0;               // the factor from a logit to an exponent of 2
   int64_t row_index_[W];
   T* dbias_[W];
   HWY_ALIGN T shift_[W], delta_[W], gain_[W], bias_sums_[W], alibi_sums_[W];
-  HWY_ALIGN T far_lse_[W] = {};  // of rows with large shifts, where those are scaled, else NaN
+  HWY_ALIGN T far_lse_[W] = {};  // lse of rows with large scaled shifts; NaN for other rows
   bool large_shift_ = false;
   DecayGradients<O, C> decay_gradients_{this->decays_, shared_.decay_keys, shared_.decay_tiles};
 };

@@ -24,7 +24,8 @@ GroupQueue::GroupQueue(const Problem& p, const Gradients& g, int64_t group_keys)
   heads_ = all_heads_ ? 1 : p.key_heads;
   begins_.push_back(0);
   if (all_sequences_) {
-    // Groups count from each sequence's own first key, biases from the first.
+    // Groups are counted from the first valid key of each sequence, but a bias is indexed from key 0: unless all
+    // sequences begin at the same key, their groups share elements of the bias, and one task takes all of them.
     int64_t groups = 0;
     for (const Sequence& s : p.sequences) {
       all_groups_ = all_groups_ || s.key_begin != p.sequences[0].key_begin;

@@ -1,4 +1,4 @@
-// The backward pass: what it reads and writes beside a Problem, and in which order threads take its tasks.
+// The backward pass: its inputs and outputs besides a Problem, and the order in which threads take its tasks.
 #ifndef HEED_ENGINES_SOFTMAX_BACKWARD_H_
 #define HEED_ENGINES_SOFTMAX_BACKWARD_H_
 
@@ -12,45 +12,45 @@
 
 namespace heed::softmax {
 
-// Beside a Problem, whose o and lse are read here. In the dtypes of what they are
-// the gradients of, which for lse is f64 beside f64 and else f32.
+// The inputs and outputs of a backward pass besides a Problem, whose o and lse are read here. Each gradient has the
+// dtype of its tensor; the gradient of lse is f64 where the problem is f64, else f32.
 struct Gradients {
   Rows d_o;
-  Rows d_lse;         // data null: zero
-  Rows dq, dk, dv;    // written; data null: not wanted
-  bool wide = false;  // these three are in the type that is computed in
-  Pairs dbias;        // the same, laid out as the problem's bias
+  Rows d_lse;         // data null: all zero
+  Rows dq, dk, dv;    // written; data null: not needed
+  bool wide = false;  // dq, dk and dv are stored in the type of the computation
+  Pairs dbias;        // written, laid out as the problem's bias; data null: not needed
   std::array<int64_t, 4> dbias_sizes = {};
   double* dsinks = nullptr;                  // added to: [Hq], or null
-  double* dalibi = nullptr;                  // the same, as the problem's slopes
-  HeadNumbers device_dsinks, device_dalibi;  // those of numbers on the device, written
-  Rows dlog_decay;                           // written, in the problem's dtype of log decays; data null: not wanted
+  double* dalibi = nullptr;                  // added to, laid out as the problem's slopes, or null
+  HeadNumbers device_dsinks, device_dalibi;  // written; for numbers that are on the device
+  Rows dlog_decay;                           // written, in the problem's dtype of log decays; data null: not needed
 };
 
-// A task owns the gradients of `group_keys` keys of a key head, and the biases of
-// these keys: heads and sequences that share a bias are one task's, in turn. Tasks
-// are taken in an order in which a block of rows meets its groups ascending, so
-// that whoever waits for a turn waits for a task that has been taken.
+// Hands out the tasks. A task owns the gradients of `group_keys` keys of one key head, and the elements of the bias
+// gradient at these keys: all heads and sequences that share a bias are in one task, one after the other. The queue
+// hands out tasks so that every block of rows meets its groups in ascending order. A task that waits for its ticket in
+// an ordered reduction therefore waits for a task that a thread has already taken, so there is no deadlock.
 class GroupQueue {
  public:
   GroupQueue(const Problem& problem, const Gradients& gradients, int64_t group_keys);
 
   static constexpr int64_t kAll = -1;
   struct Task {
-    int64_t sequence, key_head, group;  // or kAll of them
+    int64_t sequence, key_head, group;  // or kAll of them, in one task
   };
   int64_t size() const { return begins_.back(); }
   Task At(int64_t index) const;
 
  private:
   bool all_sequences_, all_heads_, all_groups_;
-  std::vector<int64_t> order_;   // sequence indices, long ones first
-  std::vector<int64_t> begins_;  // first task, by place in order_
+  std::vector<int64_t> order_;   // sequence indices, in order of falling cost
+  std::vector<int64_t> begins_;  // first task of each sequence, in the order of order_
   int64_t heads_;
 };
 
-// A gradient of the bias is a sum over whatever axes the bias repeats: over keys by
-// rows, else pair by pair.
+// Returns whether the bias gradient is summed over keys row by row. A bias gradient is a sum over all axes that the
+// bias is broadcast over; if one of them is the key axis, each row has one number, else pairs are added one by one.
 inline bool BiasByRows(const Problem& problem, const Gradients& gradients) {
   if (gradients.dbias.data == nullptr) return false;
   bool many_keys = false;
@@ -58,8 +58,7 @@ inline bool BiasByRows(const Problem& problem, const Gradients& gradients) {
   return gradients.dbias_sizes[3] == 1 && many_keys;
 }
 
-// Rows (sequence, head, query) and blocks (sequence, key head, block) counted
-// through.
+// Numbers all rows (sequence, head, query) and all blocks (sequence, key head, block) of a problem.
 struct RowIndex {
   RowIndex(const Problem& problem, int64_t lanes, bool fuse_heads);
   int64_t Row(const Problem& p, int64_t sequence, int64_t head, int64_t query) const {
@@ -69,7 +68,7 @@ struct RowIndex {
   int64_t rows() const { return first_row.back(); }
   int64_t turns() const { return first_turn.back(); }
 
-  std::vector<int64_t> first_row, first_turn;  // by sequence, and the total
+  std::vector<int64_t> first_row, first_turn;  // index of each sequence's first; the total comes last
 };
 
 }  // namespace heed::softmax

@@ -1,4 +1,4 @@
-// The backward passes for f64. A file of its own so that dtypes compile side by side.
+// The backward passes for f64, in a file of their own so that dtypes compile in parallel.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/softmax/kernels.h"

@@ -1,4 +1,4 @@
-// Tasks of a backward pass: groups of keys, and the rows that each of them meets.
+// Tasks of a backward pass: groups of keys, and the query rows that see each group.
 //
 // Compiled once per SIMD target and dtype.
 #if defined(HEED_ENGINES_SOFTMAX_BACKWARD_TASKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -28,7 +28,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// One group of keys of one head: walk(group, head) adds what its rows give.
+// Computes the gradients of one group of keys of one head; walk(group, head) adds the contributions of its rows.
 template <class P, class F, class O = typename P::Operands>
 HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g, const SharedGradients<typename O::Compute>& shared,
                                int64_t sequence, int64_t key_head, int64_t index,
@@ -60,7 +60,7 @@ HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g, const Share
   store(g.dv, b.products.dv, p.value_depth, 1);
 }
 
-// All blocks of rows that see a group, the last first.
+// Passes over all blocks of rows that see a group, from the last to the first.
 template <class P, class O = typename P::Operands>
 HWY_INLINE void WalkBlocks(const Problem& p, const Gradients& g, const Plan& plan,
                            const SharedGradients<typename O::Compute>& shared, int64_t key_head, const Head<O>& head,
@@ -79,7 +79,7 @@ Plan BackwardPlan(const Problem& p) {
   return plan;
 }
 
-// Where rows are not gathered.
+// Replaces GatheredWalk where rows are not gathered.
 struct NoWalk {
   NoWalk(const Problem&, const Plan&, int) {}
   int64_t Bytes(const Problem&) const { return 0; }
@@ -119,7 +119,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   if (!shared.wants.any) return shared.Finish(ctx, p, g);
   const GroupQueue queue(p, g, P::kGroupKeys);
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  // The one that a task names, or all of them.
+  // The index that a task names, or all of them.
   const auto range = [](int64_t one, int64_t count) {
     return one == GroupQueue::kAll ? Interval{0, count} : Interval{one, std::min(one + 1, count)};
   };

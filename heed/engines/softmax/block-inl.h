@@ -1,7 +1,7 @@
-// The logits of a block of query rows, tile by tile: what every pass over exact attention does first.
+// The logits of a block of query rows, tile by tile: the first step of every pass of exact attention.
 //
-// Compiled once per SIMD target, operand type and number of vectors: what is not defined here is in block_parts-inl.h.
-// A tile is S[key][lane] = K Q^T, in cache, with soft cap, biases and masks applied.
+// Compiled once per SIMD target, operand type and number of vectors. Functions that are only declared here are defined
+// in block_parts-inl.h. A tile of logits is S[key][lane] = K Q^T, in cache, with soft cap, biases and masks applied.
 #if defined(HEED_ENGINES_SOFTMAX_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_BLOCK_INL_H_
 #undef HEED_ENGINES_SOFTMAX_BLOCK_INL_H_
@@ -45,14 +45,14 @@ class Block : protected BlockRows<O, C> {
       Base::decays_, Base::keys_until_, Base::raw_, Base::queries_finite_, Base::factor_, Base::hull_, Base::masked_,
       Base::partly_kept_, Base::kept_, Base::vectors_;
 
-  // The parts of a tile that the same vectors of lanes see, ascending. A vector
-  // outside them sees nothing there: neither product needs it.
+  // Splits a tile into runs: ranges of keys that the same range of vectors sees, in ascending order. A vector outside
+  // of a run sees none of its keys, so both products leave it out.
   HWY_INLINE int SplitTile(const Tile& tile, Run* runs) const {
     if (tile.full && !partly_kept_) {
       runs[0] = {tile.keys.begin, tile.keys.end, 0, vectors_};
       return 1;
     }
-    // Borders stay between steps of keys, as the tile's own do.
+    // The ends of a run are on steps of keys, as the ends of the tile are.
     const auto up = [&](int64_t key) { return std::min(tile.keys.end, key + ((tile.grid - key) & (O::kKeyStep - 1))); };
     const auto down = [&](int64_t key) { return key - (key - tile.grid) % O::kKeyStep; };
     Interval seen[C];
@@ -88,7 +88,8 @@ class Block : protected BlockRows<O, C> {
     return count;
   }
 
-  // The vectors of a register tile see what one of them sees: runs stay long, and no sums are left idle.
+  // Gives all vectors of one register tile the union of the keys that any of them sees, so that runs stay long and a
+  // register tile is computed as a whole.
   HWY_INLINE static void JoinIntervals(Interval* seen) {
     Interval all;
     for (int c = 0; c < hs::kShapes.tile_vectors; ++c) {
@@ -98,14 +99,14 @@ class Block : protected BlockRows<O, C> {
     std::fill(seen, seen + hs::kShapes.tile_vectors, all);
   }
 
-  // Whether these parts leave nothing of a tile out.
+  // Returns whether these runs are the whole tile.
   HWY_INLINE bool IsWhole(const Tile& tile, const Run* runs, int num_runs) const {
     return num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == vectors_ && runs[0].begin == tile.keys.begin &&
            runs[0].end == tile.keys.end;
   }
 
-  // f(std::integral_constant<int, number of vectors>, part) for the parts of a run that have as many vectors as a
-  // register tile, and for what is left of it.
+  // Calls f(std::integral_constant<int, number of vectors>, part) for the parts of a run: as many as possible have the
+  // vectors of a register tile, the last one has what is left.
   template <class F>
   HWY_INLINE static void ForParts(const Run& run, const F& f) {
     if constexpr (O::kLaneVectors == C) {
@@ -134,17 +135,17 @@ class Block : protected BlockRows<O, C> {
     }
   }
 
-  // S of a run, in the normative order, of which max takes the maximum. With flag_masked, what a bias or a decay masks
-  // is told from what else is -inf.
+  // Computes S of a run, with the terms in their normative order, and takes its maximum into max. With flag_masked,
+  // pairs masked by a bias or a decay of -inf get -inf even if the logit is NaN or infinite.
   HWY_NOINLINE void Logits(const Run& run, const Tile& visited, bool flag_masked, V* max);
 
-  // To be called before a tile's logits are computed.
+  // Must be called before the logits of a tile are computed.
   HWY_INLINE void BeginLogits(const Tile& tile) {
     if (p_.forgets) decays_.BeginTile(p_, s_, tile, raw_ ? 1 / factor_.of_logits : 1);
   }
 
-  // Logits lack what their rows have forgotten as a whole since the tile: their maximum with it,
-  // and what is to be subtracted from logits without it.
+  // Logits of a tile contain only the keys' part of the log decay (decays-inl.h). WithRow() adds the row's part to a
+  // maximum of them, and WithoutRow() takes it off a number to subtract from them.
   HWY_INLINE V WithRow(V max, size_t c) const {
     if (!p_.forgets) return max;
     const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
@@ -152,7 +153,7 @@ class Block : protected BlockRows<O, C> {
   }
   HWY_INLINE V WithoutRow(V shift, size_t c) const { return p_.forgets ? hn::Sub(shift, decays_.OfRow(c)) : shift; }
 
-  // What is subtracted from logits: the maximum, or 0 where there is none yet.
+  // Returns the number to subtract from logits: the maximum, or 0 while it is -inf.
   HWY_INLINE V Shift(V max) const {
     const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
     return hn::IfThenElse(hn::Eq(max, none), hn::Zero(d_), max);
@@ -162,8 +163,8 @@ class Block : protected BlockRows<O, C> {
     return w_.logits + static_cast<size_t>(run.begin - origin) * W + run.c0 * N;
   }
 
-  // out[key][lane] = f(sum_e rows[key][e] lanes[e][lane], key, vector) for a run, and
-  // before(j, count) before the rows [j, j + count) of it.
+  // Computes out[key][lane] = f(sum_e rows[key][e] lanes[e][lane], key, vector) for a run. Calls before(j, count)
+  // before the rows [j, j + count) of the run.
   template <int kVectors, class Before, class F>
   HWY_INLINE void Products(const Run& run, const typename O::Query* lanes, const Operand<typename O::Key>& rows,
                            int64_t depth, T* out, V* max, const Before& before, const F& f) {
@@ -177,7 +178,7 @@ class Block : protected BlockRows<O, C> {
         });
   }
 
-  // Does so in matrix tiles, without f.
+  // Computes the same products with AMX tiles, without f.
   HWY_INLINE void TileProducts(const typename O::Query* lanes, const Operand<typename O::Key>& rows, const Run& run,
                                int64_t depth, T* out, bool finite) {
     O::LogitTiles(lanes, W, rows, run.begin, run.end, depth, out);

@@ -1,4 +1,4 @@
-// What passes over blocks of rows have in common, for bf16 on CPUs whose bf16 dot product outruns their FMA.
+// The functions that passes over blocks of rows share, for bf16 on CPUs whose bf16 dot product outruns their FMA.
 #define HEED_BF16_PAIRS
 #include "heed/core/targets.h"
 // After targets.h:

@@ -1,4 +1,4 @@
-// What passes over blocks of rows have in common, for f32, which 16-bit tensors are widened to.
+// The functions that passes over blocks of rows share, for f32 and for 16-bit tensors, which are widened to f32.
 #include "heed/core/targets.h"
 // After targets.h:
 #undef HWY_TARGET_INCLUDE
@@ -12,8 +12,8 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
 HEED_COMPILE_HEAD(FmaOperands<float>)
-#if HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86  // elsewhere all blocks are wide
-#if HWY_TARGET <= HWY_AVX3                   // where a vector has more lanes than decoding takes rows
+#if HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86  // elsewhere all blocks have block_vectors vectors
+#if HWY_TARGET <= HWY_AVX3                   // a vector has more lanes than decoding takes rows
 HEED_COMPILE_PASS(FmaOperands<float>, 1, LaneOutputs<FmaOperands<float>, 1>)
 #endif
 HEED_COMPILE_PASS(FmaOperands<float>, 2, LaneOutputs<FmaOperands<float>, 2>)

@@ -1,4 +1,4 @@
-// What passes over blocks of rows have in common, for f64.
+// The functions that passes over blocks of rows share, for f64.
 #include "heed/core/targets.h"
 // After targets.h:
 #undef HWY_TARGET_INCLUDE
@@ -12,7 +12,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
 HEED_COMPILE_HEAD(FmaOperands<double>)
-#if HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86  // elsewhere all blocks are wide
+#if HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86  // elsewhere all blocks have block_vectors vectors
 HEED_COMPILE_PASS(FmaOperands<double>, 2, LaneOutputs<FmaOperands<double>, 2>)
 #endif
 HEED_COMPILE_PASS(FmaOperands<double>, hs::kShapes.block_vectors,

@@ -1,7 +1,7 @@
-// The parts of a block of rows that its passes have in common: what a tile's logits are made of, and outputs of them.
+// The functions that all passes over a block of rows share: the terms of a tile's logits, and the outputs.
 //
 // Compiled once per SIMD target, operand type and number of vectors, in block_*.cc and decode_*.cc. All other files
-// call what is defined here, and do not include it: it would be half of what each has to compile.
+// call what is defined here and do not include it, because it would be half of their compile time.
 #if defined(HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_
@@ -50,7 +50,7 @@ Head<O> HeadOf(const Problem& p, const Plan& plan, int64_t sequence, int64_t key
   head.values_at = plan.values_at;
   head.keys = {w.keys, static_cast<ptrdiff_t>(p.depth), s.key_begin};
   head.values = {w.values, static_cast<ptrdiff_t>(p.value_depth), s.key_begin};
-  if constexpr (O::kKeysInLanes) return head;  // whose products read the sources
+  if constexpr (O::kKeysInLanes) return head;  // the products read the sources
   if (plan.keys_at == Place::kCaller) {
     head.keys = {head.key_source.template At<typename O::Key>(0), head.key_source.stride, 0};
   }
@@ -71,7 +71,7 @@ Head<O> HeadOf(const Problem& p, const Plan& plan, int64_t sequence, int64_t key
 
 template <class O, int C>
 void BlockRows<O, C>::SetLanes(const void** q) {
-  // What is asked once need not be asked of every row.
+  // Hoisted out of the loop over lanes.
   const bool dropout = p_.dropout > 0, slopes = !p_.slopes.empty(), segments = !p_.segments_q.empty();
   const bool biased = p_.bias.data != nullptr, masked = p_.mask.data != nullptr, forgets = p_.forgets;
   const auto* const queries = static_cast<const char*>(p_.q.data);
@@ -111,8 +111,7 @@ void BlockRows<O, C>::SetLanes(const void** q) {
     lanes_.mask[lane] = masked ? PairRow(p_.mask, 1, s, head, row.query) : nullptr;
   }
   if (forgets) decays_.EndLanes();
-  // What each vector of lanes can see, to leave out vectors that see nothing
-  // of a tile's keys.
+  // The hull of the keys that each vector of lanes sees: runs of a tile leave out vectors that see none of its keys.
   for (size_t c = 0; c < C; ++c) {
     Interval& hull = hull_[c] = {};
     for (size_t lane = c * N; lane < std::min(num_rows_, (c + 1) * N); ++lane) {
@@ -136,7 +135,8 @@ void BlockRows<O, C>::PackQueries(DType dtype, const void* const* rows) {
     O::PackQueries(dtype, rows, num_rows_, depth, factor_.of_queries, W, w_.queries);
   }
   raw_ = O::kMatrixTiles && factor_.of_logits > 0 && p_.softcap == 0 && p_.slopes.empty() && p_.bias.data == nullptr;
-  // What is forgotten joins them in their unit, unless it would not fit.
+  // Log decays can be added in units of the raw logits unless the factor is so extreme that they would over- or
+  // underflow.
   if (p_.forgets) raw_ = raw_ && factor_.of_logits > 0x1p-32 && factor_.of_logits < 0x1p32;
 }
 
@@ -157,7 +157,7 @@ bool BlockRows<O, C>::BeginTile(const Tile& tile, Cover kept) {
   return true;
 }
 
-// A type of its own and not a lambda: products that are finished in the same way are compiled once.
+// A type instead of a lambda, so that all products with the same finish are one instantiation.
 struct Identity {
   template <class V>
   HWY_INLINE V operator()(V x, int64_t /*key*/, int /*c*/) const {
@@ -165,9 +165,9 @@ struct Identity {
   }
 };
 
-// Asks for the biases of lanes [begin, end) and the next tile's keys. Rows of a
-// bias lie far apart, where no hardware prefetcher follows, and there are more of
-// them than a core can wait for at once: hence a few at a time, between products.
+// Prefetches the biases of lanes [begin, end) for the next tile's keys. Rows of a bias are too far apart for a hardware
+// prefetcher, and there are more lines than a core has miss buffers, so a few are prefetched at a time, between
+// products.
 template <class O, int C>
 HWY_INLINE void Block<O, C>::PrefetchBias(size_t begin, size_t end, int64_t key) const {
   if (p_.bias.data == nullptr || p_.bias.key_stride != 1) return;
@@ -180,7 +180,7 @@ HWY_INLINE void Block<O, C>::PrefetchBias(size_t begin, size_t end, int64_t key)
   }
 }
 
-// K Q^T of a run, each logit finished by f(logit, key, vector).
+// Computes K Q^T of a run; each logit is finished by f(logit, key, vector).
 template <class O, int C>
 template <int kVectors, class F>
 HWY_INLINE void Block<O, C>::LogitProducts(const Run& run, int64_t origin, V* max, const F& f) {
@@ -211,7 +211,7 @@ HWY_INLINE void Block<O, C>::LogitProducts(const Run& run, int64_t origin, V* ma
   products(f);
 }
 
-// What comes after the products, in memory.
+// Applies the terms that come after the products, to logits in memory.
 template <class O, int C>
 template <int kVectors>
 HWY_INLINE void Block<O, C>::AddBiasAndMasks(const Run& run, const Tile& visited, bool flag_masked, V* m) {
@@ -239,7 +239,8 @@ HWY_INLINE void Block<O, C>::AddBiasAndMasks(const Run& run, const Tile& visited
   }
 }
 
-// Logits() of so many vectors. Each step leaves the maximum of what it wrote in m, so that the last one has it.
+// Computes Logits() for kVectors vectors. Each step overwrites m with the maximum of what it wrote, so the last step
+// leaves the final maximum.
 template <class O, int C>
 template <int kVectors>
 HWY_INLINE void Block<O, C>::VectorLogits(const Run& run, const Tile& visited, bool flag_masked, V* m) {
@@ -251,7 +252,7 @@ HWY_INLINE void Block<O, C>::VectorLogits(const Run& run, const Tile& visited, b
       TileProducts(w_.queries, head_.keys, run, p_.depth, At(run, origin), queries_finite_ && w_.keys_finite);
     }
   }
-  // x = f(x, key, vector): while the logits are in registers, if they have not left them.
+  // Applies x = f(x, key, vector): in registers if the logits have not been stored yet, else in memory.
   const auto finish = [&](const auto& f) HWY_ATTR {
     if (multiplied) return Rewrite<W, kVectors>(d_, run, origin, tile, m, f);
     LogitProducts<kVectors>(run, origin, m, f);
@@ -327,7 +328,8 @@ void SegmentPass<O, C, Outputs>::StreamedTiles(const Tile& tiles, bool first, V*
     }
     w_.logits = logits;
   };
-  // That of the tile at hand, which is none of these, asks for keys that follow.
+  // The prefetch of keys needs the end of the keys that follow these tiles, but keys_until_ is that of the current tile
+  // of ForTiles(), which comes after them.
   const int64_t until = std::exchange(this->keys_until_, tiles.until);
   for_tiles([&](const Tile& tile, const Run& run, V* of_tile, bool)
                 HWY_ATTR { TileLogits<false>(tile, &run, 1, of_tile); });
@@ -367,7 +369,7 @@ void SegmentPass<O, C, Outputs>::AddTile(const Tile& tile, const Run* runs, int 
     Weights<kFlagMasked>(runs[r], origin, shift, l);
   }
 
-  // Where a tile falls apart, the outputs are rescaled beforehand, once.
+  // A tile that is split into runs has its outputs rescaled once, beforehand.
   const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == this->vectors_;
   if (!whole) {
     const V one = hn::Set(d_, T{1});
@@ -426,8 +428,9 @@ void ForwardBlock<O, C, Outputs>::Finish() {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-// What is defined above, compiled: for all blocks of an operand type; the logits of blocks of C vectors; their outputs,
-// of the layout that comes last; all of these and the pass over a tile, where products are those of vectors.
+// Explicit instantiations of what is defined above. HEED_COMPILE_HEAD is for all blocks of an operand type,
+// HEED_COMPILE_LOGITS for the logits of blocks of C vectors, HEED_COMPILE_OUTPUTS for their outputs in the layout that
+// is the last argument, and HEED_COMPILE_PASS for all of these and the pass over a tile with products in vectors.
 #ifndef HEED_COMPILE_LOGITS
 #define HEED_COMPILE_HEAD(O) template Head<O> HeadOf(const Problem&, const Plan&, int64_t, int64_t, Workspace<O>&);
 #define HEED_COMPILE_LOGITS(O, C)                                                              \

@@ -1,5 +1,5 @@
-// The query rows of a block, one per lane: which keys they see, what the passes over a tile need to know of them, and
-// the tiles of which they see a pair.
+// The query rows of a block, a query per lane: the keys that each sees, per-lane data for the passes over a tile, and
+// the tiles in which some row keeps a pair.
 //
 // Compiled once per SIMD target, operand type and number of vectors.
 #if defined(HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -37,7 +37,7 @@ class BlockRows {
       : p_(problem), s_(sequence), grid_(grid), key_head_(key_head), block_(block), head_(head), w_(workspace),
         num_rows_(static_cast<size_t>(grid.NumRows(block))), vectors_(VectorsOf(num_rows_)) {}
 
-  // The queries are those of several sequences, one after the other, as many of each.
+  // Makes the block's queries those of several sequences, one after the other, `queries_each` of each.
   void Join(const Sequence* members, int64_t queries_each) {
     members_ = members;
     queries_each_ = queries_each;
@@ -49,10 +49,10 @@ class BlockRows {
   using V = hn::Vec<D>;
   static constexpr size_t N = hn::MaxLanes(D());
   static constexpr size_t W = C * N;
-  // How many register tiles are side by side.
+  // The number of register tiles side by side in a block.
   static constexpr int kParts = O::kLaneVectors > 1 ? 1 : std::max(1, C / hs::kShapes.tile_vectors);
 
-  // The keys that each row sees.
+  // Finds the keys that each row sees.
   HWY_INLINE void FindKeys() {
     for (size_t lane = 0; lane < num_rows_; ++lane) {
       BlockGrid::Row& row = rows_[lane] = grid_.At(block_, static_cast<int64_t>(lane));
@@ -65,7 +65,7 @@ class BlockRows {
     }
   }
 
-  // Leaves out all other keys.
+  // Restricts every row to these keys.
   HWY_INLINE void KeepKeys(const Interval& keys) {
     for (size_t lane = 0; lane < num_rows_; ++lane) {
       for (Interval* run : {&runs_[lane].first, &runs_[lane].second}) {
@@ -81,7 +81,7 @@ class BlockRows {
     return false;
   }
 
-  // How many keys are between the first and the last that some row sees, once SetLanes() is done.
+  // Returns the number of keys from the first to the last that some row sees; valid after SetLanes().
   HWY_INLINE int64_t SeenKeys() const {
     Interval seen;
     for (const Interval& hull : hull_) {
@@ -91,7 +91,7 @@ class BlockRows {
     return seen.size();
   }
 
-  // Everything else that does not depend on the tile.
+  // Sets up everything else that does not depend on the tile.
   HWY_INLINE void Prepare() {
     const void* q[W];
     SetLanes(q);
@@ -99,13 +99,13 @@ class BlockRows {
     w_.ahead.Spread((SeenKeys() + SeenKeys() * p_.value_depth / kTileKeys) * kParts / hs::TileRows<C>());
   }
 
-  // What the passes over a tile need to know of each lane, and where its query is.
+  // Fills lanes_ with the per-lane data of the passes over a tile, and q with pointers to the queries.
   HWY_NOINLINE void SetLanes(const void** q);
 
-  // The queries, which these rows are, into lanes.
+  // Packs the queries into lanes; rows are the pointers to them.
   HWY_NOINLINE void PackQueries(DType dtype, const void* const* rows);
 
-  // f(tile) for each tile of which some pair is kept, ascending.
+  // Calls f(tile) for each tile of which some pair is kept, in ascending order.
   template <class F>
   HWY_INLINE void ForTiles(const F& f) {
     TileVisits visits(s_, {runs_, num_rows_}, O::kGrid);
@@ -118,7 +118,8 @@ class BlockRows {
     }
   }
 
-  // f(tile) for the tile at this border of the grid, of which each row keeps what its words say, if some pair is kept.
+  // Calls f(tile) for the tile that begins here on the grid if some pair of it is kept. Each row keeps the keys whose
+  // bits are set in its words.
   template <class F>
   HWY_INLINE void ForTile(int64_t begin, const uint64_t (*words)[O::kGrid.tile / Visits::kKeys], const F& f) {
     KeepKeys({begin, begin + O::kGrid.tile});
@@ -127,11 +128,11 @@ class BlockRows {
     if (visits.Next(&tile) && BeginTile(tile, kept_.FindWords(tile.keys, begin, words, num_rows_))) f(tile);
   }
 
-  // What is to be known of a tile, of which a pattern keeps so much; whether any of it is kept.
+  // Sets up a tile, given how much of it the pattern keeps. Returns whether any pair is kept.
   HWY_NOINLINE bool BeginTile(const Tile& tile, Cover kept);
 
-  // Whether a pattern keeps any of these keys, as far as can be told by tiles; before anything else is known of the
-  // block, as most answers are no.
+  // Returns whether the pattern may keep any of these keys, by tiles alone. It is called before anything else is
+  // computed for the block, as the answer is mostly no.
   HWY_INLINE bool MayKeep(const Interval& keys) const {
     if (s_.kept == nullptr) return true;
     for (int64_t lane = 0; lane < static_cast<int64_t>(num_rows_);) {
@@ -144,7 +145,7 @@ class BlockRows {
     return false;
   }
 
-  // How many of the groups of keys before this key MayKeep() holds for and `visits` contains.
+  // Returns the number of groups that begin before this key, that are in `visits` and for which MayKeep() holds.
   HWY_INLINE int64_t KeptGroupsBefore(int64_t end, const GroupVisits& visits, int64_t group_keys) {
     int64_t count = 0;
     BeginKept(s_.key_begin);
@@ -156,7 +157,7 @@ class BlockRows {
     return count;
   }
 
-  // Looks for tiles from that of this key on.
+  // Begins the tile lists of the rows at this key.
   HWY_INLINE void BeginKept(int64_t key) {
     kept_.lists.Begin(num_rows_, key, [&](size_t lane) {
       const BlockGrid::Row& row = rows_[lane];
@@ -171,7 +172,7 @@ class BlockRows {
                static_cast<int64_t>(element);
   }
 
-  // Vectors of which a full tile is computed: those that have rows, in whole register tiles.
+  // The number of vectors that a full tile is computed for: those with rows, rounded up to whole register tiles.
   static constexpr size_t VectorsOf(size_t num_rows) {
     constexpr size_t kLanes = W / kParts;
     return O::kLaneVectors > 1 ? C : (num_rows + kLanes - 1) / kLanes * (kLanes / N);
@@ -188,20 +189,20 @@ class BlockRows {
   Lanes<T, W> lanes_;
   Decays<O, C> decays_;
   BlockGrid::Row rows_[W];
-  const Sequence* of_[W];  // that each row is of
+  const Sequence* of_[W];  // the sequence of each row
   KeyRuns runs_[W];
-  int64_t keys_until_ = 0;  // keys from the current tile on that some row may see
-  LinesBetween between_;    // of O::kQuantized
-  // Where tiles are multiplied and nothing comes between that and the masks, logits stay as
-  // they are: factor_.of_logits meets them in the exponent.
+  int64_t keys_until_ = 0;  // end of the keys from the current tile on that some row may see
+  LinesBetween between_;    // used if O::kQuantized
+  // True where AMX computes the products and no term comes between them and the masks: logits are then stored without
+  // factor_.of_logits, which is applied in the exponent.
   bool raw_ = false;
   bool queries_finite_ = true;
-  bool partial_ = false;  // the mask, segments or a pattern cut into the current tile
+  bool partial_ = false;  // the mask, segments or a pattern keep only a part of the current tile
   LogitFactor factor_;
-  const Sequence* members_ = nullptr;  // of which the rows are, if not of s_
+  const Sequence* members_ = nullptr;  // the sequences of joined rows; null: all rows are of s_
   int64_t queries_each_ = 0;
   Interval hull_[C];
-  bool masked_ = false, partly_kept_ = false;  // what it is that cuts
+  bool masked_ = false, partly_kept_ = false;  // the mask or segments keep a part; a pattern does
   KeptTile<T, C, N, O::kGrid.tile> kept_;
 };
 

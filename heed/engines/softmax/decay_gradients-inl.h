@@ -1,8 +1,8 @@
-// Gradients of log decays, of the rows of a block: sums of dS over the pairs j < s <= p.
+// Gradients of log decays: for each step s, the sum of dS over the pairs j < s <= p, for the rows of a block.
 //
-// Compiled once per SIMD target and operand type. Of a tile of keys, the steps s in it get the pairs
-// of keys of the tile that they cut off. A row's sum over the whole tile counts for every s between
-// the tile and the row: it is added where the tile ends and, later, taken away where the row stands.
+// Compiled once per SIMD target and operand type. Within a tile of keys, each step s gets the sums over the keys j of
+// the tile before it. A row's sum over the whole tile counts for every s between the end of the tile and the row. It is
+// added once at the tile's end and, later, subtracted once at the row's position: a difference array.
 #if defined(HEED_ENGINES_SOFTMAX_DECAY_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_DECAY_GRADIENTS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_DECAY_GRADIENTS_INL_H_
@@ -36,16 +36,16 @@ class DecayGradients {
   static constexpr int64_t kTile = O::kGrid.tile;
 
  public:
-  // `of_keys` and `of_tiles` are those of all keys and tiles, which are added to.
+  // `of_keys` and `of_tiles` are the tables of all keys and tiles; Add() adds to them.
   DecayGradients(const Decays<O, C>& decays, T* of_keys, WideSum* of_tiles)
       : decays_(decays), of_keys_(of_keys), of_tiles_(of_tiles) {}
 
   void Begin() { std::fill(of_rows_, of_rows_ + W, WideSum()); }
 
-  // The sum over all tiles before a row.
+  // Returns the sum over all tiles that end before the row.
   const WideSum& OfRow(size_t lane) const { return of_rows_[lane]; }
 
-  // Takes dS [key][lane] of a tile.
+  // Adds dS[key][lane] of a tile.
   HWY_INLINE void Add(const Tile& tile, const Sequence& s, const T* d_logits, size_t num_rows) {
     const bool all_after = decays_.BeforeRows();
     const int64_t first_key = tile.keys.begin - s.key_begin;
@@ -56,7 +56,7 @@ class DecayGradients {
       own[lane] = static_cast<T>(std::clamp<double>(from, 0, static_cast<double>(kTile)));
     }
     for (int64_t key = first_key; key < end; key += int64_t{N}) {
-      const auto count = static_cast<size_t>(std::min<int64_t>(N, end - 1 - key));  // of s
+      const auto count = static_cast<size_t>(std::min<int64_t>(N, end - 1 - key));  // steps s in the tile
       for (size_t c = 0; c * N < num_rows; ++c) {
         V sum = hn::Load(d_, sums + c * N), v[N];
         for (size_t i = 0; i < N; ++i) {
@@ -71,7 +71,7 @@ class DecayGradients {
         }
         hn::Store(sum, d_, sums + c * N);
         hs::Transpose(d_, v);
-        for (size_t i = 0; i < std::min(N, num_rows - c * N);) {  // rows of one head at once
+        for (size_t i = 0; i < std::min(N, num_rows - c * N);) {  // rows of one head are added together
           const int64_t first = decays_.First(c * N + i);
           V of_head = v[i];
           while (++i < N && c * N + i < num_rows && decays_.First(c * N + i) == first) {
@@ -87,8 +87,8 @@ class DecayGradients {
     }
   }
 
-  // Adds those of a whole tile before all rows, which are of one head: sums of dS by key, N numbers
-  // of each to be added up, and by row.
+  // Adds a whole tile that ends before all rows, which are of one head. key_sums has N partial sums of dS per key,
+  // row_sums the sums by row.
   HWY_INLINE void AddPlain(const T* key_sums, const V* row_sums, size_t num_rows) {
     T* to = of_keys_ + decays_.First(0) + decays_.TileEnd() - kTile + 1;
     V sum = hn::Zero(d_);
@@ -108,7 +108,7 @@ class DecayGradients {
   }
 
  private:
-  // A row's sum over a tile before it.
+  // Adds a row's sum over a tile that ends before the row.
   void AddPassing(size_t lane, T of_tile) {
     const auto sum = static_cast<double>(of_tile);
     of_tiles_[(decays_.First(lane) + decays_.TileEnd()) / kTileKeys - 1].Add(sum);

@@ -1,5 +1,5 @@
-// What log decays are of a tile, and what they add to logits in memory: row by row, where rows are of several heads or
-// stand among the tile's keys.
+// Sets up log decays for a tile, and adds them row by row to logits in memory, where rows are of several heads or are
+// inside the tile (the causal diagonal).
 //
 // Compiled once per SIMD target and operand type.
 #if defined(HEED_ENGINES_SOFTMAX_DECAY_LOGITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -56,7 +56,7 @@ void Decays<O, C>::BeginTile(const Problem& p, const Sequence& s, const Tile& ti
   }
   if (!before_rows_) {
     for (size_t lane = 0; lane < num_rows_; ++lane) {
-      if (own_[lane] < last) of_row_[lane] = 0;  // AddByRow() has all of F
+      if (own_[lane] < last) of_row_[lane] = 0;  // AddByRow() adds all of F
     }
   }
   if (!one_head_) return;
@@ -71,7 +71,7 @@ void Decays<O, C>::BeginTile(const Problem& p, const Sequence& s, const Tile& ti
   }
 }
 
-// AddByRow() for a tile in which some rows stand: theirs is all of F, summed up from where they are.
+// AddByRow() for a tile that has rows inside: these get all of F, summed backwards from the row's position.
 template <class O, int C>
 template <int kVectors, bool kFlagMasked>
 HWY_INLINE void Decays<O, C>::AddNear(const Problem& p, const Run& run, int64_t origin, T* HWY_RESTRICT s,
@@ -81,7 +81,7 @@ HWY_INLINE void Decays<O, C>::AddNear(const Problem& p, const Run& run, int64_t 
   HWY_ALIGN double sums[W] = {};
   HWY_ALIGN T near[W];
   const V last = hn::Set(d_, static_cast<T>(kTile - 1));
-  V from_begin[kVectors];  // of rows
+  V from_begin[kVectors];  // each row's position from the start of the tile
   HWY_ALIGN T relative[W];
   for (size_t lane = 0; lane < W; ++lane) {
     relative[lane] =

@@ -1,8 +1,8 @@
-// What log decays add to a block's logits, tile by tile; decays.h says how they are summed.
+// Log decays of a block's logits, tile by tile; decays.h says how their sums F are split.
 //
-// Compiled once per SIMD target and operand type. Of a tile that lies before a row, F = part of
-// the row + part of the key: the latter is added to each logit, the former is one number for the
-// row's logits of that tile, which joins their maximum and what is subtracted from them.
+// Compiled once per SIMD target and operand type. For a tile that ends before a row, F = part of the row + part of the
+// key. The part of the key is added to each logit. The part of the row is one number for all logits of the row in this
+// tile, so it is added to their maximum and taken off the shift that is subtracted from them.
 #if defined(HEED_ENGINES_SOFTMAX_DECAYS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_DECAYS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_DECAYS_INL_H_
@@ -34,16 +34,16 @@ class Decays {
   static constexpr int64_t kTile = O::kGrid.tile;
 
  public:
-  // The row of a lane; lanes in turn.
+  // Sets the row of a lane; lanes must be set in ascending order.
   void SetLane(const Problem& p, const Sequence& s, size_t lane, int64_t head, int64_t position) {
     of_[lane] = &s;
     head_[lane] = head;
     first_[lane] = FirstDecay(s, head);
     one_head_ = lane == 0 || (one_head_ && first_[lane] == first_[0]);
-    // Beyond the last key nothing is forgotten, and before the first one there is nothing to be.
+    // Steps beyond the last key do not decay, and a position before the first key sees no key at all.
     const int64_t own = std::clamp<int64_t>(position, s.key_begin - 1, s.key_end - 1) - s.key_begin;
     own_[lane] = static_cast<double>(own);
-    int64_t next = own / kTileKeys * kTileKeys;  // to be added
+    int64_t next = own / kTileKeys * kTileKeys;  // the first log decay to add
     const bool follows = lane > 0 && first_[lane] == first_[lane - 1] && own_[lane - 1] + 1 == own_[lane] && next < own;
     if (follows) next = own;
     sums_[lane] = follows ? sums_[lane - 1] : own < 0 ? WideSum() : SumUntil(p, s, head, s.key_begin + next);
@@ -56,7 +56,7 @@ class Decays {
     num_rows_ = lane + 1;
   }
 
-  // Lanes without a row stand after all keys, where nothing was forgotten.
+  // Lanes without a row count as after all keys, without decay.
   void EndLanes() {
     for (size_t lane = num_rows_; lane < W; ++lane) {
       own_[lane] = std::numeric_limits<double>::infinity();
@@ -64,31 +64,29 @@ class Decays {
     first_row_ = *std::min_element(own_, own_ + W);
   }
 
-  // Whether all rows, of one head, stand behind a whole tile, and all that they have forgotten are
-  // numbers.
+  // Returns whether all rows are of one head and behind a whole tile, and all their sums are finite.
   bool IsPlain(const Sequence& s, const Tile& tile) const {
     return one_head_ && countable_ && tile.keys.size() == kTile &&
            first_row_ >= static_cast<double>(tile.grid - s.key_begin + kTile - 1);
   }
 
-  // What does not depend on the pair. F is in multiples of 1 / unit.
+  // Sets up what does not depend on the pair. F is in multiples of 1 / unit.
   HWY_NOINLINE void BeginTile(const Problem& p, const Sequence& s, const Tile& tile, double unit);
 
-  // Whether every row stands at the end of the tile or after it.
+  // Returns whether every row is at the end of the tile or after it.
   bool BeforeRows() const { return before_rows_; }
 
-  // The part of the rows of vector c.
+  // Returns the part of the rows of vector c.
   HWY_INLINE V OfRow(size_t c) const { return hn::Load(d_, of_row_ + c * N); }
 
-  // Whether all rows are of one head, to which keys have the same part.
+  // Returns whether all rows are of one head, so that a key's part is the same for all.
   bool OfOneHead() const { return one_head_; }
-  // The part of a key, of one head.
+  // Returns the part of a key, if all rows are of one head.
   HWY_INLINE V OfKey(int64_t key) const { return hn::Set(d_, of_key_[key - grid_]); }
-  // Those of the tile's keys.
+  // Returns the parts of the tile's keys.
   const T* OfKeys() const { return of_key_; }
 
-  // x + the part of the key. Where F is -inf it is a mask and wins over NaN and infinities, as a
-  // bias does.
+  // Returns x + the part of the key. F = -inf is a mask and wins over a NaN or infinite x, as a bias of -inf does.
   template <bool kFlagMasked>
   HWY_INLINE V Added(V x, V of_key, size_t c) const {
     const V sum = hn::Add(x, of_key);
@@ -97,19 +95,19 @@ class Decays {
     return hn::IfThenElse(hn::Eq(hn::Add(of_key, OfRow(c)), none), none, sum);
   }
 
-  // Adds the part of keys to logits in memory, where it is not the same to all rows (decay_logits-inl.h).
+  // Adds the parts of keys to logits in memory, where they differ between rows (decay_logits-inl.h).
   template <int kVectors, bool kFlagMasked>
   HWY_NOINLINE void AddByRow(const Problem& p, const Run& run, int64_t origin, T* HWY_RESTRICT s,
                              V* HWY_RESTRICT max) const;
 
-  // What a gradient needs to know of a lane: where its sums begin, and the row's position and a
-  // tile's end, counted from the first valid key.
+  // For the gradient: where a lane's sums begin in the tables, its row's position, and the end of the tile, both
+  // counted from the first valid key.
   int64_t First(size_t lane) const { return first_[lane]; }
   double Own(size_t lane) const { return own_[lane]; }
   int64_t TileEnd() const { return begin_ + kTile; }
 
  private:
-  // The part of a key, by row of vector c.
+  // Returns the parts of a key for the rows of vector c.
   HWY_NOINLINE V OfKeyByRow(const Problem& p, int64_t key, size_t c) const {
     HWY_ALIGN T of_key[N];
     const int64_t i = key - grid_;
@@ -127,7 +125,7 @@ class Decays {
   HWY_INLINE void AddNear(const Problem& p, const Run& run, int64_t origin, T* HWY_RESTRICT s,
                           V* HWY_RESTRICT max) const;
 
-  // The log decays of a key, of rows that stand at it or after it.
+  // Stores the log decay at a key for each row; 0 for rows before it.
   void OfRows(const Problem& p, int64_t key, double* HWY_RESTRICT decays) const {
     const auto at = static_cast<double>(key - grid_ + begin_);
     for (size_t lane = 0; lane < W; ++lane) {
@@ -148,15 +146,15 @@ class Decays {
 
   static constexpr D d_{};
   size_t num_rows_ = 0;
-  bool one_head_ = true;   // of one sequence: keys are the same to all lanes
-  bool countable_ = true;  // no row has a log decay before it that cannot be added
+  bool one_head_ = true;   // of one sequence too
+  bool countable_ = true;  // no row has a log decay of -inf or NaN before it
   const Sequence* of_[W];
   int64_t head_[W], first_[W];
-  WideSum sums_[W];  // up to the row
+  WideSum sums_[W];  // sum up to the row
   HWY_ALIGN double own_[W], high_[W], low_[W], more_[W];
   double first_row_ = 0;
 
-  int64_t grid_ = 0, begin_ = 0, end_ = 0;  // of the tile; begin_ from the first valid key
+  int64_t grid_ = 0, begin_ = 0, end_ = 0;  // the current tile; begin_ from the first valid key
   double unit_ = 1;
   bool before_rows_ = true;
   const double* in_tile_ = nullptr;

@@ -1,4 +1,4 @@
-// Tables of sums of log decays: a pass over them, in parallel over heads.
+// Fills the tables of sums of log decays: one pass over them, in parallel over heads.
 #include "heed/engines/softmax/decays.h"
 
 #include <algorithm>
@@ -51,7 +51,7 @@ void SumDecays(Context& ctx, Problem* p) {
     const int64_t head = task % p->query_heads;
     double* sums = in_tile + FirstDecay(s, head);
     WideSum* total = of_tiles + FirstDecay(s, head) / kTileKeys;
-    WideSum sum;  // over all keys but the first, whose own log decay comes before every key
+    WideSum sum;  // the log decay of the first key precedes every key and is left out
     for (int64_t begin = s.key_begin; begin < s.key_end; begin += kTileKeys) {
       double decays[kTileKeys] = {};
       const int64_t count = std::min(kTileKeys, s.key_end - begin);

@@ -1,15 +1,15 @@
-// Exact attention of few rows, as in decoding: one pass over K and V as they are stored.
+// Exact attention for small M (few query rows, as in decoding): one pass over K and V as they are stored.
 //
-// Compiled once per SIMD target and dtype. The pass of forward-inl.h with other products:
+// Compiled once per SIMD target and dtype. The pass is that of forward-inl.h with other products:
 //
-//   S[key][row]  = K Q^T    keys in lanes, K transposed in registers
-//   O[row][dim]  = O exp(m - m') + P^T V    dims in lanes
+//   S[key][row]  = K Q^T    N keys in the lanes of a vector, K transposed in registers
+//   O[row][dim]  = O exp(m - m') + P^T V    N channels in the lanes of a vector
 //
-// All query rows of a key head, up to O::kRows, share each load, so that memory is the
-// bound: reading K and V once. What lies between the products has rows in lanes as ever;
-// at 64 keys it takes a tenth of the time of reading them.
+// All query rows of a key head, up to O::kRows, share each load of K and V. The bound is memory bandwidth: K and V are
+// read once. Between the two products the code is vectorised over queries, as in forward-inl.h; at 64 keys it takes a
+// tenth of the time of reading them.
 //
-// Every chain of products is that of forward-inl.h: both kernels have the same bits.
+// Each sum of products is the same chain as in forward-inl.h, so both kernels have the same bits.
 #if defined(HEED_ENGINES_SOFTMAX_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_DECODE_INL_H_
 #undef HEED_ENGINES_SOFTMAX_DECODE_INL_H_
@@ -43,8 +43,8 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// f(std::integral_constant<int, R>) for the number of rows that products are compiled for.
-// Rows that do not exist stand in the lanes as zeros.
+// Calls f(std::integral_constant<int, R>) with the smallest R >= num_rows that products are compiled for. Lanes beyond
+// the last row are zero.
 template <class T, class F>
 HWY_INLINE void WithRows(size_t num_rows, const F& f) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
@@ -60,7 +60,7 @@ HWY_INLINE void WithRows(size_t num_rows, const F& f) {
   f(std::integral_constant<int, 2>());
 }
 
-// Rows [begin, end), and those up to `until` to come.
+// Returns rows [begin, end), and the rows up to `until` as the ones to prefetch.
 template <class S>
 hs::StoredRows<S> Stored(const SourceRows& rows, int64_t begin, int64_t end, int64_t until) {
   const hs::RowCursor<S> cursor = rows.From<S>(begin);
@@ -68,13 +68,13 @@ hs::StoredRows<S> Stored(const SourceRows& rows, int64_t begin, int64_t end, int
   return {cursor, static_cast<size_t>(end - begin), static_cast<size_t>(std::max<int64_t>(until - end, 0))};
 }
 
-// K and V in place, of any type that is computed in T.
+// K and V in place, of any storage type, widened to T in registers.
 template <class T>
 struct DecodeOperands : FmaOperands<T> {
   static constexpr bool kKeysInLanes = true;
   static constexpr size_t kRows = kDecodeRows;
 
-  // s[key][lane] of keys [begin, end).
+  // Computes s[key][lane] for keys [begin, end).
   static HWY_INLINE void KeyProducts(const T* q, size_t num_rows, const Head<DecodeOperands>& head, int64_t begin,
                                      int64_t end, int64_t until, size_t depth, T* s) {
     hs::WithStorage<T>(head.key_source.dtype, [&](auto stored) HWY_ATTR {
@@ -83,7 +83,7 @@ struct DecodeOperands : FmaOperands<T> {
     });
   }
 
-  // f(the values of keys [begin, end)), which weigh p[key][lane].
+  // Calls f(the values of keys [begin, end)), whose probabilities are p[key][lane].
   template <class F>
   static HWY_INLINE void WithValues(const Head<DecodeOperands>& head, int64_t begin, int64_t end, int64_t until,
                                     T* /*p*/, const F& f) {
@@ -102,7 +102,7 @@ struct DecodeOperands : FmaOperands<T> {
 };
 
 #if HWY_TARGET == HWY_AVX3_ZEN4
-// K and V in place, multiplied by pairs.
+// K and V in place, multiplied by the bf16 dot product.
 struct PairDecodeOperands : PairOperands {
   static constexpr bool kKeysInLanes = true;
   static constexpr size_t kRows = kDecodeRows;
@@ -130,14 +130,16 @@ struct PairDecodeOperands : PairOperands {
 };
 #endif  // HWY_TARGET == HWY_AVX3_ZEN4
 
-// K and V in place, quantised. A row's factor meets its logits after the product over
-// channels, and its weights before the product over keys: as many products as without.
+// Quantised K and V in place. The scale of a key row multiplies its logits after the product over channels, and the
+// scale of a value row multiplies its probabilities before the product over keys. The products have the same size as
+// without scales.
 struct QuantizedOperands : FmaOperands<float> {
   static constexpr bool kKeysInLanes = true;
   static constexpr size_t kRows = kDecodeRows;
   static constexpr bool kQuantized = true;
 
-  // The products leave the last quarter of the next keys, and the first of their values.
+  // Returns the lines that the products do not prefetch: those of the last quarter of the next keys, and of the first
+  // quarter of their values.
   template <class H>
   static HWY_INLINE LinesBetween Between(const Problem& p, const H& head, const Tile& tile) {
     const int64_t next = std::min(tile.until - tile.keys.end, tile.keys.end - tile.keys.begin);
@@ -161,7 +163,7 @@ struct QuantizedOperands : FmaOperands<float> {
   template <class H, class F>
   static HWY_INLINE void WithValues(const H& head, int64_t begin, int64_t end, int64_t until, float* p, const F& f) {
     auto rows = Stored<int8_t>(head.value_source, begin, end, until);
-    rows.asked = std::min(rows.count, rows.ahead) / 4;
+    rows.prefetched = std::min(rows.count, rows.ahead) / 4;
     ScaleRows(Factors(head.value_scale, begin, end, until), rows.count, p);
     f(rows);
   }
@@ -175,7 +177,7 @@ struct QuantizedOperands : FmaOperands<float> {
   }
 
  protected:
-  // Where the factors of keys [begin, end) are; those of as many to come are asked for.
+  // Points to the scales of keys [begin, end), and prefetches those of as many keys after them.
   class Factors {
    public:
     HWY_INLINE Factors(const SourceRows& factors, int64_t begin, int64_t end, int64_t until) {
@@ -197,7 +199,7 @@ struct QuantizedOperands : FmaOperands<float> {
   };
 
  private:
-  // x[key][lane] times the key's factor.
+  // Multiplies x[key][lane] by the key's scale.
   static HWY_INLINE void ScaleRows(const Factors& factors, size_t count, float* HWY_RESTRICT x) {
     constexpr size_t N = hn::MaxLanes(D());
     for (size_t j = 0; j < count; ++j, x += N) {
@@ -207,7 +209,8 @@ struct QuantizedOperands : FmaOperands<float> {
 };
 
 #if defined(HEED_BYTE_PRODUCTS) || defined(HEED_MATRIX_TILES)
-// These have queries in fixed point and integer products of keys, in tiles or vectors.
+// K in place, multiplied as bytes: queries are in fixed point, and the products of keys are exact integers, computed by
+// AMX tiles or by vectors.
 struct ByteOperands : QuantizedOperands {
   using Query = int32_t;
   static constexpr size_t kLanes = hn::MaxLanes(D());
@@ -219,7 +222,7 @@ struct ByteOperands : QuantizedOperands {
   static constexpr hs::DigitLayout Layout(size_t depth, size_t /*num_rows*/) { return hs::ByteLayout(D(), depth); }
 #endif
 
-  // In lanes, as FmaOperands has them, then their digits.
+  // Packed queries are the floats of FmaOperands (query per lane), followed by their digits.
   static constexpr int64_t QueryRows(int64_t depth) {
     const hs::DigitLayout layout = Layout(static_cast<size_t>(depth), kLanes);
     return depth + static_cast<int64_t>(layout.Tail() / kLanes + layout.kTailVectors);
@@ -263,7 +266,7 @@ struct ByteOperands : QuantizedOperands {
 };
 #endif
 
-// o[row][channel], rows of whole vectors. Factors are by lane, which is by row.
+// The outputs o[row][channel], each row padded to whole vectors. Factors are given by lane, and lane r is row r.
 template <class O>
 class RowOutputs {
   using T = typename O::Compute;
@@ -318,7 +321,7 @@ class RowOutputs {
     }
   }
 
-  // As LaneOutputs has it (decode_parts-inl.h).
+  // Does the same as LaneOutputs::AddValues. Defined in decode_parts-inl.h.
   template <int kVectors, bool kSkipMasked>
   HWY_NOINLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end, int64_t until, bool first,
                               const V* rescale, T* o, RowPrefetch& ahead) const;
@@ -351,7 +354,7 @@ class RowOutputs {
   const size_t channels_, row_, num_rows_;
 };
 
-// Rows of a block.
+// Query rows of one block.
 template <class O>
 int64_t DecodeRows() {
   return HWY_MIN(hn::MaxLanes(hn::ScalableTag<typename O::Compute>()), O::kRows);
@@ -362,7 +365,8 @@ Plan DecodePlan(const Problem& p) {
   Plan plan = MakePlan<O>(p, /*vectors=*/1);
   plan.rows = DecodeRows<O>();
   plan.outputs = RowOutputs<O>::Size(p.value_depth, plan.rows);
-  if (!O::kQuantized) plan.logits *= O::kGrid.segment / O::kGrid.tile;  // StreamedTiles() keeps those of a segment
+  // StreamedTiles() keeps the logits of a whole segment
+  if (!O::kQuantized) plan.logits *= O::kGrid.segment / O::kGrid.tile;
   return plan;
 }
 

@@ -1,4 +1,4 @@
-// The decode kernel for f32. A file of its own so that dtypes compile side by side.
+// The decode kernel for f32, in a file of its own so that dtypes compile in parallel.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/softmax/kernels.h"

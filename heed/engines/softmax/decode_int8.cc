@@ -1,4 +1,4 @@
-// The decode kernel for int8 rows of keys and values.
+// The decode kernel for K and V quantised to int8.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/softmax/kernels.h"

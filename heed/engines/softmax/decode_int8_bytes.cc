@@ -1,4 +1,4 @@
-// The decode kernel for int8 rows on CPUs that multiply bytes.
+// The decode kernel for K and V quantised to int8 on CPUs with integer dot products of bytes.
 #define HEED_BYTE_PRODUCTS
 #include "heed/core/targets.h"
 // After targets.h:

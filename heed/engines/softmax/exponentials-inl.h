@@ -1,4 +1,4 @@
-// Weights of a tile of logits: exponentials, and what dropout leaves of them.
+// The exponentials of a tile of logits, and dropout applied to them.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_SOFTMAX_EXPONENTIALS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -23,15 +23,15 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// e^x for the difference x <= 0 of a logit and a maximum.
+// Returns e^x for x <= 0, the difference of a logit and a maximum.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Weight(D d, V difference) {
   return hs::Exp2NonPositive(d, hn::Mul(difference, hn::Set(d, static_cast<hn::TFromD<D>>(hs::kLog2E))));
 }
 
-// p = exp(s - shift), sum += p, keys ascending: put(p, key, vector) for kStep keys
-// at a time, a missing last one weighing 0. With kFlagMasked, masked pairs become
-// -0, which the second product can tell from a weight that underflowed.
+// Computes p = exp(s - shift) and sum += p, with ascending keys, and calls put(p, key, vector) for kStep keys at a
+// time; a missing last key has p = 0. With kFlagMasked, masked pairs get p = -0, which the second product can tell from
+// an exponential that underflowed.
 template <size_t W, int C, int kStep, bool kFlagMasked, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>,
           class Put>
 HWY_INLINE void Exponentials(D d, size_t num_keys, const T* s, const V* HWY_RESTRICT shift, V* HWY_RESTRICT sum,
@@ -43,7 +43,7 @@ HWY_INLINE void Exponentials(D d, size_t num_keys, const T* s, const V* HWY_REST
     l[c] = sum[c];
     m[c] = shift[c];
   }
-  const auto weigh = [&](size_t j, int c) HWY_ATTR {
+  const auto exponential = [&](size_t j, int c) HWY_ATTR {
     const V x = hn::Load(d, s + j * W + static_cast<size_t>(c) * N);
     V p = Weight(d, hn::Sub(x, m[c]));
     if constexpr (kFlagMasked) {
@@ -59,13 +59,13 @@ HWY_INLINE void Exponentials(D d, size_t num_keys, const T* s, const V* HWY_REST
     for (int c = 0; c < C; ++c) {
       V p[kStep];
       HWY_UNROLL(2)
-      for (int i = 0; i < kStep; ++i) p[i] = weigh(j + static_cast<size_t>(i), c);
+      for (int i = 0; i < kStep; ++i) p[i] = exponential(j + static_cast<size_t>(i), c);
       put(p, j, c);
     }
   }
   if constexpr (kStep == 2) {
     for (int c = 0; j < num_keys && c < C; ++c) {
-      const V p[2] = {weigh(j, c), hn::Zero(d)};
+      const V p[2] = {exponential(j, c), hn::Zero(d)};
       put(p, j, c);
     }
   }
@@ -73,7 +73,7 @@ HWY_INLINE void Exponentials(D d, size_t num_keys, const T* s, const V* HWY_REST
   for (int c = 0; c < C; ++c) sum[c] = l[c];
 }
 
-// Zeroes the weights of dropped pairs; masked ones keep their flag.
+// Zeroes P of dropped pairs. Masked pairs keep their flag -0.
 template <size_t W, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void ApplyDropout(D /*d*/, const Run& run, int64_t origin, const Problem& problem,
                                const Lanes<T, W>& lanes, T* HWY_RESTRICT s) {

@@ -1,24 +1,25 @@
-// Exact attention forward: query rows in lanes, tiled online softmax.
+// Exact attention, forward: online softmax over tiles of keys, vectorised over queries (one query row per SIMD lane).
 //
-// Compiled once per SIMD target and dtype. For W = C N rows at a time:
+// Compiled once per SIMD target and dtype. A block has W = C N query rows: C vectors of N lanes (shapes-inl.h and
+// plan-inl.h choose C). Per block:
 //
 //   per segment of 512 keys, a fresh state (m, l, O):
-//     per visited tile of 64 keys:
+//     per tile of 64 keys in which some row sees a key:
 //       S[key][lane]  = K Q^T                register tiles, K read in place
-//       S             = softcap, biases, masks; m' = max(m, max S)
+//       S             = soft cap, biases, masks; m' = max(m, max S)
 //       P             = exp(S - m'), l = l exp(m - m') + sum P
 //       O[dim][lane]  = O exp(m - m') + V^T P, V read in place
-//     merge the segment into the row's totals
-//   o = O / l, transposed back
+//     merge the segment's state into the row's totals
+//   o = O / l, transposed back to rows
 //
-// FMA is the bound: 2 (D + Dv) flops per pair against one exponential of about
-// ten instructions. Rows in lanes need no horizontal sums and no packing of K and
-// V; statistics are plain vectors, masks are lane masks.
+// The bound is FMA throughput: 2 (D + Dv) flops per pair of a query and a key, against one exponential of about ten
+// instructions. With a query per lane there are no horizontal sums, K and V need no packing, the row statistics m and l
+// are plain vectors, and masks are lane masks.
 //
-// Canonical order: a logit is one chain over the depth, l and each output one
-// chain over the keys of a segment, segments are merged ascending. Everything a
-// row does not see is an exact no-op on it (S = -inf, P = 0, factors of 1), so
-// its bits depend on nothing but its own keys and the grid they lie on.
+// The order of the sums is fixed. A logit is one chain of FMAs over the depth, l and each output are one chain over the
+// keys of a segment, and segments are merged in ascending order. A key that a row does not see is an exact no-op for
+// this row (S = -inf, P = 0, rescaling by 1), so the bits of a row depend only on its own keys and on the grid of tiles
+// and segments that they lie on.
 #if defined(HEED_ENGINES_SOFTMAX_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_FORWARD_INL_H_
 #undef HEED_ENGINES_SOFTMAX_FORWARD_INL_H_
@@ -49,13 +50,13 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// A block's row, by the block's index in a queue.
+// The place of a row in SegmentStates: the block's index in the queue, and the lane.
 struct Owner {
   int64_t block;
   size_t lane;
 };
 
-// One block of rows, from queries to outputs.
+// One block of query rows, from packing the queries to storing the outputs.
 template <class O, int C, class Outputs = LaneOutputs<O, C>>
 class ForwardBlock : protected SegmentPass<O, C, Outputs> {
   using Base = SegmentPass<O, C, Outputs>;
@@ -70,8 +71,8 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     Finish();
   }
 
-  // One piece of the keys; the last one of the block merges them all. `index` is the
-  // block's in `states`.
+  // Computes one piece of the keys (split-KV). The last piece of the block to finish merges the states of all pieces.
+  // `index` is the block's index in `states`.
   HWY_ATTR void ComputePiece(const SegmentStates<O>& states, int64_t index, int64_t piece) {
     this->FindKeys();
     this->KeepKeys({s_.own_begin, s_.key_end});
@@ -96,8 +97,8 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     Finish();
   }
 
-  // Segments [begin, end) of joined rows; owner(sequence, row) is where the states of a row
-  // go.
+  // Computes segments [begin, end) for the rows of all sequences that share them. owner(sequence, row) says where the
+  // states of a row are stored.
   template <class F>
   HWY_ATTR void ComputeShared(const SegmentStates<O>& states, int64_t begin, int64_t end, const F& owner) {
     this->FindKeys();
@@ -108,7 +109,7 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
       owners[lane] = owner(*this->of_[lane], this->rows_[lane]);
     }
     int64_t next = begin;
-    const auto skip_to = [&](int64_t segment) HWY_ATTR {  // nobody sees these
+    const auto skip_to = [&](int64_t segment) HWY_ATTR {  // no row sees a key of these segments
       for (; next < segment; ++next) {
         for (size_t lane = 0; lane < num_rows_; ++lane) {
           const Owner to = owners[lane];
@@ -137,24 +138,24 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
   using Base::d_, Base::N, Base::W, Base::p_, Base::s_, Base::grid_, Base::block_, Base::key_head_, Base::num_rows_,
       Base::lanes_, Base::w_, Base::head_, Base::layout_, Base::outputs_, Base::totals_, Base::any_tile_;
 
-  // Un-normalised outputs, maxima and sums over all keys.
+  // Computes the un-normalised outputs, maxima and sums over all keys.
   HWY_INLINE void Accumulate() {
     this->FindKeys();
     this->Prepare();
     PassAndMerge</*kFlagMasked=*/false>();
-    // A weight of 0 cannot hide a value of NaN or infinity, nor a bias of -inf such
-    // a logit. If one came through, do it again with masked pairs told apart; all
-    // other bits stay.
+    // P = 0 does not hide a value that is NaN or infinite (0 * inf is NaN), and a bias of -inf does not hide a NaN
+    // logit. If such a value has leaked into a row, the block is computed again with masked pairs flagged; the bits of
+    // all other rows stay the same.
     if (any_tile_ && MaskedLeaked()) PassAgain();
     if (!any_tile_) ClearTotals();
   }
 
-  // The log-sum-exp of the lanes from `lane` on.
+  // Returns the log-sum-exp of the N lanes from `lane` on.
   HWY_INLINE V LseOf(size_t lane) const {
     const V sum = hn::Load(d_, sum_ + lane);
     const V natural = hn::Add(hn::Load(d_, max_ + lane), hn::Log(d_, sum));
     const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
-    const V nan = hn::Add(sum, sum);  // where the sum is NaN, so is its log
+    const V nan = hn::Add(sum, sum);  // log-sum-exp is NaN where the sum is NaN
     return hn::IfThenElse(hn::IsNaN(sum), nan, hn::IfThenElse(hn::Eq(sum, hn::Zero(d_)), none, natural));
   }
 
@@ -172,8 +173,8 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
   }
 
  private:
-  // Whole segments of the keys that the block's rows see between them, about as many in
-  // each piece.
+  // Returns the keys of a piece: whole segments of the keys between the first and the last that a row of the block
+  // sees, divided about evenly.
   Interval Piece(int64_t piece, int64_t pieces) const {
     Interval all;
     for (size_t lane = 0; lane < num_rows_; ++lane) {
@@ -189,9 +190,8 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     return {border(piece), border(piece + 1)};
   }
 
-  // All visited tiles, into totals_: un-normalised outputs, maxima, sums. The first
-  // segment is taken as it is, which is what merging it into an empty total gives, bit for
-  // bit.
+  // Computes all tiles into totals_: un-normalised outputs, maxima, sums. The first segment is swapped in; merging it
+  // into an empty total would give the same bits.
   template <bool kFlagMasked>
   HWY_INLINE void PassAndMerge() {
     bool first = true;
@@ -214,7 +214,7 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     layout_.Copy(outputs_, state.outputs);
   }
 
-  // What all pieces kept, into the totals.
+  // Merges the segment states of all pieces into the totals, in ascending order.
   HWY_INLINE void MergePieces(const SegmentStates<O>& states, int64_t index) {
     any_tile_ = false;
     for (int64_t segment = 0; segment < states.segments(); ++segment) {
@@ -236,7 +236,7 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
   }
 
  protected:
-  // A segment's state into the totals.
+  // Merges the state of a segment into the totals.
   HWY_INLINE void Merge(const V* m, const V* l, const T* outputs) {
     V keep[C], add[C];
     for (int c = 0; c < C; ++c) {
@@ -252,9 +252,8 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     layout_.Merge(keep, add, outputs, totals_);
   }
 
-  // True if something that masks should have hidden may have come through: an
-  // output that is not finite although the sum is, or with a bias or log decays, which
-  // may mask a NaN among the logits, a sum that is not.
+  // Returns true if a value that a mask should have hidden may have leaked into an output: the output is not finite
+  // although the sum l is, or l is NaN and there is a bias or log decay, which can mask a NaN logit.
   HWY_INLINE bool MaskedLeaked() const {
     for (size_t lane = 0; lane < num_rows_; lane += N) {
       const V sum = hn::Load(d_, sum_ + lane);
@@ -267,7 +266,7 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     return false;
   }
 
-  // Outputs and log-sum-exps, to where the caller wants them.
+  // Stores outputs and log-sum-exps in the caller's tensors.
   HWY_NOINLINE void Finish();
 
   HWY_ALIGN T max_[W], sum_[W];

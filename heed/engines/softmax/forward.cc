@@ -1,4 +1,4 @@
-// The order of tasks, shared by all dtypes and targets.
+// The order of the tasks of a forward pass, shared by all dtypes and targets.
 #include "heed/engines/softmax/forward.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// How a forward pass is cut: grids of keys and rows of the kernels, and the order of their tasks.
+// The division of a forward pass: the grids of keys of the kernels, and the order of their tasks.
 #ifndef HEED_ENGINES_SOFTMAX_FORWARD_H_
 #define HEED_ENGINES_SOFTMAX_FORWARD_H_
 
@@ -10,30 +10,30 @@
 
 namespace heed::softmax {
 
-// Twice the keys of other kernels: each tile loads and stores its outputs, and half
-// the time of multiplying goes by between.
+// Tiles have twice the keys of other kernels: every tile loads and stores the outputs, and between these the bf16 dot
+// product takes only half the time per key that FMA takes.
 inline constexpr KeyGrid kPairGrid = {.tile = 2 * kTileKeys, .step = 2};
 
-// Rows of a key head that decoding multiplies with its keys and values at once.
+// The query rows of a key head that small-M kernels multiply with its keys and values at once.
 inline constexpr int kDecodeRows = 8;
 
-// Query heads per key head from which decoding int8 rows in tiles is faster. Not rows, of which
-// a prefill has more than decoding: both shall have the same bits.
+// From this number of query heads per key head on, AMX is faster for decoding int8 K and V. The rule counts heads and
+// not rows, because prefill has more rows than decoding and both must have the same bits.
 inline constexpr int64_t kFewestTileHeads = 8;
 
-// Channels of keys that products of bytes can add up in 32 bits.
+// The most channels of keys for which integer products of bytes fit 32-bit sums.
 inline constexpr int64_t kMostByteChannels = int64_t{1} << 16;
 
-// Products of bf16 that a product of two factors in matrix tiles takes: one of bf16, four of the pieces of f16, six of
-// those of f32, or three where that is enough.
+// Returns the number of bf16 AMX products that one product of the problem takes: one for bf16; for the bf16 split of
+// f16, four; for that of f32 (3xBF16), six, or three where their precision is enough.
 int TileProducts(const Problem& problem);
 
-// Steps are the keys of a product of tiles.
+// A step is the keys of one AMX product.
 inline constexpr KeyGrid kMatrixGrid = {.tile = kTileKeys, .step = 32};
 
-// One block of rows of one key head of one sequence, and the order in which
-// threads take them: sequences by falling cost, heads in turn, late rows first
-// (under a causal mask they are the long ones).
+// The tasks of a forward pass, each one block of rows of one key head of one sequence, and the order in which threads
+// take them: sequences by falling cost, heads in turn, and last rows first, because under the causal diagonal these see
+// the most keys.
 class BlockQueue {
  public:
   BlockQueue(const Problem& problem, int64_t lanes);
@@ -48,9 +48,9 @@ class BlockQueue {
 
  private:
   std::vector<int64_t> order_;   // sequence indices
-  std::vector<int64_t> places_;  // in order_, by sequence
-  std::vector<int64_t> blocks_;  // per key head, by place in order_
-  std::vector<int64_t> begins_;  // first task, by place in order_
+  std::vector<int64_t> places_;  // by sequence, the index in order_
+  std::vector<int64_t> blocks_;  // per key head, in the order of order_
+  std::vector<int64_t> begins_;  // first task, in the order of order_
   int64_t key_heads_;
 };
 

@@ -1,9 +1,11 @@
-// Attention forward where rows next to each other keep different tiles: the rows of a panel that keep a tile fill
-// blocks, tile after tile, and what each has summed up waits for it between its tiles.
+// Attention forward for patterns in which neighbouring rows keep different tiles (block-sparse attention with a tile
+// list per row). A panel is a range of consecutive rows. Tile by tile, the rows of the panel that keep the tile are
+// gathered into full blocks, and the softmax state of each row stays in memory between its tiles.
 //
-// Compiled once per SIMD target and dtype. A row meets its own tiles in the order and with the arithmetic of
-// forward-inl.h, in whose blocks it would sit through the others as no-ops: the bits are the same. What it costs beside
-// the products is moving sums between rows and lanes, 4 Dv numbers per row and tile, and packing queries again.
+// Compiled once per SIMD target and dtype. Each row takes its own tiles in the order and with the arithmetic of
+// forward-inl.h, whose blocks would process the other tiles as no-ops for this row, so the bits are the same. The cost
+// beside the products is moving states between rows and lanes, 4 Dv numbers per row and tile, and packing the queries
+// again for each tile.
 #if defined(HEED_ENGINES_SOFTMAX_GATHERED_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_GATHERED_INL_H_
 #undef HEED_ENGINES_SOFTMAX_GATHERED_INL_H_
@@ -32,22 +34,22 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// What the rows of a panel have summed up: in the segment that each is in, and in those before it.
+// The softmax states of a panel's rows: of the segment that each row is in, and of the segments before it.
 template <class O>
 struct PanelStates {
   using T = typename O::Compute;
   static constexpr size_t kWords = O::kGrid.tile / Visits::kKeys;
   enum Part { kSegment, kTotal };
   struct Row {
-    KeyRuns runs;      // the keys that it sees
-    T max[2], sum[2];  // by part
-    int32_t segment;   // that it is in; -1: none yet
+    KeyRuns runs;      // the keys that the row sees
+    T max[2], sum[2];  // of each part
+    int32_t segment;   // the segment that the row is in; -1: none yet
     bool has_total;
-    bool swapped;  // its parts' outputs have changed places
+    bool swapped;  // the outputs of the two parts have changed places
   };
-  Row* rows;       // by slot
-  T* outputs[2];   // by place and slot, in rows
-  int64_t stride;  // of these
+  Row* rows;       // [slot]
+  T* outputs[2];   // [place][slot][stride]
+  int64_t stride;  // of a row of outputs, in elements
   GatheredRow<kWords>* gathered;
 
   static int64_t BytesOfRow(const Problem& p) {
@@ -76,7 +78,7 @@ struct PanelStates {
   }
 };
 
-// Rows that keep a tile, or, at last, a block of the grid.
+// Rows that keep one tile; at the end of a panel, a block of the grid whose outputs are stored.
 template <class O, int C>
 class GatheredBlock : ForwardBlock<O, C> {
   using Base = ForwardBlock<O, C>;
@@ -89,7 +91,7 @@ class GatheredBlock : ForwardBlock<O, C> {
  public:
   using Base::Base;
 
-  // One tile, for rows that wait in these slots.
+  // Adds one tile to the states of rows in these slots.
   template <bool kFlagMasked>
   HWY_ATTR void Add(const States& states, const GatheredRow<States::kWords>* rows, int64_t begin) {
     uint64_t words[W][States::kWords];
@@ -122,7 +124,8 @@ class GatheredBlock : ForwardBlock<O, C> {
     });
   }
 
-  // The outputs of these slots, one behind the other; false, and nothing is written, if something masked came through.
+  // Stores the outputs of consecutive slots. Returns false and stores nothing if a masked value has leaked into an
+  // output.
   template <bool kFlagMasked>
   HWY_ATTR bool Write(const States& states, int64_t first_slot) {
     int64_t slots[W];
@@ -150,7 +153,7 @@ class GatheredBlock : ForwardBlock<O, C> {
     RowsToLanes(d_, from, num_rows_, static_cast<size_t>(p_.value_depth), T{1}, W, outputs);
   }
 
-  // Rows that are in another segment put it to their totals, and begin this one.
+  // Merges the segment of each row that is in another one into the row's total, and begins this segment.
   HWY_INLINE void BeginSegment(const States& states, const int64_t* slots, int32_t segment) {
     int64_t ended[W];
     size_t count = 0;
@@ -181,7 +184,7 @@ class GatheredBlock : ForwardBlock<O, C> {
     row.has_total = true;
   }
 
-  // As ForwardBlock::Merge does.
+  // Merges like ForwardBlock::Merge.
   HWY_NOINLINE void MergeIntoTotals(const States& states, const int64_t* slots, size_t count) {
     HWY_ALIGN T max[2][W] = {}, sum[2][W] = {};
     for (size_t i = 0; i < count; ++i) {
@@ -217,7 +220,8 @@ class GatheredBlock : ForwardBlock<O, C> {
   }
 };
 
-// The rows of a panel; false, and some rows may not be written, if something masked came through.
+// Computes the rows of a panel. Returns false, with some rows possibly not stored, if a masked value has leaked into an
+// output.
 template <class O, int C, bool kFlagMasked>
 HWY_NOINLINE bool RunPanel(const Problem& p, const Plan& plan, const Panel& panel, Workspace<O>& w, const Head<O>& head,
                            const PanelStates<O>& states) {
@@ -250,7 +254,7 @@ HWY_NOINLINE bool RunPanel(const Problem& p, const Plan& plan, const Panel& pane
   return true;
 }
 
-// How a problem is cut, and what of it a thread needs beside its workspace.
+// The division of a problem into panels, and the memory that a thread needs besides its workspace.
 template <class O>
 struct GatheredPlan {
   Plan plan;

@@ -1,4 +1,4 @@
-// How problems with lists by tile are cut into panels.
+// Divides problems with tile lists per row into panels.
 #include "heed/engines/softmax/gathered.h"
 
 #include <algorithm>
@@ -12,7 +12,8 @@ std::vector<Panel> PanelsOf(const Problem& p, int64_t lanes, bool fuse_heads, in
   std::vector<Panel> panels;
   for (int64_t s = 0; s < std::ssize(p.sequences); ++s) {
     const BlockGrid grid(p, p.sequences[static_cast<size_t>(s)], lanes, fuse_heads);
-    // Heads of a group take turns on the same queries, which stay together; where they share blocks, all do.
+    // The heads of a group alternate on the same queries, and their blocks stay in one panel; where heads share blocks,
+    // all blocks of the key head do.
     const int64_t turns = grid.fused ? std::max<int64_t>(grid.blocks, 1) : grid.heads;
     const int64_t step = std::max<int64_t>(rows / (turns * lanes), 1) * turns;
     for (int64_t head = 0; head < p.key_heads; ++head) {

@@ -1,5 +1,5 @@
-// Rows that are computed together because they keep the same tile, wherever they stand: how a pass is cut where a
-// problem has lists by tile (TileRows).
+// Gathered rows: rows that are computed together because they keep the same tile, wherever they are in the sequence.
+// This header says how a pass over a problem with lists by tile (TileRows) is divided.
 #ifndef HEED_ENGINES_SOFTMAX_GATHERED_H_
 #define HEED_ENGINES_SOFTMAX_GATHERED_H_
 
@@ -14,24 +14,24 @@
 
 namespace heed::softmax {
 
-// Consecutive blocks of rows of a key head. Only rows of one panel are computed together: what is kept of them between
-// tiles stays near. No bit depends on how large panels are.
+// Consecutive blocks of rows of one key head. Only rows of one panel are gathered together, so that their states
+// between tiles stay in cache. No bit depends on the size of panels.
 struct Panel {
   int64_t sequence, key_head;
   int64_t first, end;  // blocks of the grid
 };
 
-// The panels of a problem, of `rows` rows or somewhat more each.
+// Returns the panels of a problem, each with `rows` rows or somewhat more.
 std::vector<Panel> PanelsOf(const Problem& problem, int64_t lanes, bool fuse_heads, int64_t rows);
 
-// The rows of the largest panel.
+// Returns the number of rows of the largest panel.
 int64_t MostRows(std::span<const Panel> panels, int64_t lanes);
 
-// How many rows a panel should have: many enough for tiles to fill blocks, few enough for every thread to have some and
-// for `bytes` of each row to stay in cache.
+// Returns how many rows a panel should have: enough that tiles fill blocks, few enough that every thread gets some and
+// that `bytes` of each row stay in cache.
 int64_t WantedRows(const Problem& problem, int num_threads, int64_t bytes);
 
-// A row that keeps some of a tile.
+// A row that keeps some keys of a tile.
 template <size_t kWords>
 struct GatheredRow {
   BlockGrid::Row row;
@@ -39,13 +39,14 @@ struct GatheredRow {
   uint64_t words[kWords];
 };
 
-// Puts the rows of a panel that keep some of the keys [begin, begin + 64 kWords) into `to`, in the order of the grid;
-// how many. `kTogether` queries of a head, counted from the first, come together: all of them where one keeps the tile.
+// Stores the rows of a panel that keep some of the keys [begin, begin + 64 kWords) in `to`, in the order of the grid,
+// and returns their number. Queries of a head are gathered in groups of kTogether, counted from the first: all of a
+// group if one of them keeps the tile.
 template <size_t kWords, int64_t kTogether = 1>
 size_t Gather(const Problem& p, const BlockGrid& grid, const Panel& panel, int64_t begin, GatheredRow<kWords>* to) {
   const Sequence& s = p.sequences[static_cast<size_t>(panel.sequence)];
   size_t count = 0;
-  // Queries of a head, the first of which has this slot.
+  // Gathers queries of one head, the first of which has this slot.
   const auto gather = [&](int64_t head, int64_t first_query, int64_t end_query, int64_t first_slot) {
     std::span<const TileRows::Entry> lists[kWords];
     for (size_t i = 0; i < kWords; ++i) {
@@ -89,8 +90,8 @@ size_t Gather(const Problem& p, const BlockGrid& grid, const Panel& panel, int64
   return count;
 }
 
-// Where the last block begins if gathered rows fill blocks of so many lanes, but none behind one whose partner does not
-// exist.
+// Returns where the last block begins if gathered rows fill blocks of `lanes` rows, except that no row follows one
+// whose partner in its group does not exist.
 template <int64_t kTogether, size_t kWords>
 size_t FirstOfLastBlock(std::span<const GatheredRow<kWords>> rows, size_t lanes) {
   size_t first = 0;

@@ -1,7 +1,8 @@
-// The backward pass over rows that are taken together because they keep the same tile, wherever they stand.
+// The backward pass over gathered rows: rows that are computed together because they keep the same tile, wherever they
+// are in the sequence.
 //
-// Compiled once per SIMD target and dtype. A key meets its rows in the order of backward-inl.h, and a row its keys: the
-// bits are the same. gathered-inl.h says what a panel is for.
+// Compiled once per SIMD target and dtype. A key takes its rows, and a row its keys, in the order of backward-inl.h, so
+// the bits are the same. gathered-inl.h says what a panel is.
 #if defined(HEED_ENGINES_SOFTMAX_GATHERED_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_GATHERED_GRADIENTS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_GATHERED_GRADIENTS_INL_H_
@@ -31,14 +32,14 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The rows of each panel, the last first, that keep a tile of a group, tile after tile. dq of a panel's rows
-// waits for its turn as that of a block does, every group taking one.
+// Passes over the panels from the last to the first and, tile by tile, over the rows that keep a tile of the group. The
+// ordered reduction of dq has one ticket per panel, which every group of the head takes in turn.
 template <class P>
 struct GatheredWalk {
   using O = typename P::Operands;
   using T = typename O::Compute;
   static constexpr size_t kWords = O::kGrid.tile / Visits::kKeys;
-  // Rows that are multiplied together are gathered together, so that no sum depends on which rows keep what.
+  // Rows that share a word of the products are gathered together, so that no sum depends on which rows keep a tile.
   static constexpr int64_t kTogether = static_cast<int64_t>(P::kStep);
 
   std::vector<Panel> panels;
@@ -46,7 +47,7 @@ struct GatheredWalk {
 
   struct Buffers {
     GatheredRow<kWords>* rows;
-    T* dq;  // by slot
+    T* dq;  // [slot]
     bool* touched;
 
     int64_t LayOut(const Problem& p, int64_t most, void* base) {
@@ -65,10 +66,10 @@ struct GatheredWalk {
     most_rows = MostRows(panels, plan.lanes);
   }
 
-  // What a thread needs beside its buffers.
+  // Returns the bytes that a thread needs besides its GradientBuffers.
   int64_t Bytes(const Problem& p) const { return most_rows == 0 ? 0 : Buffers().LayOut(p, most_rows, nullptr); }
 
-  // Adds what the rows of a key head give to a group; own buffers are at `memory`.
+  // Adds the contributions of the rows of a key head to the gradients of a group. `memory` holds this thread's Buffers.
   HWY_INLINE void operator()(const Problem& p, const Gradients& g, const Plan& plan, const SharedGradients<T>& shared,
                              int64_t key_head, const Head<O>& head, Group<P>& group, GradientBuffers<P>& b,
                              void* memory) const {
@@ -102,7 +103,7 @@ struct GatheredWalk {
   }
 
  private:
-  // One tile: blocks of the rows that keep it, the last first.
+  // Computes one tile, in blocks of the rows that keep it, from the last block to the first.
   HWY_INLINE void Tiles(const Problem& p, const Sequence& s, const Gradients& g, const SharedGradients<T>& shared,
                         int64_t key_head, const Head<O>& head, Group<P>& group, GradientBuffers<P>& b,
                         const Buffers& own, int64_t begin, std::span<const GatheredRow<kWords>> rows) const {

@@ -1,4 +1,4 @@
-// What one thread of the backward pass works in.
+// The buffers of one thread of the backward pass.
 //
 // Compiled once per SIMD target and dtype.
 #if defined(HEED_ENGINES_SOFTMAX_GRADIENT_BUFFERS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -21,13 +21,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-// One thread's buffers. P multiplies: VectorGradients or MatrixGradients.
+// The buffers of one thread. P computes the last three products: VectorGradients or MatrixGradients.
 template <class P>
 struct GradientBuffers {
   using O = typename P::Operands;
   using T = typename O::Compute;
   Workspace<O> block;
-  typename O::Query* d_o;  // [Dv][W], in lanes
+  typename O::Query* d_o;  // [Dv][W], a query per lane
   T* d_logits;             // [tile][W]: dP, then dS
   T* slopes;               // [tile][W]
   typename P::Buffers products;

@@ -1,12 +1,12 @@
-// How the last three products of the backward pass hold their operands: weights as
-// broadcasts, rows of queries, output gradients and keys as vectors.
+// The operands of the last three products of the backward pass: P and dS are read as broadcasts; rows of queries,
+// output gradients and keys are read as vectors.
 //
-// Compiled once per SIMD target. As for the forward pass, what differs by type is this
-// and nothing else:
+// Compiled once per SIMD target. As in the forward pass, this is all that differs between types. An element of an
+// operand is a word:
 //
-//   FmaGradients<T>  words of one element, of type T
-//   PairGradients    words of two bf16, of consecutive rows; weights are rounded, P and
-//                    dS along the lanes in place, dS along the keys in a tile of its own
+//   FmaGradients<T>  a word is one element of type T
+//   PairGradients    a word is two bf16 of consecutive rows; P and dS are rounded to bf16, in place as pairs of
+//                    query rows, and dS once more as pairs of keys in a tile of its own
 #if defined(HEED_ENGINES_SOFTMAX_GRADIENT_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_GRADIENT_OPERANDS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_GRADIENT_OPERANDS_INL_H_
@@ -30,14 +30,14 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes ou
 
 template <class T>
 struct FmaGradients : FmaOperands<T> {
-  using Operands = FmaOperands<T>;  // of logits, which are the same functions forward and backward
+  using Operands = FmaOperands<T>;  // of the logits, which are computed by the same functions forward and backward
   using Word = T;
-  static constexpr int kStep = 1;  // rows in a row of words
+  static constexpr int kStep = 1;  // rows in a word
   static constexpr bool kFuseHeads = true;
   static constexpr bool kKeysAreWords = true;
   static int64_t KeyRow(int64_t depth) { return PaddedRow<T>(depth); }
 
-  // Rows as words; true if all of them are finite.
+  // Copies rows as words. Returns true if all elements are finite.
   static HWY_INLINE bool ToWords(DType dtype, const void* const* rows, size_t num_rows, int64_t depth, T* words) {
     return CopyRows<T>(dtype, rows, num_rows, depth, words);
   }
@@ -48,7 +48,7 @@ struct FmaGradients : FmaOperands<T> {
     CopyTokens<T>(from, tokens, depth, keys);
   }
 
-  // Where queries are packed into lanes from: their words, which are near.
+  // Points `rows` at the words, from which queries are packed into lanes: they are in cache. Returns their dtype.
   static DType PointToRows(DType, const T* words, size_t num_rows, int64_t depth, const void** rows) {
     for (size_t i = 0; i < num_rows; ++i) {
       rows[i] = words + static_cast<int64_t>(i) * PaddedRow<T>(depth);
@@ -56,7 +56,7 @@ struct FmaGradients : FmaOperands<T> {
     return DTypeOf<T>::value;
   }
 
-  // The weights that were computed are the words, in both directions.
+  // Computed P and dS are words already, along queries and along keys.
   static HWY_INLINE void RoundWeights(size_t, size_t, size_t, size_t, T*, T*, T*) {}
   static const T* Columns(const T* d_logits, const T*) { return d_logits; }
 
@@ -74,18 +74,18 @@ struct PairGradients : PairOperands {
   using Word = uint32_t;
   static constexpr KeyGrid kGrid = {.tile = kTileKeys, .step = 2};
   static constexpr int kStep = 2;
-  // Two rows to a word: heads that share lanes would be paired with each other.
+  // A word has two rows: if heads shared a block, rows of two heads could be paired.
   static constexpr bool kFuseHeads = false;
   static constexpr bool kKeysAreWords = false;
   static int64_t KeyRow(int64_t depth) { return depth; }
 
-  // words[i][e] = (row 2 i, row 2 i + 1) at e, zero beyond the last row.
+  // Stores words[i][e] = (row 2 i, row 2 i + 1) at channel e, with zeros beyond the last row.
   template <class RowAt>
   static HWY_INLINE bool Interleave(size_t num_rows, int64_t depth, const RowAt& row_at, uint32_t* HWY_RESTRICT words) {
     const D d;
     const hn::RebindToUnsigned<D> du;
     const hn::Rebind<uint16_t, D> halves;
-    V marks = hn::Zero(d);  // NaN as soon as one element is not finite
+    V marks = hn::Zero(d);  // NaN once an element is not finite
     for (size_t i = 0; i < num_rows; i += 2, words += PaddedRow<float>(depth)) {
       const uint16_t* first = row_at(i);
       const uint16_t* second = i + 1 < num_rows ? row_at(i + 1) : nullptr;
@@ -118,8 +118,8 @@ struct PairGradients : PairOperands {
   }
   static DType PointToRows(DType dtype, const uint32_t*, size_t, int64_t, const void**) { return dtype; }
 
-  // Vectors [c0, c1) of a tile of keys: P and dS rounded in place, lanes in order, and
-  // dS as pairs of keys. What was masked keeps its sign.
+  // Rounds P and dS of vectors [c0, c1) of a tile in place, as pairs of query rows, and stores dS as pairs of keys in
+  // `columns`. Masked elements keep their sign.
   static HWY_INLINE void RoundWeights(size_t num_keys, size_t c0, size_t c1, size_t lanes, float* p, float* d_logits,
                                       float* columns) {
     constexpr size_t N = hn::MaxLanes(D());

@@ -1,5 +1,5 @@
-// What tasks of the backward pass share, and what comes before and after them:
-// terms of each row, sums that several tasks add to, and rows moved and rounded.
+// The parts of a backward pass before and after its tasks, and the sums that tasks share: the terms of each row, sums
+// that several tasks add to, and copies of rows, widened and rounded.
 //
 // Compiled once per SIMD target and dtype.
 #if defined(HEED_ENGINES_SOFTMAX_GRADIENT_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -29,14 +29,14 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// Elements from one row of vectors to the next.
+// Returns the row length padded to whole vectors.
 template <class T>
 constexpr int64_t PaddedRow(int64_t depth) {
   constexpr int64_t N = hn::MaxLanes(hn::ScalableTag<T>());
   return (depth + N - 1) / N * N;
 }
 
-// f(n) for each vector of a row: use(element, elements that are there).
+// Calls use(element, number of elements) for each vector of a row.
 template <class T, class F>
 HWY_INLINE void ForVectors(int64_t depth, const F& use) {
   constexpr int64_t N = hn::MaxLanes(hn::ScalableTag<T>());
@@ -45,11 +45,11 @@ HWY_INLINE void ForVectors(int64_t depth, const F& use) {
   }
 }
 
-// One row, widened. `marks` becomes NaN where an element is not finite.
+// Copies one row, widened. `marks` becomes NaN if an element is not finite.
 template <class T, class S, class V>
 HWY_INLINE void CopyRow(const S* HWY_RESTRICT from, int64_t depth, T* HWY_RESTRICT to, V& marks) {
   const hn::ScalableTag<T> d;
-  V of_row = hn::Zero(d);  // a chain of its own
+  V of_row = hn::Zero(d);  // a separate chain per row
   ForVectors<T>(depth, [&](int64_t e, size_t n) HWY_ATTR {
     const V x = n == hn::MaxLanes(d) ? hs::LoadWide(d, from + e) : hs::LoadWideN(d, from + e, n);
     hn::Store(x, d, to + e);
@@ -58,7 +58,7 @@ HWY_INLINE void CopyRow(const S* HWY_RESTRICT from, int64_t depth, T* HWY_RESTRI
   marks = hn::Add(marks, of_row);
 }
 
-// to[i] = rows[i], widened. True if all of it is finite.
+// Copies to[i] = rows[i], widened. Returns true if all elements are finite.
 template <class T>
 HWY_INLINE bool CopyRows(DType dtype, const void* const* rows, size_t num_rows, int64_t depth, T* to) {
   const hn::ScalableTag<T> d;
@@ -72,7 +72,7 @@ HWY_INLINE bool CopyRows(DType dtype, const void* const* rows, size_t num_rows, 
   return hn::AllTrue(d, hn::Eq(marks, hn::Zero(d)));
 }
 
-// Does so for consecutive tokens.
+// CopyRows() for consecutive tokens.
 template <class T>
 HWY_INLINE bool CopyTokens(const SourceRows& from, const Interval& tokens, int64_t depth, T* to) {
   const hn::ScalableTag<T> d;
@@ -85,7 +85,7 @@ HWY_INLINE bool CopyTokens(const SourceRows& from, const Interval& tokens, int64
   return hn::AllTrue(d, hn::Eq(marks, hn::Zero(d)));
 }
 
-// Rows of a tensor = factor from, rounded; +0 where that is a zero.
+// Stores factor * from, rounded, in rows of a tensor; a zero result is stored as +0.
 template <class T>
 HWY_INLINE void StoreTokens(const SourceRows& to, const Interval& tokens, int64_t depth, T factor, const T* from,
                             int64_t stride) {
@@ -103,7 +103,7 @@ HWY_INLINE void StoreTokens(const SourceRows& to, const Interval& tokens, int64_
   });
 }
 
-// to += factor from.
+// Adds factor * from to `to`.
 template <class T>
 HWY_INLINE void AddScaledRow(T factor, const T* from, int64_t depth, T* to) {
   const hn::ScalableTag<T> d;
@@ -124,12 +124,12 @@ inline void FillTokens(const SourceRows& to, const Interval& tokens, int64_t dep
   }
 }
 
-// What is to be computed.
+// The gradients that a call computes.
 struct Wants {
   bool dq, dk, dv, bias_pairs, bias_rows, alibi, decays;
-  bool d_logits;     // more than dv
-  bool any_row_sum;  // what is added to in turns
-  bool any;          // some pass over the pairs
+  bool d_logits;     // anything besides dv
+  bool any_row_sum;  // anything that goes through the ordered reduction
+  bool any;          // anything that takes a pass over the pairs
 
   Wants(const Problem& p, const Gradients& g)
       : dq(g.dq.data != nullptr), dk(g.dk.data != nullptr), dv(g.dv.data != nullptr),
@@ -143,18 +143,19 @@ template <class T>
 struct SharedGradients {
   const RowIndex* index;
   Wants wants;
-  // By row: what is subtracted from its logits, and the delta and g of the header.
+  // Per row: the shift subtracted from its logits, and delta and g of backward-inl.h.
   T *shift, *delta, *gain;
-  T* dq_sums;                 // by row, where the caller's dq is not of T
-  T *bias_rows, *alibi_rows;  // by row: sums over keys
-  double* sink_rows;          // by row: what it adds to dsinks
-  // A log decay s gets the sums of dS over the pairs j < s <= p: they are kept by s, of keys in its own tile; by tile
-  // of keys, of rows behind it, which count for all s from there to the row; and by row.
+  T* dq_sums;                 // per row, if the caller's dq is not of type T
+  T *bias_rows, *alibi_rows;  // per row, summed over keys
+  double* sink_rows;          // per row: its part of dsinks
+  // The gradient of the log decay at s is the sum of dS over the pairs j < s <= p. It is kept in three tables
+  // (decay_gradients-inl.h): by s, for keys j in the tile of s; by tile of keys, the sums of rows behind the tile,
+  // which count for every s from the tile's end to the row; and by row, the sum that ends there.
   T* decay_keys;
   WideSum *decay_tiles, *decay_rows;
-  Turn* turns;                  // by block
-  bool terms_by_group = false;  // each head has one group of keys, which begins with the terms of its rows
-  T* dbias_sums;                // as dbias, where that is not of T
+  Turn* turns;                  // one ticket counter per block (ordered reduction)
+  bool terms_by_group = false;  // each head has one group of keys, whose task computes the terms of its rows
+  T* dbias_sums;                // laid out as dbias, if that is not of type T
   struct {
     T* data;
     int64_t batch_stride, head_stride, query_stride;
@@ -164,7 +165,7 @@ struct SharedGradients {
 
   static DType StoredAs(const Problem& p, const Gradients& g) { return g.wide ? DTypeOf<T>::value : p.dtype; }
 
-  // Places all of it behind `base`, if there is one; the bytes it takes.
+  // Lays out all arrays at `base`, unless that is null. Returns the bytes they take.
   int64_t LayOut(const Problem& p, const Gradients& g, void* base) {
     Carver carver(base);
     const int64_t rows = index->rows();
@@ -195,7 +196,7 @@ struct SharedGradients {
     return carver.bytes();
   }
 
-  // Where a row's dq is summed.
+  // Returns where a row's dq is summed.
   T* DqRow(const Problem& p, const Gradients& g, int64_t sequence, int64_t head, int64_t query) const {
     if (dq_sums != nullptr) {
       return dq_sums + index->Row(p, sequence, head, query) * p.depth;
@@ -205,7 +206,7 @@ struct SharedGradients {
            (s.first_q + query) * g.dq.token_stride + head * g.dq.head_stride;
   }
 
-  // Terms of all rows, and zeros wherever something is added to.
+  // Computes the terms of all rows and zeroes all sums.
   void Begin(Context& ctx, const Problem& p, const Gradients& g) {
     for (int64_t i = 0; wants.any_row_sum && i < index->turns(); ++i) {
       new (&turns[i]) Turn(0);
@@ -228,7 +229,7 @@ struct SharedGradients {
     if (!terms_by_group) {
       ForRows(ctx, p, [&](int64_t sequence, int64_t head, int64_t i) HWY_ATTR { BeginRow(p, g, sequence, head, i); });
     }
-    // Keys that no group has.
+    // Keys outside of [key_begin, key_end) are in no group; their gradients are zero.
     ctx.ParallelFor(sequences * p.key_heads, [&](int64_t task, int) {
       const Sequence& s = p.sequences[static_cast<size_t>(task / p.key_heads)];
       for (const auto& [rows, depth] : {std::pair{&g.dk, p.depth}, {&g.dv, p.value_depth}}) {
@@ -240,7 +241,7 @@ struct SharedGradients {
     });
   }
 
-  // Terms of a row, and zeros where something is added to it.
+  // Computes the terms of a row and zeroes its sums.
   HWY_INLINE void BeginRow(const Problem& p, const Gradients& g, int64_t sequence, int64_t head, int64_t i) const {
     hs::WithStorage<T>(p.dtype, [&](auto stored) HWY_ATTR { TermsOfRow<decltype(stored)>(p, g, sequence, head, i); });
     const int64_t row = index->Row(p, sequence, head, i);
@@ -252,7 +253,7 @@ struct SharedGradients {
     std::fill(dq, dq + p.depth, T{0});
   }
 
-  // Sums over rows, sequences and heads, and what is rounded at last.
+  // Adds up sums over rows, sequences and heads, and rounds what is stored in another type.
   void Finish(Context& ctx, const Problem& p, const Gradients& g) {
     const auto sequences = static_cast<int64_t>(p.sequences.size());
     if (dq_sums != nullptr) {
@@ -291,7 +292,7 @@ struct SharedGradients {
   }
 
  private:
-  // f(sequence, head, query) for all rows, some hundred of them to a task.
+  // Calls f(sequence, head, query) for all rows, 256 to a task.
   template <class F>
   void ForRows(Context& ctx, const Problem& p, const F& f) const {
     constexpr int64_t kRows = 256;
@@ -346,8 +347,8 @@ struct SharedGradients {
     gain[row] = static_cast<T>(w / (1 - p.dropout));
   }
 
-  // Each s gets the sums of tiles that end before it, less those of rows that stand before it,
-  // of the same numbers.
+  // The gradient at s is the sum of tiles that end before s, less the sums of rows before s; both are made of the same
+  // numbers, so that they cancel exactly.
   void FinishDecays(Context& ctx, const Problem& p, const Gradients& g) {
     const auto sequences = static_cast<int64_t>(p.sequences.size());
     ctx.ParallelFor(sequences * p.query_heads, [&](int64_t task, int) {

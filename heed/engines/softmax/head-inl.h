@@ -1,4 +1,4 @@
-// K and V of one key head, wherever a task reads them: as the caller has them, or copied.
+// K and V of one key head as a task reads them: in place in the caller's tensor, or copied.
 //
 // Compiled once per SIMD target and operand type.
 #if defined(HEED_ENGINES_SOFTMAX_HEAD_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -20,7 +20,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-// What a task holds while it multiplies.
+// The state that a task holds while it multiplies: none, or the AMX tile registers.
 struct NoSession {};
 template <class O>
 struct SessionType {
@@ -34,11 +34,11 @@ struct SessionType<O> {
 template <class O>
 using SessionOf = typename SessionType<O>::Type;
 
-// K and V of one key head, wherever they are read.
+// K and V of one key head, and where they are read.
 template <class O>
 struct Head {
   SourceRows key_source, value_source;
-  SourceRows key_scale, value_scale;  // where rows are quantised
+  SourceRows key_scale, value_scale;  // the scales of quantised rows
   Place keys_at, values_at;
   Operand<typename O::Key> keys;
   Operand<typename O::Value> values;
@@ -53,7 +53,8 @@ HWY_INLINE void CopyKeys(const SourceRows& from, const Interval& keys, int64_t d
   }
 }
 
-// The head of a task, copied if the plan says so and it is not there yet (block_parts-inl.h).
+// Returns the head of a task. Copies K and V if the plan says so and the thread's copy is of another head. Defined in
+// block_parts-inl.h.
 template <class O>
 HWY_NOINLINE Head<O> HeadOf(const Problem& p, const Plan& plan, int64_t sequence, int64_t key_head, Workspace<O>& w);
 

@@ -1,4 +1,4 @@
-// What a pattern keeps of a tile of keys for a block of rows, which stand in lanes.
+// The part of a tile of keys that a pattern keeps for a block of rows, with a query per lane.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_SOFTMAX_KEPT_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -21,7 +21,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-// Rows of C vectors of N lanes, tiles of so many keys.
+// The kept bits of a tile of kTile keys for C vectors of N rows.
 template <class T, int C, size_t N, int64_t kTile>
 struct KeptTile {
   using TU = hwy::MakeUnsigned<T>;
@@ -29,9 +29,9 @@ struct KeptTile {
   static constexpr int64_t kBits = 8 * sizeof(T);
 
   KeptKeys<W> lists;
-  HWY_ALIGN TU bits[kTile / kBits][W] = {};  // by key and lane
+  HWY_ALIGN TU bits[kTile / kBits][W] = {};  // a bit per key, by lane
 
-  // Looks at a tile: how much of it is kept. If that is a part, the others tell which.
+  // Returns how much of a tile is kept. For kSome, the other functions tell which keys.
   HWY_INLINE Cover Find(const Interval& keys) {
     bool whole = true;
     for (int64_t key = keys.begin; whole && key < keys.end; key += Visits::kKeys) whole = lists.KeepsAll(key);
@@ -39,7 +39,7 @@ struct KeptTile {
     return Read(keys, [&](int64_t key, const auto& put) { lists.Words(key, put); });
   }
 
-  // Finds what the first rows keep from words of each, whose bits are the keys from `begin` on.
+  // Does this from words of each row, whose bits are the keys from `begin` on.
   HWY_INLINE Cover FindWords(const Interval& keys, int64_t begin, const uint64_t (*words)[kWords], size_t num_rows) {
     bool whole = true;
     for (size_t lane = 0; lane < num_rows; ++lane) {
@@ -57,7 +57,7 @@ struct KeptTile {
     });
   }
 
-  // Keeps what read(key, put) puts, put(lane, bits) of 64 keys from this one on.
+  // Stores the bits that read(key, put) passes to put(lane, bits): 64 keys from `key` on.
   template <class F>
   HWY_INLINE Cover Read(const Interval& keys, const F& read) {
     uint64_t some = 0, missing = 0;
@@ -82,7 +82,7 @@ struct KeptTile {
     return some == 0 ? Cover::kNone : missing == 0 ? Cover::kAll : Cover::kSome;
   }
 
-  // From the first to the last of these keys, the tile's, that some row of a vector keeps.
+  // Returns the interval from the first to the last of the tile's keys `keys` that some row of vector c keeps.
   HWY_INLINE Interval Hull(const Interval& keys, size_t c) const {
     Interval hull;
     for (size_t word = 0; word < kWords; ++word) {
@@ -96,7 +96,7 @@ struct KeptTile {
     return hull;
   }
 
-  // Whether all of a run is kept, whose tile begins at `origin`.
+  // Returns whether all of a run is kept, in the tile that begins at `origin`.
   HWY_INLINE bool KeepsAll(const Run& run, int64_t origin) const {
     for (size_t word = 0; word < kWords; ++word) {
       const int64_t begin = origin + static_cast<int64_t>(word) * Visits::kKeys;
@@ -113,7 +113,7 @@ struct KeptTile {
 
  private:
   struct Vector {
-    uint64_t some, all;  // of its rows: a bit per key
+    uint64_t some, all;  // any and all of the vector's rows, a bit per key
   };
   Vector of_[C][kWords];
 };

@@ -1,4 +1,4 @@
-// The list of kernels, the choice from it, and the reasons that several of them have to decline.
+// The list of kernels, the choice from it, and the reasons for which several of them decline a problem.
 #include "heed/engines/softmax/kernels.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The kernels of the softmax engine, best first: one list that dispatch, Explain and Workspace read.
+// The list of kernels of the softmax engine, best first. Dispatch, Explain and Workspace read this one list.
 #ifndef HEED_ENGINES_SOFTMAX_KERNELS_H_
 #define HEED_ENGINES_SOFTMAX_KERNELS_H_
 
@@ -18,14 +18,15 @@ using engine::Pass;
 using Passes = engine::Passes<Problem, Gradients>;
 
 struct Kernel : engine::Kernel<Problem, Gradients, std::string> {
-  KeyGrid grid = {};      // which shows in the pairs visited
-  bool invariant = true;  // the bits do not depend on how queries are split
+  KeyGrid grid = {};      // it determines which pairs are computed
+  bool invariant = true;  // the bits do not depend on how queries are split into calls
 };
 
-// The first kernel that takes the problem. Throws Unsupported, with every kernel's reason, if none does.
+// Returns the first kernel that takes the problem. Throws Unsupported, with every kernel's reason, if none does.
 const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem, Pass pass = Pass::kForward);
 
-// Each kernel is in the file of its forward pass; passes that two kernels or another file need are here by themselves.
+// Each kernel is defined in the file of its forward pass. Passes that two kernels or another file need are declared
+// here on their own.
 extern const Kernel kWgmma, kCuda, kTiles, kDecodeInt8Tiles, kDecodeInt8Bytes, kDecodeInt8, kDecodePairs, kPairs,
     kDecodeF32, kDecodeF64, kLanesF32, kLanesF64;
 Passes BackwardTiles(const Context& ctx);
@@ -33,13 +34,13 @@ Passes BackwardPairs(const Context& ctx);
 Passes BackwardF32(const Context& ctx);
 Passes BackwardF64(const Context& ctx);
 
-// Why several of them decline a problem, given the passes that they have on this CPU; empty if they do not.
+// Return why kernels of a dtype decline a problem, given the passes that this CPU has; empty if they do not.
 std::string DeclinesF32(const Context& ctx, const Problem& problem);
 std::string DeclinesF64(const Context& ctx, const Problem& problem);
 std::string DeclinesPairs(const Passes& passes, const Problem& problem);
 std::string DeclinesAllButInt8(const Problem& problem);
-std::string DeclinesDigits(const Problem& problem);              // which products of bytes add up
-std::string DeclinesRows(const Problem& problem, int64_t most);  // of decoding
+std::string DeclinesDigits(const Problem& problem);              // whether integer products of bytes fit 32-bit sums
+std::string DeclinesRows(const Problem& problem, int64_t most);  // the most rows of a decode kernel
 std::string DeclinesWithoutTiles(const Passes& passes);
 
 std::string PairTarget(const Context& ctx);

@@ -1,4 +1,4 @@
-// The choice of a kernel: the right one, or an error that says why each declined.
+// The choice of a kernel: the best one that takes the problem, or an error that says why each one declines.
 #include "heed/engines/softmax/kernels.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ Problem Small(DType dtype) {
 TEST(KernelsTest, EveryDTypeButF64GetsMatrixTilesWhereTheseAre) {
   const EmulateTiles tiles;
   Context ctx(1);
-  ctx.set_isa("tiles");  // no cap, whatever HEED_ISA says
+  ctx.set_isa("tiles");  // lifts the cap of HEED_ISA
   if (kTiles.forward_passes(ctx).forward == nullptr) GTEST_SKIP() << "built without matrix tiles";
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     Problem p = Small(dtype);
@@ -40,7 +40,7 @@ TEST(KernelsTest, EveryDTypeButF64GetsMatrixTilesWhereTheseAre) {
   EXPECT_EQ(Choose("op", ctx, Small(DType::kF64)).name, std::string("softmax_lanes_f64"));
 }
 
-// The best of SIMD.
+// Restricts the context to the best SIMD target, without AMX.
 Context& WithoutTiles(Context& ctx) {
   std::vector<std::string> targets = AvailableTargets(DType::kBF16);
   std::erase(targets, "tiles");

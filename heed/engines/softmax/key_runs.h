@@ -1,4 +1,4 @@
-// Which keys a row sees: intervals, on CPUs and on GPUs.
+// The keys that a row sees, as intervals; for CPUs and GPUs.
 #ifndef HEED_ENGINES_SOFTMAX_KEY_RUNS_H_
 #define HEED_ENGINES_SOFTMAX_KEY_RUNS_H_
 
@@ -21,7 +21,7 @@ constexpr Interval Intersect(const Interval& a, const Interval& b) {
   return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
 }
 
-// Two disjoint runs, ascending, the first often empty.
+// Two disjoint intervals of keys in ascending order. The first is often empty.
 struct KeyRuns {
   Interval first, second;
   constexpr int64_t size() const { return first.size() + second.size(); }
@@ -29,7 +29,7 @@ struct KeyRuns {
 
 constexpr int64_t FloorDivide(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0); }
 
-// The keys that query `query` of a sequence sees under a problem's causal mask, window, chunks and lengths.
+// Returns the keys that query `query` of a sequence sees under the problem's causal mask, window, chunks and lengths.
 template <class Problem, class Sequence>
 constexpr KeyRuns KeyRunsOf(const Problem& p, const Sequence& s, int64_t query) {
   if (query >= s.query_end) return {};
@@ -40,8 +40,8 @@ constexpr KeyRuns KeyRunsOf(const Problem& p, const Sequence& s, int64_t query) 
   }
   if (p.chunk > 0) {
     const int64_t index = FloorDivide(position - s.key_begin, p.chunk);
-    // Chunks before the first or beyond the last key hold none; testing the
-    // index first keeps the products inside int64.
+    // Chunks before the first or beyond the last key have no keys. The index is tested first, so that the products stay
+    // inside int64.
     if (index < 0 || index > (s.num_keys - s.key_begin) / p.chunk) return {};
     const int64_t begin = s.key_begin + index * p.chunk;
     all = Intersect(all, {begin, begin + std::min(p.chunk, s.num_keys)});
@@ -54,7 +54,7 @@ constexpr KeyRuns KeyRunsOf(const Problem& p, const Sequence& s, int64_t query) 
   const Interval rest = Intersect(all, window);
   if (sinks.empty()) return {{}, rest};
   if (rest.empty()) return {sinks, {}};
-  if (rest.begin <= sinks.end) {  // they meet: one run
+  if (rest.begin <= sinks.end) {  // the two intervals meet: one run
     return {{}, {sinks.begin, std::max(sinks.end, rest.end)}};
   }
   return {sinks, rest};

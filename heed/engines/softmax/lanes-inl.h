@@ -1,5 +1,5 @@
-// What the passes over a tile of logits know of the rows, which stand in lanes, and of the part of the tile that they
-// are at.
+// Per-lane data of the query rows for the passes over a tile of logits (a query per lane), and the part of the tile
+// that a pass is applied to.
 //
 // Compiled once per SIMD target. A tile is s[key][lane], in cache.
 #if defined(HEED_ENGINES_SOFTMAX_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -17,8 +17,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-// What the passes need to know of a block's rows, by lane. Lanes beyond the last
-// row see no key.
+// Per-lane data of a block's rows. Lanes beyond the last row see no key.
 template <class T, size_t W>
 struct Lanes {
   using TI = hwy::MakeSigned<T>;
@@ -31,7 +30,7 @@ struct Lanes {
   const void* mask[W];
 };
 
-// Keys [begin, end) of a tile whose row 0 is `origin`, and vectors [c0, c1).
+// Keys [begin, end) and vectors [c0, c1) of a tile, whose first key is called `origin`.
 struct Run {
   int64_t begin, end;
   size_t c0, c1;

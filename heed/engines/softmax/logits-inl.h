@@ -1,9 +1,7 @@
-// What happens to a tile of logits before its exponentials: soft cap, biases, masks,
-// maximum. In that order, which is normative.
+// The passes over a tile of logits before its exponentials: soft cap, biases, masks, maximum. Their order is normative.
 //
-// Compiled once per SIMD target. A tile is s[key][lane], in cache; each step is
-// one pass over it, and a plain tile takes none. They are functions that are called,
-// not inlined: a call is nothing beside a pass.
+// Compiled once per SIMD target. A tile is s[key][lane], in cache. Each step is one pass over it, and a plain tile
+// needs none. The steps are called and not inlined, because a call costs nothing beside a pass.
 #if defined(HEED_ENGINES_SOFTMAX_LOGITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_LOGITS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_LOGITS_INL_H_
@@ -26,8 +24,8 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// x = f(x, key, c) for each vector of a run, c counted from run.c0 and C of them;
-// max[c] becomes the maximum of what is written.
+// Computes x = f(x, key, c) for each vector of a run, where c counts its C vectors from run.c0. max[c] becomes the
+// maximum of the results.
 template <size_t W, int C, class D, class T, class V = hn::Vec<D>, class F>
 HWY_INLINE void Rewrite(D d, const Run& run, int64_t origin, T* HWY_RESTRICT s, V* HWY_RESTRICT max, const F& f) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -48,18 +46,18 @@ HWY_INLINE void Rewrite(D d, const Run& run, int64_t origin, T* HWY_RESTRICT s, 
   for (int c = 0; c < C; ++c) max[c] = m[c];
 }
 
-// cap tanh(logit / cap) = cap TanhScaled(logit factor), factor = 2 log2(e) / cap.
-// An ordinary factor rides on the queries; an extreme one would overflow there.
+// The soft cap is cap tanh(logit / cap) = cap TanhScaled(logit factor) with factor = 2 log2(e) / cap. An ordinary
+// factor is multiplied into the queries; an extreme one would overflow there.
 inline double SoftcapFactor(double softcap) { return 2 * hs::kLog2E / softcap; }
 
 inline bool SoftcapRidesOnQueries(double softcap) { return softcap >= 1.0 / 1024 && softcap <= 1024.0 * 1024; }
 
-// Caps so high that x / cap of ordinary logits would be subnormal. Below cap 2^-14 this is x to
-// the last bit.
+// From these caps on, x / cap of ordinary logits would be subnormal. A logit below cap 2^-14 stays x to the last
+// bit.
 template <class T>
 inline constexpr double kFarCap = sizeof(T) == 4 ? 0x1p64 : 0x1p512;
 
-// The slope of this, 1 - tanh^2, is left in `slopes` unless that is null.
+// Applies the soft cap. Stores its slope, 1 - tanh^2, in `slopes` unless that is null.
 template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_NOINLINE void ApplySoftcap(D d, const Run& run, int64_t origin, double softcap, T* HWY_RESTRICT s,
                                T* HWY_RESTRICT slopes, V* HWY_RESTRICT max) {
@@ -92,8 +90,8 @@ HWY_NOINLINE void ApplySoftcap(D d, const Run& run, int64_t origin, double softc
   });
 }
 
-// -slope |position - key|, the distance taken from where the tile begins on the
-// grid: small numbers, exact in T, and the same whoever visits the tile.
+// Adds -slope |position - key|. Both are counted from the tile's start on the grid: small numbers, exact in T, and the
+// same whichever block computes the tile.
 template <int C, class D>
 struct Alibi {
   using T = hn::TFromD<D>;
@@ -123,14 +121,14 @@ struct Alibi {
   V slope[C], base[C];
 };
 
-// x = F()(x, value of the pair) for the keys [begin, end) of one vector of lanes, `stride` elements from key to key,
-// with the rows of a broadcast tensor that these lanes read; the maximum of what is written. It is compiled once for
+// Computes x = F()(x, value of the pair) for the keys [begin, end) of one vector of lanes, which are `stride` elements
+// apart; rows are the lanes' rows of a broadcast tensor. Returns the maximum of the results. One instantiation serves
 // blocks of all widths.
 template <class F, class D, class T, class V = hn::Vec<D>, class Load>
 HWY_NOINLINE V RewriteByPairs(D d, int64_t begin, int64_t end, const void* const* HWY_RESTRICT rows, const Load& load,
                               size_t stride, T* HWY_RESTRICT s) {
   const V none = hn::Set(d, -std::numeric_limits<T>::infinity());
-  V m[4] = {none, none, none, none};  // one chain would be as slow as its latency
+  V m[4] = {none, none, none, none};  // a single chain would run at its latency
   ForPairs(d, rows, begin, end, load, [&](int64_t j, V value, size_t i) HWY_ATTR {
     T* HWY_RESTRICT at = s + static_cast<size_t>(j - begin) * stride;
     const V x = F()(d, hn::Load(d, at), value);
@@ -140,7 +138,7 @@ HWY_NOINLINE V RewriteByPairs(D d, int64_t begin, int64_t end, const void* const
   return hn::Max(hn::Max(m[0], m[1]), hn::Max(m[2], m[3]));
 }
 
-// Does so for the C vectors of a run.
+// Does this for the C vectors of a run.
 template <class F, size_t W, int C, class D, class T, class V = hn::Vec<D>, class Load>
 HWY_INLINE void RewriteRunByPairs(D d, const Run& run, int64_t origin, const void* const* rows, const Load& load, T* s,
                                   V* max) {
@@ -151,9 +149,8 @@ HWY_INLINE void RewriteRunByPairs(D d, const Run& run, int64_t origin, const voi
   }
 }
 
-// Adds a bias. Where it is -inf it is a mask and wins over whatever the logit
-// is, NaN and infinity included; that costs a tenth of the time of plain attention
-// and is left to the pass that flags masked pairs.
+// Adds a bias. A bias of -inf is a mask and wins over any logit, NaN and infinity included. This costs a tenth of the
+// time of plain attention, so only the pass that flags masked pairs does it.
 template <bool kFlagMasked>
 struct AddBias {
   template <class D, class V = hn::Vec<D>>
@@ -193,7 +190,7 @@ HWY_NOINLINE void ApplyMask(D d, const Run& run, int64_t origin, const Pairs& ma
   }
 }
 
-// Masks keys whose bit is not set, of kept[(key - origin) / bits of T][lane].
+// Masks keys whose bit is not set in kept[(key - origin) / bits of T][lane].
 template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_NOINLINE void ApplyPattern(D d, const Run& run, int64_t origin, const hwy::MakeUnsigned<T>* HWY_RESTRICT kept,
                                T* HWY_RESTRICT s, V* HWY_RESTRICT max) {
@@ -217,7 +214,7 @@ HWY_NOINLINE void ApplySegments(D d, const Run& run, int64_t origin, const int32
   using TI = hn::TFromD<decltype(di)>;
   const V minus_inf = hn::Set(d, -std::numeric_limits<T>::infinity());
   Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t j, int c) HWY_ATTR {
-    // A negative id matches nothing; lanes hold -1 then, and keys turn to -2.
+    // A negative segment id matches nothing: lanes then hold -1, and keys -2.
     const int32_t id = key_segments[j];
     const auto key = hn::Set(di, static_cast<TI>(id < 0 ? -2 : id));
     const auto own = hn::Load(di, lanes.segment + (run.c0 + static_cast<size_t>(c)) * N);
@@ -225,7 +222,7 @@ HWY_NOINLINE void ApplySegments(D d, const Run& run, int64_t origin, const int32
   });
 }
 
-// Masks keys outside each lane's runs, of which kRuns may be non-empty.
+// Masks keys outside each lane's runs. With kRuns == 1 only the second run may be non-empty.
 template <size_t W, int C, int kRuns, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_NOINLINE void ApplyRuns(D d, const Run& run, int64_t origin, const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
                             V* HWY_RESTRICT max) {

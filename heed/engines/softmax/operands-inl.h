@@ -1,17 +1,15 @@
-// How the two products of a tile hold their operands and multiply them.
+// The operand types of the two products of a tile: how they store queries, keys, P and values, and how they multiply.
 //
-// Compiled once per SIMD target. The kernel is one; what differs is this:
+// Compiled once per SIMD target. There is one kernel; operand types are all that differs:
 //
-//   FmaOperands<T>  queries, keys, values and weights in T, one FMA per element
-//                   and lane. 16-bit tensors are widened on the way.
-//   PairOperands    bf16 all over, two elements per 32-bit word and instruction:
-//                   queries and keys paired along the depth, where keys need no
-//                   copy; weights and values paired along the keys.
-//   TileOperands    bf16 pieces of whatever there is, in matrix tiles: a file of its
-//                   own.
+//   FmaOperands<T>  queries, keys, values and P in T; one FMA per element and lane. 16-bit tensors are widened
+//                   when they are packed or copied.
+//   PairOperands    the bf16 dot product: two bf16 per 32-bit word and instruction. Queries and keys are paired
+//                   along the depth, so that keys need no copy; P and values are paired along the keys.
+//   TileOperands    bf16 splits of any dtype in AMX tiles; in tile_operands-inl.h.
 //
-// Sums, maxima and outputs are in T, or f32. Pairs of keys are (2i, 2i + 1)
-// counted from the sequence's first valid key, the second 0 where there is none.
+// Sums, maxima and outputs are in T, or f32. Pairs of keys are (2i, 2i + 1), counted from the sequence's first valid
+// key; the second is 0 where that key does not exist.
 #if defined(HEED_ENGINES_SOFTMAX_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_OPERANDS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_OPERANDS_INL_H_
@@ -42,7 +40,7 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// K or V of one key head, as the products read it: rows from key `first` on.
+// K or V of one key head as the products read it: rows from key `first` on.
 template <class E>
 struct Operand {
   const E* data;
@@ -50,14 +48,14 @@ struct Operand {
   int64_t first;
 };
 
-// K or V of one key head as the caller has it: row 0 is key 0, of `data` or of page 0.
+// K or V of one key head as the caller has it. Row 0 is key 0, at `data` or in page 0.
 struct SourceRows {
   const char* data;
-  ptrdiff_t stride;  // elements
+  ptrdiff_t stride;  // in elements
   DType dtype;
   const std::byte* const* pages = nullptr;
-  int64_t page_tokens = 0, page_offset = 0;  // the offset in bytes
-  const int64_t* tail = nullptr;             // Sequence's
+  int64_t page_tokens = 0, page_offset = 0;  // the offset is in bytes
+  const int64_t* tail = nullptr;             // as Sequence::tail
   int64_t tail_begin = 0;
 
   template <class S>
@@ -67,7 +65,7 @@ struct SourceRows {
     return reinterpret_cast<const S*>(pages[key / page_tokens] + page_offset) + key % page_tokens * stride;
   }
 
-  // The rows from `key` on.
+  // Returns a cursor over the rows from `key` on.
   template <class S>
   hs::RowCursor<S> From(int64_t key) const {
     if (tail != nullptr && key >= tail_begin) {
@@ -89,20 +87,20 @@ struct SourceRows {
   }
 };
 
-// Lines of the next tile that the products leave, to be asked for between them.
+// Lines of the next tile that the products do not prefetch. They are prefetched between the products.
 struct LinesBetween {
   hs::LinesAhead<int8_t> keys, values;
   size_t per_key = 0;
 
-  HWY_INLINE void Ask() {
+  HWY_INLINE void Prefetch() {
     for (size_t i = 0; i < per_key; ++i) {
-      if (!keys.AskForALine()) values.AskForALine();
+      if (!keys.PrefetchLine()) values.PrefetchLine();
     }
   }
 };
 
-// A factor of the logits: one on the queries, where that is exact enough, the
-// rest on the logits themselves.
+// A factor of the logits, split in two: of_queries is multiplied into the queries as far as that is exact enough,
+// of_logits into the logits.
 struct LogitFactor {
   double of_queries = 1, of_logits = 1;
 };
@@ -117,12 +115,12 @@ struct FmaOperands {
   using V = hn::Vec<D>;
 
   static constexpr KeyGrid kGrid = {};
-  static constexpr int kKeyStep = 1;              // keys that enter a sum of outputs at once
-  static constexpr bool kFinishesLogits = false;  // of_logits may differ from 1
-  static constexpr bool kKeysInLanes = false;     // in products, instead of queries
-  static constexpr bool kQuantized = false;       // K and V
-  static constexpr bool kMatrixTiles = false;     // tile_operands-inl.h
-  static constexpr int kLaneVectors = 1;          // that products take at once
+  static constexpr int kKeyStep = 1;              // keys per step of the sum of outputs
+  static constexpr bool kFinishesLogits = false;  // LogitFactor::of_logits may differ from 1
+  static constexpr bool kKeysInLanes = false;     // N keys per vector in both products, instead of N queries
+  static constexpr bool kQuantized = false;       // K and V are int8
+  static constexpr bool kMatrixTiles = false;     // products use AMX, see tile_operands-inl.h
+  static constexpr int kLaneVectors = 1;          // vectors of lanes that a product takes at once
   static constexpr int kMostVectors = hs::kShapes.block_vectors;
   static bool KeysInPlace(DType dtype) { return dtype == DTypeOf<T>::value; }
   static bool ValuesInPlace(DType dtype) { return KeysInPlace(dtype); }
@@ -140,7 +138,7 @@ struct FmaOperands {
     });
   }
 
-  // Keys [begin, end), one row after the other.
+  // Copies keys [begin, end), one row after the other.
   static HWY_INLINE void CopyKeys(const SourceRows& from, int64_t begin, int64_t end, int64_t depth,
                                   T* HWY_RESTRICT to) {
     constexpr size_t N = hn::MaxLanes(D());
@@ -175,10 +173,10 @@ struct FmaOperands {
     hs::LogitTile<R, C>(D(), q, lanes, k.data + (key - k.first) * k.stride, k.stride, depth, s, max, f);
   }
 
-  // The weights of kKeyStep keys, in a row of their own.
+  // Stores P of kKeyStep keys as one row of the second product's operand.
   static HWY_INLINE void PutWeights(const V* HWY_RESTRICT p, T* HWY_RESTRICT to) { hn::Store(p[0], D(), to); }
 
-  // Channels e to e + R of the outputs `o`, from weights `p` of keys from `key` on.
+  // Adds values times P to channels e to e + R of the outputs `o`, for keys from `key` on.
   template <int R, int C, bool kSkipMasked>
   static HWY_INLINE void Outputs(const T* HWY_RESTRICT p, size_t lanes, const Operand<T>& v, int64_t key,
                                  int64_t num_keys, size_t e, bool first, const V* HWY_RESTRICT rescale,
@@ -213,7 +211,7 @@ struct PairOperands {
   static constexpr int64_t ValueSize(int64_t keys, int64_t depth) { return (keys + 1) / 2 * depth; }
   static constexpr int64_t OutputRows(int64_t depth) { return depth; }
 
-  // Another rounding of the queries would cost accuracy, a power of two is exact.
+  // Multiplying by a power of two is exact; any other factor would round the bf16 queries a second time.
   static LogitFactor Split(double factor) {
     if (factor == 0 || !std::isfinite(factor)) return {factor, 1};
     const double power = std::exp2(std::floor(std::log2(std::abs(factor))));
@@ -259,7 +257,7 @@ struct PairOperands {
     }
   }
 
-  // Keys [begin, end), two by two, `begin` being the first of a pair.
+  // Copies keys [begin, end) in pairs; `begin` must be the first of a pair.
   static HWY_INLINE void CopyValues(const SourceRows& from, int64_t begin, int64_t end, int64_t depth,
                                     uint32_t* HWY_RESTRICT to) {
     constexpr size_t N = hn::MaxLanes(D());

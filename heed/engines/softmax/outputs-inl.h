@@ -1,4 +1,4 @@
-// The un-normalised outputs of a block of rows, row by row in lanes.
+// The un-normalised outputs of a block, with a query per lane.
 //
 // Compiled once per SIMD target, operand type and number of vectors.
 #if defined(HEED_ENGINES_SOFTMAX_OUTPUTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -22,7 +22,7 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// o[channel][lane] for C vectors of rows. Factors are by lane.
+// Outputs o[channel][lane] of C vectors of query rows. Factors are given by lane.
 template <class O, int C>
 class LaneOutputs {
   using T = typename O::Compute;
@@ -34,21 +34,21 @@ class LaneOutputs {
  public:
   LaneOutputs(size_t channels, size_t /*num_rows*/) : channels_(channels) {}
 
-  // Elements of a block of `lanes` rows.
+  // Returns the number of elements of a block of `lanes` rows.
   static int64_t Size(int64_t channels, int64_t lanes) { return channels * lanes; }
 
   void Clear(T* o) const { std::fill(o, o + channels_ * W, T{0}); }
 
   void Copy(const T* from, T* to) const { std::copy(from, from + channels_ * W, to); }
 
-  // Row `from_lane` of one block becomes row `to_lane` of another; null: zeros do.
+  // Copies row `from_lane` of one block to row `to_lane` of another; with null `from`, zeros.
   void CopyRow(const T* from, size_t from_lane, T* to, size_t to_lane) const {
     for (size_t e = 0; e < channels_; ++e) {
       to[e * W + to_lane] = from == nullptr ? T{0} : from[e * W + from_lane];
     }
   }
 
-  // o = o factor, or 0.
+  // Multiplies o by factor, or clears it.
   HWY_INLINE void Scale(bool clear, const V* HWY_RESTRICT factor, T* HWY_RESTRICT o) const {
     for (size_t e = 0; e < channels_; ++e) {
       for (int c = 0; c < C; ++c) {
@@ -58,7 +58,7 @@ class LaneOutputs {
     }
   }
 
-  // total = total keep + o add.
+  // Computes total = total keep + o add.
   HWY_INLINE void Merge(const V* HWY_RESTRICT keep, const V* HWY_RESTRICT add, const T* HWY_RESTRICT o,
                         T* HWY_RESTRICT total) const {
     for (size_t e = 0; e < channels_; ++e) {
@@ -70,8 +70,8 @@ class LaneOutputs {
     }
   }
 
-  // o = o rescale + sum_j p[j] v_j over keys [begin, end), for kVectors vectors of rows
-  // to which p and o point; from 0 if `first`. Keys up to `until` come next.
+  // Computes o = o rescale + sum_j p[j] v_j over keys [begin, end) for the kVectors vectors of rows that p and o point
+  // to, starting from 0 if `first`. Keys up to `until` come next and may be prefetched.
   template <int kVectors, bool kSkipMasked>
   HWY_INLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end, int64_t /*until*/, bool first,
                             const V* rescale, T* o, RowPrefetch& ahead) const {
@@ -82,7 +82,7 @@ class LaneOutputs {
     });
   }
 
-  // NaN in the lanes, from `lane` on, of rows of which an output is not finite, else 0.
+  // Returns NaN in each of the N lanes from `lane` on whose row has an output that is not finite, else 0.
   HWY_INLINE V NotFinite(const T* HWY_RESTRICT o, size_t lane) const {
     V marks = hn::Zero(d_);
     for (size_t e = 0; e < channels_; ++e) {
@@ -91,7 +91,7 @@ class LaneOutputs {
     return marks;
   }
 
-  // rows[lane][e] = factor[lane] o, rounded.
+  // Stores rows[lane][e] = factor[lane] o, rounded.
   template <class S>
   HWY_INLINE void Write(const T* o, const T* factor, S* const* rows, size_t num_rows) const {
     LanesToRows(d_, o, W, channels_, factor, rows, num_rows);

@@ -1,4 +1,4 @@
-// One thread's buffers: their sizes, their places, and copies of K and V.
+// The buffers of one thread: their sizes, their places, and the copies of K and V.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_SOFTMAX_PLAN_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -27,36 +27,35 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// Where K or V of a head is read: as the caller has it, from a copy of the head,
-// or from a copy of the tile at hand.
+// The place where K or V of a head is read: the caller's tensor, a copy of the head, or a copy of the current tile.
 enum class Place { kCaller, kHead, kTile };
 
 // Sizes of one thread's buffers, in elements, and where K and V are read.
 //
-// Rows of [B, T, H, D] lie H D elements apart: multiples of 4 KiB fall into the
-// same cache sets, and pages are used by 1 / H. Left in place, V costs up to 40 %
-// at 4 KiB. A head that is strided, or that the products cannot read as it is, is
-// therefore copied once per thread, unless it has too few queries to be worth it or
-// is too long to keep. With many queries it pays for any head, by 1.5 points of peak
-// at 2048: scratch stands on huge pages.
+// Rows of a [B, T, H, D] tensor are H D elements apart. If that is a multiple of 4 KiB, they fall into the same cache
+// sets, and only 1 / H of each memory page is used: V in place then costs up to 40 %. A head that is strided, or that
+// the products cannot read as it is, is therefore copied once per thread, unless it has too few queries to repay the
+// copy or is too long to keep. With many queries a copy pays for any head, by 1.5 points of peak at 2048, because
+// scratch is on huge pages.
 struct Plan {
   int vectors = 1;    // C
   int64_t lanes = 0;  // W
-  int64_t rows = 0;   // of a block, at most
+  int64_t rows = 0;   // query rows of a block, at most
   Place keys_at = Place::kCaller, values_at = Place::kCaller;
   int64_t queries = 0, logits = 0, weights = 0, outputs = 0, spare = 0, keys = 0, values = 0;
 };
 
-// Vectors of the narrowest blocks. Where a vector has no more lanes than decoding takes rows, blocks of one would never
-// run: so few rows are decoded. Full tiles are computed in whole register tiles of lanes, so that a block narrower than
-// two of these leaves work out, and a wider one does not.
+// The fewest vectors that a block may have. Where a vector has no more lanes than decoding takes rows, blocks of one
+// vector would never run, because so few rows are decoded. A block of several register tiles of lanes computes only
+// those that have rows, so narrower blocks would save nothing. A block of one register tile computes all of it, so
+// narrower blocks save work.
 template <class O>
 inline constexpr int kFewestVectors =
     O::kMostVectors > hs::kShapes.tile_vectors
         ? O::kMostVectors
         : HWY_MAX(O::kLaneVectors, hn::MaxLanes(hn::ScalableTag<typename O::Compute>()) <= kDecodeRows ? 2 : 1);
 
-// `vectors` is C, or 0 for as many as there are rows to fill them.
+// Makes the plan. `vectors` is C; with 0, C is as small as the number of rows allows.
 template <class O>
 Plan MakePlan(const Problem& p, int vectors = 0) {
   using T = typename O::Compute;
@@ -64,7 +63,7 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
   constexpr int64_t kMinCopyRows = 64, kMinKeyCopyRows = 256, kMinAnyCopyRows = 1024;
   constexpr int64_t kMaxCopyBytes = int64_t{64} << 20;
   int64_t lanes_wanted = 0, rows = 0, max_keys = 0;
-  bool in_order = p.page_tokens == 0;  // rows of keys are a stride apart
+  bool in_order = p.page_tokens == 0;  // rows of keys are a constant stride apart
   for (const Sequence& s : p.sequences) {
     lanes_wanted =
         std::max(lanes_wanted, s.num_queries > O::kMostVectors * N ? s.num_queries : s.num_queries * p.group());
@@ -85,7 +84,7 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
                                        static_cast<double>(p.value_depth) * sizeof(typename O::Value));
   const bool strided = p.k.token_stride != p.depth || p.v.token_stride != p.value_depth;
   const auto place = [&](bool readable, int64_t fewest_rows) {
-    if (O::kKeysInLanes) return Place::kCaller;  // any storage, pages too
+    if (O::kKeysInLanes) return Place::kCaller;  // reads any storage, pages too
     readable = readable && in_order;
     const bool gains = strided || !readable || rows >= kMinAnyCopyRows;
     const bool copy = rows >= (readable ? fewest_rows : kMinCopyRows) && bytes_of_head <= kMaxCopyBytes;
@@ -93,7 +92,7 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
     return readable ? Place::kCaller : Place::kTile;
   };
   plan.keys_at = place(O::KeysInPlace(p.dtype), kMinKeyCopyRows);
-  const bool no_values = p.value_depth == 0;  // where weights are all that is asked for
+  const bool no_values = p.value_depth == 0;  // only probabilities are computed
   plan.values_at = no_values ? Place::kCaller : place(O::ValuesInPlace(p.dtype), kMinCopyRows);
   const auto keys_held = [&](Place at) {
     if (at == Place::kCaller) return int64_t{0};
@@ -111,22 +110,22 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
   return plan;
 }
 
-// One thread's buffers. The head that K and V were last copied from is kept, as
-// successive tasks mostly share it.
+// One thread's buffers. The workspace records which head its copies of K and V are of, because successive tasks mostly
+// share one.
 template <class O>
 struct Workspace {
   using T = typename O::Compute;
   int64_t copied_sequence, copied_head;
   typename O::Query* queries;
   T* logits;
-  uint32_t* weights;  // where they are not in the place of the logits
+  uint32_t* weights;  // P, if it is not stored in place of the logits
   T *outputs, *totals;
-  T* spare;  // outputs that a pipeline began with
+  T* spare;  // the outputs that the AMX pipeline began with
   typename O::Key* keys;
   typename O::Value* values;
-  bool keys_finite;     // of what is copied, where tiles are multiplied
-  T* slopes = nullptr;  // of the soft cap, beside the logits; null: not wanted
-  RowPrefetch ahead;    // what is read after the block at hand
+  bool keys_finite;     // of the copied keys; known for AMX only
+  T* slopes = nullptr;  // slope of the soft cap, beside the logits; null: not needed
+  RowPrefetch ahead;    // prefetches what is read after the current block
 
   static int64_t Bytes(const Plan& plan) {
     Workspace unused = {};
@@ -140,7 +139,7 @@ struct Workspace {
   }
 
  private:
-  // Buffers behind this struct, each on cache lines of its own; where they end.
+  // Lays out the buffers behind this struct, each on cache lines of its own. Returns where they end.
   int64_t LayOut(const Plan& plan, char* base) {
     Carver carver(base, (sizeof(Workspace) + 127) / 128 * 128);
     carver.Next(queries, plan.queries);
@@ -160,7 +159,7 @@ Workspace<O>& WorkspaceOf(Context& ctx, int worker) {
   return *static_cast<Workspace<O>*>(ctx.Scratch(worker));
 }
 
-// Scratch of every thread: a workspace, and `more_bytes` behind.
+// Reserves scratch for every thread: a workspace, followed by `more_bytes`.
 template <class O>
 void ReserveWorkspaces(Context& ctx, const Plan& plan, int64_t more_bytes = 0) {
   ctx.ReserveScratch(static_cast<size_t>(Workspace<O>::Bytes(plan) + more_bytes));
@@ -168,14 +167,14 @@ void ReserveWorkspaces(Context& ctx, const Plan& plan, int64_t more_bytes = 0) {
 }
 
 inline SourceRows SourceOf(const Rows& rows, DType dtype, int64_t batch, int64_t token, int64_t head) {
-  // A tensor without elements may have no address, and then nothing may be added to it.
+  // A tensor without elements may have a null address, to which no offset may be added.
   const int64_t first =
       rows.data == nullptr ? 0 : batch * rows.batch_stride + token * rows.token_stride + head * rows.head_stride;
   return {static_cast<const char*>(rows.data) + first * static_cast<int64_t>(SizeOf(dtype)),
           static_cast<ptrdiff_t>(rows.token_stride), dtype};
 }
 
-// Rows of a key head in pages, of elements of so many bytes.
+// Returns the rows of a key head in pages, whose elements have `element` bytes.
 inline SourceRows PagedKeysOf(const Problem& p, const Rows& rows, const Sequence& s, int64_t key_head, size_t element) {
   return {nullptr,       static_cast<ptrdiff_t>(rows.token_stride),
           p.dtype,       s.pages,
@@ -183,7 +182,7 @@ inline SourceRows PagedKeysOf(const Problem& p, const Rows& rows, const Sequence
           s.tail,        s.tail_begin};
 }
 
-// K or V of a key head.
+// Returns K or V of a key head.
 inline SourceRows KeysOf(const Problem& p, const Rows& rows, const Sequence& s, int64_t key_head) {
   if (s.pages == nullptr) {
     SourceRows source = SourceOf(rows, p.dtype, s.batch, s.first_k, key_head);

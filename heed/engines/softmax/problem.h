@@ -1,8 +1,7 @@
-// What the softmax engine computes: views, sizes and scalars, all checked.
+// The softmax engine's problem: views, sizes and scalars, all checked.
 //
-// An operation fills a Problem from its own inputs and options; the engine knows
-// no operation. Every tensor is a pointer to its element (0, 0, ...) and strides
-// in elements, zero where it is broadcast.
+// An operation fills a Problem from its own inputs and options; the engine knows no operation. Every tensor is a
+// pointer to its element (0, 0, ...) with strides in elements, which are zero where it is broadcast.
 #ifndef HEED_ENGINES_SOFTMAX_PROBLEM_H_
 #define HEED_ENGINES_SOFTMAX_PROBLEM_H_
 
@@ -19,8 +18,8 @@
 
 namespace heed::softmax {
 
-// One attention between the queries and keys of one sequence. In a padded batch
-// it is a batch entry, in a packed one the rows between two cu_seqlens.
+// One attention between the queries and keys of one sequence: an entry of a padded batch, or the rows between two
+// cu_seqlens of a packed one.
 struct Sequence {
   int64_t batch = 0;    // index for bias, mask, slopes and dropout
   int64_t first_q = 0;  // token offset of query 0 in q, o and lse
@@ -30,31 +29,31 @@ struct Sequence {
   int64_t start = 0;      // position of query 0
   int64_t key_begin = 0;  // valid keys are [key_begin, key_end)
   int64_t key_end = 0;
-  int64_t query_end = 0;   // rows at or beyond see nothing
-  int64_t prefix_end = 0;  // keys below stay visible under `causal`
-  int64_t sink_end = 0;    // keys below stay visible under `window`
-  // Where each page of a cache in pages begins; those of visible keys alone are read.
+  int64_t query_end = 0;   // rows from here on see nothing
+  int64_t prefix_end = 0;  // keys below remain visible under `causal`
+  int64_t sink_end = 0;    // keys below remain visible under `window`
+  // Addresses of the pages of a paged cache. Only pages with visible keys are read.
   const std::byte* const* pages = nullptr;
-  // Keys from `tail_begin` on, a border of segments, need not follow each other: key j is token tail[j - tail_begin],
-  // in pages or behind first_k. The backward pass has none.
+  // From `tail_begin` on, which is a boundary of segments, keys need not be contiguous: key j is then token
+  // tail[j - tail_begin], in pages or behind first_k. The backward pass does not support this.
   const int64_t* tail = nullptr;
   int64_t tail_begin = 0;
-  int64_t own_begin = 0;                // keys below are attended with a SharedKeys
-  int64_t first_decay = 0;              // where the sums of its log decays begin
-  const Visits* kept = nullptr;         // what a pattern keeps, by the sequence's queries; null: everything
-  int64_t kept_batch = 0;               // in it
-  const TileRows* tile_rows = nullptr;  // the same by tiles, instead; its first key is at a border of tiles of 64
+  int64_t own_begin = 0;         // keys below are computed with a SharedKeys
+  int64_t first_decay = 0;       // where its entries in the tables of log decays begin
+  const Visits* kept = nullptr;  // block mask of a pattern, by the sequence's queries; null: all is kept
+  int64_t kept_batch = 0;        // this sequence's index in it
+  // The block mask by tiles instead of `kept`; its first key is on a boundary of tiles of 64
+  const TileRows* tile_rows = nullptr;
 };
 
-// Sequences [first, first + count), each with as many queries, whose keys below `end`, a
-// border of segments, are the same rows: all their queries read them at once. Neither a mask
-// nor segments tell them apart.
+// Shared prefix: sequences [first, first + count), each with as many queries, whose keys below `end`, a boundary of
+// segments, are the same rows. The queries of all of them take these keys together. Neither a mask nor segments may
+// distinguish them.
 struct SharedKeys {
   int64_t first = 0, count = 0, end = 0;
 };
 
-// A tensor over tokens and heads. In pages, `page_offset` bytes from where each begins
-// stand in for `data`.
+// A tensor over tokens and heads. In pages, `page_offset` bytes from the start of each page take the place of `data`.
 struct Rows {
   const void* data = nullptr;
   int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
@@ -68,23 +67,23 @@ struct Pairs {
   int64_t batch_stride = 0, head_stride = 0, query_stride = 0, key_stride = 0;
 };
 
-// A number per query head, or per batch entry and query head, that kernels of devices read and write where it is.
+// One number per query head, or per batch entry and query head, which device kernels read and write in place.
 struct HeadNumbers {
   const void* data = nullptr;
   DType dtype = DType::kF32;
   int64_t batch_stride = 0, head_stride = 0;
 };
 
-// Sums of log decays, by sequence and query head: decays.h.
+// Sums of log decays, by sequence and query head; see decays.h.
 struct DecayTables {
-  const double* in_tile = nullptr;    // by key: sum over the keys after it in its tile
+  const double* in_tile = nullptr;    // by key: sum over the later keys of its tile
   const WideSum* of_tiles = nullptr;  // by tile: sum up to its end
-  int64_t entries = 0;                // of in_tile
+  int64_t entries = 0;                // size of in_tile
 };
 
 struct Problem {
   DType dtype = DType::kF32;
-  Device device;  // where q, k, v, o, lse, bias and mask are
+  Device device;  // of q, k, v, o, lse, bias and mask
   int64_t query_heads = 0, key_heads = 0;
   int64_t depth = 0, value_depth = 0;  // D and Dv
   std::vector<Sequence> sequences;
@@ -92,16 +91,17 @@ struct Problem {
 
   Rows q, k, v;
   int64_t page_tokens = 0;    // of k and v; 0: not in pages
-  bool quantized = false;     // k and v, in pages: int8, of a row its factor times that
-  Rows k_scale, v_scale;      // the factors, f32
-  bool pages_gone = false;    // those that no row sees may be
+  bool quantized = false;     // k and v are int8 in pages; a row is its scale times its bytes
+  Rows k_scale, v_scale;      // the scales, f32
+  bool pages_gone = false;    // pages that no row sees may be missing
   Rows o, lse;                // written; lse.data may be null
-  bool wide_outputs = false;  // o is in the type that is computed in, as lse always is
-  bool packed = false;        // sequences stand one behind the other, not in batch entries
+  bool wide_outputs = false;  // o is in the type of the computation, as lse always is
+  bool packed = false;        // sequences follow each other in one batch entry
 
-  // One path for all ways to split the queries, caches among them.
+  // True if the bits may not depend on how queries are split into calls, with or without a cache: all calls then take
+  // one kernel.
   bool invariant = false;
-  bool high_precision = false;  // enough for f32, not the highest
+  bool high_precision = false;  // enough for f32, though not the highest
 
   double scale = 1;
   double softcap = 0;  // 0: none
@@ -110,8 +110,8 @@ struct Problem {
   int64_t chunk = 0;  // 0: none
 
   Pairs bias, mask;                                 // data null: none
-  bool has_pattern = false;                         // of some sequence
-  std::vector<std::shared_ptr<const Visits>> kept;  // what sequences point to
+  bool has_pattern = false;                         // some sequence has one
+  std::vector<std::shared_ptr<const Visits>> kept;  // owns the masks that sequences point to
   std::vector<std::shared_ptr<const TileRows>> tile_rows;
   std::vector<int32_t> segments_q;  // by token, [batch * Tq]; empty: none
   std::vector<int32_t> segments_k;
@@ -119,14 +119,14 @@ struct Problem {
   std::vector<double> slopes;                            // [batch * Hq] or [Hq]; empty: none
   int64_t slopes_stride = 0;                             // per batch
   std::vector<double> sinks;                             // [Hq]; empty: none
-  HeadNumbers device_slopes, device_sinks;               // those that are on the device instead
-  bool forgets = false;                                  // there are log decays, over keys and query heads
+  HeadNumbers device_slopes, device_sinks;               // for numbers that are on the device
+  bool forgets = false;                                  // there are log decays, per key and query head
   Rows log_decay;                                        // in pages: rows of a key head's query heads
   DType log_decay_dtype = DType::kF32;
   DecayTables decays;
 
   double dropout = 0;
-  uint64_t keep_below = 0;  // a random word below keeps its pair
+  uint64_t keep_below = 0;  // a pair is kept if its random word is below
   uint32_t key_low = 0, key_high = 0, dropout_offset = 0;
 
   int64_t group() const { return query_heads / key_heads; }

@@ -1,4 +1,4 @@
-// How rows come near in time: whatever a block reads next is asked for while another one is computed.
+// Prefetch of rows: while a block is computed, it prefetches what the next block reads.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_SOFTMAX_ROW_PREFETCH_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -22,19 +22,19 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// Rows lie far apart, where no hardware prefetcher follows, and a core drops or waits for what it is asked for while
-// too much is under way: hence a few lines at a time, between register tiles.
+// Prefetches rows of several tensors, a few lines at a time, between register tiles. Rows are too far apart for a
+// hardware prefetcher, and a core that has too many misses outstanding drops or delays further prefetches.
 class RowPrefetch {
  public:
   static constexpr size_t kMostTensors = 24;
 
-  // Forgets what has not been asked for.
+  // Drops everything that has not been prefetched yet.
   void Clear() {
     num_tensors_ = tensor_ = 0;
     lines_ = lines_per_call_ = left_ = 0;
   }
 
-  // These tokens of a head of a tensor.
+  // Adds tokens of one head of a tensor.
   void Add(const Rows& rows, DType dtype, int64_t depth, const Sequence& s, int64_t first, int64_t head,
            const Interval& tokens) {
     if (rows.data == nullptr || depth == 0 || tokens.empty() || num_tensors_ == kMostTensors) return;
@@ -46,7 +46,7 @@ class RowPrefetch {
     lines_ += (depth * size + kLine - 1) / kLine * tokens.size();
   }
 
-  // The rows of a block, which may be of several heads.
+  // Adds the rows of a block, which may be of several heads.
   void Add(const Rows& rows, DType dtype, int64_t depth, const Sequence& s, int64_t key_head, const BlockGrid& grid,
            int64_t block) {
     const int64_t count = grid.NumRows(block);
@@ -58,7 +58,7 @@ class RowPrefetch {
     }
   }
 
-  // Asks for all of it in so many calls of Some().
+  // Divides all lines evenly over this number of calls of Some().
   void Spread(int64_t calls) {
     lines_per_call_ = lines_ == 0 ? 0 : std::max(kFewestLines, lines_ / std::max<int64_t>(calls, 1) + 1);
   }
@@ -92,7 +92,7 @@ class RowPrefetch {
 
   size_t num_tensors_ = 0, tensor_ = 0;
   int64_t lines_ = 0, lines_per_call_ = 0;
-  int64_t left_ = 0;  // of the row at hand, in bytes
+  int64_t left_ = 0;  // bytes left in the current row
   const char* at_ = nullptr;
   Tensor tensors_[kMostTensors];
 };

@@ -1,4 +1,4 @@
-// Moving rows into lanes and back: queries in, biases and masks in, outputs out.
+// Transposes between rows and lanes: queries, biases and masks in, outputs out.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_SOFTMAX_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -24,7 +24,7 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// to[e][lane] = factor * rows[lane][e], widened; lanes beyond num_rows become 0.
+// Stores to[e][lane] = factor * rows[lane][e], widened. Lanes beyond num_rows become 0.
 template <class D, class S, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void RowsToLanes(D d, const S* const* HWY_RESTRICT rows, size_t num_rows, size_t depth, T factor,
                             size_t stride, T* HWY_RESTRICT to) {
@@ -58,8 +58,8 @@ HWY_INLINE void RowsToLanes(D d, const S* const* HWY_RESTRICT rows, size_t num_r
   }
 }
 
-// rows[lane][e] = factor[lane] * from[e][lane] + 0, rounded: the sum turns -0 into
-// +0, so that a sign left over from an underflow does not depend on masked keys.
+// Stores rows[lane][e] = factor[lane] * from[e][lane] + 0, rounded. Adding 0 turns -0 into +0, so that the sign of an
+// underflowed sum does not depend on masked keys.
 template <class D, class S, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void LanesToRows(D d, const T* HWY_RESTRICT from, size_t stride, size_t depth, const T* HWY_RESTRICT factor,
                             S* const* HWY_RESTRICT rows, size_t num_rows) {
@@ -90,7 +90,7 @@ HWY_INLINE void LanesToRows(D d, const T* HWY_RESTRICT from, size_t stride, size
   }
 }
 
-// rows[lane][e] = from[e][lane] as it is, in rows of whole vectors.
+// Stores rows[lane][e] = from[e][lane] unchanged, in rows padded to whole vectors.
 template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void LanesToWholeRows(D d, const T* HWY_RESTRICT from, size_t stride, size_t depth,
                                  T* const* HWY_RESTRICT rows, size_t num_rows) {
@@ -115,8 +115,8 @@ HWY_INLINE void LanesToWholeRows(D d, const T* HWY_RESTRICT from, size_t stride,
   }
 }
 
-// Elements [j, j + n) of a row of a (batch, head, query, key) tensor, n <= N.
-// What is contiguous and of the kernel's own type, or widened to it, is loaded.
+// Loads elements [j, j + n) of a row of a (batch, head, query, key) tensor, n <= N, which is contiguous and of the
+// kernel's type or widened to it.
 template <class D>
 struct ContiguousPairs {
   using T = hn::TFromD<D>;
@@ -138,7 +138,7 @@ struct ContiguousPairs {
   }
 };
 
-// Bytes of a contiguous boolean mask as 0 and 1.
+// Loads bytes of a contiguous boolean mask as 0 and 1.
 template <class D>
 struct ContiguousMask {
   HWY_INLINE hn::Vec<D> operator()(D d, const void* row, int64_t j, size_t n) const {
@@ -160,7 +160,7 @@ struct ContiguousMask {
   }
 };
 
-// Anything else is converted one by one.
+// Converts the elements of any other tensor one by one.
 template <class D>
 struct AnyPairs {
   DType dtype;
@@ -178,9 +178,8 @@ struct AnyPairs {
   }
 };
 
-// Calls update(key, vector of the N lanes' values, i) for the keys [begin, end), i
-// counting up to N again and again, the tensor's rows being rows[lane]. Rows that
-// are one and the same are read once.
+// Calls update(key, vector of the N lanes' values, i) for the keys [begin, end), where i counts from 0 to N - 1
+// repeatedly. The tensor's rows are rows[lane]; rows that are the same row are read once.
 template <class D, class Load, class Update>
 HWY_INLINE void ForPairs(D d, const void* const* HWY_RESTRICT rows, int64_t begin, int64_t end, const Load& load,
                          const Update& update) {

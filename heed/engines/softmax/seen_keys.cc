@@ -1,4 +1,4 @@
-// Words of keys, from runs, patterns and what is looked up by pair.
+// Bits of the keys that a row sees: from intervals, patterns, and masks by pair.
 #include "heed/engines/softmax/seen_keys.h"
 
 #include <algorithm>
@@ -10,13 +10,14 @@
 namespace heed::softmax {
 namespace {
 
-// Bits of 64 keys, `begin` and behind, that are inside an interval.
+// Returns the bits of the 64 keys from `begin` on that are inside an interval.
 uint64_t BitsOf(const Interval& keys, int64_t begin) {
   const Interval own = Intersect(keys, {begin, begin + Visits::kKeys});
   return own.empty() ? 0 : ~uint64_t{0} >> (Visits::kKeys - own.size()) << (own.begin - begin);
 }
 
-// Bits of the keys that a placed pattern keeps. Its tiles count from key 0, so that 64 keys may lie in two of them.
+// Returns the bits of the keys that a placed pattern keeps. The pattern's tiles count from key 0, so 64 keys may be in
+// two of them.
 uint64_t KeptBits(const Sequence& s, int64_t head, int64_t query, int64_t begin) {
   const std::span<const Visit> list = s.kept->Of(s.kept_batch, head, query);
   const int64_t first = begin / Visits::kKeys, shift = begin % Visits::kKeys;
@@ -57,7 +58,7 @@ uint64_t SeenBits(const Problem& p, const Sequence& s, int64_t head, int64_t que
     const int64_t row = first_of(p.bias);
     drop_unless([&](int64_t key) {
       const double bias = LoadAsDouble(p.bias.dtype, p.bias.data, row + key * p.bias.key_stride);
-      // In f32, in which it is added, what is lower than its least number is -inf.
+      // A bias is added in f32, where numbers below the least finite one are -inf and so a mask.
       return p.dtype == DType::kF64 ? bias != -std::numeric_limits<double>::infinity()
                                     : static_cast<float>(bias) != -std::numeric_limits<float>::infinity();
     });

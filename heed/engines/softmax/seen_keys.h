@@ -1,4 +1,4 @@
-// Which keys a row sees, key by key: everything that masks taken together.
+// The keys that a row sees, key by key: all masks together.
 #ifndef HEED_ENGINES_SOFTMAX_SEEN_KEYS_H_
 #define HEED_ENGINES_SOFTMAX_SEEN_KEYS_H_
 
@@ -9,8 +9,8 @@
 
 namespace heed::softmax {
 
-// The keys [begin, begin + 64) that a row sees, bit by bit, whose runs these are: with segments, the mask, a pattern
-// that has been placed and a bias of -inf taken into account.
+// Returns the keys [begin, begin + 64) that a row sees, one bit each. `runs` are its intervals; segments, the mask, a
+// placed pattern and biases of -inf are taken into account.
 uint64_t SeenBits(const Problem& problem, const Sequence& sequence, int64_t head, int64_t query, const KeyRuns& runs,
                   int64_t begin);
 

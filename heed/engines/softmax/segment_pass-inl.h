@@ -1,4 +1,4 @@
-// The pass of a block of rows over the tiles that it visits: logits, weights and outputs of each, segment by segment.
+// The pass of a block of rows over its tiles: logits, probabilities and outputs of each tile, segment by segment.
 //
 // Compiled once per SIMD target, operand type and number of vectors.
 #if defined(HEED_ENGINES_SOFTMAX_SEGMENT_PASS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -45,10 +45,10 @@ class SegmentPass : protected BlockOf<O, C> {
   using typename Base::V;
   using Base::d_, Base::N, Base::W, Base::p_, Base::num_rows_, Base::lanes_, Base::w_, Base::head_;
 
-  // finish(segment, m, l) after the last tile of each, its outputs being in outputs_.
+  // Calls finish(segment, m, l) after the last tile of each segment, whose outputs are then in outputs_.
   template <bool kFlagMasked, class F>
   HWY_INLINE void Pass(const F& finish_segment) {
-    V m[C], l[C];  // of the segment
+    V m[C], l[C];  // of the current segment
     const auto finish = [&](int64_t segment, V* max, const V* sum) HWY_ATTR {
       if (this->raw_) {
         const V unit = hn::Set(d_, static_cast<T>(this->factor_.of_logits));
@@ -61,7 +61,7 @@ class SegmentPass : protected BlockOf<O, C> {
     any_tile_ = false;
     int64_t segment = -1;
     bool first_tile = true;
-    Tile joined;  // tiles of a segment that are left to be computed together
+    Tile joined;  // tiles of a segment that are computed together later
     const auto flush = [&]() HWY_ATTR {
       if (joined.keys.empty()) return;
       if constexpr (O::kMatrixTiles) this->WholeTiles(joined.keys, m, l, outputs_);
@@ -103,29 +103,30 @@ class SegmentPass : protected BlockOf<O, C> {
     if (any_tile_) finish(segment, m, l);
   }
 
-  // A tile into the segment's state, whose outputs are rescaled where a maximum grows.
+  // Adds a tile to the segment's state and rescales the outputs where a maximum grows.
   template <bool kFlagMasked>
   HWY_NOINLINE void RescaledTile(const Tile& tile, bool first, V* m, V* l);
 
  private:
-  // Memory bounds what few rows take, and it reads the keys of a segment and then its values a tenth to a fifth
-  // faster than 64 of each in turn. So the logits of all its tiles come first; the rest of each is what it was.
+  // The bound of small M is memory, which delivers all keys of a segment and then all its values 10 to 20 % faster than
+  // 64 keys and 64 values in turn. So the logits of all tiles of a segment are computed first; the rest is done tile by
+  // tile, with the same bits.
   static constexpr bool kStreams = O::kKeysInLanes && !O::kQuantized;
   bool CanStream(const Tile& tile) const {
     return tile.full && !p_.has_pattern && p_.mask.data == nullptr && p_.segments_q.empty() && !p_.forgets;
   }
 
-  // RescaledTile() of each tile of these keys, a segment's at most, that `tiles` begins with.
+  // RescaledTile() for each tile of these keys, one segment's at most. `tiles` is the first tile, extended to the last
+  // key.
   HWY_NOINLINE void StreamedTiles(const Tile& tiles, bool first, V* m, V* l);
 
-  // The parts of RescaledTile(): maxima of the tile's logits, and what becomes of them.
+  // The two halves of RescaledTile(): the tile's logits and their maxima, and everything after them.
   template <bool kFlagMasked>
   HWY_INLINE void TileLogits(const Tile& tile, const Run* runs, int num_runs, V* max);
   template <bool kFlagMasked>
   HWY_NOINLINE void AddTile(const Tile& tile, const Run* runs, int num_runs, const V* of_tile, bool first, V* m, V* l);
 
-  // P of a run from its S, in the same place: the operands of the second product,
-  // kKeyStep keys to a row.
+  // Computes P of a run from S in place, as operand of the second product: kKeyStep keys per row.
   template <bool kFlagMasked>
   HWY_INLINE void Weights(const Run& run, int64_t origin, const V* shift, V* l) {
     const size_t num_keys = static_cast<size_t>(run.end - run.begin);
@@ -134,7 +135,7 @@ class SegmentPass : protected BlockOf<O, C> {
       T* s = this->At(part, origin);
       T* p = WeightsAt(part, origin);
       const auto put = [&](const V* weights, size_t j, int c) HWY_ATTR {
-        if constexpr (O::kQuantized) this->between_.Ask();
+        if constexpr (O::kQuantized) this->between_.Prefetch();
         O::PutWeights(weights, p + j / O::kKeyStep * W + static_cast<size_t>(c) * N);
       };
       if (p_.dropout == 0) {

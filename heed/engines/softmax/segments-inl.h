@@ -1,9 +1,9 @@
-// Blocks of rows whose keys are shared out among tasks: pieces of whole segments, whose
-// states are kept until the last task merges them, ascending. Where several sequences have
-// the same first keys, the segments of these come from blocks of the queries of all.
+// Split-KV: blocks of rows whose keys are divided among tasks. A piece is a number of whole segments; the states of all
+// segments are kept until the last task of the block merges them in ascending order. Where several sequences share
+// their first keys, the states of these segments come from blocks of the queries of all of them.
 //
-// Compiled once per SIMD target. A segment's state and the order of merging depend neither
-// on the pieces nor on who computed it, so neither do the bits.
+// Compiled once per SIMD target. A segment's state and the order of merging depend neither on the pieces nor on which
+// task computed it, so the bits do not either.
 #if defined(HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_
@@ -35,14 +35,14 @@ struct SegmentsOfPiece {
   int64_t count;
 };
 
-// The states (m, l, O) of all segments of all blocks, in the memory that threads share.
+// The states (m, l, O) of all segments of all blocks, in memory that threads share.
 template <class O>
 class SegmentStates {
   using T = typename O::Compute;
   static constexpr int64_t kSegment = O::kGrid.segment;
 
  public:
-  // The pieces of each block: one where there are enough blocks for the threads.
+  // Chooses the number of pieces per block: one where there are enough blocks for the threads.
   SegmentStates(const Problem& p, const Plan& plan, int64_t num_blocks, int num_threads)
       : lanes_(plan.lanes), outputs_(plan.outputs), num_blocks_(num_blocks) {
     for (const Sequence& s : p.sequences) {
@@ -55,8 +55,7 @@ class SegmentStates {
     kept_ = pieces_ > 1 || !p.shared.empty();
   }
 
-  // The states of `num_blocks` blocks whose pieces are so many segments each, from the first
-  // key on.
+  // The states of `num_blocks` blocks whose pieces have of_piece segments each, counted from the first key.
   SegmentStates(const Problem& p, const Plan& plan, int64_t num_blocks, SegmentsOfPiece of_piece)
       : SegmentStates(p, plan, num_blocks, /*num_threads=*/1) {
     segments_of_piece_ = of_piece.count;
@@ -65,10 +64,11 @@ class SegmentStates {
   }
 
   int64_t pieces() const { return pieces_; }
-  int64_t segments_of_piece() const { return segments_of_piece_; }  // 0: as many as come out
+  // Returns 0 if not fixed: the pieces then divide the visible segments evenly.
+  int64_t segments_of_piece() const { return segments_of_piece_; }
   bool kept() const { return kept_; }
 
-  // Bytes, none where no states are kept; Begin() lays them out and marks all empty.
+  // Returns the bytes of the states, 0 if none are kept. Begin() lays them out and marks all of them empty.
   int64_t Bytes() const { return kept_ ? SegmentStates(*this).LayOut(nullptr) : 0; }
   void Begin(void* memory) {
     if (!kept_) return;
@@ -88,7 +88,7 @@ class SegmentStates {
     return {visited_ + i, at, at + lanes_, at + 2 * lanes_};
   }
 
-  // A state that rows of other blocks will fill, one by one.
+  // Prepares a state whose rows will be filled one by one from other blocks.
   void Expect(int64_t block, int64_t segment) const {
     const State state = At(block, segment);
     *state.visited = 1;
@@ -96,7 +96,7 @@ class SegmentStates {
     std::fill(state.sum, state.sum + lanes_, T{0});
   }
 
-  // True for the last piece of a block, which sees all that the others wrote.
+  // Returns true for the last piece of a block to finish, which sees everything that the others wrote.
   bool IsLast(int64_t block) const { return missing_[block].fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
  private:

@@ -1,7 +1,7 @@
-// The kernel of sketch.h: keys in lanes, bytes read in the order in which they lie, integer products alone.
+// The kernel of sketch.h: N keys per vector, bytes read in memory order, integer products only.
 //
-// Compiled once per SIMD target. A block is one piece of memory, 72 bytes per key of 64 channels: memory is the bound,
-// where CPUs multiply bytes. The lines of the next block are asked for between the products of this one.
+// Compiled once per SIMD target. A block is contiguous, 72 bytes per key of 64 channels. The bound is memory on CPUs
+// with integer dot products of bytes. The lines of the next block are prefetched between the products of this one.
 #if defined(HEED_ENGINES_SOFTMAX_SKETCH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_SKETCH_INL_H_
 #undef HEED_ENGINES_SOFTMAX_SKETCH_INL_H_
@@ -24,18 +24,18 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// A bound of a logit, at or below which the soft cap of the bound is one of the capped logit: `outward` is 1 for upper
-// bounds and -1 for lower ones. A bound that is not finite says nothing, and goes on to.
+// Applies the soft cap to a bound of a logit so that the result bounds the capped logit. `outward` is 1 for upper
+// bounds and -1 for lower ones. A bound that is not finite carries no information and stays so.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Capped(D d, V x, float softcap, float outward) {
   const V cap = hn::Set(d, softcap);
-  // Up to cap 2^-14 the cap takes less than 2^-28 away, and quotients may be subnormal.
+  // Up to cap 2^-14 the cap changes x by less than a factor 2^-28, and the quotient may be subnormal.
   const V capped = hn::Mul(cap, hs::Tanh(d, hn::Div(x, cap)));
   const V y = hn::IfThenElse(hn::Lt(hn::Abs(x), hn::Set(d, softcap * 0x1p-14f)), x, capped);
   return hn::IfThenElse(hn::IsFinite(x), hn::MulAdd(hn::Set(d, outward * 0x1p-18f), hn::Abs(y), y), x);
 }
 
-// A bound with a term added, and with what f32 rounds of either.
+// Adds a term to a bound and widens it by the f32 rounding of both.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V WithTerm(D d, V x, V term, float outward) {
   return hn::MulAdd(hn::Set(d, outward * 0x1p-20f), hn::Add(hn::Abs(x), hn::Abs(term)), hn::Add(x, term));
@@ -53,11 +53,11 @@ class SketchBlock {
  public:
   SketchBlock(const SketchQueries& rows, const SketchParts& parts) : rows_(rows), parts_(parts) {}
 
-  // Block `index`, the call's `at`-th.
+  // Computes block `index`, which is number `at` of this call.
   template <int R>
   HWY_INLINE void Score(const std::byte* block, const std::byte* next, int64_t at, int64_t index,
                         const SketchMasses* masses) const {
-    constexpr size_t U = R == 1 ? 4 : R == 2 ? 2 : 1;  // vectors of keys at once, for eight chains of sums
+    constexpr size_t U = R == 1 ? 4 : R == 2 ? 2 : 1;  // vectors of keys at once: eight chains of sums
     static_assert(kVectors % U == 0);
     HWY_ALIGN float high[R][kSketchKeys], low[R][kSketchKeys];
     const D d;
@@ -128,12 +128,12 @@ class SketchBlock {
         if (HWY_UNLIKELY(rows_.terms[r] != nullptr)) {
           const V term = hn::LoadU(d, rows_.terms[r] + block_at * kSketchKeys + static_cast<int64_t>(first));
           upper = WithTerm(d, upper, term, 1);
-          // A key that is seen is not taken for one that is not, however little it weighs.
+          // A visible key never gets the bound -infinity of a hidden one, however small its probability.
           const auto vanishes = hn::Eq(upper, hn::Set(d, -std::numeric_limits<float>::infinity()));
           upper = hn::IfThenElse(vanishes, hn::Set(d, std::numeric_limits<float>::lowest()), upper);
           lower = WithTerm(d, lower, term, -1);
         }
-        // Keys that the row does not see weigh nothing.
+        // Hidden keys have probability 0.
         const hn::RebindToUnsigned<D> du;
         const auto seen = hn::Set(du, static_cast<uint32_t>(rows_.seen[r][block_at] >> first));
         const auto sees = hn::RebindMask(d, hn::TestBit(seen, hn::Shl(hn::Set(du, 1u), hn::Iota(du, 0))));
@@ -149,8 +149,8 @@ class SketchBlock {
   HWY_INLINE void Sum(float most, const float* HWY_RESTRICT high, const float* HWY_RESTRICT low, int64_t index,
                       const SketchMasses& masses) const {
     const D d;
-    // A block without a visible key has logits of -infinity, which less a shift of 0 stay so. A NaN is among the logits
-    // whatever `most` is.
+    // A block without a visible key has only logits of -infinity, which a shift of 0 leaves so. If a logit is NaN, the
+    // sums are NaN whatever `most` is.
     const bool none = most == -std::numeric_limits<float>::infinity();
     const V shift = hn::Set(d, none ? 0.0f : most);
     V upper = hn::Zero(d), lower = hn::Zero(d);
@@ -194,7 +194,7 @@ inline void ScoreBoxes(const BoxQuery& row, const std::byte* const* blocks, int6
                        const BoxParts& parts, const SketchMasses& masses) {
   const hn::ScalableTag<float> d;
   const size_t N = hn::Lanes(d), depth = static_cast<size_t>(row.depth);
-  // Products, at most depth + 8 sums, the query and the mean are each off by 2^-24 of what they add up.
+  // The rounding errors: products, at most depth + 8 sums, the query and the mean each have a relative error of 2^-24.
   const float rounding = static_cast<float>(row.depth + 16) * 0x1p-23f;
   const auto with = [&](float x, float term, float outward)
                         HWY_ATTR { return hn::GetLane(WithTerm(d, hn::Set(d, x), hn::Set(d, term), outward)); };

@@ -1,4 +1,4 @@
-// Bounds of weights from a sketch, on every target; and queries in fixed point.
+// Bounds of softmax sums from a sketch, on every target; and queries in fixed point.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/softmax/sketch.h"
@@ -37,10 +37,10 @@ SketchPasses SketchPassesFor(const Context& ctx) {
 }
 
 void PackSketchQuery(DType dtype, const void* q, int64_t depth, double scale, int r, SketchQueries* rows) {
-  constexpr double kMost = 127 * 256;  // of two digits, the high one from -127 on
-  constexpr double kUp = 1 + 0x1p-18;  // what f32 rounds
-  // An element of a key is off by half a step, a 2^-16th of it for its own rounding more; one of the query by half a
-  // unit, and some for sums of digits beyond 2^24.
+  constexpr double kMost = 127 * 256;  // two digits, the high one from -127 on
+  constexpr double kUp = 1 + 0x1p-18;  // f32 rounding
+  // An element of a key is off by half a step plus 2^-16 of it for its own rounding. An element of the query is off by
+  // half a unit, plus some for sums of digits beyond 2^24.
   constexpr double kHalfStep = 0.50002, kHalfUnit = 0.51, kMostStep = 127;
   double most = 0, sum = 0, squares = 0;
   bool known = true;

@@ -1,4 +1,4 @@
-// Bounds of weights from a sketch, on CPUs that multiply bytes.
+// Bounds of softmax sums from a sketch, on CPUs with integer dot products of bytes.
 #define HEED_BYTE_PRODUCTS
 #include "heed/core/targets.h"
 // After targets.h:

@@ -1,4 +1,4 @@
-// The passes of sketch.h for CPUs that multiply bytes: none where these are missing.
+// The passes of sketch.h for CPUs with integer dot products of bytes; null on others.
 #ifndef HEED_ENGINES_SOFTMAX_SKETCH_INTERNAL_H_
 #define HEED_ENGINES_SOFTMAX_SKETCH_INTERNAL_H_
 

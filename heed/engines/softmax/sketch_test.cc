@@ -1,4 +1,4 @@
-// Bounds from a sketch: they hold for any keys, and for some they are reached, so that none can be smaller.
+// Bounds from a sketch: they hold for random keys, and some keys reach them, so that they cannot be tightened.
 #include "heed/engines/softmax/sketch.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ struct Problem {
 
 struct Sums {
   std::vector<float> logit, upper, lower;  // [rows, blocks]
-  std::vector<float> level;                // [rows], after which the sums are relative to it
+  std::vector<float> level;                // [rows]; the sums are relative to it after `level` has run
 };
 
 Sums Scored(const Context& ctx, const Problem& p, bool leveled) {
@@ -81,11 +81,11 @@ Sums Scored(const Context& ctx, const Problem& p, bool leveled) {
   return s;
 }
 
-// f(ctx) on every target.
+// Calls f(ctx) on every target.
 template <class F>
 void OnTargets(const F& f) {
   std::vector<std::string> targets = AvailableTargets(DType::kF32);
-  targets.push_back("tiles");  // where CPUs multiply bytes, a kernel of their own
+  targets.push_back("tiles");  // a kernel of its own on CPUs with integer dot products of bytes
   for (const std::string& target : targets) {
     SCOPED_TRACE(target);
     Context ctx(1);
@@ -94,7 +94,7 @@ void OnTargets(const F& f) {
   }
 }
 
-// The true sum of a block's visible keys relative to a logit.
+// Returns the true sum of a block's visible keys relative to a logit.
 double Truth(const Problem& p, int64_t r, int64_t block, double logit) {
   double sum = 0;
   for (int64_t j = block * kKeys; j < std::min((block + 1) * kKeys, p.visible[static_cast<size_t>(r)]); ++j) {
@@ -134,10 +134,10 @@ TEST(SketchKernel, IntervalsHoldTheTruthWhateverTheSizes) {
   }
 }
 
-// Every channel of every key is nearly half a step off, in the direction of the query or against it.
+// Every channel of every key is off by nearly half a step, towards the query or away from it.
 TEST(SketchKernel, IntervalsAreReachedByKeysThatAreOffByHalfAStep) {
   for (const int sign : {1, -1}) {
-    for (const bool flat : {true, false}) {  // |q|_2 e and |q|_1 step / 2 are the smaller one
+    for (const bool flat : {true, false}) {  // decides which of |q|_2 e and |q|_1 step / 2 is smaller
       Problem p(16, 1, 1);
       p.scale = 1;
       for (int64_t e = 0; e < 16; ++e) p.queries.Set({0, e}, flat || e == 0 ? (e % 2 == 0 ? 0.25 : -0.25) : 0.0);
@@ -153,7 +153,7 @@ TEST(SketchKernel, IntervalsAreReachedByKeysThatAreOffByHalfAStep) {
         const Sums s = Scored(ctx, p, false);
         const double truth = Truth(p, 0, 0, static_cast<double>(s.logit[0]));
         const double reached = static_cast<double>(sign > 0 ? s.upper[0] : s.lower[0]) / truth;
-        // What the query's own rounding is allowed: .51 127 16 steps of 2^-7 / 254.
+        // The allowance for the query's own rounding is .51 127 16 steps of 2^-7 / 254.
         EXPECT_GE(sign > 0 ? reached : 1 / reached, 1 - kSketchError);
         EXPECT_LE(sign > 0 ? reached : 1 / reached, 1.15);
       });
@@ -193,7 +193,7 @@ TEST(SketchKernel, BoxesHoldTheTruthAndAreReachedByEqualKeys) {
   }
 }
 
-// A soft cap, terms that are added, and keys that a row does not see between those that it does.
+// Covers a soft cap, added terms, and hidden keys between visible ones.
 TEST(SketchKernel, IntervalsHoldTheTruthOfCappedLogitsWithTerms) {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE(seed);
@@ -262,7 +262,7 @@ TEST(SketchKernel, WhatIsNotFiniteIsNotKnown) {
     p.keys.FillNormal(1);
     p.queries.FillNormal(2);
     p.keys.Set({70, 3}, static_cast<double>(bad));
-    p.visible = {192, 70};  // the second row does not see it
+    p.visible = {192, 70};  // hidden from the second row
     OnTargets([&](const Context& ctx) {
       const Sums s = Scored(ctx, p, true);
       EXPECT_EQ(s.upper[1], kInfinity);
@@ -282,7 +282,7 @@ TEST(SketchKernel, AScaleThatF32CannotHoldIsNotKnown) {
   Problem p(8, 1, 1);
   p.scale = 1e-43;
   p.keys.FillNormal(1, 3e37);
-  p.queries.FillNormal(2, 1e5);  // logits of about 1
+  p.queries.FillNormal(2, 1e5);  // with 1e5, logits are about 1
   OnTargets(
       [&](const Context& ctx) { EXPECT_EQ(Scored(ctx, p, true).upper[0], std::numeric_limits<float>::infinity()); });
 }

@@ -1,18 +1,18 @@
-// What the rows of a block know of their weights while they leave values out: from below of those that they keep, from
-// above of those that they do not.
+// Bounds of the softmax sums of the rows of a block that skips values: a lower bound of the sum over tiles that a row
+// keeps, and an upper bound of the sum over tiles that it skips.
 //
-// Compiled once per SIMD target, operand type and number of vectors. Of a tile of keys a row learns the sum w of its
-// weights, relative to e^shift. Its logits have been rounded: by at most
+// Compiled once per SIMD target, operand type and number of vectors. For each tile of keys a row gets the sum w of its
+// exponentials relative to e^shift. The logits behind w have been rounded, by at most
 //
 //   gamma = (D + 8 [+ 24]) 2^-24 |scale| |q| |K| [+ 4 2^-24 |slope| distance] [+ 2 2^-24 |shift|]
 //
-// where |K| is the norm of the keys that the row sees of the tile, all of them together, and what is in brackets is for
-// a soft cap, for ALiBi and for a bias. So the sum in truth lies between w (1 - gamma) and w (1 + 1.1 gamma) as long as
-// gamma <= .1; a tile of which no more is known is kept, and counts as nothing. All sums are relative to e^best, the
-// largest logit that counts.
+// where |K| is the norm of all keys of the tile that the row sees, taken together, and the terms in brackets are for a
+// soft cap, for ALiBi and for a bias. The true sum therefore lies between w (1 - gamma) and w (1 + 1.1 gamma) if gamma
+// <= .1. A tile with a larger gamma is kept and adds nothing to the lower bound. All sums are relative to e^best, where
+// best is the largest logit that counts.
 //
-// The tile in which a row's keys end is weighed before all others, and always kept: what is near often weighs most. A
-// learned sink is known from the beginning.
+// The tile in which a row's keys end is computed before all others and always kept, because near keys often have the
+// largest probabilities. A learned sink is known from the beginning.
 #if defined(HEED_ENGINES_SOFTMAX_SKIP_CERTIFICATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_SKIP_CERTIFICATE_INL_H_
 #undef HEED_ENGINES_SOFTMAX_SKIP_CERTIFICATE_INL_H_
@@ -35,7 +35,7 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// acc += row[e]^2, lane by lane.
+// Returns acc + row[e]^2, summed lane by lane.
 template <class D, class S, class V = hn::Vec<D>>
 HWY_INLINE V AddSquares(D d, const S* HWY_RESTRICT row, size_t depth, V acc) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -51,8 +51,8 @@ HWY_INLINE V AddSquares(D d, const S* HWY_RESTRICT row, size_t depth, V acc) {
   return acc;
 }
 
-// A norm from a sum of squares, from above: sums are off by far less than a thousandth, and squares below 2^-126 are
-// lost.
+// Returns an upper bound of the norm, given a sum of squares. The sum's relative error is far below 1/1000, and squares
+// below 2^-126 are lost.
 inline double NormAbove(double squares) { return 1.001 * std::sqrt(squares) + 0x1p-52; }
 
 template <size_t W>
@@ -63,14 +63,14 @@ class SkipCertificate {
   static constexpr size_t N = hn::MaxLanes(D());
 
  public:
-  // The terms that all rows share.
+  // Terms that all rows share.
   struct Terms {
     double epsilon = 0, scale = 0;
     int64_t depth = 0;
     bool capped = false, biased = false;
   };
-  // Which keys a row sees: `keys` of them from `begin` on, counted from where those of the sequence begin, in `tiles`
-  // tiles of which the last begins at `last`, counted from key 0.
+  // The keys that a row sees: `keys` of them from `begin` on, counted from the sequence's first valid key, in `tiles`
+  // tiles. The last of these begins at key `last`, counted from key 0.
   struct Keys {
     int64_t begin = 0, keys = 0, tiles = 0, last = -1;
   };
@@ -89,22 +89,22 @@ class SkipCertificate {
       last_best_[lane] = best;
       last_known_[lane] = static_cast<float>((1 - 1e-6) * std::exp(sink - static_cast<double>(best)));
     } else if (std::isnan(sink)) {
-      last_known_[lane] = best;  // nothing is left out
+      last_known_[lane] = best;  // a NaN sink makes every comparison false: no tile is skipped
     }
   }
-  // A lane that no row is in.
+  // Marks a lane without a row.
   void SetNoRow(size_t lane) { SetRow(lane, {}, 0, {}, -std::numeric_limits<double>::infinity()); }
 
-  // Nothing has been weighed but last tiles.
+  // Restores the state after the last tiles, before all others.
   void Begin() {
     std::copy(last_best_, last_best_ + W, best_);
     std::copy(last_known_, last_known_ + W, known_);
     std::fill(left_, left_ + W, 0.0f);
   }
 
-  // The last tile of a row, of which it sees keys of this norm: its largest logit, and its weights. `more` is what
-  // gamma has besides.
-  void WeighLast(size_t lane, float max, float weight, double norm, double more) {
+  // Adds the last tile of a row: its largest logit, the sum of its exponentials, and the norm of the keys that the row
+  // sees. `more` is added to gamma.
+  void AddLastTile(size_t lane, float max, float weight, double norm, double more) {
     const double gamma = static_cast<double>(unit_[lane]) * norm + more;
     if (!(gamma <= kMostGamma && std::isfinite(max))) return;
     const float own = weight * static_cast<float>(1 - gamma);
@@ -122,21 +122,21 @@ class SkipCertificate {
     last_best_[lane] = best;
   }
 
-  // The rows from `lane` on that see keys of the tile that begins here.
+  // Returns which of the rows from `lane` on see keys of the tile that begins at `begin`.
   HWY_INLINE M Sees(size_t lane, int64_t begin) const {
     const hn::RebindToSigned<D> di;
     return hn::RebindMask(D(), hn::Ge(hn::Load(di, last_ + lane), hn::Set(di, static_cast<int32_t>(begin))));
   }
 
-  // Whether any row sees keys behind the tile that begins here.
+  // Returns whether any row sees keys behind the tile that begins at `begin`.
   bool AnyGoesOnAfter(int64_t begin) const { return begin < most_; }
 
-  // The part of gamma that the products have, of the rows from `lane` on and keys of these norms.
+  // Returns the part of gamma that comes from products, for the rows from `lane` on and keys of these norms.
   HWY_INLINE V Gamma(size_t lane, V norm) const { return hn::Mul(hn::Load(D(), unit_ + lane), norm); }
 
-  // A tile that begins at `begin`, `end` keys from where those of the sequence do to its end: the rows from `lane` on
-  // that leave it out, of those that see any of it.
-  HWY_INLINE M Weigh(size_t lane, int64_t begin, int64_t end, V gamma, M sees, V max, V shift, V weight) {
+  // Decides about a tile that begins at key `begin` and ends `end` keys behind the sequence's first valid one. Returns
+  // which of the rows from `lane` on skip it, among those that see any of it.
+  HWY_INLINE M Decide(size_t lane, int64_t begin, int64_t end, V gamma, M sees, V max, V shift, V weight) {
     const D d;
     const hn::RebindToSigned<D> di;
     const V one = hn::Set(d, 1.0f);
@@ -144,14 +144,14 @@ class SkipCertificate {
         hn::RebindMask(d, hn::Lt(hn::Set(di, static_cast<int32_t>(begin)), hn::Load(di, last_ + lane)));
     const M close = hn::And(before_last, hn::Le(gamma, hn::Set(d, static_cast<float>(kMostGamma))));
     const V old = hn::Load(d, best_ + lane);
-    // A larger logit of which less is known may have taken all digits of the weights.
+    // If the shift comes from a larger logit whose error is unknown, it may have underflowed the exponentials.
     const V largest = hn::Max(old, max);
     const M known = hn::And(hn::And(close, sees), hn::Le(shift, largest));
     const V best = hn::IfThenElse(known, largest, old);
     const V scale = hs::Exp(d, hn::Sub(old, best));
     const V sum = hn::Mul(weight, hs::Exp(d, hn::Sub(shift, best)));
     const V factor = hn::MulAdd(gamma, hn::Set(d, 1.1f), one);
-    // What is left out does not vanish, however little it is.
+    // The bound of what is skipped never becomes 0 by underflow.
     const V had = hn::Load(d, left_ + lane);
     const V left = hn::IfThenZeroElse(hn::Eq(had, hn::Zero(d)), hn::Max(hn::Mul(had, scale), hn::Set(d, kLeast)));
     const V with = hn::Add(left, hn::MulAdd(sum, factor, hn::Set(d, kLeast)));
@@ -167,7 +167,7 @@ class SkipCertificate {
     return out;
   }
 
-  // At least the share that a row has left out.
+  // Returns an upper bound of the share of probability that a row has skipped.
   float BoundOf(size_t lane) const {
     if (left_[lane] == 0) return 0;
     const double left = static_cast<double>(left_[lane]) * (1 + rounding_[lane]);
@@ -179,16 +179,17 @@ class SkipCertificate {
 
  private:
   static constexpr double kMostGamma = .1;
-  // Relative errors: of exponentials (3 ulp), of their arguments, which are at most 88 apart where anything is left of
-  // them, and of sums of up to 128, twice over; and of what a tile adds, as much as a dozen roundings.
+  // kRounding bounds the relative errors of exponentials (3 ulp), of their arguments (at most 88 apart where the result
+  // is not flushed) and of sums of up to 128 terms, twice over. kTileRounding bounds the error that each tile adds, a
+  // dozen roundings.
   static constexpr double kRounding = 4e-5, kTileRounding = 0x1p-20;
-  // For 2 2^-24 of the distance of a logit from the shift, at most 88.
+  // Bounds 2 2^-24 times the distance of a logit from the shift, which is at most 88.
   static constexpr double kBiasRounding = 1.1e-5;
-  // Weights that are flushed, 128 times 2^-126 at most.
+  // Bounds the exponentials that are flushed to zero: at most 128 of 2^-126.
   static constexpr float kLeast = 0x1p-100f;
 
   HWY_ALIGN float unit_[W], epsilon_[W], per_key_[W], begin_[W];
-  HWY_ALIGN float last_best_[W], last_known_[W];  // of last tiles
+  HWY_ALIGN float last_best_[W], last_known_[W];  // from the last tiles
   HWY_ALIGN float best_[W], known_[W], left_[W];
   HWY_ALIGN int32_t last_[W];
   double rounding_[W];

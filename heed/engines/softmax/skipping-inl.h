@@ -1,16 +1,18 @@
-// Attention forward that leaves out the values of tiles which weigh next to nothing.
+// Attention forward that skips P V for tiles whose probabilities are negligible (block-sparse attention decided at run
+// time, with a certificate).
 //
-// Compiled once per SIMD target and dtype. The pass of forward-inl.h over each block of rows, with a question after a
-// tile's weights: which rows do without it? They stay as they were, maximum, sum and outputs, as if the pattern of a
-// call had not listed the tile: the bits are those. Vectors of which every row does without are left out of the second
-// product, and the tile's values are not read where all are.
+// Compiled once per SIMD target and dtype. The pass is that of forward-inl.h over each block of rows. After the
+// exponentials of a tile, skip_certificate-inl.h decides for each row whether the row can skip the tile. A row that
+// skips it keeps its state (maximum, sum, outputs) unchanged, with the same bits as if the block mask of the call had
+// excluded the tile. A vector of which every row skips is left out of the second product, and a tile that all rows skip
+// has no value read.
 //
-// A block's keys stay with one thread, because what may be left out depends on all keys before. What is saved is at
-// most the second product; what is added is two exponentials per row and tile, the last tile's logits once more, and a
-// pass over the keys of each head for the norms of its tiles.
+// The keys of a block stay with one thread, because each decision depends on all keys before. At most the second
+// product is saved. The added cost is two exponentials per row and tile, the logits of the last tile a second time, and
+// a pass over the keys of each head for the norms of its tiles.
 //
-// Where a row may see any part of a tile, by a window, a mask or a pattern, each row asks for itself what it sees, and
-// of what norm those keys are: nothing that it does not see may decide what it leaves out.
+// Where a window, a mask or a pattern may hide part of a tile, each row looks up which keys it sees and what norm these
+// have. Keys that a row does not see must not influence what it skips.
 #if defined(HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_
 #undef HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_
@@ -43,10 +45,10 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// Norms of the tiles of the head that a thread is at, where some block has asked for them.
+// The key norms of the tiles of the head that a thread computes, found on first use.
 struct TileNorms {
   int64_t sequence, key_head;
-  float* of_tile;  // below 0: nobody has
+  float* of_tile;  // [tile]; below 0: not computed yet
 
   static int64_t MostTiles(const Problem& p, int64_t tile) {
     int64_t most = 0;
@@ -94,12 +96,13 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     this->PackQueries(p_.dtype, q);
     BeginRows(q);
     if (p_.bias.data != nullptr) {
-      WeighLastTiles</*kFlagMasked=*/true>();
+      SoftmaxLastTiles</*kFlagMasked=*/true>();
     } else {
-      WeighLastTiles</*kFlagMasked=*/false>();
+      SoftmaxLastTiles</*kFlagMasked=*/false>();
     }
     PassAndMerge</*kFlagMasked=*/false>();
-    // As in ForwardBlock: what hides a value that is not finite has to say so. Nobody leaves out anything else then.
+    // If a masked value has leaked, the pass is repeated with masked pairs flagged, as in ForwardBlock. The decisions
+    // stay the same.
     if (any_tile_ && this->MaskedLeaked()) PassAgain();
     if (!any_tile_) this->ClearTotals();
     this->Finish();
@@ -107,7 +110,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   }
 
  private:
-  // The rows' part of what is known of their weights.
+  // Gives each row's terms to the certificate.
   void BeginRows(const void* const* q) {
     for (size_t lane = 0; lane < W; ++lane) certificate_.SetNoRow(lane);
     const typename SkipCertificate<W>::Terms terms = {skips_.epsilon, p_.scale, p_.depth, p_.softcap > 0,
@@ -128,16 +131,17 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     });
   }
 
-  // The keys of the row's last run, counted from the sequence's first key.
+  // Returns the keys of the row's last run, counted from the sequence's first key.
   Interval KeysOfRow(size_t lane) const {
     const KeyRuns& runs = this->runs_[lane];
     const Interval& run = runs.second.empty() ? runs.first : runs.second;
     return run.empty() ? Interval() : Interval{run.begin - s_.key_begin, run.end - s_.key_begin};
   }
 
-  // The tile in which the keys of each row end, weighed.
+  // Computes the logits and probabilities of the tile in which the keys of each row end, and gives them to the
+  // certificate.
   template <bool kFlagMasked>
-  HWY_NOINLINE void WeighLastTiles() {
+  HWY_NOINLINE void SoftmaxLastTiles() {
     const void* q[W];
     for (size_t lane = 0; lane < num_rows_; ++lane) {
       KeyRuns& runs = this->runs_[lane];
@@ -150,13 +154,13 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
       V max[C], shift[C], sum[C], weight[C];
       Run runs[2 * C + 1];
       const int num_runs = this->SplitTile(tile, runs);
-      WeighTile<kFlagMasked>(tile, runs, num_runs, nullptr, max, shift, sum, weight);
+      SoftmaxTile<kFlagMasked>(tile, runs, num_runs, nullptr, max, shift, sum, weight);
       HWY_ALIGN T largest[W], weights[W], squares[kTile];
       for (int c = 0; c < C; ++c) {
         hn::Store(max[c], d_, largest + static_cast<size_t>(c) * N);
         hn::Store(weight[c], d_, weights + static_cast<size_t>(c) * N);
       }
-      // Others may see more keys of the tile.
+      // The rows see different keys of the tile, so each needs its own norm.
       if (seen_by_row_) {
         LookAt(tile, /*knows_norm=*/false);
       } else {
@@ -172,17 +176,17 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
         const double more =
             seen_by_row_ ? static_cast<double>(more_[lane]) + BiasUnit() * std::abs(static_cast<double>(largest[lane]))
                          : 0;
-        certificate_.WeighLast(lane, largest[lane], weights[lane], norm, more);
+        certificate_.AddLastTile(lane, largest[lane], weights[lane], norm, more);
       }
     });
     this->FindKeys();
     this->SetLanes(q);
   }
 
-  // All tiles, into totals_. A segment of which no row keeps anything changes nothing.
+  // Computes all tiles into totals_. A segment of which no row keeps a tile changes nothing.
   template <bool kFlagMasked>
   HWY_INLINE void PassAndMerge() {
-    V m[C], l[C];  // of the segment
+    V m[C], l[C];  // of the current segment
     certificate_.Begin();
     outputs_ = w_.outputs;
     totals_ = w_.totals;
@@ -216,7 +220,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
 
   HWY_NOINLINE void PassAgain() { PassAndMerge</*kFlagMasked=*/true>(); }
 
-  // A tile into the state of its segment, for the rows that do not leave it out; false if none is left.
+  // Adds a tile to the state of its segment for the rows that keep it. Returns false if every row skips it.
   template <bool kFlagMasked>
   HWY_NOINLINE bool AddTile(const Tile& tile, bool first, V* m, V* l) {
     V max[C], shift[C], sum[C], weight[C];
@@ -225,7 +229,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     const int64_t origin = tile.keys.begin;
     V rescale[C];
     for (int c = 0; c < C; ++c) max[c] = m[c], sum[c] = l[c];
-    WeighTile<kFlagMasked>(tile, runs, num_runs, rescale, max, shift, sum, weight);
+    SoftmaxTile<kFlagMasked>(tile, runs, num_runs, rescale, max, shift, sum, weight);
 
     const V one = hn::Set(d_, T{1});
     V norm = hn::Zero(d_);
@@ -246,12 +250,12 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
         gamma = hn::MulAdd(hn::Abs(shift[c]), hn::Set(d_, static_cast<T>(BiasUnit())), gamma);
       }
       const int64_t end = tile.grid + kTile - s_.key_begin;
-      out[c] = certificate_.Weigh(lane, tile.grid, end, gamma, sees, of_tile_[c], shift[c], weight[c]);
+      out[c] = certificate_.Decide(lane, tile.grid, end, gamma, sees, of_tile_[c], shift[c], weight[c]);
       keeps[c] = hn::AndNot(out[c], sees);
       adds[c] = !hn::AllFalse(d_, keeps[c]);
       any = any || adds[c];
       all = all && (adds[c] || hn::AllFalse(d_, sees));
-      // A tile of which a row sees nothing leaves the row as it was, too.
+      // A row that sees nothing of the tile stays as it was, too.
       if (seen_by_row_) out[c] = hn::Not(keeps[c]);
     }
     if (skips_.kept.data != nullptr) WriteKept(tile, keeps);
@@ -270,7 +274,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
       this->template Values<kFlagMasked>(runs[0], origin, first, rescale);
       return true;
     }
-    // Where not everything is added, the outputs are rescaled beforehand, once.
+    // If only some vectors or keys are added, the outputs are rescaled once beforehand.
     auto same = hn::Eq(rescale[0], one);
     for (int c = 1; c < C; ++c) same = hn::And(same, hn::Eq(rescale[c], one));
     if (first || !hn::AllTrue(d_, same)) layout_.Scale(first, rescale, outputs_);
@@ -288,11 +292,12 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     return true;
   }
 
-  // Logits and weights of a tile. `max` and `sum`, if there is a `rescale` for what was before, begin with what is
-  // known so far and take the tile in; `weight` is the tile's own part of the sum.
+  // Computes the logits and probabilities of a tile. With a `rescale`, which receives the factor for the outputs so
+  // far, `max` and `sum` begin with the state so far and include the tile afterwards. `weight` is the tile's own part
+  // of the sum.
   template <bool kFlagMasked>
-  HWY_INLINE void WeighTile(const Tile& tile, const Run* runs, int num_runs, V* rescale, V* max, V* shift, V* sum,
-                            V* weight) {
+  HWY_INLINE void SoftmaxTile(const Tile& tile, const Run* runs, int num_runs, V* rescale, V* max, V* shift, V* sum,
+                              V* weight) {
     const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
     for (int c = 0; c < C; ++c) of_tile_[c] = none;
     this->BeginLogits(tile);
@@ -330,7 +335,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     });
   }
 
-  // The weights of a vector's rows that leave a tile out, as if it were masked.
+  // Masks the probabilities of the rows of vector c that skip the tile.
   HWY_NOINLINE void Mask(const Run* runs, int num_runs, int64_t origin, size_t c, M out) const {
     const V nothing[2] = {hn::Set(d_, T{-0.0}), hn::Set(d_, T{-0.0})};
     HWY_ALIGN T masked[N];
@@ -346,7 +351,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     }
   }
 
-  // f(where the keys of an interval are, as S).
+  // Calls f(pointers to the keys of an interval, their number); the keys are of their storage type.
   template <class F>
   HWY_INLINE void WithKeys(const Interval& keys, const F& f) const {
     hs::WithStorage<T>(head_.key_source.dtype, [&](auto stored) HWY_ATTR {
@@ -363,7 +368,8 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     });
   }
 
-  // A bound of the norms of a tile's keys, infinite if no row sees any behind: then all that see them keep them.
+  // Returns an upper bound of the norm of a tile's keys. It is infinite if no row sees a key behind the tile: all rows
+  // that see the tile then keep it.
   HWY_INLINE float NormOf(const Tile& tile) const {
     if (!certificate_.AnyGoesOnAfter(tile.grid)) return std::numeric_limits<float>::infinity();
     float& norm = norms_[(tile.grid - s_.key_begin) / kTile];
@@ -386,7 +392,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     return static_cast<float>(1.001 * NormAbove(static_cast<double>(hn::ReduceSum(d_, sum))));
   }
 
-  // The square of each of these keys.
+  // Computes the square of the norm of each key.
   HWY_NOINLINE void SquaresOf(const Interval& keys, T* squares) const {
     WithKeys(keys, [&](const auto* at, size_t count) HWY_ATTR {
       for (size_t j = 0; j < count; ++j) {
@@ -395,15 +401,16 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     });
   }
 
-  // Twice what f32 rounds of a logit to which a bias is added.
+  // Twice the relative f32 rounding of a logit to which a bias is added.
   double BiasUnit() const { return p_.bias.data == nullptr ? 0 : 2.02 * 0x1p-24; }
 
-  // Finds which rows see any of a tile, and the norm of the keys that each sees: nothing else may tell on it. A row
-  // that sees all of the tile has its norm, or, unless `knows_norm`, that of a sum in the same order as any other.
+  // Finds which rows see any key of a tile, and the norm of the keys that each row sees; nothing else may influence the
+  // decision. A row that sees the whole tile takes the tile's norm or, unless `knows_norm`, a norm summed in the same
+  // order as for any other row.
   HWY_NOINLINE void LookAt(const Tile& tile, bool knows_norm) {
     HWY_ALIGN T squares[kTile];
     HWY_ALIGN uint32_t words[2 * kWords][W] = {};
-    HWY_ALIGN T of_all[W];  // below 0: those of its own
+    HWY_ALIGN T of_all[W];  // -1: the row sees no key; 0: some keys; 1: all keys, so that it takes the tile's norm
     bool some = false;
     ForRows([&](size_t lane, int64_t query, int64_t head) {
       bool all = true, any = false;
@@ -445,12 +452,12 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
       seen_norm_[lane] = of_all[lane] < 0    ? T{-1}
                          : of_all[lane] == 0 ? static_cast<T>(1.001 * NormAbove(static_cast<double>(sums[lane])))
                                              : NormOf(tile);
-      // A NaN is no norm, but keys that are seen.
+      // A NaN norm would read as "sees nothing"; infinity keeps the tile.
       if (std::isnan(seen_norm_[lane])) seen_norm_[lane] = std::numeric_limits<T>::infinity();
     }
   }
 
-  // f(row, batch, query head) of the block's rows.
+  // Calls f(lane, query, query head) for each row of the block.
   template <class F>
   void ForRows(const F& f) const {
     for (size_t lane = 0; lane < num_rows_; ++lane) {
@@ -487,12 +494,12 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   }
 
   const Skips& skips_;
-  float* const norms_;  // of the head's tiles
+  float* const norms_;  // [tile], of the head
   SkipCertificate<W> certificate_;
-  V of_tile_[C];              // the largest logits of the tile at hand
-  bool seen_by_row_ = false;  // what a row sees of a tile is more than a beginning of its keys, or its logits are sums
-  HWY_ALIGN T seen_norm_[W];  // of those that a row sees of the tile at hand; below 0: none
-  HWY_ALIGN T more_[W];       // what gamma has for ALiBi
+  V of_tile_[C];              // the largest logits of the current tile
+  bool seen_by_row_ = false;  // rows may see any subset of a tile's keys, or logits have terms added
+  HWY_ALIGN T seen_norm_[W];  // norm of the keys that a row sees of the current tile; below 0: it sees none
+  HWY_ALIGN T more_[W];       // ALiBi's part of gamma
 };
 
 template <class O, int C, class Outputs>
@@ -525,7 +532,7 @@ int64_t SkippingBytes(const Problem& p, const Plan& plan) {
   return Workspace<O>::Bytes(plan) + TileNorms::Bytes(p, O::kGrid.tile);
 }
 
-// Rows in lanes, in as many vectors as Forward() takes.
+// Passes vectorised over queries, with as many vectors per block as Forward() takes.
 template <class O>
 void RunLanes(Context& ctx, const Problem& p, const Skips& skips) {
   const Plan plan = MakePlan<O>(p);
@@ -546,7 +553,7 @@ SkippingPasses LanePasses() {
           .lanes = [](const Problem& p) { return MakePlan<O>(p).lanes; }};
 }
 
-// As many rows as decoding takes.
+// Small-M passes, with as many rows per block as decoding takes.
 template <class O>
 SkippingPasses RowPasses() {
   return {.forward = [](Context& ctx, const Problem& p,

@@ -1,4 +1,4 @@
-// Which kernel leaves values out: the same choice as among those that do not, from fewer.
+// Chooses the kernel for attention that skips values, like the choice among all kernels but from a shorter list.
 #include "heed/engines/softmax/skipping.h"
 
 #include <algorithm>

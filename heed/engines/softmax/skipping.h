@@ -1,8 +1,8 @@
-// Attention that does without the values of keys which weigh next to nothing, and a bound of what they weigh.
+// Attention that skips the values of keys with negligible probability, with an upper bound of what was skipped.
 //
-// All logits are computed. While the softmax streams over tiles of keys, a row leaves the values of a tile out if all
-// that it has left out so far, this tile included, weighs at most epsilon of what it knows of its weights by then,
-// released evenly over its keys. The tiles that a row keeps are computed as if there were no others.
+// All logits are computed. As the online softmax passes over tiles of keys, a row skips P V of a tile if everything
+// that it has skipped so far, this tile included, is at most epsilon of the softmax sum known by then; the budget
+// epsilon is released evenly over the row's keys. The tiles that a row keeps are computed as if there were no others.
 #ifndef HEED_ENGINES_SOFTMAX_SKIPPING_H_
 #define HEED_ENGINES_SOFTMAX_SKIPPING_H_
 
@@ -16,21 +16,21 @@
 namespace heed::softmax {
 
 struct Skips {
-  double epsilon = 0;  // above 0, below 1
-  // Written, f32, if it is there: at least the share of the row's weights that o does without, at most epsilon; NaN
-  // where weights are, unless nothing is left out.
+  double epsilon = 0;  // between 0 and 1, both excluded
+  // Optional output, f32: an upper bound of the share of the row's probability that o lacks, at most epsilon. It is NaN
+  // where probabilities are NaN, unless nothing is skipped.
   Rows bound;
-  // Written if it is there, bool: whether a row keeps the values of 64 keys, counted from the first valid one, of which
-  // it sees any.
+  // Optional output, bool: whether a row keeps the values of each block of 64 keys, counted from the first valid key,
+  // of which it sees any.
   Pairs kept;
 };
 
-// A problem of f32, bf16 or f16 without dropout and log decays, its pattern placed as lists of tiles. Sinks are weights
-// that a row knows of. Bits of a row depend on its query, and on the keys and values that it sees, alone. Where rows of
-// a block that are computed together all do without a tile, its values are not read.
+// Runs attention with skips. The problem is f32, bf16 or f16, without dropout and log decays, and its pattern is given
+// as tile lists. A learned sink counts as known probability. The bits of a row depend only on its query and on the keys
+// and values that it sees. Where all rows of a block skip a tile, the tile's values are not read.
 void ForwardSkipping(Context& ctx, const Problem& problem, const Skips& skips);
 
-// How it would.
+// The kernel and the memory that ForwardSkipping would use.
 struct SkippingPlan {
   const char* kernel;
   std::string target;

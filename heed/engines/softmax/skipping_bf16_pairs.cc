@@ -1,4 +1,4 @@
-// Attention that leaves values out, for bf16 on CPUs whose bf16 dot product outruns their FMA.
+// Attention that skips values, for bf16 on CPUs whose bf16 dot product outruns their FMA.
 #define HEED_BF16_PAIRS
 #include "heed/core/targets.h"
 // After targets.h:

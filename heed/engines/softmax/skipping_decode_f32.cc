@@ -1,4 +1,4 @@
-// Attention that leaves values out, for f32, which 16-bit tensors are widened to: few rows.
+// Attention that skips values, small M, for f32 and for 16-bit tensors, which are widened to f32.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/softmax/skipping_internal.h"

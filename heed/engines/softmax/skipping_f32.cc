@@ -1,4 +1,4 @@
-// Attention that leaves values out, for f32, which 16-bit tensors are widened to: many rows at once.
+// Attention that skips values, vectorised over queries, for f32 and for 16-bit tensors, which are widened to f32.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/softmax/skipping_internal.h"

@@ -1,4 +1,4 @@
-// What the files of one kind of products each offer to skipping.cc.
+// The passes that each file of operands offers to skipping.cc.
 #ifndef HEED_ENGINES_SOFTMAX_SKIPPING_INTERNAL_H_
 #define HEED_ENGINES_SOFTMAX_SKIPPING_INTERNAL_H_
 
@@ -8,7 +8,7 @@
 
 namespace heed::softmax {
 
-// Of one way to compute rows; null where a CPU has none.
+// The passes over one kind of block; null where the CPU has none.
 struct SkippingPasses {
   void (*forward)(Context& ctx, const Problem& problem, const Skips& skips) = nullptr;
   int64_t (*workspace)(const Problem& problem) = nullptr;  // bytes per thread

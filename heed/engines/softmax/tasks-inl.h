@@ -1,4 +1,4 @@
-// Tasks of a forward pass: which blocks of rows, and which of their keys, are computed together.
+// Tasks of a forward pass: which blocks of rows, and which of their keys, one thread computes.
 //
 // Compiled once per SIMD target and dtype.
 #if defined(HEED_ENGINES_SOFTMAX_TASKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -25,12 +25,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-// Whether rows are in lanes and keys where they are, multiplied by vectors: such rows can be gathered, and what is read
-// ahead is asked for between register tiles.
+// True for operands with a query per lane, keys in place and products in vectors. Such rows can be gathered, and their
+// prefetches are issued between register tiles.
 template <class O>
 inline constexpr bool kRowsInLanes = !O::kMatrixTiles && !O::kKeysInLanes && !O::kQuantized;
 
-// Keys that sequences share: each segment of them once, for the queries of all.
+// Computes a shared prefix: each segment of its keys once, for the queries of all sequences that share it.
 template <class O, int C, class Outputs>
 void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueue& queue,
                const SegmentStates<O>& states, const SharedKeys& shared) {
@@ -40,7 +40,7 @@ void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
   joined.key_end = shared.end;
   const BlockGrid grid(p, joined, plan.rows), own_grid(p, *members, plan.rows);
   const int64_t blocks = p.key_heads * grid.blocks;
-  if (blocks == 0) return;  // no queries, or none of any head
+  if (blocks == 0) return;  // no queries, or no heads
   const int64_t segments = (shared.end - members->key_begin) / O::kGrid.segment;
   for (int64_t i = 0; i < shared.count * p.key_heads * own_grid.blocks; ++i) {
     const int64_t block = i % own_grid.blocks, rest = i / own_grid.blocks;
@@ -65,11 +65,11 @@ void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
   });
 }
 
-// Blocks that take the same keys while these are in L2, in the order of the queue.
+// Groups of consecutive blocks that take the same keys one after the other, while these are in L2.
 template <class O>
 struct BlockGroups {
   static constexpr int64_t kMostBlocks = 32, kFewestBlocks = 4;
-  static constexpr int64_t kMostBytes = int64_t{16} << 20;  // of states
+  static constexpr int64_t kMostBytes = int64_t{16} << 20;  // of segment states
 
   BlockGroups(const Problem& p, const Plan& plan, int64_t num_blocks, int num_threads) : blocks(kFewestBlocks) {
     if constexpr (O::kMatrixTiles) {
@@ -90,8 +90,8 @@ struct BlockGroups {
   bool wanted = false;
 };
 
-// K and V of a head that do not stay in L2: a part of them that does, for all blocks of a
-// group, then the next one.
+// Computes heads whose K and V exceed L2: a part of the keys that fits is taken by all blocks of a group, then the next
+// part.
 template <class O, int C, class Outputs>
 void RunGroups(Context& ctx, const Problem& p, const Plan& plan, const BlockQueue& queue,
                const BlockGroups<O>& groups) {
@@ -102,7 +102,7 @@ void RunGroups(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
     SegmentStates<O> states = groups.States(p, plan);
     int64_t index = group * groups.blocks;
     const int64_t last = std::min(index + groups.blocks, queue.size());
-    while (index < last) {  // heads, of which a group may meet several
+    while (index < last) {  // one turn per head, of which a group may contain several
       const BlockQueue::Task head_of = queue.At(index);
       int64_t end = index + 1;
       while (end < last && queue.At(end).sequence == head_of.sequence && queue.At(end).key_head == head_of.key_head) {
@@ -123,8 +123,8 @@ void RunGroups(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
   });
 }
 
-// Consecutive blocks that a thread takes at once: those of a head where they are few, so that its keys are copied once,
-// and what comes next is known.
+// Returns the number of consecutive blocks of one task. If heads have few blocks, a task takes all blocks of a head, so
+// that its keys are copied once and the next block is known.
 inline int64_t BlocksPerTask(const BlockQueue& queue, int num_threads) {
   constexpr int64_t kMostBlocks = 4;
   const int64_t blocks = queue.most_blocks();
@@ -132,12 +132,12 @@ inline int64_t BlocksPerTask(const BlockQueue& queue, int num_threads) {
   return few && queue.size() >= blocks * kTasksPerThread * num_threads ? blocks : 1;
 }
 
-// What is read and written after a block of `queue` begins: its outputs, the queries of the block that follows, and its
-// share of the keys and values of the head that follows, whose block `of_next_head` is.
+// Collects the prefetches to issue while block `index` is computed: its outputs, the queries of block `next`, and a
+// share of the keys and values of the next head, whose block `of_next_head` is.
 template <class O>
-void LookAhead(const Problem& p, const Plan& plan, const BlockQueue& queue, int64_t index, int64_t next,
-               int64_t of_next_head, RowPrefetch& ahead) {
-  constexpr int64_t kMostBytes = int64_t{512} << 10;  // of keys and values, which are to stay in L2
+void PrefetchNext(const Problem& p, const Plan& plan, const BlockQueue& queue, int64_t index, int64_t next,
+                  int64_t of_next_head, RowPrefetch& ahead) {
+  constexpr int64_t kMostBytes = int64_t{512} << 10;  // keys and values have to stay in L2
   ahead.Clear();
   const auto grid_of = [&](const BlockQueue::Task& task) {
     return BlockGrid(p, p.sequences[static_cast<size_t>(task.sequence)], plan.rows);
@@ -170,7 +170,7 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
   }
   ctx.ReserveShared(static_cast<size_t>(states.Bytes()));
   states.Begin(ctx.Shared());
-  if constexpr (!O::kMatrixTiles) {  // caches alone share keys, and take other kernels
+  if constexpr (!O::kMatrixTiles) {  // only caches share keys, and they never take AMX tiles
     for (const SharedKeys& shared : p.shared) {
       RunShared<O, C, Outputs>(ctx, p, plan, queue, states, shared);
     }
@@ -198,11 +198,11 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
     const int64_t end = std::min((task + 1) * per_task, queue.size());
     for (int64_t index = task * per_task; index < end; ++index) {
       with_block(index, w, [&](auto& block, int64_t blocks_of_head) HWY_ATTR {
-        if constexpr (kRowsInLanes<O>) {                               // others ask for what they need themselves
-          const int64_t skipped = per_task * (ctx.num_threads() - 1);  // which other threads take
+        if constexpr (kRowsInLanes<O>) {                               // other operands prefetch by themselves
+          const int64_t skipped = per_task * (ctx.num_threads() - 1);  // blocks that other threads take
           const int64_t next = index + 1 < end ? index + 1 : index + 1 + skipped;
           const int64_t of_next_head = index + blocks_of_head + (per_task > 1 ? skipped : 0);
-          LookAhead<O>(p, plan, queue, index, next, of_next_head, w.ahead);
+          PrefetchNext<O>(p, plan, queue, index, next, of_next_head, w.ahead);
         }
         block.Compute();
       });
@@ -210,7 +210,7 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
   });
 }
 
-// Per thread, with its share of what the threads share.
+// Returns the bytes of scratch per thread, including its share of the states that threads share.
 template <class O>
 int64_t ScratchBytes(const Problem& p, const Plan& plan, int num_threads) {
   const BlockQueue queue(p, plan.rows);

@@ -1,7 +1,7 @@
-// The last three products of the backward pass in vectors: gradients of a group of keys, and
-// what the keys add to those of the queries.
+// The last three products of the backward pass in vectors: the gradients of a group of keys, and the group's
+// contribution to the gradients of queries.
 //
-// Compiled once per SIMD target and dtype. gradient_operands-inl.h says what a word is.
+// Compiled once per SIMD target and dtype. gradient_operands-inl.h defines words.
 #if defined(HEED_ENGINES_SOFTMAX_VECTOR_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_VECTOR_GRADIENTS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_VECTOR_GRADIENTS_INL_H_
@@ -28,8 +28,8 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// out[r] += sum_i a[r][i] b[i] for rows of `depth` elements, as the tiles of O do. Not
-// inlined: three products are one function.
+// Computes out[r] += sum_i a[r][i] b[i] for rows of `depth` elements, in register tiles. It is not inlined, so that the
+// three products share one function.
 template <class O, bool kSkipMasked>
 HWY_NOINLINE void AccumulateRows(const typename O::Word* a, ptrdiff_t a_row, ptrdiff_t a_step,
                                  const typename O::Word* b, ptrdiff_t b_step, size_t count, typename O::Compute* out,
@@ -56,19 +56,19 @@ class VectorGradients {
 
  public:
   using Operands = typename O::Operands;
-  static constexpr int kVectors = hs::kShapes.block_vectors;  // of lanes
-  static constexpr size_t kStep = O::kStep;                   // rows in a row of words
+  static constexpr int kVectors = hs::kShapes.block_vectors;  // vectors of lanes per block
+  static constexpr size_t kStep = O::kStep;                   // rows per word
   static constexpr int64_t kGroupKeys = 256;
   static constexpr bool kFuseHeads = O::kFuseHeads;
 
   static int64_t Row(int64_t depth) { return PaddedRow<T>(depth); }
 
-  // P of a logit, given the shift of its row; a factor makes logits exponents of 2.
+  // P of a logit, given the shift of its row. The factor, which turns logits into exponents of 2, is not used here.
   static constexpr bool kScalesShift = false;
   static T Shift(T lse) { return lse; }
   static HWY_INLINE V RowPart(V of_row, V /*factor*/) { return of_row; }
   static HWY_INLINE V Weight(V s, V shift, V /*factor*/) {
-    // A caller's lse may be less than the logit: e^x overflows to infinity, then.
+    // If the caller's lse is less than the logit, e^x may overflow; it is infinity then.
     constexpr T kOverflow = sizeof(T) == 4 ? T{128} : T{1024};
     const V x = hn::Mul(hn::Sub(s, shift), hn::Set(D(), static_cast<T>(hs::kLog2E)));
     return hs::Exp2NonPositive(D(), hs::AtMost(D(), x, kOverflow));
@@ -76,10 +76,10 @@ class VectorGradients {
 
   struct Buffers {
     Word *q_rows, *d_o_rows;         // [W][.]
-    T* columns;                      // [tile][W]: dS again, where it differs by keys
+    T* columns;                      // dS by pairs of keys, if words differ between rows and keys
     T* dq;                           // [W][.]
     typename O::Key *keys, *values;  // [group][.]
-    Word* key_rows;                  // the same keys
+    Word* key_rows;                  // the keys as words
     T *dk, *dv;                      // [group][.]
 
     void LayOut(Carver& carver, const Problem& p, const Plan& plan) {
@@ -112,7 +112,7 @@ class VectorGradients {
     return {b_.values, static_cast<ptrdiff_t>(O::KeyRow(p_.value_depth)), keys_.begin};
   }
 
-  // Reads the rows of a block, and lets the pointers lead to what is near; of which dtype.
+  // Copies the rows of a block as words, and points q and d_o at them. Returns their dtype.
   HWY_INLINE DType BeginBlock(size_t num_rows, const void** q, const void** d_o) {
     num_rows_ = num_rows;
     const bool q_finite = O::ToWords(p_.dtype, q, num_rows, p_.depth, b_.q_rows);
@@ -123,7 +123,7 @@ class VectorGradients {
     return O::PointToRows(p_.dtype, b_.d_o_rows, num_rows, p_.value_depth, d_o);
   }
 
-  // Adds the products of a run with P and dS [key][lane], from a tile's first key on.
+  // Adds the products of a run, given P and dS [key][lane] from the first key of the tile on.
   HWY_INLINE void Add(const Run& run, int64_t origin, T* p, T* ds, RowPrefetch& prefetch) {
     if (skip_masked_) {
       Accumulate<true>(run, origin, p, ds, prefetch);
@@ -145,11 +145,11 @@ class VectorGradients {
     const auto tile_key = static_cast<size_t>(run.begin - origin);
     const int64_t key = run.begin - keys_.begin;
     const size_t words = (end - first + kStep - 1) / kStep;
-    const size_t last = first / kStep + words - 1;  // word of the last rows
+    const size_t last = first / kStep + words - 1;  // the word of the last rows
     p += tile_key * W;
     ds += tile_key * W;
     T* columns = b_.columns + tile_key / kStep * W;
-    if (end % kStep != 0) {  // a word's second row that there is not: never NaN
+    if (end % kStep != 0) {  // the second row of this word does not exist: never NaN
       for (size_t j = 0; j < keys; ++j) p[j * W + end] = ds[j * W + end] = T{-0.0};
     }
     O::RoundWeights(keys, run.c0, run.c1, W, p, ds, columns);

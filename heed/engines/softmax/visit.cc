@@ -1,4 +1,4 @@
-// Runs of visible keys, blocks of rows, and how many pairs they come to.
+// Intervals of visible keys, blocks of rows, and the number of pairs that they have.
 #include "heed/engines/softmax/visit.h"
 
 #include <bit>
@@ -32,7 +32,7 @@ TileVisits::TileVisits(const Sequence& s, std::span<const KeyRuns> rows, const K
       common_second_ = Intersect(common_second_, row.second);
     }
   }
-  // A row whose runs met lies in second_ alone and may begin before first_.
+  // A row whose two runs met has everything in second_, which may begin before first_.
   if (!first_.empty() && !second_.empty() && second_.begin <= first_.end) {
     second_ = {std::min(first_.begin, second_.begin), std::max(first_.end, second_.end)};
     first_ = {};
@@ -103,7 +103,7 @@ Cover CoverOf(const Problem& p, const Sequence& s, const BlockGrid& grid, int64_
       const uint8_t* at = mask + s.batch * p.mask.batch_stride +
                           (key_head * grid.heads + row.head) * p.mask.head_stride +
                           (s.first_q + row.query) * p.mask.query_stride + keys.begin * p.mask.key_stride;
-      if (at == last) continue;  // broadcast over queries
+      if (at == last) continue;  // the mask is broadcast over queries
       last = at;
       for (int64_t j = 0; j < keys.size(); ++j) {
         kept += at[j * p.mask.key_stride] != 0;
@@ -118,7 +118,7 @@ Cover CoverOf(const Problem& p, const Sequence& s, const BlockGrid& grid, int64_
 
 namespace {
 
-// How many of these keys a pattern leaves to a row.
+// Returns how many of these keys a pattern keeps for a row.
 int64_t NumKept(const Sequence& s, int64_t head, int64_t query, const Interval& keys) {
   if (s.kept == nullptr || keys.empty()) return keys.size();
   int64_t count = 0;
@@ -134,7 +134,7 @@ int64_t NumKept(const Sequence& s, int64_t head, int64_t query, const Interval& 
   return count;
 }
 
-// f(bits of keys that are kept and seen) for each row that keeps some of a tile, and sees some of it.
+// Calls f(bits of the keys that are kept and visible) for each row that keeps and sees some of a tile.
 template <class F>
 void ForTileRows(const Problem& p, const Sequence& s, const F& f) {
   for (int64_t head = 0; head < p.query_heads; ++head) {
@@ -172,7 +172,7 @@ double VisitedPairs(const Problem& p, int64_t lanes, const KeyGrid& key_grid) {
       continue;
     }
     const BlockGrid grid(p, s, lanes);
-    // Without data to look at, the heads that share queries have equal tiles.
+    // Masks without data to look at are equal for all heads that share queries, so one of them counts for all.
     const int64_t turns = by_data || grid.fused ? 1 : grid.heads;
     const int64_t key_heads = by_data ? p.key_heads : 1;
     double of_sequence = 0;

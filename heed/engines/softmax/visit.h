@@ -1,15 +1,11 @@
-// Which keys a query sees, and which tiles a block of queries therefore visits.
+// The keys that a query sees, and the tiles that a block of queries computes (its tile list).
 //
-// All mask terms but segments and the boolean mask are intervals in the
-// key index, so that a row sees at most two runs of keys: those that a window's
-// sink tokens keep, and the rest. A block of rows visits the tiles that the union
-// of its rows' runs touches, clipped to it; a tile inside every row's run is
-// full and takes no masks.
+// All masks but segments and the boolean mask are intervals of keys, so that a row sees at most two runs of keys: the
+// sink tokens that a window keeps, and the rest. A block of rows computes the tiles that the union of its rows' runs
+// touches, clipped to this union. A tile inside every row's runs is full and needs no mask.
 //
-// Tiles lie on a grid counted from the sequence's first valid key,
-// and a tile is visited at most once. Rescaling happens at the borders of that
-// grid and nowhere else: this is what keeps a row's bits independent of its
-// block.
+// Tiles are on a grid counted from the sequence's first valid key, and a block computes a tile at most once. States are
+// rescaled only at the boundaries of this grid, which keeps a row's bits independent of its block.
 #ifndef HEED_ENGINES_SOFTMAX_VISIT_H_
 #define HEED_ENGINES_SOFTMAX_VISIT_H_
 
@@ -22,30 +18,29 @@
 
 namespace heed::softmax {
 
-inline constexpr int64_t kTileKeys = 64;      // unless a kernel says otherwise
-inline constexpr int64_t kSegmentKeys = 512;  // one un-normalised state each
+inline constexpr int64_t kTileKeys = 64;      // a kernel may have another size
+inline constexpr int64_t kSegmentKeys = 512;  // each segment has one un-normalised state
 
-// How a kernel cuts the keys of a sequence, counted from the first valid one: into
-// tiles, powers of two up to a segment, which are extended to whole steps of keys as far
-// as there are valid keys.
+// A kernel's division of the keys of a sequence, counted from the first valid key. Tile sizes are powers of two up to a
+// segment. Tiles are extended to whole steps of keys as far as there are valid keys.
 struct KeyGrid {
   int64_t tile = kTileKeys;
   int64_t step = 1;  // a power of two
   int64_t segment = kSegmentKeys;
 };
 
-// The keys one row sees.
+// Returns the keys that one row sees.
 KeyRuns VisibleKeys(const Problem& problem, const Sequence& sequence, int64_t query);
 
 struct Tile {
   Interval keys;
-  int64_t grid = 0;     // where on the grid the tile begins, seen or not
-  int64_t segment = 0;  // index of the one that it lies in
-  int64_t until = 0;    // where the keys that follow, seen by some row, end
-  bool full = false;    // every row of the block sees all of it
+  int64_t grid = 0;     // start of the tile on the grid, seen or not
+  int64_t segment = 0;  // index of its segment
+  int64_t until = 0;    // end of the run of visible keys that the tile is in
+  bool full = false;    // every row of the block sees all of its keys
 };
 
-// The tiles of one block of rows, ascending.
+// Enumerates the tiles of one block of rows in ascending order.
 class TileVisits {
  public:
   TileVisits() = default;
@@ -56,11 +51,11 @@ class TileVisits {
     const bool in_first = at_ < first_.end;
     const int64_t limit = in_first ? first_.end : second_.end;
     if (at_ >= limit) return false;
-    // Masks, because a short tile is over in the time of ten divisions.
+    // Masks instead of divisions, because a short tile takes no longer than ten divisions.
     const int64_t border = at_ - ((at_ - origin_) & (tile_ - 1)) + tile_;
     int64_t end = std::min(border, limit);
     if (in_first && end < border && second_.begin < border) {
-      end = std::min(border, std::max(end, second_.end));  // both runs in one tile
+      end = std::min(border, std::max(end, second_.end));  // both runs are in one tile
     }
     tile->keys = {at_ - ((at_ - origin_) & (step_ - 1)), std::min(end + ((origin_ - end) & (step_ - 1)), end_)};
     tile->grid = border - tile_;
@@ -71,9 +66,9 @@ class TileVisits {
     return true;
   }
 
-  int64_t at() const { return at_; }  // where the next tile begins
+  int64_t at() const { return at_; }  // start of the next tile
 
-  // Leaves out the tiles that end before this key.
+  // Skips the tiles that end before this key.
   void SkipTo(int64_t key) { at_ = std::max(at_, key - ((key - origin_) & (tile_ - 1))); }
 
  private:
@@ -83,9 +78,8 @@ class TileVisits {
   Interval common_first_, common_second_;  // intersections
 };
 
-// Which groups of keys, whose gradients one task owns, a block of rows may see: what their
-// number is and which come first is a function of the problem's intervals alone, not of
-// masks. Groups count from the first valid key.
+// The groups of keys that a block of rows may see, where one task owns the gradients of a group. Their number and order
+// depend only on the problem's intervals, not on masks. Groups are counted from the first valid key.
 class GroupVisits {
  public:
   GroupVisits(const Sequence& sequence, std::span<const KeyRuns> rows, int64_t group_keys);
@@ -101,23 +95,23 @@ class GroupVisits {
   }
 
  private:
-  Interval first_, second_;  // of group indices, disjoint
+  Interval first_, second_;  // group indices, disjoint
 };
 
 inline int64_t NumGroups(const Sequence& sequence, int64_t group_keys) {
   return (sequence.key_end - sequence.key_begin + group_keys - 1) / group_keys;
 }
 
-// Blocks of rows that share lanes. Where a head has fewer queries than a block
-// holds, the heads of a group are taken together: they see the same keys.
+// Divides query rows into blocks. Where a head has fewer queries than a block has lanes, the heads of a group, which
+// see the same keys, share blocks.
 struct BlockGrid {
   BlockGrid(const Problem& problem, const Sequence& sequence, int64_t lanes, bool fuse_heads = true);
 
   struct Row {
-    int64_t head;  // inside the group
+    int64_t head;  // in the group
     int64_t query;
   };
-  // One block: these rows, at least one.
+  // A grid of one block with these rows, at least one.
   BlockGrid(const Problem& problem, std::span<const Row> rows);
 
   int64_t blocks;  // per key head
@@ -125,11 +119,11 @@ struct BlockGrid {
   int64_t num_queries;
   int64_t heads;  // of one group
   bool fused;
-  std::span<const Row> chosen;  // the rows of the one block, or none
+  std::span<const Row> chosen;  // the rows of the one block; else empty
 
   int64_t NumRows(int64_t block) const;
-  // Not fused, the heads of a group take turns on the same queries, so that they
-  // meet the same keys in the cache.
+  // If heads do not share blocks, the heads of a group alternate on the same queries, so that they find the same keys
+  // in the cache.
   Row At(int64_t block, int64_t lane) const {
     if (!chosen.empty()) return chosen[static_cast<size_t>(lane)];
     if (fused) {
@@ -142,7 +136,7 @@ struct BlockGrid {
   struct Place {
     int64_t block, lane;
   };
-  Place Find(const Row& row) const {  // the inverse, where none are chosen
+  Place Find(const Row& row) const {  // the inverse of At(), without chosen rows
     if (fused) {
       const int64_t i = row.head * num_queries + row.query;
       return {i / lanes, i % lanes};
@@ -151,17 +145,15 @@ struct BlockGrid {
   }
 };
 
-// How much of a tile a boolean mask and segments leave to a block of rows. An
-// empty tile is not visited.
+// The part of a tile that the boolean mask and segments leave to a block of rows. Empty tiles are not computed.
 enum class Cover { kNone, kSome, kAll };
 Cover CoverOf(const Problem& problem, const Sequence& sequence, const BlockGrid& grid, int64_t block, int64_t key_head,
               const Interval& keys);
 
-// Pairs that a kernel with `lanes` rows per block computes, over all heads.
+// Returns the number of pairs that a kernel with `lanes` rows per block computes, over all heads.
 double VisitedPairs(const Problem& problem, int64_t lanes, const KeyGrid& grid = {});
 
-// Pairs that are kept, over all heads. Masks and segments are read where they
-// have data and count as kept where they have none.
+// Returns the number of pairs that are kept, over all heads. Masks and segments without data count as kept.
 double KeptPairs(const Problem& problem);
 
 }  // namespace heed::softmax

@@ -1,5 +1,5 @@
-// Which keys are visited, against the definition of every mask, pair by pair: on
-// random problems with positions and sizes far from ordinary.
+// The tiles and pairs that are computed, compared with the definition of every mask, pair by pair, on random problems
+// with extreme positions and sizes.
 #include "heed/engines/softmax/visit.h"
 
 #include <gtest/gtest.h>
@@ -16,11 +16,11 @@
 namespace heed::softmax {
 namespace {
 
-using Wide = __int128;  // sums of positions may be anything
+using Wide = __int128;  // sums of positions may exceed int64
 
 Wide FloorDivide(Wide a, Wide b) { return a / b - (a % b != 0 && a < 0 ? 1 : 0); }
 
-// The interval terms of keep_ij, as the header of attention defines them.
+// The interval terms of keep_ij as defined in the header of attention.
 bool Keeps(const Problem& p, const Sequence& s, int64_t query, int64_t key) {
   if (query >= s.query_end) return false;
   const Wide position = Wide{s.start} + query, j = key;
@@ -32,7 +32,7 @@ bool Keeps(const Problem& p, const Sequence& s, int64_t query, int64_t key) {
   return p.chunk == 0 || FloorDivide(j - s.key_begin, p.chunk) == FloorDivide(position - s.key_begin, p.chunk);
 }
 
-// The terms of data: mask and segments.
+// The terms with data: mask and segments.
 bool DataKeeps(const Problem& p, const Sequence& s, int64_t head, int64_t query, int64_t key) {
   if (p.mask.data != nullptr &&
       static_cast<const uint8_t*>(p.mask.data)[s.batch * p.mask.batch_stride + head * p.mask.head_stride +
@@ -47,7 +47,7 @@ bool DataKeeps(const Problem& p, const Sequence& s, int64_t head, int64_t query,
 
 constexpr int64_t kFar = int64_t{1} << 61;
 
-// A problem of interval masks with one sequence.
+// Makes a problem of interval masks with one sequence.
 Problem RandomIntervals(Random& random) {
   Problem p;
   p.query_heads = p.key_heads = 1;
@@ -108,7 +108,7 @@ TEST(VisibleKeysTest, AreThoseThatTheDefinitionKeeps) {
   EXPECT_GT(split, 500);
 }
 
-// Everything that tiles promise, for one block of rows.
+// Checks all guarantees of tiles for one block of rows.
 void CheckTiles(const Problem& p, const Sequence& s, const std::vector<KeyRuns>& rows) {
   std::vector<std::set<int64_t>> visible;
   Interval hulls[2];
@@ -140,7 +140,7 @@ void CheckTiles(const Problem& p, const Sequence& s, const std::vector<KeyRuns>&
     for (int64_t j = keys.begin; j < keys.end; ++j) {
       visited.insert(j);
       for (const auto& row : visible) all = all && row.count(j) != 0;
-      // Outside both unions of runs, only between two that meet in this tile.
+      // A key outside of both unions of runs can only be between two runs that meet in this tile.
       const auto inside = [j](const Interval& hull) { return hull.begin <= j && j < hull.end; };
       if (!inside(hulls[0]) && !inside(hulls[1])) {
         ASSERT_TRUE(keys.begin < hulls[0].end && hulls[0].end <= j && j < hulls[1].begin && hulls[1].begin < keys.end)
@@ -186,8 +186,8 @@ TEST(TileVisitsTest, CoverWhatRowsSeeOnceOnTheGrid) {
   }
 }
 
-// With pairs of keys, tiles only grow, by one key at either end at most, up to
-// borders of pairs or the end of the valid keys.
+// With pairs of keys, a tile only grows, by at most one key at either end, to a boundary of pairs or to the end of the
+// valid keys.
 TEST(TileVisitsTest, APairOfKeysIsNeverCut) {
   Random random(3);
   for (int round = 0; round < 20000; ++round) {
@@ -313,7 +313,7 @@ TEST(BlockQueueTest, HandsOutEveryBlockOnceCostlyOnesFirst) {
   }
 }
 
-// A problem with a boolean mask, segments or both, in memory of its own.
+// A problem with a boolean mask, segments or both, with memory of its own.
 struct DataProblem {
   Problem p;
   std::vector<uint8_t> mask;
@@ -337,7 +337,7 @@ DataProblem RandomData(Random& random) {
   p.sequences[1].start += random.Integer(-20, 20);
   const bool segments = random.Chance(0.5);
   if (segments) {
-    // Runs of equal ids, so that tiles may keep nothing or all.
+    // Makes runs of equal ids, so that tiles may be kept completely or not at all.
     const auto ids = [&](int64_t n) {
       std::vector<int32_t> list;
       const int64_t run = random.Pick<int64_t>({1, 5, 70, 400});
@@ -365,7 +365,7 @@ DataProblem RandomData(Random& random) {
       *strides[axis] = random.Chance(0.3) ? 0 : step;
       if (*strides[axis] != 0) step *= std::max<int64_t>(sizes[axis], 1);
     }
-    // Blocks of zeros and ones, other numbers than 1 among them.
+    // Makes blocks of zeros and ones; "one" may be any nonzero byte.
     const int64_t run = random.Pick<int64_t>({1, 60, 500, 100000});
     uint8_t value = 1;
     for (int64_t i = 0; i < step; ++i) {
@@ -408,7 +408,7 @@ TEST(CoverTest, NoneAndAllAreClaimedOnlyWhereTrue) {
       if (cover == Cover::kAll) {
         ASSERT_EQ(kept, pairs) << round;
       }
-      if (p.segments_q.empty()) {  // a mask is read in full
+      if (p.segments_q.empty()) {  // a mask is read completely
         ASSERT_EQ(cover == Cover::kNone, kept == 0) << round;
         ASSERT_EQ(cover == Cover::kAll, kept == pairs) << round;
       }

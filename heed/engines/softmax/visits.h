@@ -1,8 +1,8 @@
-// Which keys a pattern keeps of which rows, as tiles and bits: what the engine reads of a pattern.
+// The block mask of a pattern as the engine reads it: tile lists, with bits for tiles that are kept in part.
 //
-// Tiles are of 64 keys from key 0 on, blocks of 64 rows from row 0 of a call on. Of a block the tiles
-// of which some pair is kept are listed, ascending, each with a word per row, a bit per key; a tile
-// of which all is kept needs none. Batch entries and heads that keep the same share their lists.
+// Tiles have 64 keys, counted from key 0; blocks have 64 rows, counted from row 0 of a call. For each block, the tiles
+// of which some pair is kept are listed in ascending order, each with one word per row and one bit per key. A tile that
+// is kept completely needs no words. Batch entries and heads with the same mask share their lists.
 #ifndef HEED_ENGINES_SOFTMAX_VISITS_H_
 #define HEED_ENGINES_SOFTMAX_VISITS_H_
 
@@ -17,25 +17,25 @@ namespace heed::softmax {
 
 struct Visit {
   int64_t tile;
-  int64_t words;  // where those of the block's rows are; -1: every row keeps every key
+  int64_t words;  // index of the words of the block's rows; -1: every row keeps every key
 };
 
 struct Visits {
   static constexpr int64_t kKeys = 64, kRows = 64;
 
-  int64_t batch = 1, heads = 1;  // 1: the same for all
-  int64_t blocks = 0;            // of rows
-  std::vector<int64_t> begins;   // [batch, heads, blocks + 1]: of lists, one behind the other
+  int64_t batch = 1, heads = 1;  // 1: shared by all
+  int64_t blocks = 0;            // blocks of rows
+  std::vector<int64_t> begins;   // [batch, heads, blocks + 1]: where each list begins in `visits`
   std::vector<Visit> visits;
   std::vector<uint64_t> words;
 
-  // The visits of the block that has this row.
+  // Returns the tile list of the block that has this row.
   std::span<const Visit> Of(int64_t b, int64_t head, int64_t row) const {
     const int64_t list = (batch == 1 ? 0 : b) * heads + (heads == 1 ? 0 : head);
     const auto at = static_cast<size_t>(list * (blocks + 1) + row / kRows);
     return std::span(visits).subspan(static_cast<size_t>(begins[at]), static_cast<size_t>(begins[at + 1] - begins[at]));
   }
-  // Whether that block has a tile with some of the keys [begin, end).
+  // Returns whether the block that has this row lists a tile with some of the keys [begin, end).
   bool KeepsAny(int64_t b, int64_t head, int64_t row, int64_t begin, int64_t end) const {
     const std::span<const Visit> list = Of(b, head, row);
     const auto at = std::ranges::lower_bound(list, begin / kKeys, {}, &Visit::tile);
@@ -50,17 +50,17 @@ struct Visits {
   }
 };
 
-// Says for each tile which rows keep some of it, for patterns of which rows next to each other keep different tiles.
-// Rows of a tile are computed together, wherever they stand.
+// The block mask by tile: which rows keep some of each tile. It is for patterns in which neighbouring rows keep
+// different tiles; rows that keep a tile are computed together, wherever they are.
 struct TileRows {
-  int64_t batch = 1, heads = 1;  // 1: the same for all; else heads that a head's own number falls on
+  int64_t batch = 1, heads = 1;  // 1: shared by all; `heads` divides the query heads
   int64_t tiles = 0;
   std::vector<int64_t> begins;  // [batch, heads, tiles + 1]
   struct Entry {
     int32_t row;
-    int32_t word;  // index of the bits of its keys; -1: it keeps all
+    int32_t word;  // index of the row's word; -1: it keeps all keys
   };
-  std::vector<Entry> entries;  // of a tile ascending
+  std::vector<Entry> entries;  // of each tile, by ascending row
   std::vector<uint64_t> words;
 
   std::span<const Entry> Of(int64_t b, int64_t head, int64_t query_heads, int64_t tile) const {
@@ -75,7 +75,7 @@ struct TileRows {
   }
 };
 
-// The lists of up to kMost rows, walked tile by tile.
+// Passes over the lists of up to kMost rows, tile by tile.
 template <size_t kMost>
 class KeptKeys {
  public:
@@ -84,7 +84,7 @@ class KeptKeys {
     int64_t batch, head, row;
   };
 
-  // Rows of tiles whose first key is `key` or later.
+  // Begins with tiles that have keys from `key` on. row_of(lane) is the row of a lane.
   template <class F>
   void Begin(size_t num_rows, int64_t key, const F& row_of) {
     num_lists_ = 0;
@@ -101,7 +101,7 @@ class KeptKeys {
     }
   }
 
-  // The first key from `key` on that some row may keep; those before it need not be looked at.
+  // Returns the first key from `key` on that some row may keep, and drops all tiles before `key`.
   int64_t Next(int64_t key) {
     int64_t next = INT64_MAX;
     for (size_t i = 0; i < num_lists_; ++i) {
@@ -113,7 +113,7 @@ class KeptKeys {
     return std::max(next, key);
   }
 
-  // Whether every row keeps all of the keys [key, key + 64), as far as that can be told by tiles. Those before it stay.
+  // Returns whether every row keeps all of the keys [key, key + 64), as far as whole tiles tell. Drops no tile.
   bool KeepsAll(int64_t key) const {
     const int64_t tile = key / Visits::kKeys;
     if (key % Visits::kKeys != 0) return false;
@@ -126,7 +126,7 @@ class KeptKeys {
     return true;
   }
 
-  // put(lane, bits) of keys [key, key + 64), from the lowest bit on, some of which may not exist.
+  // Calls put(lane, bits) with the bits of keys [key, key + 64), lowest first; some of these keys may not exist.
   template <class F>
   void Words(int64_t key, const F& put) {
     const int64_t tile = key / Visits::kKeys;
@@ -153,9 +153,9 @@ class KeptKeys {
   }
 
  private:
-  // Consecutive rows of one list.
+  // Consecutive rows with the same list.
   struct List {
-    Row row;  // the first
+    Row row;  // the first row
     size_t first, count;
     std::span<const Visit> left;
 

@@ -1,4 +1,4 @@
-// KeptKeys by itself: rows of several lists, whose tiles and words are different ones.
+// KeptKeys on its own: rows of several lists with different tiles and words.
 #include "heed/engines/softmax/visits.h"
 
 #include <cstddef>
@@ -10,7 +10,8 @@
 namespace heed::softmax {
 namespace {
 
-// Two blocks of 64 rows: the first keeps all of tile 0, the second keeps of tile 2 the key whose bit is the row's.
+// Makes two blocks of 64 rows. The first keeps all of tile 0; in the second, each row keeps one key of tile 2, with the
+// row's index.
 Visits TwoBlocks() {
   Visits visits;
   visits.blocks = 2;

@@ -1,9 +1,8 @@
-// Weights of blocks of rows, tile by tile, handed to whoever stores, pools or sums them.
+// Attention probabilities P of blocks of rows, tile by tile, for callers that store, pool or sum them.
 //
-// Compiled once per SIMD target and dtype. Two passes over the visited tiles: one
-// for the statistics, without values, unless the caller knows them, and one for
-// P = exp(S - lse). Twice the first product and twice the exponentials: about the
-// time of attention itself.
+// Compiled once per SIMD target and dtype. There are two passes over the tiles: one for the row statistics, without
+// values, unless the caller knows them; and one for P = exp(S - lse). That is twice the first product and twice the
+// exponentials, about the time of attention itself.
 #if defined(HEED_ENGINES_SOFTMAX_WEIGHTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_WEIGHTS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_WEIGHTS_INL_H_
@@ -36,7 +35,7 @@ class WeightsBlock : ForwardBlock<O, C> {
   using typename Base::V;
   using Base::Base, Base::N, Base::W;
 
-  // use(tile, p): p[key][lane] of each visited tile, W lanes to a key.
+  // Calls use(tile, p) for each tile with a visible key; p[key][lane] has W lanes per key.
   template <class F>
   HWY_INLINE void ForTiles(const GivenLse& given, const F& use) {
     HWY_ALIGN T lse[W];
@@ -51,7 +50,7 @@ class WeightsBlock : ForwardBlock<O, C> {
     }
     for (size_t lane = 0; lane < W; ++lane) {
       lse[lane] = lane < num_rows_ ? Total(given, lane, lse[lane]) : T{0};
-      // Nothing to subtract where no key is seen: every logit is -inf.
+      // A row that sees no key has only logits of -inf; its shift must be finite.
       if (lse[lane] == -std::numeric_limits<T>::infinity()) lse[lane] = 0;
     }
     Block<O, C>::ForTiles([&](const Tile& tile) HWY_ATTR {
@@ -63,7 +62,7 @@ class WeightsBlock : ForwardBlock<O, C> {
  private:
   using Base::d_, Base::p_, Base::s_, Base::grid_, Base::block_, Base::key_head_, Base::num_rows_, Base::w_;
 
-  // log(exp(lse) + exp(sink)) of a lane's row.
+  // Returns log(exp(lse) + exp(sink)) of a lane's row.
   T Total(const GivenLse& given, size_t lane, T computed) const {
     const BlockGrid::Row row = grid_.At(block_, static_cast<int64_t>(lane));
     const int64_t head = key_head_ * grid_.heads + row.head;
@@ -112,14 +111,13 @@ class WeightsBlock : ForwardBlock<O, C> {
   }
 };
 
-// Blocks of one size serve all: few rows waste lanes, which looking at weights can
-// afford and compiling each size can not.
+// All calls have one block size: with few rows lanes are wasted, which is better here than compiling every size.
 template <class O>
 Plan WeightsPlan(const Problem& p) {
   return MakePlan<O>(p, hs::kShapes.block_vectors);
 }
 
-// The plan, with scratch for it and `more` bytes behind.
+// Reserves scratch for the plan and `more` bytes behind it. Returns the plan.
 template <class O>
 Plan Reserve(Context& ctx, const Problem& p, int64_t more) {
   const Plan plan = WeightsPlan<O>(p);
@@ -130,7 +128,7 @@ Plan Reserve(Context& ctx, const Problem& p, int64_t more) {
   return plan;
 }
 
-// f(block) for these queries, W at most, of a query head of a sequence.
+// Calls f(block) for these queries, W at most, of one query head of a sequence.
 template <class O, class F>
 HWY_INLINE void WithBlock(const Problem& p, const Plan& plan, int64_t sequence, int64_t query_head,
                           std::span<const int64_t> queries, Workspace<O>& w, const F& f) {
@@ -183,7 +181,7 @@ void RunRows(Context& ctx, const Problem& p, const GivenLse& lse, std::span<cons
   });
 }
 
-// Rows of the picture that one task owns: about kPooledRows queries of one head.
+// Queries of one head, about, whose rows of the picture are one task.
 inline constexpr int64_t kPooledRows = 256;
 
 inline int64_t RowsPerTask(const Problem& p, const Pool& pool) {
@@ -191,16 +189,16 @@ inline int64_t RowsPerTask(const Problem& p, const Pool& pool) {
   return std::clamp<int64_t>(kPooledRows * pool.rows / std::max<int64_t>(Tq, 1), 1, std::max<int64_t>(pool.rows, 1));
 }
 
-// The first index of a bin.
+// Returns the first index of a bin.
 inline int64_t BinBegin(int64_t bin, int64_t count, int64_t bins) { return (bin * count + bins - 1) / bins; }
 
-// The larger of the two, or NaN if one is.
+// Returns the larger one, or NaN if one is NaN.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Larger(D /*d*/, V x, V y) {
   return hn::IfThenElse(hn::Or(hn::Gt(x, y), hn::IsNaN(x)), x, y);
 }
 
-// A task's part of the picture, and the columns of one block of rows by lane.
+// Returns the bytes of a task's part of the picture and of the pooled columns of one block of rows by lane.
 template <class O>
 int64_t PoolBytes(const Problem& p, const Pool& pool) {
   using T = typename O::Compute;
@@ -221,7 +219,7 @@ void RunPooled(Context& ctx, const Problem& p, const GivenLse& lse, const Pool& 
   const int64_t H = p.query_heads;
   ctx.ParallelFor(B * H * tasks, [&](int64_t task, int worker) HWY_ATTR {
     const int64_t b = task / (H * tasks), h = task / tasks % H;
-    // Late rows first: under a causal mask they are the long ones.
+    // The last rows are taken first, because under the causal diagonal these see the most keys.
     const int64_t first_bin = (tasks - 1 - task % tasks) * per_task;
     const int64_t last_bin = std::min(first_bin + per_task, pool.rows);
     const Sequence& s = p.sequences[static_cast<size_t>(b)];
@@ -232,7 +230,7 @@ void RunPooled(Context& ctx, const Problem& p, const GivenLse& lse, const Pool& 
     std::fill(picture, picture + (last_bin - first_bin) * pool.columns, 0.0);
 
     const int64_t end = BinBegin(last_bin, s.num_queries, pool.rows);
-    int64_t bin = first_bin;  // of the row at hand
+    int64_t bin = first_bin;  // of the current row
     for (int64_t row = BinBegin(first_bin, s.num_queries, pool.rows); row < end;) {
       int64_t queries[W];
       const auto count = static_cast<size_t>(std::min<int64_t>(int64_t{W}, end - row));
@@ -267,7 +265,7 @@ void RunPooled(Context& ctx, const Problem& p, const GivenLse& lse, const Pool& 
           const double x = static_cast<double>(columns[c * int64_t{W} + static_cast<int64_t>(lane)]);
           if (!pool.maximum) {
             to[c] += x;
-          } else if (x > to[c] || std::isnan(x)) {  // a NaN stays
+          } else if (x > to[c] || std::isnan(x)) {  // a NaN stays in place
             to[c] = x;
           }
         }
@@ -306,7 +304,8 @@ void RunSums(Context& ctx, const Problem& p, int64_t first_query, int64_t num_qu
       WithBlock(p, plan, task / H, task % H, {queries, static_cast<size_t>(count)}, w, [&](auto& block) HWY_ATTR {
         block.ForTiles(GivenLse(), [&](const Tile& tile, const T* weights) HWY_ATTR {
           for (int64_t j = tile.keys.begin; j < tile.keys.end; ++j, weights += W) {
-            T* distances = by_distance + (s.start + first - j);  // of the first lane; others are further
+            // The distances of the first lane; each further lane is one key further away.
+            T* distances = by_distance + (s.start + first - j);
             auto sum = hn::Zero(d);
             for (int64_t lane = 0; lane < count; lane += N) {
               auto x = hn::Load(d, weights + lane);

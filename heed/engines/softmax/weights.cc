@@ -1,4 +1,4 @@
-// Attention weights, by the passes for the problem's dtype.
+// Attention probabilities, by the passes for the problem's dtype.
 #include "heed/engines/softmax/weights.h"
 
 #include "heed/engines/softmax/weights_internal.h"

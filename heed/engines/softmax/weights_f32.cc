@@ -1,4 +1,4 @@
-// The kernels of attention weights for f32, which 16-bit tensors are widened to.
+// The kernels of attention probabilities for f32, and for 16-bit tensors, which are widened to f32.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/softmax/weights_internal.h"

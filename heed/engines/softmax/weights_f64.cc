@@ -1,4 +1,4 @@
-// The kernels of attention weights for f64.
+// The kernels of attention probabilities for f64.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/softmax/weights_internal.h"

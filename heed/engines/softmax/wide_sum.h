@@ -1,5 +1,5 @@
-// Sums of many numbers whose differences count: in two doubles, and what cannot be added up is
-// counted.
+// Sums of many numbers, of which differences are needed: kept in two doubles, with non-finite terms counted instead of
+// added.
 #ifndef HEED_ENGINES_SOFTMAX_WIDE_SUM_H_
 #define HEED_ENGINES_SOFTMAX_WIDE_SUM_H_
 
@@ -8,11 +8,11 @@
 
 namespace heed::softmax {
 
-// What has been added and is taken away again leaves nothing, -inf and NaN included. Terms beyond
-// 2^960 count as infinite, so that no sum overflows.
+// Subtracting a term that was added leaves no trace, even for -inf and NaN. Terms beyond 2^960 count as infinite, so
+// that no sum overflows.
 struct WideSum {
   double high = 0, low = 0;
-  int64_t cuts = 0, broken = 0;  // terms of -inf; of NaN and +inf
+  int64_t cuts = 0, broken = 0;  // number of terms of -inf; of NaN and +inf
 
   void Add(double x) {
     constexpr double kMost = 0x1p960;
@@ -20,7 +20,7 @@ struct WideSum {
       ++cuts;
     } else if (!(x <= kMost)) {
       ++broken;
-    } else {  // exact: high + low of old and new differ by x
+    } else {  // exact: high + low changes by exactly x
       const double sum = high + x, added = sum - high;
       low += (high - (sum - added)) + (x - added);
       high = sum;
@@ -40,7 +40,7 @@ struct WideSum {
   }
 };
 
-// What was added after `from`, a sum on the way to `to`.
+// Returns the sum of the terms between two partial sums of one series: those in `to` but not in `from`.
 inline double Between(const WideSum& from, const WideSum& to) {
   return WideSum{to.high - from.high, to.low - from.low, to.cuts - from.cuts, to.broken - from.broken}.Value();
 }
