@@ -20,7 +20,7 @@ class UncappedContext : public Context {
 };
 
 void ExpectTheReference(const char* name, std::initializer_list<DType> dtypes) {
-  const EmulateTiles tiles;
+  const EmulateAmx tiles;
   const OpEntry op = FindOp(name);
   UncappedContext ctx;
   for (uint64_t seed = 1; seed <= 400; ++seed) {
@@ -30,18 +30,18 @@ void ExpectTheReference(const char* name, std::initializer_list<DType> dtypes) {
   }
 }
 
-TEST(EmulatedTiles, AgreeWithTheReference) {
+TEST(EmulatedAmxTiles, AgreeWithTheReference) {
   ExpectTheReference("attention", {DType::kBF16, DType::kF32, DType::kF16});
 }
 
-TEST(EmulatedTiles, ChunksAgreeWithTheReference) {
+TEST(EmulatedAmxTiles, ChunksAgreeWithTheReference) {
   for (const char* name : {"linear_attention", "retention", "simple_gla", "ssd"}) {
     ExpectTheReference(name, {DType::kBF16});
   }
 }
 
 // Sizes that take chunks on a CPU with tiles, which random cases seldom reach.
-TEST(EmulatedTiles, LargeChunksAgreeWithTheReferenceEmulatedOrNot) {
+TEST(EmulatedAmxTiles, LargeChunksAgreeWithTheReferenceEmulatedOrNot) {
   for (const char* name : {"retention", "simple_gla", "ssd"}) {
     const OpEntry op = FindOp(name);
     for (const int64_t D : {64, 80, 128}) {
@@ -50,7 +50,7 @@ TEST(EmulatedTiles, LargeChunksAgreeWithTheReferenceEmulatedOrNot) {
         UncappedContext ctx;
         Comparison result = Compare(c, ctx);
         EXPECT_TRUE(result.ok) << name << " " << D << " " << pass << ": " << result.message;
-        const EmulateTiles tiles;
+        const EmulateAmx tiles;
         result = Compare(c, ctx);
         EXPECT_TRUE(result.ok) << name << " " << D << " " << pass << ": " << result.message;
       }
@@ -59,8 +59,8 @@ TEST(EmulatedTiles, LargeChunksAgreeWithTheReferenceEmulatedOrNot) {
 }
 
 // Several units of keys, as a pipeline of tiles takes them.
-TEST(EmulatedTiles, PipelinesForgetWhatDecaysSay) {
-  const EmulateTiles tiles;
+TEST(EmulatedAmxTiles, PipelinesForgetWhatDecaysSay) {
+  const EmulateAmx tiles;
   const OpEntry attention = FindOp("attention");
   for (const char* pass : {"forward", "backward"}) {
     for (const int64_t D : {64, 128}) {

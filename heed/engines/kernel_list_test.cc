@@ -57,9 +57,9 @@ TEST(KernelListTest, ARecurrenceGetsTheKernelOfItsForm) {
   EXPECT_EQ(chosen(p), "recurrence_f32");
   EXPECT_EQ(Why(recurrence::kDeltaF32, ctx, p), "computes delta rules");
   EXPECT_EQ(Why(recurrence::kChannels, ctx, p), "computes means per channel");
-  EXPECT_EQ(Why(recurrence::kTiles, ctx, p), "needs matrix tiles");
+  EXPECT_EQ(Why(recurrence::kAmx, ctx, p), "needs matrix tiles");
   p.normalize = true;
-  EXPECT_EQ(Why(recurrence::kTiles, ctx, p), "computes no feature maps and no normalisers");
+  EXPECT_EQ(Why(recurrence::kAmx, ctx, p), "computes no feature maps and no normalisers");
   p = Recurrence(DType::kF64);
   EXPECT_EQ(chosen(p), "recurrence_f64");
   p.delta = recurrence::Delta::kAfterDecay;

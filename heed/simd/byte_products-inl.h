@@ -99,9 +99,9 @@ HWY_INLINE void DigitSums(D d, RowsInHand<int8_t>& rows, size_t begin, size_t co
 // out[j][r] = *factors[j] sum_e rows_j[e] x_r[e], x being digits in TileLayout(). All lanes of
 // `out` are written.
 template <class Tiles, class D, class V = hn::Vec<D>>
-HWY_NOINLINE void DotRowsInTiles(D d, const StoredRows<int8_t>& rows, size_t depth, size_t num_rows,
-                                 const int32_t* HWY_RESTRICT digits, const float* const* HWY_RESTRICT factors,
-                                 float* HWY_RESTRICT out) {
+HWY_NOINLINE void AmxDotRows(D d, const StoredRows<int8_t>& rows, size_t depth, size_t num_rows,
+                             const int32_t* HWY_RESTRICT digits, const float* const* HWY_RESTRICT factors,
+                             float* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D()), kRows = kTileRows;
   const hn::RebindToSigned<D> di;
   const auto* tail = reinterpret_cast<const float*>(digits + TileLayout(depth, num_rows).Tail());
@@ -199,9 +199,9 @@ HWY_INLINE void InterleaveRows(D d, RowsInHand<int8_t>& rows, size_t count, size
 // out[r][e] = out[r][e] factor[r] + sum_j weights[j][r] rows_j[e], and from zero if `clear`, for
 // rows r of `out`, which are whole vectors. At most 64 rows j.
 template <class Tiles, class D, class V = hn::Vec<D>>
-HWY_NOINLINE void SumRowsInTiles(D d, const StoredRows<int8_t>& rows, size_t columns, const float* HWY_RESTRICT weights,
-                                 bool clear, const float* HWY_RESTRICT factor, size_t num_rows, float* HWY_RESTRICT out,
-                                 ptrdiff_t out_row) {
+HWY_NOINLINE void AmxSumRows(D d, const StoredRows<int8_t>& rows, size_t columns, const float* HWY_RESTRICT weights,
+                             bool clear, const float* HWY_RESTRICT factor, size_t num_rows, float* HWY_RESTRICT out,
+                             ptrdiff_t out_row) {
   constexpr size_t N = hn::MaxLanes(D()), kColumns = 4 * kTileWords;
   const hn::RebindToSigned<D> di;
   if (rows.count == 0) return;

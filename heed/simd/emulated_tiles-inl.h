@@ -20,9 +20,9 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Does as MatrixTiles. Results are flushed by the environment, which every task of a Context
+// Does as AmxTiles. Results are flushed by the environment, which every task of a Context
 // sets; inputs are flushed here.
-struct EmulatedTiles {
+struct EmulatedAmxTiles {
   struct Session {
     os::ScopedFloatControl flush;
   };
@@ -129,11 +129,11 @@ struct EmulatedTiles {
   static inline thread_local uint32_t tiles_[8][kTileRows][kTileWords];
 };
 
-// The unit beside this target, of those that files with HEED_MATRIX_TILES are compiled for.
+// The unit beside this target, of those that files with HEED_AMX are compiled for.
 #if HWY_TARGET == HWY_AVX3_SPR
-using TilesOfTarget = MatrixTiles;
+using AmxTilesOfTarget = AmxTiles;
 #else
-using TilesOfTarget = EmulatedTiles;
+using AmxTilesOfTarget = EmulatedAmxTiles;
 #endif
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

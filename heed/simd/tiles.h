@@ -19,7 +19,7 @@
 // its own order, and with it the order in which a kernel interleaves tiles and vectors.
 // Register numbers are literals.
 //
-// Call only where os::HasMatrixTiles(). simd/emulated_tiles-inl.h computes the same bits
+// Call only where os::HasAmx(). simd/emulated_tiles-inl.h computes the same bits
 // anywhere.
 #ifndef HEED_SIMD_TILES_H_
 #define HEED_SIMD_TILES_H_
@@ -28,9 +28,9 @@
 #include <cstdint>
 
 #if defined(__x86_64__) && defined(__GNUC__)
-#define HEED_HAVE_TILES 1
+#define HEED_HAVE_AMX 1
 #else
-#define HEED_HAVE_TILES 0
+#define HEED_HAVE_AMX 0
 #endif
 
 // On a lambda: products and what stands between them must end up in one function, or sums
@@ -47,9 +47,9 @@ namespace heed {
 inline constexpr int kTileRows = 16, kTileWords = 16, kTileDepth = 32;
 inline constexpr int64_t kTileBytes = 64 * kTileRows;
 
-#if HEED_HAVE_TILES
+#if HEED_HAVE_AMX
 
-struct MatrixTiles {
+struct AmxTiles {
   // While alive, this thread has eight tiles of full size. Other code of the process
   // may use tiles too, and a thread without them saves less when it is switched.
   class Session {
@@ -100,7 +100,7 @@ struct MatrixTiles {
   }
 };
 
-#endif  // HEED_HAVE_TILES
+#endif  // HEED_HAVE_AMX
 
 }  // namespace heed
 

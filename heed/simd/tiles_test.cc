@@ -1,5 +1,5 @@
 // Matrix tiles, emulated and of the CPU, are the two chains that tiles.h describes.
-#define HEED_MATRIX_TILES
+#define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
 #include <gtest/gtest.h>
@@ -80,12 +80,12 @@ void MultiplyMatrices(const Matrices& m) {
   MultiplyAll<Tiles, 6>(m);
 }
 
-void Emulate(Operands& x) { Multiply<hs::EmulatedTiles>(x); }
-void EmulateMatrices(const Matrices& m) { MultiplyMatrices<hs::EmulatedTiles>(m); }
+void Emulate(Operands& x) { Multiply<hs::EmulatedAmxTiles>(x); }
+void EmulateMatrices(const Matrices& m) { MultiplyMatrices<hs::EmulatedAmxTiles>(m); }
 
-#if HEED_HAVE_TILES
-void Compute(Operands& x) { Multiply<MatrixTiles>(x); }
-void ComputeMatrices(const Matrices& m) { MultiplyMatrices<MatrixTiles>(m); }
+#if HEED_HAVE_AMX
+void Compute(Operands& x) { Multiply<AmxTiles>(x); }
+void ComputeMatrices(const Matrices& m) { MultiplyMatrices<AmxTiles>(m); }
 #else
 void Compute(Operands&) {}
 void ComputeMatrices(const Matrices&) {}
@@ -156,7 +156,7 @@ TEST(TilesTest, AProductIsTwoChains) {
     Reference(expected);
     HWY_DYNAMIC_DISPATCH(Emulate)(emulated);
     EXPECT_TRUE(Same(emulated, expected)) << seed;
-    if (!os::HasMatrixTiles()) continue;
+    if (!os::HasAmx()) continue;
     HWY_DYNAMIC_DISPATCH(Compute)(computed);
     EXPECT_TRUE(Same(computed, expected)) << seed;
   }
@@ -177,7 +177,7 @@ TEST(TilesTest, SubnormalNumbersAreZerosAndOthersAsIEEEHasThem) {
   EXPECT_EQ(emulated.sum[4][10], 0) << "a subnormal sum";
   EXPECT_TRUE(std::isnan(emulated.sum[7][1])) << "infinity times 0";
   EXPECT_TRUE(std::isnan(emulated.sum[9][0]));
-  if (!os::HasMatrixTiles()) return;
+  if (!os::HasAmx()) return;
   HWY_DYNAMIC_DISPATCH(Compute)(computed);
   for (int m = 0; m < kTileRows; ++m) {
     for (int n = 0; n < kTileWords; ++n) {
@@ -240,7 +240,7 @@ TEST(TilesTest, MatricesOfManyTilesAndPiecesAreSumsOfTheirProducts) {
             const Matrices m = {products, rows, columns, steps, a.data(), b.data(), add, out.data()};
             HWY_DYNAMIC_DISPATCH(EmulateMatrices)(m);
             EXPECT_EQ(out, expected);
-            if (!os::HasMatrixTiles()) continue;
+            if (!os::HasAmx()) continue;
             out = before;
             HWY_DYNAMIC_DISPATCH(ComputeMatrices)(m);
             EXPECT_EQ(out, expected);

@@ -1,5 +1,5 @@
 // The recurrence forward in matrix tiles, and the same emulated, for tests.
-#define HEED_MATRIX_TILES
+#define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/recurrence/chunk_states.h"
@@ -17,11 +17,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 
-using Unit = hs::TilesOfTarget;
+using Unit = hs::AmxTilesOfTarget;
 
-Passes ForwardTiles() { return ForwardPasses<Unit>(); }
+Passes ForwardAmx() { return ForwardPasses<Unit>(); }
 
-ChunkStates StatesInTiles() { return {&ChunkBuffers::Bytes, &StatesOfChunks<Unit>}; }
+ChunkStates AmxStates() { return {&ChunkBuffers::Bytes, &StatesOfChunks<Unit>}; }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::recurrence::HWY_NAMESPACE
@@ -31,14 +31,14 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace heed::recurrence {
 
-HEED_EXPORT(Passes, ForwardTiles)
-HEED_EXPORT(ChunkStates, StatesInTiles)
+HEED_EXPORT(Passes, ForwardAmx)
+HEED_EXPORT(ChunkStates, AmxStates)
 
 namespace {
 
 // Smaller states stay in registers while tokens pass: packing would cost more than it saves.
 // What is emulated for tests takes all.
-constexpr int64_t kSmallestInTiles = 64 * 64;
+constexpr int64_t kSmallestForAmx = 64 * 64;
 
 // It takes what is exact in bf16, and decays that a pair of tokens shares over all channels.
 Reason Declines(const Context& ctx, const Problem& p) {
@@ -49,29 +49,29 @@ Reason Declines(const Context& ctx, const Problem& p) {
   if (!p.causal || p.key_mask.data != nullptr) return {"computes causal calls without a key mask"};
   if (p.gate == Gate::kKey || p.has_value_decay) return {"computes one decay per head at most"};
   if (p.has_bonus) return {"computes no bonus"};
-  if (ForwardTiles(ctx).forward == nullptr) return {"needs matrix tiles"};
-  const bool emulated = TilesOf(ctx.allowed_targets()) == TileUnit::kEmulated;
-  if (emulated || p.key_size * p.value_size >= kSmallestInTiles) return {};
+  if (ForwardAmx(ctx).forward == nullptr) return {"needs matrix tiles"};
+  const bool emulated = AmxOf(ctx.allowed_targets()) == AmxUnit::kEmulated;
+  if (emulated || p.key_size * p.value_size >= kSmallestForAmx) return {};
   return {"gains from states of 64 x 64 on"};
 }
 
 // Steps are those of recurrence_f32.
 Passes ForwardAndSteps(const Context& ctx) {
-  Passes passes = ForwardTiles(ctx);
+  Passes passes = ForwardAmx(ctx);
   passes.step = kRecurrenceF32.forward_passes(ctx).step;
   return passes;
 }
 
 }  // namespace
 
-const Kernel kTiles = {
+const Kernel kAmx = {
     .name = "recurrence_tiles",
     .why =
         "chunks of 64 tokens in matrix tiles, states and pairs as sums of three bf16; steps and gradients as "
         "recurrence_f32",
     .declines = &Declines,
     .forward_passes = &ForwardAndSteps,
-    .backward_passes = &BackwardTiles,
+    .backward_passes = &BackwardAmx,
 };
 
 }  // namespace heed::recurrence

@@ -1,5 +1,5 @@
 // The backward passes in matrix tiles, and the same emulated, for tests.
-#define HEED_MATRIX_TILES
+#define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/softmax/kernels.h"
@@ -17,15 +17,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-using Unit = hs::TilesOfTarget;
+using Unit = hs::AmxTilesOfTarget;
 
 // f.operator()<operands of as many products as the problem takes>(). Weights of f16 take the pieces of f32, and what
 // they are multiplied with as many: a third one of zeros.
 template <class F>
 auto WithGradients(const Problem& p, const F& f) {
-  if (p.dtype == DType::kBF16) return f.template operator()<MatrixGradients<TileOperands<1, 1, Unit>>>();
-  if (p.high_precision) return f.template operator()<MatrixGradients<TileOperands<3, 3, Unit>>>();
-  return f.template operator()<MatrixGradients<TileOperands<6, 6, Unit>>>();
+  if (p.dtype == DType::kBF16) return f.template operator()<MatrixGradients<AmxOperands<1, 1, Unit>>>();
+  if (p.high_precision) return f.template operator()<MatrixGradients<AmxOperands<3, 3, Unit>>>();
+  return f.template operator()<MatrixGradients<AmxOperands<6, 6, Unit>>>();
 }
 
 void BackwardRun(Context& ctx, const Problem& p, const Gradients& g) {
@@ -36,7 +36,7 @@ BackwardBytes BackwardNeeds(const Context& ctx, const Problem& p, const Gradient
   return WithGradients(p, [&]<class P>() { return BackwardWorkspace<P>(ctx, p, g); });
 }
 
-Passes BackwardTiles() { return {.backward = &BackwardRun, .backward_workspace = &BackwardNeeds}; }
+Passes BackwardAmx() { return {.backward = &BackwardRun, .backward_workspace = &BackwardNeeds}; }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE
@@ -46,7 +46,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace heed::softmax {
 
-HEED_EXPORT(Passes, BackwardTiles)
+HEED_EXPORT(Passes, BackwardAmx)
 
 }  // namespace heed::softmax
 #endif  // HWY_ONCE

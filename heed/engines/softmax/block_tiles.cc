@@ -1,5 +1,5 @@
 // What passes over blocks of rows have in common, in matrix tiles, and the same emulated, for tests.
-#define HEED_MATRIX_TILES
+#define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
 #undef HWY_TARGET_INCLUDE
@@ -15,16 +15,16 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-#define HEED_COMPILE_TILES(NAME, KEYS, VALUES)                                                                        \
-  using NAME = TileOperands<KEYS, VALUES, hs::TilesOfTarget>;                                                         \
-  template bool TileOperands<KEYS, VALUES, hs::TilesOfTarget>::PackQueries(DType, const void* const*, size_t, size_t, \
-                                                                           double, size_t, uint32_t*);                \
-  template bool TileOperands<KEYS, VALUES, hs::TilesOfTarget>::CopyKeys(const SourceRows&, int64_t, int64_t, int64_t, \
-                                                                        BF16*);                                       \
-  template void TileOperands<KEYS, VALUES, hs::TilesOfTarget>::CopyValues(const SourceRows&, int64_t, int64_t,        \
-                                                                          int64_t, BF16*);                            \
-  HEED_COMPILE_HEAD(NAME)                                                                                             \
-  HEED_COMPILE_LOGITS(NAME, NAME::kLaneVectors)                                                                       \
+#define HEED_COMPILE_TILES(NAME, KEYS, VALUES)                                                                   \
+  using NAME = AmxOperands<KEYS, VALUES, hs::AmxTilesOfTarget>;                                                  \
+  template bool AmxOperands<KEYS, VALUES, hs::AmxTilesOfTarget>::PackQueries(DType, const void* const*, size_t,  \
+                                                                             size_t, double, size_t, uint32_t*); \
+  template bool AmxOperands<KEYS, VALUES, hs::AmxTilesOfTarget>::CopyKeys(const SourceRows&, int64_t, int64_t,   \
+                                                                          int64_t, BF16*);                       \
+  template void AmxOperands<KEYS, VALUES, hs::AmxTilesOfTarget>::CopyValues(const SourceRows&, int64_t, int64_t, \
+                                                                            int64_t, BF16*);                     \
+  HEED_COMPILE_HEAD(NAME)                                                                                        \
+  HEED_COMPILE_LOGITS(NAME, NAME::kLaneVectors)                                                                  \
   HEED_COMPILE_OUTPUTS(NAME, NAME::kLaneVectors, LaneOutputs<NAME, NAME::kLaneVectors>)
 HEED_COMPILE_TILES(OneProduct, 1, 1)
 HEED_COMPILE_TILES(ThreeProducts, 3, 3)

@@ -1,5 +1,5 @@
 // The decode kernel for int8 rows in matrix tiles, and the same emulated, for tests.
-#define HEED_MATRIX_TILES
+#define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/softmax/forward.h"
@@ -18,7 +18,7 @@ namespace heed::softmax::HWY_NAMESPACE {
 
 HEED_COMPILE_ROWS(ByteOperands)
 
-Passes DecodeInt8Tiles() { return DecodePasses<ByteOperands>(); }
+Passes DecodeInt8Amx() { return DecodePasses<ByteOperands>(); }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE
@@ -28,21 +28,21 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace heed::softmax {
 
-HEED_EXPORT(Passes, DecodeInt8Tiles)
+HEED_EXPORT(Passes, DecodeInt8Amx)
 
-const Kernel kDecodeInt8Tiles = {{
+const Kernel kDecodeInt8Amx = {{
     .name = "softmax_decode_int8_tiles",
     .why = "16 query rows per key head at once, queries and weights in fixed point, integer products in matrix tiles, "
            "a factor per row of logits and weights",
     .declines = [](const Context& ctx, const Problem& p) -> std::string {
       const std::string reason = DeclinesDigits(p);
       if (!reason.empty()) return reason;
-      if (p.group() < kFewestTileHeads) {
-        return "gains from " + std::to_string(kFewestTileHeads) + " query heads per key head on";
+      if (p.group() < kFewestAmxHeads) {
+        return "gains from " + std::to_string(kFewestAmxHeads) + " query heads per key head on";
       }
-      return DeclinesWithoutTiles(DecodeInt8Tiles(ctx));
+      return DeclinesWithoutAmx(DecodeInt8Amx(ctx));
     },
-    .forward_passes = &DecodeInt8Tiles,
+    .forward_passes = &DecodeInt8Amx,
     .target = &MatrixTarget,
 }};
 

@@ -19,14 +19,14 @@ inline constexpr int kDecodeRows = 8;
 
 // Query heads per key head from which decoding int8 rows in tiles is faster. Not rows, of which
 // a prefill has more than decoding: both shall have the same bits.
-inline constexpr int64_t kFewestTileHeads = 8;
+inline constexpr int64_t kFewestAmxHeads = 8;
 
 // Channels of keys that products of bytes can add up in 32 bits.
 inline constexpr int64_t kMostByteChannels = int64_t{1} << 16;
 
 // Products of bf16 that a product of two factors in matrix tiles takes: one of bf16, four of the pieces of f16, six of
 // those of f32, or three where that is enough.
-int TileProducts(const Problem& problem);
+int AmxProducts(const Problem& problem);
 
 // Steps are the keys of a product of tiles.
 inline constexpr KeyGrid kMatrixGrid = {.tile = kTileKeys, .step = 32};

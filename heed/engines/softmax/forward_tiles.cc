@@ -1,5 +1,5 @@
 // The forward kernel in matrix tiles, and the same emulated, for tests.
-#define HEED_MATRIX_TILES
+#define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/softmax/forward.h"
@@ -18,32 +18,32 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-using Unit = hs::TilesOfTarget;
+using Unit = hs::AmxTilesOfTarget;
 
 // f.operator()<operands of as many products as the problem takes>().
 template <class F>
 auto WithProducts(const Problem& p, const F& f) {
-  switch (TileProducts(p)) {
-    case 1: return f.template operator()<TileOperands<1, 1, Unit>>();
-    case 3: return f.template operator()<TileOperands<3, 3, Unit>>();
-    case 4: return f.template operator()<TileOperands<4, 5, Unit>>();
-    default: return f.template operator()<TileOperands<6, 6, Unit>>();
+  switch (AmxProducts(p)) {
+    case 1: return f.template operator()<AmxOperands<1, 1, Unit>>();
+    case 3: return f.template operator()<AmxOperands<3, 3, Unit>>();
+    case 4: return f.template operator()<AmxOperands<4, 5, Unit>>();
+    default: return f.template operator()<AmxOperands<6, 6, Unit>>();
   }
 }
 
-void RunTiles(Context& ctx, const Problem& p) {
+void RunAmx(Context& ctx, const Problem& p) {
   WithProducts(p, [&]<class O>() { Forward<O>(ctx, p); });
 }
 
-int64_t TileWorkspace(const Context& ctx, const Problem& p) {
+int64_t AmxWorkspace(const Context& ctx, const Problem& p) {
   return WithProducts(p, [&]<class O>() { return ForwardWorkspace<O>(ctx, p); });
 }
 
-int64_t TileLanes(const Problem& p) {
+int64_t AmxLanes(const Problem& p) {
   return WithProducts(p, [&]<class O>() { return NumLanes<O>(p); });
 }
 
-Passes ForwardTiles() { return {.forward = &RunTiles, .workspace = &TileWorkspace, .lanes = &TileLanes}; }
+Passes ForwardAmx() { return {.forward = &RunAmx, .workspace = &AmxWorkspace, .lanes = &AmxLanes}; }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE
@@ -53,23 +53,23 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace heed::softmax {
 
-HEED_EXPORT(Passes, ForwardTiles)
+HEED_EXPORT(Passes, ForwardAmx)
 
-const Kernel kTiles = {{
-                           .name = "softmax_tiles",
-                           .why = "matrix tiles of bf16, query rows in lanes; f32 as sums of three, f16 of two",
-                           .declines = [](const Context& ctx, const Problem& p) -> std::string {
-                             const std::string reason = DeclinesF32(ctx, p);
-                             if (!reason.empty()) return reason;
-                             if (p.invariant) return "adds up otherwise than the kernels that caches take";
-                             return DeclinesWithoutTiles(ForwardTiles(ctx));
-                           },
-                           .forward_passes = &ForwardTiles,
-                           .backward_passes = &BackwardTiles,
-                           .target = &MatrixTarget,
-                       },
-                       kMatrixGrid,
-                       /*invariant=*/false};
+const Kernel kAmx = {{
+                         .name = "softmax_tiles",
+                         .why = "matrix tiles of bf16, query rows in lanes; f32 as sums of three, f16 of two",
+                         .declines = [](const Context& ctx, const Problem& p) -> std::string {
+                           const std::string reason = DeclinesF32(ctx, p);
+                           if (!reason.empty()) return reason;
+                           if (p.invariant) return "adds up otherwise than the kernels that caches take";
+                           return DeclinesWithoutAmx(ForwardAmx(ctx));
+                         },
+                         .forward_passes = &ForwardAmx,
+                         .backward_passes = &BackwardAmx,
+                         .target = &MatrixTarget,
+                     },
+                     kMatrixGrid,
+                     /*invariant=*/false};
 
 }  // namespace heed::softmax
 #endif  // HWY_ONCE

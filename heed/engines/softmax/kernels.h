@@ -26,9 +26,9 @@ struct Kernel : engine::Kernel<Problem, Gradients, std::string> {
 const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem, Pass pass = Pass::kForward);
 
 // Each kernel is in the file of its forward pass; passes that two kernels or another file need are here by themselves.
-extern const Kernel kWgmma, kCuda, kTiles, kDecodeInt8Tiles, kDecodeInt8Bytes, kDecodeInt8, kDecodePairs, kPairs,
+extern const Kernel kWgmma, kCuda, kAmx, kDecodeInt8Amx, kDecodeInt8Bytes, kDecodeInt8, kDecodePairs, kPairs,
     kDecodeF32, kDecodeF64, kLanesF32, kLanesF64;
-Passes BackwardTiles(const Context& ctx);
+Passes BackwardAmx(const Context& ctx);
 Passes BackwardPairs(const Context& ctx);
 Passes BackwardF32(const Context& ctx);
 Passes BackwardF64(const Context& ctx);
@@ -40,7 +40,7 @@ std::string DeclinesPairs(const Passes& passes, const Problem& problem);
 std::string DeclinesAllButInt8(const Problem& problem);
 std::string DeclinesDigits(const Problem& problem);              // which products of bytes add up
 std::string DeclinesRows(const Problem& problem, int64_t most);  // of decoding
-std::string DeclinesWithoutTiles(const Passes& passes);
+std::string DeclinesWithoutAmx(const Passes& passes);
 
 std::string PairTarget(const Context& ctx);
 std::string MatrixTarget(const Context& ctx);

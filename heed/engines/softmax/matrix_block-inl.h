@@ -103,7 +103,7 @@ class MatrixBlock : protected Block<O, C> {
       V before[C];
       for (int c = 0; c < C; ++c) before[c] = l[c];
       Layout().Copy(outputs, w_.spare);
-      TilePipeline<O> pipeline(w_, head_, p_.depth, p_.value_depth, outputs);
+      AmxPipeline<O> pipeline(w_, head_, p_.depth, p_.value_depth, outputs);
       if (p_.forgets) {
         pipeline.Run(keys, m, Exponent(), l, [&](int64_t key, V* shift) HWY_ATTR {
           this->BeginLogits(WholeTile(key));

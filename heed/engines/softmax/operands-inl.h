@@ -7,7 +7,7 @@
 //   PairOperands    bf16 all over, two elements per 32-bit word and instruction:
 //                   queries and keys paired along the depth, where keys need no
 //                   copy; weights and values paired along the keys.
-//   TileOperands    bf16 pieces of whatever there is, in matrix tiles: a file of its
+//   AmxOperands    bf16 pieces of whatever there is, in matrix tiles: a file of its
 //                   own.
 //
 // Sums, maxima and outputs are in T, or f32. Pairs of keys are (2i, 2i + 1)
@@ -125,7 +125,7 @@ struct FmaOperands {
   static constexpr bool kFinishesLogits = false;  // of_logits may differ from 1
   static constexpr bool kKeysInLanes = false;     // in products, instead of queries
   static constexpr bool kQuantized = false;       // K and V
-  static constexpr bool kMatrixTiles = false;     // tile_operands-inl.h
+  static constexpr bool kUsesAmx = false;         // tile_operands-inl.h
   static constexpr int kLaneVectors = 1;          // that products take at once
   static constexpr int kMostVectors = kMaxVectors;
   static bool KeysInPlace(DType dtype) { return dtype == DTypeOf<T>::value; }
@@ -207,7 +207,7 @@ struct PairOperands {
   static constexpr bool kFinishesLogits = true;
   static constexpr bool kKeysInLanes = false;
   static constexpr bool kQuantized = false;
-  static constexpr bool kMatrixTiles = false;
+  static constexpr bool kUsesAmx = false;
   static constexpr int kLaneVectors = 1;
   static constexpr int kMostVectors = kMaxVectors;
   static bool KeysInPlace(DType) { return true; }

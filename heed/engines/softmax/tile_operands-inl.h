@@ -99,8 +99,8 @@ struct PieceRows {
 };
 
 // Numbers of products of tile_products-inl.h: of keys and queries, of values and weights.
-template <int kOfKeys, int kOfValues, class TileUnit>
-struct TileOperands {
+template <int kOfKeys, int kOfValues, class AmxUnit>
+struct AmxOperands {
   static constexpr int kKeyProducts = kOfKeys, kValueProducts = kOfValues;
   static constexpr int kPieces = hs::PiecePairs<kKeyProducts>::kA;
   static constexpr int kWeightPieces = hs::PiecePairs<kValueProducts>::kB;
@@ -109,7 +109,7 @@ struct TileOperands {
   using Query = uint32_t;
   using Key = BF16;
   using Value = BF16;
-  using Tiles = TileUnit;
+  using Tiles = AmxUnit;
   using D = hn::ScalableTag<float>;
   using V = hn::Vec<D>;
   using Pieces = PieceRows<kPieces>;
@@ -128,7 +128,7 @@ struct TileOperands {
   static constexpr bool kFinishesLogits = kKeyProducts == 1 || kKeyProducts == 4;
   static constexpr bool kKeysInLanes = false;
   static constexpr bool kQuantized = false;
-  static constexpr bool kMatrixTiles = true;
+  static constexpr bool kUsesAmx = true;
   // Rows of a block, two tiles of lanes: more, and what is between the products does not stay
   // in L1. Fewer rows take as many, as one tile would hardly be faster.
   static constexpr int kLaneVectors = 2 * kTileWords / hn::MaxLanes(D());

@@ -24,10 +24,10 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-template <int kOfKeys, int kOfValues, class TileUnit>
-bool TileOperands<kOfKeys, kOfValues, TileUnit>::PackQueries(DType dtype, const void* const* rows, size_t num_rows,
-                                                             size_t depth, double factor, size_t lanes,
-                                                             uint32_t* HWY_RESTRICT to) {
+template <int kOfKeys, int kOfValues, class AmxUnit>
+bool AmxOperands<kOfKeys, kOfValues, AmxUnit>::PackQueries(DType dtype, const void* const* rows, size_t num_rows,
+                                                           size_t depth, double factor, size_t lanes,
+                                                           uint32_t* HWY_RESTRICT to) {
   constexpr size_t N = hn::MaxLanes(D());
   const hn::RebindToUnsigned<D> words;
   const hn::Repartition<uint16_t, D> halves;
@@ -78,9 +78,9 @@ bool TileOperands<kOfKeys, kOfValues, TileUnit>::PackQueries(DType dtype, const 
   return largest.IsFinite();
 }
 
-template <int kOfKeys, int kOfValues, class TileUnit>
-bool TileOperands<kOfKeys, kOfValues, TileUnit>::CopyKeys(const SourceRows& from, int64_t begin, int64_t end,
-                                                          int64_t depth, BF16* HWY_RESTRICT to) {
+template <int kOfKeys, int kOfValues, class AmxUnit>
+bool AmxOperands<kOfKeys, kOfValues, AmxUnit>::CopyKeys(const SourceRows& from, int64_t begin, int64_t end,
+                                                        int64_t depth, BF16* HWY_RESTRICT to) {
   constexpr int64_t N = hn::MaxLanes(D());
   const hn::Rebind<uint16_t, D> halves;
   const int64_t chunks = Chunks(depth);
@@ -108,9 +108,9 @@ bool TileOperands<kOfKeys, kOfValues, TileUnit>::CopyKeys(const SourceRows& from
   return largest.IsFinite();
 }
 
-template <int kOfKeys, int kOfValues, class TileUnit>
-void TileOperands<kOfKeys, kOfValues, TileUnit>::CopyValues(const SourceRows& from, int64_t begin, int64_t end,
-                                                            int64_t depth, BF16* HWY_RESTRICT to) {
+template <int kOfKeys, int kOfValues, class AmxUnit>
+void AmxOperands<kOfKeys, kOfValues, AmxUnit>::CopyValues(const SourceRows& from, int64_t begin, int64_t end,
+                                                          int64_t depth, BF16* HWY_RESTRICT to) {
   constexpr int64_t N = hn::MaxLanes(D());
   const hn::RebindToUnsigned<D> words;
   const hn::Rebind<uint16_t, D> halves;

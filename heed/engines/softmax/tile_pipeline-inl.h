@@ -41,7 +41,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
 template <class O>
-class TilePipeline {
+class AmxPipeline {
   using V = typename O::V;
   using Tiles = typename O::Tiles;
   static constexpr int C = O::kMostVectors;
@@ -54,7 +54,7 @@ class TilePipeline {
   static constexpr ptrdiff_t kRow = W * sizeof(float);  // bytes
 
  public:
-  TilePipeline(const Workspace<O>& w, const Head<O>& head, int64_t depth, int64_t value_depth, float* outputs)
+  AmxPipeline(const Workspace<O>& w, const Head<O>& head, int64_t depth, int64_t value_depth, float* outputs)
       : w_(w), head_(head), depth_(depth), value_depth_(value_depth), outputs_(outputs) {}
 
   // O and `sum` of these keys, a multiple of 32, with shifts m; or, unless it is null, with

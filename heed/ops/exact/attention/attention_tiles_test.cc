@@ -23,14 +23,14 @@ class Tiles : public testing::TestWithParam<bool> {
     ctx_.set_isa("tiles");  // no cap, whatever HEED_ISA says
     if (GetParam()) {
       emulate_.emplace();
-    } else if (!os::HasMatrixTiles()) {
-      GTEST_SKIP() << "no matrix tiles: " << os::WhyNoMatrixTiles();
+    } else if (!os::HasAmx()) {
+      GTEST_SKIP() << "no matrix tiles: " << os::WhyNoAmx();
     }
   }
   Context ctx_{1};
 
  private:
-  std::optional<EmulateTiles> emulate_;
+  std::optional<EmulateAmx> emulate_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Units, Tiles, testing::Bool(),
