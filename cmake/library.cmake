@@ -67,7 +67,7 @@ target_link_libraries(heed_internal INTERFACE
 
 # Products of tiles and vectors are interleaved by hand; GCC's generic scheduler undoes a sixth of that. No instruction
 # set follows from this flag.
-set(amx_kernels softmax/forward_tiles.cc softmax/backward_tiles.cc recurrence/forward_tiles.cc)
+set(amx_kernels softmax/forward_amx.cc softmax/backward_amx.cc recurrence/forward_amx.cc)
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag(-mtune=sapphirerapids HEED_HAS_TUNE_SAPPHIRERAPIDS)
 list(TRANSFORM amx_kernels PREPEND ${PROJECT_SOURCE_DIR}/heed/engines/)

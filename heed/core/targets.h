@@ -20,7 +20,7 @@
 // AMD's since Zen 4, that multiply and add up four bytes at once.
 //
 // One that defines HEED_AMX, for AVX3_SPR, which every CPU with matrix tiles has,
-// and for AVX2, where the same is emulated for tests (simd/tiles.h).
+// and for AVX2, where the same is emulated for tests (simd/amx.h).
 //
 // HEED_ONLY_TARGETS are the targets that such a file is for: the baseline, of which Highway cannot
 // be rid, has no code there.

@@ -24,7 +24,7 @@
 
 #include "heed/simd/digits-inl.h"
 #include "heed/simd/row_tile-inl.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
 

@@ -41,7 +41,7 @@ struct Operands {
 // After highway.h:
 #include "heed/simd/byte_products-inl.h"
 #include "heed/simd/byte_tile-inl.h"
-#include "heed/simd/emulated_tiles-inl.h"
+#include "heed/simd/emulated_amx-inl.h"
 #if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3_SPR || HWY_TARGET == HWY_AVX2
 
 HWY_BEFORE_NAMESPACE();

@@ -32,7 +32,7 @@
 #endif
 #ifdef HEED_AMX
 #include "heed/simd/byte_products-inl.h"
-#include "heed/simd/emulated_tiles-inl.h"
+#include "heed/simd/emulated_amx-inl.h"
 #endif
 #if HWY_TARGET == HWY_AVX3_ZEN4
 #include "heed/simd/pair_row_tile-inl.h"

@@ -20,7 +20,7 @@
 #include "heed/engines/softmax/exponentials-inl.h"
 #include "heed/engines/softmax/outputs-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/tile_pipeline-inl.h"
+#include "heed/engines/softmax/amx_pipeline-inl.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/simd/math-inl.h"
 #include "hwy/highway.h"

@@ -30,10 +30,10 @@
 #include "heed/engines/softmax/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/row_pairs-inl.h"
-#include "heed/engines/softmax/tile_operands-inl.h"
+#include "heed/engines/softmax/amx_operands-inl.h"
 #include "heed/engines/softmax/visit.h"
-#include "heed/simd/tile_products-inl.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx_products-inl.h"
+#include "heed/simd/amx.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
 

@@ -125,7 +125,7 @@ struct FmaOperands {
   static constexpr bool kFinishesLogits = false;  // of_logits may differ from 1
   static constexpr bool kKeysInLanes = false;     // in products, instead of queries
   static constexpr bool kQuantized = false;       // K and V
-  static constexpr bool kUsesAmx = false;         // tile_operands-inl.h
+  static constexpr bool kUsesAmx = false;         // amx_operands-inl.h
   static constexpr int kLaneVectors = 1;          // that products take at once
   static constexpr int kMostVectors = kMaxVectors;
   static bool KeysInPlace(DType dtype) { return dtype == DTypeOf<T>::value; }

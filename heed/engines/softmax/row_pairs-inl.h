@@ -12,8 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/engines/softmax/tile_operands-inl.h"
-#include "heed/simd/tiles.h"
+#include "heed/engines/softmax/amx_operands-inl.h"
+#include "heed/simd/amx.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

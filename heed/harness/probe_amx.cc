@@ -5,7 +5,7 @@
 #include "heed/core/os.h"
 #include "heed/harness/buffer.h"
 #include "heed/harness/probe.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx.h"
 
 namespace heed::probe {
 namespace {

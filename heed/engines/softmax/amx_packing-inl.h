@@ -1,11 +1,11 @@
 // Queries, keys and values put into matrix tiles, as bf16 pieces.
 //
-// Compiled once per SIMD target that runs beside tiles, or emulates them, in block_tiles.cc.
-#if defined(HEED_ENGINES_SOFTMAX_TILE_PACKING_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_TILE_PACKING_INL_H_
-#undef HEED_ENGINES_SOFTMAX_TILE_PACKING_INL_H_
+// Compiled once per SIMD target that runs beside tiles, or emulates them, in block_amx.cc.
+#if defined(HEED_ENGINES_SOFTMAX_AMX_PACKING_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_AMX_PACKING_INL_H_
+#undef HEED_ENGINES_SOFTMAX_AMX_PACKING_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_TILE_PACKING_INL_H_
+#define HEED_ENGINES_SOFTMAX_AMX_PACKING_INL_H_
 #endif
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 
 #include "heed/core/dtype.h"
 #include "heed/engines/softmax/operands-inl.h"
-#include "heed/engines/softmax/tile_operands-inl.h"
-#include "heed/simd/tiles.h"
+#include "heed/engines/softmax/amx_operands-inl.h"
+#include "heed/simd/amx.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
 
@@ -158,4 +158,4 @@ void AmxOperands<kOfKeys, kOfValues, AmxUnit>::CopyValues(const SourceRows& from
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_TILE_PACKING_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_AMX_PACKING_INL_H_

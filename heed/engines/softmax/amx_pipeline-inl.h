@@ -14,13 +14,13 @@
 // `kUnits` units at a time, whose weights stand in L1 twice: those being multiplied and those
 // being computed. A sum is stored just before its register is needed again.
 //
-// Each logit, weight and sum is the one of tile_operands-inl.h, bit for bit: other order in
+// Each logit, weight and sum is the one of amx_operands-inl.h, bit for bit: other order in
 // time, same chains.
-#if defined(HEED_ENGINES_SOFTMAX_TILE_PIPELINE_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_TILE_PIPELINE_INL_H_
-#undef HEED_ENGINES_SOFTMAX_TILE_PIPELINE_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_AMX_PIPELINE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_AMX_PIPELINE_INL_H_
+#undef HEED_ENGINES_SOFTMAX_AMX_PIPELINE_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_TILE_PIPELINE_INL_H_
+#define HEED_ENGINES_SOFTMAX_AMX_PIPELINE_INL_H_
 #endif
 
 #include <algorithm>
@@ -31,8 +31,8 @@
 #include "heed/engines/softmax/block-inl.h"
 #include "heed/engines/softmax/plan-inl.h"
 #include "heed/engines/softmax/visit.h"
-#include "heed/simd/tile_products-inl.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx_products-inl.h"
+#include "heed/simd/amx.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -260,4 +260,4 @@ class AmxPipeline {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_TILE_PIPELINE_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_AMX_PIPELINE_INL_H_

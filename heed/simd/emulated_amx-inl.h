@@ -1,11 +1,11 @@
-// Matrix tiles in vectors: the bits of simd/tiles.h on any CPU, for tests.
+// Matrix tiles in vectors: the bits of simd/amx.h on any CPU, for tests.
 //
 // Compiled once per SIMD target.
-#if defined(HEED_SIMD_EMULATED_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_SIMD_EMULATED_TILES_INL_H_
-#undef HEED_SIMD_EMULATED_TILES_INL_H_
+#if defined(HEED_SIMD_EMULATED_AMX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_SIMD_EMULATED_AMX_INL_H_
+#undef HEED_SIMD_EMULATED_AMX_INL_H_
 #else
-#define HEED_SIMD_EMULATED_TILES_INL_H_
+#define HEED_SIMD_EMULATED_AMX_INL_H_
 #endif
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 #include <cstring>
 
 #include "heed/core/os.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -140,4 +140,4 @@ using AmxTilesOfTarget = EmulatedAmxTiles;
 }  // namespace heed::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_SIMD_EMULATED_TILES_INL_H_
+#endif  // HEED_SIMD_EMULATED_AMX_INL_H_

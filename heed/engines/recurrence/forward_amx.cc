@@ -6,13 +6,13 @@
 #include "heed/engines/recurrence/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/recurrence/forward_tiles.cc"  // this file
-#include "hwy/foreach_target.h"                                        // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/engines/recurrence/forward_amx.cc"  // this file
+#include "hwy/foreach_target.h"                                      // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
-#include "heed/engines/recurrence/tile_chunks-inl.h"
-#include "heed/simd/emulated_tiles-inl.h"
+#include "heed/engines/recurrence/amx_chunks-inl.h"
+#include "heed/simd/emulated_amx-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {

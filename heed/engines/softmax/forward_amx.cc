@@ -6,14 +6,14 @@
 #include "heed/engines/softmax/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/softmax/forward_tiles.cc"  // this file
-#include "hwy/foreach_target.h"                                     // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/forward_amx.cc"  // this file
+#include "hwy/foreach_target.h"                                   // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
 #include "heed/engines/softmax/tasks-inl.h"
-#include "heed/engines/softmax/tile_operands-inl.h"
-#include "heed/simd/emulated_tiles-inl.h"
+#include "heed/engines/softmax/amx_operands-inl.h"
+#include "heed/simd/emulated_amx-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {

@@ -6,8 +6,8 @@
 #include "heed/engines/softmax/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/softmax/decode_int8_tiles.cc"  // this file
-#include "hwy/foreach_target.h"                                         // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/decode_int8_amx.cc"  // this file
+#include "hwy/foreach_target.h"                                       // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS

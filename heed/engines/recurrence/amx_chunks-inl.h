@@ -14,11 +14,11 @@
 // 6 K V + 48 K + 144 V, without weights 4 K V, at a dozen times the rate.
 //
 // Inside 32 tokens j and j + 16 make a pair, so that pieces of P need no shuffle.
-#if defined(HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_
-#undef HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_
+#if defined(HEED_ENGINES_RECURRENCE_AMX_CHUNKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_RECURRENCE_AMX_CHUNKS_INL_H_
+#undef HEED_ENGINES_RECURRENCE_AMX_CHUNKS_INL_H_
 #else
-#define HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_
+#define HEED_ENGINES_RECURRENCE_AMX_CHUNKS_INL_H_
 #endif
 
 #include <algorithm>
@@ -36,8 +36,8 @@
 #include "heed/engines/recurrence/rows-inl.h"
 #include "heed/engines/recurrence/tasks.h"
 #include "heed/simd/math-inl.h"
-#include "heed/simd/tile_products-inl.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx_products-inl.h"
+#include "heed/simd/amx.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
 
@@ -554,4 +554,4 @@ Passes ForwardPasses() {
 }  // namespace heed::recurrence::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_
+#endif  // HEED_ENGINES_RECURRENCE_AMX_CHUNKS_INL_H_

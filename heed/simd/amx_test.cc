@@ -13,15 +13,15 @@
 #include "heed/core/dispatch.h"
 #include "heed/core/os.h"
 #include "heed/harness/buffer.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/simd/tiles_test.cc"  // this file
-#include "hwy/foreach_target.h"                       // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/simd/amx_test.cc"  // this file
+#include "hwy/foreach_target.h"                     // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
-#include "heed/simd/emulated_tiles-inl.h"
-#include "heed/simd/tile_products-inl.h"
+#include "heed/simd/emulated_amx-inl.h"
+#include "heed/simd/amx_products-inl.h"
 
 namespace heed::tiles_test {
 #ifndef HEED_SIMD_TILES_TEST_ONCE

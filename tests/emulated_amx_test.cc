@@ -1,5 +1,5 @@
 // Kernels on matrix tiles where there are none: emulated, they agree with the reference. That
-// the emulation has the bits of the hardware is heed/simd/tiles_test.cc; between products the
+// the emulation has the bits of the hardware is heed/simd/amx_test.cc; between products the
 // two are compiled for different targets, whose logarithms differ in the last bit.
 #include <gtest/gtest.h>
 

@@ -16,11 +16,11 @@
 // in an order in which each differs from the one before in one factor, if it can: 16 tiles
 // are loaded for 24 products. What bounds is the unit itself, 16 cycles a product, as long
 // as both factors are read from L1; from L2 a third of it is lost.
-#if defined(HEED_SIMD_TILE_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_SIMD_TILE_PRODUCTS_INL_H_
-#undef HEED_SIMD_TILE_PRODUCTS_INL_H_
+#if defined(HEED_SIMD_AMX_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_SIMD_AMX_PRODUCTS_INL_H_
+#undef HEED_SIMD_AMX_PRODUCTS_INL_H_
 #else
-#define HEED_SIMD_TILE_PRODUCTS_INL_H_
+#define HEED_SIMD_AMX_PRODUCTS_INL_H_
 #endif
 
 #include <cstddef>
@@ -29,7 +29,7 @@
 
 #include "heed/core/dtype.h"
 #include "heed/simd/convert-inl.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -259,4 +259,4 @@ HWY_INLINE void MultiplyTiles(const TileFactor& a, ptrdiff_t rows, const TileFac
 }  // namespace heed::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_SIMD_TILE_PRODUCTS_INL_H_
+#endif  // HEED_SIMD_AMX_PRODUCTS_INL_H_

@@ -5,14 +5,14 @@
 #include "heed/engines/softmax/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/softmax/backward_tiles.cc"  // this file
-#include "hwy/foreach_target.h"                                      // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/backward_amx.cc"  // this file
+#include "hwy/foreach_target.h"                                    // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
 #include "heed/engines/softmax/backward_tasks-inl.h"
 #include "heed/engines/softmax/matrix_gradients-inl.h"
-#include "heed/simd/emulated_tiles-inl.h"
+#include "heed/simd/emulated_amx-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {

@@ -19,10 +19,10 @@
 // its own order, and with it the order in which a kernel interleaves tiles and vectors.
 // Register numbers are literals.
 //
-// Call only where os::HasAmx(). simd/emulated_tiles-inl.h computes the same bits
+// Call only where os::HasAmx(). simd/emulated_amx-inl.h computes the same bits
 // anywhere.
-#ifndef HEED_SIMD_TILES_H_
-#define HEED_SIMD_TILES_H_
+#ifndef HEED_SIMD_AMX_H_
+#define HEED_SIMD_AMX_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -104,4 +104,4 @@ struct AmxTiles {
 
 }  // namespace heed
 
-#endif  // HEED_SIMD_TILES_H_
+#endif  // HEED_SIMD_AMX_H_

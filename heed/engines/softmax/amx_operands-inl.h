@@ -10,11 +10,11 @@
 // no key or channel: keys row by row, values transposed, which takes 1 to 2 % of 2048
 // queries. A bf16 is one piece. An f16 is two, an f32 three, or two of `precision = high`;
 // weights have as many, but three beside f16, which are as exact as of f32.
-#if defined(HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_AMX_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_AMX_OPERANDS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_AMX_OPERANDS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_
+#define HEED_ENGINES_SOFTMAX_AMX_OPERANDS_INL_H_
 #endif
 
 #include <algorithm>
@@ -30,8 +30,8 @@
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/math-inl.h"
 #include "heed/simd/pair_tile-inl.h"
-#include "heed/simd/tile_products-inl.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx_products-inl.h"
+#include "heed/simd/amx.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
 
@@ -98,7 +98,7 @@ struct PieceRows {
   };
 };
 
-// Numbers of products of tile_products-inl.h: of keys and queries, of values and weights.
+// Numbers of products of amx_products-inl.h: of keys and queries, of values and weights.
 template <int kOfKeys, int kOfValues, class AmxUnit>
 struct AmxOperands {
   static constexpr int kKeyProducts = kOfKeys, kValueProducts = kOfValues;
@@ -133,7 +133,7 @@ struct AmxOperands {
   // in L1. Fewer rows take as many, as one tile would hardly be faster.
   static constexpr int kLaneVectors = 2 * kTileWords / hn::MaxLanes(D());
   static constexpr int kMostVectors = kLaneVectors;
-  // Units of 32 keys whose weights stand side by side in a pipeline (tile_pipeline-inl.h).
+  // Units of 32 keys whose weights stand side by side in a pipeline (amx_pipeline-inl.h).
   static constexpr int kMostUnits = 4;
   static constexpr int kDegree = 5;
 
@@ -158,8 +158,8 @@ struct AmxOperands {
 
   static LogitFactor Split(double factor) { return kFinishesLogits ? LogitFactor{1, factor} : LogitFactor{factor, 1}; }
 
-  // to[piece][pair of channels][lane]. True if all are finite. This and what follows are compiled in block_tiles.cc
-  // (tile_packing-inl.h).
+  // to[piece][pair of channels][lane]. True if all are finite. This and what follows are compiled in block_amx.cc
+  // (amx_packing-inl.h).
   static HWY_NOINLINE bool PackQueries(DType dtype, const void* const* rows, size_t num_rows, size_t depth,
                                        double factor, size_t lanes, uint32_t* HWY_RESTRICT to);
 
@@ -410,4 +410,4 @@ struct AmxOperands {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_AMX_OPERANDS_INL_H_
