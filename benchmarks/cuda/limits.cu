@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kWarps * 32) Products(float* out) {
   for (int i = 0; i < kSums; ++i) sums[i][0] = static_cast<float>(i);  // else they are one
   for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) machine.Multiply<DType::kBF16>(a, b, sums[i]);
+    for (int i = 0; i < kSums; ++i) machine.MmaSync<DType::kBF16>(a, b, sums[i]);
   }
   float sum = 0;
 #pragma unroll

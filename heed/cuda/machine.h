@@ -15,8 +15,8 @@
 //   CopyAsync(to, from, exists)      16 bytes of shared memory from global memory, or zeros where `from` does not exist
 //   CommitCopies()                   the copies since the last one are a group
 //   WaitCopies<kPending>()           until no more than these groups are under way
-//   LoadMatrices<kTransposed>(row, r)  four matrices of 8 x 8 elements of 16 bits from shared memory
-//   Multiply<kDType>(a, b, c)        c += a b, of 16 x 16 and 16 x 8 elements of 16 bits
+//   LdMatrix<kTransposed>(row, r)  four matrices of 8 x 8 elements of 16 bits from shared memory
+//   MmaSync<kDType>(a, b, c)         c += a b, of 16 x 16 and 16 x 8 elements of 16 bits
 //   Pack<kDType>(low, high)          two numbers rounded to 16 bits
 //   Widen<kDType>(bits)              the number that they are
 //   Exp2(x)                          within 2 ulp, of 0 exactly 1, below -126 maybe 0
@@ -30,7 +30,7 @@
 //   c[i]   row g + 8 (i / 2), column 2 t + i % 2                             of 16 x 8
 //   r[i]   of matrix i: row g, columns 2 t and the next; transposed: rows 2 t and the next, column g
 //
-// LoadMatrices takes the address of row lane % 8 of matrix lane / 8.
+// LdMatrix takes the address of row lane % 8 of matrix lane / 8.
 //
 // Groups of four warps have products of their own on Hopper (compute capability 9.0, hopper_machine.h): each warp
 // brings 16 rows, the second operand is in shared memory, and sums are there when they are waited for. A machine that

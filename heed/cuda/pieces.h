@@ -86,7 +86,7 @@ HEED_DEVICE void MultiplyPieces(M& m, const uint32_t (&a)[kA][4], const uint32_t
   for (int sum = kPieces - 1; sum >= 0; --sum) {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < kA; ++i) {
-      if (i <= sum && sum - i < kB) m.template Multiply<kPiece>(a[i], b[sum - i], c);
+      if (i <= sum && sum - i < kB) m.template MmaSync<kPiece>(a[i], b[sum - i], c);
     }
   }
 }

@@ -112,19 +112,19 @@ class SharedTile {
   template <class M>
   HEED_DEVICE void LoadRows(M& m, int row, int column, uint32_t (&r)[4]) const {
     const int lane = m.thread() % kWarp, matrix = lane / 8;
-    m.template LoadMatrices<false>(Near(row, column, matrix % 2 * 8 + lane % 8, matrix / 2 * 8), r);
+    m.template LdMatrix<false>(Near(row, column, matrix % 2 * 8 + lane % 8, matrix / 2 * 8), r);
   }
   // The same rows as columns: two second operands, of eight rows each.
   template <class M>
   HEED_DEVICE void LoadColumns(M& m, int row, int column, uint32_t (&r)[4]) const {
     const int lane = m.thread() % kWarp, matrix = lane / 8;
-    m.template LoadMatrices<false>(Near(row, column, matrix / 2 * 8 + lane % 8, matrix % 2 * 8), r);
+    m.template LdMatrix<false>(Near(row, column, matrix / 2 * 8 + lane % 8, matrix % 2 * 8), r);
   }
   // Two second operands, of eight columns each, whose rows are these 16.
   template <class M>
   HEED_DEVICE void LoadTransposed(M& m, int row, int column, uint32_t (&r)[4]) const {
     const int lane = m.thread() % kWarp, matrix = lane / 8;
-    m.template LoadMatrices<true>(Near(row, column, matrix % 2 * 8 + lane % 8, matrix / 2 * 8), r);
+    m.template LdMatrix<true>(Near(row, column, matrix % 2 * 8 + lane % 8, matrix / 2 * 8), r);
   }
 
   // The same in pieces, of which elements of 16 bits are one; what does not fit pieces is NaN in one of them.

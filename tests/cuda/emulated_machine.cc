@@ -232,7 +232,7 @@ void EmulatedMachine::WaitCopies(int pending) {
   }
 }
 
-void EmulatedMachine::LoadMatrices(bool transposed, const void* row, uint32_t* r) {
+void EmulatedMachine::LdMatrix(bool transposed, const void* row, uint32_t* r) {
   const auto* slots = static_cast<const unsigned char*>(Exchange(&row, sizeof(row)));
   const int lane = thread_ % kWarp;
   const auto element = [&](int matrix, int i, int j) {
@@ -251,7 +251,7 @@ void EmulatedMachine::LoadMatrices(bool transposed, const void* row, uint32_t* r
   block_.Meet(block_.warps_[static_cast<size_t>(thread_ / kWarp)].meeting, kWarp);  // before a row is written again
 }
 
-void EmulatedMachine::Multiply(DType dtype, const uint32_t* a, const uint32_t* b, float* c) {
+void EmulatedMachine::MmaSync(DType dtype, const uint32_t* a, const uint32_t* b, float* c) {
   const auto widened = [&](uint32_t pair, int half) {
     return static_cast<double>(Widened(dtype, static_cast<uint16_t>(pair >> (16 * half))));
   };

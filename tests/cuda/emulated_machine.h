@@ -50,12 +50,12 @@ class EmulatedMachine {
   }
 
   template <bool kTransposed>
-  void LoadMatrices(const void* row, uint32_t (&r)[4]) {
-    LoadMatrices(kTransposed, row, r);
+  void LdMatrix(const void* row, uint32_t (&r)[4]) {
+    LdMatrix(kTransposed, row, r);
   }
   template <DType kDType>
-  void Multiply(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&c)[4]) {
-    Multiply(kDType, a, b, c);
+  void MmaSync(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&c)[4]) {
+    MmaSync(kDType, a, b, c);
   }
   void PublishShared();
   void InitBarrier(uint64_t* barrier);
@@ -118,8 +118,8 @@ class EmulatedMachine {
  private:
   static uint16_t Bits(DType dtype, float x);
   void WaitCopies(int pending);
-  void LoadMatrices(bool transposed, const void* row, uint32_t* r);
-  void Multiply(DType dtype, const uint32_t* a, const uint32_t* b, float* c);
+  void LdMatrix(bool transposed, const void* row, uint32_t* r);
+  void MmaSync(DType dtype, const uint32_t* a, const uint32_t* b, float* c);
   void BeginProducts();
   void MultiplyGroup(const GroupProduct& product);
   void WaitProducts(int pending);
