@@ -10,12 +10,12 @@
 namespace heed::bench {
 
 #if defined(HEED_WITH_HOPPER)
-// products_hopper.cu
-const char* MultiplyInGroups(int multiprocessors);
-double FlopsInGroups(int multiprocessors);
+// wgmma_limit.cu
+const char* LaunchWgmma(int multiprocessors);
+double WgmmaFlops(int multiprocessors);
 #else
-const char* MultiplyInGroups(int) { return nullptr; }
-double FlopsInGroups(int) { return 0; }
+const char* LaunchWgmma(int) { return nullptr; }
+double WgmmaFlops(int) { return 0; }
 #endif
 
 namespace {
@@ -66,18 +66,18 @@ class GpuClock : public Timed {
     Check(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToDevice));
   }
   void Multiply() const override {
-    if (has_groups()) return Check(MultiplyInGroups(facts_.multiProcessorCount));
+    if (has_wgmma()) return Check(LaunchWgmma(facts_.multiProcessorCount));
     Products<<<blocks(), kWarps * 32>>>(nullptr);
     Check(cudaGetLastError());
   }
   double multiply_flops() const override {
-    return has_groups() ? FlopsInGroups(facts_.multiProcessorCount)
-                        : 2.0 * 16 * 8 * 16 * kSums * kSteps * kWarps * blocks();
+    return has_wgmma() ? WgmmaFlops(facts_.multiProcessorCount)
+                       : 2.0 * 16 * 8 * 16 * kSums * kSteps * kWarps * blocks();
   }
 
  private:
   int blocks() const { return 2 * facts_.multiProcessorCount; }
-  bool has_groups() const { return facts_.major == 9 && FlopsInGroups(1) > 0; }
+  bool has_wgmma() const { return facts_.major == 9 && WgmmaFlops(1) > 0; }
 
   cudaDeviceProp facts_;
   cudaEvent_t first_ = nullptr, last_ = nullptr;

@@ -26,13 +26,13 @@ class HopperMachine : public GpuMachine {
   __device__ void PublishShared() const { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
   // Registers are pinned, as the compiler does not know that products go on behind its back.
   template <class... Registers>
-  __device__ void BeginProducts(Registers&... registers) const {
+  __device__ void WgmmaFence(Registers&... registers) const {
     (Pin(registers), ...);
     cute::warpgroup_arrive();
   }
-  __device__ void CommitProducts() const { cute::warpgroup_commit_batch(); }
+  __device__ void WgmmaCommit() const { cute::warpgroup_commit_batch(); }
   template <int kPending, class... Registers>
-  __device__ void WaitProducts(Registers&... sums) const {
+  __device__ void WgmmaWait(Registers&... sums) const {
     cute::warpgroup_wait<kPending>();
     (Pin(sums), ...);
   }
@@ -54,8 +54,8 @@ class HopperMachine : public GpuMachine {
   }
 
   template <DType kDType, bool kTransposed, int kTiles>
-  __device__ __forceinline__ void MultiplyGroup(const uint32_t (&a)[4], const GroupOperand& b, float (&c)[kTiles][4],
-                                                bool adds) const {
+  __device__ __forceinline__ void Wgmma(const uint32_t (&a)[4], const WgmmaOperand& b, float (&c)[kTiles][4],
+                                        bool adds) const {
     const uint64_t of_b = Descriptor(b);
     ForSums(c, [&](auto&... sums) {
       Product<kDType, kTransposed, kTiles>::fma(a[0], a[1], a[2], a[3], of_b, sums...,
@@ -63,8 +63,8 @@ class HopperMachine : public GpuMachine {
     });
   }
   template <DType kDType, bool kTransposed, int kTiles>
-  __device__ __forceinline__ void MultiplyGroup(const GroupOperand& a, const GroupOperand& b, float (&c)[kTiles][4],
-                                                bool adds) const {
+  __device__ __forceinline__ void Wgmma(const WgmmaOperand& a, const WgmmaOperand& b, float (&c)[kTiles][4],
+                                        bool adds) const {
     const uint64_t of_a = Descriptor(a), of_b = Descriptor(b);
     ForSums(c, [&](auto&... sums) {
       SharedProduct<kDType, kTransposed, kTiles>::fma(of_a, of_b, sums..., adds ? ScaleOut::One : ScaleOut::Zero);
@@ -106,11 +106,11 @@ class HopperMachine : public GpuMachine {
   template <DType kDType, bool kTransposed, int kTiles>
   using SharedProduct = typename decltype(ProductOf<kDType, kTransposed, kTiles>())::second_type;
 
-  static __device__ uint64_t Descriptor(const GroupOperand& b) {
+  static __device__ uint64_t Descriptor(const WgmmaOperand& b) {
     cute::GmmaDescriptor descriptor;
     descriptor.bitfield.start_address_ = static_cast<uint16_t>(Address(b.at) >> 4);
     descriptor.bitfield.leading_byte_offset_ = static_cast<uint16_t>(b.panel_bytes >> 4);
-    descriptor.bitfield.stride_byte_offset_ = kEightRowsBytes >> 4;
+    descriptor.bitfield.stride_byte_offset_ = kStrideBytes >> 4;
     descriptor.bitfield.layout_type_ = static_cast<uint8_t>(cute::SM90::GMMA::LayoutType::B128);
     return descriptor;
   }

@@ -168,11 +168,11 @@ class SharedTile {
   }
 
   // Operands of products of groups (machine.h), of rows from `row` on, a multiple of 8: they by 16 of their columns.
-  HEED_DEVICE GroupOperand KMajor(int row, int column) const {
+  HEED_DEVICE WgmmaOperand KMajor(int row, int column) const {
     return {at_ + row * kPitch + column / kPanelColumns * kPanel + column % kPanelColumns, kUnitBytes};  // of one panel
   }
   // Sixteen of them by all columns.
-  HEED_DEVICE GroupOperand MnMajor(int row) const { return {at_ + row * kPitch, kPanelBytes}; }
+  HEED_DEVICE WgmmaOperand MnMajor(int row) const { return {at_ + row * kPitch, kPanelBytes}; }
 
   // Marks rows that have an element that is not finite, or does not fit pieces, [kRows]; true if there are any. All
   // threads of the block come here and meet; marks are made if there are any.

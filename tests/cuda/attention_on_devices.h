@@ -88,7 +88,7 @@ class CudaTest : public DeviceTest {
 
   // Whether the emulated Hopper computes this by kernels that the other emulated device has: once is enough.
   bool IsRepeated(DType dtype, int64_t channels, int64_t rows = 64) const {
-    const bool has_own = dtype != DType::kF32 && channels <= softmax::cuda::kMostGroupChannels && rows > 32;
+    const bool has_own = dtype != DType::kF32 && channels <= softmax::cuda::kMostWgmmaChannels && rows > 32;
     return GetParam() == &cuda::EmulatedHopper() && !has_own;
   }
   // That takes many rows of bf16 and f16, up to 128 channels.
@@ -97,7 +97,7 @@ class CudaTest : public DeviceTest {
     const cuda::Library& library = *cuda::Find(&why_not);
     cuda::DeviceFacts facts;
     library.examine(0, &facts);
-    return facts.major == 9 && library.softmax->groups.forward != nullptr ? "softmax_wgmma" : "softmax_cuda";
+    return facts.major == 9 && library.softmax->wgmma.forward != nullptr ? "softmax_wgmma" : "softmax_cuda";
   }
 
   // Calls compare(seed), which returns an empty Comparison for problems that it leaves out.

@@ -113,7 +113,7 @@ class EmulatedBlock {
     threads_[static_cast<size_t>(me)].fiber->Suspend();
   }
 
-  using Products = std::vector<EmulatedMachine::GroupProduct>;
+  using Products = std::vector<EmulatedMachine::PendingWgmma>;
   // A phase after the other of bulk copies.
   struct Barrier {
     int ended = 0;
@@ -137,12 +137,12 @@ class EmulatedBlock {
 
   struct Thread {
     std::unique_ptr<Fiber> fiber;
-    std::vector<Copy> copies;              // since the last group
-    std::deque<std::vector<Copy>> groups;  // under way
-    std::vector<ptrdiff_t> unpublished;    // where copies have landed, in units
-    bool may_multiply = false;
+    std::vector<Copy> copies;                   // since the last group
+    std::deque<std::vector<Copy>> copy_groups;  // under way
+    std::vector<ptrdiff_t> unpublished;         // where copies have landed, in units
+    bool fenced = false;
     Products products;                                // since the last group
-    std::deque<Products> product_groups;              // under way
+    std::deque<Products> wgmma_groups;                // under way
     std::map<const float*, std::vector<float>> sums;  // as they were before products that are under way
     int exchanges = 0;
   };
@@ -215,14 +215,14 @@ void EmulatedMachine::CopyAsync(void* to, const void* from, bool exists) {
 
 void EmulatedMachine::CommitCopies() {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
-  thread.groups.push_back(std::move(thread.copies));
+  thread.copy_groups.push_back(std::move(thread.copies));
   thread.copies.clear();
 }
 
 void EmulatedMachine::WaitCopies(int pending) {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
-  for (; thread.groups.size() > static_cast<size_t>(pending); thread.groups.pop_front()) {
-    for (const Copy& copy : thread.groups.front()) {
+  for (; thread.copy_groups.size() > static_cast<size_t>(pending); thread.copy_groups.pop_front()) {
+    for (const Copy& copy : thread.copy_groups.front()) {
       std::memset(copy.to, 0, 16);
       if (copy.bytes > 0) std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
       const ptrdiff_t unit = (static_cast<const char*>(copy.to) - shared()) / 16;
@@ -324,11 +324,11 @@ void EmulatedMachine::WaitBulk(uint64_t* barrier, int phase) {
   ++at.ended;
 }
 
-void EmulatedMachine::BeginProducts() { block_.threads_[static_cast<size_t>(thread_)].may_multiply = true; }
+void EmulatedMachine::WgmmaFence() { block_.threads_[static_cast<size_t>(thread_)].fenced = true; }
 
-void EmulatedMachine::MultiplyGroup(const GroupProduct& product) {
+void EmulatedMachine::Wgmma(const PendingWgmma& product) {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
-  if (!thread.may_multiply) throw std::logic_error("products whose registers may still be written");
+  if (!thread.fenced) throw std::logic_error("products whose registers may still be written");
   const auto count = static_cast<size_t>(4 * product.tiles);
   if (thread.sums.emplace(product.c, std::vector<float>(product.c, product.c + count)).second) {
     std::fill_n(product.c, count, std::nanf(""));
@@ -336,21 +336,21 @@ void EmulatedMachine::MultiplyGroup(const GroupProduct& product) {
   thread.products.push_back(product);
 }
 
-void EmulatedMachine::CommitProducts() {
+void EmulatedMachine::WgmmaCommit() {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
-  thread.product_groups.push_back(std::move(thread.products));
+  thread.wgmma_groups.push_back(std::move(thread.products));
   thread.products.clear();
 }
 
-void EmulatedMachine::WaitProducts(int pending) {
+void EmulatedMachine::WgmmaWait(int pending) {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
-  thread.may_multiply = false;  // sums are written from now on
-  for (; thread.product_groups.size() > static_cast<size_t>(pending); thread.product_groups.pop_front()) {
-    for (const GroupProduct& product : thread.product_groups.front()) Land(product);
+  thread.fenced = false;  // sums are written from now on
+  for (; thread.wgmma_groups.size() > static_cast<size_t>(pending); thread.wgmma_groups.pop_front()) {
+    for (const PendingWgmma& product : thread.wgmma_groups.front()) Land(product);
   }
 }
 
-void EmulatedMachine::Land(const GroupProduct& product) {
+void EmulatedMachine::Land(const PendingWgmma& product) {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
   if (const auto before = thread.sums.find(product.c); before != thread.sums.end()) {
     std::ranges::copy(before->second, product.c);
@@ -386,9 +386,9 @@ void EmulatedMachine::Land(const GroupProduct& product) {
   }
 }
 
-float EmulatedMachine::ElementOf(DType dtype, const GroupOperand& operand, int row, int column) const {
+float EmulatedMachine::ElementOf(DType dtype, const WgmmaOperand& operand, int row, int column) const {
   const auto* base = reinterpret_cast<const unsigned char*>(shared());
-  ptrdiff_t place = static_cast<const unsigned char*>(operand.at) - base + row / 8 * kEightRowsBytes + row % 8 * 128;
+  ptrdiff_t place = static_cast<const unsigned char*>(operand.at) - base + row / 8 * kStrideBytes + row % 8 * 128;
   place += column / 64 * operand.panel_bytes + column % 64 * 2;
   place ^= place / 128 % 8 * 16;
   if (block_.unpublished_[static_cast<size_t>(place / 16)])

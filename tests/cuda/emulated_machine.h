@@ -63,35 +63,35 @@ class EmulatedMachine {
   void CopyBulk(const RowMap& map, int channel, int token, int head, int batch, void* to, uint64_t* barrier);
   void WaitBulk(uint64_t* barrier, int phase);
   template <class... Registers>
-  void BeginProducts(Registers&...) {
-    BeginProducts();
+  void WgmmaFence(Registers&...) {
+    WgmmaFence();
   }
   template <DType kDType, bool kTransposed, int kTiles>
-  void MultiplyGroup(const uint32_t (&a)[4], const GroupOperand& b, float (&c)[kTiles][4], bool adds) {
-    MultiplyGroup({.dtype = kDType,
-                   .transposed = kTransposed,
-                   .adds = adds,
-                   .tiles = kTiles,
-                   .a = {a[0], a[1], a[2], a[3]},
-                   .shared_a = {},
-                   .b = b,
-                   .c = &c[0][0]});
+  void Wgmma(const uint32_t (&a)[4], const WgmmaOperand& b, float (&c)[kTiles][4], bool adds) {
+    Wgmma({.dtype = kDType,
+           .transposed = kTransposed,
+           .adds = adds,
+           .tiles = kTiles,
+           .a = {a[0], a[1], a[2], a[3]},
+           .shared_a = {},
+           .b = b,
+           .c = &c[0][0]});
   }
   template <DType kDType, bool kTransposed, int kTiles>
-  void MultiplyGroup(const GroupOperand& a, const GroupOperand& b, float (&c)[kTiles][4], bool adds) {
-    MultiplyGroup({.dtype = kDType,
-                   .transposed = kTransposed,
-                   .adds = adds,
-                   .tiles = kTiles,
-                   .a = {},
-                   .shared_a = a,
-                   .b = b,
-                   .c = &c[0][0]});
+  void Wgmma(const WgmmaOperand& a, const WgmmaOperand& b, float (&c)[kTiles][4], bool adds) {
+    Wgmma({.dtype = kDType,
+           .transposed = kTransposed,
+           .adds = adds,
+           .tiles = kTiles,
+           .a = {},
+           .shared_a = a,
+           .b = b,
+           .c = &c[0][0]});
   }
-  void CommitProducts();
+  void WgmmaCommit();
   template <int kPending, class... Sums>
-  void WaitProducts(Sums&...) {
-    WaitProducts(kPending);
+  void WgmmaWait(Sums&...) {
+    WgmmaWait(kPending);
   }
 
   template <DType kDType>
@@ -105,13 +105,13 @@ class EmulatedMachine {
   static float Exp2(float x);
 
   // A product that is under way: of a thread's part of 16 rows by 16, and 16 rows by 8 columns per tile.
-  struct GroupProduct {
+  struct PendingWgmma {
     DType dtype;
     bool transposed, adds;
     int tiles;
     uint32_t a[4];
-    GroupOperand shared_a;  // instead of it, if there is one
-    GroupOperand b;
+    WgmmaOperand shared_a;  // instead of it, if there is one
+    WgmmaOperand b;
     float* c;
   };
 
@@ -120,12 +120,12 @@ class EmulatedMachine {
   void WaitCopies(int pending);
   void LdMatrix(bool transposed, const void* row, uint32_t* r);
   void MmaSync(DType dtype, const uint32_t* a, const uint32_t* b, float* c);
-  void BeginProducts();
-  void MultiplyGroup(const GroupProduct& product);
-  void WaitProducts(int pending);
-  void Land(const GroupProduct& product);
+  void WgmmaFence();
+  void Wgmma(const PendingWgmma& product);
+  void WgmmaWait(int pending);
+  void Land(const PendingWgmma& product);
   // An element of 64 columns of an operand, and of those behind them.
-  float ElementOf(DType dtype, const GroupOperand& operand, int row, int column) const;
+  float ElementOf(DType dtype, const WgmmaOperand& operand, int row, int column) const;
   // What every thread of the warp brings, by lane; valid until the next call but one.
   const void* Exchange(const void* mine, size_t bytes);
 

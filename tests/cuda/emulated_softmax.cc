@@ -23,8 +23,8 @@ const char* Forward(const Launch& launch, const ForwardParams& params) {
   return WithKernel(
       params, [&](auto shape, auto general) { return RunForward<decltype(shape), general.value>(launch, params); });
 }
-const char* ForwardInGroups(const Launch& launch, const ForwardParams& params) {
-  return WithGroupKernel<GroupShape>(
+const char* ForwardWgmma(const Launch& launch, const ForwardParams& params) {
+  return WithWgmmaKernel<WgmmaShape>(
       params, [&](auto shape, auto general) { return RunForward<decltype(shape), general.value>(launch, params); });
 }
 const char* FewRows(const Launch& launch, const ForwardParams& params) {
@@ -65,8 +65,8 @@ const char* GradientsBy(const Launch& launch, const BackwardParams& params) {
   });
 }
 template <template <class, class, bool> class Block>
-const char* GradientsInGroupsBy(const Launch& launch, const BackwardParams& params) {
-  return WithGroupKernel<BackwardGroupShape>(params.forward, [&](auto shape, auto general) {
+const char* WgmmaGradientsBy(const Launch& launch, const BackwardParams& params) {
+  return WithWgmmaKernel<BackwardWgmmaShape>(params.forward, [&](auto shape, auto general) {
     return RunGradients<Block, decltype(shape), general.value>(launch, params);
   });
 }
@@ -83,12 +83,12 @@ const char* BiasGradients(const Launch& launch, const BiasGradientParams& params
 
 const softmax::cuda::Launches& EmulatedSoftmax() {
   static constexpr Launches kLaunches = {
-      .warps = {.forward = &Forward,
-                .key_gradients = &GradientsBy<KeyGradientsBlock>,
-                .query_gradients = &GradientsBy<QueryGradientsBlock>},
-      .groups = {.forward = &ForwardInGroups,
-                 .key_gradients = &GradientsInGroupsBy<KeyGradientsBlock>,
-                 .query_gradients = &GradientsInGroupsBy<QueryGradientsBlock>},
+      .mma_sync = {.forward = &Forward,
+                   .key_gradients = &GradientsBy<KeyGradientsBlock>,
+                   .query_gradients = &GradientsBy<QueryGradientsBlock>},
+      .wgmma = {.forward = &ForwardWgmma,
+                .key_gradients = &WgmmaGradientsBy<KeyGradientsBlock>,
+                .query_gradients = &WgmmaGradientsBy<QueryGradientsBlock>},
       .few_rows = &FewRows,
       .combine = &Combine,
       .terms = &Terms,

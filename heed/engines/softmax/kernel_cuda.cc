@@ -64,7 +64,7 @@ std::string Declines(const Context&, const Problem& p) {
 
 bool HasFewRows(const Problem& p, const Sequence& s) { return s.num_queries * p.group() <= kMostFewRows; }
 
-std::string DeclinesGroups(const Context& ctx, const Problem& p) {
+std::string DeclinesWgmma(const Context& ctx, const Problem& p) {
   if (!Declines(ctx, p).empty()) return "is for what softmax_cuda takes";
   std::string unused;
   const heed::cuda::Library& library = *heed::cuda::Find(&unused);
@@ -72,11 +72,11 @@ std::string DeclinesGroups(const Context& ctx, const Problem& p) {
   library.examine(p.device.index, &facts);
   if (facts.major != 9)
     return "needs compute capability 9.0, not " + std::to_string(facts.major) + "." + std::to_string(facts.minor);
-  if (library.softmax->groups.forward == nullptr)
+  if (library.softmax->wgmma.forward == nullptr)
     return "is not in this libheed_cuda, built without code for 9.0a or without CUTLASS";
   if (p.dtype == DType::kF32) return "computes bf16 and f16, not f32";
-  if (const int64_t channels = std::max(p.depth, p.value_depth); channels > cuda::kMostGroupChannels) {
-    return "takes up to " + std::to_string(cuda::kMostGroupChannels) + " channels, not " + std::to_string(channels);
+  if (const int64_t channels = std::max(p.depth, p.value_depth); channels > cuda::kMostWgmmaChannels) {
+    return "takes up to " + std::to_string(cuda::kMostWgmmaChannels) + " channels, not " + std::to_string(channels);
   }
   if (std::ranges::all_of(p.sequences, [&](const Sequence& s) { return HasFewRows(p, s); })) {
     return "takes more than " + std::to_string(kMostFewRows) + " rows per key head";
@@ -85,8 +85,8 @@ std::string DeclinesGroups(const Context& ctx, const Problem& p) {
 }
 
 // Rows of a block of many: of groups of warps, and of warps.
-int64_t LanesOfGroups(const Problem& p) {
-  return cuda::WithGroupShape<cuda::GroupShape>(p.dtype, p.depth, p.value_depth,
+int64_t WgmmaLanes(const Problem& p) {
+  return cuda::WithWgmmaShape<cuda::WgmmaShape>(p.dtype, p.depth, p.value_depth,
                                                 [](auto shape) { return int64_t{shape.kRows}; });
 }
 int64_t Lanes(const Problem& p) {
@@ -170,7 +170,7 @@ void ForwardBy(const Kernel& kernel, cuda::BlockLaunches cuda::Launches::* launc
   std::list<ForwardLaunch> launches;  // all have their memory before anything is written
   const RowBlocks few = {kernels.few_rows, cuda::kFewRows, true, false};
   const RowBlocks whole = {(kernels.*launches_of).forward, kernel.lanes(ctx, p), false,
-                           launches_of == &cuda::Launches::groups};
+                           launches_of == &cuda::Launches::wgmma};
   for (const RowBlocks& blocks : {few, whole}) {
     cuda::ForLaunches(blocks.few ? std::span(sequences.begin(), many) : std::span(many, sequences.end()),
                       [&](std::span<const Sequence> launched, int64_t queries, int64_t) {
@@ -185,7 +185,7 @@ template <cuda::BlockLaunches cuda::Launches::* kBlocks, const Kernel& kernel>
 Passes ForwardPasses(const Context&) {
   return {.forward = [](Context& ctx, const Problem& p) { ForwardBy(kernel, kBlocks, ctx, p); },
           .workspace = [](const Context&, const Problem&) { return int64_t{0}; },
-          .lanes = kBlocks == &cuda::Launches::groups ? &LanesOfGroups : &Lanes};
+          .lanes = kBlocks == &cuda::Launches::wgmma ? &WgmmaLanes : &Lanes};
 }
 template <cuda::BlockLaunches cuda::Launches::* kBlocks, const Kernel& kernel>
 Passes BackwardPasses(const Context&) {
@@ -200,9 +200,9 @@ std::string Target(const Context&) { return "cuda"; }
 const Kernel kWgmma = {{
     .name = "softmax_wgmma",
     .why = "as softmax_cuda, where groups of warps multiply on while the logits of the next tile are weighed",
-    .declines = &DeclinesGroups,
-    .forward_passes = &ForwardPasses<&cuda::Launches::groups, kWgmma>,
-    .backward_passes = &BackwardPasses<&cuda::Launches::groups, kWgmma>,
+    .declines = &DeclinesWgmma,
+    .forward_passes = &ForwardPasses<&cuda::Launches::wgmma, kWgmma>,
+    .backward_passes = &BackwardPasses<&cuda::Launches::wgmma, kWgmma>,
     .target = &Target,
     .device = DeviceType::kCuda,
 }};
@@ -211,8 +211,8 @@ const Kernel kCuda = {{
     .name = cuda::kName,
     .why = "blocks of rows on a GPU, online softmax over tiles of 64 keys, products of 16 bits summed in f32",
     .declines = &Declines,
-    .forward_passes = &ForwardPasses<&cuda::Launches::warps, kCuda>,
-    .backward_passes = &BackwardPasses<&cuda::Launches::warps, kCuda>,
+    .forward_passes = &ForwardPasses<&cuda::Launches::mma_sync, kCuda>,
+    .backward_passes = &BackwardPasses<&cuda::Launches::mma_sync, kCuda>,
     .target = &Target,
     .device = DeviceType::kCuda,
 }};

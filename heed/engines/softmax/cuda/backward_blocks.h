@@ -43,16 +43,16 @@ struct RowState {
   uint64_t kept = 0;  // of the tile's keys
 };
 
-template <DType kOf, int kDepth, int kValueDepth, bool kGroups = false>
+template <DType kOf, int kDepth, int kValueDepth, bool kWgmma = false>
 struct BackwardShape {
   static constexpr DType kDType = kOf;
-  static constexpr bool kHasGroups = kGroups;
+  static constexpr bool kUsesWgmma = kWgmma;
   using Element = heed::cuda::Element<kDType>;
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
   static constexpr int kSharers = kDepth > 128 ? 2 : 1;  // warps with the same rows
   static constexpr int kThreads = 4 * kSharers * heed::cuda::kWarp;
-  static constexpr int kBlocks = kGroups ? 2 : 1;  // of a multiprocessor that registers are to suffice for
-  static constexpr int kStages = kGroups ? 2 : 1;  // of tiles that a block walks over
+  static constexpr int kBlocks = kWgmma ? 2 : 1;  // of a multiprocessor that registers are to suffice for
+  static constexpr int kStages = kWgmma ? 2 : 1;  // of tiles that a block walks over
   using Rows = SharedTile<kBackwardTile, kDepth, Element>;
   using ValueRows = SharedTile<kBackwardTile, kValueDepth, Element>;
   // In shared memory: what the block owns, and the tiles that it walks over.
@@ -121,7 +121,7 @@ class BackwardBlock {
     Meet();
   }
   HEED_DEVICE void Meet() const {
-    if constexpr (Shape::kHasGroups) m_.PublishShared();
+    if constexpr (Shape::kUsesWgmma) m_.PublishShared();
     m_.Sync();
   }
 
@@ -129,12 +129,12 @@ class BackwardBlock {
   // transposed.
   HEED_DEVICE void Multiply(int stage, Products& of_rows, Products& of_values) const {
     const Tiles own = OwnTiles(), other = TilesOf(stage);
-    if constexpr (Shape::kHasGroups) {
-      m_.BeginProducts(of_rows, of_values);
-      MultiplyGroup<kDepth>(own.rows, other.rows, of_rows);
-      MultiplyGroup<kValueDepth>(own.values, other.values, of_values);
-      m_.CommitProducts();
-      m_.template WaitProducts<0>(of_rows, of_values);
+    if constexpr (Shape::kUsesWgmma) {
+      m_.WgmmaFence(of_rows, of_values);
+      Wgmma<kDepth>(own.rows, other.rows, of_rows);
+      Wgmma<kValueDepth>(own.values, other.values, of_values);
+      m_.WgmmaCommit();
+      m_.template WgmmaWait<0>(of_rows, of_values);
     } else {
       using Rows = RowProducts<kDType, 1, kTiles>;
       Rows::template Multiply<kDepth>(m_, own.rows, 16 * warp_, other.rows, 0, of_rows);
@@ -225,12 +225,12 @@ class BackwardBlock {
                        RowPowers<1>& powers, typename Sums::Sums& sums) const {
     if constexpr (kHasPowers) powers.Apply(m_, weights, sums);
     char* const marks = m_.shared() + Shape::kMarksAt;
-    if constexpr (Shape::kHasGroups) {
+    if constexpr (Shape::kUsesWgmma) {
       if (!full && tile.template FindNotFinite<kDType>(m_, marks)) {
         Sums::template TakeMarkedRows<kDType>(m_, weights, tile, count, channels, row, marks, sums);
         Meet();
       }
-      AddGroup(weights, tile, sums);
+      AddWgmma(weights, tile, sums);
     } else if (full && heed::cuda::kPiecesOf<kDType> == 1) {
       Sums::template Add<kDType>(m_, weights, tile, sums, FirstChannel<Sums>());
     } else {
@@ -239,7 +239,7 @@ class BackwardBlock {
   }
   template <class... Sums>
   HEED_DEVICE void WaitForSums(Sums&... sums) const {
-    if constexpr (Shape::kHasGroups) m_.template WaitProducts<0>(sums...);
+    if constexpr (Shape::kUsesWgmma) m_.template WgmmaWait<0>(sums...);
   }
 
   // Stores this warp's 16 rows of sums, `count` of which exist in all warps together.
@@ -280,25 +280,25 @@ class BackwardBlock {
     return {typename Shape::Rows(at), typename Shape::ValueRows(at + Shape::Rows::kBytes)};
   }
   template <int kChannels, class Tile>
-  HEED_DEVICE void MultiplyGroup(const Tile& a, const Tile& b, Products& products) const {
+  HEED_DEVICE void Wgmma(const Tile& a, const Tile& b, Products& products) const {
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kChannels; e += 16) {
-      m_.template MultiplyGroup<kDType, false>(a.KMajor(0, e), b.KMajor(0, e), products[0], e > 0);
+      m_.template Wgmma<kDType, false>(a.KMajor(0, e), b.KMajor(0, e), products[0], e > 0);
     }
   }
   template <class Tile, class Sums>
-  HEED_DEVICE void AddGroup(const Products& weights, const Tile& tile, Sums& sums) const {
+  HEED_DEVICE void AddWgmma(const Products& weights, const Tile& tile, Sums& sums) const {
     uint32_t operands[kBackwardTile / 16][1][4];
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kTiles; j += 2) {
       heed::cuda::SplitResults<M, kDType, /*kFinite=*/true>(weights[0][j], weights[0][j + 1], operands[j / 2]);
     }
-    m_.BeginProducts(operands, sums);
+    m_.WgmmaFence(operands, sums);
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kBackwardTile; j += 16) {
-      m_.template MultiplyGroup<kDType, true>(operands[j / 16][0], tile.MnMajor(j), sums[0], true);
+      m_.template Wgmma<kDType, true>(operands[j / 16][0], tile.MnMajor(j), sums[0], true);
     }
-    m_.CommitProducts();
+    m_.WgmmaCommit();
   }
 };
 

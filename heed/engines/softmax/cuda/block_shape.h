@@ -17,12 +17,12 @@ static_assert(kSegmentKeys % kTileKeys == 0);
 inline constexpr int kFewRows = 16;  // of a block of few rows
 
 // Rows that warps share, or have each, or have by groups of four, which have products of their own on Hopper.
-enum class BlockKind { kFew, kMany, kGroups };
+enum class BlockKind { kFew, kMany, kWgmma };
 
 // What a block of a kernel for these channels has.
 template <DType kOf, int kDepth, int kValueDepth, BlockKind kKind = BlockKind::kMany>
 struct ForwardShape {
-  static constexpr bool kHasFewRows = kKind == BlockKind::kFew, kHasGroups = kKind == BlockKind::kGroups;
+  static constexpr bool kHasFewRows = kKind == BlockKind::kFew, kUsesWgmma = kKind == BlockKind::kWgmma;
   static constexpr DType kDType = kOf;
   using Element = heed::cuda::Element<kDType>;
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
@@ -31,7 +31,7 @@ struct ForwardShape {
   // but have to fit its registers.
   static constexpr int kStrips = kKind == BlockKind::kMany && kValueDepth <= (kOf == DType::kF32 ? 64 : 128) ? 2 : 1;
   // With 64 channels groups weigh as long as they multiply, and a third one has something to do meanwhile.
-  static constexpr int kWarps = kHasGroups && kDepth <= 64                       ? 12
+  static constexpr int kWarps = kUsesWgmma && kDepth <= 64                       ? 12
                                 : kStrips == 2 || kRowBytes > 512 || kHasFewRows ? 4
                                                                                  : 8;
   static constexpr int kSharers = kHasFewRows ? kWarps : 1;  // of the same rows
@@ -40,7 +40,7 @@ struct ForwardShape {
   static constexpr int kBlocks = !kHasFewRows ? 1 : kRowBytes <= 256 ? 3 : kRowBytes <= 512 ? 2 : 1;
   static constexpr int kRows = kHasFewRows ? cuda::kFewRows : kWarps * kStrips * 16;
   // Tiles under way at once: memory is what few rows wait for, and groups have two tiles in their products.
-  static constexpr int kStages = kHasGroups || (kHasFewRows && kRowBytes <= 256) ? 2 : 1;
+  static constexpr int kStages = kUsesWgmma || (kHasFewRows && kRowBytes <= 256) ? 2 : 1;
   static constexpr int kLogitsPitch = kTileKeys + 8;  // of rows of logits that warps share, in different banks
   using Queries = SharedTile<kRows, kDepth, Element>;
   using Keys = SharedTile<kTileKeys, kDepth, Element>;
@@ -49,7 +49,7 @@ struct ForwardShape {
   static constexpr int kKeysAt = Queries::kBytes, kValuesAt = kKeysAt + kStages * Keys::kBytes,
                        kLogitsAt = kValuesAt + kStages * Values::kBytes,
                        kMarksAt = kLogitsAt + (kHasFewRows ? kRows * kLogitsPitch * 4 : 0),
-                       kBarrierAt = kMarksAt + kTileKeys, kSharedBytes = kBarrierAt + (kHasGroups ? 8 : 0);
+                       kBarrierAt = kMarksAt + kTileKeys, kSharedBytes = kBarrierAt + (kUsesWgmma ? 8 : 0);
 };
 
 }  // namespace heed::softmax::cuda

@@ -4,9 +4,9 @@
 namespace heed::softmax::cuda {
 
 #if defined(HEED_WITH_HOPPER)
-extern const BlockLaunches kGroupLaunches;  // attention_hopper.cu
+extern const BlockLaunches kWgmmaLaunches;  // attention_hopper.cu
 #else
-constexpr BlockLaunches kGroupLaunches = {};
+constexpr BlockLaunches kWgmmaLaunches = {};
 #endif
 // few_rows.cu
 const char* LaunchFewRows(const heed::cuda::Launch& launch, const ForwardParams& params);
@@ -28,8 +28,8 @@ const char* Forward(const heed::cuda::Launch& launch, const ForwardParams& param
 }  // namespace
 
 extern const Launches kLaunches = {
-    .warps = {.forward = &Forward, .key_gradients = &LaunchKeyGradients, .query_gradients = &LaunchQueryGradients},
-    .groups = kGroupLaunches,
+    .mma_sync = {.forward = &Forward, .key_gradients = &LaunchKeyGradients, .query_gradients = &LaunchQueryGradients},
+    .wgmma = kWgmmaLaunches,
     .few_rows = &LaunchFewRows,
     .combine = &LaunchCombine,
     .terms = &LaunchTerms,

@@ -81,8 +81,8 @@ class ForwardBlock {
     next_keys_ = next_values_ = tiles_.first();
     BeginTerms();
     ClearOutputs();
-    if constexpr (Shape::kHasGroups) {
-      WalkInGroups();
+    if constexpr (Shape::kUsesWgmma) {
+      WgmmaSweep();
     } else {
       Walk();
     }
@@ -142,7 +142,7 @@ class ForwardBlock {
   }
 
   // Warpgroups: the softmax of the next tile overlaps P V of this one.
-  HEED_DEVICE void WalkInGroups() {
+  HEED_DEVICE void WgmmaSweep() {
     int64_t tile = tiles_.first();
     if (tile >= tiles_.end()) return;
     if (p_.mapped) {
@@ -154,24 +154,24 @@ class ForwardBlock {
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kDepth; e += 16) queries_.LoadRows(m_, FirstRow(0), e, rows_[e / 16]);
     CopyNext(1, /*values=*/true);
-    m_.BeginProducts(rows_, logits_);
+    m_.WgmmaFence(rows_, logits_);
     MultiplyKeys(0);
-    m_.template WaitProducts<0>(logits_);
+    m_.template WgmmaWait<0>(logits_);
     bool full = BeginTile(tile), is_first = true;
     Weigh(full, tile);
     int64_t border = BorderBehind(tile);
     int stage = 0;
     for (int64_t next; (next = tiles_.From(tile + kTileKeys)) < tiles_.end(); tile = next, stage = 1 - stage) {
       MeetTile(tile, stage, full);
-      m_.BeginProducts(rows_, weights_, logits_, outputs_);
+      m_.WgmmaFence(rows_, weights_, logits_, outputs_);
       MultiplyKeys(1 - stage);
       MultiplyValues(stage);
       const bool ends_segment = next >= border;
       if (ends_segment) EndTerms();
-      m_.template WaitProducts<1>(logits_);
+      m_.template WgmmaWait<1>(logits_);
       full = BeginTile(next);
       Weigh(full, next);
-      m_.template WaitProducts<0>(outputs_);
+      m_.template WgmmaWait<0>(outputs_);
       if (ends_segment) {
         AddUpSums();
         if (!is_first) AddToState();
@@ -183,9 +183,9 @@ class ForwardBlock {
       }
     }
     MeetTile(tile, stage, full);
-    m_.BeginProducts(weights_, outputs_);
+    m_.WgmmaFence(weights_, outputs_);
     MultiplyValues(stage);
-    m_.template WaitProducts<0>(outputs_);
+    m_.template WgmmaWait<0>(outputs_);
     EndTerms();
     AddUpSums();
     if (!is_first) AddToState();
@@ -240,18 +240,18 @@ class ForwardBlock {
     const typename Shape::Keys keys = KeyTile(stage);
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kDepth; e += 16) {
-      m_.template MultiplyGroup<kDType, false>(rows_[e / 16], keys.KMajor(0, e), logits_[0], e > 0);
+      m_.template Wgmma<kDType, false>(rows_[e / 16], keys.KMajor(0, e), logits_[0], e > 0);
     }
-    m_.CommitProducts();
+    m_.WgmmaCommit();
   }
   // O += P V, likewise.
   HEED_DEVICE void MultiplyValues(int stage) {
     const typename Shape::Values values = ValueTile(stage);
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kTileKeys; j += 16) {
-      m_.template MultiplyGroup<kDType, true>(weights_[j / 16][0], values.MnMajor(j), outputs_[0], true);
+      m_.template Wgmma<kDType, true>(weights_[j / 16][0], values.MnMajor(j), outputs_[0], true);
     }
-    m_.CommitProducts();
+    m_.WgmmaCommit();
   }
 
   HEED_DEVICE int64_t BorderBehind(int64_t tile) const {
@@ -589,7 +589,7 @@ class ForwardBlock {
   float max_[kStrips][2], sum_[kStrips][2], rescale_[kStrips][2];
   PartTerms ended_[kStrips][2];  // of a segment, or of all segments up to it
   // Of groups: queries, and weights, as operands.
-  uint32_t rows_[Shape::kHasGroups ? kDepth / 16 : 1][4], weights_[Shape::kHasGroups ? kTileKeys / 16 : 1][1][4];
+  uint32_t rows_[Shape::kUsesWgmma ? kDepth / 16 : 1][4], weights_[Shape::kUsesWgmma ? kTileKeys / 16 : 1][1][4];
   // Of the segments before.
   typename Sums::Sums kept_outputs_;
   PartTerms kept_terms_[kStrips][2];

@@ -85,11 +85,11 @@ auto WithBackwardKernel(const ForwardParams& p, const F& f) {
   });
 }
 
-// f(shape) of blocks whose groups of warps have products of their own: of 16 bits, up to kMostGroupChannels.
+// f(shape) of blocks whose groups of warps have products of their own: of 16 bits, up to kMostWgmmaChannels.
 // Shape<dtype, channels>::Type is a shape.
-inline constexpr int64_t kMostGroupChannels = 128;
+inline constexpr int64_t kMostWgmmaChannels = 128;
 template <template <DType, int> class Shape, class F>
-auto WithGroupShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
+auto WithWgmmaShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
   const auto of_dtype = [&](auto of) {
     if (depth <= 64 && value_depth <= 64) return f(typename Shape<of.value, 64>::Type());
     return f(typename Shape<of.value, 128>::Type());
@@ -99,18 +99,18 @@ auto WithGroupShape(DType dtype, int64_t depth, int64_t value_depth, const F& f)
 }
 // f(shape, whether it is general).
 template <template <DType, int> class Shape, class F>
-auto WithGroupKernel(const ForwardParams& p, const F& f) {
-  return WithGroupShape<Shape>(p.dtype, p.depth, p.value_depth, [&](auto shape) {
+auto WithWgmmaKernel(const ForwardParams& p, const F& f) {
+  return WithWgmmaShape<Shape>(p.dtype, p.depth, p.value_depth, [&](auto shape) {
     return IsGeneral(p) ? f(shape, std::true_type()) : f(shape, std::false_type());
   });
 }
 template <DType kOf, int kChannels>
-struct GroupShape {
-  using Type = ForwardShape<kOf, kChannels, kChannels, BlockKind::kGroups>;
+struct WgmmaShape {
+  using Type = ForwardShape<kOf, kChannels, kChannels, BlockKind::kWgmma>;
 };
 template <DType kOf, int kChannels>
-struct BackwardGroupShape {
-  using Type = BackwardShape<kOf, kChannels, kChannels, /*kGroups=*/true>;
+struct BackwardWgmmaShape {
+  using Type = BackwardShape<kOf, kChannels, kChannels, /*kWgmma=*/true>;
 };
 
 // Kernels of blocks of many rows or keys.
@@ -123,7 +123,7 @@ struct BlockLaunches {
 
 // What libheed_cuda does for this engine.
 struct Launches {
-  BlockLaunches warps, groups;  // by which products are computed; groups of them are null where they are not compiled
+  BlockLaunches mma_sync, wgmma;  // by which products are computed; groups of them are null where they are not compiled
   // The same bits as forward's, by blocks of few rows, and rows of the parts that either of them leaves.
   const char* (*few_rows)(const heed::cuda::Launch& launch, const ForwardParams& params);
   const char* (*combine)(const heed::cuda::Launch& launch, const ForwardParams& params);

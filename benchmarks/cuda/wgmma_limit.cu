@@ -18,23 +18,22 @@ __global__ void __launch_bounds__(kThreads, 2) Products(float* out) {
   uint32_t ones[4] = {0x3F803F80u, 0x3F803F80u, 0x3F803F80u, 0x3F803F80u};
   float sums[16][4] = {};
   for (int step = 0; step < kSteps; ++step) {
-    machine.BeginProducts(ones, sums);
+    machine.WgmmaFence(ones, sums);
     HEED_DEVICE_UNROLL
-    for (int i = 0; i < kProducts; ++i)
-      machine.MultiplyGroup<DType::kBF16, true>(ones, tile.MnMajor(16 * i), sums, true);
-    machine.CommitProducts();
-    machine.WaitProducts<0>(sums);
+    for (int i = 0; i < kProducts; ++i) machine.Wgmma<DType::kBF16, true>(ones, tile.MnMajor(16 * i), sums, true);
+    machine.WgmmaCommit();
+    machine.WgmmaWait<0>(sums);
   }
   if (sums[0][0] == 1) *out = sums[0][0];  // never, which the compiler does not know
 }
 
 }  // namespace
 
-const char* MultiplyInGroups(int multiprocessors) {
+const char* LaunchWgmma(int multiprocessors) {
   Products<<<4 * multiprocessors, kThreads>>>(nullptr);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
-double FlopsInGroups(int multiprocessors) { return 2.0 * 64 * 128 * 16 * kProducts * kSteps * 4 * multiprocessors; }
+double WgmmaFlops(int multiprocessors) { return 2.0 * 64 * 128 * 16 * kProducts * kSteps * 4 * multiprocessors; }
 
 }  // namespace heed::bench
