@@ -389,7 +389,7 @@ TEST(CudaLibraryTest, WhatIsMissingIsSaid) {
                                    .allocate = nullptr,
                                    .free = nullptr,
                                    .upload = nullptr,
-                                   .map_rows = nullptr,
+                                   .encode_tensor_map = nullptr,
                                    .softmax = cuda::EmulatedDevice().library()->softmax,
                                    .recurrence = nullptr,
                                    .ssd = nullptr,

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kThreads, 2) Products(float* out) {
   heed::cuda::HopperMachine machine(shared);
   const Tile tile(shared);
   for (int i = machine.thread(); i < 64 * 128; i += kThreads) tile.Put(i / 128, i % 128, 0x3F80);  // ones
-  machine.PublishShared();
+  machine.FenceProxyAsync();
   machine.Sync();
   uint32_t ones[4] = {0x3F803F80u, 0x3F803F80u, 0x3F803F80u, 0x3F803F80u};
   float sums[16][4] = {};

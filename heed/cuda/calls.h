@@ -35,8 +35,8 @@ class Call {
     if (num_bytes > 0) Check(library_.upload(device_.index, stream_, to, from, num_bytes));
   }
   // For bulk copies; false if they do not take these rows.
-  bool MapRows(const MappedRows& rows, RowMap* map) const {
-    return library_.map_rows(device_.index, rows, map) == nullptr;
+  bool EncodeTensorMap(const TensorMapSource& rows, TensorMap* map) const {
+    return library_.encode_tensor_map(device_.index, rows, map) == nullptr;
   }
   // Throws InternalError unless a launch returned null.
   void Check(const char* error) const;

@@ -23,7 +23,7 @@ class HopperMachine : public GpuMachine {
  public:
   using GpuMachine::GpuMachine;
 
-  __device__ void PublishShared() const { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+  __device__ void FenceProxyAsync() const { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
   // Registers are pinned, as the compiler does not know that products go on behind its back.
   template <class... Registers>
   __device__ void WgmmaFence(Registers&... registers) const {
@@ -37,18 +37,18 @@ class HopperMachine : public GpuMachine {
     (Pin(sums), ...);
   }
 
-  __device__ void InitBarrier(uint64_t* barrier) const {
+  __device__ void MbarrierInit(uint64_t* barrier) const {
     cute::initialize_barrier(*barrier);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  __device__ void BeginBulk(uint64_t* barrier, int bytes) const {
+  __device__ void MbarrierExpectTx(uint64_t* barrier, int bytes) const {
     cute::set_barrier_transaction_bytes(*barrier, static_cast<uint32_t>(bytes));
   }
-  __device__ void CopyBulk(const RowMap& map, int channel, int token, int head, int batch, void* to,
-                           uint64_t* barrier) const {
+  __device__ void TmaLoad(const TensorMap& map, int channel, int token, int head, int batch, void* to,
+                          uint64_t* barrier) const {
     cute::SM90_TMA_LOAD_4D::copy(&map, barrier, kEvictNormal, to, channel, token, head, batch);
   }
-  __device__ void WaitBulk(uint64_t* barrier, int phase) const {
+  __device__ void MbarrierWait(uint64_t* barrier, int phase) const {
     cute::wait_barrier(*barrier, phase);
     asm volatile("" ::: "memory");
   }

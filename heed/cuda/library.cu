@@ -93,8 +93,8 @@ const char* Upload(int32_t device, void* stream, void* to, const void* from, siz
 }
 
 // By the driver, whose function the runtime finds: nothing is linked to it.
-const char* MapRows(int32_t device, const MappedRows& rows, RowMap* map) {
-  static_assert(sizeof(RowMap) == sizeof(CUtensorMap));
+const char* EncodeTensorMap(int32_t device, const TensorMapSource& rows, TensorMap* map) {
+  static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
   const ScopedDevice scoped(device);
   if (scoped.error() != cudaSuccess) return cudaGetErrorString(scoped.error());
   void* function = nullptr;
@@ -125,7 +125,7 @@ const Library kLibrary = {.version = HEED_VERSION,
                           .allocate = &Allocate,
                           .free = &Free,
                           .upload = &Upload,
-                          .map_rows = &MapRows,
+                          .encode_tensor_map = &EncodeTensorMap,
                           .softmax = &softmax::cuda::kLaunches,
                           .recurrence = &recurrence::cuda::kLaunches,
                           .ssd = &ssd::cuda::kLaunches,

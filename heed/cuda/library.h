@@ -32,12 +32,12 @@ struct DeviceFacts {
 };
 
 // Rows of 16 bits as bulk copies of Hopper read them, and what such copies are given: a CUtensorMap.
-struct MappedRows {
+struct TensorMapSource {
   const void* data = nullptr;  // at a multiple of 16 bytes, as rows are
   int64_t channels = 0, tokens = 0, heads = 0, batches = 0;
   int64_t token_stride = 0, head_stride = 0, batch_stride = 0;  // in elements
 };
-struct alignas(64) RowMap {
+struct alignas(64) TensorMap {
   std::byte bytes[128];
 };
 
@@ -60,7 +60,7 @@ struct Library {
   // Copies bytes of the host, whole words of 8, in the order of the stream; they are read before it returns.
   const char* (*upload)(int32_t device, void* stream, void* to, const void* from, size_t num_bytes);
   // Of copies of 64 rows by 64 channels into a SharedTile (shared_tile.h).
-  const char* (*map_rows)(int32_t device, const MappedRows& rows, RowMap* map);
+  const char* (*encode_tensor_map)(int32_t device, const TensorMapSource& rows, TensorMap* map);
   const softmax::cuda::Launches* softmax;
   const recurrence::cuda::Launches* recurrence;
   const ssd::cuda::Launches* ssd;

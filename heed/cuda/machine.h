@@ -36,18 +36,18 @@
 // brings 16 rows, the second operand is in shared memory, and sums are there when they are waited for. A machine that
 // has them offers
 //
-//   PublishShared()                  what the thread has put into shared memory is there for products, once all have
+//   FenceProxyAsync()                  what the thread has put into shared memory is there for products, once all have
 //   met WgmmaFence(x...)              products may have these operands and sums, from here until they are waited for
 //   Wgmma<kDType, kTransposed>(a, b, c, adds)  c[j] = a b, or += where it adds, b being 16 rows by 8 columns
 //   per j, of a
 //                                    tile's columns by its rows or, transposed, as they stand. a may be in shared
 //                                    memory too, 64 rows of the group
 //   WgmmaCommit()                 the products since the last one are a group
-//   InitBarrier(barrier)             8 bytes of shared memory, by one thread, before all meet
-//   BeginBulk(barrier, bytes)        one thread says how many bytes of copies end its phase, 0 at first, then 1, 0, ...
-//   CopyBulk(map, c, t, h, b, to, barrier)  channels [c, c + 64) of 64 tokens from t on, head h, batch entry b; what
-//   does not exist is 0 WaitBulk(barrier, phase)         until that phase has ended: what it copied is there, for
-//   products too WgmmaWait<kPending>(c...)     until no more than these groups are under way, and not these sums
+//   MbarrierInit(barrier)             8 bytes of shared memory, by one thread, before all meet
+//   MbarrierExpectTx(barrier, bytes)        one thread says how many bytes of copies end its phase, 0 at first, then 1,
+//   0, ... TmaLoad(map, c, t, h, b, to, barrier)  channels [c, c + 64) of 64 tokens from t on, head h, batch entry b;
+//   what does not exist is 0 MbarrierWait(barrier, phase)         until that phase has ended: what it copied is there,
+//   for products too WgmmaWait<kPending>(c...)     until no more than these groups are under way, and not these sums
 #ifndef HEED_CUDA_MACHINE_H_
 #define HEED_CUDA_MACHINE_H_
 

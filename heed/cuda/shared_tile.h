@@ -159,11 +159,11 @@ class SharedTile {
 
   // Copies of 64 rows of a head, as far as they exist, by one thread, which has said how many bytes they are: kBytes.
   template <class M>
-  HEED_DEVICE void CopyBulk(M& m, const RowMap& map, int64_t token, int head, int batch, uint64_t* barrier) const {
+  HEED_DEVICE void TmaLoad(M& m, const TensorMap& map, int64_t token, int head, int batch, uint64_t* barrier) const {
     static_assert(!kIsWide && kRows == 64);
     HEED_DEVICE_UNROLL
     for (int column = 0; column < kColumns; column += kPanelColumns) {
-      m.CopyBulk(map, column, static_cast<int>(token), head, batch, at_ + column / kPanelColumns * kPanel, barrier);
+      m.TmaLoad(map, column, static_cast<int>(token), head, batch, at_ + column / kPanelColumns * kPanel, barrier);
     }
   }
 

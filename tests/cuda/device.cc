@@ -32,7 +32,7 @@ const char* Allocate(int32_t, void*, size_t num_bytes, void** memory) {
   return nullptr;
 }
 void Free(int32_t, void*, void* memory) { os::FreeAligned(memory); }
-const char* MapRows(int32_t, const MappedRows& rows, RowMap* map) {
+const char* EncodeTensorMap(int32_t, const TensorMapSource& rows, TensorMap* map) {
   static_assert(sizeof(rows) <= sizeof(*map));
   if (rows.token_stride <= 0 || rows.head_stride <= 0 || rows.batch_stride <= 0)
     throw std::logic_error("rows that a driver does not map");
@@ -41,7 +41,7 @@ const char* MapRows(int32_t, const MappedRows& rows, RowMap* map) {
       !is_multiple(rows.head_stride) || !is_multiple(rows.batch_stride)) {
     return "rows do not begin at multiples of 16 bytes";
   }
-  new (map) MappedRows(rows);
+  new (map) TensorMapSource(rows);
   return nullptr;
 }
 const char* Upload(int32_t, void*, void* to, const void* from, size_t num_bytes) {
@@ -56,7 +56,7 @@ const Library kEmulated = {.version = HEED_VERSION,
                            .allocate = &Allocate,
                            .free = &Free,
                            .upload = &Upload,
-                           .map_rows = &MapRows,
+                           .encode_tensor_map = &EncodeTensorMap,
                            .softmax = &EmulatedSoftmax(),
                            .recurrence = &EmulatedRecurrence(),
                            .ssd = &EmulatedSsd(),

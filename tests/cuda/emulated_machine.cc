@@ -26,7 +26,7 @@ struct Copy {
 };
 
 // Threads that wait for each other.
-struct Meeting {
+struct ThreadBarrier {
   std::vector<int> waiting;
 };
 
@@ -57,7 +57,7 @@ struct Product {
 };
 
 struct Warp {
-  Meeting meeting;
+  ThreadBarrier waiters;
   alignas(16) unsigned char slots[2][kWarp][kExchangeBytes];
   Product products[2];
 };
@@ -100,46 +100,46 @@ class EmulatedBlock {
     if (ended_ != threads_.size()) throw std::logic_error("threads of a block wait for others that do not come");
   }
 
-  // Returns when all `count` threads of the meeting are here.
-  void Meet(Meeting& meeting, size_t count) {
+  // Returns when all `count` threads of the waiters are here.
+  void ArriveAndWait(ThreadBarrier& waiters, size_t count) {
     const int me = current_;
-    if (meeting.waiting.size() + 1 == count) {
-      ready_.insert(ready_.end(), meeting.waiting.begin(), meeting.waiting.end());
-      meeting.waiting.clear();
+    if (waiters.waiting.size() + 1 == count) {
+      ready_.insert(ready_.end(), waiters.waiting.begin(), waiters.waiting.end());
+      waiters.waiting.clear();
       ready_.push_back(me);
     } else {
-      meeting.waiting.push_back(me);
+      waiters.waiting.push_back(me);
     }
     threads_[static_cast<size_t>(me)].fiber->Suspend();
   }
 
   using Products = std::vector<EmulatedMachine::PendingWgmma>;
   // A phase after the other of bulk copies.
-  struct Barrier {
+  struct Mbarrier {
     int ended = 0;
     bool expects = false;
     int64_t bytes = 0;  // that are expected and not under way
     std::vector<Copy> copies;
-    Meeting meeting;  // of those that wait
+    ThreadBarrier waiters;  // of those that wait
 
     bool is_complete() const { return expects && bytes == 0; }
   };
-  void Wait(Meeting& meeting) {
+  void Wait(ThreadBarrier& waiters) {
     const int me = current_;
-    meeting.waiting.push_back(me);
+    waiters.waiting.push_back(me);
     threads_[static_cast<size_t>(me)].fiber->Suspend();
   }
-  void Wake(Barrier& barrier) {
+  void Wake(Mbarrier& barrier) {
     if (!barrier.is_complete()) return;
-    ready_.insert(ready_.end(), barrier.meeting.waiting.begin(), barrier.meeting.waiting.end());
-    barrier.meeting.waiting.clear();
+    ready_.insert(ready_.end(), barrier.waiters.waiting.begin(), barrier.waiters.waiting.end());
+    barrier.waiters.waiting.clear();
   }
 
   struct Thread {
     std::unique_ptr<Fiber> fiber;
     std::vector<Copy> copies;                   // since the last group
     std::deque<std::vector<Copy>> copy_groups;  // under way
-    std::vector<ptrdiff_t> unpublished;         // where copies have landed, in units
+    std::vector<ptrdiff_t> unfenced;            // where copies have landed, in units
     bool fenced = false;
     Products products;                                // since the last group
     std::deque<Products> wgmma_groups;                // under way
@@ -152,13 +152,13 @@ class EmulatedBlock {
   std::mt19937_64 random_;
   const size_t shared_units_;
   os::GuardedMemory shared_;  // an access beyond it faults
-  std::vector<char> unpublished_ =
+  std::vector<char> unfenced_ =
       std::vector<char>(shared_units_);  // of 16 bytes that copies have written, products not seen
-  std::map<const uint64_t*, Barrier> barriers_;
+  std::map<const uint64_t*, Mbarrier> mbarriers_;
   std::vector<Warp> warps_;
   std::vector<Thread> threads_;
   std::vector<int> ready_;
-  Meeting all_;
+  ThreadBarrier all_;
   bool flags_[2] = {};
   int syncs_ = 0, arrived_ = 0;
   int current_ = 0;
@@ -173,7 +173,7 @@ void EmulatedMachine::Sync() { SyncOr(false); }
 
 bool EmulatedMachine::SyncOr(bool flag) {
   EmulatedBlock& b = block_;
-  // The flag of this meeting; that of the next is cleared when all have read it of the last one.
+  // The flag of this waiters; that of the next is cleared when all have read it of the last one.
   const int of = b.syncs_ % 2;
   if (b.arrived_ == 0) b.flags_[of] = false;
   b.flags_[of] |= flag;
@@ -181,7 +181,7 @@ bool EmulatedMachine::SyncOr(bool flag) {
     b.arrived_ = 0;
     ++b.syncs_;
   }
-  b.Meet(b.all_, b.threads_.size());
+  b.ArriveAndWait(b.all_, b.threads_.size());
   return b.flags_[of];
 }
 
@@ -189,7 +189,7 @@ const void* EmulatedMachine::Exchange(const void* mine, size_t bytes) {
   Warp& warp = block_.warps_[static_cast<size_t>(thread_ / kWarp)];
   auto& slots = warp.slots[block_.threads_[static_cast<size_t>(thread_)].exchanges++ % 2];
   std::memcpy(slots[thread_ % kWarp], mine, bytes);
-  block_.Meet(warp.meeting, kWarp);
+  block_.ArriveAndWait(warp.waiters, kWarp);
   return slots;
 }
 
@@ -226,8 +226,8 @@ void EmulatedMachine::WaitCopies(int pending) {
       std::memset(copy.to, 0, 16);
       if (copy.bytes > 0) std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
       const ptrdiff_t unit = (static_cast<const char*>(copy.to) - shared()) / 16;
-      block_.unpublished_[static_cast<size_t>(unit)] = true;
-      thread.unpublished.push_back(unit);
+      block_.unfenced_[static_cast<size_t>(unit)] = true;
+      thread.unfenced.push_back(unit);
     }
   }
 }
@@ -248,7 +248,8 @@ void EmulatedMachine::LdMatrix(bool transposed, const void* row, uint32_t* r) {
     const uint32_t high = transposed ? element(matrix, j + 1, i) : element(matrix, i, j + 1);
     r[matrix] = low | high << 16;
   }
-  block_.Meet(block_.warps_[static_cast<size_t>(thread_ / kWarp)].meeting, kWarp);  // before a row is written again
+  block_.ArriveAndWait(block_.warps_[static_cast<size_t>(thread_ / kWarp)].waiters,
+                       kWarp);  // before a row is written again
 }
 
 void EmulatedMachine::MmaSync(DType dtype, const uint32_t* a, const uint32_t* b, float* c) {
@@ -265,7 +266,7 @@ void EmulatedMachine::MmaSync(DType dtype, const uint32_t* a, const uint32_t* b,
   for (int i = 0; i < 4; ++i) product.b[2 * t + 8 * (i / 2) + i % 2][g / 4][g % 4] = widened(b[i / 2], i % 2);
 #pragma GCC unroll 8
   for (int i = 0; i < 4; ++i) product.c[g + 8 * (i / 2)][t / 2][2 * (t % 2) + i % 2] = c[i];
-  block_.Meet(warp.meeting, kWarp);
+  block_.ArriveAndWait(warp.waiters, kWarp);
   if (product.exchange != exchange) {  // the first to go on multiplies for all
     product.Multiply();
     product.exchange = exchange;
@@ -274,26 +275,26 @@ void EmulatedMachine::MmaSync(DType dtype, const uint32_t* a, const uint32_t* b,
   for (int i = 0; i < 4; ++i) c[i] = static_cast<float>(product.c[g + 8 * (i / 2)][t / 2][2 * (t % 2) + i % 2]);
 }
 
-void EmulatedMachine::PublishShared() {
+void EmulatedMachine::FenceProxyAsync() {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
-  for (const ptrdiff_t unit : thread.unpublished) block_.unpublished_[static_cast<size_t>(unit)] = false;
-  thread.unpublished.clear();
+  for (const ptrdiff_t unit : thread.unfenced) block_.unfenced_[static_cast<size_t>(unit)] = false;
+  thread.unfenced.clear();
 }
 
-void EmulatedMachine::InitBarrier(uint64_t* barrier) { block_.barriers_[barrier] = {}; }
+void EmulatedMachine::MbarrierInit(uint64_t* barrier) { block_.mbarriers_[barrier] = {}; }
 
-void EmulatedMachine::BeginBulk(uint64_t* barrier, int bytes) {
-  EmulatedBlock::Barrier& at = block_.barriers_.at(barrier);
+void EmulatedMachine::MbarrierExpectTx(uint64_t* barrier, int bytes) {
+  EmulatedBlock::Mbarrier& at = block_.mbarriers_.at(barrier);
   if (at.expects) throw std::logic_error("a phase of a barrier begins twice");
   at.expects = true;
   at.bytes += bytes;
   block_.Wake(at);
 }
 
-void EmulatedMachine::CopyBulk(const RowMap& map, int channel, int token, int head, int batch, void* to,
-                               uint64_t* barrier) {
-  const MappedRows& rows = *reinterpret_cast<const MappedRows*>(&map);
-  EmulatedBlock::Barrier& at = block_.barriers_.at(barrier);
+void EmulatedMachine::TmaLoad(const TensorMap& map, int channel, int token, int head, int batch, void* to,
+                              uint64_t* barrier) {
+  const TensorMapSource& rows = *reinterpret_cast<const TensorMapSource*>(&map);
+  EmulatedBlock::Mbarrier& at = block_.mbarriers_.at(barrier);
   const ptrdiff_t begin = static_cast<char*>(to) - shared();
   if (begin % 1024 != 0) throw std::logic_error("a bulk copy to a place that is no multiple of 1024 bytes");
   for (int row = 0; row < 64; ++row) {
@@ -311,9 +312,9 @@ void EmulatedMachine::CopyBulk(const RowMap& map, int channel, int token, int he
   block_.Wake(at);
 }
 
-void EmulatedMachine::WaitBulk(uint64_t* barrier, int phase) {
-  EmulatedBlock::Barrier& at = block_.barriers_.at(barrier);
-  while (at.ended % 2 == phase && !at.is_complete()) block_.Wait(at.meeting);
+void EmulatedMachine::MbarrierWait(uint64_t* barrier, int phase) {
+  EmulatedBlock::Mbarrier& at = block_.mbarriers_.at(barrier);
+  while (at.ended % 2 == phase && !at.is_complete()) block_.Wait(at.waiters);
   if (at.ended % 2 != phase) return;
   for (const Copy& copy : at.copies) {  // all of it lands
     std::memset(copy.to, 0, 2);
@@ -391,8 +392,7 @@ float EmulatedMachine::ElementOf(DType dtype, const WgmmaOperand& operand, int r
   ptrdiff_t place = static_cast<const unsigned char*>(operand.at) - base + row / 8 * kStrideBytes + row % 8 * 128;
   place += column / 64 * operand.panel_bytes + column % 64 * 2;
   place ^= place / 128 % 8 * 16;
-  if (block_.unpublished_[static_cast<size_t>(place / 16)])
-    throw std::logic_error("a product of what is not published");
+  if (block_.unfenced_[static_cast<size_t>(place / 16)]) throw std::logic_error("a product of what is not published");
   uint16_t bits;
   std::memcpy(&bits, base + place, sizeof(bits));
   return Widened(dtype, bits);

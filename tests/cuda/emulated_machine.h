@@ -57,11 +57,11 @@ class EmulatedMachine {
   void MmaSync(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&c)[4]) {
     MmaSync(kDType, a, b, c);
   }
-  void PublishShared();
-  void InitBarrier(uint64_t* barrier);
-  void BeginBulk(uint64_t* barrier, int bytes);
-  void CopyBulk(const RowMap& map, int channel, int token, int head, int batch, void* to, uint64_t* barrier);
-  void WaitBulk(uint64_t* barrier, int phase);
+  void FenceProxyAsync();
+  void MbarrierInit(uint64_t* barrier);
+  void MbarrierExpectTx(uint64_t* barrier, int bytes);
+  void TmaLoad(const TensorMap& map, int channel, int token, int head, int batch, void* to, uint64_t* barrier);
+  void MbarrierWait(uint64_t* barrier, int phase);
   template <class... Registers>
   void WgmmaFence(Registers&...) {
     WgmmaFence();

@@ -97,7 +97,7 @@ int64_t Lanes(const Problem& p) {
 struct RowBlocks {
   decltype(cuda::BlockLaunches::forward) launch;
   int64_t rows;
-  bool few, has_bulk;  // copies of keys
+  bool few, uses_tma;  // copies of keys
 };
 
 // A launch of these sequences, with its memory. How it is cut no bit depends on: blocks of either kind add up the same
@@ -108,7 +108,7 @@ class ForwardLaunch {
                 std::span<const Sequence> sequences, int64_t queries, const cuda::Arguments& arguments)
       : call_(call), blocks_(blocks), p_(p), sequences_(std::ssize(sequences)), queries_(queries),
         params_(arguments.Of(sequences)) {
-    if (blocks.has_bulk) arguments.MapKeys(call, params_);
+    if (blocks.uses_tma) arguments.EncodeTensorMaps(call, params_);
     params_.fused = p.group() > 1 && (blocks.few || queries < blocks.rows) && !cuda::KeepsByHead(p);
     heads_ = params_.fused ? p.key_heads : p.query_heads;
     row_blocks_ = cuda::Blocks(params_.fused ? queries * p.group() : queries, blocks.rows);

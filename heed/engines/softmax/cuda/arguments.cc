@@ -73,27 +73,28 @@ DeviceSequence Arguments::OnDevice(const Sequence& s) const {
 }
 
 // Bulk copies count tokens in 32 bits; heads that share rows, and rows that go backwards, they do not take.
-void Arguments::MapKeys(const heed::cuda::Call& call, ForwardParams& params) const {
+void Arguments::EncodeTensorMaps(const heed::cuda::Call& call, ForwardParams& params) const {
   if (p_.page_tokens > 0 || !params.aligned) return;
   int64_t tokens = 1;
   for (const Sequence& s : all_) tokens = std::max(tokens, s.first_k + s.num_keys);
-  const auto map = [&](const Rows& rows, int64_t channels, heed::cuda::RowMap& to) {
+  const auto map = [&](const Rows& rows, int64_t channels, heed::cuda::TensorMap& to) {
     int64_t batches = 1;
     for (const Sequence& s : all_) batches = std::max<int64_t>(batches, BatchOf(rows, s) + 1);
     const auto stride = [&](int64_t size, int64_t of) { return size == 1 ? rows.token_stride : of; };
-    const heed::cuda::MappedRows mapped = {.data = rows.data,
-                                           .channels = channels,
-                                           .tokens = tokens,
-                                           .heads = p_.key_heads,
-                                           .batches = batches,
-                                           .token_stride = tokens == 1 ? (channels + 7) / 8 * 8 : rows.token_stride,
-                                           .head_stride = stride(p_.key_heads, rows.head_stride),
-                                           .batch_stride = stride(batches, rows.batch_stride)};
-    if (mapped.token_stride <= 0 || mapped.head_stride <= 0 || mapped.batch_stride <= 0) return false;
-    return call.MapRows(mapped, &to);
+    const heed::cuda::TensorMapSource source = {
+        .data = rows.data,
+        .channels = channels,
+        .tokens = tokens,
+        .heads = p_.key_heads,
+        .batches = batches,
+        .token_stride = tokens == 1 ? (channels + 7) / 8 * 8 : rows.token_stride,
+        .head_stride = stride(p_.key_heads, rows.head_stride),
+        .batch_stride = stride(batches, rows.batch_stride)};
+    if (source.token_stride <= 0 || source.head_stride <= 0 || source.batch_stride <= 0) return false;
+    return call.EncodeTensorMap(source, &to);
   };
-  params.mapped = tokens <= std::numeric_limits<int32_t>::max() && map(p_.k, p_.depth, params.k_map) &&
-                  map(p_.v, p_.value_depth, params.v_map);
+  params.uses_tma = tokens <= std::numeric_limits<int32_t>::max() && map(p_.k, p_.depth, params.k_tensor_map) &&
+                    map(p_.v, p_.value_depth, params.v_tensor_map);
 }
 
 ForwardParams Arguments::Of(std::span<const Sequence> launched) const {

@@ -33,7 +33,7 @@ class Arguments {
   ForwardParams Of(std::span<const Sequence> launched) const;
   DeviceSequence OnDevice(const Sequence& sequence) const;
   // For kernels that have bulk copies, if these take the keys and values.
-  void MapKeys(const heed::cuda::Call& call, ForwardParams& params) const;
+  void EncodeTensorMaps(const heed::cuda::Call& call, ForwardParams& params) const;
 
  private:
   DeviceNumbers NumbersOf(const std::vector<double>& here, const HeadNumbers& there);

@@ -118,10 +118,10 @@ class BackwardBlock {
   HEED_DEVICE void Wait() const {
     m_.CommitCopies();
     m_.template WaitCopies<0>();
-    Meet();
+    FenceAndSync();
   }
-  HEED_DEVICE void Meet() const {
-    if constexpr (Shape::kUsesWgmma) m_.PublishShared();
+  HEED_DEVICE void FenceAndSync() const {
+    if constexpr (Shape::kUsesWgmma) m_.FenceProxyAsync();
     m_.Sync();
   }
 
@@ -228,7 +228,7 @@ class BackwardBlock {
     if constexpr (Shape::kUsesWgmma) {
       if (!full && tile.template FindNotFinite<kDType>(m_, marks)) {
         Sums::template TakeMarkedRows<kDType>(m_, weights, tile, count, channels, row, marks, sums);
-        Meet();
+        FenceAndSync();
       }
       AddWgmma(weights, tile, sums);
     } else if (full && heed::cuda::kPiecesOf<kDType> == 1) {

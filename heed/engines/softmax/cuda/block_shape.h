@@ -49,7 +49,7 @@ struct ForwardShape {
   static constexpr int kKeysAt = Queries::kBytes, kValuesAt = kKeysAt + kStages * Keys::kBytes,
                        kLogitsAt = kValuesAt + kStages * Values::kBytes,
                        kMarksAt = kLogitsAt + (kHasFewRows ? kRows * kLogitsPitch * 4 : 0),
-                       kBarrierAt = kMarksAt + kTileKeys, kSharedBytes = kBarrierAt + (kUsesWgmma ? 8 : 0);
+                       kMbarrierAt = kMarksAt + kTileKeys, kSharedBytes = kMbarrierAt + (kUsesWgmma ? 8 : 0);
 };
 
 }  // namespace heed::softmax::cuda

@@ -145,12 +145,12 @@ class ForwardBlock {
   HEED_DEVICE void WgmmaSweep() {
     int64_t tile = tiles_.first();
     if (tile >= tiles_.end()) return;
-    if (p_.mapped) {
-      if (m_.thread() == 0) m_.InitBarrier(Barrier());
+    if (p_.uses_tma) {
+      if (m_.thread() == 0) m_.MbarrierInit(Mbarrier());
       m_.Sync();
     }
     CopyNext(0, /*values=*/false);
-    MeetCopies();
+    WaitForCopies();
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kDepth; e += 16) queries_.LoadRows(m_, FirstRow(0), e, rows_[e / 16]);
     CopyNext(1, /*values=*/true);
@@ -162,7 +162,7 @@ class ForwardBlock {
     int64_t border = BorderBehind(tile);
     int stage = 0;
     for (int64_t next; (next = tiles_.From(tile + kTileKeys)) < tiles_.end(); tile = next, stage = 1 - stage) {
-      MeetTile(tile, stage, full);
+      BeginValues(tile, stage, full);
       m_.WgmmaFence(rows_, weights_, logits_, outputs_);
       MultiplyKeys(1 - stage);
       MultiplyValues(stage);
@@ -182,7 +182,7 @@ class ForwardBlock {
         Rescale();
       }
     }
-    MeetTile(tile, stage, full);
+    BeginValues(tile, stage, full);
     m_.WgmmaFence(weights_, outputs_);
     MultiplyValues(stage);
     m_.template WgmmaWait<0>(outputs_);
@@ -191,15 +191,15 @@ class ForwardBlock {
     if (!is_first) AddToState();
   }
   // The weights of a tile become operands; its values are there, and the keys of the next one.
-  HEED_DEVICE void MeetTile(int64_t tile, int stage, bool full) {
-    MeetCopies();
+  HEED_DEVICE void BeginValues(int64_t tile, int stage, bool full) {
+    WaitForCopies();
     CopyNext(stage, /*values=*/true);
     const typename Shape::Values values = ValueTile(stage);
     if (!full && values.template FindNotFinite<kDType>(m_, Marks())) {  // these are kept out of the product
       Sums::template TakeMarkedRows<kDType>(
           m_, logits_, values, tiles_.CountOf(tile), p_.value_depth,
           [&](int key) { return tiles_.ValueAt(tile + key); }, Marks(), outputs_);
-      Meet();
+      FenceAndSync();
     }
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; j += 2) {
@@ -207,34 +207,34 @@ class ForwardBlock {
     }
   }
   // What is copied is there for all, and for products; all are done with what is copied to next.
-  HEED_DEVICE void MeetCopies() {
-    if (p_.mapped) {
-      m_.WaitBulk(Barrier(), phase_);
+  HEED_DEVICE void WaitForCopies() {
+    if (p_.uses_tma) {
+      m_.MbarrierWait(Mbarrier(), phase_);
       phase_ = 1 - phase_;
     }
     m_.template WaitCopies<0>();
-    Meet();
+    FenceAndSync();
   }
-  HEED_DEVICE void Meet() {
-    m_.PublishShared();
+  HEED_DEVICE void FenceAndSync() {
+    m_.FenceProxyAsync();
     m_.Sync();
   }
   // Keys of the tile behind those that came last, to a stage, and values likewise, to the other.
   HEED_DEVICE void CopyNext(int stage, bool values) {
-    if (!p_.mapped) {
+    if (!p_.uses_tma) {
       CopyNextKeys(stage);
       if (values) CopyNextValues(1 - stage);
       return;
     }
     m_.CommitCopies();  // of queries
     if (m_.thread() == 0) {
-      tiles_.CopyBulk(next_keys_, KeyTile(stage), values ? next_values_ : tiles_.end(), ValueTile(1 - stage),
-                      Barrier());
+      tiles_.TmaLoad(next_keys_, KeyTile(stage), values ? next_values_ : tiles_.end(), ValueTile(1 - stage),
+                     Mbarrier());
     }
     next_keys_ = tiles_.From(next_keys_ + kTileKeys);
     if (values) next_values_ = tiles_.From(next_values_ + kTileKeys);
   }
-  HEED_DEVICE uint64_t* Barrier() const { return reinterpret_cast<uint64_t*>(m_.shared() + Shape::kBarrierAt); }
+  HEED_DEVICE uint64_t* Mbarrier() const { return reinterpret_cast<uint64_t*>(m_.shared() + Shape::kMbarrierAt); }
   // S = Q K^T, a group of products.
   HEED_DEVICE void MultiplyKeys(int stage) {
     const typename Shape::Keys keys = KeyTile(stage);

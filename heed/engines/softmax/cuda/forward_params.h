@@ -77,8 +77,8 @@ struct ForwardParams {
   int32_t page_tokens = 0;
   const std::byte* const* pages = nullptr;
   int64_t k_in_page = 0, v_in_page = 0;
-  bool mapped = false;  // bulk copies take keys and values by these
-  heed::cuda::RowMap k_map = {}, v_map = {};
+  bool uses_tma = false;  // bulk copies take keys and values by these
+  heed::cuda::TensorMap k_tensor_map = {}, v_tensor_map = {};
   // What rows keep of a pattern and of segments: where the lists of blocks of 64 rows begin, those, and words. Null:
   // everything.
   const int32_t* kept_begins = nullptr;

@@ -65,12 +65,12 @@ class KeyTiles {
     if (tile < end_) CopyRows(to, tile, p_.value_depth, v_, p_.v_strides, p_.v_in_page);
   }
   // The same of both, as far as there is something to copy, by bulk copies of one thread.
-  HEED_DEVICE void CopyBulk(int64_t keys, const typename Shape::Keys& to_keys, int64_t values,
-                            const typename Shape::Values& to_values, uint64_t* barrier) const {
+  HEED_DEVICE void TmaLoad(int64_t keys, const typename Shape::Keys& to_keys, int64_t values,
+                           const typename Shape::Values& to_values, uint64_t* barrier) const {
     const bool has_keys = keys < end_, has_values = values < end_;
-    m_.BeginBulk(barrier, (has_keys ? Shape::Keys::kBytes : 0) + (has_values ? Shape::Values::kBytes : 0));
-    if (has_keys) to_keys.CopyBulk(m_, p_.k_map, s_.first_key + keys, key_head_, s_.k_batch, barrier);
-    if (has_values) to_values.CopyBulk(m_, p_.v_map, s_.first_key + values, key_head_, s_.v_batch, barrier);
+    m_.MbarrierExpectTx(barrier, (has_keys ? Shape::Keys::kBytes : 0) + (has_values ? Shape::Values::kBytes : 0));
+    if (has_keys) to_keys.TmaLoad(m_, p_.k_tensor_map, s_.first_key + keys, key_head_, s_.k_batch, barrier);
+    if (has_values) to_values.TmaLoad(m_, p_.v_tensor_map, s_.first_key + values, key_head_, s_.v_batch, barrier);
   }
   HEED_DEVICE const Element* ValueAt(int64_t key) const {
     return p_.page_tokens > 0 ? RowInPage(p_.v_strides, p_.v_in_page, key) : v_ + key * p_.v_strides.token;
