@@ -109,7 +109,7 @@ class HopperMachine : public GpuMachine {
   static __device__ uint64_t Descriptor(const WgmmaOperand& b) {
     cute::GmmaDescriptor descriptor;
     descriptor.bitfield.start_address_ = static_cast<uint16_t>(Address(b.at) >> 4);
-    descriptor.bitfield.leading_byte_offset_ = static_cast<uint16_t>(b.panel_bytes >> 4);
+    descriptor.bitfield.leading_byte_offset_ = static_cast<uint16_t>(b.leading_bytes >> 4);
     descriptor.bitfield.stride_byte_offset_ = kStrideBytes >> 4;
     descriptor.bitfield.layout_type_ = static_cast<uint8_t>(cute::SM90::GMMA::LayoutType::B128);
     return descriptor;

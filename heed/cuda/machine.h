@@ -88,7 +88,7 @@ HEED_DEVICE void Unrolled(const F& f) {
 // and further columns so many bytes behind 64 of them.
 struct WgmmaOperand {
   const void* at;
-  int panel_bytes;
+  int leading_bytes;
 };
 inline constexpr int kStrideBytes = 8 * 128;
 

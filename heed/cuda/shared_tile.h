@@ -1,8 +1,8 @@
 // Rows of elements in a block's shared memory, as products of matrices read them: of 16 bits, or of f32 in pieces of
 // bf16.
 //
-// Sixteen bytes of a row are a unit, what a thread copies at once. Unit i of row r stands at i xor Turn(r), which puts
-// what a warp reads at once into different banks: of 16 bits, the units of the same columns of eight rows; of f32,
+// Sixteen bytes of a row are a unit, what a thread copies at once. Unit i of row r stands at i xor Swizzle(r), which
+// puts what a warp reads at once into different banks: of 16 bits, the units of the same columns of eight rows; of f32,
 // eight columns of rows 0 to 3 or 4 to 7, a word pair per thread, or of every other one of eight rows, a word per
 // thread.
 //
@@ -21,16 +21,16 @@
 namespace heed::cuda {
 
 inline constexpr int kUnitBytes = 16;
-inline constexpr int kPanelColumns = 64;  // of 16 bits
+inline constexpr int kAtomColumns = 64;  // of 16 bits
 
 template <int kRows, int kColumns, class Element = uint16_t>
 class SharedTile {
-  static_assert(kColumns % kPanelColumns == 0);
+  static_assert(kColumns % kAtomColumns == 0);
   static constexpr bool kIsWide = std::is_same_v<Element, float>;
   static constexpr int kUnit = kUnitBytes / sizeof(Element), kUnits = kColumns / kUnit;
-  static constexpr int kPitch = kIsWide ? kColumns : kPanelColumns;  // elements from row to row
-  static constexpr int kPanel =
-      kIsWide ? 8 * kUnit : kRows * kPanelColumns;  // from eight units of a row to the next eight
+  static constexpr int kPitch = kIsWide ? kColumns : kAtomColumns;  // elements from row to row
+  static constexpr int kAtomStride =
+      kIsWide ? 8 * kUnit : kRows * kAtomColumns;  // from eight units of a row to the next eight
 
  public:
   static constexpr int kBytes = kRows * kColumns * static_cast<int>(sizeof(Element));
@@ -39,7 +39,7 @@ class SharedTile {
 
   HEED_DEVICE Element* At(int row, int column) const {
     const int unit = column / kUnit;
-    return at_ + row * kPitch + unit / 8 * kPanel + (unit % 8 ^ Turn(row)) * kUnit + column % kUnit;
+    return at_ + row * kPitch + unit / 8 * kAtomStride + (unit % 8 ^ Swizzle(row)) * kUnit + column % kUnit;
   }
 
   // Begins to copy rows row(i) of `columns` elements, i below `rows`, `columns` being at most kColumns; what they do
@@ -162,17 +162,18 @@ class SharedTile {
   HEED_DEVICE void TmaLoad(M& m, const TensorMap& map, int64_t token, int head, int batch, uint64_t* barrier) const {
     static_assert(!kIsWide && kRows == 64);
     HEED_DEVICE_UNROLL
-    for (int column = 0; column < kColumns; column += kPanelColumns) {
-      m.TmaLoad(map, column, static_cast<int>(token), head, batch, at_ + column / kPanelColumns * kPanel, barrier);
+    for (int column = 0; column < kColumns; column += kAtomColumns) {
+      m.TmaLoad(map, column, static_cast<int>(token), head, batch, at_ + column / kAtomColumns * kAtomStride, barrier);
     }
   }
 
   // Operands of products of groups (machine.h), of rows from `row` on, a multiple of 8: they by 16 of their columns.
   HEED_DEVICE WgmmaOperand KMajor(int row, int column) const {
-    return {at_ + row * kPitch + column / kPanelColumns * kPanel + column % kPanelColumns, kUnitBytes};  // of one panel
+    return {at_ + row * kPitch + column / kAtomColumns * kAtomStride + column % kAtomColumns,
+            kUnitBytes};  // of one panel
   }
   // Sixteen of them by all columns.
-  HEED_DEVICE WgmmaOperand MnMajor(int row) const { return {at_ + row * kPitch, kPanelBytes}; }
+  HEED_DEVICE WgmmaOperand MnMajor(int row) const { return {at_ + row * kPitch, kAtomBytes}; }
 
   // Marks rows that have an element that is not finite, or does not fit pieces, [kRows]; true if there are any. All
   // threads of the block come here and meet; marks are made if there are any.
@@ -203,7 +204,7 @@ class SharedTile {
   }
 
  private:
-  static constexpr int kPanelBytes = kPanel * static_cast<int>(sizeof(Element));
+  static constexpr int kAtomBytes = kAtomStride * static_cast<int>(sizeof(Element));
 
   struct alignas(kUnitBytes) Unit {
     Element elements[kUnit];
@@ -212,7 +213,7 @@ class SharedTile {
     float low, high;
   };
 
-  static HEED_DEVICE int Turn(int row) {
+  static HEED_DEVICE int Swizzle(int row) {
     if constexpr (kIsWide) {
       return (row & 2) * 2 | ((row ^ row >> 2) & 1) * 2;
     } else {
@@ -225,8 +226,8 @@ class SharedTile {
   // registers and not one each.
   HEED_DEVICE Element* Near(int row, int column, int r, int c) const {
     constexpr int kPeriod = 8 * kUnit;
-    Element* const own = at_ + r * kPitch + (column % kPeriod ^ (Turn(r) ^ c / kUnit) * kUnit) + c % kUnit;
-    return own + (row * kPitch + column / kPeriod * kPanel);
+    Element* const own = at_ + r * kPitch + (column % kPeriod ^ (Swizzle(r) ^ c / kUnit) * kUnit) + c % kUnit;
+    return own + (row * kPitch + column / kPeriod * kAtomStride);
   }
   // Of fragments (machine.h): g, and 2 t.
   template <class M>

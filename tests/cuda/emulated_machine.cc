@@ -390,7 +390,7 @@ void EmulatedMachine::Land(const PendingWgmma& product) {
 float EmulatedMachine::ElementOf(DType dtype, const WgmmaOperand& operand, int row, int column) const {
   const auto* base = reinterpret_cast<const unsigned char*>(shared());
   ptrdiff_t place = static_cast<const unsigned char*>(operand.at) - base + row / 8 * kStrideBytes + row % 8 * 128;
-  place += column / 64 * operand.panel_bytes + column % 64 * 2;
+  place += column / 64 * operand.leading_bytes + column % 64 * 2;
   place ^= place / 128 % 8 * 16;
   if (block_.unfenced_[static_cast<size_t>(place / 16)]) throw std::logic_error("a product of what is not published");
   uint16_t bits;

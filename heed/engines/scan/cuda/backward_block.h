@@ -24,15 +24,16 @@ namespace heed::scan::cuda {
 template <class M, class Shape>
 class BackwardBlock : public ChannelBlock<M, Shape> {
   using Base = ChannelBlock<M, Shape>;
-  using typename Base::ChannelPanel;
+  using typename Base::ChannelTile;
   using typename Base::Columns;
   using Sum = heed::cuda::Sum;
 
  public:
   HEED_DEVICE BackwardBlock(M& m, const GradientParams& p)
       : Base(m, p.scan), g_(p), own_gradients_(p.sequences[m.block(2)]), inputs_(Base::shared_ + Shape::kCommon),
-        dy_(Base::shared_ + Shape::kCommon + Shape::kPanel), gates_(Base::shared_ + Shape::kCommon + 2 * Shape::kPanel),
-        trace_(reinterpret_cast<States*>(Base::shared_ + Shape::kCommon + 3 * Shape::kPanel)) {}
+        dy_(Base::shared_ + Shape::kCommon + Shape::kPaddedTile),
+        gates_(Base::shared_ + Shape::kCommon + 2 * Shape::kPaddedTile),
+        trace_(reinterpret_cast<States*>(Base::shared_ + Shape::kCommon + 3 * Shape::kPaddedTile)) {}
 
   HEED_DEVICE void Run() {
     this->LoadConstants();
@@ -170,7 +171,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
   }
 
   // Sums of factors times what stands in the trace: over channels, or of constants over tokens.
-  HEED_DEVICE void AddUp(const ChannelPanel& factors, const DeviceWeights& weights, float* parts,
+  HEED_DEVICE void AddUp(const ChannelTile& factors, const DeviceWeights& weights, float* parts,
                          ConstantSum (&constants)[kOwn], int tile) {
     const int tokens = this->TokensAt(tile);
     if (weights.constants.data != nullptr) {
@@ -243,7 +244,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
 
   const GradientParams& g_;
   const GradientSequence& own_gradients_;
-  const ChannelPanel inputs_, dy_, gates_;
+  const ChannelTile inputs_, dy_, gates_;
   States* const trace_;  // [kTokens][thread]
   Columns d_o_bits_, gate_bits_;
   States before_, p_of_h_;

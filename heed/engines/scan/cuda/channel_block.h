@@ -19,12 +19,12 @@ class ChannelBlock {
   static constexpr int kStates = Shape::kStates, kChannels = Shape::kChannels, kWeights = Shape::kWeights;
   static constexpr int kGroup = 4;  // tokens whose results lie in the first lanes, one each
   static_assert(kGroup <= kLanes && kTokens % kGroup == 0);
-  using ChannelPanel = Panel<kChannels>;
+  using ChannelTile = PaddedTile<kChannels>;
 
   HEED_DEVICE ChannelBlock(M& m, const ScanParams& p)
       : m_(m), p_(p), s_(p.sequences[m.block(2)]), strip_(m.block(0)), group_(strip_ / p.strips),
         lane_(m.thread() % kLanes), channel_(m.thread() / kLanes), shared_(reinterpret_cast<float*>(m.shared())),
-        steps_(shared_ + 2 * kWeights), x_(shared_ + 2 * kWeights + Shape::kPanel), B_(OwnOf(p.B, shared_)),
+        steps_(shared_ + 2 * kWeights), x_(shared_ + 2 * kWeights + Shape::kPaddedTile), B_(OwnOf(p.B, shared_)),
         C_(OwnOf(p.C, shared_ + kWeights)) {
     const int of_group = p.channels / p.groups, begin = strip_ % p.strips * kChannels;
     first_channel_ = group_ * of_group + begin;
@@ -107,7 +107,7 @@ class ChannelBlock {
                TokensAt(tile), columns_);
   }
   // Rows of a tile from shared memory.
-  HEED_DEVICE void StoreColumns(const ChannelPanel& from, const DeviceTokens& to, int64_t of_sequence, int tile) const {
+  HEED_DEVICE void StoreColumns(const ChannelTile& from, const DeviceTokens& to, int64_t of_sequence, int tile) const {
     if (to.data == nullptr) return;
     const int tokens = TokensAt(tile);
     const int64_t first = of_sequence + tile * (kTokens * to.token) + first_channel_ * to.column;
@@ -132,7 +132,7 @@ class ChannelBlock {
   const DeviceSequence& s_;
   const int strip_, group_, lane_, channel_;  // the channel of the block's
   float* const shared_;
-  const ChannelPanel steps_, x_;
+  const ChannelTile steps_, x_;
   int first_channel_, columns_, own_;  // own: states that exist
   float skip_ = 0;
   States rates_ = {};
@@ -140,7 +140,7 @@ class ChannelBlock {
  private:
   using StateColumns = Fetched<kThreads, kStates>;
 
-  HEED_DEVICE float& bias(int c) const { return shared_[2 * kWeights + 2 * Shape::kPanel + c]; }
+  HEED_DEVICE float& bias(int c) const { return shared_[2 * kWeights + 2 * Shape::kPaddedTile + c]; }
 
   HEED_DEVICE void PutConstants(const DeviceNumbers& from, float* rows) const {
     if (from.data == nullptr) return;

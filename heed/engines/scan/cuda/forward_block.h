@@ -19,11 +19,11 @@ namespace heed::scan::cuda {
 template <class M, class Shape>
 class ForwardBlock : public ChannelBlock<M, Shape> {
   using Base = ChannelBlock<M, Shape>;
-  using typename Base::ChannelPanel;
+  using typename Base::ChannelTile;
 
  public:
   HEED_DEVICE ForwardBlock(M& m, const ScanParams& p)
-      : Base(m, p), gates_(Base::shared_ + Shape::kCommon), y_(Base::shared_ + Shape::kCommon + Shape::kPanel) {}
+      : Base(m, p), gates_(Base::shared_ + Shape::kCommon), y_(Base::shared_ + Shape::kCommon + Shape::kPaddedTile) {}
 
   HEED_DEVICE void Run() {
     this->LoadConstants();
@@ -82,7 +82,7 @@ class ForwardBlock : public ChannelBlock<M, Shape> {
     }
   }
 
-  const ChannelPanel gates_, y_;
+  const ChannelTile gates_, y_;
   States state_;
   typename Base::Columns gate_bits_;
 };

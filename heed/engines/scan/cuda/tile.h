@@ -22,12 +22,12 @@ struct Shape {
 
   // Numbers in shared memory: rows of B or C, of a token or of a channel; a panel; what both passes have.
   static constexpr int kWeights = (kTokens > kChannels ? kTokens : kChannels) * kStates;
-  static constexpr int kPanel = kTokens * (kChannels + 1);
-  static constexpr int kCommon = 2 * kWeights + 2 * kPanel + kChannels;
-  static constexpr int kForwardBytes = (kCommon + 2 * kPanel) * static_cast<int>(sizeof(float));
+  static constexpr int kPaddedTile = kTokens * (kChannels + 1);
+  static constexpr int kCommon = 2 * kWeights + 2 * kPaddedTile + kChannels;
+  static constexpr int kForwardBytes = (kCommon + 2 * kPaddedTile) * static_cast<int>(sizeof(float));
   static constexpr int kBackwardBytes =
-      (kCommon + 3 * kPanel + kTokens * kThreads * kOwn) * static_cast<int>(sizeof(float));
-  static_assert(kCommon % 4 == 0 && kPanel % 4 == 0, "states stand behind them, 16 bytes each");
+      (kCommon + 3 * kPaddedTile + kTokens * kThreads * kOwn) * static_cast<int>(sizeof(float));
+  static_assert(kCommon % 4 == 0 && kPaddedTile % 4 == 0, "states stand behind them, 16 bytes each");
 };
 
 // f(shape) for one that holds these states.
@@ -46,9 +46,9 @@ struct alignas(16) States {
 // [kTokens][kColumns] numbers of a block in its shared memory; an odd number between tokens, so that neither rows nor
 // columns meet in a bank.
 template <int kColumns>
-class Panel {
+class PaddedTile {
  public:
-  HEED_DEVICE explicit Panel(float* at) : at_(at) {}
+  HEED_DEVICE explicit PaddedTile(float* at) : at_(at) {}
   HEED_DEVICE float& operator()(int token, int column) const { return at_[token * (kColumns + 1) + column]; }
 
  private:
