@@ -117,7 +117,7 @@ class CudaDecodeTest : public CudaTest {
 TEST_P(CudaDecodeTest, RandomProblemsAgreeWithTheReference) {
   AgreesOnSeeds("few rows", SeedsOf(25, 5), [&](uint64_t seed) {
     const Problem p = LongProblem(seed % 5 == 0 ? DType::kF32 : kDTypes[seed % 2], seed);
-    cuda::SetEmulatedMultiprocessors(seed % 4 == 0 ? 1 : 1000);
+    cuda::SetEmulatedSms(seed % 4 == 0 ? 1 : 1000);
     return CompareWithReference(p, Run(p));
   });
 }
@@ -133,7 +133,7 @@ TEST_P(CudaDecodeTest, AgreesWithTheReferenceAtBordersOfSegments) {
       const Options& options = all[static_cast<size_t>(keys + Tq) % all.size()];
       Problem p = Plain(kDTypes[(keys + Tq) % (D <= 128 ? 3 : 2)], {2, Tq, keys, group, 1, D, Dv}, 7);
       p.options = options;
-      cuda::SetEmulatedMultiprocessors(1000);
+      cuda::SetEmulatedSms(1000);
       const Comparison result = CompareWithReference(p, Run(p));
       ASSERT_TRUE(result.ok) << Tq << " " << keys << " " << D << ": " << result.message;
     }
@@ -168,9 +168,9 @@ TEST_P(CudaManyAndFewRowsTest, ARowHasTheSameBitsInEveryCall) {
       all.options.sink_tokens = f32 ? 10 : 100;
       all.options.key_starts = Integers(all, {75, f32 ? 5 : 130});
     }
-    cuda::SetEmulatedMultiprocessors(1);
+    cuda::SetEmulatedSms(1);
     const Results whole = Run(all);
-    cuda::SetEmulatedMultiprocessors(1000);
+    cuda::SetEmulatedSms(1000);
     const Results parts = Run(all);
     EXPECT_TRUE(SameBits(whole.o.view(), parts.o.view()));
     EXPECT_TRUE(SameBits(whole.lse.view(), parts.lse.view()));
@@ -198,7 +198,7 @@ TEST_P(CudaManyAndFewRowsTest, RowsAndSegmentsWithoutAVisibleKeyAreEmpty) {
     // Row 1 of the second sequence sees a key of the second segment and two of the last; nobody sees anything else.
     for (const int64_t key : {700, 1536, 1599}) mask.Set({1, 0, 1, key}, 1);
     p.options.mask = mask.view();
-    cuda::SetEmulatedMultiprocessors(1000);
+    cuda::SetEmulatedSms(1000);
     const Results results = Run(p);
     const Comparison result = CompareWithReference(p, results);
     EXPECT_TRUE(result.ok) << result.message;
@@ -221,7 +221,7 @@ TEST_P(CudaDecodeTest, WhatIsNotFiniteReachesThoseWhoSeeItAlone) {
       if (LeavesOut(4)) continue;
       Problem p = Plain(dtype, {1, queries, 1200, 2, 1, 64, 64}, 9);
       p.options.causal = true;
-      cuda::SetEmulatedMultiprocessors(1000);
+      cuda::SetEmulatedSms(1000);
       const Results expected = Run(p);
       // The last query alone sees the last key, in the last segment.
       for (const double value : {std::numeric_limits<double>::quiet_NaN(), kInfinity}) {
@@ -391,7 +391,7 @@ TEST_P(CudaPagesTest, RowsHaveTheBitsOfForward) {
       p.options.query_lengths = Integers(p, counts);
       const PagedProblem pages(p, {0, 0, 0}, lengths, tokens, seed % 4 < 2, seed);
       cuda::SetEmulatedSeed(seed++);
-      cuda::SetEmulatedMultiprocessors(seed % 5 == 0 ? 1 : 1000);
+      cuda::SetEmulatedSms(seed % 5 == 0 ? 1 : 1000);
       const Results paged = RunPages(p, pages, p.options);
       p.options.key_lengths = Integers(p, lengths);
       p.options.query_starts = Integers(p, {lengths[0] - counts[0], lengths[1] - counts[1], lengths[2] - counts[2]});

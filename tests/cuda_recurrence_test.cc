@@ -181,13 +181,13 @@ struct Problems {
 
 TEST_P(CudaRecurrenceTest, BitsDoNotDependOnSegments) {
   const Problems p(DType::kBF16, 1, 700, 1, 24, 70);
-  cuda::SetEmulatedMultiprocessors(1);
+  cuda::SetEmulatedSms(1);
   const Results whole = Run(p.Views());
-  for (const int multiprocessors : {2, 100}) {
-    cuda::SetEmulatedMultiprocessors(multiprocessors);
+  for (const int num_sms : {2, 100}) {
+    cuda::SetEmulatedSms(num_sms);
     const Results cut = Run(p.Views());
-    EXPECT_TRUE(SameBits(whole.o.view(), cut.o.view())) << multiprocessors;
-    EXPECT_TRUE(SameBits(whole.state.view(), cut.state.view())) << multiprocessors;
+    EXPECT_TRUE(SameBits(whole.o.view(), cut.o.view())) << num_sms;
+    EXPECT_TRUE(SameBits(whole.state.view(), cut.state.view())) << num_sms;
   }
 }
 

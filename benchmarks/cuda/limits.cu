@@ -11,8 +11,8 @@ namespace heed::bench {
 
 #if defined(HEED_WITH_HOPPER)
 // wgmma_limit.cu
-const char* LaunchWgmma(int multiprocessors);
-double WgmmaFlops(int multiprocessors);
+const char* LaunchWgmma(int num_sms);
+double WgmmaFlops(int num_sms);
 #else
 const char* LaunchWgmma(int) { return nullptr; }
 double WgmmaFlops(int) { return 0; }

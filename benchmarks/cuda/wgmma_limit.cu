@@ -29,11 +29,11 @@ __global__ void __launch_bounds__(kThreads, 2) Products(float* out) {
 
 }  // namespace
 
-const char* LaunchWgmma(int multiprocessors) {
-  Products<<<4 * multiprocessors, kThreads>>>(nullptr);
+const char* LaunchWgmma(int num_sms) {
+  Products<<<4 * num_sms, kThreads>>>(nullptr);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
-double WgmmaFlops(int multiprocessors) { return 2.0 * 64 * 128 * 16 * kProducts * kSteps * 4 * multiprocessors; }
+double WgmmaFlops(int num_sms) { return 2.0 * 64 * 128 * 16 * kProducts * kSteps * 4 * num_sms; }
 
 }  // namespace heed::bench

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) BlockKernel(const __grid_co
   Block(machine, params).Run();
 }
 
-// `kBlocks` of a multiprocessor at a time are what registers are to suffice for.
+// `kBlocks` of a SM at a time are what registers are to suffice for.
 template <class Block, int kThreads, int kBlocks = 1, class Machine = GpuMachine, class Params>
 const char* LaunchBlock(const Launch& launch, size_t shared_bytes, const Params& params) {
   return LaunchKernel(launch, kThreads, shared_bytes, &BlockKernel<Block, kThreads, kBlocks, Machine, Params>, params);

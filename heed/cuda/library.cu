@@ -30,14 +30,14 @@ const char* Examine(int32_t device, DeviceFacts* facts) {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count)) return cudaGetErrorString(error);
   if (device < 0 || device >= count) return "there is no device of this index";
-  int major, minor, shared_bytes, multiprocessors;
+  int major, minor, shared_bytes, num_sms;
   for (const auto& [to, attribute] : {std::pair{&major, cudaDevAttrComputeCapabilityMajor},
                                       {&minor, cudaDevAttrComputeCapabilityMinor},
                                       {&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin},
-                                      {&multiprocessors, cudaDevAttrMultiProcessorCount}}) {
+                                      {&num_sms, cudaDevAttrMultiProcessorCount}}) {
     if (const cudaError_t error = cudaDeviceGetAttribute(to, attribute, device)) return cudaGetErrorString(error);
   }
-  *facts = {major, minor, shared_bytes, multiprocessors};
+  *facts = {major, minor, shared_bytes, num_sms};
   return nullptr;
 }
 

@@ -28,7 +28,7 @@ namespace heed::cuda {
 struct DeviceFacts {
   int32_t major = 0, minor = 0;  // compute capability
   int64_t shared_bytes = 0;      // that a block may have
-  int32_t multiprocessors = 0;
+  int32_t num_sms = 0;
 };
 
 // Rows of 16 bits as bulk copies of Hopper read them, and what such copies are given: a CUtensorMap.

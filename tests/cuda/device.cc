@@ -15,12 +15,12 @@ namespace heed::cuda {
 namespace {
 
 std::atomic<uint64_t> emulated_seed = 1;
-std::atomic<int32_t> emulated_multiprocessors = 2;
+std::atomic<int32_t> emulated_sms = 2;
 
 template <int kMajor>
 const char* Examine(int32_t device, DeviceFacts* facts) {
   if (device != 0) return "there is no device of this index";
-  *facts = {kMajor, 0, int64_t{227} << 10, emulated_multiprocessors};
+  *facts = {kMajor, 0, int64_t{227} << 10, emulated_sms};
   return nullptr;
 }
 
@@ -94,7 +94,7 @@ const TestDevice& EmulatedHopper() {
 
 uint64_t EmulatedSeed() { return emulated_seed; }
 void SetEmulatedSeed(uint64_t seed) { emulated_seed = seed; }
-void SetEmulatedMultiprocessors(int32_t count) { emulated_multiprocessors = count; }
+void SetEmulatedSms(int32_t count) { emulated_sms = count; }
 
 DeviceTensor::DeviceTensor(const TestDevice& device, const ConstTensorView& host) : device_(device) {
   if (!host.present()) return;

@@ -32,7 +32,7 @@ class TestDevice {
 const TestDevice& EmulatedDevice();
 const TestDevice& EmulatedHopper();  // of compute capability 9.0 and not 8.0
 void SetEmulatedSeed(uint64_t seed);
-void SetEmulatedMultiprocessors(int32_t count);  // 2, unless it is said
+void SetEmulatedSms(int32_t count);  // 2, unless it is said
 
 // A GPU, where tests are built with CUDA.
 const TestDevice& Gpu();

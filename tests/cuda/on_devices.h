@@ -45,7 +45,7 @@ class DeviceTest : public testing::TestWithParam<const TestDevice*> {
   void TearDown() override {
     cuda::Replace(nullptr);
     cuda::SetEmulatedSeed(1);
-    cuda::SetEmulatedMultiprocessors(2);
+    cuda::SetEmulatedSms(2);
   }
 
   Context ctx_{1};

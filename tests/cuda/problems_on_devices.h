@@ -70,9 +70,9 @@ class AgreementTest : public DeviceTest {
     ASSERT_TRUE(result.ok) << c.title << ": " << result.message;
     if (result.worst_ratio > closest->worst_ratio) *closest = result;
   }
-  // The outputs of a case where the emulated device has so many multiprocessors.
-  std::vector<Buffer> RunOn(int32_t multiprocessors, const Case& c) {
-    cuda::SetEmulatedMultiprocessors(multiprocessors);
+  // The outputs of a case where the emulated device has so many SMs.
+  std::vector<Buffer> RunOn(int32_t num_sms, const Case& c) {
+    cuda::SetEmulatedSms(num_sms);
     std::vector<Buffer> buffers;
     std::vector<TensorView> views;
     for (const OutputSpec& output : c.outputs) views.push_back(buffers.emplace_back(output.dtype, output.sizes).view());

@@ -14,7 +14,7 @@ namespace heed::scan {
 namespace {
 
 constexpr char kName[] = "scan_cuda";
-// Of a multiprocessor in a launch of a backward pass: four at a time, four times.
+// Of a SM in a launch of a backward pass: four at a time, four times.
 constexpr int64_t kEnoughBlocks = 16;
 
 int64_t Blocks(int64_t size, int64_t of_each) { return (size + of_each - 1) / of_each; }
@@ -110,7 +110,7 @@ class Launcher {
   size_t SequencesTogether() const {
     heed::cuda::DeviceFacts facts;
     call_.Check(call_.library().examine(p_.device.index, &facts));
-    const int64_t enough = Blocks(kEnoughBlocks * facts.multiprocessors, std::max<int64_t>(1, Strips()));
+    const int64_t enough = Blocks(kEnoughBlocks * facts.num_sms, std::max<int64_t>(1, Strips()));
     return static_cast<size_t>(std::clamp<int64_t>(enough, 1, cuda::kMostSequences));
   }
 

@@ -139,13 +139,13 @@ class ForwardLaunch {
 
  private:
   size_t Count() const { return static_cast<size_t>(sequences_); }
-  // Few rows do; many where their blocks would leave multiprocessors idle, and what they leave stays small.
+  // Few rows do; many where their blocks would leave SMs idle, and what they leave stays small.
   bool Splits() const {
     if (segments_ <= 1 || blocks_.few) return segments_ > 1;
     if (parts_ * (params_.part_channels + 2) > kMostPartNumbers) return false;
     heed::cuda::DeviceFacts facts;
     call_.Check(call_.library().examine(p_.device.index, &facts));
-    return row_blocks_ * heads_ * sequences_ < facts.multiprocessors;
+    return row_blocks_ * heads_ * sequences_ < facts.num_sms;
   }
 
   const heed::cuda::Call& call_;

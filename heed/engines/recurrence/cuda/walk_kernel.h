@@ -7,7 +7,7 @@
 
 namespace heed::recurrence::cuda {
 
-// Blocks of a multiprocessor at a time that registers are to suffice for.
+// Blocks of a SM at a time that registers are to suffice for.
 constexpr int BlocksFor(int keys, bool plain) { return keys > 64 ? 2 : plain ? 4 : 3; }
 
 template <bool kByChannel>

@@ -340,7 +340,7 @@ int64_t Launcher::SegmentTokens(int64_t parts) const {
   heed::cuda::DeviceFacts facts;
   call_.Check(call_.library().examine(p_.device.index, &facts));
   const int64_t blocks = std::max<int64_t>(1, parts * p_.value_heads * static_cast<int64_t>(p_.sequences.size()));
-  const int64_t wanted = std::max<int64_t>(1, 2 * facts.multiprocessors / blocks);
+  const int64_t wanted = std::max<int64_t>(1, 2 * facts.num_sms / blocks);
   const auto in_blocks = [](int64_t tokens) { return Blocks(tokens, kBlock) * kBlock; };
   const int64_t whole = in_blocks(longest_ + kBlock);  // the first tile of a walk against time may be short
   return wanted == 1 ? whole : std::min(whole, std::max(kLeastSegment, in_blocks(Blocks(longest_, wanted))));

@@ -14,7 +14,7 @@
 // gradient is one sum in one order. That P and dS are computed twice costs two of seven products. Pairs that are masked
 // weigh -0, as in the forward pass.
 //
-// On Hopper the four warps are a group, whose products go on by themselves: two blocks of a multiprocessor take turns
+// On Hopper the four warps are a group, whose products go on by themselves: two blocks of a SM take turns
 // at them, and what a block reads next is copied while the last products of a tile are under way.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_BLOCKS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_BLOCKS_H_
@@ -51,7 +51,7 @@ struct BackwardShape {
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
   static constexpr int kSharers = kDepth > 128 ? 2 : 1;  // warps with the same rows
   static constexpr int kThreads = 4 * kSharers * heed::cuda::kWarp;
-  static constexpr int kBlocks = kWgmma ? 2 : 1;  // of a multiprocessor that registers are to suffice for
+  static constexpr int kBlocks = kWgmma ? 2 : 1;  // of a SM that registers are to suffice for
   static constexpr int kStages = kWgmma ? 2 : 1;  // of tiles that a block walks over
   using Rows = SharedTile<kBackwardTile, kDepth, Element>;
   using ValueRows = SharedTile<kBackwardTile, kValueDepth, Element>;

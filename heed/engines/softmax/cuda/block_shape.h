@@ -36,7 +36,7 @@ struct ForwardShape {
                                                                                  : 8;
   static constexpr int kSharers = kHasFewRows ? kWarps : 1;  // of the same rows
   static constexpr int kThreads = kWarps * heed::cuda::kWarp;
-  // Of a multiprocessor that registers are to suffice for, and of f32 those that memory does.
+  // Of a SM that registers are to suffice for, and of f32 those that memory does.
   static constexpr int kBlocks = !kHasFewRows ? 1 : kRowBytes <= 256 ? 3 : kRowBytes <= 512 ? 2 : 1;
   static constexpr int kRows = kHasFewRows ? cuda::kFewRows : kWarps * kStrips * 16;
   // Tiles under way at once: memory is what few rows wait for, and groups have two tiles in their products.
