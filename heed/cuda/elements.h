@@ -8,18 +8,18 @@
 
 #include "heed/core/dtype.h"
 #include "heed/cuda/machine.h"
-#include "heed/cuda/pieces.h"
+#include "heed/cuda/bf16_split.h"
 
 namespace heed::cuda {
 
 template <DType kDType>
 using Element = std::conditional_t<kDType == DType::kF32, float, uint16_t>;
 
-// The pieces of an operand (pieces.h): what they are, and how many.
+// The pieces of an operand (bf16_split.h): what they are, and how many.
 template <DType kDType>
-inline constexpr DType kPieceOf = kDType == DType::kF32 ? DType::kBF16 : kDType;
+inline constexpr DType kSplitDType = kDType == DType::kF32 ? DType::kBF16 : kDType;
 template <DType kDType>
-inline constexpr int kPiecesOf = kDType == DType::kF32 ? kPieces : 1;
+inline constexpr int kSplitTermsOf = kDType == DType::kF32 ? kSplitTerms : 1;
 
 template <class M, DType kDType>
 HEED_DEVICE float ToFloat(Element<kDType> x) {

@@ -16,7 +16,7 @@
 
 #include "heed/core/dtype.h"
 #include "heed/cuda/machine.h"
-#include "heed/cuda/pieces.h"
+#include "heed/cuda/bf16_split.h"
 
 namespace heed::cuda {
 
@@ -129,31 +129,31 @@ class SharedTile {
 
   // The same in pieces, of which elements of 16 bits are one; what does not fit pieces is NaN in one of them.
   template <class M, int kCount>
-  HEED_DEVICE void LoadRows(M& m, int row, int column, uint32_t (&pieces)[kCount][4]) const {
+  HEED_DEVICE void LoadRows(M& m, int row, int column, uint32_t (&split)[kCount][4]) const {
     if constexpr (kIsWide) {
-      SplitPairs<M>([&](int i) { return Near(row + i % 2 * 8, column + i / 2 * 8, Group(m), Pair(m)); }, pieces);
+      SplitPairs<M>([&](int i) { return Near(row + i % 2 * 8, column + i / 2 * 8, Group(m), Pair(m)); }, split);
     } else {
-      LoadRows(m, row, column, pieces[0]);
+      LoadRows(m, row, column, split[0]);
     }
   }
   template <class M, int kCount>
-  HEED_DEVICE void LoadColumns(M& m, int row, int column, uint32_t (&pieces)[kCount][4]) const {
+  HEED_DEVICE void LoadColumns(M& m, int row, int column, uint32_t (&split)[kCount][4]) const {
     if constexpr (kIsWide) {
-      SplitPairs<M>([&](int i) { return Near(row + i / 2 * 8, column + i % 2 * 8, Group(m), Pair(m)); }, pieces);
+      SplitPairs<M>([&](int i) { return Near(row + i / 2 * 8, column + i % 2 * 8, Group(m), Pair(m)); }, split);
     } else {
-      LoadColumns(m, row, column, pieces[0]);
+      LoadColumns(m, row, column, split[0]);
     }
   }
   template <class M, int kCount>
-  HEED_DEVICE void LoadTransposed(M& m, int row, int column, uint32_t (&pieces)[kCount][4]) const {
+  HEED_DEVICE void LoadTransposed(M& m, int row, int column, uint32_t (&split)[kCount][4]) const {
     if constexpr (kIsWide) {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 4; ++i) {
         const auto next = [&](int r) { return *Near(row + i % 2 * 8, column + i / 2 * 8, Pair(m) + r, Group(m)); };
-        Split<M, DType::kBF16, /*kFinite=*/true>(next(0), next(1), i, pieces);
+        Split<M, DType::kBF16, /*kFinite=*/true>(next(0), next(1), i, split);
       }
     } else {
-      LoadTransposed(m, row, column, pieces[0]);
+      LoadTransposed(m, row, column, split[0]);
     }
   }
 
@@ -183,7 +183,7 @@ class SharedTile {
       bool found = false;
       for (int i = m.thread(); i < kRows * kUnits; i += m.num_threads()) {
         const Unit unit = reinterpret_cast<const Unit*>(at_)[i];
-        for (const float x : unit.elements) found |= !FitsPieces(x);
+        for (const float x : unit.elements) found |= !FitsSplit(x);
       }
       if (!m.SyncOr(found)) return false;
     }
@@ -239,18 +239,18 @@ class SharedTile {
     return m.thread() % 4 * 2;
   }
   template <class M, class Place, int kCount>
-  static HEED_DEVICE void SplitPairs(const Place& place, uint32_t (&pieces)[kCount][4]) {
+  static HEED_DEVICE void SplitPairs(const Place& place, uint32_t (&split)[kCount][4]) {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 4; ++i) {
       const WordPair pair = *reinterpret_cast<const WordPair*>(place(i));
-      Split<M, DType::kBF16, /*kFinite=*/true>(pair.low, pair.high, i, pieces);
+      Split<M, DType::kBF16, /*kFinite=*/true>(pair.low, pair.high, i, split);
     }
   }
 
   template <DType kDType>
   static HEED_DEVICE bool Fits(Element x) {
     if constexpr (kIsWide) {
-      return FitsPieces(x);
+      return FitsSplit(x);
     } else {
       constexpr uint16_t kExponent = kDType == DType::kBF16 ? 0x7F80 : 0x7C00;
       return (x & kExponent) != kExponent;

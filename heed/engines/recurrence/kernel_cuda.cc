@@ -69,7 +69,7 @@ void Compute(const Context& ctx, const Problem& given, const States& initial, co
 const Kernel kCuda = {
     .name = cuda::kName,
     .why =
-        "64 columns of a state in the registers of a block, 16 tokens at a time, products of bf16 pieces summed in f32",
+        "64 columns of a state in the registers of a block, 16 tokens at a time, products of bf16 splits summed in f32",
     .declines = &Declines,
     .forward_passes =
         [](const Context&) {

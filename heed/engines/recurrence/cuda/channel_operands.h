@@ -17,7 +17,7 @@
 #include "heed/core/dtype.h"
 #include "heed/cuda/machine.h"
 #include "heed/cuda/numbers.h"
-#include "heed/cuda/pieces.h"
+#include "heed/cuda/bf16_split.h"
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/recurrence/cuda/params.h"
 
@@ -72,12 +72,12 @@ class ChannelOperands {
 
   HEED_DEVICE ChannelOperands(char* at, bool has_read_keys) : at_(at), has_read_keys_(has_read_keys) {}
 
-  HEED_DEVICE Tile queries(int piece) const { return TileAt(piece); }
-  HEED_DEVICE Tile keys(int piece) const { return TileAt(heed::cuda::kPieces + piece); }
-  HEED_DEVICE Tile read_keys(int piece) const { return TileAt(2 * heed::cuda::kPieces + piece); }
+  HEED_DEVICE Tile queries(int term) const { return TileAt(term); }
+  HEED_DEVICE Tile keys(int term) const { return TileAt(heed::cuda::kSplitTerms + term); }
+  HEED_DEVICE Tile read_keys(int term) const { return TileAt(2 * heed::cuda::kSplitTerms + term); }
   // [kKeys], exp(H) as Decayed() takes it.
   HEED_DEVICE float* decays() const {
-    return reinterpret_cast<float*>(at_ + (has_read_keys_ ? 3 : 2) * heed::cuda::kPieces * Tile::kBytes);
+    return reinterpret_cast<float*>(at_ + (has_read_keys_ ? 3 : 2) * heed::cuda::kSplitTerms * Tile::kBytes);
   }
 
   // What a chunk has been copied into.
@@ -140,11 +140,11 @@ class ChannelOperands {
           const bool exists = t >= begin && t < end && t < from.tokens && channel + k < p.key_size;
           x[k] = exists ? Mapped<M>(map, element(channel + k)) * Exp<M>(decays[k]) : 0;
         }
-        uint32_t pieces[heed::cuda::kPieces][1];
-        heed::cuda::Split<M>(x[0], x[1], 0, pieces);
+        uint32_t split[heed::cuda::kSplitTerms][1];
+        heed::cuda::Split<M>(x[0], x[1], 0, split);
         HEED_DEVICE_UNROLL
-        for (int piece = 0; piece < heed::cuda::kPieces; ++piece) {
-          TileAt(which * heed::cuda::kPieces + piece).PutPair(t, channel, pieces[piece][0]);
+        for (int term = 0; term < heed::cuda::kSplitTerms; ++term) {
+          TileAt(which * heed::cuda::kSplitTerms + term).PutPair(t, channel, split[term][0]);
         }
       };
       const auto of = [&](const SourceTile& tile, DType dtype) {

@@ -53,7 +53,7 @@
 
 #include "heed/core/dtype.h"
 #include "heed/cuda/machine.h"
-#include "heed/cuda/pieces.h"
+#include "heed/cuda/bf16_split.h"
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/recurrence/cuda/channel_operands.h"
 #include "heed/engines/recurrence/cuda/chunk_rows.h"
@@ -76,8 +76,8 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       Base::has_output, Base::has_value;
   using typename Base::Pairs, typename Base::Stage, typename Base::Numbers;
   using Operands = ChannelOperands<M, kKeys, kForm == Form::kPlain>;
-  static constexpr int kPieces = heed::cuda::kPieces;
-  static constexpr int kOfRow = kByChannel ? kPieces : 1;  // of queries and keys
+  static constexpr int kSplitTerms = heed::cuda::kSplitTerms;
+  static constexpr int kOfRow = kByChannel ? kSplitTerms : 1;  // of queries and keys
 
  public:
   HEED_DEVICE ChunkBlock(M& m, const ChunkParams& p)
@@ -259,13 +259,13 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     }
     const Sum* sums = stage.sums() + row;
     const float* betas = stage.betas() + row;
-    const auto queries_of = [&](int piece) { return operands_.queries(piece); };
-    const auto keys_of = [&](int piece) { return operands_.keys(piece); };
-    const auto read_keys_of = [&](int piece) { return operands_.read_keys(piece); };
+    const auto queries_of = [&](int term) { return operands_.queries(term); };
+    const auto keys_of = [&](int term) { return operands_.keys(term); };
+    const auto read_keys_of = [&](int term) { return operands_.read_keys(term); };
     Pairs pairs = {}, errors = {}, o = {}, found = {};
     heed::cuda::Unrolled<kKeys / 16>([&](auto e) {
       if (16 * e >= p_.key_size) return;
-      uint32_t state[kPieces][4], keys[kOfRow][4];
+      uint32_t state[kSplitTerms][4], keys[kOfRow][4];
       heed::cuda::SplitResults<M>(state_[2 * e], state_[2 * e + 1], state);
       RowsOf(stage.keys(), keys_of, row, 16 * e, keys);
       if (has_queries()) {
@@ -419,19 +419,19 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   // 16 rows of a tile, or of its operands by piece.
   template <class Tile, class OperandOf>
   HEED_DEVICE void RowsOf(const Tile& tile, const OperandOf& operand, int row, int column,
-                          uint32_t (&pieces)[kOfRow][4]) const {
+                          uint32_t (&split)[kOfRow][4]) const {
     if constexpr (kByChannel) {
       HEED_DEVICE_UNROLL
-      for (int piece = 0; piece < kPieces; ++piece) operand(piece).LoadRows(m_, row, column, pieces[piece]);
+      for (int term = 0; term < kSplitTerms; ++term) operand(term).LoadRows(m_, row, column, split[term]);
     } else {
-      tile.LoadRows(m_, row, column, pieces[0]);
+      tile.LoadRows(m_, row, column, split[0]);
     }
   }
   // a b^T, of 16 rows each.
   template <int kA, int kB>
   HEED_DEVICE void MultiplyRows(const uint32_t (&a)[kA][4], const uint32_t (&b)[kB][4], Pairs& products) const {
-    heed::cuda::MultiplyPieces(m_, a, heed::cuda::WordsOf(b, 0, 2).at, products[0]);
-    heed::cuda::MultiplyPieces(m_, a, heed::cuda::WordsOf(b, 1, 3).at, products[1]);
+    heed::cuda::MmaSplit(m_, a, heed::cuda::WordsOf(b, 0, 2).at, products[0]);
+    heed::cuda::MmaSplit(m_, a, heed::cuda::WordsOf(b, 1, 3).at, products[1]);
   }
 
   HEED_DEVICE bool has_own() const { return early_ && p_.beta.data != nullptr; }
@@ -454,10 +454,10 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) finite &= fabsf(written[i / 4][i % 4]) <= 3.4028234e38f;
     if (m_.Any(!finite)) return this->AddCausally(strict_ && !has_own(), pairs, written, o);
-    uint32_t weights[kPieces][4];
+    uint32_t weights[kSplitTerms][4];
     heed::cuda::SplitResults<M>(pairs[0], pairs[1], weights);
     if (as_they_are()) return MultiplyRows(values, weights, o);
-    uint32_t rows[kPieces][4];
+    uint32_t rows[kSplitTerms][4];
     heed::cuda::SplitResults<M>(written[0], written[1], rows);
     MultiplyRows(rows, weights, o);
   }
@@ -477,7 +477,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       const float decay = decays_ ? Exp<M>(sums[kChunk - 1] - sums[ColumnOf(i)]) : 1;
       decayed[i / 4][i % 4] = factor * decay * x[i / 4][i % 4];
     }
-    uint32_t rows[kPieces][4];
+    uint32_t rows[kSplitTerms][4];
     heed::cuda::SplitResults<M>(decayed[0], decayed[1], rows);
     AddProducts(tile, operand, row, rows);
   }
@@ -488,12 +488,12 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       uint32_t keys[kOfRow][4];
       if constexpr (kByChannel) {
         HEED_DEVICE_UNROLL
-        for (int piece = 0; piece < kPieces; ++piece) operand(piece).LoadTransposed(m_, row, 16 * e, keys[piece]);
+        for (int term = 0; term < kSplitTerms; ++term) operand(term).LoadTransposed(m_, row, 16 * e, keys[term]);
       } else {
         tile.LoadTransposed(m_, row, 16 * e, keys[0]);
       }
-      heed::cuda::MultiplyPieces(m_, rows, heed::cuda::WordsOf(keys, 0, 1).at, state_[2 * e]);
-      heed::cuda::MultiplyPieces(m_, rows, heed::cuda::WordsOf(keys, 2, 3).at, state_[2 * e + 1]);
+      heed::cuda::MmaSplit(m_, rows, heed::cuda::WordsOf(keys, 0, 1).at, state_[2 * e]);
+      heed::cuda::MmaSplit(m_, rows, heed::cuda::WordsOf(keys, 2, 3).at, state_[2 * e + 1]);
     });
   }
 

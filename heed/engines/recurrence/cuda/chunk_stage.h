@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "heed/cuda/machine.h"
-#include "heed/cuda/pieces.h"
+#include "heed/cuda/bf16_split.h"
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/recurrence/cuda/channel_operands.h"
 #include "heed/engines/recurrence/cuda/params.h"
@@ -44,8 +44,9 @@ struct ChunkShape {
     using OperandTile = heed::cuda::SharedTile<kChunk, kKeys>;
     const int operands = delta ? 3 : 2;
     return 2 * StageBytes(has_read_key, by_column, wide_values) +
-           (kByChannel ? operands * heed::cuda::kPieces * OperandTile::kBytes + kKeys * static_cast<int>(sizeof(float))
-                       : 0);
+           (kByChannel
+                ? operands * heed::cuda::kSplitTerms * OperandTile::kBytes + kKeys * static_cast<int>(sizeof(float))
+                : 0);
   }
 };
 

@@ -231,7 +231,7 @@ class BackwardBlock {
         FenceAndSync();
       }
       AddWgmma(weights, tile, sums);
-    } else if (full && heed::cuda::kPiecesOf<kDType> == 1) {
+    } else if (full && heed::cuda::kSplitTermsOf<kDType> == 1) {
       Sums::template Add<kDType>(m_, weights, tile, sums, FirstChannel<Sums>());
     } else {
       Sums::template AddSeen<kDType>(m_, weights, tile, count, channels, row, marks, sums, FirstChannel<Sums>());

@@ -132,7 +132,7 @@ class ForwardBlock {
     Rescale();
     // O += P V.
     const typename Shape::Values values = ValueTile(stage);
-    if (full && heed::cuda::kPiecesOf<kDType> == 1) {
+    if (full && heed::cuda::kSplitTermsOf<kDType> == 1) {
       Sums::template Add<kDType>(m_, logits_, values, outputs_, FirstChannel());
     } else {
       Sums::template AddSeen<kDType>(

@@ -8,7 +8,7 @@
 #include "heed/core/dtype.h"
 #include "heed/cuda/elements.h"
 #include "heed/cuda/machine.h"
-#include "heed/cuda/pieces.h"
+#include "heed/cuda/bf16_split.h"
 
 namespace heed::softmax::cuda {
 
@@ -20,8 +20,8 @@ struct RowProducts {
   // Rows of `a` from `row` on, those of `b` from `column` on.
   template <int kChannels, class M, class A, class B>
   static HEED_DEVICE void Multiply(M& m, const A& a, int row, const B& b, int column, Products& products) {
-    constexpr DType kPiece = heed::cuda::kPieceOf<kDType>;
-    constexpr int kPieces = heed::cuda::kPiecesOf<kDType>;
+    constexpr DType kTerm = heed::cuda::kSplitDType<kDType>;
+    constexpr int kSplitTerms = heed::cuda::kSplitTermsOf<kDType>;
     HEED_DEVICE_UNROLL
     for (int strip = 0; strip < kStrips; ++strip) {
       HEED_DEVICE_UNROLL
@@ -32,22 +32,22 @@ struct RowProducts {
     }
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kChannels; e += 16) {
-      uint32_t rows[kStrips][kPieces][4];
+      uint32_t rows[kStrips][kSplitTerms][4];
       HEED_DEVICE_UNROLL
       for (int strip = 0; strip < kStrips; ++strip) a.LoadRows(m, row + 16 * strip, e, rows[strip]);
       HEED_DEVICE_UNROLL
       for (int j = 0; j < kTiles; j += 2) {
-        uint32_t columns[kPieces][4];
+        uint32_t columns[kSplitTerms][4];
         b.LoadColumns(m, column + 8 * j, e, columns);
         const auto low = heed::cuda::WordsOf(columns, 0, 1), high = heed::cuda::WordsOf(columns, 2, 3);
         HEED_DEVICE_UNROLL
         for (int strip = 0; strip < kStrips; ++strip) {
-          heed::cuda::MultiplyPieces<kPiece>(m, rows[strip], low.at, products[strip][j]);
-          heed::cuda::MultiplyPieces<kPiece>(m, rows[strip], high.at, products[strip][j + 1]);
+          heed::cuda::MmaSplit<kTerm>(m, rows[strip], low.at, products[strip][j]);
+          heed::cuda::MmaSplit<kTerm>(m, rows[strip], high.at, products[strip][j + 1]);
         }
       }
     }
-    if constexpr (kPieces > 1) RepeatNaN<kChannels>(m, a, row, b, column, products);
+    if constexpr (kSplitTerms > 1) RepeatNaN<kChannels>(m, a, row, b, column, products);
   }
 
  private:

@@ -10,7 +10,7 @@
 #include "heed/core/dtype.h"
 #include "heed/cuda/elements.h"
 #include "heed/cuda/machine.h"
-#include "heed/cuda/pieces.h"
+#include "heed/cuda/bf16_split.h"
 
 namespace heed::softmax::cuda {
 
@@ -24,24 +24,24 @@ struct WarpSums {
 
   template <DType kDType, class M, class Tile>
   static HEED_DEVICE void Add(M& m, const Weights& weights, const Tile& tile, Sums& sums, int first = 0) {
-    constexpr DType kPiece = heed::cuda::kPieceOf<kDType>;
-    constexpr int kPieces = heed::cuda::kPiecesOf<kDType>;
+    constexpr DType kTerm = heed::cuda::kSplitDType<kDType>;
+    constexpr int kSplitTerms = heed::cuda::kSplitTermsOf<kDType>;
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kTiles; j += 2) {
-      uint32_t p[kStrips][kPieces][4];
+      uint32_t p[kStrips][kSplitTerms][4];
       HEED_DEVICE_UNROLL
       for (int strip = 0; strip < kStrips; ++strip) {
-        heed::cuda::SplitResults<M, kPiece, /*kFinite=*/true>(weights[strip][j], weights[strip][j + 1], p[strip]);
+        heed::cuda::SplitResults<M, kTerm, /*kFinite=*/true>(weights[strip][j], weights[strip][j + 1], p[strip]);
       }
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannels; e += 2) {
-        uint32_t v[kPieces][4];
+        uint32_t v[kSplitTerms][4];
         tile.LoadTransposed(m, 8 * j, first + 8 * e, v);
         const auto low = heed::cuda::WordsOf(v, 0, 1), high = heed::cuda::WordsOf(v, 2, 3);
         HEED_DEVICE_UNROLL
         for (int strip = 0; strip < kStrips; ++strip) {
-          heed::cuda::MultiplyPieces<kPiece>(m, p[strip], low.at, sums[strip][e]);
-          heed::cuda::MultiplyPieces<kPiece>(m, p[strip], high.at, sums[strip][e + 1]);
+          heed::cuda::MmaSplit<kTerm>(m, p[strip], low.at, sums[strip][e]);
+          heed::cuda::MmaSplit<kTerm>(m, p[strip], high.at, sums[strip][e + 1]);
         }
       }
     }
@@ -55,9 +55,9 @@ struct WarpSums {
   static HEED_DEVICE void AddSeen(M& m, Weights& weights, const Tile& tile, int count, int channels, const RowOf& row,
                                   char* marks, Sums& sums, int first = 0) {
     const bool found = tile.template FindNotFinite<kDType>(m, marks);
-    if constexpr (heed::cuda::kPiecesOf<kDType> > 1) {
+    if constexpr (heed::cuda::kSplitTermsOf<kDType> > 1) {
       ForRows([&](int strip, int half) {
-        float unfit = FitPieces(weights[strip], half) ? 0 : 1;
+        float unfit = FitSplit(weights[strip], half) ? 0 : 1;
         if (!m.Any(unfit > 0)) return;
         unfit += m.ShuffleXor(unfit, 1);
         unfit += m.ShuffleXor(unfit, 2);  // of the whole row
@@ -102,12 +102,12 @@ struct WarpSums {
       for (int half = 0; half < 2; ++half) f(strip, half);
     }
   }
-  static HEED_DEVICE bool FitPieces(const float (&weights)[kTiles][4], int half) {
+  static HEED_DEVICE bool FitSplit(const float (&weights)[kTiles][4], int half) {
     bool fit = true;
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kTiles; ++j) {
       HEED_DEVICE_UNROLL
-      for (int k = 0; k < 2; ++k) fit &= heed::cuda::FitsPieces(weights[j][2 * half + k]);
+      for (int k = 0; k < 2; ++k) fit &= heed::cuda::FitsSplit(weights[j][2 * half + k]);
     }
     return fit;
   }
