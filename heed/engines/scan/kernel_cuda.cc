@@ -46,7 +46,7 @@ class Launcher {
     for (size_t first = 0; first < p_.sequences.size(); first += cuda::kMostSequences) {
       const size_t count = std::min<size_t>(cuda::kMostSequences, p_.sequences.size() - first);
       Place(first, count, p_.o, p_.final, params);
-      call_.Check(library().forward(call_.Of(Strips(), 1, count), params));
+      call_.Check(library().forward(call_.Of(ChannelBlocks(), 1, count), params));
     }
   }
 
@@ -102,15 +102,15 @@ class Launcher {
   auto WithShape(const F& f) const {
     return cuda::WithShape(p_.states, f);
   }
-  int64_t StripsOfGroup() const {
+  int64_t ChannelBlocksOfGroup() const {
     return Blocks(p_.channels / p_.groups, WithShape([](auto shape) { return int64_t{shape.kChannels}; }));
   }
-  int64_t Strips() const { return p_.groups * StripsOfGroup(); }
+  int64_t ChannelBlocks() const { return p_.groups * ChannelBlocksOfGroup(); }
   // Sequences that keep the device busy: more at a time would have more memory of it and nothing else.
   size_t SequencesTogether() const {
     heed::cuda::DeviceFacts facts;
     call_.Check(call_.library().examine(p_.device.index, &facts));
-    const int64_t enough = Blocks(kEnoughBlocks * facts.num_sms, std::max<int64_t>(1, Strips()));
+    const int64_t enough = Blocks(kEnoughBlocks * facts.num_sms, std::max<int64_t>(1, ChannelBlocks()));
     return static_cast<size_t>(std::clamp<int64_t>(enough, 1, cuda::kMostSequences));
   }
 
@@ -129,7 +129,7 @@ class Launcher {
             .channels = static_cast<int32_t>(p_.channels),
             .states = static_cast<int32_t>(p_.states),
             .groups = static_cast<int32_t>(p_.groups),
-            .strips = static_cast<int32_t>(StripsOfGroup()),
+            .channel_blocks = static_cast<int32_t>(ChannelBlocksOfGroup()),
             .softplus = p_.softplus};
   }
   // Where sequences [first, first + count) begin; returns the number of their tiles.
@@ -168,20 +168,20 @@ class Launcher {
                              .first_token = params.tokens};
       params.tokens += s.count;
     }
-    const auto parts = [&](const Weights& gradient) {
-      return Memory<float>(gradient.tokens.data == nullptr ? 0 : params.tokens * Strips() * p_.states);
+    const auto partials = [&](const Weights& gradient) {
+      return Memory<float>(gradient.tokens.data == nullptr ? 0 : params.tokens * ChannelBlocks() * p_.states);
     };
-    const heed::cuda::DeviceMemory borders = Memory<cuda::States>(tiles * Strips() * WithShape([](auto shape) {
+    const heed::cuda::DeviceMemory borders = Memory<cuda::States>(tiles * ChannelBlocks() * WithShape([](auto shape) {
                                                                     return int64_t{shape.kThreads};
                                                                   })),
-                                   B_parts = parts(g.dB), C_parts = parts(g.dC);
+                                   B_partials = partials(g.dB), C_partials = partials(g.dC);
     params.scan.borders = static_cast<float*>(borders.data());
-    params.B_parts = g.dB.tokens.data == nullptr ? nullptr : static_cast<float*>(B_parts.data());
-    params.C_parts = g.dC.tokens.data == nullptr ? nullptr : static_cast<float*>(C_parts.data());
-    call_.Check(library().forward(call_.Of(Strips(), 1, count), params.scan));
-    call_.Check(library().backward(call_.Of(Strips(), 1, count), params));
-    AddUp(sequences, params.B_parts, params.tokens, g.dB.tokens, p_.states, p_.groups);
-    AddUp(sequences, params.C_parts, params.tokens, g.dC.tokens, p_.states, p_.groups);
+    params.B_partials = g.dB.tokens.data == nullptr ? nullptr : static_cast<float*>(B_partials.data());
+    params.C_partials = g.dC.tokens.data == nullptr ? nullptr : static_cast<float*>(C_partials.data());
+    call_.Check(library().forward(call_.Of(ChannelBlocks(), 1, count), params.scan));
+    call_.Check(library().backward(call_.Of(ChannelBlocks(), 1, count), params));
+    AddUp(sequences, params.B_partials, params.tokens, g.dB.tokens, p_.states, p_.groups);
+    AddUp(sequences, params.C_partials, params.tokens, g.dC.tokens, p_.states, p_.groups);
   }
 
   // Sums over strips, of so many tokens in all; or zeros.
@@ -190,7 +190,7 @@ class Launcher {
     if (to.data == nullptr) return;
     cuda::TokenSumParams params = {.from = from,
                                    .to = OnDevice(to),
-                                   .strips = from == nullptr ? 0 : static_cast<int32_t>(StripsOfGroup()),
+                                   .channel_blocks = from == nullptr ? 0 : static_cast<int32_t>(ChannelBlocksOfGroup()),
                                    .columns = static_cast<int32_t>(columns),
                                    .groups = static_cast<int32_t>(groups),
                                    .tokens = tokens};

@@ -23,8 +23,8 @@
 
 namespace heed::recurrence::cuda {
 
-inline constexpr int kChunk = 16, kStrip = 64;  // tokens; columns of a block
-inline constexpr int kChunkThreads = kStrip / 16 * heed::cuda::kWarp;
+inline constexpr int kChunk = 16, kColumnBlock = 64;  // tokens; columns of a block
+inline constexpr int kChunkThreads = kColumnBlock / 16 * heed::cuda::kWarp;
 
 // A log decay below counts as this, whose exponential is 0 in f32, so that differences of sums stay finite.
 inline constexpr float kForgets = -110;

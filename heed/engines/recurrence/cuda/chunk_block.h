@@ -65,7 +65,7 @@ namespace heed::recurrence::cuda {
 template <class M, int kKeys, bool kByChannel, Form kForm>
 class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   using Base = ChunkRows<M, kKeys, kByChannel, kForm>;
-  using Base::m_, Base::p_, Base::s_, Base::part_, Base::segment_, Base::lane_, Base::warp_, Base::state_,
+  using Base::m_, Base::p_, Base::s_, Base::column_block_, Base::segment_, Base::lane_, Base::warp_, Base::state_,
       Base::columns, Base::RowOf, Base::ColumnOf, Base::RowAt, Base::NumberAt;
   using Base::kDelta, Base::kErases, Base::kGeneral, Base::kHasReadKeys, Base::has_read_key_, Base::by_column_,
       Base::early_, Base::has_factors_, Base::late_, Base::tokens_, Base::shift_, Base::stage_bytes_;
@@ -146,7 +146,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       if (!has_outputs() || !outputs_replace_values()) continue;
       m_.Sync();
       stage.values().Store(m_, p_.aligned, columns(), Existing(first, count), [&](int i) {
-        return has_output(first + i) ? RowAt(p_.o, s_.o, first + i, part_ * kStrip) : nullptr;
+        return has_output(first + i) ? RowAt(p_.o, s_.o, first + i, column_block_ * kColumnBlock) : nullptr;
       });
     }
   }
@@ -342,7 +342,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       float x =
           of_values() == DType::kF16 ? M::template Widen<DType::kF16>(bits) : M::template Widen<DType::kBF16>(bits);
       if (wide_values()) x = exists ? ElementOf<M>(stage.wide_values(), DType::kF32, row + t, column) : 0;
-      if (normalizes() && part_ * kStrip + column == p_.value_size - 1)
+      if (normalizes() && column_block_ * kColumnBlock + column == p_.value_size - 1)
         x = exists && first + row + t < s_.tokens ? 1 : 0;
       if (value_map() == Map::kComplement) {
         x = exists && first + row + t < s_.tokens && column < columns()
@@ -370,16 +370,16 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     for (int i = 0; i < 8; ++i) {
       float& x = o[i / 4][i % 4];
       x *= p_.scale;
-      const int t = ColumnOf(i), of_strip = 16 * warp_ + RowOf(i), column = part_ * kStrip + of_strip;
+      const int t = ColumnOf(i), in_block = 16 * warp_ + RowOf(i), column = column_block_ * kColumnBlock + in_block;
       if (by_column_) {
-        const Sum own = {early_ && t >= begin && t < end ? ColumnLogDecay(stage, first, row + t, of_strip) : 0, 0};
+        const Sum own = {early_ && t >= begin && t < end ? ColumnLogDecay(stage, first, row + t, in_block) : 0, 0};
         x *= Exp<M>(column_decays.later[i / 4][i % 4] - own);
       }
       if constexpr (kForm != Form::kGeneral) continue;
       if (t < begin || t >= end || first + row + t >= s_.tokens || column >= p_.value_size) continue;
       if (p_.skip.data != nullptr) {
-        const float v = wide_values() ? ElementOf<M>(stage.wide_values(), DType::kF32, row + t, of_strip)
-                                      : ElementOf<M>(stage.values(), of_values(), row + t, of_strip);
+        const float v = wide_values() ? ElementOf<M>(stage.wide_values(), DType::kF32, row + t, in_block)
+                                      : ElementOf<M>(stage.values(), of_values(), row + t, in_block);
         x += NumberAt(p_.skip, 0, 0, column) * v;
       }
       if (p_.output_gate.data != nullptr) {
@@ -400,7 +400,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
         stage.values().Put(row + t, column, static_cast<uint16_t>(pair));
       } else if (column < columns() && first + row + t < s_.tokens && has_output(first + row + t)) {
         void* const outputs = const_cast<void*>(p_.o.data);
-        const int64_t place = this->Place(p_.o, s_.o, first + row + t, part_ * kStrip + column);
+        const int64_t place = this->Place(p_.o, s_.o, first + row + t, column_block_ * kColumnBlock + column);
         if (!wide_outputs()) {
           static_cast<uint16_t*>(outputs)[place] = static_cast<uint16_t>(pair);
           continue;

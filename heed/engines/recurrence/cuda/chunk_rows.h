@@ -17,7 +17,7 @@ template <class M, int kKeys, bool kByChannel, Form kForm>
 class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
  protected:
   using Base = StateBlock<M, kKeys, kForm != Form::kPlain>;
-  using Base::m_, Base::p_, Base::s_, Base::head_, Base::part_, Base::lane_, Base::columns, Base::NumberAt;
+  using Base::m_, Base::p_, Base::s_, Base::head_, Base::column_block_, Base::lane_, Base::columns, Base::NumberAt;
   using Shape = ChunkShape<kKeys, kByChannel>;
   using Stage = ChunkStage<Shape>;
   static constexpr int kTile = Shape::kTile;
@@ -114,13 +114,13 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
     if (has_queries()) copy_rows(stage.queries(), p_.q, s_.q, 0, p_.key_size);
     if (!p_.complement_keys) copy_rows(stage.keys(), p_.k, s_.k, 0, p_.key_size);
     if (has_read_key_) copy_rows(stage.read_keys(), p_.read_key, s_.read_key, 0, p_.key_size);
-    const int given = normalizes() && part_ == p_.parts - 1 ? columns() - 1 : columns();
+    const int given = normalizes() && column_block_ == p_.column_blocks - 1 ? columns() - 1 : columns();
     if (value_map() == Map::kComplement) {
       // they are made of decays
     } else if (wide_values()) {
-      copy_rows(stage.wide_values(), p_.v, s_.v, part_ * kStrip, given);
+      copy_rows(stage.wide_values(), p_.v, s_.v, column_block_ * kColumnBlock, given);
     } else {
-      copy_rows(stage.values(), p_.v, s_.v, part_ * kStrip, given);
+      copy_rows(stage.values(), p_.v, s_.v, column_block_ * kColumnBlock, given);
     }
     const auto copy_decays = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence, int at, int size) {
       copy(tile, p_.decays_aligned, rows, of_sequence, at, size, s_.tokens == 0 ? 0 : count, first - (late_ ? 1 : 0));
@@ -128,7 +128,8 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
     if constexpr (kByChannel) {
       if (p_.decay == DecayKind::kKey) copy_decays(stage.log_decays(), p_.log_decay, s_.log_decay, 0, p_.key_size);
     }
-    if (by_column_) copy_decays(stage.column_decays(), p_.value_decay, s_.value_decay, part_ * kStrip, columns());
+    if (by_column_)
+      copy_decays(stage.column_decays(), p_.value_decay, s_.value_decay, column_block_ * kColumnBlock, columns());
     m_.CommitCopies();
   }
 

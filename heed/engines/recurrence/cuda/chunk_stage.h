@@ -28,10 +28,10 @@ struct ChunkShape {
   static constexpr int kTile = kByChannel ? kChunk : 64;  // tokens that are copied together
   using KeyTile =
       heed::cuda::SharedTile<kTile, kByChannel ? 2 * kKeys : kKeys>;  // of f32 too, where operands are made of it
-  using ValueTile = heed::cuda::SharedTile<kTile, kStrip>;
-  using WideValueTile = heed::cuda::SharedTile<kTile, 2 * kStrip>;  // of f32, whose outputs are too
+  using ValueTile = heed::cuda::SharedTile<kTile, kColumnBlock>;
+  using WideValueTile = heed::cuda::SharedTile<kTile, 2 * kColumnBlock>;  // of f32, whose outputs are too
   using KeyDecayTile = KeyTile;
-  using ColumnDecayTile = heed::cuda::SharedTile<kTile, 2 * kStrip>;  // of f32, or in its first half of 16 bits
+  using ColumnDecayTile = heed::cuda::SharedTile<kTile, 2 * kColumnBlock>;  // of f32, or in its first half of 16 bits
   static constexpr int kKeyDecayBytes = kByChannel ? KeyDecayTile::kBytes : 0;
   static constexpr int kNumberBytes = 3 * kTile * static_cast<int>(sizeof(float));
 

@@ -77,7 +77,7 @@ struct ChunkParams {
   const float* starts = nullptr;  // [block][head][K][V] of some rows of keys; all of them are start_size elements
   int64_t start_size = 0;
   int64_t segment_tokens;  // a multiple of kBlock
-  int32_t parts;           // strips of columns
+  int32_t column_blocks;   // strips of columns
   bool to_borders;         // states at the ends of segments are computed, and nothing else
   bool aligned;            // rows of q, k, v, o and read keys begin at multiples of 16 bytes
   bool decays_aligned;     // those of log decays do

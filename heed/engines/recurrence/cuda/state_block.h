@@ -19,8 +19,9 @@ class StateBlock {
   using Pairs = float[2][4];  // [half of the columns][...], 16 x 16 as results of products
 
   HEED_DEVICE StateBlock(M& m, const ChunkParams& p)
-      : m_(m), p_(p), s_(p.sequences[m.block(2)]), head_(m.block(1)), part_(m.block(0) % p.parts),
-        segment_(m.block(0) / p.parts), lane_(m.thread() % heed::cuda::kWarp), warp_(m.thread() / heed::cuda::kWarp) {}
+      : m_(m), p_(p), s_(p.sequences[m.block(2)]), head_(m.block(1)), column_block_(m.block(0) % p.column_blocks),
+        segment_(m.block(0) / p.column_blocks), lane_(m.thread() % heed::cuda::kWarp),
+        warp_(m.thread() / heed::cuda::kWarp) {}
 
   // Of 16 x 16 results of products: where element i of a thread stands.
   HEED_DEVICE int RowOf(int i) const { return lane_ / 4 + i / 2 % 2 * 8; }
@@ -31,8 +32,8 @@ class StateBlock {
     return end < s_.tokens ? end : s_.tokens;
   }
   HEED_DEVICE int columns() const {
-    const int left = p_.value_size - part_ * kStrip;
-    return left < kStrip ? left : kStrip;
+    const int left = p_.value_size - column_block_ * kColumnBlock;
+    return left < kColumnBlock ? left : kColumnBlock;
   }
 
   HEED_DEVICE DeviceStates OfHead(DeviceStates states, int64_t of_sequence) const {
@@ -125,11 +126,13 @@ class StateBlock {
   M& m_;
   const ChunkParams& p_;
   const DeviceSequence& s_;
-  const int head_, part_, segment_, lane_, warp_;
+  const int head_, column_block_, segment_, lane_, warp_;
   float state_[kKeys / 8][4] = {};
 
  private:
-  HEED_DEVICE int StateColumnOf(int i) const { return part_ * kStrip + 16 * warp_ + lane_ / 4 + i / 2 * 8; }
+  HEED_DEVICE int StateColumnOf(int i) const {
+    return column_block_ * kColumnBlock + 16 * warp_ + lane_ / 4 + i / 2 * 8;
+  }
 
   // f(element, its key channel, its column, its place among four) for those that exist.
   template <class F>

@@ -54,7 +54,7 @@ ChunkParams ParamsOf(const Walk& w) {
   params.aligned = std::ranges::all_of(
       std::initializer_list<Rows>{w.q, w.k, w.v, w.into_memory ? Rows() : w.o, w.read_key}, &IsAligned);
   params.decays_aligned = IsAligned(w.log_decay) && IsAligned(w.value_decay);
-  params.parts = static_cast<int32_t>(Blocks(params.value_size, kStrip));
+  params.column_blocks = static_cast<int32_t>(Blocks(params.value_size, kColumnBlock));
   return params;
 }
 
@@ -89,7 +89,7 @@ Walk WalkOf(const Problem& p) {
               .initial_z = {},
               .final_z = {},
               .segment_tokens = kBlock,
-              .parts = 1,
+              .column_blocks = 1,
               .to_borders = false,
               .aligned = false,
               .decays_aligned = false,
@@ -330,16 +330,17 @@ void Launcher::Gather(const std::vector<Sequence>& sequences, const Gathered& wh
 
 void Launcher::RunSlice(const Walk& w) const {
   ChunkParams params = ParamsOf(w);
-  params.segment_tokens = params.start == Start::kBorders ? SegmentTokens(params.parts) : kBlock;
+  params.segment_tokens = params.start == Start::kBorders ? SegmentTokens(params.column_blocks) : kBlock;
   ForLaunches(p_.sequences.size(), [&](size_t first, size_t count) { Run(w, params, first, count); });
 }
 
 // Sequences are cut into as many as keep the device busy, which one per head and strip of columns may not; no bit
 // depends on it.
-int64_t Launcher::SegmentTokens(int64_t parts) const {
+int64_t Launcher::SegmentTokens(int64_t column_blocks) const {
   heed::cuda::DeviceFacts facts;
   call_.Check(call_.library().examine(p_.device.index, &facts));
-  const int64_t blocks = std::max<int64_t>(1, parts * p_.value_heads * static_cast<int64_t>(p_.sequences.size()));
+  const int64_t blocks =
+      std::max<int64_t>(1, column_blocks * p_.value_heads * static_cast<int64_t>(p_.sequences.size()));
   const int64_t wanted = std::max<int64_t>(1, 2 * facts.num_sms / blocks);
   const auto in_blocks = [](int64_t tokens) { return Blocks(tokens, kBlock) * kBlock; };
   const int64_t whole = in_blocks(longest_ + kBlock);  // the first tile of a walk against time may be short
@@ -382,7 +383,7 @@ void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t num_
     borders += segments - 1;
   }
   const auto launch = [&](int64_t of_each) {
-    call_.Check(kernels().walk(call_.Of(params.parts * of_each, p_.value_heads, num_sequences), params));
+    call_.Check(kernels().walk(call_.Of(params.column_blocks * of_each, p_.value_heads, num_sequences), params));
   };
   if (most == 1 || params.start != Start::kBorders) return launch(most);
   const Floats memory(call_, true, borders * state);

@@ -149,7 +149,7 @@ class Launcher {
   void RunAlong(Walk w) const;
   void RunSlice(const Walk& w) const;
   void Run(const Walk& w, ChunkParams& params, size_t first, size_t num_sequences) const;
-  int64_t SegmentTokens(int64_t parts) const;
+  int64_t SegmentTokens(int64_t column_blocks) const;
 
   const Problem& p_;
   const heed::cuda::Call call_;

@@ -49,11 +49,11 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
       if (tile > 0) Fetch(tile - 1);
       Advance(before, tokens);
       m_.Sync();
-      AddUp(dy_, p_.C, g_.C_parts, dC_, tile);
+      AddUp(dy_, p_.C, g_.C_partials, dC_, tile);
       m_.Sync();
       Retreat(before, tokens);
       m_.Sync();
-      AddUp(inputs_, p_.B, g_.B_parts, dB_, tile);
+      AddUp(inputs_, p_.B, g_.B_partials, dB_, tile);
       this->StoreColumns(x_, g_.dx, own_gradients_.dx, tile);
       this->StoreColumns(steps_, g_.ddelta, own_gradients_.ddelta, tile);
       this->StoreColumns(gates_, g_.dgate, own_gradients_.dgate, tile);
@@ -171,7 +171,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
   }
 
   // Sums of factors times what stands in the trace: over channels, or of constants over tokens.
-  HEED_DEVICE void AddUp(const ChannelTile& factors, const DeviceWeights& weights, float* parts,
+  HEED_DEVICE void AddUp(const ChannelTile& factors, const DeviceWeights& weights, float* partials,
                          ConstantSum (&constants)[kOwn], int tile) {
     const int tokens = this->TokensAt(tile);
     if (weights.constants.data != nullptr) {
@@ -183,7 +183,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
       }
       return;
     }
-    if (parts == nullptr) return;
+    if (partials == nullptr) return;
     constexpr int kSplit = kChannels > 16 ? kChannels / 16 : 1;  // threads of a sum: no chain is longer than eight
     static_assert(kTokens * kLanes * kSplit % kThreads == 0);
     for (int i = m_.thread(); i < kTokens * kLanes * kSplit; i += kThreads) {
@@ -199,7 +199,9 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
         for (int n = 0; n < kOwn; ++n) sums[k % 2][n] += factor * states.at[n];
       }
       const int64_t token = own_gradients_.first_token + int64_t{tile} * kTokens + t;
-      float* to = parts + ((this->strip_ % p_.strips * g_.tokens + token) * p_.groups + this->group_) * p_.states;
+      float* to =
+          partials +
+          ((this->channel_block_ % p_.channel_blocks * g_.tokens + token) * p_.groups + this->group_) * p_.states;
       HEED_DEVICE_UNROLL
       for (int n = 0; n < kOwn; ++n) {
         float sum = sums[0][n] + sums[1][n];

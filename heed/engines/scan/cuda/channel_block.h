@@ -22,11 +22,11 @@ class ChannelBlock {
   using ChannelTile = PaddedTile<kChannels>;
 
   HEED_DEVICE ChannelBlock(M& m, const ScanParams& p)
-      : m_(m), p_(p), s_(p.sequences[m.block(2)]), strip_(m.block(0)), group_(strip_ / p.strips),
-        lane_(m.thread() % kLanes), channel_(m.thread() / kLanes), shared_(reinterpret_cast<float*>(m.shared())),
-        steps_(shared_ + 2 * kWeights), x_(shared_ + 2 * kWeights + Shape::kPaddedTile), B_(OwnOf(p.B, shared_)),
-        C_(OwnOf(p.C, shared_ + kWeights)) {
-    const int of_group = p.channels / p.groups, begin = strip_ % p.strips * kChannels;
+      : m_(m), p_(p), s_(p.sequences[m.block(2)]), channel_block_(m.block(0)),
+        group_(channel_block_ / p.channel_blocks), lane_(m.thread() % kLanes), channel_(m.thread() / kLanes),
+        shared_(reinterpret_cast<float*>(m.shared())), steps_(shared_ + 2 * kWeights),
+        x_(shared_ + 2 * kWeights + Shape::kPaddedTile), B_(OwnOf(p.B, shared_)), C_(OwnOf(p.C, shared_ + kWeights)) {
+    const int of_group = p.channels / p.groups, begin = channel_block_ % p.channel_blocks * kChannels;
     first_channel_ = group_ * of_group + begin;
     columns_ = of_group - begin < kChannels ? of_group - begin : kChannels;
     const int left = p.states - lane_ * kOwn;
@@ -68,7 +68,7 @@ class ChannelBlock {
   }
   // The states before a tile, as the other pass finds them.
   HEED_DEVICE States& Border(int tile) const {
-    const int64_t block = (s_.first_tile + tile) * (int64_t{p_.groups} * p_.strips) + strip_;
+    const int64_t block = (s_.first_tile + tile) * (int64_t{p_.groups} * p_.channel_blocks) + channel_block_;
     return reinterpret_cast<States*>(p_.borders)[block * kThreads + m_.thread()];
   }
 
@@ -130,7 +130,7 @@ class ChannelBlock {
   M& m_;
   const ScanParams& p_;
   const DeviceSequence& s_;
-  const int strip_, group_, lane_, channel_;  // the channel of the block's
+  const int channel_block_, group_, lane_, channel_;  // the channel of the block's
   float* const shared_;
   const ChannelTile steps_, x_;
   int first_channel_, columns_, own_;  // own: states that exist

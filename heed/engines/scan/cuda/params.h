@@ -49,7 +49,7 @@ struct ScanParams {
   DeviceNumbers A, skip, bias, initial, final;
   float* borders = nullptr;  // [tile][strip][thread][states of a thread], or none
   int32_t channels, states, groups;
-  int32_t strips;  // of each group's channels
+  int32_t channel_blocks;  // of each group's channels
   bool softplus;
   DeviceSequence sequences[kMostSequences] = {};
 };
@@ -67,7 +67,7 @@ struct GradientParams {
   DeviceTokens d_o, dx, ddelta, dgate;
   DeviceNumbers d_final, dinitial;
   // Sums over the channels of a block, [strip of a group][token][group][state]; where they are constants, none.
-  float *B_parts = nullptr, *C_parts = nullptr;
+  float *B_partials = nullptr, *C_partials = nullptr;
   int64_t tokens;  // of all sequences of the launch
   // Of constants over a sequence's tokens, [sequence][row][channel]: states of A, then of B and C where they are
   // constants, skip, bias.

@@ -24,7 +24,7 @@ struct TokenRun {
 struct TokenSumParams {
   const float* from = nullptr;  // [strip][token][group][column]; null: zeros
   DeviceTokens to;
-  int32_t strips, columns, groups;
+  int32_t channel_blocks, columns, groups;
   int64_t tokens;  // of all sequences
   TokenRun runs[kMostSequences] = {};
 };
@@ -46,7 +46,8 @@ class TokenSumBlock {
       const int64_t at = (run.first_token + t) * row + group * p_.columns + column;
       float sum = 0;
       if (p_.from != nullptr) {
-        for (int strip = 0; strip < p_.strips; ++strip) sum += p_.from[strip * p_.tokens * row + at];
+        for (int channel_block = 0; channel_block < p_.channel_blocks; ++channel_block)
+          sum += p_.from[channel_block * p_.tokens * row + at];
       }
       heed::cuda::StoreFloat<M>(const_cast<void*>(p_.to.data), p_.to.dtype,
                                 run.first + t * p_.to.token + group * p_.to.group + column * p_.to.column, sum);

@@ -29,16 +29,17 @@ struct ForwardShape {
   static constexpr int kRowBytes = kDepth * static_cast<int>(sizeof(Element));
   // A strip is 16 rows. Two share what a warp loads of keys and values, which shared memory is the bound of otherwise,
   // but have to fit its registers.
-  static constexpr int kStrips = kKind == BlockKind::kMany && kValueDepth <= (kOf == DType::kF32 ? 64 : 128) ? 2 : 1;
+  static constexpr int kMFragments =
+      kKind == BlockKind::kMany && kValueDepth <= (kOf == DType::kF32 ? 64 : 128) ? 2 : 1;
   // With 64 channels groups weigh as long as they multiply, and a third one has something to do meanwhile.
-  static constexpr int kWarps = kUsesWgmma && kDepth <= 64                       ? 12
-                                : kStrips == 2 || kRowBytes > 512 || kHasFewRows ? 4
-                                                                                 : 8;
+  static constexpr int kWarps = kUsesWgmma && kDepth <= 64                           ? 12
+                                : kMFragments == 2 || kRowBytes > 512 || kHasFewRows ? 4
+                                                                                     : 8;
   static constexpr int kSharers = kHasFewRows ? kWarps : 1;  // of the same rows
   static constexpr int kThreads = kWarps * heed::cuda::kWarp;
   // Of a SM that registers are to suffice for, and of f32 those that memory does.
   static constexpr int kBlocks = !kHasFewRows ? 1 : kRowBytes <= 256 ? 3 : kRowBytes <= 512 ? 2 : 1;
-  static constexpr int kRows = kHasFewRows ? cuda::kFewRows : kWarps * kStrips * 16;
+  static constexpr int kRows = kHasFewRows ? cuda::kFewRows : kWarps * kMFragments * 16;
   // Tiles under way at once: memory is what few rows wait for, and groups have two tiles in their products.
   static constexpr int kStages = kUsesWgmma || (kHasFewRows && kRowBytes <= 256) ? 2 : 1;
   static constexpr int kLogitsPitch = kTileKeys + 8;  // of rows of logits that warps share, in different banks

@@ -44,14 +44,14 @@ class ForwardBlock {
   using Element = typename Shape::Element;
   static constexpr DType kDType = Shape::kDType;
   static constexpr int kDepth = Shape::kChannels, kValueDepth = Shape::kValueChannels;
-  static constexpr int kStrips = Shape::kStrips, kRows = Shape::kRows, kSharers = Shape::kSharers,
+  static constexpr int kMFragments = Shape::kMFragments, kRows = Shape::kRows, kSharers = Shape::kSharers,
                        kStages = Shape::kStages;
   static constexpr bool kHasFewRows = Shape::kHasFewRows, kAsks = kHasFewRows || kDType == DType::kF32;
   static constexpr float kWeightPower = WeightPower(kDType);
   static constexpr int kKeyTiles = kTileKeys / 8, kChannelTiles = kValueDepth / 8 / kSharers;  // products' columns
   static constexpr int kOwnKeyTiles = kKeyTiles / kSharers;  // whose logits a warp computes
-  using OwnLogits = RowProducts<kDType, kStrips, kOwnKeyTiles>;
-  using Sums = WarpSums<kStrips, kKeyTiles, kChannelTiles>;
+  using OwnLogits = RowProducts<kDType, kMFragments, kOwnKeyTiles>;
+  using Sums = WarpSums<kMFragments, kKeyTiles, kChannelTiles>;
 
  public:
   HEED_DEVICE ForwardBlock(M& m, const ForwardParams& p)
@@ -352,22 +352,22 @@ class ForwardBlock {
   template <class F>
   HEED_DEVICE void ForAllRows(const F& f) {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const int row = RowOf(strip, half);
-        f(strip, half, RowAt(row < num_rows_ ? row : 0));
+        const int row = RowOf(fragment, half);
+        f(fragment, half, RowAt(row < num_rows_ ? row : 0));
       }
     }
   }
   HEED_DEVICE void ScaleLogits(int64_t tile) {
-    ForAllRows([&](int strip, int half, const Row& at) {
+    ForAllRows([&](int fragment, int half, const Row& at) {
       const float slope = of_pairs_.SlopeOf(at);
       HEED_DEVICE_UNROLL
       for (int j = 0; j < kKeyTiles; ++j) {
         HEED_DEVICE_UNROLL
         for (int i = 0; i < 2; ++i) {
-          float& x = logits_[strip][j][2 * half + i];
+          float& x = logits_[fragment][j][2 * half + i];
           x = of_pairs_.OfProduct(x, at, tile + KeyOf(j, i), slope);
         }
       }
@@ -376,15 +376,15 @@ class ForwardBlock {
   template <bool kFull>
   HEED_DEVICE void Weigh(int64_t tile) {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
-      for (int half = 0; half < 2; ++half) WeighRow<kFull>(strip, half, tile);
+      for (int half = 0; half < 2; ++half) WeighRow<kFull>(fragment, half, tile);
     }
   }
   template <bool kFull>
-  HEED_DEVICE void WeighRow(int strip, int half, int64_t tile) {
-    float max = max_[strip][half];
-    const int row = RowOf(strip, half);
+  HEED_DEVICE void WeighRow(int fragment, int half, int64_t tile) {
+    float max = max_[fragment][half];
+    const int row = RowOf(fragment, half);
     const Row at = RowAt(row < num_rows_ ? row : 0);
     const KeyRuns runs = kFull || row >= num_rows_ ? KeyRuns() : KeyRunsOf(p_, s_, at.query);
     const uint64_t kept = kFull || !general_ ? ~uint64_t{0} : tiles_.kept().WordOf(at.query);
@@ -392,7 +392,7 @@ class ForwardBlock {
     for (int j = 0; j < kKeyTiles; ++j) {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) {
-        float& x = logits_[strip][j][2 * half + i];
+        float& x = logits_[fragment][j][2 * half + i];
         const int64_t key = tile + KeyOf(j, i);
         if (!kFull && !(Sees(runs, key) && (kept >> KeyOf(j, i) & 1) != 0)) x = -INFINITY;
         if (!kFull && general_) x = x == -INFINITY ? x : of_pairs_.WithPair(x, at, key);
@@ -403,33 +403,33 @@ class ForwardBlock {
     max = fmaxf(max, m_.ShuffleXor(max, 2));
     // Differences are taken first: they are exact where it matters, and 0 where the maximum stays.
     const float factor = unit_ * kLog2E, shift = max == -INFINITY ? 0 : max;
-    const float rescale = M::Exp2((max_[strip][half] - shift) * factor);
-    rescale_[strip][half] = rescale;
-    max_[strip][half] = max;
+    const float rescale = M::Exp2((max_[fragment][half] - shift) * factor);
+    rescale_[fragment][half] = rescale;
+    max_[fragment][half] = max;
     float sum = 0;
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; ++j) {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) {
-        float& x = logits_[strip][j][2 * half + i];
+        float& x = logits_[fragment][j][2 * half + i];
         const bool masked = !kFull && x == -INFINITY;
         x = masked ? -0.0f : M::Exp2(fmaf(x - shift, factor, kWeightPower));
         sum += x;
       }
     }
-    sum_[strip][half] = fmaf(sum_[strip][half], rescale, sum);
+    sum_[fragment][half] = fmaf(sum_[fragment][half], rescale, sum);
   }
   HEED_DEVICE void Rescale() {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const float rescale = rescale_[strip][half];
+        const float rescale = rescale_[fragment][half];
         if (!m_.Any(rescale != 1)) continue;  // as mostly, once a few tiles are behind
         HEED_DEVICE_UNROLL
         for (int e = 0; e < kChannelTiles; ++e) {
           HEED_DEVICE_UNROLL
-          for (int i = 0; i < 2; ++i) outputs_[strip][e][2 * half + i] *= rescale;
+          for (int i = 0; i < 2; ++i) outputs_[fragment][e][2 * half + i] *= rescale;
         }
       }
     }
@@ -437,12 +437,12 @@ class ForwardBlock {
 
   // Weights of dropped pairs become 0; those of masked ones keep their sign.
   HEED_DEVICE void Drop(int64_t tile) {
-    ForAllRows([&](int strip, int half, const Row& at) {
+    ForAllRows([&](int fragment, int half, const Row& at) {
       HEED_DEVICE_UNROLL
       for (int j = 0; j < kKeyTiles; ++j) {
         HEED_DEVICE_UNROLL
         for (int i = 0; i < 2; ++i) {
-          float& weight = logits_[strip][j][2 * half + i];
+          float& weight = logits_[fragment][j][2 * half + i];
           if (weight > 0 && !of_pairs_.Keeps(at, tile + KeyOf(j, i))) weight = 0;
         }
       }
@@ -451,41 +451,41 @@ class ForwardBlock {
 
   HEED_DEVICE void BeginTerms() {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
-      max_[strip][0] = max_[strip][1] = -INFINITY;
-      sum_[strip][0] = sum_[strip][1] = 0;
-      ended_[strip][0] = ended_[strip][1] = {-INFINITY, 0};
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
+      max_[fragment][0] = max_[fragment][1] = -INFINITY;
+      sum_[fragment][0] = sum_[fragment][1] = 0;
+      ended_[fragment][0] = ended_[fragment][1] = {-INFINITY, 0};
     }
   }
   HEED_DEVICE void ClearOutputs() {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannelTiles; ++e) {
         HEED_DEVICE_UNROLL
-        for (int i = 0; i < 4; ++i) outputs_[strip][e][i] = 0;
+        for (int i = 0; i < 4; ++i) outputs_[fragment][e][i] = 0;
       }
     }
   }
   // Where a segment ends: its terms are taken from what the next one begins anew.
   HEED_DEVICE void EndTerms() {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        ended_[strip][half] = {max_[strip][half], sum_[strip][half]};
-        max_[strip][half] = -INFINITY;
-        sum_[strip][half] = 0;
+        ended_[fragment][half] = {max_[fragment][half], sum_[fragment][half]};
+        max_[fragment][half] = -INFINITY;
+        sum_[fragment][half] = 0;
       }
     }
   }
   // So that each thread of a row has all of it.
   HEED_DEVICE void AddUpSums() {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        float& sum = ended_[strip][half].sum;
+        float& sum = ended_[fragment][half].sum;
         sum += m_.ShuffleXor(sum, 1);
         sum += m_.ShuffleXor(sum, 2);
       }
@@ -493,30 +493,30 @@ class ForwardBlock {
   }
   HEED_DEVICE void KeepState() {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
-      kept_terms_[strip][0] = ended_[strip][0];
-      kept_terms_[strip][1] = ended_[strip][1];
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
+      kept_terms_[fragment][0] = ended_[fragment][0];
+      kept_terms_[fragment][1] = ended_[fragment][1];
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannelTiles; ++e) {
         HEED_DEVICE_UNROLL
-        for (int i = 0; i < 4; ++i) kept_outputs_[strip][e][i] = outputs_[strip][e][i];
+        for (int i = 0; i < 4; ++i) kept_outputs_[fragment][e][i] = outputs_[fragment][e][i];
       }
     }
     ClearOutputs();
   }
   HEED_DEVICE void AddToState() {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const PartTerms before = kept_terms_[strip][half], since = ended_[strip][half];
+        const PartTerms before = kept_terms_[fragment][half], since = ended_[fragment][half];
         const MergedStates<M> both(before, since, unit_);
-        ended_[strip][half] = {both.max(), both.Sum(before.sum, since.sum)};
+        ended_[fragment][half] = {both.max(), both.Sum(before.sum, since.sum)};
         HEED_DEVICE_UNROLL
         for (int e = 0; e < kChannelTiles; ++e) {
           HEED_DEVICE_UNROLL
           for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            outputs_[strip][e][i] = both.Sum(kept_outputs_[strip][e][i], outputs_[strip][e][i]);
+            outputs_[fragment][e][i] = both.Sum(kept_outputs_[fragment][e][i], outputs_[fragment][e][i]);
           }
         }
       }
@@ -527,22 +527,22 @@ class ForwardBlock {
   template <class F>
   HEED_DEVICE void ForRows(const F& f) const {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        if (const int row = RowOf(strip, half); row < num_rows_) f(strip, half, RowAt(row));
+        if (const int row = RowOf(fragment, half); row < num_rows_) f(fragment, half, RowAt(row));
       }
     }
   }
   HEED_DEVICE bool IsFirstOfRow() const { return lane_ % 4 == 0 && sharer_ == 0; }
 
   HEED_DEVICE void Finish() const {
-    ForRows([&](int strip, int half, const Row& at) {
-      const RowEnd end = EndOf<M>(p_, kDType, ended_[strip][half], unit_, at.head);
+    ForRows([&](int fragment, int half, const Row& at) {
+      const RowEnd end = EndOf<M>(p_, kDType, ended_[fragment][half], unit_, at.head);
       Element* o = static_cast<Element*>(p_.o) + s_.o + at.query * p_.o_strides.token + at.head * p_.o_strides.head;
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannelTiles; ++e) {
-        const float* x = outputs_[strip][e] + 2 * half;
+        const float* x = outputs_[fragment][e] + 2 * half;
         heed::cuda::StorePair<M, kDType>(o, ChannelOf(e), p_.value_depth, x[0] * end.factor, x[1] * end.factor);
       }
       if (p_.lse != nullptr && IsFirstOfRow()) {
@@ -551,22 +551,22 @@ class ForwardBlock {
     });
   }
   HEED_DEVICE void LeaveParts() const {
-    ForRows([&](int strip, int half, const Row& at) {
+    ForRows([&](int fragment, int half, const Row& at) {
       const int64_t row = static_cast<int64_t>(at.head) * s_.num_queries + at.query;
       const int64_t part = s_.parts + row * segments_ + segment_;
       float* outputs = p_.part_outputs + part * p_.part_channels;
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannelTiles; ++e) {
-        const float* x = outputs_[strip][e] + 2 * half;
+        const float* x = outputs_[fragment][e] + 2 * half;
         if (ChannelOf(e) < p_.part_channels) *reinterpret_cast<FloatPair*>(outputs + ChannelOf(e)) = {x[0], x[1]};
       }
-      if (IsFirstOfRow()) p_.part_terms[part] = ended_[strip][half];
+      if (IsFirstOfRow()) p_.part_terms[part] = ended_[fragment][half];
     });
   }
 
   // Where the thread's elements are.
-  HEED_DEVICE int FirstRow(int strip) const { return (warp_ * kStrips + strip) * 16; }
-  HEED_DEVICE int RowOf(int strip, int half) const { return FirstRow(strip) + lane_ / 4 + 8 * half; }
+  HEED_DEVICE int FirstRow(int fragment) const { return (warp_ * kMFragments + fragment) * 16; }
+  HEED_DEVICE int RowOf(int fragment, int half) const { return FirstRow(fragment) + lane_ / 4 + 8 * half; }
   HEED_DEVICE int KeyOf(int j, int i) const { return 8 * j + lane_ % 4 * 2 + i; }
   HEED_DEVICE int FirstChannel() const { return 8 * sharer_ * kChannelTiles; }               // of the warp
   HEED_DEVICE int ChannelOf(int e) const { return FirstChannel() + 8 * e + lane_ % 4 * 2; }  // and the next
@@ -586,13 +586,13 @@ class ForwardBlock {
   int phase_ = 0;  // of bulk copies
   typename Sums::Weights logits_;
   typename Sums::Sums outputs_;
-  float max_[kStrips][2], sum_[kStrips][2], rescale_[kStrips][2];
-  PartTerms ended_[kStrips][2];  // of a segment, or of all segments up to it
+  float max_[kMFragments][2], sum_[kMFragments][2], rescale_[kMFragments][2];
+  PartTerms ended_[kMFragments][2];  // of a segment, or of all segments up to it
   // Of groups: queries, and weights, as operands.
   uint32_t rows_[Shape::kUsesWgmma ? kDepth / 16 : 1][4], weights_[Shape::kUsesWgmma ? kTileKeys / 16 : 1][1][4];
   // Of the segments before.
   typename Sums::Sums kept_outputs_;
-  PartTerms kept_terms_[kStrips][2];
+  PartTerms kept_terms_[kMFragments][2];
 };
 
 }  // namespace heed::softmax::cuda

@@ -16,11 +16,11 @@ namespace heed::softmax::cuda {
 
 // Weights of kStrips strips of 16 by 8 kTiles rows of the tile, sums of as many by 8 kChannels channels: fragments of
 // products. The channels are those of the tile from `first` on.
-template <int kStrips, int kTiles, int kChannels>
+template <int kMFragments, int kTiles, int kChannels>
 struct WarpSums {
   static constexpr int kChannelTiles = kChannels;
-  using Weights = float[kStrips][kTiles][4];
-  using Sums = float[kStrips][kChannels][4];
+  using Weights = float[kMFragments][kTiles][4];
+  using Sums = float[kMFragments][kChannels][4];
 
   template <DType kDType, class M, class Tile>
   static HEED_DEVICE void Add(M& m, const Weights& weights, const Tile& tile, Sums& sums, int first = 0) {
@@ -28,10 +28,11 @@ struct WarpSums {
     constexpr int kSplitTerms = heed::cuda::kSplitTermsOf<kDType>;
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kTiles; j += 2) {
-      uint32_t p[kStrips][kSplitTerms][4];
+      uint32_t p[kMFragments][kSplitTerms][4];
       HEED_DEVICE_UNROLL
-      for (int strip = 0; strip < kStrips; ++strip) {
-        heed::cuda::SplitResults<M, kTerm, /*kFinite=*/true>(weights[strip][j], weights[strip][j + 1], p[strip]);
+      for (int fragment = 0; fragment < kMFragments; ++fragment) {
+        heed::cuda::SplitResults<M, kTerm, /*kFinite=*/true>(weights[fragment][j], weights[fragment][j + 1],
+                                                             p[fragment]);
       }
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannels; e += 2) {
@@ -39,9 +40,9 @@ struct WarpSums {
         tile.LoadTransposed(m, 8 * j, first + 8 * e, v);
         const auto low = heed::cuda::WordsOf(v, 0, 1), high = heed::cuda::WordsOf(v, 2, 3);
         HEED_DEVICE_UNROLL
-        for (int strip = 0; strip < kStrips; ++strip) {
-          heed::cuda::MmaSplit<kTerm>(m, p[strip], low.at, sums[strip][e]);
-          heed::cuda::MmaSplit<kTerm>(m, p[strip], high.at, sums[strip][e + 1]);
+        for (int fragment = 0; fragment < kMFragments; ++fragment) {
+          heed::cuda::MmaSplit<kTerm>(m, p[fragment], low.at, sums[fragment][e]);
+          heed::cuda::MmaSplit<kTerm>(m, p[fragment], high.at, sums[fragment][e + 1]);
         }
       }
     }
@@ -56,19 +57,19 @@ struct WarpSums {
                                   char* marks, Sums& sums, int first = 0) {
     const bool found = tile.template FindNotFinite<kDType>(m, marks);
     if constexpr (heed::cuda::kSplitTermsOf<kDType> > 1) {
-      ForRows([&](int strip, int half) {
-        float unfit = FitSplit(weights[strip], half) ? 0 : 1;
+      ForRows([&](int fragment, int half) {
+        float unfit = FitSplit(weights[fragment], half) ? 0 : 1;
         if (!m.Any(unfit > 0)) return;
         unfit += m.ShuffleXor(unfit, 1);
         unfit += m.ShuffleXor(unfit, 2);  // of the whole row
         for (int i = 0; i < count; ++i) {
-          AddRow<kDType>(m, weights[strip], i, half, channels, row(i), unfit > 0, sums[strip], first);
+          AddRow<kDType>(m, weights[fragment], i, half, channels, row(i), unfit > 0, sums[fragment], first);
         }
         HEED_DEVICE_UNROLL
         for (int j = 0; j < kTiles; ++j) {
           HEED_DEVICE_UNROLL
           for (int k = 0; k < 2; ++k) {
-            if (unfit > 0) weights[strip][j][2 * half + k] = -0.0f;
+            if (unfit > 0) weights[fragment][j][2 * half + k] = -0.0f;
           }
         }
       });
@@ -86,8 +87,8 @@ struct WarpSums {
     tile.ZeroRows(m, marks);
     for (int i = 0; i < count; ++i) {
       if (marks[i] == 0) continue;
-      ForRows([&](int strip, int half) {
-        AddRow<kDType>(m, weights[strip], i, half, channels, row(i), true, sums[strip], first);
+      ForRows([&](int fragment, int half) {
+        AddRow<kDType>(m, weights[fragment], i, half, channels, row(i), true, sums[fragment], first);
       });
     }
   }
@@ -97,9 +98,9 @@ struct WarpSums {
   template <class F>
   static HEED_DEVICE void ForRows(const F& f) {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
-      for (int half = 0; half < 2; ++half) f(strip, half);
+      for (int half = 0; half < 2; ++half) f(fragment, half);
     }
   }
   static HEED_DEVICE bool FitSplit(const float (&weights)[kTiles][4], int half) {
@@ -140,30 +141,30 @@ struct WarpSums {
 
 // Sums of f16 whose weights may be of any size, as gradients are: the weights of a row are multiplied by a power of two
 // that makes its largest one so far a number of 2^13 to 2^14, and what there is of the sum with them.
-template <int kStrips>
+template <int kMFragments>
 struct RowPowers {
   static constexpr int kLargest = 13, kMost = 100;
-  int of[kStrips][2];
+  int of[kMFragments][2];
 
   HEED_DEVICE RowPowers() {
-    for (int strip = 0; strip < kStrips; ++strip) of[strip][0] = of[strip][1] = kMost;
+    for (int fragment = 0; fragment < kMFragments; ++fragment) of[fragment][0] = of[fragment][1] = kMost;
   }
 
   template <class M, int kTiles, int kChannels>
-  HEED_DEVICE void Apply(M& m, float (&weights)[kStrips][kTiles][4], float (&sums)[kStrips][kChannels][4]) {
+  HEED_DEVICE void Apply(M& m, float (&weights)[kMFragments][kTiles][4], float (&sums)[kMFragments][kChannels][4]) {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
         float largest = 0;
         HEED_DEVICE_UNROLL
         for (int j = 0; j < kTiles; ++j) {
           HEED_DEVICE_UNROLL
-          for (int i = 2 * half; i < 2 * half + 2; ++i) largest = fmaxf(largest, fabsf(weights[strip][j][i]));
+          for (int i = 2 * half; i < 2 * half + 2; ++i) largest = fmaxf(largest, fabsf(weights[fragment][j][i]));
         }
         largest = fmaxf(largest, m.ShuffleXor(largest, 1));
         largest = fmaxf(largest, m.ShuffleXor(largest, 2));
-        int& power = of[strip][half];
+        int& power = of[fragment][half];
         const int before = power, wanted = kLargest - ExponentOf(largest);
         if (largest > 0 && wanted < before) power = wanted;
         if (m.Any(power != before)) {
@@ -171,21 +172,21 @@ struct RowPowers {
           HEED_DEVICE_UNROLL
           for (int e = 0; e < kChannels; ++e) {
             HEED_DEVICE_UNROLL
-            for (int i = 2 * half; i < 2 * half + 2; ++i) sums[strip][e][i] *= rescale;
+            for (int i = 2 * half; i < 2 * half + 2; ++i) sums[fragment][e][i] *= rescale;
           }
         }
         const float scale = PowerOfTwo(power);
         HEED_DEVICE_UNROLL
         for (int j = 0; j < kTiles; ++j) {
           HEED_DEVICE_UNROLL
-          for (int i = 2 * half; i < 2 * half + 2; ++i) weights[strip][j][i] *= scale;
+          for (int i = 2 * half; i < 2 * half + 2; ++i) weights[fragment][j][i] *= scale;
         }
       }
     }
   }
 
   // What a row of sums is to be multiplied by in the end.
-  HEED_DEVICE float FactorOf(int strip, int half) const { return PowerOfTwo(-of[strip][half]); }
+  HEED_DEVICE float FactorOf(int fragment, int half) const { return PowerOfTwo(-of[fragment][half]); }
 
  private:
   // Of x >= 0: floor(log2 x), or -127 of what is smaller than normal numbers; 128 where it is not finite.
