@@ -27,9 +27,9 @@ const char* ForwardWgmma(const Launch& launch, const ForwardParams& params) {
   return WithWgmmaKernel<WgmmaShape>(
       params, [&](auto shape, auto general) { return RunForward<decltype(shape), general.value>(launch, params); });
 }
-const char* FewRows(const Launch& launch, const ForwardParams& params) {
-  return WithFewRowsShape(params.dtype, params.depth, params.value_depth,
-                          [&](auto shape) { return RunForward<decltype(shape), true>(launch, params); });
+const char* SmallM(const Launch& launch, const ForwardParams& params) {
+  return WithSmallMShape(params.dtype, params.depth, params.value_depth,
+                         [&](auto shape) { return RunForward<decltype(shape), true>(launch, params); });
 }
 const char* Combine(const Launch& launch, const ForwardParams& params) {
   RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
@@ -89,7 +89,7 @@ const softmax::cuda::Launches& EmulatedSoftmax() {
       .wgmma = {.forward = &ForwardWgmma,
                 .key_gradients = &WgmmaGradientsBy<KeyGradientsBlock>,
                 .query_gradients = &WgmmaGradientsBy<QueryGradientsBlock>},
-      .few_rows = &FewRows,
+      .small_m = &SmallM,
       .combine = &Combine,
       .terms = &Terms,
       .bias_gradients = &BiasGradients,

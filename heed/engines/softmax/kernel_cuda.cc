@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kMostHeads = 65535;                    // blocks of a grid on its second axis
 constexpr int64_t kMostQueries = int64_t{1} << 30;       // which kernels count in 32 bits
-constexpr int64_t kMostFewRows = 2 * cuda::kFewRows;     // of a key head: two blocks read its keys at once
+constexpr int64_t kMostSmallM = 2 * cuda::kSmallM;       // of a key head: two blocks read its keys at once
 constexpr int64_t kMostPartNumbers = int64_t{64} << 20;  // of many rows
 
 std::string DeclinesOption(const Problem& p) {
@@ -49,7 +49,7 @@ std::string DeclinesSizes(const Problem& p) {
 int64_t SharedBytes(const Problem& p) {
   const auto bytes = [](auto shape) { return int64_t{shape.kSharedBytes}; };
   return std::max(cuda::WithShape(p.dtype, p.depth, p.value_depth, bytes),
-                  cuda::WithFewRowsShape(p.dtype, p.depth, p.value_depth, bytes));
+                  cuda::WithSmallMShape(p.dtype, p.depth, p.value_depth, bytes));
 }
 
 std::string DeclinesDevice(const Problem& p) { return heed::cuda::Declines(p.device, SharedBytes(p)); }
@@ -62,7 +62,7 @@ std::string Declines(const Context&, const Problem& p) {
   return "";
 }
 
-bool HasFewRows(const Problem& p, const Sequence& s) { return s.num_queries * p.group() <= kMostFewRows; }
+bool IsSmallM(const Problem& p, const Sequence& s) { return s.num_queries * p.group() <= kMostSmallM; }
 
 std::string DeclinesWgmma(const Context& ctx, const Problem& p) {
   if (!Declines(ctx, p).empty()) return "is for what softmax_cuda takes";
@@ -78,8 +78,8 @@ std::string DeclinesWgmma(const Context& ctx, const Problem& p) {
   if (const int64_t channels = std::max(p.depth, p.value_depth); channels > cuda::kMostWgmmaChannels) {
     return "takes up to " + std::to_string(cuda::kMostWgmmaChannels) + " channels, not " + std::to_string(channels);
   }
-  if (std::ranges::all_of(p.sequences, [&](const Sequence& s) { return HasFewRows(p, s); })) {
-    return "takes more than " + std::to_string(kMostFewRows) + " rows per key head";
+  if (std::ranges::all_of(p.sequences, [&](const Sequence& s) { return IsSmallM(p, s); })) {
+    return "takes more than " + std::to_string(kMostSmallM) + " rows per key head";
   }
   return "";
 }
@@ -97,7 +97,7 @@ int64_t Lanes(const Problem& p) {
 struct RowBlocks {
   decltype(cuda::BlockLaunches::forward) launch;
   int64_t rows;
-  bool few, uses_tma;  // copies of keys
+  bool small_m, uses_tma;  // copies of keys
 };
 
 // A launch of these sequences, with its memory. How it is cut no bit depends on: blocks of either kind add up the same
@@ -109,7 +109,7 @@ class ForwardLaunch {
       : call_(call), blocks_(blocks), p_(p), sequences_(std::ssize(sequences)), queries_(queries),
         params_(arguments.Of(sequences)) {
     if (blocks.uses_tma) arguments.EncodeTensorMaps(call, params_);
-    params_.fused = p.group() > 1 && (blocks.few || queries < blocks.rows) && !cuda::KeepsByHead(p);
+    params_.fused = p.group() > 1 && (blocks.small_m || queries < blocks.rows) && !cuda::KeepsByHead(p);
     heads_ = params_.fused ? p.key_heads : p.query_heads;
     row_blocks_ = cuda::Blocks(params_.fused ? queries * p.group() : queries, blocks.rows);
     params_.row_blocks = static_cast<int32_t>(row_blocks_);
@@ -141,7 +141,7 @@ class ForwardLaunch {
   size_t Count() const { return static_cast<size_t>(sequences_); }
   // Few rows do; many where their blocks would leave SMs idle, and what they leave stays small.
   bool Splits() const {
-    if (segments_ <= 1 || blocks_.few) return segments_ > 1;
+    if (segments_ <= 1 || blocks_.small_m) return segments_ > 1;
     if (parts_ * (params_.part_channels + 2) > kMostPartNumbers) return false;
     heed::cuda::DeviceFacts facts;
     call_.Check(call_.library().examine(p_.device.index, &facts));
@@ -165,14 +165,14 @@ void ForwardBy(const Kernel& kernel, cuda::BlockLaunches cuda::Launches::* launc
   const cuda::Launches& kernels = *call.library().softmax;
   std::vector<Sequence> sequences = p.sequences;
   const auto many =
-      std::stable_partition(sequences.begin(), sequences.end(), [&](const Sequence& s) { return HasFewRows(p, s); });
+      std::stable_partition(sequences.begin(), sequences.end(), [&](const Sequence& s) { return IsSmallM(p, s); });
   const cuda::Arguments arguments(call, p, sequences);
   std::list<ForwardLaunch> launches;  // all have their memory before anything is written
-  const RowBlocks few = {kernels.few_rows, cuda::kFewRows, true, false};
+  const RowBlocks small_m = {kernels.small_m, cuda::kSmallM, true, false};
   const RowBlocks whole = {(kernels.*launches_of).forward, kernel.lanes(ctx, p), false,
                            launches_of == &cuda::Launches::wgmma};
-  for (const RowBlocks& blocks : {few, whole}) {
-    cuda::ForLaunches(blocks.few ? std::span(sequences.begin(), many) : std::span(many, sequences.end()),
+  for (const RowBlocks& blocks : {small_m, whole}) {
+    cuda::ForLaunches(blocks.small_m ? std::span(sequences.begin(), many) : std::span(many, sequences.end()),
                       [&](std::span<const Sequence> launched, int64_t queries, int64_t) {
                         if (queries > 0) launches.emplace_back(call, blocks, p, launched, queries, arguments);
                       });

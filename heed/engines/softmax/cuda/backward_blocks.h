@@ -49,8 +49,8 @@ struct BackwardShape {
   static constexpr bool kUsesWgmma = kWgmma;
   using Element = heed::cuda::Element<kDType>;
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
-  static constexpr int kSharers = kDepth > 128 ? 2 : 1;  // warps with the same rows
-  static constexpr int kThreads = 4 * kSharers * heed::cuda::kWarp;
+  static constexpr int kNWarps = kDepth > 128 ? 2 : 1;  // warps with the same rows
+  static constexpr int kThreads = 4 * kNWarps * heed::cuda::kWarp;
   static constexpr int kBlocks = kWgmma ? 2 : 1;  // of a SM that registers are to suffice for
   static constexpr int kStages = kWgmma ? 2 : 1;  // of tiles that a block walks over
   using Rows = SharedTile<kBackwardTile, kDepth, Element>;
@@ -66,19 +66,19 @@ class BackwardBlock {
  protected:
   using Element = typename Shape::Element;
   static constexpr DType kDType = Shape::kDType;
-  static constexpr int kDepth = Shape::kChannels, kValueDepth = Shape::kValueChannels, kSharers = Shape::kSharers;
+  static constexpr int kDepth = Shape::kChannels, kValueDepth = Shape::kValueChannels, kNWarps = Shape::kNWarps;
   static constexpr int kTiles = kBackwardTile / 8;
   using Products = float[1][kTiles][4];
   // Of the warp's channels.
-  using Of = WarpSums<1, kTiles, kDepth / 8 / kSharers>;
-  using OfValues = WarpSums<1, kTiles, kValueDepth / 8 / kSharers>;
+  using Of = WarpSums<1, kTiles, kDepth / 8 / kNWarps>;
+  using OfValues = WarpSums<1, kTiles, kValueDepth / 8 / kNWarps>;
   static constexpr bool kHasPowers = kDType == DType::kF16;  // of rows of sums, for the range of gradients
 
   HEED_DEVICE BackwardBlock(M& m, const BackwardParams& p)
       : BackwardBlock(m, p, p.forward.sequences[m.block(2)], p.gradients[m.block(2)]) {}
   HEED_DEVICE BackwardBlock(M& m, const BackwardParams& p, const DeviceSequence& s, const DeviceGradients& g)
       : m_(m), p_(p), f_(p.forward), s_(s), g_(g), lane_(m.thread() % heed::cuda::kWarp),
-        warp_(m.thread() / heed::cuda::kWarp / kSharers), sharer_(m.thread() / heed::cuda::kWarp % kSharers),
+        warp_(m.thread() / heed::cuda::kWarp / kNWarps), n_warp_(m.thread() / heed::cuda::kWarp % kNWarps),
         of_pairs_(f_, s_), kept_(f_, s_) {}
 
   // Keys and values, or queries and d_o: the block's own, and those of a stage.
@@ -262,7 +262,7 @@ class BackwardBlock {
   }
   template <class Sums>
   HEED_DEVICE int FirstChannel() const {
-    return 8 * sharer_ * Sums::kChannelTiles;
+    return 8 * n_warp_ * Sums::kChannelTiles;
   }
 
   M& m_;
@@ -270,7 +270,7 @@ class BackwardBlock {
   const ForwardParams& f_;
   const DeviceSequence& s_;
   const DeviceGradients& g_;
-  const int lane_, warp_, sharer_;
+  const int lane_, warp_, n_warp_;
   const PairLogits<M> of_pairs_;
   KeptTiles<1> kept_;
 
@@ -501,7 +501,7 @@ class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
       sum += m_.ShuffleXor(sum, 1);
       sum += m_.ShuffleXor(sum, 2);
       const int row = 16 * this->warp_ + lane_ / 4 + 8 * half;
-      if (row < count_ && lane_ % 4 == 0 && this->sharer_ == 0) p_.slope_terms[p_.TermAt(g_, first_ + row, head)] = sum;
+      if (row < count_ && lane_ % 4 == 0 && this->n_warp_ == 0) p_.slope_terms[p_.TermAt(g_, first_ + row, head)] = sum;
     }
   }
 

@@ -82,12 +82,12 @@ class BiasGradientsBlock {
     float* const tile = reinterpret_cast<float*>(m_.shared());
     const int lane = m_.thread() % heed::cuda::kWarp, warp = m_.thread() / heed::cuda::kWarp;
     m_.Sync();
-    if (warp % Shape::kSharers == 0) {
+    if (warp % Shape::kNWarps == 0) {
       HEED_DEVICE_UNROLL
       for (int j = 0; j < kBackwardTile / 8; ++j) {
         HEED_DEVICE_UNROLL
         for (int i = 0; i < 4; ++i) {
-          const int row = 16 * (warp / Shape::kSharers) + lane / 4 + 8 * (i / 2);
+          const int row = 16 * (warp / Shape::kNWarps) + lane / 4 + 8 * (i / 2);
           tile[row * kPitch + 8 * j + lane % 4 * 2 + i % 2] = sums_[0][j][i];
         }
       }

@@ -14,15 +14,15 @@ using heed::cuda::SharedTile;
 
 inline constexpr int kTileKeys = 64;
 static_assert(kSegmentKeys % kTileKeys == 0);
-inline constexpr int kFewRows = 16;  // of a block of few rows
+inline constexpr int kSmallM = 16;  // of a block of few rows
 
 // Rows that warps share, or have each, or have by groups of four, which have products of their own on Hopper.
-enum class BlockKind { kFew, kMany, kWgmma };
+enum class BlockKind { kSmallM, kLargeM, kWgmma };
 
 // What a block of a kernel for these channels has.
-template <DType kOf, int kDepth, int kValueDepth, BlockKind kKind = BlockKind::kMany>
+template <DType kOf, int kDepth, int kValueDepth, BlockKind kKind = BlockKind::kLargeM>
 struct ForwardShape {
-  static constexpr bool kHasFewRows = kKind == BlockKind::kFew, kUsesWgmma = kKind == BlockKind::kWgmma;
+  static constexpr bool kIsSmallM = kKind == BlockKind::kSmallM, kUsesWgmma = kKind == BlockKind::kWgmma;
   static constexpr DType kDType = kOf;
   using Element = heed::cuda::Element<kDType>;
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
@@ -30,18 +30,18 @@ struct ForwardShape {
   // A strip is 16 rows. Two share what a warp loads of keys and values, which shared memory is the bound of otherwise,
   // but have to fit its registers.
   static constexpr int kMFragments =
-      kKind == BlockKind::kMany && kValueDepth <= (kOf == DType::kF32 ? 64 : 128) ? 2 : 1;
+      kKind == BlockKind::kLargeM && kValueDepth <= (kOf == DType::kF32 ? 64 : 128) ? 2 : 1;
   // With 64 channels groups weigh as long as they multiply, and a third one has something to do meanwhile.
-  static constexpr int kWarps = kUsesWgmma && kDepth <= 64                           ? 12
-                                : kMFragments == 2 || kRowBytes > 512 || kHasFewRows ? 4
-                                                                                     : 8;
-  static constexpr int kSharers = kHasFewRows ? kWarps : 1;  // of the same rows
+  static constexpr int kWarps = kUsesWgmma && kDepth <= 64                         ? 12
+                                : kMFragments == 2 || kRowBytes > 512 || kIsSmallM ? 4
+                                                                                   : 8;
+  static constexpr int kNWarps = kIsSmallM ? kWarps : 1;  // of the same rows
   static constexpr int kThreads = kWarps * heed::cuda::kWarp;
   // Of a SM that registers are to suffice for, and of f32 those that memory does.
-  static constexpr int kBlocks = !kHasFewRows ? 1 : kRowBytes <= 256 ? 3 : kRowBytes <= 512 ? 2 : 1;
-  static constexpr int kRows = kHasFewRows ? cuda::kFewRows : kWarps * kMFragments * 16;
+  static constexpr int kBlocks = !kIsSmallM ? 1 : kRowBytes <= 256 ? 3 : kRowBytes <= 512 ? 2 : 1;
+  static constexpr int kRows = kIsSmallM ? cuda::kSmallM : kWarps * kMFragments * 16;
   // Tiles under way at once: memory is what few rows wait for, and groups have two tiles in their products.
-  static constexpr int kStages = kUsesWgmma || (kHasFewRows && kRowBytes <= 256) ? 2 : 1;
+  static constexpr int kStages = kUsesWgmma || (kIsSmallM && kRowBytes <= 256) ? 2 : 1;
   static constexpr int kLogitsPitch = kTileKeys + 8;  // of rows of logits that warps share, in different banks
   using Queries = SharedTile<kRows, kDepth, Element>;
   using Keys = SharedTile<kTileKeys, kDepth, Element>;
@@ -49,7 +49,7 @@ struct ForwardShape {
   // In shared memory, one behind the other.
   static constexpr int kKeysAt = Queries::kBytes, kValuesAt = kKeysAt + kStages * Keys::kBytes,
                        kLogitsAt = kValuesAt + kStages * Values::kBytes,
-                       kMarksAt = kLogitsAt + (kHasFewRows ? kRows * kLogitsPitch * 4 : 0),
+                       kMarksAt = kLogitsAt + (kIsSmallM ? kRows * kLogitsPitch * 4 : 0),
                        kMbarrierAt = kMarksAt + kTileKeys, kSharedBytes = kMbarrierAt + (kUsesWgmma ? 8 : 0);
 };
 

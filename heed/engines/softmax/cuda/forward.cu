@@ -8,8 +8,8 @@ extern const BlockLaunches kWgmmaLaunches;  // attention_hopper.cu
 #else
 constexpr BlockLaunches kWgmmaLaunches = {};
 #endif
-// few_rows.cu
-const char* LaunchFewRows(const heed::cuda::Launch& launch, const ForwardParams& params);
+// small_m.cu
+const char* LaunchSmallM(const heed::cuda::Launch& launch, const ForwardParams& params);
 const char* LaunchCombine(const heed::cuda::Launch& launch, const ForwardParams& params);
 // backward.cu
 const char* LaunchTerms(const heed::cuda::Launch& launch, const BackwardParams& params);
@@ -30,7 +30,7 @@ const char* Forward(const heed::cuda::Launch& launch, const ForwardParams& param
 extern const Launches kLaunches = {
     .mma_sync = {.forward = &Forward, .key_gradients = &LaunchKeyGradients, .query_gradients = &LaunchQueryGradients},
     .wgmma = kWgmmaLaunches,
-    .few_rows = &LaunchFewRows,
+    .small_m = &LaunchSmallM,
     .combine = &LaunchCombine,
     .terms = &LaunchTerms,
     .bias_gradients = &LaunchBiasGradients,

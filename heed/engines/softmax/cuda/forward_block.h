@@ -44,19 +44,19 @@ class ForwardBlock {
   using Element = typename Shape::Element;
   static constexpr DType kDType = Shape::kDType;
   static constexpr int kDepth = Shape::kChannels, kValueDepth = Shape::kValueChannels;
-  static constexpr int kMFragments = Shape::kMFragments, kRows = Shape::kRows, kSharers = Shape::kSharers,
+  static constexpr int kMFragments = Shape::kMFragments, kRows = Shape::kRows, kNWarps = Shape::kNWarps,
                        kStages = Shape::kStages;
-  static constexpr bool kHasFewRows = Shape::kHasFewRows, kAsks = kHasFewRows || kDType == DType::kF32;
+  static constexpr bool kIsSmallM = Shape::kIsSmallM, kAsks = kIsSmallM || kDType == DType::kF32;
   static constexpr float kWeightPower = WeightPower(kDType);
-  static constexpr int kKeyTiles = kTileKeys / 8, kChannelTiles = kValueDepth / 8 / kSharers;  // products' columns
-  static constexpr int kOwnKeyTiles = kKeyTiles / kSharers;  // whose logits a warp computes
+  static constexpr int kKeyTiles = kTileKeys / 8, kChannelTiles = kValueDepth / 8 / kNWarps;  // products' columns
+  static constexpr int kOwnKeyTiles = kKeyTiles / kNWarps;  // whose logits a warp computes
   using OwnLogits = RowProducts<kDType, kMFragments, kOwnKeyTiles>;
   using Sums = WarpSums<kMFragments, kKeyTiles, kChannelTiles>;
 
  public:
   HEED_DEVICE ForwardBlock(M& m, const ForwardParams& p)
       : m_(m), p_(p), s_(p.sequences[m.block(2)]), lane_(m.thread() % heed::cuda::kWarp),
-        warp_(m.thread() / heed::cuda::kWarp / kSharers), sharer_(m.thread() / heed::cuda::kWarp % kSharers),
+        warp_(m.thread() / heed::cuda::kWarp / kNWarps), n_warp_(m.thread() / heed::cuda::kWarp % kNWarps),
         queries_(m.shared()), general_(kGeneral && (!kAsks || IsGeneral(p))), unit_(general_ ? 1 : p.scale),
         of_pairs_(p, s_), tiles_(m, p, s_, p.fused ? m.block(1) : m.block(1) / p.group) {}
 
@@ -99,7 +99,7 @@ class ForwardBlock {
     int64_t tile = tiles_.first();
     int stage = 0;
     for (bool is_first = true; tile < tiles_.end(); is_first = false) {
-      if constexpr (!kHasFewRows) {
+      if constexpr (!kIsSmallM) {
         if (!is_first) KeepState();
       }
       const int64_t border = BorderBehind(tile);
@@ -109,7 +109,7 @@ class ForwardBlock {
       }
       EndTerms();
       AddUpSums();
-      if constexpr (!kHasFewRows) {
+      if constexpr (!kIsSmallM) {
         if (!is_first) AddToState();
       }
     }
@@ -121,11 +121,11 @@ class ForwardBlock {
     CopyNextValues((stage + kStages - 1) % kStages);
     Logits(stage);
     const bool full = BeginTile(tile);
-    if constexpr (!kHasFewRows) Weigh(full, tile);
+    if constexpr (!kIsSmallM) Weigh(full, tile);
     m_.template WaitCopies<2 * (kStages - 1)>();
     m_.Sync();
     CopyNextKeys(stage);
-    if constexpr (kHasFewRows) {
+    if constexpr (kIsSmallM) {
       TakeLogits();
       Weigh(full, tile);
     }
@@ -300,17 +300,17 @@ class ForwardBlock {
   // S = Q K^T, of the warp's keys, which other warps may have a use for too.
   HEED_DEVICE void Logits(int stage) {
     const auto multiply = [&](typename OwnLogits::Products& logits) {
-      OwnLogits::template Multiply<kDepth>(m_, queries_, FirstRow(0), KeyTile(stage), 8 * sharer_ * kOwnKeyTiles,
+      OwnLogits::template Multiply<kDepth>(m_, queries_, FirstRow(0), KeyTile(stage), 8 * n_warp_ * kOwnKeyTiles,
                                            logits);
     };
-    if constexpr (kHasFewRows) {
+    if constexpr (kIsSmallM) {
       typename OwnLogits::Products own;
       multiply(own);
       HEED_DEVICE_UNROLL
       for (int j = 0; j < kOwnKeyTiles; ++j) {
         HEED_DEVICE_UNROLL
         for (int half = 0; half < 2; ++half) {
-          *SharedLogits(half, sharer_ * kOwnKeyTiles + j) = {own[0][j][2 * half], own[0][j][2 * half + 1]};
+          *SharedLogits(half, n_warp_ * kOwnKeyTiles + j) = {own[0][j][2 * half], own[0][j][2 * half + 1]};
         }
       }
     } else {
@@ -534,7 +534,7 @@ class ForwardBlock {
       }
     }
   }
-  HEED_DEVICE bool IsFirstOfRow() const { return lane_ % 4 == 0 && sharer_ == 0; }
+  HEED_DEVICE bool IsFirstOfRow() const { return lane_ % 4 == 0 && n_warp_ == 0; }
 
   HEED_DEVICE void Finish() const {
     ForRows([&](int fragment, int half, const Row& at) {
@@ -568,13 +568,13 @@ class ForwardBlock {
   HEED_DEVICE int FirstRow(int fragment) const { return (warp_ * kMFragments + fragment) * 16; }
   HEED_DEVICE int RowOf(int fragment, int half) const { return FirstRow(fragment) + lane_ / 4 + 8 * half; }
   HEED_DEVICE int KeyOf(int j, int i) const { return 8 * j + lane_ % 4 * 2 + i; }
-  HEED_DEVICE int FirstChannel() const { return 8 * sharer_ * kChannelTiles; }               // of the warp
+  HEED_DEVICE int FirstChannel() const { return 8 * n_warp_ * kChannelTiles; }               // of the warp
   HEED_DEVICE int ChannelOf(int e) const { return FirstChannel() + 8 * e + lane_ % 4 * 2; }  // and the next
 
   M& m_;
   const ForwardParams& p_;
   const DeviceSequence& s_;
-  const int lane_, warp_, sharer_;  // warps that share rows have the same number
+  const int lane_, warp_, n_warp_;  // warps that share rows have the same number
   const typename Shape::Queries queries_;
   const bool general_;
   const float unit_;  // of logits

@@ -42,11 +42,11 @@ auto WithShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
 
 // The same of blocks of few rows: kernels that are general where a problem is, as what they wait for is memory.
 template <class F>
-auto WithFewRowsShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
+auto WithSmallMShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
   return WithDType(dtype, [&](auto of) {
-    if (depth <= 64 && value_depth <= 64) return f(ForwardShape<of.value, 64, 64, BlockKind::kFew>());
-    if (depth <= 128 && value_depth <= 128) return f(ForwardShape<of.value, 128, 128, BlockKind::kFew>());
-    return f(ForwardShape<of.value, 256, 256, BlockKind::kFew>());
+    if (depth <= 64 && value_depth <= 64) return f(ForwardShape<of.value, 64, 64, BlockKind::kSmallM>());
+    if (depth <= 128 && value_depth <= 128) return f(ForwardShape<of.value, 128, 128, BlockKind::kSmallM>());
+    return f(ForwardShape<of.value, 256, 256, BlockKind::kSmallM>());
   });
 }
 
@@ -125,7 +125,7 @@ struct BlockLaunches {
 struct Launches {
   BlockLaunches mma_sync, wgmma;  // by which products are computed; groups of them are null where they are not compiled
   // The same bits as forward's, by blocks of few rows, and rows of the parts that either of them leaves.
-  const char* (*few_rows)(const heed::cuda::Launch& launch, const ForwardParams& params);
+  const char* (*small_m)(const heed::cuda::Launch& launch, const ForwardParams& params);
   const char* (*combine)(const heed::cuda::Launch& launch, const ForwardParams& params);
   // Terms of rows, before gradients; gradients of a bias, and sums of terms of rows.
   const char* (*terms)(const heed::cuda::Launch& launch, const BackwardParams& params);
