@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kMostHeads = 65535;                    // blocks of a grid on its second axis
 constexpr int64_t kMostQueries = int64_t{1} << 30;       // which kernels count in 32 bits
 constexpr int64_t kMostSmallM = 2 * cuda::kSmallM;       // of a key head: two blocks read its keys at once
-constexpr int64_t kMostPartNumbers = int64_t{64} << 20;  // of many rows
+constexpr int64_t kMostSplitFloats = int64_t{64} << 20;  // of many rows
 
 std::string DeclinesOption(const Problem& p) {
   const std::pair<bool, const char*> options[] = {{p.quantized || p.pages_gone || !p.shared.empty(), "caches"},
@@ -113,22 +113,22 @@ class ForwardLaunch {
     heads_ = params_.fused ? p.key_heads : p.query_heads;
     row_blocks_ = cuda::Blocks(params_.fused ? queries * p.group() : queries, blocks.rows);
     params_.row_blocks = static_cast<int32_t>(row_blocks_);
-    params_.part_channels = static_cast<int32_t>(cuda::Blocks(p.value_depth, 8) * 8);
+    params_.split_channels = static_cast<int32_t>(cuda::Blocks(p.value_depth, 8) * 8);
     for (int64_t i = 0; i < sequences_; ++i) {
       cuda::DeviceSequence& s = params_.sequences[i];
-      s.parts = parts_;
+      s.splits = splits_;
       segments_ = std::max(segments_, cuda::SegmentsOf(s));
-      parts_ += cuda::SegmentsOf(s) * s.num_queries * p.query_heads;
+      splits_ += cuda::SegmentsOf(s) * s.num_queries * p.query_heads;
     }
     if (!Splits()) {
       segments_ = 1;
       return;
     }
-    const int64_t numbers = parts_ * params_.part_channels;
+    const int64_t numbers = splits_ * params_.split_channels;
     memory_.emplace(
-        call, static_cast<size_t>(numbers) * sizeof(float) + static_cast<size_t>(parts_) * sizeof(cuda::PartTerms));
-    params_.part_outputs = static_cast<float*>(memory_->data());
-    params_.part_terms = reinterpret_cast<cuda::PartTerms*>(params_.part_outputs + numbers);
+        call, static_cast<size_t>(numbers) * sizeof(float) + static_cast<size_t>(splits_) * sizeof(cuda::SoftmaxState));
+    params_.split_outputs = static_cast<float*>(memory_->data());
+    params_.split_states = reinterpret_cast<cuda::SoftmaxState*>(params_.split_outputs + numbers);
   }
 
   void Run() const {
@@ -142,7 +142,7 @@ class ForwardLaunch {
   // Few rows do; many where their blocks would leave SMs idle, and what they leave stays small.
   bool Splits() const {
     if (segments_ <= 1 || blocks_.small_m) return segments_ > 1;
-    if (parts_ * (params_.part_channels + 2) > kMostPartNumbers) return false;
+    if (splits_ * (params_.split_channels + 2) > kMostSplitFloats) return false;
     heed::cuda::DeviceFacts facts;
     call_.Check(call_.library().examine(p_.device.index, &facts));
     return row_blocks_ * heads_ * sequences_ < facts.num_sms;
@@ -154,7 +154,7 @@ class ForwardLaunch {
   const int64_t sequences_, queries_;
   cuda::ForwardParams params_;
   int64_t heads_, row_blocks_;
-  int64_t segments_ = 0, parts_ = 0;  // the most of a sequence, and those of all rows
+  int64_t segments_ = 0, splits_ = 0;  // the most of a sequence, and those of all rows
   std::optional<heed::cuda::DeviceMemory> memory_;
 };
 

@@ -62,7 +62,7 @@ DeviceSequence Arguments::OnDevice(const Sequence& s) const {
           .query_end = s.query_end,
           .prefix_end = s.prefix_end,
           .sink_end = s.sink_end,
-          .parts = 0,
+          .splits = 0,
           .pages = first_pages_.empty() ? 0 : first_pages_[index],
           .kept = kept.first,
           .kept_head_stride = kept.head_stride,

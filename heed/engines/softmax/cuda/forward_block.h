@@ -64,22 +64,22 @@ class ForwardBlock {
     const int rows = p_.fused ? s_.num_queries * p_.group : s_.num_queries;
     const int blocks = (rows - 1) / kRows + (rows > 0), block = m_.block(0) % p_.row_blocks;
     segment_ = m_.block(0) / p_.row_blocks;
-    segments_ = p_.part_terms != nullptr ? SegmentsOf(s_) : 1;
+    segments_ = p_.split_states != nullptr ? SegmentsOf(s_) : 1;
     if (block >= blocks || (segment_ > 0 && segment_ >= segments_)) return;
     first_row_ = (blocks - 1 - block) * kRows;  // long rows first
     num_rows_ = rows - first_row_ < kRows ? rows - first_row_ : kRows;
-    const bool is_part = segments_ > 1;
+    const bool is_split = segments_ > 1;
     tiles_.Choose(
         p_.fused ? KeysOf(p_, s_, 0, s_.num_queries - 1) : KeysOf(p_, s_, first_row_, first_row_ + num_rows_ - 1),
-        segment_, is_part);
-    if (is_part && tiles_.first() >= tiles_.end()) return;  // no row sees it, nor reads what it would leave
+        segment_, is_split);
+    if (is_split && tiles_.first() >= tiles_.end()) return;  // no row sees it, nor reads what it would leave
     if (general_) {
       const Row first = RowAt(0), last = RowAt(num_rows_ - 1);
       tiles_.Keep(first.head, p_.fused ? 0 : first.query, p_.fused ? s_.num_queries - 1 : last.query);
     }
     CopyQueries();
     next_keys_ = next_values_ = tiles_.first();
-    BeginTerms();
+    BeginState();
     ClearOutputs();
     if constexpr (Shape::kUsesWgmma) {
       WgmmaSweep();
@@ -87,7 +87,7 @@ class ForwardBlock {
       Walk();
     }
     m_.template WaitCopies<0>();
-    is_part ? LeaveParts() : Finish();
+    is_split ? StoreSplit() : Finish();
   }
 
  private:
@@ -100,17 +100,17 @@ class ForwardBlock {
     int stage = 0;
     for (bool is_first = true; tile < tiles_.end(); is_first = false) {
       if constexpr (!kIsSmallM) {
-        if (!is_first) KeepState();
+        if (!is_first) SaveState();
       }
       const int64_t border = BorderBehind(tile);
       for (; tile < tiles_.end() && tile < border; tile = tiles_.From(tile + kTileKeys)) {
         Visit(tile, stage);
         stage = (stage + 1) % kStages;
       }
-      EndTerms();
+      EndState();
       AddUpSums();
       if constexpr (!kIsSmallM) {
-        if (!is_first) AddToState();
+        if (!is_first) MergeState();
       }
     }
   }
@@ -167,15 +167,15 @@ class ForwardBlock {
       MultiplyKeys(1 - stage);
       MultiplyValues(stage);
       const bool ends_segment = next >= border;
-      if (ends_segment) EndTerms();
+      if (ends_segment) EndState();
       m_.template WgmmaWait<1>(logits_);
       full = BeginTile(next);
       Weigh(full, next);
       m_.template WgmmaWait<0>(outputs_);
       if (ends_segment) {
         AddUpSums();
-        if (!is_first) AddToState();
-        KeepState();
+        if (!is_first) MergeState();
+        SaveState();
         is_first = false;
         border = BorderBehind(next);
       } else {
@@ -186,9 +186,9 @@ class ForwardBlock {
     m_.WgmmaFence(weights_, outputs_);
     MultiplyValues(stage);
     m_.template WgmmaWait<0>(outputs_);
-    EndTerms();
+    EndState();
     AddUpSums();
-    if (!is_first) AddToState();
+    if (!is_first) MergeState();
   }
   // The weights of a tile become operands; its values are there, and the keys of the next one.
   HEED_DEVICE void BeginValues(int64_t tile, int stage, bool full) {
@@ -449,7 +449,7 @@ class ForwardBlock {
     });
   }
 
-  HEED_DEVICE void BeginTerms() {
+  HEED_DEVICE void BeginState() {
     HEED_DEVICE_UNROLL
     for (int fragment = 0; fragment < kMFragments; ++fragment) {
       max_[fragment][0] = max_[fragment][1] = -INFINITY;
@@ -468,7 +468,7 @@ class ForwardBlock {
     }
   }
   // Where a segment ends: its terms are taken from what the next one begins anew.
-  HEED_DEVICE void EndTerms() {
+  HEED_DEVICE void EndState() {
     HEED_DEVICE_UNROLL
     for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
@@ -491,32 +491,32 @@ class ForwardBlock {
       }
     }
   }
-  HEED_DEVICE void KeepState() {
+  HEED_DEVICE void SaveState() {
     HEED_DEVICE_UNROLL
     for (int fragment = 0; fragment < kMFragments; ++fragment) {
-      kept_terms_[fragment][0] = ended_[fragment][0];
-      kept_terms_[fragment][1] = ended_[fragment][1];
+      previous_state_[fragment][0] = ended_[fragment][0];
+      previous_state_[fragment][1] = ended_[fragment][1];
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannelTiles; ++e) {
         HEED_DEVICE_UNROLL
-        for (int i = 0; i < 4; ++i) kept_outputs_[fragment][e][i] = outputs_[fragment][e][i];
+        for (int i = 0; i < 4; ++i) previous_outputs_[fragment][e][i] = outputs_[fragment][e][i];
       }
     }
     ClearOutputs();
   }
-  HEED_DEVICE void AddToState() {
+  HEED_DEVICE void MergeState() {
     HEED_DEVICE_UNROLL
     for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const PartTerms before = kept_terms_[fragment][half], since = ended_[fragment][half];
+        const SoftmaxState before = previous_state_[fragment][half], since = ended_[fragment][half];
         const MergedStates<M> both(before, since, unit_);
         ended_[fragment][half] = {both.max(), both.Sum(before.sum, since.sum)};
         HEED_DEVICE_UNROLL
         for (int e = 0; e < kChannelTiles; ++e) {
           HEED_DEVICE_UNROLL
           for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            outputs_[fragment][e][i] = both.Sum(kept_outputs_[fragment][e][i], outputs_[fragment][e][i]);
+            outputs_[fragment][e][i] = both.Sum(previous_outputs_[fragment][e][i], outputs_[fragment][e][i]);
           }
         }
       }
@@ -550,17 +550,17 @@ class ForwardBlock {
       }
     });
   }
-  HEED_DEVICE void LeaveParts() const {
+  HEED_DEVICE void StoreSplit() const {
     ForRows([&](int fragment, int half, const Row& at) {
       const int64_t row = static_cast<int64_t>(at.head) * s_.num_queries + at.query;
-      const int64_t part = s_.parts + row * segments_ + segment_;
-      float* outputs = p_.part_outputs + part * p_.part_channels;
+      const int64_t split = s_.splits + row * segments_ + segment_;
+      float* outputs = p_.split_outputs + split * p_.split_channels;
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannelTiles; ++e) {
         const float* x = outputs_[fragment][e] + 2 * half;
-        if (ChannelOf(e) < p_.part_channels) *reinterpret_cast<FloatPair*>(outputs + ChannelOf(e)) = {x[0], x[1]};
+        if (ChannelOf(e) < p_.split_channels) *reinterpret_cast<FloatPair*>(outputs + ChannelOf(e)) = {x[0], x[1]};
       }
-      if (IsFirstOfRow()) p_.part_terms[part] = ended_[fragment][half];
+      if (IsFirstOfRow()) p_.split_states[split] = ended_[fragment][half];
     });
   }
 
@@ -587,12 +587,12 @@ class ForwardBlock {
   typename Sums::Weights logits_;
   typename Sums::Sums outputs_;
   float max_[kMFragments][2], sum_[kMFragments][2], rescale_[kMFragments][2];
-  PartTerms ended_[kMFragments][2];  // of a segment, or of all segments up to it
+  SoftmaxState ended_[kMFragments][2];  // of a segment, or of all segments up to it
   // Of groups: queries, and weights, as operands.
   uint32_t rows_[Shape::kUsesWgmma ? kDepth / 16 : 1][4], weights_[Shape::kUsesWgmma ? kTileKeys / 16 : 1][1][4];
   // Of the segments before.
-  typename Sums::Sums kept_outputs_;
-  PartTerms kept_terms_[kMFragments][2];
+  typename Sums::Sums previous_outputs_;
+  SoftmaxState previous_state_[kMFragments][2];
 };
 
 }  // namespace heed::softmax::cuda

@@ -41,9 +41,9 @@ struct DeviceSequence {
   int64_t q, k, v, o, lse, bias, mask, slopes;
   uint32_t first_head;  // of all sequences' heads, one after the other
   int64_t start, key_begin, key_end, num_keys, query_end, prefix_end, sink_end;
-  int64_t parts;  // index of the first one
-  int64_t pages;  // likewise
-  int64_t kept;   // likewise, of lists; -1: everything is kept
+  int64_t splits;  // index of the first one
+  int64_t pages;   // likewise
+  int64_t kept;    // likewise, of lists; -1: everything is kept
   int64_t kept_head_stride;
   int32_t num_queries;
   int32_t k_batch, v_batch;  // for bulk copies: the entry of a batch, and the first key of it
@@ -58,7 +58,7 @@ constexpr int64_t SegmentsOf(const DeviceSequence& s) {
 }
 
 // What a row has of a segment besides its outputs: the largest logit and the sum of weights.
-struct alignas(8) PartTerms {
+struct alignas(8) SoftmaxState {
   float max, sum;
 };
 
@@ -96,10 +96,10 @@ struct ForwardParams {
   uint32_t key_low, key_high, dropout_offset;
   // Where rows leave what they have of each segment, by sequence, query head, query and segment: outputs that are not
   // divided yet, [part_channels] each, and terms. Null: blocks walk over all segments.
-  float* part_outputs = nullptr;
-  PartTerms* part_terms = nullptr;
-  int32_t part_channels = 0;  // a multiple of 8
-  int32_t row_blocks = 1;     // of a segment, one behind the other
+  float* split_outputs = nullptr;
+  SoftmaxState* split_states = nullptr;
+  int32_t split_channels = 0;  // a multiple of 8
+  int32_t row_blocks = 1;      // of a segment, one behind the other
   DeviceSequence sequences[kMostSequences] = {};
 };
 

@@ -24,11 +24,11 @@ class KeyTiles {
         v_(RowsOf(p.v, s.v, p.v_strides)) {}
 
   // Of these rows; of a segment's keys alone, if any.
-  HEED_DEVICE void Choose(const BlockKeys& seen, int64_t segment, bool is_part) {
+  HEED_DEVICE void Choose(const BlockKeys& seen, int64_t segment, bool is_split) {
     seen_ = seen;
     end_ = seen.end;
     first_ = s_.key_begin + (seen.begin - s_.key_begin) / kTileKeys * kTileKeys;
-    if (!is_part) return;
+    if (!is_split) return;
     const int64_t border = s_.key_begin + segment * kSegmentKeys;
     if (first_ < border) first_ = PastGap(border);
     if (end_ > border + kSegmentKeys) end_ = border + kSegmentKeys;

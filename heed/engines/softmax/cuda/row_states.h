@@ -26,7 +26,7 @@ template <class M>
 class MergedStates {
  public:
   // `unit`: of logits.
-  HEED_DEVICE MergedStates(const PartTerms& before, const PartTerms& since, float unit)
+  HEED_DEVICE MergedStates(const SoftmaxState& before, const SoftmaxState& since, float unit)
       : before_is_empty_(before.sum == 0), since_is_empty_(since.sum == 0), max_(fmaxf(before.max, since.max)) {
     const float factor = unit * kLog2E, shift = max_ == -INFINITY ? 0 : max_;
     of_before_ = M::Exp2((before.max - shift) * factor);
@@ -49,7 +49,7 @@ struct RowEnd {
 };
 
 template <class M>
-HEED_DEVICE RowEnd EndOf(const ForwardParams& p, DType dtype, const PartTerms& terms, float unit, int head) {
+HEED_DEVICE RowEnd EndOf(const ForwardParams& p, DType dtype, const SoftmaxState& terms, float unit, int head) {
   if (terms.sum == 0) return {-INFINITY, 0};
   RowEnd end;
   end.lse = fmaf(terms.max, unit, logf(terms.sum)) - (dtype == DType::kF16 ? WeightPower(DType::kF16) * kLn2 : 0);
