@@ -109,7 +109,7 @@ class ForwardLaunch {
       : call_(call), blocks_(blocks), p_(p), sequences_(std::ssize(sequences)), queries_(queries),
         params_(arguments.Of(sequences)) {
     if (blocks.uses_tma) arguments.EncodeTensorMaps(call, params_);
-    params_.fused = p.group() > 1 && (blocks.small_m || queries < blocks.rows) && !cuda::KeepsByHead(p);
+    params_.fused = p.group() > 1 && (blocks.small_m || queries < blocks.rows) && !cuda::HasListsByHead(p);
     heads_ = params_.fused ? p.key_heads : p.query_heads;
     row_blocks_ = cuda::Blocks(params_.fused ? queries * p.group() : queries, blocks.rows);
     params_.row_blocks = static_cast<int32_t>(row_blocks_);

@@ -12,7 +12,7 @@
 #include "heed/cuda/calls.h"
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/softmax/cuda/forward_params.h"
-#include "heed/engines/softmax/cuda/kept_lists.h"
+#include "heed/engines/softmax/cuda/tile_lists.h"
 #include "heed/engines/softmax/problem.h"
 
 namespace heed::softmax::cuda {
@@ -38,7 +38,7 @@ class Arguments {
  private:
   DeviceNumbers NumbersOf(const std::vector<double>& here, const HeadNumbers& there);
   void ListPages();
-  void ListKeptKeys();
+  void UploadTileLists();
 
   const Problem& p_;
   const std::span<const Sequence> all_;
@@ -46,10 +46,10 @@ class Arguments {
   const DeviceNumbers slopes_, sinks_;
   const std::byte* const* pages_ = nullptr;
   std::vector<int64_t> first_pages_;  // by sequence
-  const int32_t* kept_begins_ = nullptr;
-  const KeptTile* kept_tiles_ = nullptr;
-  const uint64_t* kept_words_ = nullptr;
-  std::vector<KeptLists::Place> kept_;  // by sequence
+  const int32_t* list_begins_ = nullptr;
+  const ListedTile* list_tiles_ = nullptr;
+  const uint64_t* mask_words_ = nullptr;
+  std::vector<TileLists::Place> list_places_;  // by sequence
   bool aligned_;
 };
 

@@ -27,7 +27,7 @@
 #include "heed/cuda/machine.h"
 #include "heed/engines/softmax/cuda/backward_params.h"
 #include "heed/engines/softmax/cuda/forward_block.h"
-#include "heed/engines/softmax/cuda/kept_tiles.h"
+#include "heed/engines/softmax/cuda/block_mask.h"
 #include "heed/engines/softmax/cuda/pair_logits.h"
 #include "heed/engines/softmax/cuda/row_products.h"
 #include "heed/engines/softmax/cuda/weighted_sums.h"
@@ -40,7 +40,7 @@ inline constexpr int kBackwardTile = 64;  // keys, and rows
 struct RowState {
   RowTerms terms = {};
   KeyRuns runs;
-  uint64_t kept = 0;  // of the tile's keys
+  uint64_t mask_word = 0;  // of the tile's keys
 };
 
 template <DType kOf, int kDepth, int kValueDepth, bool kWgmma = false>
@@ -79,7 +79,7 @@ class BackwardBlock {
   HEED_DEVICE BackwardBlock(M& m, const BackwardParams& p, const DeviceSequence& s, const DeviceGradients& g)
       : m_(m), p_(p), f_(p.forward), s_(s), g_(g), lane_(m.thread() % heed::cuda::kWarp),
         warp_(m.thread() / heed::cuda::kWarp / kNWarps), n_warp_(m.thread() / heed::cuda::kWarp % kNWarps),
-        of_pairs_(f_, s_), kept_(f_, s_) {}
+        of_pairs_(f_, s_), block_mask_(f_, s_) {}
 
   // Keys and values, or queries and d_o: the block's own, and those of a stage.
   struct Tiles {
@@ -145,16 +145,16 @@ class BackwardBlock {
   // Whether some of 64 rows keeps some of a tile's keys, of any head and rows; kept_ is of both from now on.
   HEED_DEVICE bool Keeps(int head, int first, const Interval& keys) {
     if constexpr (kGeneral) {
-      kept_.Choose(head, first, first);
-      kept_.SkipTo(keys.begin);
-      if (kept_.From(keys.begin) != keys.begin) return false;
-      kept_.Begin(keys.begin);
+      block_mask_.Choose(head, first, first);
+      block_mask_.SkipTo(keys.begin);
+      if (block_mask_.From(keys.begin) != keys.begin) return false;
+      block_mask_.Begin(keys.begin);
     }
     return true;
   }
   // Whether each of 64 rows sees all of these keys.
   HEED_DEVICE bool IsFull(const BlockKeys& seen, const Interval& keys, int count) const {
-    return !(kGeneral && (of_pairs_.ByPair() || !kept_.KeepsAll())) && count == kBackwardTile &&
+    return !(kGeneral && (of_pairs_.ByPair() || !block_mask_.KeepsAll())) && count == kBackwardTile &&
            seen.common.Contains(keys);
   }
   HEED_DEVICE RowState StateOf(const Row& at, bool exists, bool full) const {
@@ -162,7 +162,7 @@ class BackwardBlock {
     if (!exists) return row;
     row.terms = p_.terms[p_.TermAt(g_, at.query, at.head)];
     if (!full) row.runs = KeyRunsOf(f_, s_, at.query);
-    if constexpr (kGeneral) row.kept = kept_.WordOf(at.query);
+    if constexpr (kGeneral) row.mask_word = block_mask_.WordOf(at.query);
     return row;
   }
 
@@ -177,7 +177,7 @@ class BackwardBlock {
     }
     if (!full && !Sees(row.runs, key)) x = -INFINITY;
     if constexpr (kGeneral) {
-      if (!full && (row.kept >> (key - kept_.tile()) & 1) == 0) x = -INFINITY;
+      if (!full && (row.mask_word >> (key - block_mask_.tile()) & 1) == 0) x = -INFINITY;
       if (!full && x != -INFINITY) x = of_pairs_.WithPair(x, at, key);
     }
     if (!full && x == -INFINITY) {
@@ -272,7 +272,7 @@ class BackwardBlock {
   const DeviceGradients& g_;
   const int lane_, warp_, n_warp_;
   const PairLogits<M> of_pairs_;
-  KeptTiles<1> kept_;
+  BlockMask<1> block_mask_;
 
  private:
   HEED_DEVICE Tiles TilesAt(int bytes) const {
@@ -429,8 +429,8 @@ class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
     seen_ = KeysOf(f_, s_, first_, first_ + count_ - 1);
     KeyTile next = {s_.key_begin + (seen_.begin - s_.key_begin) / kBackwardTile * kBackwardTile};
     if constexpr (kGeneral) {
-      this->kept_.Choose(head, first_, first_);
-      this->kept_.SkipTo(next.first);
+      this->block_mask_.Choose(head, first_, first_);
+      this->block_mask_.SkipTo(next.first);
     }
     Find(next);
     if (Shape::kStages > 1) CopyKeys(next, 0);
@@ -478,9 +478,9 @@ class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
     tile.count = 0;
     for (; tile.first < seen_.end; tile.first += kBackwardTile) {
       if constexpr (kGeneral) {
-        tile.first = this->kept_.From(tile.first);
+        tile.first = this->block_mask_.From(tile.first);
         if (tile.first >= seen_.end) return;
-        this->kept_.Begin(tile.first);
+        this->block_mask_.Begin(tile.first);
       }
       const Interval keys = {tile.first, tile.first + kBackwardTile};
       if (seen_.Skips(keys)) continue;

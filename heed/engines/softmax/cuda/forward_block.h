@@ -261,8 +261,8 @@ class ForwardBlock {
   HEED_DEVICE bool BeginTile(int64_t tile) {
     const bool full = tiles_.IsCommon(tile);
     if (!general_) return full;
-    tiles_.kept().Begin(tile);
-    return full && !of_pairs_.ByPair() && tiles_.kept().KeepsAll();
+    tiles_.block_mask().Begin(tile);
+    return full && !of_pairs_.ByPair() && tiles_.block_mask().KeepsAll();
   }
 
   // Row `row` of the block.
@@ -387,14 +387,14 @@ class ForwardBlock {
     const int row = RowOf(fragment, half);
     const Row at = RowAt(row < num_rows_ ? row : 0);
     const KeyRuns runs = kFull || row >= num_rows_ ? KeyRuns() : KeyRunsOf(p_, s_, at.query);
-    const uint64_t kept = kFull || !general_ ? ~uint64_t{0} : tiles_.kept().WordOf(at.query);
+    const uint64_t mask_word = kFull || !general_ ? ~uint64_t{0} : tiles_.block_mask().WordOf(at.query);
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; ++j) {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) {
         float& x = logits_[fragment][j][2 * half + i];
         const int64_t key = tile + KeyOf(j, i);
-        if (!kFull && !(Sees(runs, key) && (kept >> KeyOf(j, i) & 1) != 0)) x = -INFINITY;
+        if (!kFull && !(Sees(runs, key) && (mask_word >> KeyOf(j, i) & 1) != 0)) x = -INFINITY;
         if (!kFull && general_) x = x == -INFINITY ? x : of_pairs_.WithPair(x, at, key);
         max = fmaxf(max, x);
       }

@@ -31,7 +31,7 @@ struct DeviceNumbers {
 };
 
 // A tile of 64 keys of which some of 64 rows keep something: which words, one per row, or all.
-struct KeptTile {
+struct ListedTile {
   static constexpr int32_t kAll = -1;
   int32_t tile, words;
 };
@@ -41,10 +41,10 @@ struct DeviceSequence {
   int64_t q, k, v, o, lse, bias, mask, slopes;
   uint32_t first_head;  // of all sequences' heads, one after the other
   int64_t start, key_begin, key_end, num_keys, query_end, prefix_end, sink_end;
-  int64_t splits;  // index of the first one
-  int64_t pages;   // likewise
-  int64_t kept;    // likewise, of lists; -1: everything is kept
-  int64_t kept_head_stride;
+  int64_t splits;     // index of the first one
+  int64_t pages;      // likewise
+  int64_t tile_list;  // likewise, of lists; -1: everything is kept
+  int64_t list_head_stride;
   int32_t num_queries;
   int32_t k_batch, v_batch;  // for bulk copies: the entry of a batch, and the first key of it
   int64_t first_key;
@@ -81,9 +81,9 @@ struct ForwardParams {
   heed::cuda::TensorMap k_tensor_map = {}, v_tensor_map = {};
   // What rows keep of a pattern and of segments: where the lists of blocks of 64 rows begin, those, and words. Null:
   // everything.
-  const int32_t* kept_begins = nullptr;
-  const KeptTile* kept_tiles = nullptr;
-  const uint64_t* kept_words = nullptr;
+  const int32_t* list_begins = nullptr;
+  const ListedTile* list_tiles = nullptr;
+  const uint64_t* mask_words = nullptr;
   bool causal;
   bool fused = false;  // the query heads of a key head are rows of the same blocks
   bool aligned;        // rows of q, k and v begin at multiples of 16 bytes
@@ -106,7 +106,7 @@ struct ForwardParams {
 // Whether there is more to logits than a scale times a product and intervals of keys, or weights are dropped.
 constexpr bool IsGeneral(const ForwardParams& p) {
   const bool has_tensors =
-      p.slopes.data != nullptr || p.bias.data != nullptr || p.mask.data != nullptr || p.kept_begins != nullptr;
+      p.slopes.data != nullptr || p.bias.data != nullptr || p.mask.data != nullptr || p.list_begins != nullptr;
   return !(p.scale > 0) || p.softcap > 0 || has_tensors || p.dropout > 0;
 }
 

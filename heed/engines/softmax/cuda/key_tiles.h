@@ -7,7 +7,7 @@
 #include "heed/cuda/machine.h"
 #include "heed/engines/softmax/cuda/block_shape.h"
 #include "heed/engines/softmax/cuda/forward_params.h"
-#include "heed/engines/softmax/cuda/kept_tiles.h"
+#include "heed/engines/softmax/cuda/block_mask.h"
 #include "heed/engines/softmax/cuda/pair_logits.h"
 
 namespace heed::softmax::cuda {
@@ -20,7 +20,7 @@ class KeyTiles {
 
  public:
   HEED_DEVICE KeyTiles(M& m, const ForwardParams& p, const DeviceSequence& s, int key_head)
-      : m_(m), p_(p), s_(s), kept_(p, s), key_head_(key_head), k_(RowsOf(p.k, s.k, p.k_strides)),
+      : m_(m), p_(p), s_(s), block_mask_(p, s), key_head_(key_head), k_(RowsOf(p.k, s.k, p.k_strides)),
         v_(RowsOf(p.v, s.v, p.v_strides)) {}
 
   // Of these rows; of a segment's keys alone, if any.
@@ -35,22 +35,22 @@ class KeyTiles {
   }
   // Of a pattern's tiles, rows [first, last] of a head.
   HEED_DEVICE void Keep(int head, int first, int last) {
-    asks_kept_ = true;
-    kept_.Choose(head, first, last);
-    kept_.SkipTo(first_);
+    has_block_mask_ = true;
+    block_mask_.Choose(head, first, last);
+    block_mask_.SkipTo(first_);
     first_ = From(first_);
   }
   HEED_DEVICE int64_t first() const { return first_; }
   HEED_DEVICE int64_t end() const { return end_; }
-  HEED_DEVICE auto& kept() { return kept_; }
-  HEED_DEVICE const auto& kept() const { return kept_; }
+  HEED_DEVICE auto& block_mask() { return block_mask_; }
+  HEED_DEVICE const auto& block_mask() const { return block_mask_; }
 
   // A tile, or the first behind it of which some row sees a key.
   HEED_DEVICE int64_t From(int64_t tile) const {
     tile = PastGap(tile);
     if constexpr (kGeneral) {
-      if (!asks_kept_) return tile;
-      for (int64_t next = kept_.From(tile); next != tile; next = kept_.From(tile)) tile = PastGap(next);
+      if (!has_block_mask_) return tile;
+      for (int64_t next = block_mask_.From(tile); next != tile; next = block_mask_.From(tile)) tile = PastGap(next);
     }
     return tile;
   }
@@ -110,12 +110,12 @@ class KeyTiles {
   M& m_;
   const ForwardParams& p_;
   const DeviceSequence& s_;
-  KeptTiles<(Shape::kRows + 63) / 64> kept_;
+  BlockMask<(Shape::kRows + 63) / 64> block_mask_;
   const int key_head_;
   const Element *const k_, *const v_;
   BlockKeys seen_;
   int64_t first_ = 0, end_ = 0;
-  bool asks_kept_ = false;
+  bool has_block_mask_ = false;
 };
 
 }  // namespace heed::softmax::cuda

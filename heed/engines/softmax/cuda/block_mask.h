@@ -1,6 +1,6 @@
 // Which keys rows keep of a pattern and of segments, on a GPU: the lists of visits.h, walked tile by tile.
-#ifndef HEED_ENGINES_SOFTMAX_CUDA_KEPT_TILES_H_
-#define HEED_ENGINES_SOFTMAX_CUDA_KEPT_TILES_H_
+#ifndef HEED_ENGINES_SOFTMAX_CUDA_BLOCK_MASK_H_
+#define HEED_ENGINES_SOFTMAX_CUDA_BLOCK_MASK_H_
 
 #include <cstdint>
 
@@ -14,14 +14,14 @@ namespace heed::softmax::cuda {
 // Tiles of the lists begin at multiples of 64, those of a kernel at any key: a tile of a kernel is the end of one of
 // theirs and the beginning of the next.
 template <int kLists>
-class KeptTiles {
+class BlockMask {
   static constexpr int64_t kKeys = 64, kRows = 64;
 
  public:
-  HEED_DEVICE KeptTiles(const ForwardParams& p, const DeviceSequence& s) : p_(p), s_(s) {}
+  HEED_DEVICE BlockMask(const ForwardParams& p, const DeviceSequence& s) : p_(p), s_(s) {}
 
   // Whether some pairs are left out; otherwise nothing here is to be asked.
-  HEED_DEVICE bool present() const { return s_.kept >= 0; }
+  HEED_DEVICE bool present() const { return s_.tile_list >= 0; }
 
   // Rows [first, last] of a head from now on, whose tiles come ascending.
   HEED_DEVICE void Choose(int head, int first, int last) {
@@ -30,7 +30,7 @@ class KeptTiles {
     for (int i = 0; i < kLists; ++i) {
       const bool exists = i == 0 || first_block_ + i <= last / static_cast<int>(kRows);
       const int32_t* begin =
-          p_.kept_begins + s_.kept + int64_t{head} * s_.kept_head_stride + first_block_ + (exists ? i : 0);
+          p_.list_begins + s_.tile_list + int64_t{head} * s_.list_head_stride + first_block_ + (exists ? i : 0);
       next_[i] = begin[0];
       end_[i] = exists ? begin[1] : begin[0];
     }
@@ -75,15 +75,16 @@ class KeptTiles {
       while (next_[i] < end_[i] && EndOf(next_[i]) <= tile) ++next_[i];
       low_[i] = high_[i] = kNone;
       int32_t at = next_[i];
-      if (at < end_[i] && EndOf(at) - kKeys <= tile) low_[i] = p_.kept_tiles[at++].words;
-      if (shift_ > 0 && at < end_[i] && EndOf(at) - kKeys < tile + kKeys) high_[i] = p_.kept_tiles[at].words;
+      if (at < end_[i] && EndOf(at) - kKeys <= tile) low_[i] = p_.list_tiles[at++].words;
+      if (shift_ > 0 && at < end_[i] && EndOf(at) - kKeys < tile + kKeys) high_[i] = p_.list_tiles[at].words;
     }
   }
   HEED_DEVICE int64_t tile() const { return tile_; }
   HEED_DEVICE bool KeepsAll() const {
     if (!present()) return true;
     bool all = true;
-    for (int i = 0; i < kLists; ++i) all &= low_[i] == KeptTile::kAll && (shift_ == 0 || high_[i] == KeptTile::kAll);
+    for (int i = 0; i < kLists; ++i)
+      all &= low_[i] == ListedTile::kAll && (shift_ == 0 || high_[i] == ListedTile::kAll);
     return all;
   }
   // Bits of its keys, from the lowest on, that a row keeps.
@@ -103,10 +104,10 @@ class KeptTiles {
  private:
   static constexpr int32_t kNone = -2;
 
-  HEED_DEVICE int64_t EndOf(int32_t at) const { return (p_.kept_tiles[at].tile + int64_t{1}) * kKeys; }
+  HEED_DEVICE int64_t EndOf(int32_t at) const { return (p_.list_tiles[at].tile + int64_t{1}) * kKeys; }
   HEED_DEVICE uint64_t Load(int32_t words, int query) const {
-    if (words < 0) return words == KeptTile::kAll ? ~uint64_t{0} : 0;
-    return p_.kept_words[words * kRows + query % static_cast<int>(kRows)];
+    if (words < 0) return words == ListedTile::kAll ? ~uint64_t{0} : 0;
+    return p_.mask_words[words * kRows + query % static_cast<int>(kRows)];
   }
 
   const ForwardParams& p_;
@@ -119,4 +120,4 @@ class KeptTiles {
 
 }  // namespace heed::softmax::cuda
 
-#endif  // HEED_ENGINES_SOFTMAX_CUDA_KEPT_TILES_H_
+#endif  // HEED_ENGINES_SOFTMAX_CUDA_BLOCK_MASK_H_
