@@ -143,7 +143,7 @@ TEST_P(CudaDecodeTest, AgreesWithTheReferenceAtBordersOfSegments) {
 // Of many rows too, which are other kernels on Hopper.
 class CudaManyAndFewRowsTest : public CudaDecodeTest {};
 
-// Blocks of many rows that walk over all keys, those that leave parts, and blocks of few rows.
+// Blocks of many rows that sweep over all keys, those that leave parts, and blocks of few rows.
 TEST_P(CudaManyAndFewRowsTest, ARowHasTheSameBitsInEveryCall) {
   for (const auto& [dtype, D, Dv, general] : {std::tuple{DType::kBF16, 64, 64, false},
                                               {DType::kF16, 128, 128, false},

@@ -6,7 +6,7 @@
 #include "heed/engines/recurrence/cuda/backward.h"
 #include "heed/engines/recurrence/cuda/launches.h"
 #include "heed/engines/recurrence/cuda/problem_on_device.h"
-#include "heed/engines/recurrence/cuda/walks.h"
+#include "heed/engines/recurrence/cuda/sweeps.h"
 #include "heed/engines/recurrence/kernels.h"
 
 namespace heed::recurrence {
@@ -40,7 +40,7 @@ Reason Declines(const Context&, const Problem& p) {
   if (const Reason reason = engine::DeclinesAllButF32(p.dtype); !reason.empty()) return reason;
   if (const Reason reason = DeclinesForm(p); !reason.empty()) return reason;
   thread_local std::string of_device;  // whose words last until the next call
-  of_device = cuda::Declines(p.device, cuda::ForwardWalk(cuda::FormOnDevice(p), p.initial, p.initial_z));
+  of_device = cuda::Declines(p.device, cuda::ForwardSweep(cuda::FormOnDevice(p), p.initial, p.initial_z));
   return {of_device.c_str()};
 }
 
@@ -49,7 +49,7 @@ void Compute(const Context& ctx, const Problem& given, const States& initial, co
   const cuda::ProblemOnDevice on_device(ctx, given);
   const Problem& p = on_device.problem();
   const cuda::Launcher launcher(ctx, p);
-  cuda::Walk w = cuda::ForwardWalk(p, initial, initial_z);
+  cuda::Sweep w = cuda::ForwardSweep(p, initial, initial_z);
   if (p.normalize) {
     const int64_t row = w.params.value_size;
     const cuda::Floats sums(launcher.call(), true, launcher.tokens() * p.value_heads * row);

@@ -1,4 +1,4 @@
-// Gradients as walks, see chunk_block.h, and what becomes of them.
+// Gradients as sweeps, see chunk_block.h, and what becomes of them.
 #include "heed/engines/recurrence/cuda/backward.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include "heed/core/error.h"
 #include "heed/engines/recurrence/cuda/gradient_blocks.h"
 #include "heed/engines/recurrence/cuda/problem_on_device.h"
-#include "heed/engines/recurrence/cuda/walks.h"
+#include "heed/engines/recurrence/cuda/sweeps.h"
 
 namespace heed::recurrence::cuda {
 namespace {
@@ -21,16 +21,16 @@ void RefuseGradients(const Problem& p) {
   refuse(p.output_gate.data != nullptr || p.skip.data != nullptr, "skips and gates of outputs");
   refuse(p.delta != Delta::kNone && p.constant_decay, "delta rules with constant decays");
 }
-void RefuseOn(Device device, std::initializer_list<Walk> walks) {
-  for (const Walk& w : walks) {
+void RefuseOn(Device device, std::initializer_list<Sweep> sweeps) {
+  for (const Sweep& w : sweeps) {
     const std::string reason = Declines(device, w);
     if (!reason.empty()) throw Unsupported(std::string(kName) + ", gradients: " + reason);
   }
 }
 
-// A walk over S^T, or D^T, whose columns are key channels.
-Walk TransposedWalk(const Problem& p) {
-  Walk w = WalkOf(p);
+// A sweep over S^T, or D^T, whose columns are key channels.
+Sweep TransposedSweep(const Problem& p) {
+  Sweep w = SweepOf(p);
   std::swap(w.params.key_size, w.params.value_size);
   w.params.query_map = w.params.key_map = Map::kIdentity;
   w.params.complement_keys = false;
@@ -44,15 +44,15 @@ Walk TransposedWalk(const Problem& p) {
 
 // Over D, into which queries or gradients of outputs are written with the scale that outputs had. What reads a state
 // before it decays is written to D after it has decayed.
-void GoAgainstTime(Walk& w) {
+void Reverse(Sweep& w) {
   w.params.against = true;
   w.params.late = !w.params.early;
   w.params.write_scale = std::exchange(w.params.scale, 1.0f);
 }
 
 // dq_t = scale S_t d_o_t.
-Walk QueryGradients(const Problem& p, const Gradients& g) {
-  Walk w = TransposedWalk(p);
+Sweep QueryGradients(const Problem& p, const Gradients& g) {
+  Sweep w = TransposedSweep(p);
   w.q = g.d_o;
   w.k = p.v;
   w.v = p.k;
@@ -66,20 +66,20 @@ Walk QueryGradients(const Problem& p, const Gradients& g) {
   return w;
 }
 // dk_t = D_t v_t, without the factor of v_t.
-Walk KeyGradients(const Problem& p, const Gradients& g) {
-  Walk w = TransposedWalk(p);
+Sweep KeyGradients(const Problem& p, const Gradients& g) {
+  Sweep w = TransposedSweep(p);
   w.q = p.v;
   w.k = g.d_o;
   w.v = p.q;
   w.params.value_map = MapOf(p.feature);
   w.params.early = ReadsEarly(p);
   w.initial = Transposed(g.d_final);
-  GoAgainstTime(w);
+  Reverse(w);
   return w;
 }
 // dv_t = D_t^T k_t, of values with their factors.
-Walk ValueGradients(const Problem& p, const Gradients& g) {
-  Walk w = WalkOf(p);
+Sweep ValueGradients(const Problem& p, const Gradients& g) {
+  Sweep w = SweepOf(p);
   w.q = p.k;
   w.k = p.q;
   w.v = g.d_o;
@@ -96,7 +96,7 @@ Walk ValueGradients(const Problem& p, const Gradients& g) {
   w.final = g.d_initial;
   w.params.strict = p.has_bonus;
   w.params.early = ReadsEarly(p);
-  GoAgainstTime(w);
+  Reverse(w);
   return w;
 }
 
@@ -169,7 +169,7 @@ void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients
   };
   const Floats dq(launcher.call(), !is_final(p.feature), rows), dk(launcher.call(), !is_final(p.key_feature), rows),
       kept(launcher.call(), decays, states * p.value_size), products(launcher.call(), decays, states);
-  const auto run = [&](Walk w, Feature feature, const Rows& to, const Floats& memory, float* of_products) {
+  const auto run = [&](Sweep w, Feature feature, const Rows& to, const Floats& memory, float* of_products) {
     if (to.data == nullptr && !decays) return;
     w.q_in_memory = w.k_in_memory = in_memory;
     w.into_memory = !is_final(feature);
@@ -194,7 +194,7 @@ void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients
                     p.key_size);
   }
   if (g.dv.data != nullptr || g.d_initial.data != nullptr) {
-    Walk w = ValueGradients(p, g);
+    Sweep w = ValueGradients(p, g);
     w.v_in_memory = w.into_memory = in_memory;
     launcher.RunWithBonus(w);
   }
@@ -216,7 +216,7 @@ void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradi
   const Floats sums(call, true, rows * size), values(call, true, rows * size), d_sums(call, true, rows * size),
       dv(call, g.dv.data != nullptr, rows * size), initial(call, has_initial, sequences * state),
       d_final(call, has_final, sequences * state), d_initial(call, of_initial, sequences * state);
-  Walk forward = ForwardWalk(p, p.initial, p.initial_z);
+  Sweep forward = ForwardSweep(p, p.initial, p.initial_z);
   forward.final = forward.final_z = {};
   forward.o = launcher.InMemory(sums, size);
   forward.into_memory = true;
@@ -276,10 +276,10 @@ void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradi
   launcher.Clear(g.dv, p.value_heads, p.value_size);
 }
 
-// The walks of a delta rule's gradients, over tensors in memory: x, what read keys do not find, and dx.
+// The sweeps of a delta rule's gradients, over tensors in memory: x, what read keys do not find, and dx.
 
-Walk NotFound(const Problem& p, const Rows& x) {
-  Walk w = ForwardWalk(p, p.initial, {});
+Sweep NotFound(const Problem& p, const Rows& x) {
+  Sweep w = ForwardSweep(p, p.initial, {});
   w.final = {};
   w.o = x;
   w.into_memory = true;
@@ -288,8 +288,8 @@ Walk NotFound(const Problem& p, const Rows& x) {
   w.params.delta = DeltaKind::kNotFound;
   return w;
 }
-Walk NotFoundGradients(const Problem& p, const Gradients& g, const Rows& dx) {
-  Walk w = ValueGradients(p, g);
+Sweep NotFoundGradients(const Problem& p, const Gradients& g, const Rows& dx) {
+  Sweep w = ValueGradients(p, g);
   w.beta = p.beta;
   w.read_key = p.read_key;
   w.o = dx;
@@ -299,8 +299,8 @@ Walk NotFoundGradients(const Problem& p, const Gradients& g, const Rows& dx) {
   return w;
 }
 // S: tokens write beta_t x_t under their keys.
-Walk OverStates(const Problem& p, const Rows& x) {
-  Walk w = TransposedWalk(p);
+Sweep OverStates(const Problem& p, const Rows& x) {
+  Sweep w = TransposedSweep(p);
   w.k = x;
   w.k_in_memory = true;
   w.v = p.k;
@@ -308,15 +308,15 @@ Walk OverStates(const Problem& p, const Rows& x) {
   w.initial = Transposed(p.initial);
   return w;
 }
-Walk DeltaQueryGradients(const Problem& p, const Gradients& g, const Rows& x) {
-  Walk w = OverStates(p, x);
+Sweep DeltaQueryGradients(const Problem& p, const Gradients& g, const Rows& x) {
+  Sweep w = OverStates(p, x);
   w.q = g.d_o;
   w.params.reads_once = true;
   return w;
 }
 // -dr_t / beta_t.
-Walk ReadKeyGradients(const Problem& p, const Rows& x, const Rows& dx) {
-  Walk w = OverStates(p, x);
+Sweep ReadKeyGradients(const Problem& p, const Rows& x, const Rows& dx) {
+  Sweep w = OverStates(p, x);
   w.q = dx;
   w.q_in_memory = true;
   w.params.strict = true;
@@ -326,8 +326,8 @@ Walk ReadKeyGradients(const Problem& p, const Rows& x, const Rows& dx) {
 }
 // dk_t / beta_t, in two parts: what queries write to D, from where blocks of tokens begin, and what tokens erase since
 // then.
-Walk WrittenGradients(const Problem& p, const Gradients& g, const Rows& x, const float* d_states) {
-  Walk w = KeyGradients(p, g);
+Sweep WrittenGradients(const Problem& p, const Gradients& g, const Rows& x, const float* d_states) {
+  Sweep w = KeyGradients(p, g);
   w.q = x;
   w.q_in_memory = true;
   w.params.writes_once = true;
@@ -336,11 +336,11 @@ Walk WrittenGradients(const Problem& p, const Gradients& g, const Rows& x, const
   w.params.start_size = p.key_size * p.value_size;
   return w;
 }
-Walk ErasedGradients(const Problem& p, const Rows& x, const Rows& dx) {
-  Walk w = TransposedWalk(p);
+Sweep ErasedGradients(const Problem& p, const Rows& x, const Rows& dx) {
+  Sweep w = TransposedSweep(p);
   w.params.scale = -1;
   w.params.early = ReadsEarly(p);
-  GoAgainstTime(w);
+  Reverse(w);
   w.q = x;
   w.k = dx;
   w.q_in_memory = w.k_in_memory = true;
@@ -368,13 +368,13 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
       dq(call, of_queries, tokens * p.key_size), dk(call, of_keys, rows * p.key_size),
       dr(call, of_read_keys, rows * p.key_size);
   const Rows x_rows = launcher.WritesInMemory(x, p.value_size), dx_rows = launcher.WritesInMemory(dx, p.value_size);
-  const auto run = [&](Walk w, float* kept) {
+  const auto run = [&](Sweep w, float* kept) {
     w.params.kept = kept;
     launcher.Run(w);
   };
   run(NotFound(p, x_rows), decays ? states.data() : nullptr);
   run(NotFoundGradients(p, g, dx_rows), of_keys ? d_states.data() : nullptr);
-  const auto run_to = [&](Walk w, const Floats& memory) {
+  const auto run_to = [&](Sweep w, const Floats& memory) {
     w.o = w.params.reads_once ? launcher.InMemory(memory, p.key_size) : launcher.WritesInMemory(memory, p.key_size);
     w.into_memory = true;
     launcher.Run(w);

@@ -20,12 +20,12 @@
 // Long sequences are taken in segments: a pass that computes no outputs leaves the states between them. Tokens have the
 // same bits in either pass, however many segments there are.
 //
-// Gradients are such walks too. With D_t the gradient of the state that token t leaves, and g its log decay,
+// Gradients are such sweeps too. With D_t the gradient of the state that token t leaves, and g its log decay,
 //
 //   D_t  = exp(g_{t+1}) D_{t+1} + scale q_t d_o_t^T
 //   dq_t = scale S_t d_o_t,  dv_t = D_t^T k_t,  dk_t = D_t v_t
 //
-// the first is a walk over S^T with (d_o, v, k) for (q, k, v), the others walks against time, where a token's decay
+// the first is a sweep over S^T with (d_o, v, k) for (q, k, v), the others reversed sweeps, where a token's decay
 // comes late, over D with (k, q, d_o) and over D^T with (v, d_o, q).
 //
 // Of a delta rule, whose tokens write beta_t x_t with x_t = v_t - exp(g_t) S_{t-1}^T r_t, tokens also erase on the way
@@ -39,12 +39,12 @@
 //
 //   D_t = exp(g_{t+1}) D_{t+1} + scale q_{t+1} d_o_{t+1}^T,  or, of read keys,  - beta_{t+1} r_{t+1} dx_{t+1}^T
 //
-// Walks against time then decay in the token's own step, and what reads before that has the decays up to the token
+// reversed sweeps then decay in the token's own step, and what reads before that has the decays up to the token
 // before (channel_operands.h). So would what is written to D by a query that comes after a read key, were it not of
 // another write, which does not decay (problem_on_device.h).
 //
-// A walk leaves x, one against time with a substitution of its own leaves dx; the rest are walks as above whose keys or
-// queries are x and dx, of f32.
+// A sweep leaves x, one against time with a substitution of its own leaves dx; the rest are sweeps as above whose keys
+// or queries are x and dx, of f32.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHUNK_BLOCK_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_CHUNK_BLOCK_H_
 
@@ -101,7 +101,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     for (int64_t segment = segment_;; ++segment) {
       const int64_t end = BeginOf(segment + 1);
       if (p_.to_borders && end == tokens_) return;  // no border
-      Walk(BeginOf(segment), end);
+      Sweep(BeginOf(segment), end);
       if (p_.to_borders) {
         this->StoreState(this->Border(segment), p_.value_size);
         continue;
@@ -115,7 +115,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
 
  private:
   // The tokens of a segment.
-  HEED_DEVICE void Walk(int64_t begin, int64_t end) {
+  HEED_DEVICE void Sweep(int64_t begin, int64_t end) {
     if (begin >= end) return;
     const auto count_at = [&](int64_t first) { return static_cast<int>(TileEnd(first, end) - first); };
     m_.Sync();  // all are done with another segment's

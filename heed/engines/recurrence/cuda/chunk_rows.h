@@ -1,4 +1,4 @@
-// Which tokens and tensors a walk has, and how tiles of them come into the shared memory of a block.
+// Which tokens and tensors a sweep has, and how tiles of them come into the shared memory of a block.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHUNK_ROWS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_CHUNK_ROWS_H_
 
@@ -171,7 +171,7 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
 
   const bool has_read_key_, by_column_, early_, has_factors_;
   const bool late_;
-  const int64_t tokens_;  // of the walk: where the last one's decay comes late, one more brings it to the final state
+  const int64_t tokens_;  // of the sweep: where the last one's decay comes late, one more brings it to the final state
   const int shift_, stage_bytes_;
 };
 

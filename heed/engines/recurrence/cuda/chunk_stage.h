@@ -13,7 +13,7 @@
 
 namespace heed::recurrence::cuda {
 
-// What a walk has to it. Kernels of what has less have registers to spare.
+// What a sweep has to it. Kernels of what has less have registers to spare.
 enum class Form {
   kPlain,
   kGeneral,  // columns decay or are mapped, a token has a factor, or it is one of gradients
@@ -60,7 +60,7 @@ struct ChunkStage {
 
   HEED_DEVICE KeyTile queries() const { return KeyTile(at); }
   HEED_DEVICE KeyTile keys() const { return KeyTile(at + KeyTile::kBytes); }
-  // Unless they are others: the keys, which are the queries of a walk that erases.
+  // Unless they are others: the keys, which are the queries of a sweep that erases.
   HEED_DEVICE KeyTile read_keys() const { return KeyTile(at + (has_read_key ? 2 : erases ? 0 : 1) * KeyTile::kBytes); }
   HEED_DEVICE typename Shape::ValueTile values() const { return typename Shape::ValueTile(at_values()); }
   HEED_DEVICE typename Shape::WideValueTile wide_values() const { return typename Shape::WideValueTile(at_values()); }

@@ -1,4 +1,4 @@
-// What becomes of the walks of a backward pass: gradients of heads that share a row, of maps, and of decays.
+// What becomes of the sweeps of a backward pass: gradients of heads that share a row, of maps, and of decays.
 //
 // Gradients of log decays begin where a block of 64 tokens ends, with X = <S, D> there, by key channel or over all of
 // them, and go on against time:

@@ -15,7 +15,7 @@
 
 namespace heed::recurrence::cuda {
 
-inline constexpr int64_t kMostKeys = 128;  // of a walk: more are several, whose outputs are summed
+inline constexpr int64_t kMostKeys = 128;  // of a sweep: more are several, whose outputs are summed
 
 // f(ChunkShape<...>()) of the smallest shape that keys of so many channels fit, or kMostKeys of them.
 template <bool kByChannel, class F>
@@ -62,7 +62,7 @@ constexpr int SharedBytesOf(const ChunkParams& p) {
 
 // What libheed_cuda does for this engine.
 struct Launches {
-  const char* (*walk)(const heed::cuda::Launch& launch, const ChunkParams& params);
+  const char* (*sweep)(const heed::cuda::Launch& launch, const ChunkParams& params);
   const char* (*gather)(const heed::cuda::Launch& launch, const GatherParams& params);
   const char* (*decay_gradients)(const heed::cuda::Launch& launch, const DecayGradientParams& params);
   const char* (*products)(const heed::cuda::Launch& launch, const ProductParams& params);

@@ -1,4 +1,4 @@
-// Problems as walks take them.
+// Problems as sweeps take them.
 #include "heed/engines/recurrence/cuda/problem_on_device.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Problems as walks take them: what is not on the device yet, or not as they need it.
+// Problems as sweeps take them: what is not on the device yet, or not as they need it.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_PROBLEM_ON_DEVICE_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_PROBLEM_ON_DEVICE_H_
 
@@ -6,7 +6,7 @@
 
 #include "heed/core/context.h"
 #include "heed/cuda/calls.h"
-#include "heed/engines/recurrence/cuda/walks.h"
+#include "heed/engines/recurrence/cuda/sweeps.h"
 #include "heed/engines/recurrence/problem.h"
 
 namespace heed::recurrence::cuda {

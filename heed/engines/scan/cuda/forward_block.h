@@ -36,7 +36,7 @@ class ForwardBlock : public ChannelBlock<M, Shape> {
       m_.Sync();
       if (tile + 1 < tiles) Fetch(tile + 1);
       if (p_.borders != nullptr) this->Border(tile) = state_;
-      Walk(this->TokensAt(tile));
+      Sweep(this->TokensAt(tile));
       m_.Sync();
       this->StoreColumns(y_, p_.o, s_.o, tile);
     }
@@ -57,7 +57,7 @@ class ForwardBlock : public ChannelBlock<M, Shape> {
     gate_bits_.ForEach(m_, p_.gate, [&](int t, int c, float z) { gates_(t, c) = z * SigmoidsOf<M>(z).s; });
   }
 
-  HEED_DEVICE void Walk(int tokens) {
+  HEED_DEVICE void Sweep(int tokens) {
     for (int first = 0; first < tokens; first += kGroup) {
       float of_lane = 0;  // y of token first + lane
       HEED_DEVICE_UNROLL

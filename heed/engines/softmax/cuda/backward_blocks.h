@@ -8,7 +8,7 @@
 // leaves. A row adds -sum_j dS_ij |p_i - j|, without what a soft cap does to dS, to the gradient of its slope.
 //
 // A block owns 64 keys, or 64 rows, and four warps 16 of these each; beyond 128 channels eight do, of which two share
-// 16 and have half of the channels of sums each, as registers are no more. The former walks over all rows of all query
+// 16 and have half of the channels of sums each, as registers are no more. The former sweeps over all rows of all query
 // heads that see its keys, the latter over the keys that its rows see; P and dS come out as the operands of the next
 // products, of keys by rows in the one and of rows by keys in the other, so that nothing goes through memory and each
 // gradient is one sum in one order. That P and dS are computed twice costs two of seven products. Pairs that are masked
@@ -52,10 +52,10 @@ struct BackwardShape {
   static constexpr int kNWarps = kDepth > 128 ? 2 : 1;  // warps with the same rows
   static constexpr int kThreads = 4 * kNWarps * heed::cuda::kWarp;
   static constexpr int kBlocks = kWgmma ? 2 : 1;  // of a SM that registers are to suffice for
-  static constexpr int kStages = kWgmma ? 2 : 1;  // of tiles that a block walks over
+  static constexpr int kStages = kWgmma ? 2 : 1;  // of tiles that a block sweeps over
   using Rows = SharedTile<kBackwardTile, kDepth, Element>;
   using ValueRows = SharedTile<kBackwardTile, kValueDepth, Element>;
-  // In shared memory: what the block owns, and the tiles that it walks over.
+  // In shared memory: what the block owns, and the tiles that it sweeps over.
   static constexpr int kTileBytes = Rows::kBytes + ValueRows::kBytes;
   static constexpr int kMarksAt = (1 + kStages) * kTileBytes, kSharedBytes = kMarksAt + kBackwardTile;
 };

@@ -1,4 +1,4 @@
-// Which keys rows keep of a pattern and of segments, on a GPU: the lists of visits.h, walked tile by tile.
+// Which keys rows keep of a pattern and of segments, on a GPU: the lists of visits.h, swept tile by tile.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_BLOCK_MASK_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_BLOCK_MASK_H_
 

@@ -82,16 +82,16 @@ class ForwardBlock {
     BeginState();
     ClearOutputs();
     if constexpr (Shape::kUsesWgmma) {
-      WgmmaSweep();
+      SweepWgmma();
     } else {
-      Walk();
+      Sweep();
     }
     m_.template WaitCopies<0>();
     is_split ? StoreSplit() : Finish();
   }
 
  private:
-  HEED_DEVICE void Walk() {
+  HEED_DEVICE void Sweep() {
     for (int stage = 0; stage < kStages; ++stage) {
       CopyNextKeys(stage);
       if (stage + 1 < kStages) CopyNextValues(stage);
@@ -104,7 +104,7 @@ class ForwardBlock {
       }
       const int64_t border = BorderBehind(tile);
       for (; tile < tiles_.end() && tile < border; tile = tiles_.From(tile + kTileKeys)) {
-        Visit(tile, stage);
+        ProcessTile(tile, stage);
         stage = (stage + 1) % kStages;
       }
       EndState();
@@ -114,7 +114,7 @@ class ForwardBlock {
       }
     }
   }
-  HEED_DEVICE void Visit(int64_t tile, int stage) {
+  HEED_DEVICE void ProcessTile(int64_t tile, int stage) {
     // Keys and values of as many later tiles as there are stages besides this one may still be on their way.
     m_.template WaitCopies<2 * (kStages - 1)>();
     m_.Sync();
@@ -142,7 +142,7 @@ class ForwardBlock {
   }
 
   // Warpgroups: the softmax of the next tile overlaps P V of this one.
-  HEED_DEVICE void WgmmaSweep() {
+  HEED_DEVICE void SweepWgmma() {
     int64_t tile = tiles_.first();
     if (tile >= tiles_.end()) return;
     if (p_.uses_tma) {

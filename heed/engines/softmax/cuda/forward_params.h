@@ -95,7 +95,7 @@ struct ForwardParams {
   uint64_t keep_below;          // a random word below keeps its pair
   uint32_t key_low, key_high, dropout_offset;
   // Where rows leave what they have of each segment, by sequence, query head, query and segment: outputs that are not
-  // divided yet, [part_channels] each, and terms. Null: blocks walk over all segments.
+  // divided yet, [part_channels] each, and terms. Null: blocks sweep over all segments.
   float* split_outputs = nullptr;
   SoftmaxState* split_states = nullptr;
   int32_t split_channels = 0;  // a multiple of 8

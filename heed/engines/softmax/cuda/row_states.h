@@ -1,7 +1,7 @@
 // What a row has of its keys, segment by segment: its largest logit, the sum of its weights, and weighted sums of
 // values.
 //
-// Blocks that walk over all keys and those that leave segments to CombineBlock add up the same states in the same
+// Blocks that sweep over all keys and those that leave segments to CombineBlock add up the same states in the same
 // order, with the roundings that stand here: a row has the same bits either way.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_ROW_STATES_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_ROW_STATES_H_

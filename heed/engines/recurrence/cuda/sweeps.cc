@@ -1,5 +1,5 @@
-// Problems as walks, and their launches.
-#include "heed/engines/recurrence/cuda/walks.h"
+// Problems as sweeps, and their launches.
+#include "heed/engines/recurrence/cuda/sweeps.h"
 
 #include <algorithm>
 #include <string>
@@ -33,8 +33,8 @@ void ForLaunches(size_t sequences, const F& f) {
   }
 }
 
-// What kernels are given of the tensors of a walk.
-ChunkParams ParamsOf(const Walk& w) {
+// What kernels are given of the tensors of a sweep.
+ChunkParams ParamsOf(const Sweep& w) {
   ChunkParams params = w.params;
   const bool against = params.against;
   params.q = OnDevice(w.q, w.q_group, against);
@@ -72,8 +72,8 @@ Map MapOf(Feature feature) {
 
 Rows FactorsOf(const Problem& p) { return p.delta != Delta::kNone ? p.beta : p.value_factors; }
 
-Walk WalkOf(const Problem& p) {
-  Walk w;
+Sweep SweepOf(const Problem& p) {
+  Sweep w;
   w.params = {.q = {},
               .k = {},
               .v = {},
@@ -129,8 +129,8 @@ Walk WalkOf(const Problem& p) {
   return w;
 }
 
-Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_z) {
-  Walk w = WalkOf(p);
+Sweep ForwardSweep(const Problem& p, const States& initial, const States& initial_z) {
+  Sweep w = SweepOf(p);
   w.q = p.q;
   w.k = p.k;
   w.v = p.v;
@@ -172,7 +172,7 @@ States Transposed(States s) {
   return s;
 }
 
-std::string Declines(Device device, const Walk& w) {
+std::string Declines(Device device, const Sweep& w) {
   ChunkParams params = ParamsOf(w);
   params.key_size = static_cast<int32_t>(std::min<int64_t>(params.key_size, kMostKeys));
   const auto bytes = [&](auto shape) { return int64_t{SharedBytesOf<decltype(shape)>(params)}; };
@@ -190,8 +190,8 @@ Launcher::Launcher(const Context& ctx, const Problem& p) : p_(p), call_(kName, c
   }
 }
 
-void Launcher::Run(const Walk& w) const {
-  if (p_.causal) return RunAlong(w);
+void Launcher::Run(const Sweep& w) const {
+  if (p_.causal) return RunCausal(w);
   int64_t states = 0;
   for (const Sequence& s : p_.sequences) states = std::max(states, s.state + 1);
   const int64_t columns = w.params.value_size, of_head = w.params.key_size * columns,
@@ -199,16 +199,16 @@ void Launcher::Run(const Walk& w) const {
   const Floats sums(call_, true, states * of_sequence);
   const States all = {sums.data(), of_sequence, of_head, columns, 1};
   const States last = {sums.data() + columns - 1, of_sequence, of_head, columns, 1};
-  Walk sum = w, read = w;
+  Sweep sum = w, read = w;
   sum.o = {};
   sum.final = read.initial = all;
   if (w.params.normalizes) sum.final_z = read.initial_z = last;
   read.params.reads_only = true;
-  RunAlong(sum);
-  RunAlong(read);
+  RunCausal(sum);
+  RunCausal(read);
 }
 
-void Launcher::RunAlong(Walk w) const {
+void Launcher::RunCausal(Sweep w) const {
   const int64_t keys = w.params.key_size, heads = p_.value_heads, columns = w.params.value_size;
   if (keys <= kMostKeys) return RunSlice(w);
   const Rows o = w.o;
@@ -219,7 +219,7 @@ void Launcher::RunAlong(Walk w) const {
     w.into_memory = true;
   }
   for (int64_t first = 0; first < keys; first += kMostKeys) {
-    Walk slice = w;
+    Sweep slice = w;
     const auto skip = [&](Rows& rows) {
       if (rows.data != nullptr)
         rows.data = static_cast<const char*>(rows.data) + first * static_cast<int64_t>(SizeOf(rows.dtype));
@@ -253,7 +253,7 @@ BonusParams Launcher::BonusOf(const Problem& p) const {
           .value_size = static_cast<int32_t>(p.value_size)};
 }
 
-void Launcher::RunWithBonus(Walk w) const {
+void Launcher::RunWithBonus(Sweep w) const {
   if (!p_.has_bonus) return Run(w);
   const Floats weights(call_, true, tokens_ * p_.value_heads);
   BonusParams params = BonusOf(p_);
@@ -328,7 +328,7 @@ void Launcher::Gather(const std::vector<Sequence>& sequences, const Gathered& wh
       {.q = what.q, .v = what.from_factors, .d_o = what.less_factors, .beta = what.beta, .to = to}, heads, params);
 }
 
-void Launcher::RunSlice(const Walk& w) const {
+void Launcher::RunSlice(const Sweep& w) const {
   ChunkParams params = ParamsOf(w);
   params.segment_tokens = params.start == Start::kBorders ? SegmentTokens(params.column_blocks) : kBlock;
   ForLaunches(p_.sequences.size(), [&](size_t first, size_t count) { Run(w, params, first, count); });
@@ -343,11 +343,11 @@ int64_t Launcher::SegmentTokens(int64_t column_blocks) const {
       std::max<int64_t>(1, column_blocks * p_.value_heads * static_cast<int64_t>(p_.sequences.size()));
   const int64_t wanted = std::max<int64_t>(1, 2 * facts.num_sms / blocks);
   const auto in_blocks = [](int64_t tokens) { return Blocks(tokens, kBlock) * kBlock; };
-  const int64_t whole = in_blocks(longest_ + kBlock);  // the first tile of a walk against time may be short
+  const int64_t whole = in_blocks(longest_ + kBlock);  // the first tile of a reversed sweep may be short
   return wanted == 1 ? whole : std::min(whole, std::max(kLeastSegment, in_blocks(Blocks(longest_, wanted))));
 }
 
-void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t num_sequences) const {
+void Launcher::Run(const Sweep& w, ChunkParams& params, size_t first, size_t num_sequences) const {
   const int64_t state = p_.value_heads * params.key_size * params.value_size;
   int64_t most = 1, borders = 0;
   for (size_t i = 0; i < num_sequences; ++i) {
@@ -360,8 +360,8 @@ void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t num_
     };
     const int64_t shift = params.against ? (kBlock - count % kBlock) % kBlock : 0;
     // One more where a decay that comes late is brought to the final state.
-    const int64_t walked = count + (params.late && params.final.data != nullptr ? 1 : 0);
-    const int64_t segments = std::max<int64_t>(1, Blocks(walked + shift, params.segment_tokens));
+    const int64_t swept = count + (params.late && params.final.data != nullptr ? 1 : 0);
+    const int64_t segments = std::max<int64_t>(1, Blocks(swept + shift, params.segment_tokens));
     params.sequences[i] = {.q = offset(w.q, w.q_in_memory),
                            .k = offset(w.k, w.k_in_memory),
                            .v = offset(w.v, w.v_in_memory),
@@ -383,7 +383,7 @@ void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t num_
     borders += segments - 1;
   }
   const auto launch = [&](int64_t of_each) {
-    call_.Check(kernels().walk(call_.Of(params.column_blocks * of_each, p_.value_heads, num_sequences), params));
+    call_.Check(kernels().sweep(call_.Of(params.column_blocks * of_each, p_.value_heads, num_sequences), params));
   };
   if (most == 1 || params.start != Start::kBorders) return launch(most);
   const Floats memory(call_, true, borders * state);

@@ -1,6 +1,6 @@
-// Problems as walks over tokens, and their launches: the side of the host.
-#ifndef HEED_ENGINES_RECURRENCE_CUDA_WALKS_H_
-#define HEED_ENGINES_RECURRENCE_CUDA_WALKS_H_
+// Problems as sweeps over tokens, and their launches: the side of the host.
+#ifndef HEED_ENGINES_RECURRENCE_CUDA_SWEEPS_H_
+#define HEED_ENGINES_RECURRENCE_CUDA_SWEEPS_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -19,8 +19,8 @@ namespace heed::recurrence::cuda {
 inline constexpr char kName[] = "recurrence_cuda";
 inline constexpr int64_t kMostHeads = 65535;  // blocks of a grid on its second and third axes
 
-// A walk over all tokens: its tensors, and in `params` all that is none.
-struct Walk {
+// A sweep over all tokens: its tensors, and in `params` all that is none.
+struct Sweep {
   Rows q, k, v, o, log_decay, value_decay, beta, read_key, skip, output_gate;
   States initial, final, initial_z, final_z;
   int64_t q_group = 1, k_group = 1, v_group = 1, read_group = 1;  // value heads that share a row
@@ -29,21 +29,21 @@ struct Walk {
   ChunkParams params;
 };
 
-// What all walks of a problem have, and those of S that of one number per head.
-Walk WalkOf(const Problem& p);
+// What all sweeps of a problem have, and those of S that of one number per head.
+Sweep SweepOf(const Problem& p);
 // Of what tokens write.
 Rows FactorsOf(const Problem& p);
 // Whether a token reads the state before it decays: by its query, or by its read key.
 inline bool ReadsEarly(const Problem& p) { return p.has_bonus || p.delta == Delta::kBeforeDecay; }
 // Value heads that share a read key: none do where it has factors of its own.
 inline int64_t ReadGroup(const Problem& p) { return p.erase.data != nullptr ? 1 : p.group(); }
-Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_z);
+Sweep ForwardSweep(const Problem& p, const States& initial, const States& initial_z);
 
 Map MapOf(Feature feature);
 States Transposed(States s);
 
 // Why the device does not run it; empty if it does.
-std::string Declines(Device device, const Walk& w);
+std::string Declines(Device device, const Sweep& w);
 
 // What kernels of gradients read and write of a token.
 struct GradientRows {
@@ -84,11 +84,11 @@ class Launcher {
     return rows;
   }
 
-  // Keys of more channels than a walk takes are several walks, whose outputs are summed. Without causality one walk
+  // Keys of more channels than a sweep takes are several sweeps, whose outputs are summed. Without causality one sweep
   // sums over all tokens, and another reads that.
-  void Run(const Walk& w) const;
+  void Run(const Sweep& w) const;
   // With what each token's own key means to it, if the problem has a bonus.
-  void RunWithBonus(Walk w) const;
+  void RunWithBonus(Sweep w) const;
   BonusParams BonusOf(const Problem& p) const;
   // [token or block][value head][size] over heads alone.
   void SumTokens(const Floats& from, int64_t tokens, int64_t size, const Rows& to) const;
@@ -146,9 +146,9 @@ class Launcher {
                                                int64_t writes) const;
   void Gather(const std::vector<Sequence>& sequences, const Gathered& what, const Rows& to, int64_t heads,
               int64_t size) const;
-  void RunAlong(Walk w) const;
-  void RunSlice(const Walk& w) const;
-  void Run(const Walk& w, ChunkParams& params, size_t first, size_t num_sequences) const;
+  void RunCausal(Sweep w) const;
+  void RunSlice(const Sweep& w) const;
+  void Run(const Sweep& w, ChunkParams& params, size_t first, size_t num_sequences) const;
   int64_t SegmentTokens(int64_t column_blocks) const;
 
   const Problem& p_;
@@ -162,4 +162,4 @@ DeviceStates OnDevice(const States& s);
 
 }  // namespace heed::recurrence::cuda
 
-#endif  // HEED_ENGINES_RECURRENCE_CUDA_WALKS_H_
+#endif  // HEED_ENGINES_RECURRENCE_CUDA_SWEEPS_H_

@@ -1,0 +1,10 @@
+// Sweeps whose channels decay together, if at all.
+#include "heed/engines/recurrence/cuda/sweep_kernel.h"
+
+namespace heed::recurrence::cuda {
+
+const char* LaunchPlainSweep(const heed::cuda::Launch& launch, const ChunkParams& params) {
+  return LaunchSweep<false>(launch, params);
+}
+
+}  // namespace heed::recurrence::cuda
