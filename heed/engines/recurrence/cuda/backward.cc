@@ -45,7 +45,7 @@ Sweep TransposedSweep(const Problem& p) {
 // Over D, into which queries or gradients of outputs are written with the scale that outputs had. What reads a state
 // before it decays is written to D after it has decayed.
 void Reverse(Sweep& w) {
-  w.params.against = true;
+  w.params.reversed = true;
   w.params.late = !w.params.early;
   w.params.write_scale = std::exchange(w.params.scale, 1.0f);
 }

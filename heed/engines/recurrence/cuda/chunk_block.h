@@ -153,7 +153,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   // The state after a block of tokens, or, against time, where the block before ends; or its products with the one kept
   // there.
   HEED_DEVICE void Keep(int64_t after) {
-    if (!p_.against) return this->StoreState(this->Kept((after - 1) / kBlock), p_.value_size);
+    if (!p_.reversed) return this->StoreState(this->Kept((after - 1) / kBlock), p_.value_size);
     const int64_t block = (s_.tokens - after) / kBlock - 1;
     if (after >= s_.tokens) return;
     if (p_.products == nullptr) return this->StoreState(this->Kept(block), p_.value_size);

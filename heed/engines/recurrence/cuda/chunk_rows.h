@@ -58,8 +58,8 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
   }  // outputs are what read keys do not find
   HEED_DEVICE bool has_queries() const { return kErases || (has_outputs() && !finds()); }
   // Whether a token's write is its first or its last, in time.
-  HEED_DEVICE bool IsFirstWrite(int64_t t) const { return IsWrite(t, p_.against ? p_.writes - 1 : 0); }
-  HEED_DEVICE bool IsLastWrite(int64_t t) const { return IsWrite(t, p_.against ? 0 : p_.writes - 1); }
+  HEED_DEVICE bool IsFirstWrite(int64_t t) const { return IsWrite(t, p_.reversed ? p_.writes - 1 : 0); }
+  HEED_DEVICE bool IsLastWrite(int64_t t) const { return IsWrite(t, p_.reversed ? 0 : p_.writes - 1); }
   HEED_DEVICE bool IsWrite(int64_t t, int i) const {
     if (kForm == Form::kPlain || p_.writes == 1) return true;
     return static_cast<uint32_t>(t) % static_cast<uint32_t>(p_.writes) == static_cast<uint32_t>(i);

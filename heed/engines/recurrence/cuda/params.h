@@ -83,7 +83,7 @@ struct ChunkParams {
   bool aligned;            // rows of q, k, v, o and read keys begin at multiples of 16 bytes
   bool decays_aligned;     // those of log decays do
   bool complement_keys;    // k = 1 - exp(log_decay), of the token's own, and absent
-  bool against;            // time, in which tensors are swept
+  bool reversed;           // time, in which tensors are swept
   bool late;               // a token decays the state after it has been written to and read, not before
   bool strict;             // a token reads the state before it has written
   int32_t writes;  // of a token, each of which counts as one: it decays before the first and reads after the last

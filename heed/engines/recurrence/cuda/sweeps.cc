@@ -36,15 +36,15 @@ void ForLaunches(size_t sequences, const F& f) {
 // What kernels are given of the tensors of a sweep.
 ChunkParams ParamsOf(const Sweep& w) {
   ChunkParams params = w.params;
-  const bool against = params.against;
-  params.q = OnDevice(w.q, w.q_group, against);
-  params.k = OnDevice(w.k, w.k_group, against);
-  params.v = OnDevice(w.v, w.v_group, against);
-  params.o = OnDevice(w.o, 1, against);
-  params.log_decay = OnDevice(w.log_decay, 1, against);
-  params.value_decay = OnDevice(w.value_decay, 1, against);
-  params.beta = OnDevice(w.beta, 1, against);
-  params.read_key = OnDevice(w.read_key, w.read_group, against);
+  const bool reversed = params.reversed;
+  params.q = OnDevice(w.q, w.q_group, reversed);
+  params.k = OnDevice(w.k, w.k_group, reversed);
+  params.v = OnDevice(w.v, w.v_group, reversed);
+  params.o = OnDevice(w.o, 1, reversed);
+  params.log_decay = OnDevice(w.log_decay, 1, reversed);
+  params.value_decay = OnDevice(w.value_decay, 1, reversed);
+  params.beta = OnDevice(w.beta, 1, reversed);
+  params.read_key = OnDevice(w.read_key, w.read_group, reversed);
   params.skip = OnDevice(w.skip);
   params.output_gate = OnDevice(w.output_gate);
   params.initial = OnDevice(w.initial);
@@ -94,7 +94,7 @@ Sweep SweepOf(const Problem& p) {
               .aligned = false,
               .decays_aligned = false,
               .complement_keys = p.complement_keys,
-              .against = false,
+              .reversed = false,
               .late = false,
               .strict = false,
               .writes = static_cast<int32_t>(p.writes),
@@ -155,8 +155,8 @@ Sweep ForwardSweep(const Problem& p, const States& initial, const States& initia
   return w;
 }
 
-DeviceRows OnDevice(const Rows& rows, int64_t group, bool against) {
-  const int64_t sign = against ? -1 : 1;
+DeviceRows OnDevice(const Rows& rows, int64_t group, bool reversed) {
+  const int64_t sign = reversed ? -1 : 1;
   return {rows.data,
           rows.dtype,
           sign * rows.token_stride,
@@ -352,13 +352,13 @@ void Launcher::Run(const Sweep& w, ChunkParams& params, size_t first, size_t num
   int64_t most = 1, borders = 0;
   for (size_t i = 0; i < num_sequences; ++i) {
     const Sequence& s = p_.sequences[first + i];
-    const int64_t begin = params.against ? s.count - 1 : 0, count = s.count * p_.writes;
+    const int64_t begin = params.reversed ? s.count - 1 : 0, count = s.count * p_.writes;
     const auto offset = [&](const Rows& rows, bool in_memory = false) {
-      const int64_t of_write = params.against ? (p_.writes - 1) * rows.write_stride : 0;
+      const int64_t of_write = params.reversed ? (p_.writes - 1) * rows.write_stride : 0;
       if (in_memory) return (first_tokens_[first + i] + begin) * rows.token_stride + of_write;
       return s.batch * rows.batch_stride + (s.first + begin) * rows.token_stride + of_write;
     };
-    const int64_t shift = params.against ? (kBlock - count % kBlock) % kBlock : 0;
+    const int64_t shift = params.reversed ? (kBlock - count % kBlock) % kBlock : 0;
     // One more where a decay that comes late is brought to the final state.
     const int64_t swept = count + (params.late && params.final.data != nullptr ? 1 : 0);
     const int64_t segments = std::max<int64_t>(1, Blocks(swept + shift, params.segment_tokens));

@@ -157,7 +157,7 @@ class Launcher {
   int64_t tokens_ = 0, blocks_ = 0, longest_ = 0;
 };
 
-DeviceRows OnDevice(const Rows& rows, int64_t group = 1, bool against = false);
+DeviceRows OnDevice(const Rows& rows, int64_t group = 1, bool reversed = false);
 DeviceStates OnDevice(const States& s);
 
 }  // namespace heed::recurrence::cuda
