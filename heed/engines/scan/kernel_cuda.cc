@@ -171,11 +171,12 @@ class Launcher {
     const auto partials = [&](const Weights& gradient) {
       return Memory<float>(gradient.tokens.data == nullptr ? 0 : params.tokens * ChannelBlocks() * p_.states);
     };
-    const heed::cuda::DeviceMemory borders = Memory<cuda::States>(tiles * ChannelBlocks() * WithShape([](auto shape) {
-                                                                    return int64_t{shape.kThreads};
-                                                                  })),
+    const heed::cuda::DeviceMemory boundary_states =
+                                       Memory<cuda::States>(tiles * ChannelBlocks() * WithShape([](auto shape) {
+                                                              return int64_t{shape.kThreads};
+                                                            })),
                                    B_partials = partials(g.dB), C_partials = partials(g.dC);
-    params.scan.borders = static_cast<float*>(borders.data());
+    params.scan.boundary_states = static_cast<float*>(boundary_states.data());
     params.B_partials = g.dB.tokens.data == nullptr ? nullptr : static_cast<float*>(B_partials.data());
     params.C_partials = g.dC.tokens.data == nullptr ? nullptr : static_cast<float*>(C_partials.data());
     call_.Check(library().forward(call_.Of(ChannelBlocks(), 1, count), params.scan));

@@ -90,8 +90,8 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     if (segment_ == 0) {
       this->LoadState(this->OfHead(p_.initial, s_.initial), own_columns);
       if (normalizes()) this->LoadNormalizer(this->OfHead(p_.initial_z, s_.initial_z));
-    } else if (!kGeneral || p_.start == Start::kBorders) {
-      this->LoadState(this->Border(segment_ - 1), p_.value_size);
+    } else if (!kGeneral || p_.start == Start::kSegments) {
+      this->LoadState(this->SegmentState(segment_ - 1), p_.value_size);
     } else if (p_.start == Start::kKept) {
       this->LoadState(this->Started((s_.tokens - BeginOf(segment_)) / kBlock - 1), p_.value_size);
     }
@@ -100,10 +100,10 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     }
     for (int64_t segment = segment_;; ++segment) {
       const int64_t end = BeginOf(segment + 1);
-      if (p_.to_borders && end == tokens_) return;  // no border
+      if (p_.states_only && end == tokens_) return;  // no border
       Sweep(BeginOf(segment), end);
-      if (p_.to_borders) {
-        this->StoreState(this->Border(segment), p_.value_size);
+      if (p_.states_only) {
+        this->StoreState(this->SegmentState(segment), p_.value_size);
         continue;
       }
       if (end != tokens_) return;
@@ -140,7 +140,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
         for (int row = 0; row < count; row += kChunk) ChunkOfTile(stage, first, row, count - row);
       }
       if (after < end) PutNumbers(next, numbers);
-      if (p_.to_borders) continue;
+      if (p_.states_only) continue;
       if ((kGeneral || kDelta) && p_.kept != nullptr && ((after + shift_) % kBlock == 0 || after >= s_.tokens))
         Keep(after);
       if (!has_outputs() || !outputs_replace_values()) continue;

@@ -50,7 +50,7 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
   HEED_DEVICE bool normalizes() const { return kGeneral && p_.normalizes; }
   HEED_DEVICE float write_scale() const { return kGeneral ? p_.write_scale : 1; }
   HEED_DEVICE Map value_map() const { return kGeneral ? p_.value_map : Map::kIdentity; }
-  HEED_DEVICE bool has_outputs() const { return !p_.to_borders && (!kGeneral || p_.o.data != nullptr); }
+  HEED_DEVICE bool has_outputs() const { return !p_.states_only && (!kGeneral || p_.o.data != nullptr); }
   // In shared memory. Beside values of f32 they would stand where other warps have theirs.
   HEED_DEVICE bool outputs_replace_values() const { return !wide_outputs() && !wide_values(); }
   HEED_DEVICE bool finds() const {

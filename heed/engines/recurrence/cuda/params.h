@@ -34,10 +34,10 @@ struct DeviceStates {
 // A Sequence, and where what is its own begins, in elements.
 struct DeviceSequence {
   int64_t q, k, v, o, log_decay, value_decay, beta, read_key, output_gate, initial, final, initial_z, final_z;
-  int64_t tokens;       // or writes of them, where there are several
-  int64_t borders;      // states at the ends of its segments but the last
-  int64_t first_block;  // of 64 tokens, of all sequences'
-  int32_t shift;        // tokens that its first tile lacks, so that it ends where blocks begin
+  int64_t tokens;          // or writes of them, where there are several
+  int64_t segment_states;  // states at the ends of its segments but the last
+  int64_t first_block;     // of 64 tokens, of all sequences'
+  int32_t shift;           // tokens that its first tile lacks, so that it ends where blocks begin
 };
 
 // Launches of more sequences are several: they travel with the other arguments, of which a launch takes 32 KiB.
@@ -61,8 +61,8 @@ enum class DeltaKind : int32_t {
   kGradients,  // against time, over D; outputs, of f32, are gradients of what tokens write
 };
 enum class Start : int32_t {
-  kBorders,  // where the segment before ends
-  kKept,     // against time: where the block of tokens before ended, by `starts`
+  kSegments,  // where the segment before ends
+  kKept,      // against time: where the block of tokens before ended, by `starts`
   kZeros,
 };
 
@@ -74,12 +74,12 @@ struct ChunkParams {
   DeviceRows q, k, v, o, log_decay, value_decay, beta, read_key;
   DeviceRows skip, output_gate;  // o is (o + skip .* v) .* silu(output_gate); skip: over heads alone
   DeviceStates initial, final, initial_z, final_z;
-  float* borders = nullptr;       // [...][head][V][K], of segments; null: there is one
-  const float* starts = nullptr;  // [block][head][K][V] of some rows of keys; all of them are start_size elements
+  float* segment_states = nullptr;  // [...][head][V][K], of segments; null: there is one
+  const float* starts = nullptr;    // [block][head][K][V] of some rows of keys; all of them are start_size elements
   int64_t start_size = 0;
   int64_t segment_tokens;  // a multiple of kBlock
   int32_t column_blocks;   // strips of columns
-  bool to_borders;         // states at the ends of segments are computed, and nothing else
+  bool states_only;        // states at the ends of segments are computed, and nothing else
   bool aligned;            // rows of q, k, v, o and read keys begin at multiples of 16 bytes
   bool decays_aligned;     // those of log decays do
   bool complement_keys;    // k = 1 - exp(log_decay), of the token's own, and absent

@@ -40,7 +40,9 @@ class StateBlock {
     if (states.data != nullptr) states.data += of_sequence + head_ * states.head_stride;
     return states;
   }
-  HEED_DEVICE DeviceStates Border(int64_t border) const { return StateIn(p_.borders + s_.borders, border); }
+  HEED_DEVICE DeviceStates SegmentState(int64_t segment) const {
+    return StateIn(p_.segment_states + s_.segment_states, segment);
+  }
   HEED_DEVICE DeviceStates Kept(int64_t block) const { return StateIn(p_.kept, s_.first_block + block); }
   HEED_DEVICE DeviceStates Started(int64_t block) const {
     float* states = const_cast<float*>(p_.starts);

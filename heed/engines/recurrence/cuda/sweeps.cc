@@ -90,7 +90,7 @@ Sweep SweepOf(const Problem& p) {
               .final_z = {},
               .segment_tokens = kBlock,
               .column_blocks = 1,
-              .to_borders = false,
+              .states_only = false,
               .aligned = false,
               .decays_aligned = false,
               .complement_keys = p.complement_keys,
@@ -109,7 +109,7 @@ Sweep SweepOf(const Problem& p) {
               .write_scale = 1,
               .normalizes = false,
               .adds = false,
-              .start = Start::kBorders,
+              .start = Start::kSegments,
               .delta = DeltaKind::kNone,
               .decay = p.gate == Gate::kNone  ? DecayKind::kNone
                        : p.gate == Gate::kKey ? DecayKind::kKey
@@ -330,7 +330,7 @@ void Launcher::Gather(const std::vector<Sequence>& sequences, const Gathered& wh
 
 void Launcher::RunSlice(const Sweep& w) const {
   ChunkParams params = ParamsOf(w);
-  params.segment_tokens = params.start == Start::kBorders ? SegmentTokens(params.column_blocks) : kBlock;
+  params.segment_tokens = params.start == Start::kSegments ? SegmentTokens(params.column_blocks) : kBlock;
   ForLaunches(p_.sequences.size(), [&](size_t first, size_t count) { Run(w, params, first, count); });
 }
 
@@ -349,7 +349,7 @@ int64_t Launcher::SegmentTokens(int64_t column_blocks) const {
 
 void Launcher::Run(const Sweep& w, ChunkParams& params, size_t first, size_t num_sequences) const {
   const int64_t state = p_.value_heads * params.key_size * params.value_size;
-  int64_t most = 1, borders = 0;
+  int64_t most = 1, segment_states = 0;
   for (size_t i = 0; i < num_sequences; ++i) {
     const Sequence& s = p_.sequences[first + i];
     const int64_t begin = params.reversed ? s.count - 1 : 0, count = s.count * p_.writes;
@@ -376,21 +376,21 @@ void Launcher::Run(const Sweep& w, ChunkParams& params, size_t first, size_t num
                            .initial_z = s.state * w.initial_z.sequence_stride,
                            .final_z = s.state * w.final_z.sequence_stride,
                            .tokens = count,
-                           .borders = borders * state,
+                           .segment_states = segment_states * state,
                            .first_block = first_blocks_[first + i],
                            .shift = static_cast<int32_t>(shift)};
     most = std::max(most, segments);
-    borders += segments - 1;
+    segment_states += segments - 1;
   }
   const auto launch = [&](int64_t of_each) {
     call_.Check(kernels().sweep(call_.Of(params.column_blocks * of_each, p_.value_heads, num_sequences), params));
   };
-  if (most == 1 || params.start != Start::kBorders) return launch(most);
-  const Floats memory(call_, true, borders * state);
-  params.borders = memory.data();
-  params.to_borders = true;
+  if (most == 1 || params.start != Start::kSegments) return launch(most);
+  const Floats memory(call_, true, segment_states * state);
+  params.segment_states = memory.data();
+  params.states_only = true;
   launch(1);
-  params.to_borders = false;
+  params.states_only = false;
   launch(most);
 }
 

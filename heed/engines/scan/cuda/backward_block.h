@@ -84,7 +84,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
     Base::Fetch(tile);
     this->FetchColumns(d_o_bits_, g_.d_o, own_gradients_.d_o, tile);
     if (is_gated()) this->FetchColumns(gate_bits_, p_.gate, s_.gate, tile);
-    before_ = this->Border(tile);
+    before_ = this->BoundaryState(tile);
   }
   HEED_DEVICE void Put() const {
     Base::Put();

@@ -67,9 +67,9 @@ class ChannelBlock {
     });
   }
   // The states before a tile, as the other pass finds them.
-  HEED_DEVICE States& Border(int tile) const {
+  HEED_DEVICE States& BoundaryState(int tile) const {
     const int64_t block = (s_.first_tile + tile) * (int64_t{p_.groups} * p_.channel_blocks) + channel_block_;
-    return reinterpret_cast<States*>(p_.borders)[block * kThreads + m_.thread()];
+    return reinterpret_cast<States*>(p_.boundary_states)[block * kThreads + m_.thread()];
   }
 
   // Before the first tile, and threads have to meet after it.

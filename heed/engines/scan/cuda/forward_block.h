@@ -35,7 +35,7 @@ class ForwardBlock : public ChannelBlock<M, Shape> {
       Put();
       m_.Sync();
       if (tile + 1 < tiles) Fetch(tile + 1);
-      if (p_.borders != nullptr) this->Border(tile) = state_;
+      if (p_.boundary_states != nullptr) this->BoundaryState(tile) = state_;
       Sweep(this->TokensAt(tile));
       m_.Sync();
       this->StoreColumns(y_, p_.o, s_.o, tile);

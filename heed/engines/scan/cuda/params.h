@@ -47,7 +47,7 @@ struct ScanParams {
   DeviceTokens x, delta, gate, o;
   DeviceWeights B, C;
   DeviceNumbers A, skip, bias, initial, final;
-  float* borders = nullptr;  // [tile][strip][thread][states of a thread], or none
+  float* boundary_states = nullptr;  // [tile][strip][thread][states of a thread], or none
   int32_t channels, states, groups;
   int32_t channel_blocks;  // of each group's channels
   bool softplus;

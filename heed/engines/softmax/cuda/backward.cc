@@ -61,8 +61,8 @@ class BackwardPass {
       }
     });
     if (bias_sequences_ != nullptr) AddUpBias();
-    AddUp(sink_terms_, sink_borders_, g_.device_dsinks, 1);
-    AddUp(slope_terms_, slope_borders_, g_.device_dalibi, num_slopes());
+    AddUp(sink_terms_, sink_offsets_, g_.device_dsinks, 1);
+    AddUp(slope_terms_, slope_offsets_, g_.device_dalibi, num_slopes());
   }
 
  private:
@@ -90,18 +90,18 @@ class BackwardPass {
 
   // What kernels read beside arguments of launches.
   void Prepare() {
-    std::vector<int64_t> borders = {0};
+    std::vector<int64_t> offsets = {0};
     std::vector<GradientSequence> all;
     for (const Sequence& s : p_.sequences) {
-      const DeviceGradients gradients = GradientsOf(s, borders.back());
+      const DeviceGradients gradients = GradientsOf(s, offsets.back());
       first_rows_.push_back(gradients.first_row);
       all.push_back({arguments_.OnDevice(s), gradients, s.batch});
-      borders.push_back(borders.back() + s.num_queries);
+      offsets.push_back(offsets.back() + s.num_queries);
     }
     if (g_.dbias.data != nullptr) bias_sequences_ = uploads_.Put(all);
-    if (sink_terms_.has_value()) sink_borders_ = uploads_.Put(std::vector<int64_t>{0, num_rows_});
+    if (sink_terms_.has_value()) sink_offsets_ = uploads_.Put(std::vector<int64_t>{0, num_rows_});
     if (slope_terms_.has_value()) {
-      slope_borders_ = uploads_.Put(num_slopes() == 1 ? std::vector<int64_t>{0, num_rows_} : borders);
+      slope_offsets_ = uploads_.Put(num_slopes() == 1 ? std::vector<int64_t>{0, num_rows_} : offsets);
     }
   }
 
@@ -158,12 +158,12 @@ class BackwardPass {
   }
 
   // Terms of rows, `count` sums of a head.
-  void AddUp(const std::optional<heed::cuda::DeviceMemory>& terms, const int64_t* borders, const HeadNumbers& sums,
+  void AddUp(const std::optional<heed::cuda::DeviceMemory>& terms, const int64_t* offsets, const HeadNumbers& sums,
              int64_t count) const {
     if (!terms.has_value()) return;
     const HeadSumsParams params = {.terms = static_cast<const float*>(terms->data()),
                                    .num_rows = num_rows_,
-                                   .borders = borders,
+                                   .offsets = offsets,
                                    .sums = const_cast<void*>(sums.data),
                                    .dtype = sums.dtype,
                                    .stride = sums.batch_stride,
@@ -183,7 +183,7 @@ class BackwardPass {
   std::optional<heed::cuda::DeviceMemory> sink_terms_, slope_terms_;
   std::vector<int64_t> first_rows_;  // by sequence
   const GradientSequence* bias_sequences_ = nullptr;
-  const int64_t *sink_borders_ = nullptr, *slope_borders_ = nullptr;
+  const int64_t *sink_offsets_ = nullptr, *slope_offsets_ = nullptr;
 };
 
 }  // namespace

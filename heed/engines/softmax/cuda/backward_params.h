@@ -62,7 +62,7 @@ struct BiasGradientParams {
 struct HeadSumsParams {
   const float* terms;      // by head and row
   int64_t num_rows;        // of a head
-  const int64_t* borders;  // [one more than sums of a head]: rows of each
+  const int64_t* offsets;  // [one more than sums of a head]: rows of each
   void* sums;
   DType dtype;
   int64_t stride, head_stride;

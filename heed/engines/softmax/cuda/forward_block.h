@@ -102,8 +102,8 @@ class ForwardBlock {
       if constexpr (!kIsSmallM) {
         if (!is_first) SaveState();
       }
-      const int64_t border = BorderBehind(tile);
-      for (; tile < tiles_.end() && tile < border; tile = tiles_.From(tile + kTileKeys)) {
+      const int64_t segment_end = SegmentEnd(tile);
+      for (; tile < tiles_.end() && tile < segment_end; tile = tiles_.From(tile + kTileKeys)) {
         ProcessTile(tile, stage);
         stage = (stage + 1) % kStages;
       }
@@ -159,14 +159,14 @@ class ForwardBlock {
     m_.template WgmmaWait<0>(logits_);
     bool full = BeginTile(tile), is_first = true;
     Weigh(full, tile);
-    int64_t border = BorderBehind(tile);
+    int64_t segment_end = SegmentEnd(tile);
     int stage = 0;
     for (int64_t next; (next = tiles_.From(tile + kTileKeys)) < tiles_.end(); tile = next, stage = 1 - stage) {
       BeginValues(tile, stage, full);
       m_.WgmmaFence(rows_, weights_, logits_, outputs_);
       MultiplyKeys(1 - stage);
       MultiplyValues(stage);
-      const bool ends_segment = next >= border;
+      const bool ends_segment = next >= segment_end;
       if (ends_segment) EndState();
       m_.template WgmmaWait<1>(logits_);
       full = BeginTile(next);
@@ -177,7 +177,7 @@ class ForwardBlock {
         if (!is_first) MergeState();
         SaveState();
         is_first = false;
-        border = BorderBehind(next);
+        segment_end = SegmentEnd(next);
       } else {
         Rescale();
       }
@@ -254,7 +254,7 @@ class ForwardBlock {
     m_.WgmmaCommit();
   }
 
-  HEED_DEVICE int64_t BorderBehind(int64_t tile) const {
+  HEED_DEVICE int64_t SegmentEnd(int64_t tile) const {
     return tile + kSegmentKeys - (tile - s_.key_begin) % kSegmentKeys;
   }
   // Whether every row sees all keys of the tile that is weighed next.

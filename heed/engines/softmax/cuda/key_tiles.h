@@ -29,9 +29,9 @@ class KeyTiles {
     end_ = seen.end;
     first_ = s_.key_begin + (seen.begin - s_.key_begin) / kTileKeys * kTileKeys;
     if (!is_split) return;
-    const int64_t border = s_.key_begin + segment * kSegmentKeys;
-    if (first_ < border) first_ = PastGap(border);
-    if (end_ > border + kSegmentKeys) end_ = border + kSegmentKeys;
+    const int64_t segment_begin = s_.key_begin + segment * kSegmentKeys;
+    if (first_ < segment_begin) first_ = PastGap(segment_begin);
+    if (end_ > segment_begin + kSegmentKeys) end_ = segment_begin + kSegmentKeys;
   }
   // Of a pattern's tiles, rows [first, last] of a head.
   HEED_DEVICE void Keep(int head, int first, int last) {

@@ -76,7 +76,7 @@ class HeadSumsBlock {
     const int head = m_.block(0), sum = m_.block(1), thread = m_.thread();
     double* const sums = reinterpret_cast<double*>(m_.shared());
     double mine = 0;
-    for (int64_t row = p_.borders[sum] + thread; row < p_.borders[sum + 1]; row += kThreads) {
+    for (int64_t row = p_.offsets[sum] + thread; row < p_.offsets[sum + 1]; row += kThreads) {
       mine += p_.terms[head * p_.num_rows + row];
     }
     sums[thread] = mine;
