@@ -302,7 +302,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       }
     }
     if (has_queries()) {
-      WeighPairs(sums, write_scale(), pairs, has_own() ? betas : nullptr);
+      DecayScores(sums, write_scale(), pairs, has_own() ? betas : nullptr);
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 8; ++i) o[i / 4][i % 4] *= decays_ ? Exp<M>(sums[ColumnOf(i)]) : 1;
       AddWritten(pairs, written, values, o);
@@ -358,7 +358,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   }
   // x_t -= sum_{j < t} beta_j exp(G_t - G_j) products_tj x_j, by which each token knows what those before have written.
   HEED_DEVICE void Substitute(const Sum* sums, const float* betas, Pairs& products, Pairs& x) const {
-    WeighPairs(sums, 1, products);
+    DecayScores(sums, 1, products);
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) products[i / 4][i % 4] *= -betas[ColumnOf(i)];
     this->AddCausally(true, products, x, x);
@@ -437,7 +437,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   HEED_DEVICE bool has_own() const { return early_ && p_.beta.data != nullptr; }
   // What token j's key means to token t, decayed on the way; 0 before it, or up to it, but for what `own` says of t
   // itself.
-  HEED_DEVICE void WeighPairs(const Sum* sums, float factor, Pairs& pairs, const float* own = nullptr) const {
+  HEED_DEVICE void DecayScores(const Sum* sums, float factor, Pairs& pairs, const float* own = nullptr) const {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       const int t = RowOf(i), j = ColumnOf(i);

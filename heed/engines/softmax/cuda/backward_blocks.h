@@ -168,7 +168,8 @@ class BackwardBlock {
 
   // Of one pair: its product becomes the weight of d_o in dv, its dP becomes dS. Returns dS without what a soft cap
   // does to it.
-  HEED_DEVICE float Weigh(const Row& at, const RowState& row, int64_t key, bool full, float& product, float& dp) const {
+  HEED_DEVICE float SoftmaxGradient(const Row& at, const RowState& row, int64_t key, bool full, float& product,
+                                    float& dp) const {
     float x = product, capped = 0;
     if constexpr (kGeneral) {
       x = of_pairs_.OfProduct(x, at, key, row.terms.slope, &capped);
@@ -200,8 +201,8 @@ class BackwardBlock {
   }
   // Of the warp's 16 rows and all keys of a tile, whose products these are. f(half, j, i, row, key, dS) of each pair.
   template <class F>
-  HEED_DEVICE void WeighRows(int first, int count, int head, int64_t first_key, bool full, Products& p, Products& ds,
-                             const F& f) const {
+  HEED_DEVICE void SoftmaxGradientRows(int first, int count, int head, int64_t first_key, bool full, Products& p,
+                                       Products& ds, const F& f) const {
     HEED_DEVICE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = 16 * warp_ + lane_ / 4 + 8 * half;
@@ -212,7 +213,7 @@ class BackwardBlock {
         HEED_DEVICE_UNROLL
         for (int i = 0; i < 2; ++i) {
           const int64_t key = first_key + 8 * j + lane_ % 4 * 2 + i;
-          f(half, j, i, at, key, Weigh(at, state, key, full, p[0][j][2 * half + i], ds[0][j][2 * half + i]));
+          f(half, j, i, at, key, SoftmaxGradient(at, state, key, full, p[0][j][2 * half + i], ds[0][j][2 * half + i]));
         }
       }
     }
@@ -332,7 +333,7 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
       this->Wait();
       typename Base::Products p, ds;  // keys by rows
       this->Multiply(stage, p, ds);
-      Weigh(tile, p, ds);
+      SoftmaxGradient(tile, p, ds);
       next.first += kBackwardTile;
       Find(next);
       if (Shape::kStages > 1) CopyRows(next, 1 - stage);
@@ -384,7 +385,7 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   HEED_DEVICE void CopyRows(const RowTile& tile, int stage) const {
     if (tile.count > 0) Base::CopyRows(this->TilesOf(stage), tile.first, tile.count, tile.head);
   }
-  HEED_DEVICE void Weigh(const RowTile& tile, typename Base::Products& p, typename Base::Products& ds) const {
+  HEED_DEVICE void SoftmaxGradient(const RowTile& tile, typename Base::Products& p, typename Base::Products& ds) const {
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kTiles; ++j) {
       HEED_DEVICE_UNROLL
@@ -395,7 +396,7 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
         HEED_DEVICE_UNROLL
         for (int half = 0; half < 2; ++half) {
           const int64_t key = first_ + 16 * this->warp_ + lane_ / 4 + 8 * half;
-          Base::Weigh(at, state, key, tile.full, p[0][j][2 * half + i], ds[0][j][2 * half + i]);
+          Base::SoftmaxGradient(at, state, key, tile.full, p[0][j][2 * half + i], ds[0][j][2 * half + i]);
         }
       }
     }
@@ -443,12 +444,13 @@ class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
       this->Wait();
       typename Base::Products p, ds;  // rows by keys
       this->Multiply(stage, p, ds);
-      this->WeighRows(first_, count_, head, tile.first, tile.full, p, ds,
-                      [&](int half, int, int, const Row& at, int64_t key, float of_pair) {
-                        if constexpr (kGeneral) {
-                          if (p_.slope_terms != nullptr) slope_terms_[half] -= of_pair * of_pairs_.DistanceOf(at, key);
-                        }
-                      });
+      this->SoftmaxGradientRows(first_, count_, head, tile.first, tile.full, p, ds,
+                                [&](int half, int, int, const Row& at, int64_t key, float of_pair) {
+                                  if constexpr (kGeneral) {
+                                    if (p_.slope_terms != nullptr)
+                                      slope_terms_[half] -= of_pair * of_pairs_.DistanceOf(at, key);
+                                  }
+                                });
       next.first += kBackwardTile;
       Find(next);
       if (Shape::kStages > 1) CopyKeys(next, 1 - stage);

@@ -38,7 +38,7 @@ class PairGradients : BackwardBlock<M, Shape, true> {
     this->Wait();
     Products p, ds;
     this->Multiply(0, p, ds);
-    this->WeighRows(
+    this->SoftmaxGradientRows(
         first, count, head, first_key, /*full=*/false, p, ds,
         [&](int half, int j, int i, const Row&, int64_t, float of_pair) { sums[0][j][2 * half + i] += of_pair; });
   }

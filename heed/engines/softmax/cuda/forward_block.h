@@ -47,7 +47,7 @@ class ForwardBlock {
   static constexpr int kMFragments = Shape::kMFragments, kRows = Shape::kRows, kNWarps = Shape::kNWarps,
                        kStages = Shape::kStages;
   static constexpr bool kIsSmallM = Shape::kIsSmallM, kAsks = kIsSmallM || kDType == DType::kF32;
-  static constexpr float kWeightPower = WeightPower(kDType);
+  static constexpr float kProbabilityPower = ProbabilityPower(kDType);
   static constexpr int kKeyTiles = kTileKeys / 8, kChannelTiles = kValueDepth / 8 / kNWarps;  // products' columns
   static constexpr int kOwnKeyTiles = kKeyTiles / kNWarps;  // whose logits a warp computes
   using OwnLogits = RowProducts<kDType, kMFragments, kOwnKeyTiles>;
@@ -121,13 +121,13 @@ class ForwardBlock {
     CopyNextValues((stage + kStages - 1) % kStages);
     Logits(stage);
     const bool full = BeginTile(tile);
-    if constexpr (!kIsSmallM) Weigh(full, tile);
+    if constexpr (!kIsSmallM) Softmax(full, tile);
     m_.template WaitCopies<2 * (kStages - 1)>();
     m_.Sync();
     CopyNextKeys(stage);
     if constexpr (kIsSmallM) {
       TakeLogits();
-      Weigh(full, tile);
+      Softmax(full, tile);
     }
     Rescale();
     // O += P V.
@@ -158,19 +158,19 @@ class ForwardBlock {
     MultiplyKeys(0);
     m_.template WgmmaWait<0>(logits_);
     bool full = BeginTile(tile), is_first = true;
-    Weigh(full, tile);
+    Softmax(full, tile);
     int64_t segment_end = SegmentEnd(tile);
     int stage = 0;
     for (int64_t next; (next = tiles_.From(tile + kTileKeys)) < tiles_.end(); tile = next, stage = 1 - stage) {
       BeginValues(tile, stage, full);
-      m_.WgmmaFence(rows_, weights_, logits_, outputs_);
+      m_.WgmmaFence(rows_, p_operands_, logits_, outputs_);
       MultiplyKeys(1 - stage);
       MultiplyValues(stage);
       const bool ends_segment = next >= segment_end;
       if (ends_segment) EndState();
       m_.template WgmmaWait<1>(logits_);
       full = BeginTile(next);
-      Weigh(full, next);
+      Softmax(full, next);
       m_.template WgmmaWait<0>(outputs_);
       if (ends_segment) {
         AddUpSums();
@@ -183,7 +183,7 @@ class ForwardBlock {
       }
     }
     BeginValues(tile, stage, full);
-    m_.WgmmaFence(weights_, outputs_);
+    m_.WgmmaFence(p_operands_, outputs_);
     MultiplyValues(stage);
     m_.template WgmmaWait<0>(outputs_);
     EndState();
@@ -203,7 +203,7 @@ class ForwardBlock {
     }
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; j += 2) {
-      heed::cuda::SplitResults<M, kDType, /*kFinite=*/true>(logits_[0][j], logits_[0][j + 1], weights_[j / 2]);
+      heed::cuda::SplitResults<M, kDType, /*kFinite=*/true>(logits_[0][j], logits_[0][j + 1], p_operands_[j / 2]);
     }
   }
   // What is copied is there for all, and for products; all are done with what is copied to next.
@@ -249,7 +249,7 @@ class ForwardBlock {
     const typename Shape::Values values = ValueTile(stage);
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kTileKeys; j += 16) {
-      m_.template Wgmma<kDType, true>(weights_[j / 16][0], values.MnMajor(j), outputs_[0], true);
+      m_.template Wgmma<kDType, true>(p_operands_[j / 16][0], values.MnMajor(j), outputs_[0], true);
     }
     m_.WgmmaCommit();
   }
@@ -339,14 +339,14 @@ class ForwardBlock {
 
   // P = exp(S - max) in place of S, the rows' sums, and the rescaling of outputs. `full`: every row sees the whole
   // tile.
-  HEED_DEVICE void Weigh(bool full, int64_t tile) {
+  HEED_DEVICE void Softmax(bool full, int64_t tile) {
     if (general_) ScaleLogits(tile);
     if (full) {
-      Weigh<true>(tile);
+      Softmax<true>(tile);
     } else {
-      Weigh<false>(tile);
+      Softmax<false>(tile);
     }
-    if (general_ && p_.dropout > 0) Drop(tile);
+    if (general_ && p_.dropout > 0) ApplyDropout(tile);
   }
   // f(strip, half, row of the sequence) of the thread's rows, there or not.
   template <class F>
@@ -374,15 +374,15 @@ class ForwardBlock {
     });
   }
   template <bool kFull>
-  HEED_DEVICE void Weigh(int64_t tile) {
+  HEED_DEVICE void Softmax(int64_t tile) {
     HEED_DEVICE_UNROLL
     for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
-      for (int half = 0; half < 2; ++half) WeighRow<kFull>(fragment, half, tile);
+      for (int half = 0; half < 2; ++half) SoftmaxRow<kFull>(fragment, half, tile);
     }
   }
   template <bool kFull>
-  HEED_DEVICE void WeighRow(int fragment, int half, int64_t tile) {
+  HEED_DEVICE void SoftmaxRow(int fragment, int half, int64_t tile) {
     float max = max_[fragment][half];
     const int row = RowOf(fragment, half);
     const Row at = RowAt(row < num_rows_ ? row : 0);
@@ -413,7 +413,7 @@ class ForwardBlock {
       for (int i = 0; i < 2; ++i) {
         float& x = logits_[fragment][j][2 * half + i];
         const bool masked = !kFull && x == -INFINITY;
-        x = masked ? -0.0f : M::Exp2(fmaf(x - shift, factor, kWeightPower));
+        x = masked ? -0.0f : M::Exp2(fmaf(x - shift, factor, kProbabilityPower));
         sum += x;
       }
     }
@@ -436,14 +436,14 @@ class ForwardBlock {
   }
 
   // Weights of dropped pairs become 0; those of masked ones keep their sign.
-  HEED_DEVICE void Drop(int64_t tile) {
+  HEED_DEVICE void ApplyDropout(int64_t tile) {
     ForAllRows([&](int fragment, int half, const Row& at) {
       HEED_DEVICE_UNROLL
       for (int j = 0; j < kKeyTiles; ++j) {
         HEED_DEVICE_UNROLL
         for (int i = 0; i < 2; ++i) {
-          float& weight = logits_[fragment][j][2 * half + i];
-          if (weight > 0 && !of_pairs_.Keeps(at, tile + KeyOf(j, i))) weight = 0;
+          float& p = logits_[fragment][j][2 * half + i];
+          if (p > 0 && !of_pairs_.Keeps(at, tile + KeyOf(j, i))) p = 0;
         }
       }
     });
@@ -589,7 +589,7 @@ class ForwardBlock {
   float max_[kMFragments][2], sum_[kMFragments][2], rescale_[kMFragments][2];
   SoftmaxState ended_[kMFragments][2];  // of a segment, or of all segments up to it
   // Of groups: queries, and weights, as operands.
-  uint32_t rows_[Shape::kUsesWgmma ? kDepth / 16 : 1][4], weights_[Shape::kUsesWgmma ? kTileKeys / 16 : 1][1][4];
+  uint32_t rows_[Shape::kUsesWgmma ? kDepth / 16 : 1][4], p_operands_[Shape::kUsesWgmma ? kTileKeys / 16 : 1][1][4];
   // Of the segments before.
   typename Sums::Sums previous_outputs_;
   SoftmaxState previous_state_[kMFragments][2];

@@ -19,7 +19,7 @@ namespace heed::softmax::cuda {
 inline constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
 // Weights are multiplied by 2 to this power, lest small ones of f16 lose bits.
-constexpr int WeightPower(DType dtype) { return dtype == DType::kF16 ? 10 : 0; }
+constexpr int ProbabilityPower(DType dtype) { return dtype == DType::kF16 ? 10 : 0; }
 
 // A row's state up to some key and that of the segment behind it, as one. A state without a key changes no bit.
 template <class M>
@@ -52,7 +52,7 @@ template <class M>
 HEED_DEVICE RowEnd EndOf(const ForwardParams& p, DType dtype, const SoftmaxState& terms, float unit, int head) {
   if (terms.sum == 0) return {-INFINITY, 0};
   RowEnd end;
-  end.lse = fmaf(terms.max, unit, logf(terms.sum)) - (dtype == DType::kF16 ? WeightPower(DType::kF16) * kLn2 : 0);
+  end.lse = fmaf(terms.max, unit, logf(terms.sum)) - (dtype == DType::kF16 ? ProbabilityPower(DType::kF16) * kLn2 : 0);
   end.factor = 1 / terms.sum;
   if (p.dropout > 0) end.factor /= 1 - p.dropout;
   if (p.sinks.data != nullptr) end.factor /= 1 + expf(NumberOf<M>(p.sinks, 0, head) - end.lse);
