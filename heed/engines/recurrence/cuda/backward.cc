@@ -35,7 +35,7 @@ Sweep TransposedSweep(const Problem& p) {
   w.params.query_map = w.params.key_map = Map::kIdentity;
   w.params.complement_keys = false;
   w.v_group = p.group();
-  w.params.strict = w.params.early = p.has_bonus;
+  w.params.strict = w.params.reads_before_decay = p.has_bonus;
   if (w.params.decay != DecayKind::kKey) return w;
   w.params.decay = DecayKind::kNone;
   w.value_decay = std::exchange(w.log_decay, {});
@@ -46,7 +46,7 @@ Sweep TransposedSweep(const Problem& p) {
 // before it decays is written to D after it has decayed.
 void Reverse(Sweep& w) {
   w.params.reversed = true;
-  w.params.late = !w.params.early;
+  w.params.decays_after_update = !w.params.reads_before_decay;
   w.params.write_scale = std::exchange(w.params.scale, 1.0f);
 }
 
@@ -72,7 +72,7 @@ Sweep KeyGradients(const Problem& p, const Gradients& g) {
   w.k = g.d_o;
   w.v = p.q;
   w.params.value_map = MapOf(p.feature);
-  w.params.early = ReadsEarly(p);
+  w.params.reads_before_decay = ReadsBeforeDecay(p);
   w.initial = Transposed(g.d_final);
   Reverse(w);
   return w;
@@ -95,7 +95,7 @@ Sweep ValueGradients(const Problem& p, const Gradients& g) {
   w.initial = g.d_final;
   w.final = g.d_initial;
   w.params.strict = p.has_bonus;
-  w.params.early = ReadsEarly(p);
+  w.params.reads_before_decay = ReadsBeforeDecay(p);
   Reverse(w);
   return w;
 }
@@ -131,8 +131,8 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
                                    .forget_gate = OnDevice(p.forget_gate),
                                    .d_input_gate = OnDevice(g.d_input_gate),
                                    .by_channel = p.gate == Gate::kKey,
-                                   .queries_early = p.has_bonus,
-                                   .read_keys_early = p.delta == Delta::kBeforeDecay,
+                                   .queries_before_decay = p.has_bonus,
+                                   .read_keys_before_decay = p.delta == Delta::kBeforeDecay,
                                    .complement_keys = p.complement_keys,
                                    .value_heads = static_cast<int32_t>(p.value_heads),
                                    .key_size = static_cast<int32_t>(p.key_size),
@@ -320,7 +320,7 @@ Sweep ReadKeyGradients(const Problem& p, const Rows& x, const Rows& dx) {
   w.q = dx;
   w.q_in_memory = true;
   w.params.strict = true;
-  w.params.early = ReadsEarly(p);
+  w.params.reads_before_decay = ReadsBeforeDecay(p);
   w.params.scale = 1;
   return w;
 }
@@ -339,7 +339,7 @@ Sweep WrittenGradients(const Problem& p, const Gradients& g, const Rows& x, cons
 Sweep ErasedGradients(const Problem& p, const Rows& x, const Rows& dx) {
   Sweep w = TransposedSweep(p);
   w.params.scale = -1;
-  w.params.early = ReadsEarly(p);
+  w.params.reads_before_decay = ReadsBeforeDecay(p);
   Reverse(w);
   w.q = x;
   w.k = dx;
@@ -430,7 +430,7 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
                              .log_decay = OnDevice(p.log_decay),
                              .products = products.data(),
                              .by_channel = p.gate == Gate::kKey,
-                             .early = p.delta == Delta::kBeforeDecay,
+                             .reads_before_decay = p.delta == Delta::kBeforeDecay,
                              .value_heads = static_cast<int32_t>(p.value_heads),
                              .key_size = static_cast<int32_t>(p.key_size),
                              .value_size = static_cast<int32_t>(p.value_size),

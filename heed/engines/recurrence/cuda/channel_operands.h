@@ -27,8 +27,8 @@ inline constexpr int kChunk = 16, kColumnBlock = 64;  // tokens; columns of a bl
 inline constexpr int kChunkThreads = kColumnBlock / 16 * heed::cuda::kWarp;
 
 // A log decay below counts as this, whose exponential is 0 in f32, so that differences of sums stay finite.
-inline constexpr float kForgets = -110;
-HEED_DEVICE float LogDecay(float x) { return x > 0 ? 0 : x < kForgets ? kForgets : x; }  // NaN stays
+inline constexpr float kMinLogDecay = -110;
+HEED_DEVICE float LogDecay(float x) { return x > 0 ? 0 : x < kMinLogDecay ? kMinLogDecay : x; }  // NaN stays
 
 using heed::cuda::Exp;
 using heed::cuda::Half;
@@ -122,17 +122,18 @@ class ChannelOperands {
     for (int i = 0; i < kOwn; ++i) {
       const int t = first + i;
       // To a token, or to the one before it, which is where it reads early.
-      const auto sum = [&](int c, bool early) {
-        return !kPlain && early ? sums[i][c] - Sum{log_decay(t, channel + c), 0} : sums[i][c];
+      const auto sum = [&](int c, bool reads_before_decay) {
+        return !kPlain && reads_before_decay ? sums[i][c] - Sum{log_decay(t, channel + c), 0} : sums[i][c];
       };
       const bool of_rule = has_read_keys_ && !from.erases;
-      const auto reads = [&](int c, bool early) { return sum(c, early) - half[c]; };
+      const auto reads = [&](int c, bool reads_before_decay) { return sum(c, reads_before_decay) - half[c]; };
       // Where keys of gradients are those of queries, a write that decays has no value, but its product with itself
       // would overflow.
-      const auto writes = [&](int c, bool early) { return half[c] - sum(c, early); };
-      const bool query_early = p.early && !of_rule, key_early = p.early && from.erases;
-      const Sum of_query[2] = {reads(0, query_early), reads(1, query_early)};
-      const Sum of_key[2] = {writes(0, key_early), writes(1, key_early)};
+      const auto writes = [&](int c, bool reads_before_decay) { return half[c] - sum(c, reads_before_decay); };
+      const bool query_before_decay = p.reads_before_decay && !of_rule,
+                 key_before_decay = p.reads_before_decay && from.erases;
+      const Sum of_query[2] = {reads(0, query_before_decay), reads(1, query_before_decay)};
+      const Sum of_key[2] = {writes(0, key_before_decay), writes(1, key_before_decay)};
       const auto put = [&](int which, Map map, const Sum(&decays)[2], const auto& element) {
         float x[2];
         HEED_DEVICE_UNROLL
@@ -157,12 +158,12 @@ class ChannelOperands {
         put(1, p.key_map, of_key, of(from.keys, p.k.dtype));
       }
       if (has_read_keys_) {
-        const auto of_channel = [&](int c) { return of_rule ? reads(c, p.early) : writes(c, false); };
+        const auto of_channel = [&](int c) { return of_rule ? reads(c, p.reads_before_decay) : writes(c, false); };
         const Sum of_read_key[2] = {of_channel(0), of_channel(1)};
         put(2, p.key_map, of_read_key, of(from.read_keys, read_keys.dtype));
       }
     }
-    return !(total[0].high >= kForgets && total[1].high >= kForgets);
+    return !(total[0].high >= kMinLogDecay && total[1].high >= kMinLogDecay);
   }
 
  private:

@@ -68,7 +68,8 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   using Base::m_, Base::p_, Base::s_, Base::column_block_, Base::segment_, Base::lane_, Base::warp_, Base::state_,
       Base::columns, Base::RowOf, Base::ColumnOf, Base::RowAt, Base::NumberAt;
   using Base::kDelta, Base::kErases, Base::kGeneral, Base::kHasReadKeys, Base::has_read_key_, Base::by_column_,
-      Base::early_, Base::has_factors_, Base::late_, Base::tokens_, Base::shift_, Base::stage_bytes_;
+      Base::reads_before_decay_, Base::has_factors_, Base::decays_after_update_, Base::tokens_, Base::shift_,
+      Base::stage_bytes_;
   using Base::BeginOf, Base::TileEnd, Base::Existing, Base::StageAt, Base::CopyTile, Base::NumbersOf, Base::PutNumbers,
       Base::ShuffleSum, Base::DecayedTokens, Base::LogDecayOf, Base::ColumnLogDecay;
   using Base::wide_outputs, Base::of_outputs, Base::of_values, Base::wide_values, Base::normalizes, Base::write_scale,
@@ -157,7 +158,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     const int64_t block = (s_.tokens - after) / kBlock - 1;
     if (after >= s_.tokens) return;
     if (p_.products == nullptr) return this->StoreState(this->Kept(block), p_.value_size);
-    this->StoreProducts(block, [&](int column) { return late_ ? LogDecayOf(after - 1, column) : 0; });
+    this->StoreProducts(block, [&](int column) { return decays_after_update_ ? LogDecayOf(after - 1, column) : 0; });
   }
 
   HEED_DEVICE void ChunkOfTile(const Stage& stage, int64_t first, int row, int count) {
@@ -242,7 +243,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   // Of a warp: whether exponents are too large for these tokens together.
   HEED_DEVICE bool TooStrong(const Stage& stage, int64_t first, int row, int count) const {
     const ColumnDecays decays = ColumnDecaysOf(stage, first, row, 0, count);
-    return m_.Any(!(2 * decays.half[0].high >= kForgets && 2 * decays.half[1].high >= kForgets));
+    return m_.Any(!(2 * decays.half[0].high >= kMinLogDecay && 2 * decays.half[1].high >= kMinLogDecay));
   }
   HEED_DEVICE void DecayColumns(const ColumnDecays& decays) {
     const float of_rows[2] = {DecayOf<M>(decays.half[0]), DecayOf<M>(decays.half[1])};
@@ -372,7 +373,8 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       x *= p_.scale;
       const int t = ColumnOf(i), in_block = 16 * warp_ + RowOf(i), column = column_block_ * kColumnBlock + in_block;
       if (by_column_) {
-        const Sum own = {early_ && t >= begin && t < end ? ColumnLogDecay(stage, first, row + t, in_block) : 0, 0};
+        const Sum own = {
+            reads_before_decay_ && t >= begin && t < end ? ColumnLogDecay(stage, first, row + t, in_block) : 0, 0};
         x *= Exp<M>(column_decays.later[i / 4][i % 4] - own);
       }
       if constexpr (kForm != Form::kGeneral) continue;
@@ -434,7 +436,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     heed::cuda::MmaSplit(m_, a, heed::cuda::WordsOf(b, 1, 3).at, products[1]);
   }
 
-  HEED_DEVICE bool has_own() const { return early_ && p_.beta.data != nullptr; }
+  HEED_DEVICE bool has_own() const { return reads_before_decay_ && p_.beta.data != nullptr; }
   // What token j's key means to token t, decayed on the way; 0 before it, or up to it, but for what `own` says of t
   // itself.
   HEED_DEVICE void DecayScores(const Sum* sums, float factor, Pairs& pairs, const float* own = nullptr) const {

@@ -29,10 +29,11 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
   HEED_DEVICE ChunkRows(M& m, const ChunkParams& p)
       : Base(m, p), has_read_key_(kHasReadKeys && p.read_key.data != nullptr),
         by_column_(kForm == Form::kGeneral && p.value_decay.data != nullptr),
-        early_(kForm == Form::kGeneral && p.early),
-        has_factors_(kForm == Form::kGeneral && !p.early && p.beta.data != nullptr), late_(kGeneral && p.late),
-        tokens_(late_ && p.final.data != nullptr ? s_.tokens + 1 : s_.tokens), shift_(kGeneral ? s_.shift : 0),
-        stage_bytes_(Shape::StageBytes(has_read_key_, by_column_, wide_values())) {}
+        reads_before_decay_(kForm == Form::kGeneral && p.reads_before_decay),
+        has_factors_(kForm == Form::kGeneral && !p.reads_before_decay && p.beta.data != nullptr),
+        decays_after_update_(kGeneral && p.decays_after_update),
+        tokens_(decays_after_update_ && p.final.data != nullptr ? s_.tokens + 1 : s_.tokens),
+        shift_(kGeneral ? s_.shift : 0), stage_bytes_(Shape::StageBytes(has_read_key_, by_column_, wide_values())) {}
 
   // The first token of a segment, or the end of the last one.
   HEED_DEVICE int64_t BeginOf(int64_t segment) const {
@@ -70,9 +71,9 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
   }
   // Bits of those of a chunk that have log decays of their own.
   HEED_DEVICE uint32_t DecayedTokens(int64_t first) const {
-    uint32_t decayed = late_ && first == 0 ? 0xFFFE : 0xFFFF;
+    uint32_t decayed = decays_after_update_ && first == 0 ? 0xFFFE : 0xFFFF;
     for (int t = 0; kForm != Form::kPlain && p_.writes > 1 && t < kChunk; ++t) {
-      if (!IsFirstWrite(first + t - (late_ ? 1 : 0))) decayed &= ~(1u << t);
+      if (!IsFirstWrite(first + t - (decays_after_update_ ? 1 : 0))) decayed &= ~(1u << t);
     }
     return decayed;
   }
@@ -85,7 +86,7 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
 
   // The same of token t of a tile, as it has been copied.
   HEED_DEVICE float ColumnLogDecay(const Stage& stage, int64_t first, int t, int column) const {
-    const int64_t decayed = first + t - (late_ ? 1 : 0);
+    const int64_t decayed = first + t - (decays_after_update_ ? 1 : 0);
     if (column >= columns() || decayed < 0 || !IsFirstWrite(decayed)) return 0;
     return LogDecay(ElementOf<M>(stage.column_decays(), p_.value_decay.dtype, t, column));
   }
@@ -123,7 +124,8 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
       copy_rows(stage.values(), p_.v, s_.v, column_block_ * kColumnBlock, given);
     }
     const auto copy_decays = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence, int at, int size) {
-      copy(tile, p_.decays_aligned, rows, of_sequence, at, size, s_.tokens == 0 ? 0 : count, first - (late_ ? 1 : 0));
+      copy(tile, p_.decays_aligned, rows, of_sequence, at, size, s_.tokens == 0 ? 0 : count,
+           first - (decays_after_update_ ? 1 : 0));
     };
     if constexpr (kByChannel) {
       if (p_.decay == DecayKind::kKey) copy_decays(stage.log_decays(), p_.log_decay, s_.log_decay, 0, p_.key_size);
@@ -145,13 +147,13 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
   HEED_DEVICE Numbers NumbersOf(int64_t first, int count) const {
     Numbers numbers;
     if (m_.thread() >= count) return numbers;
-    const int64_t token = first + m_.thread(), decayed = token - (late_ ? 1 : 0);
+    const int64_t token = first + m_.thread(), decayed = token - (decays_after_update_ ? 1 : 0);
     if (decayed >= 0 && IsFirstWrite(decayed)) {
       if (p_.decay == DecayKind::kConstant) numbers.log_decay = LogDecay(p_.log_decays[head_]);
       if (p_.decay == DecayKind::kToken) numbers.log_decay = LogDecay(NumberAt(p_.log_decay, s_.log_decay, decayed));
     }
-    if (kHasReadKeys || has_factors_ || early_) {  // a token's own, late or not
-      numbers.beta = p_.beta.data == nullptr ? (early_ ? 0 : 1)
+    if (kHasReadKeys || has_factors_ || reads_before_decay_) {  // a token's own, late or not
+      numbers.beta = p_.beta.data == nullptr ? (reads_before_decay_ ? 0 : 1)
                      : token < s_.tokens     ? NumberAt(p_.beta, s_.beta, token)
                                              : 0;
     }
@@ -166,11 +168,11 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
       if (lane_ % kChunk >= distance) sum = before + sum;
     }
     stage.sums()[m_.thread()] = sum;
-    if (kHasReadKeys || has_factors_ || early_) stage.betas()[m_.thread()] = numbers.beta;
+    if (kHasReadKeys || has_factors_ || reads_before_decay_) stage.betas()[m_.thread()] = numbers.beta;
   }
 
-  const bool has_read_key_, by_column_, early_, has_factors_;
-  const bool late_;
+  const bool has_read_key_, by_column_, reads_before_decay_, has_factors_;
+  const bool decays_after_update_;
   const int64_t tokens_;  // of the sweep: where the last one's decay comes late, one more brings it to the final state
   const int shift_, stage_bytes_;
 };

@@ -57,8 +57,8 @@ struct DecayGradientParams {
   // have as their gradient, summed over channels, which is that of input gates.
   DeviceRows forget_gate, d_input_gate;
   bool by_channel;
-  bool queries_early, read_keys_early;  // tokens read by them before they decay the state
-  bool complement_keys;                 // k are log decays that keys are made of, whose gradients have dk's besides
+  bool queries_before_decay, read_keys_before_decay;  // tokens read by them before they decay the state
+  bool complement_keys;  // k are log decays that keys are made of, whose gradients have dk's besides
   int32_t value_heads, key_size, writes;
   GradientSequence sequences[kMostSequences] = {};
 };
@@ -70,7 +70,7 @@ struct ProductParams {
   DeviceRows log_decay;
   float* products;  // [block][value head][K]
   bool by_channel;
-  bool early;  // D has decayed already
+  bool reads_before_decay;  // D has decayed already
   int32_t value_heads, key_size, value_size, writes;
   GradientSequence sequences[kMostSequences] = {};
 };
@@ -223,9 +223,9 @@ class DecayGradientBlock {
         float x = products[e];
         for (int64_t t = end_ - 1; t >= begin_; --t) {
           const float of_query = OfQuery(t, e), of_read_key = OfReadKey(t, e);
-          x += (p_.queries_early ? 0 : of_query) - OfKey(t, e) - (p_.read_keys_early ? 0 : of_read_key);
+          x += (p_.queries_before_decay ? 0 : of_query) - OfKey(t, e) - (p_.read_keys_before_decay ? 0 : of_read_key);
           if (IsFirst(t)) StoreFloat<M>(p_.to, Place(t) + e, x + OfComplement(t, e));
-          x += (p_.queries_early ? of_query : 0) - (p_.read_keys_early ? of_read_key : 0);
+          x += (p_.queries_before_decay ? of_query : 0) - (p_.read_keys_before_decay ? of_read_key : 0);
         }
       }
       return;
@@ -330,7 +330,7 @@ class ProductBlock {
                              : p_.d_states[block * size + int64_t{v} * p_.key_size + k];
         sum += d * p_.states[block * size + int64_t{v} * p_.key_size + k];
       }
-      if (!last && !p_.early && end % p_.writes == 0) {
+      if (!last && !p_.reads_before_decay && end % p_.writes == 0) {
         const int64_t of_head = head * p_.log_decay.head_stride + (p_.by_channel ? k : 0);
         const int64_t at = s.log_decay + OfToken(p_.log_decay, end, p_.writes) + of_head;
         sum *= Exp<M>(LogDecay(heed::cuda::LoadFloat<M>(p_.log_decay.data, p_.log_decay.dtype, at)));

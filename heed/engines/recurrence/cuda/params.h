@@ -77,21 +77,21 @@ struct ChunkParams {
   float* segment_states = nullptr;  // [...][head][V][K], of segments; null: there is one
   const float* starts = nullptr;    // [block][head][K][V] of some rows of keys; all of them are start_size elements
   int64_t start_size = 0;
-  int64_t segment_tokens;  // a multiple of kBlock
-  int32_t column_blocks;   // strips of columns
-  bool states_only;        // states at the ends of segments are computed, and nothing else
-  bool aligned;            // rows of q, k, v, o and read keys begin at multiples of 16 bytes
-  bool decays_aligned;     // those of log decays do
-  bool complement_keys;    // k = 1 - exp(log_decay), of the token's own, and absent
-  bool reversed;           // time, in which tensors are swept
-  bool late;               // a token decays the state after it has been written to and read, not before
-  bool strict;             // a token reads the state before it has written
+  int64_t segment_tokens;    // a multiple of kBlock
+  int32_t column_blocks;     // strips of columns
+  bool states_only;          // states at the ends of segments are computed, and nothing else
+  bool aligned;              // rows of q, k, v, o and read keys begin at multiples of 16 bytes
+  bool decays_aligned;       // those of log decays do
+  bool complement_keys;      // k = 1 - exp(log_decay), of the token's own, and absent
+  bool reversed;             // time, in which tensors are swept
+  bool decays_after_update;  // a token decays the state after it has been written to and read, not before
+  bool strict;               // a token reads the state before it has written
   int32_t writes;  // of a token, each of which counts as one: it decays before the first and reads after the last
   bool reads_once, writes_once;  // outputs, or values, are rows of tokens, at their last write
   bool reads_only;               // nothing is written
   // A token reads before it has decayed the state, by its query, or by its read key where there is a delta rule. Not
   // late; decays are of channels or columns.
-  bool early;
+  bool reads_before_decay;
   int32_t heads, key_size, value_size;
   float scale, write_scale;  // of outputs; of what is written
   bool normalizes;           // the last column's values are 1, its state is z

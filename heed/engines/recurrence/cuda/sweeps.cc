@@ -95,13 +95,13 @@ Sweep SweepOf(const Problem& p) {
               .decays_aligned = false,
               .complement_keys = p.complement_keys,
               .reversed = false,
-              .late = false,
+              .decays_after_update = false,
               .strict = false,
               .writes = static_cast<int32_t>(p.writes),
               .reads_once = false,
               .writes_once = false,
               .reads_only = false,
-              .early = false,
+              .reads_before_decay = false,
               .heads = static_cast<int32_t>(p.value_heads),
               .key_size = static_cast<int32_t>(p.key_size),
               .value_size = static_cast<int32_t>(p.value_size),
@@ -141,7 +141,7 @@ Sweep ForwardSweep(const Problem& p, const States& initial, const States& initia
   w.read_key = p.read_key;
   w.q_group = w.k_group = p.group();
   w.params.strict = p.has_bonus;
-  w.params.early = ReadsEarly(p);
+  w.params.reads_before_decay = ReadsBeforeDecay(p);
   w.params.writes_once = p.delta == Delta::kBeforeDecay;
   if (p.delta != Delta::kNone) w.params.delta = DeltaKind::kRule;
   w.params.reads_once = true;
@@ -230,7 +230,7 @@ void Launcher::RunCausal(Sweep w) const {
     skip(slice.q);
     skip(slice.k);
     if (w.params.decay == DecayKind::kKey) skip(slice.log_decay);
-    if (w.params.early && first > 0) slice.beta = {};  // it is of all channels
+    if (w.params.reads_before_decay && first > 0) slice.beta = {};  // it is of all channels
     for (States* s : {&slice.initial, &slice.final, &slice.initial_z, &slice.final_z}) skip_states(*s);
     slice.params.key_size = static_cast<int32_t>(std::min(kMostKeys, keys - first));
     if (w.params.kept != nullptr) slice.params.kept += blocks_ * heads * first * columns;
@@ -360,7 +360,7 @@ void Launcher::Run(const Sweep& w, ChunkParams& params, size_t first, size_t num
     };
     const int64_t shift = params.reversed ? (kBlock - count % kBlock) % kBlock : 0;
     // One more where a decay that comes late is brought to the final state.
-    const int64_t swept = count + (params.late && params.final.data != nullptr ? 1 : 0);
+    const int64_t swept = count + (params.decays_after_update && params.final.data != nullptr ? 1 : 0);
     const int64_t segments = std::max<int64_t>(1, Blocks(swept + shift, params.segment_tokens));
     params.sequences[i] = {.q = offset(w.q, w.q_in_memory),
                            .k = offset(w.k, w.k_in_memory),

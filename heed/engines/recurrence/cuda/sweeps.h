@@ -34,7 +34,7 @@ Sweep SweepOf(const Problem& p);
 // Of what tokens write.
 Rows FactorsOf(const Problem& p);
 // Whether a token reads the state before it decays: by its query, or by its read key.
-inline bool ReadsEarly(const Problem& p) { return p.has_bonus || p.delta == Delta::kBeforeDecay; }
+inline bool ReadsBeforeDecay(const Problem& p) { return p.has_bonus || p.delta == Delta::kBeforeDecay; }
 // Value heads that share a read key: none do where it has factors of its own.
 inline int64_t ReadGroup(const Problem& p) { return p.erase.data != nullptr ? 1 : p.group(); }
 Sweep ForwardSweep(const Problem& p, const States& initial, const States& initial_z);
