@@ -39,14 +39,14 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
     this->LoadConstants();
     p_of_h_ = this->Load(g_.d_final, own_gradients_.d_final);
     const int tiles = Base::Tiles(s_.tokens);
-    if (tiles > 0) Fetch(tiles - 1);
+    if (tiles > 0) Prefetch(tiles - 1);
     m_.Sync();
     for (int tile = tiles - 1; tile >= 0; --tile) {
       const int tokens = this->TokensAt(tile);
       const States before = before_;
       Put();
       m_.Sync();
-      if (tile > 0) Fetch(tile - 1);
+      if (tile > 0) Prefetch(tile - 1);
       Advance(before, tokens);
       m_.Sync();
       AddUp(dy_, p_.C, g_.C_partials, dC_, tile);
@@ -80,10 +80,10 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
   };
 
   HEED_DEVICE bool is_gated() const { return p_.gate.data != nullptr; }
-  HEED_DEVICE void Fetch(int tile) {
-    Base::Fetch(tile);
-    this->FetchColumns(d_o_bits_, g_.d_o, own_gradients_.d_o, tile);
-    if (is_gated()) this->FetchColumns(gate_bits_, p_.gate, s_.gate, tile);
+  HEED_DEVICE void Prefetch(int tile) {
+    Base::Prefetch(tile);
+    this->PrefetchColumns(d_o_bits_, g_.d_o, own_gradients_.d_o, tile);
+    if (is_gated()) this->PrefetchColumns(gate_bits_, p_.gate, s_.gate, tile);
     before_ = this->BoundaryState(tile);
   }
   HEED_DEVICE void Put() const {

@@ -85,11 +85,11 @@ class ChannelBlock {
   }
 
   // Asks for what tiles have; of weights, where they are of tokens.
-  HEED_DEVICE void Fetch(int tile) {
-    FetchColumns(x_bits_, p_.x, s_.x, tile);
-    FetchColumns(delta_bits_, p_.delta, s_.delta, tile);
-    FetchWeights(B_bits_, p_.B, s_.B, tile);
-    FetchWeights(C_bits_, p_.C, s_.C, tile);
+  HEED_DEVICE void Prefetch(int tile) {
+    PrefetchColumns(x_bits_, p_.x, s_.x, tile);
+    PrefetchColumns(delta_bits_, p_.delta, s_.delta, tile);
+    PrefetchWeights(B_bits_, p_.B, s_.B, tile);
+    PrefetchWeights(C_bits_, p_.C, s_.C, tile);
   }
   // The tile that was asked for, once nothing of the one before is read; threads have to meet after it.
   HEED_DEVICE void Put() const {
@@ -101,10 +101,10 @@ class ChannelBlock {
     PutWeights(B_bits_, p_.B, shared_);
     PutWeights(C_bits_, p_.C, shared_ + kWeights);
   }
-  using Columns = Fetched<kThreads, kChannels>;
-  HEED_DEVICE void FetchColumns(Columns& bits, const DeviceTokens& tensor, int64_t of_sequence, int tile) const {
-    bits.Fetch(m_, tensor, of_sequence + tile * (kTokens * tensor.token) + first_channel_ * tensor.column,
-               TokensAt(tile), columns_);
+  using Columns = PrefetchedTile<kThreads, kChannels>;
+  HEED_DEVICE void PrefetchColumns(Columns& bits, const DeviceTokens& tensor, int64_t of_sequence, int tile) const {
+    bits.Prefetch(m_, tensor, of_sequence + tile * (kTokens * tensor.token) + first_channel_ * tensor.column,
+                  TokensAt(tile), columns_);
   }
   // Rows of a tile from shared memory.
   HEED_DEVICE void StoreColumns(const ChannelTile& from, const DeviceTokens& to, int64_t of_sequence, int tile) const {
@@ -138,7 +138,7 @@ class ChannelBlock {
   States rates_ = {};
 
  private:
-  using StateColumns = Fetched<kThreads, kStates>;
+  using StateColumns = PrefetchedTile<kThreads, kStates>;
 
   HEED_DEVICE float& bias(int c) const { return shared_[2 * kWeights + 2 * Shape::kPaddedTile + c]; }
 
@@ -148,11 +148,12 @@ class ChannelBlock {
     ForOwn([&](int n, int state) { states.at[n] = NumberAt<M>(from, PlaceIn(from, of_all(), state)); });
     reinterpret_cast<States*>(rows)[m_.thread()] = states;
   }
-  HEED_DEVICE void FetchWeights(StateColumns& bits, const DeviceWeights& weights, int64_t of_sequence, int tile) const {
+  HEED_DEVICE void PrefetchWeights(StateColumns& bits, const DeviceWeights& weights, int64_t of_sequence,
+                                   int tile) const {
     const DeviceTokens& tensor = weights.tokens;
     if (weights.constants.data != nullptr) return;
-    bits.Fetch(m_, tensor, of_sequence + tile * (kTokens * tensor.token) + group_ * tensor.group, TokensAt(tile),
-               p_.states);
+    bits.Prefetch(m_, tensor, of_sequence + tile * (kTokens * tensor.token) + group_ * tensor.group, TokensAt(tile),
+                  p_.states);
   }
   HEED_DEVICE void PutWeights(const StateColumns& bits, const DeviceWeights& weights, float* rows) const {
     if (weights.constants.data != nullptr) return;

@@ -29,12 +29,12 @@ class ForwardBlock : public ChannelBlock<M, Shape> {
     this->LoadConstants();
     state_ = this->Load(p_.initial, s_.initial);
     const int tiles = Base::Tiles(s_.tokens);
-    if (tiles > 0) Fetch(0);
+    if (tiles > 0) Prefetch(0);
     m_.Sync();
     for (int tile = 0; tile < tiles; ++tile) {
       Put();
       m_.Sync();
-      if (tile + 1 < tiles) Fetch(tile + 1);
+      if (tile + 1 < tiles) Prefetch(tile + 1);
       if (p_.boundary_states != nullptr) this->BoundaryState(tile) = state_;
       Sweep(this->TokensAt(tile));
       m_.Sync();
@@ -47,9 +47,9 @@ class ForwardBlock : public ChannelBlock<M, Shape> {
   using Base::channel_, Base::kGroup, Base::lane_, Base::m_, Base::own_, Base::p_, Base::s_, Base::steps_, Base::x_;
 
   HEED_DEVICE bool is_gated() const { return p_.gate.data != nullptr; }
-  HEED_DEVICE void Fetch(int tile) {
-    Base::Fetch(tile);
-    if (is_gated()) this->FetchColumns(gate_bits_, p_.gate, s_.gate, tile);
+  HEED_DEVICE void Prefetch(int tile) {
+    Base::Prefetch(tile);
+    if (is_gated()) this->PrefetchColumns(gate_bits_, p_.gate, s_.gate, tile);
   }
   HEED_DEVICE void Put() const {
     Base::Put();

@@ -82,11 +82,11 @@ struct Places {
 
 // What a thread has asked memory for, and has not looked at yet.
 template <int kThreads, int kColumns>
-class Fetched {
+class PrefetchedTile {
  public:
   // From the tile whose first element stands at `first`; zeros for what it does not have.
   template <class M>
-  HEED_DEVICE void Fetch(M& m, const DeviceTokens& tensor, int64_t first, int tokens, int columns) {
+  HEED_DEVICE void Prefetch(M& m, const DeviceTokens& tensor, int64_t first, int tokens, int columns) {
     Places<kThreads, kColumns>::ForEach(m, tensor, [&](int i, int t, int c) {
       bits_[i] = 0;
       if (t >= tokens || c >= columns) return;
