@@ -168,14 +168,14 @@ void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients
            !p.has_bonus;
   };
   const Floats dq(launcher.call(), !is_final(p.feature), rows), dk(launcher.call(), !is_final(p.key_feature), rows),
-      kept(launcher.call(), decays, states * p.value_size), products(launcher.call(), decays, states);
+      block_states(launcher.call(), decays, states * p.value_size), products(launcher.call(), decays, states);
   const auto run = [&](Sweep w, Feature feature, const Rows& to, const Floats& memory, float* of_products) {
     if (to.data == nullptr && !decays) return;
     w.q_in_memory = w.k_in_memory = in_memory;
     w.into_memory = !is_final(feature);
     w.o = w.into_memory ? launcher.InMemory(memory, p.key_size) : to;
     if (decays) {
-      w.params.kept = kept.data();
+      w.params.block_states = block_states.data();
       w.params.products = of_products;
     }
     launcher.Run(w);
@@ -331,8 +331,8 @@ Sweep WrittenGradients(const Problem& p, const Gradients& g, const Rows& x, cons
   w.q = x;
   w.q_in_memory = true;
   w.params.writes_once = true;
-  w.params.start = Start::kKept;
-  w.params.starts = d_states;
+  w.params.start = Start::kBlockStates;
+  w.params.start_states = d_states;
   w.params.start_size = p.key_size * p.value_size;
   return w;
 }
@@ -368,8 +368,8 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
       dq(call, of_queries, tokens * p.key_size), dk(call, of_keys, rows * p.key_size),
       dr(call, of_read_keys, rows * p.key_size);
   const Rows x_rows = launcher.WritesInMemory(x, p.value_size), dx_rows = launcher.WritesInMemory(dx, p.value_size);
-  const auto run = [&](Sweep w, float* kept) {
-    w.params.kept = kept;
+  const auto run = [&](Sweep w, float* block_states) {
+    w.params.block_states = block_states;
     launcher.Run(w);
   };
   run(NotFound(p, x_rows), decays ? states.data() : nullptr);

@@ -93,8 +93,8 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       if (normalizes()) this->LoadNormalizer(this->OfHead(p_.initial_z, s_.initial_z));
     } else if (!kGeneral || p_.start == Start::kSegments) {
       this->LoadState(this->SegmentState(segment_ - 1), p_.value_size);
-    } else if (p_.start == Start::kKept) {
-      this->LoadState(this->Started((s_.tokens - BeginOf(segment_)) / kBlock - 1), p_.value_size);
+    } else if (p_.start == Start::kBlockStates) {
+      this->LoadState(this->StartState((s_.tokens - BeginOf(segment_)) / kBlock - 1), p_.value_size);
     }
     if (kGeneral && segment_ == 0 && p_.products != nullptr && s_.tokens > 0) {
       this->StoreProducts((s_.tokens - 1) / kBlock, [](int) { return 0.0f; });
@@ -142,8 +142,8 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       }
       if (after < end) PutNumbers(next, numbers);
       if (p_.states_only) continue;
-      if ((kGeneral || kDelta) && p_.kept != nullptr && ((after + shift_) % kBlock == 0 || after >= s_.tokens))
-        Keep(after);
+      if ((kGeneral || kDelta) && p_.block_states != nullptr && ((after + shift_) % kBlock == 0 || after >= s_.tokens))
+        StoreBlockState(after);
       if (!has_outputs() || !outputs_replace_values()) continue;
       m_.Sync();
       stage.values().Store(m_, p_.aligned, columns(), Existing(first, count), [&](int i) {
@@ -153,11 +153,11 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   }
   // The state after a block of tokens, or, against time, where the block before ends; or its products with the one kept
   // there.
-  HEED_DEVICE void Keep(int64_t after) {
-    if (!p_.reversed) return this->StoreState(this->Kept((after - 1) / kBlock), p_.value_size);
+  HEED_DEVICE void StoreBlockState(int64_t after) {
+    if (!p_.reversed) return this->StoreState(this->BlockState((after - 1) / kBlock), p_.value_size);
     const int64_t block = (s_.tokens - after) / kBlock - 1;
     if (after >= s_.tokens) return;
-    if (p_.products == nullptr) return this->StoreState(this->Kept(block), p_.value_size);
+    if (p_.products == nullptr) return this->StoreState(this->BlockState(block), p_.value_size);
     this->StoreProducts(block, [&](int column) { return decays_after_update_ ? LogDecayOf(after - 1, column) : 0; });
   }
 

@@ -26,10 +26,10 @@ auto WithShape(int64_t keys, const F& f) {
 inline Form FormOf(const ChunkParams& p) {
   if (p.delta != DeltaKind::kNone) return p.delta == DeltaKind::kGradients ? Form::kDeltaGradients : Form::kDelta;
   const bool is_general = p.value_decay.data != nullptr || p.value_map != Map::kIdentity || p.decays_after_update ||
-                          p.strict || p.reads_before_decay || p.reads_only || p.write_scale != 1 || p.kept != nullptr ||
-                          p.normalizes || p.beta.data != nullptr || p.v.dtype != DType::kBF16 ||
-                          p.skip.data != nullptr || p.output_gate.data != nullptr || p.o.dtype != DType::kBF16 ||
-                          p.o.data == nullptr;
+                          p.strict || p.reads_before_decay || p.reads_only || p.write_scale != 1 ||
+                          p.block_states != nullptr || p.normalizes || p.beta.data != nullptr ||
+                          p.v.dtype != DType::kBF16 || p.skip.data != nullptr || p.output_gate.data != nullptr ||
+                          p.o.dtype != DType::kBF16 || p.o.data == nullptr;
   return is_general ? Form::kGeneral : Form::kPlain;
 }
 // Where operands are made, which they may be of any dtype.

@@ -61,8 +61,8 @@ enum class DeltaKind : int32_t {
   kGradients,  // against time, over D; outputs, of f32, are gradients of what tokens write
 };
 enum class Start : int32_t {
-  kSegments,  // where the segment before ends
-  kKept,      // against time: where the block of tokens before ended, by `starts`
+  kSegments,     // where the segment before ends
+  kBlockStates,  // against time: where the block of tokens before ended, by `starts`
   kZeros,
 };
 
@@ -74,8 +74,8 @@ struct ChunkParams {
   DeviceRows q, k, v, o, log_decay, value_decay, beta, read_key;
   DeviceRows skip, output_gate;  // o is (o + skip .* v) .* silu(output_gate); skip: over heads alone
   DeviceStates initial, final, initial_z, final_z;
-  float* segment_states = nullptr;  // [...][head][V][K], of segments; null: there is one
-  const float* starts = nullptr;    // [block][head][K][V] of some rows of keys; all of them are start_size elements
+  float* segment_states = nullptr;      // [...][head][V][K], of segments; null: there is one
+  const float* start_states = nullptr;  // [block][head][K][V] of some rows of keys; all of them are start_size elements
   int64_t start_size = 0;
   int64_t segment_tokens;    // a multiple of kBlock
   int32_t column_blocks;     // strips of columns
@@ -102,7 +102,7 @@ struct ChunkParams {
   Map query_map, key_map, value_map;
   // [block][head][V][K]: the state after each block of tokens is written to, or read from these to be multiplied with,
   // and summed over K into [block][head][V]: what a gradient of decays begins with.
-  float* kept = nullptr;
+  float* block_states = nullptr;
   float* products = nullptr;  // null: kept is written
   float log_decays[kMostDecays] = {};
   DeviceSequence sequences[kMostSequences] = {};

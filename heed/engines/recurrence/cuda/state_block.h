@@ -43,9 +43,9 @@ class StateBlock {
   HEED_DEVICE DeviceStates SegmentState(int64_t segment) const {
     return StateIn(p_.segment_states + s_.segment_states, segment);
   }
-  HEED_DEVICE DeviceStates Kept(int64_t block) const { return StateIn(p_.kept, s_.first_block + block); }
-  HEED_DEVICE DeviceStates Started(int64_t block) const {
-    float* states = const_cast<float*>(p_.starts);
+  HEED_DEVICE DeviceStates BlockState(int64_t block) const { return StateIn(p_.block_states, s_.first_block + block); }
+  HEED_DEVICE DeviceStates StartState(int64_t block) const {
+    float* states = const_cast<float*>(p_.start_states);
     return {states + ((s_.first_block + block) * p_.heads + head_) * p_.start_size, 0, p_.value_size, 1};
   }
 
@@ -78,10 +78,10 @@ class StateBlock {
   // Sums over key channels of the state times the one that is kept of the block, times exp(log_decay(column)).
   template <class LogDecay>
   HEED_DEVICE void StoreProducts(int64_t block, const LogDecay& log_decay) {
-    const DeviceStates kept = Kept(block);
+    const DeviceStates block_states = BlockState(block);
     float sums[2] = {0, 0};  // of two columns
     ForState([&](float x, int key, int column, int i) {
-      sums[i / 2] += x * kept.data[key * kept.key_stride + column * kept.value_stride];
+      sums[i / 2] += x * block_states.data[key * block_states.key_stride + column * block_states.value_stride];
     });
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 2; ++i) {

@@ -233,8 +233,8 @@ void Launcher::RunCausal(Sweep w) const {
     if (w.params.reads_before_decay && first > 0) slice.beta = {};  // it is of all channels
     for (States* s : {&slice.initial, &slice.final, &slice.initial_z, &slice.final_z}) skip_states(*s);
     slice.params.key_size = static_cast<int32_t>(std::min(kMostKeys, keys - first));
-    if (w.params.kept != nullptr) slice.params.kept += blocks_ * heads * first * columns;
-    if (w.params.starts != nullptr) slice.params.starts += first * columns;
+    if (w.params.block_states != nullptr) slice.params.block_states += blocks_ * heads * first * columns;
+    if (w.params.start_states != nullptr) slice.params.start_states += first * columns;
     slice.params.adds = w.params.adds || first > 0;
     RunSlice(slice);
   }
