@@ -1,7 +1,8 @@
-// Numbers of f32 as sums of three of bf16, which tensor cores multiply: products of these sums are as exact as f32's.
+// bf16 splits of f32 (3xBF16): a float is the sum of three bf16, whose products on tensor cores are as exact as those
+// of f32.
 //
-// An operand of 16 x 16 or 16 x 8 elements is an array [piece][word] of fragments (machine.h). Beside pieces of bf16,
-// tensors of bf16 are one and those of f16 two; f16 beside f16 is one piece of f16.
+// An operand of 16 x 16 or 16 x 8 elements is an array [term][word] of fragments (machine.h). Beside operands that are
+// split, a bf16 operand has one term and an f16 operand two; a product of f16 with f16 has one f16 term each.
 #ifndef HEED_CUDA_BF16_SPLIT_H_
 #define HEED_CUDA_BF16_SPLIT_H_
 
@@ -15,11 +16,11 @@ namespace heed::cuda {
 
 inline constexpr int kSplitTerms = 3;
 
-// Whether the pieces of a number are its sum: not if it is infinite, NaN, or above the largest bf16.
+// True if the terms of x add up to x: false for infinities, NaN, and magnitudes above the largest bf16.
 HEED_DEVICE bool FitsSplit(float x) { return fabsf(x) <= 0x1.FEp127f; }
 
-// Word i of each piece: two numbers. What is not finite has it in the first piece alone, or, where all should be
-// finite, is NaN in one of the others, if there are any.
+// Writes word i, two floats, of each term. An infinity or NaN is in the first term alone. With `kFinite`, which
+// promises finite inputs, it gives NaN in a later term, if there is one.
 template <class M, DType kTerm = DType::kBF16, bool kFinite = false, int kCount, int kWords>
 HEED_DEVICE void Split(float low, float high, int i, uint32_t (&split)[kCount][kWords]) {
   static_assert(kTerm == DType::kBF16 || kCount == 1);
@@ -37,7 +38,7 @@ HEED_DEVICE void Split(float low, float high, int i, uint32_t (&split)[kCount][k
   }
 }
 
-// Of 16 x 16 numbers that stand as results of two products, of the left and the right eight columns.
+// Splits the 16 x 16 results of two products, the left and the right eight columns.
 template <class M, DType kTerm = DType::kBF16, bool kFinite = false, int kCount>
 HEED_DEVICE void SplitResults(const float (&left)[4], const float (&right)[4], uint32_t (&split)[kCount][4]) {
   Split<M, kTerm, kFinite>(left[0], left[1], 0, split);
@@ -46,7 +47,7 @@ HEED_DEVICE void SplitResults(const float (&left)[4], const float (&right)[4], u
   Split<M, kTerm, kFinite>(right[2], right[3], 3, split);
 }
 
-// A tensor's elements as operands.
+// Splits tensor elements of 16 bits exactly into bf16 terms.
 template <DType kDType>
 inline constexpr int kExactTerms = kDType == DType::kBF16 ? 1 : 2;
 
@@ -63,7 +64,7 @@ HEED_DEVICE void ToSplit(const uint32_t (&r)[4], uint32_t (&split)[kExactTerms<k
   }
 }
 
-// Words i and j of an operand as a second one.
+// Words i and j of each term, as a second operand.
 template <int kCount>
 struct SecondOperand {
   uint32_t at[kCount][2];
@@ -79,7 +80,7 @@ HEED_DEVICE SecondOperand<kCount> WordsOf(const uint32_t (&split)[kCount][4], in
   return words;
 }
 
-// c += a b, small products first.
+// c += a b over the products of terms that count in f32, smallest first.
 template <DType kTerm = DType::kBF16, class M, int kA, int kB>
 HEED_DEVICE void MmaSplit(M& m, const uint32_t (&a)[kA][4], const uint32_t (&b)[kB][2], float (&c)[4]) {
   HEED_DEVICE_UNROLL

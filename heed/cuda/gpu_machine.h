@@ -1,4 +1,4 @@
-// A thread of an NVIDIA GPU, from compute capability 8.0 on, as kernels see it (machine.h).
+// The machine (machine.h) of an NVIDIA GPU of compute capability 8.0 or later: one thread of a grid.
 #ifndef HEED_CUDA_GPU_MACHINE_H_
 #define HEED_CUDA_GPU_MACHINE_H_
 

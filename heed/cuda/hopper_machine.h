@@ -1,6 +1,6 @@
-// A thread of a Hopper GPU (compute capability 9.0), whose groups of four warps have products of their own (machine.h).
+// The machine (machine.h) of a Hopper GPU (compute capability 9.0), with WGMMA and TMA.
 //
-// The instructions and descriptors are those of CUTLASS. Code for it is compiled for `sm_90a`.
+// Instructions and descriptors come from CUTLASS. Code that includes this file is compiled for `sm_90a`.
 #ifndef HEED_CUDA_HOPPER_MACHINE_H_
 #define HEED_CUDA_HOPPER_MACHINE_H_
 
@@ -24,7 +24,7 @@ class HopperMachine : public GpuMachine {
   using GpuMachine::GpuMachine;
 
   __device__ void FenceProxyAsync() const { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-  // Registers are pinned, as the compiler does not know that products go on behind its back.
+  // Pins the registers, because the compiler does not know that WGMMA reads and writes them asynchronously.
   template <class... Registers>
   __device__ void WgmmaFence(Registers&... registers) const {
     (Pin(registers), ...);
@@ -73,7 +73,7 @@ class HopperMachine : public GpuMachine {
 
  private:
   static constexpr auto kEvictNormal = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-  using ScaleOut = cute::SM90::GMMA::ScaleOut;  // of the sums before
+  using ScaleOut = cute::SM90::GMMA::ScaleOut;  // whether the earlier sums count
 
   template <class Register>
   static __device__ __forceinline__ void Pin(Register& x) {
@@ -85,7 +85,7 @@ class HopperMachine : public GpuMachine {
     }
   }
 
-  // The instructions, by dtype and columns: of an operand in registers, and of two in shared memory.
+  // The instructions by dtype and columns: RS takes a from registers, SS from shared memory.
   template <DType kDType, bool kTransposed, int kTiles>
   static auto ProductOf() {
     using namespace cute::SM90::GMMA;  // NOLINT: the names of its instructions

@@ -1,4 +1,4 @@
-// What libheed_cuda exports.
+// The table of functions that libheed_cuda exports.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -62,8 +62,8 @@ void Free(int32_t device, void* stream, void* memory) {
   cudaFreeAsync(memory, static_cast<cudaStream_t>(stream));
 }
 
-// Words travel as arguments of launches, so that nothing is waited for and a graph that captures the stream keeps them.
-// A copy from memory of the host would be read when the graph is launched.
+// Data is uploaded in kernel arguments, so that the host does not wait and a CUDA graph that captures the stream keeps
+// it. A copy from host memory would read it when the graph is launched.
 struct Words {
   uint64_t* to;
   int32_t count;
@@ -92,7 +92,7 @@ const char* Upload(int32_t device, void* stream, void* to, const void* from, siz
   return nullptr;
 }
 
-// By the driver, whose function the runtime finds: nothing is linked to it.
+// Calls cuTensorMapEncodeTiled through the runtime, so that nothing links to the driver.
 const char* EncodeTensorMap(int32_t device, const TensorMapSource& rows, TensorMap* map) {
   static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
   const ScopedDevice scoped(device);
