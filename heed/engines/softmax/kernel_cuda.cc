@@ -1,4 +1,4 @@
-// The kernel of GPUs in the list: what it takes, and problems as its launches.
+// The entries of GPU kernels in the engine's list: what they take, and their launches.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -17,10 +17,10 @@
 namespace heed::softmax {
 namespace {
 
-constexpr int64_t kMostHeads = 65535;                    // blocks of a grid on its second axis
-constexpr int64_t kMostQueries = int64_t{1} << 30;       // which kernels count in 32 bits
-constexpr int64_t kMostSmallM = 2 * cuda::kSmallM;       // of a key head: two blocks read its keys at once
-constexpr int64_t kMostSplitFloats = int64_t{64} << 20;  // of many rows
+constexpr int64_t kMostHeads = 65535;                    // limit of a grid's second axis
+constexpr int64_t kMostQueries = int64_t{1} << 30;       // kernels count rows in 32 bits
+constexpr int64_t kMostSmallM = 2 * cuda::kSmallM;       // rows per key head: two small-M blocks read its keys
+constexpr int64_t kMostSplitFloats = int64_t{64} << 20;  // limit for large-M blocks
 
 std::string DeclinesOption(const Problem& p) {
   const std::pair<bool, const char*> options[] = {{p.quantized || p.pages_gone || !p.shared.empty(), "caches"},
@@ -84,7 +84,7 @@ std::string DeclinesWgmma(const Context& ctx, const Problem& p) {
   return "";
 }
 
-// Rows of a block of many: of groups of warps, and of warps.
+// Rows of a block of the WGMMA and mma.sync kernels.
 int64_t WgmmaLanes(const Problem& p) {
   return cuda::WithWgmmaShape<cuda::WgmmaShape>(p.dtype, p.depth, p.value_depth,
                                                 [](auto shape) { return int64_t{shape.kRows}; });
@@ -93,14 +93,14 @@ int64_t Lanes(const Problem& p) {
   return cuda::WithShape(p.dtype, p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kRows}; });
 }
 
-// The blocks of a launch: their kernel, and what they have.
+// The kernel of a launch and the kind of its blocks.
 struct RowBlocks {
   decltype(cuda::BlockLaunches::forward) launch;
   int64_t rows;
-  bool small_m, uses_tma;  // copies of keys
+  bool small_m, uses_tma;  // loads keys and values by TMA
 };
 
-// A launch of these sequences, with its memory. How it is cut no bit depends on: blocks of either kind add up the same
+// A launch for some sequences, with its memory. Bits do not depend on the split: all kinds of blocks compute the same
 // segments of keys.
 class ForwardLaunch {
  public:
@@ -139,7 +139,8 @@ class ForwardLaunch {
 
  private:
   size_t Count() const { return static_cast<size_t>(sequences_); }
-  // Few rows do; many where their blocks would leave SMs idle, and what they leave stays small.
+  // Small-M blocks split if there are several segments; large-M blocks if they would leave SMs idle and the states stay
+  // small.
   bool Splits() const {
     if (segments_ <= 1 || blocks_.small_m) return segments_ > 1;
     if (splits_ * (params_.split_channels + 2) > kMostSplitFloats) return false;
@@ -154,7 +155,7 @@ class ForwardLaunch {
   const int64_t sequences_, queries_;
   cuda::ForwardParams params_;
   int64_t heads_, row_blocks_;
-  int64_t segments_ = 0, splits_ = 0;  // the most of a sequence, and those of all rows
+  int64_t segments_ = 0, splits_ = 0;  // most segments of a sequence; splits of all rows
   std::optional<heed::cuda::DeviceMemory> memory_;
 };
 
@@ -167,7 +168,7 @@ void ForwardBy(const Kernel& kernel, cuda::BlockLaunches cuda::Launches::* launc
   const auto many =
       std::stable_partition(sequences.begin(), sequences.end(), [&](const Sequence& s) { return IsSmallM(p, s); });
   const cuda::Arguments arguments(call, p, sequences);
-  std::list<ForwardLaunch> launches;  // all have their memory before anything is written
+  std::list<ForwardLaunch> launches;  // memory is allocated before anything is written
   const RowBlocks small_m = {kernels.small_m, cuda::kSmallM, true, false};
   const RowBlocks whole = {(kernels.*launches_of).forward, kernel.lanes(ctx, p), false,
                            launches_of == &cuda::Launches::wgmma};
@@ -180,7 +181,7 @@ void ForwardBy(const Kernel& kernel, cuda::BlockLaunches cuda::Launches::* launc
   for (const ForwardLaunch& launch : launches) launch.Run();
 }
 
-// The passes of a kernel, by how its blocks of many rows compute products.
+// The passes of a kernel, which is mma.sync or WGMMA.
 template <cuda::BlockLaunches cuda::Launches::* kBlocks, const Kernel& kernel>
 Passes ForwardPasses(const Context&) {
   return {.forward = [](Context& ctx, const Problem& p) { ForwardBy(kernel, kBlocks, ctx, p); },

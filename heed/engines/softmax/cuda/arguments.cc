@@ -1,4 +1,4 @@
-// What launches of attention are given.
+// Arguments of attention launches.
 #include "heed/engines/softmax/cuda/arguments.h"
 
 #include <limits>
@@ -72,7 +72,7 @@ DeviceSequence Arguments::OnDevice(const Sequence& s) const {
           .first_key = s.first_k};
 }
 
-// Bulk copies count tokens in 32 bits; heads that share rows, and rows that go backwards, they do not take.
+// TMA counts tokens in 32 bits and takes neither heads that share rows nor negative strides.
 void Arguments::EncodeTensorMaps(const heed::cuda::Call& call, ForwardParams& params) const {
   if (p_.page_tokens > 0 || !params.aligned) return;
   int64_t tokens = 1;

@@ -1,5 +1,4 @@
-// What launches of attention are given: a problem's numbers, and memory of the device for those that a launch does not
-// take.
+// Arguments of attention launches: a problem as launch parameters, and device memory for what does not fit a launch.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_ARGUMENTS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_ARGUMENTS_H_
 
@@ -19,20 +18,20 @@ namespace heed::softmax::cuda {
 
 inline constexpr char kName[] = "softmax_cuda";
 
-// The entry of a batch that a sequence has its rows in: packed sequences, and those that share rows, in the first.
+// The batch entry that holds a sequence's rows. Packed sequences, and sequences that share rows, use the first.
 inline int32_t BatchOf(const Rows& rows, const Sequence& s) {
   return rows.batch_stride == 0 ? 0 : static_cast<int32_t>(s.batch);
 }
 
 class Arguments {
  public:
-  // Of a call for these sequences, which throws if the device has not the memory.
+  // Uploads what a call for these sequences needs. Throws Unsupported if the device has too little memory.
   Arguments(const heed::cuda::Call& call, const Problem& p, std::span<const Sequence> sequences);
 
-  // Of a launch for some of them, at most kMostSequences.
+  // Returns the parameters of a launch for some of the sequences, at most kMostSequences.
   ForwardParams Of(std::span<const Sequence> launched) const;
   DeviceSequence OnDevice(const Sequence& sequence) const;
-  // For kernels that have bulk copies, if these take the keys and values.
+  // Encodes tensor maps of keys and values, if TMA can load them.
   void EncodeTensorMaps(const heed::cuda::Call& call, ForwardParams& params) const;
 
  private:
@@ -55,7 +54,7 @@ class Arguments {
 
 inline Strides StridesOf(const Rows& rows) { return {rows.token_stride, rows.head_stride}; }
 
-// Whether each row begins at a multiple of 16 bytes.
+// True if each row begins at a multiple of 16 bytes.
 inline bool IsAligned(const Rows& rows, DType dtype) {
   const auto address = reinterpret_cast<uintptr_t>(rows.data);
   const auto strides = static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride);
@@ -64,7 +63,7 @@ inline bool IsAligned(const Rows& rows, DType dtype) {
 
 inline int64_t Blocks(int64_t rows, int64_t lanes) { return (rows + lanes - 1) / lanes; }
 
-// f(sequences, the most queries, the most keys that one of them has) for as many as a launch takes.
+// Calls f(sequences, longest queries, longest keys) for each launch's sequences.
 template <class F>
 void ForLaunches(std::span<const Sequence> all, const F& f) {
   for (size_t first = 0; first < all.size(); first += kMostSequences) {

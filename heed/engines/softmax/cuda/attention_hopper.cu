@@ -1,4 +1,4 @@
-// The kernels whose groups of warps have products of their own, compiled for Hopper, and their launches.
+// The WGMMA kernels of attention, compiled for Hopper, and their launches.
 #include "heed/cuda/hopper_machine.h"
 #include "heed/engines/softmax/cuda/forward_kernel.h"
 

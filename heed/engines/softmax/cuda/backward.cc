@@ -32,7 +32,7 @@ void RefuseGradients(const Problem& p, const Gradients& g) {
     refuse(reason + ", for gradients");
 }
 
-// A pass: its memory is taken before anything is written.
+// A backward pass. Its device memory is allocated before anything is written.
 class BackwardPass {
  public:
   BackwardPass(const heed::cuda::Call& call, BlockLaunches Launches::* blocks, const Problem& p, const Gradients& g)
@@ -80,7 +80,7 @@ class BackwardPass {
     for (const Sequence& s : p.sequences) rows += s.num_queries;
     return rows;
   }
-  // Of a head: one, or one of each sequence.
+  // Slopes of a head: one, or one per batch entry.
   int64_t num_slopes() const { return g_.device_dalibi.batch_stride == 0 ? 1 : NumBatches(); }
   int64_t NumBatches() const {
     int64_t count = 0;
@@ -88,7 +88,7 @@ class BackwardPass {
     return count;
   }
 
-  // What kernels read beside arguments of launches.
+  // Uploads what kernels read besides launch parameters.
   void Prepare() {
     std::vector<int64_t> offsets = {0};
     std::vector<GradientSequence> all;
@@ -157,7 +157,7 @@ class BackwardPass {
     Run(kernels_.bias_gradients, TilesOf(queries) * TilesOf(keys), heads, batches, params);
   }
 
-  // Terms of rows, `count` sums of a head.
+  // Adds up terms of rows into `count` sums per head.
   void AddUp(const std::optional<heed::cuda::DeviceMemory>& terms, const int64_t* offsets, const HeadNumbers& sums,
              int64_t count) const {
     if (!terms.has_value()) return;
@@ -178,7 +178,7 @@ class BackwardPass {
   const Gradients& g_;
   const Arguments arguments_;
   heed::cuda::Uploads uploads_;
-  const int64_t num_rows_;  // of a head
+  const int64_t num_rows_;  // rows of a head over all sequences
   const heed::cuda::DeviceMemory terms_;
   std::optional<heed::cuda::DeviceMemory> sink_terms_, slope_terms_;
   std::vector<int64_t> first_rows_;  // by sequence

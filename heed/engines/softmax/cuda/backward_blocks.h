@@ -1,21 +1,22 @@
-// Attention backward on a GPU, in kernels of terms of each row (term_blocks.h), of gradients of keys and values, of
+// Attention backward on a GPU. Kernels compute terms of each row (term_blocks.h), gradients of keys and values, of
 // queries, and of a bias (bias_gradients.h).
 //
 //   P_ij = exp(s_ij - lse_i),  dP_ij = <d_o_i, v_j>,  dS_ij = P_ij (factor_i Z_ij dP_ij - delta_i)
 //   dv_j = sum_i factor_i Z_ij P_ij d_o_i,  dk_j = scale sum_i dS_ij q_i,  dq_i = scale sum_j dS_ij k_j
 //
-// with Z for dropout, factor_i = w_i / (1 - dropout), delta_i = w_i <d_o_i, o_i> - d_lse_i and w_i what a learned sink
-// leaves. A row adds -sum_j dS_ij |p_i - j|, without what a soft cap does to dS, to the gradient of its slope.
+// Z is the dropout mask, w_i the probability that a learned sink leaves, factor_i = w_i / (1 - dropout) and delta_i =
+// w_i <d_o_i, o_i> - d_lse_i. A row adds -sum_j dS_ij |p_i - j|, with dS before the soft cap's derivative, to the
+// gradient of its slope.
 //
-// A block owns 64 keys, or 64 rows, and four warps 16 of these each; beyond 128 channels eight do, of which two share
-// 16 and have half of the channels of sums each, as registers are no more. The former sweeps over all rows of all query
-// heads that see its keys, the latter over the keys that its rows see; P and dS come out as the operands of the next
-// products, of keys by rows in the one and of rows by keys in the other, so that nothing goes through memory and each
-// gradient is one sum in one order. That P and dS are computed twice costs two of seven products. Pairs that are masked
-// weigh -0, as in the forward pass.
+// A block owns 64 keys (dk, dv) or 64 rows (dq), of which each of four warps owns 16. Beyond 128 channels it has eight
+// warps: two share 16 rows and own half of the output channels each, because registers do not hold all of them. A key
+// block sweeps the rows of all query heads that see its keys; a row block sweeps the keys that its rows see. P and dS
+// leave the first products as operands of the next ones, keys by rows in key blocks and rows by keys in row blocks, so
+// that they stay in registers and each gradient is summed in one order. Computing P and dS twice costs two of seven
+// products. As in the forward pass, P of a masked pair is -0.
 //
-// On Hopper the four warps are a group, whose products go on by themselves: two blocks of a SM take turns
-// at them, and what a block reads next is copied while the last products of a tile are under way.
+// On Hopper the four warps are a warpgroup. Two blocks per SM overlap the WGMMA of one with the softmax of the other,
+// and the next tile is loaded during the last products of a tile.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_BLOCKS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_BLOCKS_H_
 
@@ -34,13 +35,13 @@
 
 namespace heed::softmax::cuda {
 
-inline constexpr int kBackwardTile = 64;  // keys, and rows
+inline constexpr int kBackwardTile = 64;  // keys or rows
 
-// What a pass has of a row.
+// Terms and masks of a row.
 struct RowState {
   RowTerms terms = {};
   KeyRuns runs;
-  uint64_t mask_word = 0;  // of the tile's keys
+  uint64_t mask_word = 0;  // the block mask of the tile's keys
 };
 
 template <DType kOf, int kDepth, int kValueDepth, bool kWgmma = false>
@@ -49,18 +50,18 @@ struct BackwardShape {
   static constexpr bool kUsesWgmma = kWgmma;
   using Element = heed::cuda::Element<kDType>;
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
-  static constexpr int kNWarps = kDepth > 128 ? 2 : 1;  // warps with the same rows
+  static constexpr int kNWarps = kDepth > 128 ? 2 : 1;  // warps that share rows
   static constexpr int kThreads = 4 * kNWarps * heed::cuda::kWarp;
-  static constexpr int kBlocks = kWgmma ? 2 : 1;  // of a SM that registers are to suffice for
-  static constexpr int kStages = kWgmma ? 2 : 1;  // of tiles that a block sweeps over
+  static constexpr int kBlocks = kWgmma ? 2 : 1;  // blocks per SM, which limits registers
+  static constexpr int kStages = kWgmma ? 2 : 1;  // stages of the tiles in the sweep
   using Rows = SharedTile<kBackwardTile, kDepth, Element>;
   using ValueRows = SharedTile<kBackwardTile, kValueDepth, Element>;
-  // In shared memory: what the block owns, and the tiles that it sweeps over.
+  // Shared memory holds the block's own tiles and the stages of the sweep.
   static constexpr int kTileBytes = Rows::kBytes + ValueRows::kBytes;
   static constexpr int kMarksAt = (1 + kStages) * kTileBytes, kSharedBytes = kMarksAt + kBackwardTile;
 };
 
-// What all passes have: the tiles of keys, values, queries and d_o of a sequence, and what becomes of products.
+// Code that all gradient blocks share: tiles of keys, values, queries and d_o, softmax gradients, and sums.
 template <class M, class Shape, bool kGeneral>
 class BackwardBlock {
  protected:
@@ -69,10 +70,11 @@ class BackwardBlock {
   static constexpr int kDepth = Shape::kChannels, kValueDepth = Shape::kValueChannels, kNWarps = Shape::kNWarps;
   static constexpr int kTiles = kBackwardTile / 8;
   using Products = float[1][kTiles][4];
-  // Of the warp's channels.
+  // Sums over the warp's channels.
   using Of = WarpSums<1, kTiles, kDepth / 8 / kNWarps>;
   using OfValues = WarpSums<1, kTiles, kValueDepth / 8 / kNWarps>;
-  static constexpr bool kHasPowers = kDType == DType::kF16;  // of rows of sums, for the range of gradients
+  // Scales rows by powers of two, as gradients may exceed the range of f16.
+  static constexpr bool kHasPowers = kDType == DType::kF16;
 
   HEED_DEVICE BackwardBlock(M& m, const BackwardParams& p)
       : BackwardBlock(m, p, p.forward.sequences[m.block(2)], p.gradients[m.block(2)]) {}
@@ -81,7 +83,7 @@ class BackwardBlock {
         warp_(m.thread() / heed::cuda::kWarp / kNWarps), n_warp_(m.thread() / heed::cuda::kWarp % kNWarps),
         of_pairs_(f_, s_), block_mask_(f_, s_) {}
 
-  // Keys and values, or queries and d_o: the block's own, and those of a stage.
+  // A pair of tiles, keys and values or queries and d_o: the block's own, or those of a stage.
   struct Tiles {
     typename Shape::Rows rows;
     typename Shape::ValueRows values;
@@ -114,7 +116,7 @@ class BackwardBlock {
   HEED_DEVICE void Copy(const Tile& to, int channels, int count, const Element* first, const Strides& strides) const {
     to.template CopyRows<Shape::kThreads>(m_, f_.aligned, channels, count, first, strides.token);
   }
-  // All that was copied is there, for all threads.
+  // Waits until all copies have landed for all threads.
   HEED_DEVICE void Wait() const {
     m_.CommitCopies();
     m_.template WaitCopies<0>();
@@ -125,8 +127,8 @@ class BackwardBlock {
     m_.Sync();
   }
 
-  // The products of this warp's 16 rows of the block's own with all rows of a stage: q k^T and d_o v^T, or both
-  // transposed.
+  // Multiplies this warp's 16 rows of the block's own tiles with all rows of a stage: q k^T and d_o v^T, or their
+  // transposes.
   HEED_DEVICE void Multiply(int stage, Products& of_rows, Products& of_values) const {
     const Tiles own = OwnTiles(), other = TilesOf(stage);
     if constexpr (Shape::kUsesWgmma) {
@@ -142,7 +144,7 @@ class BackwardBlock {
     }
   }
 
-  // Whether some of 64 rows keeps some of a tile's keys, of any head and rows; kept_ is of both from now on.
+  // True if the block mask keeps a pair of 64 rows and a tile of keys. Sets block_mask_ to these rows and keys.
   HEED_DEVICE bool Keeps(int head, int first, const Interval& keys) {
     if constexpr (kGeneral) {
       block_mask_.Choose(head, first, first);
@@ -152,7 +154,7 @@ class BackwardBlock {
     }
     return true;
   }
-  // Whether each of 64 rows sees all of these keys.
+  // True if each of 64 rows sees all of these keys.
   HEED_DEVICE bool IsFull(const BlockKeys& seen, const Interval& keys, int count) const {
     return !(kGeneral && (of_pairs_.ByPair() || !block_mask_.KeepsAll())) && count == kBackwardTile &&
            seen.common.Contains(keys);
@@ -166,8 +168,8 @@ class BackwardBlock {
     return row;
   }
 
-  // Of one pair: its product becomes the weight of d_o in dv, its dP becomes dS. Returns dS without what a soft cap
-  // does to it.
+  // Replaces one pair's logit by the factor of d_o in dv, and its dP by dS. Returns dS before the soft cap's
+  // derivative.
   HEED_DEVICE float SoftmaxGradient(const Row& at, const RowState& row, int64_t key, bool full, float& product,
                                     float& dp) const {
     float x = product, capped = 0;
@@ -196,10 +198,11 @@ class BackwardBlock {
     if constexpr (kGeneral) {
       if (f_.softcap > 0) dp *= 1 - capped * capped;
     }
-    dp += 0.0f;  // -0 would pass for a masked pair's
+    dp += 0.0f;  // -0 marks masked pairs
     return ds;
   }
-  // Of the warp's 16 rows and all keys of a tile, whose products these are. f(half, j, i, row, key, dS) of each pair.
+  // Applies SoftmaxGradient() to the warp's 16 rows and all keys of a tile, and calls f(half, j, i, row, key, dS) for
+  // each pair.
   template <class F>
   HEED_DEVICE void SoftmaxGradientRows(int first, int count, int head, int64_t first_key, bool full, Products& p,
                                        Products& ds, const F& f) const {
@@ -219,8 +222,8 @@ class BackwardBlock {
     }
   }
 
-  // Adds weights of a tile's rows, `count` of which there are, in all threads of the block. The sums of groups are
-  // there when they are waited for.
+  // Adds the rows of a tile, `count` of which exist, times P or dS. Called by all threads of the block. With WGMMA,
+  // sums are complete after WaitForSums().
   template <class Sums, class Tile, class RowOf>
   HEED_DEVICE void Add(bool full, Products& weights, const Tile& tile, int count, int channels, const RowOf& row,
                        RowPowers<1>& powers, typename Sums::Sums& sums) const {
@@ -243,7 +246,7 @@ class BackwardBlock {
     if constexpr (Shape::kUsesWgmma) m_.template WgmmaWait<0>(sums...);
   }
 
-  // Stores this warp's 16 rows of sums, `count` of which exist in all warps together.
+  // Stores this warp's 16 rows of sums. `count` rows of the block exist.
   template <class Sums, class RowOf>
   HEED_DEVICE void Store(const typename Sums::Sums& sums, const RowPowers<1>& powers, float factor, int count,
                          int channels, const RowOf& row_of) const {
@@ -303,7 +306,7 @@ class BackwardBlock {
   }
 };
 
-// dk and dv of 64 keys of a key head.
+// Computes dk and dv of 64 keys of a key head.
 template <class M, class Shape, bool kGeneral>
 class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   using Base = BackwardBlock<M, Shape, kGeneral>;
@@ -316,7 +319,7 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   HEED_DEVICE KeyGradientsBlock(M& m, const BackwardParams& p) : Base(m, p) {}
 
   HEED_DEVICE void Run() {
-    first_ = int64_t{m_.block(0)} * kBackwardTile;  // all keys, those beyond lengths too, which have zeros
+    first_ = int64_t{m_.block(0)} * kBackwardTile;  // keys beyond the sequence's length included: their gradients are 0
     if (first_ >= s_.num_keys) return;
     count_ = static_cast<int>(s_.num_keys - first_ < kBackwardTile ? s_.num_keys - first_ : kBackwardTile);
     const int key_head = m_.block(1);
@@ -327,7 +330,7 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
     for (int stage = 0; next.count > 0; stage = (stage + 1) % Shape::kStages) {
       const RowTile tile = next;
       if (Shape::kStages == 1) {
-        m_.Sync();  // the rows before are done with
+        m_.Sync();  // all threads have read the previous rows
         CopyRows(tile, stage);
       }
       this->Wait();
@@ -364,11 +367,11 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
  private:
   struct RowTile {
     int head, first;
-    int count = 0;      // of rows; 0: there is no such tile
-    bool full = false;  // each row sees each of the block's keys
+    int count = 0;      // rows; 0 after the last tile
+    bool full = false;  // every row sees every key of the block
   };
 
-  // From these rows on, those of a query head that see some of the block's keys.
+  // Advances to the next tile of rows that see some of the block's keys.
   HEED_DEVICE void Find(RowTile& tile) {
     const Interval keys = {first_, first_ + kBackwardTile};
     for (; tile.head < (m_.block(1) + 1) * f_.group; ++tile.head, tile.first = 0) {
@@ -409,7 +412,7 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   typename OfValues::Sums dv_ = {};
 };
 
-// dq of 64 rows of a query head, and what they add to the gradient of its slope.
+// Computes dq of 64 rows of a query head, and their terms of the slope's gradient.
 template <class M, class Shape, bool kGeneral>
 class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   using Base = BackwardBlock<M, Shape, kGeneral>;
@@ -423,7 +426,7 @@ class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   HEED_DEVICE void Run() {
     const int blocks = (s_.num_queries + kBackwardTile - 1) / kBackwardTile;
     if (m_.block(0) >= blocks) return;
-    first_ = (blocks - 1 - m_.block(0)) * kBackwardTile;  // long rows first
+    first_ = (blocks - 1 - m_.block(0)) * kBackwardTile;  // longest rows first
     count_ = s_.num_queries - first_ < kBackwardTile ? s_.num_queries - first_ : kBackwardTile;
     const int head = m_.block(1), key_head = head / f_.group;
     this->CopyRows(this->OwnTiles(), first_, count_, head);
@@ -438,7 +441,7 @@ class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
     for (int stage = 0; next.count > 0; stage = (stage + 1) % Shape::kStages) {
       const KeyTile tile = next;
       if (Shape::kStages == 1) {
-        m_.Sync();  // the keys before are done with
+        m_.Sync();  // all threads have read the previous keys
         CopyKeys(tile, stage);
       }
       this->Wait();
@@ -471,11 +474,11 @@ class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
  private:
   struct KeyTile {
     int64_t first;
-    int count = 0;  // of keys; 0: there is no such tile
+    int count = 0;  // keys; 0 after the last tile
     bool full = false;
   };
 
-  // From a tile of keys on, one of which some row sees a key.
+  // Advances to the next tile of keys that some row sees.
   HEED_DEVICE void Find(KeyTile& tile) {
     tile.count = 0;
     for (; tile.first < seen_.end; tile.first += kBackwardTile) {

@@ -1,4 +1,4 @@
-// The forward kernels, compiled for GPUs, and their launches.
+// The forward kernels of attention, and the table of the engine's launches.
 #include "heed/engines/softmax/cuda/forward_kernel.h"
 
 namespace heed::softmax::cuda {

@@ -37,8 +37,8 @@
 
 namespace heed::softmax::cuda {
 
-// `kGeneral`: logits have more to them than a scale above 0, or weights are dropped. Others have registers to spare.
-// Blocks of few rows and of f32 ask the problem.
+// `kGeneral`: logits are more than scale > 0 times a product, or there is dropout; other kernels have registers to
+// spare. Small-M and f32 kernels are all general and test at run time.
 template <class M, class Shape, bool kGeneral>
 class ForwardBlock {
   using Element = typename Shape::Element;
@@ -48,8 +48,8 @@ class ForwardBlock {
                        kStages = Shape::kStages;
   static constexpr bool kIsSmallM = Shape::kIsSmallM, kAsks = kIsSmallM || kDType == DType::kF32;
   static constexpr float kProbabilityPower = ProbabilityPower(kDType);
-  static constexpr int kKeyTiles = kTileKeys / 8, kChannelTiles = kValueDepth / 8 / kNWarps;  // products' columns
-  static constexpr int kOwnKeyTiles = kKeyTiles / kNWarps;  // whose logits a warp computes
+  static constexpr int kKeyTiles = kTileKeys / 8, kChannelTiles = kValueDepth / 8 / kNWarps;  // of 8 columns
+  static constexpr int kOwnKeyTiles = kKeyTiles / kNWarps;  // of which a warp computes the logits
   using OwnLogits = RowProducts<kDType, kMFragments, kOwnKeyTiles>;
   using Sums = WarpSums<kMFragments, kKeyTiles, kChannelTiles>;
 
@@ -66,13 +66,13 @@ class ForwardBlock {
     segment_ = m_.block(0) / p_.row_blocks;
     segments_ = p_.split_states != nullptr ? SegmentsOf(s_) : 1;
     if (block >= blocks || (segment_ > 0 && segment_ >= segments_)) return;
-    first_row_ = (blocks - 1 - block) * kRows;  // long rows first
+    first_row_ = (blocks - 1 - block) * kRows;  // longest rows first
     num_rows_ = rows - first_row_ < kRows ? rows - first_row_ : kRows;
     const bool is_split = segments_ > 1;
     tiles_.Choose(
         p_.fused ? KeysOf(p_, s_, 0, s_.num_queries - 1) : KeysOf(p_, s_, first_row_, first_row_ + num_rows_ - 1),
         segment_, is_split);
-    if (is_split && tiles_.first() >= tiles_.end()) return;  // no row sees it, nor reads what it would leave
+    if (is_split && tiles_.first() >= tiles_.end()) return;  // no row sees it, and CombineBlock does not read it
     if (general_) {
       const Row first = RowAt(0), last = RowAt(num_rows_ - 1);
       tiles_.Keep(first.head, p_.fused ? 0 : first.query, p_.fused ? s_.num_queries - 1 : last.query);
@@ -115,7 +115,7 @@ class ForwardBlock {
     }
   }
   HEED_DEVICE void ProcessTile(int64_t tile, int stage) {
-    // Keys and values of as many later tiles as there are stages besides this one may still be on their way.
+    // Keys and values of the other stages' tiles may still be in flight.
     m_.template WaitCopies<2 * (kStages - 1)>();
     m_.Sync();
     CopyNextValues((stage + kStages - 1) % kStages);
@@ -190,12 +190,12 @@ class ForwardBlock {
     AddUpSums();
     if (!is_first) MergeState();
   }
-  // The weights of a tile become operands; its values are there, and the keys of the next one.
+  // Turns P of a tile into operands, once its values and the next tile's keys have landed.
   HEED_DEVICE void BeginValues(int64_t tile, int stage, bool full) {
     WaitForCopies();
     CopyNext(stage, /*values=*/true);
     const typename Shape::Values values = ValueTile(stage);
-    if (!full && values.template FindNotFinite<kDType>(m_, Marks())) {  // these are kept out of the product
+    if (!full && values.template FindNotFinite<kDType>(m_, Marks())) {  // the product leaves these out
       Sums::template TakeMarkedRows<kDType>(
           m_, logits_, values, tiles_.CountOf(tile), p_.value_depth,
           [&](int key) { return tiles_.ValueAt(tile + key); }, Marks(), outputs_);
@@ -206,7 +206,7 @@ class ForwardBlock {
       heed::cuda::SplitResults<M, kDType, /*kFinite=*/true>(logits_[0][j], logits_[0][j + 1], p_operands_[j / 2]);
     }
   }
-  // What is copied is there for all, and for products; all are done with what is copied to next.
+  // Waits until all copies have landed, visible to WGMMA, and until all threads have read the stage to fill next.
   HEED_DEVICE void WaitForCopies() {
     if (p_.uses_tma) {
       m_.MbarrierWait(Mbarrier(), phase_);
@@ -219,14 +219,14 @@ class ForwardBlock {
     m_.FenceProxyAsync();
     m_.Sync();
   }
-  // Keys of the tile behind those that came last, to a stage, and values likewise, to the other.
+  // Loads the next tile's keys to a stage, and the next tile's values to the other stage.
   HEED_DEVICE void CopyNext(int stage, bool values) {
     if (!p_.uses_tma) {
       CopyNextKeys(stage);
       if (values) CopyNextValues(1 - stage);
       return;
     }
-    m_.CommitCopies();  // of queries
+    m_.CommitCopies();  // of the queries
     if (m_.thread() == 0) {
       tiles_.TmaLoad(next_keys_, KeyTile(stage), values ? next_values_ : tiles_.end(), ValueTile(1 - stage),
                      Mbarrier());
@@ -235,7 +235,7 @@ class ForwardBlock {
     if (values) next_values_ = tiles_.From(next_values_ + kTileKeys);
   }
   HEED_DEVICE uint64_t* Mbarrier() const { return reinterpret_cast<uint64_t*>(m_.shared() + Shape::kMbarrierAt); }
-  // S = Q K^T, a group of products.
+  // S = Q K^T as one WGMMA group.
   HEED_DEVICE void MultiplyKeys(int stage) {
     const typename Shape::Keys keys = KeyTile(stage);
     HEED_DEVICE_UNROLL
@@ -244,7 +244,7 @@ class ForwardBlock {
     }
     m_.WgmmaCommit();
   }
-  // O += P V, likewise.
+  // O += P V as one WGMMA group.
   HEED_DEVICE void MultiplyValues(int stage) {
     const typename Shape::Values values = ValueTile(stage);
     HEED_DEVICE_UNROLL
@@ -257,7 +257,7 @@ class ForwardBlock {
   HEED_DEVICE int64_t SegmentEnd(int64_t tile) const {
     return tile + kSegmentKeys - (tile - s_.key_begin) % kSegmentKeys;
   }
-  // Whether every row sees all keys of the tile that is weighed next.
+  // Selects the tile of the next softmax; true if every row sees all of its keys.
   HEED_DEVICE bool BeginTile(int64_t tile) {
     const bool full = tiles_.IsCommon(tile);
     if (!general_) return full;
@@ -265,7 +265,7 @@ class ForwardBlock {
     return full && !of_pairs_.ByPair() && tiles_.block_mask().KeepsAll();
   }
 
-  // Row `row` of the block.
+  // The query and head of row `row` of the block.
   HEED_DEVICE Row RowAt(int row) const {
     const int at = first_row_ + row, y = m_.block(1);
     if (!p_.fused) return {at, y};
@@ -284,7 +284,7 @@ class ForwardBlock {
   HEED_DEVICE typename Shape::Values ValueTile(int stage) const {
     return typename Shape::Values(m_.shared() + Shape::kValuesAt + stage * Shape::Values::kBytes);
   }
-  // Each is a group of copies, if there is nothing left to copy too.
+  // Each commits a group of copies, even an empty one.
   HEED_DEVICE void CopyNextKeys(int stage) {
     tiles_.CopyKeys(next_keys_, KeyTile(stage));
     m_.CommitCopies();
@@ -297,7 +297,7 @@ class ForwardBlock {
   }
   HEED_DEVICE char* Marks() const { return m_.shared() + Shape::kMarksAt; }
 
-  // S = Q K^T, of the warp's keys, which other warps may have a use for too.
+  // S = Q K^T for the warp's keys; small-M warps share their logits in shared memory.
   HEED_DEVICE void Logits(int stage) {
     const auto multiply = [&](typename OwnLogits::Products& logits) {
       OwnLogits::template Multiply<kDepth>(m_, queries_, FirstRow(0), KeyTile(stage), 8 * n_warp_ * kOwnKeyTiles,
@@ -317,7 +317,7 @@ class ForwardBlock {
       multiply(logits_);
     }
   }
-  // Those of all warps, once all have met.
+  // Loads the logits of all warps, after a barrier.
   HEED_DEVICE void TakeLogits() {
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; ++j) {
@@ -348,7 +348,7 @@ class ForwardBlock {
     }
     if (general_ && p_.dropout > 0) ApplyDropout(tile);
   }
-  // f(strip, half, row of the sequence) of the thread's rows, there or not.
+  // Calls f(fragment, half, row of the sequence) for the thread's rows, existing or not.
   template <class F>
   HEED_DEVICE void ForAllRows(const F& f) {
     HEED_DEVICE_UNROLL
@@ -401,7 +401,7 @@ class ForwardBlock {
     }
     max = fmaxf(max, m_.ShuffleXor(max, 1));
     max = fmaxf(max, m_.ShuffleXor(max, 2));
-    // Differences are taken first: they are exact where it matters, and 0 where the maximum stays.
+    // Subtracts before scaling: differences are exact where it matters, and 0 if the maximum stays.
     const float factor = unit_ * kLog2E, shift = max == -INFINITY ? 0 : max;
     const float rescale = M::Exp2((max_[fragment][half] - shift) * factor);
     rescale_[fragment][half] = rescale;
@@ -425,7 +425,7 @@ class ForwardBlock {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
         const float rescale = rescale_[fragment][half];
-        if (!m_.Any(rescale != 1)) continue;  // as mostly, once a few tiles are behind
+        if (!m_.Any(rescale != 1)) continue;  // usual after the first few tiles
         HEED_DEVICE_UNROLL
         for (int e = 0; e < kChannelTiles; ++e) {
           HEED_DEVICE_UNROLL
@@ -435,7 +435,7 @@ class ForwardBlock {
     }
   }
 
-  // Weights of dropped pairs become 0; those of masked ones keep their sign.
+  // Sets P of dropped pairs to 0; masked pairs keep -0.
   HEED_DEVICE void ApplyDropout(int64_t tile) {
     ForAllRows([&](int fragment, int half, const Row& at) {
       HEED_DEVICE_UNROLL
@@ -467,7 +467,7 @@ class ForwardBlock {
       }
     }
   }
-  // Where a segment ends: its terms are taken from what the next one begins anew.
+  // Ends a segment: its state moves to ended_, and a new state begins.
   HEED_DEVICE void EndState() {
     HEED_DEVICE_UNROLL
     for (int fragment = 0; fragment < kMFragments; ++fragment) {
@@ -479,7 +479,7 @@ class ForwardBlock {
       }
     }
   }
-  // So that each thread of a row has all of it.
+  // Adds up each row's sum over its four threads.
   HEED_DEVICE void AddUpSums() {
     HEED_DEVICE_UNROLL
     for (int fragment = 0; fragment < kMFragments; ++fragment) {
@@ -523,7 +523,7 @@ class ForwardBlock {
     }
   }
 
-  // f(strip, half, row of the sequence) of the thread's rows.
+  // Calls f(fragment, half, row of the sequence) for the thread's existing rows.
   template <class F>
   HEED_DEVICE void ForRows(const F& f) const {
     HEED_DEVICE_UNROLL
@@ -564,33 +564,33 @@ class ForwardBlock {
     });
   }
 
-  // Where the thread's elements are.
+  // Positions of the thread's elements.
   HEED_DEVICE int FirstRow(int fragment) const { return (warp_ * kMFragments + fragment) * 16; }
   HEED_DEVICE int RowOf(int fragment, int half) const { return FirstRow(fragment) + lane_ / 4 + 8 * half; }
   HEED_DEVICE int KeyOf(int j, int i) const { return 8 * j + lane_ % 4 * 2 + i; }
-  HEED_DEVICE int FirstChannel() const { return 8 * n_warp_ * kChannelTiles; }               // of the warp
+  HEED_DEVICE int FirstChannel() const { return 8 * n_warp_ * kChannelTiles; }               // the warp's first
   HEED_DEVICE int ChannelOf(int e) const { return FirstChannel() + 8 * e + lane_ % 4 * 2; }  // and the next
 
   M& m_;
   const ForwardParams& p_;
   const DeviceSequence& s_;
-  const int lane_, warp_, n_warp_;  // warps that share rows have the same number
+  const int lane_, warp_, n_warp_;  // warps that share rows have the same warp_
   const typename Shape::Queries queries_;
   const bool general_;
-  const float unit_;  // of logits
+  const float unit_;  // scale of the logits
   const PairLogits<M> of_pairs_;
   KeyTiles<M, Shape, kGeneral> tiles_;
   int first_row_ = 0, num_rows_ = 0;
-  int64_t segment_ = 0, segments_ = 1;  // the block's, and how many the sequence's blocks have
+  int64_t segment_ = 0, segments_ = 1;  // this block's split, and the number of splits
   int64_t next_keys_ = 0, next_values_ = 0;
-  int phase_ = 0;  // of bulk copies
+  int phase_ = 0;  // mbarrier phase
   typename Sums::Weights logits_;
   typename Sums::Sums outputs_;
   float max_[kMFragments][2], sum_[kMFragments][2], rescale_[kMFragments][2];
   SoftmaxState ended_[kMFragments][2];  // of a segment, or of all segments up to it
-  // Of groups: queries, and weights, as operands.
+  // WGMMA operands: queries and P.
   uint32_t rows_[Shape::kUsesWgmma ? kDepth / 16 : 1][4], p_operands_[Shape::kUsesWgmma ? kTileKeys / 16 : 1][1][4];
-  // Of the segments before.
+  // State of the segments before.
   typename Sums::Sums previous_outputs_;
   SoftmaxState previous_state_[kMFragments][2];
 };

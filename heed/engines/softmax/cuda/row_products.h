@@ -1,4 +1,4 @@
-// Products of rows with rows: S = Q K^T, dP = dO V^T, and both the other way round.
+// Products of rows with rows by mma.sync: S = Q K^T, dP = dO V^T, and their transposes.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_ROW_PRODUCTS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_ROW_PRODUCTS_H_
 
@@ -12,12 +12,12 @@
 
 namespace heed::softmax::cuda {
 
-// Of a warp: kStrips strips of 16 rows by 8 kTiles rows, in fragments of products.
+// A warp's product of kMFragments m-fragments of 16 rows with 8 kTiles rows, as fragments of mma.sync.
 template <DType kDType, int kMFragments, int kTiles>
 struct RowProducts {
   using Products = float[kMFragments][kTiles][4];
 
-  // Rows of `a` from `row` on, those of `b` from `column` on.
+  // Multiplies rows of `a` from `row` on with rows of `b` from `column` on.
   template <int kChannels, class M, class A, class B>
   static HEED_DEVICE void Multiply(M& m, const A& a, int row, const B& b, int column, Products& products) {
     constexpr DType kTerm = heed::cuda::kSplitDType<kDType>;
@@ -51,8 +51,8 @@ struct RowProducts {
   }
 
  private:
-  // What is infinite meets zeros and both signs among the pieces of a number: what is NaN is computed once more, number
-  // by number.
+  // Recomputes NaN results in f32: an infinity times the terms of a split number, which may be 0 or of both signs, is
+  // NaN.
   template <int kChannels, class M, class A, class B>
   static HEED_DEVICE void RepeatNaN(M& m, const A& a, int row, const B& b, int column, Products& products) {
     constexpr int kCount = kMFragments * kTiles * 4;

@@ -1,4 +1,4 @@
-// The forward kernels of few rows, and the one that combines parts, compiled for GPUs, and their launches.
+// The forward kernels of small-M blocks and the kernel that combines splits, and their launches.
 #include "heed/engines/softmax/cuda/forward_kernel.h"
 
 namespace heed::softmax::cuda {

@@ -1,4 +1,4 @@
-// Which keys rows keep of a pattern and of segments, as kernels of GPUs read it.
+// Tile lists and mask words of patterns and segments, as GPU kernels read them.
 #include "heed/engines/softmax/cuda/tile_lists.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kKeys = Visits::kKeys, kRows = Visits::kRows;
 
-// Ids of up to 64 tokens and what lies between the least and the largest that sees something.
+// Segment ids of up to 64 tokens, with their minimum and maximum; negative ids see nothing.
 class Ids {
  public:
   Ids(std::span<const int32_t> all, int64_t first) : ids_(all.subspan(static_cast<size_t>(first))) {
@@ -49,10 +49,10 @@ std::vector<Ids> Tiles(std::span<const int32_t> ids) {
   return tiles;
 }
 
-// Adds lists to others.
+// Concatenates tile lists.
 class Builder {
  public:
-  // Where those of batch entry `batch` are.
+  // Returns the place of batch entry `batch`, and appends the lists if they are new.
   TileLists::Place Add(const Visits& visits, int64_t batch) {
     const auto [at, is_new] = known_.try_emplace(&visits, std::ssize(lists_.begins));
     if (is_new) Append(visits);
@@ -83,7 +83,7 @@ class Builder {
   }
 
   std::map<const Visits*, int64_t> known_;
-  std::unordered_map<std::string_view, int32_t> words_;  // of visits that outlive this
+  std::unordered_map<std::string_view, int32_t> words_;  // the keys view visits that outlive this object
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Which keys rows keep of a pattern and of segments, as kernels of GPUs read it.
+// Tile lists and mask words of patterns and segments, as GPU kernels read them.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_TILE_LISTS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_TILE_LISTS_H_
 
@@ -12,10 +12,10 @@
 
 namespace heed::softmax::cuda {
 
-// The lists of visits.h one behind the other. Words of tiles that are the same stand there once, 64 of them together.
+// The lists of visits.h, concatenated. Equal masks of a tile, 64 words each, are stored once.
 struct TileLists {
   struct Place {
-    int64_t first = -1;  // of `begins`, of head 0; -1: everything is kept
+    int64_t first = -1;  // index into `begins`, of head 0; -1: no block mask
     int64_t head_stride = 0;
   };
 
@@ -25,13 +25,13 @@ struct TileLists {
   std::vector<Place> places;  // by sequence
 };
 
-// Of some sequences of a problem. Throws Unsupported if they are too long to count in 32 bits.
+// Lists the tiles of these sequences. Throws Unsupported if indices exceed 32 bits.
 TileLists ListTiles(const Problem& p, std::span<const Sequence> sequences);
 
-// Pairs of one segment that the sequence's pattern keeps, if it has one, in lists of one batch entry.
+// Returns the pairs of equal segment ids that the sequence's pattern, if any, keeps. The lists have one batch entry.
 Visits SegmentVisits(const Problem& p, const Sequence& s);
 
-// Whether heads have lists of their own.
+// True if heads have different lists.
 bool HasListsByHead(const Problem& p);
 
 }  // namespace heed::softmax::cuda

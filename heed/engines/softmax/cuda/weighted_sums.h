@@ -1,5 +1,4 @@
-// Sums of a tile's rows, weighted by what stands in a warp's registers: O += P V, dV += P^T dO, dK += dS^T Q, dQ += dS
-// K.
+// Products of P or dS in registers with a tile's rows: O += P V, dV += P^T dO, dK += dS^T Q, dQ += dS K.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_WEIGHTED_SUMS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_WEIGHTED_SUMS_H_
 
@@ -14,8 +13,8 @@
 
 namespace heed::softmax::cuda {
 
-// Weights of kStrips strips of 16 by 8 kTiles rows of the tile, sums of as many by 8 kChannels channels: fragments of
-// products. The channels are those of the tile from `first` on.
+// A warp's product of weights, P or dS of kMFragments m-fragments of 16 rows by 8 kTiles rows of the tile, with 8
+// kChannels channels of these rows, from channel `first` on. All are fragments of mma.sync.
 template <int kMFragments, int kTiles, int kChannels>
 struct WarpSums {
   static constexpr int kChannelTiles = kChannels;
@@ -48,10 +47,10 @@ struct WarpSums {
     }
   }
 
-  // The same of a tile of which some weights are -0, those of masked pairs: they leave out rows, of `count`, even where
-  // these are not finite. All threads of the block come here; row(i) is where row i of the tile comes from, `marks` is
-  // shared memory for a number per row. Of f32, of any tile: numbers that do not fit pieces are multiplied whole, and
-  // their weights become -0.
+  // Adds a tile with masked pairs, whose weight is -0. These leave out their rows, of `count`, even where the rows are
+  // not finite. row(i) is row i of the tile in global memory, `marks` shared memory for one byte per row. Called by all
+  // threads of the block. With f32 every tile comes here: weights that do not fit a split multiply the rows in f32 and
+  // become -0.
   template <DType kDType, class M, class Tile, class RowOf>
   static HEED_DEVICE void AddSeen(M& m, Weights& weights, const Tile& tile, int count, int channels, const RowOf& row,
                                   char* marks, Sums& sums, int first = 0) {
@@ -61,7 +60,7 @@ struct WarpSums {
         float unfit = FitSplit(weights[fragment], half) ? 0 : 1;
         if (!m.Any(unfit > 0)) return;
         unfit += m.ShuffleXor(unfit, 1);
-        unfit += m.ShuffleXor(unfit, 2);  // of the whole row
+        unfit += m.ShuffleXor(unfit, 2);  // of the row's four threads
         for (int i = 0; i < count; ++i) {
           AddRow<kDType>(m, weights[fragment], i, half, channels, row(i), unfit > 0, sums[fragment], first);
         }
@@ -80,7 +79,7 @@ struct WarpSums {
     }
     Add<kDType>(m, weights, tile, sums, first);
   }
-  // Adds the marked rows by themselves and zeroes them in the tile, before all threads meet.
+  // Adds the marked rows in f32 and zeroes them in the tile, before a barrier.
   template <DType kDType, class M, class Tile, class RowOf>
   static HEED_DEVICE void TakeMarkedRows(M& m, const Weights& weights, const Tile& tile, int count, int channels,
                                          const RowOf& row, const char* marks, Sums& sums, int first = 0) {
@@ -94,7 +93,7 @@ struct WarpSums {
   }
 
  private:
-  // f(strip, half) of the rows that a thread has a part of.
+  // Calls f(fragment, half) for the thread's rows.
   template <class F>
   static HEED_DEVICE void ForRows(const F& f) {
     HEED_DEVICE_UNROLL
@@ -139,8 +138,8 @@ struct WarpSums {
   }
 };
 
-// Sums of f16 whose weights may be of any size, as gradients are: the weights of a row are multiplied by a power of two
-// that makes its largest one so far a number of 2^13 to 2^14, and what there is of the sum with them.
+// Powers of two that bring f16 weights of any magnitude, such as gradients, into range. A row's weights, and its sum so
+// far, are scaled so that its largest weight so far is in [2^13, 2^14).
 template <int kMFragments>
 struct RowPowers {
   static constexpr int kLargest = 13, kMost = 100;
@@ -185,13 +184,13 @@ struct RowPowers {
     }
   }
 
-  // What a row of sums is to be multiplied by in the end.
+  // Returns the factor that undoes the scaling of a row's sum.
   HEED_DEVICE float FactorOf(int fragment, int half) const { return PowerOfTwo(-of[fragment][half]); }
 
  private:
-  // Of x >= 0: floor(log2 x), or -127 of what is smaller than normal numbers; 128 where it is not finite.
+  // Returns floor(log2 x) of x >= 0; -127 of subnormal numbers and 0, 128 if x is not finite.
   static HEED_DEVICE int ExponentOf(float x) { return static_cast<int>(std::bit_cast<uint32_t>(x) >> 23) - 127; }
-  // 0 below the powers that are normal numbers, where nothing is left of what it multiplies.
+  // Returns 2^power, or 0 if that is below the normal numbers, where the products would vanish.
   static HEED_DEVICE float PowerOfTwo(int power) {
     return power < -126 ? 0 : std::bit_cast<float>(static_cast<uint32_t>(power + 127) << 23);
   }
