@@ -200,7 +200,7 @@ std::string Target(const Context&) { return "cuda"; }
 
 const Kernel kWgmma = {{
     .name = "softmax_wgmma",
-    .why = "as softmax_cuda, where groups of warps multiply on while the logits of the next tile are weighed",
+    .why = "as softmax_cuda with WGMMA, whose products overlap the softmax of the next tile",
     .declines = &DeclinesWgmma,
     .forward_passes = &ForwardPasses<&cuda::Launches::wgmma, kWgmma>,
     .backward_passes = &BackwardPasses<&cuda::Launches::wgmma, kWgmma>,
