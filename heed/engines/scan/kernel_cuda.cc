@@ -1,4 +1,4 @@
-// The kernel of GPUs in the list: what it takes, and problems as its launches.
+// The entry of the GPU kernel in the engine's list: what it takes, and its launches.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace heed::scan {
 namespace {
 
 constexpr char kName[] = "scan_cuda";
-// Of a SM in a launch of a backward pass: four at a time, four times.
+// Blocks per SM in a backward launch: four at a time, four waves.
 constexpr int64_t kEnoughBlocks = 16;
 
 int64_t Blocks(int64_t size, int64_t of_each) { return (size + of_each - 1) / of_each; }
@@ -23,7 +23,7 @@ Reason Declines(const Context&, const Problem& p) {
   if (p.rule != Rule::kSelective) return {"computes selective scans"};
   if (const Reason reason = engine::DeclinesAllButF32(p.dtype); !reason.empty()) return reason;
   if (p.states > cuda::kMostStates) return {"computes up to 128 states of a channel"};
-  thread_local std::string of_device;  // whose words last until the next call
+  thread_local std::string of_device;  // owns the text until the next call
   of_device = heed::cuda::Declines(p.device,
                                    cuda::WithShape(p.states, [](auto shape) { return int64_t{shape.kForwardBytes}; }));
   return {of_device.c_str()};
@@ -82,7 +82,7 @@ class Launcher {
     store(params.bias_row(), 1, g.dbias);
   }
 
-  // Zeros for tokens of no sequence.
+  // Writes zeros for tokens of no sequence.
   void Clear(const Tokens& to, int64_t columns, int64_t groups) const {
     if (to.data == nullptr || columns == 0) return;
     for (size_t first = 0; first < p_.others.size(); first += cuda::kMostSequences) {
@@ -106,7 +106,7 @@ class Launcher {
     return Blocks(p_.channels / p_.groups, WithShape([](auto shape) { return int64_t{shape.kChannels}; }));
   }
   int64_t ChannelBlocks() const { return p_.groups * ChannelBlocksOfGroup(); }
-  // Sequences that keep the device busy: more at a time would have more memory of it and nothing else.
+  // Returns how many sequences keep the device busy. More in one launch would only take more memory.
   size_t SequencesTogether() const {
     heed::cuda::DeviceFacts facts;
     call_.Check(call_.library().examine(p_.device.index, &facts));
@@ -132,7 +132,7 @@ class Launcher {
             .channel_blocks = static_cast<int32_t>(ChannelBlocksOfGroup()),
             .softplus = p_.softplus};
   }
-  // Where sequences [first, first + count) begin; returns the number of their tiles.
+  // Sets the offsets of sequences [first, first + count), and returns the number of their tiles.
   int64_t Place(size_t first, size_t count, const Tokens& o, const Numbers& final, cuda::ScanParams& params) const {
     int64_t tiles = 0;
     for (size_t i = 0; i < count; ++i) {
@@ -185,7 +185,7 @@ class Launcher {
     AddUp(sequences, params.C_partials, params.tokens, g.dC.tokens, p_.states, p_.groups);
   }
 
-  // Sums over strips, of so many tokens in all; or zeros.
+  // Sums over channel blocks, with `tokens` tokens in all; zeros if `from` is null.
   void AddUp(std::span<const Sequence> sequences, const float* from, int64_t tokens, const Tokens& to, int64_t columns,
              int64_t groups) const {
     if (to.data == nullptr) return;

@@ -1,14 +1,15 @@
-// The backward pass: a block takes its channels through all tokens of a sequence against time, tile by tile.
+// The backward pass of selective scans: a block sweeps its channels through all tokens of a sequence, tile by tile, in
+// reverse.
 //
-// A tile begins with the states before it, which the forward pass has kept, and goes through its tokens twice: with
-// time, which leaves the state after each token in shared memory, and against it. With p the gradient of h, per state
-// and token
+// A tile starts from the boundary state before it, which the forward pass has stored, and sweeps its tokens twice:
+// forward, which stores the state after each token in shared memory, and in reverse. With p the gradient of h, each
+// state and token computes
 //
 //   q = p + dy C,  dx' += q B,  r = q a h_{t-1},  ds' += r A,  dA += r s,  p = a q
 //
-// in registers, where a is computed again. q takes the place of the token's state, of which nobody has need any more.
-// dB and dC, sums over channels, are taken from shared memory in between: of q s x and dy h. Neither order nor grouping
-// of any sum depends on more than the token's place in its sequence.
+// in registers, with a computed again. q replaces the token's state in shared memory, which is not read again. dB and
+// dC, which are sums over channels, are summed from shared memory in between: of q s x and of dy h. The order and
+// grouping of sums depends only on the token's position in its sequence.
 #ifndef HEED_ENGINES_SCAN_CUDA_BACKWARD_BLOCK_H_
 #define HEED_ENGINES_SCAN_CUDA_BACKWARD_BLOCK_H_
 
@@ -68,7 +69,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
   using Base::channel_, Base::kChannels, Base::kGroup, Base::kLanes, Base::kThreads, Base::lane_, Base::m_, Base::own_,
       Base::p_, Base::s_, Base::steps_, Base::SumOfLanes, Base::x_;
 
-  // Of a constant: over the chunk in hand, and over those before it.
+  // The sum of a constant's gradient: over the current chunk, and over the chunks before.
   struct ConstantSum {
     float of_chunk = 0;
     Sum sum;
@@ -93,7 +94,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
   }
   HEED_DEVICE States& TraceOf(int t) const { return trace_[t * kThreads + m_.thread()]; }
 
-  // With time: states after tokens, s x, dy in the place of d_o, and dz in that of z.
+  // The forward sweep: stores states after tokens and s x, and replaces d_o by dy and z by dz.
   HEED_DEVICE void Advance(States h, int tokens) const {
     for (int first = 0; first < tokens; first += kGroup) {
       float of_lane = 0;  // y of token first + lane
@@ -126,7 +127,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
     }
   }
 
-  // Against time: q in the place of states, dx in that of x, and ddelta in that of steps.
+  // The reversed sweep: replaces states by q, x by dx and steps by ddelta.
   HEED_DEVICE void Retreat(const States& before, int tokens) {
     for (int first = (tokens - 1) / kGroup * kGroup; first >= 0; first -= kGroup) {
       float dx_of_lane = 0, ds_of_lane = 0;  // of token first + lane
@@ -162,7 +163,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
       if (lane_ >= kGroup || t >= tokens) continue;
       const float x = x_(t, channel_), step = steps_(t, channel_), dy = dy_(t, channel_);
       float ds = kLn2 * ds_of_lane + x * dx_of_lane;
-      if (p_.softplus) ds *= -expm1f(-step);  // its derivative is 1 - e^-s
+      if (p_.softplus) ds *= -expm1f(-step);  // the derivative is 1 - e^-s
       dskip_.of_chunk += dy * x;
       dbias_.of_chunk += ds;
       x_(t, channel_) = step * dx_of_lane + this->skip_ * dy;
@@ -170,7 +171,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
     }
   }
 
-  // Sums of factors times what stands in the trace: over channels, or of constants over tokens.
+  // Adds up factors times the traced states or q: over channels, or, for constants, over tokens.
   HEED_DEVICE void AddUp(const ChannelTile& factors, const DeviceWeights& weights, float* partials,
                          ConstantSum (&constants)[kOwn], int tile) {
     const int tokens = this->TokensAt(tile);
@@ -184,7 +185,8 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
       return;
     }
     if (partials == nullptr) return;
-    constexpr int kSplit = kChannels > 16 ? kChannels / 16 : 1;  // threads of a sum: no chain is longer than eight
+    // Threads per sum, for chains of at most eight additions.
+    constexpr int kSplit = kChannels > 16 ? kChannels / 16 : 1;
     static_assert(kTokens * kLanes * kSplit % kThreads == 0);
     for (int i = m_.thread(); i < kTokens * kLanes * kSplit; i += kThreads) {
       const int split = i % kSplit, lane = i / kSplit % kLanes, t = i / (kSplit * kLanes);

@@ -1,11 +1,11 @@
-// The forward pass: a block takes its channels through all tokens of a sequence, tile by tile.
+// The forward pass of selective scans: a block sweeps its channels through all tokens of a sequence, tile by tile.
 //
-// Per state and token
+// Each state and token computes
 //
 //   h = 2^(s A log2 e) h + s x B,  y += C h
 //
-// in registers, where the exponential is a polynomial or a special function: 14 instructions, which are the bound with
-// 16 states per channel. While a tile is computed, what the next one has is on its way.
+// in registers. The exponential is a polynomial or a special function; the 14 instructions are the bound with 16 states
+// per channel. The next tile is prefetched during the computation of a tile.
 #ifndef HEED_ENGINES_SCAN_CUDA_FORWARD_BLOCK_H_
 #define HEED_ENGINES_SCAN_CUDA_FORWARD_BLOCK_H_
 
