@@ -1,4 +1,4 @@
-// The kernel of GPUs in the list: what it takes, and problems as its launches.
+// The entry of the GPU kernel in the engine's list: what it takes, and its launches.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -17,7 +17,7 @@ Reason DeclinesForm(const Problem& p) {
       {!IsElementwise(p.feature) || !IsElementwise(p.key_feature), "computes feature maps of each channel by itself"},
       {p.key_mask.data != nullptr, "computes no key masks"},
       {p.has_value_decay,
-       "computes no decays of columns beside those of channels"},  // the product of both may overflow
+       "computes no decays of columns beside those of channels"},  // the product of both decays may overflow
       {p.channels, "computes no means of channels"},
       {p.erase.data != nullptr && p.read_key.data != nullptr, "computes factors of what is erased of keys alone"},
       {p.writes != 1 && (p.erase.data != nullptr || p.write.data != nullptr),
@@ -39,7 +39,7 @@ Reason DeclinesForm(const Problem& p) {
 Reason Declines(const Context&, const Problem& p) {
   if (const Reason reason = engine::DeclinesAllButF32(p.dtype); !reason.empty()) return reason;
   if (const Reason reason = DeclinesForm(p); !reason.empty()) return reason;
-  thread_local std::string of_device;  // whose words last until the next call
+  thread_local std::string of_device;  // owns the text until the next call
   of_device = cuda::Declines(p.device, cuda::ForwardSweep(cuda::FormOnDevice(p), p.initial, p.initial_z));
   return {of_device.c_str()};
 }

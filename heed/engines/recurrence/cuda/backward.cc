@@ -1,4 +1,4 @@
-// Gradients as sweeps, see chunk_block.h, and what becomes of them.
+// Gradients of recurrences as sweeps (chunk_block.h) and reductions of their outputs.
 #include "heed/engines/recurrence/cuda/backward.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ void RefuseOn(Device device, std::initializer_list<Sweep> sweeps) {
   }
 }
 
-// A sweep over S^T, or D^T, whose columns are key channels.
+// A sweep over S^T or D^T, whose columns are key channels.
 Sweep TransposedSweep(const Problem& p) {
   Sweep w = SweepOf(p);
   std::swap(w.params.key_size, w.params.value_size);
@@ -42,15 +42,15 @@ Sweep TransposedSweep(const Problem& p) {
   return w;
 }
 
-// Over D, into which queries or gradients of outputs are written with the scale that outputs had. What reads a state
-// before it decays is written to D after it has decayed.
+// Turns a sweep into a reversed one over D, which queries or gradients of outputs update with the outputs' scale. A
+// token that reads the state before the decay updates D after the decay.
 void Reverse(Sweep& w) {
   w.params.reversed = true;
   w.params.decays_after_update = !w.params.reads_before_decay;
   w.params.write_scale = std::exchange(w.params.scale, 1.0f);
 }
 
-// dq_t = scale S_t d_o_t.
+// The sweep of dq_t = scale S_t d_o_t.
 Sweep QueryGradients(const Problem& p, const Gradients& g) {
   Sweep w = TransposedSweep(p);
   w.q = g.d_o;
@@ -59,13 +59,13 @@ Sweep QueryGradients(const Problem& p, const Gradients& g) {
   w.beta = FactorsOf(p);
   w.params.value_map = MapOf(p.key_feature);
   if (p.complement_keys) {
-    w.v.dtype = DType::kBF16;  // there are none
+    w.v.dtype = DType::kBF16;  // absent
     w.params.value_map = Map::kComplement;
   }
   w.initial = Transposed(p.initial);
   return w;
 }
-// dk_t = D_t v_t, without the factor of v_t.
+// The sweep of dk_t = D_t v_t, without the factor of v_t.
 Sweep KeyGradients(const Problem& p, const Gradients& g) {
   Sweep w = TransposedSweep(p);
   w.q = p.v;
@@ -77,7 +77,7 @@ Sweep KeyGradients(const Problem& p, const Gradients& g) {
   Reverse(w);
   return w;
 }
-// dv_t = D_t^T k_t, of values with their factors.
+// The sweep of dv_t = D_t^T k_t, for values with their factors.
 Sweep ValueGradients(const Problem& p, const Gradients& g) {
   Sweep w = SweepOf(p);
   w.q = p.k;
@@ -100,10 +100,10 @@ Sweep ValueGradients(const Problem& p, const Gradients& g) {
   return w;
 }
 
-// Those of log decays, from what else has been computed.
+// Computes gradients of log decays from the other gradients.
 void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients& g, const float* dq, const float* dk,
                     const float* dr, const float* products) {
-  // Of constants each token has its share first.
+  // Gradients of constant decays are computed per token and then summed.
   const int64_t size = p.gate == Gate::kKey ? p.key_size : 1;
   const Floats shares(launcher.call(), p.constant_decay, launcher.tokens() * p.value_heads * size);
   const Rows to = p.constant_decay ? launcher.InMemory(shares, size) : g.d_log_decay;
@@ -142,7 +142,7 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
   launcher.Clear(g.d_input_gate, p.value_heads, 1);
 }
 
-// What a bonus adds to gradients of queries and keys, and its own.
+// Adds the u term's gradients to those of queries and keys, and computes u's own.
 void BonusGradients(const Launcher& launcher, const Problem& p, const Gradients& g, float* dq, float* dk) {
   const bool of_bonus = g.d_bonus.data != nullptr;
   const Floats shares(launcher.call(), of_bonus, launcher.blocks() * p.value_heads * p.key_size);
@@ -157,12 +157,12 @@ void BonusGradients(const Launcher& launcher, const Problem& p, const Gradients&
   if (of_bonus) launcher.SumTokens(shares, launcher.blocks(), p.key_size, g.d_bonus);
 }
 
-// `in_memory`: v, d_o and dv are.
+// `in_memory`: v, d_o and dv are in scratch memory.
 void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients& g, bool in_memory = false) {
   const bool decays = g.d_log_decay.data != nullptr || g.d_input_gate.data != nullptr;
   const int64_t rows = launcher.tokens() * p.value_heads * p.key_size,
                 states = launcher.blocks() * p.value_heads * p.key_size;
-  // Into the gradient itself where it is no sum and nothing more is done to it.
+  // Sweeps write the gradient itself if it needs neither a sum over heads nor another step.
   const auto is_final = [&](Feature feature) {
     return !decays && p.group() == 1 && feature == Feature::kIdentity && p.value_factors.data == nullptr &&
            !p.has_bonus;
@@ -203,7 +203,7 @@ void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients
   if (!in_memory) launcher.Clear(g.dv, p.value_heads, p.value_size);
 }
 
-// As a head of one column more, which is not normalised.
+// Gradients of a normalised head: those of a head with one more column that is not normalised.
 void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradients& g, const float* floors) {
   const heed::cuda::Call& call = launcher.call();
   const int64_t size = p.value_size + 1, rows = launcher.tokens() * p.value_heads,
@@ -231,7 +231,7 @@ void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradi
                                  .value_heads = static_cast<int32_t>(p.value_heads),
                                  .value_size = static_cast<int32_t>(p.value_size),
                                  .eps = static_cast<float>(p.eps)});
-  // S and z are columns of one state.
+  // S and z become columns of one state.
   const auto states_in = [&](const Floats& memory, int64_t column) {
     return States{memory.data() + column, state, p.key_size * size, size, 1};
   };
@@ -271,12 +271,12 @@ void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradi
     copy(states_in(d_initial, 0), g.d_initial, p.value_size);
     copy(states_in(d_initial, p.value_size), g.d_initial_z, 1);
   }
-  const Rows factors = p.exp_gates ? p.value_factors : Rows();  // which are no part of values
+  const Rows factors = p.exp_gates ? p.value_factors : Rows();  // not part of the values
   launcher.Gather({.from = dv.data(), .beta = factors, .skipped = 1}, g.dv, p.value_heads, p.value_size);
   launcher.Clear(g.dv, p.value_heads, p.value_size);
 }
 
-// The sweeps of a delta rule's gradients, over tensors in memory: x, what read keys do not find, and dx.
+// The sweeps of a delta rule's gradients, over scratch tensors: x, the values minus what read keys retrieve, and dx.
 
 Sweep NotFound(const Problem& p, const Rows& x) {
   Sweep w = ForwardSweep(p, p.initial, {});
@@ -298,7 +298,7 @@ Sweep NotFoundGradients(const Problem& p, const Gradients& g, const Rows& dx) {
   w.params.delta = DeltaKind::kGradients;
   return w;
 }
-// S: tokens write beta_t x_t under their keys.
+// A sweep over S, to which tokens write beta_t x_t under their keys.
 Sweep OverStates(const Problem& p, const Rows& x) {
   Sweep w = TransposedSweep(p);
   w.k = x;
@@ -314,7 +314,7 @@ Sweep DeltaQueryGradients(const Problem& p, const Gradients& g, const Rows& x) {
   w.params.reads_once = true;
   return w;
 }
-// -dr_t / beta_t.
+// The sweep of -dr_t / beta_t.
 Sweep ReadKeyGradients(const Problem& p, const Rows& x, const Rows& dx) {
   Sweep w = OverStates(p, x);
   w.q = dx;
@@ -324,8 +324,8 @@ Sweep ReadKeyGradients(const Problem& p, const Rows& x, const Rows& dx) {
   w.params.scale = 1;
   return w;
 }
-// dk_t / beta_t, in two parts: what queries write to D, from where blocks of tokens begin, and what tokens erase since
-// then.
+// The sweeps of dk_t / beta_t, in two parts: D from block boundaries with the queries' updates, and what tokens erase
+// since the boundary.
 Sweep WrittenGradients(const Problem& p, const Gradients& g, const Rows& x, const float* d_states) {
   Sweep w = KeyGradients(p, g);
   w.q = x;
@@ -352,7 +352,7 @@ Sweep ErasedGradients(const Problem& p, const Rows& x, const Rows& dx) {
   return w;
 }
 
-// `v`: values without factors.
+// Gradients of delta rules. `v` are values without factors.
 void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients& g, const Rows& v) {
   const heed::cuda::Call& call = launcher.call();
   const bool decays = g.d_log_decay.data != nullptr, own_read_keys = p.read_key.data != nullptr;
@@ -390,13 +390,13 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
     launcher.Clear(to, heads, size, what.writes);
   };
   gather({.from = dq.data()}, g.dq, p.key_heads, p.key_size);
-  if (p.delta == Delta::kBeforeDecay) {  // of two writes, see ProblemOnDevice
+  if (p.delta == Delta::kBeforeDecay) {  // two writes per token, see ProblemOnDevice
     gather({.from = dk.data(), .slots = 2, .slot = 0}, g.d_write_key, p.key_heads, p.key_size);
     gather({.from = dk.data(), .slots = 2, .slot = 1}, g.dk, p.key_heads, p.key_size);
     gather({.from = dr.data(), .slots = 2, .slot = 0}, g.d_read_key, p.key_heads, p.key_size);
     gather({.from = dx.data(), .slots = 2, .slot = 1}, g.dv, p.value_heads, p.value_size);
   } else {
-    const bool reads_keys = !own_read_keys || p.erase.data != nullptr;  // with factors, or without
+    const bool reads_keys = !own_read_keys || p.erase.data != nullptr;  // with or without factors
     gather({.from = dk.data(),
             .less = reads_keys ? dr.data() : nullptr,
             .less_factors = p.erase,
@@ -438,7 +438,7 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
   DecayGradients(launcher, p, g, dq.data(), dk.data(), dr.data(), products.data());
 }
 
-// Before anything is launched.
+// Throws Unsupported before anything is launched.
 void Refuse(const Problem& p, const Gradients& g) {
   RefuseGradients(p);
   if (p.delta == Delta::kNone)

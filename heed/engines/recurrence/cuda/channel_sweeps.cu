@@ -1,4 +1,4 @@
-// Sweeps whose channels decay each by itself, or are mapped.
+// The kernels of sweeps with decays per channel or feature maps.
 #include "heed/engines/recurrence/cuda/sweep_kernel.h"
 
 namespace heed::recurrence::cuda {

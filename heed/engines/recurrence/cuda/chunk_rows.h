@@ -1,4 +1,4 @@
-// Which tokens and tensors a sweep has, and how tiles of them come into the shared memory of a block.
+// The tokens and tensors of a sweep, and the copies of tiles to shared memory.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHUNK_ROWS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_CHUNK_ROWS_H_
 
@@ -23,7 +23,7 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
   static constexpr int kTile = Shape::kTile;
   static constexpr bool kDelta = kForm == Form::kDelta, kErases = kForm == Form::kDeltaGradients;
   static constexpr bool kGeneral = kForm == Form::kGeneral || kErases, kHasReadKeys = kDelta || kErases;
-  // Of f32 and f16 too, as queries and keys by channel.
+  // Values may be f32 and f16 too, as queries and keys of sweeps by channel may.
   static constexpr bool kAnyValues = kForm == Form::kGeneral || (kByChannel && kForm != Form::kPlain);
 
   HEED_DEVICE ChunkRows(M& m, const ChunkParams& p)
@@ -35,7 +35,7 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
         tokens_(decays_after_update_ && p.final.data != nullptr ? s_.tokens + 1 : s_.tokens),
         shift_(kGeneral ? s_.shift : 0), stage_bytes_(Shape::StageBytes(has_read_key_, by_column_, wide_values())) {}
 
-  // The first token of a segment, or the end of the last one.
+  // The first token of a segment, or the end of the last segment.
   HEED_DEVICE int64_t BeginOf(int64_t segment) const {
     const int64_t begin = segment * p_.segment_tokens - shift_;
     return begin < 0 ? 0 : begin < tokens_ ? begin : tokens_;
@@ -52,13 +52,13 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
   HEED_DEVICE float write_scale() const { return kGeneral ? p_.write_scale : 1; }
   HEED_DEVICE Map value_map() const { return kGeneral ? p_.value_map : Map::kIdentity; }
   HEED_DEVICE bool has_outputs() const { return !p_.states_only && (!kGeneral || p_.o.data != nullptr); }
-  // In shared memory. Beside values of f32 they would stand where other warps have theirs.
+  // True if outputs replace values in shared memory. In a tile of f32 values they would overlap another warp's values.
   HEED_DEVICE bool outputs_replace_values() const { return !wide_outputs() && !wide_values(); }
   HEED_DEVICE bool finds() const {
     return kDelta && p_.delta == DeltaKind::kNotFound;
-  }  // outputs are what read keys do not find
+  }  // outputs are the values minus what read keys retrieve
   HEED_DEVICE bool has_queries() const { return kErases || (has_outputs() && !finds()); }
-  // Whether a token's write is its first or its last, in time.
+  // True if write t is its token's first, or last, in time.
   HEED_DEVICE bool IsFirstWrite(int64_t t) const { return IsWrite(t, p_.reversed ? p_.writes - 1 : 0); }
   HEED_DEVICE bool IsLastWrite(int64_t t) const { return IsWrite(t, p_.reversed ? 0 : p_.writes - 1); }
   HEED_DEVICE bool IsWrite(int64_t t, int i) const {
@@ -69,7 +69,7 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
   HEED_DEVICE bool has_value(int64_t t) const {
     return kForm == Form::kPlain || (!p_.reads_only && (!p_.writes_once || IsLastWrite(t)));
   }
-  // Bits of those of a chunk that have log decays of their own.
+  // Bit t is set if token t of a chunk has a log decay.
   HEED_DEVICE uint32_t DecayedTokens(int64_t first) const {
     uint32_t decayed = decays_after_update_ && first == 0 ? 0xFFFE : 0xFFFF;
     for (int t = 0; kForm != Form::kPlain && p_.writes > 1 && t < kChunk; ++t) {
@@ -77,14 +77,14 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
     }
     return decayed;
   }
-  // A token's own log decay, of this column.
+  // The log decay of a token and column.
   HEED_DEVICE float LogDecayOf(int64_t token, int column) const {
     if (p_.decay == DecayKind::kConstant) return LogDecay(p_.log_decays[head_]);
     if (p_.decay == DecayKind::kToken) return LogDecay(NumberAt(p_.log_decay, s_.log_decay, token));
     return by_column_ ? LogDecay(NumberAt(p_.value_decay, s_.value_decay, token, column)) : 0;
   }
 
-  // The same of token t of a tile, as it has been copied.
+  // The log decay of token t of a tile in shared memory, and a column.
   HEED_DEVICE float ColumnLogDecay(const Stage& stage, int64_t first, int t, int column) const {
     const int64_t decayed = first + t - (decays_after_update_ ? 1 : 0);
     if (column >= columns() || decayed < 0 || !IsFirstWrite(decayed)) return 0;
@@ -95,7 +95,7 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
     return {m_.shared() + (tile % 2 == 0 ? 0 : stage_bytes_), has_read_key_, kErases, wide_values()};
   }
 
-  // Of `count` tokens, or one less where the last is nothing but a decay.
+  // Returns the existing tokens among `count`: one less if the last one is only a decay.
   HEED_DEVICE int Existing(int64_t first, int count) const {
     return first + count <= s_.tokens ? count : static_cast<int>(s_.tokens - first);
   }
@@ -117,7 +117,7 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
     if (has_read_key_) copy_rows(stage.read_keys(), p_.read_key, s_.read_key, 0, p_.key_size);
     const int given = normalizes() && column_block_ == p_.column_blocks - 1 ? columns() - 1 : columns();
     if (value_map() == Map::kComplement) {
-      // they are made of decays
+      // Values are computed from decays.
     } else if (wide_values()) {
       copy_rows(stage.wide_values(), p_.v, s_.v, column_block_ * kColumnBlock, given);
     } else {
@@ -140,7 +140,7 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
     return {m_.Shuffle(sum.high, lane), m_.Shuffle(sum.low, lane)};
   }
 
-  // What thread `i` brings of token i of a tile.
+  // Numbers of token i of a tile, which thread i loads.
   struct Numbers {
     float log_decay = 0, beta = 0;
   };
@@ -152,7 +152,8 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
       if (p_.decay == DecayKind::kConstant) numbers.log_decay = LogDecay(p_.log_decays[head_]);
       if (p_.decay == DecayKind::kToken) numbers.log_decay = LogDecay(NumberAt(p_.log_decay, s_.log_decay, decayed));
     }
-    if (kHasReadKeys || has_factors_ || reads_before_decay_) {  // a token's own, late or not
+    // Beta is the token's own, also if decays come after updates.
+    if (kHasReadKeys || has_factors_ || reads_before_decay_) {
       numbers.beta = p_.beta.data == nullptr ? (reads_before_decay_ ? 0 : 1)
                      : token < s_.tokens     ? NumberAt(p_.beta, s_.beta, token)
                                              : 0;
@@ -160,7 +161,7 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
     return numbers;
   }
   HEED_DEVICE void PutNumbers(const Stage& stage, Numbers numbers) const {
-    if (m_.thread() >= kTile) return;  // whole warps, where there are sums
+    if (m_.thread() >= kTile) return;  // whole warps, which the scan needs
     Sum sum = {numbers.log_decay, 0};
     HEED_DEVICE_UNROLL
     for (int distance = 1; distance < kChunk && !kByChannel; distance *= 2) {
@@ -173,7 +174,8 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
 
   const bool has_read_key_, by_column_, reads_before_decay_, has_factors_;
   const bool decays_after_update_;
-  const int64_t tokens_;  // of the sweep: where the last one's decay comes late, one more brings it to the final state
+  // Tokens of the sweep; if decays come after updates, one more applies the last decay to the final state.
+  const int64_t tokens_;
   const int shift_, stage_bytes_;
 };
 

@@ -1,4 +1,4 @@
-// Sweeps whose channels decay together, if at all.
+// The kernels of sweeps whose channels share a decay or have none.
 #include "heed/engines/recurrence/cuda/sweep_kernel.h"
 
 namespace heed::recurrence::cuda {

@@ -1,4 +1,4 @@
-// The kernels of recurrences besides sweeps, compiled for GPUs, and the launches of all.
+// The kernels of recurrences besides sweeps, and the table of the engine's launches.
 #include "heed/engines/recurrence/cuda/sweep_kernel.h"
 
 namespace heed::recurrence::cuda {

@@ -1,5 +1,4 @@
-// 64 columns of a head's state in the registers of a block: where they come from, where they go, and what is the
-// token's.
+// 64 columns of a head's state in the registers of a block: loads, stores, and access to a token's data.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_STATE_BLOCK_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_STATE_BLOCK_H_
 
@@ -12,18 +11,18 @@
 
 namespace heed::recurrence::cuda {
 
-// Each of four warps has 16 columns, as S^T. `kSeveral`: tokens may write several times.
+// Each of four warps owns 16 columns, as S^T. `kSeveral`: tokens may have several writes.
 template <class M, int kKeys, bool kSeveral>
 class StateBlock {
  protected:
-  using Pairs = float[2][4];  // [half of the columns][...], 16 x 16 as results of products
+  using Pairs = float[2][4];  // [half of the columns][...]: 16 x 16 in result fragments
 
   HEED_DEVICE StateBlock(M& m, const ChunkParams& p)
       : m_(m), p_(p), s_(p.sequences[m.block(2)]), head_(m.block(1)), column_block_(m.block(0) % p.column_blocks),
         segment_(m.block(0) / p.column_blocks), lane_(m.thread() % heed::cuda::kWarp),
         warp_(m.thread() / heed::cuda::kWarp) {}
 
-  // Of 16 x 16 results of products: where element i of a thread stands.
+  // Row and column of a thread's element i of 16 x 16 results.
   HEED_DEVICE int RowOf(int i) const { return lane_ / 4 + i / 2 % 2 * 8; }
   HEED_DEVICE int ColumnOf(int i) const { return lane_ % 4 * 2 + i % 2 + i / 4 * 8; }
 
@@ -49,7 +48,7 @@ class StateBlock {
     return {states + ((s_.first_block + block) * p_.heads + head_) * p_.start_size, 0, p_.value_size, 1};
   }
 
-  // Of the first `columns` columns.
+  // Loads the first `columns` columns of the state.
   HEED_DEVICE void LoadState(const DeviceStates& from, int columns) {
     if (from.data == nullptr) return;
     ForState([&](float& x, int key, int column, int) {
@@ -62,7 +61,7 @@ class StateBlock {
       if (column < columns) to.data[key * to.key_stride + column * to.value_stride] = x;
     });
   }
-  // z, which is the last column's.
+  // z is the last column of the state.
   HEED_DEVICE void LoadNormalizer(const DeviceStates& from) {
     if (from.data == nullptr) return;
     ForState([&](float& x, int key, int column, int) {
@@ -75,11 +74,11 @@ class StateBlock {
       if (column == p_.value_size - 1) to.data[key * to.key_stride] = x;
     });
   }
-  // Sums over key channels of the state times the one that is kept of the block, times exp(log_decay(column)).
+  // Stores sums over key channels of the state times the block's stored state, times exp(log_decay(column)).
   template <class LogDecay>
   HEED_DEVICE void StoreProducts(int64_t block, const LogDecay& log_decay) {
     const DeviceStates block_states = BlockState(block);
-    float sums[2] = {0, 0};  // of two columns
+    float sums[2] = {0, 0};  // of the thread's two columns
     ForState([&](float x, int key, int column, int i) {
       sums[i / 2] += x * block_states.data[key * block_states.key_stride + column * block_states.value_stride];
     });
@@ -93,7 +92,7 @@ class StateBlock {
       to = (p_.adds ? to : 0) + sums[i] * Exp<M>(log_decay(column));
     }
   }
-  // Element `at` of a tensor's row of a token.
+  // Offset of element `at` of a token's row.
   HEED_DEVICE int64_t Place(const DeviceRows& rows, int64_t of_sequence, int64_t token, int at = 0) const {
     const int64_t of_token = kSeveral ? OfToken(rows, token, p_.writes) : token * rows.token_stride;
     return of_sequence + of_token + head_ / rows.group * rows.head_stride + at;
@@ -105,7 +104,7 @@ class StateBlock {
     return heed::cuda::LoadFloat<M>(rows.data, rows.dtype, Place(rows, of_sequence, token, at));
   }
 
-  // out_t += sum of pairs_tj rows_j over j <= t, or j < t alone, ascending: `rows` may be `out`.
+  // out_t += sum of pairs_tj rows_j over j <= t, or j < t if `before`, in ascending order: `rows` may be `out`.
   HEED_DEVICE void AddCausally(bool before, const Pairs& pairs, const Pairs& rows, Pairs& out) const {
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kChunk; ++j) {
@@ -136,7 +135,7 @@ class StateBlock {
     return column_block_ * kColumnBlock + 16 * warp_ + lane_ / 4 + i / 2 * 8;
   }
 
-  // f(element, its key channel, its column, its place among four) for those that exist.
+  // Calls f(element, key channel, column, index of four) for existing elements.
   template <class F>
   HEED_DEVICE void ForState(const F& f) {
     heed::cuda::Unrolled<kKeys / 2>([&](auto index) {

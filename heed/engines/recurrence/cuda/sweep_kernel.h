@@ -1,4 +1,4 @@
-// A sweep as a kernel of GPUs, for the files that compile them.
+// The launch of a sweep, for the files that compile its kernels.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_SWEEP_KERNEL_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_SWEEP_KERNEL_H_
 
@@ -7,7 +7,7 @@
 
 namespace heed::recurrence::cuda {
 
-// Blocks of a SM at a time that registers are to suffice for.
+// Blocks per SM, which limits registers.
 constexpr int BlocksFor(int keys, bool plain) { return keys > 64 ? 2 : plain ? 4 : 3; }
 
 template <bool kByChannel>
@@ -20,7 +20,7 @@ const char* LaunchSweep(const heed::cuda::Launch& launch, const ChunkParams& par
   });
 }
 
-// Each in a file of its own, as compilers take minutes for them.
+// Each is in a file of its own, because it takes minutes to compile.
 const char* LaunchPlainSweep(const heed::cuda::Launch& launch, const ChunkParams& params);
 const char* LaunchChannelSweep(const heed::cuda::Launch& launch, const ChunkParams& params);
 

@@ -1,4 +1,4 @@
-// Problems as sweeps, and their launches.
+// Problems as sweeps, and the launches of sweeps.
 #include "heed/engines/recurrence/cuda/sweeps.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ constexpr int64_t kLeastSegment = 4 * kBlock;  // tokens
 
 int64_t Blocks(int64_t size, int64_t of_each) { return (size + of_each - 1) / of_each; }
 
-// Whether each row begins at a multiple of 16 bytes.
+// True if each row begins at a multiple of 16 bytes.
 bool IsAligned(const Rows& rows) {
   const auto address = reinterpret_cast<uintptr_t>(rows.data);
   const auto strides =
@@ -25,7 +25,7 @@ bool IsAligned(const Rows& rows) {
   return (address / size | strides) % (heed::cuda::kUnitBytes / size) == 0;
 }
 
-// f(first, count) for as many sequences as a launch takes.
+// Calls f(first, count) for each launch's sequences.
 template <class F>
 void ForLaunches(size_t sequences, const F& f) {
   for (size_t first = 0; first < sequences; first += kMostSequences) {
@@ -33,7 +33,7 @@ void ForLaunches(size_t sequences, const F& f) {
   }
 }
 
-// What kernels are given of the tensors of a sweep.
+// Returns the launch parameters of a sweep's tensors.
 ChunkParams ParamsOf(const Sweep& w) {
   ChunkParams params = w.params;
   const bool reversed = params.reversed;
@@ -66,7 +66,7 @@ Map MapOf(Feature feature) {
     case Feature::kRelu: return Map::kRelu;
     case Feature::kReluSquared: return Map::kReluSquared;
     case Feature::kExp: return Map::kExp;
-    default: return Map::kIdentity;  // others are declined
+    default: return Map::kIdentity;  // Declines() excludes others
   }
 }
 
@@ -125,7 +125,7 @@ Sweep SweepOf(const Problem& p) {
   for (int64_t head = 0; head < p.value_heads; ++head) {
     w.params.log_decays[head] = static_cast<const float*>(p.log_decay.data)[head * p.log_decay.head_stride];
   }
-  w.log_decay = {};  // they are not on the device
+  w.log_decay = {};  // not on the device
   return w;
 }
 
@@ -148,7 +148,7 @@ Sweep ForwardSweep(const Problem& p, const States& initial, const States& initia
   w.initial = initial;
   w.final = p.final;
   if (!p.normalize) return w;
-  w.params.normalizes = true;  // a column more
+  w.params.normalizes = true;  // one more column
   ++w.params.value_size;
   w.initial_z = initial_z;
   w.final_z = p.final_z;
@@ -230,7 +230,7 @@ void Launcher::RunCausal(Sweep w) const {
     skip(slice.q);
     skip(slice.k);
     if (w.params.decay == DecayKind::kKey) skip(slice.log_decay);
-    if (w.params.reads_before_decay && first > 0) slice.beta = {};  // it is of all channels
+    if (w.params.reads_before_decay && first > 0) slice.beta = {};  // it covers all channels
     for (States* s : {&slice.initial, &slice.final, &slice.initial_z, &slice.final_z}) skip_states(*s);
     slice.params.key_size = static_cast<int32_t>(std::min(kMostKeys, keys - first));
     if (w.params.block_states != nullptr) slice.params.block_states += blocks_ * heads * first * columns;
@@ -334,8 +334,8 @@ void Launcher::RunSlice(const Sweep& w) const {
   ForLaunches(p_.sequences.size(), [&](size_t first, size_t count) { Run(w, params, first, count); });
 }
 
-// Sequences are cut into as many as keep the device busy, which one per head and strip of columns may not; no bit
-// depends on it.
+// Returns the segment length that keeps the device busy, which one block per head and column block may not. Bits do not
+// depend on it.
 int64_t Launcher::SegmentTokens(int64_t column_blocks) const {
   heed::cuda::DeviceFacts facts;
   call_.Check(call_.library().examine(p_.device.index, &facts));
@@ -359,7 +359,7 @@ void Launcher::Run(const Sweep& w, ChunkParams& params, size_t first, size_t num
       return s.batch * rows.batch_stride + (s.first + begin) * rows.token_stride + of_write;
     };
     const int64_t shift = params.reversed ? (kBlock - count % kBlock) % kBlock : 0;
-    // One more where a decay that comes late is brought to the final state.
+    // One more if a decay after the update is applied to the final state.
     const int64_t swept = count + (params.decays_after_update && params.final.data != nullptr ? 1 : 0);
     const int64_t segments = std::max<int64_t>(1, Blocks(swept + shift, params.segment_tokens));
     params.sequences[i] = {.q = offset(w.q, w.q_in_memory),
