@@ -1,4 +1,4 @@
-// The limits of a GPU.
+// Measured limits of a GPU: copies, and bf16 products by mma.sync.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -25,16 +25,16 @@ void Check(const char* error) {
 }
 void Check(cudaError_t error) { Check(error == cudaSuccess ? nullptr : cudaGetErrorString(error)); }
 
-constexpr int kWarps = 8, kSums = 8, kSteps = 4096;  // of a block; of a warp at once; of each
+constexpr int kWarps = 8, kSums = 8, kSteps = 4096;  // warps per block; independent sums per warp; steps
 
-// Chains of products that wait for nothing but their own sums.
+// Independent chains of mma.sync.
 __global__ void __launch_bounds__(kWarps * 32) Products(float* out) {
   const heed::cuda::GpuMachine machine(nullptr);
-  const uint32_t one = 0x3F803F80u;  // two of bf16
+  const uint32_t one = 0x3F803F80u;  // two bf16
   const uint32_t a[4] = {one, one, one, one}, b[2] = {one, one};
   float sums[kSums][4] = {};
 #pragma unroll
-  for (int i = 0; i < kSums; ++i) sums[i][0] = static_cast<float>(i);  // else they are one
+  for (int i = 0; i < kSums; ++i) sums[i][0] = static_cast<float>(i);  // different, or the compiler merges them
   for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) machine.MmaSync<DType::kBF16>(a, b, sums[i]);
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kWarps * 32) Products(float* out) {
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kSums; ++i) sum += sums[i][0];
-  if (sum == 1) *out = sum;  // never, which the compiler does not know
+  if (sum == 1) *out = sum;  // never true, which the compiler does not know
 }
 
 class GpuClock : public Timed {

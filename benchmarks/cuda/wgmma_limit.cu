@@ -1,4 +1,4 @@
-// Products of groups of warps that wait for nothing: what a Hopper GPU's tensor cores attain.
+// The limit of WGMMA: back-to-back products on a Hopper GPU's tensor cores.
 #include "heed/cuda/hopper_machine.h"
 #include "heed/cuda/shared_tile.h"
 
@@ -6,7 +6,7 @@ namespace heed::bench {
 namespace {
 
 using Tile = heed::cuda::SharedTile<64, 128>;
-constexpr int kThreads = 128, kSteps = 1024, kProducts = 4;  // of a group; of each step
+constexpr int kThreads = 128, kSteps = 1024, kProducts = 4;  // threads of a warpgroup; steps; products per step
 
 __global__ void __launch_bounds__(kThreads, 2) Products(float* out) {
   __shared__ __align__(1024) char shared[Tile::kBytes];
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads, 2) Products(float* out) {
     machine.WgmmaCommit();
     machine.WgmmaWait<0>(sums);
   }
-  if (sums[0][0] == 1) *out = sums[0][0];  // never, which the compiler does not know
+  if (sums[0][0] == 1) *out = sums[0][0];  // never true, which the compiler does not know
 }
 
 }  // namespace

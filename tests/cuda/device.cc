@@ -1,4 +1,4 @@
-// Tensors on devices, and the emulated one.
+// Tensors on test devices, and the emulated devices.
 #include "tests/cuda/device.h"
 
 #include <atomic>
@@ -68,7 +68,7 @@ class Emulated : public TestDevice {
   const char* name() const override { return name_; }
   std::string WhyNot() const override { return ""; }
   const Library* library() const override { return library_; }
-  // An access beyond either end of it faults.
+  // An access beyond either end faults.
   std::shared_ptr<void> Allocate(size_t num_bytes) const override {
     auto memory = std::make_shared<os::GuardedMemory>(num_bytes, /*at_end=*/true);
     return {memory, memory->data()};
@@ -99,7 +99,7 @@ void SetEmulatedSms(int32_t count) { emulated_sms = count; }
 DeviceTensor::DeviceTensor(const TestDevice& device, const ConstTensorView& host) : device_(device) {
   if (!host.present()) return;
   const auto size = static_cast<ptrdiff_t>(SizeOf(host.dtype()));
-  ptrdiff_t above = size;  // to the end of the highest element
+  ptrdiff_t above = size;  // bytes from element 0 to the end of the highest element
   for (int axis = 0; axis < host.rank(); ++axis) {
     const ptrdiff_t span = (host.size(axis) - 1) * host.stride(axis) * size;
     (span < 0 ? below_ : above) += span < 0 ? -span : span;

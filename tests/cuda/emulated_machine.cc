@@ -1,4 +1,4 @@
-// Threads as fibers, their barriers, and what a warp computes together.
+// The emulated machine: threads as fibers, barriers, and warp-wide operations.
 #include "tests/cuda/emulated_machine.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace heed::cuda {
 namespace {
 
-constexpr size_t kExchangeBytes = 64;  // a thread's share at most
+constexpr size_t kExchangeBytes = 64;  // most of a thread
 
 struct Copy {
   void* to;
@@ -25,19 +25,19 @@ struct Copy {
   int bytes;
 };
 
-// Threads that wait for each other.
+// Threads that wait at a barrier.
 struct ThreadBarrier {
   std::vector<int> waiting;
 };
 
-// Four columns of a product, which compilers hold in the vectors that a target has.
+// Four columns of a product, in the target's vectors.
 typedef double Columns __attribute__((vector_size(32)));
 
-// C + A B of a warp, each sum in double and rounded once.
+// C + A B of a warp, with each sum in double and rounded once.
 struct Product {
   double a[16][16];
   Columns b[16][2], c[16][2];
-  int exchange = -1;  // for which c has become the result
+  int exchange = -1;  // the exchange whose result is in c
 
 #if defined(__x86_64__) && defined(__linux__) && !defined(__clang__)
   __attribute__((target_clones("avx2", "default")))
@@ -86,7 +86,7 @@ class EmulatedBlock {
         ++ended_;
       });
     }
-    // One warp is late: it goes on when others wait for it, as a rule.
+    // One warp is delayed: as a rule it runs when the others wait for it.
     const auto late = static_cast<int>(random_() % warps_.size());
     while (!ready_.empty()) {
       const auto draw = [&] { return (random_() >> 32) * ready_.size() >> 32; };
@@ -100,7 +100,7 @@ class EmulatedBlock {
     if (ended_ != threads_.size()) throw std::logic_error("threads of a block wait for others that do not come");
   }
 
-  // Returns when all `count` threads of the waiters are here.
+  // Waits until all `count` threads have arrived.
   void ArriveAndWait(ThreadBarrier& waiters, size_t count) {
     const int me = current_;
     if (waiters.waiting.size() + 1 == count) {
@@ -114,13 +114,13 @@ class EmulatedBlock {
   }
 
   using Products = std::vector<EmulatedMachine::PendingWgmma>;
-  // A phase after the other of bulk copies.
+  // An mbarrier: the phases of TMA loads.
   struct Mbarrier {
     int ended = 0;
     bool expects = false;
-    int64_t bytes = 0;  // that are expected and not under way
+    int64_t bytes = 0;  // expected and not yet in flight
     std::vector<Copy> copies;
-    ThreadBarrier waiters;  // of those that wait
+    ThreadBarrier waiters;  // threads in MbarrierWait()
 
     bool is_complete() const { return expects && bytes == 0; }
   };
@@ -137,13 +137,13 @@ class EmulatedBlock {
 
   struct Thread {
     std::unique_ptr<Fiber> fiber;
-    std::vector<Copy> copies;                   // since the last group
-    std::deque<std::vector<Copy>> copy_groups;  // under way
-    std::vector<ptrdiff_t> unfenced;            // where copies have landed, in units
+    std::vector<Copy> copies;                   // since the last commit
+    std::deque<std::vector<Copy>> copy_groups;  // in flight
+    std::vector<ptrdiff_t> unfenced;            // units that copies have written since the last proxy fence
     bool fenced = false;
-    Products products;                                // since the last group
-    std::deque<Products> wgmma_groups;                // under way
-    std::map<const float*, std::vector<float>> sums;  // as they were before products that are under way
+    Products products;                                // since the last commit
+    std::deque<Products> wgmma_groups;                // in flight
+    std::map<const float*, std::vector<float>> sums;  // values before the products in flight
     int exchanges = 0;
   };
 
@@ -151,9 +151,9 @@ class EmulatedBlock {
   const std::function<void(EmulatedMachine&)>& kernel_;
   std::mt19937_64 random_;
   const size_t shared_units_;
-  os::GuardedMemory shared_;  // an access beyond it faults
+  os::GuardedMemory shared_;  // an access beyond its end faults
   std::vector<char> unfenced_ =
-      std::vector<char>(shared_units_);  // of 16 bytes that copies have written, products not seen
+      std::vector<char>(shared_units_);  // units of 16 bytes that copies have written and WGMMA does not see yet
   std::map<const uint64_t*, Mbarrier> mbarriers_;
   std::vector<Warp> warps_;
   std::vector<Thread> threads_;
@@ -173,7 +173,7 @@ void EmulatedMachine::Sync() { SyncOr(false); }
 
 bool EmulatedMachine::SyncOr(bool flag) {
   EmulatedBlock& b = block_;
-  // The flag of this waiters; that of the next is cleared when all have read it of the last one.
+  // Two flags alternate: the next barrier's flag is cleared when all threads have read the last one's.
   const int of = b.syncs_ % 2;
   if (b.arrived_ == 0) b.flags_[of] = false;
   b.flags_[of] |= flag;
@@ -209,7 +209,7 @@ float EmulatedMachine::Shuffle(float x, int lane) {
 void EmulatedMachine::CopyAsync(void* to, const void* from, bool exists) {
   std::memset(to, 0xFF, 16);
   const auto is_aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
-  if (!is_aligned(to) || !is_aligned(from)) return;  // a GPU would stop: it never lands
+  if (!is_aligned(to) || !is_aligned(from)) return;  // a GPU would fault; here the copy never lands
   block_.threads_[static_cast<size_t>(thread_)].copies.push_back({to, from, exists ? 16 : 0});
 }
 
@@ -267,7 +267,7 @@ void EmulatedMachine::MmaSync(DType dtype, const uint32_t* a, const uint32_t* b,
 #pragma GCC unroll 8
   for (int i = 0; i < 4; ++i) product.c[g + 8 * (i / 2)][t / 2][2 * (t % 2) + i % 2] = c[i];
   block_.ArriveAndWait(warp.waiters, kWarp);
-  if (product.exchange != exchange) {  // the first to go on multiplies for all
+  if (product.exchange != exchange) {  // the first thread to resume multiplies for all
     product.Multiply();
     product.exchange = exchange;
   }
@@ -316,7 +316,7 @@ void EmulatedMachine::MbarrierWait(uint64_t* barrier, int phase) {
   EmulatedBlock::Mbarrier& at = block_.mbarriers_.at(barrier);
   while (at.ended % 2 == phase && !at.is_complete()) block_.Wait(at.waiters);
   if (at.ended % 2 != phase) return;
-  for (const Copy& copy : at.copies) {  // all of it lands
+  for (const Copy& copy : at.copies) {  // the whole phase lands
     std::memset(copy.to, 0, 2);
     if (copy.bytes > 0) std::memcpy(copy.to, copy.from, 2);
   }
@@ -345,7 +345,7 @@ void EmulatedMachine::WgmmaCommit() {
 
 void EmulatedMachine::WgmmaWait(int pending) {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
-  thread.fenced = false;  // sums are written from now on
+  thread.fenced = false;  // registers may be written from now on
   for (; thread.wgmma_groups.size() > static_cast<size_t>(pending); thread.wgmma_groups.pop_front()) {
     for (const PendingWgmma& product : thread.wgmma_groups.front()) Land(product);
   }
