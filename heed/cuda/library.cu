@@ -114,7 +114,7 @@ const char* EncodeTensorMap(int32_t device, const TensorMapSource& rows, TensorM
       &encoded, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, const_cast<void*>(rows.data), sizes, strides, kBox, kSteps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) return "the driver does not map these rows";
+  if (result != CUDA_SUCCESS) return "the driver encodes no tensor map of these rows";
   std::memcpy(map, &encoded, sizeof(encoded));
   return nullptr;
 }

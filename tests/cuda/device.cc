@@ -35,7 +35,7 @@ void Free(int32_t, void*, void* memory) { os::FreeAligned(memory); }
 const char* EncodeTensorMap(int32_t, const TensorMapSource& rows, TensorMap* map) {
   static_assert(sizeof(rows) <= sizeof(*map));
   if (rows.token_stride <= 0 || rows.head_stride <= 0 || rows.batch_stride <= 0)
-    throw std::logic_error("rows that a driver does not map");
+    throw std::logic_error("rows that no tensor map describes");
   const auto is_multiple = [](int64_t stride) { return stride % 8 == 0; };
   if (reinterpret_cast<uintptr_t>(rows.data) % 16 != 0 || !is_multiple(rows.token_stride) ||
       !is_multiple(rows.head_stride) || !is_multiple(rows.batch_stride)) {

@@ -97,7 +97,8 @@ class EmulatedBlock {
       ready_.pop_back();
       threads_[static_cast<size_t>(current_)].fiber->Resume();
     }
-    if (ended_ != threads_.size()) throw std::logic_error("threads of a block wait for others that do not come");
+    if (ended_ != threads_.size())
+      throw std::logic_error("threads of a block wait at a barrier that others do not reach");
   }
 
   // Waits until all `count` threads have arrived.
@@ -285,7 +286,7 @@ void EmulatedMachine::MbarrierInit(uint64_t* barrier) { block_.mbarriers_[barrie
 
 void EmulatedMachine::MbarrierExpectTx(uint64_t* barrier, int bytes) {
   EmulatedBlock::Mbarrier& at = block_.mbarriers_.at(barrier);
-  if (at.expects) throw std::logic_error("a phase of a barrier begins twice");
+  if (at.expects) throw std::logic_error("an mbarrier phase has two expected counts");
   at.expects = true;
   at.bytes += bytes;
   block_.Wake(at);
@@ -296,7 +297,7 @@ void EmulatedMachine::TmaLoad(const TensorMap& map, int channel, int token, int 
   const TensorMapSource& rows = *reinterpret_cast<const TensorMapSource*>(&map);
   EmulatedBlock::Mbarrier& at = block_.mbarriers_.at(barrier);
   const ptrdiff_t begin = static_cast<char*>(to) - shared();
-  if (begin % 1024 != 0) throw std::logic_error("a bulk copy to a place that is no multiple of 1024 bytes");
+  if (begin % 1024 != 0) throw std::logic_error("a TMA load to an address that is not a multiple of 1024 bytes");
   for (int row = 0; row < 64; ++row) {
     for (int column = 0; column < 64; ++column) {
       const int64_t c = channel + column, t = token + row;
@@ -329,7 +330,7 @@ void EmulatedMachine::WgmmaFence() { block_.threads_[static_cast<size_t>(thread_
 
 void EmulatedMachine::Wgmma(const PendingWgmma& product) {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
-  if (!thread.fenced) throw std::logic_error("products whose registers may still be written");
+  if (!thread.fenced) throw std::logic_error("wgmma without a fence of its registers");
   const auto count = static_cast<size_t>(4 * product.tiles);
   if (thread.sums.emplace(product.c, std::vector<float>(product.c, product.c + count)).second) {
     std::fill_n(product.c, count, std::nanf(""));
@@ -392,7 +393,8 @@ float EmulatedMachine::ElementOf(DType dtype, const WgmmaOperand& operand, int r
   ptrdiff_t place = static_cast<const unsigned char*>(operand.at) - base + row / 8 * kStrideBytes + row % 8 * 128;
   place += column / 64 * operand.leading_bytes + column % 64 * 2;
   place ^= place / 128 % 8 * 16;
-  if (block_.unfenced_[static_cast<size_t>(place / 16)]) throw std::logic_error("a product of what is not published");
+  if (block_.unfenced_[static_cast<size_t>(place / 16)])
+    throw std::logic_error("wgmma reads shared memory without a proxy fence");
   uint16_t bits;
   std::memcpy(&bits, base + place, sizeof(bits));
   return Widened(dtype, bits);
