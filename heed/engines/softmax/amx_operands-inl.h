@@ -116,8 +116,8 @@ struct AmxOperands {
 
   // Sums over a segment are shorter than its keys: a product adds up 32 of them, and weights
   // are added two by two. A segment is computed with K and V in L2: pieces take more of it.
-  static constexpr KeyGrid kGrid = {.tile = kMatrixGrid.tile,
-                                    .step = kMatrixGrid.step,
+  static constexpr KeyGrid kGrid = {.tile = kAmxGrid.tile,
+                                    .step = kAmxGrid.step,
                                     .segment = kPieces == 1   ? 2048
                                                : kPieces == 2 ? 1024
                                                               : 512};

@@ -11,7 +11,7 @@
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
 #include "heed/engines/softmax/backward_tasks-inl.h"
-#include "heed/engines/softmax/matrix_gradients-inl.h"
+#include "heed/engines/softmax/amx_gradients-inl.h"
 #include "heed/simd/emulated_amx-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -23,9 +23,9 @@ using Unit = hs::AmxTilesOfTarget;
 // they are multiplied with as many: a third one of zeros.
 template <class F>
 auto WithGradients(const Problem& p, const F& f) {
-  if (p.dtype == DType::kBF16) return f.template operator()<MatrixGradients<AmxOperands<1, 1, Unit>>>();
-  if (p.high_precision) return f.template operator()<MatrixGradients<AmxOperands<3, 3, Unit>>>();
-  return f.template operator()<MatrixGradients<AmxOperands<6, 6, Unit>>>();
+  if (p.dtype == DType::kBF16) return f.template operator()<AmxGradients<AmxOperands<1, 1, Unit>>>();
+  if (p.high_precision) return f.template operator()<AmxGradients<AmxOperands<3, 3, Unit>>>();
+  return f.template operator()<AmxGradients<AmxOperands<6, 6, Unit>>>();
 }
 
 void BackwardRun(Context& ctx, const Problem& p, const Gradients& g) {

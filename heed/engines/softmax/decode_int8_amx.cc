@@ -43,7 +43,7 @@ const Kernel kDecodeInt8Amx = {{
       return DeclinesWithoutAmx(DecodeInt8Amx(ctx));
     },
     .forward_passes = &DecodeInt8Amx,
-    .target = &MatrixTarget,
+    .target = &AmxTarget,
 }};
 
 }  // namespace heed::softmax

@@ -29,7 +29,7 @@ inline constexpr int64_t kMostByteChannels = int64_t{1} << 16;
 int AmxProducts(const Problem& problem);
 
 // Steps are the keys of a product of tiles.
-inline constexpr KeyGrid kMatrixGrid = {.tile = kTileKeys, .step = 32};
+inline constexpr KeyGrid kAmxGrid = {.tile = kTileKeys, .step = 32};
 
 // One block of rows of one key head of one sequence, and the order in which
 // threads take them: sequences by falling cost, heads in turn, late rows first

@@ -66,9 +66,9 @@ const Kernel kAmx = {{
                          },
                          .forward_passes = &ForwardAmx,
                          .backward_passes = &BackwardAmx,
-                         .target = &MatrixTarget,
+                         .target = &AmxTarget,
                      },
-                     kMatrixGrid,
+                     kAmxGrid,
                      /*invariant=*/false};
 
 }  // namespace heed::softmax

@@ -21,7 +21,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-// One thread's buffers. P multiplies: VectorGradients or MatrixGradients.
+// One thread's buffers. P multiplies: VectorGradients or AmxGradients.
 template <class P>
 struct GradientBuffers {
   using O = typename P::Operands;

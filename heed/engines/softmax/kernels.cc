@@ -45,7 +45,7 @@ std::string DeclinesWithoutAmx(const Passes& passes) {
 }
 
 std::string PairTarget(const Context&) { return "AVX3_ZEN4"; }
-std::string MatrixTarget(const Context&) { return "tiles"; }
+std::string AmxTarget(const Context&) { return "tiles"; }
 
 const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem, Pass pass) {
   static constexpr const Kernel* kKernels[] = {&kWgmma,           &kCuda,       &kAmx,         &kDecodeInt8Amx,

@@ -43,7 +43,7 @@ std::string DeclinesRows(const Problem& problem, int64_t most);  // of decoding
 std::string DeclinesWithoutAmx(const Passes& passes);
 
 std::string PairTarget(const Context& ctx);
-std::string MatrixTarget(const Context& ctx);
+std::string AmxTarget(const Context& ctx);
 
 }  // namespace heed::softmax
 

@@ -15,7 +15,7 @@
 
 #include "heed/engines/softmax/block-inl.h"
 #include "heed/engines/softmax/exponentials-inl.h"
-#include "heed/engines/softmax/matrix_block-inl.h"
+#include "heed/engines/softmax/amx_block-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
 #include "hwy/highway.h"
@@ -25,7 +25,7 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 template <class O, int C>
-using BlockOf = std::conditional_t<O::kUsesAmx, MatrixBlock<O, C>, Block<O, C>>;
+using BlockOf = std::conditional_t<O::kUsesAmx, AmxBlock<O, C>, Block<O, C>>;
 
 template <class O, int C, class Outputs>
 class SegmentPass : protected BlockOf<O, C> {

@@ -4,11 +4,11 @@
 //
 // Outputs that tiles add up cannot be rescaled on the way: a row's maximum stays what it was
 // in the first tile that it saw of a segment, unless a later one exceeds it by far.
-#if defined(HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_
-#undef HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_AMX_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_AMX_BLOCK_INL_H_
+#undef HEED_ENGINES_SOFTMAX_AMX_BLOCK_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_
+#define HEED_ENGINES_SOFTMAX_AMX_BLOCK_INL_H_
 #endif
 
 #include <algorithm>
@@ -31,7 +31,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
 template <class O, int C>
-class MatrixBlock : protected Block<O, C> {
+class AmxBlock : protected Block<O, C> {
   using Base = Block<O, C>;
 
  public:
@@ -92,7 +92,7 @@ class MatrixBlock : protected Block<O, C> {
     }
     for (int r = 0; r < num_runs; ++r) {
       const Run& run = runs[r];
-      O::template AddValues<kFlagMasked>(MatrixWeightsAt(run, origin), W, head_.values, run.begin, run.end,
+      O::template AddValues<kFlagMasked>(AmxProbabilitiesAt(run, origin), W, head_.values, run.begin, run.end,
                                          p_.value_depth, first && num_runs == 1, outputs);
     }
   }
@@ -197,7 +197,7 @@ class MatrixBlock : protected Block<O, C> {
     for (int r = 0; r < num_runs; ++r) {
       const Run& run = runs[r];
       T* s = this->At(run, origin);
-      uint32_t* p = MatrixWeightsAt(run, origin);
+      uint32_t* p = AmxProbabilitiesAt(run, origin);
       const size_t num_keys = static_cast<size_t>(run.end - run.begin);
       if (p_.dropout == 0) {
         O::template Weigh<W, C, kFlagMasked>(num_keys, s, shift, Exponent(), l, p);
@@ -212,7 +212,7 @@ class MatrixBlock : protected Block<O, C> {
   // What makes a logit the exponent of its weight.
   T Exponent() const { return static_cast<T>((this->raw_ ? this->factor_.of_logits : 1) * hs::kLog2E); }
 
-  uint32_t* MatrixWeightsAt(const Run& run, int64_t origin) const {
+  uint32_t* AmxProbabilitiesAt(const Run& run, int64_t origin) const {
     return w_.weights + static_cast<size_t>((run.begin - origin) / 2) * W;
   }
 
@@ -223,4 +223,4 @@ class MatrixBlock : protected Block<O, C> {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_AMX_BLOCK_INL_H_

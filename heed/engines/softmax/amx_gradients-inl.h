@@ -12,11 +12,11 @@
 // product per block of 32 rows. So a group's P and dS of kBlocks blocks are kept, and added up
 // together: the same chains in fewer steps. What no row of a block sees has weights of zero,
 // which products pass over.
-#if defined(HEED_ENGINES_SOFTMAX_MATRIX_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_MATRIX_GRADIENTS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_MATRIX_GRADIENTS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_AMX_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_AMX_GRADIENTS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_AMX_GRADIENTS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_MATRIX_GRADIENTS_INL_H_
+#define HEED_ENGINES_SOFTMAX_AMX_GRADIENTS_INL_H_
 #endif
 
 #include <algorithm>
@@ -43,7 +43,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
 template <class O>
-class MatrixGradients {
+class AmxGradients {
   using D = typename O::D;
   using V = typename O::V;
   using D16 = hn::Repartition<uint16_t, D>;
@@ -105,8 +105,8 @@ class MatrixGradients {
     }
   };
 
-  MatrixGradients(const Problem& p, const Wants& wants, const Interval& keys, const SourceRows& key_source,
-                  const SourceRows& value_source, Buffers& b)
+  AmxGradients(const Problem& p, const Wants& wants, const Interval& keys, const SourceRows& key_source,
+               const SourceRows& value_source, Buffers& b)
       : p_(p), wants_(wants), keys_(keys), b_(b) {
     keys_finite_ = O::CopyKeys(key_source, keys.begin, keys.end, p.depth, b.keys);
     values_finite_ = O::CopyKeys(value_source, keys.begin, keys.end, p.value_depth, b.values);
@@ -245,7 +245,7 @@ class MatrixGradients {
   template <int kEach, bool kForgets>
   class Terms {
    public:
-    HWY_INLINE Terms(MatrixGradients& to, float f, const Rows& rows) : to_(to), factor_(hn::Set(d_, f)) {
+    HWY_INLINE Terms(AmxGradients& to, float f, const Rows& rows) : to_(to), factor_(hn::Set(d_, f)) {
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) {
         const size_t lane = static_cast<size_t>(c) * N;
@@ -330,7 +330,7 @@ class MatrixGradients {
       }
     }
 
-    MatrixGradients& to_;
+    AmxGradients& to_;
     V factor_, shift_[C], delta_[C], gain_[C], row_sums_[C];
     TileTerms* tile_ = nullptr;
     int64_t of_tile_ = 0;  // keys of it so far
@@ -543,4 +543,4 @@ class MatrixGradients {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_MATRIX_GRADIENTS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_AMX_GRADIENTS_INL_H_
