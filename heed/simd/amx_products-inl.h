@@ -37,53 +37,53 @@ namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // The pieces of a and b of each product.
-struct PiecePair {
+struct TermPair {
   int a, b;
 };
 template <int kProducts>
-struct PiecePairs;
+struct TermPairs;
 template <>
-struct PiecePairs<1> {
+struct TermPairs<1> {
   static constexpr int kA = 1, kB = 1;
-  static constexpr PiecePair kAll[] = {{0, 0}};
+  static constexpr TermPair kAll[] = {{0, 0}};
 };
 template <>
-struct PiecePairs<3> {
+struct TermPairs<3> {
   static constexpr int kA = 2, kB = 2;
-  static constexpr PiecePair kAll[] = {{0, 1}, {0, 0}, {1, 0}};
+  static constexpr TermPair kAll[] = {{0, 1}, {0, 0}, {1, 0}};
 };
 template <>
-struct PiecePairs<4> {
+struct TermPairs<4> {
   static constexpr int kA = 2, kB = 2;
-  static constexpr PiecePair kAll[] = {{0, 1}, {0, 0}, {1, 0}, {1, 1}};
+  static constexpr TermPair kAll[] = {{0, 1}, {0, 0}, {1, 0}, {1, 1}};
 };
 template <>
-struct PiecePairs<5> {
+struct TermPairs<5> {
   static constexpr int kA = 2, kB = 3;
-  static constexpr PiecePair kAll[] = {{0, 0}, {0, 1}, {1, 1}, {1, 0}, {0, 2}};
+  static constexpr TermPair kAll[] = {{0, 0}, {0, 1}, {1, 1}, {1, 0}, {0, 2}};
 };
 template <>
-struct PiecePairs<6> {
+struct TermPairs<6> {
   static constexpr int kA = 3, kB = 3;
-  static constexpr PiecePair kAll[] = {{0, 0}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {0, 2}};
+  static constexpr TermPair kAll[] = {{0, 0}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {0, 2}};
 };
 
 // One factor is bf16: what it multiplies has three pieces, the small ones first.
 template <>
-struct PiecePairs<13> {
+struct TermPairs<13> {
   static constexpr int kA = 1, kB = 3;
-  static constexpr PiecePair kAll[] = {{0, 2}, {0, 1}, {0, 0}};
+  static constexpr TermPair kAll[] = {{0, 2}, {0, 1}, {0, 0}};
 };
 template <>
-struct PiecePairs<31> {
+struct TermPairs<31> {
   static constexpr int kA = 3, kB = 1;
-  static constexpr PiecePair kAll[] = {{2, 0}, {1, 0}, {0, 0}};
+  static constexpr TermPair kAll[] = {{2, 0}, {1, 0}, {0, 0}};
 };
 
 // Words of the pairs (low, high) of f32 as three bf16 pieces, cut off and not rounded: their
 // sum is exact, and cutting takes half the time. Of an infinity or NaN the first has it all.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE void CutIntoPairs(D d, V low, V high, hn::Vec<hn::RebindToUnsigned<D>>* HWY_RESTRICT pieces) {
+HWY_INLINE void TruncateToPairs(D d, V low, V high, hn::Vec<hn::RebindToUnsigned<D>>* HWY_RESTRICT split) {
   const hn::RebindToUnsigned<D> words;
   const auto upper = hn::Set(words, 0xFFFF0000u);
   const auto rest = [&](V x) HWY_ATTR {
@@ -91,7 +91,7 @@ HWY_INLINE void CutIntoPairs(D d, V low, V high, hn::Vec<hn::RebindToUnsigned<D>
     return hn::IfThenZeroElse(hn::IsNaN(left), left);
   };
   for (int i = 0; i < 3; ++i) {
-    pieces[i] = hn::Or(hn::ShiftRight<16>(hn::BitCast(words, low)), hn::And(hn::BitCast(words, high), upper));
+    split[i] = hn::Or(hn::ShiftRight<16>(hn::BitCast(words, low)), hn::And(hn::BitCast(words, high), upper));
     if (i == 2) break;
     low = rest(low);
     high = rest(high);
@@ -100,7 +100,7 @@ HWY_INLINE void CutIntoPairs(D d, V low, V high, hn::Vec<hn::RebindToUnsigned<D>
 
 // x rounded to bf16. Where the instruction takes subnormal numbers for 0, so do the products.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE auto RoundPiece(D d, V x) {
+HWY_INLINE auto RoundTerm(D d, V x) {
 #if HWY_TARGET == HWY_AVX3_SPR
   const hn::Rebind<hwy::bfloat16_t, D> half;
   return hn::BitCast(hn::Rebind<uint16_t, D>(), hn::DemoteTo(half, x));
@@ -111,11 +111,11 @@ HWY_INLINE auto RoundPiece(D d, V x) {
 
 // x as bf16 pieces, each the nearest to what is left. Of an infinity or NaN the first piece
 // has it all, and what rounds to infinity is cut off instead.
-template <int kPieces, class D, class V = hn::Vec<D>>
-HWY_INLINE void SplitIntoPieces(D d, V x, hn::Vec<hn::Rebind<uint16_t, D>>* HWY_RESTRICT pieces) {
+template <int kTerms, class D, class V = hn::Vec<D>>
+HWY_INLINE void SplitBf16(D d, V x, hn::Vec<hn::Rebind<uint16_t, D>>* HWY_RESTRICT split) {
   const hn::RebindToUnsigned<D> words;
-  if constexpr (kPieces == 1) {
-    pieces[0] = RoundPiece(d, x);
+  if constexpr (kTerms == 1) {
+    split[0] = RoundTerm(d, x);
   } else {
     const V largest = hn::BitCast(d, hn::Set(words, 0x7F7F0000u));
     V rest;
@@ -123,15 +123,15 @@ HWY_INLINE void SplitIntoPieces(D d, V x, hn::Vec<hn::Rebind<uint16_t, D>>* HWY_
     if (HWY_UNLIKELY(!hn::AllTrue(d, ordinary))) {
       const auto finite = hn::IsFinite(x);
       const auto clipped = hn::AndNot(ordinary, finite);
-      pieces[0] = RoundPiece(d, hn::IfThenElse(clipped, hn::CopySign(largest, x), x));
-      rest = hn::IfThenElseZero(finite, hn::Sub(x, Widen(d, BF16(), pieces[0])));
+      split[0] = RoundTerm(d, hn::IfThenElse(clipped, hn::CopySign(largest, x), x));
+      rest = hn::IfThenElseZero(finite, hn::Sub(x, Widen(d, BF16(), split[0])));
     } else {
-      pieces[0] = RoundPiece(d, x);
-      rest = hn::Sub(x, Widen(d, BF16(), pieces[0]));
+      split[0] = RoundTerm(d, x);
+      rest = hn::Sub(x, Widen(d, BF16(), split[0]));
     }
-    for (int i = 1; i < kPieces; ++i) {
-      pieces[i] = RoundPiece(d, rest);
-      if (i + 1 < kPieces) rest = hn::Sub(rest, Widen(d, BF16(), pieces[i]));
+    for (int i = 1; i < kTerms; ++i) {
+      split[i] = RoundTerm(d, rest);
+      if (i + 1 < kTerms) rest = hn::Sub(rest, Widen(d, BF16(), split[i]));
     }
   }
 }
@@ -149,9 +149,9 @@ HWY_INLINE void SplitIntoPieces(D d, V x, hn::Vec<hn::Rebind<uint16_t, D>>* HWY_
 // other.
 struct TileFactor {
   const char* data;
-  ptrdiff_t row, step, piece;  // bytes
-  ptrdiff_t stride;            // between the rows of a tile
-  const char* At(ptrdiff_t r, ptrdiff_t s, int p) const { return data + r * row + s * step + p * piece; }
+  ptrdiff_t row, step, term;  // bytes
+  ptrdiff_t stride;           // between the rows of a tile
+  const char* At(ptrdiff_t r, ptrdiff_t s, int p) const { return data + r * row + s * step + p * term; }
 };
 
 // A block of 2 x 2 sums, in registers: 0 to 3 the sums, 4 and 5 of a, 6 and 7 of b. Tiles
@@ -175,8 +175,8 @@ struct TileBlock {
   template <int k = 0, class Before, class Between>
   static HWY_INLINE void Step(const TileFactor& a, ptrdiff_t i, const TileFactor& b, ptrdiff_t j, ptrdiff_t step,
                               const Before& before, Between& between) {
-    constexpr auto& kPairs = PiecePairs<kProducts>::kAll;
-    constexpr PiecePair now = kPairs[k], last = kPairs[k == 0 ? 0 : k - 1];
+    constexpr auto& kPairs = TermPairs<kProducts>::kAll;
+    constexpr TermPair now = kPairs[k], last = kPairs[k == 0 ? 0 : k - 1];
     constexpr bool new_a = k == 0 || now.a != last.a, new_b = k == 0 || now.b != last.b;
     ForSums([&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
       if constexpr (new_a && n == 0) {

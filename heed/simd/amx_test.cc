@@ -60,7 +60,7 @@ void Multiply(Operands& x) {
 
 template <class Tiles, int kProducts>
 void MultiplyAll(const Matrices& m) {
-  constexpr int kA = hs::PiecePairs<kProducts>::kA, kB = hs::PiecePairs<kProducts>::kB;
+  constexpr int kA = hs::TermPairs<kProducts>::kA, kB = hs::TermPairs<kProducts>::kB;
   const typename Tiles::Session session;
   const ptrdiff_t row = m.columns * 64;
   const hs::TileFactor a = {reinterpret_cast<const char*>(m.a), m.steps * kA * kTileBytes, kA * kTileBytes, kTileBytes,

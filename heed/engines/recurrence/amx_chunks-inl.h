@@ -47,7 +47,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 inline constexpr int64_t kChunk = kBlockTokens;
-inline constexpr int kPieces = 3;
+inline constexpr int kTerms = 3;
 // Columns that are computed together: what is multiplied with all of them stays near.
 inline constexpr int64_t kStrip = 2 * kTileWords;
 
@@ -61,10 +61,10 @@ struct ChunkBuffers {
   uint32_t* v;             // [strip][pair of tokens][column]
   uint32_t* written;       // [piece][pair of tokens][column]: D_n V, if gated
   float* pairs;            // [token][token]
-  uint32_t* pair_pieces;   // [piece][token][pair of tokens]
+  uint32_t* pair_splits;   // [piece][token][pair of tokens]
   float* o;                // [token][column]
   float* state;            // [strip][K][column]
-  uint32_t* state_pieces;  // [piece][pair of channels][column]
+  uint32_t* state_splits;  // [piece][pair of channels][column]
   float *values, *gate;    // of OutputRows
   float *decay, *weight;   // [token]: log a, then a; w
 
@@ -83,12 +83,12 @@ struct ChunkBuffers {
     carver.Next(k_channels, K * kChunk / 2);
     carver.Next(v, kChunk / 2 * V);
     const bool gated = p.gate != Gate::kNone || p.value_factors.data != nullptr;
-    carver.Next(written, gated ? kPieces * kChunk / 2 * kStrip : 0);
+    carver.Next(written, gated ? kTerms * kChunk / 2 * kStrip : 0);
     carver.Next(pairs, kChunk * kChunk);
-    carver.Next(pair_pieces, kPieces * kChunk * kChunk / 2);
+    carver.Next(pair_splits, kTerms * kChunk * kChunk / 2);
     carver.Next(o, kChunk * kStrip);
     carver.Next(state, K * V);
-    carver.Next(state_pieces, kPieces * K / 2 * kStrip);
+    carver.Next(state_splits, kTerms * K / 2 * kStrip);
     const auto row = static_cast<int64_t>(Padded<float>(p.value_size));
     carver.Next(values, p.skip.data == nullptr ? 0 : kChunk * row);
     carver.Next(gate, p.output_gate.data == nullptr ? 0 : kChunk * row);
@@ -326,12 +326,12 @@ class ChunkedHead {
       HWY_UNROLL(4)
       for (size_t c = 0; c < vectors; ++c) {
         if (kState || c % (2 * kHalf) >= kHalf) continue;
-        Words pieces[kPieces];
-        hs::CutIntoPairs(d_, p[c], p[c + kHalf], pieces);
+        Words split[kTerms];
+        hs::TruncateToPairs(d_, p[c], p[c + kHalf], split);
         const size_t word = c / (2 * kHalf) * kTileWords + c % (2 * kHalf) * N;
         HWY_UNROLL(2)
-        for (int i = 0; i < kPieces; ++i) {
-          hn::Store(pieces[i], words_, b_.pair_pieces + (i * kChunk + t) * kChunk / 2 + static_cast<int64_t>(word));
+        for (int i = 0; i < kTerms; ++i) {
+          hn::Store(split[i], words_, b_.pair_splits + (i * kChunk + t) * kChunk / 2 + static_cast<int64_t>(word));
         }
       }
     }
@@ -349,12 +349,12 @@ class ChunkedHead {
       HWY_UNROLL(4)
       for (int64_t c = 0; c < kStrip; c += N) {
         const Words x = hn::Load(words_, v + pair * kStrip + c);
-        Words pieces[kPieces];
-        hs::CutIntoPairs(d_, hn::Mul(low, hn::BitCast(d_, hn::ShiftLeft<16>(x))),
-                         hn::Mul(high, hn::BitCast(d_, hn::And(x, hn::Set(words_, 0xFFFF0000u)))), pieces);
+        Words split[kTerms];
+        hs::TruncateToPairs(d_, hn::Mul(low, hn::BitCast(d_, hn::ShiftLeft<16>(x))),
+                            hn::Mul(high, hn::BitCast(d_, hn::And(x, hn::Set(words_, 0xFFFF0000u)))), split);
         HWY_UNROLL(3)
-        for (int i = 0; i < kPieces; ++i) {
-          hn::Store(pieces[i], words_, b_.written + (i * kChunk / 2 + pair) * kStrip + c);
+        for (int i = 0; i < kTerms; ++i) {
+          hn::Store(split[i], words_, b_.written + (i * kChunk / 2 + pair) * kStrip + c);
         }
       }
     }
@@ -401,11 +401,11 @@ class ChunkedHead {
       for (int64_t c = 0; c < kStrip; c += N) {
         const V low = hn::Load(d_, even + c), high = hn::Load(d_, odd + c);
         if constexpr (!kState) {
-          Words pieces[kPieces];
-          hs::CutIntoPairs(d_, low, high, pieces);
+          Words split[kTerms];
+          hs::TruncateToPairs(d_, low, high, split);
           HWY_UNROLL(3)
-          for (int i = 0; i < kPieces; ++i) {
-            hn::Store(pieces[i], words_, b_.state_pieces + (i * channels_ / 2 + r / 2) * kStrip + c);
+          for (int i = 0; i < kTerms; ++i) {
+            hn::Store(split[i], words_, b_.state_splits + (i * channels_ / 2 + r / 2) * kStrip + c);
           }
         }
         if (!gated) continue;
@@ -418,7 +418,7 @@ class ChunkedHead {
   // o = E Q S.
   HWY_NOINLINE void ReadState() {
     hs::MultiplyTiles<Tiles, 13, false>(QueryTiles(), kChunk / kTileRows,
-                                        PairTiles(b_.state_pieces, kStrip, channels_ / 2), 2, channels_ / kTileDepth,
+                                        PairTiles(b_.state_splits, kStrip, channels_ / 2), 2, channels_ / kTileDepth,
                                         b_.o, kStrip);
     if (p_.gate == Gate::kNone) return;
     for (int64_t t = 0; t < kChunk; ++t) {
@@ -434,7 +434,7 @@ class ChunkedHead {
   // o += P V, where a key is not after all queries.
   HWY_NOINLINE void AddValues(int64_t strip) {
     constexpr ptrdiff_t kRow = kChunk * 2;
-    const hs::TileFactor p = {reinterpret_cast<const char*>(b_.pair_pieces), kTileRows * kRow, 64, kChunk * kRow, kRow};
+    const hs::TileFactor p = {reinterpret_cast<const char*>(b_.pair_splits), kTileRows * kRow, 64, kChunk * kRow, kRow};
     const hs::TileFactor v = PairTiles(ValuesOf(strip), kStrip, 0);
     hs::MultiplyTiles<Tiles, 31, true>(p, 2, v, 2, 1, b_.o, kStrip);
     hs::MultiplyTiles<Tiles, 31, true>(Down(p, 2), 2, v, 2, 2, b_.o + kChunk / 2 * kStrip, kStrip);
@@ -462,7 +462,7 @@ class ChunkedHead {
         if (std::isfinite(v)) continue;
         for (int64_t t = j; t < n && !kState; ++t) {
           const int64_t word = j / kTileDepth * kTileWords + j % kTileWords;
-          const uint32_t pair = b_.pair_pieces[t * kChunk / 2 + word];
+          const uint32_t pair = b_.pair_splits[t * kChunk / 2 + word];
           b_.o[t * kStrip + c] += v * Widened(static_cast<uint16_t>(j % kTileDepth < kTileWords ? pair : pair >> 16));
         }
         const uint16_t* k = RowOf(p_.k, key_head_, first + j);

@@ -48,8 +48,8 @@ class AmxGradients {
   using V = typename O::V;
   using D16 = hn::Repartition<uint16_t, D>;
   using Tiles = typename O::Tiles;
-  static constexpr int kProducts = O::kKeyProducts, kPieces = O::kPieces;
-  static_assert(O::kValueProducts == kProducts && O::kWeightPieces == kPieces);
+  static constexpr int kProducts = O::kKeyProducts, kTerms = O::kTerms;
+  static_assert(O::kValueProducts == kProducts && O::kWeightTerms == kTerms);
   static constexpr int C = O::kLaneVectors;
   static constexpr size_t N = hn::MaxLanes(D()), W = C * N;
   static_assert(W == kTileDepth);
@@ -62,21 +62,21 @@ class AmxGradients {
   // Rows are added up 32 at a time: what heads share lanes would change these.
   static constexpr bool kFuseHeads = false;
   // Rows are packed once per group; of more keys, the pieces of f32 would leave L2.
-  static constexpr int64_t kGroupKeys = kPieces == 1 ? 512 : 256;
+  static constexpr int64_t kGroupKeys = kTerms == 1 ? 512 : 256;
   static constexpr int64_t kBlocks = 4;  // whose weights are kept
 
   static int64_t Row(int64_t depth) { return O::OutputRows(depth); }
 
   // Beside bf16 one rounding of the shift does not count; else small differences are exact.
-  static float Shift(float lse) { return kPieces == 1 ? lse * static_cast<float>(hs::kLog2E) : lse; }
-  static HWY_INLINE V RowPart(V of_row, V factor) { return kPieces == 1 ? hn::Mul(of_row, factor) : of_row; }
+  static float Shift(float lse) { return kTerms == 1 ? lse * static_cast<float>(hs::kLog2E) : lse; }
+  static HWY_INLINE V RowPart(V of_row, V factor) { return kTerms == 1 ? hn::Mul(of_row, factor) : of_row; }
   // Where it would count, in rows of biases that stand for masks: differences first. None is above 0.
-  static constexpr bool kScalesShift = kPieces == 1;
+  static constexpr bool kScalesShift = kTerms == 1;
   static HWY_INLINE V FarWeight(V s, V lse, V factor) {
     return hs::Exp2Weight<3>(d_, hn::Min(hn::Mul(hn::Sub(s, lse), factor), hn::Zero(d_)));
   }
   static HWY_INLINE V Weight(V s, V shift, V factor) {
-    if constexpr (kPieces == 1) return hs::Exp2Weight<3>(d_, hn::MulSub(s, factor, shift));
+    if constexpr (kTerms == 1) return hs::Exp2Weight<3>(d_, hn::MulSub(s, factor, shift));
     return hs::Exp2Weight<5>(d_, hn::Mul(hn::Sub(s, shift), factor));
   }
 
@@ -144,7 +144,7 @@ class AmxGradients {
     };
     for (int64_t key = of_group.begin; key < of_group.end; key += 2) {
       V of_p[C], of_ds[C];
-      Halves first[kPieces][C / 2], second[kPieces][C / 2];
+      Halves first[kTerms][C / 2], second[kTerms][C / 2];
       row(p, keys_.begin + key, of_p);
       row(ds, keys_.begin + key, of_ds);
       PutKey(key, of_p, of_ds, first);
@@ -223,15 +223,15 @@ class AmxGradients {
     return of_group;
   }
 
-  HWY_INLINE void PutKey(int64_t key, const V* p, const V* ds, Halves (&ds_pieces)[kPieces][C / 2]) {
-    Halves p_pieces[kPieces][C / 2];
+  HWY_INLINE void PutKey(int64_t key, const V* p, const V* ds, Halves (&ds_pieces)[kTerms][C / 2]) {
+    Halves p_pieces[kTerms][C / 2];
     PutRow(p, WeightsAt(b_.p, block_, key), p_pieces);
     PutRow(ds, WeightsAt(b_.ds, block_, key), ds_pieces);
   }
-  HWY_INLINE void PutPair(int64_t key, const Halves (&first)[kPieces][C / 2], const Halves (&second)[kPieces][C / 2]) {
+  HWY_INLINE void PutPair(int64_t key, const Halves (&first)[kTerms][C / 2], const Halves (&second)[kTerms][C / 2]) {
     uint32_t* to = b_.ds_pairs + key / 2 * int64_t{W};
     HWY_UNROLL(3)
-    for (int i = 0; i < kPieces; ++i) {
+    for (int i = 0; i < kTerms; ++i) {
       HWY_UNROLL(2)
       for (int v = 0; v < C / 2; ++v) {
         auto* at = reinterpret_cast<uint16_t*>(to + i * kPairs * int64_t{W} + static_cast<size_t>(v) * 2 * N);
@@ -320,7 +320,7 @@ class AmxGradients {
       if constexpr (kSecond == 0) {
         to_.PutKey(key_, p, ds, first_);
       } else {
-        Halves second[kPieces][C / 2];
+        Halves second[kTerms][C / 2];
         to_.PutKey(key_ + 1, p, ds, second);
         to_.PutPair(key_, first_, second);
         s_ += 2 * W;
@@ -334,7 +334,7 @@ class AmxGradients {
     V factor_, shift_[C], delta_[C], gain_[C], row_sums_[C];
     TileTerms* tile_ = nullptr;
     int64_t of_tile_ = 0;  // keys of it so far
-    Halves first_[kPieces][C / 2];
+    Halves first_[kTerms][C / 2];
     const float *s_ = nullptr, *dp_ = nullptr;
     int64_t key_ = 0;
     int left_ = 0;  // pairs
@@ -400,9 +400,9 @@ class AmxGradients {
   }
 
   static constexpr int64_t kPairs = kGroupKeys / 2;
-  static constexpr int64_t kWeightHalves = kPieces * kGroupKeys * kTileDepth;  // of a block
+  static constexpr int64_t kWeightHalves = kTerms * kGroupKeys * kTileDepth;  // of a block
 
-  static constexpr int64_t RowWords(int64_t depth) { return kPieces * kTileDepth / 2 * O::OutputRows(depth); }
+  static constexpr int64_t RowWords(int64_t depth) { return kTerms * kTileDepth / 2 * O::OutputRows(depth); }
   static uint16_t* WeightsAt(uint16_t* weights, int64_t block, int64_t key) {
     return weights + block * kWeightHalves + key * kTileDepth;
   }
@@ -414,13 +414,13 @@ class AmxGradients {
   }
 
   // Each piece of a row of weights, lanes in order.
-  static HWY_INLINE void PutRow(const V* x, uint16_t* to, Halves (&pieces)[kPieces][C / 2]) {
+  static HWY_INLINE void PutRow(const V* x, uint16_t* to, Halves (&split)[kTerms][C / 2]) {
     for (int v = 0; v < C / 2; ++v) {
       V low = x[2 * v], high = x[2 * v + 1];
-      for (int i = 0; i < kPieces; ++i) {
-        const Halves both = pieces[i][v] = RoundBoth(low, high);
+      for (int i = 0; i < kTerms; ++i) {
+        const Halves both = split[i][v] = RoundBoth(low, high);
         hn::Store(both, d16_, to + static_cast<size_t>(i) * kGroupKeys * W + static_cast<size_t>(v) * 2 * N);
-        if (i + 1 == kPieces) break;
+        if (i + 1 == kTerms) break;
         const hn::Half<D16> half;
         const V of_low = hs::Widen(d_, BF16(), hn::LowerHalf(half, both));
         const V of_high = hs::Widen(d_, BF16(), hn::UpperHalf(half, both));
@@ -441,7 +441,7 @@ class AmxGradients {
   // Weights of keys of the group that no row of a block sees.
   HWY_NOINLINE void Mask(int64_t block, const Interval& keys, bool pairs) {
     if (keys.empty()) return;
-    for (int i = 0; i < kPieces; ++i) {
+    for (int i = 0; i < kTerms; ++i) {
       const uint16_t zero = i == 0 ? O::kMaskedBits : 0;
       for (uint16_t* weights : {b_.p, b_.ds}) {
         uint16_t* at = WeightsAt(weights, block, keys.begin) + i * kGroupKeys * kTileDepth;
@@ -495,8 +495,8 @@ class AmxGradients {
       const int64_t row = O::OutputRows(depth);
       const hs::TileFactor a = {reinterpret_cast<const char*>(weights + all_seen_.begin * kTileDepth), kTileBytes,
                                 kWeightHalves * 2, kGroupKeys * kTileDepth * 2, 64};
-      const int64_t piece = row / kTileWords * kTileBytes;
-      const hs::TileFactor b = {reinterpret_cast<const char*>(rows), kTileBytes, kPieces * piece, piece, 64};
+      const int64_t term = row / kTileWords * kTileBytes;
+      const hs::TileFactor b = {reinterpret_cast<const char*>(rows), kTileBytes, kTerms * term, term, 64};
       hs::MultiplyTiles<Tiles, kProducts, true>(a, all_seen_.size() / kTileRows, b, row / kTileWords, block_,
                                                 sums + all_seen_.begin * row, row);
     };

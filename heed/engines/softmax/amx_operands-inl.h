@@ -55,8 +55,8 @@ HWY_INLINE auto RoundToPairs(D d, V first, V second) {
 }
 
 // The rows of any storage that a kernel of `kPieces` reads, as bf16 pieces.
-template <int kPieces>
-struct PieceRows {
+template <int kTerms>
+struct SplitRows {
   using D = hn::ScalableTag<float>;
   using Half = hn::Vec<hn::Rebind<uint16_t, D>>;
   static constexpr size_t N = hn::MaxLanes(D());
@@ -64,7 +64,7 @@ struct PieceRows {
   // f(tag of the storage). One piece is bf16 as it is, and bf16 is one piece.
   template <class F>
   static HWY_INLINE void WithStorage(DType dtype, const F& f) {
-    if constexpr (kPieces == 1) {
+    if constexpr (kTerms == 1) {
       f(BF16());
     } else {
       if (dtype == DType::kF16) return f(F16());
@@ -74,14 +74,14 @@ struct PieceRows {
 
   // The first n <= N elements times a factor, zeros beyond.
   template <class S>
-  static HWY_INLINE void Load(const S* from, size_t n, float factor, Half* pieces) {
-    if constexpr (kPieces == 1) {
+  static HWY_INLINE void Load(const S* from, size_t n, float factor, Half* split) {
+    if constexpr (kTerms == 1) {
       const hn::Rebind<uint16_t, D> halves;
       const auto* at = reinterpret_cast<const uint16_t*>(from);
-      pieces[0] = n == N ? hn::LoadU(halves, at) : hn::LoadN(halves, at, n);
+      split[0] = n == N ? hn::LoadU(halves, at) : hn::LoadN(halves, at, n);
     } else {
       const auto x = n == N ? hs::LoadWide(D(), from) : hs::LoadWideN(D(), from, n);
-      hs::SplitIntoPieces<kPieces>(D(), hn::Mul(x, hn::Set(D(), factor)), pieces);
+      hs::SplitBf16<kTerms>(D(), hn::Mul(x, hn::Set(D(), factor)), split);
     }
   }
 
@@ -102,9 +102,9 @@ struct PieceRows {
 template <int kOfKeys, int kOfValues, class AmxUnit>
 struct AmxOperands {
   static constexpr int kKeyProducts = kOfKeys, kValueProducts = kOfValues;
-  static constexpr int kPieces = hs::PiecePairs<kKeyProducts>::kA;
-  static constexpr int kWeightPieces = hs::PiecePairs<kValueProducts>::kB;
-  static_assert(hs::PiecePairs<kValueProducts>::kA == kPieces);
+  static constexpr int kTerms = hs::TermPairs<kKeyProducts>::kA;
+  static constexpr int kWeightTerms = hs::TermPairs<kValueProducts>::kB;
+  static_assert(hs::TermPairs<kValueProducts>::kA == kTerms);
   using Compute = float;
   using Query = uint32_t;
   using Key = BF16;
@@ -112,15 +112,15 @@ struct AmxOperands {
   using Tiles = AmxUnit;
   using D = hn::ScalableTag<float>;
   using V = hn::Vec<D>;
-  using Pieces = PieceRows<kPieces>;
+  using RowSplit = SplitRows<kTerms>;
 
   // Sums over a segment are shorter than its keys: a product adds up 32 of them, and weights
   // are added two by two. A segment is computed with K and V in L2: pieces take more of it.
   static constexpr KeyGrid kGrid = {.tile = kAmxGrid.tile,
                                     .step = kAmxGrid.step,
-                                    .segment = kPieces == 1   ? 2048
-                                               : kPieces == 2 ? 1024
-                                                              : 512};
+                                    .segment = kTerms == 1   ? 2048
+                                               : kTerms == 2 ? 1024
+                                                             : 512};
   static_assert(kGrid.step == kTileDepth);
   static constexpr int kKeyStep = kTileDepth;
   // f32 has room for the factor; of what is exact in its pieces another rounding would cost
@@ -139,22 +139,22 @@ struct AmxOperands {
 
   // Keys whose tiles take half of an L2 of 2 MiB, in whole segments.
   static int64_t KeysInL2(const Problem& p) {
-    const int64_t bytes = kPieces * (Up(p.depth, kTileDepth) + OutputRows(p.value_depth)) * 2;
+    const int64_t bytes = kTerms * (Up(p.depth, kTileDepth) + OutputRows(p.value_depth)) * 2;
     return std::max<int64_t>((int64_t{1} << 20) / bytes / kGrid.segment, 1) * kGrid.segment;
   }
 
   static bool KeysInPlace(DType) { return false; }
   static bool ValuesInPlace(DType) { return false; }
   static constexpr int64_t Up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-  static constexpr int64_t QueryRows(int64_t depth) { return kPieces * Up(depth, kTileDepth) / 2; }
+  static constexpr int64_t QueryRows(int64_t depth) { return kTerms * Up(depth, kTileDepth) / 2; }
   static constexpr int64_t KeySize(int64_t keys, int64_t depth) {
-    return kPieces * Up(keys, kTileDepth) * Up(depth, kTileDepth);
+    return kTerms * Up(keys, kTileDepth) * Up(depth, kTileDepth);
   }
   static constexpr int64_t ValueSize(int64_t keys, int64_t depth) {
-    return kPieces * Up(keys, kTileDepth) * OutputRows(depth);
+    return kTerms * Up(keys, kTileDepth) * OutputRows(depth);
   }
   static constexpr int64_t OutputRows(int64_t depth) { return Up(depth, 2 * kTileRows); }
-  static constexpr int64_t WeightRows() { return kWeightPieces * kTileRows * 2 * kMostUnits; }
+  static constexpr int64_t WeightRows() { return kWeightTerms * kTileRows * 2 * kMostUnits; }
 
   static LogitFactor Split(double factor) { return kFinishesLogits ? LogitFactor{1, factor} : LogitFactor{factor, 1}; }
 
@@ -178,13 +178,13 @@ struct AmxOperands {
   // What CopyKeys, CopyValues and PackQueries wrote, as factors of tiles: from key `begin` on,
   // a multiple of 32 from the first.
   static HWY_INLINE hs::TileFactor KeyTiles(const Operand<BF16>& k, int64_t begin, int64_t depth) {
-    const int64_t chunks = Chunks(depth), row = kPieces * chunks * kTileBytes;
+    const int64_t chunks = Chunks(depth), row = kTerms * chunks * kTileBytes;
     return {reinterpret_cast<const char*>(k.data) + (begin - k.first) / kTileRows * row, row, kTileBytes,
             chunks * kTileBytes, 64};
   }
   static HWY_INLINE hs::TileFactor ValueTiles(const Operand<BF16>& v, int64_t begin, int64_t depth) {
-    const int64_t unit = kPieces * OutputRows(depth) / kTileRows * kTileBytes;
-    return {reinterpret_cast<const char*>(v.data) + (begin - v.first) / kTileDepth * unit, kPieces * kTileBytes, unit,
+    const int64_t unit = kTerms * OutputRows(depth) / kTileRows * kTileBytes;
+    return {reinterpret_cast<const char*>(v.data) + (begin - v.first) / kTileDepth * unit, kTerms * kTileBytes, unit,
             kTileBytes, 64};
   }
   static HWY_INLINE hs::TileFactor QueryTiles(const uint32_t* q, size_t lanes, int64_t depth) {
@@ -203,7 +203,7 @@ struct AmxOperands {
 
   // True if logits of what is not finite are what they would be without pieces. With them an
   // infinity meets zeros.
-  static constexpr bool kInfinite = kPieces == 1;
+  static constexpr bool kInfinite = kTerms == 1;
 
   // The logits that are NaN once more, from the sums of pieces.
   static HWY_NOINLINE void RepeatNaN(const uint32_t* q, size_t lanes, const Operand<BF16>& k, int64_t begin,
@@ -213,13 +213,13 @@ struct AmxOperands {
     const int64_t pairs = chunks * kTileRows;
     for (int64_t j = begin; j < end; ++j, s += lanes) {
       const int64_t key = j - k.first;
-      const uint16_t* row = keys + key / kTileRows * kPieces * chunks * kTileElements + key % kTileRows * kTileDepth;
+      const uint16_t* row = keys + key / kTileRows * kTerms * chunks * kTileElements + key % kTileRows * kTileDepth;
       for (size_t lane = 0; lane < num_lanes; ++lane) {
         if (!std::isnan(s[lane])) continue;
         float sum = 0;
         for (int64_t e = 0; e < depth; ++e) {
           float of_key = 0, of_query = 0;
-          for (int p = kPieces; p-- > 0;) {
+          for (int p = kTerms; p-- > 0;) {
             of_key += WidenBits(row[(p * chunks + e / kTileDepth) * kTileElements + e % kTileDepth]);
             const uint32_t pair = q[static_cast<size_t>(p * pairs + e / 2) * lanes + lane];
             of_query += WidenBits(static_cast<uint16_t>(e % 2 == 0 ? pair : pair >> 16));
@@ -267,14 +267,14 @@ struct AmxOperands {
       for (int c = 0; c < C; ++c) {
         const V first = weigh(s, c), second = weigh(s + W, c);
         l[c] = hn::Add(l[c], hn::Add(weigh.Sum(first), weigh.Sum(second)));
-        PutPieces<W>(first, second, p + static_cast<size_t>(c) * kLanes);
+        StoreTerms<W>(first, second, p + static_cast<size_t>(c) * kLanes);
       }
     }
     for (; j < Steps(num_keys); j += 2, s += 2 * W, p += W) {
       for (int c = 0; c < C; ++c) {
         const V first = j < num_keys ? weigh(s, c) : hn::Zero(D());
         l[c] = hn::Add(l[c], weigh.Sum(first));
-        PutPieces<W>(first, hn::Zero(D()), p + static_cast<size_t>(c) * kLanes);
+        StoreTerms<W>(first, hn::Zero(D()), p + static_cast<size_t>(c) * kLanes);
       }
     }
     HWY_UNROLL(4)
@@ -303,8 +303,8 @@ struct AmxOperands {
     for (size_t j = 0; j < Steps(num_keys); j += 2, s += 2 * W, p += W) {
       for (int c = 0; c < C; ++c) {
         const float* at = s + static_cast<size_t>(c) * kLanes;
-        PutPieces<W>(j < num_keys ? hn::Load(D(), at) : hn::Zero(D()),
-                     j + 1 < num_keys ? hn::Load(D(), at + W) : hn::Zero(D()), p + static_cast<size_t>(c) * kLanes);
+        StoreTerms<W>(j < num_keys ? hn::Load(D(), at) : hn::Zero(D()),
+                      j + 1 < num_keys ? hn::Load(D(), at + W) : hn::Zero(D()), p + static_cast<size_t>(c) * kLanes);
       }
     }
   }
@@ -334,14 +334,14 @@ struct AmxOperands {
 
   // The pieces of the weights of a pair of keys, each `kPairs` rows behind the other.
   template <size_t W, int64_t kPairs = kGrid.tile / 2>
-  static HWY_INLINE void PutPieces(V first, V second, uint32_t* to) {
+  static HWY_INLINE void StoreTerms(V first, V second, uint32_t* to) {
     const D d;
     const hn::RebindToUnsigned<D> words;
     HWY_UNROLL(3)
-    for (int p = 0; p < kWeightPieces; ++p) {
+    for (int p = 0; p < kWeightTerms; ++p) {
       const auto pair = RoundToPairs(d, first, second);
       hn::Store(pair, words, to + static_cast<size_t>(p * kPairs) * W);
-      if (p + 1 == kWeightPieces) break;
+      if (p + 1 == kWeightTerms) break;
       first = hn::Sub(first, hn::BitCast(d, hn::ShiftLeft<16>(pair)));
       second = hn::Sub(second, hn::BitCast(d, hn::And(pair, hn::Set(words, 0xFFFF0000u))));
     }
@@ -352,15 +352,15 @@ struct AmxOperands {
   static HWY_NOINLINE void AddFiniteValues(const hs::TileFactor& values, ptrdiff_t tiles, const hs::TileFactor& weights,
                                            ptrdiff_t steps, bool first, float* o, ptrdiff_t out_row) {
     constexpr uint16_t kExponent = 0x7F80;
-    alignas(64) uint16_t tile[2][kPieces][kTileElements];
+    alignas(64) uint16_t tile[2][kTerms][kTileElements];
     const hs::TileFactor finite = {reinterpret_cast<const char*>(tile), sizeof(tile[0]), 0, kTileBytes, 64};
     for (ptrdiff_t step = 0; step < steps; ++step) {
       hs::TileFactor p = weights;
       p.data += step * weights.step;
       for (ptrdiff_t i = 0; i < tiles; i += 2) {
-        for (int piece = 0; piece < 2 * kPieces; ++piece) {
-          uint16_t* to = tile[piece % 2][piece / 2];
-          std::memcpy(to, values.At(i + piece % 2, step, piece / 2), kTileBytes);
+        for (int term = 0; term < 2 * kTerms; ++term) {
+          uint16_t* to = tile[term % 2][term / 2];
+          std::memcpy(to, values.At(i + term % 2, step, term / 2), kTileBytes);
           for (int64_t at = 0; at < kTileElements; ++at) {
             if ((to[at] & kExponent) == kExponent) to[at] = 0;
           }

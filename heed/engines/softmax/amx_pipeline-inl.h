@@ -50,7 +50,7 @@ class AmxPipeline {
   static constexpr int kKeyProducts = O::kKeyProducts, kValueProducts = O::kValueProducts;
   static constexpr int kPairs = kTileDepth / 2;  // of keys of a unit
   static constexpr size_t kUnitLogits = kTileDepth * W;
-  static constexpr size_t kUnitWeights = O::kWeightPieces * kPairs * W;
+  static constexpr size_t kUnitWeights = O::kWeightTerms * kPairs * W;
   static constexpr ptrdiff_t kRow = W * sizeof(float);  // bytes
 
  public:
@@ -152,7 +152,7 @@ class AmxPipeline {
       ForVectors<kHalf>([&](auto c) HWY_ATTR HEED_INLINE_LAMBDA {
         const V first = Weight<0>(c.value), second = Weight<1>(c.value);
         sum[c.value] = hn::Add(sum[c.value], hn::Add(first, second));
-        O::template PutPieces<W, kPairs>(first, second, p + static_cast<size_t>(c.value) * N);
+        O::template StoreTerms<W, kPairs>(first, second, p + static_cast<size_t>(c.value) * N);
       });
     }
   };
@@ -178,7 +178,7 @@ class AmxPipeline {
     const int64_t units = keys.size() / kTileDepth;
     const int64_t groups = O::OutputRows(value_depth_) / kTileDepth;
     // One group of channels a step; several where weights of so many units would not fit.
-    const int64_t together = std::clamp<int64_t>(groups, 1, O::kMostUnits / O::kWeightPieces);
+    const int64_t together = std::clamp<int64_t>(groups, 1, O::kMostUnits / O::kWeightTerms);
     const hs::TileFactor k = O::KeyTiles(head_.keys, keys.begin, depth_), q = O::QueryTiles(w_.queries, W, depth_),
                          v = O::ValueTiles(head_.values, keys.begin, value_depth_);
     Weights<kEach, kOfKeys> weights(m, factor, sum);
