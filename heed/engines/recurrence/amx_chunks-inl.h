@@ -49,7 +49,7 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 inline constexpr int64_t kChunk = kBlockTokens;
 inline constexpr int kTerms = 3;
 // Columns that are computed together: what is multiplied with all of them stays near.
-inline constexpr int64_t kStrip = 2 * kTileWords;
+inline constexpr int64_t kColumnBlock = 2 * kTileWords;
 
 // Channels or columns padded to pairs of tiles.
 constexpr int64_t TilePadded(int64_t size) { return (size + 31) / 32 * 32; }
@@ -83,12 +83,12 @@ struct ChunkBuffers {
     carver.Next(k_channels, K * kChunk / 2);
     carver.Next(v, kChunk / 2 * V);
     const bool gated = p.gate != Gate::kNone || p.value_factors.data != nullptr;
-    carver.Next(written, gated ? kTerms * kChunk / 2 * kStrip : 0);
+    carver.Next(written, gated ? kTerms * kChunk / 2 * kColumnBlock : 0);
     carver.Next(pairs, kChunk * kChunk);
     carver.Next(pair_splits, kTerms * kChunk * kChunk / 2);
-    carver.Next(o, kChunk * kStrip);
+    carver.Next(o, kChunk * kColumnBlock);
     carver.Next(state, K * V);
-    carver.Next(state_splits, kTerms * K / 2 * kStrip);
+    carver.Next(state_splits, kTerms * K / 2 * kColumnBlock);
     const auto row = static_cast<int64_t>(Padded<float>(p.value_size));
     carver.Next(values, p.skip.data == nullptr ? 0 : kChunk * row);
     carver.Next(gate, p.output_gate.data == nullptr ? 0 : kChunk * row);
@@ -128,11 +128,11 @@ class ChunkedHead {
       if (block + 1 == NumBlocks(s_.count)) break;
       PackKeys(first, n);
       PackValues(first, n);
-      WeighPairs</*kState=*/true>(first, n);
-      for (int64_t strip = 0; strip < columns_; strip += kStrip) {
-        SplitState</*kState=*/true>(strip);
-        AddToState(strip);
-        if (!finite_) AddValuesThatAreNotFinite</*kState=*/true>(first, n, strip);
+      DecayScores</*kState=*/true>(first, n);
+      for (int64_t column_block = 0; column_block < columns_; column_block += kColumnBlock) {
+        SplitState</*kState=*/true>(column_block);
+        AddToState(column_block);
+        if (!finite_) AddValuesThatAreNotFinite</*kState=*/true>(first, n, column_block);
       }
     }
   }
@@ -151,21 +151,21 @@ class ChunkedHead {
     PackKeys(first, n);
     PackValues(first, n);
     MultiplyKeys();
-    WeighPairs<false>(first, n);
+    DecayScores<false>(first, n);
     const OutputRows<float> rows(p_, s_, head_, first, static_cast<size_t>(n), b_.values, b_.gate,
                                  Padded<float>(p_.value_size));
-    for (int64_t strip = 0; strip < columns_; strip += kStrip) {
-      SplitState<false>(strip);
+    for (int64_t column_block = 0; column_block < columns_; column_block += kColumnBlock) {
+      SplitState<false>(column_block);
       ReadState();
-      AddValues(strip);
-      AddToState(strip);
-      if (!finite_) AddValuesThatAreNotFinite<false>(first, n, strip);
-      Store(first, n, strip, rows);
+      AddValues(column_block);
+      AddToState(column_block);
+      if (!finite_) AddValuesThatAreNotFinite<false>(first, n, column_block);
+      Store(first, n, column_block, rows);
     }
   }
 
-  float* StateOf(int64_t strip) const { return b_.state + strip * channels_; }
-  const uint32_t* ValuesOf(int64_t strip) const { return b_.v + strip * kChunk / 2; }
+  float* StateOf(int64_t column_block) const { return b_.state + column_block * channels_; }
+  const uint32_t* ValuesOf(int64_t column_block) const { return b_.v + column_block * kChunk / 2; }
 
   const uint16_t* RowOf(const Rows& rows, int64_t head, int64_t token) const {
     return RowAt<uint16_t>(rows, s_, head, token);
@@ -253,7 +253,7 @@ class ChunkedHead {
         rows[t] = j + t < n ? RowOf(p_.v, head_, first + j + t) + begin_ : nullptr;
       }
       for (size_t pair = 0; pair < kTileWords; ++pair) {
-        uint32_t* to = b_.v + (j / 2 + static_cast<int64_t>(pair)) * kStrip;
+        uint32_t* to = b_.v + (j / 2 + static_cast<int64_t>(pair)) * kColumnBlock;
         for (int64_t c = 0; c < columns_; c += N) {
           Words x = PairOf(rows, pair, c, end_ - begin_);
           const auto odd_low = hn::Eq(hn::And(x, low), low), odd_high = hn::Eq(hn::And(x, high), high);
@@ -262,7 +262,7 @@ class ChunkedHead {
             x = hn::And(x, hn::IfThenElse(odd_low, hn::Set(words_, 0xFFFF0000u), hn::Set(words_, ~0u)));
             x = hn::And(x, hn::IfThenElse(odd_high, hn::Set(words_, 0xFFFFu), hn::Set(words_, ~0u)));
           }
-          hn::Store(x, words_, to + c / kStrip * kChunk / 2 * kStrip + c % kStrip);
+          hn::Store(x, words_, to + c / kColumnBlock * kChunk / 2 * kColumnBlock + c % kColumnBlock);
         }
       }
     }
@@ -292,7 +292,7 @@ class ChunkedHead {
 
   // P in pieces, and D_n; kState: that alone.
   template <bool kState>
-  HWY_NOINLINE void WeighPairs(int64_t first, int64_t n) {
+  HWY_NOINLINE void DecayScores(int64_t first, int64_t n) {
     constexpr size_t kVectors = kChunk / N;
     Numbers(p_.log_decay, 0, first, n, b_.decay);
     Numbers(p_.value_factors, 1, first, n, b_.weight);
@@ -341,20 +341,20 @@ class ChunkedHead {
   }
 
   // D_n V.
-  HWY_NOINLINE void WeighValues(int64_t strip) {
-    const uint32_t* v = ValuesOf(strip);
+  HWY_NOINLINE void DecayValues(int64_t column_block) {
+    const uint32_t* v = ValuesOf(column_block);
     for (int64_t pair = 0; pair < kChunk / 2; ++pair) {
       const int64_t j = pair / kTileWords * kTileDepth + pair % kTileWords;
       const V low = hn::Set(d_, to_end_[j]), high = hn::Set(d_, to_end_[j + kTileWords]);
       HWY_UNROLL(4)
-      for (int64_t c = 0; c < kStrip; c += N) {
-        const Words x = hn::Load(words_, v + pair * kStrip + c);
+      for (int64_t c = 0; c < kColumnBlock; c += N) {
+        const Words x = hn::Load(words_, v + pair * kColumnBlock + c);
         Words split[kTerms];
         hs::TruncateToPairs(d_, hn::Mul(low, hn::BitCast(d_, hn::ShiftLeft<16>(x))),
                             hn::Mul(high, hn::BitCast(d_, hn::And(x, hn::Set(words_, 0xFFFF0000u)))), split);
         HWY_UNROLL(3)
         for (int i = 0; i < kTerms; ++i) {
-          hn::Store(split[i], words_, b_.written + (i * kChunk / 2 + pair) * kStrip + c);
+          hn::Store(split[i], words_, b_.written + (i * kChunk / 2 + pair) * kColumnBlock + c);
         }
       }
     }
@@ -390,22 +390,22 @@ class ChunkedHead {
 
   // S in pieces, and E_n S; kState: that alone.
   template <bool kState>
-  HWY_NOINLINE void SplitState(int64_t strip) {
+  HWY_NOINLINE void SplitState(int64_t column_block) {
     const bool near = from_begin_[kChunk - 1] >= 0.5f && less_one_ < 0;
     const V factor = hn::Set(d_, near ? less_one_ : from_begin_[kChunk - 1]);
     const auto decayed = [&](V x) HWY_ATTR { return near ? hn::MulAdd(factor, x, x) : hn::Mul(factor, x); };
     const bool gated = p_.gate != Gate::kNone;
     for (int64_t r = 0; r < channels_; r += 2) {
-      float *even = StateOf(strip) + r * kStrip, *odd = even + kStrip;
+      float *even = StateOf(column_block) + r * kColumnBlock, *odd = even + kColumnBlock;
       HWY_UNROLL(4)
-      for (int64_t c = 0; c < kStrip; c += N) {
+      for (int64_t c = 0; c < kColumnBlock; c += N) {
         const V low = hn::Load(d_, even + c), high = hn::Load(d_, odd + c);
         if constexpr (!kState) {
           Words split[kTerms];
           hs::TruncateToPairs(d_, low, high, split);
           HWY_UNROLL(3)
           for (int i = 0; i < kTerms; ++i) {
-            hn::Store(split[i], words_, b_.state_splits + (i * channels_ / 2 + r / 2) * kStrip + c);
+            hn::Store(split[i], words_, b_.state_splits + (i * channels_ / 2 + r / 2) * kColumnBlock + c);
           }
         }
         if (!gated) continue;
@@ -418,56 +418,58 @@ class ChunkedHead {
   // o = E Q S.
   HWY_NOINLINE void ReadState() {
     hs::MultiplyTiles<Tiles, 13, false>(QueryTiles(), kChunk / kTileRows,
-                                        PairTiles(b_.state_splits, kStrip, channels_ / 2), 2, channels_ / kTileDepth,
-                                        b_.o, kStrip);
+                                        PairTiles(b_.state_splits, kColumnBlock, channels_ / 2), 2,
+                                        channels_ / kTileDepth, b_.o, kColumnBlock);
     if (p_.gate == Gate::kNone) return;
     for (int64_t t = 0; t < kChunk; ++t) {
       const V factor = hn::Set(d_, from_begin_[t]);
       HWY_UNROLL(4)
-      for (int64_t c = 0; c < kStrip; c += N) {
-        float* at = b_.o + t * kStrip + c;
+      for (int64_t c = 0; c < kColumnBlock; c += N) {
+        float* at = b_.o + t * kColumnBlock + c;
         hn::Store(hn::Mul(factor, hn::Load(d_, at)), d_, at);
       }
     }
   }
 
   // o += P V, where a key is not after all queries.
-  HWY_NOINLINE void AddValues(int64_t strip) {
+  HWY_NOINLINE void AddValues(int64_t column_block) {
     constexpr ptrdiff_t kRow = kChunk * 2;
     const hs::TileFactor p = {reinterpret_cast<const char*>(b_.pair_splits), kTileRows * kRow, 64, kChunk * kRow, kRow};
-    const hs::TileFactor v = PairTiles(ValuesOf(strip), kStrip, 0);
-    hs::MultiplyTiles<Tiles, 31, true>(p, 2, v, 2, 1, b_.o, kStrip);
-    hs::MultiplyTiles<Tiles, 31, true>(Down(p, 2), 2, v, 2, 2, b_.o + kChunk / 2 * kStrip, kStrip);
+    const hs::TileFactor v = PairTiles(ValuesOf(column_block), kColumnBlock, 0);
+    hs::MultiplyTiles<Tiles, 31, true>(p, 2, v, 2, 1, b_.o, kColumnBlock);
+    hs::MultiplyTiles<Tiles, 31, true>(Down(p, 2), 2, v, 2, 2, b_.o + kChunk / 2 * kColumnBlock, kColumnBlock);
   }
 
   // S += K^T D_n V.
-  HWY_NOINLINE void AddToState(int64_t strip) {
+  HWY_NOINLINE void AddToState(int64_t column_block) {
     const hs::TileFactor k = {reinterpret_cast<const char*>(b_.k_channels), kTileBytes, channels_ * 64, 0, 64};
     const int64_t rows = channels_ / kTileRows;
     if (weighted_) {
-      WeighValues(strip);
-      hs::MultiplyTiles<Tiles, 13, true>(k, rows, PairTiles(b_.written, kStrip, kChunk / 2), 2, 2, StateOf(strip),
-                                         kStrip);
+      DecayValues(column_block);
+      hs::MultiplyTiles<Tiles, 13, true>(k, rows, PairTiles(b_.written, kColumnBlock, kChunk / 2), 2, 2,
+                                         StateOf(column_block), kColumnBlock);
     } else {
-      hs::MultiplyTiles<Tiles, 1, true>(k, rows, PairTiles(ValuesOf(strip), kStrip, 0), 2, 2, StateOf(strip), kStrip);
+      hs::MultiplyTiles<Tiles, 1, true>(k, rows, PairTiles(ValuesOf(column_block), kColumnBlock, 0), 2, 2,
+                                        StateOf(column_block), kColumnBlock);
     }
   }
 
   // What PackValues() left out, for the tokens that see it and the state; or that alone.
   template <bool kState>
-  HWY_NOINLINE void AddValuesThatAreNotFinite(int64_t first, int64_t n, int64_t strip) {
+  HWY_NOINLINE void AddValuesThatAreNotFinite(int64_t first, int64_t n, int64_t column_block) {
     for (int64_t j = 0; j < n; ++j) {
-      for (int64_t c = 0; c < std::min(kStrip, end_ - begin_ - strip); ++c) {
-        const float v = Widened(RowOf(p_.v, head_, first + j)[begin_ + strip + c]);
+      for (int64_t c = 0; c < std::min(kColumnBlock, end_ - begin_ - column_block); ++c) {
+        const float v = Widened(RowOf(p_.v, head_, first + j)[begin_ + column_block + c]);
         if (std::isfinite(v)) continue;
         for (int64_t t = j; t < n && !kState; ++t) {
           const int64_t word = j / kTileDepth * kTileWords + j % kTileWords;
           const uint32_t pair = b_.pair_splits[t * kChunk / 2 + word];
-          b_.o[t * kStrip + c] += v * Widened(static_cast<uint16_t>(j % kTileDepth < kTileWords ? pair : pair >> 16));
+          b_.o[t * kColumnBlock + c] +=
+              v * Widened(static_cast<uint16_t>(j % kTileDepth < kTileWords ? pair : pair >> 16));
         }
         const uint16_t* k = RowOf(p_.k, key_head_, first + j);
         for (int64_t r = 0; r < p_.key_size; ++r) {
-          StateOf(strip)[r * kStrip + c] += v * to_end_[j] * Widened(k[r]);
+          StateOf(column_block)[r * kColumnBlock + c] += v * to_end_[j] * Widened(k[r]);
         }
       }
     }
@@ -480,10 +482,10 @@ class ChunkedHead {
     return x;
   }
 
-  HWY_NOINLINE void Store(int64_t first, int64_t n, int64_t strip, const OutputRows<float>& rows) {
+  HWY_NOINLINE void Store(int64_t first, int64_t n, int64_t column_block, const OutputRows<float>& rows) {
     const V scale = hn::Set(d_, static_cast<float>(p_.outer_scale()));
-    const int64_t begin = begin_ + strip, end = std::min(begin + kStrip, end_);
-    StoreRows(d_, b_.o - begin, static_cast<size_t>(kStrip), p_.o, s_, head_, first, static_cast<size_t>(n),
+    const int64_t begin = begin_ + column_block, end = std::min(begin + kColumnBlock, end_);
+    StoreRows(d_, b_.o - begin, static_cast<size_t>(kColumnBlock), p_.o, s_, head_, first, static_cast<size_t>(n),
               static_cast<size_t>(begin), static_cast<size_t>(end),
               [&](V x, size_t t, size_t i) HWY_ATTR { return rows.Finished(hn::Mul(x, scale), t, i); });
   }
@@ -504,8 +506,9 @@ class ChunkedHead {
   void ForState(const States& states, const F& f) {
     for (int64_t r = 0; r < p_.key_size; ++r) {
       for (int64_t c = begin_; c < end_; ++c) {
-        const int64_t strip = (c - begin_) / kStrip * kStrip;
-        f(StateOf(strip)[r * kStrip + (c - begin_) % kStrip], r * states.key_stride + c * states.value_stride);
+        const int64_t column_block = (c - begin_) / kColumnBlock * kColumnBlock;
+        f(StateOf(column_block)[r * kColumnBlock + (c - begin_) % kColumnBlock],
+          r * states.key_stride + c * states.value_stride);
       }
     }
   }
