@@ -1,6 +1,5 @@
-// Kernels on matrix tiles where there are none: emulated, they agree with the reference. That
-// the emulation has the bits of the hardware is heed/simd/amx_test.cc; between products the
-// two are compiled for different targets, whose logarithms differ in the last bit.
+// AMX kernels, emulated, agree with the reference. heed/simd/amx_test.cc tests that the emulation has the hardware's
+// bits; between products the two are compiled for different targets, whose logarithms differ in the last bit.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -13,7 +12,7 @@
 namespace heed {
 namespace {
 
-// Without a cap of HEED_ISA, which would leave the tiles out.
+// Removes a cap of HEED_ISA, which would exclude AMX.
 class UncappedContext : public Context {
  public:
   UncappedContext() : Context(2) { set_isa("tiles"); }
@@ -40,7 +39,7 @@ TEST(EmulatedAmxTiles, ChunksAgreeWithTheReference) {
   }
 }
 
-// Sizes that take chunks on a CPU with tiles, which random cases seldom reach.
+// Sizes that take chunks on a CPU with AMX, which random cases seldom reach.
 TEST(EmulatedAmxTiles, LargeChunksAgreeWithTheReferenceEmulatedOrNot) {
   for (const char* name : {"retention", "simple_gla", "ssd"}) {
     const OpEntry op = FindOp(name);
@@ -58,7 +57,7 @@ TEST(EmulatedAmxTiles, LargeChunksAgreeWithTheReferenceEmulatedOrNot) {
   }
 }
 
-// Several units of keys, as a pipeline of tiles takes them.
+// Several units of keys, as the AMX pipeline takes them.
 TEST(EmulatedAmxTiles, PipelinesForgetWhatDecaysSay) {
   const EmulateAmx tiles;
   const OpEntry attention = FindOp("attention");

@@ -1,4 +1,4 @@
-// The probe of matrix tiles.
+// The probe of AMX.
 #include <algorithm>
 #include <cstdint>
 
@@ -10,7 +10,7 @@
 namespace heed::probe {
 namespace {
 
-// Four sums, of two factors each: as the kernels have it.
+// Four sums from two operands each, as in the kernels.
 void Multiply(int64_t iterations, const void* factors, void* sums) {
 #if HEED_HAVE_AMX
   const AmxTiles::Session session;
@@ -29,7 +29,7 @@ void Multiply(int64_t iterations, const void* factors, void* sums) {
     AmxTiles::AddProducts<2, 5, 6>();
     AmxTiles::AddProducts<3, 5, 7>();
   }
-  AmxTiles::Store<0>(sums, 64);  // so that nothing is left undone
+  AmxTiles::Store<0>(sums, 64);  // so that all products are computed
 #else
   (void)iterations, (void)factors, (void)sums;
 #endif
@@ -39,8 +39,8 @@ void Multiply(int64_t iterations, const void* factors, void* sums) {
 
 double AmxFlopsPerSecond(int repeats) {
   if (!os::HasAmx()) return 0;
-  // Random numbers, and long enough for the clock to fall: with zeros, or for less than
-  // 10 ms, the figure is a quarter too high.
+  // Uses random numbers, and runs long enough for the clock to drop: with zeros, or in less than 10 ms, the figure is a
+  // quarter too high.
   const Buffer factors(DType::kBF16, {4, kTileBytes / 2}, Placement::kAligned);
   factors.FillNormal(1);
   const Buffer sums(DType::kF32, {16, 16}, Placement::kAligned);

@@ -1,4 +1,4 @@
-// Matrix tiles, emulated and of the CPU, are the two chains that tiles.h describes.
+// AMX, emulated and of the CPU, computes the two chains that amx.h describes.
 #define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
@@ -26,18 +26,18 @@
 namespace heed::tiles_test {
 #ifndef HEED_SIMD_TILES_TEST_ONCE
 #define HEED_SIMD_TILES_TEST_ONCE
-// One product of tiles: sum += a b.
+// A product of tiles, sum += a b.
 struct Operands {
   uint16_t a[kTileRows][kTileDepth];
-  uint16_t b[kTileRows][2 * kTileWords];  // pairs of k
+  uint16_t b[kTileRows][2 * kTileWords];  // as pairs of k
   float sum[kTileRows][kTileWords];
 };
 
-// A matrix of tile rows times tile columns, of several steps and pieces, all contiguous.
+// A matrix of tile rows by tile columns, of several steps and terms, all contiguous.
 struct Matrices {
   int products;
   int64_t rows, columns, steps;
-  const uint16_t *a, *b;  // a[row][step][piece], b[step][piece][pair][lane]
+  const uint16_t *a, *b;  // a[row][step][term], b[step][term][pair][lane]
   bool add;
   float* out;
 };
@@ -116,8 +116,8 @@ float Flushed(double x) {
   return std::fpclassify(f) == FP_SUBNORMAL ? std::copysign(0.0f, f) : f;
 }
 
-// In f64, where a product is exact and one addition rounds once more than in f32, which
-// these operands are chosen not to show.
+// In f64 a product is exact, and one addition rounds once more than in f32, which these operands are chosen not to
+// show.
 void Reference(Operands& x) {
   for (int m = 0; m < kTileRows; ++m) {
     for (int n = 0; n < kTileWords; ++n) {
@@ -166,7 +166,7 @@ TEST(TilesTest, SubnormalNumbersAreZerosAndOthersAsIEEEHasThem) {
   const uint16_t special[] = {0x0000, 0x8000, 0x0001, 0x807F, 0x0080, 0x7F7F,
                               0x3F80, 0x7F80, 0xFF80, 0x7FC0, 0x1F80, 0xA000};
   Operands x = {};
-  x.b[0][0] = 0x3F80;  // of the first column: 1
+  x.b[0][0] = 0x3F80;  // 1 in the first column
   for (int m = 0; m < 12; ++m) x.a[m][0] = special[m];
   for (int n = 1; n < 12; ++n) x.b[0][2 * n] = special[n];
   Operands emulated = x, computed = x;
@@ -190,7 +190,7 @@ TEST(TilesTest, SubnormalNumbersAreZerosAndOthersAsIEEEHasThem) {
   }
 }
 
-// Small integers: every sum is exact, in any order.
+// Small integers, whose sums are exact in any order.
 TEST(TilesTest, MatricesOfManyTilesAndPiecesAreSumsOfTheirProducts) {
   const auto bf16 = [](int x) {
     const auto f = static_cast<float>(x);

@@ -1,19 +1,18 @@
-// A recurrence of bf16 tensors in chunks of 64 tokens, whose products are those of matrix
-// tiles.
+// Chunked recurrences of bf16 tensors, 64 tokens per chunk, with AMX products.
 //
-// Compiled once per SIMD target that runs beside tiles, or emulates them. With a_t the decay
-// of token t, w_t what its value is multiplied with, and over the tokens 1..n of a chunk
+// Compiled once per SIMD target that has AMX or emulates it. Let a_t be the decay of token t and w_t the factor of its
+// value. Over the tokens 1..n of a chunk
 //
 //   D_tj = a_{j+1} ... a_t w_j, j <= t        E_t = a_1 ... a_t
 //   o_t  = scale (E_t S^T q_t + sum_{j <= t} (q_t . k_j) D_tj v_j)
 //   S    = E_n S + sum_j k_j (D_nj v_j)^T
 //
-// that is four products of matrices, each with a factor that is exact in bf16: Q K^T and then
-// Q S, P V and K^T (D_n V), whose other factor is cut into three bf16 pieces. All of it is
-// thus as exact as in f32. The recurrence itself takes 2 K V multiply-adds per token, a chunk
-// 6 K V + 48 K + 144 V, without weights 4 K V, at a dozen times the rate.
+// These are four matrix products, each with an operand that is exact in bf16: Q K^T, and Q S, P V and K^T (D_n V),
+// whose other operand is split into three bf16 (3xBF16), so that results are as exact as in f32. The recurrence itself
+// takes 2 K V multiply-adds per token; a chunk takes 6 K V + 48 K + 144 V, without factors 4 K V, at a dozen times the
+// rate.
 //
-// Inside 32 tokens j and j + 16 make a pair, so that pieces of P need no shuffle.
+// Within 32 tokens j and j + 16 are a pair, so that the terms of P need no shuffle.
 #if defined(HEED_ENGINES_RECURRENCE_AMX_CHUNKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_AMX_CHUNKS_INL_H_
 #undef HEED_ENGINES_RECURRENCE_AMX_CHUNKS_INL_H_
@@ -48,24 +47,24 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 inline constexpr int64_t kChunk = kBlockTokens;
 inline constexpr int kTerms = 3;
-// Columns that are computed together: what is multiplied with all of them stays near.
+// Columns that are computed together, so that the other operand stays in cache.
 inline constexpr int64_t kColumnBlock = 2 * kTileWords;
 
-// Channels or columns padded to pairs of tiles.
+// Pads channels or columns to pairs of tiles.
 constexpr int64_t TilePadded(int64_t size) { return (size + 31) / 32 * 32; }
 
 struct ChunkBuffers {
   uint16_t* q;             // [token][K]
   uint32_t* k;             // [pair of channels][token]
   uint32_t* k_channels;    // [32 tokens][channel][pair of tokens]
-  uint32_t* v;             // [strip][pair of tokens][column]
-  uint32_t* written;       // [piece][pair of tokens][column]: D_n V, if gated
+  uint32_t* v;             // [column block][pair of tokens][column]
+  uint32_t* written;       // [term][pair of tokens][column]: D_n V, if gated
   float* pairs;            // [token][token]
-  uint32_t* pair_splits;   // [piece][token][pair of tokens]
+  uint32_t* pair_splits;   // [term][token][pair of tokens]
   float* o;                // [token][column]
-  float* state;            // [strip][K][column]
-  uint32_t* state_splits;  // [piece][pair of channels][column]
-  float *values, *gate;    // of OutputRows
+  float* state;            // [column block][K][column]
+  uint32_t* state_splits;  // [term][pair of channels][column]
+  float *values, *gate;    // for OutputRows
   float *decay, *weight;   // [token]: log a, then a; w
 
   static int64_t Bytes(const Problem& p) {
@@ -119,7 +118,7 @@ class ChunkedHead {
                       static_cast<int64_t>(FirstColumn(task.part + 1, task.parts, Padded<float>(p.value_size))))),
         columns_(TilePadded(end_ - begin_)), weighted_(p.gate != Gate::kNone || p.value_factors.data != nullptr) {}
 
-  // put(block, S before it) for each chunk, all of S.
+  // Calls put(block, S before it) for each chunk, with all of S.
   HWY_NOINLINE HWY_ATTR void PutStates(const PutState& put) {
     LoadState();
     for (int64_t block = 0; block < NumBlocks(s_.count); ++block) {
@@ -171,14 +170,14 @@ class ChunkedHead {
     return RowAt<uint16_t>(rows, s_, head, token);
   }
 
-  // The first `size` of 2 N halves from element e on, zeros beyond.
+  // Loads the 2 N halves from element e on of `size` elements, with zeros beyond.
   static HWY_INLINE Words LoadWords(const uint16_t* row, int64_t e, int64_t size) {
     const hn::Repartition<uint16_t, D> halves;
     if (e + 2 * int64_t{N} <= size) return hn::BitCast(words_, hn::LoadU(halves, row + e));
     if (e >= size) return hn::Zero(words_);
     return hn::BitCast(words_, hn::LoadN(halves, row + e, static_cast<size_t>(size - e)));
   }
-  // The first `size` of N halves, each in a word.
+  // Loads N halves likewise, each in a word.
   static HWY_INLINE Words LoadHalves(const uint16_t* row, int64_t e, int64_t size) {
     const hn::Rebind<uint16_t, D> halves;
     if (e + int64_t{N} <= size) return hn::PromoteTo(words_, hn::LoadU(halves, row + e));
@@ -196,7 +195,7 @@ class ChunkedHead {
     }
   }
 
-  // Keys as pairs of channels by token, and by channel in pairs of tokens.
+  // Packs keys as pairs of channels by token, and by channel as pairs of tokens.
   HWY_NOINLINE void PackKeys(int64_t first, int64_t n) {
     const uint16_t* rows[kChunk];
     for (int64_t t = 0; t < kChunk; ++t) {
@@ -235,7 +234,7 @@ class ChunkedHead {
     }
   }
 
-  // Words of the tokens `pair` and 16 after it.
+  // Words of token `pair` and the token 16 after it.
   static HWY_INLINE Words PairOf(const uint16_t* const* rows, size_t pair, int64_t e, int64_t size) {
     const uint16_t *low = rows[pair], *high = rows[pair + kTileWords];
     const Words first = low == nullptr ? hn::Zero(words_) : LoadHalves(low, e, size);
@@ -243,7 +242,7 @@ class ChunkedHead {
     return hn::Or(first, hn::ShiftLeft<16>(LoadHalves(high, e, size)));
   }
 
-  // Values as pairs of tokens, zeros where they are not finite.
+  // Packs values as pairs of tokens, with zeros for values that are not finite.
   HWY_NOINLINE void PackValues(int64_t first, int64_t n) {
     const Words low = hn::Set(words_, 0x7F80u), high = hn::Set(words_, 0x7F800000u);
     finite_ = true;
@@ -272,7 +271,7 @@ class ChunkedHead {
     const ptrdiff_t row = channels_ * 2;
     return {reinterpret_cast<const char*>(b_.q), kTileRows * row, 64, 0, row};
   }
-  // Words of `columns` to a row, 16 rows to a step.
+  // An operand of rows of `columns` words, 16 rows per step.
   static hs::TileFactor PairTiles(const uint32_t* words, int64_t columns, int64_t rows) {
     const ptrdiff_t row = columns * 4;
     return {reinterpret_cast<const char*>(words), 64, kTileRows * row, rows * row, row};
@@ -282,7 +281,7 @@ class ChunkedHead {
     return a;
   }
 
-  // Q K^T where a key is not after all queries.
+  // Q K^T, without blocks whose keys are all after the queries.
   HWY_NOINLINE void MultiplyKeys() {
     const hs::TileFactor q = QueryTiles(), k = PairTiles(b_.k, kChunk, 0);
     const int64_t steps = channels_ / kTileDepth;
@@ -290,7 +289,7 @@ class ChunkedHead {
     hs::MultiplyTiles<Tiles, 1, false>(Down(q, 2), 2, k, 4, steps, b_.pairs + kChunk * kChunk / 2, kChunk);
   }
 
-  // P in pieces, and D_n; kState: that alone.
+  // Computes the terms of P, and D_n; with kState, D_n alone.
   template <bool kState>
   HWY_NOINLINE void DecayScores(int64_t first, int64_t n) {
     constexpr size_t kVectors = kChunk / N;
@@ -335,12 +334,12 @@ class ChunkedHead {
         }
       }
     }
-    // E_n - 1, which is not rounded as E_n is.
+    // E_n - 1, which keeps bits that E_n rounds away.
     less_one_ = std::expm1(log_sum);
     for (size_t c = 0; c < kVectors; ++c) hn::StoreU(row[c], d_, to_end_ + c * N);
   }
 
-  // D_n V.
+  // Computes D_n V.
   HWY_NOINLINE void DecayValues(int64_t column_block) {
     const uint32_t* v = ValuesOf(column_block);
     for (int64_t pair = 0; pair < kChunk / 2; ++pair) {
@@ -360,7 +359,7 @@ class ChunkedHead {
     }
   }
 
-  // One number per token, `otherwise` where there are none; 0 after the n tokens.
+  // Loads one number per token, or `otherwise` if the tensor is absent; 0 after the n tokens.
   HWY_INLINE void Numbers(const Rows& rows, float otherwise, int64_t first, int64_t n, float* to) const {
     std::fill(to, to + n, otherwise);
     std::fill(to + n, to + kChunk, 0.0f);
@@ -374,7 +373,7 @@ class ChunkedHead {
     });
   }
 
-  // Asks for the rows of a token.
+  // Prefetches the rows of a token.
   HWY_INLINE void Prefetch(int64_t token) const {
     if (token >= s_.count) return;
     const auto ask = [](const void* row, int64_t size) {
@@ -388,7 +387,7 @@ class ChunkedHead {
     ask(RowOf(p_.o, head_, token) + begin_, end_ - begin_);
   }
 
-  // S in pieces, and E_n S; kState: that alone.
+  // Splits S, and computes E_n S; with kState, E_n S alone.
   template <bool kState>
   HWY_NOINLINE void SplitState(int64_t column_block) {
     const bool near = from_begin_[kChunk - 1] >= 0.5f && less_one_ < 0;
@@ -431,7 +430,7 @@ class ChunkedHead {
     }
   }
 
-  // o += P V, where a key is not after all queries.
+  // o += P V, without blocks whose keys are all after the queries.
   HWY_NOINLINE void AddValues(int64_t column_block) {
     constexpr ptrdiff_t kRow = kChunk * 2;
     const hs::TileFactor p = {reinterpret_cast<const char*>(b_.pair_splits), kTileRows * kRow, 64, kChunk * kRow, kRow};
@@ -454,7 +453,7 @@ class ChunkedHead {
     }
   }
 
-  // What PackValues() left out, for the tokens that see it and the state; or that alone.
+  // Adds the values that PackValues() left out to later outputs and to the state; with kState, to the state alone.
   template <bool kState>
   HWY_NOINLINE void AddValuesThatAreNotFinite(int64_t first, int64_t n, int64_t column_block) {
     for (int64_t j = 0; j < n; ++j) {
@@ -494,7 +493,7 @@ class ChunkedHead {
     std::memset(b_.state, 0, static_cast<size_t>(channels_ * columns_) * sizeof(float));
     if (p_.initial.data == nullptr) return;
     const float* from = StateAt<float>(p_.initial, s_.state, head_);
-    // A sum makes a NaN quiet, so that cutting it leaves one.
+    // An addition makes a NaN quiet, so that truncation leaves a NaN.
     ForState(p_.initial, [&](float& x, int64_t at) { x = from[at] + 0.0f; });
   }
   void StoreState() {
@@ -518,8 +517,8 @@ class ChunkedHead {
   const int64_t head_, key_head_;
   const ChunkBuffers& b_;
   const int64_t channels_, begin_, end_, columns_;
-  const bool weighted_;       // values that are added to the state
-  bool finite_ = true;        // values of the chunk
+  const bool weighted_;       // the state's values have factors
+  bool finite_ = true;        // whether the chunk's values are finite
   float less_one_ = 0;        // E_n - 1
   float from_begin_[kChunk];  // E_t
   float to_end_[kChunk];      // D_nt

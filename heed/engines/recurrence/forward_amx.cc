@@ -1,4 +1,4 @@
-// The recurrence forward in matrix tiles, and the same emulated, for tests.
+// The recurrence forward with AMX, and emulated for tests.
 #define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
@@ -36,11 +36,10 @@ HEED_EXPORT(ChunkStates, AmxStates)
 
 namespace {
 
-// Smaller states stay in registers while tokens pass: packing would cost more than it saves.
-// What is emulated for tests takes all.
+// Smaller states stay in registers, and packing would cost more than it saves. The emulation takes all, for tests.
 constexpr int64_t kSmallestForAmx = 64 * 64;
 
-// It takes what is exact in bf16, and decays that a pair of tokens shares over all channels.
+// Takes bf16 inputs, and decays that all channels share.
 Reason Declines(const Context& ctx, const Problem& p) {
   if (p.dtype != DType::kBF16) return engine::DeclinesAllButBF16(p.dtype);
   if (const Reason reason = DeclinesOtherStates(p); !reason.empty()) return reason;
@@ -55,7 +54,7 @@ Reason Declines(const Context& ctx, const Problem& p) {
   return {"gains from states of 64 x 64 on"};
 }
 
-// Steps are those of recurrence_f32.
+// Single steps use recurrence_f32.
 Passes ForwardAndSteps(const Context& ctx) {
   Passes passes = ForwardAmx(ctx);
   passes.step = kRecurrenceF32.forward_passes(ctx).step;

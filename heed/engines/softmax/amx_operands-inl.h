@@ -1,15 +1,14 @@
-// Operands in matrix tiles: bf16 pieces of queries, keys, values and weights.
+// Operands of softmax attention in AMX tiles: queries, keys, values and probabilities as bf16 splits.
 //
-// Compiled once per SIMD target that runs beside tiles, or emulates them. Rows stay in
-// lanes, so that everything between the products is what it is elsewhere:
+// Compiled once per SIMD target that has AMX or emulates it. Rows are in lanes, so that the code between products is
+// the same as in other kernels:
 //
 //   S[key][lane] = K Q^T     a: keys,             b: pairs of channels of queries
-//   O[dim][lane] += V^T P    a: values by channel, b: pairs of keys of weights
+//   O[dim][lane] += V^T P    a: values by channel, b: pairs of keys of probabilities
 //
-// Keys and values are copied into tiles that lie one after the other, zeros where there is
-// no key or channel: keys row by row, values transposed, which takes 1 to 2 % of 2048
-// queries. A bf16 is one piece. An f16 is two, an f32 three, or two of `precision = high`;
-// weights have as many, but three beside f16, which are as exact as of f32.
+// Keys and values are copied into contiguous tiles, with zeros for missing keys and channels: keys row by row, values
+// transposed. This takes 1 to 2 % of the time of 2048 queries. A bf16 has one term, an f16 two, an f32 three, or two
+// with `precision = high`. Probabilities have as many terms, but three beside f16, which are as exact as f32.
 #if defined(HEED_ENGINES_SOFTMAX_AMX_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_AMX_OPERANDS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_AMX_OPERANDS_INL_H_
@@ -40,7 +39,7 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// Words of the pairs (first, second), rounded to bf16.
+// Rounds pairs (first, second) to words of two bf16.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE auto RoundToPairs(D d, V first, V second) {
   const hn::RebindToUnsigned<D> words;
@@ -54,14 +53,14 @@ HWY_INLINE auto RoundToPairs(D d, V first, V second) {
 #endif
 }
 
-// The rows of any storage that a kernel of `kPieces` reads, as bf16 pieces.
+// Rows of each storage that a kernel of `kTerms` terms reads, as bf16 splits.
 template <int kTerms>
 struct SplitRows {
   using D = hn::ScalableTag<float>;
   using Half = hn::Vec<hn::Rebind<uint16_t, D>>;
   static constexpr size_t N = hn::MaxLanes(D());
 
-  // f(tag of the storage). One piece is bf16 as it is, and bf16 is one piece.
+  // Calls f with a tag of the storage. One term is bf16, which needs no split.
   template <class F>
   static HWY_INLINE void WithStorage(DType dtype, const F& f) {
     if constexpr (kTerms == 1) {
@@ -72,7 +71,7 @@ struct SplitRows {
     }
   }
 
-  // The first n <= N elements times a factor, zeros beyond.
+  // Loads the first n <= N elements times a factor, and zeros beyond.
   template <class S>
   static HWY_INLINE void Load(const S* from, size_t n, float factor, Half* split) {
     if constexpr (kTerms == 1) {
@@ -85,7 +84,7 @@ struct SplitRows {
     }
   }
 
-  // Whether all numbers with these first pieces are finite.
+  // Tells whether all numbers with these first terms are finite.
   class Largest {
    public:
     HWY_INLINE Largest() : most_(hn::Zero(hn::Rebind<uint16_t, D>())) {}
@@ -98,7 +97,7 @@ struct SplitRows {
   };
 };
 
-// Numbers of products of amx_products-inl.h: of keys and queries, of values and weights.
+// kOfKeys and kOfValues are numbers of products (amx_products-inl.h): of K Q^T, and of V^T P.
 template <int kOfKeys, int kOfValues, class AmxUnit>
 struct AmxOperands {
   static constexpr int kKeyProducts = kOfKeys, kValueProducts = kOfValues;
@@ -114,8 +113,8 @@ struct AmxOperands {
   using V = hn::Vec<D>;
   using RowSplit = SplitRows<kTerms>;
 
-  // Sums over a segment are shorter than its keys: a product adds up 32 of them, and weights
-  // are added two by two. A segment is computed with K and V in L2: pieces take more of it.
+  // A sum over a segment has fewer additions than keys: a product adds up 32 keys, and probabilities are added in
+  // pairs. A segment is computed with K and V in L2, of which splits take more.
   static constexpr KeyGrid kGrid = {.tile = kAmxGrid.tile,
                                     .step = kAmxGrid.step,
                                     .segment = kTerms == 1   ? 2048
@@ -123,21 +122,20 @@ struct AmxOperands {
                                                              : 512};
   static_assert(kGrid.step == kTileDepth);
   static constexpr int kKeyStep = kTileDepth;
-  // f32 has room for the factor; of what is exact in its pieces another rounding would cost
-  // accuracy.
+  // f32 rows are multiplied by the factor; for rows that are exact in their terms that would be another rounding.
   static constexpr bool kFinishesLogits = kKeyProducts == 1 || kKeyProducts == 4;
   static constexpr bool kKeysInLanes = false;
   static constexpr bool kQuantized = false;
   static constexpr bool kUsesAmx = true;
-  // Rows of a block, two tiles of lanes: more, and what is between the products does not stay
-  // in L1. Fewer rows take as many, as one tile would hardly be faster.
+  // Rows of a block: two tiles of lanes. With more, the code between products does not stay in L1; with fewer, it would
+  // hardly be faster.
   static constexpr int kLaneVectors = 2 * kTileWords / hn::MaxLanes(D());
   static constexpr int kMostVectors = kLaneVectors;
-  // Units of 32 keys whose weights stand side by side in a pipeline (amx_pipeline-inl.h).
+  // Units of 32 keys whose probabilities are in the pipeline at once (amx_pipeline-inl.h).
   static constexpr int kMostUnits = 4;
   static constexpr int kDegree = 5;
 
-  // Keys whose tiles take half of an L2 of 2 MiB, in whole segments.
+  // Keys whose tiles take half of a 2 MiB L2, in whole segments.
   static int64_t KeysInL2(const Problem& p) {
     const int64_t bytes = kTerms * (Up(p.depth, kTileDepth) + OutputRows(p.value_depth)) * 2;
     return std::max<int64_t>((int64_t{1} << 20) / bytes / kGrid.segment, 1) * kGrid.segment;
@@ -158,25 +156,25 @@ struct AmxOperands {
 
   static LogitFactor Split(double factor) { return kFinishesLogits ? LogitFactor{1, factor} : LogitFactor{factor, 1}; }
 
-  // to[piece][pair of channels][lane]. True if all are finite. This and what follows are compiled in block_amx.cc
-  // (amx_packing-inl.h).
+  // Packs queries to to[term][pair of channels][lane] and returns whether all are finite. This and the next functions
+  // are compiled in block_amx.cc (amx_packing-inl.h).
   static HWY_NOINLINE bool PackQueries(DType dtype, const void* const* rows, size_t num_rows, size_t depth,
                                        double factor, size_t lanes, uint32_t* HWY_RESTRICT to);
 
-  // Keys [begin, end) in tiles of 16: for each of them, each piece, 32 channels at a time.
-  // True if all are finite.
+  // Copies keys [begin, end) to tiles of 16 keys: for each, each term, 32 channels at a time. Returns whether all are
+  // finite.
   static HWY_NOINLINE bool CopyKeys(const SourceRows& from, int64_t begin, int64_t end, int64_t depth,
                                     BF16* HWY_RESTRICT to);
 
-  // Values of keys [begin, end), 32 keys at a time: for each of them, 16 channels at a time,
-  // each piece, with a row of the tile for each channel.
+  // Copies values of keys [begin, end), 32 keys at a time: for each, 16 channels at a time, each term, with a row of
+  // the tile per channel.
   static HWY_NOINLINE void CopyValues(const SourceRows& from, int64_t begin, int64_t end, int64_t depth,
                                       BF16* HWY_RESTRICT to);
 
   static constexpr int64_t Chunks(int64_t depth) { return Up(depth, kTileDepth) / kTileDepth; }
 
-  // What CopyKeys, CopyValues and PackQueries wrote, as factors of tiles: from key `begin` on,
-  // a multiple of 32 from the first.
+  // The results of CopyKeys, CopyValues and PackQueries as tile operands, from key `begin` on, a multiple of 32 from
+  // the first.
   static HWY_INLINE hs::TileFactor KeyTiles(const Operand<BF16>& k, int64_t begin, int64_t depth) {
     const int64_t chunks = Chunks(depth), row = kTerms * chunks * kTileBytes;
     return {reinterpret_cast<const char*>(k.data) + (begin - k.first) / kTileRows * row, row, kTileBytes,
@@ -192,7 +190,7 @@ struct AmxOperands {
     return {reinterpret_cast<const char*>(q), 64, kTileRows * row, Chunks(depth) * kTileRows * row, row};
   }
 
-  // s[key][lane] of keys [begin, end), whole steps of them, for all lanes.
+  // Computes s[key][lane] of keys [begin, end), in whole steps, for all lanes.
   static HWY_INLINE void LogitTiles(const uint32_t* q, size_t lanes, const Operand<BF16>& k, int64_t begin, int64_t end,
                                     int64_t depth, float* s) {
     const int64_t chunks = Chunks(depth);
@@ -201,11 +199,10 @@ struct AmxOperands {
                                                            kColumns, chunks, s, static_cast<ptrdiff_t>(lanes));
   }
 
-  // True if logits of what is not finite are what they would be without pieces. With them an
-  // infinity meets zeros.
+  // True if logits of infinities are right. With splits an infinity meets zeros and becomes NaN.
   static constexpr bool kInfinite = kTerms == 1;
 
-  // The logits that are NaN once more, from the sums of pieces.
+  // Recomputes logits that are NaN from the sums of terms.
   static HWY_NOINLINE void RepeatNaN(const uint32_t* q, size_t lanes, const Operand<BF16>& k, int64_t begin,
                                      int64_t end, int64_t depth, size_t num_lanes, float* s) {
     const int64_t chunks = Chunks(depth);
@@ -231,8 +228,8 @@ struct AmxOperands {
     }
   }
 
-  // o[dim][lane] += or = the values of keys [begin, end), whole steps of them, times
-  // p[piece][pair of keys][lane].
+  // o[dim][lane] +=, or = if `first`, the values of keys [begin, end), in whole steps, times p[term][pair of
+  // keys][lane].
   template <bool kSkipMasked>
   static HWY_INLINE void AddValues(const uint32_t* p, size_t lanes, const Operand<BF16>& v, int64_t begin, int64_t end,
                                    int64_t depth, bool first, float* o) {
@@ -251,9 +248,8 @@ struct AmxOperands {
     }
   }
 
-  // p[piece][pair][lane] = 2^((s - shift) factor), from s[key][lane]; sum += p of a pair, pairs
-  // ascending, before p is rounded. A key of a pair that is not there weighs 0, and with
-  // kFlagMasked masked pairs become -0.
+  // p[term][pair][lane] = 2^((s - shift) factor), from s[key][lane], and sum += p of a pair before p is rounded, with
+  // pairs ascending. A missing key of a pair has P = 0; with kFlagMasked, masked pairs become -0.
   template <size_t W, int C, bool kFlagMasked>
   static HWY_INLINE void Weigh(size_t num_keys, const float* s, const V* HWY_RESTRICT shift, float factor,
                                V* HWY_RESTRICT sum, uint32_t* p) {
@@ -281,8 +277,7 @@ struct AmxOperands {
     for (int c = 0; c < C; ++c) sum[c] = l[c];
   }
 
-  // This does it in two parts, for what comes between them: weights in the place of s, then
-  // their pieces.
+  // The same in two parts: P in the place of s, and then its terms.
   template <size_t W, int C, bool kFlagMasked>
   static HWY_INLINE void WeighInPlace(size_t num_keys, float* s, const V* HWY_RESTRICT shift, float factor,
                                       V* HWY_RESTRICT sum) {
@@ -313,7 +308,7 @@ struct AmxOperands {
     return hs::Exp2Weight<kDegree>(D(), hn::Mul(hn::Sub(s, shift), factor));
   }
 
-  // 2^((row - shift) factor) of vector c. What it adds to a sum is +0 of a masked pair too.
+  // Returns 2^((row - shift) factor) of vector c. A masked pair adds +0 to a sum.
   template <int C, bool kFlagMasked>
   struct Weigher {
     V shift[C], factor;
@@ -332,7 +327,7 @@ struct AmxOperands {
     HWY_INLINE V Sum(V weight) const { return kFlagMasked ? hn::Add(weight, hn::Zero(D())) : weight; }
   };
 
-  // The pieces of the weights of a pair of keys, each `kPairs` rows behind the other.
+  // Stores the terms of a pair of keys' P, `kPairs` rows apart.
   template <size_t W, int64_t kPairs = kGrid.tile / 2>
   static HWY_INLINE void StoreTerms(V first, V second, uint32_t* to) {
     const D d;
@@ -347,8 +342,8 @@ struct AmxOperands {
     }
   }
 
-  // AddValues where values may not be finite: these are left out of the tiles and added one
-  // by one for the rows that see them, whose weights are not the -0 of a masked pair.
+  // AddValues for values that may not be finite: these are left out of the tiles and added one by one for the rows that
+  // see them, whose P is not the -0 of a masked pair.
   static HWY_NOINLINE void AddFiniteValues(const hs::TileFactor& values, ptrdiff_t tiles, const hs::TileFactor& weights,
                                            ptrdiff_t steps, bool first, float* o, ptrdiff_t out_row) {
     constexpr uint16_t kExponent = 0x7F80;
@@ -387,7 +382,7 @@ struct AmxOperands {
     }
   }
 
-  // A bf16 -0.
+  // -0 in bf16.
   static constexpr uint16_t kMaskedBits = 0x8000;
 
   static float WidenBits(uint16_t bits) {
@@ -399,7 +394,7 @@ struct AmxOperands {
 
  private:
   static constexpr size_t kLanes = hn::MaxLanes(D());
-  static constexpr int kColumns = 2;  // tiles
+  static constexpr int kColumns = 2;  // in tiles
   static constexpr int64_t kTileElements = kTileBytes / 2;
   static constexpr size_t Steps(size_t num_keys) {
     return static_cast<size_t>(Up(static_cast<int64_t>(num_keys), kTileDepth));

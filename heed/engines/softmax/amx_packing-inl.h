@@ -1,6 +1,6 @@
-// Queries, keys and values put into matrix tiles, as bf16 pieces.
+// Packs queries, keys and values into AMX tiles, as bf16 splits.
 //
-// Compiled once per SIMD target that runs beside tiles, or emulates them, in block_amx.cc.
+// Compiled in block_amx.cc, once per SIMD target that has AMX or emulates it.
 #if defined(HEED_ENGINES_SOFTMAX_AMX_PACKING_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_AMX_PACKING_INL_H_
 #undef HEED_ENGINES_SOFTMAX_AMX_PACKING_INL_H_
@@ -143,7 +143,7 @@ void AmxOperands<kOfKeys, kOfValues, AmxUnit>::CopyValues(const SourceRows& from
           for (int64_t i = 0; i < N; ++i) hn::Store(v[p][i], words, tile + i * kTileWords);
         }
       }
-      if constexpr (2 * N < kTileDepth) {  // the rest of a unit that no key reaches
+      if constexpr (2 * N < kTileDepth) {  // the rest of a unit, which has no keys
         if (j + 2 * N >= end && (j + 2 * N - begin) % kTileDepth != 0) {
           for (int64_t row = 0; row < kTerms * channels; ++row) {
             hn::StoreU(hn::Zero(words), words, tiles + N + row * kTileWords);

@@ -1,4 +1,4 @@
-// The backward passes in matrix tiles, and the same emulated, for tests.
+// The backward passes with AMX, and emulated for tests.
 #define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
@@ -19,8 +19,8 @@ namespace heed::softmax::HWY_NAMESPACE {
 
 using Unit = hs::AmxTilesOfTarget;
 
-// f.operator()<operands of as many products as the problem takes>(). Weights of f16 take the pieces of f32, and what
-// they are multiplied with as many: a third one of zeros.
+// Calls f.operator()<operands of as many products as the problem takes>(). f16 takes the terms of f32 for P and as many
+// for what P multiplies, with a third term of zeros.
 template <class F>
 auto WithGradients(const Problem& p, const F& f) {
   if (p.dtype == DType::kBF16) return f.template operator()<AmxGradients<AmxOperands<1, 1, Unit>>>();

@@ -1,4 +1,4 @@
-// What passes over blocks of rows have in common, in matrix tiles, and the same emulated, for tests.
+// Code that passes over blocks of rows share, with AMX and emulated for tests.
 #define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:

@@ -1,4 +1,4 @@
-// The decode kernel for int8 rows in matrix tiles, and the same emulated, for tests.
+// The decode kernel for int8 rows with AMX, and emulated for tests.
 #define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:

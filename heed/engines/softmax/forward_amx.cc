@@ -1,4 +1,4 @@
-// The forward kernel in matrix tiles, and the same emulated, for tests.
+// The forward kernel with AMX, and emulated for tests.
 #define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
@@ -20,7 +20,7 @@ namespace heed::softmax::HWY_NAMESPACE {
 
 using Unit = hs::AmxTilesOfTarget;
 
-// f.operator()<operands of as many products as the problem takes>().
+// Calls f.operator()<operands of as many products as the problem takes>().
 template <class F>
 auto WithProducts(const Problem& p, const F& f) {
   switch (AmxProducts(p)) {
