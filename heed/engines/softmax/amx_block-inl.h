@@ -54,7 +54,7 @@ class AmxBlock : protected Block<O, C> {
   // Whole tiles, of rows that have seen a key in this segment, or tile by tile where a row
   // had not or m must be raised; which rows that forget need now and then: a few tiles at a time.
   HWY_NOINLINE void WholeTiles(const Interval& keys, V* m, V* l, T* outputs) {
-    const int64_t most = p_.forgets ? kTilesThatForget * O::kGrid.tile : keys.size();
+    const int64_t most = p_.forgets ? kTilesWithDecay * O::kGrid.tile : keys.size();
     for (int64_t at = keys.begin; at < keys.end; at += most) {
       PipeTiles({at, std::min(at + most, keys.end)}, m, l, outputs);
     }
@@ -124,7 +124,7 @@ class AmxBlock : protected Block<O, C> {
     }
   }
 
-  static constexpr int64_t kTilesThatForget = 8;
+  static constexpr int64_t kTilesWithDecay = 8;
   static constexpr int kMaxExponent = 32;  // of a weight
   static constexpr int kMaxLift = 64;      // of m above a tile's maximum, as an exponent
 

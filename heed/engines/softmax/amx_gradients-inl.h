@@ -208,7 +208,7 @@ class AmxGradients {
  private:
   using Halves = hn::Vec<D16>;
   using Block = hs::TileBlock<Tiles, kProducts>;
-  static constexpr int kAsks = 6;                            // for rows of the next block, per step of keys
+  static constexpr int kPrefetches = 6;                      // for rows of the next block, per step of keys
   static constexpr int64_t kUnit = kTileDepth * int64_t{W};  // logits of a step of keys
 
   // Weights of these keys come next; which of the group they are, in whole steps.
@@ -223,10 +223,10 @@ class AmxGradients {
     return of_group;
   }
 
-  HWY_INLINE void PutKey(int64_t key, const V* p, const V* ds, Halves (&ds_pieces)[kTerms][C / 2]) {
-    Halves p_pieces[kTerms][C / 2];
-    PutRow(p, WeightsAt(b_.p, block_, key), p_pieces);
-    PutRow(ds, WeightsAt(b_.ds, block_, key), ds_pieces);
+  HWY_INLINE void PutKey(int64_t key, const V* p, const V* ds, Halves (&ds_split)[kTerms][C / 2]) {
+    Halves p_split[kTerms][C / 2];
+    PutRow(p, WeightsAt(b_.p, block_, key), p_split);
+    PutRow(ds, WeightsAt(b_.ds, block_, key), ds_split);
   }
   HWY_INLINE void PutPair(int64_t key, const Halves (&first)[kTerms][C / 2], const Halves (&second)[kTerms][C / 2]) {
     uint32_t* to = b_.ds_pairs + key / 2 * int64_t{W};
@@ -242,7 +242,7 @@ class AmxGradients {
   }
 
   // P and dS of a unit, of kEach pairs of keys in four calls of Do().
-  template <int kEach, bool kForgets>
+  template <int kEach, bool kDecays>
   class Terms {
    public:
     HWY_INLINE Terms(AmxGradients& to, float f, const Rows& rows) : to_(to), factor_(hn::Set(d_, f)) {
@@ -303,12 +303,12 @@ class AmxGradients {
       for (int c = 0; c < C; ++c) {
         const size_t i = kSecond * W + static_cast<size_t>(c) * N;
         V s = hn::Load(d_, s_ + i);
-        if constexpr (kForgets) s = hn::Add(s, hn::Set(d_, tile_->of_key[of_tile_]));
+        if constexpr (kDecays) s = hn::Add(s, hn::Set(d_, tile_->of_key[of_tile_]));
         const V weight = Weight(s, shift_[c], factor_);
         ds[c] = hn::Mul(weight, hn::MulSub(gain_[c], hn::Load(d_, dp_ + i), delta_[c]));
         p[c] = hn::Mul(weight, gain_[c]);
       }
-      if constexpr (kForgets) {
+      if constexpr (kDecays) {
         V of_key = hn::Zero(d_);
         HWY_UNROLL(4)
         for (int c = 0; c < C; ++c) {
@@ -344,14 +344,14 @@ class AmxGradients {
   template <int kEach, class TilesTerms>
   HWY_NOINLINE void Pipe(const Interval& keys, const uint32_t* q, const uint32_t* d_o, float factor, const Rows& rows,
                          float* logits, float* d_logits, RowPrefetch& prefetch, TilesTerms& tiles) {
-    constexpr bool kForgets = !std::is_null_pointer_v<TilesTerms>;
+    constexpr bool kDecays = !std::is_null_pointer_v<TilesTerms>;
     constexpr int64_t kTileUnits = O::kGrid.tile / kTileDepth;
     const hs::TileFactor k = O::KeyTiles(Keys(), keys.begin, p_.depth),
                          v = O::KeyTiles(Values(), keys.begin, p_.value_depth), of_q = O::QueryTiles(q, W, p_.depth),
                          of_d_o = O::QueryTiles(d_o, W, p_.value_depth);
     const Interval of_group = See(keys);
     const int64_t units = keys.size() / kTileDepth;
-    Terms<kEach, kForgets> terms(*this, factor, rows);
+    Terms<kEach, kDecays> terms(*this, factor, rows);
     float* before = nullptr;
     // A sum is stored just before its register is needed again, then `stored` begins.
     const auto product = [&](const hs::TileFactor& a, int64_t unit, const hs::TileFactor& b, int64_t depth, float* out,
@@ -370,7 +370,7 @@ class AmxGradients {
       before = out;
     };
     const auto begin = [&](int64_t unit) HWY_ATTR HEED_INLINE_LAMBDA {
-      if constexpr (kForgets) {
+      if constexpr (kDecays) {
         if (unit % kTileUnits == 0) {
           tiles.Begin(keys.begin + unit * kTileDepth);
           terms.BeginTile(tiles.terms);
@@ -380,7 +380,7 @@ class AmxGradients {
     };
     const auto end = [&](int64_t unit) HWY_ATTR HEED_INLINE_LAMBDA {
       terms.End();
-      if constexpr (kForgets) {
+      if constexpr (kDecays) {
         if (unit < 0 || unit % kTileUnits != kTileUnits - 1) return;
         terms.EndTile();
         tiles.End();
@@ -392,7 +392,7 @@ class AmxGradients {
       });
       product(v, unit, of_d_o, p_.value_depth, d_logits + unit % 2 * kUnit, []() HWY_ATTR HEED_INLINE_LAMBDA {});
       end(unit - 1);
-      for (int i = 0; i < kAsks; ++i) prefetch.Some();
+      for (int i = 0; i < kPrefetches; ++i) prefetch.Some();
     }
     Block::StoreAll(before, W);
     begin(units - 1);
