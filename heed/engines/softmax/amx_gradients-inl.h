@@ -1,17 +1,16 @@
-// The last three products of the backward pass in matrix tiles.
+// The last three products of the backward pass with AMX.
 //
-// Compiled once per SIMD target that runs beside tiles, or emulates them.
+// Compiled once per SIMD target that has AMX or emulates it.
 //
-// With P and dS [key][lane] as rows of 32 lanes of bf16, and dS once more in pairs of keys:
+// P and dS [key][lane] are rows of 32 lanes of bf16, and dS also pairs of keys:
 //
 //   dv[key][dim]  += P dO     a: P,   b: pairs of rows of dO
 //   dk[key][dim]  += dS Q     a: dS,  b: pairs of rows of Q
 //   dq[dim][lane] =  K^T dS   a: keys by channel, b: pairs of keys of dS
 //
-// A sum of 16 by 16 is loaded and stored for what is added to it, which for dv and dk is one
-// product per block of 32 rows. So a group's P and dS of kBlocks blocks are kept, and added up
-// together: the same chains in fewer steps. What no row of a block sees has weights of zero,
-// which products pass over.
+// A sum of 16 by 16 is loaded and stored for each block's products, which for dv and dk is one product per block of 32
+// rows. Therefore P and dS of kBlocks blocks of a group are kept and added up together: the same chains in fewer steps.
+// Keys that no row of a block sees have P of zero, which products pass over.
 #if defined(HEED_ENGINES_SOFTMAX_AMX_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_AMX_GRADIENTS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_AMX_GRADIENTS_INL_H_
@@ -59,18 +58,19 @@ class AmxGradients {
  public:
   using Operands = O;
   static constexpr int kVectors = C;
-  // Rows are added up 32 at a time: what heads share lanes would change these.
+  // Rows are added up 32 at a time, and heads that share lanes would change these sums.
   static constexpr bool kFuseHeads = false;
-  // Rows are packed once per group; of more keys, the pieces of f32 would leave L2.
+  // Rows are packed once per group; with more keys, splits of f32 would leave L2.
   static constexpr int64_t kGroupKeys = kTerms == 1 ? 512 : 256;
-  static constexpr int64_t kBlocks = 4;  // whose weights are kept
+  static constexpr int64_t kBlocks = 4;  // blocks whose P and dS are kept
 
   static int64_t Row(int64_t depth) { return O::OutputRows(depth); }
 
-  // Beside bf16 one rounding of the shift does not count; else small differences are exact.
+  // For bf16 one rounding of the shift does not matter; otherwise small differences are exact.
   static float Shift(float lse) { return kTerms == 1 ? lse * static_cast<float>(hs::kLog2E) : lse; }
   static HWY_INLINE V RowPart(V of_row, V factor) { return kTerms == 1 ? hn::Mul(of_row, factor) : of_row; }
-  // Where it would count, in rows of biases that stand for masks: differences first. None is above 0.
+  // For rows whose biases stand for masks the rounding would matter, so the difference comes first. No exponent is
+  // above 0.
   static constexpr bool kScalesShift = kTerms == 1;
   static HWY_INLINE V FarWeight(V s, V lse, V factor) {
     return hs::Exp2Weight<3>(d_, hn::Min(hn::Mul(hn::Sub(s, lse), factor), hn::Zero(d_)));
@@ -81,10 +81,10 @@ class AmxGradients {
   }
 
   struct Buffers {
-    BF16 *keys, *values, *key_channels;  // of the group, in tiles; keys again by channel
-    uint32_t *q_rows, *d_o_rows;         // [block][piece][16 channels][pair of rows][channel]
-    uint16_t *p, *ds;                    // [block][piece][key][lane]
-    uint32_t* ds_pairs;                  // [piece][pair of keys][column]
+    BF16 *keys, *values, *key_channels;  // of the group, in tiles; key_channels: keys by channel
+    uint32_t *q_rows, *d_o_rows;         // [block][term][16 channels][pair of rows][channel]
+    uint16_t *p, *ds;                    // [block][term][key][lane]
+    uint32_t* ds_pairs;                  // [term][pair of keys][column]
     float *dq_lanes, *dq;                // [dim][column], [lane][dim]
     float *dk, *dv;                      // [key][dim]
 
@@ -133,7 +133,7 @@ class AmxGradients {
     return p_.dtype;
   }
 
-  // Takes P and dS of a run, masked pairs -0 in both.
+  // Adds P and dS of a run, in both of which masked pairs are -0.
   HWY_INLINE void Add(const Run& run, int64_t origin, const float* p, const float* ds, RowPrefetch&) {
     const Interval of_group = See({run.begin, run.end});
     const auto row = [&](const float* of, int64_t key, V* x) HWY_ATTR HEED_INLINE_LAMBDA {
@@ -155,24 +155,24 @@ class AmxGradients {
     }
   }
 
-  // By lane: what P and dS are computed with.
+  // Terms of each lane from which P and dS are computed.
   struct Rows {
     const float *shift, *delta, *gain;
   };
 
-  // Where rows forget, whole tiles of keys have shifts of their own and numbers that are added to
-  // logits, and dS is summed over them.
+  // With decay, each tile of keys has a shift of its own and numbers that are added to logits, and dS is summed over
+  // it.
   struct TileTerms {
     V shift[C];
-    const float* of_key = nullptr;                // by key of the tile
-    V row_sums[C];                                // of dS
-    HWY_ALIGN float key_sums[O::kGrid.tile * N];  // by key, N numbers to be added up
+    const float* of_key = nullptr;                // per key of the tile
+    V row_sums[C];                                // sums of dS
+    HWY_ALIGN float key_sums[O::kGrid.tile * N];  // per key, N partial sums
   };
 
-  // Adds those of keys, whole steps of them, of which every pair is kept and finite, from the
-  // factors of their logits and of dP: products of some while P and dS of those before are
-  // computed. `logits` and `d_logits` have room for two units of 32 keys. `tiles` is null, or
-  // tiles.Begin(key) sets tiles.terms for the tile of this key, and tiles.End() takes its sums.
+  // Adds P and dS of keys, in whole steps, whose pairs are all kept and finite, from the operands of their logits and
+  // of dP. Products of some keys overlap P and dS of the keys before. `logits` and `d_logits` hold two units of 32
+  // keys. `tiles` is null, or tiles.Begin(key) sets tiles.terms for the tile of this key and tiles.End() takes its
+  // sums.
   template <class TilesTerms>
   HWY_INLINE void AddPlain(const Interval& keys, const uint32_t* q, const uint32_t* d_o, float factor, const Rows& rows,
                            float* logits, float* d_logits, RowPrefetch& prefetch, TilesTerms&& tiles) {
@@ -182,7 +182,7 @@ class AmxGradients {
     if constexpr (kProducts == 1) {
       if (products <= 6) return pipe(std::integral_constant<int, 4>());
     }
-    if constexpr (2 * kProducts <= 10) {  // of the fewest channels
+    if constexpr (2 * kProducts <= 10) {  // for the fewest channels
       if (products <= 10) return pipe(std::integral_constant<int, 2>());
     }
     pipe(std::integral_constant<int, 1>());
@@ -208,10 +208,10 @@ class AmxGradients {
  private:
   using Halves = hn::Vec<D16>;
   using Block = hs::TileBlock<Tiles, kProducts>;
-  static constexpr int kPrefetches = 6;                      // for rows of the next block, per step of keys
+  static constexpr int kPrefetches = 6;                      // of rows of the next block, per step of keys
   static constexpr int64_t kUnit = kTileDepth * int64_t{W};  // logits of a step of keys
 
-  // Weights of these keys come next; which of the group they are, in whole steps.
+  // Announces P of these keys, and returns their positions in the group, in whole steps.
   HWY_INLINE Interval See(const Interval& keys) {
     const Interval of_group = {keys.begin - keys_.begin, O::Up(keys.end - keys_.begin, kTileDepth)};
     if (seen_.empty()) {
@@ -241,7 +241,7 @@ class AmxGradients {
     }
   }
 
-  // P and dS of a unit, of kEach pairs of keys in four calls of Do().
+  // P and dS of a unit, kEach pairs of keys in four calls of Do().
   template <int kEach, bool kDecays>
   class Terms {
    public:
@@ -283,7 +283,7 @@ class AmxGradients {
       if constexpr (kEach == 4) {
         Pair();
       } else if constexpr (kEach == 2) {
-        begun_ = begun_ || n == 0;  // not with the second key of a pair
+        begun_ = begun_ || n == 0;  // does not begin with the second key of a pair
         if (begun_) Key<n>();
       } else if constexpr (n == 0) {
         Key<m>();
@@ -295,7 +295,7 @@ class AmxGradients {
       Key<0>();
       Key<1>();
     }
-    // The first or the second of a pair.
+    // The first or the second key of a pair.
     template <int kSecond>
     HEED_BETWEEN_PRODUCTS void Key() {
       V p[C], ds[C];
@@ -333,11 +333,11 @@ class AmxGradients {
     AmxGradients& to_;
     V factor_, shift_[C], delta_[C], gain_[C], row_sums_[C];
     TileTerms* tile_ = nullptr;
-    int64_t of_tile_ = 0;  // keys of it so far
+    int64_t of_tile_ = 0;  // keys of the tile so far
     Halves first_[kTerms][C / 2];
     const float *s_ = nullptr, *dp_ = nullptr;
     int64_t key_ = 0;
-    int left_ = 0;  // pairs
+    int left_ = 0;  // remaining pairs
     bool begun_ = false;
   };
 
@@ -353,7 +353,7 @@ class AmxGradients {
     const int64_t units = keys.size() / kTileDepth;
     Terms<kEach, kDecays> terms(*this, factor, rows);
     float* before = nullptr;
-    // A sum is stored just before its register is needed again, then `stored` begins.
+    // Stores each sum just before its register is needed again, then calls `stored`.
     const auto product = [&](const hs::TileFactor& a, int64_t unit, const hs::TileFactor& b, int64_t depth, float* out,
                              const auto& stored) HWY_ATTR HEED_INLINE_LAMBDA {
       Block::Step(
@@ -400,20 +400,20 @@ class AmxGradients {
   }
 
   static constexpr int64_t kPairs = kGroupKeys / 2;
-  static constexpr int64_t kWeightHalves = kTerms * kGroupKeys * kTileDepth;  // of a block
+  static constexpr int64_t kWeightHalves = kTerms * kGroupKeys * kTileDepth;  // of P or dS of a block
 
   static constexpr int64_t RowWords(int64_t depth) { return kTerms * kTileDepth / 2 * O::OutputRows(depth); }
   static uint16_t* WeightsAt(uint16_t* weights, int64_t block, int64_t key) {
     return weights + block * kWeightHalves + key * kTileDepth;
   }
 
-  // The lane in a column of ds_pairs: halves of keys are interleaved by 128 bits.
+  // The lane of a column of ds_pairs: halves of keys are interleaved within 128 bits.
   static constexpr size_t LaneOf(size_t column) {
     const size_t vector = column / (2 * N), upper = column / N % 2, word = column % N;
     return vector * 2 * N + word / 4 * 8 + upper * 4 + word % 4;
   }
 
-  // Each piece of a row of weights, lanes in order.
+  // Stores the terms of a row of P or dS, with lanes in order.
   static HWY_INLINE void PutRow(const V* x, uint16_t* to, Halves (&split)[kTerms][C / 2]) {
     for (int v = 0; v < C / 2; ++v) {
       V low = x[2 * v], high = x[2 * v + 1];
@@ -438,7 +438,7 @@ class AmxGradients {
 #endif
   }
 
-  // Weights of keys of the group that no row of a block sees.
+  // Sets P and dS to zero for keys of the group that no row of a block sees.
   HWY_NOINLINE void Mask(int64_t block, const Interval& keys, bool pairs) {
     if (keys.empty()) return;
     for (int i = 0; i < kTerms; ++i) {
@@ -485,7 +485,7 @@ class AmxGradients {
     }
   }
 
-  // What the blocks add to the gradients of the group's keys.
+  // Adds the blocks to the gradients of the group's keys.
   HWY_NOINLINE void KeyGradients() {
     for (int64_t i = 0; i < block_; ++i) {
       Mask(i, {all_seen_.begin, seen_of_[i].begin}, /*pairs=*/false);
@@ -506,7 +506,7 @@ class AmxGradients {
     all_seen_ = {};
   }
 
-  // The elements that RowPairs left out, for the keys that see them.
+  // Adds the elements that RowPairs left out, for the keys that see them.
   HWY_NOINLINE void AddRowsThatAreNotFinite() {
     const auto add = [&](const uint16_t* weights, const void* const* rows, int64_t depth, float* sums) {
       for (size_t lane = 0; lane < num_rows_; ++lane) {
@@ -533,8 +533,8 @@ class AmxGradients {
   bool keys_finite_ = true, values_finite_ = true, rows_finite_ = true;
   size_t num_rows_ = 0;
   const void *q_[W], *d_o_[W];
-  int64_t block_ = 0;   // of those that are kept
-  Interval seen_ = {};  // keys of the group that this block has weights of
+  int64_t block_ = 0;   // among the kept blocks
+  Interval seen_ = {};  // keys of the group for which this block has P
   Interval seen_of_[kBlocks];
   Interval all_seen_ = {};
 };

@@ -1,6 +1,6 @@
-// Rows of queries and output gradients as pairs of bf16, for products whose depth is rows.
+// Rows of queries and output gradients as pairs of bf16, for products that sum over rows.
 //
-// Compiled once per SIMD target that runs beside matrix tiles, or emulates them.
+// Compiled once per SIMD target that has AMX or emulates it.
 #if defined(HEED_ENGINES_SOFTMAX_ROW_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_ROW_PAIRS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_ROW_PAIRS_INL_H_
@@ -29,8 +29,8 @@ class RowPairs {
  public:
   RowPairs(DType dtype, size_t num_rows) : dtype_(dtype), num_rows_(num_rows) {}
 
-  // to[piece][channel / 16][pair of rows][channel % 16], zeros where there is no row, and
-  // instead of what is not finite. True if all are finite.
+  // Packs to[term][channel / 16][pair of rows][channel % 16], with zeros for missing rows and for elements that are not
+  // finite. Returns whether all are finite.
   HWY_INLINE bool Pack(const void* const* rows, int64_t depth, uint32_t* to) const {
     bool finite = true;
     O::RowSplit::WithStorage(dtype_, [&](auto stored) HWY_ATTR {
