@@ -69,14 +69,14 @@ void AddForgetting(std::vector<Line>& lines) {
   }
 }
 
-// Matrix tiles: bf16 beside their rate, f32 as six products beside what multiply-adds could
+// AMX: bf16 beside their rate, f32 as six products beside what multiply-adds could
 // reach at best.
 void AddAmx(std::vector<Line>& lines) {
   if (!os::HasAmx()) return;
   const auto of_amx = [&](int64_t T, int64_t D, const char* variant, double goal, const char* pass = "forward") {
     const bool forward = std::string_view(pass) == "forward";
     const char* masks = variant[0] == '\0' ? "full" : variant;
-    lines.push_back({Format("bf16{} of tiles, N {} d {} {}", forward ? "" : " backward", T, D, masks),
+    lines.push_back({Format("bf16{} of AMX, N {} d {} {}", forward ? "" : " backward", T, D, masks),
                      Ratio::kOfAmx,
                      {T, 4, 4, D, variant, 1, DType::kBF16, pass},
                      std::nullopt,
@@ -99,7 +99,7 @@ void AddAmx(std::vector<Line>& lines) {
   Side one = {2048, 4, 4, 64, "", 1, DType::kBF16}, two = one;
   two.threads = 2;
   if (os::NumUsableCpus() >= 2) {
-    lines.push_back(Against("bf16 in tiles, two threads, 4 heads", Ratio::kSpeedUp, two, one, 1.85));
+    lines.push_back(Against("bf16 with AMX, two threads, 4 heads", Ratio::kSpeedUp, two, one, 1.85));
   }
 }
 

@@ -83,7 +83,7 @@ std::vector<Line> RecurrenceLines() {
     lines.push_back({Format("{} step, of a raw read and write", kind.name), Ratio::kOfMemory,
                      SideOf(kind, "step", 1, kStepHeads, 128), std::nullopt, .80, .80, .80});
   }
-  // Chunks in matrix tiles beside the recurrence itself.
+  // Chunks with AMX beside the recurrence itself.
   for (const Kind& kind : kKinds) {
     const std::string name = kind.name;
     if (!os::HasAmx() || (name != "linear" && name != "scalar gate")) continue;

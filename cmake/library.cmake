@@ -65,7 +65,7 @@ target_compile_definitions(heed_internal INTERFACE HEED_STATIC HEED_VERSION="${P
 target_link_libraries(heed_internal INTERFACE
   heed_flags hwy::hwy nlohmann_json::nlohmann_json Threads::Threads ${CMAKE_DL_LIBS})
 
-# Products of tiles and vectors are interleaved by hand; GCC's generic scheduler undoes a sixth of that. No instruction
+# AMX products and vector code are interleaved by hand; GCC's generic scheduler undoes a sixth of that. No instruction
 # set follows from this flag.
 set(amx_kernels softmax/forward_amx.cc softmax/backward_amx.cc recurrence/forward_amx.cc)
 include(CheckCXXCompilerFlag)
@@ -75,7 +75,7 @@ if(HEED_HAS_TUNE_SAPPHIRERAPIDS)
   set_source_files_properties(${amx_kernels} PROPERTIES COMPILE_OPTIONS -mtune=sapphirerapids)
 endif()
 
-# What is emulated there in place of matrix tiles takes compilers a quarter of an hour each under sanitizers. The
+# The emulation of AMX takes compilers a quarter of an hour each under sanitizers. The
 # emulation's memory is its operands', which the other kernels read under them.
 if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=[^ ]*(address|thread)")
   list(FILTER amx_kernels INCLUDE REGEX "/softmax/")

@@ -48,7 +48,7 @@ Reason Declines(const Context& ctx, const Problem& p) {
   if (!p.causal || p.key_mask.data != nullptr) return {"computes causal calls without a key mask"};
   if (p.gate == Gate::kKey || p.has_value_decay) return {"computes one decay per head at most"};
   if (p.has_bonus) return {"computes no bonus"};
-  if (ForwardAmx(ctx).forward == nullptr) return {"needs matrix tiles"};
+  if (ForwardAmx(ctx).forward == nullptr) return {"needs AMX"};
   const bool emulated = AmxOf(ctx.allowed_targets()) == AmxUnit::kEmulated;
   if (emulated || p.key_size * p.value_size >= kSmallestForAmx) return {};
   return {"gains from states of 64 x 64 on"};
@@ -66,7 +66,7 @@ Passes ForwardAndSteps(const Context& ctx) {
 const Kernel kAmx = {
     .name = "recurrence_tiles",
     .why =
-        "chunks of 64 tokens in matrix tiles, states and pairs as sums of three bf16; steps and gradients as "
+        "chunks of 64 tokens with AMX, states and pairs as splits of three bf16; steps and gradients as "
         "recurrence_f32",
     .declines = &Declines,
     .forward_passes = &ForwardAndSteps,

@@ -32,7 +32,7 @@ HEED_EXPORT(Passes, DecodeInt8Amx)
 
 const Kernel kDecodeInt8Amx = {{
     .name = "softmax_decode_int8_tiles",
-    .why = "16 query rows per key head at once, queries and weights in fixed point, integer products in matrix tiles, "
+    .why = "16 query rows per key head at once, queries and weights in fixed point, integer products with AMX, "
            "a factor per row of logits and weights",
     .declines = [](const Context& ctx, const Problem& p) -> std::string {
       const std::string reason = DeclinesDigits(p);

@@ -57,7 +57,7 @@ HEED_EXPORT(Passes, ForwardAmx)
 
 const Kernel kAmx = {{
                          .name = "softmax_tiles",
-                         .why = "matrix tiles of bf16, query rows in lanes; f32 as sums of three, f16 of two",
+                         .why = "AMX products of bf16, query rows in lanes; f32 as splits of three, f16 of two",
                          .declines = [](const Context& ctx, const Problem& p) -> std::string {
                            const std::string reason = DeclinesF32(ctx, p);
                            if (!reason.empty()) return reason;

@@ -41,7 +41,7 @@ std::string DeclinesRows(const Problem& problem, int64_t most) {
 
 std::string DeclinesWithoutAmx(const Passes& passes) {
   if (passes.forward != nullptr) return "";
-  return "needs matrix tiles: " + (os::HasAmx() ? "isa does not allow them" : os::WhyNoAmx());
+  return "needs AMX: " + (os::HasAmx() ? "isa does not allow it" : os::WhyNoAmx());
 }
 
 std::string PairTarget(const Context&) { return "AVX3_ZEN4"; }

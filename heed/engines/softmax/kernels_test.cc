@@ -30,7 +30,7 @@ TEST(KernelsTest, EveryDTypeButF64GetsMatrixTilesWhereTheseAre) {
   const EmulateAmx tiles;
   Context ctx(1);
   ctx.set_isa("tiles");  // no cap, whatever HEED_ISA says
-  if (kAmx.forward_passes(ctx).forward == nullptr) GTEST_SKIP() << "built without matrix tiles";
+  if (kAmx.forward_passes(ctx).forward == nullptr) GTEST_SKIP() << "built without AMX";
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     Problem p = Small(dtype);
     EXPECT_EQ(Choose("op", ctx, p).name, std::string("softmax_tiles"));

@@ -23,7 +23,7 @@ class Tiles : public testing::TestWithParam<bool> {
     if (GetParam()) {
       emulate_.emplace();
     } else if (!os::HasAmx()) {
-      GTEST_SKIP() << "no matrix tiles: " << os::WhyNoAmx();
+      GTEST_SKIP() << "no AMX: " << os::WhyNoAmx();
     }
   }
   Context ctx_{1};
