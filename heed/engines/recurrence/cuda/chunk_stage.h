@@ -13,7 +13,7 @@
 
 namespace heed::recurrence::cuda {
 
-// What a sweep computes. Kernels that compute less have registers to spare.
+// The form of a sweep. Kernels that compute less have registers to spare.
 enum class Form {
   kPlain,
   kGeneral,  // decays or maps of columns, factors per token, or gradients

@@ -27,7 +27,7 @@ struct Shape {
   static constexpr int kForwardBytes = (kCommon + 2 * kPaddedTile) * static_cast<int>(sizeof(float));
   static constexpr int kBackwardBytes =
       (kCommon + 3 * kPaddedTile + kTokens * kThreads * kOwn) * static_cast<int>(sizeof(float));
-  static_assert(kCommon % 4 == 0 && kPaddedTile % 4 == 0, "states stand behind them, 16 bytes each");
+  static_assert(kCommon % 4 == 0 && kPaddedTile % 4 == 0, "states follow, 16 bytes each");
 };
 
 // Calls f with the smallest shape that holds these states.
