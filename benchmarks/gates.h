@@ -31,7 +31,7 @@ struct Side {
 // What is measured.
 enum class Ratio {
   kOfPeak,        // the subject's fraction of the multiply-add peak
-  kOfTiles,       // its fraction of the rate of matrix tiles
+  kOfAmx,         // its fraction of the rate of AMX
   kOfExp2,        // of the rate of exponentials: its updates of states, which take one each
   kTime,          // its time over that of the other
   kSpeedUp,       // the other's over its

@@ -83,10 +83,10 @@ std::vector<Line> RecurrenceLines() {
     lines.push_back({Format("{} step, of a raw read and write", kind.name), Ratio::kOfMemory,
                      SideOf(kind, "step", 1, kStepHeads, 128), std::nullopt, .80, .80, .80});
   }
-  // Chunks in matrix tiles beside the recurrence itself.
+  // Chunks with AMX beside the recurrence itself.
   for (const Kind& kind : kKinds) {
     const std::string name = kind.name;
-    if (!os::HasMatrixTiles() || (name != "linear" && name != "scalar gate")) continue;
+    if (!os::HasAmx() || (name != "linear" && name != "scalar gate")) continue;
     for (const int i : {0, 1}) {
       const int64_t D = i == 0 ? 64 : 128;
       const Side f32 = SideOf(kind, "forward", 2048, 4, D);

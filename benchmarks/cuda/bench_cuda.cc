@@ -1,6 +1,4 @@
-// bench_cuda: kernels of GPUs as fractions of what the device attains, each checked by its reference first.
-//
-// usage: bench_cuda [--emulated] [FILTER]
+// bench_cuda: GPU kernels as fractions of the device's limits, each checked against its reference first.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -42,14 +40,14 @@ class EmulatedClock : public Timed {
   double multiply_flops() const override { return 1; }
 };
 
-// What a line is a fraction of.
+// The limit that a line is a fraction of.
 enum class Limit { kProducts, kCopy };
 
 struct Line {
   std::string name;
   Limit limit;
   double goal;
-  // Runs f(a run on the device, flops, bytes) once there is all that it takes.
+  // Prepares the run and calls `measure` with it, its flops and its bytes.
   using Measure = std::function<void(const std::function<void()>& run, double flops, double bytes)>;
   std::function<void(const Measure& measure)> prepare;
 };
@@ -122,7 +120,7 @@ struct AttentionSizes {
   int64_t B, Tq, Tk, Hq, Hkv, D;
 };
 
-// A tensor on the device: of normal numbers, or, of seed 0, of what happens to be there.
+// A tensor on the device with normal numbers, or, for seed 0, uninitialised.
 class OnGpu {
  public:
   OnGpu(const TestDevice& device, const std::vector<int64_t>& sizes, uint64_t seed, DType dtype = DType::kBF16)
@@ -182,7 +180,7 @@ double Bytes(const std::vector<ConstTensorView>& views) {
   return bytes;
 }
 
-// A mechanism on the device, of which `measure` is told each run instead of its results.
+// A mechanism on the device whose runs are passed to `measure`.
 mechanism::Mechanism Measured(const TestDevice& device, const mechanism::Mechanism& m, const Line::Measure& measure) {
   mechanism::Mechanism result = m;
   for (auto* pass : {&result.forward, &result.backward, &result.step}) {
@@ -228,7 +226,7 @@ MakeCase OfRecurrent(const char* name) {
   };
 }
 
-// D channels of 16 states.
+// A selective scan of D channels with 16 states each.
 Case MakeScan(const ssd::Moving& moved, const CaseRequest& request) {
   selective_scan::Options options;
   options.delta_softplus = true;

@@ -34,17 +34,17 @@ HEED_API const char* TargetName(int64_t allowed);
 bool HasBF16Pairs(int64_t allowed);
 
 // What multiplies matrix tiles here: nothing, where they are missing or may not be used.
-enum class TileUnit { kNone, kMatrix, kEmulated };
-TileUnit TilesOf(int64_t allowed);
+enum class AmxUnit { kNone, kHardware, kEmulated };
+AmxUnit AmxOf(int64_t allowed);
 
 // While alive, tiles are emulated wherever they are allowed, for tests. The bits are the
 // same.
-class EmulateTiles {
+class EmulateAmx {
  public:
-  EmulateTiles();
-  ~EmulateTiles();
-  EmulateTiles(const EmulateTiles&) = delete;
-  EmulateTiles& operator=(const EmulateTiles&) = delete;
+  EmulateAmx();
+  ~EmulateAmx();
+  EmulateAmx(const EmulateAmx&) = delete;
+  EmulateAmx& operator=(const EmulateAmx&) = delete;
 };
 
 // True if this CPU multiplies and adds up four bytes at once, and may here.

@@ -19,8 +19,8 @@
 // One that defines HEED_BYTE_PRODUCTS, for AVX3_DL: CPUs, Intel's since Ice Lake and
 // AMD's since Zen 4, that multiply and add up four bytes at once.
 //
-// One that defines HEED_MATRIX_TILES, for AVX3_SPR, which every CPU with matrix tiles has,
-// and for AVX2, where the same is emulated for tests (simd/tiles.h).
+// One that defines HEED_AMX, for AVX3_SPR, which every CPU with matrix tiles has,
+// and for AVX2, where the same is emulated for tests (simd/amx.h).
 //
 // HEED_ONLY_TARGETS are the targets that such a file is for: the baseline, of which Highway cannot
 // be rid, has no code there.
@@ -38,7 +38,7 @@
 #define HWY_DISABLED_TARGETS                                                                                      \
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_ZEN4 | HWY_AVX3_SPR | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | \
    HWY_SVE2_128 | HWY_RVV)
-#elif defined(HEED_MATRIX_TILES)
+#elif defined(HEED_AMX)
 #define HEED_ONLY_TARGETS (HWY_AVX3_SPR | HWY_AVX2)
 #define HWY_DISABLED_TARGETS                                                                                         \
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | \

@@ -22,7 +22,7 @@ double PeakFlopsPerSecond(DType dtype, int64_t targets = kAllTargets, int repeat
 
 // Products of bf16 in matrix tiles, on random numbers and after a run-in, in CPU time of this
 // thread; 0 where there are none.
-double TileFlopsPerSecond(int repeats = 3);
+double AmxFlopsPerSecond(int repeats = 3);
 
 // exp2 with max subtracted, summed and stored, over a block that stays in L1:
 // the second roof of softmax. As above.

@@ -1,4 +1,4 @@
-// The emulated device as a libheed_cuda: the file that a host loads, which remembers the streams that it was given.
+// The emulated device as a libheed_cuda file, which records the stream of the last call.
 #include <cstdint>
 
 #include "heed/cuda/library.h"

@@ -1,4 +1,4 @@
-// A thread of control that goes on where it left off: what the threads of an emulated grid are.
+// A fiber, which suspends and resumes: a thread of an emulated grid.
 #ifndef HEED_TESTS_CUDA_FIBER_H_
 #define HEED_TESTS_CUDA_FIBER_H_
 
@@ -14,17 +14,17 @@
 
 namespace heed::cuda {
 
-// A context begins it and jumps go on, which unlike contexts ask the system for nothing.
+// A context starts the fiber and jumps resume it; unlike contexts, jumps make no system calls.
 class Fiber {
  public:
   explicit Fiber(std::function<void()> body) : body_(std::move(body)), stack_(TakeStack()) {
     getcontext(&own_);
     own_.uc_stack.ss_sp = stack_.get();
-    // Stacks begin at the same places of pages, for which caches have few lines: their tops do not.
+    // Stacks start at the same offset in a page and would compete for the same cache sets, so their tops differ.
     static thread_local unsigned count = 0;
     own_.uc_stack.ss_size = kStackBytes - 320 * (count++ % 64);
     own_.uc_link = nullptr;
-    // makecontext passes on ints.
+    // makecontext passes ints.
     const auto address = reinterpret_cast<uintptr_t>(this);
     makecontext(&own_, reinterpret_cast<void (*)()>(&Begin), 2, static_cast<unsigned>(address),
                 static_cast<unsigned>(address >> 32));
@@ -33,7 +33,7 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Goes on until the body suspends itself or ends.
+  // Runs until the body suspends itself or ends.
   void Resume() {
     if (_setjmp(caller_) != 0) return;
     if (has_begun_) _longjmp(here_, 1);
@@ -45,10 +45,10 @@ class Fiber {
   }
 
  private:
-  // What a thread of a GPU has in registers, here stands in its stack.
+  // The stack holds what a GPU thread has in registers.
   static constexpr size_t kStackBytes = size_t{256} << 10;
 
-  // Those of fibers that have ended: the system takes longer to give memory than most of them take.
+  // Stacks of ended fibers are reused: allocating one takes longer than most fibers run.
   using Stack = std::unique_ptr<char[]>;
   inline static thread_local std::vector<Stack> free_stacks_;
 

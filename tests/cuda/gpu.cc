@@ -1,4 +1,4 @@
-// A GPU as tests see it.
+// A GPU as a test device.
 #include <cuda_runtime.h>
 
 #include <new>
