@@ -489,7 +489,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   int64_t row_index_[W];
   T* dbias_[W];
   HWY_ALIGN T shift_[W], delta_[W], gain_[W], bias_sums_[W], alibi_sums_[W];
-  HWY_ALIGN T far_lse_[W] = {};  // of rows with large shifts, where those are scaled, else NaN
+  HWY_ALIGN T far_lse_[W] = {};  // lse of rows with large scaled shifts; NaN for other rows
   bool large_shift_ = false;
   DecayGradients<O, C> decay_gradients_{this->decays_, shared_.decay_keys, shared_.decay_tiles};
 };

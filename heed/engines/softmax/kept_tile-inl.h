@@ -29,7 +29,7 @@ struct KeptTile {
   static constexpr int64_t kBits = 8 * sizeof(T);
 
   KeptKeys<W> lists;
-  HWY_ALIGN TU bits[kTile / kBits][W] = {};  // by key and lane
+  HWY_ALIGN TU bits[kTile / kBits][W] = {};  // a bit per key, by lane
 
   // Returns how much of a tile is kept. For kSome, the other functions tell which keys.
   HWY_INLINE Cover Find(const Interval& keys) {

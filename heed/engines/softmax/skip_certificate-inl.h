@@ -189,7 +189,7 @@ class SkipCertificate {
   static constexpr float kLeast = 0x1p-100f;
 
   HWY_ALIGN float unit_[W], epsilon_[W], per_key_[W], begin_[W];
-  HWY_ALIGN float last_best_[W], last_known_[W];  // of last tiles
+  HWY_ALIGN float last_best_[W], last_known_[W];  // from the last tiles
   HWY_ALIGN float best_[W], known_[W], left_[W];
   HWY_ALIGN int32_t last_[W];
   double rounding_[W];

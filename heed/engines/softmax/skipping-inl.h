@@ -410,7 +410,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   HWY_NOINLINE void LookAt(const Tile& tile, bool knows_norm) {
     HWY_ALIGN T squares[kTile];
     HWY_ALIGN uint32_t words[2 * kWords][W] = {};
-    HWY_ALIGN T of_all[W];  // below 0: those of its own
+    HWY_ALIGN T of_all[W];  // -1: the row sees no key; 0: some keys; 1: all keys, so that it takes the tile's norm
     bool some = false;
     ForRows([&](size_t lane, int64_t query, int64_t head) {
       bool all = true, any = false;
@@ -498,8 +498,8 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   SkipCertificate<W> certificate_;
   V of_tile_[C];              // the largest logits of the current tile
   bool seen_by_row_ = false;  // rows may see any subset of a tile's keys, or logits have terms added
-  HWY_ALIGN T seen_norm_[W];  // of those that a row sees of the tile at hand; below 0: none
-  HWY_ALIGN T more_[W];       // what gamma has for ALiBi
+  HWY_ALIGN T seen_norm_[W];  // norm of the keys that a row sees of the current tile; below 0: it sees none
+  HWY_ALIGN T more_[W];       // ALiBi's part of gamma
 };
 
 template <class O, int C, class Outputs>
