@@ -47,6 +47,13 @@ void MapExp2(const T* in, T* out, size_t n) {
   Map(in, out, n, [](auto d, auto x) HWY_ATTR { return hs::Exp2(d, x); });
 }
 template <class T>
+void MapExp2NonPositive(const T* in, T* out, size_t n) {  // of -x above 127
+  Map(in, out, n, [](auto d, auto x) HWY_ATTR {
+    const auto is_above = hn::Gt(x, hn::Set(d, T{127}));
+    return hs::Exp2NonPositive(d, hn::IfThenElse(is_above, hn::Neg(x), x));
+  });
+}
+template <class T>
 void MapExp(const T* in, T* out, size_t n) {
   Map(in, out, n, [](auto d, auto x) HWY_ATTR { return hs::Exp(d, x); });
 }
@@ -62,6 +69,8 @@ void MapExpm1(const T* in, T* out, size_t n) {  // of -|x|
 
 void Exp2F32(const float* in, float* out, size_t n) { MapExp2(in, out, n); }
 void Exp2F64(const double* in, double* out, size_t n) { MapExp2(in, out, n); }
+void Exp2NonPositiveF32(const float* in, float* out, size_t n) { MapExp2NonPositive(in, out, n); }
+void Exp2NonPositiveF64(const double* in, double* out, size_t n) { MapExp2NonPositive(in, out, n); }
 void ExpF32(const float* in, float* out, size_t n) { MapExp(in, out, n); }
 void ExpF64(const double* in, double* out, size_t n) { MapExp(in, out, n); }
 void TanhF32(const float* in, float* out, size_t n) { MapTanh(in, out, n); }
@@ -78,6 +87,8 @@ namespace heed::math_test {
 
 HWY_EXPORT(Exp2F32);
 HWY_EXPORT(Exp2F64);
+HWY_EXPORT(Exp2NonPositiveF32);
+HWY_EXPORT(Exp2NonPositiveF64);
 HWY_EXPORT(ExpF32);
 HWY_EXPORT(ExpF64);
 HWY_EXPORT(TanhF32);
@@ -87,9 +98,9 @@ HWY_EXPORT(Expm1F64);
 
 namespace {
 
-enum class Kind { kExp2, kExp, kTanh, kExpm1 };
+enum class Kind { kExp2, kExp2NonPositive, kExp, kTanh, kExpm1 };
 
-constexpr const char* kNames[] = {"Exp2", "Exp", "Tanh", "Expm1"};
+constexpr const char* kNames[] = {"Exp2", "Exp2NonPositive", "Exp", "Tanh", "Expm1"};
 // The table of math-inl.h, but for tanh in f64, which exceeds its 4 ulp there.
 template <class T>
 constexpr double MaxUlp(Kind kind) {
@@ -111,6 +122,7 @@ void Compute(Kind kind, const std::string& target, const T* in, T* out, size_t n
   if constexpr (sizeof(T) == 4) {
     switch (kind) {
       case Kind::kExp2: return HWY_DISPATCH_TABLE(Exp2F32)[i](in, out, n);
+      case Kind::kExp2NonPositive: return HWY_DISPATCH_TABLE(Exp2NonPositiveF32)[i](in, out, n);
       case Kind::kExp: return HWY_DISPATCH_TABLE(ExpF32)[i](in, out, n);
       case Kind::kTanh: return HWY_DISPATCH_TABLE(TanhF32)[i](in, out, n);
       default: return HWY_DISPATCH_TABLE(Expm1F32)[i](in, out, n);
@@ -118,6 +130,7 @@ void Compute(Kind kind, const std::string& target, const T* in, T* out, size_t n
   } else {
     switch (kind) {
       case Kind::kExp2: return HWY_DISPATCH_TABLE(Exp2F64)[i](in, out, n);
+      case Kind::kExp2NonPositive: return HWY_DISPATCH_TABLE(Exp2NonPositiveF64)[i](in, out, n);
       case Kind::kExp: return HWY_DISPATCH_TABLE(ExpF64)[i](in, out, n);
       case Kind::kTanh: return HWY_DISPATCH_TABLE(TanhF64)[i](in, out, n);
       default: return HWY_DISPATCH_TABLE(Expm1F64)[i](in, out, n);
@@ -129,6 +142,7 @@ template <class W>
 W Expected(Kind kind, W x) {
   switch (kind) {
     case Kind::kExp2: return std::exp2(x);
+    case Kind::kExp2NonPositive: return std::exp2(x > 127 ? -x : x);
     case Kind::kExp: return std::exp(x);
     case Kind::kTanh: return std::tanh(x);
     default: return std::expm1(-std::abs(x));
@@ -240,7 +254,8 @@ class Sweep {
 
 class Math : public testing::TestWithParam<Kind> {};
 
-INSTANTIATE_TEST_SUITE_P(Functions, Math, testing::Values(Kind::kExp2, Kind::kExp, Kind::kTanh, Kind::kExpm1),
+INSTANTIATE_TEST_SUITE_P(Functions, Math,
+                         testing::Values(Kind::kExp2, Kind::kExp2NonPositive, Kind::kExp, Kind::kTanh, Kind::kExpm1),
                          [](const auto& value) { return kNames[static_cast<int>(value.param)]; });
 
 TEST_P(Math, F32IsWithinItsBoundOverAllFloats) {
@@ -308,7 +323,7 @@ void CheckSpecialValues() {
   const auto is_zero = [](T x, T y) { EXPECT_TRUE(y == 0 && !std::signbit(y)) << x << " gives " << y; };
   const auto is_plus_one = [](T x, T y) { EXPECT_EQ(y, 1) << x; };
   const auto is_minus_one = [](T x, T y) { EXPECT_EQ(y, -1) << x; };
-  for (const Kind kind : {Kind::kExp2, Kind::kExp, Kind::kTanh, Kind::kExpm1}) {
+  for (const Kind kind : {Kind::kExp2, Kind::kExp2NonPositive, Kind::kExp, Kind::kTanh, Kind::kExpm1}) {
     SCOPED_TRACE(kNames[static_cast<int>(kind)]);
     for (const T nan : {Limits::quiet_NaN(), -Limits::quiet_NaN()}) {
       ForSpecial<T>(kind, nan, is_nan);
@@ -327,6 +342,12 @@ void CheckSpecialValues() {
       ForSpecial<T>(kind, x, is_plus_one);
       ForSpecial<T>(kind, -x, is_plus_one);
     }
+  }
+  for (const T x : {kInf, Limits::max(), T{1e30}, T{4} * Limits::max_exponent}) {
+    ForSpecial<T>(Kind::kExp2NonPositive, x, is_zero);
+  }
+  for (const T x : {T{0}, Limits::denorm_min(), Limits::min()}) {
+    ForSpecial<T>(Kind::kExp2NonPositive, x, is_plus_one);
   }
   // Just below and at overflow.
   ForSpecial<T>(Kind::kExp2, std::nextafter(T{Limits::max_exponent}, T{0}),

@@ -16,14 +16,12 @@
 
 #include <cstddef>
 
+#include "heed/simd/shapes-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-// Registers that vectors can stand in; a tile keeps R C + C + 1 of them busy.
-inline constexpr int kVectorRegisters = (HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86) ? 32 : 16;
 
 // Not into L1: rows a power of two apart would evict each other from its few sets.
 HWY_INLINE void PrefetchToL2(const void* at) {
@@ -32,13 +30,6 @@ HWY_INLINE void PrefetchToL2(const void* at) {
 #else
   hwy::Prefetch(at);
 #endif
-}
-
-// Rows of a tile of C vectors.
-template <int C>
-constexpr int TileRows() {
-  if (kVectorRegisters == 32) return C >= 4 ? 4 : 8;
-  return C >= 2 ? 4 : 8;
 }
 
 // s[r][c] = finish(sum_e k[r][e] q[e][c], r, c), e ascending, and max[c] =
@@ -163,14 +154,14 @@ HWY_INLINE void AccumulateTile(D d, const T* HWY_RESTRICT a, ptrdiff_t a_row, pt
   }
 }
 
-// All of [0, count) by tiles of R, then of half as many, down to 1:
+// All of [0, count) by tiles of R, then of fewer, down to 1:
 // f(std::integral_constant<int, R>, begin).
 template <int R, class F>
 HWY_INLINE void ForTiles(size_t begin, size_t count, const F& f) {
   size_t i = begin;
   for (; i + R <= count; i += R) f(std::integral_constant<int, R>(), i);
   if constexpr (R > 1) {
-    if (i < count) ForTiles<(R + 1) / 2>(i, count, f);
+    if (i < count) ForTiles<FewerRows<R>()>(i, count, f);
   }
 }
 

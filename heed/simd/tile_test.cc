@@ -56,7 +56,7 @@ namespace heed::tile_test::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;
 
-constexpr int kMaxVectors = hs::kVectorRegisters == 32 ? 4 : 2;
+constexpr int kMaxVectors = hs::kShapes.tile_vectors;
 
 // Logits get their row and vector added, to see that both are right.
 template <class T, int C>

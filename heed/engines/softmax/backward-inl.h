@@ -160,7 +160,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
         }
       }
     }
-    ahead.Spread(kProducts * this->SeenKeys() / hs::TileRows<C>());
+    ahead.Spread(kProducts * this->SeenKeys() * Base::kParts / hs::TileRows<C>());
   }
   static constexpr int64_t kLastBlocks = 4, kProducts = 5;
 
@@ -296,11 +296,11 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     if constexpr (O::kUsesAmx) {
       this->AmxProducts(b_.d_o, values, run, p_.value_depth, GradientAt(run, origin), d_logits_finite_);
     } else {
-      this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
+      this->ForParts(run, [&](auto vectors, const Run& part) HWY_ATTR {
         V max[vectors.value];
         for (int c = 0; c < vectors.value; ++c) max[c] = hn::Zero(d_);
         this->template Products<vectors.value>(
-            run, b_.d_o, values, p_.value_depth, GradientAt(run, origin), max,
+            part, b_.d_o, values, p_.value_depth, GradientAt(part, origin), max,
             [&](size_t, size_t) HWY_ATTR { b_.block.ahead.Some(); }, [](V x, int64_t, int) HWY_ATTR { return x; });
       });
     }
@@ -329,15 +329,18 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   HWY_INLINE void Differentiate(const Run& run, int64_t origin) {
     const V minus_inf = hn::Set(d_, -std::numeric_limits<T>::infinity());
     const V masked_zero = hn::Set(d_, T{-0.0}), exponent = hn::Set(d_, exponent_);
+    const int64_t end = run.end;
     for (size_t c = run.c0; c < run.c1; ++c) {
       const V shift = ShiftOf(c), delta = hn::Load(d_, delta_ + c * N), gain = hn::Load(d_, gain_ + c * N);
       [[maybe_unused]] const V far = this->WithoutRow(hn::Load(d_, far_lse_ + c * N), c);
       [[maybe_unused]] const auto absent = hn::Not(hn::FirstN(d_, num_rows_ - std::min(num_rows_, c * N)));
       Keep<kDropout> keep(p_, lanes_, c);
-      for (int64_t j = run.begin; j < run.end; ++j) {
-        const size_t at = static_cast<size_t>(j - origin) * W + c * N;
-        const V s = hn::Load(d_, w_.logits + at);
-        const V dp = hn::Load(d_, b_.d_logits + at);
+      const size_t first = static_cast<size_t>(run.begin - origin) * W + c * N;
+      T* HWY_RESTRICT logit = w_.logits + first;
+      T* HWY_RESTRICT d_logit = b_.d_logits + first;
+      for (int64_t j = run.begin; j < end; ++j, logit += W, d_logit += W) {
+        const V s = hn::Load(d_, logit);
+        const V dp = hn::Load(d_, d_logit);
         auto masked = hn::Eq(s, minus_inf);
         if constexpr (O::kUsesAmx) masked = hn::Or(masked, absent);
         V p = P::Weight(s, shift, exponent);
@@ -346,8 +349,8 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
         }
         const V kept = keep(gain, j);
         const V ds = hn::Mul(p, hn::MulSub(kept, dp, delta));
-        hn::Store(hn::IfThenElse(masked, masked_zero, hn::Mul(p, kept)), d_, w_.logits + at);
-        hn::Store(hn::IfThenElse(masked, masked_zero, hn::Add(ds, hn::Zero(d_))), d_, b_.d_logits + at);
+        hn::Store(hn::IfThenElse(masked, masked_zero, hn::Mul(p, kept)), d_, logit);
+        hn::Store(hn::IfThenElse(masked, masked_zero, hn::Add(ds, hn::Zero(d_))), d_, d_logit);
       }
     }
   }

@@ -43,13 +43,13 @@ class Block : protected BlockRows<O, C> {
   using typename Base::V;
   using Base::d_, Base::N, Base::W, Base::p_, Base::s_, Base::head_, Base::w_, Base::num_rows_, Base::lanes_,
       Base::decays_, Base::keys_until_, Base::raw_, Base::queries_finite_, Base::factor_, Base::hull_, Base::masked_,
-      Base::partly_kept_, Base::kept_;
+      Base::partly_kept_, Base::kept_, Base::vectors_;
 
   // The parts of a tile that the same vectors of lanes see, ascending. A vector
   // outside them sees nothing there: neither product needs it.
   HWY_INLINE int SplitTile(const Tile& tile, Run* runs) const {
     if (tile.full && !partly_kept_) {
-      runs[0] = {tile.keys.begin, tile.keys.end, 0, C};
+      runs[0] = {tile.keys.begin, tile.keys.end, 0, vectors_};
       return 1;
     }
     // Borders stay between steps of keys, as the tile's own do.
@@ -64,6 +64,9 @@ class Block : protected BlockRows<O, C> {
         if (hull.empty()) hull = {};
       }
       seen[c] = {down(std::max(hull.begin, tile.keys.begin)), up(std::max(hull.end, tile.keys.begin))};
+    }
+    if constexpr (Base::kParts > 1) {
+      for (size_t c = 0; c < C; c += hs::kShapes.tile_vectors) JoinIntervals(seen + c);
     }
     int count = 0;
     for (int64_t at = tile.keys.begin; at < tile.keys.end;) {
@@ -85,24 +88,49 @@ class Block : protected BlockRows<O, C> {
     return count;
   }
 
+  // The vectors of a register tile see what one of them sees: runs stay long, and no sums are left idle.
+  HWY_INLINE static void JoinIntervals(Interval* seen) {
+    Interval all;
+    for (int c = 0; c < hs::kShapes.tile_vectors; ++c) {
+      if (seen[c].empty()) continue;
+      all = all.empty() ? seen[c] : Interval{std::min(all.begin, seen[c].begin), std::max(all.end, seen[c].end)};
+    }
+    std::fill(seen, seen + hs::kShapes.tile_vectors, all);
+  }
+
   // Whether these parts leave nothing of a tile out.
-  HWY_INLINE static bool IsWhole(const Tile& tile, const Run* runs, int num_runs) {
-    return num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C && runs[0].begin == tile.keys.begin &&
+  HWY_INLINE bool IsWhole(const Tile& tile, const Run* runs, int num_runs) const {
+    return num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == vectors_ && runs[0].begin == tile.keys.begin &&
            runs[0].end == tile.keys.end;
   }
 
-  // f(std::integral_constant<int, number of vectors>) for a run.
+  // f(std::integral_constant<int, number of vectors>, part) for the parts of a run that have as many vectors as a
+  // register tile, and for what is left of it.
   template <class F>
-  HWY_INLINE static void WithVectors(size_t count, const F& f) {
+  HWY_INLINE static void ForParts(const Run& run, const F& f) {
     if constexpr (O::kLaneVectors == C) {
-      f(std::integral_constant<int, C>());
+      f(std::integral_constant<int, C>(), run);
     } else {
-      if constexpr (C >= 4) {
-        if (count == 4) return f(std::integral_constant<int, 4>());
-        if (count == 3) return f(std::integral_constant<int, 3>());
+      constexpr size_t kMost = std::min(C, hs::kShapes.tile_vectors);
+      for (size_t c = run.c0; c < run.c1; c += kMost) {
+        const size_t count = std::min(kMost, run.c1 - c);
+        const Run part = {run.begin, run.end, c, c + count};
+        if constexpr (kMost >= 4) {
+          if (count == 4) {
+            f(std::integral_constant<int, 4>(), part);
+            continue;
+          }
+          if (count == 3) {
+            f(std::integral_constant<int, 3>(), part);
+            continue;
+          }
+        }
+        if (count == 2) {
+          f(std::integral_constant<int, 2>(), part);
+        } else {
+          f(std::integral_constant<int, 1>(), part);
+        }
       }
-      if (count == 2) return f(std::integral_constant<int, 2>());
-      f(std::integral_constant<int, 1>());
     }
   }
 

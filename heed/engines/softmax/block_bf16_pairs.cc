@@ -18,7 +18,7 @@ HEED_COMPILE_HEAD(PairOperands)
 HEED_COMPILE_PASS(PairOperands, 1, LaneOutputs<PairOperands, 1>)
 HEED_COMPILE_PASS(PairOperands, 2, LaneOutputs<PairOperands, 2>)
 HEED_COMPILE_PASS(PairOperands, 4, LaneOutputs<PairOperands, 4>)
-HEED_COMPILE_LOGITS(PairGradients, kMaxVectors)
+HEED_COMPILE_LOGITS(PairGradients, hs::kShapes.block_vectors)
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE

@@ -12,13 +12,14 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
 HEED_COMPILE_HEAD(FmaOperands<float>)
-#if HWY_TARGET <= HWY_AVX3  // where a vector has more lanes than decoding takes rows
+#if HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86  // elsewhere all blocks are wide
+#if HWY_TARGET <= HWY_AVX3                   // where a vector has more lanes than decoding takes rows
 HEED_COMPILE_PASS(FmaOperands<float>, 1, LaneOutputs<FmaOperands<float>, 1>)
 #endif
 HEED_COMPILE_PASS(FmaOperands<float>, 2, LaneOutputs<FmaOperands<float>, 2>)
-#if HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86  // where kMaxVectors is 4
-HEED_COMPILE_PASS(FmaOperands<float>, 4, LaneOutputs<FmaOperands<float>, 4>)
 #endif
+HEED_COMPILE_PASS(FmaOperands<float>, hs::kShapes.block_vectors,
+                  LaneOutputs<FmaOperands<float>, hs::kShapes.block_vectors>)
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE

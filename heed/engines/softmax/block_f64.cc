@@ -12,10 +12,11 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
 HEED_COMPILE_HEAD(FmaOperands<double>)
+#if HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86  // elsewhere all blocks are wide
 HEED_COMPILE_PASS(FmaOperands<double>, 2, LaneOutputs<FmaOperands<double>, 2>)
-#if HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86  // where kMaxVectors is 4
-HEED_COMPILE_PASS(FmaOperands<double>, 4, LaneOutputs<FmaOperands<double>, 4>)
 #endif
+HEED_COMPILE_PASS(FmaOperands<double>, hs::kShapes.block_vectors,
+                  LaneOutputs<FmaOperands<double>, hs::kShapes.block_vectors>)
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE

@@ -195,7 +195,8 @@ HWY_INLINE void Block<O, C>::LogitProducts(const Run& run, int64_t origin, V* ma
       Rewrite<W, kVectors>(d_, run, run.begin, out, max, finish);
     } else {
       const auto before = [&](size_t j, size_t count) HWY_ATTR {
-        PrefetchBias(j, j + count, run.end);
+        const size_t lane = run.c0 * N + j;
+        PrefetchBias(lane, std::min(lane + count, run.c1 * N), run.end);
         w_.ahead.Some();
       };
       this->template Products<kVectors>(run, w_.queries, head_.keys, p_.depth, out, max, before, finish);
@@ -290,12 +291,12 @@ HWY_INLINE void Block<O, C>::VectorLogits(const Run& run, const Tile& visited, b
 
 template <class O, int C>
 void Block<O, C>::Logits(const Run& run, const Tile& visited, bool flag_masked, V* max) {
-  WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
+  ForParts(run, [&](auto vectors, const Run& part) HWY_ATTR {
     V m[vectors.value];
     for (int c = 0; c < vectors.value; ++c) m[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
-    VectorLogits<vectors.value>(run, visited, flag_masked, m);
+    VectorLogits<vectors.value>(part, visited, flag_masked, m);
     for (int c = 0; c < vectors.value; ++c) {
-      V& of_tile = max[run.c0 + static_cast<size_t>(c)];
+      V& of_tile = max[part.c0 + static_cast<size_t>(c)];
       of_tile = hn::Max(m[c], of_tile);
     }
   });
@@ -367,7 +368,7 @@ void SegmentPass<O, C, Outputs>::AddTile(const Tile& tile, const Run* runs, int 
   }
 
   // Where a tile falls apart, the outputs are rescaled beforehand, once.
-  const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C;
+  const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == this->vectors_;
   if (!whole) {
     const V one = hn::Set(d_, T{1});
     auto same = hn::Eq(rescale[0], one);

@@ -35,7 +35,7 @@ class BlockRows {
   BlockRows(const Problem& problem, const Sequence& sequence, const BlockGrid& grid, int64_t key_head, int64_t block,
             Workspace<O>& workspace, const Head<O>& head)
       : p_(problem), s_(sequence), grid_(grid), key_head_(key_head), block_(block), head_(head), w_(workspace),
-        num_rows_(static_cast<size_t>(grid.NumRows(block))) {}
+        num_rows_(static_cast<size_t>(grid.NumRows(block))), vectors_(VectorsOf(num_rows_)) {}
 
   // The queries are those of several sequences, one after the other, as many of each.
   void Join(const Sequence* members, int64_t queries_each) {
@@ -49,6 +49,8 @@ class BlockRows {
   using V = hn::Vec<D>;
   static constexpr size_t N = hn::MaxLanes(D());
   static constexpr size_t W = C * N;
+  // How many register tiles are side by side.
+  static constexpr int kParts = O::kLaneVectors > 1 ? 1 : std::max(1, C / hs::kShapes.tile_vectors);
 
   // The keys that each row sees.
   HWY_INLINE void FindKeys() {
@@ -94,7 +96,7 @@ class BlockRows {
     const void* q[W];
     SetLanes(q);
     PackQueries(p_.dtype, q);
-    w_.ahead.Spread((SeenKeys() + SeenKeys() * p_.value_depth / kTileKeys) / hs::TileRows<C>());
+    w_.ahead.Spread((SeenKeys() + SeenKeys() * p_.value_depth / kTileKeys) * kParts / hs::TileRows<C>());
   }
 
   // What the passes over a tile need to know of each lane, and where its query is.
@@ -169,6 +171,12 @@ class BlockRows {
                static_cast<int64_t>(element);
   }
 
+  // Vectors of which a full tile is computed: those that have rows, in whole register tiles.
+  static constexpr size_t VectorsOf(size_t num_rows) {
+    constexpr size_t kLanes = W / kParts;
+    return O::kLaneVectors > 1 ? C : (num_rows + kLanes - 1) / kLanes * (kLanes / N);
+  }
+
   static constexpr D d_{};
   const Problem& p_;
   const Sequence& s_;
@@ -176,7 +184,7 @@ class BlockRows {
   const int64_t key_head_, block_;
   Head<O> head_;
   Workspace<O>& w_;
-  const size_t num_rows_;
+  const size_t num_rows_, vectors_;
   Lanes<T, W> lanes_;
   Decays<O, C> decays_;
   BlockGrid::Row rows_[W];

@@ -23,10 +23,10 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// e^x for differences of logits.
+// e^x for the difference x <= 0 of a logit and a maximum.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Weight(D d, V difference) {
-  return hs::Exp2(d, hn::Mul(difference, hn::Set(d, static_cast<hn::TFromD<D>>(hs::kLog2E))));
+  return hs::Exp2NonPositive(d, hn::Mul(difference, hn::Set(d, static_cast<hn::TFromD<D>>(hs::kLog2E))));
 }
 
 // p = exp(s - shift), sum += p, keys ascending: put(p, key, vector) for kStep keys

@@ -42,10 +42,6 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// Vectors of lanes that one block may hold: a tile of C rows takes C C + C + 1
-// registers.
-inline constexpr int kMaxVectors = hs::kVectorRegisters == 32 ? 4 : 2;
-
 // K or V of one key head, as the products read it: rows from key `first` on.
 template <class E>
 struct Operand {
@@ -127,7 +123,7 @@ struct FmaOperands {
   static constexpr bool kQuantized = false;       // K and V
   static constexpr bool kUsesAmx = false;         // amx_operands-inl.h
   static constexpr int kLaneVectors = 1;          // that products take at once
-  static constexpr int kMostVectors = kMaxVectors;
+  static constexpr int kMostVectors = hs::kShapes.block_vectors;
   static bool KeysInPlace(DType dtype) { return dtype == DTypeOf<T>::value; }
   static bool ValuesInPlace(DType dtype) { return KeysInPlace(dtype); }
   static constexpr int64_t QueryRows(int64_t depth) { return depth; }
@@ -209,7 +205,7 @@ struct PairOperands {
   static constexpr bool kQuantized = false;
   static constexpr bool kUsesAmx = false;
   static constexpr int kLaneVectors = 1;
-  static constexpr int kMostVectors = kMaxVectors;
+  static constexpr int kMostVectors = hs::kShapes.block_vectors;
   static bool KeysInPlace(DType) { return true; }
   static bool ValuesInPlace(DType) { return false; }
   static constexpr int64_t QueryRows(int64_t depth) { return (depth + 1) / 2; }

@@ -48,10 +48,13 @@ struct Plan {
 };
 
 // Vectors of the narrowest blocks. Where a vector has no more lanes than decoding takes rows, blocks of one would never
-// run: so few rows are decoded. No wider one can go: full tiles are computed in all lanes of a block.
+// run: so few rows are decoded. Full tiles are computed in whole register tiles of lanes, so that a block narrower than
+// two of these leaves work out, and a wider one does not.
 template <class O>
 inline constexpr int kFewestVectors =
-    HWY_MAX(O::kLaneVectors, hn::MaxLanes(hn::ScalableTag<typename O::Compute>()) <= kDecodeRows ? 2 : 1);
+    O::kMostVectors > hs::kShapes.tile_vectors
+        ? O::kMostVectors
+        : HWY_MAX(O::kLaneVectors, hn::MaxLanes(hn::ScalableTag<typename O::Compute>()) <= kDecodeRows ? 2 : 1);
 
 // `vectors` is C, or 0 for as many as there are rows to fill them.
 template <class O>

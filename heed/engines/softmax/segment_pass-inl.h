@@ -128,24 +128,24 @@ class SegmentPass : protected BlockOf<O, C> {
   // kKeyStep keys to a row.
   template <bool kFlagMasked>
   HWY_INLINE void Weights(const Run& run, int64_t origin, const V* shift, V* l) {
-    T* s = this->At(run, origin);
-    T* p = WeightsAt(run, origin);
     const size_t num_keys = static_cast<size_t>(run.end - run.begin);
-    this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
+    this->ForParts(run, [&](auto vectors, const Run& part) HWY_ATTR {
       constexpr int kVectors = vectors.value;
+      T* s = this->At(part, origin);
+      T* p = WeightsAt(part, origin);
       const auto put = [&](const V* weights, size_t j, int c) HWY_ATTR {
         if constexpr (O::kQuantized) this->between_.Ask();
         O::PutWeights(weights, p + j / O::kKeyStep * W + static_cast<size_t>(c) * N);
       };
       if (p_.dropout == 0) {
-        Exponentials<W, kVectors, O::kKeyStep, kFlagMasked>(d_, num_keys, s, shift + run.c0, l + run.c0, put);
+        Exponentials<W, kVectors, O::kKeyStep, kFlagMasked>(d_, num_keys, s, shift + part.c0, l + part.c0, put);
         return;
       }
-      Exponentials<W, kVectors, 1, kFlagMasked>(d_, num_keys, s, shift + run.c0, l + run.c0,
+      Exponentials<W, kVectors, 1, kFlagMasked>(d_, num_keys, s, shift + part.c0, l + part.c0,
                                                 [&](const V* weights, size_t j, int c) HWY_ATTR {
                                                   hn::Store(weights[0], d_, s + j * W + static_cast<size_t>(c) * N);
                                                 });
-      ApplyDropout<W>(d_, run, origin, p_, lanes_, w_.logits);
+      ApplyDropout<W>(d_, part, origin, p_, lanes_, w_.logits);
       if constexpr (O::kKeyStep == 2) {
         for (size_t j = 0; j < num_keys; j += 2) {
           for (int c = 0; c < kVectors; ++c) {
@@ -165,10 +165,10 @@ class SegmentPass : protected BlockOf<O, C> {
 
   template <bool kFlagMasked>
   HWY_INLINE void Values(const Run& run, int64_t origin, bool first, const V* rescale) {
-    T* p = WeightsAt(run, origin);
-    this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
-      layout_.template AddValues<vectors.value, kFlagMasked>(p, head_, run.begin, run.end, this->keys_until_, first,
-                                                             rescale + run.c0, outputs_ + run.c0 * N, w_.ahead);
+    this->ForParts(run, [&](auto vectors, const Run& part) HWY_ATTR {
+      layout_.template AddValues<vectors.value, kFlagMasked>(WeightsAt(part, origin), head_, run.begin, run.end,
+                                                             this->keys_until_, first, rescale + part.c0,
+                                                             outputs_ + part.c0 * N, w_.ahead);
     });
   }
 

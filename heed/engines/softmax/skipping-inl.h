@@ -266,7 +266,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
       O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end, p_.value_depth, w_.values);
       head_.values.first = tile.keys.begin;
     }
-    if (all && num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C) {
+    if (all && num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == this->vectors_) {
       this->template Values<kFlagMasked>(runs[0], origin, first, rescale);
       return true;
     }
@@ -314,19 +314,19 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
 
   template <bool kFlagMasked>
   HWY_INLINE void Weights(const Run& run, int64_t origin, const V* shift, V* sum, V* weight) {
-    const T* s = this->At(run, origin);
-    T* p = this->WeightsAt(run, origin);
-    this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
+    this->ForParts(run, [&](auto vectors, const Run& part) HWY_ATTR {
       constexpr int kVectors = vectors.value;
+      const T* s = this->At(part, origin);
+      T* p = this->WeightsAt(part, origin);
       V own[kVectors];
-      for (int c = 0; c < kVectors; ++c) own[c] = weight[run.c0 + static_cast<size_t>(c)];
+      for (int c = 0; c < kVectors; ++c) own[c] = weight[part.c0 + static_cast<size_t>(c)];
       Exponentials<W, kVectors, O::kKeyStep, kFlagMasked>(
-          d_, static_cast<size_t>(run.end - run.begin), s, shift + run.c0, sum + run.c0,
+          d_, static_cast<size_t>(run.end - run.begin), s, shift + part.c0, sum + part.c0,
           [&](const V* weights, size_t j, int c) HWY_ATTR {
             for (int i = 0; i < O::kKeyStep; ++i) own[c] = hn::Add(own[c], weights[i]);
             O::PutWeights(weights, p + j / O::kKeyStep * W + static_cast<size_t>(c) * N);
           });
-      for (int c = 0; c < kVectors; ++c) weight[run.c0 + static_cast<size_t>(c)] = own[c];
+      for (int c = 0; c < kVectors; ++c) weight[part.c0 + static_cast<size_t>(c)] = own[c];
     });
   }
 

@@ -36,7 +36,7 @@ HWY_NOINLINE void AccumulateRows(const typename O::Word* a, ptrdiff_t a_row, ptr
                                  ptrdiff_t out_row, size_t num_rows, int64_t depth, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<typename O::Compute>());
   const size_t vectors = (static_cast<size_t>(depth) + N - 1) / N;
-  hs::ForTiles<kMaxVectors>(0, vectors, [&](auto columns, size_t c) HWY_ATTR {
+  hs::ForTiles<hs::kShapes.tile_vectors>(0, vectors, [&](auto columns, size_t c) HWY_ATTR {
     hs::ForTiles<hs::TileRows<columns.value>()>(0, num_rows, [&](auto rows, size_t r) HWY_ATTR {
       const auto at = static_cast<ptrdiff_t>(r);
       prefetch.Some();
@@ -52,12 +52,12 @@ class VectorGradients {
   using D = hn::ScalableTag<T>;
   using V = hn::Vec<D>;
   using Word = typename O::Word;
-  static constexpr size_t N = hn::MaxLanes(D()), W = kMaxVectors * N;
+  static constexpr size_t N = hn::MaxLanes(D()), W = hs::kShapes.block_vectors * N;
 
  public:
   using Operands = typename O::Operands;
-  static constexpr int kVectors = kMaxVectors;  // of lanes
-  static constexpr size_t kStep = O::kStep;     // rows in a row of words
+  static constexpr int kVectors = hs::kShapes.block_vectors;  // of lanes
+  static constexpr size_t kStep = O::kStep;                   // rows in a row of words
   static constexpr int64_t kGroupKeys = 256;
   static constexpr bool kFuseHeads = O::kFuseHeads;
 
@@ -68,7 +68,10 @@ class VectorGradients {
   static T Shift(T lse) { return lse; }
   static HWY_INLINE V RowPart(V of_row, V /*factor*/) { return of_row; }
   static HWY_INLINE V Weight(V s, V shift, V /*factor*/) {
-    return softmax::HWY_NAMESPACE::Weight(D(), hn::Sub(s, shift));
+    // A caller's lse may be less than the logit: e^x overflows to infinity, then.
+    constexpr T kOverflow = sizeof(T) == 4 ? T{128} : T{1024};
+    const V x = hn::Mul(hn::Sub(s, shift), hn::Set(D(), static_cast<T>(hs::kLog2E)));
+    return hs::Exp2NonPositive(D(), hs::AtMost(D(), x, kOverflow));
   }
 
   struct Buffers {

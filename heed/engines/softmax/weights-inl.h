@@ -116,7 +116,7 @@ class WeightsBlock : ForwardBlock<O, C> {
 // afford and compiling each size can not.
 template <class O>
 Plan WeightsPlan(const Problem& p) {
-  return MakePlan<O>(p, kMaxVectors);
+  return MakePlan<O>(p, hs::kShapes.block_vectors);
 }
 
 // The plan, with scratch for it and `more` bytes behind.
@@ -136,10 +136,11 @@ HWY_INLINE void WithBlock(const Problem& p, const Plan& plan, int64_t sequence, 
                           std::span<const int64_t> queries, Workspace<O>& w, const F& f) {
   const int64_t key_head = query_head / p.group();
   const Head<O> head = HeadOf(p, plan, sequence, key_head, w);
-  BlockGrid::Row rows[kMaxVectors * hn::MaxLanes(hn::ScalableTag<typename O::Compute>())];
+  BlockGrid::Row rows[hs::kShapes.block_vectors * hn::MaxLanes(hn::ScalableTag<typename O::Compute>())];
   for (size_t i = 0; i < queries.size(); ++i) rows[i] = {query_head % p.group(), queries[i]};
   const BlockGrid grid(p, {rows, queries.size()});
-  WeightsBlock<O, kMaxVectors> block(p, p.sequences[static_cast<size_t>(sequence)], grid, key_head, 0, w, head);
+  WeightsBlock<O, hs::kShapes.block_vectors> block(p, p.sequences[static_cast<size_t>(sequence)], grid, key_head, 0, w,
+                                                   head);
   f(block);
 }
 
@@ -149,7 +150,7 @@ void RunRows(Context& ctx, const Problem& p, const GivenLse& lse, std::span<cons
   const Plan plan = Reserve<O>(ctx, p, 0);
   using T = typename O::Compute;
   using D = hn::ScalableTag<T>;
-  constexpr size_t W = kMaxVectors * hn::MaxLanes(D());
+  constexpr size_t W = hs::kShapes.block_vectors * hn::MaxLanes(D());
   const auto num_rows = static_cast<int64_t>(queries.size());
   const auto num_heads = static_cast<int64_t>(heads.size());
   const auto B = static_cast<int64_t>(p.sequences.size());
@@ -203,7 +204,7 @@ HWY_INLINE V Larger(D /*d*/, V x, V y) {
 template <class O>
 int64_t PoolBytes(const Problem& p, const Pool& pool) {
   using T = typename O::Compute;
-  constexpr int64_t kLanes = kMaxVectors * hn::MaxLanes(hn::ScalableTag<T>());
+  constexpr int64_t kLanes = hs::kShapes.block_vectors * hn::MaxLanes(hn::ScalableTag<T>());
   return pool.columns * (RowsPerTask(p, pool) * int64_t{sizeof(double)} + kLanes * int64_t{sizeof(T)});
 }
 
@@ -213,7 +214,7 @@ void RunPooled(Context& ctx, const Problem& p, const GivenLse& lse, const Pool& 
   using T = typename O::Compute;
   using D = hn::ScalableTag<T>;
   const D d;
-  constexpr size_t N = hn::MaxLanes(d), W = kMaxVectors * N;
+  constexpr size_t N = hn::MaxLanes(d), W = hs::kShapes.block_vectors * N;
   const auto B = static_cast<int64_t>(p.sequences.size());
   const int64_t per_task = RowsPerTask(p, pool);
   const int64_t tasks = (pool.rows + per_task - 1) / per_task;
@@ -290,7 +291,7 @@ void RunSums(Context& ctx, const Problem& p, int64_t first_query, int64_t num_qu
   using T = typename O::Compute;
   using D = hn::ScalableTag<T>;
   const D d;
-  constexpr int64_t N = hn::MaxLanes(d), W = kMaxVectors * N;
+  constexpr int64_t N = hn::MaxLanes(d), W = hs::kShapes.block_vectors * N;
   static_assert(W <= kSumsMargin);
   const int64_t H = p.query_heads;
   ctx.ParallelFor(std::ssize(p.sequences) * H, [&](int64_t task, int worker) HWY_ATTR {

@@ -77,15 +77,13 @@ namespace heed::linformer::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-inline constexpr int kMaxVectors = hs::kVectorRegisters == 32 ? 4 : 2;
-
 // out[i][j] += sum_l a[i a_row + l a_step] b[l][j], l ascending, of whole vectors.
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void Multiply(D d, const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_step, int64_t count,
                            int64_t rows, int64_t columns, T* out, int64_t out_row) {
   constexpr size_t N = hn::MaxLanes(D());
   const size_t vectors = (static_cast<size_t>(columns) + N - 1) / N;
-  hs::ForTiles<kMaxVectors>(0, vectors, [&](auto c, size_t j) HWY_ATTR {
+  hs::ForTiles<hs::kShapes.tile_vectors>(0, vectors, [&](auto c, size_t j) HWY_ATTR {
     hs::ForTiles<hs::TileRows<c.value>()>(0, static_cast<size_t>(rows), [&](auto r, size_t i) HWY_ATTR {
       const auto at = static_cast<int64_t>(i);
       hs::AccumulateTile<r.value, c.value, false>(d, a + at * a_row, a_row, a_step, b + j * N, b_step,

@@ -81,14 +81,12 @@ namespace heed::nsa::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-inline constexpr int kMaxVectors = hs::kVectorRegisters == 32 ? 4 : 2;
-
 // products[i][j] = sum_e queries[i][e] keys[e][j], e ascending.
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void Multiply(D d, const T* queries, const T* keys, int64_t depth, int64_t rows, T* products) {
   constexpr size_t N = hn::MaxLanes(D());
   std::fill_n(products, rows * kKeys, T{0});
-  hs::ForTiles<kMaxVectors>(0, static_cast<size_t>(kKeys) / N, [&](auto c, size_t j) HWY_ATTR {
+  hs::ForTiles<hs::kShapes.tile_vectors>(0, static_cast<size_t>(kKeys) / N, [&](auto c, size_t j) HWY_ATTR {
     hs::ForTiles<hs::TileRows<c.value>()>(0, static_cast<size_t>(rows), [&](auto r, size_t i) HWY_ATTR {
       const auto at = static_cast<int64_t>(i);
       hs::AccumulateTile<r.value, c.value, false>(d, queries + at * depth, depth, 1, keys + j * N, kKeys,

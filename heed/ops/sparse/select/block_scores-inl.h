@@ -30,8 +30,6 @@ namespace heed::select::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-inline constexpr int kMaxVectors = hs::kVectorRegisters == 32 ? 4 : 2;
-
 // The first n <= N elements of a row, widened.
 template <class D, class S>
 HWY_INLINE hn::Vec<D> LoadFirst(D d, const S* from, size_t n) {
@@ -51,7 +49,7 @@ HWY_NOINLINE void TimesPanel(const T* a, int64_t rows, int64_t depth, const T* p
   constexpr size_t N = hn::MaxLanes(d);
   const size_t vectors = (static_cast<size_t>(lanes) + N - 1) / N;
   for (int64_t r = 0; r < rows; ++r) std::memset(out + r * stride, 0, vectors * N * sizeof(T));
-  hs::ForTiles<kMaxVectors>(0, vectors, [&](auto c, size_t v) HWY_ATTR {
+  hs::ForTiles<hs::kShapes.tile_vectors>(0, vectors, [&](auto c, size_t v) HWY_ATTR {
     hs::ForTiles<hs::TileRows<c.value>()>(0, static_cast<size_t>(rows), [&](auto r, size_t row) HWY_ATTR {
       const auto at = static_cast<int64_t>(row);
       hs::AccumulateTile<r.value, c.value, false>(d, a + at * depth, depth, 1, panel + v * N, kPanel,

@@ -86,7 +86,7 @@ HWY_NOINLINE void SumHeads(const IndexerCall& c, int64_t rows, const T* panel, c
   std::memset(s.sums, 0, kIndexerRows * kPanel * sizeof(T));
   for (int64_t h = 0; h < c.heads; ++h) {
     const T *queries = s.queries + h * kIndexerRows * c.depth, *weights = s.weights + h * kIndexerRows;
-    hs::ForTiles<kMaxVectors>(0, kPanel / N, [&](auto vectors, size_t v) HWY_ATTR {
+    hs::ForTiles<hs::kShapes.tile_vectors>(0, kPanel / N, [&](auto vectors, size_t v) HWY_ATTR {
       hs::ForTiles<hs::TileRows<vectors.value>()>(0, static_cast<size_t>(rows), [&](auto count, size_t row) HWY_ATTR {
         T* at = s.sums + row * kPanel + v * N;
         hn::Vec<decltype(d)> unused[vectors.value];

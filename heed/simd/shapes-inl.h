@@ -1,0 +1,46 @@
+// Shapes of register tiles and of blocks of rows, by SIMD target: every number that depends on how many registers there
+// are. Kernels have none of their own.
+//
+// A product's register tile is R rows by C vectors of sums, each a chain of FMAs. It must hide the latency of an FMA (4
+// cycles on two ports: 8 sums), leave registers for C vectors and one broadcast, and load little: R C FMAs read R + C
+// operands. With 16 registers that is 6 x 2; 4 x 2 just hides the latency and has no slack.
+#if defined(HEED_SIMD_SHAPES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_SIMD_SHAPES_INL_H_
+#undef HEED_SIMD_SHAPES_INL_H_
+#else
+#define HEED_SIMD_SHAPES_INL_H_
+#endif
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::HWY_NAMESPACE {
+
+// Vector registers of the target.
+inline constexpr int kVectorRegisters = (HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86) ? 32 : 16;
+
+struct Shapes {
+  int tile_vectors;   // of a product's register tile, at most
+  int block_vectors;  // of query rows in a block of attention: each key passes through the core once per block
+};
+inline constexpr Shapes kShapes = kVectorRegisters == 32 ? Shapes{.tile_vectors = 4, .block_vectors = 4}
+                                                         : Shapes{.tile_vectors = 2, .block_vectors = 8};
+
+// Rows of a register tile of C vectors.
+template <int C>
+constexpr int TileRows() {
+  if (kVectorRegisters == 32) return C >= 4 ? 4 : 8;
+  return C >= 2 ? 6 : 8;
+}
+
+// Rows of the next smaller tile, for what tiles of R rows leave: 64 rows are ten tiles of 6 and one of 4.
+template <int R>
+constexpr int FewerRows() {
+  return R == 6 ? 4 : (R + 1) / 2;
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_SIMD_SHAPES_INL_H_
