@@ -28,15 +28,6 @@ namespace {
 constexpr int64_t kHeads = 8, kDim = 128, kChunk = 1024;
 constexpr int64_t kBytes = int64_t{256} << 20;  // of K and V
 
-double Goal(double zen4, double intel) {
-  switch (ThisCpu()) {
-    case CpuKind::kZen4: return zen4;
-    case CpuKind::kIntelAmx: return intel;
-    case CpuKind::kOther: break;
-  }
-  return kNone;
-}
-
 // One new token of one sequence against a cache that is full.
 class Step {
  public:
@@ -224,14 +215,15 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
   struct OfRead {
     DType dtype;
     int64_t group;
-    double zen4, intel;
+    Goals goals;
     Quantize quantize = Quantize::kNone;
   };
   for (const OfRead& c :
-       {OfRead{DType::kF32, 1, .92, .87}, OfRead{DType::kF32, 4, .92, .84}, OfRead{DType::kF32, 8, .80, .78},
-        OfRead{DType::kBF16, 1, .88, .91}, OfRead{DType::kBF16, 4, kNone, .80}, OfRead{DType::kBF16, 8, kNone, .60},
-        OfRead{DType::kF32, 1, kNone, .94, Quantize::kInt8}, OfRead{DType::kF32, 4, kNone, .70, Quantize::kInt8},
-        OfRead{DType::kF32, 8, kNone, .35, Quantize::kInt8}, OfRead{DType::kF32, 16, kNone, .35, Quantize::kInt8}}) {
+       {OfRead{DType::kF32, 1, {.92, .87}}, OfRead{DType::kF32, 4, {.92, .84}}, OfRead{DType::kF32, 8, {.80, .78}},
+        OfRead{DType::kBF16, 1, {.88, .91}}, OfRead{DType::kBF16, 4, {kNone, .80}},
+        OfRead{DType::kBF16, 8, {kNone, .60}}, OfRead{DType::kF32, 1, {kNone, .94}, Quantize::kInt8},
+        OfRead{DType::kF32, 4, {kNone, .70}, Quantize::kInt8}, OfRead{DType::kF32, 8, {kNone, .35}, Quantize::kInt8},
+        OfRead{DType::kF32, 16, {kNone, .35}, Quantize::kInt8}}) {
     const bool int8 = c.quantize == Quantize::kInt8;
     const std::string name =
         Format("{} {} query heads per key head, of a raw read", int8 ? "int8" : Name(c.dtype), c.group);
@@ -239,7 +231,7 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
     Verify(c.dtype, 0, c.group, ctx, c.quantize);
     Step step(c.dtype, int8 ? Tokens(int64_t{1}) : Tokens(c.dtype), 0, c.group, c.quantize);
     std::vector<double> reads;
-    results.push_back(MeasureRatio(name, Goal(c.zen4, c.intel), true, [&](bool* clean) {
+    results.push_back(MeasureRatio(name, c.goals.OnThisCpu(), true, [&](bool* clean) {
       const double read = step.ReadSeconds(ctx);
       reads.push_back(step.Bytes() / read);
       return read / Seconds(step, ctx, clean);

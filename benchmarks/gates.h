@@ -13,8 +13,9 @@
 
 namespace heed::bench {
 
-// What the goal of a fraction of peak depends on.
-enum class CpuKind { kZen4, kIntelAmx, kOther };
+// The kinds of CPU that have goals of their own for fractions of peak. kAvx2: the best target is AVX2, by the CPU or by
+// HEED_ISA.
+enum class CpuKind { kZen4, kIntelAmx, kAvx2, kOther };
 CpuKind ThisCpu();
 
 // One side of a line.
@@ -42,19 +43,26 @@ enum class Ratio {
 
 inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
+// The goals of a line, by kind of CPU.
+struct Goals {
+  double zen4 = kNone, intel = kNone, avx2 = kNone, any = kNone;
+  double OnThisCpu() const;
+};
+inline Goals Everywhere(double goal) { return {goal, goal, goal, goal}; }
+
 struct Line {
   std::string name;
   Ratio ratio;
   Side subject;
   std::optional<Side> other;
-  double zen4, intel, any;  // goals by kind of CPU
+  Goals goals;
 };
 
-Line OfPeak(const std::string& name, const Side& subject, double zen4, double intel);
+Line OfPeak(const std::string& name, const Side& subject, const Goals& goals);
 Line Against(const std::string& name, Ratio ratio, const Side& subject, const Side& other, double goal);
 
 // Two threads reach 0.9 of twice the goal of one, and so much more speed.
-void AddTwoThreads(const std::string& name, Side one, double zen4, double intel, double speed_up,
+void AddTwoThreads(const std::string& name, Side one, const Goals& goals, const Goals& speed_up,
                    std::vector<Line>& lines);
 
 std::vector<Line> AttentionLines();
