@@ -140,11 +140,11 @@ HWY_INLINE V Exp2(D d, V x) {
   return ScaleByPowerOfTwo(d, Exp2Fraction(d, hn::Sub(x, n)), n);
 }
 
-// Returns 2^x for x <= 0, for softmax and decays. Arguments up to 127 work too, because a difference of equal numbers
-// may round to more than 0. The result is exactly 1 at 0, and NaN stays NaN. Without scalef it takes 11 instructions in
-// f32, less than half of Exp2's: adding a number whose last bit counts ones rounds x to n and leaves n, biased, in the
-// lowest bits, and a shift makes 2^n of it. n is limited to -127 (-1023 in f64), whose 2^n comes out as +0. So results
-// are exactly 0 where x rounds to less than -126 (-1022), and subnormal numbers need no second factor.
+// 2^x for x <= 0, as of softmax and decays; arguments up to 127 are computed too (a difference of equals may round to
+// more than 0). It is exactly 1 at 0, and NaN stays NaN. Without scalef it takes 11 instructions in f32, less than half
+// of Exp2's: the sum of x and a number whose last bit counts ones rounds x to n and has n, biased, in its lowest bits,
+// which a shift makes 2^n. The limit of n is -127 (-1023 in f64), which becomes +0. So results are exactly 0 where x
+// rounds to less than -126 (-1022), and no second factor is needed for subnormal numbers.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp2NonPositive(D d, V x) {
 #if HEED_HAVE_SCALEF
@@ -164,14 +164,14 @@ HWY_INLINE V Exp2NonPositive(D d, V x) {
 #endif
 }
 
-// Returns 2^x up to a common factor, for probabilities that are normalised later: not exactly 1 at 0. The degree is 3
-// for results that are rounded to bf16 (error 7.5e-5), else 5 (7.5e-8). The fraction is taken in [0, 1), because scalef
-// takes the floor of its exponent.
+// 2^x where a factor that all weights have in common does not matter: not exactly 1 at 0.
+// The degree is 3 for weights that are rounded to bf16, 7.5e-5, or 5, 7.5e-8; the fraction is
+// taken in [0, 1), because scalef takes the floor of its exponent by itself.
 template <int kDegree, class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp2Weight(D d, V x) {
   const auto c = [d](float v) HWY_ATTR { return hn::Set(d, v); };
 #if HEED_HAVE_SCALEF
-  constexpr int kFromFloor = 9;  // round down to an integer, without exceptions
+  constexpr int kFromFloor = 9;  // no exceptions, down, to integers
   const V n = x, f = V{_mm512_reduce_ps(x.raw, kFromFloor)};
 #else
   x = ClampExponent(d, x);
@@ -193,7 +193,8 @@ HWY_INLINE V Exp2Weight(D d, V x) {
   return ScaleByPowerOfTwo(d, p, n);
 }
 
-// Returns e^x. The product x log2(e) is taken in two parts, so that large arguments lose no precision.
+// e^x. The product x log2(e) is taken in two parts, so that large arguments lose
+// nothing.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp(D d, V x) {
   using T = hn::TFromD<D>;
@@ -206,7 +207,7 @@ HWY_INLINE V Exp(D d, V x) {
 #if HWY_NATIVE_FMA
   const V r = hn::MulAdd(x, low, hn::MulSub(x, high, n));
 #else
-  // Without FMA: Cody and Waite's ln 2 in two parts, then scaled.
+  // Without a fused product: Cody and Waite's ln 2 in two parts, then scaled.
   constexpr double kLn2High = sizeof(T) == 4 ? 0.693359375 : 0.693147180369123816490;
   constexpr double kLn2Low = sizeof(T) == 4 ? -2.12194440e-4 : 1.90821492927058770002e-10;
   const V y = hn::Sub(hn::Sub(x, hn::Mul(n, hn::Set(d, static_cast<T>(kLn2High)))),
@@ -216,7 +217,7 @@ HWY_INLINE V Exp(D d, V x) {
   return ScaleByPowerOfTwo(d, Exp2Fraction(d, r), n);
 }
 
-// Returns a / b for positive normal b, to about 1 ulp.
+// a / b for positive normal b, to 1 ulp or so.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V FastDivide(D d, V a, V b) {
 #if HEED_HAVE_SCALEF
@@ -230,8 +231,8 @@ HWY_INLINE V FastDivide(D d, V a, V b) {
   return hn::Div(a, b);
 }
 
-// Returns 2^t - 1 for |t| <= 100 as 2^n (2^r - 1) + (2^n - 1). The terms never cancel, so small arguments need no
-// second branch.
+// 2^t - 1 for |t| <= 100 as 2^n (2^r - 1) + (2^n - 1), whose terms never cancel: no
+// second branch for small arguments.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp2Minus1(D d, V t) {
   using T = hn::TFromD<D>;
@@ -239,7 +240,7 @@ HWY_INLINE V Exp2Minus1(D d, V t) {
   const V n = hn::Round(t);
   const V r = hn::Sub(t, n);
   V tail;                          // (2^r - 1) / r
-  if constexpr (sizeof(T) == 4) {  // minimax, error 1.1e-8
+  if constexpr (sizeof(T) == 4) {  // minimax, 1.1e-8
     tail = hn::MulAdd(c(1.54035124e-4), r, c(1.33907355e-3));
     tail = hn::MulAdd(tail, r, c(9.61823749e-3));
     tail = hn::MulAdd(tail, r, c(5.55035743e-2));
@@ -252,17 +253,17 @@ HWY_INLINE V Exp2Minus1(D d, V t) {
   return hn::MulAdd(hn::Mul(power, r), tail, hn::Sub(power, c(1)));
 }
 
-// Returns e^x - 1 for x <= 0.
+// e^x - 1 for x <= 0.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Expm1(D d, V x) {
   using T = hn::TFromD<D>;
-  constexpr T kLimit = sizeof(T) == 4 ? T{-30} : T{-60};  // the result is -1 to the last bit
+  constexpr T kLimit = sizeof(T) == 4 ? T{-30} : T{-60};  // -1 to the last bit
   const V limit = hn::Set(d, kLimit);
   x = hn::IfThenElse(hn::Lt(x, limit), limit, x);
   return Exp2Minus1(d, hn::Mul(x, hn::Set(d, static_cast<T>(kLog2E))));
 }
 
-// Returns tanh(x), given t = x 2 log2(e), as u / (u + 2) with u = e^2x - 1.
+// tanh(x), given t = x 2 log2(e): u / (u + 2) with u = e^2x - 1.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V TanhScaled(D d, V t) {
   using T = hn::TFromD<D>;
@@ -277,7 +278,7 @@ HWY_INLINE V TanhScaled(D d, V t) {
   return FastDivide(d, u, hn::Add(u, c(2)));
 }
 
-// Returns tanh(x).
+// tanh(x).
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Tanh(D d, V x) {
   return TanhScaled(d, hn::Mul(x, hn::Set(d, static_cast<hn::TFromD<D>>(2 * kLog2E))));
