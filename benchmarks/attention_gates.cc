@@ -31,10 +31,10 @@ void AddBackward(std::vector<Line>& lines) {
         return Format("{} backward N {} d {} {}", dtype, N, D, causal ? variant : "full");
       };
       // On CPUs with AMX, as six products of AMX tiles.
-      const double in_tiles = os::HasMatrixTiles() ? 1.25 : 1;
-      lines.push_back(OfPeak(name("f32", 2048), backward(2048, 4, D, variant), {zen4, in_tiles * intel, avx2}));
+      const double with_amx = os::HasAmx() ? 1.25 : 1;
+      lines.push_back(OfPeak(name("f32", 2048), backward(2048, 4, D, variant), {zen4, with_amx * intel, avx2}));
       lines.push_back(
-          OfPeak(name("f32", 512), backward(512, 8, D, variant), {0.8 * zen4, 0.8 * in_tiles * intel, 0.8 * avx2}));
+          OfPeak(name("f32", 512), backward(512, 8, D, variant), {0.8 * zen4, 0.8 * with_amx * intel, 0.8 * avx2}));
       const std::string on_vectors = std::string("invariant") + (causal ? "+causal" : "");
       lines.push_back(
           OfPeak("on vectors, " + name("f32", 2048), backward(2048, 4, D, on_vectors.c_str()), {zen4, intel, avx2}));
@@ -63,7 +63,7 @@ void AddForgetting(std::vector<Line>& lines) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const int64_t D : {64, 128}) {
         for (const bool vectors : {false, true}) {
-          if (vectors && (!os::HasMatrixTiles() || dtype != DType::kF32)) continue;
+          if (vectors && (!os::HasAmx() || dtype != DType::kF32)) continue;
           const Side plain = {2048, 4, 4, D, vectors ? "invariant+causal" : "causal", 1, dtype, pass};
           Side forgets = plain;
           forgets.variant = vectors ? "invariant+log_decay" : "log_decay";
@@ -77,33 +77,33 @@ void AddForgetting(std::vector<Line>& lines) {
 }
 
 // AMX: bf16 relative to the rate of AMX tiles, and f32 as six bf16 products (3xBF16) relative to the FMA peak.
-void AddTiles(std::vector<Line>& lines) {
-  if (!os::HasMatrixTiles()) return;
-  const auto of_tiles = [&](int64_t T, int64_t D, const char* variant, double goal, const char* pass = "forward") {
+void AddAmx(std::vector<Line>& lines) {
+  if (!os::HasAmx()) return;
+  const auto of_amx = [&](int64_t T, int64_t D, const char* variant, double goal, const char* pass = "forward") {
     const bool forward = std::string_view(pass) == "forward";
     const char* masks = variant[0] == '\0' ? "full" : variant;
-    lines.push_back({Format("bf16{} of tiles, N {} d {} {}", forward ? "" : " backward", T, D, masks),
-                     Ratio::kOfTiles,
+    lines.push_back({Format("bf16{} of AMX, N {} d {} {}", forward ? "" : " backward", T, D, masks),
+                     Ratio::kOfAmx,
                      {T, 4, 4, D, variant, 1, DType::kBF16, pass},
                      std::nullopt,
                      {.intel = goal}});
   };
-  of_tiles(2048, 64, "", .44);
-  of_tiles(2048, 128, "", .45);
-  of_tiles(2048, 64, "causal", .37);
-  of_tiles(2048, 128, "causal", .40);
-  of_tiles(8192, 64, "", .42);
-  of_tiles(8192, 128, "", .43);
-  of_tiles(512, 64, "", .30);
-  of_tiles(512, 128, "", .30);
-  of_tiles(2048, 64, "", .30, "backward");
-  of_tiles(2048, 128, "", .30, "backward");
-  of_tiles(2048, 64, "causal", .25, "backward");
-  of_tiles(2048, 128, "causal", .25, "backward");
+  of_amx(2048, 64, "", .44);
+  of_amx(2048, 128, "", .45);
+  of_amx(2048, 64, "causal", .37);
+  of_amx(2048, 128, "causal", .40);
+  of_amx(8192, 64, "", .42);
+  of_amx(8192, 128, "", .43);
+  of_amx(512, 64, "", .30);
+  of_amx(512, 128, "", .30);
+  of_amx(2048, 64, "", .30, "backward");
+  of_amx(2048, 128, "", .30, "backward");
+  of_amx(2048, 64, "causal", .25, "backward");
+  of_amx(2048, 128, "causal", .25, "backward");
   Side one = {2048, 4, 4, 64, "", 1, DType::kBF16}, two = one;
   two.threads = 2;
   if (os::NumUsableCpus() >= 2) {
-    lines.push_back(Against("bf16 in tiles, two threads, 4 heads", Ratio::kSpeedUp, two, one, 1.85));
+    lines.push_back(Against("bf16 with AMX, two threads, 4 heads", Ratio::kSpeedUp, two, one, 1.85));
   }
 }
 
@@ -167,7 +167,7 @@ std::vector<Line> AttentionLines() {
   time("bf16 N 100 d 64 / f32", short_bf16, short_f32, 1.02);
   time("f16 N 100 d 64 / f32", short_f16, short_f32, 1.02);
   AddForgetting(lines);
-  AddTiles(lines);
+  AddAmx(lines);
   AddBackward(lines);
   return lines;
 }

@@ -64,10 +64,10 @@ GateResult Measure(const Line& line) {
   std::vector<double> ratios;
   int rejected = 0;
   for (int round = 0; round < rounds; ++round) {
-    const double peak = line.ratio == Ratio::kOfPeak    ? subject->PeakFlopsPerSecond()
-                        : line.ratio == Ratio::kOfTiles ? probe::TileFlopsPerSecond()
-                        : line.ratio == Ratio::kOfExp2  ? kFlopsPerUpdate * probe::Exp2PerSecond(line.subject.dtype)
-                                                        : 1;
+    const double peak = line.ratio == Ratio::kOfPeak   ? subject->PeakFlopsPerSecond()
+                        : line.ratio == Ratio::kOfAmx  ? probe::AmxFlopsPerSecond()
+                        : line.ratio == Ratio::kOfExp2 ? kFlopsPerUpdate * probe::Exp2PerSecond(line.subject.dtype)
+                                                       : 1;
     const Sample a = subject->Time();
     const Sample b = other ? other->Time() : Sample{1, true};
     if (!a.clean || !b.clean) {
@@ -76,7 +76,7 @@ GateResult Measure(const Line& line) {
     }
     switch (line.ratio) {
       case Ratio::kOfPeak:
-      case Ratio::kOfTiles:
+      case Ratio::kOfAmx:
       case Ratio::kOfExp2: ratios.push_back(subject->problem().flops / a.seconds / peak); break;
       case Ratio::kTime: ratios.push_back(a.seconds / b.seconds); break;
       case Ratio::kTimePerToken:
@@ -139,7 +139,7 @@ double Goals::OnThisCpu() const {
 CpuKind ThisCpu() {
   if (std::string_view(TargetName(Targets())) == "AVX2") return CpuKind::kAvx2;
   const std::string cpu = os::CpuName();
-  if (cpu.starts_with("Intel") && os::HasMatrixTiles()) return CpuKind::kIntelAmx;
+  if (cpu.starts_with("Intel") && os::HasAmx()) return CpuKind::kIntelAmx;
   int family = 0, model = 0;
   const size_t at = cpu.rfind("(family ");
   if (at == std::string::npos || std::sscanf(cpu.c_str() + at, "(family %d model %d)", &family, &model) != 2) {

@@ -32,7 +32,7 @@ struct Side {
 // The measured ratio.
 enum class Ratio {
   kOfPeak,        // the subject's fraction of the FMA peak
-  kOfTiles,       // its fraction of the rate of AMX tiles
+  kOfAmx,         // its fraction of the rate of AMX tiles
   kOfExp2,        // its fraction of the rate of exponentials: its state updates, each of which takes one
   kTime,          // its time divided by the other's
   kSpeedUp,       // the other's time divided by its time

@@ -96,7 +96,7 @@ std::vector<Line> RecurrenceLines() {
   // Chunks in AMX tiles, compared with the recurrence itself.
   for (const Kind& kind : kKinds) {
     const std::string name = kind.name;
-    if (!os::HasMatrixTiles() || (name != "linear" && name != "scalar gate")) continue;
+    if (!os::HasAmx() || (name != "linear" && name != "scalar gate")) continue;
     for (const int i : {0, 1}) {
       const int64_t D = i == 0 ? 64 : 128;
       const Side f32 = SideOf(kind, "forward", 2048, 4, D);

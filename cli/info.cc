@@ -56,7 +56,7 @@ void Info(const InfoOptions& options) {
                    {"cpu", os::CpuName()},
                    {"threads", threads},
                    {"simd", {{"target", target}, {"available", available}}},
-                   {"tiles", os::HasMatrixTiles()},
+                   {"tiles", os::HasAmx()},
                    {"roofs", roofs}});
     return;
   }
@@ -64,7 +64,7 @@ void Info(const InfoOptions& options) {
   table.Add({"CPU", os::CpuName()});
   table.Add({"threads", std::to_string(threads)});
   table.Add({"SIMD target", Format("{} (available: {})", target, fmt::join(available, " "))});
-  table.Add({"AMX tiles", os::HasMatrixTiles() ? "present" : "none: " + os::WhyNoMatrixTiles()});
+  table.Add({"AMX tiles", os::HasAmx() ? "present" : "none: " + os::WhyNoAmx()});
   if (options.probe) {
     const auto rate = [&](const char* name, const char* unit) { return Rate(roofs[name].get<double>(), unit); };
     table.Add({"multiply-add f32", rate("fma_f32_flops_per_second", "FLOP/s")});

@@ -25,8 +25,8 @@ add_library(heed_cuda MODULE ${sources})
 heed_compiles_kernels(heed_cuda)
 set_target_properties(heed_cuda PROPERTIES PREFIX lib LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
 
-# Products of groups of warps are of compute capability 9.0 alone, and need code for 9.0a. Their instructions are CUTLASS's,
-# whose headers scripts/setup puts into .cache; `pip install --no-deps nvidia-cutlass` has them too.
+# WGMMA exists on compute capability 9.0 alone and needs code for 9.0a. The instructions come from CUTLASS, whose
+# headers scripts/setup puts into .cache; `pip install --no-deps nvidia-cutlass` has them too.
 set(architectures ${CMAKE_CUDA_ARCHITECTURES})
 if(architectures STREQUAL "native")
   set(architectures ${CMAKE_CUDA_ARCHITECTURES_NATIVE})

@@ -65,21 +65,21 @@ target_compile_definitions(heed_internal INTERFACE HEED_STATIC HEED_VERSION="${P
 target_link_libraries(heed_internal INTERFACE
   heed_flags hwy::hwy nlohmann_json::nlohmann_json Threads::Threads ${CMAKE_DL_LIBS})
 
-# Products of tiles and vectors are interleaved by hand; GCC's generic scheduler undoes a sixth of that. No instruction
+# AMX products and vector code are interleaved by hand; GCC's generic scheduler undoes a sixth of that. No instruction
 # set follows from this flag.
-set(tile_kernels softmax/forward_tiles.cc softmax/backward_tiles.cc recurrence/forward_tiles.cc)
+set(amx_kernels softmax/forward_amx.cc softmax/backward_amx.cc recurrence/forward_amx.cc)
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag(-mtune=sapphirerapids HEED_HAS_TUNE_SAPPHIRERAPIDS)
-list(TRANSFORM tile_kernels PREPEND ${PROJECT_SOURCE_DIR}/heed/engines/)
+list(TRANSFORM amx_kernels PREPEND ${PROJECT_SOURCE_DIR}/heed/engines/)
 if(HEED_HAS_TUNE_SAPPHIRERAPIDS)
-  set_source_files_properties(${tile_kernels} PROPERTIES COMPILE_OPTIONS -mtune=sapphirerapids)
+  set_source_files_properties(${amx_kernels} PROPERTIES COMPILE_OPTIONS -mtune=sapphirerapids)
 endif()
 
-# What is emulated there in place of matrix tiles takes compilers a quarter of an hour each under sanitizers. The
+# The emulation of AMX takes compilers a quarter of an hour each under sanitizers. The
 # emulation's memory is its operands', which the other kernels read under them.
 if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=[^ ]*(address|thread)")
-  list(FILTER tile_kernels INCLUDE REGEX "/softmax/")
-  set_property(SOURCE ${tile_kernels} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all)
+  list(FILTER amx_kernels INCLUDE REGEX "/softmax/")
+  set_property(SOURCE ${amx_kernels} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all)
 endif()
 
 # Kernels do without precompiled headers, which would gain them little: compiler caches find them whatever the build folder.

@@ -1,5 +1,5 @@
-// Attention backward on devices: gradients agree with the reference, have the same bits whatever the order of threads,
-// and are refused if there is no kernel.
+// Attention backward on devices: gradients agree with the reference, have the same bits for any order of threads, and
+// throw where they are not implemented.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -75,7 +75,7 @@ TEST_P(CudaBackwardTest, GradientsAgreeWithTheReferenceAtAwkwardSizes) {
   }
 }
 
-// Keys from 70 on and their rows are not finite: the other gradients are the same as without them.
+// Keys from 70 on, and their rows, are not finite. Other gradients are the same as without them.
 TEST_P(CudaBackwardTest, GradientsOfPairsThatAreSeenAlone) {
   const auto gradients = [&](DType dtype, int64_t finite, double value) {
     Problem p = Plain(dtype, {1, 100, 100, 1, 1, 64, 64}, 9);
@@ -108,8 +108,7 @@ TEST_P(CudaBackwardTest, GradientsOfPairsThatAreSeenAlone) {
   }
 }
 
-// The gradient of the output is infinite in one element, and all pairs are seen: the gradients that depend on it are
-// infinite too, and no others.
+// d_o is infinite in one element and all pairs are seen: exactly the gradients that depend on it are infinite.
 TEST_P(CudaBackwardTest, InfiniteGradientsOfF32AreWhatTheReferenceSays) {
   for (const bool of_lse : {false, true}) {
     Problem p = Plain(DType::kF32, {1, 64, 128, 1, 1, 64, 40}, 9);
@@ -172,7 +171,7 @@ TEST_P(CudaBackwardTest, GradientsOfNumbersOnTheCpuAreRefused) {
   }
 }
 
-// The row's lse is so far below the sink that their difference times log2(e) overflows.
+// The lse is so far below the sink that their difference times log2(e) overflows.
 TEST_P(CudaBackwardTest, ARowOfTheMostNegativeBiasHasFiniteGradients) {
   Problem p = Plain(DType::kBF16, {1, 40, 70, 2, 2, 32, 32}, 7);
   const Buffer& bias = p.memory.emplace_back(DType::kF32, std::initializer_list<int64_t>{40, 1}).FillNormal(3);
@@ -184,10 +183,10 @@ TEST_P(CudaBackwardTest, ARowOfTheMostNegativeBiasHasFiniteGradients) {
   EXPECT_TRUE(result.ok) << result.message;
 }
 
-// The gradients of a bias have kernels of their own, which are the same on every device.
+// Gradients of a bias have kernels of their own, the same on every device.
 class CudaBiasGradientTest : public CudaBackwardTest {};
 
-// Covers every way in which a bias repeats, more than one tile, more sequences than a launch has, and packing.
+// Every broadcast of a bias, with more tiles than one, more sequences than a launch takes, and packed.
 TEST_P(CudaBiasGradientTest, AGradientOfABiasIsTheSumOverWhatItRepeats) {
   constexpr Sizes kSize = {2, 66, 70, 2, 1, 16, 16};
   for (int repeats = 0; repeats < 16; ++repeats) {
@@ -210,7 +209,7 @@ TEST_P(CudaBiasGradientTest, AGradientOfABiasIsTheSumOverWhatItRepeats) {
   ASSERT_TRUE(result.ok) << result.message;
 }
 
-// There are more rows than the summing block has threads.
+// There are more rows than a block of head sums has threads.
 TEST_P(CudaBackwardTest, GradientsOfNumbersAreSumsOfAllRows) {
   Problem p = Plain(DType::kBF16, {4, 90, 20, 2, 1, 16, 16}, 7);
   p.options.sinks = p.memory.emplace_back(DType::kF32, std::initializer_list<int64_t>{2}).FillNormal(3).view();
@@ -220,7 +219,7 @@ TEST_P(CudaBackwardTest, GradientsOfNumbersAreSumsOfAllRows) {
   EXPECT_TRUE(result.ok) << result.message;
 }
 
-// The gradients are far beyond or below the range of f16 relative to each other.
+// Problems whose gradients exceed f16's range, or differ by more than it.
 TEST_P(CudaBackwardTest, GradientsOfF16HaveTheRangeOfTheirSums) {
   for (const double size : {1e-6, 3e4}) {
     Problem p = Plain(DType::kF16, {1, 70, 130, 1, 1, 64, 64}, 7);
@@ -228,7 +227,7 @@ TEST_P(CudaBackwardTest, GradientsOfF16HaveTheRangeOfTheirSums) {
     const TensorView d_o(const_cast<void*>(p.d_o.data()), p.d_o.dtype(), p.d_o.sizes(), p.d_o.strides());
     std::vector<int64_t> index(4, 0);
     do {
-      // Rows have different magnitudes, and sums over keys contain both.
+      // Rows of different magnitude, so that sums of keys mix both.
       SetElement(d_o, index, GetElement(d_o, index) * size * (index[1] % 7 == 0 ? 1 : 1e-2));
     } while (NextIndex(d_o.sizes(), index));
     const TensorView v(const_cast<void*>(p.in.v.data()), p.in.v.dtype(), p.in.v.sizes(), p.in.v.strides());
@@ -238,7 +237,7 @@ TEST_P(CudaBackwardTest, GradientsOfF16HaveTheRangeOfTheirSums) {
     } while (NextIndex(v.sizes(), index));
     const TensorView q(const_cast<void*>(p.in.q.data()), p.in.q.dtype(), p.in.q.sizes(), p.in.q.strides());
     const TensorView k(const_cast<void*>(p.in.k.data()), p.in.k.dtype(), p.in.k.sizes(), p.in.k.strides());
-    for (const TensorView& t : {q, k}) {  // keeps the gradients themselves within the range of f16
+    for (const TensorView& t : {q, k}) {  // so that the gradients themselves fit f16
       std::ranges::fill(index, 0);
       do {
         SetElement(t, index, GetElement(t, index) * (size > 1 ? 1e-4 : 1));
@@ -310,7 +309,7 @@ TEST_P(CudaBackwardTest, WhatArrivesMayBeginAnywhere) {
   }
 }
 
-// A row sees one key, which is infinite, at a logit where the cap has slope 0: dq is 0 times infinity.
+// A row sees one infinite key, at a logit where the soft cap has no slope: dq is 0 times infinity.
 TEST_P(CudaBackwardTest, NoSlopeIsNoMask) {
   Problem p = RandomProblem(DType::kBF16, 1122);
   attention::DescribeGradients(p, 1122);

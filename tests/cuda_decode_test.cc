@@ -1,5 +1,5 @@
-// Attention of few queries over many keys on devices (split-KV): the merged segments of keys agree with the reference,
-// and rows have the same bits as in any other call.
+// Attention of few queries over many keys on devices (split-KV): rows agree with the reference and have the bits of any
+// other call.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,9 +19,10 @@ namespace heed {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr DType kDTypes[] = {DType::kF16, DType::kBF16, DType::kF32};  // products of f32 are many, and slow here
+// F32 takes six products each, which are slow here.
+constexpr DType kDTypes[] = {DType::kF16, DType::kBF16, DType::kF32};
 
-// A view of integers in memory that the problem owns.
+// A view of integers, stored in the problem.
 ConstTensorView Integers(Problem& p, const std::vector<int64_t>& values) {
   p.memory.emplace_back(DType::kI64, std::initializer_list<int64_t>{static_cast<int64_t>(values.size())});
   const Buffer& b = p.memory.back();
@@ -29,7 +30,7 @@ ConstTensorView Integers(Problem& p, const std::vector<int64_t>& values) {
   return b.view();
 }
 
-// A problem of several segments of keys, with masks and other terms of logits.
+// A problem with several segments of keys, masks and every other option of logits.
 Problem LongProblem(DType dtype, uint64_t seed) {
   Random random(seed, /*stream=*/77);
   Sizes n;
@@ -72,7 +73,7 @@ Problem LongProblem(DType dtype, uint64_t seed) {
     const Buffer mask = p.memory.emplace_back(DType::kBool, std::initializer_list<int64_t>{n.B, 1, n.Tq, n.Tk});
     std::vector<int64_t> index(4, 0);
     do {
-      // A whole segment is masked, and single pairs.
+      // Masks a whole segment and single pairs.
       mask.Set({index[0], 0, index[2], index[3]}, index[3] / 512 != index[0] && random.Chance(0.7));
     } while (NextIndex(mask.view().sizes(), index));
     o.mask = mask.view();
@@ -82,7 +83,7 @@ Problem LongProblem(DType dtype, uint64_t seed) {
 
 class CudaDecodeTest : public CudaTest {
  protected:
-  // Runs some queries and heads of one sequence of a problem, in a call of their own.
+  // Computes some queries and heads of one sequence in a call of their own.
   Results RunPart(const Problem& all, int64_t b, int64_t begin, int64_t end, int64_t head, int64_t heads) {
     Problem some = all;
     const int64_t group = all.in.q.size(2) / all.in.k.size(2), start = all.in.k.size(1) - all.in.q.size(1);
@@ -117,7 +118,7 @@ class CudaDecodeTest : public CudaTest {
 TEST_P(CudaDecodeTest, RandomProblemsAgreeWithTheReference) {
   AgreesOnSeeds("few rows", SeedsOf(25, 5), [&](uint64_t seed) {
     const Problem p = LongProblem(seed % 5 == 0 ? DType::kF32 : kDTypes[seed % 2], seed);
-    cuda::SetEmulatedMultiprocessors(seed % 4 == 0 ? 1 : 1000);
+    cuda::SetEmulatedSms(seed % 4 == 0 ? 1 : 1000);
     return CompareWithReference(p, Run(p));
   });
 }
@@ -133,17 +134,17 @@ TEST_P(CudaDecodeTest, AgreesWithTheReferenceAtBordersOfSegments) {
       const Options& options = all[static_cast<size_t>(keys + Tq) % all.size()];
       Problem p = Plain(kDTypes[(keys + Tq) % (D <= 128 ? 3 : 2)], {2, Tq, keys, group, 1, D, Dv}, 7);
       p.options = options;
-      cuda::SetEmulatedMultiprocessors(1000);
+      cuda::SetEmulatedSms(1000);
       const Comparison result = CompareWithReference(p, Run(p));
       ASSERT_TRUE(result.ok) << Tq << " " << keys << " " << D << ": " << result.message;
     }
   }
 }
 
-// These tests also have many rows, for which Hopper has other kernels.
+// Tests with large-M blocks too, which are other kernels on Hopper.
 class CudaManyAndFewRowsTest : public CudaDecodeTest {};
 
-// Compares blocks of many rows that pass over all keys, split-KV blocks of many rows, and small-M blocks.
+// Compares large-M blocks that sweep all keys, large-M blocks that split them, and small-M blocks.
 TEST_P(CudaManyAndFewRowsTest, ARowHasTheSameBitsInEveryCall) {
   for (const auto& [dtype, D, Dv, general] : {std::tuple{DType::kBF16, 64, 64, false},
                                               {DType::kF16, 128, 128, false},
@@ -168,9 +169,9 @@ TEST_P(CudaManyAndFewRowsTest, ARowHasTheSameBitsInEveryCall) {
       all.options.sink_tokens = f32 ? 10 : 100;
       all.options.key_starts = Integers(all, {75, f32 ? 5 : 130});
     }
-    cuda::SetEmulatedMultiprocessors(1);
+    cuda::SetEmulatedSms(1);
     const Results whole = Run(all);
-    cuda::SetEmulatedMultiprocessors(1000);
+    cuda::SetEmulatedSms(1000);
     const Results parts = Run(all);
     EXPECT_TRUE(SameBits(whole.o.view(), parts.o.view()));
     EXPECT_TRUE(SameBits(whole.lse.view(), parts.lse.view()));
@@ -195,16 +196,16 @@ TEST_P(CudaManyAndFewRowsTest, RowsAndSegmentsWithoutAVisibleKeyAreEmpty) {
     Problem p = Plain(DType::kBF16, {2, queries, 1600, 2, 1, 64, 64}, 9);
     const Buffer mask = p.memory.emplace_back(DType::kBool, std::initializer_list<int64_t>{2, 1, queries, 1600});
     mask.FillConstant(0);
-    // Row 1 of the second sequence sees a key of the second segment and two of the last; no other row sees any key.
+    // Row 1 of the second sequence sees a key of the second segment and two of the last; all other rows see none.
     for (const int64_t key : {700, 1536, 1599}) mask.Set({1, 0, 1, key}, 1);
     p.options.mask = mask.view();
-    cuda::SetEmulatedMultiprocessors(1000);
+    cuda::SetEmulatedSms(1000);
     const Results results = Run(p);
     const Comparison result = CompareWithReference(p, results);
     EXPECT_TRUE(result.ok) << result.message;
     EXPECT_EQ(results.lse.Get({1, 1, 0}), -kInfinity);
     EXPECT_TRUE(std::isfinite(results.lse.Get({1, 1, 1})));
-    // A window of keys that precede the first one.
+    // The window has only keys before the first.
     p.options.mask = {};
     p.options.window = {5, 0};
     p.options.query_starts = Integers(p, {-100, 1000});
@@ -221,9 +222,9 @@ TEST_P(CudaDecodeTest, WhatIsNotFiniteReachesThoseWhoSeeItAlone) {
       if (LeavesOut(4)) continue;
       Problem p = Plain(dtype, {1, queries, 1200, 2, 1, 64, 64}, 9);
       p.options.causal = true;
-      cuda::SetEmulatedMultiprocessors(1000);
+      cuda::SetEmulatedSms(1000);
       const Results expected = Run(p);
-      // The last query alone sees the last key, in the last segment.
+      // Only the last query sees the last key, in the last segment.
       for (const double value : {std::numeric_limits<double>::quiet_NaN(), kInfinity}) {
         for (const int tensor : {1, 2}) {
           Problem other = Plain(p.in.q.dtype(), {1, queries, 1200, 2, 1, 64, 64}, 9);
@@ -248,7 +249,7 @@ TEST_P(CudaDecodeTest, WhatIsNotFiniteReachesThoseWhoSeeItAlone) {
   }
 }
 
-// Infinite logits: a row with a logit of +infinity is NaN; a key with a logit of -infinity has no effect.
+// Infinite logits: a row with +infinity is NaN, a key with -infinity counts as masked.
 TEST_P(CudaDecodeTest, InfiniteLogitsAgreeWithTheReference) {
   for (const DType dtype : kDTypes) {
     for (const double sign : {-1.0, 1.0}) {
@@ -300,13 +301,13 @@ TEST_P(CudaDecodeTest, EachTensorMayBeginAnywhere) {
   }
 }
 
-// Keys and values of a problem in pages of pools, in random order and with unused pages of NaN in between.
+// Keys and values of a problem in pages of pools, permuted, with NaN pages in between.
 struct PagedProblem {
   Buffer k_pool, v_pool;
   std::vector<int64_t> indptr = {0}, indices, last_page_len;
   bool heads_first;
 
-  // Sequence b has the first lengths[b] keys of p's or, if packed, those between two boundaries.
+  // Sequence b has the first lengths[b] keys of p, or of packed sequence b.
   PagedProblem(const Problem& p, const std::vector<int64_t>& firsts, const std::vector<int64_t>& lengths,
                int64_t tokens, bool with_heads_first, uint64_t seed, int gap = 0, int k_shift = 0, int v_shift = 0)
       : heads_first(with_heads_first) {
@@ -320,7 +321,7 @@ struct PagedProblem {
     for (int64_t i = 0; i < pages; ++i) order.insert(order.begin() + random.Integer(0, i), i);
     indices.assign(order.begin(), order.begin() + used);
     const int64_t D = p.in.k.size(3), Dv = p.in.v.size(3);
-    // Rows of keys and values are equally far apart.
+    // Keys and values have the same row stride, that of the larger rows.
     const int64_t row = std::max(D, Dv) + gap, page = tokens * H * row;
     const auto pool = [&](int64_t channels, int shift) {
       return heads_first ? Buffer(p.in.k.dtype(), std::vector<int64_t>{pages, H, tokens, channels},
@@ -359,7 +360,7 @@ struct PagedProblem {
 
 class CudaPagesTest : public CudaDecodeTest {
  protected:
-  // Runs a problem on the device with its keys and values in pages.
+  // A problem's queries, outputs and options on the device.
   Results RunPages(const Problem& p, const PagedProblem& pages, const Options& options) {
     const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), pages.k_pool.view()), v(*GetParam(), pages.v_pool.view());
     Results results = {Buffer(p.o.dtype, p.o.sizes), Buffer(p.lse.dtype, p.lse.sizes)};
@@ -391,7 +392,7 @@ TEST_P(CudaPagesTest, RowsHaveTheBitsOfForward) {
       p.options.query_lengths = Integers(p, counts);
       const PagedProblem pages(p, {0, 0, 0}, lengths, tokens, seed % 4 < 2, seed);
       cuda::SetEmulatedSeed(seed++);
-      cuda::SetEmulatedMultiprocessors(seed % 5 == 0 ? 1 : 1000);
+      cuda::SetEmulatedSms(seed % 5 == 0 ? 1 : 1000);
       const Results paged = RunPages(p, pages, p.options);
       p.options.key_lengths = Integers(p, lengths);
       p.options.query_starts = Integers(p, {lengths[0] - counts[0], lengths[1] - counts[1], lengths[2] - counts[2]});
@@ -438,7 +439,7 @@ TEST_P(CudaPagesTest, MoreSequencesThanALaunchAndMoreOptions) {
   p.options.prefix = Integers(p, std::vector<int64_t>(35, 4));
   p.options.key_starts = Integers(p, std::vector<int64_t>(35, 2));
   p.options.chunk = 30;
-  const PagedProblem pages(p, firsts, lengths, 5, true, 3, /*gap=*/1);  // rows at any alignment
+  const PagedProblem pages(p, firsts, lengths, 5, true, 3, /*gap=*/1);  // rows are not aligned
   const Results paged = RunPages(p, pages, p.options);
   p.options.key_lengths = Integers(p, lengths);
   std::vector<int64_t> starts;

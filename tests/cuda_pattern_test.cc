@@ -1,5 +1,4 @@
-// Patterns and segments of attention on devices: rows keep the pairs that the reference keeps, whichever rows share
-// their blocks.
+// Patterns and segments of attention on devices: masks agree with the reference, whichever rows share a block.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -15,7 +14,7 @@ namespace {
 
 class CudaPatternTest : public CudaTest {
  protected:
-  // Compares a problem and its gradients.
+  // Compares a problem and its gradients with the reference.
   void Agrees(Problem p, const std::string& what) {
     attention::DescribeGradients(p, 5);
     const Comparison forward = CompareWithReference(p, Run(p));
@@ -25,7 +24,7 @@ class CudaPatternTest : public CudaTest {
   }
 };
 
-// Many rows and few, one head and several, shapes of one row block and of two.
+// Large-M and small-M blocks, of one head and several, with one m-fragment and two.
 constexpr Sizes kSizes[] = {
     {1, 200, 260, 2, 1, 64, 64}, {2, 3, 700, 4, 2, 16, 16}, {1, 90, 150, 4, 1, 128, 128}, {1, 40, 170, 4, 2, 64, 64}};
 
@@ -61,9 +60,9 @@ TEST_P(CudaPatternTest, HeadsHaveTheirPatterns) {
   }
 }
 
-// Tiles of kernels begin at the first valid key, those of tile lists at key 0.
+// A kernel's tiles begin at the first valid key, listed tiles at key 0.
 TEST_P(CudaPatternTest, KeysMayBeginInATile) {
-  // Every other tile of the list is kept: a tile of a kernel overlaps a kept tile and one that is not.
+  // Every other tile is listed, as a whole: a kernel's tile has a part of one and none of the next.
   const Buffer keep(DType::kBool, {16, 16});
   for (int64_t i = 0; i < 16; ++i) {
     for (int64_t j = 0; j < 16; ++j) keep.Set({i, j}, (i + j) % 2);
@@ -82,7 +81,7 @@ TEST_P(CudaPatternTest, KeysMayBeginInATile) {
   }
 }
 
-// Most tiles are kept by no row, and among them are whole segments of 512 keys of split-KV blocks.
+// Most tiles are masked, and with them whole segments of 512 keys, of which small-M blocks compute no split.
 TEST_P(CudaPatternTest, MostKeysAreNobodys) {
   for (const int64_t rows : {1, 5, 70}) {
     if (LeavesOut(2)) continue;
@@ -116,7 +115,7 @@ TEST_P(CudaPatternTest, SegmentsAgreeWithTheReference) {
   }
 }
 
-// In long segments most tiles belong to one segment entirely: these are not masked, and others are not visited.
+// In long segments most tiles belong to one segment: these are not masked, others are skipped.
 TEST_P(CudaPatternTest, LongSegmentsHaveTheBitsOfPackedSequences) {
   Problem p = Plain(DType::kBF16, {1, 256, 256, 2, 1, 64, 64}, 7);
   std::vector<int32_t> ids;

@@ -1,4 +1,5 @@
-// Recurrences on devices: GPU kernels agree with the references, keep a token's bits and refuse unsupported calls.
+// Recurrences on devices: GPU kernels agree with the references, keep a token's bits, and throw where something is not
+// implemented.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +36,7 @@ recurrent::Mechanism LinearAttention(linear_attention::FeatureMap map, const std
   own.feature_map = map;
   own.normalize = normalize;
   own.causal = causal;
-  own.eps = 0.3;  // large enough to be visible in the sum
+  own.eps = 0.3;  // large enough to show in the sum
   return recurrent::Bound<linear_attention::Options>(
       "linear_attention", DefinitionOf(own), own,
       {&linear_attention::Forward, &linear_attention::Backward, &linear_attention::Reference,
@@ -43,7 +44,7 @@ recurrent::Mechanism LinearAttention(linear_attention::FeatureMap map, const std
       &linear_attention::Math, " " + name + (normalize ? " normalized" : "") + (causal ? "" : " not causal"));
 }
 
-// The mechanisms that the kernel supports.
+// The mechanisms that the kernel takes.
 const std::vector<recurrent::Mechanism>& Mechanisms() {
   static const std::vector<recurrent::Mechanism> mechanisms = [] {
     using enum linear_attention::FeatureMap;
@@ -69,7 +70,7 @@ constexpr DType kDTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
 
 class CudaRecurrenceTest : public AgreementTest {
  protected:
-  // The results of a call of simple_gla on tokens [begin, end): o and the last state.
+  // Calls simple_gla on tokens [begin, end).
   struct Results {
     Buffer o, state;
   };
@@ -151,7 +152,7 @@ TEST_P(CudaRecurrenceTest, SizesAndVariantsAgreeWithTheReference) {
   }
 }
 
-// Inputs with their memory.
+// Inputs and their memory.
 struct Problems {
   static DType Wide(DType dtype) { return dtype == DType::kF64 ? dtype : DType::kF32; }
   Problems(DType dtype, int64_t B, int64_t T, int64_t H, int64_t K, int64_t V, uint64_t seed = 1)
@@ -168,7 +169,7 @@ struct Problems {
     in.initial.S = initial.view();
     return in;
   }
-  // Tokens [begin, end), continuing from a state.
+  // Computes tokens [begin, end) from a state on.
   Inputs Tokens(int64_t begin, int64_t end, const ConstTensorView& state) const {
     Inputs in = Views();
     for (ConstTensorView* t : {&in.q, &in.k, &in.v, &in.log_decay}) *t = t->Slice(1, begin, end);
@@ -180,13 +181,13 @@ struct Problems {
 
 TEST_P(CudaRecurrenceTest, BitsDoNotDependOnSegments) {
   const Problems p(DType::kBF16, 1, 700, 1, 24, 70);
-  cuda::SetEmulatedMultiprocessors(1);
+  cuda::SetEmulatedSms(1);
   const Results whole = Run(p.Views());
-  for (const int multiprocessors : {2, 100}) {
-    cuda::SetEmulatedMultiprocessors(multiprocessors);
+  for (const int num_sms : {2, 100}) {
+    cuda::SetEmulatedSms(num_sms);
     const Results cut = Run(p.Views());
-    EXPECT_TRUE(SameBits(whole.o.view(), cut.o.view())) << multiprocessors;
-    EXPECT_TRUE(SameBits(whole.state.view(), cut.state.view())) << multiprocessors;
+    EXPECT_TRUE(SameBits(whole.o.view(), cut.o.view())) << num_sms;
+    EXPECT_TRUE(SameBits(whole.state.view(), cut.state.view())) << num_sms;
   }
 }
 
@@ -264,7 +265,7 @@ TEST_P(CudaRecurrenceTest, WhatIsNotFiniteReachesNoTokenBefore) {
       }
     }
   }
-  // A decay that is NaN makes all later tokens NaN.
+  // A NaN decay reaches every later output.
   p.v.Set({0, 37, 0, 3}, 0);
   p.log_decay.Set({0, 20, 0}, std::numeric_limits<double>::quiet_NaN());
   const Results nan = Run(p.Views());
@@ -272,7 +273,7 @@ TEST_P(CudaRecurrenceTest, WhatIsNotFiniteReachesNoTokenBefore) {
 }
 
 TEST_P(CudaRecurrenceTest, DecaysThatForgetAndThatGrow) {
-  // A log decay of -infinity resets the state; positive values count as 0.
+  // A log decay of -infinity clears the state; one above 0 counts as 0.
   const Problems p(DType::kBF16, 1, 90, 1, 24, 20);
   p.log_decay.Set({0, 70, 0}, -std::numeric_limits<double>::infinity());
   p.log_decay.Set({0, 75, 0}, 3);
@@ -291,7 +292,7 @@ TEST_P(CudaRecurrenceTest, DecaysThatForgetAndThatGrow) {
   }
 }
 
-// mLSTM of one head with its memory, f32.
+// An mLSTM of one head in f32, with its memory.
 struct GatedProblem {
   static constexpr int64_t kSize = 3;
 
@@ -307,7 +308,7 @@ struct GatedProblem {
           m(DType::kF32, {1, 1}) {}
     Buffer o, S, z, m;
   };
-  // Runs tokens [begin, end), continuing from `before` if it is not null.
+  // Computes tokens [begin, end), from a state or from zeros.
   Results Run(Context& ctx, const TestDevice& device, int64_t begin, int64_t end,
               const Results* before = nullptr) const {
     Results results(end - begin);
@@ -350,7 +351,7 @@ TEST_P(CudaRecurrenceTest, NearlyOpenGatesForgetBesideALargeMaximum) {
   const double forgets = 1e-5;
   const GatedProblem p(kTokens);
   p.i.FillConstant(-1e4);
-  p.i.Set({0, 0, 0}, 1000);  // one token writes
+  p.i.Set({0, 0, 0}, 1000);  // one token dominates
   p.f.FillConstant(std::log(1 / forgets));
   const GatedProblem::Results results = p.Run(ctx_, *GetParam(), 0, kTokens);
   const double left = std::exp(-forgets * (kTokens - 1)), relative = std::exp(results.m.Get({0, 0}) - 1000);

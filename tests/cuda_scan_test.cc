@@ -1,4 +1,5 @@
-// Scans on devices: GPU kernels agree with the references, keep a token's bits and refuse unsupported calls.
+// Scans on devices: GPU kernels agree with the references, keep a token's bits, and throw where something is not
+// implemented.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -84,7 +85,7 @@ TEST_P(CudaScanTest, RandomProblemsAgreeWithTheReference) {
   }
 }
 
-// The number of tokens T, and of channels per token, each with a number of states.
+// T tokens, D channels, and states per channel.
 struct Size {
   int64_t T, D, states;
 };
@@ -122,7 +123,7 @@ TEST_P(CudaScanTest, SizesAndVariantsAgreeWithTheReference) {
   }
 }
 
-// Inputs with their memory.
+// Inputs and their memory.
 struct Tensors {
   Tensors(DType dtype, int64_t sequences, int64_t channels, int64_t N, int64_t T, uint64_t seed = 1)
       : u(dtype, {sequences, channels, T}), delta(dtype, {sequences, channels, T}), z(dtype, {sequences, channels, T}),
@@ -147,7 +148,7 @@ struct Tensors {
     in.initial = initial.view();
     return in;
   }
-  // Tokens [begin, end), continuing from a state.
+  // Computes tokens [begin, end) from a state on.
   Inputs Tokens(int64_t begin, int64_t end, const ConstTensorView& state) const {
     Inputs in = Views();
     for (ConstTensorView* t : {&in.u, &in.delta, &in.z, &in.B, &in.C}) *t = t->Slice(2, begin, end);
@@ -157,7 +158,7 @@ struct Tensors {
   Buffer u, delta, z, B, C, A, D, bias, initial;
 };
 
-// du, ddelta, dz, dB, dC and dinitial of sequences [begin, end).
+// Returns du, ddelta, dz, dB, dC and dinitial of sequences [begin, end).
 std::vector<Buffer> CudaScanTest::RunBackward(const Tensors& x, const Buffer& d_o, int64_t begin, int64_t end) {
   const auto of = [&](const Buffer& buffer) {
     return DeviceTensor(*GetParam(), ConstTensorView(buffer.view()).Slice(0, begin, end));
@@ -235,7 +236,7 @@ TEST_P(CudaScanTest, GradientsOfManySequencesAreSeveralLaunchesWhoseNumberDoesNo
 }
 
 TEST_P(CudaScanTest, AnInfinityOfCStaysInTheGradientOfItsState) {
-  // The block is larger than the number of channels; the missing ones must not contribute.
+  // Blocks do not compute channels beyond the tensor.
   const Tensors x(DType::kF32, 1, 33, 5, 20);
   const Buffer d_o(DType::kF32, {1, 33, 20});
   x.u.FillConstant(1);
@@ -318,15 +319,14 @@ TEST_P(CudaScanTest, StatesWhoseDecaysAreNearOneDoNotDrift) {
   const double step = std::log1p(std::exp(-7.25));
   for (int64_t n = 0; n < 4; ++n) {
     const double expected = std::exp(step * x.A.Get({0, n}) * kTokens);
-    // Rounding each factor would give an error of 1e-4.
-    EXPECT_NEAR(results.state.Get({0, 0, n}), expected, 5e-6 * expected) << n;
+    EXPECT_NEAR(results.state.Get({0, 0, n}), expected, 5e-6 * expected) << n;  // rounded factors would give 1e-4
   }
 }
 
 TEST_P(CudaScanTest, RatesOfMinusInfinityForgetEverything) {
   const Tensors x(DType::kF32, 1, 3, 4, 20);
   for (int64_t n = 0; n < 4; ++n) x.A.Set({1, n}, -std::numeric_limits<double>::infinity());
-  x.delta.Set({0, 1, 10}, -1000);  // a step of 0 keeps the state
+  x.delta.Set({0, 1, 10}, -1000);  // a step of 0 does not decay
   const Results results = Run(x.Views());
   const Results last = Run(x.Tokens(19, 20, {}));
   EXPECT_EQ(results.o.Get({0, 1, 19}), last.o.Get({0, 1, 0}));

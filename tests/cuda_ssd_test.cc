@@ -1,4 +1,4 @@
-// SSD on devices: it agrees with its reference, and refuses unsupported calls.
+// SSD on devices: it agrees with its reference, and throws where something is not implemented.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -55,7 +55,7 @@ TEST_P(CudaSsdTest, SizesAndVariantsAgreeWithTheReference) {
   Print("ssd", closest);
 }
 
-// Inputs of one sequence with their memory, on a device.
+// Inputs of one sequence and their memory, on a device.
 struct Tensors {
   Tensors(const TestDevice& device, DType dtype, int64_t N)
       : host_x(dtype, {1, 5, 2, 8}), host_dt(dtype == DType::kF64 ? dtype : DType::kF32, {1, 5, 2}),

@@ -1,4 +1,5 @@
-// Attention forward on devices: GPU kernels agree with the reference, keep a row's bits and refuse unsupported calls.
+// Attention forward on devices: GPU kernels agree with the reference, keep a row's bits, and throw where something is
+// not implemented.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -57,7 +58,7 @@ TEST_P(CudaTest, AgreesWithTheReferenceAtAwkwardSizes) {
       ASSERT_TRUE(result.ok) << Name(p.in.q.dtype()) << " " << sizes << " options " << i << ": " << result.message;
     }
     if (IsRepeated(DType::kF32, sizes.D)) continue;
-    Problem p = Plain(DType::kF32, sizes, 7);  // f32 products are slow here
+    Problem p = Plain(DType::kF32, sizes, 7);  // f32 is slow here
     p.options = all[static_cast<size_t>(sizes.D + sizes.Tk) % all.size()];
     const Comparison result = CompareWithReference(p, Run(p));
     ASSERT_TRUE(result.ok) << "f32 " << sizes << ": " << result.message;
@@ -79,7 +80,7 @@ TEST_P(CudaTest, ARowsBitsAreItsOwn) {
   const Results expected = Run(all);
   for (const auto& [b, begin, end, head] :
        {std::tuple{0, 0, 1, 0}, {1, 7, 70, 2}, {2, 100, 150, 0}, {1, 149, 150, 2}}) {
-    // Some rows of one sequence, and the heads of one key head.
+    // Computes rows of one sequence, and the query heads of one key head.
     const int64_t starts[] = {50 + begin};
     Problem some = all;
     const auto part = [&](const ConstTensorView& t, int64_t from, int64_t to, int64_t first_head, int64_t heads) {
@@ -107,7 +108,7 @@ TEST_P(CudaTest, KeysThatARowDoesNotSeeDoNotMatterToIt) {
     Problem p = Plain(dtype, {1, 100, 100, 1, 1, 64, 64}, 9);
     p.options.causal = true;
     const Results expected = Run(p);
-    for (uint64_t seed = 1; seed < 7; ++seed) {  // each thread uses some of them
+    for (uint64_t seed = 1; seed < 7; ++seed) {  // each thread takes some of them out of the product
       const double value = seed % 2 == 0 ? kInfinity : std::numeric_limits<double>::quiet_NaN();
       cuda::SetEmulatedSeed(seed);
       Problem other = Plain(dtype, {1, 100, 100, 1, 1, 64, 64}, 9);
@@ -159,7 +160,7 @@ TEST_P(CudaTest, AValueThatIsNotFiniteReachesThoseWhoSeeItAlone) {
   }
 }
 
-// Numbers of f32 that round to infinity as bf16, and infinite ones, in products that are finite.
+// f32 numbers that round to infinity in bf16, and infinities, in products of splits.
 TEST_P(CudaTest, NumbersOfF32ThatPiecesDoNotHoldAreMultipliedWhole) {
   for (const double large : {static_cast<double>(std::numeric_limits<float>::max()), -kInfinity}) {
     for (const int64_t queries : {5, 70}) {
@@ -215,7 +216,7 @@ TEST_P(CudaTest, HeadsAndEntriesMayShareRows) {
 
 TEST_P(CudaTest, RowsOfF32MayFollowEachOtherAtFourElements) {
   const Problem whole = Plain(DType::kF32, {1, 20, 70, 2, 1, 68, 68}, 9);
-  Problem p = whole;  // rows of 64 elements, aligned to 16 bytes but not to eight elements
+  Problem p = whole;  // rows of 64 elements, 16-byte aligned but not at multiples of 8 elements
   p.in = {whole.in.q.Slice(3, 4, 68), whole.in.k.Slice(3, 4, 68), whole.in.v.Slice(3, 4, 68)};
   DescribeOutputs(p);
   EXPECT_TRUE(CompareWithReference(p, Run(p)).ok);
@@ -278,7 +279,7 @@ TEST_P(CudaTest, ExplainNamesTheKernel) {
   }
 }
 
-// The message that a call throws. It must write nothing.
+// Returns what a call throws, and checks that it writes nothing.
 template <class Error>
 std::string Refusal(Context& ctx, const Inputs& in, const Options& options, const DeviceTensor& o, const Buffer& host) {
   std::string what;
@@ -324,7 +325,7 @@ TEST_P(CudaTest, TensorsOfSeveralDevicesAreRefused) {
   EXPECT_THAT(refusal({q.view(), k.view(), elsewhere}), HasSubstr("v is on cuda:1, expected cuda:0 as q"));
   const ConstTensorView unknown(t.data(), t.dtype(), t.sizes(), t.strides(), {static_cast<DeviceType>(7), 2});
   EXPECT_THAT(refusal({unknown, k.view(), v.view()}), HasSubstr("q is on device 7:2, expected the CPU"));
-  // Tensors that are read while arguments are checked must be on the CPU.
+  // Data that argument checks read is on the CPU.
   const Buffer lengths(DType::kI64, {1}), slopes(DType::kF32, {1});
   const DeviceTensor device_lengths(device, lengths.view()), device_slopes(device, slopes.view());
   const ConstTensorView s = device_slopes.view();
@@ -339,7 +340,7 @@ TEST_P(CudaTest, TensorsOfSeveralDevicesAreRefused) {
 }
 
 TEST_P(CudaTest, AStreamOfAnotherDeviceIsRefused) {
-  if (GetParam() != &cuda::EmulatedDevice()) return;  // it accepts every stream
+  if (GetParam() != &cuda::EmulatedDevice()) return;  // which accepts any stream
   const Problem p = Plain(DType::kBF16, {1, 4, 4, 1, 1, 16, 16}, 1);
   const Buffer host(DType::kBF16, p.o.sizes);
   const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), p.in.k), v(*GetParam(), p.in.v),
@@ -368,7 +369,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, CudaTest, testing::ValuesIn(DevicesOfAttention
 INSTANTIATE_TEST_SUITE_P(Devices, CudaTestOf16Bits, testing::ValuesIn(DevicesOfAttention()), NameOf);
 INSTANTIATE_TEST_SUITE_P(Devices, CudaTestOfF32, testing::ValuesIn(Devices()), NameOf);
 
-// A library that reports invented device facts.
+// A library with chosen device properties.
 const char* OldDevice(int32_t, cuda::DeviceFacts* facts) {
   *facts = {7, 5, 65536};
   return nullptr;
@@ -388,7 +389,7 @@ TEST(CudaLibraryTest, WhatIsMissingIsSaid) {
                                    .allocate = nullptr,
                                    .free = nullptr,
                                    .upload = nullptr,
-                                   .map_rows = nullptr,
+                                   .encode_tensor_map = nullptr,
                                    .softmax = cuda::EmulatedDevice().library()->softmax,
                                    .recurrence = nullptr,
                                    .ssd = nullptr,
@@ -413,7 +414,7 @@ TEST(CudaLibraryTest, WhatIsMissingIsSaid) {
   EXPECT_THAT(refusal(&NoDriver, 64), HasSubstr("softmax_cuda cannot run: no driver is installed"));
 }
 
-// The installed library, if there is one: it loads without a driver and reports that none is there.
+// The installed library, if there is one: without a driver it is loaded too, and reports that.
 TEST(CudaLibraryTest, IsFoundOrWhyNot) {
   std::string why_not;
   const cuda::Library* library = cuda::Find(&why_not);

@@ -1,6 +1,4 @@
-// bench_cuda: GPU kernels as fractions of what the device attains. Each is checked against its reference first.
-//
-//  usage: bench_cuda [--emulated] [FILTER]
+// bench_cuda: GPU kernels as fractions of the device's limits, each checked against its reference first.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -49,7 +47,7 @@ struct Line {
   std::string name;
   Limit limit;
   double goal;
-  // Prepares the line, and then runs f(a run on the device, flops, bytes).
+  // Prepares the run and calls `measure` with it, its flops and its bytes.
   using Measure = std::function<void(const std::function<void()>& run, double flops, double bytes)>;
   std::function<void(const Measure& measure)> prepare;
 };
@@ -121,7 +119,7 @@ struct AttentionSizes {
   int64_t B, Tq, Tk, Hq, Hkv, D;
 };
 
-// A tensor on the device, of normal numbers or, with seed 0, uninitialised.
+// A tensor on the device with normal numbers, or, for seed 0, uninitialised.
 class OnGpu {
  public:
   OnGpu(const TestDevice& device, const std::vector<int64_t>& sizes, uint64_t seed, DType dtype = DType::kBF16)
@@ -180,7 +178,7 @@ double Bytes(const std::vector<ConstTensorView>& views) {
   return bytes;
 }
 
-// A mechanism on the device that passes each run to `measure` instead of returning results.
+// A mechanism on the device whose runs are passed to `measure`.
 mechanism::Mechanism Measured(const TestDevice& device, const mechanism::Mechanism& m, const Line::Measure& measure) {
   mechanism::Mechanism result = m;
   for (auto* pass : {&result.forward, &result.backward, &result.step}) {
@@ -226,7 +224,7 @@ MakeCase OfRecurrent(const char* name) {
   };
 }
 
-// D channels of 16 states.
+// A selective scan of D channels with 16 states each.
 Case MakeScan(const ssd::Moving& moved, const CaseRequest& request) {
   selective_scan::Options options;
   options.delta_softplus = true;

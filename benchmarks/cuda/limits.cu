@@ -1,4 +1,4 @@
-// The limits of a GPU.
+// Measured limits of a GPU: copies, and bf16 products by mma.sync.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 namespace heed::bench {
 
 #if defined(HEED_WITH_HOPPER)
-// Defined in products_hopper.cu.
-const char* MultiplyInGroups(int multiprocessors);
-double FlopsInGroups(int multiprocessors);
+// wgmma_limit.cu
+const char* LaunchWgmma(int num_sms);
+double WgmmaFlops(int num_sms);
 #else
-const char* MultiplyInGroups(int) { return nullptr; }
-double FlopsInGroups(int) { return 0; }
+const char* LaunchWgmma(int) { return nullptr; }
+double WgmmaFlops(int) { return 0; }
 #endif
 
 namespace {
@@ -25,21 +25,19 @@ void Check(const char* error) {
 }
 void Check(cudaError_t error) { Check(error == cudaSuccess ? nullptr : cudaGetErrorString(error)); }
 
-// Warps of a block; accumulators of a warp; products per accumulator.
-constexpr int kWarps = 8, kSums = 8, kSteps = 4096;
+constexpr int kWarps = 8, kSums = 8, kSteps = 4096;  // warps per block; independent sums per warp; steps
 
-// Chains of products that depend on nothing but their own accumulators.
+// Independent chains of mma.sync.
 __global__ void __launch_bounds__(kWarps * 32) Products(float* out) {
   const heed::cuda::GpuMachine machine(nullptr);
-  const uint32_t one = 0x3F803F80u;  // two bf16 ones
+  const uint32_t one = 0x3F803F80u;  // two bf16
   const uint32_t a[4] = {one, one, one, one}, b[2] = {one, one};
   float sums[kSums][4] = {};
 #pragma unroll
-  // Different values, else the chains would be merged.
-  for (int i = 0; i < kSums; ++i) sums[i][0] = static_cast<float>(i);
+  for (int i = 0; i < kSums; ++i) sums[i][0] = static_cast<float>(i);  // different, or the compiler merges them
   for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) machine.Multiply<DType::kBF16>(a, b, sums[i]);
+    for (int i = 0; i < kSums; ++i) machine.MmaSync<DType::kBF16>(a, b, sums[i]);
   }
   float sum = 0;
 #pragma unroll
@@ -68,18 +66,18 @@ class GpuClock : public Timed {
     Check(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToDevice));
   }
   void Multiply() const override {
-    if (has_groups()) return Check(MultiplyInGroups(facts_.multiProcessorCount));
+    if (has_wgmma()) return Check(LaunchWgmma(facts_.multiProcessorCount));
     Products<<<blocks(), kWarps * 32>>>(nullptr);
     Check(cudaGetLastError());
   }
   double multiply_flops() const override {
-    return has_groups() ? FlopsInGroups(facts_.multiProcessorCount)
-                        : 2.0 * 16 * 8 * 16 * kSums * kSteps * kWarps * blocks();
+    return has_wgmma() ? WgmmaFlops(facts_.multiProcessorCount)
+                       : 2.0 * 16 * 8 * 16 * kSums * kSteps * kWarps * blocks();
   }
 
  private:
   int blocks() const { return 2 * facts_.multiProcessorCount; }
-  bool has_groups() const { return facts_.major == 9 && FlopsInGroups(1) > 0; }
+  bool has_wgmma() const { return facts_.major == 9 && WgmmaFlops(1) > 0; }
 
   cudaDeviceProp facts_;
   cudaEvent_t first_ = nullptr, last_ = nullptr;

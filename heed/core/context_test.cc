@@ -95,13 +95,13 @@ TEST(ContextTest, EveryAvailableTargetCanBeTheCap) {
     EXPECT_EQ(TargetName(ctx.allowed_targets()), name);
     const ScopedIsa isa(name.c_str());
     EXPECT_EQ(TargetName(Context(1).allowed_targets()), name);
-    EXPECT_EQ(TilesOf(ctx.allowed_targets()), TileUnit::kNone);
+    EXPECT_EQ(AmxOf(ctx.allowed_targets()), AmxUnit::kNone);
   }
   ctx.set_isa("tiles");
   EXPECT_EQ(ctx.allowed_targets(), kAllTargets);
   EXPECT_EQ(TargetName(ctx.allowed_targets()), SimdTargets().front());
-  EXPECT_EQ(TilesOf(kAllTargets), os::HasMatrixTiles() ? TileUnit::kMatrix : TileUnit::kNone);
-  EXPECT_EQ(os::HasMatrixTiles(), os::WhyNoMatrixTiles().empty());
+  EXPECT_EQ(AmxOf(kAllTargets), os::HasAmx() ? AmxUnit::kHardware : AmxUnit::kNone);
+  EXPECT_EQ(os::HasAmx(), os::WhyNoAmx().empty());
 }
 
 TEST(ContextTest, TargetsHaveTheNamesOfCompilersToo) {

@@ -27,8 +27,8 @@ int64_t Available(DType dtype) {
 int64_t Available() { return Available(DType::kBF16) | (Supported() & HWY_AVX3_DL); }
 
 // AMX is not a Highway target here. Highway reserves the lowest bits, so this one is free.
-constexpr int64_t kTiles = 1;
-static_assert((HWY_TARGETS & kTiles) == 0);
+constexpr int64_t kAmx = 1;
+static_assert((HWY_TARGETS & kAmx) == 0);
 
 std::atomic<int> emulations{0};
 
@@ -44,7 +44,7 @@ int64_t BestAllowed(int64_t allowed) {
 
 std::vector<std::string> AvailableTargets(DType dtype) {
   std::vector<std::string> names;
-  if (dtype != DType::kF64 && TilesOf(kAllTargets) != TileUnit::kNone) {
+  if (dtype != DType::kF64 && AmxOf(kAllTargets) != AmxUnit::kNone) {
     names.emplace_back("tiles");
   }
   for (int64_t rest = Available(dtype); rest != 0; rest &= rest - 1) {
@@ -76,14 +76,14 @@ int64_t TargetsUpTo(std::string_view given) {
 
 const char* TargetName(int64_t allowed) { return hwy::TargetName(BestAllowed(allowed)); }
 
-TileUnit TilesOf(int64_t allowed) {
-  if ((allowed & kTiles) == 0) return TileUnit::kNone;
-  if (emulations.load(std::memory_order_relaxed) > 0) return TileUnit::kEmulated;
-  return os::HasMatrixTiles() ? TileUnit::kMatrix : TileUnit::kNone;
+AmxUnit AmxOf(int64_t allowed) {
+  if ((allowed & kAmx) == 0) return AmxUnit::kNone;
+  if (emulations.load(std::memory_order_relaxed) > 0) return AmxUnit::kEmulated;
+  return os::HasAmx() ? AmxUnit::kHardware : AmxUnit::kNone;
 }
 
-EmulateTiles::EmulateTiles() { ++emulations; }
-EmulateTiles::~EmulateTiles() { --emulations; }
+EmulateAmx::EmulateAmx() { ++emulations; }
+EmulateAmx::~EmulateAmx() { --emulations; }
 
 bool HasBF16Pairs(int64_t allowed) { return (Supported() & allowed & HWY_AVX3_ZEN4) != 0; }
 

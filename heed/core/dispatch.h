@@ -33,16 +33,16 @@ HEED_API const char* TargetName(int64_t allowed);
 bool HasBF16Pairs(int64_t allowed);
 
 // The unit that multiplies tiles: AMX, its emulation, or none where AMX is missing or not allowed.
-enum class TileUnit { kNone, kMatrix, kEmulated };
-TileUnit TilesOf(int64_t allowed);
+enum class AmxUnit { kNone, kHardware, kEmulated };
+AmxUnit AmxOf(int64_t allowed);
 
 // While alive, AMX tiles are emulated wherever they are allowed, for tests. The results have the same bits.
-class EmulateTiles {
+class EmulateAmx {
  public:
-  EmulateTiles();
-  ~EmulateTiles();
-  EmulateTiles(const EmulateTiles&) = delete;
-  EmulateTiles& operator=(const EmulateTiles&) = delete;
+  EmulateAmx();
+  ~EmulateAmx();
+  EmulateAmx(const EmulateAmx&) = delete;
+  EmulateAmx& operator=(const EmulateAmx&) = delete;
 };
 
 // True if this CPU has a dot product of four bytes (VPDPBUSD), and `allowed` includes it.

@@ -78,7 +78,7 @@ namespace {
 
 // Returns an empty text if AMX can be used. The 8 KiB of tile registers per thread are not part of a process until it
 // requests them, so that other processes do not pay for saving them.
-std::string AskForMatrixTiles() {
+std::string RequestAmx() {
 #if defined(__x86_64__) && defined(__GNUC__)
   constexpr uint32_t kTileBits = 1u << 24 | 1u << 22 | 1u << 25;  // tiles, their products of bf16 and of bytes
   uint32_t a = 0, b = 0, c = 0, d = 0;
@@ -103,16 +103,16 @@ std::string AskForMatrixTiles() {
 #endif
 }
 
-const std::string& MatrixTilesRefusal() {
-  static const std::string refusal = AskForMatrixTiles();
+const std::string& AmxRefusal() {
+  static const std::string refusal = RequestAmx();
   return refusal;
 }
 
 }  // namespace
 
-bool HasMatrixTiles() { return MatrixTilesRefusal().empty(); }
+bool HasAmx() { return AmxRefusal().empty(); }
 
-std::string WhyNoMatrixTiles() { return MatrixTilesRefusal(); }
+std::string WhyNoAmx() { return AmxRefusal(); }
 
 void AtFork(void (*before)(), void (*in_parent)(), void (*in_child)()) {
   if (pthread_atfork(before, in_parent, in_child) != 0) throw std::bad_alloc();

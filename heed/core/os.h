@@ -18,9 +18,9 @@ HEED_API int NumUsableCpus();
 HEED_API std::string CpuName();
 
 // True if this CPU has AMX with bf16 and the system lets this process use it. The system is asked once. If false,
-// WhyNoMatrixTiles() says what is missing.
-HEED_API bool HasMatrixTiles();
-HEED_API std::string WhyNoMatrixTiles();
+// WhyNoAmx() says what is missing.
+HEED_API bool HasAmx();
+HEED_API std::string WhyNoAmx();
 
 HEED_API int64_t ProcessId();
 

@@ -16,8 +16,8 @@
 // A file that defines HEED_BYTE_PRODUCTS is compiled for AVX3_DL too: Intel CPUs since Ice Lake and AMD CPUs since Zen
 // 4, which have a dot product of four bytes.
 //
-// A file that defines HEED_MATRIX_TILES is compiled for AVX3_SPR, which every CPU with AMX has, and for AVX2, where AMX
-// is emulated for tests (simd/tiles.h).
+// A file that defines HEED_AMX is compiled for AVX3_SPR, which every CPU with AMX has, and for AVX2, where AMX
+// is emulated for tests (simd/amx.h).
 //
 // HEED_ONLY_TARGETS lists the targets that such a file is for. The baseline, which Highway always compiles, has no code
 // in it.
@@ -35,7 +35,7 @@
 #define HWY_DISABLED_TARGETS                                                                                      \
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_ZEN4 | HWY_AVX3_SPR | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | \
    HWY_SVE2_128 | HWY_RVV)
-#elif defined(HEED_MATRIX_TILES)
+#elif defined(HEED_AMX)
 #define HEED_ONLY_TARGETS (HWY_AVX3_SPR | HWY_AVX2)
 #define HWY_DISABLED_TARGETS                                                                                         \
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | \

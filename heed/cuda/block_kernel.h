@@ -1,4 +1,4 @@
-// Kernels whose blocks are objects: Block(machine, params).Run() of a Block<GpuMachine, ...>.
+// Kernels that run a block object per thread: Block(machine, params).Run().
 #ifndef HEED_CUDA_BLOCK_KERNEL_H_
 #define HEED_CUDA_BLOCK_KERNEL_H_
 
@@ -13,18 +13,18 @@ namespace heed::cuda {
 template <class Block, int kThreads, int kBlocks, class Machine, class Params>
 __global__ void __launch_bounds__(kThreads, kBlocks) BlockKernel(const __grid_constant__ Params params) {
   static_assert(sizeof(Params) <= 32764, "a launch takes no more arguments");
-  extern __shared__ __align__(1024) char shared[];  // as tiles are (shared_tile.h)
+  extern __shared__ __align__(1024) char shared[];  // alignment of swizzle atoms (shared_tile.h)
   Machine machine(shared);
   Block(machine, params).Run();
 }
 
-// `kBlocks` of a multiprocessor at a time are what registers are to suffice for.
+// Registers are limited so that `kBlocks` blocks fit on an SM at once.
 template <class Block, int kThreads, int kBlocks = 1, class Machine = GpuMachine, class Params>
 const char* LaunchBlock(const Launch& launch, size_t shared_bytes, const Params& params) {
   return LaunchKernel(launch, kThreads, shared_bytes, &BlockKernel<Block, kThreads, kBlocks, Machine, Params>, params);
 }
 
-// Of blocks that say how much shared memory they take.
+// Launches blocks that declare their shared memory as kSharedBytes.
 template <int kThreads, template <class> class Block, class Params>
 const char* LaunchBlocks(const Launch& launch, const Params& params) {
   return LaunchBlock<Block<GpuMachine>, kThreads>(launch, Block<GpuMachine>::kSharedBytes, params);

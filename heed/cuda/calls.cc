@@ -1,4 +1,4 @@
-// What a call checks before it launches, and its memory.
+// Checks before launches, and device memory of a call.
 #include "heed/cuda/calls.h"
 
 #include <cstring>
@@ -52,7 +52,7 @@ DeviceMemory::DeviceMemory(const Call& call, size_t num_bytes) : call_(call) {
 }
 
 const void* Uploads::PutBytes(const void* data, size_t num_bytes) {
-  std::vector<uint64_t> words(num_bytes / sizeof(uint64_t) + 1);  // whole ones
+  std::vector<uint64_t> words(num_bytes / sizeof(uint64_t) + 1);  // rounded up to whole words
   if (num_bytes > 0) std::memcpy(words.data(), data, num_bytes);
   const size_t whole = words.size() * sizeof(uint64_t);
   const DeviceMemory& memory = memory_.emplace_back(call_, whole);

@@ -1,4 +1,4 @@
-// What calls of kernels for GPUs have in common, on the side of the host.
+// Host code that all calls of GPU kernels share.
 #ifndef HEED_CUDA_CALLS_H_
 #define HEED_CUDA_CALLS_H_
 
@@ -15,13 +15,13 @@
 
 namespace heed::cuda {
 
-// Why a device runs no kernel whose blocks take so many bytes of shared memory; empty if it does.
+// Returns why the device cannot run a kernel with this many bytes of shared memory per block; empty if it can.
 std::string Declines(Device device, int64_t shared_bytes);
 
-// A call of a kernel that errors call by this name. It is there: Declines() said so.
+// A call of a kernel; errors use the name `kernel`. The library is loaded: Declines() has checked that.
 class Call {
  public:
-  // Throws InvalidArgument if the Context's stream is of another device.
+  // Throws InvalidArgument if the Context's stream belongs to another device.
   Call(const char* kernel, const Context& ctx, Device device);
 
   const Library& library() const { return library_; }
@@ -30,13 +30,13 @@ class Call {
             .stream = stream_,
             .blocks = {static_cast<int32_t>(blocks), static_cast<int32_t>(heads), static_cast<int32_t>(sequences)}};
   }
-  // Bytes of the host to memory of the device, read before this returns.
+  // Copies host bytes to device memory; they are read before this returns.
   void Upload(void* to, const void* from, size_t num_bytes) const {
     if (num_bytes > 0) Check(library_.upload(device_.index, stream_, to, from, num_bytes));
   }
-  // For bulk copies; false if they do not take these rows.
-  bool MapRows(const MappedRows& rows, RowMap* map) const {
-    return library_.map_rows(device_.index, rows, map) == nullptr;
+  // Encodes a tensor map for TMA loads. Returns false if TMA cannot load these rows.
+  bool EncodeTensorMap(const TensorMapSource& rows, TensorMap* map) const {
+    return library_.encode_tensor_map(device_.index, rows, map) == nullptr;
   }
   // Throws InternalError unless a launch returned null.
   void Check(const char* error) const;
@@ -49,10 +49,10 @@ class Call {
   const Library& library_;
 };
 
-// A call's memory on the device, given back in the order of the stream.
+// Device memory of a call, freed in stream order.
 class DeviceMemory {
  public:
-  // Throws Unsupported if the device has not as much.
+  // Throws Unsupported if the allocation fails.
   DeviceMemory(const Call& call, size_t num_bytes);
   ~DeviceMemory() { call_.library_.free(call_.device_.index, call_.stream_, data_); }
   DeviceMemory(const DeviceMemory&) = delete;
@@ -65,7 +65,7 @@ class DeviceMemory {
   void* data_ = nullptr;
 };
 
-// Numbers of the host in memory of the device, while this lives.
+// Host data uploaded to device memory that lives as long as this object.
 class Uploads {
  public:
   explicit Uploads(const Call& call) : call_(call) {}

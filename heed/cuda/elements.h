@@ -1,5 +1,4 @@
-// Elements of tensors, as they are stored and as products take them: those of 16 bits as they are, f32 in pieces of
-// bf16.
+// Tensor elements in memory and as tensor core operands: 16-bit elements as they are, f32 as bf16 splits.
 #ifndef HEED_CUDA_ELEMENTS_H_
 #define HEED_CUDA_ELEMENTS_H_
 
@@ -8,18 +7,18 @@
 
 #include "heed/core/dtype.h"
 #include "heed/cuda/machine.h"
-#include "heed/cuda/pieces.h"
+#include "heed/cuda/bf16_split.h"
 
 namespace heed::cuda {
 
 template <DType kDType>
 using Element = std::conditional_t<kDType == DType::kF32, float, uint16_t>;
 
-// The pieces of an operand (pieces.h): what they are, and how many.
+// The dtype and the number of the terms of an operand (bf16_split.h).
 template <DType kDType>
-inline constexpr DType kPieceOf = kDType == DType::kF32 ? DType::kBF16 : kDType;
+inline constexpr DType kSplitDType = kDType == DType::kF32 ? DType::kBF16 : kDType;
 template <DType kDType>
-inline constexpr int kPiecesOf = kDType == DType::kF32 ? kPieces : 1;
+inline constexpr int kSplitTermsOf = kDType == DType::kF32 ? kSplitTerms : 1;
 
 template <class M, DType kDType>
 HEED_DEVICE float ToFloat(Element<kDType> x) {
@@ -30,7 +29,7 @@ HEED_DEVICE float ToFloat(Element<kDType> x) {
   }
 }
 
-// Stores two numbers in a row of so many channels, from an even one on.
+// Stores two floats in a row of `channels` channels, from the even index `channel` on.
 template <class M, DType kDType>
 HEED_DEVICE void StorePair(Element<kDType>* row, int channel, int channels, float low, float high) {
   if constexpr (kDType == DType::kF32) {

@@ -1,4 +1,4 @@
-// A thread of an NVIDIA GPU, from compute capability 8.0 on, as kernels see it (machine.h).
+// The machine (machine.h) of an NVIDIA GPU of compute capability 8.0 or later: one thread of a grid.
 #ifndef HEED_CUDA_GPU_MACHINE_H_
 #define HEED_CUDA_GPU_MACHINE_H_
 
@@ -40,7 +40,7 @@ class GpuMachine {
   }
 
   template <bool kTransposed>
-  __device__ void LoadMatrices(const void* row, uint32_t (&r)[4]) const {
+  __device__ void LdMatrix(const void* row, uint32_t (&r)[4]) const {
     if constexpr (kTransposed) {
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                    : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -54,7 +54,7 @@ class GpuMachine {
     }
   }
   template <DType kDType>
-  __device__ void Multiply(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&c)[4]) const {
+  __device__ void MmaSync(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&c)[4]) const {
     if constexpr (kDType == DType::kBF16) {
       asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
           "%2, %3};"

@@ -1,6 +1,6 @@
-// A thread of a Hopper GPU (compute capability 9.0), whose groups of four warps have products of their own (machine.h).
+// The machine (machine.h) of a Hopper GPU (compute capability 9.0), with WGMMA and TMA.
 //
-// The instructions and descriptors are those of CUTLASS. Code for it is compiled for `sm_90a`.
+// Instructions and descriptors come from CUTLASS. Code that includes this file is compiled for `sm_90a`.
 #ifndef HEED_CUDA_HOPPER_MACHINE_H_
 #define HEED_CUDA_HOPPER_MACHINE_H_
 
@@ -23,39 +23,39 @@ class HopperMachine : public GpuMachine {
  public:
   using GpuMachine::GpuMachine;
 
-  __device__ void PublishShared() const { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-  // Registers are pinned, as the compiler does not know that products go on behind its back.
+  __device__ void FenceProxyAsync() const { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+  // Pins the registers, because the compiler does not know that WGMMA reads and writes them asynchronously.
   template <class... Registers>
-  __device__ void BeginProducts(Registers&... registers) const {
+  __device__ void WgmmaFence(Registers&... registers) const {
     (Pin(registers), ...);
     cute::warpgroup_arrive();
   }
-  __device__ void CommitProducts() const { cute::warpgroup_commit_batch(); }
+  __device__ void WgmmaCommit() const { cute::warpgroup_commit_batch(); }
   template <int kPending, class... Registers>
-  __device__ void WaitProducts(Registers&... sums) const {
+  __device__ void WgmmaWait(Registers&... sums) const {
     cute::warpgroup_wait<kPending>();
     (Pin(sums), ...);
   }
 
-  __device__ void InitBarrier(uint64_t* barrier) const {
+  __device__ void MbarrierInit(uint64_t* barrier) const {
     cute::initialize_barrier(*barrier);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  __device__ void BeginBulk(uint64_t* barrier, int bytes) const {
+  __device__ void MbarrierExpectTx(uint64_t* barrier, int bytes) const {
     cute::set_barrier_transaction_bytes(*barrier, static_cast<uint32_t>(bytes));
   }
-  __device__ void CopyBulk(const RowMap& map, int channel, int token, int head, int batch, void* to,
-                           uint64_t* barrier) const {
+  __device__ void TmaLoad(const TensorMap& map, int channel, int token, int head, int batch, void* to,
+                          uint64_t* barrier) const {
     cute::SM90_TMA_LOAD_4D::copy(&map, barrier, kEvictNormal, to, channel, token, head, batch);
   }
-  __device__ void WaitBulk(uint64_t* barrier, int phase) const {
+  __device__ void MbarrierWait(uint64_t* barrier, int phase) const {
     cute::wait_barrier(*barrier, phase);
     asm volatile("" ::: "memory");
   }
 
   template <DType kDType, bool kTransposed, int kTiles>
-  __device__ __forceinline__ void MultiplyGroup(const uint32_t (&a)[4], const GroupOperand& b, float (&c)[kTiles][4],
-                                                bool adds) const {
+  __device__ __forceinline__ void Wgmma(const uint32_t (&a)[4], const WgmmaOperand& b, float (&c)[kTiles][4],
+                                        bool adds) const {
     const uint64_t of_b = Descriptor(b);
     ForSums(c, [&](auto&... sums) {
       Product<kDType, kTransposed, kTiles>::fma(a[0], a[1], a[2], a[3], of_b, sums...,
@@ -63,8 +63,8 @@ class HopperMachine : public GpuMachine {
     });
   }
   template <DType kDType, bool kTransposed, int kTiles>
-  __device__ __forceinline__ void MultiplyGroup(const GroupOperand& a, const GroupOperand& b, float (&c)[kTiles][4],
-                                                bool adds) const {
+  __device__ __forceinline__ void Wgmma(const WgmmaOperand& a, const WgmmaOperand& b, float (&c)[kTiles][4],
+                                        bool adds) const {
     const uint64_t of_a = Descriptor(a), of_b = Descriptor(b);
     ForSums(c, [&](auto&... sums) {
       SharedProduct<kDType, kTransposed, kTiles>::fma(of_a, of_b, sums..., adds ? ScaleOut::One : ScaleOut::Zero);
@@ -73,7 +73,7 @@ class HopperMachine : public GpuMachine {
 
  private:
   static constexpr auto kEvictNormal = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-  using ScaleOut = cute::SM90::GMMA::ScaleOut;  // of the sums before
+  using ScaleOut = cute::SM90::GMMA::ScaleOut;  // whether the earlier sums count
 
   template <class Register>
   static __device__ __forceinline__ void Pin(Register& x) {
@@ -85,7 +85,7 @@ class HopperMachine : public GpuMachine {
     }
   }
 
-  // The instructions, by dtype and columns: of an operand in registers, and of two in shared memory.
+  // The instructions by dtype and columns: RS takes a from registers, SS from shared memory.
   template <DType kDType, bool kTransposed, int kTiles>
   static auto ProductOf() {
     using namespace cute::SM90::GMMA;  // NOLINT: the names of its instructions
@@ -106,11 +106,11 @@ class HopperMachine : public GpuMachine {
   template <DType kDType, bool kTransposed, int kTiles>
   using SharedProduct = typename decltype(ProductOf<kDType, kTransposed, kTiles>())::second_type;
 
-  static __device__ uint64_t Descriptor(const GroupOperand& b) {
+  static __device__ uint64_t Descriptor(const WgmmaOperand& b) {
     cute::GmmaDescriptor descriptor;
     descriptor.bitfield.start_address_ = static_cast<uint16_t>(Address(b.at) >> 4);
-    descriptor.bitfield.leading_byte_offset_ = static_cast<uint16_t>(b.panel_bytes >> 4);
-    descriptor.bitfield.stride_byte_offset_ = kEightRowsBytes >> 4;
+    descriptor.bitfield.leading_byte_offset_ = static_cast<uint16_t>(b.leading_bytes >> 4);
+    descriptor.bitfield.stride_byte_offset_ = kStrideBytes >> 4;
     descriptor.bitfield.layout_type_ = static_cast<uint8_t>(cute::SM90::GMMA::LayoutType::B128);
     return descriptor;
   }

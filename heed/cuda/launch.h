@@ -1,4 +1,4 @@
-// The one place where kernels are launched, and what it takes to get there.
+// Kernel launches. Every kernel of the library is launched here.
 #ifndef HEED_CUDA_LAUNCH_H_
 #define HEED_CUDA_LAUNCH_H_
 
@@ -10,7 +10,7 @@
 
 namespace heed::cuda {
 
-// While alive, a device is the calling thread's current one.
+// Makes a device current for the calling thread in its scope.
 class ScopedDevice {
  public:
   explicit ScopedDevice(int device) {
@@ -28,7 +28,7 @@ class ScopedDevice {
   cudaError_t error_;
 };
 
-// Puts a kernel into the stream; returns null, or what is wrong. Nothing is waited for.
+// Enqueues a kernel on the stream without waiting. Returns null, or an error message.
 template <class Params>
 const char* LaunchKernel(const Launch& launch, int threads, size_t shared_bytes, void (*kernel)(Params),
                          const Params& params) {

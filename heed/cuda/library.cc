@@ -1,4 +1,4 @@
-// Finds libheed_cuda, once.
+// Loads libheed_cuda once.
 #include "heed/cuda/library.h"
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// What libheed_cuda exports.
+// The table of functions that libheed_cuda exports.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -30,14 +30,14 @@ const char* Examine(int32_t device, DeviceFacts* facts) {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count)) return cudaGetErrorString(error);
   if (device < 0 || device >= count) return "there is no device of this index";
-  int major, minor, shared_bytes, multiprocessors;
+  int major, minor, shared_bytes, num_sms;
   for (const auto& [to, attribute] : {std::pair{&major, cudaDevAttrComputeCapabilityMajor},
                                       {&minor, cudaDevAttrComputeCapabilityMinor},
                                       {&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin},
-                                      {&multiprocessors, cudaDevAttrMultiProcessorCount}}) {
+                                      {&num_sms, cudaDevAttrMultiProcessorCount}}) {
     if (const cudaError_t error = cudaDeviceGetAttribute(to, attribute, device)) return cudaGetErrorString(error);
   }
-  *facts = {major, minor, shared_bytes, multiprocessors};
+  *facts = {major, minor, shared_bytes, num_sms};
   return nullptr;
 }
 
@@ -62,8 +62,8 @@ void Free(int32_t device, void* stream, void* memory) {
   cudaFreeAsync(memory, static_cast<cudaStream_t>(stream));
 }
 
-// Words travel as arguments of launches, so that nothing is waited for and a graph that captures the stream keeps them.
-// A copy from memory of the host would be read when the graph is launched.
+// Data is uploaded in kernel arguments, so that the host does not wait and a CUDA graph that captures the stream keeps
+// it. A copy from host memory would read it when the graph is launched.
 struct Words {
   uint64_t* to;
   int32_t count;
@@ -92,9 +92,9 @@ const char* Upload(int32_t device, void* stream, void* to, const void* from, siz
   return nullptr;
 }
 
-// By the driver, whose function the runtime finds: nothing is linked to it.
-const char* MapRows(int32_t device, const MappedRows& rows, RowMap* map) {
-  static_assert(sizeof(RowMap) == sizeof(CUtensorMap));
+// Calls cuTensorMapEncodeTiled through the runtime, so that nothing links to the driver.
+const char* EncodeTensorMap(int32_t device, const TensorMapSource& rows, TensorMap* map) {
+  static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
   const ScopedDevice scoped(device);
   if (scoped.error() != cudaSuccess) return cudaGetErrorString(scoped.error());
   void* function = nullptr;
@@ -114,7 +114,7 @@ const char* MapRows(int32_t device, const MappedRows& rows, RowMap* map) {
       &encoded, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, const_cast<void*>(rows.data), sizes, strides, kBox, kSteps,
       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) return "the driver does not map these rows";
+  if (result != CUDA_SUCCESS) return "the driver encodes no tensor map of these rows";
   std::memcpy(map, &encoded, sizeof(encoded));
   return nullptr;
 }
@@ -125,7 +125,7 @@ const Library kLibrary = {.version = HEED_VERSION,
                           .allocate = &Allocate,
                           .free = &Free,
                           .upload = &Upload,
-                          .map_rows = &MapRows,
+                          .encode_tensor_map = &EncodeTensorMap,
                           .softmax = &softmax::cuda::kLaunches,
                           .recurrence = &recurrence::cuda::kLaunches,
                           .ssd = &ssd::cuda::kLaunches,

@@ -1,53 +1,56 @@
-// What a kernel for GPUs is written against: a machine, of which there are two.
+// The interface that GPU kernels are written against: a machine.
 //
-// A kernel is a function template `void Kernel(M& m, const Params& p)` that one thread runs. `GpuMachine`
-// (gpu_machine.h) is a thread of an NVIDIA GPU from compute capability 8.0 on; `EmulatedMachine` (tests/cuda) one of a
-// grid that runs on the CPU, with which kernels are tested where there is no GPU. Both offer
+// A kernel is a function template `void Kernel(M& m, const Params& p)` that one thread runs. M is `GpuMachine`
+// (gpu_machine.h), a thread of an NVIDIA GPU of compute capability 8.0 or later, or `EmulatedMachine` (tests/cuda), a
+// thread of a grid that runs on the CPU, so that kernels are tested without a GPU. Both offer
 //
-//   thread(), num_threads()          in its block
-//   block(axis)                      in the grid, of three axes
-//   shared()                         memory of the block, 16-byte aligned
-//   Sync()                           of all threads of the block
-//   SyncOr(flag)                     that, and whether any of them says so
-//   Any(flag)                        whether any thread of the warp says so
-//   ShuffleXor(x, mask)              the x of the thread of the warp whose number differs by mask
-//   Shuffle(x, lane)                 that of thread `lane` of the warp
-//   CopyAsync(to, from, exists)      16 bytes of shared memory from global memory, or zeros where `from` does not exist
-//   CommitCopies()                   the copies since the last one are a group
-//   WaitCopies<kPending>()           until no more than these groups are under way
-//   LoadMatrices<kTransposed>(row, r)  four matrices of 8 x 8 elements of 16 bits from shared memory
-//   Multiply<kDType>(a, b, c)        c += a b, of 16 x 16 and 16 x 8 elements of 16 bits
-//   Pack<kDType>(low, high)          two numbers rounded to 16 bits
-//   Widen<kDType>(bits)              the number that they are
-//   Exp2(x)                          within 2 ulp, of 0 exactly 1, below -126 maybe 0
+//   thread(), num_threads()          the thread's index in its block, and the block's size
+//   block(axis)                      the block's index in the grid, of three axes
+//   shared()                         the block's shared memory, 16-byte aligned
+//   Sync()                           __syncthreads
+//   SyncOr(flag)                     __syncthreads_or
+//   Any(flag)                        __any_sync over the warp
+//   ShuffleXor(x, mask)              __shfl_xor_sync
+//   Shuffle(x, lane)                 __shfl_sync
+//   CopyAsync(to, from, exists)      cp.async of 16 bytes from global to shared memory; zeros unless `exists`
+//   CommitCopies()                   cp.async.commit_group
+//   WaitCopies<kPending>()           cp.async.wait_group
+//   LdMatrix<kTransposed>(row, r)    ldmatrix of four 8 x 8 matrices of 16-bit elements
+//   MmaSync<kDType>(a, b, c)         mma.sync m16n8k16: c += a b, of 16-bit operands and f32 sums
+//   Pack<kDType>(low, high)          two floats rounded to 16 bits each
+//   Widen<kDType>(bits)              the float of 16 bits
+//   Exp2(x)                          2^x within 2 ulp; exactly 1 at 0; may be 0 below -126
 //
-// All threads of a warp, or a block, call those that concern it together.
+// Every thread of a warp or block calls the functions that concern its warp or block.
 //
-// Fragments are those of PTX. With g = lane / 4 and t = lane % 4, thread `lane` of a warp holds
+// Fragments have the layout of PTX. With g = lane / 4 and t = lane % 4, thread `lane` of a warp holds
 //
 //   a[i]   rows g + 8 (i % 2), columns 2 t + 8 (i / 2) and the next          of 16 x 16, row by column
 //   b[i]   rows 2 t + 8 i and the next, column g                             of 16 x 8
 //   c[i]   row g + 8 (i / 2), column 2 t + i % 2                             of 16 x 8
 //   r[i]   of matrix i: row g, columns 2 t and the next; transposed: rows 2 t and the next, column g
 //
-// LoadMatrices takes the address of row lane % 8 of matrix lane / 8.
+// LdMatrix takes the address of row lane % 8 of matrix lane / 8.
 //
-// Groups of four warps have products of their own on Hopper (compute capability 9.0, hopper_machine.h): each warp
-// brings 16 rows, the second operand is in shared memory, and sums are there when they are waited for. A machine that
-// has them offers
+// Hopper (compute capability 9.0, hopper_machine.h) has WGMMA: each of the four warps of a warpgroup brings 16 rows of
+// a, b is in shared memory, and products run asynchronously. A machine with WGMMA and TMA also offers
 //
-//   PublishShared()                  what the thread has put into shared memory is there for products, once all have
-//   met BeginProducts(x...)              products may have these operands and sums, from here until they are waited for
-//   MultiplyGroup<kDType, kTransposed>(a, b, c, adds)  c[j] = a b, or += where it adds, b being 16 rows by 8 columns
-//   per j, of a
-//                                    tile's columns by its rows or, transposed, as they stand. a may be in shared
-//                                    memory too, 64 rows of the group
-//   CommitProducts()                 the products since the last one are a group
-//   InitBarrier(barrier)             8 bytes of shared memory, by one thread, before all meet
-//   BeginBulk(barrier, bytes)        one thread says how many bytes of copies end its phase, 0 at first, then 1, 0, ...
-//   CopyBulk(map, c, t, h, b, to, barrier)  channels [c, c + 64) of 64 tokens from t on, head h, batch entry b; what
-//   does not exist is 0 WaitBulk(barrier, phase)         until that phase has ended: what it copied is there, for
-//   products too WaitProducts<kPending>(c...)     until no more than these groups are under way, and not these sums
+//   FenceProxyAsync()                fence.proxy.async: before a barrier, makes the thread's writes to shared memory
+//                                    visible to WGMMA
+//   WgmmaFence(x...)                 wgmma.fence: before the first Wgmma() on registers x
+//   Wgmma<kDType, kTransposed>(a, b, c, adds)
+//                                    wgmma.mma_async of k = 16: c[j] = a b, or c[j] += a b if `adds`, for 8 columns of
+//                                    b per j. b is K-major, or MN-major if transposed. a is in registers, or in shared
+//                                    memory, where it is the 64 rows of the warpgroup
+//   WgmmaCommit()                    wgmma.commit_group
+//   WgmmaWait<kPending>(c...)        wgmma.wait_group; then sums c may be read
+//   MbarrierInit(barrier)            mbarrier.init of 8 bytes of shared memory, by one thread, before a barrier
+//   MbarrierExpectTx(barrier, bytes) mbarrier.arrive.expect_tx: one thread says how many bytes complete the
+//                                    phase. Phases alternate between 0 and 1, from 0 on
+//   TmaLoad(map, c, t, h, b, to, barrier)
+//                                    TMA load of channels [c, c + 64) of 64 tokens from t on, of head h and batch entry
+//                                    b; zeros outside of the tensor
+//   MbarrierWait(barrier, phase)     mbarrier.try_wait until the phase completes; its data is visible to WGMMA too
 #ifndef HEED_CUDA_MACHINE_H_
 #define HEED_CUDA_MACHINE_H_
 
@@ -74,7 +77,7 @@ namespace heed::cuda {
 
 inline constexpr int kWarp = 32;
 
-// f(0), f(1), ... as integral constants: arrays that these index stay in registers, however many they are.
+// Calls f(0), f(1), ... with integral constants. Arrays that these index stay in registers, whatever their size.
 template <class F, int... kIndices>
 HEED_DEVICE void ForEachOf(const F& f, std::integer_sequence<int, kIndices...>) {
   (f(std::integral_constant<int, kIndices>()), ...);
@@ -84,15 +87,15 @@ HEED_DEVICE void Unrolled(const F& f) {
   ForEachOf(f, std::make_integer_sequence<int, kCount>());
 }
 
-// Where an operand of a group's product begins in shared memory: rows of 128 bytes, turned as SharedTile turns them,
-// and further columns so many bytes behind 64 of them.
-struct GroupOperand {
+// A WGMMA operand in shared memory with 128-byte swizzle (SharedTile): its address, and the descriptor's leading byte
+// offset, the distance of swizzle atoms along the row.
+struct WgmmaOperand {
   const void* at;
-  int panel_bytes;
+  int leading_bytes;
 };
-inline constexpr int kEightRowsBytes = 8 * 128;
+inline constexpr int kStrideBytes = 8 * 128;
 
-// Element `i` of a tensor of floats.
+// Loads element `i` of a float tensor.
 template <class M>
 HEED_DEVICE float LoadFloat(const void* data, DType dtype, int64_t i) {
   if (dtype == DType::kF64) return static_cast<float>(static_cast<const double*>(data)[i]);
@@ -101,7 +104,7 @@ HEED_DEVICE float LoadFloat(const void* data, DType dtype, int64_t i) {
   return dtype == DType::kBF16 ? M::template Widen<DType::kBF16>(bits) : M::template Widen<DType::kF16>(bits);
 }
 
-// The same of one that is written.
+// Stores element `i` of a float tensor.
 template <class M>
 HEED_DEVICE void StoreFloat(void* data, DType dtype, int64_t i, float x) {
   if (dtype == DType::kF64) {

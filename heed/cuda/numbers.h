@@ -1,4 +1,4 @@
-// Sums in two numbers and over a warp, and functions that are as exact for large arguments as for small ones.
+// Double-float sums, sums over a warp, and functions whose relative error does not grow with their argument.
 #ifndef HEED_CUDA_NUMBERS_H_
 #define HEED_CUDA_NUMBERS_H_
 
@@ -8,7 +8,7 @@
 
 namespace heed::cuda {
 
-// What is between two of many terms is a difference of large sums, what is in none of them lost in one number.
+// A sum in two floats: differences of large prefix sums keep what one float would round away.
 struct Sum {
   float high = 0, low = 0;
 };
@@ -25,7 +25,7 @@ HEED_DEVICE float Exp(Sum x) {
   constexpr float kLog2E = 1.44269502f, kRest = 1.92596299e-8f, kLn2 = 0.693147181f;
   const float y = x.high * kLog2E, power = M::Exp2(y);
   const float rest = fmaf(x.high, kLog2E, -y) + (x.high * kRest + x.low * kLog2E);
-  return rest - rest == 0 ? fmaf(power, rest * kLn2, power) : power;  // not where x log2(e) has overflowed
+  return rest - rest == 0 ? fmaf(power, rest * kLn2, power) : power;  // unless x log2(e) overflows
 }
 template <class M>
 HEED_DEVICE float Exp(float x) {
@@ -38,7 +38,7 @@ HEED_DEVICE float Softplus(float x) {
   return (x < 0 ? 0 : x) + log1pf(Exp<M>(-fabsf(x)));
 }
 
-// 1 / (1 + e^-x), and 1 less that.
+// The sigmoid 1 / (1 + e^-x), and one minus it.
 struct Sigmoids {
   float s, complement;
 };
@@ -48,7 +48,7 @@ HEED_DEVICE Sigmoids SigmoidsOf(float x) {
   return x < 0 ? Sigmoids{small, large} : Sigmoids{large, small};
 }
 
-// Of all threads of a warp.
+// Returns the sum over the warp to each of its threads.
 template <class M>
 HEED_DEVICE float SumOfWarp(M& m, float x) {
   HEED_DEVICE_UNROLL

@@ -1,13 +1,12 @@
-// Rows of elements in a block's shared memory, as products of matrices read them: of 16 bits, or of f32 in pieces of
-// bf16.
+// Tiles in shared memory that tensor core products read: of 16-bit elements, or of f32, which are split into bf16 on
+// load.
 //
-// Sixteen bytes of a row are a unit, what a thread copies at once. Unit i of row r stands at i xor Turn(r), which puts
-// what a warp reads at once into different banks: of 16 bits, the units of the same columns of eight rows; of f32,
-// eight columns of rows 0 to 3 or 4 to 7, a word pair per thread, or of every other one of eight rows, a word per
-// thread.
+// The swizzle permutes 16-byte units: unit i of row r is at index i ^ Swizzle(r). It spreads what a warp reads at once
+// over all banks: for 16 bits, units of the same columns of eight rows (ldmatrix); for f32, eight columns of rows 0 to
+// 3 or 4 to 7, two words per thread, or of every other one of eight rows, one word per thread.
 //
-// Elements of 16 bits stand in panels of 64 columns, one behind the other, whose rows are 128 bytes: turned so, and
-// from a multiple of 1024 bytes on, they are what products of groups and bulk copies call a swizzle of 128 bytes.
+// Tiles of 16 bits consist of swizzle atoms of 64 columns (128 bytes) by all rows, one after the other. From an address
+// that is a multiple of 1024 bytes on, this is the 128-byte swizzle of WGMMA and TMA.
 #ifndef HEED_CUDA_SHARED_TILE_H_
 #define HEED_CUDA_SHARED_TILE_H_
 
@@ -16,21 +15,20 @@
 
 #include "heed/core/dtype.h"
 #include "heed/cuda/machine.h"
-#include "heed/cuda/pieces.h"
+#include "heed/cuda/bf16_split.h"
 
 namespace heed::cuda {
 
 inline constexpr int kUnitBytes = 16;
-inline constexpr int kPanelColumns = 64;  // of 16 bits
+inline constexpr int kAtomColumns = 64;  // 16-bit elements
 
 template <int kRows, int kColumns, class Element = uint16_t>
 class SharedTile {
-  static_assert(kColumns % kPanelColumns == 0);
+  static_assert(kColumns % kAtomColumns == 0);
   static constexpr bool kIsWide = std::is_same_v<Element, float>;
   static constexpr int kUnit = kUnitBytes / sizeof(Element), kUnits = kColumns / kUnit;
-  static constexpr int kPitch = kIsWide ? kColumns : kPanelColumns;  // elements from row to row
-  static constexpr int kPanel =
-      kIsWide ? 8 * kUnit : kRows * kPanelColumns;  // from eight units of a row to the next eight
+  static constexpr int kPitch = kIsWide ? kColumns : kAtomColumns;                // elements between rows
+  static constexpr int kAtomStride = kIsWide ? 8 * kUnit : kRows * kAtomColumns;  // elements from one atom to the next
 
  public:
   static constexpr int kBytes = kRows * kColumns * static_cast<int>(sizeof(Element));
@@ -39,11 +37,11 @@ class SharedTile {
 
   HEED_DEVICE Element* At(int row, int column) const {
     const int unit = column / kUnit;
-    return at_ + row * kPitch + unit / 8 * kPanel + (unit % 8 ^ Turn(row)) * kUnit + column % kUnit;
+    return at_ + row * kPitch + unit / 8 * kAtomStride + (unit % 8 ^ Swizzle(row)) * kUnit + column % kUnit;
   }
 
-  // Begins to copy rows row(i) of `columns` elements, i below `rows`, `columns` being at most kColumns; what they do
-  // not fill is 0. `aligned`: they begin at multiples of 16 bytes.
+  // Begins to copy rows row(i), for i < `rows`, of `columns` <= kColumns elements, and fills the rest with zeros.
+  // `aligned` says that rows begin at multiples of 16 bytes.
   template <class M, class Row>
   HEED_DEVICE void Copy(M& m, bool aligned, int columns, int rows, const Row& row) const {
     const bool asynchronous = aligned && columns % kUnit == 0;
@@ -60,12 +58,12 @@ class SharedTile {
     }
   }
 
-  // The same of rows `stride` elements apart, by a block of kThreads. Where these are a multiple of a row's units, each
-  // has a column of its own and places that differ by constants, all or, of f32, one by one: a copy is a handful of
-  // instructions.
+  // Copies rows that are `stride` elements apart, with kThreads threads. If kThreads is a multiple of the units of a
+  // row, each thread keeps its column and its addresses differ by constants, so that a copy takes few instructions;
+  // some f32 tiles compute each address.
   template <int kThreads, class M>
   HEED_DEVICE void CopyRows(M& m, bool aligned, int columns, int rows, const Element* first, int64_t stride) const {
-    constexpr int kStep = kThreads / kUnits;  // rows of all threads
+    constexpr int kStep = kThreads / kUnits;  // rows that all threads copy at once
     if constexpr (kThreads % kUnits == 0 && (kStep % 8 == 0 || kIsWide) && kRows % kStep == 0) {
       if (aligned && columns % kUnit == 0) {
         const auto thread = static_cast<unsigned>(m.thread());
@@ -76,7 +74,7 @@ class SharedTile {
         HEED_DEVICE_UNROLL
         for (int i = 0; i < kRows / kStep; ++i) {
           Element* const place = kStep % 8 == 0 ? to + i * kStep * kPitch : At(own + i * kStep, column);
-          m.CopyAsync(place, from, i * kStep < left);  // `from` is not looked at beyond the last row
+          m.CopyAsync(place, from, i * kStep < left);  // cp.async does not read `from` past the last row
           from += kStep * stride;
         }
         return;
@@ -85,7 +83,7 @@ class SharedTile {
     Copy(m, aligned, columns, rows, [&](int row) { return first + row * stride; });
   }
 
-  // Stores rows as Copy() brings them, once all threads have met; none where row(i) is null.
+  // Stores rows to row(i), the inverse of Copy(), after a barrier. Rows with a null row(i) are left out.
   template <class M, class Row>
   HEED_DEVICE void Store(M& m, bool aligned, int columns, int rows, const Row& row) const {
     for (int i = m.thread(); i < rows * kUnits; i += m.num_threads()) {
@@ -103,86 +101,88 @@ class SharedTile {
     }
   }
   HEED_DEVICE void Put(int row, int column, Element element) const { *At(row, column) = element; }
-  // Two of 16 bits, from an even column on.
+  // Puts two 16-bit elements, from an even column on.
   HEED_DEVICE void PutPair(int row, int column, uint32_t pair) const {
     *reinterpret_cast<uint32_t*>(At(row, column)) = pair;
   }
 
-  // 16 rows from `row` on, of 16 columns: the first operand of a product.
+  // Loads 16 rows by 16 columns as a first operand.
   template <class M>
   HEED_DEVICE void LoadRows(M& m, int row, int column, uint32_t (&r)[4]) const {
     const int lane = m.thread() % kWarp, matrix = lane / 8;
-    m.template LoadMatrices<false>(Near(row, column, matrix % 2 * 8 + lane % 8, matrix / 2 * 8), r);
+    m.template LdMatrix<false>(Near(row, column, matrix % 2 * 8 + lane % 8, matrix / 2 * 8), r);
   }
-  // The same rows as columns: two second operands, of eight rows each.
+  // Loads 16 rows by 16 columns as two second operands of eight rows each, whose columns these rows are.
   template <class M>
   HEED_DEVICE void LoadColumns(M& m, int row, int column, uint32_t (&r)[4]) const {
     const int lane = m.thread() % kWarp, matrix = lane / 8;
-    m.template LoadMatrices<false>(Near(row, column, matrix / 2 * 8 + lane % 8, matrix % 2 * 8), r);
+    m.template LdMatrix<false>(Near(row, column, matrix / 2 * 8 + lane % 8, matrix % 2 * 8), r);
   }
-  // Two second operands, of eight columns each, whose rows are these 16.
+  // Loads 16 rows by 16 columns as two second operands of eight columns each.
   template <class M>
   HEED_DEVICE void LoadTransposed(M& m, int row, int column, uint32_t (&r)[4]) const {
     const int lane = m.thread() % kWarp, matrix = lane / 8;
-    m.template LoadMatrices<true>(Near(row, column, matrix % 2 * 8 + lane % 8, matrix / 2 * 8), r);
+    m.template LdMatrix<true>(Near(row, column, matrix % 2 * 8 + lane % 8, matrix / 2 * 8), r);
   }
 
-  // The same in pieces, of which elements of 16 bits are one; what does not fit pieces is NaN in one of them.
+  // These load bf16 splits; 16-bit elements have one term. An element that does not fit a split gives NaN in one of the
+  // terms.
   template <class M, int kCount>
-  HEED_DEVICE void LoadRows(M& m, int row, int column, uint32_t (&pieces)[kCount][4]) const {
+  HEED_DEVICE void LoadRows(M& m, int row, int column, uint32_t (&split)[kCount][4]) const {
     if constexpr (kIsWide) {
-      SplitPairs<M>([&](int i) { return Near(row + i % 2 * 8, column + i / 2 * 8, Group(m), Pair(m)); }, pieces);
+      SplitPairs<M>([&](int i) { return Near(row + i % 2 * 8, column + i / 2 * 8, Group(m), Pair(m)); }, split);
     } else {
-      LoadRows(m, row, column, pieces[0]);
+      LoadRows(m, row, column, split[0]);
     }
   }
   template <class M, int kCount>
-  HEED_DEVICE void LoadColumns(M& m, int row, int column, uint32_t (&pieces)[kCount][4]) const {
+  HEED_DEVICE void LoadColumns(M& m, int row, int column, uint32_t (&split)[kCount][4]) const {
     if constexpr (kIsWide) {
-      SplitPairs<M>([&](int i) { return Near(row + i / 2 * 8, column + i % 2 * 8, Group(m), Pair(m)); }, pieces);
+      SplitPairs<M>([&](int i) { return Near(row + i / 2 * 8, column + i % 2 * 8, Group(m), Pair(m)); }, split);
     } else {
-      LoadColumns(m, row, column, pieces[0]);
+      LoadColumns(m, row, column, split[0]);
     }
   }
   template <class M, int kCount>
-  HEED_DEVICE void LoadTransposed(M& m, int row, int column, uint32_t (&pieces)[kCount][4]) const {
+  HEED_DEVICE void LoadTransposed(M& m, int row, int column, uint32_t (&split)[kCount][4]) const {
     if constexpr (kIsWide) {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 4; ++i) {
         const auto next = [&](int r) { return *Near(row + i % 2 * 8, column + i / 2 * 8, Pair(m) + r, Group(m)); };
-        Split<M, DType::kBF16, /*kFinite=*/true>(next(0), next(1), i, pieces);
+        Split<M, DType::kBF16, /*kFinite=*/true>(next(0), next(1), i, split);
       }
     } else {
-      LoadTransposed(m, row, column, pieces[0]);
+      LoadTransposed(m, row, column, split[0]);
     }
   }
 
-  // Copies of 64 rows of a head, as far as they exist, by one thread, which has said how many bytes they are: kBytes.
+  // Loads up to 64 rows of a head by TMA. One thread calls this, after it has announced kBytes to the mbarrier.
   template <class M>
-  HEED_DEVICE void CopyBulk(M& m, const RowMap& map, int64_t token, int head, int batch, uint64_t* barrier) const {
+  HEED_DEVICE void TmaLoad(M& m, const TensorMap& map, int64_t token, int head, int batch, uint64_t* barrier) const {
     static_assert(!kIsWide && kRows == 64);
     HEED_DEVICE_UNROLL
-    for (int column = 0; column < kColumns; column += kPanelColumns) {
-      m.CopyBulk(map, column, static_cast<int>(token), head, batch, at_ + column / kPanelColumns * kPanel, barrier);
+    for (int column = 0; column < kColumns; column += kAtomColumns) {
+      m.TmaLoad(map, column, static_cast<int>(token), head, batch, at_ + column / kAtomColumns * kAtomStride, barrier);
     }
   }
 
-  // Operands of products of groups (machine.h), of rows from `row` on, a multiple of 8: they by 16 of their columns.
-  HEED_DEVICE GroupOperand KMajor(int row, int column) const {
-    return {at_ + row * kPitch + column / kPanelColumns * kPanel + column % kPanelColumns, kUnitBytes};  // of one panel
+  // A K-major WGMMA operand: rows from `row` on, a multiple of 8, by 16 of their columns.
+  HEED_DEVICE WgmmaOperand KMajor(int row, int column) const {
+    return {at_ + row * kPitch + column / kAtomColumns * kAtomStride + column % kAtomColumns,
+            kUnitBytes};  // within one atom
   }
-  // Sixteen of them by all columns.
-  HEED_DEVICE GroupOperand MnMajor(int row) const { return {at_ + row * kPitch, kPanelBytes}; }
+  // An MN-major WGMMA operand: 16 rows by all columns.
+  HEED_DEVICE WgmmaOperand MnMajor(int row) const { return {at_ + row * kPitch, kAtomBytes}; }
 
-  // Marks rows that have an element that is not finite, or does not fit pieces, [kRows]; true if there are any. All
-  // threads of the block come here and meet; marks are made if there are any.
+  // Sets marks[r], of kRows, for rows with an element that is not finite or does not fit a split, and returns whether
+  // there is any. If not, marks may be unset. Called by all threads of the block; has barriers.
   template <DType kDType, class M>
   HEED_DEVICE bool FindNotFinite(M& m, char* marks) const {
-    if constexpr (kIsWide) {  // asked of every tile, so that all look first
+    if constexpr (kIsWide) {  // called for every tile, so a cheap test comes first
       bool found = false;
       for (int i = m.thread(); i < kRows * kUnits; i += m.num_threads()) {
         const Unit unit = reinterpret_cast<const Unit*>(at_)[i];
-        for (const float x : unit.elements) found |= !FitsPieces(x);
+        for (const float x : unit.elements) found |= !FitsSplit(x);
       }
       if (!m.SyncOr(found)) return false;
     }
@@ -203,7 +203,7 @@ class SharedTile {
   }
 
  private:
-  static constexpr int kPanelBytes = kPanel * static_cast<int>(sizeof(Element));
+  static constexpr int kAtomBytes = kAtomStride * static_cast<int>(sizeof(Element));
 
   struct alignas(kUnitBytes) Unit {
     Element elements[kUnit];
@@ -212,7 +212,7 @@ class SharedTile {
     float low, high;
   };
 
-  static HEED_DEVICE int Turn(int row) {
+  static HEED_DEVICE int Swizzle(int row) {
     if constexpr (kIsWide) {
       return (row & 2) * 2 | ((row ^ row >> 2) & 1) * 2;
     } else {
@@ -220,15 +220,15 @@ class SharedTile {
     }
   }
 
-  // At(row + r, column + c) of multiples of 8 and 16 and r and c below 16. What depends on the thread is added up
-  // first, in the eight values that it has at most: constants behind it are part of instructions, and addresses take 8
-  // registers and not one each.
+  // At(row + r, column + c), for multiples of 8 and 16 plus r and c below 16. Terms that depend on the thread are added
+  // first; they take at most eight values, so that constants become part of instructions and addresses take 8 registers
+  // instead of one each.
   HEED_DEVICE Element* Near(int row, int column, int r, int c) const {
     constexpr int kPeriod = 8 * kUnit;
-    Element* const own = at_ + r * kPitch + (column % kPeriod ^ (Turn(r) ^ c / kUnit) * kUnit) + c % kUnit;
-    return own + (row * kPitch + column / kPeriod * kPanel);
+    Element* const own = at_ + r * kPitch + (column % kPeriod ^ (Swizzle(r) ^ c / kUnit) * kUnit) + c % kUnit;
+    return own + (row * kPitch + column / kPeriod * kAtomStride);
   }
-  // Of fragments (machine.h): g, and 2 t.
+  // g and 2 t of fragments (machine.h).
   template <class M>
   static HEED_DEVICE int Group(M& m) {
     return m.thread() % kWarp / 4;
@@ -238,18 +238,18 @@ class SharedTile {
     return m.thread() % 4 * 2;
   }
   template <class M, class Place, int kCount>
-  static HEED_DEVICE void SplitPairs(const Place& place, uint32_t (&pieces)[kCount][4]) {
+  static HEED_DEVICE void SplitPairs(const Place& place, uint32_t (&split)[kCount][4]) {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 4; ++i) {
       const WordPair pair = *reinterpret_cast<const WordPair*>(place(i));
-      Split<M, DType::kBF16, /*kFinite=*/true>(pair.low, pair.high, i, pieces);
+      Split<M, DType::kBF16, /*kFinite=*/true>(pair.low, pair.high, i, split);
     }
   }
 
   template <DType kDType>
   static HEED_DEVICE bool Fits(Element x) {
     if constexpr (kIsWide) {
-      return FitsPieces(x);
+      return FitsSplit(x);
     } else {
       constexpr uint16_t kExponent = kDType == DType::kBF16 ? 0x7F80 : 0x7C00;
       return (x & kExponent) != kExponent;

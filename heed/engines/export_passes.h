@@ -23,12 +23,12 @@
 #elif defined(HEED_BYTE_PRODUCTS)
 #define HEED_EXPORT(Type, F) \
   Type F(const Context& ctx) { return HasByteProducts(ctx.allowed_targets()) ? N_AVX3_DL::F() : Type{}; }
-#elif defined(HEED_MATRIX_TILES)
-#define HEED_EXPORT(Type, F)                                     \
-  Type F(const Context& ctx) {                                   \
-    const TileUnit unit = TilesOf(ctx.allowed_targets());        \
-    if (unit == TileUnit::kEmulated) return N_AVX2::F();         \
-    return unit == TileUnit::kMatrix ? N_AVX3_SPR::F() : Type{}; \
+#elif defined(HEED_AMX)
+#define HEED_EXPORT(Type, F)                                      \
+  Type F(const Context& ctx) {                                    \
+    const AmxUnit unit = AmxOf(ctx.allowed_targets());            \
+    if (unit == AmxUnit::kEmulated) return N_AVX2::F();           \
+    return unit == AmxUnit::kHardware ? N_AVX3_SPR::F() : Type{}; \
   }
 #endif
 

@@ -51,15 +51,15 @@ TEST(KernelListTest, EveryKernelSaysWhyItDeclinesADType) {
 
 TEST(KernelListTest, ARecurrenceGetsTheKernelOfItsForm) {
   Context ctx(1);
-  ctx.set_isa(AvailableTargets(DType::kF64).front());  // no matrix tiles
+  ctx.set_isa(AvailableTargets(DType::kF64).front());  // no AMX
   const auto chosen = [&](const recurrence::Problem& p) { return std::string(recurrence::Choose("op", ctx, p).name); };
   recurrence::Problem p = Recurrence(DType::kBF16);
   EXPECT_EQ(chosen(p), "recurrence_f32");
   EXPECT_EQ(Why(recurrence::kDeltaF32, ctx, p), "computes delta rules");
   EXPECT_EQ(Why(recurrence::kChannels, ctx, p), "computes means per channel");
-  EXPECT_EQ(Why(recurrence::kTiles, ctx, p), "needs matrix tiles");
+  EXPECT_EQ(Why(recurrence::kAmx, ctx, p), "needs AMX");
   p.normalize = true;
-  EXPECT_EQ(Why(recurrence::kTiles, ctx, p), "computes no feature maps and no normalisers");
+  EXPECT_EQ(Why(recurrence::kAmx, ctx, p), "computes no feature maps and no normalisers");
   p = Recurrence(DType::kF64);
   EXPECT_EQ(chosen(p), "recurrence_f64");
   p.delta = recurrence::Delta::kAfterDecay;

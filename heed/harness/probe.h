@@ -21,7 +21,7 @@ double PeakFlopsPerSecond(DType dtype, int64_t targets = kAllTargets, int repeat
 
 // The rate of bf16 products in AMX tiles, on random numbers and after a run-in, in CPU time of this thread; 0 on CPUs
 // without AMX.
-double TileFlopsPerSecond(int repeats = 3);
+double AmxFlopsPerSecond(int repeats = 3);
 
 // The second roof of softmax: exp2 with max subtracted, summed and stored, over a block that stays in L1. Arguments and
 // clock are those of PeakFlopsPerSecond.

@@ -1,14 +1,14 @@
-// Products of a few f32 rows with many of bytes in matrix tiles, in digits (digits-inl.h): up to
-// 16 of the few for the work of one.
+// Products of a few f32 rows with many int8 rows in AMX tiles, with the f32 rows as digits (digits-inl.h): up to 16
+// rows for the work of one.
 //
-// Compiled once per SIMD target that runs beside matrix tiles, or emulates them.
+// Compiled once per SIMD target that has AMX or emulates it.
 //
 //   dot products     sums[digit][key][row]  a: 16 keys of 64 bytes     b: a digit of the rows
 //   weighted sums    sums[digit][row][dim]  a: a digit of the weights  b: dims of 64 keys
 //
-// Integers, so that bits do not depend on what else is computed: dot products have those of
-// byte_tile-inl.h. A row's weights get a unit per 64 keys, so that a sum is as exact as in f32,
-// where it loses half a unit of itself with every key.
+// Sums are integers, so that bits do not depend on what else is computed: dot products have the bits of
+// byte_tile-inl.h. A row's weights have a unit per 64 keys, so that its sum is as exact as in f32, which loses half a
+// unit with every key.
 #if defined(HEED_SIMD_BYTE_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_BYTE_PRODUCTS_INL_H_
 #undef HEED_SIMD_BYTE_PRODUCTS_INL_H_
@@ -24,7 +24,7 @@
 
 #include "heed/simd/digits-inl.h"
 #include "heed/simd/row_tile-inl.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
 
@@ -32,20 +32,20 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The unit goes to sleep after about 400 nanoseconds without a product, and waking takes 250: a
-// product for nothing in the middle of long passes over vectors costs 4.
+// Keeps AMX awake: it sleeps after about 400 ns without a product, and waking takes 250 ns. A dummy product in the
+// middle of long vector passes costs 4 ns.
 template <class Tiles>
 HWY_INLINE void KeepAwake() {
   Tiles::template AddByteProducts<0, 6, 7>();
 }
 
-// Digits of up to 16 rows side by side: for five rows one tile has them all, for ten two.
+// Digits of up to 16 rows, side by side: one tile holds those of five rows, two those of ten.
 inline constexpr size_t kDigitColumns = kDigits * kTileWords;
 constexpr DigitLayout TileLayout(size_t depth, size_t num_rows) {
   return {(DigitWords(depth) + kTileRows - 1) / kTileRows * kTileRows, num_rows, kDigitColumns};
 }
 
-// f(std::integral_constant<int, tiles>) for the tiles that have the digits of so many rows.
+// Calls f with the number of tiles that hold the digits of these rows, as an integral constant.
 template <class F>
 HWY_INLINE void WithDigitTiles(size_t num_rows, const F& f) {
   const size_t columns = kDigits * num_rows;
@@ -54,8 +54,8 @@ HWY_INLINE void WithDigitTiles(size_t num_rows, const F& f) {
   f(std::integral_constant<int, 3>());
 }
 
-// The digits' sums of up to 16 rows from `begin` on, sums[row][column], in tiles kFirst and so
-// on. Rows as far apart as `stride` are read in place; others are copied on the way.
+// Digit sums of up to 16 rows from `begin` on, sums[row][column], in tiles from kFirst on. Rows that are `stride` bytes
+// apart are read in place, others are copied.
 template <class Tiles, int kTiles, int kFirst, class D>
 HWY_INLINE void DigitSums(D d, RowsInHand<int8_t>& rows, size_t begin, size_t count, ptrdiff_t stride, size_t depth,
                           const int32_t* HWY_RESTRICT digits, int32_t* HWY_RESTRICT sums) {
@@ -96,12 +96,11 @@ HWY_INLINE void DigitSums(D d, RowsInHand<int8_t>& rows, size_t begin, size_t co
   if constexpr (kTiles > 2) Tiles::template Store<kFirst + 2>(sums + 2 * kTileWords, kRow);
 }
 
-// out[j][r] = *factors[j] sum_e rows_j[e] x_r[e], x being digits in TileLayout(). All lanes of
-// `out` are written.
+// out[j][r] = *factors[j] sum_e rows_j[e] x_r[e], with x as digits in TileLayout(). Writes all lanes of `out`.
 template <class Tiles, class D, class V = hn::Vec<D>>
-HWY_NOINLINE void DotRowsInTiles(D d, const StoredRows<int8_t>& rows, size_t depth, size_t num_rows,
-                                 const int32_t* HWY_RESTRICT digits, const float* const* HWY_RESTRICT factors,
-                                 float* HWY_RESTRICT out) {
+HWY_NOINLINE void AmxDotRows(D d, const StoredRows<int8_t>& rows, size_t depth, size_t num_rows,
+                             const int32_t* HWY_RESTRICT digits, const float* const* HWY_RESTRICT factors,
+                             float* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D()), kRows = kTileRows;
   const hn::RebindToSigned<D> di;
   const auto* tail = reinterpret_cast<const float*>(digits + TileLayout(depth, num_rows).Tail());
@@ -130,7 +129,7 @@ HWY_NOINLINE void DotRowsInTiles(D d, const StoredRows<int8_t>& rows, size_t dep
   }
 }
 
-// Digits of weights, one row's after the other, as rows of tiles: 64 weights each.
+// Transposes digits of weights to rows of tiles of 64 weights each, row after row.
 template <class D>
 HWY_INLINE void TransposeDigits(D d, const int32_t* HWY_RESTRICT digits, const DigitLayout& layout,
                                 int32_t (*tiles)[kTileWords]) {
@@ -150,17 +149,17 @@ HWY_INLINE void TransposeDigits(D d, const int32_t* HWY_RESTRICT digits, const D
   }
 }
 
-// Columns [begin, begin + 64), or those that there are, of 64 rows: four rows side by side are a
-// row of a tile, which has 16 columns.
+// Interleaves columns [begin, begin + 64), as far as they exist, of 64 rows: four rows side by side are a row of a
+// tile, which has 16 columns.
 template <class D>
 HWY_INLINE void InterleaveRows(D d, RowsInHand<int8_t>& rows, size_t count, size_t begin, size_t width,
                                uint32_t (*tiles)[kTileRows][kTileWords]) {
-  constexpr size_t N = hn::MaxLanes(D()), kBytes = 4 * N;  // of a vector
+  constexpr size_t N = hn::MaxLanes(D()), kBytes = 4 * N;  // bytes of a vector
   const hn::RebindToUnsigned<D> words;
   const hn::Repartition<int8_t, D> bytes;
   const hn::Repartition<uint8_t, D> unsigned_bytes;
   const hn::Repartition<uint16_t, D> halves;
-  // Interleaving stays within 128 bits: with words put like this, columns come out in order.
+  // Interleaving stays within 128 bits; with this order of words, columns come out in order.
   alignas(64) uint32_t order[N];
   for (size_t i = 0; i < N; ++i) order[i] = static_cast<uint32_t>(i % 4 * (N / 4) + i / 4);
   const auto indices = hn::SetTableIndices(words, order);
@@ -196,12 +195,12 @@ HWY_INLINE void InterleaveRows(D d, RowsInHand<int8_t>& rows, size_t count, size
   }
 }
 
-// out[r][e] = out[r][e] factor[r] + sum_j weights[j][r] rows_j[e], and from zero if `clear`, for
-// rows r of `out`, which are whole vectors. At most 64 rows j.
+// out[r][e] = out[r][e] factor[r] + sum_j weights[j][r] rows_j[e] for at most 64 rows j; `clear` starts from zero. Rows
+// r of `out` are whole vectors.
 template <class Tiles, class D, class V = hn::Vec<D>>
-HWY_NOINLINE void SumRowsInTiles(D d, const StoredRows<int8_t>& rows, size_t columns, const float* HWY_RESTRICT weights,
-                                 bool clear, const float* HWY_RESTRICT factor, size_t num_rows, float* HWY_RESTRICT out,
-                                 ptrdiff_t out_row) {
+HWY_NOINLINE void AmxSumRows(D d, const StoredRows<int8_t>& rows, size_t columns, const float* HWY_RESTRICT weights,
+                             bool clear, const float* HWY_RESTRICT factor, size_t num_rows, float* HWY_RESTRICT out,
+                             ptrdiff_t out_row) {
   constexpr size_t N = hn::MaxLanes(D()), kColumns = 4 * kTileWords;
   const hn::RebindToSigned<D> di;
   if (rows.count == 0) return;

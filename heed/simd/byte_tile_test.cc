@@ -41,7 +41,7 @@ struct Operands {
 // After highway.h:
 #include "heed/simd/byte_products-inl.h"
 #include "heed/simd/byte_tile-inl.h"
-#include "heed/simd/emulated_tiles-inl.h"
+#include "heed/simd/emulated_amx-inl.h"
 #if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3_SPR || HWY_TARGET == HWY_AVX2
 
 HWY_BEFORE_NAMESPACE();
@@ -78,21 +78,21 @@ void Dots(const Operands& x) {
   });
 }
 #else
-using Tiles = hs::TilesOfTarget;
+using Tiles = hs::AmxTilesOfTarget;
 
 void Dots(const Operands& x) {
   const Tiles::Session session;
   const auto few = static_cast<size_t>(x.few);
   WithDigits(x, hs::TileLayout(x.columns, few), [&](const int32_t* digits, const float* const* at) {
-    hs::DotRowsInTiles<Tiles>(hn::ScalableTag<float>(), Stored(x, 1000), x.columns, few, digits, at, x.out);
+    hs::AmxDotRows<Tiles>(hn::ScalableTag<float>(), Stored(x, 1000), x.columns, few, digits, at, x.out);
   });
 }
 
 // out[lane][column] of x[row][lane], onto what is there.
 void Sums(const Operands& x, bool clear, ptrdiff_t out_row) {
   const Tiles::Session session;
-  hs::SumRowsInTiles<Tiles>(hn::ScalableTag<float>(), Stored(x, 0), x.columns, x.x, clear, x.factors,
-                            static_cast<size_t>(x.few), x.out, out_row);
+  hs::AmxSumRows<Tiles>(hn::ScalableTag<float>(), Stored(x, 0), x.columns, x.x, clear, x.factors,
+                        static_cast<size_t>(x.few), x.out, out_row);
 }
 #endif
 
@@ -115,7 +115,7 @@ struct Unit {
 };
 constexpr Unit kUnits[] = {
     {"vectors", N_AVX3_DL::kLanes, &N_AVX3_DL::Dots, nullptr, [] { return HasByteProducts(kAllTargets); }},
-    {"tiles", N_AVX3_SPR::kLanes, &N_AVX3_SPR::Dots, &N_AVX3_SPR::Sums, &os::HasMatrixTiles},
+    {"tiles", N_AVX3_SPR::kLanes, &N_AVX3_SPR::Dots, &N_AVX3_SPR::Sums, &os::HasAmx},
     {"emulated tiles", N_AVX2::kLanes, &N_AVX2::Dots, &N_AVX2::Sums,
      [] { return (hwy::SupportedTargets() & HWY_AVX2) != 0; }},
 };

@@ -179,14 +179,14 @@ HWY_INLINE V Exp2NonPositive(D d, V x) {
 #endif
 }
 
-// Returns 2^x up to a common factor, for probabilities that are normalised later: not exactly 1 at 0. The degree is 3
-// for results that are rounded to bf16 (error 7.5e-5), else 5 (7.5e-8). The fraction is taken in [0, 1), because scalef
-// takes the floor of its exponent.
+// 2^x where a factor that all weights have in common does not matter: not exactly 1 at 0.
+// The degree is 3 for weights that are rounded to bf16, 7.5e-5, or 5, 7.5e-8; the fraction is
+// taken in [0, 1), because scalef takes the floor of its exponent by itself.
 template <int kDegree, class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp2Weight(D d, V x) {
   const auto c = [d](float v) HWY_ATTR { return hn::Set(d, v); };
 #if HEED_HAVE_SCALEF
-  constexpr int kFromFloor = 9;  // round down to an integer, without exceptions
+  constexpr int kFromFloor = 9;  // no exceptions, down, to integers
   const V n = x, f = V{_mm512_reduce_ps(x.raw, kFromFloor)};
 #else
   x = ClampExponent(d, x);
@@ -222,7 +222,7 @@ HWY_INLINE V ExpFraction(D d, V x, V n) {
 #if HWY_NATIVE_FMA
   return hn::MulAdd(x, low, hn::MulSub(x, high, n));
 #else
-  // Without FMA: Cody and Waite's ln 2 in two parts, then scaled.
+  // Without a fused product: Cody and Waite's ln 2 in two parts, then scaled.
   constexpr double kLn2High = sizeof(T) == 4 ? 0.693359375 : 0.693147180369123816490;
   constexpr double kLn2Low = sizeof(T) == 4 ? -2.12194440e-4 : 1.90821492927058770002e-10;
   const V y = hn::Sub(hn::Sub(x, hn::Mul(n, hn::Set(d, static_cast<T>(kLn2High)))),
@@ -254,7 +254,7 @@ HWY_INLINE V ExpNonPositive(D d, V x) {
 #endif
 }
 
-// Returns a / b for positive normal b, to about 1 ulp.
+// a / b for positive normal b, to 1 ulp or so.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V FastDivide(D d, V a, V b) {
 #if HEED_HAVE_SCALEF
@@ -297,17 +297,17 @@ HWY_INLINE V Exp2Minus1(D d, V t) {
   return hn::MulAdd(hn::Mul(power, r), tail, hn::Sub(power, c(1)));
 }
 
-// Returns e^x - 1 for x <= 0.
+// e^x - 1 for x <= 0.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Expm1(D d, V x) {
   using T = hn::TFromD<D>;
-  constexpr T kLimit = sizeof(T) == 4 ? T{-30} : T{-60};  // the result is -1 to the last bit
+  constexpr T kLimit = sizeof(T) == 4 ? T{-30} : T{-60};  // -1 to the last bit
   const V limit = hn::Set(d, kLimit);
   x = hn::IfThenElse(hn::Lt(x, limit), limit, x);
   return Exp2Minus1(d, hn::Mul(x, hn::Set(d, static_cast<T>(kLog2E))));
 }
 
-// Returns tanh(x), given t = x 2 log2(e), as u / (u + 2) with u = e^2x - 1.
+// tanh(x), given t = x 2 log2(e): u / (u + 2) with u = e^2x - 1.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V TanhScaled(D d, V t) {
   using T = hn::TFromD<D>;
@@ -322,7 +322,7 @@ HWY_INLINE V TanhScaled(D d, V t) {
   return FastDivide(d, u, hn::Add(u, c(2)));
 }
 
-// Returns tanh(x).
+// tanh(x).
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Tanh(D d, V x) {
   return TanhScaled(d, hn::Mul(x, hn::Set(d, static_cast<hn::TFromD<D>>(2 * kLog2E))));

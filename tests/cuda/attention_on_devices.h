@@ -1,4 +1,4 @@
-// Attention on a device of tests, and problems for it.
+// Attention on a test device, and problems for it.
 #ifndef HEED_TESTS_CUDA_ATTENTION_ON_DEVICES_H_
 #define HEED_TESTS_CUDA_ATTENTION_ON_DEVICES_H_
 
@@ -20,12 +20,12 @@ using attention::Inputs;
 using attention::Options;
 using attention::Problem;
 
-// The results of a call on the device: o and lse.
+// Outputs of a call on the device.
 struct Results {
   Buffer o, lse;
 };
 
-// Options with their tensors on the device, as far as kernels support them; `with_numbers` moves numbers per head too.
+// Options with bias and mask on the device and, with `with_numbers`, also ALiBi slopes and sinks.
 class OptionsOnDevice {
  public:
   OptionsOnDevice(const TestDevice& device, const Options& options, bool with_numbers)
@@ -46,7 +46,7 @@ class OptionsOnDevice {
 
 class CudaTest : public DeviceTest {
  protected:
-  // Computes attention of the problem on the device.
+  // Computes the problem's attention on the device.
   Results Run(const Problem& p) {
     const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), p.in.k), v(*GetParam(), p.in.v);
     Results results = {Buffer(p.o.dtype, p.o.sizes), Buffer()};
@@ -60,7 +60,7 @@ class CudaTest : public DeviceTest {
     return results;
   }
 
-  // Gradients of a problem, forward and backward on the device, in the order of its list of gradients.
+  // Computes the problem's gradients, forward and backward on the device, in the order of `p.gradients`.
   std::vector<Buffer> Gradients(const Problem& p) {
     const TestDevice& device = *GetParam();
     std::vector<int64_t> o_sizes = p.o.sizes;
@@ -85,18 +85,18 @@ class CudaTest : public DeviceTest {
     return results;
   }
 
-  // True if the emulated Hopper computes this with kernels that the other emulated device has too: one run is enough.
+  // True if the emulated Hopper device runs the same kernels as the other emulated device, so that one test suffices.
   bool IsRepeated(DType dtype, int64_t channels, int64_t rows = 64) const {
-    const bool has_own = dtype != DType::kF32 && channels <= softmax::cuda::kMostGroupChannels && rows > 32;
+    const bool has_own = dtype != DType::kF32 && channels <= softmax::cuda::kMostWgmmaChannels && rows > 32;
     return GetParam() == &cuda::EmulatedHopper() && !has_own;
   }
-  // The name of the kernel for many rows of bf16 and f16, up to 128 channels.
+  // The kernel of large-M blocks of bf16 and f16, up to 128 channels.
   std::string KernelOfManyRows() const {
     std::string why_not;
     const cuda::Library& library = *cuda::Find(&why_not);
     cuda::DeviceFacts facts;
     library.examine(0, &facts);
-    return facts.major == 9 && library.softmax->groups.forward != nullptr ? "softmax_wgmma" : "softmax_cuda";
+    return facts.major == 9 && library.softmax->wgmma.forward != nullptr ? "softmax_wgmma" : "softmax_cuda";
   }
 
   // Calls compare(seed), which returns an empty Comparison for problems that it skips.
@@ -113,7 +113,7 @@ class CudaTest : public DeviceTest {
                 closest.error, closest.tolerance, 100 * closest.worst_ratio, closest.where.c_str());
   }
 
-  // The bits must not depend on the order of threads.
+  // Outputs do not depend on the order of threads.
   void ExpectSameBitsInAnyOrder(const Problem& p) {
     const Results first = Run(p);
     for (uint64_t seed = 2; seed < (TakesAll() ? 6 : 4); ++seed) {
@@ -125,7 +125,7 @@ class CudaTest : public DeviceTest {
   }
 };
 
-// A random problem with those of its options that the kernel supports.
+// A random problem whose options the kernel takes.
 inline Problem RandomProblem(DType dtype, uint64_t seed) {
   Problem p = attention::RandomProblem(dtype, seed);
   Options& o = p.options;
@@ -133,7 +133,7 @@ inline Problem RandomProblem(DType dtype, uint64_t seed) {
   return p;
 }
 
-// Options of every kind of mask that is an interval of keys, no mask, and a soft cap.
+// Options with each kind of interval mask, without a mask, and with a soft cap.
 inline std::vector<Options> MasksAndCap() {
   Options causal, window, sinks, chunks, capped;
   causal.causal = window.causal = sinks.causal = chunks.causal = true;
@@ -145,7 +145,7 @@ inline std::vector<Options> MasksAndCap() {
   return {Options(), causal, window, sinks, chunks, capped};
 }
 
-// A padded problem with a batch of B.
+// A padded problem with batch size B.
 inline Problem Plain(DType dtype, const Sizes& n, uint64_t seed) {
   Problem p;
   for (const auto& [view, T, H, D, i] :
@@ -158,7 +158,7 @@ inline Problem Plain(DType dtype, const Sizes& n, uint64_t seed) {
   return p;
 }
 
-// The problem with the absolute values of its values v.
+// The problem with the absolute values of v.
 inline Problem WithAbsoluteValues(const Problem& p) {
   Problem absolute = p;
   Buffer v(p.in.v.dtype(), p.in.v.sizes());
@@ -173,8 +173,7 @@ inline Problem WithAbsoluteValues(const Problem& p) {
   return absolute;
 }
 
-// Compares with the reference. The tolerance is the general one of attention and, for f16, the rounding of
-// probabilities, which the tolerance of CPU kernels does not include.
+// Compares with the reference. f16 has a larger tolerance for the rounding of P, which the CPU case does not include.
 inline Comparison CompareWithReference(const Problem& p, const Results& results) {
   const Case c = attention::MakeCase(p);
   const Expected expected = ExpectedOf(c);

@@ -1,4 +1,4 @@
-// Tensors on devices, and the emulated devices.
+// Tensors on test devices, and the emulated devices.
 #include "tests/cuda/device.h"
 
 #include <atomic>
@@ -15,12 +15,12 @@ namespace heed::cuda {
 namespace {
 
 std::atomic<uint64_t> emulated_seed = 1;
-std::atomic<int32_t> emulated_multiprocessors = 2;
+std::atomic<int32_t> emulated_sms = 2;
 
 template <int kMajor>
 const char* Examine(int32_t device, DeviceFacts* facts) {
   if (device != 0) return "there is no device of this index";
-  *facts = {kMajor, 0, int64_t{227} << 10, emulated_multiprocessors};
+  *facts = {kMajor, 0, int64_t{227} << 10, emulated_sms};
   return nullptr;
 }
 
@@ -32,16 +32,16 @@ const char* Allocate(int32_t, void*, size_t num_bytes, void** memory) {
   return nullptr;
 }
 void Free(int32_t, void*, void* memory) { os::FreeAligned(memory); }
-const char* MapRows(int32_t, const MappedRows& rows, RowMap* map) {
+const char* EncodeTensorMap(int32_t, const TensorMapSource& rows, TensorMap* map) {
   static_assert(sizeof(rows) <= sizeof(*map));
   if (rows.token_stride <= 0 || rows.head_stride <= 0 || rows.batch_stride <= 0)
-    throw std::logic_error("rows that a driver does not map");
+    throw std::logic_error("rows that no tensor map describes");
   const auto is_multiple = [](int64_t stride) { return stride % 8 == 0; };
   if (reinterpret_cast<uintptr_t>(rows.data) % 16 != 0 || !is_multiple(rows.token_stride) ||
       !is_multiple(rows.head_stride) || !is_multiple(rows.batch_stride)) {
     return "rows do not begin at multiples of 16 bytes";
   }
-  new (map) MappedRows(rows);
+  new (map) TensorMapSource(rows);
   return nullptr;
 }
 const char* Upload(int32_t, void*, void* to, const void* from, size_t num_bytes) {
@@ -56,7 +56,7 @@ const Library kEmulated = {.version = HEED_VERSION,
                            .allocate = &Allocate,
                            .free = &Free,
                            .upload = &Upload,
-                           .map_rows = &MapRows,
+                           .encode_tensor_map = &EncodeTensorMap,
                            .softmax = &EmulatedSoftmax(),
                            .recurrence = &EmulatedRecurrence(),
                            .ssd = &EmulatedSsd(),
@@ -68,7 +68,7 @@ class Emulated : public TestDevice {
   const char* name() const override { return name_; }
   std::string WhyNot() const override { return ""; }
   const Library* library() const override { return library_; }
-  // An access beyond either end of the memory faults.
+  // An access beyond either end faults.
   std::shared_ptr<void> Allocate(size_t num_bytes) const override {
     auto memory = std::make_shared<os::GuardedMemory>(num_bytes, /*at_end=*/true);
     return {memory, memory->data()};
@@ -94,12 +94,12 @@ const TestDevice& EmulatedHopper() {
 
 uint64_t EmulatedSeed() { return emulated_seed; }
 void SetEmulatedSeed(uint64_t seed) { emulated_seed = seed; }
-void SetEmulatedMultiprocessors(int32_t count) { emulated_multiprocessors = count; }
+void SetEmulatedSms(int32_t count) { emulated_sms = count; }
 
 DeviceTensor::DeviceTensor(const TestDevice& device, const ConstTensorView& host) : device_(device) {
   if (!host.present()) return;
   const auto size = static_cast<ptrdiff_t>(SizeOf(host.dtype()));
-  ptrdiff_t above = size;  // from element 0 to the end of the highest element
+  ptrdiff_t above = size;  // bytes from element 0 to the end of the highest element
   for (int axis = 0; axis < host.rank(); ++axis) {
     const ptrdiff_t span = (host.size(axis) - 1) * host.stride(axis) * size;
     (span < 0 ? below_ : above) += span < 0 ? -span : span;

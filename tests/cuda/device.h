@@ -1,5 +1,4 @@
-// A device of tests: its memory, and the library that computes there. One is emulated and available everywhere, another
-// is a GPU.
+// A test device: its memory, and the library that computes there. Emulated devices are always available, a GPU may be.
 #ifndef HEED_TESTS_CUDA_DEVICE_H_
 #define HEED_TESTS_CUDA_DEVICE_H_
 
@@ -18,33 +17,33 @@ class TestDevice {
   virtual ~TestDevice() = default;
 
   virtual const char* name() const = 0;
-  // The reason why there is no such device; empty if there is one.
+  // Why the device is unavailable; empty if it is available.
   virtual std::string WhyNot() const = 0;
-  // Null means the installed library.
+  // Null: the installed library.
   virtual const Library* library() const = 0;
 
   virtual std::shared_ptr<void> Allocate(size_t num_bytes) const = 0;
-  // Both wait for all earlier launches.
+  // Both wait for earlier launches.
   virtual void Upload(void* to, const void* from, size_t num_bytes) const = 0;
   virtual void Download(void* to, const void* from, size_t num_bytes) const = 0;
 };
 
-// An emulated device, whose threads run in an order that the seed draws.
+// The seed determines the order in which threads of a grid run.
 const TestDevice& EmulatedDevice();
-const TestDevice& EmulatedHopper();  // has compute capability 9.0
+const TestDevice& EmulatedHopper();  // compute capability 9.0 instead of 8.0
 void SetEmulatedSeed(uint64_t seed);
-void SetEmulatedMultiprocessors(int32_t count);  // default: 2
+void SetEmulatedSms(int32_t count);  // 2 by default
 
 // A GPU, if tests are built with CUDA.
 const TestDevice& Gpu();
 
-// A copy of a host tensor on a device, with the same strides and, up to 16 bytes, the same alignment.
+// A host tensor on a device, with the same strides and, up to 16 bytes, the same alignment.
 class DeviceTensor {
  public:
   DeviceTensor(const TestDevice& device, const ConstTensorView& host);
 
   const TensorView& view() const { return view_; }
-  // Copies into the host memory that it came from, gaps included.
+  // Copies to the host memory that it came from, including gaps.
   void Download(const TensorView& host) const;
 
  private:

@@ -1,4 +1,4 @@
-// Launches of engines on the emulated device, each in a file of its own, because compilers need minutes for them.
+// Launches of the engines on the emulated device. Each is in a file of its own, because it takes minutes to compile.
 #ifndef HEED_TESTS_CUDA_EMULATED_ENGINES_H_
 #define HEED_TESTS_CUDA_EMULATED_ENGINES_H_
 
@@ -10,14 +10,14 @@
 
 namespace heed::cuda {
 
-uint64_t EmulatedSeed();  // SetEmulatedSeed()'s
+uint64_t EmulatedSeed();  // set by SetEmulatedSeed()
 
 const softmax::cuda::Launches& EmulatedSoftmax();
 const recurrence::cuda::Launches& EmulatedRecurrence();
 const ssd::cuda::Launches& EmulatedSsd();
 const scan::cuda::Launches& EmulatedScan();
 
-// Launches blocks like heed/cuda/block_kernel.h.
+// The counterpart of LaunchBlocks() in heed/cuda/block_kernel.h.
 template <int kThreads, template <class> class Block, class Params>
 const char* RunBlocks(const Launch& launch, const Params& params) {
   RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},

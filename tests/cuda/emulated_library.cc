@@ -1,4 +1,4 @@
-// The emulated device as a libheed_cuda: a library that a host loads, which records the streams that it is given.
+// The emulated device as a libheed_cuda file, which records the stream of the last call.
 #include <cstdint>
 
 #include "heed/cuda/library.h"

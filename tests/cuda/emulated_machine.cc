@@ -1,4 +1,4 @@
-// Threads as fibers, their barriers, and the collective operations of a warp.
+// The emulated machine: threads as fibers, barriers, and warp-wide operations.
 #include "tests/cuda/emulated_machine.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace heed::cuda {
 namespace {
 
-constexpr size_t kExchangeBytes = 64;  // of one thread, at most
+constexpr size_t kExchangeBytes = 64;  // most of a thread
 
 struct Copy {
   void* to;
@@ -25,19 +25,19 @@ struct Copy {
   int bytes;
 };
 
-// Threads that wait for each other at a barrier.
-struct Meeting {
+// Threads that wait at a barrier.
+struct ThreadBarrier {
   std::vector<int> waiting;
 };
 
-// Four columns of a product, as a vector type that compilers map to the target's vectors.
+// Four columns of a product, in the target's vectors.
 typedef double Columns __attribute__((vector_size(32)));
 
-// C + A B of a warp, each sum in double and rounded once.
+// C + A B of a warp, with each sum in double and rounded once.
 struct Product {
   double a[16][16];
   Columns b[16][2], c[16][2];
-  int exchange = -1;  // number of the exchange after which c is the result
+  int exchange = -1;  // the exchange whose result is in c
 
 #if defined(__x86_64__) && defined(__linux__) && !defined(__clang__)
   __attribute__((target_clones("avx2", "default")))
@@ -57,7 +57,7 @@ struct Product {
 };
 
 struct Warp {
-  Meeting meeting;
+  ThreadBarrier waiters;
   alignas(16) unsigned char slots[2][kWarp][kExchangeBytes];
   Product products[2];
 };
@@ -86,7 +86,7 @@ class EmulatedBlock {
         ++ended_;
       });
     }
-    // One warp is delayed: usually it runs only when others wait for it.
+    // One warp is delayed: as a rule it runs when the others wait for it.
     const auto late = static_cast<int>(random_() % warps_.size());
     while (!ready_.empty()) {
       const auto draw = [&] { return (random_() >> 32) * ready_.size() >> 32; };
@@ -97,53 +97,54 @@ class EmulatedBlock {
       ready_.pop_back();
       threads_[static_cast<size_t>(current_)].fiber->Resume();
     }
-    if (ended_ != threads_.size()) throw std::logic_error("threads of a block wait for others that do not come");
+    if (ended_ != threads_.size())
+      throw std::logic_error("threads of a block wait at a barrier that others do not reach");
   }
 
-  // Returns when all `count` threads have arrived at the barrier.
-  void Meet(Meeting& meeting, size_t count) {
+  // Waits until all `count` threads have arrived.
+  void ArriveAndWait(ThreadBarrier& waiters, size_t count) {
     const int me = current_;
-    if (meeting.waiting.size() + 1 == count) {
-      ready_.insert(ready_.end(), meeting.waiting.begin(), meeting.waiting.end());
-      meeting.waiting.clear();
+    if (waiters.waiting.size() + 1 == count) {
+      ready_.insert(ready_.end(), waiters.waiting.begin(), waiters.waiting.end());
+      waiters.waiting.clear();
       ready_.push_back(me);
     } else {
-      meeting.waiting.push_back(me);
+      waiters.waiting.push_back(me);
     }
     threads_[static_cast<size_t>(me)].fiber->Suspend();
   }
 
-  using Products = std::vector<EmulatedMachine::GroupProduct>;
-  // An mbarrier: successive phases of TMA loads.
-  struct Barrier {
+  using Products = std::vector<EmulatedMachine::PendingWgmma>;
+  // An mbarrier: the phases of TMA loads.
+  struct Mbarrier {
     int ended = 0;
     bool expects = false;
-    int64_t bytes = 0;  // expected, but not yet under way
+    int64_t bytes = 0;  // expected and not yet in flight
     std::vector<Copy> copies;
-    Meeting meeting;  // threads that wait
+    ThreadBarrier waiters;  // threads in MbarrierWait()
 
     bool is_complete() const { return expects && bytes == 0; }
   };
-  void Wait(Meeting& meeting) {
+  void Wait(ThreadBarrier& waiters) {
     const int me = current_;
-    meeting.waiting.push_back(me);
+    waiters.waiting.push_back(me);
     threads_[static_cast<size_t>(me)].fiber->Suspend();
   }
-  void Wake(Barrier& barrier) {
+  void Wake(Mbarrier& barrier) {
     if (!barrier.is_complete()) return;
-    ready_.insert(ready_.end(), barrier.meeting.waiting.begin(), barrier.meeting.waiting.end());
-    barrier.meeting.waiting.clear();
+    ready_.insert(ready_.end(), barrier.waiters.waiting.begin(), barrier.waiters.waiting.end());
+    barrier.waiters.waiting.clear();
   }
 
   struct Thread {
     std::unique_ptr<Fiber> fiber;
-    std::vector<Copy> copies;              // since the last commit group
-    std::deque<std::vector<Copy>> groups;  // under way
-    std::vector<ptrdiff_t> unpublished;    // where copies have landed, in units
-    bool may_multiply = false;
-    Products products;                                // since the last group
-    std::deque<Products> product_groups;              // committed and under way
-    std::map<const float*, std::vector<float>> sums;  // accumulators as they were before the products under way
+    std::vector<Copy> copies;                   // since the last commit
+    std::deque<std::vector<Copy>> copy_groups;  // in flight
+    std::vector<ptrdiff_t> unfenced;            // units that copies have written since the last proxy fence
+    bool fenced = false;
+    Products products;                                // since the last commit
+    std::deque<Products> wgmma_groups;                // in flight
+    std::map<const float*, std::vector<float>> sums;  // values before the products in flight
     int exchanges = 0;
   };
 
@@ -151,14 +152,14 @@ class EmulatedBlock {
   const std::function<void(EmulatedMachine&)>& kernel_;
   std::mt19937_64 random_;
   const size_t shared_units_;
-  os::GuardedMemory shared_;  // an access beyond it faults
-  std::vector<char> unpublished_ =
-      std::vector<char>(shared_units_);  // units of 16 bytes that copies have written and that WGMMA does not see yet
-  std::map<const uint64_t*, Barrier> barriers_;
+  os::GuardedMemory shared_;  // an access beyond its end faults
+  std::vector<char> unfenced_ =
+      std::vector<char>(shared_units_);  // units of 16 bytes that copies have written and WGMMA does not see yet
+  std::map<const uint64_t*, Mbarrier> mbarriers_;
   std::vector<Warp> warps_;
   std::vector<Thread> threads_;
   std::vector<int> ready_;
-  Meeting all_;
+  ThreadBarrier all_;
   bool flags_[2] = {};
   int syncs_ = 0, arrived_ = 0;
   int current_ = 0;
@@ -173,7 +174,7 @@ void EmulatedMachine::Sync() { SyncOr(false); }
 
 bool EmulatedMachine::SyncOr(bool flag) {
   EmulatedBlock& b = block_;
-  // Barriers alternate between two flags: one is cleared when all threads have read it.
+  // Two flags alternate: the next barrier's flag is cleared when all threads have read the last one's.
   const int of = b.syncs_ % 2;
   if (b.arrived_ == 0) b.flags_[of] = false;
   b.flags_[of] |= flag;
@@ -181,7 +182,7 @@ bool EmulatedMachine::SyncOr(bool flag) {
     b.arrived_ = 0;
     ++b.syncs_;
   }
-  b.Meet(b.all_, b.threads_.size());
+  b.ArriveAndWait(b.all_, b.threads_.size());
   return b.flags_[of];
 }
 
@@ -189,7 +190,7 @@ const void* EmulatedMachine::Exchange(const void* mine, size_t bytes) {
   Warp& warp = block_.warps_[static_cast<size_t>(thread_ / kWarp)];
   auto& slots = warp.slots[block_.threads_[static_cast<size_t>(thread_)].exchanges++ % 2];
   std::memcpy(slots[thread_ % kWarp], mine, bytes);
-  block_.Meet(warp.meeting, kWarp);
+  block_.ArriveAndWait(warp.waiters, kWarp);
   return slots;
 }
 
@@ -209,30 +210,30 @@ float EmulatedMachine::Shuffle(float x, int lane) {
 void EmulatedMachine::CopyAsync(void* to, const void* from, bool exists) {
   std::memset(to, 0xFF, 16);
   const auto is_aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
-  if (!is_aligned(to) || !is_aligned(from)) return;  // a GPU would raise an error: the copy never arrives
+  if (!is_aligned(to) || !is_aligned(from)) return;  // a GPU would fault; here the copy never lands
   block_.threads_[static_cast<size_t>(thread_)].copies.push_back({to, from, exists ? 16 : 0});
 }
 
 void EmulatedMachine::CommitCopies() {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
-  thread.groups.push_back(std::move(thread.copies));
+  thread.copy_groups.push_back(std::move(thread.copies));
   thread.copies.clear();
 }
 
 void EmulatedMachine::WaitCopies(int pending) {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
-  for (; thread.groups.size() > static_cast<size_t>(pending); thread.groups.pop_front()) {
-    for (const Copy& copy : thread.groups.front()) {
+  for (; thread.copy_groups.size() > static_cast<size_t>(pending); thread.copy_groups.pop_front()) {
+    for (const Copy& copy : thread.copy_groups.front()) {
       std::memset(copy.to, 0, 16);
       if (copy.bytes > 0) std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
       const ptrdiff_t unit = (static_cast<const char*>(copy.to) - shared()) / 16;
-      block_.unpublished_[static_cast<size_t>(unit)] = true;
-      thread.unpublished.push_back(unit);
+      block_.unfenced_[static_cast<size_t>(unit)] = true;
+      thread.unfenced.push_back(unit);
     }
   }
 }
 
-void EmulatedMachine::LoadMatrices(bool transposed, const void* row, uint32_t* r) {
+void EmulatedMachine::LdMatrix(bool transposed, const void* row, uint32_t* r) {
   const auto* slots = static_cast<const unsigned char*>(Exchange(&row, sizeof(row)));
   const int lane = thread_ % kWarp;
   const auto element = [&](int matrix, int i, int j) {
@@ -248,10 +249,11 @@ void EmulatedMachine::LoadMatrices(bool transposed, const void* row, uint32_t* r
     const uint32_t high = transposed ? element(matrix, j + 1, i) : element(matrix, i, j + 1);
     r[matrix] = low | high << 16;
   }
-  block_.Meet(block_.warps_[static_cast<size_t>(thread_ / kWarp)].meeting, kWarp);  // before an entry is written again
+  block_.ArriveAndWait(block_.warps_[static_cast<size_t>(thread_ / kWarp)].waiters,
+                       kWarp);  // before a row is written again
 }
 
-void EmulatedMachine::Multiply(DType dtype, const uint32_t* a, const uint32_t* b, float* c) {
+void EmulatedMachine::MmaSync(DType dtype, const uint32_t* a, const uint32_t* b, float* c) {
   const auto widened = [&](uint32_t pair, int half) {
     return static_cast<double>(Widened(dtype, static_cast<uint16_t>(pair >> (16 * half))));
   };
@@ -265,8 +267,8 @@ void EmulatedMachine::Multiply(DType dtype, const uint32_t* a, const uint32_t* b
   for (int i = 0; i < 4; ++i) product.b[2 * t + 8 * (i / 2) + i % 2][g / 4][g % 4] = widened(b[i / 2], i % 2);
 #pragma GCC unroll 8
   for (int i = 0; i < 4; ++i) product.c[g + 8 * (i / 2)][t / 2][2 * (t % 2) + i % 2] = c[i];
-  block_.Meet(warp.meeting, kWarp);
-  if (product.exchange != exchange) {  // the first thread to continue multiplies for all
+  block_.ArriveAndWait(warp.waiters, kWarp);
+  if (product.exchange != exchange) {  // the first thread to resume multiplies for all
     product.Multiply();
     product.exchange = exchange;
   }
@@ -274,26 +276,26 @@ void EmulatedMachine::Multiply(DType dtype, const uint32_t* a, const uint32_t* b
   for (int i = 0; i < 4; ++i) c[i] = static_cast<float>(product.c[g + 8 * (i / 2)][t / 2][2 * (t % 2) + i % 2]);
 }
 
-void EmulatedMachine::PublishShared() {
+void EmulatedMachine::FenceProxyAsync() {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
-  for (const ptrdiff_t unit : thread.unpublished) block_.unpublished_[static_cast<size_t>(unit)] = false;
-  thread.unpublished.clear();
+  for (const ptrdiff_t unit : thread.unfenced) block_.unfenced_[static_cast<size_t>(unit)] = false;
+  thread.unfenced.clear();
 }
 
-void EmulatedMachine::InitBarrier(uint64_t* barrier) { block_.barriers_[barrier] = {}; }
+void EmulatedMachine::MbarrierInit(uint64_t* barrier) { block_.mbarriers_[barrier] = {}; }
 
-void EmulatedMachine::BeginBulk(uint64_t* barrier, int bytes) {
-  EmulatedBlock::Barrier& at = block_.barriers_.at(barrier);
-  if (at.expects) throw std::logic_error("a phase of a barrier begins twice");
+void EmulatedMachine::MbarrierExpectTx(uint64_t* barrier, int bytes) {
+  EmulatedBlock::Mbarrier& at = block_.mbarriers_.at(barrier);
+  if (at.expects) throw std::logic_error("an mbarrier phase has two expected counts");
   at.expects = true;
   at.bytes += bytes;
   block_.Wake(at);
 }
 
-void EmulatedMachine::CopyBulk(const RowMap& map, int channel, int token, int head, int batch, void* to,
-                               uint64_t* barrier) {
-  const MappedRows& rows = *reinterpret_cast<const MappedRows*>(&map);
-  EmulatedBlock::Barrier& at = block_.barriers_.at(barrier);
+void EmulatedMachine::TmaLoad(const TensorMap& map, int channel, int token, int head, int batch, void* to,
+                              uint64_t* barrier) {
+  const TensorMapSource& rows = *reinterpret_cast<const TensorMapSource*>(&map);
+  EmulatedBlock::Mbarrier& at = block_.mbarriers_.at(barrier);
   const ptrdiff_t begin = static_cast<char*>(to) - shared();
   if (begin % 1024 != 0) throw std::logic_error("a TMA load to an address that is not a multiple of 1024 bytes");
   for (int row = 0; row < 64; ++row) {
@@ -311,11 +313,11 @@ void EmulatedMachine::CopyBulk(const RowMap& map, int channel, int token, int he
   block_.Wake(at);
 }
 
-void EmulatedMachine::WaitBulk(uint64_t* barrier, int phase) {
-  EmulatedBlock::Barrier& at = block_.barriers_.at(barrier);
-  while (at.ended % 2 == phase && !at.is_complete()) block_.Wait(at.meeting);
+void EmulatedMachine::MbarrierWait(uint64_t* barrier, int phase) {
+  EmulatedBlock::Mbarrier& at = block_.mbarriers_.at(barrier);
+  while (at.ended % 2 == phase && !at.is_complete()) block_.Wait(at.waiters);
   if (at.ended % 2 != phase) return;
-  for (const Copy& copy : at.copies) {  // all bytes arrive
+  for (const Copy& copy : at.copies) {  // the whole phase lands
     std::memset(copy.to, 0, 2);
     if (copy.bytes > 0) std::memcpy(copy.to, copy.from, 2);
   }
@@ -324,11 +326,11 @@ void EmulatedMachine::WaitBulk(uint64_t* barrier, int phase) {
   ++at.ended;
 }
 
-void EmulatedMachine::BeginProducts() { block_.threads_[static_cast<size_t>(thread_)].may_multiply = true; }
+void EmulatedMachine::WgmmaFence() { block_.threads_[static_cast<size_t>(thread_)].fenced = true; }
 
-void EmulatedMachine::MultiplyGroup(const GroupProduct& product) {
+void EmulatedMachine::Wgmma(const PendingWgmma& product) {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
-  if (!thread.may_multiply) throw std::logic_error("products whose registers may still be written");
+  if (!thread.fenced) throw std::logic_error("wgmma without a fence of its registers");
   const auto count = static_cast<size_t>(4 * product.tiles);
   if (thread.sums.emplace(product.c, std::vector<float>(product.c, product.c + count)).second) {
     std::fill_n(product.c, count, std::nanf(""));
@@ -336,21 +338,21 @@ void EmulatedMachine::MultiplyGroup(const GroupProduct& product) {
   thread.products.push_back(product);
 }
 
-void EmulatedMachine::CommitProducts() {
+void EmulatedMachine::WgmmaCommit() {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
-  thread.product_groups.push_back(std::move(thread.products));
+  thread.wgmma_groups.push_back(std::move(thread.products));
   thread.products.clear();
 }
 
-void EmulatedMachine::WaitProducts(int pending) {
+void EmulatedMachine::WgmmaWait(int pending) {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
-  thread.may_multiply = false;  // accumulators are written from now on
-  for (; thread.product_groups.size() > static_cast<size_t>(pending); thread.product_groups.pop_front()) {
-    for (const GroupProduct& product : thread.product_groups.front()) Land(product);
+  thread.fenced = false;  // registers may be written from now on
+  for (; thread.wgmma_groups.size() > static_cast<size_t>(pending); thread.wgmma_groups.pop_front()) {
+    for (const PendingWgmma& product : thread.wgmma_groups.front()) Land(product);
   }
 }
 
-void EmulatedMachine::Land(const GroupProduct& product) {
+void EmulatedMachine::Land(const PendingWgmma& product) {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
   if (const auto before = thread.sums.find(product.c); before != thread.sums.end()) {
     std::ranges::copy(before->second, product.c);
@@ -386,13 +388,13 @@ void EmulatedMachine::Land(const GroupProduct& product) {
   }
 }
 
-float EmulatedMachine::ElementOf(DType dtype, const GroupOperand& operand, int row, int column) const {
+float EmulatedMachine::ElementOf(DType dtype, const WgmmaOperand& operand, int row, int column) const {
   const auto* base = reinterpret_cast<const unsigned char*>(shared());
-  ptrdiff_t place = static_cast<const unsigned char*>(operand.at) - base + row / 8 * kEightRowsBytes + row % 8 * 128;
-  place += column / 64 * operand.panel_bytes + column % 64 * 2;
+  ptrdiff_t place = static_cast<const unsigned char*>(operand.at) - base + row / 8 * kStrideBytes + row % 8 * 128;
+  place += column / 64 * operand.leading_bytes + column % 64 * 2;
   place ^= place / 128 % 8 * 16;
-  if (block_.unpublished_[static_cast<size_t>(place / 16)])
-    throw std::logic_error("a WGMMA product of shared memory without an async-proxy fence");
+  if (block_.unfenced_[static_cast<size_t>(place / 16)])
+    throw std::logic_error("wgmma reads shared memory without a proxy fence");
   uint16_t bits;
   std::memcpy(&bits, base + place, sizeof(bits));
   return Widened(dtype, bits);

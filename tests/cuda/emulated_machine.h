@@ -1,10 +1,10 @@
-// Grids of threads on the CPU, for tests of kernels: the collective operations of a GPU, in any order that it allows.
+// Grids of threads on the CPU, for tests of kernels, with the asynchrony and the freedom of order of a GPU.
 //
-// The threads of a block are fibers. Between two synchronisation points they run one after the other, in an order drawn
-// from a seed, with one warp delayed, so that a kernel that lacks a barrier gives other results under another seed. A
-// copy arrives when it is waited for. Its destination is NaN until then, as all shared memory is at first, and stays
-// NaN if the copy is not aligned. WGMMA products are likewise computed when they are waited for, from the content that
-// shared memory has then, and their accumulators are NaN until then.
+// The threads of a block are fibers. Between barriers they run one after the other, in an order drawn from a seed, with
+// one delayed warp, so that a kernel with a missing barrier gives different results under different seeds. A copy lands
+// when it is waited for; until then its destination is NaN, as all shared memory is at first. A copy that is not
+// aligned never lands. WGMMA likewise is computed when it is waited for, from shared memory at that time, and its sums
+// are NaN until then.
 #ifndef HEED_TESTS_CUDA_EMULATED_MACHINE_H_
 #define HEED_TESTS_CUDA_EMULATED_MACHINE_H_
 
@@ -20,7 +20,7 @@ namespace heed::cuda {
 
 struct EmulatedGrid {
   int blocks[3] = {1, 1, 1};
-  int threads = kWarp;  // per block, whole warps
+  int threads = kWarp;  // per block, in whole warps
   size_t shared_bytes = 0;
   uint64_t seed = 1;
 };
@@ -50,48 +50,48 @@ class EmulatedMachine {
   }
 
   template <bool kTransposed>
-  void LoadMatrices(const void* row, uint32_t (&r)[4]) {
-    LoadMatrices(kTransposed, row, r);
+  void LdMatrix(const void* row, uint32_t (&r)[4]) {
+    LdMatrix(kTransposed, row, r);
   }
   template <DType kDType>
-  void Multiply(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&c)[4]) {
-    Multiply(kDType, a, b, c);
+  void MmaSync(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&c)[4]) {
+    MmaSync(kDType, a, b, c);
   }
-  void PublishShared();
-  void InitBarrier(uint64_t* barrier);
-  void BeginBulk(uint64_t* barrier, int bytes);
-  void CopyBulk(const RowMap& map, int channel, int token, int head, int batch, void* to, uint64_t* barrier);
-  void WaitBulk(uint64_t* barrier, int phase);
+  void FenceProxyAsync();
+  void MbarrierInit(uint64_t* barrier);
+  void MbarrierExpectTx(uint64_t* barrier, int bytes);
+  void TmaLoad(const TensorMap& map, int channel, int token, int head, int batch, void* to, uint64_t* barrier);
+  void MbarrierWait(uint64_t* barrier, int phase);
   template <class... Registers>
-  void BeginProducts(Registers&...) {
-    BeginProducts();
+  void WgmmaFence(Registers&...) {
+    WgmmaFence();
   }
   template <DType kDType, bool kTransposed, int kTiles>
-  void MultiplyGroup(const uint32_t (&a)[4], const GroupOperand& b, float (&c)[kTiles][4], bool adds) {
-    MultiplyGroup({.dtype = kDType,
-                   .transposed = kTransposed,
-                   .adds = adds,
-                   .tiles = kTiles,
-                   .a = {a[0], a[1], a[2], a[3]},
-                   .shared_a = {},
-                   .b = b,
-                   .c = &c[0][0]});
+  void Wgmma(const uint32_t (&a)[4], const WgmmaOperand& b, float (&c)[kTiles][4], bool adds) {
+    Wgmma({.dtype = kDType,
+           .transposed = kTransposed,
+           .adds = adds,
+           .tiles = kTiles,
+           .a = {a[0], a[1], a[2], a[3]},
+           .shared_a = {},
+           .b = b,
+           .c = &c[0][0]});
   }
   template <DType kDType, bool kTransposed, int kTiles>
-  void MultiplyGroup(const GroupOperand& a, const GroupOperand& b, float (&c)[kTiles][4], bool adds) {
-    MultiplyGroup({.dtype = kDType,
-                   .transposed = kTransposed,
-                   .adds = adds,
-                   .tiles = kTiles,
-                   .a = {},
-                   .shared_a = a,
-                   .b = b,
-                   .c = &c[0][0]});
+  void Wgmma(const WgmmaOperand& a, const WgmmaOperand& b, float (&c)[kTiles][4], bool adds) {
+    Wgmma({.dtype = kDType,
+           .transposed = kTransposed,
+           .adds = adds,
+           .tiles = kTiles,
+           .a = {},
+           .shared_a = a,
+           .b = b,
+           .c = &c[0][0]});
   }
-  void CommitProducts();
+  void WgmmaCommit();
   template <int kPending, class... Sums>
-  void WaitProducts(Sums&...) {
-    WaitProducts(kPending);
+  void WgmmaWait(Sums&...) {
+    WgmmaWait(kPending);
   }
 
   template <DType kDType>
@@ -104,29 +104,29 @@ class EmulatedMachine {
   }
   static float Exp2(float x);
 
-  // A product under way: a thread's part of 16 rows by 16, and of 16 rows by 8 columns per tile.
-  struct GroupProduct {
+  // A WGMMA in flight: a thread's part of a, 16 rows by 16, and of b, 16 rows by 8 columns per tile.
+  struct PendingWgmma {
     DType dtype;
     bool transposed, adds;
     int tiles;
     uint32_t a[4];
-    GroupOperand shared_a;  // replaces the registers, if present
-    GroupOperand b;
+    WgmmaOperand shared_a;  // used instead of a, if present
+    WgmmaOperand b;
     float* c;
   };
 
  private:
   static uint16_t Bits(DType dtype, float x);
   void WaitCopies(int pending);
-  void LoadMatrices(bool transposed, const void* row, uint32_t* r);
-  void Multiply(DType dtype, const uint32_t* a, const uint32_t* b, float* c);
-  void BeginProducts();
-  void MultiplyGroup(const GroupProduct& product);
-  void WaitProducts(int pending);
-  void Land(const GroupProduct& product);
-  // An element of the first 64 columns of an operand, or of those behind them.
-  float ElementOf(DType dtype, const GroupOperand& operand, int row, int column) const;
-  // The values that all threads of the warp pass, by lane; valid until the next call but one.
+  void LdMatrix(bool transposed, const void* row, uint32_t* r);
+  void MmaSync(DType dtype, const uint32_t* a, const uint32_t* b, float* c);
+  void WgmmaFence();
+  void Wgmma(const PendingWgmma& product);
+  void WgmmaWait(int pending);
+  void Land(const PendingWgmma& product);
+  // An element of an operand, in its swizzle atoms.
+  float ElementOf(DType dtype, const WgmmaOperand& operand, int row, int column) const;
+  // Exchanges `bytes` bytes per thread of the warp, by lane. The result is valid until the next call but one.
   const void* Exchange(const void* mine, size_t bytes);
 
   EmulatedBlock& block_;

@@ -11,7 +11,7 @@ namespace {
 using namespace recurrence::cuda;  // NOLINT: what it launches
 
 template <bool kByChannel>
-const char* WalkOf(const Launch& launch, const ChunkParams& params) {
+const char* SweepOf(const Launch& launch, const ChunkParams& params) {
   return WithKernel<kByChannel>(params, [&](auto shape, auto form) -> const char* {
     using Shape = decltype(shape);
     RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
@@ -25,14 +25,14 @@ const char* WalkOf(const Launch& launch, const ChunkParams& params) {
   });
 }
 
-const char* Walk(const Launch& launch, const ChunkParams& params) {
-  return IsByChannel(params) ? WalkOf<true>(launch, params) : WalkOf<false>(launch, params);
+const char* Sweep(const Launch& launch, const ChunkParams& params) {
+  return IsByChannel(params) ? SweepOf<true>(launch, params) : SweepOf<false>(launch, params);
 }
 
 }  // namespace
 
 const recurrence::cuda::Launches& EmulatedRecurrence() {
-  static constexpr Launches kLaunches = {.walk = &Walk,
+  static constexpr Launches kLaunches = {.sweep = &Sweep,
                                          .gather = &RunBlocks<kGradientThreads, GatherBlock>,
                                          .decay_gradients = &RunBlocks<kGradientThreads, DecayGradientBlock>,
                                          .products = &RunBlocks<kGradientThreads, ProductBlock>,

@@ -23,13 +23,13 @@ const char* Forward(const Launch& launch, const ForwardParams& params) {
   return WithKernel(
       params, [&](auto shape, auto general) { return RunForward<decltype(shape), general.value>(launch, params); });
 }
-const char* ForwardInGroups(const Launch& launch, const ForwardParams& params) {
-  return WithGroupKernel<GroupShape>(
+const char* ForwardWgmma(const Launch& launch, const ForwardParams& params) {
+  return WithWgmmaKernel<WgmmaShape>(
       params, [&](auto shape, auto general) { return RunForward<decltype(shape), general.value>(launch, params); });
 }
-const char* FewRows(const Launch& launch, const ForwardParams& params) {
-  return WithFewRowsShape(params.dtype, params.depth, params.value_depth,
-                          [&](auto shape) { return RunForward<decltype(shape), true>(launch, params); });
+const char* SmallM(const Launch& launch, const ForwardParams& params) {
+  return WithSmallMShape(params.dtype, params.depth, params.value_depth,
+                         [&](auto shape) { return RunForward<decltype(shape), true>(launch, params); });
 }
 const char* Combine(const Launch& launch, const ForwardParams& params) {
   RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
@@ -65,8 +65,8 @@ const char* GradientsBy(const Launch& launch, const BackwardParams& params) {
   });
 }
 template <template <class, class, bool> class Block>
-const char* GradientsInGroupsBy(const Launch& launch, const BackwardParams& params) {
-  return WithGroupKernel<BackwardGroupShape>(params.forward, [&](auto shape, auto general) {
+const char* WgmmaGradientsBy(const Launch& launch, const BackwardParams& params) {
+  return WithWgmmaKernel<BackwardWgmmaShape>(params.forward, [&](auto shape, auto general) {
     return RunGradients<Block, decltype(shape), general.value>(launch, params);
   });
 }
@@ -83,13 +83,13 @@ const char* BiasGradients(const Launch& launch, const BiasGradientParams& params
 
 const softmax::cuda::Launches& EmulatedSoftmax() {
   static constexpr Launches kLaunches = {
-      .warps = {.forward = &Forward,
-                .key_gradients = &GradientsBy<KeyGradientsBlock>,
-                .query_gradients = &GradientsBy<QueryGradientsBlock>},
-      .groups = {.forward = &ForwardInGroups,
-                 .key_gradients = &GradientsInGroupsBy<KeyGradientsBlock>,
-                 .query_gradients = &GradientsInGroupsBy<QueryGradientsBlock>},
-      .few_rows = &FewRows,
+      .mma_sync = {.forward = &Forward,
+                   .key_gradients = &GradientsBy<KeyGradientsBlock>,
+                   .query_gradients = &GradientsBy<QueryGradientsBlock>},
+      .wgmma = {.forward = &ForwardWgmma,
+                .key_gradients = &WgmmaGradientsBy<KeyGradientsBlock>,
+                .query_gradients = &WgmmaGradientsBy<QueryGradientsBlock>},
+      .small_m = &SmallM,
       .combine = &Combine,
       .terms = &Terms,
       .bias_gradients = &BiasGradients,

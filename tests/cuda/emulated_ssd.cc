@@ -1,4 +1,4 @@
-// The kernels of SSD beside its recurrence on the emulated device.
+// SSD besides its recurrence on the emulated device.
 #include "heed/ops/ssm/ssd/cuda/element_blocks_internal.h"
 #include "tests/cuda/emulated_engines.h"
 #include "tests/cuda/emulated_machine.h"

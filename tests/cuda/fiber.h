@@ -1,4 +1,4 @@
-// Fibers: the threads of an emulated grid. A fiber continues where it was suspended.
+// A fiber, which suspends and resumes: a thread of an emulated grid.
 #ifndef HEED_TESTS_CUDA_FIBER_H_
 #define HEED_TESTS_CUDA_FIBER_H_
 
@@ -14,18 +14,17 @@
 
 namespace heed::cuda {
 
-// A ucontext starts the fiber, and longjmp resumes it, which unlike ucontexts needs no system call.
+// A context starts the fiber and jumps resume it; unlike contexts, jumps make no system calls.
 class Fiber {
  public:
   explicit Fiber(std::function<void()> body) : body_(std::move(body)), stack_(TakeStack()) {
     getcontext(&own_);
     own_.uc_stack.ss_sp = stack_.get();
-    // All stacks begin at the same offset of a page, for which caches have few lines; the tops of stacks are therefore
-    // shifted.
+    // Stacks start at the same offset in a page and would compete for the same cache sets, so their tops differ.
     static thread_local unsigned count = 0;
     own_.uc_stack.ss_size = kStackBytes - 320 * (count++ % 64);
     own_.uc_link = nullptr;
-    // makecontext passes ints only.
+    // makecontext passes ints.
     const auto address = reinterpret_cast<uintptr_t>(this);
     makecontext(&own_, reinterpret_cast<void (*)()>(&Begin), 2, static_cast<unsigned>(address),
                 static_cast<unsigned>(address >> 32));
@@ -46,10 +45,10 @@ class Fiber {
   }
 
  private:
-  // Values that a GPU thread keeps in registers are in its stack here.
+  // The stack holds what a GPU thread has in registers.
   static constexpr size_t kStackBytes = size_t{256} << 10;
 
-  // Stacks of finished fibers: allocating memory takes longer than most fibers run.
+  // Stacks of ended fibers are reused: allocating one takes longer than most fibers run.
   using Stack = std::unique_ptr<char[]>;
   inline static thread_local std::vector<Stack> free_stacks_;
 

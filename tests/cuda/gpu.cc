@@ -1,4 +1,4 @@
-// A GPU as a device of tests.
+// A GPU as a test device.
 #include <cuda_runtime.h>
 
 #include <new>

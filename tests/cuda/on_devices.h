@@ -1,7 +1,7 @@
-// Common parts of the device tests: each test runs on an emulated device, and on a GPU if there is one.
+// Shared parts of the device tests: each test runs on an emulated device, and on a GPU if there is one.
 //
-// The emulated device is slow, so scripts/test runs some of its seeds, dtypes and sizes; with HEED_TEST_DEEP, which
-// scripts/test --deep sets, it runs them all, and so does a GPU.
+// The emulated device is slow, so scripts/test takes part of its seeds, dtypes and sizes. HEED_TEST_DEEP, which
+// scripts/test --deep sets, takes all of them, and so does a GPU.
 #ifndef HEED_TESTS_CUDA_ON_DEVICES_H_
 #define HEED_TESTS_CUDA_ON_DEVICES_H_
 
@@ -25,9 +25,9 @@ class DeviceTest : public testing::TestWithParam<const TestDevice*> {
  protected:
   static bool IsEmulated() { return GetParam() == &cuda::EmulatedDevice() || GetParam() == &cuda::EmulatedHopper(); }
   static bool TakesAll() { return !IsEmulated() || FromEnvironment("HEED_TEST_DEEP", 0) != 0; }
-  // True for all but the first of every `every` calls, unless everything is run.
+  // True except for the first of every `every` calls, unless the run takes everything.
   bool LeavesOut(uint64_t every) { return num_cases_++ % every != 0 && !TakesAll(); }
-  // Seeds from HEED_TEST_FIRST_SEED, HEED_TEST_SEEDS of them; by default from 1, `all` or `part` of them.
+  // The seeds from HEED_TEST_FIRST_SEED (default 1) on, HEED_TEST_SEEDS of them (default `all` or `part`).
   struct Seeds {
     uint64_t first, last;
   };
@@ -45,7 +45,7 @@ class DeviceTest : public testing::TestWithParam<const TestDevice*> {
   void TearDown() override {
     cuda::Replace(nullptr);
     cuda::SetEmulatedSeed(1);
-    cuda::SetEmulatedMultiprocessors(2);
+    cuda::SetEmulatedSms(2);
   }
 
   Context ctx_{1};
@@ -54,7 +54,7 @@ class DeviceTest : public testing::TestWithParam<const TestDevice*> {
   uint64_t num_cases_ = 0;
 };
 
-// The devices of this machine.
+// The devices available on this machine.
 inline std::vector<const TestDevice*> Devices() {
   std::vector<const TestDevice*> devices = {&cuda::EmulatedDevice()};
 #if defined(HEED_WITH_CUDA)
@@ -63,7 +63,7 @@ inline std::vector<const TestDevice*> Devices() {
   return devices;
 }
 
-// Attention has kernels of its own on Hopper.
+// The devices of attention tests: attention has WGMMA kernels on Hopper.
 inline std::vector<const TestDevice*> DevicesOfAttention() {
   std::vector<const TestDevice*> devices = Devices();
   devices.push_back(&cuda::EmulatedHopper());

@@ -1,4 +1,4 @@
-// Problems of mechanisms with their tensors on a device.
+// Problems of mechanisms with tensors on a device.
 #ifndef HEED_TESTS_CUDA_PROBLEMS_ON_DEVICES_H_
 #define HEED_TESTS_CUDA_PROBLEMS_ON_DEVICES_H_
 
@@ -17,7 +17,7 @@
 
 namespace heed {
 
-// Moves all tensors but constants per head, which are read while arguments are checked.
+// A problem on a device. Constants per head stay on the host, where arguments are checked.
 class OnDevice {
  public:
   OnDevice(const TestDevice& device, const mechanism::Mechanism& m, const mechanism::Problem& p,
@@ -64,15 +64,15 @@ inline mechanism::Mechanism Moved(const TestDevice& device, const mechanism::Mec
 // Compares cases with their references.
 class AgreementTest : public DeviceTest {
  protected:
-  // Compares a case, and records it in `closest` if it is closer to its bound.
+  // Checks a case, and keeps in `closest` the comparison nearest to its tolerance.
   void Agrees(const Case& c, Comparison* closest) {
     const Comparison result = Compare(c, ctx_);
     ASSERT_TRUE(result.ok) << c.title << ": " << result.message;
     if (result.worst_ratio > closest->worst_ratio) *closest = result;
   }
-  // The outputs of a case on an emulated device with this number of SMs.
-  std::vector<Buffer> RunOn(int32_t multiprocessors, const Case& c) {
-    cuda::SetEmulatedMultiprocessors(multiprocessors);
+  // The outputs of a case on an emulated device with `num_sms` SMs.
+  std::vector<Buffer> RunOn(int32_t num_sms, const Case& c) {
+    cuda::SetEmulatedSms(num_sms);
     std::vector<Buffer> buffers;
     std::vector<TensorView> views;
     for (const OutputSpec& output : c.outputs) views.push_back(buffers.emplace_back(output.dtype, output.sizes).view());
@@ -91,7 +91,7 @@ inline std::vector<ConstTensorView> ViewsOf(const std::vector<Buffer>& buffers) 
   return views;
 }
 
-// The message of the error that a call on a device throws.
+// The message of the error that a call throws.
 template <class Error, class F>
 std::string Refusal(const F& call) {
   try {

@@ -15,7 +15,7 @@ namespace heed::recurrence::HWY_NAMESPACE {
 
 Passes BackwardF32() { return BackwardPasses<float>(); }
 
-Passes BackwardTiles() { return BackwardPasses<float, &StatesInTiles>(); }
+Passes BackwardAmx() { return BackwardPasses<float, &AmxStates>(); }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::recurrence::HWY_NAMESPACE
@@ -25,7 +25,7 @@ HWY_AFTER_NAMESPACE();
 namespace heed::recurrence {
 
 HEED_EXPORT(Passes, BackwardF32)
-HEED_EXPORT(Passes, BackwardTiles)
+HEED_EXPORT(Passes, BackwardAmx)
 
 }  // namespace heed::recurrence
 #endif  // HWY_ONCE

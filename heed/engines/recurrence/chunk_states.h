@@ -25,7 +25,7 @@ struct ChunkStates {
 inline ChunkStates NoChunkStates(const Context&) { return {}; }
 
 // Those of recurrence_tiles: a sequence that is split has the same.
-ChunkStates StatesInTiles(const Context& ctx);
+ChunkStates AmxStates(const Context& ctx);
 
 }  // namespace heed::recurrence
 

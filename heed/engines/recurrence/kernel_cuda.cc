@@ -1,4 +1,4 @@
-// The kernel of GPUs in the list: what it takes, and problems as its launches.
+// The entry of the GPU kernel in the engine's list: what it takes, and its launches.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -6,7 +6,7 @@
 #include "heed/engines/recurrence/cuda/backward.h"
 #include "heed/engines/recurrence/cuda/launches.h"
 #include "heed/engines/recurrence/cuda/problem_on_device.h"
-#include "heed/engines/recurrence/cuda/walks.h"
+#include "heed/engines/recurrence/cuda/sweeps.h"
 #include "heed/engines/recurrence/kernels.h"
 
 namespace heed::recurrence {
@@ -17,7 +17,7 @@ Reason DeclinesForm(const Problem& p) {
       {!IsElementwise(p.feature) || !IsElementwise(p.key_feature), "computes feature maps of each channel by itself"},
       {p.key_mask.data != nullptr, "computes no key masks"},
       {p.has_value_decay,
-       "computes no decays of columns beside those of channels"},  // the product of both may overflow
+       "computes no decays of columns beside those of channels"},  // the product of both decays may overflow
       {p.channels, "computes no means of channels"},
       {p.erase.data != nullptr && p.read_key.data != nullptr, "computes factors of what is erased of keys alone"},
       {p.writes != 1 && (p.erase.data != nullptr || p.write.data != nullptr),
@@ -39,8 +39,8 @@ Reason DeclinesForm(const Problem& p) {
 Reason Declines(const Context&, const Problem& p) {
   if (const Reason reason = engine::DeclinesAllButF32(p.dtype); !reason.empty()) return reason;
   if (const Reason reason = DeclinesForm(p); !reason.empty()) return reason;
-  thread_local std::string of_device;  // whose words last until the next call
-  of_device = cuda::Declines(p.device, cuda::ForwardWalk(cuda::FormOnDevice(p), p.initial, p.initial_z));
+  thread_local std::string of_device;  // owns the text until the next call
+  of_device = cuda::Declines(p.device, cuda::ForwardSweep(cuda::FormOnDevice(p), p.initial, p.initial_z));
   return {of_device.c_str()};
 }
 
@@ -49,7 +49,7 @@ void Compute(const Context& ctx, const Problem& given, const States& initial, co
   const cuda::ProblemOnDevice on_device(ctx, given);
   const Problem& p = on_device.problem();
   const cuda::Launcher launcher(ctx, p);
-  cuda::Walk w = cuda::ForwardWalk(p, initial, initial_z);
+  cuda::Sweep w = cuda::ForwardSweep(p, initial, initial_z);
   if (p.normalize) {
     const int64_t row = w.params.value_size;
     const cuda::Floats sums(launcher.call(), true, launcher.tokens() * p.value_heads * row);
@@ -69,7 +69,7 @@ void Compute(const Context& ctx, const Problem& given, const States& initial, co
 const Kernel kCuda = {
     .name = cuda::kName,
     .why =
-        "64 columns of a state in the registers of a block, 16 tokens at a time, products of bf16 pieces summed in f32",
+        "64 columns of a state in the registers of a block, 16 tokens at a time, products of bf16 splits summed in f32",
     .declines = &Declines,
     .forward_passes =
         [](const Context&) {

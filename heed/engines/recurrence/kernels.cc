@@ -15,7 +15,7 @@ Reason DeclinesOtherDeltas(const Problem& problem) {
 }
 
 const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem, engine::Pass pass) {
-  static constexpr const Kernel* kKernels[] = {&kCuda,     &kTiles,    &kRecurrenceF32, &kRecurrenceF64,
+  static constexpr const Kernel* kKernels[] = {&kCuda,     &kAmx,      &kRecurrenceF32, &kRecurrenceF64,
                                                &kDeltaF32, &kDeltaF64, &kChannels};
   return engine::Choose(kKernels, op, ctx, problem, pass);
 }

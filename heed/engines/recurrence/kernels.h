@@ -18,8 +18,8 @@ const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem,
                      engine::Pass pass = engine::Pass::kForward);
 
 // Each kernel is in the file of its forward pass.
-extern const Kernel kCuda, kTiles, kRecurrenceF32, kRecurrenceF64, kDeltaF32, kDeltaF64, kChannels;
-Passes BackwardTiles(const Context& ctx);
+extern const Kernel kCuda, kAmx, kRecurrenceF32, kRecurrenceF64, kDeltaF32, kDeltaF64, kChannels;
+Passes BackwardAmx(const Context& ctx);
 Passes BackwardF32(const Context& ctx);
 Passes BackwardF64(const Context& ctx);
 

@@ -1,4 +1,4 @@
-// The kernel of GPUs in the list: what it takes, and problems as its launches.
+// The entry of the GPU kernel in the engine's list: what it takes, and its launches.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace heed::scan {
 namespace {
 
 constexpr char kName[] = "scan_cuda";
-// Of a multiprocessor in a launch of a backward pass: four at a time, four times.
+// Blocks per SM in a backward launch: four at a time, four waves.
 constexpr int64_t kEnoughBlocks = 16;
 
 int64_t Blocks(int64_t size, int64_t of_each) { return (size + of_each - 1) / of_each; }
@@ -23,7 +23,7 @@ Reason Declines(const Context&, const Problem& p) {
   if (p.rule != Rule::kSelective) return {"computes selective scans"};
   if (const Reason reason = engine::DeclinesAllButF32(p.dtype); !reason.empty()) return reason;
   if (p.states > cuda::kMostStates) return {"computes up to 128 states of a channel"};
-  thread_local std::string of_device;  // whose words last until the next call
+  thread_local std::string of_device;  // owns the text until the next call
   of_device = heed::cuda::Declines(p.device,
                                    cuda::WithShape(p.states, [](auto shape) { return int64_t{shape.kForwardBytes}; }));
   return {of_device.c_str()};
@@ -46,7 +46,7 @@ class Launcher {
     for (size_t first = 0; first < p_.sequences.size(); first += cuda::kMostSequences) {
       const size_t count = std::min<size_t>(cuda::kMostSequences, p_.sequences.size() - first);
       Place(first, count, p_.o, p_.final, params);
-      call_.Check(library().forward(call_.Of(Strips(), 1, count), params));
+      call_.Check(library().forward(call_.Of(ChannelBlocks(), 1, count), params));
     }
   }
 
@@ -82,7 +82,7 @@ class Launcher {
     store(params.bias_row(), 1, g.dbias);
   }
 
-  // Zeros for tokens of no sequence.
+  // Writes zeros for tokens of no sequence.
   void Clear(const Tokens& to, int64_t columns, int64_t groups) const {
     if (to.data == nullptr || columns == 0) return;
     for (size_t first = 0; first < p_.others.size(); first += cuda::kMostSequences) {
@@ -102,15 +102,15 @@ class Launcher {
   auto WithShape(const F& f) const {
     return cuda::WithShape(p_.states, f);
   }
-  int64_t StripsOfGroup() const {
+  int64_t ChannelBlocksOfGroup() const {
     return Blocks(p_.channels / p_.groups, WithShape([](auto shape) { return int64_t{shape.kChannels}; }));
   }
-  int64_t Strips() const { return p_.groups * StripsOfGroup(); }
-  // Sequences that keep the device busy: more at a time would have more memory of it and nothing else.
+  int64_t ChannelBlocks() const { return p_.groups * ChannelBlocksOfGroup(); }
+  // Returns how many sequences keep the device busy. More in one launch would only take more memory.
   size_t SequencesTogether() const {
     heed::cuda::DeviceFacts facts;
     call_.Check(call_.library().examine(p_.device.index, &facts));
-    const int64_t enough = Blocks(kEnoughBlocks * facts.multiprocessors, std::max<int64_t>(1, Strips()));
+    const int64_t enough = Blocks(kEnoughBlocks * facts.num_sms, std::max<int64_t>(1, ChannelBlocks()));
     return static_cast<size_t>(std::clamp<int64_t>(enough, 1, cuda::kMostSequences));
   }
 
@@ -129,10 +129,10 @@ class Launcher {
             .channels = static_cast<int32_t>(p_.channels),
             .states = static_cast<int32_t>(p_.states),
             .groups = static_cast<int32_t>(p_.groups),
-            .strips = static_cast<int32_t>(StripsOfGroup()),
+            .channel_blocks = static_cast<int32_t>(ChannelBlocksOfGroup()),
             .softplus = p_.softplus};
   }
-  // Where sequences [first, first + count) begin; returns the number of their tiles.
+  // Sets the offsets of sequences [first, first + count), and returns the number of their tiles.
   int64_t Place(size_t first, size_t count, const Tokens& o, const Numbers& final, cuda::ScanParams& params) const {
     int64_t tiles = 0;
     for (size_t i = 0; i < count; ++i) {
@@ -168,29 +168,30 @@ class Launcher {
                              .first_token = params.tokens};
       params.tokens += s.count;
     }
-    const auto parts = [&](const Weights& gradient) {
-      return Memory<float>(gradient.tokens.data == nullptr ? 0 : params.tokens * Strips() * p_.states);
+    const auto partials = [&](const Weights& gradient) {
+      return Memory<float>(gradient.tokens.data == nullptr ? 0 : params.tokens * ChannelBlocks() * p_.states);
     };
-    const heed::cuda::DeviceMemory borders = Memory<cuda::States>(tiles * Strips() * WithShape([](auto shape) {
-                                                                    return int64_t{shape.kThreads};
-                                                                  })),
-                                   B_parts = parts(g.dB), C_parts = parts(g.dC);
-    params.scan.borders = static_cast<float*>(borders.data());
-    params.B_parts = g.dB.tokens.data == nullptr ? nullptr : static_cast<float*>(B_parts.data());
-    params.C_parts = g.dC.tokens.data == nullptr ? nullptr : static_cast<float*>(C_parts.data());
-    call_.Check(library().forward(call_.Of(Strips(), 1, count), params.scan));
-    call_.Check(library().backward(call_.Of(Strips(), 1, count), params));
-    AddUp(sequences, params.B_parts, params.tokens, g.dB.tokens, p_.states, p_.groups);
-    AddUp(sequences, params.C_parts, params.tokens, g.dC.tokens, p_.states, p_.groups);
+    const heed::cuda::DeviceMemory boundary_states =
+                                       Memory<cuda::States>(tiles * ChannelBlocks() * WithShape([](auto shape) {
+                                                              return int64_t{shape.kThreads};
+                                                            })),
+                                   B_partials = partials(g.dB), C_partials = partials(g.dC);
+    params.scan.boundary_states = static_cast<float*>(boundary_states.data());
+    params.B_partials = g.dB.tokens.data == nullptr ? nullptr : static_cast<float*>(B_partials.data());
+    params.C_partials = g.dC.tokens.data == nullptr ? nullptr : static_cast<float*>(C_partials.data());
+    call_.Check(library().forward(call_.Of(ChannelBlocks(), 1, count), params.scan));
+    call_.Check(library().backward(call_.Of(ChannelBlocks(), 1, count), params));
+    AddUp(sequences, params.B_partials, params.tokens, g.dB.tokens, p_.states, p_.groups);
+    AddUp(sequences, params.C_partials, params.tokens, g.dC.tokens, p_.states, p_.groups);
   }
 
-  // Sums over strips, of so many tokens in all; or zeros.
+  // Sums over channel blocks, with `tokens` tokens in all; zeros if `from` is null.
   void AddUp(std::span<const Sequence> sequences, const float* from, int64_t tokens, const Tokens& to, int64_t columns,
              int64_t groups) const {
     if (to.data == nullptr) return;
     cuda::TokenSumParams params = {.from = from,
                                    .to = OnDevice(to),
-                                   .strips = from == nullptr ? 0 : static_cast<int32_t>(StripsOfGroup()),
+                                   .channel_blocks = from == nullptr ? 0 : static_cast<int32_t>(ChannelBlocksOfGroup()),
                                    .columns = static_cast<int32_t>(columns),
                                    .groups = static_cast<int32_t>(groups),
                                    .tokens = tokens};

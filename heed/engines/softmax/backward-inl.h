@@ -141,7 +141,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     RowPrefetch& ahead = b_.block.ahead;
     ahead.Clear();
     if (block_ > 0) AddRows(s_, key_head_, grid_, block_ - 1, ahead);
-    if constexpr (O::kMatrixTiles) return ahead.Spread(std::numeric_limits<int64_t>::max());
+    if constexpr (O::kUsesAmx) return ahead.Spread(std::numeric_limits<int64_t>::max());
     const int64_t last = std::min<int64_t>(grid_.blocks, kLastBlocks);
     if (block_ < last) {
       const auto share = [&](const Interval& all) {
@@ -223,7 +223,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
 
   HWY_INLINE void PackOutputGradients(DType dtype, const void* const* d_o) {
     const auto depth = static_cast<size_t>(p_.value_depth);
-    if constexpr (O::kMatrixTiles) {
+    if constexpr (O::kUsesAmx) {
       const bool finite = O::PackQueries(dtype, d_o, num_rows_, depth, 1, W, b_.d_o);
       d_logits_finite_ = finite && group_.products.ValuesAreFinite();
     } else {
@@ -234,7 +234,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   int64_t Head(size_t lane) const { return key_head_ * grid_.heads + rows_[lane].head; }
 
   HWY_INLINE void EachTile() {
-    if constexpr (O::kMatrixTiles) {
+    if constexpr (O::kUsesAmx) {
       Interval plain;  // full tiles without masks, computed together by the pipeline
       const auto add_plain = [&] {
         if (plain.empty()) return;
@@ -296,8 +296,8 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   // Computes dP of a run.
   HWY_INLINE void DLogits(const Run& run, int64_t origin) {
     const Operand<typename O::Key> values = group_.products.Values();
-    if constexpr (O::kMatrixTiles) {
-      this->TileProducts(b_.d_o, values, run, p_.value_depth, GradientAt(run, origin), d_logits_finite_);
+    if constexpr (O::kUsesAmx) {
+      this->AmxProducts(b_.d_o, values, run, p_.value_depth, GradientAt(run, origin), d_logits_finite_);
     } else {
       this->ForParts(run, [&](auto vectors, const Run& part) HWY_ATTR {
         V max[vectors.value];
@@ -345,7 +345,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
         const V s = hn::Load(d_, logit);
         const V dp = hn::Load(d_, d_logit);
         auto masked = hn::Eq(s, minus_inf);
-        if constexpr (O::kMatrixTiles) masked = hn::Or(masked, absent);
+        if constexpr (O::kUsesAmx) masked = hn::Or(masked, absent);
         V p = P::Weight(s, shift, exponent);
         if constexpr (P::kScalesShift) {
           if (large_shift_) p = hn::IfThenElse(hn::IsNaN(far), p, P::FarWeight(s, far, exponent));

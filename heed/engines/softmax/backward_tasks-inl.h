@@ -48,7 +48,7 @@ HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g, const Share
   head.key_source = rows(p.k, p.dtype);
   head.keys_at = head.values_at = Place::kHead;
   head.keys = group.products.Keys();
-  if constexpr (O::kMatrixTiles) b.block.keys_finite = group.products.KeysAreFinite();
+  if constexpr (O::kUsesAmx) b.block.keys_finite = group.products.KeysAreFinite();
   walk(group, head);
   group.products.EndGroup();
   const auto store = [&](const Rows& to, const T* from, int64_t depth, double factor) HWY_ATTR {
@@ -85,7 +85,7 @@ struct NoWalk {
   int64_t Bytes(const Problem&) const { return 0; }
 };
 template <class P>
-using GatheredWalkOf = std::conditional_t<P::Operands::kMatrixTiles, NoWalk, GatheredWalk<P>>;
+using GatheredWalkOf = std::conditional_t<P::Operands::kUsesAmx, NoWalk, GatheredWalk<P>>;
 
 template <class P>
 BackwardBytes BackwardWorkspace(const Context& ctx, const Problem& p, const Gradients& g) {
@@ -137,7 +137,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
         for (int64_t group = groups.begin; group < groups.end; ++group) {
           GroupGradients<P>(p, g, shared, s, h, group, next, buffers,
                             [&](Group<P>& keys, const Head<O>& head) HWY_ATTR {
-                              if constexpr (!O::kMatrixTiles) {
+                              if constexpr (!O::kUsesAmx) {
                                 if (p.gathers()) {
                                   return gathered(p, g, plan, shared, h, head, keys, buffers,
                                                   reinterpret_cast<char*>(&buffers) + bytes);

@@ -179,8 +179,8 @@ class Block : protected BlockRows<O, C> {
   }
 
   // Computes the same products with AMX tiles, without f.
-  HWY_INLINE void TileProducts(const typename O::Query* lanes, const Operand<typename O::Key>& rows, const Run& run,
-                               int64_t depth, T* out, bool finite) {
+  HWY_INLINE void AmxProducts(const typename O::Query* lanes, const Operand<typename O::Key>& rows, const Run& run,
+                              int64_t depth, T* out, bool finite) {
     O::LogitTiles(lanes, W, rows, run.begin, run.end, depth, out);
     if (!O::kInfinite && !finite) {
       O::RepeatNaN(lanes, W, rows, run.begin, run.end, depth, W, out);

@@ -129,12 +129,12 @@ void BlockRows<O, C>::PackQueries(DType dtype, const void* const* rows) {
       p_.softcap > 0 && SoftcapRidesOnQueries(p_.softcap) ? p_.scale * SoftcapFactor(p_.softcap) : p_.scale;
   factor_ = O::Split(factor);
   const auto depth = static_cast<size_t>(p_.depth);
-  if constexpr (O::kMatrixTiles) {
+  if constexpr (O::kUsesAmx) {
     queries_finite_ = O::PackQueries(dtype, rows, num_rows_, depth, factor_.of_queries, W, w_.queries);
   } else {
     O::PackQueries(dtype, rows, num_rows_, depth, factor_.of_queries, W, w_.queries);
   }
-  raw_ = O::kMatrixTiles && factor_.of_logits > 0 && p_.softcap == 0 && p_.slopes.empty() && p_.bias.data == nullptr;
+  raw_ = O::kUsesAmx && factor_.of_logits > 0 && p_.softcap == 0 && p_.slopes.empty() && p_.bias.data == nullptr;
   // Log decays can be added in units of the raw logits unless the factor is so extreme that they would over- or
   // underflow.
   if (p_.forgets) raw_ = raw_ && factor_.of_logits > 0x1p-32 && factor_.of_logits < 0x1p32;
@@ -186,9 +186,9 @@ template <int kVectors, class F>
 HWY_INLINE void Block<O, C>::LogitProducts(const Run& run, int64_t origin, V* max, const F& f) {
   T* out = At(run, origin);
   const auto products = [&](const auto& finish) HWY_ATTR {
-    if constexpr (O::kMatrixTiles) {
+    if constexpr (O::kUsesAmx) {
       PrefetchBias(0, static_cast<size_t>(run.end - run.begin), run.end);
-      TileProducts(w_.queries, head_.keys, run, p_.depth, out, queries_finite_ && w_.keys_finite);
+      AmxProducts(w_.queries, head_.keys, run, p_.depth, out, queries_finite_ && w_.keys_finite);
       Rewrite<W, kVectors>(d_, run, run.begin, out, max, finish);
     } else if constexpr (O::kKeysInLanes) {
       O::KeyProducts(w_.queries, num_rows_, head_, run.begin, run.end, keys_until_, static_cast<size_t>(p_.depth), out);
@@ -247,9 +247,9 @@ HWY_INLINE void Block<O, C>::VectorLogits(const Run& run, const Tile& visited, b
   const int64_t origin = visited.keys.begin;
   T* tile = w_.logits;
   bool multiplied = raw_;
-  if constexpr (O::kMatrixTiles) {
+  if constexpr (O::kUsesAmx) {
     if (raw_) {
-      TileProducts(w_.queries, head_.keys, run, p_.depth, At(run, origin), queries_finite_ && w_.keys_finite);
+      AmxProducts(w_.queries, head_.keys, run, p_.depth, At(run, origin), queries_finite_ && w_.keys_finite);
     }
   }
   // Applies x = f(x, key, vector): in registers if the logits have not been stored yet, else in memory.

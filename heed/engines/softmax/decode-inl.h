@@ -30,9 +30,9 @@
 #ifdef HEED_BYTE_PRODUCTS
 #include "heed/simd/byte_tile-inl.h"
 #endif
-#ifdef HEED_MATRIX_TILES
+#ifdef HEED_AMX
 #include "heed/simd/byte_products-inl.h"
-#include "heed/simd/emulated_tiles-inl.h"
+#include "heed/simd/emulated_amx-inl.h"
 #endif
 #if HWY_TARGET == HWY_AVX3_ZEN4
 #include "heed/simd/pair_row_tile-inl.h"
@@ -208,14 +208,14 @@ struct QuantizedOperands : FmaOperands<float> {
   }
 };
 
-#if defined(HEED_BYTE_PRODUCTS) || defined(HEED_MATRIX_TILES)
+#if defined(HEED_BYTE_PRODUCTS) || defined(HEED_AMX)
 // K in place, multiplied as bytes: queries are in fixed point, and the products of keys are exact integers, computed by
 // AMX tiles or by vectors.
 struct ByteOperands : QuantizedOperands {
   using Query = int32_t;
   static constexpr size_t kLanes = hn::MaxLanes(D());
-#ifdef HEED_MATRIX_TILES
-  using Tiles = hs::TilesOfTarget;
+#ifdef HEED_AMX
+  using Tiles = hs::AmxTilesOfTarget;
   static constexpr size_t kRows = kLanes;
   static constexpr hs::DigitLayout Layout(size_t depth, size_t num_rows) { return hs::TileLayout(depth, num_rows); }
 #else
@@ -241,15 +241,15 @@ struct ByteOperands : QuantizedOperands {
     const int32_t* digits = q + depth * kLanes;
     const auto rows = Stored<int8_t>(head.key_source, begin, end, until);
     const Factors factors(head.key_scale, begin, end, until);
-#ifdef HEED_MATRIX_TILES
-    hs::DotRowsInTiles<Tiles>(D(), rows, depth, num_rows, digits, factors.at(), s);
+#ifdef HEED_AMX
+    hs::AmxDotRows<Tiles>(D(), rows, depth, num_rows, digits, factors.at(), s);
 #else
     WithRows<float>(num_rows,
                     [&](auto r) HWY_ATTR { hs::DotByteRows<r.value>(D(), rows, depth, digits, factors.at(), s); });
 #endif
   }
 
-#ifdef HEED_MATRIX_TILES
+#ifdef HEED_AMX
   template <bool kSkipMasked>
   static HWY_INLINE void Sum(const hs::StoredRows<int8_t>& rows, size_t channels, float* p, bool first,
                              const float* factor, size_t num_rows, float* o, ptrdiff_t row) {
@@ -260,7 +260,7 @@ struct ByteOperands : QuantizedOperands {
         hn::Store(hn::IfNegativeThenElse(weights, hn::Zero(D()), weights), D(), p + i);
       }
     }
-    hs::SumRowsInTiles<Tiles>(D(), rows, channels, p, first, factor, num_rows, o, row);
+    hs::AmxSumRows<Tiles>(D(), rows, channels, p, first, factor, num_rows, o, row);
   }
 #endif
 };

@@ -8,7 +8,7 @@
 
 namespace heed::softmax {
 
-int TileProducts(const Problem& problem) {
+int AmxProducts(const Problem& problem) {
   if (problem.dtype == DType::kBF16) return 1;
   if (problem.dtype == DType::kF16) return 4;
   return problem.high_precision ? 3 : 6;

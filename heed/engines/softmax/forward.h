@@ -19,17 +19,17 @@ inline constexpr int kDecodeRows = 8;
 
 // From this number of query heads per key head on, AMX is faster for decoding int8 K and V. The rule counts heads and
 // not rows, because prefill has more rows than decoding and both must have the same bits.
-inline constexpr int64_t kFewestTileHeads = 8;
+inline constexpr int64_t kFewestAmxHeads = 8;
 
 // The most channels of keys for which integer products of bytes fit 32-bit sums.
 inline constexpr int64_t kMostByteChannels = int64_t{1} << 16;
 
 // Returns the number of bf16 AMX products that one product of the problem takes: one for bf16; for the bf16 split of
 // f16, four; for that of f32 (3xBF16), six, or three where their precision is enough.
-int TileProducts(const Problem& problem);
+int AmxProducts(const Problem& problem);
 
 // A step is the keys of one AMX product.
-inline constexpr KeyGrid kMatrixGrid = {.tile = kTileKeys, .step = 32};
+inline constexpr KeyGrid kAmxGrid = {.tile = kTileKeys, .step = 32};
 
 // The tasks of a forward pass, each one block of rows of one key head of one sequence, and the order in which threads
 // take them: sequences by falling cost, heads in turn, and last rows first, because under the causal diagonal these see

@@ -21,7 +21,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-// The buffers of one thread. P computes the last three products: VectorGradients or MatrixGradients.
+// The buffers of one thread. P computes the last three products: VectorGradients or AmxGradients.
 template <class P>
 struct GradientBuffers {
   using O = typename P::Operands;

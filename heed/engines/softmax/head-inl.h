@@ -46,7 +46,7 @@ struct Head {
 
 template <class O>
 HWY_INLINE void CopyKeys(const SourceRows& from, const Interval& keys, int64_t depth, Workspace<O>& w) {
-  if constexpr (O::kMatrixTiles) {
+  if constexpr (O::kUsesAmx) {
     w.keys_finite = O::CopyKeys(from, keys.begin, keys.end, depth, w.keys);
   } else {
     O::CopyKeys(from, keys.begin, keys.end, depth, w.keys);

@@ -39,16 +39,16 @@ std::string DeclinesRows(const Problem& problem, int64_t most) {
   return "takes 1 to " + std::to_string(most) + " rows per key head, not " + std::to_string(rows);
 }
 
-std::string DeclinesWithoutTiles(const Passes& passes) {
+std::string DeclinesWithoutAmx(const Passes& passes) {
   if (passes.forward != nullptr) return "";
-  return "needs matrix tiles: " + (os::HasMatrixTiles() ? "isa does not allow them" : os::WhyNoMatrixTiles());
+  return "needs AMX: " + (os::HasAmx() ? "isa does not allow it" : os::WhyNoAmx());
 }
 
 std::string PairTarget(const Context&) { return "AVX3_ZEN4"; }
-std::string MatrixTarget(const Context&) { return "tiles"; }
+std::string AmxTarget(const Context&) { return "tiles"; }
 
 const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem, Pass pass) {
-  static constexpr const Kernel* kKernels[] = {&kWgmma,           &kCuda,       &kTiles,       &kDecodeInt8Tiles,
+  static constexpr const Kernel* kKernels[] = {&kWgmma,           &kCuda,       &kAmx,         &kDecodeInt8Amx,
                                                &kDecodeInt8Bytes, &kDecodeInt8, &kDecodePairs, &kPairs,
                                                &kDecodeF32,       &kDecodeF64,  &kLanesF32,    &kLanesF64};
   return engine::Choose(kKernels, op, ctx, problem, pass);

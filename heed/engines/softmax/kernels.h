@@ -27,9 +27,9 @@ const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem,
 
 // Each kernel is defined in the file of its forward pass. Passes that two kernels or another file need are declared
 // here on their own.
-extern const Kernel kWgmma, kCuda, kTiles, kDecodeInt8Tiles, kDecodeInt8Bytes, kDecodeInt8, kDecodePairs, kPairs,
+extern const Kernel kWgmma, kCuda, kAmx, kDecodeInt8Amx, kDecodeInt8Bytes, kDecodeInt8, kDecodePairs, kPairs,
     kDecodeF32, kDecodeF64, kLanesF32, kLanesF64;
-Passes BackwardTiles(const Context& ctx);
+Passes BackwardAmx(const Context& ctx);
 Passes BackwardPairs(const Context& ctx);
 Passes BackwardF32(const Context& ctx);
 Passes BackwardF64(const Context& ctx);
@@ -41,10 +41,10 @@ std::string DeclinesPairs(const Passes& passes, const Problem& problem);
 std::string DeclinesAllButInt8(const Problem& problem);
 std::string DeclinesDigits(const Problem& problem);              // whether integer products of bytes fit 32-bit sums
 std::string DeclinesRows(const Problem& problem, int64_t most);  // the most rows of a decode kernel
-std::string DeclinesWithoutTiles(const Passes& passes);
+std::string DeclinesWithoutAmx(const Passes& passes);
 
 std::string PairTarget(const Context& ctx);
-std::string MatrixTarget(const Context& ctx);
+std::string AmxTarget(const Context& ctx);
 
 }  // namespace heed::softmax
 

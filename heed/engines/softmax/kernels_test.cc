@@ -27,10 +27,10 @@ Problem Small(DType dtype) {
 }
 
 TEST(KernelsTest, EveryDTypeButF64GetsMatrixTilesWhereTheseAre) {
-  const EmulateTiles tiles;
+  const EmulateAmx tiles;
   Context ctx(1);
   ctx.set_isa("tiles");  // lifts the cap of HEED_ISA
-  if (kTiles.forward_passes(ctx).forward == nullptr) GTEST_SKIP() << "built without matrix tiles";
+  if (kAmx.forward_passes(ctx).forward == nullptr) GTEST_SKIP() << "built without AMX";
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     Problem p = Small(dtype);
     EXPECT_EQ(Choose("op", ctx, p).name, std::string("softmax_tiles"));
@@ -41,7 +41,7 @@ TEST(KernelsTest, EveryDTypeButF64GetsMatrixTilesWhereTheseAre) {
 }
 
 // Restricts the context to the best SIMD target, without AMX.
-Context& WithoutTiles(Context& ctx) {
+Context& WithoutAmx(Context& ctx) {
   std::vector<std::string> targets = AvailableTargets(DType::kBF16);
   std::erase(targets, "tiles");
   ctx.set_isa(targets.front());
@@ -50,7 +50,7 @@ Context& WithoutTiles(Context& ctx) {
 
 TEST(KernelsTest, EveryDTypeGetsTheBestKernelThatTheContextAllows) {
   Context context(1);
-  Context& ctx = WithoutTiles(context);
+  Context& ctx = WithoutAmx(context);
   const auto chosen = [&](DType dtype) { return std::string(Choose("op", ctx, Small(dtype)).name); };
   EXPECT_EQ(chosen(DType::kF64), "softmax_lanes_f64");
   EXPECT_EQ(chosen(DType::kF32), "softmax_lanes_f32");
@@ -74,10 +74,10 @@ TEST(KernelsTest, Int8KeysGetProductsOfBytesWhereTheCPUHasThem) {
   EXPECT_EQ(chosen(), "softmax_decode_int8");
   p.depth = 1;
   {
-    const EmulateTiles tiles;
-    p.query_heads = kFewestTileHeads;
+    const EmulateAmx tiles;
+    p.query_heads = kFewestAmxHeads;
     EXPECT_EQ(chosen(), "softmax_decode_int8_tiles");
-    p.query_heads = kFewestTileHeads - 1;
+    p.query_heads = kFewestAmxHeads - 1;
     EXPECT_NE(chosen(), "softmax_decode_int8_tiles");
   }
   for (const std::string& target : AvailableTargets(DType::kF32)) {
@@ -89,7 +89,7 @@ TEST(KernelsTest, Int8KeysGetProductsOfBytesWhereTheCPUHasThem) {
 
 TEST(KernelsTest, FewRowsOfAKeyHeadAreDecoded) {
   Context context(1);
-  Context& ctx = WithoutTiles(context);
+  Context& ctx = WithoutAmx(context);
   const auto chosen = [&](int64_t num_queries, int64_t group) {
     Problem p = Small(DType::kF32);
     p.query_heads = group;

@@ -103,7 +103,7 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
   plan.outputs = O::OutputRows(p.value_depth) * plan.lanes;
   plan.keys = O::KeySize(keys_held(plan.keys_at), p.depth);
   plan.values = O::ValueSize(keys_held(plan.values_at), p.value_depth);
-  if constexpr (O::kMatrixTiles) {
+  if constexpr (O::kUsesAmx) {
     plan.weights = O::WeightRows() * plan.lanes;
     plan.spare = plan.outputs;
   }

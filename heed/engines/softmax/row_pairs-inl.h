@@ -1,6 +1,6 @@
-// Rows of queries and output gradients as pairs of bf16, for products whose depth is rows.
+// Rows of queries and output gradients as pairs of bf16, for products that sum over rows.
 //
-// Compiled once per SIMD target that runs beside matrix tiles, or emulates them.
+// Compiled once per SIMD target that has AMX or emulates it.
 #if defined(HEED_ENGINES_SOFTMAX_ROW_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_ROW_PAIRS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_ROW_PAIRS_INL_H_
@@ -12,8 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/engines/softmax/tile_operands-inl.h"
-#include "heed/simd/tiles.h"
+#include "heed/engines/softmax/amx_operands-inl.h"
+#include "heed/simd/amx.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -23,17 +23,17 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class O>
 class RowPairs {
   using D = typename O::D;
-  static constexpr int kPieces = O::kPieces;
+  static constexpr int kTerms = O::kTerms;
   static constexpr size_t N = hn::MaxLanes(D()), W = kTileDepth;
 
  public:
   RowPairs(DType dtype, size_t num_rows) : dtype_(dtype), num_rows_(num_rows) {}
 
-  // to[piece][channel / 16][pair of rows][channel % 16], zeros where there is no row, and
-  // instead of what is not finite. True if all are finite.
+  // Packs to[term][channel / 16][pair of rows][channel % 16], with zeros for missing rows and for elements that are not
+  // finite. Returns whether all are finite.
   HWY_INLINE bool Pack(const void* const* rows, int64_t depth, uint32_t* to) const {
     bool finite = true;
-    O::Pieces::WithStorage(dtype_, [&](auto stored) HWY_ATTR {
+    O::RowSplit::WithStorage(dtype_, [&](auto stored) HWY_ATTR {
       using S = decltype(stored);
       finite = PackOf<S, false>(rows, depth, to);
       if (!finite) PackOf<S, true>(rows, depth, to);
@@ -48,25 +48,25 @@ class RowPairs {
     const hn::Rebind<uint16_t, D> halves;
     const auto exponent = hn::Set(halves, uint16_t{0x7F80});
     const int64_t channels = O::OutputRows(depth);
-    typename O::Pieces::Largest largest;
-    const auto load = [&](const S* row, size_t n, typename O::Pieces::Half* pieces) HWY_ATTR HEED_INLINE_LAMBDA {
-      O::Pieces::Load(row, n, 1, pieces);
-      largest.Add(pieces[0]);
+    typename O::RowSplit::Largest largest;
+    const auto load = [&](const S* row, size_t n, typename O::RowSplit::Half* split) HWY_ATTR HEED_INLINE_LAMBDA {
+      O::RowSplit::Load(row, n, 1, split);
+      largest.Add(split[0]);
       if constexpr (kLeaveOut) {
-        const auto finite = hn::Ne(hn::And(pieces[0], exponent), exponent);
-        pieces[0] = hn::IfThenElseZero(finite, pieces[0]);
+        const auto finite = hn::Ne(hn::And(split[0], exponent), exponent);
+        split[0] = hn::IfThenElseZero(finite, split[0]);
       }
     };
-    const auto store = [&](const typename O::Pieces::Half* first, const typename O::Pieces::Half* second, size_t lane,
-                           int64_t e) HWY_ATTR HEED_INLINE_LAMBDA {
+    const auto store = [&](const typename O::RowSplit::Half* first, const typename O::RowSplit::Half* second,
+                           size_t lane, int64_t e) HWY_ATTR HEED_INLINE_LAMBDA {
       HWY_UNROLL(3)
-      for (int p = 0; p < kPieces; ++p) {
+      for (int p = 0; p < kTerms; ++p) {
         hn::Store(hn::Or(hn::PromoteTo(words, first[p]), hn::ShiftLeft<16>(hn::PromoteTo(words, second[p]))), words,
                   to + p * kTileRows * channels + e / kTileWords * kTileRows * kTileWords +
                       static_cast<int64_t>(lane) / 2 * kTileWords + e % kTileWords);
       }
     };
-    typename O::Pieces::Half first[kPieces], second[kPieces];
+    typename O::RowSplit::Half first[kTerms], second[kTerms];
     for (size_t lane = 0; lane < W; lane += 2) {
       const S* row[2] = {};
       for (size_t i = 0; i < 2 && lane + i < num_rows_; ++i) {
@@ -80,7 +80,7 @@ class RowPairs {
       }
       for (; e < channels; e += N) {
         const size_t n = static_cast<size_t>(std::clamp<int64_t>(depth - e, 0, N));
-        for (int p = 0; p < kPieces; ++p) first[p] = second[p] = hn::Zero(halves);
+        for (int p = 0; p < kTerms; ++p) first[p] = second[p] = hn::Zero(halves);
         if (row[0] != nullptr && n > 0) load(row[0] + e, n, first);
         if (row[1] != nullptr && n > 0) load(row[1] + e, n, second);
         store(first, second, lane, e);

@@ -15,7 +15,7 @@
 
 #include "heed/engines/softmax/block-inl.h"
 #include "heed/engines/softmax/exponentials-inl.h"
-#include "heed/engines/softmax/matrix_block-inl.h"
+#include "heed/engines/softmax/amx_block-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
 #include "hwy/highway.h"
@@ -25,7 +25,7 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 template <class O, int C>
-using BlockOf = std::conditional_t<O::kMatrixTiles, MatrixBlock<O, C>, Block<O, C>>;
+using BlockOf = std::conditional_t<O::kUsesAmx, AmxBlock<O, C>, Block<O, C>>;
 
 template <class O, int C, class Outputs>
 class SegmentPass : protected BlockOf<O, C> {
@@ -64,7 +64,7 @@ class SegmentPass : protected BlockOf<O, C> {
     Tile joined;  // tiles of a segment that are computed together later
     const auto flush = [&]() HWY_ATTR {
       if (joined.keys.empty()) return;
-      if constexpr (O::kMatrixTiles) this->WholeTiles(joined.keys, m, l, outputs_);
+      if constexpr (O::kUsesAmx) this->WholeTiles(joined.keys, m, l, outputs_);
       if constexpr (kStreams) StreamedTiles(joined, first_tile, m, l);
       first_tile = false;
       any_tile_ = true;
@@ -72,7 +72,7 @@ class SegmentPass : protected BlockOf<O, C> {
     };
     this->ForTiles([&](const Tile& tile) HWY_ATTR {
       bool joins = false;
-      if constexpr (O::kMatrixTiles && !kFlagMasked) {
+      if constexpr (O::kUsesAmx && !kFlagMasked) {
         joins = tile.segment == segment && this->CanPipe(tile);
       }
       if constexpr (kStreams && !kFlagMasked) joins = CanStream(tile);
@@ -91,7 +91,7 @@ class SegmentPass : protected BlockOf<O, C> {
         joined.keys.end = tile.keys.end;
         return;
       }
-      if constexpr (O::kMatrixTiles) {
+      if constexpr (O::kUsesAmx) {
         this->template OneTile<kFlagMasked>(tile, first_tile, m, l, outputs_);
       } else {
         RescaledTile<kFlagMasked>(tile, first_tile, m, l);

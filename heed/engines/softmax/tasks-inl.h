@@ -28,7 +28,7 @@ namespace heed::softmax::HWY_NAMESPACE {
 // True for operands with a query per lane, keys in place and products in vectors. Such rows can be gathered, and their
 // prefetches are issued between register tiles.
 template <class O>
-inline constexpr bool kRowsInLanes = !O::kMatrixTiles && !O::kKeysInLanes && !O::kQuantized;
+inline constexpr bool kRowsInLanes = !O::kUsesAmx && !O::kKeysInLanes && !O::kQuantized;
 
 // Computes a shared prefix: each segment of its keys once, for the queries of all sequences that share it.
 template <class O, int C, class Outputs>
@@ -72,7 +72,7 @@ struct BlockGroups {
   static constexpr int64_t kMostBytes = int64_t{16} << 20;  // of segment states
 
   BlockGroups(const Problem& p, const Plan& plan, int64_t num_blocks, int num_threads) : blocks(kFewestBlocks) {
-    if constexpr (O::kMatrixTiles) {
+    if constexpr (O::kUsesAmx) {
       of_piece.count = O::KeysInL2(p) / O::kGrid.segment;
       const int64_t bytes = SegmentStates<O>(p, plan, 1, of_piece).Bytes();
       blocks = std::min({kMostBlocks, kMostBytes / bytes, num_blocks / (kTasksPerThread * num_threads)});
@@ -164,13 +164,13 @@ template <class O, int C, class Outputs = LaneOutputs<O, C>>
 void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
   const BlockQueue queue(p, plan.rows);
   SegmentStates<O> states(p, plan, queue.size(), ctx.num_threads());
-  if constexpr (O::kMatrixTiles) {
+  if constexpr (O::kUsesAmx) {
     const BlockGroups<O> groups(p, plan, queue.size(), ctx.num_threads());
     if (groups.wanted && !states.kept()) return RunGroups<O, C, Outputs>(ctx, p, plan, queue, groups);
   }
   ctx.ReserveShared(static_cast<size_t>(states.Bytes()));
   states.Begin(ctx.Shared());
-  if constexpr (!O::kMatrixTiles) {  // only caches share keys, and they never take AMX tiles
+  if constexpr (!O::kUsesAmx) {  // only caches share keys, and they never take AMX tiles
     for (const SharedKeys& shared : p.shared) {
       RunShared<O, C, Outputs>(ctx, p, plan, queue, states, shared);
     }
@@ -225,7 +225,7 @@ void Forward(Context& ctx, const Problem& p) {
     if (p.gathers()) return RunGathered<O>(ctx, p);
   }
   const Plan plan = MakePlan<O>(p);
-  const int64_t num_blocks = O::kMatrixTiles ? BlockQueue(p, plan.rows).size() : 0;
+  const int64_t num_blocks = O::kUsesAmx ? BlockQueue(p, plan.rows).size() : 0;
   const BlockGroups<O> groups(p, plan, num_blocks, ctx.num_threads());
   ReserveWorkspaces<O>(ctx, plan, groups.Bytes(p, plan));
   if constexpr (kFewestVectors<O> == 1) {

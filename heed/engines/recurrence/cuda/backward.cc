@@ -1,4 +1,4 @@
-// Gradients as walks, see chunk_block.h, and what becomes of them.
+// Gradients of recurrences as sweeps (chunk_block.h) and reductions of their outputs.
 #include "heed/engines/recurrence/cuda/backward.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include "heed/core/error.h"
 #include "heed/engines/recurrence/cuda/gradient_blocks.h"
 #include "heed/engines/recurrence/cuda/problem_on_device.h"
-#include "heed/engines/recurrence/cuda/walks.h"
+#include "heed/engines/recurrence/cuda/sweeps.h"
 
 namespace heed::recurrence::cuda {
 namespace {
@@ -21,65 +21,65 @@ void RefuseGradients(const Problem& p) {
   refuse(p.output_gate.data != nullptr || p.skip.data != nullptr, "skips and gates of outputs");
   refuse(p.delta != Delta::kNone && p.constant_decay, "delta rules with constant decays");
 }
-void RefuseOn(Device device, std::initializer_list<Walk> walks) {
-  for (const Walk& w : walks) {
+void RefuseOn(Device device, std::initializer_list<Sweep> sweeps) {
+  for (const Sweep& w : sweeps) {
     const std::string reason = Declines(device, w);
     if (!reason.empty()) throw Unsupported(std::string(kName) + ", gradients: " + reason);
   }
 }
 
-// A walk over S^T, or D^T, whose columns are key channels.
-Walk TransposedWalk(const Problem& p) {
-  Walk w = WalkOf(p);
+// A sweep over S^T or D^T, whose columns are key channels.
+Sweep TransposedSweep(const Problem& p) {
+  Sweep w = SweepOf(p);
   std::swap(w.params.key_size, w.params.value_size);
   w.params.query_map = w.params.key_map = Map::kIdentity;
   w.params.complement_keys = false;
   w.v_group = p.group();
-  w.params.strict = w.params.early = p.has_bonus;
+  w.params.strict = w.params.reads_before_decay = p.has_bonus;
   if (w.params.decay != DecayKind::kKey) return w;
   w.params.decay = DecayKind::kNone;
   w.value_decay = std::exchange(w.log_decay, {});
   return w;
 }
 
-// Over D, into which queries or gradients of outputs are written with the scale that outputs had. What reads a state
-// before it decays is written to D after it has decayed.
-void GoAgainstTime(Walk& w) {
-  w.params.against = true;
-  w.params.late = !w.params.early;
+// Turns a sweep into a reversed one over D, which queries or gradients of outputs update with the outputs' scale. A
+// token that reads the state before the decay updates D after the decay.
+void Reverse(Sweep& w) {
+  w.params.reversed = true;
+  w.params.decays_after_update = !w.params.reads_before_decay;
   w.params.write_scale = std::exchange(w.params.scale, 1.0f);
 }
 
-// dq_t = scale S_t d_o_t.
-Walk QueryGradients(const Problem& p, const Gradients& g) {
-  Walk w = TransposedWalk(p);
+// The sweep of dq_t = scale S_t d_o_t.
+Sweep QueryGradients(const Problem& p, const Gradients& g) {
+  Sweep w = TransposedSweep(p);
   w.q = g.d_o;
   w.k = p.v;
   w.v = p.k;
   w.beta = FactorsOf(p);
   w.params.value_map = MapOf(p.key_feature);
   if (p.complement_keys) {
-    w.v.dtype = DType::kBF16;  // there are none
+    w.v.dtype = DType::kBF16;  // absent
     w.params.value_map = Map::kComplement;
   }
   w.initial = Transposed(p.initial);
   return w;
 }
-// dk_t = D_t v_t, without the factor of v_t.
-Walk KeyGradients(const Problem& p, const Gradients& g) {
-  Walk w = TransposedWalk(p);
+// The sweep of dk_t = D_t v_t, without the factor of v_t.
+Sweep KeyGradients(const Problem& p, const Gradients& g) {
+  Sweep w = TransposedSweep(p);
   w.q = p.v;
   w.k = g.d_o;
   w.v = p.q;
   w.params.value_map = MapOf(p.feature);
-  w.params.early = ReadsEarly(p);
+  w.params.reads_before_decay = ReadsBeforeDecay(p);
   w.initial = Transposed(g.d_final);
-  GoAgainstTime(w);
+  Reverse(w);
   return w;
 }
-// dv_t = D_t^T k_t, of values with their factors.
-Walk ValueGradients(const Problem& p, const Gradients& g) {
-  Walk w = WalkOf(p);
+// The sweep of dv_t = D_t^T k_t, for values with their factors.
+Sweep ValueGradients(const Problem& p, const Gradients& g) {
+  Sweep w = SweepOf(p);
   w.q = p.k;
   w.k = p.q;
   w.v = g.d_o;
@@ -95,15 +95,15 @@ Walk ValueGradients(const Problem& p, const Gradients& g) {
   w.initial = g.d_final;
   w.final = g.d_initial;
   w.params.strict = p.has_bonus;
-  w.params.early = ReadsEarly(p);
-  GoAgainstTime(w);
+  w.params.reads_before_decay = ReadsBeforeDecay(p);
+  Reverse(w);
   return w;
 }
 
-// Those of log decays, from what else has been computed.
+// Computes gradients of log decays from the other gradients.
 void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients& g, const float* dq, const float* dk,
                     const float* dr, const float* products) {
-  // Of constants each token has its share first.
+  // Gradients of constant decays are computed per token and then summed.
   const int64_t size = p.gate == Gate::kKey ? p.key_size : 1;
   const Floats shares(launcher.call(), p.constant_decay, launcher.tokens() * p.value_heads * size);
   const Rows to = p.constant_decay ? launcher.InMemory(shares, size) : g.d_log_decay;
@@ -131,8 +131,8 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
                                    .forget_gate = OnDevice(p.forget_gate),
                                    .d_input_gate = OnDevice(g.d_input_gate),
                                    .by_channel = p.gate == Gate::kKey,
-                                   .queries_early = p.has_bonus,
-                                   .read_keys_early = p.delta == Delta::kBeforeDecay,
+                                   .queries_before_decay = p.has_bonus,
+                                   .read_keys_before_decay = p.delta == Delta::kBeforeDecay,
                                    .complement_keys = p.complement_keys,
                                    .value_heads = static_cast<int32_t>(p.value_heads),
                                    .key_size = static_cast<int32_t>(p.key_size),
@@ -142,7 +142,7 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
   launcher.Clear(g.d_input_gate, p.value_heads, 1);
 }
 
-// What a bonus adds to gradients of queries and keys, and its own.
+// Adds the u term's gradients to those of queries and keys, and computes u's own.
 void BonusGradients(const Launcher& launcher, const Problem& p, const Gradients& g, float* dq, float* dk) {
   const bool of_bonus = g.d_bonus.data != nullptr;
   const Floats shares(launcher.call(), of_bonus, launcher.blocks() * p.value_heads * p.key_size);
@@ -157,25 +157,25 @@ void BonusGradients(const Launcher& launcher, const Problem& p, const Gradients&
   if (of_bonus) launcher.SumTokens(shares, launcher.blocks(), p.key_size, g.d_bonus);
 }
 
-// `in_memory`: v, d_o and dv are.
+// `in_memory`: v, d_o and dv are in scratch memory.
 void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients& g, bool in_memory = false) {
   const bool decays = g.d_log_decay.data != nullptr || g.d_input_gate.data != nullptr;
   const int64_t rows = launcher.tokens() * p.value_heads * p.key_size,
                 states = launcher.blocks() * p.value_heads * p.key_size;
-  // Into the gradient itself where it is no sum and nothing more is done to it.
+  // Sweeps write the gradient itself if it needs neither a sum over heads nor another step.
   const auto is_final = [&](Feature feature) {
     return !decays && p.group() == 1 && feature == Feature::kIdentity && p.value_factors.data == nullptr &&
            !p.has_bonus;
   };
   const Floats dq(launcher.call(), !is_final(p.feature), rows), dk(launcher.call(), !is_final(p.key_feature), rows),
-      kept(launcher.call(), decays, states * p.value_size), products(launcher.call(), decays, states);
-  const auto run = [&](Walk w, Feature feature, const Rows& to, const Floats& memory, float* of_products) {
+      block_states(launcher.call(), decays, states * p.value_size), products(launcher.call(), decays, states);
+  const auto run = [&](Sweep w, Feature feature, const Rows& to, const Floats& memory, float* of_products) {
     if (to.data == nullptr && !decays) return;
     w.q_in_memory = w.k_in_memory = in_memory;
     w.into_memory = !is_final(feature);
     w.o = w.into_memory ? launcher.InMemory(memory, p.key_size) : to;
     if (decays) {
-      w.params.kept = kept.data();
+      w.params.block_states = block_states.data();
       w.params.products = of_products;
     }
     launcher.Run(w);
@@ -194,7 +194,7 @@ void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients
                     p.key_size);
   }
   if (g.dv.data != nullptr || g.d_initial.data != nullptr) {
-    Walk w = ValueGradients(p, g);
+    Sweep w = ValueGradients(p, g);
     w.v_in_memory = w.into_memory = in_memory;
     launcher.RunWithBonus(w);
   }
@@ -203,7 +203,7 @@ void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients
   if (!in_memory) launcher.Clear(g.dv, p.value_heads, p.value_size);
 }
 
-// As a head of one column more, which is not normalised.
+// Gradients of a normalised head: those of a head with one more column that is not normalised.
 void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradients& g, const float* floors) {
   const heed::cuda::Call& call = launcher.call();
   const int64_t size = p.value_size + 1, rows = launcher.tokens() * p.value_heads,
@@ -216,7 +216,7 @@ void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradi
   const Floats sums(call, true, rows * size), values(call, true, rows * size), d_sums(call, true, rows * size),
       dv(call, g.dv.data != nullptr, rows * size), initial(call, has_initial, sequences * state),
       d_final(call, has_final, sequences * state), d_initial(call, of_initial, sequences * state);
-  Walk forward = ForwardWalk(p, p.initial, p.initial_z);
+  Sweep forward = ForwardSweep(p, p.initial, p.initial_z);
   forward.final = forward.final_z = {};
   forward.o = launcher.InMemory(sums, size);
   forward.into_memory = true;
@@ -231,7 +231,7 @@ void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradi
                                  .value_heads = static_cast<int32_t>(p.value_heads),
                                  .value_size = static_cast<int32_t>(p.value_size),
                                  .eps = static_cast<float>(p.eps)});
-  // S and z are columns of one state.
+  // S and z become columns of one state.
   const auto states_in = [&](const Floats& memory, int64_t column) {
     return States{memory.data() + column, state, p.key_size * size, size, 1};
   };
@@ -271,15 +271,15 @@ void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradi
     copy(states_in(d_initial, 0), g.d_initial, p.value_size);
     copy(states_in(d_initial, p.value_size), g.d_initial_z, 1);
   }
-  const Rows factors = p.exp_gates ? p.value_factors : Rows();  // which are no part of values
+  const Rows factors = p.exp_gates ? p.value_factors : Rows();  // not part of the values
   launcher.Gather({.from = dv.data(), .beta = factors, .skipped = 1}, g.dv, p.value_heads, p.value_size);
   launcher.Clear(g.dv, p.value_heads, p.value_size);
 }
 
-// The walks of a delta rule's gradients, over tensors in memory: x, what read keys do not find, and dx.
+// The sweeps of a delta rule's gradients, over scratch tensors: x, the values minus what read keys retrieve, and dx.
 
-Walk NotFound(const Problem& p, const Rows& x) {
-  Walk w = ForwardWalk(p, p.initial, {});
+Sweep NotFound(const Problem& p, const Rows& x) {
+  Sweep w = ForwardSweep(p, p.initial, {});
   w.final = {};
   w.o = x;
   w.into_memory = true;
@@ -288,8 +288,8 @@ Walk NotFound(const Problem& p, const Rows& x) {
   w.params.delta = DeltaKind::kNotFound;
   return w;
 }
-Walk NotFoundGradients(const Problem& p, const Gradients& g, const Rows& dx) {
-  Walk w = ValueGradients(p, g);
+Sweep NotFoundGradients(const Problem& p, const Gradients& g, const Rows& dx) {
+  Sweep w = ValueGradients(p, g);
   w.beta = p.beta;
   w.read_key = p.read_key;
   w.o = dx;
@@ -298,9 +298,9 @@ Walk NotFoundGradients(const Problem& p, const Gradients& g, const Rows& dx) {
   w.params.delta = DeltaKind::kGradients;
   return w;
 }
-// S: tokens write beta_t x_t under their keys.
-Walk OverStates(const Problem& p, const Rows& x) {
-  Walk w = TransposedWalk(p);
+// A sweep over S, to which tokens write beta_t x_t under their keys.
+Sweep OverStates(const Problem& p, const Rows& x) {
+  Sweep w = TransposedSweep(p);
   w.k = x;
   w.k_in_memory = true;
   w.v = p.k;
@@ -308,39 +308,39 @@ Walk OverStates(const Problem& p, const Rows& x) {
   w.initial = Transposed(p.initial);
   return w;
 }
-Walk DeltaQueryGradients(const Problem& p, const Gradients& g, const Rows& x) {
-  Walk w = OverStates(p, x);
+Sweep DeltaQueryGradients(const Problem& p, const Gradients& g, const Rows& x) {
+  Sweep w = OverStates(p, x);
   w.q = g.d_o;
   w.params.reads_once = true;
   return w;
 }
-// -dr_t / beta_t.
-Walk ReadKeyGradients(const Problem& p, const Rows& x, const Rows& dx) {
-  Walk w = OverStates(p, x);
+// The sweep of -dr_t / beta_t.
+Sweep ReadKeyGradients(const Problem& p, const Rows& x, const Rows& dx) {
+  Sweep w = OverStates(p, x);
   w.q = dx;
   w.q_in_memory = true;
   w.params.strict = true;
-  w.params.early = ReadsEarly(p);
+  w.params.reads_before_decay = ReadsBeforeDecay(p);
   w.params.scale = 1;
   return w;
 }
-// dk_t / beta_t, in two parts: what queries write to D, from where blocks of tokens begin, and what tokens erase since
-// then.
-Walk WrittenGradients(const Problem& p, const Gradients& g, const Rows& x, const float* d_states) {
-  Walk w = KeyGradients(p, g);
+// The sweeps of dk_t / beta_t, in two parts: D from block boundaries with the queries' updates, and what tokens erase
+// since the boundary.
+Sweep WrittenGradients(const Problem& p, const Gradients& g, const Rows& x, const float* d_states) {
+  Sweep w = KeyGradients(p, g);
   w.q = x;
   w.q_in_memory = true;
   w.params.writes_once = true;
-  w.params.start = Start::kKept;
-  w.params.starts = d_states;
+  w.params.start = Start::kBlockStates;
+  w.params.start_states = d_states;
   w.params.start_size = p.key_size * p.value_size;
   return w;
 }
-Walk ErasedGradients(const Problem& p, const Rows& x, const Rows& dx) {
-  Walk w = TransposedWalk(p);
+Sweep ErasedGradients(const Problem& p, const Rows& x, const Rows& dx) {
+  Sweep w = TransposedSweep(p);
   w.params.scale = -1;
-  w.params.early = ReadsEarly(p);
-  GoAgainstTime(w);
+  w.params.reads_before_decay = ReadsBeforeDecay(p);
+  Reverse(w);
   w.q = x;
   w.k = dx;
   w.q_in_memory = w.k_in_memory = true;
@@ -352,7 +352,7 @@ Walk ErasedGradients(const Problem& p, const Rows& x, const Rows& dx) {
   return w;
 }
 
-// `v`: values without factors.
+// Gradients of delta rules. `v` are values without factors.
 void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients& g, const Rows& v) {
   const heed::cuda::Call& call = launcher.call();
   const bool decays = g.d_log_decay.data != nullptr, own_read_keys = p.read_key.data != nullptr;
@@ -368,13 +368,13 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
       dq(call, of_queries, tokens * p.key_size), dk(call, of_keys, rows * p.key_size),
       dr(call, of_read_keys, rows * p.key_size);
   const Rows x_rows = launcher.WritesInMemory(x, p.value_size), dx_rows = launcher.WritesInMemory(dx, p.value_size);
-  const auto run = [&](Walk w, float* kept) {
-    w.params.kept = kept;
+  const auto run = [&](Sweep w, float* block_states) {
+    w.params.block_states = block_states;
     launcher.Run(w);
   };
   run(NotFound(p, x_rows), decays ? states.data() : nullptr);
   run(NotFoundGradients(p, g, dx_rows), of_keys ? d_states.data() : nullptr);
-  const auto run_to = [&](Walk w, const Floats& memory) {
+  const auto run_to = [&](Sweep w, const Floats& memory) {
     w.o = w.params.reads_once ? launcher.InMemory(memory, p.key_size) : launcher.WritesInMemory(memory, p.key_size);
     w.into_memory = true;
     launcher.Run(w);
@@ -390,13 +390,13 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
     launcher.Clear(to, heads, size, what.writes);
   };
   gather({.from = dq.data()}, g.dq, p.key_heads, p.key_size);
-  if (p.delta == Delta::kBeforeDecay) {  // of two writes, see ProblemOnDevice
+  if (p.delta == Delta::kBeforeDecay) {  // two writes per token, see ProblemOnDevice
     gather({.from = dk.data(), .slots = 2, .slot = 0}, g.d_write_key, p.key_heads, p.key_size);
     gather({.from = dk.data(), .slots = 2, .slot = 1}, g.dk, p.key_heads, p.key_size);
     gather({.from = dr.data(), .slots = 2, .slot = 0}, g.d_read_key, p.key_heads, p.key_size);
     gather({.from = dx.data(), .slots = 2, .slot = 1}, g.dv, p.value_heads, p.value_size);
   } else {
-    const bool reads_keys = !own_read_keys || p.erase.data != nullptr;  // with factors, or without
+    const bool reads_keys = !own_read_keys || p.erase.data != nullptr;  // with or without factors
     gather({.from = dk.data(),
             .less = reads_keys ? dr.data() : nullptr,
             .less_factors = p.erase,
@@ -430,7 +430,7 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
                              .log_decay = OnDevice(p.log_decay),
                              .products = products.data(),
                              .by_channel = p.gate == Gate::kKey,
-                             .early = p.delta == Delta::kBeforeDecay,
+                             .reads_before_decay = p.delta == Delta::kBeforeDecay,
                              .value_heads = static_cast<int32_t>(p.value_heads),
                              .key_size = static_cast<int32_t>(p.key_size),
                              .value_size = static_cast<int32_t>(p.value_size),
@@ -438,7 +438,7 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
   DecayGradients(launcher, p, g, dq.data(), dk.data(), dr.data(), products.data());
 }
 
-// Before anything is launched.
+// Throws Unsupported before anything is launched.
 void Refuse(const Problem& p, const Gradients& g) {
   RefuseGradients(p);
   if (p.delta == Delta::kNone)

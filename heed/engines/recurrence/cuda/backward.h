@@ -1,4 +1,4 @@
-// Gradients on GPUs.
+// Gradients of recurrences on a GPU.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_BACKWARD_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_BACKWARD_H_
 
@@ -7,7 +7,7 @@
 
 namespace heed::recurrence::cuda {
 
-// Throws Unsupported for what has no gradients on this device, before anything is written.
+// Throws Unsupported, before anything is written, if a gradient is not implemented on this device.
 void Backward(Context& ctx, const Problem& p, const Gradients& g);
 
 }  // namespace heed::recurrence::cuda

@@ -1,7 +1,7 @@
-// The bonus: what a token's own key means to it, and the gradients of that.
+// RWKV's u term (the bonus) and its gradients.
 //
-//   o_t has scale <q_t, u .* k_t> v_t besides what it reads, so that, with w_t = scale <d_o_t, v_t>,
-//   dq_t has w_t u .* k_t,  dk_t has w_t u .* q_t,  du = sum of w_t q_t .* k_t
+//   o_t gains scale <q_t, u .* k_t> v_t. With w_t = scale <d_o_t, v_t>,
+//   dq_t gains w_t u .* k_t,  dk_t gains w_t u .* q_t,  du = sum_t w_t q_t .* k_t
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_BONUS_BLOCKS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_BONUS_BLOCKS_H_
 
@@ -17,16 +17,16 @@ namespace heed::recurrence::cuda {
 
 struct BonusParams {
   DeviceRows q, k, v, d_o;
-  DeviceRows u;                        // over heads alone, of any dtype
-  float* weights = nullptr;            // [token][value head], <q, u .* k>: written
-  float *dq = nullptr, *dk = nullptr;  // [token][value head][K], added to; or none
-  float* shares = nullptr;             // [block][value head][K], of du: written; or none
+  DeviceRows u;                        // per head, of any dtype
+  float* weights = nullptr;            // [token][value head]: <q, u .* k>, written
+  float *dq = nullptr, *dk = nullptr;  // [token][value head][K], added to; null: not wanted
+  float* shares = nullptr;             // [block][value head][K]: partial sums of du, written; null: not wanted
   float scale = 1;
   int32_t value_heads = 1, key_size = 1, value_size = 1;
   GradientSequence sequences[kMostSequences] = {};
 };
 
-// 64 tokens of a value head.
+// A block of 64 tokens of a value head.
 template <class M>
 class BonusBlock {
  protected:
@@ -45,7 +45,7 @@ class BonusBlock {
     return heed::cuda::LoadFloat<M>(p_.u.data, p_.u.dtype, at);
   }
   HEED_DEVICE int64_t RowOf(int64_t t) const { return (s_.first_token + t) * p_.value_heads + head_; }
-  // f(t, sum over e of x(t, e)) for tokens, one by each warp.
+  // Calls f(t, sum over e of x(t, e)) for the block's tokens, one warp per token.
   template <class X, class F>
   HEED_DEVICE void ForSums(int size, const X& x, const F& f) const {
     for (int64_t t = begin_ + warp_; t < end_; t += kGradientThreads / heed::cuda::kWarp) {

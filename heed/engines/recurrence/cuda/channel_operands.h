@@ -1,13 +1,13 @@
-// Queries and keys of a chunk whose channels decay each by itself, or are mapped, as pieces in shared memory.
+// Queries and keys of a chunk with decays per channel or feature maps, as bf16 splits in shared memory.
 //
-// With G_t the sum of a channel's log decays from the first of these tokens to token t, and H half of that of all of
-// them,
+// Let G_t be the sum of a channel's log decays from the chunk's first token to token t, and H half of the sum over the
+// chunk.
 //
 //   q~_t = exp(G_t - H) phi(q_t),  k~_t = exp(H - G_t) phi(k_t)
 //
-// so that a query's product with a key has the decays between them, and a state that decayed by exp(H) is read by the
-// one and written by the other before it decays by exp(H) again. What reads early, before its token decays the state,
-// has G_{t-1} for G_t. No exponent is above -H: where that is too much for f32, tokens are taken one by one.
+// The product of a query with a key then has the decays between them. The state decays by exp(H), queries read it and
+// keys update it, and it decays by exp(H) again. A token that reads before its decay has G_{t-1} instead of G_t.
+// Exponents are at most -H; if that overflows f32, tokens are computed one by one.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHANNEL_OPERANDS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_CHANNEL_OPERANDS_H_
 
@@ -17,24 +17,25 @@
 #include "heed/core/dtype.h"
 #include "heed/cuda/machine.h"
 #include "heed/cuda/numbers.h"
-#include "heed/cuda/pieces.h"
+#include "heed/cuda/bf16_split.h"
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/recurrence/cuda/params.h"
 
 namespace heed::recurrence::cuda {
 
-inline constexpr int kChunk = 16, kStrip = 64;  // tokens; columns of a block
-inline constexpr int kChunkThreads = kStrip / 16 * heed::cuda::kWarp;
+inline constexpr int kChunk = 16, kColumnBlock = 64;  // tokens per chunk; columns per block
+inline constexpr int kChunkThreads = kColumnBlock / 16 * heed::cuda::kWarp;
 
-// A log decay below counts as this, whose exponential is 0 in f32, so that differences of sums stay finite.
-inline constexpr float kForgets = -110;
-HEED_DEVICE float LogDecay(float x) { return x > 0 ? 0 : x < kForgets ? kForgets : x; }  // NaN stays
+// Lower bound of log decays. Its exponential is 0 in f32, and differences of sums stay finite.
+inline constexpr float kMinLogDecay = -110;
+HEED_DEVICE float LogDecay(float x) { return x > 0 ? 0 : x < kMinLogDecay ? kMinLogDecay : x; }  // NaN stays
 
 using heed::cuda::Exp;
 using heed::cuda::Half;
 using heed::cuda::Sum;  // of log decays
 
-// What decays: 0 or less is a factor less one, which is not rounded as the factor is.
+// Returns a decay: if <= 0, the factor minus 1, which keeps the bits that rounding the factor would lose; else the
+// factor.
 template <class M>
 HEED_DEVICE float DecayOf(Sum log_decay) {
   const float less_one = expm1f(log_decay.high), decay = Exp<M>(log_decay);
@@ -42,7 +43,7 @@ HEED_DEVICE float DecayOf(Sum log_decay) {
 }
 HEED_DEVICE float Decayed(float x, float decay) { return decay <= 0 ? x + decay * x : x * decay; }
 
-// phi, of a query or a key.
+// phi of a query's or key's element.
 template <class M>
 HEED_DEVICE float Mapped(Map map, float x) {
   switch (map) {
@@ -56,43 +57,44 @@ HEED_DEVICE float Mapped(Map map, float x) {
   return x;
 }
 
-// An element of a tile of f32, or of 16 bits in its first half.
+// An element of a tile of f32, or of 16 bits in the tile's first half.
 template <class M, class Tile>
 HEED_DEVICE float ElementOf(const Tile& tile, DType dtype, int row, int column) {
   if (dtype == DType::kF32) return *reinterpret_cast<const float*>(tile.At(row, 2 * column));
   return heed::cuda::LoadFloat<M>(tile.At(row, column), dtype, 0);
 }
 
-// `kPlain`: all tokens decay, and read and write after they have.
+// `kPlain`: every token decays the state, and reads and writes after the decay.
 template <class M, int kKeys, bool kPlain>
 class ChannelOperands {
  public:
   using Tile = heed::cuda::SharedTile<kChunk, kKeys>;
-  using SourceTile = heed::cuda::SharedTile<kChunk, 2 * kKeys>;  // of f32, or in its first half of 16 bits
+  using SourceTile = heed::cuda::SharedTile<kChunk, 2 * kKeys>;  // f32, or 16 bits in its first half
 
   HEED_DEVICE ChannelOperands(char* at, bool has_read_keys) : at_(at), has_read_keys_(has_read_keys) {}
 
-  HEED_DEVICE Tile queries(int piece) const { return TileAt(piece); }
-  HEED_DEVICE Tile keys(int piece) const { return TileAt(heed::cuda::kPieces + piece); }
-  HEED_DEVICE Tile read_keys(int piece) const { return TileAt(2 * heed::cuda::kPieces + piece); }
-  // [kKeys], exp(H) as Decayed() takes it.
+  HEED_DEVICE Tile queries(int term) const { return TileAt(term); }
+  HEED_DEVICE Tile keys(int term) const { return TileAt(heed::cuda::kSplitTerms + term); }
+  HEED_DEVICE Tile read_keys(int term) const { return TileAt(2 * heed::cuda::kSplitTerms + term); }
+  // [kKeys]: exp(H), in the form that Decayed() takes.
   HEED_DEVICE float* decays() const {
-    return reinterpret_cast<float*>(at_ + (has_read_keys_ ? 3 : 2) * heed::cuda::kPieces * Tile::kBytes);
+    return reinterpret_cast<float*>(at_ + (has_read_keys_ ? 3 : 2) * heed::cuda::kSplitTerms * Tile::kBytes);
   }
 
-  // What a chunk has been copied into.
+  // The chunk's tiles in shared memory.
   struct Source {
     SourceTile queries, keys, read_keys, log_decays;
-    const Sum* log_decays_of_heads;  // [kChunk], where channels share them
-    uint32_t decayed;                // bits of the tokens that have one of their own
+    const Sum* log_decays_of_heads;  // [kChunk], if channels share log decays
+    uint32_t decayed;                // bit t: token t has a log decay
     bool has_queries;
-    bool erases;  // read keys are written by, not read by
-    int tokens;   // that have more than decays
+    bool erases;  // read keys update D instead of reading S
+    int tokens;   // tokens that have more than a decay
   };
 
-  // Of tokens [begin, end), with zeros for others. True if a thread found them too many for these decays.
+  // Makes the operands of tokens [begin, end), with zeros for other tokens. Returns true if this thread finds that the
+  // decays of so many tokens overflow.
   HEED_DEVICE bool Make(M& m, const ChunkParams& p, const Source& from, int begin, int end) const {
-    constexpr int kPairs = kKeys / 2, kOwn = kChunk * kPairs / kChunkThreads;  // channels together; tokens of a thread
+    constexpr int kPairs = kKeys / 2, kOwn = kChunk * kPairs / kChunkThreads;  // channel pairs; tokens per thread
     const int channel = m.thread() % kPairs * 2, first = m.thread() / kPairs * kOwn;
     const auto log_decay = [&](int t, int c) -> float {
       if (t < begin || t >= end || p.decay == DecayKind::kNone || (!kPlain && (from.decayed >> t & 1) == 0)) return 0;
@@ -121,18 +123,19 @@ class ChannelOperands {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < kOwn; ++i) {
       const int t = first + i;
-      // To a token, or to the one before it, which is where it reads early.
-      const auto sum = [&](int c, bool early) {
-        return !kPlain && early ? sums[i][c] - Sum{log_decay(t, channel + c), 0} : sums[i][c];
+      // The sum to token t, or, for a read before the decay, to the token before.
+      const auto sum = [&](int c, bool reads_before_decay) {
+        return !kPlain && reads_before_decay ? sums[i][c] - Sum{log_decay(t, channel + c), 0} : sums[i][c];
       };
       const bool of_rule = has_read_keys_ && !from.erases;
-      const auto reads = [&](int c, bool early) { return sum(c, early) - half[c]; };
-      // Where keys of gradients are those of queries, a write that decays has no value, but its product with itself
-      // would overflow.
-      const auto writes = [&](int c, bool early) { return half[c] - sum(c, early); };
-      const bool query_early = p.early && !of_rule, key_early = p.early && from.erases;
-      const Sum of_query[2] = {reads(0, query_early), reads(1, query_early)};
-      const Sum of_key[2] = {writes(0, key_early), writes(1, key_early)};
+      const auto reads = [&](int c, bool reads_before_decay) { return sum(c, reads_before_decay) - half[c]; };
+      // If a gradient sweep's keys are queries, a write that decays has no value, but its product with itself would
+      // overflow.
+      const auto writes = [&](int c, bool reads_before_decay) { return half[c] - sum(c, reads_before_decay); };
+      const bool query_before_decay = p.reads_before_decay && !of_rule,
+                 key_before_decay = p.reads_before_decay && from.erases;
+      const Sum of_query[2] = {reads(0, query_before_decay), reads(1, query_before_decay)};
+      const Sum of_key[2] = {writes(0, key_before_decay), writes(1, key_before_decay)};
       const auto put = [&](int which, Map map, const Sum(&decays)[2], const auto& element) {
         float x[2];
         HEED_DEVICE_UNROLL
@@ -140,11 +143,11 @@ class ChannelOperands {
           const bool exists = t >= begin && t < end && t < from.tokens && channel + k < p.key_size;
           x[k] = exists ? Mapped<M>(map, element(channel + k)) * Exp<M>(decays[k]) : 0;
         }
-        uint32_t pieces[heed::cuda::kPieces][1];
-        heed::cuda::Split<M>(x[0], x[1], 0, pieces);
+        uint32_t split[heed::cuda::kSplitTerms][1];
+        heed::cuda::Split<M>(x[0], x[1], 0, split);
         HEED_DEVICE_UNROLL
-        for (int piece = 0; piece < heed::cuda::kPieces; ++piece) {
-          TileAt(which * heed::cuda::kPieces + piece).PutPair(t, channel, pieces[piece][0]);
+        for (int term = 0; term < heed::cuda::kSplitTerms; ++term) {
+          TileAt(which * heed::cuda::kSplitTerms + term).PutPair(t, channel, split[term][0]);
         }
       };
       const auto of = [&](const SourceTile& tile, DType dtype) {
@@ -157,12 +160,12 @@ class ChannelOperands {
         put(1, p.key_map, of_key, of(from.keys, p.k.dtype));
       }
       if (has_read_keys_) {
-        const auto of_channel = [&](int c) { return of_rule ? reads(c, p.early) : writes(c, false); };
+        const auto of_channel = [&](int c) { return of_rule ? reads(c, p.reads_before_decay) : writes(c, false); };
         const Sum of_read_key[2] = {of_channel(0), of_channel(1)};
         put(2, p.key_map, of_read_key, of(from.read_keys, read_keys.dtype));
       }
     }
-    return !(total[0].high >= kForgets && total[1].high >= kForgets);
+    return !(total[0].high >= kMinLogDecay && total[1].high >= kMinLogDecay);
   }
 
  private:

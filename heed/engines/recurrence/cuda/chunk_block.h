@@ -1,50 +1,47 @@
-// Recurrences on a GPU: 64 columns of a head's state stand in the registers of a block while tokens pass, 16 at a time.
+// Chunked recurrences on a GPU: a block holds 64 columns of a head's state in registers and sweeps chunks of 16 tokens.
 //
-// With G_t the sum of the log decays from the first token of a chunk to token t, and L its last one,
+// Let G_t be the sum of log decays from the chunk's first token to token t, and L its last token.
 //
 //   o_t = scale (exp(G_t) S^T q_t + sum_{j <= t} exp(G_t - G_j) (q_t . k_j) w_j)
 //   S   = exp(G_L) S + sum_j k_j (exp(G_L - G_j) w_j)^T
 //
-// where w_j is v_j or, of a delta rule with read keys r, what is found by substitution:
+// w_j is v_j or, for a delta rule with read keys r, the solution by forward substitution of
 //
 //   w_t = beta_t (v_t - exp(G_t) S^T r_t) - sum_{j < t} beta_t exp(G_t - G_j) (r_t . k_j) w_j
 //
-// Where each channel decays by itself, queries and keys have their decays in them instead (channel_operands.h); where
-// columns do, so have what is written and what is read.
+// With decays per channel, queries and keys contain the decays (channel_operands.h); with decays per column, values and
+// outputs do.
 //
-// Each of four warps has 16 columns as S^T, results of products that are operands of the next where they stand; it
-// needs nothing of the others but what the block copies for all. States and weights go into products as three pieces of
-// bf16, so that all of it is as exact as f32's, and outputs of 16 bits take the place of values of 16 bits until a
-// tile's are stored together.
+// Each of four warps owns 16 columns as S^T, in result fragments that are operands of the next product in place. Warps
+// share only the tiles that the block copies. States and weights are split into three bf16 (3xBF16), so that results
+// are as exact as in f32. 16-bit outputs replace the 16-bit values in shared memory until the tile is stored.
 //
-// Long sequences are taken in segments: a pass that computes no outputs leaves the states between them. Tokens have the
-// same bits in either pass, however many segments there are.
+// Long sequences are cut into segments: a first pass without outputs computes the segments' states. Tokens have the
+// same bits in both passes, whatever the number of segments.
 //
-// Gradients are such walks too. With D_t the gradient of the state that token t leaves, and g its log decay,
+// Gradients are sweeps too. With D_t the gradient of the state after token t, and g the log decay,
 //
 //   D_t  = exp(g_{t+1}) D_{t+1} + scale q_t d_o_t^T
 //   dq_t = scale S_t d_o_t,  dv_t = D_t^T k_t,  dk_t = D_t v_t
 //
-// the first is a walk over S^T with (d_o, v, k) for (q, k, v), the others walks against time, where a token's decay
-// comes late, over D with (k, q, d_o) and over D^T with (v, d_o, q).
+// dq is a sweep over S^T with (d_o, v, k) for (q, k, v). dv and dk are reversed sweeps, whose decay comes after the
+// update, over D with (k, q, d_o) and over D^T with (v, d_o, q).
 //
-// Of a delta rule, whose tokens write beta_t x_t with x_t = v_t - exp(g_t) S_{t-1}^T r_t, tokens also erase on the way
-// back:
+// With a delta rule, tokens write beta_t x_t with x_t = v_t - exp(g_t) S_{t-1}^T r_t, and erase in the reversed sweep:
 //
 //   D_t  = exp(g_{t+1}) (D_{t+1} - beta_{t+1} r_{t+1} dx_{t+1}^T) + scale q_t d_o_t^T,  dx_t = D_t^T k_t
 //   dq_t = scale S_t d_o_t,  dr_t = -beta_t exp(g_t) S_{t-1} dx_t,  dk_t = beta_t D_t x_t,  dv_t = beta_t dx_t
 //
-// Where tokens read before they decay the state, by their queries (a bonus) or by their read keys (RWKV-7), D has what
-// that means after it has decayed:
+// If queries (u term) or read keys (RWKV-7) read the state before the decay, their updates of D come after the decay:
 //
 //   D_t = exp(g_{t+1}) D_{t+1} + scale q_{t+1} d_o_{t+1}^T,  or, of read keys,  - beta_{t+1} r_{t+1} dx_{t+1}^T
 //
-// Walks against time then decay in the token's own step, and what reads before that has the decays up to the token
-// before (channel_operands.h). So would what is written to D by a query that comes after a read key, were it not of
-// another write, which does not decay (problem_on_device.h).
+// Reversed sweeps then decay in the token's own step, and reads before that have the decays up to the token before
+// (channel_operands.h). A query's update of D after a read key would be an exception; it belongs to another write,
+// which has no decay (problem_on_device.h).
 //
-// A walk leaves x, one against time with a substitution of its own leaves dx; the rest are walks as above whose keys or
-// queries are x and dx, of f32.
+// A sweep computes x, and a reversed sweep with a substitution of its own computes dx. The others are sweeps as above
+// whose keys or queries are x and dx, in f32.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHUNK_BLOCK_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_CHUNK_BLOCK_H_
 
@@ -53,7 +50,7 @@
 
 #include "heed/core/dtype.h"
 #include "heed/cuda/machine.h"
-#include "heed/cuda/pieces.h"
+#include "heed/cuda/bf16_split.h"
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/recurrence/cuda/channel_operands.h"
 #include "heed/engines/recurrence/cuda/chunk_rows.h"
@@ -65,10 +62,11 @@ namespace heed::recurrence::cuda {
 template <class M, int kKeys, bool kByChannel, Form kForm>
 class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   using Base = ChunkRows<M, kKeys, kByChannel, kForm>;
-  using Base::m_, Base::p_, Base::s_, Base::part_, Base::segment_, Base::lane_, Base::warp_, Base::state_,
+  using Base::m_, Base::p_, Base::s_, Base::column_block_, Base::segment_, Base::lane_, Base::warp_, Base::state_,
       Base::columns, Base::RowOf, Base::ColumnOf, Base::RowAt, Base::NumberAt;
   using Base::kDelta, Base::kErases, Base::kGeneral, Base::kHasReadKeys, Base::has_read_key_, Base::by_column_,
-      Base::early_, Base::has_factors_, Base::late_, Base::tokens_, Base::shift_, Base::stage_bytes_;
+      Base::reads_before_decay_, Base::has_factors_, Base::decays_after_update_, Base::tokens_, Base::shift_,
+      Base::stage_bytes_;
   using Base::BeginOf, Base::TileEnd, Base::Existing, Base::StageAt, Base::CopyTile, Base::NumbersOf, Base::PutNumbers,
       Base::ShuffleSum, Base::DecayedTokens, Base::LogDecayOf, Base::ColumnLogDecay;
   using Base::wide_outputs, Base::of_outputs, Base::of_values, Base::wide_values, Base::normalizes, Base::write_scale,
@@ -76,8 +74,8 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       Base::has_output, Base::has_value;
   using typename Base::Pairs, typename Base::Stage, typename Base::Numbers;
   using Operands = ChannelOperands<M, kKeys, kForm == Form::kPlain>;
-  static constexpr int kPieces = heed::cuda::kPieces;
-  static constexpr int kOfRow = kByChannel ? kPieces : 1;  // of queries and keys
+  static constexpr int kSplitTerms = heed::cuda::kSplitTerms;
+  static constexpr int kOfRow = kByChannel ? kSplitTerms : 1;  // terms of queries and keys
 
  public:
   HEED_DEVICE ChunkBlock(M& m, const ChunkParams& p)
@@ -90,20 +88,20 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     if (segment_ == 0) {
       this->LoadState(this->OfHead(p_.initial, s_.initial), own_columns);
       if (normalizes()) this->LoadNormalizer(this->OfHead(p_.initial_z, s_.initial_z));
-    } else if (!kGeneral || p_.start == Start::kBorders) {
-      this->LoadState(this->Border(segment_ - 1), p_.value_size);
-    } else if (p_.start == Start::kKept) {
-      this->LoadState(this->Started((s_.tokens - BeginOf(segment_)) / kBlock - 1), p_.value_size);
+    } else if (!kGeneral || p_.start == Start::kSegments) {
+      this->LoadState(this->SegmentState(segment_ - 1), p_.value_size);
+    } else if (p_.start == Start::kBlockStates) {
+      this->LoadState(this->StartState((s_.tokens - BeginOf(segment_)) / kBlock - 1), p_.value_size);
     }
     if (kGeneral && segment_ == 0 && p_.products != nullptr && s_.tokens > 0) {
       this->StoreProducts((s_.tokens - 1) / kBlock, [](int) { return 0.0f; });
     }
     for (int64_t segment = segment_;; ++segment) {
       const int64_t end = BeginOf(segment + 1);
-      if (p_.to_borders && end == tokens_) return;  // no border
-      Walk(BeginOf(segment), end);
-      if (p_.to_borders) {
-        this->StoreState(this->Border(segment), p_.value_size);
+      if (p_.states_only && end == tokens_) return;  // no boundary
+      Sweep(BeginOf(segment), end);
+      if (p_.states_only) {
+        this->StoreState(this->SegmentState(segment), p_.value_size);
         continue;
       }
       if (end != tokens_) return;
@@ -114,11 +112,11 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   }
 
  private:
-  // The tokens of a segment.
-  HEED_DEVICE void Walk(int64_t begin, int64_t end) {
+  // Sweeps the tokens [begin, end) of a segment.
+  HEED_DEVICE void Sweep(int64_t begin, int64_t end) {
     if (begin >= end) return;
     const auto count_at = [&](int64_t first) { return static_cast<int>(TileEnd(first, end) - first); };
-    m_.Sync();  // all are done with another segment's
+    m_.Sync();  // all threads have read the previous segment
     CopyTile(StageAt(0), begin, count_at(begin));
     PutNumbers(StageAt(0), NumbersOf(begin, count_at(begin)));
     int64_t tile = 0;
@@ -140,24 +138,24 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
         for (int row = 0; row < count; row += kChunk) ChunkOfTile(stage, first, row, count - row);
       }
       if (after < end) PutNumbers(next, numbers);
-      if (p_.to_borders) continue;
-      if ((kGeneral || kDelta) && p_.kept != nullptr && ((after + shift_) % kBlock == 0 || after >= s_.tokens))
-        Keep(after);
+      if (p_.states_only) continue;
+      if ((kGeneral || kDelta) && p_.block_states != nullptr && ((after + shift_) % kBlock == 0 || after >= s_.tokens))
+        StoreBlockState(after);
       if (!has_outputs() || !outputs_replace_values()) continue;
       m_.Sync();
       stage.values().Store(m_, p_.aligned, columns(), Existing(first, count), [&](int i) {
-        return has_output(first + i) ? RowAt(p_.o, s_.o, first + i, part_ * kStrip) : nullptr;
+        return has_output(first + i) ? RowAt(p_.o, s_.o, first + i, column_block_ * kColumnBlock) : nullptr;
       });
     }
   }
-  // The state after a block of tokens, or, against time, where the block before ends; or its products with the one kept
-  // there.
-  HEED_DEVICE void Keep(int64_t after) {
-    if (!p_.against) return this->StoreState(this->Kept((after - 1) / kBlock), p_.value_size);
+  // Stores the state after a block of tokens, in reverse where the previous block ends; or stores its products with the
+  // state stored there.
+  HEED_DEVICE void StoreBlockState(int64_t after) {
+    if (!p_.reversed) return this->StoreState(this->BlockState((after - 1) / kBlock), p_.value_size);
     const int64_t block = (s_.tokens - after) / kBlock - 1;
     if (after >= s_.tokens) return;
-    if (p_.products == nullptr) return this->StoreState(this->Kept(block), p_.value_size);
-    this->StoreProducts(block, [&](int column) { return late_ ? LogDecayOf(after - 1, column) : 0; });
+    if (p_.products == nullptr) return this->StoreState(this->BlockState(block), p_.value_size);
+    this->StoreProducts(block, [&](int column) { return decays_after_update_ ? LogDecayOf(after - 1, column) : 0; });
   }
 
   HEED_DEVICE void ChunkOfTile(const Stage& stage, int64_t first, int row, int count) {
@@ -166,7 +164,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     for (int t = 0; t < end; t += step) Chunk(stage, first, row, t, t + step);
   }
 
-  // A tile of as many tokens as a chunk has.
+  // Computes a chunk of a sweep by channel, whose tile is one chunk.
   HEED_DEVICE void ChunkOfChannels(const Stage& stage, int64_t first, int count, bool works) {
     const typename Operands::Source source = {.queries = stage.queries(),
                                               .keys = stage.keys(),
@@ -182,7 +180,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       bool mine = operands_.Make(m_, p_, source, t, t + step);
       if (works && by_column_) mine |= TooStrong(stage, first, 0, step);
       if (m_.SyncOr(mine) && step > 1) {
-        step = 1;  // one by one
+        step = 1;  // decays overflow: one token at a time
         m_.Sync();
         continue;
       }
@@ -192,7 +190,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
         DecayChannels();
       }
       t += step;
-      if (t < count) m_.Sync();  // all are done with the operands
+      if (t < count) m_.Sync();  // all threads have read the operands
     }
   }
   HEED_DEVICE void DecayChannels() {
@@ -204,9 +202,9 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     });
   }
 
-  // Decays of the two columns of a thread: with G_t the sum to token t, and H half of that of all tokens.
+  // Log decays of a thread's two columns: G_t is the sum to token t, H half of the sum over all tokens.
   struct ColumnDecays {
-    Sum later[2][4];  // G_t - H, of the elements of Pairs
+    Sum later[2][4];  // G_t - H for the elements of Pairs
     Sum half[2];      // H
   };
   HEED_DEVICE ColumnDecays ColumnDecaysOf(const Stage& stage, int64_t first, int row, int begin, int end) const {
@@ -222,7 +220,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       for (int half = 0; half < 2; ++half) {
         const int t = 8 * half + lane_ % 4 * 2;
         const Sum own = {log_decay(t, column), 0};
-        Sum sum = own + Sum{log_decay(t + 1, column), 0};  // of the tokens of this quad's threads up to this one
+        Sum sum = own + Sum{log_decay(t + 1, column), 0};  // over the tokens of the quad's threads up to this one
         HEED_DEVICE_UNROLL
         for (int distance = 1; distance < 4; distance *= 2) {
           const Sum other = ShuffleSum(sum, lane_ - distance);
@@ -239,10 +237,10 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     for (int i = 0; i < 8; ++i) decays.later[i / 4][i % 4] = decays.later[i / 4][i % 4] - decays.half[i % 4 / 2];
     return decays;
   }
-  // Of a warp: whether exponents are too large for these tokens together.
+  // True in a warp if the decays of these tokens overflow when they are computed together.
   HEED_DEVICE bool TooStrong(const Stage& stage, int64_t first, int row, int count) const {
     const ColumnDecays decays = ColumnDecaysOf(stage, first, row, 0, count);
-    return m_.Any(!(2 * decays.half[0].high >= kForgets && 2 * decays.half[1].high >= kForgets));
+    return m_.Any(!(2 * decays.half[0].high >= kMinLogDecay && 2 * decays.half[1].high >= kMinLogDecay));
   }
   HEED_DEVICE void DecayColumns(const ColumnDecays& decays) {
     const float of_rows[2] = {DecayOf<M>(decays.half[0]), DecayOf<M>(decays.half[1])};
@@ -250,7 +248,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
         [&](auto i) { state_[i / 4][i % 4] = Decayed(state_[i / 4][i % 4], of_rows[i % 4 / 2]); });
   }
 
-  // The tokens of [begin, end) among the 16 from row `row` of the tile on, whose first token is `first`.
+  // Computes tokens [begin, end) of the 16 from row `row` of the tile on, whose first token is `first`.
   HEED_DEVICE void Chunk(const Stage& stage, int64_t first, int row, int begin, int end) {
     ColumnDecays column_decays = {};
     if (by_column_) {
@@ -259,13 +257,13 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     }
     const Sum* sums = stage.sums() + row;
     const float* betas = stage.betas() + row;
-    const auto queries_of = [&](int piece) { return operands_.queries(piece); };
-    const auto keys_of = [&](int piece) { return operands_.keys(piece); };
-    const auto read_keys_of = [&](int piece) { return operands_.read_keys(piece); };
+    const auto queries_of = [&](int term) { return operands_.queries(term); };
+    const auto keys_of = [&](int term) { return operands_.keys(term); };
+    const auto read_keys_of = [&](int term) { return operands_.read_keys(term); };
     Pairs pairs = {}, errors = {}, o = {}, found = {};
     heed::cuda::Unrolled<kKeys / 16>([&](auto e) {
       if (16 * e >= p_.key_size) return;
-      uint32_t state[kPieces][4], keys[kOfRow][4];
+      uint32_t state[kSplitTerms][4], keys[kOfRow][4];
       heed::cuda::SplitResults<M>(state_[2 * e], state_[2 * e + 1], state);
       RowsOf(stage.keys(), keys_of, row, 16 * e, keys);
       if (has_queries()) {
@@ -302,7 +300,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       }
     }
     if (has_queries()) {
-      WeighPairs(sums, write_scale(), pairs, has_own() ? betas : nullptr);
+      DecayScores(sums, write_scale(), pairs, has_own() ? betas : nullptr);
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 8; ++i) o[i / 4][i % 4] *= decays_ ? Exp<M>(sums[ColumnOf(i)]) : 1;
       AddWritten(pairs, written, values, o);
@@ -325,8 +323,8 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     }
     if (by_column_) DecayColumns(column_decays);
   }
-  // What tokens of [begin, end) write, as far as it is known without the state; and values as they are, unless they are
-  // of f32.
+  // Loads what tokens [begin, end) write, before the state's part is subtracted, and values as they are, unless they
+  // are f32.
   HEED_DEVICE void LoadValues(const Stage& stage, int64_t first, int row, int begin, int end,
                               const ColumnDecays& column_decays, Pairs& written, uint32_t (&values)[1][4]) const {
     uint32_t r[4] = {};
@@ -337,12 +335,12 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     for (int i = 0; i < 8; ++i) {
       const int t = ColumnOf(i), column = 16 * warp_ + RowOf(i);
       const bool exists = t >= begin && t < end && has_value(first + row + t);
-      if (!exists) values[0][i / 2] &= 0xFFFF0000u >> (i % 2 * 16);  // outputs stand there
+      if (!exists) values[0][i / 2] &= 0xFFFF0000u >> (i % 2 * 16);  // holds outputs
       const auto bits = static_cast<uint16_t>(values[0][i / 2] >> (i % 2 * 16));
       float x =
           of_values() == DType::kF16 ? M::template Widen<DType::kF16>(bits) : M::template Widen<DType::kBF16>(bits);
       if (wide_values()) x = exists ? ElementOf<M>(stage.wide_values(), DType::kF32, row + t, column) : 0;
-      if (normalizes() && part_ * kStrip + column == p_.value_size - 1)
+      if (normalizes() && column_block_ * kColumnBlock + column == p_.value_size - 1)
         x = exists && first + row + t < s_.tokens ? 1 : 0;
       if (value_map() == Map::kComplement) {
         x = exists && first + row + t < s_.tokens && column < columns()
@@ -356,30 +354,31 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       written[i / 4][i % 4] = by_column_ ? x * Exp<M>(Sum() - column_decays.later[i / 4][i % 4]) : x;
     }
   }
-  // x_t -= sum_{j < t} beta_j exp(G_t - G_j) products_tj x_j, by which each token knows what those before have written.
+  // x_t -= sum_{j < t} beta_j exp(G_t - G_j) products_tj x_j: the forward substitution of a delta rule.
   HEED_DEVICE void Substitute(const Sum* sums, const float* betas, Pairs& products, Pairs& x) const {
-    WeighPairs(sums, 1, products);
+    DecayScores(sums, 1, products);
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) products[i / 4][i % 4] *= -betas[ColumnOf(i)];
     this->AddCausally(true, products, x, x);
   }
-  // What has been read as outputs.
+  // Finishes outputs: scale, column decays, skip and output gate.
   HEED_DEVICE void Finish(const Stage& stage, int64_t first, int row, int begin, int end,
                           const ColumnDecays& column_decays, Pairs& o) const {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       float& x = o[i / 4][i % 4];
       x *= p_.scale;
-      const int t = ColumnOf(i), of_strip = 16 * warp_ + RowOf(i), column = part_ * kStrip + of_strip;
+      const int t = ColumnOf(i), in_block = 16 * warp_ + RowOf(i), column = column_block_ * kColumnBlock + in_block;
       if (by_column_) {
-        const Sum own = {early_ && t >= begin && t < end ? ColumnLogDecay(stage, first, row + t, of_strip) : 0, 0};
+        const Sum own = {
+            reads_before_decay_ && t >= begin && t < end ? ColumnLogDecay(stage, first, row + t, in_block) : 0, 0};
         x *= Exp<M>(column_decays.later[i / 4][i % 4] - own);
       }
       if constexpr (kForm != Form::kGeneral) continue;
       if (t < begin || t >= end || first + row + t >= s_.tokens || column >= p_.value_size) continue;
       if (p_.skip.data != nullptr) {
-        const float v = wide_values() ? ElementOf<M>(stage.wide_values(), DType::kF32, row + t, of_strip)
-                                      : ElementOf<M>(stage.values(), of_values(), row + t, of_strip);
+        const float v = wide_values() ? ElementOf<M>(stage.wide_values(), DType::kF32, row + t, in_block)
+                                      : ElementOf<M>(stage.values(), of_values(), row + t, in_block);
         x += NumberAt(p_.skip, 0, 0, column) * v;
       }
       if (p_.output_gate.data != nullptr) {
@@ -400,7 +399,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
         stage.values().Put(row + t, column, static_cast<uint16_t>(pair));
       } else if (column < columns() && first + row + t < s_.tokens && has_output(first + row + t)) {
         void* const outputs = const_cast<void*>(p_.o.data);
-        const int64_t place = this->Place(p_.o, s_.o, first + row + t, part_ * kStrip + column);
+        const int64_t place = this->Place(p_.o, s_.o, first + row + t, column_block_ * kColumnBlock + column);
         if (!wide_outputs()) {
           static_cast<uint16_t*>(outputs)[place] = static_cast<uint16_t>(pair);
           continue;
@@ -410,34 +409,34 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       }
     }
   }
-  // Values go into products as they are.
+  // True if values enter products as they are.
   HEED_DEVICE bool as_they_are() const {
     return !kDelta && !by_column_ && !has_factors_ && !normalizes() && of_values() == DType::kBF16 &&
            value_map() == Map::kIdentity;
   }
 
-  // 16 rows of a tile, or of its operands by piece.
+  // Loads 16 rows of a tile, or of its split operands.
   template <class Tile, class OperandOf>
   HEED_DEVICE void RowsOf(const Tile& tile, const OperandOf& operand, int row, int column,
-                          uint32_t (&pieces)[kOfRow][4]) const {
+                          uint32_t (&split)[kOfRow][4]) const {
     if constexpr (kByChannel) {
       HEED_DEVICE_UNROLL
-      for (int piece = 0; piece < kPieces; ++piece) operand(piece).LoadRows(m_, row, column, pieces[piece]);
+      for (int term = 0; term < kSplitTerms; ++term) operand(term).LoadRows(m_, row, column, split[term]);
     } else {
-      tile.LoadRows(m_, row, column, pieces[0]);
+      tile.LoadRows(m_, row, column, split[0]);
     }
   }
-  // a b^T, of 16 rows each.
+  // products += a b^T, of 16 rows each.
   template <int kA, int kB>
   HEED_DEVICE void MultiplyRows(const uint32_t (&a)[kA][4], const uint32_t (&b)[kB][4], Pairs& products) const {
-    heed::cuda::MultiplyPieces(m_, a, heed::cuda::WordsOf(b, 0, 2).at, products[0]);
-    heed::cuda::MultiplyPieces(m_, a, heed::cuda::WordsOf(b, 1, 3).at, products[1]);
+    heed::cuda::MmaSplit(m_, a, heed::cuda::WordsOf(b, 0, 2).at, products[0]);
+    heed::cuda::MmaSplit(m_, a, heed::cuda::WordsOf(b, 1, 3).at, products[1]);
   }
 
-  HEED_DEVICE bool has_own() const { return early_ && p_.beta.data != nullptr; }
-  // What token j's key means to token t, decayed on the way; 0 before it, or up to it, but for what `own` says of t
-  // itself.
-  HEED_DEVICE void WeighPairs(const Sum* sums, float factor, Pairs& pairs, const float* own = nullptr) const {
+  HEED_DEVICE bool has_own() const { return reads_before_decay_ && p_.beta.data != nullptr; }
+  // Multiplies pairs (t, j) by factor and by the decay from token j to t. Pairs with j > t, with `strict_` also j = t,
+  // are 0; if `own` is present, pairs j = t are own[t].
+  HEED_DEVICE void DecayScores(const Sum* sums, float factor, Pairs& pairs, const float* own = nullptr) const {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       const int t = RowOf(i), j = ColumnOf(i);
@@ -447,17 +446,18 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     }
   }
 
-  // o^T += W^T P^T. What is not finite is added by itself, lest it reach tokens before it: 0 NaN is NaN.
+  // o^T += W^T P^T. Tokens with values that are not finite are added in order, so that 0 NaN does not reach earlier
+  // tokens.
   HEED_DEVICE void AddWritten(const Pairs& pairs, const Pairs& written, const uint32_t (&values)[1][4],
                               Pairs& o) const {
     bool finite = true;
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) finite &= fabsf(written[i / 4][i % 4]) <= 3.4028234e38f;
     if (m_.Any(!finite)) return this->AddCausally(strict_ && !has_own(), pairs, written, o);
-    uint32_t weights[kPieces][4];
+    uint32_t weights[kSplitTerms][4];
     heed::cuda::SplitResults<M>(pairs[0], pairs[1], weights);
     if (as_they_are()) return MultiplyRows(values, weights, o);
-    uint32_t rows[kPieces][4];
+    uint32_t rows[kSplitTerms][4];
     heed::cuda::SplitResults<M>(written[0], written[1], rows);
     MultiplyRows(rows, weights, o);
   }
@@ -467,7 +467,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
     const float decay = DecayOf<M>(sums[kChunk - 1]);
     heed::cuda::Unrolled<kKeys / 2>([&](auto i) { state_[i / 4][i % 4] = Decayed(state_[i / 4][i % 4], decay); });
   }
-  // S += sum_j k_j (factor exp(G_L - G_j) x_j)^T
+  // S += sum_j k_j (factor exp(G_L - G_j) x_j)^T.
   template <class Tile, class OperandOf>
   HEED_DEVICE void AddRows(const Tile& tile, const OperandOf& operand, int row, const Sum* sums, float factor,
                            const Pairs& x) {
@@ -477,7 +477,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       const float decay = decays_ ? Exp<M>(sums[kChunk - 1] - sums[ColumnOf(i)]) : 1;
       decayed[i / 4][i % 4] = factor * decay * x[i / 4][i % 4];
     }
-    uint32_t rows[kPieces][4];
+    uint32_t rows[kSplitTerms][4];
     heed::cuda::SplitResults<M>(decayed[0], decayed[1], rows);
     AddProducts(tile, operand, row, rows);
   }
@@ -488,17 +488,17 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       uint32_t keys[kOfRow][4];
       if constexpr (kByChannel) {
         HEED_DEVICE_UNROLL
-        for (int piece = 0; piece < kPieces; ++piece) operand(piece).LoadTransposed(m_, row, 16 * e, keys[piece]);
+        for (int term = 0; term < kSplitTerms; ++term) operand(term).LoadTransposed(m_, row, 16 * e, keys[term]);
       } else {
         tile.LoadTransposed(m_, row, 16 * e, keys[0]);
       }
-      heed::cuda::MultiplyPieces(m_, rows, heed::cuda::WordsOf(keys, 0, 1).at, state_[2 * e]);
-      heed::cuda::MultiplyPieces(m_, rows, heed::cuda::WordsOf(keys, 2, 3).at, state_[2 * e + 1]);
+      heed::cuda::MmaSplit(m_, rows, heed::cuda::WordsOf(keys, 0, 1).at, state_[2 * e]);
+      heed::cuda::MmaSplit(m_, rows, heed::cuda::WordsOf(keys, 2, 3).at, state_[2 * e + 1]);
     });
   }
 
   const bool strict_;
-  const bool decays_;  // by one number per token
+  const bool decays_;  // one decay per token
   const Operands operands_;
 };
 

@@ -1,4 +1,4 @@
-// Which tokens and tensors a walk has, and how tiles of them come into the shared memory of a block.
+// The tokens and tensors of a sweep, and the copies of tiles to shared memory.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHUNK_ROWS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_CHUNK_ROWS_H_
 
@@ -17,24 +17,25 @@ template <class M, int kKeys, bool kByChannel, Form kForm>
 class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
  protected:
   using Base = StateBlock<M, kKeys, kForm != Form::kPlain>;
-  using Base::m_, Base::p_, Base::s_, Base::head_, Base::part_, Base::lane_, Base::columns, Base::NumberAt;
+  using Base::m_, Base::p_, Base::s_, Base::head_, Base::column_block_, Base::lane_, Base::columns, Base::NumberAt;
   using Shape = ChunkShape<kKeys, kByChannel>;
   using Stage = ChunkStage<Shape>;
   static constexpr int kTile = Shape::kTile;
   static constexpr bool kDelta = kForm == Form::kDelta, kErases = kForm == Form::kDeltaGradients;
   static constexpr bool kGeneral = kForm == Form::kGeneral || kErases, kHasReadKeys = kDelta || kErases;
-  // Of f32 and f16 too, as queries and keys by channel.
+  // Values may be f32 and f16 too, as queries and keys of sweeps by channel may.
   static constexpr bool kAnyValues = kForm == Form::kGeneral || (kByChannel && kForm != Form::kPlain);
 
   HEED_DEVICE ChunkRows(M& m, const ChunkParams& p)
       : Base(m, p), has_read_key_(kHasReadKeys && p.read_key.data != nullptr),
         by_column_(kForm == Form::kGeneral && p.value_decay.data != nullptr),
-        early_(kForm == Form::kGeneral && p.early),
-        has_factors_(kForm == Form::kGeneral && !p.early && p.beta.data != nullptr), late_(kGeneral && p.late),
-        tokens_(late_ && p.final.data != nullptr ? s_.tokens + 1 : s_.tokens), shift_(kGeneral ? s_.shift : 0),
-        stage_bytes_(Shape::StageBytes(has_read_key_, by_column_, wide_values())) {}
+        reads_before_decay_(kForm == Form::kGeneral && p.reads_before_decay),
+        has_factors_(kForm == Form::kGeneral && !p.reads_before_decay && p.beta.data != nullptr),
+        decays_after_update_(kGeneral && p.decays_after_update),
+        tokens_(decays_after_update_ && p.final.data != nullptr ? s_.tokens + 1 : s_.tokens),
+        shift_(kGeneral ? s_.shift : 0), stage_bytes_(Shape::StageBytes(has_read_key_, by_column_, wide_values())) {}
 
-  // The first token of a segment, or the end of the last one.
+  // The first token of a segment, or the end of the last segment.
   HEED_DEVICE int64_t BeginOf(int64_t segment) const {
     const int64_t begin = segment * p_.segment_tokens - shift_;
     return begin < 0 ? 0 : begin < tokens_ ? begin : tokens_;
@@ -50,16 +51,16 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
   HEED_DEVICE bool normalizes() const { return kGeneral && p_.normalizes; }
   HEED_DEVICE float write_scale() const { return kGeneral ? p_.write_scale : 1; }
   HEED_DEVICE Map value_map() const { return kGeneral ? p_.value_map : Map::kIdentity; }
-  HEED_DEVICE bool has_outputs() const { return !p_.to_borders && (!kGeneral || p_.o.data != nullptr); }
-  // In shared memory. Beside values of f32 they would stand where other warps have theirs.
+  HEED_DEVICE bool has_outputs() const { return !p_.states_only && (!kGeneral || p_.o.data != nullptr); }
+  // True if outputs replace values in shared memory. In a tile of f32 values they would overlap another warp's values.
   HEED_DEVICE bool outputs_replace_values() const { return !wide_outputs() && !wide_values(); }
   HEED_DEVICE bool finds() const {
     return kDelta && p_.delta == DeltaKind::kNotFound;
-  }  // outputs are what read keys do not find
+  }  // outputs are the values minus what read keys retrieve
   HEED_DEVICE bool has_queries() const { return kErases || (has_outputs() && !finds()); }
-  // Whether a token's write is its first or its last, in time.
-  HEED_DEVICE bool IsFirstWrite(int64_t t) const { return IsWrite(t, p_.against ? p_.writes - 1 : 0); }
-  HEED_DEVICE bool IsLastWrite(int64_t t) const { return IsWrite(t, p_.against ? 0 : p_.writes - 1); }
+  // True if write t is its token's first, or last, in time.
+  HEED_DEVICE bool IsFirstWrite(int64_t t) const { return IsWrite(t, p_.reversed ? p_.writes - 1 : 0); }
+  HEED_DEVICE bool IsLastWrite(int64_t t) const { return IsWrite(t, p_.reversed ? 0 : p_.writes - 1); }
   HEED_DEVICE bool IsWrite(int64_t t, int i) const {
     if (kForm == Form::kPlain || p_.writes == 1) return true;
     return static_cast<uint32_t>(t) % static_cast<uint32_t>(p_.writes) == static_cast<uint32_t>(i);
@@ -68,24 +69,24 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
   HEED_DEVICE bool has_value(int64_t t) const {
     return kForm == Form::kPlain || (!p_.reads_only && (!p_.writes_once || IsLastWrite(t)));
   }
-  // Bits of those of a chunk that have log decays of their own.
+  // Bit t is set if token t of a chunk has a log decay.
   HEED_DEVICE uint32_t DecayedTokens(int64_t first) const {
-    uint32_t decayed = late_ && first == 0 ? 0xFFFE : 0xFFFF;
+    uint32_t decayed = decays_after_update_ && first == 0 ? 0xFFFE : 0xFFFF;
     for (int t = 0; kForm != Form::kPlain && p_.writes > 1 && t < kChunk; ++t) {
-      if (!IsFirstWrite(first + t - (late_ ? 1 : 0))) decayed &= ~(1u << t);
+      if (!IsFirstWrite(first + t - (decays_after_update_ ? 1 : 0))) decayed &= ~(1u << t);
     }
     return decayed;
   }
-  // A token's own log decay, of this column.
+  // The log decay of a token and column.
   HEED_DEVICE float LogDecayOf(int64_t token, int column) const {
     if (p_.decay == DecayKind::kConstant) return LogDecay(p_.log_decays[head_]);
     if (p_.decay == DecayKind::kToken) return LogDecay(NumberAt(p_.log_decay, s_.log_decay, token));
     return by_column_ ? LogDecay(NumberAt(p_.value_decay, s_.value_decay, token, column)) : 0;
   }
 
-  // The same of token t of a tile, as it has been copied.
+  // The log decay of token t of a tile in shared memory, and a column.
   HEED_DEVICE float ColumnLogDecay(const Stage& stage, int64_t first, int t, int column) const {
-    const int64_t decayed = first + t - (late_ ? 1 : 0);
+    const int64_t decayed = first + t - (decays_after_update_ ? 1 : 0);
     if (column >= columns() || decayed < 0 || !IsFirstWrite(decayed)) return 0;
     return LogDecay(ElementOf<M>(stage.column_decays(), p_.value_decay.dtype, t, column));
   }
@@ -94,7 +95,7 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
     return {m_.shared() + (tile % 2 == 0 ? 0 : stage_bytes_), has_read_key_, kErases, wide_values()};
   }
 
-  // Of `count` tokens, or one less where the last is nothing but a decay.
+  // Returns the existing tokens among `count`: one less if the last one is only a decay.
   HEED_DEVICE int Existing(int64_t first, int count) const {
     return first + count <= s_.tokens ? count : static_cast<int>(s_.tokens - first);
   }
@@ -114,21 +115,23 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
     if (has_queries()) copy_rows(stage.queries(), p_.q, s_.q, 0, p_.key_size);
     if (!p_.complement_keys) copy_rows(stage.keys(), p_.k, s_.k, 0, p_.key_size);
     if (has_read_key_) copy_rows(stage.read_keys(), p_.read_key, s_.read_key, 0, p_.key_size);
-    const int given = normalizes() && part_ == p_.parts - 1 ? columns() - 1 : columns();
+    const int given = normalizes() && column_block_ == p_.column_blocks - 1 ? columns() - 1 : columns();
     if (value_map() == Map::kComplement) {
-      // they are made of decays
+      // Values are computed from decays.
     } else if (wide_values()) {
-      copy_rows(stage.wide_values(), p_.v, s_.v, part_ * kStrip, given);
+      copy_rows(stage.wide_values(), p_.v, s_.v, column_block_ * kColumnBlock, given);
     } else {
-      copy_rows(stage.values(), p_.v, s_.v, part_ * kStrip, given);
+      copy_rows(stage.values(), p_.v, s_.v, column_block_ * kColumnBlock, given);
     }
     const auto copy_decays = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence, int at, int size) {
-      copy(tile, p_.decays_aligned, rows, of_sequence, at, size, s_.tokens == 0 ? 0 : count, first - (late_ ? 1 : 0));
+      copy(tile, p_.decays_aligned, rows, of_sequence, at, size, s_.tokens == 0 ? 0 : count,
+           first - (decays_after_update_ ? 1 : 0));
     };
     if constexpr (kByChannel) {
       if (p_.decay == DecayKind::kKey) copy_decays(stage.log_decays(), p_.log_decay, s_.log_decay, 0, p_.key_size);
     }
-    if (by_column_) copy_decays(stage.column_decays(), p_.value_decay, s_.value_decay, part_ * kStrip, columns());
+    if (by_column_)
+      copy_decays(stage.column_decays(), p_.value_decay, s_.value_decay, column_block_ * kColumnBlock, columns());
     m_.CommitCopies();
   }
 
@@ -137,27 +140,28 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
     return {m_.Shuffle(sum.high, lane), m_.Shuffle(sum.low, lane)};
   }
 
-  // What thread `i` brings of token i of a tile.
+  // Numbers of token i of a tile, which thread i loads.
   struct Numbers {
     float log_decay = 0, beta = 0;
   };
   HEED_DEVICE Numbers NumbersOf(int64_t first, int count) const {
     Numbers numbers;
     if (m_.thread() >= count) return numbers;
-    const int64_t token = first + m_.thread(), decayed = token - (late_ ? 1 : 0);
+    const int64_t token = first + m_.thread(), decayed = token - (decays_after_update_ ? 1 : 0);
     if (decayed >= 0 && IsFirstWrite(decayed)) {
       if (p_.decay == DecayKind::kConstant) numbers.log_decay = LogDecay(p_.log_decays[head_]);
       if (p_.decay == DecayKind::kToken) numbers.log_decay = LogDecay(NumberAt(p_.log_decay, s_.log_decay, decayed));
     }
-    if (kHasReadKeys || has_factors_ || early_) {  // a token's own, late or not
-      numbers.beta = p_.beta.data == nullptr ? (early_ ? 0 : 1)
+    // Beta is the token's own, also if decays come after updates.
+    if (kHasReadKeys || has_factors_ || reads_before_decay_) {
+      numbers.beta = p_.beta.data == nullptr ? (reads_before_decay_ ? 0 : 1)
                      : token < s_.tokens     ? NumberAt(p_.beta, s_.beta, token)
                                              : 0;
     }
     return numbers;
   }
   HEED_DEVICE void PutNumbers(const Stage& stage, Numbers numbers) const {
-    if (m_.thread() >= kTile) return;  // whole warps, where there are sums
+    if (m_.thread() >= kTile) return;  // whole warps, which the scan needs
     Sum sum = {numbers.log_decay, 0};
     HEED_DEVICE_UNROLL
     for (int distance = 1; distance < kChunk && !kByChannel; distance *= 2) {
@@ -165,12 +169,13 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
       if (lane_ % kChunk >= distance) sum = before + sum;
     }
     stage.sums()[m_.thread()] = sum;
-    if (kHasReadKeys || has_factors_ || early_) stage.betas()[m_.thread()] = numbers.beta;
+    if (kHasReadKeys || has_factors_ || reads_before_decay_) stage.betas()[m_.thread()] = numbers.beta;
   }
 
-  const bool has_read_key_, by_column_, early_, has_factors_;
-  const bool late_;
-  const int64_t tokens_;  // of the walk: where the last one's decay comes late, one more brings it to the final state
+  const bool has_read_key_, by_column_, reads_before_decay_, has_factors_;
+  const bool decays_after_update_;
+  // Tokens of the sweep; if decays come after updates, one more applies the last decay to the final state.
+  const int64_t tokens_;
   const int shift_, stage_bytes_;
 };
 

@@ -1,4 +1,4 @@
-// Tokens of a chunk in the shared memory of a block, and how much of it there is.
+// Shared memory of a chunk's tokens, and its size.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHUNK_STAGE_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_CHUNK_STAGE_H_
 
@@ -6,36 +6,36 @@
 #include <type_traits>
 
 #include "heed/cuda/machine.h"
-#include "heed/cuda/pieces.h"
+#include "heed/cuda/bf16_split.h"
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/recurrence/cuda/channel_operands.h"
 #include "heed/engines/recurrence/cuda/params.h"
 
 namespace heed::recurrence::cuda {
 
-// What a walk has to it. Kernels of what has less have registers to spare.
+// The form of a sweep. Kernels that compute less have registers to spare.
 enum class Form {
   kPlain,
-  kGeneral,  // columns decay or are mapped, a token has a factor, or it is one of gradients
+  kGeneral,  // decays or maps of columns, factors per token, or gradients
   kDelta,
   kDeltaGradients,
 };
 
-// `kByChannel`: channels decay each by itself, or are mapped, or queries and keys are not of bf16.
+// `kByChannel`: decays per channel, feature maps, or queries and keys that are not bf16.
 template <int kKeys, bool kByChannel>
 struct ChunkShape {
   static constexpr int kChannels = kKeys;
-  static constexpr int kTile = kByChannel ? kChunk : 64;  // tokens that are copied together
+  static constexpr int kTile = kByChannel ? kChunk : 64;  // tokens per copy
   using KeyTile =
-      heed::cuda::SharedTile<kTile, kByChannel ? 2 * kKeys : kKeys>;  // of f32 too, where operands are made of it
-  using ValueTile = heed::cuda::SharedTile<kTile, kStrip>;
-  using WideValueTile = heed::cuda::SharedTile<kTile, 2 * kStrip>;  // of f32, whose outputs are too
+      heed::cuda::SharedTile<kTile, kByChannel ? 2 * kKeys : kKeys>;  // f32 too if operands are made from it
+  using ValueTile = heed::cuda::SharedTile<kTile, kColumnBlock>;
+  using WideValueTile = heed::cuda::SharedTile<kTile, 2 * kColumnBlock>;  // f32 values, with f32 outputs
   using KeyDecayTile = KeyTile;
-  using ColumnDecayTile = heed::cuda::SharedTile<kTile, 2 * kStrip>;  // of f32, or in its first half of 16 bits
+  using ColumnDecayTile = heed::cuda::SharedTile<kTile, 2 * kColumnBlock>;  // f32, or 16 bits in its first half
   static constexpr int kKeyDecayBytes = kByChannel ? KeyDecayTile::kBytes : 0;
   static constexpr int kNumberBytes = 3 * kTile * static_cast<int>(sizeof(float));
 
-  // Two tiles of each tensor: one is computed while the next is copied.
+  // Two stages: one tile is computed while the next is copied.
   static constexpr int StageBytes(bool has_read_key, bool by_column, bool wide_values) {
     return (has_read_key ? 3 : 2) * KeyTile::kBytes + (wide_values ? WideValueTile::kBytes : ValueTile::kBytes) +
            kKeyDecayBytes + kNumberBytes + (by_column ? ColumnDecayTile::kBytes : 0);
@@ -44,12 +44,13 @@ struct ChunkShape {
     using OperandTile = heed::cuda::SharedTile<kChunk, kKeys>;
     const int operands = delta ? 3 : 2;
     return 2 * StageBytes(has_read_key, by_column, wide_values) +
-           (kByChannel ? operands * heed::cuda::kPieces * OperandTile::kBytes + kKeys * static_cast<int>(sizeof(float))
-                       : 0);
+           (kByChannel
+                ? operands * heed::cuda::kSplitTerms * OperandTile::kBytes + kKeys * static_cast<int>(sizeof(float))
+                : 0);
   }
 };
 
-// The memory of a stage, and what a tile has there.
+// The tiles of a stage in shared memory.
 template <class Shape>
 struct ChunkStage {
   using KeyTile = typename Shape::KeyTile;
@@ -59,7 +60,7 @@ struct ChunkStage {
 
   HEED_DEVICE KeyTile queries() const { return KeyTile(at); }
   HEED_DEVICE KeyTile keys() const { return KeyTile(at + KeyTile::kBytes); }
-  // Unless they are others: the keys, which are the queries of a walk that erases.
+  // Without read keys of their own: the keys, or, in a sweep that erases, the queries.
   HEED_DEVICE KeyTile read_keys() const { return KeyTile(at + (has_read_key ? 2 : erases ? 0 : 1) * KeyTile::kBytes); }
   HEED_DEVICE typename Shape::ValueTile values() const { return typename Shape::ValueTile(at_values()); }
   HEED_DEVICE typename Shape::WideValueTile wide_values() const { return typename Shape::WideValueTile(at_values()); }
@@ -69,7 +70,8 @@ struct ChunkStage {
   HEED_DEVICE typename Shape::ColumnDecayTile column_decays() const {
     return typename Shape::ColumnDecayTile(numbers() + Shape::kNumberBytes);
   }
-  // Of each token: the sum of log decays since the first of its chunk, or its own where channels decay; and beta.
+  // Per token: the sum of log decays since the chunk's first token, or its own log decay in sweeps by channel; and
+  // beta.
   HEED_DEVICE Sum* sums() const { return reinterpret_cast<Sum*>(numbers()); }
   HEED_DEVICE float* betas() const { return reinterpret_cast<float*>(sums() + Shape::kTile); }
 

@@ -1,10 +1,10 @@
-// Gates that are exponentials, relative to their running maximum: decays, and factors of what tokens write.
+// Exponential gates (mLSTM), relative to their running maximum: log decays, and factors of values.
 //
 //   m_t = max(log sigmoid(f_t) + m_{t-1}, i_t)
 //   log_decay_t = log sigmoid(f_t) + m_{t-1} - m_t,  factor_t = exp(i_t - m_t),  floor_t = exp(-m_t)
 //
-// m is two numbers, lest gates that are nearly open be lost in it, and one where blocks of tokens end, as a call that
-// begins there has it: rounded up, so that no decay grows.
+// m is a double-float sum, so that log decays near 0 keep their bits. At ends of blocks of tokens it is one float,
+// because a call that continues there has it so; it is rounded up, so that no decay exceeds 1.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_GATE_BLOCKS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_GATE_BLOCKS_H_
 
@@ -20,18 +20,18 @@
 namespace heed::recurrence::cuda {
 
 struct GateParams {
-  DeviceRows input_gate, forget_gate;  // at a sequence's q and k
-  DeviceRows log_decay, factors;       // written, at its `to`
+  DeviceRows input_gate, forget_gate;  // at the sequence's q and k offsets
+  DeviceRows log_decay, factors;       // written, at the sequence's `to` offset
   float* floors = nullptr;             // written, [token][value head]
-  const float* initial = nullptr;      // m: null: 0
-  float* final = nullptr;              // or not asked for
+  const float* initial = nullptr;      // m; null: 0
+  float* final = nullptr;              // null: not wanted
   int64_t initial_stride = 0, initial_head_stride = 0, final_stride = 0, final_head_stride = 0;
   int32_t value_heads = 1;
   GradientSequence sequences[kMostSequences] = {};
 };
 inline constexpr int kGateThreads = heed::cuda::kWarp;
 
-// All tokens of a value head, 32 at a time.
+// Scans all tokens of a value head, 32 at a time.
 template <class M>
 class GateBlock {
  public:
@@ -47,7 +47,7 @@ class GateBlock {
       const int64_t t = first + lane;
       const bool exists = t < s_.tokens;
       const float f = exists ? NumberOf<M>(p_.forget_gate, s_.k, t, head_, 0) : 0;
-      // What is not there forgets nothing and writes nothing.
+      // Missing tokens neither decay nor write.
       Step step = {{exists ? -heed::cuda::Softplus<M>(-f) : 0, 0},
                    {exists ? NumberOf<M>(p_.input_gate, s_.q, t, head_, 0) : -INFINITY, 0}};
       const Sum own = step.log_decay, arriving = step.max;
@@ -78,14 +78,14 @@ class GateBlock {
  private:
   static constexpr float kLargest = 3.4028234e38f;
 
-  // What some tokens do to a maximum: m becomes the larger of m + log_decay and max.
+  // The effect of a run of tokens on the maximum: m becomes max(m + log_decay, max).
   struct Step {
     Sum log_decay, max;
   };
   static HEED_DEVICE Step Then(const Step& a, const Step& b) {
     return {Added(a.log_decay, b.log_decay), Larger(Added(a.max, b.log_decay), b.max)};
   }
-  // A sum whose first number is the nearest, and whose rest infinities do not spoil.
+  // The sum with `high` rounded to nearest; infinities do not make `low` NaN.
   static HEED_DEVICE Sum Added(Sum a, Sum b) {
     const Sum sum = a + b;
     const float high = sum.high + sum.low;
@@ -93,10 +93,10 @@ class GateBlock {
   }
   static HEED_DEVICE Sum Less(Sum a, Sum b) { return Added(a, {-b.high, -b.low}); }
   static HEED_DEVICE Sum Larger(Sum a, Sum b) {
-    if (a.high != a.high) return a;  // NaN spreads
+    if (a.high != a.high) return a;  // NaN propagates
     return a.high > b.high || (a.high == b.high && a.low > b.low) ? a : b;
   }
-  // One number that is not below, of two that add to it.
+  // Rounds a double-float sum up to one float.
   static HEED_DEVICE Sum RoundedUp(Sum x) { return {x.low > 0 ? nextafterf(x.high, INFINITY) : x.high, 0}; }
   HEED_DEVICE Sum ShuffleSum(Sum sum, int lane) const {
     lane &= heed::cuda::kWarp - 1;

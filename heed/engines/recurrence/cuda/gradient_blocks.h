@@ -1,12 +1,13 @@
-// What becomes of the walks of a backward pass: gradients of heads that share a row, of maps, and of decays.
+// Reductions after the sweeps of a backward pass: gradients of heads that share a row, of feature maps, and of log
+// decays.
 //
-// Gradients of log decays begin where a block of 64 tokens ends, with X = <S, D> there, by key channel or over all of
-// them, and go on against time:
+// The gradient of log decays starts at the end of each block of 64 tokens, with X = <S, D> there, per key channel or
+// over all of them, and is a reversed sum:
 //
 //   X_t = X_{t+1} + q_t . dq_t - k_t . dk_t,  dlog_decay_t = X_t
 //
-// where a delta rule's token, which reads by r_t as well, has r_t . dr_t besides, and one that reads before it decays
-// has q_t . dq_t for X of the token before it alone.
+// A delta rule, which also reads with r_t, adds r_t . dr_t. A read before the decay adds q_t . dq_t only to X of the
+// token before.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_GRADIENT_BLOCKS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_GRADIENT_BLOCKS_H_
 
@@ -25,57 +26,57 @@ using heed::cuda::SumOfWarp;
 
 inline constexpr int kGradientThreads = 128;
 
-// Where a sequence's rows begin, in elements, and which token and block of all sequences' is its first. Where tokens
-// write several times, each write counts as one.
+// Offsets of a sequence's rows, in elements, and the indices of its first token and block among those of all sequences.
+// If tokens write several times, each write counts as a token.
 struct GradientSequence {
   int64_t q, k, v, d_o, read_key, beta, log_decay, to, first_token, first_block, tokens, d_final, state;
 };
 
-// Rows of f32 of value heads, less others, each times factors of its elements, at a sequence's v and d_o, times beta,
-// summed over those that share one of `to`, times the slope of the map, or divided by one more element of theirs plus
-// eps; or zeros.
+// Gathers f32 rows of value heads: (from * from_factors - less * less_factors) * beta, summed over the heads that share
+// a row of `to`, times the slope of the map or divided by the row's next element plus eps. The factors are at a
+// sequence's v and d_o. Without `from` and `less` it writes zeros.
 struct GatherParams {
   const float *from = nullptr, *less = nullptr;  // [token][value head][row]; null: zeros
   DeviceRows from_factors, less_factors;         // absent: 1
-  DeviceRows q, beta, to;                        // q: what was mapped, or none
+  DeviceRows q, beta, to;                        // q: the input of the map; or absent
   Map map = Map::kIdentity;
-  int32_t value_heads = 1, group = 1, size = 1, row = 1;  // row: of `from`, which may have more
+  int32_t value_heads = 1, group = 1, size = 1, row = 1;  // row: row size of `from`, which may exceed `size`
   bool divides = false;
-  const float* floors = nullptr;  // [token][value head], of what divides; or none
+  const float* floors = nullptr;  // [token][value head]: floors of the divisor; or null
   float eps = 0;
   int32_t writes = 1;
-  int32_t slots = 1, slot = 0;  // so many rows of `from` for each of `to`
+  int32_t slots = 1, slot = 0;  // rows of `from` per row of `to`, and the one that is taken
   GradientSequence sequences[kMostSequences] = {};
 };
 
-// What a delta rule writes to k and finds by read keys, dk and dr, lacks beta, and dr its sign.
+// Gradients of log decays. dk and dr of a delta rule lack the factor beta, and dr its sign.
 struct DecayGradientParams {
-  const float *dq, *dk, *dr;  // [token][value head][K], of dk and dr of writes; dr: or none
-  const float* products;      // [block][value head][K]
+  const float *dq, *dk, *dr;  // [token][value head][K], for dk and dr [write]; dr may be null
+  const float* products;      // [block][value head][K]: <S, D> at ends of blocks
   DeviceRows q, k, read_key, beta, to;
-  // Of gates that are exponentials, at a sequence's v and d_o: those that decays are the log sigmoid of, and what keys
-  // have as their gradient, summed over channels, which is that of input gates.
+  // Exponential gates, at a sequence's v and d_o: decays are the log sigmoid of forget gates, and the gradient of an
+  // input gate is that of its key, summed over channels.
   DeviceRows forget_gate, d_input_gate;
   bool by_channel;
-  bool queries_early, read_keys_early;  // tokens read by them before they decay the state
-  bool complement_keys;                 // k are log decays that keys are made of, whose gradients have dk's besides
+  bool queries_before_decay, read_keys_before_decay;  // reads precede the token's decay
+  bool complement_keys;  // keys are 1 - exp(log decay): k are log decays, whose gradients include dk's
   int32_t value_heads, key_size, writes;
   GradientSequence sequences[kMostSequences] = {};
 };
 
-// <S, D> by key channel where each block of tokens ends, D being what comes after it, decayed.
+// <S, D> per key channel at the end of each block of tokens, with D the decayed gradient of the state there.
 struct ProductParams {
-  const float *states, *d_states;  // [block][value head][V][K]; of D none where sequences end
+  const float *states, *d_states;  // [block][value head][V][K]; D is absent at ends of sequences
   DeviceStates d_final;
   DeviceRows log_decay;
   float* products;  // [block][value head][K]
   bool by_channel;
-  bool early;  // D has decayed already
+  bool reads_before_decay;  // D includes the decay already
   int32_t value_heads, key_size, value_size, writes;
   GradientSequence sequences[kMostSequences] = {};
 };
 
-// Sums over the columns of two tensors' products, by token.
+// Dot products of two tensors' rows, per token.
 struct DotParams {
   const float *a, *b;  // [token][value head][size]
   DeviceRows to;
@@ -83,50 +84,48 @@ struct DotParams {
   GradientSequence sequences[kMostSequences] = {};
 };
 
-// Of a normalised head, whose sums are [numerators, denominator]: what it takes to be a head of one column more that is
-// not, values [v, 1] and gradients [d_o / x, -<d_o, numerators> / x^2] of its outputs, with x = denominator + eps, or
-// its size.
+// Turns a normalised head, whose sums are [numerators, denominator], into a head with one more column that is not
+// normalised: values [v, 1], and gradients of outputs [d_o / x, -<d_o, numerators> / x^2] with x = Denominator() + eps.
 struct DenormalizeParams {
   const float* sums;       // [token][value head][V + 1]
-  const float* floors;     // [token][value head], of denominators; or none
-  float *values, *d_sums;  // written, likewise
+  const float* floors;     // [token][value head]: floors of denominators; or null
+  float *values, *d_sums;  // [token][value head][V + 1], written
   DeviceRows v, d_o;
   int32_t value_heads, value_size;
   float eps;
   GradientSequence sequences[kMostSequences] = {};
 };
 
-// States of heads, copied; or zeros.
+// Copies states of heads, or writes zeros.
 struct StateCopyParams {
   DeviceStates from, to;
-  int64_t from_stride, to_stride;  // of sequences
+  int64_t from_stride, to_stride;  // between sequences
   int32_t key_size, value_size;
 };
 
-// What RWKV-7 reads and writes as two writes of a token: keys b and k, read keys -a and 0. A sequence has b's place as
-// v.
+// Splits a token of RWKV-7 into two writes: keys b and k, read keys -a and 0. A sequence's offset of b is `v`.
 struct SplitParams {
   DeviceRows k, b, a;
-  DeviceRows keys, read_keys;  // written, both at a sequence's `to`
+  DeviceRows keys, read_keys;  // written, both at a sequence's `to` offset
   int32_t size;
   GradientSequence sequences[kMostSequences] = {};
 };
 
-// Products of two tensors' elements, at a sequence's q and k, by value head.
+// Multiplies two tensors elementwise per value head, at a sequence's q and k offsets.
 struct MultiplyParams {
   DeviceRows a, b, to;
   int32_t size;
   GradientSequence sequences[kMostSequences] = {};
 };
 
-// Gradients of constants of heads: sums over all tokens, or blocks of them.
+// Gradients of constants per head: sums over all tokens or blocks.
 struct TokenSumParams {
   const float* from;  // [token][value head][size]
   int64_t tokens;
   int32_t value_heads, size;
   DeviceRows to;
 };
-inline constexpr int kSummedColumns = heed::cuda::kWarp;  // of a block
+inline constexpr int kSummedColumns = heed::cuda::kWarp;  // columns per block
 
 template <class M>
 HEED_DEVICE void StoreFloat(const DeviceRows& rows, int64_t i, float x) {
@@ -146,19 +145,19 @@ HEED_DEVICE float SlopeOf(Map map, float x) {
   return 1;
 }
 
-// A token's number of a value head, or what is meant where there is none.
+// A token's number of a value head, or `absent` if there is none.
 template <class M>
 HEED_DEVICE float NumberOf(const DeviceRows& rows, int64_t first, int64_t t, int head, float absent, int writes = 1) {
   if (rows.data == nullptr) return absent;
   return heed::cuda::LoadFloat<M>(rows.data, rows.dtype, first + OfToken(rows, t, writes) + head * rows.head_stride);
 }
 
-// What divides outputs, but for eps: z_t . q_t, or its size, and no less than a floor.
+// The divisor of outputs before eps: z_t . q_t, or with a floor max(|z_t . q_t|, floor).
 HEED_DEVICE float Denominator(float product, const float* floor) {
   return floor == nullptr ? product : fabsf(product) < *floor ? *floor : fabsf(product);
 }
 
-// 64 tokens of a head of `to`.
+// Gathers 64 tokens of a head of `to`.
 template <class M>
 class GatherBlock {
  public:
@@ -205,7 +204,7 @@ class GatherBlock {
   const GatherParams& p_;
 };
 
-// 64 tokens of a value head.
+// Computes gradients of log decays of 64 tokens of a value head.
 template <class M>
 class DecayGradientBlock {
  public:
@@ -223,9 +222,9 @@ class DecayGradientBlock {
         float x = products[e];
         for (int64_t t = end_ - 1; t >= begin_; --t) {
           const float of_query = OfQuery(t, e), of_read_key = OfReadKey(t, e);
-          x += (p_.queries_early ? 0 : of_query) - OfKey(t, e) - (p_.read_keys_early ? 0 : of_read_key);
+          x += (p_.queries_before_decay ? 0 : of_query) - OfKey(t, e) - (p_.read_keys_before_decay ? 0 : of_read_key);
           if (IsFirst(t)) StoreFloat<M>(p_.to, Place(t) + e, x + OfComplement(t, e));
-          x += (p_.queries_early ? of_query : 0) - (p_.read_keys_early ? of_read_key : 0);
+          x += (p_.queries_before_decay ? of_query : 0) - (p_.read_keys_before_decay ? of_read_key : 0);
         }
       }
       return;
@@ -263,9 +262,7 @@ class DecayGradientBlock {
   }
 
  private:
-  HEED_DEVICE bool IsFirst(int64_t t) const {
-    return t % p_.writes == 0;
-  }  // of a token's writes, which it decays before
+  HEED_DEVICE bool IsFirst(int64_t t) const { return t % p_.writes == 0; }  // a token decays before its first write
   HEED_DEVICE int64_t Place(int64_t t) const {
     return s_.to + OfToken(p_.to, t, p_.writes) + head_ * p_.to.head_stride;
   }
@@ -285,7 +282,7 @@ class DecayGradientBlock {
   }
   // q_t dq_t of a channel.
   HEED_DEVICE float OfQuery(int64_t t, int e) const {
-    if (t % p_.writes != p_.writes - 1) return 0;  // it reads after its last write
+    if (t % p_.writes != p_.writes - 1) return 0;  // a token reads after its last write
     const int64_t row = ((s_.first_token + t) / p_.writes) * p_.value_heads + head_;
     return Of(p_.q, s_.q, t, e) * p_.dq[row * p_.key_size + e];
   }
@@ -306,7 +303,7 @@ class DecayGradientBlock {
   const int64_t begin_, end_;
 };
 
-// A block of 64 tokens of a value head.
+// Computes <S, D> at the end of a block of 64 tokens of a value head.
 template <class M>
 class ProductBlock {
  public:
@@ -330,7 +327,7 @@ class ProductBlock {
                              : p_.d_states[block * size + int64_t{v} * p_.key_size + k];
         sum += d * p_.states[block * size + int64_t{v} * p_.key_size + k];
       }
-      if (!last && !p_.early && end % p_.writes == 0) {
+      if (!last && !p_.reads_before_decay && end % p_.writes == 0) {
         const int64_t of_head = head * p_.log_decay.head_stride + (p_.by_channel ? k : 0);
         const int64_t at = s.log_decay + OfToken(p_.log_decay, end, p_.writes) + of_head;
         sum *= Exp<M>(LogDecay(heed::cuda::LoadFloat<M>(p_.log_decay.data, p_.log_decay.dtype, at)));
@@ -344,7 +341,7 @@ class ProductBlock {
   const ProductParams& p_;
 };
 
-// 64 tokens of a value head.
+// Computes dot products of 64 tokens of a value head.
 template <class M>
 class DotBlock {
  public:
@@ -370,7 +367,7 @@ class DotBlock {
   const DotParams& p_;
 };
 
-// 64 tokens of a value head.
+// Denormalises 64 tokens of a value head.
 template <class M>
 class DenormalizeBlock {
  public:
@@ -407,7 +404,7 @@ class DenormalizeBlock {
   const DenormalizeParams& p_;
 };
 
-// A head of a sequence.
+// Copies the state of one head and sequence.
 template <class M>
 class StateCopyBlock {
  public:
@@ -432,7 +429,7 @@ class StateCopyBlock {
   const StateCopyParams& p_;
 };
 
-// 64 tokens of a head of keys.
+// Splits 64 tokens of a key head.
 template <class M>
 class SplitBlock {
  public:
@@ -465,7 +462,7 @@ class SplitBlock {
   const SplitParams& p_;
 };
 
-// 64 tokens of a value head.
+// Multiplies 64 tokens of a value head.
 template <class M>
 class MultiplyBlock {
  public:
@@ -491,7 +488,7 @@ class MultiplyBlock {
   const MultiplyParams& p_;
 };
 
-// 32 columns of a value head, or one; the other threads have other tokens.
+// Sums 32 columns of a value head, or one; groups of threads sum different tokens.
 template <class M>
 class TokenSumBlock {
  public:

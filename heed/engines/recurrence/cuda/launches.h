@@ -1,4 +1,4 @@
-// The kernels that there are: by key channels, which zeros fill up, with and without a delta rule.
+// The kernels of recurrences and their dispatch, by key channels, which are padded with zeros, and by form.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_LAUNCHES_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_LAUNCHES_H_
 
@@ -15,9 +15,9 @@
 
 namespace heed::recurrence::cuda {
 
-inline constexpr int64_t kMostKeys = 128;  // of a walk: more are several, whose outputs are summed
+inline constexpr int64_t kMostKeys = 128;  // of a sweep; more channels take several sweeps, whose outputs are summed
 
-// f(ChunkShape<...>()) of the smallest shape that keys of so many channels fit, or kMostKeys of them.
+// Calls f with the smallest ChunkShape that fits these key channels, or kMostKeys of them.
 template <bool kByChannel, class F>
 auto WithShape(int64_t keys, const F& f) {
   if (keys <= 64) return f(ChunkShape<64, kByChannel>());
@@ -25,13 +25,14 @@ auto WithShape(int64_t keys, const F& f) {
 }
 inline Form FormOf(const ChunkParams& p) {
   if (p.delta != DeltaKind::kNone) return p.delta == DeltaKind::kGradients ? Form::kDeltaGradients : Form::kDelta;
-  const bool is_general = p.value_decay.data != nullptr || p.value_map != Map::kIdentity || p.late || p.strict ||
-                          p.early || p.reads_only || p.write_scale != 1 || p.kept != nullptr || p.normalizes ||
-                          p.beta.data != nullptr || p.v.dtype != DType::kBF16 || p.skip.data != nullptr ||
-                          p.output_gate.data != nullptr || p.o.dtype != DType::kBF16 || p.o.data == nullptr;
+  const bool is_general = p.value_decay.data != nullptr || p.value_map != Map::kIdentity || p.decays_after_update ||
+                          p.strict || p.reads_before_decay || p.reads_only || p.write_scale != 1 ||
+                          p.block_states != nullptr || p.normalizes || p.beta.data != nullptr ||
+                          p.v.dtype != DType::kBF16 || p.skip.data != nullptr || p.output_gate.data != nullptr ||
+                          p.o.dtype != DType::kBF16 || p.o.data == nullptr;
   return is_general ? Form::kGeneral : Form::kPlain;
 }
-// Where operands are made, which they may be of any dtype.
+// True if operands are computed (channel_operands.h); then q and k may be of any dtype.
 inline bool IsByChannel(const ChunkParams& p) {
   return p.decay == DecayKind::kKey || p.query_map != Map::kIdentity || p.key_map != Map::kIdentity ||
          p.q.dtype != DType::kBF16 || p.k.dtype != DType::kBF16;
@@ -40,7 +41,7 @@ inline bool IsByChannel(const ChunkParams& p) {
 template <Form kForm>
 using FormConstant = std::integral_constant<Form, kForm>;
 
-// f(shape, form), an integral constant.
+// Calls f(shape, form), with the form as an integral constant.
 template <bool kByChannel, class F>
 const char* WithKernel(const ChunkParams& p, const F& f) {
   return WithShape<kByChannel>(p.key_size, [&](auto shape) {
@@ -60,9 +61,9 @@ constexpr int SharedBytesOf(const ChunkParams& p) {
                             p.v.dtype == DType::kF32);
 }
 
-// What libheed_cuda does for this engine.
+// The launches that libheed_cuda has for this engine.
 struct Launches {
-  const char* (*walk)(const heed::cuda::Launch& launch, const ChunkParams& params);
+  const char* (*sweep)(const heed::cuda::Launch& launch, const ChunkParams& params);
   const char* (*gather)(const heed::cuda::Launch& launch, const GatherParams& params);
   const char* (*decay_gradients)(const heed::cuda::Launch& launch, const DecayGradientParams& params);
   const char* (*products)(const heed::cuda::Launch& launch, const ProductParams& params);

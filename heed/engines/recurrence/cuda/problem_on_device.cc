@@ -1,4 +1,4 @@
-// Problems as walks take them.
+// Problems in the form that sweeps take.
 #include "heed/engines/recurrence/cuda/problem_on_device.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ void ProblemOnDevice::MoveDecays() {
 }
 
 Rows ProblemOnDevice::RowsIn(std::optional<heed::cuda::DeviceMemory>& memory, DType dtype, int64_t of_token) {
-  int64_t batches = 1, begin = 0, end = 0;  // backwards in time tokens are at or below 0
+  int64_t batches = 1, begin = 0, end = 0;  // with negative strides tokens are at or below 0
   for (const Sequence& s : given_.sequences) {
     batches = std::max(batches, s.batch + 1);
     begin = std::min(begin, s.first);

@@ -1,18 +1,18 @@
-// The kernels of recurrences besides walks, compiled for GPUs, and the launches of all.
-#include "heed/engines/recurrence/cuda/walk_kernel.h"
+// The kernels of recurrences besides sweeps, and the table of the engine's launches.
+#include "heed/engines/recurrence/cuda/sweep_kernel.h"
 
 namespace heed::recurrence::cuda {
 namespace {
 
 using heed::cuda::LaunchBlocks;
 
-const char* Walk(const heed::cuda::Launch& launch, const ChunkParams& params) {
-  return IsByChannel(params) ? LaunchWalkOfChannels(launch, params) : LaunchPlainWalk(launch, params);
+const char* Sweep(const heed::cuda::Launch& launch, const ChunkParams& params) {
+  return IsByChannel(params) ? LaunchChannelSweep(launch, params) : LaunchPlainSweep(launch, params);
 }
 
 }  // namespace
 
-extern const Launches kLaunches = {.walk = &Walk,
+extern const Launches kLaunches = {.sweep = &Sweep,
                                    .gather = &LaunchBlocks<kGradientThreads, GatherBlock>,
                                    .decay_gradients = &LaunchBlocks<kGradientThreads, DecayGradientBlock>,
                                    .products = &LaunchBlocks<kGradientThreads, ProductBlock>,

@@ -1,5 +1,4 @@
-// 64 columns of a head's state in the registers of a block: where they come from, where they go, and what is the
-// token's.
+// 64 columns of a head's state in the registers of a block: loads, stores, and access to a token's data.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_STATE_BLOCK_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_STATE_BLOCK_H_
 
@@ -12,17 +11,18 @@
 
 namespace heed::recurrence::cuda {
 
-// Each of four warps has 16 columns, as S^T. `kSeveral`: tokens may write several times.
+// Each of four warps owns 16 columns, as S^T. `kSeveral`: tokens may have several writes.
 template <class M, int kKeys, bool kSeveral>
 class StateBlock {
  protected:
-  using Pairs = float[2][4];  // [half of the columns][...], 16 x 16 as results of products
+  using Pairs = float[2][4];  // [half of the columns][...]: 16 x 16 in result fragments
 
   HEED_DEVICE StateBlock(M& m, const ChunkParams& p)
-      : m_(m), p_(p), s_(p.sequences[m.block(2)]), head_(m.block(1)), part_(m.block(0) % p.parts),
-        segment_(m.block(0) / p.parts), lane_(m.thread() % heed::cuda::kWarp), warp_(m.thread() / heed::cuda::kWarp) {}
+      : m_(m), p_(p), s_(p.sequences[m.block(2)]), head_(m.block(1)), column_block_(m.block(0) % p.column_blocks),
+        segment_(m.block(0) / p.column_blocks), lane_(m.thread() % heed::cuda::kWarp),
+        warp_(m.thread() / heed::cuda::kWarp) {}
 
-  // Of 16 x 16 results of products: where element i of a thread stands.
+  // Row and column of a thread's element i of 16 x 16 results.
   HEED_DEVICE int RowOf(int i) const { return lane_ / 4 + i / 2 % 2 * 8; }
   HEED_DEVICE int ColumnOf(int i) const { return lane_ % 4 * 2 + i % 2 + i / 4 * 8; }
 
@@ -31,22 +31,24 @@ class StateBlock {
     return end < s_.tokens ? end : s_.tokens;
   }
   HEED_DEVICE int columns() const {
-    const int left = p_.value_size - part_ * kStrip;
-    return left < kStrip ? left : kStrip;
+    const int left = p_.value_size - column_block_ * kColumnBlock;
+    return left < kColumnBlock ? left : kColumnBlock;
   }
 
   HEED_DEVICE DeviceStates OfHead(DeviceStates states, int64_t of_sequence) const {
     if (states.data != nullptr) states.data += of_sequence + head_ * states.head_stride;
     return states;
   }
-  HEED_DEVICE DeviceStates Border(int64_t border) const { return StateIn(p_.borders + s_.borders, border); }
-  HEED_DEVICE DeviceStates Kept(int64_t block) const { return StateIn(p_.kept, s_.first_block + block); }
-  HEED_DEVICE DeviceStates Started(int64_t block) const {
-    float* states = const_cast<float*>(p_.starts);
+  HEED_DEVICE DeviceStates SegmentState(int64_t segment) const {
+    return StateIn(p_.segment_states + s_.segment_states, segment);
+  }
+  HEED_DEVICE DeviceStates BlockState(int64_t block) const { return StateIn(p_.block_states, s_.first_block + block); }
+  HEED_DEVICE DeviceStates StartState(int64_t block) const {
+    float* states = const_cast<float*>(p_.start_states);
     return {states + ((s_.first_block + block) * p_.heads + head_) * p_.start_size, 0, p_.value_size, 1};
   }
 
-  // Of the first `columns` columns.
+  // Loads the first `columns` columns of the state.
   HEED_DEVICE void LoadState(const DeviceStates& from, int columns) {
     if (from.data == nullptr) return;
     ForState([&](float& x, int key, int column, int) {
@@ -59,7 +61,7 @@ class StateBlock {
       if (column < columns) to.data[key * to.key_stride + column * to.value_stride] = x;
     });
   }
-  // z, which is the last column's.
+  // z is the last column of the state.
   HEED_DEVICE void LoadNormalizer(const DeviceStates& from) {
     if (from.data == nullptr) return;
     ForState([&](float& x, int key, int column, int) {
@@ -72,13 +74,13 @@ class StateBlock {
       if (column == p_.value_size - 1) to.data[key * to.key_stride] = x;
     });
   }
-  // Sums over key channels of the state times the one that is kept of the block, times exp(log_decay(column)).
+  // Stores sums over key channels of the state times the block's stored state, times exp(log_decay(column)).
   template <class LogDecay>
   HEED_DEVICE void StoreProducts(int64_t block, const LogDecay& log_decay) {
-    const DeviceStates kept = Kept(block);
-    float sums[2] = {0, 0};  // of two columns
+    const DeviceStates block_states = BlockState(block);
+    float sums[2] = {0, 0};  // of the thread's two columns
     ForState([&](float x, int key, int column, int i) {
-      sums[i / 2] += x * kept.data[key * kept.key_stride + column * kept.value_stride];
+      sums[i / 2] += x * block_states.data[key * block_states.key_stride + column * block_states.value_stride];
     });
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -90,7 +92,7 @@ class StateBlock {
       to = (p_.adds ? to : 0) + sums[i] * Exp<M>(log_decay(column));
     }
   }
-  // Element `at` of a tensor's row of a token.
+  // Offset of element `at` of a token's row.
   HEED_DEVICE int64_t Place(const DeviceRows& rows, int64_t of_sequence, int64_t token, int at = 0) const {
     const int64_t of_token = kSeveral ? OfToken(rows, token, p_.writes) : token * rows.token_stride;
     return of_sequence + of_token + head_ / rows.group * rows.head_stride + at;
@@ -102,7 +104,7 @@ class StateBlock {
     return heed::cuda::LoadFloat<M>(rows.data, rows.dtype, Place(rows, of_sequence, token, at));
   }
 
-  // out_t += sum of pairs_tj rows_j over j <= t, or j < t alone, ascending: `rows` may be `out`.
+  // out_t += sum of pairs_tj rows_j over j <= t, or j < t if `before`, in ascending order: `rows` may be `out`.
   HEED_DEVICE void AddCausally(bool before, const Pairs& pairs, const Pairs& rows, Pairs& out) const {
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kChunk; ++j) {
@@ -125,13 +127,15 @@ class StateBlock {
   M& m_;
   const ChunkParams& p_;
   const DeviceSequence& s_;
-  const int head_, part_, segment_, lane_, warp_;
+  const int head_, column_block_, segment_, lane_, warp_;
   float state_[kKeys / 8][4] = {};
 
  private:
-  HEED_DEVICE int StateColumnOf(int i) const { return part_ * kStrip + 16 * warp_ + lane_ / 4 + i / 2 * 8; }
+  HEED_DEVICE int StateColumnOf(int i) const {
+    return column_block_ * kColumnBlock + 16 * warp_ + lane_ / 4 + i / 2 * 8;
+  }
 
-  // f(element, its key channel, its column, its place among four) for those that exist.
+  // Calls f(element, key channel, column, index of four) for existing elements.
   template <class F>
   HEED_DEVICE void ForState(const F& f) {
     heed::cuda::Unrolled<kKeys / 2>([&](auto index) {

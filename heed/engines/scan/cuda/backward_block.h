@@ -1,14 +1,15 @@
-// The backward pass: a block takes its channels through all tokens of a sequence against time, tile by tile.
+// The backward pass of selective scans: a block sweeps its channels through all tokens of a sequence, tile by tile, in
+// reverse.
 //
-// A tile begins with the states before it, which the forward pass has kept, and goes through its tokens twice: with
-// time, which leaves the state after each token in shared memory, and against it. With p the gradient of h, per state
-// and token
+// A tile starts from the boundary state before it, which the forward pass has stored, and sweeps its tokens twice:
+// forward, which stores the state after each token in shared memory, and in reverse. With p the gradient of h, each
+// state and token computes
 //
 //   q = p + dy C,  dx' += q B,  r = q a h_{t-1},  ds' += r A,  dA += r s,  p = a q
 //
-// in registers, where a is computed again. q takes the place of the token's state, of which nobody has need any more.
-// dB and dC, sums over channels, are taken from shared memory in between: of q s x and dy h. Neither order nor grouping
-// of any sum depends on more than the token's place in its sequence.
+// in registers, with a computed again. q replaces the token's state in shared memory, which is not read again. dB and
+// dC, which are sums over channels, are summed from shared memory in between: of q s x and of dy h. The order and
+// grouping of sums depends only on the token's position in its sequence.
 #ifndef HEED_ENGINES_SCAN_CUDA_BACKWARD_BLOCK_H_
 #define HEED_ENGINES_SCAN_CUDA_BACKWARD_BLOCK_H_
 
@@ -24,35 +25,36 @@ namespace heed::scan::cuda {
 template <class M, class Shape>
 class BackwardBlock : public ChannelBlock<M, Shape> {
   using Base = ChannelBlock<M, Shape>;
-  using typename Base::ChannelPanel;
+  using typename Base::ChannelTile;
   using typename Base::Columns;
   using Sum = heed::cuda::Sum;
 
  public:
   HEED_DEVICE BackwardBlock(M& m, const GradientParams& p)
       : Base(m, p.scan), g_(p), own_gradients_(p.sequences[m.block(2)]), inputs_(Base::shared_ + Shape::kCommon),
-        dy_(Base::shared_ + Shape::kCommon + Shape::kPanel), gates_(Base::shared_ + Shape::kCommon + 2 * Shape::kPanel),
-        trace_(reinterpret_cast<States*>(Base::shared_ + Shape::kCommon + 3 * Shape::kPanel)) {}
+        dy_(Base::shared_ + Shape::kCommon + Shape::kPaddedTile),
+        gates_(Base::shared_ + Shape::kCommon + 2 * Shape::kPaddedTile),
+        trace_(reinterpret_cast<States*>(Base::shared_ + Shape::kCommon + 3 * Shape::kPaddedTile)) {}
 
   HEED_DEVICE void Run() {
     this->LoadConstants();
     p_of_h_ = this->Load(g_.d_final, own_gradients_.d_final);
     const int tiles = Base::Tiles(s_.tokens);
-    if (tiles > 0) Fetch(tiles - 1);
+    if (tiles > 0) Prefetch(tiles - 1);
     m_.Sync();
     for (int tile = tiles - 1; tile >= 0; --tile) {
       const int tokens = this->TokensAt(tile);
       const States before = before_;
       Put();
       m_.Sync();
-      if (tile > 0) Fetch(tile - 1);
+      if (tile > 0) Prefetch(tile - 1);
       Advance(before, tokens);
       m_.Sync();
-      AddUp(dy_, p_.C, g_.C_parts, dC_, tile);
+      AddUp(dy_, p_.C, g_.C_partials, dC_, tile);
       m_.Sync();
       Retreat(before, tokens);
       m_.Sync();
-      AddUp(inputs_, p_.B, g_.B_parts, dB_, tile);
+      AddUp(inputs_, p_.B, g_.B_partials, dB_, tile);
       this->StoreColumns(x_, g_.dx, own_gradients_.dx, tile);
       this->StoreColumns(steps_, g_.ddelta, own_gradients_.ddelta, tile);
       this->StoreColumns(gates_, g_.dgate, own_gradients_.dgate, tile);
@@ -67,7 +69,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
   using Base::channel_, Base::kChannels, Base::kGroup, Base::kLanes, Base::kThreads, Base::lane_, Base::m_, Base::own_,
       Base::p_, Base::s_, Base::steps_, Base::SumOfLanes, Base::x_;
 
-  // Of a constant: over the chunk in hand, and over those before it.
+  // The sum of a constant's gradient: over the current chunk, and over the chunks before.
   struct ConstantSum {
     float of_chunk = 0;
     Sum sum;
@@ -79,11 +81,11 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
   };
 
   HEED_DEVICE bool is_gated() const { return p_.gate.data != nullptr; }
-  HEED_DEVICE void Fetch(int tile) {
-    Base::Fetch(tile);
-    this->FetchColumns(d_o_bits_, g_.d_o, own_gradients_.d_o, tile);
-    if (is_gated()) this->FetchColumns(gate_bits_, p_.gate, s_.gate, tile);
-    before_ = this->Border(tile);
+  HEED_DEVICE void Prefetch(int tile) {
+    Base::Prefetch(tile);
+    this->PrefetchColumns(d_o_bits_, g_.d_o, own_gradients_.d_o, tile);
+    if (is_gated()) this->PrefetchColumns(gate_bits_, p_.gate, s_.gate, tile);
+    before_ = this->BoundaryState(tile);
   }
   HEED_DEVICE void Put() const {
     Base::Put();
@@ -92,7 +94,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
   }
   HEED_DEVICE States& TraceOf(int t) const { return trace_[t * kThreads + m_.thread()]; }
 
-  // With time: states after tokens, s x, dy in the place of d_o, and dz in that of z.
+  // The forward sweep: stores states after tokens and s x, and replaces d_o by dy and z by dz.
   HEED_DEVICE void Advance(States h, int tokens) const {
     for (int first = 0; first < tokens; first += kGroup) {
       float of_lane = 0;  // y of token first + lane
@@ -125,7 +127,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
     }
   }
 
-  // Against time: q in the place of states, dx in that of x, and ddelta in that of steps.
+  // The reversed sweep: replaces states by q, x by dx and steps by ddelta.
   HEED_DEVICE void Retreat(const States& before, int tokens) {
     for (int first = (tokens - 1) / kGroup * kGroup; first >= 0; first -= kGroup) {
       float dx_of_lane = 0, ds_of_lane = 0;  // of token first + lane
@@ -161,7 +163,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
       if (lane_ >= kGroup || t >= tokens) continue;
       const float x = x_(t, channel_), step = steps_(t, channel_), dy = dy_(t, channel_);
       float ds = kLn2 * ds_of_lane + x * dx_of_lane;
-      if (p_.softplus) ds *= -expm1f(-step);  // its derivative is 1 - e^-s
+      if (p_.softplus) ds *= -expm1f(-step);  // the derivative is 1 - e^-s
       dskip_.of_chunk += dy * x;
       dbias_.of_chunk += ds;
       x_(t, channel_) = step * dx_of_lane + this->skip_ * dy;
@@ -169,8 +171,8 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
     }
   }
 
-  // Sums of factors times what stands in the trace: over channels, or of constants over tokens.
-  HEED_DEVICE void AddUp(const ChannelPanel& factors, const DeviceWeights& weights, float* parts,
+  // Adds up factors times the traced states or q: over channels, or, for constants, over tokens.
+  HEED_DEVICE void AddUp(const ChannelTile& factors, const DeviceWeights& weights, float* partials,
                          ConstantSum (&constants)[kOwn], int tile) {
     const int tokens = this->TokensAt(tile);
     if (weights.constants.data != nullptr) {
@@ -182,8 +184,9 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
       }
       return;
     }
-    if (parts == nullptr) return;
-    constexpr int kSplit = kChannels > 16 ? kChannels / 16 : 1;  // threads of a sum: no chain is longer than eight
+    if (partials == nullptr) return;
+    // Threads per sum, for chains of at most eight additions.
+    constexpr int kSplit = kChannels > 16 ? kChannels / 16 : 1;
     static_assert(kTokens * kLanes * kSplit % kThreads == 0);
     for (int i = m_.thread(); i < kTokens * kLanes * kSplit; i += kThreads) {
       const int split = i % kSplit, lane = i / kSplit % kLanes, t = i / (kSplit * kLanes);
@@ -198,7 +201,9 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
         for (int n = 0; n < kOwn; ++n) sums[k % 2][n] += factor * states.at[n];
       }
       const int64_t token = own_gradients_.first_token + int64_t{tile} * kTokens + t;
-      float* to = parts + ((this->strip_ % p_.strips * g_.tokens + token) * p_.groups + this->group_) * p_.states;
+      float* to =
+          partials +
+          ((this->channel_block_ % p_.channel_blocks * g_.tokens + token) * p_.groups + this->group_) * p_.states;
       HEED_DEVICE_UNROLL
       for (int n = 0; n < kOwn; ++n) {
         float sum = sums[0][n] + sums[1][n];
@@ -243,7 +248,7 @@ class BackwardBlock : public ChannelBlock<M, Shape> {
 
   const GradientParams& g_;
   const GradientSequence& own_gradients_;
-  const ChannelPanel inputs_, dy_, gates_;
+  const ChannelTile inputs_, dy_, gates_;
   States* const trace_;  // [kTokens][thread]
   Columns d_o_bits_, gate_bits_;
   States before_, p_of_h_;

@@ -1,4 +1,4 @@
-// Channels of a group and a sequence in a block: constants, states in registers, and a tile of what tokens have.
+// The part of a scan block that both passes share: constants, states in registers, and a tile of token data.
 #ifndef HEED_ENGINES_SCAN_CUDA_CHANNEL_BLOCK_H_
 #define HEED_ENGINES_SCAN_CUDA_CHANNEL_BLOCK_H_
 
@@ -17,16 +17,16 @@ class ChannelBlock {
   using Shape = ShapeOf;
   static constexpr int kLanes = Shape::kLanes, kThreads = Shape::kThreads;
   static constexpr int kStates = Shape::kStates, kChannels = Shape::kChannels, kWeights = Shape::kWeights;
-  static constexpr int kGroup = 4;  // tokens whose results lie in the first lanes, one each
+  static constexpr int kGroup = 4;  // tokens whose results are reduced together, one per lane
   static_assert(kGroup <= kLanes && kTokens % kGroup == 0);
-  using ChannelPanel = Panel<kChannels>;
+  using ChannelTile = PaddedTile<kChannels>;
 
   HEED_DEVICE ChannelBlock(M& m, const ScanParams& p)
-      : m_(m), p_(p), s_(p.sequences[m.block(2)]), strip_(m.block(0)), group_(strip_ / p.strips),
-        lane_(m.thread() % kLanes), channel_(m.thread() / kLanes), shared_(reinterpret_cast<float*>(m.shared())),
-        steps_(shared_ + 2 * kWeights), x_(shared_ + 2 * kWeights + Shape::kPanel), B_(OwnOf(p.B, shared_)),
-        C_(OwnOf(p.C, shared_ + kWeights)) {
-    const int of_group = p.channels / p.groups, begin = strip_ % p.strips * kChannels;
+      : m_(m), p_(p), s_(p.sequences[m.block(2)]), channel_block_(m.block(0)),
+        group_(channel_block_ / p.channel_blocks), lane_(m.thread() % kLanes), channel_(m.thread() / kLanes),
+        shared_(reinterpret_cast<float*>(m.shared())), steps_(shared_ + 2 * kWeights),
+        x_(shared_ + 2 * kWeights + Shape::kPaddedTile), B_(OwnOf(p.B, shared_)), C_(OwnOf(p.C, shared_ + kWeights)) {
+    const int of_group = p.channels / p.groups, begin = channel_block_ % p.channel_blocks * kChannels;
     first_channel_ = group_ * of_group + begin;
     columns_ = of_group - begin < kChannels ? of_group - begin : kChannels;
     const int left = p.states - lane_ * kOwn;
@@ -39,7 +39,7 @@ class ChannelBlock {
     return left < kTokens ? static_cast<int>(left) : kTokens;
   }
 
-  // f(which of its own, state) for this thread's states that exist.
+  // Calls f(index, state) for this thread's existing states.
   template <class F>
   HEED_DEVICE void ForOwn(const F& f) const {
     HEED_DEVICE_UNROLL
@@ -47,7 +47,7 @@ class ChannelBlock {
       if (n < own_) f(n, lane_ * kOwn + n);
     }
   }
-  // Of this thread's channel.
+  // Offset of a channel's constant or state.
   HEED_DEVICE static int64_t PlaceIn(const DeviceNumbers& numbers, int channel, int state) {
     return channel * numbers.channel + state * numbers.state;
   }
@@ -66,13 +66,13 @@ class ChannelBlock {
       static_cast<float*>(const_cast<void*>(to.data))[of_sequence + PlaceIn(to, of_all(), state)] = states.at[n];
     });
   }
-  // The states before a tile, as the other pass finds them.
-  HEED_DEVICE States& Border(int tile) const {
-    const int64_t block = (s_.first_tile + tile) * (int64_t{p_.groups} * p_.strips) + strip_;
-    return reinterpret_cast<States*>(p_.borders)[block * kThreads + m_.thread()];
+  // The states before a tile, which the forward pass stores and the backward pass loads.
+  HEED_DEVICE States& BoundaryState(int tile) const {
+    const int64_t block = (s_.first_tile + tile) * (int64_t{p_.groups} * p_.channel_blocks) + channel_block_;
+    return reinterpret_cast<States*>(p_.boundary_states)[block * kThreads + m_.thread()];
   }
 
-  // Before the first tile, and threads have to meet after it.
+  // Loads constants, before the first tile. A barrier must follow.
   HEED_DEVICE void LoadConstants() {
     ForOwn([&](int n, int state) { rates_.at[n] = RateOf(NumberAt<M>(p_.A, PlaceIn(p_.A, of_all(), state))); });
     if (p_.skip.data != nullptr && channel_ < columns_) skip_ = NumberAt<M>(p_.skip, PlaceIn(p_.skip, of_all(), 0));
@@ -84,14 +84,14 @@ class ChannelBlock {
     PutConstants(p_.C.constants, shared_ + kWeights);
   }
 
-  // Asks for what tiles have; of weights, where they are of tokens.
-  HEED_DEVICE void Fetch(int tile) {
-    FetchColumns(x_bits_, p_.x, s_.x, tile);
-    FetchColumns(delta_bits_, p_.delta, s_.delta, tile);
-    FetchWeights(B_bits_, p_.B, s_.B, tile);
-    FetchWeights(C_bits_, p_.C, s_.C, tile);
+  // Prefetches a tile into registers; B and C if they are per token.
+  HEED_DEVICE void Prefetch(int tile) {
+    PrefetchColumns(x_bits_, p_.x, s_.x, tile);
+    PrefetchColumns(delta_bits_, p_.delta, s_.delta, tile);
+    PrefetchWeights(B_bits_, p_.B, s_.B, tile);
+    PrefetchWeights(C_bits_, p_.C, s_.C, tile);
   }
-  // The tile that was asked for, once nothing of the one before is read; threads have to meet after it.
+  // Writes the prefetched tile to shared memory, after all threads have read the previous one. A barrier must follow.
   HEED_DEVICE void Put() const {
     x_bits_.ForEach(m_, p_.x, [&](int t, int c, float x) { x_(t, c) = x; });
     delta_bits_.ForEach(m_, p_.delta, [&](int t, int c, float delta) {
@@ -101,13 +101,13 @@ class ChannelBlock {
     PutWeights(B_bits_, p_.B, shared_);
     PutWeights(C_bits_, p_.C, shared_ + kWeights);
   }
-  using Columns = Fetched<kThreads, kChannels>;
-  HEED_DEVICE void FetchColumns(Columns& bits, const DeviceTokens& tensor, int64_t of_sequence, int tile) const {
-    bits.Fetch(m_, tensor, of_sequence + tile * (kTokens * tensor.token) + first_channel_ * tensor.column,
-               TokensAt(tile), columns_);
+  using Columns = PrefetchedTile<kThreads, kChannels>;
+  HEED_DEVICE void PrefetchColumns(Columns& bits, const DeviceTokens& tensor, int64_t of_sequence, int tile) const {
+    bits.Prefetch(m_, tensor, of_sequence + tile * (kTokens * tensor.token) + first_channel_ * tensor.column,
+                  TokensAt(tile), columns_);
   }
-  // Rows of a tile from shared memory.
-  HEED_DEVICE void StoreColumns(const ChannelPanel& from, const DeviceTokens& to, int64_t of_sequence, int tile) const {
+  // Stores a tile's rows from shared memory.
+  HEED_DEVICE void StoreColumns(const ChannelTile& from, const DeviceTokens& to, int64_t of_sequence, int tile) const {
     if (to.data == nullptr) return;
     const int tokens = TokensAt(tile);
     const int64_t first = of_sequence + tile * (kTokens * to.token) + first_channel_ * to.column;
@@ -117,7 +117,7 @@ class ChannelBlock {
     });
   }
 
-  // This thread's of B and C at a token.
+  // This thread's states of B and C at a token.
   HEED_DEVICE States B(int t) const { return B_.at[t * B_.of_token]; }
   HEED_DEVICE States C(int t) const { return C_.at[t * C_.of_token]; }
 
@@ -130,17 +130,17 @@ class ChannelBlock {
   M& m_;
   const ScanParams& p_;
   const DeviceSequence& s_;
-  const int strip_, group_, lane_, channel_;  // the channel of the block's
+  const int channel_block_, group_, lane_, channel_;  // channel_: the thread's channel in the block
   float* const shared_;
-  const ChannelPanel steps_, x_;
-  int first_channel_, columns_, own_;  // own: states that exist
+  const ChannelTile steps_, x_;
+  int first_channel_, columns_, own_;  // own_: the thread's existing states
   float skip_ = 0;
   States rates_ = {};
 
  private:
-  using StateColumns = Fetched<kThreads, kStates>;
+  using StateColumns = PrefetchedTile<kThreads, kStates>;
 
-  HEED_DEVICE float& bias(int c) const { return shared_[2 * kWeights + 2 * Shape::kPanel + c]; }
+  HEED_DEVICE float& bias(int c) const { return shared_[2 * kWeights + 2 * Shape::kPaddedTile + c]; }
 
   HEED_DEVICE void PutConstants(const DeviceNumbers& from, float* rows) const {
     if (from.data == nullptr) return;
@@ -148,21 +148,22 @@ class ChannelBlock {
     ForOwn([&](int n, int state) { states.at[n] = NumberAt<M>(from, PlaceIn(from, of_all(), state)); });
     reinterpret_cast<States*>(rows)[m_.thread()] = states;
   }
-  HEED_DEVICE void FetchWeights(StateColumns& bits, const DeviceWeights& weights, int64_t of_sequence, int tile) const {
+  HEED_DEVICE void PrefetchWeights(StateColumns& bits, const DeviceWeights& weights, int64_t of_sequence,
+                                   int tile) const {
     const DeviceTokens& tensor = weights.tokens;
     if (weights.constants.data != nullptr) return;
-    bits.Fetch(m_, tensor, of_sequence + tile * (kTokens * tensor.token) + group_ * tensor.group, TokensAt(tile),
-               p_.states);
+    bits.Prefetch(m_, tensor, of_sequence + tile * (kTokens * tensor.token) + group_ * tensor.group, TokensAt(tile),
+                  p_.states);
   }
   HEED_DEVICE void PutWeights(const StateColumns& bits, const DeviceWeights& weights, float* rows) const {
     if (weights.constants.data != nullptr) return;
     bits.ForEach(m_, weights.tokens, [&](int t, int n, float x) { rows[t * kStates + n] = x; });
   }
 
-  // This thread's in rows of B or C.
+  // This thread's part of rows of B or C.
   struct OwnWeights {
     const States* at;
-    int of_token;  // none between those of a channel
+    int of_token;  // stride between tokens; 0 for constants
   };
   HEED_DEVICE OwnWeights OwnOf(const DeviceWeights& weights, const float* rows) const {
     const bool constant = weights.constants.data != nullptr;

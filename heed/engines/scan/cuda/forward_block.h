@@ -1,11 +1,11 @@
-// The forward pass: a block takes its channels through all tokens of a sequence, tile by tile.
+// The forward pass of selective scans: a block sweeps its channels through all tokens of a sequence, tile by tile.
 //
-// Per state and token
+// Each state and token computes
 //
 //   h = 2^(s A log2 e) h + s x B,  y += C h
 //
-// in registers, where the exponential is a polynomial or a special function: 14 instructions, which are the bound with
-// 16 states per channel. While a tile is computed, what the next one has is on its way.
+// in registers. The exponential is a polynomial or a special function; the 14 instructions are the bound with 16 states
+// per channel. The next tile is prefetched during the computation of a tile.
 #ifndef HEED_ENGINES_SCAN_CUDA_FORWARD_BLOCK_H_
 #define HEED_ENGINES_SCAN_CUDA_FORWARD_BLOCK_H_
 
@@ -19,24 +19,24 @@ namespace heed::scan::cuda {
 template <class M, class Shape>
 class ForwardBlock : public ChannelBlock<M, Shape> {
   using Base = ChannelBlock<M, Shape>;
-  using typename Base::ChannelPanel;
+  using typename Base::ChannelTile;
 
  public:
   HEED_DEVICE ForwardBlock(M& m, const ScanParams& p)
-      : Base(m, p), gates_(Base::shared_ + Shape::kCommon), y_(Base::shared_ + Shape::kCommon + Shape::kPanel) {}
+      : Base(m, p), gates_(Base::shared_ + Shape::kCommon), y_(Base::shared_ + Shape::kCommon + Shape::kPaddedTile) {}
 
   HEED_DEVICE void Run() {
     this->LoadConstants();
     state_ = this->Load(p_.initial, s_.initial);
     const int tiles = Base::Tiles(s_.tokens);
-    if (tiles > 0) Fetch(0);
+    if (tiles > 0) Prefetch(0);
     m_.Sync();
     for (int tile = 0; tile < tiles; ++tile) {
       Put();
       m_.Sync();
-      if (tile + 1 < tiles) Fetch(tile + 1);
-      if (p_.borders != nullptr) this->Border(tile) = state_;
-      Walk(this->TokensAt(tile));
+      if (tile + 1 < tiles) Prefetch(tile + 1);
+      if (p_.boundary_states != nullptr) this->BoundaryState(tile) = state_;
+      Sweep(this->TokensAt(tile));
       m_.Sync();
       this->StoreColumns(y_, p_.o, s_.o, tile);
     }
@@ -47,9 +47,9 @@ class ForwardBlock : public ChannelBlock<M, Shape> {
   using Base::channel_, Base::kGroup, Base::lane_, Base::m_, Base::own_, Base::p_, Base::s_, Base::steps_, Base::x_;
 
   HEED_DEVICE bool is_gated() const { return p_.gate.data != nullptr; }
-  HEED_DEVICE void Fetch(int tile) {
-    Base::Fetch(tile);
-    if (is_gated()) this->FetchColumns(gate_bits_, p_.gate, s_.gate, tile);
+  HEED_DEVICE void Prefetch(int tile) {
+    Base::Prefetch(tile);
+    if (is_gated()) this->PrefetchColumns(gate_bits_, p_.gate, s_.gate, tile);
   }
   HEED_DEVICE void Put() const {
     Base::Put();
@@ -57,7 +57,7 @@ class ForwardBlock : public ChannelBlock<M, Shape> {
     gate_bits_.ForEach(m_, p_.gate, [&](int t, int c, float z) { gates_(t, c) = z * SigmoidsOf<M>(z).s; });
   }
 
-  HEED_DEVICE void Walk(int tokens) {
+  HEED_DEVICE void Sweep(int tokens) {
     for (int first = 0; first < tokens; first += kGroup) {
       float of_lane = 0;  // y of token first + lane
       HEED_DEVICE_UNROLL
@@ -82,7 +82,7 @@ class ForwardBlock : public ChannelBlock<M, Shape> {
     }
   }
 
-  const ChannelPanel gates_, y_;
+  const ChannelTile gates_, y_;
   States state_;
   typename Base::Columns gate_bits_;
 };

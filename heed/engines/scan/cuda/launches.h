@@ -1,4 +1,4 @@
-// What libheed_cuda does for this engine.
+// The launches that libheed_cuda has for this engine.
 #ifndef HEED_ENGINES_SCAN_CUDA_LAUNCHES_H_
 #define HEED_ENGINES_SCAN_CUDA_LAUNCHES_H_
 

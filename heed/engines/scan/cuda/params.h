@@ -1,4 +1,4 @@
-// What the kernels of GPUs are given: a problem in numbers that fit a launch.
+// Parameters of the scan kernels: a problem in structs that fit a launch.
 #ifndef HEED_ENGINES_SCAN_CUDA_PARAMS_H_
 #define HEED_ENGINES_SCAN_CUDA_PARAMS_H_
 
@@ -9,68 +9,68 @@
 
 namespace heed::scan::cuda {
 
-// Elements between tokens, between columns, which are channels or states, and between groups.
+// A tensor over tokens, with strides in elements between tokens, columns (channels or states) and groups.
 struct DeviceTokens {
-  const void* data = nullptr;  // or none
+  const void* data = nullptr;  // null: absent
   DType dtype = DType::kF32;
   int64_t token = 0, column = 0, group = 0;
 };
 
-// Over channels and states: constants, or a sequence's states, which are f32.
+// A tensor over channels and states: constants of any dtype, or a sequence's states in f32.
 struct DeviceNumbers {
-  const void* data = nullptr;  // or none
+  const void* data = nullptr;  // null: absent
   DType dtype = DType::kF32;
   int64_t channel = 0, state = 0;
 };
 
-// One per group and token, or constants of each channel.
+// B or C: per group and token, or constants per channel.
 struct DeviceWeights {
   DeviceTokens tokens;
-  DeviceNumbers constants;  // present: these instead
+  DeviceNumbers constants;  // if present, used instead
 };
 
-// A Sequence, and where what is its own begins, in elements.
+// A Sequence with the offsets of its data, in elements.
 struct DeviceSequence {
   int64_t x, delta, gate, o, B, C, initial, final;
   int64_t tokens;
-  int64_t first_tile;  // of all sequences' of the launch
+  int64_t first_tile;  // index among the tiles of all sequences of the launch
 };
 
-// Launches of more sequences are several: they travel with the other arguments.
+// A call with more sequences has several launches: they are launch parameters.
 inline constexpr int kMostSequences = 64;
 inline constexpr int kMostStates = 128;
-inline constexpr int kTokens = 16;        // of a tile
-inline constexpr int kChunkTokens = 128;  // of a sum in f32
+inline constexpr int kTokens = 16;        // tokens per tile
+inline constexpr int kChunkTokens = 128;  // tokens per sum in f32
 
-// The forward pass, or, where o is absent, states before each tile.
+// The forward pass; if o is absent, it computes the states before each tile.
 struct ScanParams {
   DeviceTokens x, delta, gate, o;
   DeviceWeights B, C;
   DeviceNumbers A, skip, bias, initial, final;
-  float* borders = nullptr;  // [tile][strip][thread][states of a thread], or none
+  float* boundary_states = nullptr;  // [tile][channel block][thread][states of a thread]; null: absent
   int32_t channels, states, groups;
-  int32_t strips;  // of each group's channels
+  int32_t channel_blocks;  // blocks of channels per group
   bool softplus;
   DeviceSequence sequences[kMostSequences] = {};
 };
 
-// A DeviceSequence's gradients.
+// Offsets of a DeviceSequence's gradients.
 struct GradientSequence {
   int64_t d_o, dx, ddelta, dgate, d_final, dinitial;
-  int64_t index;        // of all sequences
-  int64_t first_token;  // of all sequences' of the launch
+  int64_t index;        // index among all sequences
+  int64_t first_token;  // index among the tokens of all sequences of the launch
 };
 
-// The backward pass, of a problem without o and final states. What is not asked for is absent.
+// The backward pass; o and final states are absent, and so are gradients that are not wanted.
 struct GradientParams {
   ScanParams scan;
   DeviceTokens d_o, dx, ddelta, dgate;
   DeviceNumbers d_final, dinitial;
-  // Sums over the channels of a block, [strip of a group][token][group][state]; where they are constants, none.
-  float *B_parts = nullptr, *C_parts = nullptr;
-  int64_t tokens;  // of all sequences of the launch
-  // Of constants over a sequence's tokens, [sequence][row][channel]: states of A, then of B and C where they are
-  // constants, skip, bias.
+  // Sums over a block's channels, [channel block of a group][token][group][state]; null if B or C are constants.
+  float *B_partials = nullptr, *C_partials = nullptr;
+  int64_t tokens;  // over all sequences of the launch
+  // Sums of constants' gradients over a sequence's tokens, [sequence][row][channel]. Rows are the states of A, those of
+  // B and C if they are constants, skip, and bias.
   heed::cuda::Sum* sums = nullptr;
   GradientSequence sequences[kMostSequences] = {};
 

@@ -1,4 +1,4 @@
-// The kernels of selective scans, compiled for GPUs, and their launches.
+// The kernels of selective scans and their launches.
 #include "heed/cuda/block_kernel.h"
 #include "heed/engines/scan/cuda/launches.h"
 

@@ -1,4 +1,4 @@
-// What stands around the passes: zeros for tokens of no sequence, and gradients from sums of blocks and of sequences.
+// Kernels besides the passes: zeros for tokens of no sequence, and gradients summed over blocks and sequences.
 #ifndef HEED_ENGINES_SCAN_CUDA_SUM_BLOCKS_H_
 #define HEED_ENGINES_SCAN_CUDA_SUM_BLOCKS_H_
 
@@ -11,25 +11,24 @@
 namespace heed::scan::cuda {
 
 inline constexpr int kSumThreads = 128;
-inline constexpr int kSumTokens = 64;  // of a block
+inline constexpr int kSumTokens = 64;  // tokens per block
 
-// Tokens of a sequence: where a tensor's begin, in elements, how many there are, and which of all sequences' is the
-// first.
+// A sequence's tokens: the tensor's offset in elements, their number, and the index of the first among all sequences.
 struct TokenRun {
   int64_t first, tokens;
   int64_t first_token = 0;
 };
 
-// A tensor over tokens, from sums of the strips of channels, or zeros.
+// A tensor over tokens: the sum over channel blocks, or zeros.
 struct TokenSumParams {
-  const float* from = nullptr;  // [strip][token][group][column]; null: zeros
+  const float* from = nullptr;  // [channel block][token][group][column]; null: zeros
   DeviceTokens to;
-  int32_t strips, columns, groups;
-  int64_t tokens;  // of all sequences
+  int32_t channel_blocks, columns, groups;
+  int64_t tokens;  // over all sequences
   TokenRun runs[kMostSequences] = {};
 };
 
-// 64 tokens of a group.
+// Sums 64 tokens of a group.
 template <class M>
 class TokenSumBlock {
  public:
@@ -46,7 +45,8 @@ class TokenSumBlock {
       const int64_t at = (run.first_token + t) * row + group * p_.columns + column;
       float sum = 0;
       if (p_.from != nullptr) {
-        for (int strip = 0; strip < p_.strips; ++strip) sum += p_.from[strip * p_.tokens * row + at];
+        for (int channel_block = 0; channel_block < p_.channel_blocks; ++channel_block)
+          sum += p_.from[channel_block * p_.tokens * row + at];
       }
       heed::cuda::StoreFloat<M>(const_cast<void*>(p_.to.data), p_.to.dtype,
                                 run.first + t * p_.to.token + group * p_.to.group + column * p_.to.column, sum);
@@ -58,15 +58,15 @@ class TokenSumBlock {
   const TokenSumParams& p_;
 };
 
-// Gradients of constants, from sums over each sequence.
+// Gradients of constants: sums over sequences.
 struct ConstantSumParams {
-  const heed::cuda::Sum* from;  // [sequence][row][channel], of which these are the first row's
+  const heed::cuda::Sum* from;  // [sequence][row][channel], from the constant's first row on
   int64_t sequences;
-  int32_t rows, channels;  // rows: of each sequence
+  int32_t rows, channels;  // rows: per sequence
   DeviceNumbers to;
 };
 
-// A state of 128 channels.
+// Sums one state of 128 channels.
 template <class M>
 class ConstantSumBlock {
  public:

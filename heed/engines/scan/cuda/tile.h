@@ -1,4 +1,4 @@
-// A tile of tokens on its way from and to memory, and how a block's threads share channels and states.
+// Tiles of tokens between global memory, registers and shared memory, and how threads share channels and states.
 #ifndef HEED_ENGINES_SCAN_CUDA_TILE_H_
 #define HEED_ENGINES_SCAN_CUDA_TILE_H_
 
@@ -11,26 +11,26 @@
 
 namespace heed::scan::cuda {
 
-inline constexpr int kOwn = 4;  // states of a thread
+inline constexpr int kOwn = 4;  // states per thread
 
-// Each channel has kLanes threads, neighbours of one warp.
+// Each channel has kLanes threads, adjacent lanes of one warp.
 template <int kLanesOf, int kThreadsOf>
 struct Shape {
   static constexpr int kLanes = kLanesOf, kThreads = kThreadsOf;
   static constexpr int kStates = kLanes * kOwn, kChannels = kThreads / kLanes;
   static_assert(heed::cuda::kWarp % kLanes == 0);
 
-  // Numbers in shared memory: rows of B or C, of a token or of a channel; a panel; what both passes have.
+  // Floats in shared memory: rows of B or C, per token or per channel; a padded tile; what both passes have.
   static constexpr int kWeights = (kTokens > kChannels ? kTokens : kChannels) * kStates;
-  static constexpr int kPanel = kTokens * (kChannels + 1);
-  static constexpr int kCommon = 2 * kWeights + 2 * kPanel + kChannels;
-  static constexpr int kForwardBytes = (kCommon + 2 * kPanel) * static_cast<int>(sizeof(float));
+  static constexpr int kPaddedTile = kTokens * (kChannels + 1);
+  static constexpr int kCommon = 2 * kWeights + 2 * kPaddedTile + kChannels;
+  static constexpr int kForwardBytes = (kCommon + 2 * kPaddedTile) * static_cast<int>(sizeof(float));
   static constexpr int kBackwardBytes =
-      (kCommon + 3 * kPanel + kTokens * kThreads * kOwn) * static_cast<int>(sizeof(float));
-  static_assert(kCommon % 4 == 0 && kPanel % 4 == 0, "states stand behind them, 16 bytes each");
+      (kCommon + 3 * kPaddedTile + kTokens * kThreads * kOwn) * static_cast<int>(sizeof(float));
+  static_assert(kCommon % 4 == 0 && kPaddedTile % 4 == 0, "states follow, 16 bytes each");
 };
 
-// f(shape) for one that holds these states.
+// Calls f with the smallest shape that holds these states.
 template <class F>
 HEED_HOST_DEVICE auto WithShape(int64_t states, const F& f) {
   if (states <= 16) return f(Shape<4, 128>());
@@ -43,31 +43,30 @@ struct alignas(16) States {
   float at[kOwn];
 };
 
-// [kTokens][kColumns] numbers of a block in its shared memory; an odd number between tokens, so that neither rows nor
-// columns meet in a bank.
+// [kTokens][kColumns] floats in shared memory, with an odd row pitch: neither rows nor columns have bank conflicts.
 template <int kColumns>
-class Panel {
+class PaddedTile {
  public:
-  HEED_DEVICE explicit Panel(float* at) : at_(at) {}
+  HEED_DEVICE explicit PaddedTile(float* at) : at_(at) {}
   HEED_DEVICE float& operator()(int token, int column) const { return at_[token * (kColumns + 1) + column]; }
 
  private:
   float* const at_;
 };
 
-// Whether neighbours of a tile are tokens, as they are in memory.
+// True if adjacent elements in memory are tokens.
 HEED_DEVICE bool IsTokensFirst(const DeviceTokens& tensor) {
   const int64_t token = tensor.token < 0 ? -tensor.token : tensor.token;
   const int64_t column = tensor.column < 0 ? -tensor.column : tensor.column;
   return token != 0 && token < column;
 }
 
-// A thread's share of the places of a tile, the same for each tile of a tensor.
+// A thread's share of the elements of a tile, the same for every tile of a tensor.
 template <int kThreads, int kColumns>
 struct Places {
   static constexpr int kEach = (kTokens * kColumns + kThreads - 1) / kThreads;
 
-  // f(which of its own, token, column).
+  // Calls f(index, token, column).
   template <class M, class F>
   HEED_DEVICE static void ForEach(M& m, const DeviceTokens& tensor, const F& f) {
     const bool tokens_first = IsTokensFirst(tensor);
@@ -80,13 +79,13 @@ struct Places {
   }
 };
 
-// What a thread has asked memory for, and has not looked at yet.
+// A thread's share of a prefetched tile, in registers.
 template <int kThreads, int kColumns>
-class Fetched {
+class PrefetchedTile {
  public:
-  // From the tile whose first element stands at `first`; zeros for what it does not have.
+  // Prefetches the tile whose first element is at `first`; elements outside of it are 0.
   template <class M>
-  HEED_DEVICE void Fetch(M& m, const DeviceTokens& tensor, int64_t first, int tokens, int columns) {
+  HEED_DEVICE void Prefetch(M& m, const DeviceTokens& tensor, int64_t first, int tokens, int columns) {
     Places<kThreads, kColumns>::ForEach(m, tensor, [&](int i, int t, int c) {
       bits_[i] = 0;
       if (t >= tokens || c >= columns) return;
@@ -95,7 +94,7 @@ class Fetched {
                                              : static_cast<const uint16_t*>(tensor.data)[at];
     });
   }
-  // f(token, column, element) for all places.
+  // Calls f(token, column, element) for all elements.
   template <class M, class F>
   HEED_DEVICE void ForEach(M& m, const DeviceTokens& tensor, const F& f) const {
     Places<kThreads, kColumns>::ForEach(m, tensor, [&](int i, int t, int c) {

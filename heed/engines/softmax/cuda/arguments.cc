@@ -1,4 +1,4 @@
-// What launches of attention are given.
+// Arguments of attention launches.
 #include "heed/engines/softmax/cuda/arguments.h"
 
 #include <limits>
@@ -11,7 +11,7 @@ Arguments::Arguments(const heed::cuda::Call& call, const Problem& p, std::span<c
       sinks_(NumbersOf(p.sinks, p.device_sinks)),
       aligned_(IsAligned(p.q, p.dtype) && IsAligned(p.k, p.dtype) && IsAligned(p.v, p.dtype)) {
   if (p.page_tokens > 0) ListPages();
-  if (p.has_pattern || !p.segments_q.empty()) ListKeptKeys();
+  if (p.has_pattern || !p.segments_q.empty()) UploadTileLists();
 }
 
 DeviceNumbers Arguments::NumbersOf(const std::vector<double>& here, const HeadNumbers& there) {
@@ -32,12 +32,12 @@ void Arguments::ListPages() {
   pages_ = uploads_.Put(pages);
 }
 
-void Arguments::ListKeptKeys() {
-  KeptLists lists = ListKept(p_, all_);
-  kept_begins_ = uploads_.Put(lists.begins);
-  kept_tiles_ = uploads_.Put(lists.tiles);
-  kept_words_ = uploads_.Put(lists.words);
-  kept_ = std::move(lists.places);
+void Arguments::UploadTileLists() {
+  TileLists lists = ListTiles(p_, all_);
+  list_begins_ = uploads_.Put(lists.begins);
+  list_tiles_ = uploads_.Put(lists.tiles);
+  mask_words_ = uploads_.Put(lists.words);
+  list_places_ = std::move(lists.places);
 }
 
 DeviceSequence Arguments::OnDevice(const Sequence& s) const {
@@ -45,7 +45,7 @@ DeviceSequence Arguments::OnDevice(const Sequence& s) const {
     return s.batch * rows.batch_stride + first * rows.token_stride;
   };
   const auto index = static_cast<size_t>(&s - all_.data());
-  const KeptLists::Place kept = kept_.empty() ? KeptLists::Place() : kept_[index];
+  const TileLists::Place list = list_places_.empty() ? TileLists::Place() : list_places_[index];
   return {.q = offset(p_.q, s.first_q),
           .k = offset(p_.k, s.first_k),
           .v = offset(p_.v, s.first_k),
@@ -62,38 +62,39 @@ DeviceSequence Arguments::OnDevice(const Sequence& s) const {
           .query_end = s.query_end,
           .prefix_end = s.prefix_end,
           .sink_end = s.sink_end,
-          .parts = 0,
+          .splits = 0,
           .pages = first_pages_.empty() ? 0 : first_pages_[index],
-          .kept = kept.first,
-          .kept_head_stride = kept.head_stride,
+          .tile_list = list.first,
+          .list_head_stride = list.head_stride,
           .num_queries = static_cast<int32_t>(s.num_queries),
           .k_batch = BatchOf(p_.k, s),
           .v_batch = BatchOf(p_.v, s),
           .first_key = s.first_k};
 }
 
-// Bulk copies count tokens in 32 bits; heads that share rows, and rows that go backwards, they do not take.
-void Arguments::MapKeys(const heed::cuda::Call& call, ForwardParams& params) const {
+// TMA counts tokens in 32 bits and takes neither heads that share rows nor negative strides.
+void Arguments::EncodeTensorMaps(const heed::cuda::Call& call, ForwardParams& params) const {
   if (p_.page_tokens > 0 || !params.aligned) return;
   int64_t tokens = 1;
   for (const Sequence& s : all_) tokens = std::max(tokens, s.first_k + s.num_keys);
-  const auto map = [&](const Rows& rows, int64_t channels, heed::cuda::RowMap& to) {
+  const auto map = [&](const Rows& rows, int64_t channels, heed::cuda::TensorMap& to) {
     int64_t batches = 1;
     for (const Sequence& s : all_) batches = std::max<int64_t>(batches, BatchOf(rows, s) + 1);
     const auto stride = [&](int64_t size, int64_t of) { return size == 1 ? rows.token_stride : of; };
-    const heed::cuda::MappedRows mapped = {.data = rows.data,
-                                           .channels = channels,
-                                           .tokens = tokens,
-                                           .heads = p_.key_heads,
-                                           .batches = batches,
-                                           .token_stride = tokens == 1 ? (channels + 7) / 8 * 8 : rows.token_stride,
-                                           .head_stride = stride(p_.key_heads, rows.head_stride),
-                                           .batch_stride = stride(batches, rows.batch_stride)};
-    if (mapped.token_stride <= 0 || mapped.head_stride <= 0 || mapped.batch_stride <= 0) return false;
-    return call.MapRows(mapped, &to);
+    const heed::cuda::TensorMapSource source = {
+        .data = rows.data,
+        .channels = channels,
+        .tokens = tokens,
+        .heads = p_.key_heads,
+        .batches = batches,
+        .token_stride = tokens == 1 ? (channels + 7) / 8 * 8 : rows.token_stride,
+        .head_stride = stride(p_.key_heads, rows.head_stride),
+        .batch_stride = stride(batches, rows.batch_stride)};
+    if (source.token_stride <= 0 || source.head_stride <= 0 || source.batch_stride <= 0) return false;
+    return call.EncodeTensorMap(source, &to);
   };
-  params.mapped = tokens <= std::numeric_limits<int32_t>::max() && map(p_.k, p_.depth, params.k_map) &&
-                  map(p_.v, p_.value_depth, params.v_map);
+  params.uses_tma = tokens <= std::numeric_limits<int32_t>::max() && map(p_.k, p_.depth, params.k_tensor_map) &&
+                    map(p_.v, p_.value_depth, params.v_tensor_map);
 }
 
 ForwardParams Arguments::Of(std::span<const Sequence> launched) const {
@@ -119,9 +120,9 @@ ForwardParams Arguments::Of(std::span<const Sequence> launched) const {
       .pages = pages_,
       .k_in_page = p_.k.page_offset,
       .v_in_page = p_.v.page_offset,
-      .kept_begins = kept_begins_,
-      .kept_tiles = kept_tiles_,
-      .kept_words = kept_words_,
+      .list_begins = list_begins_,
+      .list_tiles = list_tiles_,
+      .mask_words = mask_words_,
       .causal = p_.causal,
       .aligned = aligned_,
       .group = static_cast<int32_t>(p_.key_heads == 0 ? 0 : p_.group()),

@@ -1,5 +1,4 @@
-// What launches of attention are given: a problem's numbers, and memory of the device for those that a launch does not
-// take.
+// Arguments of attention launches: a problem as launch parameters, and device memory for what does not fit a launch.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_ARGUMENTS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_ARGUMENTS_H_
 
@@ -12,33 +11,33 @@
 #include "heed/cuda/calls.h"
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/softmax/cuda/forward_params.h"
-#include "heed/engines/softmax/cuda/kept_lists.h"
+#include "heed/engines/softmax/cuda/tile_lists.h"
 #include "heed/engines/softmax/problem.h"
 
 namespace heed::softmax::cuda {
 
 inline constexpr char kName[] = "softmax_cuda";
 
-// The entry of a batch that a sequence has its rows in: packed sequences, and those that share rows, in the first.
+// The batch entry that holds a sequence's rows. Packed sequences, and sequences that share rows, use the first.
 inline int32_t BatchOf(const Rows& rows, const Sequence& s) {
   return rows.batch_stride == 0 ? 0 : static_cast<int32_t>(s.batch);
 }
 
 class Arguments {
  public:
-  // Of a call for these sequences, which throws if the device has not the memory.
+  // Uploads what a call for these sequences needs. Throws Unsupported if the device has too little memory.
   Arguments(const heed::cuda::Call& call, const Problem& p, std::span<const Sequence> sequences);
 
-  // Of a launch for some of them, at most kMostSequences.
+  // Returns the parameters of a launch for some of the sequences, at most kMostSequences.
   ForwardParams Of(std::span<const Sequence> launched) const;
   DeviceSequence OnDevice(const Sequence& sequence) const;
-  // For kernels that have bulk copies, if these take the keys and values.
-  void MapKeys(const heed::cuda::Call& call, ForwardParams& params) const;
+  // Encodes tensor maps of keys and values, if TMA can load them.
+  void EncodeTensorMaps(const heed::cuda::Call& call, ForwardParams& params) const;
 
  private:
   DeviceNumbers NumbersOf(const std::vector<double>& here, const HeadNumbers& there);
   void ListPages();
-  void ListKeptKeys();
+  void UploadTileLists();
 
   const Problem& p_;
   const std::span<const Sequence> all_;
@@ -46,16 +45,16 @@ class Arguments {
   const DeviceNumbers slopes_, sinks_;
   const std::byte* const* pages_ = nullptr;
   std::vector<int64_t> first_pages_;  // by sequence
-  const int32_t* kept_begins_ = nullptr;
-  const KeptTile* kept_tiles_ = nullptr;
-  const uint64_t* kept_words_ = nullptr;
-  std::vector<KeptLists::Place> kept_;  // by sequence
+  const int32_t* list_begins_ = nullptr;
+  const ListedTile* list_tiles_ = nullptr;
+  const uint64_t* mask_words_ = nullptr;
+  std::vector<TileLists::Place> list_places_;  // by sequence
   bool aligned_;
 };
 
 inline Strides StridesOf(const Rows& rows) { return {rows.token_stride, rows.head_stride}; }
 
-// Whether each row begins at a multiple of 16 bytes.
+// True if each row begins at a multiple of 16 bytes.
 inline bool IsAligned(const Rows& rows, DType dtype) {
   const auto address = reinterpret_cast<uintptr_t>(rows.data);
   const auto strides = static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride);
@@ -64,7 +63,7 @@ inline bool IsAligned(const Rows& rows, DType dtype) {
 
 inline int64_t Blocks(int64_t rows, int64_t lanes) { return (rows + lanes - 1) / lanes; }
 
-// f(sequences, the most queries, the most keys that one of them has) for as many as a launch takes.
+// Calls f(sequences, longest queries, longest keys) for each launch's sequences.
 template <class F>
 void ForLaunches(std::span<const Sequence> all, const F& f) {
   for (size_t first = 0; first < all.size(); first += kMostSequences) {

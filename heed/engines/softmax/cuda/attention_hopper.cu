@@ -1,4 +1,4 @@
-// The kernels whose groups of warps have products of their own, compiled for Hopper, and their launches.
+// The WGMMA kernels of attention, compiled for Hopper, and their launches.
 #include "heed/cuda/hopper_machine.h"
 #include "heed/engines/softmax/cuda/forward_kernel.h"
 
@@ -10,7 +10,7 @@ using heed::cuda::Launch;
 
 template <template <class, class, bool> class Block>
 const char* LaunchGradients(const Launch& launch, const BackwardParams& params) {
-  return WithGroupKernel<BackwardGroupShape>(params.forward, [&](auto shape, auto general) {
+  return WithWgmmaKernel<BackwardWgmmaShape>(params.forward, [&](auto shape, auto general) {
     using Shape = decltype(shape);
     using Of = Block<HopperMachine, Shape, general.value>;
     return heed::cuda::LaunchBlock<Of, Shape::kThreads, Shape::kBlocks, HopperMachine>(launch, Shape::kSharedBytes,
@@ -19,14 +19,14 @@ const char* LaunchGradients(const Launch& launch, const BackwardParams& params) 
 }
 
 const char* Forward(const Launch& launch, const ForwardParams& params) {
-  return WithGroupKernel<GroupShape>(params, [&](auto shape, auto general) {
+  return WithWgmmaKernel<WgmmaShape>(params, [&](auto shape, auto general) {
     return LaunchForward<decltype(shape), general.value, HopperMachine>(launch, params);
   });
 }
 
 }  // namespace
 
-extern constexpr BlockLaunches kGroupLaunches = {.forward = &Forward,
+extern constexpr BlockLaunches kWgmmaLaunches = {.forward = &Forward,
                                                  .key_gradients = &LaunchGradients<KeyGradientsBlock>,
                                                  .query_gradients = &LaunchGradients<QueryGradientsBlock>};
 

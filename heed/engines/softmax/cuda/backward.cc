@@ -32,7 +32,7 @@ void RefuseGradients(const Problem& p, const Gradients& g) {
     refuse(reason + ", for gradients");
 }
 
-// A pass: its memory is taken before anything is written.
+// A backward pass. Its device memory is allocated before anything is written.
 class BackwardPass {
  public:
   BackwardPass(const heed::cuda::Call& call, BlockLaunches Launches::* blocks, const Problem& p, const Gradients& g)
@@ -61,8 +61,8 @@ class BackwardPass {
       }
     });
     if (bias_sequences_ != nullptr) AddUpBias();
-    AddUp(sink_terms_, sink_borders_, g_.device_dsinks, 1);
-    AddUp(slope_terms_, slope_borders_, g_.device_dalibi, num_slopes());
+    AddUp(sink_terms_, sink_offsets_, g_.device_dsinks, 1);
+    AddUp(slope_terms_, slope_offsets_, g_.device_dalibi, num_slopes());
   }
 
  private:
@@ -80,7 +80,7 @@ class BackwardPass {
     for (const Sequence& s : p.sequences) rows += s.num_queries;
     return rows;
   }
-  // Of a head: one, or one of each sequence.
+  // Slopes of a head: one, or one per batch entry.
   int64_t num_slopes() const { return g_.device_dalibi.batch_stride == 0 ? 1 : NumBatches(); }
   int64_t NumBatches() const {
     int64_t count = 0;
@@ -88,20 +88,20 @@ class BackwardPass {
     return count;
   }
 
-  // What kernels read beside arguments of launches.
+  // Uploads what kernels read besides launch parameters.
   void Prepare() {
-    std::vector<int64_t> borders = {0};
+    std::vector<int64_t> offsets = {0};
     std::vector<GradientSequence> all;
     for (const Sequence& s : p_.sequences) {
-      const DeviceGradients gradients = GradientsOf(s, borders.back());
+      const DeviceGradients gradients = GradientsOf(s, offsets.back());
       first_rows_.push_back(gradients.first_row);
       all.push_back({arguments_.OnDevice(s), gradients, s.batch});
-      borders.push_back(borders.back() + s.num_queries);
+      offsets.push_back(offsets.back() + s.num_queries);
     }
     if (g_.dbias.data != nullptr) bias_sequences_ = uploads_.Put(all);
-    if (sink_terms_.has_value()) sink_borders_ = uploads_.Put(std::vector<int64_t>{0, num_rows_});
+    if (sink_terms_.has_value()) sink_offsets_ = uploads_.Put(std::vector<int64_t>{0, num_rows_});
     if (slope_terms_.has_value()) {
-      slope_borders_ = uploads_.Put(num_slopes() == 1 ? std::vector<int64_t>{0, num_rows_} : borders);
+      slope_offsets_ = uploads_.Put(num_slopes() == 1 ? std::vector<int64_t>{0, num_rows_} : offsets);
     }
   }
 
@@ -157,13 +157,13 @@ class BackwardPass {
     Run(kernels_.bias_gradients, TilesOf(queries) * TilesOf(keys), heads, batches, params);
   }
 
-  // Terms of rows, `count` sums of a head.
-  void AddUp(const std::optional<heed::cuda::DeviceMemory>& terms, const int64_t* borders, const HeadNumbers& sums,
+  // Adds up terms of rows into `count` sums per head.
+  void AddUp(const std::optional<heed::cuda::DeviceMemory>& terms, const int64_t* offsets, const HeadNumbers& sums,
              int64_t count) const {
     if (!terms.has_value()) return;
     const HeadSumsParams params = {.terms = static_cast<const float*>(terms->data()),
                                    .num_rows = num_rows_,
-                                   .borders = borders,
+                                   .offsets = offsets,
                                    .sums = const_cast<void*>(sums.data),
                                    .dtype = sums.dtype,
                                    .stride = sums.batch_stride,
@@ -178,12 +178,12 @@ class BackwardPass {
   const Gradients& g_;
   const Arguments arguments_;
   heed::cuda::Uploads uploads_;
-  const int64_t num_rows_;  // of a head
+  const int64_t num_rows_;  // rows of a head over all sequences
   const heed::cuda::DeviceMemory terms_;
   std::optional<heed::cuda::DeviceMemory> sink_terms_, slope_terms_;
   std::vector<int64_t> first_rows_;  // by sequence
   const GradientSequence* bias_sequences_ = nullptr;
-  const int64_t *sink_borders_ = nullptr, *slope_borders_ = nullptr;
+  const int64_t *sink_offsets_ = nullptr, *slope_offsets_ = nullptr;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The backward kernels, compiled for GPUs, and their launches.
+// The backward kernels of attention and their launches.
 #include "heed/cuda/block_kernel.h"
 #include "heed/engines/softmax/cuda/forward_shapes.h"
 

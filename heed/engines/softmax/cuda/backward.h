@@ -1,4 +1,4 @@
-// The backward pass of attention on a GPU, on the side of the host.
+// The backward pass of attention on a GPU: host code.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_H_
 
@@ -9,8 +9,8 @@
 
 namespace heed::softmax::cuda {
 
-// By the blocks of the kernel of this name. Throws Unsupported, before anything is written, of gradients that there are
-// no kernels of.
+// Runs the blocks of the kernel `name`. Throws Unsupported, before anything is written, if a gradient is not
+// implemented.
 void Backward(const char* name, BlockLaunches Launches::* blocks, Context& ctx, const Problem& p, const Gradients& g);
 
 }  // namespace heed::softmax::cuda

@@ -1,21 +1,22 @@
-// Attention backward on a GPU, in kernels of terms of each row (term_blocks.h), of gradients of keys and values, of
+// Attention backward on a GPU. Kernels compute terms of each row (term_blocks.h), gradients of keys and values, of
 // queries, and of a bias (bias_gradients.h).
 //
 //   P_ij = exp(s_ij - lse_i),  dP_ij = <d_o_i, v_j>,  dS_ij = P_ij (factor_i Z_ij dP_ij - delta_i)
 //   dv_j = sum_i factor_i Z_ij P_ij d_o_i,  dk_j = scale sum_i dS_ij q_i,  dq_i = scale sum_j dS_ij k_j
 //
-// with Z for dropout, factor_i = w_i / (1 - dropout), delta_i = w_i <d_o_i, o_i> - d_lse_i and w_i what a learned sink
-// leaves. A row adds -sum_j dS_ij |p_i - j|, without what a soft cap does to dS, to the gradient of its slope.
+// Z is the dropout mask, w_i the probability that a learned sink leaves, factor_i = w_i / (1 - dropout) and delta_i =
+// w_i <d_o_i, o_i> - d_lse_i. A row adds -sum_j dS_ij |p_i - j|, with dS before the soft cap's derivative, to the
+// gradient of its slope.
 //
-// A block owns 64 keys, or 64 rows, and four warps 16 of these each; beyond 128 channels eight do, of which two share
-// 16 and have half of the channels of sums each, as registers are no more. The former walks over all rows of all query
-// heads that see its keys, the latter over the keys that its rows see; P and dS come out as the operands of the next
-// products, of keys by rows in the one and of rows by keys in the other, so that nothing goes through memory and each
-// gradient is one sum in one order. That P and dS are computed twice costs two of seven products. Pairs that are masked
-// weigh -0, as in the forward pass.
+// A block owns 64 keys (dk, dv) or 64 rows (dq), of which each of four warps owns 16. Beyond 128 channels it has eight
+// warps: two share 16 rows and own half of the output channels each, because registers do not hold all of them. A key
+// block sweeps the rows of all query heads that see its keys; a row block sweeps the keys that its rows see. P and dS
+// leave the first products as operands of the next ones, keys by rows in key blocks and rows by keys in row blocks, so
+// that they stay in registers and each gradient is summed in one order. Computing P and dS twice costs two of seven
+// products. As in the forward pass, P of a masked pair is -0.
 //
-// On Hopper the four warps are a group, whose products go on by themselves: two blocks of a multiprocessor take turns
-// at them, and what a block reads next is copied while the last products of a tile are under way.
+// On Hopper the four warps are a warpgroup. Two blocks per SM overlap the WGMMA of one with the softmax of the other,
+// and the next tile is loaded during the last products of a tile.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_BLOCKS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_BLOCKS_H_
 
@@ -27,61 +28,62 @@
 #include "heed/cuda/machine.h"
 #include "heed/engines/softmax/cuda/backward_params.h"
 #include "heed/engines/softmax/cuda/forward_block.h"
-#include "heed/engines/softmax/cuda/kept_tiles.h"
+#include "heed/engines/softmax/cuda/block_mask.h"
 #include "heed/engines/softmax/cuda/pair_logits.h"
 #include "heed/engines/softmax/cuda/row_products.h"
 #include "heed/engines/softmax/cuda/weighted_sums.h"
 
 namespace heed::softmax::cuda {
 
-inline constexpr int kBackwardTile = 64;  // keys, and rows
+inline constexpr int kBackwardTile = 64;  // keys or rows
 
-// What a pass has of a row.
+// Terms and masks of a row.
 struct RowState {
   RowTerms terms = {};
   KeyRuns runs;
-  uint64_t kept = 0;  // of the tile's keys
+  uint64_t mask_word = 0;  // the block mask of the tile's keys
 };
 
-template <DType kOf, int kDepth, int kValueDepth, bool kGroups = false>
+template <DType kOf, int kDepth, int kValueDepth, bool kWgmma = false>
 struct BackwardShape {
   static constexpr DType kDType = kOf;
-  static constexpr bool kHasGroups = kGroups;
+  static constexpr bool kUsesWgmma = kWgmma;
   using Element = heed::cuda::Element<kDType>;
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
-  static constexpr int kSharers = kDepth > 128 ? 2 : 1;  // warps with the same rows
-  static constexpr int kThreads = 4 * kSharers * heed::cuda::kWarp;
-  static constexpr int kBlocks = kGroups ? 2 : 1;  // of a multiprocessor that registers are to suffice for
-  static constexpr int kStages = kGroups ? 2 : 1;  // of tiles that a block walks over
+  static constexpr int kNWarps = kDepth > 128 ? 2 : 1;  // warps that share rows
+  static constexpr int kThreads = 4 * kNWarps * heed::cuda::kWarp;
+  static constexpr int kBlocks = kWgmma ? 2 : 1;  // blocks per SM, which limits registers
+  static constexpr int kStages = kWgmma ? 2 : 1;  // stages of the tiles in the sweep
   using Rows = SharedTile<kBackwardTile, kDepth, Element>;
   using ValueRows = SharedTile<kBackwardTile, kValueDepth, Element>;
-  // In shared memory: what the block owns, and the tiles that it walks over.
+  // Shared memory holds the block's own tiles and the stages of the sweep.
   static constexpr int kTileBytes = Rows::kBytes + ValueRows::kBytes;
   static constexpr int kMarksAt = (1 + kStages) * kTileBytes, kSharedBytes = kMarksAt + kBackwardTile;
 };
 
-// What all passes have: the tiles of keys, values, queries and d_o of a sequence, and what becomes of products.
+// Code that all gradient blocks share: tiles of keys, values, queries and d_o, softmax gradients, and sums.
 template <class M, class Shape, bool kGeneral>
 class BackwardBlock {
  protected:
   using Element = typename Shape::Element;
   static constexpr DType kDType = Shape::kDType;
-  static constexpr int kDepth = Shape::kChannels, kValueDepth = Shape::kValueChannels, kSharers = Shape::kSharers;
+  static constexpr int kDepth = Shape::kChannels, kValueDepth = Shape::kValueChannels, kNWarps = Shape::kNWarps;
   static constexpr int kTiles = kBackwardTile / 8;
   using Products = float[1][kTiles][4];
-  // Of the warp's channels.
-  using Of = WarpSums<1, kTiles, kDepth / 8 / kSharers>;
-  using OfValues = WarpSums<1, kTiles, kValueDepth / 8 / kSharers>;
-  static constexpr bool kHasPowers = kDType == DType::kF16;  // of rows of sums, for the range of gradients
+  // Sums over the warp's channels.
+  using Of = WarpSums<1, kTiles, kDepth / 8 / kNWarps>;
+  using OfValues = WarpSums<1, kTiles, kValueDepth / 8 / kNWarps>;
+  // Scales rows by powers of two, as gradients may exceed the range of f16.
+  static constexpr bool kHasPowers = kDType == DType::kF16;
 
   HEED_DEVICE BackwardBlock(M& m, const BackwardParams& p)
       : BackwardBlock(m, p, p.forward.sequences[m.block(2)], p.gradients[m.block(2)]) {}
   HEED_DEVICE BackwardBlock(M& m, const BackwardParams& p, const DeviceSequence& s, const DeviceGradients& g)
       : m_(m), p_(p), f_(p.forward), s_(s), g_(g), lane_(m.thread() % heed::cuda::kWarp),
-        warp_(m.thread() / heed::cuda::kWarp / kSharers), sharer_(m.thread() / heed::cuda::kWarp % kSharers),
-        of_pairs_(f_, s_), kept_(f_, s_) {}
+        warp_(m.thread() / heed::cuda::kWarp / kNWarps), n_warp_(m.thread() / heed::cuda::kWarp % kNWarps),
+        of_pairs_(f_, s_), block_mask_(f_, s_) {}
 
-  // Keys and values, or queries and d_o: the block's own, and those of a stage.
+  // A pair of tiles, keys and values or queries and d_o: the block's own, or those of a stage.
   struct Tiles {
     typename Shape::Rows rows;
     typename Shape::ValueRows values;
@@ -114,27 +116,27 @@ class BackwardBlock {
   HEED_DEVICE void Copy(const Tile& to, int channels, int count, const Element* first, const Strides& strides) const {
     to.template CopyRows<Shape::kThreads>(m_, f_.aligned, channels, count, first, strides.token);
   }
-  // All that was copied is there, for all threads.
+  // Waits until all copies have landed for all threads.
   HEED_DEVICE void Wait() const {
     m_.CommitCopies();
     m_.template WaitCopies<0>();
-    Meet();
+    FenceAndSync();
   }
-  HEED_DEVICE void Meet() const {
-    if constexpr (Shape::kHasGroups) m_.PublishShared();
+  HEED_DEVICE void FenceAndSync() const {
+    if constexpr (Shape::kUsesWgmma) m_.FenceProxyAsync();
     m_.Sync();
   }
 
-  // The products of this warp's 16 rows of the block's own with all rows of a stage: q k^T and d_o v^T, or both
-  // transposed.
+  // Multiplies this warp's 16 rows of the block's own tiles with all rows of a stage: q k^T and d_o v^T, or their
+  // transposes.
   HEED_DEVICE void Multiply(int stage, Products& of_rows, Products& of_values) const {
     const Tiles own = OwnTiles(), other = TilesOf(stage);
-    if constexpr (Shape::kHasGroups) {
-      m_.BeginProducts(of_rows, of_values);
-      MultiplyGroup<kDepth>(own.rows, other.rows, of_rows);
-      MultiplyGroup<kValueDepth>(own.values, other.values, of_values);
-      m_.CommitProducts();
-      m_.template WaitProducts<0>(of_rows, of_values);
+    if constexpr (Shape::kUsesWgmma) {
+      m_.WgmmaFence(of_rows, of_values);
+      Wgmma<kDepth>(own.rows, other.rows, of_rows);
+      Wgmma<kValueDepth>(own.values, other.values, of_values);
+      m_.WgmmaCommit();
+      m_.template WgmmaWait<0>(of_rows, of_values);
     } else {
       using Rows = RowProducts<kDType, 1, kTiles>;
       Rows::template Multiply<kDepth>(m_, own.rows, 16 * warp_, other.rows, 0, of_rows);
@@ -142,19 +144,19 @@ class BackwardBlock {
     }
   }
 
-  // Whether some of 64 rows keeps some of a tile's keys, of any head and rows; kept_ is of both from now on.
+  // True if the block mask keeps a pair of 64 rows and a tile of keys. Sets block_mask_ to these rows and keys.
   HEED_DEVICE bool Keeps(int head, int first, const Interval& keys) {
     if constexpr (kGeneral) {
-      kept_.Choose(head, first, first);
-      kept_.SkipTo(keys.begin);
-      if (kept_.From(keys.begin) != keys.begin) return false;
-      kept_.Begin(keys.begin);
+      block_mask_.Choose(head, first, first);
+      block_mask_.SkipTo(keys.begin);
+      if (block_mask_.From(keys.begin) != keys.begin) return false;
+      block_mask_.Begin(keys.begin);
     }
     return true;
   }
-  // Whether each of 64 rows sees all of these keys.
+  // True if each of 64 rows sees all of these keys.
   HEED_DEVICE bool IsFull(const BlockKeys& seen, const Interval& keys, int count) const {
-    return !(kGeneral && (of_pairs_.ByPair() || !kept_.KeepsAll())) && count == kBackwardTile &&
+    return !(kGeneral && (of_pairs_.ByPair() || !block_mask_.KeepsAll())) && count == kBackwardTile &&
            seen.common.Contains(keys);
   }
   HEED_DEVICE RowState StateOf(const Row& at, bool exists, bool full) const {
@@ -162,13 +164,14 @@ class BackwardBlock {
     if (!exists) return row;
     row.terms = p_.terms[p_.TermAt(g_, at.query, at.head)];
     if (!full) row.runs = KeyRunsOf(f_, s_, at.query);
-    if constexpr (kGeneral) row.kept = kept_.WordOf(at.query);
+    if constexpr (kGeneral) row.mask_word = block_mask_.WordOf(at.query);
     return row;
   }
 
-  // Of one pair: its product becomes the weight of d_o in dv, its dP becomes dS. Returns dS without what a soft cap
-  // does to it.
-  HEED_DEVICE float Weigh(const Row& at, const RowState& row, int64_t key, bool full, float& product, float& dp) const {
+  // Replaces one pair's logit by the factor of d_o in dv, and its dP by dS. Returns dS before the soft cap's
+  // derivative.
+  HEED_DEVICE float SoftmaxGradient(const Row& at, const RowState& row, int64_t key, bool full, float& product,
+                                    float& dp) const {
     float x = product, capped = 0;
     if constexpr (kGeneral) {
       x = of_pairs_.OfProduct(x, at, key, row.terms.slope, &capped);
@@ -177,7 +180,7 @@ class BackwardBlock {
     }
     if (!full && !Sees(row.runs, key)) x = -INFINITY;
     if constexpr (kGeneral) {
-      if (!full && (row.kept >> (key - kept_.tile()) & 1) == 0) x = -INFINITY;
+      if (!full && (row.mask_word >> (key - block_mask_.tile()) & 1) == 0) x = -INFINITY;
       if (!full && x != -INFINITY) x = of_pairs_.WithPair(x, at, key);
     }
     if (!full && x == -INFINITY) {
@@ -195,13 +198,14 @@ class BackwardBlock {
     if constexpr (kGeneral) {
       if (f_.softcap > 0) dp *= 1 - capped * capped;
     }
-    dp += 0.0f;  // -0 would pass for a masked pair's
+    dp += 0.0f;  // -0 marks masked pairs
     return ds;
   }
-  // Of the warp's 16 rows and all keys of a tile, whose products these are. f(half, j, i, row, key, dS) of each pair.
+  // Applies SoftmaxGradient() to the warp's 16 rows and all keys of a tile, and calls f(half, j, i, row, key, dS) for
+  // each pair.
   template <class F>
-  HEED_DEVICE void WeighRows(int first, int count, int head, int64_t first_key, bool full, Products& p, Products& ds,
-                             const F& f) const {
+  HEED_DEVICE void SoftmaxGradientRows(int first, int count, int head, int64_t first_key, bool full, Products& p,
+                                       Products& ds, const F& f) const {
     HEED_DEVICE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = 16 * warp_ + lane_ / 4 + 8 * half;
@@ -212,26 +216,26 @@ class BackwardBlock {
         HEED_DEVICE_UNROLL
         for (int i = 0; i < 2; ++i) {
           const int64_t key = first_key + 8 * j + lane_ % 4 * 2 + i;
-          f(half, j, i, at, key, Weigh(at, state, key, full, p[0][j][2 * half + i], ds[0][j][2 * half + i]));
+          f(half, j, i, at, key, SoftmaxGradient(at, state, key, full, p[0][j][2 * half + i], ds[0][j][2 * half + i]));
         }
       }
     }
   }
 
-  // Adds weights of a tile's rows, `count` of which there are, in all threads of the block. The sums of groups are
-  // there when they are waited for.
+  // Adds the rows of a tile, `count` of which exist, times P or dS. Called by all threads of the block. With WGMMA,
+  // sums are complete after WaitForSums().
   template <class Sums, class Tile, class RowOf>
   HEED_DEVICE void Add(bool full, Products& weights, const Tile& tile, int count, int channels, const RowOf& row,
                        RowPowers<1>& powers, typename Sums::Sums& sums) const {
     if constexpr (kHasPowers) powers.Apply(m_, weights, sums);
     char* const marks = m_.shared() + Shape::kMarksAt;
-    if constexpr (Shape::kHasGroups) {
+    if constexpr (Shape::kUsesWgmma) {
       if (!full && tile.template FindNotFinite<kDType>(m_, marks)) {
         Sums::template TakeMarkedRows<kDType>(m_, weights, tile, count, channels, row, marks, sums);
-        Meet();
+        FenceAndSync();
       }
-      AddGroup(weights, tile, sums);
-    } else if (full && heed::cuda::kPiecesOf<kDType> == 1) {
+      AddWgmma(weights, tile, sums);
+    } else if (full && heed::cuda::kSplitTermsOf<kDType> == 1) {
       Sums::template Add<kDType>(m_, weights, tile, sums, FirstChannel<Sums>());
     } else {
       Sums::template AddSeen<kDType>(m_, weights, tile, count, channels, row, marks, sums, FirstChannel<Sums>());
@@ -239,10 +243,10 @@ class BackwardBlock {
   }
   template <class... Sums>
   HEED_DEVICE void WaitForSums(Sums&... sums) const {
-    if constexpr (Shape::kHasGroups) m_.template WaitProducts<0>(sums...);
+    if constexpr (Shape::kUsesWgmma) m_.template WgmmaWait<0>(sums...);
   }
 
-  // Stores this warp's 16 rows of sums, `count` of which exist in all warps together.
+  // Stores this warp's 16 rows of sums. `count` rows of the block exist.
   template <class Sums, class RowOf>
   HEED_DEVICE void Store(const typename Sums::Sums& sums, const RowPowers<1>& powers, float factor, int count,
                          int channels, const RowOf& row_of) const {
@@ -262,7 +266,7 @@ class BackwardBlock {
   }
   template <class Sums>
   HEED_DEVICE int FirstChannel() const {
-    return 8 * sharer_ * Sums::kChannelTiles;
+    return 8 * n_warp_ * Sums::kChannelTiles;
   }
 
   M& m_;
@@ -270,9 +274,9 @@ class BackwardBlock {
   const ForwardParams& f_;
   const DeviceSequence& s_;
   const DeviceGradients& g_;
-  const int lane_, warp_, sharer_;
+  const int lane_, warp_, n_warp_;
   const PairLogits<M> of_pairs_;
-  KeptTiles<1> kept_;
+  BlockMask<1> block_mask_;
 
  private:
   HEED_DEVICE Tiles TilesAt(int bytes) const {
@@ -280,29 +284,29 @@ class BackwardBlock {
     return {typename Shape::Rows(at), typename Shape::ValueRows(at + Shape::Rows::kBytes)};
   }
   template <int kChannels, class Tile>
-  HEED_DEVICE void MultiplyGroup(const Tile& a, const Tile& b, Products& products) const {
+  HEED_DEVICE void Wgmma(const Tile& a, const Tile& b, Products& products) const {
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kChannels; e += 16) {
-      m_.template MultiplyGroup<kDType, false>(a.KMajor(0, e), b.KMajor(0, e), products[0], e > 0);
+      m_.template Wgmma<kDType, false>(a.KMajor(0, e), b.KMajor(0, e), products[0], e > 0);
     }
   }
   template <class Tile, class Sums>
-  HEED_DEVICE void AddGroup(const Products& weights, const Tile& tile, Sums& sums) const {
+  HEED_DEVICE void AddWgmma(const Products& weights, const Tile& tile, Sums& sums) const {
     uint32_t operands[kBackwardTile / 16][1][4];
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kTiles; j += 2) {
       heed::cuda::SplitResults<M, kDType, /*kFinite=*/true>(weights[0][j], weights[0][j + 1], operands[j / 2]);
     }
-    m_.BeginProducts(operands, sums);
+    m_.WgmmaFence(operands, sums);
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kBackwardTile; j += 16) {
-      m_.template MultiplyGroup<kDType, true>(operands[j / 16][0], tile.MnMajor(j), sums[0], true);
+      m_.template Wgmma<kDType, true>(operands[j / 16][0], tile.MnMajor(j), sums[0], true);
     }
-    m_.CommitProducts();
+    m_.WgmmaCommit();
   }
 };
 
-// dk and dv of 64 keys of a key head.
+// Computes dk and dv of 64 keys of a key head.
 template <class M, class Shape, bool kGeneral>
 class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   using Base = BackwardBlock<M, Shape, kGeneral>;
@@ -315,7 +319,7 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   HEED_DEVICE KeyGradientsBlock(M& m, const BackwardParams& p) : Base(m, p) {}
 
   HEED_DEVICE void Run() {
-    first_ = int64_t{m_.block(0)} * kBackwardTile;  // all keys, those beyond lengths too, which have zeros
+    first_ = int64_t{m_.block(0)} * kBackwardTile;  // keys beyond the sequence's length included: their gradients are 0
     if (first_ >= s_.num_keys) return;
     count_ = static_cast<int>(s_.num_keys - first_ < kBackwardTile ? s_.num_keys - first_ : kBackwardTile);
     const int key_head = m_.block(1);
@@ -326,13 +330,13 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
     for (int stage = 0; next.count > 0; stage = (stage + 1) % Shape::kStages) {
       const RowTile tile = next;
       if (Shape::kStages == 1) {
-        m_.Sync();  // the rows before are done with
+        m_.Sync();  // all threads have read the previous rows
         CopyRows(tile, stage);
       }
       this->Wait();
       typename Base::Products p, ds;  // keys by rows
       this->Multiply(stage, p, ds);
-      Weigh(tile, p, ds);
+      SoftmaxGradient(tile, p, ds);
       next.first += kBackwardTile;
       Find(next);
       if (Shape::kStages > 1) CopyRows(next, 1 - stage);
@@ -363,11 +367,11 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
  private:
   struct RowTile {
     int head, first;
-    int count = 0;      // of rows; 0: there is no such tile
-    bool full = false;  // each row sees each of the block's keys
+    int count = 0;      // rows; 0 after the last tile
+    bool full = false;  // every row sees every key of the block
   };
 
-  // From these rows on, those of a query head that see some of the block's keys.
+  // Advances to the next tile of rows that see some of the block's keys.
   HEED_DEVICE void Find(RowTile& tile) {
     const Interval keys = {first_, first_ + kBackwardTile};
     for (; tile.head < (m_.block(1) + 1) * f_.group; ++tile.head, tile.first = 0) {
@@ -384,7 +388,7 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   HEED_DEVICE void CopyRows(const RowTile& tile, int stage) const {
     if (tile.count > 0) Base::CopyRows(this->TilesOf(stage), tile.first, tile.count, tile.head);
   }
-  HEED_DEVICE void Weigh(const RowTile& tile, typename Base::Products& p, typename Base::Products& ds) const {
+  HEED_DEVICE void SoftmaxGradient(const RowTile& tile, typename Base::Products& p, typename Base::Products& ds) const {
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kTiles; ++j) {
       HEED_DEVICE_UNROLL
@@ -395,7 +399,7 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
         HEED_DEVICE_UNROLL
         for (int half = 0; half < 2; ++half) {
           const int64_t key = first_ + 16 * this->warp_ + lane_ / 4 + 8 * half;
-          Base::Weigh(at, state, key, tile.full, p[0][j][2 * half + i], ds[0][j][2 * half + i]);
+          Base::SoftmaxGradient(at, state, key, tile.full, p[0][j][2 * half + i], ds[0][j][2 * half + i]);
         }
       }
     }
@@ -408,7 +412,7 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   typename OfValues::Sums dv_ = {};
 };
 
-// dq of 64 rows of a query head, and what they add to the gradient of its slope.
+// Computes dq of 64 rows of a query head, and their terms of the slope's gradient.
 template <class M, class Shape, bool kGeneral>
 class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   using Base = BackwardBlock<M, Shape, kGeneral>;
@@ -422,33 +426,34 @@ class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   HEED_DEVICE void Run() {
     const int blocks = (s_.num_queries + kBackwardTile - 1) / kBackwardTile;
     if (m_.block(0) >= blocks) return;
-    first_ = (blocks - 1 - m_.block(0)) * kBackwardTile;  // long rows first
+    first_ = (blocks - 1 - m_.block(0)) * kBackwardTile;  // longest rows first
     count_ = s_.num_queries - first_ < kBackwardTile ? s_.num_queries - first_ : kBackwardTile;
     const int head = m_.block(1), key_head = head / f_.group;
     this->CopyRows(this->OwnTiles(), first_, count_, head);
     seen_ = KeysOf(f_, s_, first_, first_ + count_ - 1);
     KeyTile next = {s_.key_begin + (seen_.begin - s_.key_begin) / kBackwardTile * kBackwardTile};
     if constexpr (kGeneral) {
-      this->kept_.Choose(head, first_, first_);
-      this->kept_.SkipTo(next.first);
+      this->block_mask_.Choose(head, first_, first_);
+      this->block_mask_.SkipTo(next.first);
     }
     Find(next);
     if (Shape::kStages > 1) CopyKeys(next, 0);
     for (int stage = 0; next.count > 0; stage = (stage + 1) % Shape::kStages) {
       const KeyTile tile = next;
       if (Shape::kStages == 1) {
-        m_.Sync();  // the keys before are done with
+        m_.Sync();  // all threads have read the previous keys
         CopyKeys(tile, stage);
       }
       this->Wait();
       typename Base::Products p, ds;  // rows by keys
       this->Multiply(stage, p, ds);
-      this->WeighRows(first_, count_, head, tile.first, tile.full, p, ds,
-                      [&](int half, int, int, const Row& at, int64_t key, float of_pair) {
-                        if constexpr (kGeneral) {
-                          if (p_.slope_terms != nullptr) slope_terms_[half] -= of_pair * of_pairs_.DistanceOf(at, key);
-                        }
-                      });
+      this->SoftmaxGradientRows(first_, count_, head, tile.first, tile.full, p, ds,
+                                [&](int half, int, int, const Row& at, int64_t key, float of_pair) {
+                                  if constexpr (kGeneral) {
+                                    if (p_.slope_terms != nullptr)
+                                      slope_terms_[half] -= of_pair * of_pairs_.DistanceOf(at, key);
+                                  }
+                                });
       next.first += kBackwardTile;
       Find(next);
       if (Shape::kStages > 1) CopyKeys(next, 1 - stage);
@@ -469,18 +474,18 @@ class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
  private:
   struct KeyTile {
     int64_t first;
-    int count = 0;  // of keys; 0: there is no such tile
+    int count = 0;  // keys; 0 after the last tile
     bool full = false;
   };
 
-  // From a tile of keys on, one of which some row sees a key.
+  // Advances to the next tile of keys that some row sees.
   HEED_DEVICE void Find(KeyTile& tile) {
     tile.count = 0;
     for (; tile.first < seen_.end; tile.first += kBackwardTile) {
       if constexpr (kGeneral) {
-        tile.first = this->kept_.From(tile.first);
+        tile.first = this->block_mask_.From(tile.first);
         if (tile.first >= seen_.end) return;
-        this->kept_.Begin(tile.first);
+        this->block_mask_.Begin(tile.first);
       }
       const Interval keys = {tile.first, tile.first + kBackwardTile};
       if (seen_.Skips(keys)) continue;
@@ -501,7 +506,7 @@ class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
       sum += m_.ShuffleXor(sum, 1);
       sum += m_.ShuffleXor(sum, 2);
       const int row = 16 * this->warp_ + lane_ / 4 + 8 * half;
-      if (row < count_ && lane_ % 4 == 0 && this->sharer_ == 0) p_.slope_terms[p_.TermAt(g_, first_ + row, head)] = sum;
+      if (row < count_ && lane_ % 4 == 0 && this->n_warp_ == 0) p_.slope_terms[p_.TermAt(g_, first_ + row, head)] = sum;
     }
   }
 

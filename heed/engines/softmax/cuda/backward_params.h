@@ -1,4 +1,4 @@
-// What the backward kernels of GPUs are given.
+// Parameters of the backward kernels.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_PARAMS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_PARAMS_H_
 
@@ -10,29 +10,29 @@
 
 namespace heed::softmax::cuda {
 
-// What the passes need of a row, in one place, where one load brings it.
+// Terms of a row that all gradient kernels read, in one 16-byte load.
 struct alignas(16) RowTerms {
   float lse;
-  float factor;  // of dP: the sink's share taken off, over what dropout leaves
-  float delta;   // what is taken off P factor dP
-  float slope;   // of ALiBi
+  float factor;  // of dP: w / (1 - dropout), with w what a sink leaves
+  float delta;   // subtracted from factor dP
+  float slope;   // ALiBi's
 };
 
-// Where the gradients of a sequence begin, in elements.
+// Offsets of a sequence's gradients, in elements.
 struct DeviceGradients {
   int64_t d_o, d_lse, dq, dk, dv;
-  int64_t first_row;  // of its rows among those of all sequences
+  int64_t first_row;  // index of its first row among the rows of all sequences
 };
 
 struct BackwardParams {
-  ForwardParams forward;  // whose o and lse are read
+  ForwardParams forward;  // reads o and lse
   const void* d_o;
-  const float* d_lse;  // or null: zero
-  void *dq, *dk, *dv;  // or null: not wanted
+  const float* d_lse;  // null: zero
+  void *dq, *dk, *dv;  // null: not wanted
   Strides d_o_strides, d_lse_strides, dq_strides, dk_strides, dv_strides;
-  RowTerms* terms;                  // by query head and row of all sequences
+  RowTerms* terms;                  // [query head][row of all sequences]
   int64_t num_rows;                 // of a head
-  float *sink_terms, *slope_terms;  // what each of these rows adds to a gradient; null: not wanted
+  float *sink_terms, *slope_terms;  // each row's term of a gradient, indexed like `terms`; null: not wanted
   DeviceGradients gradients[kMostSequences] = {};
 
   HEED_HOST_DEVICE int64_t TermAt(const DeviceGradients& of, int64_t query, int64_t head) const {
@@ -47,22 +47,22 @@ struct GradientSequence {
   int64_t batch;
 };
 
-// The gradient of a bias, which is the sum of dS over the axes that it repeats: those of size 1.
+// The gradient of a bias: the sum of dS over the bias's axes of size 1.
 struct BiasGradientParams {
   BackwardParams backward;
   void* dbias;
   DType dtype;
-  int64_t sizes[4], strides[4];       // by batch entry, head, query and key
-  const GradientSequence* sequences;  // all of them, on the device
+  int64_t sizes[4], strides[4];       // of batch entries, heads, queries and keys
+  const GradientSequence* sequences;  // all sequences, in device memory
   int64_t num_sequences;
   int32_t num_heads;
 };
 
-// Sums of terms of rows, a number per head, or per head and sequence.
+// Sums of row terms, per head or per head and sequence.
 struct HeadSumsParams {
-  const float* terms;      // by head and row
+  const float* terms;      // [head][row]
   int64_t num_rows;        // of a head
-  const int64_t* borders;  // [one more than sums of a head]: rows of each
+  const int64_t* offsets;  // [sums of a head + 1]: the first row of each sum
   void* sums;
   DType dtype;
   int64_t stride, head_stride;

@@ -1,4 +1,4 @@
-// The gradient of a bias on a GPU: dS of a tile of pairs, summed over whatever the bias repeats.
+// The gradient of a bias on a GPU: dS of a tile of pairs, summed over the axes that the bias broadcasts.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_BIAS_GRADIENTS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_BIAS_GRADIENTS_H_
 
@@ -14,7 +14,7 @@ namespace heed::softmax::cuda {
 
 constexpr int64_t TilesOf(int64_t size) { return (size + kBackwardTile - 1) / kBackwardTile; }
 
-// dS of the pairs of one sequence, head and tile, on top of sums of others.
+// Adds dS of a tile of pairs of one sequence and head to sums.
 template <class M, class Shape>
 class PairGradients : BackwardBlock<M, Shape, true> {
   using Base = BackwardBlock<M, Shape, true>;
@@ -31,23 +31,23 @@ class PairGradients : BackwardBlock<M, Shape, true> {
     const int count = s_.num_queries - first < kBackwardTile ? s_.num_queries - first : kBackwardTile;
     const Interval keys = {first_key, first_key + kBackwardTile};
     if (KeysOf(f_, s_, first, first + count - 1).Skips(keys) || !this->Keeps(head, first, keys)) return;
-    m_.Sync();  // the tiles before are done with
+    m_.Sync();  // all threads have read the previous tiles
     this->CopyRows(this->OwnTiles(), first, count, head);
     this->CopyKeys(this->TilesOf(0), first_key,
                    static_cast<int>(s_.key_end < keys.end ? s_.key_end - first_key : kBackwardTile), head / f_.group);
     this->Wait();
     Products p, ds;
     this->Multiply(0, p, ds);
-    this->WeighRows(
+    this->SoftmaxGradientRows(
         first, count, head, first_key, /*full=*/false, p, ds,
         [&](int half, int j, int i, const Row&, int64_t, float of_pair) { sums[0][j][2 * half + i] += of_pair; });
   }
 };
 
-// Of tile block(0), head block(1) and batch entry block(2) of the bias.
+// Computes tile block(0) of head block(1) and batch entry block(2) of the bias's gradient.
 template <class M, class Shape>
 class BiasGradientsBlock {
-  static constexpr int kPitch = kBackwardTile + 1;  // of sums in shared memory
+  static constexpr int kPitch = kBackwardTile + 1;  // of sums in shared memory, padded against bank conflicts
 
  public:
   static constexpr int kSharedBytes =
@@ -82,18 +82,18 @@ class BiasGradientsBlock {
     float* const tile = reinterpret_cast<float*>(m_.shared());
     const int lane = m_.thread() % heed::cuda::kWarp, warp = m_.thread() / heed::cuda::kWarp;
     m_.Sync();
-    if (warp % Shape::kSharers == 0) {
+    if (warp % Shape::kNWarps == 0) {
       HEED_DEVICE_UNROLL
       for (int j = 0; j < kBackwardTile / 8; ++j) {
         HEED_DEVICE_UNROLL
         for (int i = 0; i < 4; ++i) {
-          const int row = 16 * (warp / Shape::kSharers) + lane / 4 + 8 * (i / 2);
+          const int row = 16 * (warp / Shape::kNWarps) + lane / 4 + 8 * (i / 2);
           tile[row * kPitch + 8 * j + lane % 4 * 2 + i % 2] = sums_[0][j][i];
         }
       }
     }
     m_.Sync();
-    // An axis of size 1 has one element, which is the sum of the tile's 64.
+    // On an axis of size 1, the one element is the sum over the tile's 64.
     const bool one_row = p_.sizes[2] == 1, one_key = p_.sizes[3] == 1;
     const int rows = one_row ? 1 : CountOf(p_.sizes[2] - first_row),
               keys = one_key ? 1 : CountOf(p_.sizes[3] - first_key);

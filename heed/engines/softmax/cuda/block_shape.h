@@ -1,4 +1,4 @@
-// What blocks of attention forward have, by dtype, channels and kind.
+// Shapes of the forward blocks of attention, by dtype, channels and kind.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_BLOCK_SHAPE_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_BLOCK_SHAPE_H_
 
@@ -14,42 +14,44 @@ using heed::cuda::SharedTile;
 
 inline constexpr int kTileKeys = 64;
 static_assert(kSegmentKeys % kTileKeys == 0);
-inline constexpr int kFewRows = 16;  // of a block of few rows
+inline constexpr int kSmallM = 16;  // rows of a small-M block
 
-// Rows that warps share, or have each, or have by groups of four, which have products of their own on Hopper.
-enum class BlockKind { kFew, kMany, kGroups };
+// How rows are divided: warps share the rows of a small-M block, each warp owns rows of a large-M block, and each
+// warpgroup owns rows of a WGMMA block (Hopper).
+enum class BlockKind { kSmallM, kLargeM, kWgmma };
 
-// What a block of a kernel for these channels has.
-template <DType kOf, int kDepth, int kValueDepth, BlockKind kKind = BlockKind::kMany>
+// The shape of a forward block for these channels.
+template <DType kOf, int kDepth, int kValueDepth, BlockKind kKind = BlockKind::kLargeM>
 struct ForwardShape {
-  static constexpr bool kHasFewRows = kKind == BlockKind::kFew, kHasGroups = kKind == BlockKind::kGroups;
+  static constexpr bool kIsSmallM = kKind == BlockKind::kSmallM, kUsesWgmma = kKind == BlockKind::kWgmma;
   static constexpr DType kDType = kOf;
   using Element = heed::cuda::Element<kDType>;
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
   static constexpr int kRowBytes = kDepth * static_cast<int>(sizeof(Element));
-  // A strip is 16 rows. Two share what a warp loads of keys and values, which shared memory is the bound of otherwise,
-  // but have to fit its registers.
-  static constexpr int kStrips = kKind == BlockKind::kMany && kValueDepth <= (kOf == DType::kF32 ? 64 : 128) ? 2 : 1;
-  // With 64 channels groups weigh as long as they multiply, and a third one has something to do meanwhile.
-  static constexpr int kWarps = kHasGroups && kDepth <= 64                       ? 12
-                                : kStrips == 2 || kRowBytes > 512 || kHasFewRows ? 4
-                                                                                 : 8;
-  static constexpr int kSharers = kHasFewRows ? kWarps : 1;  // of the same rows
+  // An m-fragment is 16 rows. Two of them share each load of keys and values, without which shared memory bandwidth is
+  // the bound, where registers hold them.
+  static constexpr int kMFragments =
+      kKind == BlockKind::kLargeM && kValueDepth <= (kOf == DType::kF32 ? 64 : 128) ? 2 : 1;
+  // With 64 channels the softmax takes as long as the products, so a third warpgroup fills the gaps.
+  static constexpr int kWarps = kUsesWgmma && kDepth <= 64                         ? 12
+                                : kMFragments == 2 || kRowBytes > 512 || kIsSmallM ? 4
+                                                                                   : 8;
+  static constexpr int kNWarps = kIsSmallM ? kWarps : 1;  // warps that share rows
   static constexpr int kThreads = kWarps * heed::cuda::kWarp;
-  // Of a multiprocessor that registers are to suffice for, and of f32 those that memory does.
-  static constexpr int kBlocks = !kHasFewRows ? 1 : kRowBytes <= 256 ? 3 : kRowBytes <= 512 ? 2 : 1;
-  static constexpr int kRows = kHasFewRows ? cuda::kFewRows : kWarps * kStrips * 16;
-  // Tiles under way at once: memory is what few rows wait for, and groups have two tiles in their products.
-  static constexpr int kStages = kHasGroups || (kHasFewRows && kRowBytes <= 256) ? 2 : 1;
-  static constexpr int kLogitsPitch = kTileKeys + 8;  // of rows of logits that warps share, in different banks
+  // Blocks per SM, which limits registers; for f32 shared memory limits it.
+  static constexpr int kBlocks = !kIsSmallM ? 1 : kRowBytes <= 256 ? 3 : kRowBytes <= 512 ? 2 : 1;
+  static constexpr int kRows = kIsSmallM ? cuda::kSmallM : kWarps * kMFragments * 16;
+  // Stages of tiles in flight: small-M blocks wait for memory, and WGMMA reads two tiles at once.
+  static constexpr int kStages = kUsesWgmma || (kIsSmallM && kRowBytes <= 256) ? 2 : 1;
+  static constexpr int kLogitsPitch = kTileKeys + 8;  // of shared logits, padded against bank conflicts
   using Queries = SharedTile<kRows, kDepth, Element>;
   using Keys = SharedTile<kTileKeys, kDepth, Element>;
   using Values = SharedTile<kTileKeys, kValueDepth, Element>;
-  // In shared memory, one behind the other.
+  // Offsets in shared memory.
   static constexpr int kKeysAt = Queries::kBytes, kValuesAt = kKeysAt + kStages * Keys::kBytes,
                        kLogitsAt = kValuesAt + kStages * Values::kBytes,
-                       kMarksAt = kLogitsAt + (kHasFewRows ? kRows * kLogitsPitch * 4 : 0),
-                       kBarrierAt = kMarksAt + kTileKeys, kSharedBytes = kBarrierAt + (kHasGroups ? 8 : 0);
+                       kMarksAt = kLogitsAt + (kIsSmallM ? kRows * kLogitsPitch * 4 : 0),
+                       kMbarrierAt = kMarksAt + kTileKeys, kSharedBytes = kMbarrierAt + (kUsesWgmma ? 8 : 0);
 };
 
 }  // namespace heed::softmax::cuda

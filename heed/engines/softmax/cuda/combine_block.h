@@ -1,4 +1,4 @@
-// Rows of attention from what blocks left of their segments: a block adds up a row, segment by segment.
+// Combines the splits of split-KV: a block merges the softmax states and outputs of a row's segments in order.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_COMBINE_BLOCK_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_COMBINE_BLOCK_H_
 
@@ -15,7 +15,7 @@ namespace heed::softmax::cuda {
 
 inline constexpr int kCombineThreads = 128;
 
-// Of query block(0), head block(1) and sequence block(2). A thread has some of the channels; all add up the weights.
+// Combines query block(0) of head block(1) of sequence block(2). Each thread owns some channels and merges all states.
 template <class M>
 class CombineBlock {
  public:
@@ -25,21 +25,21 @@ class CombineBlock {
   HEED_DEVICE void Run() {
     const int query = m_.block(0), head = m_.block(1);
     const int64_t segments = SegmentsOf(s_);
-    if (query >= s_.num_queries || segments <= 1) return;  // a block has ended these rows
-    const int64_t first_part = s_.parts + (static_cast<int64_t>(head) * s_.num_queries + query) * segments;
+    if (query >= s_.num_queries || segments <= 1) return;  // the forward block has finished these rows
+    const int64_t first_split = s_.splits + (static_cast<int64_t>(head) * s_.num_queries + query) * segments;
     const KeyRuns runs = KeyRunsOf(p_, s_, query);
     for (int channel = m_.thread(); channel < p_.value_depth; channel += m_.num_threads()) {
-      PartTerms terms = {-INFINITY, 0};
+      SoftmaxState terms = {-INFINITY, 0};
       float x = 0;
       int64_t next = 0;
       for (const Interval& keys : {runs.first, runs.second}) {
         if (keys.empty()) continue;
         const int64_t begin = SegmentOf(keys.begin);
         for (next = next < begin ? begin : next; next <= SegmentOf(keys.end - 1); ++next) {
-          const int64_t part = first_part + next;
-          const PartTerms since = p_.part_terms[part];
+          const int64_t split = first_split + next;
+          const SoftmaxState since = p_.split_states[split];
           const MergedStates<M> both(terms, since, unit_);
-          x = both.Sum(x, p_.part_outputs[part * p_.part_channels + channel]);
+          x = both.Sum(x, p_.split_outputs[split * p_.split_channels + channel]);
           terms = {both.max(), both.Sum(terms.sum, since.sum)};
         }
       }

@@ -1,15 +1,15 @@
-// The forward kernels, compiled for GPUs, and their launches.
+// The forward kernels of attention, and the table of the engine's launches.
 #include "heed/engines/softmax/cuda/forward_kernel.h"
 
 namespace heed::softmax::cuda {
 
 #if defined(HEED_WITH_HOPPER)
-extern const BlockLaunches kGroupLaunches;  // attention_hopper.cu
+extern const BlockLaunches kWgmmaLaunches;  // attention_hopper.cu
 #else
-constexpr BlockLaunches kGroupLaunches = {};
+constexpr BlockLaunches kWgmmaLaunches = {};
 #endif
-// few_rows.cu
-const char* LaunchFewRows(const heed::cuda::Launch& launch, const ForwardParams& params);
+// small_m.cu
+const char* LaunchSmallM(const heed::cuda::Launch& launch, const ForwardParams& params);
 const char* LaunchCombine(const heed::cuda::Launch& launch, const ForwardParams& params);
 // backward.cu
 const char* LaunchTerms(const heed::cuda::Launch& launch, const BackwardParams& params);
@@ -28,9 +28,9 @@ const char* Forward(const heed::cuda::Launch& launch, const ForwardParams& param
 }  // namespace
 
 extern const Launches kLaunches = {
-    .warps = {.forward = &Forward, .key_gradients = &LaunchKeyGradients, .query_gradients = &LaunchQueryGradients},
-    .groups = kGroupLaunches,
-    .few_rows = &LaunchFewRows,
+    .mma_sync = {.forward = &Forward, .key_gradients = &LaunchKeyGradients, .query_gradients = &LaunchQueryGradients},
+    .wgmma = kWgmmaLaunches,
+    .small_m = &LaunchSmallM,
     .combine = &LaunchCombine,
     .terms = &LaunchTerms,
     .bias_gradients = &LaunchBiasGradients,

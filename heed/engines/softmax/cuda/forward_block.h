@@ -37,26 +37,26 @@
 
 namespace heed::softmax::cuda {
 
-// `kGeneral`: logits have more to them than a scale above 0, or weights are dropped. Others have registers to spare.
-// Blocks of few rows and of f32 ask the problem.
+// `kGeneral`: logits are more than scale > 0 times a product, or there is dropout; other kernels have registers to
+// spare. Small-M and f32 kernels are all general and test at run time.
 template <class M, class Shape, bool kGeneral>
 class ForwardBlock {
   using Element = typename Shape::Element;
   static constexpr DType kDType = Shape::kDType;
   static constexpr int kDepth = Shape::kChannels, kValueDepth = Shape::kValueChannels;
-  static constexpr int kStrips = Shape::kStrips, kRows = Shape::kRows, kSharers = Shape::kSharers,
+  static constexpr int kMFragments = Shape::kMFragments, kRows = Shape::kRows, kNWarps = Shape::kNWarps,
                        kStages = Shape::kStages;
-  static constexpr bool kHasFewRows = Shape::kHasFewRows, kAsks = kHasFewRows || kDType == DType::kF32;
-  static constexpr float kWeightPower = WeightPower(kDType);
-  static constexpr int kKeyTiles = kTileKeys / 8, kChannelTiles = kValueDepth / 8 / kSharers;  // products' columns
-  static constexpr int kOwnKeyTiles = kKeyTiles / kSharers;  // whose logits a warp computes
-  using OwnLogits = RowProducts<kDType, kStrips, kOwnKeyTiles>;
-  using Sums = WarpSums<kStrips, kKeyTiles, kChannelTiles>;
+  static constexpr bool kIsSmallM = Shape::kIsSmallM, kAsks = kIsSmallM || kDType == DType::kF32;
+  static constexpr float kProbabilityPower = ProbabilityPower(kDType);
+  static constexpr int kKeyTiles = kTileKeys / 8, kChannelTiles = kValueDepth / 8 / kNWarps;  // of 8 columns
+  static constexpr int kOwnKeyTiles = kKeyTiles / kNWarps;  // of which a warp computes the logits
+  using OwnLogits = RowProducts<kDType, kMFragments, kOwnKeyTiles>;
+  using Sums = WarpSums<kMFragments, kKeyTiles, kChannelTiles>;
 
  public:
   HEED_DEVICE ForwardBlock(M& m, const ForwardParams& p)
       : m_(m), p_(p), s_(p.sequences[m.block(2)]), lane_(m.thread() % heed::cuda::kWarp),
-        warp_(m.thread() / heed::cuda::kWarp / kSharers), sharer_(m.thread() / heed::cuda::kWarp % kSharers),
+        warp_(m.thread() / heed::cuda::kWarp / kNWarps), n_warp_(m.thread() / heed::cuda::kWarp % kNWarps),
         queries_(m.shared()), general_(kGeneral && (!kAsks || IsGeneral(p))), unit_(general_ ? 1 : p.scale),
         of_pairs_(p, s_), tiles_(m, p, s_, p.fused ? m.block(1) : m.block(1) / p.group) {}
 
@@ -64,34 +64,34 @@ class ForwardBlock {
     const int rows = p_.fused ? s_.num_queries * p_.group : s_.num_queries;
     const int blocks = (rows - 1) / kRows + (rows > 0), block = m_.block(0) % p_.row_blocks;
     segment_ = m_.block(0) / p_.row_blocks;
-    segments_ = p_.part_terms != nullptr ? SegmentsOf(s_) : 1;
+    segments_ = p_.split_states != nullptr ? SegmentsOf(s_) : 1;
     if (block >= blocks || (segment_ > 0 && segment_ >= segments_)) return;
-    first_row_ = (blocks - 1 - block) * kRows;  // long rows first
+    first_row_ = (blocks - 1 - block) * kRows;  // longest rows first
     num_rows_ = rows - first_row_ < kRows ? rows - first_row_ : kRows;
-    const bool is_part = segments_ > 1;
+    const bool is_split = segments_ > 1;
     tiles_.Choose(
         p_.fused ? KeysOf(p_, s_, 0, s_.num_queries - 1) : KeysOf(p_, s_, first_row_, first_row_ + num_rows_ - 1),
-        segment_, is_part);
-    if (is_part && tiles_.first() >= tiles_.end()) return;  // no row sees it, nor reads what it would leave
+        segment_, is_split);
+    if (is_split && tiles_.first() >= tiles_.end()) return;  // no row sees it, and CombineBlock does not read it
     if (general_) {
       const Row first = RowAt(0), last = RowAt(num_rows_ - 1);
       tiles_.Keep(first.head, p_.fused ? 0 : first.query, p_.fused ? s_.num_queries - 1 : last.query);
     }
     CopyQueries();
     next_keys_ = next_values_ = tiles_.first();
-    BeginTerms();
+    BeginState();
     ClearOutputs();
-    if constexpr (Shape::kHasGroups) {
-      WalkInGroups();
+    if constexpr (Shape::kUsesWgmma) {
+      SweepWgmma();
     } else {
-      Walk();
+      Sweep();
     }
     m_.template WaitCopies<0>();
-    is_part ? LeaveParts() : Finish();
+    is_split ? StoreSplit() : Finish();
   }
 
  private:
-  HEED_DEVICE void Walk() {
+  HEED_DEVICE void Sweep() {
     for (int stage = 0; stage < kStages; ++stage) {
       CopyNextKeys(stage);
       if (stage + 1 < kStages) CopyNextValues(stage);
@@ -99,40 +99,40 @@ class ForwardBlock {
     int64_t tile = tiles_.first();
     int stage = 0;
     for (bool is_first = true; tile < tiles_.end(); is_first = false) {
-      if constexpr (!kHasFewRows) {
-        if (!is_first) KeepState();
+      if constexpr (!kIsSmallM) {
+        if (!is_first) SaveState();
       }
-      const int64_t border = BorderBehind(tile);
-      for (; tile < tiles_.end() && tile < border; tile = tiles_.From(tile + kTileKeys)) {
-        Visit(tile, stage);
+      const int64_t segment_end = SegmentEnd(tile);
+      for (; tile < tiles_.end() && tile < segment_end; tile = tiles_.From(tile + kTileKeys)) {
+        ProcessTile(tile, stage);
         stage = (stage + 1) % kStages;
       }
-      EndTerms();
+      EndState();
       AddUpSums();
-      if constexpr (!kHasFewRows) {
-        if (!is_first) AddToState();
+      if constexpr (!kIsSmallM) {
+        if (!is_first) MergeState();
       }
     }
   }
-  HEED_DEVICE void Visit(int64_t tile, int stage) {
-    // Keys and values of as many later tiles as there are stages besides this one may still be on their way.
+  HEED_DEVICE void ProcessTile(int64_t tile, int stage) {
+    // Keys and values of the other stages' tiles may still be in flight.
     m_.template WaitCopies<2 * (kStages - 1)>();
     m_.Sync();
     CopyNextValues((stage + kStages - 1) % kStages);
     Logits(stage);
     const bool full = BeginTile(tile);
-    if constexpr (!kHasFewRows) Weigh(full, tile);
+    if constexpr (!kIsSmallM) Softmax(full, tile);
     m_.template WaitCopies<2 * (kStages - 1)>();
     m_.Sync();
     CopyNextKeys(stage);
-    if constexpr (kHasFewRows) {
+    if constexpr (kIsSmallM) {
       TakeLogits();
-      Weigh(full, tile);
+      Softmax(full, tile);
     }
     Rescale();
     // O += P V.
     const typename Shape::Values values = ValueTile(stage);
-    if (full && heed::cuda::kPiecesOf<kDType> == 1) {
+    if (full && heed::cuda::kSplitTermsOf<kDType> == 1) {
       Sums::template Add<kDType>(m_, logits_, values, outputs_, FirstChannel());
     } else {
       Sums::template AddSeen<kDType>(
@@ -142,130 +142,130 @@ class ForwardBlock {
   }
 
   // Warpgroups: the softmax of the next tile overlaps P V of this one.
-  HEED_DEVICE void WalkInGroups() {
+  HEED_DEVICE void SweepWgmma() {
     int64_t tile = tiles_.first();
     if (tile >= tiles_.end()) return;
-    if (p_.mapped) {
-      if (m_.thread() == 0) m_.InitBarrier(Barrier());
+    if (p_.uses_tma) {
+      if (m_.thread() == 0) m_.MbarrierInit(Mbarrier());
       m_.Sync();
     }
     CopyNext(0, /*values=*/false);
-    MeetCopies();
+    WaitForCopies();
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kDepth; e += 16) queries_.LoadRows(m_, FirstRow(0), e, rows_[e / 16]);
     CopyNext(1, /*values=*/true);
-    m_.BeginProducts(rows_, logits_);
+    m_.WgmmaFence(rows_, logits_);
     MultiplyKeys(0);
-    m_.template WaitProducts<0>(logits_);
+    m_.template WgmmaWait<0>(logits_);
     bool full = BeginTile(tile), is_first = true;
-    Weigh(full, tile);
-    int64_t border = BorderBehind(tile);
+    Softmax(full, tile);
+    int64_t segment_end = SegmentEnd(tile);
     int stage = 0;
     for (int64_t next; (next = tiles_.From(tile + kTileKeys)) < tiles_.end(); tile = next, stage = 1 - stage) {
-      MeetTile(tile, stage, full);
-      m_.BeginProducts(rows_, weights_, logits_, outputs_);
+      BeginValues(tile, stage, full);
+      m_.WgmmaFence(rows_, p_operands_, logits_, outputs_);
       MultiplyKeys(1 - stage);
       MultiplyValues(stage);
-      const bool ends_segment = next >= border;
-      if (ends_segment) EndTerms();
-      m_.template WaitProducts<1>(logits_);
+      const bool ends_segment = next >= segment_end;
+      if (ends_segment) EndState();
+      m_.template WgmmaWait<1>(logits_);
       full = BeginTile(next);
-      Weigh(full, next);
-      m_.template WaitProducts<0>(outputs_);
+      Softmax(full, next);
+      m_.template WgmmaWait<0>(outputs_);
       if (ends_segment) {
         AddUpSums();
-        if (!is_first) AddToState();
-        KeepState();
+        if (!is_first) MergeState();
+        SaveState();
         is_first = false;
-        border = BorderBehind(next);
+        segment_end = SegmentEnd(next);
       } else {
         Rescale();
       }
     }
-    MeetTile(tile, stage, full);
-    m_.BeginProducts(weights_, outputs_);
+    BeginValues(tile, stage, full);
+    m_.WgmmaFence(p_operands_, outputs_);
     MultiplyValues(stage);
-    m_.template WaitProducts<0>(outputs_);
-    EndTerms();
+    m_.template WgmmaWait<0>(outputs_);
+    EndState();
     AddUpSums();
-    if (!is_first) AddToState();
+    if (!is_first) MergeState();
   }
-  // The weights of a tile become operands; its values are there, and the keys of the next one.
-  HEED_DEVICE void MeetTile(int64_t tile, int stage, bool full) {
-    MeetCopies();
+  // Turns P of a tile into operands, once its values and the next tile's keys have landed.
+  HEED_DEVICE void BeginValues(int64_t tile, int stage, bool full) {
+    WaitForCopies();
     CopyNext(stage, /*values=*/true);
     const typename Shape::Values values = ValueTile(stage);
-    if (!full && values.template FindNotFinite<kDType>(m_, Marks())) {  // these are kept out of the product
+    if (!full && values.template FindNotFinite<kDType>(m_, Marks())) {  // the product leaves these out
       Sums::template TakeMarkedRows<kDType>(
           m_, logits_, values, tiles_.CountOf(tile), p_.value_depth,
           [&](int key) { return tiles_.ValueAt(tile + key); }, Marks(), outputs_);
-      Meet();
+      FenceAndSync();
     }
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; j += 2) {
-      heed::cuda::SplitResults<M, kDType, /*kFinite=*/true>(logits_[0][j], logits_[0][j + 1], weights_[j / 2]);
+      heed::cuda::SplitResults<M, kDType, /*kFinite=*/true>(logits_[0][j], logits_[0][j + 1], p_operands_[j / 2]);
     }
   }
-  // What is copied is there for all, and for products; all are done with what is copied to next.
-  HEED_DEVICE void MeetCopies() {
-    if (p_.mapped) {
-      m_.WaitBulk(Barrier(), phase_);
+  // Waits until all copies have landed, visible to WGMMA, and until all threads have read the stage to fill next.
+  HEED_DEVICE void WaitForCopies() {
+    if (p_.uses_tma) {
+      m_.MbarrierWait(Mbarrier(), phase_);
       phase_ = 1 - phase_;
     }
     m_.template WaitCopies<0>();
-    Meet();
+    FenceAndSync();
   }
-  HEED_DEVICE void Meet() {
-    m_.PublishShared();
+  HEED_DEVICE void FenceAndSync() {
+    m_.FenceProxyAsync();
     m_.Sync();
   }
-  // Keys of the tile behind those that came last, to a stage, and values likewise, to the other.
+  // Loads the next tile's keys to a stage, and the next tile's values to the other stage.
   HEED_DEVICE void CopyNext(int stage, bool values) {
-    if (!p_.mapped) {
+    if (!p_.uses_tma) {
       CopyNextKeys(stage);
       if (values) CopyNextValues(1 - stage);
       return;
     }
-    m_.CommitCopies();  // of queries
+    m_.CommitCopies();  // of the queries
     if (m_.thread() == 0) {
-      tiles_.CopyBulk(next_keys_, KeyTile(stage), values ? next_values_ : tiles_.end(), ValueTile(1 - stage),
-                      Barrier());
+      tiles_.TmaLoad(next_keys_, KeyTile(stage), values ? next_values_ : tiles_.end(), ValueTile(1 - stage),
+                     Mbarrier());
     }
     next_keys_ = tiles_.From(next_keys_ + kTileKeys);
     if (values) next_values_ = tiles_.From(next_values_ + kTileKeys);
   }
-  HEED_DEVICE uint64_t* Barrier() const { return reinterpret_cast<uint64_t*>(m_.shared() + Shape::kBarrierAt); }
-  // S = Q K^T, a group of products.
+  HEED_DEVICE uint64_t* Mbarrier() const { return reinterpret_cast<uint64_t*>(m_.shared() + Shape::kMbarrierAt); }
+  // S = Q K^T as one WGMMA group.
   HEED_DEVICE void MultiplyKeys(int stage) {
     const typename Shape::Keys keys = KeyTile(stage);
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kDepth; e += 16) {
-      m_.template MultiplyGroup<kDType, false>(rows_[e / 16], keys.KMajor(0, e), logits_[0], e > 0);
+      m_.template Wgmma<kDType, false>(rows_[e / 16], keys.KMajor(0, e), logits_[0], e > 0);
     }
-    m_.CommitProducts();
+    m_.WgmmaCommit();
   }
-  // O += P V, likewise.
+  // O += P V as one WGMMA group.
   HEED_DEVICE void MultiplyValues(int stage) {
     const typename Shape::Values values = ValueTile(stage);
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kTileKeys; j += 16) {
-      m_.template MultiplyGroup<kDType, true>(weights_[j / 16][0], values.MnMajor(j), outputs_[0], true);
+      m_.template Wgmma<kDType, true>(p_operands_[j / 16][0], values.MnMajor(j), outputs_[0], true);
     }
-    m_.CommitProducts();
+    m_.WgmmaCommit();
   }
 
-  HEED_DEVICE int64_t BorderBehind(int64_t tile) const {
+  HEED_DEVICE int64_t SegmentEnd(int64_t tile) const {
     return tile + kSegmentKeys - (tile - s_.key_begin) % kSegmentKeys;
   }
-  // Whether every row sees all keys of the tile that is weighed next.
+  // Selects the tile of the next softmax; true if every row sees all of its keys.
   HEED_DEVICE bool BeginTile(int64_t tile) {
     const bool full = tiles_.IsCommon(tile);
     if (!general_) return full;
-    tiles_.kept().Begin(tile);
-    return full && !of_pairs_.ByPair() && tiles_.kept().KeepsAll();
+    tiles_.block_mask().Begin(tile);
+    return full && !of_pairs_.ByPair() && tiles_.block_mask().KeepsAll();
   }
 
-  // Row `row` of the block.
+  // The query and head of row `row` of the block.
   HEED_DEVICE Row RowAt(int row) const {
     const int at = first_row_ + row, y = m_.block(1);
     if (!p_.fused) return {at, y};
@@ -284,7 +284,7 @@ class ForwardBlock {
   HEED_DEVICE typename Shape::Values ValueTile(int stage) const {
     return typename Shape::Values(m_.shared() + Shape::kValuesAt + stage * Shape::Values::kBytes);
   }
-  // Each is a group of copies, if there is nothing left to copy too.
+  // Each commits a group of copies, even an empty one.
   HEED_DEVICE void CopyNextKeys(int stage) {
     tiles_.CopyKeys(next_keys_, KeyTile(stage));
     m_.CommitCopies();
@@ -297,27 +297,27 @@ class ForwardBlock {
   }
   HEED_DEVICE char* Marks() const { return m_.shared() + Shape::kMarksAt; }
 
-  // S = Q K^T, of the warp's keys, which other warps may have a use for too.
+  // S = Q K^T for the warp's keys; small-M warps share their logits in shared memory.
   HEED_DEVICE void Logits(int stage) {
     const auto multiply = [&](typename OwnLogits::Products& logits) {
-      OwnLogits::template Multiply<kDepth>(m_, queries_, FirstRow(0), KeyTile(stage), 8 * sharer_ * kOwnKeyTiles,
+      OwnLogits::template Multiply<kDepth>(m_, queries_, FirstRow(0), KeyTile(stage), 8 * n_warp_ * kOwnKeyTiles,
                                            logits);
     };
-    if constexpr (kHasFewRows) {
+    if constexpr (kIsSmallM) {
       typename OwnLogits::Products own;
       multiply(own);
       HEED_DEVICE_UNROLL
       for (int j = 0; j < kOwnKeyTiles; ++j) {
         HEED_DEVICE_UNROLL
         for (int half = 0; half < 2; ++half) {
-          *SharedLogits(half, sharer_ * kOwnKeyTiles + j) = {own[0][j][2 * half], own[0][j][2 * half + 1]};
+          *SharedLogits(half, n_warp_ * kOwnKeyTiles + j) = {own[0][j][2 * half], own[0][j][2 * half + 1]};
         }
       }
     } else {
       multiply(logits_);
     }
   }
-  // Those of all warps, once all have met.
+  // Loads the logits of all warps, after a barrier.
   HEED_DEVICE void TakeLogits() {
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; ++j) {
@@ -339,210 +339,210 @@ class ForwardBlock {
 
   // P = exp(S - max) in place of S, the rows' sums, and the rescaling of outputs. `full`: every row sees the whole
   // tile.
-  HEED_DEVICE void Weigh(bool full, int64_t tile) {
+  HEED_DEVICE void Softmax(bool full, int64_t tile) {
     if (general_) ScaleLogits(tile);
     if (full) {
-      Weigh<true>(tile);
+      Softmax<true>(tile);
     } else {
-      Weigh<false>(tile);
+      Softmax<false>(tile);
     }
-    if (general_ && p_.dropout > 0) Drop(tile);
+    if (general_ && p_.dropout > 0) ApplyDropout(tile);
   }
-  // f(strip, half, row of the sequence) of the thread's rows, there or not.
+  // Calls f(fragment, half, row of the sequence) for the thread's rows, existing or not.
   template <class F>
   HEED_DEVICE void ForAllRows(const F& f) {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const int row = RowOf(strip, half);
-        f(strip, half, RowAt(row < num_rows_ ? row : 0));
+        const int row = RowOf(fragment, half);
+        f(fragment, half, RowAt(row < num_rows_ ? row : 0));
       }
     }
   }
   HEED_DEVICE void ScaleLogits(int64_t tile) {
-    ForAllRows([&](int strip, int half, const Row& at) {
+    ForAllRows([&](int fragment, int half, const Row& at) {
       const float slope = of_pairs_.SlopeOf(at);
       HEED_DEVICE_UNROLL
       for (int j = 0; j < kKeyTiles; ++j) {
         HEED_DEVICE_UNROLL
         for (int i = 0; i < 2; ++i) {
-          float& x = logits_[strip][j][2 * half + i];
+          float& x = logits_[fragment][j][2 * half + i];
           x = of_pairs_.OfProduct(x, at, tile + KeyOf(j, i), slope);
         }
       }
     });
   }
   template <bool kFull>
-  HEED_DEVICE void Weigh(int64_t tile) {
+  HEED_DEVICE void Softmax(int64_t tile) {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
-      for (int half = 0; half < 2; ++half) WeighRow<kFull>(strip, half, tile);
+      for (int half = 0; half < 2; ++half) SoftmaxRow<kFull>(fragment, half, tile);
     }
   }
   template <bool kFull>
-  HEED_DEVICE void WeighRow(int strip, int half, int64_t tile) {
-    float max = max_[strip][half];
-    const int row = RowOf(strip, half);
+  HEED_DEVICE void SoftmaxRow(int fragment, int half, int64_t tile) {
+    float max = max_[fragment][half];
+    const int row = RowOf(fragment, half);
     const Row at = RowAt(row < num_rows_ ? row : 0);
     const KeyRuns runs = kFull || row >= num_rows_ ? KeyRuns() : KeyRunsOf(p_, s_, at.query);
-    const uint64_t kept = kFull || !general_ ? ~uint64_t{0} : tiles_.kept().WordOf(at.query);
+    const uint64_t mask_word = kFull || !general_ ? ~uint64_t{0} : tiles_.block_mask().WordOf(at.query);
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; ++j) {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) {
-        float& x = logits_[strip][j][2 * half + i];
+        float& x = logits_[fragment][j][2 * half + i];
         const int64_t key = tile + KeyOf(j, i);
-        if (!kFull && !(Sees(runs, key) && (kept >> KeyOf(j, i) & 1) != 0)) x = -INFINITY;
+        if (!kFull && !(Sees(runs, key) && (mask_word >> KeyOf(j, i) & 1) != 0)) x = -INFINITY;
         if (!kFull && general_) x = x == -INFINITY ? x : of_pairs_.WithPair(x, at, key);
         max = fmaxf(max, x);
       }
     }
     max = fmaxf(max, m_.ShuffleXor(max, 1));
     max = fmaxf(max, m_.ShuffleXor(max, 2));
-    // Differences are taken first: they are exact where it matters, and 0 where the maximum stays.
+    // Subtracts before scaling: differences are exact where it matters, and 0 if the maximum stays.
     const float factor = unit_ * kLog2E, shift = max == -INFINITY ? 0 : max;
-    const float rescale = M::Exp2((max_[strip][half] - shift) * factor);
-    rescale_[strip][half] = rescale;
-    max_[strip][half] = max;
+    const float rescale = M::Exp2((max_[fragment][half] - shift) * factor);
+    rescale_[fragment][half] = rescale;
+    max_[fragment][half] = max;
     float sum = 0;
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; ++j) {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) {
-        float& x = logits_[strip][j][2 * half + i];
+        float& x = logits_[fragment][j][2 * half + i];
         const bool masked = !kFull && x == -INFINITY;
-        x = masked ? -0.0f : M::Exp2(fmaf(x - shift, factor, kWeightPower));
+        x = masked ? -0.0f : M::Exp2(fmaf(x - shift, factor, kProbabilityPower));
         sum += x;
       }
     }
-    sum_[strip][half] = fmaf(sum_[strip][half], rescale, sum);
+    sum_[fragment][half] = fmaf(sum_[fragment][half], rescale, sum);
   }
   HEED_DEVICE void Rescale() {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const float rescale = rescale_[strip][half];
-        if (!m_.Any(rescale != 1)) continue;  // as mostly, once a few tiles are behind
+        const float rescale = rescale_[fragment][half];
+        if (!m_.Any(rescale != 1)) continue;  // usual after the first few tiles
         HEED_DEVICE_UNROLL
         for (int e = 0; e < kChannelTiles; ++e) {
           HEED_DEVICE_UNROLL
-          for (int i = 0; i < 2; ++i) outputs_[strip][e][2 * half + i] *= rescale;
+          for (int i = 0; i < 2; ++i) outputs_[fragment][e][2 * half + i] *= rescale;
         }
       }
     }
   }
 
-  // Weights of dropped pairs become 0; those of masked ones keep their sign.
-  HEED_DEVICE void Drop(int64_t tile) {
-    ForAllRows([&](int strip, int half, const Row& at) {
+  // Sets P of dropped pairs to 0; masked pairs keep -0.
+  HEED_DEVICE void ApplyDropout(int64_t tile) {
+    ForAllRows([&](int fragment, int half, const Row& at) {
       HEED_DEVICE_UNROLL
       for (int j = 0; j < kKeyTiles; ++j) {
         HEED_DEVICE_UNROLL
         for (int i = 0; i < 2; ++i) {
-          float& weight = logits_[strip][j][2 * half + i];
-          if (weight > 0 && !of_pairs_.Keeps(at, tile + KeyOf(j, i))) weight = 0;
+          float& p = logits_[fragment][j][2 * half + i];
+          if (p > 0 && !of_pairs_.Keeps(at, tile + KeyOf(j, i))) p = 0;
         }
       }
     });
   }
 
-  HEED_DEVICE void BeginTerms() {
+  HEED_DEVICE void BeginState() {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
-      max_[strip][0] = max_[strip][1] = -INFINITY;
-      sum_[strip][0] = sum_[strip][1] = 0;
-      ended_[strip][0] = ended_[strip][1] = {-INFINITY, 0};
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
+      max_[fragment][0] = max_[fragment][1] = -INFINITY;
+      sum_[fragment][0] = sum_[fragment][1] = 0;
+      ended_[fragment][0] = ended_[fragment][1] = {-INFINITY, 0};
     }
   }
   HEED_DEVICE void ClearOutputs() {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannelTiles; ++e) {
         HEED_DEVICE_UNROLL
-        for (int i = 0; i < 4; ++i) outputs_[strip][e][i] = 0;
+        for (int i = 0; i < 4; ++i) outputs_[fragment][e][i] = 0;
       }
     }
   }
-  // Where a segment ends: its terms are taken from what the next one begins anew.
-  HEED_DEVICE void EndTerms() {
+  // Ends a segment: its state moves to ended_, and a new state begins.
+  HEED_DEVICE void EndState() {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        ended_[strip][half] = {max_[strip][half], sum_[strip][half]};
-        max_[strip][half] = -INFINITY;
-        sum_[strip][half] = 0;
+        ended_[fragment][half] = {max_[fragment][half], sum_[fragment][half]};
+        max_[fragment][half] = -INFINITY;
+        sum_[fragment][half] = 0;
       }
     }
   }
-  // So that each thread of a row has all of it.
+  // Adds up each row's sum over its four threads.
   HEED_DEVICE void AddUpSums() {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        float& sum = ended_[strip][half].sum;
+        float& sum = ended_[fragment][half].sum;
         sum += m_.ShuffleXor(sum, 1);
         sum += m_.ShuffleXor(sum, 2);
       }
     }
   }
-  HEED_DEVICE void KeepState() {
+  HEED_DEVICE void SaveState() {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
-      kept_terms_[strip][0] = ended_[strip][0];
-      kept_terms_[strip][1] = ended_[strip][1];
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
+      previous_state_[fragment][0] = ended_[fragment][0];
+      previous_state_[fragment][1] = ended_[fragment][1];
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannelTiles; ++e) {
         HEED_DEVICE_UNROLL
-        for (int i = 0; i < 4; ++i) kept_outputs_[strip][e][i] = outputs_[strip][e][i];
+        for (int i = 0; i < 4; ++i) previous_outputs_[fragment][e][i] = outputs_[fragment][e][i];
       }
     }
     ClearOutputs();
   }
-  HEED_DEVICE void AddToState() {
+  HEED_DEVICE void MergeState() {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const PartTerms before = kept_terms_[strip][half], since = ended_[strip][half];
+        const SoftmaxState before = previous_state_[fragment][half], since = ended_[fragment][half];
         const MergedStates<M> both(before, since, unit_);
-        ended_[strip][half] = {both.max(), both.Sum(before.sum, since.sum)};
+        ended_[fragment][half] = {both.max(), both.Sum(before.sum, since.sum)};
         HEED_DEVICE_UNROLL
         for (int e = 0; e < kChannelTiles; ++e) {
           HEED_DEVICE_UNROLL
           for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            outputs_[strip][e][i] = both.Sum(kept_outputs_[strip][e][i], outputs_[strip][e][i]);
+            outputs_[fragment][e][i] = both.Sum(previous_outputs_[fragment][e][i], outputs_[fragment][e][i]);
           }
         }
       }
     }
   }
 
-  // f(strip, half, row of the sequence) of the thread's rows.
+  // Calls f(fragment, half, row of the sequence) for the thread's existing rows.
   template <class F>
   HEED_DEVICE void ForRows(const F& f) const {
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        if (const int row = RowOf(strip, half); row < num_rows_) f(strip, half, RowAt(row));
+        if (const int row = RowOf(fragment, half); row < num_rows_) f(fragment, half, RowAt(row));
       }
     }
   }
-  HEED_DEVICE bool IsFirstOfRow() const { return lane_ % 4 == 0 && sharer_ == 0; }
+  HEED_DEVICE bool IsFirstOfRow() const { return lane_ % 4 == 0 && n_warp_ == 0; }
 
   HEED_DEVICE void Finish() const {
-    ForRows([&](int strip, int half, const Row& at) {
-      const RowEnd end = EndOf<M>(p_, kDType, ended_[strip][half], unit_, at.head);
+    ForRows([&](int fragment, int half, const Row& at) {
+      const RowEnd end = EndOf<M>(p_, kDType, ended_[fragment][half], unit_, at.head);
       Element* o = static_cast<Element*>(p_.o) + s_.o + at.query * p_.o_strides.token + at.head * p_.o_strides.head;
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannelTiles; ++e) {
-        const float* x = outputs_[strip][e] + 2 * half;
+        const float* x = outputs_[fragment][e] + 2 * half;
         heed::cuda::StorePair<M, kDType>(o, ChannelOf(e), p_.value_depth, x[0] * end.factor, x[1] * end.factor);
       }
       if (p_.lse != nullptr && IsFirstOfRow()) {
@@ -550,49 +550,49 @@ class ForwardBlock {
       }
     });
   }
-  HEED_DEVICE void LeaveParts() const {
-    ForRows([&](int strip, int half, const Row& at) {
+  HEED_DEVICE void StoreSplit() const {
+    ForRows([&](int fragment, int half, const Row& at) {
       const int64_t row = static_cast<int64_t>(at.head) * s_.num_queries + at.query;
-      const int64_t part = s_.parts + row * segments_ + segment_;
-      float* outputs = p_.part_outputs + part * p_.part_channels;
+      const int64_t split = s_.splits + row * segments_ + segment_;
+      float* outputs = p_.split_outputs + split * p_.split_channels;
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannelTiles; ++e) {
-        const float* x = outputs_[strip][e] + 2 * half;
-        if (ChannelOf(e) < p_.part_channels) *reinterpret_cast<FloatPair*>(outputs + ChannelOf(e)) = {x[0], x[1]};
+        const float* x = outputs_[fragment][e] + 2 * half;
+        if (ChannelOf(e) < p_.split_channels) *reinterpret_cast<FloatPair*>(outputs + ChannelOf(e)) = {x[0], x[1]};
       }
-      if (IsFirstOfRow()) p_.part_terms[part] = ended_[strip][half];
+      if (IsFirstOfRow()) p_.split_states[split] = ended_[fragment][half];
     });
   }
 
-  // Where the thread's elements are.
-  HEED_DEVICE int FirstRow(int strip) const { return (warp_ * kStrips + strip) * 16; }
-  HEED_DEVICE int RowOf(int strip, int half) const { return FirstRow(strip) + lane_ / 4 + 8 * half; }
+  // Positions of the thread's elements.
+  HEED_DEVICE int FirstRow(int fragment) const { return (warp_ * kMFragments + fragment) * 16; }
+  HEED_DEVICE int RowOf(int fragment, int half) const { return FirstRow(fragment) + lane_ / 4 + 8 * half; }
   HEED_DEVICE int KeyOf(int j, int i) const { return 8 * j + lane_ % 4 * 2 + i; }
-  HEED_DEVICE int FirstChannel() const { return 8 * sharer_ * kChannelTiles; }               // of the warp
+  HEED_DEVICE int FirstChannel() const { return 8 * n_warp_ * kChannelTiles; }               // the warp's first
   HEED_DEVICE int ChannelOf(int e) const { return FirstChannel() + 8 * e + lane_ % 4 * 2; }  // and the next
 
   M& m_;
   const ForwardParams& p_;
   const DeviceSequence& s_;
-  const int lane_, warp_, sharer_;  // warps that share rows have the same number
+  const int lane_, warp_, n_warp_;  // warps that share rows have the same warp_
   const typename Shape::Queries queries_;
   const bool general_;
-  const float unit_;  // of logits
+  const float unit_;  // scale of the logits
   const PairLogits<M> of_pairs_;
   KeyTiles<M, Shape, kGeneral> tiles_;
   int first_row_ = 0, num_rows_ = 0;
-  int64_t segment_ = 0, segments_ = 1;  // the block's, and how many the sequence's blocks have
+  int64_t segment_ = 0, segments_ = 1;  // this block's split, and the number of splits
   int64_t next_keys_ = 0, next_values_ = 0;
-  int phase_ = 0;  // of bulk copies
+  int phase_ = 0;  // mbarrier phase
   typename Sums::Weights logits_;
   typename Sums::Sums outputs_;
-  float max_[kStrips][2], sum_[kStrips][2], rescale_[kStrips][2];
-  PartTerms ended_[kStrips][2];  // of a segment, or of all segments up to it
-  // Of groups: queries, and weights, as operands.
-  uint32_t rows_[Shape::kHasGroups ? kDepth / 16 : 1][4], weights_[Shape::kHasGroups ? kTileKeys / 16 : 1][1][4];
-  // Of the segments before.
-  typename Sums::Sums kept_outputs_;
-  PartTerms kept_terms_[kStrips][2];
+  float max_[kMFragments][2], sum_[kMFragments][2], rescale_[kMFragments][2];
+  SoftmaxState ended_[kMFragments][2];  // of a segment, or of all segments up to it
+  // WGMMA operands: queries and P.
+  uint32_t rows_[Shape::kUsesWgmma ? kDepth / 16 : 1][4], p_operands_[Shape::kUsesWgmma ? kTileKeys / 16 : 1][1][4];
+  // State of the segments before.
+  typename Sums::Sums previous_outputs_;
+  SoftmaxState previous_state_[kMFragments][2];
 };
 
 }  // namespace heed::softmax::cuda

@@ -1,4 +1,4 @@
-// Blocks of attention forward as kernels of GPUs, for the files that compile them.
+// The launch of a forward block, for the files that compile them.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_FORWARD_KERNEL_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_FORWARD_KERNEL_H_
 

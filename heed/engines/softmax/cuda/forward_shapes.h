@@ -1,4 +1,5 @@
-// The kernels that there are: by dtype, channels of keys and channels of values. Smaller rows are filled with zeros.
+// The kernels of attention by dtype, key channels and value channels, and their dispatch. Smaller rows are padded with
+// zeros.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_FORWARD_SHAPES_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_FORWARD_SHAPES_H_
 
@@ -19,7 +20,7 @@ namespace heed::softmax::cuda {
 
 inline constexpr int64_t kMostChannels = 256;
 
-// f() of a dtype, as an integral constant.
+// Calls f with the dtype as an integral constant.
 template <class F>
 auto WithDType(DType dtype, const F& f) {
   if (dtype == DType::kF32) return f(std::integral_constant<DType, DType::kF32>());
@@ -27,7 +28,7 @@ auto WithDType(DType dtype, const F& f) {
   return f(std::integral_constant<DType, DType::kF16>());
 }
 
-// f(ForwardShape<...>()) of the smallest shape that rows of so many channels, at most kMostChannels, fit.
+// Calls f with the smallest ForwardShape that fits these channels, at most kMostChannels.
 template <class F>
 auto WithShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
   return WithDType(dtype, [&](auto of) {
@@ -40,17 +41,17 @@ auto WithShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
   });
 }
 
-// The same of blocks of few rows: kernels that are general where a problem is, as what they wait for is memory.
+// Calls f with the smallest small-M shape. These kernels are general, because they are bound by memory.
 template <class F>
-auto WithFewRowsShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
+auto WithSmallMShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
   return WithDType(dtype, [&](auto of) {
-    if (depth <= 64 && value_depth <= 64) return f(ForwardShape<of.value, 64, 64, BlockKind::kFew>());
-    if (depth <= 128 && value_depth <= 128) return f(ForwardShape<of.value, 128, 128, BlockKind::kFew>());
-    return f(ForwardShape<of.value, 256, 256, BlockKind::kFew>());
+    if (depth <= 64 && value_depth <= 64) return f(ForwardShape<of.value, 64, 64, BlockKind::kSmallM>());
+    if (depth <= 128 && value_depth <= 128) return f(ForwardShape<of.value, 128, 128, BlockKind::kSmallM>());
+    return f(ForwardShape<of.value, 256, 256, BlockKind::kSmallM>());
   });
 }
 
-// f(shape, whether it is general, as an integral constant). So are all of f32, whose time is that of products.
+// Calls f(shape, general) with an integral constant. All f32 kernels are general, because products are their bound.
 template <class F>
 auto WithKernel(const ForwardParams& p, const F& f) {
   return WithShape(p.dtype, p.depth, p.value_depth, [&](auto shape) {
@@ -61,7 +62,7 @@ auto WithKernel(const ForwardParams& p, const F& f) {
   });
 }
 
-// f(shape) of the backward kernels. Those of f32 have fewer channels: four tiles of more do not fit shared memory.
+// Calls f(shape) of the backward kernels. f32 has fewer channels: four wider tiles do not fit shared memory.
 inline constexpr int64_t kMostWideChannels = 128;
 template <class F>
 auto WithBackwardShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
@@ -74,7 +75,7 @@ auto WithBackwardShape(DType dtype, int64_t depth, int64_t value_depth, const F&
   });
 }
 
-// f(shape, whether it is general) of them. Those of f32 and f16 are.
+// Calls f(shape, general) of the backward kernels; those of f32 and f16 are all general.
 template <class F>
 auto WithBackwardKernel(const ForwardParams& p, const F& f) {
   return WithBackwardShape(p.dtype, p.depth, p.value_depth, [&](auto shape) {
@@ -85,11 +86,11 @@ auto WithBackwardKernel(const ForwardParams& p, const F& f) {
   });
 }
 
-// f(shape) of blocks whose groups of warps have products of their own: of 16 bits, up to kMostGroupChannels.
-// Shape<dtype, channels>::Type is a shape.
-inline constexpr int64_t kMostGroupChannels = 128;
+// Calls f with the smallest shape of the WGMMA kernels, of 16-bit dtypes up to kMostWgmmaChannels. Shape<dtype,
+// channels>::Type is the shape.
+inline constexpr int64_t kMostWgmmaChannels = 128;
 template <template <DType, int> class Shape, class F>
-auto WithGroupShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
+auto WithWgmmaShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
   const auto of_dtype = [&](auto of) {
     if (depth <= 64 && value_depth <= 64) return f(typename Shape<of.value, 64>::Type());
     return f(typename Shape<of.value, 128>::Type());
@@ -97,37 +98,37 @@ auto WithGroupShape(DType dtype, int64_t depth, int64_t value_depth, const F& f)
   if (dtype == DType::kBF16) return of_dtype(std::integral_constant<DType, DType::kBF16>());
   return of_dtype(std::integral_constant<DType, DType::kF16>());
 }
-// f(shape, whether it is general).
+// Calls f(shape, general) of the WGMMA kernels.
 template <template <DType, int> class Shape, class F>
-auto WithGroupKernel(const ForwardParams& p, const F& f) {
-  return WithGroupShape<Shape>(p.dtype, p.depth, p.value_depth, [&](auto shape) {
+auto WithWgmmaKernel(const ForwardParams& p, const F& f) {
+  return WithWgmmaShape<Shape>(p.dtype, p.depth, p.value_depth, [&](auto shape) {
     return IsGeneral(p) ? f(shape, std::true_type()) : f(shape, std::false_type());
   });
 }
 template <DType kOf, int kChannels>
-struct GroupShape {
-  using Type = ForwardShape<kOf, kChannels, kChannels, BlockKind::kGroups>;
+struct WgmmaShape {
+  using Type = ForwardShape<kOf, kChannels, kChannels, BlockKind::kWgmma>;
 };
 template <DType kOf, int kChannels>
-struct BackwardGroupShape {
-  using Type = BackwardShape<kOf, kChannels, kChannels, /*kGroups=*/true>;
+struct BackwardWgmmaShape {
+  using Type = BackwardShape<kOf, kChannels, kChannels, /*kWgmma=*/true>;
 };
 
-// Kernels of blocks of many rows or keys.
+// Launches of large-M blocks and of gradients.
 struct BlockLaunches {
   const char* (*forward)(const heed::cuda::Launch& launch, const ForwardParams& params);
-  // Of keys and values, and of queries, once there are terms of rows.
+  // Gradients of keys and values, and of queries, after `terms`.
   const char* (*key_gradients)(const heed::cuda::Launch& launch, const BackwardParams& params);
   const char* (*query_gradients)(const heed::cuda::Launch& launch, const BackwardParams& params);
 };
 
-// What libheed_cuda does for this engine.
+// The launches that libheed_cuda has for this engine.
 struct Launches {
-  BlockLaunches warps, groups;  // by which products are computed; groups of them are null where they are not compiled
-  // The same bits as forward's, by blocks of few rows, and rows of the parts that either of them leaves.
-  const char* (*few_rows)(const heed::cuda::Launch& launch, const ForwardParams& params);
+  BlockLaunches mma_sync, wgmma;  // wgmma is null if it is not compiled
+  // Small-M blocks, with the same bits as forward's, and the combination of splits.
+  const char* (*small_m)(const heed::cuda::Launch& launch, const ForwardParams& params);
   const char* (*combine)(const heed::cuda::Launch& launch, const ForwardParams& params);
-  // Terms of rows, before gradients; gradients of a bias, and sums of terms of rows.
+  // Terms of rows, which gradients read; gradients of a bias; sums of row terms.
   const char* (*terms)(const heed::cuda::Launch& launch, const BackwardParams& params);
   const char* (*bias_gradients)(const heed::cuda::Launch& launch, const BiasGradientParams& params);
   const char* (*head_sums)(const heed::cuda::Launch& launch, const HeadSumsParams& params);

@@ -1,4 +1,4 @@
-// What a pair's logit has beyond a product and a scale, and whether dropout leaves it, as all passes of a GPU see it.
+// Logits of pairs beyond scaled products, masks and dropout, for all passes on a GPU.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_PAIR_LOGITS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_PAIR_LOGITS_H_
 
@@ -13,7 +13,7 @@
 
 namespace heed::softmax::cuda {
 
-// A row of a sequence: a query, and its head.
+// A row of a sequence: query and head.
 struct Row {
   int query, head;
 };
@@ -22,8 +22,8 @@ HEED_DEVICE bool Sees(const KeyRuns& runs, int64_t key) {
   return (runs.first.begin <= key && key < runs.first.end) || (runs.second.begin <= key && key < runs.second.end);
 }
 
-// What a tile of keys means to the rows [first, last] of a sequence: keys [begin, end) but for `gap` are seen by some
-// of them, `common` by all. What a row sees moves up with its query.
+// The keys that rows [first, last] of a sequence see: some row sees keys [begin, end) except `gap`, all rows see
+// `common`. Intervals move up with the query.
 struct BlockKeys {
   int64_t begin = 0, end = 0;
   Interval gap, common;
@@ -41,7 +41,7 @@ HEED_DEVICE BlockKeys KeysOf(const ForwardParams& p, const DeviceSequence& s, in
   const KeyRuns of_first = KeyRunsOf(p, s, first), of_last = KeyRunsOf(p, s, last);
   const auto begin_of = [](const KeyRuns& x) { return x.first.empty() ? x.second.begin : x.first.begin; };
   const auto end_of = [](const KeyRuns& x) { return x.second.empty() ? x.first.end : x.second.end; };
-  // A row between them may see something where they do not.
+  // A row between the first and the last may see keys even if these two see none.
   keys.begin = of_first.size() == 0 || of_last.size() == 0
                    ? s.key_begin
                    : (begin_of(of_first) < begin_of(of_last) ? begin_of(of_first) : begin_of(of_last));
@@ -60,13 +60,13 @@ HEED_DEVICE float NumberOf(const DeviceNumbers& numbers, int64_t first, int head
   return heed::cuda::LoadFloat<M>(numbers.data, numbers.dtype, first + head * numbers.head_stride);
 }
 
-// Of problems whose logits are more than a scale above 0 times a product, or whose weights are dropped.
+// Logits of general problems: those with more than scale > 0 times a product, or with dropout.
 template <class M>
 class PairLogits {
  public:
   HEED_DEVICE PairLogits(const ForwardParams& p, const DeviceSequence& s) : p_(p), s_(s) {}
 
-  // Whether pairs have something of their own, so that no tile is whole.
+  // True if a bias or mask differs by pair, so that every tile is masked.
   HEED_DEVICE bool ByPair() const { return p_.bias.data != nullptr || p_.mask.data != nullptr; }
 
   HEED_DEVICE float SlopeOf(const Row& at) const {
@@ -76,9 +76,9 @@ class PairLogits {
     return fabsf(static_cast<float>(s_.start + at.query - key));
   }
 
-  // Scaled, capped, and with ALiBi; `capped` is what the cap makes of it, over the cap.
+  // Returns the scaled and soft-capped logit with ALiBi. `capped` is the capped logit over the cap.
   HEED_DEVICE float OfProduct(float x, const Row& at, int64_t key, float slope, float* capped = nullptr) const {
-    x = fmaf(x, p_.scale, 0.0f);  // rounded, whatever is added: so that each kernel has the same logit
+    x = fmaf(x, p_.scale, 0.0f);  // rounded before anything is added, so that all kernels have the same logit
     if (p_.softcap > 0) {
       const float t = tanhf(x / p_.softcap);
       if (capped != nullptr) *capped = t;
@@ -88,7 +88,7 @@ class PairLogits {
     return x;
   }
 
-  // With the pair's bias and mask.
+  // Returns the logit with the pair's bias and mask.
   HEED_DEVICE float WithPair(float x, const Row& at, int64_t key) const {
     const auto of_pair = [&](const DevicePairs& pairs, int64_t first) {
       return first + at.head * pairs.head_stride + at.query * pairs.query_stride + key * pairs.key_stride;
@@ -96,14 +96,14 @@ class PairLogits {
     if (p_.bias.data != nullptr) {
       const int64_t pair = of_pair(p_.bias, s_.bias);
       const float bias = heed::cuda::LoadFloat<M>(p_.bias.data, p_.bias.dtype, pair);
-      x = bias == -INFINITY ? bias : x + bias;  // a mask, whatever the logit
+      x = bias == -INFINITY ? bias : x + bias;  // -inf masks, whatever the logit
     }
     const bool kept =
         p_.mask.data == nullptr || static_cast<const uint8_t*>(p_.mask.data)[of_pair(p_.mask, s_.mask)] != 0;
     return kept ? x : -INFINITY;
   }
 
-  // Whether dropout leaves a pair: four keys share a counter.
+  // True if dropout keeps a pair. Four keys share a Philox counter.
   HEED_DEVICE bool Keeps(const Row& at, int64_t key) const {
     const auto words = Philox({static_cast<uint32_t>(key >> 2), static_cast<uint32_t>(s_.start + at.query),
                                s_.first_head + static_cast<uint32_t>(at.head), p_.dropout_offset},

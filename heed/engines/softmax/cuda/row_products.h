@@ -1,4 +1,4 @@
-// Products of rows with rows: S = Q K^T, dP = dO V^T, and both the other way round.
+// Products of rows with rows by mma.sync: S = Q K^T, dP = dO V^T, and their transposes.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_ROW_PRODUCTS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_ROW_PRODUCTS_H_
 
@@ -8,54 +8,54 @@
 #include "heed/core/dtype.h"
 #include "heed/cuda/elements.h"
 #include "heed/cuda/machine.h"
-#include "heed/cuda/pieces.h"
+#include "heed/cuda/bf16_split.h"
 
 namespace heed::softmax::cuda {
 
-// Of a warp: kStrips strips of 16 rows by 8 kTiles rows, in fragments of products.
-template <DType kDType, int kStrips, int kTiles>
+// A warp's product of kMFragments m-fragments of 16 rows with 8 kTiles rows, as fragments of mma.sync.
+template <DType kDType, int kMFragments, int kTiles>
 struct RowProducts {
-  using Products = float[kStrips][kTiles][4];
+  using Products = float[kMFragments][kTiles][4];
 
-  // Rows of `a` from `row` on, those of `b` from `column` on.
+  // Multiplies rows of `a` from `row` on with rows of `b` from `column` on.
   template <int kChannels, class M, class A, class B>
   static HEED_DEVICE void Multiply(M& m, const A& a, int row, const B& b, int column, Products& products) {
-    constexpr DType kPiece = heed::cuda::kPieceOf<kDType>;
-    constexpr int kPieces = heed::cuda::kPiecesOf<kDType>;
+    constexpr DType kTerm = heed::cuda::kSplitDType<kDType>;
+    constexpr int kSplitTerms = heed::cuda::kSplitTermsOf<kDType>;
     HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int fragment = 0; fragment < kMFragments; ++fragment) {
       HEED_DEVICE_UNROLL
       for (int j = 0; j < kTiles; ++j) {
         HEED_DEVICE_UNROLL
-        for (int i = 0; i < 4; ++i) products[strip][j][i] = 0;
+        for (int i = 0; i < 4; ++i) products[fragment][j][i] = 0;
       }
     }
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kChannels; e += 16) {
-      uint32_t rows[kStrips][kPieces][4];
+      uint32_t rows[kMFragments][kSplitTerms][4];
       HEED_DEVICE_UNROLL
-      for (int strip = 0; strip < kStrips; ++strip) a.LoadRows(m, row + 16 * strip, e, rows[strip]);
+      for (int fragment = 0; fragment < kMFragments; ++fragment) a.LoadRows(m, row + 16 * fragment, e, rows[fragment]);
       HEED_DEVICE_UNROLL
       for (int j = 0; j < kTiles; j += 2) {
-        uint32_t columns[kPieces][4];
+        uint32_t columns[kSplitTerms][4];
         b.LoadColumns(m, column + 8 * j, e, columns);
         const auto low = heed::cuda::WordsOf(columns, 0, 1), high = heed::cuda::WordsOf(columns, 2, 3);
         HEED_DEVICE_UNROLL
-        for (int strip = 0; strip < kStrips; ++strip) {
-          heed::cuda::MultiplyPieces<kPiece>(m, rows[strip], low.at, products[strip][j]);
-          heed::cuda::MultiplyPieces<kPiece>(m, rows[strip], high.at, products[strip][j + 1]);
+        for (int fragment = 0; fragment < kMFragments; ++fragment) {
+          heed::cuda::MmaSplit<kTerm>(m, rows[fragment], low.at, products[fragment][j]);
+          heed::cuda::MmaSplit<kTerm>(m, rows[fragment], high.at, products[fragment][j + 1]);
         }
       }
     }
-    if constexpr (kPieces > 1) RepeatNaN<kChannels>(m, a, row, b, column, products);
+    if constexpr (kSplitTerms > 1) RepeatNaN<kChannels>(m, a, row, b, column, products);
   }
 
  private:
-  // What is infinite meets zeros and both signs among the pieces of a number: what is NaN is computed once more, number
-  // by number.
+  // Recomputes NaN results in f32: an infinity times the terms of a split number, which may be 0 or of both signs, is
+  // NaN.
   template <int kChannels, class M, class A, class B>
   static HEED_DEVICE void RepeatNaN(M& m, const A& a, int row, const B& b, int column, Products& products) {
-    constexpr int kCount = kStrips * kTiles * 4;
+    constexpr int kCount = kMFragments * kTiles * 4;
     bool any = false;
     heed::cuda::Unrolled<kCount>([&](auto n) { any |= std::isnan(Nth(products, n)); });
     if (!any) return;
@@ -65,8 +65,8 @@ struct RowProducts {
       bool again = false;
       heed::cuda::Unrolled<kCount>([&](auto n) { again |= n == product && std::isnan(Nth(products, n)); });
       if (!again) continue;
-      const int strip = product / (4 * kTiles), j = product / 4 % kTiles, i = product % 4;
-      const int from = row + 16 * strip + lane / 4 + 8 * (i / 2), to = column + 8 * j + lane % 4 * 2 + i % 2;
+      const int fragment = product / (4 * kTiles), j = product / 4 % kTiles, i = product % 4;
+      const int from = row + 16 * fragment + lane / 4 + 8 * (i / 2), to = column + 8 * j + lane % 4 * 2 + i % 2;
       float sum = 0;
       HEED_DEVICE_ROLL
       for (int e = 0; e < kChannels; ++e) sum = fmaf(*a.At(from, e), *b.At(to, e), sum);

@@ -1,8 +1,7 @@
-// What a row has of its keys, segment by segment: its largest logit, the sum of its weights, and weighted sums of
-// values.
+// Softmax states of rows, segment by segment: the maximum of the logits, the sum of exponentials, and outputs.
 //
-// Blocks that walk over all keys and those that leave segments to CombineBlock add up the same states in the same
-// order, with the roundings that stand here: a row has the same bits either way.
+// Blocks that sweep all keys and CombineBlock (split-KV) merge the same states in the same order with the roundings
+// below, so that a row's bits do not depend on the split.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_ROW_STATES_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_ROW_STATES_H_
 
@@ -18,15 +17,15 @@ namespace heed::softmax::cuda {
 
 inline constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
-// Weights are multiplied by 2 to this power, lest small ones of f16 lose bits.
-constexpr int WeightPower(DType dtype) { return dtype == DType::kF16 ? 10 : 0; }
+// The exponent of a power of two that scales P, so that small probabilities keep their bits in f16.
+constexpr int ProbabilityPower(DType dtype) { return dtype == DType::kF16 ? 10 : 0; }
 
-// A row's state up to some key and that of the segment behind it, as one. A state without a key changes no bit.
+// The merge of a row's state up to some key with that of the next segment. Merging an empty state changes no bit.
 template <class M>
 class MergedStates {
  public:
-  // `unit`: of logits.
-  HEED_DEVICE MergedStates(const PartTerms& before, const PartTerms& since, float unit)
+  // `unit` is the scale of the logits.
+  HEED_DEVICE MergedStates(const SoftmaxState& before, const SoftmaxState& since, float unit)
       : before_is_empty_(before.sum == 0), since_is_empty_(since.sum == 0), max_(fmaxf(before.max, since.max)) {
     const float factor = unit * kLog2E, shift = max_ == -INFINITY ? 0 : max_;
     of_before_ = M::Exp2((before.max - shift) * factor);
@@ -43,16 +42,16 @@ class MergedStates {
   float max_, of_before_, of_since_;
 };
 
-// What a row ends with: its lse, and the factor of its weighted sums.
+// A row's lse, and the factor that normalises its outputs.
 struct RowEnd {
   float lse, factor;
 };
 
 template <class M>
-HEED_DEVICE RowEnd EndOf(const ForwardParams& p, DType dtype, const PartTerms& terms, float unit, int head) {
+HEED_DEVICE RowEnd EndOf(const ForwardParams& p, DType dtype, const SoftmaxState& terms, float unit, int head) {
   if (terms.sum == 0) return {-INFINITY, 0};
   RowEnd end;
-  end.lse = fmaf(terms.max, unit, logf(terms.sum)) - (dtype == DType::kF16 ? WeightPower(DType::kF16) * kLn2 : 0);
+  end.lse = fmaf(terms.max, unit, logf(terms.sum)) - (dtype == DType::kF16 ? ProbabilityPower(DType::kF16) * kLn2 : 0);
   end.factor = 1 / terms.sum;
   if (p.dropout > 0) end.factor /= 1 - p.dropout;
   if (p.sinks.data != nullptr) end.factor /= 1 + expf(NumberOf<M>(p.sinks, 0, head) - end.lse);

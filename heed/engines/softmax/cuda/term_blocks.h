@@ -1,4 +1,4 @@
-// Terms of rows that the backward pass of attention on a GPU needs, and sums of terms that are gradients.
+// Terms of rows for the backward pass of attention on a GPU, and sums of row terms, which are gradients.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_TERM_BLOCKS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_TERM_BLOCKS_H_
 
@@ -16,7 +16,7 @@ namespace heed::softmax::cuda {
 inline constexpr int kTermsThreads = 128;
 inline constexpr int kTermsRows = kTermsThreads / heed::cuda::kWarp;
 
-// Terms of rows, a warp per row; of a learned sink, what the row adds to its gradient, -(1 - w) <d_o, o>.
+// Computes terms of rows, one warp per row. With a learned sink, -(1 - w) <d_o, o> is the row's term of its gradient.
 template <class M>
 class TermsBlock {
  public:
@@ -27,7 +27,7 @@ class TermsBlock {
     const int lane = m_.thread() % heed::cuda::kWarp, head = m_.block(1);
     const int query = m_.block(0) * kTermsRows + m_.thread() / heed::cuda::kWarp;
     float sum = 0;
-    const bool exists = query < s_.num_queries;  // all threads of a warp agree
+    const bool exists = query < s_.num_queries;  // the same in all threads of a warp
     if (exists) {
       const int64_t o = s_.o + query * f_.o_strides.token + head * f_.o_strides.head;
       const int64_t d_o = g_.d_o + query * p_.d_o_strides.token + head * p_.d_o_strides.head;
@@ -40,8 +40,8 @@ class TermsBlock {
     const int64_t term = p_.TermAt(g_, query, head);
     const float lse = f_.lse[s_.lse + query * f_.lse_strides.token + head * f_.lse_strides.head];
     const bool has_keys = lse != -INFINITY;
-    if (!has_keys) sum = 0;  // whatever arrives at it
-    float w = 1, rest = 0;   // what a sink leaves, and what it takes
+    if (!has_keys) sum = 0;  // whatever d_o is
+    float w = 1, rest = 0;   // probability that the sink leaves, and takes
     if (f_.sinks.data != nullptr && has_keys) {
       const auto shares = heed::cuda::SigmoidsOf<M>(lse - NumberOf<M>(f_.sinks, 0, head));
       w = shares.s;
@@ -64,7 +64,7 @@ class TermsBlock {
   const DeviceGradients& g_;
 };
 
-// Sum block(1) of the terms of head block(0), in double.
+// Computes sum block(1) of the terms of head block(0), in double.
 template <class M>
 class HeadSumsBlock {
  public:
@@ -76,7 +76,7 @@ class HeadSumsBlock {
     const int head = m_.block(0), sum = m_.block(1), thread = m_.thread();
     double* const sums = reinterpret_cast<double*>(m_.shared());
     double mine = 0;
-    for (int64_t row = p_.borders[sum] + thread; row < p_.borders[sum + 1]; row += kThreads) {
+    for (int64_t row = p_.offsets[sum] + thread; row < p_.offsets[sum + 1]; row += kThreads) {
       mine += p_.terms[head * p_.num_rows + row];
     }
     sums[thread] = mine;

@@ -127,7 +127,7 @@ TEST(AttendQuantizedTest, IsRightOnEveryTarget) {
   targets.push_back("emulated tiles");
   for (const std::string& target : targets) {
     Context ctx(1);
-    std::optional<EmulateTiles> emulate;
+    std::optional<EmulateAmx> emulate;
     if (target == "emulated tiles") {
       emulate.emplace();
       ctx.set_isa("tiles");
@@ -197,7 +197,7 @@ TEST(AttendQuantizedTest, AQueryHasTheBitsThatItHasAlone) {
   Context ctx(1);
   ctx.set_isa("tiles");
   for (const bool emulated : {false, true}) {
-    std::optional<EmulateTiles> emulate;
+    std::optional<EmulateAmx> emulate;
     if (emulated) emulate.emplace();
     for (const int64_t group : {2, 8, 11}) {
       Sizes n;

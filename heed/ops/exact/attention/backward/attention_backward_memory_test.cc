@@ -62,7 +62,7 @@ TEST(BackwardMemory, IsWhatTheHeaderSaysAtMost) {
         const int64_t bytes = BackwardWorkspace(ctx, {p.in.q, p.in.k, p.in.v, {}, {}, {}, {}}, p.options,
                                                 ToGradients(p.gradients, views));
         EXPECT_GT(bytes, 0);
-        const bool tiles = dtype != DType::kF64 && TilesOf(ctx.allowed_targets()) != TileUnit::kNone;
+        const bool tiles = dtype != DType::kF64 && AmxOf(ctx.allowed_targets()) != AmxUnit::kNone;
         ASSERT_LE(bytes, Formula(p, threads, tiles));
       }
     }

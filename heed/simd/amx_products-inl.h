@@ -1,26 +1,25 @@
-// Products of matrices in tiles of bf16, whose factors may be sums of several pieces.
+// Matrix products in AMX tiles of bf16, whose operands may be bf16 splits.
 //
 // Compiled once per SIMD target.
 //
-// An f32 is the sum of three bf16, of f32's exponents and 8 bits each; a product of such
-// sums is the sum of the products of the pieces, of which the small ones are left out:
+// An f32 is split into three bf16, with f32's exponents and 8 bits each. A product of splits is the sum of the products
+// of their terms, without the smallest ones (h, m, l: the high, middle and low term):
 //
-//   products                                      left out, of |a b|
-//   1  h h                                        nothing, of bf16
-//   3  h m + h h + m h                            2^-16 at most, of f32
-//   4  h m + h h + m h + m m                      nothing, of f16
-//   5  h h + h m + m m + m h + h l                2^-24 at most, of f16 a and f32 b
-//   6  h h + h m + m m + m h + l h + h l          2^-24 at most, of f32
-//   13, 31  l + m + h of the one factor           nothing, of bf16 and f32
+//   products                                      left out, relative to |a b|
+//   1  h h                                        nothing, for bf16
+//   3  h m + h h + m h                            at most 2^-16, for f32
+//   4  h m + h h + m h + m m                      nothing, for f16
+//   5  h h + h m + m m + m h + h l                at most 2^-24, for f16 a and f32 b
+//   6  h h + h m + m m + m h + l h + h l          at most 2^-24, for f32
+//   13, 31  l + m + h of the one operand          nothing, for bf16 and f32
 //
-// in an order in which each differs from the one before in one factor, if it can: 16 tiles
-// are loaded for 24 products. What bounds is the unit itself, 16 cycles a product, as long
-// as both factors are read from L1; from L2 a third of it is lost.
-#if defined(HEED_SIMD_TILE_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_SIMD_TILE_PRODUCTS_INL_H_
-#undef HEED_SIMD_TILE_PRODUCTS_INL_H_
+// The order changes one operand from product to product where possible: 24 products load 16 tiles. The bound is the AMX
+// unit with 16 cycles per product, as long as both operands are in L1; from L2 a third of the rate is lost.
+#if defined(HEED_SIMD_AMX_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_SIMD_AMX_PRODUCTS_INL_H_
+#undef HEED_SIMD_AMX_PRODUCTS_INL_H_
 #else
-#define HEED_SIMD_TILE_PRODUCTS_INL_H_
+#define HEED_SIMD_AMX_PRODUCTS_INL_H_
 #endif
 
 #include <cstddef>
@@ -29,61 +28,61 @@
 
 #include "heed/core/dtype.h"
 #include "heed/simd/convert-inl.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The pieces of a and b of each product.
-struct PiecePair {
+// The terms of a and b in a product.
+struct TermPair {
   int a, b;
 };
 template <int kProducts>
-struct PiecePairs;
+struct TermPairs;
 template <>
-struct PiecePairs<1> {
+struct TermPairs<1> {
   static constexpr int kA = 1, kB = 1;
-  static constexpr PiecePair kAll[] = {{0, 0}};
+  static constexpr TermPair kAll[] = {{0, 0}};
 };
 template <>
-struct PiecePairs<3> {
+struct TermPairs<3> {
   static constexpr int kA = 2, kB = 2;
-  static constexpr PiecePair kAll[] = {{0, 1}, {0, 0}, {1, 0}};
+  static constexpr TermPair kAll[] = {{0, 1}, {0, 0}, {1, 0}};
 };
 template <>
-struct PiecePairs<4> {
+struct TermPairs<4> {
   static constexpr int kA = 2, kB = 2;
-  static constexpr PiecePair kAll[] = {{0, 1}, {0, 0}, {1, 0}, {1, 1}};
+  static constexpr TermPair kAll[] = {{0, 1}, {0, 0}, {1, 0}, {1, 1}};
 };
 template <>
-struct PiecePairs<5> {
+struct TermPairs<5> {
   static constexpr int kA = 2, kB = 3;
-  static constexpr PiecePair kAll[] = {{0, 0}, {0, 1}, {1, 1}, {1, 0}, {0, 2}};
+  static constexpr TermPair kAll[] = {{0, 0}, {0, 1}, {1, 1}, {1, 0}, {0, 2}};
 };
 template <>
-struct PiecePairs<6> {
+struct TermPairs<6> {
   static constexpr int kA = 3, kB = 3;
-  static constexpr PiecePair kAll[] = {{0, 0}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {0, 2}};
+  static constexpr TermPair kAll[] = {{0, 0}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {0, 2}};
 };
 
-// One factor is bf16: what it multiplies has three pieces, the small ones first.
+// One operand is bf16, the other has three terms, smallest first.
 template <>
-struct PiecePairs<13> {
+struct TermPairs<13> {
   static constexpr int kA = 1, kB = 3;
-  static constexpr PiecePair kAll[] = {{0, 2}, {0, 1}, {0, 0}};
+  static constexpr TermPair kAll[] = {{0, 2}, {0, 1}, {0, 0}};
 };
 template <>
-struct PiecePairs<31> {
+struct TermPairs<31> {
   static constexpr int kA = 3, kB = 1;
-  static constexpr PiecePair kAll[] = {{2, 0}, {1, 0}, {0, 0}};
+  static constexpr TermPair kAll[] = {{2, 0}, {1, 0}, {0, 0}};
 };
 
-// Words of the pairs (low, high) of f32 as three bf16 pieces, cut off and not rounded: their
-// sum is exact, and cutting takes half the time. Of an infinity or NaN the first has it all.
+// Splits pairs (low, high) of f32 into three bf16 terms each, as words. Terms are truncated instead of rounded: their
+// sum is exact, and truncation takes half the time. An infinity or NaN is in the first term alone.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE void CutIntoPairs(D d, V low, V high, hn::Vec<hn::RebindToUnsigned<D>>* HWY_RESTRICT pieces) {
+HWY_INLINE void TruncateToPairs(D d, V low, V high, hn::Vec<hn::RebindToUnsigned<D>>* HWY_RESTRICT split) {
   const hn::RebindToUnsigned<D> words;
   const auto upper = hn::Set(words, 0xFFFF0000u);
   const auto rest = [&](V x) HWY_ATTR {
@@ -91,16 +90,16 @@ HWY_INLINE void CutIntoPairs(D d, V low, V high, hn::Vec<hn::RebindToUnsigned<D>
     return hn::IfThenZeroElse(hn::IsNaN(left), left);
   };
   for (int i = 0; i < 3; ++i) {
-    pieces[i] = hn::Or(hn::ShiftRight<16>(hn::BitCast(words, low)), hn::And(hn::BitCast(words, high), upper));
+    split[i] = hn::Or(hn::ShiftRight<16>(hn::BitCast(words, low)), hn::And(hn::BitCast(words, high), upper));
     if (i == 2) break;
     low = rest(low);
     high = rest(high);
   }
 }
 
-// x rounded to bf16. Where the instruction takes subnormal numbers for 0, so do the products.
+// Rounds x to bf16. The instruction flushes subnormal numbers to 0, as the products do.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE auto RoundPiece(D d, V x) {
+HWY_INLINE auto RoundTerm(D d, V x) {
 #if HWY_TARGET == HWY_AVX3_SPR
   const hn::Rebind<hwy::bfloat16_t, D> half;
   return hn::BitCast(hn::Rebind<uint16_t, D>(), hn::DemoteTo(half, x));
@@ -109,13 +108,13 @@ HWY_INLINE auto RoundPiece(D d, V x) {
 #endif
 }
 
-// x as bf16 pieces, each the nearest to what is left. Of an infinity or NaN the first piece
-// has it all, and what rounds to infinity is cut off instead.
-template <int kPieces, class D, class V = hn::Vec<D>>
-HWY_INLINE void SplitIntoPieces(D d, V x, hn::Vec<hn::Rebind<uint16_t, D>>* HWY_RESTRICT pieces) {
+// Splits x into bf16 terms, each the nearest to the rest. An infinity or NaN is in the first term alone; a finite
+// number that would round to infinity is truncated.
+template <int kTerms, class D, class V = hn::Vec<D>>
+HWY_INLINE void SplitBf16(D d, V x, hn::Vec<hn::Rebind<uint16_t, D>>* HWY_RESTRICT split) {
   const hn::RebindToUnsigned<D> words;
-  if constexpr (kPieces == 1) {
-    pieces[0] = RoundPiece(d, x);
+  if constexpr (kTerms == 1) {
+    split[0] = RoundTerm(d, x);
   } else {
     const V largest = hn::BitCast(d, hn::Set(words, 0x7F7F0000u));
     V rest;
@@ -123,21 +122,21 @@ HWY_INLINE void SplitIntoPieces(D d, V x, hn::Vec<hn::Rebind<uint16_t, D>>* HWY_
     if (HWY_UNLIKELY(!hn::AllTrue(d, ordinary))) {
       const auto finite = hn::IsFinite(x);
       const auto clipped = hn::AndNot(ordinary, finite);
-      pieces[0] = RoundPiece(d, hn::IfThenElse(clipped, hn::CopySign(largest, x), x));
-      rest = hn::IfThenElseZero(finite, hn::Sub(x, Widen(d, BF16(), pieces[0])));
+      split[0] = RoundTerm(d, hn::IfThenElse(clipped, hn::CopySign(largest, x), x));
+      rest = hn::IfThenElseZero(finite, hn::Sub(x, Widen(d, BF16(), split[0])));
     } else {
-      pieces[0] = RoundPiece(d, x);
-      rest = hn::Sub(x, Widen(d, BF16(), pieces[0]));
+      split[0] = RoundTerm(d, x);
+      rest = hn::Sub(x, Widen(d, BF16(), split[0]));
     }
-    for (int i = 1; i < kPieces; ++i) {
-      pieces[i] = RoundPiece(d, rest);
-      if (i + 1 < kPieces) rest = hn::Sub(rest, Widen(d, BF16(), pieces[i]));
+    for (int i = 1; i < kTerms; ++i) {
+      split[i] = RoundTerm(d, rest);
+      if (i + 1 < kTerms) rest = hn::Sub(rest, Widen(d, BF16(), split[i]));
     }
   }
 }
 
-// What comes between products is inlined, many times over, where a unit multiplies meanwhile. Where that is emulated,
-// for tests, it is called, so that kernels do not take long to compile.
+// Code between products is inlined, many times over, where AMX multiplies in the meantime. With emulation, for tests,
+// it is called, so that kernels compile quickly.
 #undef HEED_BETWEEN_PRODUCTS
 #if HWY_TARGET == HWY_AVX3_SPR
 #define HEED_BETWEEN_PRODUCTS HWY_INLINE
@@ -145,22 +144,21 @@ HWY_INLINE void SplitIntoPieces(D d, V x, hn::Vec<hn::Rebind<uint16_t, D>>* HWY_
 #define HEED_BETWEEN_PRODUCTS HWY_NOINLINE
 #endif
 
-// Rows of tiles: where the tile (row, step, piece) begins, and how its rows follow each
-// other.
+// An operand of tiles: the address of tile (row, step, term), and the distance of its rows.
 struct TileFactor {
   const char* data;
-  ptrdiff_t row, step, piece;  // bytes
-  ptrdiff_t stride;            // between the rows of a tile
-  const char* At(ptrdiff_t r, ptrdiff_t s, int p) const { return data + r * row + s * step + p * piece; }
+  ptrdiff_t row, step, term;  // in bytes
+  ptrdiff_t stride;           // between rows of a tile
+  const char* At(ptrdiff_t r, ptrdiff_t s, int p) const { return data + r * row + s * step + p * term; }
 };
 
-// A block of 2 x 2 sums, in registers: 0 to 3 the sums, 4 and 5 of a, 6 and 7 of b. Tiles
-// of a come by and those of b stay in L1: a fifth to a quarter faster where a is in L2.
+// A block of 2 x 2 sums in tile registers: 0 to 3 are sums, 4 and 5 tiles of a, 6 and 7 tiles of b. Tiles of a are
+// streamed and those of b stay in L1, which is a fifth to a quarter faster if a is in L2.
 template <class Tiles, int kProducts>
 struct TileBlock {
   static constexpr int Sum(int i, int j) { return 2 * i + j; }
 
-  // f.template operator()<i, j>() for each sum.
+  // Calls f.template operator()<i, j>() for each sum.
   template <class F>
   static HWY_INLINE void ForSums(const F& f) {
     f.template operator()<0, 0>();
@@ -169,14 +167,13 @@ struct TileBlock {
     f.template operator()<1, 1>();
   }
 
-  // The products of one step; before<i, j>() comes before the first one of each sum, and
-  // between<i, j>() after each product: the unit needs 16 cycles for it, in which vectors can
-  // be computed.
+  // The products of one step. Calls before<i, j>() before the first product of each sum, and between<i, j>() after each
+  // product: AMX takes 16 cycles per product, in which vector code can run.
   template <int k = 0, class Before, class Between>
   static HWY_INLINE void Step(const TileFactor& a, ptrdiff_t i, const TileFactor& b, ptrdiff_t j, ptrdiff_t step,
                               const Before& before, Between& between) {
-    constexpr auto& kPairs = PiecePairs<kProducts>::kAll;
-    constexpr PiecePair now = kPairs[k], last = kPairs[k == 0 ? 0 : k - 1];
+    constexpr auto& kPairs = TermPairs<kProducts>::kAll;
+    constexpr TermPair now = kPairs[k], last = kPairs[k == 0 ? 0 : k - 1];
     constexpr bool new_a = k == 0 || now.a != last.a, new_b = k == 0 || now.b != last.b;
     ForSums([&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
       if constexpr (new_a && n == 0) {
@@ -199,14 +196,14 @@ struct TileBlock {
     HWY_INLINE void Do() const {}
   };
 
-  // The sums that the registers hold, to `out`.
+  // Stores the sums to `out`.
   static HWY_INLINE void StoreAll(float* out, ptrdiff_t out_row) {
     ForSums([&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA { StoreSum<m, n>(out, out_row); });
   }
 
-  // Sums over steps of the tiles from (i, j) on, left in registers: onto what `out` has if
-  // kAdd. Those of before are stored to `before`, if that is not null, just before their
-  // registers are needed again: four stores in a row would stall.
+  // Sums over the steps of tiles from (i, j) on, left in registers. With kAdd it adds to `out`. If `before` is not
+  // null, the previous sums are stored there, each just before its register is needed again: four stores in a row would
+  // stall.
   template <bool kAdd>
   static HWY_INLINE void Sums(const TileFactor& a, ptrdiff_t i, const TileFactor& b, ptrdiff_t j, ptrdiff_t steps,
                               float* before, const float* out, ptrdiff_t out_row) {
@@ -238,7 +235,7 @@ struct TileBlock {
   }
 };
 
-// out = a b, or += if kAdd, of `rows` by `columns` tiles, both even.
+// out = a b, or out += a b with kAdd, of `rows` by `columns` tiles, both even.
 template <class Tiles, int kProducts, bool kAdd>
 HWY_INLINE void MultiplyTiles(const TileFactor& a, ptrdiff_t rows, const TileFactor& b, ptrdiff_t columns,
                               ptrdiff_t steps, float* out, ptrdiff_t out_row) {
@@ -259,4 +256,4 @@ HWY_INLINE void MultiplyTiles(const TileFactor& a, ptrdiff_t rows, const TileFac
 }  // namespace heed::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_SIMD_TILE_PRODUCTS_INL_H_
+#endif  // HEED_SIMD_AMX_PRODUCTS_INL_H_

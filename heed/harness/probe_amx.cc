@@ -1,35 +1,35 @@
-// The probe of AMX tiles.
+// The probe of AMX.
 #include <algorithm>
 #include <cstdint>
 
 #include "heed/core/os.h"
 #include "heed/harness/buffer.h"
 #include "heed/harness/probe.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx.h"
 
 namespace heed::probe {
 namespace {
 
-// Four accumulators and two tiles of each factor, as in the kernels.
+// Four sums from two operands each, as in the kernels.
 void Multiply(int64_t iterations, const void* factors, void* sums) {
-#if HEED_HAVE_TILES
-  const MatrixTiles::Session session;
+#if HEED_HAVE_AMX
+  const AmxTiles::Session session;
   const char* at = static_cast<const char*>(factors);
-  MatrixTiles::Load<4>(at, 64);
-  MatrixTiles::Load<5>(at + kTileBytes, 64);
-  MatrixTiles::Load<6>(at + 2 * kTileBytes, 64);
-  MatrixTiles::Load<7>(at + 3 * kTileBytes, 64);
-  MatrixTiles::Zero<0>();
-  MatrixTiles::Zero<1>();
-  MatrixTiles::Zero<2>();
-  MatrixTiles::Zero<3>();
+  AmxTiles::Load<4>(at, 64);
+  AmxTiles::Load<5>(at + kTileBytes, 64);
+  AmxTiles::Load<6>(at + 2 * kTileBytes, 64);
+  AmxTiles::Load<7>(at + 3 * kTileBytes, 64);
+  AmxTiles::Zero<0>();
+  AmxTiles::Zero<1>();
+  AmxTiles::Zero<2>();
+  AmxTiles::Zero<3>();
   for (int64_t i = 0; i < iterations; ++i) {
-    MatrixTiles::AddProducts<0, 4, 6>();
-    MatrixTiles::AddProducts<1, 4, 7>();
-    MatrixTiles::AddProducts<2, 5, 6>();
-    MatrixTiles::AddProducts<3, 5, 7>();
+    AmxTiles::AddProducts<0, 4, 6>();
+    AmxTiles::AddProducts<1, 4, 7>();
+    AmxTiles::AddProducts<2, 5, 6>();
+    AmxTiles::AddProducts<3, 5, 7>();
   }
-  MatrixTiles::Store<0>(sums, 64);  // keeps the compiler from removing the products
+  AmxTiles::Store<0>(sums, 64);  // so that all products are computed
 #else
   (void)iterations, (void)factors, (void)sums;
 #endif
@@ -37,10 +37,10 @@ void Multiply(int64_t iterations, const void* factors, void* sums) {
 
 }  // namespace
 
-double TileFlopsPerSecond(int repeats) {
-  if (!os::HasMatrixTiles()) return 0;
-  // The numbers are random, and the run is long enough for the clock to fall: with zeros, or for less than 10 ms, the
-  // figure is a quarter too high.
+double AmxFlopsPerSecond(int repeats) {
+  if (!os::HasAmx()) return 0;
+  // Uses random numbers, and runs long enough for the clock to drop: with zeros, or in less than 10 ms, the figure is a
+  // quarter too high.
   const Buffer factors(DType::kBF16, {4, kTileBytes / 2}, Placement::kAligned);
   factors.FillNormal(1);
   const Buffer sums(DType::kF32, {16, 16}, Placement::kAligned);

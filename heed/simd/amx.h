@@ -1,40 +1,36 @@
-// Matrix tiles (Intel AMX): eight registers of 16 rows of 64 bytes, and products of
-// them. The instructions that heed uses, one function each.
+// Intel AMX: eight tile registers of 16 rows of 64 bytes, and tile products. One function for each instruction that
+// heed uses.
 //
-// A tile is 16 rows of 16 words. A word is one number of a sum, or two bf16 of a factor:
+// A tile is 16 rows of 16 words. A word is an f32 sum, or two bf16 of an operand:
 //
 //   sum[m][n] += sum_k a[m][k] b[k][n] over 32 values of k
 //     a  rows m of 32 bf16
 //     b  rows of 16 words, row k / 2 holding the pairs (k, k + 1) of each column n
 //
-// Per element the even and the odd k are one chain of fused products each, from zero;
-// the two are added, then their sum to what was there. All rounds to nearest even,
-// whatever the floating-point environment says, and subnormal inputs and results count
-// as 0. Zeros of a or b are thus no-ops, wherever they stand.
+// For each sum, the even and the odd k are one chain of fused products each, from zero; the two chains are added, then
+// their sum is added to the old value. Rounding is to nearest even, whatever the floating-point environment, and
+// subnormal inputs and results count as 0. Zeros of a or b are therefore no-ops, wherever they are.
 //
-// Or a word is four signed bytes of a factor and an integer of 32 bits of a sum, over 64 values of
-// k; row k / 4 of b holds four of each column.
+// For int8, a word is four signed bytes of an operand or a 32-bit integer sum, over 64 values of k; row k / 4 of b
+// holds four values of k for each column.
 //
-// Inline assembly, because GCC's intrinsics do not say that a load reads memory. It stays in
-// its own order, and with it the order in which a kernel interleaves tiles and vectors.
-// Register numbers are literals.
+// The instructions are inline assembly, because GCC's intrinsics do not say that a load reads memory. volatile keeps
+// their order, and with it a kernel's interleaving of tile and vector instructions. Register numbers are literals.
 //
-// Call only where os::HasMatrixTiles(). simd/emulated_tiles-inl.h computes the same bits
-// anywhere.
-#ifndef HEED_SIMD_TILES_H_
-#define HEED_SIMD_TILES_H_
+// Call only if os::HasAmx(). simd/emulated_amx-inl.h computes the same bits on any CPU.
+#ifndef HEED_SIMD_AMX_H_
+#define HEED_SIMD_AMX_H_
 
 #include <cstddef>
 #include <cstdint>
 
 #if defined(__x86_64__) && defined(__GNUC__)
-#define HEED_HAVE_TILES 1
+#define HEED_HAVE_AMX 1
 #else
-#define HEED_HAVE_TILES 0
+#define HEED_HAVE_AMX 0
 #endif
 
-// On a lambda: products and what stands between them must end up in one function, or sums
-// leave their registers.
+// For lambdas: products and the code between them must be one function, or sums leave their registers.
 #if defined(__GNUC__)
 #define HEED_INLINE_LAMBDA __attribute__((always_inline))
 #else
@@ -43,15 +39,15 @@
 
 namespace heed {
 
-// Words of a row, rows of a tile, values of k in a product.
+// Rows of a tile, words of a row, and values of k in a bf16 product.
 inline constexpr int kTileRows = 16, kTileWords = 16, kTileDepth = 32;
 inline constexpr int64_t kTileBytes = 64 * kTileRows;
 
-#if HEED_HAVE_TILES
+#if HEED_HAVE_AMX
 
-struct MatrixTiles {
-  // While alive, this thread has eight tiles of full size. Other code of the process
-  // may use tiles too, and a thread without them saves less when it is switched.
+struct AmxTiles {
+  // Configures eight full tiles for this thread while alive. Other code of the process may use AMX too, and a thread
+  // without configured tiles is cheaper to switch.
   class Session {
    public:
     Session() {
@@ -72,13 +68,13 @@ struct MatrixTiles {
     asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
   }
 
-  // 16 rows of 64 bytes, `stride` bytes apart.
+  // Loads 16 rows of 64 bytes that are `stride` bytes apart.
   template <int kTile>
   static inline __attribute__((always_inline)) void Load(const void* from, ptrdiff_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
   }
 
-  // Loads what is not read again soon and need not stay in L1.
+  // Loads a tile that is not read again soon and need not stay in L1.
   template <int kTile>
   static inline __attribute__((always_inline)) void LoadOnce(const void* from, ptrdiff_t stride) {
     asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
@@ -100,8 +96,8 @@ struct MatrixTiles {
   }
 };
 
-#endif  // HEED_HAVE_TILES
+#endif  // HEED_HAVE_AMX
 
 }  // namespace heed
 
-#endif  // HEED_SIMD_TILES_H_
+#endif  // HEED_SIMD_AMX_H_

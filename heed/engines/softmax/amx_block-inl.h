@@ -1,14 +1,14 @@
-// A block of rows whose products are those of matrix tiles.
+// A block of rows with AMX products.
 //
-// Compiled once per SIMD target that runs beside tiles, or emulates them.
+// Compiled once per SIMD target that has AMX or emulates it.
 //
-// Outputs that tiles add up cannot be rescaled on the way: a row's maximum stays what it was
-// in the first tile that it saw of a segment, unless a later one exceeds it by far.
-#if defined(HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_
-#undef HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_
+// Outputs that AMX accumulates cannot be rescaled on the way: a row's maximum stays that of the first tile of a segment
+// that it saw, unless a later tile exceeds it by far.
+#if defined(HEED_ENGINES_SOFTMAX_AMX_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_AMX_BLOCK_INL_H_
+#undef HEED_ENGINES_SOFTMAX_AMX_BLOCK_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_
+#define HEED_ENGINES_SOFTMAX_AMX_BLOCK_INL_H_
 #endif
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 #include "heed/engines/softmax/exponentials-inl.h"
 #include "heed/engines/softmax/outputs-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/tile_pipeline-inl.h"
+#include "heed/engines/softmax/amx_pipeline-inl.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/simd/math-inl.h"
 #include "hwy/highway.h"
@@ -31,7 +31,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
 template <class O, int C>
-class MatrixBlock : protected Block<O, C> {
+class AmxBlock : protected Block<O, C> {
   using Base = Block<O, C>;
 
  public:
@@ -42,8 +42,8 @@ class MatrixBlock : protected Block<O, C> {
   using typename Base::V;
   using Base::d_, Base::N, Base::W, Base::p_, Base::lanes_, Base::w_, Base::head_;
 
-  // Whether a tile may be computed with those beside it: all of its pairs are kept, nothing
-  // comes between its products but weights, and K and V are in tiles.
+  // True if a tile may be pipelined with its neighbours: all pairs are kept, only the softmax is between its products,
+  // and K and V are in tiles.
   HWY_INLINE bool CanPipe(const Tile& tile) const {
     return tile.full && this->raw_ && p_.dropout == 0 && !this->partial_ &&
            (!p_.forgets || this->decays_.IsPlain(this->s_, tile)) && tile.keys.size() == O::kGrid.tile &&
@@ -51,19 +51,18 @@ class MatrixBlock : protected Block<O, C> {
            (O::kInfinite || (this->queries_finite_ && w_.keys_finite));
   }
 
-  // Whole tiles, of rows that have seen a key in this segment, or tile by tile where a row
-  // had not or m must be raised; which rows that forget need now and then: a few tiles at a time.
+  // Whole tiles, pipelined if all rows have seen a key in this segment, else tile by tile; so also if m must be raised.
+  // Rows with decay need that now and then, so they take a few tiles at a time.
   HWY_NOINLINE void WholeTiles(const Interval& keys, V* m, V* l, T* outputs) {
-    const int64_t most = p_.forgets ? kTilesThatForget * O::kGrid.tile : keys.size();
+    const int64_t most = p_.forgets ? kTilesWithDecay * O::kGrid.tile : keys.size();
     for (int64_t at = keys.begin; at < keys.end; at += most) {
       PipeTiles({at, std::min(at + most, keys.end)}, m, l, outputs);
     }
   }
 
-  // One tile. A row's m is the maximum of the first of its tiles, and stays: weights up to 2^32 do
-  // not hurt a bf16, which has the exponents of f32. Where a later tile exceeds m by more,
-  // m is raised, which is seen by a sum that grows and done before any output is added to.
-  // Each row's m depends on nothing but its own logits.
+  // One tile. A row's m is the maximum of its first tile and stays: probabilities up to 2^32 do not hurt in bf16, which
+  // has f32's exponents. If a later tile exceeds m by more, a growing sum shows it, and m is raised before outputs are
+  // added to. A row's m depends on its own logits only.
   template <bool kFlagMasked>
   HWY_NOINLINE void OneTile(const Tile& tile, bool first, V* m, V* l, T* outputs) {
     Run runs[2 * C + 1];
@@ -92,7 +91,7 @@ class MatrixBlock : protected Block<O, C> {
     }
     for (int r = 0; r < num_runs; ++r) {
       const Run& run = runs[r];
-      O::template AddValues<kFlagMasked>(MatrixWeightsAt(run, origin), W, head_.values, run.begin, run.end,
+      O::template AddValues<kFlagMasked>(AmxProbabilitiesAt(run, origin), W, head_.values, run.begin, run.end,
                                          p_.value_depth, first && num_runs == 1, outputs);
     }
   }
@@ -103,7 +102,7 @@ class MatrixBlock : protected Block<O, C> {
       V before[C];
       for (int c = 0; c < C; ++c) before[c] = l[c];
       Layout().Copy(outputs, w_.spare);
-      TilePipeline<O> pipeline(w_, head_, p_.depth, p_.value_depth, outputs);
+      AmxPipeline<O> pipeline(w_, head_, p_.depth, p_.value_depth, outputs);
       if (p_.forgets) {
         pipeline.Run(keys, m, Exponent(), l, [&](int64_t key, V* shift) HWY_ATTR {
           this->BeginLogits(WholeTile(key));
@@ -124,8 +123,8 @@ class MatrixBlock : protected Block<O, C> {
     }
   }
 
-  static constexpr int64_t kTilesThatForget = 8;
-  static constexpr int kMaxExponent = 32;  // of a weight
+  static constexpr int64_t kTilesWithDecay = 8;
+  static constexpr int kMaxExponent = 32;  // of a probability
   static constexpr int kMaxLift = 64;      // of m above a tile's maximum, as an exponent
 
   static Tile WholeTile(int64_t key) {
@@ -143,15 +142,14 @@ class MatrixBlock : protected Block<O, C> {
     return !hn::AllFalse(d_, unset);
   }
 
-  // True if some sum has a weight that Raise() would have made smaller, or many that it
-  // would not.
+  // True if some sum has a probability that Raise() would have made smaller, or many that it would not.
   HWY_INLINE bool AnyAbove(const V* l) const {
     V most = l[0];
     for (int c = 1; c < C; ++c) most = hn::Max(most, l[c]);
     return !hn::AllFalse(d_, hn::Gt(most, hn::Set(d_, T{1u << (kMaxExponent - 1)})));
   }
 
-  // Sets m of the rows that had seen no key, and raises it where a tile exceeds it too far.
+  // Sets m of rows that had seen no key, and raises it where a tile exceeds it too far.
   HWY_NOINLINE void Raise(const Run* runs, int num_runs, int64_t origin, bool first, V* m, V* l, T* outputs) {
     const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
     V max[C], rescale[C];
@@ -167,7 +165,7 @@ class MatrixBlock : protected Block<O, C> {
     const V scale = hn::Set(d_, Exponent());
     for (int c = 0; c < C; ++c) {
       max[c] = this->WithRow(max[c], static_cast<size_t>(c));
-      const V excess = hn::Mul(hn::Sub(max[c], m[c]), scale);  // NaN where both are -inf
+      const V excess = hn::Mul(hn::Sub(max[c], m[c]), scale);  // NaN if both are -inf
       const auto raise = hn::Gt(excess, hn::Set(d_, static_cast<T>(kMaxExponent)));
       const V raised = hn::IfThenElse(raise, Lifted(max[c], static_cast<size_t>(c)), m[c]);
       rescale[c] = hn::IfThenElse(raise, hs::Exp2(d_, hn::Mul(hn::Sub(m[c], raised), scale)), hn::Set(d_, T{1}));
@@ -177,9 +175,8 @@ class MatrixBlock : protected Block<O, C> {
     if (!first) Layout().Scale(false, rescale, outputs);
   }
 
-  // Where a row forgets, later keys have larger logits, by as much as it has forgotten since this
-  // tile. So that m need not be raised again and again, it anticipates that, up to where weights of
-  // this tile keep their digits far from the least normal number.
+  // With decay, later keys have larger logits, by the decay since this tile. m anticipates that, so that it need not be
+  // raised again and again, as long as probabilities of this tile stay far from the least normal number.
   HWY_INLINE V Lifted(V max, size_t c) const {
     if (!p_.forgets) return max;
     const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
@@ -197,7 +194,7 @@ class MatrixBlock : protected Block<O, C> {
     for (int r = 0; r < num_runs; ++r) {
       const Run& run = runs[r];
       T* s = this->At(run, origin);
-      uint32_t* p = MatrixWeightsAt(run, origin);
+      uint32_t* p = AmxProbabilitiesAt(run, origin);
       const size_t num_keys = static_cast<size_t>(run.end - run.begin);
       if (p_.dropout == 0) {
         O::template Weigh<W, C, kFlagMasked>(num_keys, s, shift, Exponent(), l, p);
@@ -209,10 +206,10 @@ class MatrixBlock : protected Block<O, C> {
     }
   }
 
-  // What makes a logit the exponent of its weight.
+  // The factor from a logit to the exponent of its probability.
   T Exponent() const { return static_cast<T>((this->raw_ ? this->factor_.of_logits : 1) * hs::kLog2E); }
 
-  uint32_t* MatrixWeightsAt(const Run& run, int64_t origin) const {
+  uint32_t* AmxProbabilitiesAt(const Run& run, int64_t origin) const {
     return w_.weights + static_cast<size_t>((run.begin - origin) / 2) * W;
   }
 
@@ -223,4 +220,4 @@ class MatrixBlock : protected Block<O, C> {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_AMX_BLOCK_INL_H_

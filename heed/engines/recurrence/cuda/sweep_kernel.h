@@ -1,17 +1,17 @@
-// A walk as a kernel of GPUs, for the files that compile them.
-#ifndef HEED_ENGINES_RECURRENCE_CUDA_WALK_KERNEL_H_
-#define HEED_ENGINES_RECURRENCE_CUDA_WALK_KERNEL_H_
+// The launch of a sweep, for the files that compile its kernels.
+#ifndef HEED_ENGINES_RECURRENCE_CUDA_SWEEP_KERNEL_H_
+#define HEED_ENGINES_RECURRENCE_CUDA_SWEEP_KERNEL_H_
 
 #include "heed/cuda/block_kernel.h"
 #include "heed/engines/recurrence/cuda/launches.h"
 
 namespace heed::recurrence::cuda {
 
-// Blocks of a multiprocessor at a time that registers are to suffice for.
+// Blocks per SM, which limits registers.
 constexpr int BlocksFor(int keys, bool plain) { return keys > 64 ? 2 : plain ? 4 : 3; }
 
 template <bool kByChannel>
-const char* LaunchWalk(const heed::cuda::Launch& launch, const ChunkParams& params) {
+const char* LaunchSweep(const heed::cuda::Launch& launch, const ChunkParams& params) {
   return WithKernel<kByChannel>(params, [&](auto shape, auto form) {
     using Shape = decltype(shape);
     using Block = ChunkBlock<heed::cuda::GpuMachine, Shape::kChannels, kByChannel, form.value>;
@@ -20,10 +20,10 @@ const char* LaunchWalk(const heed::cuda::Launch& launch, const ChunkParams& para
   });
 }
 
-// Each in a file of its own, as compilers take minutes for them.
-const char* LaunchPlainWalk(const heed::cuda::Launch& launch, const ChunkParams& params);
-const char* LaunchWalkOfChannels(const heed::cuda::Launch& launch, const ChunkParams& params);
+// Each is in a file of its own, because it takes minutes to compile.
+const char* LaunchPlainSweep(const heed::cuda::Launch& launch, const ChunkParams& params);
+const char* LaunchChannelSweep(const heed::cuda::Launch& launch, const ChunkParams& params);
 
 }  // namespace heed::recurrence::cuda
 
-#endif  // HEED_ENGINES_RECURRENCE_CUDA_WALK_KERNEL_H_
+#endif  // HEED_ENGINES_RECURRENCE_CUDA_SWEEP_KERNEL_H_

@@ -1,5 +1,5 @@
-// Problems as walks, and their launches.
-#include "heed/engines/recurrence/cuda/walks.h"
+// Problems as sweeps, and the launches of sweeps.
+#include "heed/engines/recurrence/cuda/sweeps.h"
 
 #include <algorithm>
 #include <string>
@@ -16,7 +16,7 @@ constexpr int64_t kLeastSegment = 4 * kBlock;  // tokens
 
 int64_t Blocks(int64_t size, int64_t of_each) { return (size + of_each - 1) / of_each; }
 
-// Whether each row begins at a multiple of 16 bytes.
+// True if each row begins at a multiple of 16 bytes.
 bool IsAligned(const Rows& rows) {
   const auto address = reinterpret_cast<uintptr_t>(rows.data);
   const auto strides =
@@ -25,7 +25,7 @@ bool IsAligned(const Rows& rows) {
   return (address / size | strides) % (heed::cuda::kUnitBytes / size) == 0;
 }
 
-// f(first, count) for as many sequences as a launch takes.
+// Calls f(first, count) for each launch's sequences.
 template <class F>
 void ForLaunches(size_t sequences, const F& f) {
   for (size_t first = 0; first < sequences; first += kMostSequences) {
@@ -33,18 +33,18 @@ void ForLaunches(size_t sequences, const F& f) {
   }
 }
 
-// What kernels are given of the tensors of a walk.
-ChunkParams ParamsOf(const Walk& w) {
+// Returns the launch parameters of a sweep's tensors.
+ChunkParams ParamsOf(const Sweep& w) {
   ChunkParams params = w.params;
-  const bool against = params.against;
-  params.q = OnDevice(w.q, w.q_group, against);
-  params.k = OnDevice(w.k, w.k_group, against);
-  params.v = OnDevice(w.v, w.v_group, against);
-  params.o = OnDevice(w.o, 1, against);
-  params.log_decay = OnDevice(w.log_decay, 1, against);
-  params.value_decay = OnDevice(w.value_decay, 1, against);
-  params.beta = OnDevice(w.beta, 1, against);
-  params.read_key = OnDevice(w.read_key, w.read_group, against);
+  const bool reversed = params.reversed;
+  params.q = OnDevice(w.q, w.q_group, reversed);
+  params.k = OnDevice(w.k, w.k_group, reversed);
+  params.v = OnDevice(w.v, w.v_group, reversed);
+  params.o = OnDevice(w.o, 1, reversed);
+  params.log_decay = OnDevice(w.log_decay, 1, reversed);
+  params.value_decay = OnDevice(w.value_decay, 1, reversed);
+  params.beta = OnDevice(w.beta, 1, reversed);
+  params.read_key = OnDevice(w.read_key, w.read_group, reversed);
   params.skip = OnDevice(w.skip);
   params.output_gate = OnDevice(w.output_gate);
   params.initial = OnDevice(w.initial);
@@ -54,7 +54,7 @@ ChunkParams ParamsOf(const Walk& w) {
   params.aligned = std::ranges::all_of(
       std::initializer_list<Rows>{w.q, w.k, w.v, w.into_memory ? Rows() : w.o, w.read_key}, &IsAligned);
   params.decays_aligned = IsAligned(w.log_decay) && IsAligned(w.value_decay);
-  params.parts = static_cast<int32_t>(Blocks(params.value_size, kStrip));
+  params.column_blocks = static_cast<int32_t>(Blocks(params.value_size, kColumnBlock));
   return params;
 }
 
@@ -66,14 +66,14 @@ Map MapOf(Feature feature) {
     case Feature::kRelu: return Map::kRelu;
     case Feature::kReluSquared: return Map::kReluSquared;
     case Feature::kExp: return Map::kExp;
-    default: return Map::kIdentity;  // others are declined
+    default: return Map::kIdentity;  // Declines() excludes others
   }
 }
 
 Rows FactorsOf(const Problem& p) { return p.delta != Delta::kNone ? p.beta : p.value_factors; }
 
-Walk WalkOf(const Problem& p) {
-  Walk w;
+Sweep SweepOf(const Problem& p) {
+  Sweep w;
   w.params = {.q = {},
               .k = {},
               .v = {},
@@ -89,19 +89,19 @@ Walk WalkOf(const Problem& p) {
               .initial_z = {},
               .final_z = {},
               .segment_tokens = kBlock,
-              .parts = 1,
-              .to_borders = false,
+              .column_blocks = 1,
+              .states_only = false,
               .aligned = false,
               .decays_aligned = false,
               .complement_keys = p.complement_keys,
-              .against = false,
-              .late = false,
+              .reversed = false,
+              .decays_after_update = false,
               .strict = false,
               .writes = static_cast<int32_t>(p.writes),
               .reads_once = false,
               .writes_once = false,
               .reads_only = false,
-              .early = false,
+              .reads_before_decay = false,
               .heads = static_cast<int32_t>(p.value_heads),
               .key_size = static_cast<int32_t>(p.key_size),
               .value_size = static_cast<int32_t>(p.value_size),
@@ -109,7 +109,7 @@ Walk WalkOf(const Problem& p) {
               .write_scale = 1,
               .normalizes = false,
               .adds = false,
-              .start = Start::kBorders,
+              .start = Start::kSegments,
               .delta = DeltaKind::kNone,
               .decay = p.gate == Gate::kNone  ? DecayKind::kNone
                        : p.gate == Gate::kKey ? DecayKind::kKey
@@ -125,12 +125,12 @@ Walk WalkOf(const Problem& p) {
   for (int64_t head = 0; head < p.value_heads; ++head) {
     w.params.log_decays[head] = static_cast<const float*>(p.log_decay.data)[head * p.log_decay.head_stride];
   }
-  w.log_decay = {};  // they are not on the device
+  w.log_decay = {};  // not on the device
   return w;
 }
 
-Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_z) {
-  Walk w = WalkOf(p);
+Sweep ForwardSweep(const Problem& p, const States& initial, const States& initial_z) {
+  Sweep w = SweepOf(p);
   w.q = p.q;
   w.k = p.k;
   w.v = p.v;
@@ -141,22 +141,22 @@ Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_
   w.read_key = p.read_key;
   w.q_group = w.k_group = p.group();
   w.params.strict = p.has_bonus;
-  w.params.early = ReadsEarly(p);
+  w.params.reads_before_decay = ReadsBeforeDecay(p);
   w.params.writes_once = p.delta == Delta::kBeforeDecay;
   if (p.delta != Delta::kNone) w.params.delta = DeltaKind::kRule;
   w.params.reads_once = true;
   w.initial = initial;
   w.final = p.final;
   if (!p.normalize) return w;
-  w.params.normalizes = true;  // a column more
+  w.params.normalizes = true;  // one more column
   ++w.params.value_size;
   w.initial_z = initial_z;
   w.final_z = p.final_z;
   return w;
 }
 
-DeviceRows OnDevice(const Rows& rows, int64_t group, bool against) {
-  const int64_t sign = against ? -1 : 1;
+DeviceRows OnDevice(const Rows& rows, int64_t group, bool reversed) {
+  const int64_t sign = reversed ? -1 : 1;
   return {rows.data,
           rows.dtype,
           sign * rows.token_stride,
@@ -172,7 +172,7 @@ States Transposed(States s) {
   return s;
 }
 
-std::string Declines(Device device, const Walk& w) {
+std::string Declines(Device device, const Sweep& w) {
   ChunkParams params = ParamsOf(w);
   params.key_size = static_cast<int32_t>(std::min<int64_t>(params.key_size, kMostKeys));
   const auto bytes = [&](auto shape) { return int64_t{SharedBytesOf<decltype(shape)>(params)}; };
@@ -190,8 +190,8 @@ Launcher::Launcher(const Context& ctx, const Problem& p) : p_(p), call_(kName, c
   }
 }
 
-void Launcher::Run(const Walk& w) const {
-  if (p_.causal) return RunAlong(w);
+void Launcher::Run(const Sweep& w) const {
+  if (p_.causal) return RunCausal(w);
   int64_t states = 0;
   for (const Sequence& s : p_.sequences) states = std::max(states, s.state + 1);
   const int64_t columns = w.params.value_size, of_head = w.params.key_size * columns,
@@ -199,16 +199,16 @@ void Launcher::Run(const Walk& w) const {
   const Floats sums(call_, true, states * of_sequence);
   const States all = {sums.data(), of_sequence, of_head, columns, 1};
   const States last = {sums.data() + columns - 1, of_sequence, of_head, columns, 1};
-  Walk sum = w, read = w;
+  Sweep sum = w, read = w;
   sum.o = {};
   sum.final = read.initial = all;
   if (w.params.normalizes) sum.final_z = read.initial_z = last;
   read.params.reads_only = true;
-  RunAlong(sum);
-  RunAlong(read);
+  RunCausal(sum);
+  RunCausal(read);
 }
 
-void Launcher::RunAlong(Walk w) const {
+void Launcher::RunCausal(Sweep w) const {
   const int64_t keys = w.params.key_size, heads = p_.value_heads, columns = w.params.value_size;
   if (keys <= kMostKeys) return RunSlice(w);
   const Rows o = w.o;
@@ -219,7 +219,7 @@ void Launcher::RunAlong(Walk w) const {
     w.into_memory = true;
   }
   for (int64_t first = 0; first < keys; first += kMostKeys) {
-    Walk slice = w;
+    Sweep slice = w;
     const auto skip = [&](Rows& rows) {
       if (rows.data != nullptr)
         rows.data = static_cast<const char*>(rows.data) + first * static_cast<int64_t>(SizeOf(rows.dtype));
@@ -230,11 +230,11 @@ void Launcher::RunAlong(Walk w) const {
     skip(slice.q);
     skip(slice.k);
     if (w.params.decay == DecayKind::kKey) skip(slice.log_decay);
-    if (w.params.early && first > 0) slice.beta = {};  // it is of all channels
+    if (w.params.reads_before_decay && first > 0) slice.beta = {};  // it covers all channels
     for (States* s : {&slice.initial, &slice.final, &slice.initial_z, &slice.final_z}) skip_states(*s);
     slice.params.key_size = static_cast<int32_t>(std::min(kMostKeys, keys - first));
-    if (w.params.kept != nullptr) slice.params.kept += blocks_ * heads * first * columns;
-    if (w.params.starts != nullptr) slice.params.starts += first * columns;
+    if (w.params.block_states != nullptr) slice.params.block_states += blocks_ * heads * first * columns;
+    if (w.params.start_states != nullptr) slice.params.start_states += first * columns;
     slice.params.adds = w.params.adds || first > 0;
     RunSlice(slice);
   }
@@ -253,7 +253,7 @@ BonusParams Launcher::BonusOf(const Problem& p) const {
           .value_size = static_cast<int32_t>(p.value_size)};
 }
 
-void Launcher::RunWithBonus(Walk w) const {
+void Launcher::RunWithBonus(Sweep w) const {
   if (!p_.has_bonus) return Run(w);
   const Floats weights(call_, true, tokens_ * p_.value_heads);
   BonusParams params = BonusOf(p_);
@@ -328,39 +328,40 @@ void Launcher::Gather(const std::vector<Sequence>& sequences, const Gathered& wh
       {.q = what.q, .v = what.from_factors, .d_o = what.less_factors, .beta = what.beta, .to = to}, heads, params);
 }
 
-void Launcher::RunSlice(const Walk& w) const {
+void Launcher::RunSlice(const Sweep& w) const {
   ChunkParams params = ParamsOf(w);
-  params.segment_tokens = params.start == Start::kBorders ? SegmentTokens(params.parts) : kBlock;
+  params.segment_tokens = params.start == Start::kSegments ? SegmentTokens(params.column_blocks) : kBlock;
   ForLaunches(p_.sequences.size(), [&](size_t first, size_t count) { Run(w, params, first, count); });
 }
 
-// Sequences are cut into as many as keep the device busy, which one per head and strip of columns may not; no bit
-// depends on it.
-int64_t Launcher::SegmentTokens(int64_t parts) const {
+// Returns the segment length that keeps the device busy, which one block per head and column block may not. Bits do not
+// depend on it.
+int64_t Launcher::SegmentTokens(int64_t column_blocks) const {
   heed::cuda::DeviceFacts facts;
   call_.Check(call_.library().examine(p_.device.index, &facts));
-  const int64_t blocks = std::max<int64_t>(1, parts * p_.value_heads * static_cast<int64_t>(p_.sequences.size()));
-  const int64_t wanted = std::max<int64_t>(1, 2 * facts.multiprocessors / blocks);
+  const int64_t blocks =
+      std::max<int64_t>(1, column_blocks * p_.value_heads * static_cast<int64_t>(p_.sequences.size()));
+  const int64_t wanted = std::max<int64_t>(1, 2 * facts.num_sms / blocks);
   const auto in_blocks = [](int64_t tokens) { return Blocks(tokens, kBlock) * kBlock; };
-  const int64_t whole = in_blocks(longest_ + kBlock);  // the first tile of a walk against time may be short
+  const int64_t whole = in_blocks(longest_ + kBlock);  // the first tile of a reversed sweep may be short
   return wanted == 1 ? whole : std::min(whole, std::max(kLeastSegment, in_blocks(Blocks(longest_, wanted))));
 }
 
-void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t num_sequences) const {
+void Launcher::Run(const Sweep& w, ChunkParams& params, size_t first, size_t num_sequences) const {
   const int64_t state = p_.value_heads * params.key_size * params.value_size;
-  int64_t most = 1, borders = 0;
+  int64_t most = 1, segment_states = 0;
   for (size_t i = 0; i < num_sequences; ++i) {
     const Sequence& s = p_.sequences[first + i];
-    const int64_t begin = params.against ? s.count - 1 : 0, count = s.count * p_.writes;
+    const int64_t begin = params.reversed ? s.count - 1 : 0, count = s.count * p_.writes;
     const auto offset = [&](const Rows& rows, bool in_memory = false) {
-      const int64_t of_write = params.against ? (p_.writes - 1) * rows.write_stride : 0;
+      const int64_t of_write = params.reversed ? (p_.writes - 1) * rows.write_stride : 0;
       if (in_memory) return (first_tokens_[first + i] + begin) * rows.token_stride + of_write;
       return s.batch * rows.batch_stride + (s.first + begin) * rows.token_stride + of_write;
     };
-    const int64_t shift = params.against ? (kBlock - count % kBlock) % kBlock : 0;
-    // One more where a decay that comes late is brought to the final state.
-    const int64_t walked = count + (params.late && params.final.data != nullptr ? 1 : 0);
-    const int64_t segments = std::max<int64_t>(1, Blocks(walked + shift, params.segment_tokens));
+    const int64_t shift = params.reversed ? (kBlock - count % kBlock) % kBlock : 0;
+    // One more if a decay after the update is applied to the final state.
+    const int64_t swept = count + (params.decays_after_update && params.final.data != nullptr ? 1 : 0);
+    const int64_t segments = std::max<int64_t>(1, Blocks(swept + shift, params.segment_tokens));
     params.sequences[i] = {.q = offset(w.q, w.q_in_memory),
                            .k = offset(w.k, w.k_in_memory),
                            .v = offset(w.v, w.v_in_memory),
@@ -375,21 +376,21 @@ void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t num_
                            .initial_z = s.state * w.initial_z.sequence_stride,
                            .final_z = s.state * w.final_z.sequence_stride,
                            .tokens = count,
-                           .borders = borders * state,
+                           .segment_states = segment_states * state,
                            .first_block = first_blocks_[first + i],
                            .shift = static_cast<int32_t>(shift)};
     most = std::max(most, segments);
-    borders += segments - 1;
+    segment_states += segments - 1;
   }
   const auto launch = [&](int64_t of_each) {
-    call_.Check(kernels().walk(call_.Of(params.parts * of_each, p_.value_heads, num_sequences), params));
+    call_.Check(kernels().sweep(call_.Of(params.column_blocks * of_each, p_.value_heads, num_sequences), params));
   };
-  if (most == 1 || params.start != Start::kBorders) return launch(most);
-  const Floats memory(call_, true, borders * state);
-  params.borders = memory.data();
-  params.to_borders = true;
+  if (most == 1 || params.start != Start::kSegments) return launch(most);
+  const Floats memory(call_, true, segment_states * state);
+  params.segment_states = memory.data();
+  params.states_only = true;
   launch(1);
-  params.to_borders = false;
+  params.states_only = false;
   launch(most);
 }
 

@@ -1,27 +1,27 @@
-// The recurrence forward in matrix tiles, and the same emulated, for tests.
-#define HEED_MATRIX_TILES
+// The recurrence forward with AMX, and emulated for tests.
+#define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/recurrence/chunk_states.h"
 #include "heed/engines/recurrence/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/recurrence/forward_tiles.cc"  // this file
-#include "hwy/foreach_target.h"                                        // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/engines/recurrence/forward_amx.cc"  // this file
+#include "hwy/foreach_target.h"                                      // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
-#include "heed/engines/recurrence/tile_chunks-inl.h"
-#include "heed/simd/emulated_tiles-inl.h"
+#include "heed/engines/recurrence/amx_chunks-inl.h"
+#include "heed/simd/emulated_amx-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 
-using Unit = hs::TilesOfTarget;
+using Unit = hs::AmxTilesOfTarget;
 
-Passes ForwardTiles() { return ForwardPasses<Unit>(); }
+Passes ForwardAmx() { return ForwardPasses<Unit>(); }
 
-ChunkStates StatesInTiles() { return {&ChunkBuffers::Bytes, &StatesOfChunks<Unit>}; }
+ChunkStates AmxStates() { return {&ChunkBuffers::Bytes, &StatesOfChunks<Unit>}; }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::recurrence::HWY_NAMESPACE
@@ -31,16 +31,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace heed::recurrence {
 
-HEED_EXPORT(Passes, ForwardTiles)
-HEED_EXPORT(ChunkStates, StatesInTiles)
+HEED_EXPORT(Passes, ForwardAmx)
+HEED_EXPORT(ChunkStates, AmxStates)
 
 namespace {
 
-// Smaller states stay in registers while tokens pass: packing would cost more than it saves.
-// What is emulated for tests takes all.
-constexpr int64_t kSmallestInTiles = 64 * 64;
+// Smaller states stay in registers, and packing would cost more than it saves. The emulation takes all, for tests.
+constexpr int64_t kSmallestForAmx = 64 * 64;
 
-// It takes what is exact in bf16, and decays that a pair of tokens shares over all channels.
+// Takes bf16 inputs, and decays that all channels share.
 Reason Declines(const Context& ctx, const Problem& p) {
   if (p.dtype != DType::kBF16) return engine::DeclinesAllButBF16(p.dtype);
   if (const Reason reason = DeclinesOtherStates(p); !reason.empty()) return reason;
@@ -49,29 +48,29 @@ Reason Declines(const Context& ctx, const Problem& p) {
   if (!p.causal || p.key_mask.data != nullptr) return {"computes causal calls without a key mask"};
   if (p.gate == Gate::kKey || p.has_value_decay) return {"computes one decay per head at most"};
   if (p.has_bonus) return {"computes no bonus"};
-  if (ForwardTiles(ctx).forward == nullptr) return {"needs matrix tiles"};
-  const bool emulated = TilesOf(ctx.allowed_targets()) == TileUnit::kEmulated;
-  if (emulated || p.key_size * p.value_size >= kSmallestInTiles) return {};
+  if (ForwardAmx(ctx).forward == nullptr) return {"needs AMX"};
+  const bool emulated = AmxOf(ctx.allowed_targets()) == AmxUnit::kEmulated;
+  if (emulated || p.key_size * p.value_size >= kSmallestForAmx) return {};
   return {"gains from states of 64 x 64 on"};
 }
 
-// Steps are those of recurrence_f32.
+// Single steps use recurrence_f32.
 Passes ForwardAndSteps(const Context& ctx) {
-  Passes passes = ForwardTiles(ctx);
+  Passes passes = ForwardAmx(ctx);
   passes.step = kRecurrenceF32.forward_passes(ctx).step;
   return passes;
 }
 
 }  // namespace
 
-const Kernel kTiles = {
+const Kernel kAmx = {
     .name = "recurrence_tiles",
     .why =
-        "chunks of 64 tokens in matrix tiles, states and pairs as sums of three bf16; steps and gradients as "
+        "chunks of 64 tokens with AMX, states and pairs as splits of three bf16; steps and gradients as "
         "recurrence_f32",
     .declines = &Declines,
     .forward_passes = &ForwardAndSteps,
-    .backward_passes = &BackwardTiles,
+    .backward_passes = &BackwardAmx,
 };
 
 }  // namespace heed::recurrence

@@ -1,6 +1,6 @@
-// Problems as walks over tokens, and their launches: the side of the host.
-#ifndef HEED_ENGINES_RECURRENCE_CUDA_WALKS_H_
-#define HEED_ENGINES_RECURRENCE_CUDA_WALKS_H_
+// Problems as sweeps over tokens, and their launches: host code.
+#ifndef HEED_ENGINES_RECURRENCE_CUDA_SWEEPS_H_
+#define HEED_ENGINES_RECURRENCE_CUDA_SWEEPS_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -17,42 +17,42 @@
 namespace heed::recurrence::cuda {
 
 inline constexpr char kName[] = "recurrence_cuda";
-inline constexpr int64_t kMostHeads = 65535;  // blocks of a grid on its second and third axes
+inline constexpr int64_t kMostHeads = 65535;  // limit of a grid's second and third axes
 
-// A walk over all tokens: its tensors, and in `params` all that is none.
-struct Walk {
+// A sweep over all tokens: its tensors, and everything else in `params`.
+struct Sweep {
   Rows q, k, v, o, log_decay, value_decay, beta, read_key, skip, output_gate;
   States initial, final, initial_z, final_z;
   int64_t q_group = 1, k_group = 1, v_group = 1, read_group = 1;  // value heads that share a row
   bool into_memory = false;                                       // o is [token of all sequences][head][column], of f32
-  bool q_in_memory = false, k_in_memory = false, v_in_memory = false, beta_in_memory = false;  // so are they
+  bool q_in_memory = false, k_in_memory = false, v_in_memory = false, beta_in_memory = false;  // likewise
   ChunkParams params;
 };
 
-// What all walks of a problem have, and those of S that of one number per head.
-Walk WalkOf(const Problem& p);
-// Of what tokens write.
+// Returns what all sweeps of a problem have in common, with decays per head for sweeps over S.
+Sweep SweepOf(const Problem& p);
+// Factors of what tokens write.
 Rows FactorsOf(const Problem& p);
-// Whether a token reads the state before it decays: by its query, or by its read key.
-inline bool ReadsEarly(const Problem& p) { return p.has_bonus || p.delta == Delta::kBeforeDecay; }
-// Value heads that share a read key: none do where it has factors of its own.
+// True if a token's query or read key reads the state before its decay.
+inline bool ReadsBeforeDecay(const Problem& p) { return p.has_bonus || p.delta == Delta::kBeforeDecay; }
+// Value heads that share a read key: 1 if read keys have factors per value head.
 inline int64_t ReadGroup(const Problem& p) { return p.erase.data != nullptr ? 1 : p.group(); }
-Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_z);
+Sweep ForwardSweep(const Problem& p, const States& initial, const States& initial_z);
 
 Map MapOf(Feature feature);
 States Transposed(States s);
 
-// Why the device does not run it; empty if it does.
-std::string Declines(Device device, const Walk& w);
+// Returns why the device cannot run the sweep; empty if it can.
+std::string Declines(Device device, const Sweep& w);
 
-// What kernels of gradients read and write of a token.
+// Tensors that gradient kernels read and write per token.
 struct GradientRows {
   Rows q = {}, k = {}, v = {}, d_o = {}, read_key = {}, beta = {}, log_decay = {}, to = {};
   States d_final = {};
   bool into_memory = false;  // `to` is [token of all sequences]...
 };
 
-// Memory of f32 on the device.
+// A device array of floats.
 class Floats {
  public:
   Floats(const heed::cuda::Call& call, bool used, int64_t elements)
@@ -63,14 +63,14 @@ class Floats {
   heed::cuda::DeviceMemory memory_;
 };
 
-// The launches of a call.
+// Launches the kernels of a call.
 class Launcher {
  public:
   Launcher(const Context& ctx, const Problem& p);
 
   const heed::cuda::Call& call() const { return call_; }
   const Launches& kernels() const { return *call_.library().recurrence; }
-  int64_t tokens() const { return tokens_; }  // of all sequences
+  int64_t tokens() const { return tokens_; }  // over all sequences
   int64_t blocks() const { return blocks_; }
   // [token of all sequences][value head][size]
   Rows InMemory(const Floats& memory, int64_t size) const {
@@ -84,16 +84,16 @@ class Launcher {
     return rows;
   }
 
-  // Keys of more channels than a walk takes are several walks, whose outputs are summed. Without causality one walk
-  // sums over all tokens, and another reads that.
-  void Run(const Walk& w) const;
-  // With what each token's own key means to it, if the problem has a bonus.
-  void RunWithBonus(Walk w) const;
+  // Runs a sweep. More key channels than a sweep takes are several sweeps, whose outputs are summed. Without causality
+  // one sweep sums over all tokens, and another reads the sum.
+  void Run(const Sweep& w) const;
+  // Runs a sweep with the u term, if the problem has one.
+  void RunWithBonus(Sweep w) const;
   BonusParams BonusOf(const Problem& p) const;
-  // [token or block][value head][size] over heads alone.
+  // Sums [token or block][value head][size] over tokens or blocks.
   void SumTokens(const Floats& from, int64_t tokens, int64_t size, const Rows& to) const;
 
-  // Launches of kernels over blocks of 64 tokens of so many heads.
+  // Launches a kernel over blocks of 64 tokens of `heads` heads.
   template <class Params>
   void Run(const char* (*kernel)(const heed::cuda::Launch&, const Params&), const std::vector<Sequence>& sequences,
            const GradientRows& rows, int64_t heads, Params params) const {
@@ -106,7 +106,7 @@ class Launcher {
     }
   }
 
-  // Of kernels that take a head of a sequence each, be it empty.
+  // Launches a kernel with one block per head and sequence, also for empty sequences.
   template <class Params>
   void RunOnHeads(const char* (*kernel)(const heed::cuda::Launch&, const Params&), const GradientRows& rows,
                   Params params) const {
@@ -116,7 +116,7 @@ class Launcher {
     }
   }
 
-  // Rows of a head, from f32 of value heads, or zeros.
+  // Sources of Gather(), see GatherParams.
   struct Gathered {
     const float *from = nullptr, *less = nullptr;
     Rows from_factors = {}, less_factors = {};
@@ -125,14 +125,14 @@ class Launcher {
     Feature feature = Feature::kIdentity;
     bool divides = false;
     const float* floors = nullptr;
-    int64_t skipped = 0;          // elements of `from` behind each row
-    int64_t writes = 1;           // of a token, which have rows of their own
-    int64_t slots = 1, slot = 0;  // the writes of a token in `from`, of which one is taken
+    int64_t skipped = 0;          // elements of `from` after each row
+    int64_t writes = 1;           // writes per token, with rows of their own
+    int64_t slots = 1, slot = 0;  // writes per token in `from`, and the one that is taken
   };
   void Gather(const Gathered& what, const Rows& to, int64_t heads, int64_t size) const {
     Gather(p_.sequences, what, to, heads, size);
   }
-  // Of tokens of no sequence.
+  // Writes zeros for tokens of no sequence.
   void Clear(const Rows& to, int64_t heads, int64_t size, int64_t writes = 1) const {
     Gather(p_.others, {.writes = writes}, to, heads, size);
   }
@@ -140,16 +140,16 @@ class Launcher {
  private:
   struct GradientLaunch {
     std::vector<GradientSequence> sequences;
-    int64_t blocks = 0;  // of the longest
+    int64_t blocks = 0;  // of the longest sequence
   };
   std::vector<GradientLaunch> GradientLaunches(const std::vector<Sequence>& sequences, const GradientRows& rows,
                                                int64_t writes) const;
   void Gather(const std::vector<Sequence>& sequences, const Gathered& what, const Rows& to, int64_t heads,
               int64_t size) const;
-  void RunAlong(Walk w) const;
-  void RunSlice(const Walk& w) const;
-  void Run(const Walk& w, ChunkParams& params, size_t first, size_t num_sequences) const;
-  int64_t SegmentTokens(int64_t parts) const;
+  void RunCausal(Sweep w) const;
+  void RunSlice(const Sweep& w) const;
+  void Run(const Sweep& w, ChunkParams& params, size_t first, size_t num_sequences) const;
+  int64_t SegmentTokens(int64_t column_blocks) const;
 
   const Problem& p_;
   const heed::cuda::Call call_;
@@ -157,9 +157,9 @@ class Launcher {
   int64_t tokens_ = 0, blocks_ = 0, longest_ = 0;
 };
 
-DeviceRows OnDevice(const Rows& rows, int64_t group = 1, bool against = false);
+DeviceRows OnDevice(const Rows& rows, int64_t group = 1, bool reversed = false);
 DeviceStates OnDevice(const States& s);
 
 }  // namespace heed::recurrence::cuda
 
-#endif  // HEED_ENGINES_RECURRENCE_CUDA_WALKS_H_
+#endif  // HEED_ENGINES_RECURRENCE_CUDA_SWEEPS_H_

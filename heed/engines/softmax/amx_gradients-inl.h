@@ -1,22 +1,21 @@
-// The last three products of the backward pass in matrix tiles.
+// The last three products of the backward pass with AMX.
 //
-// Compiled once per SIMD target that runs beside tiles, or emulates them.
+// Compiled once per SIMD target that has AMX or emulates it.
 //
-// With P and dS [key][lane] as rows of 32 lanes of bf16, and dS once more in pairs of keys:
+// P and dS [key][lane] are rows of 32 lanes of bf16, and dS also pairs of keys:
 //
 //   dv[key][dim]  += P dO     a: P,   b: pairs of rows of dO
 //   dk[key][dim]  += dS Q     a: dS,  b: pairs of rows of Q
 //   dq[dim][lane] =  K^T dS   a: keys by channel, b: pairs of keys of dS
 //
-// A sum of 16 by 16 is loaded and stored for what is added to it, which for dv and dk is one
-// product per block of 32 rows. So a group's P and dS of kBlocks blocks are kept, and added up
-// together: the same chains in fewer steps. What no row of a block sees has weights of zero,
-// which products pass over.
-#if defined(HEED_ENGINES_SOFTMAX_MATRIX_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_MATRIX_GRADIENTS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_MATRIX_GRADIENTS_INL_H_
+// A sum of 16 by 16 is loaded and stored for each block's products, which for dv and dk is one product per block of 32
+// rows. Therefore P and dS of kBlocks blocks of a group are kept and added up together: the same chains in fewer steps.
+// Keys that no row of a block sees have P of zero, which products pass over.
+#if defined(HEED_ENGINES_SOFTMAX_AMX_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_AMX_GRADIENTS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_AMX_GRADIENTS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_MATRIX_GRADIENTS_INL_H_
+#define HEED_ENGINES_SOFTMAX_AMX_GRADIENTS_INL_H_
 #endif
 
 #include <algorithm>
@@ -30,10 +29,10 @@
 #include "heed/engines/softmax/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/row_pairs-inl.h"
-#include "heed/engines/softmax/tile_operands-inl.h"
+#include "heed/engines/softmax/amx_operands-inl.h"
 #include "heed/engines/softmax/visit.h"
-#include "heed/simd/tile_products-inl.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx_products-inl.h"
+#include "heed/simd/amx.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
 
@@ -43,13 +42,13 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
 template <class O>
-class MatrixGradients {
+class AmxGradients {
   using D = typename O::D;
   using V = typename O::V;
   using D16 = hn::Repartition<uint16_t, D>;
   using Tiles = typename O::Tiles;
-  static constexpr int kProducts = O::kKeyProducts, kPieces = O::kPieces;
-  static_assert(O::kValueProducts == kProducts && O::kWeightPieces == kPieces);
+  static constexpr int kProducts = O::kKeyProducts, kTerms = O::kTerms;
+  static_assert(O::kValueProducts == kProducts && O::kWeightTerms == kTerms);
   static constexpr int C = O::kLaneVectors;
   static constexpr size_t N = hn::MaxLanes(D()), W = C * N;
   static_assert(W == kTileDepth);
@@ -59,32 +58,33 @@ class MatrixGradients {
  public:
   using Operands = O;
   static constexpr int kVectors = C;
-  // Rows are added up 32 at a time: what heads share lanes would change these.
+  // Rows are added up 32 at a time, and heads that share lanes would change these sums.
   static constexpr bool kFuseHeads = false;
-  // Rows are packed once per group; of more keys, the pieces of f32 would leave L2.
-  static constexpr int64_t kGroupKeys = kPieces == 1 ? 512 : 256;
-  static constexpr int64_t kBlocks = 4;  // whose weights are kept
+  // Rows are packed once per group; with more keys, splits of f32 would leave L2.
+  static constexpr int64_t kGroupKeys = kTerms == 1 ? 512 : 256;
+  static constexpr int64_t kBlocks = 4;  // blocks whose P and dS are kept
 
   static int64_t Row(int64_t depth) { return O::OutputRows(depth); }
 
-  // Beside bf16 one rounding of the shift does not count; else small differences are exact.
-  static float Shift(float lse) { return kPieces == 1 ? lse * static_cast<float>(hs::kLog2E) : lse; }
-  static HWY_INLINE V RowPart(V of_row, V factor) { return kPieces == 1 ? hn::Mul(of_row, factor) : of_row; }
-  // Where it would count, in rows of biases that stand for masks: differences first. None is above 0.
-  static constexpr bool kScalesShift = kPieces == 1;
+  // For bf16 one rounding of the shift does not matter; otherwise small differences are exact.
+  static float Shift(float lse) { return kTerms == 1 ? lse * static_cast<float>(hs::kLog2E) : lse; }
+  static HWY_INLINE V RowPart(V of_row, V factor) { return kTerms == 1 ? hn::Mul(of_row, factor) : of_row; }
+  // For rows whose biases stand for masks the rounding would matter, so the difference comes first. No exponent is
+  // above 0.
+  static constexpr bool kScalesShift = kTerms == 1;
   static HWY_INLINE V FarWeight(V s, V lse, V factor) {
     return hs::Exp2Weight<3>(d_, hn::Min(hn::Mul(hn::Sub(s, lse), factor), hn::Zero(d_)));
   }
   static HWY_INLINE V Weight(V s, V shift, V factor) {
-    if constexpr (kPieces == 1) return hs::Exp2Weight<3>(d_, hn::MulSub(s, factor, shift));
+    if constexpr (kTerms == 1) return hs::Exp2Weight<3>(d_, hn::MulSub(s, factor, shift));
     return hs::Exp2Weight<5>(d_, hn::Mul(hn::Sub(s, shift), factor));
   }
 
   struct Buffers {
-    BF16 *keys, *values, *key_channels;  // of the group, in tiles; keys again by channel
-    uint32_t *q_rows, *d_o_rows;         // [block][piece][16 channels][pair of rows][channel]
-    uint16_t *p, *ds;                    // [block][piece][key][lane]
-    uint32_t* ds_pairs;                  // [piece][pair of keys][column]
+    BF16 *keys, *values, *key_channels;  // of the group, in tiles; key_channels: keys by channel
+    uint32_t *q_rows, *d_o_rows;         // [block][term][16 channels][pair of rows][channel]
+    uint16_t *p, *ds;                    // [block][term][key][lane]
+    uint32_t* ds_pairs;                  // [term][pair of keys][column]
     float *dq_lanes, *dq;                // [dim][column], [lane][dim]
     float *dk, *dv;                      // [key][dim]
 
@@ -105,8 +105,8 @@ class MatrixGradients {
     }
   };
 
-  MatrixGradients(const Problem& p, const Wants& wants, const Interval& keys, const SourceRows& key_source,
-                  const SourceRows& value_source, Buffers& b)
+  AmxGradients(const Problem& p, const Wants& wants, const Interval& keys, const SourceRows& key_source,
+               const SourceRows& value_source, Buffers& b)
       : p_(p), wants_(wants), keys_(keys), b_(b) {
     keys_finite_ = O::CopyKeys(key_source, keys.begin, keys.end, p.depth, b.keys);
     values_finite_ = O::CopyKeys(value_source, keys.begin, keys.end, p.value_depth, b.values);
@@ -133,7 +133,7 @@ class MatrixGradients {
     return p_.dtype;
   }
 
-  // Takes P and dS of a run, masked pairs -0 in both.
+  // Adds P and dS of a run, in both of which masked pairs are -0.
   HWY_INLINE void Add(const Run& run, int64_t origin, const float* p, const float* ds, RowPrefetch&) {
     const Interval of_group = See({run.begin, run.end});
     const auto row = [&](const float* of, int64_t key, V* x) HWY_ATTR HEED_INLINE_LAMBDA {
@@ -144,7 +144,7 @@ class MatrixGradients {
     };
     for (int64_t key = of_group.begin; key < of_group.end; key += 2) {
       V of_p[C], of_ds[C];
-      Halves first[kPieces][C / 2], second[kPieces][C / 2];
+      Halves first[kTerms][C / 2], second[kTerms][C / 2];
       row(p, keys_.begin + key, of_p);
       row(ds, keys_.begin + key, of_ds);
       PutKey(key, of_p, of_ds, first);
@@ -155,24 +155,24 @@ class MatrixGradients {
     }
   }
 
-  // By lane: what P and dS are computed with.
+  // Terms of each lane from which P and dS are computed.
   struct Rows {
     const float *shift, *delta, *gain;
   };
 
-  // Where rows forget, whole tiles of keys have shifts of their own and numbers that are added to
-  // logits, and dS is summed over them.
+  // With decay, each tile of keys has a shift of its own and numbers that are added to logits, and dS is summed over
+  // it.
   struct TileTerms {
     V shift[C];
-    const float* of_key = nullptr;                // by key of the tile
-    V row_sums[C];                                // of dS
-    HWY_ALIGN float key_sums[O::kGrid.tile * N];  // by key, N numbers to be added up
+    const float* of_key = nullptr;                // per key of the tile
+    V row_sums[C];                                // sums of dS
+    HWY_ALIGN float key_sums[O::kGrid.tile * N];  // per key, N partial sums
   };
 
-  // Adds those of keys, whole steps of them, of which every pair is kept and finite, from the
-  // factors of their logits and of dP: products of some while P and dS of those before are
-  // computed. `logits` and `d_logits` have room for two units of 32 keys. `tiles` is null, or
-  // tiles.Begin(key) sets tiles.terms for the tile of this key, and tiles.End() takes its sums.
+  // Adds P and dS of keys, in whole steps, whose pairs are all kept and finite, from the operands of their logits and
+  // of dP. Products of some keys overlap P and dS of the keys before. `logits` and `d_logits` hold two units of 32
+  // keys. `tiles` is null, or tiles.Begin(key) sets tiles.terms for the tile of this key and tiles.End() takes its
+  // sums.
   template <class TilesTerms>
   HWY_INLINE void AddPlain(const Interval& keys, const uint32_t* q, const uint32_t* d_o, float factor, const Rows& rows,
                            float* logits, float* d_logits, RowPrefetch& prefetch, TilesTerms&& tiles) {
@@ -182,7 +182,7 @@ class MatrixGradients {
     if constexpr (kProducts == 1) {
       if (products <= 6) return pipe(std::integral_constant<int, 4>());
     }
-    if constexpr (2 * kProducts <= 10) {  // of the fewest channels
+    if constexpr (2 * kProducts <= 10) {  // for the fewest channels
       if (products <= 10) return pipe(std::integral_constant<int, 2>());
     }
     pipe(std::integral_constant<int, 1>());
@@ -208,10 +208,10 @@ class MatrixGradients {
  private:
   using Halves = hn::Vec<D16>;
   using Block = hs::TileBlock<Tiles, kProducts>;
-  static constexpr int kAsks = 6;                            // for rows of the next block, per step of keys
+  static constexpr int kPrefetches = 6;                      // of rows of the next block, per step of keys
   static constexpr int64_t kUnit = kTileDepth * int64_t{W};  // logits of a step of keys
 
-  // Weights of these keys come next; which of the group they are, in whole steps.
+  // Announces P of these keys, and returns their positions in the group, in whole steps.
   HWY_INLINE Interval See(const Interval& keys) {
     const Interval of_group = {keys.begin - keys_.begin, O::Up(keys.end - keys_.begin, kTileDepth)};
     if (seen_.empty()) {
@@ -223,15 +223,15 @@ class MatrixGradients {
     return of_group;
   }
 
-  HWY_INLINE void PutKey(int64_t key, const V* p, const V* ds, Halves (&ds_pieces)[kPieces][C / 2]) {
-    Halves p_pieces[kPieces][C / 2];
-    PutRow(p, WeightsAt(b_.p, block_, key), p_pieces);
-    PutRow(ds, WeightsAt(b_.ds, block_, key), ds_pieces);
+  HWY_INLINE void PutKey(int64_t key, const V* p, const V* ds, Halves (&ds_split)[kTerms][C / 2]) {
+    Halves p_split[kTerms][C / 2];
+    PutRow(p, WeightsAt(b_.p, block_, key), p_split);
+    PutRow(ds, WeightsAt(b_.ds, block_, key), ds_split);
   }
-  HWY_INLINE void PutPair(int64_t key, const Halves (&first)[kPieces][C / 2], const Halves (&second)[kPieces][C / 2]) {
+  HWY_INLINE void PutPair(int64_t key, const Halves (&first)[kTerms][C / 2], const Halves (&second)[kTerms][C / 2]) {
     uint32_t* to = b_.ds_pairs + key / 2 * int64_t{W};
     HWY_UNROLL(3)
-    for (int i = 0; i < kPieces; ++i) {
+    for (int i = 0; i < kTerms; ++i) {
       HWY_UNROLL(2)
       for (int v = 0; v < C / 2; ++v) {
         auto* at = reinterpret_cast<uint16_t*>(to + i * kPairs * int64_t{W} + static_cast<size_t>(v) * 2 * N);
@@ -241,11 +241,11 @@ class MatrixGradients {
     }
   }
 
-  // P and dS of a unit, of kEach pairs of keys in four calls of Do().
-  template <int kEach, bool kForgets>
+  // P and dS of a unit, kEach pairs of keys in four calls of Do().
+  template <int kEach, bool kDecays>
   class Terms {
    public:
-    HWY_INLINE Terms(MatrixGradients& to, float f, const Rows& rows) : to_(to), factor_(hn::Set(d_, f)) {
+    HWY_INLINE Terms(AmxGradients& to, float f, const Rows& rows) : to_(to), factor_(hn::Set(d_, f)) {
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) {
         const size_t lane = static_cast<size_t>(c) * N;
@@ -283,7 +283,7 @@ class MatrixGradients {
       if constexpr (kEach == 4) {
         Pair();
       } else if constexpr (kEach == 2) {
-        begun_ = begun_ || n == 0;  // not with the second key of a pair
+        begun_ = begun_ || n == 0;  // does not begin with the second key of a pair
         if (begun_) Key<n>();
       } else if constexpr (n == 0) {
         Key<m>();
@@ -295,7 +295,7 @@ class MatrixGradients {
       Key<0>();
       Key<1>();
     }
-    // The first or the second of a pair.
+    // The first or the second key of a pair.
     template <int kSecond>
     HEED_BETWEEN_PRODUCTS void Key() {
       V p[C], ds[C];
@@ -303,12 +303,12 @@ class MatrixGradients {
       for (int c = 0; c < C; ++c) {
         const size_t i = kSecond * W + static_cast<size_t>(c) * N;
         V s = hn::Load(d_, s_ + i);
-        if constexpr (kForgets) s = hn::Add(s, hn::Set(d_, tile_->of_key[of_tile_]));
+        if constexpr (kDecays) s = hn::Add(s, hn::Set(d_, tile_->of_key[of_tile_]));
         const V weight = Weight(s, shift_[c], factor_);
         ds[c] = hn::Mul(weight, hn::MulSub(gain_[c], hn::Load(d_, dp_ + i), delta_[c]));
         p[c] = hn::Mul(weight, gain_[c]);
       }
-      if constexpr (kForgets) {
+      if constexpr (kDecays) {
         V of_key = hn::Zero(d_);
         HWY_UNROLL(4)
         for (int c = 0; c < C; ++c) {
@@ -320,7 +320,7 @@ class MatrixGradients {
       if constexpr (kSecond == 0) {
         to_.PutKey(key_, p, ds, first_);
       } else {
-        Halves second[kPieces][C / 2];
+        Halves second[kTerms][C / 2];
         to_.PutKey(key_ + 1, p, ds, second);
         to_.PutPair(key_, first_, second);
         s_ += 2 * W;
@@ -330,30 +330,30 @@ class MatrixGradients {
       }
     }
 
-    MatrixGradients& to_;
+    AmxGradients& to_;
     V factor_, shift_[C], delta_[C], gain_[C], row_sums_[C];
     TileTerms* tile_ = nullptr;
-    int64_t of_tile_ = 0;  // keys of it so far
-    Halves first_[kPieces][C / 2];
+    int64_t of_tile_ = 0;  // keys of the tile so far
+    Halves first_[kTerms][C / 2];
     const float *s_ = nullptr, *dp_ = nullptr;
     int64_t key_ = 0;
-    int left_ = 0;  // pairs
+    int left_ = 0;  // remaining pairs
     bool begun_ = false;
   };
 
   template <int kEach, class TilesTerms>
   HWY_NOINLINE void Pipe(const Interval& keys, const uint32_t* q, const uint32_t* d_o, float factor, const Rows& rows,
                          float* logits, float* d_logits, RowPrefetch& prefetch, TilesTerms& tiles) {
-    constexpr bool kForgets = !std::is_null_pointer_v<TilesTerms>;
+    constexpr bool kDecays = !std::is_null_pointer_v<TilesTerms>;
     constexpr int64_t kTileUnits = O::kGrid.tile / kTileDepth;
     const hs::TileFactor k = O::KeyTiles(Keys(), keys.begin, p_.depth),
                          v = O::KeyTiles(Values(), keys.begin, p_.value_depth), of_q = O::QueryTiles(q, W, p_.depth),
                          of_d_o = O::QueryTiles(d_o, W, p_.value_depth);
     const Interval of_group = See(keys);
     const int64_t units = keys.size() / kTileDepth;
-    Terms<kEach, kForgets> terms(*this, factor, rows);
+    Terms<kEach, kDecays> terms(*this, factor, rows);
     float* before = nullptr;
-    // A sum is stored just before its register is needed again, then `stored` begins.
+    // Stores each sum just before its register is needed again, then calls `stored`.
     const auto product = [&](const hs::TileFactor& a, int64_t unit, const hs::TileFactor& b, int64_t depth, float* out,
                              const auto& stored) HWY_ATTR HEED_INLINE_LAMBDA {
       Block::Step(
@@ -370,7 +370,7 @@ class MatrixGradients {
       before = out;
     };
     const auto begin = [&](int64_t unit) HWY_ATTR HEED_INLINE_LAMBDA {
-      if constexpr (kForgets) {
+      if constexpr (kDecays) {
         if (unit % kTileUnits == 0) {
           tiles.Begin(keys.begin + unit * kTileDepth);
           terms.BeginTile(tiles.terms);
@@ -380,7 +380,7 @@ class MatrixGradients {
     };
     const auto end = [&](int64_t unit) HWY_ATTR HEED_INLINE_LAMBDA {
       terms.End();
-      if constexpr (kForgets) {
+      if constexpr (kDecays) {
         if (unit < 0 || unit % kTileUnits != kTileUnits - 1) return;
         terms.EndTile();
         tiles.End();
@@ -392,7 +392,7 @@ class MatrixGradients {
       });
       product(v, unit, of_d_o, p_.value_depth, d_logits + unit % 2 * kUnit, []() HWY_ATTR HEED_INLINE_LAMBDA {});
       end(unit - 1);
-      for (int i = 0; i < kAsks; ++i) prefetch.Some();
+      for (int i = 0; i < kPrefetches; ++i) prefetch.Some();
     }
     Block::StoreAll(before, W);
     begin(units - 1);
@@ -400,27 +400,27 @@ class MatrixGradients {
   }
 
   static constexpr int64_t kPairs = kGroupKeys / 2;
-  static constexpr int64_t kWeightHalves = kPieces * kGroupKeys * kTileDepth;  // of a block
+  static constexpr int64_t kWeightHalves = kTerms * kGroupKeys * kTileDepth;  // of P or dS of a block
 
-  static constexpr int64_t RowWords(int64_t depth) { return kPieces * kTileDepth / 2 * O::OutputRows(depth); }
+  static constexpr int64_t RowWords(int64_t depth) { return kTerms * kTileDepth / 2 * O::OutputRows(depth); }
   static uint16_t* WeightsAt(uint16_t* weights, int64_t block, int64_t key) {
     return weights + block * kWeightHalves + key * kTileDepth;
   }
 
-  // The lane in a column of ds_pairs: halves of keys are interleaved by 128 bits.
+  // The lane of a column of ds_pairs: halves of keys are interleaved within 128 bits.
   static constexpr size_t LaneOf(size_t column) {
     const size_t vector = column / (2 * N), upper = column / N % 2, word = column % N;
     return vector * 2 * N + word / 4 * 8 + upper * 4 + word % 4;
   }
 
-  // Each piece of a row of weights, lanes in order.
-  static HWY_INLINE void PutRow(const V* x, uint16_t* to, Halves (&pieces)[kPieces][C / 2]) {
+  // Stores the terms of a row of P or dS, with lanes in order.
+  static HWY_INLINE void PutRow(const V* x, uint16_t* to, Halves (&split)[kTerms][C / 2]) {
     for (int v = 0; v < C / 2; ++v) {
       V low = x[2 * v], high = x[2 * v + 1];
-      for (int i = 0; i < kPieces; ++i) {
-        const Halves both = pieces[i][v] = RoundBoth(low, high);
+      for (int i = 0; i < kTerms; ++i) {
+        const Halves both = split[i][v] = RoundBoth(low, high);
         hn::Store(both, d16_, to + static_cast<size_t>(i) * kGroupKeys * W + static_cast<size_t>(v) * 2 * N);
-        if (i + 1 == kPieces) break;
+        if (i + 1 == kTerms) break;
         const hn::Half<D16> half;
         const V of_low = hs::Widen(d_, BF16(), hn::LowerHalf(half, both));
         const V of_high = hs::Widen(d_, BF16(), hn::UpperHalf(half, both));
@@ -438,10 +438,10 @@ class MatrixGradients {
 #endif
   }
 
-  // Weights of keys of the group that no row of a block sees.
+  // Sets P and dS to zero for keys of the group that no row of a block sees.
   HWY_NOINLINE void Mask(int64_t block, const Interval& keys, bool pairs) {
     if (keys.empty()) return;
-    for (int i = 0; i < kPieces; ++i) {
+    for (int i = 0; i < kTerms; ++i) {
       const uint16_t zero = i == 0 ? O::kMaskedBits : 0;
       for (uint16_t* weights : {b_.p, b_.ds}) {
         uint16_t* at = WeightsAt(weights, block, keys.begin) + i * kGroupKeys * kTileDepth;
@@ -485,7 +485,7 @@ class MatrixGradients {
     }
   }
 
-  // What the blocks add to the gradients of the group's keys.
+  // Adds the blocks to the gradients of the group's keys.
   HWY_NOINLINE void KeyGradients() {
     for (int64_t i = 0; i < block_; ++i) {
       Mask(i, {all_seen_.begin, seen_of_[i].begin}, /*pairs=*/false);
@@ -495,8 +495,8 @@ class MatrixGradients {
       const int64_t row = O::OutputRows(depth);
       const hs::TileFactor a = {reinterpret_cast<const char*>(weights + all_seen_.begin * kTileDepth), kTileBytes,
                                 kWeightHalves * 2, kGroupKeys * kTileDepth * 2, 64};
-      const int64_t piece = row / kTileWords * kTileBytes;
-      const hs::TileFactor b = {reinterpret_cast<const char*>(rows), kTileBytes, kPieces * piece, piece, 64};
+      const int64_t term = row / kTileWords * kTileBytes;
+      const hs::TileFactor b = {reinterpret_cast<const char*>(rows), kTileBytes, kTerms * term, term, 64};
       hs::MultiplyTiles<Tiles, kProducts, true>(a, all_seen_.size() / kTileRows, b, row / kTileWords, block_,
                                                 sums + all_seen_.begin * row, row);
     };
@@ -506,7 +506,7 @@ class MatrixGradients {
     all_seen_ = {};
   }
 
-  // The elements that RowPairs left out, for the keys that see them.
+  // Adds the elements that RowPairs left out, for the keys that see them.
   HWY_NOINLINE void AddRowsThatAreNotFinite() {
     const auto add = [&](const uint16_t* weights, const void* const* rows, int64_t depth, float* sums) {
       for (size_t lane = 0; lane < num_rows_; ++lane) {
@@ -533,8 +533,8 @@ class MatrixGradients {
   bool keys_finite_ = true, values_finite_ = true, rows_finite_ = true;
   size_t num_rows_ = 0;
   const void *q_[W], *d_o_[W];
-  int64_t block_ = 0;   // of those that are kept
-  Interval seen_ = {};  // keys of the group that this block has weights of
+  int64_t block_ = 0;   // among the kept blocks
+  Interval seen_ = {};  // keys of the group for which this block has P
   Interval seen_of_[kBlocks];
   Interval all_seen_ = {};
 };
@@ -543,4 +543,4 @@ class MatrixGradients {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_MATRIX_GRADIENTS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_AMX_GRADIENTS_INL_H_

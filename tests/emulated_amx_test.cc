@@ -1,6 +1,5 @@
-// AMX kernels on CPUs without AMX: with emulated AMX they agree with the reference. heed/simd/tiles_test.cc tests that
-// the emulation has the bits of the hardware. Between products the two are compiled for different targets, whose
-// logarithms differ in the last bit.
+// AMX kernels, emulated, agree with the reference. heed/simd/amx_test.cc tests that the emulation has the hardware's
+// bits; between products the two are compiled for different targets, whose logarithms differ in the last bit.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -13,14 +12,14 @@
 namespace heed {
 namespace {
 
-// A Context without the cap of HEED_ISA, which would exclude AMX.
+// Removes a cap of HEED_ISA, which would exclude AMX.
 class UncappedContext : public Context {
  public:
   UncappedContext() : Context(2) { set_isa("tiles"); }
 };
 
 void ExpectTheReference(const char* name, std::initializer_list<DType> dtypes) {
-  const EmulateTiles tiles;
+  const EmulateAmx tiles;
   const OpEntry op = FindOp(name);
   UncappedContext ctx;
   for (uint64_t seed = 1; seed <= 400; ++seed) {
@@ -30,18 +29,18 @@ void ExpectTheReference(const char* name, std::initializer_list<DType> dtypes) {
   }
 }
 
-TEST(EmulatedTiles, AgreeWithTheReference) {
+TEST(EmulatedAmxTiles, AgreeWithTheReference) {
   ExpectTheReference("attention", {DType::kBF16, DType::kF32, DType::kF16});
 }
 
-TEST(EmulatedTiles, ChunksAgreeWithTheReference) {
+TEST(EmulatedAmxTiles, ChunksAgreeWithTheReference) {
   for (const char* name : {"linear_attention", "retention", "simple_gla", "ssd"}) {
     ExpectTheReference(name, {DType::kBF16});
   }
 }
 
-// Sizes for which a CPU with AMX uses chunks, and which random cases seldom reach.
-TEST(EmulatedTiles, LargeChunksAgreeWithTheReferenceEmulatedOrNot) {
+// Sizes that take chunks on a CPU with AMX, which random cases seldom reach.
+TEST(EmulatedAmxTiles, LargeChunksAgreeWithTheReferenceEmulatedOrNot) {
   for (const char* name : {"retention", "simple_gla", "ssd"}) {
     const OpEntry op = FindOp(name);
     for (const int64_t D : {64, 80, 128}) {
@@ -50,7 +49,7 @@ TEST(EmulatedTiles, LargeChunksAgreeWithTheReferenceEmulatedOrNot) {
         UncappedContext ctx;
         Comparison result = Compare(c, ctx);
         EXPECT_TRUE(result.ok) << name << " " << D << " " << pass << ": " << result.message;
-        const EmulateTiles tiles;
+        const EmulateAmx tiles;
         result = Compare(c, ctx);
         EXPECT_TRUE(result.ok) << name << " " << D << " " << pass << ": " << result.message;
       }
@@ -58,9 +57,9 @@ TEST(EmulatedTiles, LargeChunksAgreeWithTheReferenceEmulatedOrNot) {
   }
 }
 
-// Several units of keys in the AMX pipeline.
-TEST(EmulatedTiles, PipelinesForgetWhatDecaysSay) {
-  const EmulateTiles tiles;
+// Several units of keys, as the AMX pipeline takes them.
+TEST(EmulatedAmxTiles, PipelinesForgetWhatDecaysSay) {
+  const EmulateAmx tiles;
   const OpEntry attention = FindOp("attention");
   for (const char* pass : {"forward", "backward"}) {
     for (const int64_t D : {64, 128}) {

@@ -1,24 +1,23 @@
-// A recurrence of bf16 tensors in chunks of 64 tokens, whose products are those of matrix
-// tiles.
+// Chunked recurrences of bf16 tensors, 64 tokens per chunk, with AMX products.
 //
-// Compiled once per SIMD target that runs beside tiles, or emulates them. With a_t the decay
-// of token t, w_t what its value is multiplied with, and over the tokens 1..n of a chunk
+// Compiled once per SIMD target that has AMX or emulates it. Let a_t be the decay of token t and w_t the factor of its
+// value. Over the tokens 1..n of a chunk
 //
 //   D_tj = a_{j+1} ... a_t w_j, j <= t        E_t = a_1 ... a_t
 //   o_t  = scale (E_t S^T q_t + sum_{j <= t} (q_t . k_j) D_tj v_j)
 //   S    = E_n S + sum_j k_j (D_nj v_j)^T
 //
-// that is four products of matrices, each with a factor that is exact in bf16: Q K^T and then
-// Q S, P V and K^T (D_n V), whose other factor is cut into three bf16 pieces. All of it is
-// thus as exact as in f32. The recurrence itself takes 2 K V multiply-adds per token, a chunk
-// 6 K V + 48 K + 144 V, without weights 4 K V, at a dozen times the rate.
+// These are four matrix products, each with an operand that is exact in bf16: Q K^T, and Q S, P V and K^T (D_n V),
+// whose other operand is split into three bf16 (3xBF16), so that results are as exact as in f32. The recurrence itself
+// takes 2 K V multiply-adds per token; a chunk takes 6 K V + 48 K + 144 V, without factors 4 K V, at a dozen times the
+// rate.
 //
-// Inside 32 tokens j and j + 16 make a pair, so that pieces of P need no shuffle.
-#if defined(HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_
-#undef HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_
+// Within 32 tokens j and j + 16 are a pair, so that the terms of P need no shuffle.
+#if defined(HEED_ENGINES_RECURRENCE_AMX_CHUNKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_RECURRENCE_AMX_CHUNKS_INL_H_
+#undef HEED_ENGINES_RECURRENCE_AMX_CHUNKS_INL_H_
 #else
-#define HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_
+#define HEED_ENGINES_RECURRENCE_AMX_CHUNKS_INL_H_
 #endif
 
 #include <algorithm>
@@ -36,8 +35,8 @@
 #include "heed/engines/recurrence/rows-inl.h"
 #include "heed/engines/recurrence/tasks.h"
 #include "heed/simd/math-inl.h"
-#include "heed/simd/tile_products-inl.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx_products-inl.h"
+#include "heed/simd/amx.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
 
@@ -47,25 +46,25 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 inline constexpr int64_t kChunk = kBlockTokens;
-inline constexpr int kPieces = 3;
-// Columns that are computed together: what is multiplied with all of them stays near.
-inline constexpr int64_t kStrip = 2 * kTileWords;
+inline constexpr int kTerms = 3;
+// Columns that are computed together, so that the other operand stays in cache.
+inline constexpr int64_t kColumnBlock = 2 * kTileWords;
 
-// Channels or columns padded to pairs of tiles.
+// Pads channels or columns to pairs of tiles.
 constexpr int64_t TilePadded(int64_t size) { return (size + 31) / 32 * 32; }
 
 struct ChunkBuffers {
   uint16_t* q;             // [token][K]
   uint32_t* k;             // [pair of channels][token]
   uint32_t* k_channels;    // [32 tokens][channel][pair of tokens]
-  uint32_t* v;             // [strip][pair of tokens][column]
-  uint32_t* written;       // [piece][pair of tokens][column]: D_n V, if gated
+  uint32_t* v;             // [column block][pair of tokens][column]
+  uint32_t* written;       // [term][pair of tokens][column]: D_n V, if gated
   float* pairs;            // [token][token]
-  uint32_t* pair_pieces;   // [piece][token][pair of tokens]
+  uint32_t* pair_splits;   // [term][token][pair of tokens]
   float* o;                // [token][column]
-  float* state;            // [strip][K][column]
-  uint32_t* state_pieces;  // [piece][pair of channels][column]
-  float *values, *gate;    // of OutputRows
+  float* state;            // [column block][K][column]
+  uint32_t* state_splits;  // [term][pair of channels][column]
+  float *values, *gate;    // for OutputRows
   float *decay, *weight;   // [token]: log a, then a; w
 
   static int64_t Bytes(const Problem& p) {
@@ -83,12 +82,12 @@ struct ChunkBuffers {
     carver.Next(k_channels, K * kChunk / 2);
     carver.Next(v, kChunk / 2 * V);
     const bool gated = p.gate != Gate::kNone || p.value_factors.data != nullptr;
-    carver.Next(written, gated ? kPieces * kChunk / 2 * kStrip : 0);
+    carver.Next(written, gated ? kTerms * kChunk / 2 * kColumnBlock : 0);
     carver.Next(pairs, kChunk * kChunk);
-    carver.Next(pair_pieces, kPieces * kChunk * kChunk / 2);
-    carver.Next(o, kChunk * kStrip);
+    carver.Next(pair_splits, kTerms * kChunk * kChunk / 2);
+    carver.Next(o, kChunk * kColumnBlock);
     carver.Next(state, K * V);
-    carver.Next(state_pieces, kPieces * K / 2 * kStrip);
+    carver.Next(state_splits, kTerms * K / 2 * kColumnBlock);
     const auto row = static_cast<int64_t>(Padded<float>(p.value_size));
     carver.Next(values, p.skip.data == nullptr ? 0 : kChunk * row);
     carver.Next(gate, p.output_gate.data == nullptr ? 0 : kChunk * row);
@@ -119,7 +118,7 @@ class ChunkedHead {
                       static_cast<int64_t>(FirstColumn(task.part + 1, task.parts, Padded<float>(p.value_size))))),
         columns_(TilePadded(end_ - begin_)), weighted_(p.gate != Gate::kNone || p.value_factors.data != nullptr) {}
 
-  // put(block, S before it) for each chunk, all of S.
+  // Calls put(block, S before it) for each chunk, with all of S.
   HWY_NOINLINE HWY_ATTR void PutStates(const PutState& put) {
     LoadState();
     for (int64_t block = 0; block < NumBlocks(s_.count); ++block) {
@@ -128,11 +127,11 @@ class ChunkedHead {
       if (block + 1 == NumBlocks(s_.count)) break;
       PackKeys(first, n);
       PackValues(first, n);
-      WeighPairs</*kState=*/true>(first, n);
-      for (int64_t strip = 0; strip < columns_; strip += kStrip) {
-        SplitState</*kState=*/true>(strip);
-        AddToState(strip);
-        if (!finite_) AddValuesThatAreNotFinite</*kState=*/true>(first, n, strip);
+      DecayScores</*kState=*/true>(first, n);
+      for (int64_t column_block = 0; column_block < columns_; column_block += kColumnBlock) {
+        SplitState</*kState=*/true>(column_block);
+        AddToState(column_block);
+        if (!finite_) AddValuesThatAreNotFinite</*kState=*/true>(first, n, column_block);
       }
     }
   }
@@ -151,34 +150,34 @@ class ChunkedHead {
     PackKeys(first, n);
     PackValues(first, n);
     MultiplyKeys();
-    WeighPairs<false>(first, n);
+    DecayScores<false>(first, n);
     const OutputRows<float> rows(p_, s_, head_, first, static_cast<size_t>(n), b_.values, b_.gate,
                                  Padded<float>(p_.value_size));
-    for (int64_t strip = 0; strip < columns_; strip += kStrip) {
-      SplitState<false>(strip);
+    for (int64_t column_block = 0; column_block < columns_; column_block += kColumnBlock) {
+      SplitState<false>(column_block);
       ReadState();
-      AddValues(strip);
-      AddToState(strip);
-      if (!finite_) AddValuesThatAreNotFinite<false>(first, n, strip);
-      Store(first, n, strip, rows);
+      AddValues(column_block);
+      AddToState(column_block);
+      if (!finite_) AddValuesThatAreNotFinite<false>(first, n, column_block);
+      Store(first, n, column_block, rows);
     }
   }
 
-  float* StateOf(int64_t strip) const { return b_.state + strip * channels_; }
-  const uint32_t* ValuesOf(int64_t strip) const { return b_.v + strip * kChunk / 2; }
+  float* StateOf(int64_t column_block) const { return b_.state + column_block * channels_; }
+  const uint32_t* ValuesOf(int64_t column_block) const { return b_.v + column_block * kChunk / 2; }
 
   const uint16_t* RowOf(const Rows& rows, int64_t head, int64_t token) const {
     return RowAt<uint16_t>(rows, s_, head, token);
   }
 
-  // The first `size` of 2 N halves from element e on, zeros beyond.
+  // Loads the 2 N halves from element e on of `size` elements, with zeros beyond.
   static HWY_INLINE Words LoadWords(const uint16_t* row, int64_t e, int64_t size) {
     const hn::Repartition<uint16_t, D> halves;
     if (e + 2 * int64_t{N} <= size) return hn::BitCast(words_, hn::LoadU(halves, row + e));
     if (e >= size) return hn::Zero(words_);
     return hn::BitCast(words_, hn::LoadN(halves, row + e, static_cast<size_t>(size - e)));
   }
-  // The first `size` of N halves, each in a word.
+  // Loads N halves likewise, each in a word.
   static HWY_INLINE Words LoadHalves(const uint16_t* row, int64_t e, int64_t size) {
     const hn::Rebind<uint16_t, D> halves;
     if (e + int64_t{N} <= size) return hn::PromoteTo(words_, hn::LoadU(halves, row + e));
@@ -196,7 +195,7 @@ class ChunkedHead {
     }
   }
 
-  // Keys as pairs of channels by token, and by channel in pairs of tokens.
+  // Packs keys as pairs of channels by token, and by channel as pairs of tokens.
   HWY_NOINLINE void PackKeys(int64_t first, int64_t n) {
     const uint16_t* rows[kChunk];
     for (int64_t t = 0; t < kChunk; ++t) {
@@ -235,7 +234,7 @@ class ChunkedHead {
     }
   }
 
-  // Words of the tokens `pair` and 16 after it.
+  // Words of token `pair` and the token 16 after it.
   static HWY_INLINE Words PairOf(const uint16_t* const* rows, size_t pair, int64_t e, int64_t size) {
     const uint16_t *low = rows[pair], *high = rows[pair + kTileWords];
     const Words first = low == nullptr ? hn::Zero(words_) : LoadHalves(low, e, size);
@@ -243,7 +242,7 @@ class ChunkedHead {
     return hn::Or(first, hn::ShiftLeft<16>(LoadHalves(high, e, size)));
   }
 
-  // Values as pairs of tokens, zeros where they are not finite.
+  // Packs values as pairs of tokens, with zeros for values that are not finite.
   HWY_NOINLINE void PackValues(int64_t first, int64_t n) {
     const Words low = hn::Set(words_, 0x7F80u), high = hn::Set(words_, 0x7F800000u);
     finite_ = true;
@@ -253,7 +252,7 @@ class ChunkedHead {
         rows[t] = j + t < n ? RowOf(p_.v, head_, first + j + t) + begin_ : nullptr;
       }
       for (size_t pair = 0; pair < kTileWords; ++pair) {
-        uint32_t* to = b_.v + (j / 2 + static_cast<int64_t>(pair)) * kStrip;
+        uint32_t* to = b_.v + (j / 2 + static_cast<int64_t>(pair)) * kColumnBlock;
         for (int64_t c = 0; c < columns_; c += N) {
           Words x = PairOf(rows, pair, c, end_ - begin_);
           const auto odd_low = hn::Eq(hn::And(x, low), low), odd_high = hn::Eq(hn::And(x, high), high);
@@ -262,7 +261,7 @@ class ChunkedHead {
             x = hn::And(x, hn::IfThenElse(odd_low, hn::Set(words_, 0xFFFF0000u), hn::Set(words_, ~0u)));
             x = hn::And(x, hn::IfThenElse(odd_high, hn::Set(words_, 0xFFFFu), hn::Set(words_, ~0u)));
           }
-          hn::Store(x, words_, to + c / kStrip * kChunk / 2 * kStrip + c % kStrip);
+          hn::Store(x, words_, to + c / kColumnBlock * kChunk / 2 * kColumnBlock + c % kColumnBlock);
         }
       }
     }
@@ -272,7 +271,7 @@ class ChunkedHead {
     const ptrdiff_t row = channels_ * 2;
     return {reinterpret_cast<const char*>(b_.q), kTileRows * row, 64, 0, row};
   }
-  // Words of `columns` to a row, 16 rows to a step.
+  // An operand of rows of `columns` words, 16 rows per step.
   static hs::TileFactor PairTiles(const uint32_t* words, int64_t columns, int64_t rows) {
     const ptrdiff_t row = columns * 4;
     return {reinterpret_cast<const char*>(words), 64, kTileRows * row, rows * row, row};
@@ -282,7 +281,7 @@ class ChunkedHead {
     return a;
   }
 
-  // Q K^T where a key is not after all queries.
+  // Q K^T, without blocks whose keys are all after the queries.
   HWY_NOINLINE void MultiplyKeys() {
     const hs::TileFactor q = QueryTiles(), k = PairTiles(b_.k, kChunk, 0);
     const int64_t steps = channels_ / kTileDepth;
@@ -290,9 +289,9 @@ class ChunkedHead {
     hs::MultiplyTiles<Tiles, 1, false>(Down(q, 2), 2, k, 4, steps, b_.pairs + kChunk * kChunk / 2, kChunk);
   }
 
-  // P in pieces, and D_n; kState: that alone.
+  // Computes the terms of P, and D_n; with kState, D_n alone.
   template <bool kState>
-  HWY_NOINLINE void WeighPairs(int64_t first, int64_t n) {
+  HWY_NOINLINE void DecayScores(int64_t first, int64_t n) {
     constexpr size_t kVectors = kChunk / N;
     Numbers(p_.log_decay, 0, first, n, b_.decay);
     Numbers(p_.value_factors, 1, first, n, b_.weight);
@@ -326,41 +325,41 @@ class ChunkedHead {
       HWY_UNROLL(4)
       for (size_t c = 0; c < vectors; ++c) {
         if (kState || c % (2 * kHalf) >= kHalf) continue;
-        Words pieces[kPieces];
-        hs::CutIntoPairs(d_, p[c], p[c + kHalf], pieces);
+        Words split[kTerms];
+        hs::TruncateToPairs(d_, p[c], p[c + kHalf], split);
         const size_t word = c / (2 * kHalf) * kTileWords + c % (2 * kHalf) * N;
         HWY_UNROLL(2)
-        for (int i = 0; i < kPieces; ++i) {
-          hn::Store(pieces[i], words_, b_.pair_pieces + (i * kChunk + t) * kChunk / 2 + static_cast<int64_t>(word));
+        for (int i = 0; i < kTerms; ++i) {
+          hn::Store(split[i], words_, b_.pair_splits + (i * kChunk + t) * kChunk / 2 + static_cast<int64_t>(word));
         }
       }
     }
-    // E_n - 1, which is not rounded as E_n is.
+    // E_n - 1, which keeps bits that E_n rounds away.
     less_one_ = std::expm1(log_sum);
     for (size_t c = 0; c < kVectors; ++c) hn::StoreU(row[c], d_, to_end_ + c * N);
   }
 
-  // D_n V.
-  HWY_NOINLINE void WeighValues(int64_t strip) {
-    const uint32_t* v = ValuesOf(strip);
+  // Computes D_n V.
+  HWY_NOINLINE void DecayValues(int64_t column_block) {
+    const uint32_t* v = ValuesOf(column_block);
     for (int64_t pair = 0; pair < kChunk / 2; ++pair) {
       const int64_t j = pair / kTileWords * kTileDepth + pair % kTileWords;
       const V low = hn::Set(d_, to_end_[j]), high = hn::Set(d_, to_end_[j + kTileWords]);
       HWY_UNROLL(4)
-      for (int64_t c = 0; c < kStrip; c += N) {
-        const Words x = hn::Load(words_, v + pair * kStrip + c);
-        Words pieces[kPieces];
-        hs::CutIntoPairs(d_, hn::Mul(low, hn::BitCast(d_, hn::ShiftLeft<16>(x))),
-                         hn::Mul(high, hn::BitCast(d_, hn::And(x, hn::Set(words_, 0xFFFF0000u)))), pieces);
+      for (int64_t c = 0; c < kColumnBlock; c += N) {
+        const Words x = hn::Load(words_, v + pair * kColumnBlock + c);
+        Words split[kTerms];
+        hs::TruncateToPairs(d_, hn::Mul(low, hn::BitCast(d_, hn::ShiftLeft<16>(x))),
+                            hn::Mul(high, hn::BitCast(d_, hn::And(x, hn::Set(words_, 0xFFFF0000u)))), split);
         HWY_UNROLL(3)
-        for (int i = 0; i < kPieces; ++i) {
-          hn::Store(pieces[i], words_, b_.written + (i * kChunk / 2 + pair) * kStrip + c);
+        for (int i = 0; i < kTerms; ++i) {
+          hn::Store(split[i], words_, b_.written + (i * kChunk / 2 + pair) * kColumnBlock + c);
         }
       }
     }
   }
 
-  // One number per token, `otherwise` where there are none; 0 after the n tokens.
+  // Loads one number per token, or `otherwise` if the tensor is absent; 0 after the n tokens.
   HWY_INLINE void Numbers(const Rows& rows, float otherwise, int64_t first, int64_t n, float* to) const {
     std::fill(to, to + n, otherwise);
     std::fill(to + n, to + kChunk, 0.0f);
@@ -374,7 +373,7 @@ class ChunkedHead {
     });
   }
 
-  // Asks for the rows of a token.
+  // Prefetches the rows of a token.
   HWY_INLINE void Prefetch(int64_t token) const {
     if (token >= s_.count) return;
     const auto ask = [](const void* row, int64_t size) {
@@ -388,24 +387,24 @@ class ChunkedHead {
     ask(RowOf(p_.o, head_, token) + begin_, end_ - begin_);
   }
 
-  // S in pieces, and E_n S; kState: that alone.
+  // Splits S, and computes E_n S; with kState, E_n S alone.
   template <bool kState>
-  HWY_NOINLINE void SplitState(int64_t strip) {
+  HWY_NOINLINE void SplitState(int64_t column_block) {
     const bool near = from_begin_[kChunk - 1] >= 0.5f && less_one_ < 0;
     const V factor = hn::Set(d_, near ? less_one_ : from_begin_[kChunk - 1]);
     const auto decayed = [&](V x) HWY_ATTR { return near ? hn::MulAdd(factor, x, x) : hn::Mul(factor, x); };
     const bool gated = p_.gate != Gate::kNone;
     for (int64_t r = 0; r < channels_; r += 2) {
-      float *even = StateOf(strip) + r * kStrip, *odd = even + kStrip;
+      float *even = StateOf(column_block) + r * kColumnBlock, *odd = even + kColumnBlock;
       HWY_UNROLL(4)
-      for (int64_t c = 0; c < kStrip; c += N) {
+      for (int64_t c = 0; c < kColumnBlock; c += N) {
         const V low = hn::Load(d_, even + c), high = hn::Load(d_, odd + c);
         if constexpr (!kState) {
-          Words pieces[kPieces];
-          hs::CutIntoPairs(d_, low, high, pieces);
+          Words split[kTerms];
+          hs::TruncateToPairs(d_, low, high, split);
           HWY_UNROLL(3)
-          for (int i = 0; i < kPieces; ++i) {
-            hn::Store(pieces[i], words_, b_.state_pieces + (i * channels_ / 2 + r / 2) * kStrip + c);
+          for (int i = 0; i < kTerms; ++i) {
+            hn::Store(split[i], words_, b_.state_splits + (i * channels_ / 2 + r / 2) * kColumnBlock + c);
           }
         }
         if (!gated) continue;
@@ -418,56 +417,58 @@ class ChunkedHead {
   // o = E Q S.
   HWY_NOINLINE void ReadState() {
     hs::MultiplyTiles<Tiles, 13, false>(QueryTiles(), kChunk / kTileRows,
-                                        PairTiles(b_.state_pieces, kStrip, channels_ / 2), 2, channels_ / kTileDepth,
-                                        b_.o, kStrip);
+                                        PairTiles(b_.state_splits, kColumnBlock, channels_ / 2), 2,
+                                        channels_ / kTileDepth, b_.o, kColumnBlock);
     if (p_.gate == Gate::kNone) return;
     for (int64_t t = 0; t < kChunk; ++t) {
       const V factor = hn::Set(d_, from_begin_[t]);
       HWY_UNROLL(4)
-      for (int64_t c = 0; c < kStrip; c += N) {
-        float* at = b_.o + t * kStrip + c;
+      for (int64_t c = 0; c < kColumnBlock; c += N) {
+        float* at = b_.o + t * kColumnBlock + c;
         hn::Store(hn::Mul(factor, hn::Load(d_, at)), d_, at);
       }
     }
   }
 
-  // o += P V, where a key is not after all queries.
-  HWY_NOINLINE void AddValues(int64_t strip) {
+  // o += P V, without blocks whose keys are all after the queries.
+  HWY_NOINLINE void AddValues(int64_t column_block) {
     constexpr ptrdiff_t kRow = kChunk * 2;
-    const hs::TileFactor p = {reinterpret_cast<const char*>(b_.pair_pieces), kTileRows * kRow, 64, kChunk * kRow, kRow};
-    const hs::TileFactor v = PairTiles(ValuesOf(strip), kStrip, 0);
-    hs::MultiplyTiles<Tiles, 31, true>(p, 2, v, 2, 1, b_.o, kStrip);
-    hs::MultiplyTiles<Tiles, 31, true>(Down(p, 2), 2, v, 2, 2, b_.o + kChunk / 2 * kStrip, kStrip);
+    const hs::TileFactor p = {reinterpret_cast<const char*>(b_.pair_splits), kTileRows * kRow, 64, kChunk * kRow, kRow};
+    const hs::TileFactor v = PairTiles(ValuesOf(column_block), kColumnBlock, 0);
+    hs::MultiplyTiles<Tiles, 31, true>(p, 2, v, 2, 1, b_.o, kColumnBlock);
+    hs::MultiplyTiles<Tiles, 31, true>(Down(p, 2), 2, v, 2, 2, b_.o + kChunk / 2 * kColumnBlock, kColumnBlock);
   }
 
   // S += K^T D_n V.
-  HWY_NOINLINE void AddToState(int64_t strip) {
+  HWY_NOINLINE void AddToState(int64_t column_block) {
     const hs::TileFactor k = {reinterpret_cast<const char*>(b_.k_channels), kTileBytes, channels_ * 64, 0, 64};
     const int64_t rows = channels_ / kTileRows;
     if (weighted_) {
-      WeighValues(strip);
-      hs::MultiplyTiles<Tiles, 13, true>(k, rows, PairTiles(b_.written, kStrip, kChunk / 2), 2, 2, StateOf(strip),
-                                         kStrip);
+      DecayValues(column_block);
+      hs::MultiplyTiles<Tiles, 13, true>(k, rows, PairTiles(b_.written, kColumnBlock, kChunk / 2), 2, 2,
+                                         StateOf(column_block), kColumnBlock);
     } else {
-      hs::MultiplyTiles<Tiles, 1, true>(k, rows, PairTiles(ValuesOf(strip), kStrip, 0), 2, 2, StateOf(strip), kStrip);
+      hs::MultiplyTiles<Tiles, 1, true>(k, rows, PairTiles(ValuesOf(column_block), kColumnBlock, 0), 2, 2,
+                                        StateOf(column_block), kColumnBlock);
     }
   }
 
-  // What PackValues() left out, for the tokens that see it and the state; or that alone.
+  // Adds the values that PackValues() left out to later outputs and to the state; with kState, to the state alone.
   template <bool kState>
-  HWY_NOINLINE void AddValuesThatAreNotFinite(int64_t first, int64_t n, int64_t strip) {
+  HWY_NOINLINE void AddValuesThatAreNotFinite(int64_t first, int64_t n, int64_t column_block) {
     for (int64_t j = 0; j < n; ++j) {
-      for (int64_t c = 0; c < std::min(kStrip, end_ - begin_ - strip); ++c) {
-        const float v = Widened(RowOf(p_.v, head_, first + j)[begin_ + strip + c]);
+      for (int64_t c = 0; c < std::min(kColumnBlock, end_ - begin_ - column_block); ++c) {
+        const float v = Widened(RowOf(p_.v, head_, first + j)[begin_ + column_block + c]);
         if (std::isfinite(v)) continue;
         for (int64_t t = j; t < n && !kState; ++t) {
           const int64_t word = j / kTileDepth * kTileWords + j % kTileWords;
-          const uint32_t pair = b_.pair_pieces[t * kChunk / 2 + word];
-          b_.o[t * kStrip + c] += v * Widened(static_cast<uint16_t>(j % kTileDepth < kTileWords ? pair : pair >> 16));
+          const uint32_t pair = b_.pair_splits[t * kChunk / 2 + word];
+          b_.o[t * kColumnBlock + c] +=
+              v * Widened(static_cast<uint16_t>(j % kTileDepth < kTileWords ? pair : pair >> 16));
         }
         const uint16_t* k = RowOf(p_.k, key_head_, first + j);
         for (int64_t r = 0; r < p_.key_size; ++r) {
-          StateOf(strip)[r * kStrip + c] += v * to_end_[j] * Widened(k[r]);
+          StateOf(column_block)[r * kColumnBlock + c] += v * to_end_[j] * Widened(k[r]);
         }
       }
     }
@@ -480,10 +481,10 @@ class ChunkedHead {
     return x;
   }
 
-  HWY_NOINLINE void Store(int64_t first, int64_t n, int64_t strip, const OutputRows<float>& rows) {
+  HWY_NOINLINE void Store(int64_t first, int64_t n, int64_t column_block, const OutputRows<float>& rows) {
     const V scale = hn::Set(d_, static_cast<float>(p_.outer_scale()));
-    const int64_t begin = begin_ + strip, end = std::min(begin + kStrip, end_);
-    StoreRows(d_, b_.o - begin, static_cast<size_t>(kStrip), p_.o, s_, head_, first, static_cast<size_t>(n),
+    const int64_t begin = begin_ + column_block, end = std::min(begin + kColumnBlock, end_);
+    StoreRows(d_, b_.o - begin, static_cast<size_t>(kColumnBlock), p_.o, s_, head_, first, static_cast<size_t>(n),
               static_cast<size_t>(begin), static_cast<size_t>(end),
               [&](V x, size_t t, size_t i) HWY_ATTR { return rows.Finished(hn::Mul(x, scale), t, i); });
   }
@@ -492,7 +493,7 @@ class ChunkedHead {
     std::memset(b_.state, 0, static_cast<size_t>(channels_ * columns_) * sizeof(float));
     if (p_.initial.data == nullptr) return;
     const float* from = StateAt<float>(p_.initial, s_.state, head_);
-    // A sum makes a NaN quiet, so that cutting it leaves one.
+    // An addition makes a NaN quiet, so that truncation leaves a NaN.
     ForState(p_.initial, [&](float& x, int64_t at) { x = from[at] + 0.0f; });
   }
   void StoreState() {
@@ -504,8 +505,9 @@ class ChunkedHead {
   void ForState(const States& states, const F& f) {
     for (int64_t r = 0; r < p_.key_size; ++r) {
       for (int64_t c = begin_; c < end_; ++c) {
-        const int64_t strip = (c - begin_) / kStrip * kStrip;
-        f(StateOf(strip)[r * kStrip + (c - begin_) % kStrip], r * states.key_stride + c * states.value_stride);
+        const int64_t column_block = (c - begin_) / kColumnBlock * kColumnBlock;
+        f(StateOf(column_block)[r * kColumnBlock + (c - begin_) % kColumnBlock],
+          r * states.key_stride + c * states.value_stride);
       }
     }
   }
@@ -515,8 +517,8 @@ class ChunkedHead {
   const int64_t head_, key_head_;
   const ChunkBuffers& b_;
   const int64_t channels_, begin_, end_, columns_;
-  const bool weighted_;       // values that are added to the state
-  bool finite_ = true;        // values of the chunk
+  const bool weighted_;       // the state's values have factors
+  bool finite_ = true;        // whether the chunk's values are finite
   float less_one_ = 0;        // E_n - 1
   float from_begin_[kChunk];  // E_t
   float to_end_[kChunk];      // D_nt
@@ -554,4 +556,4 @@ Passes ForwardPasses() {
 }  // namespace heed::recurrence::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_
+#endif  // HEED_ENGINES_RECURRENCE_AMX_CHUNKS_INL_H_

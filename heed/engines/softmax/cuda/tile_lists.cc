@@ -1,5 +1,5 @@
-// Which keys rows keep of a pattern and of segments, as kernels of GPUs read it.
-#include "heed/engines/softmax/cuda/kept_lists.h"
+// Tile lists and mask words of patterns and segments, as GPU kernels read them.
+#include "heed/engines/softmax/cuda/tile_lists.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kKeys = Visits::kKeys, kRows = Visits::kRows;
 
-// Ids of up to 64 tokens and what lies between the least and the largest that sees something.
+// Segment ids of up to 64 tokens, with their minimum and maximum; negative ids see nothing.
 class Ids {
  public:
   Ids(std::span<const int32_t> all, int64_t first) : ids_(all.subspan(static_cast<size_t>(first))) {
@@ -49,17 +49,17 @@ std::vector<Ids> Tiles(std::span<const int32_t> ids) {
   return tiles;
 }
 
-// Adds lists to others.
+// Concatenates tile lists.
 class Builder {
  public:
-  // Where those of batch entry `batch` are.
-  KeptLists::Place Add(const Visits& visits, int64_t batch) {
+  // Returns the place of batch entry `batch`, and appends the lists if they are new.
+  TileLists::Place Add(const Visits& visits, int64_t batch) {
     const auto [at, is_new] = known_.try_emplace(&visits, std::ssize(lists_.begins));
     if (is_new) Append(visits);
     const int64_t of_head = visits.blocks + 1, of_batch = visits.batch == 1 ? 0 : batch;
     return {at->second + of_batch * visits.heads * of_head, visits.heads == 1 ? 0 : of_head};
   }
-  KeptLists lists_;
+  TileLists lists_;
 
  private:
   void Append(const Visits& visits) {
@@ -71,7 +71,7 @@ class Builder {
       lists_.begins.push_back(static_cast<int32_t>(static_cast<int64_t>(first) + begin));
     for (const Visit& visit : visits.visits) {
       lists_.tiles.push_back(
-          {static_cast<int32_t>(visit.tile), visit.words < 0 ? KeptTile::kAll : WordsAt(visits, visit.words)});
+          {static_cast<int32_t>(visit.tile), visit.words < 0 ? ListedTile::kAll : WordsAt(visits, visit.words)});
     }
   }
   int32_t WordsAt(const Visits& visits, int64_t first) {
@@ -83,12 +83,12 @@ class Builder {
   }
 
   std::map<const Visits*, int64_t> known_;
-  std::unordered_map<std::string_view, int32_t> words_;  // of visits that outlive this
+  std::unordered_map<std::string_view, int32_t> words_;  // the keys view visits that outlive this object
 };
 
 }  // namespace
 
-bool KeepsByHead(const Problem& p) {
+bool HasListsByHead(const Problem& p) {
   return std::ranges::any_of(p.sequences, [](const Sequence& s) { return s.kept != nullptr && s.kept->heads > 1; });
 }
 
@@ -131,12 +131,12 @@ Visits SegmentVisits(const Problem& p, const Sequence& s) {
   return visits;
 }
 
-KeptLists ListKept(const Problem& p, std::span<const Sequence> sequences) {
+TileLists ListTiles(const Problem& p, std::span<const Sequence> sequences) {
   Builder builder;
   std::list<Visits> of_segments;
   for (const Sequence& s : sequences) {
     const bool sees_some = s.num_queries > 0 && s.query_end > 0;
-    KeptLists::Place place;
+    TileLists::Place place;
     if (!p.segments_q.empty() && sees_some) {
       place = builder.Add(of_segments.emplace_back(SegmentVisits(p, s)), 0);
     } else if (s.kept != nullptr && sees_some) {

@@ -1,20 +1,19 @@
-// Operands in matrix tiles: bf16 pieces of queries, keys, values and weights.
+// Operands of softmax attention in AMX tiles: queries, keys, values and probabilities as bf16 splits.
 //
-// Compiled once per SIMD target that runs beside tiles, or emulates them. Rows stay in
-// lanes, so that everything between the products is what it is elsewhere:
+// Compiled once per SIMD target that has AMX or emulates it. Rows are in lanes, so that the code between products is
+// the same as in other kernels:
 //
 //   S[key][lane] = K Q^T     a: keys,             b: pairs of channels of queries
-//   O[dim][lane] += V^T P    a: values by channel, b: pairs of keys of weights
+//   O[dim][lane] += V^T P    a: values by channel, b: pairs of keys of probabilities
 //
-// Keys and values are copied into tiles that lie one after the other, zeros where there is
-// no key or channel: keys row by row, values transposed, which takes 1 to 2 % of 2048
-// queries. A bf16 is one piece. An f16 is two, an f32 three, or two of `precision = high`;
-// weights have as many, but three beside f16, which are as exact as of f32.
-#if defined(HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_
+// Keys and values are copied into contiguous tiles, with zeros for missing keys and channels: keys row by row, values
+// transposed. This takes 1 to 2 % of the time of 2048 queries. A bf16 has one term, an f16 two, an f32 three, or two
+// with `precision = high`. Probabilities have as many terms, but three beside f16, which are as exact as f32.
+#if defined(HEED_ENGINES_SOFTMAX_AMX_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_AMX_OPERANDS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_AMX_OPERANDS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_
+#define HEED_ENGINES_SOFTMAX_AMX_OPERANDS_INL_H_
 #endif
 
 #include <algorithm>
@@ -30,8 +29,8 @@
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/math-inl.h"
 #include "heed/simd/pair_tile-inl.h"
-#include "heed/simd/tile_products-inl.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx_products-inl.h"
+#include "heed/simd/amx.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
 
@@ -40,7 +39,7 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// Words of the pairs (first, second), rounded to bf16.
+// Rounds pairs (first, second) to words of two bf16.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE auto RoundToPairs(D d, V first, V second) {
   const hn::RebindToUnsigned<D> words;
@@ -54,17 +53,17 @@ HWY_INLINE auto RoundToPairs(D d, V first, V second) {
 #endif
 }
 
-// The rows of any storage that a kernel of `kPieces` reads, as bf16 pieces.
-template <int kPieces>
-struct PieceRows {
+// Rows of each storage that a kernel of `kTerms` terms reads, as bf16 splits.
+template <int kTerms>
+struct SplitRows {
   using D = hn::ScalableTag<float>;
   using Half = hn::Vec<hn::Rebind<uint16_t, D>>;
   static constexpr size_t N = hn::MaxLanes(D());
 
-  // f(tag of the storage). One piece is bf16 as it is, and bf16 is one piece.
+  // Calls f with a tag of the storage. One term is bf16, which needs no split.
   template <class F>
   static HWY_INLINE void WithStorage(DType dtype, const F& f) {
-    if constexpr (kPieces == 1) {
+    if constexpr (kTerms == 1) {
       f(BF16());
     } else {
       if (dtype == DType::kF16) return f(F16());
@@ -72,20 +71,20 @@ struct PieceRows {
     }
   }
 
-  // The first n <= N elements times a factor, zeros beyond.
+  // Loads the first n <= N elements times a factor, and zeros beyond.
   template <class S>
-  static HWY_INLINE void Load(const S* from, size_t n, float factor, Half* pieces) {
-    if constexpr (kPieces == 1) {
+  static HWY_INLINE void Load(const S* from, size_t n, float factor, Half* split) {
+    if constexpr (kTerms == 1) {
       const hn::Rebind<uint16_t, D> halves;
       const auto* at = reinterpret_cast<const uint16_t*>(from);
-      pieces[0] = n == N ? hn::LoadU(halves, at) : hn::LoadN(halves, at, n);
+      split[0] = n == N ? hn::LoadU(halves, at) : hn::LoadN(halves, at, n);
     } else {
       const auto x = n == N ? hs::LoadWide(D(), from) : hs::LoadWideN(D(), from, n);
-      hs::SplitIntoPieces<kPieces>(D(), hn::Mul(x, hn::Set(D(), factor)), pieces);
+      hs::SplitBf16<kTerms>(D(), hn::Mul(x, hn::Set(D(), factor)), split);
     }
   }
 
-  // Whether all numbers with these first pieces are finite.
+  // Tells whether all numbers with these first terms are finite.
   class Largest {
    public:
     HWY_INLINE Largest() : most_(hn::Zero(hn::Rebind<uint16_t, D>())) {}
@@ -98,93 +97,92 @@ struct PieceRows {
   };
 };
 
-// Numbers of products of tile_products-inl.h: of keys and queries, of values and weights.
-template <int kOfKeys, int kOfValues, class TileUnit>
-struct TileOperands {
+// kOfKeys and kOfValues are numbers of products (amx_products-inl.h): of K Q^T, and of V^T P.
+template <int kOfKeys, int kOfValues, class AmxUnit>
+struct AmxOperands {
   static constexpr int kKeyProducts = kOfKeys, kValueProducts = kOfValues;
-  static constexpr int kPieces = hs::PiecePairs<kKeyProducts>::kA;
-  static constexpr int kWeightPieces = hs::PiecePairs<kValueProducts>::kB;
-  static_assert(hs::PiecePairs<kValueProducts>::kA == kPieces);
+  static constexpr int kTerms = hs::TermPairs<kKeyProducts>::kA;
+  static constexpr int kWeightTerms = hs::TermPairs<kValueProducts>::kB;
+  static_assert(hs::TermPairs<kValueProducts>::kA == kTerms);
   using Compute = float;
   using Query = uint32_t;
   using Key = BF16;
   using Value = BF16;
-  using Tiles = TileUnit;
+  using Tiles = AmxUnit;
   using D = hn::ScalableTag<float>;
   using V = hn::Vec<D>;
-  using Pieces = PieceRows<kPieces>;
+  using RowSplit = SplitRows<kTerms>;
 
-  // Sums over a segment are shorter than its keys: a product adds up 32 of them, and weights
-  // are added two by two. A segment is computed with K and V in L2: pieces take more of it.
-  static constexpr KeyGrid kGrid = {.tile = kMatrixGrid.tile,
-                                    .step = kMatrixGrid.step,
-                                    .segment = kPieces == 1   ? 2048
-                                               : kPieces == 2 ? 1024
-                                                              : 512};
+  // A sum over a segment has fewer additions than keys: a product adds up 32 keys, and probabilities are added in
+  // pairs. A segment is computed with K and V in L2, of which splits take more.
+  static constexpr KeyGrid kGrid = {.tile = kAmxGrid.tile,
+                                    .step = kAmxGrid.step,
+                                    .segment = kTerms == 1   ? 2048
+                                               : kTerms == 2 ? 1024
+                                                             : 512};
   static_assert(kGrid.step == kTileDepth);
   static constexpr int kKeyStep = kTileDepth;
-  // f32 has room for the factor; of what is exact in its pieces another rounding would cost
-  // accuracy.
+  // f32 rows are multiplied by the factor; for rows that are exact in their terms that would be another rounding.
   static constexpr bool kFinishesLogits = kKeyProducts == 1 || kKeyProducts == 4;
   static constexpr bool kKeysInLanes = false;
   static constexpr bool kQuantized = false;
-  static constexpr bool kMatrixTiles = true;
-  // Rows of a block, two tiles of lanes: more, and what is between the products does not stay
-  // in L1. Fewer rows take as many, as one tile would hardly be faster.
+  static constexpr bool kUsesAmx = true;
+  // Rows of a block: two tiles of lanes. With more, the code between products does not stay in L1; with fewer, it would
+  // hardly be faster.
   static constexpr int kLaneVectors = 2 * kTileWords / hn::MaxLanes(D());
   static constexpr int kMostVectors = kLaneVectors;
-  // Units of 32 keys whose weights stand side by side in a pipeline (tile_pipeline-inl.h).
+  // Units of 32 keys whose probabilities are in the pipeline at once (amx_pipeline-inl.h).
   static constexpr int kMostUnits = 4;
   static constexpr int kDegree = 5;
 
-  // Keys whose tiles take half of an L2 of 2 MiB, in whole segments.
+  // Keys whose tiles take half of a 2 MiB L2, in whole segments.
   static int64_t KeysInL2(const Problem& p) {
-    const int64_t bytes = kPieces * (Up(p.depth, kTileDepth) + OutputRows(p.value_depth)) * 2;
+    const int64_t bytes = kTerms * (Up(p.depth, kTileDepth) + OutputRows(p.value_depth)) * 2;
     return std::max<int64_t>((int64_t{1} << 20) / bytes / kGrid.segment, 1) * kGrid.segment;
   }
 
   static bool KeysInPlace(DType) { return false; }
   static bool ValuesInPlace(DType) { return false; }
   static constexpr int64_t Up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-  static constexpr int64_t QueryRows(int64_t depth) { return kPieces * Up(depth, kTileDepth) / 2; }
+  static constexpr int64_t QueryRows(int64_t depth) { return kTerms * Up(depth, kTileDepth) / 2; }
   static constexpr int64_t KeySize(int64_t keys, int64_t depth) {
-    return kPieces * Up(keys, kTileDepth) * Up(depth, kTileDepth);
+    return kTerms * Up(keys, kTileDepth) * Up(depth, kTileDepth);
   }
   static constexpr int64_t ValueSize(int64_t keys, int64_t depth) {
-    return kPieces * Up(keys, kTileDepth) * OutputRows(depth);
+    return kTerms * Up(keys, kTileDepth) * OutputRows(depth);
   }
   static constexpr int64_t OutputRows(int64_t depth) { return Up(depth, 2 * kTileRows); }
-  static constexpr int64_t WeightRows() { return kWeightPieces * kTileRows * 2 * kMostUnits; }
+  static constexpr int64_t WeightRows() { return kWeightTerms * kTileRows * 2 * kMostUnits; }
 
   static LogitFactor Split(double factor) { return kFinishesLogits ? LogitFactor{1, factor} : LogitFactor{factor, 1}; }
 
-  // to[piece][pair of channels][lane]. True if all are finite. This and what follows are compiled in block_tiles.cc
-  // (tile_packing-inl.h).
+  // Packs queries to to[term][pair of channels][lane] and returns whether all are finite. This and the next functions
+  // are compiled in block_amx.cc (amx_packing-inl.h).
   static HWY_NOINLINE bool PackQueries(DType dtype, const void* const* rows, size_t num_rows, size_t depth,
                                        double factor, size_t lanes, uint32_t* HWY_RESTRICT to);
 
-  // Keys [begin, end) in tiles of 16: for each of them, each piece, 32 channels at a time.
-  // True if all are finite.
+  // Copies keys [begin, end) to tiles of 16 keys: for each, each term, 32 channels at a time. Returns whether all are
+  // finite.
   static HWY_NOINLINE bool CopyKeys(const SourceRows& from, int64_t begin, int64_t end, int64_t depth,
                                     BF16* HWY_RESTRICT to);
 
-  // Values of keys [begin, end), 32 keys at a time: for each of them, 16 channels at a time,
-  // each piece, with a row of the tile for each channel.
+  // Copies values of keys [begin, end), 32 keys at a time: for each, 16 channels at a time, each term, with a row of
+  // the tile per channel.
   static HWY_NOINLINE void CopyValues(const SourceRows& from, int64_t begin, int64_t end, int64_t depth,
                                       BF16* HWY_RESTRICT to);
 
   static constexpr int64_t Chunks(int64_t depth) { return Up(depth, kTileDepth) / kTileDepth; }
 
-  // What CopyKeys, CopyValues and PackQueries wrote, as factors of tiles: from key `begin` on,
-  // a multiple of 32 from the first.
+  // The results of CopyKeys, CopyValues and PackQueries as tile operands, from key `begin` on, a multiple of 32 from
+  // the first.
   static HWY_INLINE hs::TileFactor KeyTiles(const Operand<BF16>& k, int64_t begin, int64_t depth) {
-    const int64_t chunks = Chunks(depth), row = kPieces * chunks * kTileBytes;
+    const int64_t chunks = Chunks(depth), row = kTerms * chunks * kTileBytes;
     return {reinterpret_cast<const char*>(k.data) + (begin - k.first) / kTileRows * row, row, kTileBytes,
             chunks * kTileBytes, 64};
   }
   static HWY_INLINE hs::TileFactor ValueTiles(const Operand<BF16>& v, int64_t begin, int64_t depth) {
-    const int64_t unit = kPieces * OutputRows(depth) / kTileRows * kTileBytes;
-    return {reinterpret_cast<const char*>(v.data) + (begin - v.first) / kTileDepth * unit, kPieces * kTileBytes, unit,
+    const int64_t unit = kTerms * OutputRows(depth) / kTileRows * kTileBytes;
+    return {reinterpret_cast<const char*>(v.data) + (begin - v.first) / kTileDepth * unit, kTerms * kTileBytes, unit,
             kTileBytes, 64};
   }
   static HWY_INLINE hs::TileFactor QueryTiles(const uint32_t* q, size_t lanes, int64_t depth) {
@@ -192,7 +190,7 @@ struct TileOperands {
     return {reinterpret_cast<const char*>(q), 64, kTileRows * row, Chunks(depth) * kTileRows * row, row};
   }
 
-  // s[key][lane] of keys [begin, end), whole steps of them, for all lanes.
+  // Computes s[key][lane] of keys [begin, end), in whole steps, for all lanes.
   static HWY_INLINE void LogitTiles(const uint32_t* q, size_t lanes, const Operand<BF16>& k, int64_t begin, int64_t end,
                                     int64_t depth, float* s) {
     const int64_t chunks = Chunks(depth);
@@ -201,11 +199,10 @@ struct TileOperands {
                                                            kColumns, chunks, s, static_cast<ptrdiff_t>(lanes));
   }
 
-  // True if logits of what is not finite are what they would be without pieces. With them an
-  // infinity meets zeros.
-  static constexpr bool kInfinite = kPieces == 1;
+  // True if logits of infinities are right. With splits an infinity meets zeros and becomes NaN.
+  static constexpr bool kInfinite = kTerms == 1;
 
-  // The logits that are NaN once more, from the sums of pieces.
+  // Recomputes logits that are NaN from the sums of terms.
   static HWY_NOINLINE void RepeatNaN(const uint32_t* q, size_t lanes, const Operand<BF16>& k, int64_t begin,
                                      int64_t end, int64_t depth, size_t num_lanes, float* s) {
     const int64_t chunks = Chunks(depth);
@@ -213,13 +210,13 @@ struct TileOperands {
     const int64_t pairs = chunks * kTileRows;
     for (int64_t j = begin; j < end; ++j, s += lanes) {
       const int64_t key = j - k.first;
-      const uint16_t* row = keys + key / kTileRows * kPieces * chunks * kTileElements + key % kTileRows * kTileDepth;
+      const uint16_t* row = keys + key / kTileRows * kTerms * chunks * kTileElements + key % kTileRows * kTileDepth;
       for (size_t lane = 0; lane < num_lanes; ++lane) {
         if (!std::isnan(s[lane])) continue;
         float sum = 0;
         for (int64_t e = 0; e < depth; ++e) {
           float of_key = 0, of_query = 0;
-          for (int p = kPieces; p-- > 0;) {
+          for (int p = kTerms; p-- > 0;) {
             of_key += WidenBits(row[(p * chunks + e / kTileDepth) * kTileElements + e % kTileDepth]);
             const uint32_t pair = q[static_cast<size_t>(p * pairs + e / 2) * lanes + lane];
             of_query += WidenBits(static_cast<uint16_t>(e % 2 == 0 ? pair : pair >> 16));
@@ -231,8 +228,8 @@ struct TileOperands {
     }
   }
 
-  // o[dim][lane] += or = the values of keys [begin, end), whole steps of them, times
-  // p[piece][pair of keys][lane].
+  // o[dim][lane] +=, or = if `first`, the values of keys [begin, end), in whole steps, times p[term][pair of
+  // keys][lane].
   template <bool kSkipMasked>
   static HWY_INLINE void AddValues(const uint32_t* p, size_t lanes, const Operand<BF16>& v, int64_t begin, int64_t end,
                                    int64_t depth, bool first, float* o) {
@@ -251,9 +248,8 @@ struct TileOperands {
     }
   }
 
-  // p[piece][pair][lane] = 2^((s - shift) factor), from s[key][lane]; sum += p of a pair, pairs
-  // ascending, before p is rounded. A key of a pair that is not there weighs 0, and with
-  // kFlagMasked masked pairs become -0.
+  // p[term][pair][lane] = 2^((s - shift) factor), from s[key][lane], and sum += p of a pair before p is rounded, with
+  // pairs ascending. A missing key of a pair has P = 0; with kFlagMasked, masked pairs become -0.
   template <size_t W, int C, bool kFlagMasked>
   static HWY_INLINE void Weigh(size_t num_keys, const float* s, const V* HWY_RESTRICT shift, float factor,
                                V* HWY_RESTRICT sum, uint32_t* p) {
@@ -267,22 +263,21 @@ struct TileOperands {
       for (int c = 0; c < C; ++c) {
         const V first = weigh(s, c), second = weigh(s + W, c);
         l[c] = hn::Add(l[c], hn::Add(weigh.Sum(first), weigh.Sum(second)));
-        PutPieces<W>(first, second, p + static_cast<size_t>(c) * kLanes);
+        StoreTerms<W>(first, second, p + static_cast<size_t>(c) * kLanes);
       }
     }
     for (; j < Steps(num_keys); j += 2, s += 2 * W, p += W) {
       for (int c = 0; c < C; ++c) {
         const V first = j < num_keys ? weigh(s, c) : hn::Zero(D());
         l[c] = hn::Add(l[c], weigh.Sum(first));
-        PutPieces<W>(first, hn::Zero(D()), p + static_cast<size_t>(c) * kLanes);
+        StoreTerms<W>(first, hn::Zero(D()), p + static_cast<size_t>(c) * kLanes);
       }
     }
     HWY_UNROLL(4)
     for (int c = 0; c < C; ++c) sum[c] = l[c];
   }
 
-  // This does it in two parts, for what comes between them: weights in the place of s, then
-  // their pieces.
+  // These two do it in two parts: P in the place of s, and then its terms.
   template <size_t W, int C, bool kFlagMasked>
   static HWY_INLINE void WeighInPlace(size_t num_keys, float* s, const V* HWY_RESTRICT shift, float factor,
                                       V* HWY_RESTRICT sum) {
@@ -303,8 +298,8 @@ struct TileOperands {
     for (size_t j = 0; j < Steps(num_keys); j += 2, s += 2 * W, p += W) {
       for (int c = 0; c < C; ++c) {
         const float* at = s + static_cast<size_t>(c) * kLanes;
-        PutPieces<W>(j < num_keys ? hn::Load(D(), at) : hn::Zero(D()),
-                     j + 1 < num_keys ? hn::Load(D(), at + W) : hn::Zero(D()), p + static_cast<size_t>(c) * kLanes);
+        StoreTerms<W>(j < num_keys ? hn::Load(D(), at) : hn::Zero(D()),
+                      j + 1 < num_keys ? hn::Load(D(), at + W) : hn::Zero(D()), p + static_cast<size_t>(c) * kLanes);
       }
     }
   }
@@ -313,7 +308,7 @@ struct TileOperands {
     return hs::Exp2Weight<kDegree>(D(), hn::Mul(hn::Sub(s, shift), factor));
   }
 
-  // 2^((row - shift) factor) of vector c. What it adds to a sum is +0 of a masked pair too.
+  // Returns 2^((row - shift) factor) of vector c. A masked pair adds +0 to a sum.
   template <int C, bool kFlagMasked>
   struct Weigher {
     V shift[C], factor;
@@ -332,35 +327,35 @@ struct TileOperands {
     HWY_INLINE V Sum(V weight) const { return kFlagMasked ? hn::Add(weight, hn::Zero(D())) : weight; }
   };
 
-  // The pieces of the weights of a pair of keys, each `kPairs` rows behind the other.
+  // Stores the terms of a pair of keys' P, `kPairs` rows apart.
   template <size_t W, int64_t kPairs = kGrid.tile / 2>
-  static HWY_INLINE void PutPieces(V first, V second, uint32_t* to) {
+  static HWY_INLINE void StoreTerms(V first, V second, uint32_t* to) {
     const D d;
     const hn::RebindToUnsigned<D> words;
     HWY_UNROLL(3)
-    for (int p = 0; p < kWeightPieces; ++p) {
+    for (int p = 0; p < kWeightTerms; ++p) {
       const auto pair = RoundToPairs(d, first, second);
       hn::Store(pair, words, to + static_cast<size_t>(p * kPairs) * W);
-      if (p + 1 == kWeightPieces) break;
+      if (p + 1 == kWeightTerms) break;
       first = hn::Sub(first, hn::BitCast(d, hn::ShiftLeft<16>(pair)));
       second = hn::Sub(second, hn::BitCast(d, hn::And(pair, hn::Set(words, 0xFFFF0000u))));
     }
   }
 
-  // AddValues where values may not be finite: these are left out of the tiles and added one
-  // by one for the rows that see them, whose weights are not the -0 of a masked pair.
+  // AddValues for values that may not be finite: these are left out of the tiles and added one by one for the rows that
+  // see them, whose P is not the -0 of a masked pair.
   static HWY_NOINLINE void AddFiniteValues(const hs::TileFactor& values, ptrdiff_t tiles, const hs::TileFactor& weights,
                                            ptrdiff_t steps, bool first, float* o, ptrdiff_t out_row) {
     constexpr uint16_t kExponent = 0x7F80;
-    alignas(64) uint16_t tile[2][kPieces][kTileElements];
+    alignas(64) uint16_t tile[2][kTerms][kTileElements];
     const hs::TileFactor finite = {reinterpret_cast<const char*>(tile), sizeof(tile[0]), 0, kTileBytes, 64};
     for (ptrdiff_t step = 0; step < steps; ++step) {
       hs::TileFactor p = weights;
       p.data += step * weights.step;
       for (ptrdiff_t i = 0; i < tiles; i += 2) {
-        for (int piece = 0; piece < 2 * kPieces; ++piece) {
-          uint16_t* to = tile[piece % 2][piece / 2];
-          std::memcpy(to, values.At(i + piece % 2, step, piece / 2), kTileBytes);
+        for (int term = 0; term < 2 * kTerms; ++term) {
+          uint16_t* to = tile[term % 2][term / 2];
+          std::memcpy(to, values.At(i + term % 2, step, term / 2), kTileBytes);
           for (int64_t at = 0; at < kTileElements; ++at) {
             if ((to[at] & kExponent) == kExponent) to[at] = 0;
           }
@@ -387,7 +382,7 @@ struct TileOperands {
     }
   }
 
-  // A bf16 -0.
+  // -0 in bf16.
   static constexpr uint16_t kMaskedBits = 0x8000;
 
   static float WidenBits(uint16_t bits) {
@@ -399,7 +394,7 @@ struct TileOperands {
 
  private:
   static constexpr size_t kLanes = hn::MaxLanes(D());
-  static constexpr int kColumns = 2;  // tiles
+  static constexpr int kColumns = 2;  // in tiles
   static constexpr int64_t kTileElements = kTileBytes / 2;
   static constexpr size_t Steps(size_t num_keys) {
     return static_cast<size_t>(Up(static_cast<int64_t>(num_keys), kTileDepth));
@@ -410,4 +405,4 @@ struct TileOperands {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_AMX_OPERANDS_INL_H_

@@ -1,13 +1,13 @@
-// The decode kernel for int8 rows in matrix tiles, and the same emulated, for tests.
-#define HEED_MATRIX_TILES
+// The decode kernel for int8 rows with AMX, and emulated for tests.
+#define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/softmax/forward.h"
 #include "heed/engines/softmax/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/softmax/decode_int8_tiles.cc"  // this file
-#include "hwy/foreach_target.h"                                         // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/decode_int8_amx.cc"  // this file
+#include "hwy/foreach_target.h"                                       // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
@@ -18,7 +18,7 @@ namespace heed::softmax::HWY_NAMESPACE {
 
 HEED_COMPILE_ROWS(ByteOperands)
 
-Passes DecodeInt8Tiles() { return DecodePasses<ByteOperands>(); }
+Passes DecodeInt8Amx() { return DecodePasses<ByteOperands>(); }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE
@@ -28,22 +28,22 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace heed::softmax {
 
-HEED_EXPORT(Passes, DecodeInt8Tiles)
+HEED_EXPORT(Passes, DecodeInt8Amx)
 
-const Kernel kDecodeInt8Tiles = {{
+const Kernel kDecodeInt8Amx = {{
     .name = "softmax_decode_int8_tiles",
-    .why = "16 query rows per key head at once, queries and weights in fixed point, integer products in matrix tiles, "
+    .why = "16 query rows per key head at once, queries and weights in fixed point, integer products with AMX, "
            "a factor per row of logits and weights",
     .declines = [](const Context& ctx, const Problem& p) -> std::string {
       const std::string reason = DeclinesDigits(p);
       if (!reason.empty()) return reason;
-      if (p.group() < kFewestTileHeads) {
-        return "gains from " + std::to_string(kFewestTileHeads) + " query heads per key head on";
+      if (p.group() < kFewestAmxHeads) {
+        return "gains from " + std::to_string(kFewestAmxHeads) + " query heads per key head on";
       }
-      return DeclinesWithoutTiles(DecodeInt8Tiles(ctx));
+      return DeclinesWithoutAmx(DecodeInt8Amx(ctx));
     },
-    .forward_passes = &DecodeInt8Tiles,
-    .target = &MatrixTarget,
+    .forward_passes = &DecodeInt8Amx,
+    .target = &AmxTarget,
 }};
 
 }  // namespace heed::softmax

@@ -1,5 +1,5 @@
-// Matrix tiles, emulated and of the CPU, are the two chains that tiles.h describes.
-#define HEED_MATRIX_TILES
+// AMX, emulated and of the CPU, computes the two chains that amx.h describes.
+#define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
 #include <gtest/gtest.h>
@@ -13,31 +13,31 @@
 #include "heed/core/dispatch.h"
 #include "heed/core/os.h"
 #include "heed/harness/buffer.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/simd/tiles_test.cc"  // this file
-#include "hwy/foreach_target.h"                       // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/simd/amx_test.cc"  // this file
+#include "hwy/foreach_target.h"                     // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
-#include "heed/simd/emulated_tiles-inl.h"
-#include "heed/simd/tile_products-inl.h"
+#include "heed/simd/emulated_amx-inl.h"
+#include "heed/simd/amx_products-inl.h"
 
 namespace heed::tiles_test {
 #ifndef HEED_SIMD_TILES_TEST_ONCE
 #define HEED_SIMD_TILES_TEST_ONCE
-// One product of tiles: sum += a b.
+// A product of tiles, sum += a b.
 struct Operands {
   uint16_t a[kTileRows][kTileDepth];
-  uint16_t b[kTileRows][2 * kTileWords];  // pairs of k
+  uint16_t b[kTileRows][2 * kTileWords];  // as pairs of k
   float sum[kTileRows][kTileWords];
 };
 
-// A matrix of tile rows times tile columns, of several steps and pieces, all contiguous.
+// A matrix of tile rows by tile columns, of several steps and terms, all contiguous.
 struct Matrices {
   int products;
   int64_t rows, columns, steps;
-  const uint16_t *a, *b;  // a[row][step][piece], b[step][piece][pair][lane]
+  const uint16_t *a, *b;  // a[row][step][term], b[step][term][pair][lane]
   bool add;
   float* out;
 };
@@ -60,7 +60,7 @@ void Multiply(Operands& x) {
 
 template <class Tiles, int kProducts>
 void MultiplyAll(const Matrices& m) {
-  constexpr int kA = hs::PiecePairs<kProducts>::kA, kB = hs::PiecePairs<kProducts>::kB;
+  constexpr int kA = hs::TermPairs<kProducts>::kA, kB = hs::TermPairs<kProducts>::kB;
   const typename Tiles::Session session;
   const ptrdiff_t row = m.columns * 64;
   const hs::TileFactor a = {reinterpret_cast<const char*>(m.a), m.steps * kA * kTileBytes, kA * kTileBytes, kTileBytes,
@@ -80,12 +80,12 @@ void MultiplyMatrices(const Matrices& m) {
   MultiplyAll<Tiles, 6>(m);
 }
 
-void Emulate(Operands& x) { Multiply<hs::EmulatedTiles>(x); }
-void EmulateMatrices(const Matrices& m) { MultiplyMatrices<hs::EmulatedTiles>(m); }
+void Emulate(Operands& x) { Multiply<hs::EmulatedAmxTiles>(x); }
+void EmulateMatrices(const Matrices& m) { MultiplyMatrices<hs::EmulatedAmxTiles>(m); }
 
-#if HEED_HAVE_TILES
-void Compute(Operands& x) { Multiply<MatrixTiles>(x); }
-void ComputeMatrices(const Matrices& m) { MultiplyMatrices<MatrixTiles>(m); }
+#if HEED_HAVE_AMX
+void Compute(Operands& x) { Multiply<AmxTiles>(x); }
+void ComputeMatrices(const Matrices& m) { MultiplyMatrices<AmxTiles>(m); }
 #else
 void Compute(Operands&) {}
 void ComputeMatrices(const Matrices&) {}
@@ -116,8 +116,8 @@ float Flushed(double x) {
   return std::fpclassify(f) == FP_SUBNORMAL ? std::copysign(0.0f, f) : f;
 }
 
-// In f64, where a product is exact and one addition rounds once more than in f32, which
-// these operands are chosen not to show.
+// In f64 a product is exact, and one addition rounds once more than in f32, which these operands are chosen not to
+// show.
 void Reference(Operands& x) {
   for (int m = 0; m < kTileRows; ++m) {
     for (int n = 0; n < kTileWords; ++n) {
@@ -156,7 +156,7 @@ TEST(TilesTest, AProductIsTwoChains) {
     Reference(expected);
     HWY_DYNAMIC_DISPATCH(Emulate)(emulated);
     EXPECT_TRUE(Same(emulated, expected)) << seed;
-    if (!os::HasMatrixTiles()) continue;
+    if (!os::HasAmx()) continue;
     HWY_DYNAMIC_DISPATCH(Compute)(computed);
     EXPECT_TRUE(Same(computed, expected)) << seed;
   }
@@ -166,7 +166,7 @@ TEST(TilesTest, SubnormalNumbersAreZerosAndOthersAsIEEEHasThem) {
   const uint16_t special[] = {0x0000, 0x8000, 0x0001, 0x807F, 0x0080, 0x7F7F,
                               0x3F80, 0x7F80, 0xFF80, 0x7FC0, 0x1F80, 0xA000};
   Operands x = {};
-  x.b[0][0] = 0x3F80;  // of the first column: 1
+  x.b[0][0] = 0x3F80;  // 1 in the first column
   for (int m = 0; m < 12; ++m) x.a[m][0] = special[m];
   for (int n = 1; n < 12; ++n) x.b[0][2 * n] = special[n];
   Operands emulated = x, computed = x;
@@ -177,7 +177,7 @@ TEST(TilesTest, SubnormalNumbersAreZerosAndOthersAsIEEEHasThem) {
   EXPECT_EQ(emulated.sum[4][10], 0) << "a subnormal sum";
   EXPECT_TRUE(std::isnan(emulated.sum[7][1])) << "infinity times 0";
   EXPECT_TRUE(std::isnan(emulated.sum[9][0]));
-  if (!os::HasMatrixTiles()) return;
+  if (!os::HasAmx()) return;
   HWY_DYNAMIC_DISPATCH(Compute)(computed);
   for (int m = 0; m < kTileRows; ++m) {
     for (int n = 0; n < kTileWords; ++n) {
@@ -190,7 +190,7 @@ TEST(TilesTest, SubnormalNumbersAreZerosAndOthersAsIEEEHasThem) {
   }
 }
 
-// Small integers: every sum is exact, in any order.
+// Small integers, whose sums are exact in any order.
 TEST(TilesTest, MatricesOfManyTilesAndPiecesAreSumsOfTheirProducts) {
   const auto bf16 = [](int x) {
     const auto f = static_cast<float>(x);
@@ -240,7 +240,7 @@ TEST(TilesTest, MatricesOfManyTilesAndPiecesAreSumsOfTheirProducts) {
             const Matrices m = {products, rows, columns, steps, a.data(), b.data(), add, out.data()};
             HWY_DYNAMIC_DISPATCH(EmulateMatrices)(m);
             EXPECT_EQ(out, expected);
-            if (!os::HasMatrixTiles()) continue;
+            if (!os::HasAmx()) continue;
             out = before;
             HWY_DYNAMIC_DISPATCH(ComputeMatrices)(m);
             EXPECT_EQ(out, expected);

@@ -1,6 +1,6 @@
-// Which keys rows keep of a pattern and of segments, on a GPU: the lists of visits.h, walked tile by tile.
-#ifndef HEED_ENGINES_SOFTMAX_CUDA_KEPT_TILES_H_
-#define HEED_ENGINES_SOFTMAX_CUDA_KEPT_TILES_H_
+// The block mask of patterns and segments on a GPU: a cursor over tile lists and their mask words.
+#ifndef HEED_ENGINES_SOFTMAX_CUDA_BLOCK_MASK_H_
+#define HEED_ENGINES_SOFTMAX_CUDA_BLOCK_MASK_H_
 
 #include <cstdint>
 
@@ -9,33 +9,34 @@
 
 namespace heed::softmax::cuda {
 
-// Of the rows of a block, which lie in `kLists` blocks of 64 at most. All threads of the block hold the same.
+// The mask of a block's rows, which are in at most `kLists` blocks of 64 rows. All threads of the block hold the same
+// values.
 //
-// Tiles of the lists begin at multiples of 64, those of a kernel at any key: a tile of a kernel is the end of one of
-// theirs and the beginning of the next.
+// Listed tiles begin at multiples of 64 keys, a kernel's tiles at any key: a kernel's tile is the end of one listed
+// tile and the beginning of the next.
 template <int kLists>
-class KeptTiles {
+class BlockMask {
   static constexpr int64_t kKeys = 64, kRows = 64;
 
  public:
-  HEED_DEVICE KeptTiles(const ForwardParams& p, const DeviceSequence& s) : p_(p), s_(s) {}
+  HEED_DEVICE BlockMask(const ForwardParams& p, const DeviceSequence& s) : p_(p), s_(s) {}
 
-  // Whether some pairs are left out; otherwise nothing here is to be asked.
-  HEED_DEVICE bool present() const { return s_.kept >= 0; }
+  // True if there is a block mask; if not, the other functions keep everything.
+  HEED_DEVICE bool present() const { return s_.tile_list >= 0; }
 
-  // Rows [first, last] of a head from now on, whose tiles come ascending.
+  // Selects rows [first, last] of a head. Tiles are then visited in ascending order.
   HEED_DEVICE void Choose(int head, int first, int last) {
     if (!present()) return;
     first_block_ = first / static_cast<int>(kRows);
     for (int i = 0; i < kLists; ++i) {
       const bool exists = i == 0 || first_block_ + i <= last / static_cast<int>(kRows);
       const int32_t* begin =
-          p_.kept_begins + s_.kept + int64_t{head} * s_.kept_head_stride + first_block_ + (exists ? i : 0);
+          p_.list_begins + s_.tile_list + int64_t{head} * s_.list_head_stride + first_block_ + (exists ? i : 0);
       next_[i] = begin[0];
       end_[i] = exists ? begin[1] : begin[0];
     }
   }
-  // Leaves out all tiles before one.
+  // Skips listed tiles before `tile`.
   HEED_DEVICE void SkipTo(int64_t tile) {
     if (!present()) return;
     for (int i = 0; i < kLists; ++i) {
@@ -52,7 +53,7 @@ class KeptTiles {
     }
   }
 
-  // The first tile from `tile` on, by steps of 64, of which some row keeps something; where there is none, one behind
+  // Returns the first tile from `tile` on, in steps of 64, of which some row keeps a key; if there is none, one past
   // all keys.
   HEED_DEVICE int64_t From(int64_t tile) const {
     if (!present()) return tile;
@@ -66,7 +67,7 @@ class KeptTiles {
     return key > tile ? tile + (key - tile) / kKeys * kKeys : tile;
   }
 
-  // The tile that is asked for from now on, not before the last one.
+  // Selects a tile, not before the last one.
   HEED_DEVICE void Begin(int64_t tile) {
     tile_ = tile;
     if (!present()) return;
@@ -75,18 +76,19 @@ class KeptTiles {
       while (next_[i] < end_[i] && EndOf(next_[i]) <= tile) ++next_[i];
       low_[i] = high_[i] = kNone;
       int32_t at = next_[i];
-      if (at < end_[i] && EndOf(at) - kKeys <= tile) low_[i] = p_.kept_tiles[at++].words;
-      if (shift_ > 0 && at < end_[i] && EndOf(at) - kKeys < tile + kKeys) high_[i] = p_.kept_tiles[at].words;
+      if (at < end_[i] && EndOf(at) - kKeys <= tile) low_[i] = p_.list_tiles[at++].words;
+      if (shift_ > 0 && at < end_[i] && EndOf(at) - kKeys < tile + kKeys) high_[i] = p_.list_tiles[at].words;
     }
   }
   HEED_DEVICE int64_t tile() const { return tile_; }
   HEED_DEVICE bool KeepsAll() const {
     if (!present()) return true;
     bool all = true;
-    for (int i = 0; i < kLists; ++i) all &= low_[i] == KeptTile::kAll && (shift_ == 0 || high_[i] == KeptTile::kAll);
+    for (int i = 0; i < kLists; ++i)
+      all &= low_[i] == ListedTile::kAll && (shift_ == 0 || high_[i] == ListedTile::kAll);
     return all;
   }
-  // Bits of its keys, from the lowest on, that a row keeps.
+  // Returns the row's mask of the tile: bit i is key i.
   HEED_DEVICE uint64_t WordOf(int query) const {
     if (!present()) return ~uint64_t{0};
     const int list = query / static_cast<int>(kRows) - first_block_;
@@ -103,20 +105,20 @@ class KeptTiles {
  private:
   static constexpr int32_t kNone = -2;
 
-  HEED_DEVICE int64_t EndOf(int32_t at) const { return (p_.kept_tiles[at].tile + int64_t{1}) * kKeys; }
+  HEED_DEVICE int64_t EndOf(int32_t at) const { return (p_.list_tiles[at].tile + int64_t{1}) * kKeys; }
   HEED_DEVICE uint64_t Load(int32_t words, int query) const {
-    if (words < 0) return words == KeptTile::kAll ? ~uint64_t{0} : 0;
-    return p_.kept_words[words * kRows + query % static_cast<int>(kRows)];
+    if (words < 0) return words == ListedTile::kAll ? ~uint64_t{0} : 0;
+    return p_.mask_words[words * kRows + query % static_cast<int>(kRows)];
   }
 
   const ForwardParams& p_;
   const DeviceSequence& s_;
   int first_block_ = 0, shift_ = 0;
   int64_t tile_ = 0;
-  int32_t next_[kLists] = {}, end_[kLists] = {};  // of tiles, not left behind yet
+  int32_t next_[kLists] = {}, end_[kLists] = {};  // indices of the remaining listed tiles
   int32_t low_[kLists] = {}, high_[kLists] = {};
 };
 
 }  // namespace heed::softmax::cuda
 
-#endif  // HEED_ENGINES_SOFTMAX_CUDA_KEPT_TILES_H_
+#endif  // HEED_ENGINES_SOFTMAX_CUDA_BLOCK_MASK_H_

@@ -1,11 +1,11 @@
-// Matrix tiles in vectors: the bits of simd/tiles.h on any CPU, for tests.
+// Emulated AMX: the bits of simd/amx.h on any CPU, for tests.
 //
 // Compiled once per SIMD target.
-#if defined(HEED_SIMD_EMULATED_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_SIMD_EMULATED_TILES_INL_H_
-#undef HEED_SIMD_EMULATED_TILES_INL_H_
+#if defined(HEED_SIMD_EMULATED_AMX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_SIMD_EMULATED_AMX_INL_H_
+#undef HEED_SIMD_EMULATED_AMX_INL_H_
 #else
-#define HEED_SIMD_EMULATED_TILES_INL_H_
+#define HEED_SIMD_EMULATED_AMX_INL_H_
 #endif
 
 #include <cstddef>
@@ -13,16 +13,16 @@
 #include <cstring>
 
 #include "heed/core/os.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Does as MatrixTiles. Results are flushed by the environment, which every task of a Context
-// sets; inputs are flushed here.
-struct EmulatedTiles {
+// The interface of AmxTiles. The environment, which every task of a Context sets, flushes subnormal results; subnormal
+// inputs are flushed here.
+struct EmulatedAmxTiles {
   struct Session {
     os::ScopedFloatControl flush;
   };
@@ -60,7 +60,7 @@ struct EmulatedTiles {
  private:
   using D = hn::CappedTag<float, kTileWords>;
 
-  // An instruction of the tile unit is a call here, so that kernels do not take long to compile.
+  // Each instruction is a function call, so that kernels compile quickly.
   static HWY_NOINLINE void ZeroTile(int tile) { std::memset(tiles_[tile], 0, sizeof(tiles_[tile])); }
 
   static HWY_NOINLINE void LoadTile(int tile, const void* from, ptrdiff_t stride) {
@@ -129,15 +129,15 @@ struct EmulatedTiles {
   static inline thread_local uint32_t tiles_[8][kTileRows][kTileWords];
 };
 
-// The unit beside this target, of those that files with HEED_MATRIX_TILES are compiled for.
+// The AMX of this target, for the targets that files with HEED_AMX are compiled for.
 #if HWY_TARGET == HWY_AVX3_SPR
-using TilesOfTarget = MatrixTiles;
+using AmxTilesOfTarget = AmxTiles;
 #else
-using TilesOfTarget = EmulatedTiles;
+using AmxTilesOfTarget = EmulatedAmxTiles;
 #endif
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_SIMD_EMULATED_TILES_INL_H_
+#endif  // HEED_SIMD_EMULATED_AMX_INL_H_

@@ -1,26 +1,25 @@
-// Whole tiles of keys in a row, with the products of some while the weights of others are
-// computed.
+// A software pipeline over whole tiles of keys: products of some keys overlap the softmax of others.
 //
-// Compiled once per SIMD target that runs beside matrix tiles, or emulates them.
+// Compiled once per SIMD target that has AMX or emulates it.
 //
-// The unit multiplies for 16 cycles while vectors are computed, which takes about as long as
-// all products together: one after the other, each waits for the other. So a step has
+// AMX takes 16 cycles per product, in which vector code runs. The softmax takes about as long as all products together,
+// so that each would wait for the other if they ran one after the other. A step therefore has
 //
 //   the logits of unit u (32 keys)                 S = K Q^T
-//   the weights of unit u - 1                      P = 2^(S - m)
+//   the probabilities of unit u - 1                P = 2^(S - m)
 //   32 channels of the outputs of keys before it   O += V^T P
 //
-// with the weights of a few pairs of keys between any two products. Outputs are summed over
-// `kUnits` units at a time, whose weights stand in L1 twice: those being multiplied and those
-// being computed. A sum is stored just before its register is needed again.
+// with the probabilities of a few pairs of keys between any two products. Outputs are summed over `kUnits` units at a
+// time, whose probabilities are in L1 twice: those that are multiplied and those that are computed. A sum is stored
+// just before its register is needed again.
 //
-// Each logit, weight and sum is the one of tile_operands-inl.h, bit for bit: other order in
-// time, same chains.
-#if defined(HEED_ENGINES_SOFTMAX_TILE_PIPELINE_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_TILE_PIPELINE_INL_H_
-#undef HEED_ENGINES_SOFTMAX_TILE_PIPELINE_INL_H_
+// Each logit, probability and sum is that of amx_operands-inl.h, bit for bit: the order in time differs, the chains do
+// not.
+#if defined(HEED_ENGINES_SOFTMAX_AMX_PIPELINE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_AMX_PIPELINE_INL_H_
+#undef HEED_ENGINES_SOFTMAX_AMX_PIPELINE_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_TILE_PIPELINE_INL_H_
+#define HEED_ENGINES_SOFTMAX_AMX_PIPELINE_INL_H_
 #endif
 
 #include <algorithm>
@@ -31,8 +30,8 @@
 #include "heed/engines/softmax/block-inl.h"
 #include "heed/engines/softmax/plan-inl.h"
 #include "heed/engines/softmax/visit.h"
-#include "heed/simd/tile_products-inl.h"
-#include "heed/simd/tiles.h"
+#include "heed/simd/amx_products-inl.h"
+#include "heed/simd/amx.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -41,25 +40,25 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
 template <class O>
-class TilePipeline {
+class AmxPipeline {
   using V = typename O::V;
   using Tiles = typename O::Tiles;
   static constexpr int C = O::kMostVectors;
   static constexpr size_t N = hn::MaxLanes(typename O::D()), W = C * N;
   static_assert(W == 2 * kTileWords);
   static constexpr int kKeyProducts = O::kKeyProducts, kValueProducts = O::kValueProducts;
-  static constexpr int kPairs = kTileDepth / 2;  // of keys of a unit
+  static constexpr int kPairs = kTileDepth / 2;  // pairs of keys of a unit
   static constexpr size_t kUnitLogits = kTileDepth * W;
-  static constexpr size_t kUnitWeights = O::kWeightPieces * kPairs * W;
-  static constexpr ptrdiff_t kRow = W * sizeof(float);  // bytes
+  static constexpr size_t kUnitWeights = O::kWeightTerms * kPairs * W;
+  static constexpr ptrdiff_t kRow = W * sizeof(float);  // in bytes
 
  public:
-  TilePipeline(const Workspace<O>& w, const Head<O>& head, int64_t depth, int64_t value_depth, float* outputs)
+  AmxPipeline(const Workspace<O>& w, const Head<O>& head, int64_t depth, int64_t value_depth, float* outputs)
       : w_(w), head_(head), depth_(depth), value_depth_(value_depth), outputs_(outputs) {}
 
-  // O and `sum` of these keys, a multiple of 32, with shifts m; or, unless it is null, with
-  // those that begin_tile(key, shift) sets at the first key of each tile, of logits to which the
-  // numbers that it returns are added, one for each key of the tile.
+  // Computes O and `sum` of these keys, a multiple of 32, with shifts m. If begin_tile is not null, begin_tile(key,
+  // shift) sets the shifts at the first key of each tile, and returns numbers that are added to the logits, one per key
+  // of the tile.
   template <class F>
   HWY_INLINE void Run(const Interval& keys, const V* m, float factor, V* sum, F&& begin_tile) {
     const int64_t products =
@@ -67,7 +66,7 @@ class TilePipeline {
     if constexpr (kKeyProducts == 1) {
       if (products <= 4) return RunWith<4>(keys, m, factor, sum, begin_tile);
     }
-    if constexpr (kKeyProducts + kValueProducts <= 10) {  // of the fewest channels
+    if constexpr (kKeyProducts + kValueProducts <= 10) {  // for the fewest channels
       if (products <= 10) return RunWith<2>(keys, m, factor, sum, begin_tile);
     }
     RunWith<1>(keys, m, factor, sum, begin_tile);
@@ -77,23 +76,22 @@ class TilePipeline {
   using KeyBlock = hs::TileBlock<Tiles, kKeyProducts>;
   using ValueBlock = hs::TileBlock<Tiles, kValueProducts>;
 
-  // f(c) for the vectors of the first or the second tile of lanes, which are constants: what
-  // they index stays in registers.
+  // Calls f(c) for the vectors of the first or the second tile of lanes. c is a constant, so that arrays it indexes
+  // stay in registers.
   template <int kHalf, class F>
   static HWY_INLINE void ForVectors(const F& f) {
     f(std::integral_constant<int, kHalf * C / 2>());
     if constexpr (C == 4) f(std::integral_constant<int, kHalf * C / 2 + 1>());
   }
 
-  // The weights of a unit, some of them at a time: of kEach pairs of keys in four calls of
-  // Do().
+  // The probabilities of a unit, computed in parts: kEach pairs of keys in four calls of Do().
   template <int kEach, bool kOfKeys>
   struct Weights {
     V factor, shift[C], sum[C];
-    const float* of_key = nullptr;  // what is added to its logits
+    const float* of_key = nullptr;  // added to the unit's logits
     const float* s = nullptr;
     uint32_t* p = nullptr;
-    int left = 0;  // pairs
+    int left = 0;  // remaining pairs
 
     HWY_INLINE Weights(const V* m, float f, const V* sums) : factor(hn::Set(typename O::D(), f)) {
       HWY_UNROLL(4)
@@ -138,7 +136,7 @@ class TilePipeline {
       if constexpr (kOfKeys) of_key += 2;
       --left;
     }
-    // Weighs a pair with its first or its second key.
+    // The probability of a pair's first or second key.
     template <int kKey>
     HWY_INLINE V Weight(int c) const {
       const typename O::D d;
@@ -146,18 +144,18 @@ class TilePipeline {
       if constexpr (kOfKeys) x = hn::Add(x, hn::Set(d, of_key[kKey]));
       return O::Weight(x, shift[c], factor);
     }
-    // Does so for the first or the second tile of lanes.
+    // Computes a pair for the first or the second tile of lanes.
     template <int kHalf>
     HEED_BETWEEN_PRODUCTS void Half() {
       ForVectors<kHalf>([&](auto c) HWY_ATTR HEED_INLINE_LAMBDA {
         const V first = Weight<0>(c.value), second = Weight<1>(c.value);
         sum[c.value] = hn::Add(sum[c.value], hn::Add(first, second));
-        O::template PutPieces<W, kPairs>(first, second, p + static_cast<size_t>(c.value) * N);
+        O::template StoreTerms<W, kPairs>(first, second, p + static_cast<size_t>(c.value) * N);
       });
     }
   };
 
-  // Where the sums that the registers hold are to be stored.
+  // The destination of the sums in registers.
   struct Pending {
     float* out = nullptr;
     template <int m, int n>
@@ -177,8 +175,8 @@ class TilePipeline {
     constexpr int64_t kTileUnits = O::kGrid.tile / kTileDepth;
     const int64_t units = keys.size() / kTileDepth;
     const int64_t groups = O::OutputRows(value_depth_) / kTileDepth;
-    // One group of channels a step; several where weights of so many units would not fit.
-    const int64_t together = std::clamp<int64_t>(groups, 1, O::kMostUnits / O::kWeightPieces);
+    // One group of channels per step; several if the probabilities of so many units would not fit.
+    const int64_t together = std::clamp<int64_t>(groups, 1, O::kMostUnits / O::kWeightTerms);
     const hs::TileFactor k = O::KeyTiles(head_.keys, keys.begin, depth_), q = O::QueryTiles(w_.queries, W, depth_),
                          v = O::ValueTiles(head_.values, keys.begin, value_depth_);
     Weights<kEach, kOfKeys> weights(m, factor, sum);
@@ -197,7 +195,7 @@ class TilePipeline {
         weights.Begin(w_.logits + static_cast<size_t>((step - 1) % 2) * kUnitLogits, weights_of(step - 1));
       }
       if (step < units) Logits(k, q, step, weights, pending);
-      // Channels of the last units whose weights are complete.
+      // Channels of the last units whose probabilities are complete.
       const int64_t place = (step - 1 + together) % together;
       const int64_t first = step - 1 - place - together;
       if (step >= 1 && first >= 0 && first < units) {
@@ -260,4 +258,4 @@ class TilePipeline {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_TILE_PIPELINE_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_AMX_PIPELINE_INL_H_
