@@ -1,5 +1,4 @@
-// What Python shows of attention: signatures for stubs and help(), and what its
-// docstring adds to the header's comment.
+// The Python signatures of attention for stubs and help(), and what its docstring adds to the header's comment.
 #ifndef HEED_OPS_EXACT_ATTENTION_ATTENTION_SIGNATURE_PY_H_
 #define HEED_OPS_EXACT_ATTENTION_ATTENTION_SIGNATURE_PY_H_
 
@@ -7,7 +6,7 @@
 
 namespace heed::attention {
 
-// Arguments that Python has in another form.
+// Arguments whose form differs in Python.
 inline constexpr python::Said kArguments[] = {
     {"align",
      "where query 0 stands: 'bottom_right', at Tk - Tq; 'top_left', at 0; or positions "
@@ -57,7 +56,7 @@ Example:
   >>> bool(np.allclose(o, heed.attention(q, k, v), atol=1e-6))
   True)";
 
-// Type checkers choose between the two by return_lse.
+// Overloads by return_lse, for type checkers.
 inline constexpr char kSignature[] =
     "def attention(q: Array, k: Array, v: Array, *, **options, return_lse: typing.Literal[False] = False, "
     "out: OutArray | None = None, threads: int | None = None) -> Result";

@@ -1,5 +1,5 @@
-// Attention in matrix tiles, of the CPU or emulated, where the kernel does what no other does:
-// maxima that stay, pipelines, pieces.
+// Attention on AMX, of the CPU or emulated, where the kernel differs from all others: a maximum that is not updated,
+// pipelining, bf16 splits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,11 +16,11 @@
 namespace heed::attention {
 namespace {
 
-// Each test runs on both units, where there are both.
+// Each test runs on both AMX and its emulation, where both exist.
 class Tiles : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
-    ctx_.set_isa("tiles");  // no cap, whatever HEED_ISA says
+    ctx_.set_isa("tiles");  // overrides HEED_ISA
     if (GetParam()) {
       emulate_.emplace();
     } else if (!os::HasMatrixTiles()) {
@@ -36,7 +36,7 @@ class Tiles : public testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Units, Tiles, testing::Bool(),
                          [](const auto& value) { return std::string(value.param ? "Emulated" : "Matrix"); });
 
-constexpr int64_t kTk = 1500, kD = 64;  // a pipeline, and a tile that is not whole
+constexpr int64_t kTk = 1500, kD = 64;  // long enough for the pipeline, with a partial last tile
 
 Problem Long(DType dtype) {
   return MakeProblem(dtype, {.B = 1, .Tq = 40, .Tk = kTk, .Hq = 1, .Hkv = 1, .D = kD, .Dv = 48});
@@ -51,7 +51,7 @@ TEST_P(Tiles, AreTaken) {
   }
 }
 
-// A row whose later logits exceed its first ones by far more than a weight may have.
+// A row whose later logits exceed its first ones by far more than a probability's range.
 TEST_P(Tiles, ALogitFarAboveTheFirstTileChangesNoOtherRow) {
   constexpr int64_t kRow = 5;
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -77,14 +77,14 @@ TEST_P(Tiles, ALogitFarAboveTheFirstTileChangesNoOtherRow) {
   }
 }
 
-// The pipeline adds the same chains in another order in time: a row alone meets what a row among many does.
+// The pipeline computes the same chains in another schedule: a row alone has the bits that it has among many.
 TEST_P(Tiles, APipelineHasTheBitsOfTileByTile) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     Problem p = Long(dtype);
     const Result piped = RunForward(ctx_, p);
     const Buffer mask(DType::kBool, {1, 1, 40, kTk});
     mask.FillConstant(1);
-    for (int64_t j = 0; j < kTk; j += 64) mask.Set({0, 0, 39, j}, 0);  // cuts every tile
+    for (int64_t j = 0; j < kTk; j += 64) mask.Set({0, 0, 39, j}, 0);  // every tile is partly masked
     p.options.mask = Keep(p, mask);
     const Result one_by_one = RunForward(ctx_, p);
     for (int64_t i = 0; i < 39; ++i) {
@@ -121,7 +121,7 @@ TEST_P(Tiles, HighPrecisionIsThreeProductsAndOtherwiseNothing) {
   EXPECT_TRUE(SameBits(high_of_vectors.o.view(), RunForward(ctx_, p).o.view()));
 }
 
-// The largest numbers of f32 would round to infinity as bf16.
+// The largest f32 numbers would round to infinity in bf16.
 TEST_P(Tiles, TheLargestValuesStayFinite) {
   Problem p = Long(DType::kF32);
   p.memory[2].FillConstant(0);
@@ -132,7 +132,8 @@ TEST_P(Tiles, TheLargestValuesStayFinite) {
   }
 }
 
-// A row whose biases all are the most negative number has an lse of that size, which times log2(e) is beyond f32.
+// A row whose biases are all the most negative number has an lse of that magnitude, which overflows f32 when multiplied
+// by log2(e).
 TEST_P(Tiles, RowsOfTheMostNegativeBiasHaveFiniteGradients) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     Problem p = Long(dtype);
