@@ -1,4 +1,4 @@
-// heed.Pattern, and what heed.patterns makes it with.
+// heed.Pattern, and the functions that heed.patterns builds it with.
 #include <nanobind/nanobind.h>
 #include <nanobind/operators.h>
 #include <nanobind/stl/pair.h>
@@ -61,7 +61,7 @@ patterns::Value ValueOf(Arrays& arrays, const patterns::Parameter& parameter, co
   throw InternalError("pattern: no such parameter");
 }
 
-// A builder by name, with all of its arguments in order.
+// Calls a builder by name, with all of its arguments in order.
 Pattern Make(const std::string& name, const nb::args& arguments) {
   const patterns::Builder& builder = *patterns::FindBuilder(name);
   Arrays arrays;
@@ -73,7 +73,7 @@ Pattern Make(const std::string& name, const nb::args& arguments) {
   return patterns::Build(builder, std::move(values));
 }
 
-// What heed.torch.pattern_from_block_mask calls; block and lengths are pairs.
+// Implements heed.torch.pattern_from_block_mask; block and lengths are pairs.
 Pattern MakeBlockMask(nb::handle row_ptr, nb::handle columns, nb::handle parts, nb::handle bits,
                       const std::pair<int64_t, int64_t>& block, const std::pair<int64_t, int64_t>& lengths) {
   Arrays arrays;
@@ -94,7 +94,7 @@ Pattern Parse(nb::handle expression) {
   }
 }
 
-// Where the rows of mask() and density() stand.
+// Sizes and positions of mask() and density().
 PatternCall CallOf(const char* op, nb::handle Tq, nb::handle Tk, nb::handle heads, nb::handle batch, nb::handle align,
                    nb::handle key_heads) {
   PatternCall call;
@@ -146,13 +146,13 @@ double DensityOf(const Pattern& pattern, nb::handle Tq, nb::handle Tk, nb::handl
   return Density(pattern, call, ToBool({"density", "causal", causal}));
 }
 
-// Patterns that PyTorch's operators were given lately, by what stands for them in a schema. Under the GIL.
+// Patterns recently passed to PyTorch's operators, by their key in a schema. Protected by the GIL.
 std::map<std::string, std::weak_ptr<const patterns::Node>>& Named() {
   static auto& named = *new std::map<std::string, std::weak_ptr<const patterns::Node>>;
   return named;
 }
 
-// What stands for a pattern that lives on until the operators have read it.
+// Returns the key of a pattern, which stays alive until the operators have read it.
 std::string KeyOf(nb::handle value) {
   const Pattern pattern = ToPattern({"attention", "pattern", value});
   constexpr size_t kMany = 256;

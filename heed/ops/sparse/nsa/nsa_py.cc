@@ -30,15 +30,15 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr char kOp[] = "nsa", kBackwardOp[] = "nsa_backward";
 
-// What one call was given.
+// The arguments of one call.
 struct Call {
   Arrays arrays;
   BackwardInputs in;
   Options options;
-  Outputs results;      // out, and those of PyTorch
-  Gradients gradients;  // PyTorch's
+  Outputs results;      // out, and PyTorch's outputs
+  Gradients gradients;  // for PyTorch
   nb::handle out;
-  bool describe = false;  // explain: `out` is of no interest
+  bool describe = false;  // for explain, which ignores `out`
   int num_threads = 0;
 };
 
@@ -114,7 +114,8 @@ constexpr Word kTorchGradients[] = {
     {"dv", true, &WriteGradient<&Gradients::dv>},         {"dgates", true, &WriteGradient<&Gradients::dgates>},
     {"dk_cmp", true, &WriteGradient<&Gradients::dk_cmp>}, {"dv_cmp", true, &WriteGradient<&Gradients::dv_cmp>}};
 
-// Reads a call of Python: whatever is required is there, and of the rank and dtype that results are made by.
+// Reads a call of Python; required arguments are present afterwards, with the rank and dtype that determine the
+// results.
 void ReadCall(const char* op, const Words& words, size_t num_positional, PyObject* args, PyObject* kwargs, Call& call) {
   Read<Call>(op, words, num_positional, args, kwargs, call);
   const BackwardInputs& in = call.in;
