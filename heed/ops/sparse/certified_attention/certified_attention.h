@@ -1,7 +1,7 @@
 // Certified attention: drops keys with little probability and bounds the probability that was dropped.
 //
-//   S      blocks of 64 keys, selected per row or group of rows so that the dropped keys have at most probability
-//   epsilon
+//   S      blocks of 64 keys, selected per row or group of rows so that the dropped keys have at most
+//          probability epsilon
 //   o      softmax attention over the keys of S
 //   bound  >= tau = sum over j not in S of e^{s_j} / (sum over all j of e^{s_j} + e^{sink})
 //
@@ -59,9 +59,8 @@ struct Inputs {
 
 // All options are optional. Those of attention have the same meaning as there; two are refused:
 //
-//   dropout    drops pairs after the softmax, so the remaining P are no longer fractions of the row, which the bound
-//   needs log_decay  at level kSkip: in f32 a logit includes sums over all later keys, whose rounding a tile cannot
-//   bound
+//   dropout    drops pairs after the softmax, so the remaining P are no longer fractions of the row, as the bound needs
+//   log_decay  at level kSkip: in f32 a logit includes sums over all later keys, whose rounding a tile cannot bound
 struct Options : attention::Options {
   double epsilon = 0.02;  // largest dropped probability of a row, in [0, 1); 0 is bitwise equal to dense attention
   Level level = Level::kAuto;

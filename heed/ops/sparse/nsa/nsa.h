@@ -4,8 +4,7 @@
 //   o_i = g_i0 compressed_i + g_i1 selected_i + g_i2 windowed_i
 //
 //   compressed  softmax attention over k_cmp, v_cmp, one for each window of `length` tokens, every `stride` tokens,
-//   whose
-//               window ends at or before p_i
+//               if the window ends at or before p_i
 //   selected    softmax attention over keys j <= p_i of `count` blocks of keys: the first one, the row's own, the one
 //               before, and those of the greatest importance
 //   windowed    softmax attention over keys p_i - window < j <= p_i
