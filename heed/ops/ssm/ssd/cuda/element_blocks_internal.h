@@ -1,6 +1,6 @@
-// What SSD computes on a GPU beside its recurrence: time steps, and what becomes of gradients. See ssd.h.
+// The computations of SSD on a GPU beside its recurrence: time steps, gates and gradients. See ssd.h.
 //
-// All bound by memory, but for the time steps, one softplus per token and head.
+// All memory-bound, except for the time steps, one softplus per token and head.
 #ifndef HEED_OPS_SSM_SSD_CUDA_ELEMENT_BLOCKS_INTERNAL_H_
 #define HEED_OPS_SSM_SSD_CUDA_ELEMENT_BLOCKS_INTERNAL_H_
 
@@ -17,12 +17,12 @@ using heed::cuda::SigmoidsOf;
 using heed::cuda::Softplus;
 using heed::cuda::Sum;
 
-inline constexpr int kThreads = 128, kTokens = 64;  // of a block
-inline constexpr int kMostRanges = 512;             // of a launch
+inline constexpr int kThreads = 128, kTokens = 64;  // threads and tokens per block
+inline constexpr int kMostRanges = 512;             // ranges per launch
 
-// A tensor over sequences, tokens and heads, or over heads alone; rows of channels are contiguous.
+// A tensor over sequences, tokens and heads, or over heads only; rows of channels are contiguous.
 struct DeviceView {
-  void* data = nullptr;  // or none
+  void* data = nullptr;  // null if absent
   DType dtype = DType::kF32;
   int64_t batch_stride = 0, token_stride = 0, head_stride = 0, channel_stride = 1;
 
@@ -31,14 +31,14 @@ struct DeviceView {
   }
 };
 
-// Tokens of a sequence; blocks of them are counted over all sequences.
+// Tokens of a sequence; their blocks are numbered over all sequences.
 struct Range {
   int64_t batch, begin, count, first_block;
 };
 
 struct StepParams {
-  DeviceView dt, A, bias, D;          // of dt to D: tokens, heads, heads, heads and maybe channels
-  DeviceView delta, log_decay, skip;  // written, of f32; skip has rows of channels
+  DeviceView dt, A, bias, D;          // dt by tokens; A and bias by heads; D by heads and optionally channels
+  DeviceView delta, log_decay, skip;  // outputs, in f32; skip has rows of channels
   float low, high;
   bool softplus;
   int32_t channels;
@@ -47,23 +47,23 @@ struct StepParams {
 
 struct GateParams {
   DeviceView z, d_o;
-  DeviceView y;   // what the gate was given; in its place its gradient
-  DeviceView dz;  // written; or none
+  DeviceView y;   // input of the gate, overwritten with its gradient
+  DeviceView dz;  // output; may be absent
   int32_t channels;
   Range ranges[kMostRanges];
 };
 
 struct FinishParams {
   DeviceView x, dt, A, bias, delta, skip, dy, dv, d_log_decay;
-  DeviceView dx, ddt;  // written; or none
-  float* sums;         // [block of all sequences][head][2 + channels]: shares of dA, ddt_bias and dD
+  DeviceView dx, ddt;  // outputs; may be absent
+  float* sums;         // [block of all sequences][head][2 + channels]: contributions to dA, ddt_bias and dD
   float low, high;
   bool softplus;
   int32_t channels, heads;
   Range ranges[kMostRanges];
 };
 
-// Gradients of tokens that no sequence has.
+// Clears gradients of tokens that belong to no sequence.
 struct ClearParams {
   DeviceView dx, dz, ddt;
   int32_t channels;
@@ -73,8 +73,8 @@ struct ClearParams {
 struct TotalParams {
   const float* sums;
   int64_t blocks;
-  DeviceView dA, dbias, dD;  // written; or none
-  bool by_channel;           // dD is
+  DeviceView dA, dbias, dD;  // outputs; may be absent
+  bool by_channel;           // whether dD is by channel
   int32_t channels, heads;
 };
 
@@ -88,7 +88,7 @@ HEED_DEVICE void Put(const DeviceView& v, int64_t i, float x) {
   heed::cuda::StoreFloat<M>(v.data, v.dtype, i, x);
 }
 
-// Tokens of a block of a head.
+// A block of tokens of a head.
 template <class M>
 class TokenBlock {
  protected:
@@ -105,7 +105,7 @@ class TokenBlock {
   const int64_t begin_, end_;
 };
 
-// delta, log_decay, and D as the recurrence takes it.
+// Computes delta, log_decay, and D in the recurrence's form.
 template <class M>
 class StepBlock : TokenBlock<M> {
   using TokenBlock<M>::m_, TokenBlock<M>::head_, TokenBlock<M>::begin_, TokenBlock<M>::end_, TokenBlock<M>::At;
@@ -121,7 +121,7 @@ class StepBlock : TokenBlock<M> {
     for (int64_t t = begin_ + m_.thread(); t < end_; t += kThreads) {
       float x = Number<M>(p_.dt, At(p_.dt, t)) + bias;
       if (p_.softplus) x = Softplus<M>(x);
-      x = x < p_.low ? p_.low : x;  // NaN stays
+      x = x < p_.low ? p_.low : x;  // keeps a NaN
       x = x > p_.high ? p_.high : x;
       Put<M>(p_.delta, At(p_.delta, t), x);
       Put<M>(p_.log_decay, At(p_.log_decay, t), x * rate);
@@ -136,7 +136,7 @@ class StepBlock : TokenBlock<M> {
   const StepParams& p_;
 };
 
-// Of o = y .* silu(z): dz, and dy in place of y.
+// Backward of o = y .* silu(z): computes dz, and dy in place of y.
 template <class M>
 class GateBlock : TokenBlock<M> {
   using TokenBlock<M>::m_, TokenBlock<M>::begin_, TokenBlock<M>::end_, TokenBlock<M>::At;
@@ -162,7 +162,7 @@ class GateBlock : TokenBlock<M> {
   const GateParams& p_;
 };
 
-// From gradients of what is written and of log decays: dx, ddt, and shares of the sums over tokens.
+// Computes dx, ddt and contributions to the sums over tokens, from the gradients of delta x and of log decays.
 template <class M>
 class FinishBlock : TokenBlock<M> {
   using TokenBlock<M>::m_, TokenBlock<M>::range_, TokenBlock<M>::head_, TokenBlock<M>::begin_, TokenBlock<M>::end_,
@@ -246,7 +246,7 @@ class ClearBlock : TokenBlock<M> {
   const ClearParams& p_;
 };
 
-// Sums over all blocks of tokens, in their order, of a head.
+// Sums over all blocks of tokens of a head, in order.
 template <class M>
 class TotalBlock {
  public:
@@ -256,7 +256,7 @@ class TotalBlock {
 
   HEED_DEVICE void Run() const {
     const int head = m_.block(1), row = 2 + p_.channels;
-    Sum* shares = reinterpret_cast<Sum*>(m_.shared());  // [kThreads], of dD where it is one number
+    Sum* shares = reinterpret_cast<Sum*>(m_.shared());  // [kThreads], for dD if it has one number per head
     Sum of_channels;
     for (int i = m_.thread(); i < row; i += kThreads) {
       Sum sum;
@@ -289,7 +289,7 @@ class TotalBlock {
   const TotalParams& p_;
 };
 
-// What libheed_cuda does for this operation.
+// The kernels of libheed_cuda for SSD.
 struct Launches {
   const char* (*steps)(const heed::cuda::Launch& launch, const StepParams& params);
   const char* (*gate)(const heed::cuda::Launch& launch, const GateParams& params);

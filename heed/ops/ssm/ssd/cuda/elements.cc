@@ -1,4 +1,4 @@
-// What SSD computes on a GPU beside its recurrence: a call as launches.
+// SSD on a GPU beside its recurrence: runs a call as launches.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -13,7 +13,7 @@ namespace {
 
 int64_t Blocks(int64_t tokens) { return (tokens + kTokens - 1) / kTokens; }
 
-// [B, T, H], [B, T, H, P], [H] or [H, P].
+// A view of [B, T, H], [B, T, H, P], [H] or [H, P].
 DeviceView OnDevice(const ConstTensorView& t) {
   if (!t.present()) return {};
   DeviceView v = {.data = const_cast<void*>(t.data()), .dtype = t.dtype()};
@@ -35,7 +35,7 @@ class Launcher {
   const heed::cuda::Call& call() const { return call_; }
   const Launches& kernels() const { return *call_.library().ssd; }
 
-  // Of blocks of tokens of all heads.
+  // Launches a kernel over blocks of tokens of all heads.
   template <class Params>
   void Run(const char* (*kernel)(const heed::cuda::Launch&, const Params&), const std::vector<Range>& ranges,
            Params params) const {
@@ -46,7 +46,7 @@ class Launcher {
         params.ranges[i] = ranges[first + i];
         most = std::max(most, Blocks(params.ranges[i].count));
       }
-      // One at least, which brings skip to its form.
+      // At least one block, which also writes skip.
       call_.Check(kernel(call_.Of(std::max<int64_t>(1, most), e_.heads, count), params));
     }
   }
@@ -59,7 +59,7 @@ class Launcher {
     }
     return ranges;
   }
-  // Tokens of none.
+  // Tokens that belong to no sequence.
   std::vector<Range> Others() const {
     std::vector<Range> ranges;
     mechanism::ForOthers(e_.ranges, e_.in.x.size(0), e_.in.x.size(1),

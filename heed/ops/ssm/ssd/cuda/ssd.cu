@@ -1,4 +1,4 @@
-// What SSD computes beside its recurrence, compiled for GPUs.
+// The computations of SSD beside its recurrence, compiled for GPUs.
 #include "heed/cuda/block_kernel.h"
 #include "heed/ops/ssm/ssd/cuda/element_blocks_internal.h"
 
