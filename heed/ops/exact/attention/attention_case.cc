@@ -211,7 +211,7 @@ void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
   double x;
   if (word == "causal") {
     o.causal = true;
-  } else if (Match(word, "window", 512, &x)) {  // that many keys, its own too
+  } else if (Match(word, "window", 512, &x)) {  // width in keys, including the row's own
     o.causal = true;
     o.window = {static_cast<int64_t>(x) - 1, 0};
   } else if (Match(word, "softcap", 30, &x)) {
@@ -251,7 +251,7 @@ void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
       }
       o.mask = keep(mask);
     }
-  } else if (word == "mask") {  // three pairs of four
+  } else if (word == "mask") {  // keeps three of four pairs
     const Buffer mask(DType::kBool, {1, 1, s.Tq, s.Tk}, kAligned);
     Random random(request.seed, 7);
     for (int64_t i = 0; i < s.Tq; ++i) {
@@ -260,13 +260,13 @@ void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
       }
     }
     o.mask = keep(mask);
-  } else if (Match(word, "logits", 50, &x)) {  // of about +-x: 4.2 deviations
+  } else if (Match(word, "logits", 50, &x)) {  // within about +-x, 4.2 standard deviations
     p.memory[0].FillNormal(request.seed * 16, x / 4.2);
   } else if (word == "invariant") {
     o.invariant = true;
   } else if (word.starts_with(kPatternWord)) {
     o.pattern = PatternOf(word, 0);
-  } else if (word != "bhtd" && !Match(word, "map", 64, &x)) {  // MakePlainCase's
+  } else if (word != "bhtd" && !Match(word, "map", 64, &x)) {  // handled by MakePlainCase
     throw InvalidArgument("attention: variant is " + std::string(word) + ", expected one of Entry().variants");
   }
 }

@@ -70,7 +70,7 @@ HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& op
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o of one token and updates S in place. Of the options, only scale has an effect. Memory-bound by S;
+// Computes o of one token and updates S in place. Only the option scale has an effect. Memory-bound by S;
 // allocates nothing after a thread's first step.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 

@@ -77,7 +77,7 @@ HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& op
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o of one token and updates S, z and m in place. Of the options, only scale and eps have an effect.
+// Computes o of one token and updates S, z and m in place. Only the options scale and eps have an effect.
 // Memory-bound by S; allocates nothing after a thread's first step.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 

@@ -72,8 +72,7 @@ HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& op
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o of one token, bitwise equal to Forward, then updates the state in place. Of the options, only c has an
-// effect.
+// Computes o of one token, bitwise equal to Forward, then updates the state in place. Only the option c has an effect.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
                    const TensorView& o);
 

@@ -57,7 +57,7 @@ struct Inputs {
   ConstTensorView v;  // [B, Tk, Hkv, Dv]: values
 };
 
-// All options are optional. Those of attention have the same meaning as there; two are refused:
+// All options are optional. Attention's options have the same meaning as there; two are refused:
 //
 //   dropout    drops pairs after the softmax, so the remaining P are no longer fractions of the row, as the bound needs
 //   log_decay  at level kSkip: in f32 a logit includes sums over all later keys, whose rounding a tile cannot bound
@@ -130,8 +130,8 @@ HEED_API void Reference(const Inputs& in, const Options& options, const ConstTen
 // per 64 keys; then the rows of S. At level kSkip all keys are read, and values where any query of a key head keeps a
 // tile; the keys of a head are not shared out among threads.
 //
-// Options. Those that attention::Attend() takes. Those that say where rows are (align, query_starts, key_lengths,
-// query_lengths, cu_seqlens_*) the cache knows, and refuses.
+// Options. All options of attention::Attend() are taken. The cache knows positions and lengths and refuses the options
+// for them (align, query_starts, key_lengths, query_lengths, cu_seqlens_*).
 //
 // Throws InvalidArgument as attention::Attend() does, for an epsilon outside [0, 1), and for a cache without a sketch
 // at other levels than kSkip. On throw nothing has been written.

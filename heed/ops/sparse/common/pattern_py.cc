@@ -88,7 +88,7 @@ Pattern Parse(nb::handle expression) {
   const std::string text = ToString({"parse", "expression", expression}, "a string");
   try {
     return Pattern::Parse(text);
-  } catch (const InvalidArgument& error) {  // of the expression, unless a builder speaks
+  } catch (const InvalidArgument& error) {  // from the expression, unless a builder threw
     const std::string what = error.what();
     throw InvalidArgument(what.starts_with("pattern: ") ? "parse: expression " + what.substr(9) : what);
   }

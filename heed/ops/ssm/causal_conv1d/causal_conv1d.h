@@ -110,7 +110,7 @@ HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& op
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes o [B, D] of one token, bitwise equal to Forward. `state` [B, D, W - 1] is updated in place: the oldest input
-// leaves, x enters. Of the options, only activation has an effect. Memory-bound by the weights and the state.
+// leaves, x enters. Only the option activation has an effect. Memory-bound by the weights and the state.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const TensorView& state,
                    const TensorView& o);
 

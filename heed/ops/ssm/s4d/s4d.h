@@ -56,14 +56,15 @@ struct Options : scanning::Options {
 // its channel.
 //
 // Precision. f64 is computed in f64, other dtypes in f32, and o is rounded once; states are f64 or f32. a and b and
-// their powers are computed in f64 and rounded once; a chunk of 16 tokens adds one rounding. As a convolution the error
-// bound is that of long_convolution. Subnormal results are flushed to zero.
+// their powers are computed in f64 and rounded once; a chunk of 16 tokens adds one rounding. The error bound of the
+// convolution is that of long_convolution. Subnormal results are flushed to zero.
 //
 // Reproducibility. Results do not depend on the number of threads, other batch entries, padding or strides. A sequence
 // split into calls agrees up to rounding.
 //
-// Cost. As a recurrence some 8 N + 32 operations per token and channel, compute-bound, and tables of 16 powers once per
-// channel; as a convolution the cost of long_convolution and of K. Memory beyond the arguments: Workspace().
+// Cost. The recurrence takes some 8 N + 32 operations per token and channel, compute-bound, and tables of 16 powers
+// once per channel; the convolution costs as much as long_convolution, plus K. Memory beyond the arguments:
+// Workspace().
 //
 // Throws InvalidArgument if a rank, shape, dtype or device disagrees with the above, if an
 // output overlaps an input, or if lengths, starts or cu_seqlens are out of range. On throw, nothing has

@@ -77,8 +77,8 @@ HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& op
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o of one token, bitwise equal to Forward, then updates the state in place. Of the options, only
-// delta_softplus has an effect. Memory-bound by the state.
+// Computes o of one token, bitwise equal to Forward, then updates the state in place. Only the option delta_softplus
+// has an effect. Memory-bound by the state.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
                    const TensorView& o);
 

@@ -76,7 +76,7 @@ class Generator {
     return Chance(0.5) ? Integer(1, 40) : random_.Pick<int64_t>({1, 2, 8, 16, 31, 32, 33, 48, 64, 65, 80, 96, 128});
   }
 
-  // Strides of any order of the outer axes, with gaps. Those of inputs may be negative or zero; the last axis is
+  // Strides of any order of the outer axes, with gaps. Strides of inputs may be negative or zero; the last axis is
   // contiguous where the tensor requires it.
   std::vector<int64_t> Strides(const std::vector<int64_t>& sizes, bool input, bool contiguous) {
     std::vector<size_t> order(sizes.size());

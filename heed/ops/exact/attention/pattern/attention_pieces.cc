@@ -160,7 +160,8 @@ std::vector<Layer> LayersOf(const Problem& p, const Options& options) {
   if (!both) return {tiles};
   const auto& [window, residues] = *both;
   std::vector<Layer> layers = {{Layer::kWindow, 1, 0, window.left, window.right}};
-  // Multiples of the step inside the window belong to the window. Those before it end `before` steps before a row.
+  // Multiples of the step inside the window belong to the window. Multiples before the window end `before` steps before
+  // a row.
   const int64_t before = window.left / residues.step + 1, after = window.right / residues.step + 1;
   const auto less = [&](int64_t steps) {
     return residues.reach == softmax::kUnlimited ? residues.reach : residues.reach - steps;
