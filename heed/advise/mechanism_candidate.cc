@@ -157,7 +157,8 @@ class Mechanism : public Candidate {
       std::vector<int64_t> shape;
       for (const char letter : spec.axes) {
         if (!letters.contains(letter)) {
-          throw InvalidArgument(mechanism + ": takes a " + spec.name + " of more axes than q, k and v say sizes of");
+          throw InvalidArgument(mechanism + ": takes a " + spec.name +
+                                " with axes whose sizes q, k and v do not determine");
         }
         shape.push_back(letters.at(letter));
       }

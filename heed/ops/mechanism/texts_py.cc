@@ -106,7 +106,7 @@ std::string MemoryText(const Bound& b) {
     in_place += (count++ == 0 ? "" : " and ") + tensor.name;
   }
   if (count == b.tensors.size()) {
-    return "Any strides are read in place; o lies in memory as " + b.output_tensor().name + " does.";
+    return "Any strides are read in place; o has the memory layout of " + b.output_tensor().name + ".";
   }
   return "An array whose last axis is not contiguous is copied, all others are read in place" +
          (count == 0 ? "." : ", and " + in_place + " always.");

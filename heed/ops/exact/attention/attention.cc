@@ -111,8 +111,7 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   e.target = kernel.target(ctx);
   e.why = Why(kernel, p);
   if (by_residue) e.why += "; positions that the pattern keeps apart, by residue, are dense problems";
-  if (!pieces.empty() && pieces[0].problem.gathers())
-    e.why += "; rows that keep a tile are taken together, wherever they stand";
+  if (!pieces.empty() && pieces[0].problem.gathers()) e.why += "; rows that keep the same tile are computed together";
   if (by_row) e.why += "; each row is a problem of its own, of the keys that the pattern lists for it";
   for (const Piece& piece : pieces) {
     e.flops += 2 * static_cast<double>(p.depth + p.value_depth) * softmax::KeptPairs(piece.problem);

@@ -162,12 +162,11 @@ void CheckOptions(const char* op, const Options& options) {
   }
   if (options.dropout != 0) {
     Fail(op, "dropout", "is " + mechanism::Text(options.dropout),
-         "0: it draws among weights after the softmax, which are no shares of the row then");
+         "0: it drops pairs after the softmax, so that the remaining P are no longer fractions of the row");
   }
   if (options.log_decay.present() && options.level == Level::kSkip) {
     Fail(op, "log_decay", "is given",
-         "none at level skip: f32 adds sums over all keys behind a key to its logit, and of their rounding nothing is "
-         "known by tiles");
+         "none at level skip: in f32 a logit includes sums over all later keys, whose rounding a tile cannot bound");
   }
 }
 
@@ -197,7 +196,7 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   const softmax::SkippingPlan plan = softmax::PlanSkipping(ctx, p);
   e.kernel = plan.kernel;
   e.target = plan.target;
-  e.why = "all logits, and the values of tiles of " + std::to_string(plan.grid.tile) + " keys that weigh enough";
+  e.why = "all logits, and the values of tiles of " + std::to_string(plan.grid.tile) + " keys with enough probability";
   e.workspace_bytes = plan.workspace_bytes;
   e.visited_pairs = softmax::VisitedPairs(p, plan.lanes, plan.grid);
   e.invariant = true;

@@ -191,19 +191,18 @@ void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call
 
 constexpr Said kSaid[] = {
     {"level",
-     "'sketch'; 'auto', which is that where it pays and else dense; 'box', bounds from the range of each channel; or "
-     "'skip', which multiplies all keys and does without values alone, each row and head by itself"},
+     "'sketch'; 'auto', which is 'sketch' where that is faster and else dense; 'box', bounds from the range of each "
+     "channel; or 'skip', which computes all logits and skips only values, per row and head"},
 };
 constexpr Said kAttendSaid[] = {
     {"epsilon",
-     "None, or the most that a row may do without, from 0 on and below 1: blocks of keys are left out whose sketch "
-     "proves that they weigh no more. Needs a cache with sketch='int8', unless level is 'skip', and takes no tree"},
+     "None, or the largest dropped probability of a row, in [0, 1): drops blocks of keys whose sketch proves that "
+     "their probability is no larger. Needs a cache with sketch='int8', unless level is 'skip', and takes no tree"},
     {"level",
-     "with epsilon: 'sketch'; 'auto', which leaves heads alone for a while that kept more than 70 % of their "
-     "blocks; 'box', bounds from the range of each channel; or 'skip', which multiplies all keys and does without "
-     "values "
-     "alone"},
-    {"return_bound", "with epsilon: whether the bound of what each row does without is returned too, [batch, Hq, T]"},
+     "with epsilon: 'sketch'; 'auto', which is dense for a while for heads that kept more than 70 % of their "
+     "blocks; 'box', bounds from the range of each channel; or 'skip', which computes all logits and skips only "
+     "values"},
+    {"return_bound", "with epsilon: whether to return the bound of each row's dropped probability too, [batch, Hq, T]"},
 };
 
 constexpr char kInPython[] = R"(
@@ -334,9 +333,10 @@ void AttendOnTorch(const CacheOwner& cache, const nb::args& args, const nb::kwar
 const char* AttendSignature(bool bound, bool lse) { return attention::SpelledForCache(Unspelled(bound, lse)); }
 
 std::string AttendText() {
-  return Docstring(std::string(attention::doc::kAttend) + "\n\nWith epsilon:\n\n" + doc::kAttend,
-                   Unspelled(false, false), {kAttendSaid, kAttendArguments},
-                   std::string(kAttendInPython) + "\nThe bound stands between the two with return_bound=True.");
+  return Docstring(
+      std::string(attention::doc::kAttend) + "\n\nWith epsilon:\n\n" + doc::kAttend, Unspelled(false, false),
+      {kAttendSaid, kAttendArguments},
+      std::string(kAttendInPython) + "\nWith return_bound=True the bound is returned after o, before lse.");
 }
 
 void Bind(nb::module_& m) {

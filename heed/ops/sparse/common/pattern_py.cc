@@ -170,8 +170,8 @@ nb::object PatternOf(const std::string& key) {
 }
 
 constexpr char kClassText[] =
-    "Which keys a row of sparse attention looks at: a set of pairs of a position and a key, an immutable value.\n\n"
-    "Made by the functions of heed.patterns; `|` unites two, `&` keeps what both have; `repr` is an\n"
+    "The keys that each row of sparse attention attends to: an immutable set of pairs of a position and a key.\n\n"
+    "Made by the functions of heed.patterns; `|` is the union of two, `&` the intersection; `repr` is an\n"
     "expression that heed.patterns.parse reads. heed.attention(..., pattern=p) takes it.\n\n"
     "Example:\n\n"
     "  >>> import heed\n"
@@ -180,15 +180,15 @@ constexpr char kClassText[] =
     "  sliding_window(left=2, right=0) | global_tokens(tokens=[0])";
 
 constexpr char kMaskText[] =
-    "The pairs that are kept, of those with j <= p if causal.\n\n"
+    "The kept pairs, only those with j <= p if causal.\n\n"
     "Args:\n"
     "  `Tq`: rows\n"
     "  `Tk`: keys\n"
     "  `heads`: query heads\n"
     "  `batch`: batch entries\n"
     "  `causal`: whether keys after a row's position are left out\n"
-    "  `align`: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [batch]\n"
-    "  `key_heads`: those that keys have, for patterns by these; None: as many as query heads\n\n"
+    "  `align`: position of row 0: 'bottom_right' (Tk - Tq), 'top_left' (0), or an int array [batch]\n"
+    "  `key_heads`: number of key heads, for patterns per key head; None: as many as query heads\n\n"
     "Returns a new NumPy array [batch, heads, Tq, Tk], bool.\n\n"
     "Example:\n\n"
     "  >>> import heed\n"
@@ -196,15 +196,15 @@ constexpr char kMaskText[] =
     "  [[1, 0, 1], [0, 1, 0], [1, 0, 1]]";
 
 constexpr char kDensityText[] =
-    "The share of kept pairs among all, or among those with j <= p if causal; 0 where there are none.\n\n"
+    "The fraction of kept pairs among all, or among those with j <= p if causal; 0 if there is no pair.\n\n"
     "Args:\n"
     "  `Tq`: rows\n"
     "  `Tk`: keys\n"
     "  `heads`: query heads\n"
     "  `batch`: batch entries\n"
     "  `causal`: whether keys after a row's position are left out, of both\n"
-    "  `align`: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [batch]\n"
-    "  `key_heads`: those that keys have, for patterns by these; None: as many as query heads\n\n"
+    "  `align`: position of row 0: 'bottom_right' (Tk - Tq), 'top_left' (0), or an int array [batch]\n"
+    "  `key_heads`: number of key heads, for patterns per key head; None: as many as query heads\n\n"
     "Example:\n\n"
     "  >>> import heed\n"
     "  >>> heed.patterns.atrous(2).density(4, 4)\n"

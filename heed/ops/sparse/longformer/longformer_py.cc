@@ -245,22 +245,23 @@ nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
 }
 
 constexpr Said kSaid[] = {
-    {"softcap", "bound of the logits, > 0"},
+    {"softcap", "soft cap of the logits, > 0"},
     {"seed",
-     "of the pairs that are dropped, from 0 to 2^64 - 1; None draws one from NumPy's global generator, which "
+     "seed of the dropout mask, from 0 to 2^64 - 1; None draws one from NumPy's global generator, which "
      "longformer_backward cannot know"},
     {"precision",
-     "'highest', or 'high': of f32 where matrix tiles are three products of bf16 pieces instead of "
-     "six, with a relative error of 1e-5"},
-    {"o", "what heed.longformer returned; None, with lse: computed again"},
-    {"lse", "what heed.longformer returned with it"},
+     "'highest', or 'high': for f32 on AMX three products of a bf16 split (3xBF16) instead of six, with a relative "
+     "error "
+     "of 1e-5"},
+    {"o", "o of heed.longformer; None, together with lse: recomputed"},
+    {"lse", "lse of heed.longformer, from the same call as o"},
     {"dlse", "the gradient of lse, in its shape and dtype; absent: zero"},
 };
 
 constexpr char kInPython[] = R"(
-Vectors of ints may be lists. An array whose last axis is not contiguous is copied, others are read in place. Of the
-options of heed.attention those are missing that say where rows and keys stand to each other. Returns o, or (o, lse)
-with return_lse=True, as NumPy arrays.
+Vectors of ints may be lists. An array whose last axis is not contiguous is copied, others are read in place. The
+options of heed.attention that relate positions of rows and keys are not taken. Returns o, or (o, lse) with
+return_lse=True, as NumPy arrays.
 
 Example:
 

@@ -218,10 +218,10 @@ nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
 }
 
 constexpr Said kSaid[] = {
-    {"stride", "tokens between the beginnings of two windows; None: block"},
-    {"length", "tokens of a window that is compressed; None: block"},
+    {"stride", "tokens between the starts of consecutive windows; None: block"},
+    {"length", "tokens per compressed window; None: block"},
     {"compressed",
-     "(k_cmp, v_cmp), [B, N, Hkv, D] and [B, N, Hkv, Dv]: what stands for the keys and values of each window; None: "
+     "(k_cmp, v_cmp), [B, N, Hkv, D] and [B, N, Hkv, Dv]: compressed keys and values of each window; None: "
      "their means"},
 };
 
@@ -240,7 +240,7 @@ Example:
   True)";
 
 constexpr char kBackwardInPython[] = R"(
-The forward pass is computed again. Returns the named tuple heed.NSAGradients: dq dk dv dgates dcompressed, NumPy arrays
+The forward pass is recomputed. Returns the named tuple heed.NSAGradients: dq dk dv dgates dcompressed, NumPy arrays
 in the shape and dtype of what they are the gradients of; dcompressed is a pair, None where compressed was not given.
 
 Example:

@@ -179,7 +179,7 @@ void AttendInRing(Context& ctx, const KVView& cache, const Staging& s, const Opt
 void CheckRotary(const Check& check, const KVView& cache, const Options& options, std::span<const int64_t> tree) {
   if (cache.rotary == nullptr) return;
   if (!tree.empty()) {
-    check.Fail("tree", "is given", "none: the cache has turned its keys in the order they came");
+    check.Fail("tree", "is given", "none: the cache has rotated its keys in the order of appending");
   }
   if (!cache.turned_in_cache) return;
   for (const OptionRow& row : kOptionRows) {
@@ -190,7 +190,7 @@ void CheckRotary(const Check& check, const KVView& cache, const Options& options
   if (!options.causal) check.Fail("causal", "is false", "true");
   if (options.window.left < 0 || options.window.left >= cache.window) {
     check.Fail("window", "is " + Text(options.window.left) + " to the left",
-               "0 to " + Text(cache.window - 1) + ", what the ring counts as its window");
+               "0 to " + Text(cache.window - 1) + ", the window of the ring");
   }
 }
 

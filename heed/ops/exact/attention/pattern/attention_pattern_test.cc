@@ -28,7 +28,7 @@ bool IsByRow(Context& ctx, const Problem& p) {
 }
 
 bool IsByTile(Context& ctx, const Problem& p) {
-  return Explain(ctx, p.in, p.options).why.find("wherever they stand") != std::string::npos;
+  return Explain(ctx, p.in, p.options).why.find("rows that keep the same tile") != std::string::npos;
 }
 
 // Lists of up to `count` numbers below `most` for each row, in any order, for `heads` heads; 0 heads: no such axis.
