@@ -1,4 +1,4 @@
-// Advise: samples, runs and predictions of all candidates.
+// Advise: samples tensors, then runs and predicts all candidates.
 #include "heed/advise/advise.h"
 
 #include <algorithm>
@@ -16,12 +16,12 @@ namespace {
 
 constexpr int64_t kMostTokens = int64_t{1} << 32;
 constexpr int kLeastRuns = 2;
-// Flops per second and thread that samples are sized for: a slow CPU's.
+// Flops per second and thread that sample sizes assume: those of a slow CPU.
 constexpr double kFlopsPerSecond = 2e10;
 
 const std::vector<InputSpec> kQkv = {{"q", "BTHK"}, {"k", "BTGK"}, {"v", "BTGV"}};
 
-// Everything in a dtype, rounded once.
+// Converts all inputs to a dtype, with one rounding.
 void Round(std::span<const InputSpec> inputs, DType dtype, NamedTensors& set) {
   for (const InputSpec& spec : inputs) {
     const auto found = set.tensors.find(spec.name);
@@ -94,7 +94,7 @@ class Adviser {
   }
 
   [[noreturn]] void FailNothingToRank() const {
-    std::map<std::string, std::string> mechanisms;  // by what they lack
+    std::map<std::string, std::string> mechanisms;  // by the missing tensors
     for (const auto& [mechanism, reason] : advice_.left_out) {
       mechanisms[reason] += (mechanisms[reason].empty() ? "" : ", ") + mechanism;
     }
@@ -118,7 +118,7 @@ class Adviser {
     return *ctx;
   }
 
-  // The problem with other tokens.
+  // The sizes of the problem with another number of tokens.
   Sizes At(int64_t tokens) const {
     Sizes sizes = sizes_;
     sizes.Tq = sizes.Tk = tokens;
@@ -131,13 +131,13 @@ class Adviser {
     return set;
   }
 
-  // Those of attention, which many candidates share.
+  // q, k and v, which many candidates share.
   const NamedTensors& Qkv(DType dtype) {
     const auto found = qkv_.find(dtype);
     return found != qkv_.end() ? found->second : qkv_.emplace(dtype, Load(kQkv, dtype)).first->second;
   }
 
-  // Sizes, length and sample; what restrictions are made for.
+  // The question to candidates: sizes, length and sample, for which they restrict attention.
   Question AskedOf() {
     sizes_ = request_.sizes;
     if (request_.source) {
@@ -177,8 +177,8 @@ class Adviser {
     return question;
   }
 
-  // Tokens to run candidates on: all, or so many that some forty calls that are as exact attention take the time there
-  // is.
+  // Tokens to run candidates on: all, or as many as about forty calls with the cost of exact attention allow in the
+  // time limit.
   int64_t Sample() const {
     const double pairs = VisiblePairs(At(sizes_.Tk), request_.exact.causal), calls = 40.0 * (kLeastRuns + 1);
     const double passes = request_.purpose == Purpose::kTraining ? 3.5 : 1;
@@ -187,7 +187,7 @@ class Adviser {
     return SampleTokens(sizes_.Tk, calls * flops / (kFlopsPerSecond * request_.threads), request_.seconds);
   }
 
-  // Does `add`, or says why not.
+  // Calls `add`, or records why it threw.
   template <class Add>
   void Try(const std::string& mechanism, const std::string& file, const Add& add) {
     const auto leave_out = [&](const std::string& why) {
@@ -219,7 +219,7 @@ class Adviser {
     AddRow(*candidate, tensors);
   }
 
-  // What outputs should be: of all tokens of the sample, or of the last ones.
+  // Computes the exact outputs: for all tokens of the sample, or for the last ones.
   void ComputeExact() {
     const NamedTensors wide = Load(kQkv, DType::kF64);
     const attention::Inputs in = InputsOf(wide.tensors);
@@ -254,7 +254,7 @@ class Adviser {
     if (request_.source) {
       const Call call = candidate.On(ctx, tensors.tensors);
       if (call.compute) call.compute(ctx);
-      for (const auto& stage : call.stages) stage(ctx);  // fills memory and caches, too
+      for (const auto& stage : call.stages) stage(ctx);  // warms up memory and caches
       row.error = MeasureError(call.o, expected_.view());
       StageTimes times;
       times.Run(ctx, call, kLeastRuns, request_.seconds / 2 / static_cast<double>(count_));

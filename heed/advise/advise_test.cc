@@ -1,4 +1,5 @@
-// The adviser as a whole: what it runs, what it predicts from a model made up here, what it leaves out and refuses.
+// The adviser as a whole: the candidates it runs, its predictions with an artificial model, and those it leaves out or
+// refuses.
 #include "heed/advise/advise.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +28,7 @@ using testing::ThrowsMessage;
 
 constexpr int64_t kTokens = 512;
 
-// q, k and v of one layer; others can be added.
+// q, k and v of one layer; tests may add other tensors.
 class AdviseTest : public testing::Test {
  protected:
   AdviseTest() {
@@ -48,7 +49,7 @@ class AdviseTest : public testing::Test {
     given_[name] = memory_.back().view();
   }
 
-  // Every kind of work at one price per call, but for those that are named.
+  // Sets the same price per call for every kind of work, except those named.
   void Price(double seconds, const std::map<std::string, double>& others) {
     for (const auto& [name, each] : others) prices_.emplace(name, each);
     for (const Purpose purpose : {Purpose::kPrefill, Purpose::kTraining, Purpose::kDecode}) {
@@ -115,7 +116,7 @@ TEST_F(AdviseTest, AtAnotherLengthPredictionsAreRanked) {
   EXPECT_EQ(advice.rows[1].mechanism, "attention");
   EXPECT_EQ(advice.sizes.Tk, 5000);
   EXPECT_EQ(advice.sample_tokens, kTokens);
-  // A choice and attention with it: two parts.
+  // A selection, and attention with it: two parts.
   EXPECT_EQ(Find(advice, "attention", "causal top_blocks(4, 64, mean)")->predicted_seconds, 2);
 }
 
@@ -144,7 +145,7 @@ TEST_F(AdviseTest, MemoryGrowsWithTheLengthThatIsAskedFor) {
 
 TEST_F(AdviseTest, DecodingComparesTheLastTokensAndKnowsStates) {
   request_.purpose = Purpose::kDecode;
-  request_.exact.causal = false;  // it is all the same
+  request_.exact.causal = false;  // causal or not makes no difference here
   const Advice advice = Advise(request_);
   EXPECT_LT(Find(advice, "attention", "cache")->error.relative, 1e-6);
   EXPECT_EQ(Find(advice, "retention")->memory.state, 2 * 8 * 8 * 4);
@@ -158,7 +159,7 @@ TEST_F(AdviseTest, TrainingHasNoCertificates) {
   EXPECT_NE(Find(advice, "attention", "causal window 255,0"), nullptr);
   EXPECT_NE(Find(advice, "retention"), nullptr);
   EXPECT_EQ(Find(advice, "certified_attention"), nullptr);
-  // Gradients are as large as what they are the gradients of.
+  // Gradients have the sizes of their inputs.
   EXPECT_DOUBLE_EQ(Find(advice, "attention", "causal")->memory.arguments,
                    2 * 4.0 * kTokens * 2 * 8 * 4 + kTokens * 2 * 4);
 }
@@ -246,7 +247,7 @@ TEST_F(AdviseTest, SixteenBitsAreComparedWithTheNumbersThatWereGiven) {
 
 TEST(SampleTest, ASampleTakesTheTimeThatThereIs) {
   EXPECT_EQ(SampleTokens(1000, 5, 10), 1000);
-  EXPECT_EQ(SampleTokens(1000, 40, 10), 448);  // half, in steps of 64
+  EXPECT_EQ(SampleTokens(1000, 40, 10), 448);  // half, in multiples of 64
   EXPECT_EQ(SampleTokens(100000, 1e9, 1), 64);
   EXPECT_EQ(SampleTokens(30, 1e9, 1), 30);
   EXPECT_EQ(SampleTokens(1000, 5, 0), 64);

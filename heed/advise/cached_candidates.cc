@@ -1,5 +1,4 @@
-// Decoding with attention: caches of rows as they are or of bytes, rings behind windows, sketches that prove what can
-// stay out.
+// Decoding with attention: plain and int8 caches, ring caches for windows, and sketches for certified attention.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -15,15 +14,15 @@ namespace {
 
 using certified_attention::Level;
 
-// What of a token is kept, and how queries read it.
+// The kind of cache, and how queries attend to it.
 struct Kind {
   Quantize quantize = Quantize::kNone;
-  int64_t window = 0;  // tokens of a ring; 0: all tokens
+  int64_t window = 0;  // tokens in a ring; 0: all tokens
   std::optional<Level> level = {};
   double epsilon = 0;
 };
 
-// Either cache.
+// A cache of either kind.
 class Tokens {
  public:
   Tokens(const Kind& kind, const attention::Inputs& like) {
@@ -44,12 +43,12 @@ class Tokens {
     }
   }
 
-  // Rows [begin, end) of k and v.
+  // Appends rows [begin, end) of k and v.
   void Append(const attention::Inputs& in, int64_t begin, int64_t end) {
     const ConstTensorView k = in.k.Slice(1, begin, end), v = in.v.Slice(1, begin, end);
     ring_ ? ring_->Append(k, v) : all_->Append(k, v);
   }
-  // Takes the last row back; a ring goes on.
+  // Removes the last row; a ring cannot, and continues.
   void TakeBack(int64_t tokens) {
     if (all_) all_->Trim(std::vector<int64_t>(static_cast<size_t>(all_->batch()), tokens));
   }
@@ -90,7 +89,7 @@ class Cached : public Candidate {
     const double key_heads = static_cast<double>(s.B * s.Hkv), pairs = rows * tokens, size = ElementBytes();
     Load load = {{"row", rows}, {"pair", pairs}};
     std::string name = "attention ";
-    if (kind_.level == Level::kSkip) {  // all keys, some values
+    if (kind_.level == Level::kSkip) {  // all keys, but only some values
       name = "certified_attention skip ";
       AddBytes(key_heads * tokens * (D + kept * Dv) * size, load);
       load["flop"] = 2 * pairs * (D + kept * Dv);
@@ -107,7 +106,7 @@ class Cached : public Candidate {
     return {{{name + "decode", dtype, threads}, load}};
   }
 
-  // A page of the cache that would be made, times the pages that these tokens fill.
+  // The size of a page of the cache, times the number of pages for these tokens.
   Memory MemoryAt(const Context& ctx, const Sizes& s, double) const override {
     Tokens page(kind_, InputsOf(s, dtype));
     const std::vector<int64_t> sizes[2] = {{s.B, 1, s.Hkv, s.D}, {s.B, 1, s.Hkv, s.Dv}};
@@ -155,8 +154,8 @@ class Cached : public Candidate {
   }
 
  private:
-  // The last token, unless it fills a block of 64: it has the sketch of the whole block to pay for, which one in 64
-  // has.
+  // The last token, unless it completes a block of 64: then it would include the cost of the block's sketch, which only
+  // one token in 64 has.
   static int64_t TimedToken(int64_t tokens) { return tokens > 1 && tokens % 64 == 0 ? tokens - 2 : tokens - 1; }
 
   int64_t TokensOf(const Sizes& s) const { return kind_.window > 0 ? std::min(s.Tk, kind_.window) : s.Tk; }
@@ -171,7 +170,7 @@ class Cached : public Candidate {
     return certified;
   }
 
-  // Blocks that the last query keeps.
+  // The fraction of blocks that the last query keeps.
   double KeptShare(Tokens& cache, const attention::Inputs& in) const {
     const int64_t B = in.q.size(0), t = TimedToken(in.q.size(1)), H = in.q.size(2), blocks = t / 64 + 1;
     const Buffer kept(DType::kBool, {B, kind_.level == Level::kSkip ? H : in.k.size(2), 1, blocks});
@@ -201,7 +200,7 @@ void AddCached(const Question& question, Candidates& candidates) {
   };
   const attention::Options& exact = question.exact;
   const bool unrestricted = IsUnrestricted(exact);
-  // What the model itself never looks at again need not be kept.
+  // Tokens outside the model's own window need not be stored.
   Kind all;
   if (exact.window.left >= 0 && !exact.pattern.present()) all.window = exact.window.left + 1;
   for (const DType dtype : question.dtypes) add(all, dtype, question.threads);

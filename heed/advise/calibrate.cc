@@ -1,4 +1,4 @@
-// Calibrate: sizes, numbers, rounds.
+// Calibrate: sizes, tensors, and rounds of measurements.
 #include "heed/advise/calibrate.h"
 
 #include <algorithm>
@@ -22,14 +22,14 @@
 namespace heed::advise {
 namespace {
 
-// Sizes of the calls that are measured, and what is special about them.
+// Sizes of the measured calls, and their special options.
 struct Size {
   Sizes sizes;
   bool causal = true;
   bool held_out = false;
 };
 
-// Lengths, heads and channels do not grow together, so that each shows what it costs.
+// Lengths, heads and channels vary independently, so that the fit can separate their costs.
 constexpr Size kSizes[] = {
     {{1, 32, 32, 4, 4, 64, 64}},
     {{1, 64, 64, 2, 2, 128, 128}},
@@ -56,7 +56,7 @@ constexpr Size kSizes[] = {
     {{1, 3000, 3000, 2, 2, 64, 64}, true, true},
 };
 
-// Other mechanisms take time in proportion to tokens.
+// Other mechanisms take time proportional to the number of tokens.
 constexpr Size kMechanismSizes[] = {
     {{1, 32, 32, 4, 4, 64, 64}},
     {{1, 128, 128, 8, 8, 64, 64}},
@@ -77,7 +77,7 @@ constexpr Size kMechanismSizes[] = {
     {{1, 2000, 2000, 2, 2, 64, 64}, true, true},
 };
 
-// One token behind a state, which is as large behind any number of tokens.
+// One token after a state, whose size does not depend on the number of tokens before it.
 constexpr Size kStepSizes[] = {
     {{1, 32, 32, 2, 2, 64, 64}},
     {{1, 32, 32, 8, 8, 64, 64}},
@@ -95,7 +95,7 @@ constexpr Size kStepSizes[] = {
     {{2, 32, 32, 8, 8, 128, 128}, true, true},
 };
 
-// Tokens that are cached are many more than those of a pass.
+// Caches hold many more tokens than one pass processes.
 constexpr Size kCacheSizes[] = {
     {{1, 64, 64, 4, 4, 64, 64}},
     {{1, 256, 256, 8, 8, 64, 64}},
@@ -155,7 +155,7 @@ void AddMechanismJobs(const OpEntry& op, Purpose purpose, const Size& size, int 
   question.threads = threads;
   for (const DType dtype : kDTypes) {
     Size own = size;
-    // Heads of keys are those of queries: files repeat them.
+    // Key heads are as many as query heads: files repeat them.
     const auto shares = [](const InputSpec& spec) { return spec.axes.find('G') != std::string::npos; };
     if (std::ranges::none_of(op.inputs, shares)) own.sizes.Hkv = own.sizes.Hq;
     if (!Numbers::Know(op.inputs)) continue;
@@ -204,17 +204,17 @@ void Measure(Job& job, std::map<int, std::unique_ptr<Context>>& contexts, const 
     const TensorMap tensors = numbers.For(job.inputs);
     const Call call = job.candidate->On(*ctx, tensors);
     if (call.compute) call.compute(*ctx);
-    for (const auto& stage : call.stages) stage(*ctx);  // fills memory and caches
+    for (const auto& stage : call.stages) stage(*ctx);  // warms up memory and caches
     if (job.parts.empty()) job.parts = job.candidate->Parts(*ctx, job.size.sizes, call.kept());
     job.times.Run(*ctx, call, 1, kSecondsPerRound);
   } catch (const InvalidArgument&) {
-    job.failed = true;  // these sizes are none of the mechanism's
+    job.failed = true;  // the mechanism does not take these sizes
   } catch (const Unsupported&) {
     job.failed = true;
   }
 }
 
-// How much of the time has passed, by the calls that have been timed in the first round and by the clock later on.
+// The completed fraction of the time: by the number of timed calls in the first round, by the clock later.
 class Progress {
  public:
   Progress(const CalibrateOptions& options, size_t num_jobs) : options_(options), num_jobs_(num_jobs) {}
@@ -237,7 +237,7 @@ class Progress {
 
 std::vector<Measured> MeasureAll(const CalibrateOptions& options) {
   std::vector<Job> jobs = Jobs(options);
-  // Small sizes first: where time ends early, every kind of work has some.
+  // Small sizes first, so that every kind of work has some measurements if time runs out.
   std::ranges::stable_sort(jobs, {}, [](const Job& job) {
     const Sizes& s = job.size.sizes;
     return std::tuple(s.B * s.Tq * s.Hq * s.D, s.Tq, s.Hq, s.Hkv, job.candidate->dtype);

@@ -1,4 +1,4 @@
-// Calibrate: measures candidates on this machine once, so that a cost model can tell what they cost at other sizes.
+// Calibrate: measures candidates on this machine once, for a cost model that predicts their cost at other sizes.
 #ifndef HEED_ADVISE_CALIBRATE_H_
 #define HEED_ADVISE_CALIBRATE_H_
 
@@ -13,23 +13,23 @@ namespace heed::advise {
 
 struct CalibrateOptions {
   int threads = 1;
-  std::string isa;                           // cap of the SIMD target; empty: none
-  std::vector<std::string> mechanisms = {};  // only these, by name; empty: all
-  double seconds = 90;                       // that rounds go on for, the first one aside
-  double most_seconds = 110;                 // after which even the first one ends, with the largest sizes left out
-  // Called with the share that is done, which never falls, and what comes.
+  std::string isa;                           // limit of the SIMD target; empty: none
+  std::vector<std::string> mechanisms = {};  // only these mechanisms, by name; empty: all
+  double seconds = 90;                       // duration of all rounds after the first
+  double most_seconds = 110;                 // time limit that ends even the first round, without the largest sizes
+  // Called with the completed fraction, which never decreases, and the next step.
   std::function<void(double, const std::string&)> progress = {};
 };
 
-// One call that was timed.
+// One timed call.
 struct Measured {
   std::string what;  // "gla prefill f32 B1_T256_H4_D64"
-  bool held_out;     // not fitted
+  bool held_out;     // excluded from the fit
   std::vector<Part> parts;
-  std::vector<double> seconds;  // of each
+  std::vector<double> seconds;  // of each run
 };
 
-// A call that was not fitted beside its prediction.
+// A call excluded from the fit, and its prediction.
 struct HeldOut {
   std::string what;
   double predicted = 0, measured = 0;  // seconds
@@ -38,16 +38,16 @@ struct HeldOut {
 struct Calibration {
   CostModel model;
   std::vector<HeldOut> held_out;
-  int64_t calls = 0;  // that were timed, these included
+  int64_t calls = 0;  // timed calls, including these
 };
 
-// The fits of these: of each kind of work the parts of all calls that are not held out, and the errors of those that
-// are.
+// Fits a cost model to measurements: per kind of work over the parts of all calls that are not held out, with the
+// prediction errors of the others.
 Calibration FitOf(const std::vector<Measured>& measured);
 
-// Times every candidate for every purpose at sizes that spread over lengths, heads and channels, on numbers of its own,
-// and at others that are held out. A round takes every one of them in turn, so that a busy second spoils a call in one
-// round alone; rounds go on as long as there is time, and the best time of each call counts.
+// Times every candidate for every purpose at sizes that vary lengths, heads and channels, on generated tensors, and at
+// further sizes that are held out. Each round runs all calls in turn, so that a disturbance affects a call in one round
+// only; rounds continue as long as there is time, and the best time of each call counts.
 Calibration Calibrate(const CalibrateOptions& options);
 
 }  // namespace heed::advise

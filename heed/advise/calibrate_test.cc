@@ -1,4 +1,4 @@
-// Calibration: fits of measurements that are made up, what is held out, and one mechanism measured for real.
+// Calibration: fits of artificial measurements, held-out calls, and one real measurement of a mechanism.
 #include "heed/advise/calibrate.h"
 
 #include <gmock/gmock.h>
@@ -19,7 +19,7 @@ TEST(CalibrateTest, WhatIsHeldOutIsNotFittedButPredicted) {
   const std::vector<Measured> measured = {
       {"a", false, {{kWork, {{"flop", 1e6}}}}, {1e-3}},
       {"b", false, {{kWork, {{"flop", 4e6}}}}, {4e-3}},
-      {"far", true, {{kWork, {{"flop", 2e6}}}}, {4e-3}},  // twice what is predicted
+      {"far", true, {{kWork, {{"flop", 2e6}}}}, {4e-3}},  // twice the prediction
       {"near", true, {{kWork, {{"flop", 3e6}}}}, {2.5e-3}},
   };
   const Calibration calibration = FitOf(measured);
@@ -39,7 +39,7 @@ TEST(CalibrateTest, PartsAreFittedEachAndAddUp) {
       {"a", false, {{kOther, {{"choice", 10}}}, {kWork, {{"flop", 100}}}}, {1, 2}},
       {"b", false, {{kOther, {{"choice", 20}}}, {kWork, {{"flop", 300}}}}, {2, 6}},
       {"c", true, {{kOther, {{"choice", 30}}}, {kWork, {{"flop", 50}}}}, {2, 2}},
-      {"unknown", true, {{{"other", DType::kF32, 2}, {}}}, {1}},  // nobody can tell, so nobody is wrong
+      {"unknown", true, {{{"other", DType::kF32, 2}, {}}}, {1}},  // without a prediction there is no error
   };
   const Calibration calibration = FitOf(measured);
   EXPECT_NEAR(calibration.model.fits.at(kOther).at("choice"), 0.1, 1e-9);

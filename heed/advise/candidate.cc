@@ -1,4 +1,4 @@
-// What candidates have in common.
+// Common parts of candidates.
 #include "heed/advise/candidate.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
-// Candidate: one mechanism with one choice of options, which the adviser plans, runs and ranks.
+// Candidate: one mechanism with one set of options, which the adviser plans, runs and ranks.
 //
-// What a candidate has to do on sizes it says without tensors, so that a cost model can tell its time at any length; on
-// tensors it makes a call that can be timed and whose result can be compared. Both know the same parts.
+// A candidate states its work for given sizes without tensors, so that a cost model can predict its time at any length;
+// for tensors it makes a call that can be timed and whose result can be compared. Both have the same parts.
 #ifndef HEED_ADVISE_CANDIDATE_H_
 #define HEED_ADVISE_CANDIDATE_H_
 
@@ -19,8 +19,8 @@
 
 namespace heed::advise {
 
-// kPrefill: the outputs of all tokens. kTraining: these and all gradients. kDecode: one more token of each sequence,
-// behind those that are remembered.
+// kPrefill: the outputs of all tokens. kTraining: outputs and all gradients. kDecode: one more token of each sequence,
+// after those in its cache or state.
 enum class Purpose { kPrefill, kTraining, kDecode };
 const char* Name(Purpose purpose);  // "prefill"
 
@@ -29,21 +29,21 @@ struct Part {
   Load load;
 };
 
-// In bytes.
+// Memory in bytes.
 struct Memory {
   double arguments = 0;  // inputs, outputs and gradients
   double workspace = 0;
-  double state = 0;  // what the next token needs: keys and values, or a recurrence's state
+  double state = 0;  // state for the next token: keys and values, or a recurrence's state
 };
 
-// A candidate on tensors.
+// The call of a candidate on tensors.
 struct Call {
-  // Parts in their order, to be timed one by one, each needing those before it. All of them can run again and again.
+  // Parts in order, timed one by one, each depending on those before it. All of them can run repeatedly.
   std::vector<std::function<void(Context&)>> stages;
-  // Writes `o`, once, which the stages then leave alone; null: they write it.
+  // Computes `o` once; the stages do not change it. Null: the stages write it.
   std::function<void(Context&)> compute;
-  ConstTensorView o;  // [B, n, H, Dv]: of all tokens, in decoding of the last n
-  // The share of the visible pairs of a query and a key that it kept, once it has run.
+  ConstTensorView o;  // [B, n, H, Dv]: of all tokens, or in decoding of the last n
+  // The fraction of the visible (query, key) pairs that the last run kept.
   std::function<double()> kept = [] { return 1.0; };
   std::vector<std::shared_ptr<const void>> owners;
 };
@@ -57,44 +57,44 @@ class Candidate {
   std::string python;     // the call in Python
   DType dtype = DType::kF32;
   int threads = 1;
-  bool is_softmax = true;  // attention, exact or with keys left out; else another function, which nobody trained here
-  bool is_causal = false;  // no token sees those behind it
-  bool chooses = false;    // which pairs it keeps depends on tensors
-  std::vector<std::string> assumed = {};  // inputs that nobody gave
+  bool is_softmax = true;  // attention, exact or with dropped keys; otherwise another function, which the model was not
+                           // trained for
+  bool is_causal = false;  // no token sees later ones
+  bool chooses = false;    // the kept pairs depend on tensors
+  std::vector<std::string> assumed = {};  // inputs that were not given
 
-  // What one call has to do with as many queries as keys (in decoding one query, the last of Tk tokens), where it keeps
-  // this share of the visible pairs. Throws InvalidArgument for sizes that the mechanism does not take.
+  // The work of one call with as many queries as keys (in decoding one query, the last of Tk tokens) that keeps this
+  // fraction of the visible pairs. Throws InvalidArgument for sizes that the mechanism does not take.
   virtual std::vector<Part> Parts(const Context& ctx, const Sizes& sizes, double kept) const = 0;
   virtual Memory MemoryAt(const Context& ctx, const Sizes& sizes, double kept) const = 0;
 
-  // The share of the visible pairs that is kept of so many tokens, as far as options alone say it.
+  // The fraction of the visible pairs kept for this number of tokens, as far as it follows from options.
   virtual double KeptOf(int64_t tokens) const;
-  // The same where it is `kept` of `sample_tokens`.
+  // The same fraction, given that it is `kept` for `sample_tokens`.
   virtual double KeptAt(double kept, int64_t sample_tokens, int64_t tokens) const;
 
-  // `tensors`, q, k, v [B, T, H, D] in `dtype` and what else the mechanism takes, outlive the call.
+  // `tensors`, q, k, v [B, T, H, D] in `dtype` and the mechanism's other inputs, outlive the call.
   virtual Call On(Context& ctx, const TensorMap& tensors) const = 0;
 };
 
 using Candidates = std::vector<std::unique_ptr<Candidate>>;
 
-// What candidates are asked for.
+// The question that candidates are made for.
 struct Question {
   Purpose purpose = Purpose::kPrefill;
   attention::Options exact;  // without tensors
-  Sizes sizes;               // which restrictions are made for
+  Sizes sizes;               // sizes that windows and other restrictions are chosen for
   std::vector<DType> dtypes = {DType::kF32, DType::kBF16};
   int threads = 1;
-  double epsilon = 0.02;    // of certified attention
-  bool has_tensors = true;  // else none whose choice depends on them
+  double epsilon = 0.02;    // for certified attention
+  bool has_tensors = true;  // otherwise no candidate whose selection depends on them
 };
 
-// Exact attention and what leaves out some of its keys, the exact one first.
+// Exact attention and variants that drop some of its keys, the exact one first.
 Candidates AttentionCandidates(const Question& question);
 
-// A mechanism in one dtype. The shapes of what it takes besides q, k and v are those of `given`, whose tokens are cut
-// or repeated, else what would be assumed. Null where it has no such pass. Throws InvalidArgument for sizes that it
-// does not take.
+// A mechanism in one dtype. Its inputs besides q, k and v have the shapes of `given`, with tokens cut or repeated, or
+// default shapes. Null if it has no such pass. Throws InvalidArgument for sizes that it does not take.
 std::unique_ptr<Candidate> MechanismCandidate(const Question& question, const OpEntry& op, const TensorMap& given,
                                               DType dtype);
 

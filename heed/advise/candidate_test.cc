@@ -1,4 +1,4 @@
-// Candidates: what they plan is what they do, and what they compute is attention with keys left out, or the mechanism.
+// Candidates: their plans match their runs, and they compute attention with dropped keys, or the mechanism.
 #include "heed/advise/candidate.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +38,7 @@ Question Asked(Purpose purpose, bool causal = true) {
   return question;
 }
 
-// Softmax attention by its definition, in double, of the pairs that `keep` keeps.
+// Softmax attention from its definition, in double, over the pairs that `keep` keeps.
 Buffer Attention(const TensorMap& tensors, const std::function<bool(int64_t i, int64_t j)>& keep) {
   const ConstTensorView &q = tensors.at("q"), &k = tensors.at("k"), &v = tensors.at("v");
   const int64_t B = q.size(0), T = q.size(1), H = q.size(2), D = q.size(3), Dv = v.size(3), group = H / k.size(2);
@@ -65,7 +65,7 @@ Buffer Attention(const TensorMap& tensors, const std::function<bool(int64_t i, i
   return o;
 }
 
-// What a candidate computes of these.
+// Runs a candidate on these tensors.
 Call Ran(const Candidate& candidate, Context& ctx, const TensorMap& tensors) {
   Call call = candidate.On(ctx, tensors);
   if (call.compute) call.compute(ctx);
@@ -160,7 +160,7 @@ TEST_F(CandidateTest, PartsAreAsManyAsStages) {
       }
       const double kept = call.kept();
       EXPECT_THAT(kept, AllOf(Ge(0), Le(candidate->is_causal ? 2.1 : 1.0)))
-          << candidate->options;  // tiles of a diagonal
+          << candidate->options;  // tiles on the diagonal
     }
   }
 }
@@ -177,7 +177,7 @@ TEST_F(CandidateTest, TheShareThatTopBlocksKeepIsKnownBeforehand) {
       const Candidate& candidate = Find(candidates, (causal ? "causal " : "") + std::string(options));
       const double observed = Ran(candidate, ctx_, tensors).kept();
       EXPECT_NEAR(candidate.KeptOf(1000) / observed, 1, 0.03) << candidate.options;
-      // Twice the tokens: as many blocks for each row, so about half the share.
+      // Twice the tokens with as many blocks per row, so about half the fraction.
       EXPECT_NEAR(candidate.KeptAt(observed, 1000, 32000) / candidate.KeptAt(observed, 1000, 64000), 2, 0.05)
           << candidate.options;
       EXPECT_DOUBLE_EQ(candidate.KeptAt(observed, 1000, 1000), observed);
@@ -204,7 +204,7 @@ TEST_F(CandidateTest, MemoryOfCachesIsThatOfTheirPages) {
     const bool rings = candidate->options.starts_with("ring");
     const double least = candidate->options == "int8 cache" ? rows : rings ? 0 : 4 * rows;
     EXPECT_GE(memory.state, least) << candidate->options;
-    // A unit is that of the larger of keys and values, and a sketch has D + 8 bytes of each key.
+    // A block of the cache has the size for the larger of keys and values, and a sketch has D + 8 bytes per key.
     EXPECT_LE(memory.state, 2.2 * (rings ? 4 * rows / 50 : 4 * rows)) << candidate->options;
     EXPECT_DOUBLE_EQ(memory.arguments, 4.0 * 2 * 4 * (16 + 24)) << candidate->options;
   }
@@ -232,7 +232,7 @@ TEST_F(CandidateTest, WithoutTensorsNothingIsThereWhoseChoiceDependsOnThem) {
   }
 }
 
-// Of other mechanisms, by the hooks of their entries.
+// Candidates of other mechanisms, from the functions of their entries.
 
 struct Entry {
   OpEntry op;
@@ -247,7 +247,7 @@ std::vector<Entry> Entries() {
   return entries;
 }
 
-// q, k and v of as many heads.
+// q, k and v with equal numbers of heads.
 constexpr Sizes kOfMechanisms = {2, 70, 70, 2, 2, 12, 10};
 
 class Mechanisms : public testing::TestWithParam<Entry> {

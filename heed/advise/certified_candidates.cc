@@ -1,4 +1,4 @@
-// Certified attention of all tokens: keys are left out that provably weigh little.
+// Certified attention of all tokens: drops keys with a provably small probability.
 #include <memory>
 
 #include "heed/advise/candidates_internal.h"
@@ -36,7 +36,7 @@ class Certified : public Candidate {
               {"kept_flop", 2 * kept * pairs * (skips ? Dv : D + Dv)}}}};
   }
 
-  // The workspace is what Explain says, beside a sketch of the keys.
+  // The workspace is Explain's plus a sketch of the keys.
   Memory MemoryAt(const Context& ctx, const Sizes& s, double) const override {
     const attention::Inputs in = InputsOf(s, dtype);
     const certified_attention::Explanation plan = certified_attention::Explain(ctx, {in.q, in.k, in.v}, with_);
@@ -52,7 +52,7 @@ class Certified : public Candidate {
     call.o = o.view();
     call.stages.emplace_back(
         [o, in, with = with_](Context& ctx) { certified_attention::Forward(ctx, in, with, {o.view(), {}, {}, {}}); });
-    // Marks of kept blocks take time of their own.
+    // Writing the kept blocks takes extra time, so this is a separate call.
     call.kept = [o, in, with = with_, B, T, H, blocks] {
       const Buffer kept(DType::kBool, {B, with.level == Level::kSkip ? H : in.k.size(2), T, blocks});
       const Buffer again(in.q.dtype(), o.view().sizes());

@@ -26,7 +26,7 @@ Coefficients Fit(const std::vector<Observation>& observations) {
   for (const Observation& observation : observations) {
     for (const auto& [unit, amount] : observation.load) units.insert(unit);
   }
-  // Divided by its seconds, each row asks for 1: what is left over are relative errors.
+  // Each row is divided by its seconds, so its target is 1 and residuals are relative errors.
   std::vector<std::vector<double>> rows;
   for (const Observation& observation : observations) {
     std::vector<double>& row = rows.emplace_back();
@@ -52,7 +52,7 @@ PredictionErrors Summarized(std::vector<double> errors) {
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
   if (errors.empty()) return {0, kNone, kNone, kNone};
   std::sort(errors.begin(), errors.end());
-  // The least that so many of them do not exceed.
+  // The smallest error that this fraction of calls does not exceed.
   const auto of = [&](double share) {
     const auto count = static_cast<size_t>(std::ceil(share * static_cast<double>(errors.size())));
     return errors[std::max<size_t>(count, 1) - 1];

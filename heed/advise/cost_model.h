@@ -1,10 +1,9 @@
-// CostModel: what calls cost on this machine, from what they have to do.
+// CostModel: the time of calls on this machine as a function of their work.
 //
 //   seconds = c_call + sum over units u of c_u amount_u
 //
-// with coefficients of 0 or more for each kind of work, dtype and number of threads. Units are what a kind of work is
-// made of, "pair", "flop", "byte"; a coefficient is the seconds of one. They are fitted to measured calls
-// (calibrate.h).
+// with coefficients of 0 or more for each kind of work, dtype and number of threads. Units are quantities of work,
+// "pair", "flop", "byte"; a coefficient is the seconds per unit. They are fitted to measured calls (calibrate.h).
 #ifndef HEED_ADVISE_COST_MODEL_H_
 #define HEED_ADVISE_COST_MODEL_H_
 
@@ -19,10 +18,10 @@
 
 namespace heed::advise {
 
-// What one call has to do: amounts, 0 or more, by the names of units.
+// The work of one call: amounts of 0 or more, by the names of units.
 using Load = std::map<std::string, double>;
 
-// What a fit is of: "attention prefill", bf16, two threads.
+// The subject of a fit: "attention prefill", bf16, two threads.
 struct Work {
   std::string name;
   DType dtype = DType::kF32;
@@ -30,7 +29,7 @@ struct Work {
   friend auto operator<=>(const Work&, const Work&) = default;
 };
 
-// Seconds of a unit by its name; "call" is the unit of which every call has one.
+// Seconds per unit by its name; "call" is a unit of which every call has one.
 using Coefficients = std::map<std::string, double>;
 
 struct Observation {
@@ -38,29 +37,29 @@ struct Observation {
   double seconds = 0;  // above 0
 };
 
-// The coefficients of 0 or more with the least sum of squares of (predicted - seconds) / seconds.
+// The coefficients of 0 or more that minimise the sum of squares of (predicted - seconds) / seconds.
 Coefficients Fit(const std::vector<Observation>& observations);
 
 // A unit without a coefficient costs nothing.
 double Predict(const Coefficients& coefficients, const Load& load);
 
-// How far predictions are off: |predicted - measured| / measured of calls that were not fitted.
+// Prediction errors: |predicted - measured| / measured of held-out calls.
 struct PredictionErrors {
-  static constexpr double kGoal = 0.2;  // that nine of ten should not exceed
+  static constexpr double kGoal = 0.2;  // goal for nine of ten errors
   int64_t count = 0;
-  double median = 0, nine_of_ten = 0, share_within_goal = 0;  // NaN of none
+  double median = 0, nine_of_ten = 0, share_within_goal = 0;  // NaN without errors
 };
 PredictionErrors Summarized(std::vector<double> errors);
 
 struct CostModel {
-  // Where it was measured, and by what: predictions are of this alone.
+  // The machine and version of the measurements: predictions are for these only.
   std::string cpu, version, target;
   int threads = 1;
-  double seconds = 0;  // that measuring took
+  double seconds = 0;  // duration of the measurements
   std::map<Work, Coefficients> fits;
-  std::vector<double> errors;  // of calls that were not fitted
+  std::vector<double> errors;  // of held-out calls
 
-  // Nothing where there is no such fit.
+  // Nothing if there is no such fit.
   std::optional<double> Predict(const Work& work, const Load& load) const;
 };
 

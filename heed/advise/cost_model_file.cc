@@ -1,4 +1,4 @@
-// Cost models as JSON, read as if somebody else had written them.
+// Cost models as JSON, which is read as untrusted input.
 #include "heed/advise/cost_model_file.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ constexpr int64_t kFormat = 1, kMostThreads = 4096, kMostText = 200;
 constexpr double kMostSeconds = 1e9, kMostError = 1e12;
 constexpr char kMark[] = "heed_cost_model";
 
-// One line of ASCII.
+// True for one line of printable ASCII.
 bool IsPlain(const std::string& text) {
   const bool prints = std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~'; });
   return prints && !text.empty() && std::ssize(text) <= kMostText;
@@ -127,7 +127,7 @@ void SaveModel(const std::string& path, const CostModel& model) {
       {"threads", model.threads}, {"seconds", model.seconds}, {"errors", model.errors},   {"fits", fits}};
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code error;
-  if (!folder.empty()) std::filesystem::create_directories(folder, error);  // what is wrong, the file says
+  if (!folder.empty()) std::filesystem::create_directories(folder, error);  // writing the file reports the error
   AtomicFile file(path);
   file.Write(document.dump(1, ' ', true, ordered_json::error_handler_t::replace) + "\n");
   file.Commit();

@@ -1,4 +1,4 @@
-// Files of cost models: what is written comes back, and nothing else is believed.
+// Files of cost models: they round-trip, and any other content is refused.
 #include "heed/advise/cost_model_file.h"
 
 #include <gmock/gmock.h>
@@ -34,7 +34,7 @@ CostModel SomeModel() {
 class CostModelFileTest : public FileTest {};
 
 TEST_F(CostModelFileTest, WhatIsWrittenComesBack) {
-  const std::string path = Path("some/folders/model.json");  // which are made
+  const std::string path = Path("some/folders/model.json");  // the folders are created
   const CostModel model = SomeModel();
   SaveModel(path, model);
   const CostModel read = LoadModel(path);
@@ -73,7 +73,7 @@ TEST_F(CostModelFileTest, NamesOfFilesAreNamesEverywhere) {
   EXPECT_NE(ModelFileName("a", "AVX2", 1, "0.1.0"), ModelFileName("a", "AVX2", 2, "0.1.0"));
 }
 
-// A document with one field replaced, or taken away by an empty text.
+// A document with one field replaced, or removed for an empty text.
 std::string With(const std::string& field, const std::string& value) {
   std::vector<std::pair<std::string, std::string>> fields = {
       {"heed_cost_model", "1"},

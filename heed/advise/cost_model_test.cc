@@ -1,4 +1,4 @@
-// Fits of synthetic costs, predictions, and how errors are summed up.
+// Fits of synthetic costs, predictions, and statistics of errors.
 #include "heed/advise/cost_model.h"
 
 #include <gmock/gmock.h>
@@ -13,7 +13,7 @@ namespace {
 using testing::ElementsAre;
 using testing::Key;
 
-// A call of attention and what it takes where a call, a row, a pair and a flop cost so much.
+// A call of attention, with its time for a fixed cost per call, row, pair and flop.
 Observation CallOf(double tokens, double channels) {
   const double pairs = tokens * tokens, flops = 4 * pairs * channels;
   return {{{"row", tokens}, {"pair", pairs}, {"flop", flops}}, 2e-6 + 3e-8 * tokens + 1.2e-10 * pairs + 9e-12 * flops};
@@ -34,16 +34,16 @@ TEST(CostModelTest, CostsAreRecovered) {
 }
 
 TEST(CostModelTest, NoUnitCostsLessThanNothing) {
-  // Time falls with rows: they cost nothing, and the call what fits all three best.
+  // Time decreases with rows: the coefficient of rows is 0, and that of the call fits all three best.
   const std::vector<Observation> calls = {{{{"row", 1}}, 4}, {{{"row", 2}}, 2}, {{{"row", 4}}, 1}};
   const Coefficients each = Fit(calls);
   EXPECT_THAT(each, ElementsAre(Key("call")));
-  // Of 1 / 4, 1 / 2 and 1: sum / sum of squares.
+  // For 1 / 4, 1 / 2 and 1: sum / sum of squares.
   EXPECT_NEAR(each.at("call"), 1.75 / (1 / 16.0 + 1 / 4.0 + 1), 1e-12);
 }
 
 TEST(CostModelTest, ErrorsCountAsSharesOfTheTime) {
-  // One call takes a thousand times as long as the other: the fit is as far from both.
+  // One call takes a thousand times as long as the other: the fit has the same relative error for both.
   const Coefficients each = Fit({{{}, 1e-6}, {{}, 1e-6}, {{{"flop", 1e6}}, 1e-3}, {{{"flop", 1e6}}, 1.2e-3}});
   const double brief = Predict(each, {}) / 1e-6, lengthy = Predict(each, {{"flop", 1e6}}) / 1.1e-3;
   EXPECT_NEAR(brief, 1, 1e-3);

@@ -10,13 +10,13 @@ namespace {
 using Vector = std::vector<double>;
 using Matrix = std::vector<Vector>;
 
-// Columns have length 1 here, so numbers compare with 1. A column of which less than this is left once those before it
-// are taken away says nothing of its own.
+// Columns have length 1, so the threshold is relative to 1. A column whose remainder after projecting out earlier
+// columns is smaller is linearly dependent.
 constexpr double kDependent = 1e-8;
 constexpr double kNoDescent = 1e-12;
-constexpr size_t kMostRounds = 100;  // for each unknown; some three are needed
+constexpr size_t kMostRounds = 100;  // per unknown; about three are needed
 
-// The columns of A with length 1, their inner products, and those with b.
+// The inner products of A's columns, scaled to length 1, and their products with b.
 struct Normal {
   Vector lengths;
   Matrix products;
@@ -40,8 +40,8 @@ Normal NormalOf(const Matrix& A, const Vector& b) {
   return normal;
 }
 
-// Solves for the unknowns of `set`, the others being 0, by Cholesky's factors. False if a column depends on those
-// before it.
+// Solves for the unknowns of `set`, with the others 0, by Cholesky decomposition. False if a column depends on earlier
+// ones.
 bool Solve(const Normal& normal, const std::vector<size_t>& set, Vector& x) {
   const size_t n = set.size();
   Matrix L(n, Vector(n, 0.0));
@@ -71,15 +71,16 @@ bool Solve(const Normal& normal, const std::vector<size_t>& set, Vector& x) {
   return true;
 }
 
-// How fast the sum of squares falls with unknown i.
+// The rate at which the sum of squares decreases with unknown i.
 double Descent(const Normal& normal, const Vector& x, size_t i) {
   double descent = normal.with_b[i];
   for (size_t j = 0; j < x.size(); ++j) descent -= normal.products[i][j] * x[j];
   return descent;
 }
 
-// Goes from x, whose unknowns outside of `set` are 0, to the least squares of `set`, as far as all stay 0 or more.
-// Unknowns that would not leave the set, until none would. False if `set` has a column that says nothing of its own.
+// Moves from x, whose unknowns outside `set` are 0, towards the least squares solution of `set`, as far as all stay at
+// 0 or more. Removes unknowns that reach 0 from the set and repeats until none does. False if `set` has a linearly
+// dependent column.
 bool Descend(const Normal& normal, std::vector<size_t>& set, Vector& x) {
   for (;;) {
     Vector target;
@@ -115,7 +116,7 @@ Vector NonNegativeLeastSquares(const Matrix& A, const Vector& b) {
   for (const double y : b) size += y * y;
   Vector x(n, 0.0);
   std::vector<size_t> set;
-  std::vector<bool> is_out(n, false);  // what has been tried since the last success
+  std::vector<bool> is_out(n, false);  // tried since the last success
   for (size_t round = 0; round < kMostRounds * n; ++round) {
     size_t best = n;
     double fastest = kNoDescent * std::sqrt(size);

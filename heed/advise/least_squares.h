@@ -1,4 +1,4 @@
-// Least squares of unknowns that are not negative.
+// Least squares with non-negative unknowns.
 #ifndef HEED_ADVISE_LEAST_SQUARES_H_
 #define HEED_ADVISE_LEAST_SQUARES_H_
 
@@ -6,11 +6,11 @@
 
 namespace heed::advise {
 
-// The x >= 0 of the least |A x - b|, A being given by rows of one length, b by as many numbers as rows. Of columns that
-// say the same, the first takes part.
+// Returns the x >= 0 that minimises |A x - b|, where A has rows of equal length and b one number per row. Among
+// linearly dependent columns, the first is used.
 //
-// Source: Lawson, Hanson, "Solving least squares problems", 1974, chapter 23: unknowns enter one by one, the one first
-// along which the sum of squares falls fastest, and leave where they would become negative.
+// Source: Lawson, Hanson, "Solving least squares problems", 1974, chapter 23: unknowns enter one by one, in order of
+// the steepest descent of the sum of squares, and leave when they would become negative.
 std::vector<double> NonNegativeLeastSquares(const std::vector<std::vector<double>>& A, const std::vector<double>& b);
 
 }  // namespace heed::advise

@@ -1,4 +1,4 @@
-// NonNegativeLeastSquares against every choice of unknowns that may be other than 0, solved by elimination.
+// NonNegativeLeastSquares against every choice of nonzero unknowns, solved by elimination.
 #include "heed/advise/least_squares.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ double SumOfSquares(const Rows& A, const std::vector<double>& b, const std::vect
   return sum;
 }
 
-// Gauss and Jordan with pivots; false for a matrix that has no inverse.
+// Gauss-Jordan elimination with pivoting; false for a singular matrix.
 bool Eliminate(Rows M, std::vector<double> y, std::vector<double>& x) {
   const size_t n = y.size();
   for (size_t i = 0; i < n; ++i) {
@@ -49,7 +49,7 @@ bool Eliminate(Rows M, std::vector<double> y, std::vector<double>& x) {
   return true;
 }
 
-// The least sum of squares of all choices whose solution is nowhere negative.
+// The least sum of squares over all choices with a non-negative solution.
 double BestOfAllChoices(const Rows& A, const std::vector<double>& b, size_t n) {
   double best = std::numeric_limits<double>::infinity();
   for (size_t choice = 0; choice < size_t{1} << n; ++choice) {
@@ -83,7 +83,7 @@ TEST(LeastSquaresTest, FindsUnknownsThatAreNotNegative) {
 
 TEST(LeastSquaresTest, WhatWouldBeNegativeIsZero) {
   EXPECT_THAT(NonNegativeLeastSquares({{1, 0}, {0, 1}}, {3, -4}), ElementsAre(3, 0));
-  // Without the second unknown the first is no longer 4 but what fits both rows best.
+  // Without the second unknown, the first is no longer 4 but the best fit of both rows.
   const std::vector<double> x = NonNegativeLeastSquares({{1, 1}, {1, 2}}, {3, 2});
   EXPECT_DOUBLE_EQ(x[0], 2.5);
   EXPECT_EQ(x[1], 0);
@@ -98,7 +98,7 @@ TEST(LeastSquaresTest, NoChoiceOfUnknownsIsBetter) {
     Rows A(rows, std::vector<double>(n));
     std::vector<double> b(rows);
     for (auto& row : A) {
-      // Columns of very different sizes, as seconds per call and per flop are.
+      // Columns of very different magnitudes, like seconds per call and per flop.
       for (size_t i = 0; i < n; ++i) row[i] = std::abs(normal(random)) * std::pow(10, 3.0 * static_cast<double>(i));
     }
     for (double& y : b) y = 1 + 0.5 * normal(random);

@@ -1,4 +1,4 @@
-// Any other mechanism, as its entry in the harness calls it: a whole pass, training, or one token behind a state.
+// Any other mechanism, as its entry in the harness calls it: a whole pass, training, or one token after a state.
 #include <algorithm>
 #include <cstddef>
 #include <map>
@@ -20,17 +20,17 @@ double BytesOf(const OutputSpec& spec) {
   return bytes;
 }
 
-// Where tensors are that nothing is read of: with a null pointer, engines would plan for those that are absent.
+// Address of tensors that are never read: with a null pointer, engines would treat them as absent.
 alignas(64) constexpr std::byte kNowhere[64] = {};
 
-// What a call would take, without its numbers. Constants, which plans do read, are zeros.
+// The arguments of a call without their data. Constants, which plans do read, are zeros.
 struct Shapes {
   TensorMap tensors;
   std::vector<std::vector<std::byte>> memory;  // of constants
 };
 
-// How many times as many channels vectors have as they are filled with.
-constexpr int64_t kLanes = 16;  // of f32; where vectors are shorter, the flops that are not padded fit
+// Padding of channels to whole vectors, relative to the channels.
+constexpr int64_t kLanes = 16;  // for f32; on targets with shorter vectors the unpadded flops fit
 double Padded(int64_t channels) {
   return static_cast<double>((channels + kLanes - 1) / kLanes * kLanes) / static_cast<double>(channels);
 }
@@ -79,13 +79,13 @@ class Mechanism : public Candidate {
     const TensorCall plan = CallOf(ctx, shapes);
     Load load = {
         {"row", Rows(OfCall(s))}, {"flop", plan.flops}, {"padded_flop", Padded(s.D) * Padded(s.Dv) * plan.flops}};
-    // Rows that end within a vector are copied first, and strips of a state are two vectors wide.
+    // Rows that end within a vector are copied first, and column blocks of a state are two vectors wide.
     if (s.D % kLanes != 0 || s.Dv % kLanes != 0) load["ragged"] = load["row"] * static_cast<double>(s.D + s.Dv);
     if (s.Dv % (2 * kLanes) != 0) load["odd_flop"] = plan.flops;
     for (const auto& [name, x] : shapes) load["byte"] += BytesOf(x);
     double states = 0;
     for (const OutputSpec& spec : plan.outputs) (IsState(spec) ? states : load["byte"]) += BytesOf(spec);
-    // A pass writes its states once; a step reads and writes those that the last one left in some cache.
+    // A pass writes its states once; a step reads and writes states that the last one left in cache.
     purpose_ == Purpose::kDecode ? AddBytes(states, load) : void(load["state_byte"] = states);
     if (shapes.contains("projection"))
       load["feature"] = load["row"] * static_cast<double>(shapes.at("projection").size(0));
@@ -123,7 +123,7 @@ class Mechanism : public Candidate {
   }
 
  private:
-  // A call of decoding is of one token.
+  // A decoding call has one token.
   Sizes OfCall(Sizes s) const {
     if (purpose_ == Purpose::kDecode) s.Tq = s.Tk = 1;
     return s;
@@ -136,7 +136,7 @@ class Mechanism : public Candidate {
     try {
       return call(ctx, tensors, scale_);
     } catch (const InvalidArgument&) {
-      if (!scale_) throw;  // some have none: they are called as they are
+      if (!scale_) throw;  // some mechanisms have no scale: they are called without it
     }
     return call(ctx, tensors, std::nullopt);
   }
@@ -157,7 +157,8 @@ class Mechanism : public Candidate {
       std::vector<int64_t> shape;
       for (const char letter : spec.axes) {
         if (!letters.contains(letter)) {
-          throw InvalidArgument(mechanism + ": takes a " + spec.name + " of more axes than q, k and v say sizes of");
+          throw InvalidArgument(mechanism + ": takes a " + spec.name +
+                                " with axes whose sizes q, k and v do not determine");
         }
         shape.push_back(letters.at(letter));
       }
@@ -172,7 +173,7 @@ class Mechanism : public Candidate {
     return shapes;
   }
 
-  // Tokens [begin, end) of everything that has tokens.
+  // Tokens [begin, end) of every tensor that has tokens.
   TensorMap TokensOf(const TensorMap& tensors, int64_t begin, int64_t end) const {
     TensorMap cut = tensors;
     for (const InputSpec& spec : op_.inputs) {
@@ -184,7 +185,7 @@ class Mechanism : public Candidate {
     return cut;
   }
 
-  // The last tokens one by one, behind the state that a whole pass leaves of those before them.
+  // The last tokens one by one, after the state that a whole pass computes from those before them.
   Call Decode(Context& ctx, const TensorMap& tensors) const {
     Call call;
     const attention::Inputs in = InputsOf(tensors);

@@ -1,4 +1,4 @@
-// Numbers: shapes by axes, values by names.
+// Generated tensors: shapes by axes, values by names.
 #include <algorithm>
 #include <cmath>
 

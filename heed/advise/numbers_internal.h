@@ -1,4 +1,4 @@
-// Numbers to run mechanisms on where nobody gave tensors.
+// Generated tensors for mechanisms if none were given.
 #ifndef HEED_ADVISE_NUMBERS_INTERNAL_H_
 #define HEED_ADVISE_NUMBERS_INTERNAL_H_
 
@@ -11,16 +11,16 @@
 
 namespace heed::advise {
 
-// What mechanisms take at one size and in one dtype: made when first asked for, the same for each that has a tensor of
-// that name and shape. Keys are short, so that delta rules stay finite, decays weak, factors between 0 and 1.
+// Inputs of mechanisms at one size and in one dtype: generated on first use, and shared by all that have a tensor of
+// that name and shape. Keys are short, so that delta rules stay finite, decays are weak, factors are between 0 and 1.
 class Numbers {
  public:
   Numbers(const Sizes& sizes, DType dtype) : sizes_(sizes), dtype_(dtype) {}
 
-  // Whether all axes of what is not optional have sizes here.
+  // True if all axes of the required inputs have sizes here.
   static bool Know(std::span<const InputSpec> inputs);
 
-  // Views of what is not optional, as long as this lives.
+  // Views of the required inputs, valid as long as this object.
   TensorMap For(std::span<const InputSpec> inputs);
 
  private:

@@ -1,4 +1,4 @@
-// Ranking: order, frontier, words.
+// Ranking: order, Pareto frontier, reasons.
 #include "heed/advise/rank.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ std::string Two(double value) {
   return text;
 }
 
-// "1.3", "12", "4e+05": how many times.
+// "1.3", "12", "4e+05": a ratio.
 std::string Times(double ratio) {
   char text[32];
   std::snprintf(text, sizeof(text), ratio < 10 ? "%.2g" : ratio < 1e4 ? "%.0f" : "%.0e", ratio);
@@ -28,8 +28,8 @@ std::string Times(double ratio) {
 // "attention causal in bf16".
 std::string NameOf(const Row& row) { return row.mechanism + " " + row.options + " in " + Name(row.dtype); }
 
-// How many times as much as the budget has a row takes, the worst of what is budgeted; 1 and less is within. Infinite
-// where nobody knows.
+// The largest ratio of a row's cost to the budget, over the budgeted quantities; at most 1 is within it. Infinite if
+// unknown.
 double ExcessOf(const Budget& budget, const Row& row) {
   const auto ratio = [](double got, double most) {
     if (std::isnan(got)) return std::numeric_limits<double>::infinity();
@@ -53,7 +53,7 @@ const Row* Least(const std::vector<Row>& rows, const Measure& measure, const aut
   return least;
 }
 
-// What to do where nothing is within the budget.
+// Throws with a remedy if no row is within the budget.
 [[noreturn]] void FailNothingFits(const Budget& budget, const std::vector<Row>& rows) {
   const auto memory_of = [](const Row& row) { return row.memory_bytes(); };
   const auto error_of = [](const Row& row) { return row.error.relative; };
@@ -85,7 +85,7 @@ const Row* Least(const std::vector<Row>& rows, const Measure& measure, const aut
   throw InvalidArgument(text);
 }
 
-// Nothing is as fast and as close, and better in one of both.
+// True if no other row is at least as fast and as accurate, and better in one of the two.
 bool IsOnFrontier(const std::vector<Row>& rows, const Row& row) {
   if (std::isnan(row.error.relative)) return false;
   return std::ranges::none_of(rows, [&](const Row& other) {
@@ -102,7 +102,7 @@ std::string TextOf(const Budget& budget) {
   return text;
 }
 
-// Of a row outside of the budget: by how much.
+// For a row outside the budget: its excess.
 std::string ExcessText(const Budget& budget, const Row& row) {
   std::string text;
   const auto add = [&](const std::string& more) { text += (text.empty() ? "" : "; ") + more; };
@@ -118,7 +118,7 @@ std::string ExcessText(const Budget& budget, const Row& row) {
   return text;
 }
 
-// Of a row within it, beside the faster ones: what it has that they do not.
+// For a row within the budget: its advantage over faster rows.
 std::string BesideFaster(const std::vector<Row>& rows, size_t at) {
   const Row& row = rows[at];
   constexpr double kSame = 1.05;
@@ -137,7 +137,7 @@ std::string BesideFaster(const std::vector<Row>& rows, size_t at) {
   return text;
 }
 
-// What a reader has to know of any row.
+// Caveats that apply to a row.
 std::string Caveats(const Row& row, bool is_causal) {
   std::string text;
   if (!row.is_softmax) text += "; another function than softmax attention, untrained here";

@@ -1,4 +1,4 @@
-// Ranking: which candidate comes first under a budget, and why.
+// Ranking: orders candidates under a budget, with reasons.
 #ifndef HEED_ADVISE_RANK_H_
 #define HEED_ADVISE_RANK_H_
 
@@ -16,7 +16,7 @@ namespace heed::advise {
 
 inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
-// What is known of a candidate. Numbers are kUnknown where nobody knows them.
+// The results of a candidate. Unknown numbers are kUnknown.
 struct Row {
   std::string mechanism, options, python;
   DType dtype = DType::kF32;
@@ -24,18 +24,18 @@ struct Row {
   std::vector<std::string> assumed = {};
   bool is_softmax = true, is_causal = false;
 
-  double predicted_seconds = kUnknown;         // at the length that is asked for
+  double predicted_seconds = kUnknown;         // at the requested length
   double measured_seconds = kUnknown;          // on the sample
-  double predicted_sample_seconds = kUnknown;  // there
-  double seconds = kUnknown;  // what counts: measured where the sample has the length that is asked for, else predicted
+  double predicted_sample_seconds = kUnknown;  // on the sample
+  double seconds = kUnknown;  // ranking time: measured if the sample has the requested length, else predicted
   Memory memory = {};         // at that length
   OutputError error = {kUnknown, kUnknown};  // on the sample, against exact attention
-  double kept = 1;                           // the share of visible pairs there
+  double kept = 1;                           // fraction of visible pairs kept on the sample
 
   // Set by Rank().
   int64_t rank = 0;       // from 1
-  bool within = true;     // the budget
-  bool frontier = false;  // nothing is faster and as close, or as fast and closer
+  bool within = true;     // whether it is within the budget
+  bool frontier = false;  // on the Pareto frontier of time and error
   std::string reason = {};
 
   double memory_bytes() const { return memory.arguments + memory.workspace + memory.state; }
@@ -43,12 +43,12 @@ struct Row {
 
 struct Budget {
   std::optional<double> memory_bytes;
-  std::optional<double> relative_error;  // root mean square, of that of the output
+  std::optional<double> relative_error;  // root mean square error relative to that of the output
 };
 
-// Orders rows, of which there is at least one: those within the budget by time, then the others by how far they are
-// outside of it. Each gets its rank and a reason in words; `is_causal` says whether exact attention is. Throws
-// InvalidArgument that says what to do where no row is within the budget.
+// Orders the rows, at least one: those within the budget by time, then the others by their excess. Each gets a rank and
+// a reason in words; `is_causal` says whether exact attention is causal. Throws InvalidArgument with a remedy if no row
+// is within the budget.
 void Rank(const Budget& budget, bool is_causal, std::vector<Row>& rows);
 
 // "12.5 MiB".

@@ -1,4 +1,4 @@
-// Ranking: order, frontier, reasons, and what is said where nothing fits.
+// Ranking: order, frontier, reasons, and the message if nothing fits.
 #include "heed/advise/rank.h"
 
 #include <gmock/gmock.h>
@@ -26,8 +26,8 @@ Row RowOf(const std::string& mechanism, double seconds, double error, double meb
   return row;
 }
 
-// exact: slow and exact. near: faster, off by a thousandth. far: fastest, far off. waste: slower than near, and
-// farther.
+// exact: slow and exact. near: faster, with an error of a thousandth. far: fastest, with a large error. waste: slower
+// than near, with a larger error.
 std::vector<Row> Rows() {
   return {RowOf("exact", 8e-3, 1e-7, 64), RowOf("waste", 6e-3, 0.5, 48), RowOf("near", 4e-3, 1e-3, 32),
           RowOf("far", 1e-3, 0.4, 16)};
@@ -157,7 +157,7 @@ TEST(RankTest, WhereNothingFitsTheSentenceSaysWhatWould) {
 }
 
 TEST(RankTest, WhatWouldFitDoes) {
-  // The sentence is no empty promise: with what it asks for there is a first rank.
+  // The remedy in the message works: with the budget that it names, there is a first rank.
   for (const auto& [memory, error] : {std::pair{5 * kMiB, 1e-9}, {20 * kMiB, 0.01}}) {
     std::vector<Row> rows = Rows();
     EXPECT_THROW(Rank({memory, error}, true, rows), InvalidArgument);

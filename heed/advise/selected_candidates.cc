@@ -1,4 +1,4 @@
-// Attention with patterns that content chooses, the choice included.
+// Attention with selected patterns, including the selection.
 #include <algorithm>
 #include <memory>
 
@@ -8,10 +8,10 @@
 namespace heed::advise {
 namespace {
 
-constexpr int64_t kBlock = 64;            // keys, those of a tile: smaller blocks cost as much
-constexpr int64_t kFewestToChoose = 512;  // tokens; of fewer there is little to choose among
+constexpr int64_t kBlock = 64;            // keys per block, those of a tile: smaller blocks cost as much
+constexpr int64_t kFewestToChoose = 512;  // tokens; with fewer, selection saves little
 
-// Blocks of keys that a row may choose, of all rows and key heads.
+// Blocks of keys that rows select among, over all rows and key heads.
 double BlockChoices(const Sizes& s, bool causal, int64_t block) {
   const double share = causal ? 0.5 : 1;
   return share * static_cast<double>(s.B * s.Hkv) * static_cast<double>(s.Tq) * static_cast<double>(s.Tk) /
@@ -27,8 +27,8 @@ class Selected : public Candidate {
 
   std::vector<Part> Parts(const Context&, const Sizes& s, double kept) const override {
     const double pairs = kept * VisiblePairs(s, exact_.causal), channels = static_cast<double>(s.D + s.Dv);
-    // Where products are of pairs, tiles are of two blocks, and what a row has summed up goes there and back for one of
-    // them.
+    // With bf16 dot products, tiles are of two blocks, and a row's accumulators are loaded and stored even if it keeps
+    // only one of them.
     const double tiles = (1 - (1 - kept) * (1 - kept)) * VisiblePairs(s, exact_.causal) / (2 * kBlock);
     return {{{ChoiceName(), dtype, threads}, ChoiceLoad(s)},
             {{PatternName() + " " + Name(purpose_), dtype, threads},
@@ -40,7 +40,7 @@ class Selected : public Candidate {
               {"moved", tiles * channels}}}};
   }
 
-  // What attention reserves besides depends on the pattern; that of dense attention is as much.
+  // Attention's other reservations depend on the pattern; dense attention reserves as much.
   Memory MemoryAt(const Context& ctx, const Sizes& s, double kept) const override {
     const bool trains = purpose_ == Purpose::kTraining;
     return {ArgumentBytes(s, dtype) + (trains ? TrainingBytes(s, dtype) : 0),
@@ -72,11 +72,11 @@ class Selected : public Candidate {
   attention::Options exact_;
 };
 
-// The share of the visible pairs that is computed where each row keeps so many blocks of 64 keys, the tiles that are
-// computed.
+// The fraction of the visible pairs that is computed if each row keeps this many blocks of 64 keys, which are the
+// computed tiles.
 double TileShare(int64_t tokens, bool causal, int64_t count) {
   double kept = 0, visible = 0;
-  for (int64_t first = 0; first < tokens; first += kBlock) {  // rows of one tile see as many
+  for (int64_t first = 0; first < tokens; first += kBlock) {  // rows of one tile see equally many
     const auto rows = static_cast<double>(std::min(kBlock, tokens - first));
     const int64_t seen = causal ? std::min(first + kBlock, tokens) : tokens;
     kept += rows * static_cast<double>(std::min(seen, count * kBlock));
@@ -121,7 +121,7 @@ class TopBlocks : public Selected {
 
  public:
   double KeptOf(int64_t tokens) const override { return TileShare(tokens, exact_.causal, choice_.count); }
-  // As what was observed is to random choices there.
+  // Scales the fraction for random selections by the observed ratio to it.
   double KeptAt(double kept, int64_t sample_tokens, int64_t tokens) const override {
     return kept * KeptOf(tokens) / KeptOf(sample_tokens);
   }
@@ -176,7 +176,7 @@ class VerticalSlash : public Selected {
              ", sinks=" + verticals + ", local=" + slashes + "))";
   }
 
-  // A row keeps as many keys at any length.
+  // A row keeps equally many keys at any length.
   double KeptAt(double kept, int64_t sample_tokens, int64_t tokens) const override {
     return std::min(1.0, kept * static_cast<double>(sample_tokens) / static_cast<double>(std::max<int64_t>(tokens, 1)));
   }
@@ -202,7 +202,7 @@ class VerticalSlash : public Selected {
 
 void AddSelected(const Question& question, Candidates& candidates) {
   const int64_t Tk = question.sizes.Tk;
-  // Queries that are no tokens of the keys have no block.
+  // Queries that are not tokens of the keys have no block of their own.
   if (!IsUnrestricted(question.exact) || Tk < kFewestToChoose || question.sizes.Tq != Tk) return;
   const auto add = [&](const auto& make) {
     for (const DType dtype : question.dtypes) {

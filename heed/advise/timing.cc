@@ -9,8 +9,8 @@
 namespace heed::advise {
 namespace {
 
-constexpr int kMostRuns = 50;           // of calls of microseconds: more say no more
-constexpr double kBriefSeconds = 1e-3;  // of a call that somebody else's turn would hide
+constexpr int kMostRuns = 50;           // for calls of microseconds; more runs do not help
+constexpr double kBriefSeconds = 1e-3;  // shorter than a scheduler time slice
 constexpr int kLeastOfBrief = 10;
 
 }  // namespace

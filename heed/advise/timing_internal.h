@@ -1,4 +1,4 @@
-// Timing of calls for people with neighbours: the best of several runs.
+// Timing of calls on a shared machine: the best of several runs.
 #ifndef HEED_ADVISE_TIMING_INTERNAL_H_
 #define HEED_ADVISE_TIMING_INTERNAL_H_
 
@@ -8,10 +8,10 @@
 
 namespace heed::advise {
 
-// The shortest time of each stage of a call: whoever takes a CPU meanwhile makes a run longer, never shorter.
+// The shortest time of each stage of a call: other processes make a run longer, never shorter.
 class StageTimes {
  public:
-  // Runs all stages again and again: `least` times at least, brief ones more often, and until that took `seconds`.
+  // Runs all stages repeatedly: at least `least` times, short ones more often, and until `seconds` have passed.
   void Run(Context& ctx, const Call& call, int least, double seconds);
 
   const std::vector<double>& best() const { return best_; }

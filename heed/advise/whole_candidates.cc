@@ -1,4 +1,4 @@
-// Attention of all tokens: exact, and under windows that are narrower than the keys.
+// Attention of all tokens: exact, and with windows narrower than the keys.
 #include <algorithm>
 
 #include "heed/advise/candidates_internal.h"
@@ -18,7 +18,7 @@ class Whole : public Candidate {
   std::vector<Part> Parts(const Context& ctx, const Sizes& s, double) const override {
     const double pairs = attention::Explain(ctx, InputsOf(s, dtype), with_).visited_pairs;
     const auto channels = static_cast<double>(s.D + s.Dv);
-    // Tiles at the end of what a row sees are computed by parts.
+    // Tiles at the boundary of what a row sees are computed partly.
     const int edges = (with_.causal || with_.window.right >= 0 ? 1 : 0) + (with_.window.left >= 0 ? 1 : 0);
     return {{{std::string("attention ") + Name(purpose_), dtype, threads},
              {{"row", Rows(s)},

@@ -1,4 +1,4 @@
-// Files that the build put into the program: cmake/embed.cmake writes them.
+// Files embedded into the program, which cmake/embed.cmake generates.
 #ifndef HEED_PAGES_EMBEDDED_FILE_H_
 #define HEED_PAGES_EMBEDDED_FILE_H_
 

@@ -1,4 +1,4 @@
-// Json: documents whose members keep their order.
+// Json: objects whose members keep their order.
 #ifndef HEED_PAGES_JSON_H_
 #define HEED_PAGES_JSON_H_
 

@@ -1,4 +1,4 @@
-// Pages: templates, escaping, the policy.
+// Pages: templates, escaping, the content security policy.
 #include "heed/pages/page.h"
 
 #include "heed/pages/embedded_file.h"
@@ -30,7 +30,7 @@ std::span<const uint8_t> AsBytes(std::string_view text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
-// How a policy names a script or a style that stands in the page.
+// The hash by which a policy allows a script or a style in the page.
 std::string Fingerprint(std::string_view text) {
   const std::string hex = Sha256(AsBytes(text));
   std::vector<uint8_t> bytes;
@@ -47,7 +47,7 @@ struct Parts {
 Parts PartsOf(const Page& page) {
   Parts parts;
   parts.style = Join(page.styles);
-  // One scope for all files, out of reach of the page's elements.
+  // One scope for all scripts, which elements of the page cannot reach.
   parts.script = "\n\"use strict\";\n(() => {" + Join(page.scripts) + "})();\n";
   parts.policy =
       "default-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -75,7 +75,7 @@ std::string Base64(std::span<const uint8_t> bytes) {
 }
 
 std::string InertJson(const Json& json) {
-  // '<', '>' and '&' occur in its strings alone.
+  // '<', '>' and '&' occur only in strings of JSON.
   std::string text;
   for (const char c : json.dump(-1, ' ', true, Json::error_handler_t::replace)) {
     if (c == '<') {
@@ -121,7 +121,7 @@ std::string ComposePage(const Page& page) {
   const std::pair<std::string_view, const std::string*> slots[] = {
       {"@TITLE@", &title},    {"@POLICY@", &parts.policy}, {"@STYLE@", &parts.style},
       {"@BODY@", &page.body}, {"@SCRIPT@", &parts.script}, {"@DATA@", &data}};
-  // Only the template is searched for slots, never what fills one.
+  // Only the template is searched for slots, not the texts that fill them.
   std::string html;
   std::string_view rest = FileOf(page.name);
   while (!rest.empty()) {

@@ -1,8 +1,7 @@
 // Pages: one HTML file each that needs no other file and no network.
 //
-// A page is a template of heed/pages/web/ with its style, its script and its data put
-// in. What comes from a user's file is data: it is never code, whatever it
-// holds, and the page's own policy runs no script but ours.
+// A page is a template of heed/pages/web/ with its style, its script and its data filled in. Content of a user's file
+// is data and never code, and the page's content security policy runs only its own scripts.
 #ifndef HEED_PAGES_PAGE_H_
 #define HEED_PAGES_PAGE_H_
 
@@ -18,31 +17,29 @@
 namespace heed::pages {
 
 struct Page {
-  std::string_view name;                                   // of the template, "view.html"
+  std::string_view name;                                   // name of the template, "view.html"
   std::vector<std::string_view> styles, scripts;           // files, in this order
   std::string title;                                       // plain text
-  std::string body;                                        // HTML, where it says @BODY@
-  Json data;                                               // JSON.parse of element "data"
+  std::string body;                                        // HTML, for the slot @BODY@
+  Json data;                                               // parsed by JSON.parse from the element "data"
   std::vector<std::pair<std::string, std::string>> blobs;  // id, base64
 };
 
-// The whole page. Throws InternalError if it names a file that is not there.
+// Composes the whole page. Throws InternalError if it names a missing file.
 std::string ComposePage(const Page& page);
 
-// JSON to stand inside a script element: ASCII, without '<', '>' and '&'. What
-// is not UTF-8 becomes U+FFFD.
+// JSON for a script element: ASCII, without '<', '>' and '&'. Invalid UTF-8 becomes U+FFFD.
 std::string InertJson(const Json& json);
 
-// Text to stand in HTML, attribute values included. What is not UTF-8 becomes
-// U+FFFD.
+// Text for HTML, including attribute values. Invalid UTF-8 becomes U+FFFD.
 std::string EscapeHtml(const std::string& text);
 
 std::string Base64(std::span<const uint8_t> bytes);
 
-// Throws FileError if `path` cannot be written, before any work is done for it.
+// Throws FileError if `path` cannot be written; called before any work is done for it.
 void CheckWritable(const std::string& path);
 
-// The file appears complete or not at all. Throws FileError.
+// Writes the file atomically. Throws FileError.
 void WriteText(const std::string& path, std::string_view text);
 
 }  // namespace heed::pages

@@ -65,7 +65,7 @@ TEST(PageTest, WhatFillsASlotIsNotSearchedForSlots) {
   EXPECT_THAT(html, Not(HasSubstr("@POLICY@")));
 }
 
-TEST(PageTest, AStyleRuleIsNotASlot) {  // '@media' stays
+TEST(PageTest, AStyleRuleIsNotASlot) {  // '@media' is unchanged
   Page page = Example();
   page.styles = {"base.css", "view.css"};
   EXPECT_THAT(ComposePage(page), HasSubstr("@media (max-width"));

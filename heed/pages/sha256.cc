@@ -1,4 +1,4 @@
-// SHA-256, plainly: a few hundred MB/s are enough for a fingerprint.
+// SHA-256, not optimised: a few hundred MB/s are enough for a fingerprint.
 #include "heed/pages/sha256.h"
 
 #include <array>
@@ -51,7 +51,7 @@ std::string Sha256(std::span<const uint8_t> bytes) {
   for (; done + 64 <= bytes.size(); done += 64) {
     Block(bytes.data() + done, state);
   }
-  // The rest, a one bit, zeros, and the length in bits: one block or two.
+  // The remaining bytes, a one bit, zeros, and the length in bits: one block or two.
   uint8_t tail[128] = {};
   const size_t rest = bytes.size() - done;
   if (rest > 0) std::memcpy(tail, bytes.data() + done, rest);

@@ -1,4 +1,4 @@
-// SHA-256, so that two runs can be compared by one line of text.
+// SHA-256, for comparing two runs by one line of text.
 //
 // Source: FIPS 180-4, "Secure Hash Standard", sections 4.1.2, 4.2.2, 5 and 6.2.
 #ifndef HEED_PAGES_SHA256_H_

@@ -1,4 +1,4 @@
-// SHA-256 against published answers.
+// SHA-256 against published values.
 #include "heed/pages/sha256.h"
 
 #include <string>
@@ -12,8 +12,7 @@ std::string Hash(const std::string& text) {
   return Sha256({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
 }
 
-// FIPS 180-4's examples, and lengths around the padding's edge from another
-// implementation.
+// Examples of FIPS 180-4, and lengths around the padding boundary from another implementation.
 TEST(Sha256Test, GivesThePublishedAnswers) {
   EXPECT_EQ(Hash(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(Hash("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");

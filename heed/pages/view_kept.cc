@@ -1,4 +1,4 @@
-// What a pattern keeps, as cells of the page's maps.
+// The pairs that a pattern keeps, as cells of the page's maps.
 #include "heed/pages/view_kept.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ struct Range {
   int64_t begin, end;
 };
 
-// Keys that a query at this position sees without a pattern.
+// The keys that a query at this position sees without a pattern.
 Range Seen(const attention::Options& options, int64_t position, int64_t Tk) {
   const auto [left, right] = options.window;
   int64_t end = options.causal ? position + 1 : Tk;
@@ -26,16 +26,16 @@ Range Seen(const attention::Options& options, int64_t position, int64_t Tk) {
 // The bits of keys [begin, end) of a tile.
 uint64_t BitsOf(int64_t begin, int64_t end) { return ~uint64_t{0} >> (patterns::kTile - (end - begin)) << begin; }
 
-using Counts = std::vector<int64_t>;  // of pairs, by cell
+using Counts = std::vector<int64_t>;  // number of pairs per cell
 
-// The cells of a map, and which of them a pair falls into.
+// The cells of a map, and the cell of each pair.
 struct Grid {
   int64_t rows, columns, Tq, Tk, start;  // position of query 0
 
   size_t size() const { return static_cast<size_t>(rows * columns); }
   bool exact() const { return rows == Tq && columns == Tk; }
 
-  // f(cell, begin, end) for keys [begin, end) of a row, cell by cell.
+  // Calls f(cell, begin, end) for keys [begin, end) of a row, cell by cell.
   template <class F>
   void ForCells(int64_t row, int64_t begin, int64_t end, const F& f) const {
     while (begin < end) {
@@ -73,10 +73,10 @@ Counts CountKept(const Grid& grid, const attention::Options& options, const soft
   return counts;
 }
 
-// The cells of one head, behind those before it.
+// Appends the cells of one head.
 void Append(const Grid& grid, const Counts& kept, const Counts& seen, std::vector<uint8_t>& bytes) {
   if (!grid.exact()) {
-    for (size_t i = 0; i < grid.size(); ++i) {  // all is all of none, and 0 is none alone
+    for (size_t i = 0; i < grid.size(); ++i) {  // 255: all pairs, also if there are none; 0: no pair
       const int64_t least = kept[i] > 0 ? 1 : 0;
       bytes.push_back(seen[i] == 0 ? 255 : static_cast<uint8_t>(std::max(least, 255 * kept[i] / seen[i])));
     }
@@ -95,8 +95,8 @@ double Sum(const Counts& counts) {
   return sum;
 }
 
-// The sum of weights is a ratio of two sums of exponentials. All sequences are computed, as a pattern
-// may have a set for each.
+// The kept probability is a ratio of two sums of exponentials. All sequences are computed, since a pattern may have a
+// set for each.
 Json AttentionShares(Context& ctx, const ViewLayer& layer, const attention::Options& options, const Pattern& pattern) {
   attention::Options sparse = options;
   sparse.pattern = pattern;
@@ -107,7 +107,7 @@ Json AttentionShares(Context& ctx, const ViewLayer& layer, const attention::Opti
     double sum = 0, rows = 0;
     for (int64_t i = head * Tq; i < (head + 1) * Tq; ++i) {
       const double whole = LoadAsDouble(all.view().dtype(), all.view().data(), i);
-      if (std::isinf(whole) && whole < 0) continue;  // the row sees nothing
+      if (std::isinf(whole) && whole < 0) continue;  // the row sees no key
       sum += std::exp(LoadAsDouble(kept.view().dtype(), kept.view().data(), i) - whole);
       ++rows;
     }

@@ -1,4 +1,4 @@
-// What a pattern keeps on the page of attention, beside the pattern's own mask and attention's weights.
+// The pairs of a pattern on the page of attention, against the pattern's own mask and attention's probabilities.
 #include "heed/pages/view_kept.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ class KeptCellsTest : public testing::Test {
     return keep;
   }
 
-  // That pooled into cells, and of all pairs that attention sees.
+  // That mask pooled into cells, and all visible pairs pooled.
   struct Pooled {
     std::vector<int64_t> kept, seen;
   };
@@ -93,7 +93,7 @@ TEST_F(KeptCellsTest, HeadsThatKeepTheSameShareTheirCells) {
 
 TEST_F(KeptCellsTest, LargeMapsHaveTheShareOfWhatAttentionSeesInACell) {
   constexpr int64_t kRows = 7, kColumns = 11;
-  // All of some cells, a few pairs of others, and one pair of a cell that is nearly all dropped.
+  // Keeps all pairs of some cells, a few pairs of others, and one pair of a nearly empty cell.
   const Pattern pattern = Pattern::Parse("atrous(70) & sliding_window(90, 90) | streaming(0, 30)");
   const KeptSet kept = KeptCells(ctx_, layer_, options_, pattern, kRows, kColumns);
   EXPECT_EQ(kept.header["bits"], 8);
@@ -110,7 +110,7 @@ TEST_F(KeptCellsTest, LargeMapsHaveTheShareOfWhatAttentionSeesInACell) {
 }
 
 TEST_F(KeptCellsTest, TheAttentionKeptIsThatOnKeptPairsWhateverTheSequence) {
-  // A set for each sequence: the first one's counts.
+  // A pattern with a set per sequence: the first sequence's set is used.
   const Pattern pattern = Pattern::Parse("global_tokens([[3, 40], [7, -1]]) | sliding_window(12)");
   const KeptSet kept = KeptCells(ctx_, layer_, options_, pattern, kTq, kTk);
   const Buffer weights(DType::kF64, {kB, kHq, kTq, kTk});
@@ -128,7 +128,7 @@ TEST_F(KeptCellsTest, TheAttentionKeptIsThatOnKeptPairsWhateverTheSequence) {
 TEST_F(KeptCellsTest, ARowThatSeesNothingHasNoShare) {
   ViewLayer longer = layer_;
   const Buffer q(DType::kF64, {kB, kTk + 5, kHq, kD});
-  longer.q = q.FillNormal(4).view();  // its first five rows stand before every key
+  longer.q = q.FillNormal(4).view();  // its first five rows are before every key
   const KeptSet kept = KeptCells(ctx_, longer, options_, Pattern::Parse("sliding_window(1000, 1000)"), kTk + 5, kTk);
   for (const double share : kept.header["attention"].get<std::vector<double>>()) EXPECT_DOUBLE_EQ(share, 1);
   for (const double share : kept.header["pairs"].get<std::vector<double>>()) EXPECT_DOUBLE_EQ(share, 1);

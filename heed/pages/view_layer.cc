@@ -1,4 +1,4 @@
-// What is asked of one layer of the page of attention.
+// Options and tensors of one layer of the page of attention.
 #include "heed/pages/view_layer.h"
 
 #include <algorithm>
@@ -36,7 +36,7 @@ std::string Shorten(const std::string& text, size_t max_bytes) {
 }
 
 bool ComputedInPage(const Options& options) {
-  // Weights are those before dropout; how exactly they are computed does not show in a picture.
+  // The page shows probabilities before dropout; the precision of the computation is not visible.
   return !IsGivenBeside(options, {&Options::scale, &Options::softcap, &Options::causal, &Options::window,
                                   &Options::align, &Options::query_starts, &Options::pattern, &Options::dropout,
                                   &Options::precision, &Options::invariant});

@@ -1,5 +1,4 @@
-// What the page of attention shows of one layer, and what is asked of it: which options the page can compute with
-// itself.
+// One layer on the page of attention, and the options that the page can compute itself.
 #ifndef HEED_PAGES_VIEW_LAYER_H_
 #define HEED_PAGES_VIEW_LAYER_H_
 
@@ -22,27 +21,27 @@ struct ViewLayer {
   std::string name;                             // "layers.0", or empty
   ConstTensorView q, k;                         // [B, T, H, D]: at least one head, query and key
   attention::Options options;                   // of padded sequences
-  Json labels;                                  // of the keys, as Labels() makes them; null: positions
+  Json labels;                                  // of the keys, from Labels(); null: positions
   std::vector<int64_t> heads;                   // the numbers of q's heads
-  std::vector<std::string> notes;               // sentences that stand below the maps
-  std::shared_ptr<const void> owner = nullptr;  // of what is viewed
+  std::vector<std::string> notes;               // sentences below the maps
+  std::shared_ptr<const void> owner = nullptr;  // owner of the viewed tensors
 };
 
-// Tokens as the page has them: what is longer than 200 bytes is cut. What is not UTF-8 stays so: InertJson() replaces
-// it.
+// Labels of tokens for the page, with a limit of 200 bytes each. Invalid UTF-8 is unchanged: InertJson() replaces it.
 Json Labels(std::span<const std::string> tokens);
 
-// At most `max_bytes` of UTF-8 and an ellipsis, cut between characters.
+// At most `max_bytes` of UTF-8 plus an ellipsis, cut between characters.
 std::string Shorten(const std::string& text, size_t max_bytes);
 
-// Whether q, k and lse say all weights to the page, which knows scale, soft cap, causal masks, windows and where query
-// 0 stands. Patterns do not count: they lie over the map.
+// True if q, k and lse determine all probabilities on the page, which supports scale, soft cap, causal masks, windows
+// and the position of query 0. Patterns do not matter: they are an overlay of the map.
 bool ComputedInPage(const attention::Options& options);
 
-// Whether some pairs are dropped by other options than those.
+// True if options other than those mask pairs.
 bool MasksPairs(const attention::Options& options);
 
-// The options without those of other sequences, for a call of q and k of the first alone. They are ComputedInPage().
+// The options without those of other sequences, for a call with q and k of the first sequence only. They are
+// ComputedInPage().
 attention::Options OfFirstSequence(const attention::Options& options);
 
 // The position of query 0 of each sequence.

@@ -1,4 +1,4 @@
-// The numbers of one layer on the page of attention.
+// The data of one layer on the page of attention.
 #include "heed/pages/view_numbers.h"
 
 #include <algorithm>
@@ -14,17 +14,17 @@
 namespace heed::pages {
 namespace {
 
-constexpr size_t kMaxWordBytes = 24;  // of the labels of pooled axes
+constexpr size_t kMaxWordBytes = 24;  // for labels of pooled axes
 constexpr int64_t kMaxBins = 512;     // of the map whose structure is measured
 
-// One tensor rounded to f16, and what that means in its own dtype.
+// One tensor rounded to f16, and the rounded values in its own dtype.
 struct Rounded {
   std::vector<uint8_t> bytes;  // [H, T, D]
-  std::vector<int> exponents;  // of each head: value = f16 * 2^exponent
+  std::vector<int> exponents;  // per head: value = f16 * 2^exponent
   Buffer values;               // [1, T, H, D]
 };
 
-// f16's largest exponent: everything finite lies in [0, 2^15) once scaled.
+// f16's largest exponent: all finite values are in [0, 2^15) after scaling.
 constexpr int kTopExponent = 15;
 
 Rounded RoundToF16(const ConstTensorView& x) {
@@ -75,11 +75,9 @@ std::vector<uint8_t> F32Bytes(const ConstTensorView& x) {
 // The first member of a bin: the least i with i bins / total >= bin.
 int64_t BinBegin(int64_t bin, int64_t bins, int64_t total) { return (bin * total + bins - 1) / bins; }
 
-// How much the rows of a map say that neither their columns nor their distances
-// say alone: the mean over rows of sum_j p_ij log2(p_ij / m_ij), in bits, with m_ij
-// the larger of the mean share of column j and that of the distance j - i. Even
-// heads, local ones, and those that look at the same tokens from everywhere have
-// next to none.
+// The information in the rows of a map beyond that of its columns and its distances: the mean over rows of sum_j p_ij
+// log2(p_ij / m_ij), in bits, where m_ij is the larger of the mean probability of column j and that of the distance j -
+// i. Uniform heads, local heads, and heads that attend to the same tokens from everywhere have nearly none.
 double Structure(const TensorView& map, int64_t head) {
   const int64_t rows = map.size(2), columns = map.size(3);
   const auto size = [](int64_t n) { return static_cast<size_t>(n); };
@@ -119,7 +117,7 @@ Json Structures(const TensorView& map) {
   return list;
 }
 
-// The map of head h that f16 values describe has its rows where a tensor has its tokens.
+// The map of head h from f16 values, with its rows on the axis of a tensor's tokens.
 ConstTensorView HeadsLast(const ConstTensorView& map) {
   return ConstTensorView(map.data(), map.dtype(), {1, map.size(2), map.size(1), map.size(3)},
                          {map.stride(0), map.stride(2), map.stride(1), 1});
@@ -131,8 +129,8 @@ Json Factors(const std::vector<int>& exponents) {
   return factors;
 }
 
-// Of which bins some query may look at some key. Where all keys are alike a weight is one over the number of those that
-// a row sees, and not 0 if it is seen.
+// The bins in which some query sees some key. With equal keys, a probability is one over the number of keys that the
+// row sees, so it is nonzero if the key is visible.
 Buffer SeenMap(Context& ctx, const ViewLayer& layer, const attention::Options& options, Bins bins) {
   const ConstTensorView &q = layer.q, &k = layer.k;
   const Buffer zero_q(DType::kF32, {q.size(0), q.size(1), q.size(2), 1}, Placement::kAligned);
@@ -148,7 +146,7 @@ Buffer SeenMap(Context& ctx, const ViewLayer& layer, const attention::Options& o
   return map;
 }
 
-// Those bins as header.seen and its blob.
+// Adds those bins as header.seen and its blob.
 void AddSeen(const Buffer& map, const std::string& id, Numbers& numbers) {
   const TensorView& x = map.view();
   const int64_t heads = x.size(1), cells = x.size(2) * x.size(3);
@@ -166,7 +164,7 @@ void AddSeen(const Buffer& map, const std::string& id, Numbers& numbers) {
   numbers.blobs.emplace_back("seen" + id, Base64(bits));
 }
 
-// The tokens with which bins begin, the first of `total` queries or keys being at `start` among the keys.
+// The tokens at which bins begin; the first of `total` queries or keys has index `start` among the keys.
 Json Words(const Json& labels, int64_t bins, int64_t total, int64_t start) {
   Json list = Json::array();
   for (int64_t b = 0; b < bins; ++b) {
@@ -245,7 +243,7 @@ int64_t MapBytes(const ViewLayer& layer, Bins bins, bool with_kept) {
 Numbers MapNumbers(Context& ctx, const ViewLayer& layer, const attention::Options& options, int64_t index, Bins bins) {
   const int64_t Tq = layer.q.size(1), Tk = layer.k.size(1), Hq = layer.q.size(2);
   const bool simple = ComputedInPage(options) && !options.pattern.present();
-  // What else there is may be of every sequence, and sequences may share it.
+  // Other options may have an axis of sequences, and sequences may share a row.
   const ConstTensorView q = simple ? layer.q.Slice(0, 0, 1) : layer.q, k = simple ? layer.k.Slice(0, 0, 1) : layer.k;
   const attention::Options own = simple ? OfFirstSequence(options) : options;
   const Buffer lse = LogSumExp(ctx, q, k, own);

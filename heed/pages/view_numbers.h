@@ -1,4 +1,4 @@
-// The numbers of one layer on the page of attention: small problems as q, k and lse, from which the page computes every
+// The data of one layer on the page of attention: small problems as q, k and lse, from which the page computes every
 // probability itself, others as maps.
 #ifndef HEED_PAGES_VIEW_NUMBERS_H_
 #define HEED_PAGES_VIEW_NUMBERS_H_
@@ -17,7 +17,7 @@
 
 namespace heed::pages {
 
-// Members of the layer's header, and the elements that they speak of.
+// Members of the layer's header, and the elements that they refer to.
 struct Numbers {
   Json header;
   std::vector<std::pair<std::string, std::string>> blobs;  // id, base64
@@ -26,18 +26,15 @@ struct Numbers {
 // Base64 characters of an exact layer's blobs.
 int64_t ExactBytes(const ViewLayer& layer);
 
-// The first sequence's q and k as f16 [H, T, D], little-endian, and lse as f32
-// [Hq, Tq]: logits are q.k times header.factors[head], q and k themselves what is
-// in the page times header.qFactors and keyFactors. lse is that of the
-// rounded q and k, so that what the page computes sums to 1. Every head is
-// scaled by a power of two so that f16 can hold it; factors undo it.
-// header.structure says of every head how much there is to see. `options` are the layer's, without a pattern. Throws as
-// attention::Forward.
+// The first sequence's q and k as f16 [H, T, D], little-endian, and lse as f32 [Hq, Tq]: logits are q.k times
+// header.factors[head], and q and k are the values in the page times header.qFactors and keyFactors. lse is that of the
+// rounded q and k, so that the probabilities of the page sum to 1. Every head is scaled by a power of two to fit f16;
+// factors undo it. header.structure measures the structure of each head's map. `options` are the layer's, without a
+// pattern. Throws as attention::Forward.
 Numbers ExactNumbers(Context& ctx, const ViewLayer& layer, const attention::Options& options, int64_t index);
 
-// What the page needs to compute the weights that linear mechanisms imply for
-// q and k of an exact layer, whose heads have these numbers: ImpliedWeights of
-// each, log decays by head. Empty where there are other queries than keys.
+// Data for the probabilities that linear mechanisms imply for q and k of an exact layer with these head numbers:
+// ImpliedWeights of each, log decays by head. Empty if the numbers of queries and keys differ.
 Json ImpliedList(const ViewLayer& layer);
 
 // Rows and columns of maps.
@@ -45,15 +42,15 @@ struct Bins {
   int64_t rows = 0, columns = 0;
 };
 
-// Base64 characters of a map layer's blobs, `with_kept` those of what a pattern keeps, and with those of what is seen.
+// Base64 characters of a map layer's blobs, including `with_kept` those of a pattern's pairs and of visible bins.
 int64_t MapBytes(const ViewLayer& layer, Bins bins, bool with_kept);
 
-// The first sequence's probabilities over bins: query i is in row i rows / Tq rounded down, and keys likewise. Their
-// mean, and where a bin holds several pairs their maximum, masked ones counting as 0, each as f16 [Hq, rows, columns]
-// times header.meanFactors or maxFactors[head]. Where options drop pairs that a page does not know of, header.seen says
-// of which bins a pair is left: a bit each, from the lowest of a byte on, for header.seen.heads heads, 1 where all have
-// the same; each head's begin at a whole byte. header.rowWords and colWords are the tokens with which bins begin.
-// `options` are the layer's, with a pattern or without. Throws as attention::Forward.
+// The first sequence's probabilities over bins: query i is in row i rows / Tq rounded down, and key j in column j
+// columns / Tk. Their mean and, if bins hold several pairs, their maximum, with 0 for masked pairs, each as f16 [Hq,
+// rows, columns] times header.meanFactors or maxFactors[head]. If options that the page does not support mask pairs,
+// header.seen marks the bins with a visible pair: a bit each, from the lowest of a byte on, for header.seen.heads
+// heads, 1 if all are equal; each head begins at a whole byte. header.rowWords and colWords are the tokens at which
+// bins begin. `options` are the layer's, with a pattern or without. Throws as attention::Forward.
 Numbers MapNumbers(Context& ctx, const ViewLayer& layer, const attention::Options& options, int64_t index, Bins bins);
 
 }  // namespace heed::pages

@@ -1,4 +1,4 @@
-// The page of attention: which numbers it has of each layer, and what is said of them.
+// The page of attention: the data of each layer, and the texts about it.
 #include "heed/pages/view_page.h"
 
 #include <algorithm>
@@ -18,20 +18,20 @@ namespace heed::pages {
 namespace {
 
 constexpr int64_t kMaxPageBytes = 6'000'000;
-constexpr int64_t kMaxSingleTokens = 2048;  // of which pairs are shown one by one
-constexpr int64_t kOverhead = 300'000;      // all but the maps of a page of maps, and rounding
+constexpr int64_t kMaxSingleTokens = 2048;  // with each pair shown separately
+constexpr int64_t kOverhead = 300'000;      // everything except the maps of a page of maps, and rounding
 constexpr int64_t kMinBins = 24, kMaxBins = 512;
 constexpr size_t kMaxModelBytes = 100, kMaxPatternText = 400;
 
-// What there is of all layers.
+// The totals over all layers.
 struct Extent {
   int64_t heads = 0, all_heads = 0, tokens = 0;
-  int64_t exact_bytes = 0, single_bytes = 0;  // of their numbers, as q and k or as maps of single pairs
-  bool computed = true;                       // in the page
-  bool patterns = false, masks = false;       // what lies over maps
+  int64_t exact_bytes = 0, single_bytes = 0;  // size of their data, as q and k or as maps of single pairs
+  bool computed = true;                       // by the page
+  bool patterns = false, masks = false;       // overlays of the maps
 };
 
-// Checks all of an attention call of q and k.
+// Checks all arguments of an attention call with q and k.
 void Check(const Context& ctx, const ViewLayer& layer) {
   const ConstTensorView &q = layer.q, &k = layer.k;
   const ConstTensorView v(nullptr, k.dtype(), {k.size(0), k.size(1), k.size(2), 1});
@@ -57,7 +57,7 @@ Extent Measure(const Context& ctx, const ViewSubject& subject) {
   return extent;
 }
 
-// The most rows and columns of maps that fit into so many bytes; 0 if the least do not.
+// The most rows and columns of maps that fit into this many bytes; 0 if the smallest do not.
 int64_t PooledSize(const Extent& extent, int64_t max_bytes) {
   const double bytes_per_bin = (2 * sizeof(F16) + (extent.patterns ? 1 : 0) + (extent.masks ? 1.0 / 8 : 0)) * 4.0 / 3;
   const double bins = static_cast<double>(max_bytes) / (bytes_per_bin * static_cast<double>(extent.all_heads));
@@ -84,7 +84,7 @@ Json HeadNames(const ViewLayer& layer) {
   return names;
 }
 
-// What is the same in every kind of layer. Where masks are a map of their own, rows have no end besides.
+// Header fields common to every kind of layer. If masks are a map of their own, rows have no separate end.
 Json CommonHeader(const ViewLayer& layer, const attention::Options& options) {
   const bool masked = !ComputedInPage(options) && MasksPairs(options);
   const attention::Window window = masked ? attention::Window() : options.window;
@@ -100,8 +100,8 @@ Json CommonHeader(const ViewLayer& layer, const attention::Options& options) {
           {"options", ToString(options)}};
 }
 
-// Adds the cells of what a pattern keeps to a page; layers that keep the same share them. Returns a line that
-// says how much that is.
+// Adds the cells of a pattern's pairs to a page; layers with equal cells share them. Returns a line with their
+// fraction.
 std::string AddKept(KeptSet kept, const Pattern& pattern, int64_t index, Json& header, Page& page) {
   const std::string cells = Base64(kept.cells);
   auto blob = std::ranges::find(page.blobs, cells, [](const auto& each) -> const std::string& { return each.second; });
@@ -115,14 +115,14 @@ std::string AddKept(KeptSet kept, const Pattern& pattern, int64_t index, Json& h
          " of the pairs; maps are of attention without it";
 }
 
-// What holds of several layers is said once.
+// Adds notes without duplicates of other layers.
 void AddNew(const std::vector<std::string>& from, std::vector<std::string>& notes) {
   for (const std::string& note : from) {
     if (std::ranges::find(notes, note) == notes.end()) notes.push_back(note);
   }
 }
 
-// The share of pairs that patterns keep, on average over the heads of a page.
+// The fraction of pairs that patterns keep, averaged over the heads of a page.
 double Density(const Page& page) {
   Json shares = Json::array();
   for (const Json& layer : page.data["layers"]) {
@@ -132,7 +132,7 @@ double Density(const Page& page) {
   return shares.empty() ? 0 : Mean(shares);
 }
 
-// Pages whose maps have at most so many rows and columns; 0 is a page that computes them.
+// Composes pages whose maps have at most this many rows and columns; 0 for a page that computes them.
 class Composer {
  public:
   Composer(Context& ctx, const ViewSubject& subject, int64_t size) : ctx_(ctx), subject_(subject), size_(size) {
@@ -153,7 +153,7 @@ class Composer {
       notes.push_back("the first of " + std::to_string(layer.q.size(0)) + " sequences is shown");
     }
     attention::Options options = layer.options;
-    Pattern over;  // the maps
+    Pattern over;  // pattern shown over the maps
     if (ComputedInPage(options)) over = std::exchange(options.pattern, {});
     const int64_t Tq = layer.q.size(1), Tk = layer.k.size(1);
     const Bins bins = size_ == 0 ? Bins{Tq, Tk} : Bins{std::min(size_, Tq), std::min(size_, Tk)};

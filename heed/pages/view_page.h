@@ -14,27 +14,28 @@
 namespace heed::pages {
 
 struct ViewSubject {
-  std::string title, file, model;  // plain text; those that are empty are not said
+  std::string title, file, model;  // plain text; empty ones are omitted
   size_t num_layers = 1;
-  std::function<ViewLayer(size_t index)> layer;  // called for each, twice or three times
+  std::function<ViewLayer(size_t index)> layer;  // called two or three times for each layer
 };
 
 struct ViewPage {
   std::string html;
   std::string kind;                              // "exact", or "pooled into 512 x 512"
-  int64_t heads = 0, all_heads = 0, tokens = 0;  // the most heads of a layer, those of all, the most tokens
-  std::vector<std::string> notes;                // sentences that stand on the page
-  double density = 0;  // the share of pairs that patterns which lie over the maps keep; 0 where there is none
+  int64_t heads = 0, all_heads = 0, tokens = 0;  // largest number of heads of a layer, heads of all layers, largest
+                                                 // number of tokens
+  std::vector<std::string> notes;                // sentences on the page
+  double density = 0;  // fraction of pairs kept by patterns over the maps; 0 without a pattern
 };
 
 // The whole page, of at most 6 MB; an empty one if there are too many heads for it.
 //
-// Up to 2048 tokens it computes every probability itself, from q and k rounded to f16, if these fit and the options say
-// it (ComputedInPage); a pattern lies over the maps then, which are of attention without it. With other options, a
-// pattern being one of them, it holds maps of what attention gives, a cell for each pair or pooled where that would be
-// too much.
+// Up to 2048 tokens it computes every probability itself, from q and k rounded to f16, if these fit and the options
+// allow it (ComputedInPage); a pattern is then an overlay of the maps, which show attention without it. With other
+// options, including a pattern, it holds maps of attention's probabilities, a cell for each pair, or pooled if that
+// would be too large.
 //
-// Throws as attention::Forward, and what `layer` throws.
+// Throws as attention::Forward, and as `layer`.
 ViewPage ComposeView(Context& ctx, const ViewSubject& subject);
 
 }  // namespace heed::pages

@@ -1,7 +1,6 @@
 // Sigmoid, silu and softplus on vectors, f32 and f64, over the whole range.
 //
-// Compiled once per SIMD target. No exponential has a positive argument, and nothing is the
-// difference of what nearly cancels. NaN stays NaN.
+// Compiled once per SIMD target. No exponential has a positive argument, and no difference cancels. NaN stays NaN.
 #if defined(HEED_SIMD_ACTIVATION_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_ACTIVATION_INL_H_
 #undef HEED_SIMD_ACTIVATION_INL_H_
@@ -38,14 +37,14 @@ HWY_INLINE V Silu(D d, V x) {
   return hn::Mul(x, Sigmoids(d, x).s);
 }
 
-// Its derivative, s + x s (1 - s).
+// The derivative of silu, s + x s (1 - s).
 template <class V>
 HWY_INLINE V SiluSlope(V x, const SigmoidPair<V>& of_x) {
   return hn::MulAdd(hn::Mul(x, of_x.s), of_x.complement, of_x.s);
 }
 
-// log(1 + e^x) = max(x, 0) + log(1 + y) with y = e^-|x|, and log(1 + y) = 2 atanh(s), s = y / (2 +
-// y) <= 1/3, by its series: the first term that is left out is below 2^-27 (2^-60) of the sum.
+// log(1 + e^x) = max(x, 0) + log(1 + y) with y = e^-|x|, and log(1 + y) = 2 atanh(s), s = y / (2 + y) <= 1/3, by its
+// series: the first omitted term is below 2^-27 (2^-60) of the sum.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Softplus(D d, V x) {
   using T = hn::TFromD<D>;

@@ -1,5 +1,5 @@
-// Products of f32 rows with rows of bytes, against exact sums: every number of rows and
-// size, between guard pages, and what is not finite.
+// Products of f32 rows with int8 rows against exact sums: every number of rows and size, between guard pages, and
+// non-finite elements.
 #define HEED_ALL_TARGETS
 #define HWY_WANT_AVX3_DL
 #include "heed/core/targets.h"
@@ -26,7 +26,7 @@
 namespace heed::byte_tile_test {
 #ifndef HEED_SIMD_BYTE_TILE_TEST_ONCE
 #define HEED_SIMD_BYTE_TILE_TEST_ONCE
-// x[column][lane] of the few, rows[j][column], factors of rows or of outputs.
+// x[column][lane] of the f32 rows, rows[j][column], factors of rows or of outputs.
 struct Operands {
   int few;
   const int8_t* rows;
@@ -55,7 +55,7 @@ hs::StoredRows<int8_t> Stored(const Operands& x, size_t ahead) {
   return {{x.rows, x.stride, SIZE_MAX}, x.count, ahead};
 }
 
-// f(digits, where the factor of each row is).
+// Calls f(digits, pointers to the factor of each row).
 template <class F>
 void WithDigits(const Operands& x, const hs::DigitLayout& layout, const F& f) {
   const Buffer digits(DType::kI32, {static_cast<int64_t>(layout.Tail() + layout.kTailVectors * kLanes)});
@@ -88,7 +88,7 @@ void Dots(const Operands& x) {
   });
 }
 
-// out[lane][column] of x[row][lane], onto what is there.
+// out[lane][column] += x[row][lane] rows[row][column], or = with `clear`.
 void Sums(const Operands& x, bool clear, ptrdiff_t out_row) {
   const Tiles::Session session;
   hs::AmxSumRows<Tiles>(hn::ScalableTag<float>(), Stored(x, 0), x.columns, x.x, clear, x.factors,
@@ -105,7 +105,7 @@ HWY_AFTER_NAMESPACE();
 namespace heed::byte_tile_test {
 namespace {
 
-// What multiplies bytes.
+// A unit with int8 dot products.
 struct Unit {
   const char* name;
   size_t lanes;
@@ -128,7 +128,7 @@ class ByteTileTest : public testing::TestWithParam<Unit> {
   const Unit& unit = GetParam();
 };
 
-// Only tiles have these: vectors weigh bytes in f32 (row_tile_test.cc).
+// Only AMX has these: vectors multiply int8 by f32 weights (row_tile_test.cc).
 class ByteTileSumsTest : public ByteTileTest {};
 
 std::string NameOf(const testing::TestParamInfo<Unit>& value) {
@@ -139,7 +139,7 @@ std::string NameOf(const testing::TestParamInfo<Unit>& value) {
 INSTANTIATE_TEST_SUITE_P(Units, ByteTileTest, testing::ValuesIn(kUnits), NameOf);
 INSTANTIATE_TEST_SUITE_P(Units, ByteTileSumsTest, testing::ValuesIn(kUnits + 1, std::end(kUnits)), NameOf);
 
-// Rows of bytes, without gaps, and their factors.
+// Contiguous int8 rows and their factors.
 struct Case {
   Case(const Unit& by, int of_few, size_t of_many, size_t of_each, uint64_t seed)
       : unit(by), few(of_few), count(of_many), columns(of_each), random(seed),
@@ -164,8 +164,7 @@ struct Case {
   }
   float Out(size_t j, int r) const { return out.as<float>()[j * unit.lanes + static_cast<size_t>(r)]; }
 
-  // The sum, and how far from it a result may be: half a unit per element, and a few
-  // roundings of the parts that it is put together from.
+  // The exact sum and the tolerance of a result: half a unit per element, and a few roundings of its partial sums.
   void Expect(size_t j, int r, double* sum, double* error) const {
     double most = 0, bytes_sum = 0, products = 0;
     *sum = 0;
@@ -218,7 +217,7 @@ TEST_P(ByteTileTest, IsTheSumUpToTheRoundingOfTheFewRows) {
   }
 }
 
-// Sums of the largest digits and bytes, where 32 bits are just enough.
+// Sums of the largest digits and bytes, which just fit 32 bits.
 TEST_P(ByteTileTest, LongRowsOfTheLargestDoNotOverflow) {
   const Case c(unit, 2, 2, size_t{1} << 16, 7);
   for (size_t e = 0; e < c.columns; ++e) {
@@ -254,7 +253,7 @@ TEST_P(ByteTileTest, ZerosGiveZeroAndWhatIsNotFiniteItsKind) {
   }
 }
 
-// Integer sums: the same whatever else is computed beside them.
+// Integer sums do not depend on the other rows.
 TEST_P(ByteTileTest, BitsDependOnNoOtherRow) {
   for (const size_t columns : {40, 64, 150}) {
     const Case eight(unit, 8, 33, columns, 11);
@@ -268,8 +267,8 @@ TEST_P(ByteTileTest, BitsDependOnNoOtherRow) {
   }
 }
 
-// Sums over rows that weights in digits weigh, against exact ones. A weight is off by half a
-// unit, 2^-24 of the row's largest.
+// Sums over rows weighted by fixed-point weights, against exact sums. A weight has an error of half a unit, 2^-24 of
+// the row's largest.
 TEST_P(ByteTileSumsTest, WeighedRowsAreTheSumUpToTheRoundingOfWeights) {
   uint64_t seed = 1;
   for (const size_t few : {1, 3, 5, 6, 8, 11, 16}) {

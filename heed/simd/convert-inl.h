@@ -1,8 +1,6 @@
-// Loads that widen and stores that round: memory of any float type, arithmetic in
-// f32 or f64.
+// Loads that widen and stores that round: memory of any float type, arithmetic in f32 or f64.
 //
-// Compiled once per SIMD target. Widening is exact; rounding is to nearest even,
-// once, and a NaN stays one.
+// Compiled once per SIMD target. Widening is exact; rounding is once, to nearest even, and a NaN stays NaN.
 #if defined(HEED_SIMD_CONVERT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_CONVERT_INL_H_
 #undef HEED_SIMD_CONVERT_INL_H_
@@ -21,15 +19,15 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The bits of 16-bit floats as vectors of T, and back.
+// Conversions between the bits of 16-bit floats and vectors of T.
 template <class D, class Bits>
 HWY_INLINE hn::Vec<D> Widen(D d, BF16 /*tag*/, Bits bits) {
   const hn::RebindToUnsigned<D> du;
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
 }
 
-// Highway's conversions of f16 where the CPU has none take infinities and NaN for
-// numbers: ours there.
+// Highway's f16 conversions do not handle infinities and NaN on CPUs without f16 instructions, so this file has its own
+// for these.
 #define HEED_HAVE_F16_CONVERSIONS (HWY_ARCH_ARM_A64 || (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2))
 
 template <class D, class Bits>
@@ -43,7 +41,7 @@ HWY_INLINE hn::Vec<D> Widen(D d, F16 /*tag*/, Bits bits) {
   const auto word = hn::PromoteTo(du, bits);
   const auto sign = hn::ShiftLeft<16>(hn::And(word, hn::Set(du, 0x8000u)));
   const auto rest = hn::And(word, hn::Set(du, 0x7FFFu));
-  const auto bias = hn::Set(du, 112u << 23);  // of exponents: 127 - 15
+  const auto bias = hn::Set(du, 112u << 23);  // difference of exponent biases: 127 - 15
   const auto normal = hn::Add(hn::ShiftLeft<13>(rest), bias);
   const auto special = hn::Gt(rest, hn::Set(du, 0x7BFFu));  // infinities and NaN
   const auto subnormal = hn::Lt(rest, hn::Set(du, 0x400u));
@@ -105,7 +103,7 @@ HWY_INLINE hn::Vec<D> LoadWide(D d, const S* HWY_RESTRICT from) {
   }
 }
 
-// The first n <= N elements, zeros beyond; reads nothing else.
+// Loads the first n <= N elements, with zeros beyond; reads no other memory.
 template <class D, class S>
 HWY_INLINE hn::Vec<D> LoadWideN(D d, const S* HWY_RESTRICT from, size_t n) {
   if constexpr (std::is_same_v<S, hn::TFromD<D>>) {
@@ -118,7 +116,7 @@ HWY_INLINE hn::Vec<D> LoadWideN(D d, const S* HWY_RESTRICT from, size_t n) {
   }
 }
 
-// The first n <= N elements of x, rounded; writes nothing else.
+// Stores the first n <= N elements of x, rounded; writes no other memory.
 template <class D, class S, class V = hn::Vec<D>>
 HWY_INLINE void StoreRounded(D d, V x, S* HWY_RESTRICT to, size_t n) {
   const bool whole = n == hn::MaxLanes(d);
@@ -140,8 +138,8 @@ HWY_INLINE void StoreRounded(D d, V x, S* HWY_RESTRICT to, size_t n) {
   }
 }
 
-// f(S()) for the type that elements of `dtype` have: T itself, or beside f32 the
-// 16-bit floats, which are computed in it.
+// Calls f(S()) with the element type of `dtype`: T itself or, for T = float, one of the 16-bit floats, which are
+// computed in f32.
 template <class T, class F>
 HWY_INLINE void WithStorage(DType dtype, const F& f) {
   if constexpr (std::is_same_v<T, float>) {

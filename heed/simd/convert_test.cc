@@ -1,5 +1,5 @@
-// Widening and rounding, on every SIMD target, against dtype.h: all 16-bit values,
-// and f32 values around every border between two of them.
+// Widening and rounding against dtype.h on every SIMD target: all 16-bit values, and f32 values around every rounding
+// boundary.
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -22,7 +22,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::convert_test::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The whole array through vectors, the end of it through the partial ones.
+// Widens the whole array by full vectors, and its end by partial ones.
 template <class S>
 void WidenAll(const S* from, size_t count, float* to) {
   const hn::ScalableTag<float> d;
@@ -80,8 +80,7 @@ float FromBits(uint32_t bits) {
 
 bool IsNaN(float x) { return x != x; }
 
-// Every value of S, and around each the f32 values next to it and next to the
-// middle between it and its neighbours.
+// Every value of S, and the f32 values next to it and next to the midpoints between it and its neighbours.
 template <class S>
 std::vector<float> Borders() {
   std::vector<float> values;
@@ -101,7 +100,7 @@ std::vector<float> Borders() {
 template <class S, class Widen, class Round, class To>
 void Check(const std::string& target, Widen widen, Round round, To to) {
   SCOPED_TRACE(target + " " + Name(DTypeOf<S>::value));
-  std::vector<S> all(0x10000 + 5);  // a remainder for every vector
+  std::vector<S> all(0x10000 + 5);  // a remainder for every vector length
   for (size_t i = 0; i < all.size(); ++i) all[i] = {static_cast<uint16_t>(i)};
   const std::vector<float> values = Borders<S>();
   std::vector<float> widened(all.size());

@@ -1,10 +1,9 @@
-// f32 rows in fixed point, so that their products with rows of bytes are integers.
+// f32 rows in fixed point, so that their products with int8 rows are integer sums.
 //
-// Compiled once per SIMD target that multiplies bytes. A row x becomes x = unit q with
-// |q| < 2^23, and q three digits of base 256, from -128 to 127 each. Sums of products of digits
-// and bytes are exact in 32 bits for rows of up to 2^16 elements, in any order: what is lost
-// is at most about a unit per element, 2^-23 of the row's largest. Of small rows the unit is
-// given in two factors, which are not subnormal.
+// Compiled once per SIMD target with int8 dot products. A row x becomes x = unit q with |q| < 2^23, where q has three
+// digits of base 256, from -128 to 127 each. Sums of products of digits and bytes are exact in 32 bits for rows of up
+// to 2^16 elements, in any order: the error is at most about a unit per element, 2^-23 of the row's largest. For rows
+// of small magnitude the unit is given as two factors, neither of which is subnormal.
 #if defined(HEED_SIMD_DIGITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_DIGITS_INL_H_
 #undef HEED_SIMD_DIGITS_INL_H_
@@ -23,11 +22,11 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-inline constexpr int kDigits = 3;  // the highest first
+inline constexpr int kDigits = 3;  // most significant first
 
-// Where ToDigits() puts the digits of rows in lanes, in 32-bit elements: words of four of
-// them, `digit` from one digit of a word to the next and `word` from a word to the next. After
-// the words come vectors of one number per lane: where sums begin, two factors of the unit.
+// The layout of ToDigits() for the digits of rows in lanes, in 32-bit elements: words of four digits, with strides
+// `digit` between the digits of a word and `word` between words. After the words come vectors of one number per lane:
+// the initial value of sums, and two factors of the unit.
 struct DigitLayout {
   size_t words, digit, word;
 
@@ -36,13 +35,13 @@ struct DigitLayout {
 };
 constexpr size_t DigitWords(size_t depth) { return (depth + 3) / 4; }
 
-// x[e][lane] of `depth` elements. Words that have none are zeros. An infinite element leaves
-// nothing but infinities of a row, a NaN only NaNs.
+// Converts x[e][lane] of `depth` elements. Words without elements are zero. A row with an infinite element gives only
+// infinities, a row with a NaN only NaNs.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void ToDigits(D d, const float* HWY_RESTRICT x, size_t depth, const DigitLayout& layout,
                          int32_t* HWY_RESTRICT digits) {
   constexpr size_t N = hn::MaxLanes(D());
-  // All three digits the largest, less one: rounding a quotient up may go one beyond.
+  // One less than the number with three maximal digits, since rounding the quotient may add one.
   constexpr int32_t kMost = 0x7F7F7E, kOffset = 0x808080;
   constexpr auto kLargest = static_cast<float>(kMost);
   const hn::RebindToSigned<D> di;
@@ -55,7 +54,7 @@ HWY_INLINE void ToDigits(D d, const float* HWY_RESTRICT x, size_t depth, const D
     most = hn::Max(hn::Abs(v), most);
     marks = hn::MulAdd(v, hn::Zero(d), marks);
   }
-  // Rare: of an infinite row the infinities count, each as the largest number.
+  // Rare: in an infinite row only infinities count, each as the largest number.
   const bool special = !hn::AllFalse(d, hn::IsNaN(marks));
   V nan = hn::Zero(d);
   auto infinite = hn::Lt(most, hn::Zero(d));
@@ -73,7 +72,7 @@ HWY_INLINE void ToDigits(D d, const float* HWY_RESTRICT x, size_t depth, const D
   const V per_unit = hn::Div(hn::Set(d, kLargest), most);
   const VI offset = hn::Set(di, kOffset);
 
-  // The digits of an element, a byte each: with an offset they are those of base 256.
+  // The digits of an element, one per byte; with an offset they are its digits in base 256.
   const auto of_element = [&](size_t e) HWY_ATTR {
     if (e >= depth) return hn::Zero(di);
     const V v = hn::Load(d, x + e * N);
@@ -89,7 +88,7 @@ HWY_INLINE void ToDigits(D d, const float* HWY_RESTRICT x, size_t depth, const D
                        HWY_ATTR { hn::StoreU(of_digit, di, digits + word * layout.word + k * layout.digit); };
   VI sum[kDigits] = {hn::Zero(di), hn::Zero(di), hn::Zero(di)};
   for (size_t word = 0; word < layout.words; ++word) {
-    VI low[2], high[2];  // bytes 0 and 2, 1 and 3 of two elements
+    VI low[2], high[2];  // bytes 0 and 2, and bytes 1 and 3, of two elements
     HWY_UNROLL(2)
     for (size_t i = 0; i < 2; ++i) {
       const VI first = of_element(4 * word + 2 * i), second = of_element(4 * word + 2 * i + 1);
@@ -106,7 +105,7 @@ HWY_INLINE void ToDigits(D d, const float* HWY_RESTRICT x, size_t depth, const D
           hn::SumOfMulQuadAccumulate(di, hn::Set(unsigned_bytes, uint8_t{1}), hn::BitCast(bytes, packed[k]), sum[k]);
     }
   }
-  // For bytes that enter as b + 128, which some products take as unsigned.
+  // For bytes stored as b + 128, which some dot products take as unsigned.
   int32_t* tail = digits + layout.Tail();
   for (const VI of_digit : sum) {
     hn::StoreU(hn::Neg(hn::ShiftLeft<7>(of_digit)), di, tail);
@@ -118,7 +117,7 @@ HWY_INLINE void ToDigits(D d, const float* HWY_RESTRICT x, size_t depth, const D
   hn::StoreU(hn::BitCast(di, smaller), di, tail + N);
 }
 
-// The number whose digits have these sums.
+// The number with these sums of digits.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V OfDigits(D d, const hn::Vec<hn::RebindToSigned<D>>* HWY_RESTRICT sums, V unit, V factor) {
   V x = hn::ConvertTo(d, sums[0]);

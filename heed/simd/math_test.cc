@@ -1,9 +1,8 @@
-// exp2, exp and tanh against wider arithmetic: the error bounds that math-inl.h
-// documents, on every SIMD target, and its special values.
+// exp2, exp and tanh against wider arithmetic: the error bounds that math-inl.h documents, on every SIMD target, and
+// special values.
 //
-// f32 takes every 1009th of all bit patterns, f64 random ones. Where
-// HEED_TEST_ALL_FLOATS is 1, as in scripts/test --deep, f32 takes all and f64 256
-// times as many (minutes).
+// f32 covers every 1009th bit pattern, f64 random ones. With HEED_TEST_ALL_FLOATS = 1, as in scripts/test --deep, f32
+// covers all and f64 256 times as many (minutes).
 #include "heed/core/targets.h"
 // After targets.h:
 #include <gtest/gtest.h>
@@ -33,7 +32,7 @@ namespace heed::math_test::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;
 
-// out[i] = f(in[i]); n is a multiple of any number of lanes.
+// out[i] = f(in[i]); n is a multiple of every vector length.
 template <class T, class F>
 void Map(const T* in, T* out, size_t n, const F& f) {
   const hn::ScalableTag<T> d;
@@ -67,7 +66,7 @@ void MapTanh(const T* in, T* out, size_t n) {
 }
 
 template <class T>
-void MapExpm1(const T* in, T* out, size_t n) {  // of -|x|
+void MapExpm1(const T* in, T* out, size_t n) {  // expm1 of -|x|
   Map(in, out, n, [](auto d, auto x) HWY_ATTR { return hs::Expm1(d, hn::Neg(hn::Abs(x))); });
 }
 
@@ -160,8 +159,7 @@ W Expected(Kind kind, W x) {
   }
 }
 
-// Errors of one function on every target, with and without the kernels' mode, in
-// which subnormal numbers are zero.
+// Errors of one function on every target, with and without the kernels' mode of flushing subnormal numbers to zero.
 template <class T>
 class Sweep {
   using W = Wide<T>;
@@ -196,7 +194,7 @@ class Sweep {
 
  private:
   struct Worst {
-    W ulp = 0;  // of results that are normal numbers
+    W ulp = 0;  // of normal results
     T at = 0;
     int64_t wrong = 0;  // NaN, subnormal or overflowing results
     T wrong_at = 0;
@@ -229,8 +227,8 @@ class Sweep {
   void Judge(Worst& worst, bool flush) const {
     const W bound = MaxUlp<T>(kind_);
     const W top = std::ldexp(W{1}, Limits::max_exponent);
-    // Where a last step may round into what gets flushed. The quotient of tanh
-    // has a residual, far smaller than the result, that is flushed first.
+    // The largest result that a last rounding may flush. tanh's quotient has a residual, far smaller than the result,
+    // which is flushed first.
     const W smallest = Limits::min() * (!flush                 ? W{1}
                                         : kind_ == Kind::kTanh ? W{1} / Limits::epsilon()
                                                                : 1 + 8 * W{Limits::epsilon()});
@@ -276,7 +274,7 @@ TEST_P(Math, F32IsWithinItsBoundOverAllFloats) {
   for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += step) {
     sweep.Add(std::bit_cast<float>(static_cast<uint32_t>(bits)));
   }
-  // Where results are neither constant nor infinite.
+  // The range in which results are neither constant nor infinite.
   Random random(1);
   for (int i = 0; i < 1 << 19; ++i) {
     sweep.Add(static_cast<float>(random.Uniform(-160, 135)));
@@ -299,7 +297,7 @@ TEST_P(Math, F64IsWithinItsBoundOverRandomNumbers) {
   sweep.Finish();
 }
 
-// Every special argument in every lane, among ordinary ones.
+// Puts every special argument in every lane, among ordinary ones.
 template <class T>
 void ForSpecial(Kind kind, T x, void (*check)(T x, T y)) {
   for (const std::string& target : AvailableTargets()) {

@@ -1,7 +1,6 @@
 // Philox4x32-10 on vectors: lanes differ in the second counter word.
 //
-// Compiled once per SIMD target. The scalar form and the source are in
-// core/philox.h.
+// Compiled once per SIMD target. The scalar version and the source are in core/philox.h.
 #if defined(HEED_SIMD_PHILOX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_PHILOX_INL_H_
 #undef HEED_SIMD_PHILOX_INL_H_
@@ -29,7 +28,7 @@ HWY_INLINE void MulWide(D d, uint32_t m, V x, V* low, V* high) {
   *high = hn::OddEven(odd, hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(wide, even))));
 }
 
-// Four words per lane, from counter (c0, c1, c2, c3) under key (k0, k1).
+// Computes four words per lane, from counter (c0, c1, c2, c3) with key (k0, k1).
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void Philox(D d, uint32_t c0, V c1, V c2, uint32_t c3, uint32_t k0, uint32_t k1, V* HWY_RESTRICT words) {
   V a = hn::Set(d, c0), b = c1, c = c2, e = hn::Set(d, c3);

@@ -1,5 +1,5 @@
-// Philox on vectors gives in every lane what the scalar form gives, on every SIMD
-// target, for both widths that the kernels use.
+// Philox on vectors equals the scalar version in every lane, on every SIMD target, for both vector widths that kernels
+// use.
 #include "heed/core/targets.h"
 // After targets.h:
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::philox_test::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Words 0 to 3 of all lanes, after each other; returns the number of lanes.
+// Writes words 0 to 3 of all lanes, one after another; returns the number of lanes.
 template <class D>
 size_t Words(D d, uint32_t c0, const uint32_t* c1, const uint32_t* c2, uint32_t c3, uint32_t k0, uint32_t k1,
              uint32_t* words) {
@@ -39,7 +39,7 @@ size_t Whole(uint32_t c0, const uint32_t* c1, const uint32_t* c2, uint32_t c3, u
   return Words(hn::ScalableTag<uint32_t>(), c0, c1, c2, c3, k0, k1, words);
 }
 
-// As many lanes as there are doubles in a vector.
+// Uses as many lanes as there are doubles in a vector.
 size_t Half(uint32_t c0, const uint32_t* c1, const uint32_t* c2, uint32_t c3, uint32_t k0, uint32_t k1,
             uint32_t* words) {
   return Words(hn::Rebind<uint32_t, hn::ScalableTag<double>>(), c0, c1, c2, c3, k0, k1, words);

@@ -1,7 +1,7 @@
-// Loads and stores of lanes that are any stride apart in memory.
+// Loads and stores of lanes with any stride in memory.
 //
-// Compiled once per SIMD target. Strides of 1 and -1 are vector loads; others go element by
-// element. Conversions are those of convert-inl.h, so that bits do not depend on strides.
+// Compiled once per SIMD target. Strides of 1 and -1 are vector loads; others go element by element. Conversions are
+// those of convert-inl.h, so that results do not depend on strides.
 #if defined(HEED_SIMD_STRIDED_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_STRIDED_INL_H_
 #undef HEED_SIMD_STRIDED_INL_H_
@@ -21,7 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The first n <= N elements, zeros beyond; reads nothing else.
+// Loads the first n <= N elements, with zeros beyond; reads no other memory.
 template <class D, class S>
 HWY_INLINE hn::Vec<D> LoadStrided(D d, const S* from, int64_t stride, size_t n) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -34,7 +34,7 @@ HWY_INLINE hn::Vec<D> LoadStrided(D d, const S* from, int64_t stride, size_t n) 
   return LoadWide(d, lanes);
 }
 
-// The first n <= N elements of x, rounded; writes nothing else.
+// Stores the first n <= N elements of x, rounded; writes no other memory.
 template <class D, class S, class V = hn::Vec<D>>
 HWY_INLINE void StoreStrided(D d, V x, S* to, int64_t stride, size_t n) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -57,9 +57,8 @@ HWY_INLINE T WideElement(S x) {
   }
 }
 
-// Rows of `count` elements, transposed: to[j * next + i] is element j of row i, for
-// n <= N rows, zero for the lanes beyond. Rows that follow one another without a gap are
-// read as vectors, if they are short.
+// Loads rows of `count` elements, transposed: to[j * next + i] is element j of row i, for n <= N rows, zero in the
+// lanes beyond. Short rows without gaps between them are read as vectors.
 template <class D, class S, class T = hn::TFromD<D>>
 HWY_INLINE void LoadColumns(D d, const S* from, int64_t row_stride, int64_t stride, size_t count, size_t n, T* to,
                             size_t next) {
@@ -100,7 +99,7 @@ HWY_INLINE void LoadColumns(D d, const S* from, int64_t row_stride, int64_t stri
   }
 }
 
-// The inverse, for elements of the same type.
+// The inverse of LoadColumns, for elements of the same type.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void StoreColumns(D d, const T* from, size_t next, size_t count, size_t n, T* to, int64_t row_stride,
                              int64_t stride) {

@@ -1,7 +1,7 @@
-// Transposes of N x N elements held in N vectors, N the number of lanes.
+// Transposes of N x N elements held in N vectors, where N is the number of lanes.
 //
-// Compiled once per SIMD target. log2(N) stages of two-input shuffles: first
-// inside 128-bit blocks, then of whole blocks.
+// Compiled once per SIMD target. log2(N) stages of two-input shuffles: first within 128-bit blocks, then of whole
+// blocks.
 #if defined(HEED_SIMD_TRANSPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_SIMD_TRANSPOSE_INL_H_
 #undef HEED_SIMD_TRANSPOSE_INL_H_
@@ -38,7 +38,7 @@ HWY_INLINE void TransposeBlocks(D d, V* HWY_RESTRICT v, size_t step) {
   }
 }
 
-// v[i] lane j becomes v[j] lane i.
+// Moves v[i] lane j to v[j] lane i.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void Transpose(D d, V* HWY_RESTRICT v) {
   constexpr size_t N = hn::MaxLanes(D());

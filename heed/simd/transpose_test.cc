@@ -1,5 +1,5 @@
-// Transposes move every bit of every element to its place: each element type and
-// each number of lanes, on every SIMD target.
+// Transposes move every bit of every element to its place: each element type and each number of lanes, on every SIMD
+// target.
 #include "heed/core/targets.h"
 // After targets.h:
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::transpose_test::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Distinct bits in every element, those of NaNs among them.
+// Distinct bits in every element, including NaNs.
 template <class T>
 uint64_t Pattern(size_t i, size_t j) {
   const uint64_t bits = 0xFFFFFFF0FFFFFFF0u - (i * 64 + j) * 0x0001000100010001u;

@@ -99,7 +99,7 @@ def test_explain():
     window = heed.explain("certified_attention", **shapes, causal=True, level="skip", epsilon=0.01, window=(255, 0))
     assert window["visited_pairs"] < skip["visited_pairs"] / 4
     with pytest.raises(heed.InvalidArgument,
-                       match="certified_attention: dropout is 0.1, expected 0: it draws among weights"):
+                       match="certified_attention: dropout is 0.1, expected 0: it drops pairs"):
         heed.explain("certified_attention", **shapes, dropout=0.1)
 
 
@@ -280,7 +280,7 @@ def test_what_is_refused(rng):
     expect("tree is given, expected none with epsilon: keys of a draft", cache.attend, q, epsilon=0.1, tree=[-1])
     expect("KVCache.attend: align is given, expected none: the cache knows it", cache.attend, q, epsilon=0.1,
            align="top_left")
-    expect("certified_attention: dropout is 0.5, expected 0: it draws among weights after the softmax",
+    expect("certified_attention: dropout is 0.5, expected 0: it drops pairs after the softmax",
            heed.certified_attention, q, k, v, dropout=0.5)
     expect("certified_attention: log_decay is given, expected none at level skip: ", heed.certified_attention, q, k, v,
            causal=True, level="skip", log_decay=np.zeros((1, 300, 4), np.float32))

@@ -100,7 +100,7 @@ def test_docstrings_of_caches():
             (heed.RingKVCache, ("[0, sink_tokens) and [max(0, n - window + 1), length)",)),
             (heed.LatentKVCache, ("`latent` elements, which are the token's value too",)),
             (heed.KVCache.append, ("append(self, k", "lengths    [batch]: new rows of each sequence, from 0 to T")),
-            (heed.KVCache.attend, ("attend(self, q", "Row i of sequence b stands at position lengths[b] - "
+            (heed.KVCache.attend, ("attend(self, q", "Row i of sequence b has position lengths[b] - "
                                    "appended[b] + i")), (heed.LatentKVCache.attend, ("scale: 'float',",)),
             (heed.KVCache.import_pages, ("Pages of another library", "heads_first    whether")),
             (heed.KVCache.share, ("`batch` sequences that all begin as",)),

@@ -1,4 +1,4 @@
-// Tables of tensors in the words of messages and texts: "B, G, N, T|D, N" of axes.
+// Tables of tensors, as text for messages and docstrings: "B, G, N, T|D, N" for axes.
 #include <algorithm>
 #include <cstddef>
 #include <string>

@@ -31,7 +31,7 @@ void CheckRequired(const char* op, const PythonCall& call) {
   }
 }
 
-// The mechanism checks the rest, and sees one token more than these have.
+// Checks the rank of a step's inputs. The mechanism checks the rest, on inputs with a token axis added.
 void CheckOneToken(const char* op, const PythonCall& call) {
   for (size_t i = 0; i < call.bound.tensors.size(); ++i) {
     const ConstTensorView& t = call.in[i];
@@ -41,8 +41,8 @@ void CheckOneToken(const char* op, const PythonCall& call) {
   }
 }
 
-// A new array of a tensor's dtype, of these sizes. With `as_it_lies` that one of its last two axes is contiguous
-// that is so in the tensor.
+// A new array of a tensor's dtype with these sizes. With `as_it_lies`, the one of its last two axes that is contiguous
+// in the tensor is contiguous in the array.
 nb::object NewLike(const char* op, const ConstTensorView& x, std::span<const int64_t> sizes, bool as_it_lies,
                    TensorView& view) {
   const int last = x.rank() - 1;
@@ -60,7 +60,7 @@ nb::object NewLike(const char* op, const ConstTensorView& x, std::span<const int
   return array.array.attr("swapaxes")(-1, -2);
 }
 
-// What o is written to: `out`, or a new array. One token has no axis T.
+// The array for o: `out`, or a new one. A step has no axis T.
 nb::object OutputOf(const char* op, PythonCall& call, bool one_token = false) {
   if (call.out.is_valid()) return nb::borrow(call.out);
   const Bound& b = call.bound;
@@ -73,7 +73,7 @@ nb::object OutputOf(const char* op, PythonCall& call, bool one_token = false) {
   return NewLike(op, x, sizes, as_it_lies, call.o);
 }
 
-// The mechanism has not checked the call yet: what cannot be known is 0.
+// The mechanism has not checked the call yet, so sizes that cannot be determined are 0.
 int64_t SizeOf(const PythonCall& call, const AxisPlace& at) {
   if (at.sequences && call.cu_seqlens.present()) {
     return std::max<int64_t>(call.cu_seqlens.num_elements(), 1) - 1;
@@ -83,8 +83,7 @@ int64_t SizeOf(const PythonCall& call, const AxisPlace& at) {
   return at.features ? call.bound.features(size) : std::max<int64_t>(size + at.others, 0);
 }
 
-// New arrays for the states that this call has: an array, or a named tuple. With `gradients` there is none for a
-// constant.
+// New arrays for the states of this call: an array, or a named tuple. With `gradients`, constants have none.
 nb::object NewStates(const char* op, PythonCall& call, bool gradients) {
   const Bound& b = call.bound;
   const DType dtype = call.in[b.output_index].dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
@@ -106,9 +105,8 @@ nb::object NewStates(const char* op, PythonCall& call, bool gradients) {
   return nb::len(arrays) > 1 ? NewNamedTuple(b.state, nb::tuple(arrays)) : nb::object(arrays[0]);
 }
 
-// A factor given for its logarithm is positive, which counts as 0: results that look right, of a
-// mechanism that forgets nothing. Looked for in a few numbers of each call, until it is found;
-// set_checks looks at all.
+// A factor passed instead of its logarithm is positive and counts as a log decay of 0, so the results look plausible
+// although nothing decays. Samples a few numbers of each call until one is found; set_checks checks all of them.
 void WarnOfPositiveDecays(const char* op, const PythonCall& call) {
   static std::atomic<bool> warned = false;
   constexpr int64_t kMost = 64;
@@ -117,7 +115,7 @@ void WarnOfPositiveDecays(const char* op, const PythonCall& call) {
     if (tensor.values != Parameter::kDecays) continue;
     const ConstTensorView& x = call.in[i];
     if (warned || !x.present() || x.data() == nullptr || !IsFloat(x.dtype())) continue;
-    if (x.device().type != DeviceType::kCpu) continue;  // a look would wait for the device
+    if (x.device().type != DeviceType::kCpu) continue;  // reading would wait for the device
     const int64_t looked_at = std::min(kMost, x.num_elements());
     int64_t positive = 0;
     for (int64_t n = 0; n < looked_at; ++n) {
@@ -136,10 +134,10 @@ void WarnOfPositiveDecays(const char* op, const PythonCall& call) {
   }
 }
 
-// What the call looks like although nothing is wrong with it for sure.
+// Warns of likely mistakes that are not errors.
 void Warn(const char* op, const PythonCall& call) {
   WarnOfPositiveDecays(op, call);
-  // With a state, heads in another place are refused; so short a part of a text is usual.
+  // With a state, misplaced heads already throw; and a step usually has few tokens.
   if (!call.initial.empty()) return;
   const ConstTensorView* heads[3] = {};
   size_t count = 0;
@@ -229,7 +227,7 @@ void RunTorchBackward(const Bound& b, PyObject* args) {
   ComputeForTorch(b.name, [&] { b.functions->Backward(ctx, call); });
 }
 
-// A step on tensors of a device, whose `out` PyTorch has made.
+// Runs a step on tensors of a device, with an `out` that PyTorch has allocated.
 void RunTorchStep(const Bound& b, PyObject* args, PyObject* kwargs) {
   const char* op = b.op_step.c_str();
   PythonCall call(b);
@@ -254,7 +252,7 @@ nb::dict RunExplain(const Bound& b, DType dtype, int num_threads, PyObject* kwar
                    call.arrays.copied());
 }
 
-// What other layers read instead of a list of their own.
+// Describes the mechanism for other layers, which need no list of their own.
 nb::dict DescriptionOf(const Bound& b) {
   nb::dict description, axes, settings;
   nb::list inputs, optional, masks, cast, states;
@@ -283,7 +281,7 @@ nb::dict DescriptionOf(const Bound& b) {
   description["masks"] = masks;
   description["cast"] = cast;
   description["positional"] = b.num_positional;
-  description["required"] = b.num_required;  // up to the last that has to be given
+  description["required"] = b.num_required;  // up to the last required one
   description["state_place"] = b.state_place;
   description["settings"] = settings;
   description["scale"] = b.has_scale;
@@ -327,7 +325,7 @@ size_t Settings::Choice(std::string_view name) const {
 }
 
 void Bind(nb::module_& m, const Binding& binding) {
-  // Lives as long as the module, which is never unloaded.
+  // Never deleted: it is used as long as the module, which is never unloaded.
   const Bound* b = new Bound(m, binding);
   const auto forward = [b](const nb::args& args, const nb::kwargs& kwargs) {
     return RunForward(*b, args.ptr(), kwargs.ptr());

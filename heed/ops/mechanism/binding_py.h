@@ -1,5 +1,5 @@
-// Binding a mechanism to Python from its table: NAME, NAME_backward, NAME_step, its part of explain and
-// what PyTorch's operators call. Which engine computes it, or whether one does, is nothing to this.
+// Binding of a mechanism to Python from its table: NAME, NAME_backward, NAME_step, its part of explain, and the
+// functions that PyTorch's operators call. It does not depend on the engine.
 #ifndef HEED_OPS_MECHANISM_BINDING_PY_H_
 #define HEED_OPS_MECHANISM_BINDING_PY_H_
 
@@ -24,19 +24,19 @@
 
 namespace heed::binding {
 
-// Visible no further than what is in it.
+// Hidden visibility, since members have hidden types.
 #pragma GCC visibility push(hidden)
 
-// A keyword that one mechanism alone has. A string is one of `choices`; an empty default stands for None.
+// A keyword of one mechanism only. A string is one of `choices`; an empty default means None.
 using Range = std::pair<double, double>;
 using Setting = std::variant<bool, double, std::string, Range>;
 struct SettingSpec {
   const char* name;
-  Setting value;  // the default, which has the type of all
+  Setting value;  // the default, which determines the type
   std::vector<std::string> choices = {};
 };
 
-// The settings of a call: what it gives, over the defaults.
+// The settings of a call: given values override the defaults.
 class Settings {
  public:
   explicit Settings(const std::vector<SettingSpec>& specs) : specs_(&specs) {}
@@ -45,7 +45,7 @@ class Settings {
   const T& Get(std::string_view name) const {
     return std::get<T>(Find(At(name)));
   }
-  size_t Choice(std::string_view name) const;  // the place of a word among the choices
+  size_t Choice(std::string_view name) const;  // index of a word among the choices
 
  private:
   size_t At(std::string_view name) const;
@@ -55,35 +55,35 @@ class Settings {
   std::vector<std::pair<size_t, Setting>> given_;
 };
 
-// A tensor that a mechanism takes.
+// A tensor argument of a mechanism.
 struct Parameter {
   enum Reading {
     kRows,     // copied unless its last axis is contiguous
-    kNumbers,  // likewise, and lists of numbers are read too
+    kNumbers,  // like kRows; lists of numbers are accepted too
     kInPlace,  // with any strides
-    kMask,     // of bools, which have no gradient
+    kMask,     // a bool tensor, which has no gradient
   };
-  enum Values { kNormal, kFractions, kRates, kDecays };  // in examples; the last two are negative
+  enum Values { kNormal, kFractions, kRates, kDecays };  // for examples; the last two are negative
 
   std::string name;
-  std::string axes;  // "B, T, H, K", and what else they may be: "B, G, N, T|B, N, T|D, N"
+  std::string axes;  // "B, T, H, K", or alternatives: "B, G, N, T|B, N, T|D, N"
   Reading reading = kRows;
   Values values = kNormal;
   bool optional = false;
-  bool cast = false;         // autocast converts it, but where it may be of tokens and is a constant
-  std::string said_of = "";  // what the header calls it, if that is another name
-  bool keyword = false;      // it has no place
+  bool cast = false;         // autocast converts it, except where it may have tokens and is constant
+  std::string said_of = "";  // its name in the header, if different
+  bool keyword = false;      // not accepted by position
 };
 
-// A state, which is a field of a named tuple where there are several.
+// A state, which is a field of a named tuple if there are several.
 struct StateParameter {
   std::string name, axes;
-  bool has_gradient = true;  // else it counts as a constant
-  const char* setting = "";  // it exists where this keyword is True
+  bool has_gradient = true;  // otherwise a constant
+  const char* setting = "";  // it exists if this keyword is True
 };
 
-// What a call is made of. Views have the places of their tensors and states in the lists, which are empty
-// where nothing is given.
+// The arguments of a call. Views are at the indices of their tensors and states in the lists; views of absent arguments
+// are empty.
 struct Call {
   Call(size_t num_tensors, const std::vector<SettingSpec>& specs) : in(num_tensors), settings(specs) {}
 
@@ -106,7 +106,7 @@ struct Explanation {
   double visited_pairs;
 };
 
-// The functions of a mechanism, as a binding calls them.
+// The functions of a mechanism, for a binding.
 struct Functions {
   virtual ~Functions() = default;
   virtual void Forward(Context& ctx, const Call& call) const = 0;
@@ -117,29 +117,29 @@ struct Functions {
 
 struct Binding {
   const char* name;
-  // The order of Python, "q k v * log_decay": tensors behind the star are optional keywords. `state` stands
-  // where a step has it, which else is behind the tensors that it needs; `dstate` gives that a place too.
-  // Empty: the order is the table's.
+  // The order in Python, "q k v * log_decay": tensors after the star are optional keywords. `state` gives the place of
+  // the state in a step, which by default follows the required tensors; `dstate` gives that of its gradient. Empty: the
+  // order of the table.
   std::string_view inputs = "";
   std::vector<SettingSpec> settings = {};
   python::Docs docs = {};
-  std::vector<python::Said> in_python = {};  // of keywords that have another name in C++
-  bool has_direction = true;                 // where the options have one
+  std::vector<python::Said> in_python = {};  // for keywords whose C++ name differs
+  bool has_direction = true;                 // the options have `reverse`
 
   // These follow from the definition where there is an engine.
   bool states_together = false;                   // all of them are given, or none
-  std::string output = "";                        // the tensor that o is like; empty: the first
-  std::string output_axes = "";                   // of those that it has; empty: the same
+  std::string output = "";                        // the tensor that o has the shape of; empty: the first
+  std::string output_axes = "";                   // axes of o; empty: all of that tensor's
   std::function<int64_t(int64_t)> features = {};  // the size of axis F, from that of K
 
-  // Bind takes these from the table and the passes.
+  // Bind sets these from the table and the passes.
   bool has_scale = false;
   std::vector<Parameter> tensors = {};
   std::vector<StateParameter> states = {};
   std::shared_ptr<const Functions> functions = nullptr;
 };
 
-// Where a mechanism's own structs, which are those of T, have a tensor and a state.
+// The members of a mechanism's structs, those of T, for a tensor and a state.
 template <class T>
 struct TensorPlace {
   Parameter parameter;
@@ -161,7 +161,7 @@ struct Table {
   std::vector<StatePlace<T>> states = {};
 };
 
-// A mechanism's functions, and its own options from the settings of a call.
+// A mechanism's functions, and the conversion of a call's settings to its options.
 template <class T, class Options>
 struct Passes {
   void (*forward)(Context&, const typename T::Inputs&, const Options&, const typename T::Outputs&);
@@ -228,8 +228,8 @@ class Adapter final : public Functions {
   Passes<T, Options> passes_;
 };
 
-// What the row of a table says in Python, where letters of axes have these names. Rows are read as such, or lists
-// of numbers where the last axis is one of heads.
+// The Python parameter of a row of a table, with these names for letters of axes. Rows are read as kRows, or as
+// kNumbers where the last axis is one of heads.
 using AxisNames = std::initializer_list<std::pair<char, const char*>>;
 std::string SpelledAxes(std::string_view letters, AxisNames names);
 Parameter ParameterOf(const char* name, const char* axes, mechanism::Type type, mechanism::Values values, bool optional,
@@ -245,7 +245,7 @@ std::vector<TensorPlace<T>> PlacesOf(const Rows& rows, AxisNames names = {}) {
   return places;
 }
 
-// The places of `tensors`, which are a table's, in the order of Python; says which are keywords.
+// The indices of the table's `tensors` in the order of Python; marks keywords.
 std::vector<size_t> PythonOrder(std::string_view inputs, std::vector<Parameter>& tensors);
 
 void Bind(nanobind::module_& m, const Binding& binding);

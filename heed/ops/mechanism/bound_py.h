@@ -1,4 +1,4 @@
-// A mechanism as Python sees it: its keywords, signatures and texts, and a call on its way in.
+// A mechanism as bound to Python: its keywords, signatures and texts, and the arguments of a call.
 #ifndef HEED_OPS_MECHANISM_BOUND_PY_H_
 #define HEED_OPS_MECHANISM_BOUND_PY_H_
 
@@ -17,7 +17,7 @@
 
 namespace heed::binding {
 
-// Visible no further than what is in it.
+// Hidden visibility, since members have hidden types.
 #pragma GCC visibility push(hidden)
 
 struct Bound;
@@ -32,16 +32,16 @@ struct PythonCall : Call {
   int num_threads = 0;
 };
 
-// Where a call has the size of a state's axis: at this place of a tensor, and others beside it.
+// The source of the size of a state's axis: this axis of a tensor, and alternatives.
 struct AxisPlace {
   size_t tensor = 0;
   int place = -1;
   int64_t others = 0;
-  bool sequences = false;  // packed ones stand for a batch
-  bool features = false;   // of so many channels
+  bool sequences = false;  // packed sequences replace a batch
+  bool features = false;   // features of that many channels
 };
 
-// A mechanism with what its functions need for as long as the module lives.
+// A mechanism with the data of its functions, which lives as long as the module.
 struct Bound : Binding {
   using Keywords = std::vector<python::Keyword<PythonCall>>;
 
@@ -52,19 +52,19 @@ struct Bound : Binding {
 
   std::string op_backward, op_step;
   Keywords forward_keywords, backward_keywords, step_keywords;
-  // PyTorch's operators take [incoming gradients,] inputs, settings, options, results.
+  // Arguments of PyTorch's operators: [output gradients,] inputs, settings, options, results.
   Keywords torch_keywords, torch_backward_keywords;
-  size_t num_positional = 0;     // tensors that may be given in their place
-  size_t num_required = 0;       // up to the last that has to be
+  size_t num_positional = 0;     // tensors accepted by position
+  size_t num_required = 0;       // up to the last required one
   size_t state_place = 0;        // among the inputs of a step
-  bool dstate_by_place = false;  // behind the inputs of the backward pass
+  bool dstate_by_place = false;  // after the inputs of the backward pass
   size_t output_index = 0;
-  int dropped_axis = -1;                // that o does not have
-  std::vector<unsigned> ranks_of_step;  // a bit for each that a tensor may have; constants any
+  int dropped_axis = -1;                // the axis that o does not have
+  std::vector<unsigned> ranks_of_step;  // a bit for each rank that a tensor may have; constants have any
   std::vector<std::vector<AxisPlace>> axes_of_states;
   std::string forward_signature, state_signature, backward_signature, step_signature;
   std::string forward_text, backward_text, step_text;
-  nanobind::object gradients, state;  // named tuples
+  nanobind::object gradients, state;  // named tuple types
 
  private:
   AxisPlace PlaceOfAxis(std::string_view axis) const;
@@ -72,19 +72,19 @@ struct Bound : Binding {
   void WriteSignatures(nanobind::module_& m);
   void WriteTexts(const std::string& gradients_type, const std::string& gradient_names);
 
-  std::deque<std::string> names_;  // of PyTorch's parts of states
+  std::deque<std::string> names_;  // names of the parts of states for PyTorch
 };
 
-// A word whose default is none of the choices.
+// True if the default of a word is not one of its choices.
 bool MayBeNone(const SettingSpec& spec);
 
-// Axes are forms, "B, G, N, T|D, N". The form of a rank, or none; the place of an axis in a form, or -1; all axes of a
-// form.
+// Axes are alternatives, "B, G, N, T|D, N". These return the alternative of a rank, or none; the index of an axis in an
+// alternative, or -1; all axes of an alternative.
 std::string_view FormOf(std::string_view axes, int rank);
 int PlaceOf(std::string_view axis, std::string_view form);
 std::vector<std::string_view> AxesIn(std::string_view form);
 
-// Axes, or a text about them, of one token: without the axis T.
+// Axes, or a text about them, without the axis T, for one token.
 std::string WithoutTokens(std::string_view text);
 
 // "[B, G, N, T] or [D, N]".

@@ -1,4 +1,4 @@
-// Checks of the tensors of a part.
+// Checks of the tensors of an operation.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

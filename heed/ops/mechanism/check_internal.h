@@ -1,5 +1,4 @@
-// Checks of the tensors of a part, with messages that name operation, argument,
-// what it got and what it expected.
+// Checks of the tensors of an operation, with messages that give the operation, argument, actual and expected value.
 #ifndef HEED_OPS_MECHANISM_CHECK_INTERNAL_H_
 #define HEED_OPS_MECHANISM_CHECK_INTERNAL_H_
 
@@ -18,44 +17,43 @@ namespace heed::mechanism {
 // "0.5", "1e+39".
 std::string Text(double value);
 
-// Present, on the device, aligned, with data where there are elements.
+// Checks that a tensor is present, on the device, aligned, and has data if it has elements.
 void CheckReadable(const char* op, const char* name, const ConstTensorView& t, Device device = {});
 
 // Throws unless the dtype is a float.
 void CheckFloat(const char* op, const char* name, const ConstTensorView& t);
 
-// f64, or f32: of states, and what is computed in.
+// f64 for f64, else f32: the dtype of states and of accumulation.
 DType StateDType(DType dtype);
 
-// Throws unless the tensor is there and has this dtype and shape. With `data` false, pointers may be null.
+// Throws unless the tensor is present and has this dtype and shape. With `data` false, pointers may be null.
 void CheckTensor(const char* op, const char* name, const ConstTensorView& t, const Axes& shape, DType dtype, bool data,
                  Device device = {});
 
-// No value above 0, nor NaN.
+// Throws for a value above 0 or NaN.
 void CheckNotPositive(const char* op, const char* name, const ConstTensorView& t);
 
-// What a tensor has; 0 of one that is absent.
+// Bytes of a tensor; 0 if absent.
 double Bytes(const ConstTensorView& t);
 
-// The last axis has stride 1.
+// Throws unless the last axis has stride 1.
 void CheckContiguousRows(const char* op, const char* name, const ConstTensorView& t);
 
-// Readable on the CPU, every element reached once, sharing no memory with `in`, which
+// Throws unless the tensor is readable on the CPU, has no overlapping elements, and shares no memory with `in`, which
 // messages call `in_name`.
 void CheckWritable(const char* op, const char* name, const TensorView& t, const char* in_name,
                    const ConstTensorView& in);
 
-// The tensors of a call, so that what it writes shares no memory with what it reads or
-// with each other. Allocates nothing but for long names.
+// Checks that the outputs of a call share no memory with its inputs or each other. Allocates only for long names.
 class Apart {
  public:
-  // What is written is on this device.
+  // Outputs are on this device.
   explicit Apart(Device device = {}) : device_(device) {}
-  // Absent ones are left out.
+  // Skips absent tensors.
   void Reads(const char* name, const ConstTensorView& t);
-  // Writable, apart from all before, which it joins.
+  // Checks that it is writable and apart from all previous tensors, then adds it to them.
   void Writes(const char* op, const char* name, const TensorView& t);
-  // Checks before that it is there, of this shape and dtype.
+  // First checks that it is present, with this shape and dtype.
   void Writes(const char* op, const char* name, const TensorView& t, const Axes& shape, DType dtype) {
     CheckTensor(op, name, t, shape, dtype, true, device_);
     Writes(op, name, t);

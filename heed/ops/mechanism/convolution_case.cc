@@ -1,4 +1,4 @@
-// Bounds of tap by tap sums, and those that fourier.h derives.
+// Error bounds of direct sums, and those of FFTs, which fourier.h derives.
 #include "heed/ops/mechanism/convolution_case.h"
 
 #include <algorithm>
@@ -15,12 +15,12 @@ double Norm(const Doubles& x, size_t begin, size_t end) {
   return std::sqrt(sum);
 }
 
-// The elements of a block; 0: directly.
+// The elements of an FFT block; 0 for direct sums.
 size_t LengthOf(const Doubles& x, int64_t num_taps) {
   return static_cast<size_t>(scan::TransformLength(num_taps, static_cast<int64_t>(x.size())));
 }
 
-// Over the product of norms.
+// The error relative to the product of norms.
 double TransformError(size_t n, double u) { return 13 * (std::log2(static_cast<double>(n)) + 4) * u; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// How far rounding may take a convolution on the scan engine, a channel at a time.
+// The rounding error of a convolution on the scan engine, a channel at a time.
 #ifndef HEED_OPS_MECHANISM_CONVOLUTION_CASE_H_
 #define HEED_OPS_MECHANISM_CONVOLUTION_CASE_H_
 
@@ -9,15 +9,15 @@
 
 namespace heed::scanning {
 
-// sum_s |taps[s] x[t - s]|, for the first `count` of t.
+// sum_s |taps[s] x[t - s]| for the first `count` tokens t.
 Doubles ConvolvedMagnitudes(const Doubles& taps, const Doubles& x, size_t count);
 
-// How far a convolution of x with the taps that it meets, of num_taps, and D x may be off: chains of sums, or blocks
-// that see two blocks. What is read from its end is completed by zeros before it.
+// The errors of a convolution of x with its taps, the first of num_taps, plus D x: chains of sums, or FFT blocks that
+// see two blocks. With `from_end`, zeros before the sequence complete its first block.
 Doubles ConvolutionErrors(const Doubles& taps, const Doubles& x, double D, int64_t num_taps, bool from_end, double u);
 
-// How far the gradients of those taps may be off: chunks of 128 products, which f64 adds up in f64 too, or as many
-// blocks' as one transform adds up.
+// The errors of the gradients of these taps: chunks of 128 products, which are added in f64, or as many blocks as one
+// FFT sums.
 Doubles TapErrors(const Doubles& x, const Doubles& dy, size_t taps, int64_t num_taps, bool is_f64, double u);
 
 }  // namespace heed::scanning

@@ -1,4 +1,4 @@
-// Delta rules and their gradients as they are defined.
+// Delta rules and their gradients, from the definition.
 #include "heed/ops/mechanism/delta_reference_internal.h"
 
 #include <algorithm>
@@ -16,22 +16,22 @@ using mechanism::Add;
 using mechanism::At;
 using mechanism::Put;
 
-// One head of one sequence, in which every write counts as a token: what a token has one of
-// stands at one of them. r = beta .* erase .* key and w = beta .* write .* v, or a, b and v.
+// One head of one sequence, in which every write counts as a token: per-token data is at one of its writes. r = beta .*
+// erase .* key and w = beta .* write .* v, or a, b and v.
 struct Head {
   bool before = false;
-  size_t writes = 1;  // of a token: it decays before the first and is read after the last
+  size_t writes = 1;  // per token: the state decays before the first and is read after the last
   size_t T = 0, K = 0, V = 0;
-  Doubles q, k, a;                     // [T, K]: scaled; a: decays
-  Doubles r, b;                        // read and second write keys
+  Doubles q, k, a;                     // [T, K]: q scaled; a: decays
+  Doubles r, b;                        // read keys and second write keys
   Doubles w;                           // [T, V]
   Doubles S;                           // [K, V]: initial
-  Doubles key, erase, beta, v, write;  // what r and w are made of
+  Doubles key, erase, beta, v, write;  // factors of r and w
 };
 
 struct Place {
   int64_t sequence, batch, head, key_head;
-  std::vector<int64_t> tokens;  // of writes, in the order in which they are taken
+  std::vector<int64_t> tokens;  // of writes, in the order of processing
 };
 
 // Values are [B, T, HV, V], or [B, T, n, HV, V].
@@ -48,7 +48,7 @@ void WithIndex(bool of_write, const Place& place, size_t row, size_t writes, int
   const auto channel = static_cast<int64_t>(i);
   of_write ? f({place.batch, token, write, head, channel}) : f({place.batch, token, head, channel});
 }
-// One of [B, T, H], or of [B, T, n, H].
+// An element of [B, T, H], or of [B, T, n, H].
 template <class F>
 void WithIndex(bool of_write, const Place& place, size_t row, size_t writes, int64_t head, const F& f) {
   const int64_t token = place.tokens[row], write = static_cast<int64_t>(row % writes);
@@ -128,7 +128,7 @@ Head HeadOf(const DeltaMath& math, const Inputs& in, const Place& place) {
   return h;
 }
 
-// One token: the state after it, and e = w - S~^T r or x = S^T a.
+// Computes one token: the state after it, and e = w - S~^T r or x = S^T a.
 void Advance(const Head& h, size_t t, Doubles& S, Doubles& found) {
   found.assign(h.V, 0.0);
   const double *k = &h.k[t * h.K], *a = &h.a[t * h.K], *r = &h.r[t * h.K], *b = &h.b[t * h.K];
@@ -159,10 +159,10 @@ double Read(const Head& h, const Doubles& S, const Doubles& rows, size_t t, size
   return sum;
 }
 
-// f(token, state before, state after, e or x) for all tokens, the last first.
+// Calls f(token, state before, state after, e or x) for all tokens, in reverse order.
 template <class F>
 void AgainstTime(const Head& h, const F& f) {
-  constexpr size_t kStretch = 32;  // whose states are kept at once
+  constexpr size_t kStretch = 32;  // number of states stored at once
   std::vector<Doubles> kept;
   Doubles S = h.S, found;
   for (size_t t = 0; t < h.T; ++t) {
@@ -183,7 +183,7 @@ void AgainstTime(const Head& h, const F& f) {
   }
 }
 
-// Gradients of a head, or what they may be off by.
+// Gradients of a head, or their errors.
 struct HeadGradients {
   Doubles q, k, r, b, log_a;  // [T, K]
   Doubles w;                  // [T, V]
@@ -200,7 +200,7 @@ HeadGradients Backward(const Head& h, const Doubles& d_o, const Doubles& d_final
   AgainstTime(h, [&](size_t t, const Doubles& before, const Doubles& after, const Doubles& found) {
     const size_t K = h.K, V = h.V, at = t * K;
     const double* w = &h.w[t * V];
-    Doubles d_found(V, 0.0);  // of e, or x
+    Doubles d_found(V, 0.0);  // gradient of e, or x
     for (size_t i = 0; i < K; ++i) {
       for (size_t j = 0; j < V; ++j) {
         double& d = D[i * V + j];
@@ -244,8 +244,8 @@ Doubles GradientsOfO(const BackwardInputs& in, const Place& place, size_t writes
   return d_o;
 }
 
-// What a head adds to the gradients of a call. With `errors`, g are errors of the gradients
-// `of`, and what comes out is what they and roundings of a sum of products add up to.
+// Adds a head's contribution to the gradients of a call. With `errors`, g holds errors of the gradients `of`, and the
+// result is the sum of these and of the roundings of sums of products.
 void AddGradients(const DeltaMath& math, const Head& h, const Place& place, const HeadGradients& g,
                   const HeadGradients* of, double u, const Gradients& out) {
   const bool errors = of != nullptr, several = math.several_writes;
@@ -302,13 +302,13 @@ void ClearAll(const Gradients& out) {
   for (const auto& tensor : kTensors) mechanism::Clear(out.*tensor.gradient);
 }
 
-// Rounding. An element of S is hardly ever the sum of terms of its own size: what one token
-// writes the next takes out. So errors are bounded by norms of columns instead. What is off in
-// column j before token t is multiplied by the token's transition, Diag(a) - k (a .* r)^T or
-// Diag(a) + b alpha^T, whose norm is found by power iteration; and a token rounds each element
-// of the column a few times, and what its read key finds as the sum of K products it is.
-// D goes the same way against time. What is read of a write with no decay between joins gradients of
-// keys and queries on its own (delta_backward-inl.h), so that sums are of states without it, and of it.
+// Rounding. An element of S is rarely the sum of terms of its own magnitude, because one token removes what another
+// wrote. So errors are bounded by norms of columns instead. The error of column j before token t is multiplied by the
+// token's transition, Diag(a) - k (a .* r)^T or Diag(a) + b alpha^T, whose norm is found by power iteration; a token
+// adds a few roundings of each element of the column, and the error of the sum of K products with its read key. D
+// behaves in the same way in reverse order. With several writes per token and no decay between them, the contribution
+// of a write to gradients of keys and queries is separate (delta_backward-inl.h), so sums are over states with and
+// without it.
 struct Rounding {
   double u, chain, decay;
 };
@@ -360,11 +360,11 @@ double TransitionNorm(const Head& h, size_t t) {
   return std::max(norm * 1.02, *std::max_element(a, a + h.K));
 }
 
-// Along a head: what its columns of S, and e or x, are off by after each token.
+// Errors along a head: of its columns of S, and of e or x, after each token.
 struct ForwardErrors {
   std::vector<Doubles> state;  // [T + 1][V]
   Doubles found;               // [T, V]
-  Doubles written;             // [T, V]: the norms of what each token writes, term by term
+  Doubles written;             // [T, V]: norms of each token's update, term by term
 };
 
 ForwardErrors ErrorsOf(const Head& h, DType dtype) {
@@ -466,9 +466,9 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const D
     Doubles D = StateOf(in.d_final.S, place, K, V);
     const HeadGradients true_values = Backward(h, d_o, D);
     HeadGradients g(h);
-    Doubles off(V, 0.0);    // of the columns of D
-    Doubles late(V, 0.0);   // the norms of what the next token's read key has added to them
-    Doubles later(K, 0.0);  // of sums over later writes of a block
+    Doubles off(V, 0.0);    // errors of the columns of D
+    Doubles late(V, 0.0);   // norms of the contribution of the next token's read key to them
+    Doubles later(K, 0.0);  // errors of sums over later writes of a chunk
     size_t block = 64;
     while (block > 1 && block * h.writes > 64) block /= 2;
     block *= h.writes;
@@ -477,7 +477,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const D
       const double query = Norm(&h.q[at], K), key = Norm(&h.k[at], K), read = Norm(&h.r[at], K);
       const double second = Norm(&h.b[at], K), norm = TransitionNorm(h, t);
       Doubles d_found(V, 0.0);
-      if ((t + 1) % block == 0 || t + 1 == h.T) {  // <S, D> at the end of a block
+      if ((t + 1) % block == 0 || t + 1 == h.T) {  // <S, D> at the end of a chunk
         for (size_t i = 0; i < K; ++i) {
           later[i] = 0;
           for (size_t j = 0; j < V; ++j) {
@@ -498,7 +498,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const D
       double of_q = 0, of_k = 0, of_r = 0, of_b = 0;
       for (size_t j = 0; j < V; ++j) {
         const double x = std::abs(d_o[t * V + j]), size = sizes[j], old = old_states[j];
-        // The scale and the scaled query are rounded, and where products are not fused, that too.
+        // The scale and the scaled query are rounded, and so are products on targets without FMA.
         off[j] += by_key.u * (2 * size + 3 * query * x);
         const double w = std::abs(h.w[t * V + j]), e_or_x = std::abs(found[j]);
         const double found_error = forward.found[t * V + j];
@@ -547,7 +547,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const D
     }
     AddGradients(math, h, place, g, &true_values, by_key.chain, tolerance);
   });
-  // Sums over value heads and the dtype of the result are rounded once more.
+  // Sums over value heads and the conversion to the result's dtype add one rounding each.
   const double u = RoundingOf(in.q.dtype(), 1).u;
   for (const auto& tensor : kTensors) {
     const TensorView& t = tolerance.*tensor.gradient;

@@ -1,4 +1,4 @@
-// Keywords and signatures of a mechanism's Python functions, and how they are read.
+// Keywords and signatures of a mechanism's Python functions, and readers of their arguments.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -49,7 +49,7 @@ void ReadOut(PythonCall& call, const Argument& a) {
   call.o = call.arrays.Write(a, Kind::kFloat);
 }
 
-// One state, in its place; PyTorch's operators take each by itself.
+// Reads one state; PyTorch's operators take each of them separately.
 template <auto kField>
 void ReadState(PythonCall& call, const Argument& a) {
   (call.*kField).resize(call.bound.states.size());
@@ -68,7 +68,7 @@ std::string ExpectedStates(const Bound& b) {
   return text + ")";
 }
 
-// An array, or a tuple of some, of which each that is given is read.
+// Calls `read` for an array, or for each array of a tuple that is given.
 void ForStates(PythonCall& call, const Argument& a, void (*read)(PythonCall&, const Argument&)) {
   const bool together = call.bound.states_together;
   const size_t count = call.bound.states.size();
@@ -78,7 +78,7 @@ void ForStates(PythonCall& call, const Argument& a, void (*read)(PythonCall&, co
   const bool shape = sequence && call.describe && size > 0 && PyLong_Check(nb::object(a.value[0]).ptr());
   const bool tuple = sequence && !shape;
   if (together ? count == 1 : !tuple) return read(call, {a.operation, a.name, a.value});
-  const size_t least = together ? count : 2, most = together ? count : 3;  // None behind those that there are
+  const size_t least = together ? count : 2, most = together ? count : 3;  // trailing states may be None
   if (!tuple || size < least || size > most) Fail(a, ExpectedStates(call.bound));
   for (size_t i = 0; i < size; ++i) {
     const nb::object part = a.value[i];
@@ -93,7 +93,7 @@ void ReadStates(PythonCall& call, const Argument& a) {
   ForStates(call, a, kRead);
 }
 
-// A pair of numbers, of which infinity is one.
+// Reads a pair of numbers, which may be infinite.
 Range ToRange(const Argument& a) {
   const bool pair = (PyTuple_Check(a.value.ptr()) || PyList_Check(a.value.ptr())) && PyObject_Size(a.value.ptr()) == 2;
   if (!pair) Fail(a, "a pair of numbers");

@@ -1,4 +1,4 @@
-// Bounds of rows through modes, in chunks of 16 tokens or as convolutions.
+// Error bounds of rows through state space models, in chunks of 16 tokens or as convolutions.
 #include "heed/ops/mechanism/modes_case.h"
 
 #include <algorithm>
@@ -14,11 +14,11 @@ using mechanism::Add;
 
 constexpr size_t kChunk = 16;
 
-// How far a number of a mode, and powers of it up to 16, may be off in the tables, relative: rounded
-// once, and of f64 what computing it in f64 takes, of the argument and of the operations.
+// The relative error of a mode's number in the tables, and of its powers up to 16: one rounding, plus the errors of
+// computing it in f64, from the argument and the operations.
 double TableError(const ReferenceMode& m, double u) { return u + 0x1p-52 * (60 + 3 * kChunk * std::abs(m.z)); }
 
-// Rounding happens at the ends of chunks, and at each token after the last.
+// States are rounded at the ends of chunks, and at each token after the last chunk.
 ModeWalk WalkOf(const ReferenceMode& m, const Inexact& inputs, double factor, double size, double u) {
   ModeWalk walk;
   double error = 0;
@@ -30,7 +30,7 @@ ModeWalk WalkOf(const ReferenceMode& m, const Inexact& inputs, double factor, do
     size = a * size + factor * std::abs(inputs.values[t]);
     error = a * error + factor * inputs.errors[t];
     const bool in_chunk = t < T / kChunk * kChunk;
-    // 16 products added up, two more of complex numbers; of one token three.
+    // 16 products are summed, with two more for complex numbers; for single tokens three.
     if (!in_chunk) error += (6 * u + table) * size;
     if (in_chunk && t % kChunk == kChunk - 1) error += (28 * u + 2 * table) * size;
     walk.size.push_back(size);
@@ -39,7 +39,7 @@ ModeWalk WalkOf(const ReferenceMode& m, const Inexact& inputs, double factor, do
   return walk;
 }
 
-// A walk whose first step decays nothing.
+// The initial magnitude of a recurrence whose first step does not decay.
 double SizeBefore(const ReferenceMode& m, const Complex& last) {
   return std::abs(last) / std::max(std::abs(m.a), 1e-300);
 }
@@ -98,12 +98,12 @@ double InitialGradientError(const ReferenceMode& m, const ModeWalk& walk, double
   return 1.01 * std::abs(m.a) * (walk.error.back() + (34 * u + 2 * TableError(m, u)) * walk.size.back());
 }
 
-// What is read off states is N products, and 16 taps in a chunk.
+// An output is N products with states, plus 16 taps within a chunk.
 Doubles OutputErrors(const ReferenceRow& c, const Inexact& x, bool back, const ModeWalks& walks, double u) {
   Doubles errors(x.values.size());
   const double chain = (2 * static_cast<double>(c.N()) + 26) * u;
   for (size_t t = 0; t < errors.size(); ++t) {
-    // D x is a product, and added last.
+    // D x is one product, added last.
     errors[t] = std::abs(c.D) * (x.errors[t] + 2 * u * std::abs(x.values[t]));
   }
   for (size_t n = 0; n < c.N(); ++n) {
@@ -112,7 +112,7 @@ Doubles OutputErrors(const ReferenceRow& c, const Inexact& x, bool back, const M
     for (size_t t = 0; t < errors.size(); ++t) {
       const double here = walks[n].error[t] + (chain + 2 * table) * walks[n].size[t];
       errors[t] += read * here;
-      // Within a chunk nothing has been rounded yet: what will be, once.
+      // Within a chunk nothing is rounded yet: adds the rounding at its end.
       errors[t] += read * (28 * u + 2 * table) * walks[n].size[t];
     }
   }
@@ -137,7 +137,7 @@ void AddParameterErrors(const ReferenceRow& c, const Inexact& inputs, const Inex
   const int64_t d = c.channel;
   const size_t T = inputs.values.size();
   const Inexact back = dy.Reversed();
-  // 16 terms, 16 more of lags, 8 chunks, and what f64 adds up in f64 too.
+  // 16 terms, 16 more of lags, 8 chunks; longer sums are in f64, for f64 too.
   const double chunks = static_cast<double>(T) / 128 * static_cast<double>(rows);
   const double sums = (64 + (is_f64 ? chunks + static_cast<double>(rows) : 0)) * u;
   for (size_t n = 0; n < c.N(); ++n) {
@@ -149,7 +149,7 @@ void AddParameterErrors(const ReferenceRow& c, const Inexact& inputs, const Inex
     double of_a = 0, of_b = 0, of_C = 0;
     for (size_t t = 0; t < T; ++t) {
       const double size_l = l.size[T - 1 - t];
-      // Rounded at the ends of chunks of the other direction too.
+      // Gradients are rounded at the ends of chunks in reverse order too.
       const double error_l = l.error[T - 1 - t] + 34 * u * size_l + 2 * table * size_l;
       const double before = t == 0 ? h0 : h.size[t - 1], after = h.size[t];
       const double of_before = t == 0 ? 0 : h.error[t - 1] + 34 * u * before;

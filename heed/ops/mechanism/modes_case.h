@@ -1,4 +1,4 @@
-// How far rounding may take rows through state spaces of complex modes.
+// The rounding errors of rows through state space models of complex modes.
 #ifndef HEED_OPS_MECHANISM_MODES_CASE_H_
 #define HEED_OPS_MECHANISM_MODES_CASE_H_
 
@@ -11,7 +11,7 @@
 
 namespace heed::scanning {
 
-// Values of a row, and how far they are off already.
+// Values of a row, and their errors.
 struct Inexact {
   Doubles values, errors;
 
@@ -24,36 +24,36 @@ struct Inexact {
   Inexact Reversed() const;
 };
 
-// A walk of one mode in absolute values, from its first token: sizes that no sum of its terms exceeds,
-// and their errors.
+// The recurrence of one mode in absolute values, from its first token: bounds of the magnitude of its sums, and their
+// errors.
 struct ModeWalk {
   Doubles size, error;  // after each token
 };
 using ModeWalks = std::vector<ModeWalk>;
 
-// The walks of states, and of their gradients from the last token on. u: the unit roundoff.
+// The recurrences of states, and of their gradients from the last token on. u: the unit roundoff.
 ModeWalks StateWalks(const ReferenceRow& row, const Inexact& inputs, double u);
 ModeWalks GradientWalks(const ReferenceRow& row, const Inexact& dy_from_end, const Complexes& last, double u);
 
-// How far the last state may be off, and the gradient of that before the first token.
+// The errors of the final state, and of the gradient of the initial one.
 double StateError(const ModeWalk& walk);
 double InitialGradientError(const ReferenceMode& mode, const ModeWalk& walk, double u);
 
-// How far outputs may be off, or gradients of inputs (`back`), from token to token; x in the order of the walks.
+// The errors of outputs, or of gradients of inputs (`back`), as a recurrence; x is in the order of the recurrences.
 Doubles OutputErrors(const ReferenceRow& row, const Inexact& x, bool back, const ModeWalks& walks, double u);
-// As a convolution of at most `most` taps, with those that the modes of the row make.
+// The errors as a convolution of at most `most` taps, with the taps of the row's modes.
 Doubles ConvolvedErrors(const ReferenceRow& row, const Inexact& taps, const Inexact& x, bool back, int64_t most,
                         double u);
-// The first of them, and their errors: the same of all rows of the same modes.
+// The first `count` taps and their errors, the same for all rows of the same modes.
 Inexact TapsOf(const ReferenceRow& row, size_t count, double u);
 
-// Adds the errors of dlog_dt, dlog_A_real, dA_imag and dC, whose row's inputs and gradients of outputs
-// these are. `last`: gradients of the last state. `rows`: that are added up.
+// Adds the errors of dlog_dt, dlog_A_real, dA_imag and dC for a row with these inputs and output gradients. `last`:
+// gradients of the final state. `rows`: the number of rows that are summed.
 void AddParameterErrors(const ReferenceRow& row, const Inexact& inputs, const Inexact& dy, const Complexes& last,
                         bool is_f64, double u, const Gradients& tolerance, size_t rows = 1);
 
-// The gradients of the taps that modes make, over all rows that they are convolved with, and their
-// errors, until those of parameters are made from them.
+// Accumulates the gradients of the modes' taps, over all rows that they are convolved with, and their errors, and
+// converts them to those of parameters.
 class TapGradients {
  public:
   void Add(const Inexact& inputs, const Inexact& dy, int64_t most, bool is_f64, double u);
@@ -63,7 +63,7 @@ class TapGradients {
   Inexact taps_;
 };
 
-// Whether a call is computed as a convolution, as the engine decides.
+// True if a call is computed as a convolution, by the engine's rule.
 bool IsConvolved(int64_t modes, bool may_choose, bool wants_convolution, bool states);
 
 }  // namespace heed::scanning

@@ -1,4 +1,4 @@
-// State spaces of complex modes as they are defined, in double, a token at a time.
+// State space models of complex modes from the definition, in double, a token at a time.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace {
 
 using mechanism::At;
 
-// (e^z - 1) / z and its derivative: by their series where the quotients would cancel.
+// (e^z - 1) / z and its derivative, by their series where the quotients would cancel.
 void Mean(Complex z, Complex& mean, Complex& slope) {
   if (std::abs(z) >= 2) {
     mean = (std::exp(z) - 1.0) / z;
@@ -28,8 +28,8 @@ void Mean(Complex z, Complex& mean, Complex& slope) {
 
 }  // namespace
 
-// D x is added last: a sum that begins with it would be rounded at its size once per mode, which is
-// more than a convolution's bound in f64 grants its reference.
+// D x is added last: a sum that begins with it would be rounded at its magnitude once per mode, which exceeds the error
+// bound of a convolution in f64.
 double ReferenceRow::OutputAt(size_t t) const {
   double o = 0;
   for (size_t n = 0; n < N(); ++n) o += 2 * (modes[n].C * h[t + 1][n]).real();
@@ -110,7 +110,7 @@ void AddParameterGradients(const ReferenceRow& c, const Doubles& dy, const std::
     }
     const Complex of_z = of_a * m.a_slope + of_b * m.b_slope;
     const auto mode = static_cast<int64_t>(n);
-    // z = dt A; b is dt times something of z.
+    // z = dt A, and b is dt times a function of z.
     mechanism::Add(out.dlog_dt, {c.channel}, (of_z * m.z + of_b * m.b).real());
     mechanism::Add(out.dlog_A_real, {c.channel, mode}, (of_z * m.z.real()).real());
     mechanism::Add(out.dA_imag, {c.channel, mode}, (of_z * Complex(0, c.dt)).real());

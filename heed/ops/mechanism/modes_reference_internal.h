@@ -1,4 +1,4 @@
-// One row through state spaces of complex modes in double, every number of it kept.
+// One row through state space models of complex modes in double, with all intermediate values.
 #ifndef HEED_OPS_MECHANISM_MODES_REFERENCE_INTERNAL_H_
 #define HEED_OPS_MECHANISM_MODES_REFERENCE_INTERNAL_H_
 
@@ -17,11 +17,11 @@ using Complexes = std::vector<Complex>;
 
 struct ReferenceMode {
   Complex z, a, b, C;
-  Complex a_slope, b_slope;  // derivatives by z, of b with dt held
+  Complex a_slope, b_slope;  // derivatives by z; that of b with constant dt
 };
 
 struct ReferenceRow {
-  int64_t channel;  // whose modes they are
+  int64_t channel;  // channel of the modes
   double dt, D;
   std::vector<ReferenceMode> modes;
   Doubles u;                 // [T]
@@ -35,11 +35,11 @@ struct ReferenceRow {
 
 // The modes of a channel, or head, without tokens.
 ReferenceRow ModesOf(const Inputs& in, bool bilinear, int64_t channel);
-// States after inputs u, from h[0] on.
+// Computes the states after inputs u, from h[0] on.
 void Walk(ReferenceRow& row);
-// l of the tokens, [T + 1][N]: l[t] is that of the state after token t, l[T] that of the last state.
+// Gradients l of states, [T + 1][N]: l[t] of the state after token t, l[T] of the final state.
 std::vector<Complexes> GradientsOf(const ReferenceRow& row, const Doubles& dy, const Complexes& last);
-// The gradients of the state before the first token.
+// The gradients of the initial state.
 Complexes InitialGradients(const ReferenceRow& row, const std::vector<Complexes>& l);
 // Adds to dlog_dt, dlog_A_real, dA_imag, dC and dD.
 void AddParameterGradients(const ReferenceRow& row, const Doubles& dy, const std::vector<Complexes>& l,

@@ -1,4 +1,4 @@
-// Problems from tables: titles, outputs, memory, and how they are run.
+// Problems from tables: titles, outputs, memory, and runs.
 #include "heed/ops/mechanism/problem_case.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace heed::mechanism {
 namespace {
 
-// What the shapes of a problem's inputs say.
+// The sizes that the shapes of a problem's inputs determine.
 AxisSizes SizesOf(const Mechanism& m, const Problem& p) {
   AxisSizes sizes;
   for (size_t i = 0; i < m.tensors.size(); ++i) {
@@ -48,7 +48,7 @@ std::string Title(const Mechanism& m, const Problem& p) {
   return text + " " + p.note;
 }
 
-// The outputs of both passes that exist, in order; those of o's shape with strides of `like`.
+// Describes the outputs of both passes where they exist, in order; outputs of o's shape have the strides of `like`.
 void Describe(const Mechanism& m, int64_t sequences, bool forward, bool backward, const Shape& like, Problem& p) {
   AxisSizes sizes = SizesOf(m, p);
   const DType dtype = p.inputs[0].dtype();
@@ -76,7 +76,7 @@ void Describe(const Mechanism& m, int64_t sequences, bool forward, bool backward
   add_states(&StateRow::gradient);
 }
 
-// The state before a step, which updates it in place.
+// Copies the initial state to the state that a step updates in place.
 void Begin(const Mechanism& m, const Problem& p, Views views) {
   for (size_t i = 0; i < p.num_forward; ++i) {
     for (size_t k = 0; k < m.states.size(); ++k) {
@@ -128,7 +128,7 @@ Case ToCase(const Mechanism& mechanism, const Problem& problem) {
 std::vector<InputSpec> InputsOf(const Mechanism& m) {
   std::vector<InputSpec> inputs;
   for (const Row& row : m.tensors) {
-    // Files have the form per token without groups, as every checkpoint does.
+    // Files have the form per token without groups, as checkpoints do.
     const bool several = row.axes.find('|') != std::string::npos;
     inputs.push_back(
         {row.name, several ? std::string(AxesOfRank(row.axes, 3)) : row.axes, row.optional, row.type != kSame});
@@ -136,7 +136,7 @@ std::vector<InputSpec> InputsOf(const Mechanism& m) {
   return inputs;
 }
 
-// What a call on tensors of others computes of them.
+// The pass that a call on given tensors computes.
 enum class Use { kForward, kTrain, kStep };
 
 TensorCall CallOn(const Mechanism& m, Use use, const Context& ctx, const TensorMap& tensors,
@@ -154,7 +154,7 @@ TensorCall CallOn(const Mechanism& m, Use use, const Context& ctx, const TensorM
   p->d_final.resize(m.states.size());
   p->d_o = find("d_o");
   p->options.scale = scale;
-  TensorCall call = m.explain(ctx, *p);  // checks everything first
+  TensorCall call = m.explain(ctx, *p);  // throws if the arguments are invalid
   if (use == Use::kStep && !m.causal) {
     throw InvalidArgument(m.name + ": causal is false, expected true: one token at a time");
   }
@@ -215,7 +215,7 @@ Case Maker::RandomCase() {
   DrawStates(StateShapes(sequences));
   const Shape like = DrawStrides();
   Describe(m_, sequences, true, !p_.step && Chance(0.6), like, p_);
-  // Some of them are not asked for; o always is.
+  // Some outputs are not requested; o always is.
   for (size_t i = p_.outputs.size(); !p_.step && i-- > 1;) {
     if (!Chance(0.15)) continue;
     p_.outputs.erase(p_.outputs.begin() + static_cast<int64_t>(i));
@@ -224,7 +224,7 @@ Case Maker::RandomCase() {
   return ToCase(m_, p_);
 }
 
-// A normaliser is a sum of features: positive.
+// A normaliser is a sum of features, which are positive.
 const Buffer& FillState(const StateRow& state, const Buffer& buffer, uint64_t seed) {
   if (!state.positive) return buffer.FillNormal(seed);
   return FillEach(buffer, seed, [](Random& random) { return random.Uniform(0.5, 2); });
@@ -304,7 +304,7 @@ Buffer Maker::AnyLayout(DType dtype, const Shape& sizes, bool rows) {
     }
     return Buffer(dtype, sizes, row_major, placement, Integer(0, 9));
   }
-  // Sequences outside, the axes between them and the rows in any order.
+  // Sequences are the outermost axis; the axes between them and the rows are in any order.
   rows = rows || sizes.size() > 3;
   Shape strides(sizes.size(), 1);
   int64_t next = rows ? std::max<int64_t>(sizes.back(), 1) + Integer(0, 3) : 1;

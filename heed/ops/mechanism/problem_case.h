@@ -1,4 +1,4 @@
-// Problems of mechanisms, made from their tables: what the cases of all of them have in common.
+// Problems of mechanisms from their tables: common parts of the cases of all mechanisms.
 #ifndef HEED_OPS_MECHANISM_PROBLEM_CASE_H_
 #define HEED_OPS_MECHANISM_PROBLEM_CASE_H_
 
@@ -29,8 +29,8 @@ struct Problem {
   recurrent::Options options;
   std::vector<OutputSpec> outputs;  // of the forward pass, then of the backward pass
   size_t num_forward = 0;
-  bool step = false;       // of one token: by Step instead of the forward pass
-  bool stateless = false;  // states are neither given nor asked for
+  bool step = false;       // one token, by Step instead of the forward pass
+  bool stateless = false;  // states are neither given nor requested
   std::vector<Buffer> memory;
   std::string note;
 
@@ -40,7 +40,7 @@ struct Problem {
   }
 };
 
-// A row of a table without the places that only structs of its calls have.
+// A row of a table, without the members of the structs of calls.
 struct Row {
   template <class... Structs>
   Row(const Tensor<Structs...>& t)  // NOLINT: what cases need of it
@@ -55,36 +55,36 @@ struct Row {
   bool over_tokens() const { return axes[0] == 'B'; }
 };
 
-// A state, as outputs have it.
+// A state as an output.
 struct StateRow {
   std::string name;      // "state"
-  std::string gradient;  // "dinitial_state"; empty: it is a constant
+  std::string gradient;  // "dinitial_state"; empty: a constant
   std::string axes;
   bool positive = false;
-  double absent = 0;  // what it counts as where it is not given
+  double absent = 0;  // its value if absent
 };
 
 // Results, in the order of Problem::outputs.
 using Views = std::span<const TensorView>;
 
-// A mechanism, its options bound, as cases call it.
+// A mechanism with bound options, for cases.
 struct Mechanism {
   std::string name;
   std::string options;  // for titles
   std::vector<Row> tensors;
   std::vector<StateRow> states;
   std::string o_axes;
-  std::function<void(AxisSizes&)> derive;  // sizes that others say
+  std::function<void(AxisSizes&)> derive;  // computes sizes that depend on others
   bool causal = true, has_scale = true, has_direction = true;
 
-  std::function<void(Context&, const Problem&, Views)> forward, backward, step;  // no step: null
+  std::function<void(Context&, const Problem&, Views)> forward, backward, step;  // null if there is no step
   std::function<void(const Problem&, Views expected, Views tolerance)> reference, backward_reference;
   std::function<TensorCall(const Context&, const Problem&)> explain;  // of a forward pass
   std::function<int64_t(const Context&, const Problem&)> backward_workspace;
 };
 
-// A view of one token without its axis of tokens. Where that leaves [B, N], which of as many
-// sequences as channels could be [D, N] as well, it gets its group's axis.
+// A view of one token without its axis of tokens. Where the result [B, N] could also be [D, N], because B equals the
+// number of channels, it gets an axis of groups.
 template <class View>
 View WithoutTokens(std::string_view axes, const View& t) {
   const size_t at = axes.find('T');
@@ -99,7 +99,7 @@ View WithoutTokens(std::string_view axes, const View& t) {
   return View(t.data(), t.dtype(), sizes, strides, t.device());
 }
 
-// A state, and where the structs of a mechanism's calls have it.
+// A state, and its members in the structs of a mechanism's calls.
 template <class Api>
 struct State {
   StateRow row;
@@ -110,7 +110,7 @@ struct State {
   std::function<TensorView&(typename Api::StepState&)> step;
 };
 
-// The one state of a mechanism that calls it `initial`, `final` and so on.
+// The only state of a mechanism whose members are named `initial`, `final` and so on.
 template <class Api>
 State<Api> OneState(const char* axes) {
   return {.row = {.name = "state", .gradient = "dinitial_state", .axes = axes},
@@ -121,7 +121,7 @@ State<Api> OneState(const char* axes) {
           .step = [](TensorView& state) -> TensorView& { return state; }};
 }
 
-// The functions of a mechanism, which take options of its own kind.
+// The functions of a mechanism, which take its own type of options.
 template <class Api, class Own>
 struct Functions {
   using Inputs = typename Api::Inputs;
@@ -136,7 +136,7 @@ struct Functions {
   std::function<void(Context&, const typename Api::StepInputs&, const Own&, const typename Api::StepState&,
                      const TensorView&)>
       step = {};
-  // The allowed error of each output.
+  // The tolerance of each output.
   std::function<void(const Inputs&, const Own&, const Outputs& expected, const Outputs& tolerance)> tolerance = {};
   std::function<void(const BackwardInputs&, const Own&, const Gradients& expected, const Gradients& tolerance)>
       backward_tolerance = {};
@@ -197,8 +197,8 @@ struct Structs {
   }
 };
 
-// Gives `m` its table, and the functions `f` with the options `own`. All of them share one copy of tables and
-// functions: entries of all mechanisms are made, and copied, whenever a program starts that has them.
+// Gives `m` its table, and the functions `f` with the options `own`. All copies of `m` share one copy of tables and
+// functions: programs with these mechanisms build and copy the entries of all of them at startup.
 template <class Api, class Own>
 void Bind(const Structs<Api>& table, const Own& own, const Functions<Api, Own>& f, Mechanism& m) {
   struct Shared {
@@ -253,21 +253,20 @@ class Words {
  public:
   explicit Words(const std::string& variant) : text_("+" + variant + "+") {}
   bool Has(std::string_view word) const { return text_.find("+" + std::string(word) + "+") != std::string::npos; }
-  // 7 for "taps", or `otherwise` where the word has no number; nothing where it is missing.
+  // 7 for "taps", or `otherwise` if the word has no number; nothing if it is missing.
   std::optional<double> Number(const std::string& name, double otherwise = 0) const;
 
  private:
   std::string text_;
 };
 
-// Each element from a deviate of its own.
+// Fills each element from a random stream of its own.
 const Buffer& FillEach(const Buffer& buffer, uint64_t seed, const std::function<double(Random&)>& value);
 
-// A state's N(0, 1), or what else it is filled with.
+// Fills a state with N(0, 1), or other values that it requires.
 const Buffer& FillState(const StateRow& state, const Buffer& buffer, uint64_t seed);
 
-// Makes one problem of a mechanism. How sizes, layouts and values are chosen, families of mechanisms
-// say.
+// Makes one problem of a mechanism. Derived classes choose sizes, layouts and values for a family of mechanisms.
 class Maker {
  public:
   Maker(const Mechanism& m, DType dtype, uint64_t seed)
@@ -276,11 +275,11 @@ class Maker {
 
   // Random sizes, layouts and options; forward and backward, or a step.
   Case RandomCase();
-  // What a request says, in aligned memory.
+  // The requested problem, in aligned memory.
   Case MakeCase(const CaseRequest& request);
 
  protected:
-  // Random problems are drawn in this order. B and T are there already; an input may be absent.
+  // Random problems are drawn in this order. B and T are already set; an input may be absent.
   virtual void DrawSizes() = 0;
   virtual ConstTensorView DrawInput(const Row& row) = 0;
   virtual ConstTensorView DrawOutputGradient(const Shape& sizes) { return Normal(sizes); }
@@ -288,22 +287,22 @@ class Maker {
   virtual void DrawStates(const std::vector<Shape>& shapes);
   virtual Shape DrawStrides() { return {}; }  // of outputs; empty: row-major
 
-  // What is requested is made in this order.
+  // Requested problems are made in this order.
   virtual void SetSizes(const Sizes& sizes) = 0;
   virtual ConstTensorView MakeInput(const Row& row) = 0;
   virtual Shape Strides() { return {}; }
-  virtual double Flops(int64_t tokens, bool backward) = 0;  // so many in each sequence
+  virtual double Flops(int64_t tokens, bool backward) = 0;  // for sequences of that many tokens
 
   bool Chance(double probability) { return random_.Chance(probability); }
   int64_t Integer(int64_t low, int64_t high) { return random_.Integer(low, high); }
-  int64_t Tokens();    // 0 to 131, around the borders of blocks
-  int64_t Channels();  // 1 to 65, around those of vectors
+  int64_t Tokens();    // 0 to 131, around the boundaries of chunks
+  int64_t Channels();  // 1 to 65, around the sizes of vectors
   Placement AnyGuard() { return Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard; }
-  // Any order of axes but that of sequences, gaps between them, at either guard; the last axis is
-  // contiguous with `rows`, or of four axes or more.
+  // Any order of axes except that of sequences, with gaps between them, against either guard page; the last axis is
+  // contiguous with `rows`, or for four axes or more.
   Buffer AnyLayout(DType dtype, const Shape& sizes, bool rows = false);
   TensorView Normal(const Shape& sizes);       // N(0, 1)
-  TensorView NormalState(const Shape& sizes);  // row-major, wide
+  TensorView NormalState(const Shape& sizes);  // row-major, in the state's dtype
 
   Shape ShapeOf(std::string_view axes) const { return mechanism::ShapeOf(axes, sizes_); }
   Shape OutputShape() const { return ShapeOf(m_.o_axes); }
@@ -328,8 +327,8 @@ class Maker {
   uint64_t case_seed_, seed_;
 };
 
-// An entry of the harness, of which `said` has what is the mechanism's own: family, variants,
-// formulas. `plain` is called on tensors of others.
+// An entry of the harness; `said` has the mechanism's own members: family, variants, formulas. `plain` is called on
+// given tensors.
 OpEntry EntryOf(OpEntry said, const Mechanism& plain);
 
 }  // namespace heed::mechanism

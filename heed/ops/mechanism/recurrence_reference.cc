@@ -1,4 +1,4 @@
-// The recurrence and its gradients as they are defined.
+// The recurrence and its gradients, from the definition.
 #include "heed/ops/mechanism/recurrence_reference_internal.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ struct State {
 
 double ColumnDecay(const ReferenceHead& h, size_t t, size_t j) { return h.b.empty() ? 1 : h.b[t * h.V + j]; }
 
-// The state after token t, from the one before.
+// Computes the state after token t from the previous one.
 void Advance(const ReferenceHead& h, size_t t, State& state) {
   for (size_t i = 0; i < h.K; ++i) {
     const double a = h.a[t * h.K + i], k = h.k[t * h.K + i];
@@ -26,7 +26,7 @@ void Advance(const ReferenceHead& h, size_t t, State& state) {
   }
 }
 
-// What token t's query reads.
+// An element of the state that token t's query reads.
 double Seen(const ReferenceHead& h, size_t t, const State& before, const State& after, size_t i, size_t j) {
   const size_t at = i * h.V + j;
   if (h.u.empty()) return after.S[at];
@@ -39,7 +39,7 @@ double Product(const ReferenceHead& h, size_t t, const State& state) {
   return sum;
 }
 
-// What token t's output is divided by.
+// The denominator of token t's output.
 double Denominator(const ReferenceHead& h, size_t t, double product) {
   if (!h.normalize) return 1;
   if (h.floors.empty()) return product + h.eps;
@@ -53,7 +53,7 @@ double Slope(const ReferenceHead& h, size_t t, double product) {
   return std::abs(product) > h.floors[t] ? std::copysign(1.0, product) : 0;
 }
 
-// 1 / d_t, or the magnitude of its terms: a rounding error of d_t is relative to its own.
+// 1 / d_t, or the magnitude of its terms: a rounding error of d_t is relative to d_t itself.
 double Inverse(const ReferenceHead& h, size_t t, double denominator) {
   if (h.denominators.empty()) return 1 / denominator;
   const double d = std::abs(h.denominators[t]);
@@ -92,10 +92,10 @@ ReferenceHeadGradients RunBackwardReference(const ReferenceHead& h, const Double
   g.v.assign(h.T * h.V, 0);
   g.u.assign(h.u.size(), 0);
   g.b.assign(h.b.size(), 0);
-  Doubles D = d_S, dz = d_z;  // of S_t and z_t
+  Doubles D = d_S, dz = d_z;  // gradients of S_t and z_t
 
-  // Tokens against time, with the states before and after each: those before every
-  // kStretch-th token are kept, the others computed again.
+  // Visits tokens in reverse order, with the states before and after each: every kStretch-th state is stored, the
+  // others are recomputed.
   constexpr size_t kStretch = 32;
   std::vector<State> kept;
   State state = {h.S, h.z};

@@ -1,4 +1,4 @@
-// Calls of recurrent mechanisms: checked, mapped onto the recurrence engine, run.
+// Calls of recurrent mechanisms: checks, conversion to the recurrence engine's problem, and runs.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -26,7 +26,7 @@ using mechanism::Fail;
 using recurrence::Gate;
 using recurrence::Problem;
 
-// Everything about a call that has been checked.
+// A checked call.
 struct Call {
   Problem problem;
   std::vector<TokenRange> ranges;
@@ -35,9 +35,9 @@ struct Call {
   std::array<StateTensor, 3> states;
   std::array<Axes, 3> state_shapes;
   bool reverse, value_first;
-  DType o_dtype, dv_dtype;  // d_o has that of o
+  DType o_dtype, dv_dtype;  // d_o has the dtype of o
 
-  // As if new, but for the memory of lists.
+  // Resets everything except the memory of lists.
   void Reset() {
     std::vector<recurrence::Sequence> sequences = std::move(problem.sequences);
     sequences.clear();
@@ -47,7 +47,7 @@ struct Call {
     decays_f64.clear();
     decays_f32.clear();
   }
-  std::vector<double> decays_f64;  // constants of heads, whatever their dtype was
+  std::vector<double> decays_f64;  // constants of heads, converted from any dtype
   std::vector<float> decays_f32;
 };
 
@@ -56,11 +56,11 @@ Device DeviceOf(const Inputs& in) { return in.q.device().type == DeviceType::kCu
 recurrence::Rows RowsOf(const Call& call, const ConstTensorView& t) {
   const int64_t step = call.reverse ? -1 : 1;
   if (!t.present()) return {};
-  if (t.rank() <= 2) return {t.data(), t.dtype(), 0, 0, t.stride(0)};  // over heads alone
+  if (t.rank() <= 2) return {t.data(), t.dtype(), 0, 0, t.stride(0)};  // over heads only
   return {t.data(), t.dtype(), t.stride(0), step * t.stride(1), t.stride(2)};
 }
 
-// [B, T, n, H, ...].
+// Rows of a tensor [B, T, n, H, ...].
 recurrence::Rows WritesOf(const Call& call, const ConstTensorView& t) {
   recurrence::Rows rows = RowsOf(call, t);
   if (!t.present()) return rows;
@@ -69,7 +69,7 @@ recurrence::Rows WritesOf(const Call& call, const ConstTensorView& t) {
   return rows;
 }
 
-// A matrix, each row contiguous.
+// A matrix with contiguous rows.
 recurrence::Rows MatrixOf(const ConstTensorView& t) { return {t.data(), t.dtype(), 0, t.stride(0), 0}; }
 
 recurrence::Rows KeptDecays(Call& call, const ConstTensorView& t) {
@@ -96,7 +96,7 @@ recurrence::States StatesOf(const Call& call, const ConstTensorView& t) {
   return {t.data(), t.stride(0), t.stride(1), t.rank() > 2 ? t.stride(2) : 0, t.rank() == 4 ? t.stride(3) : 0};
 }
 
-// What errors call the parts of a state, in memory of their own: a step allocates nothing.
+// Names of the parts of a state in messages, in fixed memory, since a step allocates nothing.
 class StateNames {
  public:
   StateNames(const Definition& definition, const char* state) {
@@ -116,7 +116,7 @@ class StateNames {
 const ConstTensorView& ViewOf(const StateTensor& s, const ConstState& of) { return of.*s.read; }
 const TensorView& ViewOf(const StateTensor& s, const State& of) { return of.*s.written; }
 
-// f(name, view, shape) for the states that are given; of what a call does not have none may be.
+// Calls f(name, view, shape) for the given states; throws for states that the call does not have.
 template <class States, class F>
 void ForStates(const char* op, const Call& call, const Definition& definition, const char* what, const char* verb,
                const States& given, const F& f) {
@@ -233,7 +233,7 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   const auto sequences = static_cast<int64_t>(call.ranges.size());
   for (int64_t i = 0; i < sequences; ++i) {
     const TokenRange& range = call.ranges[static_cast<size_t>(i)];
-    // Backwards in time, strides are negative and tokens count from the end.
+    // With `reverse`, strides are negative and tokens count from the end.
     p.sequences.push_back({range.batch, i, options.reverse ? 1 - range.end : range.begin, range.end - range.begin});
   }
   call.states = StateTensors(definition);
@@ -287,7 +287,7 @@ Call CheckedCall(const char* op, const Context* checks, const Definition& defini
   return call;
 }
 
-// All that is read, so that what is written lies elsewhere.
+// All inputs, for the overlap checks of outputs.
 Apart Readers(const Definition& definition, const Inputs& in, const Options& options) {
   Apart apart(DeviceOf(in));
   for (const Tensor& tensor : Tensors(definition)) apart.Reads(tensor.name, in.*tensor.input);
@@ -301,13 +301,13 @@ Apart Readers(const Definition& definition, const Inputs& in, const Options& opt
   return apart;
 }
 
-// Rows of o, and of steps' states, are written in place.
+// Checks rows of o, and of a step's states, which are written in place.
 void CheckRows(const char* op, const char* name, const TensorView& t, const Axes& shape, DType dtype, Apart& apart) {
   apart.Writes(op, name, t, shape, dtype);
   mechanism::CheckContiguousRows(op, name, t);
 }
 
-// Tokens that no sequence has.
+// Adds tokens that belong to no sequence.
 void AddOthers(Call& call, int64_t B, int64_t T) {
   mechanism::ForOthers(call.ranges, B, T, [&](int64_t b, int64_t begin, int64_t end) {
     call.problem.others.push_back({b, 0, call.reverse ? 1 - end : begin, end - begin});
@@ -429,9 +429,9 @@ void Step(const char* op, Context& ctx, const Definition& definition, const Step
     const ConstTensorView& t = in.*tensor.step;
     whole.*tensor.input = tensor.over_tokens() ? mechanism::OneToken(op, tensor.name, t) : t;
   }
-  Options scale;  // all that a token can be asked for
+  Options scale;  // the only option of a step
   scale.scale = options.scale;
-  thread_local Call call;  // whose memory the next step finds again
+  thread_local Call call;  // its memory is reused by the next step
   CheckCall(op, &ctx, definition, whole, scale, true, call);
   Problem& p = call.problem;
   Apart apart = Readers(definition, whole, scale);

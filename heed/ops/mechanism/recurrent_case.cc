@@ -15,7 +15,7 @@ using mechanism::FillEach;
 using mechanism::Row;
 using mechanism::Shape;
 
-// 3 + 2 N(0, 1), which are mostly open after a sigmoid, and -1e4 here and there.
+// Fills with 3 + 2 N(0, 1), so that most gates are open after a sigmoid, and a few `extreme` values.
 const Buffer& FillGates(const Buffer& buffer, uint64_t seed, double extreme) {
   return FillEach(buffer, seed,
                   [&](Random& random) { return random.Chance(extreme) ? -1e4 : 3 + 2 * random.Normal(); });
@@ -23,7 +23,7 @@ const Buffer& FillGates(const Buffer& buffer, uint64_t seed, double extreme) {
 
 std::optional<double> Negative(std::optional<double> x) { return x ? std::optional(-*x) : x; }
 
-// -strength times an exponential deviate, so that weak and strong ones meet.
+// Fills with -strength times an exponential deviate, which mixes weak and strong decays.
 const Buffer& FillDecays(const Buffer& buffer, uint64_t seed, double strength, double extreme) {
   return FillEach(buffer, seed, [&](Random& random) {
     return random.Chance(extreme) ? -1e4 : strength * std::log(1 - random.Uniform());
@@ -38,9 +38,9 @@ class Maker : public mechanism::Maker {
  private:
   bool projected() const { return recurrence::IsRandom(d_.feature); }
   bool wide_features() const { return d_.feature == recurrence::Feature::kTaylor; }
-  // The gradient of a constant is a sum over everything, which f16 need not hold.
+  // The gradient of a constant is a sum over all tokens, which can overflow f16.
   bool HoldsSums(const Row& row) const { return row.type != mechanism::kAnyFloat || dtype_ != DType::kF16; }
-  // What those that read and write nearly along keys follow.
+  // The keys that read and write keys are close to.
   ConstTensorView keys() const {
     for (size_t i = 0; i < p_.inputs.size(); ++i) {
       if (m_.tensors[i].values == mechanism::kUnit) return p_.inputs[i];
@@ -82,15 +82,15 @@ class Maker : public mechanism::Maker {
   }
   void DrawOptions() override {
     if (d_.channels || !Chance(0.3)) return;
-    // Random features are exponentials of what the scale multiplies.
+    // Random features are exponentials of values that the scale multiplies.
     p_.options.scale = random_.Uniform(0.1, 1.5) / (projected() ? std::sqrt(static_cast<double>(sizes_.K)) : 1);
   }
 
   void SetSizes(const Sizes& s) override {
     sizes_.H = s.Hkv;
-    // Channels are those of all heads of values.
+    // Channels count over all value heads.
     sizes_.G = d_.channels ? s.Hq * s.Dv : s.Hq;
-    // Features of pairs of channels: 300 at 24 channels, 30,000 at 256, which no one has.
+    // Pairs of channels give 300 features at 24 channels, 30,000 at 256, which no model uses.
     sizes_.K = wide_features() ? std::min<int64_t>(s.D, 24) : s.D;
     sizes_.V = s.Dv;
     sizes_.M = projected() ? std::min<int64_t>(4 * sizes_.K, 256) : 0;
@@ -98,7 +98,7 @@ class Maker : public mechanism::Maker {
     sizes_.F = FeaturesOf(d_, sizes_);
   }
   ConstTensorView MakeInput(const Row& row) override {
-    // Masks and decays of columns are additions, those of tokens left out where they may be.
+    // Masks and decays of columns exist if the variant names them; optional decays of tokens are absent with "ungated".
     const bool is_mask = row.values == mechanism::kMask;
     if (is_mask && !words_.Has(row.name)) return {};
     if (is_mask) return Mask(row, 0.7);
@@ -184,7 +184,7 @@ const Buffer& FillValues(const Row& row, const Buffer& buffer, uint64_t seed, co
   const bool like_keys = row.values != kUnit;
   Shape at(view.sizes().size());
   do {
-    if (at.back() != 0) continue;  // rows
+    if (at.back() != 0) continue;  // once per row
     std::vector<double> elements;
     double sum = 0;
     for (at.back() = 0; at.back() < size; ++at.back()) {
@@ -214,7 +214,7 @@ namespace {
 
 OpEntry PlainEntry(const Mechanism& m, OpEntry said) {
   OpEntry entry = mechanism::EntryOf(std::move(said), m.of_problems);
-  for (InputSpec& input : entry.inputs) {  // value heads too are heads
+  for (InputSpec& input : entry.inputs) {  // value heads are heads too
     std::replace(input.axes.begin(), input.axes.end(), 'G', 'H');
   }
   return entry;

@@ -21,23 +21,23 @@ namespace heed::recurrent {
 template <class Own>
 using Functions = mechanism::Functions<Api, Own>;
 
-// One mechanism, with options of its own bound.
+// One mechanism with bound options.
 struct Mechanism {
   std::string name;
   Definition definition;
-  // For tests of what all of them share.
+  // For tests of properties that all mechanisms share.
   std::function<void(Context&, const Inputs&, const Options&, const Outputs&)> forward;
   std::function<void(Context&, const BackwardInputs&, const Options&, const Gradients&)> backward;
   std::function<void(Context&, const StepInputs&, const Options&, const State&, const TensorView&)> step;
   mechanism::Mechanism of_problems;
 };
 
-// What a definition says of problems.
+// The structs of problems, from a definition.
 mechanism::Structs<Api> StructsOf(const Definition& definition);
 void Describe(const Definition& definition, mechanism::Mechanism& m);
 
-// One whose functions take options of its own kind: with these. Its tolerances are those of the mathematics of
-// its reference, or without `math` among the functions; its Explain is the definition's unless it is too.
+// Binds the options of a mechanism whose functions take its own type of options. Tolerances follow from the equations
+// of its reference, or are functions if there is no `math`; Explain follows from the definition unless it is given too.
 template <class Own, class MathOfReference = ReferenceMath>
 Mechanism Bound(const std::string& name, const Definition& definition, const Own& own, Functions<Own> f,
                 std::type_identity_t<MathOfReference (*)(const Inputs&, const Own&)> math = nullptr,
@@ -78,15 +78,15 @@ Mechanism Bound(const std::string& name, const Definition& definition, const Own
   return m;
 }
 
-// Variants that every one of them has.
+// Variants of every recurrent mechanism.
 inline const std::vector<std::string> kVariants = {"state", "lengths=62", "reverse"};
 
-// And those of mechanisms with decays: -1e4 here and there ("strong=5": -5 everywhere), all of
-// them 1 - 1e-6, and all of them nearer to 1 than f32 has numbers.
+// Variants of mechanisms with decays also have: -1e4 now and then ("strong=5": -5 everywhere), all decays 1 - 1e-6, and
+// all decays closer to 1 than f32 resolves.
 inline const std::vector<std::string> kGatedVariants = {"state",  "lengths=62", "reverse",
                                                         "strong", "vanishing",  "faint"};
 
-// Fills a tensor that is no decay; `keys` are those of the call, or absent.
+// Fills a tensor that is not a decay; `keys` are those of the call, or absent.
 const Buffer& FillValues(const mechanism::Row& row, const Buffer& buffer, uint64_t seed, const ConstTensorView& keys);
 
 // Decays of ordinary strength, unless words of the variant say otherwise.
@@ -105,7 +105,7 @@ OpEntry EntryOf(const Mechanism& m, OpEntry said);
 OpEntry GatedEntry(const Mechanism& m, const char* bytes);
 OpEntry DeltaEntry(const Mechanism& m);
 
-// What the entries of linear mechanisms have in common; make_case and random_case bind options.
+// Common parts of the entries of linear mechanisms; make_case and random_case bind options.
 OpEntry LinearEntry(const Mechanism& plain, const std::vector<std::string>& more_variants);
 
 }  // namespace heed::recurrent

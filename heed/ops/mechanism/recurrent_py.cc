@@ -10,7 +10,7 @@ namespace heed::recurrent {
 
 binding::Table<Api> TableOf(const Definition& definition, binding::Binding& binding) {
   Definition d = definition;
-  d.causal = true;  // which the call says
+  d.causal = true;  // set by each call
   const char* features = "K";
   if (recurrence::IsRandom(d.feature)) {
     features = "M";
@@ -23,13 +23,13 @@ binding::Table<Api> TableOf(const Definition& definition, binding::Binding& bind
   binding.output_axes = binding::SpelledAxes(OutputAxes(d), names);
   binding::Table<Api> table = {binding::PlacesOf<Api>(Tensors(d), names)};
   for (auto& [parameter, input, step, gradient] : table.tensors) {
-    if (step == &StepInputs::log_decay) parameter.reading = binding::Parameter::kNumbers;  // whatever it decays
+    if (step == &StepInputs::log_decay) parameter.reading = binding::Parameter::kNumbers;  // any axes of decay
     if (step == &StepInputs::q) parameter.said_of = "q";
     if (step == &StepInputs::v) parameter.said_of = "v";
   }
   const bool normalize_is_chosen = std::ranges::any_of(
       binding.settings, [](const auto& spec) { return std::string_view(spec.name) == "normalize"; });
-  const char* const* name = d.state_names;  // behind a point
+  const char* const* name = d.state_names;  // after a dot
   for (const auto& [suffix, axes, read, written, exists] : StateTensors(d)) {
     const std::string_view own = *name++;
     if (!exists) continue;

@@ -1,4 +1,4 @@
-// Binding a mechanism on the recurrence engine, from its definition.
+// Binding of a mechanism on the recurrence engine, from its definition.
 #ifndef HEED_OPS_MECHANISM_RECURRENT_PY_H_
 #define HEED_OPS_MECHANISM_RECURRENT_PY_H_
 
@@ -12,7 +12,7 @@
 
 namespace heed::recurrent {
 
-// The table of a definition; says in `binding` what o and states are like.
+// The table of a definition; sets the shapes of o and states in `binding`.
 binding::Table<Api> TableOf(const Definition& definition, binding::Binding& binding);
 
 template <class Options>

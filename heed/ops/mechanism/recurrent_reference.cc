@@ -1,4 +1,4 @@
-// Reading a call into heads of doubles, and writing what comes out.
+// Conversion of a call to heads of doubles, and of results back.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -123,7 +123,7 @@ ReferenceMath MathOf(const ReferenceMath& math, const Place& place) {
   return math.of_head ? math.of_head(place) : math;
 }
 
-// Without causality: decays are none, and every token reads the sum over all.
+// Without causality there are no decays, and every token reads the sum over all.
 ReferenceHead AllAtOnce(const ReferenceHead& head) {
   ReferenceHead sums = head;
   for (size_t t = 0; t < head.T; ++t) {
@@ -145,7 +145,7 @@ ReferenceHeadOutputs Run(const ReferenceHead& head, bool causal) {
 ReferenceHeadGradients RunBackward(const ReferenceHead& head, bool causal, const Doubles& d_o, const Doubles& d_S,
                                    const Doubles& d_z) {
   if (causal) return mechanism::RunBackwardReference(head, d_o, d_S, d_z);
-  // The gradient of the sums is that of the state before the first token.
+  // The gradient of the sums is that of the initial state.
   auto g = mechanism::RunBackwardReference(AllAtOnce(head), d_o, d_S, d_z);
   for (size_t t = 0; t < head.T; ++t) {
     for (size_t j = 0; j < head.V; ++j) g.v[t * head.V + j] = 0;
@@ -165,8 +165,8 @@ Doubles Absolute(Doubles x) {
   return x;
 }
 
-// Where |z . q| is so near its floor that rounding decides between them, the gradient of one or
-// the other is right: a slope for which a rounding error is the whole of it.
+// Where |z . q| is so close to its floor that rounding decides between them, either gradient is right: the slope is
+// such that its whole value is a rounding error.
 ReferenceHead Magnitudes(ReferenceHead head, bool causal, const Epsilon& e) {
   const ReferenceHeadOutputs values = Run(head, causal);
   head.denominators = values.denominators;
@@ -191,9 +191,9 @@ double Relative(const Epsilon& e, const ReferenceHead& head, const ReferenceMath
   return e.chain * std::sqrt(static_cast<double>(head.T + head.K)) + e.base + math.value_error;
 }
 
-constexpr double kStep = 1e-5;  // of the derivative by a common factor of decays
+constexpr double kStep = 1e-5;  // for the derivative by a common factor of decays
 
-// Each decay by as much more as it may be off in units of e.decay.
+// Increases each decay by its error in units of e.decay.
 ReferenceHead Slower(ReferenceHead head, const Epsilon& e, const ReferenceMath& math) {
   for (Doubles* decays : {&head.a, &head.b}) {
     for (double& a : *decays) {
@@ -203,7 +203,7 @@ ReferenceHead Slower(ReferenceHead head, const Epsilon& e, const ReferenceMath& 
   return head;
 }
 
-// The head with its features as much larger as they may be off, in the same units.
+// The head with features increased by their errors, in the same units.
 ReferenceHead Deviated(const Inputs& in, const Epsilon& e, const ReferenceMath& math, const Place& place) {
   ReferenceMath moved = math;
   const auto by = [&](const auto& feature, bool of_key) {
@@ -219,7 +219,7 @@ ReferenceHead Deviated(const Inputs& in, const Epsilon& e, const ReferenceMath& 
   return HeadOf(in, moved, place);
 }
 
-// What decays and features that are off make of a head.
+// The head with errors in decays and features.
 ReferenceHead Off(const Inputs& in, const Epsilon& e, const ReferenceMath& math, const Place& place,
                   const ReferenceHead& head) {
   if (math.feature_deviation) {
@@ -230,7 +230,7 @@ ReferenceHead Off(const Inputs& in, const Epsilon& e, const ReferenceMath& math,
   return math.log_decay ? Slower(head, e, math) : head;
 }
 
-// relative x + decay dx, where `slower` is x with all decays enlarged, + underflow.
+// relative x + decay dx + underflow, where `slower` is x with all decays increased.
 Doubles Errors(const Doubles& x, const Doubles& slower, double relative, const Epsilon& e) {
   Doubles errors(x.size());
   for (size_t i = 0; i < x.size(); ++i) {
@@ -246,12 +246,11 @@ Doubles Errors(const Doubles& x, const Doubles& slower, double relative, const E
 //
 //   chain sqrt(T + K) + base
 //
-// a random walk of one rounding per token (of the state) and channel, six deviations of
-// u / sqrt(3) wide: 3.5 u; and what happens once per factor (scale, feature map, tables,
-// reductions by trees): base. A decay is off by up to `decay` of itself, and all of them
-// may be in one direction, as where they are equal: that times the derivative by a common
-// factor of all decays. Results of 16 bits are rounded once more. Terms below the smallest
-// normal number are flushed: `underflow`, for a thousand of them.
+// a random walk of one rounding per token (of the state) and channel, bounded by six standard deviations of u /
+// sqrt(3), which is 3.5 u; and single roundings per factor (scale, feature map, tables, tree reductions): base. A decay
+// has a relative error of up to `decay`, and all errors may have the same sign, for example where decays are equal:
+// `decay` times the derivative by a common factor of all decays. Results of 16 bits are rounded once more. Terms below
+// the smallest normal number are flushed: `underflow`, for a thousand of them.
 Epsilon EpsilonOf(DType dtype) {
   const double u = dtype == DType::kF64 ? 0x1p-53 : 0x1p-24;
   Epsilon e = {3.5 * u, 8 * u, 6 * u, 0, 0, 0};
@@ -344,7 +343,7 @@ void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& sh
 
 namespace {
 
-// What a head adds to the gradients: values, or errors of values of these magnitudes.
+// Adds a head's contribution to the gradients: values, or errors of values of these magnitudes.
 void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Place& place, const ReferenceHead& head,
                   const ReferenceHeadGradients& g, const Doubles& of_decay, const Doubles& of_value_decay,
                   const ReferenceHeadGradients* magnitudes, double rounding, const Gradients& out) {
@@ -362,7 +361,7 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
     const bool own = key && math.key_feature_backward;
     if (!errors) return own ? math.key_feature_backward(x, dy) : math.feature_backward(x, dy);
     if (math.feature_errors) return math.feature_errors(x, dy, magnitude, key);
-    // Row by row of the derivative: errors add up, whatever their signs.
+    // Each row of the derivative separately: errors add up, whatever their signs.
     Doubles dx(x.size(), 0.0);
     for (size_t i = 0; i < dy.size(); ++i) {
       Doubles unit(dy.size(), 0.0);
@@ -435,7 +434,7 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
   PutState(out.dinitial.z, place, g.z, Put);
 }
 
-// Before heads add to them. What the mathematics has no input for is not written.
+// Clears gradients before heads add to them. Gradients of tensors that the equations do not use are not written.
 void ClearAll(const ReferenceMath& math, const Gradients& out) {
   for (const TensorView* t : {&out.dq, &out.dk, &out.dv, &out.dlog_decay, &out.dprojection, &out.di, &out.df})
     Clear(*t);
@@ -493,8 +492,8 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const R
     g.z = Errors(sums.z, slower.z, relative, e);
     Scale(g.S, math.initial_factor);
     Scale(g.z, math.initial_factor);
-    // A log decay's gradient is a sum of q dq - k dk over the rest of a block and of <S, D>
-    // at its end: errors of each.
+    // A log decay's gradient is a sum of q dq - k dk over the rest of a chunk plus <S, D> at its end; adds the errors
+    // of each.
     Doubles of_decay(sums.a.size(), 0.0);
     const auto final = Run(head, math.causal);
     for (size_t i = 0; i < head.K; ++i) {
@@ -543,7 +542,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const R
   const auto round = [&](const TensorView& t, const TensorView& value, DType dtype) {
     const Epsilon of = StoredIn(dtype, in.q.dtype());
     for (int64_t i = 0; t.present() && i < t.num_elements(); ++i) {
-      double* at = t.as<double>() + i;  // both as the harness makes them
+      double* at = t.as<double>() + i;  // both as generated by the harness
       *at += std::abs(value.as<double>()[i]) * of.output + of.subnormal;
     }
   };

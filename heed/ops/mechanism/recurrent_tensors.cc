@@ -1,4 +1,4 @@
-// Which tensors a recurrent mechanism takes, and which states it has: the one table of them.
+// The tensors and states of all recurrent mechanisms, in one table.
 #include <string_view>
 
 #include "heed/ops/mechanism/recurrent_internal.h"
@@ -17,7 +17,7 @@ const char* DecayAxes(DecayShape shape) {
   return "";
 }
 
-// Every tensor that some mechanism takes, in the order of messages and results, and who does.
+// Every tensor that some mechanism takes, in the order of messages and results, with the mechanisms that take it.
 struct Row {
   Tensor tensor;
   bool (*exists)(const Definition& d);
@@ -121,7 +121,7 @@ constexpr Row kRows[] = {
      [](const Definition& d) { return d.exp_gates; }},
 };
 
-// The axes of a tensor whose tokens write several times.
+// The axes of a tensor whose tokens have several writes.
 const char* AxesOfWrites(const Tensor& tensor) {
   if (tensor.input == &Inputs::k) return "BTNHK";
   if (tensor.input == &Inputs::v) return "BTNGV";

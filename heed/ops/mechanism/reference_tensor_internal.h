@@ -1,4 +1,4 @@
-// How references read and write tensors: an element at a time, in double.
+// Element access for references, in double.
 #ifndef HEED_OPS_MECHANISM_REFERENCE_TENSOR_INTERNAL_H_
 #define HEED_OPS_MECHANISM_REFERENCE_TENSOR_INTERNAL_H_
 
@@ -16,7 +16,8 @@ namespace heed::mechanism {
 
 using Index = std::initializer_list<int64_t>;
 
-// A reference states the shapes of its tensors by how it indexes them, whatever a kernel's table says.
+// A reference assumes the shapes of its tensors by its indices, independent of a kernel's table, so it checks ranks
+// itself.
 inline void RequireRank(const ConstTensorView& t, size_t rank) {
   if (static_cast<size_t>(t.rank()) == rank) return;
   throw InvalidArgument("reference: a tensor " + (t.present() ? "has shape " + t.ShapeString() : "is absent") +
@@ -83,7 +84,7 @@ inline void Clear(const TensorView& t) {
   }
 }
 
-// Row-major doubles with a shape, zero at first.
+// Row-major doubles with a shape, initially zero.
 struct ReferenceTensor {
   std::vector<double> values;
   std::vector<int64_t> sizes;
@@ -97,8 +98,7 @@ struct ReferenceTensor {
   ConstTensorView view() const { return ConstTensorView(values.data(), DType::kF64, sizes); }
 };
 
-// A tensor's numbers in the dtype that they are computed in, f64 or f32: what a rounding
-// error is measured against.
+// The elements of a tensor rounded to the accumulation dtype, f64 or f32, to which rounding errors are relative.
 struct RoundedTensor {
   std::vector<float> values;
   ConstTensorView view;

@@ -1,4 +1,4 @@
-// Calls of mechanisms on the scan engine: checked, mapped onto the engine, run.
+// Calls of mechanisms on the scan engine: checks, conversion to the engine's problem, and runs.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -31,11 +31,12 @@ Device DeviceOf(const Definition& definition, const Inputs& in) {
   return device.type == DeviceType::kCuda ? device : Device();
 }
 
-// Where the engine has a tensor, by its form there: tokens, numbers of channels, or weights, which are either.
+// The member of the engine's problem for a tensor, by its type: tokens, numbers of channels, or weights, which are
+// either.
 template <class Owner>
 using Place = std::variant<scan::Tokens Owner::*, scan::Numbers Owner::*, scan::Weights Owner::*>;
 
-// Everything that some mechanism takes, and what it is to the engine.
+// Every tensor that some mechanism takes, and its member in the engine's problem.
 struct Taken {
   const char* name;
   ConstTensorView StepInputs::* input;
@@ -90,7 +91,7 @@ void PlaceTensor(const Call& call, const Tensor& tensor, const ConstTensorView& 
   }
 }
 
-// f(tensor, taken) for what a mechanism takes.
+// Calls f(tensor, taken) for the tensors of a mechanism.
 template <class F>
 void ForTaken(const Definition& definition, const F& f) {
   for (const Tensor& tensor : definition.tensors) {
@@ -113,7 +114,7 @@ std::string NameOf(const Definition& definition, const char* what, const StateTe
   return std::string(what) + (definition.tail_axes[0] == '\0' ? "" : std::string(".") + state.name);
 }
 
-// f(state, shape) for the states that this mechanism has; what it is given of others is refused.
+// Calls f(state, shape) for the states of this mechanism; throws if others are given.
 template <class Views, class View, class F>
 void ForStates(const char* op, const Call& call, const Definition& definition, const char* what, const char* verb,
                const Views& views, View StateTensor::* member, const F& f) {
@@ -152,7 +153,8 @@ std::string Described(std::string_view axes) {
 
 bool IsOverTokens(std::string_view axes) { return axes.find('T') != std::string::npos; }
 
-// Neither tokens nor columns are contiguous: elements are gathered one by one.
+// Throws for a strict context if neither tokens nor columns are contiguous, so that elements would be gathered one by
+// one.
 void RefuseToGather(const char* op, const char* name, const Context* ctx, const ConstTensorView& t,
                     const std::string& axes) {
   if (ctx == nullptr || !ctx->strict() || !IsOverTokens(axes)) return;
@@ -168,8 +170,8 @@ void RefuseToGather(const char* op, const char* name, const Context* ctx, const 
 
 int TokenAxis(std::string_view axes) { return static_cast<int>(axes.find('T')); }
 
-// Zeros for tokens that no sequence has, and for those of no channels, which no task takes. Kernels of devices write
-// them themselves, once AddOthers() has said which.
+// Clears tokens that belong to no sequence, and calls without channels, which have no task. Kernels of devices clear
+// these themselves after AddOthers().
 void ClearOthers(const Call& call, const TensorView& t, std::string_view axes) {
   if (call.problem.device.type != DeviceType::kCpu) return;
   const std::vector<mechanism::TokenRange> none;
@@ -185,7 +187,7 @@ void AddOthers(Call& call) {
                        });
 }
 
-// All that is read, so that what is written lies elsewhere.
+// All inputs, for the overlap checks of outputs.
 mechanism::Apart Readers(const Definition& definition, const Inputs& in, const Options& options) {
   mechanism::Apart apart(DeviceOf(definition, in));
   for (const Tensor& tensor : definition.tensors) apart.Reads(tensor.name, in.*tensor.input);
@@ -199,8 +201,8 @@ mechanism::Apart Readers(const Definition& definition, const Inputs& in, const O
   return apart;
 }
 
-// [B, D] as [B, D, 1], or [B, 1, D]; constants as they are. What may be [B, N] or [D, N] is what its
-// first axis says, of `batch` sequences and as many channels.
+// [B, D] as [B, D, 1], or [B, 1, D]; constants unchanged. For [B, N] or [D, N] the first axis decides, given `batch`
+// sequences and the channels.
 ConstTensorView OneToken(const char* op, const Tensor& tensor, const ConstTensorView& t, int64_t batch,
                          int64_t channels) {
   if (!t.present() || !tensor.over_tokens()) return t;
@@ -276,7 +278,7 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
       Fail(op, tensor.name, "has shape " + t.ShapeString(), Described(tensor.axes) + taps);
     }
     if (axes == "BNT" && sizes.G < 0) sizes.G = 1;
-    for (size_t i = 0; i < axes.size(); ++i) {  // what is new
+    for (size_t i = 0; i < axes.size(); ++i) {  // sizes that are not known yet
       if (sizes[axes[i]] < 0) sizes[axes[i]] = t.size(static_cast<int>(i));
     }
     if (sizes.H >= 0 && sizes.d >= 0) sizes.D = sizes.H * sizes.d;
@@ -332,7 +334,7 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
   problem.c = definition.c;
   problem.bilinear = definition.bilinear;
   for (size_t i = 0; i < ranges.size(); ++i) {
-    // Backwards in time, strides are negative and tokens count from the end.
+    // With `reverse`, strides are negative and tokens count from the end.
     problem.sequences.push_back({ranges[i].batch, static_cast<int64_t>(i),
                                  reverse_ ? 1 - ranges[i].end : ranges[i].begin, ranges[i].end - ranges[i].begin});
   }
@@ -357,7 +359,7 @@ scan::Tokens Call::TokensOf(const ConstTensorView& t) const {
           t.stride(column), t.rank() == 4 ? t.stride(1) : 0};
 }
 
-// Strides of axes of one element are what they would be if all were contiguous that way.
+// Strides of axes of size 1 are set as if the tensor were contiguous.
 scan::Tokens Call::TailOf(const ConstTensorView& t) {
   if (!t.present()) return {};
   const int64_t heads = t.size(2), channels = t.size(3);
@@ -381,7 +383,8 @@ scan::Numbers Call::StatesOf(const ConstTensorView& t) {
 
 namespace {
 
-// A convolution has no states on its way, so a call that has one or wants one takes the other way.
+// A convolution does not compute intermediate states, so a call with an initial or a requested final state uses the
+// recurrence.
 void ChooseMethod(const Definition& definition, bool states, scan::Problem& p) {
   if (p.rule != scan::Rule::kModes && p.rule != scan::Rule::kHeads) return;
   const bool cheaper = definition.method == scan::Method::kAuto && scan::PrefersTaps(p);
@@ -481,7 +484,7 @@ void Step(const char* op, Context& ctx, const Definition& definition, const Step
   for (const Tensor& tensor : definition.tensors) {
     whole.*tensor.input = OneToken(op, tensor, in.*tensor.input, batch, channels);
   }
-  thread_local Call call;  // whose memory the next step finds again
+  thread_local Call call;  // its memory is reused by the next step
   call.Check(op, &ctx, definition, whole, {}, true);
   scan::Problem& p = call.problem;
   mechanism::Apart apart = Readers(definition, whole, {});
@@ -517,7 +520,7 @@ double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tok
     return channels * scan::Operations(sizes.L, tokens, backward);
   }
   const int64_t states = std::string_view(definition.state_axes) == "BD" ? 1 : sizes.N;
-  const int64_t pairs = definition.rule == scan::Rule::kHeads ? sizes.d : 1;  // of each channel
+  const int64_t pairs = definition.rule == scan::Rule::kHeads ? sizes.d : 1;  // per channel
   return (backward ? 3 : 1) * definition.flops * channels * static_cast<double>(states * pairs * tokens);
 }
 
@@ -528,7 +531,7 @@ int64_t Workspace(const char* op, const Context& ctx, const Definition& definiti
     return definition.kernels->workspace(ctx, definition, call, in, false);
   }
   int64_t most = 0;
-  for (const bool states : {false, true}) {  // which nothing here says
+  for (const bool states : {false, true}) {  // not known here, so takes the larger
     ChooseMethod(definition, states, call.problem);
     const scan::Kernel& kernel = scan::Choose(op, ctx, call.problem);
     most = std::max(most, kernel.workspace(ctx, call.problem) * ctx.num_threads());

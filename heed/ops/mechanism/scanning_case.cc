@@ -21,11 +21,11 @@ bool Has(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Constants of a step say what they are by their shape alone.
+// In a step, only its shape shows whether a tensor is constant.
 bool MayBeConstant(bool step, const AxisSizes& sizes) { return !step || sizes.B != sizes.D; }
 
-// Steps from 0.001 to 0.2 (through a softplus, or without one), rates from -0.1 to -16, decays from 1
-// to 0.5; strong ones 40 times as much here and there, vanishing ones a millionth.
+// Fills steps from 0.001 to 0.2 (through a softplus, or without one), rates from -0.1 to -16, decays from 1 to 0.5;
+// `strong` values are 40 times as large now and then, `vanishing` ones a millionth.
 const Buffer& Fill(const Row& row, const Buffer& buffer, uint64_t seed, bool softplus, bool strong, bool vanishing) {
   using enum mechanism::Values;
   if (row.values == kNormal || (row.values == kStepBiases && softplus)) return buffer.FillNormal(seed);
@@ -40,7 +40,7 @@ const Buffer& Fill(const Row& row, const Buffer& buffer, uint64_t seed, bool sof
   });
 }
 
-// Row-major but for the axes of channels and tokens, which may change places; heads stay before channels.
+// Row-major strides, with the axes of channels and tokens swapped if `swapped`; heads stay before channels.
 Shape StridesOf(std::string_view axes, const Shape& sizes, bool swapped) {
   std::vector<size_t> order(axes.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -77,7 +77,7 @@ class Maker : public mechanism::Maker {
     strong_ = Chance(0.2);
     vanishing_ = Chance(0.15);
   }
-  // Few channels: of all pairs of a head's there are rows.
+  // Few channels, since a head has a row for each pair of them.
   void DrawHeads() {
     sizes_.H = Chance(0.2) ? Integer(1, 40) : Integer(1, 3);
     sizes_.d = sizes_.H > 3 ? 1 : Chance(0.3) ? 1 : Integer(1, 5);
@@ -85,7 +85,7 @@ class Maker : public mechanism::Maker {
     sizes_.W = Chance(0.3) ? 1 : Integer(1, 20);
     sizes_.w = sizes_.W - 1;
   }
-  // Sequences that are long enough for blocks are of few channels.
+  // Sequences that are long enough for several blocks have few channels.
   void DrawTaps() {
     if (Chance(0.4)) {
       sizes_.T = Integer(100, 900);
@@ -93,7 +93,7 @@ class Maker : public mechanism::Maker {
     }
     sizes_.L = Chance(0.3) ? sizes_.T : Chance(0.5) ? Integer(0, sizes_.T) : Integer(0, sizes_.T / 4);
   }
-  // Few taps, over sequences and channels that are as many as those of a task, and more.
+  // Few taps, with about as many tokens and channels as a task has, and more.
   void DrawWindow() {
     sizes_.W = Chance(0.03) ? 140 : Chance(0.5) ? 4 : random_.Pick<int64_t>({1, 2, 3, 5, 7, 8, 9, 20});
     sizes_.w = sizes_.W - 1;
@@ -109,7 +109,7 @@ class Maker : public mechanism::Maker {
                  : mechanism::AxesOfRank(axes, sizes_.G == 1 && Chance(0.5) ? 3 : 4);
     }
     const bool over_tokens = axes.find('T') != std::string_view::npos;
-    // Gradients of constants are sums over tokens, of which float16 holds no more than a few.
+    // Gradients of constants are sums over tokens, which float16 holds for a few only.
     const bool fits = over_tokens || dtype_ != DType::kF16 || sizes_.B * sizes_.T <= 64;
     const DType dtype = p_.inputs.empty() || (fits && Chance(0.6)) ? dtype_
                         : over_tokens || row.type == mechanism::kWide
@@ -135,7 +135,7 @@ class Maker : public mechanism::Maker {
     return strides;
   }
 
-  // Tokens or channels contiguous, either backwards, or neither; sometimes the same for all.
+  // Contiguous tokens or channels, either reversed, or neither; sometimes the same for all tensors.
   Buffer Layout(std::string_view axes, const Shape& sizes, DType dtype) {
     Shape strides = StridesOf(axes, sizes, Chance(0.5));
     const int64_t step = Chance(0.8) ? 1 : 2;
@@ -162,7 +162,7 @@ class Maker : public mechanism::Maker {
   }
 
   void SetSizes(const Sizes& s) override {
-    // As many channels as are asked for, where heads are as small as those of scans.
+    // The requested number of channels, if heads are no larger than those of scans.
     sizes_.d = std::clamp<int64_t>(s.D, 1, choice_.head_channels);
     sizes_.H = s.Hq * (s.D / sizes_.d);
     sizes_.D = has_heads() ? sizes_.H * sizes_.d : s.Hq * s.D;

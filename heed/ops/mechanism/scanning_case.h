@@ -19,17 +19,17 @@ namespace heed::scanning {
 template <class Own>
 using Functions = mechanism::Functions<Api, Own>;
 
-// One mechanism, with options of its own bound.
+// One mechanism with bound options.
 struct Mechanism {
   Definition definition;
   mechanism::Mechanism of_problems;
 };
 
-// What a definition says of problems.
+// The structs of problems, from a definition.
 mechanism::Structs<Api> StructsOf(const Definition& definition);
 void Describe(const Definition& definition, mechanism::Mechanism& m);
 
-// One whose functions take options of its own kind: with these. Its Explain is the definition's.
+// Binds the options of a mechanism whose functions take its own type of options. Explain follows from the definition.
 template <class Own>
 Mechanism Bound(const std::string& name, const Definition& definition, const Own& own, Functions<Own> f,
                 const std::string& options = "") {
@@ -48,31 +48,30 @@ Mechanism Bound(const std::string& name, const Definition& definition, const Own
   return m;
 }
 
-// Adds to the allowed errors of the gradient of a constant or of shared weights, which several
-// channels have added up, what rounding their sum takes.
+// Adds the rounding of sums over several channels to the tolerance of the gradient of a constant or of shared weights.
 void RoundSums(const ConstTensorView& input, const ConstTensorView& expected, const TensorView& tolerance);
 
-// Which of the optional tensors a requested problem has, and which of their forms others have.
+// The optional tensors of a requested problem, and the forms of the others.
 struct Choice {
   std::vector<std::string> absent = {};    // names
   int64_t groups = 1;                      // 0: a form without groups
   std::vector<std::string> constant = {};  // names
   int64_t states = 16;
-  int64_t taps = std::numeric_limits<int64_t>::max();  // of at most as many as tokens
+  int64_t taps = std::numeric_limits<int64_t>::max();  // at most, and at most as many as tokens
   int64_t shifts = 4;                                  // taps of keys
   int64_t head_channels = 8;                           // at most
-  bool swapped = false;                                // D contiguous where T is else, or T where D is
+  bool swapped = false;                                // swaps the order of T and D in memory
 };
 
-// Tensors with T and D contiguous or D and T; decays of ordinary strength, but for words of the
-// variant: "strong", "vanishing".
+// Tensors with contiguous T and D, or D and T; decays of ordinary strength, unless the variant has the words "strong"
+// or "vanishing".
 Case MakeCase(const Mechanism& mechanism, const CaseRequest& request, const Choice& choice);
 Case RandomCase(const Mechanism& mechanism, DType dtype, uint64_t seed);
 
-// Words of variants that every one of them has.
+// Words of variants that every mechanism on the scan engine has.
 inline const std::vector<std::string> kVariants = {"state", "lengths=62", "reverse", "strided", "strong", "vanishing"};
 
-// The entry of a mechanism: `plain` is called on tensors of others, a request chooses, and a seed.
+// The entry of a mechanism: `plain` is called on given tensors; requests and seeds select options.
 OpEntry EntryOf(const Mechanism& plain, OpEntry said);
 
 }  // namespace heed::scanning

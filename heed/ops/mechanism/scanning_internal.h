@@ -1,4 +1,4 @@
-// What a mechanism on the scan engine says of itself, and its passes from that.
+// The definition of a mechanism for the scan engine, and its passes.
 #ifndef HEED_OPS_MECHANISM_SCANNING_INTERNAL_H_
 #define HEED_OPS_MECHANISM_SCANNING_INTERNAL_H_
 
@@ -24,14 +24,14 @@ using mechanism::ShapeOf;
 using mechanism::StateDType;
 using mechanism::With;
 
-// Its axes in the letters of scanning.h. Over tokens it has the dtype of the first or that of
-// states, else any, unless it says otherwise.
+// Axes are in the letters of scanning.h. A tensor over tokens has the dtype of the first tensor or that of states,
+// others any, unless it says otherwise.
 using Tensor = mechanism::Tensor<StepInputs, StepInputs, Gradients>;
 using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, StepState, Outputs, Gradients, Explanation>;
 
-// A state that a mechanism has, and where calls have it.
+// A state of a mechanism, and its members in the structs of calls.
 struct StateTensor {
-  const char* name;  // behind what it is of; of several also its own
+  const char* name;  // appended to the argument in messages if there are several states
   const char* axes;
   ConstTensorView Inputs::* initial;
   TensorView Outputs::* final;
@@ -40,7 +40,7 @@ struct StateTensor {
   TensorView StepState::* step;
 };
 
-// Those of a mechanism, without memory of their own.
+// The states of a mechanism, in static memory.
 class States {
  public:
   void Append(const StateTensor& state) { states_[size_++] = state; }
@@ -54,7 +54,7 @@ class States {
   size_t size_ = 0;
 };
 
-// What computes a mechanism that the scan engine does not.
+// Kernels of a mechanism that the scan engine does not compute.
 class Call;
 struct Definition;
 struct Kernels {
@@ -69,15 +69,16 @@ struct Kernels {
   void (*explain)(const Inputs& in, Explanation& e);  // sets kernel and why
 };
 
-// A mechanism.
+// The definition of a mechanism.
 struct Definition {
-  std::span<const Tensor> tensors;  // the first is what is scanned
-  const char* state_axes = "BD";    // empty: it has no state
-  const char* tail_axes = "";       // empty: it has none
+  std::span<const Tensor> tensors;  // the first one is scanned
+  const char* state_axes = "BD";    // empty: no state
+  const char* tail_axes = "";       // empty: no tail
   scan::Rule rule = scan::Rule::kDecay;
-  double flops = 0;                  // per token, channel and state, or tap of a kernel's own; of rows of taps nothing
-  const Kernels* kernels = nullptr;  // null: the engine's
-  // Options of one mechanism alone.
+  double flops = 0;                  // per token, channel and state, or per tap of a separate kernel; 0 for rows of
+                                     // taps
+  const Kernels* kernels = nullptr;  // null: those of the engine
+  // Options of single mechanisms.
   bool softplus = false, silu = false;
   double c = 0;
   bool bilinear = false;
@@ -87,12 +88,12 @@ struct Definition {
   States states() const;
 };
 
-// The axes that a tensor of this rank has; empty: it has none of that rank.
+// The axes of a tensor of this rank; empty if it cannot have that rank.
 inline std::string AxesOf(const Tensor& tensor, int rank) {
   return std::string(mechanism::AxesOfRank(tensor.axes, rank));
 }
 
-// Everything about a call that has been checked.
+// A checked call.
 class Call {
  public:
   Call() = default;
@@ -101,14 +102,14 @@ class Call {
     Check(op, checks, definition, in, options, data);
   }
 
-  // Becomes another call, in the memory of its lists.
+  // Replaces the call by another one, reusing the memory of its lists.
   void Check(const char* op, const Context* checks, const Definition& definition, const Inputs& in,
              const Options& options, bool data);
 
-  // How the engine sees a tensor, by its axes.
+  // The engine's view of a tensor, by its axes.
   scan::Tokens TokensOf(const ConstTensorView& t) const;
   scan::Numbers NumbersOf(const ConstTensorView& t) const;
-  // [B, D, N, 2]; axes that are missing have a stride of 0. Or [B, H, d, d, N, 2].
+  // [B, D, N, 2]; missing axes have a stride of 0. Or [B, H, d, d, N, 2].
   static scan::Numbers StatesOf(const ConstTensorView& t);
   static scan::Tokens TailOf(const ConstTensorView& t);
 
@@ -118,7 +119,7 @@ class Call {
   AxisSizes sizes;
   std::vector<mechanism::TokenRange> ranges;
   Axes shape;                        // of o
-  std::array<Axes, 2> state_shapes;  // as the definition's states
+  std::array<Axes, 2> state_shapes;  // as for the definition's states
 
  private:
   void Reset();
@@ -127,18 +128,18 @@ class Call {
   bool reverse_ = false;
 };
 
-// Each checks all arguments before anything is written and throws InvalidArgument with
-// `op`, the argument, what it got and what it expected.
+// Each function checks all arguments before anything is written and throws InvalidArgument with `op`, the argument, its
+// value and what was expected.
 void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in, const Options& options,
              const Outputs& out);
 void Backward(const char* op, Context& ctx, const Definition& definition, const BackwardInputs& in,
               const Options& options, const Gradients& out);
 
-// One token: `state` is updated in place. No option is about it.
+// One token: `state` is updated in place. No option has an effect.
 void Step(const char* op, Context& ctx, const Definition& definition, const StepInputs& in, const Options& options,
           const StepState& state, const TensorView& o);
 
-// Bytes that the passes reserve in `ctx`, for all its threads.
+// Bytes that the passes reserve in `ctx`, for all threads.
 int64_t Workspace(const char* op, const Context& ctx, const Definition& definition, const Inputs& in,
                   const Options& options);
 int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition, const Inputs& in,
@@ -146,7 +147,7 @@ int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& 
 Explanation Explain(const char* op, const Context& ctx, const Definition& definition, const Inputs& in,
                     const Options& options);
 
-// Operations on one sequence of so many tokens.
+// Flops of one sequence of `tokens` tokens.
 double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tokens, bool backward);
 
 }  // namespace heed::scanning

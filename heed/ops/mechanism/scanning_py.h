@@ -1,4 +1,4 @@
-// Binding a mechanism on the scan engine, from its definition.
+// Binding of a mechanism on the scan engine, from its definition.
 #ifndef HEED_OPS_MECHANISM_SCANNING_PY_H_
 #define HEED_OPS_MECHANISM_SCANNING_PY_H_
 
@@ -12,7 +12,8 @@
 
 namespace heed::scanning {
 
-// Scans read tensors with any strides. Autocast takes those over tokens, which have more than two axes.
+// Marks a tensor as read in place, since scans read any strides. Autocast converts tensors over tokens, which have more
+// than two axes.
 void ReadInPlace(binding::Parameter& parameter);
 
 binding::Table<Api> TableOf(const Definition& definition);

@@ -1,4 +1,4 @@
-// The places that references of scans walk through.
+// The channels and sequences that references of scans loop over.
 #include "heed/ops/mechanism/scanning_reference_internal.h"
 
 #include <algorithm>

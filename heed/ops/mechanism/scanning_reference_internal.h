@@ -1,4 +1,4 @@
-// How references of scans walk a call: a channel of a sequence at a time, in double.
+// The loop of references of scans over a call: a channel of a sequence at a time, in double.
 #ifndef HEED_OPS_MECHANISM_SCANNING_REFERENCE_INTERNAL_H_
 #define HEED_OPS_MECHANISM_SCANNING_REFERENCE_INTERNAL_H_
 
@@ -16,23 +16,23 @@ using Doubles = std::vector<double>;
 // One channel of one sequence.
 struct ReferencePlace {
   int64_t sequence, batch, channel;
-  std::vector<int64_t> tokens;  // in the order in which they are taken
+  std::vector<int64_t> tokens;  // in the order of processing
 };
 
-// All of them, of a call that a kernel's checks would accept.
+// All places of a call that a kernel's checks would accept.
 std::vector<ReferencePlace> PlacesOf(int64_t B, int64_t T, int64_t D, const Options& options);
 
-// Rounding of a dtype, with u the unit roundoff of what is computed in. f64's counts twice, as the
-// reference rounds as much.
+// Rounding errors for a dtype, with u the unit roundoff of the accumulation dtype. For f64 u is doubled, as the
+// reference has the same rounding.
 struct Epsilon {
   double unit = 0;       // u
-  double least = 0;      // below it, a result may be 0
-  double output = 0;     // of what is stored in 16 bits
-  double subnormal = 0;  // and where that is subnormal
+  double least = 0;      // smaller results may be flushed to 0
+  double output = 0;     // of results stored in 16 bits
+  double subnormal = 0;  // and of subnormal 16-bit results
 };
 Epsilon EpsilonOf(DType dtype);
 
-// The allowed error of a value that is computed with `error`, once it is stored.
+// The tolerance of a value computed with `error` and then stored.
 inline double Stored(double value, double error, const Epsilon& e) {
   return 1.01 * error + e.least + e.output * (std::abs(value) + error) + e.subnormal;
 }

@@ -1,4 +1,4 @@
-// Signatures of a mechanism's Python functions, which become those of inspect and of the stubs, and its types.
+// Signatures of a mechanism's Python functions, for inspect and the stubs, and its types.
 #include <cctype>
 #include <cmath>
 #include <cstddef>
@@ -67,7 +67,7 @@ void Bound::WriteSignatures(nb::module_& m) {
   }
   for (const SettingSpec& spec : settings) own += Signature(spec);
   if (has_scale) own += "scale: float | None = None, ";
-  const bool alone = states.size() == 1 && states_together;  // else a type of the signatures' own
+  const bool alone = states.size() == 1 && states_together;  // otherwise a type that the signatures define
   const std::string state_type = alone ? "Array" : "State";
   const std::string ints = ": Ints | None = None, ";
   const std::string tokens =

@@ -1,5 +1,5 @@
-// The table of a mechanism: which tensors it takes and which states it has, and the sizes of their
-// axes. Checks, outputs, cases, tests and bindings read it.
+// The table of a mechanism: its tensors, its states, and the sizes of their axes. Checks, outputs, cases, tests and
+// bindings read it.
 #ifndef HEED_OPS_MECHANISM_TABLE_INTERNAL_H_
 #define HEED_OPS_MECHANISM_TABLE_INTERNAL_H_
 
@@ -18,7 +18,7 @@
 
 namespace heed::mechanism {
 
-// Sizes or strides, on the stack: a step allocates nothing.
+// Sizes or strides on the stack, since a step allocates nothing.
 class Axes {
  public:
   Axes() = default;
@@ -40,8 +40,7 @@ class Axes {
   size_t rank_ = 0;
 };
 
-// What letters of axes stand for in a call, which the headers of mechanisms say; -1: nothing has
-// said so yet.
+// The sizes of axes in a call by letter, as in the headers of mechanisms; -1: not yet known.
 struct AxisSizes {
   int64_t B = -1, D = -1, T = -1, N = -1, G = -1, L = -1;
   int64_t H = -1, d = -1, W = -1;
@@ -55,28 +54,28 @@ struct AxisSizes {
 
 Axes ShapeOf(std::string_view axes, const AxisSizes& sizes);
 
-// Axes may be several, "BGNT|BNT|DN": those of this rank; empty: there are none.
+// Axes may be alternatives, "BGNT|BNT|DN": returns those of this rank; empty if there are none.
 std::string_view AxesOfRank(std::string_view axes, int rank);
 
-// Which dtypes a tensor may have.
+// The dtypes that a tensor may have.
 enum Type {
-  kSame,      // that of the first
+  kSame,      // that of the first tensor
   kWide,      // that, or the dtype of states
-  kAnyFloat,  // constants
+  kAnyFloat,  // any float, for constants
 };
 
-// What random problems fill it with; the .cc of the family's cases says how.
+// Values of random problems, described in the .cc file of the family's cases.
 enum Values {
   kNormal,
   kDecays,
-  // Keys of delta rules are unit vectors, what reads and what writes nearly the same, so that
-  // states stay what they are.
+  // Keys of delta rules are unit vectors, and read and write keys are nearly the same, so that states keep their
+  // magnitude.
   kUnit,
   kNearlyKeys,
   kNegativeKeys,
   kFractions,
-  kOpenGates,  // these are 3 and more before a sigmoid
-  // Steps, and what is added to them, are positive unless a softplus makes them so.
+  kOpenGates,  // 3 or more before a sigmoid
+  // Time steps and their biases are positive unless a softplus makes them so.
   kSteps,
   kStepBiases,
   kLogSteps,
@@ -84,7 +83,7 @@ enum Values {
   kMask,  // bool
 };
 
-// A tensor that a mechanism takes, and where the structs of its calls have it.
+// A tensor of a mechanism, and its members in the structs of calls.
 template <class Inputs, class StepInputs, class Gradients>
 struct Tensor {
   using enum mechanism::Type;
@@ -93,7 +92,7 @@ struct Tensor {
   using Values = mechanism::Values;
 
   const char* name = nullptr;
-  // A letter each, and what else they may be, each shorter than the one before.
+  // A letter per axis, and alternatives, each shorter than the one before.
   const char* axes = "";
   ConstTensorView Inputs::* input = nullptr;
   ConstTensorView StepInputs::* step = nullptr;  // unless it is `input`
@@ -103,7 +102,7 @@ struct Tensor {
   bool optional = false;
 
   bool over_tokens() const { return axes[0] == 'B'; }
-  // Rows are read in place, not copied one by one.
+  // True if rows are read in place as a whole, not element by element.
   bool contiguous_rows() const {
     const char last = axes[std::string_view(axes).size() - 1];
     return (last == 'K' || last == 'V' || (last == 'C' && over_tokens())) && (over_tokens() || values != kDecays);
@@ -130,7 +129,7 @@ struct ApiOf {
   using Explanation = Explained;
 };
 
-// A mechanism's own options with those of a call that every mechanism has.
+// Combines a mechanism's own options with the options that every mechanism has.
 template <class Own, class Common>
 Own With(Own own, const Common& common) {
   own.lengths = common.lengths;
@@ -143,8 +142,8 @@ Own With(Own own, const Common& common) {
 
 }  // namespace heed::mechanism
 
-// Defines the public functions of a mechanism, in its namespace, from the DefinitionOf its options:
-// calls of `framework`, recurrent or scanning.
+// Defines the public functions of a mechanism, in its namespace, from DefinitionOf() its options, as calls of
+// `framework`, recurrent or scanning.
 #define HEED_DEFINE_PASSES(framework, mechanism)                                                                    \
   void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {                        \
     framework::Forward(#mechanism "::Forward", ctx, DefinitionOf(options), in, options, out);                       \
@@ -162,7 +161,7 @@ Own With(Own own, const Common& common) {
     return framework::Explain(#mechanism "::Explain", ctx, DefinitionOf(options), in, options);                     \
   }
 
-// Defines Step too, of a mechanism that has states.
+// Defines Step too, for a mechanism with states.
 #define HEED_DEFINE_RECURRENT(framework, mechanism)                                                        \
   HEED_DEFINE_PASSES(framework, mechanism)                                                                 \
   void Step(Context& ctx, const StepInputs& in, const Options& options, const framework::StepState& state, \

@@ -1,5 +1,5 @@
-// Docstrings of mechanisms: what their headers say, their arguments, and an example that is made of
-// these, so that every mechanism has one.
+// Docstrings of mechanisms: the text of their headers, their arguments, and an example generated from these, so that
+// every mechanism has one.
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -39,7 +39,7 @@ std::string_view TextOf(const Bound& b, const Parameter& tensor) {
   return text.empty() ? Find({b.docs.fields}, tensor.said_of) : text;
 }
 
-// Lines that make the inputs, and the inputs as they are given.
+// Lines that create the inputs, and the inputs as arguments.
 class Example {
  public:
   explicit Example(const Bound& b) : b_(b) {
@@ -47,7 +47,7 @@ class Example {
     for (size_t i = 0; i < b.tensors.size(); ++i) {
       const Parameter& tensor = b.tensors[i];
       if (tensor.optional && (tensor.keyword || i >= b.num_required)) continue;
-      // Several forms are told by that of constants, or by that without groups.
+      // Alternatives are chosen by that of constants, or that without groups.
       std::string_view form;
       for (const int rank : {3, 2, 1, 4, 5}) {
         if (form.empty()) form = FormOf(tensor.axes, rank);
@@ -97,7 +97,7 @@ class Example {
   std::string lines_, given_, newest_, like_o_, like_new_o_, causal_;
 };
 
-// How arrays are read and where o lies.
+// The memory of inputs and of o.
 std::string MemoryText(const Bound& b) {
   std::string in_place;
   size_t count = 0;
@@ -106,7 +106,7 @@ std::string MemoryText(const Bound& b) {
     in_place += (count++ == 0 ? "" : " and ") + tensor.name;
   }
   if (count == b.tensors.size()) {
-    return "Any strides are read in place; o lies in memory as " + b.output_tensor().name + " does.";
+    return "Any strides are read in place; o has the memory layout of " + b.output_tensor().name + ".";
   }
   return "An array whose last axis is not contiguous is copied, all others are read in place" +
          (count == 0 ? "." : ", and " + in_place + " always.");

@@ -1,4 +1,4 @@
-// Which tokens of a call count, and zeros for the others.
+// The valid tokens of a call, and zeros for the others.
 #include "heed/ops/mechanism/tokens_internal.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace heed::mechanism {
 namespace {
 
-// Empty if it is absent, or described without its data.
+// Reads integers; empty if the tensor is absent, or described without its data.
 std::vector<int64_t> Integers(const char* op, const char* name, const ConstTensorView& t, int64_t size, bool data) {
   if (!t.present()) return {};
   if (t.dtype() != DType::kI32 && t.dtype() != DType::kI64) {
@@ -33,7 +33,7 @@ std::vector<int64_t> Integers(const char* op, const char* name, const ConstTenso
 
 std::string At(const char* name, size_t i) { return std::string(name) + "[" + std::to_string(i) + "]"; }
 
-// Zeros for tokens [begin, end) of sequence b, the smallest strides inside.
+// Clears tokens [begin, end) of sequence b, with the smallest strides innermost.
 void Clear(const TensorView& t, int token, int64_t b, int64_t begin, int64_t end) {
   std::vector<int> order;
   for (int axis = 1; axis < t.rank(); ++axis) order.push_back(axis);

@@ -1,4 +1,4 @@
-// Which tokens of a call count.
+// The valid tokens of a call.
 #ifndef HEED_OPS_MECHANISM_TOKENS_INTERNAL_H_
 #define HEED_OPS_MECHANISM_TOKENS_INTERNAL_H_
 
@@ -10,12 +10,12 @@
 
 namespace heed::mechanism {
 
-// Those of one sequence.
+// The tokens of one sequence.
 struct TokenRange {
   int64_t batch, begin, end;
 };
 
-// What the options of a call say of them.
+// The options of a call that define its sequences.
 struct Sequences {
   template <class Options>
   Sequences(const Options& options)  // NOLINT: those of its options
@@ -24,9 +24,9 @@ struct Sequences {
   const ConstTensorView &lengths, &starts, &cu_seqlens;
 };
 
-// The sequences of a call, in tokens of its tensors, of which `t` is one: B is its first axis, T the
-// `token_axis`. Without data, lengths and starts that have none count as given for all tokens, and
-// cu_seqlens as of sequences of one length. In the memory of `ranges`.
+// Writes the sequences of a call to `ranges`, as tokens of its tensors, one of which is `t`: B is its first axis, T the
+// `token_axis`. Without data, lengths and starts count as covering all tokens, and cu_seqlens as sequences of one
+// length.
 void Ranges(const char* op, const char* name, const ConstTensorView& t, int token_axis, const Sequences& sequences,
             bool data, std::vector<TokenRange>& ranges);
 
@@ -40,11 +40,11 @@ inline std::vector<TokenRange> RangesOf(const char* op, const char* name, const 
 // [B, H, D] as [B, 1, H, D], and so on.
 ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView& t);
 
-// f(b, begin, end) for the tokens that no sequence has, of B times T; ranges are ascending.
+// Calls f(b, begin, end) for the tokens of B times T that belong to no sequence; ranges are ascending.
 template <class F>
 void ForOthers(const std::vector<TokenRange>& ranges, int64_t B, int64_t T, const F& f) {
   for (int64_t b = 0; b < B; ++b) {
-    int64_t after = 0;  // of the ranges so far
+    int64_t after = 0;  // end of the ranges so far
     for (const TokenRange& range : ranges) {
       if (range.batch != b) continue;
       if (after < range.begin) f(b, after, range.begin);
@@ -54,7 +54,7 @@ void ForOthers(const std::vector<TokenRange>& ranges, int64_t B, int64_t T, cons
   }
 }
 
-// Zeros for them.
+// Clears those tokens.
 void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t, int token_axis = 1);
 
 }  // namespace heed::mechanism

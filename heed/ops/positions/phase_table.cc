@@ -10,8 +10,7 @@
 namespace heed::positions {
 namespace {
 
-// [cos, sin] of one position. The angle is one f64 product; the library's
-// functions reduce it exactly.
+// [cos, sin] of one position. The angle is one f64 product; the library's functions reduce it exactly.
 void Fill(const std::vector<double>& frequencies, int64_t position, double amplitude, double* row) {
   const size_t n = frequencies.size();
   for (size_t i = 0; i < n; ++i) {
@@ -21,7 +20,7 @@ void Fill(const std::vector<double>& frequencies, int64_t position, double ampli
   }
 }
 
-// Floor and remainder, of negative positions too.
+// Floor and remainder, for negative positions too.
 int64_t Low(int64_t position) { return position & (kLowPositions - 1); }
 int64_t High(int64_t position) { return position - Low(position); }
 

@@ -5,9 +5,8 @@
 //
 //   cos(a + b) = cos a cos b - sin a sin b,  sin(a + b) = sin a cos b + cos a sin b
 //
-// so that a run of positions costs a few calls of cos and sin per 32 rows. All
-// in f64. A row is a function of its position alone, whichever others there are.
-// Error of an entry: |position * frequency| 2^-52 from the angle, 2^-51 besides.
+// so that consecutive positions cost a few calls of cos and sin per 32 rows. All in f64. A row depends on its position
+// only, not on the others of a call. Error of an entry: |position * frequency| 2^-52 from the angle, plus 2^-51.
 #ifndef HEED_OPS_POSITIONS_PHASE_TABLE_INTERNAL_H_
 #define HEED_OPS_POSITIONS_PHASE_TABLE_INTERNAL_H_
 
@@ -28,7 +27,7 @@ class PhaseTable {
   const std::vector<double>& frequencies() const { return frequencies_; }
   size_t size() const { return frequencies_.size(); }
 
-  // Must be called for every position before a PhaseRow moves there.
+  // Must be called for every position before a PhaseRow moves to it.
   void Prepare(int64_t position);
 
  private:

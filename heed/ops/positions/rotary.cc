@@ -23,7 +23,7 @@ using positions::PhaseTable;
 
 constexpr char kOp[] = "rotary";
 constexpr int64_t kMaxPosition = int64_t{1} << 31;
-constexpr int64_t kBlockRows = 32;  // tokens of a task
+constexpr int64_t kBlockRows = 32;  // tokens per task
 
 // x and y as [B, T, H, D], positions as [B or 1, T].
 struct Problem {
@@ -109,7 +109,7 @@ Problem Check(const ConstTensorView& x, const ConstTensorView& positions, Rotary
   return p;
 }
 
-// The tables of a call, and which row of positions has which.
+// The tables of a call, and the table of each row of positions.
 struct Tables {
   std::vector<PhaseTable> tables;
   std::vector<size_t> of_row;
@@ -175,7 +175,7 @@ void Rotate(Context& ctx, const Problem& p, const Tables& tables) {
 void Rotary(Context& ctx, const ConstTensorView& x, const ConstTensorView& positions, RotaryPairs pairs,
             const RotaryOptions& options, const TensorView& y) {
   const Problem p = Check(x, positions, pairs, options, y);
-  if (p.x.num_elements() == 0) return;         // however large the other sizes
+  if (p.x.num_elements() == 0) return;         // whatever the other sizes
   const os::ScopedFloatControl float_control;  // for the tables
   const Tables tables = MakeTables(p, options);
   Rotate(ctx, p, tables);

@@ -1,7 +1,6 @@
 // Rotary position encoding from its formulas, one element at a time.
 //
-// Written from the definitions, not from rotary.cc and rotary_scaling.cc, with
-// which it shares nothing but the structs.
+// Written from the definitions, independent of rotary.cc and rotary_scaling.cc, with which it shares only the structs.
 #include <cmath>
 #include <cstdint>
 
@@ -22,7 +21,7 @@ Real Factor(const RotaryScaling& s) { return s.factor ? *s.factor : Real{*s.max_
 
 Real Limited(Real x, Real low, Real high) { return x < low ? low : x > high ? high : x; }
 
-// 1 where YaRN interpolates fully, 0 where it leaves the frequency alone.
+// 1 where YaRN interpolates fully, 0 where it leaves the frequency unchanged.
 Real YarnRamp(Real i, Real d, Real base, const RotaryScaling& s) {
   const auto dimension = [&](Real rotations) {
     return d * std::log(Original(s) / (rotations * kTwoPi)) / (2 * std::log(base));

@@ -1,8 +1,7 @@
-// The inner loop of rotary encoding: rows of one token, all by the same angles.
+// The inner loop of rotary encoding: rows of one token, all rotated by the same angles.
 //
-// It is bound by memory: x is read and y written once. So f32 is computed in f64,
-// which leaves one rounding in the result, and 16 bits in f32. Products and sums
-// are not fused: every target and the tail of a row give the same bits.
+// It is memory-bound: x is read and y written once. So f32 is computed in f64, which leaves one rounding in the result,
+// and 16-bit dtypes in f32. Products and sums are not fused: every target and the tail of a row give the same bits.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/core/dispatch.h"
@@ -17,8 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::positions::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Whether vectors round and convert as single elements do. Highway's portable
-// target saturates infinities, and its f16 for old x86 knows none.
+// True if vectors round and convert as single elements do. Highway's portable target saturates infinities, and its f16
+// conversions for old x86 do not handle them.
 template <class T>
 constexpr bool kVectorsAgree = HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR;
 #if HWY_ARCH_X86
@@ -26,7 +25,7 @@ template <>
 constexpr bool kVectorsAgree<F16> = HWY_TARGET <= HWY_AVX2;
 #endif
 
-// What elements of type T are computed in.
+// The type that elements of type T are computed in.
 template <class T>
 struct ComputedIn {
   using Type = float;
@@ -40,7 +39,7 @@ struct ComputedIn<double> {
   using Type = double;
 };
 
-// One element.
+// Functions for one element.
 
 HWY_INLINE double Load1(const double* p) { return *p; }
 HWY_INLINE double Load1(const float* p) { return *p; }
@@ -51,7 +50,7 @@ HWY_INLINE void Store1(double v, float* p) { *p = static_cast<float>(v); }
 HWY_INLINE void Store1(float v, BF16* p) { *p = ToBF16(v); }
 HWY_INLINE void Store1(float v, F16* p) { *p = ToF16(v); }
 
-// A vector of them, with the same roundings.
+// Functions for a vector of elements, with the same roundings.
 
 template <class D>
 HWY_INLINE hn::Vec<D> LoadVector(D d, const double* p) {
@@ -82,8 +81,7 @@ HWY_INLINE void StoreVector(D, hn::Vec<D> v, float* p) {
   const hn::Rebind<float, D> narrow;
   hn::StoreU(hn::DemoteTo(narrow, v), narrow, p);
 }
-// A NaN stays one: it comes from a bf16 or is the machine's own, so the lower half
-// of its bits is 0.
+// A NaN stays a NaN: it comes from a bf16 or is the default one, so the lower half of its bits is 0.
 template <class D>
 HWY_INLINE void StoreVector(D, hn::Vec<D> v, BF16* p) {
   const hn::RebindToUnsigned<D> du;
@@ -122,8 +120,7 @@ void RotateHalves(const T* HWY_RESTRICT x, const C* HWY_RESTRICT c, const C* HWY
   }
 }
 
-// Pairs (2i, 2i + 1); c and s are [2 half], each cosine twice, each sine with a
-// minus and without.
+// Pairs (2i, 2i + 1); c and s are [2 half]: each cosine twice, each sine negated and unchanged.
 template <class T, class C>
 void RotateNeighbours(const T* HWY_RESTRICT x, const C* HWY_RESTRICT c, const C* HWY_RESTRICT s, size_t half,
                       T* HWY_RESTRICT y) {

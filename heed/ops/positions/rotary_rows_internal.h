@@ -10,12 +10,12 @@
 
 namespace heed::positions {
 
-// The heads of one token: rows that turn by the same angles.
+// The heads of one token: rows that are rotated by the same angles.
 struct RotaryRows {
   const void* x;
   void* y;
   int64_t num_rows, x_stride, y_stride;  // strides in elements
-  int64_t half;                          // pairs of a row
+  int64_t half;                          // pairs per row
   const double* cos;                     // [half]
   const double* sin;                     // [half]
   double sign;                           // of sin
@@ -24,7 +24,7 @@ struct RotaryRows {
 
 inline size_t RotateScratchBytes(int64_t half) { return 4 * static_cast<size_t>(half) * sizeof(double); }
 
-// Rotates 2 * half elements of each row. Bits do not depend on the target.
+// Rotates 2 * half elements of each row. Results do not depend on the target.
 void RotateRows(int64_t allowed_targets, DType dtype, RotaryPairs pairs, const RotaryRows& rows);
 
 }  // namespace heed::positions

@@ -31,7 +31,7 @@ constexpr unsigned kLongrope = Bit(RopeType::kLongrope);
 constexpr unsigned kNeedFactor = Bit(RopeType::kLinear) | Bit(RopeType::kNtk) | Bit(RopeType::kDynamic) | kLlama3;
 constexpr unsigned kEvery = ~0u;
 
-// A number: which types use it, which need it, and its range.
+// A numeric field: the types that use it, the types that require it, and its range.
 struct Number {
   const char* name;
   std::optional<double> RotaryScaling::* value;
@@ -100,7 +100,7 @@ void Check(int64_t dim, double base, const RotaryScaling& s) {
   CheckFactors("scaling.long_factor", s.long_factor, s.rope_type, dim);
 }
 
-// L0. Above 1 where its logarithm is divided by.
+// L0. It must be above 1 where its logarithm is a divisor.
 double OriginalLength(const RotaryScaling& s) {
   constexpr char kName[] = "scaling.original_max_position_embeddings";
   const auto& given =
@@ -110,7 +110,7 @@ double OriginalLength(const RotaryScaling& s) {
   return *given;
 }
 
-// s of yarn and longrope, where a config may leave it to be derived.
+// s of yarn and longrope, which a config may leave out to be derived.
 double Factor(const RotaryScaling& s) {
   if (s.factor) return *s.factor;
   if (!s.max_position_embeddings) {
@@ -127,8 +127,7 @@ std::vector<double> Unscaled(int64_t dim, double base) {
   return w;
 }
 
-// The base of ntk and dynamic. With dim = 2 it is infinite, and its only
-// frequency 1 as it should be.
+// The base of ntk and dynamic. For dim = 2 it is infinite, which gives the only frequency its right value 1.
 double StretchedBase(int64_t dim, double base, double by) {
   const double d = static_cast<double>(dim);
   return by == 1 ? base : base * std::pow(by, d / (d - 2));
@@ -144,7 +143,7 @@ void ApplyYarn(int64_t dim, double base, const RotaryScaling& s, RotaryFrequenci
   }
   const double d = static_cast<double>(dim), factor = Factor(s);
   const double length = OriginalLength(s);
-  // The pair that turns so often within the original length.
+  // The pair that makes this many turns within the original length.
   const auto pair_of = [&](double turns) {
     return d * std::log(length / (turns * 2 * std::numbers::pi)) / (2 * std::log(base));
   };

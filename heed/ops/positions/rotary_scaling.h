@@ -12,24 +12,21 @@
 //             r_i = clip((i - low) / (high - low), 0, 1) (high + 0.001 if they
 //             are equal), low = max(floor(c(beta_fast)), 0),
 //             high = min(ceil(c(beta_slow)), d - 1),
-//             c(n) = d ln(L0 / (2 pi n)) / (2 ln base); truncate = false leaves
-//             floor and ceil out
+//             c(n) = d ln(L0 / (2 pi n)) / (2 ln base); truncate = false omits floor and ceil
 //   llama3    w_i            if l_i < L0 / high_freq_factor, l_i = 2 pi / w_i
 //             w_i / s        if l_i > L0 / low_freq_factor
 //             (1 - t) w_i / s + t w_i  between,
 //             t = (L0/l_i - low_freq_factor) / (high_freq_factor - low_freq_factor)
 //   longrope  w_i / long_factor[i] if L > L0, else w_i / short_factor[i]
 //
-// Two of them multiply cos and sin by an attention factor, which multiplies the
-// logits by its square:
+// Two types multiply cos and sin by an attention factor, which multiplies the logits by its square:
 //
 //   yarn      attention_factor, else m(mscale) / m(mscale_all_dim) where both are
 //             given and not 0, else m(1), with m(a) = 0.1 a ln s + 1 (1 if s <= 1)
 //   longrope  attention_factor, else sqrt(1 + ln s / ln L0) (1 if s <= 1)
 //
 // DeepSeek-V3 sets mscale = mscale_all_dim, for which this is 1, and multiplies
-// the scale of its softmax by m(mscale_all_dim)^2 instead: that is the caller's
-// to do, and never both.
+// the scale of its softmax by m(mscale_all_dim)^2 instead: the caller must do this, and never apply both.
 //
 // Source: Chen et al., arXiv:2306.15595 (linear); Peng, Quesnelle, Fan, Shippole,
 // "YaRN", arXiv:2309.00071 (ntk, dynamic, yarn); Grattafiori et al., "The Llama 3
@@ -49,11 +46,10 @@ namespace heed {
 
 enum class RopeType { kDefault, kLinear, kNtk, kDynamic, kYarn, kLlama3, kLongrope };
 
-// The keys of `rope_scaling` or `rope_parameters` in a Transformers config, and
-// max_position_embeddings, which stands beside them there. Every type but default
-// needs factor; yarn and longrope take max_position_embeddings / L0 where it is
-// absent. Those with an L0 take max_position_embeddings where that is absent. A
-// field that the type does not use must be absent, the two lengths apart.
+// The keys of `rope_scaling` or `rope_parameters` in a Transformers config, and max_position_embeddings, which is a
+// separate field there. Every type except default needs factor; yarn and longrope default to max_position_embeddings /
+// L0. For types with an L0, it defaults to max_position_embeddings. A field that the type does not use must be absent,
+// except the two lengths.
 struct RotaryScaling {
   RopeType rope_type = RopeType::kDefault;
   std::optional<double> factor = {};                            // s > 0
@@ -74,18 +70,17 @@ struct RotaryScaling {
 };
 
 struct RotaryFrequencies {
-  std::vector<double> frequencies = {};  // of the d/2 pairs, radians per position
+  std::vector<double> frequencies = {};  // of the d/2 pairs, in radians per position
   double attention_factor = 1;           // of cos and sin
 };
 
-// The frequencies of `dim` rotated elements, even and at least 2, in a sequence
-// of `length` positions, which dynamic and longrope ask for. Throws
-// InvalidArgument for a field that is missing, out of range or not of the type.
+// The frequencies of `dim` rotated elements, even and at least 2, in a sequence of `length` positions, which dynamic
+// and longrope use. Throws InvalidArgument for a field that is missing, out of range or not used by the type.
 HEED_API RotaryFrequencies ScaledRotaryFrequencies(int64_t dim, double base, const RotaryScaling& scaling,
                                                    int64_t length);
 
-// Whether frequencies change with the length of a sequence: those of dynamic and longrope. Keys that were turned while
-// it was shorter do not fit those that come later.
+// True if frequencies change with the length of a sequence: for dynamic and longrope. Keys that were rotated while it
+// was shorter are inconsistent with later ones.
 HEED_API bool DependsOnLength(RopeType type);
 
 // "default", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope". Throws

@@ -1,4 +1,4 @@
-// Scalings of rotary encoding: facts that papers and configs state, and errors.
+// Scalings of rotary encoding: values from papers and configs, and errors.
 #include "heed/ops/positions/rotary_scaling.h"
 
 #include <gmock/gmock.h>
@@ -34,8 +34,7 @@ TEST(RotaryScalingTest, LinearDividesPositions) {
   EXPECT_EQ(f.attention_factor, 1);
 }
 
-// The idea of NTK-aware scaling: the fastest pair stays, the slowest is
-// interpolated by the whole factor.
+// The idea of NTK-aware scaling: the fastest pair is unchanged, the slowest is interpolated by the whole factor.
 TEST(RotaryScalingTest, NtkKeepsTheFirstPairAndInterpolatesTheLast) {
   const RotaryFrequencies f = ScaledRotaryFrequencies(128, 10000, {.rope_type = RopeType::kNtk, .factor = 8}, 1);
   EXPECT_EQ(f.frequencies[0], 1);
@@ -54,7 +53,7 @@ TEST(RotaryScalingTest, DynamicGrowsBeyondTheOriginalLength) {
   const auto twice = ScaledRotaryFrequencies(64, 10000, dynamic, 4096);
   const auto ntk = ScaledRotaryFrequencies(64, 10000, {.rope_type = RopeType::kNtk, .factor = 4}, 1);
   for (size_t i = 0; i < w.size(); ++i) EXPECT_DOUBLE_EQ(twice.frequencies[i], ntk.frequencies[i]);
-  // The original length of the two is what counts.
+  // The original length takes precedence over the other one.
   RotaryScaling both = dynamic;
   both.original_max_position_embeddings = 4096;
   EXPECT_EQ(ScaledRotaryFrequencies(64, 10000, both, 4096).frequencies, w);
@@ -83,7 +82,7 @@ TEST(RotaryScalingTest, YarnInterpolatesSlowPairsAndLeavesFastOnes) {
 }
 
 TEST(RotaryScalingTest, YarnWithEqualBoundsIsAStep) {
-  // Both bounds are 0: so short an original length that nothing turns once.
+  // Both bounds are 0, because the original length is so short that no pair completes a turn.
   const RotaryFrequencies f = ScaledRotaryFrequencies(
       8, 10000, {.rope_type = RopeType::kYarn, .factor = 2, .original_max_position_embeddings = 4}, 1);
   const std::vector<double> w = Unscaled(8, 10000);
@@ -96,23 +95,23 @@ TEST(RotaryScalingTest, YarnsAttentionFactor) {
   const auto factor = [&] { return ScaledRotaryFrequencies(64, 10000, yarn, 1).attention_factor; };
   const double m = 0.1 * std::log(40.0);
   EXPECT_DOUBLE_EQ(factor(), m + 1);
-  yarn.mscale = 0.5;  // alone it means nothing
+  yarn.mscale = 0.5;  // without mscale_all_dim it has no effect
   EXPECT_DOUBLE_EQ(factor(), m + 1);
   yarn.mscale_all_dim = 0;
   EXPECT_DOUBLE_EQ(factor(), m + 1);
   yarn.mscale_all_dim = 2;
   EXPECT_DOUBLE_EQ(factor(), (0.5 * m + 1) / (2 * m + 1));
-  yarn.mscale = yarn.mscale_all_dim = 1;  // DeepSeek-V3: the softmax is scaled
+  yarn.mscale = yarn.mscale_all_dim = 1;  // DeepSeek-V3, which scales the softmax instead
   EXPECT_EQ(factor(), 1);
   yarn.attention_factor = 1.25;
   EXPECT_EQ(factor(), 1.25);
   yarn = {.rope_type = RopeType::kYarn, .factor = 0.5, .original_max_position_embeddings = 4096};
-  EXPECT_EQ(factor(), 1);  // nothing is extended
+  EXPECT_EQ(factor(), 1);  // the context is not extended
   yarn = {.rope_type = RopeType::kYarn, .original_max_position_embeddings = 4096, .max_position_embeddings = 8192};
   EXPECT_DOUBLE_EQ(factor(), 0.1 * std::log(2.0) + 1);
 }
 
-// Llama 3.1: wavelengths below 2048 stay, those above 8192 are divided by 8.
+// Llama 3.1: wavelengths below 2048 are unchanged, those above 8192 are divided by 8.
 TEST(RotaryScalingTest, Llama3HasThreeBands) {
   const RotaryFrequencies f = ScaledRotaryFrequencies(128, 500000,
                                                       {.rope_type = RopeType::kLlama3,
@@ -153,7 +152,7 @@ TEST(RotaryScalingTest, LongropeChoosesItsFactorsByLength) {
   EXPECT_NEAR(short_one.attention_factor, 1.1902380714238083, 1e-15);
   EXPECT_NEAR(long_one.attention_factor, 1.1902380714238083, 1e-15);
   const auto factor = [&] { return ScaledRotaryFrequencies(4, 10000, s, 1).attention_factor; };
-  s.factor = 4;  // goes before the ratio of the lengths
+  s.factor = 4;  // takes precedence over the ratio of the lengths
   EXPECT_DOUBLE_EQ(factor(), std::sqrt(1 + std::log(4) / std::log(4096)));
   s.factor = 1;
   EXPECT_EQ(factor(), 1);
@@ -229,7 +228,7 @@ TEST(RotaryScalingTest, WhatATypeDoesNotUseIsRefused) {
   s.low_freq_factor = 1;
   ExpectMistake(s, "scaling.low_freq_factor" + end);
   ExpectMistake({.factor = 2}, "scaling.factor is given, expected none for rope_type 'default'");
-  s = linear;  // the lengths belong to the model, not to a type
+  s = linear;  // the lengths belong to the model, not to the type of scaling
   s.max_position_embeddings = s.original_max_position_embeddings = 8;
   EXPECT_NO_THROW(ScaledRotaryFrequencies(8, 10000, s, 1));
 }

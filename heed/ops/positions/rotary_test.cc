@@ -1,4 +1,4 @@
-// Rotary encoding: against the reference, and what a rotation must be.
+// Rotary encoding against the reference, and properties of rotations.
 #include "heed/ops/positions/rotary.h"
 
 #include <gmock/gmock.h>
@@ -55,8 +55,8 @@ double Unit(DType dtype) {
   }
 }
 
-// The rounding of what is computed before the last one: cosines and sines of 16 bits
-// are rounded to f32, and so are two products and their sum.
+// The rounding before the last one: for 16-bit dtypes cosines and sines are rounded to f32, and so are two products and
+// their sum.
 double ComputingUnit(DType dtype) { return dtype == DType::kF64 || dtype == DType::kF32 ? 0 : 0x1p-22; }
 
 // One rounding of the exact value, and the error of an angle: `angle_error`
@@ -86,8 +86,8 @@ void ExpectNear(const Buffer& x, const Buffer& positions, RotaryPairs pairs, con
   } while (NextIndex(x.view().sizes(), index));
 }
 
-constexpr double kAngleError = 0x1p-51;        // of an unscaled frequency
-constexpr double kScaledAngleError = 0x1p-47;  // logarithms and ramps besides
+constexpr double kAngleError = 0x1p-51;        // for an unscaled frequency
+constexpr double kScaledAngleError = 0x1p-47;  // includes logarithms and ramps
 
 TEST(RotaryTest, AgreesWithTheReferenceForEveryDTypePairingAndSize) {
   struct Size {
@@ -182,7 +182,7 @@ TEST(RotaryTest, APairTurnsByPositionTimesFrequency) {
   EXPECT_NEAR(next.Get({0, 0, 1}), std::sin(3.0), 1e-15);
   EXPECT_NEAR(next.Get({0, 0, 2}), -std::sin(0.03), 1e-15);
   EXPECT_NEAR(next.Get({0, 0, 3}), std::cos(0.03), 1e-15);
-  // The other way, and with another base.
+  // The inverse, and another base.
   const Buffer back = Rotated(x, p, RotaryPairs::kInterleaved, {.base = 100, .inverse = true});
   EXPECT_NEAR(back.Get({0, 0, 1}), -std::sin(3.0), 1e-15);
   EXPECT_NEAR(back.Get({0, 0, 2}), std::sin(0.3), 1e-15);
@@ -225,7 +225,7 @@ TEST(RotaryTest, TheInverseUndoesAndIsTheTranspose) {
   for (const RotaryPairs pairs : kBoth) {
     const Buffer there = Rotated(x, p, pairs);
     const Buffer back = Rotated(there, p, pairs, {.inverse = true});
-    // With an attention factor only the transpose holds.
+    // With an attention factor only the transpose relation holds.
     const RotaryScaling scaling = {.rope_type = RopeType::kYarn, .factor = 4, .original_max_position_embeddings = 256};
     const Buffer y = Rotated(x, p, pairs, {.scaling = scaling});
     const Buffer dx = Rotated(g, p, pairs, {.scaling = scaling, .inverse = true});
@@ -276,8 +276,7 @@ TEST(RotaryTest, StridesAreRespectedAndChangeNoBit) {
   constexpr int64_t kB = 2, kT = 37, kH = 3, kD = 10;
   std::vector<int64_t> p;
   for (int64_t i = 0; i < 2 * kB * kT; ++i) p.push_back(i % 100 * 11);
-  // x is a head-major slice of a fused buffer, read backwards in time; y has
-  // gaps; of positions every second counts.
+  // x is a head-major slice of a fused buffer, reversed in time; y has gaps; every second position is used.
   const Buffer fused(DType::kF32, {kB, kH, kT, 3 * kD});
   fused.FillNormal(10);
   const Buffer x = fused.As(TensorView(fused.as<float>() + kD + (kT - 1) * 3 * kD, DType::kF32, {kB, kT, kH, kD},
@@ -323,7 +322,7 @@ TEST(RotaryTest, BitsDependOnNeitherThreadsNorNeighbours) {
                                    RotaryPairs::kHalfSplit, options);
       EXPECT_TRUE(SameBits(alone.view(), all.view().Slice(0, b, b + 1)));
     }
-    // The last token alone: its sequence is as long.
+    // The last token alone; its sequence has the same length.
     const Buffer token = Rotated(x.As(x.view().Slice(1, kT - 1, kT)),
                                  positions.As(positions.view().Slice(1, kT - 1, kT)), RotaryPairs::kHalfSplit, options);
     EXPECT_TRUE(SameBits(token.view(), all.view().Slice(1, kT - 1, kT)));
@@ -354,8 +353,8 @@ TEST(RotaryTest, BitsDoNotDependOnTheSimdTarget) {
   }
 }
 
-// At position 0 an attention factor of 1.5 leaves 1.5 x: half of the 16-bit numbers
-// then lie between two others, many of them in the middle.
+// At position 0 an attention factor of 1.5 gives 1.5 x: half of the results are between two 16-bit numbers, many of
+// them in the middle.
 TEST(RotaryTest, EverySixteenBitNumberIsRoundedToEven) {
   constexpr int64_t kH = 65536 / 16;
   const Buffer positions = Positions(DType::kI64, {1}, {0});
@@ -375,7 +374,7 @@ TEST(RotaryTest, EverySixteenBitNumberIsRoundedToEven) {
       for (int64_t h = 0; h < kH; ++h) {
         for (int64_t d = 0; d < 16; ++d) {
           const double expected = 1.5 * x.Get({0, h, d});
-          // In bf16 these are f32's subnormal numbers, which may become 0.
+          // Such bf16 results are subnormal in f32 and may become 0.
           if (dtype == DType::kBF16 && std::fabs(expected) < 0x1p-126) continue;
           if (std::isnan(expected)) {
             ASSERT_TRUE(std::isnan(y.Get({0, h, d}))) << target << Name(dtype);
@@ -416,7 +415,7 @@ TEST(RotaryTest, EmptySizesAreLegal) {
     const std::vector<int64_t> p(static_cast<size_t>(B * T), 1);
     EXPECT_NO_THROW(Rotated(x, Positions(DType::kI64, {B, T}, p), RotaryPairs::kHalfSplit));
   }
-  // The other sizes cost nothing.
+  // A size of 0 makes the other sizes irrelevant.
   const TensorView huge(nullptr, DType::kF32, {0, 3, 2, int64_t{1} << 60});
   Context ctx(1);
   Rotary(ctx, huge, Positions(DType::kI64, {3}, {1, 2, 3}).view(), RotaryPairs::kHalfSplit, {}, huge);

@@ -21,7 +21,7 @@ using positions::PhaseRow;
 using positions::PhaseTable;
 
 constexpr char kOp[] = "sinusoidal";
-constexpr int64_t kBlockRows = 32;  // rows of a task
+constexpr int64_t kBlockRows = 32;  // rows per task
 
 // One more than pairs of columns if D is odd.
 std::vector<double> Frequencies(SinusoidalOrder order, int64_t D) {

@@ -24,13 +24,13 @@ namespace heed {
 enum class SinusoidalOrder { kInterleaved, kConcatenated };
 
 // Writes `table` [T, D], f32, D >= 1, any strides. Row p belongs to position p.
-// Angles, sines and cosines are f64, the result is rounded once. Bits depend
-// neither on threads nor on T. T = 0 is legal.
+// Angles, sines and cosines are f64, the result is rounded once. Results depend neither on threads nor on T. T may be
+// 0.
 //
 // Throws InvalidArgument for a wrong shape, dtype or stride.
 HEED_API void Sinusoidal(Context& ctx, SinusoidalOrder order, const TensorView& table);
 
-// Computes the table from the formulas, in long double. It checks nothing: it is for tests.
+// Computes the table from the formulas, in long double. It does not check its arguments: it is for tests.
 HEED_API void SinusoidalReference(SinusoidalOrder order, const TensorView& table);
 
 }  // namespace heed

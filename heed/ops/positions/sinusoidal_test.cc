@@ -1,4 +1,4 @@
-// The sinusoidal table: against the reference, its layout, and its identities.
+// The sinusoidal table against the reference, its layout, and its identities.
 #include "heed/ops/positions/sinusoidal.h"
 
 #include <gmock/gmock.h>

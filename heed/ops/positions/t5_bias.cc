@@ -1,8 +1,7 @@
 // T5's relative position bias and its gradient.
 //
-// The bias is constant along diagonals: a head has one line of Tq + Tk - 1
-// numbers, and row i is a window of it that begins at Tq - 1 - i. Forward copies
-// windows; backward adds rows into a line, and the line into buckets.
+// The bias is constant along diagonals: a head has one vector of Tq + Tk - 1 numbers, and row i is a window of it that
+// begins at Tq - 1 - i. Forward copies windows; backward adds rows to such a vector, and the vector to buckets.
 #include "heed/ops/positions/t5_bias.h"
 
 #include <algorithm>
@@ -22,9 +21,9 @@ using mechanism::Fail;
 
 constexpr char kOp[] = "t5_bias";
 constexpr char kBackwardOp[] = "t5_bias_backward";
-constexpr int64_t kBlockRows = 32;  // rows of a task
+constexpr int64_t kBlockRows = 32;  // rows per task
 
-// The first distance of each bucket of a side but the first.
+// The first distance of each bucket of a side except the first bucket.
 std::vector<int64_t> BucketStarts(int64_t nb, int64_t max_distance) {
   const int64_t m = nb / 2;
   std::vector<int64_t> starts;
@@ -33,8 +32,8 @@ std::vector<int64_t> BucketStarts(int64_t nb, int64_t max_distance) {
       starts.push_back(k);
       continue;
     }
-    // The smallest n with n >= m (max_distance / m)^((k - m) / (nb - m)). Where
-    // this is an integer, its f64 may lie above: less than this much.
+    // The smallest n with n >= m (max_distance / m)^((k - m) / (nb - m)). Where this is an integer, its f64 value may
+    // exceed it, by less than this.
     constexpr double kRounding = 1e-12;
     const double limit = static_cast<double>(m) * std::pow(static_cast<double>(max_distance) / static_cast<double>(m),
                                                            static_cast<double>(k - m) / static_cast<double>(nb - m));
@@ -59,8 +58,7 @@ std::vector<int64_t> BucketsOfDiagonals(int64_t buckets, T5Direction direction, 
   return result;
 }
 
-// Both directions: `table` [buckets, H] and `bias` [H, Tq, Tk], one read and the
-// other written.
+// Checks for both directions: `table` [buckets, H] and `bias` [H, Tq, Tk], one read and the other written.
 void Check(const char* op, const char* table_name, const ConstTensorView& table, const char* bias_name,
            const ConstTensorView& bias, T5Direction direction, const T5BiasOptions& options) {
   mechanism::CheckFloat(op, table_name, table);
@@ -88,7 +86,7 @@ void Check(const char* op, const char* table_name, const ConstTensorView& table,
   }
 }
 
-// Moves bits: an unsigned integer stands for a float of its size.
+// Copies bits: an unsigned integer represents a float of its size.
 template <class Bits>
 void Spread(Context& ctx, const ConstTensorView& table, const std::vector<int64_t>& bucket, const TensorView& bias) {
   const int64_t H = bias.size(0), Tq = bias.size(1), Tk = bias.size(2);
@@ -155,7 +153,7 @@ void T5BiasBackward(Context& ctx, const ConstTensorView& dbias, T5Direction dire
                     const TensorView& dtable) {
   Check(kBackwardOp, "dtable", dtable, "dbias", dbias, direction, options);
   mechanism::CheckWritable(kBackwardOp, "dtable", dtable, "dbias", dbias);
-  if (dtable.num_elements() == 0) return;  // however many buckets
+  if (dtable.num_elements() == 0) return;  // whatever the number of buckets
   const int64_t H = dbias.size(0), Tq = dbias.size(1), Tk = dbias.size(2);
   const auto buckets = static_cast<size_t>(dtable.size(0));
   std::vector<int64_t> bucket;

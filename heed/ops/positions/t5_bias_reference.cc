@@ -1,6 +1,6 @@
 // T5's relative position bias from its formulas, one pair at a time.
 //
-// The logarithm is taken in long double, per pair.
+// Each pair's logarithm is computed in long double.
 #include <cmath>
 #include <cstdint>
 
@@ -11,8 +11,8 @@ namespace {
 
 using Real = long double;
 
-// floor((nb - m) ln(n / m) / ln(max_distance / m)), where a result that is an
-// integer but for rounding counts as that integer.
+// floor((nb - m) ln(n / m) / ln(max_distance / m)), where a result that differs from an integer only by rounding counts
+// as that integer.
 int64_t Steps(int64_t n, int64_t m, int64_t nb, int64_t max_distance) {
   const Real ratio = std::log(static_cast<Real>(n) / static_cast<Real>(m)) /
                      std::log(static_cast<Real>(max_distance) / static_cast<Real>(m)) * static_cast<Real>(nb - m);
@@ -34,7 +34,7 @@ int64_t Bucket(int64_t distance, int64_t buckets, T5Direction direction, int64_t
   return offset + (bucket < nb - 1 ? bucket : nb - 1);
 }
 
-// f(h, i, j, bucket) for every pair.
+// Calls f(h, i, j, bucket) for every pair.
 template <class F>
 void ForEachPair(const ConstTensorView& bias, int64_t buckets, T5Direction direction, const T5BiasOptions& options,
                  const F& f) {

@@ -24,7 +24,7 @@ using testing::ThrowsMessage;
 
 constexpr T5Direction kBoth[] = {T5Direction::kBidirectional, T5Direction::kCausal};
 
-// A table that holds the number of each bucket: the bias shows the buckets.
+// A table of each bucket's own number, so that the bias shows the buckets.
 Buffer Numbers(int64_t buckets) {
   const Buffer table(DType::kF64, {buckets, 1});
   for (int64_t k = 0; k < buckets; ++k) table.Set({k, 0}, static_cast<double>(k));
@@ -47,7 +47,7 @@ Buffer Gradient(const Buffer& dbias, int64_t buckets, T5Direction direction, con
   return dtable;
 }
 
-// Where the bucket of keys `0, 1, 2, ... after` (or before) a query changes.
+// The keys `0, 1, 2, ... after` (or before) a query at which the bucket changes.
 std::vector<int64_t> Starts(const Buffer& row, bool after) {
   std::vector<int64_t> starts;
   const int64_t T = row.view().size(2);
@@ -103,7 +103,7 @@ TEST(T5BiasTest, AgreesWithTheReference) {
       for (const bool top_left : {false, true}) {
         for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
           T5BiasOptions options{.max_distance = n.max_distance, .top_left = top_left};
-          // Buckets with a distance of their own must be below max_distance.
+          // Buckets with a single distance must be below max_distance.
           if (direction == T5Direction::kCausal) options.max_distance += n.buckets;
           const Buffer table(dtype, {n.buckets, 3});
           table.FillNormal(1);
@@ -153,7 +153,7 @@ TEST(T5BiasBackwardTest, AgreesWithTheReferenceAndIsTheTranspose) {
         }
         for (int64_t k = 0; k < kBuckets; ++k) {
           right += dtable.Get({k, h}) * table.Get({k, h});
-          // At most kTq * kTk summands of size 5.
+          // At most kTq * kTk terms of magnitude 5.
           EXPECT_NEAR(dtable.Get({k, h}), exact.Get({k, h}), 1e-11);
         }
       }
@@ -163,13 +163,13 @@ TEST(T5BiasBackwardTest, AgreesWithTheReferenceAndIsTheTranspose) {
   }
 }
 
-// Sums of integers are exact in f64, so every dtype must have them exactly.
+// Sums of integers are exact in f64, so every dtype must give them exactly.
 TEST(T5BiasBackwardTest, SumsOfIntegersAreExact) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
     const Buffer ones(dtype, {2, 16, 16});
     ones.FillConstant(1);
     const Buffer dtable = Gradient(ones, 32, T5Direction::kCausal);
-    EXPECT_EQ(dtable.Get({0, 0}), 16 * 17 / 2);  // the diagonal and above
+    EXPECT_EQ(dtable.Get({0, 0}), 16 * 17 / 2);  // the diagonal and above it
     for (int64_t n = 1; n < 16; ++n) {
       EXPECT_EQ(dtable.Get({n, 1}), static_cast<double>(16 - n));
     }
@@ -229,7 +229,7 @@ TEST(T5BiasTest, EmptySizesAreLegalAndHaveNoGradient) {
       for (int64_t h = 0; h < H; ++h) EXPECT_EQ(dtable.Get({k, h}), 0);
     }
   }
-  // The other sizes cost nothing.
+  // A size of 0 makes the other sizes irrelevant.
   Context ctx(1);
   const int64_t huge = int64_t{1} << 30;
   const TensorView table(nullptr, DType::kF32, {huge, 0});

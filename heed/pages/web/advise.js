@@ -3,7 +3,7 @@
 const table = $("table"), body = table.tBodies[0], head = table.tHead.rows[0];
 const entries = data.rows.map((row, index) => ({ row, index, tr: body.rows[index] }));
 
-// Rows that differ in their dtype alone, joined by a line.
+// Groups rows that differ only in dtype, which a line joins.
 function makeGroups() {
   const groups = new Map();
   for (const { row } of entries) {

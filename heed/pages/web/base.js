@@ -1,8 +1,8 @@
-// What all pages share: finding and making elements, the theme, numbers as text.
+// Functions of all pages: finding and making elements, the theme, numbers as text.
 
 const $ = (id) => document.getElementById(id);
 
-// An element with text and attributes. Text is text, whatever it holds.
+// Creates an element with text and attributes. The text is never parsed as HTML.
 function element(tag, text = "", attributes = {}) {
   const node = document.createElement(tag);
   if (text !== "") node.textContent = text;
@@ -10,7 +10,7 @@ function element(tag, text = "", attributes = {}) {
   return node;
 }
 
-// The same of SVG; its namespace comes without an address in a page that needs no network.
+// Creates an SVG element; the namespace is taken from the parser, so that the page contains no address.
 const SVG = new DOMParser().parseFromString("<svg></svg>", "text/html").body.firstChild.namespaceURI;
 function shape(tag, attributes = {}, text = "") {
   const node = document.createElementNS(SVG, tag);
@@ -21,7 +21,7 @@ function shape(tag, attributes = {}, text = "") {
 
 const data = JSON.parse($("data").textContent);
 
-// Three significant digits, two of what is small, without an exponent where that is short.
+// Three significant digits, two for small numbers, without an exponent where that is short.
 function digits(x) {
   if (x === 0) return "0";
   if (!Number.isFinite(x)) return "undefined";

@@ -1,6 +1,7 @@
-// Colors of shares: a ramp of even steps in lightness, from the paper to the strongest, for light and for dark.
+// Colors of probabilities: a ramp of even steps in lightness, from the background to the strongest, for light and dark
+// themes.
 
-// OKLCH, in which equal steps look equal, to 8-bit sRGB.
+// Converts OKLCH, in which equal steps look equal, to 8-bit sRGB.
 // Source: Ottosson, "A perceptual color space for image processing", 2020.
 function oklch(lightness, chroma, hue) {
   const a = chroma * Math.cos(hue * Math.PI / 180), b = chroma * Math.sin(hue * Math.PI / 180);
@@ -33,9 +34,9 @@ function makeRamp(darkTheme) {
 
 let ramp = makeRamp(false);
 
-const LOG_DECADES = 4;  // below the strongest, on the logarithmic scale
+const LOG_DECADES = 4;  // decades below the strongest, on the logarithmic scale
 
-// Where a share stands between nothing and `strongest`, 0 to 1.
+// The position of a probability between 0 and `strongest`, from 0 to 1.
 function tone(value, strongest, scale) {
   if (!(value > 0) || !(strongest > 0)) return 0;
   const x = Math.min(1, value / strongest);
@@ -47,7 +48,7 @@ const toneIndex = (value, strongest, scale) => Math.round(255 * tone(value, stro
 
 const css = (rgb) => `rgb(${rgb.join(" ")})`;
 
-// Two colors of ImageData as one, `share` of the second.
+// Mixes two colors of ImageData, with weight `share` for the second.
 function mixed(a, b, share) {
   let color = 0xff000000;
   for (let shift = 0; shift < 24; shift += 8) {
@@ -57,7 +58,7 @@ function mixed(a, b, share) {
   return color >>> 0;
 }
 
-// A color of CSS as ImageData has it.
+// Converts a CSS color to the format of ImageData.
 function packedColor(cssText) {
   const [r, g, b] = cssText.match(/[\d.]+/g).map(Number);
   return (255 << 24 | Math.round(b) << 16 | Math.round(g) << 8 | Math.round(r)) >>> 0;

@@ -2,7 +2,7 @@
 
 const table = $("table"), body = table.tBodies[0], head = table.tHead.rows[1];
 
-// Rows of the table and the rows of the data, one for each dtype, that they show.
+// Groups rows of the table with the rows of the data, one for each dtype, that they show.
 function makeGroups() {
   const groups = [];
   for (const row of data.rows) {

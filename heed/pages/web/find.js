@@ -1,8 +1,7 @@
-// The search: which tokens match a text. They are marked on both axes of the map and in the running text.
+// The search for tokens that match a text. They are marked on both axes of the map and in the running text.
 
-// What a text finds in a layer, { rows, columns }, sets of indices, or null if there is nothing to look for. A text is found
-// in a token whatever the case; "#120" is the token at position 120. Of a pooled map the tokens are those that stretches
-// begin with.
+// The matches of a text in a layer, { rows, columns }, sets of indices, or null without a search. The search ignores
+// case; "#120" matches the token at position 120. In a pooled map only the first token of each bin is searched.
 function findTokens(layer, text) {
   const wanted = text.trim().toLowerCase();
   if (wanted === "") return null;
@@ -22,7 +21,7 @@ function findTokens(layer, text) {
 }
 
 class Search {
-  // `changed` is called with a new text; `go` with the index of a row or, as `across()` says, of a column.
+  // Calls `changed` with a new text, and `go` with the index of a row or, if `across()` is true, of a column.
   constructor(across, changed, go) {
     Object.assign(this, { across, go, field: $("find"), at: -1, marks: null });
     this.field.addEventListener("input", () => changed(this.field.value));
@@ -36,7 +35,7 @@ class Search {
     $("find-previous").addEventListener("click", () => this.step(-1));
   }
 
-  // What is found in a layer, which is then what steps go through.
+  // Searches a layer; steps then go through these matches.
   look(layer, text) {
     if (this.field.value !== text) this.field.value = text;
     if (layer !== this.layer || text !== this.text) Object.assign(this, { layer, text, at: -1, marks: findTokens(layer, text) });
@@ -44,7 +43,7 @@ class Search {
     return this.marks;
   }
 
-  // Matches along the axis that steps go along.
+  // Matches along the axis of steps.
   list() {
     return this.marks ? [...(this.across() ? this.marks.columns : this.marks.rows)] : [];
   }

@@ -1,9 +1,9 @@
-// All heads as thumbnails: which are shown, in which order, and the way from one to the next.
+// All heads as thumbnails: selection, order, and navigation between them.
 
 const THUMB = 64;  // pixels of a thumbnail
 
-// What heads can be sorted by, the largest first: of a head, { layer, head, summary }, a number and how it is written.
-// Structure is known at once, the others when a head's map has been computed.
+// Sort orders of heads, largest first: from a head, { layer, head, summary }, to a number and its text. Structure is
+// known at once, the others after a head's map has been computed.
 const ORDERS = {
   layer: null,
   structure: [({ layer, head }) => layers[layer].structure[head], (x) => `${digits(x)} bits`],
@@ -12,8 +12,8 @@ const ORDERS = {
   first: [({ summary }) => summary?.first, percent],
 };
 
-// Whether a head is among those that a text names: numbers and ranges "0-3, 7", with a layer "2.7", "4.*", or words of its
-// habit, such as "previous". Nothing names all.
+// True if a text names the head: by numbers and ranges "0-3, 7", with a layer "2.7", "4.*", or by words of its habit,
+// such as "previous". An empty text names all heads.
 function isNamed(text, layer, name, words) {
   const terms = text.toLowerCase().split(",").map((term) => term.trim()).filter((term) => term !== "");
   const within = (part, label) => {
@@ -28,7 +28,7 @@ function isNamed(text, layer, name, words) {
 }
 
 class HeadGrid {
-  // `choose` is called with the layer and the head of a thumbnail.
+  // Calls `choose` with the layer and the head of a clicked thumbnail.
   constructor(choose) {
     this.box = $("thumbs");
     this.hidden = new Set();
@@ -56,7 +56,7 @@ class HeadGrid {
     return thumb;
   }
 
-  // What is known of a head, in words and in its place.
+  // Writes the known values of a head to its thumbnail.
   say(thumb) {
     const value = this.value(thumb);
     const parts = [thumb.summary === undefined ? "" : habit(thumb.summary), value === undefined ? "" : ORDERS[this.order][1](value)].filter((x) => x !== "");
@@ -72,7 +72,7 @@ class HeadGrid {
     return Number.isFinite(value) ? value : undefined;
   }
 
-  // Shows the heads that `only` names and that are not hidden, in an order; what has no value comes last.
+  // Shows the heads that `only` names and that are not hidden, in an order; heads without a value come last.
   arrange({ order, reverse, only }) {
     Object.assign(this, { order });
     this.shown = this.thumbs.filter((thumb) => !this.hidden.has(thumb) && isNamed(only, layerName(layers[thumb.layer]), thumb.name,
@@ -90,7 +90,7 @@ class HeadGrid {
     $("reverse").setAttribute("aria-pressed", reverse);
   }
 
-  // Layers are rows where that is the order, else heads follow each other with what they are sorted by.
+  // Layers are rows if that is the order; otherwise heads follow one another with their sort value.
   lay() {
     const { box, shown } = this, sorted = ORDERS[this.order] !== null;
     box.classList.toggle("sorted", sorted);
@@ -121,7 +121,7 @@ class HeadGrid {
 
   find(layer, head) { return this.thumbs.find((thumb) => thumb.layer === layer && thumb.head === head); }
 
-  // Marks the chosen head, which is where the Tab key enters; if it is not shown, that is the first one.
+  // Marks the chosen head, which receives focus from the Tab key; if it is not shown, the first one does.
   mark(layer, head) {
     this.chosen = this.find(layer, head);
     const entry = this.shown.includes(this.chosen) ? this.chosen : this.shown[0];
@@ -132,7 +132,7 @@ class HeadGrid {
     $("hide-head").disabled = !this.shown.includes(this.chosen) || this.shown.length === 1;
   }
 
-  // The head so many places further among those that are shown; from one that is not, the nearest behind it or before it.
+  // The shown head `by` places further; for a head that is not shown, the nearest one after or before it.
   step(by) {
     const { shown, thumbs, chosen } = this, at = shown.indexOf(chosen);
     if (at >= 0) return shown[at + by] ?? chosen;
@@ -140,7 +140,7 @@ class HeadGrid {
     return (by > 0 ? thumbs.slice(place) : thumbs.slice(0, place).reverse()).find((thumb) => shown.includes(thumb)) ?? chosen;
   }
 
-  // Where an arrow key leads: undefined for other keys, null if nowhere.
+  // The target of an arrow key: undefined for other keys, null if there is none.
   neighbor(key) {
     const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }, move = moves[key];
     if (!move) return undefined;
@@ -155,7 +155,7 @@ class HeadGrid {
     return (move[0] + move[1] > 0 ? ahead[0] : ahead.at(-1)) ?? null;
   }
 
-  // Hides the chosen head, and says which one follows it.
+  // Hides the chosen head, and returns the one that follows it.
   hide() {
     const { shown, chosen } = this, at = shown.indexOf(chosen);
     if (at < 0 || shown.length === 1) return null;
@@ -182,7 +182,7 @@ class HeadGrid {
 
   paintAll() { this.thumbs.forEach((thumb) => this.paint(thumb)); }
 
-  // All thumbnails, a few milliseconds at a time, so that the page answers meanwhile.
+  // Computes all thumbnails, a few milliseconds at a time, so that the page stays responsive.
   *compute() {
     for (const thumb of this.thumbs) {
       const each = layers[thumb.layer], map = recent.get(`${thumb.layer} ${thumb.head}`) ?? (yield* each.compute(thumb.head));

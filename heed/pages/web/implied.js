@@ -1,4 +1,4 @@
-// The map that a linear mechanism implies: the shares with which it sums values, computed from q and k a row at a time.
+// The map that a linear mechanism implies: the weights of its sum of values, computed from q and k a row at a time.
 
 const PER_CHANNEL = { elu1: (x) => (x > 0 ? x + 1 : Math.exp(x)), identity: (x) => x, taylor: (x) => x };
 const OF_PRODUCT = { elu1: (x) => x, identity: (x) => x, taylor: (x) => 1 + x + x * x / 2 };
@@ -17,7 +17,8 @@ class Implied {
   // Keys [0, end) that row i sees.
   end(i) { return this.layer.causal || !this.weights.seesAll ? i + 1 : this.layer.cols; }
 
-  // Shares of row i: weights over their sum, or where a mechanism does not divide, sizes of weights over theirs.
+  // Weights of row i divided by their sum, or for a mechanism without a normaliser their magnitudes divided by the sum
+  // of these.
   row(i) {
     const { q, k, logDecay } = this, { form, scale, normalize, eps } = this.weights, { dim } = this.layer;
     const weigh = OF_PRODUCT[form], out = new Float64Array(this.end(i));
@@ -33,7 +34,7 @@ class Implied {
   }
 }
 
-// The second picture, below the first and in its colors, so that equal shares look equal; `what` is as in the first.
+// The second picture, below the first and in its colors, so that equal values look equal; `what` has the same form.
 class ImpliedView {
   constructor(point, choose) {
     const overlay = $("implied-overlay");
@@ -77,8 +78,8 @@ class ImpliedView {
     });
   }
 
-  // The whole map, and how far it is from the exact one: half the sum of differences of a row's shares, which is what share of
-  // the row's attention would have to move, on average over rows.
+  // Computes the whole map, and its distance from the exact one: half the sum of the absolute differences in a row
+  // (total variation), averaged over rows.
   *compute() {
     const { map } = this.what, { rows, cols } = map, data = new Float32Array(rows * cols);
     const low = new Int32Array(rows), high = new Int32Array(rows);
@@ -107,7 +108,7 @@ class ImpliedView {
     this.heat.setCursor(this.pair);
   }
 
-  // Shows the part of the map that the other picture shows.
+  // Shows the same part of the map as the other picture.
   follow({ zoom, x, y }) {
     if (!this.heat.what || $("implied-section").hidden) return;
     Object.assign(this.heat, { zoom, x, y });

@@ -1,8 +1,8 @@
-// Tokens as people can read them. Whatever a token holds, it stays text: invisible characters are shown, not obeyed.
+// Readable labels of tokens. A token is always shown as text: invisible characters are made visible.
 
 const SHOWN = { "\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5", " ": "\u2423" };
 
-// A text whose invisible characters, and those that no XML may hold, are spelled.
+// Replaces invisible characters, and those that XML does not allow, by visible names.
 const visible = (text) => text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\u010a\ufffe\uffff]/gu, (c) => {
   if (c === "\u200d") return c;  // joins emoji
   if (c === "\u010a") return "\u21b5";  // GPT's line break
@@ -11,7 +11,8 @@ const visible = (text) => text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\u010a\ufffe\uf
 
 // A token on its own: on an axis, in a list, in a sentence.
 function plain(token) {
-  const word = visible(/^[\u0120\u2581]/u.test(token) && [...token].length > 1 ? token.slice(1) : token);  // a leading space of GPT, of sentencepiece
+  // Leading space of GPT and sentencepiece tokens.
+  const word = visible(/^[\u0120\u2581]/u.test(token) && [...token].length > 1 ? token.slice(1) : token);
   if (word === "") return "(empty)";
   return word.trim() === "" ? "\u2423".repeat([...word].length) : word;
 }
@@ -22,7 +23,7 @@ function keyToken(layer, key) {
   return layer.tokens && key >= 0 && key < layer.tokens.length ? layer.tokens[key] : null;
 }
 
-// On an axis: the token, else the position. A pooled axis has the first position of each range.
+// The label on an axis: the token, else the position. On a pooled axis, the first position of each range.
 function axisLabel(layer, [first, end], start) {
   if (pooled) return whole(first);
   const token = keyToken(layer, first + start);
@@ -31,7 +32,7 @@ function axisLabel(layer, [first, end], start) {
 const rowLabel = (layer, q) => axisLabel(layer, layer.rowRange(q), layer.start);
 const colLabel = (layer, k) => axisLabel(layer, layer.colRange(k), 0);
 
-// In a sentence: [words, position] such as ["alice", "1"] or ["tokens 390-779", "from 'the'"].
+// The name in a sentence: [words, position] such as ["alice", "1"] or ["tokens 390-779", "from 'the'"].
 function named(layer, [first, end], start, words) {
   if (!pooled) {
     const token = keyToken(layer, first + start);
@@ -45,14 +46,14 @@ const joined = ([words, where]) => (where === "" ? words : `${words} (${where})`
 
 const layerName = (layer) => layer.name.replace(/^(model\.)?(layers?|blocks?|h)\.(\d+)$/i, "$3") || "0";
 
-// How tokens join to words: pieces of "##", tokens with a space of their own, or a space between all.
+// How tokens join to words: by "##" pieces, tokens with their own space, or a space between all.
 function spacing(tokens) {
   if (tokens.some((t) => t.startsWith("##"))) return "wordpiece";
   if (tokens.some((t) => /^[\u0120\u2581]/u.test(t))) return "marked";
   return "spaced";
 }
 
-// [space before, text] of each token, as running text.
+// [space before, text] of each token, for running text.
 function running(tokens) {
   const kind = spacing(tokens);
   let quoted = false, glue = true;

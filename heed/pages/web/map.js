@@ -1,12 +1,12 @@
-// The large map: a canvas with the shares and the labels of both axes, and one above it with what moves.
+// The large map: a canvas with the probabilities and the labels of both axes, and a canvas above it for the cursor.
 
 const nice = (n) => {  // 1, 2, 5, 10, 20, 50, ...
   const power = 10 ** Math.floor(Math.log10(Math.max(1, n)));
   return [1, 2, 5, 10].map((x) => x * power).find((x) => x >= n);
 };
 
-// Where labels stand on an axis of n cells and what they say, [[cells from the start, text]], from the cell `first` on and
-// as dense as can be read: tokens at their cells, or round positions where a cell holds several.
+// Labels of an axis of n cells and their places, [[cells from the start, text]], from the cell `first` on, as dense as
+// is readable: tokens at their cells, or round positions if a cell holds several.
 function axisTicks(layer, first, n, total, cell, label) {
   const ticks = [], perCell = pooled ? total / n : 1;
   const step = nice(13 / cell * perCell);
@@ -16,20 +16,20 @@ function axisTicks(layer, first, n, total, cell, label) {
   return ticks;
 }
 
-const SHADE = 0.5;  // of what a pattern does not keep: the share of the shade in its color
+const SHADE = 0.5;  // fraction of the shade in the color of cells that a pattern drops
 
 const edges = (n, from, count, total) => Int32Array.from({ length: n + 1 },
   (_, p) => Math.min(total, Math.max(0, Math.floor(from + p * count / n + 1e-9))));
 
 class HeatMap {
-  // `drawn` is called after every picture.
+  // Calls `drawn` after every drawing.
   constructor(stage, base, overlay, drawn = () => {}) {
     Object.assign(this, { stage, base, overlay, drawn, zoom: 1, x: 0, y: 0 });
     this.widths = new Map();
   }
 
-  // What to draw: { map, values, layer, scale, norm, kept, marks }; `values` is map.data or map.strongest.data. Cells of
-  // which `kept`, if there is one, has less than 255 are shaded; `marks` are { rows, columns }, sets of what was searched for.
+  // Sets the content: { map, values, layer, scale, norm, kept, marks }; `values` is map.data or map.strongest.data.
+  // Cells with less than 255 in `kept`, if present, are shaded; `marks` are { rows, columns }, sets of search results.
   show(what) {
     const resized = !this.what || what.map.rows !== this.what.map.rows || what.map.cols !== this.what.map.cols;
     this.what = what;
@@ -39,12 +39,12 @@ class HeatMap {
 
   reset() { this.zoom = 1; this.x = 0; this.y = 0; }
 
-  // Sizes in CSS pixels; the plot keeps square cells where that leaves it a usable height.
+  // Sizes in CSS pixels; the plot keeps square cells if that leaves a usable height.
   layout() {
     const { rows, cols } = this.what.map, width = this.stage.clientWidth;
     const narrow = width < 480;
     this.font = `${narrow ? 10 : 11}px ${getComputedStyle(document.body).fontFamily}`;
-    const longest = this.longestLabel() + 14;  // tokens may be of any length: at most a quarter is theirs
+    const longest = this.longestLabel() + 14;  // tokens may be of any length: labels take at most a quarter
     this.left = Math.round(Math.min(longest, width / 4));
     this.top = Math.round(Math.min(longest, width / 4));
     this.plotWidth = Math.max(40, width - this.left - 2);
@@ -61,11 +61,11 @@ class HeatMap {
     this.draw();
   }
 
-  // In CSS pixels; the same for both axes, and at every zoom, so that the plot stays where it is.
+  // In CSS pixels; the same for both axes and at every zoom, so that the plot does not move.
   longestLabel() {
     const { layer } = this.what, context = this.base.getContext("2d"), name = `${layer.index} ${this.font}`;
     if (this.longest?.name !== name) {
-      context.font = `600 ${this.font}`;  // as under the cursor
+      context.font = `600 ${this.font}`;  // the font under the cursor
       let width = 24;
       const measure = (text) => { width = Math.max(width, context.measureText(text).width); };
       for (let q = 0; q < layer.rows; ++q) measure(rowLabel(layer, q));
@@ -117,7 +117,7 @@ class HeatMap {
     this.draw();
   }
 
-  // Moves just so far that a pair can be seen.
+  // Scrolls just far enough to show a pair.
   reveal({ q, k }) {
     const { rows, cols } = this.what.map;
     const across = cols / this.zoom, down = rows / this.zoom, before = [this.x, this.y];
@@ -142,7 +142,7 @@ class HeatMap {
     this.drawn();
   }
 
-  // The color of rows [i0, i1) and columns [j0, j1) as ImageData has it: that of the strongest of the shares there.
+  // The color of rows [i0, i1) and columns [j0, j1) in the format of ImageData: that of the largest probability there.
   painter() {
     const { map, values, scale, kept } = this.what, { cols } = map;
     const masked = packedColor(cssColor("--masked")), undefinedColor = packedColor(cssColor("--muted"));
@@ -166,11 +166,11 @@ class HeatMap {
     };
   }
 
-  // Where n boxes of equal size along an axis begin and end in the part that is shown, in cells.
+  // The boundaries of n boxes of equal size along an axis of the shown part, in cells.
   columnEdges(n) { return edges(n, this.x, this.what.map.cols / this.zoom, this.what.map.cols); }
   rowEdges(n) { return edges(n, this.y, this.what.map.rows / this.zoom, this.what.map.rows); }
 
-  // Device pixels.
+  // In device pixels.
   drawShares(context) {
     const { rows, cols } = this.what.map, paint = this.painter();
     const x0 = Math.round(this.left * this.ratio), y0 = Math.round(this.top * this.ratio);
@@ -252,7 +252,7 @@ class HeatMap {
     context.fillStyle = cssColor("--muted");
     context.textBaseline = "middle";
     context.textAlign = "right";
-    [this.labelsLeft, this.labelsTop] = [[], []];  // where their centres are
+    [this.labelsLeft, this.labelsTop] = [[], []];  // their centres
     for (const [at, label] of axisTicks(layer, this.y, rows, layer.queries, this.cellHeight, rowLabel)) {
       const y = this.top + (at - this.y) * this.cellHeight;
       if (y < this.top + 4 || y > this.top + this.plotHeight - 4) continue;
@@ -322,7 +322,7 @@ class HeatMap {
       context.fillText(shown, 5, 0);
       return width;
     };
-    context.fillStyle = cssColor("--card");  // over labels that a box would cut
+    context.fillStyle = cssColor("--card");  // over labels that the box would overlap
     const boxY = Math.min(this.top + this.plotHeight - 9, Math.max(this.top + 9, y));
     const boxX = Math.min(this.left + this.plotWidth - 9, Math.max(this.left + 9, x));
     for (const at of inY ? this.labelsLeft : []) if (Math.abs(at - boxY) < 16) context.fillRect(0, at - 8, this.left - 2, 16);
@@ -343,7 +343,7 @@ class HeatMap {
     }
   }
 
-  // Rows and columns that were searched for: bands over the map, and their labels as long as these do not touch.
+  // Marks the rows and columns of search results: bands over the map, and their labels unless they overlap.
   drawMarks(context) {
     const { marks, layer } = this.what;
     if (!marks) return;
@@ -363,13 +363,13 @@ class HeatMap {
     context.restore();
     context.font = `600 ${this.font}`;
     context.textBaseline = "middle";
-    const apart = (list) => {  // those whose labels do not touch the one before
+    const apart = (list) => {  // labels that do not overlap the one before
       let before = -Infinity;
       return list.filter(([, middle]) => middle - before >= 13 && ((before = middle), true));
     };
     const near = (labels, places) => labels.filter((at) => places.some(([, place]) => Math.abs(at - place) < 13));
     const [named, seen] = [apart(rows), apart(columns)];
-    context.fillStyle = card;  // over labels that a found one would touch
+    context.fillStyle = card;  // over labels that a search result would overlap
     for (const at of near(this.labelsLeft, named)) context.fillRect(0, at - 8, left - 2, 16);
     for (const at of near(this.labelsTop, seen)) context.fillRect(at - 8, 0, 16, top - 2);
     context.fillStyle = accent;
@@ -387,7 +387,7 @@ class HeatMap {
     }
   }
 
-  // Both canvases on one, with a title, as a PNG for `use`.
+  // Draws both canvases on one, with a title, as a PNG for `use`.
   toBlob(title, use) {
     const canvas = element("canvas"), head = 34;
     canvas.width = this.base.width;

@@ -1,13 +1,13 @@
-// The attention itself: numbers out of the page's data, one head's map at a time.
+// The attention itself: computes one head's map at a time from the page's data.
 //
-// A map is { rows, cols, data, low, high, rowMax, max }: shares of attention, row-major; row i sees columns low[i] up to
-// but not including high[i], and of these no share below 0, which stands for a pair that is masked. Rows are queries and
-// columns keys, but ranges of them in a page of pooled maps.
+// A map is { rows, cols, data, low, high, rowMax, max }: probabilities, row-major; row i sees columns low[i] up to but
+// not including high[i], without masked pairs, which are below 0. Rows are queries and columns keys, or bins of them in
+// a page of pooled maps.
 
-const holdsMaps = data.layers[0].bins !== undefined;  // else q and k
+const holdsMaps = data.layers[0].bins !== undefined;  // otherwise q and k
 const pooled = data.layers.some(({ bins, queries, keys }) => holdsMaps && (bins[0] < queries || bins[1] < keys));
 
-// The bytes of a data element, which is dropped; null if there is none.
+// Returns the bytes of a data element and removes it; null if it does not exist.
 function takeBytes(id) {
   const node = $(id);
   if (node === null) return null;
@@ -31,14 +31,14 @@ const HALF = (() => {
   return table;
 })();
 
-// Elements [begin, begin + count) of little-endian float16.
+// Elements [begin, begin + count) of a little-endian float16 array.
 function halves(bytes, begin, count) {
   const out = new Float32Array(count);
   for (let i = 0, at = 2 * begin; i < count; ++i, at += 2) out[i] = HALF[bytes[at] | bytes[at + 1] << 8];
   return out;
 }
 
-const setBytes = new Map();  // sets of cells, by id: layers may share them
+const setBytes = new Map();  // sets of cells by id, which layers may share
 
 // Cells of head h of a set, { id, heads, bits }: a bit or a byte each.
 function cellsOf({ id, heads, bits = 1 }, h, n) {
@@ -66,7 +66,7 @@ class Layer {
     this.masks = this.seen !== undefined || this.low.some((x) => x > 0) || this.high.some((x) => x < this.cols);
   }
 
-  // Keys [low, high) that query i may look at.
+  // Keys [low, high) that query i may see.
   visible(i) {
     const p = i + this.start, [left, right] = this.window;
     const low = left < 0 ? 0 : Math.max(0, p - left);
@@ -80,12 +80,12 @@ class Layer {
   rowRange(i) { return pooled ? binRange(i, this.rows, this.queries) : [i, i + 1]; }
   colRange(j) { return pooled ? binRange(j, this.cols, this.keys) : [j, j + 1]; }
 
-  // For each cell of head h, the share of its pairs that the pattern keeps, 0 to 255; null without a pattern.
+  // The fraction of pairs that the pattern keeps in each cell of head h, 0 to 255; null without a pattern.
   keptCells(h) {
     return this.kept ? cellsOf(this.kept, h, this.rows * this.cols) : null;
   }
 
-  // The map of head h, computed a few rows at a time: yields between them.
+  // Computes the map of head h, a few rows at a time, and yields between them.
   *compute(h) {
     return holdsMaps ? this.unpack(h) : yield* this.multiply(h);
   }
@@ -110,7 +110,7 @@ class Layer {
     return this.finish(out);
   }
 
-  // q [rows, dim] and k [cols, dim] of a head, as they lie in the page.
+  // q [rows, dim] and k [cols, dim] of a head, as stored in the page.
   rowsOf(h) {
     const { rows, cols, dim } = this, key = Math.floor(h * this.keyHeads / this.heads.length);
     this.bytes ??= { q: takeBytes(`q${this.index}`), k: takeBytes(`k${this.index}`), lse: takeBytes(`lse${this.index}`) };
@@ -151,7 +151,7 @@ function binRange(b, n, total) {
 
 const layers = data.layers.map((header, i) => new Layer(header, i));
 
-// A map that is needed now.
+// Finishes a map that is needed now.
 function finishNow(steps) {
   for (;;) {
     const { done, value } = steps.next();
@@ -159,7 +159,7 @@ function finishNow(steps) {
   }
 }
 
-const recent = new Map();  // maps of the heads looked at last
+const recent = new Map();  // maps of the heads shown last
 const KEPT = 6;
 function mapOf(layer, h) {
   const name = `${layer.index} ${h}`;
@@ -170,7 +170,7 @@ function mapOf(layer, h) {
   return map;
 }
 
-// The map as a picture of at most n x n: the largest share of each square, and -1 where nobody may look.
+// The map as a picture of at most n x n: the largest probability of each square, and -1 if all of its pairs are masked.
 function shrink(map, n) {
   const rows = Math.min(n, map.rows), cols = Math.min(n, map.cols);
   const small = new Float32Array(rows * cols).fill(-1);
@@ -185,8 +185,7 @@ function shrink(map, n) {
   return { rows, cols, data: small, max: map.max };
 }
 
-// What a head does on average over its rows: shares of its attention; `entropy` in bits; `distance`, how many tokens away
-// what it looks at is.
+// Statistics of a head, averaged over its rows: fractions of its attention; `entropy` in bits; `distance` in tokens.
 function summarize(layer, map) {
   const { rows, cols, data: p, low, high } = map;
   const middle = ([first, end]) => (first + end - 1) / 2;
@@ -235,7 +234,7 @@ const HABITS = pooled
   ? { self: "its own neighborhood", previous: "the stretch just before", next: "the stretch just after", first: "the beginning", last: "the end" }
   : { self: "the token itself", previous: "the previous token", next: "the next token", first: "the first token", last: "the last token", same: "the same word elsewhere" };
 
-// The habit in a few words, or where there is none how wide the head looks.
+// The habit of a head in a few words, or its spread if it has none.
 function habit(summary) {
   if (!summary) return "undefined numbers";
   const [name, share] = Object.keys(HABITS).map((key) => [key, summary[key]]).sort((a, b) => b[1] - a[1])[0];

@@ -1,4 +1,4 @@
-// What stands around the map: the pair in words, the row as bars, the head in numbers, the text.
+// The panel around the map: the pair in words, the row as bars, the head in numbers, the text.
 
 const BARS = 14;
 
@@ -16,18 +16,18 @@ function ranked(what, { q, k }, across) {
   return list.sort((a, b) => size(b) - size(a));
 }
 
-// A token in quotes, as it may be a comma; positions go without.
+// A token in quotes, since it may be a comma; positions have none.
 const quoted = ({ tokens }, words) => (tokens ? ["\u201c", element("b", words), "\u201d"] : [element("b", words)]);
 
 const isVisible = (map, { q, k }) => k >= map.low[q] && k < map.high[q] && !(map.data[q * map.cols + k] < 0);
 
-// What is to be said of a pair that the pattern does not keep, or of a cell of which it does not keep all; else nothing.
+// A remark on a pair that the pattern drops, or a cell that it keeps only partly; otherwise empty.
 function loss({ map, kept }, { q, k }) {
   const share = kept && isVisible(map, { q, k }) ? kept[q * map.cols + k] : 255;
   return share === 255 ? "" : share === 0 ? "the pattern drops this" : `the pattern keeps ${percent(share / 255)} of these pairs`;
 }
 
-// A sentence for eyes and for screen readers.
+// A sentence for display and for screen readers.
 function describe(what, pair) {
   const { layer, map, values, measure } = what;
   const from = joined(rowName(layer, pair.q)), to = joined(colName(layer, pair.k));
@@ -57,7 +57,7 @@ function fillReadout(what, pair) {
   if (without !== "") $("sentence").append("; ", element("em", without));
 }
 
-// `choose` is called with the pair of a bar that is clicked.
+// Calls `choose` with the pair of a clicked bar.
 function fillBars(what, pair, across, choose) {
   const { layer } = what, list = ranked(what, pair, across), shown = list.slice(0, BARS);
   const top = shown.length > 0 && shown[0].value > 0 ? shown[0].value : 1;
@@ -89,7 +89,7 @@ function fillBars(what, pair, across, choose) {
   $("rest").textContent = rest;
 }
 
-// The head in a sentence and in shares.
+// Describes the head in a sentence and in fractions.
 function fillStats(layer, summary) {
   const stats = $("stats");
   if (!summary) {
@@ -123,7 +123,7 @@ function fillLegend(what) {
   $("dropped-key").hidden = !what.kept;
 }
 
-// What the pattern keeps of a head: the line below the legend.
+// The fraction that the pattern keeps in a head: the line below the legend.
 function fillKept({ kept }, head) {
   $("kept-line").hidden = !kept;
   if (!kept) return;
@@ -131,8 +131,8 @@ function fillKept({ kept }, head) {
   $("kept-line").replaceChildren(element("code", data.pattern), ` keeps ${percent(kept.pairs[head])} of the pairs`, of);
 }
 
-// The running text. Tokens are made once per layer; `choose` gets the position of one that is clicked, `peek` of one
-// that is pointed at, or null.
+// The running text. Tokens are created once per layer; `choose` gets the position of a clicked token, `peek` that of
+// the token under the pointer, or null.
 class RunningText {
   constructor(choose, peek) {
     this.words = $("words");
@@ -175,7 +175,7 @@ class RunningText {
         const i = position - layer.start;
         if (i >= 0 && i < map.rows && isVisible(map, { q: i, k: pair.k })) value = values[i * map.cols + pair.k];
       } else if (isVisible(map, { q: pair.q, k: position })) value = values[pair.q * map.cols + position];
-      // Linear, unless asked for more: a page where every word is tinted is hard to read.
+      // Linear unless the logarithmic scale is chosen: a page with every word tinted is hard to read.
       const index = Math.round(0.86 * toneIndex(value, strongest, scale === "log" ? "log" : "linear"));
       span.style.backgroundColor = index > 2 ? css(ramp.rgb[index]) : "";
       span.style.color = value < 0 || Number.isNaN(value) ? "var(--muted)" : index <= 2 ? "" : ramp.isLightText(index) ? "#fff" : "#1f1c25";

@@ -1,4 +1,4 @@
-// The shown map as a file: a PNG as it looks, an SVG of the part that is shown, a CSV of all its numbers.
+// Saves the shown map: a PNG as displayed, an SVG of the shown part, a CSV of all its numbers.
 
 function download(blob, name) {
   const url = URL.createObjectURL(blob);
@@ -6,16 +6,16 @@ function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
-const CELLS = 512;  // along a side of an SVG: more are drawn several to a box, the strongest counting
+const CELLS = 512;  // boxes per side of an SVG: more cells are merged, showing the largest
 
-// Where the boxes along an axis of n cells begin and end, of which `count` from `from` on are shown: the cells themselves, or
-// as many boxes of several as there may be.
+// Boundaries of the boxes along an axis of n cells, of which `count` from `from` on are shown: the cells themselves, or
+// the largest allowed number of merged boxes.
 function boxesOf(n, from, count) {
   const first = Math.floor(from + 1e-9), end = Math.min(n, Math.ceil(from + count - 1e-9));
   return end - first <= CELLS ? Int32Array.from({ length: end - first + 1 }, (_, i) => first + i) : edges(CELLS, from, count, n);
 }
 
-// The part of a map that is shown as an SVG element: cells as paths, one for each color, so that they stay sharp at any size.
+// The shown part of a map as an SVG element: cells as paths, one for each color, which stay sharp at any size.
 function mapSvg(heat, title) {
   const { what, left, top, plotWidth, plotHeight, zoom } = heat, { layer, map } = what;
   const head = 34, height = head + heat.height + 40;
@@ -29,7 +29,7 @@ function mapSvg(heat, title) {
     for (let x = 0; x + 1 < columns.length;) {
       const box = (at) => paint(lines[y], lines[y + 1], columns[at], columns[at + 1]);
       const color = box(x), from = columns[x];
-      do ++x; while (x + 1 < columns.length && box(x) === color);  // neighbors of one color are one shape
+      do ++x; while (x + 1 < columns.length && box(x) === color);  // adjacent boxes of one color are one shape
       const width = columns[x] - from;
       paths.set(color, `${paths.get(color) ?? ""}M${from} ${lines[y]}h${width}v${lines[y + 1] - lines[y]}h${-width}z`);
     }
@@ -38,7 +38,7 @@ function mapSvg(heat, title) {
     viewBox: `${heat.x} ${heat.y} ${map.cols / zoom} ${map.rows / zoom}`, class: "cells" });
   for (const [color, d] of paths) plot.append(shape("path", { d, fill: hex(color) }));
   root.append(plot, shape("rect", { x: left, y: top, width: plotWidth, height: plotHeight, fill: "none", stroke: cssColor("--line") }));
-  const context = heat.base.getContext("2d");  // which measures: tokens are cut as on the page
+  const context = heat.base.getContext("2d");  // measures text, so that tokens are cut as on the page
   context.font = heat.font;
   const label = (text, attributes) => root.append(shape("text", { fill: muted, "dominant-baseline": "central", ...attributes }, text));
   for (const [at, text] of axisTicks(layer, heat.y, map.rows, layer.queries, heat.cellHeight, rowLabel)) {
@@ -58,11 +58,11 @@ function mapSvg(heat, title) {
   return root;
 }
 
-// A color of ImageData as SVG has it.
+// Converts a color of ImageData to the format of SVG.
 const hex = (packed) => `#${[packed, packed >> 8, packed >> 16].map((x) => (x & 255).toString(16).padStart(2, "0")).join("")}`;
 
-// A whole map as a table, one row for each of its rows: labels begin with a position, so that no program takes a token for a
-// formula. A pair that may not look is empty; numbers have the digits that tell every float32 apart.
+// A whole map as a table, one line for each row: labels begin with a position, so that no program interprets a token as
+// a formula. A masked pair is empty; numbers have enough digits to distinguish every float32.
 function mapCsv({ layer, map, values }) {
   const range = ([first, end]) => (end - first === 1 ? `${first}` : `${first}-${end - 1}`);
   const cell = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll("\"", "\"\"")}"` : text);

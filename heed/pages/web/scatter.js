@@ -1,7 +1,7 @@
-// Error against time, both logarithmic. Errors lie in two bands: what rounds exact attention and what computes something else
-// are ten decades apart, and nothing is between; so each band has an axis of its own, above each other.
+// Error against time, both logarithmic. Errors form two bands: rounding errors of exact attention, and other functions,
+// ten decades larger, with nothing between. So each band has its own axis, one above the other.
 
-// A sign of its own for each dtype, for those who do not see the colors: paths of radius about 1.
+// A symbol for each dtype, for readers who cannot distinguish the colors: paths of radius about 1.
 const SIGNS = {
   f64: "M-.9-.9H.9V.9H-.9Z", f32: "M-1 0A1 1 0 1 1 1 0A1 1 0 1 1-1 0Z", bf16: "M0-1.25L1.25 0L0 1.25L-1.25 0Z",
   f16: "M0-1.2L1.15.9H-1.15Z",
@@ -14,7 +14,7 @@ const power = (n) => `10${[...String(n)].map((c) => (c === "-" ? "\u207b" : "\u2
 const seconds = (x) => (x >= 0.9995 ? `${digits(x)} s` : x >= 0.9995e-3 ? `${digits(1e3 * x)} ms` : `${digits(1e6 * x)} us`);
 const errorText = (x) => (x >= 1e-2 && x < 1e4 ? digits(x) : `${(x / 10 ** Math.floor(Math.log10(x))).toFixed(1)} \u00d7 ${power(Math.floor(Math.log10(x)))}`);
 
-// A logarithmic axis over values: [low, high] with room at the ends, and where ticks stand.
+// A logarithmic axis over values: [low, high] with margins, and its ticks.
 function logAxis(values, from, to) {
   const low = Math.log10(Math.min(...values)), high = Math.log10(Math.max(...values));
   const room = Math.max(0.12, 0.06 * (high - low)), [a, b] = [low - room, high + room];
@@ -30,8 +30,8 @@ function logAxis(values, from, to) {
   return { at, ticks, has: (x) => Math.log10(x) >= a && Math.log10(x) <= b };
 }
 
-// Finds each label a place beside its line, the nearest where nothing is yet: [{ left, right, y, width, min, max }], the ends
-// and the height of a line and how far its label may go, get `shown`, a box.
+// Places each label beside its line, at the nearest free place: sets `shown`, a box, in [{ left, right, y, width, min,
+// max }], the ends and height of a line and the limits of its label.
 function placeLabels(labels, top, bottom, obstacles) {
   const taken = [...obstacles], height = 15;
   const free = (box) => box.top >= top && box.bottom <= bottom
@@ -46,19 +46,20 @@ function placeLabels(labels, top, bottom, obstacles) {
         }
       }
     }
-    if (!best) continue;  // the tip has it
+    if (!best) continue;  // the tip shows it instead
     label.shown = best;
     taken.push(best);
   }
 }
 
-// What the tip says of a row.
+// The text of the tip for a row.
 const costsOf = (row) => [["time", seconds(row.seconds)], ["rms error", errorText(row.relative_error)],
   ["max error", errorText(row.max_error)], ["workspace", bytes(row.workspace_bytes)], ["state", bytes(row.state_bytes)]];
 
 class Scatter {
-  // `groups`: [{ name, options, rows: [row of the data] }]; `mark` is called with a group or null, and the row that is pointed
-  // at. Rows with `frontier` are joined by a line, those with `within: false` are pale; `most` is an error to draw a line at.
+  // `groups`: [{ name, options, rows: [row of the data] }]; calls `mark` with a group or null, and the row under the
+  // pointer. Rows with `frontier` are joined by a line, rows with `within: false` are pale; a line is drawn at the
+  // error `most`.
   constructor(section, groups, dtypes, mark, { describe = costsOf, how = "", most = null } = {}) {
     Object.assign(this, { groups, dtypes, mark, describe, most, shown: new Set(dtypes) });
     const buttons = element("div", "", { class: "dtypes", role: "group", "aria-label": "Dtypes shown" });
@@ -79,7 +80,7 @@ class Scatter {
       element("p", `Left is faster, down is closer. A line joins the dtypes of one mechanism; point at a sign, or go with the arrow keys, for its numbers. ${how}`.trim(), { class: "how" }),
       buttons, this.plot, this.live);
     section.hidden = false;
-    this.draw();  // an observer's first call may come after the page has said that it is ready
+    this.draw();  // the first call of an observer may come after the page reports that it is ready
     new ResizeObserver(() => this.draw()).observe(this.plot);
     this.plot.addEventListener("pointermove", (event) => this.point(event));
     this.plot.addEventListener("pointerleave", () => this.choose(null));
@@ -89,13 +90,13 @@ class Scatter {
 
   toggle(dtype, button) {
     if (!this.shown.delete(dtype)) this.shown.add(dtype);
-    if (this.shown.size === 0) this.shown.add(dtype);  // an empty picture says nothing
+    if (this.shown.size === 0) this.shown.add(dtype);  // avoids an empty picture
     button.setAttribute("aria-pressed", this.shown.has(dtype));
     this.width = 0;
     this.draw();
   }
 
-  // Bands of groups, those that are far from exact first, each with the error axis that it needs.
+  // Bands of groups, those that are far from exact first, each with its own error axis.
   bands() {
     const drawn = this.groups.map((group) => ({ group, rows: group.rows.filter((row) => this.shown.has(row.dtype)
       && row.seconds > 0 && row.relative_error > 0) })).filter(({ rows }) => rows.length > 0);
@@ -195,7 +196,7 @@ class Scatter {
     this.choose(best);
   }
 
-  // Goes to the next point by time; the first key goes to the leftmost.
+  // Moves to the next point by time; the first key moves to the leftmost.
   press(event) {
     const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity }[event.key];
     if (event.key === "Escape") return this.choose(null);
@@ -207,7 +208,7 @@ class Scatter {
     this.live.textContent = this.tip.textContent;
   }
 
-  // Shows the numbers of a point, and which series it belongs to.
+  // Shows the numbers and the series of a point.
   choose(point) {
     this.chosen = point;
     this.tip.hidden = !point;
@@ -225,7 +226,7 @@ class Scatter {
     this.tip.style.transform = `translate(${right ? point.x + 16 : point.x - 16 - this.tip.offsetWidth}px, ${y}px)`;
   }
 
-  // All groups but the one that the table points at turn faint.
+  // Fades all groups except the one under the pointer in the table.
   markGroup(group) {
     for (const each of this.groups) each.node?.classList.toggle("faint", group !== null && each !== group);
   }

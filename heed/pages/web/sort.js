@@ -1,6 +1,6 @@
-// Tables whose columns sort them: a click on a header, and the other way round at the next.
+// Sortable tables: a click on a header sorts by its column, the next click reverses the order.
 
-// A number or a text to sort by; what is undefined comes last.
+// The number or text to sort by; undefined comes last.
 function sortKey({ tr }, column) {
   const cell = tr.cells[column];
   if (cell.dataset.value === undefined) return cell.textContent;

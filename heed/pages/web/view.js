@@ -1,9 +1,9 @@
-// The page of attention: what is chosen, and what keys, mouse and fingers do to it.
+// The page of attention: its state, and its reactions to keys, mouse and touch.
 
 const state = { layer: 0, head: 0, q: 0, k: 0, scale: "sqrt", norm: "map", measure: "mean", pattern: "shade", across: false,
   find: "", order: "layer", reverse: false, only: "" };
-let hover = null;  // a pair that is pointed at; the chosen one returns when it goes
-let what = null;   // what the map shows
+let hover = null;  // the pair under the pointer, which temporarily replaces the chosen one
+let what = null;   // the content of the map
 const implied = new ImpliedView((pair) => { hover = pair; showPair(true); }, choose);
 const overlay = $("overlay");
 const heat = new HeatMap($("stage"), $("heat"), overlay, () => implied.follow(heat));
@@ -16,7 +16,7 @@ const clampTo = (value, n) => Math.min(n - 1, Math.max(0, value));
 
 // --- showing ---------------------------------------------------------------------------------------------------------------
 
-// A head that was not shown before.
+// Shows another head.
 function showHead() {
   const current = layer(), map = mapOf(current, state.head);
   state.q = clampTo(state.q, map.rows);
@@ -41,13 +41,14 @@ function showHead() {
   showPair();
 }
 
-// Marks what is searched for, in this map and in the one below.
+// Marks search results, in this map and in the one below.
 function mark() {
   what.marks = search.look(layer(), state.find);
   implied.mark(what.marks);
 }
 
-// The pair that is pointed at, else the chosen one. While the mouse moves, what surrounds the map follows once per frame.
+// The pair under the pointer, else the chosen one. While the mouse moves, everything around the map is updated once per
+// frame.
 let following = 0;
 function showPair(moving = false) {
   const pair = hover ?? state;
@@ -99,7 +100,7 @@ function chooseHead(layerIndex, head) {
   changed();
 }
 
-// The next of the heads that are shown, in their order.
+// The next one of the shown heads, in their order.
 function stepHead(by) {
   const next = grid.step(by);
   chooseHead(next.layer, next.head);
@@ -152,7 +153,7 @@ function fillHeadPicker() {
   $("head").replaceChildren(...layer().heads.map((name, i) => element("option", name, { value: i })));
 }
 
-// The head that follows the hidden one is shown in its place.
+// Hides a head and shows the next one in its place.
 function hideHead() {
   const next = grid.hide();
   if (!next) return;
@@ -184,7 +185,7 @@ function afterZoom() {
   $("zoom-reset").textContent = `${heat.zoom < 9.95 ? Number(heat.zoom.toFixed(1)) : heat.zoom.toFixed(0)}\u00d7`;
 }
 
-// What saved maps are called.
+// The title of saved maps.
 const headTitle = () => `Layer ${visible(layerName(layer()))}, head ${layer().heads[state.head]}: ${habit(grid.chosen.summary)}`;
 const fileName = () => `attention-layer${layerName(layer())}-head${layer().heads[state.head]}`;
 
@@ -241,7 +242,7 @@ function showTip(pair, x, y) {
 }
 
 function wirePointer() {
-  const pointers = new Map();  // those that are down: [x, y]
+  const pointers = new Map();  // pressed pointers: [x, y]
   let moved = 0, pinch = 0;
   const at = (event) => {
     const box = overlay.getBoundingClientRect();
@@ -306,7 +307,7 @@ function wirePointer() {
   overlay.addEventListener("wheel", (event) => {
     if (event.deltaY === 0) return;
     const out = event.deltaY > 0;
-    if (out && heat.zoom <= 1 && !event.ctrlKey) return;  // the page may scroll
+    if (out && heat.zoom <= 1 && !event.ctrlKey) return;  // lets the page scroll
     event.preventDefault();
     heat.zoomAt(Math.exp(-Math.max(-60, Math.min(60, event.deltaY)) * 0.006), ...at(event));
     afterZoom();
@@ -361,7 +362,7 @@ const text = new RunningText((position) => {
   showPair();
 });
 
-// The head with most to see.
+// The head with the most structure.
 function interestingHead() {
   let most = -Infinity;
   layers.forEach((each, l) => each.structure.forEach((bits, h) => {
@@ -369,7 +370,7 @@ function interestingHead() {
   }));
 }
 
-// A pair that says something: the strongest one away from the diagonal and the ends, of a row in the first third.
+// An interesting pair: the strongest one away from the diagonal and the ends, in a row in the first third.
 function interestingPair() {
   const map = mapOf(layer(), state.head), { rows, cols } = map;
   let best = -1;
@@ -421,11 +422,11 @@ new ResizeObserver(() => {
   implied.layout();
 }).observe($("stage"));
 inSlices(grid.compute(), () => {
-  arrange();  // now that all is known that heads are sorted and named by
+  arrange();  // all values for sorting and naming heads are known now
   document.documentElement.dataset.ready = "true";
 });
 
-// For tests and for the curious: the page's own numbers.
+// For tests and exploration: the page's own numbers.
 window.heed = {
   state, layers, grid, ramp: (dark) => makeRamp(dark).rgb, found: () => what.marks,
   probability: (l, h, q, k) => mapOf(layers[l], h).data[q * layers[l].cols + k],

@@ -1,4 +1,4 @@
-// The definition that the kernels of comba run with, and the mathematics that its reference states.
+// The engine definition of comba, and the equations of its reference.
 #ifndef HEED_OPS_DELTA_COMBA_COMBA_INTERNAL_H_
 #define HEED_OPS_DELTA_COMBA_COMBA_INTERNAL_H_
 

@@ -1,4 +1,4 @@
-// heed.comba, heed.comba_backward and heed.comba_step.
+// Bindings of heed.comba, heed.comba_backward and heed.comba_step.
 #include "docstrings/comba.h"
 #include "heed/ops/delta/comba/comba_internal.h"
 #include "heed/ops/mechanism/recurrent_py.h"

@@ -4,7 +4,7 @@
 //   S_t^j = S_t^{j-1} + beta_tj k_tj (v_tj - S_t^{j-1}^T k_tj)^T,   j = 1 .. n
 //   S_t = S_t^n,  o_t = scale S_t^T q_t
 //
-// with g = log_decay <= 0, one per token and value head, or none; beta in (0, 1), or up to 2, and
+// with g = log_decay <= 0, one per token and value head, or absent; beta in (0, 1), or up to 2, and
 // keys of norm 1, which keep S bounded; and scale = K^-1/2 by default.
 //
 // Source: Siems, Carstensen, Zela, Hutter, Pontil, Grazzi, "DeltaProduct: Improving State-Tracking
@@ -20,8 +20,8 @@
 
 namespace heed::delta_product {
 
-// With n >= 1 steps, k is [B, T, n, H, K], v [B, T, n, HV, V], beta [B, T, n, HV]; log_decay
-// is [B, T, HV], or absent; a Step takes all of them without T. States have S alone.
+// With n >= 1 steps, k is [B, T, n, H, K], v [B, T, n, HV, V], beta [B, T, n, HV]; log_decay is [B, T, HV], or absent;
+// a Step takes all of them without T. States have S alone.
 using recurrent::BackwardInputs;
 using recurrent::Explanation;
 using recurrent::Gradients;
@@ -31,52 +31,51 @@ using recurrent::Outputs;
 using recurrent::State;
 using recurrent::StepInputs;
 
-// Computes o, and the state after the last token where it is asked for.
+// Computes o and, if requested, the state after the last token.
 //
-// Edges. Any number of tokens may be 0: the state then passes through. A log decay of
-// -infinity forgets everything; a positive one counts as 0, unless the Context checks;
-// a NaN spreads to what follows it. Keys that are not of norm 1 may make S grow without
-// bound, as the mathematics says.
+// Edges. Any number of tokens may be 0: the final state is then the initial one. A log decay of -infinity clears the
+// state that it multiplies; a positive one counts as 0, unless the Context checks; a NaN propagates to all later
+// tokens. With keys that are not of norm 1, S may grow without bound.
 //
-// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
-// f64 or f32. No exponential has a positive argument. Subnormal results are flushed.
+// Precision. f64 is computed in f64, other dtypes in f32, and o is rounded once; states are
+// f64 or f32. No exponential has a positive argument. Subnormal results are flushed to zero.
 //
-// Reproducibility. The bits do not depend on threads, batch neighbours, padding or strides.
-// A call split anywhere, or into steps, has the bits of the whole.
+// Reproducibility. Results do not depend on the number of threads, other batch entries, padding or strides.
+// Splitting a call anywhere, or into steps, gives bitwise equal results.
 //
 // Cost. 6 n K V flops per token and value head. Memory beyond the arguments: Workspace().
 //
 // Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the
 // above, if an output overlaps an input, or if lengths, starts or cu_seqlens are out of
-// range; Unsupported for a dtype that has no kernel. On throw, nothing has been written.
+// range; Unsupported for a dtype without a kernel. On throw, nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
-// be f64 whatever the inputs are.
+// Computes what Forward does in double, written for reading: scalar and single-threaded. Outputs may be f64 whatever
+// the dtype of the inputs.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes gradients of a sum over <d_o, o> and <d_final, final>: those of the gated delta rule
-// over all steps, with D the gradient of S after a step:
+// Computes the gradients of sum <d_o, o> + <d_final, final>: those of the gated delta rule over all steps, where D
+// is the gradient of S after a step, computed in reverse order:
 //
-//   D    <- D - beta k de^T against time, exp(g) times that before a token's first step,
-//           and scale q_t d_o_t^T more after its last
+//   D    <- D - beta k de^T, multiplied by exp(g) before a token's first step, with scale q_t d_o_t^T added after its
+//           last
 //   de   = D^T k,  dv = beta de,  dbeta = <e, de>,  dk = beta (D e - S de)
 //   dq_t = scale S_t d_o_t,  dg_t = <dS_t^0, S_t^0>
 //
-// Those of keys and queries are summed over the value heads of a key head. Precision and
-// reproducibility as above; split calls keep the bits at multiples of 64 tokens. Cost: 18 n K V
-// flops per token and value head. States are kept at the borders of blocks of 64 steps, the rest
-// is computed again. Throws as Forward.
+// Gradients of keys and queries are summed over the value heads of a key head. Precision and
+// reproducibility as above; splits at multiples of 64 tokens give bitwise equal results. Cost: 18 n K V
+// flops per token and value head. States are stored at the boundaries of chunks of 64 steps, the rest is recomputed.
+// Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o of one token, S read and updated in place; of the options, scale alone. Bound
-// by the memory of S; allocates nothing from a thread's second step on.
+// Computes o of one token and updates S in place. Only the option scale has an effect. Memory-bound by S;
+// allocates nothing after a thread's first step.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
-// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, K, V
+// Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64, K, V
 // rounded up to whole vectors, and blocks of W / n tokens, the largest power of two for which
 // W <= 64 (or W = n), at most
 //
@@ -86,7 +85,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, c
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
-// What Forward would do. Pointers may be null where only shapes are known.
+// Describes what Forward would do. Data pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::delta_product

@@ -1,4 +1,4 @@
-// The definition that the kernels of delta_product run with, and the mathematics that its reference states.
+// The engine definition of delta_product, and the equations of its reference.
 #ifndef HEED_OPS_DELTA_DELTA_PRODUCT_DELTA_PRODUCT_INTERNAL_H_
 #define HEED_OPS_DELTA_DELTA_PRODUCT_DELTA_PRODUCT_INTERNAL_H_
 

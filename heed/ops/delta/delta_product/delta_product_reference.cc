@@ -1,4 +1,4 @@
-// DeltaProduct as it is defined, in double.
+// The reference of DeltaProduct, in double.
 //
 //   S_t^0 = exp(log_decay_t) S_{t-1}      S: [K, V]
 //   S_t^j = S_t^{j-1} + beta_tj k_tj (v_tj - (S_t^{j-1})^T k_tj)^T,   j = 1 .. n

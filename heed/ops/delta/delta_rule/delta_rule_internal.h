@@ -1,4 +1,4 @@
-// The definition that the kernels of delta_rule run with, and the mathematics that its reference states.
+// The engine definition of delta_rule, and the equations of its reference.
 #ifndef HEED_OPS_DELTA_DELTA_RULE_DELTA_RULE_INTERNAL_H_
 #define HEED_OPS_DELTA_DELTA_RULE_DELTA_RULE_INTERNAL_H_
 

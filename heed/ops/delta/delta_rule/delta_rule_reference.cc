@@ -1,4 +1,4 @@
-// The delta rule as it is defined, in double.
+// The reference of the delta rule, in double.
 //
 //   S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T      S: [K, V]
 //   o_t = scale S_t^T q_t

@@ -1,4 +1,4 @@
-// What delta rules are among each other: one form, whose gates, keys and factors they choose.
+// Delta rules against each other: one recurrence with different gates, keys and factors.
 #include "heed/ops/delta/delta_rule/delta_rule.h"
 
 #include <gmock/gmock.h>
@@ -42,7 +42,7 @@ class DeltaRules : public testing::Test {
       return GetElement(rows.view(), at) / std::sqrt(sum);
     });
   }
-  // A number per token for all channels.
+  // The number of each token, repeated for all channels.
   static Buffer Repeated(const Buffer& by_token, int64_t channels, double factor = 1) {
     return Filled({B, T, H, channels},
                   [&](const std::vector<int64_t>& at) { return factor * by_token.Get({at[0], at[1], at[2]}); });
@@ -134,7 +134,7 @@ TEST_F(DeltaRules, OneKeyToReadAndWriteIsTheGatedRule) {
   EXPECT_LT(LargestDifference(Run(&comba::Forward, in), expected), 1e-13);
 }
 
-// S~^T k of a decayed state is S^T (a .* k): the delta rule as the recurrence of RWKV-7.
+// S~^T k of a decayed state is S^T (a .* k): the delta rule as a case of RWKV-7.
 TEST_F(DeltaRules, Rwkv7HoldsTheDeltaRule) {
   Inputs in = Of(k_);
   const Buffer by_key = Repeated(g_, K);
@@ -156,7 +156,7 @@ TEST_F(DeltaRules, Rwkv7HoldsTheDeltaRule) {
   EXPECT_LT(LargestDifference(Run(&rwkv7::Forward, in, options), expected), 1e-13);
 }
 
-// [B, T, H, ...] of every `every`-th token from `first` on, the others 0.
+// [B, T, H, ...] with x at every `every`-th token from `first` on, and 0 at the others.
 Buffer AtEvery(const Buffer& x, int64_t every, int64_t first) {
   std::vector<int64_t> sizes(x.view().sizes().begin(), x.view().sizes().end());
   sizes[1] *= every;
@@ -203,8 +203,8 @@ TEST_F(DeltaRules, AProductIsTheGatedRuleOverItsSteps) {
   }
 }
 
-// With beta = 2 each step reflects along its key: two of them along keys that stand at an angle
-// of a rotate what is remembered by 2 a, which no single step can.
+// With beta = 2 each step is a reflection along its key: two steps along keys at an angle a rotate the state by 2 a,
+// which no single step can.
 TEST_F(DeltaRules, TwoReflectionsAreARotation) {
   const double angle = 0.3;
   const Buffer k(DType::kF64, {1, 1, 2, 1, 2}), v(DType::kF64, {1, 1, 2, 1, 2});

@@ -1,4 +1,4 @@
-// The gated delta rule: a delta rule whose memory fades, by one factor per token.
+// The gated delta rule: a delta rule with one decay of the state per token and head.
 //
 //   S~_t = exp(g_t) S_{t-1}                       S: [K, V]
 //   e_t = v_t - S~_t^T k_t
@@ -31,50 +31,49 @@ using recurrent::Outputs;
 using recurrent::State;
 using recurrent::StepInputs;
 
-// Computes o, and the state after the last token where it is asked for.
+// Computes o and, if requested, the state after the last token.
 //
-// Edges. Any number of tokens may be 0: the state then passes through. A log decay of
-// -infinity forgets everything; a positive one counts as 0, unless the Context checks;
-// a NaN spreads to what follows it. Keys that are not of norm 1 may make S grow without
-// bound, as the mathematics says.
+// Edges. Any number of tokens may be 0: the final state is then the initial one. A log decay of -infinity clears the
+// state that it multiplies; a positive one counts as 0, unless the Context checks; a NaN propagates to all later
+// tokens. With keys that are not of norm 1, S may grow without bound.
 //
-// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
-// f64 or f32. No exponential has a positive argument. Subnormal results are flushed.
+// Precision. f64 is computed in f64, other dtypes in f32, and o is rounded once; states are
+// f64 or f32. No exponential has a positive argument. Subnormal results are flushed to zero.
 //
-// Reproducibility. The bits do not depend on threads, batch neighbours, padding or strides.
-// A call split anywhere, or into steps, has the bits of the whole.
+// Reproducibility. Results do not depend on the number of threads, other batch entries, padding or strides.
+// Splitting a call anywhere, or into steps, gives bitwise equal results.
 //
 // Cost. 6 K V flops per token and value head. Memory beyond the arguments: Workspace().
 //
 // Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the
 // above, if an output overlaps an input, or if lengths, starts or cu_seqlens are out of
-// range; Unsupported for a dtype that has no kernel. On throw, nothing has been written.
+// range; Unsupported for a dtype without a kernel. On throw, nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
-// be f64 whatever the inputs are.
+// Computes what Forward does in double, written for reading: scalar and single-threaded. Outputs may be f64 whatever
+// the dtype of the inputs.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes gradients of a sum over <d_o, o> and <d_final, final>. With D_t = dS_t:
+// Computes the gradients of sum <d_o, o> + <d_final, final>. With D_t = dS_t:
 //
 //   D_t  = scale q_t d_o_t^T + exp(g_{t+1}) (D_{t+1} - beta_{t+1} k_{t+1} de_{t+1}^T)
 //   de_t = D_t^T k_t,  dq_t = scale S_t d_o_t,  dv_t = beta_t de_t,  dbeta_t = <e_t, de_t>
 //   dk_t = beta_t (D_t e_t - S~_t de_t),  dg_t = <D_t - beta_t k_t de_t^T, S~_t>
 //
-// Those of keys and queries are summed over the value heads of a key head. Precision and
-// reproducibility as above; split calls keep the bits at multiples of 64 tokens. Cost: 18 K V flops
-// per token and value head. States are kept at the borders of blocks of 64 tokens, the rest is
-// computed again. Throws as Forward.
+// Gradients of keys and queries are summed over the value heads of a key head. Precision and
+// reproducibility as above; splits at multiples of 64 tokens give bitwise equal results. Cost: 18 K V flops
+// per token and value head. States are stored at the boundaries of chunks of 64 tokens, the rest is recomputed. Throws
+// as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o of one token, S read and updated in place; of the options, scale alone. Bound
-// by the memory of S; allocates nothing from a thread's second step on.
+// Computes o of one token and updates S in place. Only the option scale has an effect. Memory-bound by S;
+// allocates nothing after a thread's first step.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
-// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64,
+// Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64,
 // and K, V rounded up to whole vectors, at most
 //
 //   forward   threads E (K V + 64 (7 K + 5 V)) + a few KiB
@@ -83,7 +82,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, c
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
-// What Forward would do. Pointers may be null where only shapes are known.
+// Describes what Forward would do. Data pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::gated_delta_rule

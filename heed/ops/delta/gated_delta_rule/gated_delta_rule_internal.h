@@ -1,4 +1,4 @@
-// The definition that the kernels of gated_delta_rule run with, and the mathematics that its reference states.
+// The engine definition of gated_delta_rule, and the equations of its reference.
 #ifndef HEED_OPS_DELTA_GATED_DELTA_RULE_GATED_DELTA_RULE_INTERNAL_H_
 #define HEED_OPS_DELTA_GATED_DELTA_RULE_GATED_DELTA_RULE_INTERNAL_H_
 

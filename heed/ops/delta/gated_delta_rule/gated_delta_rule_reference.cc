@@ -1,4 +1,4 @@
-// The gated delta rule as it is defined, in double.
+// The reference of the gated delta rule, in double.
 //
 //   S~_t = exp(log_decay_t) S_{t-1}      S: [K, V]
 //   S_t = S~_t + beta_t k_t (v_t - S~_t^T k_t)^T

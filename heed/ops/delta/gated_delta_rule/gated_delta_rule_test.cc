@@ -11,8 +11,8 @@
 namespace heed::gated_delta_rule {
 namespace {
 
-// A decay below a rounding of 1 moves the value where decay and writes balance, by a hundred times what roundings of
-// that many steps do: each step must round what decays together with what is written.
+// A decay of less than a rounding of 1 changes the equilibrium of decay and writes by a hundred times the rounding
+// errors of that many steps: each step must round the sum of the decayed state and the new term only once.
 TEST(GatedDeltaRuleTest, DecaysBelowARoundingOf1AreNotLostOverManySteps) {
   constexpr double kDecay = -1e-8, kBeta = 1e-4, kValue = 1.25;
   const auto filled = [](std::vector<int64_t> sizes, double value) {
@@ -36,7 +36,7 @@ TEST(GatedDeltaRuleTest, DecaysBelowARoundingOf1AreNotLostOverManySteps) {
     expected += stored * (kValue - expected);
   }
   EXPECT_NEAR(S.Get({0, 0, 3, 5}), expected, 2e-5 * expected);
-  EXPECT_GT(std::abs(kValue - expected), 1e-4 * expected);  // else nothing would be seen
+  EXPECT_GT(std::abs(kValue - expected), 1e-4 * expected);  // otherwise the effect is too small to see
 }
 
 }  // namespace

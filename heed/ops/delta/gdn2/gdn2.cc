@@ -1,4 +1,4 @@
-// The gated delta rule of two gates on the recurrence engine.
+// The gated delta rule with two gates on the recurrence engine.
 #include "heed/ops/delta/gdn2/gdn2_internal.h"
 
 namespace heed::gdn2 {

@@ -1,4 +1,4 @@
-// The gated delta rule of two gates in the harness.
+// The gated delta rule with two gates in the harness.
 #include "heed/ops/delta/gdn2/gdn2_internal.h"
 #include "heed/ops/mechanism/recurrent_case.h"
 

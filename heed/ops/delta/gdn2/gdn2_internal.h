@@ -1,4 +1,4 @@
-// The definition that the kernels of gdn2 run with, and the mathematics that its reference states.
+// The engine definition of gdn2, and the equations of its reference.
 #ifndef HEED_OPS_DELTA_GDN2_GDN2_INTERNAL_H_
 #define HEED_OPS_DELTA_GDN2_GDN2_INTERNAL_H_
 

@@ -1,4 +1,4 @@
-// heed.gdn2, heed.gdn2_backward and heed.gdn2_step.
+// Bindings of heed.gdn2, heed.gdn2_backward and heed.gdn2_step.
 #include "docstrings/gdn2.h"
 #include "heed/ops/delta/gdn2/gdn2_internal.h"
 #include "heed/ops/mechanism/recurrent_py.h"

@@ -1,4 +1,4 @@
-// The gated delta rule of two gates as it is defined, in double.
+// The reference of the gated delta rule with two gates, in double.
 //
 //   S~_t = diag(exp(log_decay_t)) S_{t-1}      S: [K, V]
 //   S_t = S~_t + k_t (write_t .* v_t - S~_t^T (erase_t .* k_t))^T

@@ -1,4 +1,4 @@
-// The definition that the kernels of kda run with, and the mathematics that its reference states.
+// The engine definition of kda, and the equations of its reference.
 #ifndef HEED_OPS_DELTA_KDA_KDA_INTERNAL_H_
 #define HEED_OPS_DELTA_KDA_KDA_INTERNAL_H_
 

@@ -1,4 +1,4 @@
-// heed.kda, heed.kda_backward and heed.kda_step.
+// Bindings of heed.kda, heed.kda_backward and heed.kda_step.
 #include "docstrings/kda.h"
 #include "heed/ops/delta/kda/kda_internal.h"
 #include "heed/ops/mechanism/recurrent_py.h"

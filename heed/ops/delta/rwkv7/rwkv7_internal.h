@@ -1,4 +1,4 @@
-// The definition that the kernels of rwkv7 run with, and the mathematics that its reference states.
+// The engine definition of rwkv7, and the equations of its reference.
 #ifndef HEED_OPS_DELTA_RWKV7_RWKV7_INTERNAL_H_
 #define HEED_OPS_DELTA_RWKV7_RWKV7_INTERNAL_H_
 

@@ -1,4 +1,4 @@
-// RWKV-7 as it is defined, in double.
+// The reference of RWKV-7, in double.
 //
 //   S_t = diag(exp(log_decay_t)) S_{t-1} + b_t (S_{t-1}^T a_t)^T + k_t v_t^T      S: [K, V]
 //   o_t = scale S_t^T q_t

@@ -1,5 +1,4 @@
-// Attention on the softmax engine: check, choose a kernel, run. No arithmetic but
-// that of Merge.
+// Forward and Merge on the softmax engine: check, choose a kernel, run. Merge is the only arithmetic here.
 #include "heed/ops/exact/attention/attention.h"
 
 #include <algorithm>
@@ -59,7 +58,7 @@ double NumBytes(const ConstTensorView& t) {
   return static_cast<double>(t.num_elements()) * static_cast<double>(SizeOf(t.dtype()));
 }
 
-// Bytes of the tensors with a number for each key and head; the others are small.
+// Bytes of the tensors with an element per key and head; other tensors are small.
 double NumBytes(const Options& options) {
   double bytes = 0;
   ForEachTensor(options, [&](const OptionRow& row, const ConstTensorView& view) {
@@ -102,7 +101,7 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
     for (Piece& piece : PiecesOf(kOp, p, options, layer)) pieces.push_back(std::move(piece));
   }
   if (p.device.type != DeviceType::kCpu) {
-    for (Piece& piece : pieces) piece.problem.mask.data = nullptr;  // which is not read here
+    for (Piece& piece : pieces) piece.problem.mask.data = nullptr;  // not read by this function
   }
   const bool own_kernel = !pieces.empty() && (by_row || pieces[0].problem.gathers());
   const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, own_kernel ? pieces[0].problem : p);
@@ -112,8 +111,7 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   e.target = kernel.target(ctx);
   e.why = Why(kernel, p);
   if (by_residue) e.why += "; positions that the pattern keeps apart, by residue, are dense problems";
-  if (!pieces.empty() && pieces[0].problem.gathers())
-    e.why += "; rows that keep a tile are taken together, wherever they stand";
+  if (!pieces.empty() && pieces[0].problem.gathers()) e.why += "; rows that keep the same tile are computed together";
   if (by_row) e.why += "; each row is a problem of its own, of the keys that the pattern lists for it";
   for (const Piece& piece : pieces) {
     e.flops += 2 * static_cast<double>(p.depth + p.value_depth) * softmax::KeptPairs(piece.problem);
@@ -128,7 +126,7 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
 
 namespace {
 
-// Checks the parts of a merge, their sinks and what is written.
+// Checks the parts of a merge, the sinks and the outputs.
 void CheckParts(std::span<const Part> parts, const ConstTensorView& sinks, const Outputs& out) {
   const auto fail = [&](const std::string& name, const std::string& got, const std::string& expected) {
     throw InvalidArgument("attention::Merge: " + name + " " + got + ", expected " + expected);
@@ -170,7 +168,7 @@ void CheckParts(std::span<const Part> parts, const ConstTensorView& sinks, const
   if (Overlap(out.o, out.lse)) fail("lse", "overlaps o", "memory of its own");
 }
 
-// Where row i of head h is in sequence b of an o, [B, T, H, D] or packed, and of an lse, [B, H, T] or packed.
+// Offset of row i of head h of sequence b in an o, [B, T, H, D] or packed, and in an lse, [B, H, T] or packed.
 int64_t RowOfO(const ConstTensorView& t, int64_t b, int64_t i, int64_t h) {
   const int r = t.rank();
   return (r == 4 ? b * t.stride(0) : 0) + i * t.stride(r - 3) + h * t.stride(r - 2);
@@ -180,7 +178,7 @@ int64_t RowOfLse(const ConstTensorView& t, int64_t b, int64_t i, int64_t h) {
   return (r == 3 ? b * t.stride(0) : 0) + h * t.stride(r - 2) + i * t.stride(r - 1);
 }
 
-// One row; `weights` has room for a number per part.
+// Merges one row; `weights` has one element per part.
 void MergeRow(std::span<const Part> parts, const ConstTensorView& sinks, const Outputs& out, int64_t b, int64_t i,
               int64_t h, double* weights) {
   constexpr double kNone = -std::numeric_limits<double>::infinity();
@@ -206,7 +204,7 @@ void MergeRow(std::span<const Part> parts, const ConstTensorView& sinks, const O
   for (int64_t e = 0; e < out.o.size(last); ++e) {
     double sum = 0;
     for (size_t s = 0; s < parts.size(); ++s) {
-      if (weights[s] == 0) continue;  // no key, or none that counts
+      if (weights[s] == 0) continue;  // no key, or an underflowed weight
       const ConstTensorView& o = parts[s].o;
       sum += weights[s] * LoadAsDouble(o.dtype(), o.data(), RowOfO(o, b, i, h) + e * o.stride(last));
     }

@@ -19,7 +19,7 @@ namespace {
 class Tiles : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
-    ctx_.set_isa("tiles");  // no cap, whatever HEED_ISA says
+    ctx_.set_isa("tiles");  // overrides HEED_ISA
     if (GetParam()) {
       emulate_.emplace();
     } else if (!os::HasAmx()) {

@@ -1,4 +1,4 @@
-// The arguments of each function that has those of attention, and how what is no option is read.
+// Keyword tables of every function with attention's arguments, and readers of the arguments that are not options.
 #include "heed/ops/exact/attention/attention_call_py.h"
 
 #include <algorithm>
@@ -60,7 +60,7 @@ void ReadReduce(Call& call, const Argument& a) {
   call.reduce = name == "max" ? Reduce::kMax : Reduce::kMean;
 }
 
-// What is asked about weights beside the options of attention.
+// Keywords of the weights functions beside the options of attention.
 constexpr Keyword<Call> kWeightsKeywords[] = {
     {"lse", true, &ReadArray<&Call::lse>},
     {"rows", true, &ReadIndices<&Call::rows>},
@@ -71,8 +71,7 @@ constexpr Keyword<Call> kWeightsKeywords[] = {
     {"tokens", true, [](Call& c, const Argument& a) { c.tokens = a.value; }},
 };
 
-// What attention_backward takes beside q, k, v and the options of attention: its first
-// argument, then those after v.
+// Arguments of attention_backward beside q, k, v and the options of attention: the first one, then those after v.
 constexpr Keyword<Call> kGradientOfO = {"do", false, &ReadArray<&Call::d_o>};
 constexpr Keyword<Call> kBackwardKeywords[] = {
     {"o", false, &ReadArray<&Call::o>},
@@ -81,10 +80,10 @@ constexpr Keyword<Call> kBackwardKeywords[] = {
     {"need_dbias", false, [](Call& c, const Argument& a) { c.need_dbias = ToBool(a); }},
 };
 
-// What attend of a cache takes beside q and the options of attention.
+// Arguments of a cache's attend beside q and the options of attention.
 constexpr Keyword<Call> kTree = {"tree", true, [](Call& c, const Argument& a) { c.tree = c.arrays.ReadPositions(a); }};
 
-// What the operators of heed.torch take beside q, k, v and the options.
+// Arguments of heed.torch's operators beside q, k, v and the options.
 constexpr Keyword<Call> kTorchResults[] = {
     {"out", false, &ReadOut},
     {"lse", false, [](Call& c, const Argument& a) { c.out_lse = c.arrays.Write(a, Kind::kFloat); }},

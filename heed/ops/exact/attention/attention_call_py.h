@@ -1,5 +1,4 @@
-// The arguments of a Python call of attention, for every function that has
-// them.
+// Arguments of a Python call of attention, common to every function that takes them.
 #ifndef HEED_OPS_EXACT_ATTENTION_ATTENTION_CALL_PY_H_
 #define HEED_OPS_EXACT_ATTENTION_ATTENTION_CALL_PY_H_
 
@@ -19,59 +18,59 @@
 
 namespace heed::attention {
 
-// What one call was given.
+// The arguments of one call.
 struct Call {
   python::Arrays arrays;
   Inputs in;
   Options options;
   bool seed_given = false;
-  bool describe = false;  // explain: `out` is of no interest
+  bool describe = false;  // for explain, which ignores `out`
   bool return_lse = false;
   nanobind::handle out;
   TensorView out_view;
   int num_threads = 0;
 
-  ConstTensorView lse;  // attention_weights, attention_map, attention_backward
+  ConstTensorView lse;  // for attention_weights, attention_map, attention_backward
 
-  // attention_backward
+  // For attention_backward.
   ConstTensorView d_o, o, d_lse;
   bool need_dbias = false;
 
-  ConstTensorView tree;  // attend of a cache: i64
+  ConstTensorView tree;  // for a cache's attend: i64
 
-  // heed.torch
+  // For heed.torch.
   TensorView out_lse;
   Gradients gradients;
   bool heads_first = false;
 
-  nanobind::handle tokens;  // view
+  nanobind::handle tokens;  // for view
 
-  // attention_weights and attention_map
+  // For attention_weights and attention_map.
   ConstTensorView rows, heads;
   int64_t map_rows = 64, map_columns = 64;
   Reduce reduce = Reduce::kMean;
 };
 
-// From NumPy's global generator, so that numpy.random.seed() repeats it.
+// Draws a seed from NumPy's global generator, so that numpy.random.seed() repeats it.
 uint64_t FreshSeed();
 
-// Each throws InvalidArgument for another value: 'highest' or 'high'; (first, second), ints of at least `least`; the
-// bits of a seed in a tensor of PyTorch.
+// Readers of one argument: 'highest' or 'high'; (first, second), ints of at least `least`; the bits of a seed in a
+// tensor of PyTorch. They throw InvalidArgument for any other value.
 Precision ToPrecision(const python::Argument& argument);
 std::pair<int64_t, int64_t> ToPair(const python::Argument& argument, const char* first, const char* second,
                                    int64_t least);
 uint64_t ToSeedBits(python::Arrays& arrays, const python::Argument& argument);
 
-// Memory for the results of a call: o, or what is to be written, and lse where it is asked for, [B, Hq, Tq] or packed
-// [Hq, Tq_total].
+// Memory for the results of a call: o, or the given output, and lse if requested, [B, Hq, Tq] or packed [Hq, Tq_total].
 struct Results {
   nanobind::object o, lse;
   Outputs views;
-  nanobind::object Returned() const;  // o, or (o, lse)
+  nanobind::object Returned() const;  // returns o, or (o, lse)
 };
 Results NewResults(const char* operation, const Call& call, const ConstTensorView& q, int64_t value_channels);
 
-// Keywords that functions like attention have too: return_lse and out, threads, the results of an operator (out, lse).
+// Keywords that functions similar to attention share: return_lse and out, threads, the results of an operator (out,
+// lse).
 using Keywords = std::vector<python::Keyword<Call>>;
 using Table = std::span<const python::Keyword<Call>>;
 Keywords Joined(std::initializer_list<Table> parts);
@@ -83,8 +82,8 @@ Table TorchResults();
 // InvalidArgument for a wrong value, a Python TypeError for a wrong keyword.
 void ReadCall(const char* operation, PyObject* args, PyObject* kwargs, Call& call);
 
-// Reads the call of a function of q and k alone that takes `more` keywords of these: lse,
-// rows, heads, size, reduce, tokens. Throws too if q or k is missing or has another rank or dtype.
+// Reads the call of a function of q and k only that takes the keywords in `more`: lse, rows, heads, size, reduce,
+// tokens. Throws also if q or k is missing or has another rank or dtype.
 void ReadWeightsCall(const char* operation, std::span<const char* const> more, PyObject* args, PyObject* kwargs,
                      Call& call);
 
@@ -92,21 +91,21 @@ void ReadWeightsCall(const char* operation, std::span<const char* const> more, P
 // need_dbias and all options.
 void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs, Call& call);
 
-// Reads a call of a cache's `attend`: q by position or keyword, tree and all options, of which
-// the cache may refuse some; for heed.torch `lse` too. A scale that is needed may not be None.
+// Reads a call of a cache's `attend`: q by position or keyword, tree and all options; the cache refuses some of them
+// later. Reads `lse` too for heed.torch. A required scale may not be None.
 struct AttendArguments {
   bool needs_scale = false, for_torch = false;
 };
 void ReadAttendCall(const char* operation, AttendArguments which, PyObject* args, PyObject* kwargs, Call& call);
 
-// Each reads the arguments of an operator of heed.torch, all by position: q, k, v (or do, dlse, q, k, v, o, lse), the
-// results' memory (o and lse, or the gradients), then options in the order of the schema, of which trailing ones may be
-// left away.
+// Readers of the arguments of heed.torch's operators, all by position: q, k, v (or do, dlse, q, k, v, o, lse), the
+// memory of the results (o and lse, or the gradients), then options in the order of the schema; trailing options may be
+// omitted.
 void ReadTorchCall(const char* operation, PyObject* args, Call& call);
 void ReadTorchBackwardCall(const char* operation, PyObject* args, Call& call);
 
-// Throws unless q, k and v are there and have the ranks and the dtype that decide what
-// the results are; the C++ surface checks the rest.
+// Throws unless q, k and v are present and have ranks and a dtype that determine the results; the C++ interface checks
+// the rest.
 void CheckForResults(const char* operation, const Call& call);
 
 // Binds attention_weights and attention_map.
@@ -115,10 +114,10 @@ void BindWeights(nanobind::module_& m);
 // Binds attention_backward.
 void BindBackward(nanobind::module_& m);
 
-// Binds what the operators of heed.torch call.
+// Binds the functions that heed.torch's operators call.
 void BindTorch(nanobind::module_& m);
 
-// Makes `attend` of caches known to heed.explain.
+// Registers `attend` of caches with heed.explain.
 void BindAttend(nanobind::module_& m);
 
 }  // namespace heed::attention

@@ -1,5 +1,5 @@
-// Attention in the harness: its entry, plain problems of any size, and how close
-// a kernel must come to the reference.
+// Attention in the harness: its entry, simple problems of any size, and the tolerances of kernels against the
+// reference.
 #include "heed/ops/exact/attention/cases/attention_case.h"
 
 #include <algorithm>
@@ -24,30 +24,26 @@ namespace {
 //   |lse - lse_ref| <= lse max(1, |lse_ref|) + chain max(S, 1.75 R) + decay F
 //
 // n: keys that the row sees. V: their largest |v| in this channel, / (1 -
-// dropout): o is a weighted mean of v, channel by channel. S: the largest
-// sum_d |scale q_d k_d| + |alibi| + |bias| of them, the size of a logit before
-// anything cancels; its rounding error is that times the unit roundoff, and the
-// exponential turns it into a relative error of the weight.
+// dropout): o is a weighted mean of v, channel by channel. S: the largest sum_d |scale q_d k_d| + |alibi| + |bias| of
+// these keys, the size of a logit without cancellation; its rounding error is S times the unit roundoff, which the
+// exponential makes a relative error of the weight.
 //
 // R: the largest root of the sum of squares of the products and partial sums of
-// a logit. A row that one key dominates has that logit's error in its lse, with
-// nothing to average it. The error of a chain is a sum of independent roundings,
-// each of a deviation of at most u / sqrt(3) times what is rounded, u = chain /
-// 2; six deviations are 6 / sqrt(3) u R = 1.75 chain R. S alone is about three
-// deviations where products have random signs (R = 1.1 S), and fewer where a
-// bias cancels a large product: too few for the rows of a million problems.
+// a logit. A row that one key dominates has that logit's error in its lse, without averaging. The error of a chain is a
+// sum of independent roundings, each with a standard deviation of at most u / sqrt(3) times the rounded value, u =
+// chain / 2; six standard deviations are 6 / sqrt(3) u R = 1.75 chain R. S alone is about three standard deviations
+// where products have random signs (R = 1.1 S), and fewer where a bias cancels a large product: too few for the rows of
+// a million problems.
 //
-// F: the largest |F_ij| of them, which is a part of S. It is a sum of two rounded parts of one
+// F: the largest |F_ij| of these keys, a part of S. It is a sum of two rounded parts of one
 // sign, each from sums in f64 of up to 64 log decays: 3 u F, and in f64 64 u F more.
 //
-// Keys whose weight underflows whatever that error is cannot move the result
-// and do not count in S. So one finfo.min beside ordinary logits does not make
-// the tolerance infinite; a row of nothing else has a test of its own.
+// Keys whose weight underflows whatever that error is cannot change the result and do not count in S. So one finfo.min
+// beside ordinary logits does not make the tolerance infinite; a row of only finfo.min has a test of its own.
 //
-// The square root is that of a random walk: the roundings of a chain over
-// different values are as good as independent. Where v repeats one value over
-// all tokens (stride 0) they can all have one sign, and the bound is Higham's
-// n u = chain n / 2.
+// The square root is that of a random walk: the roundings of a chain over different values are nearly independent.
+// Where v repeats one value over all tokens (stride 0) they can all have one sign, and the bound is Higham's n u =
+// chain n / 2.
 //
 // 16-bit tensors are computed as f32. Their results are rounded once more, to a
 // unit roundoff u of 2^-8 or 2^-11, and a bf16 kernel may round the weights too:
@@ -55,9 +51,9 @@ namespace {
 //   |o - o_ref| <= the above + 1.01 u (|o_ref| + [bf16] sum_j |weight_j v_j|)
 //                  + [f16] 2^-25, half of the least subnormal
 //
-// With precision = high a product of two f32 may be three of their bf16 pieces. From each factor
-// 2^-18 is left out and the product of the second pieces, another 2^-18. A logit is then
-// off by 3 2^-18 S more, a mean of v by 3 2^-18 V.
+// With precision = high a product of two f32 may be three products of their bf16 splits. Each factor loses 2^-18, and
+// the omitted product of the second terms is another 2^-18. A logit then has an additional error of 3 2^-18 S, a mean
+// of v of 3 2^-18 V.
 //
 // A learned sink multiplies by w = sigmoid(lse - sink), whose relative error is
 // (1 - w) times the error of lse - sink: that of lse, and of rounding both.
@@ -107,7 +103,7 @@ void StoreTolerance(const Problem& problem, const ReferenceRow& row, const Outpu
   const double n = static_cast<double>(std::max<size_t>(row.pairs.size(), 1));
   const double of_lse =
       eps.lse * std::max(1.0, std::abs(row.lse)) + eps.chain * std::max(S, 1.75 * R) + eps.decay * F + pieces * S;
-  const double length = std::min(n, 512.0);  // of a chain
+  const double length = std::min(n, 512.0);  // length of a chain
   const bool repeats = problem.in.v.stride(problem.in.v.rank() - 3) == 0;
   const double of_mean = eps.base * (1 + std::log2(n) / 8 + S / 8) + eps.decay * F + pieces * (1 + S) +
                          eps.chain * std::max(std::sqrt(length), repeats ? length / 2 : 0);
@@ -169,7 +165,7 @@ std::string Text(const ConstTensorView& view) {
   return std::string(Name(view.dtype())) + view.ShapeString() + "/" + ShapeString(view.strides());
 }
 
-std::string Text(bool) { return ""; }  // there, without a value
+std::string Text(bool) { return ""; }  // present, without a value
 std::string Text(double value) { return Format(value); }
 std::string Text(const std::optional<double>& value) { return Format(*value); }
 std::string Text(int64_t value) { return std::to_string(value); }
@@ -193,7 +189,8 @@ bool Match(std::string_view variant, std::string_view word, double missing, doub
 
 constexpr Placement kAligned = Placement::kAligned;
 
-// The pattern of a word "pattern=EXPRESSION", in which # is a number that a run may choose: one beyond the keys.
+// The pattern of a word "pattern=EXPRESSION", in which # is a number that each run may choose: a number beyond the
+// keys.
 constexpr std::string_view kPatternWord = "pattern=";
 
 Pattern PatternOf(std::string_view word, int64_t number) {
@@ -214,7 +211,7 @@ void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
   double x;
   if (word == "causal") {
     o.causal = true;
-  } else if (Match(word, "window", 512, &x)) {  // that many keys, its own too
+  } else if (Match(word, "window", 512, &x)) {  // width in keys, including the row's own
     o.causal = true;
     o.window = {static_cast<int64_t>(x) - 1, 0};
   } else if (Match(word, "softcap", 30, &x)) {
@@ -243,7 +240,7 @@ void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
   } else if (word == "bias") {
     o.bias = keep(Buffer(request.dtype, {1, s.Hq, s.Tq, s.Tk}, kAligned).FillNormal(request.seed + 6));
   } else if (Match(word, "lengths", 62, &x) || Match(word, "padding", 62, &x)) {
-    // The first x percent of the keys, as lengths or as a boolean mask.
+    // Keeps the first x percent of the keys, by lengths or a boolean mask.
     const int64_t n = static_cast<int64_t>(static_cast<double>(s.Tk) * x / 100);
     if (word[0] == 'l') {
       o.key_lengths = keep(Buffer(DType::kI64, {s.B}, kAligned).FillConstant(static_cast<double>(n)));
@@ -254,7 +251,7 @@ void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
       }
       o.mask = keep(mask);
     }
-  } else if (word == "mask") {  // three pairs of four
+  } else if (word == "mask") {  // keeps three of four pairs
     const Buffer mask(DType::kBool, {1, 1, s.Tq, s.Tk}, kAligned);
     Random random(request.seed, 7);
     for (int64_t i = 0; i < s.Tq; ++i) {
@@ -263,19 +260,19 @@ void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
       }
     }
     o.mask = keep(mask);
-  } else if (Match(word, "logits", 50, &x)) {  // of about +-x: 4.2 deviations
+  } else if (Match(word, "logits", 50, &x)) {  // within about +-x, 4.2 standard deviations
     p.memory[0].FillNormal(request.seed * 16, x / 4.2);
   } else if (word == "invariant") {
     o.invariant = true;
   } else if (word.starts_with(kPatternWord)) {
     o.pattern = PatternOf(word, 0);
-  } else if (word != "bhtd" && !Match(word, "map", 64, &x)) {  // MakePlainCase's
+  } else if (word != "bhtd" && !Match(word, "map", 64, &x)) {  // handled by MakePlainCase
     throw InvalidArgument("attention: variant is " + std::string(word) + ", expected one of Entry().variants");
   }
 }
 
-// Keys kept by the options that ApplyWord knows, over all rows and heads; where a pattern meets more than
-// `causal`, as if they were independent. Throws InvalidArgument if the pattern does not fit.
+// Counts the keys kept by the options that ApplyWord knows, over all rows and heads; a pattern and options other than
+// `causal` are taken as independent. Throws InvalidArgument if the pattern does not fit.
 double CountPairs(const Problem& p, const Sizes& s) {
   const Options& o = p.options;
   double share = 1;
@@ -304,7 +301,7 @@ double CountPairs(const Problem& p, const Sizes& s) {
   return share * pairs * static_cast<double>(s.Hq);
 }
 
-// The weights pooled into at most bins x bins, in place of attention.
+// The probabilities pooled into at most bins x bins, instead of attention.
 Case MapCase(const Problem& problem, const Case& attention, int64_t bins) {
   const auto p = std::make_shared<const Problem>(problem);
   const ConstTensorView& q = p->in.q;
@@ -317,7 +314,7 @@ Case MapCase(const Problem& problem, const Case& attention, int64_t bins) {
   c.reference = [p](std::span<const TensorView> expected, std::span<const TensorView> tolerance) {
     MapReference({p->in.q, p->in.k, {}}, p->options, Reduce::kMean, expected[0]);
     for (int64_t i = 0; !tolerance.empty() && i < expected[0].num_elements(); ++i) {
-      // A weight has the errors of a logit and of the lse, some 10^-6 each.
+      // A probability has the errors of a logit and of the lse, some 10^-6 each.
       const double x = expected[0].as<double>()[i];
       tolerance[0].as<double>()[i] = (p->in.q.dtype() == DType::kF64 ? 1e-12 : 2e-5) * x;
     }
@@ -368,7 +365,7 @@ Case MakePlainCase(const CaseRequest& request) {
     double bins;
     if (Match(word, "map", 64, &bins)) return MapCase(p, c, static_cast<int64_t>(bins));
     if (!word.starts_with(kPatternWord) || word.find('#') == std::string::npos || backward) continue;
-    // Each time it is listed again.
+    // Each timed run builds the lists again.
     c.timed = [p, word, number = int64_t{0}](Context& ctx, std::span<const TensorView> outputs) mutable {
       Options options = p.options;
       options.pattern = PatternOf(word, ++number);
@@ -378,7 +375,7 @@ Case MakePlainCase(const CaseRequest& request) {
   return c;
 }
 
-// Every other one with its backward pass.
+// Adds the backward pass to every second problem.
 Case CaseOfRandom(const Problem& problem) {
   return problem.gradients.empty() ? MakeCase(problem) : MakeBackwardCase(problem, true);
 }
@@ -392,7 +389,7 @@ Case MakeRandomCase(DType dtype, uint64_t seed, const Pattern& pattern) {
   if ((packed ? packed.size(0) - 1 : problem.in.q.size(0)) == 0) {
     throw InvalidArgument("attention: pattern has no sequence to fit, expected one");
   }
-  Explain(Context(1), problem.in, problem.options);  // throws
+  Explain(Context(1), problem.in, problem.options);  // throws if the arguments are invalid
   return CaseOfRandom(problem);
 }
 

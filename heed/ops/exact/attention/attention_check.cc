@@ -1,5 +1,4 @@
-// Every argument of attention, checked before anything is written, and mapped
-// onto the softmax engine's problem.
+// Checks every argument of attention before anything is written and maps the call onto the softmax engine's problem.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -20,10 +19,10 @@ namespace {
 using softmax::Problem;
 using softmax::Sequence;
 
-// Key indices and differences of positions must fit the lanes of an f32 kernel.
+// Key indices and differences of positions must fit an i32 lane of an f32 kernel.
 constexpr int64_t kMaxKeys = std::numeric_limits<int32_t>::max() - 1024;
-// Positions and windows may be anything that cannot overflow when added up; a
-// window as wide as kMaxWindow reaches from any position to any key.
+// Positions and windows may have any values whose sums do not overflow; a window of kMaxWindow reaches from any
+// position to any key.
 constexpr int64_t kMaxPosition = int64_t{1} << 61;
 constexpr int64_t kMaxWindow = int64_t{1} << 62;
 
@@ -77,7 +76,7 @@ Sizes CheckInputs(const Check& check, const Inputs& in, bool packed) {
   return n;
 }
 
-// f(name, view) for everything that is read.
+// Calls f(name, view) for every tensor that is read.
 template <class F>
 void ForEachInput(const Inputs& in, const Options& options, const F& f) {
   f("q", in.q);
@@ -113,7 +112,7 @@ void CheckOutputs(const Check& check, const Inputs& in, const Options& options, 
   });
 }
 
-// One sequence per batch entry, whole; lengths and starts cut into it later.
+// One whole sequence per batch entry; lengths and starts shorten it later.
 std::vector<Sequence> PaddedSequences(const Sizes& n) {
   std::vector<Sequence> sequences;
   for (int64_t b = 0; b < n.B; ++b) {
@@ -180,7 +179,7 @@ void CheckLengths(const Check& check, const char* name, const std::vector<int64_
   }
 }
 
-// Lengths, starts, positions and prefixes, by sequence.
+// Reads lengths, starts, positions and prefixes per sequence.
 void CheckSequences(const Check& check, const Options& options, const Sizes& n, std::vector<Sequence>* sequences) {
   const auto B = static_cast<int64_t>(sequences->size());
   const auto per_sequence = [&](const char* name, const ConstTensorView& t) { return check.Integers(name, t, {B}); };
@@ -216,8 +215,8 @@ void CheckSequences(const Check& check, const Options& options, const Sizes& n, 
 void CheckScalars(const Check& check, const Options& options, DType dtype, Problem* p) {
   const bool wide = dtype == DType::kF64;
   const double limit = wide ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
-  // Normal, so that the answer does not hang on whether the caller flushes
-  // subnormal numbers. Its inverse is finite.
+  // The smallest normal number, so that the check does not depend on whether the caller flushes subnormal numbers. Its
+  // inverse is finite.
   const double smallest = wide ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
   if (options.scale.has_value()) {
     p->scale = *options.scale;
@@ -275,7 +274,7 @@ void CheckLogDecay(const Check& check, const Options& options, const Sizes& n, P
   p->log_decay_dtype = t.dtype();
 }
 
-// What is given for each pair.
+// Checks tensors with an element per pair.
 void CheckPairs(const Check& check, const Options& options, const Sizes& n, Problem* p) {
   const std::vector<int64_t> pairs = {n.B, n.Hq, n.Tq, n.Tk};
   if (options.mask.present()) {
@@ -290,7 +289,7 @@ void CheckPairs(const Check& check, const Options& options, const Sizes& n, Prob
   }
 }
 
-// What is given for each head.
+// Checks tensors with an element per head.
 void CheckHeads(const Check& check, const Options& options, const Sizes& n, Problem* p) {
   if (options.alibi.present()) {
     check.Float("alibi", options.alibi);
@@ -326,7 +325,7 @@ void CheckSegments(const Check& check, const Options& options, const Sizes& n, P
   p->segments_q = ids("segments_q", options.segments_q, n.Tq);
   p->segments_k = ids("segments_k", options.segments_k, n.Tk);
   if (p->segments_q.empty() || p->segments_k.empty()) {
-    p->segments_q.clear();  // nothing to compare, or nothing known
+    p->segments_q.clear();  // nothing to compare, or no data
     p->segments_k.clear();
   }
   p->segments_q_stride = n.Tq;
@@ -381,7 +380,7 @@ Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
 
 namespace {
 
-// What makes kernels read a mask or bias one pair at a time, ": " after its name; empty if nothing does.
+// The reason why kernels read a mask or bias one element at a time, after its name and ": "; empty if there is none.
 std::string WhySlow(const Problem& p) {
   const bool has_runs = std::ranges::any_of(p.sequences, [](const Sequence& s) { return s.num_keys > 1; });
   if (!has_runs) return "";

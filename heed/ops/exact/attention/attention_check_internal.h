@@ -27,7 +27,7 @@ std::string Text(T value) {
   return text;
 }
 
-// Of rank 1 or 2; none of nothing.
+// Accepts rank 1 or 2, and returns no numbers for an absent tensor.
 inline softmax::HeadNumbers HeadNumbersOf(const ConstTensorView& t) {
   if (t.num_elements() == 0) return {};
   return {t.data(), t.dtype(), t.rank() == 2 && t.size(0) > 1 ? t.stride(0) : 0, t.stride(t.rank() - 1)};
@@ -35,7 +35,7 @@ inline softmax::HeadNumbers HeadNumbersOf(const ConstTensorView& t) {
 
 class Check {
  public:
-  // `device`: where tensors are, but for those that are read while arguments are checked.
+  // `device` is the device of all tensors except those that are read while arguments are checked.
   Check(const char* op, Use use, Device device = {}) : op_(op), use_(use), device_(device) {}
 
   [[noreturn]] void Fail(const char* name, const std::string& got, const std::string& expected) const {
@@ -61,7 +61,7 @@ class Check {
   }
   void OnCpu(const char* name, const ConstTensorView& t) const { On(name, t, {}); }
 
-  // Whatever is true of every tensor: on the device, aligned, with data to read.
+  // Checks what every tensor must satisfy: its device, alignment and data pointer.
   void Readable(const char* name, const ConstTensorView& t) const {
     On(name, t, device_);
     HasData(name, t);
@@ -123,7 +123,7 @@ class Check {
     return values;
   }
 
-  // Numbers per head on the CPU are read here; on the device, where they may be instead, by kernels.
+  // Reads numbers per head that are on the CPU here; kernels read those on the device.
   void HeadNumbers(const char* name, const ConstTensorView& t, std::vector<double>* values,
                    softmax::HeadNumbers* there) const {
     if (t.device().type == DeviceType::kCpu) {

@@ -1,4 +1,4 @@
-// Forgetting attention: what comparison with its reference cannot show.
+// Properties of forgetting attention that comparison with its reference cannot show.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -71,8 +71,7 @@ TEST_P(ForgettingAttention, NothingForgottenChangesNoBit) {
   EXPECT_EQ(Difference(RunBackward(ctx_, p), gradients), "");
 }
 
-// A step that forgets everything is where a segment begins, though what keys forget before it
-// is large.
+// A decay of -inf begins a segment, even if the decays before it sum to a large value.
 TEST_P(ForgettingAttention, MinusInfinityBeginsASegment) {
   Problem p = Causal(GetParam(), {.B = 2, .Tq = 150, .Tk = 150, .Hq = 4, .Hkv = 2});
   Problem segments = p;
@@ -97,14 +96,14 @@ TEST_P(ForgettingAttention, WhereAllElseIsForgottenARowIsItsOwnValue) {
     for (int64_t h = 0; h < 2; ++h) {
       EXPECT_TRUE(std::isfinite(r.lse.Get({0, h, t})));
       for (int64_t e = 0; e < 8; ++e) {
-        const double v = p.memory[2].Get({0, t, 0, e});  // of three pieces in matrix tiles
+        const double v = p.memory[2].Get({0, t, 0, e});  // on AMX a sum of three bf16 terms
         EXPECT_NEAR(r.o.Get({0, t, h, e}), v, 0x1p-23 * std::abs(v)) << t;
       }
     }
   }
 }
 
-// After 3000 steps of -1e4 one running sum in f32 has multiples of 2 left, and one in f64 of 4e-9.
+// After 3000 steps of -1e4 a running sum in f32 has a resolution of 2, and one in f64 of 4e-9.
 TEST_P(ForgettingAttention, WhatWasForgottenLongAgoTakesNoDigits) {
   constexpr int64_t kLong = 3000, kShort = 200;
   Problem p = Causal(GetParam(), {.B = 1, .Tq = kShort, .Tk = kLong + kShort, .Hq = 2, .Hkv = 1});
@@ -136,7 +135,7 @@ TEST_P(ForgettingAttention, ANanReachesThePairsAcrossItAlone) {
   }
 }
 
-// Under a prefix a row sees keys ahead, from which nothing is forgotten on the way.
+// Under a prefix a row sees later keys, to which no decay applies.
 TEST_P(ForgettingAttention, KeysAheadAreNotForgotten) {
   Problem p = Causal(GetParam(), {.B = 1, .Tq = 2, .Tk = 130, .Hq = 1, .Hkv = 1, .D = 1, .Dv = 1});
   p.memory[0].FillConstant(0);
@@ -148,7 +147,7 @@ TEST_P(ForgettingAttention, KeysAheadAreNotForgotten) {
   EXPECT_NEAR(r.lse.Get({0, 0, 1}), std::log(0.25 + 0.5 + 128), 1e-5);
 }
 
-// Only pairs on both sides of a step have a part in its gradient; where there is none, it is exactly zero.
+// Only pairs with the step between them contribute to its gradient; without such a pair it is exactly zero.
 TEST_P(ForgettingAttention, TheFirstStepHasNoGradient) {
   Problem p = Causal(GetParam(), {.B = 2, .Tq = 100, .Tk = 100, .Hq = 2, .Hkv = 1});
   p.options.key_starts = KeepInts(p, {0, 7});
@@ -164,7 +163,7 @@ TEST_P(ForgettingAttention, TheFirstStepHasNoGradient) {
   }
 }
 
-// Where steps forget almost everything, what still passes them is small, and so is the error.
+// Where steps decay nearly everything, both the remaining terms and their errors are small.
 TEST_P(ForgettingAttention, SmallGradientsKeepTheirDigits) {
   Problem p = Causal(GetParam(), {.B = 1, .Tq = 400, .Tk = 400, .Hq = 2, .Hkv = 2});
   p.options.log_decay = Decays(p, [](int64_t t) { return t == 200 ? -20.0 : -0.1; }, DType::kF64);

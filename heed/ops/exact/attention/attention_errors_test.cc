@@ -1,5 +1,4 @@
-// Every way to call attention wrongly: what the message says, and that nothing
-// has been written.
+// Wrong calls of attention: the message of each, and that nothing has been written.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,8 +19,8 @@ using testing::HasSubstr;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// A call that is right: q [2,3,4,8], k [2,5,2,8], v [2,5,2,6]. Packed: 6 and 10
-// rows of the same. A test spoils one thing.
+// A valid call: q [2,3,4,8], k [2,5,2,8], v [2,5,2,6], or packed with 6 and 10 rows. Each test invalidates one
+// argument.
 struct Call {
   Problem p;
   Outputs out;
@@ -67,7 +66,7 @@ TensorView NewOutput(Call& c, DType dtype, std::vector<int64_t> sizes) {
   return c.p.memory.back().view();
 }
 
-// `view` with other strides, on memory that is large enough for them.
+// `view` with other strides, in memory that is large enough for them.
 ConstTensorView Strided(Call& c, const ConstTensorView& view, std::vector<int64_t> strides) {
   return Keep(c.p, Buffer(view.dtype(), view.sizes(), strides, Placement::kBeforeGuard));
 }
@@ -459,8 +458,8 @@ TEST(AttentionErrors, EveryEntryPointNamesItself) {
   EXPECT_EQ(message([&] { Workspace(ctx, c.p.in, c.p.options); }), "attention::Workspace" + what);
 }
 
-// Found by fuzzing: Forward checks while subnormal results are flushed, the
-// others do not, and they must agree about what is legal.
+// Regression found by fuzzing: Forward checks its arguments while subnormal results are flushed, the other entry points
+// do not, and all must accept the same values.
 TEST(AttentionErrors, ASubnormalSoftcapIsRefusedByEveryEntryPoint) {
   Call c;
   c.p = MakeProblem(DType::kF64, {2, 3, 5, 4, 2, 8, 6});

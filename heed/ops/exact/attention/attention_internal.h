@@ -15,112 +15,113 @@
 
 namespace heed::attention {
 
-// What the caller lets be absent or different.
+// The arguments that an entry point requires.
 enum class Use {
-  kForward,    // everything present, dtypes as documented
+  kForward,    // all tensors present, dtypes as documented
   kReference,  // outputs may also be f64
   kExplain,    // no outputs; data pointers may be null
   kInputs,     // no outputs
 };
 
-// Checks every argument and returns the problem they pose, the pattern not placed in it. Tensors are on `device`, but
-// for log decays and what has a number per sequence or token: these are read here, and so are numbers per head that are
-// not there. Throws InvalidArgument; writes nothing.
+// Checks every argument and returns the problem; the pattern is not placed in it. Tensors are on `device`, except log
+// decays and tensors with an element per sequence or token, which are read here, and so are numbers per head that are
+// not on the device. Throws InvalidArgument; writes nothing.
 softmax::Problem CheckedProblem(const char* op, const Inputs& in, const Options& options, const Outputs& out, Use use,
                                 Device device = {});
 
-// A backward pass, and the sums that its results are rounded from.
+// A backward pass, and the accumulators that its results are rounded from.
 struct BackwardProblem {
   softmax::Problem problem;
   softmax::Gradients gradients;
   std::vector<double> dsinks, dalibi;
 };
 
-// Checks the arguments of the forward call, then all others. kForward reads o and lse, which kReference does not;
-// kExplain reads nothing. Throws InvalidArgument; writes nothing.
+// Checks the arguments of the forward call, then all others. kForward reads o and lse, kReference does not; kExplain
+// reads no data. Throws InvalidArgument; writes nothing.
 BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in, const Options& options, const Gradients& out,
                                 Use use);
 
-// Rows of packed outputs that belong to no sequence: o = 0, lse = -inf, and no gradient.
+// Fills rows of packed outputs that belong to no sequence: o = 0, lse = -inf, gradients 0.
 void FillSurplusRows(const softmax::Problem& problem, const Inputs& in, const Outputs& out);
 void ClearSurplusRows(const softmax::Problem& problem, const Gradients& out);
 
 // Throws InvalidArgument unless the pattern fits.
 void CheckPattern(const char* op, const Pattern& pattern, softmax::Problem* problem);
 
-// Lists what the pattern keeps of each sequence's keys, those there are or, `to_lengths`, those that are valid. Throws
+// Lists the pairs that the pattern keeps, over all keys of a sequence or, with `to_lengths`, the valid ones. Throws
 // InvalidArgument if it does not fit.
 void PlacePattern(const char* op, const Pattern& pattern, bool to_lengths, softmax::Problem* problem);
 
-// Lists the rows that keep each tile instead, if the pattern lists blocks for each row and that pays.
+// Lists the rows that keep each tile instead, if the pattern lists blocks per row and that is faster.
 void PlaceTileRows(const char* op, const Pattern& pattern, softmax::Problem* problem);
 
-// One of the ways in which a call looks at its pattern's pairs; those of different layers are different pairs.
+// A call computes a pattern's pairs in one or more layers, which are disjoint sets of pairs.
 struct Layer {
   enum Kind {
-    kTiles,     // of consecutive keys, which hold some pair
+    kTiles,     // tiles of consecutive keys that hold a kept pair
     kWindow,    // p - left <= j <= p + right
     kResidues,  // j = p + step c, shift - left <= c <= shift + right
-    kRows,      // those listed for each row
-    kTileRows,  // of blocks listed for each row: rows that keep a tile together
+    kRows,      // keys listed for each row
+    kTileRows,  // blocks listed for each row; rows that keep a tile are computed together
   } kind;
   int64_t step = 1, shift = 0, left = 0, right = 0;
 };
 
-// The layers of a call, at least one, from its options alone: attention_pieces.cc.
+// Returns the layers of a call, at least one, from its options only: attention_pieces.cc.
 std::vector<Layer> LayersOf(const softmax::Problem& whole, const Options& options);
 
-// What the engine runs.
+// A problem for the engine.
 struct Piece {
   softmax::Problem problem;
   softmax::Gradients gradients;
 };
 
-// Those, one or one per key head, in which each row of the problem is a sequence of its own, of the keys that a pattern
-// lists for it, which must outlive them.
+// Returns problems, one or one per key head, in which each row of the whole problem is a sequence of its own, with the
+// keys that the pattern lists for it. The pattern must outlive them.
 std::vector<Piece> ProblemsOfRows(softmax::Problem whole, const Pattern& pattern,
                                   const softmax::Gradients& gradients = {});
 
-// The pieces of a layer, which write the rows and gradients of the problem between them.
+// Returns the problems of a layer. Together they write all rows and gradients of the whole problem.
 std::vector<Piece> PiecesOf(const char* op, softmax::Problem whole, const Options& options, const Layer& layer,
                             const softmax::Gradients& gradients = {});
 
-// Runs a problem, layer by layer, and places its pattern if that comes to lists of tiles: attention_layers.cc.
+// Runs a problem layer by layer, and places its pattern if a layer needs lists of tiles: attention_layers.cc.
 void Run(const char* op, Context& ctx, const Options& options, softmax::Problem* whole);
 void RunBackward(const char* op, Context& ctx, const Options& options, const softmax::Gradients& gradients,
                  softmax::Problem* whole);
 
-// Runs the backward pass of such rows: attention_rows_backward.cc.
+// Runs the backward pass of rows with listed keys: attention_rows_backward.cc.
 void RunBackwardOfRows(const char* op, Context& ctx, const Pattern& pattern, const softmax::Gradients& gradients,
                        const softmax::Problem& whole);
 int64_t BackwardBytesOfRows(const char* op, const Context& ctx, const Pattern& pattern,
                             const softmax::Gradients& gradients, const softmax::Problem& whole);
 
-// What that takes, of all threads together.
+// Bytes that Run needs, for all threads together.
 int64_t BytesOf(const char* op, const Context& ctx, const softmax::Problem& whole, const Options& options);
 int64_t BackwardBytesOf(const char* op, const Context& ctx, const softmax::Problem& whole, const Options& options,
                         const softmax::Gradients& gradients);
 
-// Why a kernel is chosen, and what Explain says besides: pairs that are read one by one, and a precision that changes
-// nothing.
+// The reason for the choice of kernel, and further remarks of Explain: a mask or bias that is read one element at a
+// time, and a precision without effect.
 std::string Why(const softmax::Kernel& kernel, const softmax::Problem& problem);
 
-// Throws Unsupported where `ctx` is strict and pairs are read one by one.
+// Throws Unsupported where `ctx` is strict and a mask or bias is read one element at a time.
 void RefuseSlowPairs(const char* op, const Context& ctx, const softmax::Problem& problem);
 
-// Adds up the log decays of a problem, if it has any; where `ctx` asks for checks, throws
+// Computes the cumulative sums of a problem's log decays, if it has any; where `ctx` asks for checks, throws
 // InvalidArgument for one above 0 or NaN.
 void SumLogDecays(const char* op, Context& ctx, softmax::Problem* problem);
 
-// Checks an output beside o and lse: there, of this shape and dtype, with contiguous
-// rows, writable, and apart from every input. Throws InvalidArgument.
+// Checks an output beside o and lse: present, of this shape and dtype, with contiguous rows, writable, and without
+// overlap with any input. Throws InvalidArgument.
 void CheckOutput(const char* op, const char* name, const TensorView& out, std::span<const int64_t> shape, DType dtype,
                  const Inputs& in, const Options& options, Device device = {});
 
-// Where q is, if attention may be computed there.
+// Returns the device of q, if attention has kernels for it.
 Device DeviceOf(const Inputs& in);
 
-// On devices, whose kernels write rows of packed tensors that belong to no sequence as those of one that sees nothing.
+// For devices: their kernels write rows of packed tensors that belong to no sequence as rows of a sequence that sees no
+// key.
 void AddSurplusRows(const Inputs& in, softmax::Problem* problem);
 
 }  // namespace heed::attention

@@ -1,5 +1,5 @@
-// The options of attention, one row each, in the order of Python's keywords: what checks, cases, bindings and
-// fuzzing know of every option alike. A field of Options without a row does not compile.
+// The options of attention, one row each, in the order of Python's keywords: the properties of every option that
+// checks, cases, bindings and fuzzing use. A field of Options without a row does not compile.
 #ifndef HEED_OPS_EXACT_ATTENTION_ATTENTION_OPTIONS_INTERNAL_H_
 #define HEED_OPS_EXACT_ATTENTION_ATTENTION_OPTIONS_INTERNAL_H_
 
@@ -17,18 +17,18 @@
 
 namespace heed::attention {
 
-// A field by its type, from which its keyword, default, schema and title follow.
+// A field by its type, which determines its keyword, default, schema and title.
 using OptionField =
     std::variant<bool Options::*, double Options::*, std::optional<double> Options::*, int64_t Options::*,
                  uint32_t Options::*, uint64_t Options::*, Align Options::*, Window Options::*, Precision Options::*,
                  Pattern Options::*, ConstTensorView Options::*>;
 
-// What is true of some options; of others the opposite is.
+// Rules that hold for some options; the opposite holds for the others.
 enum OptionRule : unsigned {
   kZeroIsNone = 1,  // the number 0 stands for an absent option
   kPadded = 2,      // packed calls refuse it
-  kByPlace = 4,     // it means places of keys, which a ring that turns keys by its own places does not know
-  kAnyResidue = 8,  // it means the same where only every n-th position is left
+  kByPlace = 4,     // depends on key positions, which a ring that rotates keys by index does not store
+  kAnyResidue = 8,  // unchanged where only every n-th position remains
 };
 
 enum class Holds { kNoTensor, kBools, kInts, kFloats };
@@ -37,15 +37,15 @@ struct OptionRow {
   const char* name;
   OptionField field;
   unsigned rules = 0;
-  int place = 1000;  // in PyTorch's schema; saved programs know it, so that new options have none and come last
-  // What a tensor holds, and its axes, which are the last ones: leading ones may be absent, and any of BHQK may be 1.
-  // B sequences, Q queries, K keys, H query heads, N boundaries between sequences.
+  int place = 1000;  // place in PyTorch's schema; saved programs depend on it, so new options have none and come last
+  // Contents of a tensor and its axes, which are the last ones: leading ones may be absent, and any of BHQK may be 1. B
+  // sequences, Q queries, K keys, H query heads, N boundaries between sequences.
   Holds holds = Holds::kNoTensor;
   std::string_view axes = "";
   const char* not_on_cache = nullptr;   // why a cache refuses it
-  const char* gradient_name = nullptr;  // of a tensor that has a gradient
+  const char* gradient_name = nullptr;  // name of the gradient, if the tensor has one
   TensorView Gradients::* gradient = nullptr;
-  std::array<double, 5> tried = {};  // what random calls give a number; all 0 where it takes more than a number
+  std::array<double, 5> tried = {};  // values that random calls use; all 0 for options that are not a number
 
   bool Is(OptionRule rule) const { return (rules & rule) != 0; }
   bool Has(char axis) const { return axes.find(axis) != axes.npos; }
@@ -125,7 +125,7 @@ static_assert(OptionsHave(std::make_index_sequence<kNumRows>()) && AllDiffer() &
 
 }  // namespace internal
 
-// Whether an option has another value than its default. A seed or offset is part of dropout and none by itself.
+// True if an option differs from its default. A seed or offset belongs to dropout and does not count alone.
 inline bool IsGiven(const OptionRow& row, const Options& options) {
   return std::visit(
       [&]<class T>(T Options::* field) {
@@ -151,7 +151,7 @@ inline void SetNumber(const OptionRow& row, double value, Options* options) {
       row.field);
 }
 
-// f(row, view) for every tensor of some options, whether it is there or not.
+// Calls f(row, view) for every tensor of some options, present or not.
 template <class AnyOptions, class F>
 void ForEachTensor(AnyOptions& options, const F& f) {
   for (const OptionRow& row : kOptionRows) {
@@ -159,7 +159,7 @@ void ForEachTensor(AnyOptions& options, const F& f) {
   }
 }
 
-// The rows in the order of PyTorch's schema, which is that of gradients too.
+// The rows in the order of PyTorch's schema, which is also the order of gradients.
 inline const auto& OptionsInSchema() {
   static const auto rows = [] {
     std::array<const OptionRow*, std::size(kOptionRows)> all;
@@ -170,7 +170,7 @@ inline const auto& OptionsInSchema() {
   return rows;
 }
 
-// f(name, gradient, name of its input, input) for every gradient of a call, whether its input is there or not.
+// Calls f(name, gradient, name of its input, input) for every gradient of a call, whether its input is present or not.
 template <class F>
 void ForEachGradient(const Inputs& in, const Options& options, const F& f) {
   f("dq", &Gradients::dq, "q", in.q);

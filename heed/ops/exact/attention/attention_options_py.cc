@@ -1,4 +1,4 @@
-// How an option is read, and its type and default in signatures and schemas, by the type of its field.
+// Reads options, and gives their types and defaults in signatures and schemas, by the type of the field.
 #include "heed/ops/exact/attention/attention_options_py.h"
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace {
 namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
-// An option on its way in, from Python or from an operator.
+// An option's value from Python or from an operator.
 struct Given {
   Call& call;
   const OptionRow& row;
@@ -33,13 +33,13 @@ void ReadInto(const Given& g, uint32_t& x) { x = static_cast<uint32_t>(ToInt(g.a
 void ReadInto(const Given& g, Precision& x) { x = ToPrecision(g.a); }
 void ReadInto(const Given& g, Pattern& x) { x = g.of_torch ? ToPatternByKey(g.a) : ToPattern(g.a); }
 
-// An int of Python, or the bits of one in a tensor.
+// Reads an int of Python, or the bits of one in a tensor.
 void ReadInto(const Given& g, uint64_t& x) {
   g.call.seed_given = true;
   x = g.of_torch ? ToSeedBits(g.call.arrays, g.a) : ToUnsigned(g.a);
 }
 
-// A word, or positions, which have a field of their own.
+// Reads a word, or positions, which have a field of their own.
 void ReadInto(const Given& g, Align& x) {
   constexpr char kExpected[] = "'bottom_right', 'top_left' or an int array [B]";
   const Argument& a = g.a;
@@ -74,7 +74,7 @@ void ReadInto(const Given& g, ConstTensorView& x) {
   }
 }
 
-// A tuple is a pair, unless explain is given a shape.
+// A tuple is a pair, except in explain, where it may be a shape.
 void ReadSegments(Call& call, const Argument& a) {
   Options& options = call.options;
   const bool is_tuple = PyTuple_Check(a.value.ptr());
@@ -87,7 +87,7 @@ void ReadSegments(Call& call, const Argument& a) {
   options.segments_k = call.arrays.ReadList({a.operation, "segments of k", a.value[1]}, Kind::kInt);
 }
 
-// A type and a default.
+// The type and default of an option.
 struct Typed {
   const char *type, *value;
 };
@@ -160,7 +160,7 @@ bool TakesNumbers(const OptionRow& row) {
 const std::vector<OptionArgument>& OptionKeywords() {
   static const std::vector<OptionArgument> keywords = [] {
     std::vector<OptionArgument> all = Arguments<false>();
-    std::erase_if(all, [](const OptionArgument& x) {  // given by align, and by segments
+    std::erase_if(all, [](const OptionArgument& x) {  // set by align and by segments
       return x.row->field == OptionField(&Options::query_starts) || x.row->field == OptionField(&Options::segments_k);
     });
     for (OptionArgument& x : all) {
@@ -176,7 +176,9 @@ const std::vector<OptionArgument>& OptionKeywords() {
 const std::vector<OptionArgument>& TorchOptions() {
   static const std::vector<OptionArgument> options = [] {
     std::vector<OptionArgument> all = Arguments<true>();
-    for (OptionArgument& x : all) x.keyword.name = NameInPython("attention", x.row->name).data();  // of literals
+    for (OptionArgument& x : all)
+      x.keyword.name = NameInPython("attention", x.row->name).data();  // a string literal, which
+                                                                       // outlives the keyword
     std::ranges::stable_sort(all, {}, [](const OptionArgument& x) { return x.row->place; });
     return all;
   }();

@@ -1,5 +1,5 @@
-// The options of attention together: no random call forgets one, `invariant` holds with each, and what is slow or does
-// nothing says so.
+// Tests of all options together: random calls cover each of them, `invariant` holds with each, and slow or ineffective
+// options are reported.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ using testing::ThrowsMessage;
 
 constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16};
 
-// f(problem) for random problems until each of these rows was in three of them, or for `most` seeds.
+// Calls f(problem) for random problems until three of them have had each of these rows, or for `most` seeds.
 template <class F>
 void UntilAllAreGiven(DType dtype, std::vector<const OptionRow*> rows, uint64_t most, const F& f) {
   std::vector<int> left(rows.size(), 3);
@@ -38,7 +38,7 @@ void UntilAllAreGiven(DType dtype, std::vector<const OptionRow*> rows, uint64_t 
   for (size_t i = 0; i < rows.size(); ++i) EXPECT_LE(left[i], 0) << rows[i]->name;
 }
 
-// The rows that a test tells apart: a seed means nothing alone, and precision has tests of its own.
+// The rows that a test distinguishes: a seed has no effect alone, and precision has tests of its own.
 std::vector<const OptionRow*> Rows(const auto& wanted) {
   std::vector<const OptionRow*> rows;
   for (const OptionRow& row : kOptionRows) {
@@ -65,7 +65,7 @@ void ExpectRows(const Result& whole, int64_t begin, int64_t end, const Result& p
   EXPECT_EQ(Difference(whole.lse.view().Slice(2, begin, end), part.lse.view()), "");
 }
 
-// The problem in plain outputs, to be split: by a pattern of positions, not of the rows of one call.
+// The problem with row-major outputs, for splitting: its pattern is by positions, not by the rows of one call.
 Problem Whole(const Problem& problem) {
   Problem p = problem;
   p.options.invariant = true;
@@ -79,7 +79,7 @@ TEST(AttentionOptionsTest, WholeChunkedAndTokenByTokenHaveTheSameBitsWithEveryOp
     for (const std::string& target : AvailableTargets(dtype)) {
       Context ctx(1);
       ctx.set_isa(target);
-      const auto splits = [](const OptionRow& row) { return row.axes != "N"; };  // packed calls are split otherwise
+      const auto splits = [](const OptionRow& row) { return row.axes != "N"; };  // packed calls are split differently
       UntilAllAreGiven(dtype, Rows(splits), 600, [&](const Problem& problem) {
         if (problem.options.cu_seqlens_q || problem.in.q.num_elements() == 0 || problem.in.q.size(1) > 40) return false;
         const Problem p = Whole(problem);
@@ -99,7 +99,7 @@ TEST(AttentionOptionsTest, WholeChunkedAndTokenByTokenHaveTheSameBitsWithEveryOp
   }
 }
 
-// What of a problem a cache takes, such that later keys change no earlier row.
+// The part of a problem that a cache takes, in which later keys change no earlier row.
 Problem OnCache(const Problem& problem) {
   Problem p = Whole(problem);
   Options& o = p.options;
@@ -140,7 +140,7 @@ TEST(AttentionOptionsTest, ACacheThatGrowsHasTheBitsOfOneCallWithEveryOption) {
         cache.Append(k.Slice(1, length - (end - i), length), p.in.v.Slice(1, length - (end - i), length));
         Problem step = SomeQueries(p, i, end);
         SliceOptions(step.options, 'K', 0, length);
-        if (step.options.key_starts) {  // of keys that there are so far
+        if (step.options.key_starts) {  // refers to the keys appended so far
           std::vector<int64_t> starts;
           for (int64_t b = 0; b < k.size(0); ++b) {
             const ConstTensorView& t = step.options.key_starts;
@@ -161,7 +161,7 @@ TEST(AttentionOptionsTest, ACacheThatGrowsHasTheBitsOfOneCallWithEveryOption) {
 
 // --- strict, and precision ---
 
-// A problem with a mask and a bias; `transpose` lays the keys of one of them apart.
+// A problem with a mask and a bias; `transpose` makes the keys of one of them strided.
 Problem WithPairs(DType dtype, std::string_view transpose, DType bias_dtype) {
   Problem p = MakeProblem(dtype, {1, 5, 7, 1, 1, 4, 4});
   const auto pairs = [&](std::string_view name, DType of) {
@@ -220,7 +220,7 @@ TEST(AttentionOptionsTest, AStrictContextRunsWhatIsReadInRuns) {
     EXPECT_THAT(Explain(strict, p.in, p.options).why, testing::Not(HasSubstr("one by one")));
     EXPECT_NO_THROW(RunBackward(strict, p));
   }
-  Problem one_key = MakeProblem(DType::kF32, {1, 5, 1, 1, 1, 4, 4});  // whatever its stride is
+  Problem one_key = MakeProblem(DType::kF32, {1, 5, 1, 1, 1, 4, 4});  // contiguous whatever its stride
   one_key.options.bias = Keep(one_key, Buffer(DType::kF32, {5, 1}).FillConstant(1));
   EXPECT_NO_THROW(RunForward(strict, one_key));
 }

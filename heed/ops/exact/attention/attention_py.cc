@@ -1,5 +1,4 @@
-// heed.attention, heed.merge_attention and the part of heed.explain that is
-// about them.
+// heed.attention, heed.merge_attention and their part of heed.explain.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
@@ -59,7 +58,7 @@ nb::dict ExplainAttention(DType dtype, int num_threads, PyObject* kwargs) {
                    call.arrays.copied());
 }
 
-// Gives a packed lse [H, T] beside o [1, T, H, D] a leading 1, as Merge has it.
+// Gives a packed lse [H, T] beside o [1, T, H, D] a leading 1, as Merge requires.
 template <class View>
 View WithLeadingAxis(const View& lse) {
   return View(lse.data(), lse.dtype(), {1, lse.size(0), lse.size(1)}, {0, lse.stride(0), lse.stride(1)}, lse.device());
@@ -68,7 +67,7 @@ View WithLeadingAxis(const View& lse) {
 nb::object MergeAttention(nb::handle parts_argument, nb::handle sinks_argument) {
   constexpr char kExpected[] = "a sequence of pairs (o, lse)";
   Arrays arrays;
-  std::deque<std::string> names;  // of arguments, which messages point to
+  std::deque<std::string> names;  // names of arguments, which messages point to
   std::vector<Part> parts;
   const nb::object iterator = nb::steal(PyObject_GetIter(parts_argument.ptr()));
   if (!iterator.is_valid()) {
@@ -102,7 +101,7 @@ nb::object MergeAttention(nb::handle parts_argument, nb::handle sinks_argument) 
     sinks = arrays.ReadList({kMergeOp, "sinks", sinks_argument}, Kind::kFloat);
   }
 
-  // One f64 part makes an f64 result; 16-bit parts of two kinds make f32.
+  // An f64 part gives an f64 result; 16-bit parts of two dtypes give f32.
   DType dtype = parts[0].o.dtype();
   for (const Part& part : parts) {
     if (part.o.dtype() == dtype) continue;

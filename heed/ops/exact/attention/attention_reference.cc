@@ -45,11 +45,10 @@ void Store(const TensorView& view, std::initializer_list<int64_t> index, double 
   StoreDouble(view.dtype(), view.data(), Offset(view, index), value);
 }
 
-// A quotient rounded down; C++ rounds towards zero.
+// Quotient rounded down; C++ rounds towards zero.
 int64_t FloorDivide(int64_t a, int64_t b) { return a / b - (a % b != 0 && a < 0 ? 1 : 0); }
 
-// Where a sequence lies. Not packed: batch index b, rows from 0. Packed: batch
-// index 0, and rows from cu_seqlens.
+// The rows of a sequence. Not packed: batch index b, rows from 0. Packed: batch index 0, and rows from cu_seqlens.
 struct Sequence {
   int64_t b = 0;                // number of the sequence
   int64_t batch = 0;            // index of axis 0 of the tensors
@@ -117,7 +116,7 @@ int64_t StandsAt(const Options& options, const Sequence& seq, int64_t p) {
   return std::min(p, end - 1);
 }
 
-// F_ij of a row at position p, by key: from the row backwards, key by key.
+// F_ij of a row at position p for each key, summed from the row backwards.
 std::vector<double> Forgotten(const Options& options, const Sequence& seq, int64_t h, int64_t p) {
   std::vector<double> forgotten(static_cast<size_t>(seq.Tk), 0.0);
   if (!options.log_decay) return forgotten;
@@ -152,12 +151,12 @@ std::vector<double> Widen(const ConstTensorView& view, int64_t batch, int64_t be
   return rows;
 }
 
-// <q, k>, and of its terms the sum of sizes and the sum of squares, of partial sums too, both scaled.
+// <q, k>, with the sum of the magnitudes of its terms and the sum of squares of terms and partial sums, both scaled.
 struct DotProduct {
   double dot = 0, magnitude = 0, squares = 0;
 };
 
-// On its own, so that its sums stay in registers: half of what a row costs.
+// Not inlined, so that its sums stay in registers: this is half of the cost of a row.
 [[gnu::noinline]] DotProduct Product(const double* q, const double* k, int64_t D, double scale) {
   DotProduct sums;
   for (int64_t d = 0; d < D; ++d) {
@@ -180,7 +179,7 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(D)));
   const double cap = options.softcap;
 
-  // What no row below writes: rows beyond the last packed sequence.
+  // Fills rows beyond the last packed sequence, which the loop below does not write.
   for (int64_t b = 0; b < (rank == 4 ? in.q.size(0) : 1); ++b) {
     for (int64_t t = 0; t < in.q.size(rank - 3); ++t) {
       for (int64_t h = 0; h < heads; ++h) {
@@ -205,7 +204,7 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
 
         const std::vector<double> forgotten = Forgotten(options, seq, h, p);
 
-        // The logits of the row, and its greatest.
+        // The logits of the row, and the largest.
         std::vector<ReferencePair> pairs;
         double greatest = -kInfinity;
         for (int64_t j = 0; j < seq.Tk; ++j) {
@@ -213,7 +212,7 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
           auto [dot, magnitude, squares] = Product(q.data() + i * D, k.data() + j * D, D, scale);
           double s = scale * dot, slope = 1;
           if (cap > 0) {
-            if (std::isinf(s)) {  // and exact
+            if (std::isinf(s)) {  // infinite and exact
               magnitude = cap;
               squares = 0;
             }
@@ -242,9 +241,8 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
               {j, s, magnitude, std::sqrt(squares), slope, distance, decay, k.data() + j * D, v.data() + j * Dv});
         }
 
-        // lse = log sum exp(s), o = w sum P Z v / (1 - dropout). A logit that is
-        // NaN or +inf makes the sum NaN and with it the row. P is not taken from
-        // lse, in which log(sum) is lost if all logits are about finfo.min.
+        // lse = log sum exp(s), o = w sum P Z v / (1 - dropout). A logit that is NaN or +inf makes the sum NaN and with
+        // it the row. P is not computed from lse, because lse loses log(sum) if all logits are about finfo.min.
         double sum = 0;
         for (const ReferencePair& pair : pairs) {
           sum += std::exp(pair.logit - greatest);

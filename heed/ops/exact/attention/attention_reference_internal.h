@@ -1,5 +1,4 @@
-// What the reference can tell about each row beside its result: the harness
-// derives the allowed error of a kernel from it.
+// Internals of the reference for each row, beside its result: the harness derives a kernel's tolerance from them.
 #ifndef HEED_OPS_EXACT_ATTENTION_ATTENTION_REFERENCE_INTERNAL_H_
 #define HEED_OPS_EXACT_ATTENTION_ATTENTION_REFERENCE_INTERNAL_H_
 
@@ -13,44 +12,44 @@ namespace heed::attention {
 
 // One (query, key) pair that is kept and whose logit is not -inf.
 struct ReferencePair {
-  int64_t key;             // in its sequence
+  int64_t key;             // index in its sequence
   double logit;            // s_ij
   double magnitude;        // sum_d |scale q_id k_jd| + |alibi_ij| + |F_ij| + |bias_ij|
   double partial_norm;     // root of the sum of squares of the products
                            // scale q_id k_jd and of their partial sums over d
-  double slope;            // of the soft cap there: d logit / d (scale <q_i, k_j>)
+  double slope;            // derivative of the soft cap: d logit / d (scale <q_i, k_j>)
   double distance;         // |p_i - j|
   double forgotten;        // F_ij
   const double *k, *v;     // [D], [Dv]
   double probability = 0;  // P
-  double weight = 0;       // of v in o: w P Z / (1 - dropout)
+  double weight = 0;       // coefficient of v in o: w P Z / (1 - dropout)
 };
 
-// One row that is inside its sequence. `index` is its place in the outputs.
+// A row inside its sequence. `index` is its place in the outputs.
 struct ReferenceRow {
   int64_t sequence, head, query;
-  int64_t output_row;  // axis 1 of o; packed: of all sequences together
-  int64_t first_key;   // of the sequence: axis 1 of k and v
+  int64_t output_row;  // axis 1 of o; for packed calls over all sequences
+  int64_t first_key;   // first key of the sequence on axis 1 of k and v
   int64_t stands_at;   // the last valid key at or before p_i, or below 0
   double lse;
-  double w, sink_probability;  // sigmoid(lse - sink) and what it lacks of 1
+  double w, sink_probability;  // sigmoid(lse - sink), and one minus it
   const double* q;             // [D]
   std::span<const ReferencePair> pairs;
 };
 
-// Reference(), and `visit` for each row. The arguments have been validated.
+// Reference(), with a call of `visit` for each row. The arguments have been validated.
 void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
                    const std::function<void(const ReferenceRow&)>& visit);
 
-// What a kernel may miss of what the pairs of a row add to a gradient: a share of that,
-// everything in it taken without signs, and a share of each element of o.
+// Allowed error of the contribution of a row's pairs to a gradient: a fraction of the contribution with all terms taken
+// by magnitude, and a fraction of each element of o.
 struct Roundoff {
   std::function<double(const ReferenceRow&)> relative;
   double of_o = 0;
 };
 
-// BackwardReference(), and for each gradient in `magnitudes` the sums of what its
-// pairs may miss. The arguments have been validated.
+// BackwardReference(), and for each gradient the allowed error summed over its pairs in `magnitudes`. The arguments
+// have been validated.
 void ReferenceGradients(const BackwardInputs& in, const Options& options, const Gradients& out,
                         const Gradients& magnitudes, const Roundoff& roundoff);
 

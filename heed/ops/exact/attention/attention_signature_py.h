@@ -1,5 +1,4 @@
-// What Python shows of attention: signatures for stubs and help(), and what its
-// docstring adds to the header's comment.
+// The Python signatures of attention for stubs and help(), and what its docstring adds to the header's comment.
 #ifndef HEED_OPS_EXACT_ATTENTION_ATTENTION_SIGNATURE_PY_H_
 #define HEED_OPS_EXACT_ATTENTION_ATTENTION_SIGNATURE_PY_H_
 
@@ -7,23 +6,21 @@
 
 namespace heed::attention {
 
-// Arguments that Python has in another form.
+// Arguments whose form differs in Python.
 inline constexpr python::Said kArguments[] = {
-    {"align",
-     "where query 0 stands: 'bottom_right', at Tk - Tq; 'top_left', at 0; or positions "
-     "[B]"},
+    {"align", "position of query 0: 'bottom_right', Tk - Tq; 'top_left', 0; or positions [B]"},
     {"window",
      "(left, right): keys that a query sees before and after its position; -1 is "
      "unlimited"},
-    {"chunk", "tokens of a chunk, of which a query sees its own"},
-    {"softcap", "bound of the logits, > 0"},
+    {"chunk", "tokens per chunk; a query sees its own chunk only"},
+    {"softcap", "soft cap of the logits, > 0"},
     {"segments",
-     "[B, T], or a pair of them for queries and keys: ids, of which equal ones from 0 "
-     "on see each other"},
+     "[B, T], or a pair of them for queries and keys: ids; a query sees keys with the same "
+     "id, if it is at least 0"},
     {"seed",
-     "of the pairs that are dropped, from 0 to 2^64 - 1; None draws one from NumPy's "
+     "seed of the dropout mask, from 0 to 2^64 - 1; None draws one from NumPy's "
      "global generator, which attention_backward cannot know"},
-    {"cu_seqlens_k", "those of keys, by default cu_seqlens_q"},
+    {"cu_seqlens_k", "offsets of the keys, by default cu_seqlens_q"},
     {"parts", "pairs (o, lse) of attention over disjoint sets of keys, computed without sinks"},
     {"dlse", "the gradient of lse, in its shape and dtype; absent: zero"},
     {"need_dbias", "whether the gradient of bias is computed"},
@@ -57,7 +54,7 @@ Example:
   >>> bool(np.allclose(o, heed.attention(q, k, v), atol=1e-6))
   True)";
 
-// Type checkers choose between the two by return_lse.
+// Overloads by return_lse, for type checkers.
 inline constexpr char kSignature[] =
     "def attention(q: Array, k: Array, v: Array, *, **options, return_lse: typing.Literal[False] = False, "
     "out: OutArray | None = None, threads: int | None = None) -> Result";

@@ -36,7 +36,7 @@ Problem Whole(DType dtype) {
   return MakeProblem(dtype, {.B = 2, .Tq = 9, .Tk = 77, .Hq = 4, .Hkv = 2, .D = 12, .Dv = 10});
 }
 
-// What Merge makes of the parts between the cuts.
+// Merges the parts between the cuts.
 Result MergeParts(Context& ctx, const Problem& whole, std::vector<int64_t> cuts, DType out,
                   const ConstTensorView& sinks = {}) {
   std::vector<Result> results;
@@ -100,7 +100,7 @@ TEST(AttentionMerge, PartsWithoutAKeyChangeNothing) {
   Context ctx(1);
   const Problem p = Whole(DType::kF32);
   const Result one = RunForward(ctx, p);
-  // What o holds where lse is -inf does not matter.
+  // o may hold anything where lse is -inf.
   const Buffer o(DType::kF32, p.o.sizes), lse(DType::kF32, p.lse.sizes);
   lse.FillConstant(-kInfinity);
   const Part empty = {o.view(), lse.view()};
@@ -242,7 +242,7 @@ TEST_P(AttentionMergeMistake, IsNamedAndNothingIsWritten) {
   EXPECT_EQ(before, after);
 }
 
-// The largest values that the checks let through do not overflow.
+// The largest values that the checks accept do not overflow.
 TEST(AttentionTest, OptionsAtTheEndsOfTheirRangesAgreeWithTheReference) {
   const int64_t far = int64_t{1} << 61;
   const std::vector<std::function<void(Problem&)>> extremes = {
@@ -324,7 +324,7 @@ TEST(AlibiSlopes, AreThoseOfTheAuthors) {
   EXPECT_EQ(AlibiSlopes(1), std::vector<double>{0x1p-8});
   EXPECT_EQ(AlibiSlopes(2), (std::vector<double>{0x1p-4, 0x1p-8}));
   EXPECT_EQ(AlibiSlopes(8), (std::vector<double>{0x1p-1, 0x1p-2, 0x1p-3, 0x1p-4, 0x1p-5, 0x1p-6, 0x1p-7, 0x1p-8}));
-  const std::vector<double> twelve = AlibiSlopes(12);  // no power of two
+  const std::vector<double> twelve = AlibiSlopes(12);  // not a power of two
   ASSERT_EQ(twelve.size(), 12);
   for (size_t h = 0; h < 8; ++h) {
     EXPECT_DOUBLE_EQ(twelve[h], std::exp2(-static_cast<double>(h + 1)));

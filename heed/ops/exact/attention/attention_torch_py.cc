@@ -1,5 +1,4 @@
-// What the operators of heed.torch call: attention on tensors that PyTorch has made,
-// results included.
+// Functions that heed.torch's operators call: attention on tensors allocated by PyTorch, including the results.
 #include <nanobind/nanobind.h>
 
 #include "heed/ops/exact/attention/attention.h"
@@ -17,7 +16,7 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr char kOp[] = "attention";
 
-// [B, H, T, D] as [B, T, H, D].
+// Views [B, H, T, D] as [B, T, H, D].
 template <class View>
 void SwapHeads(View& x) {
   if (x.rank() != 4) return;

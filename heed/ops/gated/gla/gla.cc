@@ -1,4 +1,4 @@
-// GLA on the recurrence engine: gates by key channel.
+// GLA on the recurrence engine: a decay per key channel.
 #include "heed/ops/gated/gla/gla_internal.h"
 
 namespace heed::gla {

@@ -1,4 +1,4 @@
-// GLA as it is defined, in double.
+// The reference of GLA, in double.
 //
 //   S_t = diag(exp(log_decay_t)) S_{t-1} diag(exp(log_decay_v_t)) + k_t v_t^T      S: [K, V]
 //   o_t = scale S_t^T q_t

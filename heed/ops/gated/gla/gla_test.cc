@@ -1,5 +1,4 @@
-// What GLA is among its relatives: the same as simple GLA where all channels share a gate,
-// as a sum of outer products where there is none.
+// GLA against related mechanisms: simple GLA if all channels share a decay, and a sum of outer products without decay.
 #include "heed/ops/gated/gla/gla.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +48,7 @@ TEST_F(GlaTest, OneGateForAllChannelsIsSimpleGla) {
   EXPECT_LT(LargestDifference(o, expected), 1e-13);
 }
 
-// S^T is the state of keys v and values k: what its queries read is o.
+// S^T is the state with keys v and values k, and reading it with the queries of one form gives o of the other.
 TEST_F(GlaTest, AGateOfColumnsIsTheAdjointOfOneOfRows) {
   const Buffer by_value(DType::kF64, {B, T, H, V}), none(DType::kF64, {B, T, H, K});
   none.FillConstant(0);

@@ -1,9 +1,8 @@
-// HGRN: a state per channel that forgets by a gate, and is its own output.
+// HGRN: a gated recurrence per channel, whose state is the output.
 //
 //   h_t = exp(log_decay_t) h_{t-1} + x_t,  o_t = h_t
 //
-// Whatever makes x of a token (in the paper (1 - forget gate) times silu of a projection) is the
-// caller's.
+// The caller computes x of a token (in the paper (1 - forget gate) times silu of a projection).
 //
 // Source: Qin, Yang, Zhong, "Hierarchically Gated Recurrent Neural Network for Sequence Modeling",
 // arXiv:2311.04823.
@@ -18,7 +17,7 @@
 
 namespace heed::hgrn {
 
-// It takes x and log_decay; states are [B, D].
+// Takes x and log_decay; states are [B, D].
 using scanning::BackwardInputs;
 using scanning::Explanation;
 using scanning::Gradients;
@@ -28,48 +27,46 @@ using scanning::Outputs;
 using scanning::StepInputs;
 using scanning::StepState;
 
-// Computes o, and the state after the last token where it is asked for.
+// Computes o and, if requested, the state after the last token.
 //
-// Edges. Any of B, D and T may be 0; without tokens the state passes through. A log decay of
-// -infinity forgets everything; a positive one counts as 0, unless the Context checks. A NaN
-// stays in its channel.
+// Edges. Any of B, D and T may be 0; without tokens the final state is the initial one. A log decay of -infinity clears
+// the state that it multiplies; a positive one counts as 0, unless the Context checks. A NaN stays in its channel.
 //
-// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
-// f64 or f32. Decays are applied without being rounded. Subnormal results are flushed.
+// Precision. f64 is computed in f64, other dtypes in f32, and o is rounded once; states are
+// f64 or f32. Decays are applied unrounded. Subnormal results are flushed to zero.
 //
-// Reproducibility. The bits depend neither on threads, batch neighbours, padding or strides,
-// nor on where a sequence is split into calls.
+// Reproducibility. Results depend neither on the number of threads, other batch entries, padding or strides, nor on the
+// split of a sequence into calls.
 //
-// Cost. Bound by memory: two tensors are read and one is written, once. Memory beyond the
+// Cost. Memory-bound: two tensors are read and one is written, once. Memory beyond the
 // arguments: Workspace().
 //
 // Throws InvalidArgument if a rank, shape, dtype or device disagrees with the above, if an
-// output overlaps an input, or if lengths, starts or cu_seqlens are out of range; a log decay that is
-// positive or NaN is computed with, unless the Context checks. On throw, nothing has been written.
+// output overlaps an input, or if lengths, starts or cu_seqlens are out of range; a positive or NaN log decay is not an
+// error, unless the Context checks. On throw, nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
-// be f64 whatever the inputs are.
+// Computes what Forward does in double, written for reading: scalar and single-threaded. Outputs may be f64 whatever
+// the dtype of the inputs.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes gradients of a sum over <d_o, o> and <d_final, final>. With p the gradient of h, that of
-// the final state included:
+// Computes the gradients of sum <d_o, o> + <d_final, final>. With p the gradient of h, including that of the final
+// state:
 //
 //   p_t = d_o_t + exp(log_decay_{t+1}) p_{t+1},  dx_t = p_t
 //   dlog_decay_t = p_t exp(log_decay_t) h_{t-1}
 //
-// Precision and reproducibility as above. States are kept every 16 tokens, the rest is computed
-// again. Throws as Forward.
+// Precision and reproducibility as above. States are stored every 16 tokens, the rest is recomputed. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o of one token, with the bits of Forward; the state is read, then updated in place.
+// Computes o of one token, bitwise equal to Forward, then updates the state in place.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
                    const TensorView& o);
 
-// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, W = 64
+// Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64, W = 64
 // channels of f32 or 32 of f64, and L the tokens of the longest sequence, at most
 //
 //   forward   threads (96 E W + a few KiB)
@@ -77,7 +74,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, c
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
-// What Forward would do. Pointers may be null where only shapes are known.
+// Describes what Forward would do. Data pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::hgrn

@@ -16,16 +16,15 @@ using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Stored;
 
-// How far rounding may take a channel, to first order in the unit roundoff u, worst cases added
-// up: the exponent g log2 e is rounded twice and its constant once, the fraction 2^r - 1 is at most
-// .42 and good to 6 u, a h is rounded twice, or once what is forgotten with what is written, each
-// sum once.
+// Bounds the rounding error of a channel, to first order in the unit roundoff u, as a sum of worst cases: the exponent
+// g log2 e is rounded twice and its constant once; the fraction 2^r - 1 is at most .42 and has an error of 6 u; a h is
+// rounded twice, or once where the decayed and the new term are fused; each sum is rounded once.
 double DecayError(double g, double u) {
   const double x = std::abs(g);
   return (std::isinf(x) ? 0 : 3 * u * x) + 6 * u * std::min(x, 1.0) + 2 * u;
 }
 
-// How far h may be off before and after each token.
+// The errors of h before and after each token.
 Doubles ErrorsOf(const ReferenceChannel& c, double u) {
   Doubles errors = {0.0};
   for (size_t t = 0; t < c.T(); ++t) {

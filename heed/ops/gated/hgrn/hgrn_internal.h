@@ -1,4 +1,4 @@
-// The definition of HGRN: which tensors it takes, and where the engine finds them.
+// The definition of HGRN for the engine: its tensors, and their members in the engine's structs.
 #ifndef HEED_OPS_GATED_HGRN_HGRN_INTERNAL_H_
 #define HEED_OPS_GATED_HGRN_HGRN_INTERNAL_H_
 

@@ -1,4 +1,4 @@
-// heed.hgrn, heed.hgrn_backward and heed.hgrn_step.
+// Bindings of heed.hgrn, heed.hgrn_backward and heed.hgrn_step.
 #include "docstrings/hgrn.h"
 #include "heed/ops/gated/hgrn/hgrn_internal.h"
 #include "heed/ops/mechanism/scanning_py.h"

@@ -1,4 +1,4 @@
-// HGRN as it is defined, in double, a channel at a time.
+// The reference of HGRN, in double, a channel at a time.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// HGRN2 on the recurrence engine: gates by key channel, which are keys too.
+// HGRN2 on the recurrence engine: a decay per key channel, whose complement is the key.
 #include "heed/ops/gated/hgrn2/hgrn2_internal.h"
 
 namespace heed::hgrn2 {

@@ -1,4 +1,4 @@
-// The definition that the kernels of hgrn2 run with, and the mathematics that its reference states.
+// The engine definition of hgrn2, and the equations of its reference.
 #ifndef HEED_OPS_GATED_HGRN2_HGRN2_INTERNAL_H_
 #define HEED_OPS_GATED_HGRN2_HGRN2_INTERNAL_H_
 

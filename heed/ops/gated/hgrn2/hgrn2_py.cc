@@ -1,4 +1,4 @@
-// heed.hgrn2, heed.hgrn2_backward and heed.hgrn2_step.
+// Bindings of heed.hgrn2, heed.hgrn2_backward and heed.hgrn2_step.
 #include "docstrings/hgrn2.h"
 #include "heed/ops/gated/hgrn2/hgrn2_internal.h"
 #include "heed/ops/mechanism/recurrent_py.h"

@@ -1,9 +1,9 @@
-// HGRN2 as it is defined, in double.
+// The reference of HGRN2, in double.
 //
 //   S_t = diag(exp(log_decay_t)) S_{t-1} + (1 - exp(log_decay_t)) v_t^T      S: [K, V]
 //   o_t = scale S_t^T q_t
 //
-// with scale = K^-1/2 by default; log_decay is [B, T, HV, K], and there is no k.
+// with scale = K^-1/2 by default; log_decay is [B, T, HV, K], and k is absent.
 #include "heed/ops/gated/hgrn2/hgrn2_internal.h"
 
 namespace heed::hgrn2 {

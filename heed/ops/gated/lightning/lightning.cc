@@ -1,4 +1,4 @@
-// Lightning attention on the recurrence engine: one constant gate per head.
+// Lightning attention on the recurrence engine: one constant decay per head.
 #include "heed/ops/gated/lightning/lightning_internal.h"
 
 namespace heed::lightning {

@@ -1,4 +1,4 @@
-// The definition that the kernels of lightning run with, and the mathematics that its reference states.
+// The engine definition of lightning, and the equations of its reference.
 #ifndef HEED_OPS_GATED_LIGHTNING_LIGHTNING_INTERNAL_H_
 #define HEED_OPS_GATED_LIGHTNING_LIGHTNING_INTERNAL_H_
 

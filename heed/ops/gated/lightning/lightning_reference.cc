@@ -1,4 +1,4 @@
-// Lightning attention as it is defined, in double.
+// The reference of Lightning attention, in double.
 //
 //   S_t = exp(log_decay) S_{t-1} + k_t v_t^T      S: [K, V]
 //   o_t = scale S_t^T q_t

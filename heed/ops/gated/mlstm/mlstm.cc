@@ -1,4 +1,4 @@
-// mLSTM on the recurrence engine: a gate of all of S, and keys, relative to a running maximum.
+// mLSTM on the recurrence engine: one decay for all of S, and keys relative to a running maximum.
 #include "heed/ops/gated/mlstm/mlstm_internal.h"
 
 namespace heed::mlstm {

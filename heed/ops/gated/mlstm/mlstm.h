@@ -7,8 +7,8 @@
 //   z_t = a_t z_{t-1} + b_t k_t                                           z: [K]
 //   o_t = scale S_t^T q_t / (max(|scale z_t . q_t|, exp(-m_t)) + eps)
 //
-// with i and f one number each per token and value head, any, and scale = K^-1/2 by default. S and
-// z are exp(-m) times what they would be without m, and but for eps o does not depend on it.
+// with i and f one number each per token and value head, unbounded, and scale = K^-1/2 by default. S and z are exp(-m)
+// times their values without m, and except for eps o does not depend on m.
 //
 // Source: Beck, Poeppel, Spanring, Auer, Prudnikova, Kopp, Klambauer, Brandstetter, Hochreiter,
 // "xLSTM: Extended Long Short-Term Memory", arXiv:2405.04517.
@@ -37,35 +37,32 @@ struct Options : recurrent::Options {
   double eps = 1e-6;  // >= 0, added to the denominator
 };
 
-// Computes o, and the state after the last token where it is asked for.
+// Computes o and, if requested, the state after the last token.
 //
-// Edges. Any number of tokens may be 0: the state then passes through. A forget gate of -infinity
-// forgets everything, an input gate of -infinity writes nothing; a NaN spreads to what follows it.
+// Edges. Any number of tokens may be 0: the final state is then the initial one. A forget gate of -infinity clears the
+// state, an input gate of -infinity writes nothing; a NaN propagates to all later tokens.
 //
-// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
-// f64 or f32. No exponential that grows with a gate has a positive argument: input gates of 1000
-// are as good as any. Inside a block m is kept in f64, so that a gate that is nearly open forgets
-// what it should. Subnormal results are flushed.
+// Precision. f64 is computed in f64, other dtypes in f32, and o is rounded once; states are
+// f64 or f32. No exponential that grows with a gate has a positive argument, so input gates of 1000 are accurate too.
+// Within a chunk m is in f64, so that decays close to 1 are accurate. Subnormal results are flushed to zero.
 //
-// Reproducibility. The bits do not depend on threads, batch neighbours, padding or
-// strides. A call split at a multiple of 64 tokens of a sequence has the bits of the
-// whole; split elsewhere, it agrees to rounding.
+// Reproducibility. Results do not depend on the number of threads, other batch entries, padding or strides. Splitting a
+// call at a multiple of 64 tokens of a sequence gives bitwise equal results; other splits agree up to rounding.
 //
 // Cost. 4 K V flops per token and value head. Memory beyond the arguments: Workspace().
 //
 // Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the
 // above, if an output overlaps an input, or if lengths, starts, cu_seqlens or eps are out of
-// range; Unsupported for a dtype that has no kernel. On throw, nothing has been written.
+// range; Unsupported for a dtype without a kernel. On throw, nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
-// be f64 whatever the inputs are.
+// Computes what Forward does in double, written for reading: scalar and single-threaded. Outputs may be f64 whatever
+// the dtype of the inputs.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes gradients of a sum over <d_o, o> and <d_final, final>, of which m counts as a constant,
-// as it cancels. As a free argument the initial m has the gradient <S, dS> + <z, dz>, which
-// heed.torch gives it. With d_t the denominator, n_t = scale z_t . q_t, e_t = d_o_t / d_t, and
-// y_t = -sign(n_t) <e_t, o_t> where |n_t| > exp(-m_t), else 0:
+// Computes the gradients of sum <d_o, o> + <d_final, final>, where m counts as a constant, since it cancels. As a free
+// argument the initial m has the gradient <S, dS> + <z, dz>, which heed.torch returns. With d_t the denominator, n_t =
+// scale z_t . q_t, e_t = d_o_t / d_t, and y_t = -sign(n_t) <e_t, o_t> where |n_t| > exp(-m_t), else 0:
 //
 //   D_t  = scale q_t e_t^T + a_{t+1} D_{t+1},  dz_t = scale y_t q_t + a_{t+1} dz_{t+1}
 //   dq_t = scale (S_t e_t + y_t z_t),  dv_t = b_t D_t^T k_t,  dk_t = b_t (D_t v_t + dz_t)
@@ -73,18 +70,18 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //   df_t = (1 - sigmoid(f_t)) (sum_{s >= t} (<q_s, dq_s> - <k_s, dk_s>) + <S_T, D_T> + <z_T, dz_T>)
 //
 // dq and dk are summed over the value heads of a key head. Precision and reproducibility
-// as above. Cost: 12 K V flops per token and value head. States are kept at the borders
-// of blocks of 64 tokens, rows are read twice. Throws as Forward.
+// as above. Cost: 12 K V flops per token and value head. States are stored at the boundaries of chunks of 64 tokens,
+// and rows are read twice. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o of one token, S, z and m read and updated in place; of the options, scale and eps.
-// Bound by the memory of S; allocates nothing from a thread's second step on.
+// Computes o of one token and updates S, z and m in place. Only the options scale and eps have an effect.
+// Memory-bound by S; allocates nothing after a thread's first step.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
-// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64,
+// Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64,
 // and K, V rounded up to whole vectors, at most
 //
 //   forward   threads E (K V + 64 (3 K + 2 V)) + a few KiB
@@ -93,7 +90,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, c
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
-// What Forward would do. Pointers may be null where only shapes are known.
+// Describes what Forward would do. Data pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::mlstm

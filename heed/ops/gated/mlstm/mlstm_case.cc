@@ -26,7 +26,7 @@ OpEntry Entry() {
   static const recurrent::Mechanism mechanism = MechanismOf({});
   OpEntry entry = recurrent::GatedEntry(mechanism, "B Tq (2 Hkv D + 2 Hq Dv + 2 Hq) size");
   entry.state = "B Hq (D (Dv + 1) + 1) 4";
-  // Where nothing is forgotten, a denominator is a sum of both signs, however many its terms.
+  // Without decay a denominator is a sum of terms of both signs, however many.
   std::erase_if(entry.variants,
                 [](const std::string& variant) { return variant == "vanishing" || variant == "faint"; });
   entry.random_case = &RandomCase;

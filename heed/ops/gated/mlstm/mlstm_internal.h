@@ -1,4 +1,4 @@
-// Shared by the files of mLSTM.
+// Common parts of the files of mLSTM.
 #ifndef HEED_OPS_GATED_MLSTM_MLSTM_INTERNAL_H_
 #define HEED_OPS_GATED_MLSTM_MLSTM_INTERNAL_H_
 

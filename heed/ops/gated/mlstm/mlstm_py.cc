@@ -1,4 +1,4 @@
-// heed.mlstm, heed.mlstm_backward and heed.mlstm_step.
+// Bindings of heed.mlstm, heed.mlstm_backward and heed.mlstm_step.
 #include "docstrings/mlstm.h"
 #include "heed/ops/gated/mlstm/mlstm_internal.h"
 #include "heed/ops/mechanism/recurrent_py.h"

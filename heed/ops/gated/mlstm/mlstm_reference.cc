@@ -1,5 +1,5 @@
-// mLSTM as it is defined, in double: a gated recurrence of keys exp(i - M) k with one M for a
-// whole head, the largest of all m. States are made relative to m at the end.
+// The reference of mLSTM, in double: a gated recurrence of keys exp(i - M) k with one M for a whole head, the largest
+// of all m. States are made relative to m at the end.
 #include <algorithm>
 #include <cmath>
 
@@ -41,8 +41,8 @@ ReferenceMath MathOfHead(const Inputs& in, const Options& options, const Referen
   math.initial_factor = std::exp(before - largest);
   math.final_factor = std::exp(largest - m);
   math.final_m = m;
-  // Log decays, and the exponents of keys and floors, are off by a few roundings of themselves;
-  // m besides by one at each end of a block of 64 tokens.
+  // Log decays, and the exponents of keys and floors, have an error of a few roundings of themselves; m has in addition
+  // one rounding at each end of a chunk of 64 tokens.
   const Epsilon e = recurrent::EpsilonOf(in.q.dtype());
   const double blocks = static_cast<double>(place.tokens.size()) / 64 + 1;
   math.log_decay_error = e.base;

@@ -1,4 +1,4 @@
-// What mLSTM is beside its reference: a simple GLA and its normaliser, whatever m is.
+// mLSTM against simple GLA with a normaliser, for any m.
 #include "heed/ops/gated/mlstm/mlstm.h"
 
 #include <gmock/gmock.h>
@@ -84,7 +84,7 @@ TEST_F(MLstm, IsASimpleGlaOverItsNormalizer) {
   EXPECT_LT(LargestDifference(Run(In(i_, f_), options), expected), 1e-12);
 }
 
-// Where no denominator is at its floor, a constant cancels, however large.
+// Where no denominator is at its floor, a constant in the input gates cancels, however large.
 TEST_F(MLstm, InputGatesOfEightHundredAreAsGoodAsAny) {
   const auto positive = [](const Buffer& x) {
     return Filled({B, T, H, K}, [&](const auto& at) { return 1 + std::abs(GetElement(x.view(), at)); });
@@ -102,7 +102,7 @@ TEST_F(MLstm, InputGatesOfEightHundredAreAsGoodAsAny) {
   EXPECT_LT(LargestDifference(run(800), run(8)), 1e-11);
 }
 
-// 20000 tokens that forget 4.5e-5 each, which m as an f32 near 10 would round to whole 1e-6.
+// 20000 tokens with a decay of 1 - 4.5e-5 each; an f32 m near 10 would round the log decays to multiples of 1e-6.
 TEST_F(MLstm, AGateThatIsNearlyOpenForgetsWhatItShould) {
   constexpr int64_t kTokens = 20000;
   const std::vector<float> key(kTokens, 1.0f), f(kTokens, 10.0f);

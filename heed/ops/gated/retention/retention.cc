@@ -1,4 +1,4 @@
-// Retention on the recurrence engine: one constant gate per head.
+// Retention on the recurrence engine: one constant decay per head.
 #include "heed/ops/gated/retention/retention_internal.h"
 
 #include <cmath>
@@ -14,7 +14,7 @@ void SetLogDecays(int64_t heads, std::vector<double>& decays) {
   }
 }
 
-// What a call that leaves out its decays takes: memory and a view of it.
+// Log decays of a call without them: memory and a view of it.
 struct Decays {
   std::vector<double> f64;
   std::vector<float> f32;
@@ -60,7 +60,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
 }
 
 void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o) {
-  thread_local Decays decays;  // whose memory the next step finds again
+  thread_local Decays decays;  // its memory is reused by the next step
   recurrent::Step("retention::Step", ctx, DefinitionOf(options), WithDecays(in, decays), options, state, o);
 }
 

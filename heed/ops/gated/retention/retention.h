@@ -1,10 +1,10 @@
-// Retention: a matrix of memory that forgets at a constant rate.
+// Retention: a matrix-valued state with a constant decay.
 //
 //   S_t = exp(g) S_{t-1} + k_t v_t^T      S: [K, V]
 //   o_t = scale S_t^T q_t
 //
 // with g = log_decay <= 0, one per value head; by default log(1 - 2^(-5-h)) of head h.
-// scale = K^-1/2 by default. Rotary positions, norms and gates around it are the layer's.
+// scale = K^-1/2 by default. Rotary positions, norms and gates are part of the layer.
 //
 // Source: Sun, Dong, Huang, Ma, Xia, Xue, Wang, Wei, "Retentive Network",
 // arXiv:2307.08621. Derivation of the gradients: README.md.
@@ -30,64 +30,63 @@ using recurrent::Outputs;
 using recurrent::State;
 using recurrent::StepInputs;
 
-// Computes o, and the state after the last token where it is asked for.
+// Computes o and, if requested, the state after the last token.
 //
-// Edges. Any number of tokens may be 0: the state then passes through. A log decay of
-// -infinity forgets everything; a positive one counts as 0, unless the Context checks;
-// a NaN spreads to what follows it.
+// Edges. Any number of tokens may be 0: the final state is then the initial one. A log decay of -infinity clears the
+// state that it multiplies; a positive one counts as 0, unless the Context checks; a NaN propagates to all later
+// tokens.
 //
-// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
-// f64 or f32. No exponential has a positive argument. Subnormal results are flushed.
+// Precision. f64 is computed in f64, other dtypes in f32, and o is rounded once; states are
+// f64 or f32. No exponential has a positive argument. Subnormal results are flushed to zero.
 //
-// Reproducibility. The bits do not depend on threads, batch neighbours, padding or
-// strides. A call split at a multiple of 64 tokens of a sequence has the bits of the
-// whole; split elsewhere, it agrees to rounding.
+// Reproducibility. Results do not depend on the number of threads, other batch entries, padding or strides. Splitting a
+// call at a multiple of 64 tokens of a sequence gives bitwise equal results; other splits agree up to rounding.
 //
 // Cost. 4 K V flops per token and value head. Memory beyond the arguments: Workspace().
 //
 // Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the
 // above, if an output overlaps an input, or if lengths, starts or cu_seqlens are out of
-// range; Unsupported for a dtype that has no kernel. On throw, nothing has been written.
+// range; Unsupported for a dtype without a kernel. On throw, nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
-// The logarithms of Retention's own decays, 1 - 2^(-5-h) for head h.
+// The logarithms of Retention's default decays, 1 - 2^(-5-h) for head h.
 HEED_API std::vector<double> LogDecays(int64_t heads);
 
-// Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
-// be f64 whatever the inputs are.
+// Computes what Forward does in double, written for reading: scalar and single-threaded. Outputs may be f64 whatever
+// the dtype of the inputs.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes gradients of a sum over <d_o, o> and <d_final, final>. With D_t = dS_t:
+// Computes the gradients of sum <d_o, o> + <d_final, final>. With D_t = dS_t:
 //
 //   D_t  = scale q_t d_o_t^T + exp(g) D_{t+1}
 //   dq_t = scale S_t d_o_t,  dk_t = D_t v_t,  dv_t = D_t^T k_t
 //   dg   = sum over batch and t of sum_{s >= t} (<q_s, dq_s> - <k_s, dk_s>) + <S_T, D_T>
 //
 // dq and dk are summed over the value heads of a key head. Precision and reproducibility
-// as above. Cost: 12 K V flops per token and value head. States are kept at the borders
-// of blocks of 64 tokens, rows are read twice. Throws as Forward.
+// as above. Cost: 12 K V flops per token and value head. States are stored at the boundaries of chunks of 64 tokens,
+// and rows are read twice. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o of one token, S read and updated in place; of the options, scale alone. Bound
-// by the memory of S; allocates nothing from a thread's second step on.
+// Computes o of one token and updates S in place. Only the option scale has an effect. Memory-bound by S;
+// allocates nothing after a thread's first step.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
-// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64,
+// Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64,
 // and K, V rounded up to whole vectors, at most
 //
 //   forward   threads E (K V + 64 (3 K + 2 V)) + a few KiB
 //   backward  threads E (ceil(T / 64) (K V + 256) + 2 K V + 64 (7 K + 3 V)) + a few KiB
 //             + [HV > H] 2 E B T H K + 8 B T HV ceil(K / 32)
 //
-// For bf16 in matrix tiles (recurrence_tiles), with K and V rounded up to 32, forward takes
-// threads (4 K V + 576 K + 128 V + 62 KiB), and backward that besides.
+// For bf16 on AMX (recurrence_tiles), with K and V rounded up to 32, forward takes
+// threads (4 K V + 576 K + 128 V + 62 KiB), and backward that in addition.
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
-// What Forward would do. Pointers may be null where only shapes are known.
+// Describes what Forward would do. Data pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::retention

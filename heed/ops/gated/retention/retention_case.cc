@@ -17,7 +17,7 @@ OpEntry Entry() {
                                                                            .backward_workspace = &BackwardWorkspace},
                                                                           &Math);
   OpEntry entry = recurrent::GatedEntry(mechanism, "B Tq (2 Hkv D + 2 Hq Dv) size");
-  entry.inputs.back().optional = true;  // decays may be left out
+  entry.inputs.back().optional = true;  // decays may be absent
   entry.weights = [](int64_t head, int64_t channels) {
     return ImpliedWeights{.form = "identity",
                           .scale = 1 / std::sqrt(static_cast<double>(channels)),

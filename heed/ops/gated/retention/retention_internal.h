@@ -1,4 +1,4 @@
-// The definition that the kernels of retention run with, and the mathematics that its reference states.
+// The engine definition of retention, and the equations of its reference.
 #ifndef HEED_OPS_GATED_RETENTION_RETENTION_INTERNAL_H_
 #define HEED_OPS_GATED_RETENTION_RETENTION_INTERNAL_H_
 

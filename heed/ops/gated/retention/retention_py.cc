@@ -1,4 +1,4 @@
-// heed.retention, heed.retention_backward and heed.retention_step.
+// Bindings of heed.retention, heed.retention_backward and heed.retention_step.
 #include "docstrings/retention.h"
 #include "heed/ops/gated/retention/retention_internal.h"
 #include "heed/ops/mechanism/recurrent_py.h"

@@ -1,11 +1,10 @@
-// RG-LRU, the recurrence of Griffin: a state per channel that forgets by a gate and is its own
-// output.
+// RG-LRU, the recurrence of Griffin: a gated recurrence per channel, whose state is the output.
 //
 //   log a_t = -c sigmoid(r_t) softplus(a)         r: recurrence_gate, i: input_gate
 //   h_t = a_t h_{t-1} + sqrt(1 - a_t^2) sigmoid(i_t) x_t,  o_t = h_t
 //
-// The first token of a sequence that has no initial state has a factor of 1 in the place of the
-// root: no state is not the same as a state of zeros.
+// The first token of a sequence without an initial state has a factor of 1 instead of the root: an absent state differs
+// from a state of zeros.
 //
 // Source: De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient
 // Language Models", arXiv:2402.19427.
@@ -20,7 +19,7 @@
 
 namespace heed::rg_lru {
 
-// It takes x, input_gate, recurrence_gate and a; states are [B, D].
+// Takes x, input_gate, recurrence_gate and a; states are [B, D].
 using scanning::BackwardInputs;
 using scanning::Explanation;
 using scanning::Gradients;
@@ -30,20 +29,20 @@ using scanning::StepInputs;
 using scanning::StepState;
 
 struct Options : scanning::Options {
-  double c = 8;  // how strong the strongest decay is beside that of softplus(a): positive, finite
+  double c = 8;  // factor of softplus(a) in the log decay: positive, finite
 };
 
-// Computes o, and the state after the last token where it is asked for.
+// Computes o and, if requested, the state after the last token.
 //
-// Edges. Any of B, D and T may be 0; without tokens the state passes through. A NaN stays
+// Edges. Any of B, D and T may be 0; without tokens the final state is the initial one. A NaN stays
 // in its channel.
 //
-// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
-// f64 or f32. Decays are applied without being rounded, and 1 - a^2 is not a difference. Subnormal
-// results are flushed.
+// Precision. f64 is computed in f64, other dtypes in f32, and o is rounded once; states are
+// f64 or f32. Decays are applied unrounded, and 1 - a^2 is computed without cancellation. Subnormal results are flushed
+// to zero.
 //
-// Reproducibility. The bits depend neither on threads, batch neighbours, padding or strides,
-// nor on where a sequence is split into calls.
+// Reproducibility. Results depend neither on the number of threads, other batch entries, padding or strides, nor on the
+// split of a sequence into calls.
 //
 // Cost. Three exponentials per token and channel, three tensors read and one written. Memory beyond
 // the arguments: Workspace().
@@ -53,33 +52,31 @@ struct Options : scanning::Options {
 // not a positive number. On throw, nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
-// be f64 whatever the inputs are.
+// Computes what Forward does in double, written for reading: scalar and single-threaded. Outputs may be f64 whatever
+// the dtype of the inputs.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes gradients of a sum over <d_o, o> and <d_final, final>. With p the gradient of h, that of
-// the final state included:
+// Computes the gradients of sum <d_o, o> + <d_final, final>. With p the gradient of h, including that of the final
+// state:
 //
 //   p_t      = d_o_t + a_{t+1} p_{t+1}
 //   dlog a_t = p_t (a_t h_{t-1} - sigmoid(i_t) x_t a_t^2 / sqrt(1 - a_t^2))
 //
-// and from these the gradients of x, of both gates and of a. As in the paper's own code the derivative
-// of sqrt is taken to be at most 1000; at a first token without a state the root does not depend on
-// a. da is summed over groups of 128 tokens in f32 (f64 beside f64), counted from a sequence's own
-// first token, then in f64 in a fixed order. Precision and reproducibility as above, but for da of a
-// sequence that is split, which agrees to rounding. States are kept every 16 tokens, the rest is
-// computed again. Throws as Forward.
+// and from these the gradients of x, of both gates and of a. As in the paper's code the derivative of sqrt is limited
+// to 1000; at a first token without a state the root does not depend on a. da is summed over groups of 128 tokens in
+// f32 (f64 for f64), counted from a sequence's first token, then in f64 in a fixed order. Precision and
+// reproducibility as above, except that da of a split sequence agrees up to rounding. States are stored every 16
+// tokens, the rest is recomputed. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o of one token, with the bits of Forward; the state is read, then updated in place. Of
-// the options, c alone.
+// Computes o of one token, bitwise equal to Forward, then updates the state in place. Only the option c has an effect.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
                    const TensorView& o);
 
-// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, W = 64
+// Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64, W = 64
 // channels of f32 or 32 of f64, and L the tokens of the longest sequence, at most
 //
 //   forward   threads (96 E W + a few KiB)
@@ -87,7 +84,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, c
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
-// What Forward would do. Pointers may be null where only shapes are known.
+// Describes what Forward would do. Data pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::rg_lru

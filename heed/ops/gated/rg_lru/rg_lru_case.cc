@@ -17,17 +17,16 @@ using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Stored;
 
-// How far rounding may take a channel, to first order in the unit roundoff u, worst cases added up.
-// All but h and its gradient relative to the value:
+// Bounds the rounding error of a channel, to first order in the unit roundoff u, as a sum of worst cases. All errors
+// except those of h and its gradient are relative:
 //
-//   sigmoid, softplus  16 u (an exponential of 3 ulp, a quotient of 1, a series of 9 terms), an ulp
-//                      being 2 u
+//   sigmoid, softplus  16 u (an exponential of 3 ulp, a quotient of 1, a series of 9 terms), an ulp is 2 u
 //   x = -log a         35 u: a sigmoid, a softplus, c and two products
-//   a                  its exponent in base 2 has 3 u more; the fraction 2^r - 1 is at most .42 and
-//                      good to 6 u; a h is rounded twice
-//   1 - a              what a has by x, which is x a <= 1 - a, and by the fraction, min(x, 1) <=
-//                      1.6 (1 - a); and 2 u, as what has no fraction is exact
-//   root               half of what (1 - a) (1 + a) has, and one rounding
+//   a                  its exponent in base 2 has 3 u more; the fraction 2^r - 1 is at most .42 with an error of 6 u; a
+//                      h is rounded twice
+//   1 - a              the error of a from x, which is x a <= 1 - a, and from the fraction, min(x, 1) <= 1.6 (1 - a);
+//                      and 2 u, since the result is exact without a fraction
+//   root               half of the error of (1 - a) (1 + a), and one rounding
 constexpr double kSigmoid = 16, kRate = 18, kLog = kSigmoid + kRate + 1;
 
 struct TokenErrors {
@@ -43,12 +42,12 @@ TokenErrors ErrorsOf(const ReferenceChannel& c, size_t t, double u) {
   const double of_less = less > 0 ? (a * by_exponent + by_fraction) / less + 2 * u : 0;
   const double of_square = of_less + (a * e.decay) / (1 + a) + 2 * u;
   e.root = c.is_first(t) ? 0 : of_square / 2 + u;
-  e.written = e.root + (kSigmoid + 3) * u;  // and once with what is forgotten
+  e.written = e.root + (kSigmoid + 3) * u;  // and once in the sum with the decayed state
   e.slope = 2 * e.decay + of_square / 2 + 3 * u;
   return e;
 }
 
-// How far h may be off before and after each token.
+// The errors of h before and after each token.
 Doubles StateErrorsOf(const ReferenceChannel& c, double u) {
   Doubles errors = {0.0};
   for (size_t t = 0; t < c.T(); ++t) {
@@ -85,7 +84,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
     const Doubles of_h = StateErrorsOf(c, u);
     const ReferenceGradients g = GradientsOf(in, c);
     const int64_t b = c.place.batch, d = c.place.channel;
-    // Sums over 128 tokens, and over those.
+    // Sums over 128 tokens, and sums of those.
     const double of_sum = (128 + static_cast<double>(c.T()) / 128) * u;
     double of_p = 0;
     for (size_t t = c.T(); t-- > 0;) {
@@ -128,7 +127,7 @@ scanning::Mechanism MechanismOf(const Options& options) {
 
 Case RandomCase(DType dtype, uint64_t seed) {
   Options options;
-  // Decays that are so near to 1 that the slope of the root is bounded.
+  // Decays so close to 1 that the limit of the root's derivative applies.
   if (seed % 3 == 0) options.c = std::pow(10.0, -static_cast<double>(1 + seed / 3 % 8));
   return scanning::RandomCase(MechanismOf(options), dtype, seed);
 }

@@ -1,4 +1,4 @@
-// The definition of RG-LRU: which tensors it takes, and where the engine finds them.
+// The definition of RG-LRU for the engine: its tensors, and their members in the engine's structs.
 #ifndef HEED_OPS_GATED_RG_LRU_RG_LRU_INTERNAL_H_
 #define HEED_OPS_GATED_RG_LRU_RG_LRU_INTERNAL_H_
 

@@ -1,4 +1,4 @@
-// RG-LRU as it is defined, in double, a channel at a time.
+// The reference of RG-LRU, in double, a channel at a time.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -40,7 +40,7 @@ void ForEachChannel(const Inputs& in, const Options& options, const std::functio
 }
 
 ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel& c) {
-  constexpr double kMostSlope = 1000;  // of the square root
+  constexpr double kMostSlope = 1000;  // limit of the derivative of the square root
   const int64_t d = c.place.channel;
   const size_t T = c.T();
   ReferenceGradients g;

@@ -1,4 +1,4 @@
-// One channel of RG-LRU in double, every number of it kept.
+// One channel of RG-LRU in double, with all intermediate values.
 #ifndef HEED_OPS_GATED_RG_LRU_RG_LRU_REFERENCE_INTERNAL_H_
 #define HEED_OPS_GATED_RG_LRU_RG_LRU_REFERENCE_INTERNAL_H_
 
@@ -15,9 +15,9 @@ using scanning::Doubles;
 struct ReferenceChannel {
   scanning::ReferencePlace place;
   double c = 0, lambda = 0, rate = 0;  // rate: -c softplus(lambda)
-  bool begins = false;                 // without a state: the first root is 1
+  bool begins = false;                 // no initial state: the first root is 1
   Doubles x, input, recurrence;        // [T]: gates after their sigmoids
-  Doubles raw_input, raw_recurrence;   // and before
+  Doubles raw_input, raw_recurrence;   // gates before their sigmoids
   Doubles log_a, a, root, written;     // [T]
   Doubles h;                           // [T + 1]: states before and after tokens
 
@@ -27,8 +27,9 @@ struct ReferenceChannel {
 void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f);
 
 struct ReferenceGradients {
-  Doubles p, q;                             // of h: p [T + 1] before what o_t adds, p[T] being given; q [T] after it
-  Doubles slope;                            // [T]: a^2 over the root, whose derivative is at most 1000
+  Doubles p, q;                             // gradient of h: p [T + 1] before the contribution of o_t, with p[T] given;
+                                            // q [T] after it
+  Doubles slope;                            // [T]: a^2 / root, the derivative of the root, at most 1000
   Doubles dx, dinput, drecurrence, dlog_a;  // [T]
 };
 ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel& c);

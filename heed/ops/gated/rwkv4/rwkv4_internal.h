@@ -1,4 +1,4 @@
-// RWKV-4 as a recurrence of channels: what it says of itself, and its reference in these terms.
+// RWKV-4 as a recurrence over channels: its definition for the engine, and its reference in these terms.
 #ifndef HEED_OPS_GATED_RWKV4_RWKV4_INTERNAL_H_
 #define HEED_OPS_GATED_RWKV4_RWKV4_INTERNAL_H_
 
@@ -7,7 +7,7 @@
 
 namespace heed::rwkv4 {
 
-// Keys stand where others have queries, num and den where they have S and z.
+// Keys take the place of queries, num and den the places of S and z.
 inline constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayShape::kHead,
                                                       .normalize = true,
                                                       .channels = true,
@@ -22,7 +22,7 @@ void ReferenceOfRecurrence(const recurrent::Inputs& in, const recurrent::Options
 void BackwardReferenceOfRecurrence(const recurrent::BackwardInputs& in, const recurrent::Options& options,
                                    const recurrent::Gradients& out);
 
-// The allowed error of each output; .cc says why.
+// The tolerance of each output, derived in the .cc file.
 void Tolerance(const recurrent::Inputs& in, const recurrent::Options& options, const recurrent::Outputs& expected,
                const recurrent::Outputs& tolerance);
 void BackwardTolerance(const recurrent::BackwardInputs& in, const recurrent::Options& options,

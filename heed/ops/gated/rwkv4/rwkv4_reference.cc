@@ -1,4 +1,4 @@
-// RWKV-4 as it is defined, in double, a channel at a time.
+// The reference of RWKV-4, in double, a channel at a time.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -19,19 +19,19 @@ using recurrent::Epsilon;
 using recurrent::EpsilonOf;
 using recurrent::StoredIn;
 
-constexpr double kNothing = -1e38f;  // an f32 in every dtype
+constexpr double kNothing = -1e38f;  // an f32 value in every dtype
 
-// One channel of one sequence, sums relative to the exponential of one number for all tokens:
-// with `magnitudes`, of absolute values.
+// One channel of one sequence, with sums relative to the exponential of one number for all tokens; with `magnitudes`,
+// sums of absolute values.
 struct Channel {
   int64_t sequence = 0, batch = 0, channel = 0;
-  std::vector<int64_t> tokens;  // in the order in which they are taken
+  std::vector<int64_t> tokens;  // in the order of processing
   double w = 0, u = 0;
   Doubles k, v;
-  double num = 0, den = 0, max = kNothing;  // before them
-  double last_max = kNothing;               // after them
-  double common = 0;                        // what sums are relative to
-  double largest = 0;                       // magnitude of a maximum
+  double num = 0, den = 0, max = kNothing;  // initial state
+  double last_max = kNothing;               // max of the final state
+  double common = 0;                        // the number that sums are relative to
+  double largest = 0;                       // largest magnitude of a maximum
 
   double Weight(double exponent) const { return std::exp(exponent - common); }
   double Decay() const { return std::exp(w); }
@@ -67,7 +67,7 @@ void ForEachChannel(const recurrent::Inputs& in, const recurrent::Options& optio
   }
 }
 
-// Each token has the sums before it, relative to exp(common), and its output.
+// The sums before each token, relative to exp(common), and its output.
 struct Pass {
   Doubles num, den, o;
   double last_num = 0, last_den = 0;
@@ -90,7 +90,7 @@ Pass Run(const Channel& c, bool magnitudes) {
   return pass;
 }
 
-// Gradients of a channel: of num and den as they are given.
+// Gradients of a channel; those of num and den as they are given.
 struct ChannelGradients {
   Doubles k, v;
   double w = 0, u = 0, num = 0, den = 0;
@@ -103,10 +103,10 @@ ChannelGradients RunBackward(const Channel& c, const Pass& pass, const Doubles& 
   ChannelGradients g;
   g.k.assign(c.k.size(), 0.0);
   g.v = g.k;
-  // Final states are relative to their maximum.
+  // Final states are relative to their own maximum.
   double n = size(d_num) * std::exp(c.common - c.last_max);
   double d = size(d_den) * std::exp(c.common - c.last_max);
-  if (c.k.empty()) n = d = 0;  // and pass through, which the caller sees to
+  if (c.k.empty()) n = d = 0;  // without tokens the caller copies the state
   for (size_t t = c.k.size(); t-- > 0;) {
     const double token = c.Weight(c.u + c.k[t]), written = c.Weight(c.k[t]), v = size(c.v[t]);
     g.v[t] += written * n;
@@ -141,10 +141,9 @@ double GradientOf(const ConstTensorView& t, const Channel& c) {
   return t.present() ? At(t, {c.sequence, c.channel}) : 0;
 }
 
-// Rounding. A sum of weights of one sign is off by a rounding per token, and o, a quotient of two,
-// by their errors; num by that of the magnitudes of its terms. What is lost where exponents are
-// subtracted is e^-x x of a rounding. max is off by half a rounding per token, to which num and den
-// are relative.
+// Rounding. A sum of positive weights has an error of one rounding per token, and the quotient o the errors of both
+// sums; num has an error relative to the magnitudes of its terms. The rounding of a difference x of exponents is x e^-x
+// of a rounding. max has an error of half a rounding per token, to which num and den are relative.
 double RelativeError(const Epsilon& e, const Channel& c) {
   return e.chain * std::sqrt(static_cast<double>(c.k.size()) + 1) + 4 * e.base;
 }

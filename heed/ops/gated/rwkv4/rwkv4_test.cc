@@ -1,4 +1,4 @@
-// What RWKV-4 is beside its reference: a softmax over the past, whatever the size of keys.
+// RWKV-4 as a softmax over the past, for keys of any magnitude.
 #include "heed/ops/gated/rwkv4/rwkv4.h"
 
 #include <gmock/gmock.h>
@@ -71,8 +71,8 @@ TEST_F(Rwkv4, AConstantOnKeysCancelsHoweverLarge) {
   EXPECT_LT(LargestDifference(o, of_far), 1e-9);
 }
 
-// 20000 tokens that fade by 1e-5 each, which a maximum of 40 as an f32 takes in steps of 4e-6. What
-// is left is a rounding of num per token, as nothing is written.
+// 20000 tokens with a log decay of -1e-5 each; an f32 maximum of 40 has a resolution of 4e-6. The remaining error is a
+// rounding of num per token, since nothing is written.
 TEST_F(Rwkv4, AChannelThatHardlyFadesFadesAsItShould) {
   constexpr int64_t kTokens = 20000;
   std::vector<float> k(kTokens, -1e9f), v(kTokens, 0.0f), o(kTokens);

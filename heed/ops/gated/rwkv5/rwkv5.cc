@@ -1,4 +1,4 @@
-// RWKV-5 on the recurrence engine: constant decays by key channel, and a bonus.
+// RWKV-5 on the recurrence engine: a constant decay per key channel, and a bonus.
 #include "heed/ops/gated/rwkv5/rwkv5_internal.h"
 
 namespace heed::rwkv5 {

@@ -1,4 +1,4 @@
-// The definition that the kernels of rwkv5 run with, and the mathematics that its reference states.
+// The engine definition of rwkv5, and the equations of its reference.
 #ifndef HEED_OPS_GATED_RWKV5_RWKV5_INTERNAL_H_
 #define HEED_OPS_GATED_RWKV5_RWKV5_INTERNAL_H_
 

@@ -1,4 +1,4 @@
-// heed.rwkv5, heed.rwkv5_backward and heed.rwkv5_step.
+// Bindings of heed.rwkv5, heed.rwkv5_backward and heed.rwkv5_step.
 #include "docstrings/rwkv5.h"
 #include "heed/ops/gated/rwkv5/rwkv5_internal.h"
 #include "heed/ops/mechanism/recurrent_py.h"

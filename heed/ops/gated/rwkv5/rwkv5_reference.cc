@@ -1,4 +1,4 @@
-// RWKV-5 as it is defined, in double.
+// The reference of RWKV-5, in double.
 //
 //   o_t = scale (S_{t-1} + diag(u) k_t v_t^T)^T q_t      S: [K, V]
 //   S_t = diag(exp(log_decay)) S_{t-1} + k_t v_t^T

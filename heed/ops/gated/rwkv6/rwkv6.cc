@@ -1,4 +1,4 @@
-// RWKV-6 on the recurrence engine: gates by key channel, and a bonus.
+// RWKV-6 on the recurrence engine: a decay per key channel, and a bonus.
 #include "heed/ops/gated/rwkv6/rwkv6_internal.h"
 
 namespace heed::rwkv6 {

@@ -1,11 +1,10 @@
-// RWKV-6: gated linear attention with a bonus for the present.
+// RWKV-6: gated linear attention with a bonus u for the current token.
 //
 //   o_t = scale (S_{t-1} + diag(u) k_t v_t^T)^T r_t
 //   S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T      S: [K, V]
 //
-// with g = log_decay <= 0, one per token, value head and key channel, u a
-// bonus per value head and key channel for the token itself, which has not decayed, and
-// scale = 1 by default. Of what the model calls w, log_decay is -exp(w).
+// with g = log_decay <= 0, one per token, value head and key channel, u a bonus per value head and key channel for the
+// current token, which has not decayed, and scale = 1 by default. In terms of the model's w, log_decay is -exp(w).
 //
 // Source: Peng, Goldstein, Anthony and others, "Eagle and Finch: RWKV with Matrix-Valued
 // States and Dynamic Recurrence", arXiv:2404.05892 (Finch). Derivation of the gradients:
@@ -31,31 +30,30 @@ using recurrent::Outputs;
 using recurrent::State;
 using recurrent::StepInputs;
 
-// Computes o, and the state after the last token where it is asked for.
+// Computes o and, if requested, the state after the last token.
 //
-// Edges. Any number of tokens may be 0: the state then passes through. A log decay of
-// -infinity forgets everything; a positive one counts as 0, unless the Context checks;
-// a NaN spreads to what follows it.
+// Edges. Any number of tokens may be 0: the final state is then the initial one. A log decay of -infinity clears the
+// state that it multiplies; a positive one counts as 0, unless the Context checks; a NaN propagates to all later
+// tokens.
 //
-// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
-// f64 or f32. No exponential has a positive argument. Subnormal results are flushed.
+// Precision. f64 is computed in f64, other dtypes in f32, and o is rounded once; states are
+// f64 or f32. No exponential has a positive argument. Subnormal results are flushed to zero.
 //
-// Reproducibility. The bits do not depend on threads, batch neighbours, padding or
-// strides. A call split at a multiple of 64 tokens of a sequence has the bits of the
-// whole; split elsewhere, it agrees to rounding.
+// Reproducibility. Results do not depend on the number of threads, other batch entries, padding or strides. Splitting a
+// call at a multiple of 64 tokens of a sequence gives bitwise equal results; other splits agree up to rounding.
 //
 // Cost. 4 K V flops per token and value head. Memory beyond the arguments: Workspace().
 //
 // Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the
 // above, if an output overlaps an input, or if lengths, starts or cu_seqlens are out of
-// range; Unsupported for a dtype that has no kernel. On throw, nothing has been written.
+// range; Unsupported for a dtype without a kernel. On throw, nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
-// be f64 whatever the inputs are.
+// Computes what Forward does in double, written for reading: scalar and single-threaded. Outputs may be f64 whatever
+// the dtype of the inputs.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes gradients of a sum over <d_o, o> and <d_final, final>. With D_t = dS_t and
+// Computes the gradients of sum <d_o, o> + <d_final, final>. With D_t = dS_t and
 // w_t = <d_o_t, v_t>:
 //
 //   D_t  = scale r_{t+1} d_o_{t+1}^T + diag(exp(g_{t+1})) D_{t+1}
@@ -64,21 +62,21 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //   dv_t = D_t^T k_t + scale <r_t, u .* k_t> d_o_t
 //   du   = sum over sequences and t of scale w_t r_t .* k_t
 //   dg_t = sum_{s > t} r_s .* dr'_s - sum_{s >= t} k_s .* dk'_s + rowsum(S_T .* D_T),
-//          of dr' and dk' without the terms of u
+//          where dr' and dk' are without the terms of u
 //
 // dr and dk are summed over the value heads of a key head. Precision and reproducibility
-// as above. Cost: 12 K V flops per token and value head. States are kept at the borders
-// of blocks of 64 tokens, rows are read twice. Throws as Forward.
+// as above. Cost: 12 K V flops per token and value head. States are stored at the boundaries of chunks of 64 tokens,
+// and rows are read twice. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o of one token, S read and updated in place; of the options, scale alone. Bound
-// by the memory of S; allocates nothing from a thread's second step on.
+// Computes o of one token and updates S in place. Only the option scale has an effect. Memory-bound by S;
+// allocates nothing after a thread's first step.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
-// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64,
+// Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64,
 // and K, V rounded up to whole vectors, at most
 //
 //   forward   threads E (K V + 64 (4 K + 2 V)) + a few KiB
@@ -87,7 +85,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, c
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
-// What Forward would do. Pointers may be null where only shapes are known.
+// Describes what Forward would do. Data pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::rwkv6

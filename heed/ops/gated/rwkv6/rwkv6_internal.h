@@ -1,4 +1,4 @@
-// The definition that the kernels of rwkv6 run with, and the mathematics that its reference states.
+// The engine definition of rwkv6, and the equations of its reference.
 #ifndef HEED_OPS_GATED_RWKV6_RWKV6_INTERNAL_H_
 #define HEED_OPS_GATED_RWKV6_RWKV6_INTERNAL_H_
 

@@ -1,4 +1,4 @@
-// Simple GLA on the recurrence engine: one gate per token and head.
+// Simple GLA on the recurrence engine: one decay per token and head.
 #include "heed/ops/gated/simple_gla/simple_gla_internal.h"
 
 namespace heed::simple_gla {

@@ -1,4 +1,4 @@
-// The definition that the kernels of simple_gla run with, and the mathematics that its reference states.
+// The engine definition of simple_gla, and the equations of its reference.
 #ifndef HEED_OPS_GATED_SIMPLE_GLA_SIMPLE_GLA_INTERNAL_H_
 #define HEED_OPS_GATED_SIMPLE_GLA_SIMPLE_GLA_INTERNAL_H_
 

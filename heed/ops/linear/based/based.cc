@@ -1,4 +1,4 @@
-// Based on the recurrence engine: a feature map and a normaliser, no gates.
+// Based on the recurrence engine: a feature map and a normaliser, without decay.
 #include "heed/ops/linear/based/based_internal.h"
 
 namespace heed::based {

@@ -24,8 +24,7 @@
 
 namespace heed::based {
 
-// log_decay is absent. States have S [B, HV, F, V], and z [B, HV, F] where outputs are
-// normalised.
+// log_decay is absent. States have S [B, HV, F, V], and z [B, HV, F] if outputs are normalised.
 using recurrent::BackwardInputs;
 using recurrent::Explanation;
 using recurrent::Gradients;
@@ -39,30 +38,29 @@ struct Options : recurrent::Options {
   double eps = 1e-12;     // >= 0, added to the denominator
 };
 
-// Computes o, and the state after the last token where it is asked for.
+// Computes o and, if requested, the state after the last token.
 //
-// Edges. Any number of tokens may be 0: the state then passes through. A NaN spreads to
-// what follows it.
+// Edges. Any number of tokens may be 0: the final state is then the initial one. A NaN propagates to all later tokens.
 //
-// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
-// f64 or f32. Subnormal results are flushed.
+// Precision. f64 is computed in f64, other dtypes in f32, and o is rounded once; states are
+// f64 or f32. Subnormal results are flushed to zero.
 //
-// Reproducibility. The bits do not depend on threads, batch neighbours, padding or
-// strides, nor on where a sequence is split into calls.
+// Reproducibility. Results do not depend on the number of threads, other batch entries, padding or strides, nor on the
+// split of a sequence into calls.
 //
 // Cost. 4 F V flops per token and value head. Memory beyond the arguments: Workspace().
 //
 // Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the
 // above, if an output overlaps an input, or if lengths, starts, cu_seqlens or eps are
-// out of range; Unsupported for a dtype that has no kernel. On throw, nothing has been
+// out of range; Unsupported for a dtype without a kernel. On throw, nothing has been
 // written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
-// be f64 whatever the inputs are.
+// Computes what Forward does in double, written for reading: scalar and single-threaded. Outputs may be f64 whatever
+// the dtype of the inputs.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes gradients of a sum over <d_o, o> and <d_final, final>. With d_t the denominator,
+// Computes the gradients of sum <d_o, o> + <d_final, final>. With d_t the denominator,
 // or 1, e_t = d_o_t / d_t and f_t = -<e_t, o_t>, or 0, and phi' the derivative of phi:
 //
 //   D_t  = sum_{s >= t} phi(q_s) e_s^T,  y_t = sum_{s >= t} f_s phi(q_s)
@@ -77,12 +75,11 @@ HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& op
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o of one token, S and z read and updated in place; of the options, what the
-// mathematics needs. Bound by the memory of S; allocates nothing from a thread's second
-// step on.
+// Computes o of one token and updates S and z in place. Only the options in the equations above have an effect.
+// Memory-bound by S; allocates nothing after a thread's first step.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
-// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64,
+// Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64,
 // and F, V rounded up to whole vectors, at most
 //
 //   forward   threads E (F V + 64 (2 F + 2 V)) + a few KiB
@@ -91,7 +88,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, c
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
-// What Forward would do. Pointers may be null where only shapes are known.
+// Describes what Forward would do. Data pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::based

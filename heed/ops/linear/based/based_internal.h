@@ -1,4 +1,4 @@
-// Shared by the files of Based.
+// Common parts of the files of Based.
 #ifndef HEED_OPS_LINEAR_BASED_BASED_INTERNAL_H_
 #define HEED_OPS_LINEAR_BASED_BASED_INTERNAL_H_
 

@@ -1,4 +1,4 @@
-// heed.based, heed.based_backward and heed.based_step.
+// Bindings of heed.based, heed.based_backward and heed.based_step.
 #include "docstrings/based.h"
 #include "heed/ops/linear/based/based_internal.h"
 #include "heed/ops/mechanism/recurrent_py.h"

@@ -1,4 +1,4 @@
-// Based as it is defined, in double: the features written out.
+// The reference of Based, in double: the features written out.
 #include <cmath>
 
 #include "heed/ops/linear/based/based_internal.h"
@@ -8,7 +8,7 @@ namespace {
 
 using mechanism::Doubles;
 
-// The scale is positive.
+// scale > 0.
 Doubles Features(const Doubles& x, double scale) {
   const double c = std::sqrt(scale);
   Doubles y = {1};

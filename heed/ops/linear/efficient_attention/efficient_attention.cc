@@ -1,5 +1,5 @@
-// Efficient attention on the recurrence engine: sums over all tokens, with a softmax over
-// channels for queries and one over tokens for keys.
+// Efficient attention on the recurrence engine: sums over all tokens, with a softmax over channels for queries and a
+// softmax over tokens for keys.
 #include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
 
 #include <string>

@@ -1,4 +1,4 @@
-// Shared by the files of efficient attention.
+// Common parts of the files of efficient attention.
 #ifndef HEED_OPS_LINEAR_EFFICIENT_ATTENTION_EFFICIENT_ATTENTION_INTERNAL_H_
 #define HEED_OPS_LINEAR_EFFICIENT_ATTENTION_EFFICIENT_ATTENTION_INTERNAL_H_
 
@@ -7,7 +7,7 @@
 
 namespace heed::efficient_attention {
 
-// The mask, which is an option, is a tensor of its table.
+// Adds the mask, which is an option, to the tensors of the table.
 struct Masked : BackwardInputs {
   ConstTensorView kv_mask = {};
 
@@ -25,10 +25,10 @@ inline constexpr MaskedTensor kTensors[] = {
     {.name = "kv_mask", .axes = "BT", .input = &Masked::kv_mask, .values = mechanism::kMask, .optional = true},
 };
 
-// With surroundings that live as long as the call.
+// `around` must live as long as the call.
 recurrent::Definition DefinitionOf(const recurrent::Surroundings* around);
 
-// The allowed error of each output; efficient_attention_reference.cc says why.
+// The tolerance of each output, derived in efficient_attention_reference.cc.
 void Tolerance(const Inputs& in, const Options& options, const Outputs& expected, const Outputs& tolerance);
 void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
                        const Gradients& tolerance);

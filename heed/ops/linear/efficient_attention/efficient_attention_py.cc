@@ -1,4 +1,4 @@
-// heed.efficient_attention and heed.efficient_attention_backward.
+// Bindings of heed.efficient_attention and heed.efficient_attention_backward.
 #include "docstrings/efficient_attention.h"
 #include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
 #include "heed/ops/mechanism/binding_py.h"

@@ -1,8 +1,7 @@
-// Efficient attention as it is defined, in double: both softmaxes written out, the rest
-// sums over all tokens.
+// Reference of efficient attention, in double: both softmaxes written out, then sums over all tokens.
 //
-// Tolerances are those of such sums on softmaxes that are off themselves: by a few u, u
-// times the range of their exponents, and a random walk of the sum over tokens.
+// Tolerances are those of the sums plus the errors of the softmaxes: a few u, u times the range of their exponents, and
+// a random walk for the sum over tokens.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -24,14 +23,14 @@ using Tensor = mechanism::ReferenceTensor;
 
 std::vector<int64_t> Shape(const ConstTensorView& t) { return {t.sizes().begin(), t.sizes().end()}; }
 
-// softmax(q), k~ and v as the sums take them.
+// softmax(q), k~ and v, the terms of the sums.
 struct Plain {
   const Inputs& in;
   Tensor q, k, v;
   recurrent::Options options;
   recurrent::ReferenceMath math;
   std::vector<mechanism::ReferenceSequence> ranges;
-  double softmax_error = 0;  // relative, of q and k
+  double softmax_error = 0;  // relative error of softmax(q) and k~
 
   Plain(const Inputs& given, const Options& call)
       : in(given), q(Shape(in.q)), k(Shape(in.k)), v(Shape(in.v)), options(call),
@@ -94,7 +93,7 @@ struct Plain {
     return sums;
   }
 
-  // dx = y .* (dy - sum y .* dy), or the magnitude of its terms; `over_tokens`: of k.
+  // dx = y .* (dy - sum y .* dy), or the magnitude of its terms; `over_tokens` for k.
   void ThroughSoftmax(bool over_tokens, bool magnitudes, const Tensor& dy, const TensorView& dx) const {
     if (!dx.present()) return;
     const Tensor& y = over_tokens ? k : q;
@@ -170,7 +169,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
   const mechanism::RoundedTensor q(plain.q, in.q.dtype());
   sums.q = q.view;
   sums.d_o = in.d_o;
-  // The gradients of both softmaxes, and how far they are off, become those of q and k.
+  // Converts the gradients of both softmaxes and their errors to those of q and k.
   Tensor dq(plain.q.sizes), dk(plain.k.sizes), dq_error(dq), dk_error(dk);
   recurrent::Gradients gradients, errors;
   gradients.dq = dq.view();

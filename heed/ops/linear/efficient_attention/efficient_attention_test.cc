@@ -1,4 +1,4 @@
-// What efficient attention promises: masks, bits, memory, errors.
+// Properties of efficient attention: masks, reproducibility, memory, errors.
 #include "heed/ops/linear/efficient_attention/efficient_attention.h"
 
 #include <gmock/gmock.h>
@@ -96,7 +96,7 @@ TEST_F(EfficientAttentionTest, LargeKeysDoNotOverflow) {
   }
 }
 
-TEST(EfficientAttention, OneChannelOfAQueryHasNoGradient) {  // its softmax is 1 whatever it is
+TEST(EfficientAttention, OneChannelOfAQueryHasNoGradient) {  // the softmax over one channel is 1
   constexpr int64_t T = 70;
   const auto tensor = [](int64_t channels, uint64_t seed) {
     return Buffer(DType::kF32, {1, T, 1, channels}).FillNormal(seed);

@@ -1,4 +1,4 @@
-// Linear attention on the recurrence engine: feature maps and a normaliser, no gates.
+// Linear attention on the recurrence engine: feature maps and a normaliser, without decay.
 #include "heed/ops/linear/linear_attention/linear_attention_internal.h"
 
 namespace heed::linear_attention {

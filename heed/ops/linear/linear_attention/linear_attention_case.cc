@@ -1,5 +1,4 @@
-// Linear attention in the harness: every feature map, with and without causality and
-// normaliser.
+// Linear attention in the harness: every feature map, with and without causality and normaliser.
 #include <iterator>
 #include <string>
 
@@ -41,8 +40,8 @@ Case RandomCase(DType dtype, uint64_t seed) {
   Random random(seed, 1);
   Options options;
   options.feature_map = kMaps[random.Integer(0, std::size(kMaps) - 1)].map;
-  // What can vanish or change its sign is no denominator, nor can a test bound it: a relu of
-  // few channels is 0 for many tokens.
+  // A sum that can vanish or change its sign is not used as a denominator, since no tolerance bounds it: a relu of few
+  // channels is 0 for many tokens.
   const bool positive = options.feature_map == FeatureMap::kElu1 || options.feature_map == FeatureMap::kExp ||
                         options.feature_map == FeatureMap::kSoftmax;
   options.normalize = positive && random.Chance(0.6);

@@ -1,4 +1,4 @@
-// Shared by the files of linear attention.
+// Common parts of the files of linear attention.
 #ifndef HEED_OPS_LINEAR_LINEAR_ATTENTION_LINEAR_ATTENTION_INTERNAL_H_
 #define HEED_OPS_LINEAR_LINEAR_ATTENTION_LINEAR_ATTENTION_INTERNAL_H_
 

@@ -1,4 +1,4 @@
-// heed.linear_attention, heed.linear_attention_backward and heed.linear_attention_step.
+// Bindings of heed.linear_attention, heed.linear_attention_backward and heed.linear_attention_step.
 #include <string>
 #include "docstrings/linear_attention.h"
 #include "heed/ops/linear/linear_attention/linear_attention_internal.h"
@@ -19,7 +19,7 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  // Feature maps have the order of the enumeration.
+  // Feature maps are in the order of the enumeration.
   recurrent::Bind<Options>(
       m,
       {.name = "linear_attention",

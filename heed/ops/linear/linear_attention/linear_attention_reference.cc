@@ -1,4 +1,4 @@
-// Linear attention as it is defined, in double.
+// The reference of Linear attention, in double.
 #include <algorithm>
 #include <cmath>
 
@@ -9,7 +9,7 @@ namespace {
 
 using mechanism::Doubles;
 
-// phi(x) where it acts on each channel alone, and its slope.
+// phi(x) and its derivative, for maps that act on each channel separately.
 struct Pointwise {
   double value, slope;
 };

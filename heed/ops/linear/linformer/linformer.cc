@@ -1,9 +1,8 @@
-// Linformer: checks, then rounds of tokens through our products and the softmax engine.
+// Linformer: checks, then blocks of tokens ("rounds") through the products below and the softmax engine.
 //
-// Everything between the call's tensors and the engine is in memory of the computing type:
-// K~ and V~ are sums that 16 bits would not hold, and the engine takes one type. So tokens are
-// widened, a round of at most 4 MiB at a time, which the engine reads and writes in order;
-// of the engine's work per element, R products, copying it is nothing.
+// Everything between the call's tensors and the engine is in memory of the accumulation dtype: K~ and V~ are sums that
+// 16 bits would not hold, and the engine takes one dtype. So tokens are widened, a round of at most 4 MiB at a time,
+// which the engine reads and writes in order; relative to the engine's R products per element, the copy is negligible.
 #include "heed/ops/linear/linformer/linformer.h"
 
 #include <algorithm>
@@ -44,17 +43,17 @@ Matrix MatrixOf(const ConstTensorView& t) {
   return {const_cast<void*>(t.data()), t.dtype(), t.stride(0), t.stride(1), t.size(0), t.size(1)};
 }
 
-// A call that has been checked.
+// A checked call.
 struct Call {
   DType dtype, wide;
   int64_t B, T, H, HV, K, V, R;
   double scale;
   std::vector<mechanism::TokenRange> ranges;
-  std::vector<Part> parts;  // of those that have tokens
-  int64_t columns = 0;      // that belong to tokens
+  std::vector<Part> parts;  // of sequences that have tokens
+  int64_t columns = 0;      // columns of e and f that belong to tokens
 
   int64_t group() const { return H == 0 ? 1 : HV / H; }
-  int64_t value_size() const { return group() * V; }  // of a key head
+  int64_t value_size() const { return group() * V; }  // per key head
   int64_t element() const { return static_cast<int64_t>(SizeOf(wide)); }
   int64_t tokens() const {
     int64_t sum = 0;
@@ -137,7 +136,7 @@ mechanism::Apart Reads(const Inputs& in, const Options& options) {
   return apart;
 }
 
-// Checks a tensor that is written; afterwards nothing else may overlap it.
+// Checks an output tensor; later outputs may not overlap it.
 void CheckWrite(const char* op, const char* name, const TensorView& t, const ConstTensorView& like,
                 mechanism::Apart& apart) {
   mechanism::CheckTensor(op, name, t, like.sizes(), like.dtype(), true);
@@ -145,13 +144,12 @@ void CheckWrite(const char* op, const char* name, const TensorView& t, const Con
   apart.Writes(op, name, t);
 }
 
-// Which sequences are computed together: several that fit into a round, or one of several
-// rounds. A round's length shows in the bits of gradients and is a function of the sizes of one
-// sequence.
+// Groups of sequences that are computed together: several that fit into a round, or one of several rounds. The length
+// of a round affects the bits of gradients, so it depends only on the sizes of one sequence.
 struct Plan {
-  int64_t round;                // tokens of a sequence
-  std::vector<size_t> begins;   // of groups of parts, and the end
-  int64_t parts = 0, rows = 0;  // most of a group: parts, and tokens of a round
+  int64_t round;                // tokens of a sequence per round
+  std::vector<size_t> begins;   // first part of each group, and the end
+  int64_t parts = 0, rows = 0;  // largest numbers over all groups: parts, and tokens of a round
 
   explicit Plan(const Call& c) {
     const int64_t row = c.element() * c.H * (c.K + c.value_size());
@@ -175,17 +173,17 @@ struct Plan {
     return std::span(c.parts).subspan(begins[i], begins[i + 1] - begins[i]);
   }
   int64_t Rounds(std::span<const Part> group) const {
-    return (group[0].count + round - 1) / round;  // 1 if there are more
+    return (group[0].count + round - 1) / round;  // 1 if a group has several parts
   }
 };
 
-// Memory of our own. One head of the engine is a key head with the values of all heads that
-// share it side by side: they have one softmax.
+// Temporary memory. One head of the engine is a key head with the values of all value heads that share it side by side,
+// since they share one softmax.
 struct Memory {
   Wide keys, values;                  // K~ and V~
-  Wide q, o;                          // of a round
-  Wide d_keys, d_values, dq, d_o;     // their gradients, K~'s and V~'s over all rounds
-  Wide round_d_keys, round_d_values;  // of one part and round
+  Wide q, o;                          // for one round
+  Wide d_keys, d_values, dq, d_o;     // their gradients; those of K~ and V~ are sums over all rounds
+  Wide round_d_keys, round_d_values;  // for one part and round
   void* lse = nullptr;                // [H][rows]
   void *de = nullptr, *df = nullptr;  // [R][stride]
   int64_t stride = 0;
@@ -207,7 +205,7 @@ struct Memory {
       carver.Next(at, elements * c.element());
       to = at;
     };
-    // [part][head][row][size]; rounds have one part, whose rows are those of all.
+    // Layout [part][head][row][size]; a round has one part with the rows of all parts.
     const auto wide = [&](Wide& w, int64_t parts, int64_t rows, int64_t group, int64_t size) {
       const int64_t row = group * size;
       w = {nullptr, c.H * rows * row, rows * row, row, group, size};
@@ -274,7 +272,7 @@ Round RoundOf(const Call& c, const Plan& plan, const Memory& memory, std::span<c
   return r;
 }
 
-// The first round of each group: the longest problems there are.
+// Calls f for the first round of each group, which has the largest problems.
 template <class F>
 void ForLongestRounds(const Call& c, const Plan& plan, const Memory& memory, bool backward, const F& f) {
   for (size_t i = 0; i < plan.groups(); ++i) {
@@ -282,7 +280,7 @@ void ForLongestRounds(const Call& c, const Plan& plan, const Memory& memory, boo
   }
 }
 
-// A problem without tokens, which says which kernel would run.
+// A problem without tokens, which determines the kernel.
 softmax::Problem NoTokens(const Call& c) {
   softmax::Problem p;
   p.dtype = c.wide;
@@ -314,7 +312,7 @@ void AddTo(Context& ctx, const Wide& from, const Wide& to) {
   });
 }
 
-// Sums by row and column, rounded; 0 for columns of no token.
+// Rounds sums by row and column to the result; columns without a token get 0.
 void StoreSums(const Call& c, const void* sums, int64_t stride, const TensorView& t) {
   for (int64_t r = 0; r < t.size(0); ++r) {
     for (int64_t i = 0; i < t.size(1); ++i) {
@@ -427,7 +425,7 @@ int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& o
   const Plan plan(c);
   const Memory memory(c, plan, true);
   const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, NoTokens(c), softmax::Pass::kBackward);
-  // An address that is not null says that a gradient is wanted.
+  // A non-null address marks a gradient as requested.
   static char described;
   softmax::Gradients g;
   g.dq.data = g.dk.data = g.dv.data = &described;
@@ -451,7 +449,7 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   x.target = kernel.target(ctx);
   x.why = std::string("k and v projected to R tokens by products in registers, then ") + kernel.why;
   x.flops = 4 * tokens * static_cast<double>(c.R) * (product(c.H, c.K) + product(c.HV, c.V));
-  x.bytes = mechanism::Bytes(in.v);  // o
+  x.bytes = mechanism::Bytes(in.v);  // bytes of o
   for (const Tensor& row : kTensors) x.bytes += mechanism::Bytes(in.*row.input);
   x.workspace_bytes = ForwardBytes(kOp, ctx, c);
   x.visited_pairs = tokens * product(c.R, c.H);

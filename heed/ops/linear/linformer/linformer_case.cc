@@ -1,4 +1,4 @@
-// Linformer in the harness: problems, and how close a kernel must come.
+// Linformer in the harness: problems, and the tolerances of kernels.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -22,9 +22,9 @@ using mechanism::Row;
 using mechanism::Shape;
 using Doubles = std::vector<double>;
 
-// Rounding, to first order. u is 2^-24 or 2^-53; a chain of n roundings is a random walk six
-// deviations of u / sqrt(3) wide, 3.5 u sqrt(n); `base` is the exponential, the reductions
-// and what is rounded once, as for attention.
+// Rounding, to first order. u is 2^-24 or 2^-53; a chain of n roundings is a random walk, bounded by six standard
+// deviations of u / sqrt(3), 3.5 u sqrt(n); `base` is the error of the exponential, the reductions and single
+// roundings, as for attention.
 //
 //   K~_rc       off by eK AK_rc,  AK = sum_t |e k|,  eK = chain(128 + T / 128), and so V~
 //   s_tr        by ds_tr = (eK + chain(K)) |scale| sum_c |q_c| AK_rc
@@ -37,9 +37,9 @@ using Doubles = std::vector<double>;
 //   dk          by sum_r |e| (that + chain(R) times its magnitude), and so dv
 //   dE          by sum_bhc |k| (that + chain(K + B H) times its magnitude), and so dF
 //
-// dS has 2 rel because the mean that is subtracted has the errors of P as well. Magnitudes
-// are those of the terms before anything cancels. Results of 16 bits are rounded once more.
-// Terms below the smallest normal number are flushed: `subnormal`, for a thousand of them.
+// dS has 2 rel because the subtracted mean has the errors of P as well. Magnitudes are those of the terms without
+// cancellation. Results of 16 bits are rounded once more. Terms below the smallest normal number are flushed:
+// `subnormal`, for a thousand of them.
 struct Epsilon {
   double u, base, output = 0, subnormal = 0;
   double Chain(int64_t n) const { return 3.5 * u * std::sqrt(static_cast<double>(n)); }
@@ -87,7 +87,7 @@ struct Projected {
   }
 };
 
-// The allowed errors of o, or of the gradients, of which absent ones are not wanted.
+// Adds the errors of o, or of the gradients that are present.
 void AddErrors(const BackwardInputs& in, const Options& options, const TensorView& o, const Gradients& g) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   const int64_t B = in.q.size(0), T = in.q.size(1), H = in.q.size(2), K = in.q.size(3);
@@ -199,7 +199,7 @@ void AddRounding(const TensorView& tolerance, const TensorView& expected, DType 
   } while (NextIndex(tolerance.sizes(), index));
 }
 
-// Clears what AddErrors adds to, and afterwards rounds it.
+// Clears the tolerances, adds the errors, and adds the final rounding.
 void Tolerance(const Inputs& in, const Options& options, const Outputs& expected, const Outputs& tolerance) {
   BackwardInputs whole;
   static_cast<Inputs&>(whole) = in;
@@ -217,7 +217,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
   }
 }
 
-// Without states, and so without steps.
+// Linformer has no states, and so no steps.
 mechanism::Mechanism MakeMechanism() {
   const mechanism::Structs<Api> structs = {
       .tensors = {std::begin(kTensors), std::end(kTensors)}, .states = {}, .o_axes = "BTGV"};
@@ -257,7 +257,7 @@ class Maker : public mechanism::Maker {
     return Keep(buffer.FillNormal(NextSeed(), weights ? Mean(sizes_.T) : p_.inputs.empty() ? strength_ : 1));
   }
   void DrawOptions() override {
-    // Columns need reach no further than the longest of packed sequences.
+    // C need not exceed the longest packed sequence.
     const ConstTensorView& bounds = p_.options.cu_seqlens;
     if (bounds.present()) {
       int64_t longest = 0;
@@ -269,7 +269,7 @@ class Maker : public mechanism::Maker {
     }
     if (Chance(0.3)) p_.options.scale = random_.Uniform(-1, 1);
   }
-  // Rows or columns contiguous, gaps between them.
+  // Contiguous rows or columns, with gaps between them.
   Buffer Weights(const Row& row) {
     const Shape sizes = ShapeOf(row.axes);
     const int64_t gap = Integer(0, 3);
@@ -279,8 +279,7 @@ class Maker : public mechanism::Maker {
   }
   static double Mean(int64_t tokens) { return 1 / std::sqrt(static_cast<double>(std::max<int64_t>(tokens, 1))); }
 
-  // T = Tq tokens, H = Hkv and HV = Hq heads, and Tk projected tokens, at most 256: those of
-  // the paper.
+  // T = Tq tokens, H = Hkv and HV = Hq heads, and Tk projected tokens, at most 256, the number in the paper.
   void SetSizes(const Sizes& s) override {
     sizes_.H = s.Hkv;
     sizes_.G = s.Hq;

@@ -1,5 +1,5 @@
-// The table of Linformer, and products between a call's tensors and its projected keys and values:
-// what linformer.cc runs beside the softmax engine.
+// The table of Linformer, and products between a call's tensors and its projected keys and values, which linformer.cc
+// runs beside the softmax engine.
 #ifndef HEED_OPS_LINEAR_LINFORMER_LINFORMER_INTERNAL_H_
 #define HEED_OPS_LINEAR_LINFORMER_LINFORMER_INTERNAL_H_
 
@@ -13,7 +13,7 @@
 
 namespace heed::linformer {
 
-// Its table: G heads of v, M projected tokens, L columns.
+// The table: G heads of v, M projected tokens, L columns.
 using Tensor = mechanism::Tensor<Inputs, Inputs, Gradients>;
 using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, Inputs, Outputs, Outputs, Gradients, Explanation>;
 inline constexpr Tensor kTensors[] = {
@@ -24,7 +24,7 @@ inline constexpr Tensor kTensors[] = {
     {.name = "f", .axes = "ML", .input = &Inputs::f, .gradient = &Gradients::df, .type = Tensor::kWide},
 };
 
-// A tensor of the call over tokens and heads, strides in elements.
+// A tensor of the call over tokens and heads, with strides in elements.
 struct Tokens {
   void* data = nullptr;
   DType dtype = DType::kF32;
@@ -45,8 +45,8 @@ struct Part {
   int64_t batch = 0, first = 0, count = 0, column = 0;
 };
 
-// Memory of our own in the computing type, f32 or f64: rows of all heads of all parts.
-// `group` heads that share a key head lie side by side, one wide head to the softmax engine.
+// Temporary memory in the accumulation dtype, f32 or f64: rows of all heads of all parts. `group` value heads that
+// share a key head are side by side, one wide head for the softmax engine.
 struct Wide {
   void* data = nullptr;
   int64_t part_stride = 0, head_stride = 0, row_stride = 0;
@@ -57,7 +57,7 @@ struct Wide {
   }
 };
 
-// Bytes of scratch that each product takes per thread.
+// Bytes of scratch that each product reserves per thread.
 int64_t ProductBytes(DType wide, int64_t size);
 
 // to[part, head, r] = sum_t m[r, column + t] x[first + t, head]
@@ -67,13 +67,12 @@ void Project(Context& ctx, DType wide, std::span<const Part> parts, const Matrix
 void ProjectBack(Context& ctx, DType wide, std::span<const Part> parts, const Matrix& m, const Wide& from,
                  const Tokens& x);
 
-// sums[r, column + t] += sum_{part, head} <from[part, head, r], x[first + t, head]>, parts
-// and heads ascending. `sums` has rows of `stride` elements, a multiple of 64 that reaches
-// the last column.
+// sums[r, column + t] += sum_{part, head} <from[part, head, r], x[first + t, head]>, with parts and heads in ascending
+// order. `sums` has rows of `stride` elements, a multiple of 64 that covers the last column.
 void AddOuterSums(Context& ctx, DType wide, std::span<const Part> parts, const Wide& from, const Tokens& x,
                   int64_t rows, int64_t stride, void* sums);
 
-// Rows [0, count) of the parts, one part after another in `wide`, from x and, rounded, to x.
+// Copies rows [0, count) of the parts, one part after another in `wide`, from x, and back to x with rounding.
 void LoadTokens(Context& ctx, DType wide, std::span<const Part> parts, const Tokens& x, const Wide& to);
 void StoreTokens(Context& ctx, DType wide, std::span<const Part> parts, const Wide& from, const Tokens& x);
 

@@ -1,8 +1,8 @@
 // Linformer's products over tokens, channels and projected tokens, for f32 and f64.
 //
-// Each packs blocks of both factors, widened, into cache and multiplies them by register
-// tiles (simd/tile-inl.h): FMA is the bound, packing costs 1/64 to 1/128 of it. An element
-// of a result is the work of one task, summed in an order that depends on its own sizes alone.
+// Each packs blocks of both factors, widened, into cache and multiplies them by register tiles (simd/tile-inl.h):
+// FMA-bound, packing costs 1/64 to 1/128 of it. One task computes each element of a result, in a summation order that
+// depends only on the sizes of its sequence.
 #include "heed/core/targets.h"
 // After targets.h:
 #include <algorithm>
@@ -27,16 +27,16 @@
 #define HEED_OPS_LINEAR_LINFORMER_PRODUCTS_ONCE_
 namespace heed::linformer {
 
-inline constexpr int64_t kTokens = 128;  // of a block
-inline constexpr int64_t kRows = 64;     // of a block of projected tokens
-inline constexpr int64_t kColumns = 64;  // of a block of the gradient of e
+inline constexpr int64_t kTokens = 128;  // tokens per block
+inline constexpr int64_t kRows = 64;     // projected tokens per block
+inline constexpr int64_t kColumns = 64;  // columns per block of the gradient of e
 
 inline int64_t Blocks(int64_t count, int64_t block) { return (count + block - 1) / block; }
 
-// Elements of a row, in whole vectors of any target.
+// Elements of a row, padded to whole vectors of any target.
 inline int64_t Padded(int64_t size) { return Blocks(size, 16) * 16; }
 
-// What one thread packs: a block of e, one of tokens, and their product.
+// Packed memory of one thread: a block of e, a block of tokens, and their product.
 template <class T>
 struct Scratch {
   T *matrix, *tokens, *product, *total;
@@ -57,7 +57,7 @@ struct Scratch {
   }
 };
 
-// The part and the index within it of a task, where part i has counts(i) of them.
+// Maps a task to its part and the index in it, where part i has counts(i) tasks.
 struct TaskOf {
   size_t part;
   int64_t index;
@@ -98,7 +98,7 @@ HWY_INLINE S* RowAt(const Tokens& x, const Part& part, int64_t head, int64_t tok
          head * x.head_stride;
 }
 
-// `to` has whole vectors, zeros beyond n.
+// `to` has whole vectors, with zeros beyond n.
 template <class D, class S, class T = hn::TFromD<D>>
 HWY_INLINE void LoadRow(D d, const S* from, int64_t n, T* to) {
   constexpr int64_t N = hn::MaxLanes(D());
@@ -118,7 +118,7 @@ HWY_INLINE void PackTokens(D d, const Tokens& x, const Part& part, int64_t head,
   });
 }
 
-// m[row + r][column + c], r < rows, c < columns, in rows of kTokens elements.
+// m[row + r][column + c] for r < rows, c < columns, in rows of kTokens elements.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void PackMatrix(D d, const Matrix& m, int64_t row, int64_t rows, int64_t column, int64_t columns, T* to) {
   const auto pack = [&](auto stored) HWY_ATTR {
@@ -202,7 +202,7 @@ void ProjectBackT(Context& ctx, std::span<const Part> parts, const Matrix& m, co
   });
 }
 
-// Tokens [begin, begin + n) of a head, n <= kColumns, as lanes: to[channel][token].
+// Tokens [begin, begin + n) of a head, n <= kColumns, transposed: to[channel][token].
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void PackTransposed(D d, const Tokens& x, const Part& part, int64_t head, int64_t begin, int64_t n, T* to) {
   constexpr int64_t N = hn::MaxLanes(D());
@@ -257,7 +257,7 @@ void AddOuterSumsT(Context& ctx, std::span<const Part> parts, const Wide& from, 
   });
 }
 
-// f(part, first row of the part in wide memory, token, count) in blocks of tokens.
+// Calls f(part, first row of the part in wide memory, token, count) for blocks of tokens.
 template <class F>
 void ForTokenBlocks(Context& ctx, std::span<const Part> parts, const F& f) {
   const auto tasks_of = [](const Part& p) { return Blocks(p.count, kTokens); };

@@ -1,4 +1,4 @@
-// heed.linformer and heed.linformer_backward.
+// Bindings of heed.linformer and heed.linformer_backward.
 #include "docstrings/linformer.h"
 #include "heed/ops/linear/linformer/linformer_internal.h"
 #include "heed/ops/mechanism/binding_py.h"

@@ -1,4 +1,4 @@
-// Linformer as it is defined, in double: one element at a time, every sum written out.
+// The reference of Linformer, in double: one element at a time, every sum written out.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -26,7 +26,7 @@ void Put(const TensorView& t, std::initializer_list<int64_t> index, double value
   StoreDouble(t.dtype(), t.data(), at, value);
 }
 
-// A table in the shape of a tensor, kept until all of it is known.
+// A table in the shape of a tensor, stored to it when complete.
 struct Table {
   std::vector<int64_t> sizes;
   std::vector<double> values;
@@ -56,7 +56,7 @@ struct Table {
   }
 };
 
-// Value head h of the tokens of one sequence, and the columns that they have.
+// Value head h of the tokens of one sequence, and their columns.
 struct Head {
   int64_t b, h, key_head, R, K, V;
   std::vector<int64_t> tokens, columns;

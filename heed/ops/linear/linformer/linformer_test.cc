@@ -1,5 +1,5 @@
-// Linformer properties that comparison with its reference cannot show, and sizes at which
-// tokens are taken in several rounds and sequences in several groups.
+// Properties of Linformer that comparison with its reference cannot show, and sizes with several rounds of tokens and
+// several groups of sequences.
 #include "heed/ops/linear/linformer/linformer.h"
 
 #include <gmock/gmock.h>
@@ -121,10 +121,10 @@ TEST(LinformerTest, ASequenceHasTheSameBitsAloneInABatchPackedAndPadded) {
     ExpectZero(Tokens(in_batch[i], kT, 100).Slice(0, 1, 2));
     ExpectZero(in_batch[i].view().Slice(0, 2, 3));
   }
-  ExpectZero(results[4].view().Slice(1, kT, 100));  // columns of no token
+  ExpectZero(results[4].view().Slice(1, kT, 100));  // unused columns
   ExpectZero(results[5].view().Slice(1, kT, 100));
 
-  // Tokens 30 .. 99 of a packed call, after another sequence and before none.
+  // Tokens 30 .. 99 of a packed call, which follow another sequence and precede unused tokens.
   Call packed(DType::kF32, 1, 110, 2, 2, 20, 12, 9, 100);
   packed.e = batch.e;
   packed.f = batch.f;
@@ -159,7 +159,7 @@ TEST(LinformerTest, TokensThatDoNotCountAreNotReadAndKeepTheirColumns) {
       SetElement(kept.back().view(), index, GetElement(b.view(), index));
     } while (NextIndex(b.view().sizes(), index));
   }
-  // Zeros in the places of what is left out: the same sums.
+  // Zeros at excluded tokens give the same sums.
   Call zeros = call;
   zeros.options = {};
   for (Buffer* b : {&zeros.q, &zeros.k, &zeros.v, &zeros.d_o}) {
@@ -185,7 +185,7 @@ TEST(LinformerTest, TokensThatDoNotCountAreNotReadAndKeepTheirColumns) {
   }
   for (int64_t c = 0; c < 43; ++c) EXPECT_NEAR(de.Get({2, c}), kept[4].Get({2, c}), 1e-12);
 
-  // And whatever is in those places does not matter.
+  // Excluded tokens may hold anything.
   for (const Buffer* b : {&call.q, &call.k, &call.v, &call.d_o}) {
     std::vector<int64_t> index(4);
     do {
@@ -196,7 +196,7 @@ TEST(LinformerTest, TokensThatDoNotCountAreNotReadAndKeepTheirColumns) {
   }
   for (const Buffer* m : {&call.e, &call.f}) {
     for (int64_t r = 0; r < 4; ++r) {
-      m->Set({r, 41}, std::numeric_limits<double>::infinity());  // a column of no token
+      m->Set({r, 41}, std::numeric_limits<double>::infinity());  // an unused column
     }
   }
   const auto again = call.Run();
@@ -213,7 +213,7 @@ TEST(LinformerTest, OneProjectedTokenHasAllTheWeight) {
     for (int64_t t = 0; t < 9; ++t) sum += call.f.Get({0, t}) * call.v.Get({0, t, 0, c});
     for (int64_t t = 0; t < 9; ++t) EXPECT_NEAR(results[0].Get({0, t, 0, c}), sum, 1e-14);
   }
-  for (const size_t i : {1, 2, 4}) {  // dq, dk, de: the weight cannot change
+  for (const size_t i : {1, 2, 4}) {  // dq, dk, de: with one key the probability is constant
     std::vector<int64_t> index(results[i].view().sizes().size());
     do {
       EXPECT_NEAR(GetElement(results[i].view(), index), 0, 1e-14);
@@ -222,7 +222,7 @@ TEST(LinformerTest, OneProjectedTokenHasAllTheWeight) {
 }
 
 TEST(LinformerTest, ProjectionsOntoTokensAreAttention) {
-  // E = F = the identity: every token projected onto itself.
+  // E = F = the identity: every token is projected onto itself.
   const int64_t T = 12;
   const Call call(DType::kF64, 1, T, 1, 1, 5, 3, T, T);
   for (int64_t r = 0; r < T; ++r) {
@@ -268,7 +268,7 @@ TEST(LinformerTest, WorkspaceIsWithinItsBound) {
       };
       const Inputs in = {view({2, T, H, K}), view({2, T, H, K}), view({2, T, H, V}), view({R, T}), view({R, T})};
       const double M = std::max(4.0 * 1024 * 1024, 4.0 * H * (K + V) * R);
-      // Attention takes by its own formulas a block of 64 rows, or 256 keys, per thread.
+      // Attention's formula: a block of 64 rows, or 256 keys, per thread.
       const double attention = threads * 4.0 * (64 * (K + 64 + 2 * V) + R * (K + V));
       EXPECT_LE(Workspace(ctx, in, {}), 2 * M + attention + 65536 * threads);
       const double own = threads * 4.0 * (16384 + 384 * (K + 15));
@@ -289,7 +289,7 @@ TEST(LinformerTest, ExplainCountsProjectionsAndPairs) {
   EXPECT_THAT(x.kernel, HasSubstr("linformer on softmax_"));
 }
 
-// Expects the message from both passes, and that nothing was written.
+// Expects the message from both passes, and that no output was written.
 void ExpectMistake(Call& call, const std::string& what) {
   Context ctx(1);
   for (const Buffer& b : {call.o, call.dq, call.dk, call.dv, call.de, call.df}) b.FillConstant(7);

@@ -21,8 +21,8 @@ constexpr char kOp[] = "orthogonal_features";
 constexpr int64_t kMostColumns = 4096;
 constexpr uint32_t kDirections = 1u << 31, kNorms = kDirections + 1;
 
-// The C library's logarithms and sines differ in the last bit between versions and CPUs. Of
-// series of these lengths, what is left out is below 1e-17.
+// The C library's logarithms and sines differ in the last bit between versions and CPUs, so they are series here. Their
+// truncation error is below 1e-17.
 
 // x is in (0, 1]. log(2^n f) = n log 2 + 2 atanh((f - 1) / (f + 1)), f in [0.7, 1.42).
 double Log(double x) {
@@ -39,7 +39,7 @@ double Log(double x) {
   return n * 0.6931471805599453 + 2 * s * sum;
 }
 
-// cos and sin of 2 pi v, v in [0, 1): of at most an eighth of a turn, then by quarters.
+// cos and sin of 2 pi v, v in [0, 1): series for at most an eighth of a turn, then the quadrant.
 std::array<double, 2> CosSin(double v) {
   const double quarters = 4 * v;
   const int quarter = static_cast<int>(quarters + 0.5);
@@ -56,7 +56,7 @@ std::array<double, 2> CosSin(double v) {
   }
 }
 
-// d deviates, of vector j of a block.
+// d deviates for vector j of a block.
 void Deviates(uint64_t seed, uint32_t stream, int64_t block, int64_t j, int64_t d, double* to) {
   const std::array<uint32_t, 2> key = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
   for (int64_t i = 0; i < d; i += 2) {
@@ -85,8 +85,8 @@ void Reflect(const double* v, double tau, double* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] -= factor * v[i];
 }
 
-// The first `rows` columns of Q of one block's G, `columns` holding those of G: column j of
-// the reflectors replaces column j of G from its diagonal on. tau and sign: one per column.
+// The first `rows` columns of Q of one block's G. `columns` holds those of G: column j of the reflectors replaces
+// column j of G from its diagonal on. tau and sign have one entry per column.
 void DrawBlock(uint64_t seed, const OrthogonalFeaturesOptions& options, int64_t block, int64_t rows, int64_t d,
                double* columns, double* tau, double* x, const TensorView& w) {
   for (int64_t j = 0; j < rows; ++j) {
@@ -94,7 +94,7 @@ void DrawBlock(uint64_t seed, const OrthogonalFeaturesOptions& options, int64_t 
     Deviates(seed, kDirections, block, j, d, a);
     for (int64_t k = 0; k < j; ++k) Reflect(columns + k * d + k, tau[k], a + k, d - k);
     const double norm = std::sqrt(Dot(a + j, a + j, d - j));
-    // The last column has nothing below its diagonal to reflect away.
+    // The last column has no elements below its diagonal to reflect.
     const bool reflects = j + 1 < d && norm > 0;
     const double diagonal = !reflects ? a[j] : a[j] < 0 ? norm : -norm;
     tau[j] = 0;

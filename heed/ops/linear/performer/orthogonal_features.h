@@ -1,19 +1,18 @@
 // Orthogonal random features: the directions of Performer's feature map (FAVOR+).
 //
-//   W [m, d]: blocks of d rows, the last one cut
+//   W [m, d]: blocks of d rows, the last one truncated
 //   G [d, d] of independent N(0, 1),  G = Q R
-//   row j of a block = n_j sign(R_jj) Q_{., j}     (without the sign: below)
+//   row j of a block = n_j sign(R_jj) Q_{., j}     (without the sign: see below)
 //   n_j = |g_j|, g_j another N(0, I_d)             scaling 0: norms as of Gaussian rows
 //   n_j = sqrt(d)                                  scaling 1
 //
-// Rows of a block are orthogonal, and each alone is N(0, I_d) (scaling 0), so that
+// Rows of a block are orthogonal, and each row is N(0, I_d) (scaling 0), so that
 //
 //   E[exp(<w, x> - |x|^2 / 2) exp(<w, y> - |y|^2 / 2)] = exp(<x, y>)
 //
-// The sign makes Q Haar distributed. Without it the first entry of the first row of a block
-// is never positive for d > 1, as with LAPACK, and the estimate is biased: 1.18 times too
-// large in the mean at d = 8. Two libraries draw so; `haar_fix` = false is for comparison with
-// them.
+// The sign makes Q Haar distributed. Without it the first entry of the first row of a block is never positive for d >
+// 1, as with LAPACK, and the estimate is biased: 1.18 times too large in the mean at d = 8. Two libraries omit the
+// sign; `haar_fix` = false is for comparison with them.
 //
 // Source: Choromanski et al., "Rethinking attention with Performers", arXiv:2009.14794;
 // Mezzadri, "How to generate random matrices from the classical compact groups",
@@ -38,24 +37,22 @@ struct OrthogonalFeaturesOptions {
 
 // Draws `w` [m, d], f64, m >= 0 and 1 <= d <= 4096, any strides.
 //
-// The values are a function of seed, d and the options: the first rows of more rows are the
-// same, and nothing but additions, multiplications, divisions and square roots enters, so they
-// are the same on every CPU and for any number of threads. Deviates are Box and Muller's: with
-// Philox4x32-10 of the key seed at the counter (p, j, block, 2^31), four words are two uniforms
-// of 53 bits u, v, and
+// The values depend on seed, d and the options only: a larger m does not change the first rows, and only additions,
+// multiplications, divisions and square roots are used, so they are the same on every CPU and for any number of
+// threads. Deviates are Box and Muller's: with Philox4x32-10 with the key `seed` at the counter (p, j, block, 2^31),
+// four words are two uniforms of 53 bits u, v, and
 //
 //   G_{2p, j}, G_{2p+1, j} = sqrt(-2 log(1 - u)) (cos 2 pi v, sin 2 pi v)
 //
-// and so g_j with 2^31 + 1. QR is Householder's, R_jj = -sign(.) |.| but in the last column of
-// d, as LAPACK has it. About 8/3 m d^2 flops, blocks in parallel, and d (d + 2) doubles of
-// scratch per thread.
+// and g_j in the same way with 2^31 + 1. QR is Householder's, with R_jj = -sign(.) |.| except in the last column of d,
+// as in LAPACK. About 8/3 m d^2 flops, blocks in parallel, and d (d + 2) doubles of scratch per thread.
 //
 // Throws InvalidArgument for a wrong shape, dtype or stride.
 HEED_API void OrthogonalFeatures(Context& ctx, uint64_t seed, const OrthogonalFeaturesOptions& options,
                                  const TensorView& w);
 
-// Computes W in long double, by reflections written out as matrices. It checks nothing: it is
-// for tests, of small d.
+// Computes W in long double, by reflections written out as matrices. It does not check its arguments: it is for tests
+// with small d.
 HEED_API void OrthogonalFeaturesReference(uint64_t seed, const OrthogonalFeaturesOptions& options, const TensorView& w);
 
 }  // namespace heed

@@ -1,4 +1,4 @@
-// heed.orthogonal_features.
+// Bindings of heed.orthogonal_features.
 #include "heed/ops/linear/performer/orthogonal_features.h"
 
 #include <nanobind/nanobind.h>

@@ -36,8 +36,8 @@ Matrix Product(const Matrix& a, const Matrix& b) {
   return c;
 }
 
-// I - 2 v v^T / <v, v> that takes column k of `r`, from its diagonal on, to a multiple of the
-// unit vector whose sign is opposite to the diagonal's.
+// I - 2 v v^T / <v, v> that maps column k of `r`, from its diagonal on, to a multiple of the unit vector whose sign is
+// opposite to the diagonal's.
 Matrix Reflection(const Matrix& r, size_t k) {
   const size_t n = r.size();
   Matrix h(n, std::vector<Real>(n));

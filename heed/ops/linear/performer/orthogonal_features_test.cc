@@ -1,4 +1,4 @@
-// Orthogonal random features: against the reference, their geometry, and what they are for.
+// Orthogonal random features against the reference, their geometry, and the kernel estimate.
 #include "heed/ops/linear/performer/orthogonal_features.h"
 
 #include <gmock/gmock.h>
@@ -33,7 +33,7 @@ double Dot(const Buffer& w, int64_t i, int64_t j) {
   return sum;
 }
 
-// Q's error is that of G times G's condition number, here below 10^4, times sqrt(d) of the row.
+// Q's error is that of G times G's condition number, here below 10^4, times sqrt(d) for the row.
 TEST(OrthogonalFeaturesTest, AgreesWithTheReference) {
   for (const int64_t d : {1, 2, 3, 8, 13}) {
     for (const OrthogonalFeaturesOptions& options : kAll) {
@@ -52,7 +52,7 @@ TEST(OrthogonalFeaturesTest, AgreesWithTheReference) {
   }
 }
 
-// Computed with another program from the header's text.
+// Values computed with another program from the header's text.
 TEST(OrthogonalFeaturesTest, ValuesArePinned) {
   const Buffer w = Draw(5, 4, 42);
   EXPECT_NEAR(w.Get({0, 0}), -1.7894982025518407, 1e-12);
@@ -91,7 +91,7 @@ TEST(OrthogonalFeaturesTest, SquaredNormsAreChiSquared) {
   EXPECT_NEAR(squares / kM, 2 * kD, 6 * std::sqrt((12.0 * kD * kD + 48 * kD) / kM));
 }
 
-// The estimate of exp(<x, y>) over many blocks, in deviations of its mean.
+// The estimate of exp(<x, y>) over many blocks, in standard deviations of its mean.
 struct Estimate {
   double mean, deviation;
 };
@@ -102,7 +102,7 @@ Estimate RelativeEstimate(bool haar_fix) {
   for (int64_t b = 0; b < kBlocks; ++b) {
     double of_block = 0;
     for (int64_t j = 0; j < kD; ++j) {
-      // x = y along (1, ..., 1), |x|^2 = 1/2: exp(<w, 2 x> - 1/2 - 1/2) exactly unbiased.
+      // x = y along (1, ..., 1), |x|^2 = 1/2: exp(<w, 2 x> - 1/2 - 1/2) is exactly unbiased.
       double along = 0;
       for (int64_t i = 0; i < kD; ++i) along += w.Get({b * kD + j, i}) * 0.25;
       of_block += std::exp(2 * along - 0.5) / std::exp(0.5) / kD;

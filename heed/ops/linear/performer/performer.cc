@@ -1,5 +1,5 @@
-// Performer on the recurrence engine: random features, a normaliser, and where it is causal
-// the gate of a running maximum.
+// Performer on the recurrence engine: random features, a normaliser, and in the causal form a decay from the running
+// maximum.
 #include "heed/ops/linear/performer/performer_internal.h"
 
 namespace heed::performer {

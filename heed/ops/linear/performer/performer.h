@@ -1,5 +1,5 @@
-// Performer (FAVOR+): softmax attention estimated by random features, so that what the past
-// contributes is a matrix of fixed size.
+// Performer (FAVOR+): softmax attention estimated by random features, so that the past is summed in a matrix of fixed
+// size.
 //
 //   y = sqrt(scale) x,  w_j: row j of the projection [M, K]
 //   phi(x)_j = M^-1/2 (exp(w_j . y - |y|^2 / 2 - st) + eps)       kernel kSoftmax
@@ -7,11 +7,11 @@
 //   S = sum_s phi(k_s) v_s^T,  z = sum_s phi(k_s)                 S: [M, V], z: [M]
 //   o_t = S^T phi(q_t) / (z . phi(q_t))
 //
-// st is the largest w_j . y, of a query of its own, of a key among all keys of its head and
-// sequence. For rows w_j ~ N(0, I) and eps = 0, phi(q) . phi(k) has the mean exp(scale q . k)
-// but for factors that cancel; OrthogonalFeatures() draws such rows.
+// st is the largest w_j . y: for a query over its own j, for a key over all keys of its head and sequence. For rows w_j
+// ~ N(0, I) and eps = 0, phi(q) . phi(k) has the mean exp(scale q . k) up to factors that cancel; OrthogonalFeatures()
+// draws such rows.
 //
-// Causal, sums are over s <= t and eps = 0; keys are relative to the largest so far:
+// In the causal form, sums are over s <= t and eps = 0; keys are relative to the running maximum:
 //
 //   m_t = max(m_{t-1}, max_j w_j . y_t),  a_t = exp(m_{t-1} - m_t) <= 1
 //   S_t = a_t S_{t-1} + phi(k_t) v_t^T,  z_t = a_t z_{t-1} + phi(k_t)     with st = m_t
@@ -19,8 +19,8 @@
 // so that no output depends on a later key. Denominators are at least the smallest normal
 // number.
 //
-// Source: Choromanski et al., "Rethinking attention with Performers", arXiv:2009.14794. What
-// other libraries do instead, and the gradients: README.md.
+// Source: Choromanski et al., "Rethinking attention with Performers", arXiv:2009.14794. Differences of other libraries,
+// and the gradients: README.md.
 #ifndef HEED_OPS_LINEAR_PERFORMER_PERFORMER_H_
 #define HEED_OPS_LINEAR_PERFORMER_PERFORMER_H_
 
@@ -32,9 +32,9 @@
 
 namespace heed::performer {
 
-// projection [M, K], M >= 1, in q's dtype, rows contiguous; shared by heads and sequences.
-// log_decay is absent. Causal, states have S [B, HV, M, V], z [B, HV, M] and m [B, HV], which
-// comes with S; without causality there are none.
+// projection [M, K], M >= 1, in q's dtype, rows contiguous; shared by heads and sequences. log_decay is absent. In the
+// causal form, states have S [B, HV, M, V], z [B, HV, M] and m [B, HV], which is required with S; without causality
+// there are none.
 using recurrent::BackwardInputs;
 using recurrent::Explanation;
 using recurrent::Gradients;
@@ -47,63 +47,59 @@ enum class Kernel { kSoftmax, kRelu };
 
 // The default scale is K^-1/2.
 struct Options : recurrent::Options {
-  bool causal = false;               // a token sees no later one
+  bool causal = false;               // a token sees no later token
   Kernel kernel = Kernel::kSoftmax;  // which phi:
-  double eps = 1e-4;                 // >= 0, added to exponentials where not causal
+  double eps = 1e-4;                 // >= 0, added to exponentials in the form without causality
 };
 
-// Computes o, and causal the state after the last token where it is asked for. An absent
-// initial m is -infinity; kRelu has none and gives 0.
+// Computes o and, in the causal form if requested, the state after the last token. An absent initial m is -infinity;
+// kRelu has no maximum and returns 0.
 //
-// Edges. Any number of tokens may be 0: the state then passes through. A NaN spreads to
-// what follows it; without causality, to its whole sequence. Of keys with |y|^2 / 2 beyond 80
-// features underflow, as they are relative to products alone.
+// Edges. Any number of tokens may be 0: the final state is then the initial one. A NaN propagates to all later tokens;
+// without causality, to its whole sequence. Features of keys with |y|^2 / 2 > 80 underflow, since the maximum is over
+// products only.
 //
-// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
-// f64 or f32. An exponent is off by u sum_i |w_ji y_i| sqrt(K), u = 2^-24, and with it
-// relatively the feature. Subnormal results are flushed.
+// Precision. f64 is computed in f64, other dtypes in f32, and o is rounded once; states are
+// f64 or f32. An exponent has an error of u sum_i |w_ji y_i| sqrt(K), u = 2^-24, which is the relative error of the
+// feature. Subnormal results are flushed to zero.
 //
-// Reproducibility. The bits do not depend on threads, batch neighbours, padding or
-// strides, nor, in the causal form, on splits at multiples of 64 tokens; other splits agree
-// up to rounding, and so do steps.
+// Reproducibility. Results do not depend on the number of threads, other batch entries, padding or strides, nor, in the
+// causal form, on splits at multiples of 64 tokens; other splits agree up to rounding, and so do steps.
 //
 // Cost. 4 M V flops per token and value head, 4 M K per token and value head for features.
 // Memory beyond the arguments: Workspace().
 //
 // Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the
 // above, if an output overlaps an input, or if lengths, starts, cu_seqlens or eps are
-// out of range; Unsupported for a dtype that has no kernel. On throw, nothing has been
+// out of range; Unsupported for a dtype without a kernel. On throw, nothing has been
 // written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
-// be f64 whatever the inputs are.
+// Computes what Forward does in double, written for reading: scalar and single-threaded. Outputs may be f64 whatever
+// the dtype of the inputs.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes gradients of a sum over <d_o, o> and <d_final, final>; maxima, and so m, count as
-// constants. As a free argument the initial m has the gradient <S, dS> + <z, dz>, which
-// heed.torch gives it. With dphi as of linear attention and t_j = dphi_j (phi_j - M^-1/2 eps), or for
-// kRelu dphi_j where w_j . y > 0:
+// Computes the gradients of sum <d_o, o> + <d_final, final>; maxima, and so m, count as constants. As a free argument
+// the initial m has the gradient <S, dS> + <z, dz>, which heed.torch returns. With dphi as for linear attention and t_j
+// = dphi_j (phi_j - M^-1/2 eps), or for kRelu dphi_j where w_j . y > 0:
 //
 //   dx = sqrt(scale) (W^T t - (sum_j t_j) y)          x: q or k; kRelu without the second term
 //   dprojection = sum over queries, keys, heads and sequences of t y^T
 //
-// dq and dk are summed over the value heads of a key head, dprojection over tokens in the
-// compute type and over heads and sequences in double, in one order. Precision and
-// reproducibility as above. Cost: 12 M V flops per token and value head, 10 without
-// causality, and 16 M K for features. Throws as Forward.
+// dq and dk are summed over the value heads of a key head, dprojection over tokens in the accumulation dtype and over
+// heads and sequences in double, in a fixed order. Precision and reproducibility as above. Cost: 12 M V flops per token
+// and value head, 10 without causality, and 16 M K for features. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o of one token, S, z and m read and updated in place: zeros and m = -infinity
-// before the first; of the options, what the
-// mathematics needs. Bound by the memory of S and of the projection; allocates nothing from
-// a thread's second step on. Throws InvalidArgument besides if not causal.
+// Computes o of one token and updates S, z and m in place, which are zeros and m = -infinity before the first. Only
+// the options in the equations above have an effect. Memory-bound by S and the projection; allocates nothing after a
+// thread's first step. Also throws InvalidArgument if not causal.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
-// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64,
+// Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64,
 // and K, V, M rounded up to whole vectors, at most
 //
 //   forward   threads E (M V + M K + 64 (3 M + 2 V + K)) + a few KiB
@@ -113,7 +109,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, c
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
-// What Forward would do. Pointers may be null where only shapes are known.
+// Describes what Forward would do. Data pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::performer

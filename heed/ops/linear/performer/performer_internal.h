@@ -1,4 +1,4 @@
-// Shared by the files of Performer.
+// Common parts of the files of Performer.
 #ifndef HEED_OPS_LINEAR_PERFORMER_PERFORMER_INTERNAL_H_
 #define HEED_OPS_LINEAR_PERFORMER_PERFORMER_INTERNAL_H_
 

@@ -1,4 +1,4 @@
-// heed.performer, heed.performer_backward and heed.performer_step.
+// Bindings of heed.performer, heed.performer_backward and heed.performer_step.
 #include <string>
 #include "docstrings/performer.h"
 #include "heed/ops/linear/performer/performer_internal.h"

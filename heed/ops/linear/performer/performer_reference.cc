@@ -1,5 +1,5 @@
-// Performer as it is defined, in double: features relative to nothing where a maximum
-// cancels, and states made relative to it at the end.
+// The reference of Performer, in double: features without a shift where a maximum cancels; states are made relative to
+// the maximum at the end.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -16,7 +16,7 @@ using recurrent::Epsilon;
 using recurrent::ReferenceMath;
 using recurrent::ReferencePlace;
 
-// The feature maps of one head, and what rounding may do to them.
+// The feature maps of one head, and the error of their rounding.
 class Maps {
  public:
   Maps(const recurrent::Inputs& in, const Options& options)
@@ -35,7 +35,7 @@ class Maps {
     root_ = std::sqrt(static_cast<double>(W_.size()));
   }
 
-  // Finds the largest product of a head's keys with W, and how far it may be off.
+  // Finds the largest product of a head's keys with W, and its error.
   void LookAtKeys(const ReferencePlace& place) {
     tokens_ = static_cast<double>(place.tokens.size());
     if (relu_) return;
@@ -57,7 +57,7 @@ class Maps {
 
   Doubles Map(const Doubles& x, bool of_key) const { return Look(x, of_key).phi; }
 
-  // How far each feature may be off.
+  // The error of each feature.
   Doubles Deviation(const Doubles& x, bool of_key) const { return DeviationOf(Look(x, of_key), of_key); }
 
   Doubles Backward(const Doubles& x, const Doubles& dy, bool of_key) const {
@@ -82,19 +82,19 @@ class Maps {
   void SetStates(ReferenceMath& math) const {
     if (relu_ || !causal_) return;
     math.final_m = max_;
-    // Relative to nothing before the first token, a state is as if it were 0.
+    // The initial state is relative to exp(initial m); with m = -infinity it counts as 0.
     math.initial_factor = std::isfinite(max_) ? std::exp(initial_) : 1;
     if (std::isfinite(max_)) math.final_factor = std::exp(-max_);
     math.m_error = max_error_ + e_.base * std::abs(Finite(max_));
-    // Each decay exp(m - m') has an exponent that may be off by two roundings of m.
+    // Each decay exp(m - m') has an exponent with an error of two roundings of m.
     math.value_error = max_error_ + changes_ * e_.base * (1 + std::abs(Finite(max_)));
   }
 
  private:
-  // What stands between x and its features.
+  // Intermediate values between x and its features.
   struct Token {
-    Doubles y;         // x times the root of the scale
-    Doubles products;  // with the rows of W, and how far they may be off
+    Doubles y;         // x times the square root of the scale
+    Doubles products;  // products with the rows of W, and their errors
     Doubles errors;
     Doubles phi;
   };
@@ -119,8 +119,7 @@ class Maps {
     return token;
   }
 
-  // Products with W are sums of K terms, and what is wrong in an exponent is relatively wrong
-  // in the exponential.
+  // Products with W are sums of K terms, and the error of an exponent is the relative error of the exponential.
   Doubles DeviationOf(const Token& token, bool of_key) const {
     const Doubles& p = token.products;
     const double half = HalfSquare(token.y);
@@ -162,7 +161,8 @@ class Maps {
     return sum;
   }
 
-  // What exponents are relative to. Where nothing is added to exponentials it cancels.
+  // The value subtracted from exponents. In the causal form the maximum cancels, since nothing is added to
+  // exponentials.
   double Shift(const Token& token, bool of_key) const {
     const double half = HalfSquare(token.y);
     if (causal_) return half;
@@ -170,7 +170,7 @@ class Maps {
     return half + (of_key ? max_ : *std::max_element(p.begin(), p.end()));
   }
 
-  // W^T t - (sum of t) y, or the sum of magnitudes.
+  // W^T t - (sum of t) y, or the sum of its terms' magnitudes.
   Doubles OfRow(const Doubles& y, const Doubles& t, bool of_key, bool magnitudes) const {
     Doubles dx(K_, 0.0);
     for (size_t j = 0; j < t.size(); ++j) {
@@ -191,7 +191,7 @@ class Maps {
     return d_W;
   }
 
-  // Errors of the gradient of W y, of which `terms` roots are summed up after it.
+  // Errors of the gradient of W y; `terms` is the square root of the number of terms summed after it.
   Doubles ProductGradientErrors(const Token& token, const Doubles& errors, const Doubles& magnitudes, bool of_key,
                                 double terms) const {
     const Doubles deviation = DeviationOf(token, of_key);
@@ -203,7 +203,7 @@ class Maps {
         t.push_back(token.phi[j] * of_row + deviation[j] * magnitudes[j]);
         continue;
       }
-      // Which side of 0 a product lies on may be wrong.
+      // Rounding may change the sign of a product.
       const double p = token.products[j];
       const bool either = std::abs(p) <= token.errors[j] + e_.base * 1e-3;
       t.push_back(either ? magnitudes[j] : p > 0 ? of_row : 0);

@@ -1,4 +1,4 @@
-// What Performer promises: its estimate, causality, bits, memory, errors.
+// Properties of Performer: its estimate, causality, reproducibility, memory, errors.
 #include "heed/ops/linear/performer/performer.h"
 
 #include <gmock/gmock.h>
@@ -212,7 +212,7 @@ TEST(Performer, OutputsDoNotDependOnLaterKeys) {
   EXPECT_FALSE(SameBits(before.o.view(), after.o.view()));
 }
 
-// Keys that become larger and larger move the maximum at every token.
+// Keys of increasing size move the maximum at every token.
 TEST(Performer, AMaximumThatMovesAtEveryTokenLosesNothing) {
   Call call(1, 100, 1, 1);
   for (int64_t t = 0; t < call.T; ++t) {

@@ -1,4 +1,4 @@
-// Certified attention over a cache: blocks from its sketch, then attention over them.
+// Certified attention over a cache: selects blocks from the cache's sketch and attends to them.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -21,15 +21,15 @@
 namespace heed::certified_attention {
 namespace {
 
-// Up to so many blocks, two of which are always kept, there is nothing to gain.
+// With this many blocks or fewer, two of which are always kept, selection saves nothing.
 constexpr int64_t kFewBlocks = 3;
 
-// What kAuto remembers of a head, in one byte: misses in a row, then dense calls.
+// State of kAuto for one head, in one byte: the number of consecutive misses, then of dense calls.
 class Memory {
  public:
   explicit Memory(uint8_t* byte) : byte_(*byte) {}
 
-  // Whether this call is dense. It then counts as one.
+  // True if this call is dense; it is then counted as one.
   bool TakeDense() {
     const uint8_t now = byte_.load(std::memory_order_relaxed);
     if (now < kMisses) return false;
@@ -61,7 +61,7 @@ SketchedKeys KeysOf(const KVView& cache, Level level) {
   return keys;
 }
 
-// The chosen blocks of every row.
+// The pattern of each row's selected blocks.
 Pattern PatternOf(const KVView& cache, const Selection& selection, int64_t rows) {
   const int64_t blocks = selection.blocks(), num_lists = cache.batch * rows * cache.heads;
   const auto list = [&](int64_t at) {
@@ -79,7 +79,7 @@ Pattern PatternOf(const KVView& cache, const Selection& selection, int64_t rows)
   return patterns::RowBlocks({index.data(), DType::kI32, {cache.batch, rows, cache.heads, most}}, softmax::kSketchKeys);
 }
 
-// Such caches have no sketch, so that the other levels meet none.
+// These caches have no sketch, so they are refused at the other levels.
 void CheckSkips(const char* op, const KVView& cache) {
   using mechanism::Fail;
   if (cache.dtype == DType::kF64) Fail(op, "cache", "has dtype f64", "f32, bf16 or f16 at level skip");

@@ -1,5 +1,5 @@
-// Certified attention over caches: no bound lies, what is kept is enough and not much more, and all else is attention.
-// HEED_TEST_ROWS says of how many rows, HEED_TEST_FIRST_SEED where they begin.
+// Certified attention over caches: bounds hold, the kept blocks suffice and are not many more than necessary, and
+// everything else equals attention. HEED_TEST_ROWS sets the number of rows, HEED_TEST_FIRST_SEED the first seed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// A cache with keys and values of its own, and queries of its last rows.
+// A cache with its own keys and values, and queries of its last rows.
 struct Call {
   Buffer k, v, q;
   KVCache cache;
@@ -58,7 +58,7 @@ Result Certified(Context& ctx, const Call& call, const Options& options) {
   return r;
 }
 
-// f(b, query head, row) of all rows.
+// Calls f(b, query head, row) for all rows.
 template <class F>
 void ForRows(const ConstTensorView& q, const F& f) {
   for (int64_t b = 0; b < q.size(0); ++b) {
@@ -115,7 +115,7 @@ TEST(CertifiedAttend, NoBoundLies) {
       for (int64_t e = 0; e < o.dim; ++e) query_is_number = query_is_number && !std::isnan(call.q.Get({b, i, h, e}));
       if (!query_is_number) ok = ok && !drops && bound == 0;
       if (!std::isnan(mass)) ok = ok && bound >= mass && bound <= options.epsilon && (drops ? bound > 0 : bound == 0);
-      // A NaN makes the row and the bound NaN, unless nothing was left out.
+      // A NaN makes the row and the bound NaN, unless all blocks are kept.
       if (std::isnan(mass)) ok = ok && (drops ? std::isnan(bound) : bound == 0);
       if (ok || ++failures > 10) return;
       ADD_FAILURE() << "seed " << seed << ", kind " << static_cast<int>(kind) << ", row " << b << " " << h << " " << i
@@ -128,7 +128,7 @@ TEST(CertifiedAttend, NoBoundLies) {
   RecordProperty("dropping", static_cast<int>(dropping));
 }
 
-// The fewest blocks that any choice needs, the first and the last one among them.
+// The smallest number of blocks that any selection needs, including the first and the last one.
 int64_t Oracle(const std::vector<double>& s, double epsilon) {
   const auto blocks = static_cast<size_t>((s.size() + 63) / 64);
   const double most = *std::ranges::max_element(s);
@@ -231,7 +231,7 @@ TEST(CertifiedAttend, BitsDoNotDependOnNeighboursPagesOrStrides) {
   EXPECT_TRUE(SameBits(of_one.bound.view(), r.bound.view().Slice(0, 1, 2)));
 }
 
-// Ragged sequences: rows that nobody appended see nothing.
+// Sequences of different lengths: rows beyond a sequence's appended tokens see no key.
 TEST(CertifiedAttend, RowsBeyondASequencesOwnSeeNothing) {
   Random random(8);
   Context ctx(2);
@@ -255,14 +255,15 @@ TEST(CertifiedAttend, AutoGivesUpPerHeadAndTriesAgain) {
   Random random(9);
   Context ctx(1);
   const KVCache::Options o = {.heads = 2, .dim = 64, .value_dim = 64, .sketch = Sketch::kInt8};
-  constexpr int64_t kTokens = 6400;  // a hundredth of the mass in each block: one of them may go
+  constexpr int64_t kTokens = 6400;  // each block has a hundredth of the mass, so one of them may be dropped
   Call call(Keys::kNormal, random, o, kTokens, 1, 1);
   KVCache cache(o);
   const Buffer k(DType::kF32, {1, kTokens, 2, 64});
   for (int64_t t = 0; t < kTokens; ++t) {
     for (int64_t e = 0; e < 64; ++e) {
-      k.Set({0, t, 0, e}, 0.01 * call.k.Get({0, t, 0, e}));  // head 0: next to nothing can be left out
-      k.Set({0, t, 1, e}, t == 777 ? e % 7 - 3 : 0.01 * call.k.Get({0, t, 1, e}));  // head 1: nearly everything
+      k.Set({0, t, 0, e}, 0.01 * call.k.Get({0, t, 0, e}));  // head 0: almost no block can be dropped
+      k.Set({0, t, 1, e}, t == 777 ? e % 7 - 3 : 0.01 * call.k.Get({0, t, 1, e}));  // head 1: almost all blocks can be
+                                                                                    // dropped
     }
   }
   cache.Append(k.view().Slice(1, 1, kTokens), call.v.view().Slice(1, 1, kTokens));
@@ -279,12 +280,12 @@ TEST(CertifiedAttend, AutoGivesUpPerHeadAndTriesAgain) {
     return r.bound.Get({0, 0, 0}) == 0 ? 'd' : 's';
   };
   for (int i = 0; i < 66; ++i) gave_up += next(cache, Level::kAuto);
-  // Two misses, 30 dense calls, one more look, which is a miss too.
+  // Two misses, 30 dense calls, one more attempt, which is a miss too.
   const std::string pause(30, 'd');
   EXPECT_EQ(gave_up, "ss" + pause + "s" + pause + "sdd");
   KVCache fork = cache.Fork();
   for (int i = 0; i < 29; ++i) EXPECT_EQ(next(fork, Level::kAuto), i < 28 ? 'd' : 's') << i;
-  EXPECT_EQ(next(cache, Level::kAuto), 'd');  // the fork remembers for itself
+  EXPECT_EQ(next(cache, Level::kAuto), 'd');  // the fork has its own state
   EXPECT_EQ(next(cache, Level::kSketch), 's');
 }
 

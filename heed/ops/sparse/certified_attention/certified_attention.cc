@@ -1,5 +1,5 @@
-// Certified attention of given keys: a sketch of them, a choice, and attention over what is chosen; and what the entry
-// points share.
+// Certified attention over tensors of keys: sketches them, selects blocks, and attends to these; with functions that
+// the entry points share.
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ using softmax::kSketchKeys;
 using softmax::Problem;
 using softmax::Sequence;
 
-// Where the tensors of rows are that are written, [B, H, T] or packed [H, T], and [B, H, T, N].
+// Describes output rows: [B, H, T] or packed [H, T], and [B, H, T, N].
 softmax::Rows BoundsAt(const Problem& p, const TensorView& t) {
   if (!t.present()) return {};
   const int r = t.rank();
@@ -39,7 +39,7 @@ softmax::Pairs KeptAt(const Problem& p, const TensorView& t) {
   return {t.data(), DType::kBool, p.packed ? 0 : t.stride(0), t.stride(r - 3), t.stride(r - 2), t.stride(r - 1)};
 }
 
-// Zeros everywhere, if it is there.
+// Fills the tensor with zeros, if it is present.
 template <class T>
 void Clear(const TensorView& t) {
   if (!t.present() || t.num_elements() == 0) return;
@@ -51,7 +51,7 @@ void Clear(const TensorView& t) {
   }
 }
 
-// Blocks of the sketch of all keys, by sequence, [Hkv, its blocks], in ctx's staging memory.
+// Sketch blocks of all keys, per sequence [Hkv, its blocks], in ctx's staging memory.
 class SketchOfKeys {
  public:
   SketchOfKeys(Context& ctx, const Problem& p, SketchedKeys& keys)
@@ -96,11 +96,11 @@ class SketchOfKeys {
 
   int64_t heads_;
   SketchBlocks layout_;
-  std::vector<int64_t> begins_;  // by sequence
+  std::vector<int64_t> begins_;  // first block of each sequence
   std::byte* memory_;
 };
 
-// The kept blocks by positions of rows, [sequences, Hkv, quotients of positions, N]; rows elsewhere keep all.
+// The kept blocks by position of the rows, [sequences, Hkv, position / 64, N]; rows beyond the table keep all blocks.
 Pattern PatternOf(const Problem& p, const Selection& selection) {
   const int64_t sequences = std::ssize(p.sequences), heads = p.key_heads, blocks = selection.blocks();
   const int64_t positions = selection.positions();
@@ -109,7 +109,7 @@ Pattern PatternOf(const Problem& p, const Selection& selection) {
     const Sequence& s = p.sequences[static_cast<size_t>(n)];
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t at = 0; at < positions; ++at) {
-        const int64_t i = std::max<int64_t>(at * kSketchKeys - s.start, 0);  // the first row that stands there
+        const int64_t i = std::max<int64_t>(at * kSketchKeys - s.start, 0);  // the first row at such a position
         if (i >= s.num_queries || s.start + i >= (at + 1) * kSketchKeys) continue;
         const uint8_t* const from = selection.Kept(n, h, selection.SetOf(n, i));
         bool* const to = keep.get() + ((n * heads + h) * positions + at) * blocks;
@@ -132,7 +132,7 @@ bool HasPositions(const Options& o) {
          o.pattern.present();  // log decays need causal
 }
 
-// Leaves heads to dense attention that would keep most of it.
+// Switches heads that would keep most of their blocks to dense attention.
 void GiveUp(Context& ctx, const Problem& p, Selection& selection) {
   constexpr double kMostKept = 0.7;
   const int64_t last = selection.sets() - 1;
@@ -162,12 +162,11 @@ void CheckOptions(const char* op, const Options& options) {
   }
   if (options.dropout != 0) {
     Fail(op, "dropout", "is " + mechanism::Text(options.dropout),
-         "0: it draws among weights after the softmax, which are no shares of the row then");
+         "0: it drops pairs after the softmax, so that the remaining P are no longer fractions of the row");
   }
   if (options.log_decay.present() && options.level == Level::kSkip) {
     Fail(op, "log_decay", "is given",
-         "none at level skip: f32 adds sums over all keys behind a key to its logit, and of their rounding nothing is "
-         "known by tiles");
+         "none at level skip: in f32 a logit includes sums over all later keys, whose rounding a tile cannot bound");
   }
 }
 
@@ -197,7 +196,7 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   const softmax::SkippingPlan plan = softmax::PlanSkipping(ctx, p);
   e.kernel = plan.kernel;
   e.target = plan.target;
-  e.why = "all logits, and the values of tiles of " + std::to_string(plan.grid.tile) + " keys that weigh enough";
+  e.why = "all logits, and the values of tiles of " + std::to_string(plan.grid.tile) + " keys with enough probability";
   e.workspace_bytes = plan.workspace_bytes;
   e.visited_pairs = softmax::VisitedPairs(p, plan.lanes, plan.grid);
   e.invariant = true;
@@ -220,7 +219,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
     if (p.packed) attention::FillSurplusRows(p, inputs, {out.o, out.lse});
     return;
   }
-  if (!HasPositions(options)) {  // where rows stand says nothing then, but patterns have no positions below 0
+  if (!HasPositions(options)) {  // positions have no effect then, but patterns have none below 0
     for (Sequence& s : p.sequences) s.start = 0;
     exact.align = attention::Align::kTopLeft;
     exact.query_starts = {};

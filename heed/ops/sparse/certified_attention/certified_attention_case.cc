@@ -1,6 +1,6 @@
-// Certified attention in the harness. What is left out depends on the CPU, so the reference is dense attention: o may
-// differ from it by what attention may miss and by what an epsilon of the mass moves, and a bound lies between 0 and
-// epsilon. Whether bounds hold is what certified_attend_test.cc asks.
+// Certified attention in the harness. The dropped keys depend on the CPU, so the reference is dense attention: o may
+// differ from it by attention's tolerance plus the effect of a dropped probability epsilon, and a bound is between 0
+// and epsilon. certified_attend_test.cc checks that bounds hold.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -22,7 +22,7 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
-// A dense problem, and how it is to be computed.
+// A problem of dense attention, and the options of certified attention.
 struct Problem {
   attention::Problem dense;
   double epsilon = 0.02;
@@ -32,7 +32,7 @@ struct Problem {
   Options options() const { return {dense.options, epsilon, level}; }
 };
 
-// f(element) in place of each.
+// Replaces each element x by f(x).
 template <class F>
 void Change(const TensorView& t, const F& f) {
   if (t.num_elements() == 0) return;
@@ -68,7 +68,7 @@ std::string NameOf(Level level) {
 
 Case ToCase(Problem problem) {
   attention::DescribeOutputs(problem.dense);
-  // Where a sink weighs, next to all keys may be left out, of which the lse knows nothing.
+  // With a large sink, almost all keys may be dropped, which the lse, without the sink, does not bound.
   const bool has_lse = !problem.dense.options.sinks.present();
   if (!has_lse) problem.dense.lse = {};
   const size_t of_bound = has_lse ? 2 : 1;
@@ -169,7 +169,7 @@ Case RandomCase(DType dtype, uint64_t seed) {
     return p.dense.memory.back();
   };
   const Buffer q = tensor(Tq, Hq, D), k = tensor(Tk, Hkv, D), v = tensor(Tk, Hkv, Dv);
-  // No huge keys, of which a kernel's logits are off by more than the reference allows, and none that are no numbers.
+  // Leaves out huge keys, for which a kernel's logits exceed the reference's tolerance, and non-finite ones.
   FillKeys(random.Pick({Keys::kNormal, Keys::kClustered, Keys::kLowRank, Keys::kInTime, Keys::kEqual, Keys::kTiny}),
            random, k);
   q.FillNormal(seed + 1, random.Pick({0.3, 1.0, 2.0}));
@@ -188,7 +188,7 @@ Case RandomCase(DType dtype, uint64_t seed) {
   return ToCase(p);
 }
 
-// What `heed run` does with a file: every option at its default, the level too unless it is given.
+// The call of `heed run` on a file: every option at its default, the level too unless it is given.
 TensorCall CallAt(Level level, const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
   attention::Problem dense;
   dense.in = {tensors.at("q"), tensors.at("k"), tensors.at("v")};
@@ -197,7 +197,7 @@ TensorCall CallAt(Level level, const Context& ctx, const TensorMap& tensors, std
   Options options;
   options.level = level;
   options.scale = scale;
-  const Explanation plan = Explain(ctx, in, options);  // checks everything first
+  const Explanation plan = Explain(ctx, in, options);  // throws if the arguments are invalid
   attention::DescribeOutputs(dense);
   return {.outputs = {dense.o},
           .run = [in, options](

@@ -43,12 +43,12 @@ using attention::OptionArgument;
 constexpr char kOp[] = "certified_attention";
 constexpr const char *kEpsilon = "epsilon", *kLevel = "level", *kReturnBound = "return_bound", *kTree = "tree";
 
-// Options that attention has too are read as it reads them, and so are results.
+// Reads the options that attention has too, and the results, as attention's binding does.
 struct Call : attention::Call {
   double epsilon = Options().epsilon;
   Level level = Options().level;
   bool return_bound = true;
-  TensorView out_bound;  // PyTorch's
+  TensorView out_bound;  // for PyTorch
 
   Options all_options() const { return {options, epsilon, level}; }
 };
@@ -90,7 +90,7 @@ bool IsTaken(const attention::OptionRow& row) {
   return !is(&O::dropout) && !is(&O::seed) && !is(&O::dropout_offset);
 }
 
-// All of attention's: those that are not taken are refused by C++, which says why.
+// All options of attention: C++ refuses those that are not supported, with the reason.
 Keywords OptionsOfAttention() {
   Keywords keywords;
   for (const OptionArgument& x : attention::OptionKeywords()) keywords.push_back(x.keyword);
@@ -112,7 +112,7 @@ void CheckQueries(const char* op, const ConstTensorView& q, const std::string& s
   if (q.rank() != 4) Fail(op, "q", "has shape " + q.ShapeString(), shape);
 }
 
-// (o, bound), or (o, bound, lse).
+// Returns (o, bound), or (o, bound, lse).
 nb::object Returned(const Call& call, const attention::Results& results, const nb::object& bound) {
   if (!call.return_lse) return nb::make_tuple(results.o, bound);
   return nb::make_tuple(results.o, bound, results.lse);
@@ -148,7 +148,7 @@ nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
                    call.arrays.copied());
 }
 
-// Without an epsilon, the keywords that are left to attention.
+// Returns the keywords for plain attention if there is no epsilon.
 std::optional<nb::kwargs> WithoutEpsilon(const char* op, const nb::kwargs& kwargs) {
   const auto given = [&](const char* name) { return kwargs.contains(name) && !nb::object(kwargs[name]).is_none(); };
   if (given(kEpsilon)) return std::nullopt;
@@ -191,19 +191,18 @@ void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call
 
 constexpr Said kSaid[] = {
     {"level",
-     "'sketch'; 'auto', which is that where it pays and else dense; 'box', bounds from the range of each channel; or "
-     "'skip', which multiplies all keys and does without values alone, each row and head by itself"},
+     "'sketch'; 'auto', which is 'sketch' where that is faster and else dense; 'box', bounds from the range of each "
+     "channel; or 'skip', which computes all logits and skips only values, per row and head"},
 };
 constexpr Said kAttendSaid[] = {
     {"epsilon",
-     "None, or the most that a row may do without, from 0 on and below 1: blocks of keys are left out whose sketch "
-     "proves that they weigh no more. Needs a cache with sketch='int8', unless level is 'skip', and takes no tree"},
+     "None, or the largest dropped probability of a row, in [0, 1): drops blocks of keys whose sketch proves that "
+     "their probability is no larger. Needs a cache with sketch='int8', unless level is 'skip', and takes no tree"},
     {"level",
-     "with epsilon: 'sketch'; 'auto', which leaves heads alone for a while that kept more than 70 % of their "
-     "blocks; 'box', bounds from the range of each channel; or 'skip', which multiplies all keys and does without "
-     "values "
-     "alone"},
-    {"return_bound", "with epsilon: whether the bound of what each row does without is returned too, [batch, Hq, T]"},
+     "with epsilon: 'sketch'; 'auto', which is dense for a while for heads that kept more than 70 % of their "
+     "blocks; 'box', bounds from the range of each channel; or 'skip', which computes all logits and skips only "
+     "values"},
+    {"return_bound", "with epsilon: whether to return the bound of each row's dropped probability too, [batch, Hq, T]"},
 };
 
 constexpr char kInPython[] = R"(
@@ -225,7 +224,7 @@ constexpr char kSignature[] =
     "def certified_attention(q: Array, k: Array, v: Array, *, epsilon: float = 0.02, "
     "level: typing.Literal['auto', 'sketch', 'box', 'skip'] = 'auto', **options) -> ";
 
-// attend's signature, in which **options stands for those of attention.
+// The signature of attend, in which **options represents the options of attention.
 std::string Unspelled(bool bound, bool lse) {
   constexpr char kNo[] = "typing.Literal[False] = False", kYes[] = "typing.Literal[True]";
   std::string result = "Result";
@@ -237,8 +236,8 @@ std::string Unspelled(bool bound, bool lse) {
          (bound ? kYes : kNo) + ", **options) -> " + result;
 }
 
-// What run(outputs) chooses, as the blocks of each row. It computes attention over them too, which nobody looks at.
-// Query heads choose for themselves at level skip, else key heads do.
+// Returns the blocks that run(outputs) selects for each row. The call computes attention too, and its result is
+// discarded. At level skip each query head selects blocks, otherwise each key head.
 template <class Run>
 Pattern Chosen(const Call& call, int64_t key_heads, int64_t keys, int64_t value_dim, const Run& run) {
   const ConstTensorView& q = call.in.q;
@@ -263,7 +262,7 @@ Pattern Chosen(const Call& call, int64_t key_heads, int64_t keys, int64_t value_
   return patterns::RowBlocks({index.data(), DType::kI32, {B, T, H, most}}, softmax::kSketchKeys);
 }
 
-// heed.select.certified: of keys or of a cache, which come first; the rest are keywords.
+// heed.select.certified: takes keys or a cache by position; the other arguments are keywords.
 Pattern Select(const nb::args& args, const nb::kwargs& kwargs) {
   constexpr char kSelector[] = "certified";
   static const Keywords keywords =
@@ -298,7 +297,7 @@ Pattern Select(const nb::args& args, const nb::kwargs& kwargs) {
                        [&](const Outputs& out) { Attend(ctx, view, q, call.all_options(), out); });
       return;
     }
-    constexpr double kZero = 0;  // in every dtype: values have no say
+    constexpr double kZero = 0;  // a value in every dtype: the selection does not depend on values
     const ConstTensorView& k = call.in.k;
     const ConstTensorView v(&kZero, k.dtype(), {k.size(0), k.size(1), k.size(2), 1}, {0, 0, 0, 1});
     pattern = Chosen(call, k.size(2), k.size(1), 1,
@@ -334,9 +333,10 @@ void AttendOnTorch(const CacheOwner& cache, const nb::args& args, const nb::kwar
 const char* AttendSignature(bool bound, bool lse) { return attention::SpelledForCache(Unspelled(bound, lse)); }
 
 std::string AttendText() {
-  return Docstring(std::string(attention::doc::kAttend) + "\n\nWith epsilon:\n\n" + doc::kAttend,
-                   Unspelled(false, false), {kAttendSaid, kAttendArguments},
-                   std::string(kAttendInPython) + "\nThe bound stands between the two with return_bound=True.");
+  return Docstring(
+      std::string(attention::doc::kAttend) + "\n\nWith epsilon:\n\n" + doc::kAttend, Unspelled(false, false),
+      {kAttendSaid, kAttendArguments},
+      std::string(kAttendInPython) + "\nWith return_bound=True the bound is returned after o, before lse.");
 }
 
 void Bind(nb::module_& m) {

@@ -11,17 +11,17 @@
 
 namespace heed::certified_attention {
 
-// cache.attend(q, *, epsilon=None, level='auto', return_bound=False, ...): attention::AttendOn() unless there is an
-// epsilon. Then o, followed by the bound and lse that are asked for.
+// cache.attend(q, *, epsilon=None, level='auto', return_bound=False, ...): attention::AttendOn() without an epsilon.
+// With one, returns o, followed by the requested bound and lse.
 nanobind::object AttendOn(const python::CacheOwner& cache, const nanobind::args& args, const nanobind::kwargs& kwargs);
 
-// The same for heed.torch: results go to the tensors `out` and, where they are given, `lse` and `bound`.
+// AttendOn for heed.torch: writes the results to the tensors `out` and, if given, `lse` and `bound`.
 void AttendOnTorch(const python::CacheOwner& cache, const nanobind::args& args, const nanobind::kwargs& kwargs);
 
 const char* AttendSignature(bool bound, bool lse);
 std::string AttendText();
 
-// Gives a class of caches, which may have a sketch, its `attend`.
+// Adds `attend` to a cache class, whose caches may have a sketch.
 template <class Class>
 void DefineAttend(Class& bound) {
   const std::string text = AttendText();

@@ -1,4 +1,4 @@
-// Certified attention of given keys: bounds, results over what is kept, and what it refuses.
+// Certified attention over tensors of keys: bounds, results over the kept blocks, and errors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ Result Certified(Context& ctx, const Call& call) {
 }
 
 TEST(CertifiedAttention, BoundsHoldAndResultsAreThoseOfTheReference) {
-  int64_t dropping = 0;  // calls
+  int64_t dropping = 0;  // number of calls that drop keys
   for (uint64_t seed = 1; seed <= 250; ++seed) {
     SCOPED_TRACE(seed);
     Random random(seed);
@@ -63,7 +63,7 @@ TEST(CertifiedAttention, BoundsHoldAndResultsAreThoseOfTheReference) {
     const int64_t Tq = random.Chance(0.6) ? random.Integer(1, 6) : random.Integer(1, 150);
     Call call(kAllKeys[seed % std::size(kAllKeys)], random, dtype, batch, Tq, Tk, random.Integer(1, 2),
               random.Integer(1, 2), random.Pick<int64_t>({4, 16, 33}));
-    if (random.Chance(0.7)) call.q.FillNormal(seed, 3);  // one row of zeros is enough for all to keep everything
+    if (random.Chance(0.7)) call.q.FillNormal(seed, 3);  // a single row of zeros makes all rows keep every block
     Options& o = call.options;
     o.epsilon = random.Pick({0.01, 0.1, 0.6});
     o.level = random.Pick({Level::kSketch, Level::kSkip, Level::kSkip, Level::kAuto, Level::kBox});
@@ -96,7 +96,7 @@ TEST(CertifiedAttention, BoundsHoldAndResultsAreThoseOfTheReference) {
           }
           ASSERT_GE(bound, mass);
           ASSERT_LE(bound, o.epsilon);
-          // Logits of thousands are off by what f32 rounds of them, and weights by as much.
+          // Logits of thousands have an error of their f32 rounding, and probabilities the same relative error.
           const double size = std::isinf(lse) ? 0 : std::abs(lse);
           if (std::isinf(lse)) {
             ASSERT_EQ(r.lse.Get({b, h, i}), lse);
@@ -146,7 +146,7 @@ TEST(CertifiedAttention, BitsDoNotDependOnThreadsNeighboursOrStrides) {
   const Result of_one(alone);
   Forward(one, alone, call.options, of_one.outputs());
   EXPECT_TRUE(SameBits(of_one.o.view(), second(r.o)) && SameBits(of_one.bound.view(), second(r.bound)));
-  // Heads before tokens.
+  // Tensors with the axis of heads before tokens.
   const Buffer strided(DType::kF32, std::vector<int64_t>{2, 700, 2, 16},
                        std::vector<int64_t>{2 * 700 * 16, 16, 700 * 16, 1}, Placement::kBeforeGuard);
   for (int64_t at = 0; at < 2 * 700 * 2 * 16; ++at) {
@@ -163,9 +163,9 @@ TEST(CertifiedAttention, AutoIsDenseWhereLittleCanGoAndElseTheSketch) {
   Context ctx(2);
   Call call(Keys::kNormal, random, DType::kF32, 1, 300, 2000, 2, 1, 16);
   call.q.FillNormal(1);
-  call.k.FillNormal(2, 0.1);  // of head 0 every block weighs as much
+  call.k.FillNormal(2, 0.1);  // head 0: every block has the same mass
   for (int64_t i = 0; i < 300; ++i) call.q.Set({0, i, 1, 0}, 3);
-  for (int64_t j = 320; j < 384; ++j) call.k.Set({0, j, 1, 0}, 20);  // which of head 1 is the only one that counts
+  for (int64_t j = 320; j < 384; ++j) call.k.Set({0, j, 1, 0}, 20);  // head 1: one block has nearly all of the mass
   call.options = OptionsWith(0.1, Level::kAuto, /*causal=*/true);
   const Result automatic = Certified(ctx, call);
   call.options.level = Level::kSketch;

@@ -1,4 +1,4 @@
-// Keys and queries that are hard on certificates, and the truth about a row in double: what tests of all levels share.
+// Keys and queries that are difficult to bound, and the exact results of a row in double, for tests of all levels.
 #ifndef HEED_OPS_SPARSE_CERTIFIED_ATTENTION_CERTIFIED_CASE_H_
 #define HEED_OPS_SPARSE_CERTIFIED_ATTENTION_CERTIFIED_CASE_H_
 
@@ -42,7 +42,7 @@ inline constexpr Keys kAllKeys[] = {Keys::kNormal,  Keys::kClustered, Keys::kLow
                                     Keys::kOneHuge, Keys::kNotFinite, Keys::kEqual,   Keys::kOutlierChannel,
                                     Keys::kNeedle,  Keys::kTiny};
 
-// k [B, T, H, D], each head drawn by itself.
+// Fills k [B, T, H, D], drawing each head separately.
 inline void FillKeys(Keys kind, Random& random, const Buffer& k) {
   const TensorView& v = k.view();
   const int64_t T = v.size(1), D = v.size(3);
@@ -89,7 +89,8 @@ inline void FillKeys(Keys kind, Random& random, const Buffer& k) {
   }
 }
 
-// q [B, T, H, D]: sizes that differ by row, some rows zeros, with one huge element, or along a key.
+// Fills q [B, T, H, D] with magnitudes that differ by row; some rows are zero, have one huge element, or are parallel
+// to a key.
 inline void FillQueries(Random& random, const ConstTensorView& k, const Buffer& q) {
   const TensorView& v = q.view();
   const int64_t group = v.size(2) / k.size(2);
@@ -110,7 +111,7 @@ inline void FillQueries(Random& random, const ConstTensorView& k, const Buffer& 
   }
 }
 
-// Of every kernel there is one: where CPUs multiply bytes, the best sketch has a kernel of its own.
+// A target with the dtype's kernel, by seed: CPUs with int8 dot products have a separate kernel on the best target.
 inline std::string TargetOf(DType dtype, uint64_t seed) {
   std::vector<std::string> targets = AvailableTargets(dtype);
   targets.push_back("tiles");
@@ -134,7 +135,7 @@ inline std::vector<double> LogitsOf(const ConstTensorView& q, const ConstTensorV
   return s;
 }
 
-// The share of the keys whose blocks of 64 are not kept; NaN where a logit is.
+// The probability of the keys whose blocks of 64 are not kept; NaN if a logit is NaN.
 template <class F>
 double DroppedMass(const std::vector<double>& s, const F& is_kept) {
   double most = -std::numeric_limits<double>::infinity(), dropped = 0, all = 0;

@@ -1,4 +1,4 @@
-// The choice of blocks and the certificate: sums in double, of bounds in f32.
+// Selection of blocks and its bound: f32 bounds per block, summed in double.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -14,7 +14,7 @@ namespace {
 constexpr double kUp = 1 + softmax::kSketchError, kDown = 1 - softmax::kSketchError;
 constexpr double kOfBound = 1 + 1e-5;  // for the sums and the quotient
 
-// Sums that f32 has flushed to zero, each below 64 times its least number.
+// Bounds the sum of masses that f32 has flushed to zero, each below 64 times its least number.
 double Flushed(int64_t blocks) { return static_cast<double>(blocks) * 0x1p-120; }
 
 double BoundOf(double dropped, double kept, int64_t blocks) {
@@ -22,7 +22,7 @@ double BoundOf(double dropped, double kept, int64_t blocks) {
   return upper / (kept * kDown + upper) * kOfBound;
 }
 
-// Bins of a sixteenth of an octave from 2^-60 on; smaller sums share the first one.
+// The bin of a mass: bins are a sixteenth of an octave wide from 2^-60 on; smaller masses share the first one.
 int64_t BinOf(float x, int64_t bins) {
   constexpr int64_t kFirst = (127 - 60) << 4;
   return std::clamp<int64_t>((std::bit_cast<uint32_t>(x) >> 19) - kFirst, 0, bins - 1);
@@ -69,7 +69,7 @@ Chooser::Chooser(void* memory, int64_t blocks) {
 }
 
 void Chooser::Keep(const RowMasses& m, double epsilon, uint8_t* kept) {
-  const double most = epsilon * (1 - 1e-6);  // for the last rounding of the bound
+  const double most = epsilon * (1 - 1e-6);  // margin for the last rounding of the bound
   std::fill_n(upper_, kBins, 0.0);
   std::fill_n(lower_, kBins, 0.0);
   double of_kept = m.sink, of_dropped = 0;
@@ -85,7 +85,7 @@ void Chooser::Keep(const RowMasses& m, double epsilon, uint8_t* kept) {
   const auto fits = [&](double upper, double lower) {
     return BoundOf(of_dropped + upper, std::max(of_kept - lower, 0.0) * (1 - 1e-12), m.blocks) <= most;
   };
-  // The lightest go first: whole bins, then of one the lightest blocks.
+  // Drops the smallest masses first: whole bins, then the smallest blocks of one bin.
   int64_t bin = 0;
   for (; bin < kBins && fits(upper_[bin], lower_[bin]); ++bin) {
     of_dropped += upper_[bin];

@@ -1,4 +1,4 @@
-// The choice of blocks is that of a greedy search, block by block, whatever the masses.
+// The selection of blocks is that of a greedy search, block by block, for all masses.
 #include "heed/ops/sparse/certified_attention/certified_choice_internal.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ struct Masses {
   RowMasses view() const { return {upper.data(), lower.data(), static_cast<int64_t>(upper.size())}; }
 };
 
-// Drops blocks one by one, the lightest first, of equals the last one.
+// Drops blocks one by one, the smallest first, ties to the higher index.
 std::vector<uint8_t> Greedy(const Masses& m, double epsilon, std::vector<uint8_t> kept) {
   std::vector<size_t> order;
   std::vector<uint8_t> next = kept;
@@ -62,7 +62,8 @@ TEST(CertifiedChoice, IsThatOfAGreedySearch) {
     Chooser chooser(std::align(64, 1, at, room), static_cast<int64_t>(n));
     chooser.Keep(m.view(), epsilon, kept.data());
     EXPECT_LE(static_cast<double>(BoundOf(m.view(), kept.data())), epsilon) << seed;
-    // Within a bin the order is the search's; between bins a sum of many is added before another one of many.
+    // Within a bin the order equals the greedy search's; across bins sums are added in another order, so rounding may
+    // differ.
     for (size_t i = 0; i < n; ++i) different += kept[i] != expected[i] ? 1 : 0;
     all += static_cast<int64_t>(n);
     const auto count = [](const std::vector<uint8_t>& x) { return std::ranges::count(x, 1); };

@@ -1,4 +1,4 @@
-// What the entry points of certified attention share: checks, and what they write.
+// Common parts of the entry points of certified attention: checks and outputs.
 #ifndef HEED_OPS_SPARSE_CERTIFIED_ATTENTION_CERTIFIED_INTERNAL_H_
 #define HEED_OPS_SPARSE_CERTIFIED_ATTENTION_CERTIFIED_INTERNAL_H_
 
@@ -22,17 +22,17 @@ inline int64_t LongestOf(const KVView& cache) {
   return cache.lengths.empty() ? 0 : *std::max_element(cache.lengths.begin(), cache.lengths.end());
 }
 
-// Throws InvalidArgument for an epsilon out of range, and for what no bound is known with.
+// Throws InvalidArgument for an epsilon out of range, and for options without a known bound.
 void CheckOptions(const char* op, const Options& options);
 
 struct Sizes {
   int64_t key_heads, value_dim, keys;
 };
 
-// Checks options and everything that is written, o with the axes of q. Throws InvalidArgument.
+// Checks options and all outputs, o with the axes of q. Throws InvalidArgument.
 void CheckCall(const char* op, const Inputs& in, const Options& options, const Outputs& out, const Sizes& sizes);
 
-// Memory for an lse that nobody asked for, or the one that somebody did: a NaN in it is one of the bound.
+// The requested lse, or memory for one that was not requested: a NaN in it makes the bound NaN.
 class Lse {
  public:
   Lse(const Outputs& out, const ConstTensorView& q, bool packed) : view_(out.lse) {
@@ -50,10 +50,10 @@ class Lse {
   TensorView view_;
 };
 
-// Bounds and what is kept; of rows that belong to no sequence 0 and nothing.
+// Writes bounds and kept blocks; rows that belong to no sequence get 0 and no block.
 void Write(const softmax::Problem& problem, const Selection& selection, const TensorView& lse, const Outputs& out);
 
-// Attention that leaves out values as it meets them: level skip.
+// Level kSkip: drops values during attention.
 void Skip(Context& ctx, const softmax::Problem& problem, double epsilon, const Outputs& out);
 
 }  // namespace heed::certified_attention

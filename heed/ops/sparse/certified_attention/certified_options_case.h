@@ -1,4 +1,4 @@
-// Random options of attention for certified attention, with their memory: what its case and its tests draw.
+// Random options of attention for certified attention, with their memory, for its case and tests.
 #ifndef HEED_OPS_SPARSE_CERTIFIED_ATTENTION_CERTIFIED_OPTIONS_CASE_H_
 #define HEED_OPS_SPARSE_CERTIFIED_ATTENTION_CERTIFIED_OPTIONS_CASE_H_
 
@@ -63,7 +63,7 @@ class OptionDraw {
     o->log_decay = Keep(x);
   }
 
-  // Where rows are, and how many there are: what a cache knows itself.
+  // Draws positions and lengths of rows, which a cache knows itself.
   void DrawPlaces(attention::Options* o) {
     if (Chance(0.3)) o->key_lengths = List(0, n_.Tk);
     if (Chance(0.3)) o->query_lengths = List(0, n_.Tq);
@@ -71,7 +71,7 @@ class OptionDraw {
     if (Chance(0.3)) o->align = attention::Align::kTopLeft;
   }
 
-  // Boundaries of packed sequences, which may not take all tokens.
+  // Boundaries of packed sequences, which may leave tokens over.
   ConstTensorView Boundaries(int64_t sequences, int64_t tokens) {
     std::vector<int64_t> cuts = {0};
     for (int64_t i = 0; i < sequences; ++i) cuts.push_back(random_.Integer(0, tokens));
@@ -106,7 +106,7 @@ class OptionDraw {
     }
     return Keep(x);
   }
-  // f() for every element of a tensor that broadcasts to [B, Hq, Tq, Tk], in runs of equal draws of a state.
+  // Fills a tensor that broadcasts to [B, Hq, Tq, Tk] with f(), in runs of equal values.
   template <class F>
   ConstTensorView Pairs(DType dtype, const F& f) {
     const auto axis = [&](int64_t size) { return random_.Chance(0.4) ? int64_t{1} : size; };

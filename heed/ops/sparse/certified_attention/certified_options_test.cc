@@ -1,6 +1,6 @@
-// Certified attention with the options of attention: no bound lies whichever are given, of given keys and in caches,
-// and keys that a row does not see have no part in anything. HEED_TEST_SEEDS says of how many calls,
-// HEED_TEST_FIRST_SEED where they begin.
+// Certified attention with the options of attention: with any of them, over tensors and caches, bounds hold, and keys
+// that a row does not see affect no result. HEED_TEST_SEEDS sets the number of calls, HEED_TEST_FIRST_SEED the first
+// seed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -101,7 +101,7 @@ Call Draw(uint64_t seed) {
   call.v = Buffer(dtype, {B, Tk, Hkv, 3});
   FillKeys(kAllKeys[seed % std::size(kAllKeys)], random, call.k);
   FillQueries(random, call.k.view(), call.q);
-  if (random.Chance(0.7)) call.q.FillNormal(seed, 3);  // one row of zeros is enough for all to keep everything
+  if (random.Chance(0.7)) call.q.FillNormal(seed, 3);  // a single row of zeros makes all rows keep every block
   call.v.FillNormal(random.Word());
   Options& o = call.options;
   o.epsilon = random.Pick({0.01, 0.1, 0.6});
@@ -116,7 +116,7 @@ Call Draw(uint64_t seed) {
     if (random.Chance(0.3)) o.window.left = random.Integer(0, 200);
     draw.DrawTerms(&o, /*packed=*/true);
     if (o.level != Level::kSkip) draw.DrawLogDecay(&o, /*packed=*/true);
-    if (random.Chance(0.5)) {  // without the axis of one
+    if (random.Chance(0.5)) {  // without the axes of size 1
       for (Buffer* x : {&call.q, &call.k, &call.v}) {
         const TensorView& t = x->view();
         *x = x->As(TensorView(t.data(), t.dtype(), {t.size(1), t.size(2), t.size(3)}));
@@ -147,7 +147,8 @@ bool Poison(const Call& call, Random& random) {
   const int64_t B = r == 4 ? k.size(0) : 1, T = k.size(r - 3), H = k.size(r - 2), group = call.q.view().size(r - 2) / H;
   std::vector<char> seen(static_cast<size_t>(B * T * H));
   const Result unused(call, /*wide=*/true);
-  // With queries of zeros no logit is -infinity; the reference has no pair for such a logit, although its key is seen.
+  // Queries of zeros have no logit of -infinity; the reference has no pair for such a logit, although its key is
+  // visible.
   const Buffer zeros(call.q.view().dtype(), call.q.view().sizes());
   zeros.FillConstant(0);
   const attention::Inputs in = {zeros.view(), call.k.view(), call.v.view()};
@@ -173,8 +174,8 @@ bool Poison(const Call& call, Random& random) {
   return any;
 }
 
-// The size of the sums that are the logits of each row, [b, h, i], where they have weight: f32 rounds in its
-// proportion.
+// The magnitude of the terms of each row's logits, [b, h, i], where they have weight: f32 rounding is proportional to
+// it.
 Buffer SizesOfLogits(const Call& call, int64_t batch, int64_t heads, int64_t rows) {
   const Buffer sizes(DType::kF64, {batch, heads, rows});
   sizes.FillConstant(0);
@@ -200,7 +201,7 @@ std::string Described(const Call& call, uint64_t seed) {
 
 TEST(CertifiedOptions, NoBoundLies) {
   const int64_t count = FromEnvironment("HEED_TEST_SEEDS", 500), first = FromEnvironment("HEED_TEST_FIRST_SEED", 1);
-  int64_t dropping = 0, poisoned = 0;  // calls
+  int64_t dropping = 0, poisoned = 0;  // number of calls
   for (uint64_t seed = static_cast<uint64_t>(first); seed < static_cast<uint64_t>(first + count); ++seed) {
     const Call call = Draw(seed);
     SCOPED_TRACE(Described(call, seed));
@@ -226,7 +227,7 @@ TEST(CertifiedOptions, NoBoundLies) {
           }
           ASSERT_GE(bound, mass) << b << " " << h << " " << i;
           ASSERT_LE(bound, call.options.epsilon) << b << " " << h << " " << i;
-          // Logits of thousands are off by what f32 rounds of them, and weights by as much.
+          // Logits of thousands have an error of their f32 rounding, and probabilities the same relative error.
           const double size = std::max(sizes.Get({b, h, i}), std::isinf(lse) ? 0 : std::abs(lse));
           if (!(size < 300)) continue;
           if (std::isinf(lse)) {

@@ -1,4 +1,4 @@
-// certified_attention::Reference: attention over marked blocks and the mass of the others, in double.
+// certified_attention::Reference: attention over marked blocks, and the probability of the others, in double.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Element (..., i, j) of a tensor whose first axis may be absent, then [b, ...] or, packed, none.
+// Offset of element (..., i, j) of a tensor whose first axis may be absent, then [b, ...] or, if packed, none.
 int64_t At(const ConstTensorView& t, int64_t b, std::initializer_list<int64_t> last) {
   const auto n = static_cast<int>(last.size());
   int64_t at = t.rank() > n ? b * t.stride(0) : 0;
@@ -28,7 +28,7 @@ int64_t At(const ConstTensorView& t, int64_t b, std::initializer_list<int64_t> l
 void Reference(const Inputs& in, const Options& options, const ConstTensorView& kept, const Outputs& out) {
   constexpr char kOp[] = "certified_attention::Reference";
   const attention::Inputs inputs = {in.q, in.k, in.v};
-  // The rows of attention over all keys, which are split here.
+  // The rows of attention over all keys, divided here into kept and dropped keys.
   std::vector<double> all(
       static_cast<size_t>(in.q.num_elements() / in.q.size(in.q.rank() - 1) * in.v.size(in.v.rank() - 1)));
   std::vector<int64_t> sizes(in.q.sizes().begin(), in.q.sizes().end());
@@ -54,7 +54,7 @@ void Reference(const Inputs& in, const Options& options, const ConstTensorView& 
   }
   attention::ReferenceRows(inputs, options, of_all, [&](const attention::ReferenceRow& row) {
     const int64_t b = packed ? 0 : row.sequence;
-    int64_t origin = 0;  // of blocks
+    int64_t origin = 0;  // first key of block 0
     if (skips && options.key_starts.present()) {
       origin = LoadAsInt64(options.key_starts.dtype(), options.key_starts.data(),
                            row.sequence * options.key_starts.stride(0));
@@ -86,7 +86,7 @@ void Reference(const Inputs& in, const Options& options, const ConstTensorView& 
     }
     const bool keeps = of_lse != 0;  // a NaN is kept
     for (double& x : o) x = keeps ? x / (of_kept + sink) : 0;
-    const double sum = of_kept + of_others + sink;  // a NaN says so
+    const double sum = of_kept + of_others + sink;  // propagates a NaN
     put_row(b, row.head, row.output_row, o, sum == 0 ? 0 : of_others / sum,
             keeps ? most_kept + std::log(of_lse) : -kInfinity);
   });

@@ -1,4 +1,4 @@
-// Masses of blocks from their sketch, in ranges that stay in a cache, then a choice for each set of rows.
+// Masses of blocks from their sketch, in ranges that fit in cache, then the selection for each set of rows.
 #include "heed/ops/sparse/certified_attention/certified_selection_internal.h"
 
 #include <algorithm>
@@ -25,15 +25,15 @@ using softmax::SketchQueries;
 
 namespace {
 
-constexpr int64_t kRange = 64;                     // blocks of a task: those of 64 channels are 340 KiB
-constexpr int64_t kMostBytes = int64_t{32} << 20;  // of masses at a time
+constexpr int64_t kRange = 64;                     // blocks per task: those of 64 channels are 340 KiB
+constexpr int64_t kMostBytes = int64_t{32} << 20;  // masses held at a time
 constexpr int64_t kSetRows = 64;
 constexpr int64_t kMostPositions = 1024;  // blocks of positions beyond those that keys and rows need
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 bool AddsTerms(const Problem& p) { return p.bias.data != nullptr || !p.slopes.empty() || p.forgets; }
 
-// F of a row and a key, from the tables of sums: softmax/decays.h.
+// F of a row and a key, from the cumulative sums of softmax/decays.h.
 class RowDecay {
  public:
   RowDecay(const Problem& p, const Sequence& s, int64_t head, int64_t position)
@@ -62,7 +62,7 @@ class RowDecay {
   const Problem& p_;
   const Sequence& s_;
   const int64_t head_, own_;
-  softmax::WideSum sum_;  // over all keys up to its own
+  softmax::WideSum sum_;  // over all keys up to the row's own
 };
 
 SketchMasses From(const SketchMasses& masses, int64_t block) {
@@ -75,7 +75,7 @@ void Clear(const SketchMasses& masses, int64_t block) {
   masses.upper[block] = masses.lower[block] = 0;
 }
 
-// f(begin, end, kind) for runs of blocks of one kind.
+// Calls f(begin, end, kind) for runs of blocks of one kind.
 template <class Kind, class F>
 void ForRuns(const Interval& range, const Kind& kind_of, const F& f) {
   for (int64_t begin = range.begin; begin < range.end;) {
@@ -207,7 +207,8 @@ void Selection::Choose(Context& ctx, int64_t begin, int64_t end) {
   ctx.ReserveScratch(
       static_cast<size_t>(std::max(Scratch().LayOut(problem_, nullptr), Chooser::Bytes(blocks_) + of_sinks)));
   const int64_t ranges = (blocks_ + kRange - 1) / kRange;
-  const auto at = [&](int64_t i, const auto& f) {  // set, then head, then sequence, so that late sets are spread
+  const auto at = [&](int64_t i, const auto& f) {  // set, then head, then sequence, which distributes the late sets
+                                                   // over tasks
     const int64_t n = i % heads / key_heads, h = i % heads % key_heads, set = begin + i / heads;
     if (!IsDense(n, h) && !IsElsewhere(n, set)) f(n, h, set);
   };
@@ -232,7 +233,7 @@ void Selection::Score(Context& ctx, int64_t n, int64_t h, int64_t set, int64_t i
   for (int64_t i = range.begin; i < range.end; ++i) blocks[i - range.begin] = keys_.block(n, h, i);
   Scratch scratch;
   scratch.LayOut(problem_, ctx.Scratch(worker));
-  // Row r of a set: query head r / count of the group, query r % count of the set.
+  // Row r of a set is query head r / count of the group and query r % count of the set.
   const int64_t most = keys_.by_boxes ? 1 : kSketchRows;
   for (int64_t r = 0; r < group_ * count;) {
     SketchQueries queries;
@@ -319,7 +320,7 @@ void Selection::FindTerms(const QueryRow& row, const Interval& range, uint64_t* 
       if (decay) term += decay->At(key);
       if (bias.data != nullptr) term += LoadAsDouble(bias.dtype, bias.data, of_row + key * bias.key_stride);
       terms[at] = static_cast<float>(term);
-      if (terms[at] == -kInfinity) *seen &= ~(left & -left);  // which masks
+      if (terms[at] == -kInfinity) *seen &= ~(left & -left);  // -inf masks
     }
   }
 }
@@ -329,7 +330,7 @@ void Selection::ScoreBoxes(const QueryRow& row, const SketchQueries& one, const 
   const std::byte* const q = QueryAt(row);
   for (int64_t e = 0; e < problem_.depth; ++e) {
     const double x = problem_.scale * LoadAsDouble(problem_.dtype, q, e);
-    // A product that f32 would flush could still meet a key of 10^38.
+    // A product that f32 flushes to zero could still meet a key of 10^38.
     const bool lost = x != 0 && std::abs(x) < 0x1p-100;
     scaled[e] = lost ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(x);
   }
@@ -379,7 +380,7 @@ void Selection::ChooseSet(Context& ctx, int64_t n, int64_t h, int64_t set, int64
     bounds_[static_cast<size_t>((n * problem_.query_heads + head) * rows_ + i)] =
         BoundOf({masses.upper, masses.lower, blocks.size(), masses.logit, sinks[r]}, kept + blocks.begin);
   });
-  // Sums have been used: memory of some of them marks the blocks that any row sees.
+  // The masses are no longer needed, so their memory marks the blocks that any row sees.
   const Interval all = BlocksOfSet(n, set);
   float* const seen = MassesOf(ctx, slot, 0).upper;
   std::fill_n(seen + all.begin, all.size(), 0.0f);

@@ -1,4 +1,4 @@
-// The blocks that each row of a call reads, and its bound: what decoding and prefill have in common.
+// The blocks that each row of a call reads, and its bound: common to decoding and prefill.
 #ifndef HEED_OPS_SPARSE_CERTIFIED_ATTENTION_CERTIFIED_SELECTION_INTERNAL_H_
 #define HEED_OPS_SPARSE_CERTIFIED_ATTENTION_CERTIFIED_SELECTION_INTERNAL_H_
 
@@ -18,45 +18,44 @@ namespace heed::certified_attention {
 // Keys in blocks with a sketch, counted from key 0 of each sequence.
 struct SketchedKeys {
   softmax::SketchParts parts;
-  bool by_boxes =
-      false;  // of whole blocks; a row's last one is bounded by its sketch, and so is one that it sees in part
+  bool by_boxes = false;  // for whole blocks; a row's last block and partly visible blocks are bounded by their sketch
   softmax::BoxParts boxes;
   std::function<const std::byte*(int64_t sequence, int64_t head, int64_t block)> block;
 };
 
 inline int64_t BlocksOf(int64_t keys) { return (keys + softmax::kSketchKeys - 1) / softmax::kSketchKeys; }
 
-// Rows of the same 64-th of positions may share their blocks, or each have its own; heads of a group share them always.
-// The problem's pattern has been placed. It outlives the selection, and so do the keys.
+// Rows with the same position / 64 may share their blocks, or each have their own; heads of a group always share them.
+// The problem's pattern has been placed. The problem and the keys outlive the selection.
 class Selection {
  public:
   Selection(const softmax::Problem& problem, const SketchedKeys& keys, double epsilon, bool rows_share);
 
-  // A head whose rows keep everything, without a look at its sketch.
+  // Makes a head's rows keep everything, without reading its sketch.
   void SetDense(int64_t n, int64_t h);
   bool IsDense(int64_t n, int64_t h) const { return dense_[Head(n, h)] != 0; }
 
-  // Chooses for all rows, or for those of sets [begin, end) alone. Takes ctx's scratch and shared memory.
+  // Selects blocks for all rows, or for those of sets [begin, end) only. Uses ctx's scratch and shared memory.
   void Choose(Context& ctx) { Choose(ctx, 0, sets_); }
   void Choose(Context& ctx, int64_t begin, int64_t end);
 
   struct Count {
-    int64_t kept = 0, visible = 0;  // blocks of which rows see some key, of sets that have been chosen for
+    int64_t kept = 0, visible = 0;  // blocks with a key visible to a row, of the sets selected for so far
   };
   Count CountOf(int64_t n, int64_t h) const { return CountOf(n, h, 0, sets_); }
   Count CountOf(int64_t n, int64_t h, int64_t begin, int64_t end) const;
-  bool drops() const;  // any block of any row
+  bool drops() const;  // true if any row drops a block
 
   int64_t blocks() const { return blocks_; }
-  int64_t sets() const { return sets_; }  // of rows, of a sequence
+  int64_t sets() const { return sets_; }  // sets of rows in a sequence
   int64_t SetOf(int64_t n, int64_t i) const;
   const uint8_t* Kept(int64_t n, int64_t h, int64_t set) const { return kept_.data() + At(n, h, set); }
   float Bound(int64_t n, int64_t head, int64_t i) const {
     return bounds_[static_cast<size_t>((n * problem_.query_heads + head) * rows_ + i)];
   }
 
-  // A table of blocks by positions has rows from 0 on, so many at most. Rows that stand elsewhere share nothing, and
-  // keep what they see.
+  // The number of rows of a table of blocks by position, which begins at position 0. Rows at other positions share
+  // nothing and keep all visible blocks.
   int64_t positions() const { return positions_; }
   bool has_rows_elsewhere() const { return elsewhere_; }
 
@@ -64,8 +63,9 @@ class Selection {
   struct Rows {
     int64_t begin = 0, end = 0;
   };
-  Rows RowsOf(int64_t n, int64_t set) const;                  // that see something
-  softmax::Interval BlocksOfRow(int64_t n, int64_t i) const;  // from the first to the last of which it may see a key
+  Rows RowsOf(int64_t n, int64_t set) const;                  // rows of the set that see a key
+  softmax::Interval BlocksOfRow(int64_t n, int64_t i) const;  // from the first to the last block in which the row may
+                                                              // see a key
   softmax::Interval BlocksOfSet(int64_t n, int64_t set) const;
   bool IsElsewhere(int64_t n, int64_t set) const;
   const softmax::Sequence& SequenceOf(int64_t n) const { return problem_.sequences[static_cast<size_t>(n)]; }
@@ -81,7 +81,7 @@ class Selection {
     int32_t* words;
     float* scaled;
     uint64_t* seen;  // [rows, range]
-    float* terms;    // [rows, range, 64]; null: there are none
+    float* terms;    // [rows, range, 64]; null if no term is added
     int64_t LayOut(const softmax::Problem& p, void* base);
   };
   struct QueryRow {

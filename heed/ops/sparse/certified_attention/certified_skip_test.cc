@@ -1,5 +1,5 @@
-// Level skip of certified attention: a row does without the same keys, and has the same bits, wherever it is computed.
-// That no bound lies is in the tests of all levels.
+// Level skip of certified attention: a row drops the same keys and has the same bits wherever it is computed. The tests
+// of all levels check that bounds hold.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,14 +32,14 @@ struct Result {
         bound(DType::kF32, {q.size(0), q.size(2), q.size(1)}), lse(DType::kF32, {q.size(0), q.size(2), q.size(1)}),
         kept(DType::kBool, {q.size(0), q.size(2), q.size(1), (keys + 63) / 64}) {}
   Outputs outputs() const { return {o.view(), bound.view(), lse.view(), kept.view()}; }
-  double Share() const {  // of the blocks, kept
+  double Share() const {  // fraction of blocks kept
     double sum = 0;
     for (const uint8_t x : kept.bytes()) sum += x;
     return sum / static_cast<double>(kept.bytes().size());
   }
 };
 
-// Keys near one of eight directions, one of which a row looks for; those of a direction come in runs of 64 or so.
+// Keys near one of eight directions, one of which a row's query has; keys of one direction come in runs of about 64.
 struct Call {
   Buffer q, k, v;
   Options options = OptionsWith(0.05, Level::kSkip, /*causal=*/true);
@@ -118,7 +118,7 @@ TEST(CertifiedSkip, BitsOfARowAreItsOwn) {
            {std::pair{&r.o, &same.o}, {&r.bound, &same.bound}, {&r.lse, &same.lse}, {&r.kept, &same.kept}}) {
         EXPECT_TRUE(SameBits(a->view(), b->view()));
       }
-      // Some rows of the second sequence and second key head, in fewer keys, behind which there is only NaN.
+      // Takes some rows of the second sequence and second key head, with fewer keys, followed by NaN.
       for (const auto& [begin, end] : {std::pair{0, 1}, {5, 6}, {60, 130}, {131, 132}, {199, 200}}) {
         SCOPED_TRACE(begin);
         const int64_t keys = 800 + end;
@@ -171,7 +171,7 @@ TEST(CertifiedSkip, CachesHaveTheBitsOfGivenKeys) {
   }
 }
 
-// Where a row keeps the values of a key that its neighbours do without, they alone are hidden from what these are.
+// Where a row keeps the values of a key that its neighbours drop, the neighbours do not see their NaN.
 TEST(CertifiedSkip, ValuesThatAreLeftOutAreNotSeen) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const int64_t rows : {4, 150}) {
@@ -202,7 +202,8 @@ TEST(CertifiedSkip, ValuesThatAreLeftOutAreNotSeen) {
   }
 }
 
-// What is near weighs most: nothing before it is needed, and the last tile says so from the beginning.
+// The last keys have the most mass: no earlier key is needed, which the last tile, processed first, shows from the
+// start.
 TEST(CertifiedSkip, TheEndOfTheKeysIsWeighedFirst) {
   Context ctx(1);
   const Buffer q(DType::kF32, {1, 1, 1, 8}), k(DType::kF32, {1, 2048, 1, 8}), v(DType::kF32, {1, 2048, 1, 8});
@@ -215,7 +216,7 @@ TEST(CertifiedSkip, TheEndOfTheKeysIsWeighedFirst) {
   for (int64_t block = 0; block < 32; ++block) EXPECT_EQ(r.kept.Get({0, 0, 0, block}) != 0, block >= 29) << block;
 }
 
-// Rows that see nothing, vectors of them between others.
+// Whole and partial vectors of rows that see no key.
 TEST(CertifiedSkip, RowsThatSeeNothingAreZeros) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     Context ctx(1);
@@ -228,7 +229,7 @@ TEST(CertifiedSkip, RowsThatSeeNothingAreZeros) {
   }
 }
 
-// Ragged sequences: rows that nobody appended keep nothing.
+// Sequences of different lengths: rows beyond a sequence's appended tokens keep nothing.
 TEST(CertifiedSkip, RowsBeyondASequencesOwnSeeNothing) {
   Context ctx(2);
   const Call call(7, DType::kF32, 1, 2, 400, 1, 1, 8);
@@ -241,7 +242,7 @@ TEST(CertifiedSkip, RowsBeyondASequencesOwnSeeNothing) {
   for (int64_t block = 0; block < 7; ++block) EXPECT_EQ(r.kept.Get({0, 0, 1, block}), 0);
 }
 
-// A tile that would take most of epsilon comes before many that together take no more, and is not what it is spent on.
+// A tile that would use most of epsilon precedes many that together use no more; epsilon is not spent on it.
 TEST(CertifiedSkip, ABudgetIsSpentEvenly) {
   Context ctx(1);
   const Buffer q(DType::kF32, {1, 1, 1, 1}), k(DType::kF32, {1, 2048, 1, 1}), v(DType::kF32, {1, 2048, 1, 1});

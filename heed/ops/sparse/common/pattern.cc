@@ -1,4 +1,4 @@
-// Patterns as values: the arguments of builders, expressions, masks.
+// Pattern values: arguments of builders, expressions, masks.
 #include "heed/ops/sparse/common/pattern.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ void CheckSize(const Builder& builder, const Parameter& parameter, int64_t size,
          size < least ? std::to_string(least) + " or more" : "at most " + std::to_string(kLargest));
 }
 
-// A value as its builder takes it: a block of one size is one of two.
+// Converts a value to the form its builder takes: a block of one size becomes a block of two.
 void CheckValue(const Builder& builder, const Parameter& parameter, Value& value) {
   const Table* table = std::get_if<Table>(&value);
   switch (parameter.kind) {
@@ -113,7 +113,7 @@ std::string TextOf(const Parameter& parameter, const Value& value, bool& complet
     return rows == columns ? rows : "(" + rows + ", " + columns + ")";
   }
   if (table.values.size() <= kMostWritten) {
-    // Axes that are empty say nothing of those inside them.
+    // Empty axes do not determine the sizes of the axes inside them.
     const int64_t* at = table.values.data();
     const bool hidden = table.values.empty() && table.rank() > 1;
     if (!hidden) return ListText(table, 0, at);
@@ -122,7 +122,7 @@ std::string TextOf(const Parameter& parameter, const Value& value, bool& complet
   return std::string("<") + (table.is_bool ? "bool" : "int") + ShapeString(table.shape) + ">";
 }
 
-// One more than that of what it is made of.
+// Sets the depth to one more than the deepest part.
 void SetDepth(Node& node, const std::vector<Pattern>& parts) {
   for (const Pattern& part : parts) node.depth = std::max(node.depth, part.node()->depth + 1);
   if (node.depth > kMostDepth) {
@@ -311,7 +311,7 @@ Pattern operator&(const Pattern& a, const Pattern& b) { return patterns::Combine
 
 namespace {
 
-// Throws InvalidArgument of `op` unless the numbers of a call mean something and the pattern fits it.
+// Throws InvalidArgument of `op` unless the numbers of a call are valid and the pattern fits it.
 void CheckCall(const char* op, const Pattern& pattern, const PatternCall& call) {
   const auto refuse = [&](const char* name, const std::string& got, const std::string& expected) {
     throw InvalidArgument(std::string(op) + ": " + name + " " + got + ", expected " + expected);
@@ -335,7 +335,7 @@ void CheckCall(const char* op, const Pattern& pattern, const PatternCall& call) 
   patterns::CheckPattern(op, pattern, call);
 }
 
-// f(batch, head, row, tile's first key, word) for rows of the call and tiles in which they keep something.
+// Calls f(batch, head, row, tile's first key, word) for rows of the call and tiles in which they keep a key.
 template <class F>
 void ForWords(const softmax::Visits& visits, const PatternCall& call, const F& f) {
   for (int64_t b = 0; b < static_cast<int64_t>(call.starts.size()); ++b) {

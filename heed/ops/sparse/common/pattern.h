@@ -1,9 +1,9 @@
-// Patterns: which keys a row of sparse attention looks at.
+// Patterns: the keys that each row of sparse attention attends to.
 //
 // A pattern is an immutable set of pairs (p, j) of a query's position p and a key j. Both are absolute:
-// query i of a call stands at p = start + i, with attention's start. Keys count from 0, whatever
-// key_starts says, up to Tk. Neighbours outside [0, Tk) do not exist. Sets are united by | and
-// cut by &; a pair is kept once. No builder is causal by itself.
+// query i of a call has position p = start + i, with attention's start. Keys count from 0, whatever
+// key_starts says, up to Tk. Neighbours outside [0, Tk) do not exist. Sets are combined by | (union) and &
+// (intersection). No builder is causal by itself.
 #ifndef HEED_OPS_SPARSE_COMMON_PATTERN_H_
 #define HEED_OPS_SPARSE_COMMON_PATTERN_H_
 
@@ -22,26 +22,25 @@ namespace patterns {
 class Node;
 }
 
-// A value, cheap to copy. What a call does with it is compiled once per pattern and shape.
+// A pattern, cheap to copy. Its lists for a call are compiled once per pattern and shape.
 class HEED_API Pattern {
  public:
   Pattern() = default;  // absent: every pair is kept
   explicit Pattern(std::shared_ptr<const patterns::Node> node) : node_(std::move(node)) {}
 
-  // The set that an expression says, as ToString() writes it: builders by name with arguments by position
-  // or by name, `|`, `&`, which binds closer, and parentheses: "longformer(512, [0]) | dilated(8, 64)".
-  // Throws InvalidArgument that says where in the expression what was expected. Expressions have at
-  // most 1 MiB, 64 levels and numbers below 2^62.
+  // Parses an expression, as ToString() writes it: builders by name with arguments by position or by name, `|`, `&`,
+  // which binds tighter, and parentheses: "longformer(512, [0]) | dilated(8, 64)". Throws InvalidArgument that gives
+  // the place in the expression and what was expected there. Expressions have at most 1 MiB, 64 levels and numbers
+  // below 2^62.
   static Pattern Parse(std::string_view expression);
 
-  // An expression of the same set. Tables of more than 4096 numbers are written as their shapes, which
-  // Parse() refuses.
+  // An expression of the same set. Tables of more than 4096 numbers are written as their shapes, which Parse() refuses.
   std::string ToString() const;
 
   bool present() const { return node_ != nullptr; }
   const std::shared_ptr<const patterns::Node>& node() const { return node_; }
 
-  // Whether both were made by the same calls.
+  // True if both were built by the same calls.
   friend HEED_API bool operator==(const Pattern& a, const Pattern& b);
   friend HEED_API Pattern operator|(const Pattern& a, const Pattern& b);
   friend HEED_API Pattern operator&(const Pattern& a, const Pattern& b);
@@ -50,9 +49,9 @@ class HEED_API Pattern {
   std::shared_ptr<const patterns::Node> node_;
 };
 
-// Builders. Sizes are 0 or more, where they would mean nothing 1 or more; all throw InvalidArgument
-// naming themselves, the argument, what it is and what was expected. Tables are copied: bool, or i32
-// or i64, any strides; where one has an axis B, that is the batch entries of a call or 1.
+// Builders. Sizes are at least 0, or at least 1 where 0 would have no meaning; all throw InvalidArgument with their
+// name, the argument, its value and what was expected. Tables are copied: bool, or i32 or i64, any strides; an axis B
+// has the size of the call's batch, or 1.
 namespace patterns {
 
 // p - left <= j <= p + right.
@@ -76,12 +75,12 @@ HEED_API Pattern GlobalTokens(const ConstTensorView& tokens);
 // SlidingWindow(window / 2, window / 2) | GlobalTokens(tokens). Source: Beltagy et al., arXiv:2004.05150.
 HEED_API Pattern Longformer(int64_t window, const ConstTensorView& tokens);
 
-// For each head and block of rows `count` blocks of keys, all equally likely: of nb blocks those that come
-// first in a shuffle by Philox4x32-10 of the key seed at the counters (i, floor(p / block), head, 2^30).
+// For each head and block of rows, `count` blocks of keys, all equally likely: the first ones of nb blocks after a
+// shuffle by Philox4x32-10 with the key `seed` at the counters (i, floor(p / block), head, 2^30).
 HEED_API Pattern RandomBlocks(int64_t count, int64_t block = 64, uint64_t seed = 0);
 
-// Blocks b = floor(p / block) of nb: 0 and nb - 1 keep all, the others blocks 0, b - 1, b, b + 1, nb - 1 and
-// `random` of the rest, drawn as RandomBlocks does; all is kept where nb <= 5 + 2 random. Source: Zaheer et
+// With b = floor(p / block) of nb blocks: blocks 0 and nb - 1 keep all keys, the others keep blocks 0, b - 1, b, b + 1,
+// nb - 1 and `random` of the rest, drawn as in RandomBlocks; all is kept where nb <= 5 + 2 random. Source: Zaheer et
 // al., arXiv:2007.14062, its internal global construction.
 HEED_API Pattern BigBird(int64_t block = 64, int64_t random = 3, uint64_t seed = 0);
 
@@ -92,13 +91,13 @@ HEED_API Pattern Streaming(int64_t sinks, int64_t window);
 // al., arXiv:2204.07143.
 HEED_API Pattern Neighborhood(int64_t window);
 
-// keep[floor(p / rows)][floor(j / columns)]: bool [nq, nk], [Hp, nq, nk] or [B, Hp, nq, nk] with Hp of 1, key
-// heads or query heads. What lies beyond the table is not kept.
+// keep[floor(p / rows)][floor(j / columns)]: bool [nq, nk], [Hp, nq, nk] or [B, Hp, nq, nk] with Hp of 1, key heads or
+// query heads. Pairs beyond the table are not kept.
 HEED_API Pattern Blocks(const ConstTensorView& keep, int64_t rows, int64_t columns);
 inline Pattern Blocks(const ConstTensorView& keep, int64_t block = 64) { return Blocks(keep, block, block); }
 
-// Blocks by rows: row i has columns[row_ptr[i], row_ptr[i + 1]), ascending; row_ptr [nq + 1] or [Hp, nq + 1] from 0 to
-// n.
+// Blocks in CSR form: row i has columns[row_ptr[i], row_ptr[i + 1]), ascending; row_ptr [nq + 1] or [Hp, nq + 1] from 0
+// to n.
 HEED_API Pattern Csr(const ConstTensorView& row_ptr, const ConstTensorView& columns, int64_t rows,
                      int64_t columns_of_block);
 inline Pattern Csr(const ConstTensorView& row_ptr, const ConstTensorView& columns, int64_t block = 64) {
@@ -106,12 +105,13 @@ inline Pattern Csr(const ConstTensorView& row_ptr, const ConstTensorView& column
 }
 
 // index[b][i][h]: the blocks of keys of row i of the call, not of a position: [B, Tq, n] or [B, Tq, Hp, n] with Hp of
-// 1, key heads or query heads; -1 is absent, none comes twice. What selectors return. Alone, attention takes rows that
-// keep a block together, wherever they stand, and costs what they keep.
+// 1, key heads or query heads; -1 is absent, and no block appears twice. Selectors return such patterns. If it is the
+// whole pattern, attention computes rows that keep the same block together, wherever they are, and costs the kept
+// pairs.
 HEED_API Pattern RowBlocks(const ConstTensorView& index, int64_t block = 64);
 
-// index[b][i][h]: the keys of row i of the call, not of a position: [B, Tq, n] or [B, Tq, Hkv, n]; -1 is absent,
-// none comes twice. Alone, attention reads each row's keys where they are and costs what these are.
+// index[b][i][h]: the keys of row i of the call, not of a position: [B, Tq, n] or [B, Tq, Hkv, n]; -1 is absent, and no
+// key appears twice. If it is the whole pattern, attention reads each row's keys in place and costs the kept pairs.
 HEED_API Pattern Keys(const ConstTensorView& index);
 
 // A pattern for each query head.
@@ -119,20 +119,21 @@ HEED_API Pattern PerHead(const std::vector<Pattern>& heads);
 
 }  // namespace patterns
 
-// Where the rows of a call stand. Sizes may be 0, but there are heads: query_heads is a multiple of key_heads.
+// Sizes and positions of a call. Sizes may be 0, but there is at least one head: query_heads is a multiple of
+// key_heads.
 struct PatternCall {
   int64_t Tq = 0, Tk = 0;
   int64_t query_heads = 1, key_heads = 1;
   std::vector<int64_t> starts;  // position of row 0 of each batch entry
-  int64_t batch = 0;            // of starts[0], where a call is made entry by entry
-  int64_t batches = -1;         // of the whole call; -1: as many as starts
+  int64_t batch = 0;            // batch entry of starts[0], where a call is processed entry by entry
+  int64_t batches = -1;         // batch entries of the whole call; -1: the size of starts
 };
 
-// keep[batch, heads, Tq, Tk], bool: the pairs that are kept, of those with j <= p if `causal`. Throws
-// InvalidArgument if the pattern does not fit the call, or a number of the call means nothing.
+// keep[batch, heads, Tq, Tk], bool: the kept pairs, only those with j <= p if `causal`. Throws InvalidArgument if the
+// pattern does not fit the call, or a size of the call is invalid.
 HEED_API void Mask(const Pattern& pattern, const PatternCall& call, bool causal, const TensorView& keep);
 
-// The share of kept pairs among all, Tq Tk, or those with j <= p; 0 where there are none.
+// The fraction of kept pairs among all Tq Tk, or among those with j <= p; 0 if there is no pair.
 HEED_API double Density(const Pattern& pattern, const PatternCall& call, bool causal);
 
 }  // namespace heed

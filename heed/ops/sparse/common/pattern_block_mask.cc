@@ -1,4 +1,4 @@
-// Block masks: lists of blocks, of which some bring bits.
+// Block masks: lists of blocks, some with a bit per pair.
 #include "heed/ops/sparse/common/pattern_block_mask.h"
 
 #include <algorithm>
@@ -87,7 +87,7 @@ class BlockMaskNode : public Node {
   // The first key of a block.
   int64_t KeyOf(int64_t at) const { return columns().values[static_cast<size_t>(at)] * keys_; }
 
-  // f(first row, end row, begin, end): rows of the range that have one list of blocks, and that list.
+  // Calls f(first row, end row, begin, end) for runs of rows with the same list of blocks, and that list.
   template <class F>
   void ForLists(const Place& place, const RowRange& rows, const F& f) const {
     const int64_t batch = by_batch() ? place.batch : 0, head = by_head() ? place.head : 0;
@@ -99,7 +99,7 @@ class BlockMaskNode : public Node {
       first = end;
     }
   }
-  // f(at, bits of its keys) of those that have some of the keys [from, from + 64).
+  // Calls f(at, bits of its keys) for the blocks that have some of the keys [from, from + 64).
   template <class F>
   void ForBlocks(int64_t begin, int64_t end, int64_t from, const F& f) const {
     const auto lists = columns().values.begin();
@@ -108,7 +108,7 @@ class BlockMaskNode : public Node {
       f(at, Bits(KeyOf(at), KeyOf(at) + keys_, from));
     }
   }
-  // 64 bits of a row of a block from its key `from` on, which may lie before the first.
+  // 64 bits of a row of a block from its key `from` on, which may be negative.
   uint64_t PartBits(int64_t part, int64_t row, int64_t from) const {
     const int64_t words = bits().size(2);
     const int64_t* own = bits().values.data() + (part * bits().size(1) + row) * words;

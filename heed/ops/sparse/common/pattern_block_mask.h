@@ -1,4 +1,4 @@
-// Block masks as FlexAttention lists them: blocks that are kept whole, and blocks of which some pairs are.
+// Block masks as in FlexAttention: lists of full blocks and of partial blocks.
 #ifndef HEED_OPS_SPARSE_COMMON_PATTERN_BLOCK_MASK_H_
 #define HEED_OPS_SPARSE_COMMON_PATTERN_BLOCK_MASK_H_
 
@@ -10,19 +10,19 @@
 
 namespace heed::patterns {
 
-// Block i of rows keeps of the blocks of keys [row_ptr[b, h, i], row_ptr[b, h, i + 1]) of `columns`.
+// Block i of rows keeps pairs in the blocks of keys [row_ptr[b, h, i], row_ptr[b, h, i + 1]) of `columns`.
 struct BlockMaskInputs {
   ConstTensorView row_ptr;     // [B, Hp, nq + 1]: B is 1 or the batch entries, Hp is 1 or the query heads
   ConstTensorView columns;     // [n], ascending in each row
-  ConstTensorView parts;       // [n]: which of `bits` a block keeps; -1: all of its pairs
-  ConstTensorView bits;        // i64 [m, rows, ceil(keys / 64)]: of each row a bit per key, the lowest first
-  int64_t rows = 1, keys = 1;  // of a block
-  int64_t Tq = 0, Tk = 0;      // of the calls that it is for
+  ConstTensorView parts;       // [n]: index into `bits` of a partial block; -1: a full block
+  ConstTensorView bits;        // i64 [m, rows, ceil(keys / 64)]: for each row a bit per key, the lowest first
+  int64_t rows = 1, keys = 1;  // sizes of a block
+  int64_t Tq = 0, Tk = 0;      // sizes of the calls that it fits
 };
 
-// The pairs of a row of the call, not of a position, and a key. No expression says such a pattern, and it is
-// equal to itself alone. Memory is that of the blocks: of those in part a bit per pair. Tables are copied; throws
-// InvalidArgument naming the one that does not fit.
+// Pairs of a row of the call, not of a position, and a key. No expression describes such a pattern, and it is equal
+// only to itself. Memory is that of the blocks: a bit per pair for partial ones. Tables are copied; throws
+// InvalidArgument with the name of an invalid one.
 HEED_API Pattern BlockMask(const BlockMaskInputs& in);
 
 }  // namespace heed::patterns

@@ -1,4 +1,4 @@
-// The builders of patterns: their arguments, and the nodes that these become.
+// The builders of patterns: their arguments, and the nodes that they build.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -97,7 +97,7 @@ NodePtr MakeCsr(const std::vector<Value>& v) {
   return node;
 }
 
-// Lists by row of the call, of keys or of blocks of them.
+// Lists of keys or blocks of keys for each row of the call.
 NodePtr MakeLists(const char* builder, const char* one, const char* shapes, const Table& index, int64_t block) {
   CheckRank(builder, "index", index, 3, 4, shapes);
   if (index.rank() == 4) CheckHeads(builder, "index", index, index.size(2));

@@ -101,7 +101,7 @@ class Random {
     const int64_t n = static_cast<int64_t>(columns.size());
     return Csr(View(ints_, {heads, nq + 1}), View(columns, {n}), 1 + Size(), 1 + Size());
   }
-  // Numbers below `most` for each row, none twice; 0 heads: no such axis.
+  // Distinct numbers below `most` for each row; 0 heads: no such axis.
   ConstTensorView Lists(int64_t heads, int64_t n, int64_t most) {
     const int64_t batches = AnyBatches();
     std::vector<int64_t> shape = {batches, call_.Tq, n};
@@ -141,7 +141,7 @@ class Random {
         ints_.push_back(static_cast<int64_t>(columns.size()));
       }
     }
-    // What stands behind a block's last key means nothing.
+    // Bits after a block's last key have no meaning.
     for (int64_t i = 0; i < m * rows * words; ++i) bits.push_back(static_cast<int64_t>(Seed() ^ Seed() << 32));
     const int64_t n = static_cast<int64_t>(columns.size());
     return BlockMask({View(ints_, {batches, heads, nq + 1}), View(columns, {n}), View(parts, {n}),

@@ -1,6 +1,6 @@
-// What a pattern is inside: a tree of nodes, and lists of tiles compiled from it.
+// Internals of a pattern: a tree of nodes, and lists of tiles compiled from it.
 //
-// A node says which keys of a tile of 64 a row keeps, as bits: | and & of sets are | and & of words.
+// A node returns the keys of a tile of 64 that a row keeps, as bits: | and & of sets are | and & of words.
 #ifndef HEED_OPS_SPARSE_COMMON_PATTERN_INTERNAL_H_
 #define HEED_OPS_SPARSE_COMMON_PATTERN_INTERNAL_H_
 
@@ -19,39 +19,39 @@
 
 namespace heed::patterns {
 
-inline constexpr int64_t kLargest = int64_t{1} << 61;  // size, and position either way
+inline constexpr int64_t kLargest = int64_t{1} << 61;  // bound of sizes, and of positions of either sign
 
 inline constexpr int64_t kTile = softmax::Visits::kKeys, kBlockRows = softmax::Visits::kRows;
 
-// Blocks of keys that were drawn last, as a node is asked for them tile by tile.
+// The blocks of keys drawn last, cached since a node is evaluated tile by tile.
 struct Drawn {
   const void* node = nullptr;
   int64_t head = 0, block = 0;
   std::vector<int64_t> blocks;
 };
 
-// A head of a call, and what that is like.
+// A head of a call, and the sizes that its patterns depend on.
 struct Place {
   int64_t batch = 0, head = 0;
   int64_t query_heads = 1, key_heads = 1;
   int64_t Tk = 0;
-  Drawn* drawn = nullptr;  // of this call
+  Drawn* drawn = nullptr;  // cache of this call
 };
 
-// Up to kBlockRows rows of one place: those of the call from `row` on, which stand at `position` and behind.
+// Up to kBlockRows rows of one head: those of the call from `row` on, at `position` and following.
 struct RowRange {
   int64_t row = 0, position = 0, count = 0;
   int64_t last() const { return position + count - 1; }
 };
 
-// Disjoint ranges of tiles, ascending, from ranges of keys in any order.
+// Disjoint ascending ranges of tiles, from ranges of keys in any order.
 class TileSet {
  public:
   struct Range {
     int64_t begin, end;
   };
   explicit TileSet(int64_t Tk) : Tk_(Tk) {}
-  void AddKeys(int64_t begin, int64_t end);  // what of them exists
+  void AddKeys(int64_t begin, int64_t end);  // clamps the range to existing keys
   void AddAll() { AddKeys(0, Tk_); }
   void AddCommon(TileSet& a, TileSet& b);
   std::span<const Range> Ranges();
@@ -87,30 +87,30 @@ class Node {
   virtual bool by_head() const { return false; }
   virtual bool by_batch() const { return false; }
 
-  // Tiles outside of which these rows keep nothing.
+  // Adds the tiles outside of which these rows keep nothing.
   virtual void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const = 0;
-  // How much of the keys [begin, end) these rows keep, as far as is known at once.
+  // Whether these rows keep all, some or none of the keys [begin, end), as far as is known cheaply.
   virtual Share ShareOf(const Place& /*place*/, const RowRange& /*rows*/, int64_t /*begin*/, int64_t /*end*/) const {
     return Share::kSome;
   }
-  // For each row, the keys [begin, begin + 64) that it keeps, bit by bit; what does not exist may be set.
+  // For each row, the bits of the keys [begin, begin + 64) that it keeps; bits of keys that do not exist may be set.
   virtual void Words(const Place& place, const RowRange& rows, int64_t begin, uint64_t* words) const = 0;
 
-  // A node that lists blocks of keys for each row of the call says how many keys a block has, else 0; and the blocks of
-  // a row that have some of the keys [begin, end), ascending.
+  // For a node that lists blocks of keys for each row of the call: the keys per block, else 0; and the blocks of a row
+  // that have some of the keys [begin, end), ascending.
   virtual int64_t listed_block() const { return 0; }
-  virtual int64_t listed_heads() const { return 1; }  // 1, key heads or query heads: for which it has lists
+  virtual int64_t listed_heads() const { return 1; }  // heads that it has lists for: 1, key heads or query heads
   virtual std::span<const int64_t> Listed(const Place& /*place*/, int64_t /*row*/, int64_t /*begin*/,
                                           int64_t /*end*/) const {
     return {};
   }
 
-  // The builder that made it, with its arguments; or "|" or "&" of `values[0]`, two patterns.
+  // The builder, with its arguments in `values`; or "|" or "&" of two patterns, `values[0]`.
   std::string_view builder;
   std::vector<Value> values;
   std::string text;  // the expression
-  std::string key;   // the same, but where tables are large one of its own
-  int depth = 1;     // of patterns one inside the other
+  std::string key;   // the expression, or for large tables a unique key
+  int depth = 1;     // of nested patterns
 };
 
 struct Parameter {
@@ -120,68 +120,69 @@ struct Parameter {
   std::optional<int64_t> otherwise = {};
 };
 
-// What builders are known by: by an expression, and by Python.
+// Builders by name, for expressions and Python.
 struct Builder {
   const char* name;
   std::vector<Parameter> parameters;
   std::shared_ptr<Node> (*make)(const std::vector<Value>& values);
 };
 std::span<const Builder> Builders();
-const Builder* FindBuilder(std::string_view name);  // null: there is none
+const Builder* FindBuilder(std::string_view name);  // null if it does not exist
 
-// Numbers of a tensor, in order. Throws InvalidArgument of this builder and argument unless it is there and of such.
+// Copies the numbers of a tensor in order. Throws InvalidArgument of this builder and argument if the tensor is absent
+// or of another dtype.
 Table Copied(const char* builder, const char* name, const ConstTensorView& t, bool is_bool);
 
-// The pattern of a builder; checks the arguments, of which those that are missing at the end have their defaults.
+// Builds a pattern; checks the arguments, where trailing ones that are missing have their defaults.
 Pattern Build(const Builder& builder, std::vector<Value> values);
 Pattern Build(std::string_view builder, std::vector<Value> values);
 
-// What a pattern that no other is equal to is known by.
+// Returns a key for a pattern that is equal to no other.
 std::string OwnKey(const std::string& text);
 
 // Row i of blocks keeps the blocks of keys [row_ptr[i], row_ptr[i + 1]) of `columns`; row_ptr is [..., nq + 1], where a
-// head begins as the one before ends. Throws InvalidArgument of `builder` unless its numbers ascend from 0 to all of
-// `columns`, and the columns of each row ascend and are below `most`.
+// head begins at the end of the previous one. Throws InvalidArgument of `builder` unless row_ptr ascends from 0 to the
+// size of `columns`, and the columns of each row ascend and are below `most`.
 void CheckBlockRows(const char* builder, const Table& row_ptr, const Table& columns, int64_t most);
 
-// Tokens [n] or [B, n], as lists of batch entries, or one of all, each ascending, without -1 and what comes again.
+// Converts tokens [n] or [B, n] to lists per batch entry, or one for all; each is ascending, without -1 and duplicates.
 std::vector<std::vector<int64_t>> AscendingTokens(const Table& tokens);
 
-// The rows that are no global tokens, whole. No expression says it.
+// Keeps all keys of the rows that are not global tokens. No expression describes it.
 Pattern OtherRows(const Table& tokens);
 
-// Keys stand for windows of `length` tokens, one every `stride` tokens from 0 on; kept are those whose window ends at p
-// or before. No expression says it.
+// Keys are windows of `length` tokens, one every `stride` tokens from 0 on; keeps those whose window ends at or before
+// p. No expression describes it.
 Pattern CompleteWindows(int64_t length, int64_t stride);
 
-// How many windows end at p or before.
+// The number of windows that end at or before p.
 inline int64_t NumCompleteWindows(int64_t p, int64_t length, int64_t stride) {
   return p + 1 < length ? 0 : (p + 1 - length) / stride + 1;
 }
 
 // Columns and diagonals of each head: pairs with 0 <= j <= p where j is one of `columns`, or p - j one of `slashes`.
-// Both are [B, Hq, n], rows ascend, -1 is absent. What select::VerticalSlash returns; no expression says it.
+// Both are [B, Hq, n], rows ascend, -1 is absent. select::VerticalSlash returns it; no expression describes it.
 Pattern VerticalSlash(Table columns, Table slashes);
 
-// The union of two, or what they have in common.
+// The union or intersection of two patterns.
 std::shared_ptr<Node> Pair(bool is_union, const Pattern& a, const Pattern& b);
 
-// Larger tables are not written, and deeper patterns not made: functions walk down them.
+// Larger tables are not written as text, and deeper patterns are refused, because functions recurse into them.
 inline constexpr size_t kMostWritten = 4096, kMostText = size_t{1} << 20;
 inline constexpr int kMostDepth = 256;
 
 // Throws InvalidArgument that begins with `op` if the pattern does not fit.
 void CheckPattern(const char* op, const Pattern& pattern, const PatternCall& call);
 
-// The tiles that rows of the call visit, by blocks of 64 rows. Lists that were compiled lately are found
-// again, from any thread.
+// Lists the tiles that rows of the call compute, by blocks of 64 rows. Recently compiled lists are cached for all
+// threads.
 std::shared_ptr<const softmax::Visits> Compile(const Pattern& pattern, const PatternCall& call);
 
-// Lists the rows of each tile instead, for a pattern of blocks listed by row; null where rows next to each other keep
-// the same tiles, so that it would not pay.
+// Lists the rows of each tile instead, for a pattern of blocks listed by row; null where adjacent rows keep the same
+// tiles, so that this would not be faster.
 std::shared_ptr<const softmax::TileRows> CompileTileRows(const Pattern& pattern, const PatternCall& call);
 
-// Whether a pair is kept, from the definitions: for tests. `row` is of the call.
+// True if a pair is kept, from the definitions, for tests. `row` is a row of the call.
 bool Keeps(const Pattern& pattern, const PatternCall& call, int64_t batch, int64_t head, int64_t row, int64_t key);
 
 }  // namespace heed::patterns

@@ -1,4 +1,4 @@
-// Lists that the engine reads of a pattern: the tiles of each block of rows, or the rows of each tile.
+// Lists for the engine, compiled from a pattern: the tiles of each block of rows, or the rows of each tile.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -63,7 +63,7 @@ Visits CompileAll(const Node& node, const PatternCall& call) {
   return visits;
 }
 
-// f(tile, bits of its keys) for the tiles that a row's blocks fall into, ascending.
+// Calls f(tile, bits of its keys) for the tiles that a row's blocks fall into, ascending.
 template <class F>
 void ForTiles(std::span<const int64_t> blocks, int64_t block_keys, int64_t Tk, const F& f) {
   int64_t tile = -1;
@@ -123,8 +123,8 @@ TileRows TileRowsOf(const Node& node, const PatternCall& call) {
   return lists;
 }
 
-// Whether rows are better taken by tile than blocks of rows with all tiles that some row keeps. Moving a row's sums for
-// each of its tiles costs about a third of computing one.
+// True if computing rows tile by tile is faster than computing blocks of rows with all tiles that some row keeps.
+// Loading and storing a row's accumulators for each of its tiles costs about a third of computing it.
 bool PaysByTile(const TileRows& lists) {
   int64_t in_blocks = 0;
   for (size_t list = 0; list + 1 < lists.begins.size(); ++list) {
@@ -144,8 +144,8 @@ int64_t BytesOf(const TileRows& lists) {
                               lists.words.size() * sizeof(uint64_t));
 }
 
-// What was compiled lately, newest first. Never waits: whoever finds it in use compiles alone, as does a child of
-// fork() whose parent was inside.
+// Recently compiled lists, newest first. Never blocks: a thread that finds it locked compiles for itself, as does a
+// child of fork() whose parent held the lock.
 template <class Lists>
 class Recent {
  public:
@@ -182,10 +182,10 @@ class Recent {
   int64_t bytes_ = 0;
 };
 
-// What make() makes of a pattern for a call, or made lately.
+// Returns make()'s lists of a pattern for a call, from the cache if they were compiled recently.
 template <class Lists, class F>
 std::shared_ptr<const Lists> Compiled(const Pattern& pattern, const PatternCall& call, const F& make) {
-  static auto& recent = *new Recent<Lists>;  // threads may outlive static objects
+  static auto& recent = *new Recent<Lists>;  // never destroyed: threads may outlive static objects
   std::string key = pattern.node()->key;
   for (const int64_t x : {call.Tq, call.Tk, call.query_heads, call.key_heads, call.batch}) {
     key += " " + std::to_string(x);

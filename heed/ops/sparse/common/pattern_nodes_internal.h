@@ -1,4 +1,4 @@
-// The nodes that patterns are made of: what each keeps, tile by tile.
+// The nodes of patterns, each of which describes the pairs it keeps, tile by tile.
 #ifndef HEED_OPS_SPARSE_COMMON_PATTERN_NODES_INTERNAL_H_
 #define HEED_OPS_SPARSE_COMMON_PATTERN_NODES_INTERNAL_H_
 
@@ -24,7 +24,8 @@ using NodePtr = std::shared_ptr<Node>;
 inline int64_t FloorDivide(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0); }
 inline int64_t Modulo(int64_t a, int64_t b) { return a - FloorDivide(a, b) * b; }
 
-// A table of one batch entry serves all of a call. Throws InvalidArgument of `op`; `what` says whose entries they are.
+// A table with one batch entry applies to all entries of a call. Throws InvalidArgument of `op`; `what` describes the
+// entries in its message.
 inline void CheckBatches(const char* op, const char* what, int64_t batches, const PatternCall& call) {
   if (batches == 1 || batches == call.batches) return;
   throw InvalidArgument(std::string(op) + ": pattern has " + what + " of " + std::to_string(batches) +
@@ -32,7 +33,7 @@ inline void CheckBatches(const char* op, const char* what, int64_t batches, cons
                         (call.batches == 1 ? "" : " or " + std::to_string(call.batches)));
 }
 
-// Bits of keys [first, end) of the tile at `begin`.
+// Bits of keys [first, end) of the tile that begins at key `begin`.
 inline uint64_t Bits(int64_t first, int64_t end, int64_t begin) {
   const int64_t low = std::clamp<int64_t>(first - begin, 0, kTile);
   const int64_t high = std::clamp<int64_t>(end - begin, 0, kTile);
@@ -43,7 +44,7 @@ struct Run {
   int64_t begin, end;
 };
 
-// A run of keys by position, whose ends never fall as that grows: run(p, Tk).
+// Keys run(p, Tk) of position p, an interval whose ends do not decrease with p.
 template <class F>
 class RunNode : public Node {
  public:
@@ -87,7 +88,7 @@ class StepsNode : public Node {
     const int64_t begin = std::max<int64_t>(rows.position - reach_, 0);
     const int64_t end = std::min(rows.last() + reach_ + 1, place.Tk);
     if (step_ < 2 * kTile) return tiles.AddKeys(begin, end);
-    // From the copy of these rows that has the first of the keys.
+    // Begins with the first shifted copy of these rows that reaches a key.
     const int64_t copy = FloorDivide(begin - rows.last() + step_ - 1, step_);
     for (int64_t at = rows.position + copy * step_; at < end; at += step_) {
       tiles.AddKeys(std::max(at, begin), std::min(at + rows.count, end));
@@ -166,7 +167,7 @@ class GlobalNode : public Node {
   std::vector<std::vector<int64_t>> tokens_;
 };
 
-// The rows that are no tokens, whole.
+// Keeps all keys of the rows that are not global tokens.
 class OtherRowsNode : public GlobalNode {
  public:
   using GlobalNode::GlobalNode;
@@ -218,12 +219,12 @@ class BlocksNode : public Node {
   }
 
  protected:
-  // The blocks of keys that a block of rows, which may be any number, keeps; until asked again.
+  // The blocks of keys that a block of rows keeps, for any block number; valid until the next call.
   virtual std::span<const int64_t> Of(const Place& place, int64_t block) const = 0;
   int64_t columns() const { return columns_; }
 
  private:
-  // f(first, end, blocks) of keys that rows [first, end) of these keep.
+  // Calls f(first, end, blocks) for runs [first, end) of these rows and the blocks of keys that they keep.
   template <class F>
   void ForBlocks(const Place& place, const RowRange& rows, const F& f) const {
     for (int64_t first = 0; first < rows.count;) {
@@ -262,7 +263,7 @@ class TableNode : public BlocksNode {
   bool by_head() const override { return heads_ != 1; }
   bool by_batch() const override { return batches_ != 1; }
 
-  // Lists in the order of batch entries, heads and blocks of rows.
+  // Begins the next list; lists are in the order of batch entries, heads and blocks of rows.
   void Begin() { begins_.push_back(static_cast<int64_t>(lists_.size())); }
   void Add(int64_t column) { lists_.push_back(column); }
 
@@ -283,7 +284,7 @@ class TableNode : public BlocksNode {
   std::vector<int64_t> begins_, lists_;
 };
 
-// Drawn ones, and those of BigBird besides.
+// Random blocks, and with them BigBird's fixed ones.
 class RandomNode : public BlocksNode {
  public:
   RandomNode(int64_t count, int64_t block, int64_t seed, bool big_bird)
@@ -321,11 +322,11 @@ class RandomNode : public BlocksNode {
     Draw(place.head, block, all, own);
   }
 
-  // The first `count` of a shuffle of all that are not yet there.
+  // Draws the first `count` of a shuffle of all blocks that are not yet in `own`.
   void Draw(int64_t head, int64_t block, int64_t all, Columns& own) const {
     const Columns fixed = own;
     const int64_t left = all - static_cast<int64_t>(fixed.size());
-    std::vector<std::pair<int64_t, int64_t>> moved;  // what stands in a place now, if not its own number
+    std::vector<std::pair<int64_t, int64_t>> moved;  // shuffled entries that differ from their index
     const auto at = [&](int64_t place) {
       const auto found = std::ranges::find(moved, place, &std::pair<int64_t, int64_t>::first);
       return found == moved.end() ? place : found->second;
@@ -349,10 +350,10 @@ class RandomNode : public BlocksNode {
   bool big_bird_;
 };
 
-// Blocks of keys by row of the call; blocks of one key are keys.
+// Lists of blocks of keys per row of the call; blocks of one key are keys.
 class RowBlocksNode : public Node {
  public:
-  // `ascends` of each row: then the table among the node's values serves.
+  // `ascends`: each row ascends, so the table among the node's values is used without a copy.
   RowBlocksNode(const Table& index, int64_t block, bool ascends)
       : batches_(index.size(0)), rows_(index.size(1)), heads_(index.rank() == 4 ? index.size(2) : 0),
         count_(index.size(-1)), block_(block) {
@@ -406,7 +407,7 @@ class RowBlocksNode : public Node {
     const auto at = static_cast<size_t>((((by_batch() ? place.batch : 0) * rows_ + row) * heads + head) * count_);
     const std::vector<int64_t>& all = sorted_.empty() ? std::get<Table>(values[0]).values : sorted_;
     const auto own = std::span(all).subspan(at, static_cast<size_t>(count_));
-    // -1 is absent; blocks that reach into [begin, end) begin behind begin - block.
+    // Skips -1, which is absent; blocks that overlap [begin, end) begin after begin - block.
     return {std::ranges::lower_bound(own, begin / block_), std::ranges::lower_bound(own, (end + block_ - 1) / block_)};
   }
 
@@ -439,7 +440,7 @@ class VerticalSlashNode : public Node {
     for (int64_t word = 0; word < std::ssize(columns) && word * kTile <= rows.last(); ++word) {
       if (columns[static_cast<size_t>(word)] != 0) tiles.AddKeys(word * kTile, (word + 1) * kTile);
     }
-    for (int64_t word = std::ssize(slashes) - 1; word >= 0; --word) {  // keys ascend
+    for (int64_t word = std::ssize(slashes) - 1; word >= 0; --word) {  // reversed, so that keys ascend
       if (slashes[static_cast<size_t>(word)] == 0) continue;
       tiles.AddKeys(rows.position - word * kTile - (kTile - 1), rows.last() - word * kTile + 1);
     }
@@ -448,7 +449,7 @@ class VerticalSlashNode : public Node {
     const std::vector<uint64_t>&columns = Of(columns_, place), &slashes = Of(slashes_, place);
     const uint64_t all = WordAt(columns, begin / kTile);
     for (int64_t i = 0; i < rows.count; ++i) {
-      // Slashes from `least` on, which is that of the tile's last key, turned around.
+      // The bits of slashes from `least`, the slash of the tile's last key, in reversed order.
       const int64_t p = rows.position + i, least = p - begin - (kTile - 1), shift = Modulo(least, kTile);
       const int64_t word = FloorDivide(least, kTile);
       uint64_t bits = WordAt(slashes, word) >> shift;

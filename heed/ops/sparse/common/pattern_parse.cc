@@ -1,4 +1,4 @@
-// Expressions of patterns, read: nothing in them is trusted.
+// Parser of pattern expressions, for untrusted input.
 #include <algorithm>
 #include <cctype>
 #include <cstddef>
@@ -37,7 +37,7 @@ class Parser {
   [[noreturn]] void FailAt(size_t at, const std::string& expected) const {
     constexpr size_t kShown = 16;
     std::string shown(text_.substr(std::min(at, text_.size()), kShown));
-    for (char& c : shown) c = c >= ' ' && c <= '~' ? c : '?';  // what() is one line of text
+    for (char& c : shown) c = c >= ' ' && c <= '~' ? c : '?';  // keeps what() one line of text
     const std::string got = at < text_.size() ? "'" + shown + "'" : "the end";
     throw InvalidArgument("pattern: has " + got + " at character " + std::to_string(at + 1) + ", expected " + expected);
   }
@@ -61,7 +61,7 @@ class Parser {
     return text_.substr(begin, at_ - begin);
   }
 
-  // One level deeper for as long as it lives.
+  // Increments the nesting level while it exists.
   struct Level {
     explicit Level(Parser& parser) : levels(parser.levels_) {
       if (++levels > kMostLevels) parser.Fail(std::to_string(kMostLevels) + " levels at most");
@@ -164,7 +164,7 @@ class Parser {
     }
   }
 
-  // Lists of lists of one shape.
+  // Reads nested lists of one shape.
   void List(Table& table, size_t axis) {
     const Level level(*this);
     const bool is_new = axis == table.shape.size();
@@ -196,7 +196,7 @@ class Parser {
     return word == "True";
   }
 
-  // A number below 2^62 either way; a seed may have 64 bits.
+  // Reads a number of magnitude below 2^62; a seed may have 64 bits.
   int64_t Number(bool is_seed) {
     const uint64_t most = is_seed ? std::numeric_limits<uint64_t>::max() : (uint64_t{1} << 62) - 1;
     Skip();

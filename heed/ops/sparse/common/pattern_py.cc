@@ -1,4 +1,4 @@
-// heed.Pattern, and what heed.patterns makes it with.
+// heed.Pattern, and the functions that heed.patterns builds it with.
 #include <nanobind/nanobind.h>
 #include <nanobind/operators.h>
 #include <nanobind/stl/pair.h>
@@ -61,7 +61,7 @@ patterns::Value ValueOf(Arrays& arrays, const patterns::Parameter& parameter, co
   throw InternalError("pattern: no such parameter");
 }
 
-// A builder by name, with all of its arguments in order.
+// Calls a builder by name, with all of its arguments in order.
 Pattern Make(const std::string& name, const nb::args& arguments) {
   const patterns::Builder& builder = *patterns::FindBuilder(name);
   Arrays arrays;
@@ -73,7 +73,7 @@ Pattern Make(const std::string& name, const nb::args& arguments) {
   return patterns::Build(builder, std::move(values));
 }
 
-// What heed.torch.pattern_from_block_mask calls; block and lengths are pairs.
+// Implements heed.torch.pattern_from_block_mask; block and lengths are pairs.
 Pattern MakeBlockMask(nb::handle row_ptr, nb::handle columns, nb::handle parts, nb::handle bits,
                       const std::pair<int64_t, int64_t>& block, const std::pair<int64_t, int64_t>& lengths) {
   Arrays arrays;
@@ -88,13 +88,13 @@ Pattern Parse(nb::handle expression) {
   const std::string text = ToString({"parse", "expression", expression}, "a string");
   try {
     return Pattern::Parse(text);
-  } catch (const InvalidArgument& error) {  // of the expression, unless a builder speaks
+  } catch (const InvalidArgument& error) {  // from the expression, unless a builder threw
     const std::string what = error.what();
     throw InvalidArgument(what.starts_with("pattern: ") ? "parse: expression " + what.substr(9) : what);
   }
 }
 
-// Where the rows of mask() and density() stand.
+// Sizes and positions of mask() and density().
 PatternCall CallOf(const char* op, nb::handle Tq, nb::handle Tk, nb::handle heads, nb::handle batch, nb::handle align,
                    nb::handle key_heads) {
   PatternCall call;
@@ -146,13 +146,13 @@ double DensityOf(const Pattern& pattern, nb::handle Tq, nb::handle Tk, nb::handl
   return Density(pattern, call, ToBool({"density", "causal", causal}));
 }
 
-// Patterns that PyTorch's operators were given lately, by what stands for them in a schema. Under the GIL.
+// Patterns recently passed to PyTorch's operators, by their key in a schema. Protected by the GIL.
 std::map<std::string, std::weak_ptr<const patterns::Node>>& Named() {
   static auto& named = *new std::map<std::string, std::weak_ptr<const patterns::Node>>;
   return named;
 }
 
-// What stands for a pattern that lives on until the operators have read it.
+// Returns the key of a pattern, which stays alive until the operators have read it.
 std::string KeyOf(nb::handle value) {
   const Pattern pattern = ToPattern({"attention", "pattern", value});
   constexpr size_t kMany = 256;
@@ -170,8 +170,8 @@ nb::object PatternOf(const std::string& key) {
 }
 
 constexpr char kClassText[] =
-    "Which keys a row of sparse attention looks at: a set of pairs of a position and a key, an immutable value.\n\n"
-    "Made by the functions of heed.patterns; `|` unites two, `&` keeps what both have; `repr` is an\n"
+    "The keys that each row of sparse attention attends to: an immutable set of pairs of a position and a key.\n\n"
+    "Made by the functions of heed.patterns; `|` is the union of two, `&` the intersection; `repr` is an\n"
     "expression that heed.patterns.parse reads. heed.attention(..., pattern=p) takes it.\n\n"
     "Example:\n\n"
     "  >>> import heed\n"
@@ -180,15 +180,15 @@ constexpr char kClassText[] =
     "  sliding_window(left=2, right=0) | global_tokens(tokens=[0])";
 
 constexpr char kMaskText[] =
-    "The pairs that are kept, of those with j <= p if causal.\n\n"
+    "The kept pairs, only those with j <= p if causal.\n\n"
     "Args:\n"
     "  `Tq`: rows\n"
     "  `Tk`: keys\n"
     "  `heads`: query heads\n"
     "  `batch`: batch entries\n"
     "  `causal`: whether keys after a row's position are left out\n"
-    "  `align`: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [batch]\n"
-    "  `key_heads`: those that keys have, for patterns by these; None: as many as query heads\n\n"
+    "  `align`: position of row 0: 'bottom_right' (Tk - Tq), 'top_left' (0), or an int array [batch]\n"
+    "  `key_heads`: number of key heads, for patterns per key head; None: as many as query heads\n\n"
     "Returns a new NumPy array [batch, heads, Tq, Tk], bool.\n\n"
     "Example:\n\n"
     "  >>> import heed\n"
@@ -196,15 +196,15 @@ constexpr char kMaskText[] =
     "  [[1, 0, 1], [0, 1, 0], [1, 0, 1]]";
 
 constexpr char kDensityText[] =
-    "The share of kept pairs among all, or among those with j <= p if causal; 0 where there are none.\n\n"
+    "The fraction of kept pairs among all, or among those with j <= p if causal; 0 if there is no pair.\n\n"
     "Args:\n"
     "  `Tq`: rows\n"
     "  `Tk`: keys\n"
     "  `heads`: query heads\n"
     "  `batch`: batch entries\n"
     "  `causal`: whether keys after a row's position are left out, of both\n"
-    "  `align`: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [batch]\n"
-    "  `key_heads`: those that keys have, for patterns by these; None: as many as query heads\n\n"
+    "  `align`: position of row 0: 'bottom_right' (Tk - Tq), 'top_left' (0), or an int array [batch]\n"
+    "  `key_heads`: number of key heads, for patterns per key head; None: as many as query heads\n\n"
     "Example:\n\n"
     "  >>> import heed\n"
     "  >>> heed.patterns.atrous(2).density(4, 4)\n"

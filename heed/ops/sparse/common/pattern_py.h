@@ -7,8 +7,7 @@
 
 namespace heed::python {
 
-// Each throws InvalidArgument for what is none: a heed.Pattern, or, in the schemas of PyTorch's operators, what
-// stands for one.
+// Converts a heed.Pattern, or its key in the schemas of PyTorch's operators. Throws InvalidArgument for anything else.
 Pattern ToPattern(const Argument& argument);
 Pattern ToPatternByKey(const Argument& argument);
 

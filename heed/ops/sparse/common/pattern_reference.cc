@@ -1,4 +1,4 @@
-// Patterns pair by pair, from the definitions in pattern.h.
+// Patterns evaluated pair by pair, from the definitions in pattern.h.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -25,14 +25,14 @@ int64_t FloorOf(int64_t a, int64_t b) {
   return quotient;
 }
 
-// A table's element, of which leading axes that are missing are left out.
+// An element of a table, whose missing leading axes are skipped.
 int64_t ElementOf(const Table& table, const std::vector<int64_t>& index) {
   int64_t at = 0;
   for (size_t axis = 0; axis < index.size(); ++axis) at = at * table.shape[axis] + index[axis];
   return table.values[static_cast<size_t>(at)];
 }
 
-// The row of a table that a batch entry has, which is the first where the table has one for all.
+// The row of a table for a batch entry: the first one if the table has one for all.
 int64_t EntryOf(const Table& table, const Pair& pair) { return table.shape[0] == 1 ? 0 : pair.batch; }
 
 bool IsToken(const Table& tokens, const Pair& pair, int64_t at) {
@@ -44,7 +44,7 @@ bool IsToken(const Table& tokens, const Pair& pair, int64_t at) {
   return false;
 }
 
-// Blocks in the order of a shuffle.
+// The first `count` blocks after a shuffle.
 std::set<int64_t> Drawn(std::vector<int64_t> blocks, int64_t count, uint64_t seed, int64_t row, int64_t head) {
   std::set<int64_t> drawn;
   for (size_t i = 0; i < blocks.size() && static_cast<int64_t>(i) < count; ++i) {

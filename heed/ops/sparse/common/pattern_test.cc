@@ -1,4 +1,4 @@
-// Patterns: what they keep, beside their definitions pair by pair; expressions; lists of tiles; errors.
+// Patterns: their pairs against the definitions, expressions, lists of tiles, and errors.
 #include "heed/ops/sparse/common/pattern.h"
 
 #include <gmock/gmock.h>
@@ -116,7 +116,7 @@ TEST(PatternTest, TilesAreListedWhereSomethingIsKeptAndHaveWordsWhereNotAllIs) {
   }
 }
 
-// A band costs its width, however long the sequence; and so does a comb whose teeth lie far apart.
+// A band costs its width, however long the sequence, and so does a comb of distant positions.
 TEST(PatternTest, ListsAreAsLongAsWhatIsKept) {
   PatternCall call = {.Tq = 1 << 17, .Tk = 1 << 17, .starts = {0}};
   const std::vector<int64_t> none;
@@ -130,7 +130,7 @@ TEST(PatternTest, ListsAreAsLongAsWhatIsKept) {
   EXPECT_EQ(Compile(SlidingWindow(255, 0), call).get(), Compile(SlidingWindow(255), call).get());
 }
 
-// What was compiled for a call is found for the same shape, and for no other that differs in one number.
+// Lists compiled for a call are found again for the same shape, and not for a shape that differs in one number.
 TEST(PatternTest, ListsAreOfTheShapeOfTheirCall) {
   const Pattern pattern = BigBird(64, 1, 5);
   const PatternCall call = {.Tq = 320, .Tk = 640, .query_heads = 4, .key_heads = 2, .starts = {320}};
@@ -171,7 +171,7 @@ TEST(PatternTest, BigBirdHasFixedBlocksAndDrawsTheRestOnce) {
         different.insert({tiles.begin(), tiles.end()});
       }
     }
-    EXPECT_GT(different.size(), static_cast<size_t>(nb));  // by head and block
+    EXPECT_GT(different.size(), static_cast<size_t>(nb));  // different by head and block
   }
   const PatternCall few = {.Tq = 704, .Tk = 704, .starts = {0}};
   EXPECT_EQ(Density(BigBird(64, 3), few, false), 1);
@@ -313,7 +313,7 @@ TEST(PatternTest, BlockMasksHaveTheirOwnRowsAndAreEqualToThemselvesAlone) {
   EXPECT_TRUE(pattern == pattern);
   EXPECT_FALSE(pattern == make());
   EXPECT_THROW(Pattern::Parse(pattern.ToString()), InvalidArgument);
-  for (const int64_t start : {0, 1, 70}) {  // of the call, wherever it stands
+  for (const int64_t start : {0, 1, 70}) {  // rows of the call, whatever its start
     std::vector<uint8_t> keep(12);
     Mask(pattern, {.Tq = 3, .Tk = 4, .starts = {start}}, false, {keep.data(), DType::kBool, {1, 1, 3, 4}});
     EXPECT_EQ(keep, (std::vector<uint8_t>{1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0}));
@@ -399,7 +399,7 @@ TEST(PatternTest, ATableOfOneBatchEntryServesAll) {
     return kept;
   };
   for (const auto& [a, b] : alike) EXPECT_EQ(mask(a, call), mask(b, call)) << a.ToString();
-  // Whatever has a row of its own for each row of a call.
+  // Patterns that list keys for each row of a call.
   const std::vector<Pattern> listed = {Keys(View(index, {1, 3, 2})), RowBlocks(View(index, {1, 3, 2}), 2),
                                        VerticalSlash({{1, 2, 1}, {0, 2}}, {{1, 2, 1}, {0, 1}})};
   for (const Pattern& pattern : listed) {

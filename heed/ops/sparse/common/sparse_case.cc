@@ -1,4 +1,4 @@
-// What cases of mechanisms that make several calls of attention are made of.
+// Common parts of the cases of mechanisms that make several calls of attention.
 #include "heed/ops/sparse/common/sparse_case.h"
 
 #include <algorithm>

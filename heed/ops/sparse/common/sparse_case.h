@@ -1,4 +1,4 @@
-// Problems of mechanisms that make several calls of attention: what their cases have in common.
+// Problems of mechanisms that make several calls of attention: common parts of their cases.
 #ifndef HEED_OPS_SPARSE_COMMON_SPARSE_CASE_H_
 #define HEED_OPS_SPARSE_COMMON_SPARSE_CASE_H_
 
@@ -16,12 +16,12 @@ namespace heed::sparse {
 // Arguments of one call with their memory, which copies share.
 template <class BackwardInputs, class Options>
 struct Problem {
-  BackwardInputs in;  // what the forward pass leaves for the backward pass is that of a run
+  BackwardInputs in;  // the outputs of the forward pass that the backward pass reads come from a run of it
   Options options;
-  std::vector<OutputSpec> results;    // of the forward pass
-  std::vector<OutputSpec> gradients;  // that are asked for; empty: a forward pass
+  std::vector<OutputSpec> results;    // outputs of the forward pass
+  std::vector<OutputSpec> gradients;  // requested gradients; empty: a forward pass
   std::vector<Buffer> memory;
-  std::string note;  // joins the title
+  std::string note;  // appended to the title
 
   TensorView Keep(const Buffer& buffer) {
     memory.push_back(buffer);
@@ -29,7 +29,7 @@ struct Problem {
   }
 };
 
-// What random problems are drawn with.
+// Draws random problems.
 class Draw {
  public:
   Draw(DType dtype, uint64_t seed, uint64_t stream) : dtype_(dtype), random_(seed, stream), seed_(seed * 64) {}
@@ -41,9 +41,9 @@ class Draw {
   uint64_t NextSeed() { return ++seed_; }
   DType dtype() const { return dtype_; }
 
-  // N(0, deviation^2) with tokens and heads in either order, gaps between rows, at either guard.
+  // N(0, deviation^2) with tokens and heads in either order, gaps between rows, against either guard page.
   Buffer Tensor(const std::vector<int64_t>& sizes, double deviation);
-  // Drops some of the gradients from one problem in five; true where none is left.
+  // Drops some of the gradients from one problem in five; true if none is left.
   bool DropsAll(std::vector<OutputSpec>& gradients);
 
  private:
@@ -52,20 +52,20 @@ class Draw {
   uint64_t seed_;
 };
 
-// " q[2, 7, 3, 20]/[420, 60, 20, 1]", or nothing of an absent tensor.
+// " q[2, 7, 3, 20]/[420, 60, 20, 1]", or empty for an absent tensor.
 std::string Described(const char* name, const ConstTensorView& tensor);
 
-// A tensor's gradient, or a result, row-major.
+// A row-major output like the tensor: its gradient, or a result.
 OutputSpec LikeTensor(const char* name, const ConstTensorView& tensor);
 
-// All results and gradients written once.
+// Bytes to write all results and gradients once.
 double BytesOf(std::span<const OutputSpec> outputs);
 
-// Throws InvalidArgument unless a request asks for a pass that there is, and its variant's words are of `variants`,
-// with any numbers.
+// Throws InvalidArgument unless the requested pass exists and the words of the variant are in `variants`, with any
+// numbers.
 void CheckRequest(const char* mechanism, const CaseRequest& request, const std::vector<std::string>& variants);
 
-// A call whose one result is `o`, as an Explanation plans it.
+// A call whose only result is `o`, from its Explanation.
 template <class Explanation>
 TensorCall CallOf(const Explanation& plan, const OutputSpec& o, bool causal,
                   const std::function<void(Context&, const TensorView& o)>& run) {
@@ -79,10 +79,10 @@ TensorCall CallOf(const Explanation& plan, const OutputSpec& o, bool causal,
           .workspace_bytes = plan.workspace_bytes};
 }
 
-// The views that outputs will have, without memory.
+// Views of the outputs, without memory.
 std::vector<TensorView> ViewsOf(std::span<const OutputSpec> outputs);
 
-// Both passes in one call: `both` has the results and the gradients, and runs what writes them.
+// Both passes in one call: `both` has the results and the gradients, and runs both passes.
 template <class Explanation>
 TensorCall TrainingOf(const Explanation& plan, const Case& both, bool causal) {
   TensorCall call = CallOf(plan, both.outputs[0], causal, {});

@@ -1,8 +1,7 @@
-// Choosing the best blocks of a row by their scores, on vectors.
+// Selection of a row's best blocks by their scores, vectorised.
 //
-// Compiled once per SIMD target. Floats whose bits are those of integers in the same order are compared as these; the
-// search for the last one that is chosen halves the range of integers, whatever the scores are, so that its cost has a
-// bound.
+// Compiled once per SIMD target. Floats are compared as integers of the same order; the search for the last selected
+// one bisects the range of integers, so its cost is bounded whatever the scores are.
 #if defined(HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INL_H_
 #undef HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INL_H_
@@ -23,7 +22,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::patterns::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Integers in the order of floats, NaN in the place of -inf and -0 in that of 0. The smallest integer is no float's.
+// Maps floats to integers in the same order, with NaN as -inf and -0 as 0. No float maps to the smallest integer.
 template <class D, class V = hn::Vec<D>, class DI = hn::RebindToSigned<D>>
 HWY_INLINE hn::Vec<DI> OrderOf(D d, V x) {
   const DI di;
@@ -32,10 +31,10 @@ HWY_INLINE hn::Vec<DI> OrderOf(D d, V x) {
   x = hn::IfThenZeroElse(hn::Eq(x, hn::Zero(d)), x);
   const auto bits = hn::BitCast(di, x);
   const auto rest = hn::BitCast(di, hn::ShiftRight<1>(hn::BitCast(du, hn::BroadcastSignBit(bits))));
-  return hn::Xor(bits, rest);  // of negative floats all bits but the sign
+  return hn::Xor(bits, rest);  // flips all bits of negative floats except the sign
 }
 
-// The scores of a row, each in the place of the float that it orders as.
+// The scores of a row as integers of the same order.
 template <class D>
 class Ranked {
   using T = hn::TFromD<D>;
@@ -68,7 +67,7 @@ class Ranked {
     return count;
   }
 
-  // Writes where keys are at least this, ascending; returns how many.
+  // Writes the indices of keys of at least `least`, ascending; returns their number.
   int64_t Write(Key least, int32_t* chosen) const {
     const hn::Rebind<int32_t, D> places;
     const auto limit = hn::Set(di_, least);
@@ -96,13 +95,13 @@ class Ranked {
   Key largest_;
 };
 
-// Halfway, rounded down.
+// Midpoint, rounded down.
 template <class Key>
 HWY_INLINE Key Midpoint(Key low, Key high) {
   return (low & high) + ((low ^ high) >> 1);
 }
 
-// What TopBlocks of top_blocks_internal.h says.
+// Implements TopBlocks of top_blocks_internal.h.
 template <class T>
 int64_t ChooseTop(T* scores, int64_t n, int64_t count, std::span<const int64_t> always, int32_t* chosen) {
   using Keys = Ranked<hn::ScalableTag<T>>;
@@ -114,11 +113,11 @@ int64_t ChooseTop(T* scores, int64_t n, int64_t count, std::span<const int64_t> 
     others -= keys[at] != Keys::kAbsent;
     keys.Set(at, Keys::kAbsent);
   }
-  Key least = Keys::kKept;  // of the keys that are chosen
+  Key least = Keys::kKept;  // smallest selected key
   if (count >= others) {
     least = Keys::kAbsent + 1;
   } else if (count > 0) {
-    // More than `count` reach `low`, fewer `high`.
+    // Invariant: more than `count` keys are at least `low`, fewer are at least `high`.
     Key low = Keys::kAbsent + 1, high = keys.largest() + 1;
     int64_t above = 0;
     while (high - 1 > low) {
@@ -133,7 +132,7 @@ int64_t ChooseTop(T* scores, int64_t n, int64_t count, std::span<const int64_t> 
       if (reach == count) break;
     }
     least = low;
-    // Fewer than have this score: the first of them.
+    // More keys than needed have this score: takes the first of them.
     if (high - 1 == low) {
       least = high;
       for (size_t at = 0; above < count; ++at) {

@@ -1,4 +1,4 @@
-// The choice of the best blocks of a row, for each SIMD target.
+// Selection of a row's best blocks, for each SIMD target.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/ops/sparse/common/top_blocks_internal.h"

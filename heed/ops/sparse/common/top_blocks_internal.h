@@ -1,4 +1,4 @@
-// Choosing the best blocks of a row by their scores: what selectors and nsa share.
+// Selection of a row's best blocks by their scores, for selectors and nsa.
 #ifndef HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INTERNAL_H_
 #define HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INTERNAL_H_
 
@@ -9,17 +9,15 @@
 
 namespace heed::patterns {
 
-// Rooms of a row are whole vectors of the widest target.
+// Rows are padded to whole vectors of the widest target.
 inline constexpr int64_t kScoreRoom = 16;
 inline int64_t ScoreRoom(int64_t n) { return (n + kScoreRoom - 1) / kScoreRoom * kScoreRoom; }
 
-// Chooses among blocks [0, n): all of `always`, in which a block may come twice, and of the others the `count` with the
-// largest scores. Of equal scores the lower block comes first, and NaN counts as -inf. Writes them to `chosen`,
-// ascending, and returns how many they are. `scores` are used up; they and `chosen` have room for ScoreRoom(n).
-// Allocates nothing.
+// Selects among blocks [0, n): all of `always`, which may contain duplicates, and the `count` others with the largest
+// scores. Ties go to the lower block, and NaN counts as -inf. Writes them to `chosen`, ascending, and returns their
+// number. `scores` are overwritten; they and `chosen` have capacity ScoreRoom(n). Allocates nothing.
 //
-// The choice is a search for the score that `count` reach, by halves of what is left of its 32 or 64 bits: about 1 ns
-// per score and no less than 50 ns.
+// Bisects the 32 or 64 bits of the score that `count` blocks reach: about 1 ns per score and at least 50 ns.
 struct TopBlocks {
   int64_t (*f32)(float* scores, int64_t n, int64_t count, std::span<const int64_t> always, int32_t* chosen);
   int64_t (*f64)(double* scores, int64_t n, int64_t count, std::span<const int64_t> always, int32_t* chosen);

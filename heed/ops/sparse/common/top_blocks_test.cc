@@ -1,4 +1,4 @@
-// The choice of the best blocks of a row, beside sorting them, on every SIMD target.
+// Selection of a row's best blocks against sorting, on every SIMD target.
 #include "heed/ops/sparse/common/top_blocks_internal.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ std::vector<int32_t> Sorted(const std::vector<T>& scores, int64_t count, const s
   return {kept.begin(), kept.end()};
 }
 
-// Scores of many kinds: spread, equal, of both zeros, infinite, NaN, subnormal.
+// Scores of several kinds: spread, equal, both zeros, infinite, NaN, subnormal.
 template <class T>
 T RandomScore(std::mt19937_64& random, int kind) {
   const double x = std::normal_distribution<double>()(random);

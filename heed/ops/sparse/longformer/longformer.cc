@@ -1,5 +1,5 @@
-// Longformer on the softmax engine: the problem of all rows under a pattern, and, where tokens have projections of
-// their own, that of their rows alone, whose results are put in their place.
+// Longformer on the softmax engine: the problem of all rows under a pattern and, where global tokens have separate
+// projections, the problem of their rows, whose results replace those of the first.
 #include "heed/ops/sparse/longformer/longformer.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ using softmax::Pass;
 using softmax::Problem;
 using softmax::Rows;
 
-// Checks a tensor that must be like another one. Without `data`, pointers may be null.
+// Checks that a tensor has the shape and dtype of another. Without `data`, pointers may be null.
 void CheckLike(const char* op, const char* name, const ConstTensorView& t, const char* of, const ConstTensorView& like,
                bool data) {
   if (!t.present()) Fail(op, name, "is absent", "qg, kg and vg, or none of them");
@@ -42,7 +42,7 @@ void CheckLike(const char* op, const char* name, const ConstTensorView& t, const
   if (t.rank() > 0) mechanism::CheckContiguousRows(op, name, t);
 }
 
-// Everything that is read, for the checks of what is written.
+// All inputs, for the overlap checks of outputs.
 mechanism::Apart Reads(const BackwardInputs& in, const Options& options) {
   mechanism::Apart apart;
   for (const auto& [name, view] : {std::pair{"q", in.q},
@@ -71,7 +71,7 @@ Rows RowsOf(const Call& c, const ConstTensorView& t) {
   return rows;
 }
 
-// The problem of the rows of tokens.
+// The problem of the rows of global tokens.
 struct OfTokens {
   TokenRows rows;
   TokenMemory memory;
@@ -91,7 +91,7 @@ struct OfTokens {
 
 DType LseDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-// Scratch of all threads, and gathered rows.
+// Bytes of scratch of all threads, and of gathered rows.
 int64_t ForwardBytes(const char* op, const Context& ctx, const Call& c, const Problem& all, const Inputs& in) {
   const auto bytes = [&](const Problem& p) {
     return softmax::Choose(op, ctx, p).workspace(ctx, p) * ctx.num_threads();
@@ -118,14 +118,14 @@ void Clear(const TensorView& t) {
   }
 }
 
-// Checks the arguments that attention has too, and poses the problem of all rows.
+// Checks the arguments that attention has too, and returns the problem of all rows.
 Problem AllRows(const char* op, const Call& c, const Inputs& in, const attention::Outputs& out, Use use) {
   Problem all = attention::CheckedProblem(op, {in.q, in.k, in.v}, c.options, out, use);
   attention::PlacePattern(op, c.options.pattern, /*to_lengths=*/false, &all);
   return all;
 }
 
-// Checks the arguments of Backward, and poses the problem of all rows.
+// Checks the arguments of Backward, and returns the problem of all rows.
 attention::BackwardProblem CheckedBackward(const char* op, const Call& c, const BackwardInputs& in,
                                            const Options& options, const Gradients& out, bool data) {
   for (const auto& [name, view, of, like] :
@@ -150,7 +150,8 @@ attention::BackwardProblem CheckedBackward(const char* op, const Call& c, const 
   return b;
 }
 
-// Where the gradients of tokens go. Of what is only described, an address that is not null says that it is there.
+// Views of the gradients of global tokens. A described tensor without data gets a non-null address, which marks it as
+// present.
 softmax::Gradients GradientsOf(const Call& c, const OfTokens& tokens, const BackwardInputs& in, const Gradients& out) {
   static char described;
   const auto there = [](Rows rows, const TensorView& t) {

@@ -1,5 +1,5 @@
-// Longformer in the harness: its entry, plain problems of any size, and how close a kernel must come to the reference,
-// which is what attention may miss in each of two calls.
+// Longformer in the harness: its entry, simple problems of any size, and the tolerance of kernels against the
+// reference, which is attention's tolerance in each of two calls.
 #include "heed/ops/sparse/longformer/longformer_case.h"
 
 #include <algorithm>
@@ -52,7 +52,7 @@ std::string Title(const Problem& p) {
   return text + " " + p.note;
 }
 
-// f64 memory for the outputs of a call of attention.
+// Allocates f64 memory for the outputs of a call of attention.
 std::vector<TensorView> Room(const std::vector<OutputSpec>& specs, std::vector<Buffer>& memory) {
   std::vector<TensorView> views;
   for (const OutputSpec& spec : specs) {
@@ -62,7 +62,7 @@ std::vector<TensorView> Room(const std::vector<OutputSpec>& specs, std::vector<B
   return views;
 }
 
-// What one of the two calls may miss, by the names of its outputs.
+// The tolerances of one of the two calls, by the names of its outputs.
 std::map<std::string, TensorView> ToleranceOf(const Half& half, const std::vector<std::string>& gradients,
                                               std::vector<Buffer>& memory) {
   attention::Problem p;
@@ -114,7 +114,7 @@ void StoreTolerance(const Problem& p, std::span<const TensorView> tolerance) {
     if (p.in.qg && spec.name == "o") PutRows(halves, tokens.at("o"), to);
     if (p.in.qg && spec.name == "lse") PutLse(halves, tokens.at("lse"), to);
   };
-  for (const TensorView& view : tolerance) {  // nothing is missed where nothing is computed
+  for (const TensorView& view : tolerance) {  // no error where nothing is computed
     Shape index(view.sizes().size());
     if (view.num_elements() == 0) continue;
     do SetElement(view, index, 0);
@@ -125,7 +125,7 @@ void StoreTolerance(const Problem& p, std::span<const TensorView> tolerance) {
   }
 }
 
-// The forward pass, and the backward pass behind it where gradients are asked for: all is compared.
+// A case of the forward pass, followed by the backward pass if there are gradients: all outputs are compared.
 Case ToCase(const Problem& problem) {
   const auto p = std::make_shared<const Problem>(problem);
   Case c;
@@ -144,7 +144,7 @@ Case ToCase(const Problem& problem) {
     Forward(ctx, p->in, p->options, {views[0], views[1]});
     if (!p->gradients.empty()) backward(ctx, views[0], views[1], views.subspan(2));
   };
-  if (!p->gradients.empty()) {  // what is timed follows a run of the forward pass
+  if (!p->gradients.empty()) {  // the timed backward pass follows a run of the forward pass
     c.timed = [backward](Context& ctx, std::span<const TensorView> views) {
       backward(ctx, views[0], views[1], views.subspan(2));
     };
@@ -161,7 +161,7 @@ Case ToCase(const Problem& problem) {
   return c;
 }
 
-// T = Tq tokens, of which two are global, spread evenly, with projections of their own.
+// T = Tq tokens, two of them global and evenly spaced, with separate projections.
 Case MakeCase(const CaseRequest& request) {
   const Sizes& s = request.sizes;
   sparse::CheckRequest("longformer", request, kVariants);
@@ -202,7 +202,7 @@ Case MakeCase(const CaseRequest& request) {
   if (request.pass == "backward") p.in.d_o = tensor(s.Hq, s.Dv);
   Describe(p);
   Case c = ToCase(p);
-  // Pairs are counted from shapes alone, without what the tokens' columns and the window have in common.
+  // Counts pairs from shapes only, ignoring the overlap of the columns of global tokens with the window.
   const double keys = std::min(static_cast<double>(o.window / 2 * 2 + 1 + tokens), static_cast<double>(s.Tq));
   const auto T = static_cast<double>(s.Tq), n = static_cast<double>(tokens);
   c.pairs = static_cast<double>(s.B * s.Hq) * ((T - n) * keys + n * T);
@@ -213,7 +213,7 @@ Case MakeCase(const CaseRequest& request) {
 
 Case RandomCase(DType dtype, uint64_t seed) { return ToCase(RandomProblem(dtype, seed)); }
 
-// What verbs do with a file: the Longformer's own window, and the first token.
+// The problem of CLI verbs on a file: Longformer's own window, and the first token as global.
 std::shared_ptr<Problem> ProblemOn(const TensorMap& tensors, std::optional<double> scale) {
   const auto p = std::make_shared<Problem>();
   const auto find = [&](const char* name) {
@@ -235,7 +235,7 @@ std::shared_ptr<Problem> ProblemOn(const TensorMap& tensors, std::optional<doubl
 
 TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
   const auto p = ProblemOn(tensors, scale);
-  const Explanation plan = Explain(ctx, p->in, p->options);  // checks everything first
+  const Explanation plan = Explain(ctx, p->in, p->options);  // throws if the arguments are invalid
   Describe(*p);
   return sparse::CallOf(plan, p->results[0], false, [p](Context& run_ctx, const TensorView& out) {
     Forward(run_ctx, p->in, p->options, {out, {}});

@@ -1,4 +1,4 @@
-// Problems of longformer with their memory: what its cases and tests are made of.
+// Problems of longformer with their memory, for cases and tests.
 #ifndef HEED_OPS_SPARSE_LONGFORMER_LONGFORMER_CASE_H_
 #define HEED_OPS_SPARSE_LONGFORMER_LONGFORMER_CASE_H_
 
@@ -14,13 +14,13 @@ namespace heed::longformer {
 
 using Problem = sparse::Problem<BackwardInputs, Options>;
 
-// Row-major o and lse, and, with d_o, every gradient.
+// Describes row-major o and lse and, with d_o, every gradient.
 void Describe(Problem& problem);
 
 // Views of gradients by name.
 Gradients ToGradients(std::span<const OutputSpec> specs, std::span<const TensorView> views);
 
-// A random problem, a function of its arguments alone.
+// A random problem, which depends on its arguments only.
 Problem RandomProblem(DType dtype, uint64_t seed);
 
 }  // namespace heed::longformer

@@ -1,4 +1,4 @@
-// Shared by the files of longformer: a call that has been checked, and the rows of its tokens.
+// Common parts of the files of longformer: a checked call, and the rows of its global tokens.
 #ifndef HEED_OPS_SPARSE_LONGFORMER_LONGFORMER_INTERNAL_H_
 #define HEED_OPS_SPARSE_LONGFORMER_LONGFORMER_INTERNAL_H_
 
@@ -14,21 +14,21 @@
 
 namespace heed::longformer {
 
-// Where the first token of each sequence stands, where tokens have projections of their own: no other row draws the
-// same numbers.
+// Position of the first global token of each sequence, where global tokens have separate projections: no other row
+// draws the same random numbers.
 inline constexpr int64_t kFirstPosition = int64_t{1} << 31;
 
-// Ascending, by batch entry, or once for all.
+// Ascending, per batch entry or once for all.
 using Tokens = std::vector<std::vector<int64_t>>;
 
-// What attention is called with, for all rows under a pattern; with qg that leaves out the rows of tokens.
+// The arguments of attention for all rows under a pattern; with qg the pattern excludes the rows of global tokens.
 struct Call {
   attention::Options options;
   Tokens tokens;
-  bool own = false;  // tokens have projections of their own
+  bool own = false;  // global tokens have separate projections
 };
 
-// f(field here, field there) for every option that attention has too.
+// Calls f(field here, field there) for every option that attention has too.
 template <class F>
 void ForEachShared(const F& f) {
   using Shared = attention::Options;
@@ -45,24 +45,24 @@ void ForEachShared(const F& f) {
   f(&Options::invariant, &Shared::invariant);
 }
 
-// What attention is called with besides tensors and a pattern.
+// The options of attention, without tensors and the pattern.
 attention::Options AttentionOptions(const Options& options);
 
-// Checks what attention does not: window and tokens, as many keys as queries, and that qg, kg and vg, of which there
-// are all or none, are like q, k and v. Without `data`, pointers may be null. Throws InvalidArgument.
+// Checks what attention does not: window and tokens, equal numbers of keys and queries, and that qg, kg and vg are all
+// present or all absent and like q, k and v. Without `data`, pointers may be null. Throws InvalidArgument.
 Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool data);
 
-// The rows of tokens, one sequence after the other, and where they stand in the call.
+// The rows of global tokens, one sequence after the other, and their places in the call.
 class TokenRows {
  public:
   TokenRows(const softmax::Problem& all, const Tokens& tokens);
 
   int64_t count() const { return static_cast<int64_t>(rows_.size()); }
 
-  // What these rows compute of other keys and values, without q, o and lse.
+  // The problem of these rows with their own keys and values, without q, o and lse.
   softmax::Problem ProblemOf(const softmax::Problem& all, const softmax::Rows& keys, const softmax::Rows& values) const;
 
-  // Copies them, so many bytes per head, from tensors over all rows, and back.
+  // Gathers these rows, `channels` elements per head, from tensors over all rows, and scatters them back.
   void Gather(const softmax::Rows& all, const softmax::Rows& gathered, DType dtype, int64_t channels) const;
   void PutBack(const softmax::Rows& gathered, const softmax::Rows& all, DType dtype, int64_t channels) const;
 
@@ -75,10 +75,10 @@ class TokenRows {
 
   int64_t heads_;
   std::vector<Row> rows_;
-  std::vector<int64_t> begins_;  // of sequences, and the end
+  std::vector<int64_t> begins_;  // first row of each sequence, and the end
 };
 
-// Room for rows of tokens, [row, head, channel].
+// Memory for rows of global tokens, [row, head, channel].
 class TokenMemory {
  public:
   TokenMemory(const softmax::Problem& all, int64_t rows, bool backward);
@@ -87,7 +87,7 @@ class TokenMemory {
   void Allocate();
 
   softmax::Rows q, o, lse;
-  softmax::Rows d_o, d_lse, dq;  // of the backward pass
+  softmax::Rows d_o, d_lse, dq;  // for the backward pass
 
  private:
   void LayOut(void* base);

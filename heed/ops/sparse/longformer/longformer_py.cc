@@ -34,11 +34,11 @@ constexpr char kOp[] = "longformer", kBackwardOp[] = "longformer_backward";
 using attention::Joined;
 using attention::Keywords;
 
-// Options that attention has too are read as it reads them, and so are results.
+// Reads the options that attention has too, and the results, as attention's binding does.
 struct Call : attention::Call {
   BackwardInputs tensors;
   Options own;
-  Gradients of_tensors;  // PyTorch's
+  Gradients of_tensors;  // for PyTorch
   bool window_given = false;
 
   Options all_options() const {
@@ -92,7 +92,7 @@ bool IsShared(const attention::OptionRow& row) {
   return is_shared;
 }
 
-// The options of attention that are shared, in the order of its rows, as keywords of Python or arguments of an
+// The options that are shared with attention, in the order of its rows, as keywords of Python or arguments of an
 // operator.
 std::vector<attention::OptionArgument> Shared(const std::vector<attention::OptionArgument>& all) {
   std::vector<attention::OptionArgument> shared;
@@ -101,7 +101,7 @@ std::vector<attention::OptionArgument> Shared(const std::vector<attention::Optio
   return shared;
 }
 
-// window, tokens and the shared options, then threads.
+// The keywords window, tokens and the shared options, then threads.
 Keywords Of(const std::vector<attention::OptionArgument>& all) {
   Keywords keywords = Joined({kPattern});
   for (const attention::OptionArgument& x : Shared(all)) {
@@ -111,7 +111,7 @@ Keywords Of(const std::vector<attention::OptionArgument>& all) {
   return Joined({keywords, attention::ThreadsKeyword()});
 }
 
-// The others say where keys and rows stand to each other, which the two parts of this do not share.
+// Other options relate positions of keys and rows, which differ between the two problems.
 std::vector<std::string> Refused() {
   std::vector<std::string> names = {"need_dbias"};
   for (const attention::OptionArgument& x : attention::OptionKeywords()) {
@@ -138,7 +138,7 @@ void RefuseOthers(const char* op, PyObject* kwargs) {
   }
 }
 
-// Reads a call of Python: whatever is required is there.
+// Reads a call of Python; required arguments are present afterwards.
 void ReadCall(const char* op, const Keywords& keywords, size_t num_positional, PyObject* args, PyObject* kwargs,
               Call& call) {
   RefuseOthers(op, kwargs);
@@ -245,22 +245,23 @@ nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
 }
 
 constexpr Said kSaid[] = {
-    {"softcap", "bound of the logits, > 0"},
+    {"softcap", "soft cap of the logits, > 0"},
     {"seed",
-     "of the pairs that are dropped, from 0 to 2^64 - 1; None draws one from NumPy's global generator, which "
+     "seed of the dropout mask, from 0 to 2^64 - 1; None draws one from NumPy's global generator, which "
      "longformer_backward cannot know"},
     {"precision",
-     "'highest', or 'high': of f32 where matrix tiles are three products of bf16 pieces instead of "
-     "six, with a relative error of 1e-5"},
-    {"o", "what heed.longformer returned; None, with lse: computed again"},
-    {"lse", "what heed.longformer returned with it"},
+     "'highest', or 'high': for f32 on AMX three products of a bf16 split (3xBF16) instead of six, with a relative "
+     "error "
+     "of 1e-5"},
+    {"o", "o of heed.longformer; None, together with lse: recomputed"},
+    {"lse", "lse of heed.longformer, from the same call as o"},
     {"dlse", "the gradient of lse, in its shape and dtype; absent: zero"},
 };
 
 constexpr char kInPython[] = R"(
-Vectors of ints may be lists. An array whose last axis is not contiguous is copied, others are read in place. Of the
-options of heed.attention those are missing that say where rows and keys stand to each other. Returns o, or (o, lse)
-with return_lse=True, as NumPy arrays.
+Vectors of ints may be lists. An array whose last axis is not contiguous is copied, others are read in place. The
+options of heed.attention that relate positions of rows and keys are not taken. Returns o, or (o, lse) with
+return_lse=True, as NumPy arrays.
 
 Example:
 

@@ -1,4 +1,4 @@
-// Random problems of longformer: sizes, memory layouts, tokens and options that nobody would write down.
+// Random problems of longformer: sizes, memory layouts, tokens and options beyond the hand-written cases.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -76,7 +76,7 @@ class Generator : sparse::Draw {
     p_.options.cu_seqlens_q = Ints(bounds_, {B_ + 1});
   }
 
-  // Any number of any of them, some twice, some absent, some beyond the end.
+  // Any number of tokens; some appear twice, are absent, or are beyond the end.
   void ChooseTokens() {
     const bool by_sequence = Chance(0.4);
     const int64_t lists = by_sequence && Chance(0.7) ? B_ : 1;
@@ -123,7 +123,7 @@ class Generator : sparse::Draw {
     return false;
   }
 
-  // NaN in q of tokens and qg of others.
+  // Writes NaN to q of global tokens and qg of others.
   void PoisonDiscarded() {
     const int64_t sequences = B_;
     for (int64_t s = 0; s < sequences; ++s) {

@@ -1,6 +1,6 @@
-// longformer::Reference and BackwardReference: two references of attention in double, and rows taken from each.
+// longformer::Reference and BackwardReference: two references of attention in double, each of which computes some rows.
 //
-// It shares no code with longformer.cc but the checks, and is to be read beside the header.
+// It shares only the checks with longformer.cc, and is to be read beside the header.
 #include "heed/ops/sparse/longformer/longformer_reference_internal.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ int64_t IntAt(const ConstTensorView& t, std::initializer_list<int64_t> index) {
   return LoadAsInt64(t.dtype(), t.data(), OffsetAt(t, index));
 }
 
-// Row-major memory of zeros.
+// Allocates row-major zeros.
 TensorView Zeros(Halves& halves, DType dtype, const std::vector<int64_t>& sizes) {
   int64_t count = 1;
   for (const int64_t size : sizes) count *= size;
@@ -40,7 +40,7 @@ ConstTensorView Ints(Halves& halves, const std::vector<int64_t>& values) {
   return t;
 }
 
-// f(batch, token) of every row.
+// Calls f(batch, token) for every row.
 template <class F>
 void ForRows(const ConstTensorView& q, const F& f) {
   const int r = q.rank();
@@ -51,7 +51,7 @@ void ForRows(const ConstTensorView& q, const F& f) {
 
 std::vector<int64_t> SizesOf(const ConstTensorView& t) { return {t.sizes().begin(), t.sizes().end()}; }
 
-// A copy in which the rows of tokens are zeros, and one that has nothing else. Axes of tokens count from the end.
+// A copy in which the rows of global tokens are zero, and a copy of only these rows. Axes of tokens count from the end.
 void Divide(Halves& halves, ConstTensorView& all, ConstTensorView& own, int axis_of_tokens, int64_t own_batches,
             int64_t own_tokens) {
   if (!all.present()) return;

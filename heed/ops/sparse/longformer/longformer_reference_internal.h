@@ -1,5 +1,5 @@
-// Longformer as two calls of attention, which its reference and the harness make: what each is given, and where the
-// rows of the second one belong.
+// Longformer as two calls of attention, for its reference and the harness: the arguments of each, and the places of the
+// rows of the second one.
 #ifndef HEED_OPS_SPARSE_LONGFORMER_LONGFORMER_REFERENCE_INTERNAL_H_
 #define HEED_OPS_SPARSE_LONGFORMER_LONGFORMER_REFERENCE_INTERNAL_H_
 
@@ -25,21 +25,21 @@ struct TokenPlace {
 };
 
 struct Halves {
-  Half all;     // where tokens have projections of their own, their rows are zeros here, and so is what arrives at them
-  Half tokens;  // their rows alone; absent tensors where there are no projections
+  Half all;     // where global tokens have separate projections, their rows and their gradients are zero here
+  Half tokens;  // the rows of global tokens; tensors are absent without separate projections
   std::vector<TokenPlace> places;
-  std::deque<std::vector<double>> memory;  // of what the halves look at
+  std::deque<std::vector<double>> memory;  // owns the tensors of both halves
 };
 
 // The arguments have been validated; d_o and d_lse may be absent.
 Halves HalvesOf(const BackwardInputs& in, const Options& options);
 
-// The element at the last indices, of which a tensor without a batch axis has fewer.
+// The element at the last indices; a tensor without a batch axis has fewer.
 double ElementAt(const ConstTensorView& t, std::initializer_list<int64_t> index);
 void SetElementAt(const TensorView& t, std::initializer_list<int64_t> index, double value);
 
-// Copies the rows of tokens from `own`, which is of the second half, to where they belong in `all`: tensors over heads
-// and channels, and lse.
+// Copies the rows of global tokens from `own`, of the second half, to their places in `all`: tensors over heads and
+// channels, and lse.
 void PutRows(const Halves& halves, const ConstTensorView& own, const TensorView& all);
 void PutLse(const Halves& halves, const ConstTensorView& own, const TensorView& all);
 

@@ -1,4 +1,4 @@
-// The rows of global tokens: which they are, the problem that they pose, and copies of them.
+// The rows of global tokens: their indices, their problem, and copies of them.
 #include <algorithm>
 #include <cstring>
 
@@ -38,7 +38,7 @@ Problem TokenRows::ProblemOf(const Problem& all, const Rows& keys, const Rows& v
   return p;
 }
 
-// f(in the call, gathered) for the bytes of each row and head.
+// Calls f(in the call, gathered) for the bytes of each row and head.
 template <class F>
 void TokenRows::ForHeads(const Rows& all, const Rows& gathered, DType dtype, const F& f) const {
   const auto at = [&](const Rows& rows, int64_t batch, int64_t token, int64_t head) {

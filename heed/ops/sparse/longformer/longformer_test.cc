@@ -1,5 +1,5 @@
-// Longformer properties that comparison with its reference cannot show. Agreement with the reference on every SIMD
-// target, dtype and size is tests/conformance_test.cc, and of random options tests/random_options_test.cc.
+// Properties of longformer that comparison with its reference cannot show. tests/conformance_test.cc compares with the
+// reference for every SIMD target, dtype and size, tests/random_options_test.cc for random options.
 #include "heed/ops/sparse/longformer/longformer.h"
 
 #include <gmock/gmock.h>
@@ -32,7 +32,7 @@ Buffer Ints(const std::vector<int64_t>& values, const std::vector<int64_t>& shap
 }
 Buffer Ints(const std::vector<int64_t>& values) { return Ints(values, {std::ssize(values)}); }
 
-// A call of B sequences of T tokens, two query heads to a key head, with its results and gradients.
+// A call of B sequences of T tokens, two query heads per key head, with its results and gradients.
 struct Fixture {
   int64_t B, T;
   DType dtype;
@@ -158,7 +158,7 @@ TEST(LongformerTest, EachProjectionHasItsOwnGradient) {
     EXPECT_EQ(q == 0, is_token) << t;
     EXPECT_EQ(qg == 0, !is_token) << t;
   }
-  // What arrives at rows of tokens reaches kg and vg alone, and what arrives at others k and v alone.
+  // Gradients of rows of global tokens reach kg and vg only, gradients of other rows k and v only.
   const Fixture g(1, 100, f.tokens);
   for (const int64_t t : {2, 60}) FillRow(g.d_o, 0, t, 0);
   g.Run();
@@ -202,7 +202,7 @@ TEST(LongformerTest, PaddedTokensSeeAndAreNotSeen) {
     for (const double x : Elements(result.view())) ASSERT_FALSE(std::isnan(x));
   }
   EXPECT_NE(f.o.Get({0, 50, 0, 0}), 0);         // a row that sees 40 keys
-  EXPECT_EQ(f.lse.Get({0, 0, 55}), -HUGE_VAL);  // none of whose window is left
+  EXPECT_EQ(f.lse.Get({0, 0, 55}), -HUGE_VAL);  // whose window has no key left
   EXPECT_EQ(f.dkg.Get({0, 50, 0, 0}), 0);
 }
 
@@ -237,7 +237,7 @@ TEST(LongformerTest, TokensOfEachSequence) {
 }
 
 TEST(LongformerTest, PackedIsEachSequenceAlone) {
-  // Behind the last sequence is a surplus of ten rows.
+  // Ten surplus rows follow the last sequence.
   Fixture packed(1, 200, Ints({0, 66, -1}));
   const Buffer bounds = Ints({0, 70, 70, 190});
   packed.options.cu_seqlens_q = bounds.view();
@@ -295,7 +295,7 @@ TEST(LongformerTest, NothingMayBeEmpty) {
     Fixture f(B, T, Ints({0, 3}));
     EXPECT_NO_THROW(f.Run());
   }
-  Fixture all(1, 70, Ints({}));  // nothing but tokens
+  Fixture all(1, 70, Ints({}));  // global tokens only
   std::vector<int64_t> every(70);
   for (int64_t i = 0; i < 70; ++i) every[static_cast<size_t>(i)] = i;
   all.tokens = Ints(every);
@@ -310,7 +310,7 @@ TEST(LongformerTest, BitsDoNotDependOnThreadsOrWhereTokensStand) {
   one.Run(1);
   three.Run(3);
   for (size_t i = 0; i < 8; ++i) EXPECT_TRUE(SameBits(one.results()[i].view(), three.results()[i].view())) << i;
-  // The query of token 77 stands at 120 here.
+  // The query of global token 77 has position 120 here.
   Fixture moved(2, 150, Ints({120, 0}));
   for (int64_t h = 0; h < 4; ++h) {
     for (int64_t d = 0; d < 24; ++d) moved.qg.Set({0, 120, h, d}, one.qg.Get({0, 77, h, d}));
@@ -348,14 +348,14 @@ TEST(LongformerTest, CostIsOfTheWindowAndTheTokens) {
   };
   const double tokens = 2, T = 4096;
   const Explanation e = explain(4096, {0, 2000});
-  // The rows at both ends see less of the window, and columns of tokens inside it are seen once.
+  // Rows at both ends see less of the window, and columns of global tokens inside the window are seen once.
   const double pairs = 2 * ((T - tokens) * (129 + tokens) + tokens * T);
   EXPECT_LT(e.flops, 256 * pairs);
   EXPECT_GT(e.flops, 256 * pairs * 0.95);
   EXPECT_LT(e.visited_pairs, 3 * pairs);
   EXPECT_LT(explain(8192, {0, 2000}).visited_pairs, 2.1 * e.visited_pairs);
   EXPECT_THAT(e.kernel, HasSubstr("longformer on softmax_"));
-  // A token more is a row more, and not a block of rows.
+  // One more global token adds one row, not a block of rows.
   EXPECT_LT(explain(4096, {0, 2000, 3000}).visited_pairs - e.visited_pairs, 16 * 2 * T + 4 * 64 * T);
 }
 

@@ -1,4 +1,4 @@
-// An exact and a linear part under one denominator: checks, and the sum over rows that the gradient of a gate is.
+// Merges exact and linear attention under one denominator: checks, and the sum over rows for the gradient of a gate.
 #include "heed/ops/sparse/merge_linear/merge_linear.h"
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace {
 using mechanism::CheckTensor;
 using mechanism::Fail;
 
-// An input has any float dtype, but f64 beside f64 and nothing else where `as_o` says so.
+// Checks an input: any float dtype, but f64 only together with f64 where `as_o` is set.
 void CheckInput(const char* op, const char* name, const ConstTensorView& t, const mechanism::Axes& shape, DType dtype,
                 bool as_o) {
   mechanism::CheckFloat(op, name, t);

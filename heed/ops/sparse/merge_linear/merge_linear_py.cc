@@ -25,8 +25,8 @@ constexpr char kOp[] = "merge_linear", kBackwardOp[] = "merge_linear_backward";
 struct Call {
   Arrays arrays;
   BackwardInputs in;
-  TensorView out;       // PyTorch's
-  Gradients gradients;  // the same
+  TensorView out;       // for PyTorch
+  Gradients gradients;  // for PyTorch
 };
 using Words = std::vector<Keyword<Call>>;
 

@@ -1,6 +1,6 @@
 // merge_linear::Reference and BackwardReference: the formula, row by row.
 //
-// They share no code with the kernels but the checks, and are to be read beside the header.
+// They share only the checks with the kernels, and are to be read beside the header.
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
@@ -24,7 +24,7 @@ void Store(const TensorView& t, std::initializer_list<int64_t> index, double val
   if (t.present()) StoreDouble(t.dtype(), t.data(), OffsetAt(t, index), value);
 }
 
-// One row: E = exp(lse) and the rest of the formula times exp(-shift), where that is not 0.
+// One row: E = exp(lse) and the other terms of the formula times exp(-shift), where nonzero.
 struct Row {
   long double E = 0, scale = 1, W = 0;
   double gate = 1;

@@ -1,4 +1,4 @@
-// Rows of merge_linear. Memory is the bound: two scalars of a row in f64, then its channels on vectors.
+// Rows of merge_linear. Memory-bound: two scalars per row in f64, then its channels, vectorised.
 #include "heed/core/targets.h"
 // After targets.h:
 #include <algorithm>
@@ -21,16 +21,16 @@
 #define HEED_OPS_SPARSE_MERGE_LINEAR_ROWS_ONCE_
 namespace heed::merge_linear {
 
-// What a row weighs its parts with.
+// The coefficients of a row's parts.
 struct Weights {
-  double exact = 0;   // of o: g exp(lse) / W
-  double linear = 0;  // of num: 1 / W
-  double share = 0;   // den / W, what `exact` lacks of 1
+  double exact = 0;   // coefficient of o: g exp(lse) / W
+  double linear = 0;  // coefficient of num: 1 / W
+  double share = 0;   // den / W, which is 1 - `exact`
   double gated = 0;   // exp(lse) / W
   bool has_exact = false;
 };
 
-// Both parts of W are divided by the larger, or by what there is.
+// Divides both parts of W by the larger one, or by the only one.
 inline Weights WeightsOf(double lse, double den, double gate, double most) {
   Weights w;
   double shift = lse;
@@ -41,7 +41,7 @@ inline Weights WeightsOf(double lse, double den, double gate, double most) {
   if (shift == -std::numeric_limits<double>::infinity()) return w;
   const double e = std::exp(lse - shift);
   double c = std::exp(-shift);
-  if (c > most) c = most;  // beside a numerator of 0 it must not be infinite
+  if (c > most) c = most;  // stays finite beside a numerator of 0
   const double linear = den == 0 ? 0 : c * den, total = gate * e + linear;
   if (total == 0) return w;
   w.exact = gate * e / total;
@@ -66,7 +66,7 @@ S* RowOf(const TensorView& t, int64_t b, int64_t i, int64_t h) {
   return t.as<S>() + b * t.stride(0) + i * t.stride(1) + h * t.stride(2);
 }
 
-// f(b, i, h, weights) for every row.
+// Calls f(b, i, h, weights) for every row.
 template <class T, class F>
 void ForRows(Context& ctx, const Inputs& in, const F& f) {
   const int64_t tokens = in.o.size(1), heads = in.o.size(2);
@@ -87,7 +87,7 @@ namespace heed::merge_linear::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// f(T(), S(), R()) for the type that is computed in and those of o and num.
+// Calls f(T(), S(), R()) for the dtype of the computation and those of o and num.
 template <class F>
 HWY_INLINE void WithTypes(const Inputs& in, const F& f) {
   if (in.o.dtype() == DType::kF64) return f(double(), double(), double());

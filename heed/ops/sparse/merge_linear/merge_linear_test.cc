@@ -1,4 +1,4 @@
-// merge_linear: against its reference, as attention over a union of keys, at the edges, and what it refuses.
+// merge_linear against its reference, as attention over a union of keys, its edge cases, and its errors.
 #include "heed/ops/sparse/merge_linear/merge_linear.h"
 
 #include <gmock/gmock.h>
@@ -80,7 +80,7 @@ struct Fixture {
   std::vector<Buffer> results() const { return {out, dexact, dlse, dnum, dden, dgate}; }
 };
 
-// The largest error of each result, as a share of the largest value.
+// Compares the largest error of each result, relative to the largest value.
 void ExpectNear(const Fixture& f, double tolerance) {
   Fixture expected(f.T, f.D, DType::kF64, DType::kF64);
   for (const auto& [from, to] : {std::pair{f.out, &expected.out},
@@ -167,7 +167,7 @@ TEST(MergeLinearTest, NoLogSumExpOverflows) {
 TEST(MergeLinearTest, ARowWithoutOnePartIsTheOther) {
   const Fixture f(4, 6, DType::kF64, DType::kF64);
   f.lse.FillConstant(-kInfinity);
-  f.o.FillConstant(kNaN);  // which nobody reads
+  f.o.FillConstant(kNaN);  // not read
   f.Run();
   EXPECT_NEAR(f.out.Get({1, 2, 1, 3}), f.num.Get({1, 2, 1, 3}) / f.den.Get({1, 2, 1}), 1e-14);
   EXPECT_EQ(f.dexact.Get({1, 2, 1, 3}), 0);

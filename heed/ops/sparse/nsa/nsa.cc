@@ -1,4 +1,4 @@
-// Native sparse attention as three calls of attention, the second of which looks at blocks that the first one chooses.
+// Native sparse attention as three calls of attention; the first one selects the blocks of the second.
 #include "heed/ops/sparse/nsa/nsa.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ void CheckCount(const char* op, const char* name, int64_t value, int64_t least) 
   if (value < least) Fail(op, name, "is " + std::to_string(value), std::to_string(least) + " or more");
 }
 
-// Checks what is given in place of means.
+// Checks compressed keys or values that are given instead of means.
 void CheckCompressed(const char* op, const char* name, const ConstTensorView& t, const Shape& s, int64_t windows,
                      int64_t channels, DType dtype, bool data) {
   if (!t.present()) Fail(op, name, "is absent", "k_cmp and v_cmp, or none of them");
@@ -35,7 +35,7 @@ void CheckCompressed(const char* op, const char* name, const ConstTensorView& t,
   mechanism::CheckContiguousRows(op, name, t);
 }
 
-// Where the results are that are not asked for, and compressed keys that are not given.
+// Memory of results that were not requested, and of compressed keys that were not given.
 struct Room {
   TensorView branches, lse, blocks, k_cmp, v_cmp;
   Memory memory;
@@ -124,7 +124,7 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, const
   }
   s.stride = options.stride == 0 ? options.block : options.stride;
   s.length = options.length == 0 ? options.block : options.length;
-  s.block = std::min(options.block, std::max<int64_t>(s.Tk, 1));  // all keys are in the first one either way
+  s.block = std::min(options.block, std::max<int64_t>(s.Tk, 1));  // all keys are in the first block either way
   s.columns = Columns(options, s.Tk);
   s.windows = patterns::NumCompleteWindows(s.Tk - 1, s.length, s.stride);
   s.starts.assign(static_cast<size_t>(s.B), s.Tk - s.Tq);
@@ -234,7 +234,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
 
 namespace {
 
-// A call of which shapes are known: the first blocks are chosen.
+// A call with known shapes only, which selects the first blocks.
 struct Described {
   Call call;
   TensorView k_cmp, v_cmp;  // without memory

@@ -1,4 +1,4 @@
-// nsa over a cache: its windows are attended as tensors, its tokens where they lie.
+// nsa over a cache: attends to its windows as tensors, and to its tokens in place.
 #include "heed/ops/sparse/nsa/nsa_attend.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 using mechanism::Fail;
 
-// Checks all arguments, and says what is chosen among. Throws InvalidArgument.
+// Checks all arguments and returns the sizes for the selection. Throws InvalidArgument.
 Shape CheckedShape(const char* op, const NSAView& cache, const ConstTensorView& q, const ConstTensorView& gates,
                    const Options& options, const TensorView& o) {
   CheckOptions(op, options);

@@ -1,4 +1,4 @@
-// nsa over a cache: the rows of Forward over the whole, in every dtype, and what is refused.
+// nsa over a cache against the rows of Forward over the whole sequence, in every dtype, and its errors.
 #include "heed/ops/sparse/nsa/nsa_attend.h"
 
 #include <gmock/gmock.h>
@@ -94,7 +94,7 @@ TEST(NsaAttendTest, WindowsOfACacheAreTheMeansOfForward) {
     for (int64_t t = 0; t < kTokens; ++t) f.Append(cache, t, t + 1);
     const NSAView view = cache.view();
     EXPECT_EQ(view.k_cmp.size(1), (kTokens - 6) / 2 + 1);
-    // Given to Forward they change no bit.
+    // Passing the cache's compressed keys to Forward changes no bit.
     Context ctx(1);
     const Buffer given(dtype, {1, kTokens, 4, 12});
     Forward(ctx, {f.q.view(), f.k.view(), f.v.view(), f.gates.view(), {}, {}}, f.options, {f.whole.view(), {}, {}, {}});

@@ -1,4 +1,4 @@
-// The backward pass of nsa: that of each of its branches, what these have in common added up.
+// The backward pass of nsa: that of each of its branches, with the gradients of shared tensors summed.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -14,7 +14,8 @@ namespace {
 using attention::Use;
 using mechanism::Fail;
 
-// Checks the arguments of Backward. kExplain reads no results, and neither does kReference, whose gradients may be f64.
+// Checks the arguments of Backward. kExplain and kReference read no results, and the gradients of kReference may be
+// f64.
 Call CheckedBackward(const char* op, const BackwardInputs& in, const Options& options, const Gradients& out, Use use) {
   const Use reads = use == Use::kExplain ? use : Use::kInputs;
   Call c = CheckedCall(op, in, options, {}, reads);
@@ -48,11 +49,11 @@ Call CheckedBackward(const char* op, const BackwardInputs& in, const Options& op
   return c;
 }
 
-// What branches other than the last write, which writes to what is returned; and what arrives at one of them. Those
-// that are not needed are absent.
+// Gradients of all branches except the last, which writes to the results, and the output gradient of one branch.
+// Tensors that are not needed are absent.
 struct Room {
   TensorView k_cmp, v_cmp, gated;
-  TensorView dq[2], dk, dv;  // of the compressed and selected branches, of the selected one
+  TensorView dq[2], dk, dv;  // dq of the compressed and selected branches; dk and dv of the selected one
   TensorView dk_cmp, dv_cmp;
   Memory memory;
 
@@ -78,7 +79,7 @@ struct Room {
     }
   }
 
-  // Where a branch writes.
+  // The tensors that a branch writes its gradients to.
   attention::Gradients GradientsOf(const Gradients& out, int64_t branch) const {
     attention::Gradients g;
     g.dq = branch == kWindowed ? out.dq : dq[branch];

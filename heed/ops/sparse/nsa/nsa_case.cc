@@ -1,6 +1,6 @@
-// nsa in the harness: its entry, plain problems of any size, and how close a kernel must come to the reference: what
-// attention may miss in each of three calls, times the gates. Where rounding may decide between two blocks, a row may
-// be anything.
+// nsa in the harness: its entry, simple problems of any size, and the tolerance of kernels against the reference:
+// attention's tolerance in each of three calls, times the gates. Where rounding may decide between two blocks, a row
+// may have any value.
 #include "heed/ops/sparse/nsa/nsa_case.h"
 
 #include <algorithm>
@@ -46,9 +46,9 @@ std::string Title(const Problem& p) {
   return text + " " + p.note;
 }
 
-// What is lost where a sum is rounded to a dtype: a share of it, and what is less than normal.
+// The error of rounding a sum to a dtype: a relative part, and a part for subnormal results.
 struct Rounding {
-  double share, subnormal, of_terms;  // and a share of the sum of the sizes of its terms
+  double share, subnormal, of_terms;  // and a part relative to the sum of the magnitudes of its terms
 };
 Rounding RoundingOf(DType dtype) {
   switch (dtype) {
@@ -59,7 +59,7 @@ Rounding RoundingOf(DType dtype) {
   }
 }
 
-// One branch: what it gives in double, and what attention may miss of it, by name.
+// One branch: its result in double, and attention's tolerance for it, by name.
 struct BranchResult {
   std::map<std::string, TensorView> expected, allowed;
 };
@@ -125,7 +125,7 @@ class Tolerance {
     Fill(views_[3], 0);
   }
 
-  // What one token adds to a gradient by branch c, or by its means.
+  // Adds one token's contribution to a gradient by branch c, or by its means.
   void Add(int c, const char* name, std::initializer_list<int64_t> at, double share, double& value, double& terms,
            double& missed) const {
     const double x = share * ElementAt(branch_[c].expected.at(name), at);
@@ -163,7 +163,7 @@ class Tolerance {
     });
   }
 
-  // A row of a key head whose blocks may be others.
+  // Allows any result for a row of a key head whose selection may differ.
   void AllowAll(int64_t row) const {
     const int64_t Hkv = p_.in.k.size(2), Tq = p_.in.q.size(1), group = p_.in.q.size(2) / Hkv;
     const int64_t key_head = row % Hkv, i = row / Hkv % Tq, b = row / Hkv / Tq;
@@ -197,7 +197,7 @@ class Tolerance {
   BranchResult branch_[3];
 };
 
-// The forward pass, and the backward pass behind it where gradients are asked for: all is compared.
+// A case of the forward pass, followed by the backward pass if there are gradients: all outputs are compared.
 Case ToCase(const Problem& problem) {
   const auto p = std::make_shared<const Problem>(problem);
   Case c;
@@ -239,7 +239,7 @@ Case ToCase(const Problem& problem) {
   return c;
 }
 
-// Tk tokens, the last of which, Tq at most, are rows.
+// Tk tokens, of which the last ones, at most Tq, are rows.
 Case MakeCase(const CaseRequest& request) {
   const Sizes& s = request.sizes;
   sparse::CheckRequest("nsa", request, kVariants);
@@ -288,7 +288,7 @@ Case MakeCase(const CaseRequest& request) {
 
 Case RandomCase(DType dtype, uint64_t seed) { return ToCase(RandomProblem(dtype, seed)); }
 
-// What verbs do with a file that has gates.
+// The problem of CLI verbs on a file that has gates.
 std::shared_ptr<Problem> ProblemOn(const TensorMap& tensors, std::optional<double> scale) {
   const auto p = std::make_shared<Problem>();
   for (const auto& [name, view] : {std::pair{"q", &p->in.q},
@@ -306,7 +306,7 @@ std::shared_ptr<Problem> ProblemOn(const TensorMap& tensors, std::optional<doubl
 
 TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
   const auto p = ProblemOn(tensors, scale);
-  const Explanation plan = Explain(ctx, p->in, p->options);  // checks everything first
+  const Explanation plan = Explain(ctx, p->in, p->options);  // throws if the arguments are invalid
   Describe(*p);
   return sparse::CallOf(plan, p->results[0], true, [p](Context& run_ctx, const TensorView& out) {
     Forward(run_ctx, p->in, p->options, {out, {}, {}, {}});

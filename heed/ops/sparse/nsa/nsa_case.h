@@ -1,4 +1,4 @@
-// Problems of nsa with their memory: what its cases and tests are made of.
+// Problems of nsa with their memory, for cases and tests.
 #ifndef HEED_OPS_SPARSE_NSA_NSA_CASE_H_
 #define HEED_OPS_SPARSE_NSA_NSA_CASE_H_
 
@@ -14,14 +14,14 @@ namespace heed::nsa {
 
 using Problem = sparse::Problem<BackwardInputs, Options>;
 
-// Row-major results, and, with d_o, every gradient.
+// Describes row-major results and, with d_o, every gradient.
 void Describe(Problem& problem);
 
 // Views of results and gradients by name.
 Outputs ToOutputs(std::span<const TensorView> views);
 Gradients ToGradients(std::span<const OutputSpec> specs, std::span<const TensorView> views);
 
-// A random problem, a function of its arguments alone.
+// A random problem, which depends on its arguments only.
 Problem RandomProblem(DType dtype, uint64_t seed);
 
 }  // namespace heed::nsa

@@ -1,9 +1,9 @@
-// Which blocks each row selects: probabilities of compressed keys, 64 rows of a key head at a time, summed to
-// importances of blocks, of which the greatest are kept.
+// The selection of blocks for each row: probabilities of compressed keys, for 64 rows of a key head at a time, are
+// summed to importances of blocks, and the largest are selected.
 //
-// Rows are broadcast and compressed keys stand in lanes, transposed once per 64 rows: 2 D flops and one exponential for
-// a pair are the bound. Each probability is one chain of its own, so that a choice depends neither on how many rows
-// there are nor where.
+// Rows are broadcast and compressed keys are in vector lanes, transposed once per 64 rows. The cost is bounded by 2 D
+// flops and one exponential per pair. Each probability is one chain of operations, so a selection does not depend on
+// the number or place of the rows.
 #include "heed/core/targets.h"
 // After targets.h:
 #include <algorithm>
@@ -32,18 +32,18 @@
 #define HEED_OPS_SPARSE_NSA_CHOICE_ONCE_
 namespace heed::nsa {
 
-inline constexpr int64_t kKeys = 64;  // compressed keys of a tile
-inline constexpr int64_t kRows = 64;  // rows of all heads of a group, about
+inline constexpr int64_t kKeys = 64;  // compressed keys per tile
+inline constexpr int64_t kRows = 64;  // approximate number of rows, over all heads of a group
 
-// Rows of the call that a task chooses for.
+// Rows of the call per task.
 inline int64_t RowsOfTask(const Shape& s) { return std::max<int64_t>(kRows / s.group(), 1); }
 
-// What one thread needs: queries, keys by channel, their products, and of each row its probabilities and importances.
+// Memory of one thread: queries, keys by channel, their products, and the probabilities and importances of each row.
 template <class T>
 struct Scratch {
   T *queries, *keys, *products, *probabilities, *importances;
   int32_t* best;
-  int64_t row;  // probabilities of one
+  int64_t row;  // probabilities per row
   int64_t bytes;
 
   Scratch(void* base, const Shape& s) : row((s.windows + kKeys - 1) / kKeys * kKeys) {
@@ -59,7 +59,7 @@ struct Scratch {
   }
 };
 
-// The sum of probabilities of windows, each times the tokens that it shares with block b.
+// The sum of the probabilities of windows, each times the number of tokens that it shares with block b.
 template <class T>
 T Importance(const Shape& s, const T* probabilities, int64_t b) {
   const int64_t begin = b * s.block, end = begin + s.block;
@@ -95,7 +95,7 @@ HWY_NOINLINE void Multiply(D d, const T* queries, const T* keys, int64_t depth, 
   });
 }
 
-// Queries of rows [first, first + rows) and of all heads of a group, scaled.
+// Packs the queries of rows [first, first + rows) and of all heads of a group, scaled.
 template <class D, class S, class T = hn::TFromD<D>>
 HWY_INLINE void PackQueries(D d, S, const Shape& s, T scale, const ConstTensorView& q, int64_t b, int64_t head,
                             int64_t first, int64_t rows, T* to) {
@@ -111,7 +111,7 @@ HWY_INLINE void PackQueries(D d, S, const Shape& s, T scale, const ConstTensorVi
   }
 }
 
-// Up to kKeys compressed keys from `first` on, by channel; zeros behind the last.
+// Packs up to kKeys compressed keys from `first` on, by channel, with zeros after the last.
 template <class D, class S, class T = hn::TFromD<D>>
 HWY_INLINE void PackKeys(D d, S, const Shape& s, const ConstTensorView& k, int64_t b, int64_t head, int64_t first,
                          int64_t count, T* to) {
@@ -130,7 +130,7 @@ HWY_INLINE void PackKeys(D d, S, const Shape& s, const ConstTensorView& k, int64
   }
 }
 
-// sums[j] += exp(logits[j] - lse) of the first `count` keys of a tile.
+// sums[j] += exp(logits[j] - lse) for the first `count` keys of a tile.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void AddProbabilities(D d, const T* HWY_RESTRICT logits, T lse, int64_t count, T* HWY_RESTRICT sums) {
   constexpr int64_t N = hn::MaxLanes(D());
@@ -148,10 +148,10 @@ class Chooser {
           const ConstTensorView& lse, const TensorView& blocks)
       : s_(s), scale_(static_cast<T>(scale)), q_(q), k_(k_cmp), lse_(lse), blocks_(blocks) {}
 
-  // Chooses for rows [first, first + rows) of a key head.
+  // Selects blocks for rows [first, first + rows) of a key head.
   void Run(int64_t b, int64_t head, int64_t first, int64_t rows, const Scratch<T>& w) const {
     const int64_t position = s_.starts[static_cast<size_t>(b)] + first;
-    if (Wanted(position + rows - 1, w) > 0) {  // no row before wants more
+    if (Wanted(position + rows - 1, w) > 0) {  // earlier rows need no more
       const int64_t visible = patterns::NumCompleteWindows(position + rows - 1, s_.length, s_.stride);
       hs::WithStorage<T>(q_.dtype(), [&](auto stored) HWY_ATTR { Sum(stored, b, head, first, rows, visible, w); });
     }
@@ -165,7 +165,7 @@ class Chooser {
  private:
   int64_t Wanted(int64_t position, const Scratch<T>& w) const { return FixedBlocks(s_, position, w.best); }
 
-  // Probabilities of these rows, summed over the heads of the group; 0 of windows that a row does not see.
+  // Probabilities of these rows, summed over the heads of the group; 0 for windows that a row does not see.
   template <class S>
   void Sum(S stored, int64_t b, int64_t head, int64_t first, int64_t rows, int64_t visible, const Scratch<T>& w) const {
     const hn::ScalableTag<T> d;
@@ -221,7 +221,7 @@ void ChooseT(Context& ctx, const Shape& s, double scale, const ConstTensorView& 
   const int64_t rows = RowsOfTask(s), parts = (s.Tq + rows - 1) / rows;
   ctx.ParallelFor(s.B * s.Hkv * parts, [&](int64_t task, int worker) HWY_ATTR {
     const Scratch<T> w(ctx.Scratch(worker), s);
-    const int64_t first = (parts - 1 - task / (s.B * s.Hkv)) * rows;  // the long ones come first
+    const int64_t first = (parts - 1 - task / (s.B * s.Hkv)) * rows;  // longest tasks first
     const int64_t b = task / s.Hkv % s.B, head = task % s.Hkv;
     const int64_t end = std::min(first + rows, s.Tq), own_end = std::min(s.rows[static_cast<size_t>(b)], end);
     if (first < own_end) chooser.Run(b, head, first, own_end - first, w);

@@ -1,5 +1,4 @@
-// Shared by the files of nsa: a call that has been checked as three calls of attention, and what is computed between
-// them.
+// Common parts of the files of nsa: a checked call as three calls of attention, and the computations between them.
 #ifndef HEED_OPS_SPARSE_NSA_NSA_INTERNAL_H_
 #define HEED_OPS_SPARSE_NSA_NSA_INTERNAL_H_
 
@@ -21,36 +20,36 @@ namespace heed::nsa {
 
 enum Branch { kCompressed, kSelected, kWindowed, kBranches };
 
-// Sizes of a call; windows of tokens, and blocks of them.
+// Sizes of a call, its windows of tokens, and their blocks.
 struct Shape {
   int64_t B = 0, Tq = 0, Tk = 0, Hq = 0, Hkv = 0, D = 0, Dv = 0;
   int64_t block = 0, stride = 0, length = 0;
-  int64_t columns = 0;          // blocks that a row selects at most
-  int64_t windows = 0;          // that are complete in Tk tokens
+  int64_t columns = 0;          // largest number of blocks that a row selects
+  int64_t windows = 0;          // windows that are complete in Tk tokens
   std::vector<int64_t> starts;  // position of row 0 of each sequence
-  std::vector<int64_t> rows;    // of each sequence; what the call has beyond them selects nothing
+  std::vector<int64_t> rows;    // rows of each sequence; further rows of the call select nothing
   int64_t group() const { return Hkv == 0 ? 1 : Hq / Hkv; }
 };
 
 struct Call {
   Shape shape;
-  attention::Options options[kBranches];  // of the selected branch without its pattern; views of shape.starts
-  bool means = false;                     // k_cmp and v_cmp are not given
+  attention::Options options[kBranches];  // that of the selected branch has no pattern; views of shape.starts
+  bool means = false;                     // true if k_cmp and v_cmp are not given
 };
 
 // Throws InvalidArgument for a size out of range.
 void CheckOptions(const char* op, const Options& options);
 
-// Checks the inputs and, of Forward and its reference, o. Throws InvalidArgument.
+// Checks the inputs and, for Forward and its reference, o. Throws InvalidArgument.
 Call CheckedCall(const char* op, const Inputs& in, const Options& options, const TensorView& o, attention::Use use);
 
 // Checks the arguments of BackwardReference. Throws InvalidArgument.
 void CheckBackwardReference(const char* op, const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// What is read, for the checks of what is written.
+// All inputs, for the overlap checks of outputs.
 mechanism::Apart Reads(const BackwardInputs& in);
 
-// q beside the keys and values of a branch, compressed ones where they are needed.
+// q with the keys and values of a branch, compressed ones for the compressed branch.
 attention::Inputs BranchInputs(const Inputs& in, const ConstTensorView& k_cmp, const ConstTensorView& v_cmp,
                                int64_t branch);
 
@@ -58,37 +57,37 @@ attention::Inputs BranchInputs(const Inputs& in, const ConstTensorView& k_cmp, c
 TensorView Of(const TensorView& all, int64_t branch);
 ConstTensorView Of(const ConstTensorView& all, int64_t branch);
 
-// Row-major memory of a call's own.
+// Row-major memory of one call.
 class Memory {
  public:
-  // `view` gets these sizes now and an address from Allocate(), until which it must not move.
+  // Gives `view` these sizes now and an address in Allocate(); until then the view must not move.
   void Want(TensorView* view, DType dtype, std::vector<int64_t> sizes);
   void Allocate();
   int64_t bytes() const { return bytes_; }
 
  private:
-  std::vector<std::pair<TensorView*, int64_t>> wanted_;  // and where its elements begin
+  std::vector<std::pair<TensorView*, int64_t>> wanted_;  // each view and the offset of its elements
   int64_t bytes_ = 0;
   std::unique_ptr<void, decltype(&os::FreeAligned)> memory_{nullptr, &os::FreeAligned};
 };
 
-// The pattern of these blocks, [B, Tq, Hkv, columns] i32.
+// The pattern of the selected blocks, [B, Tq, Hkv, columns] i32.
 Pattern Selected(const Shape& s, const ConstTensorView& blocks);
 
-// Blocks that are chosen where all importances are alike.
+// The blocks that are selected if all importances are equal.
 Pattern FirstBlocks(const Shape& s);
 
-// Everything of a row that is not left to importances: all blocks if they are few, else three of them. Returns how many
-// are to be chosen among blocks [1, own - 1); the others stand in `row` [columns], then -1.
+// Writes the blocks of a row that do not depend on importances: all blocks if there are few, else three. Returns the
+// number to select among blocks [1, own - 1); the others are in `row` [columns], then -1.
 int64_t FixedBlocks(const Shape& s, int64_t position, int32_t* row);
 
-// Chooses blocks, [B, Tq, Hkv, columns] i32, by the probabilities of compressed keys: nsa_choice.cc. lse is that of
-// the compressed branch.
+// Selects blocks, [B, Tq, Hkv, columns] i32, by the probabilities of compressed keys: nsa_choice.cc. lse is that of the
+// compressed branch.
 void ChooseBlocks(Context& ctx, const Shape& s, double scale, const ConstTensorView& q, const ConstTensorView& k_cmp,
                   const ConstTensorView& lse, const TensorView& blocks);
 int64_t ChoiceBytes(const Shape& s, DType dtype);  // of scratch, per thread
 
-// What is computed row by row, on tensors [B, T, H, C] of one dtype with contiguous rows: nsa_rows.cc.
+// Row-wise computations, on tensors [B, T, H, C] of one dtype with contiguous rows: nsa_rows.cc.
 
 // The mean over each complete window of x, [B, windows, H, C].
 void Means(Context& ctx, const Shape& s, const ConstTensorView& x, const TensorView& means);
@@ -96,11 +95,11 @@ void Means(Context& ctx, const Shape& s, const ConstTensorView& x, const TensorV
 // o = sum_c gates[..., c] branches[c].
 void AddGated(Context& ctx, const ConstTensorView& branches, const ConstTensorView& gates, const TensorView& o);
 
-// dgates[..., c] = <d_o, branch>, where dgates is present, and gated = gates[..., c] d_o, where that is.
+// dgates[..., c] = <d_o, branch>, if dgates is present, and gated = gates[..., c] d_o, if gated is present.
 void GateGradients(Context& ctx, int64_t c, const ConstTensorView& d_o, const ConstTensorView& gates,
                    const ConstTensorView& branch, const TensorView& dgates, const TensorView& gated);
 
-// to += the sum of `others`, and of d_means, where present, what arrives at each token; rounded once.
+// to += the sum of `others` and, if d_means is present, its contribution to each token; rounded once.
 void AddTo(Context& ctx, const Shape& s, const TensorView& to, std::span<const ConstTensorView> others,
            const ConstTensorView& d_means);
 

@@ -30,15 +30,15 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr char kOp[] = "nsa", kBackwardOp[] = "nsa_backward";
 
-// What one call was given.
+// The arguments of one call.
 struct Call {
   Arrays arrays;
   BackwardInputs in;
   Options options;
-  Outputs results;      // out, and those of PyTorch
-  Gradients gradients;  // PyTorch's
+  Outputs results;      // out, and PyTorch's outputs
+  Gradients gradients;  // for PyTorch
   nb::handle out;
-  bool describe = false;  // explain: `out` is of no interest
+  bool describe = false;  // for explain, which ignores `out`
   int num_threads = 0;
 };
 
@@ -114,7 +114,8 @@ constexpr Word kTorchGradients[] = {
     {"dv", true, &WriteGradient<&Gradients::dv>},         {"dgates", true, &WriteGradient<&Gradients::dgates>},
     {"dk_cmp", true, &WriteGradient<&Gradients::dk_cmp>}, {"dv_cmp", true, &WriteGradient<&Gradients::dv_cmp>}};
 
-// Reads a call of Python: whatever is required is there, and of the rank and dtype that results are made by.
+// Reads a call of Python; required arguments are present afterwards, with the rank and dtype that determine the
+// results.
 void ReadCall(const char* op, const Words& words, size_t num_positional, PyObject* args, PyObject* kwargs, Call& call) {
   Read<Call>(op, words, num_positional, args, kwargs, call);
   const BackwardInputs& in = call.in;
@@ -217,10 +218,10 @@ nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
 }
 
 constexpr Said kSaid[] = {
-    {"stride", "tokens between the beginnings of two windows; None: block"},
-    {"length", "tokens of a window that is compressed; None: block"},
+    {"stride", "tokens between the starts of consecutive windows; None: block"},
+    {"length", "tokens per compressed window; None: block"},
     {"compressed",
-     "(k_cmp, v_cmp), [B, N, Hkv, D] and [B, N, Hkv, Dv]: what stands for the keys and values of each window; None: "
+     "(k_cmp, v_cmp), [B, N, Hkv, D] and [B, N, Hkv, Dv]: compressed keys and values of each window; None: "
      "their means"},
 };
 
@@ -239,7 +240,7 @@ Example:
   True)";
 
 constexpr char kBackwardInPython[] = R"(
-The forward pass is computed again. Returns the named tuple heed.NSAGradients: dq dk dv dgates dcompressed, NumPy arrays
+The forward pass is recomputed. Returns the named tuple heed.NSAGradients: dq dk dv dgates dcompressed, NumPy arrays
 in the shape and dtype of what they are the gradients of; dcompressed is a pair, None where compressed was not given.
 
 Example:

@@ -1,4 +1,4 @@
-// Random problems of nsa: sizes, memory layouts, windows and blocks that nobody would write down.
+// Random problems of nsa: sizes, memory layouts, windows and blocks beyond the hand-written cases.
 #include <algorithm>
 #include <utility>
 

@@ -1,7 +1,6 @@
-// nsa::Reference and BackwardReference: three references of attention in double, under masks that say what each branch
-// sees.
+// nsa::Reference and BackwardReference: three references of attention in double, under the mask of each branch.
 //
-// It shares no code with nsa.cc but the checks, and is to be read beside the header.
+// It shares only the checks with nsa.cc, and is to be read beside the header.
 #include "heed/ops/sparse/nsa/nsa_reference_internal.h"
 
 #include <algorithm>
@@ -48,7 +47,7 @@ ConstTensorView MaskOf(Parts& parts, const std::vector<int64_t>& sizes, const F&
   return keep;
 }
 
-// Chooses the blocks of one row, given the importance of each.
+// Selects the blocks of one row, given the importance of each.
 Margin ChooseRow(const std::vector<double>& importance, int64_t own, int64_t columns, int64_t* row) {
   std::vector<int64_t> kept, others;
   for (int64_t b = 0; b <= own; ++b) (b == 0 || b + 1 >= own ? kept : others).push_back(b);
@@ -71,7 +70,7 @@ Margin ChooseRow(const std::vector<double>& importance, int64_t own, int64_t col
   return margin;
 }
 
-// Chooses blocks by the probabilities of compressed keys.
+// Selects blocks by the probabilities of compressed keys.
 void Choose(const BackwardInputs& in, const Options& options, Parts& parts) {
   const int64_t B = in.q.size(0), Tq = in.q.size(1), Hq = in.q.size(2), Tk = in.k.size(1), Hkv = in.k.size(2);
   const int64_t windows = parts.in[0].k.size(1), columns = Columns(options, Tk);

@@ -1,4 +1,4 @@
-// nsa as three calls of attention under masks, which its reference and the harness make.
+// nsa as three calls of attention under masks, for its reference and the harness.
 #ifndef HEED_OPS_SPARSE_NSA_NSA_REFERENCE_INTERNAL_H_
 #define HEED_OPS_SPARSE_NSA_NSA_REFERENCE_INTERNAL_H_
 
@@ -13,21 +13,21 @@
 
 namespace heed::nsa {
 
-// What the choice of blocks of a row and a key head hangs on.
+// The quantities that show how close the selection of a row and key head was.
 struct Margin {
-  double distance = 1;   // of the least importance that is chosen from the greatest that is not, as a share of it
-  double least = 1;      // that is chosen
+  double distance = 1;   // relative distance of the smallest selected importance from the largest that is not selected
+  double least = 1;      // smallest selected importance
   double magnitude = 0;  // the largest sum_d |scale q_d k_d| of its heads and windows
 };
 
 struct Parts {
-  attention::BackwardInputs in[3];  // of the compressed, selected and windowed branch; o and lse are absent
+  attention::BackwardInputs in[3];  // of the compressed, selected and windowed branches; o and lse are absent
   attention::Options options[3];
-  ConstTensorView blocks;       // i32, as Outputs has it
+  ConstTensorView blocks;       // i32, as in Outputs
   std::vector<Margin> margins;  // [B, Tq, Hkv]
   bool means = false;
   int64_t length = 0, stride = 0;
-  std::deque<std::vector<double>> memory;  // of what the others look at
+  std::deque<std::vector<double>> memory;  // owns the tensors of the branches
 };
 
 // The arguments have been validated; d_o may be absent.
@@ -39,7 +39,7 @@ TensorView Zeros(Parts& parts, DType dtype, const std::vector<int64_t>& sizes);
 double ElementAt(const ConstTensorView& t, std::initializer_list<int64_t> index);
 void SetElementAt(const TensorView& t, std::initializer_list<int64_t> index, double value);
 
-// f(index) for every element of [sizes[0], sizes[1], sizes[2], sizes[3]].
+// Calls f(index) for every element of [sizes[0], sizes[1], sizes[2], sizes[3]].
 template <class F>
 void ForElements(const ConstTensorView& t, const F& f) {
   for (int64_t a = 0; a < t.size(0); ++a) {
@@ -51,7 +51,7 @@ void ForElements(const ConstTensorView& t, const F& f) {
   }
 }
 
-// to += what arrives at each token from the gradients of means: 1 / length of every window that it is in.
+// to += the contribution of the gradients of means to each token: 1 / length of every window that contains it.
 void AddFromMeans(const Parts& parts, const ConstTensorView& d_means, const TensorView& to);
 
 }  // namespace heed::nsa

@@ -1,4 +1,4 @@
-// What nsa computes row by row: means of windows, sums with gates, and the gradients of both. Memory is the bound.
+// Row-wise computations of nsa: means of windows, sums with gates, and the gradients of both. Memory-bound.
 #include "heed/core/targets.h"
 // After targets.h:
 #include <algorithm>
@@ -21,7 +21,7 @@
 #define HEED_OPS_SPARSE_NSA_ROWS_ONCE_
 namespace heed::nsa {
 
-// Where the row of a tensor over sequences, tokens and heads begins.
+// Address of a row of a tensor over sequences, tokens and heads.
 template <class S>
 const S* RowOf(const ConstTensorView& t, int64_t b, int64_t i, int64_t h) {
   return t.as<S>() + b * t.stride(0) + i * t.stride(1) + h * t.stride(2);
@@ -31,7 +31,7 @@ S* RowOf(const TensorView& t, int64_t b, int64_t i, int64_t h) {
   return t.as<S>() + b * t.stride(0) + i * t.stride(1) + h * t.stride(2);
 }
 
-// f(b, token, head) for every row, in tasks of one token.
+// Calls f(b, token, head) for every row, in tasks of one token.
 template <class F>
 void ForRows(Context& ctx, const ConstTensorView& t, const F& f) {
   const int64_t tokens = t.size(1), heads = t.size(2);
@@ -48,14 +48,14 @@ namespace heed::nsa::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// f(S(), d) for the type that elements have and the tag that they are computed with.
+// Calls f(S(), d) with the element type and the tag of the computation.
 template <class F>
 HWY_INLINE void WithTypes(DType dtype, const F& f) {
   if (dtype == DType::kF64) return f(double(), hn::ScalableTag<double>());
   hs::WithStorage<float>(dtype, [&](auto stored) HWY_ATTR { f(stored, hn::ScalableTag<float>()); });
 }
 
-// f(element, count) for vectors of a row.
+// Calls f(element, count) for each vector of a row.
 template <class D, class F>
 HWY_INLINE void ForVectors(D, int64_t size, const F& f) {
   constexpr int64_t N = hn::MaxLanes(D());
@@ -67,7 +67,7 @@ HWY_INLINE double AsDouble(S x) {
   return LoadAsDouble(DTypeOf<S>::value, &x, 0);
 }
 
-// Sums are in f64, so that a mean is rounded once.
+// Sums are in f64, so a mean is rounded once.
 void MeansImpl(Context& ctx, const Shape& s, const ConstTensorView& x, const TensorView& means) {
   const hn::ScalableTag<double> dd;
   WithTypes(x.dtype(), [&](auto stored, auto) HWY_ATTR {

@@ -1,5 +1,5 @@
-// Properties of nsa that comparison with its reference cannot show. Agreement with the reference on every SIMD target,
-// dtype and size is tests/conformance_test.cc, and of random options tests/random_options_test.cc.
+// Properties of nsa that comparison with its reference cannot show. tests/conformance_test.cc compares with the
+// reference for every SIMD target, dtype and size, tests/random_options_test.cc for random options.
 #include "heed/ops/sparse/nsa/nsa.h"
 
 #include <gmock/gmock.h>
@@ -27,14 +27,14 @@ using testing::ThrowsMessage;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// A call of B sequences, two query heads to a key head, with its results and gradients.
+// A call of B sequences, two query heads per key head, with its results and gradients.
 struct Fixture {
   int64_t B, Tq, Tk;
   DType dtype;
   Options options;
   Buffer q, k, v, gates, k_cmp, v_cmp, d_o;
   Buffer o, branches, lse, blocks, dq, dk, dv, dgates, dk_cmp, dv_cmp;
-  bool given = false;  // k_cmp and v_cmp
+  bool given = false;  // k_cmp and v_cmp are given
 
   Fixture(int64_t batch, int64_t rows, int64_t keys, DType type = DType::kF32)
       : B(batch), Tq(rows), Tk(keys), dtype(type) {
@@ -67,7 +67,7 @@ struct Fixture {
     lse = Buffer(dtype == DType::kF64 ? DType::kF64 : DType::kF32, {3, B, 4, Tq});
     Choices();
   }
-  // Room for the blocks of these options.
+  // Allocates the blocks for these options.
   void Choices() { blocks = Buffer(DType::kI32, {B, Tq, 2, Columns(options, Tk)}); }
   int64_t windows() const { return Tk < options.length ? 0 : (Tk - options.length) / options.stride + 1; }
 
@@ -158,7 +158,7 @@ TEST(NsaTest, GivenMeansAreTheMeansOfNothingGiven) {
   f.Run();
   given.Run();
   for (size_t i = 0; i < 5; ++i) EXPECT_TRUE(SameBits(f.results()[i].view(), given.results()[i].view())) << i;
-  // What arrives at a mean is divided among its tokens.
+  // The gradient of a mean is divided among its tokens.
   for (int64_t t = 0; t < 70; ++t) {
     double arriving = 0;
     for (int64_t w = 0; w < given.windows(); ++w) {
@@ -173,7 +173,7 @@ TEST(NsaTest, ARowSeesItsFirstOwnAndPreviousBlockAndTheBestOfOthers) {
   f.given = true;
   f.q.FillConstant(1);
   f.k_cmp.FillConstant(0);
-  // Windows [4 w, 4 w + 8): number 9 is half of block 4 and half of block 5, number 12 is block 6.
+  // Windows are [4 w, 4 w + 8): window 9 is half in block 4 and half in block 5, window 12 is block 6.
   for (int64_t e = 0; e < 24; ++e) {
     f.k_cmp.Set({0, 9, 0, e}, 0.1);
     f.k_cmp.Set({0, 12, 0, e}, 0.05);
@@ -200,12 +200,12 @@ TEST(NsaTest, ImportancesAreSummedOverTheHeadsOfAKeyHead) {
   f.Choices();
   f.q.FillConstant(0);
   f.k_cmp.FillConstant(0);
-  const auto point = [&](int64_t window, int64_t head, double logit) {  // a channel for each
+  const auto point = [&](int64_t window, int64_t head, double logit) {  // with a channel for each head
     f.k_cmp.Set({0, window, 0, head}, 1);
     for (int64_t i = 0; i < 90; ++i) f.q.Set({0, i, head, head}, logit);
   };
   point(6, 0, 30);   // block 3
-  point(12, 1, 50);  // block 6: a head more sure of itself has no more weight
+  point(12, 1, 50);  // block 6: a larger logit has no more weight
   f.Run();
   EXPECT_THAT(f.BlocksOf(0, 89, 0), ElementsAre(0, 6, 10, 11));
   f.q.Set({0, 89, 0, 0}, 60);
@@ -231,7 +231,7 @@ TEST(NsaTest, BitsDoNotDependOnBatchNeighboursOrStrides) {
   for (int64_t b = 0; b < 2; ++b) {
     const Fixture one(1, 100, 100);
     const auto row = [&](const Buffer& buffer) { return buffer.view().Slice(0, b, b + 1); };
-    // Heads before tokens.
+    // Tensors with the axis of heads before tokens.
     const auto strided = [&](const Buffer& buffer) {
       const TensorView from = row(buffer);
       const int64_t T = from.size(1), H = from.size(2), D = from.size(3);

@@ -1,4 +1,4 @@
-// Choosing blocks by their scores: so many, or as many as hold a share of a softmax.
+// Selection of blocks by their scores: a given number, or as many as hold a fraction of a softmax.
 //
 // Compiled once per SIMD target and type.
 #if defined(HEED_OPS_SPARSE_SELECT_BLOCK_CHOICE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -24,13 +24,13 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::select::HWY_NAMESPACE {
 namespace hp = heed::patterns::HWY_NAMESPACE;
 
-inline constexpr int64_t kRows = 64;  // of a task
+inline constexpr int64_t kRows = 64;  // rows per task
 
-// What one thread computes.
+// Scratch memory of one thread.
 template <class T>
 struct BlockScratch {
   T *features, *scores;
-  T *pooled, *ranks;  // of Cumulative: weights of the rows, and of one row again
+  T *pooled, *ranks;  // for Cumulative: softmax weights of the rows, and a copy for one row
   int64_t* kept;
   int32_t* chosen;
   int64_t stride;
@@ -53,18 +53,18 @@ struct BlockScratch {
   int64_t bytes_;
 };
 
-// Rows [row, row + rows) of a choosing head, which reads this key head.
+// Rows [row, row + rows) of a selecting head, which reads this key head.
 struct BlockTask {
   int64_t b, head, key_head, first_query_head, row, rows;
 };
 
-// f(task, scratch) for all rows of a call whose blocks are described.
+// Calls f(task, scratch) for all rows of a call whose blocks are described.
 template <class T, class F>
 void ForBlockTasks(Context& ctx, const BlockCall& c, const F& f) {
   const int64_t heads = c.heads(), tiles = (c.Tq + kRows - 1) / kRows;
   ctx.ParallelFor(std::ssize(c.problem.sequences) * heads * tiles, [&](int64_t task, int worker) HWY_ATTR {
     const int64_t b = task / tiles / heads, head = task / tiles % heads;
-    const int64_t row = (tiles - 1 - task % tiles) * kRows;  // late rows have the most to choose from
+    const int64_t row = (tiles - 1 - task % tiles) * kRows;  // late rows have the most candidates
     const int64_t query_head = head * c.heads_per_choice();
     const BlockScratch<T> scratch(c, ctx.Scratch(worker));
     f(BlockTask{b, head, query_head / c.problem.group(), query_head, row, std::min(kRows, c.Tq - row)}, scratch);
@@ -99,8 +99,8 @@ void RunTopBlocks(Context& ctx, const BlockCall& c, int64_t width, int64_t* inde
   });
 }
 
-// pooled += softmax(scale scores) / heads, for scores [0, n) that have room for whole vectors. Those that are NaN or
-// -inf have no weight, and an infinite one has the weight of the largest.
+// pooled += softmax(scale scores) / heads, for scores [0, n) padded to whole vectors. NaN and -inf have no weight, and
+// an infinite score has the weight of the largest.
 template <class T>
 HWY_NOINLINE void AddSoftmax(T* scores, int64_t n, T scale, T heads, T* pooled) {
   const hn::ScalableTag<T> d;
@@ -131,9 +131,9 @@ HWY_NOINLINE void AddSoftmax(T* scores, int64_t n, T scale, T heads, T* pooled) 
   }
 }
 
-// Chooses all of `always` and the fewest others by which a share `mass` of the weights is reached, larger ones first,
-// of equal ones the lower. `ranks` has room for the weights. A sum over more weights is never smaller, because all are
-// added in one order, so that the search by halves of top_blocks-inl.h finds the last one that is needed.
+// Selects all of `always` and the fewest others by which a fraction `mass` of the weights is reached, larger ones
+// first, ties to the lower index. `ranks` has room for the weights. A sum over more weights is never smaller, because
+// all are added in one order, so the bisection of top_blocks-inl.h finds the last one that is needed.
 template <class T>
 HWY_NOINLINE int64_t ChooseMass(const T* weights, int64_t n, T mass, std::span<const int64_t> always, T* ranks,
                                 int32_t* chosen) {
@@ -159,7 +159,7 @@ HWY_NOINLINE int64_t ChooseMass(const T* weights, int64_t n, T mass, std::span<c
   Key least = Keys::kKept, high = keys.largest() + 1;
   T held = held_from(high);
   if (n > 0 && held < wanted) {
-    Key low = 0;  // from it on they are enough, from `high` on they are not
+    Key low = 0;  // invariant: the weights from `low` on suffice, those from `high` on do not
     while (high - 1 > low) {
       const Key middle = hp::Midpoint(low, high);
       const T sum = held_from(middle);

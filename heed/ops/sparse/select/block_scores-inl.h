@@ -1,9 +1,9 @@
-// Scores of blocks of keys: what is known of each block, and its product with what is asked by 64 rows at a time.
+// Scores of blocks of keys: the features of each block times the features of 64 rows at a time.
 //
-// Compiled once per SIMD target and type. Both scores are linear in features of a row, which the heads that choose
-// together add up before: q for means; max(q, 0) and min(q, 0), beside the largest and smallest keys, for boxes. Blocks
-// stand in lanes, as panels of one feature after the other, so that a row's scores follow one another. Each is one
-// chain of fused products over the features, ascending.
+// Compiled once per SIMD target and type. Both scores are linear in features of a row, which are summed first over the
+// heads that select together: q for means; max(q, 0) and min(q, 0), times the channelwise maximum and minimum of the
+// keys, for boxes. Blocks are in vector lanes, packed as panels with one feature after the other, so that a row's
+// scores are contiguous. Each score is one chain of fused multiply-adds over the features, ascending.
 #if defined(HEED_OPS_SPARSE_SELECT_BLOCK_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_OPS_SPARSE_SELECT_BLOCK_SCORES_INL_H_
 #undef HEED_OPS_SPARSE_SELECT_BLOCK_SCORES_INL_H_
@@ -41,7 +41,7 @@ HWY_INLINE const S* RowAt(const softmax::Rows& x, int64_t b, int64_t token, int6
   return static_cast<const S*>(x.data) + b * x.batch_stride + token * x.token_stride + head * x.head_stride;
 }
 
-// out[row][lane] = sum_e a[row][e] panel[e][lane], e ascending, for as many lanes of a panel, in whole vectors.
+// out[row][lane] = sum_e a[row][e] panel[e][lane], with e ascending, for the given lanes of a panel, in whole vectors.
 template <class T>
 HWY_NOINLINE void TimesPanel(const T* a, int64_t rows, int64_t depth, const T* panel, int64_t lanes, T* out,
                              int64_t stride) {
@@ -58,8 +58,8 @@ HWY_NOINLINE void TimesPanel(const T* a, int64_t rows, int64_t depth, const T* p
   });
 }
 
-// Channels of some keys: of a block its mean, which is summed up in double and rounded once, as a cache does, and its
-// ends, in which a NaN stays.
+// Accumulates channels of some keys: the mean of a block, summed in double and rounded once, as in a cache, and its
+// minimum and maximum, which keep a NaN.
 template <class T>
 struct Keys {
   using D = hn::ScalableTag<T>;
@@ -67,7 +67,7 @@ struct Keys {
   static constexpr bool kWidens = sizeof(T) < sizeof(double);
 
   hn::Vec<D> smallest, largest;
-  hn::Vec<DD> sums[2];  // of lower and upper lanes
+  hn::Vec<DD> sums[2];  // lower and upper lanes
 
   HWY_INLINE Keys() {
     smallest = hn::Set(D(), std::numeric_limits<T>::infinity());
@@ -99,7 +99,7 @@ struct Keys {
   }
 };
 
-// What is known of the blocks of each sequence and key head.
+// The features of the blocks of each sequence and key head.
 template <class T>
 class Described {
  public:
@@ -109,10 +109,10 @@ class Described {
     return c_.problem.sequences.size() * static_cast<size_t>(c_.problem.key_heads * panels_ * panel_size_) * sizeof(T);
   }
 
-  // Reads all keys, once.
+  // Reads all keys once.
   void Compute(Context& ctx, T* memory) {
     memory_ = memory;
-    constexpr int64_t kBlocks = 16;  // of a task
+    constexpr int64_t kBlocks = 16;  // blocks per task
     const int64_t parts = panels_ * kPanel / kBlocks, heads = c_.problem.key_heads;
     ctx.ParallelFor(std::ssize(c_.problem.sequences) * heads * parts, [&](int64_t task, int) HWY_ATTR {
       const int64_t part = task % parts, head = task / parts % heads, b = task / parts / heads;
@@ -122,7 +122,7 @@ class Described {
     });
   }
 
-  // scores[row][block] = <features of the row, those of the block> for blocks [0, blocks).
+  // scores[row][block] = <features of the row, features of the block> for blocks [0, blocks).
   void Scores(int64_t b, int64_t key_head, const T* features, int64_t rows, int64_t blocks, T* scores,
               int64_t stride) const {
     for (int64_t panel = 0; panel * kPanel < blocks; ++panel) {
@@ -136,7 +136,7 @@ class Described {
     return memory_ + ((b * c_.problem.key_heads + head) * panels_ + panel) * panel_size_;
   }
 
-  // One lane of a panel; zeros beyond the last block, which no row asks for.
+  // Writes one lane of a panel; lanes beyond the last block are zero, and no row reads them.
   template <class S>
   HWY_INLINE void Describe(int64_t b, int64_t head, int64_t block) {
     const softmax::Sequence& s = c_.problem.sequences[static_cast<size_t>(b)];
@@ -179,7 +179,7 @@ class Described {
     for (size_t i = 0; i < n; ++i) to[i * kPanel] = lanes[i];
   }
 
-  // What caches write; none has keys of f64.
+  // The type of the statistics that caches store; no cache has f64 keys.
   using KnownFloat = std::conditional_t<sizeof(T) == sizeof(float), float, T>;
 
   const BlockCall& c_;
@@ -187,7 +187,7 @@ class Described {
   T* memory_ = nullptr;
 };
 
-// Features of rows [row, row + rows), of `heads` query heads from `head` on together.
+// Features of rows [row, row + rows), summed over `heads` query heads from `head` on.
 template <class T>
 void Features(const BlockCall& c, int64_t b, int64_t head, int64_t heads, int64_t row, int64_t rows, T* to) {
   const hn::ScalableTag<T> d;
@@ -198,7 +198,7 @@ void Features(const BlockCall& c, int64_t b, int64_t head, int64_t heads, int64_
     for (int64_t r = 0; r < rows; ++r, to += c.features()) {
       for (int64_t e = 0; e < depth; e += N) {
         const auto n = static_cast<size_t>(std::min(N, depth - e));
-        auto sum = zero, negative = zero;  // of boxes, what is positive, and what is not
+        auto sum = zero, negative = zero;  // for boxes the sums of max(q, 0) and min(q, 0)
         for (int64_t h = head; h < head + heads; ++h) {
           const auto x = LoadFirst(d, RowAt<decltype(stored)>(c.problem.q, b, row + r, h) + e, n);
           sum = hn::Add(sum, c.box ? hn::IfThenZeroElse(hn::Lt(x, zero), x) : x);

@@ -1,8 +1,8 @@
 // The keys of DSA's indexer: scores of all keys for a few rows at a time, and the best of them.
 //
-// Compiled once per SIMD target and type. Keys stand in lanes, as panels of one channel after the other. A head's
-// products of some rows with a panel are one tile, whose rectified elements join the sum over heads as they leave the
-// registers.
+// Compiled once per SIMD target and type. Keys are in vector lanes, packed as panels with one channel after the other.
+// A head's products of some rows with a panel are one tile; its rectified elements are added to the sum over heads
+// directly from the registers.
 #if defined(HEED_OPS_SPARSE_SELECT_INDEXER_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_OPS_SPARSE_SELECT_INDEXER_INL_H_
 #undef HEED_OPS_SPARSE_SELECT_INDEXER_INL_H_
@@ -25,13 +25,13 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::select::HWY_NAMESPACE {
 namespace hp = heed::patterns::HWY_NAMESPACE;
 
-inline constexpr int64_t kIndexerRows = 8;  // of a task
+inline constexpr int64_t kIndexerRows = 8;  // rows per task
 
-// What one thread computes.
+// Scratch memory of one thread.
 template <class T>
 struct IndexerScratch {
   T *queries, *weights;  // [head, row, channel] and [head, row]
-  T *sums, *scores;      // of a panel, and of all keys
+  T *sums, *scores;      // for a panel, and for all keys
   int32_t* chosen;
   int64_t stride;
 
@@ -52,7 +52,7 @@ struct IndexerScratch {
   int64_t bytes_;
 };
 
-// to[channel][key] of keys [0, n) of a panel, zeros beyond.
+// to[channel][key] for keys [0, n) of a panel, zeros beyond.
 template <class T>
 HWY_NOINLINE void PackPanel(const IndexerCall& c, int64_t b, int64_t first, int64_t n, T* to) {
   hs::WithStorage<T>(c.dtype, [&](auto stored) HWY_ATTR {
@@ -78,7 +78,7 @@ HWY_NOINLINE void PackRows(const IndexerCall& c, int64_t b, int64_t row, int64_t
   });
 }
 
-// sums[row][key] = sum_h w[h][row] relu(<q[h][row], k[key]>) of a panel of keys, h ascending.
+// sums[row][key] = sum_h w[h][row] relu(<q[h][row], k[key]>) for a panel of keys, with h ascending.
 template <class T>
 HWY_NOINLINE void SumHeads(const IndexerCall& c, int64_t rows, const T* panel, const IndexerScratch<T>& s) {
   const hn::ScalableTag<T> d;
@@ -94,7 +94,7 @@ HWY_NOINLINE void SumHeads(const IndexerCall& c, int64_t rows, const T* panel, c
         hs::LogitTile<count.value, vectors.value>(
             d, panel + v * N, kPanel, queries + static_cast<int64_t>(row) * c.depth, c.depth,
             static_cast<size_t>(c.depth), at, unused, [&](auto x, int r, int i) HWY_ATTR {
-              const auto rectified = hn::IfThenZeroElse(hn::Lt(x, hn::Zero(d)), x);  // a NaN stays
+              const auto rectified = hn::IfThenZeroElse(hn::Lt(x, hn::Zero(d)), x);  // keeps a NaN
               const auto sum = hn::Load(d, at + static_cast<size_t>(r) * kPanel + static_cast<size_t>(i) * N);
               return hn::MulAdd(hn::Set(d, weights[row + static_cast<size_t>(r)]), rectified, sum);
             });

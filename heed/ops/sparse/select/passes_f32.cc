@@ -1,4 +1,4 @@
-// The kernels of selectors for f32, which 16-bit tensors are widened to.
+// The kernels of selectors for f32, also used for 16-bit tensors, which are widened.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/ops/sparse/select/select_internal.h"

@@ -1,5 +1,4 @@
-// Selectors of blocks and of an indexer's keys: checks, the passes over the scores, and the patterns that their choice
-// makes.
+// Selectors of blocks and of an indexer's keys: checks, the passes over the scores, and the patterns of the selections.
 #include "heed/ops/sparse/select/select.h"
 
 #include <algorithm>
@@ -26,14 +25,14 @@ namespace {
 using mechanism::Fail;
 using patterns::Table;
 
-// Sizes of blocks and numbers of them may be anything that cannot overflow when added up.
+// Block sizes and counts may have any values whose sums do not overflow.
 constexpr int64_t kMost = int64_t{1} << 40;
 
 void CheckSize(const char* op, const char* name, int64_t size, int64_t least) {
   if (size < least) Fail(op, name, "is " + std::to_string(size), std::to_string(least) + " or more");
 }
 
-// q and k as attention takes them, with a key for a value.
+// Checks q and k as attention does, with the keys as values.
 softmax::Problem CheckedProblem(const char* op, const ConstTensorView& q, const ConstTensorView& k,
                                 const attention::Options& options) {
   softmax::Problem p = attention::CheckedProblem(op, {q, k, k}, options, {}, attention::Use::kInputs);
@@ -47,7 +46,7 @@ void CheckSizes(const char* op, const BlockOptions& options) {
   CheckSize(op, "local", options.local, 0);
 }
 
-// The call of a problem.
+// The block call of a problem.
 BlockCall Posed(softmax::Problem problem, const ConstTensorView& q, const BlockOptions& options) {
   BlockCall c;
   c.problem = std::move(problem);
@@ -78,7 +77,7 @@ BlockCall CheckedBlocks(const char* op, const ConstTensorView& q, const ConstTen
   return Posed(CheckedProblem(op, q, k, places), q, options);
 }
 
-// Rows stand where the last append put them; what the cache knows of itself is no option.
+// The rows are those of the last append; positions and lengths, which the cache knows, are refused as options.
 BlockCall CheckedBlocks(const char* op, const ConstTensorView& q, const KVView& cache, const BlockOptions& options) {
   CheckSizes(op, options);
   attention::CheckSketch(op, cache);
@@ -140,7 +139,7 @@ BlockCall CheckedMass(const char* op, const ConstTensorView& q, const Keys& keys
   return c;
 }
 
-// What patterns::RowBlocks() and Keys() make of tables, without a copy of them.
+// The pattern that patterns::RowBlocks() and Keys() build of a table, without a copy of it.
 Pattern Listed(const char* builder, Table index, int64_t block) {
   std::vector<patterns::Value> values;
   values.emplace_back(std::move(index));
@@ -148,7 +147,7 @@ Pattern Listed(const char* builder, Table index, int64_t block) {
   return patterns::Build(builder, std::move(values));
 }
 
-// With queries as they meet the keys of a cache that turns both.
+// The call with rotated queries, for a cache that rotates its keys.
 BlockCall Turned(Context& ctx, const ConstTensorView& q, BlockCall c) {
   if (c.cache->rotary != nullptr) c.problem.q = attention::RowsOf(attention::TurnedQueries(ctx, *c.cache, q));
   return c;
@@ -175,7 +174,7 @@ Pattern HoldingOf(Context& ctx, const BlockCall& c) {
   Table index = {{B, c.Tq, c.heads(), width}, {}};
   index.values.assign(static_cast<size_t>(B * rows * width), -1);
   ctx.ParallelFor(B * rows, [&](int64_t row, int) {
-    int64_t* end = index.values.data() + (row + 1) * width;  // the last ones, so that -1 comes first
+    int64_t* end = index.values.data() + (row + 1) * width;  // fills from the end, so that -1 comes first
     for (int64_t w = words - 1; w >= 0; --w) {
       for (uint64_t bits = of_row(row)[w]; bits != 0;) {
         const int bit = 63 - std::countl_zero(bits);

@@ -1,18 +1,16 @@
-// Selectors: patterns that content chooses, a row at a time.
+// Selectors: patterns chosen by content, for each row.
 //
-// Each reads queries and keys and returns a pattern for attention with them. Queries stand as in attention: row i of
-// the call at p_i = start + i. A choice is no function with a gradient: training goes through attention with the
-// pattern.
+// Each reads queries and keys and returns a pattern for attention with them. Positions are those of attention: row i of
+// the call has p_i = start + i. A selection has no gradient: train through attention with the pattern.
 //
 //   TopBlocks      the `count` best blocks of keys of each row      MoBA, Quest
-//   Cumulative     as many as hold a share of the softmax           FlexPrefill, SpargeAttn
+//   Cumulative     the fewest that hold a fraction of the softmax   FlexPrefill, SpargeAttn
 //   VerticalSlash  columns and diagonals, by the last queries       MInference
 //   Indexer        the `count` best keys of each row                DSA
 //
-// Larger scores come first, equal ones by the lower index; a score that is NaN counts as -inf. Bits of scores, and so
-// choices, do not depend on threads, batch neighbours, padding, strides, or on how queries are split into calls. They
-// come from f32 products (f64 of f64): scores that differ by less than these round may change places between SIMD
-// targets.
+// Larger scores come first, ties go to the lower index; a NaN counts as -inf. Scores, and so selections, do not depend
+// on threads, other batch entries, padding, strides, or the split of queries into calls. Products are in f32 (f64 for
+// f64): scores that differ by less than their rounding may be ordered differently on different SIMD targets.
 //
 // All throw InvalidArgument, naming the argument, if a rank, shape, dtype, device or stride disagrees with what is said
 // here or an option is out of range.
@@ -30,53 +28,54 @@
 
 namespace heed::select {
 
-// Who chooses: the query heads of a key head together, by the sum of their scores, or each.
+// Heads that select together: the query heads of a key head, by the sum of their scores, or each query head alone.
 enum class Share { kGroup, kHead };
 
-// The score of a block for a query: <q, mean of k>, of MoBA; or sum_d max(q_d min k_d, q_d max k_d), no less than any
-// <q, k>, of Quest.
+// The score of a block for a query: <q, mean of k>, as in MoBA; or sum_d max(q_d min k_d, q_d max k_d), an upper bound
+// of <q, k> in the block, as in Quest.
 enum class Score { kMean, kBox };
 
-// What rows choose blocks among. A block b is keys [b block, (b + 1) block) of those that there are. Blocks without a
-// valid key are no blocks, and what is known of one is known of its valid keys.
+// The candidates of each row. Block b is keys [b block, (b + 1) block) that exist. Blocks without a valid key are no
+// candidates, and scores use only valid keys.
 //
-// A row's own block, in which p_i lies, is kept. Under `causal` other blocks are those before it, which are whole; else
-// all.
+// A row's own block, which contains p_i, is kept. Under `causal` the other candidates are the whole blocks before it;
+// else all blocks.
 struct BlockOptions {
   int64_t block = 64;  // keys of a block
-  bool causal = true;  // a row chooses among blocks before its own
-  int64_t sinks = 0;   // first blocks of those with valid keys, kept besides what is chosen
-  int64_t local = 1;   // blocks up to the row's own, kept: the own one, and others besides what is chosen
+  bool causal = true;  // a row selects among blocks before its own
+  int64_t sinks = 0;   // first blocks with valid keys, kept in addition to the selected ones
+  int64_t local = 1;   // blocks up to and including the row's own, kept in addition to the selected ones
   Share share = Share::kGroup;
 
-  attention::Align align = attention::Align::kBottomRight;  // where query 0 stands: at Tk - Tq, or at 0
+  attention::Align align = attention::Align::kBottomRight;  // position of query 0: Tk - Tq, or 0
   ConstTensorView query_starts;                             // [B] i64: position of query 0, before `align`
   ConstTensorView key_lengths;                              // [B]: keys at or beyond it are not valid
   ConstTensorView key_starts;                               // [B]: keys before it are not valid
 };
 
 struct TopBlocksOptions : BlockOptions {
-  int64_t count = 0;  // of blocks that a row keeps, its own among them, without `sinks` and the others of `local`
+  int64_t count = 0;  // blocks that a row keeps, including its own, without `sinks` and the other `local` blocks
   Score score = Score::kMean;
 };
 
-// The best blocks of each row: patterns::RowBlocks of [B, Tq, Hkv, n], of Hq heads with Share::kHead. If count * block
-// >= Tk every row keeps all that `causal` lets it see.
+// The best blocks of each row: patterns::RowBlocks of [B, Tq, Hkv, n], with Hq heads for Share::kHead. If count * block
+// >= Tk, every row keeps all keys that `causal` lets it see.
 //
-//   q  [B, Tq, Hq, D], k  [B, Tk, Hkv, D]: one dtype, f64, f32, bf16 or f16, any strides but of the last axis.
+//   q  [B, Tq, Hq, D], k  [B, Tk, Hkv, D]: one dtype, f64, f32, bf16 or f16; the last axis is contiguous, the others
+//   have any strides.
 //
-// Cost: one pass over k, 2 D flops per row and block (4 D of boxes), and about 1 ns for each of these to choose.
-// Memory: D floats per block (2 D), and per thread 64 rows of scores.
+// Cost: one pass over k, 2 D flops per row and block (4 D for boxes), and about 1 ns per row and block for the
+// selection. Memory: D floats per block (2 D for boxes), and 64 rows of scores per thread.
 //
 // Source: Lu et al., "MoBA: mixture of block attention for long-context LLMs", arXiv:2502.13189; Tang et al., "Quest:
 // query-aware sparsity for efficient long-context LLM inference", arXiv:2406.10774.
 HEED_API Pattern TopBlocks(Context& ctx, const ConstTensorView& q, const ConstTensorView& k,
                            const TopBlocksOptions& options);
 
-// Chooses for queries of the tokens that a cache with a sketch was given last, for attention::Attend() with them: row i
-// stands at the length before, plus i. Blocks are multiples of 64 keys, of whose statistics the cache reads a few
-// numbers instead of the keys; choices in blocks of 64 are those of a tensor of the same keys. The cache knows
-// positions and lengths, which are no options.
+// Selects for queries of the tokens appended last to a cache with a sketch, for attention::Attend() with them: row i
+// has the previous length plus i as position. Blocks are multiples of 64 keys, and the cache's statistics are read
+// instead of the keys; selections in blocks of 64 equal those of a tensor of the same keys. Positions and lengths are
+// known to the cache and refused as options.
 HEED_API Pattern TopBlocks(Context& ctx, const ConstTensorView& q, const KVView& cache,
                            const TopBlocksOptions& options);
 
@@ -84,12 +83,12 @@ struct CumulativeOptions : BlockOptions {
   double mass = 0.95;  // in (0, 1]
 };
 
-// The fewest blocks that hold a share `mass` of a row's pooled softmax, the one that crosses it included: the softmax
-// of D^-1/2 <q, mean of k> over all blocks of the row but its own, with Share::kGroup the mean of those of its heads.
-// What `sinks` and `local` keep counts as held. Rows keep different numbers of blocks. q, k, memory and cost are those
-// of TopBlocks, with an exponential per row, head and block.
+// The fewest blocks that hold a fraction `mass` of a row's pooled softmax, including the one that crosses it: the
+// softmax of D^-1/2 <q, mean of k> over all blocks of the row except its own, with Share::kGroup the mean over its
+// heads. The blocks kept by `sinks` and `local` count towards the fraction. Rows keep different numbers of blocks. q,
+// k, memory and cost are those of TopBlocks, with an exponential per row, head and block.
 //
-// Source: Lai et al., "FlexPrefill", arXiv:2502.20766, without the choice of a pattern by head.
+// Source: Lai et al., "FlexPrefill", arXiv:2502.20766, without its selection of a pattern per head.
 HEED_API Pattern Cumulative(Context& ctx, const ConstTensorView& q, const ConstTensorView& k,
                             const CumulativeOptions& options);
 
@@ -100,25 +99,24 @@ HEED_API Pattern Cumulative(Context& ctx, const ConstTensorView& q, const KVView
 struct VerticalSlashOptions {
   int64_t verticals = 1000;  // columns that each head keeps
   int64_t slashes = 6096;    // distances p - j that each head keeps
-  int64_t last = 64;         // queries that the choice is made by: these at the end
-  int64_t sinks = 30;        // first columns, which are kept first
-  int64_t local = 100;       // smallest distances, which are kept first
+  int64_t last = 64;         // last queries that determine the selection
+  int64_t sinks = 30;        // first columns, which are selected first
+  int64_t local = 100;       // smallest distances, which are selected first
 };
 
 // Columns and diagonals with the most weight in the causal attention of the last queries, for each query head: pairs j
-// <= p_i where j is one of the columns, or p_i - j one of the distances. Queries stand at the end, at Tk - Tq + i. q
-// and k are those of TopBlocks. The pattern has no expression that Parse() reads, and fits any call with B sequences
-// and Hq heads.
+// <= p_i where j is one of the columns, or p_i - j one of the distances. Query i has position Tk - Tq + i. q and k are
+// as for TopBlocks. The pattern has no expression that Parse() reads, and fits any call with B sequences and Hq heads.
 //
-// Cost: 4 D flops and 2 exponentials per key and query of the last ones, and 2 floats per key and head.
+// Cost: 4 D flops and 2 exponentials per key and each of the last queries, and 2 floats per key and head.
 //
 // Source: Jiang et al., "MInference 1.0", arXiv:2407.02490.
 HEED_API Pattern VerticalSlash(Context& ctx, const ConstTensorView& q, const ConstTensorView& k,
                                const VerticalSlashOptions& options);
 
 struct IndexerOptions {
-  int64_t count = 2048;  // keys of a row
-  bool causal = true;    // a row chooses among keys up to its position
+  int64_t count = 2048;  // keys per row
+  bool causal = true;    // a row selects among keys up to its position
 };
 
 // The keys with the largest sum_h w_h relu(<q_h, k>) of each row: patterns::Keys of [B, Tq, n], for all heads of
@@ -126,14 +124,14 @@ struct IndexerOptions {
 //
 //   q        [B, Tq, Hi, Di], k  [B, Tk, Di], weights  [B, Tq, Hi]: one dtype
 //
-// Queries stand at the end, at Tk - Tq + i. Cost: 2 Hi Di flops per row and key. Memory: a copy of k, and per thread 8
-// rows of scores.
+// Query i has position Tk - Tq + i. Cost: 2 Hi Di flops per row and key. Memory: a copy of k, and 8 rows of scores per
+// thread.
 //
 // Source: DeepSeek-AI, "DeepSeek-V3.2", arXiv:2512.02556.
 HEED_API Pattern Indexer(Context& ctx, const ConstTensorView& q, const ConstTensorView& k,
                          const ConstTensorView& weights, const IndexerOptions& options);
 
-// Each chooses as its namesake, written for reading: scalar, one thread, all in double, sorting.
+// Each selects as its namesake, written for reading: scalar, single-threaded, in double, by sorting.
 HEED_API Pattern TopBlocksReference(const ConstTensorView& q, const ConstTensorView& k,
                                     const TopBlocksOptions& options);
 HEED_API Pattern CumulativeReference(const ConstTensorView& q, const ConstTensorView& k,

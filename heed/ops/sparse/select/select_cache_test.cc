@@ -1,4 +1,4 @@
-// Selectors on caches that keep statistics of their keys: choices are those of the same keys in a tensor.
+// Selectors on caches that store statistics of their keys: selections equal those of the same keys in a tensor.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ using testing::ThrowsMessage;
 
 const patterns::Table& TableOf(const Pattern& pattern) { return std::get<patterns::Table>(pattern.node()->values[0]); }
 
-// A cache of two sequences of different lengths, and its keys as a tensor, NaN behind the shorter one.
+// A cache of two sequences of different lengths, and its keys as a tensor, with NaN after the shorter one.
 struct Cached {
   Buffer k, v, q, lengths, positions;
   KVCache cache;
@@ -39,7 +39,7 @@ struct Cached {
     k.Set({0, 70, 1, 3}, std::nan(""));
     const int64_t first[] = {300, 500 - rows}, last[] = {rows, rows};
     cache.Append(k.view().Slice(1, 0, 500 - rows), v.view().Slice(1, 0, 500 - rows), first);
-    // The new rows of the first sequence stand at 300 of its own.
+    // The new rows of the first sequence begin at its position 300.
     const Buffer more_k(dtype, {2, rows, 2, 24}), more_v(dtype, {2, rows, 2, 16});
     for (int64_t b = 0; b < 2; ++b) {
       for (int64_t t = 0; t < rows; ++t) {
@@ -86,7 +86,7 @@ TEST(SelectCacheTest, ChoicesAreThoseOfTheSameKeysInATensor) {
             options.causal = causal;
             options.score = score;
             options.share = Share::kHead;
-            options.block = score == Score::kBox ? 128 : 64;  // of more keys means are rounded twice
+            options.block = score == Score::kBox ? 128 : 64;  // means over several blocks of 64 are rounded twice
             if (padded) options.key_starts = starts.view();
             const patterns::Table a = TableOf(TopBlocks(ctx, x.q.view(), x.cache.view(), options));
             EXPECT_EQ(a.values, TableOf(TopBlocks(ctx, x.q.view(), x.k.view(), x.Placed(options))).values)
@@ -119,7 +119,7 @@ TEST(SelectCacheTest, AttendTakesTheChoice) {
   for (int64_t i = 0; i < 2 * 2 * 4 * 16; ++i) ASSERT_NEAR(o.as<float>()[i], expected.as<float>()[i], 1e-5);
 }
 
-// Keys are turned as they come; so are the queries that ask for them.
+// Keys are rotated when appended, and so are the queries of a selection.
 TEST(SelectCacheTest, QueriesAreTurnedWhereKeysAre) {
   KVCache::Options rotary = Cached::OptionsOf(DType::kF32, 64), plain = rotary;
   rotary.rotary = CacheRotary{RotaryPairs::kHalfSplit};

@@ -1,4 +1,4 @@
-// Random calls of selectors, by seed: for tests.
+// Random calls of selectors by seed, for tests.
 #ifndef HEED_OPS_SPARSE_SELECT_SELECT_CASE_H_
 #define HEED_OPS_SPARSE_SELECT_SELECT_CASE_H_
 
@@ -19,8 +19,8 @@ inline Buffer Ints(const std::vector<int64_t>& values) {
   return buffer;
 }
 
-// Queries, keys and everything that selectors of blocks take. Every fourth problem is one of small integers whose
-// scores have no rounding and are often equal: then every SIMD target chooses alike.
+// Queries, keys and all arguments of block selectors. Every fourth problem has small integers whose scores have no
+// rounding and are often equal, so that every SIMD target selects the same.
 struct RandomBlocks {
   explicit RandomBlocks(uint64_t seed) : random(seed) {
     exact = seed % 4 == 0;

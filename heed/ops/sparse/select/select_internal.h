@@ -1,4 +1,4 @@
-// Shared by the files of selectors: checked calls, and the passes that each SIMD target has.
+// Common parts of the files of selectors: checked calls, and the passes of each SIMD target.
 #ifndef HEED_OPS_SPARSE_SELECT_SELECT_INTERNAL_H_
 #define HEED_OPS_SPARSE_SELECT_SELECT_INTERNAL_H_
 
@@ -14,20 +14,20 @@
 
 namespace heed::select {
 
-// Blocks are laid out by so many: some vectors on every target.
+// Blocks per panel: several vectors on every target.
 inline constexpr int64_t kPanel = 64;
 inline int64_t Panels(int64_t n) { return (n + kPanel - 1) / kPanel; }
 
-// A call that chooses blocks. Those of a sequence count from the first that has a valid key.
+// A call that selects blocks. The blocks of a sequence count from the first that has a valid key.
 struct BlockCall {
-  softmax::Problem problem;       // of q and k; its sequences say where rows stand, and which keys are valid
-  const KVView* cache = nullptr;  // which has the keys, or null: the problem has
+  softmax::Problem problem;       // of q and k; its sequences give the positions of rows and the valid keys
+  const KVView* cache = nullptr;  // owner of the keys, or null if the problem has them
   int64_t Tq = 0, block = 64, sinks = 0, local = 1;
   bool causal = true, by_head = false, box = false;
-  int64_t count = 0;                   // of TopBlocks
-  double mass = 0;                     // of Cumulative
-  std::vector<int64_t> first, blocks;  // by sequence
-  int64_t most_blocks = 0;             // of any of them
+  int64_t count = 0;                   // for TopBlocks
+  double mass = 0;                     // for Cumulative
+  std::vector<int64_t> first, blocks;  // per sequence
+  int64_t most_blocks = 0;             // largest number of blocks of a sequence
 
   int64_t heads() const { return by_head ? problem.query_heads : problem.key_heads; }
   int64_t heads_per_choice() const { return by_head ? 1 : problem.group(); }
@@ -44,14 +44,14 @@ struct BlockCall {
     return reinterpret_cast<const S*>(page + k.begin + head * k.head_stride +
                                       token % cache->page_tokens * k.token_stride);
   }
-  // What a cache has computed of the keys [token, token + 64), or null.
+  // The cache's statistics of the keys [token, token + 64), or null.
   const std::byte* Known(int64_t b, int64_t token, int64_t head) const {
     if (cache == nullptr || token % SketchBlocks::kTokens != 0) return nullptr;
     return cache->sketch.At(cache->pages[b][token / cache->page_tokens], head, token % cache->page_tokens);
   }
 };
 
-// The blocks [0, count) that a row may keep, where it stands among all, and whether the block there is one of them.
+// The blocks [0, count) that a row may keep, the index of its own block among all, and whether that is one of them.
 struct RowBlocks {
   int64_t count = 0, at = 0;
   bool has_own = false;
@@ -63,8 +63,8 @@ inline RowBlocks BlocksOfRow(const BlockCall& c, int64_t sequence, int64_t row) 
   return {c.causal ? std::clamp<int64_t>(at + 1, 0, all) : all, at, at >= 0 && at < all};
 }
 
-// Blocks that a row keeps whatever their scores are, a block maybe twice; returns how many, at most twice as many as
-// there are. Its own comes first.
+// Writes the blocks that a row keeps whatever their scores are, possibly with duplicates; returns their number, at most
+// twice the number of blocks. Its own comes first.
 inline int64_t KeptAnyway(const BlockCall& c, const RowBlocks& row, int64_t* kept) {
   int64_t n = 0;
   if (row.has_own) kept[n++] = row.at;
@@ -74,7 +74,7 @@ inline int64_t KeptAnyway(const BlockCall& c, const RowBlocks& row, int64_t* kep
   return n;
 }
 
-// A call that chooses keys.
+// A call that selects keys.
 struct IndexerCall {
   DType dtype = DType::kF32;
   softmax::Rows q, k, weights;
@@ -82,21 +82,21 @@ struct IndexerCall {
   bool causal = true;
 };
 
-// What each SIMD target computes. An index has the blocks or keys of each row, `width` at most, ascending, behind as
-// many -1 as there are fewer.
+// The passes of each SIMD target. An index has the blocks or keys of each row, `width` at most, ascending, preceded by
+// -1 for missing ones.
 struct Passes {
   void (*top_blocks)(Context& ctx, const BlockCall& call, int64_t width, int64_t* index);
-  // For each row and head `words` of bits, one for each block.
+  // Writes `words` words of bits for each row and head, one bit per block.
   void (*cumulative)(Context& ctx, const BlockCall& call, int64_t words, uint64_t* chosen);
   void (*indexer)(Context& ctx, const IndexerCall& call, int64_t width, int64_t* index);
 };
-Passes PassesF32(const Context& ctx);  // 16-bit tensors are widened to it
+Passes PassesF32(const Context& ctx);  // also used for 16-bit tensors, which are widened
 Passes PassesF64(const Context& ctx);
 inline Passes PassesFor(const Context& ctx, DType dtype) {
   return dtype == DType::kF64 ? PassesF64(ctx) : PassesF32(ctx);
 }
 
-// Each checks the arguments of a call and poses it. Throws InvalidArgument.
+// Checks the arguments of a call and returns it. Throws InvalidArgument.
 BlockCall Checked(const char* op, const ConstTensorView& q, const ConstTensorView& k, const TopBlocksOptions& options);
 BlockCall Checked(const char* op, const ConstTensorView& q, const ConstTensorView& k, const CumulativeOptions& options);
 BlockCall Checked(const char* op, const ConstTensorView& q, const KVView& cache, const TopBlocksOptions& options);
@@ -106,7 +106,7 @@ softmax::Problem Checked(const char* op, const ConstTensorView& q, const ConstTe
 IndexerCall Checked(const char* op, const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& weights,
                     const IndexerOptions& options);
 
-// Blocks that a row of TopBlocks keeps at most.
+// The largest number of blocks that a row of TopBlocks keeps.
 int64_t MostKept(const BlockCall& call);
 
 }  // namespace heed::select

@@ -21,15 +21,15 @@ namespace {
 namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
-// Reads the arguments of one call, in the order of the functions of heed.select, and computes on PyTorch's threads
-// where its tensors are.
+// Reads the arguments of one call, in the order of heed.select's functions, and computes it on PyTorch's threads if the
+// tensors are PyTorch's.
 class Reader {
  public:
   Reader(const char* op, const nb::args& args) : op_(op), args_(args) { arrays_.AllowTorch(); }
 
   ConstTensorView Array(const char* name) { return Read(Next(name)); }
 
-  // Keys, or a cache that has them.
+  // Reads the keys, or a cache that has them.
   void ReadKeys() {
     const Argument a = Next("k");
     if (!nb::try_cast(a.value, cache_) || cache_ == nullptr) keys_ = Read(a);
@@ -52,7 +52,7 @@ class Reader {
     o.key_starts = Ints("key_starts");
   }
 
-  // Reads the last argument, and calls f(context, keys), where keys are a tensor or the view of a cache.
+  // Reads the last argument and calls f(context, keys), where keys are a tensor or the view of a cache.
   template <class F>
   Pattern RunOnKeys(const F& f) {
     return Run([&](Context& ctx) {
@@ -62,7 +62,7 @@ class Reader {
     });
   }
 
-  // Reads the last argument, and calls f(context).
+  // Reads the last argument and calls f(context).
   template <class F>
   Pattern Run(const F& f) {
     const Argument a = Next("threads");

@@ -30,7 +30,7 @@ int64_t Entry(const ConstTensorView& t, int64_t b, int64_t otherwise) {
 
 double OrLowest(double score) { return std::isnan(score) ? -kInfinity : score; }
 
-// Indices by their scores, the best first.
+// Indices in descending order of their scores.
 std::vector<int64_t> Ranked(const std::map<int64_t, double>& scores) {
   std::vector<int64_t> order;
   for (const auto& [index, score] : scores) order.push_back(index);
@@ -39,7 +39,7 @@ std::vector<int64_t> Ranked(const std::map<int64_t, double>& scores) {
   return order;
 }
 
-// Where a row stands among the blocks of its sequence.
+// The place of a row among the blocks of its sequence.
 struct Place {
   int64_t p, first_key, end_key, block;
 
@@ -56,7 +56,7 @@ struct Place {
   int64_t own() const { return static_cast<int64_t>(std::floor(static_cast<double>(p) / static_cast<double>(block))); }
 };
 
-// What a row keeps in any case, and what it chooses among, without scores.
+// The blocks that a row always keeps, and its candidates, without scores.
 RowScores Choices(const Place& at, const BlockOptions& options) {
   RowScores row;
   row.has_own = at.exists(at.own());
@@ -75,7 +75,7 @@ RowScores Choices(const Place& at, const BlockOptions& options) {
   return row;
 }
 
-// <q, mean of the keys>, or of a box around them.
+// <q, mean of the keys>, or the score of the box around them.
 double ScoreOf(const ConstTensorView& q, const ConstTensorView& k, const Place& at, bool box, int64_t b, int64_t row,
                int64_t query_head, int64_t block) {
   const int64_t key_head = query_head / (q.size(2) / k.size(2));
@@ -97,7 +97,7 @@ double ScoreOf(const ConstTensorView& q, const ConstTensorView& k, const Place& 
   return score;
 }
 
-// Query heads that a choosing head has.
+// Query heads of a selecting head.
 struct Heads {
   int64_t first, count;
   Heads(const ConstTensorView& q, const ConstTensorView& k, const BlockOptions& options, int64_t head) {
@@ -111,7 +111,7 @@ int64_t NumHeads(const ConstTensorView& q, const ConstTensorView& k, const Block
   return options.share == Share::kHead ? q.size(2) : k.size(2);
 }
 
-// A table with the rows that f(b, row, head) chooses, of heads or, if there are none, of all.
+// A table of the rows that f(b, row, head) selects, with `heads` heads or, for 0, none.
 template <class F>
 patterns::Table Listed(int64_t B, int64_t Tq, int64_t heads, const F& f) {
   std::vector<std::set<int64_t>> all;

@@ -1,4 +1,4 @@
-// Selectors beside their references and definitions: random calls, ties, NaN; what the bits do not depend on; errors.
+// Selectors against their references and definitions: random calls, ties, NaN, invariance of bits, errors.
 #include "heed/ops/sparse/select/select.h"
 
 #include <gmock/gmock.h>
@@ -35,7 +35,7 @@ const Table& TableOf(const Pattern& pattern, size_t which = 0) {
   return std::get<Table>(pattern.node()->values[which]);
 }
 
-// What a row of a table has, in any order, without -1.
+// The entries of a row of a table, in any order, without -1.
 std::set<int64_t> RowOf(const Table& table, int64_t b, int64_t row, int64_t head) {
   const int64_t heads = table.rank() == 4 ? table.size(2) : 1, n = table.size(-1);
   const int64_t begin = ((b * table.size(1) + row) * heads + head) * n;
@@ -46,12 +46,12 @@ std::set<int64_t> RowOf(const Table& table, int64_t b, int64_t row, int64_t head
   return listed;
 }
 
-// Rounding of scores of D products of numbers of about 1.
+// Rounding error of scores of D products of numbers of about 1.
 double Tolerance(DType dtype) { return dtype == DType::kF64 ? 1e-11 : 1e-3; }
 
 double OrLowest(double x) { return std::isnan(x) ? -std::numeric_limits<double>::infinity() : x; }
 
-// That `chosen`, of scores, are as many and none is worse than another by more than rounding.
+// Expects `count` of the scored candidates in `chosen`, none worse than another candidate by more than rounding.
 void ExpectBest(const std::set<int64_t>& chosen, const std::map<int64_t, double>& scores, int64_t count,
                 double tolerance) {
   ASSERT_EQ(std::ssize(chosen), std::clamp<int64_t>(count, 0, std::ssize(scores)));
@@ -72,7 +72,7 @@ std::set<int64_t> Without(std::set<int64_t> all, const std::set<int64_t>& some) 
   return all;
 }
 
-// A context of some target.
+// Sets one of the supported targets.
 void SetTarget(Context& ctx, uint64_t seed) {
   const std::vector<std::string> targets = AvailableTargets();
   ctx.set_isa(targets[seed % targets.size()]);
@@ -149,7 +149,7 @@ TEST(SelectTest, CumulativeHoldsItsMassInTheFewestBlocks) {
 }
 
 TEST(SelectTest, CumulativeIsThatOfTheReferenceWhereNothingRounds) {
-  // One feature and equal keys in a block: weights differ by factors.
+  // One feature and equal keys within a block: weights differ by constant factors.
   for (const double mass : {0.05, 0.5, 0.64, 0.9, 0.99, 1.0}) {
     const Buffer q(DType::kF32, {1, 120, 2, 1}), k(DType::kF32, {1, 120, 1, 1});
     q.FillNormal(3);
@@ -267,7 +267,7 @@ TEST(SelectTest, ColumnsAndDiagonalsAreThoseOfTheReference) {
         }
       }
     }
-    // Its lists of tiles have the pairs of the definition, wherever the rows stand.
+    // The lists of tiles have the pairs of the definition, whatever the positions of the rows.
     PatternCall call = {.Tq = x.Tq, .Tk = x.Tk, .query_heads = x.Hq, .key_heads = x.Hkv, .starts = {}};
     for (int64_t b = 0; b < x.B; ++b) call.starts.push_back(x.random.Integer(-30, x.Tk));
     const auto visits = patterns::Compile(pattern, call);
@@ -292,7 +292,7 @@ TEST(SelectTest, ThreadsBatchStridesAndCallsChangeNoChoice) {
   const Buffer q(DType::kBF16, {2, 300, 4, 40}), k(DType::kBF16, {2, 300, 2, 40});
   q.FillNormal(1);
   k.FillNormal(2);
-  // These have the same numbers, heads before tokens.
+  // Tensors of the same numbers, with the axis of heads before tokens.
   const Buffer strided_q(DType::kBF16, std::vector<int64_t>{2, 300, 4, 40},
                          std::vector<int64_t>{300 * 200, 50, 300 * 50, 1}, Placement::kAfterGuard);
   std::vector<int64_t> index(4);
@@ -334,7 +334,7 @@ TEST(SelectTest, ThreadsBatchStridesAndCallsChangeNoChoice) {
         ASSERT_EQ(RowOf(second, 0, row, head), RowOf(all, 1, row, head));
       }
     }
-    // Rows at the end, as a cache's; the last ones decide about columns, which a call of fewer would not have.
+    // Takes rows at the end, as a cache has; VerticalSlash depends on the last rows, so it needs the whole call.
     if (all.size(1) != 300) continue;
     const Table end = select(ctx, q.view().Slice(1, 217, 300), k.view());
     for (int64_t row = 0; row < 83; ++row) {
@@ -349,7 +349,7 @@ TEST(SelectTest, PaddingIsNoBlockAndChangesNoChoice) {
   const Buffer q(DType::kF32, {1, 200, 2, 24}), k(DType::kF32, {1, 200, 1, 24});
   q.FillNormal(1);
   k.FillNormal(2);
-  const Buffer longer(DType::kF32, {1, 333, 1, 24});  // NaN but for those keys
+  const Buffer longer(DType::kF32, {1, 333, 1, 24});  // NaN except in those keys
   for (int64_t j = 0; j < 200; ++j) {
     for (int64_t d = 0; d < 24; ++d) longer.Set({0, j, 0, d}, k.Get({0, j, 0, d}));
   }
@@ -373,7 +373,7 @@ TEST(SelectTest, PaddingIsNoBlockAndChangesNoChoice) {
 
 // --- as others define it -----------------------------------------------------------------------
 
-// A block that would be everybody's first choice, and with one NaN among its keys is nobody's.
+// A block that every row would select first is selected by none if one of its keys is NaN.
 TEST(SelectTest, ABlockWithANaNComesLast) {
   const int64_t T = 320, block = 32, best = 3, D = 5;
   for (const DType dtype : {DType::kF32, DType::kF64}) {
@@ -401,7 +401,7 @@ TEST(SelectTest, ABlockWithANaNComesLast) {
   }
 }
 
-// MoBA: the gate is q by the mean of a chunk, minus infinity from the own chunk on, plus infinity at it; the k best.
+// MoBA: the gate is q times the mean of a chunk, minus infinity from the own chunk on, plus infinity at it; the k best.
 TEST(SelectTest, MobaIsASetting) {
   const int64_t T = 130, chunk = 16, top = 3, D = 8;
   const Buffer q(DType::kF64, {1, T, 1, D}), k(DType::kF64, {1, T, 1, D});
@@ -430,7 +430,7 @@ TEST(SelectTest, MobaIsASetting) {
   }
 }
 
-// Quest, a step of decoding: the last page, and the pages with the largest bound, of budget / page in all.
+// Quest, for one step of decoding: the last page, and the pages with the largest bound, budget / page in all.
 TEST(SelectTest, QuestIsASetting) {
   const int64_t T = 500, page = 16, D = 8;
   const Buffer q(DType::kF64, {1, 1, 2, D}), k(DType::kF64, {1, T, 2, D});

@@ -1,4 +1,4 @@
-// The selector of columns and diagonals: sums of the weights of the last queries, and the best of them for each head.
+// The selector of columns and diagonals: sums of the probabilities of the last queries, and the largest for each head.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -22,8 +22,8 @@ namespace {
 
 using patterns::Table;
 
-// The best `count` of sums [0, n), the first `forced` among them whatever they are, into `to`, behind as many -1 as
-// there are fewer. `sums` are used up.
+// Writes the best `count` of sums [0, n) to `to`, including the first `forced`, preceded by -1 for missing ones. `sums`
+// are overwritten.
 template <class T>
 void Choose(const patterns::TopBlocks& top, T* sums, int64_t n, int64_t count, int64_t forced, std::span<int64_t> first,
             int32_t* chosen, std::span<int64_t> to) {
@@ -45,7 +45,8 @@ Pattern Chosen(Context& ctx, const softmax::Problem& p, const VerticalSlashOptio
   const int64_t Tq = p.sequences.empty() ? 0 : p.sequences[0].num_queries;
   const int64_t Tk = p.sequences.empty() ? 0 : p.sequences[0].num_keys;
   const int64_t B = std::ssize(p.sequences), H = p.query_heads, last = std::min(options.last, Tq);
-  // Rows of sums have room for vectors, and those of distances margins. There is one at least, which has an address.
+  // Rows of sums are padded for vectors, and those of distances have margins. At least one row is allocated, so that it
+  // has an address.
   const int64_t stride = patterns::ScoreRoom(Tk) + 2 * softmax::kSumsMargin;
   std::vector<T> keys(static_cast<size_t>(std::max<int64_t>(B * H, 1) * stride)), distances(keys.size());
   softmax::SumWeights(ctx, p, Tq - last, last, {keys.data(), distances.data() + softmax::kSumsMargin, stride});
@@ -101,7 +102,7 @@ softmax::Problem Checked(const char* op, const ConstTensorView& q, const ConstTe
   attention::Options causal;
   causal.causal = true;
   softmax::Problem p = attention::CheckedProblem(op, {q, k, k}, causal, {}, attention::Use::kInputs);
-  p.value_depth = 0;  // weights alone are asked for
+  p.value_depth = 0;  // only the softmax weights are needed
   return p;
 }
 

@@ -1,4 +1,4 @@
-// What the passes of the causal convolution share: tiles of inputs, taps, silu.
+// Common parts of the passes of the causal convolution: tiles of inputs, taps, silu.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_OPS_SSM_CAUSAL_CONV1D_CAUSAL_CONV1D_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -23,22 +23,21 @@ namespace heed::causal_conv1d::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-inline constexpr size_t kVectors = 4;  // of outputs that share each tap's load of a weight
+inline constexpr size_t kVectors = 4;  // vectors of outputs that share each load of a tap's weight
 
-// Channels of a task. In lanes: rows of 1 KiB in f32, whose vectors follow each other.
+// Channels per task when channels are in vector lanes: rows of 1 KiB in f32 with consecutive vectors.
 inline constexpr int64_t kLaneChannels = 256;
 inline constexpr int64_t kRowChannels = 16;
 inline int64_t BlockOf(const Problem& p) { return p.channels_in_lanes ? kLaneChannels : kRowChannels; }
 inline int64_t NumBlocks(const Problem& p) { return (p.D + BlockOf(p) - 1) / BlockOf(p); }
 
-// From token to token in a tile whose lanes are channels: a line more than whole rows, so
-// that a column of them is not all in one set of the cache.
+// Stride between tokens in a tile with channels in lanes: one cache line more than a row, so that a column does not map
+// to a single cache set.
 inline constexpr size_t kTileRow = kLaneChannels + 16;
 
 inline size_t PaddedChannels(const Problem& p) { return static_cast<size_t>((p.D + 63) / 64 * 64); }
 
-// Channels [channel, channel + channels) of a sequence. With tokens in lanes tiles have one
-// channel.
+// Channels [channel, channel + channels) of a sequence. With tokens in lanes a tile has one channel.
 struct Channels {
   const Problem& p;
   const Sequence& s;
@@ -51,15 +50,15 @@ HWY_INLINE S* At(const Grid& g, const Channels& c, int64_t token) {
          (c.s.first + token) * g.token;
 }
 
-// Where a channel's i-th number of a state is.
+// Address of element i of a channel's state.
 template <class T>
 HWY_INLINE T* StateAt(const Grid& g, const Channels& c, int64_t channel, int64_t i) {
   return static_cast<T*>(const_cast<void*>(g.data)) + c.s.state * g.batch + (c.channel + channel) * g.channel +
          i * g.token;
 }
 
-// f(pointer to the lanes, their place in the tile, their stride, how many) for all vectors
-// of tokens [begin, end), which are real ones.
+// Calls f(pointer to the lanes, their index in the tile, their stride, their number) for all vectors of tokens [begin,
+// end), which must exist.
 template <bool kChannels, class T, class S, class F>
 HWY_INLINE void ForVectors(const Grid& g, const Channels& c, int64_t begin, int64_t end, const F& f) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
@@ -75,8 +74,8 @@ HWY_INLINE void ForVectors(const Grid& g, const Channels& c, int64_t begin, int6
   }
 }
 
-// Inputs [begin, end) of a tile, widened; those before the first token from the state. With
-// tokens in lanes, vectors may write up to N - 1 elements beyond.
+// Loads inputs [begin, end) of a tile, widened; inputs before the first token come from the state. With tokens in
+// lanes, vectors may write up to N - 1 elements beyond.
 template <bool kChannels, class T>
 HWY_NOINLINE HWY_ATTR void LoadInputs(const Channels& c, int64_t begin, int64_t end, T* HWY_RESTRICT tile) {
   const Problem& p = c.p;
@@ -99,7 +98,7 @@ HWY_NOINLINE HWY_ATTR void LoadInputs(const Channels& c, int64_t begin, int64_t 
   });
 }
 
-// The weights [W + 1][padded D], widened, the bias last.
+// The weights [W + 1][padded D], widened, with the bias last.
 template <class T>
 HWY_NOINLINE HWY_ATTR void LoadWeights(const Problem& p, T* HWY_RESTRICT table) {
   const hn::ScalableTag<T> d;
@@ -122,7 +121,7 @@ HWY_NOINLINE HWY_ATTR void LoadWeights(const Problem& p, T* HWY_RESTRICT table) 
   }
 }
 
-// A weight for the lanes: of one channel, or of each its own.
+// A weight for the lanes: one channel's weight broadcast, or one per channel.
 template <bool kChannels, class D, class T = hn::TFromD<D>>
 HWY_INLINE hn::Vec<D> Weight(D d, const T* from) {
   if constexpr (kChannels) {
@@ -132,8 +131,8 @@ HWY_INLINE hn::Vec<D> Weight(D d, const T* from) {
   }
 }
 
-// sum[r] += sum_j w_j x_{r + j} for vectors r, which are a token apart, or whole vectors of
-// tokens; tap j is `next` weights after tap 0. The order of the sum is that of j.
+// sum[r] += sum_j w_j x_{r + j} for vectors r, which are a token apart, or whole vectors of tokens; consecutive taps
+// are `next` weights apart. The sum is in order of j.
 template <bool kChannels, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void AddTaps(D d, const T* HWY_RESTRICT x, const T* HWY_RESTRICT weight, int64_t next, int64_t W,
                         V (&sum)[kVectors]) {
@@ -149,8 +148,8 @@ HWY_INLINE void AddTaps(D d, const T* HWY_RESTRICT x, const T* HWY_RESTRICT weig
   }
 }
 
-// f(place in the tile, channel of the first lane, vector 0 of the four) for all vectors of
-// `tokens` tokens, four at a time; up to three of them, or of their lanes, lie beyond.
+// Calls f(index in the tile, channel of the first lane, vector 0 of the four) for all vectors of `tokens` tokens, four
+// at a time; up to three of them, or some of their lanes, are beyond the end.
 template <bool kChannels, class T, class F>
 HWY_INLINE void ForTiles(const Channels& c, size_t tokens, const F& f) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
@@ -166,8 +165,8 @@ HWY_INLINE void ForTiles(const Channels& c, size_t tokens, const F& f) {
   }
 }
 
-// Rounds the four vectors of a tile's place into tokens of `g` from `begin` on; `t` and `i`
-// are what ForTiles said.
+// Rounds four vectors of a tile and stores them to tokens of `g` from `begin` on; `t` and `i` are the arguments from
+// ForTiles.
 template <bool kChannels, class D, class S, class V = hn::Vec<D>>
 HWY_INLINE void StoreVectors(D d, const Grid& g, const Channels& c, S* at, size_t tokens, size_t t, size_t i,
                              const V (&y)[kVectors]) {
@@ -186,7 +185,7 @@ HWY_INLINE void StoreVectors(D d, const Grid& g, const Channels& c, S* at, size_
   }
 }
 
-// 1 / (1 + exp(-p)) and 1 minus that, neither by cancellation, with no exponent above 0.
+// 1 / (1 + exp(-p)) and 1 minus it, both without cancellation and without a positive exponent.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void Sigmoids(D d, V p, V& s, V& complement) {
   const auto one = hn::Set(d, hn::TFromD<D>{1});

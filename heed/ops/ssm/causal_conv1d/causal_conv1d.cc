@@ -1,4 +1,4 @@
-// The causal convolution: a scan with kernels of its own.
+// The causal convolution: a scan with its own kernels.
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 using scanning::Call;
 using scanning::Definition;
 
-// Where the structs of scans have what the table names.
+// The members of the scan structs for the tensors of the table.
 constexpr ConstTensorView scanning::StepInputs::* kInputs[] = {&scanning::StepInputs::u, &scanning::StepInputs::shift,
                                                                &scanning::StepInputs::delta_bias};
 constexpr TensorView scanning::Gradients::* kGradients[] = {&scanning::Gradients::du, &scanning::Gradients::dshift,
@@ -59,19 +59,19 @@ Grid State(const ConstTensorView& t) {
   return {t.data(), t.dtype(), t.stride(0), t.stride(1), t.stride(2)};
 }
 
-Grid Parameter(const ConstTensorView& t) {  // over channels, and taps
+Grid Parameter(const ConstTensorView& t) {  // over channels and taps
   if (!t.present()) return {};
   return {t.data(), t.dtype(), 0, t.stride(0), t.rank() == 2 ? t.stride(1) : 0};
 }
 
-// What is contiguous, or most of it where both are.
+// True if channels are contiguous; if both axes are, the longer one decides.
 bool ChannelsInLanes(const ConstTensorView& x) {
   const int64_t D = x.size(1), T = x.size(2);
   if (x.stride(1) != 1 || D == 1) return false;
   return T > 1 ? std::abs(x.stride(2)) != 1 || T < D : true;
 }
 
-// Neither axis is: elements are gathered one by one.
+// True if neither axis is contiguous, so that elements are gathered one by one.
 bool Gathers(const ConstTensorView& x) { return !ChannelsInLanes(x) && x.size(2) > 1 && std::abs(x.stride(2)) != 1; }
 
 void RefuseToGather(const char* op, const Context& ctx, const ConstTensorView& x) {

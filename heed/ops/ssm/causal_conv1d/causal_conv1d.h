@@ -1,10 +1,10 @@
-// Short causal convolution: each channel is filtered on its own, over its last W tokens.
+// Short causal convolution: a filter over the last W tokens of each channel (depthwise).
 //
 //   p_t = b + sum_{j < W} w_j x_{t-(W-1)+j},  y_t = act(p_t)      one w: [W] and b per channel
 //
-// act is the identity or silu, p / (1 + exp(-p)). Inputs before the first token are the
-// state, which afterwards holds the last W - 1 inputs. It stands before the recurrences of
-// Mamba, gated delta rules and their like, and gives them their nearest neighbours.
+// act is the identity or silu, p / (1 + exp(-p)). Inputs before the first token are the state, which afterwards holds
+// the last W - 1 inputs. Mamba, gated delta rules and similar models apply it before their recurrence to mix adjacent
+// tokens.
 //
 // Source: Gu, Dao, "Mamba", arXiv:2312.00752; names and shapes are those of the package
 // causal-conv1d. The states of other libraries: README.md.
@@ -22,38 +22,36 @@ namespace heed::causal_conv1d {
 
 enum class Activation { kNone, kSilu };
 
-// B sequences, D channels, T tokens; W >= 1 taps. Any of B, D and T may be 0. Any strides:
-// quick where tokens or channels are contiguous, see Forward.
+// B sequences, D channels, T tokens; W >= 1 taps. Any of B, D and T may be 0. Any strides: fast where tokens or
+// channels are contiguous, see Forward.
 struct Inputs {
-  ConstTensorView x;        // [B, D, T]: what is filtered, f64, f32, bf16 or f16
-  ConstTensorView weight;   // [D, W], the last tap meets the current token; x's dtype, or
-                            // f32 (f64 beside f64)
-  ConstTensorView bias;     // [D]: added to each channel, dtypes as weight's; absent: zeros
-  ConstTensorView initial;  // [B, D, W - 1], the inputs before the first token, oldest first;
-                            // f32 (f64 beside f64); absent: zeros
+  ConstTensorView x;        // [B, D, T]: input, f64, f32, bf16 or f16
+  ConstTensorView weight;   // [D, W], the last tap applies to the current token; x's dtype, or f32 (f64 if x is f64)
+  ConstTensorView bias;     // [D]: added to each channel, dtypes as for weight; absent: zeros
+  ConstTensorView initial;  // [B, D, W - 1], the inputs before the first token, oldest first; f32 (f64 if x is f64);
+                            // absent: zeros
 };
 
 struct Options {
-  Activation activation = Activation::kNone;  // of what was filtered
+  Activation activation = Activation::kNone;  // applied to the output of the filter
   ConstTensorView lengths, starts;            // [B] i32 or i64: tokens starts[b] <= t < lengths[b]
-  ConstTensorView cu_seqlens;                 // [N + 1]: N sequences one after another, B = 1; states
-                                              // have N in the place of B, each sequence has its own
+  ConstTensorView cu_seqlens;                 // [N + 1]: N packed sequences, B = 1; states have N instead of B, one per
+                                              // sequence
   bool reverse = false;                       // from the last token to the first; the final state is after the first
 };
 
-// Tokens outside of lengths, starts or cu_seqlens have o = 0.
+// Tokens outside lengths, starts or cu_seqlens have o = 0.
 struct Outputs {
   TensorView o;      // [B, D, T] in x's dtype
-  TensorView final;  // [B, D, W - 1] as initial: inputs as they were; absent: not asked for
+  TensorView final;  // [B, D, W - 1] like initial: inputs, unrounded; absent: not computed
 };
 
 struct BackwardInputs : Inputs {
-  ConstTensorView d_o;      // the shape and dtype of o
-  ConstTensorView d_final;  // of the final state; absent: zero
+  ConstTensorView d_o;      // gradient of o, in its shape and dtype
+  ConstTensorView d_final;  // gradient of the final state; zero if absent
 };
 
-// Those that are present are computed, in the shapes and dtypes of what they are the
-// gradients of; zero for tokens that do not count.
+// Only present tensors are computed, in the shapes and dtypes of their inputs; zero for excluded tokens.
 struct Gradients {
   TensorView dx, dweight, dbias, dinitial;
 };
@@ -69,58 +67,54 @@ struct Explanation {
   std::string kernel, target, why;
   double flops;             // 2 W per token and channel
   double bytes;             // inputs read once, outputs written once
-  int64_t workspace_bytes;  // that the forward pass reserves, for all threads
+  int64_t workspace_bytes;  // reserved by the forward pass, for all threads
 };
 
-// Computes o, and the state after the last token where it is asked for.
+// Computes o and, if requested, the state after the last token.
 //
-// Edges. Without tokens the state passes through; with fewer than W - 1, the final state
-// begins with the end of the initial one. With W = 1 states are empty. A NaN among the
-// inputs reaches the W tokens that see it. Absent inputs before the first token are zeros,
-// which an infinite weight makes NaN.
+// Edges. Without tokens the final state is the initial one; with fewer than W - 1, it begins with the end of the
+// initial one. With W = 1 states are empty. A NaN in an input propagates to the W tokens that see it. Absent inputs
+// before the first token are zeros, which times an infinite weight are NaN.
 //
-// Precision. f64 is computed in f64, all else in f32: the bias, then one fused product per
-// tap, the oldest first; o is rounded once. Subnormal numbers may be flushed, but states
-// are copies.
+// Precision. f64 is computed in f64, other dtypes in f32: the bias, then one fused multiply-add per tap, oldest first;
+// o is rounded once. Subnormal numbers may be flushed to zero, but states are copies.
 //
-// Reproducibility. The bits do not depend on threads, batch neighbours, padding or strides,
-// nor on where a sequence is split into calls.
+// Reproducibility. Results do not depend on the number of threads, other batch entries, padding or strides,
+// nor on the split of a sequence into calls.
 //
-// Cost. Bound by memory: x is read once and o written once, 2 W flops for each, where
-// tokens or channels are contiguous in both; any other stride is gathered element by
-// element, at a fraction of that speed. Memory beyond the arguments: Workspace().
+// Cost. Memory-bound: x is read once and o written once, with 2 W flops per element, where tokens or channels are
+// contiguous in both; other strides are gathered element by element, at a fraction of that speed. Memory beyond the
+// arguments: Workspace().
 //
 // Throws InvalidArgument if a rank, shape, dtype or device disagrees with the above, if an
 // output overlaps an input, or if lengths, starts or cu_seqlens are out of range. On throw,
 // nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
-// be f64 whatever the inputs are.
+// Computes what Forward does in double, written for reading: scalar and single-threaded. Outputs may be f64 whatever
+// the dtype of the inputs.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes gradients of a sum over <d_o, o> and <d_final, final>. With s = 1 / (1 + exp(-p)):
+// Computes the gradients of sum <d_o, o> + <d_final, final>. With s = 1 / (1 + exp(-p)):
 //
 //   dp_t = d_o_t act'(p_t)                     silu'(p) = s + p s (1 - s)
 //   dx_t = sum_j w_j dp_{t+(W-1)-j}            + d_final, for the last W - 1 inputs
 //   dw_j = sum_t dp_t x_{t-(W-1)+j},  db = sum_t dp_t
 //
-// dinitial are the dx of t < 0. p is computed again. dw and db are sums over all sequences:
-// groups of 128 tokens in f32 (f64 beside f64), counted from a sequence's own first token,
-// then in f64 in a fixed order; their bits do not depend on threads or strides either.
-// Cost: x and d_o are read and dx is written once, 6 W flops for each. Throws as Forward.
+// dinitial is dx at t < 0. p is recomputed. dw and db are sums over all sequences: groups of 128 tokens in f32 (f64 for
+// f64), counted from a sequence's first token, then in f64 in a fixed order; their bits do not depend on threads or
+// strides either. Cost: x and d_o are read and dx is written once, with 6 W flops per element. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o [B, D] of one token, with the bits of Forward. `state` [B, D, W - 1] is read,
-// then updated in place: the oldest input leaves, x enters. Of the options, activation
-// alone. Bound by the memory of the weights and the state.
+// Computes o [B, D] of one token, bitwise equal to Forward. `state` [B, D, W - 1] is updated in place: the oldest input
+// leaves, x enters. Only the option activation has an effect. Memory-bound by the weights and the state.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const TensorView& state,
                    const TensorView& o);
 
-// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, at
+// Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64, at
 // most
 //
 //   forward   E (W + 1) (D + 64) + threads 272 E (2 W + 18)
@@ -131,7 +125,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, c
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
-// What Forward would do. Pointers may be null where only shapes are known.
+// Describes what Forward would do. Data pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::causal_conv1d

@@ -1,14 +1,12 @@
 // The causal convolution backward.
 //
-// Bound by memory as the forward pass: x and d_o are read once, dx is written once. Tokens are
-// taken in groups of 128 whose inputs and preactivation gradients stand in tiles, in L1 with
-// tokens in lanes, in L2 with channels; the W - 1 gradients that follow a group are
-// computed twice.
+// Memory-bound like the forward pass: x and d_o are read once, dx is written once. Tokens are processed in groups of
+// 128 whose inputs and preactivation gradients are in tiles, in L1 with tokens in lanes, in L2 with channels; the W - 1
+// gradients that follow a group are computed twice.
 //
-// dw and db must not depend on which axis stands in lanes. So a group's sum has one shape for
-// both: token t adds to lane t mod N, and lanes are added by halves. Groups are added up in
-// f64. A task takes a part of all runs and a block of channels; the number of parts is a
-// matter of runs alone, and parts are added in order.
+// dw and db must not depend on which axis is in lanes. So a group's sum has the same order for both: token t adds to
+// lane t mod N, and lanes are added pairwise by halves. Groups are summed in f64. A task takes a part of all runs and a
+// block of channels; the number of parts depends on the runs only, and parts are added in order.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/core/carver.h"
@@ -28,7 +26,7 @@ namespace heed::causal_conv1d::HWY_NAMESPACE {
 template <class T>
 inline constexpr size_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
 
-// Elements of a tile: 128 tokens, W - 1 more on either side, and what vectors reach beyond.
+// Elements of a tile: 128 tokens, W - 1 more on either side, and padding for whole vectors.
 template <class T>
 int64_t GroupTileElements(const Problem& p) {
   const int64_t tokens = kGroupTokens + 2 * (p.W - 1);
@@ -36,7 +34,7 @@ int64_t GroupTileElements(const Problem& p) {
   return tokens + static_cast<int64_t>((kVectors + 1) * kLanes<T>);
 }
 
-// What a thread has.
+// Memory of one thread.
 template <class T>
 struct Buffers {
   T* inputs;     // of the group and of the W - 1 tokens before and after it
@@ -52,11 +50,11 @@ struct Buffers {
   }
 };
 
-// What threads share.
+// Memory shared by all threads.
 template <class T>
 struct Shared {
   T* table;      // [W + 1][padded D]
-  double* sums;  // [parts][W + 1][padded D]: of dw and db
+  double* sums;  // [parts][W + 1][padded D]: sums of dw and db
 
   int64_t LayOut(const Problem& p, int64_t parts, void* base) {
     const int64_t row = (p.W + 1) * static_cast<int64_t>(PaddedChannels(p));
@@ -67,7 +65,7 @@ struct Shared {
   }
 };
 
-// dp of tokens [begin, end), whose inputs stand in the tile.
+// dp of tokens [begin, end), whose inputs are in the tile.
 template <bool kChannels, class T>
 HWY_NOINLINE HWY_ATTR void LoadGradients(const Channels& c, const Grid& d_o, const T* table, int64_t begin, int64_t end,
                                          const Buffers<T>& b) {
@@ -96,8 +94,8 @@ HWY_NOINLINE HWY_ATTR void LoadGradients(const Channels& c, const Grid& d_o, con
   });
 }
 
-// sums[j][channel] += sum_t dp_t x_{t - (W - 1) + j} for R taps from j on, over the tokens
-// of a group. Without x, sum_t dp_t.
+// sums[j][channel] += sum_t dp_t x_{t - (W - 1) + j} for R taps from j on, over the tokens of a group. Without
+// kProducts, sum_t dp_t.
 template <bool kChannels, size_t R, bool kProducts, class T>
 HWY_INLINE void AddGroupSums(const Channels& c, size_t tokens, int64_t j, const Buffers<T>& b,
                              double* HWY_RESTRICT sums, size_t row) {
@@ -159,8 +157,7 @@ HWY_NOINLINE HWY_ATTR void AddSums(const Channels& c, size_t tokens, const Buffe
   AddGroupSums<kChannels, 1, false>(c, tokens, 0, b, at(W), row);
 }
 
-// dx of tokens [begin, end), on top of what the final state's gradient adds to the last
-// W - 1; the tile of inputs is free for that.
+// dx of tokens [begin, end), plus the final state's gradient for the last W - 1; overwrites the tile of inputs.
 template <bool kChannels, class T>
 HWY_NOINLINE HWY_ATTR void StoreInputGradients(const Channels& c, const GradientGrids& g, const T* table, int64_t begin,
                                                int64_t end, const Buffers<T>& b) {
@@ -177,7 +174,7 @@ HWY_NOINLINE HWY_ATTR void StoreInputGradients(const Channels& c, const Gradient
       for (int64_t i = 0; i < c.channels; ++i) to[i] = *StateAt<T>(g.d_final, c, i, t - tail);
     }
   }
-  // dp_t meets the last tap, the gradients after it the ones before.
+  // dp_t is multiplied by the last tap, later gradients by earlier taps.
   const T* last = table + static_cast<size_t>(p.W - 1) * row;
   hs::WithStorage<T>(p.dtype, [&](auto tag) HWY_ATTR {
     auto* out = At<decltype(tag)>(g.dx, c, begin);
@@ -193,8 +190,8 @@ HWY_NOINLINE HWY_ATTR void StoreInputGradients(const Channels& c, const Gradient
   });
 }
 
-// The gradient of the initial state: dx of the W - 1 tokens before the first. Scalar and
-// one function for both layouts, so that its bits are the same.
+// The gradient of the initial state: dx of the W - 1 tokens before the first. Scalar, and one function for both
+// layouts, so that its bits are the same.
 template <class T>
 HWY_NOINLINE void StoreInitialGradients(const Channels& c, const GradientGrids& g, const T* table, const T* gradients,
                                         size_t token) {
@@ -204,7 +201,7 @@ HWY_NOINLINE void StoreInitialGradients(const Channels& c, const GradientGrids& 
     const T* w = table + static_cast<size_t>(c.channel + channel);
     for (int64_t i = 0; i < p.W - 1; ++i) {
       T sum = 0;
-      if (g.d_final.data != nullptr && i >= c.s.count) {  // not pushed out
+      if (g.d_final.data != nullptr && i >= c.s.count) {  // still in the final state
         sum = *StateAt<T>(g.d_final, c, channel, i - c.s.count);
       }
       for (int64_t t = 0; t <= i && t < c.s.count; ++t) {
@@ -216,7 +213,7 @@ HWY_NOINLINE void StoreInitialGradients(const Channels& c, const GradientGrids& 
   }
 }
 
-// `sums` null: not asked for.
+// Null `sums` are not computed.
 template <bool kChannels, class T>
 HWY_ATTR void BackwardGroup(const Channels& c, const GradientGrids& g, const T* table, double* sums, int64_t begin,
                             int64_t end, const Buffers<T>& b) {
@@ -226,7 +223,7 @@ HWY_ATTR void BackwardGroup(const Channels& c, const GradientGrids& g, const T* 
   LoadInputs<kChannels>(c, begin - (p.W - 1), ahead, b.inputs);
   LoadGradients<kChannels>(c, g.d_o, table, begin, ahead, b);
   if (ahead < end + p.W - 1 || (end - begin) % static_cast<int64_t>(kLanes<T>) != 0) {
-    // Beyond the last token there is nothing, for lanes of sums neither.
+    // Gradients beyond the last token are zero, also for the lanes of sums.
     const auto rest = static_cast<size_t>(ahead - begin) * kToken;
     const auto size = static_cast<size_t>(GroupTileElements<T>(p));
     const size_t inputs = rest + static_cast<size_t>(p.W - 1) * kToken;
@@ -257,7 +254,7 @@ HWY_ATTR void BackwardRun(const Problem& p, const GradientGrids& g, const Run& r
   }
 }
 
-// Parts in order, rounded once.
+// Adds parts in order; the result is rounded once.
 void StoreSums(Context& ctx, const Problem& p, const GradientGrids& g, int64_t parts, const double* sums) {
   const size_t row = PaddedChannels(p);
   constexpr int64_t kBlock = 512;
@@ -301,7 +298,7 @@ void BackwardTyped(Context& ctx, const Problem& p, const GradientGrids& g) {
     double* sums = nullptr;
     if (summed) {
       sums = shared.sums + static_cast<size_t>(part) * sums_of_part;
-      // Rows of vectors may end beyond the last channel, in the padding.
+      // Vectors of a row may end in the padding beyond the last channel.
       const auto begin = static_cast<size_t>(channel);
       const size_t end = channel + BlockOf(p) < p.D ? begin + static_cast<size_t>(BlockOf(p)) : PaddedChannels(p);
       for (int64_t j = 0; j <= p.W; ++j) {

@@ -1,19 +1,17 @@
-// The causal convolution forward, whole and one token.
+// The causal convolution forward, for sequences and for one token.
 //
-// Bound by memory: 2 W flops, 8 for the usual W, for every element read and written. So each
-// input should come from memory once, in whole lines, one after another, and each output go
-// there once; all the rest must fit beneath. What is contiguous stands in the lanes: no
-// shuffles, in either layout.
+// Memory-bound: 2 W flops, 8 for the usual W, per element read and written. So each input is read once, in whole
+// consecutive cache lines, and each output written once, and the arithmetic must take less time than that. The
+// contiguous axis is in vector lanes: no shuffles, in either layout.
 //
 //   tokens in lanes    one channel at a time, 1024 tokens: taps are loads one element apart,
 //                      weights broadcasts
 //   channels in lanes  16 tokens of 256 channels: taps are rows, weights vectors
 //
-// Both go through a tile in L1, which is where 16-bit inputs are widened once instead of W
-// times, where the state stands before the first token, and where strides and direction end.
-// A tile's W - 1 first inputs are read once more, out of a cache. Per vector of outputs that is
-// two loads and stores and W loads from L1 more than the least, against several cache lines
-// of memory; four vectors share the load of a weight.
+// Both use a tile in L1, in which 16-bit inputs are widened once instead of W times, the state precedes the first
+// token, and strides and direction are uniform. The first W - 1 inputs of a tile are read once more, from cache. Per
+// vector of outputs this adds two loads and stores and W loads from L1 to the minimum, which is small against several
+// cache lines of memory; four vectors share the load of a weight.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/core/dispatch.h"
@@ -29,10 +27,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::causal_conv1d::HWY_NAMESPACE {
 
-constexpr int64_t kStepChannels = 1024;  // of a task
+constexpr int64_t kStepChannels = 1024;  // channels per task
 
-// Tokens of a tile: with channels in lanes, enough that the inputs before it, which are
-// loaded twice, are no more than the tile.
+// Tokens per tile: with channels in lanes, at least as many as the inputs before it, which are loaded twice.
 int64_t TileTokens(const Problem& p) { return p.channels_in_lanes ? std::max<int64_t>(16, p.W - 1) : kRunTokens; }
 
 template <class T>
@@ -67,7 +64,7 @@ HWY_NOINLINE HWY_ATTR void ForwardTile(const Channels& c, const T* HWY_RESTRICT 
   });
 }
 
-// The last W - 1 inputs as they are, those before the first token from the initial state.
+// Copies the last W - 1 inputs to the final state; those before the first token come from the initial state.
 template <class T>
 HWY_NOINLINE void StoreFinal(const Channels& c) {
   const Problem& p = c.p;

@@ -1,5 +1,4 @@
-// The causal convolution: its table, and what its kernels compute, pointers, strides and sizes, all
-// checked.
+// The causal convolution: its table, and the arguments of its kernels, which are checked pointers, strides and sizes.
 #ifndef HEED_OPS_SSM_CAUSAL_CONV1D_CAUSAL_CONV1D_INTERNAL_H_
 #define HEED_OPS_SSM_CAUSAL_CONV1D_CAUSAL_CONV1D_INTERNAL_H_
 
@@ -12,7 +11,7 @@
 
 namespace heed::causal_conv1d {
 
-// Its table, in the letters of its header; states are [B, D, w], w = W - 1.
+// The table, in the letters of the header; states are [B, D, w], w = W - 1.
 using Tensor = mechanism::Tensor<Inputs, StepInputs, Gradients>;
 using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, TensorView, Outputs, Gradients, Explanation>;
 inline constexpr Tensor kTensors[] = {
@@ -33,29 +32,27 @@ inline constexpr Tensor kTensors[] = {
 };
 scanning::Definition DefinitionOf(const Options& options);
 
-// The tokens of one sequence in the order in which they are taken: `first`, first + 1, ...
-// In a call that runs backwards token strides are negative, and `first` counts from the
-// other end with them.
+// The tokens of one sequence in the order of processing: `first`, first + 1, ... With `reverse`, token strides are
+// negative and `first` counts from the other end.
 struct Sequence {
   int64_t batch, state, first, count;
 };
 
-// A tensor over batch, channels and tokens; a state over sequences, channels and inputs.
-// Strides count elements; null data: absent.
+// A tensor over batch, channels and tokens; a state over sequences, channels and inputs. Strides are in elements; null
+// data: absent.
 struct Grid {
   const void* data = nullptr;
   DType dtype = DType::kF32;
   int64_t batch = 0, channel = 0, token = 0;
 };
 
-// Consecutive tokens of one sequence: what a task takes of it. Every sequence has a first
-// run, be it empty.
+// Consecutive tokens of one sequence, the unit of work of a task. Every sequence has a first run, even if empty.
 struct Run {
   int64_t sequence, begin, end;
 };
 inline constexpr int64_t kRunTokens = 1024;
-inline constexpr int64_t kGroupTokens = 128;  // of a sum that is not yet widened to f64
-inline constexpr int64_t kMaxParts = 32;      // sums of dw and db that are kept apart
+inline constexpr int64_t kGroupTokens = 128;  // tokens per sum before it is widened to f64
+inline constexpr int64_t kMaxParts = 32;      // separate partial sums of dw and db
 
 struct Problem {
   DType dtype = DType::kF32;  // of x and o
@@ -67,11 +64,11 @@ struct Problem {
   Grid weight, bias;  // over channels and taps
   Grid initial, final;
 
-  // Which of the two stands in the lanes of vectors: what is contiguous.
+  // The axis in vector lanes: channels if they are contiguous, else tokens.
   bool channels_in_lanes = false;
 };
 
-// Outputs whose data is null are not asked for.
+// Outputs with null data are not computed.
 struct GradientGrids {
   Grid d_o, d_final;
   Grid dx, dinitial, dweight, dbias;
@@ -82,8 +79,7 @@ int64_t ForwardBytes(const Context& ctx, const Problem& p);
 void BackwardCpu(Context& ctx, const Problem& p, const GradientGrids& g);
 int64_t BackwardBytes(const Context& ctx, const Problem& p);
 
-// One token: p.final is the state, read and written; p.sequences has nothing but counts
-// of 1.
+// One token: p.final is the state, which is updated; all counts of p.sequences are 1.
 void StepCpu(Context& ctx, const Problem& p);
 
 }  // namespace heed::causal_conv1d

@@ -1,4 +1,4 @@
-// heed.causal_conv1d, heed.causal_conv1d_backward and heed.causal_conv1d_step.
+// Bindings of heed.causal_conv1d, heed.causal_conv1d_backward and heed.causal_conv1d_step.
 #include <string>
 
 #include "docstrings/causal_conv1d.h"

@@ -1,4 +1,4 @@
-// The causal convolution as it is defined, in double.
+// The reference of the causal convolution, in double.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -83,7 +83,7 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles d_o = GradientsOfO(in, c), d_final = GradientsOfFinal(in, c);
     const int64_t W = c.W(), T = c.T();
-    Doubles d_inputs(c.inputs.size(), 0.0);  // of the state first, as inputs
+    Doubles d_inputs(c.inputs.size(), 0.0);  // of the state first, then of the inputs
     for (int64_t i = 0; i < W - 1; ++i) {
       d_inputs[static_cast<size_t>(T + i)] += d_final[static_cast<size_t>(i)];
     }

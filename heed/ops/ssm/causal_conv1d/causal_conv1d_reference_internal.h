@@ -1,4 +1,4 @@
-// One channel of one sequence in double, as the reference and its tolerances read it.
+// One channel of one sequence in double, for the reference and its tolerances.
 #ifndef HEED_OPS_SSM_CAUSAL_CONV1D_CAUSAL_CONV1D_REFERENCE_INTERNAL_H_
 #define HEED_OPS_SSM_CAUSAL_CONV1D_CAUSAL_CONV1D_REFERENCE_INTERNAL_H_
 
@@ -14,7 +14,7 @@ using Doubles = std::vector<double>;
 
 struct ReferenceChannel {
   int64_t sequence, batch, channel;
-  std::vector<int64_t> tokens;  // their places, in the order in which they are taken
+  std::vector<int64_t> tokens;  // their indices, in the order of processing
   Doubles inputs;               // [W - 1 + tokens], the state first
   Doubles weight;               // [W]
   double bias = 0;

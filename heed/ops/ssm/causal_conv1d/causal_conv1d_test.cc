@@ -1,4 +1,4 @@
-// What comparison with causal_conv1d::Reference cannot show: bits, edges, errors.
+// Properties that comparison with causal_conv1d::Reference cannot show: reproducibility, edge cases, errors.
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d.h"
 
 #include <gmock/gmock.h>
@@ -33,7 +33,7 @@ void Copy(const ConstTensorView& from, const TensorView& to) {
   } while (NextIndex(to.sizes(), index));
 }
 
-// Tokens, channels or neither contiguous.
+// Contiguous tokens, channels, or neither.
 enum class Layout { kTokens, kChannels, kNeither };
 
 Buffer Make(Layout layout, DType dtype, int64_t B, int64_t D, int64_t T) {
@@ -137,7 +137,7 @@ TEST_P(CausalConv1d, BitsDoNotDependOnWhatIsContiguous) {
         }
         ExpectSameBits(calls[0], calls[1]);
         ExpectSameBits(calls[0], calls[2]);
-        // And of tensors that do not agree with each other.
+        // Mixed layouts of the tensors of one call.
         Call mixed = calls[0];
         mixed.o = Make(Layout::kChannels, GetParam(), 2, D, T);
         mixed.dx = Make(Layout::kNeither, GetParam(), 2, D, T);
@@ -192,7 +192,7 @@ TEST_P(CausalConv1d, AnySplitOfASequenceKeepsTheBits) {
 }
 
 TEST_P(CausalConv1d, StepsHaveTheBitsOfTheWhole) {
-  // One vector of channels more than a task of Step, and a rest.
+  // One vector of channels more than a task of Step, and a remainder.
   for (const auto& [D, T] : {std::pair{1055, 6}, {5, 40}}) {
     for (const int64_t W : {1, 2, 3, 4, 5, 9}) {
       for (const bool has_bias : {true, false}) {
@@ -216,7 +216,7 @@ TEST_P(CausalConv1d, StepsHaveTheBitsOfTheWhole) {
 }
 
 TEST_P(CausalConv1d, BitsAreThoseOfASequenceAlone) {
-  // Lengths, starts, packing and neighbours only say where the tokens of a sequence are.
+  // Lengths, starts, packing and other batch entries only select the tokens of a sequence.
   const int64_t D = 18, W = 4, n = 200;
   for (const Layout layout : {Layout::kTokens, Layout::kChannels}) {
     const Call alone = Call(GetParam(), 1, D, n, W, layout).Both(ctx_);
@@ -244,7 +244,7 @@ TEST_P(CausalConv1d, BitsAreThoseOfASequenceAlone) {
     const int32_t bounds[] = {0, 30, 230, 230, 250};
     packed.options.cu_seqlens = {bounds, DType::kI32, {5}};
     check(packed, 0, 30, 1);
-    // The empty sequence passes its state through, and its gradient back.
+    // An empty sequence copies its state, and the gradient of the final state to that of the initial one.
     EXPECT_TRUE(SameBits(packed.final.view().Slice(0, 2, 3), packed.initial.view().Slice(0, 2, 3)));
     EXPECT_TRUE(SameBits(packed.dinitial.view().Slice(0, 2, 3), packed.d_final.view().Slice(0, 2, 3)));
   }

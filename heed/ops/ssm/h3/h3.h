@@ -1,21 +1,22 @@
-// H3: linear attention through two state spaces, one of a few taps for keys, one that decays products.
+// H3: linear attention with two state space models: a shift filter over keys and a diagonal one over products of keys
+// and values.
 //
 //   k'_t = sum_{s < W} shift_s k_{t-s} + shift_D k_t                       per channel
 //   S_t = a S_{t-1} + b k'_t v_t^T,  Y_t = 2 Re(sum_n C_n S_t,n) + D k'_t v_t^T,  o_t = q_t^T Y_t
 //
-// of heads of d channels: S [d, d, N] is complex, one matrix per mode n of its head, with
+// for heads of d channels: S [d, d, N] is complex, one matrix per mode n of its head, with
 //
 //   dt = exp(log_dt),  A = -exp(log_A_real) + i A_imag,  a = e^{dt A},  b = dt (e^{dt A} - 1) / (dt A)
 //
-// Each mode stands for itself and its conjugate. Seen from outside, keys decay by K_l = 2 Re(<C, a^l b>):
+// Each mode represents itself and its conjugate. Equivalently, as a convolution with K_l = 2 Re(<C, a^l b>):
 //
 //   o_t = sum_{s <= t} K_{t-s} (q_t . k'_s) v_s + D (q_t . k'_t) v_t
 //
 // With d = 1 all products are elementwise. The scale is 1.
 //
 // Source: Fu, Dao, Saab, Thomas, Rudra, Re, "Hungry Hungry Hippos: Towards Language Modeling with State
-// Space Models", arXiv:2212.14052. Outputs have heads and channels in the order of the values; two paths
-// of the code published with it disagree about that where d > 1.
+// Space Models", arXiv:2212.14052. Outputs have heads and channels in the order of the values; two code paths of the
+// authors' implementation disagree on this order for d > 1.
 #ifndef HEED_OPS_SSM_H3_H3_H_
 #define HEED_OPS_SSM_H3_H3_H_
 
@@ -27,9 +28,9 @@
 
 namespace heed::h3 {
 
-// It takes q, k, v, shift, log_dt, log_A_real, A_imag, C, and D and shift_D, which may be absent. C
-// [H, N, 2] has real and imaginary parts. States are a tail [B, W - 1, H, d], the last keys, the oldest
-// first, and S [B, H, d, d, N, 2], over channels of keys, then of values.
+// Takes q, k, v, shift, log_dt, log_A_real, A_imag, C, and D and shift_D, which may be absent. C [H, N, 2] has real and
+// imaginary parts. States are a tail [B, W - 1, H, d], the last keys, oldest first, and S [B, H, d, d, N, 2], over
+// channels of keys, then of values.
 using scanning::BackwardInputs;
 using scanning::Explanation;
 using scanning::Gradients;
@@ -39,71 +40,70 @@ using scanning::StepInputs;
 using scanning::StepState;
 
 enum class Method {
-  kAuto,         // 'auto': what is cheaper for this many modes
-  kRecurrent,    // 'recurrent': from token to token
-  kConvolution,  // 'convolution': with K, but where S is given or asked for: it must be walked anyway
+  kAuto,         // 'auto': the cheaper form for this number of modes
+  kRecurrent,    // 'recurrent': the recurrence, token by token
+  kConvolution,  // 'convolution': with K, except where S is given or requested, which needs the recurrence
 };
 
 struct Options : scanning::Options {
   Method method = Method::kAuto;
 };
 
-// Computes o, and the states after the last token where they are asked for.
+// Computes o and, if requested, the states after the last token.
 //
-// Edges. Any of B, H, d and T may be 0; without tokens the states pass through. A NaN stays in
+// Edges. Any of B, H, d and T may be 0; without tokens the final states are the initial ones. A NaN stays in
 // its head.
 //
-// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are f64 or f32. A
-// row of products k'_i v_j is computed as s4d computes a channel, and d of them are added up.
+// Precision. f64 is computed in f64, other dtypes in f32, and o is rounded once; states are f64 or f32. A row of
+// products k'_i v_j is computed as a channel of s4d, and d rows are summed.
 //
-// Reproducibility. The bits depend neither on threads, batch neighbours, padding nor strides. A
-// sequence split into calls agrees to rounding.
+// Reproducibility. Results do not depend on the number of threads, other batch entries, padding or strides. A sequence
+// split into calls agrees up to rounding.
 //
-// Cost. d times that of s4d per channel: some 8 N + 36 operations per token and pair of channels, bound
-// by arithmetic, and 2 W per token and channel. Memory beyond the arguments: Workspace(); nothing of d^2 T
-// is stored.
+// Cost. d times that of s4d per channel: some 8 N + 36 operations per token and pair of channels, compute-bound, and 2
+// W per token and channel. Memory beyond the arguments: Workspace(); no tensor of size d^2 T is stored.
 //
 // Throws InvalidArgument if a rank, shape, dtype or device disagrees with the above, if an
 // output overlaps an input, or if lengths, starts or cu_seqlens are out of range. On throw, nothing has
 // been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes what Forward does, written for reading: token by token, scalar, one thread, all in double. Outputs
-// may be f64 whatever the inputs are.
+// Computes what Forward does token by token in double, written for reading: scalar and single-threaded. Outputs may be
+// f64 whatever the dtype of the inputs.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes gradients of a sum over <d_o, o> and <d_final, final>: with dY_t = q_t d_o_t^T and dX_t that
-// of X_t = k'_t v_t^T, which S4D's backward pass makes from it row by row,
+// Computes the gradients of sum <d_o, o> + <d_final, final>. With dY_t = q_t d_o_t^T and dX_t the gradient of X_t
+// = k'_t v_t^T, which S4D's backward pass computes from dY row by row,
 //
 //   dq_t = Y_t d_o_t,  dk'_t = dX_t v_t,  dv_t = dX_t^T k'_t
 //   dk_t = sum_s shift_s dk'_{t+s} + shift_D dk'_t,  dshift_s = sum_t dk'_t k_{t-s}
 //
 // and the gradients of the tail in the same way.
 //
-// Precision and reproducibility as above. Rows are walked twice where dq is asked for. Throws as
+// Precision and reproducibility as above. The recurrence runs twice if dq is requested. Throws as
 // Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o of one token; both states are read, then updated in place.
+// Computes o of one token and updates both states in place.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
                    const TensorView& o);
 
-// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, M modes in
-// whole 16, S the tokens of the longest sequence, P = S + 2 W + 192 and R channels at once, max(d, 16 + d)
-// where they are contiguous and else d, from token to token at most
+// Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64, M modes in
+// whole 16, S the tokens of the longest sequence, P = S + 2 W + 192 and R channels at once, max(d, 16 + d) if they are
+// contiguous, else d, at most, as a recurrence,
 //
 //   forward   threads (E (4 R P + R (W + 16)) + W' (E (S + 76 M + 96) + 64 M + 1024) + 40 E M + a few KiB)
 //   backward  threads (E (8 R P + R (W + 16) + P) + 8 R (W + 1) +
 //                      W' (E (2 S + 160 M + 192) + 192 M + 2048) + E M (S / 4 + 96) + a few KiB)
 //
-// with W' = R / d heads, and as a convolution that of long_convolution besides.
+// with W' = R / d heads, and as a convolution additionally that of long_convolution.
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
-// What Forward would do. Pointers may be null where only shapes are known.
+// Describes what Forward would do. Data pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::h3

@@ -29,7 +29,7 @@ bool HasTaps(const Inputs& in, const Options& options, bool states) {
                                options.method == Method::kConvolution, states);
 }
 
-// Magnitudes of a channel's taps: shift and shift_D one by one, as they may cancel.
+// Magnitudes of a channel's taps; shift and shift_D are separate, since they may cancel.
 Doubles TapSizes(const Inputs& in, const ReferenceHead& head, size_t i) {
   Doubles sizes;
   const int64_t channel = head.ChannelOf(i);
@@ -59,7 +59,7 @@ std::vector<Inexact> KeysOf(const Inputs& in, const ReferenceHead& head, double 
   return keys;
 }
 
-// x y, of which y is exact.
+// x y, where y is exact.
 Inexact Product(const Inexact& x, const Doubles& y, double u) {
   Inexact product;
   for (size_t t = 0; t < y.size(); ++t) {
@@ -69,7 +69,7 @@ Inexact Product(const Inexact& x, const Doubles& y, double u) {
   return product;
 }
 
-// Sums of d products x y, whose x are as far off as is said, y as far as it may be.
+// Sums of d products x y, where x has the given errors and y the largest possible.
 class Sums {
  public:
   Sums(size_t T, size_t d, double u) : values_(T), errors_(T), chain_((static_cast<double>(d) + 2) * u) {}
@@ -132,7 +132,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
   });
 }
 
-// Gradients of k' of one channel become those of taps, keys and the tail.
+// Converts gradients of k' of one channel to those of taps, keys and the tail.
 void KeyTolerance(const Inputs& in, const ReferenceHead& head, size_t i, const Sums& dkeys, const Doubles& of_tail,
                   const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
@@ -178,7 +178,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
         &tolerance.dA_imag, &tolerance.dC, &tolerance.dD, &tolerance.dshift_D}) {
     mechanism::Clear(*t);
   }
-  std::map<int64_t, scanning::TapGradients> of_taps;  // over all rows of a head
+  std::map<int64_t, scanning::TapGradients> of_taps;  // per head, over all its rows
   const int64_t most = in.q.size(1);
   const auto rows = static_cast<size_t>(in.q.size(3) * in.q.size(3) * in.q.size(0));
   ForEachHead(in, options, [&](const ReferenceHead& head) {

@@ -1,4 +1,4 @@
-// The definition of H3: which tensors it takes, and where the engine finds them.
+// The definition of H3 for the engine: its tensors, and their members in the engine's structs.
 #ifndef HEED_OPS_SSM_H3_H3_INTERNAL_H_
 #define HEED_OPS_SSM_H3_H3_INTERNAL_H_
 

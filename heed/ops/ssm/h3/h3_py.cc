@@ -1,4 +1,4 @@
-// heed.h3, heed.h3_backward and heed.h3_step.
+// Bindings of heed.h3, heed.h3_backward and heed.h3_step.
 #include <string>
 #include "docstrings/h3.h"
 #include "heed/ops/mechanism/scanning_py.h"

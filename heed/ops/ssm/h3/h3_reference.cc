@@ -1,4 +1,4 @@
-// H3 as it is defined, in double, a pair of channels at a time.
+// The reference of H3, in double, a pair of channels at a time.
 #include <cstddef>
 #include <cstdint>
 
@@ -19,7 +19,7 @@ Doubles RowOf(const ConstTensorView& x, const ReferenceHead& head, size_t i) {
   return row;
 }
 
-// [B, W - 1, H, d]; absent: zeros.
+// [B, W - 1, H, d]; zeros if absent.
 Doubles TailOf(const ConstTensorView& x, const ReferenceHead& head, size_t i, size_t count) {
   Doubles row(count, 0.0);
   for (size_t s = 0; s < count && x.present(); ++s) {
@@ -157,7 +157,7 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
         AddParameterGradients(row, dy, l, out);
         PutState(out.dinitial, head, i, j, InitialGradients(row, l), -1);
       }
-      // k_plus[e] reached keys e - tail to e, of those that there are; the last of it left with the tail.
+      // k_plus[e] contributed to keys e - tail to e, where they exist; the final tail holds the last of it.
       const size_t tail = head.tail();
       Doubles dk(head.T() + tail, 0.0);
       for (size_t t = 0; t < head.T(); ++t) {

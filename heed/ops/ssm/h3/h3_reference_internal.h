@@ -1,4 +1,4 @@
-// One head of a sequence of H3 in double, every number of it kept.
+// One head of a sequence of H3 in double, with all intermediate values.
 #ifndef HEED_OPS_SSM_H3_H3_REFERENCE_INTERNAL_H_
 #define HEED_OPS_SSM_H3_H3_REFERENCE_INTERNAL_H_
 
@@ -17,8 +17,8 @@ using scanning::Doubles;
 
 struct ReferenceHead {
   scanning::ReferencePlace place;     // whose channel is the head
-  std::vector<Doubles> q, v, k_plus;  // [d][T]; of k the W - 1 keys of the tail before them
-  std::vector<Doubles> taps;          // [d][W], shift_D included
+  std::vector<Doubles> q, v, k_plus;  // [d][T]; for k preceded by the W - 1 keys of the tail
+  std::vector<Doubles> taps;          // [d][W], including shift_D
   std::vector<Doubles> keys;          // k': [d][T]
   scanning::ReferenceRow modes;
 
@@ -29,10 +29,10 @@ struct ReferenceHead {
 };
 void ForEachHead(const Inputs& in, const Options& options, const std::function<void(const ReferenceHead&)>& f);
 
-// Makes `row`, which began as the head's modes, that of k'_i v_j. Its memory is that of the row before.
+// Sets `row`, initialised with the head's modes, to that of k'_i v_j, reusing the memory of the previous row.
 void SetRow(const Inputs& in, const ReferenceHead& head, size_t i, size_t j, scanning::ReferenceRow& row);
 
-// What comes in from outputs, [d][T]; from the last keys, [d][W - 1]; and from the last states of a row.
+// Gradients of the outputs, [d][T]; of the final tail, [d][W - 1]; and of the final states of a row.
 std::vector<Doubles> IncomingOf(const BackwardInputs& in, const ReferenceHead& head);
 std::vector<Doubles> IncomingTailOf(const BackwardInputs& in, const ReferenceHead& head);
 Complexes IncomingOf(const BackwardInputs& in, const ReferenceHead& head, size_t i, size_t j);

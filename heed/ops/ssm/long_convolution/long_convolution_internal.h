@@ -1,4 +1,4 @@
-// The definition of the long convolution: which tensors it takes, and where the engine finds them.
+// The definition of the long convolution for the engine: its tensors, and their members in the engine's structs.
 #ifndef HEED_OPS_SSM_LONG_CONVOLUTION_LONG_CONVOLUTION_INTERNAL_H_
 #define HEED_OPS_SSM_LONG_CONVOLUTION_LONG_CONVOLUTION_INTERNAL_H_
 

@@ -1,4 +1,4 @@
-// heed.long_convolution and heed.long_convolution_backward.
+// Bindings of heed.long_convolution and heed.long_convolution_backward.
 #include "docstrings/long_convolution.h"
 #include "heed/ops/mechanism/scanning_py.h"
 #include "heed/ops/ssm/long_convolution/long_convolution_internal.h"

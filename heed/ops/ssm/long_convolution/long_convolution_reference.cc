@@ -1,4 +1,4 @@
-// The long convolution as it is defined, in double, a channel at a time.
+// The reference of the long convolution, in double, a channel at a time.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

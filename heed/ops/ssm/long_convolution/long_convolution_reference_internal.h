@@ -1,4 +1,4 @@
-// One channel of a long convolution in double, every number of it kept.
+// One channel of a long convolution in double, with all intermediate values.
 #ifndef HEED_OPS_SSM_LONG_CONVOLUTION_LONG_CONVOLUTION_REFERENCE_INTERNAL_H_
 #define HEED_OPS_SSM_LONG_CONVOLUTION_LONG_CONVOLUTION_REFERENCE_INTERNAL_H_
 
@@ -16,13 +16,13 @@ struct ReferenceChannel {
   scanning::ReferencePlace place;
   Doubles u;     // [T]
   Doubles taps;  // [min(L, T)]
-  double D;      // 0 where it is absent
+  double D;      // 0 if absent
 
   size_t T() const { return u.size(); }
 };
 void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f);
 
-// sum_s taps[s] x[t - s], for the first `count` of t.
+// sum_s taps[s] x[t - s] for the first `count` tokens t.
 Doubles Convolved(const Doubles& taps, const Doubles& x, size_t count);
 // The gradient of o, in the order of tokens.
 Doubles IncomingOf(const BackwardInputs& in, const ReferenceChannel& c);

@@ -1,4 +1,5 @@
-// What comparison with the reference of long convolutions cannot show: bits, edges, memory, errors.
+// Properties of long convolutions that comparison with the reference cannot show: reproducibility, edge cases, memory,
+// errors.
 #include "heed/ops/ssm/long_convolution/long_convolution.h"
 
 #include <gmock/gmock.h>
@@ -100,7 +101,7 @@ void ExpectSameBits(const Call& a, const Call& b) {
   }
 }
 
-// Tap by tap, one block, and several.
+// Direct sums, one block, and several blocks.
 constexpr std::pair<int64_t, int64_t> kTokensAndTaps[] = {{70, 9}, {300, 300}, {700, 200}};
 
 class LongConvolution : public testing::TestWithParam<DType> {
@@ -215,7 +216,7 @@ TEST_P(LongConvolution, TokensThatDoNotCountAreZeroAndNeverRead) {
   }
 }
 
-// One input of 1 reads the kernel out; one tap of 1 delays.
+// An input impulse returns the kernel; a kernel with one tap of 1 delays.
 TEST_P(LongConvolution, ImpulsesReadTheOtherOut) {
   for (const auto& [T, L] : kTokensAndTaps) {
     const int64_t late = T / 3, taps = L;
@@ -235,7 +236,7 @@ TEST_P(LongConvolution, ImpulsesReadTheOtherOut) {
 }
 
 TEST_P(LongConvolution, BothMethodsAgree) {
-  // One tap of nothing more is too many to add up.
+  // One tap beyond the limit of direct sums.
   const Call direct = Call(GetParam(), 1, 3, 1024, 64).Both(ctx_);
   const Call blocks(GetParam(), 1, 3, 1024, 65);
   blocks.kernel.FillConstant(0);

@@ -25,7 +25,7 @@ constexpr Tensor kTensors[] = {
     {.name = "D", .axes = "D", .input = &Inputs::D, .gradient = &Gradients::dD, .optional = true},
 };
 
-// One input of 1, the same for all channels, in the dtype and length of a kernel.
+// One unit impulse, the same for all channels, in the dtype and length of a kernel.
 struct Impulse {
   std::vector<char> memory;
   ConstTensorView u;

@@ -61,7 +61,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
        {&tolerance.du, &tolerance.dlog_dt, &tolerance.dlog_A_real, &tolerance.dA_imag, &tolerance.dC, &tolerance.dD}) {
     mechanism::Clear(*t);
   }
-  std::map<int64_t, scanning::TapGradients> of_taps;  // over all sequences of a channel
+  std::map<int64_t, scanning::TapGradients> of_taps;  // per channel, over all its sequences
   const int64_t most = in.u.size(2);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const auto& [sequence, batch, d, tokens] = c.place;

@@ -1,4 +1,4 @@
-// The definition of S4D: which tensors it takes, and where the engine finds them.
+// The definition of S4D for the engine: its tensors, and their members in the engine's structs.
 #ifndef HEED_OPS_SSM_S4D_S4D_INTERNAL_H_
 #define HEED_OPS_SSM_S4D_S4D_INTERNAL_H_
 

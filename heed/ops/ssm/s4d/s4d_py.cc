@@ -1,4 +1,4 @@
-// heed.s4d, heed.s4d_backward, heed.s4d_step, heed.s4d_kernel and heed.s4d_kernel_backward.
+// Bindings of heed.s4d, heed.s4d_backward, heed.s4d_step, heed.s4d_kernel and heed.s4d_kernel_backward.
 #include <string>
 #include <vector>
 
@@ -27,7 +27,7 @@ Options Own(const binding::Settings& settings) {
   return own;
 }
 
-// A call of the kernel's functions on its way in.
+// Arguments of a call of the kernel's functions.
 struct KernelCall {
   Arrays arrays;
   Inputs in;

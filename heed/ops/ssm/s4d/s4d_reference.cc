@@ -1,4 +1,4 @@
-// S4D as it is defined, in double, a channel at a time.
+// The reference of S4D, in double, a channel at a time.
 #include <cstddef>
 #include <cstdint>
 

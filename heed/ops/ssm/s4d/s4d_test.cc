@@ -1,4 +1,4 @@
-// What comparison with the reference of S4D rarely meets: decays by any amount, each exact.
+// Decays of any magnitude, which comparison with the reference of S4D rarely covers; each is exact.
 #include "heed/ops/ssm/s4d/s4d.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace heed::s4d {
 namespace {
 
-// One step of a mode without an imaginary part and with nothing written: h is a, or 1 and then b.
+// One step of a mode without an imaginary part: h becomes a from state 1 and input 0, b from state 0 and input 1.
 TEST(S4dDiscretisation, IsExactForAnyDecay) {
   Context ctx(1);
   for (const double rate : {1e-12, 1e-6, 0.1, 1.0, 5.0, 40.0, 300.0}) {

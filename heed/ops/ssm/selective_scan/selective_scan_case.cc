@@ -18,25 +18,24 @@ using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Stored;
 
-// How far rounding may take a channel, to first order in the unit roundoff u, worst cases added up:
+// Bounds the rounding error of a channel, to first order in the unit roundoff u, as a sum of worst cases:
 //
-//   s      delta + bias is rounded once, which softplus' <= 1 passes on; softplus itself is good to
-//          16 u (an exponential of 3 ulp, a quotient of 1, a series of 9 terms), an ulp being 2 u
-//   a      its exponent s A log2 e by three roundings and what s has; the fraction 2^r - 1, |r| <=
-//          1/2, is at most .42 and good to 6 u, a h is rounded twice
-//   h      by what a h has, by s u B with two roundings and what s has, and by one sum
+//   s      delta + bias is rounded once, which softplus' <= 1 does not amplify; softplus has an error of 16 u (an
+//          exponential of 3 ulp, a quotient of 1, a series of 9 terms), an ulp is 2 u
+//   a      three roundings of its exponent s A log2 e and the error of s; the fraction 2^r - 1, |r| <= 1/2, is at most
+//          .42 with an error of 6 u, a h is rounded twice
+//   h      the error of a h, two roundings of s u B and the error of s, and one sum
 //   y      a chain of N + 1 products, which targets without FMA round on their own
-//   silu   16 u of its value, and as much of each term of its derivative
+//   silu   16 u of its value, and of each term of its derivative
 //
-// Backward, q = p + dy C is rounded twice at most, p = a q has the errors of a. Sums of tokens in f32 run
-// over 128 of them and are then f64; dB and dC are sums over 4 vectors, lanes of at least 2, and
-// strips of at least 8 channels.
+// Backward, q = p + dy C is rounded twice at most, p = a q has the errors of a. Sums over 128 tokens are in f32, and
+// sums of these in f64; dB and dC are sums over 4 vectors, lanes of at least 2, and blocks of at least 8 channels.
 struct ChannelErrors {
-  Doubles s, a, b, y;            // [T]; a and b relative, of all states together: largest A
-  std::vector<Doubles> kept, h;  // [T][N] of a h_{t-1}, [T + 1][N]
+  Doubles s, a, b, y;            // [T]; a and b relative, for all states together: largest A
+  std::vector<Doubles> kept, h;  // [T][N] for a h_{t-1}, [T + 1][N] for h
 };
 
-// Relative, of a h by its factor a.
+// The error of a h relative to it, from its factor a.
 double DecayError(const ReferenceChannel& c, size_t t, size_t n, double of_s, double u) {
   const double x = std::abs(c.s[t] * c.A[n]);
   const double relative_s = c.s[t] == 0 ? 0 : of_s / std::abs(c.s[t]);
@@ -90,7 +89,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
   });
 }
 
-// Element by element, of gradients that several channels add to.
+// Adds to an element of a gradient that several channels contribute to.
 void AddAt(const TensorView& t, std::span<const int64_t> index, double value) {
   if (t.present()) SetElement(t, index, GetElement(t, index) + value);
 }
@@ -110,7 +109,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
     const auto N = static_cast<size_t>(c.N);
     const int64_t b = c.place.batch, d = c.place.channel;
     const double of_tokens = (131 + static_cast<double>(in.u.dtype() == DType::kF64 ? c.T() / 128 : 1)) * u;
-    Doubles of_p(N, 0.0);  // of the gradient that comes from later tokens
+    Doubles of_p(N, 0.0);  // error of the gradient from later tokens
     for (size_t t = c.u.size(); t-- > 0;) {
       const double s = std::abs(c.s[t]), x = std::abs(c.u[t]), of_s = forward.s[t];
       const double dy = std::abs(g.dy[t]), of_dy = c.gated ? 17 * u * dy : 0;
@@ -183,7 +182,7 @@ Case MakeCase(const CaseRequest& request) {
   choice.absent = {"z", "delta_bias"};
   choice.groups = 0;
   const mechanism::Words words(request.variant);
-  if (words.Has("mamba")) {  // as its block calls it
+  if (words.Has("mamba")) {  // as Mamba's block calls it
     options.delta_softplus = true;
     choice.absent.clear();
   }

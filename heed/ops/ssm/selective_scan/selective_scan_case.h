@@ -1,4 +1,4 @@
-// The selective scan as its cases call it.
+// The selective scan in Mamba's configuration, for its cases.
 #ifndef HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_CASE_H_
 #define HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_CASE_H_
 

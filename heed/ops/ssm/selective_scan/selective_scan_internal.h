@@ -1,4 +1,4 @@
-// The definition of the selective scan: which tensors it takes, and where the engine finds them.
+// The definition of the selective scan for the engine: its tensors, and their members in the engine's structs.
 #ifndef HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_INTERNAL_H_
 #define HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_INTERNAL_H_
 

@@ -1,4 +1,4 @@
-// The selective scan as it is defined, in double, a channel at a time.
+// The reference of the selective scan, in double, a channel at a time.
 #include "heed/ops/ssm/selective_scan/selective_scan_reference_internal.h"
 
 #include <cmath>

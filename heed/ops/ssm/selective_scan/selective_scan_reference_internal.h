@@ -1,4 +1,4 @@
-// One channel of a selective scan in double, every number of it kept.
+// One channel of a selective scan in double, with all intermediate values.
 #ifndef HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_REFERENCE_INTERNAL_H_
 #define HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_REFERENCE_INTERNAL_H_
 
@@ -31,10 +31,11 @@ struct ReferenceChannel {
 };
 void ForEachChannel(const Inputs& in, const Options& options, const std::function<void(const ReferenceChannel&)>& f);
 
-// What a channel adds to the gradients.
+// The contribution of a channel to the gradients.
 struct ReferenceGradients {
-  std::vector<Doubles> p;                         // [T + 1][N]: of h, before what y_t adds; p[T] is given
-  std::vector<Doubles> q;                         // [T][N]: after it
+  std::vector<Doubles> p;                         // [T + 1][N]: gradient of h before the contribution of y_t; p[T] is
+                                                  // given
+  std::vector<Doubles> q;                         // [T][N]: gradient of h after it
   Doubles d_o, dy, of_input, du, ds, ddelta, dz;  // [T]; of_input: <p, B>
 };
 ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel& c);

@@ -1,5 +1,5 @@
-// SSD on the recurrence engine: a scalar gate per token, C, B and delta x as its queries,
-// keys and values, D and z on the way out.
+// SSD on the recurrence engine: one decay per token and head, C, B and delta x as queries, keys and values, D and z
+// applied to the output.
 #include "heed/ops/ssm/ssd/ssd.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ using mechanism::Axes;
 
 bool IsOnDevice(const Inputs& in) { return in.x.device().type != DeviceType::kCpu; }
 
-// Constants of heads, read in f64; each `copies` times where it is one per head.
+// Reads constants per head in f64; repeats each `copies` times if it is one per head.
 void Read(const ConstTensorView& t, int64_t copies, std::vector<double>& values) {
   values.clear();
   if (!t.present() || t.data() == nullptr) return;
@@ -44,7 +44,7 @@ void Read(const ConstTensorView& t, int64_t copies, std::vector<double>& values)
   }
 }
 
-// What the recurrence does not check: dt, A, D, z, dt_bias and the options.
+// Checks dt, A, D, z, dt_bias and the options, which the recurrence does not check.
 void CheckOwn(const char* op, const Inputs& in, const Options& options, bool data) {
   if (!in.x.present()) Fail(op, "x", "is absent", "a tensor");
   if (in.x.rank() != 4) {
@@ -89,14 +89,14 @@ mechanism::Apart Reads(const Inputs& in, const Options& options) {
   return tensors;
 }
 
-// The call as the recurrence takes it. The memory of `e` is laid out and written later.
+// The call in the recurrence's form. The memory of `e` is laid out and written later.
 struct Plan {
   Elements e;
   recurrent::Inputs in;
   recurrent::Surroundings around;
 };
 
-// With surroundings that live as long as the call.
+// `around` must live as long as the call.
 Definition With(const recurrent::Surroundings& around) {
   return {.decay = recurrent::DecayShape::kToken,
           .query_name = "C",
@@ -172,7 +172,7 @@ int64_t LayOut(Plan& plan, void* base, bool backward) {
   return carver.bytes();
 }
 
-// The staging memory of a call: the context's, or its own on the device.
+// The staging memory of a call: the context's, or separate memory on the device.
 class Staging {
  public:
   Staging(const char* op, Context& ctx, Plan& plan, bool backward) {
@@ -195,7 +195,7 @@ class Staging {
   std::optional<heed::cuda::DeviceMemory> memory_;
 };
 
-// Time steps, and under checks a look at them.
+// Computes time steps and, if the context checks, checks them.
 void PrepareTimeSteps(const char* op, Context& ctx, const Elements& e) {
   ComputeTimeSteps(ctx, e);
   if (!ctx.checks() || IsOnDevice(e.in)) return;
@@ -278,7 +278,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
   gradients.dinitial.S = out.dinitial;
   recurrent::Backward(kOp, ctx, With(backward), whole, options, gradients);
   FinishGradients(ctx, e);
-  if (IsOnDevice(in)) return;  // others are zero
+  if (IsOnDevice(in)) return;  // already zero for other tokens
   for (const TensorView* t : {&out.dx, &out.ddt, &out.dz}) {
     mechanism::ClearOthers(e.ranges, *t);
   }
@@ -290,13 +290,13 @@ void Step(Context& ctx, const Inputs& in, const Options& options, const TensorVi
   if (in.initial.present()) {
     Fail(kOp, "initial_state", "is given", "none: the state is updated in place");
   }
-  Inputs whole = in;  // of one token
+  Inputs whole = in;  // with one token
   for (const Tensor& row : kTensors) {
     if (row.over_tokens()) whole.*row.input = mechanism::OneToken(kOp, row.name, in.*row.input);
   }
   Options of_token = options;
   of_token.lengths = of_token.starts = of_token.cu_seqlens = {};
-  thread_local Plan plan;  // whose memory the next step finds again
+  thread_local Plan plan;  // its memory is reused by the next step
   plan.around = {};
   MakePlan(kOp, whole, of_token, true, plan);
   auto others = Reads(in, of_token);

@@ -45,7 +45,7 @@ class Maker : public mechanism::Maker {
     sizes_.H = sizes_.G * random_.Pick<int64_t>({1, 1, 2, 3});
     sizes_.N = Channels();
     sizes_.P = Channels();
-    // The gradients of constants are sums over everything, which f16 need not hold.
+    // Gradients of constants are sums over all tokens, which can overflow f16.
     constants_ = dtype_ == DType::kF16 || Chance(0.5) ? wide() : dtype_;
   }
   ConstTensorView DrawInput(const Row& row) override {
@@ -127,7 +127,7 @@ OpEntry Entry() {
                                       .make_case = &MakeCase,
                                       .random_case = &RandomCase},
                                      MechanismOf({}));
-  entry.inputs[5].axes = "H";  // of D's forms the one that checkpoints have
+  entry.inputs[5].axes = "H";  // the form of D in checkpoints
   return entry;
 }
 

@@ -1,4 +1,4 @@
-// SSD's cases, of it or of what it is elsewhere.
+// SSD's cases, for SSD itself or the same computation elsewhere.
 #ifndef HEED_OPS_SSM_SSD_SSD_CASE_H_
 #define HEED_OPS_SSM_SSD_SSD_CASE_H_
 
@@ -11,7 +11,7 @@
 
 namespace heed::ssd {
 
-// The mechanism as it is computed elsewhere.
+// Maps the mechanism to the same computation elsewhere.
 using Moving = std::function<mechanism::Mechanism(const mechanism::Mechanism&)>;
 
 Case MakeCaseOf(const Moving& moved, const CaseRequest& request);

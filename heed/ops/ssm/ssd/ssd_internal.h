@@ -1,4 +1,4 @@
-// Shared by the files of SSD: its table, and what its tolerances are.
+// Common parts of the files of SSD: its table and its tolerances.
 #ifndef HEED_OPS_SSM_SSD_SSD_INTERNAL_H_
 #define HEED_OPS_SSM_SSD_SSD_INTERNAL_H_
 
@@ -7,7 +7,7 @@
 
 namespace heed::ssd {
 
-// Its axes in the letters of ssd.h.
+// The axes of the table, in the letters of ssd.h.
 using Tensor = mechanism::Tensor<Inputs, Inputs, Gradients>;
 using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, Inputs, TensorView, Outputs, Gradients, Explanation>;
 inline constexpr Tensor kTensors[] = {
@@ -42,7 +42,7 @@ inline constexpr Tensor kTensors[] = {
      .optional = true},
 };
 
-// The allowed error of each output; ssd_reference.cc says why.
+// The tolerance of each output, derived in ssd_reference.cc.
 void Tolerance(const Inputs& in, const Options& options, const Outputs& expected, const Outputs& tolerance);
 void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
                        const Gradients& tolerance);

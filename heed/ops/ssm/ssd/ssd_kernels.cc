@@ -1,7 +1,7 @@
-// What SSD computes beside its recurrence: time steps, the gate, sums over tokens.
+// The computations of SSD beside its recurrence: time steps, the gate, sums over tokens.
 //
-// All bound by memory, rows of P channels read and written once, but for the time steps:
-// one softplus per token and head against 4 N P flops.
+// All memory-bound, with rows of P channels read and written once, except for the time steps: one softplus per token
+// and head against 4 N P flops.
 #include "heed/core/targets.h"
 // After targets.h:
 #include <algorithm>
@@ -27,15 +27,15 @@ namespace heed::ssd::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-constexpr size_t kStretch = 64;  // tokens at once, and of a sum in the compute type
-constexpr int64_t kAhead = 8;    // tokens
+constexpr size_t kStretch = 64;  // tokens per iteration, and per sum in the accumulation dtype
+constexpr int64_t kAhead = 8;    // prefetch distance in tokens
 
 template <class S, class View>
 HWY_INLINE S* At(const View& t, int64_t b, int64_t token, int64_t head) {
   return const_cast<S*>(static_cast<const S*>(t.data())) + b * t.stride(0) + token * t.stride(1) + head * t.stride(2);
 }
 
-// n elements, one per token.
+// Loads n elements, one per token.
 template <class T>
 HWY_INLINE void Gather(const ConstTensorView& t, int64_t b, int64_t token, int64_t head, size_t n, T* to) {
   const hn::CappedTag<T, 1> d1;
@@ -76,7 +76,7 @@ HWY_ATTR void TimeSteps(const Elements& e, const mechanism::TokenRange& range, i
     for (size_t i = 0; i < n; i += hn::MaxLanes(d)) {
       auto x = hn::Add(hn::Load(d, raw + i), bias);
       if (e.softplus) x = Softplus(d, x);
-      x = hn::IfThenElse(hn::Lt(x, low), low, x);  // NaN stays
+      x = hn::IfThenElse(hn::Lt(x, low), low, x);  // keeps a NaN
       x = hn::IfThenElse(hn::Gt(x, high), high, x);
       const size_t lanes = HWY_MIN(hn::MaxLanes(d), n - i);
       hn::StoreN(x, d, delta + i, lanes);
@@ -110,7 +110,7 @@ HWY_ATTR void GateGradients(const Elements& e, int64_t b, int64_t token, int64_t
   });
 }
 
-// Asks for a row of n elements: rows of one head lie far apart.
+// Prefetches a row of n elements, since rows of one head are far apart.
 template <class S>
 HWY_INLINE void Ask(const S* row, size_t n) {
   for (size_t i = 0; i < n; i += 64 / sizeof(S)) hwy::Prefetch(row + i);
@@ -205,7 +205,7 @@ void FinishAll(Context& ctx, const Elements& e) {
     const auto at = static_cast<size_t>(task);
     Finish<T>(e, e.ranges[at / H], static_cast<int64_t>(at % H), static_cast<T*>(ctx.Scratch(worker)), sums[at]);
   });
-  // Sequences in order.
+  // Sequences are added in order.
   const bool by_channel = e.out.dD.present() && e.out.dD.rank() == 2;
   for (size_t h = 0; h < H; ++h) {
     Sums total;
@@ -244,7 +244,7 @@ void TimeStepsOf(Context& ctx, const Elements& e) {
 
 template <class T>
 void GateGradientsOf(Context& ctx, const Elements& e) {
-  constexpr int64_t kTokens = 16;  // of a task
+  constexpr int64_t kTokens = 16;  // tokens per task
   for (const mechanism::TokenRange& range : e.ranges) {
     const int64_t tasks = (range.end - range.begin + kTokens - 1) / kTokens;
     ctx.ParallelFor(tasks, [&](int64_t task, int) HWY_ATTR {

@@ -1,4 +1,4 @@
-// What SSD computes beside its recurrence, element by element. ssd_kernels.cc.
+// The computations of SSD beside its recurrence, element by element: ssd_kernels.cc.
 #ifndef HEED_OPS_SSM_SSD_SSD_KERNELS_INTERNAL_H_
 #define HEED_OPS_SSM_SSD_SSD_KERNELS_INTERNAL_H_
 
@@ -11,8 +11,8 @@
 
 namespace heed::ssd {
 
-// A checked call. Constants of heads in f64, on the CPU; [B, H, T] and [B, T, H, P] in the compute
-// type, the staging memory of the context or of the device.
+// A checked call. Constants per head are in f64, on the CPU; [B, H, T] and [B, T, H, P] are in the accumulation dtype,
+// in the staging memory of the context or of the device.
 struct Elements {
   Inputs in;
   bool softplus;
@@ -25,24 +25,24 @@ struct Elements {
   TensorView delta, log_decay;  // [B, T, H]
   TensorView skip;              // [H, P], or absent
 
-  // The backward pass alone has these.
+  // For the backward pass only.
   ConstTensorView d_o;
-  TensorView y;            // with z: y, then dy in its place
+  TensorView y;            // with z: y, overwritten with dy
   TensorView dv;           // [B, T, H, P]
   TensorView d_log_decay;  // [B, T, H]
   Gradients out;
 };
 
-// delta and log_decay; D as the engine takes it.
+// Computes delta and log_decay, and D in the engine's form.
 void ComputeTimeSteps(Context& ctx, const Elements& e);
 
-// From y, z and d_o: dz, and dy in place of y.
+// Computes dz, and dy in place of y, from y, z and d_o.
 void ComputeGateGradients(Context& ctx, const Elements& e);
 
-// From dv, d_log_decay and dy (or d_o): dx, ddt, and the sums dA, dD and ddt_bias.
+// Computes dx, ddt, and the sums dA, dD and ddt_bias, from dv, d_log_decay and dy (or d_o).
 void FinishGradients(Context& ctx, const Elements& e);
 
-// The same on GPUs. cuda/elements.cc.
+// The same functions on GPUs: cuda/elements.cc.
 namespace cuda {
 void ComputeTimeSteps(const Context& ctx, const Elements& e);
 void ComputeGateGradients(const Context& ctx, const Elements& e);

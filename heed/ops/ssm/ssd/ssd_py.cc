@@ -1,4 +1,4 @@
-// heed.ssd, heed.ssd_backward and heed.ssd_step.
+// Bindings of heed.ssd, heed.ssd_backward and heed.ssd_step.
 #include <tuple>
 
 #include "docstrings/ssd.h"

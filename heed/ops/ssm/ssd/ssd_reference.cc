@@ -1,10 +1,8 @@
-// SSD as it is defined, in double: time steps and gates written out, the recurrence that of
-// the shared reference.
+// Reference of SSD, in double: time steps and gates written out; the recurrence is that of the shared reference.
 //
-// Tolerances are those of the recurrence on what this file computes, and the rounding of
-// that: a time step is a sum, a softplus and a product, off by a few u and, where the
-// softplus is an exponential, by u times its argument; skip and gate are a sum of two
-// terms and a product.
+// Tolerances are those of the recurrence plus the errors of this file's computations: a time step is a sum, a softplus
+// and a product, with an error of a few u and, where the softplus is an exponential, of u times its argument; skip and
+// gate are a sum of two terms and a product.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -33,17 +31,17 @@ View Transposed(const View& t) {
 
 double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-// The tensors of the recurrence, and what lies around it.
+// The tensors of the recurrence, and the tensors around it.
 struct Plain {
   const Inputs& in;
-  ReferenceTensor delta, slope, log_decay, v;  // slope: of delta by dt
+  ReferenceTensor delta, slope, log_decay, v;  // slope: derivative of delta by dt
   ReferenceTensor undecided;                   // 1 where rounding decides whether a time step is clamped
-  std::vector<float> wide[2];                  // 16-bit C and B, so that nothing more is rounded
+  std::vector<float> wide[2];                  // 16-bit C and B, widened so that they are not rounded again
   recurrent::BackwardInputs inputs;
   recurrent::Options options;
   recurrent::ReferenceMath math;
   std::vector<mechanism::ReferenceSequence> ranges;
-  double delta_error = 0;  // relative
+  double delta_error = 0;  // relative error of delta
 
   Plain(const Inputs& given, const Options& call)
       : in(given), delta({in.x.size(0), in.x.size(1), in.x.size(2)}), slope(delta), log_decay(delta),
@@ -62,7 +60,7 @@ struct Plain {
       }
       largest = std::max(largest, (std::abs(dt) + std::abs(bias)) * (call.dt_softplus ? 1 : 1 / std::abs(x)));
       for (const double limit : {call.dt_min, call.dt_max}) {
-        if (call.dt_softplus && limit == 0) continue;  // never reached
+        if (call.dt_softplus && limit == 0) continue;  // unreachable limit
         const double error = 16 * u * (std::abs(dt) + std::abs(bias) + std::abs(value));
         if (std::abs(value - limit) <= error) Put(undecided.view(), {b, t, h}, 1);
       }
@@ -89,7 +87,7 @@ struct Plain {
     math.log_decay_error = delta_error + 2 * u;
   }
 
-  // f(b, t, h) of all tokens that count.
+  // Calls f(b, t, h) for all valid tokens.
   template <class F>
   void ForEach(const F& f) const {
     for (const auto& range : ranges) {
@@ -104,7 +102,7 @@ struct Plain {
     return in.D.rank() == 2 ? At(in.D, {h, p}) : At(in.D, {h});
   }
 
-  // y, which is the recurrence alone, and how far off it may be.
+  // y, the output of the recurrence, and its error.
   ReferenceTensor Y(ReferenceTensor* tolerance) {
     ReferenceTensor y(v.sizes);
     recurrent::Reference(inputs, options, math, {y.view(), {}});
@@ -132,7 +130,7 @@ struct Plain {
 
 double Unit(const Inputs& in) { return in.x.dtype() == DType::kF64 ? 0x1p-53 : 0x1p-24; }
 
-// Sums of many terms are taken in stretches of 64, these in f64.
+// Long sums are over groups of 64, then in f64.
 constexpr double kSum = 48;  // units of the sum of magnitudes
 
 }  // namespace
@@ -179,7 +177,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& expected
 
 namespace {
 
-// Values of the backward pass, or with `tolerance` beside them how far they may be off.
+// Computes the backward pass or, with `tolerance`, also its errors.
 void RunBackward(const BackwardInputs& in, const Options& options, const Gradients& out, const Gradients* tolerance) {
   Plain plain(in, options);
   const auto e = recurrent::EpsilonOf(in.x.dtype());
@@ -199,7 +197,7 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
   });
   plain.inputs.d_o = dy.view();
   plain.inputs.d_final.S = Transposed(in.d_final);
-  if (in.z.present()) plain.math.value_error += 8 * u;  // of dy
+  if (in.z.present()) plain.math.value_error += 8 * u;  // error of dy
 
   ReferenceTensor dv(plain.v.sizes), dg(plain.delta.sizes), dv_error(dv), dg_error(dg);
   recurrent::Gradients gradients;
@@ -221,7 +219,7 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
     allowed.dlog_decay = dg_error.view();
     allowed.dinitial.S = Transposed(tolerance->dinitial);
     recurrent::BackwardTolerance(plain.inputs, plain.options, plain.math, gradients, allowed);
-    // dB and dC are rounded to x's dtype, which the wide copies do not know.
+    // dB and dC are rounded to x's dtype, which the widened copies do not show.
     const std::pair<TensorView, TensorView> rounded[] = {{tolerance->dB, out.dB}, {tolerance->dC, out.dC}};
     for (const auto& [allowed_view, value] : rounded) {
       for (int64_t i = 0; value.present() && i < value.num_elements(); ++i) {

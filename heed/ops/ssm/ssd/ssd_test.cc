@@ -1,4 +1,4 @@
-// What SSD is among its relatives, and what it promises of bits, memory and errors.
+// SSD against related mechanisms, reproducibility, memory and errors.
 #include "heed/ops/ssm/ssd/ssd.h"
 
 #include <gmock/gmock.h>

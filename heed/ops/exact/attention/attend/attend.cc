@@ -1,4 +1,4 @@
-// Attention over a cache: the problem of Forward() with keys and values in pages.
+// Attend(): attention over a KV cache. It builds the problem of Forward() with keys and values in pages.
 #include "heed/ops/exact/attention/attend/attend.h"
 
 #include <algorithm>
@@ -27,9 +27,9 @@ namespace {
 
 using softmax::Problem;
 
-constexpr double kInt8Steps = 127;  // scales of the largest element of a row
+constexpr double kInt8Steps = 127;  // quantisation steps up to the largest element of a row
 
-// Refuses rows that would see what a ring no longer has.
+// Throws if a row sees tokens that a ring cache has already overwritten.
 void CheckKept(const Check& check, const KVView& cache, const Problem& p) {
   if (cache.first_kept.empty()) return;
   for (const softmax::Sequence& s : p.sequences) {
@@ -46,7 +46,7 @@ void CheckKept(const Check& check, const KVView& cache, const Problem& p) {
   }
 }
 
-// Rows of elements of so many bytes, addressed in pages.
+// Describes paged rows of elements of `element` bytes.
 softmax::Rows InPages(const PageRows& rows, size_t element) {
   const auto size = static_cast<int64_t>(element);
   softmax::Rows r;
@@ -58,8 +58,8 @@ softmax::Rows InPages(const PageRows& rows, size_t element) {
 
 size_t ElementOf(const KVView& cache) { return cache.quantized ? sizeof(int8_t) : SizeOf(cache.dtype); }
 
-// Whether a block may hold rows of several sequences: nothing but runs of keys tells apart
-// what they see.
+// True if a block may hold rows of several sequences. Their visible keys may then differ only by key ranges, so a mask
+// or segments rule it out.
 bool CanShare(const Problem& p) { return p.mask.data == nullptr && p.segments_q.empty(); }
 
 int64_t SegmentBorder(const softmax::Sequence& s, int64_t key) {
@@ -68,7 +68,8 @@ int64_t SegmentBorder(const softmax::Sequence& s, int64_t key) {
 }
 
 void SharePrefix(const KVView& cache, Problem* p) {
-  constexpr int64_t kMostQueries = 16;  // beyond, states cost more than reading again
+  constexpr int64_t kMostQueries = 16;  // beyond this, storing partial softmax states costs more than reading the
+                                        // shared keys again
   const softmax::Sequence& first = p->sequences.front();
   const int64_t end = SegmentBorder(first, cache.shared_prefix);
   bool shares = CanShare(*p) && cache.batch > 1 && end > 0 && first.num_queries <= kMostQueries;
@@ -78,15 +79,15 @@ void SharePrefix(const KVView& cache, Problem* p) {
   p->shared = {{0, cache.batch, end}};
 }
 
-// A problem and what it points to.
+// The problem and the arrays it points into.
 struct Call {
   Problem p;
   std::vector<int64_t> tails;
 };
 
-// Each node becomes a sequence of one query, whose keys end with its ancestors.
+// Maps a draft tree onto sequences: each node becomes a sequence of one query, whose keys end with its ancestors.
 void PlantTree(const Check& check, std::span<const int64_t> tree, Call* call) {
-  std::vector<std::vector<int64_t>> branches;  // from its root to each node
+  std::vector<std::vector<int64_t>> branches;  // path from the root to each node
   for (size_t i = 0; i < tree.size(); ++i) {
     const int64_t parent = tree[i];
     if (parent < -1 || parent >= static_cast<int64_t>(i)) {
@@ -159,8 +160,8 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q, c
     if (!options.causal) check.Fail("causal", "is false", "true with log decays");
   }
 
-  // Everything about queries, outputs and options is checked as Forward() checks it, against
-  // keys and values of the right shape that nobody reads.
+  // Queries, outputs and options are checked as in Forward(), against placeholder keys and values of the right shape,
+  // which are never read.
   const int64_t longest = cache.lengths.empty() ? 0 : *std::max_element(cache.lengths.begin(), cache.lengths.end());
   static constexpr double kUnread = 0;
   const auto unread = [&](int64_t channels) {
@@ -183,10 +184,10 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q, c
   whole.query_starts = per_sequence(starts);
   whole.key_lengths = per_sequence(cache.lengths);
   whole.query_lengths = per_sequence(query_lengths);
-  whole.pattern = {};  // of the keys that there are so far
+  whole.pattern = {};  // refers to the keys appended so far
   Call call{CheckedProblem(op, {q, unread(cache.dim), unread(cache.value_dim)}, whole, out, use), {}};
   Problem& p = call.p;
-  p.invariant = true;  // between prefill and decode
+  p.invariant = true;  // bitwise equal between prefill and decode
   const size_t element = ElementOf(cache);
   p.k = InPages(cache.key, element);
   p.v = InPages(cache.value, element);
@@ -202,7 +203,8 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q, c
   }
   p.page_tokens = cache.page_tokens;
   p.pages_gone = !cache.first_kept.empty();
-  // An empty sequence may have no table: without one its keys would not count as paged, and lie nowhere.
+  // An empty sequence may have no page table. It gets one with a null page, since keys without a table count as not
+  // paged.
   static constexpr const std::byte* kNoPages[] = {nullptr};
   for (softmax::Sequence& s : p.sequences) {
     const std::byte* const* const pages = cache.pages[s.batch];
@@ -313,7 +315,7 @@ Bound QuantizationBound(const Context&, const KVView& cache, const ConstTensorVi
   Bound worst;
   for (int64_t b = 0; b < cache.batch; ++b) {
     for (int64_t head = 0; head < cache.heads; ++head) {
-      double norm = 0;  // the largest |q_i|_1
+      double norm = 0;  // largest |q_i|_1
       for (int64_t i = 0; i < q.size(1); ++i) {
         for (int64_t h = head * p.group(); h < (head + 1) * p.group(); ++h) {
           const ConstTensorView row = q.Slice(0, b, b + 1).Slice(1, i, i + 1).Slice(2, h, h + 1);

@@ -1,4 +1,4 @@
-// What tests of attention over caches have in common: inputs, a call, equal bits.
+// Common parts of the tests of attention over caches: inputs, calls and comparison of bits.
 #ifndef HEED_OPS_EXACT_ATTENTION_ATTEND_ATTEND_CASE_H_
 #define HEED_OPS_EXACT_ATTENTION_ATTEND_ATTEND_CASE_H_
 
@@ -27,7 +27,7 @@ inline Buffer Integers(const std::vector<int64_t>& values) {
   return b;
 }
 
-// [batch, 1, 1, tokens], each pair kept by chance.
+// [batch, 1, 1, tokens]; each pair is kept at random.
 inline Buffer RandomMask(int64_t batch, int64_t tokens) {
   Buffer mask(DType::kBool, {batch, 1, 1, tokens});
   Random random(7);

@@ -1,5 +1,5 @@
-// Forgetting attention over caches: the bits of Forward(), however the tokens came and wherever
-// their log decays lie.
+// Forgetting attention over caches is bitwise equal to Forward(), whatever the append order and the memory of the log
+// decays.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ using testing::ThrowsMessage;
 
 constexpr int64_t kBatch = 2, kHeads = 2, kGroup = 3, kHq = kHeads * kGroup, kDim = 24, kValueDim = 16;
 
-// Strong decays among weak ones.
+// Mixes strong and weak decays.
 Buffer LogDecays(DType dtype, int64_t tokens, uint64_t seed) {
   const Buffer decays(dtype, {kBatch, tokens, kHq});
   Random random(seed);

@@ -1,4 +1,4 @@
-// What mechanisms over caches share with Attend(): the problem that it poses, and checks of queries.
+// Common parts of Attend() and other mechanisms over caches: construction of the problem and checks of queries.
 #ifndef HEED_OPS_EXACT_ATTENTION_ATTEND_ATTEND_INTERNAL_H_
 #define HEED_OPS_EXACT_ATTENTION_ATTEND_ATTEND_INTERNAL_H_
 
@@ -13,19 +13,19 @@
 
 namespace heed::attention {
 
-// The problem of a call without a tree or a pattern, everything checked, of queries as they meet the keys: the cache
-// turns none. It points into the cache. Throws InvalidArgument; writes nothing.
+// Checks every argument of a call without a tree or a pattern and returns its problem. Queries are already rotated: the
+// cache rotates none. The problem points into the cache. Throws InvalidArgument; writes nothing.
 softmax::Problem AttendProblem(const char* op, const KVView& cache, const ConstTensorView& q, const Options& options,
                                const Outputs& out);
 
-// Refuses what a cache knows itself, or what decoding has no use for, but for what is `taken`.
+// Throws for options that the cache determines itself or that decoding does not support, except those in `taken`.
 void CheckCacheOptions(const Check& check, const Options& options, std::initializer_list<std::string_view> taken = {});
 
-// Throws InvalidArgument unless these are queries of tokens that the cache was given last: [batch, T, a multiple of
-// heads, dim] in its dtype, with contiguous rows.
+// Throws InvalidArgument unless q holds queries of the tokens appended last: [batch, T, a multiple of heads, dim] in
+// the cache's dtype, with contiguous rows.
 void CheckCacheQueries(const char* op, const KVView& cache, const ConstTensorView& q);
 
-// Throws InvalidArgument unless the cache keeps a sketch of its keys.
+// Throws InvalidArgument unless the cache stores a sketch of its keys.
 void CheckSketch(const char* op, const KVView& cache);
 
 }  // namespace heed::attention

@@ -1,4 +1,5 @@
-// Attention over pages of another library: the problem of Forward() with keys and values in pages.
+// AttendPages(): attention over another library's pages. It builds the problem of Forward() with keys and values in
+// pages.
 #include "heed/ops/exact/attention/attend/attend_pages.h"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ namespace {
 
 constexpr char kOp[] = "attention::AttendPages";
 
-// The tables of a call, which says how many sequences and channels there are.
+// Checks the page tables of a call against the number of sequences and channels of q.
 CheckedTables TablesOf(const Check& check, const KVCache::BlockTables& tables, const ConstTensorView& q,
                        const Options& options, Device device) {
   check.Present("q", q);
@@ -54,16 +55,16 @@ CheckedTables TablesOf(const Check& check, const KVCache::BlockTables& tables, c
   return checked;
 }
 
-// Where queries stand and what they see, for options to refer to.
+// Positions and lengths of the queries, in arrays that options refer to.
 struct Places {
   std::vector<int64_t> starts, key_borders;
 };
 
-// The options of the call as Forward() would be given them.
+// Returns the options with which Forward() would compute the same call.
 Options WholeOptions(const Check& check, const Options& options, const std::vector<int64_t>& lengths, int64_t queries,
                      Places* places) {
   Options whole = options;
-  whole.pattern = {};  // of the keys that there are
+  whole.pattern = {};  // refers to the keys in the pages
   const auto batch = static_cast<int64_t>(lengths.size());
   if (options.cu_seqlens_q.present()) {
     places->key_borders = {0};
@@ -83,7 +84,7 @@ Options WholeOptions(const Check& check, const Options& options, const std::vect
   return whole;
 }
 
-// Rows of a pool, `offset` bytes from where a page begins.
+// Describes the rows of a pool, `offset` bytes after the beginning of a page.
 softmax::Rows InPages(const ConstTensorView& pool, int64_t offset) {
   return {.token_stride = pool.stride(1), .head_stride = pool.stride(2), .page_offset = offset};
 }
@@ -102,7 +103,8 @@ void AttendPages(Context& ctx, const KVCache::BlockTables& tables, const ConstTe
   check.NoOverlap("lse", out.lse, "k_pool", tables.k_pool);
   check.NoOverlap("lse", out.lse, "v_pool", tables.v_pool);
 
-  // All else is checked as Forward() checks it, against keys and values of the right shape that nobody reads.
+  // Everything else is checked as in Forward(), against placeholder keys and values of the right shape, which are never
+  // read.
   const bool packed = options.cu_seqlens_q.present();
   int64_t tokens = 0;
   for (const int64_t length : checked.lengths) tokens = packed ? tokens + length : std::max(tokens, length);
@@ -127,7 +129,7 @@ void AttendPages(Context& ctx, const KVCache::BlockTables& tables, const ConstTe
                 static_cast<int64_t>(reinterpret_cast<intptr_t>(checked.v.data()) - reinterpret_cast<intptr_t>(k)));
   std::vector<const std::byte*> pages;
   for (const int64_t page : checked.pages) pages.push_back(k + page * checked.k.stride(0) * element);
-  pages.push_back(nullptr);  // so that a sequence without pages has a table too
+  pages.push_back(nullptr);  // gives a sequence without pages a table too
   for (softmax::Sequence& s : p.sequences) s.pages = pages.data() + checked.begins[static_cast<size_t>(s.batch)];
 
   if (device.type != DeviceType::kCpu) {

@@ -1,5 +1,5 @@
-// Attention over pages of another library on the CPU: the bits of a cache with the same rows, and what is refused. On
-// GPUs it is tested by tests/cuda_decode_test.cc.
+// Attention over pages of another library on the CPU: results are bitwise equal to a cache with the same rows, and
+// wrong arguments throw. tests/cuda_decode_test.cc tests GPUs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ struct Paged {
         v(dtype, k.view().sizes()), first(heads_first) {
     k.FillNormal(1);
     v.FillNormal(2);
-    // Pages that no sequence has are NaN.
+    // Pages that belong to no sequence are NaN.
     for (const int64_t page : {0, 7}) {
       for (const Buffer& pool : {k, v}) {
         std::vector<int64_t> index(4, 0);
@@ -42,7 +42,7 @@ struct Paged {
     }
   }
 
-  // Row t of head h of a sequence.
+  // Row t of head h of sequence b.
   ConstTensorView Row(const Buffer& pool, int64_t b, int64_t t, int64_t h) const {
     const int64_t page = indices[static_cast<size_t>(indptr[static_cast<size_t>(b)] + t / 16)], in_page = t % 16;
     const ConstTensorView of_page = pool.view().Slice(0, page, page + 1);
@@ -75,7 +75,7 @@ struct Paged {
   std::vector<int64_t> last_page_len = {6, 0, 8}, lengths = {150, 0, 40};
 };
 
-// What a cache of one sequence of these rows gives its last ones.
+// Attends with a cache of one sequence that holds these rows.
 Result OfCache(Context& ctx, const Paged& x, int64_t b, const ConstTensorView& q, const Options& options) {
   KVCache::Options of_cache;
   of_cache.heads = kHeads;
@@ -145,7 +145,7 @@ TEST(AttendPagesTest, PackedQueriesHaveTheBitsOfTheirSequences) {
     };
     EXPECT_TRUE(SameBits(OfCache(ctx, x, 0, rows(q.view(), 0, 3), Causal()).o.view(), rows(o.view(), 0, 3)));
     EXPECT_TRUE(SameBits(OfCache(ctx, x, 2, rows(q.view(), 4, 10), Causal()).o.view(), rows(o.view(), 4, 10)));
-    for (const int64_t row : {3, 10, 11}) {  // of the empty sequence, and of none
+    for (const int64_t row : {3, 10, 11}) {  // rows of the empty sequence and beyond every sequence
       EXPECT_EQ(o.Get({row, 1, 2}), 0);
       EXPECT_EQ(lse.Get({1, row}), -std::numeric_limits<double>::infinity());
     }

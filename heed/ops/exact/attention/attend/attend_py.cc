@@ -1,4 +1,4 @@
-// attend of heed's caches, and the part of heed.explain that is about it.
+// attend() of heed's caches, and its part of heed.explain.
 #include "heed/ops/exact/attention/attend/attend_py.h"
 
 #include <cstdint>
@@ -24,7 +24,7 @@ std::string Shape(const CacheOwner& cache) {
   return "[" + std::to_string(cache.batch) + ",T,H," + std::to_string(cache.dim) + "]";
 }
 
-// Reads all arguments of a call on `cache`, and checks what decides the results' shapes.
+// Reads all arguments of a call on `cache` and checks those that determine the shapes of the results.
 void ReadArguments(const char* op, const CacheOwner& cache, bool for_torch, PyObject* args, PyObject* kwargs,
                    Call& call) {
   call.options.causal = true;

@@ -1,4 +1,4 @@
-// Attention over a cache, for the bindings of caches.
+// Attention over a cache, for the bindings of the cache classes.
 #ifndef HEED_OPS_EXACT_ATTENTION_ATTEND_ATTEND_PY_H_
 #define HEED_OPS_EXACT_ATTENTION_ATTEND_ATTEND_PY_H_
 
@@ -12,19 +12,19 @@
 
 namespace heed::attention {
 
-// cache.attend(q, *, ...): o, or (o, lse), as NumPy arrays.
+// cache.attend(q, *, ...): returns o, or (o, lse), as NumPy arrays.
 nanobind::object AttendOn(const python::CacheOwner& cache, const nanobind::args& args, const nanobind::kwargs& kwargs);
 
-// cache.quantization_bound(q, *, ...): (logit, output).
+// cache.quantization_bound(q, *, ...): returns (logit, output).
 nanobind::object BoundOn(const python::CacheOwner& cache, const nanobind::args& args, const nanobind::kwargs& kwargs);
 
-// AttendOn for heed.torch: results go to the tensors `out` and, where it is given, `lse`.
+// AttendOn for heed.torch: writes the results to the tensors `out` and, if given, `lse`.
 void AttendOnTorch(const python::CacheOwner& cache, const nanobind::args& args, const nanobind::kwargs& kwargs);
 
-// A signature of `attend` or what is like it, the options spelled out that a cache takes.
+// Returns a signature of `attend` or a similar method in which the options that a cache takes are spelled out.
 const char* SpelledForCache(const std::string& signature);
 
-// Gives a cache's class its `attend`.
+// Adds `attend` to a cache class.
 template <class Class>
 void DefineAttend(Class& bound, const char* signature, const char* lse_signature) {
   namespace nb = nanobind;

@@ -1,5 +1,4 @@
-// Attention over int8 caches: right for the rows that are stored, and as far from the rows
-// that were appended as the bound says.
+// Attention over int8 caches: exact for the stored rows, and within the bound for the rows that were appended.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +27,7 @@ struct Sizes {
   DType dtype = DType::kF32;
 };
 
-// A full cache of which the last `queries` tokens are new, with what was appended.
+// A full cache whose last `queries` tokens are new, and the rows that were appended.
 struct Filled {
   explicit Filled(const Sizes& n)
       : q(Normal(n.dtype, {n.batch, n.queries, n.heads * n.group, n.dim}, 1)),
@@ -43,7 +42,7 @@ struct Filled {
   KVCache cache;
 };
 
-// Where row t of key head h lies, as kv_view.h says.
+// Address of row t of key head h, as kv_view.h defines it.
 const std::byte* RowAt(const KVView& c, const PageRows& rows, int64_t b, int64_t t, int64_t h) {
   return c.pages[b][t / c.page_tokens] + rows.begin + h * rows.head_stride + t % c.page_tokens * rows.token_stride;
 }
@@ -52,7 +51,7 @@ float ScaleAt(const KVView& c, const PageRows& rows, int64_t b, int64_t t, int64
   return *reinterpret_cast<const float*>(RowAt(c, rows, b, t, h));
 }
 
-// The rows that are stored, exactly.
+// The stored rows, dequantised exactly.
 Buffer Stored(const KVView& c, const PageRows& rows, const PageRows& scales, int64_t channels) {
   const Buffer out(DType::kF64, {c.batch, c.lengths[0], c.heads, channels});
   for (int64_t b = 0; b < c.batch; ++b) {
@@ -192,7 +191,7 @@ TEST(AttendQuantizedTest, BitsDependOnNeitherPagesNorThreads) {
   }
 }
 
-// Each query of several at once as it is alone, whatever other rows a block has.
+// Each query among several has the result that it has alone, whatever other rows share its block.
 TEST(AttendQuantizedTest, AQueryHasTheBitsThatItHasAlone) {
   Context ctx(1);
   ctx.set_isa("tiles");
@@ -219,7 +218,7 @@ TEST(AttendQuantizedTest, AQueryHasTheBitsThatItHasAlone) {
   }
 }
 
-// Tables of pages end before a guard page.
+// Page tables end before a guard page.
 TEST(AttendQuantizedTest, ReadsNoPageEntryBeyondTheLength) {
   for (const int threads : {1, 2}) {
     for (const int64_t tokens : {1, 64, 128, 512, 1300}) {
@@ -240,14 +239,14 @@ TEST(AttendQuantizedTest, ReadsNoPageEntryBeyondTheLength) {
   }
 }
 
-// |s - s^| <= |scale| |q|_1 s_k / 2 per logit, and of an output
-// (e^(2 delta) - 1) max |v| + max s_v / 2, delta being the largest of these.
+// s - s^| <= |scale| |q|_1 s_k / 2 per logit, and (e^(2 delta) - 1) max |v| + max s_v / 2 per output, where delta is
+// the largest of the logit bounds.
 TEST(AttendQuantizedTest, ErrorIsWithinTheBound) {
   Context ctx(1);
   for (const double size : {0.1, 1.0, 4.0}) {
     Sizes n;
     n.batch = 1;
-    n.tokens = 20;  // many tokens average what the bound adds up
+    n.tokens = 20;  // with many tokens the errors average out, while the bound adds them up
     Filled x(n);
     float* q = x.q.as<float>();
     for (int64_t i = 0; i < x.q.view().num_elements(); ++i) q[i] *= static_cast<float>(size);
@@ -256,12 +255,12 @@ TEST(AttendQuantizedTest, ErrorIsWithinTheBound) {
     const Bound bound = QuantizationBound(ctx, x.cache.view(), x.q.view(), Causal());
     std::printf("queries times %g: error %.2g, bound %.2g\n", size, error, bound.output);
     EXPECT_LE(error, bound.output);
-    EXPECT_GT(error, bound.output / 200);  // not a bound of anything else
+    EXPECT_GT(error, bound.output / 200);  // the bound is not vacuous
   }
 }
 
-// Where bytes are multiplied as integers, so is the query, in units of its largest element over
-// 127 * 65793: at most half a unit per element, however much that one exceeds the others.
+// Kernels with int8 dot products quantise the query too, in units of its largest element over 127 * 65793. The error is
+// at most half a unit per element, however much the largest element exceeds the others.
 TEST(AttendQuantizedTest, AQueryIsRoundedByHalfAUnitAtMost) {
   constexpr int64_t kDim = 64;
   constexpr double kScale = 1.0 / 64, kLargest = 127 * 65793;
@@ -280,7 +279,7 @@ TEST(AttendQuantizedTest, AQueryIsRoundedByHalfAUnitAtMost) {
   Options options;
   options.scale = kScale;
   const Buffer o = AttendTo(ctx, cache.view(), q.view(), options).o;
-  // Logits x and -x give values of 1 and -1 the mean tanh x.
+  // Logits x and -x with values 1 and -1 have the mean tanh x.
   const double error = std::abs(std::atanh(double{o.as<float>()[0]}) - kScale * double{0.51F} * (kDim - 1));
   EXPECT_LE(error, kScale * 0.5 * (kDim - 1) + 1e-6);
   EXPECT_LE(error, QuantizationBound(ctx, cache.view(), q.view(), options).logit / 1000);

@@ -1,18 +1,18 @@
 // Attend() over caches with rotary encoding.
 //
-// A cache that has turned its keys by their positions needs its queries turned, and is then as
-// any other. A ring that turns by its own places (ring_kv_cache.h has the formula) has plain
-// keys: what it keeps is laid out in order, turned, and attended to by Forward().
+// A cache that has rotated its keys by their positions needs rotated queries and is then like any other. A ring that
+// rotates by index (ring_kv_cache.h has the formula) stores unrotated keys: its tokens are copied in order, rotated,
+// and attended to by Forward().
 //
-// Place g in that order is token g < S, or token g + gap; S sinks, and gap tokens gone between
-// them and the window. With all of the window turned by g, and the query at p by p - gap, their
-// difference is that of the positions. A sink j must be min(p, S + W - 1) - j from the query,
+// Index g in that order is token g < S, or token g + gap, for S sinks and gap evicted tokens between them and the
+// window. The window is rotated by g and the query at p by p - gap, so their difference is that of the positions. A
+// sink j must be at distance min(p, S + W - 1) - j from the query,
 //
 //   p - gap - turn(j) = min(p, S + W - 1) - j,  turn(j) = j + max(0, p - (S + W - 1)) - gap,
 //
-// which is j for the first row after an eviction and one more for each that follows. So rows
-// are attended to in groups for which all sinks are turned alike: one for as long as nothing
-// has been evicted, or without sinks; one per row after that.
+// which is j for the first row after an eviction and one more for each row that follows. So rows are attended to in
+// groups for which all sinks have the same rotation: one group as long as nothing has been evicted, or without sinks;
+// one group per row after that.
 #include "heed/ops/exact/attention/attend/attend_rotary_internal.h"
 
 #include <algorithm>
@@ -31,11 +31,11 @@ namespace {
 using List = std::vector<int64_t>;
 
 constexpr int64_t kLine = 64;
-constexpr int64_t kBlockTokens = 64;  // of a task
+constexpr int64_t kBlockTokens = 64;  // tokens per task
 
 int64_t Rounded(int64_t num_bytes) { return (num_bytes + kLine - 1) / kLine * kLine; }
 
-// What a ring keeps, in order.
+// The contents of a ring, in order of tokens.
 struct Kept {
   explicit Kept(const KVView& cache) : sinks(cache.sink_tokens) {
     for (size_t b = 0; b < static_cast<size_t>(cache.batch); ++b) {
@@ -46,7 +46,7 @@ struct Kept {
     }
   }
 
-  // By how much more than its place a sink is turned for row i of sequence b.
+  // The rotation of a sink for row i of sequence b, beyond the sink's index.
   int64_t SinkShift(const KVView& cache, size_t b, int64_t i) const {
     const int64_t position = start[b] + gap[b] + i;
     const int64_t after_sinks = std::max<int64_t>(0, position - sinks);
@@ -54,7 +54,7 @@ struct Kept {
   }
 
   int64_t sinks, longest = 0;
-  List gap, length, start;  // [batch]; start: place of the first new row
+  List gap, length, start;  // [batch]; start: index of the first new row
 };
 
 struct Staging {
@@ -79,7 +79,7 @@ Staging LayOut(const KVView& cache, const ConstTensorView& q, void* memory) {
   return s;
 }
 
-// x turned: row t of sequence b by first[b] + t.
+// Rotates row t of sequence b of x by first[b] + t.
 void Turn(Context& ctx, const CacheRotary& rotary, const ConstTensorView& x, const List& first, const TensorView& y) {
   const int64_t T = x.size(1);
   List positions;
@@ -89,7 +89,7 @@ void Turn(Context& ctx, const CacheRotary& rotary, const ConstTensorView& x, con
   Rotary(ctx, x, ConstTensorView(positions.data(), DType::kI64, {x.size(0), T}), rotary.pairs, rotary.options, y);
 }
 
-// Staging, of which q is filled.
+// Reserves the staging memory and fills its q.
 Staging TurnQueries(Context& ctx, const KVView& cache, const ConstTensorView& q) {
   ctx.ReserveStaging(static_cast<size_t>(LayOut(cache, q, nullptr).num_bytes));
   const Staging s = LayOut(cache, q, ctx.Staging());
@@ -108,8 +108,7 @@ KVView WithoutRotary(const KVView& cache) {
   return plain;
 }
 
-// Rows of one head each, from pages into order. Rows beyond a sequence's length stay as they
-// are.
+// Copies the rows of one head each from pages into token order. Rows beyond a sequence's length are left as they are.
 void Gather(Context& ctx, const KVView& cache, const Kept& kept, const PageRows& rows, const TensorView& to) {
   const auto size = static_cast<int64_t>(SizeOf(cache.dtype));
   const auto row_bytes = static_cast<size_t>(to.size(3) * size);
@@ -132,13 +131,13 @@ void Gather(Context& ctx, const KVView& cache, const Kept& kept, const PageRows&
   });
 }
 
-// The end of the group of rows that begins with row i.
+// Returns the end of the group of rows that begins with row i.
 int64_t EndOfGroup(const KVView& cache, const Kept& kept, int64_t i, int64_t rows) {
   if (kept.sinks == 0) return rows;
   int64_t end = i + 1;
   const auto same = [&](int64_t row) {
     for (size_t b = 0; b < kept.gap.size(); ++b) {
-      if (row >= cache.appended[b]) continue;  // no row
+      if (row >= cache.appended[b]) continue;  // beyond the appended rows
       if (kept.SinkShift(cache, b, row) != kept.SinkShift(cache, b, i)) return false;
     }
     return true;
@@ -166,7 +165,7 @@ void AttendInRing(Context& ctx, const KVView& cache, const Staging& s, const Opt
     }
     if (i > 0) Turn(ctx, rotary, s.k.Slice(1, 0, sinks), shifts, s.turned.Slice(1, 0, sinks));
     Options group = options;
-    group.invariant = true;  // as other caches
+    group.invariant = true;  // bitwise equal to other caches
     group.query_starts = ConstTensorView(starts.data(), DType::kI64, {B});
     group.query_lengths = ConstTensorView(queries.data(), DType::kI64, {B});
     group.key_lengths = ConstTensorView(kept.length.data(), DType::kI64, {B});
@@ -180,7 +179,7 @@ void AttendInRing(Context& ctx, const KVView& cache, const Staging& s, const Opt
 void CheckRotary(const Check& check, const KVView& cache, const Options& options, std::span<const int64_t> tree) {
   if (cache.rotary == nullptr) return;
   if (!tree.empty()) {
-    check.Fail("tree", "is given", "none: the cache has turned its keys in the order they came");
+    check.Fail("tree", "is given", "none: the cache has rotated its keys in the order of appending");
   }
   if (!cache.turned_in_cache) return;
   for (const OptionRow& row : kOptionRows) {
@@ -191,7 +190,7 @@ void CheckRotary(const Check& check, const KVView& cache, const Options& options
   if (!options.causal) check.Fail("causal", "is false", "true");
   if (options.window.left < 0 || options.window.left >= cache.window) {
     check.Fail("window", "is " + Text(options.window.left) + " to the left",
-               "0 to " + Text(cache.window - 1) + ", what the ring counts as its window");
+               "0 to " + Text(cache.window - 1) + ", the window of the ring");
   }
 }
 

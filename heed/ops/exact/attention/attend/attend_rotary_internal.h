@@ -1,5 +1,4 @@
-// Attend() over caches with rotary encoding: queries turned by where they stand, and keys of a
-// ring that turns them by their places in it.
+// Attend() over caches with rotary encoding: rotates queries by position, and keys of a ring by their index in it.
 #ifndef HEED_OPS_EXACT_ATTENTION_ATTEND_ATTEND_ROTARY_INTERNAL_H_
 #define HEED_OPS_EXACT_ATTENTION_ATTEND_ATTEND_ROTARY_INTERNAL_H_
 
@@ -15,23 +14,21 @@
 
 namespace heed::attention {
 
-// Options that have no meaning where the cache turns keys, or turns them by their places in a
-// ring.
+// Throws for options that have no meaning where the cache rotates keys, or rotates them by their index in a ring.
 void CheckRotary(const Check& check, const KVView& cache, const Options& options, std::span<const int64_t> tree);
 
-// Attend() for a cache with `rotary`; everything has been checked. Uses ctx.Staging(), which
-// what it calls must leave alone.
+// Attend() for a cache with `rotary`; the arguments have been checked. Uses ctx.Staging(), so callees must not.
 void AttendRotated(Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options,
                    const Outputs& out);
 
-// The queries of a call on such a cache as they meet its keys, in ctx.Staging(). Of a ring that turns by its own places
-// there are none: its keys have to be turned too.
+// Returns the queries rotated by their positions, in ctx.Staging(). Not defined for a ring that rotates by index, since
+// its keys must be rotated too.
 ConstTensorView TurnedQueries(Context& ctx, const KVView& cache, const ConstTensorView& q);
 
-// QuantizationBound() for such a cache, of the queries as they meet the keys.
+// QuantizationBound() for such a cache, from rotated queries.
 Bound RotatedBound(const KVView& cache, const ConstTensorView& q, const Options& options);
 
-// Bytes of staging that it reserves.
+// Bytes of staging memory that AttendRotated reserves.
 int64_t RotaryBytes(const KVView& cache, const ConstTensorView& q);
 
 }  // namespace heed::attention

@@ -1,6 +1,5 @@
-// Attention over caches with rotary encoding: over turned keys it has the bits of turned queries
-// without it, and over rings that turn by their own places it is what a plain loop over all
-// keys gives.
+// Attention over caches with rotary encoding. Over rotated keys it is bitwise equal to rotated queries without the
+// option; over rings that rotate by index it matches a plain loop over all keys.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,7 +43,7 @@ Result AttendTo(Context& ctx, const KVView& cache, const ConstTensorView& q, con
   return r;
 }
 
-// Rows t of sequence b turned by first[b] + t.
+// Rotates row t of sequence b by first[b] + t.
 Buffer Turned(const CacheRotary& rotary, const Buffer& x, const List& first) {
   const Buffer y(x.view().dtype(), x.view().sizes());
   List positions;
@@ -142,7 +141,7 @@ TEST(AttendRotaryTest, TreesAreRefused) {
               ThrowsMessage<InvalidArgument>(HasSubstr("tree is given, expected none")));
 }
 
-// A row of D numbers turned by an angle of `place`, in double.
+// Rotates a row of D numbers by the angles of position `place`, in double.
 std::vector<double> TurnedRow(std::vector<double> x, int64_t place, RotaryPairs pairs, size_t dim) {
   const std::vector<double> old = x;
   for (size_t i = 0; i < dim / 2; ++i) {
@@ -156,8 +155,7 @@ std::vector<double> TurnedRow(std::vector<double> x, int64_t place, RotaryPairs 
   return x;
 }
 
-// All that one sequence was ever given, and what each of its rows should see, from nothing but
-// the formulas of ring_kv_cache.h.
+// The whole history of one sequence and the keys that each row sees, from the formulas of ring_kv_cache.h alone.
 struct Story {
   int64_t window, sinks, group;
   RotaryPairs pairs;
@@ -166,8 +164,7 @@ struct Story {
 
   int64_t Index(int64_t p, int64_t j) const { return j < sinks ? j : sinks + j - std::max(sinks, p - window + 1); }
 
-  // o of the row at position p and one head of queries, which sees `left` tokens before itself
-  // and the first `seen_sinks`.
+  // o of one query head of the row at position p, which sees `left` tokens before itself and the first `seen_sinks`.
   std::vector<double> Row(int64_t p, size_t head, int64_t left, int64_t seen_sinks, double softcap,
                           double sink_logit) const {
     const size_t kv_head = head / static_cast<size_t>(group);
@@ -211,13 +208,13 @@ struct RingCase {
   int64_t window = 20, sinks = 3;
   RotaryPairs pairs = RotaryPairs::kHalfSplit;
   DType dtype = DType::kF64;
-  int64_t left = -1, seen_sinks = -1;  // of the options: the ring's
+  int64_t left = -1, seen_sinks = -1;  // from the options; the ring's by default
   double softcap = 0;
   bool logit_sinks = false;
-  bool trim = false;  // half of every append, before it is attended to
+  bool trim = false;  // truncates half of every append before attending
 };
 
-// Two sequences, appended to by different numbers, are attended to after every append.
+// Attends after every append to two sequences that receive different numbers of tokens.
 void ExpectTheLoop(const RingCase& n, const std::vector<List>& appends) {
   SCOPED_TRACE("sinks " + std::to_string(n.sinks) + " window " + std::to_string(n.window));
   constexpr int64_t kHeads = 2, kGroup = 3, kDim = 12, kTurned = 8, kValue = 5;
@@ -317,8 +314,8 @@ TEST(AttendRotaryTest, ARingTakesTheOptionsThatHaveAMeaning) {
   ExpectTheLoop({.window = kMax, .sinks = kMax, .left = kMax - 1, .seen_sinks = 0}, {{40, 3}, {1, 2}});
 }
 
-// Sinks and a window are attended to once after many tokens, once as if there had been no others, and
-// once turned by hand in a cache that knows nothing of rotary encoding: all bits are equal.
+// Sinks and a window are attended to after many evictions, in a ring that never held other tokens, and rotated by hand
+// in a cache without rotary encoding. All three are bitwise equal.
 TEST(AttendRotaryTest, WhatIsGoneLeavesNoTrace) {
   constexpr int64_t kSinks = 4, kWindow = 30, kTokens = 1000, kDim = 16;
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {

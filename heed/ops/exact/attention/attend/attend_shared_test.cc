@@ -1,5 +1,5 @@
-// Attention over caches whose sequences share a prefix, and of trees of drafts: the bits of
-// every sequence, or branch, alone.
+// Attention over caches whose sequences share a prefix, and draft trees: bitwise equal to every sequence, or branch,
+// alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,8 +31,8 @@ struct Sizes {
   Quantize quantize = Quantize::kNone;
 };
 
-// A prefix that `batch` sequences share, each with own tokens, of which some are the new
-// ones; and the same without saying that they share.
+// A prefix that `batch` sequences share, followed by each sequence's own tokens, some of them new; and the same cache
+// without a declared prefix.
 struct Shared {
   explicit Shared(const Sizes& n)
       : q(Normal(n.dtype, {n.batch, n.queries, n.heads * n.group, n.dim}, 1)), cache([&] {
@@ -84,8 +84,8 @@ TEST(AttendSharedTest, HasTheBitsOfSequencesApart) {
 }
 
 TEST(AttendSharedTest, ReadsThePrefixOnceInEightRows) {
-  // What is not in the first sequence's pages is not read from there: the others' prefixes
-  // are poison, and nobody notices.
+  // The prefix is read from the pages of the first sequence alone: the other copies are NaN and do not affect the
+  // result.
   Context ctx(1);
   Sizes n;
   n.prefix = 1024;
@@ -118,7 +118,7 @@ TEST(AttendSharedTest, OptionsHaveTheBitsOfSequencesApart) {
   const Buffer alibi = Normal(DType::kF32, {Hq}, 4), sinks = Normal(DType::kF32, {Hq}, 5);
   const Buffer bias = Normal(DType::kF32, {n.batch, 1, n.queries, tokens}, 6);
   const Buffer mask = RandomMask(n.batch, tokens);
-  for (int64_t j = 0; j < 512; ++j) mask.Set({0, 0, 0, j}, j < 256);  // whole tiles, unlike others
+  for (int64_t j = 0; j < 512; ++j) mask.Set({0, 0, 0, j}, j < 256);  // whole masked tiles, in this sequence alone
   const Buffer segments_q(DType::kI64, {n.batch, n.queries});
   const Buffer segments_k(DType::kI64, {n.batch, tokens});
   for (int64_t b = 0; b < n.batch; ++b) {
@@ -165,7 +165,7 @@ TEST(AttendSharedTest, ValuesThatAreNotFiniteStayWhereTheyAreSeen) {
   cache.Append(more_k.view().Slice(1, 0, 1), more_v.view().Slice(1, 0, 1));
   const Buffer q = Normal(n.dtype, {n.batch, 1, n.heads * n.group, n.dim}, 6);
   Options options = Causal();
-  options.window = {520, 0};  // two of the three see the infinity
+  options.window = {520, 0};  // two of the three sequences see the infinity
   KVView apart = cache.view();
   apart.shared_prefix = 0;
   ExpectSame(AttendTo(ctx, cache.view(), q.view(), options), AttendTo(ctx, apart, q.view(), options));
@@ -222,7 +222,7 @@ TEST(AttendSharedTest, NoRowsAreNoWork) {
   expect_none(ring.view(), Causal());
 }
 
-// A tree of drafts against each branch decoded in a cache of its own.
+// Compares a draft tree with each branch decoded in a cache of its own.
 void ExpectBranches(const Sizes& n, int64_t prefix, const std::vector<int64_t>& tree, const Options& options,
                     int threads) {
   Context ctx(threads);

@@ -1,5 +1,5 @@
-// Attention over caches has the bits of attention over the same rows, whatever the cache, its
-// pages, the threads and the number of queries; and mistakes are named.
+// Attention over caches is bitwise equal to attention over the same rows, whatever the cache, its pages, the threads
+// and the number of queries; errors name the argument.
 #include "heed/ops/exact/attention/attend/attend.h"
 
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ using testing::ThrowsMessage;
 
 constexpr int64_t kPage = 64;
 
-// Forward over tokens [0, longest) of k and v, as a cache of these lengths would see them.
+// Forward over tokens [0, longest) of k and v, with the lengths of the cache.
 Result ForwardOver(Context& ctx, const KVView& cache, const ConstTensorView& q, const ConstTensorView& k,
                    const ConstTensorView& v, Options options) {
   const int64_t longest = *std::max_element(cache.lengths.begin(), cache.lengths.end());
@@ -38,7 +38,7 @@ Result ForwardOver(Context& ctx, const KVView& cache, const ConstTensorView& q, 
   options.query_starts = query_starts.view();
   options.key_lengths = key_lengths.view();
   options.query_lengths = query_lengths.view();
-  options.invariant = true;  // the path of caches
+  options.invariant = true;  // the path that caches use
   const Result r = ResultFor(q, v.size(3));
   Forward(ctx, {q, k.Slice(1, 0, longest), v.Slice(1, 0, longest)}, options, {r.o.view(), r.lse.view()});
   return r;
@@ -50,8 +50,8 @@ struct Sizes {
   DType dtype = DType::kF32;
 };
 
-// A cache whose sequences have all tokens, the last one 77 fewer, appended in two steps of
-// which the second has `queries` rows, and of the last sequence one row fewer.
+// A cache whose sequences hold all tokens, the last one 77 fewer, appended in two steps; the second step has `queries`
+// rows, and one fewer for the last sequence.
 struct Filled {
   explicit Filled(const Sizes& n)
       : q(Normal(n.dtype, {n.batch, n.queries, n.heads * n.group, n.dim}, 1)),
@@ -65,7 +65,7 @@ struct Filled {
       first.push_back(n.tokens - n.queries - (last ? 77 : 0));
     }
     cache.Append(k.view(), v.view(), first);
-    // Rows that follow differ per sequence: gather them.
+    // The rows of the second append begin at a different token in each sequence, so they are gathered.
     const Buffer more_k(n.dtype, {n.batch, n.queries, n.heads, n.dim});
     const Buffer more_v(n.dtype, {n.batch, n.queries, n.heads, n.value_dim});
     for (int64_t b = 0; b < n.batch; ++b) {
@@ -177,14 +177,14 @@ TEST(AttendTest, NothingThatIsNotSeenMatters) {
   Filled x(n);
   const ConstTensorView q = x.q.view().Slice(1, 0, 1);
   const Result expected = AttendTo(ctx, x.cache.view(), q, Causal());
-  // One more token with NaN, which the first new row does not see.
+  // Appends one more token with NaN, which the first new row does not see.
   const Buffer k = Normal(n.dtype, {n.batch, 1, n.heads, n.dim}, 8);
   const Buffer v = Normal(n.dtype, {n.batch, 1, n.heads, n.value_dim}, 9);
   k.FillConstant(std::numeric_limits<double>::quiet_NaN());
   v.FillConstant(std::numeric_limits<double>::infinity());
   x.cache.Append(k.view(), v.view());
   KVView view = x.cache.view();
-  const std::vector<int64_t> appended = {3, 2};  // as if all had come at once
+  const std::vector<int64_t> appended = {3, 2};  // as if both had been appended at once
   view.appended = appended;
   ExpectSame(AttendTo(ctx, view, q, Causal()), expected);
 }
@@ -270,7 +270,7 @@ TEST(AttendTest, RowsThatNoSequenceWasGivenAreRefused) {
   Context ctx(1);
   Sizes n;
   n.queries = 3;
-  Filled x(n);  // of the last sequence, two rows are new
+  Filled x(n);  // the last sequence has two new rows
   const auto rows = [&](int64_t count) { return Normal(n.dtype, {n.batch, count, n.heads * n.group, n.dim}, 1); };
   const Buffer three = rows(3), four = rows(4), one = rows(1);
   AttendTo(ctx, x.cache.view(), three.view(), Causal());

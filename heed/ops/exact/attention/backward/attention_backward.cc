@@ -30,7 +30,8 @@ softmax::Pairs PairsOf(const ConstTensorView& t, std::array<int64_t, 4>* sizes) 
   return {t.data(), t.dtype(), strides[0], strides[1], strides[2], strides[3]};
 }
 
-// Checks what Forward returned and what arrives at it, and lists it. kReference reads no results, kExplain nothing.
+// Checks the outputs of Forward and their gradients, and lists them. kReference does not read o and lse, kExplain reads
+// no data.
 std::vector<Named> CheckResults(const Check& check, const BackwardInputs& in, bool packed, Use use) {
   std::vector<int64_t> o_shape(in.q.sizes().begin(), in.q.sizes().end());
   o_shape.back() = in.v.size(in.v.rank() - 1);
@@ -58,7 +59,7 @@ std::vector<Named> CheckResults(const Check& check, const BackwardInputs& in, bo
   return inputs;
 }
 
-// Checks the gradients that are asked for, which may overlap neither these inputs nor each other.
+// Checks the requested gradients, which may overlap neither these inputs nor each other.
 void CheckGradients(const char* op, const Check& check, const Inputs& in, const Options& options,
                     std::vector<Named> apart, const Gradients& out, Use use) {
   ForEachGradient(
@@ -75,7 +76,8 @@ void CheckGradients(const char* op, const Check& check, const Inputs& in, const 
       });
 }
 
-// Where the engine writes gradients. Of what is only described, an address that is not null says that it is there.
+// Views of the gradients for the engine. A described tensor without data gets a non-null address, which marks it as
+// present.
 softmax::Gradients GradientsIn(const Gradients& out, bool packed, BackwardProblem* b) {
   static char described;
   softmax::Gradients g;

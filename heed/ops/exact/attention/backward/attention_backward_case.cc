@@ -1,5 +1,5 @@
-// The backward pass of attention in the harness, alone or behind the forward one, and
-// how close its kernels must come to the reference.
+// The backward pass of attention in the harness, alone or after the forward pass, and the tolerances of its kernels
+// against the reference.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -15,23 +15,20 @@ namespace {
 
 // The allowed error of an element of a gradient.
 //
-// Each is a sum over pairs. What a pair adds has, with everything in it taken without
-// signs (A = P (|dP| + |delta|) times what it is multiplied by), a relative error of
+// Each is a sum over pairs. A pair's contribution has, relative to its magnitude without cancellation (A = P (|dP| +
+// |delta|) times its other factor), an error of
 //
 //   base (1 + S / 8)
 //
-// S as for the forward pass (attention_case.cc): the error of the weight P = exp(s -
-// lse), of which lse's own rounding, |lse| <= S + log n, is a part. base is 1e-5, or
-// 1e-13 in f64, which covers the chains over D, Dv, keys and rows: their errors are
-// sums of independent roundings of at most A. Over elements this is stricter than the
-// same bound on norms.
+// with S as for the forward pass (attention_case.cc): the error of P = exp(s - lse), which includes the rounding of
+// lse, |lse| <= S + log n. base is 1e-5, or 1e-13 in f64, which covers the chains over D, Dv, keys and rows: their
+// errors are sums of independent roundings of at most A. Over elements this is stricter than the same bound on norms.
 //
-// 16-bit tensors add what rounding o has done to delta, and P and dS where a kernel
-// rounds them: 4 u A, and 2^-25 for an element of o that is subnormal in f16; and the
-// rounding of the result.
+// 16-bit tensors add the rounding of o in delta, and of P and dS where a kernel rounds them: 4 u A, and 2^-25 for an
+// element of o that is subnormal in f16; and the rounding of the result.
 //
-// What passes a step is a sum in two doubles that larger ones have gone through, so
-// dlog_decay adds 2^-96 of the largest A of the call: some hundred roundings of 2^-106.
+// dlog_decay of a step is a running sum in double-double that larger terms have entered and left, so it adds 2^-96 of
+// the largest A of the call: some hundred roundings of 2^-106.
 struct Epsilon {
   double base, input, floor, of_o = 0;
 };
@@ -45,8 +42,8 @@ Epsilon EpsilonOf(DType dtype) {
   }
 }
 
-// Unit roundoff of what a result is stored in, and what may be flushed to zero there,
-// for f16 half of its least subnormal.
+// Unit roundoff of the result's dtype, and the magnitude that may be flushed to zero in it; for f16 half of its least
+// subnormal.
 std::pair<double, double> RoundingOf(DType dtype) {
   switch (dtype) {
     case DType::kF64: return {0x1p-53, 0};
@@ -82,7 +79,7 @@ void FinishTolerance(DType dtype, DType stored, const TensorView& expected, cons
     double value = GetElement(expected, index), rounded = 0;
     StoreDouble(stored, &rounded, 0, value);
     rounded = LoadAsDouble(stored, &rounded, 0);
-    if (std::isinf(rounded)) SetElement(expected, index, value = rounded);  // too large
+    if (std::isinf(rounded)) SetElement(expected, index, value = rounded);  // rounds to infinity
     SetElement(tolerance, index,
                GetElement(tolerance, index) + unit * std::abs(value) + subnormal + EpsilonOf(dtype).floor);
   } while (NextIndex(expected.sizes(), index));
@@ -133,7 +130,7 @@ Case MakeBackwardCase(const Problem& problem, bool with_forward) {
   if (!with_forward) c.outputs.clear();
   c.outputs.insert(c.outputs.end(), p->gradients.begin(), p->gradients.end());
   for (const OutputSpec& spec : p->gradients) c.bytes += BytesOf(spec.dtype, spec.sizes);
-  c.bytes += BytesOf(p->d_o.dtype(), p->d_o.sizes());  // o and lse are counted already
+  c.bytes += BytesOf(p->d_o.dtype(), p->d_o.sizes());  // o and lse are already counted
   if (p->d_lse) c.bytes += BytesOf(p->d_lse.dtype(), p->d_lse.sizes());
   c.pass = "backward";
   c.title += p->d_lse ? " d_lse" : "";

@@ -1,5 +1,5 @@
-// The contract of the backward pass beyond agreement with its reference: which bits
-// stay the same, whom a NaN reaches, what rows without a key give.
+// The contract of the backward pass beyond agreement with its reference: bitwise reproducibility, propagation of NaN,
+// rows without a key.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ void ForEachIndex(const ConstTensorView& view, const F& f) {
   } while (NextIndex(view.sizes(), index));
 }
 
-// A copy in memory of its own, that a test may overwrite.
+// A copy in its own memory, which a test may overwrite.
 Buffer Own(Problem& p, ConstTensorView& view) {
   const Buffer copy(view.dtype(), view.sizes());
   ForEachIndex(view, [&](const std::vector<int64_t>& at) { SetElement(copy.view(), at, GetElement(view, at)); });
@@ -48,8 +48,7 @@ class Backwards : public testing::TestWithParam<Param> {
   DType dtype() const { return std::get<0>(GetParam()); }
   std::string isa() const { return std::get<1>(GetParam()); }
 
-  // Calls f with random problems that are not packed, have rows, and all gradients
-  // with and without a d_lse.
+  // Calls f with random problems that are not packed and have rows, with all gradients, with and without a d_lse.
   template <class F>
   void ForRandomProblems(int count, uint64_t first_seed, const F& f) {
     for (uint64_t seed = first_seed; count > 0; ++seed) {
@@ -66,7 +65,7 @@ class Backwards : public testing::TestWithParam<Param> {
     }
   }
 
-  // Several blocks of rows and groups of keys, and what tasks share.
+  // A problem of several blocks of rows and groups of keys, with accumulators that tasks share.
   Problem Long() const {
     Problem p = MakeProblem(dtype(), {.B = 2, .Tq = 150, .Tk = 800, .Hq = 4, .Hkv = 2, .D = 24, .Dv = 40});
     p.options.causal = true;
@@ -102,7 +101,7 @@ TEST_P(Backwards, BitsDoNotDependOnThreads) {
   });
 }
 
-// Two tasks that add to the same dq, dalibi and dbias; biases of all ways of sharing, each in schedules of its own.
+// Two tasks add to the same dq, dalibi and dbias; the bias broadcasts in every way, each with its own schedule.
 TEST_P(Backwards, BitsDoNotDependOnThreadsInALongProblem) {
   const std::vector<std::vector<int64_t>> biases = {
       {}, {2, 4, 150, 800}, {150, 800}, {1, 4, 1, 800}, {2, 1, 150, 1}, {1, 1, 1, 1}};
@@ -151,7 +150,7 @@ TEST_P(Backwards, BitsDoNotDependOnWhichGradientsAreAskedFor) {
     const auto expected = RunBackward(ctx_, all);
     const size_t n = all.gradients.size();
     Random random(seed, 6);
-    for (int round = 0; round < 8; ++round) {  // of which some are singles
+    for (int round = 0; round < 8; ++round) {  // the first four of a single gradient
       const uint32_t subset = round < 4 ? uint32_t{1} << random.Integer(0, static_cast<int64_t>(n) - 1) : random.Word();
       Problem some = all;
       some.gradients.clear();
@@ -166,13 +165,13 @@ TEST_P(Backwards, BitsDoNotDependOnWhichGradientsAreAskedFor) {
   });
 }
 
-// dq, dk and dv, the first three.
+// The first three gradients: dq, dk and dv.
 constexpr size_t kOwn = 3;
 
 TEST_P(Backwards, BitsDoNotDependOnBatchNeighbours) {
   ForRandomProblems(40, 3000, [&](Problem p, uint64_t) {
-    p.options.pattern = {};  // which may be one for each entry
-    p.options.dropout = 0;   // whose counter holds the place in the batch
+    p.options.pattern = {};  // may have an axis of batch entries
+    p.options.dropout = 0;   // its counter depends on the batch index
     const auto all = RunBackward(ctx_, p);
     for (int64_t b = 0; b < SizesOf(p).B; ++b) {
       const auto alone = RunBackward(ctx_, OneSequence(p, b));
@@ -185,7 +184,7 @@ TEST_P(Backwards, BitsDoNotDependOnBatchNeighbours) {
 
 TEST_P(Backwards, BitsDoNotDependOnOtherHeads) {
   ForRandomProblems(40, 4000, [&](Problem p, uint64_t) {
-    p.options.pattern = {};  // which may be one for each head
+    p.options.pattern = {};  // may have an axis of heads
     p.options.dropout = 0;
     const Sizes s = SizesOf(p);
     const auto all = RunBackward(ctx_, p);
@@ -201,8 +200,8 @@ TEST_P(Backwards, BitsDoNotDependOnOtherHeads) {
 
 TEST_P(Backwards, BitsDoNotDependOnPaddingWhichHasZeros) {
   ForRandomProblems(40, 5000, [&](Problem p, uint64_t seed) {
-    p.options.pattern = {};  // which counts from key 0
-    p.options.dropout = 0;   // positions move
+    p.options.pattern = {};  // counts from key 0
+    p.options.dropout = 0;   // positions change
     const Sizes s = SizesOf(p);
     const auto plain = RunBackward(ctx_, p);
     for (const int64_t left : {int64_t{0}, static_cast<int64_t>(seed % 97)}) {
@@ -257,16 +256,16 @@ TEST_P(Backwards, RowsAndKeysBeyondThePackedSequencesHaveZeros) {
       const double x = GetElement(gradients[g].view(), at);
       EXPECT_TRUE(std::isfinite(x)) << ShapeString(at);
       const bool beyond = at[1] >= (g == 0 ? 7 : 10);
-      const bool seen = !beyond && (g == 0 || at[1] < 4 || at[1] >= 6);  // two of no query
+      const bool seen = !beyond && (g == 0 || at[1] < 4 || at[1] >= 6);  // two keys that no query sees
       EXPECT_EQ(x == 0 && !std::signbit(x), !seen) << ShapeString(at);
     });
   }
 }
 
-// Who sees whom in a problem that is not packed.
+// The pairs that see each other in a problem that is not packed.
 struct Sight {
   Sizes s;
-  std::vector<std::set<int64_t>> keys;  // by row
+  std::vector<std::set<int64_t>> keys;  // keys of each row
   std::vector<int64_t> stands_at;       // the last valid key at or before the row
 
   explicit Sight(const Problem& p)
@@ -286,8 +285,8 @@ struct Spoilt {
   int64_t b, head, token;
 };
 
-// Which elements may change if a row of q or d_o, or of k or v, becomes NaN: gradients
-// of the rows that are or see it, and of the keys that these rows see.
+// The elements that may change if a row of q or d_o, or of k or v, becomes NaN: gradients of the rows that are or see
+// it, and of the keys that these rows see.
 class Reach {
  public:
   Reach(const Problem& p, const Sight& sight, const Spoilt& spoilt) : p_(p), sight_(sight) {
@@ -311,7 +310,7 @@ class Reach {
     const Sizes& s = sight_.s;
     if (gradient == "dq") return rows_[sight_.Row(at[0], at[2], at[1])];
     if (gradient == "dk" || gradient == "dv") return keys_[Key(at[0], at[2], at[1])];
-    // The others: some row that is reached adds to the element.
+    // Other gradients are reached if a reached row adds to the element.
     for (int64_t b = 0; b < s.B; ++b) {
       for (int64_t h = 0; h < s.Hq; ++h) {
         for (int64_t i = 0; i < s.Tq; ++i) {
@@ -379,7 +378,7 @@ TEST_P(Backwards, ANanReachesThoseWhoSeeItAlone) {
           const double x = GetElement(before[g].view(), index);
           const double y = GetElement(after[g].view(), index);
           const bool same = x == y ? std::signbit(x) == std::signbit(y) : std::isnan(x) && std::isnan(y);
-          if (name == "dbias" && same) return;  // Reaches takes its time
+          if (name == "dbias" && same) return;  // Reaches() is slow
           if (reach.Reaches(name, index)) {
             ++reached;
           } else {
@@ -397,7 +396,7 @@ TEST_P(Backwards, ANanReachesThoseWhoSeeItAlone) {
   EXPECT_GT(spared, 1000);
 }
 
-// The reference says which elements a NaN makes NaN; in a kernel it must not vanish.
+// The reference defines which elements a NaN makes NaN; a kernel must not lose it.
 TEST_P(Backwards, ANanArrivesWhereTheReferenceSays) {
   for (const bool masked : {false, true}) {
     for (int where = 0; where < 4; ++where) {

@@ -1,5 +1,4 @@
-// Every way to call the backward pass of attention wrongly: what the message says, and
-// that nothing has been written.
+// Wrong calls of the backward pass of attention: the message of each, and that nothing has been written.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,8 +15,8 @@ namespace {
 
 using testing::HasSubstr;
 
-// A call that is right: q [2,3,4,8], k [2,5,2,8], v [2,5,2,6], all options that have a
-// gradient, all gradients. Packed: 6 and 10 rows of the same, no bias.
+// A valid call: q [2,3,4,8], k [2,5,2,8], v [2,5,2,6], all options that have a gradient, all gradients; or packed with
+// 6 and 10 rows and no bias.
 struct Call {
   Problem p;
   BackwardInputs in;
@@ -129,10 +128,10 @@ void AddInputMistakes(std::vector<Mistake>& all) {
           "HasStridedRows", [member, shape](Call& c) { c.in.*member = c.New(DType::kF32, shape, {300, 100, 20, 2}); },
           "has stride 2 on its last axis, expected 1 (contiguous rows)");
     }
-    // A gradient on top of it; dv is as large as the largest.
+    // Places a gradient in the same memory; dv is as large as the largest.
     all.push_back({"DvOverlaps_" + name,
                    [member](Call& c) {
-                     // o is [2,3,4,6], lse [2,4,3]: begin at the same place.
+                     // o is [2,3,4,6], lse [2,4,3]: both begin at the same address.
                      const TensorView memory = c.New(DType::kF32, {2, 5, 4, 6});
                      const ConstTensorView old = c.in.*member;
                      c.in.*member = {memory.data(), DType::kF32, old.sizes()};
@@ -212,7 +211,7 @@ void AddGradientMistakes(std::vector<Mistake>& all) {
           },
           "has strides [0,");
     }
-    // A gradient may lie neither in the memory of what it is the gradient of, nor in that of any input.
+    // A gradient may overlap neither its own input nor any other input.
     add(
         "OverlapsQ",
         [member, shape, dtype](Call& c) {
@@ -242,7 +241,8 @@ void AddGradientMistakes(std::vector<Mistake>& all) {
                  "dk has shape [2,5,2,8], expected [10,2,8]", true});
 }
 
-// The forward call has tests of its own mistakes; two of them show that the backward call looks for them.
+// Mistakes in arguments of the forward call have their own tests; two of them show that the backward call checks for
+// them.
 void AddForwardMistakes(std::vector<Mistake>& all) {
   all.push_back({"VIsAbsent", [](Call& c) { c.in.v = {}; }, "v is absent, expected a tensor"});
   all.push_back({"DropoutIsTwo", [](Call& c) { c.p.options.dropout = 2; }, "dropout is 2, expected 0 <= dropout < 1"});

@@ -1,4 +1,4 @@
-// The memory that the backward pass of attention takes: by its formula, and measured.
+// The memory of the backward pass of attention, by its formula and measured.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ int64_t DecayBytes(const Problem& p, int64_t E, int64_t rows) {
   return K * (9 + E) + 32 * rows;
 }
 
-// What stands in the header, of which the few KiB are 2 per thread and 4 shared.
+// The formula of the header, whose few KiB are 2 per thread and 4 shared.
 int64_t Formula(const Problem& p, int threads, bool tiles) {
   const int64_t E = p.in.q.dtype() == DType::kF64 ? 8 : 4;
   const int64_t size = static_cast<int64_t>(SizeOf(p.in.q.dtype()));
@@ -83,7 +83,7 @@ TEST(BackwardMemory, DoesNotGrowWithTheSquareOfTheLength) {
   }
 }
 
-// In a process of its own, as the peak of this one has been reached by others.
+// Runs in its own process, since other tests have already raised the peak of this one.
 void MeasureMemory(DType dtype) {
   Problem p = MakeProblem(dtype, {1, 6000, 6000, 2, 2, 64, 64});
   p.options.window = {100, 100};
@@ -100,7 +100,7 @@ void MeasureMemory(DType dtype) {
   {
     Context first(2);  // starts the threads
     Forward(first, p.in, p.options, {o.view(), lse.view()});
-    // Code that runs for the first time is memory too.
+    // The first run maps code pages, which count as memory too.
     Problem small = MakeProblem(dtype, {1, 200, 200, 2, 2, 64, 64});
     small.options.window = p.options.window;
     DescribeGradients(small, 1);

@@ -13,7 +13,7 @@
 namespace heed::attention {
 namespace {
 
-// A tensor of sums in double, whose axes of size 1 gather all indices.
+// A tensor of sums in double; axes of size 1 sum over all indices.
 class Sums {
  public:
   explicit Sums(const TensorView& view) : view_(view) {
@@ -22,7 +22,7 @@ class Sums {
 
   // The sum at the last indices of `index`.
   double& At(std::initializer_list<int64_t> index) { return values_[Offset(index)]; }
-  // From there on to the end of the last axis; null if there are none.
+  // The sums from this element to the end of the last axis; null if absent.
   double* Row(std::initializer_list<int64_t> index) {
     return view_.present() ? values_.data() + Offset(index) : nullptr;
   }
@@ -76,7 +76,7 @@ void ReferenceGradients(const BackwardInputs& in, const Options& options, const 
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(D)));
   const bool packed = options.cu_seqlens_q.present();
 
-  // Gradients, and beside them what is added up without its signs.
+  // The gradients, and the sums of their terms' magnitudes.
   Sums dq(out.dq), dk(out.dk), dv(out.dv), dbias(out.dbias), dsinks(out.dsinks), dalibi(out.dalibi),
       ddecay(out.dlog_decay);
   Sums mq(magnitudes.dq), mk(magnitudes.dk), mv(magnitudes.dv), mbias(magnitudes.dbias), msinks(magnitudes.dsinks),
@@ -115,7 +115,7 @@ void ReferenceGradients(const BackwardInputs& in, const Options& options, const 
     if (dsinks) dsinks.At({h}) -= row.sink_probability * dot;
     if (msinks) msinks.At({h}) += row.sink_probability * dot_error;
 
-    double forgotten = 0, forgotten_magnitude = 0;  // dS of the keys so far
+    double forgotten = 0, forgotten_magnitude = 0;  // sum of dS over the keys so far
     for (const ReferencePair& pair : row.pairs) {
       const int64_t j = row.first_key + pair.key;  // row of k and v
       const int64_t key_head = h / group;

@@ -1,5 +1,4 @@
-// The gradients of attention against differences of its forward reference, and the sums
-// among them that must vanish.
+// The gradients of attention against finite differences of its forward reference, and identities between gradients.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +27,7 @@ void ForEachIndex(const ConstTensorView& view, const F& f) {
   } while (NextIndex(view.sizes(), index));
 }
 
-// What a gradient is the gradient of.
+// The input that a gradient belongs to.
 ConstTensorView* InputOf(Problem& p, const std::string& gradient) {
   if (gradient == "dq") return &p.in.q;
   if (gradient == "dk") return &p.in.k;
@@ -48,7 +47,7 @@ double LargestFinite(const ConstTensorView& view) {
   return largest;
 }
 
-// sum <d_o, o> + <d_lse, lse> by the reference, rows without a key left out.
+// sum <d_o, o> + <d_lse, lse> by the reference, without rows that see no key.
 double Loss(const Problem& p) {
   const Result r = RunReference(p);
   double loss = 0;
@@ -66,16 +65,15 @@ double Loss(const Problem& p) {
 //
 //   D(h) = (F(x + h t) - F(x - h t)) / 2 h,   (4 D(h) - D(2 h)) / 3 + O(h^4)
 //
-// A step of h moves logits by up to about e = h a, a the largest change of a logit for
-// an h of 1. In terms of M, the sum of |d_o| |v| / (1 - dropout) and |d_lse| over rows,
-// the fifth derivative of F is some 100 a^5 M at most, so with e = 2^-10 the first
-// error is below 4 h^4 100 a^5 M / 120 = 4e-12 a M. F itself is off by a few 2^-53 (1 +
-// S) M, S the largest logit without cancellation: divided by h, 2e-13 (1 + S) (1 + a) M.
-// Kernels in f64 miss 1e-13 (1 + S / 8) of some 2 a M. Together at most:
+// A step of h changes logits by up to about e = h a, where a is the largest change of a logit for h = 1. In terms of M,
+// the sum of |d_o| |v| / (1 - dropout) and |d_lse| over rows, the fifth derivative of F is some 100 a^5 M at most, so
+// with e = 2^-10 the first error is below 4 h^4 100 a^5 M / 120 = 4e-12 a M. F itself has an error of a few 2^-53 (1 +
+// S) M, S the largest logit without cancellation: divided by h, 2e-13 (1 + S) (1 + a) M. Kernels in f64 have an error
+// of 1e-13 (1 + S / 8) relative to some 2 a M. Together at most:
 double Allowed(double a, double S, double M) { return (1 + a) * M * (1e-11 + 1e-12 * S); }
 
 void ExpectSlopes(const Problem& p, uint64_t seed, double* sharpness = nullptr) {
-  const double max_v = LargestFinite(p.in.v) + 5;  // 5: of t
+  const double max_v = LargestFinite(p.in.v) + 5;  // 5: bound of t
   double S = 0, M = 0, distance = 0;
   const Buffer o(DType::kF64, p.o.sizes);
   ReferenceRows(p.in, p.options, {o.view(), {}}, [&](const ReferenceRow& row) {
@@ -93,7 +91,7 @@ void ExpectSlopes(const Problem& p, uint64_t seed, double* sharpness = nullptr) 
   }
   const int64_t D = p.in.q.size(p.in.q.rank() - 1);
   const double scale = std::abs(p.options.scale.value_or(1 / std::sqrt(static_cast<double>(D))));
-  // |<t, x>| of a normal t is within 5 |x|.
+  // <t, x>| of a normal t is within 5 |x|.
   const double per_query = 5 * scale * std::sqrt(static_cast<double>(D));
 
   Context ctx(1);
@@ -147,7 +145,7 @@ ConstTensorView Widened(Problem& p, const ConstTensorView& view) {
   return Keep(p, wide);
 }
 
-// Random problems hold a NaN now and then.
+// Random problems contain a NaN now and then.
 bool IsFinite(const Problem& p) {
   bool finite = true;
   ForEachIndex(p.in.q,
@@ -301,7 +299,7 @@ std::vector<Choice> Choices() {
          p.options.alibi = Normal(p, {p.options.cu_seqlens_q.size(0) - 1, p.in.q.size(1)}, 30);
        }},
   };
-  // All sixteen ways that a bias of rank 4 repeats, and the lower ranks.
+  // A bias of rank 4 broadcasts in sixteen ways; lower ranks follow.
   for (int axes = 0; axes < 16; ++axes) {
     all.push_back({"Bias" + std::to_string(axes), [axes](P& p) {
                      std::vector<int64_t> sizes = {p.in.q.size(0), p.in.q.size(2), p.in.q.size(1), p.in.k.size(1)};
@@ -331,8 +329,8 @@ class Slopes : public testing::TestWithParam<Choice> {};
 INSTANTIATE_TEST_SUITE_P(Options, Slopes, testing::ValuesIn(Choices()),
                          [](const auto& value) { return value.param.name; });
 
-// Grouped heads, Dv other than D, other lengths; then more queries than keys; then
-// several blocks of rows and groups of keys.
+// Covers grouped heads, Dv other than D and other lengths; then more queries than keys; then several blocks of rows and
+// groups of keys.
 TEST_P(Slopes, AreDifferencesOfTheForwardPass) {
   for (const Sizes& s : {Sizes{2, 7, 9, 4, 2, 5, 3}, Sizes{2, 11, 8, 2, 2, 3, 6}, Sizes{1, 40, 530, 2, 1, 9, 10}}) {
     SCOPED_TRACE(ToString(s));
@@ -343,8 +341,8 @@ TEST_P(Slopes, AreDifferencesOfTheForwardPass) {
   }
 }
 
-// Left out are problems with a NaN, with a bias near finfo.min, beside which steps are
-// lost, and large ones, for time.
+// Skips problems with a NaN, problems with a bias near finfo.min, beside which the steps round away, and large ones,
+// for time.
 TEST(BackwardSlopes, OfRandomProblemsAreDifferencesOfTheForwardPass) {
   int problems = 0, sharp = 0;
   for (uint64_t seed = 1; problems < 500; ++seed) {
@@ -355,7 +353,7 @@ TEST(BackwardSlopes, OfRandomProblemsAreDifferencesOfTheForwardPass) {
     p.o.strides.clear();
     DescribeOutputs(p);
     for (ConstTensorView* option : {&p.options.bias, &p.options.sinks, &p.options.alibi, &p.options.log_decay}) {
-      if (*option) *option = Widened(p, *option);  // and with it its gradient
+      if (*option) *option = Widened(p, *option);  // and its gradient too
     }
     const ConstTensorView d_lse = p.d_lse;
     p = WithGradients(p, seed);
@@ -368,11 +366,11 @@ TEST(BackwardSlopes, OfRandomProblemsAreDifferencesOfTheForwardPass) {
     ++problems;
     sharp += sharpness > 1e6;
   }
-  EXPECT_GT(2 * sharp, problems);  // most differences tell six digits
+  EXPECT_GT(2 * sharp, problems);  // most differences agree to six digits
 }
 
-// What must hold between gradients, whatever the options. The tolerance of a sum is
-// that of its terms together, as every other test allows them.
+// Identities between gradients, whatever the options. The tolerance of a sum is the sum of its terms' tolerances in the
+// other tests.
 class Identities : public testing::TestWithParam<DType> {
  protected:
   struct Gradient {
@@ -438,9 +436,8 @@ struct Sum {
 };
 void ExpectZero(const Sum& sum, const char* what) { EXPECT_LE(std::abs(sum.value), sum.tolerance) << what; }
 
-// A constant vector added to all keys adds scale <q_i, c> to all logits of a row, which
-// leaves o and adds it to lse: sum_j dk_j = scale sum_i d_lse_i q_i, over the rows that
-// see a key. Not so with a soft cap, nor with sinks.
+// A constant vector added to all keys adds scale <q_i, c> to all logits of a row, which leaves o and adds it to lse:
+// sum_j dk_j = scale sum_i d_lse_i q_i, over the rows that see a key. This fails with a soft cap and with sinks.
 TEST_P(Identities, AShiftOfAllKeysReachesTheLseAlone) {
   ForProblems(40, [&](const Problem& p) {
     if (p.options.softcap > 0 || p.options.sinks) return;
@@ -473,8 +470,8 @@ TEST_P(Identities, AShiftOfAllKeysReachesTheLseAlone) {
   });
 }
 
-// A constant that is added to all logits of a head, its sink included, changes nothing: sum dS + dsink =
-// sum d_lse. Row by row it needs no sinks.
+// A constant added to all logits of a head, its sink included, changes nothing: sum dS + dsink = sum d_lse. Row by row
+// this needs no sinks.
 TEST_P(Identities, AShiftOfAllLogitsReachesTheLseAlone) {
   ForProblems(40, [&](Problem p) {
     const Sizes s = SizesOf(p);
@@ -505,15 +502,15 @@ TEST_P(Identities, AShiftOfAllLogitsReachesTheLseAlone) {
   });
 }
 
-// o is linear in v, and logits depend on products of q and k: with q made larger and k
-// smaller by a factor nothing changes.
+// o is linear in v, and logits depend on products of q and k: scaling q up and k down by the same factor changes
+// nothing.
 TEST_P(Identities, ValuesAreLinearAndQueriesTradeWithKeys) {
   ForProblems(60, [&](const Problem& p) {
     const auto add = [&](Sum* sum, const char* name, const ConstTensorView& of, double sign) {
       const Gradient& g = (*this)[name];
       ForEachIndex(of, [&](const std::vector<int64_t>& at) {
         const double x = GetElement(of, at);
-        if (!std::isfinite(x)) return;  // hidden
+        if (!std::isfinite(x)) return;  // not visible to any row
         sum->Add(sign * x * GetElement(g.value.view(), at), std::abs(x) * GetElement(g.tolerance.view(), at));
       });
     };

@@ -1,4 +1,4 @@
-// What plain attention in 16 bits loses.
+// The error of plain attention in 16 bits.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -11,7 +11,7 @@ namespace heed::attention {
 double PlainBound(const Problem& p) {
   const DType dtype = p.in.q.dtype();
   const auto rounded = [dtype](double x) {
-    double bits = 0;  // room for any dtype
+    double bits = 0;  // large enough for any dtype
     StoreDouble(dtype, &bits, 0, x);
     return LoadAsDouble(dtype, &bits, 0);
   };
@@ -20,8 +20,7 @@ double PlainBound(const Problem& p) {
   double worst = 0, rounding = 0;
   std::vector<double> exact, naive, weights;
   ReferenceRows(p.in, p.options, {o.view(), {}}, [&](const ReferenceRow& row) {
-    // Each weight is off by the factor that its rounded logit brings, before all of
-    // them are normalised again.
+    // Each probability changes by the factor that its rounded logit brings, before all are normalised again.
     double moved = 0, kept = 0;
     weights.clear();
     for (const ReferencePair& pair : row.pairs) {

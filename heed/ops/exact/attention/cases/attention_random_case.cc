@@ -1,5 +1,4 @@
-// Random problems of attention: sizes, memory layouts and option combinations
-// that nobody would write down.
+// Random problems of attention: sizes, memory layouts and combinations of options beyond the hand-written cases.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -59,7 +58,7 @@ class Generator {
       s_.Tq = Tokens();
       s_.Tk = Chance(0.4) ? s_.Tq : Tokens();
       if (s_.Tq > s_.Tk && Chance(0.7)) std::swap(s_.Tq, s_.Tk);
-      if (Chance(0.1)) {  // over the 512 keys of a segment, or two
+      if (Chance(0.1)) {  // more than the 512 keys of a segment, or of two
         s_.Tq = Integer(1, 20);
         s_.Tk = Integer(480, 1300);
       }
@@ -77,8 +76,8 @@ class Generator {
     return Chance(0.5) ? Integer(1, 40) : random_.Pick<int64_t>({1, 2, 8, 16, 31, 32, 33, 48, 64, 65, 80, 96, 128});
   }
 
-  // Strides of any order of the outer axes, with gaps. Inputs may run backwards
-  // or repeat; the last axis of those that need it is contiguous.
+  // Strides of any order of the outer axes, with gaps. Strides of inputs may be negative or zero; the last axis is
+  // contiguous where the tensor requires it.
   std::vector<int64_t> Strides(const std::vector<int64_t>& sizes, bool input, bool contiguous) {
     std::vector<size_t> order(sizes.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
@@ -123,8 +122,7 @@ class Generator {
     return {packed_ ? 1 : s_.B, T, H, D};
   }
 
-  // Sequences of random lengths, zero among them, and rows beyond the last one.
-  // Afterwards Tq and Tk are totals.
+  // Sequences of random lengths, including zero, and rows beyond the last one. Afterwards Tq and Tk are totals.
   void Pack() {
     packed_rank4_ = Chance(0.3);
     const bool same = Chance(0.5);
@@ -135,7 +133,7 @@ class Generator {
       for (size_t b = 1; b < cuts.size(); ++b) cuts[b] = Integer(0, total);
       std::sort(cuts.begin(), cuts.end());
       if (Chance(0.6)) cuts.back() = s_.B == 0 ? 0 : total;
-      // Written backwards, in case the strides repeat one element.
+      // Written in reverse order, in case a stride is zero.
       for (size_t b = cuts.size(); b-- > 0;) {
         cu.Set({static_cast<int64_t>(b)}, static_cast<double>(cuts[b]));
       }
@@ -147,14 +145,14 @@ class Generator {
   }
 
   void MakeTensors() {
-    // Logits of plain problems lie within +-5, of these within about +-50.
+    // Logits of plain problems are within +-5, those of these within about +-50.
     const double deviation = random_.Pick({1.0, 1.0, 1.0, 4.0, 12.0});
     const bool fused = !packed_ && Chance(0.15);
     const auto shape_q = Shape(s_.Tq, s_.Hq, s_.D);
     const auto shape_k = Shape(s_.Tk, s_.Hkv, s_.D);
     const auto shape_v = Shape(s_.Tk, s_.Hkv, s_.Dv);
     if (fused && s_.Tq == s_.Tk) {
-      // One projection's output: [B, T, Hq D + Hkv D + Hkv Dv].
+      // The output of one projection: [B, T, Hq D + Hkv D + Hkv Dv].
       const int64_t width = s_.Hq * s_.D + s_.Hkv * (s_.D + s_.Dv);
       const Buffer all(dtype_, {s_.B, s_.Tq, width});
       all.FillNormal(Seed());
@@ -174,13 +172,13 @@ class Generator {
     p_.in.q = Keep(q.FillNormal(Seed(), deviation));
     p_.in.k = Keep(k.FillNormal(Seed()));
     p_.in.v = Keep(v.FillNormal(Seed()));
-    if (Chance(0.06)) {  // in the open, unless a mask happens to hide it
+    if (Chance(0.06)) {  // visible, unless a mask happens to hide it
       const Buffer& tensor = *random_.Pick<const Buffer*>({&q, &k, &v});
       std::vector<int64_t> at;
       for (const int64_t size : tensor.view().sizes()) {
         at.push_back(size > 0 ? Integer(0, size - 1) : -1);
       }
-      // An infinite v times a weight that underflows in f32 alone would differ.
+      // An infinite v times a weight that underflows in f32 only would give different results.
       const double value = &tensor != &v && Chance(0.5) ? random_.Pick({kInfinity, -kInfinity}) : kNaN;
       if (tensor.view().num_elements() > 0) {
         SetElement(tensor.view(), at, value);
@@ -205,7 +203,7 @@ class Generator {
     if (Chance(0.3)) o.align = Align::kTopLeft;
     if (Chance(0.15)) {
       const Buffer starts = Make(DType::kI64, {s_.B}, false);
-      far_ = Chance(0.1);  // beyond 32 bits
+      far_ = Chance(0.1);  // positions beyond 32 bits
       for (int64_t b = 0; b < s_.B; ++b) {
         int64_t start = Integer(-s_.Tq - 3, s_.Tk + 3);
         if (far_) start += random_.Pick({int64_t{1}, int64_t{-1}}) << 33;
@@ -223,7 +221,7 @@ class Generator {
 
   void ChoosePattern() {
     PatternCall call = {s_.Tq, s_.Tk, s_.Hq, s_.Hkv, {}, 0, s_.B};
-    if (packed_) call.Tq = -1;  // keys by row fit no call
+    if (packed_) call.Tq = -1;  // rules out keys per row, which fit one call only
     p_.options.pattern =
         patterns::RandomPattern(call, static_cast<int>(Integer(0, 3)), [&](int64_t n) { return Integer(0, n - 1); });
   }
@@ -261,8 +259,7 @@ class Generator {
     return Keep(ids);
   }
 
-  // A tensor that broadcasts to [B, Hq, Tq, Tk]: any rank, axes of 1, any
-  // strides.
+  // A tensor that broadcasts to [B, Hq, Tq, Tk]: any rank, axes of 1, any strides.
   Buffer Broadcast(DType dtype) {
     std::vector<int64_t> sizes = {s_.B, s_.Hq, s_.Tq, s_.Tk};
     sizes.erase(sizes.begin(), sizes.begin() + (Chance(0.6) ? 0 : Integer(1, 3)));
@@ -283,7 +280,7 @@ class Generator {
 
   void ChooseBias() {
     const DType dtype = random_.Pick({dtype_, dtype_, DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
-    // The most negative number of the narrower of the bias and the computation.
+    // The most negative number of the narrower dtype, the bias's or the computation's.
     double lowest = -std::numeric_limits<double>::max();
     if (dtype == DType::kF32 || dtype_ != DType::kF64) {
       lowest = -std::numeric_limits<float>::max();
@@ -302,14 +299,14 @@ class Generator {
     p_.options.bias = Keep(bias);
   }
 
-  // NaN and infinities in the keys and values that lengths and starts hide.
+  // Writes NaN and infinities to the keys and values that lengths and starts hide.
   void PoisonPadding() {
     const Options& o = p_.options;
     const auto element = [&](const ConstTensorView& view, int64_t b) {
       return LoadAsInt64(view.dtype(), view.data(), b * view.stride(0));
     };
     for (const ConstTensorView& view : {p_.in.k, p_.in.v}) {
-      if (view.stride(0) == 0 || view.stride(1) == 0) continue;  // seen elsewhere
+      if (view.stride(0) == 0 || view.stride(1) == 0) continue;  // the row is visible elsewhere
       const TensorView writable(const_cast<void*>(view.data()), view.dtype(), view.sizes(), view.strides());
       for (int64_t b = 0; b < s_.B; ++b) {
         const int64_t begin = o.key_starts ? element(o.key_starts, b) : 0;
@@ -333,8 +330,7 @@ class Generator {
     return Keep(values.FillNormal(Seed(), deviation));
   }
 
-  // From none to all that is forgotten at once: steps that nobody notices beside ones that end
-  // everything, -inf among them.
+  // Decays from none to total: steps near 0 beside steps that decay everything, including -inf.
   TensorView LogDecay() {
     std::vector<int64_t> sizes = {s_.Tk, s_.Hq};
     if (!packed_ || Chance(0.3)) sizes.insert(sizes.begin(), packed_ ? 1 : s_.B);
@@ -358,7 +354,7 @@ class Generator {
       o.seed = Seed();
       o.dropout_offset = Chance(0.5) ? 0 : random_.Word();
     }
-    if (Chance(0.2) && !far_) {  // logits of 1e9 have no digits left to compare
+    if (Chance(0.2) && !far_) {  // logits of 1e9 have no significant digits left to compare
       const bool each = Chance(0.4);
       const Buffer slopes = Make(random_.Pick({DType::kF32, DType::kF64}),
                                  each ? std::vector<int64_t>{s_.B, s_.Hq} : std::vector<int64_t>{s_.Hq}, false);
@@ -399,7 +395,7 @@ class Generator {
       const bool rows = spec.name == "dq" || spec.name == "dk" || spec.name == "dv";
       if (rows && Chance(0.2)) spec.strides = Strides(spec.sizes, false, true);
     }
-    if (Chance(0.25)) {  // not all of them
+    if (Chance(0.25)) {  // a subset
       std::erase_if(p_.gradients, [&](const OutputSpec&) { return Chance(0.5); });
     }
   }

@@ -1,5 +1,4 @@
-// Attention of new tokens over a cache in the harness: problems of attention whose keys and
-// values stand in pages.
+// Attention of new tokens over a cache in the harness: problems of attention whose keys and values are in pages.
 #include <algorithm>
 #include <cstdint>
 #include <memory>

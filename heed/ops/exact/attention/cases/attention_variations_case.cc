@@ -1,4 +1,4 @@
-// Rows of a problem, asked for in other ways.
+// The rows of a problem, computed by other calls.
 #include "heed/ops/exact/attention/cases/attention_variations_case.h"
 
 #include <algorithm>
@@ -17,14 +17,14 @@ Buffer MakeOutput(const OutputSpec& spec, DType dtype) {
   return Buffer(dtype, spec.sizes, spec.strides, Placement::kBeforeGuard);
 }
 
-// All tensors among the arguments, those of rows first.
+// All tensors among the arguments, those with rows first.
 std::vector<ConstTensorView*> Tensors(Problem& p) {
   std::vector<ConstTensorView*> tensors = {&p.in.q, &p.in.k, &p.in.v, &p.d_o, &p.d_lse};
   ForEachTensor(p.options, [&](const OptionRow&, ConstTensorView& view) { tensors.push_back(&view); });
   return tensors;
 }
 
-// Where an axis of an option's tensor is; -1 where the tensor is the same along it, or absent.
+// The index of an axis of an option's tensor; -1 where the tensor is broadcast along it, or absent.
 int AxisOf(const OptionRow& row, const ConstTensorView& view, char axis) {
   if (!view || !row.Has(axis)) return -1;
   const int at = static_cast<int>(row.axes.find(axis)) - static_cast<int>(row.axes.size()) + view.rank();
@@ -57,7 +57,7 @@ void FixPositions(Problem& p) {
   p.options.query_starts = KeepInts(p, std::vector<int64_t>(static_cast<size_t>(s.B), start));
 }
 
-// Outputs and gradients for new inputs.
+// Describes outputs and gradients for new inputs.
 void DescribeAgain(Problem& p) {
   DescribeOutputs(p);
   ForEachGradient(p.in, p.options, [&](const char* name, auto, const char*, const ConstTensorView& of) {
@@ -259,8 +259,8 @@ Problem Padded(const Problem& problem, int64_t left, int64_t right) {
   FixPositions(p);
   Options& o = p.options;
   const Sizes s = SizesOf(p);
-  // Copies into the middle of something larger; what is added stays NaN, or all
-  // bits set. `query` and `key` are axes, -1 for none.
+  // Copies into the middle of a larger tensor; added elements remain NaN, or have all bits set. `query` and `key` are
+  // axes, -1 for none.
   const auto extend = [&](ConstTensorView& view, int query, int key) {
     if (!view) return;
     std::vector<int64_t> sizes(view.sizes().begin(), view.sizes().end());

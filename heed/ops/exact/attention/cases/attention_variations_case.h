@@ -1,5 +1,5 @@
-// What the tests of attention share: calls that bring their own outputs, and
-// other ways to ask for the same rows, which must give the same bits.
+// Common parts of the tests of attention: calls with their own outputs, and other calls for the same rows, which must
+// be bitwise equal.
 #ifndef HEED_OPS_EXACT_ATTENTION_CASES_ATTENTION_VARIATIONS_CASE_H_
 #define HEED_OPS_EXACT_ATTENTION_CASES_ATTENTION_VARIATIONS_CASE_H_
 
@@ -14,25 +14,25 @@
 
 namespace heed::attention {
 
-// Outputs of one call, in fresh memory that began as NaN.
+// Outputs of one call, in fresh memory initialised to NaN.
 struct Result {
   Buffer o, lse;
 };
 Result RunForward(Context& ctx, const Problem& problem);
-Result RunReference(const Problem& problem);  // f64
+Result RunReference(const Problem& problem);  // in f64
 
-// The gradients of problem.gradients, in that order, computed from what Forward gives
-// for the problem; in fresh memory that began as NaN.
+// The gradients of problem.gradients, in that order, computed from Forward's outputs for the problem, in fresh memory
+// initialised to NaN.
 std::vector<Buffer> RunBackward(Context& ctx, const Problem& problem);
 std::vector<Buffer> RunBackwardReference(const Problem& problem);  // f64
 
-// The problem with a d_o and a d_lse, all gradients asked for.
+// The problem with a d_o and a d_lse and all gradients.
 Problem WithGradients(Problem problem, uint64_t seed);
 
-// N(0, 1) inputs, row-major, both outputs; options are the caller's to add.
+// N(0, 1) inputs, row-major, with both outputs; the caller adds options.
 Problem MakeProblem(DType dtype, const Sizes& sizes, uint64_t seed = 1);
 
-// A tensor that the problem keeps alive.
+// Makes the problem own the tensor.
 ConstTensorView Keep(Problem& problem, const Buffer& buffer);
 ConstTensorView KeepInts(Problem& problem, std::vector<int64_t> values, DType dtype = DType::kI64);
 ConstTensorView KeepFloats(Problem& problem, std::vector<double> values, DType dtype = DType::kF32);
@@ -40,35 +40,31 @@ ConstTensorView KeepFloats(Problem& problem, std::vector<double> values, DType d
 // Sizes of a problem that is not packed.
 Sizes SizesOf(const Problem& problem);
 
-// The problem with its numbers elsewhere: every tensor in new memory, in another
-// order of axes, with gaps and negative strides.
+// The problem with the same values in other memory: every tensor is new, with another order of axes, gaps and negative
+// strides.
 Problem Restrided(const Problem& problem, uint64_t seed);
 
-// Parts of a problem that is not packed, asked for on their own. Positions are
-// given explicitly, so they stay.
+// Parts of a problem that is not packed, as problems of their own. Positions are explicit, so they stay the same.
 Problem OneSequence(const Problem& problem, int64_t b);
 Problem OneKeyHead(const Problem& problem, int64_t key_head);
 Problem SomeQueries(const Problem& problem, int64_t begin, int64_t end);
 
-// The problem in a longer batch: `left` keys before the first, `right` keys
-// and queries after the last, all NaN and excluded by starts and lengths.
-// Positions move by `left`, so dropout would drop other pairs.
+// The problem in a longer batch: `left` keys before the first, `right` keys and queries after the last, all NaN and
+// excluded by starts and lengths. Positions shift by `left`, which would change the dropout mask.
 Problem Padded(const Problem& problem, int64_t left, int64_t right);
 
-// The sequences of a problem one after the other; null where an option forbids.
+// The sequences of a problem packed; null where an option forbids it.
 std::optional<Problem> Packed(const Problem& problem);
 
-// Takes a part of each option along one of its axes, named as in the rows of options.
+// Slices each option along one of its axes, named as in the rows of options.
 void SliceOptions(Options& options, char axis, int64_t begin, int64_t end);
 
-// Empty if equal bit for bit, else what differs. Any NaN equals any NaN: which
-// payload an operation gives is not ours to say.
+// Empty if bitwise equal, else a description of the difference. Any NaN equals any NaN: its payload is unspecified.
 std::string Difference(const ConstTensorView& a, const ConstTensorView& b);
 std::string Difference(const Result& a, const Result& b);
 std::string Difference(const std::vector<Buffer>& a, const std::vector<Buffer>& b);
 
-// Calls `visit` with the keys that each row sees; masked ones are left out, by a
-// bias or logit of -inf too.
+// Calls `visit` with the keys that each row sees, without those masked, also by a bias or logit of -inf.
 using SeenKeys = std::function<void(int64_t b, int64_t h, int64_t i, const std::vector<int64_t>& keys)>;
 void ForEachRow(const Problem& problem, const SeenKeys& visit);
 

@@ -1,10 +1,10 @@
-// Runs calls by layers of pairs. Where there are several: each layer's answer in the type that is computed in, then
-// one.
+// Runs calls by layers of pairs. With several layers, each layer's result is computed in the accumulation dtype, then
+// merged:
 //
 //   lse = log sum_i e^lse_i      o = sum_i e^(lse_i - lse) o_i
 //
-// Gradients need no more than the sum of the layers': P = e^(S - lse) of a pair is right whoever computes it, as
-// lse and delta are those of the whole row.
+// Gradients are the sum of the layers' gradients: P = e^(S - lse) of a pair is right in any layer, since lse and delta
+// are those of the whole row.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -27,7 +27,7 @@ using softmax::Sequence;
 
 template <class T>
 struct Answers {
-  std::vector<Rows> o, lse;  // by layer
+  std::vector<Rows> o, lse;  // per layer
 
   int64_t LayOut(const Problem& p, size_t layers, void* base) {
     Carver carver(base);
@@ -39,7 +39,7 @@ struct Answers {
   }
 };
 
-// dq, dk and dv, as far as they are wanted: the sum over layers so far, and those of one.
+// Accumulators of dq, dk and dv, where requested: the sum over layers so far, and one layer's result.
 template <class T>
 struct Sums {
   Rows sum[3], one[3];
@@ -55,7 +55,7 @@ struct Sums {
   }
 };
 
-// f(batch, token, head, worker) of all queries, or keys, sequence by sequence.
+// Calls f(batch, token, head, worker) for all queries, or keys, sequence by sequence.
 template <class F>
 void ForTokens(Context& ctx, const Problem& p, int64_t Sequence::* first, int64_t Sequence::* count, int64_t heads,
                const F& f) {
@@ -66,7 +66,7 @@ void ForTokens(Context& ctx, const Problem& p, int64_t Sequence::* first, int64_
   }
 }
 
-// One row of o and lse from those of its layers.
+// Merges one row of o and lse from its layers.
 template <class T>
 void MergeRow(const Problem& p, const Answers<T>& answers, int64_t batch, int64_t token, int64_t head, T* o) {
   constexpr double kNone = -std::numeric_limits<double>::infinity();
@@ -74,7 +74,7 @@ void MergeRow(const Problem& p, const Answers<T>& answers, int64_t batch, int64_
   for (const Rows& rows : answers.lse) {
     const auto lse = static_cast<double>(*At<T>(rows, batch, token, head));
     if (std::isnan(max) || std::isnan(lse)) max = std::numeric_limits<double>::quiet_NaN();
-    max = std::max(max, lse);  // NaN, where max is
+    max = std::max(max, lse);  // keeps a NaN, unlike the other order of arguments
   }
   double total = 0;
   const auto weight = [&](size_t layer) {
@@ -115,7 +115,7 @@ void Merge(const char* op, Context& ctx, const Problem& whole, const Options& op
   answers.LayOut(whole, layers.size(), ctx.Tables());
   for (size_t i = 0; i < layers.size(); ++i) {
     Problem p = whole;
-    p.sinks.clear();  // which count once
+    p.sinks.clear();  // which count once per row
     p.wide_outputs = true;
     p.o = answers.o[i];
     p.lse = answers.lse[i];
@@ -148,7 +148,7 @@ void MergeBackward(const char* op, Context& ctx, const Problem& whole, const Opt
     g.dq = to[0];
     g.dk = to[1];
     g.dv = to[2];
-    if (i > 0) g.dsinks = nullptr;  // a matter of whole rows
+    if (i > 0) g.dsinks = nullptr;  // depends on whole rows, so it is computed once
     RunBackwardPieces(op, ctx, PiecesOf(op, whole, options, layers[i], g));
     for (size_t k = 0; k < std::size(kinds); ++k) {
       const auto& kind = kinds[k];
@@ -167,7 +167,7 @@ void MergeBackward(const char* op, Context& ctx, const Problem& whole, const Opt
 
 void Run(const char* op, Context& ctx, const Options& options, Problem* whole) {
   const std::vector<Layer> layers = LayersOf(*whole, options);
-  if (layers[0].kind == Layer::kTiles) {  // alone; nothing is copied
+  if (layers[0].kind == Layer::kTiles) {  // a single layer, without copies
     PlacePattern(op, options.pattern, /*to_lengths=*/false, whole);
     softmax::Choose(op, ctx, *whole).forward(ctx, *whole);
   } else if (layers.size() == 1) {

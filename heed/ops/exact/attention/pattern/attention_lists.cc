@@ -1,8 +1,8 @@
-// A problem's pattern as lists for the engine: of the tiles that hold some kept pair, or of the keys of each row.
+// A problem's pattern as lists for the engine: of the tiles that hold a kept pair, or of the keys of each row.
 //
-// Tiles serve most patterns. Where a pattern names the keys of each row (`keys`), these lie scattered: a tile of 64
-// keys would be computed for one or two. So each row becomes a sequence of its own whose keys are rows of k and v that
-// need not follow each other; kernels read them where they are, and the cost is that of the pairs.
+// Tiles serve most patterns. Where a pattern names the keys of each row (`keys`), they are scattered: a tile of 64 keys
+// would be computed for one or two. So each row becomes a sequence of its own whose keys are rows of k and v that need
+// not be consecutive; kernels read them in place, and the cost is proportional to the pairs.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -20,8 +20,8 @@ using softmax::Problem;
 using softmax::Rows;
 using softmax::Sequence;
 
-// f(call, sequences) for each call that a pattern is listed for. Entries of one shape share what does not tell them
-// apart; where each is a sequence of its own, they are listed alone.
+// Calls f(call, sequences) for each call that the pattern is listed for. Batch entries of one shape share a list unless
+// an option distinguishes them; where each is a sequence of its own, they are listed separately.
 template <class F>
 void ForPatternCalls(bool to_lengths, Problem* p, const F& f) {
   if (p->sequences.empty()) return;
@@ -53,7 +53,7 @@ void SkipHeads(int64_t heads, DType dtype, Rows* rows) {
   rows->data = static_cast<const char*>(rows->data) + heads * rows->head_stride * static_cast<int64_t>(SizeOf(dtype));
 }
 
-// The part of one key head and its query heads.
+// The part of the problem with one key head and its query heads.
 Piece OfKeyHead(const Problem& whole, const softmax::Gradients& gradients, int64_t head) {
   Piece piece = {whole, gradients};
   auto& [p, g] = piece;
@@ -76,7 +76,7 @@ Piece OfKeyHead(const Problem& whole, const softmax::Gradients& gradients, int64
   return piece;
 }
 
-// A row as a sequence whose keys are those that the pattern lists, as far as the call lets it see them.
+// A row as a sequence whose keys are those that the pattern lists, limited to those that the call lets it see.
 Sequence OfRow(const patterns::Node& node, const patterns::Place& place, const Problem& p, const Sequence& s,
                int64_t row) {
   const bool valid = row < s.query_end;
@@ -105,7 +105,7 @@ void CheckPattern(const char* op, const Pattern& pattern, Problem* p) {
 void PlacePattern(const char* op, const Pattern& pattern, bool to_lengths, Problem* p) {
   if (!pattern.present()) return;
   ForPatternCalls(to_lengths, p, [&](const PatternCall& call, std::span<Sequence> sequences) {
-    patterns::CheckPattern(op, pattern, call);  // of the keys that there are so far, in a cache
+    patterns::CheckPattern(op, pattern, call);  // refers to the keys appended so far, for a cache
     p->kept.push_back(patterns::Compile(pattern, call));
     for (Sequence& s : sequences) {
       s.kept = p->kept.back().get();
@@ -116,12 +116,12 @@ void PlacePattern(const char* op, const Pattern& pattern, bool to_lengths, Probl
 }
 
 void PlaceTileRows(const char* op, const Pattern& pattern, Problem* p) {
-  // Fewer rows would not fill blocks; and lists count tiles from key 0, as kernels do from the first valid one.
+  // Fewer rows would not fill blocks; and lists count tiles from key 0, while kernels count from the first valid key.
   constexpr int64_t kFewestRows = 2 * patterns::kBlockRows;
   const bool fits = std::ranges::all_of(p->sequences, [&](const Sequence& s) {
     return s.num_queries * p->group() >= kFewestRows && s.key_begin % patterns::kTile == 0;
   });
-  p->invariant = true;  // takes kernels of one order of sums, whichever way pays
+  p->invariant = true;  // selects kernels of one summation order, whichever path is faster
   std::vector<std::shared_ptr<const softmax::TileRows>> lists;
   bool pays = fits;
   if (fits) {
@@ -151,8 +151,8 @@ std::vector<Piece> ProblemsOfRows(Problem whole, const Pattern& pattern, const s
   for (int64_t head = 0; head < heads; ++head) {
     pieces.push_back(heads == 1 ? Piece{whole, gradients} : OfKeyHead(whole, gradients, head));
     Problem& p = pieces.back().problem;
-    p.causal = false;    // no key is listed that a row does not see
-    p.invariant = true;  // takes the kernels that read rows wherever they are
+    p.causal = false;    // every listed key is visible to its row
+    p.invariant = true;  // selects the kernels that read rows by index
     for (const Sequence& s : sequences) {
       const patterns::Place place = {s.batch, head * whole.group(), whole.query_heads, whole.key_heads, s.num_keys};
       for (int64_t row = 0; row < s.num_queries; ++row) p.sequences.push_back(OfRow(node, place, whole, s, row));

@@ -1,5 +1,5 @@
-// The ways that a call with a pattern goes: lists of tiles, one dense problem per residue where the pattern keeps
-// positions of different residues apart, or each row by itself where it lists the row's keys.
+// The paths of a call with a pattern: lists of tiles, one dense problem per residue where the pattern separates
+// positions of different residues, or each row by itself where the pattern lists its keys.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,10 +28,10 @@ bool IsByRow(Context& ctx, const Problem& p) {
 }
 
 bool IsByTile(Context& ctx, const Problem& p) {
-  return Explain(ctx, p.in, p.options).why.find("wherever they stand") != std::string::npos;
+  return Explain(ctx, p.in, p.options).why.find("rows that keep the same tile") != std::string::npos;
 }
 
-// `count` of the numbers below `most` for each row, or fewer, in any order, for so many heads; 0: no such axis.
+// Lists of up to `count` numbers below `most` for each row, in any order, for `heads` heads; 0 heads: no such axis.
 Buffer RandomLists(const Problem& p, int64_t count, int64_t most, int64_t heads, uint64_t seed) {
   const int64_t B = p.in.q.size(0), Tq = p.in.q.size(1), H = std::max<int64_t>(heads, 1);
   std::vector<int64_t> shape = {B, Tq, count};
@@ -64,7 +64,7 @@ Pattern RandomRowBlocks(const Problem& p, int64_t count, int64_t block, int64_t 
   return patterns::RowBlocks(RandomLists(p, count, blocks, heads, seed).view(), block);
 }
 
-// Every step-th token, from one on.
+// Every step-th token, beginning with `first`.
 TensorView Every(const TensorView& t, int64_t first, int64_t step) {
   const int64_t count = (t.size(1) - first + step - 1) / step;
   std::vector<int64_t> sizes(t.sizes().begin(), t.sizes().end()), strides(t.strides().begin(), t.strides().end());
@@ -74,7 +74,7 @@ TensorView Every(const TensorView& t, int64_t first, int64_t step) {
   return TensorView(data, t.dtype(), sizes, strides);
 }
 
-// Options that such paths know besides the pattern, in six variants.
+// Adds options that these paths support beside the pattern, in six variants.
 void ChooseOptions(Problem& p, const Sizes& size, int variant) {
   const auto ints = [&](int64_t value) {
     return KeepInts(p, std::vector<int64_t>(static_cast<size_t>(size.B), value));
@@ -117,7 +117,7 @@ TEST_P(PatternPaths, ResiduesHaveTheBitsOfEveryStepthToken) {
   }
 }
 
-// Whatever rows and keys there are, of which residues have none.
+// Covers any numbers of rows and keys, including residues without any.
 TEST_P(PatternPaths, ResiduesAgreeWithTheReferenceForwardAndBackward) {
   const Sizes sizes[] = {{.B = 2, .Tq = 70, .Tk = 70, .Hq = 2, .Hkv = 1, .D = 8, .Dv = 12},
                          {.B = 1, .Tq = 5, .Tk = 150, .Hq = 2, .Hkv = 2, .D = 16, .Dv = 16},
@@ -186,8 +186,8 @@ TEST_P(PatternPaths, BitsOfResiduesDoNotDependOnThreadsStridesSplitsOrPacking) {
   }
 }
 
-// Groups of query heads that decoding kernels take and larger ones, keys by head and for all, more of them than
-// are copied at once.
+// Covers groups of query heads within and beyond the decoding kernels' size, keys per head and for all heads, and more
+// keys than one copy holds.
 TEST_P(PatternPaths, ListedKeysAgreeWithTheReferenceForwardAndBackward) {
   const Sizes sizes[] = {{.B = 2, .Tq = 70, .Tk = 90, .Hq = 2, .Hkv = 1, .D = 8, .Dv = 12},
                          {.B = 1, .Tq = 5, .Tk = 300, .Hq = 2, .Hkv = 2, .D = 16, .Dv = 16},
@@ -224,14 +224,14 @@ TEST_P(PatternPaths, BitsOfListedKeysDoNotDependOnThreadsStridesOrNeighbours) {
     const Problem trained = WithGradients(p, 7);
     const auto gradients = RunBackward(ctx_, trained);
     EXPECT_EQ(Difference(gradients, RunBackward(one, trained)), "");
-    // The first sequence alone, whose keys come first.
+    // Takes the first sequence alone, whose keys come first.
     Problem first = OneSequence(p, 0);
     first.options.pattern = RandomKeys(first, 90, by_head, 3);
     EXPECT_EQ(Difference(all.o.view().Slice(0, 0, 1), RunForward(ctx_, first).o.view()), "");
   }
 }
 
-// Whole tiles beside tiles that are not there, in every way in which kernels cut keys into tiles of their own.
+// Covers whole tiles beside absent tiles, for every way in which kernels divide keys into tiles.
 TEST_P(PatternPaths, BlocksHaveTheBitsOfTheirMask) {
   for (const int64_t block : {16, 64, 128}) {
     Problem p = MakeProblem(GetParam(), {.B = 1, .Tq = 500, .Tk = 500, .Hq = 1, .Hkv = 1, .D = 16, .Dv = 16});
@@ -254,8 +254,8 @@ TEST_P(PatternPaths, BlocksHaveTheBitsOfTheirMask) {
   }
 }
 
-// Groups of keys add to the gradient of a row in turns. Who counts a group that the row skips would wait for it for
-// ever.
+// Groups of keys add to a row's gradient in an ordered reduction. Counting a group that the row skips would wait
+// forever.
 TEST_P(PatternPaths, GroupsOfKeysBetweenThoseThatARowKeepsHoldNobodyUp) {
   Problem p = MakeProblem(GetParam(), {.B = 1, .Tq = 1100, .Tk = 1100, .Hq = 1, .Hkv = 1, .D = 8, .Dv = 8});
   p.options.pattern = patterns::Streaming(3, 70);
@@ -263,8 +263,8 @@ TEST_P(PatternPaths, GroupsOfKeysBetweenThoseThatARowKeepsHoldNobodyUp) {
   EXPECT_TRUE(backward.ok) << backward.message;
 }
 
-// Whatever shares lanes: heads of a group or none, odd numbers of rows, tiles kept in part, and values that are not
-// finite where no row looks.
+// Covers everything that shares vector lanes: heads of a group or none, odd numbers of rows, partial tiles, and
+// non-finite values that no row sees.
 TEST_P(PatternPaths, RowBlocksHaveTheBitsOfTheirTiles) {
   const Sizes sizes[] = {{.B = 2, .Tq = 300, .Tk = 300, .Hq = 4, .Hkv = 2, .D = 24, .Dv = 20},
                          {.B = 1, .Tq = 203, .Tk = 1200, .Hq = 1, .Hkv = 1, .D = 16, .Dv = 16},
@@ -340,8 +340,7 @@ TEST(PatternPathsTest, CostIsThatOfWhatIsKept) {
   EXPECT_FALSE(e.invariant);
 }
 
-// What a sequence of every step-th token could not tell stays with tiles of consecutive keys, whose bits are those of
-// a mask.
+// Options that depend on neighbouring tokens need tiles of consecutive keys, with the bits of a mask.
 TEST(PatternPathsTest, WhatDependsOnNeighboursKeepsItsTiles) {
   Context ctx(1);
   const Sizes size = {.B = 1, .Tq = 100, .Tk = 100, .Hq = 2, .Hkv = 2, .D = 8, .Dv = 8};

@@ -1,10 +1,10 @@
-// The problems that a call comes to: one with its pattern's lists of tiles, or such as need none.
+// The problems that a call is divided into: one with its pattern's lists of tiles, or problems that need no lists.
 //
-// Where a pattern keeps j = p + step c alone, positions of different residues modulo `step` never meet. Rows and keys
-// of one residue, every step-th of the call's, are a sequence of their own, in which the pattern is a window, or all
-// keys: dense, where tiles of consecutive keys would hold 1 / step of kept pairs. As far as tensors are concerned, that
-// is a matter of strides. Where such a pattern is united with a window, what it keeps beyond the window is a layer of
-// its own, and attention_layers.cc merges what layers come to.
+// Where a pattern keeps j = p + step c only, positions of different residues modulo `step` never form a pair. Rows and
+// keys of one residue, every step-th of the call's, are a sequence of their own, in which the pattern is a window, or
+// all keys: dense, where tiles of consecutive keys would hold 1 / step of kept pairs. For the tensors, this is a matter
+// of strides. Where such a pattern is united with a window, the pairs beyond the window are a layer of their own, and
+// attention_layers.cc merges the layers.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -57,7 +57,7 @@ std::optional<Residues> ResiduesOf(const patterns::Node& node) {
   return residues;
 }
 
-// Both, if the node unites a window and residues, or says so in one word.
+// Window and residues, if the node is a union of both, or a builder that means both.
 std::optional<std::pair<Window, Residues>> UnionOf(const patterns::Node& node) {
   if (node.builder == "strided") {
     const int64_t step = std::get<int64_t>(node.values[0]);
@@ -74,8 +74,8 @@ std::optional<std::pair<Window, Residues>> UnionOf(const patterns::Node& node) {
   return std::nullopt;
 }
 
-// Whether an option depends on a pair's own position, or on neighbours that are not of its residue, or must have the
-// bits of decoding. The path is chosen by options alone, as it must be.
+// True if an option depends on a pair's own position, or on neighbours that are not of its residue, or requires the
+// bits of decoding. The path is chosen by options only, so that it never depends on sizes or data.
 bool NeedsTiles(const Options& options) {
   const auto needs = [&](const OptionRow& row) { return !row.Is(kAnyResidue) && IsGiven(row, options); };
   return std::ranges::any_of(kOptionRows, needs);
@@ -83,12 +83,12 @@ bool NeedsTiles(const Options& options) {
 
 int64_t FloorDivide(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
-// How many of the numbers r, r + step, r + 2 step, ... are below `end`.
+// Counts the numbers r, r + step, r + 2 step, ... below `end`.
 int64_t CountBelow(int64_t end, int64_t r, int64_t step) {
   return std::max<int64_t>(FloorDivide(end - r + step - 1, step), 0);
 }
 
-// Every step-th row, by "batch entries" that begin one row apart, from this one on.
+// Takes every step-th row from this one on, as "batch entries" that begin one row apart.
 void TakeEvery(int64_t step, int64_t batch, int64_t token, DType dtype, Rows* rows) {
   const int64_t first = batch * rows->batch_stride + token * rows->token_stride;
   if (rows->data != nullptr) {
@@ -98,7 +98,7 @@ void TakeEvery(int64_t step, int64_t batch, int64_t token, DType dtype, Rows* ro
   rows->token_stride *= step;
 }
 
-// The sequences, one per residue, that a sequence of the call falls into.
+// Divides a sequence of the call into one sequence per residue.
 Piece ResiduesOfSequence(const Problem& whole, const softmax::Gradients& gradients, const Sequence& s,
                          const Layer& layer) {
   const int64_t step = layer.step;
@@ -123,13 +123,13 @@ Piece ResiduesOfSequence(const Problem& whole, const softmax::Gradients& gradien
   of_keys(&piece.gradients.dv, of_gradients);
   p.window_left = layer.left;
   p.window_right = layer.right;
-  p.causal = p.causal && layer.shift == 0;  // else the window ends before the row, or there is no such layer
+  p.causal = p.causal && layer.shift == 0;  // otherwise the window ends before the row, or the layer does not exist
   p.sequences.clear();
   for (int64_t row = 0; row < step; ++row) {
     const int64_t r = (first_residue + row) % step;
     Sequence own;
     own.batch = row;
-    own.first_k = first_residue + row < step ? 0 : -1;  // keys of residues that the first row's wraps around to
+    own.first_k = first_residue + row < step ? 0 : -1;  // -1: the residue has wrapped around
     own.num_queries = CountBelow(s.num_queries, row, step);
     own.query_end = CountBelow(s.query_end, row, step);
     own.num_keys = CountBelow(s.num_keys, r, step);
@@ -149,7 +149,7 @@ std::vector<Layer> LayersOf(const Problem& p, const Options& options) {
   if (!options.pattern.present() || p.sequences.empty() || p.device.type != DeviceType::kCpu) return {tiles};
   const patterns::Node& node = *options.pattern.node();
   Options others = options;
-  if (node.builder == "row_blocks") others.invariant = false;  // by tile or not, bits are the same
+  if (node.builder == "row_blocks") others.invariant = false;  // results are bitwise equal with or without tiles
   if (NeedsTiles(others)) return {tiles};
   if (node.builder == "keys") return {{Layer::kRows}};
   if (node.builder == "row_blocks") return {{Layer::kTileRows}};
@@ -160,7 +160,8 @@ std::vector<Layer> LayersOf(const Problem& p, const Options& options) {
   if (!both) return {tiles};
   const auto& [window, residues] = *both;
   std::vector<Layer> layers = {{Layer::kWindow, 1, 0, window.left, window.right}};
-  // Multiples of the step inside the window are the window's. Those before it end `before` steps ahead of a row.
+  // Multiples of the step inside the window belong to the window. Multiples before the window end `before` steps before
+  // a row.
   const int64_t before = window.left / residues.step + 1, after = window.right / residues.step + 1;
   const auto less = [&](int64_t steps) {
     return residues.reach == softmax::kUnlimited ? residues.reach : residues.reach - steps;

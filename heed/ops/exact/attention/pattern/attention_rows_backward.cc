@@ -1,8 +1,8 @@
 // The backward pass of calls whose rows list their own keys (`keys`).
 //
-// Some thousand pairs of a row and a key are taken at a time: keys and values of these rows are copied one row's behind
-// the other's, for which the engine has a backward pass, and what it says of the copies is added to the sums of the
-// keys that were copied. A key's sum takes rows in order, whoever adds: threads share keys, not rows.
+// Some thousand pairs of a row and a key are computed at a time: the keys and values of these rows are copied, row
+// after row, the engine's backward pass runs on the copies, and their gradients are added to the sums of the keys that
+// were copied. The sum of a key is over rows in order, whatever the threads: threads divide keys, not rows.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +23,7 @@ using softmax::Problem;
 using softmax::Rows;
 using softmax::Sequence;
 
-constexpr int64_t kMostPairs = 8192, kMostRows = 1024;  // at a time, but at least one row
+constexpr int64_t kMostPairs = 8192, kMostRows = 1024;  // per batch of rows, but at least one row
 constexpr int64_t kTasksOfHead = 16;
 
 // Consecutive rows whose keys are copied together.
@@ -49,12 +49,12 @@ std::vector<Share> SharesOf(Sequences rows) {
   return shares;
 }
 
-// What is kept of the whole call, and of a share.
+// Buffers for the whole call, and for one batch of rows.
 template <class T>
 struct Memory {
   Rows dq, dk, dv;          // of all rows, and the sums of all keys
   Rows keys, values;        // copies
-  Rows of_keys, of_values;  // their gradients
+  Rows of_keys, of_values;  // gradients of the copies
 
   int64_t LayOut(const Problem& whole, const Problem& rows, Sequences listed, const softmax::Gradients& g, void* base) {
     int64_t most = kMostPairs;
@@ -84,14 +84,14 @@ struct Memory {
   }
 };
 
-// The engine's problem and gradients of a share, from a problem without sequences.
+// The engine's problem and gradients of a batch of rows, from a problem without sequences.
 template <class T>
 Piece PieceOf(const Problem& rows, const softmax::Gradients& gradients, Sequences share, const Memory<T>& memory) {
   Piece piece = {rows, gradients};
   Problem& p = piece.problem;
   p.k = memory.keys;
   p.v = memory.values;
-  p.invariant = false;  // copies lie as any kernel wants them
+  p.invariant = false;  // copies have a layout that every kernel takes
   p.sequences.assign(share.begin(), share.end());
   int64_t pairs = 0;
   for (Sequence& s : p.sequences) {
@@ -138,7 +138,7 @@ class RowsBackward {
     std::fill_n(At<T>(sums, 0, 0, 0), keys_.batches * keys_.tokens * rows_.key_heads * depth, T{0});
   }
 
-  // Copies the keys and values that rows list to where `copied` has them.
+  // Copies the keys and values that rows list into the layout of `copied`.
   void Copy(Sequences listed, Sequences copied) {
     const size_t element = SizeOf(rows_.dtype);
     const auto place = [&](const Rows& rows, int64_t batch, int64_t token, int64_t head) {
@@ -170,7 +170,7 @@ class RowsBackward {
       for (size_t i = 0; i < listed.size(); ++i) {
         const Sequence& s = listed[i];
         const auto keys = std::span(s.tail, static_cast<size_t>(s.num_keys));
-        // Tokens of a packed call count from its beginning.
+        // Tokens of a packed call are counted from its beginning.
         const auto first = std::ranges::lower_bound(keys, begin - s.first_k);
         const auto last = std::ranges::lower_bound(keys, begin + keys_of_task - s.first_k);
         for (auto key = first; key != last; ++key) {
@@ -189,7 +189,7 @@ class RowsBackward {
     for (int64_t e = 0; e < depth; ++e) sum[e] += part[e];
   }
 
-  // Rounds sums to the tensor that was asked for.
+  // Rounds sums to the dtype of the result.
   void StoreAll(const Rows& from, int64_t depth, int64_t heads, int64_t Sequence::* first, int64_t Sequence::* count,
                 const Rows& out) {
     if (out.data == nullptr) return;
@@ -205,7 +205,7 @@ class RowsBackward {
 
   const char* op_;
   Context& ctx_;
-  const Problem &whole_, &rows_;  // the rows' without sequences
+  const Problem &whole_, &rows_;  // the problem of rows, without sequences
   Sequences listed_;
   const softmax::Gradients& g_;
   Extent keys_;
@@ -220,7 +220,7 @@ int64_t BytesOf(const char* op, const Context& ctx, const Problem& whole, const 
   int64_t most = 0;
   for (const Share& share : SharesOf(listed)) {
     Piece piece = PieceOf(rows, gradients, listed.subspan(share.first, share.count), memory);
-    softmax::Gradients& g = piece.gradients;  // the tables are not there yet
+    softmax::Gradients& g = piece.gradients;  // the tables do not exist yet
     g.dq = gradients.dq;
     g.dk = gradients.dk;
     g.dv = gradients.dv;

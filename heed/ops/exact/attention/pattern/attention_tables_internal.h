@@ -1,4 +1,4 @@
-// Tables of rows in the type that is computed in, which calls that run in several parts keep between them.
+// Tables of rows in the accumulation dtype, for calls that run in several parts.
 #ifndef HEED_OPS_EXACT_ATTENTION_PATTERN_ATTENTION_TABLES_INTERNAL_H_
 #define HEED_OPS_EXACT_ATTENTION_PATTERN_ATTENTION_TABLES_INTERNAL_H_
 
@@ -12,7 +12,7 @@
 
 namespace heed::attention {
 
-// Tokens of a tensor over all sequences, and batch entries that hold as many each: in a packed call one.
+// Tokens of a tensor over all sequences, and batch entries that hold as many each: one in a packed call.
 struct Extent {
   int64_t batches = 0, tokens = 0;
 };
@@ -44,7 +44,7 @@ T* At(const softmax::Rows& rows, int64_t batch, int64_t token, int64_t head) {
          head * rows.head_stride;
 }
 
-// Writes a row, rounded once.
+// Stores a row, rounded once.
 template <class T>
 void Store(DType dtype, const T* from, int64_t count, const softmax::Rows& rows, int64_t batch, int64_t token,
            int64_t head) {

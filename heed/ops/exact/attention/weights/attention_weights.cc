@@ -21,7 +21,7 @@ namespace {
   throw InvalidArgument(std::string(op) + ": " + name + " " + got + ", expected " + expected);
 }
 
-// The problem of q and k alone.
+// Checks q and k and returns the problem without values.
 softmax::Problem CheckedWeights(const char* op, const WeightsInputs& in, const Options& options) {
   if (options.cu_seqlens_q.present() || options.cu_seqlens_k.present()) {
     Fail(op, "cu_seqlens_q", "is given", "padded sequences");

@@ -1,14 +1,13 @@
-// The weights of attention themselves, of chosen rows or pooled into a picture.
+// The attention probabilities P, for selected rows or pooled into an image.
 //
 //   P_ij = exp(s_ij - lse_i) if keep_ij, else 0
 //
 // with the logits s, the rule keep and the log-sum-exp of attention.h, before
 // dropout. With learned sinks, exp(sink_h) counts in lse_i: rows then sum to less
-// than 1. A row that sees no key is 0, one that sees a NaN is NaN where it sees.
+// than 1. A row that sees no key is 0; a row that sees a NaN is NaN at its visible keys.
 //
-// Weights are for looking at: they have no gradient, and neither values nor outputs
-// are needed. They are recomputed from q and k tile by tile, so that memory is that
-// of the result.
+// The probabilities are for inspection: they have no gradient, and neither values nor outputs are needed. They are
+// recomputed from q and k tile by tile, so the result is the only memory of that size.
 #ifndef HEED_OPS_EXACT_ATTENTION_WEIGHTS_ATTENTION_WEIGHTS_H_
 #define HEED_OPS_EXACT_ATTENTION_WEIGHTS_ATTENTION_WEIGHTS_H_
 
@@ -21,14 +20,14 @@
 
 namespace heed::attention {
 
-// As in Inputs of attention.h, padded sequences only.
+// q, k and lse as in attention.h; padded sequences only.
 struct WeightsInputs {
   ConstTensorView q;    // [B, Tq, Hq, D]
   ConstTensorView k;    // [B, Tk, Hkv, D]
-  ConstTensorView lse;  // [B, Hq, Tq] as Forward gives it, or none: computed
+  ConstTensorView lse;  // [B, Hq, Tq] from Forward; computed if absent
 };
 
-// Which of them, in the order given; all where absent. i32 or i64.
+// Selected rows and heads, in the order given; all where absent. i32 or i64.
 struct WeightsSelection {
   ConstTensorView rows;   // [R] query indices below Tq
   ConstTensorView heads;  // [H] query heads below Hq
@@ -37,10 +36,9 @@ struct WeightsSelection {
 // Writes P of the selected heads and rows to `out` [B, H, R, Tk], f64 for f64, else
 // f32; rows contiguous, the other axes with any strides.
 //
-// The result of a row depends neither on the selection nor on threads. Error: that
-// of lse and of a logit, relative to P. Cost: one product and one exponential per
-// visited pair, twice that without `lse`. Memory beyond the arguments: a few tiles
-// per thread.
+// The result of a row depends neither on the selection nor on threads. Relative error of P: the errors of lse and of a
+// logit. Cost: one product and one exponential per computed pair, twice that without `lse`. Memory beyond the
+// arguments: a few tiles per thread.
 //
 // Throws InvalidArgument as Forward does, and for cu_seqlens, an index out of range
 // or `out` of another shape or dtype; nothing has been written then.
@@ -49,9 +47,8 @@ HEED_API void Weights(Context& ctx, const WeightsInputs& in, const Options& opti
 
 enum class Reduce { kMean, kMax };
 
-// Pools P of every head into `out` [B, Hq, r, c], of the dtype that Weights has: row i
-// falls into bin i r / Tq, key j into bin j c / Tk, rounded down. The mean is over
-// all pairs of a bin, masked ones being 0; so is the maximum.
+// Pools P of every head into `out` [B, Hq, r, c], in the dtype of Weights: row i falls into bin i r / Tq, key j into
+// bin j c / Tk, rounded down. The mean and the maximum are over all pairs of a bin; masked pairs are 0.
 //
 // r is at most Tq and c at most Tk, each at least 1 unless Tq or Tk is 0. Memory
 // beyond the arguments: O(c) and a few tiles per thread, whatever Tq and Tk are, and

@@ -65,7 +65,7 @@ constexpr char kMapSignature[] =
     "reduce: typing.Literal['mean', 'max'] = 'mean', "
     "**options) -> numpy.typing.NDArray[numpy.float32]";
 
-// An array of the dtype that is computed, f32 in the end.
+// Returns a result array: computed in f64 for f64, else in f32.
 template <class F>
 nb::object Filled(const char* op, const Call& call, const std::vector<int64_t>& sizes, const F& fill) {
   const bool wide = call.in.q.dtype() == DType::kF64;

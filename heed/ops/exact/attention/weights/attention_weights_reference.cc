@@ -1,4 +1,4 @@
-// WeightsReference and MapReference: from the reference's logits, in double.
+// WeightsReference and MapReference: P from the reference's logits, in double.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -13,10 +13,10 @@ double At(const ConstTensorView& t, int64_t i, int64_t j, int64_t k) {
   return LoadAsDouble(t.dtype(), t.data(), i * t.stride(0) + j * t.stride(1) + k * t.stride(2));
 }
 
-// f(b, head, query, key, P) for every kept pair.
+// Calls f(b, head, query, key, P) for every kept pair.
 template <class F>
 void ForEachWeight(const WeightsInputs& in, const Options& options, const F& f) {
-  // The reference wants values and somewhere to put outputs.
+  // The reference needs values and outputs.
   const int64_t B = in.q.size(0), Tq = in.q.size(1), H = in.q.size(2), D = in.q.size(3);
   std::vector<double> o(static_cast<size_t>(B * Tq * H * D));
   const Outputs unused = {TensorView(o.data(), DType::kF64, {B, Tq, H, D}), {}};
@@ -77,7 +77,7 @@ void MapReference(const WeightsInputs& in, const Options& options, Reduce reduce
   SetZero(out);
   const int64_t Tq = in.q.size(1), Tk = in.k.size(1);
   const int64_t r = out.size(2), c = out.size(3);
-  // Pairs of a bin, kept or not.
+  // All pairs of a bin, kept or not.
   std::vector<double> rows(static_cast<size_t>(r)), columns(static_cast<size_t>(c));
   for (int64_t i = 0; i < Tq; ++i) ++rows[static_cast<size_t>(i * r / Tq)];
   for (int64_t j = 0; j < Tk; ++j) ++columns[static_cast<size_t>(j * c / Tk)];

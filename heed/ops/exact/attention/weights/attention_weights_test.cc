@@ -1,4 +1,4 @@
-// Weights and Map against their references and against each other, and their errors.
+// Weights and Map against their references and each other, and their errors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -57,8 +57,7 @@ Buffer MapOf(Context& ctx, const Problem& p, int64_t rows, int64_t columns, Redu
   return out;
 }
 
-// `got` agrees with `expected`: NaN with NaN, else to `relative`, and subnormal
-// numbers may be 0.
+// `got` agrees with `expected`: NaN with NaN, otherwise within `relative`; subnormal numbers may be 0.
 void ExpectClose(const Buffer& got, const Buffer& expected, double relative) {
   if (expected.view().num_elements() == 0) return;
   std::vector<int64_t> index(4);
@@ -73,8 +72,8 @@ void ExpectClose(const Buffer& got, const Buffer& expected, double relative) {
   } while (NextIndex(expected.view().sizes(), index));
 }
 
-// Relative error of a weight: that of a logit of up to 200 and of the lse. Larger
-// logits are left out, as are biases near the largest number.
+// Relative error of P: those of a logit of up to 200 and of the lse. Larger logits are skipped, as are biases near the
+// largest number.
 bool HasOrdinaryLogits(const Problem& p) {
   Context ctx(1);
   Problem wide = p;
@@ -136,7 +135,7 @@ TEST(AttentionWeights, SinksTakeTheirShare) {
   Problem p = MakeProblem(DType::kF32, {.B = 1, .Tq = 3, .Tk = 20, .Hq = 3});
   const double infinity = std::numeric_limits<double>::infinity();
   p.options.sinks = KeepFloats(p, {1.0, -infinity, infinity});
-  p.options.invariant = true;  // the path of the weights, for the bits of its lse
+  p.options.invariant = true;  // the kernels that Weights uses, for the bits of its lse
   const Result r = RunForward(ctx, p);
   const Buffer computed = WeightsOf(ctx, p);
   const Buffer given = WeightsOf(ctx, p, {}, r.lse.view());
@@ -163,7 +162,7 @@ TEST(AttentionWeights, ARowDependsOnNothingButItself) {
       EXPECT_EQ(Difference(all.view(), WeightsOf(three, p).view()), "");
       Random random(seed, 1);
       std::vector<int64_t> rows, heads;
-      for (int i = 0; i < 5; ++i) {  // out of order, some twice
+      for (int i = 0; i < 5; ++i) {  // unordered, some twice
         rows.push_back(random.Integer(0, n.Tq - 1));
         heads.push_back(random.Integer(0, n.H - 1));
       }

@@ -121,7 +121,7 @@ class StepBlock : TokenBlock<M> {
     for (int64_t t = begin_ + m_.thread(); t < end_; t += kThreads) {
       float x = Number<M>(p_.dt, At(p_.dt, t)) + bias;
       if (p_.softplus) x = Softplus<M>(x);
-      x = x < p_.low ? p_.low : x;  // NaN stays
+      x = x < p_.low ? p_.low : x;  // keeps a NaN
       x = x > p_.high ? p_.high : x;
       Put<M>(p_.delta, At(p_.delta, t), x);
       Put<M>(p_.log_decay, At(p_.log_decay, t), x * rate);

@@ -13,7 +13,7 @@ namespace {
 
 int64_t Blocks(int64_t tokens) { return (tokens + kTokens - 1) / kTokens; }
 
-// [B, T, H], [B, T, H, P], [H] or [H, P].
+// A view of [B, T, H], [B, T, H, P], [H] or [H, P].
 DeviceView OnDevice(const ConstTensorView& t) {
   if (!t.present()) return {};
   DeviceView v = {.data = const_cast<void*>(t.data()), .dtype = t.dtype()};
