@@ -141,7 +141,7 @@ const std::vector<Section>& Sections() {
         {In::kFull, kTimes, &Time, {{"visited", &Visited}, {"workspace", &Workspace}, {"state", &State}}}}},
       {Kind::kOther,
        "Other functions: only training makes their outputs comparable with those of attention",
-       "; untrained, an error has no meaning",
+       "; untrained, errors mean nothing",
        {{In::kBoth,
          "time of a call; workspace and state in {0}",
          &Time,

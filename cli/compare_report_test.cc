@@ -59,7 +59,7 @@ TEST(CompareReportTest, ASectionWithoutRowsIsNotPrinted) {
 TEST(CompareReportTest, ErrorsOfOtherFunctionsArePrintedInAFullReportAlone) {
   CompareReport report = Report();
   EXPECT_THAT(ToText(report), Not(HasSubstr("2.9e+02")));
-  EXPECT_THAT(ToText(report), HasSubstr("untrained, an error has no meaning"));
+  EXPECT_THAT(ToText(report), HasSubstr("untrained, errors mean nothing"));
   report.full = true;
   EXPECT_THAT(ToText(report), HasSubstr("2.9e+02"));
 }
@@ -93,14 +93,14 @@ TEST(CompareReportTest, LeftOutMechanismsAreOneLineWithACount) {
 
 TEST(CompareReportTest, TheDocumentHasEveryRowWithItsKindAndEveryReason) {
   const Json json = ToJson(Report());
-  ASSERT_EQ(json["rows"].size(), 6);
+  ASSERT_EQ(json["rows"].size(), 6u);
   EXPECT_EQ(json["rows"][0]["kind"], "exact");
   EXPECT_EQ(json["rows"][2]["kind"], "other");
   EXPECT_EQ(json["rows"][4]["kind"], "approximate");
   EXPECT_EQ(json["rows"][2]["relative_error"], 2.9e2);
-  EXPECT_EQ(json["rows"][0]["flops_per_second"], 4e12);
+  EXPECT_DOUBLE_EQ(json["rows"][0]["flops_per_second"].get<double>(), 4e12);
   EXPECT_EQ(json["rows"][0]["roof"], 1e13);
-  EXPECT_EQ(json["skipped"].size(), 3);
+  EXPECT_EQ(json["skipped"].size(), 3u);
 }
 
 }  // namespace
