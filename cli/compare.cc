@@ -1,6 +1,6 @@
-// heed compare: the cost of each mechanism on the given tensors, and its distance from exact attention in float64. The
-// rows are exact attention in every dtype and under windows that drop keys, and every other mechanism that can run on
-// the file's tensors and those that can be assumed.
+// heed compare: the cost of each mechanism on these tensors and its distance from exact attention in float64: exact
+// attention itself in every dtype, attention under windows and patterns that drop keys, and every other mechanism that
+// the tensors of the file suffice for, with those that can be assumed.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -18,8 +18,11 @@
 #include "cli/options.h"
 #include "cli/print.h"
 #include "cli/verbs.h"
+#include "heed/core/dispatch.h"
 #include "heed/core/error.h"
+#include "heed/core/os.h"
 #include "heed/harness/assumed_tensors.h"
+#include "heed/harness/probe.h"
 #include "heed/ops/sparse/select/select.h"
 #include "heed/pages/page.h"
 
@@ -34,8 +37,10 @@ constexpr char kFooter[] =
     "is the share of all pairs of a query and a key that attention computes. State is\n"
     "the memory for the next token: keys and values, or a recurrence's state.\n"
     "Other mechanisms run with their default options; decays and projections that the\n"
-    "file does not have are assumed and listed. For a file without q, k and v, errors\n"
-    "are against each mechanism in float64.\n\n"
+    "file does not have are assumed. Such mechanisms compute another function, which\n"
+    "only training makes comparable with attention: their errors are printed with\n"
+    "--all or -m. The errors of a file without q, k and v are against each mechanism\n"
+    "in float64. The roof is that of heed bench.\n\n"
     "Example:\n  heed compare data/minilm_alice.safetensors --layer 2";
 
 // Above this number of flops the scalar reference would take minutes.
@@ -46,7 +51,7 @@ constexpr int64_t kFewestToChoose = 128;
 
 struct CompareOptions {
   std::string mechanisms, html;
-  bool json = false;
+  bool all = false, json = false;
   MachineOptions machine;
   TensorOptions tensors;
   MathOptions math;
@@ -54,6 +59,7 @@ struct CompareOptions {
 
 // Attention with these options, and a pattern that is chosen for the given tensors if there is a selector.
 struct Variant {
+  Kind kind;
   attention::Options options;
   std::string selector = {};
   std::function<Pattern(Context&, const TensorSet&)> choose = {};
@@ -63,7 +69,9 @@ struct Variant {
 // nine tenths of the mass, and under a causal mask columns and diagonals.
 std::vector<Variant> Selectors(const attention::Options& full, int64_t Tk) {
   std::vector<Variant> variants;
-  const auto add = [&](const std::string& text, const auto& choose) { variants.push_back({full, text, choose}); };
+  const auto add = [&](const std::string& text, const auto& choose) {
+    variants.push_back({Kind::kApproximate, full, text, choose});
+  };
   select::TopBlocksOptions top;
   top.causal = full.causal;
   top.block = Tk < 1024 ? 16 : 64;
@@ -93,9 +101,9 @@ std::vector<Variant> Selectors(const attention::Options& full, int64_t Tk) {
 std::vector<Variant> Variants(const attention::Options& full, const attention::Options& typed, bool is_restricted,
                               const TensorSet& set) {
   const int64_t Tk = set.k.size(1);
-  std::vector<Variant> variants = {{full}};
+  std::vector<Variant> variants = {{Kind::kExact, full}};
   if (is_restricted) {
-    variants.push_back({typed});
+    variants.push_back({Kind::kApproximate, typed});
     return variants;
   }
   if (full.window.left >= 0 || full.window.right >= 0) return variants;
@@ -103,7 +111,7 @@ std::vector<Variant> Variants(const attention::Options& full, const attention::O
     if (keys >= Tk) break;
     attention::Options narrow = full;
     narrow.window = full.causal ? attention::Window{keys - 1, 0} : attention::Window{keys / 2, keys / 2};
-    variants.push_back({narrow});
+    variants.push_back({Kind::kApproximate, narrow});
   }
   // With fewer keys there is nothing to choose, and queries that are not tokens of the keys have no block.
   if (Tk < kFewestToChoose || set.q.size(1) != Tk) return variants;
@@ -159,6 +167,7 @@ struct Comparison {
   attention::Options full, typed;        // without and with --window and --pattern
   std::map<bool, Reference> references;  // exact attention with options `full`, causal or not
   std::map<DType, TensorSet> sets;
+  std::map<DType, double> roofs;  // of all cores in use, flops per second
 
   // Computed on first use, because it may take minutes.
   const Reference& For(Context& ctx, bool causal) {
@@ -183,8 +192,6 @@ bool Has(const OpEntry& op, DType dtype) {
 void AddAttention(Context& ctx, Comparison& c, const Variant& variant, Countdown& countdown, CompareReport& report) {
   attention::Options options = variant.options;
   const Reference& reference = c.For(ctx, options.causal);
-  const bool exact =
-      options.window.left < 0 && options.window.right < 0 && !options.pattern.present() && !variant.choose;
   for (const DType dtype : report.dtypes) {
     const TensorSet& set = c.sets.at(dtype);
     countdown.Next("attention " + (variant.choose ? variant.selector : ToString(options)) + " " + Name(dtype));
@@ -194,35 +201,48 @@ void AddAttention(Context& ctx, Comparison& c, const Variant& variant, Countdown
       if (variant.choose) variant.choose(ctx, set);  // the selector's time counts too
       call.Forward(ctx);
     });
-    report.rows.push_back({"attention",
+    const attention::Explanation plan = call.Explain(ctx);
+    report.rows.push_back({variant.kind,
+                           "attention",
                            options,
                            variant.selector,
                            {},
                            dtype,
                            seconds,
+                           plan.flops,
+                           c.roofs.at(dtype),
                            call.Workspace(ctx),
                            KeyValueBytes(set, options),
                            MeasureError(call.o(), reference.expected.o()),
-                           call.Explain(ctx).visited_pairs,
+                           plan.visited_pairs,
                            AllPairs(set)});
-    // The error of the reference against itself would be 0, so its own error is reported instead.
-    if (exact && dtype == DType::kF64 && reference.own_error) {
+    // Beside itself its error would be 0.
+    if (variant.kind == Kind::kExact && dtype == DType::kF64 && reference.own_error) {
       report.rows.back().error = *reference.own_error;
     }
   }
 }
 
-CompareRow RowOf(Context& ctx, const OpEntry& op, DType dtype, const MechanismCall& call, const ConstTensorView& o,
-                 const ConstTensorView& expected) {
+// Multiply-adds of all cores that `ctx` uses.
+double RoofOf(const Context& ctx, DType dtype) {
+  const int cores = std::min(ctx.num_threads(), os::NumUsableCpus());
+  return cores * probe::PeakFlopsPerSecond(dtype, ctx.allowed_targets());
+}
+
+CompareRow RowOf(Context& ctx, const OpEntry& op, DType dtype, double roof, const MechanismCall& call,
+                 const ConstTensorView& o, const ConstTensorView& expected) {
   const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
   attention::Options options;
   options.causal = call.plan().causal;
-  return {op.name,
+  return {Kind::kExact,
+          op.name,
           options,
           {},
           {},
           dtype,
           seconds,
+          call.plan().flops,
+          roof,
           call.plan().workspace_bytes,
           call.StateBytes(),
           MeasureError(o, expected)};
@@ -237,7 +257,13 @@ std::string Enumerate(const std::vector<std::string>& names) {
   return text;
 }
 
-// Throws FileError if the mechanism does not accept these tensors.
+// Sparse mechanisms are softmax attention over fewer pairs; with assumed gates or projections a result is that of no
+// trained model.
+Kind KindOf(const OpEntry& op, const std::vector<std::string>& assumed) {
+  return op.family == "sparse" && assumed.empty() ? Kind::kApproximate : Kind::kOther;
+}
+
+// Throws FileError where the mechanism does not fit these tensors.
 void AddMechanism(Context& ctx, Comparison& c, const OpEntry& op, Countdown& countdown, CompareReport& report,
                   const std::string& setting = "") {
   std::vector<CompareRow> rows;
@@ -252,7 +278,9 @@ void AddMechanism(Context& ctx, Comparison& c, const OpEntry& op, Countdown& cou
     }
     const MechanismCall call(ctx, op, set.file, set.tensors, std::nullopt);
     const Reference& reference = c.For(ctx, call.plan().causal);
-    rows.push_back(RowOf(ctx, op, dtype, call, call.Outputs(set.batched)[0].tensor, reference.expected.o()));
+    rows.push_back(
+        RowOf(ctx, op, dtype, c.roofs.at(dtype), call, call.Outputs(set.batched)[0].tensor, reference.expected.o()));
+    rows.back().kind = KindOf(op, assumed);
     rows.back().assumed = assumed;
     rows.back().selector = setting;
   }
@@ -270,7 +298,7 @@ void AddAlone(Context& ctx, const TensorOptions& tensors, const OpEntry& op, Cou
     countdown.Next(op.name + " " + Name(dtype));
     const NamedTensors set = In(tensors, dtype).Load(op.inputs);
     const MechanismCall call(ctx, op, set.file, set.tensors, std::nullopt);
-    report.rows.push_back(RowOf(ctx, op, dtype, call, call.o(), expected.o()));
+    report.rows.push_back(RowOf(ctx, op, dtype, RoofOf(ctx, dtype), call, call.o(), expected.o()));
     if (dtype == DType::kF64) report.rows.back().error = {std::nan(""), std::nan("")};
   }
 }
@@ -296,31 +324,37 @@ void TryToAdd(const CompareOptions& options, const OpEntry& op, const std::strin
   }
 }
 
-std::string ProblemOf(const Context& ctx, const LayerOfFile& set, const std::vector<NamedTensor>& tensors) {
+std::string ProblemOf(const LayerOfFile& set, const std::vector<NamedTensor>& tensors) {
   std::string text = std::string(Name(set.file_dtype)) + " in the file";
   for (const NamedTensor& x : tensors) text += "  " + x.name + " " + x.tensor.ShapeString();
-  return Format("{}  {} thread{}", text, ctx.num_threads(), ctx.num_threads() == 1 ? "" : "s");
+  return text;
+}
+
+std::string MachineOf(const Context& ctx) {
+  return Format("{}, {}, {} thread{}", os::CpuName(), TargetName(ctx.allowed_targets()), ctx.num_threads(),
+                ctx.num_threads() == 1 ? "" : "s");
 }
 
 CompareReport CompareQkv(Context& ctx, const CompareOptions& options, const std::vector<OpEntry>& chosen,
                          CompareReport report) {
   const TensorSet wide = In(options.tensors, DType::kF64).Load();
-  Comparison c{options, wide, {}, options.math.Resolve(wide, report.notes), {}, {}};
+  Comparison c{options, wide, {}, options.math.Resolve(wide, report.notes), {}, {}, {}};
   c.full = c.typed;
   if (options.math.HasWindow()) c.full.window = {};
   c.full.pattern = {};
   for (const DType dtype : report.dtypes) {
     c.sets.emplace(dtype, In(options.tensors, dtype).Load());
+    c.roofs.emplace(dtype, RoofOf(ctx, dtype));
   }
-  report.problem = ProblemOf(ctx, wide, {{"q", wide.q}, {"k", wide.k}, {"v", wide.v}});
+  report.problem = ProblemOf(wide, {{"q", wide.q}, {"k", wide.k}, {"v", wide.v}});
   report.file = wide.file;
   report.layer = wide.layer;
   report.tokens = wide.k.size(1);
 
   std::vector<Variant> variants =
       Variants(c.full, c.typed, options.math.HasWindow() || options.math.HasPattern(), wide);
-  if (chosen.size() > 1 && !c.full.causal) {  // causal mechanisms are compared with causal attention
-    Variant causal = {c.full};
+  if (chosen.size() > 1 && !c.full.causal) {  // what causal mechanisms stand beside
+    Variant causal = {Kind::kExact, c.full};
     causal.options.causal = true;
     variants.insert(variants.begin() + 1, causal);
   }
@@ -371,7 +405,7 @@ CompareReport CompareAlone(Context& ctx, const CompareOptions& options, const st
     const NamedTensors set = options.tensors.Load(op.inputs);
     std::vector<NamedTensor> tensors;
     for (const auto& [name, x] : set.tensors) tensors.push_back({name, x});
-    report.problem = ProblemOf(ctx, set, tensors);
+    report.problem = ProblemOf(set, tensors);
     report.file = set.file;
     report.layer = set.layer;
     report.tokens = TokensOf(op, set);
@@ -392,6 +426,8 @@ void Compare(const CompareOptions& options) {
   Context ctx(options.machine.Threads());
   options.machine.Apply(ctx);
   CompareReport report;
+  report.full = options.all || !options.mechanisms.empty();
+  report.machine = MachineOf(ctx);
   report.dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16};
   if (!options.tensors.dtype.empty()) {
     report.dtypes = {ParseDType(options.tensors.dtype)};
@@ -411,6 +447,7 @@ void AddCompare(CLI::App& app) {
   const auto options = std::make_shared<CompareOptions>();
   options->tensors.Register(verb);
   AddText(verb, "-m,--mechanisms", options->mechanisms, "only these, by name; default all", "A,B,C");
+  AddFlag(verb, "--all", options->all, "every table, and which mechanisms are left out, and why");
   AddText(verb, "--html", options->html, "also writes a picture and the table as a page", "F");
   options->math.Register(verb);
   options->machine.Register(verb);

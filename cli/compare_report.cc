@@ -1,4 +1,5 @@
-// Rows of `heed compare` as a table. Dtypes are columns, because readers first choose a mechanism and then a dtype.
+// The rows of `heed compare` in sections, one for each kind of function, from those that only round to those that only
+// training makes comparable. A line is a mechanism with one choice of options, and dtypes are columns.
 #include "cli/compare_report.h"
 
 #include <algorithm>
@@ -34,7 +35,8 @@ std::vector<Group> GroupsOf(const CompareReport& report) {
   const std::vector<CompareRow>& rows = report.rows;
   for (size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
     const auto same = [&](const CompareRow& row) {
-      return row.mechanism == rows[begin].mechanism && OptionsOf(row) == OptionsOf(rows[begin]);
+      return row.kind == rows[begin].kind && row.mechanism == rows[begin].mechanism &&
+             OptionsOf(row) == OptionsOf(rows[begin]);
     };
     while (end < rows.size() && same(rows[end])) ++end;
     groups.push_back(Group(rows).subspan(begin, end - begin));
@@ -63,6 +65,15 @@ struct Cell {
 using Measure = Cell (*)(const CompareRow&);
 
 Cell Time(const CompareRow& row) { return {Seconds(row.seconds), row.seconds}; }
+Cell Speed(const CompareRow& row) {
+  const double speed = row.flops / row.seconds;
+  return {Rate(speed, "FLOP/s"), speed};
+}
+Cell OfRoof(const CompareRow& row) {
+  const double share = row.flops / row.seconds / row.roof;
+  return {Percent(share), share};
+}
+Cell Roof(const CompareRow& row) { return {Rate(row.roof, "FLOP/s"), row.roof}; }
 Cell Workspace(const CompareRow& row) {
   const auto bytes = static_cast<double>(row.workspace_bytes);
   return {Bytes(bytes), bytes};
@@ -73,7 +84,7 @@ Cell State(const CompareRow& row) {
 }
 Cell Visited(const CompareRow& row) {
   const double share = row.visited_pairs / row.all_pairs;
-  return {std::isnan(share) ? "-" : Percent(share), share};
+  return {Percent(share), share};
 }
 Cell RmsError(const CompareRow& row) { return {ErrorSize(row.error.relative), row.error.relative}; }
 Cell MaxError(const CompareRow& row) { return {ErrorSize(row.error.max), row.error.max}; }
@@ -83,19 +94,73 @@ Cell CellOf(Group group, DType dtype, Measure measure) {
   return row == nullptr ? Cell{"-", std::nan("")} : measure(*row);
 }
 
-// Columns: one measure in every dtype, then other measures in the usual dtype.
-std::string TableOf(const CompareReport& report, Measure in_each,
-                    const std::vector<std::pair<std::string, Measure>>& in_one) {
+// In which reports a table is printed: in those that are not full, in full ones, or in both.
+enum class In { kBrief, kFull, kBoth };
+
+// A table of a section: one measure in every dtype, if any, then others in the usual one.
+struct TableSpec {
+  In in;
+  const char* caption;  // {0} is the usual dtype, {1} the reference
+  Measure in_each;      // may be null
+  std::vector<std::pair<std::string, Measure>> in_one;
+};
+
+// The rows of one kind. A section without rows is not printed.
+struct Section {
+  Kind kind;
+  const char* title;
+  const char* brief;  // follows the title unless the report is full
+  std::vector<TableSpec> tables;
+};
+
+const std::vector<Section>& Sections() {
+  constexpr char kErrors[] = "rms error against {1}; max error in {0}";
+  constexpr char kTimes[] = "time of a call; visited pairs, workspace and state in {0}";
+  static const std::vector<Section> sections = {
+      {Kind::kExact,
+       "Exact: errors are those of rounding",
+       "",
+       {{In::kBoth, kErrors, &RmsError, {{"max error", &MaxError}}},
+        {In::kBoth, kTimes, &Time, {{"visited", &Visited}, {"workspace", &Workspace}, {"state", &State}}},
+        {In::kBoth,
+         "speed as a share of the roof, multiply-adds of all cores in use; FLOP/s in {0}",
+         &OfRoof,
+         {{"speed", &Speed}, {"roof", &Roof}}}}},
+      {Kind::kApproximate,
+       "Approximations: softmax attention over fewer pairs of a query and a key",
+       "",
+       {{In::kBrief,
+         "in {0}",
+         nullptr,
+         {{"time", &Time},
+          {"visited", &Visited},
+          {"rms error", &RmsError},
+          {"max error", &MaxError},
+          {"state", &State}}},
+        {In::kFull, kErrors, &RmsError, {{"max error", &MaxError}}},
+        {In::kFull, kTimes, &Time, {{"visited", &Visited}, {"workspace", &Workspace}, {"state", &State}}}}},
+      {Kind::kOther,
+       "Other functions: only training makes their outputs comparable with those of attention",
+       "; untrained, errors mean nothing",
+       {{In::kBoth,
+         "time of a call; workspace and state in {0}",
+         &Time,
+         {{"workspace", &Workspace}, {"state", &State}}},
+        {In::kFull, kErrors, &RmsError, {{"max error", &MaxError}}}}}};
+  return sections;
+}
+
+std::string TableOf(const CompareReport& report, Kind kind, const TableSpec& spec) {
+  const std::vector<DType> dtypes = spec.in_each == nullptr ? std::vector<DType>{} : report.dtypes;
   std::vector<std::string> columns = {"<mechanism", "<options"};
-  for (const DType dtype : report.dtypes) columns.push_back(Name(dtype));
-  for (const auto& [name, measure] : in_one) columns.push_back(name);
+  for (const DType dtype : dtypes) columns.push_back(Name(dtype));
+  for (const auto& [name, measure] : spec.in_one) columns.push_back(name);
   Table table(columns);
   for (const Group& group : GroupsOf(report)) {
+    if (group[0].kind != kind) continue;
     std::vector<std::string> cells = {group[0].mechanism, OptionsOf(group[0])};
-    for (const DType dtype : report.dtypes) {
-      cells.push_back(CellOf(group, dtype, in_each).text);
-    }
-    for (const auto& [name, measure] : in_one) {
+    for (const DType dtype : dtypes) cells.push_back(CellOf(group, dtype, spec.in_each).text);
+    for (const auto& [name, measure] : spec.in_one) {
       cells.push_back(CellOf(group, UsualDType(report), measure).text);
     }
     table.Add(cells);
@@ -117,7 +182,7 @@ std::string Where(const CompareReport& report) {
   return report.layer.empty() ? report.file : report.file + " " + report.layer;
 }
 
-// Remarks that are necessary to read the numbers.
+// Lines that say what was assumed and what was left out, and why.
 std::vector<std::string> Remarks(const CompareReport& report) {
   std::map<std::string, std::string> names;  // by the assumption about them
   for (const auto& [name, what] : Assumed(report)) {
@@ -135,6 +200,28 @@ std::vector<std::string> Remarks(const CompareReport& report) {
     lines.push_back("left out: " + list + ": " + reason);
   }
   return lines;
+}
+
+// One line that counts what Remarks() lists.
+std::vector<std::string> BriefRemarks(const CompareReport& report) {
+  const size_t n = report.skipped.size();
+  if (n == 0) return {};
+  return {Format("left out: {} mechanism{} that {} not take these tensors; --all prints which and why", n,
+                 n == 1 ? "" : "s", n == 1 ? "does" : "do")};
+}
+
+// Empty where there is no row of the kind.
+std::string SectionText(const CompareReport& report, const Section& section) {
+  const auto is_of_kind = [&](const CompareRow& row) { return row.kind == section.kind; };
+  if (std::none_of(report.rows.begin(), report.rows.end(), is_of_kind)) return "";
+  std::string text = std::string("\n") + section.title + (report.full ? "" : section.brief) + "\n";
+  const std::string usual = Name(UsualDType(report));
+  for (const TableSpec& table : section.tables) {
+    if (table.in == (report.full ? In::kBrief : In::kFull)) continue;
+    text += "\n" + FormatArguments(table.caption, fmt::make_format_args(usual, report.reference)) + "\n" +
+            TableOf(report, section.kind, table);
+  }
+  return text;
 }
 
 std::string HtmlCell(const char* tag, const std::string& attributes, const std::string& text) {
@@ -158,7 +245,7 @@ std::string HtmlTable(const CompareReport& report) {
   html += HtmlCell("th", " class=\"first\"", "max error") + HtmlCell("th", "", "visited") +
           HtmlCell("th", "", "workspace") + HtmlCell("th", "", "state") + "</tr></thead>\n<tbody>";
   for (const Group& group : GroupsOf(report)) {
-    html += "\n<tr>" + HtmlCell("td", " class=\"left\"", group[0].mechanism) +
+    html += Format("\n<tr class=\"{}\">", Name(group[0].kind)) + HtmlCell("td", " class=\"left\"", group[0].mechanism) +
             HtmlCell("td", " class=\"left\"", OptionsOf(group[0]));
     const auto add = [&](DType dtype, Measure measure, bool first) {
       const Cell cell = CellOf(group, dtype, measure);
@@ -178,15 +265,16 @@ std::string HtmlTable(const CompareReport& report) {
 
 }  // namespace
 
+const char* Name(Kind kind) {
+  constexpr const char* kNames[] = {"exact", "approximate", "other"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
 std::string ToText(const CompareReport& report) {
-  std::string text = Where(report) + "\n" + report.problem + "\n";
+  std::string text = Where(report) + "\n" + report.problem + "\n" + report.machine + "\n";
   for (const std::string& note : report.notes) text += note + "\n";
-  const std::string usual = Name(UsualDType(report));
-  text += "\ntime of a call; visited pairs, workspace and state in " + usual + "\n" +
-          TableOf(report, &Time, {{"visited", &Visited}, {"workspace", &Workspace}, {"state", &State}});
-  text += "\nrms error against " + report.reference + "; max error in " + usual + "\n" +
-          TableOf(report, &RmsError, {{"max error", &MaxError}});
-  const std::vector<std::string> remarks = Remarks(report);
+  for (const Section& section : Sections()) text += SectionText(report, section);
+  const std::vector<std::string> remarks = report.full ? Remarks(report) : BriefRemarks(report);
   if (!remarks.empty()) text += "\n";
   for (const std::string& remark : remarks) text += remark + "\n";
   return text;
@@ -205,7 +293,10 @@ Json ToJson(const CompareReport& report) {
                     {"workspace_bytes", row.workspace_bytes},
                     {"state_bytes", row.state_bytes},
                     {"max_error", row.error.max},
-                    {"relative_error", row.error.relative}});
+                    {"relative_error", row.error.relative},
+                    {"kind", Name(row.kind)},
+                    {"flops_per_second", row.flops / row.seconds},
+                    {"roof", row.roof}});
   }
   for (const auto& [mechanism, reason] : report.skipped) {
     skipped.push_back({{"mechanism", mechanism}, {"reason", reason}});
@@ -222,13 +313,16 @@ void WritePage(const std::string& path, const CompareReport& report) {
   page.scripts = {"base.js", "scatter.js", "sort.js", "compare.js"};
   page.title = report.file;
   page.data = ToJson(report);
-  page.body = HtmlCell("p", " class=\"sub\"", Where(report)) + HtmlCell("p", " class=\"sub\"", report.problem) + "\n";
+  page.body = HtmlCell("p", " class=\"sub\"", Where(report)) + HtmlCell("p", " class=\"sub\"", report.problem) +
+              HtmlCell("p", " class=\"sub\"", report.machine) + "\n";
   page.body +=
       "<section class=\"picture\" id=\"picture\" hidden></section>\n"
       "<section class=\"table\">" +
       HtmlTable(report) + "</section>\n<ul class=\"note\">";
   std::vector<std::string> notes = report.notes;
   notes.push_back("errors against " + report.reference);
+  notes.push_back(
+      "rows in gray are other functions: only training makes their outputs comparable with those of attention");
   for (const std::string& remark : Remarks(report)) notes.push_back(remark);
   for (const std::string& note : notes) page.body += HtmlCell("li", "", note);
   page.body += "</ul>\n";

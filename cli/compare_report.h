@@ -1,4 +1,4 @@
-// The results of `heed compare` as text, as JSON and as a page.
+// The findings of `heed compare`, as text, as JSON and as a page.
 #ifndef CLI_COMPARE_REPORT_H_
 #define CLI_COMPARE_REPORT_H_
 
@@ -15,23 +15,34 @@
 
 namespace heed::cli {
 
+// How the function of a row is related to the reference, which says how to read its error: exact attention differs by
+// rounding, an approximation by the pairs that it leaves out, and another function in all that it computes, so that no
+// error says how good a model trained with it would be.
+enum class Kind { kExact, kApproximate, kOther };
+
+const char* Name(Kind kind);  // "exact", "approximate", "other"
+
 // One mechanism with one choice of options in one dtype.
 struct CompareRow {
+  Kind kind;
   std::string mechanism;
   attention::Options options;        // for other mechanisms, only whether they are causal
   std::string selector;              // the selector of the pattern, if there is one
   std::vector<std::string> assumed;  // inputs that the file lacks
   DType dtype;
-  double seconds;
+  double seconds, flops;
+  double roof;  // multiply-adds of all cores in use, flops per second
   int64_t workspace_bytes, state_bytes;
   OutputError error;
   double visited_pairs = std::nan(""), all_pairs = std::nan("");  // of attention
 };
 
 struct CompareReport {
+  bool full = false;  // ToText() has every table, what was assumed, and each mechanism that was left out
   std::string file, layer;
-  int64_t tokens = 0;              // number of keys of a sequence
-  std::string problem;             // dtype, shapes, threads
+  int64_t tokens = 0;              // keys of a sequence
+  std::string machine;             // CPU, SIMD target, threads
+  std::string problem;             // dtype and shapes
   std::vector<std::string> notes;  // facts of the file
   std::string reference;           // the reference of errors
   std::vector<DType> dtypes;
@@ -39,12 +50,13 @@ struct CompareReport {
   std::vector<std::pair<std::string, std::string>> skipped;  // mechanism, reason
 };
 
-// Times, then errors, a line per mechanism and a column per dtype; then assumptions and skipped mechanisms.
+// A section for each kind, with a line per mechanism and choice of options. Unless the report is full, other functions
+// have no errors, and one line counts the mechanisms that were left out.
 std::string ToText(const CompareReport& report);
 
 Json ToJson(const CompareReport& report);
 
-// Writes a page with the rows of ToText() as one table, and a chart of them. Throws FileError.
+// Writes a page with all rows as one table, and a picture of it. Throws FileError.
 void WritePage(const std::string& path, const CompareReport& report);
 
 }  // namespace heed::cli

@@ -377,8 +377,8 @@ def test_bad_metadata(tmp_path, name, value):
 
 # compare.
 
-FIELDS = ["mechanism", "options", "selector", "assumed", "dtype", "seconds", "visited_pairs", "workspace_bytes",
-          "state_bytes", "max_error", "relative_error"]
+FIELDS = ["mechanism", "options", "selector", "assumed", "dtype", "seconds", "visited_pairs", "workspace_bytes", "state_bytes", "max_error", "relative_error",
+          "kind", "flops_per_second", "roof"]
 
 
 def test_compare_on_the_shipped_tensors():
@@ -388,9 +388,8 @@ def test_compare_on_the_shipped_tensors():
             and compare["tokens"] == 371)
     for row in compare["rows"]:
         assert list(row) == FIELDS
-        assert row["seconds"] > 0 and row["workspace_bytes"] > 0
-        assert (row["state_bytes"] == 0) == (row["mechanism"] in ("linformer", "longformer", "certified_attention",
-                                                                  "efficient_attention", "performer"))
+        assert row["seconds"] > 0 and row["workspace_bytes"] > 0 and row["flops_per_second"] > 0 and row["roof"] > 0
+        assert (row["state_bytes"] == 0) == (row["mechanism"] in ("linformer", "longformer", "certified_attention", "efficient_attention", "performer"))
     exact = [row for row in compare["rows"] if row["mechanism"] == "attention"]
     causal = {row["dtype"]: row for row in exact if "causal" in row["options"]}
     assert list(causal) == ["f64", "f32", "bf16", "f16"] and causal["f64"]["max_error"] < 1e-13
@@ -477,15 +476,40 @@ def test_compare_table_and_page(file, tmp_path):
     page = tmp_path / "a.html"
     done = heed("compare", file, "-m", "attention", "--html", page, "--scale", "0.5")
     assert done.returncode == 0 and done.stderr == ""
-    times, errors = done.stdout.split("\nrms error against")
-    for text, last in ((times, "visited +workspace +state"), (errors, "max error")):
+    errors, times, shares = re.split("\n(?:time of a call|speed as a share)", done.stdout)
+    for text, last in ((errors, "max error"), (times, "visited +workspace +state"), (shares, "speed +roof")):
         assert re.search(rf"^mechanism +options +f64 +f32 +bf16 +f16 +{last}$", text, re.M)
         assert len(re.findall(r"^attention +full +", text, re.M)) == 1, "dtypes are columns"
+    assert re.search(r"^attention +full +(\S+ % +){4}\S+ [MG]FLOP/s +\S+ [GT]FLOP/s$", shares, re.M)
     assert re.search(r"^attention +full +(\S+ [mu]?s +){4}\S+ % +\S+ KiB +\S+ KiB$", times, re.M)
-    assert max(map(len, heed("compare", SHIPPED).stdout.splitlines()[1:])) <= 120  # after the path
     text = page.read_text()
     assert text.startswith("<!DOCTYPE html>") and "<td" in text and not re.search("https?:", text)
     refused(1, "compare", file, "--html", tmp_path / "missing" / "a.html")
+
+
+def test_compare_tells_functions_of_another_nature_apart():
+    """Three sections, in this order, whose rows the document marks. Errors of what only training makes comparable take --all."""
+    brief, full = heed("compare", SHIPPED).stdout, heed("compare", SHIPPED, "--all").stdout
+    compare = document("compare", SHIPPED, "--dtype", "f32")
+    kinds = {}
+    for row in compare["rows"]:
+        kinds.setdefault(row["kind"], set()).add(row["mechanism"])
+    assert kinds["exact"] == {"attention"} and kinds["approximate"] == {"attention", "longformer", "certified_attention"}
+    assert kinds["other"] > {"retention", "linear_attention", "gla", "performer", "linformer"}
+    assert all(row["kind"] == "approximate" for row in compare["rows"] if row["selector"] or "window" in row["options"])
+    for text in (brief, full):
+        assert max(map(len, text.splitlines()[1:])) <= 120  # after the path
+        exact, approximate, other = re.split(r"\n(?:Approximations|Other functions): ", text)
+        for section, kind in ((exact, "exact"), (approximate, "approximate"), (other, "other")):
+            assert set(re.findall(r"^(?!mechanism )([a-z_0-9]+) {2,}\S", section, re.M)) == kinds[kind]
+        assert other.startswith("only training makes their outputs comparable with those of attention")
+        assert "rms error" in exact and "rms error" in approximate and ("rms error" in other) == (text == full)
+    left_out = [line for line in brief.splitlines() if "left out" in line]
+    assert left_out == [f"left out: {len(compare['skipped'])} mechanisms that do not take these tensors; --all prints which and why"]
+    assert "assumed, as the file has none" not in brief and "assumed, as the file has none" in full
+    named = {name for line in re.findall(r"^left out: (.*?): ", full, re.M) for name in line.split(", ")}
+    assert named == {x["mechanism"] for x in compare["skipped"]} and "--all" not in full
+    assert "rms error" in heed("compare", SHIPPED, "-m", "retention").stdout, "what is named is printed in full"
 
 
 def test_the_page_escapes_names(tmp_path):
