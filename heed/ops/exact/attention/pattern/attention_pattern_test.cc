@@ -316,7 +316,7 @@ TEST_P(PatternPaths, BitsOfRowBlocksDoNotDependOnThreadsOrStrides) {
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, PatternPaths, testing::Values(DType::kF64, DType::kF32, DType::kBF16, DType::kF16),
-                         [](const auto& info) { return std::string(Name(info.param)); });
+                         [](const auto& value) { return std::string(Name(value.param)); });
 
 TEST(PatternPathsTest, CostIsThatOfWhatIsKept) {
   Context ctx(1);
