@@ -235,6 +235,23 @@ class SelectiveStrip {
     return hn::Set(d_, row[n]);
   }
 
+  // The decay of state n of a run; of kDecays states at a time, which `ahead` keeps.
+  template <size_t kDecays>
+  HWY_INLINE Decay<V> NextDecay(V step, const T* HWY_RESTRICT A, size_t n, Decay<V>* ahead) const {
+    if constexpr (kDecays == 1) {
+      (void)ahead;
+      return DecayOf(d_, hn::Mul(step, hn::Load(d_, A + n * kWidth)));
+    } else {
+      if (n % kDecays == 0) {
+        V logarithms[kDecays];
+        HWY_UNROLL(4)
+        for (size_t i = 0; i < kDecays; ++i) logarithms[i] = hn::Mul(step, hn::Load(d_, A + (n + i) * kWidth));
+        DecaysOf<kDecays>(d_, logarithms, ahead);
+      }
+      return ahead[n % kDecays];
+    }
+  }
+
   template <Leaves kLeaves, size_t kCount, bool kConstants>
   HWY_NOINLINE HWY_ATTR void AdvanceRun(size_t v, size_t first, size_t tokens) const {
     // Pointers of their own: after any store of a vector the compiler would read members again.
@@ -267,15 +284,7 @@ class SelectiveStrip {
       Decay<V> decays[kDecays];
       HWY_UNROLL(16)
       for (size_t n = 0; n < kCount; ++n) {
-        if (n % kDecays == 0) {
-          V logarithms[kDecays];
-          HWY_UNROLL(4)
-          for (size_t i = 0; i < kDecays; ++i) {
-            logarithms[i] = hn::Mul(step, hn::Load(d_, A + (n + i) * kWidth));
-          }
-          DecaysOf<kDecays>(d_, logarithms, decays);
-        }
-        const Decay<V>& decay = decays[n % kDecays];
+        const Decay<V> decay = NextDecay<kDecays>(step, A, n, decays);
         const V kept = Decayed(d_, decay, h[n]);
         h[n] = hn::MulAdd(input, WeightOf<kConstants>(p_.B, b_.B, rowB, v, first + n), kept);
         if constexpr (kLeaves == Leaves::kTrace) {
