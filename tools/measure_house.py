@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Counts how large the parts of the tree are and how clean its text is, beside the goals of the redesign.
 
-Usage: measure_house.py [ROOT]. Prints a line per measure: at the outset, today, the goal. Files are those that git tracks. A count
+Usage: measure_house.py [ROOT]. Prints a line per measure: at the outset, today, the goal. Files are those that git
+tracks. A count
 that needs a tool which is missing (check_words.py, clang-format) is a dash.
 """
 import collections
@@ -15,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 CODE = (".h", ".cc", ".cu", ".cuh")
 NAMES = ("Call", "Row", "Problem", "State", "Mechanism")
-# A definition without indentation is a member of a namespace, as .clang-format indents what a class or function has inside.
+# A definition without indentation is a member of a namespace: .clang-format indents members of classes.
 DEFINITION = re.compile(rf"^(?:struct|class)(?: HEED_API)? ({'|'.join(NAMES)})\b[^;]*\{{", re.M)
 MECHANISM_SCAFFOLDING = re.compile(r"_case\.|_test\.|reference")
 
@@ -25,7 +26,8 @@ class Tree:
 
     def __init__(self, root):
         self.root = root
-        listed = subprocess.run(["git", "-C", root, "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(["git", "-C", root, "ls-files", "-z"], capture_output=True, text=True,
+                                check=True).stdout
         self.paths = [path for path in listed.split("\0") if path and (root / path).is_file()]
         self.texts = {}
 
@@ -54,7 +56,8 @@ def mechanism_library(tree):
 
 
 def mutants(tree):
-    return tree.lines(path for path in tree.below("tools", "tests") if re.search(r"mutant|mutation", path) and path.endswith(".py"))
+    return tree.lines(path for path in tree.below("tools", "tests")
+                      if re.search(r"mutant|mutation", path) and path.endswith(".py"))
 
 
 def family_files(tree):
@@ -77,7 +80,8 @@ def unformatted_files(tree):
     program = check.find_program(check.required_version())
     if program is None:
         return None
-    done = subprocess.run([program, "--dry-run", *tree.code(*check.FOLDERS)], cwd=tree.root, capture_output=True, text=True)
+    done = subprocess.run([program, "--dry-run", *tree.code(*check.FOLDERS)], cwd=tree.root, capture_output=True,
+                          text=True)
     return len(set(re.findall(r"^(.+?):\d+:\d+: .*-Wclang-format-violations", done.stderr, re.M)))
 
 

@@ -377,7 +377,8 @@ def test_bad_metadata(tmp_path, name, value):
 
 # compare.
 
-FIELDS = ["mechanism", "options", "selector", "assumed", "dtype", "seconds", "visited_pairs", "workspace_bytes", "state_bytes", "max_error", "relative_error",
+FIELDS = ["mechanism", "options", "selector", "assumed", "dtype", "seconds", "visited_pairs", "workspace_bytes",
+          "state_bytes", "max_error", "relative_error",
           "kind", "flops_per_second", "roof"]
 
 
@@ -389,7 +390,8 @@ def test_compare_on_the_shipped_tensors():
     for row in compare["rows"]:
         assert list(row) == FIELDS
         assert row["seconds"] > 0 and row["workspace_bytes"] > 0 and row["flops_per_second"] > 0 and row["roof"] > 0
-        assert (row["state_bytes"] == 0) == (row["mechanism"] in ("linformer", "longformer", "certified_attention", "efficient_attention", "performer"))
+        assert (row["state_bytes"] == 0) == (row["mechanism"] in (
+            "linformer", "longformer", "certified_attention", "efficient_attention", "performer"))
     exact = [row for row in compare["rows"] if row["mechanism"] == "attention"]
     causal = {row["dtype"]: row for row in exact if "causal" in row["options"]}
     assert list(causal) == ["f64", "f32", "bf16", "f16"] and causal["f64"]["max_error"] < 1e-13
@@ -488,13 +490,14 @@ def test_compare_table_and_page(file, tmp_path):
 
 
 def test_compare_tells_functions_of_another_nature_apart():
-    """Three sections, in this order, whose rows the document marks. Errors of what only training makes comparable take --all."""
+    """Three sections, in this order, whose rows the document marks. Errors of the last are printed with --all."""
     brief, full = heed("compare", SHIPPED).stdout, heed("compare", SHIPPED, "--all").stdout
     compare = document("compare", SHIPPED, "--dtype", "f32")
     kinds = {}
     for row in compare["rows"]:
         kinds.setdefault(row["kind"], set()).add(row["mechanism"])
-    assert kinds["exact"] == {"attention"} and kinds["approximate"] == {"attention", "longformer", "certified_attention"}
+    assert kinds["exact"] == {"attention"}
+    assert kinds["approximate"] == {"attention", "longformer", "certified_attention"}
     assert kinds["other"] > {"retention", "linear_attention", "gla", "performer", "linformer"}
     assert all(row["kind"] == "approximate" for row in compare["rows"] if row["selector"] or "window" in row["options"])
     for text in (brief, full):
@@ -505,7 +508,8 @@ def test_compare_tells_functions_of_another_nature_apart():
         assert other.startswith("only training makes their outputs comparable with those of attention")
         assert "rms error" in exact and "rms error" in approximate and ("rms error" in other) == (text == full)
     left_out = [line for line in brief.splitlines() if "left out" in line]
-    assert left_out == [f"left out: {len(compare['skipped'])} mechanisms that do not take these tensors; --all prints which and why"]
+    assert left_out == [f"left out: {len(compare['skipped'])} mechanisms that do not take these tensors; "
+                        "--all prints which and why"]
     assert "assumed, as the file has none" not in brief and "assumed, as the file has none" in full
     named = {name for line in re.findall(r"^left out: (.*?): ", full, re.M) for name in line.split(", ")}
     assert named == {x["mechanism"] for x in compare["skipped"]} and "--all" not in full

@@ -261,7 +261,8 @@ def test_compare_says_what_it_assumed(tmp_path):
     assert assumed["performer"] == ["projection"] and assumed["attention"] == assumed["retention"] == []
     assert set(bare["assumed"]) == {"log_decay", "u", "e", "f", "projection"}
     text = program("compare", tmp_path / "x.safetensors", "--all").stdout
-    assert "assumed, as the file has none: e, f: means of four tokens" in text and re.search(r"^gla +causal, assumed ", text, re.M)
+    assert "assumed, as the file has none: e, f: means of four tokens" in text
+    assert re.search(r"^gla +causal, assumed ", text, re.M)
     given = document("compare", save_inputs(tmp_path / "y.safetensors", arrays))
     assert ({row["mechanism"]: row["assumed"] for row in given["rows"]}["gla"] == []
             and "log_decay" not in given["assumed"])
@@ -344,7 +345,8 @@ def test_compare_chosen_mechanisms(tmp_path):
 def test_compare_of_fewer_queries_than_keys_leaves_recurrences_out(tmp_path):
     file = save(tmp_path / "x.safetensors", qkv(Tk=31))
     assert {row["mechanism"] for row in document("compare", file)["rows"]} == {"attention", "certified_attention"}
-    assert re.search(r"^left out: .*retention.*: k has shape \[1,31,4,8\], expected \[1,19,4,8\]$", program("compare", file, "--all").stdout, re.M)
+    assert re.search(r"^left out: .*retention.*: k has shape \[1,31,4,8\], expected \[1,19,4,8\]$",
+                     program("compare", file, "--all").stdout, re.M)
     assert "k has shape [1,31,4,8], expected [1,19,4,8]" in refused(1, "compare", file, "-m", "retention")
 
 
