@@ -1,13 +1,27 @@
-// The reference of Kimi delta attention, in double.
+// The references of Kimi delta attention from its readable function, and what bounds rounding.
 //
-//   S~_t = diag(exp(log_decay_t)) S_{t-1}      S: [K, V]
-//   S_t = S~_t + beta_t k_t (v_t - S~_t^T k_t)^T
-//   o_t = scale S_t^T q_t
-//
-// with scale = K^-1/2 by default; log_decay is [B, T, HV, K], beta [B, T, HV].
+// scale is K^-1/2 by default; log_decay is [B, T, HV, K], beta [B, T, HV].
+#include "heed/ops/delta/kda/kda_reference.h"
+
 #include "heed/ops/delta/kda/kda_internal.h"
+#include "heed/ops/mechanism/readable_reference_internal.h"
 
 namespace heed::kda {
+namespace {
+
+mechanism::ReadableCall<5, 1> CallOf(const Inputs& in, const Gradients& d = {}) {
+  return {.heads = 'G',
+          .shared_heads = 'H',
+          .tensors = {{{"BTHK", in.q, d.dq},
+                       {"BTHK", in.k, d.dk},
+                       {"BTGV", in.v, d.dv},
+                       {"BTGK", in.log_decay, d.dlog_decay},
+                       {"BTG", in.beta, d.dbeta}}},
+          .states = {{{.axes = "BGKV", .initial = in.initial.S, .dinitial = d.dinitial.S}}},
+          .o = {.axes = "BTGV"}};
+}
+
+}  // namespace
 
 recurrent::DeltaMath Math(const Inputs& in, const Options& options) {
   recurrent::DeltaMath math;
@@ -18,11 +32,17 @@ recurrent::DeltaMath Math(const Inputs& in, const Options& options) {
 }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::Reference(in, options, Math(in, options), out);
+  auto call = CallOf(in);
+  call.o.value = out.o;
+  call.states[0].final = out.final.S;
+  mechanism::RunReadable(Token{recurrent::RootScale(in, options)}, call, options);
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  recurrent::BackwardReference(in, options, Math(in, options), out);
+  auto call = CallOf(in, out);
+  call.o.gradient = in.d_o;
+  call.states[0].d_final = in.d_final.S;
+  mechanism::RunReadableBackward(Token{recurrent::RootScale(in, options)}, call, options);
 }
 
 }  // namespace heed::kda

@@ -1,12 +1,27 @@
-// The reference of GLA, in double.
+// The references of GLA from its readable function, and what bounds rounding.
 //
-//   S_t = diag(exp(log_decay_t)) S_{t-1} diag(exp(log_decay_v_t)) + k_t v_t^T      S: [K, V]
-//   o_t = scale S_t^T q_t
-//
-// with scale = K^-1/2 by default; log_decay is [B, T, HV, K], log_decay_v [B, T, HV, V] or absent.
+// scale is K^-1/2 by default; log_decay is [B, T, HV, K], log_decay_v [B, T, HV, V] or absent.
+#include "heed/ops/gated/gla/gla_reference.h"
+
 #include "heed/ops/gated/gla/gla_internal.h"
+#include "heed/ops/mechanism/readable_reference_internal.h"
 
 namespace heed::gla {
+namespace {
+
+mechanism::ReadableCall<5, 1> CallOf(const Inputs& in, const Gradients& d = {}) {
+  return {.heads = 'G',
+          .shared_heads = 'H',
+          .tensors = {{{"BTHK", in.q, d.dq},
+                       {"BTHK", in.k, d.dk},
+                       {"BTGV", in.v, d.dv},
+                       {"BTGK", in.log_decay, d.dlog_decay},
+                       {"BTGV", in.log_decay_v, d.dlog_decay_v, 0}}},
+          .states = {{{.axes = "BGKV", .initial = in.initial.S, .dinitial = d.dinitial.S}}},
+          .o = {.axes = "BTGV"}};
+}
+
+}  // namespace
 
 recurrent::ReferenceMath Math(const Inputs& in, const Options& options) {
   recurrent::ReferenceMath math;
@@ -17,11 +32,17 @@ recurrent::ReferenceMath Math(const Inputs& in, const Options& options) {
 }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::Reference(in, options, Math(in, options), out);
+  auto call = CallOf(in);
+  call.o.value = out.o;
+  call.states[0].final = out.final.S;
+  mechanism::RunReadable(Token{recurrent::RootScale(in, options)}, call, options);
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  recurrent::BackwardReference(in, options, Math(in, options), out);
+  auto call = CallOf(in, out);
+  call.o.gradient = in.d_o;
+  call.states[0].d_final = in.d_final.S;
+  mechanism::RunReadableBackward(Token{recurrent::RootScale(in, options)}, call, options);
 }
 
 }  // namespace heed::gla

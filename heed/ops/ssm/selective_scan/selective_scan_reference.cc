@@ -1,16 +1,17 @@
-// The reference of the selective scan, in double, a channel at a time.
-#include "heed/ops/ssm/selective_scan/selective_scan_reference_internal.h"
+// The selective scan as it is defined, in double, a channel at a time.
+#include "heed/ops/ssm/selective_scan/selective_scan_reference.h"
 
 #include <cmath>
 #include <cstddef>
 #include <utility>
 
+#include "heed/ops/mechanism/readable_reference_internal.h"
+#include "heed/ops/ssm/selective_scan/selective_scan_reference_internal.h"
+
 namespace heed::selective_scan {
 namespace {
 
-using mechanism::Add;
 using mechanism::At;
-using mechanism::Put;
 
 double WeightAt(const ConstTensorView& t, std::span<const int64_t> index) {
   int64_t at = 0;
@@ -18,15 +19,6 @@ double WeightAt(const ConstTensorView& t, std::span<const int64_t> index) {
     at += index[axis] * t.stride(static_cast<int>(axis));
   }
   return LoadAsDouble(t.dtype(), t.data(), at);
-}
-
-void AddWeight(const TensorView& t, std::span<const int64_t> index, double value) {
-  if (!t.present()) return;
-  int64_t at = 0;
-  for (size_t axis = 0; axis < index.size(); ++axis) {
-    at += index[axis] * t.stride(static_cast<int>(axis));
-  }
-  StoreDouble(t.dtype(), t.data(), at, LoadAsDouble(t.dtype(), t.data(), at) + value);
 }
 
 int64_t NumGroups(const Inputs& in) {
@@ -132,44 +124,37 @@ ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel&
   return g;
 }
 
+namespace {
+
+mechanism::ReadableCall<8, 1> CallOf(const Inputs& in, const Gradients& d = {}) {
+  return {.heads = 'D',
+          .shared_heads = 'G',
+          .tensors = {{{"BDT", in.u, d.du},
+                       {"BDT", in.delta, d.ddelta},
+                       {"DN", in.A, d.dA},
+                       {"BGNT|BNT|DN", in.B, d.dB},
+                       {"BGNT|BNT|DN", in.C, d.dC},
+                       {"D", in.D, d.dD, 0},
+                       {"BDT", in.z, d.dz, 0},
+                       {"D", in.delta_bias, d.ddelta_bias, 0}}},
+          .states = {{{.axes = "BDN", .initial = in.initial, .dinitial = d.dinitial}}},
+          .o = {.axes = "BDT"}};
+}
+
+}  // namespace
+
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  mechanism::Clear(out.o);
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
-    for (size_t t = 0; t < c.o.size(); ++t) {
-      Put(out.o, {c.place.batch, c.place.channel, c.place.tokens[t]}, c.o[t]);
-    }
-    for (int64_t n = 0; n < c.N; ++n) {
-      Put(out.final, {c.place.sequence, c.place.channel, n}, c.h.back()[static_cast<size_t>(n)]);
-    }
-  });
+  auto call = CallOf(in);
+  call.o.value = out.o;
+  call.states[0].final = out.final;
+  mechanism::RunReadable(Token{options.delta_softplus, in.z.present()}, call, options);
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  for (const TensorView* t : {&out.du, &out.ddelta, &out.dA, &out.dB, &out.dC, &out.dD, &out.dz, &out.ddelta_bias}) {
-    mechanism::Clear(*t);
-  }
-  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
-    const ReferenceGradients g = GradientsOf(in, c);
-    const int64_t d = c.place.channel;
-    for (size_t t = 0; t < c.u.size(); ++t) {
-      const int64_t token = c.place.tokens[t], b = c.place.batch;
-      Put(out.du, {b, d, token}, g.du[t]);
-      Put(out.ddelta, {b, d, token}, g.ddelta[t]);
-      Put(out.dz, {b, d, token}, g.dz[t]);
-      Add(out.dD, {d}, g.dy[t] * c.u[t]);
-      Add(out.ddelta_bias, {d}, g.ddelta[t]);
-      for (int64_t n = 0; n < c.N; ++n) {
-        const auto i = static_cast<size_t>(n), time = t;
-        Add(out.dA, {d, n}, c.s[t] * g.p[t][i] * c.h[t][i]);
-        const auto index = static_cast<int64_t>(time);
-        AddWeight(out.dB, WeightIndex(in.B, c, index, n), g.q[t][i] * c.s[t] * c.u[t]);
-        AddWeight(out.dC, WeightIndex(in.C, c, index, n), g.dy[t] * c.h[t + 1][i]);
-      }
-    }
-    for (int64_t n = 0; n < c.N; ++n) {
-      Put(out.dinitial, {c.place.sequence, d, n}, g.p[0][static_cast<size_t>(n)]);
-    }
-  });
+  auto call = CallOf(in, out);
+  call.o.gradient = in.d_o;
+  call.states[0].d_final = in.d_final;
+  mechanism::RunReadableBackward(Token{options.delta_softplus, in.z.present()}, call, options);
 }
 
 }  // namespace heed::selective_scan

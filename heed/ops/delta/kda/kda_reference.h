@@ -1,0 +1,44 @@
+// Kimi delta attention as it is defined, one token of one head: everything that it is.
+//
+//   S~_t = diag(exp(log_decay_t)) S_{t-1}      S: [K, V]
+//   S_t = S~_t + beta_t k_t (v_t - S~_t^T k_t)^T
+//   o_t = scale S_t^T q_t
+#ifndef HEED_OPS_DELTA_KDA_KDA_REFERENCE_H_
+#define HEED_OPS_DELTA_KDA_KDA_REFERENCE_H_
+
+#include <cstddef>
+
+#include "heed/ops/mechanism/reference_array_internal.h"
+
+namespace heed::kda {
+
+template <class Number>
+using Array = mechanism::Array<Number>;
+
+struct Token {
+  double scale;
+
+  template <class Number>
+  void operator()(const Array<Number>& q, const Array<Number>& k, const Array<Number>& v,
+                  const Array<Number>& log_decay, const Array<Number>& beta, Array<Number>& S, Array<Number>& o) const {
+    const Array<Number> a = Exp(log_decay);
+    for (size_t j = 0; j < v.size(); ++j) {
+      Number found = 0;  // what the decayed state has under this key
+      for (size_t i = 0; i < k.size(); ++i) {
+        S(i, j) *= a[i];
+        found += S(i, j) * k[i];
+      }
+      const Number write = beta[0] * (v[j] - found);
+      Number read = 0;
+      for (size_t i = 0; i < k.size(); ++i) {
+        S(i, j) += k[i] * write;
+        read += S(i, j) * q[i];
+      }
+      o[j] = scale * read;
+    }
+  }
+};
+
+}  // namespace heed::kda
+
+#endif  // HEED_OPS_DELTA_KDA_KDA_REFERENCE_H_
