@@ -14,7 +14,7 @@
 namespace heed::bench {
 namespace {
 
-// Of two threads.
+// The speed-up of two threads.
 constexpr Goals kSpeedUp = {1.85, 1.85, 1.90, 1.85}, kCausalSpeedUp = {1.80, 1.80, 1.90, 1.80};
 
 // The backward pass, on its 10 N^2 d flops per head.

@@ -29,7 +29,7 @@ constexpr int kRounds = 9, kShortRounds = 15;  // for long and for short samples
 constexpr size_t kEnoughSamples = 5;
 constexpr double kFlopsPerUpdate = 7;  // per update of a selective scan's state by one token
 
-// What HEED_ISA allows: the roof is that of the target which is measured.
+// The targets that HEED_ISA allows: the roof is that of the measured target.
 int64_t Targets() { return Context(1).allowed_targets(); }
 
 std::unique_ptr<TimedCase> Prepare(const Side& side) {

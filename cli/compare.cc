@@ -216,7 +216,7 @@ void AddAttention(Context& ctx, Comparison& c, const Variant& variant, Countdown
                            MeasureError(call.o(), reference.expected.o()),
                            plan.visited_pairs,
                            AllPairs(set)});
-    // Beside itself its error would be 0.
+    // The error of the reference against itself would be 0, so its own error is reported instead.
     if (variant.kind == Kind::kExact && dtype == DType::kF64 && reference.own_error) {
       report.rows.back().error = *reference.own_error;
     }

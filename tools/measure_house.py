@@ -95,7 +95,7 @@ def types_of_many_meanings(tree):
     return sum(types_by_name(tree).values())
 
 
-# What is counted, how, at the outset (27 November 2026), and the goal.
+# Each measure: how it is counted, its value at the outset (27 November 2026), and the goal.
 MEASURES = (
     ("references and cases, lines", references_and_cases, 16600, 9000),
     ("mechanism library and bindings, lines", mechanism_library, 3900, 2500),

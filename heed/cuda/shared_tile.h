@@ -125,8 +125,8 @@ class SharedTile {
     m.template LdMatrix<true>(Near(row, column, matrix % 2 * 8 + lane % 8, matrix / 2 * 8), r);
   }
 
-  // These load bf16 splits; 16-bit elements have one term. An element that does not fit a split gives NaN in one of the
-  // terms.
+  // The functions below load bf16 splits; 16-bit elements have one term. An element that does not fit a split gives NaN
+  // in one of the terms.
   template <class M, int kCount>
   HEED_DEVICE void LoadRows(M& m, int row, int column, uint32_t (&split)[kCount][4]) const {
     if constexpr (kIsWide) {

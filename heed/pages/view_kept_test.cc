@@ -41,7 +41,7 @@ class KeptCellsTest : public testing::Test {
     return keep;
   }
 
-  // That mask pooled into cells, and all visible pairs pooled.
+  // The mask pooled into cells, and all visible pairs pooled.
   struct Pooled {
     std::vector<int64_t> kept, seen;
   };

@@ -39,7 +39,7 @@ struct Call {
   T* out;            // [count][lanes]
 };
 
-// What one target has. A shape is `vectors` wide, up to max_vectors.
+// The functions of one target. A shape is `vectors` wide, up to max_vectors.
 template <class T>
 struct Kernels {
   size_t lanes_per_vector;
@@ -143,7 +143,7 @@ Kernels<T> KernelsFor(const std::string& target) {
   }
 }
 
-// Whether two have the same bits; any NaN equals any NaN.
+// True if two have the same bits; any NaN equals any NaN.
 template <class T>
 bool Same(T a, T b) {
   return (std::isnan(a) && std::isnan(b)) || std::memcmp(&a, &b, sizeof(T)) == 0;

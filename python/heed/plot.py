@@ -296,7 +296,7 @@ def _shares(q: Any, k: Any, head: int, Tq: int, Tk: int, options: dict[str, Any]
 
     keys = np.diff(-(-np.arange(columns + 1) * Tk // columns))  # number of keys in each column
     shares = cells(q, k, "mean", options) * keys
-    # Where all keys are equal, a weight is one over the number of visible keys, and 0 for keys that are masked.
+    # If all keys are equal, a weight is one over the number of visible keys, and 0 for keys that are masked.
     alike_q, alike_k = (np.zeros((*x.shape[:3], 1), np.float32) for x in (q, k))
     logits = ("scale", "softcap", "bias", "alibi", "sinks", "log_decay")
     seen = cells(alike_q, alike_k, "max", {key: value for key, value in options.items() if key not in logits})

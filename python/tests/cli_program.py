@@ -15,7 +15,7 @@ HEED = Path(os.environ.get("HEED_BIN", ROOT / "build/release/bin/heed")).resolve
 SHIPPED = ROOT / "data/minilm_alice.safetensors"
 VERBS = {"list": [], "info": [], "run": ["attention"], "compare": [], "advise": [],
          "view": ["--html", "/missing/view.html"], "verify": [], "bench": [],
-         # These two take --json as well.
+         # Both verbs take --json as well.
          "generate": ["/missing/model", "--prompt-ids", "1"], "embed": ["/missing/model", "--ids", "/missing/ids"]}
 
 needs_program = pytest.mark.skipif(not HEED.exists(), reason=f"no program at {HEED}")

@@ -17,7 +17,7 @@ class TestDevice {
   virtual ~TestDevice() = default;
 
   virtual const char* name() const = 0;
-  // Why the device is unavailable; empty if it is available.
+  // The reason why the device is unavailable; empty if it is available.
   virtual std::string WhyNot() const = 0;
   // Null: the installed library.
   virtual const Library* library() const = 0;

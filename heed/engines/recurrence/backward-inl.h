@@ -295,7 +295,7 @@ class BackwardHead : GateGradients<T> {
 
   bool KeepsQueryGradients() const { return BackwardBuffers<T>::KeepsQueryGradients(p_); }
 
-  // Where what is kept of a block is.
+  // The place of the data that is kept of a block.
   HWY_ATTR void TakeBlock(int64_t block) {
     const size_t first = static_cast<size_t>(block) * kBlock;
     if (KeepsQueryGradients()) dq_ = b_.dq + first * row_;
@@ -347,7 +347,7 @@ class BackwardHead : GateGradients<T> {
     }
   }
 
-  // What pass one leaves for pass two.
+  // The first pass stores this for the second.
   HWY_ATTR void AddKept(int64_t block, RowPrefetch& prefetch) const {
     const size_t row = row_ * sizeof(T), state = static_cast<size_t>(b_.border_size) * sizeof(T) / kBlock;
     if (KeepsQueryGradients()) {

@@ -1,4 +1,4 @@
-// What the backward pass works in: the memory of one thread, and what tasks share.
+// Buffers of the backward pass: the memory of one thread, and the memory that tasks share.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_RECURRENCE_BACKWARD_BUFFERS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -56,7 +56,7 @@ struct BackwardBuffers {
   T *projection, *d_projection, *d_raw, *feature_sums;
   int64_t border_size, border_z_size;
 
-  // What the gradients of decays need of all blocks: dq where decays have channels, and states, which a kernel of
+  // Gradients of decays need this of all blocks: dq where decays have channels, and states, which a kernel of
   // chunks computes all beforehand. Decays of random features have no gradient.
   static bool KeepsQueryGradients(const Problem& p) { return p.gate == Gate::kKey; }
   static bool KeepsBorders(const Problem& p, bool in_chunks) {
@@ -125,10 +125,10 @@ struct BackwardBuffers {
   }
 };
 
-// What tasks of several value heads or parts share.
+// Tasks of several value heads or parts share these.
 template <class T>
 struct SharedBuffers {
-  // Where several value heads share a key head: sums over them, by token and key head.
+  // Sums over the value heads that share a key head, by token and key head.
   T *dq = nullptr, *dk = nullptr;
   Turn* turns = nullptr;  // by block, key head and part, of dq and of dk
   // Scalar gates need the sums of q .* dq - k .* dk over kPartColumns columns, by value

@@ -154,7 +154,7 @@ size_t NumStrips(const StripShape<kVectors>& shape) {
   return (shape.end - shape.begin + kWidth - 1) / kWidth;
 }
 
-// How often Strips() lets a prefetch ask for some rows in a block, and AddOuterProducts() and ReadState().
+// The number of prefetches of some rows per block in Strips(), AddOuterProducts() and ReadState().
 template <class T>
 size_t NumAsks(const StateShape& shape) {
   return NumStrips<T>(shape) * (kBlock / kTile) * (shape.rows / RowPrefetch::kAskRows);
@@ -356,7 +356,7 @@ HWY_INLINE V TileDecay(D d, V decay, V less_one) {
   return hn::IfThenElse(near, less_one, decay);
 }
 
-// What decays a tile has: of scalars one per token, else rows; and its form.
+// The decays of a tile, one per token for scalars and else rows, and its form.
 enum class Form { kScalar, kKey, kBonus };
 
 // f(std::integral_constant<Form, ...>) for a gated problem.
@@ -439,7 +439,7 @@ HWY_INLINE void TileTables(D d, const QueriesAndKeys<T>& rows, size_t begin, con
   }
 }
 
-// These are the tables that the state alone needs, to the same bits.
+// Only the tables that the state needs are computed here, with the same bits.
 template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileKeyTables(D d, const T* k, const T* decay, size_t row, T* write, T* tile_decay) {
   for (size_t i = 0; i < row; i += hn::MaxLanes(D())) {

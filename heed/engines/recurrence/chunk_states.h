@@ -15,7 +15,7 @@ namespace heed::recurrence {
 // [K rounded up to that][column].
 using PutState = std::function<void(int64_t block, const float* state)>;
 
-// How the states of a head of a sequence are computed, each put in turn.
+// Computes the states of a head of a sequence, in ascending order.
 struct ChunkStates {
   int64_t (*bytes)(const Problem& problem) = nullptr;  // of scratch
   void (*compute)(const Problem& problem, const Task& task, void* scratch, const PutState& put) = nullptr;
@@ -24,7 +24,7 @@ struct ChunkStates {
 // Kernels whose backward pass computes its states itself have none.
 inline ChunkStates NoChunkStates(const Context&) { return {}; }
 
-// Those of recurrence_tiles: a sequence that is split has the same.
+// The states are those of recurrence_tiles: a split sequence has the same.
 ChunkStates AmxStates(const Context& ctx);
 
 }  // namespace heed::recurrence

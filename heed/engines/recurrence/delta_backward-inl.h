@@ -59,7 +59,7 @@ inline int64_t DeltaBlocks(const Problem& p, int64_t tokens) {
   return (tokens + p.block_tokens() - 1) / p.block_tokens();
 }
 
-// What value heads of one key head add to in turn.
+// The value heads of one key head add to these in order.
 enum DeltaSum { kOfQueries, kOfKeys, kOfReadKeys, kOfWriteKeys, kDeltaSums };
 
 template <class T>
@@ -110,7 +110,7 @@ struct DeltaBackwardBuffers {
   }
 };
 
-// Where several value heads share a key head: sums over them, by write and key head.
+// Sums over the value heads that share a key head, by write and key head.
 template <class T>
 struct DeltaShared {
   T* sums[kDeltaSums] = {};
@@ -302,7 +302,7 @@ class DeltaBackwardHead {
     WithDelta<Decay::kRows>(p_, run);
   }
 
-  // What leads from D of a write to the one before it.
+  // Steps from D of a write to D of the write before it.
   HWY_INLINE Token<T> Back(size_t t, size_t c) const {
     Token<T> token;
     token.decay = reader_.DecayOf(t);

@@ -61,7 +61,7 @@ struct Token {
   RowPrefetch* prefetch = nullptr;            // of what comes next: some of it after each vector's worth of rows
 };
 
-// How often tokens that pass over all strips of a state let a prefetch ask.
+// The number of prefetches while tokens pass over all column blocks of a state.
 template <class T>
 size_t NumAsksOfTokens(const DeltaShape& shape, size_t passes) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
@@ -131,7 +131,7 @@ class RowSums {
 template <class T>
 inline constexpr T kSlowToken = T{-1} / 65536;
 
-// What the decays of a token have in common.
+// The properties that all decays of a token have.
 enum class Decays : uint8_t {
   kNear,   // all are E - 1, and none is slow
   kMixed,  // none is slow

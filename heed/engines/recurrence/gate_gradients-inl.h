@@ -1,4 +1,4 @@
-// What a gate adds to gradients: products of a tile's tokens with each other, of a bonus, and gradients of decays.
+// The part of gates in gradients: products among the tokens of a tile, the u term, and gradients of decays.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_RECURRENCE_GATE_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)

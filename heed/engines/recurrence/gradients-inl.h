@@ -142,7 +142,7 @@ HWY_INLINE void TileKeyGradients(D d, const T* q, const T* decay, const T* pairs
   }
 }
 
-// What a tile's own pairs w_tt (q_t .* u) . k_t of the bonus form add to dq and dk, and to
+// The terms that a tile's own pairs w_tt (q_t .* u) . k_t of the u term add to dq and dk, and to
 // the sums over tokens that are du.
 template <int TB, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileBonusGradients(D d, const T* q, const T* k, const T* bonus, const T* pairs, size_t row,

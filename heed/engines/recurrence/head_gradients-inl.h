@@ -1,4 +1,4 @@
-// What the backward passes of a value head share: its sizes, the normaliser's part, and
+// The backward passes of a value head share this: its sizes, the normaliser's part, and
 // where gradients go.
 //
 // Compiled once per SIMD target.

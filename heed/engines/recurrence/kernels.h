@@ -23,10 +23,10 @@ Passes BackwardAmx(const Context& ctx);
 Passes BackwardF32(const Context& ctx);
 Passes BackwardF64(const Context& ctx);
 
-// Why kernels of S_t = G_t .* S_{t-1} + k_t v_t^T decline a problem of another form; empty if it is of theirs.
+// The reason why kernels of S_t = G_t .* S_{t-1} + k_t v_t^T decline a problem; empty if it has this form.
 Reason DeclinesOtherStates(const Problem& problem);
 
-// The same of kernels of delta rules: a rule that reads before the decay has decays of keys (RWKV-7).
+// The same reason for kernels of delta rules: a rule that reads before the decay has decays of keys (RWKV-7).
 Reason DeclinesOtherDeltas(const Problem& problem);
 
 }  // namespace heed::recurrence

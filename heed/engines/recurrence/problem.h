@@ -1,4 +1,4 @@
-// What the recurrence engine computes: views, sizes and scalars, all checked.
+// The input of the recurrence engine: views, sizes and scalars, all checked.
 //
 //   S_t = G_t .* S_{t-1} + k_t v_t^T       S: [K, V], one per value head
 //   o_t = scale S_t^T q_t                  or, normalised, / (z_t . q_t + eps)
@@ -92,13 +92,13 @@ enum class Feature {
   kSoftmax,          // over the channels
   kSoftmaxOfTokens,  // over the tokens that count, of keys alone and not causal
   kTaylor,           // of y = x sqrt(scale): [1, y, y_i^2 / sqrt(2), y_i y_j (i < j)]
-  // These take y = x sqrt(scale) and the M rows w_j of `projection`. m_t is the largest w_j . y
+  // Random features take y = x sqrt(scale) and the M rows w_j of `projection`. m_t is the largest w_j . y
   // of a query, or of all keys so far; not causal, of all keys:
   kRandomExp,   // (exp(w_j . y - |y|^2 / 2 - m_t) + feature_eps) / sqrt(M)
   kRandomRelu,  // max(w_j . y, 0) + 1e-3
 };
 
-// Whether each channel is mapped by itself.
+// True if each channel is mapped by itself.
 inline bool IsElementwise(Feature feature) {
   return feature == Feature::kIdentity || feature == Feature::kElu1 || feature == Feature::kRelu ||
          feature == Feature::kReluSquared || feature == Feature::kExp;
@@ -171,7 +171,7 @@ struct Problem {
   // One number each: m, where there is a running maximum; null: what Begin() of rows says.
   States initial_m, final_m;
 
-  // What multiplies phi(q), and q and k before phi.
+  // The factors of phi(q), and of q and k before phi.
   bool scales_inside() const { return feature == Feature::kTaylor || IsRandom(feature); }
   double outer_scale() const { return scales_inside() ? 1 : scale; }
   double key_scale() const { return scales_inside() ? std::sqrt(std::abs(scale)) : 1; }
@@ -194,7 +194,7 @@ struct Problem {
   int64_t block_writes() const { return block_tokens() * writes; }
 };
 
-// What the backward pass is given and asked for besides. States are in the compute
+// The further inputs and outputs of the backward pass. States are in the compute
 // type; outputs whose data is null are not asked for.
 struct Gradients {
   Rows d_o;

@@ -35,7 +35,7 @@ inline constexpr int kMaxStrip = hs::kShapes.column_block;
 // Tokens of a tile without decays.
 inline constexpr int64_t kUngatedTokens = hs::kShapes.ungated_tokens;
 
-// Which way the state decays as it stands in the tile: one decay of all rows is one of all lanes.
+// The axis along which the state in the tile decays: one decay of all rows is one of all lanes.
 // Where both decay, keys come first, so that a state and its transpose have the same bits.
 enum class Decay { kNone, kRows, kLanes, kRowsLanes, kLanesRows };
 
@@ -48,7 +48,7 @@ HWY_INLINE hn::Mask<D> IsSlow(D d, V decay) {
   return hn::And(hn::Lt(decay, hn::Zero(d)), hn::Gt(decay, hn::Set(d, kSlow<hn::TFromD<D>>)));
 }
 
-// The same of one number, as integers: comparing floats would take turns from the products.
+// The same test of one number compares integers: comparing floats would occupy the units of the products.
 template <class T>
 HWY_INLINE bool IsSlow(T decay) {
   using TI = hwy::SignedFromSize<sizeof(T)>;
@@ -193,7 +193,7 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
         s[c] = hn::MulAdd(decay[c], s[c], hn::IfThenElseZero(near[c], s[c]));
       }
     };
-    // Whether E or E - 1 stands there is said by a mask: a branch would be guessed wrong for one
+    // A mask selects E or E - 1: a branch would be mispredicted for one
     // row of two where each has its own decay, which took a third of the time.
     const auto decay_row = [&]() HWY_ATTR {
       const V of_row = hn::Set(d, x.row_decay[r]);

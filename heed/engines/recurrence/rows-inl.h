@@ -157,7 +157,7 @@ class RowReader {
     }
   }
 
-  // What Keys() needs to know of all keys: for Feature::kSoftmaxOfTokens their largest
+  // Keys() needs this of all keys: for Feature::kSoftmaxOfTokens their largest
   // element and the sum of exponentials, per channel.
   HWY_NOINLINE HWY_ATTR void LookAtKeys() const {
     if (p_.key_feature == Feature::kRandomExp) {
@@ -396,7 +396,7 @@ class RowReader {
 extern template class RowReader<float>;
 extern template class RowReader<double>;
 
-// What o of a block's token t is divided by, of z_t . q_t.
+// The denominator of o of a block's token t, computed from z_t . q_t.
 template <class T>
 T Denominator(const Problem& p, const BlockRows<T>& rows, T product, size_t t) {
   if (p.exp_gates) {
@@ -406,7 +406,7 @@ T Denominator(const Problem& p, const BlockRows<T>& rows, T product, size_t t) {
   return std::max(product, std::numeric_limits<T>::min());  // of positive terms
 }
 
-// Its derivative by z_t . q_t; m and the floor count as constants.
+// The derivative of the denominator by z_t . q_t; m and the floor count as constants.
 template <class T>
 T DenominatorSlope(const Problem& p, const BlockRows<T>& rows, T product, size_t t) {
   if (!p.exp_gates) return 1;
@@ -414,7 +414,7 @@ T DenominatorSlope(const Problem& p, const BlockRows<T>& rows, T product, size_t
   return std::copysign(T{1}, product);
 }
 
-// What becomes of a block of o on its way out: skip and gate.
+// Applies skip and gate to a block of o before it is stored.
 template <class T>
 class OutputRows {
  public:

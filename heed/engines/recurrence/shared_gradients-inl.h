@@ -67,7 +67,7 @@ HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& 
   }
 }
 
-// What one head adds to the gradient of the projection, in the order of tasks: the last
+// One head's part of the gradient of the projection, added in the order of tasks: the last
 // value head of a key head has it.
 template <class T>
 HWY_NOINLINE HWY_ATTR void AddToProjection(const Problem& p, const Task& task, const BackwardBuffers<T>& b,

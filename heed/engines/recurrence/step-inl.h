@@ -53,7 +53,7 @@ struct StepBuffers {
   }
 };
 
-// What is done to the state. kBonus: with a decay, and a query sees the state before; kBoth:
+// The update of the state. kBonus: with a decay, and a query sees the state before; kBoth:
 // columns decay too.
 enum class StepForm { kUngated, kGated, kBonus, kBoth };
 
@@ -63,7 +63,7 @@ HWY_INLINE V Decayed(D d, V decay, V s) {
   return hn::MulAdd(decay, s, hn::IfThenElseZero(hn::Lt(decay, hn::Zero(d)), s));
 }
 
-// What a state's vector at `at` becomes: decayed, k v^T added, stored. Returns what a query
+// Updates a state's vector at `at`: decays it, adds k v^T, stores it. Returns what a query
 // sees.
 template <StepForm kForm, class D, class V = hn::Vec<D>, class T = hn::TFromD<D>>
 HWY_INLINE V StepVector(D d, V decay, V value_decay, V key, V value, size_t count, T* at) {
@@ -145,7 +145,7 @@ HWY_INLINE T StepTransposed(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT 
   return hn::ReduceSum(d, sum);
 }
 
-// What the bonus lets a token see of itself: o += (q . (u .* k)) v.
+// The u term, a token's own key and value: o += (q . (u .* k)) v.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void AddOwnValue(D d, const StepBuffers<T>& b, size_t row, size_t value_row) {
   constexpr size_t N = hn::MaxLanes(D());

@@ -1,4 +1,4 @@
-// How the work of a recurrence is cut: by sequence and head, the long ones first, and
+// The tasks of a recurrence: by sequence and head, the long ones first, and
 // by columns where there are fewer of these than threads.
 #ifndef HEED_ENGINES_RECURRENCE_TASKS_H_
 #define HEED_ENGINES_RECURRENCE_TASKS_H_
@@ -23,7 +23,7 @@ struct Task {
   int64_t place = 0;    // of the sequence in the order in which they are taken
 };
 
-// Into how many parts `columns` are taken for `whole` tasks to be enough for all threads.
+// The number of parts of `columns` with which `whole` tasks are enough for all threads.
 inline int64_t NumParts(int64_t whole, int64_t threads, int64_t columns) {
   const int64_t units = (columns + kPartColumns - 1) / kPartColumns;
   if (whole <= 0 || whole >= threads || units <= 1) return 1;

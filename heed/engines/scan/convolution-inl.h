@@ -27,7 +27,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
-// Whether modes make the taps.
+// True if the taps are computed from modes.
 inline bool HasModes(const Problem& p) { return p.rule != Rule::kTaps; }
 
 // Vectors of outputs that share a tap.
@@ -53,7 +53,7 @@ struct RowShape {
   size_t prepared() const { return n > 0 ? 2 * n : taps; }
 };
 
-// What a thread works in, for any sequence of the problem.
+// The buffers of a thread, large enough for any sequence of the problem.
 template <class T>
 struct ConvolutionBuffers {
   size_t pitch = 0;     // from row to row: no power of two, so that rows do not share a cache set
@@ -203,7 +203,7 @@ class RowStrip {
     });
   }
 
-  // What heads are made of as well.
+  // Heads use this too.
   void ClearSums(size_t channels) const {
     std::fill_n(b_.dtaps, channels * static_cast<size_t>(p_.num_taps), 0.0);
     std::fill_n(b_.dskip, channels, 0.0);
@@ -341,7 +341,7 @@ class RowStrip {
     }
   }
 
-  // Whose spectra, or taps, are in memory.
+  // The channel whose spectra or taps are in memory.
   struct Prepared {
     int64_t channel = -1;
     size_t n = 0, taps = 0;
@@ -355,7 +355,7 @@ class RowStrip {
   Prepared ready_;
 };
 
-// What they need is made before threads begin.
+// The tables are computed before threads start.
 template <class T>
 void MakePlans(const Problem& p) {
   for (const Sequence& s : p.sequences) {

@@ -1,4 +1,4 @@
-// How a sequence is convolved with taps: tap by tap, or by Fourier transforms of blocks.
+// The method of a convolution with taps: tap by tap, or by Fourier transforms of blocks.
 #ifndef HEED_ENGINES_SCAN_CONVOLUTION_H_
 #define HEED_ENGINES_SCAN_CONVOLUTION_H_
 
@@ -13,7 +13,7 @@
 
 namespace heed::scan {
 
-// What a token of a transform costs as much as, in products of a tap and a token: measured,
+// The cost of one token of a transform, in products of a tap and a token: measured,
 // docs/performance.md has the table.
 inline constexpr int64_t kTapsPerTransformed = 64;
 
@@ -38,7 +38,7 @@ inline double Operations(int64_t num_taps, int64_t count, bool backward) {
   return 5 * (std::log2(static_cast<double>(n)) + 2) * static_cast<double>(elements);
 }
 
-// Whether modes are cheaper as taps: more of them than a token of a transform costs as much as.
+// True if modes are cheaper as taps: if there are more of them than one token of a transform costs.
 inline constexpr int64_t kModesPerTransformed = 64;
 inline bool PrefersTaps(const Problem& p) { return p.states > kModesPerTransformed; }
 

@@ -89,7 +89,7 @@ HWY_INLINE V PowerOf(D d, const Decay<V>& decay) {
   return hs::ScaleByPowerOfTwo(d, hn::Set(d, hn::TFromD<D>{1}), decay.exponent);
 }
 
-// Whether 2^t is 1 + f.
+// True if 2^t is 1 + f.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE auto IsNearOne(D d, const Decay<V>& decay) {
   return hn::Eq(decay.exponent, hn::Zero(d));
@@ -153,7 +153,7 @@ HWY_INLINE V PowerOf(D, const Decay<V>& decay) {
   return decay.power;
 }
 
-// Whether 2^t is 1 + f.
+// True if 2^t is 1 + f.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE auto IsNearOne(D d, const Decay<V>& decay) {
   return hn::Eq(decay.power, hn::Set(d, hn::TFromD<D>{1}));

@@ -156,7 +156,7 @@ inline Complex64 MeanSlope(Complex64 z, Complex64 power, Complex64 mean) {
   return sum;
 }
 
-// What follows from the gradients of a and b: one mode's share of that of log_dt, and those of log_A_real and A_imag.
+// The gradients that follow from those of a and b: one mode's share of log_dt's, and those of log_A_real and A_imag.
 struct RateGradients {
   double log_dt, log_A_real, A_imag;
 };

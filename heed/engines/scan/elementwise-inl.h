@@ -42,7 +42,7 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 // instead of 256 bytes, each of which is in another page of memory.
 inline constexpr int64_t kStripsAtOnce = 4;
 
-// What a strip has to itself: rows of its width.
+// The buffers of a column block: rows of its width.
 template <class T>
 struct ElementwiseOwn {
   T *h, *p;                   // the state, and its gradient
@@ -158,7 +158,7 @@ class ElementwiseStrip {
   static constexpr size_t N = Lanes<T>();
   static constexpr size_t kWidth = StripWidth<T>();
 
-  // What one token makes of its tensors.
+  // The numbers that one token computes from its tensors.
   struct Token {
     Decay<V> decay;  // a
     V written;       // b
@@ -333,7 +333,7 @@ class ElementwiseStrips {
   std::array<std::optional<ElementwiseStrip<T, kRule>>, kStripsAtOnce> all_;
 };
 
-// How strips are cut: those of contiguous tokens are as quick one by one.
+// The column blocks of a task: those of contiguous tokens are as fast one by one.
 inline Cut ElementwiseCut(const Problem& p, const Strips& strips, int64_t threads) {
   return Cut(p, strips.size(), p.x.column == 1 ? kStripsAtOnce : 1, threads);
 }

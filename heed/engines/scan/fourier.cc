@@ -337,7 +337,7 @@ const FourierPlan<T>& SharedPlan(int64_t n) {
   const FourierPlan<T>* plan = slot.load(std::memory_order_acquire);
   if (plan != nullptr) return *plan;
   auto made = std::make_unique<const FourierPlan<T>>(n);
-  // Where threads make one at the same time, the first leaves its own and the others use that.
+  // If threads build one at the same time, the first stores its own and the others use that.
   if (slot.compare_exchange_strong(plan, made.get(), std::memory_order_acq_rel)) {
     return *made.release();
   }

@@ -146,7 +146,7 @@ struct HeadBuffers {
   }
 };
 
-// What a thread works in, with a way for rows.
+// The buffers of a thread, with a method for rows.
 template <class T, template <class> class Rows>
 struct HeadAndRowBuffers : HeadBuffers<T> {
   typename Rows<T>::Buffers rows;

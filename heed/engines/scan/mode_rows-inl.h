@@ -116,7 +116,7 @@ class ModeStrip {
     });
   }
 
-  // What heads are made of as well: channels [channel, channel + channels), and a row of the c-th of them.
+  // Heads use this too: channels [channel, channel + channels), and a row of the c-th of them.
   void Prepare(int64_t channel, size_t channels, bool backward) {
     for (size_t c = 0; c < channels; ++c) {
       FillTables(p_, channel + static_cast<int64_t>(c), has_chunks_, backward, b_.tables[c]);
@@ -162,7 +162,7 @@ class ModeStrip {
   double dskip_[kRowChannels] = {};
 };
 
-// What a convolution is given in place of taps: the answers of modes to one input of 1, and
+// A convolution takes this in place of taps: the responses of modes to one input of 1, and
 // from gradients of those the gradients of what makes them.
 template <class T>
 struct ModeTaps {

@@ -39,7 +39,7 @@ inline constexpr size_t kChunksPerSum = kChunkTokens / kChunk;
 // Modes of a table's row: those beyond are zero.
 inline size_t PaddedModes(const Problem& p) { return (static_cast<size_t>(p.states) + kChunk - 1) / kChunk * kChunk; }
 
-// What the chunks of one channel are multiplied with. Rows of modes are real parts, then imaginary.
+// The factors of the chunks of one channel. Rows of modes are real parts, then imaginary.
 template <class T>
 struct ModeTables {
   size_t modes, width;
@@ -320,7 +320,7 @@ HWY_NOINLINE HWY_ATTR void ModesForward(const ModeTables<T>& t, T skip, size_t t
   }
 }
 
-// What a thread adds up for one channel: in the compute type over 128 tokens, then in f64.
+// The sums of a thread for one channel: in the compute type over 128 tokens, then in f64.
 template <class T>
 struct ModeSums {
   // Chunks have P X, P U', X V', P U and X V; single tokens what belongs to a, b and c.
@@ -361,7 +361,7 @@ struct ModeSums {
   }
 };
 
-// What the backward pass of a row keeps.
+// The data that the backward pass of a row keeps.
 template <class T>
 struct ModeTrace {
   T* chunks;                             // X and U of each: [chunks, 2, 2, width]

@@ -1,4 +1,4 @@
-// What the scan engine computes: views, sizes and scalars, all checked.
+// The input of the scan engine: views, sizes and scalars, all checked.
 //
 //   h_t = a_t .* h_{t-1} + b_t      h: [channels, states]
 //
@@ -70,10 +70,10 @@ struct Numbers {
 
 enum class Rule { kSelective, kDecay, kGates, kTaps, kModes, kHeads };
 
-// How state spaces of kModes and kHeads are computed.
+// The method for state spaces of kModes and kHeads.
 enum class Method { kAuto, kRecurrent, kConvolution };
 
-// What a token reads or writes states by: one per group, or constants of each channel.
+// The vectors by which a token reads or writes states: one per group, or constants of each channel.
 struct Weights {
   Tokens tokens;      // columns are states
   Numbers constants;  // present: these instead
@@ -127,7 +127,7 @@ struct Problem {
   Numbers initial, final;  // data null: zeros; not asked for
 };
 
-// What the backward pass is given and asked for besides, by the names of what they are the
+// The further inputs and outputs of the backward pass, by the names of what they are the
 // gradients of. Outputs whose data is null are not asked for.
 struct Gradients {
   Tokens d_o;

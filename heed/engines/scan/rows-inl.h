@@ -35,7 +35,7 @@ inline size_t ChannelsOfTask(const Problem& p) {
   const auto channels = static_cast<size_t>(std::max<int64_t>(p.head_channels, 1));
   return (kRowChannels + channels - 1) / channels;
 }
-// So many of these are in memory at once.
+// The number of these rows that are in memory at once.
 inline size_t ChannelsAtOnce(const Problem& p) {
   const bool gathers = std::abs(p.x.token) != 1 && std::abs(p.x.column) == 1;
   return gathers ? std::min(ChannelsOfTask(p), static_cast<size_t>(p.channels)) : 1;

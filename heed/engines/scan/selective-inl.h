@@ -46,7 +46,7 @@ inline constexpr size_t kTile = static_cast<size_t>(kTileTokens);
 // States in registers; fewer where there are no more.
 inline constexpr size_t kManyStates = static_cast<size_t>(hs::kShapes.scan_states);
 
-// What a pass over a tile leaves behind.
+// The data that a pass over a tile stores.
 enum class Leaves { kOutputs, kStates, kTrace };
 
 // Constants of a strip of channels, and its states: [states][width], or [width].
@@ -82,7 +82,7 @@ struct TileBuffers {
   }
 };
 
-// What the backward pass needs of the states in registers, of one vector of channels.
+// The backward pass needs this of the states in registers, for one vector of channels.
 template <class T>
 struct Trace {
   // [kTile][states in registers][3][lanes]: a as (1 + f) 2^n, f and 2^n, and a h_{t-1}. In one
@@ -226,7 +226,7 @@ class SelectiveStrip {
 
   bool has_constants() const { return p_.B.constants.data != nullptr || p_.C.constants.data != nullptr; }
 
-  // What states n, n + 1, ... of this vector are written or read by at a token.
+  // The factors by which states n, n + 1, ... of this vector are written or read at a token.
   template <bool kConstants>
   HWY_INLINE V WeightOf(const Weights& weights, const T* constants, const T* row, size_t v, size_t n) const {
     if constexpr (kConstants) {

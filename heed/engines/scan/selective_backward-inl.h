@@ -88,7 +88,7 @@ struct SelectiveBackwardBuffers {
   }
 };
 
-// What tasks share: sums of constants, and where strips of a group hand dB and dC on.
+// Tasks share these: sums of constants, and the place where column blocks of a group pass on dB and dC.
 template <class T>
 struct SelectiveShared {
   SharedSums sums;

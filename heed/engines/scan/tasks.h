@@ -1,4 +1,4 @@
-// How the work of a scan is cut: strips of channels of one group, by some sequences each.
+// The tasks of a scan: column blocks of channels of one group, by some sequences each.
 #ifndef HEED_ENGINES_SCAN_TASKS_H_
 #define HEED_ENGINES_SCAN_TASKS_H_
 
@@ -44,7 +44,7 @@ inline int64_t MostTokens(const Problem& p) {
   return most;
 }
 
-// What a task of the forward pass takes: some strips, tile by tile, of some sequences one after
+// A task of the forward pass takes some column blocks, tile by tile, of some sequences one after
 // another. Rows are read in longer runs, and constants are prepared once for all sequences, which
 // of single tokens would be half the work; as long as there are enough tasks for all threads.
 struct Cut {

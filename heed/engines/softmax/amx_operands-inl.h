@@ -277,7 +277,7 @@ struct AmxOperands {
     for (int c = 0; c < C; ++c) sum[c] = l[c];
   }
 
-  // These two do it in two parts: P in the place of s, and then its terms.
+  // The next two functions do it in two parts: P in the place of s, and then its terms.
   template <size_t W, int C, bool kFlagMasked>
   static HWY_INLINE void WeighInPlace(size_t num_keys, float* s, const V* HWY_RESTRICT shift, float factor,
                                       V* HWY_RESTRICT sum) {

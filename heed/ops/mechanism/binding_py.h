@@ -126,7 +126,7 @@ struct Binding {
   std::vector<python::Said> in_python = {};  // for keywords whose C++ name differs
   bool has_direction = true;                 // the options have `reverse`
 
-  // These follow from the definition where there is an engine.
+  // The fields below follow from the definition if an engine computes the mechanism.
   bool states_together = false;                   // all of them are given, or none
   std::string output = "";                        // the tensor that o has the shape of; empty: the first
   std::string output_axes = "";                   // axes of o; empty: all of that tensor's

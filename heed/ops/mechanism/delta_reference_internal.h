@@ -32,7 +32,8 @@ struct DeltaMath {
   bool several_writes = false;
 };
 
-// These depend on the equations only. Arguments are those of a kernel, which has checked them. Outputs may be f64.
+// The functions below depend on the equations only. Arguments are those of a kernel, which has checked them. Outputs
+// may be f64.
 void Reference(const Inputs& in, const Options& options, const DeltaMath& math, const Outputs& out);
 void BackwardReference(const BackwardInputs& in, const Options& options, const DeltaMath& math, const Gradients& out);
 

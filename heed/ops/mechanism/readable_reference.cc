@@ -1,4 +1,4 @@
-// Where the elements of a tensor are that one token of one head has.
+// The offsets of the elements of a tensor that one token of one head has.
 #include "heed/ops/mechanism/readable_reference_internal.h"
 
 #include <string>

@@ -1,4 +1,4 @@
-// What turns a readable function, one token of one head, into the references of a mechanism.
+// Drivers that turn a readable function, one token of one head, into the references of a mechanism.
 //
 // A mechanism states its mathematics as a function of the token's rows that reads and writes the states and writes o:
 //

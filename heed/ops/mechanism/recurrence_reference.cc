@@ -46,7 +46,7 @@ double Denominator(const ReferenceHead& h, size_t t, double product) {
   return std::max(std::abs(product), h.floors[t]) + h.epsilons[t];
 }
 
-// Its derivative by the product.
+// The derivative by the product.
 double Slope(const ReferenceHead& h, size_t t, double product) {
   if (!h.slopes.empty()) return h.slopes[t];
   if (h.floors.empty()) return 1;

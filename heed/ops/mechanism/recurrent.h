@@ -89,7 +89,7 @@ struct StepInputs {
   ConstTensorView projection = {};   // [M, K]
   ConstTensorView u = {};            // [HV, K]
   ConstTensorView log_decay_v = {};  // [B, HV, V]
-  // As in Inputs, without the axis of tokens.
+  // The tensors of Inputs, without the axis of tokens.
   ConstTensorView beta = {}, p = {}, erase = {}, write = {}, a = {}, b = {}, i = {}, f = {};
 };
 

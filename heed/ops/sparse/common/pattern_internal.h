@@ -89,7 +89,7 @@ class Node {
 
   // Adds the tiles outside of which these rows keep nothing.
   virtual void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const = 0;
-  // Whether these rows keep all, some or none of the keys [begin, end), as far as is known cheaply.
+  // Says whether these rows keep all, some or none of the keys [begin, end), as far as is known cheaply.
   virtual Share ShareOf(const Place& /*place*/, const RowRange& /*rows*/, int64_t /*begin*/, int64_t /*end*/) const {
     return Share::kSome;
   }
