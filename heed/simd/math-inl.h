@@ -171,7 +171,7 @@ HWY_INLINE RoundedPower<V> RoundedPowerOf(D d, V t) {
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp2NonPositive(D d, V x) {
 #if HEED_HAVE_SCALEF
-  return Exp2(d, x);
+  return heed::HWY_NAMESPACE::Exp2(d, x);  // Highway has one too
 #else
   x = AtLeast(d, x, -kPowerLimit<hn::TFromD<D>>);
   const RoundedPower<V> rounded = RoundedPowerOf(d, x);
