@@ -245,7 +245,7 @@ HWY_INLINE V Exp(D d, V x) {
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V ExpNonPositive(D d, V x) {
 #if HEED_HAVE_SCALEF
-  return Exp(d, x);
+  return heed::HWY_NAMESPACE::Exp(d, x);
 #else
   using T = hn::TFromD<D>;
   x = AtLeast(d, x, sizeof(T) == 4 ? T{-88} : T(-709.3));
