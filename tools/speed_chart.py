@@ -2,8 +2,8 @@
 """Draws docs/images/speed.svg from the table of docs/performance.md that names this program: ratios as bars, ranges
 paler from the lowest on.
 
-Usage: speed_chart.py [OUTPUT]. The table's columns are the calls, its rows a pass on a kind of CPU. The picture has a background
-of its own and follows the reader's preference for light or dark.
+Usage: speed_chart.py [OUTPUT]. The table's columns are the calls, its rows a pass on a kind of CPU. The picture has a
+background of its own and follows the reader's preference for light or dark.
 """
 import re
 import sys

@@ -74,8 +74,7 @@ class HEED_API RingKVCache : public KVCacheBase {
   // always holds for the length before the last append. Otherwise throws InvalidArgument.
   void Trim(std::span<const int64_t> lengths) { KVCacheBase::Trim(lengths); }
 
-  // Fork() and Load() are defined as in KVCache. A file may hold sequences of 2^30 tokens together, released ones
-  // included.
+  // Both follow the rules of KVCache. A file may hold sequences of 2^30 tokens together, released ones included.
   RingKVCache Fork() const;
   static RingKVCache Load(const std::string& path, int64_t max_bytes = -1);
 

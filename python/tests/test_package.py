@@ -95,7 +95,7 @@ def test_help_has_signature_equation_shapes_keep_rule_errors_and_source():
 def test_docstrings_of_caches():
     for of, texts in (
             (heed.KVCache, ("B sequences, T tokens",
-                            "capacity         tokens that a sequence may have", "None is one contiguous piece")),
+                            "capacity         tokens that a sequence may have", "None is one contiguous block")),
             (heed.KVCacheBase, ("Tokens lie in pages that never move",)),
             (heed.RingKVCache, ("[0, sink_tokens) and [max(0, n - window + 1), length)",)),
             (heed.LatentKVCache, ("`latent` elements, which are the token's value too",)),
