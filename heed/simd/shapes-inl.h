@@ -22,6 +22,7 @@ inline constexpr int kVectorRegisters = (HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86
 struct Shapes {
   int tile_vectors;    // of a product's register tile, at most
   int block_vectors;   // of query rows in a block of attention: each key passes through the core once per block
+  int prefetch_mib;    // heads with more keys and values prefetch those of the next tile; 0: none do
   int scan_states;     // of a vector of channels that a scan keeps in registers
   int scan_decays;     // computed side by side: one is a long chain, and few registers let a processor overlap few
   int column_block;    // vectors of the state's columns in a recurrence's register tile
@@ -31,6 +32,7 @@ struct Shapes {
 };
 inline constexpr Shapes kShapes = kVectorRegisters == 32 ? Shapes{.tile_vectors = 4,
                                                                   .block_vectors = 4,
+                                                                  .prefetch_mib = 0,
                                                                   .scan_states = 16,
                                                                   .scan_decays = 1,
                                                                   .column_block = 2,
@@ -39,6 +41,7 @@ inline constexpr Shapes kShapes = kVectorRegisters == 32 ? Shapes{.tile_vectors 
                                                                   .delta_row_sums = 1}
                                                          : Shapes{.tile_vectors = 2,
                                                                   .block_vectors = 8,
+                                                                  .prefetch_mib = 4,
                                                                   .scan_states = 4,
                                                                   .scan_decays = 2,
                                                                   .column_block = 2,

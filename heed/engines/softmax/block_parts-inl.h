@@ -50,6 +50,10 @@ Head<O> HeadOf(const Problem& p, const Plan& plan, int64_t sequence, int64_t key
   head.values_at = plan.values_at;
   head.keys = {w.keys, static_cast<ptrdiff_t>(p.depth), s.key_begin};
   head.values = {w.values, static_cast<ptrdiff_t>(p.value_depth), s.key_begin};
+  const int64_t bytes_of_key = p.depth * static_cast<int64_t>(sizeof(typename O::Key)) +
+                               p.value_depth * static_cast<int64_t>(sizeof(typename O::Value));
+  head.is_long = plan.keys_at != Place::kTile && plan.values_at != Place::kTile &&
+                 (s.key_end - s.key_begin) * bytes_of_key > int64_t{hs::kShapes.prefetch_mib} << 20;
   if constexpr (O::kKeysInLanes) return head;  // the products read the sources
   if (plan.keys_at == Place::kCaller) {
     head.keys = {head.key_source.template At<typename O::Key>(0), head.key_source.stride, 0};
@@ -198,6 +202,9 @@ HWY_INLINE void Block<O, C>::LogitProducts(const Run& run, int64_t origin, V* ma
         const size_t lane = run.c0 * N + j;
         PrefetchBias(lane, std::min(lane + count, run.c1 * N), run.end);
         w_.ahead.Some();
+        if (!head_.PrefetchesTiles() || run.c0 != 0) return;
+        const int64_t next = run.begin + static_cast<int64_t>(j) + O::kGrid.tile;
+        PrefetchRows(head_.keys, next, std::min(next + static_cast<int64_t>(count), keys_until_), p_.depth);
       };
       this->template Products<kVectors>(run, w_.queries, head_.keys, p_.depth, out, max, before, finish);
     }

@@ -48,6 +48,16 @@ struct Operand {
   int64_t first;
 };
 
+// Prefetches rows [begin, end) of K or V into L2: those of a long head come from L3 or memory, where hardware
+// prefetchers start anew with each page.
+template <class E>
+HWY_INLINE void PrefetchRows(const Operand<E>& rows, int64_t begin, int64_t end, int64_t depth) {
+  for (int64_t i = begin; i < end; ++i) {
+    const char* row = reinterpret_cast<const char*>(rows.data + (i - rows.first) * rows.stride);
+    for (int64_t at = 0; at < depth * static_cast<int64_t>(sizeof(E)); at += 64) hs::PrefetchToL2(row + at);
+  }
+}
+
 // K or V of one key head as the caller has it. Row 0 is key 0, at `data` or in page 0.
 struct SourceRows {
   const char* data;

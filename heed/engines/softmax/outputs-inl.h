@@ -73,10 +73,17 @@ class LaneOutputs {
   // Computes o = o rescale + sum_j p[j] v_j over keys [begin, end) for the kVectors vectors of rows that p and o point
   // to, starting from 0 if `first`. Keys up to `until` come next and may be prefetched.
   template <int kVectors, bool kSkipMasked>
-  HWY_INLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end, int64_t /*until*/, bool first,
+  HWY_INLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end, int64_t until, bool first,
                             const V* rescale, T* o, RowPrefetch& ahead) const {
     hs::ForTiles<hs::TileRows<kVectors>()>(0, channels_, [&](auto rows, size_t e) HWY_ATTR {
       ahead.Some();
+      if (head.PrefetchesTiles()) {  // a share of the next tile's rows
+        const auto share = [&](size_t channel) {
+          return end + (end - begin) * static_cast<int64_t>(channel) / static_cast<int64_t>(channels_);
+        };
+        PrefetchRows(head.values, share(e), std::min(share(e + size_t{rows.value}), until),
+                     static_cast<int64_t>(channels_));
+      }
       O::template Outputs<rows.value, kVectors, kSkipMasked>(p, W, head.values, begin, end - begin, e, first, rescale,
                                                              o + e * W);
     });

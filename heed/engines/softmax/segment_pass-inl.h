@@ -168,8 +168,8 @@ class SegmentPass : protected BlockOf<O, C> {
   HWY_INLINE void Values(const Run& run, int64_t origin, bool first, const V* rescale) {
     this->ForParts(run, [&](auto vectors, const Run& part) HWY_ATTR {
       layout_.template AddValues<vectors.value, kFlagMasked>(WeightsAt(part, origin), head_, run.begin, run.end,
-                                                             this->keys_until_, first, rescale + part.c0,
-                                                             outputs_ + part.c0 * N, w_.ahead);
+                                                             part.c0 == 0 ? this->keys_until_ : 0, first,
+                                                             rescale + part.c0, outputs_ + part.c0 * N, w_.ahead);
     });
   }
 
