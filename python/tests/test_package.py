@@ -96,13 +96,13 @@ def test_docstrings_of_caches():
     for of, texts in (
             (heed.KVCache, ("B sequences, T tokens",
                             "capacity         tokens that a sequence may have", "None is one contiguous block")),
-            (heed.KVCacheBase, ("Tokens lie in pages that never move",)),
+            (heed.KVCacheBase, ("Tokens are in pages that never move",)),
             (heed.RingKVCache, ("[0, sink_tokens) and [max(0, n - window + 1), length)",)),
-            (heed.LatentKVCache, ("`latent` elements, which are the token's value too",)),
+            (heed.LatentKVCache, ("`latent` elements, which are also the token's value",)),
             (heed.KVCache.append, ("append(self, k", "lengths    [batch]: new rows of each sequence, from 0 to T")),
             (heed.KVCache.attend, ("attend(self, q", "Row i of sequence b has position lengths[b] - "
                                    "appended[b] + i")), (heed.LatentKVCache.attend, ("scale: 'float',",)),
-            (heed.KVCache.import_pages, ("Pages of another library", "heads_first    whether")),
+            (heed.KVCache.import_pages, ("Block tables of another library", "heads_first    whether")),
             (heed.KVCache.share, ("`batch` sequences that all begin as",)),
             (heed.load_cache, ("max_bytes", "an OSError"))):
         for text in texts:
