@@ -77,7 +77,7 @@ def long_lines(tree):
 
 def unformatted_files(tree):
     check = importlib.import_module("check_format")
-    program = check.find_program(check.required_version())
+    program = check.find_program("clang-format")
     if program is None:
         return None
     done = subprocess.run([program, "--dry-run", *tree.code(*check.FOLDERS)], cwd=tree.root, capture_output=True,
