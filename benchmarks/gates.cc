@@ -51,6 +51,15 @@ size_t StateBytes(const Case& c) {
   return bytes;
 }
 
+GateResult ResultOf(const std::string& name, double goal, bool at_least, const std::vector<double>& ratios,
+                    int rejected) {
+  const Quartiles q = Summarize(ratios);
+  const int samples = static_cast<int>(ratios.size());
+  const bool noisy = ratios.size() < kEnoughSamples;
+  const bool reached = at_least ? q.median >= goal : q.median <= goal;
+  return {name, goal, at_least, q.q1, q.median, q.q3, samples, rejected, std::isnan(goal) || noisy || reached};
+}
+
 GateResult Measure(const Line& line) {
   const std::unique_ptr<TimedCase> subject = Prepare(line.subject);
   const std::unique_ptr<TimedCase> other = line.other ? Prepare(*line.other) : nullptr;
@@ -92,21 +101,9 @@ GateResult Measure(const Line& line) {
       case Ratio::kSpeedUp: ratios.push_back(b.seconds / a.seconds); break;
     }
   }
-  const Quartiles q = Summarize(ratios);
   const bool at_least =
       line.ratio != Ratio::kTime && line.ratio != Ratio::kTimePerToken && line.ratio != Ratio::kTimePerFlop;
-  const double goal = line.goals.OnThisCpu();
-  const bool noisy = ratios.size() < kEnoughSamples;
-  const bool reached = at_least ? q.median >= goal : q.median <= goal;
-  return {line.name,
-          goal,
-          at_least,
-          q.q1,
-          q.median,
-          q.q3,
-          static_cast<int>(ratios.size()),
-          rejected,
-          std::isnan(goal) || noisy || reached};
+  return ResultOf(line.name, line.goals.OnThisCpu(), at_least, ratios, rejected);
 }
 
 const char* Verdict(const GateResult& r) {
@@ -191,17 +188,7 @@ GateResult MeasureRatio(const std::string& name, double goal, bool at_least,
       ++rejected;
     }
   }
-  const Quartiles q = Summarize(ratios);
-  const bool reached = at_least ? q.median >= goal : q.median <= goal;
-  return {name,
-          goal,
-          at_least,
-          q.q1,
-          q.median,
-          q.q3,
-          static_cast<int>(ratios.size()),
-          rejected,
-          std::isnan(goal) || ratios.size() < kEnoughSamples || reached};
+  return ResultOf(name, goal, at_least, ratios, rejected);
 }
 
 std::string GateTable(const std::vector<GateResult>& results) {

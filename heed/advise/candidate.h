@@ -70,7 +70,7 @@ class Candidate {
 
   // The fraction of the visible pairs kept for this number of tokens, as far as it follows from options.
   virtual double KeptOf(int64_t tokens) const;
-  // The same fraction, given that it is `kept` for `sample_tokens`.
+  // Returns the fraction kept for `tokens`, given that it is `kept` for `sample_tokens`.
   virtual double KeptAt(double kept, int64_t sample_tokens, int64_t tokens) const;
 
   // `tensors`, q, k, v [B, T, H, D] in `dtype` and the mechanism's other inputs, outlive the call.

@@ -66,7 +66,7 @@ class Buffer {
   Buffer(DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides, Placement placement,
          int64_t gap = 0);
 
-  // The same memory through another view: a slice of a fused buffer, for example.
+  // Returns a buffer on the same memory with another view, for example a slice of a fused buffer.
   Buffer As(const TensorView& view) const;
 
   const TensorView& view() const { return view_; }

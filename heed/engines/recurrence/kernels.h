@@ -26,7 +26,7 @@ Passes BackwardF64(const Context& ctx);
 // The reason why kernels of S_t = G_t .* S_{t-1} + k_t v_t^T decline a problem; empty if it has this form.
 Reason DeclinesOtherStates(const Problem& problem);
 
-// The same reason for kernels of delta rules: a rule that reads before the decay has decays of keys (RWKV-7).
+// Returns why kernels of delta rules decline a problem: a rule that reads before the decay decays by key (RWKV-7).
 Reason DeclinesOtherDeltas(const Problem& problem);
 
 }  // namespace heed::recurrence

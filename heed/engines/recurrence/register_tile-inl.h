@@ -48,7 +48,7 @@ HWY_INLINE hn::Mask<D> IsSlow(D d, V decay) {
   return hn::And(hn::Lt(decay, hn::Zero(d)), hn::Gt(decay, hn::Set(d, kSlow<hn::TFromD<D>>)));
 }
 
-// The same test of one number compares integers: comparing floats would occupy the units of the products.
+// Tests one decay by comparing integers: comparing floats would occupy the units of the products.
 template <class T>
 HWY_INLINE bool IsSlow(T decay) {
   using TI = hwy::SignedFromSize<sizeof(T)>;

@@ -42,7 +42,7 @@ void ComputeGateGradients(Context& ctx, const Elements& e);
 // Computes dx, ddt, and the sums dA, dD and ddt_bias, from dv, d_log_decay and dy (or d_o).
 void FinishGradients(Context& ctx, const Elements& e);
 
-// The same functions on GPUs: cuda/elements.cc.
+// GPUs run these functions from cuda/elements.cc.
 namespace cuda {
 void ComputeTimeSteps(const Context& ctx, const Elements& e);
 void ComputeGateGradients(const Context& ctx, const Elements& e);
