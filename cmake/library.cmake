@@ -8,7 +8,7 @@ file(GLOB_RECURSE sources CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/heed/layers/*.cc
   ${PROJECT_SOURCE_DIR}/heed/model/*.cc
   ${PROJECT_SOURCE_DIR}/heed/state/*.cc
-  ${PROJECT_SOURCE_DIR}/heed/ops/mechanism/*.cc
+  ${PROJECT_SOURCE_DIR}/heed/mechanism/*.cc
   ${PROJECT_SOURCE_DIR}/heed/ops/positions/*.cc
   ${PROJECT_SOURCE_DIR}/heed/ops/*/common/*.cc)
 list(FILTER sources EXCLUDE REGEX "_(test|case|py)\\.cc$")
@@ -28,7 +28,7 @@ file(GLOB public_headers CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/heed/layers/*.h
   ${PROJECT_SOURCE_DIR}/heed/model/*.h
   ${PROJECT_SOURCE_DIR}/heed/state/*.h
-  ${PROJECT_SOURCE_DIR}/heed/ops/mechanism/*.h
+  ${PROJECT_SOURCE_DIR}/heed/mechanism/*.h
   ${PROJECT_SOURCE_DIR}/heed/ops/positions/*.h
   ${PROJECT_SOURCE_DIR}/heed/ops/*/common/*.h)
 foreach(name context dispatch dtype error export tensor)

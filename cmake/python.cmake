@@ -1,6 +1,6 @@
 # The extension module heed._core and its type stubs, and the program, where the wheel wants them.
 file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/python/*.cc ${PROJECT_SOURCE_DIR}/python/caches/*.cc
-  ${PROJECT_SOURCE_DIR}/heed/ops/mechanism/*_py.cc ${PROJECT_SOURCE_DIR}/heed/ops/*/common/*_py.cc)
+  ${PROJECT_SOURCE_DIR}/python/mechanism/*.cc ${PROJECT_SOURCE_DIR}/heed/ops/*/common/*_py.cc)
 get_property(bindings GLOBAL PROPERTY HEED_OP_py)
 
 heed_write_list(${PROJECT_BINARY_DIR}/bind_all_ops.cc py nanobind/nanobind.h "void Bind(nanobind::module_& m);"
@@ -15,8 +15,8 @@ foreach(header IN LISTS headers)
   set(output ${PROJECT_BINARY_DIR}/docstrings/${name}.h)
   add_custom_command(OUTPUT ${output} VERBATIM
     COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/docstrings.py ${output} ${header}
-    DEPENDS ${PROJECT_SOURCE_DIR}/tools/docstrings.py ${header} ${PROJECT_SOURCE_DIR}/heed/ops/mechanism/recurrent.h
-      ${PROJECT_SOURCE_DIR}/heed/ops/mechanism/scanning.h)
+    DEPENDS ${PROJECT_SOURCE_DIR}/tools/docstrings.py ${header} ${PROJECT_SOURCE_DIR}/heed/mechanism/recurrent.h
+      ${PROJECT_SOURCE_DIR}/heed/mechanism/scanning.h)
   list(APPEND docstrings ${output})
 endforeach()
 

@@ -34,7 +34,7 @@
 #include "heed/ops/mechanisms.h"
 #include "heed/ops/positions/alibi.h"
 #include "heed/ops/linear/performer/orthogonal_features.h"
-#include "heed/ops/mechanism/recurrent.h"
+#include "heed/mechanism/recurrent.h"
 #include "heed/ops/positions/rotary.h"
 #include "heed/ops/positions/rotary_scaling.h"
 #include "heed/ops/positions/sinusoidal.h"

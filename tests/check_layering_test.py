@@ -50,7 +50,7 @@ class CheckLayeringTest(unittest.TestCase):
     def test_a_lower_rank_includes_a_higher(self):
         for path, name in (("heed/core/a.cc", "heed/simd/b-inl.h"), ("heed/simd/a-inl.h", "heed/engines/scan/b.h"),
                            ("heed/io/a.cc", "heed/engines/scan/b.h"), ("heed/engines/scan/a.cc", "heed/ops/ssm/b/b.h"),
-                           ("heed/ops/mechanism/a.cc", "heed/ops/ssm/b/b.h"),
+                           ("heed/mechanism/a.cc", "heed/ops/ssm/b/b.h"),
                            ("heed/ops/positions/a.cc", "heed/ops/ssm/b/b.h"),
                            ("heed/state/a.cc", "heed/ops/exact/a/a.h"),
                            ("heed/ops/ssm/common/a.cc", "heed/ops/ssm/b/b.h"),
@@ -79,7 +79,7 @@ class CheckLayeringTest(unittest.TestCase):
         for text in ("f(DefinitionOf(options));", "void F(const Definition& d);", "StateTensors(d);", "f(kDefinition);",
                      "RangesOf(op);"):
             self.assert_one({"heed/ops/ssm/b/b_reference.cc": c(text)}, "a reference reads what kernels run with")
-            self.assert_one({"heed/ops/mechanism/a_reference_internal.h": c(text)},
+            self.assert_one({"heed/mechanism/a_reference_internal.h": c(text)},
                             "a reference reads what kernels run with")
             self.assertEqual(messages({"heed/ops/ssm/b/b.cc": c(text)}), [])
 

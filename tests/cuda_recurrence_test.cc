@@ -16,7 +16,7 @@
 #include "heed/ops/gated/mlstm/mlstm.h"
 #include "heed/ops/gated/simple_gla/simple_gla.h"
 #include "heed/ops/linear/linear_attention/linear_attention_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 #include "tests/cuda/problems_on_devices.h"
 
 namespace heed {

@@ -35,7 +35,7 @@
 
 #include "heed/core/dispatch.h"
 #include "heed/harness/case.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed {
 namespace {

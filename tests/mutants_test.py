@@ -99,7 +99,7 @@ class MutationsTest(unittest.TestCase):
     def test_edits_of_real_files_apply(self):
         some = random.Random(1)
         for path in ("heed/engines/recurrence/step-inl.h", "heed/engines/scan/heads-inl.h", "heed/state/pages.cc",
-                     "heed/ops/mechanism/recurrent.cc", "heed/simd/convert-inl.h"):
+                     "heed/mechanism/recurrent.cc", "heed/simd/convert-inl.h"):
             text = (ROOT / path).read_text()
             comments = [match.group() for match in CPP_TOKEN.finditer(text) if match.group("skip")]
             found = edits(path, text)
@@ -143,7 +143,7 @@ class NearTest(unittest.TestCase):
                 ("heed/state/nsa_cache.cc", "heed_op_tests", "NsaAttendTest.TokenByTokenAndInChunksItIsForward"),
                 ("heed/engines/scan/cuda/backward_block.h", "cuda_scan_test", "*"),
                 ("python/heed/select.py", "pytest", "python/tests/test_select.py"),
-                ("heed/ops/mechanism/recurrent_py.cc", "pytest", "python/tests/test_recurrent.py")):
+                ("python/mechanism/recurrent.cc", "pytest", "python/tests/test_recurrent.py")):
             self.assertIn(test, re.split("[: ]", dict(self.includes.near(file))[program]), file)
 
     def test_filters_name_tests_that_there_are(self):

@@ -15,7 +15,7 @@
 
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::recurrent {
 

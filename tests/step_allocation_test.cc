@@ -10,7 +10,7 @@
 #include "heed/core/context.h"
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 #include "heed/ops/linear/performer/performer.h"
 #include "heed/ops/ssm/ssd/ssd.h"
 #include "tests/sanitizers.h"

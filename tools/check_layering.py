@@ -17,12 +17,12 @@ TOP = 8  # files that use all of the library
 RANKS = [(re.compile(pattern), rank) for pattern, rank in (
     (r".*_(test|py)\.\w+$", TOP), (r".*_case\.\w+$", 6),
     (r"heed/core/", 0), (r"heed/(simd|io|cuda)/", 1),
-    (r"heed/(engines|ops/mechanism|ops/positions|ops/\w+/common)/", 2), (r"heed/state/", 3), (r"heed/ops/\w+/\w+/", 4),
+    (r"heed/(engines|mechanism|ops/positions|ops/\w+/common)/", 2), (r"heed/state/", 3), (r"heed/ops/\w+/\w+/", 4),
     (r"heed/(layers|model|distributed)/", 5), (r"heed/heed\.h$", 5), (r"heed/(harness|advise)/", 6),
     (r"heed/pages/", 7), (r"(tests|cli|python|benchmarks|examples)/", TOP))]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)
-OP = re.compile(r"heed/ops/(?!mechanism/|positions/)(\w+/(?!common/)\w+)/")
+OP = re.compile(r"heed/ops/(?!positions/)(\w+/(?!common/)\w+)/")
 # The one operation that others may include, and the others: they are calls of it and share its whole contract,
 # options, their checks, its reference.
 SHARED_OP, COMPOSED_OP = "exact/attention", re.compile(r"sparse/")

@@ -26,7 +26,7 @@ FIELD = re.compile(r"^([\w:<>]+) ([\w, ]+?)(?: = [^;]*)?;(?:\s*// (.*))?$")
 ENUM = re.compile(r"^enum class (\w+) \{(.*)\};", re.DOTALL)
 USING = re.compile(r"^using (\w+)::(\w+);$", re.MULTILINE)
 BASE = re.compile(r"^struct \w+ : (\w+)::(\w+) \{")
-INCLUDE = re.compile(r'^#include "(heed/ops/[^"]+)"', re.MULTILINE)
+INCLUDE = re.compile(r'^#include "(heed/(?:ops|mechanism)/[^"]+)"', re.MULTILINE)
 ARGUMENTS = re.compile(r"(Inputs|Options|Outputs|Gradients|Selection|State|Tables)$")
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -51,7 +51,7 @@ def references_and_cases(tree):
 
 
 def mechanism_library(tree):
-    rooms = ("heed/ops/mechanism", "heed/mechanism", "python/mechanism")
+    rooms = ("heed/mechanism", "python/mechanism")
     return tree.lines(path for path in tree.code(*rooms) if not MECHANISM_SCAFFOLDING.search(path))
 
 

@@ -16,7 +16,7 @@
 #include "heed/harness/case.h"
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/cases/attention_case.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 #include "heed/ops/ssm/selective_scan/selective_scan_case.h"
 #include "heed/ops/ssm/ssd/ssd_case.h"
 #include "tests/cuda/problems_on_devices.h"

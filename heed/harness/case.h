@@ -26,7 +26,7 @@
 namespace heed {
 
 namespace recurrent {
-struct Mechanism;  // ops/mechanism/recurrent_case.h
+struct Mechanism;  // harness/mechanism/recurrent_case.h
 }
 
 // B sequences, Tq queries, Tk keys, Hq query and Hkv key heads, D key and Dv value channels. A recurrence uses T = Tq,

@@ -6,7 +6,7 @@
 
 #include "heed/core/error.h"
 #include "heed/layers/arena_internal.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 
 namespace heed::layers {
 namespace {

@@ -10,7 +10,7 @@
 #include "heed/core/error.h"
 #include "heed/core/os.h"
 #include "heed/layers/linear_internal.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 
 namespace heed::layers {
 namespace {

@@ -7,7 +7,7 @@
 #include "heed/layers/positions_internal.h"
 #include "heed/layers/recurrence_internal.h"
 #include "heed/layers/rows_internal.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 
 namespace heed::layers {
 namespace {

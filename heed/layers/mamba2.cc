@@ -5,7 +5,7 @@
 #include "heed/layers/arena_internal.h"
 #include "heed/layers/convolve_internal.h"
 #include "heed/layers/rows_internal.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 #include "heed/ops/ssm/ssd/ssd.h"
 
 namespace heed::layers {

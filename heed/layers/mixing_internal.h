@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "heed/core/tensor.h"
-#include "heed/ops/mechanism/recurrent.h"
+#include "heed/mechanism/recurrent.h"
 
 namespace heed::layers {
 

@@ -18,7 +18,7 @@
 #include "heed/ops/gated/simple_gla/simple_gla.h"
 #include "heed/ops/linear/based/based.h"
 #include "heed/ops/linear/linear_attention/linear_attention.h"
-#include "heed/ops/mechanism/table_internal.h"
+#include "heed/mechanism/table_internal.h"
 
 namespace heed::layers {
 namespace {

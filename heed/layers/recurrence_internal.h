@@ -9,7 +9,7 @@
 
 #include "heed/core/context.h"
 #include "heed/layers/layer.h"
-#include "heed/ops/mechanism/recurrent.h"
+#include "heed/mechanism/recurrent.h"
 
 namespace heed::layers {
 

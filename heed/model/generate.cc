@@ -9,7 +9,7 @@
 #include "heed/core/philox.h"
 #include "heed/layers/arena_internal.h"
 #include "heed/model/model_internal.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 
 namespace heed {
 namespace {

@@ -10,7 +10,7 @@
 #include "heed/layers/arena_internal.h"
 #include "heed/layers/rows_internal.h"
 #include "heed/model/model_internal.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 
 namespace heed {
 namespace {

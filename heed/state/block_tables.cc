@@ -2,7 +2,7 @@
 #include <string>
 
 #include "heed/core/error.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 #include "heed/state/block_tables_internal.h"
 
 namespace heed {

@@ -4,7 +4,7 @@
 
 #include "heed/core/error.h"
 #include "heed/core/os.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 #include "heed/state/pages_internal.h"
 #include "heed/state/quantize_row_internal.h"
 

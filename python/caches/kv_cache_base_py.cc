@@ -13,7 +13,7 @@
 #include "heed/core/error.h"
 #include "heed/ops/exact/attention/attend/attend_py.h"
 #include "heed/ops/sparse/certified_attention/certified_attention_py.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 #include "heed/state/kv_cache.h"
 #include "python/caches/kv_cache_py.h"
 #include "heed/state/latent_kv_cache.h"

@@ -12,7 +12,7 @@
 
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
-#include "heed/ops/mechanism/problem_case.h"
+#include "heed/harness/mechanism/problem_case.h"
 #include "tests/cuda/on_devices.h"
 
 namespace heed {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "heed/core/os.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 #include "heed/ops/positions/phase_table_internal.h"
 
 namespace heed {

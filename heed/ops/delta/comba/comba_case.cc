@@ -1,6 +1,6 @@
 // Comba in the harness.
 #include "heed/ops/delta/comba/comba_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::comba {
 

@@ -3,8 +3,8 @@
 #define HEED_OPS_DELTA_COMBA_COMBA_INTERNAL_H_
 
 #include "heed/ops/delta/comba/comba.h"
-#include "heed/ops/mechanism/delta_reference_internal.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/mechanism/reference/delta_reference_internal.h"
+#include "heed/mechanism/recurrent_internal.h"
 
 namespace heed::comba {
 

@@ -1,7 +1,7 @@
 // Bindings of heed.comba, heed.comba_backward and heed.comba_step.
 #include "docstrings/comba.h"
 #include "heed/ops/delta/comba/comba_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::comba {
 

@@ -1,6 +1,6 @@
 // DeltaProduct in the harness.
 #include "heed/ops/delta/delta_product/delta_product_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::delta_product {
 

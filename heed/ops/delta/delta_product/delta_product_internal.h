@@ -3,8 +3,8 @@
 #define HEED_OPS_DELTA_DELTA_PRODUCT_DELTA_PRODUCT_INTERNAL_H_
 
 #include "heed/ops/delta/delta_product/delta_product.h"
-#include "heed/ops/mechanism/delta_reference_internal.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/mechanism/reference/delta_reference_internal.h"
+#include "heed/mechanism/recurrent_internal.h"
 
 namespace heed::delta_product {
 

@@ -1,7 +1,7 @@
 // Bindings of heed.delta_product, heed.delta_product_backward and heed.delta_product_step.
 #include "docstrings/delta_product.h"
 #include "heed/ops/delta/delta_product/delta_product_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::delta_product {
 

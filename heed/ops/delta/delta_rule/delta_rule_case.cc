@@ -1,6 +1,6 @@
 // The delta rule in the harness.
 #include "heed/ops/delta/delta_rule/delta_rule_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::delta_rule {
 

@@ -3,8 +3,8 @@
 #define HEED_OPS_DELTA_DELTA_RULE_DELTA_RULE_INTERNAL_H_
 
 #include "heed/ops/delta/delta_rule/delta_rule.h"
-#include "heed/ops/mechanism/delta_reference_internal.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/mechanism/reference/delta_reference_internal.h"
+#include "heed/mechanism/recurrent_internal.h"
 
 namespace heed::delta_rule {
 

@@ -1,7 +1,7 @@
 // Bindings of heed.delta_rule, heed.delta_rule_backward and heed.delta_rule_step.
 #include "docstrings/delta_rule.h"
 #include "heed/ops/delta/delta_rule/delta_rule_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::delta_rule {
 

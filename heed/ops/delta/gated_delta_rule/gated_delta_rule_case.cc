@@ -1,6 +1,6 @@
 // The gated delta rule in the harness.
 #include "heed/ops/delta/gated_delta_rule/gated_delta_rule_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::gated_delta_rule {
 

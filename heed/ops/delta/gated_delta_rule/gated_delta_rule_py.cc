@@ -1,7 +1,7 @@
 // Bindings of heed.gated_delta_rule, heed.gated_delta_rule_backward and heed.gated_delta_rule_step.
 #include "docstrings/gated_delta_rule.h"
 #include "heed/ops/delta/gated_delta_rule/gated_delta_rule_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::gated_delta_rule {
 

@@ -1,6 +1,6 @@
 // The gated delta rule with two gates in the harness.
 #include "heed/ops/delta/gdn2/gdn2_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::gdn2 {
 

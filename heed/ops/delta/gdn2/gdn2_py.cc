@@ -1,7 +1,7 @@
 // Bindings of heed.gdn2, heed.gdn2_backward and heed.gdn2_step.
 #include "docstrings/gdn2.h"
 #include "heed/ops/delta/gdn2/gdn2_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::gdn2 {
 

@@ -1,6 +1,6 @@
 // Kimi delta attention in the harness.
 #include "heed/ops/delta/kda/kda_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::kda {
 

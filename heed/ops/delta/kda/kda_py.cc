@@ -1,7 +1,7 @@
 // Bindings of heed.kda, heed.kda_backward and heed.kda_step.
 #include "docstrings/kda.h"
 #include "heed/ops/delta/kda/kda_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::kda {
 

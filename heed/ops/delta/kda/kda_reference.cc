@@ -4,7 +4,7 @@
 #include "heed/ops/delta/kda/kda_reference.h"
 
 #include "heed/ops/delta/kda/kda_internal.h"
-#include "heed/ops/mechanism/readable_reference_internal.h"
+#include "heed/mechanism/reference/readable_reference_internal.h"
 
 namespace heed::kda {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <cstddef>
 
-#include "heed/ops/mechanism/reference_array_internal.h"
+#include "heed/mechanism/reference/reference_array_internal.h"
 
 namespace heed::kda {
 

@@ -16,7 +16,7 @@
 
 #include "heed/core/context.h"
 #include "heed/core/export.h"
-#include "heed/ops/mechanism/recurrent.h"
+#include "heed/mechanism/recurrent.h"
 
 namespace heed::rwkv7 {
 

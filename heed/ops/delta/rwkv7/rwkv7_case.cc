@@ -1,6 +1,6 @@
 // RWKV-7 in the harness.
 #include "heed/ops/delta/rwkv7/rwkv7_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::rwkv7 {
 

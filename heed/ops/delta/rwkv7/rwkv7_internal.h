@@ -3,8 +3,8 @@
 #define HEED_OPS_DELTA_RWKV7_RWKV7_INTERNAL_H_
 
 #include "heed/ops/delta/rwkv7/rwkv7.h"
-#include "heed/ops/mechanism/delta_reference_internal.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/mechanism/reference/delta_reference_internal.h"
+#include "heed/mechanism/recurrent_internal.h"
 
 namespace heed::rwkv7 {
 

@@ -1,7 +1,7 @@
 // Bindings of heed.rwkv7, heed.rwkv7_backward and heed.rwkv7_step.
 #include "docstrings/rwkv7.h"
 #include "heed/ops/delta/rwkv7/rwkv7_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::rwkv7 {
 

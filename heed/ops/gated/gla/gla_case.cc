@@ -1,6 +1,6 @@
 // GLA in the harness.
 #include "heed/ops/gated/gla/gla_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::gla {
 

@@ -1,7 +1,7 @@
 // Bindings of heed.gla, heed.gla_backward and heed.gla_step.
 #include "docstrings/gla.h"
 #include "heed/ops/gated/gla/gla_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::gla {
 

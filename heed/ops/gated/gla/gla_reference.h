@@ -7,7 +7,7 @@
 
 #include <cstddef>
 
-#include "heed/ops/mechanism/reference_array_internal.h"
+#include "heed/mechanism/reference/reference_array_internal.h"
 
 namespace heed::gla {
 

@@ -6,7 +6,7 @@
 
 #include "heed/ops/gated/hgrn/hgrn_internal.h"
 #include "heed/ops/gated/hgrn/hgrn_reference_internal.h"
-#include "heed/ops/mechanism/scanning_case.h"
+#include "heed/harness/mechanism/scanning_case.h"
 
 namespace heed::hgrn {
 namespace {

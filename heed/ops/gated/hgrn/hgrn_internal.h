@@ -3,7 +3,7 @@
 #define HEED_OPS_GATED_HGRN_HGRN_INTERNAL_H_
 
 #include "heed/ops/gated/hgrn/hgrn.h"
-#include "heed/ops/mechanism/scanning_internal.h"
+#include "heed/mechanism/scanning_internal.h"
 
 namespace heed::hgrn {
 

@@ -1,7 +1,7 @@
 // Bindings of heed.hgrn, heed.hgrn_backward and heed.hgrn_step.
 #include "docstrings/hgrn.h"
 #include "heed/ops/gated/hgrn/hgrn_internal.h"
-#include "heed/ops/mechanism/scanning_py.h"
+#include "python/mechanism/scanning.h"
 
 namespace heed::hgrn {
 

@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "heed/ops/gated/hgrn/hgrn.h"
-#include "heed/ops/mechanism/scanning_reference_internal.h"
+#include "heed/mechanism/reference/scanning_reference_internal.h"
 
 namespace heed::hgrn {
 

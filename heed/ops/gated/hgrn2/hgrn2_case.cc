@@ -1,6 +1,6 @@
 // HGRN2 in the harness.
 #include "heed/ops/gated/hgrn2/hgrn2_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::hgrn2 {
 

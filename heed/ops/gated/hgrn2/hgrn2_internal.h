@@ -3,8 +3,8 @@
 #define HEED_OPS_GATED_HGRN2_HGRN2_INTERNAL_H_
 
 #include "heed/ops/gated/hgrn2/hgrn2.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
-#include "heed/ops/mechanism/recurrent_reference_internal.h"
+#include "heed/mechanism/recurrent_internal.h"
+#include "heed/mechanism/reference/recurrent_reference_internal.h"
 
 namespace heed::hgrn2 {
 

@@ -1,7 +1,7 @@
 // Bindings of heed.hgrn2, heed.hgrn2_backward and heed.hgrn2_step.
 #include "docstrings/hgrn2.h"
 #include "heed/ops/gated/hgrn2/hgrn2_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::hgrn2 {
 

@@ -1,6 +1,6 @@
 // Lightning attention in the harness.
 #include "heed/ops/gated/lightning/lightning_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::lightning {
 

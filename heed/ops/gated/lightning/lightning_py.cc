@@ -1,7 +1,7 @@
 // Bindings of heed.lightning, heed.lightning_backward and heed.lightning_step.
 #include "docstrings/lightning.h"
 #include "heed/ops/gated/lightning/lightning_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::lightning {
 

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "heed/ops/gated/mlstm/mlstm_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::mlstm {
 namespace {

@@ -1,7 +1,7 @@
 // Bindings of heed.mlstm, heed.mlstm_backward and heed.mlstm_step.
 #include "docstrings/mlstm.h"
 #include "heed/ops/gated/mlstm/mlstm_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::mlstm {
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "heed/ops/gated/mlstm/mlstm_internal.h"
-#include "heed/ops/mechanism/reference_tensor_internal.h"
+#include "heed/mechanism/reference/reference_tensor_internal.h"
 
 namespace heed::mlstm {
 namespace {

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "heed/ops/gated/retention/retention_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::retention {
 

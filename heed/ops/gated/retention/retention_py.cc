@@ -1,7 +1,7 @@
 // Bindings of heed.retention, heed.retention_backward and heed.retention_step.
 #include "docstrings/retention.h"
 #include "heed/ops/gated/retention/retention_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::retention {
 

@@ -15,7 +15,7 @@
 
 #include "heed/core/context.h"
 #include "heed/core/export.h"
-#include "heed/ops/mechanism/scanning.h"
+#include "heed/mechanism/scanning.h"
 
 namespace heed::rg_lru {
 

@@ -7,7 +7,7 @@
 
 #include "heed/ops/gated/rg_lru/rg_lru_internal.h"
 #include "heed/ops/gated/rg_lru/rg_lru_reference_internal.h"
-#include "heed/ops/mechanism/scanning_case.h"
+#include "heed/harness/mechanism/scanning_case.h"
 
 namespace heed::rg_lru {
 namespace {

@@ -3,7 +3,7 @@
 #define HEED_OPS_GATED_RG_LRU_RG_LRU_INTERNAL_H_
 
 #include "heed/ops/gated/rg_lru/rg_lru.h"
-#include "heed/ops/mechanism/scanning_internal.h"
+#include "heed/mechanism/scanning_internal.h"
 
 namespace heed::rg_lru {
 

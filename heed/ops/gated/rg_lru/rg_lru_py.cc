@@ -1,7 +1,7 @@
 // Bindings of heed.rg_lru, heed.rg_lru_backward and heed.rg_lru_step.
 #include "docstrings/rg_lru.h"
 #include "heed/ops/gated/rg_lru/rg_lru_internal.h"
-#include "heed/ops/mechanism/scanning_py.h"
+#include "python/mechanism/scanning.h"
 
 namespace heed::rg_lru {
 namespace {

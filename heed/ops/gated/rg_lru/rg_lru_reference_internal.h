@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "heed/ops/gated/rg_lru/rg_lru.h"
-#include "heed/ops/mechanism/scanning_reference_internal.h"
+#include "heed/mechanism/reference/scanning_reference_internal.h"
 
 namespace heed::rg_lru {
 

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "heed/ops/gated/rwkv4/rwkv4_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::rwkv4 {
 OpEntry Entry() {

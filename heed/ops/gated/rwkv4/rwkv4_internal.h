@@ -3,7 +3,7 @@
 #define HEED_OPS_GATED_RWKV4_RWKV4_INTERNAL_H_
 
 #include "heed/ops/gated/rwkv4/rwkv4.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/mechanism/recurrent_internal.h"
 
 namespace heed::rwkv4 {
 

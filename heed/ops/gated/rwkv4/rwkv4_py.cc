@@ -1,7 +1,7 @@
 // Bindings of heed.rwkv4, heed.rwkv4_backward and heed.rwkv4_step: the recurrence over channels, in the engine's form.
 #include "docstrings/rwkv4.h"
 #include "heed/ops/gated/rwkv4/rwkv4_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::rwkv4 {
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "heed/ops/gated/rwkv4/rwkv4_internal.h"
-#include "heed/ops/mechanism/recurrent_reference_internal.h"
-#include "heed/ops/mechanism/reference_tensor_internal.h"
+#include "heed/mechanism/reference/recurrent_reference_internal.h"
+#include "heed/mechanism/reference/reference_tensor_internal.h"
 
 namespace heed::rwkv4 {
 namespace {

@@ -1,6 +1,6 @@
 // RWKV-5 in the harness.
 #include "heed/ops/gated/rwkv5/rwkv5_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::rwkv5 {
 

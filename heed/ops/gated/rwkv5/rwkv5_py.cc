@@ -1,7 +1,7 @@
 // Bindings of heed.rwkv5, heed.rwkv5_backward and heed.rwkv5_step.
 #include "docstrings/rwkv5.h"
 #include "heed/ops/gated/rwkv5/rwkv5_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::rwkv5 {
 

@@ -1,6 +1,6 @@
 // RWKV-6 in the harness.
 #include "heed/ops/gated/rwkv6/rwkv6_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::rwkv6 {
 

@@ -1,7 +1,7 @@
 // Bindings of heed.rwkv6, heed.rwkv6_backward and heed.rwkv6_step.
 #include "docstrings/rwkv6.h"
 #include "heed/ops/gated/rwkv6/rwkv6_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::rwkv6 {
 

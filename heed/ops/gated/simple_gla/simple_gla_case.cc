@@ -1,6 +1,6 @@
 // Simple GLA in the harness.
 #include "heed/ops/gated/simple_gla/simple_gla_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::simple_gla {
 

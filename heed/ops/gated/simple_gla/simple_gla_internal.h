@@ -3,8 +3,8 @@
 #define HEED_OPS_GATED_SIMPLE_GLA_SIMPLE_GLA_INTERNAL_H_
 
 #include "heed/ops/gated/simple_gla/simple_gla.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
-#include "heed/ops/mechanism/recurrent_reference_internal.h"
+#include "heed/mechanism/recurrent_internal.h"
+#include "heed/mechanism/reference/recurrent_reference_internal.h"
 
 namespace heed::simple_gla {
 

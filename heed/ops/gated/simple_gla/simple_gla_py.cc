@@ -1,7 +1,7 @@
 // Bindings of heed.simple_gla, heed.simple_gla_backward and heed.simple_gla_step.
 #include "docstrings/simple_gla.h"
 #include "heed/ops/gated/simple_gla/simple_gla_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::simple_gla {
 

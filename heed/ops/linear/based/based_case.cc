@@ -3,7 +3,7 @@
 #include <string>
 
 #include "heed/ops/linear/based/based_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::based {
 namespace {

@@ -1,7 +1,7 @@
 // Bindings of heed.based, heed.based_backward and heed.based_step.
 #include "docstrings/based.h"
 #include "heed/ops/linear/based/based_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::based {
 namespace {

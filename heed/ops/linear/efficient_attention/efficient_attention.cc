@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 
 namespace heed::efficient_attention {
 namespace {

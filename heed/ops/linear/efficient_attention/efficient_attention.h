@@ -18,7 +18,7 @@
 
 #include "heed/core/context.h"
 #include "heed/core/export.h"
-#include "heed/ops/mechanism/recurrent.h"
+#include "heed/mechanism/recurrent.h"
 
 namespace heed::efficient_attention {
 

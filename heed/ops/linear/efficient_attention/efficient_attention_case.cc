@@ -4,7 +4,7 @@
 #include <string>
 
 #include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::efficient_attention {
 namespace {

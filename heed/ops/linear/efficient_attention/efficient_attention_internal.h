@@ -3,7 +3,7 @@
 #define HEED_OPS_LINEAR_EFFICIENT_ATTENTION_EFFICIENT_ATTENTION_INTERNAL_H_
 
 #include "heed/ops/linear/efficient_attention/efficient_attention.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/mechanism/recurrent_internal.h"
 
 namespace heed::efficient_attention {
 

@@ -1,7 +1,7 @@
 // Bindings of heed.efficient_attention and heed.efficient_attention_backward.
 #include "docstrings/efficient_attention.h"
 #include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
-#include "heed/ops/mechanism/binding_py.h"
+#include "python/mechanism/binding.h"
 
 namespace heed::efficient_attention {
 

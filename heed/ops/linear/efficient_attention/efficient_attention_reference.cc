@@ -10,8 +10,8 @@
 
 #include "heed/ops/linear/efficient_attention/efficient_attention.h"
 #include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
-#include "heed/ops/mechanism/recurrent_reference_internal.h"
-#include "heed/ops/mechanism/reference_tensor_internal.h"
+#include "heed/mechanism/reference/recurrent_reference_internal.h"
+#include "heed/mechanism/reference/reference_tensor_internal.h"
 
 namespace heed::efficient_attention {
 namespace {

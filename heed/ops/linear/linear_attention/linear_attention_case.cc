@@ -3,7 +3,7 @@
 #include <string>
 
 #include "heed/ops/linear/linear_attention/linear_attention_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::linear_attention {
 namespace {

@@ -3,8 +3,8 @@
 #define HEED_OPS_LINEAR_LINEAR_ATTENTION_LINEAR_ATTENTION_INTERNAL_H_
 
 #include "heed/ops/linear/linear_attention/linear_attention.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
-#include "heed/ops/mechanism/recurrent_reference_internal.h"
+#include "heed/mechanism/recurrent_internal.h"
+#include "heed/mechanism/reference/recurrent_reference_internal.h"
 
 namespace heed::linear_attention {
 

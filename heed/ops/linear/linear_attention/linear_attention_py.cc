@@ -2,7 +2,7 @@
 #include <string>
 #include "docstrings/linear_attention.h"
 #include "heed/ops/linear/linear_attention/linear_attention_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::linear_attention {
 namespace {

@@ -22,8 +22,8 @@
 #include "heed/core/os.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/ops/linear/linformer/linformer_internal.h"
-#include "heed/ops/mechanism/check_internal.h"
-#include "heed/ops/mechanism/tokens_internal.h"
+#include "heed/mechanism/check_internal.h"
+#include "heed/mechanism/tokens_internal.h"
 
 namespace heed::linformer {
 namespace {

@@ -10,8 +10,8 @@
 #include "heed/harness/case.h"
 #include "heed/ops/linear/linformer/linformer.h"
 #include "heed/ops/linear/linformer/linformer_internal.h"
-#include "heed/ops/mechanism/problem_case.h"
-#include "heed/ops/mechanism/reference_tensor_internal.h"
+#include "heed/harness/mechanism/problem_case.h"
+#include "heed/mechanism/reference/reference_tensor_internal.h"
 
 namespace heed::linformer {
 namespace {

@@ -9,7 +9,7 @@
 #include "heed/core/context.h"
 #include "heed/core/dtype.h"
 #include "heed/ops/linear/linformer/linformer.h"
-#include "heed/ops/mechanism/table_internal.h"
+#include "heed/mechanism/table_internal.h"
 
 namespace heed::linformer {
 

@@ -1,7 +1,7 @@
 // Bindings of heed.linformer and heed.linformer_backward.
 #include "docstrings/linformer.h"
 #include "heed/ops/linear/linformer/linformer_internal.h"
-#include "heed/ops/mechanism/binding_py.h"
+#include "python/mechanism/binding.h"
 
 namespace heed::linformer {
 

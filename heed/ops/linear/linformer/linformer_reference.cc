@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "heed/ops/linear/linformer/linformer.h"
-#include "heed/ops/mechanism/reference_tensor_internal.h"
+#include "heed/mechanism/reference/reference_tensor_internal.h"
 
 namespace heed::linformer {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "heed/core/philox.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 
 namespace heed {
 namespace {

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "heed/ops/linear/performer/performer_internal.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 
 namespace heed::performer {
 namespace {

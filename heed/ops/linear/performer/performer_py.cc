@@ -2,7 +2,7 @@
 #include <string>
 #include "docstrings/performer.h"
 #include "heed/ops/linear/performer/performer_internal.h"
-#include "heed/ops/mechanism/recurrent_py.h"
+#include "python/mechanism/recurrent.h"
 
 namespace heed::performer {
 namespace {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "heed/ops/linear/performer/performer_internal.h"
-#include "heed/ops/mechanism/reference_tensor_internal.h"
+#include "heed/mechanism/reference/reference_tensor_internal.h"
 
 namespace heed::performer {
 namespace {

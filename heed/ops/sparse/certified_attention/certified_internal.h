@@ -11,7 +11,7 @@
 #include "heed/core/tensor.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/ops/exact/attention/attention.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
 #include "heed/ops/sparse/certified_attention/certified_selection_internal.h"
 #include "heed/state/kv_view.h"

@@ -7,7 +7,7 @@
 
 #include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/ops/exact/attention/attention_reference_internal.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
 
 namespace heed::certified_attention {

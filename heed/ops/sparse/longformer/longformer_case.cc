@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "heed/ops/exact/attention/cases/attention_case.h"
-#include "heed/ops/mechanism/check_internal.h"
-#include "heed/ops/mechanism/problem_case.h"
+#include "heed/mechanism/check_internal.h"
+#include "heed/harness/mechanism/problem_case.h"
 #include "heed/ops/sparse/longformer/longformer_reference_internal.h"
 
 namespace heed::longformer {

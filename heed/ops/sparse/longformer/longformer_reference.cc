@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "heed/ops/exact/attention/attention_internal.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 #include "heed/ops/sparse/common/pattern.h"
 #include "heed/ops/sparse/longformer/longformer_internal.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "heed/core/os.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 #include "heed/ops/sparse/merge_linear/merge_linear_internal.h"
 
 namespace heed::merge_linear {

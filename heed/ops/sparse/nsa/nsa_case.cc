@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "heed/ops/exact/attention/cases/attention_case.h"
-#include "heed/ops/mechanism/check_internal.h"
-#include "heed/ops/mechanism/problem_case.h"
+#include "heed/mechanism/check_internal.h"
+#include "heed/harness/mechanism/problem_case.h"
 #include "heed/ops/sparse/nsa/nsa_internal.h"
 #include "heed/ops/sparse/nsa/nsa_reference_internal.h"
 

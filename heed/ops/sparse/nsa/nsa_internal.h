@@ -13,7 +13,7 @@
 #include "heed/core/tensor.h"
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/attention_internal.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 #include "heed/ops/sparse/nsa/nsa.h"
 
 namespace heed::nsa {

@@ -4,8 +4,8 @@
 #include <iterator>
 #include <string>
 
-#include "heed/ops/mechanism/reference_tensor_internal.h"
-#include "heed/ops/mechanism/scanning_case.h"
+#include "heed/mechanism/reference/reference_tensor_internal.h"
+#include "heed/harness/mechanism/scanning_case.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d_internal.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d_reference_internal.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "heed/core/context.h"
-#include "heed/ops/mechanism/scanning_internal.h"
+#include "heed/mechanism/scanning_internal.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d.h"
 
 namespace heed::causal_conv1d {

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "docstrings/causal_conv1d.h"
-#include "heed/ops/mechanism/scanning_py.h"
+#include "python/mechanism/scanning.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d_internal.h"
 
 namespace heed::causal_conv1d {

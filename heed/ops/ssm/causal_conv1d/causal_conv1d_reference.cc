@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "heed/ops/mechanism/reference_tensor_internal.h"
+#include "heed/mechanism/reference/reference_tensor_internal.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d_reference_internal.h"
 
 namespace heed::causal_conv1d {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "heed/ops/mechanism/modes_case.h"
-#include "heed/ops/mechanism/scanning_case.h"
+#include "heed/harness/mechanism/modes_case.h"
+#include "heed/harness/mechanism/scanning_case.h"
 #include "heed/ops/ssm/h3/h3_internal.h"
 #include "heed/ops/ssm/h3/h3_reference_internal.h"
 

@@ -2,7 +2,7 @@
 #ifndef HEED_OPS_SSM_H3_H3_INTERNAL_H_
 #define HEED_OPS_SSM_H3_H3_INTERNAL_H_
 
-#include "heed/ops/mechanism/scanning_internal.h"
+#include "heed/mechanism/scanning_internal.h"
 #include "heed/ops/ssm/h3/h3.h"
 
 namespace heed::h3 {

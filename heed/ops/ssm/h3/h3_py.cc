@@ -1,7 +1,7 @@
 // Bindings of heed.h3, heed.h3_backward and heed.h3_step.
 #include <string>
 #include "docstrings/h3.h"
-#include "heed/ops/mechanism/scanning_py.h"
+#include "python/mechanism/scanning.h"
 #include "heed/ops/ssm/h3/h3_internal.h"
 
 namespace heed::h3 {

@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include "heed/ops/mechanism/modes_reference_internal.h"
+#include "heed/mechanism/reference/modes_reference_internal.h"
 #include "heed/ops/ssm/h3/h3.h"
 
 namespace heed::h3 {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "heed/ops/mechanism/convolution_case.h"
-#include "heed/ops/mechanism/scanning_case.h"
+#include "heed/harness/mechanism/convolution_case.h"
+#include "heed/harness/mechanism/scanning_case.h"
 #include "heed/ops/ssm/long_convolution/long_convolution_internal.h"
 #include "heed/ops/ssm/long_convolution/long_convolution_reference_internal.h"
 

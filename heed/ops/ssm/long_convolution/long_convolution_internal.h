@@ -2,7 +2,7 @@
 #ifndef HEED_OPS_SSM_LONG_CONVOLUTION_LONG_CONVOLUTION_INTERNAL_H_
 #define HEED_OPS_SSM_LONG_CONVOLUTION_LONG_CONVOLUTION_INTERNAL_H_
 
-#include "heed/ops/mechanism/scanning_internal.h"
+#include "heed/mechanism/scanning_internal.h"
 #include "heed/ops/ssm/long_convolution/long_convolution.h"
 
 namespace heed::long_convolution {

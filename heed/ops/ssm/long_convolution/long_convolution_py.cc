@@ -1,6 +1,6 @@
 // Bindings of heed.long_convolution and heed.long_convolution_backward.
 #include "docstrings/long_convolution.h"
-#include "heed/ops/mechanism/scanning_py.h"
+#include "python/mechanism/scanning.h"
 #include "heed/ops/ssm/long_convolution/long_convolution_internal.h"
 
 namespace heed::long_convolution {

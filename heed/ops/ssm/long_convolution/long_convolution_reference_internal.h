@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <functional>
 
-#include "heed/ops/mechanism/scanning_reference_internal.h"
+#include "heed/mechanism/reference/scanning_reference_internal.h"
 #include "heed/ops/ssm/long_convolution/long_convolution.h"
 
 namespace heed::long_convolution {

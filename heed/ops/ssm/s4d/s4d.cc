@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "heed/core/error.h"
-#include "heed/ops/mechanism/check_internal.h"
+#include "heed/mechanism/check_internal.h"
 #include "heed/ops/ssm/s4d/s4d_internal.h"
 
 namespace heed::s4d {

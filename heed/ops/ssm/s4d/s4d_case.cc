@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "heed/ops/mechanism/modes_case.h"
-#include "heed/ops/mechanism/scanning_case.h"
+#include "heed/harness/mechanism/modes_case.h"
+#include "heed/harness/mechanism/scanning_case.h"
 #include "heed/ops/ssm/s4d/s4d_internal.h"
 #include "heed/ops/ssm/s4d/s4d_reference_internal.h"
 

@@ -2,7 +2,7 @@
 #ifndef HEED_OPS_SSM_S4D_S4D_INTERNAL_H_
 #define HEED_OPS_SSM_S4D_S4D_INTERNAL_H_
 
-#include "heed/ops/mechanism/scanning_internal.h"
+#include "heed/mechanism/scanning_internal.h"
 #include "heed/ops/ssm/s4d/s4d.h"
 
 namespace heed::s4d {

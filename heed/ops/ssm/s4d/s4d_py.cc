@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "docstrings/s4d.h"
-#include "heed/ops/mechanism/scanning_py.h"
+#include "python/mechanism/scanning.h"
 #include "heed/ops/ssm/s4d/s4d.h"
 #include "heed/ops/ssm/s4d/s4d_internal.h"
 #include "python/arguments.h"

@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "heed/ops/mechanism/modes_reference_internal.h"
+#include "heed/mechanism/reference/modes_reference_internal.h"
 #include "heed/ops/ssm/s4d/s4d.h"
 
 namespace heed::s4d {

@@ -2,7 +2,7 @@
 #ifndef HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_CASE_H_
 #define HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_CASE_H_
 
-#include "heed/ops/mechanism/scanning_case.h"
+#include "heed/harness/mechanism/scanning_case.h"
 #include "heed/ops/ssm/selective_scan/selective_scan.h"
 
 namespace heed::selective_scan {

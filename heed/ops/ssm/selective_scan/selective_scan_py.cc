@@ -1,6 +1,6 @@
 // Bindings of heed.selective_scan, heed.selective_scan_backward and heed.selective_scan_step.
 #include "docstrings/selective_scan.h"
-#include "heed/ops/mechanism/scanning_py.h"
+#include "python/mechanism/scanning.h"
 #include "heed/ops/ssm/selective_scan/selective_scan_internal.h"
 
 namespace heed::selective_scan {

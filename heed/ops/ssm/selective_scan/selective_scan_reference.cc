@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <utility>
 
-#include "heed/ops/mechanism/readable_reference_internal.h"
+#include "heed/mechanism/reference/readable_reference_internal.h"
 #include "heed/ops/ssm/selective_scan/selective_scan_reference_internal.h"
 
 namespace heed::selective_scan {

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "heed/ops/mechanism/reference_array_internal.h"
+#include "heed/mechanism/reference/reference_array_internal.h"
 
 namespace heed::selective_scan {
 

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "heed/ops/mechanism/scanning_reference_internal.h"
+#include "heed/mechanism/reference/scanning_reference_internal.h"
 #include "heed/ops/ssm/selective_scan/selective_scan.h"
 
 namespace heed::selective_scan {

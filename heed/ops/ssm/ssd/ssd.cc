@@ -15,8 +15,8 @@
 #include "heed/core/error.h"
 #include "heed/core/os.h"
 #include "heed/cuda/calls.h"
-#include "heed/ops/mechanism/check_internal.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/mechanism/check_internal.h"
+#include "heed/mechanism/recurrent_internal.h"
 #include "heed/ops/ssm/ssd/ssd_internal.h"
 #include "heed/ops/ssm/ssd/ssd_kernels_internal.h"
 

@@ -3,8 +3,8 @@
 #include <iterator>
 #include <string>
 
-#include "heed/ops/mechanism/problem_case.h"
-#include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/harness/mechanism/problem_case.h"
+#include "heed/harness/mechanism/recurrent_case.h"
 #include "heed/ops/ssm/ssd/ssd.h"
 #include "heed/ops/ssm/ssd/ssd_case.h"
 #include "heed/ops/ssm/ssd/ssd_internal.h"

@@ -7,7 +7,7 @@
 
 #include "heed/core/dtype.h"
 #include "heed/harness/case.h"
-#include "heed/ops/mechanism/problem_case.h"
+#include "heed/harness/mechanism/problem_case.h"
 
 namespace heed::ssd {
 

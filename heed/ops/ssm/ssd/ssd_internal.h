@@ -2,7 +2,7 @@
 #ifndef HEED_OPS_SSM_SSD_SSD_INTERNAL_H_
 #define HEED_OPS_SSM_SSD_SSD_INTERNAL_H_
 
-#include "heed/ops/mechanism/table_internal.h"
+#include "heed/mechanism/table_internal.h"
 #include "heed/ops/ssm/ssd/ssd.h"
 
 namespace heed::ssd {

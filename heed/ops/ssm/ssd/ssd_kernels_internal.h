@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "heed/core/context.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/mechanism/recurrent_internal.h"
 #include "heed/ops/ssm/ssd/ssd.h"
 
 namespace heed::ssd {

@@ -2,7 +2,7 @@
 #include <tuple>
 
 #include "docstrings/ssd.h"
-#include "heed/ops/mechanism/binding_py.h"
+#include "python/mechanism/binding.h"
 #include "heed/ops/ssm/ssd/ssd_internal.h"
 
 namespace heed::ssd {

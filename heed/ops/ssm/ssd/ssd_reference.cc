@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "heed/ops/mechanism/recurrent_reference_internal.h"
-#include "heed/ops/mechanism/reference_tensor_internal.h"
+#include "heed/mechanism/reference/recurrent_reference_internal.h"
+#include "heed/mechanism/reference/reference_tensor_internal.h"
 #include "heed/ops/ssm/ssd/ssd.h"
 #include "heed/ops/ssm/ssd/ssd_internal.h"
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "heed/cuda/calls.h"
-#include "heed/ops/mechanism/tokens_internal.h"
+#include "heed/mechanism/tokens_internal.h"
 #include "heed/ops/ssm/ssd/cuda/element_blocks_internal.h"
 #include "heed/ops/ssm/ssd/ssd_kernels_internal.h"
 

@@ -1,0 +1,201 @@
+// Error bounds of rows through state space models, in chunks of 16 tokens or as convolutions.
+#include "heed/harness/mechanism/modes_case.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "heed/engines/scan/convolution.h"
+#include "heed/harness/mechanism/convolution_case.h"
+
+namespace heed::scanning {
+namespace {
+
+using mechanism::Add;
+
+constexpr size_t kChunk = 16;
+
+// The relative error of a mode's number in the tables, and of its powers up to 16: one rounding, plus the errors of
+// computing it in f64, from the argument and the operations.
+double TableError(const ReferenceMode& m, double u) { return u + 0x1p-52 * (60 + 3 * kChunk * std::abs(m.z)); }
+
+// States are rounded at the ends of chunks, and at each token after the last chunk.
+ModeWalk WalkOf(const ReferenceMode& m, const Inexact& inputs, double factor, double size, double u) {
+  ModeWalk walk;
+  double error = 0;
+  const double a = std::abs(m.a), table = TableError(m, u);
+  const size_t T = inputs.values.size();
+  walk.size.reserve(T);
+  walk.error.reserve(T);
+  for (size_t t = 0; t < T; ++t) {
+    size = a * size + factor * std::abs(inputs.values[t]);
+    error = a * error + factor * inputs.errors[t];
+    const bool in_chunk = t < T / kChunk * kChunk;
+    // 16 products are summed, with two more for complex numbers; for single tokens three.
+    if (!in_chunk) error += (6 * u + table) * size;
+    if (in_chunk && t % kChunk == kChunk - 1) error += (28 * u + 2 * table) * size;
+    walk.size.push_back(size);
+    walk.error.push_back(error);
+  }
+  return walk;
+}
+
+// The initial magnitude of a recurrence whose first step does not decay.
+double SizeBefore(const ReferenceMode& m, const Complex& last) {
+  return std::abs(last) / std::max(std::abs(m.a), 1e-300);
+}
+
+Inexact Impulse(size_t count) {
+  Doubles values(count, 0.0);
+  if (count > 0) values[0] = 1;
+  return Inexact(values);
+}
+
+}  // namespace
+
+Inexact TapsOf(const ReferenceRow& c, size_t count, double u) {
+  const Inexact impulse = Impulse(count);
+  Inexact taps(Doubles(count, 0.0));
+  ModeWalks walks;
+  for (const ReferenceMode& m : c.modes) {
+    walks.push_back(WalkOf(m, impulse, std::abs(m.b), 0, u));
+    Complex h = m.b;
+    for (size_t l = 0; l < count; ++l, h *= m.a) taps.values[l] += 2 * (m.C * h).real();
+  }
+  ReferenceRow without = {};
+  without.modes = c.modes;
+  taps.errors = OutputErrors(without, impulse, false, walks, u);
+  return taps;
+}
+
+Inexact Inexact::Reversed() const {
+  Inexact back = *this;
+  std::reverse(back.values.begin(), back.values.end());
+  std::reverse(back.errors.begin(), back.errors.end());
+  return back;
+}
+
+ModeWalks StateWalks(const ReferenceRow& c, const Inexact& inputs, double u) {
+  ModeWalks walks;
+  for (size_t n = 0; n < c.N(); ++n) {
+    walks.push_back(WalkOf(c.modes[n], inputs, std::abs(c.modes[n].b), std::abs(c.h[0][n]), u));
+  }
+  return walks;
+}
+
+ModeWalks GradientWalks(const ReferenceRow& c, const Inexact& dy_from_end, const Complexes& last, double u) {
+  ModeWalks walks;
+  for (size_t n = 0; n < c.N(); ++n) {
+    const ReferenceMode& m = c.modes[n];
+    walks.push_back(WalkOf(m, dy_from_end, 2 * std::abs(m.C), SizeBefore(m, last[n]), u));
+  }
+  return walks;
+}
+
+double StateError(const ModeWalk& walk) { return walk.error.empty() ? 0 : 1.01 * walk.error.back(); }
+
+double InitialGradientError(const ReferenceMode& m, const ModeWalk& walk, double u) {
+  if (walk.error.empty()) return 0;
+  return 1.01 * std::abs(m.a) * (walk.error.back() + (34 * u + 2 * TableError(m, u)) * walk.size.back());
+}
+
+// An output is N products with states, plus 16 taps within a chunk.
+Doubles OutputErrors(const ReferenceRow& c, const Inexact& x, bool back, const ModeWalks& walks, double u) {
+  Doubles errors(x.values.size());
+  const double chain = (2 * static_cast<double>(c.N()) + 26) * u;
+  for (size_t t = 0; t < errors.size(); ++t) {
+    // D x is one product, added last.
+    errors[t] = std::abs(c.D) * (x.errors[t] + 2 * u * std::abs(x.values[t]));
+  }
+  for (size_t n = 0; n < c.N(); ++n) {
+    const ReferenceMode& m = c.modes[n];
+    const double read = back ? std::abs(m.b) : 2 * std::abs(m.C), table = TableError(m, u);
+    for (size_t t = 0; t < errors.size(); ++t) {
+      const double here = walks[n].error[t] + (chain + 2 * table) * walks[n].size[t];
+      errors[t] += read * here;
+      // Within a chunk nothing is rounded yet: adds the rounding at its end.
+      errors[t] += read * (28 * u + 2 * table) * walks[n].size[t];
+    }
+  }
+  return errors;
+}
+
+// The convolution adds its own errors to those of the taps.
+Doubles ConvolvedErrors(const ReferenceRow& c, const Inexact& taps, const Inexact& x, bool back, int64_t most,
+                        double u) {
+  const size_t T = x.values.size();
+  Doubles errors = ConvolutionErrors(taps.values, x.values, c.D, most, back, u);
+  const Doubles of_taps = ConvolvedMagnitudes(taps.errors, x.values, T);
+  const Doubles of_x = ConvolvedMagnitudes(taps.values, x.errors, T);
+  for (size_t t = 0; t < T; ++t) {
+    errors[t] += of_taps[t] + 1.01 * of_x[t] + std::abs(c.D) * x.errors[t];
+  }
+  return errors;
+}
+
+void AddParameterErrors(const ReferenceRow& c, const Inexact& inputs, const Inexact& dy, const Complexes& last,
+                        bool is_f64, double u, const Gradients& tolerance, size_t rows) {
+  const int64_t d = c.channel;
+  const size_t T = inputs.values.size();
+  const Inexact back = dy.Reversed();
+  // 16 terms, 16 more of lags, 8 chunks; longer sums are in f64, for f64 too.
+  const double chunks = static_cast<double>(T) / 128 * static_cast<double>(rows);
+  const double sums = (64 + (is_f64 ? chunks + static_cast<double>(rows) : 0)) * u;
+  for (size_t n = 0; n < c.N(); ++n) {
+    const ReferenceMode& m = c.modes[n];
+    const double h0 = std::abs(c.h[0][n]);
+    const ModeWalk h = WalkOf(m, inputs, std::abs(m.b), h0, u);
+    const ModeWalk l = WalkOf(m, back, 2 * std::abs(m.C), SizeBefore(m, last[n]), u);
+    const double table = TableError(m, u), relative = sums + 4 * table;
+    double of_a = 0, of_b = 0, of_C = 0;
+    for (size_t t = 0; t < T; ++t) {
+      const double size_l = l.size[T - 1 - t];
+      // Gradients are rounded at the ends of chunks in reverse order too.
+      const double error_l = l.error[T - 1 - t] + 34 * u * size_l + 2 * table * size_l;
+      const double before = t == 0 ? h0 : h.size[t - 1], after = h.size[t];
+      const double of_before = t == 0 ? 0 : h.error[t - 1] + 34 * u * before;
+      of_a += error_l * before + size_l * of_before + relative * size_l * before;
+      of_b += (error_l + relative * size_l) * std::abs(inputs.values[t]) + size_l * inputs.errors[t];
+      of_C += 2 * (std::abs(dy.values[t]) * (h.error[t] + (34 * u + relative) * after) + dy.errors[t] * after);
+    }
+    const double a_slope = std::abs(m.a_slope), b_slope = std::abs(m.b_slope), z = std::abs(m.z);
+    const double of_z = of_a * a_slope + of_b * b_slope;
+    const auto mode = static_cast<int64_t>(n);
+    const auto add = [&](const TensorView& to, std::initializer_list<int64_t> at, double error) {
+      Add(to, at, 1.01 * error + 1e-290);
+    };
+    add(tolerance.dlog_dt, {d}, of_z * z + of_b * std::abs(m.b));
+    add(tolerance.dlog_A_real, {d, mode}, of_z * std::abs(m.z.real()));
+    add(tolerance.dA_imag, {d, mode}, of_z * c.dt);
+    for (const int64_t part : {0, 1}) add(tolerance.dC, {d, mode, part}, of_C);
+  }
+}
+
+void TapGradients::Add(const Inexact& inputs, const Inexact& dy, int64_t most, bool is_f64, double u) {
+  const size_t T = inputs.values.size();
+  taps_.values.resize(static_cast<size_t>(most));
+  taps_.errors.resize(static_cast<size_t>(most));
+  const Doubles own = TapErrors(inputs.values, dy.values, T, most, is_f64, u);
+  for (size_t s = 0; s < T; ++s) taps_.errors[s] += own[s];
+  for (size_t t = 0; t < T; ++t) {
+    for (size_t s = 0; s <= t; ++s) {
+      taps_.values[s] += dy.values[t] * inputs.values[t - s];
+      taps_.errors[s] +=
+          1.01 * (dy.errors[t] * std::abs(inputs.values[t - s]) + std::abs(dy.values[t]) * inputs.errors[t - s]);
+    }
+  }
+}
+
+void TapGradients::AddParameterErrors(const ReferenceRow& row, bool is_f64, double u,
+                                      const Gradients& tolerance) const {
+  Inexact dy = taps_;
+  for (size_t s = 0; s < dy.values.size(); ++s) dy.errors[s] += u * std::abs(dy.values[s]);
+  ReferenceRow of_taps = row;
+  of_taps.h.assign(1, Complexes(row.N()));
+  scanning::AddParameterErrors(of_taps, Impulse(dy.values.size()), dy, Complexes(row.N()), is_f64, u, tolerance);
+}
+
+bool IsConvolved(int64_t modes, bool may_choose, bool wants_convolution, bool states) {
+  return !states && (wants_convolution || (may_choose && modes > scan::kModesPerTransformed));
+}
+
+}  // namespace heed::scanning

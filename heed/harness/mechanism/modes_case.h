@@ -1,0 +1,71 @@
+// The rounding errors of rows through state space models of complex modes.
+#ifndef HEED_HARNESS_MECHANISM_MODES_CASE_H_
+#define HEED_HARNESS_MECHANISM_MODES_CASE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "heed/mechanism/reference/modes_reference_internal.h"
+#include "heed/mechanism/scanning.h"
+
+namespace heed::scanning {
+
+// Values of a row, and their errors.
+struct Inexact {
+  Doubles values, errors;
+
+  Inexact() = default;
+  explicit Inexact(const Doubles& exact) : values(exact), errors(exact.size(), 0.0) {}
+  void Add(double value, double error) {
+    values.push_back(value);
+    errors.push_back(error);
+  }
+  Inexact Reversed() const;
+};
+
+// The recurrence of one mode in absolute values, from its first token: bounds of the magnitude of its sums, and their
+// errors.
+struct ModeWalk {
+  Doubles size, error;  // after each token
+};
+using ModeWalks = std::vector<ModeWalk>;
+
+// The recurrences of states, and of their gradients from the last token on. u: the unit roundoff.
+ModeWalks StateWalks(const ReferenceRow& row, const Inexact& inputs, double u);
+ModeWalks GradientWalks(const ReferenceRow& row, const Inexact& dy_from_end, const Complexes& last, double u);
+
+// The errors of the final state, and of the gradient of the initial one.
+double StateError(const ModeWalk& walk);
+double InitialGradientError(const ReferenceMode& mode, const ModeWalk& walk, double u);
+
+// The errors of outputs, or of gradients of inputs (`back`), as a recurrence; x is in the order of the recurrences.
+Doubles OutputErrors(const ReferenceRow& row, const Inexact& x, bool back, const ModeWalks& walks, double u);
+// The errors as a convolution of at most `most` taps, with the taps of the row's modes.
+Doubles ConvolvedErrors(const ReferenceRow& row, const Inexact& taps, const Inexact& x, bool back, int64_t most,
+                        double u);
+// The first `count` taps and their errors, the same for all rows of the same modes.
+Inexact TapsOf(const ReferenceRow& row, size_t count, double u);
+
+// Adds the errors of dlog_dt, dlog_A_real, dA_imag and dC for a row with these inputs and output gradients. `last`:
+// gradients of the final state. `rows`: the number of rows that are summed.
+void AddParameterErrors(const ReferenceRow& row, const Inexact& inputs, const Inexact& dy, const Complexes& last,
+                        bool is_f64, double u, const Gradients& tolerance, size_t rows = 1);
+
+// Accumulates the gradients of the modes' taps, over all rows that they are convolved with, and their errors, and
+// converts them to those of parameters.
+class TapGradients {
+ public:
+  void Add(const Inexact& inputs, const Inexact& dy, int64_t most, bool is_f64, double u);
+  void AddParameterErrors(const ReferenceRow& row, bool is_f64, double u, const Gradients& tolerance) const;
+
+ private:
+  Inexact taps_;
+};
+
+// True if a call is computed as a convolution, by the engine's rule.
+bool IsConvolved(int64_t modes, bool may_choose, bool wants_convolution, bool states);
+
+}  // namespace heed::scanning
+
+#endif  // HEED_HARNESS_MECHANISM_MODES_CASE_H_

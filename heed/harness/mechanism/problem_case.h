@@ -1,0 +1,336 @@
+// Problems of mechanisms from their tables: common parts of the cases of all mechanisms.
+#ifndef HEED_HARNESS_MECHANISM_PROBLEM_CASE_H_
+#define HEED_HARNESS_MECHANISM_PROBLEM_CASE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "heed/harness/buffer.h"
+#include "heed/harness/case.h"
+#include "heed/mechanism/check_internal.h"
+#include "heed/mechanism/recurrent.h"
+#include "heed/mechanism/table_internal.h"
+
+namespace heed::mechanism {
+
+using Shape = std::vector<int64_t>;
+
+// A call with its memory.
+struct Problem {
+  std::vector<ConstTensorView> inputs, initial, d_final;  // in the order of the table, absent or not
+  ConstTensorView d_o;
+  recurrent::Options options;
+  std::vector<OutputSpec> outputs;  // of the forward pass, then of the backward pass
+  size_t num_forward = 0;
+  bool step = false;       // one token, by Step instead of the forward pass
+  bool stateless = false;  // states are neither given nor requested
+  std::vector<Buffer> memory;
+  std::string note;
+
+  TensorView Keep(const Buffer& buffer) {
+    memory.push_back(buffer);
+    return buffer.view();
+  }
+};
+
+// A row of a table, without the members of the structs of calls.
+struct Row {
+  template <class... Structs>
+  Row(const Tensor<Structs...>& t)  // NOLINT: what cases need of it
+      : name(t.name), axes(t.axes), type(t.type), values(t.values), optional(t.optional),
+        contiguous_rows(t.contiguous_rows()) {}
+
+  std::string name, axes;
+  Type type;
+  Values values;
+  bool optional, contiguous_rows;
+
+  bool over_tokens() const { return axes[0] == 'B'; }
+};
+
+// A state as an output.
+struct StateRow {
+  std::string name;      // "state"
+  std::string gradient;  // "dinitial_state"; empty: a constant
+  std::string axes;
+  bool positive = false;
+  double absent = 0;  // its value if absent
+};
+
+// Results, in the order of Problem::outputs.
+using Views = std::span<const TensorView>;
+
+// A mechanism with bound options, for cases.
+struct Mechanism {
+  std::string name;
+  std::string options;  // for titles
+  std::vector<Row> tensors;
+  std::vector<StateRow> states;
+  std::string o_axes;
+  std::function<void(AxisSizes&)> derive;  // computes sizes that depend on others
+  bool causal = true, has_scale = true, has_direction = true;
+
+  std::function<void(Context&, const Problem&, Views)> forward, backward, step;  // null if there is no step
+  std::function<void(const Problem&, Views expected, Views tolerance)> reference, backward_reference;
+  std::function<TensorCall(const Context&, const Problem&)> explain;  // of a forward pass
+  std::function<int64_t(const Context&, const Problem&)> backward_workspace;
+};
+
+// A view of one token without its axis of tokens. Where the result [B, N] could also be [D, N], because B equals the
+// number of channels, it gets an axis of groups.
+template <class View>
+View WithoutTokens(std::string_view axes, const View& t) {
+  const size_t at = axes.find('T');
+  if (at == std::string_view::npos || !t.present()) return t;
+  Shape sizes(t.sizes().begin(), t.sizes().end()), strides(t.strides().begin(), t.strides().end());
+  sizes.erase(sizes.begin() + static_cast<std::ptrdiff_t>(at));
+  strides.erase(strides.begin() + static_cast<std::ptrdiff_t>(at));
+  if (axes == "BNT") {
+    sizes.insert(sizes.begin() + 1, 1);
+    strides.insert(strides.begin() + 1, 0);
+  }
+  return View(t.data(), t.dtype(), sizes, strides, t.device());
+}
+
+// A state, and its members in the structs of a mechanism's calls.
+template <class Api>
+struct State {
+  StateRow row;
+  std::function<ConstTensorView&(typename Api::Inputs&)> initial;
+  std::function<ConstTensorView&(typename Api::BackwardInputs&)> d_final;
+  std::function<TensorView&(typename Api::Outputs&)> final;
+  std::function<TensorView&(typename Api::Gradients&)> dinitial;
+  std::function<TensorView&(typename Api::StepState&)> step;
+};
+
+// The only state of a mechanism whose members are named `initial`, `final` and so on.
+template <class Api>
+State<Api> OneState(const char* axes) {
+  return {.row = {.name = "state", .gradient = "dinitial_state", .axes = axes},
+          .initial = [](auto& in) -> ConstTensorView& { return in.initial; },
+          .d_final = [](auto& in) -> ConstTensorView& { return in.d_final; },
+          .final = [](auto& out) -> TensorView& { return out.final; },
+          .dinitial = [](auto& out) -> TensorView& { return out.dinitial; },
+          .step = [](TensorView& state) -> TensorView& { return state; }};
+}
+
+// The functions of a mechanism, which take its own type of options.
+template <class Api, class Own>
+struct Functions {
+  using Inputs = typename Api::Inputs;
+  using BackwardInputs = typename Api::BackwardInputs;
+  using Outputs = typename Api::Outputs;
+  using Gradients = typename Api::Gradients;
+
+  std::function<void(Context&, const Inputs&, const Own&, const Outputs&)> forward;
+  std::function<void(Context&, const BackwardInputs&, const Own&, const Gradients&)> backward;
+  std::function<void(const Inputs&, const Own&, const Outputs&)> reference;
+  std::function<void(const BackwardInputs&, const Own&, const Gradients&)> backward_reference;
+  std::function<void(Context&, const typename Api::StepInputs&, const Own&, const typename Api::StepState&,
+                     const TensorView&)>
+      step = {};
+  // The tolerance of each output.
+  std::function<void(const Inputs&, const Own&, const Outputs& expected, const Outputs& tolerance)> tolerance = {};
+  std::function<void(const BackwardInputs&, const Own&, const Gradients& expected, const Gradients& tolerance)>
+      backward_tolerance = {};
+  std::function<typename Api::Explanation(const Context&, const Inputs&, const Own&)> explain = {};
+  std::function<int64_t(const Context&, const Inputs&, const Own&)> backward_workspace = {};
+};
+
+// The structs of a mechanism's calls, filled from problems.
+template <class Api>
+struct Structs {
+  std::vector<typename Api::Tensor> tensors;
+  std::vector<State<Api>> states;
+  std::string o_axes;
+
+  typename Api::BackwardInputs InputsOf(const Problem& p) const {
+    typename Api::BackwardInputs in;
+    for (size_t i = 0; i < tensors.size(); ++i) in.*tensors[i].input = p.inputs[i];
+    in.d_o = p.d_o;
+    for (size_t i = 0; i < states.size(); ++i) {
+      states[i].initial(in) = p.initial[i];
+      states[i].d_final(in) = p.d_final[i];
+    }
+    return in;
+  }
+  typename Api::StepInputs TokenOf(const Problem& p) const {
+    typename Api::StepInputs in;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      in.*tensors[i].of_step() = WithoutTokens(AxesOfRank(tensors[i].axes, p.inputs[i].rank()), p.inputs[i]);
+    }
+    return in;
+  }
+  typename Api::Outputs OutputsOf(const Problem& p, Views views) const {
+    typename Api::Outputs out;
+    for (size_t i = 0; i < p.num_forward; ++i) {
+      if (p.outputs[i].name == "o") out.o = views[i];
+      for (const State<Api>& state : states) {
+        if (p.outputs[i].name == state.row.name) state.final(out) = views[i];
+      }
+    }
+    return out;
+  }
+  typename Api::Gradients GradientsOf(const Problem& p, Views views) const {
+    typename Api::Gradients out;
+    for (size_t i = p.num_forward; i < p.outputs.size(); ++i) {
+      for (const auto& tensor : tensors) {
+        if (p.outputs[i].name == std::string("d") + tensor.name) out.*tensor.gradient = views[i];
+      }
+      for (const State<Api>& state : states) {
+        if (p.outputs[i].name == state.row.gradient) state.dinitial(out) = views[i];
+      }
+    }
+    return out;
+  }
+  typename Api::StepState StatesOf(typename Api::Outputs out) const {
+    typename Api::StepState state;
+    for (const State<Api>& one : states) one.step(state) = one.final(out);
+    return state;
+  }
+};
+
+// Gives `m` its table, and the functions `f` with the options `own`. All copies of `m` share one copy of tables and
+// functions: programs with these mechanisms build and copy the entries of all of them at startup.
+template <class Api, class Own>
+void Bind(const Structs<Api>& table, const Own& own, const Functions<Api, Own>& f, Mechanism& m) {
+  struct Shared {
+    Structs<Api> table;
+    Functions<Api, Own> f;
+  };
+  const auto of = std::make_shared<const Shared>(Shared{table, f});
+  const auto with = [own](const Problem& p) { return With(own, p.options); };
+  m.tensors.assign(table.tensors.begin(), table.tensors.end());
+  for (const State<Api>& state : table.states) m.states.push_back(state.row);
+  m.o_axes = table.o_axes;
+  m.forward = [=](Context& ctx, const Problem& p, Views out) {
+    of->f.forward(ctx, of->table.InputsOf(p), with(p), of->table.OutputsOf(p, out));
+  };
+  m.backward = [=](Context& ctx, const Problem& p, Views out) {
+    of->f.backward(ctx, of->table.InputsOf(p), with(p), of->table.GradientsOf(p, out));
+  };
+  m.reference = [=](const Problem& p, Views expected, Views tolerance) {
+    const auto in = of->table.InputsOf(p);
+    const auto values = of->table.OutputsOf(p, expected);
+    of->f.reference(in, with(p), values);
+    if (!tolerance.empty()) of->f.tolerance(in, with(p), values, of->table.OutputsOf(p, tolerance));
+  };
+  m.backward_reference = [=](const Problem& p, Views expected, Views tolerance) {
+    const auto in = of->table.InputsOf(p);
+    const auto values = of->table.GradientsOf(p, expected);
+    of->f.backward_reference(in, with(p), values);
+    if (tolerance.empty()) return;
+    of->f.backward_tolerance(in, with(p), values, of->table.GradientsOf(p, tolerance));
+  };
+  m.explain = [=](const Context& ctx, const Problem& p) {
+    const auto plan = of->f.explain(ctx, of->table.InputsOf(p), with(p));
+    return TensorCall{.kernel = plan.kernel,
+                      .target = plan.target,
+                      .why = plan.why,
+                      .flops = plan.flops,
+                      .workspace_bytes = plan.workspace_bytes};
+  };
+  m.backward_workspace = [=](const Context& ctx, const Problem& p) {
+    return of->f.backward_workspace(ctx, of->table.InputsOf(p), with(p));
+  };
+  if (!f.step) return;
+  m.step = [=](Context& ctx, const Problem& p, Views out) {
+    const auto results = of->table.OutputsOf(p, out);
+    of->f.step(ctx, of->table.TokenOf(p), with(p), of->table.StatesOf(results),
+               WithoutTokens(of->table.o_axes, results.o));
+  };
+}
+
+// The words of a variant, "skip+taps=7".
+class Words {
+ public:
+  explicit Words(const std::string& variant) : text_("+" + variant + "+") {}
+  bool Has(std::string_view word) const { return text_.find("+" + std::string(word) + "+") != std::string::npos; }
+  // 7 for "taps", or `otherwise` if the word has no number; nothing if it is missing.
+  std::optional<double> Number(const std::string& name, double otherwise = 0) const;
+
+ private:
+  std::string text_;
+};
+
+// Fills each element from a random stream of its own.
+const Buffer& FillEach(const Buffer& buffer, uint64_t seed, const std::function<double(Random&)>& value);
+
+// Fills a state with N(0, 1), or other values that it requires.
+const Buffer& FillState(const StateRow& state, const Buffer& buffer, uint64_t seed);
+
+// Makes one problem of a mechanism. Derived classes choose sizes, layouts and values for a family of mechanisms.
+class Maker {
+ public:
+  Maker(const Mechanism& m, DType dtype, uint64_t seed)
+      : m_(m), dtype_(dtype), random_(seed), case_seed_(seed), seed_(seed * 64) {}
+  virtual ~Maker() = default;
+
+  // Random sizes, layouts and options; forward and backward, or a step.
+  Case RandomCase();
+  // The requested problem, in aligned memory.
+  Case MakeCase(const CaseRequest& request);
+
+ protected:
+  // Random problems are drawn in this order. B and T are already set; an input may be absent.
+  virtual void DrawSizes() = 0;
+  virtual ConstTensorView DrawInput(const Row& row) = 0;
+  virtual ConstTensorView DrawOutputGradient(const Shape& sizes) { return Normal(sizes); }
+  virtual void DrawOptions() {}
+  virtual void DrawStates(const std::vector<Shape>& shapes);
+  virtual Shape DrawStrides() { return {}; }  // of outputs; empty: row-major
+
+  // Requested problems are made in this order.
+  virtual void SetSizes(const Sizes& sizes) = 0;
+  virtual ConstTensorView MakeInput(const Row& row) = 0;
+  virtual Shape Strides() { return {}; }
+  virtual double Flops(int64_t tokens, bool backward) = 0;  // for sequences of that many tokens
+
+  bool Chance(double probability) { return random_.Chance(probability); }
+  int64_t Integer(int64_t low, int64_t high) { return random_.Integer(low, high); }
+  int64_t Tokens();    // 0 to 131, around the boundaries of chunks
+  int64_t Channels();  // 1 to 65, around the sizes of vectors
+  Placement AnyGuard() { return Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard; }
+  // Any order of axes except that of sequences, with gaps between them, against either guard page; the last axis is
+  // contiguous with `rows`, or for four axes or more.
+  Buffer AnyLayout(DType dtype, const Shape& sizes, bool rows = false);
+  TensorView Normal(const Shape& sizes);       // N(0, 1)
+  TensorView NormalState(const Shape& sizes);  // row-major, in the state's dtype
+
+  Shape ShapeOf(std::string_view axes) const { return mechanism::ShapeOf(axes, sizes_); }
+  Shape OutputShape() const { return ShapeOf(m_.o_axes); }
+  DType wide() const { return StateDType(dtype_); }
+  TensorView Keep(const Buffer& buffer) { return p_.Keep(buffer); }
+  uint64_t NextSeed() { return ++seed_; }
+
+  const Mechanism& m_;
+  DType dtype_;
+  Random random_;
+  Problem p_;
+  AxisSizes sizes_;
+  Words words_ = Words("");
+
+ private:
+  std::vector<Shape> StateShapes(int64_t sequences) const;
+  ConstTensorView Ints(const Shape& values);
+  // Lengths and starts, or with `packed` cu_seqlens, and the direction; returns the number of
+  // sequences.
+  int64_t DrawSequences(bool packed);
+
+  uint64_t case_seed_, seed_;
+};
+
+// An entry of the harness; `said` has the mechanism's own members: family, variants, formulas. `plain` is called on
+// given tensors.
+OpEntry EntryOf(OpEntry said, const Mechanism& plain);
+
+}  // namespace heed::mechanism
+
+#endif  // HEED_HARNESS_MECHANISM_PROBLEM_CASE_H_

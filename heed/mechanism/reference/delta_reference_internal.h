@@ -1,0 +1,48 @@
+// Delta rules in double, a token and an element at a time, and the error bounds of kernels against them.
+#ifndef HEED_MECHANISM_REFERENCE_DELTA_REFERENCE_INTERNAL_H_
+#define HEED_MECHANISM_REFERENCE_DELTA_REFERENCE_INTERNAL_H_
+
+#include "heed/mechanism/recurrent.h"
+#include "heed/mechanism/reference/recurrent_reference_internal.h"
+
+namespace heed::recurrent {
+
+// The equations of a delta rule as its reference states them, independent of the engine definition of its kernels; no
+// reference reads a definition.
+//
+//   S~_t = diag(exp(log_decay_t)) S_{t-1}      S: [K, V]
+//   S_t = S~_t + k_t (w_t - S~_t^T r_t)^T
+//   o_t = scale S_t^T q_t
+//
+// with r_t = beta_t erase_t .* read_key_t and w_t = beta_t write_t .* v_t. A rule that reads before the decay adds the
+// read value with a second key, without a difference:
+//
+//   S_t = S~_t + k_t w_t^T + b_t (S_{t-1}^T r_t)^T
+//
+// Tensors that are not named here are not read, and ranks other than those of recurrent.h throw.
+struct DeltaMath {
+  double scale = 1;
+  LogDecay log_decay;                               // empty: no decay
+  ConstTensorView Inputs::* read_key = &Inputs::k;  // [B, T, H, K]
+  TensorView Gradients::* d_read_key = &Gradients::dk;
+  bool beta = false, erase_and_write = false;  // whether these factors exist; otherwise they are 1
+  bool reads_before_decay = false;             // b exists
+  // A token has n writes, with a decay before the first and a read after the last: k is [B, T, n, H, K], v [B, T, n,
+  // HV, V], beta [B, T, n, HV].
+  bool several_writes = false;
+};
+
+// The functions below depend on the equations only. Arguments are those of a kernel, which has checked them. Outputs
+// may be f64.
+void Reference(const Inputs& in, const Options& options, const DeltaMath& math, const Outputs& out);
+void BackwardReference(const BackwardInputs& in, const Options& options, const DeltaMath& math, const Gradients& out);
+
+// The tolerance of each output, derived in the .cc file.
+void Tolerance(const Inputs& in, const Options& options, const DeltaMath& math, const Outputs& expected,
+               const Outputs& tolerance);
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const DeltaMath& math,
+                       const Gradients& expected, const Gradients& tolerance);
+
+}  // namespace heed::recurrent
+
+#endif  // HEED_MECHANISM_REFERENCE_DELTA_REFERENCE_INTERNAL_H_

@@ -1,0 +1,58 @@
+// Array: the numbers of one row or one state, as readable references index them.
+#ifndef HEED_MECHANISM_REFERENCE_REFERENCE_ARRAY_INTERNAL_H_
+#define HEED_MECHANISM_REFERENCE_REFERENCE_ARRAY_INTERNAL_H_
+
+#include <cmath>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+namespace heed::mechanism {
+
+// Row-major, with any number of axes flattened into rows but for the last, which has `columns()` elements.
+template <class Number>
+class Array {
+ public:
+  Array() = default;
+  explicit Array(size_t size) : values_(size, Number(0)), columns_(size) {}
+  Array(size_t size, size_t columns) : values_(size, Number(0)), columns_(columns) {}
+
+  size_t size() const { return values_.size(); }
+  size_t columns() const { return columns_; }
+  size_t rows() const { return columns_ == 0 ? 0 : values_.size() / columns_; }
+
+  Number& operator[](size_t i) { return values_[i]; }
+  const Number& operator[](size_t i) const { return values_[i]; }
+  Number& operator()(size_t i, size_t j) { return values_[i * columns_ + j]; }
+  const Number& operator()(size_t i, size_t j) const { return values_[i * columns_ + j]; }
+
+ private:
+  std::vector<Number> values_;
+  size_t columns_ = 0;
+};
+
+template <class Number>
+Array<Number> Exp(const Array<Number>& x) {
+  using std::exp;
+  Array<Number> y(x.size(), x.columns());
+  for (size_t i = 0; i < x.size(); ++i) y[i] = exp(x[i]);
+  return y;
+}
+
+// log(1 + exp(x)), and 1 / (1 + exp(-x)): no exponential has a positive argument.
+template <class Number>
+Number Softplus(const Number& x) {
+  using std::exp;
+  using std::log1p;
+  return x > 0 ? x + log1p(exp(-x)) : log1p(exp(x));
+}
+
+template <class Number>
+Number Sigmoid(const Number& x) {
+  using std::exp;
+  return exp(-Softplus(-x));
+}
+
+}  // namespace heed::mechanism
+
+#endif  // HEED_MECHANISM_REFERENCE_REFERENCE_ARRAY_INTERNAL_H_
