@@ -1,4 +1,5 @@
 // Axes of tables.
+#include <algorithm>
 #include <string>
 #include <string_view>
 
@@ -28,6 +29,11 @@ int64_t& AxisSizes::operator[](char letter) {
     case 'F': return F;
     default: throw InternalError(std::string("mechanism: no axis ") + letter);
   }
+}
+
+const Tensor* Table::Find(Role role) const {
+  const auto found = std::ranges::find(tensors, role, &Tensor::role);
+  return found == tensors.end() ? nullptr : &*found;
 }
 
 Axes ShapeOf(std::string_view axes, const AxisSizes& sizes) {

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <span>
 #include <string>
@@ -14,7 +15,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "heed/core/context.h"
 #include "heed/core/tensor.h"
+#include "heed/mechanism/structs.h"
 
 namespace heed::mechanism {
 
@@ -80,53 +83,211 @@ enum Values {
   kStepBiases,
   kLogSteps,
   kRates,
-  kMask,  // bool
+  kMask,  // bool, without a gradient
 };
 
-// A tensor of a mechanism, and its members in the structs of calls.
-template <class Inputs, class StepInputs, class Gradients>
-struct Tensor {
-  using enum mechanism::Type;
-  using enum mechanism::Values;
-  using Type = mechanism::Type;
-  using Values = mechanism::Values;
+// The part that a tensor has in the equations of an engine.
+enum class Role {
+  kNone,  // the mechanism's own kernels alone know it
+  // Recurrences: o_t = S_t^T phi(q_t).
+  kQuery,
+  kKey,
+  kValue,
+  kLogDecay,
+  kLogValueDecay,  // of the columns of S
+  kProjection,     // random features
+  kBonus,          // u, of the current token
+  kBeta,           // the step size of a delta rule
+  kReadKey,        // the key that reads what a delta rule removes
+  kWriteKey,       // the key that this is written to
+  kErase,          // factors of the key that removes
+  kWrite,          // factors of values
+  kInputGate,
+  kForgetGate,
+  kKeyMask,
+  // Scans: h_t = a_t h_{t-1} + b_t. A key, a value, a decay and an input gate are the same as above.
+  kInput,
+  kStep,
+  kRate,
+  kInputWeights,   // B
+  kOutputWeights,  // C
+  kSkip,           // D
+  kOutputGate,     // z
+  kStepBias,
+  kRecurrenceGate,
+  kLambda,
+  kLogStep,
+  kLogRate,  // of the real part
+  kFrequency,
+  kTaps,
+  kKeyTaps,
+  kKeySkip,
+};
 
-  const char* name = nullptr;
-  // A letter per axis, and alternatives, each shorter than the one before.
-  const char* axes = "";
-  ConstTensorView Inputs::* input = nullptr;
-  ConstTensorView StepInputs::* step = nullptr;  // unless it is `input`
-  TensorView Gradients::* gradient = nullptr;
+// A tensor of a mechanism, a row of its table.
+struct Tensor {
+  const char* name;
+  const char* axes;  // a letter per axis, and alternatives, each shorter than the one before: "BGNT|BNT|DN"
+  Role role = Role::kNone;
   Type type = kSame;
   Values values = kNormal;
   bool optional = false;
+  bool keyword = false;  // given by name alone in Python
 
   bool over_tokens() const { return axes[0] == 'B'; }
-  // True if rows are read in place as a whole, not element by element.
+  bool differentiable() const { return values != kMask; }
+  // True if the recurrence engine reads rows in place as a whole, not element by element.
   bool contiguous_rows() const {
-    const char last = axes[std::string_view(axes).size() - 1];
+    const char last = std::string_view(axes).back();
     return (last == 'K' || last == 'V' || (last == 'C' && over_tokens())) && (over_tokens() || values != kDecays);
-  }
-  ConstTensorView StepInputs::* of_step() const {
-    if constexpr (std::is_same_v<Inputs, StepInputs>)
-      return input;
-    else
-      return step;
   }
 };
 
-// The structs of a mechanism's calls, and the rows of its table.
-template <class OfTable, class In, class BackwardIn, class StepIn, class State, class Out, class Gradient,
-          class Explained>
-struct ApiOf {
-  using Tensor = OfTable;
-  using Inputs = In;
-  using BackwardInputs = BackwardIn;
-  using StepInputs = StepIn;
-  using StepState = State;
-  using Outputs = Out;
-  using Gradients = Gradient;
-  using Explanation = Explained;
+// A state of a mechanism.
+struct StateTensor {
+  enum Role {
+    kState,       // S, or h
+    kNormaliser,  // z: a sum of features, which are positive
+    kMaximum,     // m, which the others are relative to: a constant, without a gradient
+    kTail,        // the last inputs of a filter
+  };
+  const char* name;
+  const char* axes;
+  Role role = kState;
+  double absent = 0;  // the value that an absent one stands for
+
+  bool differentiable() const { return role != kMaximum; }
+};
+
+// The members of a struct whose members all have the type T, in order: of a table, or of the views of a call.
+template <class T, class Struct>
+std::span<T> MembersOf(Struct& of) {
+  if constexpr (std::is_empty_v<Struct>) {
+    return {};
+  } else {
+    static_assert(std::is_standard_layout_v<Struct> && sizeof(Struct) % sizeof(T) == 0);
+    return {reinterpret_cast<T*>(&of), sizeof(Struct) / sizeof(T)};
+  }
+}
+template <template <class> class Struct, class T>
+std::span<const T> Members(const Struct<T>& of) {
+  return MembersOf<const T>(of);
+}
+
+// The table of a mechanism.
+struct Table {
+  std::span<const Tensor> tensors;  // the first one determines the dtype and the sequences
+  std::span<const StateTensor> states = {};
+
+  // The tensor with this role; null if there is none.
+  const Tensor* Find(Role role) const;
+  bool Has(Role role) const { return Find(role) != nullptr; }
+  size_t IndexOf(const Tensor& tensor) const { return static_cast<size_t>(&tensor - tensors.data()); }
+};
+template <class Tensors, class States>
+Table TableOf(const Tensors& tensors, const States& states) {
+  return {Members(tensors), Members(states)};
+}
+
+inline constexpr size_t kMaxTensors = 12;
+
+// The views of a call, in the order of the mechanism's table. A shorter list leaves out the rest.
+struct Arguments {
+  std::span<const ConstTensorView> tensors, initial = {};
+  ConstTensorView d_o = {};
+  std::span<const ConstTensorView> d_final = {};
+};
+struct Results {
+  TensorView o;
+  std::span<const TensorView> states = {};  // final ones, those that a step updates, or gradients of initial ones
+  std::span<const TensorView> gradients = {};
+};
+
+template <class View>
+const View& At(std::span<const View> views, size_t i) {
+  static const View absent;
+  return i < views.size() ? views[i] : absent;
+}
+
+// The conversions between the structs of a mechanism and lists of views.
+template <class Structs>
+struct Lists {
+  template <class View>
+  using Tensors = typename Structs::template Tensors<View>;
+  using Inputs = typename Structs::Inputs;
+  using BackwardInputs = typename Structs::BackwardInputs;
+  using Outputs = typename Structs::Outputs;
+  using Gradients = typename Structs::Gradients;
+
+  static Arguments Of(const Inputs& in) {
+    return {Members(static_cast<const Tensors<ConstTensorView>&>(in)), Members(in.initial)};
+  }
+  static Arguments Of(const BackwardInputs& in) {
+    return {Members(static_cast<const Tensors<ConstTensorView>&>(in)), Members(in.initial), in.d_o,
+            Members(in.d_final)};
+  }
+  static Results Of(const Outputs& out) { return {out.o, Members(out.final)}; }
+  static Results Of(const Gradients& out) {
+    return {{}, Members(out.initial), Members(static_cast<const Tensors<TensorView>&>(out))};
+  }
+
+  static BackwardInputs InputsOf(const Arguments& of) {
+    BackwardInputs in;
+    Copy(of.tensors, MembersOf<ConstTensorView>(static_cast<Tensors<ConstTensorView>&>(in)));
+    Copy(of.initial, MembersOf<ConstTensorView>(in.initial));
+    in.d_o = of.d_o;
+    Copy(of.d_final, MembersOf<ConstTensorView>(in.d_final));
+    return in;
+  }
+  static Outputs OutputsOf(const Results& of) {
+    Outputs out;
+    out.o = of.o;
+    Copy(of.states, MembersOf<TensorView>(out.final));
+    return out;
+  }
+  static Gradients GradientsOf(const Results& of) {
+    Gradients out;
+    Copy(of.gradients, MembersOf<TensorView>(static_cast<Tensors<TensorView>&>(out)));
+    Copy(of.states, MembersOf<TensorView>(out.initial));
+    return out;
+  }
+
+ private:
+  template <class View>
+  static void Copy(std::span<const View> from, std::span<View> to) {
+    std::copy(from.begin(), from.end(), to.begin());
+  }
+};
+
+// The functions of a mechanism, which take its own type of options; bindings do without the references.
+template <class Structs, class Options>
+struct Functions {
+  using Of = Lists<Structs>;
+  using Inputs = typename Structs::Inputs;
+  using BackwardInputs = typename Structs::BackwardInputs;
+  using Outputs = typename Structs::Outputs;
+  using Gradients = typename Structs::Gradients;
+
+  std::function<void(Context&, const Inputs&, const Options&, const Outputs&)> forward;
+  std::function<void(Context&, const BackwardInputs&, const Options&, const Gradients&)> backward;
+  std::function<Explanation(const Context&, const Inputs&, const Options&)> explain;
+  std::function<int64_t(const Context&, const Inputs&, const Options&)> backward_workspace = {};
+  std::function<void(const Inputs&, const Options&, const Outputs&)> reference = {};
+  std::function<void(const BackwardInputs&, const Options&, const Gradients&)> backward_reference = {};
+  std::function<void(Context&, const typename Structs::StepInputs&, const Options&, const typename Structs::State&,
+                     const TensorView&)>
+      step = {};  // null without a state
+
+  void Forward(Context& ctx, const Arguments& in, const Options& options, const Results& out) const {
+    forward(ctx, Of::InputsOf(in), options, Of::OutputsOf(out));
+  }
+  void Backward(Context& ctx, const Arguments& in, const Options& options, const Results& out) const {
+    backward(ctx, Of::InputsOf(in), options, Of::GradientsOf(out));
+  }
+  void Step(Context& ctx, const Arguments& in, const Options& options, const Results& out) const {
+    const BackwardInputs whole = Of::InputsOf(in);
+    step(ctx, whole, options, Of::OutputsOf(out).final, out.o);
+  }
 };
 
 // Combines a mechanism's own options with the options that every mechanism has.
@@ -142,31 +303,44 @@ Own With(Own own, const Common& common) {
 
 }  // namespace heed::mechanism
 
-// Defines the public functions of a mechanism, in its namespace, from DefinitionOf() its options, as calls of
-// `framework`, recurrent or scanning.
-#define HEED_DEFINE_PASSES(framework, mechanism)                                                                    \
-  void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {                        \
-    framework::Forward(#mechanism "::Forward", ctx, DefinitionOf(options), in, options, out);                       \
-  }                                                                                                                 \
-  void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {             \
-    framework::Backward(#mechanism "::Backward", ctx, DefinitionOf(options), in, options, out);                     \
-  }                                                                                                                 \
-  int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {                                 \
-    return framework::Workspace(#mechanism "::Workspace", ctx, DefinitionOf(options), in, options);                 \
-  }                                                                                                                 \
-  int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {                         \
-    return framework::BackwardWorkspace(#mechanism "::BackwardWorkspace", ctx, DefinitionOf(options), in, options); \
-  }                                                                                                                 \
-  Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {                               \
-    return framework::Explain(#mechanism "::Explain", ctx, DefinitionOf(options), in, options);                     \
+// Defines the public functions of a mechanism, in its namespace with its structs in `Structs`, from DefinitionOf() its
+// options, as calls of `framework`, recurrent or scanning.
+#define HEED_DEFINE_PASSES(framework, name)                                                                    \
+  void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {                   \
+    using Of = mechanism::Lists<Structs>;                                                                         \
+    framework::Forward(#name "::Forward", ctx, DefinitionOf(options), Of::Of(in), options, Of::Of(out));       \
+  }                                                                                                            \
+  void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {        \
+    using Of = mechanism::Lists<Structs>;                                                                         \
+    framework::Backward(#name "::Backward", ctx, DefinitionOf(options), Of::Of(in), options, Of::Of(out));     \
+  }                                                                                                            \
+  int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {                            \
+    using Of = mechanism::Lists<Structs>;                                                                         \
+    return framework::Workspace(#name "::Workspace", ctx, DefinitionOf(options), Of::Of(in), options);         \
+  }                                                                                                            \
+  int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {                    \
+    using Of = mechanism::Lists<Structs>;                                                                         \
+    return framework::BackwardWorkspace(#name "::BackwardWorkspace", ctx, DefinitionOf(options), Of::Of(in),   \
+                                        options);                                                              \
+  }                                                                                                            \
+  Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {                          \
+    return framework::Explain(#name "::Explain", ctx, DefinitionOf(options), mechanism::Lists<Structs>::Of(in),   \
+                              options);                                                                        \
   }
 
 // Defines Step too, for a mechanism with states.
-#define HEED_DEFINE_RECURRENT(framework, mechanism)                                                        \
-  HEED_DEFINE_PASSES(framework, mechanism)                                                                 \
-  void Step(Context& ctx, const StepInputs& in, const Options& options, const framework::StepState& state, \
-            const TensorView& o) {                                                                         \
-    framework::Step(#mechanism "::Step", ctx, DefinitionOf(options), in, options, state, o);               \
+#define HEED_DEFINE_RECURRENT(framework, name)                                                                 \
+  HEED_DEFINE_PASSES(framework, name)                                                                          \
+  void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state,                    \
+            const TensorView& o) {                                                                             \
+    framework::Step(#name "::Step", ctx, DefinitionOf(options), {mechanism::Members(in)}, options,             \
+                    {o, mechanism::Members(state)});                                                           \
   }
+
+// The functions of a mechanism, in its namespace, as mechanism::Functions.
+#define HEED_FUNCTIONS_WITHOUT_STEP \
+  { &Forward, &Backward, &Explain, &BackwardWorkspace, &Reference, &BackwardReference }
+#define HEED_FUNCTIONS \
+  { &Forward, &Backward, &Explain, &BackwardWorkspace, &Reference, &BackwardReference, &Step }
 
 #endif  // HEED_MECHANISM_TABLE_INTERNAL_H_

@@ -20,24 +20,29 @@ std::string SpelledAxes(std::string_view letters, AxisNames names) {
   return axes;
 }
 
-Parameter ParameterOf(const char* name, const char* axes, mechanism::Type type, mechanism::Values values, bool optional,
-                      AxisNames names) {
-  Parameter parameter = {.name = name, .axes = SpelledAxes(axes, names)};
-  const char last = std::string_view(axes).back();
-  if (last == 'G' || last == 'H') parameter.reading = Parameter::kNumbers;
-  if (values == mechanism::kMask) parameter.reading = Parameter::kMask;
-  switch (values) {
-    case mechanism::kDecays: parameter.values = Parameter::kDecays; break;
-    case mechanism::kRates: parameter.values = Parameter::kRates; break;
-    case mechanism::kFractions:
-    case mechanism::kSteps:
-    case mechanism::kStepBiases:
-    case mechanism::kLogSteps: parameter.values = Parameter::kFractions; break;
-    default: break;
+std::vector<Parameter> ParametersOf(std::span<const mechanism::Tensor> tensors, AxisNames names) {
+  std::vector<Parameter> parameters;
+  for (const mechanism::Tensor& tensor : tensors) {
+    Parameter& parameter = parameters.emplace_back();
+    parameter.name = tensor.name;
+    parameter.axes = SpelledAxes(tensor.axes, names);
+    parameter.optional = tensor.optional;
+    parameter.keyword = tensor.keyword;
+    parameter.cast = tensor.type == mechanism::kSame;
+    const char last = std::string_view(tensor.axes).back();
+    if (last == 'G' || last == 'H') parameter.reading = Parameter::kNumbers;
+    switch (tensor.values) {
+      case mechanism::kMask: parameter.reading = Parameter::kMask; break;
+      case mechanism::kDecays: parameter.values = Parameter::kDecays; break;
+      case mechanism::kRates: parameter.values = Parameter::kRates; break;
+      case mechanism::kFractions:
+      case mechanism::kSteps:
+      case mechanism::kStepBiases:
+      case mechanism::kLogSteps: parameter.values = Parameter::kFractions; break;
+      default: break;
+    }
   }
-  parameter.optional = optional;
-  parameter.cast = type == mechanism::kSame;
-  return parameter;
+  return parameters;
 }
 
 std::string_view FormOf(std::string_view axes, int rank) {

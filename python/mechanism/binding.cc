@@ -156,7 +156,7 @@ nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
   nb::object state;
   if (call.return_state) state = NewStates(b.name, call, false);
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(b.name, [&] { b.functions->Forward(ctx, call); });
+  Compute(b.name, [&] { b.passes->Forward(ctx, call); });
   if (!call.return_state) return o;
   return nb::make_tuple(o, state);
 }
@@ -185,7 +185,7 @@ nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
     results.append(nb::none());
   }
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(op, [&] { b.functions->Backward(ctx, call); });
+  Compute(op, [&] { b.passes->Backward(ctx, call); });
   return NewNamedTuple(b.gradients, nb::tuple(results));
 }
 
@@ -204,7 +204,7 @@ nb::object RunStep(const Bound& b, PyObject* args, PyObject* kwargs) {
   ReadStep(b, args, kwargs, call);
   const nb::object o = OutputOf(op, call, true);
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(op, [&] { b.functions->Step(ctx, call); });
+  Compute(op, [&] { b.passes->Step(ctx, call); });
   return o;
 }
 
@@ -215,7 +215,7 @@ void RunTorch(const Bound& b, PyObject* args) {
   Read<PythonCall>(b.name, b.torch_keywords, b.torch_keywords.size(), args, nullptr, call);
   Warn(b.name, call);
   Context& ctx = TorchContext(call.num_threads, call.in[0].device());
-  ComputeForTorch(b.name, [&] { b.functions->Forward(ctx, call); });
+  ComputeForTorch(b.name, [&] { b.passes->Forward(ctx, call); });
 }
 
 void RunTorchBackward(const Bound& b, PyObject* args) {
@@ -224,7 +224,7 @@ void RunTorchBackward(const Bound& b, PyObject* args) {
   call.arrays.AllowDevices();
   Read<PythonCall>(b.name, b.torch_backward_keywords, b.torch_backward_keywords.size(), args, nullptr, call);
   Context& ctx = TorchContext(call.num_threads, call.in[0].device());
-  ComputeForTorch(b.name, [&] { b.functions->Backward(ctx, call); });
+  ComputeForTorch(b.name, [&] { b.passes->Backward(ctx, call); });
 }
 
 // Runs a step on tensors of a device, with an `out` that PyTorch has allocated.
@@ -236,7 +236,7 @@ void RunTorchStep(const Bound& b, PyObject* args, PyObject* kwargs) {
   ReadStep(b, args, kwargs, call);
   if (!call.o.present()) FailMissing(op, "out");
   Context& ctx = TorchContext(call.num_threads, call.in[0].device());
-  Compute(op, [&] { b.functions->Step(ctx, call); });
+  Compute(op, [&] { b.passes->Step(ctx, call); });
 }
 
 nb::dict RunExplain(const Bound& b, DType dtype, int num_threads, PyObject* kwargs) {
@@ -247,7 +247,7 @@ nb::dict RunExplain(const Bound& b, DType dtype, int num_threads, PyObject* kwar
   CheckRequired(b.name, call);
   const Context& ctx = ThreadContext(num_threads);
   Explanation e;
-  Compute(b.name, [&] { e = b.functions->Explain(ctx, call); });
+  Compute(b.name, [&] { e = b.passes->Explain(ctx, call); });
   return Described(e.kernel, e.target, e.why, e.flops, e.bytes, e.workspace_bytes, e.visited_pairs, false,
                    call.arrays.copied());
 }

@@ -11,6 +11,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -71,7 +72,6 @@ struct Parameter {
   Values values = kNormal;
   bool optional = false;
   bool cast = false;         // autocast converts it, except where it may have tokens and is constant
-  std::string said_of = "";  // its name in the header, if different
   bool keyword = false;      // not accepted by position
 };
 
@@ -99,16 +99,11 @@ struct Call {
   Settings settings;
 };
 
-struct Explanation {
-  std::string kernel, target, why;
-  double flops, bytes;
-  int64_t workspace_bytes;
-  double visited_pairs;
-};
+using mechanism::Explanation;
 
-// The functions of a mechanism, for a binding.
-struct Functions {
-  virtual ~Functions() = default;
+// The passes of a mechanism, for a binding.
+struct Passes {
+  virtual ~Passes() = default;
   virtual void Forward(Context& ctx, const Call& call) const = 0;
   virtual void Backward(Context& ctx, const Call& call) const = 0;
   virtual void Step(Context& ctx, const Call& call) const = 0;
@@ -117,105 +112,58 @@ struct Functions {
 
 struct Binding {
   const char* name;
-  // The order in Python, "q k v * log_decay": tensors after the star are optional keywords. `state` gives the place of
-  // the state in a step, which by default follows the required tensors; `dstate` gives that of its gradient. Empty: the
-  // order of the table.
-  std::string_view inputs = "";
   std::vector<SettingSpec> settings = {};
   python::Docs docs = {};
   std::vector<python::Said> in_python = {};  // for keywords whose C++ name differs
   bool has_direction = true;                 // the options have `reverse`
+  // A step takes the state after all tensors, and the backward pass its gradient as well, by position. Otherwise the
+  // state follows the required tensors, and its gradient is a keyword.
+  bool state_last = false;
 
   // The fields below follow from the definition if an engine computes the mechanism.
+  std::vector<Parameter> tensors = {};
+  std::vector<StateParameter> states = {};
   bool states_together = false;                   // all of them are given, or none
   std::string output = "";                        // the tensor that o has the shape of; empty: the first
   std::string output_axes = "";                   // axes of o; empty: all of that tensor's
   std::function<int64_t(int64_t)> features = {};  // the size of axis F, from that of K
 
-  // Bind sets these from the table and the passes.
+  // Bind sets these from the passes.
   bool has_scale = false;
-  std::vector<Parameter> tensors = {};
-  std::vector<StateParameter> states = {};
-  std::shared_ptr<const Functions> functions = nullptr;
+  std::shared_ptr<const Passes> passes = nullptr;
 };
 
-// The members of a mechanism's structs, those of T, for a tensor and a state.
-template <class T>
-struct TensorPlace {
-  Parameter parameter;
-  ConstTensorView T::BackwardInputs::* input;
-  ConstTensorView T::StepInputs::* step;
-  TensorView T::Gradients::* gradient = nullptr;
-};
-template <class T>
-struct StatePlace {
-  StateParameter parameter;
-  std::function<ConstTensorView&(typename T::BackwardInputs&)> initial, d_final;
-  std::function<TensorView&(typename T::Outputs&)> final;
-  std::function<TensorView&(typename T::Gradients&)> dinitial;
-  std::function<TensorView&(typename T::StepState&)> step;
-};
-template <class T>
-struct Table {
-  std::vector<TensorPlace<T>> tensors;
-  std::vector<StatePlace<T>> states = {};
-};
+// The options of a mechanism without settings.
+template <class Options>
+Options Default(const Settings& /*settings*/) {
+  return {};
+}
 
-// A mechanism's functions, and the conversion of a call's settings to its options.
-template <class T, class Options>
-struct Passes {
-  void (*forward)(Context&, const typename T::Inputs&, const Options&, const typename T::Outputs&);
-  void (*backward)(Context&, const typename T::BackwardInputs&, const Options&, const typename T::Gradients&);
-  void (*step)(Context&, const typename T::StepInputs&, const Options&, const typename T::StepState&,
-               const TensorView&);
-  typename T::Explanation (*explain)(const Context&, const typename T::Inputs&, const Options&);
-  Options (*own)(const Settings&) = [](const Settings&) { return Options(); };
-};
-
-template <class T, class Options>
-class Adapter final : public Functions {
+template <class Structs, class Options>
+class Adapter final : public Passes {
  public:
-  Adapter(const Table<T>& table, const Passes<T, Options>& passes) : table_(table), passes_(passes) {}
+  Adapter(const mechanism::Functions<Structs, Options>& f, Options (*own)(const Settings&)) : f_(f), own_(own) {}
 
   void Forward(Context& ctx, const Call& call) const override {
-    typename T::Outputs out;
-    out.o = call.o;
-    for (size_t i = 0; i < call.states.size(); ++i) table_.states[i].final(out) = call.states[i];
-    passes_.forward(ctx, InputsOf(call), OptionsOf(call), out);
+    f_.Forward(ctx, ArgumentsOf(call), OptionsOf(call), {call.o, call.states});
   }
   void Backward(Context& ctx, const Call& call) const override {
-    typename T::Gradients out;
-    for (size_t i = 0; i < call.gradients.size(); ++i) {
-      if (table_.tensors[i].gradient != nullptr) out.*table_.tensors[i].gradient = call.gradients[i];
-    }
-    for (size_t i = 0; i < call.states.size(); ++i) table_.states[i].dinitial(out) = call.states[i];
-    passes_.backward(ctx, InputsOf(call), OptionsOf(call), out);
+    f_.Backward(ctx, ArgumentsOf(call), OptionsOf(call), {{}, call.states, call.gradients});
   }
   void Step(Context& ctx, const Call& call) const override {
-    typename T::StepInputs in;
-    for (size_t i = 0; i < table_.tensors.size(); ++i) in.*table_.tensors[i].step = call.in[i];
-    typename T::StepState state;
-    for (size_t i = 0; i < call.states.size(); ++i) table_.states[i].step(state) = call.states[i];
-    passes_.step(ctx, in, OptionsOf(call), state, call.o);
+    f_.Step(ctx, ArgumentsOf(call), OptionsOf(call), {call.o, call.states});
   }
   Explanation Explain(const Context& ctx, const Call& call) const override {
-    const auto e = passes_.explain(ctx, InputsOf(call), OptionsOf(call));
-    double pairs = 0;
-    if constexpr (requires { e.visited_pairs; }) pairs = e.visited_pairs;
-    return {e.kernel, e.target, e.why, e.flops, e.bytes, e.workspace_bytes, pairs};
+    const auto in = mechanism::Lists<Structs>::InputsOf(ArgumentsOf(call));
+    return f_.explain(ctx, in, OptionsOf(call));
   }
 
  private:
-  typename T::BackwardInputs InputsOf(const Call& call) const {
-    typename T::BackwardInputs in;
-    for (size_t i = 0; i < table_.tensors.size(); ++i) in.*table_.tensors[i].input = call.in[i];
-    for (size_t i = 0; i < call.initial.size(); ++i) table_.states[i].initial(in) = call.initial[i];
-    for (size_t i = 0; i < call.d_final.size(); ++i) table_.states[i].d_final(in) = call.d_final[i];
-    in.d_o = call.d_o;
-    return in;
+  static mechanism::Arguments ArgumentsOf(const Call& call) {
+    return {call.in, call.initial, call.d_o, call.d_final};
   }
   Options OptionsOf(const Call& call) const {
-    Options options = passes_.own(call.settings);
+    Options options = own_(call.settings);
     options.lengths = call.lengths;
     options.starts = call.starts;
     options.cu_seqlens = call.cu_seqlens;
@@ -224,45 +172,24 @@ class Adapter final : public Functions {
     return options;
   }
 
-  Table<T> table_;
-  Passes<T, Options> passes_;
+  mechanism::Functions<Structs, Options> f_;
+  Options (*own_)(const Settings&);
 };
 
-// The Python parameter of a row of a table, with these names for letters of axes. Rows are read as kRows, or as
+// The Python parameters of the tensors of a table, with these names for letters of axes. Rows are read as kRows, or as
 // kNumbers where the last axis is one of heads.
 using AxisNames = std::initializer_list<std::pair<char, const char*>>;
 std::string SpelledAxes(std::string_view letters, AxisNames names);
-Parameter ParameterOf(const char* name, const char* axes, mechanism::Type type, mechanism::Values values, bool optional,
-                      AxisNames names);
-
-template <class T, class Rows>
-std::vector<TensorPlace<T>> PlacesOf(const Rows& rows, AxisNames names = {}) {
-  std::vector<TensorPlace<T>> places;
-  for (const auto& row : rows) {
-    places.push_back({ParameterOf(row.name, row.axes, row.type, row.values, row.optional, names), row.input,
-                      row.of_step(), row.gradient});
-  }
-  return places;
-}
-
-// The indices of the table's `tensors` in the order of Python; marks keywords.
-std::vector<size_t> PythonOrder(std::string_view inputs, std::vector<Parameter>& tensors);
+std::vector<Parameter> ParametersOf(std::span<const mechanism::Tensor> tensors, AxisNames names = {});
 
 void Bind(nanobind::module_& m, const Binding& binding);
 
-template <class T, class Options>
-void Bind(nanobind::module_& m, Binding binding, const Table<T>& table, const Passes<T, Options>& passes) {
-  std::vector<Parameter> parameters;
-  for (const auto& tensor : table.tensors) parameters.push_back(tensor.parameter);
-  Table<T> ordered = {{}, table.states};
-  for (const size_t i : PythonOrder(binding.inputs, parameters)) {
-    ordered.tensors.push_back(table.tensors[i]);
-    binding.tensors.push_back(parameters[i]);
-  }
-  for (const auto& state : table.states) binding.states.push_back(state.parameter);
+template <class Structs, class Options>
+void Bind(nanobind::module_& m, Binding binding, const mechanism::Functions<Structs, Options>& functions,
+          Options (*own)(const Settings&) = &Default<Options>) {
   binding.has_scale = requires(Options options) { options.scale; };
   binding.has_direction = binding.has_direction && requires(Options options) { options.reverse; };
-  binding.functions = std::make_shared<Adapter<T, Options>>(ordered, passes);
+  binding.passes = std::make_shared<Adapter<Structs, Options>>(functions, own);
   Bind(m, binding);
 }
 

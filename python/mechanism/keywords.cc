@@ -157,26 +157,6 @@ void Append(Bound::Keywords& to, const Parts&... parts) {
 
 }  // namespace
 
-std::vector<size_t> PythonOrder(std::string_view inputs, std::vector<Parameter>& tensors) {
-  std::vector<size_t> order;
-  bool keyword = false;
-  while (!inputs.empty()) {
-    const std::string_view word = inputs.substr(0, inputs.find(' '));
-    inputs.remove_prefix(std::min(word.size() + 1, inputs.size()));
-    keyword = keyword || word == "*";
-    const auto found = std::ranges::find(tensors, word, &Parameter::name);
-    if (found == tensors.end()) continue;
-    found->keyword = keyword;
-    found->optional = found->optional || keyword;
-    order.push_back(static_cast<size_t>(found - tensors.begin()));
-  }
-  if (order.empty()) {
-    for (size_t i = 0; i < tensors.size(); ++i) order.push_back(i);
-  }
-  if (order.size() != tensors.size()) throw InternalError("binding: an order that misses a tensor");
-  return order;
-}
-
 Bound::Bound(nb::module_& m, const Binding& binding) : Binding(binding) {
   op_backward = std::string(name) + "_backward";
   op_step = std::string(name) + "_step";
@@ -191,11 +171,8 @@ Bound::Bound(nb::module_& m, const Binding& binding) : Binding(binding) {
     if (PlaceOf(axis, output_axes) < 0) dropped_axis = i;
     ++i;
   }
-  state_place = num_required;
-  if (const size_t at = inputs.find(" state"); at != std::string_view::npos) {
-    state_place = static_cast<size_t>(std::ranges::count(inputs.substr(0, at + 1), ' '));
-  }
-  dstate_by_place = inputs.find(" dstate") != std::string_view::npos;
+  state_place = state_last ? tensors.size() : num_required;
+  dstate_by_place = state_last;
   for (const Parameter& tensor : tensors) {
     unsigned ranks = 0;
     for (int rank = 0; rank < kMaxRank; ++rank) {

@@ -1,27 +1,27 @@
 // Binding of a mechanism on the recurrence engine, from its definition.
-#ifndef PYTHON_MECHANISM_RECURRENT_H_
-#define PYTHON_MECHANISM_RECURRENT_H_
+#ifndef HEED_PYTHON_MECHANISM_RECURRENT_H_
+#define HEED_PYTHON_MECHANISM_RECURRENT_H_
 
 #include <nanobind/nanobind.h>
 
 #include <utility>
 
-#include "python/mechanism/binding.h"
-#include "heed/mechanism/recurrent.h"
 #include "heed/mechanism/recurrent_internal.h"
+#include "python/mechanism/binding.h"
 
 namespace heed::recurrent {
 
-// The table of a definition; sets the shapes of o and states in `binding`.
-binding::Table<Api> TableOf(const Definition& definition, binding::Binding& binding);
+// Sets what follows from the table of a definition.
+void Describe(const Definition& definition, binding::Binding& binding);
 
-template <class Options>
+template <class Structs, class Options>
 void Bind(nanobind::module_& m, binding::Binding binding, const Definition& definition,
-          const binding::Passes<Api, Options>& passes) {
-  const binding::Table<Api> table = TableOf(definition, binding);
-  binding::Bind(m, std::move(binding), table, passes);
+          const mechanism::Functions<Structs, Options>& functions,
+          Options (*own)(const binding::Settings&) = &binding::Default<Options>) {
+  Describe(definition, binding);
+  binding::Bind<Structs, Options>(m, std::move(binding), functions, own);
 }
 
 }  // namespace heed::recurrent
 
-#endif  // PYTHON_MECHANISM_RECURRENT_H_
+#endif  // HEED_PYTHON_MECHANISM_RECURRENT_H_

@@ -6,25 +6,19 @@
 
 namespace heed::scanning {
 
-void ReadInPlace(binding::Parameter& parameter) {
-  const std::string first = parameter.axes.substr(0, parameter.axes.find('|'));
-  parameter.reading = binding::Parameter::kInPlace;
-  parameter.cast = std::ranges::count(first, ',') > 1;
-}
-
-binding::Table<Api> TableOf(const Definition& definition) {
-  binding::Table<Api> table = {binding::PlacesOf<Api>(definition.tensors)};
-  for (auto& tensor : table.tensors) ReadInPlace(tensor.parameter);
-  for (const StateTensor& state : definition.states()) {
-    const std::string axes = binding::SpelledAxes(state.axes, {{'w', "W - 1"}});
-    table.states.push_back({.parameter = {.name = state.name, .axes = axes},
-                            .initial = state.initial,
-                            .d_final = state.d_final,
-                            .final = state.final,
-                            .dinitial = state.dinitial,
-                            .step = state.step});
+void Describe(const Definition& definition, binding::Binding& binding) {
+  const binding::AxisNames names = {{'w', "W - 1"}};
+  binding.states_together = true;
+  binding.tensors = binding::ParametersOf(definition.table.tensors, names);
+  for (binding::Parameter& parameter : binding.tensors) {
+    // Scans read any strides. Autocast converts tensors over tokens, which have more than two axes.
+    const std::string first = parameter.axes.substr(0, parameter.axes.find('|'));
+    parameter.reading = binding::Parameter::kInPlace;
+    parameter.cast = std::ranges::count(first, ',') > 1;
   }
-  return table;
+  for (const StateTensor& state : definition.table.states) {
+    binding.states.push_back({.name = state.name, .axes = binding::SpelledAxes(state.axes, names)});
+  }
 }
 
 }  // namespace heed::scanning

@@ -34,10 +34,7 @@ std::string Shape(std::string_view form) {
   return "(" + shape + (axes.size() == 1 ? ",)" : ")");
 }
 
-std::string_view TextOf(const Bound& b, const Parameter& tensor) {
-  const std::string_view text = Find({b.docs.fields}, tensor.name);
-  return text.empty() ? Find({b.docs.fields}, tensor.said_of) : text;
-}
+std::string_view TextOf(const Bound& b, const Parameter& tensor) { return Find({b.docs.fields}, tensor.name); }
 
 // Lines that create the inputs, and the inputs as arguments.
 class Example {

@@ -174,6 +174,46 @@ TensorCall CallOn(const Mechanism& m, Use use, const Context& ctx, const TensorM
 
 }  // namespace
 
+StateRow::StateRow(const StateTensor& state)
+    : name(state.role == StateTensor::kState ? "state" : std::string("state_") + state.name),
+      gradient(state.differentiable() ? "dinitial_" + name : ""), axes(state.axes),
+      positive(state.role == StateTensor::kNormaliser), absent(state.absent) {}
+
+Arguments ArgumentsOf(const Problem& p) { return {p.inputs, p.initial, p.d_o, p.d_final}; }
+
+ResultViews ForwardResults(const Mechanism& m, const Problem& p, Views views) {
+  ResultViews results;
+  results.states.resize(m.states.size());
+  for (size_t i = 0; i < p.num_forward; ++i) {
+    if (p.outputs[i].name == "o") results.o = views[i];
+    for (size_t k = 0; k < m.states.size(); ++k) {
+      if (p.outputs[i].name == m.states[k].name) results.states[k] = views[i];
+    }
+  }
+  return results;
+}
+
+ResultViews BackwardResults(const Mechanism& m, const Problem& p, Views views) {
+  ResultViews results;
+  results.states.resize(m.states.size());
+  results.gradients.resize(m.tensors.size());
+  for (size_t i = p.num_forward; i < p.outputs.size(); ++i) {
+    for (size_t k = 0; k < m.tensors.size(); ++k) {
+      if (p.outputs[i].name == "d" + m.tensors[k].name) results.gradients[k] = views[i];
+    }
+    for (size_t k = 0; k < m.states.size(); ++k) {
+      if (p.outputs[i].name == m.states[k].gradient) results.states[k] = views[i];
+    }
+  }
+  return results;
+}
+
+TokenArguments::TokenArguments(const Mechanism& m, const Problem& p) {
+  for (size_t i = 0; i < m.tensors.size(); ++i) {
+    tensors.push_back(WithoutTokens(AxesOfRank(m.tensors[i].axes, p.inputs[i].rank()), p.inputs[i]));
+  }
+}
+
 std::optional<double> Words::Number(const std::string& name, double otherwise) const {
   if (Has(name)) return otherwise;
   const size_t at = text_.find("+" + name + "=");

@@ -40,10 +40,9 @@ struct Problem {
   }
 };
 
-// A row of a table, without the members of the structs of calls.
+// A tensor of a table.
 struct Row {
-  template <class... Structs>
-  Row(const Tensor<Structs...>& t)  // NOLINT: what cases need of it
+  Row(const Tensor& t)  // NOLINT: what cases need of it
       : name(t.name), axes(t.axes), type(t.type), values(t.values), optional(t.optional),
         contiguous_rows(t.contiguous_rows()) {}
 
@@ -57,11 +56,13 @@ struct Row {
 
 // A state as an output.
 struct StateRow {
-  std::string name;      // "state"
+  StateRow(const StateTensor& state);  // NOLINT: what cases need of it
+
+  std::string name;      // "state", or "state_z"
   std::string gradient;  // "dinitial_state"; empty: a constant
   std::string axes;
-  bool positive = false;
-  double absent = 0;  // its value if absent
+  bool positive;
+  double absent;  // its value if absent
 };
 
 // Results, in the order of Problem::outputs.
@@ -99,138 +100,67 @@ View WithoutTokens(std::string_view axes, const View& t) {
   return View(t.data(), t.dtype(), sizes, strides, t.device());
 }
 
-// A state, and its members in the structs of a mechanism's calls.
-template <class Api>
-struct State {
-  StateRow row;
-  std::function<ConstTensorView&(typename Api::Inputs&)> initial;
-  std::function<ConstTensorView&(typename Api::BackwardInputs&)> d_final;
-  std::function<TensorView&(typename Api::Outputs&)> final;
-  std::function<TensorView&(typename Api::Gradients&)> dinitial;
-  std::function<TensorView&(typename Api::StepState&)> step;
-};
-
-// The only state of a mechanism whose members are named `initial`, `final` and so on.
-template <class Api>
-State<Api> OneState(const char* axes) {
-  return {.row = {.name = "state", .gradient = "dinitial_state", .axes = axes},
-          .initial = [](auto& in) -> ConstTensorView& { return in.initial; },
-          .d_final = [](auto& in) -> ConstTensorView& { return in.d_final; },
-          .final = [](auto& out) -> TensorView& { return out.final; },
-          .dinitial = [](auto& out) -> TensorView& { return out.dinitial; },
-          .step = [](TensorView& state) -> TensorView& { return state; }};
-}
-
-// The functions of a mechanism, which take its own type of options.
-template <class Api, class Own>
-struct Functions {
-  using Inputs = typename Api::Inputs;
-  using BackwardInputs = typename Api::BackwardInputs;
-  using Outputs = typename Api::Outputs;
-  using Gradients = typename Api::Gradients;
-
-  std::function<void(Context&, const Inputs&, const Own&, const Outputs&)> forward;
-  std::function<void(Context&, const BackwardInputs&, const Own&, const Gradients&)> backward;
-  std::function<void(const Inputs&, const Own&, const Outputs&)> reference;
-  std::function<void(const BackwardInputs&, const Own&, const Gradients&)> backward_reference;
-  std::function<void(Context&, const typename Api::StepInputs&, const Own&, const typename Api::StepState&,
-                     const TensorView&)>
-      step = {};
+// The functions of a mechanism with those of tolerances.
+template <class Structs, class Own>
+struct CaseFunctions : Functions<Structs, Own> {
   // The tolerance of each output.
-  std::function<void(const Inputs&, const Own&, const Outputs& expected, const Outputs& tolerance)> tolerance = {};
-  std::function<void(const BackwardInputs&, const Own&, const Gradients& expected, const Gradients& tolerance)>
+  std::function<void(const typename Structs::Inputs&, const Own&, const typename Structs::Outputs& expected,
+                     const typename Structs::Outputs& tolerance)>
+      tolerance = {};
+  std::function<void(const typename Structs::BackwardInputs&, const Own&,
+                     const typename Structs::Gradients& expected, const typename Structs::Gradients& tolerance)>
       backward_tolerance = {};
-  std::function<typename Api::Explanation(const Context&, const Inputs&, const Own&)> explain = {};
-  std::function<int64_t(const Context&, const Inputs&, const Own&)> backward_workspace = {};
 };
 
-// The structs of a mechanism's calls, filled from problems.
-template <class Api>
-struct Structs {
-  std::vector<typename Api::Tensor> tensors;
-  std::vector<State<Api>> states;
-  std::string o_axes;
+// The views of a problem's call, and of its results.
+Arguments ArgumentsOf(const Problem& p);
+struct ResultViews {
+  std::vector<TensorView> states, gradients;
+  TensorView o;
+  operator Results() const { return {o, states, gradients}; }  // NOLINT: views of these
+};
+ResultViews ForwardResults(const Mechanism& m, const Problem& p, Views views);
+ResultViews BackwardResults(const Mechanism& m, const Problem& p, Views views);
 
-  typename Api::BackwardInputs InputsOf(const Problem& p) const {
-    typename Api::BackwardInputs in;
-    for (size_t i = 0; i < tensors.size(); ++i) in.*tensors[i].input = p.inputs[i];
-    in.d_o = p.d_o;
-    for (size_t i = 0; i < states.size(); ++i) {
-      states[i].initial(in) = p.initial[i];
-      states[i].d_final(in) = p.d_final[i];
-    }
-    return in;
-  }
-  typename Api::StepInputs TokenOf(const Problem& p) const {
-    typename Api::StepInputs in;
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      in.*tensors[i].of_step() = WithoutTokens(AxesOfRank(tensors[i].axes, p.inputs[i].rank()), p.inputs[i]);
-    }
-    return in;
-  }
-  typename Api::Outputs OutputsOf(const Problem& p, Views views) const {
-    typename Api::Outputs out;
-    for (size_t i = 0; i < p.num_forward; ++i) {
-      if (p.outputs[i].name == "o") out.o = views[i];
-      for (const State<Api>& state : states) {
-        if (p.outputs[i].name == state.row.name) state.final(out) = views[i];
-      }
-    }
-    return out;
-  }
-  typename Api::Gradients GradientsOf(const Problem& p, Views views) const {
-    typename Api::Gradients out;
-    for (size_t i = p.num_forward; i < p.outputs.size(); ++i) {
-      for (const auto& tensor : tensors) {
-        if (p.outputs[i].name == std::string("d") + tensor.name) out.*tensor.gradient = views[i];
-      }
-      for (const State<Api>& state : states) {
-        if (p.outputs[i].name == state.row.gradient) state.dinitial(out) = views[i];
-      }
-    }
-    return out;
-  }
-  typename Api::StepState StatesOf(typename Api::Outputs out) const {
-    typename Api::StepState state;
-    for (const State<Api>& one : states) one.step(state) = one.final(out);
-    return state;
-  }
+// The arguments of a step of one token.
+struct TokenArguments {
+  TokenArguments(const Mechanism& m, const Problem& p);
+  std::vector<ConstTensorView> tensors;
 };
 
-// Gives `m` its table, and the functions `f` with the options `own`. All copies of `m` share one copy of tables and
-// functions: programs with these mechanisms build and copy the entries of all of them at startup.
-template <class Api, class Own>
-void Bind(const Structs<Api>& table, const Own& own, const Functions<Api, Own>& f, Mechanism& m) {
-  struct Shared {
-    Structs<Api> table;
-    Functions<Api, Own> f;
-  };
-  const auto of = std::make_shared<const Shared>(Shared{table, f});
+// Gives `m` its table, and the functions `f` with the options `own`. All copies of `m` share one copy of the functions:
+// programs with these mechanisms build and copy the entries of all of them at startup.
+template <class Structs, class Own>
+void Bind(std::span<const Tensor> tensors, std::span<const StateTensor> states, const char* o_axes, const Own& own,
+          const CaseFunctions<Structs, Own>& functions, Mechanism& m) {
+  using Of = Lists<Structs>;
+  m.tensors.assign(tensors.begin(), tensors.end());
+  m.states.assign(states.begin(), states.end());
+  m.o_axes = o_axes;
+  const auto f = std::make_shared<const CaseFunctions<Structs, Own>>(functions);
+  const auto table = std::make_shared<const Mechanism>(m);  // without functions
   const auto with = [own](const Problem& p) { return With(own, p.options); };
-  m.tensors.assign(table.tensors.begin(), table.tensors.end());
-  for (const State<Api>& state : table.states) m.states.push_back(state.row);
-  m.o_axes = table.o_axes;
-  m.forward = [=](Context& ctx, const Problem& p, Views out) {
-    of->f.forward(ctx, of->table.InputsOf(p), with(p), of->table.OutputsOf(p, out));
+  m.forward = [=](Context& ctx, const Problem& p, Views views) {
+    f->Forward(ctx, ArgumentsOf(p), with(p), ForwardResults(*table, p, views));
   };
-  m.backward = [=](Context& ctx, const Problem& p, Views out) {
-    of->f.backward(ctx, of->table.InputsOf(p), with(p), of->table.GradientsOf(p, out));
+  m.backward = [=](Context& ctx, const Problem& p, Views views) {
+    f->Backward(ctx, ArgumentsOf(p), with(p), BackwardResults(*table, p, views));
   };
   m.reference = [=](const Problem& p, Views expected, Views tolerance) {
-    const auto in = of->table.InputsOf(p);
-    const auto values = of->table.OutputsOf(p, expected);
-    of->f.reference(in, with(p), values);
-    if (!tolerance.empty()) of->f.tolerance(in, with(p), values, of->table.OutputsOf(p, tolerance));
+    const auto in = Of::InputsOf(ArgumentsOf(p));
+    const auto values = Of::OutputsOf(ForwardResults(*table, p, expected));
+    f->reference(in, with(p), values);
+    if (!tolerance.empty()) f->tolerance(in, with(p), values, Of::OutputsOf(ForwardResults(*table, p, tolerance)));
   };
   m.backward_reference = [=](const Problem& p, Views expected, Views tolerance) {
-    const auto in = of->table.InputsOf(p);
-    const auto values = of->table.GradientsOf(p, expected);
-    of->f.backward_reference(in, with(p), values);
+    const auto in = Of::InputsOf(ArgumentsOf(p));
+    const auto values = Of::GradientsOf(BackwardResults(*table, p, expected));
+    f->backward_reference(in, with(p), values);
     if (tolerance.empty()) return;
-    of->f.backward_tolerance(in, with(p), values, of->table.GradientsOf(p, tolerance));
+    f->backward_tolerance(in, with(p), values, Of::GradientsOf(BackwardResults(*table, p, tolerance)));
   };
   m.explain = [=](const Context& ctx, const Problem& p) {
-    const auto plan = of->f.explain(ctx, of->table.InputsOf(p), with(p));
+    const Explanation plan = f->explain(ctx, Of::InputsOf(ArgumentsOf(p)), with(p));
     return TensorCall{.kernel = plan.kernel,
                       .target = plan.target,
                       .why = plan.why,
@@ -238,13 +168,14 @@ void Bind(const Structs<Api>& table, const Own& own, const Functions<Api, Own>& 
                       .workspace_bytes = plan.workspace_bytes};
   };
   m.backward_workspace = [=](const Context& ctx, const Problem& p) {
-    return of->f.backward_workspace(ctx, of->table.InputsOf(p), with(p));
+    return f->backward_workspace(ctx, Of::InputsOf(ArgumentsOf(p)), with(p));
   };
-  if (!f.step) return;
-  m.step = [=](Context& ctx, const Problem& p, Views out) {
-    const auto results = of->table.OutputsOf(p, out);
-    of->f.step(ctx, of->table.TokenOf(p), with(p), of->table.StatesOf(results),
-               WithoutTokens(of->table.o_axes, results.o));
+  if (!f->step) return;
+  m.step = [=](Context& ctx, const Problem& p, Views views) {
+    ResultViews out = ForwardResults(*table, p, views);
+    out.o = WithoutTokens(table->o_axes, out.o);
+    const TokenArguments token(*table, p);
+    f->Step(ctx, {.tensors = token.tensors}, with(p), out);
   };
 }
 

@@ -54,11 +54,11 @@ class Maker : public mechanism::Maker {
 
   void DrawSizes() override {
     sizes_.H = Integer(1, 2);
-    sizes_.G = d_.channels ? Channels() + Integer(0, 70) : sizes_.H * random_.Pick<int64_t>({1, 1, 1, 2, 3});
+    sizes_.G = d_.channels() ? Channels() + Integer(0, 70) : sizes_.H * random_.Pick<int64_t>({1, 1, 1, 2, 3});
     sizes_.K = wide_features() ? Integer(1, 9) : Channels();
     sizes_.V = Channels();
     sizes_.M = projected() ? Integer(1, 24) : 0;
-    sizes_.N = d_.several_writes ? Integer(1, 5) : 1;
+    sizes_.N = d_.several_writes() ? Integer(1, 5) : 1;
     sizes_.F = FeaturesOf(d_, sizes_);
   }
   ConstTensorView DrawInput(const Row& row) override {
@@ -81,7 +81,7 @@ class Maker : public mechanism::Maker {
     return Keep(FillDecays(buffer, seed, Chance(0.1) ? 0 : strength, extreme));
   }
   void DrawOptions() override {
-    if (d_.channels || !Chance(0.3)) return;
+    if (d_.channels() || !Chance(0.3)) return;
     // Random features are exponentials of values that the scale multiplies.
     p_.options.scale = random_.Uniform(0.1, 1.5) / (projected() ? std::sqrt(static_cast<double>(sizes_.K)) : 1);
   }
@@ -89,12 +89,12 @@ class Maker : public mechanism::Maker {
   void SetSizes(const Sizes& s) override {
     sizes_.H = s.Hkv;
     // Channels count over all value heads.
-    sizes_.G = d_.channels ? s.Hq * s.Dv : s.Hq;
+    sizes_.G = d_.channels() ? s.Hq * s.Dv : s.Hq;
     // Pairs of channels give 300 features at 24 channels, 30,000 at 256, which no model uses.
     sizes_.K = wide_features() ? std::min<int64_t>(s.D, 24) : s.D;
     sizes_.V = s.Dv;
     sizes_.M = projected() ? std::min<int64_t>(4 * sizes_.K, 256) : 0;
-    sizes_.N = d_.several_writes ? 2 : 1;
+    sizes_.N = d_.several_writes() ? 2 : 1;
     sizes_.F = FeaturesOf(d_, sizes_);
   }
   ConstTensorView MakeInput(const Row& row) override {
@@ -121,11 +121,11 @@ class Maker : public mechanism::Maker {
     return Keep(FillDecays(buffer, NextSeed(), 0.05, extreme));
   }
   double Flops(int64_t tokens, bool backward) override {
-    const double products = d_.channels                                  ? kFlopsOfChannels * (backward ? 2 : 1)
-                            : d_.delta == recurrence::Delta::kNone       ? (backward ? 12 : 4)
-                            : d_.delta == recurrence::Delta::kAfterDecay ? (backward ? 18 : 6)
+    const double products = d_.channels()                                  ? kFlopsOfChannels * (backward ? 2 : 1)
+                            : d_.delta() == recurrence::Delta::kNone       ? (backward ? 12 : 4)
+                            : d_.delta() == recurrence::Delta::kAfterDecay ? (backward ? 18 : 6)
                                                                          : (backward ? 22 : 8);
-    const int64_t elements = d_.channels ? 1 : sizes_.F * sizes_.V * sizes_.N;
+    const int64_t elements = d_.channels() ? 1 : sizes_.F * sizes_.V * sizes_.N;
     double flops = products * static_cast<double>(sizes_.B * tokens * sizes_.G * elements);
     if (projected()) {
       flops += (backward ? 12 : 4) * static_cast<double>(sizes_.B * tokens * sizes_.H * sizes_.F * sizes_.K);
@@ -138,32 +138,9 @@ class Maker : public mechanism::Maker {
 
 }  // namespace
 
-mechanism::Structs<Api> StructsOf(const Definition& d) {
-  mechanism::Structs<Api> structs;
-  const Tensors tensors(d);
-  structs.tensors.assign(tensors.begin(), tensors.end());
-  structs.o_axes = OutputAxes(d);
-  for (const StateTensor& s : StateTensors(d)) {
-    if (!s.exists) continue;
-    mechanism::State<Api> state;
-    const bool is_maximum = s.read == &ConstState::m, is_normaliser = s.read == &ConstState::z;
-    state.row = {.name = std::string("state") + s.suffix,
-                 .gradient = is_maximum      ? ""
-                             : is_normaliser ? "dinitial_z"
-                                             : "dinitial_state",
-                 .axes = s.axes,
-                 .positive = is_normaliser,
-                 .absent = !is_maximum || d.exp_gates ? 0
-                           : d.channels               ? -1e38f
-                                                      : -std::numeric_limits<double>::infinity()};
-    state.initial = [r = s.read](Inputs& in) -> ConstTensorView& { return in.initial.*r; };
-    state.d_final = [r = s.read](BackwardInputs& in) -> ConstTensorView& { return in.d_final.*r; };
-    state.final = [w = s.written](Outputs& out) -> TensorView& { return out.final.*w; };
-    state.dinitial = [w = s.written](Gradients& out) -> TensorView& { return out.dinitial.*w; };
-    state.step = [w = s.written](State& of) -> TensorView& { return of.*w; };
-    structs.states.push_back(state);
-  }
-  return structs;
+std::span<const StateTensor> StatesOf(const Definition& d) {
+  const auto count = std::ranges::count_if(d.table.states, [&](const StateTensor& state) { return d.Has(state); });
+  return d.table.states.first(static_cast<size_t>(count));
 }
 
 void Describe(const Definition& d, mechanism::Mechanism& m) {
@@ -251,8 +228,8 @@ OpEntry GatedEntry(const Mechanism& m, const char* bytes) {
 OpEntry DeltaEntry(const Mechanism& m) {
   OpEntry entry = GatedEntry(m, "B Tq (3 Hkv D + Hq D + 2 Hq Dv) size");
   entry.family = "delta";
-  if (m.definition.decay == DecayShape::kNone) entry.variants = kVariants;
-  entry.flops = m.definition.delta == recurrence::Delta::kAfterDecay
+  if (!m.definition.table.Has(Role::kLogDecay)) entry.variants = kVariants;
+  entry.flops = m.definition.delta() == recurrence::Delta::kAfterDecay
                     ? "6 D Dv per token and value head, backward 18 D Dv"
                     : "8 D Dv per token and value head, backward 22 D Dv";
   return entry;

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "heed/harness/buffer.h"
@@ -18,64 +18,61 @@
 
 namespace heed::recurrent {
 
-template <class Own>
-using Functions = mechanism::Functions<Api, Own>;
-
 // One mechanism with bound options.
 struct Mechanism {
   std::string name;
   Definition definition;
   // For tests of properties that all mechanisms share.
-  std::function<void(Context&, const Inputs&, const Options&, const Outputs&)> forward;
-  std::function<void(Context&, const BackwardInputs&, const Options&, const Gradients&)> backward;
-  std::function<void(Context&, const StepInputs&, const Options&, const State&, const TensorView&)> step;
+  std::function<void(Context&, const Arguments&, const Options&, const Results&)> forward, backward, step;
   mechanism::Mechanism of_problems;
 };
 
-// The structs of problems, from a definition.
-mechanism::Structs<Api> StructsOf(const Definition& definition);
+// What problems of a mechanism need to know of its definition.
 void Describe(const Definition& definition, mechanism::Mechanism& m);
 
-// Binds the options of a mechanism whose functions take its own type of options. Tolerances follow from the equations
-// of its reference, or are functions if there is no `math`; Explain follows from the definition unless it is given too.
-template <class Own, class MathOfReference = ReferenceMath>
-Mechanism Bound(const std::string& name, const Definition& definition, const Own& own, Functions<Own> f,
-                std::type_identity_t<MathOfReference (*)(const Inputs&, const Own&)> math = nullptr,
-                const std::string& options = "") {
-  if (math != nullptr) {
-    f.tolerance = [=](const Inputs& in, const Own& with, const Outputs& expected, const Outputs& tolerance) {
-      Tolerance(in, with, math(in, with), expected, tolerance);
-    };
-    f.backward_tolerance = [=](const BackwardInputs& in, const Own& with, const Gradients& expected,
-                               const Gradients& tolerance) {
-      BackwardTolerance(in, with, math(in, with), expected, tolerance);
-    };
-  }
-  if (!f.explain) {
-    f.explain = [=](const Context& ctx, const Inputs& in, const Own& with) {
-      return Explain(name.c_str(), ctx, definition, in, with);
-    };
-  }
-  if (!f.backward_workspace) {
-    f.backward_workspace = [=](const Context& ctx, const Inputs& in, const Own& with) {
-      return BackwardWorkspace(name.c_str(), ctx, definition, in, with);
-    };
-  }
+// The states that calls with a definition have, which are the first ones of its table.
+std::span<const StateTensor> StatesOf(const Definition& definition);
+
+// Binds the options of a mechanism whose functions take its own type of options.
+template <class Structs, class Own>
+Mechanism Bound(const std::string& name, const Definition& definition, const Own& own,
+                const mechanism::CaseFunctions<Structs, Own>& f, const std::string& options = "") {
   Mechanism m;
   m.name = name;
   m.definition = definition;
-  m.forward = [own, call = f.forward](Context& ctx, const Inputs& in, const Options& common, const Outputs& out) {
-    call(ctx, in, With(own, common), out);
+  m.forward = [own, f](Context& ctx, const Arguments& in, const Options& common, const Results& out) {
+    f.Forward(ctx, in, With(own, common), out);
   };
-  m.backward = [own, call = f.backward](Context& ctx, const BackwardInputs& in, const Options& common,
-                                        const Gradients& out) { call(ctx, in, With(own, common), out); };
-  m.step = [own, call = f.step](Context& ctx, const StepInputs& in, const Options& common, const State& state,
-                                const TensorView& o) { call(ctx, in, With(own, common), state, o); };
+  m.backward = [own, f](Context& ctx, const Arguments& in, const Options& common, const Results& out) {
+    f.Backward(ctx, in, With(own, common), out);
+  };
+  m.step = [own, f](Context& ctx, const Arguments& in, const Options& common, const Results& out) {
+    f.Step(ctx, in, With(own, common), out);
+  };
   m.of_problems.name = name;
   m.of_problems.options = options;
   Describe(definition, m.of_problems);
-  mechanism::Bind(StructsOf(definition), own, f, m.of_problems);
+  mechanism::Bind<Structs>(definition.table.tensors, StatesOf(definition), definition.o_axes(), own, f, m.of_problems);
   return m;
+}
+
+// The same with tolerances that follow from the equations of its reference.
+template <class Structs, class Own, class Math>
+Mechanism Bound(const std::string& name, const Definition& definition, const Own& own,
+                const mechanism::Functions<Structs, Own>& f, Math (*math)(const typename Structs::Inputs&, const Own&),
+                const std::string& options = "") {
+  mechanism::CaseFunctions<Structs, Own> functions = {f};
+  functions.tolerance = [=](const typename Structs::Inputs& in, const Own& with,
+                            const typename Structs::Outputs& expected, const typename Structs::Outputs& tolerance) {
+    Tolerance(AsReference(in), with, math(in, with), OutputsAsReference(expected), OutputsAsReference(tolerance));
+  };
+  functions.backward_tolerance = [=](const typename Structs::BackwardInputs& in, const Own& with,
+                                     const typename Structs::Gradients& expected,
+                                     const typename Structs::Gradients& tolerance) {
+    BackwardTolerance(AsReference(in), with, math(in, with), GradientsAsReference(expected),
+                      GradientsAsReference(tolerance));
+  };
+  return Bound<Structs>(name, definition, own, functions, options);
 }
 
 // Variants of every recurrent mechanism.

@@ -202,22 +202,6 @@ class Maker : public mechanism::Maker {
 
 }  // namespace
 
-mechanism::Structs<Api> StructsOf(const Definition& d) {
-  mechanism::Structs<Api> structs;
-  structs.tensors.assign(d.tensors.begin(), d.tensors.end());
-  structs.o_axes = d.tensors[0].axes;
-  for (const StateTensor& s : d.states()) {
-    const std::string name = std::string("state") + (s.name == std::string_view("tail") ? "_tail" : "");
-    structs.states.push_back({.row = {.name = name, .gradient = "dinitial_" + name, .axes = s.axes},
-                              .initial = [s](Inputs& in) -> ConstTensorView& { return in.*s.initial; },
-                              .d_final = [s](BackwardInputs& in) -> ConstTensorView& { return in.*s.d_final; },
-                              .final = [s](Outputs& out) -> TensorView& { return out.*s.final; },
-                              .dinitial = [s](Gradients& out) -> TensorView& { return out.*s.dinitial; },
-                              .step = [s](StepState& state) -> TensorView& { return state.*s.step; }});
-  }
-  return structs;
-}
-
 void Describe(const Definition& d, mechanism::Mechanism& m) {
   m.has_scale = false;
   const bool has_heads = d.rule == scan::Rule::kHeads;
@@ -244,7 +228,6 @@ Case RandomCase(const Mechanism& m, DType dtype, uint64_t seed) { return Maker(m
 
 OpEntry EntryOf(const Mechanism& plain, OpEntry said) {
   OpEntry entry = mechanism::EntryOf(std::move(said), plain.of_problems);
-  for (size_t i = 1; i < entry.inputs.size(); ++i) entry.inputs[i].wide = true;
   for (const mechanism::StateRow& state : plain.of_problems.states) {
     entry.inputs.push_back({"initial_" + state.name, state.axes, true, true});
   }

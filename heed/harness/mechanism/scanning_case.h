@@ -16,35 +16,25 @@
 
 namespace heed::scanning {
 
-template <class Own>
-using Functions = mechanism::Functions<Api, Own>;
-
 // One mechanism with bound options.
 struct Mechanism {
   Definition definition;
   mechanism::Mechanism of_problems;
 };
 
-// The structs of problems, from a definition.
-mechanism::Structs<Api> StructsOf(const Definition& definition);
+// What problems of a mechanism need to know of its definition.
 void Describe(const Definition& definition, mechanism::Mechanism& m);
 
-// Binds the options of a mechanism whose functions take its own type of options. Explain follows from the definition.
-template <class Own>
-Mechanism Bound(const std::string& name, const Definition& definition, const Own& own, Functions<Own> f,
-                const std::string& options = "") {
-  f.explain = [=](const Context& ctx, const Inputs& in, const Own& with) {
-    return Explain(name.c_str(), ctx, definition, in, with);
-  };
-  f.backward_workspace = [=](const Context& ctx, const Inputs& in, const Own& with) {
-    return BackwardWorkspace(name.c_str(), ctx, definition, in, with);
-  };
+// Binds the options of a mechanism whose functions take its own type of options.
+template <class Structs, class Own>
+Mechanism Bound(const std::string& name, const Definition& definition, const Own& own,
+                const mechanism::CaseFunctions<Structs, Own>& f, const std::string& options = "") {
   Mechanism m;
   m.definition = definition;
   m.of_problems.name = name;
   m.of_problems.options = options;
   Describe(definition, m.of_problems);
-  mechanism::Bind(StructsOf(definition), own, f, m.of_problems);
+  mechanism::Bind<Structs>(definition.table.tensors, definition.table.states, definition.o_axes(), own, f, m.of_problems);
   return m;
 }
 

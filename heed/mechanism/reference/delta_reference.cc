@@ -35,9 +35,9 @@ struct Place {
 };
 
 // Values are [B, T, HV, V], or [B, T, n, HV, V].
-int64_t WritesOf(const Inputs& in, const DeltaMath& math) { return math.several_writes ? in.v.size(2) : 1; }
-int64_t ValueHeads(const Inputs& in, const DeltaMath& math) { return in.v.size(math.several_writes ? 3 : 2); }
-size_t ValueSize(const Inputs& in, const DeltaMath& math) {
+int64_t WritesOf(const ReferenceInputs& in, const DeltaMath& math) { return math.several_writes ? in.v.size(2) : 1; }
+int64_t ValueHeads(const ReferenceInputs& in, const DeltaMath& math) { return in.v.size(math.several_writes ? 3 : 2); }
+size_t ValueSize(const ReferenceInputs& in, const DeltaMath& math) {
   return static_cast<size_t>(in.v.size(math.several_writes ? 4 : 3));
 }
 
@@ -56,7 +56,7 @@ void WithIndex(bool of_write, const Place& place, size_t row, size_t writes, int
 }
 
 template <class F>
-void ForEachHead(const Inputs& in, const Options& options, const DeltaMath& math, const F& f) {
+void ForEachHead(const ReferenceInputs& in, const Options& options, const DeltaMath& math, const F& f) {
   mechanism::RequireRank(in.q, 4);
   mechanism::RequireRank(in.v, math.several_writes ? 5 : 4);
   const int64_t H = in.q.size(2), HV = ValueHeads(in, math);
@@ -87,7 +87,7 @@ void PutState(const TensorView& t, const Place& place, const Doubles& state, siz
   }
 }
 
-Head HeadOf(const DeltaMath& math, const Inputs& in, const Place& place) {
+Head HeadOf(const DeltaMath& math, const ReferenceInputs& in, const Place& place) {
   Head h;
   h.before = math.reads_before_decay;
   h.T = place.tokens.size();
@@ -107,7 +107,7 @@ Head HeadOf(const DeltaMath& math, const Inputs& in, const Place& place) {
     }
     h.beta.push_back(beta);
     for (size_t i = 0; i < h.K; ++i) {
-      const bool own = math.read_key != &Inputs::k;
+      const bool own = math.read_key != &ReferenceInputs::k;
       h.q.push_back(last ? math.scale * at(in.q, place.key_head, i) : 0);
       h.k.push_back(at(in.k, place.key_head, i, several));
       h.key.push_back(own ? at(in.*math.read_key, place.key_head, i) : h.k.back());
@@ -233,7 +233,7 @@ HeadGradients Backward(const Head& h, const Doubles& d_o, const Doubles& d_final
   return g;
 }
 
-Doubles GradientsOfO(const BackwardInputs& in, const Place& place, size_t writes) {
+Doubles GradientsOfO(const ReferenceBackwardInputs& in, const Place& place, size_t writes) {
   Doubles d_o;
   for (size_t row = 0; row < place.tokens.size(); ++row) {
     for (int64_t j = 0; j < in.d_o.size(3); ++j) {
@@ -247,7 +247,7 @@ Doubles GradientsOfO(const BackwardInputs& in, const Place& place, size_t writes
 // Adds a head's contribution to the gradients of a call. With `errors`, g holds errors of the gradients `of`, and the
 // result is the sum of these and of the roundings of sums of products.
 void AddGradients(const DeltaMath& math, const Head& h, const Place& place, const HeadGradients& g,
-                  const HeadGradients* of, double u, const Gradients& out) {
+                  const HeadGradients* of, double u, const ReferenceGradients& out) {
   const bool errors = of != nullptr, several = math.several_writes;
   const auto put = [&](const TensorView& t, size_t row, int64_t head, size_t i, double x, bool of_write = false) {
     WithIndex(of_write, place, row, h.writes, head, i, [&](mechanism::Index index) { Add(t, index, x); });
@@ -260,45 +260,45 @@ void AddGradients(const DeltaMath& math, const Head& h, const Place& place, cons
     double d_beta = 0, of_decay = 0;
     for (size_t i = 0; i < h.K; ++i) {
       const size_t at = t * h.K + i;
-      if ((t + 1) % h.writes == 0) put(out.dq, t, place.key_head, i, size(math.scale) * g.q[at]);
+      if ((t + 1) % h.writes == 0) put(out.q, t, place.key_head, i, size(math.scale) * g.q[at]);
       const double factor = h.beta[t] * h.erase[at];
-      put(out.dk, t, place.key_head, i, g.k[at], several);
+      put(out.k, t, place.key_head, i, g.k[at], several);
       put(out.*math.d_read_key, t, place.key_head, i, size(factor) * g.r[at], several);
-      put(out.db, t, place.key_head, i, g.b[at]);
-      put(out.derase, t, place.head, i, size(h.beta[t] * h.key[at]) * g.r[at]);
+      put(out.b, t, place.key_head, i, g.b[at]);
+      put(out.erase, t, place.head, i, size(h.beta[t] * h.key[at]) * g.r[at]);
       d_beta += size(h.erase[at] * h.key[at]) * g.r[at];
       if (errors) d_beta += u * std::abs(h.erase[at] * h.key[at] * of->r[at]);
       of_decay += g.log_a[at];
-      if (out.dlog_decay.present() && out.dlog_decay.rank() == 4) {
-        put(out.dlog_decay, t, place.head, i, g.log_a[at]);
+      if (out.log_decay.present() && out.log_decay.rank() == 4) {
+        put(out.log_decay, t, place.head, i, g.log_a[at]);
       }
     }
     for (size_t j = 0; j < h.V; ++j) {
       const size_t at = t * h.V + j;
-      put(out.dv, t, place.head, j, size(h.beta[t] * h.write[at]) * g.w[at], several);
-      put(out.dwrite, t, place.head, j, size(h.beta[t] * h.v[at]) * g.w[at]);
+      put(out.v, t, place.head, j, size(h.beta[t] * h.write[at]) * g.w[at], several);
+      put(out.write, t, place.head, j, size(h.beta[t] * h.v[at]) * g.w[at]);
       d_beta += size(h.write[at] * h.v[at]) * g.w[at];
       if (errors) d_beta += u * std::abs(h.write[at] * h.v[at] * of->w[at]);
     }
-    put_one(out.dbeta, t, d_beta, several);
-    if (out.dlog_decay.present() && out.dlog_decay.rank() == 3 && t % h.writes == 0) {
-      put_one(out.dlog_decay, t, of_decay);
+    put_one(out.beta, t, d_beta, several);
+    if (out.log_decay.present() && out.log_decay.rank() == 3 && t % h.writes == 0) {
+      put_one(out.log_decay, t, of_decay);
     }
   }
-  PutState(out.dinitial.S, place, g.S, h.V);
+  PutState(out.initial.S, place, g.S, h.V);
 }
 
 // The inputs of delta rules, and their gradients.
 constexpr struct {
-  ConstTensorView Inputs::* input;
-  TensorView Gradients::* gradient;
-} kTensors[] = {{&Inputs::q, &Gradients::dq},         {&Inputs::k, &Gradients::dk},
-                {&Inputs::v, &Gradients::dv},         {&Inputs::log_decay, &Gradients::dlog_decay},
-                {&Inputs::beta, &Gradients::dbeta},   {&Inputs::p, &Gradients::dp},
-                {&Inputs::erase, &Gradients::derase}, {&Inputs::write, &Gradients::dwrite},
-                {&Inputs::a, &Gradients::da},         {&Inputs::b, &Gradients::db}};
+  ConstTensorView ReferenceInputs::* input;
+  TensorView ReferenceGradients::* gradient;
+} kTensors[] = {{&ReferenceInputs::q, &ReferenceGradients::q},         {&ReferenceInputs::k, &ReferenceGradients::k},
+                {&ReferenceInputs::v, &ReferenceGradients::v},         {&ReferenceInputs::log_decay, &ReferenceGradients::log_decay},
+                {&ReferenceInputs::beta, &ReferenceGradients::beta},   {&ReferenceInputs::p, &ReferenceGradients::p},
+                {&ReferenceInputs::erase, &ReferenceGradients::erase}, {&ReferenceInputs::write, &ReferenceGradients::write},
+                {&ReferenceInputs::a, &ReferenceGradients::a},         {&ReferenceInputs::b, &ReferenceGradients::b}};
 
-void ClearAll(const Gradients& out) {
+void ClearAll(const ReferenceGradients& out) {
   for (const auto& tensor : kTensors) mechanism::Clear(out.*tensor.gradient);
 }
 
@@ -399,7 +399,7 @@ ForwardErrors ErrorsOf(const Head& h, DType dtype) {
 
 }  // namespace
 
-void Reference(const Inputs& in, const Options& options, const DeltaMath& math, const Outputs& out) {
+void Reference(const ReferenceInputs& in, const Options& options, const DeltaMath& math, const ReferenceOutputs& out) {
   mechanism::Clear(out.o);
   ForEachHead(in, options, math, [&](const Place& place) {
     const Head h = HeadOf(math, in, place);
@@ -414,8 +414,8 @@ void Reference(const Inputs& in, const Options& options, const DeltaMath& math, 
   });
 }
 
-void Tolerance(const Inputs& in, const Options& options, const DeltaMath& math, const Outputs& expected,
-               const Outputs& tolerance) {
+void Tolerance(const ReferenceInputs& in, const Options& options, const DeltaMath& math, const ReferenceOutputs& expected,
+               const ReferenceOutputs& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   mechanism::Clear(tolerance.o);
   ForEachHead(in, options, math, [&](const Place& place) {
@@ -444,7 +444,7 @@ void Tolerance(const Inputs& in, const Options& options, const DeltaMath& math, 
   });
 }
 
-void BackwardReference(const BackwardInputs& in, const Options& options, const DeltaMath& math, const Gradients& out) {
+void BackwardReference(const ReferenceBackwardInputs& in, const Options& options, const DeltaMath& math, const ReferenceGradients& out) {
   ClearAll(out);
   ForEachHead(in, options, math, [&](const Place& place) {
     const Head h = HeadOf(math, in, place);
@@ -453,8 +453,8 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const D
   });
 }
 
-void BackwardTolerance(const BackwardInputs& in, const Options& options, const DeltaMath& math,
-                       const Gradients& expected, const Gradients& tolerance) {
+void BackwardTolerance(const ReferenceBackwardInputs& in, const Options& options, const DeltaMath& math,
+                       const ReferenceGradients& expected, const ReferenceGradients& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   ClearAll(tolerance);
   ForEachHead(in, options, math, [&](const Place& place) {

@@ -23,8 +23,8 @@ namespace heed::recurrent {
 struct DeltaMath {
   double scale = 1;
   LogDecay log_decay;                               // empty: no decay
-  ConstTensorView Inputs::* read_key = &Inputs::k;  // [B, T, H, K]
-  TensorView Gradients::* d_read_key = &Gradients::dk;
+  ConstTensorView ReferenceInputs::* read_key = &ReferenceInputs::k;  // [B, T, H, K]
+  TensorView ReferenceGradients::* d_read_key = &ReferenceGradients::k;
   bool beta = false, erase_and_write = false;  // whether these factors exist; otherwise they are 1
   bool reads_before_decay = false;             // b exists
   // A token has n writes, with a decay before the first and a read after the last: k is [B, T, n, H, K], v [B, T, n,
@@ -34,14 +34,14 @@ struct DeltaMath {
 
 // The functions below depend on the equations only. Arguments are those of a kernel, which has checked them. Outputs
 // may be f64.
-void Reference(const Inputs& in, const Options& options, const DeltaMath& math, const Outputs& out);
-void BackwardReference(const BackwardInputs& in, const Options& options, const DeltaMath& math, const Gradients& out);
+void Reference(const ReferenceInputs& in, const Options& options, const DeltaMath& math, const ReferenceOutputs& out);
+void BackwardReference(const ReferenceBackwardInputs& in, const Options& options, const DeltaMath& math, const ReferenceGradients& out);
 
 // The tolerance of each output, derived in the .cc file.
-void Tolerance(const Inputs& in, const Options& options, const DeltaMath& math, const Outputs& expected,
-               const Outputs& tolerance);
-void BackwardTolerance(const BackwardInputs& in, const Options& options, const DeltaMath& math,
-                       const Gradients& expected, const Gradients& tolerance);
+void Tolerance(const ReferenceInputs& in, const Options& options, const DeltaMath& math, const ReferenceOutputs& expected,
+               const ReferenceOutputs& tolerance);
+void BackwardTolerance(const ReferenceBackwardInputs& in, const Options& options, const DeltaMath& math,
+                       const ReferenceGradients& expected, const ReferenceGradients& tolerance);
 
 }  // namespace heed::recurrent
 

@@ -28,7 +28,7 @@ void Append(Doubles& to, const Doubles& from) { to.insert(to.end(), from.begin()
 using Place = ReferencePlace;
 
 template <class F>
-void ForEachHead(const Inputs& in, const Options& options, const F& f) {
+void ForEachHead(const ReferenceInputs& in, const Options& options, const F& f) {
   mechanism::RequireRank(in.q, 4);
   mechanism::RequireRank(in.v, 4);
   const int64_t H = in.q.size(2), HV = in.v.size(2);
@@ -77,7 +77,7 @@ void Scale(Doubles& x, double factor) {
   for (double& value : x) value *= factor;
 }
 
-ReferenceHead HeadOf(const Inputs& in, const ReferenceMath& math, const Place& place) {
+ReferenceHead HeadOf(const ReferenceInputs& in, const ReferenceMath& math, const Place& place) {
   ReferenceHead head;
   head.T = place.tokens.size();
   head.V = static_cast<size_t>(in.v.size(3));
@@ -109,8 +109,8 @@ ReferenceHead HeadOf(const Inputs& in, const ReferenceMath& math, const Place& p
       Append(head.b, b);
     }
   }
-  for (size_t i = 0; math.bonus != nullptr && i < head.K; ++i) {
-    head.u.push_back(At(in.*math.bonus, {place.head, static_cast<int64_t>(i)}));
+  for (size_t i = 0; math.bonus && i < head.K; ++i) {
+    head.u.push_back(At(in.u, {place.head, static_cast<int64_t>(i)}));
   }
   head.S = StateOf(in.initial.S, place, head.K * head.V);
   head.z = StateOf(in.initial.z, place, head.K);
@@ -179,7 +179,7 @@ ReferenceHead Magnitudes(ReferenceHead head, bool causal, const Epsilon& e) {
   return head;
 }
 
-Doubles GradientsOfO(const BackwardInputs& in, const Place& place) {
+Doubles GradientsOfO(const ReferenceBackwardInputs& in, const Place& place) {
   Doubles d_o;
   for (const int64_t t : place.tokens) {
     Append(d_o, Row(in.d_o, place.batch, t, place.head));
@@ -204,7 +204,7 @@ ReferenceHead Slower(ReferenceHead head, const Epsilon& e, const ReferenceMath& 
 }
 
 // The head with features increased by their errors, in the same units.
-ReferenceHead Deviated(const Inputs& in, const Epsilon& e, const ReferenceMath& math, const Place& place) {
+ReferenceHead Deviated(const ReferenceInputs& in, const Epsilon& e, const ReferenceMath& math, const Place& place) {
   ReferenceMath moved = math;
   const auto by = [&](const auto& feature, bool of_key) {
     return [feature, of_key, deviation = math.feature_deviation, &e](const Doubles& x) {
@@ -220,7 +220,7 @@ ReferenceHead Deviated(const Inputs& in, const Epsilon& e, const ReferenceMath& 
 }
 
 // The head with errors in decays and features.
-ReferenceHead Off(const Inputs& in, const Epsilon& e, const ReferenceMath& math, const Place& place,
+ReferenceHead Off(const ReferenceInputs& in, const Epsilon& e, const ReferenceMath& math, const Place& place,
                   const ReferenceHead& head) {
   if (math.feature_deviation) {
     ReferenceHead off = Magnitudes(Deviated(in, e, math, place), math.causal, e);
@@ -288,11 +288,11 @@ LogDecay PerTokenChannel(const ConstTensorView& g) {
   return [g](int64_t b, int64_t t, int64_t head, int64_t channel) { return At(g, {b, t, head, channel}); };
 }
 
-double RootScale(const Inputs& in, const Options& options) {
-  return options.scale.value_or(1 / std::sqrt(static_cast<double>(in.q.size(3))));
+double RootScale(int64_t key_size, const Options& options) {
+  return options.scale.value_or(1 / std::sqrt(static_cast<double>(key_size)));
 }
 
-void Reference(const Inputs& in, const Options& options, const ReferenceMath& shared, const Outputs& out) {
+void Reference(const ReferenceInputs& in, const Options& options, const ReferenceMath& shared, const ReferenceOutputs& out) {
   Clear(out.o);
   ForEachHead(in, options, [&](const Place& place) {
     const ReferenceMath math = MathOf(shared, place);
@@ -311,8 +311,8 @@ void Reference(const Inputs& in, const Options& options, const ReferenceMath& sh
   });
 }
 
-void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& shared, const Outputs& expected,
-               const Outputs& tolerance) {
+void Tolerance(const ReferenceInputs& in, const Options& options, const ReferenceMath& shared, const ReferenceOutputs& expected,
+               const ReferenceOutputs& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   Clear(tolerance.o);
   ForEachHead(in, options, [&](const Place& place) {
@@ -344,16 +344,16 @@ void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& sh
 namespace {
 
 // Adds a head's contribution to the gradients: values, or errors of values of these magnitudes.
-void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Place& place, const ReferenceHead& head,
+void AddGradients(const ReferenceBackwardInputs& in, const ReferenceMath& math, const Place& place, const ReferenceHead& head,
                   const ReferenceHeadGradients& g, const Doubles& of_decay, const Doubles& of_value_decay,
-                  const ReferenceHeadGradients* magnitudes, double rounding, const Gradients& out) {
+                  const ReferenceHeadGradients* magnitudes, double rounding, const ReferenceGradients& out) {
   const bool errors = magnitudes != nullptr;
   Doubles of_projection;
   const auto through_feature = [&](const ConstTensorView& from, int64_t t, const Doubles& dy, const Doubles& magnitude,
                                    bool key) {
     if (!math.feature) return dy;
     const Doubles x = Row(from, place.batch, t, place.key_head);
-    if (math.d_projection && out.dprojection.present()) {
+    if (math.d_projection && out.projection.present()) {
       const Doubles d_W = errors ? math.d_projection_errors(x, dy, magnitude, key) : math.d_projection(x, dy, key);
       of_projection.resize(d_W.size(), 0.0);
       for (size_t i = 0; i < d_W.size(); ++i) of_projection[i] += d_W[i];
@@ -385,7 +385,7 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
     };
     const Doubles of_query = errors ? row(magnitudes->q, t) : Doubles();
     const Doubles of_key = errors ? row(magnitudes->k, t) : Doubles();
-    add(out.dq, through_feature(in.q, token, d_query, of_query, false), place.key_head);
+    add(out.q, through_feature(in.q, token, d_query, of_query, false), place.key_head);
     Doubles d_key = row(g.k, t);
     if (!math.key_factors.empty()) {
       double d_gate = 0;
@@ -395,57 +395,57 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
           d_gate += rounding * std::abs(head.k[t * head.K + i]) * magnitudes->k[t * head.K + i];
         }
       }
-      Add(out.di, {place.batch, token, place.head}, d_gate);
+      Add(out.i, {place.batch, token, place.head}, d_gate);
       Scale(d_key, math.key_factors[t]);
     }
     if (!math.complement_keys) {
-      add(out.dk, through_feature(in.k, token, d_key, of_key, true), place.key_head);
+      add(out.k, through_feature(in.k, token, d_key, of_key, true), place.key_head);
     }
-    for (size_t i = 0; out.df.present() && i < head.K; ++i) {
-      Add(out.df, {place.batch, token, place.head}, of_decay[t * head.K + i] * math.forget_slopes[t]);
+    for (size_t i = 0; out.f.present() && i < head.K; ++i) {
+      Add(out.f, {place.batch, token, place.head}, of_decay[t * head.K + i] * math.forget_slopes[t]);
     }
-    for (size_t j = 0; out.dv.present() && j < head.V; ++j) {
-      Add(out.dv, {place.batch, token, place.head, static_cast<int64_t>(j)}, g.v[t * head.V + j]);
+    for (size_t j = 0; out.v.present() && j < head.V; ++j) {
+      Add(out.v, {place.batch, token, place.head, static_cast<int64_t>(j)}, g.v[t * head.V + j]);
     }
-    for (size_t j = 0; out.dlog_decay_v.present() && j < head.V; ++j) {
-      Add(out.dlog_decay_v, {place.batch, token, place.head, static_cast<int64_t>(j)}, of_value_decay[t * head.V + j]);
+    for (size_t j = 0; out.log_decay_v.present() && j < head.V; ++j) {
+      Add(out.log_decay_v, {place.batch, token, place.head, static_cast<int64_t>(j)}, of_value_decay[t * head.V + j]);
     }
-    for (size_t i = 0; out.dlog_decay.present() && i < head.K; ++i) {
+    for (size_t i = 0; out.log_decay.present() && i < head.K; ++i) {
       const double value = of_decay[t * head.K + i];
-      if (out.dlog_decay.rank() == 1) {
-        Add(out.dlog_decay, {place.head}, value);
-      } else if (out.dlog_decay.rank() == 2) {
-        Add(out.dlog_decay, {place.head, static_cast<int64_t>(i)}, value);
-      } else if (out.dlog_decay.rank() == 3) {
-        Add(out.dlog_decay, {place.batch, token, place.head}, value);
+      if (out.log_decay.rank() == 1) {
+        Add(out.log_decay, {place.head}, value);
+      } else if (out.log_decay.rank() == 2) {
+        Add(out.log_decay, {place.head, static_cast<int64_t>(i)}, value);
+      } else if (out.log_decay.rank() == 3) {
+        Add(out.log_decay, {place.batch, token, place.head}, value);
       } else {
-        Add(out.dlog_decay, {place.batch, token, place.head, static_cast<int64_t>(i)}, value);
+        Add(out.log_decay, {place.batch, token, place.head, static_cast<int64_t>(i)}, value);
       }
     }
   }
   for (size_t i = 0; i < of_projection.size(); ++i) {
     const auto at = static_cast<int64_t>(i), columns = in.q.size(3);
-    Add(out.dprojection, {at / columns, at % columns}, of_projection[i]);
+    Add(out.projection, {at / columns, at % columns}, of_projection[i]);
   }
-  for (size_t i = 0; out.du.present() && i < g.u.size(); ++i) {
-    Add(out.du, {place.head, static_cast<int64_t>(i)}, g.u[i]);
+  for (size_t i = 0; out.u.present() && i < g.u.size(); ++i) {
+    Add(out.u, {place.head, static_cast<int64_t>(i)}, g.u[i]);
   }
-  PutState(out.dinitial.S, place, g.S, Put);
-  PutState(out.dinitial.z, place, g.z, Put);
+  PutState(out.initial.S, place, g.S, Put);
+  PutState(out.initial.z, place, g.z, Put);
 }
 
 // Clears gradients before heads add to them. Gradients of tensors that the equations do not use are not written.
-void ClearAll(const ReferenceMath& math, const Gradients& out) {
-  for (const TensorView* t : {&out.dq, &out.dk, &out.dv, &out.dlog_decay, &out.dprojection, &out.di, &out.df})
+void ClearAll(const ReferenceMath& math, const ReferenceGradients& out) {
+  for (const TensorView* t : {&out.q, &out.k, &out.v, &out.log_decay, &out.projection, &out.i, &out.f})
     Clear(*t);
-  if (math.bonus != nullptr) Clear(out.du);
-  if (math.log_decay_v.present()) Clear(out.dlog_decay_v);
+  if (math.bonus) Clear(out.u);
+  if (math.log_decay_v.present()) Clear(out.log_decay_v);
 }
 
 }  // namespace
 
-void BackwardReference(const BackwardInputs& in, const Options& options, const ReferenceMath& shared,
-                       const Gradients& out) {
+void BackwardReference(const ReferenceBackwardInputs& in, const Options& options, const ReferenceMath& shared,
+                       const ReferenceGradients& out) {
   ClearAll(shared, out);
   ForEachHead(in, options, [&](const Place& place) {
     const ReferenceMath math = MathOf(shared, place);
@@ -468,8 +468,8 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const R
   });
 }
 
-void BackwardTolerance(const BackwardInputs& in, const Options& options, const ReferenceMath& shared,
-                       const Gradients& expected, const Gradients& tolerance) {
+void BackwardTolerance(const ReferenceBackwardInputs& in, const Options& options, const ReferenceMath& shared,
+                       const ReferenceGradients& expected, const ReferenceGradients& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   ClearAll(shared, tolerance);
   ForEachHead(in, options, [&](const Place& place) {
@@ -546,15 +546,15 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const R
       *at += std::abs(value.as<double>()[i]) * of.output + of.subnormal;
     }
   };
-  round(tolerance.dq, expected.dq, in.q.dtype());
-  round(tolerance.dk, expected.dk, in.q.dtype());
-  round(tolerance.dv, expected.dv, in.q.dtype());
-  round(tolerance.dprojection, expected.dprojection, in.q.dtype());
-  round(tolerance.du, expected.du, in.u.dtype());
-  round(tolerance.dlog_decay_v, expected.dlog_decay_v, in.log_decay_v.dtype());
-  round(tolerance.dlog_decay, expected.dlog_decay, in.log_decay.dtype());
-  round(tolerance.di, expected.di, in.i.dtype());
-  round(tolerance.df, expected.df, in.f.dtype());
+  round(tolerance.q, expected.q, in.q.dtype());
+  round(tolerance.k, expected.k, in.q.dtype());
+  round(tolerance.v, expected.v, in.q.dtype());
+  round(tolerance.projection, expected.projection, in.q.dtype());
+  round(tolerance.u, expected.u, in.u.dtype());
+  round(tolerance.log_decay_v, expected.log_decay_v, in.log_decay_v.dtype());
+  round(tolerance.log_decay, expected.log_decay, in.log_decay.dtype());
+  round(tolerance.i, expected.i, in.i.dtype());
+  round(tolerance.f, expected.f, in.f.dtype());
 }
 
 }  // namespace heed::recurrent

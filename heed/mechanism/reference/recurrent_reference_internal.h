@@ -13,6 +13,83 @@ namespace heed::recurrent {
 
 using mechanism::Doubles;
 
+// The tensors of recurrences by their parts in the equations of a reference. Of the tensors that a mechanism does not
+// have, views are absent.
+template <class View>
+struct ReferenceTensors {
+  View q, k, v, log_decay, log_decay_v, projection, u, beta, p, erase, write, a, b, i, f;
+};
+template <class View>
+struct ReferenceStates {
+  View S, z, m;
+};
+struct ReferenceInputs : ReferenceTensors<ConstTensorView> {
+  ReferenceStates<ConstTensorView> initial;
+};
+struct ReferenceBackwardInputs : ReferenceInputs {
+  ConstTensorView d_o;
+  ReferenceStates<ConstTensorView> d_final;
+};
+struct ReferenceOutputs {
+  TensorView o;
+  ReferenceStates<TensorView> final;
+};
+struct ReferenceGradients : ReferenceTensors<TensorView> {
+  ReferenceStates<TensorView> initial;
+};
+
+// The views of a mechanism's structs, by their names: r is q, and i without v is v.
+template <class To, class From>
+void TakeTensors(const From& from, To& to) {
+  if constexpr (requires { from.q; }) to.q = from.q;
+  if constexpr (requires { from.r; }) to.q = from.r;
+  if constexpr (requires { from.k; }) to.k = from.k;
+  if constexpr (requires { from.v; }) to.v = from.v;
+  if constexpr (requires { from.i; }) (requires { from.v; } ? to.i : to.v) = from.i;
+  if constexpr (requires { from.f; }) to.f = from.f;
+  if constexpr (requires { from.log_decay; }) to.log_decay = from.log_decay;
+  if constexpr (requires { from.log_decay_v; }) to.log_decay_v = from.log_decay_v;
+  if constexpr (requires { from.projection; }) to.projection = from.projection;
+  if constexpr (requires { from.u; }) to.u = from.u;
+  if constexpr (requires { from.beta; }) to.beta = from.beta;
+  if constexpr (requires { from.p; }) to.p = from.p;
+  if constexpr (requires { from.erase; }) to.erase = from.erase;
+  if constexpr (requires { from.write; }) to.write = from.write;
+  if constexpr (requires { from.a; }) to.a = from.a;
+  if constexpr (requires { from.b; }) to.b = from.b;
+}
+template <class To, class From>
+void TakeStates(const From& from, To& to) {
+  if constexpr (requires { from.S; }) to.S = from.S;
+  if constexpr (requires { from.z; }) to.z = from.z;
+  if constexpr (requires { from.m; }) to.m = from.m;
+}
+template <class In>
+ReferenceBackwardInputs AsReference(const In& in) {
+  ReferenceBackwardInputs of;
+  TakeTensors(in, of);
+  TakeStates(in.initial, of.initial);
+  if constexpr (requires { in.d_o; }) {
+    of.d_o = in.d_o;
+    TakeStates(in.d_final, of.d_final);
+  }
+  return of;
+}
+template <class Out>
+ReferenceOutputs OutputsAsReference(const Out& out) {
+  ReferenceOutputs of;
+  of.o = out.o;
+  TakeStates(out.final, of.final);
+  return of;
+}
+template <class Out>
+ReferenceGradients GradientsAsReference(const Out& out) {
+  ReferenceGradients of;
+  TakeTensors(out, of);
+  TakeStates(out.initial, of.initial);
+  return of;
+}
+
 struct ReferencePlace {  // one head of one sequence, and the indices of its tokens
   int64_t sequence, batch, head, key_head;
   std::vector<int64_t> tokens;  // in the order of processing
@@ -27,7 +104,11 @@ LogDecay PerToken(const ConstTensorView& log_decay);
 LogDecay PerTokenChannel(const ConstTensorView& log_decay);
 
 // The scale of a call, K^-1/2 by default.
-double RootScale(const Inputs& in, const Options& options);
+double RootScale(int64_t key_size, const Options& options);
+template <class In>
+double RootScale(const In& in, const Options& options) {
+  return RootScale(AsReference(in).q.size(AsReference(in).q.rank() - 1), options);
+}
 
 // The equations of a mechanism as its reference states them, independent of the engine definition of its kernels; no
 // reference reads a definition.
@@ -52,7 +133,7 @@ struct ReferenceMath {
   double initial_factor = 1, final_factor = 1, final_m = 0, m_error = 0;
   LogDecay log_decay;                         // empty: no decay
   ConstTensorView log_decay_v;                // [B, T, HV, V], for columns of the state; absent: no such decay
-  ConstTensorView Inputs::* bonus = nullptr;  // u [HV, K] of RWKV's u term; null: none
+  bool bonus = false;                         // u [HV, K] of RWKV's u term exists
   bool complement_keys = false;               // k = 1 - exp(log_decay)
   // For exponential gates: factors of keys, floors of denominators, terms added to denominators, and derivatives of log
   // decays by their gates, by token in the order of processing. Empty: none.
@@ -74,15 +155,26 @@ Epsilon EpsilonOf(DType dtype);
 Epsilon StoredIn(DType dtype, DType computed);
 
 // Does not check its arguments: a kernel has checked them. Outputs may be f64.
-void Reference(const Inputs& in, const Options& options, const ReferenceMath& math, const Outputs& out);
-void BackwardReference(const BackwardInputs& in, const Options& options, const ReferenceMath& math,
-                       const Gradients& out);
+void Reference(const ReferenceInputs& in, const Options& options, const ReferenceMath& math,
+               const ReferenceOutputs& out);
+void BackwardReference(const ReferenceBackwardInputs& in, const Options& options, const ReferenceMath& math,
+                       const ReferenceGradients& out);
 
 // The tolerance of each output, derived in the .cc file.
-void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& math, const Outputs& expected,
-               const Outputs& tolerance);
-void BackwardTolerance(const BackwardInputs& in, const Options& options, const ReferenceMath& math,
-                       const Gradients& expected, const Gradients& tolerance);
+void Tolerance(const ReferenceInputs& in, const Options& options, const ReferenceMath& math,
+               const ReferenceOutputs& expected, const ReferenceOutputs& tolerance);
+void BackwardTolerance(const ReferenceBackwardInputs& in, const Options& options, const ReferenceMath& math,
+                       const ReferenceGradients& expected, const ReferenceGradients& tolerance);
+
+// The same of the structs of a mechanism, by the equations of a recurrence or of a delta rule.
+template <class In, class Math, class Out>
+void RunReference(const In& in, const Options& options, const Math& math, const Out& out) {
+  Reference(AsReference(in), options, math, OutputsAsReference(out));
+}
+template <class In, class Math, class Out>
+void RunBackwardReference(const In& in, const Options& options, const Math& math, const Out& out) {
+  BackwardReference(AsReference(in), options, math, GradientsAsReference(out));
+}
 
 }  // namespace heed::recurrent
 

@@ -4,7 +4,7 @@
 namespace heed::gla {
 
 recurrent::Definition DefinitionOf(const Options&) {
-  return {.decay = recurrent::DecayShape::kKey, .root_scale = true, .value_decay = true};
+  return {.table = mechanism::TableOf(kTensors, kStates), .root_scale = true};
 }
 
 HEED_DEFINE_RECURRENT(recurrent, gla)

@@ -6,8 +6,7 @@
 namespace heed::gla {
 
 void Bind(nanobind::module_& m) {
-  recurrent::Bind<Options>(m, {.name = "gla", .inputs = "q k v log_decay * log_decay_v", .docs = doc::kDocs},
-                           DefinitionOf({}), {&Forward, &Backward, &Step, &Explain});
+  recurrent::Bind<Structs, Options>(m, {.name = "gla", .docs = doc::kDocs}, DefinitionOf({}), HEED_FUNCTIONS);
 }
 
 }  // namespace heed::gla

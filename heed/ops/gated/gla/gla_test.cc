@@ -72,7 +72,7 @@ TEST_F(GlaTest, AGateOfColumnsIsTheAdjointOfOneOfRows) {
   adjoint.log_decay = by_value.view();
   adjoint.d_o = q_.view();
   Gradients gradients;
-  gradients.dq = dq.view();
+  gradients.q = dq.view();
   Backward(ctx_, adjoint, options, gradients);
   EXPECT_LT(LargestDifference(o, dq), 1e-13);
 
