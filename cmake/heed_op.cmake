@@ -2,7 +2,9 @@
 #
 # The suffix of a file says where it goes: _case to the harness, _test to heed_op_tests, _py to the Python module, the rest
 # to the library. Headers without such a suffix are public, _internal and -inl ones are not. The lists generated below are the only registration: <name>_case.cc defines
-# `OpEntry heed::<name>::Entry()`, <name>_py.cc defines `void heed::<name>::Bind(nanobind::module_&)`.
+# `OpEntry heed::<name>::Entry()`, <name>_py.cc defines `void heed::<name>::Bind(nanobind::module_&)`. A recurrence or a scan
+# without options of its own needs neither: where <name>_internal.h declares DefinitionOf and the file is missing, it is
+# written from cmake/mechanism_<kind>.cc.in.
 foreach(kind case test py)
   define_property(GLOBAL PROPERTY HEED_OP_${kind} BRIEF_DOCS "sources of this kind of all mechanisms, in order")
   define_property(GLOBAL PROPERTY HEED_OPS_WITH_${kind} BRIEF_DOCS "mechanisms that have <name>_${kind}.cc, in order")
@@ -23,6 +25,18 @@ function(heed_add_op op)
       target_sources(heed_objects PRIVATE ${source})
     endif()
   endforeach()
+  if(EXISTS ${dir}/${name}_internal.h)
+    file(STRINGS ${dir}/${name}_internal.h definition REGEX "^[a-z]+::Definition DefinitionOf\\(" LIMIT_COUNT 1)
+    foreach(kind case py)
+      if(definition AND NOT EXISTS ${dir}/${name}_${kind}.cc)
+        cmake_path(GET op PARENT_PATH family)
+        set(source ${PROJECT_BINARY_DIR}/mechanisms/${name}_${kind}.cc)
+        configure_file(${PROJECT_SOURCE_DIR}/cmake/mechanism_${kind}.cc.in ${source} @ONLY)
+        set_property(GLOBAL APPEND PROPERTY HEED_OP_${kind} ${source})
+        set_property(GLOBAL APPEND PROPERTY HEED_OPS_WITH_${kind} ${name})
+      endif()
+    endforeach()
+  endif()
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS ${dir}/*.h)
   list(FILTER headers EXCLUDE REGEX "(_(internal|case|py|reference)|-inl)\\.h$")
   target_sources(heed PUBLIC FILE_SET HEADERS FILES ${headers})

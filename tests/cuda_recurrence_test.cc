@@ -24,9 +24,8 @@ namespace {
 
 using mechanism::Problem;
 using mechanism::Views;
-using recurrent::Inputs;
-using recurrent::Options;
-using recurrent::Outputs;
+using simple_gla::Inputs;
+using simple_gla::Options;
 using testing::HasSubstr;
 
 recurrent::Mechanism LinearAttention(linear_attention::FeatureMap map, const std::string& name, bool normalize,
@@ -37,11 +36,9 @@ recurrent::Mechanism LinearAttention(linear_attention::FeatureMap map, const std
   own.normalize = normalize;
   own.causal = causal;
   own.eps = 0.3;  // large enough to show in the sum
-  return recurrent::Bound<linear_attention::Options>(
-      "linear_attention", DefinitionOf(own), own,
-      {&linear_attention::Forward, &linear_attention::Backward, &linear_attention::Reference,
-       &linear_attention::BackwardReference, &linear_attention::Step},
-      &linear_attention::Math, " " + name + (normalize ? " normalized" : "") + (causal ? "" : " not causal"));
+  return recurrent::Bound<linear_attention::Structs, linear_attention::Options>(
+      "linear_attention", DefinitionOf(own), own, HEED_FUNCTIONS, &linear_attention::Math,
+      " " + name + (normalize ? " normalized" : "") + (causal ? "" : " not causal"));
 }
 
 // The mechanisms that the kernel takes.
@@ -81,11 +78,8 @@ class CudaRecurrenceTest : public AgreementTest {
                        Buffer(in.log_decay.dtype(), {sequences, in.v.size(2), in.k.size(3), in.v.size(3)})};
     const DeviceTensor q(device, in.q), k(device, in.k), v(device, in.v), log_decay(device, in.log_decay),
         initial(device, in.initial.S), o(device, results.o.view()), state(device, results.state.view());
-    Inputs on_device = {.q = q.view(), .k = k.view(), .v = v.view(), .log_decay = log_decay.view(), .initial = {}};
-    on_device.initial.S = initial.view();
-    recurrent::State final;
-    final.S = state.view();
-    simple_gla::Forward(ctx_, on_device, options, {o.view(), final});
+    const Inputs on_device = {{q.view(), k.view(), v.view(), log_decay.view()}, {initial.view()}};
+    simple_gla::Forward(ctx_, on_device, options, {o.view(), {state.view()}});
     o.Download(results.o.view());
     state.Download(results.state.view());
     return results;
@@ -135,7 +129,7 @@ TEST_P(CudaRecurrenceTest, SizesAndVariantsAgreeWithTheReference) {
       for (const Sizes& sizes : kSizes) {
         for (const char* variant : {"", "state", "reverse", "lengths=62", "strong", "vanishing", "faint+state"}) {
           if (sizes.D != 33 && *variant != 0 && !(sizes.Tq == 0 && std::string(variant) == "state")) continue;
-          if (sizes.D > 128 && m.definition.delta != recurrence::Delta::kNone) continue;
+          if (sizes.D > 128 && m.definition.delta() != recurrence::Delta::kNone) continue;
           if (dtype != DType::kBF16 && (*variant != 0 || sizes.D != 128)) continue;
           const bool has_state = std::string(variant).find("state") != std::string::npos;
           if (!m.definition.causal && has_state) continue;
@@ -165,9 +159,7 @@ struct Problems {
     } while (NextIndex(log_decay.view().sizes(), at));
   }
   Inputs Views() const {
-    Inputs in = {.q = q.view(), .k = k.view(), .v = v.view(), .log_decay = log_decay.view(), .initial = {}};
-    in.initial.S = initial.view();
-    return in;
+    return {{q.view(), k.view(), v.view(), log_decay.view()}, {initial.view()}};
   }
   // Computes tokens [begin, end) from a state on.
   Inputs Tokens(int64_t begin, int64_t end, const ConstTensorView& state) const {
@@ -320,9 +312,7 @@ struct GatedProblem {
     const DeviceTensor dq = tokens(q), dk = tokens(k), dv = tokens(v), di = tokens(i), df = tokens(f),
                        S = state(initial.S), z = state(initial.z), m = state(initial.m), o = state(results.o),
                        last_S = state(results.S), last_z = state(results.z), last_m = state(results.m);
-    Inputs in = {.q = dq.view(), .k = dk.view(), .v = dv.view(), .log_decay = {}, .initial = {}};
-    in.i = di.view();
-    in.f = df.view();
+    mlstm::Inputs in = {{dq.view(), dk.view(), dv.view(), di.view(), df.view()}, {}};
     if (before != nullptr) in.initial = {S.view(), z.view(), m.view()};
     mlstm::Forward(ctx, in, {}, {o.view(), {last_S.view(), last_z.view(), last_m.view()}});
     o.Download(results.o.view());
@@ -383,7 +373,7 @@ TEST_P(CudaRecurrenceTest, ExplainNamesTheKernel) {
   const Problems p(DType::kBF16, 1, 4, 1, 24, 20);
   const DeviceTensor q(*GetParam(), p.q.view()), k(*GetParam(), p.k.view()), v(*GetParam(), p.v.view()),
       log_decay(*GetParam(), p.log_decay.view());
-  const Inputs in = {.q = q.view(), .k = k.view(), .v = v.view(), .log_decay = log_decay.view(), .initial = {}};
+  const Inputs in = {{q.view(), k.view(), v.view(), log_decay.view()}, {}};
   const recurrent::Explanation e = simple_gla::Explain(ctx_, in, {});
   EXPECT_EQ(e.kernel, "recurrence_cuda");
   EXPECT_EQ(e.target, "cuda");
@@ -416,8 +406,7 @@ TEST_P(CudaRecurrenceTest, TensorsOfSeveralDevicesAreRefused) {
   const Buffer o(DType::kBF16, {1, 4, 1, 8});
   const DeviceTensor q(device, p.q.view()), k(device, p.k.view()), v(device, p.v.view()),
       log_decay(device, p.log_decay.view()), initial(device, p.initial.view()), device_o(device, o.view());
-  Inputs good = {.q = q.view(), .k = k.view(), .v = v.view(), .log_decay = log_decay.view(), .initial = {}};
-  good.initial.S = initial.view();
+  const Inputs good = {{q.view(), k.view(), v.view(), log_decay.view()}, {initial.view()}};
   const auto refusal = [&](const Inputs& in, const TensorView& to) {
     const std::string what = Refusal<InvalidArgument>([&] { simple_gla::Forward(ctx_, in, {}, {to, {}}); });
     device_o.Download(o.view());

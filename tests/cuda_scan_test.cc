@@ -23,8 +23,8 @@ namespace {
 
 using mechanism::Problem;
 using mechanism::Views;
+using selective_scan::Inputs;
 using selective_scan::Options;
-using scanning::Inputs;
 using testing::HasSubstr;
 
 // The selective scan on a device.
@@ -52,7 +52,7 @@ class CudaScanTest : public AgreementTest {
     const Results results = {Buffer(in.u.dtype(), {in.u.size(0), in.u.size(1), in.u.size(2)}),
                              Buffer(mechanism::StateDType(in.u.dtype()), {sequences, in.A.size(0), in.A.size(1)})};
     const DeviceTensor u(device, in.u), delta(device, in.delta), A(device, in.A), B(device, in.B), C(device, in.C),
-        D(device, in.D), z(device, in.z), bias(device, in.delta_bias), initial(device, in.initial),
+        D(device, in.D), z(device, in.z), bias(device, in.delta_bias), initial(device, in.initial.S),
         o(device, results.o.view()), state(device, results.state.view());
     Inputs there;
     there.u = u.view();
@@ -63,8 +63,8 @@ class CudaScanTest : public AgreementTest {
     there.D = D.view();
     there.z = z.view();
     there.delta_bias = bias.view();
-    there.initial = initial.view();
-    selective_scan::Forward(ctx_, there, options, {.o = o.view(), .final = state.view(), .final_tail = {}});
+    there.initial.S = initial.view();
+    selective_scan::Forward(ctx_, there, options, {o.view(), {state.view()}});
     o.Download(results.o.view());
     state.Download(results.state.view());
     return results;
@@ -145,14 +145,14 @@ struct Tensors {
     in.C = C.view();
     in.D = D.view();
     in.delta_bias = bias.view();
-    in.initial = initial.view();
+    in.initial.S = initial.view();
     return in;
   }
   // Computes tokens [begin, end) from a state on.
   Inputs Tokens(int64_t begin, int64_t end, const ConstTensorView& state) const {
     Inputs in = Views();
     for (ConstTensorView* t : {&in.u, &in.delta, &in.z, &in.B, &in.C}) *t = t->Slice(2, begin, end);
-    in.initial = state;
+    in.initial.S = state;
     return in;
   }
   Buffer u, delta, z, B, C, A, D, bias, initial;
@@ -165,7 +165,7 @@ std::vector<Buffer> CudaScanTest::RunBackward(const Tensors& x, const Buffer& d_
   };
   const DeviceTensor u = of(x.u), delta = of(x.delta), z = of(x.z), B = of(x.B), C = of(x.C), initial = of(x.initial),
                      arrives = of(d_o), A(*GetParam(), x.A.view()), bias(*GetParam(), x.bias.view());
-  scanning::BackwardInputs in;
+  selective_scan::BackwardInputs in;
   in.u = u.view();
   in.delta = delta.view();
   in.z = z.view();
@@ -173,16 +173,16 @@ std::vector<Buffer> CudaScanTest::RunBackward(const Tensors& x, const Buffer& d_
   in.C = C.view();
   in.A = A.view();
   in.delta_bias = bias.view();
-  in.initial = in.d_final = initial.view();
+  in.initial.S = in.d_final.S = initial.view();
   in.d_o = arrives.view();
   std::vector<Buffer> results;
   std::vector<DeviceTensor> there;
-  for (const ConstTensorView& like : {in.u, in.delta, in.z, in.B, in.C, in.initial}) {
+  for (const ConstTensorView& like : {in.u, in.delta, in.z, in.B, in.C, in.initial.S}) {
     results.emplace_back(like.dtype(), std::vector<int64_t>(like.sizes().begin(), like.sizes().end()));
     there.emplace_back(*GetParam(), results.back().view());
   }
-  scanning::Gradients out;
-  TensorView* const views[] = {&out.du, &out.ddelta, &out.dz, &out.dB, &out.dC, &out.dinitial};
+  selective_scan::Gradients out;
+  TensorView* const views[] = {&out.u, &out.delta, &out.z, &out.B, &out.C, &out.initial.S};
   for (size_t k = 0; k < there.size(); ++k) *views[k] = there[k].view();
   Options options;
   options.delta_softplus = true;
@@ -207,7 +207,7 @@ TEST_P(CudaScanTest, ASequenceHasItsBitsWhateverSharesTheCall) {
   const Tensors x(DType::kBF16, 3, 40, 16, 50);
   const Results all = Run(x.Views());
   Inputs last = x.Views();
-  for (ConstTensorView* t : {&last.u, &last.delta, &last.z, &last.B, &last.C, &last.initial}) *t = t->Slice(0, 2, 3);
+  for (ConstTensorView* t : {&last.u, &last.delta, &last.z, &last.B, &last.C, &last.initial.S}) *t = t->Slice(0, 2, 3);
   const Results alone = Run(last);
   EXPECT_TRUE(SameBits(ConstTensorView(all.o.view()).Slice(0, 2, 3), alone.o.view()));
   EXPECT_TRUE(SameBits(ConstTensorView(all.state.view()).Slice(0, 2, 3), alone.state.view()));
@@ -364,12 +364,11 @@ TEST_P(CudaScanTest, WhatItDoesNotTakeIsSaid) {
   const Buffer rows(DType::kF32, {1, 4, 8}), channels(DType::kF32, {8}), taps(DType::kF32, {8, 2}),
       written(DType::kF32, {1, 4, 8});
   const DeviceTensor x(device, rows.view()), a(device, channels.view()), o(device, written.view());
-  Inputs in;
+  rg_lru::Inputs in;
   in.x = in.input_gate = in.recurrence_gate = x.view();
   in.a = a.view();
-  EXPECT_THAT(
-      Refusal<Unsupported>([&] { rg_lru::Forward(ctx_, in, {}, {.o = o.view(), .final = {}, .final_tail = {}}); }),
-      HasSubstr("no kernel for this problem: scan_cuda computes selective scans"));
+  EXPECT_THAT(Refusal<Unsupported>([&] { rg_lru::Forward(ctx_, in, {}, {o.view(), {}}); }),
+              HasSubstr("no kernel for this problem: scan_cuda computes selective scans"));
   const Buffer other(DType::kF32, {1, 8, 4});
   const DeviceTensor x_of_conv(device, other.view()), weight(device, taps.view()), o_of_conv(device, other.view());
   causal_conv1d::Inputs of_conv;
@@ -395,10 +394,10 @@ TEST_P(CudaScanTest, TensorsOfSeveralDevicesAreRefused) {
   good.A = A.view();
   good.B = B.view();
   good.C = C.view();
-  good.initial = initial.view();
+  good.initial.S = initial.view();
   const auto refusal = [&](const Inputs& in, const TensorView& to) {
     const std::string what = Refusal<InvalidArgument>(
-        [&] { selective_scan::Forward(ctx_, in, {}, {.o = to, .final = {}, .final_tail = {}}); });
+        [&] { selective_scan::Forward(ctx_, in, {}, {to, {}}); });
     device_o.Download(o.view());
     for (const uint8_t byte : o.bytes()) EXPECT_EQ(byte, 0xFF);
     return what;
@@ -412,8 +411,9 @@ TEST_P(CudaScanTest, TensorsOfSeveralDevicesAreRefused) {
   EXPECT_THAT(refusal(with(&Inputs::u, x.u), device_o.view()), HasSubstr("delta is on cuda:0, expected the CPU"));
   EXPECT_THAT(refusal(with(&Inputs::A, x.A), device_o.view()), HasSubstr("A is on the CPU, expected cuda:0"));
   EXPECT_THAT(refusal(with(&Inputs::C, x.C), device_o.view()), HasSubstr("C is on the CPU, expected cuda:0"));
-  EXPECT_THAT(refusal(with(&Inputs::initial, x.initial), device_o.view()),
-              HasSubstr("initial_state is on the CPU, expected cuda:0"));
+  Inputs of_host_state = good;
+  of_host_state.initial.S = x.initial.view();
+  EXPECT_THAT(refusal(of_host_state, device_o.view()), HasSubstr("initial_state is on the CPU, expected cuda:0"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, CudaScanTest, testing::ValuesIn(Devices()), NameOf);

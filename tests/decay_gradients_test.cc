@@ -88,7 +88,7 @@ std::vector<Problem> Problems() {
       continue;
     }
     const bool undecayed =
-        op.recurrent != nullptr && (op.recurrent->definition.bonus || op.recurrent->definition.several_writes);
+        op.recurrent != nullptr && (op.recurrent->definition.table.Has(mechanism::Role::kBonus) || op.recurrent->definition.several_writes());
     problems.push_back({op, undecayed ? "strong=1" : "strong=5"});
   }
   return problems;

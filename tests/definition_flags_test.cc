@@ -5,11 +5,14 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <deque>
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <regex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -83,6 +86,7 @@ class Flips {
     }
     field = kept;
   }
+  void Add(const std::string& name) { list.push_back({name, copy_}); }
   void Not(const char* name, bool& field) { To(name, field, {false, true}); }
   void More(const char* name, double& field) { To(name, field, {field, field + 0.3}); }
 
@@ -92,18 +96,45 @@ class Flips {
   Definition& copy_;
 };
 
-// The structured binding names every field, so that a new field does not compile before it is flipped here. Names in
-// errors are not flags.
+// Copies of a table, in each of which two tensors with the same axes have exchanged their roles in the equations, or a
+// state has other axes.
+template <class Definition>
+void FlipTable(Flips<Definition>& flips, mechanism::Table& table, std::initializer_list<const char*> state_axes) {
+  static std::deque<std::vector<mechanism::Tensor>> all_tensors;  // tables are views
+  static std::deque<std::vector<mechanism::StateTensor>> all_states;
+  const mechanism::Table kept = table;
+  for (size_t i = 0; i < kept.tensors.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      const mechanism::Tensor &one = kept.tensors[j], &other = kept.tensors[i];
+      if (std::string_view(one.axes) != other.axes || one.role == mechanism::Role::kNone) continue;
+      auto& tensors = all_tensors.emplace_back(kept.tensors.begin(), kept.tensors.end());
+      std::swap(tensors[i].role, tensors[j].role);
+      table.tensors = tensors;
+      flips.Add(std::string("roles of ") + one.name + " and " + other.name);
+    }
+  }
+  table = kept;
+  for (size_t i = 0; i < kept.states.size(); ++i) {
+    for (const char* axes : state_axes) {
+      if (kept.states[i].role != mechanism::StateTensor::kState || std::string_view(kept.states[i].axes) == axes) {
+        continue;
+      }
+      auto& states = all_states.emplace_back(kept.states.begin(), kept.states.end());
+      states[i].axes = axes;
+      table.states = states;
+      flips.Add(std::string("axes of ") + kept.states[i].name + " " + axes);
+    }
+  }
+  table = kept;
+}
+
+// The structured binding names every field, so that a new field does not compile before it is flipped here. Without
+// has_direction a call refuses an option, which is not a flag of the equations.
 std::vector<Flip<recurrent::Definition>> FlipsOf(recurrent::Definition d) {
-  using recurrence::Delta;
   using recurrence::Feature;
-  using recurrent::DecayShape;
   Flips<recurrent::Definition> flips(d);
-  auto& [decay, root_scale, feature, key_feature, feature_eps, causal, normalize, eps, complement_keys, value_decay,
-         bonus, delta, beta, read_key, erase_and_write, several_writes, exp_gates, channels, query_name, key_name,
-         value_name, state_names, value_first, surroundings] = d;
-  flips.To("decay", decay,
-           {DecayShape::kNone, DecayShape::kHead, DecayShape::kHeadKey, DecayShape::kToken, DecayShape::kKey});
+  auto& [table, root_scale, feature, key_feature, feature_eps, causal, has_direction, normalize, eps, surroundings] = d;
+  FlipTable(flips, table, {"BGFV", "BGVF"});
   const std::vector<Feature> features = {
       Feature::kIdentity,  Feature::kElu1,      Feature::kRelu,   Feature::kReluSquared,
       Feature::kExp,       Feature::kSoftmax,   Feature::kTaylor, Feature::kSoftmaxOfTokens,
@@ -115,40 +146,21 @@ std::vector<Flip<recurrent::Definition>> FlipsOf(recurrent::Definition d) {
     if (key_feature || of_keys != feature) key_features.push_back(of_keys);
   }
   flips.To("key_feature", key_feature, key_features);
-  flips.To("delta", delta, {Delta::kNone, Delta::kAfterDecay, Delta::kBeforeDecay});
   flips.Not("root_scale", root_scale);
   flips.Not("causal", causal);
   flips.Not("normalize", normalize);
-  flips.Not("complement_keys", complement_keys);
-  flips.Not("value_decay", value_decay);
-  flips.Not("bonus", bonus);
-  flips.Not("beta", beta);
-  flips.Not("read_key", read_key);
-  flips.Not("erase_and_write", erase_and_write);
-  flips.Not("several_writes", several_writes);
-  flips.Not("exp_gates", exp_gates);
-  flips.Not("channels", channels);
-  flips.Not("value_first", value_first);
   flips.More("eps", eps);
   flips.More("feature_eps", feature_eps);
   return flips.list;
 }
 
-// Tensors are not flags, and neither are counts of operations.
+// Counts of operations are not flags.
 std::vector<Flip<scanning::Definition>> FlipsOf(scanning::Definition d) {
   using scan::Method;
   using scan::Rule;
   Flips<scanning::Definition> flips(d);
-  auto& [tensors, state_axes, tail_axes, rule, flops, kernels, softplus, silu, c, bilinear, method] = d;
-  const auto axes = [&](const char* name, const char*& field, const std::vector<const char*>& values) {
-    std::vector<const char*> others = {field};
-    for (const char* value : values) {
-      if (std::string(value) != field) others.push_back(value);
-    }
-    flips.To(name, field, others);
-  };
-  axes("state_axes", state_axes, {"", "BD", "BDN", "BDN2"});
-  axes("tail_axes", tail_axes, {""});
+  auto& [table, rule, flops, kernels, softplus, silu, c, bilinear, method] = d;
+  FlipTable(flips, table, {"BD", "BDN", "BDN2"});
   flips.To("rule", rule, {Rule::kSelective, Rule::kDecay, Rule::kGates, Rule::kTaps, Rule::kModes, Rule::kHeads});
   flips.To("kernels", kernels, {nullptr});
   flips.Not("softplus", softplus);
@@ -184,52 +196,67 @@ void Loosen(mechanism::Mechanism& m) {
   m.backward_reference = loosened(m.backward_reference, true);
 }
 
-template <class Own, class Reference, class BackwardReference>
+template <class Structs, class Own>
+mechanism::CaseFunctions<Structs, Own> FunctionsOf(const mechanism::Functions<Structs, Own>& own) {
+  mechanism::CaseFunctions<Structs, Own> f;
+  f.explain = own.explain;
+  f.backward_workspace = own.backward_workspace;
+  f.reference = own.reference;
+  f.backward_reference = own.backward_reference;
+  return f;
+}
+
+template <class Structs, class Own>
 Subject<recurrent::Definition> Recurrence(const std::string& name, const recurrent::Definition& definition,
-                                          const Own& own, Reference* reference, BackwardReference* backward_reference) {
+                                          const Own& own, const mechanism::Functions<Structs, Own>& functions) {
+  using Of = mechanism::Lists<Structs>;
   const auto problem = [=](const recurrent::Definition& d, const recurrent::Definition& of_problems, uint64_t seed) {
-    recurrent::Functions<Own> f;
-    f.forward = [d](Context& ctx, const recurrent::Inputs& in, const Own& with, const recurrent::Outputs& out) {
-      recurrent::Forward("forward", ctx, d, in, with, out);
+    mechanism::CaseFunctions<Structs, Own> f = FunctionsOf(functions);
+    f.forward = [d](Context& ctx, const auto& in, const Own& with, const auto& out) {
+      recurrent::Forward("forward", ctx, d, Of::Of(in), with, Of::Of(out));
     };
-    f.backward = [d](Context& ctx, const recurrent::BackwardInputs& in, const Own& with,
-                     const recurrent::Gradients& out) { recurrent::Backward("backward", ctx, d, in, with, out); };
-    f.step = [d](Context& ctx, const recurrent::StepInputs& in, const Own& with, const recurrent::State& state,
-                 const TensorView& o) { recurrent::Step("step", ctx, d, in, with, state, o); };
-    f.reference = reference;
-    f.backward_reference = backward_reference;
-    recurrent::Mechanism m = recurrent::Bound<Own>(name, of_problems, own, f);
+    f.backward = [d](Context& ctx, const auto& in, const Own& with, const auto& out) {
+      recurrent::Backward("backward", ctx, d, Of::Of(in), with, Of::Of(out));
+    };
+    f.step = [d](Context& ctx, const auto& in, const Own& with, const auto& state, const TensorView& o) {
+      recurrent::Step("step", ctx, d, {mechanism::Members(in)}, with, {o, mechanism::Members(state)});
+    };
+    recurrent::Mechanism m = recurrent::Bound<Structs, Own>(name, of_problems, own, f);
     Loosen(m.of_problems);
     return recurrent::RandomCase(m, DType::kF64, seed);
   };
   return {name, definition, problem};
 }
 
-template <class Own, class Reference, class BackwardReference>
+template <class Structs, class Own>
 Subject<scanning::Definition> Scan(const std::string& name, const scanning::Definition& definition, const Own& own,
-                                   Reference reference, BackwardReference backward_reference) {
+                                   const mechanism::Functions<Structs, Own>& functions) {
+  using Of = mechanism::Lists<Structs>;
   const auto problem = [=](const scanning::Definition& d, const scanning::Definition& of_problems, uint64_t seed) {
-    scanning::Functions<Own> f;
-    f.forward = [d](Context& ctx, const scanning::Inputs& in, const Own& with, const scanning::Outputs& out) {
-      scanning::Forward("forward", ctx, d, in, with, out);
+    mechanism::CaseFunctions<Structs, Own> f = FunctionsOf(functions);
+    f.forward = [d](Context& ctx, const auto& in, const Own& with, const auto& out) {
+      scanning::Forward("forward", ctx, d, Of::Of(in), with, Of::Of(out));
     };
-    f.backward = [d](Context& ctx, const scanning::BackwardInputs& in, const Own& with,
-                     const scanning::Gradients& out) { scanning::Backward("backward", ctx, d, in, with, out); };
+    f.backward = [d](Context& ctx, const auto& in, const Own& with, const auto& out) {
+      scanning::Backward("backward", ctx, d, Of::Of(in), with, Of::Of(out));
+    };
     if (d.has_state()) {
-      f.step = [d](Context& ctx, const scanning::StepInputs& in, const Own& with, const scanning::StepState& state,
-                   const TensorView& o) { scanning::Step("step", ctx, d, in, with, state, o); };
+      f.step = [d](Context& ctx, const auto& in, const Own& with, const auto& state, const TensorView& o) {
+        scanning::Step("step", ctx, d, {mechanism::Members(in)}, with, {o, mechanism::Members(state)});
+      };
     }
-    f.reference = reference;
-    f.backward_reference = backward_reference;
-    scanning::Mechanism m = scanning::Bound<Own>(name, of_problems, own, f);
+    scanning::Mechanism m = scanning::Bound<Structs, Own>(name, of_problems, own, f);
     Loosen(m.of_problems);
     return scanning::RandomCase(m, DType::kF64, seed);
   };
   return {name, definition, problem};
 }
 
-#define HEED_SUBJECT(kind, mechanism, own, text) \
-  kind(#mechanism text, mechanism::DefinitionOf(own), own, &mechanism::Reference, &mechanism::BackwardReference)
+// Steps are made from definitions, so that the functions of all mechanisms have one form here.
+#define HEED_SUBJECT(kind, name, own, text)                                                                      \
+  kind<name::Structs, name::Options>(#name text, name::DefinitionOf(own), own,                                   \
+                                     {&name::Forward, &name::Backward, &name::Explain, &name::BackwardWorkspace, \
+                                      &name::Reference, &name::BackwardReference})
 
 std::vector<Subject<recurrent::Definition>> Recurrences() {
   linear_attention::Options identity, not_causal;
@@ -245,8 +272,7 @@ std::vector<Subject<recurrent::Definition>> Recurrences() {
           HEED_SUBJECT(Recurrence, lightning, lightning::Options(), ""),
           HEED_SUBJECT(Recurrence, mlstm, mlstm::Options(), ""),
           HEED_SUBJECT(Recurrence, retention, retention::Options(), ""),
-          Recurrence("rwkv4", rwkv4::kDefinition, rwkv4::Options(), &rwkv4::ReferenceOfRecurrence,
-                     &rwkv4::BackwardReferenceOfRecurrence),
+          HEED_SUBJECT(Recurrence, rwkv4, rwkv4::Options(), ""),
           HEED_SUBJECT(Recurrence, rwkv5, rwkv5::Options(), ""),
           HEED_SUBJECT(Recurrence, rwkv6, rwkv6::Options(), ""),
           HEED_SUBJECT(Recurrence, simple_gla, simple_gla::Options(), ""),
@@ -264,51 +290,15 @@ std::vector<Subject<recurrent::Definition>> Recurrences() {
           HEED_SUBJECT(Recurrence, performer, performer::Options(), ""),
           HEED_SUBJECT(Recurrence, performer, causal, " causal"),
           HEED_SUBJECT(Recurrence, performer, relu, " relu"),
-          Recurrence("efficient_attention", efficient_attention::DefinitionOf(nullptr), efficient_attention::Options(),
-                     &efficient_attention::Reference, &efficient_attention::BackwardReference)};
+          HEED_SUBJECT(Recurrence, efficient_attention, efficient_attention::Options(), "")};
 }
-
-// The causal convolution with the tensors of scans.
-struct Convolution : scanning::Options {
-  causal_conv1d::Activation activation;
-
-  causal_conv1d::Options Own() const {
-    causal_conv1d::Options own;
-    own.activation = activation;
-    return mechanism::With(own, *this);
-  }
-  static causal_conv1d::BackwardInputs Of(const scanning::Inputs& in) {
-    causal_conv1d::BackwardInputs own;
-    own.x = in.u;
-    own.weight = in.shift;
-    own.bias = in.delta_bias;
-    own.initial = in.initial;
-    return own;
-  }
-  static void Reference(const scanning::Inputs& in, const Convolution& options, const scanning::Outputs& out) {
-    causal_conv1d::Reference(Of(in), options.Own(), {out.o, out.final});
-  }
-  static void BackwardReference(const scanning::BackwardInputs& in, const Convolution& options,
-                                const scanning::Gradients& out) {
-    causal_conv1d::BackwardInputs own = Of(in);
-    own.d_o = in.d_o;
-    own.d_final = in.d_final;
-    causal_conv1d::Gradients gradients;
-    gradients.dx = out.du;
-    gradients.dweight = out.dshift;
-    gradients.dbias = out.ddelta_bias;
-    gradients.dinitial = out.dinitial;
-    causal_conv1d::BackwardReference(own, options.Own(), gradients);
-  }
-};
 
 std::vector<Subject<scanning::Definition>> Scans() {
   selective_scan::Options softplus;
   softplus.delta_softplus = true;
   s4d::Options bilinear;
   bilinear.discretization = s4d::Discretization::kBilinear;
-  Convolution convolution, silu;
-  convolution.activation = causal_conv1d::Activation();
+  causal_conv1d::Options silu;
   silu.activation = causal_conv1d::Activation::kSilu;
   return {HEED_SUBJECT(Scan, hgrn, hgrn::Options(), ""),
           HEED_SUBJECT(Scan, rg_lru, rg_lru::Options(), ""),
@@ -318,10 +308,8 @@ std::vector<Subject<scanning::Definition>> Scans() {
           HEED_SUBJECT(Scan, s4d, bilinear, " bilinear"),
           HEED_SUBJECT(Scan, h3, h3::Options(), ""),
           HEED_SUBJECT(Scan, long_convolution, long_convolution::Options(), ""),
-          Scan("causal_conv1d", causal_conv1d::DefinitionOf(convolution.Own()), convolution, &Convolution::Reference,
-               &Convolution::BackwardReference),
-          Scan("causal_conv1d silu", causal_conv1d::DefinitionOf(silu.Own()), silu, &Convolution::Reference,
-               &Convolution::BackwardReference)};
+          HEED_SUBJECT(Scan, causal_conv1d, causal_conv1d::Options(), ""),
+          HEED_SUBJECT(Scan, causal_conv1d, silu, " silu")};
 }
 
 // The error of the first random problem that is refused or has a wrong result; empty if none exists.
@@ -368,12 +356,9 @@ constexpr Exception kOfRecurrences[] = {
     {HEED_DELTA_RULES " (feature=[1-57]|key_feature=[1-9])", "delta rules take queries and keys as they are"},
     {"hgrn2 key_feature=[1-9]", "keys are complements of decays"},
     {"performer (causal key_feature=[1-9]|relu key_feature=[1-79])", "queries and keys have the same random features"},
-    {"rwkv4 ((bonus|complement_keys|root_scale|value_first)=1|decay=2|feature=[1-7]|key_feature=[1-9])",
-     "a channel has no query, no scale and one decay; u always exists"},
-    {"(efficient_attention|linear_attention softmax not causal|performer|performer relu) value_first=1",
-     "states lie so, of which there are none without causality"},
-    {"gla value_decay=0", "log_decay_v may be left out", true},
-    {"delta_product decay=0", "log_decay may be left out", true},
+    {"rwkv4 (root_scale=1|feature=[1-7]|key_feature=[1-9])", "a channel has no query and no scale"},
+    {"(linear_attention softmax not causal|performer|performer relu) axes of S .*",
+     "there are no states without causality"},
     {"(" HEED_DELTA_RULES " causal|rwkv4 (causal|normalize))=0", "states may be left out", true},
 };
 
@@ -384,7 +369,6 @@ constexpr Exception kOfScans[] = {
     {"(?!s4d|h3).* bilinear=1", "an option of complex modes"},
     {"(?!selective_scan.* method=2).* method=[12]", "two ways to the same numbers, where there are complex modes"},
     {"causal_conv1d.* rule=[034]", "it has kernels of its own"},
-    {"(?!long_convolution).* (state_axes|tail_axes)=1", "states may be left out", true},
 };
 
 template <class Definition>

@@ -8,18 +8,28 @@
 #include <algorithm>
 #include <cmath>
 #include <ostream>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
 #include "heed/harness/mechanism/recurrent_case.h"
+#include "tests/call_views.h"
 
 namespace heed::recurrent {
 
 using Shape = std::vector<int64_t>;
+
+using mechanism::CallInputs;
+using mechanism::CallResults;
+
+inline bool HasState(const Definition& d, StateTensor::Role role) {
+  return std::ranges::any_of(StatesOf(d), [&](const StateTensor& state) { return state.role == role; });
+}
 
 // A call with its memory: every input, and every result.
 struct Call {
@@ -29,14 +39,12 @@ struct Call {
     const Definition& d = mechanism.definition;
     const DType state = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
     AxisSizes axes_of = {.B = B, .T = T, .N = 2, .G = H * group, .H = H, .K = K, .V = V, .M = 0};
-    const Shape v = ShapeOf(OutputAxes(d), axes_of);
+    const Shape v = ShapeOf(d.o_axes(), axes_of);
     const auto fill = [&](const Shape& sizes, DType type) { return Buffer(type, sizes).FillNormal(++seed); };
-    for (const Tensor& tensor : Tensors(d)) {
-      const Axes axes = ShapeOf(tensor.axes, axes_of);
-      const std::span<const int64_t> sizes = axes;
-      const Shape shape(sizes.begin(), sizes.end());
-      const DType type = tensor.type == Tensor::kAnyFloat ? state : dtype;
-      if (tensor.values != Tensor::kDecays) {
+    for (const Tensor& tensor : d.table.tensors) {
+      const Shape shape = ShapeOf(tensor.axes, axes_of);
+      const DType type = tensor.type == mechanism::kAnyFloat ? state : dtype;
+      if (tensor.values != mechanism::kDecays) {
         const ConstTensorView keys = Has("k") ? Input("k").view() : TensorView();
         inputs.push_back({tensor.name, FillValues(tensor, Buffer(type, shape), ++seed, keys)});
         continue;
@@ -48,21 +56,25 @@ struct Call {
     }
     axes_of.B = sequences;
     axes_of.F = recurrence::FeatureSize(d.feature, K);
-    const auto shape_of_state = [&](size_t i) -> Shape { return ShapeOf(StateTensors(d)[i].axes, axes_of); };
-    const Shape S = shape_of_state(0), z = shape_of_state(1), m_shape = shape_of_state(2);
-    if (d.causal && d.normalize) inputs.push_back({"initial_z", fill(z, state)});
-    if (d.causal) inputs.push_back({"initial_state", fill(S, state)});
     d_o = fill(v, dtype);
-    d_state = fill(S, state);
     o = Buffer(dtype, v);
-    final = Buffer(state, S);
-    if (d.normalize) {
-      d_z = fill(z, state);
-      final_z = Buffer(state, z);
+    for (const StateTensor& tensor : StatesOf(d)) {
+      const Shape shape = ShapeOf(tensor.axes, axes_of);
+      if (tensor.role == StateTensor::kMaximum) {
+        initial_m = fill(shape, state);
+        final_m = Buffer(state, shape);
+      } else if (tensor.role == StateTensor::kNormaliser) {
+        inputs.push_back({"initial_z", fill(shape, state)});
+        d_z = fill(shape, state);
+        final_z = Buffer(state, shape);
+      } else {
+        d_state = fill(shape, state);
+        final = Buffer(state, shape);
+      }
     }
-    if (HasMaximum(d)) {
-      initial_m = fill(m_shape, state);
-      final_m = Buffer(state, m_shape);
+    if (d.causal) {
+      const std::span<const int64_t> sizes = final.view().sizes();
+      inputs.push_back({"initial_state", fill(Shape(sizes.begin(), sizes.end()), state)});
     }
     for (const auto& [name, input] : inputs) {
       gradients.push_back(Buffer(input.view().dtype(), input.view().sizes()));
@@ -88,38 +100,41 @@ struct Call {
     return std::any_of(inputs.begin(), inputs.end(), [&](const auto& input) { return input.first == name; });
   }
 
-  BackwardInputs Views() const {
-    BackwardInputs in;
-    const Tensors tensors(m->definition);
-    for (const auto& [name, input] : inputs) {
-      const Tensor* tensor = tensors.Find(name);
-      (tensor != nullptr ? in.*tensor->input : name == "initial_z" ? in.initial.z : in.initial.S) = input.view();
-    }
+  CallInputs Views() const {
+    CallInputs in = {.table = m->definition.table};
+    for (size_t i = 0; i < in.table.tensors.size(); ++i) in.tensors.push_back(inputs[i].second.view());
     in.d_o = d_o.view();
-    in.d_final.S = d_state.view();
-    if (has_z()) in.d_final.z = d_z.view();
-    if (has_m()) in.initial.m = initial_m.view();
+    for (const StateTensor& state : StatesOf(m->definition)) {
+      const bool is_z = state.role == StateTensor::kNormaliser, is_m = state.role == StateTensor::kMaximum;
+      in.initial.push_back((is_m ? initial_m : Input(is_z ? "initial_z" : "initial_state")).view());
+      in.d_final.push_back(is_m ? TensorView() : (is_z ? d_z : d_state).view());
+    }
     return in;
   }
-  Gradients GradientViews() const {
-    Gradients out;
-    const Tensors tensors(m->definition);
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const Tensor* tensor = tensors.Find(inputs[i].first);
-      (tensor != nullptr                ? out.*tensor->gradient
-       : inputs[i].first == "initial_z" ? out.dinitial.z
-                                        : out.dinitial.S) = gradients[i].view();
+  CallResults GradientViews() const {
+    CallResults out;
+    for (size_t i = 0; i < m->definition.table.tensors.size(); ++i) out.gradients.push_back(gradients[i].view());
+    for (const StateTensor& state : StatesOf(m->definition)) {
+      const bool is_z = state.role == StateTensor::kNormaliser, is_m = state.role == StateTensor::kMaximum;
+      out.states.push_back(is_m ? TensorView() : gradients[gradients.size() - (is_z ? 2 : 1)].view());
     }
     return out;
   }
-
-  State FinalViews() const {
-    return {final.view(), has_z() ? final_z.view() : TensorView(), has_m() ? final_m.view() : TensorView()};
+  std::vector<TensorView> FinalViews() const {
+    std::vector<TensorView> views;
+    for (const StateTensor& state : StatesOf(m->definition)) {
+      const bool is_z = state.role == StateTensor::kNormaliser, is_m = state.role == StateTensor::kMaximum;
+      views.push_back((is_m ? final_m : is_z ? final_z : final).view());
+    }
+    return views;
   }
-  bool has_z() const { return m->definition.normalize; }
-  bool has_m() const { return HasMaximum(m->definition); }
+  CallResults ResultViews() const { return {o.view(), FinalViews(), {}}; }
+  bool has_z() const { return HasState(m->definition, StateTensor::kNormaliser); }
+  bool has_m() const { return HasState(m->definition, StateTensor::kMaximum); }
+  const char* query_name() const { return m->definition.query().name; }
+  const char* value_name() const { return m->definition.value().name; }
 
-  void Forward(Context& ctx) const { m->forward(ctx, Views(), options, {o.view(), FinalViews()}); }
+  void Forward(Context& ctx) const { m->forward(ctx, Views(), options, ResultViews()); }
   void Backward(Context& ctx) const { m->backward(ctx, Views(), options, GradientViews()); }
   void Both(Context& ctx) const {
     Forward(ctx);
@@ -203,7 +218,7 @@ struct Parameter {
 inline void PrintTo(const Parameter& p, std::ostream* os) { *os << p.mechanism->name; }
 
 inline bool IsGated(const Parameter& p) {
-  return p.mechanism->definition.decay != DecayShape::kNone || p.mechanism->definition.exp_gates;
+  return p.mechanism->definition.table.Has(mechanism::Role::kLogDecay) || p.mechanism->definition.exp_gates();
 }
 
 // Every recurrent mechanism in every dtype, filtered by `wanted`.
@@ -238,7 +253,7 @@ class Recurrent : public testing::TestWithParam<Parameter> {
   // True if outputs and states are chains over single tokens: a split anywhere keeps their bits.
   bool sequential() const {
     const Definition& d = GetParam().mechanism->definition;
-    return !gated() || d.delta != recurrence::Delta::kNone || d.channels;
+    return !gated() || d.delta() != recurrence::Delta::kNone || d.channels();
   }
   Context ctx_{2};
 };

@@ -97,9 +97,11 @@ TEST_P(Recurrent, BitsAreThoseOfASequenceAlone) {
 TEST_P(Recurrent, InputsThatAreBroadcastHaveTheBitsOfCopies) {
   Call copied = Make(2, 70, 1, 1, 8, 8);
   const Call broadcast = copied.Again();
-  BackwardInputs in = broadcast.Views();
-  const auto repeat = [&](const std::string& name, ConstTensorView& view) {
-    if (!view.present() || view.rank() < 3) return;
+  CallInputs in = broadcast.Views();
+  const auto repeat = [&](const std::string& name) {
+    if (!broadcast.Has(name)) return;
+    ConstTensorView& view = in[name];
+    if (view.rank() < 3) return;
     const ConstTensorView one = view.Slice(0, 0, 1).Slice(1, 0, 1);
     std::vector<int64_t> strides(view.strides().begin(), view.strides().end());
     strides[0] = strides[1] = 0;
@@ -110,12 +112,10 @@ TEST_P(Recurrent, InputsThatAreBroadcastHaveTheBitsOfCopies) {
       SetElement(copied.Input(name).view(), at, GetElement(one, first));
     });
   };
-  repeat("log_decay", in.log_decay);
-  repeat("log_decay_v", in.log_decay_v);
-  repeat(copied.m->definition.value_name, in.v);
-  const Gradients out = broadcast.GradientViews();
+  for (const char* name : {"log_decay", "log_decay_v", copied.value_name()}) repeat(name);
+  const CallResults out = broadcast.GradientViews();
   broadcast.m->backward(ctx_, in, broadcast.options, out);
-  broadcast.m->forward(ctx_, in, broadcast.options, {broadcast.o.view(), broadcast.FinalViews()});
+  broadcast.m->forward(ctx_, in, broadcast.options, broadcast.ResultViews());
   copied.Both(ctx_);
   ExpectSameBits(copied, broadcast);
 }
@@ -271,7 +271,7 @@ TEST_P(Recurrent, ATokenReachesNoEarlierOne) {
     if (!OverTokens(name, input)) continue;
     const Buffer copy(input.view().dtype(), input.view().sizes());
     Copy(input.view(), copy.view());
-    const std::string_view axes = Tensors(other.m->definition).Find(name)->axes;
+    const std::string_view axes = std::ranges::find(other.m->definition.table.tensors, name, &Tensor::name)->axes;
     const size_t heads = axes.find_first_of("HGC");
     Call::ForEach(copy, [&](const Shape& at) {
       if (at[1] == 66 && at[heads] == 1) {
@@ -295,7 +295,7 @@ TEST_P(Recurrent, StepsAreTheForwardPassTokenByToken) {
   Copy(call.Input("initial_state").view(), steps.final.view());
   if (call.has_z()) Copy(call.Input("initial_z").view(), steps.final_z.view());
   if (call.has_m()) Copy(call.initial_m.view(), steps.final_m.view());
-  const BackwardInputs in = call.Views();
+  const CallInputs in = call.Views();
   const auto token = [](const ConstTensorView& t, int64_t i) {
     if (!t.present() || t.rank() < 3) return t;
     const ConstTensorView one = t.Slice(1, i, i + 1);
@@ -307,12 +307,11 @@ TEST_P(Recurrent, StepsAreTheForwardPassTokenByToken) {
   };
   for (int64_t t = 0; t < 70; ++t) {
     const ConstTensorView o = token(steps.o.view(), t);
-    StepInputs step;
-    for (const Tensor& tensor : Tensors(call.m->definition)) {
-      step.*tensor.step = token(in.*tensor.input, t);
-    }
-    call.m->step(ctx_, step, {}, steps.FinalViews(),
-                 TensorView(const_cast<void*>(o.data()), o.dtype(), o.sizes(), o.strides()));
+    std::vector<ConstTensorView> step;
+    for (const ConstTensorView& tensor : in.tensors) step.push_back(token(tensor, t));
+    const std::vector<TensorView> states = steps.FinalViews();
+    call.m->step(ctx_, {step}, {},
+                 {TensorView(const_cast<void*>(o.data()), o.dtype(), o.sizes(), o.strides()), states});
   }
   if (sequential()) {
     EXPECT_TRUE(SameBits(call.o.view(), steps.o.view()));

@@ -74,7 +74,7 @@ TEST_P(DoubleRecurrent, GradientsAreDifferences) {
     const int64_t lengths[] = {70, 41}, starts[] = {3, 0};
     call.options.lengths = {lengths, DType::kI64, {2}};
     call.options.starts = {starts, DType::kI64, {2}};
-    if (!call.m->definition.channels) call.options.scale = 0.7;
+    if (!call.m->definition.channels()) call.options.scale = 0.7;
     call.options.reverse = reverse;
     call.Both(ctx_);
     const Buffer m = call.has_m() ? Buffer(DType::kF64, call.final_m.view().sizes()) : Buffer();
@@ -125,15 +125,15 @@ TEST_P(Recurrent, GradientsThatAreNotAskedForChangeNoOthers) {
   all.Backward(ctx_);
   for (size_t i = 0; i < all.inputs.size(); ++i) {
     const Call one = all.Again();
-    const Gradients whole = one.GradientViews();
-    Gradients out;
+    const CallResults whole = one.GradientViews();
+    CallResults out;
     const std::string& name = all.inputs[i].first;
-    const Tensors tensors(one.m->definition);
-    const Tensor* tensor = tensors.Find(name);
-    if (tensor != nullptr) {
-      out.*tensor->gradient = whole.*tensor->gradient;
+    const size_t count = one.m->definition.table.tensors.size();
+    if (i < count) {
+      out.gradients.resize(count);
+      out.gradients[i] = whole.gradients[i];
     } else {
-      out.dinitial = whole.dinitial;
+      out.states = whole.states;
     }
     one.m->backward(ctx_, one.Views(), one.options, out);
     EXPECT_TRUE(SameBits(all.gradients[i].view(), one.gradients[i].view())) << name;
@@ -142,25 +142,25 @@ TEST_P(Recurrent, GradientsThatAreNotAskedForChangeNoOthers) {
 
 TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
   const Call good = Make(2, 9, 2, 2, 4, 5);
-  const auto expect = [&](const std::function<void(BackwardInputs&, Options&, Outputs&)>& spoil,
+  const auto expect = [&](const std::function<void(CallInputs&, Options&, CallResults&)>& spoil,
                           const std::string& message) {
     const Call call = good.Again();
-    BackwardInputs in = call.Views();
+    CallInputs in = call.Views();
     Options options;
-    Outputs out = {call.o.view(), call.FinalViews()};
+    CallResults out = call.ResultViews();
     spoil(in, options, out);
     const std::vector<uint8_t> before(call.o.bytes().begin(), call.o.bytes().end());
     EXPECT_THAT([&] { call.m->forward(ctx_, in, options, out); }, ThrowsMessage<InvalidArgument>(HasSubstr(message)));
     EXPECT_TRUE(std::equal(before.begin(), before.end(), call.o.bytes().begin()));
     const Call back = good.Again();
-    Gradients gradients = back.GradientViews();
+    const CallResults gradients = back.GradientViews();
     const bool output = message.rfind("o ", 0) == 0 || message.rfind("final", 0) == 0;
     if (!output) {
       EXPECT_THROW(back.m->backward(ctx_, in, options, gradients), InvalidArgument) << message;
     }
   };
-  const std::string value = GetParam().mechanism->definition.value_name;
-  const std::string query = GetParam().mechanism->definition.query_name;
+  const std::string value = good.value_name();
+  const std::string query = good.query_name();
   const std::span<const int64_t> of_queries = good.Input(query).view().sizes();
   Shape shape(of_queries.begin(), of_queries.end());
   const Buffer ints(DType::kI64, shape);
@@ -173,39 +173,37 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
     other.back() = size;
     return Buffer(dtype, other);
   };
-  const bool channels = good.m->definition.channels;  // [B, T, C]: no heads
+  const bool channels = good.m->definition.channels();  // [B, T, C]: no heads
   const int64_t tokens_or_heads = channels ? 9 : 4, width = sizes.back();
   const Buffer wide_values = values(GetParam().dtype, tokens_or_heads, width + 1);
   const Buffer other = values(GetParam().dtype == DType::kF64 ? DType::kF32 : DType::kF64, tokens_or_heads, width);
-  expect([&](auto& in, auto&, auto&) { in.q = {}; }, query + " is absent");
-  expect([&](auto& in, auto&, auto&) { in.q = in.q.Slice(0, 0, 1); }, "expected [1,9,");
-  expect([&](auto& in, auto&, auto&) { in.q = ints.view(); }, query + " has dtype i64");
-  expect([&](auto& in, auto&, auto&) { in.v = other.view(); }, value + " has dtype");
-  expect([&](auto& in, auto&, auto&) { in.v = wide_values.view(); }, "has shape");
+  expect([&](auto& in, auto&, auto&) { in[query] = {}; }, query + " is absent");
+  expect([&](auto& in, auto&, auto&) { in[query] = in[query].Slice(0, 0, 1); }, "expected [1,9,");
+  expect([&](auto& in, auto&, auto&) { in[query] = ints.view(); }, query + " has dtype i64");
+  expect([&](auto& in, auto&, auto&) { in[value] = other.view(); }, value + " has dtype");
+  expect([&](auto& in, auto&, auto&) { in[value] = wide_values.view(); }, "has shape");
   if (channels) {
-    expect([&](auto& in, auto&, auto&) { in.q = wide.view(); }, "k has shape [2,9,6]");
-    expect([&](auto& in, auto&, auto&) { in.k = in.q; }, "k is given, expected none");
+    expect([&](auto& in, auto&, auto&) { in[query] = wide.view(); }, "k has shape [2,9,6]");
   } else {
     if (good.Has("k")) {
-      expect([&](auto& in, auto&, auto&) { in.k = wide.view(); }, "k has shape [2,9,2,6]");
+      expect([&](auto& in, auto&, auto&) { in["k"] = wide.view(); }, "k has shape [2,9,2,6]");
     }
     const Buffer three = values(GetParam().dtype, 3, 5);
-    expect([&](auto& in, auto&, auto&) { in.v = three.view(); }, value + " has 3 heads");
+    expect([&](auto& in, auto&, auto&) { in[value] = three.view(); }, value + " has 3 heads");
   }
   if (good.Has("log_decay")) {
-    expect([&](auto& in, auto&, auto&) { in.log_decay = ints.view(); }, "log_decay has dtype i64");
+    expect([&](auto& in, auto&, auto&) { in["log_decay"] = ints.view(); }, "log_decay has dtype i64");
   }
   if (good.Has("u")) {
-    expect([&](auto& in, auto&, auto&) { in.u = {}; }, "u is absent");
-    expect([&](auto& in, auto&, auto&) { in.u = in.u.Slice(0, 0, 2); }, "u has shape [2");
-    expect([&](auto& in, auto&, auto&) { in.u = ints.view().Slice(0, 0, 1); }, "u has dtype i64");
+    expect([&](auto& in, auto&, auto&) { in["u"] = {}; }, "u is absent");
+    expect([&](auto& in, auto&, auto&) { in["u"] = in["u"].Slice(0, 0, 2); }, "u has shape [2");
+    expect([&](auto& in, auto&, auto&) { in["u"] = ints.view().Slice(0, 0, 1); }, "u has dtype i64");
   }
   const Buffer state(DType::kF16, {2, 4, 4, 5});
-  const auto states = recurrent::StateTensors(good.m->definition);
-  const bool is_tuple = states[1].exists || states[2].exists;
-  const std::string part = good.m->definition.state_names[0], name = "state" + (is_tuple && part.empty() ? ".S" : part);
-  expect([&](auto& in, auto&, auto&) { in.initial.S = state.view(); }, "initial_" + name + " has dtype f16");
-  expect([&](auto& in, auto&, auto&) { in.initial.S = in.initial.S.Slice(0, 0, 1); }, "initial_" + name + " has shape");
+  const std::span<const StateTensor> states = StatesOf(good.m->definition);
+  const std::string name = std::string("state") + (states.size() > 1 ? "." + std::string(states[0].name) : "");
+  expect([&](auto& in, auto&, auto&) { in.initial[0] = state.view(); }, "initial_" + name + " has dtype f16");
+  expect([&](auto& in, auto&, auto&) { in.initial[0] = in.initial[0].Slice(0, 0, 1); }, "initial_" + name + " has shape");
   expect([&](auto&, auto& options, auto&) { options.scale = INFINITY; }, channels ? "scale is given" : "scale is inf");
   const int64_t beyond[] = {9, 10}, negative[] = {-1, 9}, down[] = {0, 6, 5};
   expect([&](auto&, auto& options, auto&) { options.lengths = {beyond, DType::kI64, {2}}; },
@@ -214,17 +212,17 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
   expect([&](auto&, auto& options, auto&) { options.lengths = {beyond, DType::kI64, {1}}; }, "lengths has shape [1]");
   expect([&](auto&, auto& options, auto&) { options.cu_seqlens = {down, DType::kI64, {3}}; }, "a leading axis of 1");
   expect([&](auto&, auto&, auto& out) { out.o = {}; }, "o is absent");
-  expect([&](auto&, auto&, auto& out) { out.final.S = out.final.S.Slice(0, 0, 1); }, "final_" + name + " has shape");
+  expect([&](auto&, auto&, auto& out) { out.states[0] = out.states[0].Slice(0, 0, 1); }, "final_" + name + " has shape");
   const Call packed = Make(1, 9, 2, 2, 4, 5, 2);
   Options options;
   options.cu_seqlens = {down, DType::kI64, {3}};
-  EXPECT_THAT([&] { packed.m->forward(ctx_, packed.Views(), options, {packed.o.view(), {}}); },
+  EXPECT_THAT([&] { packed.m->forward(ctx_, packed.Views(), options, {packed.o.view()}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("cu_seqlens[2] is 5, expected 6 to")));
   // An output overlaps an input.
   const Call call = good.Again();
-  const BackwardInputs in = call.Views();
-  const TensorView over_values(const_cast<void*>(in.v.data()), in.v.dtype(), call.o.view().sizes());
-  EXPECT_THAT([&] { call.m->forward(ctx_, in, {}, {over_values, {}}); },
+  CallInputs in = call.Views();
+  const TensorView over_values(const_cast<void*>(in[value].data()), in[value].dtype(), call.o.view().sizes());
+  EXPECT_THAT([&] { call.m->forward(ctx_, in, {}, {over_values}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("o overlaps " + value)));
 }
 

@@ -23,18 +23,18 @@ struct Formula {
 };
 Formula FormulaOf(const Call& call, int64_t threads) {
   const Definition& d = call.m->definition;
-  const auto& q = call.Input(call.m->definition.query_name).view();
-  const auto& v = call.Input(d.value_name).view();
+  const auto& q = call.Input(call.query_name()).view();
+  const auto& v = call.Input(call.value_name()).view();
   const int64_t E = q.dtype() == DType::kF64 ? 8 : 4;
   const int64_t blocks = (q.size(1) + 63) / 64;
   const int64_t B = q.size(0), T = q.size(1), H = q.size(2), HV = v.size(v.rank() - 2);
   const int64_t value_size = v.size(v.rank() - 1);
-  if (d.channels) {
+  if (d.channels()) {
     return {threads * (4 << 10), threads * ((64 + blocks) * 768 + (4 << 10)) + 16 * B * value_size};
   }
-  if (d.delta != recurrence::Delta::kNone) {
+  if (d.delta() != recurrence::Delta::kNone) {
     const int64_t K = Whole(q.size(3)), V = Whole(value_size), few = 12 << 10;
-    const int64_t n = d.several_writes ? v.size(2) : 1, W = d.several_writes ? 64 / n * n : 64;
+    const int64_t n = d.several_writes() ? v.size(2) : 1, W = d.several_writes() ? 64 / n * n : 64;
     const int64_t W_blocks = (n * T + W - 1) / W;
     return {threads * (E * (K * V + W * (7 * K + 5 * V)) + few),
             threads * (E * (W_blocks * (K * V + W * V) + 3 * K * V + W * (11 * K + 8 * V)) + few) +
@@ -42,12 +42,14 @@ Formula FormulaOf(const Call& call, int64_t threads) {
   }
   const int64_t K = Whole(recurrence::FeatureSize(d.feature, q.size(3)));
   const int64_t V = Whole(value_size + 1);
-  const bool by_key = d.decay == DecayShape::kKey || d.decay == DecayShape::kHeadKey;
-  const bool ungated = d.decay == DecayShape::kNone && !d.exp_gates;
+  const Tensor* const decay = d.table.Find(mechanism::Role::kLogDecay);
+  const bool by_key = decay != nullptr && std::string_view(decay->axes).back() == 'K';
+  const bool ungated = decay == nullptr && !d.exp_gates();
   const int64_t gate = ungated ? 0 : by_key ? 2 : 1;
-  const int64_t constants = (d.bonus ? 1 : 0) + (d.decay == DecayShape::kHeadKey ? 1 : 0);
-  const int64_t columns = d.value_decay ? E * 64 * (2 * V + V / 4) : 0;
-  const int64_t backward_columns = d.value_decay ? E * (blocks * 64 * V + K * V + 64 * (3 * V + V / 4)) : 0;
+  const int64_t constants = (d.table.Has(mechanism::Role::kBonus) ? 1 : 0) + (by_key && !decay->over_tokens() ? 1 : 0);
+  const bool value_decay = d.table.Has(mechanism::Role::kLogValueDecay);
+  const int64_t columns = value_decay ? E * 64 * (2 * V + V / 4) : 0;
+  const int64_t backward_columns = value_decay ? E * (blocks * 64 * V + K * V + 64 * (3 * V + V / 4)) : 0;
   const int64_t backward_rows = (ungated ? 5 : 7) + (d.normalize ? 1 : 0);
   const int64_t few = 12 << 10;
   const bool scalar = gate == 1;
@@ -92,7 +94,7 @@ TEST_P(Recurrent, MemoryIsWithinItsFormula) {
 void Measure(const Call& call) {
   {
     Context warm(1);
-    Call small(*call.m, call.Input(call.m->definition.query_name).view().dtype(), 1, 70, 1, 1, 8, 8, 1);
+    Call small(*call.m, call.Input(call.query_name()).view().dtype(), 1, 70, 1, 1, 8, 8, 1);
     small.Both(warm);
   }
   const int64_t before = os::PeakResidentBytes();

@@ -26,9 +26,12 @@
 #include "heed/ops/ssm/s4d/s4d_internal.h"
 #include "heed/ops/ssm/selective_scan/selective_scan.h"
 #include "heed/ops/ssm/selective_scan/selective_scan_internal.h"
+#include "tests/call_views.h"
 
 namespace heed::scanning {
 
+using mechanism::CallInputs;
+using mechanism::CallResults;
 using Shape = std::vector<int64_t>;
 
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -38,26 +41,32 @@ inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 struct ScanFunctions {
   const char* name;
   Definition definition;
-  std::function<void(Context&, const Inputs&, const Options&, const Outputs&)> forward;
-  std::function<void(Context&, const BackwardInputs&, const Options&, const Gradients&)> backward;
-  std::function<void(Context&, const StepInputs&, const StepState&, const TensorView&)> step;
-  std::function<int64_t(const Context&, const Inputs&)> workspace, backward_workspace;
+  std::function<void(Context&, const Arguments&, const Options&, const Results&)> forward, backward;
+  std::function<void(Context&, const Arguments&, const Results&)> step;
+  std::function<int64_t(const Context&, const Arguments&)> workspace, backward_workspace;
 };
 
-#define HEED_MECHANISM(op, own)                                                                    \
-  ScanFunctions {                                                                                  \
-    #op, op::DefinitionOf(own),                                                                    \
-        [](Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {           \
-          op::Forward(ctx, in, With(own, options), out);                                           \
-        },                                                                                         \
-        [](Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) { \
-          op::Backward(ctx, in, With(own, options), out);                                          \
-        },                                                                                         \
-        [](Context& ctx, const StepInputs& in, const StepState& state, const TensorView& o) {      \
-          op::Step(ctx, in, own, state, o);                                                        \
-        },                                                                                         \
-        [](const Context& ctx, const Inputs& in) { return op::Workspace(ctx, in, own); },          \
-        [](const Context& ctx, const Inputs& in) { return op::BackwardWorkspace(ctx, in, own); }   \
+#define HEED_MECHANISM(op, own)                                                                       \
+  ScanFunctions {                                                                                     \
+    #op, op::DefinitionOf(own),                                                                       \
+        [](Context& ctx, const Arguments& in, const Options& options, const Results& out) {           \
+          using Of = mechanism::Lists<op::Structs>;                                                   \
+          op::Forward(ctx, Of::InputsOf(in), With(own, options), Of::OutputsOf(out));                 \
+        },                                                                                            \
+        [](Context& ctx, const Arguments& in, const Options& options, const Results& out) {           \
+          using Of = mechanism::Lists<op::Structs>;                                                   \
+          op::Backward(ctx, Of::InputsOf(in), With(own, options), Of::GradientsOf(out));              \
+        },                                                                                            \
+        [](Context& ctx, const Arguments& in, const Results& out) {                                   \
+          using Of = mechanism::Lists<op::Structs>;                                                   \
+          op::Step(ctx, Of::InputsOf(in), own, Of::OutputsOf(out).final, out.o);                      \
+        },                                                                                            \
+        [](const Context& ctx, const Arguments& in) {                                                 \
+          return op::Workspace(ctx, mechanism::Lists<op::Structs>::InputsOf(in), own);                \
+        },                                                                                            \
+        [](const Context& ctx, const Arguments& in) {                                                 \
+          return op::BackwardWorkspace(ctx, mechanism::Lists<op::Structs>::InputsOf(in), own);        \
+        }                                                                                             \
   }
 
 inline selective_scan::Options Softplus() {
@@ -105,7 +114,7 @@ void ForEach(const Buffer& buffer, const F& f) {
 
 // Uses heads of up to 3 channels, and 4 taps, if the sizes do not determine them.
 inline AxisSizes WithHeads(AxisSizes sizes, const Definition& definition) {
-  if (std::string_view(definition.tensors[0].axes).find('H') == std::string_view::npos) return sizes;
+  if (std::string_view(definition.o_axes()).find('H') == std::string_view::npos) return sizes;
   if (sizes.d < 0) sizes.d = std::min<int64_t>(sizes.D, 3);
   if (sizes.H < 0) sizes.H = sizes.d == 0 ? 0 : sizes.D / sizes.d;
   if (sizes.W < 0) sizes.W = 4;
@@ -126,13 +135,13 @@ struct ScanCall {
            int64_t sequences = -1, int rank = 4)
       : m(&mechanism), sizes(WithHeads(of, mechanism.definition)) {
     const Definition& d = m->definition;
-    const DType wide = StateDType(dtype);
+    const DType wide = mechanism::StateDType(dtype);
     uint64_t seed = 0;
-    for (const Tensor& tensor : d.tensors) {
+    for (const Tensor& tensor : d.table.tensors) {
       const bool several = std::string_view(tensor.axes).find('|') != std::string::npos;
-      const std::string form = several ? AxesOf(tensor, rank) : tensor.axes;
+      const std::string form = several ? std::string(mechanism::AxesOfRank(tensor.axes, rank)) : tensor.axes;
       axes.push_back(form);
-      const Shape shape = ShapeOf(form, sizes);
+      const Shape shape = mechanism::ShapeOf(form, sizes);
       inputs.push_back(Make(layout, dtype, shape).FillNormal(++seed));
       results.push_back(Make(layout, dtype, shape));
       const auto change = [&](double (*to)(double)) {
@@ -140,56 +149,52 @@ struct ScanCall {
           SetElement(inputs.back().view(), at, to(GetElement(inputs.back().view(), at)));
         });
       };
-      if (tensor.values == Tensor::kRates || tensor.values == Tensor::kDecays) {
+      if (tensor.values == mechanism::kRates || tensor.values == mechanism::kDecays) {
         change([](double x) { return -0.5 * std::exp(x); });
       }
-      if (tensor.values == Tensor::kSteps || tensor.values == Tensor::kLogSteps) {
+      if (tensor.values == mechanism::kSteps || tensor.values == mechanism::kLogSteps) {
         change([](double x) { return x - 2; });
       }
     }
-    const Shape shape = ShapeOf(axes[0], sizes);
+    const Shape shape = mechanism::ShapeOf(axes[0], sizes);
     o = Make(layout, dtype, shape);
     d_o = Make(layout, dtype, shape).FillNormal(++seed);
     AxisSizes of_states = sizes;
     if (sequences >= 0) of_states.B = sequences;
-    for (const StateTensor& tensor : d.states()) {
-      const Shape state = ShapeOf(tensor.axes, of_states);
+    for (const StateTensor& tensor : d.table.states) {
+      const Shape state = mechanism::ShapeOf(tensor.axes, of_states);
       Buffer initial = Buffer(wide, state).FillNormal(++seed);
       Buffer d_final = Buffer(wide, state).FillNormal(++seed);
       states.push_back({tensor, std::move(initial), std::move(d_final), Buffer(wide, state), Buffer(wide, state)});
     }
   }
 
-  BackwardInputs Views() const {
-    BackwardInputs in;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      in.*m->definition.tensors[i].input = inputs[i].view();
-    }
+  CallInputs Views() const {
+    CallInputs in = {.table = m->definition.table};
+    for (const Buffer& input : inputs) in.tensors.push_back(input.view());
     in.d_o = d_o.view();
     for (const StateBuffers& state : states) {
-      in.*state.tensor.initial = state.initial.view();
-      in.*state.tensor.d_final = state.d_final.view();
+      in.initial.push_back(state.initial.view());
+      in.d_final.push_back(state.d_final.view());
     }
     return in;
   }
-  Gradients Results() const {
-    Gradients out;
-    for (size_t i = 0; i < results.size(); ++i) {
-      out.*m->definition.tensors[i].gradient = results[i].view();
-    }
-    for (const StateBuffers& state : states) out.*state.tensor.dinitial = state.dinitial.view();
+  CallResults Gradients() const {
+    CallResults out;
+    for (const Buffer& result : results) out.gradients.push_back(result.view());
+    for (const StateBuffers& state : states) out.states.push_back(state.dinitial.view());
     return out;
   }
-  Outputs WhatIsWritten() const {
-    Outputs out;
+  CallResults WhatIsWritten() const {
+    CallResults out;
     out.o = o.view();
-    for (const StateBuffers& state : states) out.*state.tensor.final = state.final.view();
+    for (const StateBuffers& state : states) out.states.push_back(state.final.view());
     return out;
   }
   void Forward(Context& ctx) const { m->forward(ctx, Views(), options, WhatIsWritten()); }
   const ScanCall& Both(Context& ctx) const {
     Forward(ctx);
-    m->backward(ctx, Views(), options, Results());
+    m->backward(ctx, Views(), options, Gradients());
     return *this;
   }
   std::vector<std::pair<std::string, Buffer>> Written() const {
@@ -199,7 +204,7 @@ struct ScanCall {
       all.push_back({std::string("dinitial_state ") + state.tensor.name, state.dinitial});
     }
     for (size_t i = 0; i < results.size(); ++i) {
-      all.push_back({std::string("d") + m->definition.tensors[i].name, results[i]});
+      all.push_back({std::string("d") + m->definition.table.tensors[i].name, results[i]});
     }
     return all;
   }

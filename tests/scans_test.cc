@@ -91,23 +91,23 @@ TEST_P(SplitScans, ASplitSequenceHasTheSameBits) {
     const Shape shape(state.final.view().sizes().begin(), state.final.view().sizes().end());
     const DType wide = state.final.view().dtype();
     const auto run = [&](int64_t first, int64_t n, bool forward, const Buffer& before, const Buffer& after) {
-      BackwardInputs in;
-      Gradients out;
+      CallInputs in = {.table = m().definition.table};
+      CallResults out;
+      out.gradients.resize(parts.inputs.size());
       for (size_t i = 0; i < parts.inputs.size(); ++i) {
-        const Tensor& tensor = m().definition.tensors[i];
-        in.*tensor.input = parts.Part(parts.inputs[i], i, first, n);
-        if (parts.axes[i].find('T') != std::string::npos) {
-          out.*tensor.gradient = parts.Part(parts.results[i], i, first, n);
-        }
+        in.tensors.push_back(parts.Part(parts.inputs[i], i, first, n));
+        if (parts.axes[i].find('T') == std::string::npos) continue;
+        out.gradients[i] = parts.Part(parts.results[i], i, first, n);
       }
-      in.initial = before.view();
+      in.initial = {before.view()};
       if (forward) {
-        return m().forward(ctx_, in, {}, {parts.Part(parts.o, 0, first, n), after.view(), {}});
+        const std::vector<TensorView> final = {after.view()};
+        return m().forward(ctx_, in, {}, {parts.Part(parts.o, 0, first, n), final});
       }
       const Buffer d_before(wide, shape);
       in.d_o = parts.Part(parts.d_o, 0, first, n);
-      in.d_final = after.view();
-      out.dinitial = d_before.view();
+      in.d_final = {after.view()};
+      out.states = {d_before.view()};
       m().backward(ctx_, in, {}, out);
       Copy(d_before.view(), state.dinitial.view());
     };
@@ -123,7 +123,7 @@ TEST_P(SplitScans, ASplitSequenceHasTheSameBits) {
     for (size_t i = 0; i < parts.results.size(); ++i) {
       if (parts.axes[i].size() != 3) continue;  // constants, B and C
       EXPECT_TRUE(SameBits(whole.results[i].view(), parts.results[i].view()))
-          << split << m().definition.tensors[i].name;
+          << split << m().definition.table.tensors[i].name;
     }
   }
 }
@@ -152,7 +152,7 @@ TEST_P(Scans, PaddedAndPackedSequencesHaveTheBitsOfOneAlone) {
     }
     for (size_t i = 0; i < into.results.size(); ++i) {
       if (into.axes[i].find('T') == std::string::npos) continue;
-      EXPECT_TRUE(SameBits(alone.results[i].view(), part(into.results[i], i))) << m().definition.tensors[i].name;
+      EXPECT_TRUE(SameBits(alone.results[i].view(), part(into.results[i], i))) << m().definition.table.tensors[i].name;
     }
   };
   ScanCall padded = Make({3, D, 160, 6, 1});
@@ -208,7 +208,7 @@ TEST_P(Scans, TokensThatDoNotCountAreZeroAndNeverRead) {
         expect(state.dinitial, state.tensor.axes, "dinitial_state");
       }
       for (size_t i = 0; i < call.results.size(); ++i) {
-        expect(call.results[i], call.axes[i], m().definition.tensors[i].name);
+        expect(call.results[i], call.axes[i], m().definition.table.tensors[i].name);
       }
     }
   }
@@ -234,7 +234,7 @@ TEST_P(Scans, NoTokensPassStatesThroughAndGiveNoGradients) {
 TEST_P(Scans, ANaNStaysInItsChannel) {
   for (const std::string& target : AvailableTargets()) {
     ctx_.set_isa(target);
-    for (size_t i = 0; i < m().definition.tensors.size(); ++i) {
+    for (size_t i = 0; i < m().definition.table.tensors.size(); ++i) {
       ScanCall call = Make({1, 40, 50, 16, 1});
       if (call.axes[i] == "BGNT") continue;  // of all channels
       Shape index;
@@ -246,14 +246,14 @@ TEST_P(Scans, ANaNStaysInItsChannel) {
       SetElement(call.inputs[i].view(), index, kNaN);
       call.Forward(ctx_);
       const bool over_tokens = call.axes[i].find('T') != std::string::npos;
-      const std::string_view name = m().definition.tensors[i].name;
+      const std::string_view name = m().definition.table.tensors[i].name;
       const bool is_gate = name == "z" || name == "q";
       const size_t channel = call.axes[0].find(heads ? 'H' : 'D'), token = call.axes[0].find('T');
       ForEach(call.o, [&](const Shape& at) {
         const bool later = !over_tokens || (is_gate ? at[token] == 30 : at[token] >= 30);
         const bool met = name != "v" || at.back() == 1;
         ASSERT_EQ(std::isnan(GetElement(call.o.view(), at)), at[channel] == 7 && later && met)
-            << m().definition.tensors[i].name << ShapeString(at);
+            << m().definition.table.tensors[i].name << ShapeString(at);
       });
     }
   }
@@ -266,7 +266,7 @@ TEST_P(Scans, ExtremesStayFinite) {
     for (const double extreme : {0.0, -1e-7, -1e4, half ? -6e4 : -1e30, -kInfinity}) {
       ScanCall call = Make({1, 20, 40, 5, 1});
       for (size_t i = 0; i < call.inputs.size(); ++i) {
-        const std::string_view name = m().definition.tensors[i].name;
+        const std::string_view name = m().definition.table.tensors[i].name;
         const bool decays = name == "A" || name == "log_decay";
         const bool gates = name == "z" || name == "input_gate" || name == "recurrence_gate";
         if (!decays && (!gates || std::isinf(extreme))) continue;
@@ -295,15 +295,17 @@ TEST_P(Scans, GradientsThatAreNotAskedForChangeNoOthers) {
   const ScanCall all = Make(sizes).Both(ctx_);
   for (size_t only = 0; only <= all.results.size(); ++only) {
     const ScanCall one = Make(sizes);
-    Gradients out;
+    CallResults out;
     if (only < all.results.size()) {
-      const Tensor& tensor = m().definition.tensors[only];
-      out.*tensor.gradient = one.results[only].view();
+      const Tensor& tensor = m().definition.table.tensors[only];
+      out.gradients.resize(all.results.size());
+      out.gradients[only] = one.results[only].view();
       m().backward(ctx_, one.Views(), {}, out);
       EXPECT_TRUE(SameBits(all.results[only].view(), one.results[only].view())) << tensor.name;
     } else {
       const StateBuffers& state = one.states.back();
-      out.*state.tensor.dinitial = state.dinitial.view();
+      out.states.resize(one.states.size());
+      out.states.back() = state.dinitial.view();
       m().backward(ctx_, one.Views(), {}, out);
       EXPECT_TRUE(SameBits(all.states.back().dinitial.view(), state.dinitial.view()));
     }
@@ -369,14 +371,13 @@ TEST_P(Scans, MemoryIsWithinItsFormula) {
 TEST_P(Scans, ErrorsNameTheArgumentAndNothingIsWritten) {
   if (dtype() != DType::kF32) return;
   const AxisSizes sizes = {2, 4, 9, 3, 2};
-  const Tensor& first = m().definition.tensors[0];
-  const auto expect = [&](const std::function<void(BackwardInputs&, Options&, Outputs&, Gradients&)>& spoil,
+  const Tensor& first = m().definition.table.tensors[0];
+  const auto expect = [&](const std::function<void(CallInputs&, Options&, CallResults&, CallResults&)>& spoil,
                           const std::string& message, bool backward = false) {
     const ScanCall call = Make(sizes);
-    BackwardInputs in = call.Views();
+    CallInputs in = call.Views();
     Options options;
-    Outputs out = call.WhatIsWritten();
-    Gradients gradients = call.Results();
+    CallResults out = call.WhatIsWritten(), gradients = call.Gradients();
     spoil(in, options, out, gradients);
     Context ctx(1);
     EXPECT_THAT(
@@ -393,17 +394,16 @@ TEST_P(Scans, ErrorsNameTheArgumentAndNothingIsWritten) {
   const Buffer other(DType::kF32, {2, 4, 8}), wide(DType::kF64, {2, 4, 3});
   const int64_t long_lengths[] = {9, 10}, negative[] = {-1, 0}, bounds[] = {0, 5, 9};
   const std::string x = first.name;
-  const auto input = first.input;
   const auto of_state = [&](const char* name) {
-    return name + std::string(m().definition.states().size() > 1 ? ".S" : "");
+    return name + std::string(m().definition.table.states.size() > 1 ? ".S" : "");
   };
-  expect([&](auto& in, auto&, auto&, auto&) { in.*input = {}; }, x + " is absent, expected a tensor");
-  expect([&](auto& in, auto&, auto&, auto&) { in.*input = (in.*input).Slice(0, 0, 1).Slice(1, 0, 0); }, "has shape");
-  expect([&](auto& in, auto&, auto&, auto&) { in.*input = {negative, DType::kI64, {2, 1, 1}}; },
+  expect([&](auto& in, auto&, auto&, auto&) { in.tensors[0] = {}; }, x + " is absent, expected a tensor");
+  expect([&](auto& in, auto&, auto&, auto&) { in.tensors[0] = in.tensors[0].Slice(0, 0, 1).Slice(1, 0, 0); }, "has shape");
+  expect([&](auto& in, auto&, auto&, auto&) { in.tensors[0] = {negative, DType::kI64, {2, 1, 1}}; },
          x + " has dtype i64, expected f64, f32, bf16 or f16");
-  expect([&](auto& in, auto&, auto&, auto&) { in.initial = other.view(); },
+  expect([&](auto& in, auto&, auto&, auto&) { in.initial.back() = other.view(); },
          of_state("initial_state") + " has shape [2,4,8], expected [2,");
-  expect([&](auto& in, auto&, auto&, auto&) { in.initial = {wide.view().data(), DType::kF64, in.initial.sizes()}; },
+  expect([&](auto& in, auto&, auto&, auto&) { in.initial.back() = {wide.view().data(), DType::kF64, in.initial.back().sizes()}; },
          of_state("initial_state") + " has dtype f64, expected f32");
   expect([&](auto&, auto& options, auto&, auto&) { options.lengths = {long_lengths, DType::kI64, {2}}; },
          "lengths[1] is 10, expected 0 to T = 9");
@@ -414,55 +414,51 @@ TEST_P(Scans, ErrorsNameTheArgumentAndNothingIsWritten) {
   expect([&](auto&, auto&, auto& out, auto&) { out.o = {}; }, "o is absent, expected a tensor");
   expect([&](auto&, auto&, auto& out, auto&) { out.o = other.view(); }, "o has shape [2,4,8], expected");
   expect([&](auto& in, auto&, auto& out,
-             auto&) { out.o = {const_cast<void*>((in.*input).data()), DType::kF32, (in.*input).sizes()}; },
+             auto&) { out.o = {const_cast<void*>(in.tensors[0].data()), DType::kF32, in.tensors[0].sizes()}; },
          "o overlaps " + x + ", expected memory of its own");
   expect([&](auto& in, auto&, auto& out,
-             auto&) { out.final = {const_cast<void*>(in.initial.data()), DType::kF32, in.initial.sizes()}; },
+             auto&) { out.states.back() = {const_cast<void*>(in.initial.back().data()), DType::kF32, in.initial.back().sizes()}; },
          of_state("final_state") + " overlaps " + of_state("initial_state") + ", expected memory of its own");
   expect([&](auto& in, auto&, auto&, auto&) { in.d_o = {}; }, "d_o is absent", true);
-  expect([&](auto& in, auto&, auto&, auto&) { in.d_final = other.view(); }, of_state("d_state") + " has shape [2,4,8]",
+  expect([&](auto& in, auto&, auto&, auto&) { in.d_final.back() = other.view(); }, of_state("d_state") + " has shape [2,4,8]",
          true);
   expect([&](auto& in, auto&, auto&,
-             auto& out) { out.*first.gradient = {const_cast<void*>(in.d_o.data()), DType::kF32, in.d_o.sizes()}; },
+             auto& out) { out.gradients[0] = {const_cast<void*>(in.d_o.data()), DType::kF32, in.d_o.sizes()}; },
          "d" + x + " overlaps d_o, expected memory of its own", true);
-  for (const Tensor& tensor : m().definition.tensors) {
+  for (const Tensor& tensor : m().definition.table.tensors) {
     if (!tensor.optional) continue;
-    expect([&](auto& in, auto&, auto&, auto&) { in.*tensor.input = {}; },
+    expect([&](auto& in, auto&, auto&, auto&) { in[tensor.name] = {}; },
            std::string("d") + tensor.name + " is asked for, expected none: there is no such input", true);
   }
-  // Inputs of other scans are refused.
-  expect([&](auto& in, auto&, auto&,
-             auto&) { (m().definition.rule == scan::Rule::kSelective ? in.log_decay : in.A) = other.view(); },
-         "is given, expected none");
 }
 
 TEST(SelectiveScanErrors, NameGroupsRatesAndSteps) {
   Context ctx(1), checking(1);
   checking.set_checks(true);
   const ScanCall call(kMechanisms[0], DType::kF32, {2, 4, 9, 3, 2});
-  const auto message = [&](Context& context, const std::function<void(Inputs&)>& spoil) -> std::string {
-    Inputs in = call.Views();
+  const auto message = [&](Context& context, const std::function<void(CallInputs&)>& spoil) -> std::string {
+    CallInputs in = call.Views();
     spoil(in);
     try {
-      kMechanisms[0].forward(context, in, {}, {call.o.view(), {}, {}});
+      kMechanisms[0].forward(context, in, {}, {call.o.view()});
     } catch (const InvalidArgument& error) {
       return error.what();
     }
     return "";
   };
   const Buffer three(DType::kF32, {2, 3, 3, 9});
-  EXPECT_THAT(message(ctx, [&](Inputs& in) { in.B = in.C = three.view(); }),
+  EXPECT_THAT(message(ctx, [&](CallInputs& in) { in["B"] = in["C"] = three.view(); }),
               HasSubstr("B has shape [2,3,3,9], expected [B, G, N, T], [B, N, T] or [D, N], N >= 1, "
                         "G >= 1 dividing D = 4, G = 3"));
-  EXPECT_THAT(message(ctx, [&](Inputs& in) { in.C = three.view(); }),
+  EXPECT_THAT(message(ctx, [&](CallInputs& in) { in["C"] = three.view(); }),
               HasSubstr("C has shape [2,3,3,9], expected [2,2,3,9]"));
-  EXPECT_THAT(message(ctx, [&](Inputs& in) { in.A = in.A.Slice(1, 0, 0); }), HasSubstr("A has shape [4,0]"));
+  EXPECT_THAT(message(ctx, [&](CallInputs& in) { in["A"] = in["A"].Slice(1, 0, 0); }), HasSubstr("A has shape [4,0]"));
   for (const double value : {0.5, kNaN}) {
     const Buffer A(DType::kF32, {4, 3});
     A.FillConstant(-1);
     A.Set({2, 1}, value);
-    EXPECT_EQ(message(ctx, [&](Inputs& in) { in.A = A.view(); }), "");
-    EXPECT_THAT(message(checking, [&](Inputs& in) { in.A = A.view(); }),
+    EXPECT_EQ(message(ctx, [&](CallInputs& in) { in["A"] = A.view(); }), "");
+    EXPECT_THAT(message(checking, [&](CallInputs& in) { in["A"] = A.view(); }),
                 HasSubstr("A has an element " + std::string(std::isnan(value) ? "nan" : "0.5")));
   }
 }

@@ -75,25 +75,23 @@ TEST_P(StepAllocation, OfMechanismsOnTheRecurrenceEngine) {
     const recurrent::Definition& d = m.definition;
     const recurrent::AxisSizes of_axes = {
         .B = B, .T = 1, .N = 2, .G = HV, .H = H, .K = K, .V = V, .M = 0, .F = recurrence::FeatureSize(d.feature, K)};
-    recurrent::StepInputs in;
-    for (const recurrent::Tensor& t : recurrent::Tensors(d)) {
-      const recurrent::Axes axes = recurrent::ShapeOf(t.axes, of_axes);
-      const std::span<const int64_t> whole = axes;
-      std::vector<int64_t> sizes(whole.begin(), whole.end());
+    std::vector<ConstTensorView> in;
+    for (const mechanism::Tensor& t : d.table.tensors) {
+      std::vector<int64_t> sizes = mechanism::ShapeOf(t.axes, of_axes);
       if (t.over_tokens()) sizes.erase(sizes.begin() + 1);
-      const bool constant = t.type == recurrent::Tensor::kAnyFloat;
-      in.*t.step = t.values == recurrent::Tensor::kDecays ? Decay(sizes) : Tensor(sizes, constant ? state_ : dtype_);
+      const bool constant = t.type == mechanism::kAnyFloat;
+      in.push_back(t.values == mechanism::kDecays ? Decay(sizes) : Tensor(sizes, constant ? state_ : dtype_));
     }
-    recurrent::State state;
-    for (const recurrent::StateTensor& s : recurrent::StateTensors(d)) {
-      if (s.exists) state.*s.written = Tensor(recurrent::ShapeOf(s.axes, of_axes), state_);
+    std::vector<TensorView> state;
+    for (const mechanism::StateTensor& s : recurrent::StatesOf(d)) {
+      state.push_back(Tensor(mechanism::ShapeOf(s.axes, of_axes), state_));
     }
-    std::vector<int64_t> of_o = recurrent::ShapeOf(recurrent::OutputAxes(d), of_axes);
+    std::vector<int64_t> of_o = mechanism::ShapeOf(d.o_axes(), of_axes);
     of_o.erase(of_o.begin() + 1);
     const TensorView o = Tensor(of_o, dtype_);
     for (const int threads : {1, 2}) {
       Context ctx(threads);
-      EXPECT_EQ(AllocationsOf([&] { m.step(ctx, in, {}, state, o); }), 0) << op.name << ", " << threads << " threads";
+      EXPECT_EQ(AllocationsOf([&] { m.step(ctx, {in}, {}, {o, state}); }), 0) << op.name << ", " << threads << " threads";
     }
     ++tested;
   }
@@ -106,25 +104,23 @@ TEST_P(StepAllocation, OfMechanismsOnTheScanEngine) {
   const auto of_token = [&](std::string axes, DType dtype) {
     axes = axes.substr(0, axes.find('|'));
     std::erase(axes, 'T');
-    return Tensor(scanning::ShapeOf(axes, sizes), dtype);
+    return Tensor(mechanism::ShapeOf(axes, sizes), dtype);
   };
   for (const scanning::ScanFunctions& m : scanning::kMechanisms) {
-    scanning::StepInputs in;
-    for (const scanning::Tensor& t : m.definition.tensors) in.*t.input = of_token(t.axes, dtype_);
-    scanning::StepState state;
-    for (const scanning::StateTensor& t : m.definition.states()) {
-      state.*t.step = of_token(t.axes, state_);
-    }
-    const TensorView o = of_token(m.definition.tensors[0].axes, dtype_);
+    std::vector<ConstTensorView> in;
+    for (const mechanism::Tensor& t : m.definition.table.tensors) in.push_back(of_token(t.axes, dtype_));
+    std::vector<TensorView> state;
+    for (const mechanism::StateTensor& t : m.definition.table.states) state.push_back(of_token(t.axes, state_));
+    const TensorView o = of_token(m.definition.o_axes(), dtype_);
     for (const int threads : {1, 2}) {
       Context ctx(threads);
-      EXPECT_EQ(AllocationsOf([&] { m.step(ctx, in, state, o); }), 0) << m.name << ", " << threads << " threads";
+      EXPECT_EQ(AllocationsOf([&] { m.step(ctx, {in}, {o, state}); }), 0) << m.name << ", " << threads << " threads";
     }
   }
 }
 
 TEST_P(StepAllocation, OfSsd) {
-  ssd::Inputs in;
+  ssd::StepInputs in;
   in.x = Tensor({B, HV, V}, dtype_);
   in.dt = Tensor({B, HV}, dtype_);
   in.A = Decay({HV});
@@ -134,7 +130,8 @@ TEST_P(StepAllocation, OfSsd) {
   in.z = Tensor({B, HV, V}, dtype_);
   ssd::Options options;
   options.dt_softplus = true;
-  const TensorView state = Tensor({B, HV, V, K}, state_), o = Tensor({B, HV, V}, dtype_);
+  const ssd::State state = {Tensor({B, HV, V, K}, state_)};
+  const TensorView o = Tensor({B, HV, V}, dtype_);
   Context ctx(2);
   EXPECT_EQ(AllocationsOf([&] { ssd::Step(ctx, in, options, state, o); }), 0);
 }

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 NAMESPACE = re.compile(r"^namespace ([\w:]+) \{$")
+TEMPLATE = "template <class View>\n"  # of the tensors and states of a mechanism
 STRUCT = re.compile(r"^struct (\w+)(?: : [\w:]+)? \{")
 FUNCTION = re.compile(r"^HEED_API ([\w:<>,&* ]*?)\b(\w+)\((.*)\);$", re.DOTALL)
 CLASS = re.compile(r"^class (?:HEED_API )?(\w+)(?: : [\w ]+)? \{")
@@ -27,7 +28,7 @@ ENUM = re.compile(r"^enum class (\w+) \{(.*)\};", re.DOTALL)
 USING = re.compile(r"^using (\w+)::(\w+);$", re.MULTILINE)
 BASE = re.compile(r"^struct \w+ : (\w+)::(\w+) \{")
 INCLUDE = re.compile(r'^#include "(heed/(?:ops|mechanism)/[^"]+)"', re.MULTILINE)
-ARGUMENTS = re.compile(r"(Inputs|Options|Outputs|Gradients|Selection|State|Tables)$")
+ARGUMENTS = re.compile(r"(Tensors|Inputs|Options|Outputs|Gradients|Selection|States?|Tables)$")
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -154,6 +155,7 @@ class Header:
         self.arguments = []  # (struct, its code), in order
         structs = {}
         for comment, code in declared:
+            code = code.removeprefix(TEMPLATE)
             struct, _, after = code.partition("\n};\n")
             # The comment describes the function after the struct, which returns it.
             if (match := STRUCT.match(code)) and after:
@@ -186,14 +188,10 @@ class Header:
                                                              for of, _ in self.usings)), None)
 
     def brought(self):
-        """The source header's text on sizes, and on the structs as a whole."""
+        """The source header's text on sizes and tensors: its opening but for the first paragraph. A header that has
+        sizes of its own takes none of it."""
         source = self.source()
-        if source is None:
-            return ""
-        sizes = [part for part in source.opening.split("\n\n") if part.startswith("Sizes:")]
-        told = [source.structs[name][0]
-                for _, name in self.usings if name in ("Inputs", "Outputs") and name in source.structs]
-        return joined(*sizes, *told)
+        return "" if source is None or "\n\nSizes:" in self.opening else joined(*source.opening.split("\n\n")[1:])
 
     def fields(self):
         """{field: what is said of it}: this header's, then those of the header that it takes its arguments from."""

@@ -7,7 +7,6 @@
 #include <map>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 
 #include "../tasks/layer.h"
 #include "heed/heed.h"
@@ -15,34 +14,47 @@
 inline int64_t SameFeatures(int64_t K) { return K; }
 inline int64_t TaylorFeatures(int64_t K) { return 1 + K + K * (K + 1) / 2; }
 
-// Mechanisms with a state. They differ in their Step, in its options, and in the number of features of a key.
-template <auto kStep, class Options = heed::recurrent::Options, int64_t (*kFeatures)(int64_t) = SameFeatures>
-Mix Recurrent(const Shape& n) {
-  constexpr bool kHasMaximum = std::is_same_v<Options, heed::mlstm::Options>;
-  constexpr bool kHasNormalizer = kHasMaximum || requires(Options options) { options.normalize; };
-  const Sizes of_z = {1, n.heads, kFeatures(n.key)}, of_S = {1, n.heads, of_z[2], n.value};
-  if (of_z[2] > (int64_t{1} << 20) / (n.heads * n.value)) {
+// The arguments of a mechanism for one byte, by their names.
+template <class StepInputs>
+StepInputs InputsOf(const Arguments& in) {
+  StepInputs step;
+  if constexpr (requires { step.q; }) step.q = Get(in, "q");
+  if constexpr (requires { step.r; }) step.r = Get(in, "r");
+  if constexpr (requires { step.k; }) step.k = Get(in, "k");
+  if constexpr (requires { step.v; }) step.v = Get(in, "v");
+  if constexpr (requires { step.log_decay; }) step.log_decay = Get(in, "log_decay");
+  if constexpr (requires { step.beta; }) step.beta = Get(in, "beta");
+  if constexpr (requires { step.i; }) step.i = Get(in, "i");
+  if constexpr (requires { step.f; }) step.f = Get(in, "f");
+  if constexpr (requires { step.u; }) step.u = Get(in, "u");
+  if constexpr (requires { step.a; }) step.a = Get(in, "a");
+  if constexpr (requires { step.b; }) step.b = Get(in, "b");
+  return step;
+}
+
+// Mechanisms with a state S, with a normaliser z and a maximum m if the mechanism has them. They differ in their Step
+// and in the number of features of a key.
+template <class StepInputs, class Options, class State>
+Mix RecurrentOf(const Shape& n, int64_t features,
+                void (*step)(heed::Context&, const StepInputs&, const Options&, const State&,
+                             const heed::TensorView&)) {
+  if (features > (int64_t{1} << 20) / (n.heads * n.value)) {
     throw std::runtime_error("a layer's state is larger than 4 MiB");  // a file may say so
   }
-  Vector z(static_cast<size_t>(n.heads * of_z[2])), S(z.size() * static_cast<size_t>(n.value));
+  Vector z(static_cast<size_t>(n.heads * features)), S(z.size() * static_cast<size_t>(n.value));
   Vector m(static_cast<size_t>(n.heads));
   return [=](heed::Context& ctx, const Arguments& in, const heed::TensorView& o) mutable {
-    const heed::TensorView query = Get(in, in.contains("r") ? "r" : "q");
-    const heed::TensorView value = Get(in, in.contains("v") ? "v" : "i");
-    heed::recurrent::StepInputs step = {query, Get(in, "k"), value, Get(in, "log_decay")};
-    step.u = Get(in, "u");
-    step.beta = Get(in, "beta");
-    if (kHasMaximum) {
-      step.i = Get(in, "i");
-      step.f = Get(in, "f");
-    }
-    step.a = Get(in, "a");
-    step.b = Get(in, "b");
-    kStep(ctx, step, Options(),
-          {View(S, of_S), kHasNormalizer ? View(z, of_z) : heed::TensorView(),
-           kHasMaximum ? View(m, {1, n.heads}) : heed::TensorView()},
-          o);
+    State state;
+    state.S = View(S, {1, n.heads, features, n.value});
+    if constexpr (requires { state.z; }) state.z = View(z, {1, n.heads, features});
+    if constexpr (requires { state.m; }) state.m = View(m, {1, n.heads});
+    step(ctx, InputsOf<StepInputs>(in), Options(), state, o);
   };
+}
+
+template <auto kStep, int64_t (*kFeatures)(int64_t) = SameFeatures>
+Mix Recurrent(const Shape& n) {
+  return RecurrentOf(n, kFeatures(n.key), kStep);
 }
 
 // RWKV-7 removes a share of the value that is stored under its key: a and b are that key.
@@ -96,20 +108,20 @@ inline Mix Attention(const Shape& n) {
   };
 }
 
-// SSD: the arguments of its Step have other names, and its state is [1, H, V, K].
+// SSD: its arguments have other names, and its state is [1, H, V, K].
 inline Mix Ssd(const Shape& n) {
   if (n.key > (int64_t{1} << 20) / (n.heads * n.value)) {
     throw std::runtime_error("a layer's state is larger than 4 MiB");
   }
   Vector S(static_cast<size_t>(n.heads * n.value * n.key));
   return [=](heed::Context& ctx, const Arguments& in, const heed::TensorView& o) mutable {
-    heed::ssd::Inputs inputs;
-    inputs.x = Get(in, "x");
-    inputs.dt = Get(in, "dt");
-    inputs.A = Get(in, "A");
-    inputs.B = Get(in, "B");
-    inputs.C = Get(in, "C");
-    heed::ssd::Step(ctx, inputs, {}, View(S, {1, n.heads, n.value, n.key}), o);
+    heed::ssd::StepInputs step;
+    step.x = Get(in, "x");
+    step.dt = Get(in, "dt");
+    step.A = Get(in, "A");
+    step.B = Get(in, "B");
+    step.C = Get(in, "C");
+    heed::ssd::Step(ctx, step, {}, {View(S, {1, n.heads, n.value, n.key})}, o);
   };
 }
 
@@ -135,14 +147,14 @@ inline Mix SelectiveScan(const Shape& n) {
     silu.activation = heed::causal_conv1d::Activation::kSilu;
     const heed::TensorView u = View(filtered, {1, c.D});
     heed::causal_conv1d::Step(ctx, {c.Tokens(in, "u"), As(Get(in, "filter"), {c.D, kTaps}), {}}, silu,
-                              View(tail, {1, c.D, kTaps - 1}), u);
+                              {View(tail, {1, c.D, kTaps - 1})}, u);
     heed::selective_scan::StepInputs step;
     step.u = u;
     step.delta = c.Tokens(in, "delta");
     step.A = As(Get(in, "A"), {c.D, n.key});
     step.B = Get(in, "B");
     step.C = Get(in, "C");
-    heed::selective_scan::Step(ctx, step, {}, {View(h, {1, c.D, n.key}), {}}, As(o, {1, c.D}));
+    heed::selective_scan::Step(ctx, step, {}, {View(h, {1, c.D, n.key})}, As(o, {1, c.D}));
   };
 }
 
@@ -156,7 +168,7 @@ inline Mix S4d(const Shape& n) {
     step.log_A_real = As(Get(in, "log_A_real"), {c.D, n.key});
     step.A_imag = As(Get(in, "A_imag"), {c.D, n.key});
     step.C = As(Get(in, "C"), {c.D, n.key, 2});
-    heed::s4d::Step(ctx, step, {}, {View(h, {1, c.D, n.key, 2}), {}}, As(o, {1, c.D}));
+    heed::s4d::Step(ctx, step, {}, {View(h, {1, c.D, n.key, 2})}, As(o, {1, c.D}));
   };
 }
 
@@ -179,9 +191,10 @@ inline Mix H3(const Shape& n) {
     step.log_A_real = Get(in, "log_A_real");
     step.A_imag = Get(in, "A_imag");
     step.C = As(Get(in, "C"), {n.heads, n.key, 2});
-    heed::h3::Step(ctx, step, {},
-                   {View(S, {1, n.heads, n.value, n.value, n.key, 2}), View(tail, {1, kTaps - 1, n.heads, n.value})},
-                   o);
+    heed::h3::Step(
+        ctx, step, {},
+        {.tail = View(tail, {1, kTaps - 1, n.heads, n.value}), .S = View(S, {1, n.heads, n.value, n.value, n.key, 2})},
+        o);
   };
 }
 
@@ -194,7 +207,7 @@ inline Mix RgLru(const Shape& n) {
     step.input_gate = c.Tokens(in, "input_gate");
     step.recurrence_gate = c.Tokens(in, "recurrence_gate");
     step.a = As(Get(in, "a"), {c.D});
-    heed::rg_lru::Step(ctx, step, {}, {View(h, {1, c.D}), {}}, As(o, {1, c.D}));
+    heed::rg_lru::Step(ctx, step, {}, {View(h, {1, c.D})}, As(o, {1, c.D}));
   };
 }
 
@@ -220,8 +233,8 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
   static const std::map<std::string, Mechanism> mechanisms = {
       {"none", {{{"v", value}}, None}},
       {"attention", {turned_qkv, Attention}},
-      {"linear_attention", {turned_qkv, Recurrent<heed::linear_attention::Step, heed::linear_attention::Options>}},
-      {"based", {turned_qkv, Recurrent<heed::based::Step, heed::based::Options, TaylorFeatures>}},
+      {"linear_attention", {turned_qkv, Recurrent<heed::linear_attention::Step>}},
+      {"based", {turned_qkv, Recurrent<heed::based::Step, TaylorFeatures>}},
       {"retention", {turned_qkv, Recurrent<heed::retention::Step>}},
       {"lightning", {qkv_and(constant), Recurrent<heed::lightning::Step>}},
       {"simple_gla", {qkv_and(by_head), Recurrent<heed::simple_gla::Step>}},
@@ -229,7 +242,7 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
       {"hgrn2", {{{"q", key}, {"log_decay", by_key}, {"i", value}}, Recurrent<heed::hgrn2::Step>}},
       {"mlstm",
        {{{"q", key}, {"k", key}, {"v", value}, {"i", {Per::kHead}}, {"f", {Per::kHead, Same}}},
-        Recurrent<heed::mlstm::Step, heed::mlstm::Options>}},
+        Recurrent<heed::mlstm::Step>}},
       {"rwkv6",
        {{{"r", key}, {"k", key}, {"v", value}, {"log_decay", by_key}, {"u", {.size = Per::kKey, .constant = true}}},
         Recurrent<heed::rwkv6::Step>}},

@@ -19,7 +19,7 @@ void LongConvolution(heed::Context& ctx, const Arguments& in, const heed::Tensor
   heed::long_convolution::Inputs inputs;
   inputs.u = Channels(in.at("u"));
   inputs.kernel = Constant(in, "kernel", inputs.u.size(1));
-  heed::long_convolution::Forward(ctx, inputs, {}, {Channels(o), {}, {}});
+  heed::long_convolution::Forward(ctx, inputs, {}, {Channels(o), {}});
 }
 
 // Logarithms of a frame's energy in the band of each pair of filters.

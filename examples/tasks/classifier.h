@@ -52,7 +52,7 @@ inline void SelectiveScan(heed::Context& ctx, const Arguments& in, const heed::T
   scan.A = Constant(in, "A", D);
   scan.B = Groups(in.at("B"));
   scan.C = Groups(in.at("C"));
-  heed::selective_scan::Forward(ctx, scan, {}, {Channels(o), {}, {}});
+  heed::selective_scan::Forward(ctx, scan, {}, {Channels(o), {}});
 }
 
 inline void S4d(heed::Context& ctx, const Arguments& in, const heed::TensorView& o) {
@@ -63,7 +63,7 @@ inline void S4d(heed::Context& ctx, const Arguments& in, const heed::TensorView&
   scan.log_A_real = Constant(in, "log_A_real", D);
   scan.A_imag = Constant(in, "A_imag", D);
   scan.C = As(in.at("C"), {D, scan.A_imag.size(1), 2});
-  heed::s4d::Forward(ctx, scan, {}, {Channels(o), {}, {}});
+  heed::s4d::Forward(ctx, scan, {}, {Channels(o), {}});
 }
 
 // The parts in which tasks differ.

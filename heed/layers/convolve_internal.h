@@ -29,18 +29,18 @@ inline void Convolve(Context& ctx, const Tokens& tokens, const std::vector<float
   const ConstTensorView b = bias.empty() ? ConstTensorView() : ConstTensorView(bias.data(), DType::kF32, {channels});
   if (state != nullptr && tokens.T == 1 && !tokens.call.lengths) {
     const ConstTensorView now(x, DType::kF32, {tokens.B, channels}, {x_stride, 1});
-    return causal_conv1d::Step(ctx, {now, w, b}, options, state->view(),
+    return causal_conv1d::Step(ctx, {now, w, b}, options, {state->view()},
                                TensorView(y, DType::kF32, {tokens.B, channels}, {y_stride, 1}));
   }
   options.lengths = tokens.call.lengths;
   options.cu_seqlens = tokens.call.cu_seqlens;
-  causal_conv1d::Inputs in = {Channels(x, tokens, channels, x_stride), w, b, {}};
+  causal_conv1d::Inputs in = {{Channels(x, tokens, channels, x_stride), w, b}, {}};
   causal_conv1d::Outputs out = {Channels(y, tokens, channels, y_stride), {}};
   StateTensor after;
   if (state != nullptr) {
     after = *state;
-    in.initial = state->view();
-    out.final = after.view();
+    in.initial.inputs = state->view();
+    out.final.inputs = after.view();
   }
   causal_conv1d::Forward(ctx, in, options, out);
   if (state != nullptr) state->values.swap(after.values);

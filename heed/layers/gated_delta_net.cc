@@ -110,12 +110,15 @@ void GatedDeltaNet::Compute(Context& ctx, const Tokens& tokens, const float* x, 
   const auto heads = [&](const float* data, int64_t count, int64_t size) {
     return ConstTensorView(data, DType::kF32, {B, T, count, size}, {T * mixed, mixed, size, int64_t{1}});
   };
-  recurrent::Inputs in;
-  in.q = heads(q, H, K);
-  in.k = heads(q + keys, H, K);
-  in.v = heads(q + 2 * keys, HV, V);
-  in.log_decay = ConstTensorView(decay, DType::kF32, {B, T, HV}, {T * all, all, int64_t{1}});
-  in.beta = ConstTensorView(beta, DType::kF32, {B, T, HV}, {T * all, all, int64_t{1}});
+  const auto gates = [&](const float* data) {
+    return ConstTensorView(data, DType::kF32, {B, T, HV}, {T * all, all, int64_t{1}});
+  };
+  NamedViews in;
+  in.Add("q", heads(q, H, K));
+  in.Add("k", heads(q + keys, H, K));
+  in.Add("v", heads(q + 2 * keys, HV, V));
+  in.Add("log_decay", gates(decay));
+  in.Add("beta", gates(beta));
   RunRecurrence(ctx, RecurrenceNamed("gated_delta_rule"), tokens, in, state, TensorView(o, DType::kF32, {B, T, HV, V}),
                 1);
 

@@ -141,14 +141,14 @@ void GatedMixing::Compute(Context& ctx, const Tokens& tokens, const float* x, fl
   Frame frame;
   float* next = frame.Floats(rows * all);  // projected arguments, from the next one on
   in_.Rows(ctx, x, width(), rows, next, all);
-  recurrent::Inputs in;
+  NamedViews in;
   for (const MixingArgument& argument : of.arguments) {
     const int64_t size = argument.PerHead(K, V);
     const bool per_head = argument.size == MixingArgument::kHead;
     if (argument.constant) {
       const float* constant = constants_.at(argument.name).data();
-      in.*argument.to =
-          per_head ? ConstTensorView(constant, DType::kF32, {H}) : ConstTensorView(constant, DType::kF32, {H, size});
+      in.Add(argument.name, per_head ? ConstTensorView(constant, DType::kF32, {H})
+                                     : ConstTensorView(constant, DType::kF32, {H, size}));
       continue;
     }
     float* data = next;
@@ -162,21 +162,21 @@ void GatedMixing::Compute(Context& ctx, const Tokens& tokens, const float* x, fl
       Rotary(ctx, heads, Positions(frame, tokens, state), Rotation().pairs, Rotation().options, turned);
       heads = turned;
     }
-    if (argument.to != nullptr) {
-      in.*argument.to = heads;
+    if (argument.name != kShare) {
+      in.Add(argument.name, heads);
       continue;
     }
     // RWKV-7 removes a share of the value that is stored under its key.
     float *a = frame.Floats(rows * H * K), *b = frame.Floats(rows * H * K);
-    const auto* key = in.k.as<float>();
+    const auto* key = in.at("k").as<float>();
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t i = 0; i < H * K; ++i) {
         a[row * H * K + i] = -key[row * all + i];
         b[row * H * K + i] = key[row * all + i] * data[row * all + i];
       }
     }
-    in.a = Heads(a, tokens, H, K, H * K);
-    in.b = Heads(b, tokens, H, K, H * K);
+    in.Add("a", Heads(a, tokens, H, K, H * K));
+    in.Add("b", Heads(b, tokens, H, K, H * K));
   }
 
   float* o = frame.Floats(rows * values);
@@ -186,12 +186,12 @@ void GatedMixing::Compute(Context& ctx, const Tokens& tokens, const float* x, fl
   if (of.is_recurrence()) {
     RunRecurrence(ctx, RecurrenceNamed(of.name), tokens, in, state, out);
   } else if (!of.is_attention()) {
-    norm.x = {in.v.as<float>(), all};
+    norm.x = {in.at("v").as<float>(), all};
   } else {
     attention::Options options;
     options.causal = true;
     if (config_.window > 0) options.window.left = config_.window - 1;
-    AttendSelf(ctx, tokens, state, in.q, in.k, in.v, options, out);
+    AttendSelf(ctx, tokens, state, in.at("q"), in.at("k"), in.at("v"), options, out);
   }
   norm.gate = {next, all};
   norm.eps = config_.norm_eps;

@@ -33,7 +33,7 @@ void GatedMixing::Reference(const Config& config, const Weights& weights, const 
   const int64_t B = rows.sizes[0], T = rows.sizes[1];
   const std::vector<int64_t> positions = reference::Positions(B, T, call);
   std::map<std::string_view, Array> arguments;
-  recurrent::Inputs in;
+  NamedViews in;
   for (const MixingArgument& argument : of.arguments) {
     const int64_t size = argument.PerHead(K, V);
     const std::string name = "inputs." + std::string(argument.name);
@@ -54,24 +54,19 @@ void GatedMixing::Reference(const Config& config, const Weights& weights, const 
       for (int64_t i = 0; i < size; ++i) squares += a[begin + i] * a[begin + i];
       for (int64_t i = 0; i < size; ++i) a[begin + i] /= std::max(std::sqrt(squares), 1e-12);
     }
-    if (argument.to != nullptr) in.*argument.to = a.view();
+    if (argument.name != kShare) in.Add(argument.name, a.view());
   }
   Array minus, shared;
-  if (arguments.contains("share")) {
+  if (arguments.contains(kShare)) {
     minus = Map(arguments["k"], [](double value) { return -value; });
-    shared = Times(arguments["k"], arguments["share"]);
-    in.a = minus.view();
-    in.b = shared.view();
+    shared = Times(arguments["k"], arguments[kShare]);
+    in.Add("a", minus.view());
+    in.Add("b", shared.view());
   }
 
   Array o({B, T, H, V});
   if (of.is_recurrence()) {
-    recurrent::Options options;
-    options.lengths = call.lengths;
-    options.cu_seqlens = call.cu_seqlens;
-    recurrent::Outputs out;
-    out.o = o.view();
-    RecurrenceNamed(of.name).reference(in, options, out);
+    RecurrenceReference(RecurrenceNamed(of.name), in, call, o.view());
   } else if (of.is_attention()) {
     attention::Options options;
     options.causal = true;
@@ -79,7 +74,7 @@ void GatedMixing::Reference(const Config& config, const Weights& weights, const 
     if (config.window > 0) options.window.left = config.window - 1;
     options.key_lengths = call.lengths;
     options.cu_seqlens_q = call.cu_seqlens;
-    attention::Reference({in.q, in.k, in.v}, options, {.o = o.view(), .lse = {}});
+    attention::Reference({in.at("q"), in.at("k"), in.at("v")}, options, {.o = o.view(), .lse = {}});
   } else {
     o = arguments["v"];
   }

@@ -56,7 +56,7 @@ void H3::Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, S
     in.q = now(projected);
     in.k = now(projected + width());
     in.v = now(projected + 2 * width());
-    h3::Step(ctx, in, {}, {state->tensor(0).view(), state->tensor(1).view()},
+    h3::Step(ctx, in, {}, {.tail = state->tensor(1).view(), .S = state->tensor(0).view()},
              TensorView(o, DType::kF32, {B, heads, d}));
   } else {
     in.q = Heads(projected, tokens, heads, d, all);
@@ -71,10 +71,8 @@ void H3::Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, S
     if (state != nullptr) {
       S = state->tensor(0);
       tail = state->tensor(1);
-      in.initial = state->tensor(0).view();
-      in.initial_tail = state->tensor(1).view();
-      out.final = S.view();
-      out.final_tail = tail.view();
+      in.initial = {.tail = state->tensor(1).view(), .S = state->tensor(0).view()};
+      out.final = {.tail = tail.view(), .S = S.view()};
     }
     h3::Forward(ctx, in, options, out);
     if (state != nullptr) {

@@ -95,7 +95,7 @@ void LinearAttention::Compute(Context& ctx, const Tokens& tokens, const float* x
     q = frame.Floats(rows * mixed);
     stride = mixed;
     Convolve(ctx, tokens, conv_, {}, mixed, config_.conv, projected, all,
-             state == nullptr ? nullptr : &state->tensor(TensorsOf(of.passes())), q, mixed);
+             state == nullptr ? nullptr : &state->tensor(of.passes().states()), q, mixed);
   } else if (of.beta) {
     activate.activation = Activation::kSilu;
     activate.x = {q, stride};
@@ -144,21 +144,22 @@ void LinearAttention::Compute(Context& ctx, const Tokens& tokens, const float* x
   const auto gates = [&](const float* data, int64_t row) {
     return ConstTensorView(data, DType::kF32, {B, T, H}, {T * row, row, int64_t{1}});
   };
-  recurrent::Inputs in;
-  in.q = heads(q, K, stride);
-  in.k = heads(q + keys, K, stride);
-  in.v = heads(q + 2 * keys, V, stride);
-  if (of.decay == LinearMechanism::kKey) in.log_decay = heads(decay, K, keys);
-  if (of.decay == LinearMechanism::kHead || of.decay == LinearMechanism::kStep) in.log_decay = gates(decay, all);
-  if (of.beta) in.beta = gates(beta, all);
+  ConstTensorView queries = heads(q, K, stride), keys_of_heads = heads(q + keys, K, stride);
   if (config_.rotary) {
     const ConstTensorView positions = Positions(frame, tokens, state);
-    for (ConstTensorView* part : {&in.q, &in.k}) {
+    for (ConstTensorView* part : {&queries, &keys_of_heads}) {
       const TensorView turned(frame.Floats(rows * keys), DType::kF32, {B, T, H, K});
       Rotary(ctx, *part, positions, RotaryPairs::kHalfSplit, *config_.rotary, turned);
       *part = turned;
     }
   }
+  NamedViews in;
+  in.Add("q", queries);
+  in.Add("k", keys_of_heads);
+  in.Add("v", heads(q + 2 * keys, V, stride));
+  if (of.decay == LinearMechanism::kKey) in.Add("log_decay", heads(decay, K, keys));
+  if (of.decay == LinearMechanism::kHead || of.decay == LinearMechanism::kStep) in.Add("log_decay", gates(decay, all));
+  if (of.beta) in.Add("beta", gates(beta, all));
   float* o = frame.Floats(rows * values);
   RunRecurrence(ctx, of.passes(), tokens, in, state, TensorView(o, DType::kF32, {B, T, H, V}));
   ScaleRows norm;

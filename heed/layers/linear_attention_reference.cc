@@ -60,19 +60,14 @@ void LinearAttention::Reference(const Config& config, const Weights& weights, co
     decay = Map(decay, [&](double value) { return std::log(sigmoid(value)) / config.gate_divisor; });
   }
   if (of.beta) beta = Map(Product(rows, weights, {"b_proj", H, false}), sigmoid);
-  recurrent::Inputs in;
-  in.q = q.view();
-  in.k = k.view();
-  in.v = v.view();
-  if (of.decay != LinearMechanism::kNone) in.log_decay = decay.view();
-  if (of.beta) in.beta = beta.view();
-  recurrent::Options options;
-  options.lengths = call.lengths;
-  options.cu_seqlens = call.cu_seqlens;
+  NamedViews in;
+  in.Add("q", q.view());
+  in.Add("k", k.view());
+  in.Add("v", v.view());
+  if (of.decay != LinearMechanism::kNone) in.Add("log_decay", decay.view());
+  if (of.beta) in.Add("beta", beta.view());
   Array o(v.sizes);
-  recurrent::Outputs out;
-  out.o = o.view();
-  of.passes().reference(in, options, out);
+  RecurrenceReference(of.passes(), in, call, o.view());
   Array normed = RmsNorm(o, Tensor(weights, config.norm + ".weight", {V}), config.norm_eps);
   if (config.gate) normed = Times(normed, Map(Product(rows, weights, {"g_proj", H * V, false}), silu));
   Product(normed.Reshaped({B, T, H * V}), weights, {"o_proj", config.width, false}).Store(y);

@@ -79,7 +79,7 @@ void Mamba::Compute(Context& ctx, const Tokens& tokens, const float* x, float* y
     in.B = ConstTensorView(before, DType::kF32, {B, int64_t{1}, N}, {picked, N, int64_t{1}});
     in.C = ConstTensorView(after, DType::kF32, {B, int64_t{1}, N}, {picked, N, int64_t{1}});
     in.z = ConstTensorView(z, DType::kF32, {B, inner}, {2 * inner, int64_t{1}});
-    selective_scan::Step(ctx, in, options, {state->tensor(1).view(), {}}, TensorView(o, DType::kF32, {B, inner}));
+    selective_scan::Step(ctx, in, options, {state->tensor(1).view()}, TensorView(o, DType::kF32, {B, inner}));
   } else {
     in.u = Channels(static_cast<const float*>(u), tokens, inner, inner);
     in.delta = Channels(static_cast<const float*>(delta), tokens, inner, inner);
@@ -93,8 +93,8 @@ void Mamba::Compute(Context& ctx, const Tokens& tokens, const float* x, float* y
     StateTensor final;
     if (state != nullptr) {
       final = state->tensor(1);
-      in.initial = state->tensor(1).view();
-      out.final = final.view();
+      in.initial.S = state->tensor(1).view();
+      out.final.S = final.view();
     }
     selective_scan::Forward(ctx, in, options, out);
     if (state != nullptr) state->tensor(1).values.swap(final.values);

@@ -66,7 +66,7 @@ void Mamba2::Compute(Context& ctx, const Tokens& tokens, const float* x, float* 
     in.dt = ConstTensorView(steps, DType::kF32, {B, H}, {all, int64_t{1}});
     in.B = ConstTensorView(before, DType::kF32, {B, G, N}, {mixed_, N, int64_t{1}});
     in.C = ConstTensorView(after, DType::kF32, {B, G, N}, {mixed_, N, int64_t{1}});
-    ssd::Step(ctx, in, options, state->tensor(1).view(), TensorView(o, DType::kF32, {B, H, P}));
+    ssd::Step(ctx, in, options, {state->tensor(1).view()}, TensorView(o, DType::kF32, {B, H, P}));
   } else {
     const auto split = [&](const float* data, int64_t heads, int64_t size) {
       return ConstTensorView(data, DType::kF32, {B, T, heads, size}, {T * mixed_, mixed_, size, int64_t{1}});
@@ -82,8 +82,8 @@ void Mamba2::Compute(Context& ctx, const Tokens& tokens, const float* x, float* 
     StateTensor final;
     if (state != nullptr) {
       final = state->tensor(1);
-      in.initial = state->tensor(1).view();
-      out.final = final.view();
+      in.initial.S = state->tensor(1).view();
+      out.final.S = final.view();
     }
     ssd::Forward(ctx, in, options, out);
     if (state != nullptr) state->tensor(1).values.swap(final.values);

@@ -5,16 +5,11 @@
 namespace heed::layers {
 namespace {
 
-using recurrent::Inputs;
 using Argument = MixingArgument;
 using Arguments = std::vector<MixingArgument>;
 
-Argument Projected(std::string_view name, Argument::Size size, ConstTensorView Inputs::* to,
-                   ArgumentMap map = ArgumentMap::kNone) {
-  Argument argument{name, size};
-  argument.map = map;
-  argument.to = to;
-  return argument;
+Argument Projected(std::string_view name, Argument::Size size, ArgumentMap map = ArgumentMap::kNone) {
+  return {.name = name, .size = size, .map = map};
 }
 
 Argument Turned(Argument argument) {
@@ -32,31 +27,27 @@ Argument Constant(Argument argument) {
   return argument;
 }
 
-Argument LogDecay(Argument::Size size) {
-  return Projected("log_decay", size, &Inputs::log_decay, ArgumentMap::kLogSigmoid);
-}
+Argument LogDecay(Argument::Size size) { return Projected("log_decay", size, ArgumentMap::kLogSigmoid); }
 
 std::vector<MixingMechanism> MakeTable() {
   constexpr auto kKey = Argument::kKey, kValue = Argument::kValue, kHead = Argument::kHead;
-  const Argument q = Projected("q", kKey, &Inputs::q), k = Projected("k", kKey, &Inputs::k),
-                 v = Projected("v", kValue, &Inputs::v), r = Projected("r", kKey, &Inputs::q),
-                 beta = Projected("beta", kHead, &Inputs::beta, ArgumentMap::kSigmoid);
+  const Argument q = Projected("q", kKey), k = Projected("k", kKey), v = Projected("v", kValue),
+                 r = Projected("r", kKey), beta = Projected("beta", kHead, ArgumentMap::kSigmoid);
   const Arguments turned = {Turned(q), Turned(k), v};
-  return {
-      {"none", {v}},
-      {"attention", turned},
-      {"linear_attention", turned},
-      {"based", turned},
-      {"retention", turned},
-      {"lightning", {q, k, v, Constant(LogDecay(kHead))}},
-      {"simple_gla", {q, k, v, LogDecay(kHead)}},
-      {"gla", {q, k, v, LogDecay(kKey)}},
-      {"hgrn2", {q, LogDecay(kKey), Projected("i", kValue, &Inputs::v)}},
-      {"mlstm", {q, k, v, Projected("i", kHead, &Inputs::i), Projected("f", kHead, &Inputs::f, ArgumentMap::kBiased)}},
-      {"rwkv6", {r, k, v, LogDecay(kKey), Constant(Projected("u", kKey, &Inputs::u))}},
-      {"gated_delta_rule", {q, Unit(k), v, beta, LogDecay(kHead)}},
-      {"kda", {q, Unit(k), v, beta, LogDecay(kKey)}},
-      {"rwkv7", {r, Unit(k), v, LogDecay(kKey), Projected("share", kKey, nullptr, ArgumentMap::kSigmoid)}}};
+  return {{"none", {v}},
+          {"attention", turned},
+          {"linear_attention", turned},
+          {"based", turned},
+          {"retention", turned},
+          {"lightning", {q, k, v, Constant(LogDecay(kHead))}},
+          {"simple_gla", {q, k, v, LogDecay(kHead)}},
+          {"gla", {q, k, v, LogDecay(kKey)}},
+          {"hgrn2", {q, LogDecay(kKey), Projected("i", kValue)}},
+          {"mlstm", {q, k, v, Projected("i", kHead), Projected("f", kHead, ArgumentMap::kBiased)}},
+          {"rwkv6", {r, k, v, LogDecay(kKey), Constant(Projected("u", kKey))}},
+          {"gated_delta_rule", {q, Unit(k), v, beta, LogDecay(kHead)}},
+          {"kda", {q, Unit(k), v, beta, LogDecay(kKey)}},
+          {"rwkv7", {r, Unit(k), v, LogDecay(kKey), Projected(kShare, kKey, ArgumentMap::kSigmoid)}}};
 }
 
 }  // namespace

@@ -7,13 +7,13 @@
 #include <string_view>
 #include <vector>
 
-#include "heed/core/tensor.h"
-#include "heed/mechanism/recurrent.h"
-
 namespace heed::layers {
 
 // The function applied to an argument. All but the first have a bias.
 enum class ArgumentMap { kNone, kBiased, kLogSigmoid, kSigmoid };
+
+// RWKV-7 removes this share of the value that is stored under its key: its own arguments are a and b.
+inline constexpr std::string_view kShare = "share";
 
 struct MixingArgument {
   enum Size { kKey, kValue, kHead };  // numbers per head
@@ -24,8 +24,6 @@ struct MixingArgument {
   bool constant = false;  // given by the bias alone
   bool turned = false;    // rotated by position
   bool unit = false;      // normalised to norm 1
-  // Null: RWKV-7's share, which is not itself an argument of the mechanism.
-  ConstTensorView recurrent::Inputs::* to = nullptr;
 
   bool has_bias() const { return constant || map != ArgumentMap::kNone; }
   int64_t PerHead(int64_t key_dim, int64_t value_dim) const {

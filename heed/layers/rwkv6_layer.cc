@@ -106,12 +106,12 @@ void Rwkv6TimeMixing::Compute(Context& ctx, const Tokens& tokens, const float* x
 
   float* o = frame.Floats(rows * inner);
   const auto heads = [&](const float* data) { return ConstTensorView(data, DType::kF32, {B, T, H, K}); };
-  recurrent::Inputs in;
-  in.q = heads(r);
-  in.k = heads(k);
-  in.v = heads(v);
-  in.log_decay = heads(decay);
-  in.u = ConstTensorView(bonus_.data(), DType::kF32, {H, K});
+  NamedViews in;
+  in.Add("r", heads(r));
+  in.Add("k", heads(k));
+  in.Add("v", heads(v));
+  in.Add("log_decay", heads(decay));
+  in.Add("u", ConstTensorView(bonus_.data(), DType::kF32, {H, K}));
   RunRecurrence(ctx, RecurrenceNamed("rwkv6"), tokens, in, state, TensorView(o, DType::kF32, {B, T, H, K}), 1);
 
   ScaleRows norm;

@@ -137,7 +137,7 @@ void Rwkv6TimeMixing::Reference(const Config& config, const Weights& weights, co
               bonus = Tensor(weights, "time_faaaa", {H, K});
   decay.sizes = heads;
   rwkv6::Inputs in;
-  in.q = r.view();
+  in.r = r.view();
   in.k = k.view();
   in.v = v.view();
   in.log_decay = std::as_const(decay).view();

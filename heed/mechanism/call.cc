@@ -70,7 +70,8 @@ ConstTensorView WithToken(const char* op, const Tensor& tensor, AxisName name, c
   return {t.data(), t.dtype(), sizes, strides, t.device()};
 }
 
-void Call::ReadSizes(const char* op, const Table& table, const Arguments& in, AxisName name) {
+void Call::ReadSizes(const char* op, const Table& table, const Arguments& in, AxisName name,
+                     std::initializer_list<const Tensor*> leading) {
   std::vector<TokenRange> memory = std::move(ranges);
   memory.clear();
   *this = {};
@@ -82,9 +83,9 @@ void Call::ReadSizes(const char* op, const Table& table, const Arguments& in, Ax
   }
   dtype = o_dtype = first.dtype();
   if (first.device().type == DeviceType::kCuda) device = first.device();
-  for (const Tensor& tensor : table.tensors) {
+  const auto read = [&](const Tensor& tensor) {
     const ConstTensorView& t = At(in.tensors, table.IndexOf(tensor));
-    if (!t.present() && tensor.optional) continue;
+    if (!t.present() && tensor.optional) return;
     if (!t.present()) Fail(op, tensor.name, "is absent", "a tensor");
     const std::string_view axes = AxesOfRank(tensor.axes, t.rank());
     if (axes.empty()) Fail(op, tensor.name, "has shape " + t.ShapeString(), Expected(tensor, name));
@@ -92,7 +93,9 @@ void Call::ReadSizes(const char* op, const Table& table, const Arguments& in, Ax
     for (size_t i = 0; i < axes.size(); ++i) {  // sizes that are not known yet
       if (sizes[axes[i]] < 0) sizes[axes[i]] = t.size(static_cast<int>(i));
     }
-  }
+  };
+  for (const Tensor* tensor : leading) read(*tensor);
+  for (const Tensor& tensor : table.tensors) read(tensor);
 }
 
 void Call::CheckTensors(const char* op, const Table& table, const Arguments& in, bool data, bool host_decays,

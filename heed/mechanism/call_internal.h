@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -62,9 +63,10 @@ struct Call {
   bool on_cpu() const { return device.type == DeviceType::kCpu; }
   int num_states() const { return has_state[0] + has_state[1] + has_state[2]; }
 
-  // Finds dtype, device and sizes from the ranks and shapes of the tensors; resets everything else but the memory of
-  // lists.
-  void ReadSizes(const char* op, const Table& table, const Arguments& in, AxisName name);
+  // Finds dtype, device and sizes from the ranks and shapes of the tensors, of `leading` ones first; resets everything
+  // else but the memory of lists.
+  void ReadSizes(const char* op, const Table& table, const Arguments& in, AxisName name,
+                 std::initializer_list<const Tensor*> leading = {});
   // Checks presence, dtype, shape and device of the tensors. `host_decays`: constant decays are on the CPU. With
   // `values`, decays and rates are at most 0.
   void CheckTensors(const char* op, const Table& table, const Arguments& in, bool data, bool host_decays,

@@ -129,8 +129,7 @@ struct Call : mechanism::Call {
     return recurrence::Choose(op, ctx, problem).workspace(ctx, problem) * ctx.num_threads();
   }
   int64_t BackwardBytes(const char* op, const Context& ctx, const Definition&, const Arguments&) const {
-    const auto bytes =
-        recurrence::Choose(op, ctx, problem, engine::Pass::kBackward).backward_workspace(ctx, problem);
+    const auto bytes = recurrence::Choose(op, ctx, problem, engine::Pass::kBackward).backward_workspace(ctx, problem);
     return bytes.per_thread * ctx.num_threads() + bytes.shared;
   }
   void Explain(const char* op, const Context& ctx, const Definition&, const Arguments&, Explanation& e) const;
@@ -159,7 +158,10 @@ void Call::CheckSizes(const char* op, const Definition& definition, const Argume
   if (sizes.K < 1) Fail(op, query.name, "has shape " + shape(query), "K >= 1");
   if (sizes.V < 1) Fail(op, value.name, "has shape " + shape(value), "V >= 1");
   if (sizes.N == 0) Fail(op, value.name, "has shape " + shape(value), "n >= 1");
-  if (sizes.M == 0) Fail(op, "projection", "has shape " + shape(*definition.table.Find(Role::kProjection)), "M >= 1");
+  if (sizes.M == 0) {
+    Fail(op, "projection", "has shape " + shape(*definition.table.Find(Role::kProjection)),
+         "[M, K = " + std::to_string(sizes.K) + "], M >= 1");
+  }
   if (sizes.H < 1 ? sizes.G != 0 : sizes.G % sizes.H != 0 || sizes.G == 0) {
     Fail(op, value.name, "has " + std::to_string(sizes.G) + " heads",
          "a multiple of the " + std::to_string(sizes.H) + " heads of " + query.name);
@@ -171,7 +173,7 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
   for (const double eps : {definition.eps, definition.feature_eps}) {
     if (!(eps >= 0) || std::isinf(eps)) Fail(op, "eps", "is " + mechanism::Text(eps), "a finite number >= 0");
   }
-  ReadSizes(op, definition.table, in, &AxisName);
+  ReadSizes(op, definition.table, in, &AxisName, {&definition.query(), &definition.value()});
   CheckSizes(op, definition, in);
   const Surroundings* const around = definition.surroundings;
   const bool random = recurrence::IsRandom(definition.feature), channels = definition.channels();
@@ -182,6 +184,7 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
     if (t.present() && tensor.contiguous_rows()) CheckContiguousRows(op, tensor.name, t);
   }
   reverse = options.reverse;
+  if (reverse && !definition.has_direction) Fail(op, "reverse", "is true", "false: there is no direction");
   o_axes = definition.o_axes();
   o_dtype = around != nullptr && around->wide_o ? state_dtype() : dtype;
   dv_dtype = around != nullptr && around->wide_dv ? state_dtype() : dtype;
@@ -342,9 +345,7 @@ using Passes = mechanism::Passes<Call>;
 
 bool Definition::channels() const { return std::string_view(value().axes).back() == 'C'; }
 
-bool Definition::several_writes() const {
-  return std::string_view(value().axes).find('N') != std::string_view::npos;
-}
+bool Definition::several_writes() const { return std::string_view(value().axes).find('N') != std::string_view::npos; }
 
 bool Definition::complement_keys() const { return !table.Has(Role::kKey); }
 

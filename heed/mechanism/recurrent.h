@@ -7,10 +7,6 @@
 // also be f32 or f64. States are f64 for f64, else f32, with any strides; an absent initial state is zeros (-infinity
 // for the maximum of random features), and an absent final state is not computed. Tokens outside lengths, starts or
 // cu_seqlens have o = 0.
-//
-// Tensors may be on a GPU, all on the same one, if the call has a GPU kernel (docs/cpp.md), except those that the call
-// itself reads: decays without axes of sequences and tokens, lengths, starts and cu_seqlens. Values on a GPU are not
-// checked.
 #ifndef HEED_MECHANISM_RECURRENT_H_
 #define HEED_MECHANISM_RECURRENT_H_
 
@@ -21,6 +17,9 @@
 
 namespace heed::recurrent {
 
+// Tensors may be on a GPU, all on the same one, if the call has a GPU kernel (docs/cpp.md), except those that the call
+// itself reads: decays without axes of sequences and tokens, lengths, starts and cu_seqlens. Values on a GPU are not
+// checked.
 using mechanism::Explanation;
 
 struct Options {

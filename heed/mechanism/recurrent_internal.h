@@ -45,6 +45,7 @@ struct Definition {
   std::optional<recurrence::Feature> key_feature = {};  // that of queries by default
   double feature_eps = 0;                               // added to random exponentials in the form without causality
   bool causal = true;                                   // without it there are no states
+  bool has_direction = true;                            // otherwise `reverse` stays false
   bool normalize = false;
   double eps = 0;
   const Surroundings* surroundings = nullptr;

@@ -6,7 +6,8 @@
 //
 // Any strides; fast where tokens or channels are contiguous, otherwise refused by a strict Context. Tensors over tokens
 // have the dtype of the first tensor or of states, which is f64 for f64 and else f32; constants have any float dtype.
-// Tokens outside lengths, starts or cu_seqlens do not change the state and have o = 0.
+// States have any strides; an absent initial state is zeros, unless the mechanism says otherwise, and an absent final
+// state is not computed. Tokens outside lengths, starts or cu_seqlens do not change the state and have o = 0.
 #ifndef HEED_MECHANISM_SCANNING_H_
 #define HEED_MECHANISM_SCANNING_H_
 

@@ -255,7 +255,7 @@ struct Lists {
  private:
   template <class View>
   static void Copy(std::span<const View> from, std::span<View> to) {
-    std::copy(from.begin(), from.end(), to.begin());
+    if (!to.empty()) std::copy(from.begin(), from.end(), to.begin());
   }
 };
 

@@ -18,6 +18,7 @@ void Describe(const Definition& definition, binding::Binding& binding) {
     binding.features = [feature](int64_t K) { return recurrence::FeatureSize(feature, K); };
   }
   const binding::AxisNames names = {{'G', "HV"}, {'N', "n"}, {'F', features}};
+  binding.has_direction = definition.has_direction;
   binding.output = definition.value().name;
   binding.output_axes = binding::SpelledAxes(definition.o_axes(), names);
   binding.tensors = binding::ParametersOf(definition.table.tensors, names);

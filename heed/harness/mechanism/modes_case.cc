@@ -133,7 +133,7 @@ Doubles ConvolvedErrors(const ReferenceRow& c, const Inexact& taps, const Inexac
 }
 
 void AddParameterErrors(const ReferenceRow& c, const Inexact& inputs, const Inexact& dy, const Complexes& last,
-                        bool is_f64, double u, const Gradients& tolerance, size_t rows) {
+                        bool is_f64, double u, const ModeTensors<TensorView>& tolerance, size_t rows) {
   const int64_t d = c.channel;
   const size_t T = inputs.values.size();
   const Inexact back = dy.Reversed();
@@ -163,10 +163,10 @@ void AddParameterErrors(const ReferenceRow& c, const Inexact& inputs, const Inex
     const auto add = [&](const TensorView& to, std::initializer_list<int64_t> at, double error) {
       Add(to, at, 1.01 * error + 1e-290);
     };
-    add(tolerance.dlog_dt, {d}, of_z * z + of_b * std::abs(m.b));
-    add(tolerance.dlog_A_real, {d, mode}, of_z * std::abs(m.z.real()));
-    add(tolerance.dA_imag, {d, mode}, of_z * c.dt);
-    for (const int64_t part : {0, 1}) add(tolerance.dC, {d, mode, part}, of_C);
+    add(tolerance.log_dt, {d}, of_z * z + of_b * std::abs(m.b));
+    add(tolerance.log_A_real, {d, mode}, of_z * std::abs(m.z.real()));
+    add(tolerance.A_imag, {d, mode}, of_z * c.dt);
+    for (const int64_t part : {0, 1}) add(tolerance.C, {d, mode, part}, of_C);
   }
 }
 
@@ -186,7 +186,7 @@ void TapGradients::Add(const Inexact& inputs, const Inexact& dy, int64_t most, b
 }
 
 void TapGradients::AddParameterErrors(const ReferenceRow& row, bool is_f64, double u,
-                                      const Gradients& tolerance) const {
+                                      const ModeTensors<TensorView>& tolerance) const {
   Inexact dy = taps_;
   for (size_t s = 0; s < dy.values.size(); ++s) dy.errors[s] += u * std::abs(dy.values[s]);
   ReferenceRow of_taps = row;

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "heed/mechanism/reference/modes_reference_internal.h"
-#include "heed/mechanism/scanning.h"
 
 namespace heed::scanning {
 
@@ -47,17 +46,18 @@ Doubles ConvolvedErrors(const ReferenceRow& row, const Inexact& taps, const Inex
 // The first `count` taps and their errors, the same for all rows of the same modes.
 Inexact TapsOf(const ReferenceRow& row, size_t count, double u);
 
-// Adds the errors of dlog_dt, dlog_A_real, dA_imag and dC for a row with these inputs and output gradients. `last`:
-// gradients of the final state. `rows`: the number of rows that are summed.
+// Adds the errors of the gradients of log_dt, log_A_real, A_imag and C for a row with these inputs and output
+// gradients. `last`: gradients of the final state. `rows`: the number of rows that are summed.
 void AddParameterErrors(const ReferenceRow& row, const Inexact& inputs, const Inexact& dy, const Complexes& last,
-                        bool is_f64, double u, const Gradients& tolerance, size_t rows = 1);
+                        bool is_f64, double u, const ModeTensors<TensorView>& tolerance, size_t rows = 1);
 
 // Accumulates the gradients of the modes' taps, over all rows that they are convolved with, and their errors, and
 // converts them to those of parameters.
 class TapGradients {
  public:
   void Add(const Inexact& inputs, const Inexact& dy, int64_t most, bool is_f64, double u);
-  void AddParameterErrors(const ReferenceRow& row, bool is_f64, double u, const Gradients& tolerance) const;
+  void AddParameterErrors(const ReferenceRow& row, bool is_f64, double u,
+                          const ModeTensors<TensorView>& tolerance) const;
 
  private:
   Inexact taps_;

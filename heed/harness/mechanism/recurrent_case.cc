@@ -6,6 +6,8 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace heed::recurrent {
@@ -145,6 +147,7 @@ std::span<const StateTensor> StatesOf(const Definition& d) {
 
 void Describe(const Definition& d, mechanism::Mechanism& m) {
   m.causal = d.causal;
+  m.has_direction = d.has_direction;
   m.derive = [d](AxisSizes& sizes) { sizes.F = FeaturesOf(d, sizes); };
 }
 
@@ -197,41 +200,86 @@ OpEntry PlainEntry(const Mechanism& m, OpEntry said) {
   return entry;
 }
 
+// The product of a tensor's axes per token, or of a state's per sequence, in the letters of Sizes.
+std::string SizeText(std::string_view axes) {
+  std::string text;
+  for (const char letter : axes) {
+    const std::string size = letter == 'H'                    ? "Hkv"
+                             : letter == 'G'                  ? "Hq"
+                             : letter == 'C'                  ? "Hq Dv"
+                             : letter == 'K' || letter == 'F' ? "D"
+                             : letter == 'V'                  ? "Dv"
+                             : letter == 'N'                  ? "n"
+                                                              : "";
+    if (!size.empty()) text += (text.empty() ? "" : " ") + size;
+  }
+  return text;
+}
+
+// "(2 Hkv D + 2 Hq Dv)" of the products that are added.
+std::string SumText(const std::vector<std::string>& terms) {
+  std::string text;
+  for (size_t i = 0; i < terms.size(); ++i) {
+    const auto here = terms.begin() + static_cast<std::ptrdiff_t>(i);
+    if (std::find(terms.begin(), here, terms[i]) != here) continue;
+    const auto count = std::count(terms.begin(), terms.end(), terms[i]);
+    text += (text.empty() ? "" : " + ") + (count > 1 ? std::to_string(count) + " " : "") + terms[i];
+  }
+  return terms.size() > 1 ? "(" + text + ")" : text;
+}
+
+std::string BytesText(const Definition& d) {
+  std::vector<std::string> terms;
+  for (const Tensor& tensor : d.table.tensors) {
+    if (tensor.over_tokens()) terms.push_back(SizeText(tensor.axes));
+  }
+  terms.push_back(SizeText(d.o_axes()));
+  return "B Tq " + SumText(terms) + " size";
+}
+
+std::string StateText(const Definition& d) {
+  std::vector<std::string> terms;
+  for (const StateTensor& state : d.table.states) terms.push_back(SizeText(state.axes));
+  return "B " + SumText(terms) + " 4";
+}
+
+std::string FlopsText(const Definition& d) {
+  if (d.channels()) return "60 per token and channel, backward 120";
+  const std::string n = d.several_writes() ? "n " : "";
+  const auto [forward, backward] = d.delta() == recurrence::Delta::kNone         ? std::pair("4 ", "12 ")
+                                   : d.delta() == recurrence::Delta::kAfterDecay ? std::pair("6 ", "18 ")
+                                                                                 : std::pair("8 ", "22 ");
+  return forward + n + "D Dv per token and value head, backward " + backward + n + "D Dv" +
+         (n.empty() ? "" : "; n = 2");
+}
+
 }  // namespace
 
 OpEntry LinearEntry(const Mechanism& plain, const std::vector<std::string>& more_variants) {
   OpEntry entry = PlainEntry(plain, {.family = "linear",
                                      .variants = kVariants,
-                                     .flops = "4 D Dv per token and value head, backward 12 D Dv",
-                                     .bytes = "B Tq (2 Hkv D + 2 Hq Dv) size",
+                                     .flops = FlopsText(plain.definition),
+                                     .bytes = BytesText(plain.definition),
                                      .state = "B Hq D (Dv + 1) 4"});
   entry.variants.insert(entry.variants.end(), more_variants.begin(), more_variants.end());
   return entry;
 }
 
-OpEntry EntryOf(const Mechanism& m, OpEntry said) {
-  OpEntry entry = PlainEntry(m, std::move(said));
+OpEntry EntryOf(const Mechanism& m, const char* family) {
+  const Definition& d = m.definition;
+  const Tensor* const decay = d.table.Find(Role::kLogDecay);
+  OpEntry entry = PlainEntry(m, {.family = family,
+                                 .variants = decay != nullptr || d.exp_gates() ? kGatedVariants : kVariants,
+                                 .flops = FlopsText(d),
+                                 .bytes = BytesText(d),
+                                 .state = StateText(d)});
+  if (decay != nullptr && decay->optional && decay->over_tokens()) entry.variants.emplace_back("ungated");
+  if (d.table.Has(Role::kLogValueDecay)) {
+    entry.variants.insert(entry.variants.end(), {"columns", "columns+strong", "columns+vanishing"});
+  }
   entry.recurrent = &m;
   entry.make_case = [&m](const CaseRequest& request) { return MakeCase(m, request); };
   entry.random_case = [&m](DType dtype, uint64_t seed) { return RandomCase(m, dtype, seed); };
-  return entry;
-}
-
-OpEntry GatedEntry(const Mechanism& m, const char* bytes) {
-  return EntryOf(m, {.family = "gated",
-                     .variants = kGatedVariants,
-                     .flops = "4 D Dv per token and value head, backward 12 D Dv",
-                     .bytes = bytes,
-                     .state = "B Hq D Dv 4"});
-}
-
-OpEntry DeltaEntry(const Mechanism& m) {
-  OpEntry entry = GatedEntry(m, "B Tq (3 Hkv D + Hq D + 2 Hq Dv) size");
-  entry.family = "delta";
-  if (!m.definition.table.Has(Role::kLogDecay)) entry.variants = kVariants;
-  entry.flops = m.definition.delta() == recurrence::Delta::kAfterDecay
-                    ? "6 D Dv per token and value head, backward 18 D Dv"
-                    : "8 D Dv per token and value head, backward 22 D Dv";
   return entry;
 }
 

@@ -97,10 +97,9 @@ inline Case RandomCase(const Mechanism& m, DType dtype, uint64_t seed) {
   return RandomCase(m.of_problems, m.definition, dtype, seed);
 }
 
-// The entry of a mechanism without options of its own, which lives as long as the program.
-OpEntry EntryOf(const Mechanism& m, OpEntry said);
-OpEntry GatedEntry(const Mechanism& m, const char* bytes);
-OpEntry DeltaEntry(const Mechanism& m);
+// The entry of a mechanism without options of its own, which lives as long as the program. Its variants and formulas
+// follow from its table.
+OpEntry EntryOf(const Mechanism& m, const char* family);
 
 // Common parts of the entries of linear mechanisms; make_case and random_case bind options.
 OpEntry LinearEntry(const Mechanism& plain, const std::vector<std::string>& more_variants);

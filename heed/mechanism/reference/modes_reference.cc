@@ -42,7 +42,7 @@ double ReferenceRow::InputGradientAt(size_t t, const Doubles& dy, const std::vec
   return du + D * dy[t];
 }
 
-ReferenceRow ModesOf(const Inputs& in, bool bilinear, int64_t d) {
+ReferenceRow ModesOf(const ModeTensors<ConstTensorView>& in, bool bilinear, int64_t d) {
   ReferenceRow c = {};
   c.channel = d;
   c.dt = std::exp(At(in.log_dt, {d}));
@@ -98,8 +98,8 @@ Complexes InitialGradients(const ReferenceRow& c, const std::vector<Complexes>& 
 }
 
 void AddParameterGradients(const ReferenceRow& c, const Doubles& dy, const std::vector<Complexes>& l,
-                           const Gradients& out) {
-  for (size_t t = 0; t < c.T(); ++t) mechanism::Add(out.dD, {c.channel}, dy[t] * c.u[t]);
+                           const ModeTensors<TensorView>& out) {
+  for (size_t t = 0; t < c.T(); ++t) mechanism::Add(out.D, {c.channel}, dy[t] * c.u[t]);
   for (size_t n = 0; n < c.N(); ++n) {
     const ReferenceMode& m = c.modes[n];
     Complex of_a = 0, of_b = 0, of_C = 0;
@@ -111,11 +111,11 @@ void AddParameterGradients(const ReferenceRow& c, const Doubles& dy, const std::
     const Complex of_z = of_a * m.a_slope + of_b * m.b_slope;
     const auto mode = static_cast<int64_t>(n);
     // z = dt A, and b is dt times a function of z.
-    mechanism::Add(out.dlog_dt, {c.channel}, (of_z * m.z + of_b * m.b).real());
-    mechanism::Add(out.dlog_A_real, {c.channel, mode}, (of_z * m.z.real()).real());
-    mechanism::Add(out.dA_imag, {c.channel, mode}, (of_z * Complex(0, c.dt)).real());
-    mechanism::Add(out.dC, {c.channel, mode, 0}, of_C.real());
-    mechanism::Add(out.dC, {c.channel, mode, 1}, -of_C.imag());
+    mechanism::Add(out.log_dt, {c.channel}, (of_z * m.z + of_b * m.b).real());
+    mechanism::Add(out.log_A_real, {c.channel, mode}, (of_z * m.z.real()).real());
+    mechanism::Add(out.A_imag, {c.channel, mode}, (of_z * Complex(0, c.dt)).real());
+    mechanism::Add(out.C, {c.channel, mode, 0}, of_C.real());
+    mechanism::Add(out.C, {c.channel, mode, 1}, -of_C.imag());
   }
 }
 

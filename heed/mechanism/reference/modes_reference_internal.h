@@ -7,13 +7,23 @@
 #include <cstdint>
 #include <vector>
 
-#include "heed/mechanism/scanning.h"
+#include "heed/core/tensor.h"
 #include "heed/mechanism/reference/scanning_reference_internal.h"
 
 namespace heed::scanning {
 
 using Complex = std::complex<double>;
 using Complexes = std::vector<Complex>;
+
+// The tensors of modes, which are those of a mechanism with the same names.
+template <class View>
+struct ModeTensors {
+  View log_dt, log_A_real, A_imag, C, D;
+};
+template <template <class> class Tensors, class View>
+ModeTensors<View> ModesIn(const Tensors<View>& of) {
+  return {of.log_dt, of.log_A_real, of.A_imag, of.C, of.D};
+}
 
 struct ReferenceMode {
   Complex z, a, b, C;
@@ -34,16 +44,16 @@ struct ReferenceRow {
 };
 
 // The modes of a channel, or head, without tokens.
-ReferenceRow ModesOf(const Inputs& in, bool bilinear, int64_t channel);
+ReferenceRow ModesOf(const ModeTensors<ConstTensorView>& in, bool bilinear, int64_t channel);
 // Computes the states after inputs u, from h[0] on.
 void Walk(ReferenceRow& row);
 // Gradients l of states, [T + 1][N]: l[t] of the state after token t, l[T] of the final state.
 std::vector<Complexes> GradientsOf(const ReferenceRow& row, const Doubles& dy, const Complexes& last);
 // The gradients of the initial state.
 Complexes InitialGradients(const ReferenceRow& row, const std::vector<Complexes>& l);
-// Adds to dlog_dt, dlog_A_real, dA_imag, dC and dD.
+// Adds to the gradients of log_dt, log_A_real, A_imag, C and D.
 void AddParameterGradients(const ReferenceRow& row, const Doubles& dy, const std::vector<Complexes>& l,
-                           const Gradients& out);
+                           const ModeTensors<TensorView>& out);
 
 }  // namespace heed::scanning
 

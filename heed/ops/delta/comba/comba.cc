@@ -4,11 +4,7 @@
 namespace heed::comba {
 
 recurrent::Definition DefinitionOf(const Options&) {
-  return {.decay = recurrent::DecayShape::kToken,
-          .root_scale = true,
-          .delta = recurrence::Delta::kAfterDecay,
-          .beta = true,
-          .read_key = true};
+  return {.table = mechanism::TableOf(kTensors, kStates), .root_scale = true};
 }
 
 HEED_DEFINE_RECURRENT(recurrent, comba)

@@ -1,12 +1,24 @@
-// The engine definition of comba, and the equations of its reference.
+// The table of comba for the recurrence engine, and the equations of its reference.
 #ifndef HEED_OPS_DELTA_COMBA_COMBA_INTERNAL_H_
 #define HEED_OPS_DELTA_COMBA_COMBA_INTERNAL_H_
 
-#include "heed/ops/delta/comba/comba.h"
-#include "heed/mechanism/reference/delta_reference_internal.h"
 #include "heed/mechanism/recurrent_internal.h"
+#include "heed/mechanism/reference/delta_reference_internal.h"
+#include "heed/ops/delta/comba/comba.h"
 
 namespace heed::comba {
+
+using recurrent::Role;
+
+inline constexpr Tensors<mechanism::Tensor> kTensors = {
+    .q = {"q", "BTHK", Role::kQuery},
+    .k = {"k", "BTHK", Role::kKey, mechanism::kSame, mechanism::kUnit},
+    .v = {"v", "BTGV", Role::kValue},
+    .p = {"p", "BTHK", Role::kReadKey, mechanism::kSame, mechanism::kNearlyKeys},
+    .log_decay = {"log_decay", "BTG", Role::kLogDecay, mechanism::kWide, mechanism::kDecays},
+    .beta = {"beta", "BTG", Role::kBeta, mechanism::kWide, mechanism::kFractions},
+};
+inline constexpr States<mechanism::StateTensor> kStates = {.S = {"S", "BGFV"}};
 
 recurrent::Definition DefinitionOf(const Options& options);
 

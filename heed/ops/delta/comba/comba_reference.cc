@@ -14,17 +14,17 @@ recurrent::DeltaMath Math(const Inputs& in, const Options& options) {
   math.scale = recurrent::RootScale(in, options);
   math.log_decay = recurrent::PerToken(in.log_decay);
   math.beta = true;
-  math.read_key = &Inputs::p;
-  math.d_read_key = &Gradients::dp;
+  math.read_key = &recurrent::ReferenceInputs::p;
+  math.d_read_key = &recurrent::ReferenceGradients::p;
   return math;
 }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::Reference(in, options, Math(in, options), out);
+  recurrent::RunReference(in, options, Math(in, options), out);
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  recurrent::BackwardReference(in, options, Math(in, options), out);
+  recurrent::RunBackwardReference(in, options, Math(in, options), out);
 }
 
 }  // namespace heed::comba

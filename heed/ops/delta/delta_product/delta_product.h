@@ -20,16 +20,29 @@
 
 namespace heed::delta_product {
 
-// With n >= 1 steps, k is [B, T, n, H, K], v [B, T, n, HV, V], beta [B, T, n, HV]; log_decay is [B, T, HV], or absent;
-// a Step takes all of them without T. States have S alone.
-using recurrent::BackwardInputs;
+template <class View>
+struct Tensors {
+  View q;               // [B, T, H, K]: queries
+  View k;               // [B, T, n, H, K]: keys of n >= 1 steps
+  View v;               // [B, T, n, HV, V]: values
+  View log_decay = {};  // [B, T, HV]: natural logarithms of decay factors, <= 0; absent: 0
+  View beta;            // [B, T, n, HV]: step sizes
+};
+
+template <class View>
+struct States {
+  View S;  // [B, HV, K, V]: unscaled, with all decays up to the last token
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
 using recurrent::Explanation;
-using recurrent::Gradients;
-using recurrent::Inputs;
 using recurrent::Options;
-using recurrent::Outputs;
-using recurrent::State;
-using recurrent::StepInputs;
 
 // Computes o and, if requested, the state after the last token.
 //

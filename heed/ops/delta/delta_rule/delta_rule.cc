@@ -4,7 +4,7 @@
 namespace heed::delta_rule {
 
 recurrent::Definition DefinitionOf(const Options&) {
-  return {.root_scale = true, .delta = recurrence::Delta::kAfterDecay, .beta = true};
+  return {.table = mechanism::TableOf(kTensors, kStates), .root_scale = true};
 }
 
 HEED_DEFINE_RECURRENT(recurrent, delta_rule)

@@ -16,11 +16,11 @@ recurrent::DeltaMath Math(const Inputs& in, const Options& options) {
 }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::Reference(in, options, Math(in, options), out);
+  recurrent::RunReference(in, options, Math(in, options), out);
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  recurrent::BackwardReference(in, options, Math(in, options), out);
+  recurrent::RunBackwardReference(in, options, Math(in, options), out);
 }
 
 }  // namespace heed::delta_rule

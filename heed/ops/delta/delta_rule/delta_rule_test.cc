@@ -47,18 +47,18 @@ class DeltaRules : public testing::Test {
     return Filled({B, T, H, channels},
                   [&](const std::vector<int64_t>& at) { return factor * by_token.Get({at[0], at[1], at[2]}); });
   }
-  Inputs Of(const Buffer& k) const {
-    Inputs in;
-    in.q = q_.view();
-    in.k = k.view();
-    in.v = v_.view();
-    in.beta = beta_.view();
-    return in;
+  Inputs Of(const Buffer& k) const { return {{q_.view(), k.view(), v_.view(), beta_.view()}, {}}; }
+  gated_delta_rule::Inputs GatedOf(const Buffer& k) const {
+    return {{q_.view(), k.view(), v_.view(), g_.view(), beta_.view()}, {}};
   }
-  template <class F>
-  Buffer Run(const F& forward, const Inputs& in, const Options& options = {}) {
+  kda::Inputs KdaOf(const Buffer& k, const Buffer& log_decay) const {
+    return {{q_.view(), k.view(), v_.view(), log_decay.view(), beta_.view()}, {}};
+  }
+  template <class In, class Out>
+  Buffer Run(void (*forward)(Context&, const In&, const Options&, const Out&), const In& in,
+             const Options& options = {}) {
     Buffer o(DType::kF64, {B, T, H, V});
-    forward(ctx_, in, options, Outputs{o.view(), {}});
+    forward(ctx_, in, options, {o.view(), {}});
     return o;
   }
   static double LargestDifference(const Buffer& a, const Buffer& b) {
@@ -100,46 +100,34 @@ TEST_F(DeltaRules, WithoutABetaNothingIsWritten) {
 TEST_F(DeltaRules, ADecayOfOneIsNone) {
   const Buffer none(DType::kF64, {B, T, H});
   none.FillConstant(0);
-  Inputs in = Of(k_);
-  const Buffer expected = Run(&Forward, in);
+  gated_delta_rule::Inputs in = GatedOf(k_);
   in.log_decay = none.view();
-  EXPECT_LT(LargestDifference(Run(&gated_delta_rule::Forward, in), expected), 1e-14);
+  EXPECT_LT(LargestDifference(Run(&gated_delta_rule::Forward, in), Run(&Forward, Of(k_))), 1e-14);
 }
 
 TEST_F(DeltaRules, OneGateForAllChannelsIsTheScalarOne) {
-  Inputs in = Of(k_);
-  in.log_decay = g_.view();
-  const Buffer expected = Run(&gated_delta_rule::Forward, in);
+  const Buffer expected = Run(&gated_delta_rule::Forward, GatedOf(k_));
   const Buffer by_key = Repeated(g_, K);
-  in.log_decay = by_key.view();
-  EXPECT_LT(LargestDifference(Run(&kda::Forward, in), expected), 1e-13);
+  EXPECT_LT(LargestDifference(Run(&kda::Forward, KdaOf(k_, by_key)), expected), 1e-13);
 }
 
 TEST_F(DeltaRules, EraseAndWriteAlikeAreABeta) {
-  Inputs in = Of(k_);
   const Buffer by_key = Repeated(g_, K), erase = Repeated(beta_, K), write = Repeated(beta_, V);
-  in.log_decay = by_key.view();
-  const Buffer expected = Run(&kda::Forward, in);
-  in.beta = {};
-  in.erase = erase.view();
-  in.write = write.view();
+  const Buffer expected = Run(&kda::Forward, KdaOf(k_, by_key));
+  const gdn2::Inputs in = {{q_.view(), k_.view(), v_.view(), by_key.view(), erase.view(), write.view()}, {}};
   EXPECT_LT(LargestDifference(Run(&gdn2::Forward, in), expected), 1e-13);
 }
 
 TEST_F(DeltaRules, OneKeyToReadAndWriteIsTheGatedRule) {
-  Inputs in = Of(k_);
-  in.log_decay = g_.view();
-  const Buffer expected = Run(&gated_delta_rule::Forward, in);
-  in.p = k_.view();
+  const Buffer expected = Run(&gated_delta_rule::Forward, GatedOf(k_));
+  const comba::Inputs in = {{q_.view(), k_.view(), v_.view(), k_.view(), g_.view(), beta_.view()}, {}};
   EXPECT_LT(LargestDifference(Run(&comba::Forward, in), expected), 1e-13);
 }
 
 // S~^T k of a decayed state is S^T (a .* k): the delta rule as a case of RWKV-7.
 TEST_F(DeltaRules, Rwkv7HoldsTheDeltaRule) {
-  Inputs in = Of(k_);
   const Buffer by_key = Repeated(g_, K);
-  in.log_decay = by_key.view();
-  const Buffer expected = Run(&kda::Forward, in);
+  const Buffer expected = Run(&kda::Forward, KdaOf(k_, by_key));
   const auto keys = [&](double sign, bool with_beta, bool with_decay) {
     return Filled({B, T, H, K}, [&](const std::vector<int64_t>& at) {
       const double beta = with_beta ? beta_.Get({at[0], at[1], at[2]}) : 1;
@@ -148,7 +136,10 @@ TEST_F(DeltaRules, Rwkv7HoldsTheDeltaRule) {
     });
   };
   const Buffer written = keys(1, true, false), read = keys(-1, false, true);
-  in.beta = {};
+  rwkv7::Inputs in;
+  in.r = q_.view();
+  in.log_decay = by_key.view();
+  in.v = v_.view();
   in.k = in.b = written.view();
   in.a = read.view();
   Options options;
@@ -184,20 +175,17 @@ TEST_F(DeltaRules, AProductIsTheGatedRuleOverItsSteps) {
     return TensorView(x.view().data(), DType::kF64, sizes);
   };
   for (const bool decays : {false, true}) {
-    Inputs in = {.q = q_.view(), .k = k.view(), .v = v.view(), .log_decay = {}, .initial = {}};
+    delta_product::Inputs in = {{q_.view(), k.view(), v.view(), {}, beta.view()}, {}};
     if (decays) in.log_decay = g_.view();
-    in.beta = beta.view();
     const Buffer o = Run(&delta_product::Forward, in);
 
     const Buffer q = AtEvery(q_, n, n - 1), g = AtEvery(g_, n, 0);
-    Inputs spread = {.q = q.view(), .k = steps(k), .v = steps(v), .log_decay = {}, .initial = {}};
-    spread.beta = steps(beta);
     const Buffer of_steps(DType::kF64, {B, T * n, H, V});
     if (decays) {
-      spread.log_decay = g.view();
-      gated_delta_rule::Forward(ctx_, spread, {}, {of_steps.view(), {}});
+      gated_delta_rule::Forward(ctx_, {{q.view(), steps(k), steps(v), g.view(), steps(beta)}, {}}, {},
+                                {of_steps.view(), {}});
     } else {
-      Forward(ctx_, spread, {}, {of_steps.view(), {}});
+      Forward(ctx_, {{q.view(), steps(k), steps(v), steps(beta)}, {}}, {}, {of_steps.view(), {}});
     }
     EXPECT_LT(LargestDifference(AtEvery(o, n, n - 1), of_steps), 1e-13);
   }
@@ -219,10 +207,9 @@ TEST_F(DeltaRules, TwoReflectionsAreARotation) {
   k.Set({0, 0, 0, 0, 1}, 0);
   k.Set({0, 0, 1, 0, 0}, std::cos(angle));
   k.Set({0, 0, 1, 0, 1}, std::sin(angle));
-  Inputs in = {.q = q.view(), .k = k.view(), .v = v.view(), .log_decay = {}, .initial = {}};
-  in.beta = beta.view();
+  delta_product::Inputs in = {{q.view(), k.view(), v.view(), {}, beta.view()}, {}};
   in.initial.S = before.view();
-  delta_product::Forward(ctx_, in, {}, {o.view(), {after.view(), {}}});
+  delta_product::Forward(ctx_, in, {}, {o.view(), {after.view()}});
   const double c = std::cos(2 * angle), s = std::sin(2 * angle);
   for (int64_t j = 0; j < 2; ++j) {
     const double x = before.Get({0, 0, 0, j}), y = before.Get({0, 0, 1, j});
@@ -234,8 +221,7 @@ TEST_F(DeltaRules, TwoReflectionsAreARotation) {
 TEST_F(DeltaRules, AProductOfNoStepsIsRefused) {
   const Buffer k(DType::kF64, {B, T, 0, H, K}), v(DType::kF64, {B, T, 0, H, V});
   const Buffer beta(DType::kF64, {B, T, 0, H}), o(DType::kF64, {B, T, H, V});
-  Inputs in = {.q = q_.view(), .k = k.view(), .v = v.view(), .log_decay = {}, .initial = {}};
-  in.beta = beta.view();
+  delta_product::Inputs in = {{q_.view(), k.view(), v.view(), {}, beta.view()}, {}};
   EXPECT_THAT([&] { delta_product::Forward(ctx_, in, {}, {o.view(), {}}); },
               testing::ThrowsMessage<InvalidArgument>(testing::HasSubstr("n >= 1")));
   in.k = k_.view();
@@ -244,19 +230,16 @@ TEST_F(DeltaRules, AProductOfNoStepsIsRefused) {
               testing::ThrowsMessage<InvalidArgument>(testing::HasSubstr("[B, T, n, HV, V]")));
 }
 
-TEST_F(DeltaRules, WhatTheyDoNotTakeIsRefused) {
+TEST_F(DeltaRules, AnAbsentBetaIsRefused) {
   Inputs in = Of(k_);
-  in.p = k_.view();
+  in.beta = {};
   const Buffer o(DType::kF64, {B, T, H, V});
   try {
     Forward(ctx_, in, {}, {o.view(), {}});
     FAIL();
   } catch (const InvalidArgument& e) {
-    EXPECT_STREQ(e.what(), "delta_rule::Forward: p is given, expected none");
+    EXPECT_STREQ(e.what(), "delta_rule::Forward: beta is absent, expected a tensor");
   }
-  in.p = {};
-  in.beta = {};
-  EXPECT_THROW(Forward(ctx_, in, {}, {o.view(), {}}), InvalidArgument);
 }
 
 }  // namespace

@@ -4,10 +4,7 @@
 namespace heed::gated_delta_rule {
 
 recurrent::Definition DefinitionOf(const Options&) {
-  return {.decay = recurrent::DecayShape::kToken,
-          .root_scale = true,
-          .delta = recurrence::Delta::kAfterDecay,
-          .beta = true};
+  return {.table = mechanism::TableOf(kTensors, kStates), .root_scale = true};
 }
 
 HEED_DEFINE_RECURRENT(recurrent, gated_delta_rule)

@@ -1,12 +1,23 @@
-// The engine definition of gated_delta_rule, and the equations of its reference.
+// The table of gated_delta_rule for the recurrence engine, and the equations of its reference.
 #ifndef HEED_OPS_DELTA_GATED_DELTA_RULE_GATED_DELTA_RULE_INTERNAL_H_
 #define HEED_OPS_DELTA_GATED_DELTA_RULE_GATED_DELTA_RULE_INTERNAL_H_
 
-#include "heed/ops/delta/gated_delta_rule/gated_delta_rule.h"
-#include "heed/mechanism/reference/delta_reference_internal.h"
 #include "heed/mechanism/recurrent_internal.h"
+#include "heed/mechanism/reference/delta_reference_internal.h"
+#include "heed/ops/delta/gated_delta_rule/gated_delta_rule.h"
 
 namespace heed::gated_delta_rule {
+
+using recurrent::Role;
+
+inline constexpr Tensors<mechanism::Tensor> kTensors = {
+    .q = {"q", "BTHK", Role::kQuery},
+    .k = {"k", "BTHK", Role::kKey, mechanism::kSame, mechanism::kUnit},
+    .v = {"v", "BTGV", Role::kValue},
+    .log_decay = {"log_decay", "BTG", Role::kLogDecay, mechanism::kWide, mechanism::kDecays},
+    .beta = {"beta", "BTG", Role::kBeta, mechanism::kWide, mechanism::kFractions},
+};
+inline constexpr States<mechanism::StateTensor> kStates = {.S = {"S", "BGFV"}};
 
 recurrent::Definition DefinitionOf(const Options& options);
 

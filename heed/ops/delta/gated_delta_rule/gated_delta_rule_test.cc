@@ -31,7 +31,7 @@ TEST(GatedDeltaRuleTest, DecaysBelowARoundingOf1AreNotLostOverManySteps) {
   double expected = 1;
   const double stored = GetElement(beta.view(), std::vector<int64_t>{0, 0});
   for (int t = 0; t < 60000; ++t) {
-    Step(ctx, in, {}, {S.view(), {}}, o.view());
+    Step(ctx, in, {}, {S.view()}, o.view());
     expected *= std::exp(kDecay);
     expected += stored * (kValue - expected);
   }

@@ -4,10 +4,7 @@
 namespace heed::gdn2 {
 
 recurrent::Definition DefinitionOf(const Options&) {
-  return {.decay = recurrent::DecayShape::kKey,
-          .root_scale = true,
-          .delta = recurrence::Delta::kAfterDecay,
-          .erase_and_write = true};
+  return {.table = mechanism::TableOf(kTensors, kStates), .root_scale = true};
 }
 
 HEED_DEFINE_RECURRENT(recurrent, gdn2)

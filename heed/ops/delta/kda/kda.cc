@@ -4,8 +4,7 @@
 namespace heed::kda {
 
 recurrent::Definition DefinitionOf(const Options&) {
-  return {
-      .decay = recurrent::DecayShape::kKey, .root_scale = true, .delta = recurrence::Delta::kAfterDecay, .beta = true};
+  return {.table = mechanism::TableOf(kTensors, kStates), .root_scale = true};
 }
 
 HEED_DEFINE_RECURRENT(recurrent, kda)

@@ -12,12 +12,12 @@ namespace {
 mechanism::ReadableCall<5, 1> CallOf(const Inputs& in, const Gradients& d = {}) {
   return {.heads = 'G',
           .shared_heads = 'H',
-          .tensors = {{{"BTHK", in.q, d.dq},
-                       {"BTHK", in.k, d.dk},
-                       {"BTGV", in.v, d.dv},
-                       {"BTGK", in.log_decay, d.dlog_decay},
-                       {"BTG", in.beta, d.dbeta}}},
-          .states = {{{.axes = "BGKV", .initial = in.initial.S, .dinitial = d.dinitial.S}}},
+          .tensors = {{{"BTHK", in.q, d.q},
+                       {"BTHK", in.k, d.k},
+                       {"BTGV", in.v, d.v},
+                       {"BTGK", in.log_decay, d.log_decay},
+                       {"BTG", in.beta, d.beta}}},
+          .states = {{{.axes = "BGKV", .initial = in.initial.S, .dinitial = d.initial.S}}},
           .o = {.axes = "BTGV"}};
 }
 

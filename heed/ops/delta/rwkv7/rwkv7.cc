@@ -3,9 +3,7 @@
 
 namespace heed::rwkv7 {
 
-recurrent::Definition DefinitionOf(const Options&) {
-  return {.decay = recurrent::DecayShape::kKey, .delta = recurrence::Delta::kBeforeDecay, .query_name = "r"};
-}
+recurrent::Definition DefinitionOf(const Options&) { return {.table = mechanism::TableOf(kTensors, kStates)}; }
 
 HEED_DEFINE_RECURRENT(recurrent, rwkv7)
 

@@ -20,15 +20,30 @@
 
 namespace heed::rwkv7 {
 
-// log_decay is [B, T, HV, K], a and b are like k; states have S alone.
-using recurrent::BackwardInputs;
+template <class View>
+struct Tensors {
+  View r;          // [B, T, H, K]: queries
+  View log_decay;  // [B, T, HV, K]: natural logarithms of decay factors, <= 0
+  View k;          // [B, T, H, K]: keys
+  View v;          // [B, T, HV, V]: values
+  View a;          // [B, T, H, K]: keys that read the state, before its decay
+  View b;          // [B, T, H, K]: keys that the read values are written to
+};
+
+template <class View>
+struct States {
+  View S;  // [B, HV, K, V]: unscaled, with all decays up to the last token
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
 using recurrent::Explanation;
-using recurrent::Gradients;
-using recurrent::Inputs;
 using recurrent::Options;
-using recurrent::Outputs;
-using recurrent::State;
-using recurrent::StepInputs;
 
 // Computes o and, if requested, the state after the last token.
 //

@@ -17,15 +17,26 @@
 
 namespace heed::hgrn {
 
-// Takes x and log_decay; states are [B, D].
-using scanning::BackwardInputs;
+template <class View>
+struct Tensors {
+  View x;          // [B, T, D]: inputs
+  View log_decay;  // [B, T, D]: natural logarithms of decay factors, <= 0
+};
+
+template <class View>
+struct States {
+  View S;  // [B, D]: h after the last token
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
 using scanning::Explanation;
-using scanning::Gradients;
-using scanning::Inputs;
 using scanning::Options;
-using scanning::Outputs;
-using scanning::StepInputs;
-using scanning::StepState;
 
 // Computes o and, if requested, the state after the last token.
 //
@@ -63,8 +74,7 @@ HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& op
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes o of one token, bitwise equal to Forward, then updates the state in place.
-HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
-                   const TensorView& o);
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64, W = 64
 // channels of f32 or 32 of f64, and L the tokens of the longest sequence, at most

@@ -44,14 +44,14 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
     for (size_t t = 0; t < c.T(); ++t) {
       Put(tolerance.o, {c.place.batch, c.place.tokens[t], d}, Stored(c.h[t + 1], errors[t + 1], e));
     }
-    Put(tolerance.final, {c.place.sequence, d}, c.T() == 0 ? 0 : 1.01 * errors.back() + state.least);
+    Put(tolerance.final.S, {c.place.sequence, d}, c.T() == 0 ? 0 : 1.01 * errors.back() + state.least);
   });
 }
 
 void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients&, const Gradients& tolerance) {
   const double u = EpsilonOf(in.x.dtype()).unit;
   const Epsilon state = EpsilonOf(mechanism::StateDType(in.x.dtype()));
-  for (const TensorView* t : {&tolerance.dx, &tolerance.dlog_decay}) mechanism::Clear(*t);
+  for (const TensorView* t : {&tolerance.x, &tolerance.log_decay}) mechanism::Clear(*t);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles of_h = ErrorsOf(c, u);
     const ReferenceGradients g = GradientsOf(in, c);
@@ -63,17 +63,17 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
       const double dlog = g.p[t] * c.h[t];
       const double of_dlog = of_p * std::abs(c.h[t]) + std::abs(g.p[t]) * of_h[t] + u * std::abs(dlog);
       const int64_t token = c.place.tokens[t];
-      Put(tolerance.dx, {b, token, d}, Stored(g.q[t], of_q, EpsilonOf(in.x.dtype())));
-      Put(tolerance.dlog_decay, {b, token, d}, Stored(dlog, of_dlog, EpsilonOf(in.log_decay.dtype())));
+      Put(tolerance.x, {b, token, d}, Stored(g.q[t], of_q, EpsilonOf(in.x.dtype())));
+      Put(tolerance.log_decay, {b, token, d}, Stored(dlog, of_dlog, EpsilonOf(in.log_decay.dtype())));
     }
-    Put(tolerance.dinitial, {c.place.sequence, d}, c.T() == 0 ? 0 : 1.01 * of_p + state.least);
+    Put(tolerance.initial.S, {c.place.sequence, d}, c.T() == 0 ? 0 : 1.01 * of_p + state.least);
   });
 }
 
 scanning::Mechanism MechanismOf() {
-  return scanning::Bound<Options>(
+  return scanning::Bound<Structs, Options>(
       "hgrn", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance, &BackwardTolerance});
+      mechanism::CaseFunctions<Structs, Options>{HEED_FUNCTIONS, &Tolerance, &BackwardTolerance});
 }
 
 }  // namespace

@@ -2,8 +2,9 @@
 #include "heed/ops/gated/hgrn2/hgrn2_internal.h"
 
 namespace heed::hgrn2 {
+
 recurrent::Definition DefinitionOf(const Options&) {
-  return {.decay = recurrent::DecayShape::kKey, .root_scale = true, .complement_keys = true, .value_name = "i"};
+  return {.table = mechanism::TableOf(kTensors, kStates), .root_scale = true};
 }
 
 HEED_DEFINE_RECURRENT(recurrent, hgrn2)

@@ -20,15 +20,27 @@
 
 namespace heed::hgrn2 {
 
-// k is absent, v is i, log_decay [B, T, HV, K]; states have S alone.
-using recurrent::BackwardInputs;
+template <class View>
+struct Tensors {
+  View q;          // [B, T, H, K]: queries
+  View log_decay;  // [B, T, HV, K]: natural logarithms of decay factors, <= 0; keys are 1 minus these factors
+  View i;          // [B, T, HV, V]: inputs, the values
+};
+
+template <class View>
+struct States {
+  View S;  // [B, HV, K, V]: unscaled, with all decays up to the last token
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
 using recurrent::Explanation;
-using recurrent::Gradients;
-using recurrent::Inputs;
 using recurrent::Options;
-using recurrent::Outputs;
-using recurrent::State;
-using recurrent::StepInputs;
 
 // Computes o and, if requested, the state after the last token.
 //
@@ -59,9 +71,9 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //   dq_t = scale S_t d_o_t,  dk_t = D_t i_t,  di_t = D_t^T k_t,  k = 1 - exp(g)
 //   dg_t = sum_{s >= t} (q_s .* dq_s - k_s .* dk_s) + rowsum(S_T .* D_T) - exp(g_t) .* dk_t
 //
-// dq is summed over the value heads of a key head; di is in dv, and dk is absent. Precision and reproducibility
-// as above. Cost: 12 K V flops per token and value head. States are stored at the boundaries of chunks of 64 tokens,
-// and rows are read twice. Throws as Forward.
+// dq is summed over the value heads of a key head; dk is a part of dg alone. Precision and reproducibility as above.
+// Cost: 12 K V flops per token and value head. States are stored at the boundaries of chunks of 64 tokens, and rows are
+// read twice. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.

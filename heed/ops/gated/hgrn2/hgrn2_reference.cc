@@ -1,9 +1,9 @@
 // The reference of HGRN2, in double.
 //
-//   S_t = diag(exp(log_decay_t)) S_{t-1} + (1 - exp(log_decay_t)) v_t^T      S: [K, V]
+//   S_t = diag(exp(log_decay_t)) S_{t-1} + (1 - exp(log_decay_t)) i_t^T      S: [K, V]
 //   o_t = scale S_t^T q_t
 //
-// with scale = K^-1/2 by default; log_decay is [B, T, HV, K], and k is absent.
+// with scale = K^-1/2 by default; log_decay is [B, T, HV, K].
 #include "heed/ops/gated/hgrn2/hgrn2_internal.h"
 
 namespace heed::hgrn2 {
@@ -17,11 +17,11 @@ recurrent::ReferenceMath Math(const Inputs& in, const Options& options) {
 }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::Reference(in, options, Math(in, options), out);
+  recurrent::RunReference(in, options, Math(in, options), out);
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  recurrent::BackwardReference(in, options, Math(in, options), out);
+  recurrent::RunBackwardReference(in, options, Math(in, options), out);
 }
 
 }  // namespace heed::hgrn2

@@ -4,7 +4,7 @@
 namespace heed::lightning {
 
 recurrent::Definition DefinitionOf(const Options&) {
-  return {.decay = recurrent::DecayShape::kHead, .root_scale = true};
+  return {.table = mechanism::TableOf(kTensors, kStates), .root_scale = true};
 }
 
 HEED_DEFINE_RECURRENT(recurrent, lightning)

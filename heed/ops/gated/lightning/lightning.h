@@ -18,15 +18,28 @@
 
 namespace heed::lightning {
 
-// log_decay is [HV]; states have S alone.
-using recurrent::BackwardInputs;
+template <class View>
+struct Tensors {
+  View q;          // [B, T, H, K]: queries
+  View k;          // [B, T, H, K]: keys
+  View v;          // [B, T, HV, V]: values
+  View log_decay;  // [HV]: natural logarithms of decay factors, <= 0, any float dtype
+};
+
+template <class View>
+struct States {
+  View S;  // [B, HV, K, V]: unscaled, with all decays up to the last token
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
 using recurrent::Explanation;
-using recurrent::Gradients;
-using recurrent::Inputs;
 using recurrent::Options;
-using recurrent::Outputs;
-using recurrent::State;
-using recurrent::StepInputs;
 
 // Computes o and, if requested, the state after the last token.
 //

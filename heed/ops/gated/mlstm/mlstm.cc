@@ -2,8 +2,9 @@
 #include "heed/ops/gated/mlstm/mlstm_internal.h"
 
 namespace heed::mlstm {
+
 recurrent::Definition DefinitionOf(const Options& options) {
-  return {.root_scale = true, .normalize = true, .eps = options.eps, .exp_gates = true};
+  return {.table = mechanism::TableOf(kTensors, kStates), .root_scale = true, .normalize = true, .eps = options.eps};
 }
 
 HEED_DEFINE_RECURRENT(recurrent, mlstm)

@@ -23,14 +23,30 @@
 
 namespace heed::mlstm {
 
-// i and f are [B, T, HV]. States have S [B, HV, K, V], z [B, HV, K] and m [B, HV].
-using recurrent::BackwardInputs;
+template <class View>
+struct Tensors {
+  View q;  // [B, T, H, K]: queries
+  View k;  // [B, T, H, K]: keys
+  View v;  // [B, T, HV, V]: values
+  View i;  // [B, T, HV]: the input gate before its exponential
+  View f;  // [B, T, HV]: the forget gate before its sigmoid
+};
+
+template <class View>
+struct States {
+  View S;  // [B, HV, K, V]: unscaled, relative to exp(m)
+  View z;  // [B, HV, K]: the normaliser, relative to exp(m)
+  View m;  // [B, HV]: the running maximum, which an initial S requires
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
 using recurrent::Explanation;
-using recurrent::Gradients;
-using recurrent::Inputs;
-using recurrent::Outputs;
-using recurrent::State;
-using recurrent::StepInputs;
 
 // The default scale is K^-1/2.
 struct Options : recurrent::Options {

@@ -2,15 +2,14 @@
 #include <string>
 #include <vector>
 
-#include "heed/ops/gated/mlstm/mlstm_internal.h"
 #include "heed/harness/mechanism/recurrent_case.h"
+#include "heed/ops/gated/mlstm/mlstm_internal.h"
 
 namespace heed::mlstm {
 namespace {
 
 recurrent::Mechanism MechanismOf(const Options& own) {
-  return recurrent::Bound<Options>("mlstm", DefinitionOf(own), own,
-                                   {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
+  return recurrent::Bound<Structs, Options>("mlstm", DefinitionOf(own), own, HEED_FUNCTIONS, &Math);
 }
 
 Case RandomCase(DType dtype, uint64_t seed) {
@@ -24,8 +23,7 @@ Case RandomCase(DType dtype, uint64_t seed) {
 
 OpEntry Entry() {
   static const recurrent::Mechanism mechanism = MechanismOf({});
-  OpEntry entry = recurrent::GatedEntry(mechanism, "B Tq (2 Hkv D + 2 Hq Dv + 2 Hq) size");
-  entry.state = "B Hq (D (Dv + 1) + 1) 4";
+  OpEntry entry = recurrent::EntryOf(mechanism, "gated");
   // Without decay a denominator is a sum of terms of both signs, however many.
   std::erase_if(entry.variants,
                 [](const std::string& variant) { return variant == "vanishing" || variant == "faint"; });

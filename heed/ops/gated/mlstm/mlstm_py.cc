@@ -15,8 +15,8 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  recurrent::Bind<Options>(m, {.name = "mlstm", .settings = {{"eps", 1e-6}}, .docs = doc::kDocs}, DefinitionOf({}),
-                           {&Forward, &Backward, &Step, &Explain, &Own});
+  recurrent::Bind<Structs, Options>(m, {.name = "mlstm", .settings = {{"eps", 1e-6}}, .docs = doc::kDocs},
+                                    DefinitionOf({}), HEED_FUNCTIONS, &Own);
 }
 
 }  // namespace heed::mlstm

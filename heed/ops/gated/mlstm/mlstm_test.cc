@@ -35,10 +35,7 @@ class MLstm : public testing::Test {
   }
   Buffer Normal(const std::vector<int64_t>& sizes) { return Buffer(DType::kF64, sizes).FillNormal(++seed_); }
   Inputs In(const Buffer& i, const Buffer& f) const {
-    Inputs in = {.q = q_.view(), .k = k_.view(), .v = v_.view(), .log_decay = {}, .initial = {}};
-    in.i = i.view();
-    in.f = f.view();
-    return in;
+    return {{q_.view(), k_.view(), v_.view(), i.view(), f.view()}, {}};
   }
   Buffer Run(const Inputs& in, const Options& options = {}) {
     Buffer o(DType::kF64, {B, T, H, V});
@@ -70,8 +67,7 @@ TEST_F(MLstm, IsASimpleGlaOverItsNormalizer) {
   const Buffer ones = weighted(1, [](const auto&) { return 1; });
   const Buffer numerators(DType::kF64, {B, T, H, V}), products(DType::kF64, {B, T, H, 1});
   const auto gla = [&](const Buffer& v, const Buffer& o) {
-    simple_gla::Forward(ctx_, {.q = q_.view(), .k = k_.view(), .v = v.view(), .log_decay = g.view(), .initial = {}}, {},
-                        {o.view(), {}});
+    simple_gla::Forward(ctx_, {{q_.view(), k_.view(), v.view(), g.view()}, {}}, {}, {o.view(), {}});
   };
   gla(values, numerators);
   gla(ones, products);

@@ -7,6 +7,8 @@
 namespace heed::retention {
 namespace {
 
+using Of = mechanism::Lists<Structs>;
+
 void SetLogDecays(int64_t heads, std::vector<double>& decays) {
   decays.clear();
   for (int64_t h = 0; h < heads; ++h) {
@@ -40,7 +42,7 @@ In WithDecays(In in, Decays& decays) {
 }  // namespace
 
 recurrent::Definition DefinitionOf(const Options&) {
-  return {.decay = recurrent::DecayShape::kHead, .root_scale = true};
+  return {.table = mechanism::TableOf(kTensors, kStates), .root_scale = true};
 }
 
 std::vector<double> LogDecays(int64_t heads) {
@@ -51,33 +53,38 @@ std::vector<double> LogDecays(int64_t heads) {
 
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
   Decays decays;
-  recurrent::Forward("retention::Forward", ctx, DefinitionOf(options), WithDecays(in, decays), options, out);
+  recurrent::Forward("retention::Forward", ctx, DefinitionOf(options), Of::Of(WithDecays(in, decays)), options,
+                     Of::Of(out));
 }
 
 void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
   Decays decays;
-  recurrent::Backward("retention::Backward", ctx, DefinitionOf(options), WithDecays(in, decays), options, out);
+  recurrent::Backward("retention::Backward", ctx, DefinitionOf(options), Of::Of(WithDecays(in, decays)), options,
+                      Of::Of(out));
 }
 
 void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o) {
   thread_local Decays decays;  // its memory is reused by the next step
-  recurrent::Step("retention::Step", ctx, DefinitionOf(options), WithDecays(in, decays), options, state, o);
+  const StepInputs whole = WithDecays(in, decays);
+  recurrent::Step("retention::Step", ctx, DefinitionOf(options), {mechanism::Members(whole)}, options,
+                  {o, mechanism::Members(state)});
 }
 
 int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
   Decays decays;
-  return recurrent::Workspace("retention::Workspace", ctx, DefinitionOf(options), WithDecays(in, decays), options);
+  return recurrent::Workspace("retention::Workspace", ctx, DefinitionOf(options), Of::Of(WithDecays(in, decays)),
+                              options);
 }
 
 int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
   Decays decays;
   return recurrent::BackwardWorkspace("retention::BackwardWorkspace", ctx, DefinitionOf(options),
-                                      WithDecays(in, decays), options);
+                                      Of::Of(WithDecays(in, decays)), options);
 }
 
 Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
   Decays decays;
-  return recurrent::Explain("retention::Explain", ctx, DefinitionOf(options), WithDecays(in, decays), options);
+  return recurrent::Explain("retention::Explain", ctx, DefinitionOf(options), Of::Of(WithDecays(in, decays)), options);
 }
 
 }  // namespace heed::retention

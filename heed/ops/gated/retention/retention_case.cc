@@ -1,23 +1,15 @@
 // Retention in the harness.
 #include <cmath>
 
-#include "heed/ops/gated/retention/retention_internal.h"
 #include "heed/harness/mechanism/recurrent_case.h"
+#include "heed/ops/gated/retention/retention_internal.h"
 
 namespace heed::retention {
 
 OpEntry Entry() {
-  static const recurrent::Mechanism mechanism = recurrent::Bound<Options>("retention", DefinitionOf({}), {},
-                                                                          {.forward = &Forward,
-                                                                           .backward = &Backward,
-                                                                           .reference = &Reference,
-                                                                           .backward_reference = &BackwardReference,
-                                                                           .step = &Step,
-                                                                           .explain = &Explain,
-                                                                           .backward_workspace = &BackwardWorkspace},
-                                                                          &Math);
-  OpEntry entry = recurrent::GatedEntry(mechanism, "B Tq (2 Hkv D + 2 Hq Dv) size");
-  entry.inputs.back().optional = true;  // decays may be absent
+  static const recurrent::Mechanism mechanism =
+      recurrent::Bound<Structs, Options>("retention", DefinitionOf({}), {}, HEED_FUNCTIONS, &Math);
+  OpEntry entry = recurrent::EntryOf(mechanism, "gated");
   entry.weights = [](int64_t head, int64_t channels) {
     return ImpliedWeights{.form = "identity",
                           .scale = 1 / std::sqrt(static_cast<double>(channels)),

@@ -19,14 +19,27 @@
 
 namespace heed::rg_lru {
 
-// Takes x, input_gate, recurrence_gate and a; states are [B, D].
-using scanning::BackwardInputs;
+template <class View>
+struct Tensors {
+  View x;                // [B, T, D]: inputs
+  View input_gate;       // [B, T, D]: the input gate before its sigmoid
+  View recurrence_gate;  // [B, T, D]: the recurrence gate before its sigmoid
+  View a;                // [D]: parameter of the decay, exp(-c softplus(a)) at the largest gate
+};
+
+template <class View>
+struct States {
+  View S;  // [B, D]: h after the last token
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
 using scanning::Explanation;
-using scanning::Gradients;
-using scanning::Inputs;
-using scanning::Outputs;
-using scanning::StepInputs;
-using scanning::StepState;
 
 struct Options : scanning::Options {
   double c = 8;  // factor of softplus(a) in the log decay: positive, finite
@@ -73,8 +86,7 @@ HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& op
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes o of one token, bitwise equal to Forward, then updates the state in place. Only the option c has an effect.
-HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
-                   const TensorView& o);
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64, W = 64
 // channels of f32 or 32 of f64, and L the tokens of the longest sequence, at most

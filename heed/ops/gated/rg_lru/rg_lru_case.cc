@@ -68,7 +68,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
     for (size_t t = 0; t < c.T(); ++t) {
       Put(tolerance.o, {c.place.batch, c.place.tokens[t], d}, Stored(c.h[t + 1], errors[t + 1], e));
     }
-    Put(tolerance.final, {c.place.sequence, d}, c.T() == 0 ? 0 : 1.01 * errors.back() + state.least);
+    Put(tolerance.final.S, {c.place.sequence, d}, c.T() == 0 ? 0 : 1.01 * errors.back() + state.least);
   });
 }
 
@@ -77,7 +77,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
   const Epsilon own = EpsilonOf(in.x.dtype());
   const double u = own.unit;
   const Epsilon state = EpsilonOf(mechanism::StateDType(in.x.dtype()));
-  for (const TensorView* t : {&tolerance.dx, &tolerance.dinput_gate, &tolerance.drecurrence_gate, &tolerance.da}) {
+  for (const TensorView* t : {&tolerance.x, &tolerance.input_gate, &tolerance.recurrence_gate, &tolerance.a}) {
     mechanism::Clear(*t);
   }
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
@@ -102,26 +102,26 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
         Put(to, {b, token, d}, Stored(value, error, EpsilonOf(like.dtype())));
       };
       const double of_gated = of_q / (q > 0 ? q : 1) + e.root;
-      put(tolerance.dx, in.x, g.dx[t], q > 0 ? std::abs(g.dx[t]) * (of_gated + (kSigmoid + 2) * u) : of_q * of_x);
-      put(tolerance.dinput_gate, in.input_gate, g.dinput[t],
+      put(tolerance.x, in.x, g.dx[t], q > 0 ? std::abs(g.dx[t]) * (of_gated + (kSigmoid + 2) * u) : of_q * of_x);
+      put(tolerance.input_gate, in.input_gate, g.dinput[t],
           q > 0 ? std::abs(g.dinput[t]) * (of_gated + (2 * kSigmoid + 4) * u)
                 : of_q * of_x * std::abs(c.x[t]) * complement);
       const double per_log = std::abs(c.rate) * c.recurrence[t] * scanning::Sigmoid(-c.raw_recurrence[t]);
-      put(tolerance.drecurrence_gate, in.recurrence_gate, g.drecurrence[t],
+      put(tolerance.recurrence_gate, in.recurrence_gate, g.drecurrence[t],
           per_log * (of_dlog + std::abs(g.dlog_a[t]) * (kRate + 2 * kSigmoid + 4) * u));
       const double per_a = c.c * c.recurrence[t] * scanning::Sigmoid(c.lambda);
-      mechanism::Add(tolerance.da, {d},
+      mechanism::Add(tolerance.a, {d},
                      per_a * (of_dlog + std::abs(g.dlog_a[t]) * (of_sum + (2 * kSigmoid + 4) * u)) + own.least);
     }
-    Put(tolerance.dinitial, {c.place.sequence, d}, c.T() == 0 ? 0 : 1.01 * of_p + state.least);
+    Put(tolerance.initial.S, {c.place.sequence, d}, c.T() == 0 ? 0 : 1.01 * of_p + state.least);
   });
-  scanning::RoundSums(in.a, expected.da, tolerance.da);
+  scanning::RoundSums(in.a, expected.a, tolerance.a);
 }
 
 scanning::Mechanism MechanismOf(const Options& options) {
-  return scanning::Bound<Options>(
+  return scanning::Bound<Structs, Options>(
       "rg_lru", DefinitionOf(options), options,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance, &BackwardTolerance},
+      mechanism::CaseFunctions<Structs, Options>{HEED_FUNCTIONS, &Tolerance, &BackwardTolerance},
       options.c == Options().c ? "" : " c=" + std::to_string(options.c));
 }
 

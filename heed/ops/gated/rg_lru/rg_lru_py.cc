@@ -15,8 +15,8 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  scanning::Bind<Options>(m, {.name = "rg_lru", .settings = {{"c", Options().c}}, .docs = doc::kDocs}, DefinitionOf({}),
-                          {&Forward, &Backward, &Step, &Explain, &Own});
+  scanning::Bind<Structs, Options>(m, {.name = "rg_lru", .settings = {{"c", Options().c}}, .docs = doc::kDocs},
+                                   DefinitionOf({}), HEED_FUNCTIONS, &Own);
 }
 
 }  // namespace heed::rg_lru

@@ -20,8 +20,8 @@ void ForEachChannel(const Inputs& in, const Options& options, const std::functio
     c.c = options.c;
     c.lambda = At(in.a, {d});
     c.rate = -c.c * scanning::Softplus(c.lambda);
-    c.begins = !in.initial.present();
-    c.h.push_back(c.begins ? 0 : At(in.initial, {place.sequence, d}));
+    c.begins = !in.initial.S.present();
+    c.h.push_back(c.begins ? 0 : At(in.initial.S, {place.sequence, d}));
     for (size_t t = 0; t < place.tokens.size(); ++t) {
       const int64_t token = place.tokens[t];
       c.x.push_back(At(in.x, {b, token, d}));
@@ -48,7 +48,7 @@ ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel&
   for (Doubles* row : {&g.q, &g.slope, &g.dx, &g.dinput, &g.drecurrence, &g.dlog_a}) {
     row->assign(T, 0.0);
   }
-  if (in.d_final.present()) g.p[T] = At(in.d_final, {c.place.sequence, d});
+  if (in.d_final.S.present()) g.p[T] = At(in.d_final.S, {c.place.sequence, d});
   for (size_t t = T; t-- > 0;) {
     g.q[t] = g.p[t + 1] + At(in.d_o, {c.place.batch, c.place.tokens[t], d});
     g.p[t] = c.a[t] * g.q[t];
@@ -73,12 +73,12 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
     for (size_t t = 0; t < c.T(); ++t) {
       Put(out.o, {c.place.batch, c.place.tokens[t], d}, c.h[t + 1]);
     }
-    Put(out.final, {c.place.sequence, d}, c.h.back());
+    Put(out.final.S, {c.place.sequence, d}, c.h.back());
   });
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  for (const TensorView* t : {&out.dx, &out.dinput_gate, &out.drecurrence_gate, &out.da}) {
+  for (const TensorView* t : {&out.x, &out.input_gate, &out.recurrence_gate, &out.a}) {
     mechanism::Clear(*t);
   }
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
@@ -86,12 +86,12 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
     const int64_t b = c.place.batch, d = c.place.channel;
     for (size_t t = 0; t < c.T(); ++t) {
       const int64_t token = c.place.tokens[t];
-      Put(out.dx, {b, token, d}, g.dx[t]);
-      Put(out.dinput_gate, {b, token, d}, g.dinput[t]);
-      Put(out.drecurrence_gate, {b, token, d}, g.drecurrence[t]);
-      Add(out.da, {d}, -c.c * g.dlog_a[t] * c.recurrence[t] * Sigmoid(c.lambda));
+      Put(out.x, {b, token, d}, g.dx[t]);
+      Put(out.input_gate, {b, token, d}, g.dinput[t]);
+      Put(out.recurrence_gate, {b, token, d}, g.drecurrence[t]);
+      Add(out.a, {d}, -c.c * g.dlog_a[t] * c.recurrence[t] * Sigmoid(c.lambda));
     }
-    Put(out.dinitial, {c.place.sequence, d}, g.p[0]);
+    Put(out.initial.S, {c.place.sequence, d}, g.p[0]);
   });
 }
 

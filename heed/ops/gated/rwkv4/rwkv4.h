@@ -23,52 +23,32 @@
 
 namespace heed::rwkv4 {
 
-// The state between two calls: f64 for f64, else f32, any strides. All three tensors are present or all absent.
-struct ConstState {
-  ConstTensorView num, den;  // [B, C] each: the sums, relative to exp(max)
-  ConstTensorView max;       // [B, C]: the largest exponent so far; -1e38 before any
-};
-
-// An output state.
-struct State {
-  TensorView num, den, max;
-};
-
 // B sequences, T tokens, C channels, which are contiguous; any other strides.
-struct Inputs {
-  ConstTensorView k;          // [B, T, C]: logarithms of weights; f64, f32, bf16 or f16
-  ConstTensorView v;          // [B, T, C]: values, in k's dtype
-  ConstTensorView log_decay;  // [C]: w <= 0, any float dtype
-  ConstTensorView u;          // [C]: the bonus of the current token, any float dtype
-  ConstState initial;         // num, den and max, [B, C] each; f32, or f64 for f64; absent: no tokens so far
+template <class View>
+struct Tensors {
+  View k;          // [B, T, C]: logarithms of weights; f64, f32, bf16 or f16
+  View v;          // [B, T, C]: values, in k's dtype
+  View log_decay;  // [C]: w <= 0, any float dtype
+  View u;          // [C]: the bonus of the current token, any float dtype
 };
 
-// As for all recurrences, without a scale.
+// The state between two calls: f64 for f64, else f32, any strides. All three tensors are present or all absent.
+template <class View>
+struct States {
+  View num;  // [B, C]: the sum of weighted values, relative to exp(max)
+  View den;  // [B, C]: the sum of weights, relative to exp(max)
+  View max;  // [B, C]: the largest exponent so far; -1e38 before any
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
 using recurrent::Explanation;
 using recurrent::Options;
-
-// Tokens outside lengths, starts or cu_seqlens have o = 0.
-struct Outputs {
-  TensorView o;  // [B, T, C] in k's dtype
-  State final;
-};
-
-struct BackwardInputs : Inputs {
-  ConstTensorView d_o;  // gradient of o, in its shape and dtype
-  ConstState d_final;   // zero if absent; max has no gradient
-};
-
-// Only present tensors are computed, in the shapes and dtypes of their inputs; zero for excluded tokens.
-struct Gradients {
-  TensorView dk, dv, dlog_decay, du;
-  State dinitial;  // without max, which counts as a constant
-};
-
-// One token of each sequence.
-struct StepInputs {
-  ConstTensorView k, v;          // [B, C]
-  ConstTensorView log_decay, u;  // [C]
-};
 
 // Computes o and, if requested, the state after the last token.
 //

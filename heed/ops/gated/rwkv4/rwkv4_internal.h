@@ -1,32 +1,32 @@
-// RWKV-4 as a recurrence over channels: its definition for the engine, and its reference in these terms.
+// The table of RWKV-4 for the recurrence engine, and the tolerances of its reference.
 #ifndef HEED_OPS_GATED_RWKV4_RWKV4_INTERNAL_H_
 #define HEED_OPS_GATED_RWKV4_RWKV4_INTERNAL_H_
 
-#include "heed/ops/gated/rwkv4/rwkv4.h"
 #include "heed/mechanism/recurrent_internal.h"
+#include "heed/ops/gated/rwkv4/rwkv4.h"
 
 namespace heed::rwkv4 {
 
-// Keys take the place of queries, num and den the places of S and z.
-inline constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayShape::kHead,
-                                                      .normalize = true,
-                                                      .channels = true,
-                                                      .query_name = "k",
-                                                      .state_names = {".num", ".den", ".max"}};
+using recurrent::Role;
 
-recurrent::BackwardInputs AsRecurrence(const BackwardInputs& in);
-recurrent::Gradients AsRecurrence(const Gradients& out);
+inline constexpr Tensors<mechanism::Tensor> kTensors = {
+    .k = {"k", "BTC", Role::kKey},
+    .v = {"v", "BTC", Role::kValue},
+    .log_decay = {"log_decay", "C", Role::kLogDecay, mechanism::kAnyFloat, mechanism::kDecays},
+    .u = {"u", "C", Role::kBonus, mechanism::kAnyFloat},
+};
+inline constexpr States<mechanism::StateTensor> kStates = {
+    .num = {"num", "BC"},
+    .den = {"den", "BC", mechanism::StateTensor::kNormaliser},
+    .max = {"max", "BC", mechanism::StateTensor::kMaximum, -1e38f},
+};
 
-void ReferenceOfRecurrence(const recurrent::Inputs& in, const recurrent::Options& options,
-                           const recurrent::Outputs& out);
-void BackwardReferenceOfRecurrence(const recurrent::BackwardInputs& in, const recurrent::Options& options,
-                                   const recurrent::Gradients& out);
+recurrent::Definition DefinitionOf(const Options& options);
 
 // The tolerance of each output, derived in the .cc file.
-void Tolerance(const recurrent::Inputs& in, const recurrent::Options& options, const recurrent::Outputs& expected,
-               const recurrent::Outputs& tolerance);
-void BackwardTolerance(const recurrent::BackwardInputs& in, const recurrent::Options& options,
-                       const recurrent::Gradients& expected, const recurrent::Gradients& tolerance);
+void Tolerance(const Inputs& in, const Options& options, const Outputs& expected, const Outputs& tolerance);
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
+                       const Gradients& tolerance);
 
 }  // namespace heed::rwkv4
 

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <vector>
 
-#include "heed/ops/gated/rwkv4/rwkv4_internal.h"
 #include "heed/mechanism/reference/recurrent_reference_internal.h"
 #include "heed/mechanism/reference/reference_tensor_internal.h"
+#include "heed/ops/gated/rwkv4/rwkv4_internal.h"
 
 namespace heed::rwkv4 {
 namespace {
@@ -38,10 +38,10 @@ struct Channel {
 };
 
 template <class F>
-void ForEachChannel(const recurrent::Inputs& in, const recurrent::Options& options, const F& f) {
-  const auto ranges = mechanism::SequencesOf(options, in.q.size(0), in.q.size(1));
+void ForEachChannel(const Inputs& in, const Options& options, const F& f) {
+  const auto ranges = mechanism::SequencesOf(options, in.k.size(0), in.k.size(1));
   for (size_t i = 0; i < ranges.size(); ++i) {
-    for (int64_t channel = 0; channel < in.q.size(2); ++channel) {
+    for (int64_t channel = 0; channel < in.k.size(2); ++channel) {
       Channel c;
       c.sequence = static_cast<int64_t>(i);
       c.batch = ranges[i].batch;
@@ -50,13 +50,13 @@ void ForEachChannel(const recurrent::Inputs& in, const recurrent::Options& optio
       if (options.reverse) std::reverse(c.tokens.begin(), c.tokens.end());
       c.w = std::min(At(in.log_decay, {channel}), 0.0);
       c.u = At(in.u, {channel});
-      if (in.initial.S.present()) c.num = At(in.initial.S, {c.sequence, channel});
-      if (in.initial.z.present()) c.den = At(in.initial.z, {c.sequence, channel});
-      if (in.initial.m.present()) c.max = At(in.initial.m, {c.sequence, channel});
+      if (in.initial.num.present()) c.num = At(in.initial.num, {c.sequence, channel});
+      if (in.initial.den.present()) c.den = At(in.initial.den, {c.sequence, channel});
+      if (in.initial.max.present()) c.max = At(in.initial.max, {c.sequence, channel});
       c.last_max = c.max;
       c.common = c.max;
       for (const int64_t t : c.tokens) {
-        c.k.push_back(At(in.q, {c.batch, t, channel}));
+        c.k.push_back(At(in.k, {c.batch, t, channel}));
         c.v.push_back(At(in.v, {c.batch, t, channel}));
         c.last_max = std::max(c.last_max + c.w, c.k.back());
         c.common = std::max({c.common, c.k.back(), c.u + c.k.back()});
@@ -131,7 +131,7 @@ ChannelGradients RunBackward(const Channel& c, const Pass& pass, const Doubles& 
   return g;
 }
 
-Doubles GradientsOfO(const recurrent::BackwardInputs& in, const Channel& c) {
+Doubles GradientsOfO(const BackwardInputs& in, const Channel& c) {
   Doubles d_o;
   for (const int64_t t : c.tokens) d_o.push_back(At(in.d_o, {c.batch, t, c.channel}));
   return d_o;
@@ -159,8 +159,7 @@ void Rounded(double value, double error, const Epsilon& e, const TensorView& to,
 
 }  // namespace
 
-void ReferenceOfRecurrence(const recurrent::Inputs& in, const recurrent::Options& options,
-                           const recurrent::Outputs& out) {
+void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   mechanism::Clear(out.o);
   ForEachChannel(in, options, [&](const Channel& c) {
     const Pass pass = Run(c, false);
@@ -168,15 +167,14 @@ void ReferenceOfRecurrence(const recurrent::Inputs& in, const recurrent::Options
       Put(out.o, {c.batch, c.tokens[t], c.channel}, pass.o[t]);
     }
     const double factor = c.k.empty() ? 1 : std::exp(c.common - c.last_max);
-    Put(out.final.S, {c.sequence, c.channel}, c.k.empty() ? c.num : pass.last_num * factor);
-    Put(out.final.z, {c.sequence, c.channel}, c.k.empty() ? c.den : pass.last_den * factor);
-    Put(out.final.m, {c.sequence, c.channel}, c.last_max);
+    Put(out.final.num, {c.sequence, c.channel}, c.k.empty() ? c.num : pass.last_num * factor);
+    Put(out.final.den, {c.sequence, c.channel}, c.k.empty() ? c.den : pass.last_den * factor);
+    Put(out.final.max, {c.sequence, c.channel}, c.last_max);
   });
 }
 
-void Tolerance(const recurrent::Inputs& in, const recurrent::Options& options, const recurrent::Outputs& expected,
-               const recurrent::Outputs& tolerance) {
-  const Epsilon e = EpsilonOf(in.q.dtype());
+void Tolerance(const Inputs& in, const Options& options, const Outputs& expected, const Outputs& tolerance) {
+  const Epsilon e = EpsilonOf(in.k.dtype());
   mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const Channel& c) {
     const Pass sizes = Run(c, true);
@@ -187,41 +185,40 @@ void Tolerance(const recurrent::Inputs& in, const recurrent::Options& options, c
     }
     const double factor = c.k.empty() ? 1 : std::exp(c.common - c.last_max);
     const double relative_state = relative + of_max;
-    Put(tolerance.final.S, {c.sequence, c.channel},
+    Put(tolerance.final.num, {c.sequence, c.channel},
         c.k.empty() ? 0 : relative_state * sizes.last_num * factor + e.underflow);
-    Put(tolerance.final.z, {c.sequence, c.channel},
+    Put(tolerance.final.den, {c.sequence, c.channel},
         c.k.empty() ? 0 : relative_state * sizes.last_den * factor + e.underflow);
-    Put(tolerance.final.m, {c.sequence, c.channel}, of_max);
+    Put(tolerance.final.max, {c.sequence, c.channel}, of_max);
   });
 }
 
-void BackwardReferenceOfRecurrence(const recurrent::BackwardInputs& in, const recurrent::Options& options,
-                                   const recurrent::Gradients& out) {
-  for (const TensorView* t : {&out.dq, &out.dv, &out.dlog_decay, &out.du}) mechanism::Clear(*t);
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
+  for (const TensorView* t : {&out.k, &out.v, &out.log_decay, &out.u}) mechanism::Clear(*t);
   ForEachChannel(in, options, [&](const Channel& c) {
-    const ChannelGradients g = RunBackward(c, Run(c, false), GradientsOfO(in, c), GradientOf(in.d_final.S, c),
-                                           GradientOf(in.d_final.z, c), false);
+    const ChannelGradients g = RunBackward(c, Run(c, false), GradientsOfO(in, c), GradientOf(in.d_final.num, c),
+                                           GradientOf(in.d_final.den, c), false);
     for (size_t t = 0; t < c.tokens.size(); ++t) {
-      Put(out.dq, {c.batch, c.tokens[t], c.channel}, g.k[t]);
-      Put(out.dv, {c.batch, c.tokens[t], c.channel}, g.v[t]);
+      Put(out.k, {c.batch, c.tokens[t], c.channel}, g.k[t]);
+      Put(out.v, {c.batch, c.tokens[t], c.channel}, g.v[t]);
     }
-    Add(out.dlog_decay, {c.channel}, g.w);
-    Add(out.du, {c.channel}, g.u);
-    Put(out.dinitial.S, {c.sequence, c.channel}, g.num);
-    Put(out.dinitial.z, {c.sequence, c.channel}, g.den);
+    Add(out.log_decay, {c.channel}, g.w);
+    Add(out.u, {c.channel}, g.u);
+    Put(out.initial.num, {c.sequence, c.channel}, g.num);
+    Put(out.initial.den, {c.sequence, c.channel}, g.den);
   });
 }
 
-void BackwardTolerance(const recurrent::BackwardInputs& in, const recurrent::Options& options,
-                       const recurrent::Gradients& expected, const recurrent::Gradients& tolerance) {
-  const Epsilon e = EpsilonOf(in.q.dtype());
-  for (const TensorView* t : {&tolerance.dq, &tolerance.dv, &tolerance.dlog_decay, &tolerance.du}) {
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
+                       const Gradients& tolerance) {
+  const Epsilon e = EpsilonOf(in.k.dtype());
+  for (const TensorView* t : {&tolerance.k, &tolerance.v, &tolerance.log_decay, &tolerance.u}) {
     mechanism::Clear(*t);
   }
   ForEachChannel(in, options, [&](const Channel& c) {
-    const ChannelGradients sizes = RunBackward(c, Run(c, true), GradientsOfO(in, c), GradientOf(in.d_final.S, c),
-                                               GradientOf(in.d_final.z, c), true);
-    const bool of_states = in.d_final.S.present() || in.d_final.z.present();
+    const ChannelGradients sizes = RunBackward(c, Run(c, true), GradientsOfO(in, c), GradientOf(in.d_final.num, c),
+                                               GradientOf(in.d_final.den, c), true);
+    const bool of_states = in.d_final.num.present() || in.d_final.den.present();
     const double relative = 4 * RelativeError(e, c) + (of_states ? ErrorOfMaximum(e, c) : 0);
     for (size_t t = 0; t < c.tokens.size(); ++t) {
       const auto rounded = [&](const TensorView& value, double size, const TensorView& to) {
@@ -229,20 +226,20 @@ void BackwardTolerance(const recurrent::BackwardInputs& in, const recurrent::Opt
         const double x = At(value, {c.batch, c.tokens[t], c.channel});
         Rounded(x, relative * size, e, to, {c.batch, c.tokens[t], c.channel});
       };
-      rounded(expected.dq, sizes.k[t], tolerance.dq);
-      rounded(expected.dv, sizes.v[t], tolerance.dv);
+      rounded(expected.k, sizes.k[t], tolerance.k);
+      rounded(expected.v, sizes.v[t], tolerance.v);
     }
     const auto constant = [&](const ConstTensorView& input, const TensorView& value, double size,
                               const TensorView& to) {
       if (!to.present()) return;
-      const Epsilon of = StoredIn(input.dtype(), in.q.dtype());
+      const Epsilon of = StoredIn(input.dtype(), in.k.dtype());
       const double rounding = std::abs(At(value, {c.channel})) * of.output + of.subnormal;
       Add(to, {c.channel}, relative * size + rounding + e.underflow);
     };
-    constant(in.log_decay, expected.dlog_decay, sizes.w, tolerance.dlog_decay);
-    constant(in.u, expected.du, sizes.u, tolerance.du);
-    Put(tolerance.dinitial.S, {c.sequence, c.channel}, relative * sizes.num + e.underflow);
-    Put(tolerance.dinitial.z, {c.sequence, c.channel}, relative * sizes.den + e.underflow);
+    constant(in.log_decay, expected.log_decay, sizes.w, tolerance.log_decay);
+    constant(in.u, expected.u, sizes.u, tolerance.u);
+    Put(tolerance.initial.num, {c.sequence, c.channel}, relative * sizes.num + e.underflow);
+    Put(tolerance.initial.den, {c.sequence, c.channel}, relative * sizes.den + e.underflow);
   });
 }
 

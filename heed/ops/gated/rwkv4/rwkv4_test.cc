@@ -24,9 +24,7 @@ class Rwkv4 : public testing::Test {
   Rwkv4() {
     for (int64_t c = 0; c < C; ++c) w_.Set({c}, -0.05 * static_cast<double>(c));
   }
-  Inputs In(const Buffer& k) const {
-    return {.k = k.view(), .v = v_.view(), .log_decay = w_.view(), .u = u_.view(), .initial = {}};
-  }
+  Inputs In(const Buffer& k) const { return {{k.view(), v_.view(), w_.view(), u_.view()}, {}}; }
   static double LargestDifference(const Buffer& a, const Buffer& b) {
     double difference = 0;
     std::vector<int64_t> at(a.view().sizes().size());
@@ -82,8 +80,7 @@ TEST_F(Rwkv4, AChannelThatHardlyFadesFadesAsItShould) {
   const auto view = [](std::vector<float>& x) { return TensorView(x.data(), DType::kF32, {1, kTokens, 1}); };
   const auto one = [](float& x) { return TensorView(&x, DType::kF32, {1}); };
   const auto state = [](float& x) { return TensorView(&x, DType::kF32, {1, 1}); };
-  Forward(ctx_, {.k = view(k), .v = view(v), .log_decay = one(w), .u = one(u), .initial = {}}, {},
-          {view(o), {state(num), state(den), state(max)}});
+  Forward(ctx_, {{view(k), view(v), one(w), one(u)}, {}}, {}, {view(o), {state(num), state(den), state(max)}});
   const double expected = 40 + (kTokens - 1) * static_cast<double>(w);
   EXPECT_NEAR(std::log(static_cast<double>(num)) + static_cast<double>(max), expected, kTokens * 0x1p-24);
   EXPECT_EQ(num, den);
@@ -116,8 +113,8 @@ TEST_F(Rwkv4, GradientsAndReferencesAreThoseOfItsOwnNames) {
   const Buffer dk = like(k_), dv = like(v_), dw = like(w_), du = like(u_);
   const Buffer dk_ = like(k_), dv_ = like(v_), dw_ = like(w_), du_ = like(u_);
   const BackwardInputs in = {In(k_), d_o.view(), {}};
-  Backward(ctx_, in, {}, {dk.view(), dv.view(), dw.view(), du.view(), {}});
-  BackwardReference(in, {}, {dk_.view(), dv_.view(), dw_.view(), du_.view(), {}});
+  Backward(ctx_, in, {}, {{dk.view(), dv.view(), dw.view(), du.view()}, {}});
+  BackwardReference(in, {}, {{dk_.view(), dv_.view(), dw_.view(), du_.view()}, {}});
   EXPECT_LT(LargestDifference(dk, dk_), 1e-13);
   EXPECT_LT(LargestDifference(dv, dv_), 1e-13);
   EXPECT_LT(LargestDifference(dw, dw_), 1e-11);

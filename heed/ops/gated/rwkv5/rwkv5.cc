@@ -3,9 +3,7 @@
 
 namespace heed::rwkv5 {
 
-recurrent::Definition DefinitionOf(const Options&) {
-  return {.decay = recurrent::DecayShape::kHeadKey, .bonus = true, .query_name = "r"};
-}
+recurrent::Definition DefinitionOf(const Options&) { return {.table = mechanism::TableOf(kTensors, kStates)}; }
 
 HEED_DEFINE_RECURRENT(recurrent, rwkv5)
 

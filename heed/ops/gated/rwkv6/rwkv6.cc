@@ -3,9 +3,7 @@
 
 namespace heed::rwkv6 {
 
-recurrent::Definition DefinitionOf(const Options&) {
-  return {.decay = recurrent::DecayShape::kKey, .bonus = true, .query_name = "r"};
-}
+recurrent::Definition DefinitionOf(const Options&) { return {.table = mechanism::TableOf(kTensors, kStates)}; }
 
 HEED_DEFINE_RECURRENT(recurrent, rwkv6)
 

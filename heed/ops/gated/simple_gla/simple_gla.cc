@@ -4,7 +4,7 @@
 namespace heed::simple_gla {
 
 recurrent::Definition DefinitionOf(const Options&) {
-  return {.decay = recurrent::DecayShape::kToken, .root_scale = true};
+  return {.table = mechanism::TableOf(kTensors, kStates), .root_scale = true};
 }
 
 HEED_DEFINE_RECURRENT(recurrent, simple_gla)

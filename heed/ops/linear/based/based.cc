@@ -2,9 +2,13 @@
 #include "heed/ops/linear/based/based_internal.h"
 
 namespace heed::based {
+
 recurrent::Definition DefinitionOf(const Options& options) {
-  return {
-      .root_scale = true, .feature = recurrence::Feature::kTaylor, .normalize = options.normalize, .eps = options.eps};
+  return {.table = mechanism::TableOf(kTensors, kStates),
+          .root_scale = true,
+          .feature = recurrence::Feature::kTaylor,
+          .normalize = options.normalize,
+          .eps = options.eps};
 }
 
 HEED_DEFINE_RECURRENT(recurrent, based)

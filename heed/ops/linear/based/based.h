@@ -24,14 +24,27 @@
 
 namespace heed::based {
 
-// log_decay is absent. States have S [B, HV, F, V], and z [B, HV, F] if outputs are normalised.
-using recurrent::BackwardInputs;
+template <class View>
+struct Tensors {
+  View q;  // [B, T, H, K]: queries
+  View k;  // [B, T, H, K]: keys
+  View v;  // [B, T, HV, V]: values
+};
+
+template <class View>
+struct States {
+  View S;       // [B, HV, F, V]: the sum of features of keys times values
+  View z = {};  // [B, HV, F]: the sum of features of keys, if outputs are normalised
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
 using recurrent::Explanation;
-using recurrent::Gradients;
-using recurrent::Inputs;
-using recurrent::Outputs;
-using recurrent::State;
-using recurrent::StepInputs;
 
 struct Options : recurrent::Options {
   bool normalize = true;  // outputs are divided by z . phi(q)

@@ -2,16 +2,15 @@
 #include <cmath>
 #include <string>
 
-#include "heed/ops/linear/based/based_internal.h"
 #include "heed/harness/mechanism/recurrent_case.h"
+#include "heed/ops/linear/based/based_internal.h"
 
 namespace heed::based {
 namespace {
 
 recurrent::Mechanism MechanismOf(const Options& own) {
-  return recurrent::Bound<Options>("based", DefinitionOf(own), own,
-                                   {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math,
-                                   own.normalize ? "" : " not normalized");
+  return recurrent::Bound<Structs, Options>("based", DefinitionOf(own), own, HEED_FUNCTIONS, &Math,
+                                            own.normalize ? "" : " not normalized");
 }
 
 Case MakeCase(const CaseRequest& request) {

@@ -16,8 +16,9 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  recurrent::Bind<Options>(m, {.name = "based", .settings = {{"normalize", true}, {"eps", 1e-12}}, .docs = doc::kDocs},
-                           DefinitionOf({}), {&Forward, &Backward, &Step, &Explain, &Own});
+  recurrent::Bind<Structs, Options>(
+      m, {.name = "based", .settings = {{"normalize", true}, {"eps", 1e-12}}, .docs = doc::kDocs}, DefinitionOf({}),
+      HEED_FUNCTIONS, &Own);
 }
 
 }  // namespace heed::based

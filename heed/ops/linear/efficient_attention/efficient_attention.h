@@ -22,17 +22,21 @@
 
 namespace heed::efficient_attention {
 
-// log_decay and states are absent.
-using recurrent::BackwardInputs;
-using recurrent::Explanation;
-using recurrent::Gradients;
-using recurrent::Inputs;
-using recurrent::Outputs;
-
-// `reverse` stays false, since there is no direction.
-struct Options : recurrent::Options {
-  ConstTensorView kv_mask;  // [B, T] bool: keys and values where it is false are masked
+template <class View>
+struct Tensors {
+  View q;             // [B, T, H, K]: queries
+  View k;             // [B, T, H, K]: keys
+  View v;             // [B, T, HV, V]: values
+  View kv_mask = {};  // [B, T] bool: keys and values where it is false are masked; absent: none. It has no gradient
 };
+
+using Structs = mechanism::Structs<Tensors, mechanism::NoStates>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
+using recurrent::Explanation;
+using recurrent::Options;  // `reverse` stays false, since there is no direction
 
 // Computes o.
 //

@@ -8,10 +8,9 @@
 #include <limits>
 #include <vector>
 
-#include "heed/ops/linear/efficient_attention/efficient_attention.h"
-#include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
 #include "heed/mechanism/reference/recurrent_reference_internal.h"
 #include "heed/mechanism/reference/reference_tensor_internal.h"
+#include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
 
 namespace heed::efficient_attention {
 namespace {
@@ -27,7 +26,7 @@ std::vector<int64_t> Shape(const ConstTensorView& t) { return {t.sizes().begin()
 struct Plain {
   const Inputs& in;
   Tensor q, k, v;
-  recurrent::Options options;
+  Options options;
   recurrent::ReferenceMath math;
   std::vector<mechanism::ReferenceSequence> ranges;
   double softmax_error = 0;  // relative error of softmax(q) and k~
@@ -37,8 +36,8 @@ struct Plain {
         ranges(mechanism::SequencesOf(call, in.q.size(0), in.q.size(1))) {
     const double u = in.q.dtype() == DType::kF64 ? 0x1p-53 : 0x1p-24;
     const auto counts = [&](int64_t b, int64_t t) {
-      return !call.kv_mask.present() ||
-             static_cast<const uint8_t*>(call.kv_mask.data())[mechanism::OffsetOf(call.kv_mask, {b, t})] != 0;
+      return !in.kv_mask.present() ||
+             static_cast<const uint8_t*>(in.kv_mask.data())[mechanism::OffsetOf(in.kv_mask, {b, t})] != 0;
     };
     const int64_t H = in.q.size(2), K = in.q.size(3);
     double spread = 0;
@@ -85,8 +84,8 @@ struct Plain {
     math.value_error = 2 * softmax_error;
   }
 
-  recurrent::BackwardInputs Sums() const {
-    recurrent::BackwardInputs sums;
+  recurrent::ReferenceBackwardInputs Sums() const {
+    recurrent::ReferenceBackwardInputs sums;
     sums.q = q.view();
     sums.k = k.view();
     sums.v = v.view();
@@ -131,15 +130,16 @@ Tensor Magnitudes(Tensor t) {
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   const Plain plain(in, options);
-  recurrent::Reference(plain.Sums(), plain.options, plain.math, out);
+  recurrent::Reference(plain.Sums(), plain.options, plain.math, recurrent::OutputsAsReference(out));
 }
 
 void Tolerance(const Inputs& in, const Options& options, const Outputs& expected, const Outputs& tolerance) {
   const Plain plain(in, options);
-  recurrent::Inputs sums = plain.Sums();
+  recurrent::ReferenceInputs sums = plain.Sums();
   const mechanism::RoundedTensor q(plain.q, in.q.dtype());
   sums.q = q.view;
-  recurrent::Tolerance(sums, plain.options, plain.math, expected, tolerance);
+  recurrent::Tolerance(sums, plain.options, plain.math, recurrent::OutputsAsReference(expected),
+                       recurrent::OutputsAsReference(tolerance));
   const auto e = recurrent::EpsilonOf(in.q.dtype());
   for (int64_t i = 0; i < tolerance.o.num_elements(); ++i) {
     tolerance.o.as<double>()[i] += std::abs(expected.o.as<double>()[i]) * e.output + e.subnormal;
@@ -147,37 +147,37 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& expected
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  for (const TensorView* t : {&out.dq, &out.dk, &out.dv}) Clear(*t);
+  for (const TensorView* t : {&out.q, &out.k, &out.v}) Clear(*t);
   const Plain plain(in, options);
-  recurrent::BackwardInputs sums = plain.Sums();
+  recurrent::ReferenceBackwardInputs sums = plain.Sums();
   sums.d_o = in.d_o;
   Tensor dq(plain.q.sizes), dk(plain.k.sizes);
-  recurrent::Gradients gradients;
-  gradients.dq = dq.view();
-  gradients.dk = dk.view();
-  gradients.dv = out.dv;
+  recurrent::ReferenceGradients gradients;
+  gradients.q = dq.view();
+  gradients.k = dk.view();
+  gradients.v = out.v;
   recurrent::BackwardReference(sums, plain.options, plain.math, gradients);
-  plain.ThroughSoftmax(false, false, dq, out.dq);
-  plain.ThroughSoftmax(true, false, dk, out.dk);
+  plain.ThroughSoftmax(false, false, dq, out.q);
+  plain.ThroughSoftmax(true, false, dk, out.k);
 }
 
 void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
                        const Gradients& tolerance) {
-  for (const TensorView* t : {&tolerance.dq, &tolerance.dk, &tolerance.dv}) Clear(*t);
+  for (const TensorView* t : {&tolerance.q, &tolerance.k, &tolerance.v}) Clear(*t);
   const Plain plain(in, options);
-  recurrent::BackwardInputs sums = plain.Sums();
+  recurrent::ReferenceBackwardInputs sums = plain.Sums();
   const mechanism::RoundedTensor q(plain.q, in.q.dtype());
   sums.q = q.view;
   sums.d_o = in.d_o;
   // Converts the gradients of both softmaxes and their errors to those of q and k.
   Tensor dq(plain.q.sizes), dk(plain.k.sizes), dq_error(dq), dk_error(dk);
-  recurrent::Gradients gradients, errors;
-  gradients.dq = dq.view();
-  gradients.dk = dk.view();
-  gradients.dv = expected.dv;
-  errors.dq = dq_error.view();
-  errors.dk = dk_error.view();
-  errors.dv = tolerance.dv;
+  recurrent::ReferenceGradients gradients, errors;
+  gradients.q = dq.view();
+  gradients.k = dk.view();
+  gradients.v = expected.v;
+  errors.q = dq_error.view();
+  errors.k = dk_error.view();
+  errors.v = tolerance.v;
   recurrent::BackwardReference(sums, plain.options, plain.math, gradients);
   recurrent::BackwardTolerance(sums, plain.options, plain.math, gradients, errors);
   const auto allow = [&](bool over_tokens, Tensor& error, const Tensor& gradient) {
@@ -185,7 +185,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
     for (size_t i = 0; i < error.values.size(); ++i) {
       error.values[i] += 3 * plain.softmax_error * magnitude.values[i];
     }
-    plain.ThroughSoftmax(over_tokens, true, error, over_tokens ? tolerance.dk : tolerance.dq);
+    plain.ThroughSoftmax(over_tokens, true, error, over_tokens ? tolerance.k : tolerance.q);
   };
   allow(false, dq_error, dq);
   allow(true, dk_error, dk);
@@ -195,9 +195,9 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
       to.as<double>()[i] += std::abs(value.as<double>()[i]) * e.output + e.subnormal + e.underflow;
     }
   };
-  round(tolerance.dq, expected.dq);
-  round(tolerance.dk, expected.dk);
-  round(tolerance.dv, expected.dv);
+  round(tolerance.q, expected.q);
+  round(tolerance.k, expected.k);
+  round(tolerance.v, expected.v);
 }
 
 }  // namespace heed::efficient_attention

@@ -32,7 +32,7 @@ class EfficientAttentionTest : public testing::Test {
     for (int64_t b = 0; b < B; ++b) {
       for (int64_t t = 0; t < T; ++t) mask.Set({b, t}, (t + b) % 3 == 0 ? 0 : 1);
     }
-    options.kv_mask = mask.view();
+    in.kv_mask = mask.view();
   }
   Buffer Normal(std::initializer_list<int64_t> sizes) { return Buffer(DType::kF32, sizes).FillNormal(++seed_); }
   struct Result {
@@ -47,9 +47,9 @@ class EfficientAttentionTest : public testing::Test {
     static_cast<Inputs&>(all) = in;
     all.d_o = d_o.view();
     Gradients out;
-    out.dq = r.dq.view();
-    out.dk = r.dk.view();
-    out.dv = r.dv.view();
+    out.q = r.dq.view();
+    out.k = r.dk.view();
+    out.v = r.dv.view();
     Backward(ctx, all, options, out);
     return r;
   }
@@ -110,7 +110,7 @@ TEST(EfficientAttention, OneChannelOfAQueryHasNoGradient) {  // the softmax over
   Options options;
   options.scale = 0.4;
   Gradients out;
-  out.dq = dq.view();
+  out.q = dq.view();
   Context ctx(1);
   Backward(ctx, in, options, out);
   for (int64_t t = 0; t < T; ++t) ASSERT_EQ(dq.Get({0, t, 0, 0}), 0) << "token " << t;
@@ -127,24 +127,29 @@ TEST_F(EfficientAttentionTest, MemoryIsWhatTheFormulasSay) {
 TEST_F(EfficientAttentionTest, BadInputIsNamedAndNothingIsWritten) {
   const Buffer o(DType::kF32, {B, T, HV, V});
   o.FillConstant(7);
-  const auto message = [&](const Options& call) {
+  const auto message = [&](const Inputs& call, const Options& with, const TensorView& to) {
     try {
-      Forward(ctx_, in, call, {o.view(), {}});
+      Forward(ctx_, call, with, {to, {}});
     } catch (const InvalidArgument& error) {
       return std::string(error.what());
     }
     return std::string("no error");
   };
-  Options bad = options;
-  bad.reverse = true;
-  EXPECT_THAT(message(bad), testing::HasSubstr("reverse is true, expected false"));
-  bad = options;
+  Options reversed = options;
+  reversed.reverse = true;
+  EXPECT_THAT(message(in, reversed, o.view()),
+              testing::HasSubstr("efficient_attention::Forward: reverse is true, expected false"));
+  Inputs bad = in;
+  const Buffer floats(DType::kF32, {B, T});
+  bad.kv_mask = floats.view();
+  EXPECT_THAT(message(bad, options, o.view()), testing::HasSubstr("kv_mask has dtype f32, expected bool"));
   bad.kv_mask = q.view();
-  EXPECT_THAT(message(bad), testing::HasSubstr("kv_mask has dtype f32, expected bool"));
+  EXPECT_THAT(message(bad, options, o.view()),
+              testing::HasSubstr("kv_mask has shape [2,150,2,24], expected rank 2: [B, T]"));
   bad.kv_mask = mask.view().Slice(1, 0, 7);
-  EXPECT_THAT(message(bad), testing::HasSubstr("kv_mask has shape [2,7], expected [2,150]"));
-  in.initial.S = o.view();
-  EXPECT_THAT(message(options), testing::HasSubstr("initial_state is given, expected none"));
+  EXPECT_THAT(message(bad, options, o.view()), testing::HasSubstr("kv_mask has shape [2,7], expected [2,150]"));
+  EXPECT_THAT(message(in, options, TensorView(mask.view().data(), DType::kF32, o.view().sizes())),
+              testing::HasSubstr("o overlaps kv_mask"));
   for (int64_t i = 0; i < B * T * HV * V; ++i) ASSERT_EQ(o.view().as<float>()[i], 7);
 }
 

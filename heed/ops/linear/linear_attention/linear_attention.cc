@@ -21,7 +21,8 @@ Feature FeatureOf(FeatureMap map) {
 }  // namespace
 
 recurrent::Definition DefinitionOf(const Options& options) {
-  return {.feature = FeatureOf(options.feature_map),
+  return {.table = mechanism::TableOf(kTensors, kStates),
+          .feature = FeatureOf(options.feature_map),
           .causal = options.causal,
           .normalize = options.normalize,
           .eps = options.eps};

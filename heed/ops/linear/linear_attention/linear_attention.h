@@ -19,14 +19,28 @@
 
 namespace heed::linear_attention {
 
-// log_decay is absent. States have S [B, HV, K, V], and z [B, HV, K] if outputs are normalised; none without causality.
-using recurrent::BackwardInputs;
+template <class View>
+struct Tensors {
+  View q;  // [B, T, H, K]: queries
+  View k;  // [B, T, H, K]: keys
+  View v;  // [B, T, HV, V]: values
+};
+
+// Only the causal form has states.
+template <class View>
+struct States {
+  View S;       // [B, HV, K, V]: the sum of features of keys times values
+  View z = {};  // [B, HV, K]: the sum of features of keys, if outputs are normalised
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
 using recurrent::Explanation;
-using recurrent::Gradients;
-using recurrent::Inputs;
-using recurrent::Outputs;
-using recurrent::State;
-using recurrent::StepInputs;
 
 enum class FeatureMap {
   kElu1,         // x + 1 if x > 0, else exp(x)

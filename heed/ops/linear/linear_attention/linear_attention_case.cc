@@ -2,8 +2,8 @@
 #include <iterator>
 #include <string>
 
-#include "heed/ops/linear/linear_attention/linear_attention_internal.h"
 #include "heed/harness/mechanism/recurrent_case.h"
+#include "heed/ops/linear/linear_attention/linear_attention_internal.h"
 
 namespace heed::linear_attention {
 namespace {
@@ -21,8 +21,7 @@ recurrent::Mechanism MechanismOf(const Options& own) {
   }
   if (!own.causal) text += " not causal";
   if (!own.normalize) text += " not normalized";
-  return recurrent::Bound<Options>("linear_attention", DefinitionOf(own), own,
-                                   {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math, text);
+  return recurrent::Bound<Structs, Options>("linear_attention", DefinitionOf(own), own, HEED_FUNCTIONS, &Math, text);
 }
 
 Case MakeCase(const CaseRequest& request) {

@@ -20,7 +20,7 @@ Options Own(const binding::Settings& settings) {
 
 void Bind(nanobind::module_& m) {
   // Feature maps are in the order of the enumeration.
-  recurrent::Bind<Options>(
+  recurrent::Bind<Structs, Options>(
       m,
       {.name = "linear_attention",
        .settings = {{"feature_map", std::string("elu1"), {"elu1", "relu", "relu_sq", "exp", "identity", "softmax"}},
@@ -28,7 +28,7 @@ void Bind(nanobind::module_& m) {
                     {"normalize", true},
                     {"eps", 1e-6}},
        .docs = doc::kDocs},
-      DefinitionOf({}), {&Forward, &Backward, &Step, &Explain, &Own});
+      DefinitionOf({}), HEED_FUNCTIONS, &Own);
 }
 
 }  // namespace heed::linear_attention

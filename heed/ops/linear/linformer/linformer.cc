@@ -21,16 +21,19 @@
 #include "heed/core/dispatch.h"
 #include "heed/core/os.h"
 #include "heed/engines/softmax/kernels.h"
-#include "heed/ops/linear/linformer/linformer_internal.h"
 #include "heed/mechanism/check_internal.h"
 #include "heed/mechanism/tokens_internal.h"
+#include "heed/ops/linear/linformer/linformer_internal.h"
 
 namespace heed::linformer {
 namespace {
 
-using mechanism::Fail;
-
 using mechanism::Axes;
+using mechanism::Fail;
+using Of = mechanism::Lists<Structs>;
+
+// The names of tensors in the order of lists of views.
+const char* NameOf(size_t i) { return mechanism::Members(kTensors)[i].name; }
 
 constexpr int64_t kBudgetBytes = int64_t{4} << 20;
 constexpr int64_t kMinRound = 64, kMaxRound = 4096;  // tokens
@@ -129,7 +132,8 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool 
 
 mechanism::Apart Reads(const Inputs& in, const Options& options) {
   mechanism::Apart apart;
-  for (const Tensor& row : kTensors) apart.Reads(row.name, in.*row.input);
+  const auto inputs = Of::Of(in).tensors;
+  for (size_t i = 0; i < inputs.size(); ++i) apart.Reads(NameOf(i), inputs[i]);
   apart.Reads("lengths", options.lengths);
   apart.Reads("starts", options.starts);
   apart.Reads("cu_seqlens", options.cu_seqlens);
@@ -357,17 +361,19 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
   mechanism::CheckContiguousRows(kOp, "d_o", in.d_o);
   mechanism::Apart apart = Reads(in, options);
   apart.Reads("d_o", in.d_o);
-  for (const Tensor& row : kTensors) {
-    const TensorView& t = out.*row.gradient;
-    if (t.present()) CheckWrite(kOp, (std::string("d") + row.name).c_str(), t, in.*row.input, apart);
+  const auto inputs = Of::Of(in).tensors;
+  const auto gradients = Of::Of(out).gradients;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].present()) continue;
+    CheckWrite(kOp, (std::string("d") + NameOf(i)).c_str(), gradients[i], inputs[i], apart);
   }
 
   const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, NoTokens(c), softmax::Pass::kBackward);
   const Plan plan(c);
   Memory memory(c, plan, true);
   memory.Allocate(c, plan, true);
-  const bool keys = out.dk.present() || out.de.present();
-  const bool values = out.dv.present() || out.df.present();
+  const bool keys = out.k.present() || out.e.present();
+  const bool values = out.v.present() || out.f.present();
   const auto sums_bytes = static_cast<size_t>(c.element() * c.R * memory.stride);
   std::memset(memory.de, 0, sums_bytes);
   std::memset(memory.df, 0, sums_bytes);
@@ -377,7 +383,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
 
   softmax::Gradients g;
   g.d_o = QueriesOf(memory.d_o);
-  if (out.dq.present()) g.dq = QueriesOf(memory.dq);
+  if (out.q.present()) g.dq = QueriesOf(memory.dq);
   for (size_t i = 0; i < plan.groups(); ++i) {
     const auto group = plan.Group(c, i);
     Project(ctx, c.wide, group, e, k, memory.keys);
@@ -390,28 +396,28 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
       if (values) g.dv = KeysOf(r == 0 ? memory.d_values : memory.round_d_values);
       kernel.forward(ctx, round.problem);
       kernel.backward(ctx, round.problem, g);
-      if (out.dq.present()) {
-        StoreTokens(ctx, c.wide, round.parts, memory.dq, TokensOf(out.dq));
+      if (out.q.present()) {
+        StoreTokens(ctx, c.wide, round.parts, memory.dq, TokensOf(out.q));
       }
       if (keys && r > 0) add(ctx, memory.round_d_keys, memory.d_keys);
       if (values && r > 0) add(ctx, memory.round_d_values, memory.d_values);
     }
-    if (out.dk.present()) {
-      ProjectBack(ctx, c.wide, group, e, memory.d_keys, TokensOf(out.dk));
+    if (out.k.present()) {
+      ProjectBack(ctx, c.wide, group, e, memory.d_keys, TokensOf(out.k));
     }
-    if (out.dv.present()) {
-      ProjectBack(ctx, c.wide, group, f, memory.d_values, TokensOf(out.dv));
+    if (out.v.present()) {
+      ProjectBack(ctx, c.wide, group, f, memory.d_values, TokensOf(out.v));
     }
-    if (out.de.present()) {
+    if (out.e.present()) {
       AddOuterSums(ctx, c.wide, group, memory.d_keys, k, c.R, memory.stride, memory.de);
     }
-    if (out.df.present()) {
+    if (out.f.present()) {
       AddOuterSums(ctx, c.wide, group, memory.d_values, v, c.R, memory.stride, memory.df);
     }
   }
-  for (const TensorView* t : {&out.dq, &out.dk, &out.dv}) mechanism::ClearOthers(c.ranges, *t);
-  if (out.de.present()) StoreSums(c, memory.de, memory.stride, out.de);
-  if (out.df.present()) StoreSums(c, memory.df, memory.stride, out.df);
+  for (const TensorView* t : {&out.q, &out.k, &out.v}) mechanism::ClearOthers(c.ranges, *t);
+  if (out.e.present()) StoreSums(c, memory.de, memory.stride, out.e);
+  if (out.f.present()) StoreSums(c, memory.df, memory.stride, out.f);
 }
 
 int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
@@ -450,7 +456,7 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   x.why = std::string("k and v projected to R tokens by products in registers, then ") + kernel.why;
   x.flops = 4 * tokens * static_cast<double>(c.R) * (product(c.H, c.K) + product(c.HV, c.V));
   x.bytes = mechanism::Bytes(in.v);  // bytes of o
-  for (const Tensor& row : kTensors) x.bytes += mechanism::Bytes(in.*row.input);
+  for (const ConstTensorView& t : Of::Of(in).tensors) x.bytes += mechanism::Bytes(t);
   x.workspace_bytes = ForwardBytes(kOp, ctx, c);
   x.visited_pairs = tokens * product(c.R, c.H);
   return x;

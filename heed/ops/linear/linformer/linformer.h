@@ -14,11 +14,11 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 
 #include "heed/core/context.h"
 #include "heed/core/export.h"
 #include "heed/core/tensor.h"
+#include "heed/mechanism/structs.h"
 
 namespace heed::linformer {
 
@@ -26,13 +26,22 @@ namespace heed::linformer {
 // key head h / (HV / H)), K and V channels, R projected tokens; K, V and R >= 1. One float dtype for q, k and v, the
 // last axis contiguous, any other strides. e and f are in q's dtype, f32 or f64 (f64 only if q is f64), with any
 // strides, and are shared by all heads and sequences.
-struct Inputs {
-  ConstTensorView q;  // [B, T, H, K]: queries
-  ConstTensorView k;  // [B, T, H, K]: keys
-  ConstTensorView v;  // [B, T, HV, V]: values
-  ConstTensorView e;  // [R, C], C >= T: projects keys; column t belongs to token t, later columns are unused
-  ConstTensorView f;  // [R, C]: projects values in the same way
+template <class View>
+struct Tensors {
+  View q;  // [B, T, H, K]: queries
+  View k;  // [B, T, H, K]: keys
+  View v;  // [B, T, HV, V]: values
+  View e;  // [R, C], C >= T: projects keys; column t belongs to token t, later columns are unused
+  View f;  // [R, C]: projects values in the same way
 };
+
+using Structs = mechanism::Structs<Tensors, mechanism::NoStates>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using Outputs = Structs::Outputs;  // o: [B, T, HV, V] in q's dtype
+// Gradients are zero for unused columns too. Those of e and f may have any strides, the others have contiguous rows.
+using Gradients = Structs::Gradients;
+using mechanism::Explanation;
 
 struct Options {
   std::optional<double> scale;      // factor of the logits, any finite value; default K^-1/2
@@ -40,10 +49,6 @@ struct Options {
 
   // [N + 1]: N packed sequences, B = 1. Each begins at column 0, so C >= the longest of them is enough.
   ConstTensorView cu_seqlens;
-};
-
-struct Outputs {
-  TensorView o;  // [B, T, HV, V] in q's dtype
 };
 
 // Computes o.
@@ -70,16 +75,6 @@ HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, co
 // dtype of the inputs.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
-struct BackwardInputs : Inputs {
-  ConstTensorView d_o;  // gradient of o, in its shape and dtype
-};
-
-// Only present tensors are computed, in the shapes and dtypes of their inputs; zero for excluded tokens and unused
-// columns. de and df may have any strides, the others have contiguous rows.
-struct Gradients {
-  TensorView dq, dk, dv, de, df;
-};
-
 // Computes the gradients of sum <d_o, o>. With P_tr = exp(s_tr - lse_t):
 //
 //   dS_tr = P_tr <d_o_t, V~_r - o_t>
@@ -104,15 +99,8 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
-struct Explanation {
-  std::string kernel, target, why;
-  double flops;  // 4 R (H K + HV V) per token
-  double bytes;  // inputs read once, outputs written once
-  int64_t workspace_bytes;
-  double visited_pairs;  // (token, projected token)
-};
-
-// Describes what Forward would do. Data pointers may be null where only shapes are known.
+// Describes what Forward would do: 4 R (H K + HV V) flops per token, and visited pairs of a token and a projected
+// token. Data pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::linformer

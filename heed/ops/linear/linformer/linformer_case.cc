@@ -2,16 +2,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <iterator>
 #include <string>
 #include <vector>
 
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
-#include "heed/ops/linear/linformer/linformer.h"
-#include "heed/ops/linear/linformer/linformer_internal.h"
 #include "heed/harness/mechanism/problem_case.h"
 #include "heed/mechanism/reference/reference_tensor_internal.h"
+#include "heed/ops/linear/linformer/linformer_internal.h"
 
 namespace heed::linformer {
 namespace {
@@ -159,7 +157,7 @@ void AddErrors(const BackwardInputs& in, const Options& options, const TensorVie
           for (size_t c = 0; c < static_cast<size_t>(K); ++c) {
             const auto channel = static_cast<int64_t>(c);
             const double q = std::abs(q_row[c]);
-            Add(g.dq, {b, t, kh, channel}, ds * (error + of_sum + chain_of_dq) * keys.magnitude[r][c]);
+            Add(g.q, {b, t, kh, channel}, ds * (error + of_sum + chain_of_dq) * keys.magnitude[r][c]);
             key_size[r][c] += ds * q;
             key_error[r][c] += ds * q * (error + chain);
           }
@@ -182,8 +180,8 @@ void AddErrors(const BackwardInputs& in, const Options& options, const TensorVie
           }
         }
       };
-      project_back(in.e, in.k, kh, key_size, key_error, g.dk, g.de);
-      project_back(in.f, in.v, h, value_size, value_error, g.dv, g.df);
+      project_back(in.e, in.k, kh, key_size, key_error, g.k, g.e);
+      project_back(in.f, in.v, h, value_size, value_error, g.v, g.f);
     }
   }
 }
@@ -210,30 +208,22 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& expected
 
 void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
                        const Gradients& tolerance) {
-  for (const Tensor& row : kTensors) mechanism::Clear(tolerance.*row.gradient);
+  using Of = mechanism::Lists<Structs>;
+  const auto tolerances = Of::Of(tolerance).gradients, values = Of::Of(expected).gradients;
+  for (const TensorView& t : tolerances) mechanism::Clear(t);
   AddErrors(in, options, {}, tolerance);
-  for (const Tensor& row : kTensors) {
-    AddRounding(tolerance.*row.gradient, expected.*row.gradient, (in.*row.input).dtype());
+  for (size_t i = 0; i < tolerances.size(); ++i) {
+    AddRounding(tolerances[i], values[i], Of::Of(in).tensors[i].dtype());
   }
 }
 
 // Linformer has no states, and so no steps.
 mechanism::Mechanism MakeMechanism() {
-  const mechanism::Structs<Api> structs = {
-      .tensors = {std::begin(kTensors), std::end(kTensors)}, .states = {}, .o_axes = "BTGV"};
   mechanism::Mechanism m;
   m.name = "linformer";
   m.causal = m.has_direction = false;
-  mechanism::Bind<Api, Options>(structs, {},
-                                {.forward = &Forward,
-                                 .backward = &Backward,
-                                 .reference = &Reference,
-                                 .backward_reference = &BackwardReference,
-                                 .tolerance = &Tolerance,
-                                 .backward_tolerance = &BackwardTolerance,
-                                 .explain = &Explain,
-                                 .backward_workspace = &BackwardWorkspace},
-                                m);
+  mechanism::Bind<Structs, Options>(mechanism::Members(kTensors), {}, "BTGV", {},
+                                    {HEED_FUNCTIONS_WITHOUT_STEP, &Tolerance, &BackwardTolerance}, m);
   return m;
 }
 

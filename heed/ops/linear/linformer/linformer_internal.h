@@ -8,20 +8,18 @@
 
 #include "heed/core/context.h"
 #include "heed/core/dtype.h"
-#include "heed/ops/linear/linformer/linformer.h"
 #include "heed/mechanism/table_internal.h"
+#include "heed/ops/linear/linformer/linformer.h"
 
 namespace heed::linformer {
 
 // The table: G heads of v, M projected tokens, L columns.
-using Tensor = mechanism::Tensor<Inputs, Inputs, Gradients>;
-using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, Inputs, Outputs, Outputs, Gradients, Explanation>;
-inline constexpr Tensor kTensors[] = {
-    {.name = "q", .axes = "BTHK", .input = &Inputs::q, .gradient = &Gradients::dq},
-    {.name = "k", .axes = "BTHK", .input = &Inputs::k, .gradient = &Gradients::dk},
-    {.name = "v", .axes = "BTGV", .input = &Inputs::v, .gradient = &Gradients::dv},
-    {.name = "e", .axes = "ML", .input = &Inputs::e, .gradient = &Gradients::de, .type = Tensor::kWide},
-    {.name = "f", .axes = "ML", .input = &Inputs::f, .gradient = &Gradients::df, .type = Tensor::kWide},
+inline constexpr Tensors<mechanism::Tensor> kTensors = {
+    .q = {"q", "BTHK"},
+    .k = {"k", "BTHK"},
+    .v = {"v", "BTGV"},
+    .e = {.name = "e", .axes = "ML", .type = mechanism::kWide},
+    .f = {.name = "f", .axes = "ML", .type = mechanism::kWide},
 };
 
 // A tensor of the call over tokens and heads, with strides in elements.

@@ -6,13 +6,16 @@
 namespace heed::linformer {
 
 void Bind(nanobind::module_& m) {
-  auto tensors = binding::PlacesOf<Api>(kTensors, {{'G', "HV"}, {'M', "R"}, {'L', "C"}});
-  for (auto& [parameter, input, step, gradient] : tensors) {
+  binding::Binding binding = {.name = "linformer", .docs = doc::kDocs};
+  binding.tensors = binding::ParametersOf(mechanism::Members(kTensors), {{'G', "HV"}, {'M', "R"}, {'L', "C"}});
+  for (binding::Parameter& parameter : binding.tensors) {
     parameter.cast = true;
-    if (input == &Inputs::e || input == &Inputs::f) parameter.reading = binding::Parameter::kInPlace;
+    if (parameter.name == kTensors.e.name || parameter.name == kTensors.f.name) {
+      parameter.reading = binding::Parameter::kInPlace;
+    }
   }
-  binding::Bind<Api, Options>(m, {.name = "linformer", .docs = doc::kDocs, .output = "v"}, {tensors},
-                              {&Forward, &Backward, nullptr, &Explain});
+  binding.output = "v";
+  binding::Bind<Structs, Options>(m, binding, HEED_FUNCTIONS_WITHOUT_STEP);
 }
 
 }  // namespace heed::linformer

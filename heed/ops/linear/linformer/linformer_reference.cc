@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "heed/ops/linear/linformer/linformer.h"
 #include "heed/mechanism/reference/reference_tensor_internal.h"
+#include "heed/ops/linear/linformer/linformer.h"
 
 namespace heed::linformer {
 namespace {
@@ -174,11 +174,11 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
       }
     }
   });
-  dq.Write(out.dq);
-  dk.Write(out.dk);
-  dv.Write(out.dv);
-  de.Write(out.de);
-  df.Write(out.df);
+  dq.Write(out.q);
+  dk.Write(out.k);
+  dv.Write(out.v);
+  de.Write(out.e);
+  df.Write(out.f);
 }
 
 }  // namespace heed::linformer

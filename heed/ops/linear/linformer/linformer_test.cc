@@ -44,8 +44,8 @@ struct Call {
     de = Buffer(dtype, {R, columns});
     df = Buffer(dtype, {R, columns});
   }
-  BackwardInputs Inputs() const { return {{q.view(), k.view(), v.view(), e.view(), f.view()}, d_o.view()}; }
-  Gradients Results() const { return {dq.view(), dk.view(), dv.view(), de.view(), df.view()}; }
+  BackwardInputs Inputs() const { return {{{q.view(), k.view(), v.view(), e.view(), f.view()}, {}}, d_o.view()}; }
+  Gradients Results() const { return {{dq.view(), dk.view(), dv.view(), de.view(), df.view()}}; }
   std::vector<Buffer> Run(int threads = 2) const {
     Context ctx(threads);
     for (const Buffer& b : {o, dq, dk, dv, de, df}) b.Poison();
@@ -175,8 +175,8 @@ TEST(LinformerTest, TokensThatDoNotCountAreNotReadAndKeepTheirColumns) {
   const Buffer o(DType::kF64, {2, 40, 2, 5}), dk(DType::kF64, {2, 40, 1, 6});
   const Buffer de(DType::kF64, {4, 43});
   Gradients g;
-  g.dk = dk.view();
-  g.de = de.view();
+  g.k = dk.view();
+  g.e = de.view();
   Forward(ctx, zeros.Inputs(), {}, {o.view()});
   Backward(ctx, zeros.Inputs(), {}, g);
   for (int64_t t = 7; t < 33; ++t) {
@@ -337,11 +337,11 @@ TEST(LinformerTest, MistakesAreNamedAndNothingIsWritten) {
   EXPECT_THAT([&] { Forward(ctx, call.Inputs(), {}, {call.v.view()}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("o overlaps v")));
   Gradients g = call.Results();
-  g.df = call.de.view();
+  g.f = call.de.view();
   EXPECT_THAT([&] { Backward(ctx, call.Inputs(), {}, g); },
               ThrowsMessage<InvalidArgument>(HasSubstr("df overlaps de")));
   g = call.Results();
-  g.dq = wrong.view();
+  g.q = wrong.view();
   EXPECT_THAT([&] { Backward(ctx, call.Inputs(), {}, g); },
               ThrowsMessage<InvalidArgument>(HasSubstr("dq has shape [2,10,2,5]")));
   call.d_o = wrong;

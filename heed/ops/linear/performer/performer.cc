@@ -3,9 +3,11 @@
 #include "heed/ops/linear/performer/performer_internal.h"
 
 namespace heed::performer {
+
 recurrent::Definition DefinitionOf(const Options& options) {
   const bool softmax = options.kernel == Kernel::kSoftmax;
-  return {.root_scale = true,
+  return {.table = mechanism::TableOf(kTensors, kStates),
+          .root_scale = true,
           .feature = softmax ? recurrence::Feature::kRandomExp : recurrence::Feature::kRandomRelu,
           .feature_eps = options.eps,
           .causal = options.causal,

@@ -32,16 +32,30 @@
 
 namespace heed::performer {
 
-// projection [M, K], M >= 1, in q's dtype, rows contiguous; shared by heads and sequences. log_decay is absent. In the
-// causal form, states have S [B, HV, M, V], z [B, HV, M] and m [B, HV], which is required with S; without causality
-// there are none.
-using recurrent::BackwardInputs;
+template <class View>
+struct Tensors {
+  View q;           // [B, T, H, K]: queries
+  View k;           // [B, T, H, K]: keys
+  View v;           // [B, T, HV, V]: values
+  View projection;  // [M, K], M >= 1: rows of random features, in q's dtype, contiguous; for all heads and sequences
+};
+
+// Only the causal form has states.
+template <class View>
+struct States {
+  View S;       // [B, HV, M, V]: the sum of features of keys times values, relative to exp(m)
+  View z = {};  // [B, HV, M]: the sum of features of keys, relative to exp(m)
+  View m = {};  // [B, HV]: the running maximum of products w_j . y of keys; an initial S requires it
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
 using recurrent::Explanation;
-using recurrent::Gradients;
-using recurrent::Inputs;
-using recurrent::Outputs;
-using recurrent::State;
-using recurrent::StepInputs;
 
 enum class Kernel { kSoftmax, kRelu };
 

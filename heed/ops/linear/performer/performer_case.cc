@@ -1,15 +1,15 @@
 // Performer in the harness: both kernels, with and without causality.
 #include <string>
 
-#include "heed/ops/linear/performer/performer_internal.h"
 #include "heed/harness/mechanism/recurrent_case.h"
+#include "heed/ops/linear/performer/performer_internal.h"
 
 namespace heed::performer {
 namespace {
 
 recurrent::Mechanism MechanismOf(const Options& own) {
-  return recurrent::Bound<Options>(
-      "performer", DefinitionOf(own), own, {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math,
+  return recurrent::Bound<Structs, Options>(
+      "performer", DefinitionOf(own), own, HEED_FUNCTIONS, &Math,
       std::string(own.kernel == Kernel::kRelu ? " relu" : "") + (own.causal ? " causal" : ""));
 }
 

@@ -18,12 +18,12 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  recurrent::Bind<Options>(
+  recurrent::Bind<Structs, Options>(
       m,
       {.name = "performer",
        .settings = {{"causal", false}, {"kernel", std::string("softmax"), {"softmax", "relu"}}, {"eps", 1e-4}},
        .docs = doc::kDocs},
-      DefinitionOf({}), {&Forward, &Backward, &Step, &Explain, &Own});
+      DefinitionOf({}), HEED_FUNCTIONS, &Own);
 }
 
 }  // namespace heed::performer

@@ -19,7 +19,7 @@ using recurrent::ReferencePlace;
 // The feature maps of one head, and the error of their rounding.
 class Maps {
  public:
-  Maps(const recurrent::Inputs& in, const Options& options)
+  Maps(const Inputs& in, const Options& options)
       : in_(in), relu_(options.kernel == Kernel::kRelu), floor_(options.causal ? 0 : options.eps),
         causal_(options.causal), K_(static_cast<size_t>(in.q.size(3))), e_(recurrent::EpsilonOf(in.q.dtype())) {
     const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(K_)));
@@ -211,7 +211,7 @@ class Maps {
     return t;
   }
 
-  const recurrent::Inputs in_;
+  const Inputs in_;
   const bool relu_;
   const double floor_;
   const bool causal_;
@@ -254,11 +254,11 @@ ReferenceMath Math(const Inputs& in, const Options& options) {
 }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::Reference(in, options, Math(in, options), out);
+  recurrent::RunReference(in, options, Math(in, options), out);
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  recurrent::BackwardReference(in, options, Math(in, options), out);
+  recurrent::RunBackwardReference(in, options, Math(in, options), out);
 }
 
 }  // namespace heed::performer

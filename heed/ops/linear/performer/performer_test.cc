@@ -78,11 +78,11 @@ struct Call {
   }
   Gradients GradientViews() const {
     Gradients out;
-    out.dq = dq.view();
-    out.dk = dk.view();
-    out.dv = dv.view();
-    out.dprojection = dW.view();
-    if (options.causal) out.dinitial = {dS.view(), dz.view(), {}};
+    out.q = dq.view();
+    out.k = dk.view();
+    out.v = dv.view();
+    out.projection = dW.view();
+    if (options.causal) out.initial = {dS.view(), dz.view(), {}};
     return out;
   }
   void Run(Context& ctx) const {
@@ -332,13 +332,13 @@ TEST_F(PerformerMistakes, AreNamed) {
               HasSubstr("d_state.m is given, expected none"));
   in = call.Views();
   Gradients out = call.GradientViews();
-  out.dprojection = call.W.view();
+  out.projection = call.W.view();
   EXPECT_THAT(MessageOf([&] { Backward(ctx_, in, call.options, out); }), HasSubstr("dprojection"));
   call.options.eps = -1;
   EXPECT_THAT(OfForward(), HasSubstr("eps is -1, expected a finite number >= 0"));
   call.options = {};
   EXPECT_THAT(MessageOf([&] { Step(ctx_, {}, call.options, {}, {}); }), HasSubstr("causal is false"));
-  EXPECT_THAT(OfForward(), HasSubstr("initial_state is given, expected none"));
+  EXPECT_THAT(OfForward(), HasSubstr("initial_state.S is given, expected none"));
 }
 
 }  // namespace

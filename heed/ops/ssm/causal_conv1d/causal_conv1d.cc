@@ -2,7 +2,6 @@
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <string>
 
@@ -13,48 +12,18 @@
 namespace heed::causal_conv1d {
 namespace {
 
+using scanning::Arguments;
 using scanning::Call;
 using scanning::Definition;
-
-// The members of the scan structs for the tensors of the table.
-constexpr ConstTensorView scanning::StepInputs::* kInputs[] = {&scanning::StepInputs::u, &scanning::StepInputs::shift,
-                                                               &scanning::StepInputs::delta_bias};
-constexpr TensorView scanning::Gradients::* kGradients[] = {&scanning::Gradients::du, &scanning::Gradients::dshift,
-                                                            &scanning::Gradients::ddelta_bias};
-constexpr size_t kCount = std::size(kTensors);
-
-constexpr std::array<scanning::Tensor, kCount> kScanTensors = [] {
-  std::array<scanning::Tensor, kCount> rows;
-  for (size_t i = 0; i < kCount; ++i) {
-    const Tensor& t = kTensors[i];
-    rows[i] = {.name = t.name,
-               .axes = t.axes,
-               .input = kInputs[i],
-               .gradient = kGradients[i],
-               .type = t.type,
-               .optional = t.optional};
-  }
-  return rows;
-}();
-
-scanning::Inputs AsScan(const char* op, const Inputs& in) {
-  if (in.x.present() && in.x.rank() != 3) {
-    mechanism::Fail(op, "x", "has shape " + in.x.ShapeString(), "rank 3: [B, D, T]");
-  }
-  scanning::Inputs whole;
-  for (size_t i = 0; i < kCount; ++i) whole.*kInputs[i] = in.*kTensors[i].input;
-  whole.initial = in.initial;
-  return whole;
-}
-
-scanning::Options AsScan(const Options& options) { return mechanism::With(scanning::Options(), options); }
+using scanning::Results;
+using Of = mechanism::Lists<Structs>;
 
 Grid Tokens(const Call& call, const ConstTensorView& t) {
   if (!t.present()) return {};
-  return {t.data(), t.dtype(), t.stride(0), t.stride(1), call.reverse() ? -t.stride(2) : t.stride(2)};
+  return {t.data(), t.dtype(), t.stride(0), t.stride(1), call.reverse ? -t.stride(2) : t.stride(2)};
 }
 
-Grid State(const ConstTensorView& t) {
+Grid StateGrid(const ConstTensorView& t) {
   if (!t.present()) return {};
   return {t.data(), t.dtype(), t.stride(0), t.stride(1), t.stride(2)};
 }
@@ -81,9 +50,10 @@ void RefuseToGather(const char* op, const Context& ctx, const ConstTensorView& x
                     "one by one, which a strict Context forbids");
 }
 
-Problem ProblemOf(const Definition& definition, const Call& call, const scanning::Inputs& in) {
+Problem ProblemOf(const Definition& definition, const Call& call, const Arguments& arguments) {
+  const Inputs in = Of::InputsOf(arguments);
   Problem p;
-  p.dtype = in.u.dtype();
+  p.dtype = in.x.dtype();
   p.D = call.sizes.D;
   p.W = call.sizes.W;
   p.silu = definition.silu;
@@ -96,102 +66,70 @@ Problem ProblemOf(const Definition& definition, const Call& call, const scanning
       begin += kRunTokens;
     } while (begin < s.count);
   }
-  p.channels_in_lanes = ChannelsInLanes(in.u);
-  p.x = Tokens(call, in.u);
-  p.weight = Parameter(in.shift);
-  p.bias = Parameter(in.delta_bias);
-  p.initial = State(in.initial);
+  p.channels_in_lanes = ChannelsInLanes(in.x);
+  p.x = Tokens(call, in.x);
+  p.weight = Parameter(in.weight);
+  p.bias = Parameter(in.bias);
+  p.initial = StateGrid(in.initial.inputs);
   return p;
 }
 
 const scanning::Kernels kKernels = {
     .forward =
-        [](const char* op, Context& ctx, const Definition& definition, const Call& call, const scanning::Inputs& in,
-           const scanning::Outputs& out) {
-          RefuseToGather(op, ctx, in.u);
+        [](const char* op, Context& ctx, const Definition& definition, const Call& call, const Arguments& in,
+           const Results& results) {
+          RefuseToGather(op, ctx, in.tensors[0]);
+          const Outputs out = Of::OutputsOf(results);
           Problem p = ProblemOf(definition, call, in);
           p.o = Tokens(call, out.o);
-          p.final = State(out.final);
+          p.final = StateGrid(out.final.inputs);
           ForwardCpu(ctx, p);
         },
     .backward =
-        [](const char* op, Context& ctx, const Definition& definition, const Call& call,
-           const scanning::BackwardInputs& in, const scanning::Gradients& out) {
-          RefuseToGather(op, ctx, in.u);
+        [](const char* op, Context& ctx, const Definition& definition, const Call& call, const Arguments& arguments,
+           const Results& results) {
+          RefuseToGather(op, ctx, arguments.tensors[0]);
+          const BackwardInputs in = Of::InputsOf(arguments);
+          const Gradients out = Of::GradientsOf(results);
           const GradientGrids g = {.d_o = Tokens(call, in.d_o),
-                                   .d_final = State(in.d_final),
-                                   .dx = Tokens(call, out.du),
-                                   .dinitial = State(out.dinitial),
-                                   .dweight = Parameter(out.dshift),
-                                   .dbias = Parameter(out.ddelta_bias)};
-          BackwardCpu(ctx, ProblemOf(definition, call, in), g);
+                                   .d_final = StateGrid(in.d_final.inputs),
+                                   .dx = Tokens(call, out.x),
+                                   .dinitial = StateGrid(out.initial.inputs),
+                                   .dweight = Parameter(out.weight),
+                                   .dbias = Parameter(out.bias)};
+          BackwardCpu(ctx, ProblemOf(definition, call, arguments), g);
         },
     .step =
-        [](Context& ctx, const Definition& definition, const Call& call, const scanning::Inputs& in,
-           const TensorView& state, const ConstTensorView& o) {
+        [](Context& ctx, const Definition& definition, const Call& call, const Arguments& in, const Results& results) {
+          const Outputs out = Of::OutputsOf(results);
           Problem p = ProblemOf(definition, call, in);
-          p.o = Tokens(call, o);
-          p.final = State(state);
+          p.o = Tokens(call, out.o);
+          p.final = StateGrid(out.final.inputs);
           StepCpu(ctx, p);
         },
     .workspace =
-        [](const Context& ctx, const Definition& definition, const Call& call, const scanning::Inputs& in,
-           bool backward) {
+        [](const Context& ctx, const Definition& definition, const Call& call, const Arguments& in, bool backward) {
           const Problem p = ProblemOf(definition, call, in);
           return backward ? BackwardBytes(ctx, p) : ForwardBytes(ctx, p);
         },
     .explain =
-        [](const scanning::Inputs& in, scanning::Explanation& e) {
-          e.kernel = std::string("causal_conv1d_") + Name(mechanism::StateDType(in.u.dtype()));
-          e.why = ChannelsInLanes(in.u) ? "channels in lanes, because they are contiguous in x"
-                  : Gathers(in.u)       ? "tokens in lanes, gathered: neither axis of x is contiguous"
-                                        : "tokens in lanes, because they are contiguous in x";
+        [](const Arguments& in, Explanation& e) {
+          const ConstTensorView& x = in.tensors[0];
+          e.kernel = std::string("causal_conv1d_") + Name(mechanism::StateDType(x.dtype()));
+          e.why = ChannelsInLanes(x) ? "channels in lanes, because they are contiguous in x"
+                  : Gathers(x)       ? "tokens in lanes, gathered: neither axis of x is contiguous"
+                                     : "tokens in lanes, because they are contiguous in x";
         }};
 
 }  // namespace
 
 Definition DefinitionOf(const Options& options) {
-  return {.tensors = kScanTensors,
-          .state_axes = "BDw",
+  return {.table = mechanism::TableOf(kTensors, kStates),
           .flops = 2,  // per tap
           .kernels = &kKernels,
           .silu = options.activation == Activation::kSilu};
 }
 
-void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
-  constexpr char kOp[] = "causal_conv1d::Forward";
-  scanning::Forward(kOp, ctx, DefinitionOf(options), AsScan(kOp, in), AsScan(options), {out.o, out.final, {}});
-}
-
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
-  constexpr char kOp[] = "causal_conv1d::Backward";
-  scanning::Gradients gradients;
-  for (size_t i = 0; i < kCount; ++i) gradients.*kGradients[i] = out.*kTensors[i].gradient;
-  gradients.dinitial = out.dinitial;
-  scanning::Backward(kOp, ctx, DefinitionOf(options), {AsScan(kOp, in), in.d_o, in.d_final, {}}, AsScan(options),
-                     gradients);
-}
-
-void Step(Context& ctx, const StepInputs& in, const Options& options, const TensorView& state, const TensorView& o) {
-  scanning::StepInputs token;
-  for (size_t i = 0; i < kCount; ++i) token.*kInputs[i] = in.*kTensors[i].step;
-  scanning::Step("causal_conv1d::Step", ctx, DefinitionOf(options), token, {}, {state, {}}, o);
-}
-
-int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
-  constexpr char kOp[] = "causal_conv1d::Workspace";
-  return scanning::Workspace(kOp, ctx, DefinitionOf(options), AsScan(kOp, in), AsScan(options));
-}
-
-int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
-  constexpr char kOp[] = "causal_conv1d::BackwardWorkspace";
-  return scanning::BackwardWorkspace(kOp, ctx, DefinitionOf(options), AsScan(kOp, in), AsScan(options));
-}
-
-Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
-  constexpr char kOp[] = "causal_conv1d::Explain";
-  const auto e = scanning::Explain(kOp, ctx, DefinitionOf(options), AsScan(kOp, in), AsScan(options));
-  return {e.kernel, e.target, e.why, e.flops, e.bytes, e.workspace_bytes};
-}
+HEED_DEFINE_RECURRENT(scanning, causal_conv1d)
 
 }  // namespace heed::causal_conv1d

@@ -6,75 +6,55 @@
 // the last W - 1 inputs. Mamba, gated delta rules and similar models apply it before their recurrence to mix adjacent
 // tokens.
 //
+// Sizes: B sequences, D channels, T tokens; W taps, at least 1. Any strides: fast where tokens or channels are
+// contiguous, see Forward. An absent initial state is zeros, and an absent final state is not computed. Tokens outside
+// lengths, starts or cu_seqlens have o = 0.
+//
 // Source: Gu, Dao, "Mamba", arXiv:2312.00752; names and shapes are those of the package
 // causal-conv1d. The states of other libraries: README.md.
 #ifndef HEED_OPS_SSM_CAUSAL_CONV1D_CAUSAL_CONV1D_H_
 #define HEED_OPS_SSM_CAUSAL_CONV1D_CAUSAL_CONV1D_H_
 
 #include <cstdint>
-#include <string>
 
 #include "heed/core/context.h"
 #include "heed/core/export.h"
-#include "heed/core/tensor.h"
+#include "heed/mechanism/scanning.h"
 
 namespace heed::causal_conv1d {
 
+template <class View>
+struct Tensors {
+  View x;          // [B, D, T]: input, f64, f32, bf16 or f16
+  View weight;     // [D, W]: taps, the last one of the current token; x's dtype, or f32 (f64 if x is f64)
+  View bias = {};  // [D]: added to each channel, dtypes as for weight; absent: zeros
+};
+
+template <class View>
+struct States {
+  View inputs;  // [B, D, W - 1]: the last inputs, unrounded, oldest first; f32 (f64 if x is f64)
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
+using scanning::Explanation;
+
 enum class Activation { kNone, kSilu };
 
-// B sequences, D channels, T tokens; W >= 1 taps. Any of B, D and T may be 0. Any strides: fast where tokens or
-// channels are contiguous, see Forward.
-struct Inputs {
-  ConstTensorView x;        // [B, D, T]: input, f64, f32, bf16 or f16
-  ConstTensorView weight;   // [D, W], the last tap applies to the current token; x's dtype, or f32 (f64 if x is f64)
-  ConstTensorView bias;     // [D]: added to each channel, dtypes as for weight; absent: zeros
-  ConstTensorView initial;  // [B, D, W - 1], the inputs before the first token, oldest first; f32 (f64 if x is f64);
-                            // absent: zeros
-};
-
-struct Options {
+struct Options : scanning::Options {
   Activation activation = Activation::kNone;  // applied to the output of the filter
-  ConstTensorView lengths, starts;            // [B] i32 or i64: tokens starts[b] <= t < lengths[b]
-  ConstTensorView cu_seqlens;                 // [N + 1]: N packed sequences, B = 1; states have N instead of B, one per
-                                              // sequence
-  bool reverse = false;                       // from the last token to the first; the final state is after the first
-};
-
-// Tokens outside lengths, starts or cu_seqlens have o = 0.
-struct Outputs {
-  TensorView o;      // [B, D, T] in x's dtype
-  TensorView final;  // [B, D, W - 1] like initial: inputs, unrounded; absent: not computed
-};
-
-struct BackwardInputs : Inputs {
-  ConstTensorView d_o;      // gradient of o, in its shape and dtype
-  ConstTensorView d_final;  // gradient of the final state; zero if absent
-};
-
-// Only present tensors are computed, in the shapes and dtypes of their inputs; zero for excluded tokens.
-struct Gradients {
-  TensorView dx, dweight, dbias, dinitial;
-};
-
-// One token of each sequence.
-struct StepInputs {
-  ConstTensorView x;       // [B, D]
-  ConstTensorView weight;  // [D, W]
-  ConstTensorView bias;    // [D], or absent
-};
-
-struct Explanation {
-  std::string kernel, target, why;
-  double flops;             // 2 W per token and channel
-  double bytes;             // inputs read once, outputs written once
-  int64_t workspace_bytes;  // reserved by the forward pass, for all threads
 };
 
 // Computes o and, if requested, the state after the last token.
 //
-// Edges. Without tokens the final state is the initial one; with fewer than W - 1, it begins with the end of the
-// initial one. With W = 1 states are empty. A NaN in an input propagates to the W tokens that see it. Absent inputs
-// before the first token are zeros, which times an infinite weight are NaN.
+// Edges. Any of B, D and T may be 0. Without tokens the final state is the initial one; with fewer than W - 1, it
+// begins with the end of the initial one. With W = 1 states are empty. A NaN in an input propagates to the W tokens
+// that see it. Absent inputs before the first token are zeros, which times an infinite weight are NaN.
 //
 // Precision. f64 is computed in f64, other dtypes in f32: the bias, then one fused multiply-add per tap, oldest first;
 // o is rounded once. Subnormal numbers may be flushed to zero, but states are copies.
@@ -101,18 +81,18 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //   dx_t = sum_j w_j dp_{t+(W-1)-j}            + d_final, for the last W - 1 inputs
 //   dw_j = sum_t dp_t x_{t-(W-1)+j},  db = sum_t dp_t
 //
-// dinitial is dx at t < 0. p is recomputed. dw and db are sums over all sequences: groups of 128 tokens in f32 (f64 for
-// f64), counted from a sequence's first token, then in f64 in a fixed order; their bits do not depend on threads or
-// strides either. Cost: x and d_o are read and dx is written once, with 6 W flops per element. Throws as Forward.
+// The gradient of the initial state is dx at t < 0. p is recomputed. dw and db are sums over all sequences: groups of
+// 128 tokens in f32 (f64 for f64), counted from a sequence's first token, then in f64 in a fixed order; their bits do
+// not depend on threads or strides either. Cost: x and d_o are read and dx is written once, with 6 W flops per element.
+// Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o [B, D] of one token, bitwise equal to Forward. `state` [B, D, W - 1] is updated in place: the oldest input
-// leaves, x enters. Only the option activation has an effect. Memory-bound by the weights and the state.
-HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const TensorView& state,
-                   const TensorView& o);
+// Computes o [B, D] of one token, bitwise equal to Forward. The state is updated in place: the oldest input leaves, x
+// enters. Only the option activation has an effect. Memory-bound by the weights and the state.
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64, at
 // most

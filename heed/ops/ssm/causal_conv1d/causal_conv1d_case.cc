@@ -1,7 +1,6 @@
 // The causal convolution in the harness.
 #include <cmath>
 #include <cstdint>
-#include <iterator>
 #include <string>
 
 #include "heed/mechanism/reference/reference_tensor_internal.h"
@@ -54,7 +53,7 @@ TokenError PreactivationOf(const ReferenceChannel& c, int64_t t, const Epsilon& 
 void Tolerance(const Inputs& in, const Options& options, const Outputs&, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.x.dtype());
   Clear(tolerance.o);
-  Clear(tolerance.final);
+  Clear(tolerance.final.inputs);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     for (int64_t t = 0; t < c.T(); ++t) {
       const TokenError at = PreactivationOf(c, t, e);
@@ -69,7 +68,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
 void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
                        const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.x.dtype());
-  for (const TensorView* t : {&tolerance.dx, &tolerance.dweight, &tolerance.dbias, &tolerance.dinitial}) {
+  for (const TensorView* t : {&tolerance.x, &tolerance.weight, &tolerance.bias, &tolerance.initial.inputs}) {
     Clear(*t);
   }
   const double lanes = in.x.dtype() == DType::kF64 ? 64 : 32;
@@ -100,15 +99,15 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
       for (int64_t j = 0; j < W; ++j) {
         const double w = std::abs(c.weight[static_cast<size_t>(j)]);
         d_inputs[static_cast<size_t>(t + j)] += w * (of_dp + of_chain * dp);
-        Add(tolerance.dweight, {c.channel, j}, std::abs(c.Input(t - (W - 1) + j)) * (of_dp + of_sum * dp) + e.least);
+        Add(tolerance.weight, {c.channel, j}, std::abs(c.Input(t - (W - 1) + j)) * (of_dp + of_sum * dp) + e.least);
       }
-      Add(tolerance.dbias, {c.channel}, of_dp + of_sum * dp);
+      Add(tolerance.bias, {c.channel}, of_dp + of_sum * dp);
     }
     for (int64_t i = 0; i < W - 1; ++i) {
-      Put(tolerance.dinitial, {c.sequence, c.channel, i}, d_inputs[static_cast<size_t>(i)]);
+      Put(tolerance.initial.inputs, {c.sequence, c.channel, i}, d_inputs[static_cast<size_t>(i)]);
     }
     for (int64_t t = 0; t < T; ++t) {
-      Put(tolerance.dx, {c.batch, c.channel, c.tokens[static_cast<size_t>(t)]},
+      Put(tolerance.x, {c.batch, c.channel, c.tokens[static_cast<size_t>(t)]},
           d_inputs[static_cast<size_t>(W - 1 + t)]);
     }
   });
@@ -119,25 +118,16 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
       *at += of.output * (std::abs(value.as<double>()[i]) + *at) + of.subnormal;
     }
   };
-  round(tolerance.dx, expected.dx, in.x.dtype());
-  round(tolerance.dweight, expected.dweight, in.weight.dtype());
-  round(tolerance.dbias, expected.dbias, in.bias.dtype());
+  round(tolerance.x, expected.x, in.x.dtype());
+  round(tolerance.weight, expected.weight, in.weight.dtype());
+  round(tolerance.bias, expected.bias, in.bias.dtype());
 }
 
 scanning::Mechanism MechanismOf(const Options& own) {
-  mechanism::Structs<Api> structs;
-  structs.tensors.assign(std::begin(kTensors), std::end(kTensors));
-  structs.o_axes = kTensors[0].axes;
-  structs.states = {mechanism::OneState<Api>("BDw")};
-  scanning::Mechanism m = {DefinitionOf(own), {}};
-  m.of_problems.name = "causal_conv1d";
-  m.of_problems.options = own.activation == Activation::kSilu ? " silu" : "";
-  scanning::Describe(m.definition, m.of_problems);
-  mechanism::Bind<Api, Options>(structs, own,
-                                {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
-                                 &BackwardTolerance, &Explain, &BackwardWorkspace},
-                                m.of_problems);
-  return m;
+  return scanning::Bound<Structs, Options>(
+      "causal_conv1d", DefinitionOf(own), own,
+      mechanism::CaseFunctions<Structs, Options>{HEED_FUNCTIONS, &Tolerance, &BackwardTolerance},
+      own.activation == Activation::kSilu ? " silu" : "");
 }
 
 // D = Hq D channels, T = Tq tokens.

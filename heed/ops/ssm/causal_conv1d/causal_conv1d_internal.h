@@ -11,25 +11,14 @@
 
 namespace heed::causal_conv1d {
 
-// The table, in the letters of the header; states are [B, D, w], w = W - 1.
-using Tensor = mechanism::Tensor<Inputs, StepInputs, Gradients>;
-using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, TensorView, Outputs, Gradients, Explanation>;
-inline constexpr Tensor kTensors[] = {
-    {.name = "x", .axes = "BDT", .input = &Inputs::x, .step = &StepInputs::x, .gradient = &Gradients::dx},
-    {.name = "weight",
-     .axes = "DW",
-     .input = &Inputs::weight,
-     .step = &StepInputs::weight,
-     .gradient = &Gradients::dweight,
-     .type = Tensor::kWide},
-    {.name = "bias",
-     .axes = "D",
-     .input = &Inputs::bias,
-     .step = &StepInputs::bias,
-     .gradient = &Gradients::dbias,
-     .type = Tensor::kWide,
-     .optional = true},
+// Tensors have no roles, since the scan engine does not compute this filter.
+inline constexpr Tensors<mechanism::Tensor> kTensors = {
+    .x = {"x", "BDT"},
+    .weight = {.name = "weight", .axes = "DW", .type = mechanism::kWide},
+    .bias = {.name = "bias", .axes = "D", .type = mechanism::kWide, .optional = true},
 };
+inline constexpr States<mechanism::StateTensor> kStates = {.inputs = {"inputs", "BDw"}};
+
 scanning::Definition DefinitionOf(const Options& options);
 
 // The tokens of one sequence in the order of processing: `first`, first + 1, ... With `reverse`, token strides are

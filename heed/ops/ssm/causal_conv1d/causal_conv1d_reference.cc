@@ -41,7 +41,7 @@ void ForEachChannel(const Inputs& in, const Options& options, const std::functio
       for (int64_t t = ranges[n].begin; t < ranges[n].end; ++t) c.tokens.push_back(t);
       if (options.reverse) std::reverse(c.tokens.begin(), c.tokens.end());
       for (int64_t i = 0; i < W - 1; ++i) {
-        c.inputs.push_back(in.initial.present() ? At(in.initial, {c.sequence, channel, i}) : 0);
+        c.inputs.push_back(in.initial.inputs.present() ? At(in.initial.inputs, {c.sequence, channel, i}) : 0);
       }
       for (const int64_t t : c.tokens) c.inputs.push_back(At(in.x, {c.batch, channel, t}));
       for (int64_t j = 0; j < W; ++j) c.weight.push_back(At(in.weight, {channel, j}));
@@ -59,8 +59,8 @@ Doubles GradientsOfO(const BackwardInputs& in, const ReferenceChannel& c) {
 
 Doubles GradientsOfFinal(const BackwardInputs& in, const ReferenceChannel& c) {
   Doubles d_final(static_cast<size_t>(c.W() - 1), 0.0);
-  for (size_t i = 0; in.d_final.present() && i < d_final.size(); ++i) {
-    d_final[i] = At(in.d_final, {c.sequence, c.channel, static_cast<int64_t>(i)});
+  for (size_t i = 0; in.d_final.inputs.present() && i < d_final.size(); ++i) {
+    d_final[i] = At(in.d_final.inputs, {c.sequence, c.channel, static_cast<int64_t>(i)});
   }
   return d_final;
 }
@@ -73,13 +73,13 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
       Put(out.o, {c.batch, c.channel, c.tokens[static_cast<size_t>(t)]}, c.silu ? Silu(p) : p);
     }
     for (int64_t i = 0; i < c.W() - 1; ++i) {
-      Put(out.final, {c.sequence, c.channel, i}, c.Input(c.T() - (c.W() - 1) + i));
+      Put(out.final.inputs, {c.sequence, c.channel, i}, c.Input(c.T() - (c.W() - 1) + i));
     }
   });
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  for (const TensorView* t : {&out.dx, &out.dweight, &out.dbias}) Clear(*t);
+  for (const TensorView* t : {&out.x, &out.weight, &out.bias}) Clear(*t);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles d_o = GradientsOfO(in, c), d_final = GradientsOfFinal(in, c);
     const int64_t W = c.W(), T = c.T();
@@ -92,15 +92,15 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
       const double dp = d_o[static_cast<size_t>(t)] * slope;
       for (int64_t j = 0; j < W; ++j) {
         d_inputs[static_cast<size_t>(t + j)] += c.weight[static_cast<size_t>(j)] * dp;
-        Add(out.dweight, {c.channel, j}, dp * c.Input(t - (W - 1) + j));
+        Add(out.weight, {c.channel, j}, dp * c.Input(t - (W - 1) + j));
       }
-      Add(out.dbias, {c.channel}, dp);
+      Add(out.bias, {c.channel}, dp);
     }
     for (int64_t i = 0; i < W - 1; ++i) {
-      Put(out.dinitial, {c.sequence, c.channel, i}, d_inputs[static_cast<size_t>(i)]);
+      Put(out.initial.inputs, {c.sequence, c.channel, i}, d_inputs[static_cast<size_t>(i)]);
     }
     for (int64_t t = 0; t < T; ++t) {
-      Put(out.dx, {c.batch, c.channel, c.tokens[static_cast<size_t>(t)]}, d_inputs[static_cast<size_t>(W - 1 + t)]);
+      Put(out.x, {c.batch, c.channel, c.tokens[static_cast<size_t>(t)]}, d_inputs[static_cast<size_t>(W - 1 + t)]);
     }
   });
 }

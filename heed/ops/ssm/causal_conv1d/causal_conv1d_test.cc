@@ -70,14 +70,14 @@ struct Call {
     in.x = x.view();
     in.weight = weight.view();
     in.bias = bias.view();
-    in.initial = initial.view();
+    in.initial.inputs = initial.view();
     in.d_o = d_o.view();
-    in.d_final = d_final.view();
+    in.d_final.inputs = d_final.view();
     return in;
   }
-  Gradients Results() const { return {dx.view(), dweight.view(), dbias.view(), dinitial.view()}; }
+  Gradients Results() const { return {{dx.view(), dweight.view(), dbias.view()}, {dinitial.view()}}; }
   const Call& Forward(Context& ctx) const {
-    causal_conv1d::Forward(ctx, Inputs(), options, {o.view(), final.view()});
+    causal_conv1d::Forward(ctx, Inputs(), options, {o.view(), {final.view()}});
     return *this;
   }
   const Call& Both(Context& ctx) const {
@@ -199,14 +199,14 @@ TEST_P(CausalConv1d, StepsHaveTheBitsOfTheWhole) {
         Call whole(GetParam(), 2, D, T, W);
         BackwardInputs in = whole.Inputs();
         if (!has_bias) in.bias = {};
-        causal_conv1d::Forward(ctx_, in, whole.options, {whole.o.view(), whole.final.view()});
+        causal_conv1d::Forward(ctx_, in, whole.options, {whole.o.view(), {whole.final.view()}});
         const Buffer state = whole.initial, o(GetParam(), {2, D});
         for (int64_t t = 0; t < T; ++t) {
           const auto token = [&, t = t](const ConstTensorView& v) {
             const ConstTensorView at = v.Slice(2, t, t + 1);
             return ConstTensorView(at.data(), at.dtype(), {at.size(0), at.size(1)}, {at.stride(0), at.stride(1)});
           };
-          Step(ctx_, {token(in.x), in.weight, in.bias}, whole.options, state.view(), o.view());
+          Step(ctx_, {token(in.x), in.weight, in.bias}, whole.options, {state.view()}, o.view());
           EXPECT_TRUE(SameBits(o.view(), token(whole.o.view()))) << "W = " << W << " t = " << t;
         }
         EXPECT_TRUE(SameBits(state.view(), whole.final.view())) << "W = " << W;
@@ -336,10 +336,10 @@ TEST_P(CausalConv1d, GradientsThatAreNotAskedForChangeNoOthers) {
     for (int only = 0; only < 4; ++only) {
       const Call one(GetParam(), 2, 21, 150, 4, layout);
       Gradients out;
-      if (only == 0) out.dx = one.dx.view();
-      if (only == 1) out.dweight = one.dweight.view();
-      if (only == 2) out.dbias = one.dbias.view();
-      if (only == 3) out.dinitial = one.dinitial.view();
+      if (only == 0) out.x = one.dx.view();
+      if (only == 1) out.weight = one.dweight.view();
+      if (only == 2) out.bias = one.dbias.view();
+      if (only == 3) out.initial.inputs = one.dinitial.view();
       Backward(ctx_, one.Inputs(), one.options, out);
       const auto a = all.Written()[static_cast<size_t>(only + 2)], b = one.Written()[static_cast<size_t>(only + 2)];
       EXPECT_TRUE(SameBits(a.second.view(), b.second.view())) << a.first;
@@ -416,7 +416,7 @@ TEST(CausalConv1dErrors, NameTheArgumentAndNothingIsWritten) {
     const Call call(DType::kF32, 2, 4, 9, 3);
     BackwardInputs in = call.Inputs();
     Options options;
-    Outputs out = {call.o.view(), call.final.view()};
+    Outputs out = {call.o.view(), {call.final.view()}};
     spoil(in, options, out);
     EXPECT_THAT([&] { Forward(ctx, in, options, out); },
                 ThrowsMessage<InvalidArgument>("causal_conv1d::Forward: " + message));
@@ -436,12 +436,12 @@ TEST(CausalConv1dErrors, NameTheArgumentAndNothingIsWritten) {
   expect([&](auto& in, auto&, auto&) { in.weight = in.weight.Slice(0, 0, 3); },
          "weight has shape [3,3], expected [4,3]");
   expect([&](auto& in, auto&, auto&) { in.weight = wide.view().Slice(2, 0, 1); },
-         "weight has shape [2,4,1], expected [D, W] with W >= 1");
+         "weight has shape [2,4,1], expected rank 2: [D, W]");
   expect([&](auto& in, auto&, auto&) { in.bias = {wide.view().data(), DType::kF64, {4}}; },
          "bias has dtype f64, expected f32");
-  expect([&](auto& in, auto&, auto&) { in.initial = other.view(); },
+  expect([&](auto& in, auto&, auto&) { in.initial.inputs = other.view(); },
          "initial_state has shape [2,4,8], expected [2,4,2]");
-  expect([&](auto& in, auto&, auto&) { in.initial = wide.view().Slice(2, 0, 2); },
+  expect([&](auto& in, auto&, auto&) { in.initial.inputs = wide.view().Slice(2, 0, 2); },
          "initial_state has dtype f64, expected f32");
   expect([&](auto&, auto& options, auto&) { options.lengths = {long_lengths, DType::kI64, {2}}; },
          "lengths[1] is 10, expected 0 to T = 9");
@@ -455,9 +455,9 @@ TEST(CausalConv1dErrors, NameTheArgumentAndNothingIsWritten) {
          "o overlaps x, expected memory of its own");
   expect([&](auto&, auto&, auto& out) { out.o = {out.o.data(), DType::kF32, {2, 4, 9}, {36, 0, 1}}; },
          "o has strides [36,0,1] for shape [2,4,9], expected strides that reach every element once");
-  expect(
-      [&](auto& in, auto&, auto& out) { out.final = {const_cast<void*>(in.initial.data()), DType::kF32, {2, 4, 2}}; },
-      "final_state overlaps initial_state, expected memory of its own");
+  expect([&](auto& in, auto&,
+             auto& out) { out.final.inputs = {const_cast<void*>(in.initial.inputs.data()), DType::kF32, {2, 4, 2}}; },
+         "final_state overlaps initial_state, expected memory of its own");
   const Call packed(DType::kF32, 1, 4, 9, 3, Layout::kTokens, 2);
   Options options;
   options.cu_seqlens = {descending, DType::kI64, {3}};
@@ -476,17 +476,17 @@ TEST(CausalConv1dErrors, OfBackwardAndStepNameTheArgument) {
                 ThrowsMessage<InvalidArgument>("causal_conv1d::Backward: " + message));
   };
   expect([&](auto& in, auto&) { in.d_o = {}; }, "d_o is absent, expected a tensor");
-  expect([&](auto& in, auto&) { in.d_final = in.x; }, "d_state has shape [2,4,9], expected [2,4,2]");
-  expect([&](auto&, auto& out) { out.dx = out.dinitial; }, "dx has shape [2,4,2], expected [2,4,9]");
-  expect([&](auto&, auto& out) { out.dweight = out.dbias; }, "dweight has shape [4], expected [4,3]");
+  expect([&](auto& in, auto&) { in.d_final.inputs = in.x; }, "d_state has shape [2,4,9], expected [2,4,2]");
+  expect([&](auto&, auto& out) { out.x = out.initial.inputs; }, "dx has shape [2,4,2], expected [2,4,9]");
+  expect([&](auto&, auto& out) { out.weight = out.bias; }, "dweight has shape [4], expected [4,3]");
   expect([&](auto& in, auto&) { in.bias = {}; }, "dbias is asked for, expected none: there is no such input");
-  expect([&](auto& in, auto& out) { out.dx = {const_cast<void*>(in.d_o.data()), DType::kF32, {2, 4, 9}}; },
+  expect([&](auto& in, auto& out) { out.x = {const_cast<void*>(in.d_o.data()), DType::kF32, {2, 4, 9}}; },
          "dx overlaps d_o, expected memory of its own");
 
   const Buffer x(DType::kF32, {2, 4}), o(DType::kF32, {2, 4}), small(DType::kF32, {2, 4, 1});
   const ConstTensorView weight = call.weight.view();
   const auto step = [&](const ConstTensorView& in, const TensorView& state, const TensorView& out) {
-    return [=, &ctx] { Step(ctx, {in, weight, {}}, {}, state, out); };
+    return [=, &ctx] { Step(ctx, {in, weight, {}}, {}, {state}, out); };
   };
   EXPECT_THAT(step(call.x.view(), call.final.view(), o.view()),
               ThrowsMessage<InvalidArgument>("causal_conv1d::Step: x has shape [2,4,9], expected one token of each "

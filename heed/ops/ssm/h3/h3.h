@@ -28,16 +28,34 @@
 
 namespace heed::h3 {
 
-// Takes q, k, v, shift, log_dt, log_A_real, A_imag, C, and D and shift_D, which may be absent. C [H, N, 2] has real and
-// imaginary parts. States are a tail [B, W - 1, H, d], the last keys, oldest first, and S [B, H, d, d, N, 2], over
-// channels of keys, then of values.
-using scanning::BackwardInputs;
+template <class View>
+struct Tensors {
+  View q;             // [B, T, H, d]: queries
+  View k;             // [B, T, H, d]: keys
+  View v;             // [B, T, H, d]: values
+  View shift;         // [D, W]: taps of the filter over keys, by distance
+  View log_dt;        // [H]: natural logarithms of time steps
+  View log_A_real;    // [H, N]: natural logarithms of minus the real parts of rates
+  View A_imag;        // [H, N]: the imaginary parts
+  View C;             // [H, N, 2]: output projection of the state, real and imaginary parts
+  View D = {};        // [H]: factors of k'_t v_t^T, added to Y; absent: 0
+  View shift_D = {};  // [D]: added to shift[:, 0]; absent: 0
+};
+
+template <class View>
+struct States {
+  View tail;  // [B, W - 1, H, d]: the last keys, oldest first
+  View S;     // [B, H, d, d, N, 2]: over channels of keys, then of values; real and imaginary parts
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
 using scanning::Explanation;
-using scanning::Gradients;
-using scanning::Inputs;
-using scanning::Outputs;
-using scanning::StepInputs;
-using scanning::StepState;
 
 enum class Method {
   kAuto,         // 'auto': the cheaper form for this number of modes
@@ -88,8 +106,7 @@ HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& op
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes o of one token and updates both states in place.
-HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
-                   const TensorView& o);
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64, M modes in
 // whole 16, S the tokens of the longest sequence, P = S + 2 W + 192 and R channels at once, max(d, 16 + d) if they are

@@ -104,7 +104,7 @@ void PutToken(const TensorView& to, const ReferenceHead& head, size_t t, size_t 
 void Tolerance(const Inputs& in, const Options& options, const Outputs&, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   const Epsilon state = EpsilonOf(mechanism::StateDType(in.q.dtype()));
-  const bool has_taps = HasTaps(in, options, in.initial.present() || tolerance.final.present());
+  const bool has_taps = HasTaps(in, options, in.initial.S.present() || tolerance.final.S.present());
   mechanism::Clear(tolerance.o);
   ForEachHead(in, options, [&](const ReferenceHead& head) {
     const std::vector<Inexact> keys = KeysOf(in, head, e.unit);
@@ -121,13 +121,13 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
         for (size_t t = 0; t < head.T(); ++t) o.Add(t, row.OutputAt(t), errors[t], head.q[i][t]);
         for (size_t n = 0; n < row.N(); ++n) {
           const double error = head.T() == 0 ? 0 : StateError(walks[n]) + state.least;
-          PutStates(tolerance.final, head, i, j, n, error);
+          PutStates(tolerance.final.S, head, i, j, n, error);
         }
       }
       for (size_t t = 0; t < head.T(); ++t) {
         PutToken(tolerance.o, head, t, j, Stored(o.value(t), o.error(t), e));
       }
-      for (size_t s = 0; s < head.tail(); ++s) PutTail(tolerance.final_tail, head, j, s, 0);
+      for (size_t s = 0; s < head.tail(); ++s) PutTail(tolerance.final.tail, head, j, s, 0);
     }
   });
 }
@@ -149,8 +149,8 @@ void KeyTolerance(const Inputs& in, const ReferenceHead& head, size_t i, const S
       dk[t + tail - s] += head.taps[i][s] * dkeys.value(t);
       errors[t + tail - s] += sizes[s] * (error + chain * (size + error));
       const double of_shift = std::abs(head.k_plus[i][t + tail - s]) * (error + sums * (size + error));
-      Add(tolerance.dshift, {head.ChannelOf(i), static_cast<int64_t>(s)}, of_shift + e.least);
-      if (s == 0) Add(tolerance.dshift_D, {head.ChannelOf(i)}, of_shift + e.least);
+      Add(tolerance.shift, {head.ChannelOf(i), static_cast<int64_t>(s)}, of_shift + e.least);
+      if (s == 0) Add(tolerance.shift_D, {head.ChannelOf(i)}, of_shift + e.least);
     }
   }
   for (size_t s = 0; s < tail; ++s) {
@@ -158,10 +158,10 @@ void KeyTolerance(const Inputs& in, const ReferenceHead& head, size_t i, const S
     errors[T + s] += u * std::abs(of_tail[s]);
   }
   for (size_t t = 0; t < T; ++t) {
-    PutToken(tolerance.dk, head, t, i, Stored(dk[t + tail], errors[t + tail], e));
+    PutToken(tolerance.k, head, t, i, Stored(dk[t + tail], errors[t + tail], e));
   }
   for (size_t s = 0; s < tail; ++s) {
-    PutTail(tolerance.dinitial_tail, head, i, s, T == 0 ? 0 : 1.01 * errors[s] + state.least);
+    PutTail(tolerance.initial.tail, head, i, s, T == 0 ? 0 : 1.01 * errors[s] + state.least);
   }
 }
 
@@ -172,10 +172,10 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
   const double u = e.unit;
   const bool is_f64 = in.q.dtype() == DType::kF64;
   const bool has_taps =
-      HasTaps(in, options, in.initial.present() || in.d_final.present() || tolerance.dinitial.present());
+      HasTaps(in, options, in.initial.S.present() || in.d_final.S.present() || tolerance.initial.S.present());
   for (const TensorView* t :
-       {&tolerance.dq, &tolerance.dk, &tolerance.dv, &tolerance.dshift, &tolerance.dlog_dt, &tolerance.dlog_A_real,
-        &tolerance.dA_imag, &tolerance.dC, &tolerance.dD, &tolerance.dshift_D}) {
+       {&tolerance.q, &tolerance.k, &tolerance.v, &tolerance.shift, &tolerance.log_dt, &tolerance.log_A_real,
+        &tolerance.A_imag, &tolerance.C, &tolerance.D, &tolerance.shift_D}) {
     mechanism::Clear(*t);
   }
   std::map<int64_t, scanning::TapGradients> of_taps;  // per head, over all its rows
@@ -209,34 +209,35 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
           dv[j].Add(t, dx, error, keys[i].values[t], keys[i].errors[t]);
           const double of_D = 132 * u * std::abs(x.values[t] * dy.values[t]) + std::abs(dy.values[t]) * x.errors[t] +
                               std::abs(x.values[t]) * dy.errors[t];
-          Add(tolerance.dD, {h}, 1.01 * of_D + e.least);
+          Add(tolerance.D, {h}, 1.01 * of_D + e.least);
         }
         for (size_t n = 0; n < row.N(); ++n) {
           const double error = InitialGradientError(row.modes[n], walks[n], u) + state.least;
-          PutStates(tolerance.dinitial, head, i, j, n, T == 0 ? 0 : error);
+          PutStates(tolerance.initial.S, head, i, j, n, T == 0 ? 0 : error);
         }
         if (has_taps) {
           of_taps[h].Add(x, dy, most, is_f64, u);
         } else {
-          AddParameterErrors(row, x, dy, last, is_f64, u, tolerance, rows);
+          AddParameterErrors(row, x, dy, last, is_f64, u, scanning::ModesIn(tolerance), rows);
         }
       }
-      for (size_t t = 0; t < T; ++t) PutToken(tolerance.dq, head, t, i, Stored(dq.value(t), dq.error(t), e));
+      for (size_t t = 0; t < T; ++t) PutToken(tolerance.q, head, t, i, Stored(dq.value(t), dq.error(t), e));
       KeyTolerance(in, head, i, dkeys, of_tail[i], tolerance);
     }
     for (size_t j = 0; j < d; ++j) {
       for (size_t t = 0; t < T; ++t) {
-        PutToken(tolerance.dv, head, t, j, Stored(dv[j].value(t), dv[j].error(t), e));
+        PutToken(tolerance.v, head, t, j, Stored(dv[j].value(t), dv[j].error(t), e));
       }
     }
   });
   for (const auto& [h, taps] : of_taps) {
-    taps.AddParameterErrors(scanning::ModesOf(in, false, h), is_f64, u, tolerance);
+    taps.AddParameterErrors(scanning::ModesOf(scanning::ModesIn(in), false, h), is_f64, u,
+                            scanning::ModesIn(tolerance));
   }
   const std::pair<const ConstTensorView&, TensorView Gradients::*> sums[] = {
-      {in.shift, &Gradients::dshift},    {in.log_dt, &Gradients::dlog_dt}, {in.log_A_real, &Gradients::dlog_A_real},
-      {in.A_imag, &Gradients::dA_imag},  {in.C, &Gradients::dC},           {in.D, &Gradients::dD},
-      {in.shift_D, &Gradients::dshift_D}};
+      {in.shift, &Gradients::shift},    {in.log_dt, &Gradients::log_dt}, {in.log_A_real, &Gradients::log_A_real},
+      {in.A_imag, &Gradients::A_imag},  {in.C, &Gradients::C},           {in.D, &Gradients::D},
+      {in.shift_D, &Gradients::shift_D}};
   for (const auto& [input, gradient] : sums) {
     scanning::RoundSums(input, expected.*gradient, tolerance.*gradient);
   }
@@ -244,9 +245,9 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
 
 scanning::Mechanism MechanismOf(const Options& options) {
   const char* const methods[] = {"", " recurrent", " convolution"};
-  return scanning::Bound<Options>(
+  return scanning::Bound<Structs, Options>(
       "h3", DefinitionOf(options), options,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance, &BackwardTolerance},
+      mechanism::CaseFunctions<Structs, Options>{HEED_FUNCTIONS, &Tolerance, &BackwardTolerance},
       methods[static_cast<int>(options.method)]);
 }
 

@@ -16,12 +16,11 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  scanning::Bind<Options>(m,
-                          {.name = "h3",
-                           .inputs = "q k v shift log_dt log_A_real A_imag C D * shift_D",
-                           .settings = {{"method", std::string("auto"), {"auto", "recurrent", "convolution"}}},
-                           .docs = doc::kDocs},
-                          DefinitionOf({}), {&Forward, &Backward, &Step, &Explain, &Own});
+  scanning::Bind<Structs, Options>(m,
+                                   {.name = "h3",
+                                    .settings = {{"method", std::string("auto"), {"auto", "recurrent", "convolution"}}},
+                                    .docs = doc::kDocs},
+                                   DefinitionOf({}), HEED_FUNCTIONS, &Own);
 }
 
 }  // namespace heed::h3

@@ -65,11 +65,11 @@ void ForEachHead(const Inputs& in, const Options& options, const std::function<v
   for (const auto& place : scanning::PlacesOf(in.q.size(0), in.q.size(1), in.q.size(2), options)) {
     ReferenceHead head;
     head.place = place;
-    head.modes = scanning::ModesOf(in, false, place.channel);
+    head.modes = scanning::ModesOf(scanning::ModesIn(in), false, place.channel);
     for (size_t i = 0; i < d; ++i) {
       head.q.push_back(RowOf(in.q, head, i));
       head.v.push_back(RowOf(in.v, head, i));
-      Doubles k = TailOf(in.initial_tail, head, i, W - 1);
+      Doubles k = TailOf(in.initial.tail, head, i, W - 1);
       for (const double key : RowOf(in.k, head, i)) k.push_back(key);
       head.k_plus.push_back(k);
     }
@@ -90,7 +90,7 @@ void ForEachHead(const Inputs& in, const Options& options, const std::function<v
 
 void SetRow(const Inputs& in, const ReferenceHead& head, size_t i, size_t j, scanning::ReferenceRow& row) {
   if (row.h.empty()) row.h.emplace_back();
-  row.h[0] = StateOf(in.initial, head, i, j, 1);
+  row.h[0] = StateOf(in.initial.S, head, i, j, 1);
   row.u.resize(head.T());
   for (size_t t = 0; t < head.T(); ++t) row.u[t] = head.keys[i][t] * head.v[j][t];
   scanning::Walk(row);
@@ -104,12 +104,12 @@ std::vector<Doubles> IncomingOf(const BackwardInputs& in, const ReferenceHead& h
 
 std::vector<Doubles> IncomingTailOf(const BackwardInputs& in, const ReferenceHead& head) {
   std::vector<Doubles> rows;
-  for (size_t i = 0; i < head.d(); ++i) rows.push_back(TailOf(in.d_final_tail, head, i, head.tail()));
+  for (size_t i = 0; i < head.d(); ++i) rows.push_back(TailOf(in.d_final.tail, head, i, head.tail()));
   return rows;
 }
 
 Complexes IncomingOf(const BackwardInputs& in, const ReferenceHead& head, size_t i, size_t j) {
-  return StateOf(in.d_final, head, i, j, -1);
+  return StateOf(in.d_final.S, head, i, j, -1);
 }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
@@ -117,22 +117,22 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   ForEachHead(in, options, [&](const ReferenceHead& head) {
     scanning::ReferenceRow row = head.modes;
     for (size_t i = 0; i < head.d(); ++i) {
-      PutTail(out.final_tail, head, i, head.k_plus[i], head.T());
+      PutTail(out.final.tail, head, i, head.k_plus[i], head.T());
       for (size_t j = 0; j < head.d(); ++j) {
         SetRow(in, head, i, j, row);
         for (size_t t = 0; t < head.T(); ++t) {
           Add(out.o, {head.place.batch, head.place.tokens[t], head.place.channel, static_cast<int64_t>(j)},
               head.q[i][t] * row.OutputAt(t));
         }
-        PutState(out.final, head, i, j, row.h.back(), 1);
+        PutState(out.final.S, head, i, j, row.h.back(), 1);
       }
     }
   });
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  for (const TensorView* t : {&out.dq, &out.dk, &out.dv, &out.dshift, &out.dlog_dt, &out.dlog_A_real, &out.dA_imag,
-                              &out.dC, &out.dD, &out.dshift_D}) {
+  for (const TensorView* t :
+       {&out.q, &out.k, &out.v, &out.shift, &out.log_dt, &out.log_A_real, &out.A_imag, &out.C, &out.D, &out.shift_D}) {
     mechanism::Clear(*t);
   }
   ForEachHead(in, options, [&](const ReferenceHead& head) {
@@ -150,12 +150,12 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
         const auto l = GradientsOf(row, dy, IncomingOf(in, head, i, j));
         for (size_t t = 0; t < head.T(); ++t) {
           const double dx = row.InputGradientAt(t, dy, l);
-          add(out.dq, t, i, row.OutputAt(t) * d_o[j][t]);
-          add(out.dv, t, j, dx * head.keys[i][t]);
+          add(out.q, t, i, row.OutputAt(t) * d_o[j][t]);
+          add(out.v, t, j, dx * head.keys[i][t]);
           dkeys[t] += dx * head.v[j][t];
         }
-        AddParameterGradients(row, dy, l, out);
-        PutState(out.dinitial, head, i, j, InitialGradients(row, l), -1);
+        AddParameterGradients(row, dy, l, scanning::ModesIn(out));
+        PutState(out.initial.S, head, i, j, InitialGradients(row, l), -1);
       }
       // k_plus[e] contributed to keys e - tail to e, where they exist; the final tail holds the last of it.
       const size_t tail = head.tail();
@@ -163,13 +163,13 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
       for (size_t t = 0; t < head.T(); ++t) {
         for (size_t s = 0; s <= tail; ++s) {
           dk[t + tail - s] += head.taps[i][s] * dkeys[t];
-          Add(out.dshift, {head.ChannelOf(i), static_cast<int64_t>(s)}, dkeys[t] * head.k_plus[i][t + tail - s]);
+          Add(out.shift, {head.ChannelOf(i), static_cast<int64_t>(s)}, dkeys[t] * head.k_plus[i][t + tail - s]);
         }
-        Add(out.dshift_D, {head.ChannelOf(i)}, dkeys[t] * head.k_plus[i][t + tail]);
+        Add(out.shift_D, {head.ChannelOf(i)}, dkeys[t] * head.k_plus[i][t + tail]);
       }
       for (size_t s = 0; s < tail; ++s) dk[head.T() + s] += of_tail[i][s];
-      for (size_t t = 0; t < head.T(); ++t) add(out.dk, t, i, dk[t + tail]);
-      PutTail(out.dinitial_tail, head, i, dk, 0);
+      for (size_t t = 0; t < head.T(); ++t) add(out.k, t, i, dk[t + tail]);
+      PutTail(out.initial.tail, head, i, dk, 0);
     }
   });
 }

@@ -18,13 +18,20 @@
 
 namespace heed::long_convolution {
 
-// Takes u, kernel and D, which may be absent. There is no state.
-using scanning::BackwardInputs;
+template <class View>
+struct Tensors {
+  View u;       // [B, D, T]: inputs
+  View kernel;  // [D, L]: taps of the convolution, by distance
+  View D = {};  // [D]: factors of the inputs, added to o; absent: 0
+};
+
+using Structs = mechanism::Structs<Tensors, mechanism::NoStates>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
 using scanning::Explanation;
-using scanning::Gradients;
-using scanning::Inputs;
 using scanning::Options;
-using scanning::Outputs;
 
 // Computes o.
 //
@@ -46,8 +53,8 @@ using scanning::Outputs;
 // n / 8 elements are kept until the process ends.
 //
 // Throws InvalidArgument if a rank, shape, dtype or device disagrees with the above, if the kernel
-// has more taps than there are tokens, if an output overlaps an input, if lengths, starts or cu_seqlens
-// are out of range, or if a state is given or requested. On throw, nothing has been written.
+// has more taps than there are tokens, if an output overlaps an input, or if lengths, starts or
+// cu_seqlens are out of range. On throw, nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes what Forward does as a sum over taps in double, written for reading: single-threaded. Outputs may be f64

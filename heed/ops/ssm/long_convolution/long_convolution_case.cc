@@ -36,7 +36,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
 void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
                        const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.u.dtype());
-  for (const TensorView* t : {&tolerance.du, &tolerance.dkernel, &tolerance.dD}) mechanism::Clear(*t);
+  for (const TensorView* t : {&tolerance.u, &tolerance.kernel, &tolerance.D}) mechanism::Clear(*t);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const int64_t d = c.place.channel;
     const Doubles dy = IncomingOf(in, c);
@@ -46,21 +46,21 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
     const Doubles of_taps = scanning::TapErrors(c.u, dy, c.taps.size(), L, in.u.dtype() == DType::kF64, e.unit);
     for (size_t t = 0; t < c.T(); ++t) {
       const size_t r = c.T() - 1 - t;
-      Put(tolerance.du, {c.place.batch, d, c.place.tokens[t]}, Stored(sums[r] + c.D * dy[t], errors[r], e));
-      mechanism::Add(tolerance.dD, {d}, 132 * e.unit * std::abs(dy[t] * c.u[t]) + e.least);
+      Put(tolerance.u, {c.place.batch, d, c.place.tokens[t]}, Stored(sums[r] + c.D * dy[t], errors[r], e));
+      mechanism::Add(tolerance.D, {d}, 132 * e.unit * std::abs(dy[t] * c.u[t]) + e.least);
     }
     for (size_t s = 0; s < of_taps.size(); ++s) {
-      mechanism::Add(tolerance.dkernel, {d, static_cast<int64_t>(s)}, of_taps[s] + e.least);
+      mechanism::Add(tolerance.kernel, {d, static_cast<int64_t>(s)}, of_taps[s] + e.least);
     }
   });
-  scanning::RoundSums(in.kernel, expected.dkernel, tolerance.dkernel);
-  scanning::RoundSums(in.D, expected.dD, tolerance.dD);
+  scanning::RoundSums(in.kernel, expected.kernel, tolerance.kernel);
+  scanning::RoundSums(in.D, expected.D, tolerance.D);
 }
 
 scanning::Mechanism MechanismOf() {
-  return scanning::Bound<Options>(
+  return scanning::Bound<Structs, Options>(
       "long_convolution", DefinitionOf({}), {},
-      {&Forward, &Backward, &Reference, &BackwardReference, nullptr, &Tolerance, &BackwardTolerance});
+      mechanism::CaseFunctions<Structs, Options>{HEED_FUNCTIONS_WITHOUT_STEP, &Tolerance, &BackwardTolerance});
 }
 
 // D = Hq D channels, T = Tq tokens and taps.

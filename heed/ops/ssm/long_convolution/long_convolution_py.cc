@@ -6,8 +6,8 @@
 namespace heed::long_convolution {
 
 void Bind(nanobind::module_& m) {
-  scanning::Bind<Options>(m, {.name = "long_convolution", .docs = doc::kDocs}, DefinitionOf({}),
-                          {&Forward, &Backward, nullptr, &Explain});
+  scanning::Bind<Structs, Options>(m, {.name = "long_convolution", .docs = doc::kDocs}, DefinitionOf({}),
+                                   HEED_FUNCTIONS_WITHOUT_STEP);
 }
 
 }  // namespace heed::long_convolution

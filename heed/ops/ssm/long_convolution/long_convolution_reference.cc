@@ -52,7 +52,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  for (const TensorView* t : {&out.du, &out.dkernel, &out.dD}) mechanism::Clear(*t);
+  for (const TensorView* t : {&out.u, &out.kernel, &out.D}) mechanism::Clear(*t);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const int64_t d = c.place.channel;
     const Doubles dy = IncomingOf(in, c);
@@ -60,10 +60,10 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
       double du = c.D * dy[t];
       for (size_t s = 0; s < c.taps.size() && t + s < c.T(); ++s) {
         du += c.taps[s] * dy[t + s];
-        mechanism::Add(out.dkernel, {d, static_cast<int64_t>(s)}, dy[t + s] * c.u[t]);
+        mechanism::Add(out.kernel, {d, static_cast<int64_t>(s)}, dy[t + s] * c.u[t]);
       }
-      Put(out.du, {c.place.batch, d, c.place.tokens[t]}, du);
-      mechanism::Add(out.dD, {d}, dy[t] * c.u[t]);
+      Put(out.u, {c.place.batch, d, c.place.tokens[t]}, du);
+      mechanism::Add(out.D, {d}, dy[t] * c.u[t]);
     }
   });
 }

@@ -1,6 +1,7 @@
 // S4D on the scan engine.
 #include "heed/ops/ssm/s4d/s4d.h"
 
+#include <string>
 #include <vector>
 
 #include "heed/core/error.h"
@@ -9,21 +10,6 @@
 
 namespace heed::s4d {
 namespace {
-
-using scanning::Tensor;
-
-constexpr Tensor kTensors[] = {
-    {.name = "u", .axes = "BDT", .input = &Inputs::u, .gradient = &Gradients::du},
-    {.name = "log_dt",
-     .axes = "D",
-     .input = &Inputs::log_dt,
-     .gradient = &Gradients::dlog_dt,
-     .values = Tensor::kLogSteps},
-    {.name = "log_A_real", .axes = "DN", .input = &Inputs::log_A_real, .gradient = &Gradients::dlog_A_real},
-    {.name = "A_imag", .axes = "DN", .input = &Inputs::A_imag, .gradient = &Gradients::dA_imag},
-    {.name = "C", .axes = "DN2", .input = &Inputs::C, .gradient = &Gradients::dC},
-    {.name = "D", .axes = "D", .input = &Inputs::D, .gradient = &Gradients::dD, .optional = true},
-};
 
 // One unit impulse, the same for all channels, in the dtype and length of a kernel.
 struct Impulse {
@@ -34,8 +20,8 @@ struct Impulse {
     if (!kernel.present()) mechanism::Fail(op, name, "is absent", "a tensor");
     const bool known = in.log_dt.present() && in.log_dt.rank() == 1;
     if (kernel.rank() != 2 || (known && kernel.size(0) != in.log_dt.size(0))) {
-      mechanism::Fail(op, name, "has shape " + kernel.ShapeString(),
-                      known ? "[" + std::to_string(in.log_dt.size(0)) + ", L]" : "[D, L]");
+      const std::string channels = known ? std::to_string(in.log_dt.size(0)) : "D";
+      mechanism::Fail(op, name, "has shape " + kernel.ShapeString(), "[" + channels + ", L]");
     }
     if (!IsFloat(kernel.dtype())) {
       mechanism::Fail(op, name, std::string("has dtype ") + heed::Name(kernel.dtype()), "f64, f32, bf16 or f16");
@@ -56,6 +42,8 @@ View WithBatch(const View& t) {
   return View(t.data(), t.dtype(), sizes, strides, t.device());
 }
 
+using Of = mechanism::Lists<Structs>;
+
 Options OfKernel(Options options) {
   static_cast<scanning::Options&>(options) = {};
   options.method = Method::kRecurrent;
@@ -65,8 +53,7 @@ Options OfKernel(Options options) {
 }  // namespace
 
 scanning::Definition DefinitionOf(const Options& options) {
-  return {.tensors = kTensors,
-          .state_axes = "BDN2",
+  return {.table = mechanism::TableOf(kTensors, kStates),
           .rule = scan::Rule::kModes,
           .flops = 8,
           .bilinear = options.discretization == Discretization::kBilinear,
@@ -80,7 +67,7 @@ void Kernel(Context& ctx, const Inputs& in, const Options& options, const Tensor
   const Impulse impulse(kOp, "kernel", in, kernel);
   Inputs of = in;
   of.u = impulse.u;
-  scanning::Forward(kOp, ctx, DefinitionOf(OfKernel(options)), of, {}, {WithBatch(kernel), {}, {}});
+  scanning::Forward(kOp, ctx, DefinitionOf(OfKernel(options)), Of::Of(of), {}, {.o = WithBatch(kernel)});
 }
 
 void KernelBackward(Context& ctx, const Inputs& in, const ConstTensorView& dkernel, const Options& options,
@@ -91,7 +78,7 @@ void KernelBackward(Context& ctx, const Inputs& in, const ConstTensorView& dkern
   static_cast<Inputs&>(of) = in;
   of.u = impulse.u;
   of.d_o = WithBatch(dkernel);
-  scanning::Backward(kOp, ctx, DefinitionOf(OfKernel(options)), of, {}, out);
+  scanning::Backward(kOp, ctx, DefinitionOf(OfKernel(options)), Of::Of(of), {}, Of::Of(out));
 }
 
 HEED_DEFINE_RECURRENT(scanning, s4d)

@@ -24,15 +24,29 @@
 
 namespace heed::s4d {
 
-// Takes u, log_dt, log_A_real, A_imag, C and D, which may be absent. C [D, N, 2] has real and imaginary parts. States
-// are [B, D, N, 2].
-using scanning::BackwardInputs;
+template <class View>
+struct Tensors {
+  View u;           // [B, D, T]: inputs
+  View log_dt;      // [D]: natural logarithms of time steps
+  View log_A_real;  // [D, N]: natural logarithms of minus the real parts of rates
+  View A_imag;      // [D, N]: the imaginary parts
+  View C;           // [D, N, 2]: output projection of the state, real and imaginary parts
+  View D = {};      // [D]: factors of the inputs, added to o; absent: 0
+};
+
+template <class View>
+struct States {
+  View S;  // [B, D, N, 2]: h after the last token, real and imaginary parts
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
 using scanning::Explanation;
-using scanning::Gradients;
-using scanning::Inputs;
-using scanning::Outputs;
-using scanning::StepInputs;
-using scanning::StepState;
 
 enum class Method {
   kAuto,         // 'auto': the cheaper form for this number of modes
@@ -91,8 +105,7 @@ HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& op
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Computes o of one token and updates the state in place.
-HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
-                   const TensorView& o);
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
 // Computes the kernel of the convolution: [D, L] for any L, with K_l at l. Reads log_dt, log_A_real, A_imag and C.
 HEED_API void Kernel(Context& ctx, const Inputs& in, const Options& options, const TensorView& kernel);

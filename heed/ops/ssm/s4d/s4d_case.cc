@@ -30,7 +30,7 @@ bool HasTaps(const Inputs& in, const Options& options, bool states) {
 void Tolerance(const Inputs& in, const Options& options, const Outputs&, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.u.dtype());
   const Epsilon state = EpsilonOf(mechanism::StateDType(in.u.dtype()));
-  const bool has_taps = HasTaps(in, options, in.initial.present() || tolerance.final.present());
+  const bool has_taps = HasTaps(in, options, in.initial.S.present() || tolerance.final.S.present());
   mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Inexact u(c.u);
@@ -44,7 +44,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
     for (size_t n = 0; n < c.N(); ++n) {
       const double error = c.T() == 0 ? 0 : StateError(walks[n]) + state.least;
       const auto mode = static_cast<int64_t>(n);
-      for (const int64_t part : {0, 1}) Put(tolerance.final, {sequence, d, mode, part}, error);
+      for (const int64_t part : {0, 1}) Put(tolerance.final.S, {sequence, d, mode, part}, error);
     }
   });
 }
@@ -56,9 +56,9 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
   const double u = e.unit;
   const bool is_f64 = in.u.dtype() == DType::kF64;
   const bool has_taps =
-      HasTaps(in, options, in.initial.present() || in.d_final.present() || tolerance.dinitial.present());
+      HasTaps(in, options, in.initial.S.present() || in.d_final.S.present() || tolerance.initial.S.present());
   for (const TensorView* t :
-       {&tolerance.du, &tolerance.dlog_dt, &tolerance.dlog_A_real, &tolerance.dA_imag, &tolerance.dC, &tolerance.dD}) {
+       {&tolerance.u, &tolerance.log_dt, &tolerance.log_A_real, &tolerance.A_imag, &tolerance.C, &tolerance.D}) {
     mechanism::Clear(*t);
   }
   std::map<int64_t, scanning::TapGradients> of_taps;  // per channel, over all its sequences
@@ -73,37 +73,38 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
         has_taps ? ConvolvedErrors(c, TapsOf(c, c.T(), u), back, true, most, u) : OutputErrors(c, back, true, walks, u);
     for (size_t t = 0; t < c.T(); ++t) {
       const double du = c.InputGradientAt(t, dy.values, l);
-      Put(tolerance.du, {batch, d, tokens[t]}, Stored(du, errors[c.T() - 1 - t], e));
-      Add(tolerance.dD, {d}, 132 * u * std::abs(dy.values[t] * c.u[t]) + e.least);
+      Put(tolerance.u, {batch, d, tokens[t]}, Stored(du, errors[c.T() - 1 - t], e));
+      Add(tolerance.D, {d}, 132 * u * std::abs(dy.values[t] * c.u[t]) + e.least);
     }
     for (size_t n = 0; n < c.N(); ++n) {
       const double error = InitialGradientError(c.modes[n], walks[n], u);
       const auto mode = static_cast<int64_t>(n);
       for (const int64_t part : {0, 1}) {
-        Put(tolerance.dinitial, {sequence, d, mode, part}, c.T() == 0 ? 0 : error + state.least);
+        Put(tolerance.initial.S, {sequence, d, mode, part}, c.T() == 0 ? 0 : error + state.least);
       }
     }
     if (has_taps) {
       of_taps[d].Add(inputs, dy, most, is_f64, u);
     } else {
-      AddParameterErrors(c, inputs, dy, last, is_f64, u, tolerance);
+      AddParameterErrors(c, inputs, dy, last, is_f64, u, scanning::ModesIn(tolerance));
     }
   });
   for (const auto& [d, taps] : of_taps) {
-    taps.AddParameterErrors(scanning::ModesOf(in, IsBilinear(options), d), is_f64, u, tolerance);
+    taps.AddParameterErrors(scanning::ModesOf(scanning::ModesIn(in), IsBilinear(options), d), is_f64, u,
+                            scanning::ModesIn(tolerance));
   }
-  scanning::RoundSums(in.log_dt, expected.dlog_dt, tolerance.dlog_dt);
-  scanning::RoundSums(in.log_A_real, expected.dlog_A_real, tolerance.dlog_A_real);
-  scanning::RoundSums(in.A_imag, expected.dA_imag, tolerance.dA_imag);
-  scanning::RoundSums(in.C, expected.dC, tolerance.dC);
-  scanning::RoundSums(in.D, expected.dD, tolerance.dD);
+  scanning::RoundSums(in.log_dt, expected.log_dt, tolerance.log_dt);
+  scanning::RoundSums(in.log_A_real, expected.log_A_real, tolerance.log_A_real);
+  scanning::RoundSums(in.A_imag, expected.A_imag, tolerance.A_imag);
+  scanning::RoundSums(in.C, expected.C, tolerance.C);
+  scanning::RoundSums(in.D, expected.D, tolerance.D);
 }
 
 scanning::Mechanism MechanismOf(const Options& options) {
   const char* const methods[] = {"", " recurrent", " convolution"};
-  return scanning::Bound<Options>(
+  return scanning::Bound<Structs, Options>(
       "s4d", DefinitionOf(options), options,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance, &BackwardTolerance},
+      mechanism::CaseFunctions<Structs, Options>{HEED_FUNCTIONS, &Tolerance, &BackwardTolerance},
       std::string(methods[static_cast<int>(options.method)]) +
           (options.discretization == Discretization::kBilinear ? " bilinear" : ""));
 }

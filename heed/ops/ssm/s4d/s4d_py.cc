@@ -98,10 +98,10 @@ nb::object RunKernelBackward(const nb::object& type, const nb::args& args, const
     view = array.view;
     results.append(array.array);
   };
-  add(call.in.log_dt, out.dlog_dt);
-  add(call.in.log_A_real, out.dlog_A_real);
-  add(call.in.A_imag, out.dA_imag);
-  add(call.in.C, out.dC);
+  add(call.in.log_dt, out.log_dt);
+  add(call.in.log_A_real, out.log_A_real);
+  add(call.in.A_imag, out.A_imag);
+  add(call.in.C, out.C);
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kBackwardName, [&] { KernelBackward(ctx, call.in, call.dkernel, call.options, out); });
   return NewNamedTuple(type, nb::tuple(results));
@@ -147,12 +147,12 @@ Example:
 }  // namespace
 
 void Bind(nb::module_& m) {
-  scanning::Bind<Options>(m,
-                          {.name = "s4d",
-                           .settings = {{"discretization", std::string("zoh"), kDiscretizations},
-                                        {"method", std::string("auto"), {"auto", "recurrent", "convolution"}}},
-                           .docs = doc::kDocs},
-                          DefinitionOf({}), {&Forward, &Backward, &Step, &Explain, &Own});
+  scanning::Bind<Structs, Options>(m,
+                                   {.name = "s4d",
+                                    .settings = {{"discretization", std::string("zoh"), kDiscretizations},
+                                                 {"method", std::string("auto"), {"auto", "recurrent", "convolution"}}},
+                                    .docs = doc::kDocs},
+                                   DefinitionOf({}), HEED_FUNCTIONS, &Own);
   const auto docs = [](const char* about, const char* signature, const char* in_python) {
     return Docstring(about, signature, {kKernelArguments, doc::kS4dFields}, in_python);
   };

@@ -28,7 +28,7 @@ TEST(S4dDiscretisation, IsExactForAnyDecay) {
     in.log_A_real = log_A_real.view();
     in.A_imag = A_imag.view();
     in.C = C.view();
-    Step(ctx, in, {}, {state.view(), {}}, o.view());
+    Step(ctx, in, {}, {state.view()}, o.view());
     const double a = std::exp(-rate), b = -std::expm1(-rate) / rate;
     EXPECT_NEAR(state.Get({0, 0, 0, 0}) / a, 1, 1e-13 * (1 + rate)) << rate;
     EXPECT_NEAR(state.Get({1, 0, 0, 0}) / b, 1, 1e-13) << rate;

@@ -20,14 +20,31 @@
 
 namespace heed::selective_scan {
 
-// Takes u, delta, A, B and C, and optionally D, z and delta_bias.
-using scanning::BackwardInputs;
+template <class View>
+struct Tensors {
+  View u;                // [B, D, T]: inputs
+  View delta;            // [B, D, T]: time steps, before delta_bias and delta_softplus
+  View A;                // [D, N]: decay rates of states, < 0
+  View B;                // [B, G, N, T], [B, N, T] or [D, N]: input projection of the state
+  View C;                // [B, G, N, T], [B, N, T] or [D, N]: output projection of the state
+  View D = {};           // [D]: factors of the inputs, added to o; absent: 0
+  View z = {};           // [B, D, T]: o is multiplied by silu(z); absent: by 1
+  View delta_bias = {};  // [D]: added to delta; absent: 0
+};
+
+template <class View>
+struct States {
+  View S;  // [B, D, N]: h after the last token
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
 using scanning::Explanation;
-using scanning::Gradients;
-using scanning::Inputs;
-using scanning::Outputs;
-using scanning::StepInputs;
-using scanning::StepState;
 
 struct Options : scanning::Options {
   bool delta_softplus = false;  // the step is softplus(delta + delta_bias)
@@ -79,8 +96,7 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 
 // Computes o of one token, bitwise equal to Forward, then updates the state in place. Only the option delta_softplus
 // has an effect. Memory-bound by the state.
-HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
-                   const TensorView& o);
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64, W = 64
 // channels of f32 or 32 of f64, N rounded up to 16, L the tokens of the longest sequence and S those of all, at most

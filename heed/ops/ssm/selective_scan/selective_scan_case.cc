@@ -83,7 +83,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
     const Epsilon state = EpsilonOf(mechanism::StateDType(in.u.dtype()));
     for (int64_t n = 0; n < c.N; ++n) {
       const auto i = static_cast<size_t>(n);
-      mechanism::Put(tolerance.final, {c.place.sequence, c.place.channel, n},
+      mechanism::Put(tolerance.final.S, {c.place.sequence, c.place.channel, n},
                      c.u.empty() ? 0 : 1.01 * errors.h.back()[i] + state.least);
     }
   });
@@ -98,8 +98,8 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
                        const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.u.dtype());
   const double u = e.unit;
-  for (const TensorView* t : {&tolerance.du, &tolerance.ddelta, &tolerance.dA, &tolerance.dB, &tolerance.dC,
-                              &tolerance.dD, &tolerance.dz, &tolerance.ddelta_bias}) {
+  for (const TensorView* t : {&tolerance.u, &tolerance.delta, &tolerance.A, &tolerance.B, &tolerance.C, &tolerance.D,
+                              &tolerance.z, &tolerance.delta_bias}) {
     mechanism::Clear(*t);
   }
   const double of_channels = (10 + static_cast<double>(in.u.size(1)) / 8) * u;
@@ -126,12 +126,12 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
         const auto token = static_cast<int64_t>(t), state = static_cast<int64_t>(n);
         const bool B_is_constant = in.B.rank() == 2, C_is_constant = in.C.rank() == 2;
         const double dB = q * s * x, dC = dy * std::abs(c.h[t + 1][n]);
-        AddAt(tolerance.dB, WeightIndex(in.B, c, token, state),
+        AddAt(tolerance.B, WeightIndex(in.B, c, token, state),
               of_q * s * x + q * x * of_s + u * dB + (B_is_constant ? of_tokens : of_channels) * dB + e.least);
-        AddAt(tolerance.dC, WeightIndex(in.C, c, token, state),
+        AddAt(tolerance.C, WeightIndex(in.C, c, token, state),
               of_dy * std::abs(c.h[t + 1][n]) + dy * forward.h[t + 1][n] +
                   (C_is_constant ? of_tokens : of_channels) * dC + e.least);
-        Add(tolerance.dA, {d, state}, s * of_r + r * of_s + of_tokens * r * s + e.least);
+        Add(tolerance.A, {d, state}, s * of_r + r * of_s + of_tokens * r * s + e.least);
         of_p[n] = c.a[t][n] * of_q + c.a[t][n] * q * DecayError(c, t, n, of_s, u);
       }
       const double chain = (static_cast<double>(N) + 6) * u;
@@ -150,29 +150,29 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
       const auto put = [&](const TensorView& to, const ConstTensorView& like, double value, double error) {
         mechanism::Put(to, {b, d, token}, Stored(value, error, EpsilonOf(like.dtype())));
       };
-      put(tolerance.du, in.u, g.du[t], of_du);
-      put(tolerance.ddelta, in.delta, g.ddelta[t], of_ddelta);
+      put(tolerance.u, in.u, g.du[t], of_du);
+      put(tolerance.delta, in.delta, g.ddelta[t], of_ddelta);
       if (c.gated) {
         const double z = c.z[t], sigmoid = scanning::Sigmoid(z);
         const double slope = std::abs(sigmoid * (1 + z * (1 - sigmoid)));
         const double terms = sigmoid + std::abs(z) * sigmoid * (1 - sigmoid);
-        put(tolerance.dz, in.z, g.dz[t],
+        put(tolerance.z, in.z, g.dz[t],
             std::abs(g.d_o[t]) * (slope * forward.y[t] + std::abs(c.y[t]) * 18 * u * terms));
       }
-      Add(tolerance.dD, {d}, x * of_dy + of_tokens * dy * x + e.least);
-      Add(tolerance.ddelta_bias, {d}, of_ddelta + of_tokens * std::abs(g.ddelta[t]) + e.least);
+      Add(tolerance.D, {d}, x * of_dy + of_tokens * dy * x + e.least);
+      Add(tolerance.delta_bias, {d}, of_ddelta + of_tokens * std::abs(g.ddelta[t]) + e.least);
     }
     const Epsilon state = EpsilonOf(mechanism::StateDType(in.u.dtype()));
     for (size_t n = 0; n < N; ++n) {
-      mechanism::Put(tolerance.dinitial, {c.place.sequence, d, static_cast<int64_t>(n)},
+      mechanism::Put(tolerance.initial.S, {c.place.sequence, d, static_cast<int64_t>(n)},
                      c.u.empty() ? 0 : 1.01 * of_p[n] + state.least);
     }
   });
-  scanning::RoundSums(in.A, expected.dA, tolerance.dA);
-  scanning::RoundSums(in.B, expected.dB, tolerance.dB);
-  scanning::RoundSums(in.C, expected.dC, tolerance.dC);
-  scanning::RoundSums(in.D, expected.dD, tolerance.dD);
-  scanning::RoundSums(in.delta_bias, expected.ddelta_bias, tolerance.ddelta_bias);
+  scanning::RoundSums(in.A, expected.A, tolerance.A);
+  scanning::RoundSums(in.B, expected.B, tolerance.B);
+  scanning::RoundSums(in.C, expected.C, tolerance.C);
+  scanning::RoundSums(in.D, expected.D, tolerance.D);
+  scanning::RoundSums(in.delta_bias, expected.delta_bias, tolerance.delta_bias);
 }
 
 // D = Hq D channels, T = Tq tokens, N = 16 states.
@@ -201,9 +201,9 @@ Case RandomCase(DType dtype, uint64_t seed) {
 }  // namespace
 
 scanning::Mechanism MechanismOf(const Options& options) {
-  return scanning::Bound<Options>(
+  return scanning::Bound<Structs, Options>(
       "selective_scan", DefinitionOf(options), options,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance, &BackwardTolerance},
+      mechanism::CaseFunctions<Structs, Options>{HEED_FUNCTIONS, &Tolerance, &BackwardTolerance},
       options.delta_softplus ? " softplus" : "");
 }
 

@@ -15,12 +15,9 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  scanning::Bind<Options>(m,
-                          {.name = "selective_scan",
-                           .inputs = "u delta A B C D z * delta_bias",
-                           .settings = {{"delta_softplus", false}},
-                           .docs = doc::kDocs},
-                          DefinitionOf({}), {&Forward, &Backward, &Step, &Explain, &Own});
+  scanning::Bind<Structs, Options>(
+      m, {.name = "selective_scan", .settings = {{"delta_softplus", false}}, .docs = doc::kDocs}, DefinitionOf({}),
+      HEED_FUNCTIONS, &Own);
 }
 
 }  // namespace heed::selective_scan

@@ -72,7 +72,7 @@ void ForEachChannel(const Inputs& in, const Options& options, const std::functio
     c.h.emplace_back();
     for (int64_t n = 0; n < c.N; ++n) {
       c.A.push_back(At(in.A, {d, n}));
-      c.h[0].push_back(in.initial.present() ? At(in.initial, {place.sequence, d, n}) : 0);
+      c.h[0].push_back(in.initial.S.present() ? At(in.initial.S, {place.sequence, d, n}) : 0);
     }
     for (size_t t = 0; t < place.tokens.size(); ++t) {
       const int64_t token = place.tokens[t];
@@ -100,8 +100,8 @@ ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel&
   }
   g.q.assign(T, Doubles(N));
   g.p.assign(T + 1, Doubles(N));
-  for (size_t n = 0; n < N && in.d_final.present(); ++n) {
-    g.p[T][n] = At(in.d_final, {c.place.sequence, c.place.channel, static_cast<int64_t>(n)});
+  for (size_t n = 0; n < N && in.d_final.S.present(); ++n) {
+    g.p[T][n] = At(in.d_final.S, {c.place.sequence, c.place.channel, static_cast<int64_t>(n)});
   }
   for (size_t t = T; t-- > 0;) {
     const double d_o = At(in.d_o, {c.place.batch, c.place.channel, c.place.tokens[t]});
@@ -129,15 +129,15 @@ namespace {
 mechanism::ReadableCall<8, 1> CallOf(const Inputs& in, const Gradients& d = {}) {
   return {.heads = 'D',
           .shared_heads = 'G',
-          .tensors = {{{"BDT", in.u, d.du},
-                       {"BDT", in.delta, d.ddelta},
-                       {"DN", in.A, d.dA},
-                       {"BGNT|BNT|DN", in.B, d.dB},
-                       {"BGNT|BNT|DN", in.C, d.dC},
-                       {"D", in.D, d.dD, 0},
-                       {"BDT", in.z, d.dz, 0},
-                       {"D", in.delta_bias, d.ddelta_bias, 0}}},
-          .states = {{{.axes = "BDN", .initial = in.initial, .dinitial = d.dinitial}}},
+          .tensors = {{{"BDT", in.u, d.u},
+                       {"BDT", in.delta, d.delta},
+                       {"DN", in.A, d.A},
+                       {"BGNT|BNT|DN", in.B, d.B},
+                       {"BGNT|BNT|DN", in.C, d.C},
+                       {"D", in.D, d.D, 0},
+                       {"BDT", in.z, d.z, 0},
+                       {"D", in.delta_bias, d.delta_bias, 0}}},
+          .states = {{{.axes = "BDN", .initial = in.initial.S, .dinitial = d.initial.S}}},
           .o = {.axes = "BDT"}};
 }
 
@@ -146,14 +146,14 @@ mechanism::ReadableCall<8, 1> CallOf(const Inputs& in, const Gradients& d = {}) 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   auto call = CallOf(in);
   call.o.value = out.o;
-  call.states[0].final = out.final;
+  call.states[0].final = out.final.S;
   mechanism::RunReadable(Token{options.delta_softplus, in.z.present()}, call, options);
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   auto call = CallOf(in, out);
   call.o.gradient = in.d_o;
-  call.states[0].d_final = in.d_final;
+  call.states[0].d_final = in.d_final.S;
   mechanism::RunReadableBackward(Token{options.delta_softplus, in.z.present()}, call, options);
 }
 

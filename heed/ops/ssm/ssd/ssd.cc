@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,11 +24,26 @@
 namespace heed::ssd {
 namespace {
 
-using mechanism::Fail;
-using recurrent::Definition;
-using mechanism::StateDType;
-
 using mechanism::Axes;
+using mechanism::Fail;
+using mechanism::StateDType;
+using recurrent::Role;
+
+// The table of the recurrence.
+template <class View>
+struct Recurrence {
+  View C, B, x, log_decay;
+};
+constexpr Recurrence<mechanism::Tensor> kRecurrence = {
+    .C = {"C", "BTHK", Role::kQuery},
+    .B = {"B", "BTHK", Role::kKey},
+    .x = {"x", "BTGV", Role::kValue},
+    .log_decay = {"log_decay", "BTG", Role::kLogDecay, mechanism::kWide, mechanism::kDecays},
+};
+constexpr States<mechanism::StateTensor> kRecurrenceStates = {.S = {"S", "BGVF"}};
+
+std::span<const mechanism::Tensor> Rows() { return mechanism::Members(kTensors); }
+std::span<const ConstTensorView> TensorsOf(const Tensors<ConstTensorView>& in) { return mechanism::Members(in); }
 
 bool IsOnDevice(const Inputs& in) { return in.x.device().type != DeviceType::kCpu; }
 
@@ -55,20 +71,21 @@ void CheckOwn(const char* op, const Inputs& in, const Options& options, bool dat
   }
   const mechanism::AxisSizes sizes = {.B = in.x.size(0), .T = in.x.size(1), .H = in.x.size(2), .P = in.x.size(3)};
   const DType dtype = in.x.dtype();
-  for (const Tensor& row : kTensors) {
-    const ConstTensorView& t = in.*row.input;
-    const bool of_recurrence = row.input == &Inputs::x || row.input == &Inputs::B || row.input == &Inputs::C;
+  for (size_t i = 0; i < Rows().size(); ++i) {
+    const mechanism::Tensor& row = Rows()[i];
+    const ConstTensorView& t = TensorsOf(in)[i];
+    const bool of_recurrence = &row == &kTensors.x || &row == &kTensors.B || &row == &kTensors.C;
     if (of_recurrence || (row.optional && !t.present())) continue;
-    const bool constant = row.type == Tensor::kAnyFloat && t.present();
+    const bool constant = row.type == mechanism::kAnyFloat && t.present();
     if (constant && !IsFloat(t.dtype())) {
       Fail(op, row.name, std::string("has dtype ") + Name(t.dtype()), "a float dtype");
     }
-    const bool own = constant || (row.type == Tensor::kWide && t.present() && t.dtype() == StateDType(dtype));
+    const bool own = constant || (row.type == mechanism::kWide && t.present() && t.dtype() == StateDType(dtype));
     std::string_view axes = mechanism::AxesOfRank(row.axes, t.rank());
     if (axes.empty()) axes = std::string_view(row.axes).substr(std::string_view(row.axes).rfind('|') + 1);
     mechanism::CheckTensor(op, row.name, t, mechanism::ShapeOf(axes, sizes), own ? t.dtype() : dtype, data,
                            in.x.device());
-    if (row.input == &Inputs::z) mechanism::CheckContiguousRows(op, row.name, t);
+    if (&row == &kTensors.z) mechanism::CheckContiguousRows(op, row.name, t);
   }
   if (!(options.dt_min >= 0) || std::isinf(options.dt_min)) {
     Fail(op, "dt_limit", "begins with " + mechanism::Text(options.dt_min), "a number >= 0");
@@ -81,8 +98,8 @@ void CheckOwn(const char* op, const Inputs& in, const Options& options, bool dat
 
 mechanism::Apart Reads(const Inputs& in, const Options& options) {
   mechanism::Apart tensors(in.x.device());
-  for (const Tensor& row : kTensors) tensors.Reads(row.name, in.*row.input);
-  tensors.Reads("initial_state", in.initial);
+  for (size_t i = 0; i < Rows().size(); ++i) tensors.Reads(Rows()[i].name, TensorsOf(in)[i]);
+  tensors.Reads("initial_state", in.initial.S);
   tensors.Reads("lengths", options.lengths);
   tensors.Reads("starts", options.starts);
   tensors.Reads("cu_seqlens", options.cu_seqlens);
@@ -92,23 +109,20 @@ mechanism::Apart Reads(const Inputs& in, const Options& options) {
 // The call in the recurrence's form. The memory of `e` is laid out and written later.
 struct Plan {
   Elements e;
-  recurrent::Inputs in;
+  Recurrence<ConstTensorView> in;
   recurrent::Surroundings around;
+
+  recurrent::Arguments Arguments() const { return {mechanism::Members(in), mechanism::Members(e.in.initial)}; }
 };
 
 // `around` must live as long as the call.
-Definition With(const recurrent::Surroundings& around) {
-  return {.decay = recurrent::DecayShape::kToken,
-          .query_name = "C",
-          .key_name = "B",
-          .value_name = "x",
-          .value_first = true,
-          .surroundings = &around};
+recurrent::Definition With(const recurrent::Surroundings& around) {
+  return {.table = mechanism::TableOf(kRecurrence, kRecurrenceStates), .surroundings = &around};
 }
 
 void MakePlan(const char* op, const Inputs& in, const Options& options, bool data, Plan& plan) {
   CheckOwn(op, in, options, data);
-  plan.in = {};
+  plan.in = {.C = in.C, .B = in.B, .x = in.x, .log_decay = {}};
   Elements& e = plan.e;
   e.skip = {};
   e.in = in;
@@ -124,10 +138,6 @@ void MakePlan(const char* op, const Inputs& in, const Options& options, bool dat
     if (e.bias.empty()) e.bias.assign(static_cast<size_t>(e.heads), 0.0);
     Read(in.D, e.channels, e.D);
   }
-  plan.in.q = in.C;
-  plan.in.k = in.B;
-  plan.in.v = in.x;
-  plan.in.initial.S = in.initial;
 }
 
 Plan PlanOf(const char* op, const Inputs& in, const Options& options, bool data) {
@@ -221,12 +231,12 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   Plan plan = PlanOf(kOp, in, options, true);
   auto others = Reads(in, options);
   others.Writes(kOp, "o", out.o);
-  others.Writes(kOp, "final_state", out.final);
+  others.Writes(kOp, "final_state", out.final.S);
   plan.e.ranges = mechanism::RangesOf(kOp, "x", in.x, options);
   const Staging staging(kOp, ctx, plan, false);
   plan.around.output_gate = in.z;
   plan.around.prepare = [&] { PrepareTimeSteps(kOp, ctx, plan.e); };
-  recurrent::Forward(kOp, ctx, With(plan.around), plan.in, options, {out.o, {out.final, {}}});
+  recurrent::Forward(kOp, ctx, With(plan.around), plan.Arguments(), options, mechanism::Lists<Structs>::Of(out));
 }
 
 void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
@@ -238,24 +248,27 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
   mechanism::CheckContiguousRows(kOp, "d_o", in.d_o);
   auto others = Reads(in, options);
   others.Reads("d_o", in.d_o);
-  others.Reads("d_state", in.d_final);
-  for (const Tensor& row : kTensors) {
-    const TensorView& t = out.*row.gradient;
-    const ConstTensorView& of = in.*row.input;
-    const std::string name = std::string("d") + row.name;
+  others.Reads("d_state", in.d_final.S);
+  const mechanism::Results results = mechanism::Lists<Structs>::Of(out);
+  for (size_t i = 0; i < Rows().size(); ++i) {
+    const TensorView& t = results.gradients[i];
+    const ConstTensorView& of = TensorsOf(in)[i];
+    const std::string name = std::string("d") + Rows()[i].name;
     if (!t.present()) continue;
     if (!of.present()) Fail(kOp, name.c_str(), "is asked for", "none: there is no such input");
     mechanism::CheckTensor(kOp, name.c_str(), t, of.sizes(), of.dtype(), true, in.x.device());
     if (t.rank() == 4) mechanism::CheckContiguousRows(kOp, name.c_str(), t);
     others.Writes(kOp, name.c_str(), t);
   }
-  others.Writes(kOp, "dinitial_state", out.dinitial);
+  others.Writes(kOp, "dinitial_state", out.initial.S);
 
   e.ranges = mechanism::RangesOf(kOp, "x", in.x, options);
   e.d_o = in.d_o;
   e.out = out;
   const Staging staging(kOp, ctx, plan, true);
-  recurrent::BackwardInputs whole = {plan.in, in.d_o, {in.d_final, {}}};
+  recurrent::Arguments whole = plan.Arguments();
+  whole.d_o = in.d_o;
+  whole.d_final = mechanism::Members(in.d_final);
   recurrent::Surroundings backward = plan.around;
   backward.skip = {};
   backward.wide_dv = true;
@@ -263,44 +276,38 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
     recurrent::Surroundings forward = plan.around;
     forward.wide_o = true;
     forward.prepare = [&] { PrepareTimeSteps(kOp, ctx, e); };
-    recurrent::Forward(kOp, ctx, With(forward), plan.in, options, {e.y, {}});
+    recurrent::Forward(kOp, ctx, With(forward), plan.Arguments(), options, {.o = e.y});
     whole.d_o = e.y;
     backward.wide_o = true;
     backward.prepare = [&] { ComputeGateGradients(ctx, e); };
   } else {
     backward.prepare = [&] { PrepareTimeSteps(kOp, ctx, e); };
   }
-  recurrent::Gradients gradients;
-  gradients.dq = out.dC;
-  gradients.dk = out.dB;
-  gradients.dv = e.dv;
-  gradients.dlog_decay = e.d_log_decay;
-  gradients.dinitial.S = out.dinitial;
-  recurrent::Backward(kOp, ctx, With(backward), whole, options, gradients);
+  const Recurrence<TensorView> gradients = {.C = out.C, .B = out.B, .x = e.dv, .log_decay = e.d_log_decay};
+  recurrent::Backward(kOp, ctx, With(backward), whole, options, {{}, results.states, mechanism::Members(gradients)});
   FinishGradients(ctx, e);
   if (IsOnDevice(in)) return;  // already zero for other tokens
-  for (const TensorView* t : {&out.dx, &out.ddt, &out.dz}) {
+  for (const TensorView* t : {&out.x, &out.dt, &out.z}) {
     mechanism::ClearOthers(e.ranges, *t);
   }
 }
 
-void Step(Context& ctx, const Inputs& in, const Options& options, const TensorView& state, const TensorView& o) {
+void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o) {
   constexpr char kOp[] = "ssd::Step";
   const os::ScopedFloatControl float_control;  // for constants and sums
-  if (in.initial.present()) {
-    Fail(kOp, "initial_state", "is given", "none: the state is updated in place");
-  }
-  Inputs whole = in;  // with one token
-  for (const Tensor& row : kTensors) {
-    if (row.over_tokens()) whole.*row.input = mechanism::OneToken(kOp, row.name, in.*row.input);
+  Inputs whole;                                // with one token
+  const std::span<ConstTensorView> tensors = mechanism::MembersOf<ConstTensorView>(static_cast<StepInputs&>(whole));
+  for (size_t i = 0; i < Rows().size(); ++i) {
+    const ConstTensorView& t = TensorsOf(in)[i];
+    tensors[i] = Rows()[i].over_tokens() ? mechanism::OneToken(kOp, Rows()[i].name, t) : t;
   }
   Options of_token = options;
   of_token.lengths = of_token.starts = of_token.cu_seqlens = {};
   thread_local Plan plan;  // its memory is reused by the next step
   plan.around = {};
   MakePlan(kOp, whole, of_token, true, plan);
-  auto others = Reads(in, of_token);
-  others.Writes(kOp, "state", state);
+  auto others = Reads(whole, of_token);
+  others.Writes(kOp, "state", state.S);
   others.Writes(kOp, "o", o);
   mechanism::Ranges(kOp, "x", whole.x, 1, of_token, true, plan.e.ranges);
   const Staging staging(kOp, ctx, plan, false);
@@ -309,8 +316,10 @@ void Step(Context& ctx, const Inputs& in, const Options& options, const TensorVi
   const auto without_tokens = [](const ConstTensorView& t) {
     return ConstTensorView(t.data(), t.dtype(), {t.size(0), t.size(2)}, {t.stride(0), t.stride(2)}, t.device());
   };
-  recurrent::Step(kOp, ctx, With(plan.around), {in.C, in.B, in.x, without_tokens(plan.in.log_decay)}, of_token,
-                  {state, {}}, o);
+  const Recurrence<ConstTensorView> token = {
+      .C = in.C, .B = in.B, .x = in.x, .log_decay = without_tokens(plan.in.log_decay)};
+  recurrent::Step(kOp, ctx, With(plan.around), {.tensors = mechanism::Members(token)}, of_token,
+                  {.o = o, .states = mechanism::Members(state)});
 }
 
 int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
@@ -318,14 +327,14 @@ int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) 
   Plan plan = PlanOf(kOp, in, options, false);
   const int64_t staging = LayOut(plan, nullptr, false);
   plan.around.output_gate = in.z;
-  return staging + recurrent::Workspace(kOp, ctx, With(plan.around), plan.in, options);
+  return staging + recurrent::Workspace(kOp, ctx, With(plan.around), plan.Arguments(), options);
 }
 
 int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
   constexpr char kOp[] = "ssd::BackwardWorkspace";
   Plan plan = PlanOf(kOp, in, options, false);
   const int64_t staging = LayOut(plan, nullptr, true);
-  return staging + recurrent::BackwardWorkspace(kOp, ctx, With(plan.around), plan.in, options);
+  return staging + recurrent::BackwardWorkspace(kOp, ctx, With(plan.around), plan.Arguments(), options);
 }
 
 Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
@@ -333,7 +342,7 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   Plan plan = PlanOf(kOp, in, options, false);
   const int64_t staging = LayOut(plan, nullptr, false);
   plan.around.output_gate = in.z;
-  Explanation e = recurrent::Explain(kOp, ctx, With(plan.around), plan.in, options);
+  Explanation e = recurrent::Explain(kOp, ctx, With(plan.around), plan.Arguments(), options);
   e.workspace_bytes += staging;
   return e;
 }

@@ -8,6 +8,11 @@
 // per head h, with B and C of group h / (H / G). scale is 1 by default. Names and shapes are those of the package
 // mamba_ssm; the normalisation that follows is part of the layer.
 //
+// Sizes: B sequences, T tokens, H heads, G groups that divide H, P channels of a head, N
+// of the state, P, N >= 1. x, B, C and z have one float dtype, the last axis contiguous, any other strides; dt has the
+// same dtype, or f32 (f64 for f64); A, D and dt_bias have any float dtype and are read in f64. An absent initial state
+// is zeros, and an absent final state is not computed. Tokens outside lengths, starts or cu_seqlens have o = 0.
+//
 // Source: Dao, Gu, "Transformers are SSMs", arXiv:2405.21060. Derivation of the
 // gradients: README.md.
 #ifndef HEED_OPS_SSM_SSD_SSD_H_
@@ -22,41 +27,35 @@
 
 namespace heed::ssd {
 
-using recurrent::Explanation;
-
-// Sizes: B sequences, T tokens, H heads, G groups that divide H, P channels of a head, N
-// of the state, P, N >= 1. x, B, C and z have one float dtype, the last axis contiguous, any other strides; dt has the
-// same dtype, or f32 (f64 for f64); A, D and dt_bias have any float dtype and are read in f64.
-struct Inputs {
-  ConstTensorView x;        // [B, T, H, P]: values
-  ConstTensorView dt;       // [B, T, H]: steps, before dt_bias and f
-  ConstTensorView A;        // [H], < 0: rates of decay
-  ConstTensorView B;        // [B, T, G, N]: keys
-  ConstTensorView C;        // [B, T, G, N]: queries
-  ConstTensorView D;        // [H] or [H, P]: factors of x, added to the output; absent: 0
-  ConstTensorView z;        // [B, T, H, P]: gate of the output; absent: o = y
-  ConstTensorView dt_bias;  // [H]: added to dt; absent: 0
-  ConstTensorView initial;  // [B, H, P, N] f32, or f64 for f64; absent: 0
+template <class View>
+struct Tensors {
+  View x;             // [B, T, H, P]: values
+  View dt;            // [B, T, H]: steps, before dt_bias and f
+  View A;             // [H], < 0: rates of decay
+  View B;             // [B, T, G, N]: keys
+  View C;             // [B, T, G, N]: queries
+  View D = {};        // [H] or [H, P]: factors of x, added to the output; absent: 0
+  View z = {};        // [B, T, H, P]: gate of the output; absent: o = y
+  View dt_bias = {};  // [H]: added to dt; absent: 0
 };
+
+template <class View>
+struct States {
+  View S;  // [B, H, P, N]: f32, or f64 for f64
+};
+
+using Structs = mechanism::Structs<Tensors, States>;
+using Inputs = Structs::Inputs;
+using BackwardInputs = Structs::BackwardInputs;
+using StepInputs = Structs::StepInputs;
+using State = Structs::State;
+using Outputs = Structs::Outputs;
+using Gradients = Structs::Gradients;
+using recurrent::Explanation;
 
 struct Options : recurrent::Options {
   bool dt_softplus = false;  // f is softplus, else the identity
   double dt_min = 0, dt_max = std::numeric_limits<double>::infinity();
-};
-
-struct Outputs {
-  TensorView o;      // [B, T, H, P] in x's dtype
-  TensorView final;  // as `initial`; absent: not computed
-};
-
-struct BackwardInputs : Inputs {
-  ConstTensorView d_o;      // gradient of o, in its shape and dtype
-  ConstTensorView d_final;  // zero if absent
-};
-
-// Only present tensors are computed, in the shapes and dtypes of their inputs; zero for excluded tokens.
-struct Gradients {
-  TensorView dx, ddt, dA, dB, dC, dD, dz, ddt_bias, dinitial;
 };
 
 // Computes o and, if requested, the state after the last token.
@@ -97,11 +96,10 @@ HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& op
 // Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// Computes o of one token and updates the state in place: x and z are [B, H, P], dt [B, H], B and C [B, G, N];
-// `initial` is absent. Only the options in the equations above have an effect. The state has contiguous rows.
-// Memory-bound by the state; allocates nothing after a thread's first step.
-HEED_API void Step(Context& ctx, const Inputs& in, const Options& options, const TensorView& state,
-                   const TensorView& o);
+// Computes o of one token and updates the state in place: x and z are [B, H, P], dt [B, H], B and C [B, G, N].
+// Only the options in the equations above have an effect. The state has contiguous rows. Memory-bound by the state;
+// allocates nothing after a thread's first step.
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all threads. With E = 4, or 8 for f64,
 // and N, P rounded up to whole vectors, at most

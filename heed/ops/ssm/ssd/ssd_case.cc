@@ -1,6 +1,5 @@
 // SSD in the harness: groups, skips, gates, biases, softplus and limits.
 #include <cmath>
-#include <iterator>
 #include <string>
 
 #include "heed/harness/mechanism/problem_case.h"
@@ -17,17 +16,11 @@ using mechanism::Row;
 using mechanism::Shape;
 
 mechanism::Mechanism MechanismOf(const Options& own) {
-  mechanism::Structs<Api> structs;
-  structs.tensors.assign(std::begin(kTensors), std::end(kTensors));
-  structs.o_axes = kTensors[0].axes;
-  structs.states = {mechanism::OneState<Api>("BHPN")};
   mechanism::Mechanism m;
   m.name = "ssd";
   m.options = own.dt_softplus ? " softplus" : "";
-  mechanism::Bind<Api, Options>(structs, own,
-                                {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
-                                 &BackwardTolerance, &Explain, &BackwardWorkspace},
-                                m);
+  mechanism::Bind<Structs, Options>(mechanism::Members(kTensors), mechanism::Members(kStates), kTensors.x.axes, own,
+                                    {HEED_FUNCTIONS, &Tolerance, &BackwardTolerance}, m);
   return m;
 }
 

@@ -7,40 +7,23 @@
 
 namespace heed::ssd {
 
-// The axes of the table, in the letters of ssd.h.
-using Tensor = mechanism::Tensor<Inputs, Inputs, Gradients>;
-using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, Inputs, TensorView, Outputs, Gradients, Explanation>;
-inline constexpr Tensor kTensors[] = {
-    {.name = "x", .axes = "BTHP", .input = &Inputs::x, .gradient = &Gradients::dx},
-    {.name = "dt",
-     .axes = "BTH",
-     .input = &Inputs::dt,
-     .gradient = &Gradients::ddt,
-     .type = Tensor::kWide,
-     .values = Tensor::kSteps},
-    {.name = "A",
-     .axes = "H",
-     .input = &Inputs::A,
-     .gradient = &Gradients::dA,
-     .type = Tensor::kAnyFloat,
-     .values = Tensor::kRates},
-    {.name = "B", .axes = "BTGN", .input = &Inputs::B, .gradient = &Gradients::dB},
-    {.name = "C", .axes = "BTGN", .input = &Inputs::C, .gradient = &Gradients::dC},
-    {.name = "D",
-     .axes = "HP|H",
-     .input = &Inputs::D,
-     .gradient = &Gradients::dD,
-     .type = Tensor::kAnyFloat,
-     .optional = true},
-    {.name = "z", .axes = "BTHP", .input = &Inputs::z, .gradient = &Gradients::dz, .optional = true},
-    {.name = "dt_bias",
-     .axes = "H",
-     .input = &Inputs::dt_bias,
-     .gradient = &Gradients::ddt_bias,
-     .type = Tensor::kAnyFloat,
-     .values = Tensor::kStepBiases,
-     .optional = true},
+// The table that calls show, in the letters of ssd.h; ssd.cc has that of the recurrence.
+inline constexpr Tensors<mechanism::Tensor> kTensors = {
+    .x = {"x", "BTHP"},
+    .dt = {.name = "dt", .axes = "BTH", .type = mechanism::kWide, .values = mechanism::kSteps},
+    .A = {.name = "A", .axes = "H", .type = mechanism::kAnyFloat, .values = mechanism::kRates},
+    .B = {"B", "BTGN"},
+    .C = {"C", "BTGN"},
+    .D = {.name = "D", .axes = "HP|H", .type = mechanism::kAnyFloat, .optional = true, .keyword = true},
+    .z = {.name = "z", .axes = "BTHP", .optional = true, .keyword = true},
+    .dt_bias = {.name = "dt_bias",
+                .axes = "H",
+                .type = mechanism::kAnyFloat,
+                .values = mechanism::kStepBiases,
+                .optional = true,
+                .keyword = true},
 };
+inline constexpr States<mechanism::StateTensor> kStates = {.S = {"S", "BHPN"}};
 
 // The tolerance of each output, derived in ssd_reference.cc.
 void Tolerance(const Inputs& in, const Options& options, const Outputs& expected, const Outputs& tolerance);

@@ -95,7 +95,7 @@ HWY_ATTR void GateGradients(const Elements& e, int64_t b, int64_t token, int64_t
     using S = decltype(stored);
     const S* z_row = At<S>(e.in.z, b, token, head);
     const S* d_o = At<S>(e.d_o, b, token, head);
-    S* dz = e.out.dz.present() ? At<S>(e.out.dz, b, token, head) : nullptr;
+    S* dz = e.out.z.present() ? At<S>(e.out.z, b, token, head) : nullptr;
     for (size_t i = 0; i < P; i += hn::MaxLanes(d)) {
       const size_t lanes = HWY_MIN(hn::MaxLanes(d), P - i);
       const auto z = hs::LoadWideN(d, z_row + i, lanes);
@@ -142,12 +142,12 @@ HWY_ATTR void Finish(const Elements& e, const mechanism::TokenRange& range, int6
         const int64_t token = begin + static_cast<int64_t>(t);
         const S* x = At<S>(e.in.x, range.batch, token, head);
         const T* dv = At<T>(e.dv, range.batch, token, head);
-        S* dx = e.out.dx.present() ? At<S>(e.out.dx, range.batch, token, head) : nullptr;
+        S* dx = e.out.x.present() ? At<S>(e.out.x, range.batch, token, head) : nullptr;
         if (const int64_t ahead = token + kAhead; ahead < range.end) {
           Ask(At<S>(e.in.x, range.batch, ahead, head), P);
           Ask(At<T>(e.dv, range.batch, ahead, head), P);
           if (skip != nullptr && !staged) Ask(At<S>(e.d_o, range.batch, ahead, head), P);
-          if (dx != nullptr) Ask(At<S>(e.out.dx, range.batch, ahead, head), P);
+          if (dx != nullptr) Ask(At<S>(e.out.x, range.batch, ahead, head), P);
         }
         auto dot = hn::Zero(d);
         for (size_t i = 0; i < P; i += N) {
@@ -184,11 +184,11 @@ HWY_ATTR void Finish(const Elements& e, const mechanism::TokenRange& range, int6
       sums.bias += static_cast<double>(of_steps[t]);
     }
     for (size_t i = 0; i < P; ++i) sums.D[i] += static_cast<double>(d_sum[i]);
-    if (!e.out.ddt.present()) continue;
+    if (!e.out.dt.present()) continue;
     const hn::CappedTag<T, 1> d1;
-    hs::WithStorage<T>(e.out.ddt.dtype(), [&](auto stored) HWY_ATTR {
-      auto* to = At<decltype(stored)>(e.out.ddt, range.batch, begin, head);
-      for (size_t t = 0; t < n; ++t, to += e.out.ddt.stride(1)) {
+    hs::WithStorage<T>(e.out.dt.dtype(), [&](auto stored) HWY_ATTR {
+      auto* to = At<decltype(stored)>(e.out.dt, range.batch, begin, head);
+      for (size_t t = 0; t < n; ++t, to += e.out.dt.stride(1)) {
         hs::StoreRounded(d1, hn::Set(d1, of_steps[t]), to, 1);
       }
     });
@@ -206,7 +206,7 @@ void FinishAll(Context& ctx, const Elements& e) {
     Finish<T>(e, e.ranges[at / H], static_cast<int64_t>(at % H), static_cast<T*>(ctx.Scratch(worker)), sums[at]);
   });
   // Sequences are added in order.
-  const bool by_channel = e.out.dD.present() && e.out.dD.rank() == 2;
+  const bool by_channel = e.out.D.present() && e.out.D.rank() == 2;
   for (size_t h = 0; h < H; ++h) {
     Sums total;
     total.D.resize(P);
@@ -221,14 +221,14 @@ void FinishAll(Context& ctx, const Elements& e) {
       const int64_t at = static_cast<int64_t>(h) * t.stride(0) + (t.rank() == 2 ? channel * t.stride(1) : 0);
       StoreDouble(t.dtype(), t.data(), at, value);
     };
-    put(e.out.dA, 0, total.A);
-    put(e.out.ddt_bias, 0, total.bias);
+    put(e.out.A, 0, total.A);
+    put(e.out.dt_bias, 0, total.bias);
     double whole = 0;
     for (size_t p = 0; p < P; ++p) {
       whole += total.D[p];
-      if (by_channel) put(e.out.dD, static_cast<int64_t>(p), total.D[p]);
+      if (by_channel) put(e.out.D, static_cast<int64_t>(p), total.D[p]);
     }
-    if (!by_channel) put(e.out.dD, 0, whole);
+    if (!by_channel) put(e.out.D, 0, whole);
   }
 }
 

@@ -18,21 +18,15 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  binding::Bind<Api, Options>(
+  binding::Bind<Structs, Options>(
       m,
       {.name = "ssd",
-       .inputs = "x dt A B C * D z dt_bias",
        .settings = {{"dt_softplus", false}, {"dt_limit", binding::Range(Options().dt_min, Options().dt_max)}},
        .docs = doc::kDocs,
-       .in_python = {{"dt_limit", "(dt_min, dt_max): the limits of delta"}}},
-      {.tensors = binding::PlacesOf<Api>(kTensors),
-       .states = {{.parameter = {.name = "S", .axes = "B, H, P, N"},
-                   .initial = &Inputs::initial,
-                   .d_final = &BackwardInputs::d_final,
-                   .final = &Outputs::final,
-                   .dinitial = &Gradients::dinitial,
-                   .step = [](TensorView& state) -> TensorView& { return state; }}}},
-      {&Forward, &Backward, &Step, &Explain, &Own});
+       .in_python = {{"dt_limit", "(dt_min, dt_max): the limits of delta"}},
+       .tensors = binding::ParametersOf(mechanism::Members(kTensors)),
+       .states = {{.name = kStates.S.name, .axes = binding::SpelledAxes(kStates.S.axes, {})}}},
+      HEED_FUNCTIONS, &Own);
 }
 
 }  // namespace heed::ssd

@@ -37,7 +37,7 @@ struct Plain {
   ReferenceTensor delta, slope, log_decay, v;  // slope: derivative of delta by dt
   ReferenceTensor undecided;                   // 1 where rounding decides whether a time step is clamped
   std::vector<float> wide[2];                  // 16-bit C and B, widened so that they are not rounded again
-  recurrent::BackwardInputs inputs;
+  recurrent::ReferenceBackwardInputs inputs;
   recurrent::Options options;
   recurrent::ReferenceMath math;
   std::vector<mechanism::ReferenceSequence> ranges;
@@ -80,7 +80,7 @@ struct Plain {
     inputs.k = Wide(in.B, wide[1]);
     inputs.v = v.view();
     inputs.log_decay = log_decay.view();
-    inputs.initial.S = Transposed(in.initial);
+    inputs.initial.S = Transposed(in.initial.S);
     math.scale = call.scale.value_or(1);
     math.log_decay = [g = inputs.log_decay](int64_t b, int64_t t, int64_t h, int64_t) { return At(g, {b, t, h}); };
     math.value_error = delta_error + u;
@@ -139,7 +139,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   Plain plain(in, options);
   Clear(out.o);
   ReferenceTensor y(plain.v.sizes);
-  recurrent::Reference(plain.inputs, plain.options, plain.math, {y.view(), {Transposed(out.final), {}}});
+  recurrent::Reference(plain.inputs, plain.options, plain.math, {y.view(), {Transposed(out.final.S), {}, {}}});
   plain.ForEach([&](int64_t b, int64_t t, int64_t h) {
     for (int64_t p = 0; p < in.x.size(3); ++p) {
       double value = At(y.view(), {b, t, h, p}) + plain.D(h, p) * At(in.x, {b, t, h, p});
@@ -159,8 +159,8 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& expected
   Clear(tolerance.o);
   ReferenceTensor y(plain.v.sizes), y_error(plain.v.sizes);
   recurrent::Reference(plain.inputs, plain.options, plain.math, {y.view(), {}});
-  recurrent::Tolerance(plain.inputs, plain.options, plain.math, {y.view(), {Transposed(expected.final), {}}},
-                       {y_error.view(), {Transposed(tolerance.final), {}}});
+  recurrent::Tolerance(plain.inputs, plain.options, plain.math, {y.view(), {Transposed(expected.final.S), {}, {}}},
+                       {y_error.view(), {Transposed(tolerance.final.S), {}, {}}});
   plain.ForEach([&](int64_t b, int64_t t, int64_t h) {
     for (int64_t p = 0; p < in.x.size(3); ++p) {
       const double skip = plain.D(h, p) * At(in.x, {b, t, h, p});
@@ -196,31 +196,31 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
     }
   });
   plain.inputs.d_o = dy.view();
-  plain.inputs.d_final.S = Transposed(in.d_final);
+  plain.inputs.d_final.S = Transposed(in.d_final.S);
   if (in.z.present()) plain.math.value_error += 8 * u;  // error of dy
 
   ReferenceTensor dv(plain.v.sizes), dg(plain.delta.sizes), dv_error(dv), dg_error(dg);
-  recurrent::Gradients gradients;
-  gradients.dq = out.dC;
-  gradients.dk = out.dB;
-  gradients.dv = dv.view();
-  gradients.dlog_decay = dg.view();
-  gradients.dinitial.S = Transposed(out.dinitial);
+  recurrent::ReferenceGradients gradients;
+  gradients.q = out.C;
+  gradients.k = out.B;
+  gradients.v = dv.view();
+  gradients.log_decay = dg.view();
+  gradients.initial.S = Transposed(out.initial.S);
   recurrent::BackwardReference(plain.inputs, plain.options, plain.math, gradients);
   const auto round = [&](const TensorView& to, mechanism::Index index, double error, double value, DType dtype) {
     const auto of = recurrent::EpsilonOf(dtype);
     Put(to, index, error + std::abs(value) * of.output + of.subnormal);
   };
   if (errors) {
-    recurrent::Gradients allowed;
-    allowed.dq = tolerance->dC;
-    allowed.dk = tolerance->dB;
-    allowed.dv = dv_error.view();
-    allowed.dlog_decay = dg_error.view();
-    allowed.dinitial.S = Transposed(tolerance->dinitial);
+    recurrent::ReferenceGradients allowed;
+    allowed.q = tolerance->C;
+    allowed.k = tolerance->B;
+    allowed.v = dv_error.view();
+    allowed.log_decay = dg_error.view();
+    allowed.initial.S = Transposed(tolerance->initial.S);
     recurrent::BackwardTolerance(plain.inputs, plain.options, plain.math, gradients, allowed);
     // dB and dC are rounded to x's dtype, which the widened copies do not show.
-    const std::pair<TensorView, TensorView> rounded[] = {{tolerance->dB, out.dB}, {tolerance->dC, out.dC}};
+    const std::pair<TensorView, TensorView> rounded[] = {{tolerance->B, out.B}, {tolerance->C, out.C}};
     for (const auto& [allowed_view, value] : rounded) {
       for (int64_t i = 0; value.present() && i < value.num_elements(); ++i) {
         allowed_view.as<double>()[i] += std::abs(value.as<double>()[i]) * e.output + e.subnormal;
@@ -229,7 +229,7 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
   }
 
   const Gradients& to = errors ? *tolerance : out;
-  for (const TensorView* t : {&to.dx, &to.ddt, &to.dA, &to.dD, &to.dz, &to.ddt_bias}) {
+  for (const TensorView* t : {&to.x, &to.dt, &to.A, &to.D, &to.z, &to.dt_bias}) {
     Clear(*t);
   }
   plain.ForEach([&](int64_t b, int64_t t, int64_t h) {
@@ -247,16 +247,16 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
       error += dv_off * std::abs(x);
       const double dx = delta * dv_p + D * dy_p;
       const auto add_D = [&](double value) {
-        if (to.dD.present() && to.dD.rank() == 2) return Add(to.dD, {h, p}, value);
-        Add(to.dD, {h}, value);
+        if (to.D.present() && to.D.rank() == 2) return Add(to.D, {h, p}, value);
+        Add(to.D, {h}, value);
       };
       if (!errors) {
-        Put(to.dx, {b, t, h, p}, dx);
+        Put(to.x, {b, t, h, p}, dx);
         add_D(dy_p * x);
       } else {
         const double off = delta * dv_off + plain.delta_error * std::abs(delta * dv_p) +
                            12 * u * (std::abs(delta * dv_p) + std::abs(D * dy_p));
-        round(to.dx, {b, t, h, p}, off, dx, in.x.dtype());
+        round(to.x, {b, t, h, p}, off, dx, in.x.dtype());
         add_D(kSum * u * std::abs(dy_p * x));
       }
       if (!in.z.present()) continue;
@@ -266,26 +266,26 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
       const double silu_slope = s * (1 + z * (1 - s));
       const double dz = d_o * whole * silu_slope;
       if (!errors) {
-        Put(to.dz, {b, t, h, p}, dz);
+        Put(to.z, {b, t, h, p}, dz);
       } else {
         const double y_off =
             At(y_error.view(), {b, t, h, p}) + 4 * u * (std::abs(At(y.view(), {b, t, h, p})) + std::abs(D * x));
         const double off =
             std::abs(d_o) * (std::abs(silu_slope) * y_off + 12 * u * std::abs(whole) * s * (1 + std::abs(z)));
-        round(to.dz, {b, t, h, p}, off, dz, in.x.dtype());
+        round(to.z, {b, t, h, p}, off, dz, in.x.dtype());
       }
     }
     const double ddt = slope * of_delta;
     if (!errors) {
-      Put(to.ddt, {b, t, h}, ddt);
-      Add(to.dA, {h}, delta * g);
-      Add(to.ddt_bias, {h}, ddt);
+      Put(to.dt, {b, t, h}, ddt);
+      Add(to.A, {h}, delta * g);
+      Add(to.dt_bias, {h}, ddt);
     } else {
       double off = slope * (error + kSum * u * magnitude) + plain.delta_error * std::abs(ddt);
       off += At(plain.undecided.view(), {b, t, h}) * magnitude;
-      round(to.ddt, {b, t, h}, off, ddt, in.dt.dtype());
-      Add(to.dA, {h}, delta * At(dg_error.view(), {b, t, h}) + (plain.delta_error + u) * std::abs(delta * g));
-      Add(to.ddt_bias, {h}, off + u * std::abs(ddt));
+      round(to.dt, {b, t, h}, off, ddt, in.dt.dtype());
+      Add(to.A, {h}, delta * At(dg_error.view(), {b, t, h}) + (plain.delta_error + u) * std::abs(delta * g));
+      Add(to.dt_bias, {h}, off + u * std::abs(ddt));
     }
   });
   if (!errors) return;
@@ -296,9 +296,9 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
       allowed.as<double>()[i] += std::abs(value.as<double>()[i]) * one + rounding.subnormal;
     }
   };
-  round_sums(to.dA, out.dA, in.A);
-  round_sums(to.dD, out.dD, in.D);
-  round_sums(to.ddt_bias, out.ddt_bias, in.dt_bias);
+  round_sums(to.A, out.A, in.A);
+  round_sums(to.D, out.D, in.D);
+  round_sums(to.dt_bias, out.dt_bias, in.dt_bias);
 }
 
 }  // namespace

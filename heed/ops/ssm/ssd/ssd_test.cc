@@ -51,10 +51,11 @@ class SsdTest : public testing::Test {
     Result r = {Buffer(f, {B, T, H, P}), Buffer(f, {B, H, P, N}), Buffer(f, {B, T, H, P}), Buffer(f, {B, T, H}),
                 Buffer(f, {H}),          Buffer(f, {B, T, G, N}), Buffer(f, {B, T, G, N}), Buffer(f, {H, P}),
                 Buffer(f, {B, T, H, P}), Buffer(f, {H}),          Buffer(f, {B, H, P, N})};
-    Forward(ctx, inputs, options, {r.o.view(), r.state.view()});
+    Forward(ctx, inputs, options, {r.o.view(), {r.state.view()}});
     Backward(ctx, {inputs, d_o.view(), {}}, options,
-             {r.dx.view(), r.ddt.view(), r.dA.view(), r.dB.view(), r.dC.view(), r.dD.view(), r.dz.view(),
-              r.ddt_bias.view(), r.dinitial.view()});
+             {{r.dx.view(), r.ddt.view(), r.dA.view(), r.dB.view(), r.dC.view(), r.dD.view(), r.dz.view(),
+               r.ddt_bias.view()},
+              {r.dinitial.view()}});
     return r;
   }
 
@@ -86,10 +87,10 @@ TEST_F(SsdTest, WithoutSoftplusSkipAndGateItIsSimpleGla) {
   plain.C = c.view();
   const Buffer o(DType::kF32, {B, T, H, P}), expected(DType::kF32, {B, T, H, P});
   const Buffer state(DType::kF32, {B, H, P, N}), last(DType::kF32, {B, H, N, P});
-  Forward(ctx_, plain, {}, {o.view(), state.view()});
+  Forward(ctx_, plain, {}, {o.view(), {state.view()}});
   simple_gla::Options same;
   same.scale = 1;
-  simple_gla::Forward(ctx_, {c.view(), b.view(), v.view(), g.view(), {}}, same, {expected.view(), {last.view(), {}}});
+  simple_gla::Forward(ctx_, {c.view(), b.view(), v.view(), g.view()}, same, {expected.view(), {last.view()}});
   EXPECT_TRUE(SameBits(o, expected));
   EXPECT_EQ(Value(state.view(), {1, 2, 3, 4}), Value(last.view(), {1, 2, 4, 3}));
 }
@@ -112,7 +113,7 @@ TEST_F(SsdTest, BitsDoNotDependOnThreads) {
 TEST_F(SsdTest, ASplitAtABlockHasTheBitsOfTheWhole) {
   const Buffer whole(DType::kF32, {B, T, H, P}), parts(DType::kF32, {B, T, H, P});
   const Buffer last(DType::kF32, {B, H, P, N}), state(DType::kF32, {B, H, P, N}), end(DType::kF32, {B, H, P, N});
-  Forward(ctx_, in, options, {whole.view(), last.view()});
+  Forward(ctx_, in, options, {whole.view(), {last.view()}});
   const auto tokens = [&](int64_t begin, int64_t stop) {
     Inputs part = in;
     for (ConstTensorView* t : {&part.x, &part.dt, &part.B, &part.C, &part.z}) {
@@ -120,10 +121,10 @@ TEST_F(SsdTest, ASplitAtABlockHasTheBitsOfTheWhole) {
     }
     return part;
   };
-  Forward(ctx_, tokens(0, 64), options, {parts.view().Slice(1, 0, 64), state.view()});
+  Forward(ctx_, tokens(0, 64), options, {parts.view().Slice(1, 0, 64), {state.view()}});
   Inputs rest = tokens(64, T);
-  rest.initial = state.view();
-  Forward(ctx_, rest, options, {parts.view().Slice(1, 64, T), end.view()});
+  rest.initial.S = state.view();
+  Forward(ctx_, rest, options, {parts.view().Slice(1, 64, T), {end.view()}});
   EXPECT_TRUE(SameBits(parts, whole));
   EXPECT_TRUE(SameBits(end, last));
 }

@@ -99,7 +99,7 @@ void ComputeGateGradients(const Context& ctx, const Elements& e) {
                GateParams{.z = OnDevice(e.in.z),
                           .d_o = OnDevice(e.d_o),
                           .y = OnDevice(e.y),
-                          .dz = OnDevice(e.out.dz),
+                          .dz = OnDevice(e.out.z),
                           .channels = static_cast<int32_t>(e.channels),
                           .ranges = {}});
 }
@@ -122,8 +122,8 @@ void FinishGradients(const Context& ctx, const Elements& e) {
                             .dy = OnDevice(e.y.present() ? e.y : e.d_o),
                             .dv = OnDevice(e.dv),
                             .d_log_decay = OnDevice(e.d_log_decay),
-                            .dx = OnDevice(e.out.dx),
-                            .ddt = OnDevice(e.out.ddt),
+                            .dx = OnDevice(e.out.x),
+                            .ddt = OnDevice(e.out.dt),
                             .sums = static_cast<float*>(sums.data()),
                             .low = static_cast<float>(e.dt_min),
                             .high = static_cast<float>(e.dt_max),
@@ -132,18 +132,18 @@ void FinishGradients(const Context& ctx, const Elements& e) {
                             .heads = heads,
                             .ranges = {}});
   launcher.Run(launcher.kernels().clear, launcher.Others(),
-               ClearParams{.dx = OnDevice(e.out.dx),
-                           .dz = OnDevice(e.out.dz),
-                           .ddt = OnDevice(e.out.ddt),
+               ClearParams{.dx = OnDevice(e.out.x),
+                           .dz = OnDevice(e.out.z),
+                           .ddt = OnDevice(e.out.dt),
                            .channels = channels,
                            .ranges = {}});
   launcher.call().Check(launcher.kernels().total(launcher.call().Of(1, e.heads, 1),
                                                  {.sums = static_cast<const float*>(sums.data()),
                                                   .blocks = blocks,
-                                                  .dA = OnDevice(e.out.dA),
-                                                  .dbias = OnDevice(e.out.ddt_bias),
-                                                  .dD = OnDevice(e.out.dD),
-                                                  .by_channel = e.out.dD.present() && e.out.dD.rank() == 2,
+                                                  .dA = OnDevice(e.out.A),
+                                                  .dbias = OnDevice(e.out.dt_bias),
+                                                  .dD = OnDevice(e.out.D),
+                                                  .by_channel = e.out.D.present() && e.out.D.rank() == 2,
                                                   .channels = channels,
                                                   .heads = heads}));
 }
