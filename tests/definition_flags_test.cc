@@ -258,6 +258,15 @@ Subject<scanning::Definition> Scan(const std::string& name, const scanning::Defi
                                      {&name::Forward, &name::Backward, &name::Explain, &name::BackwardWorkspace, \
                                       &name::Reference, &name::BackwardReference})
 
+// Problems have all tensors: the decays that retention has by default are not the engine's.
+recurrent::Definition AllGiven(recurrent::Definition definition) {
+  static std::deque<std::vector<mechanism::Tensor>> kept;
+  auto& tensors = kept.emplace_back(definition.table.tensors.begin(), definition.table.tensors.end());
+  for (mechanism::Tensor& tensor : tensors) tensor.optional = false;
+  definition.table.tensors = tensors;
+  return definition;
+}
+
 std::vector<Subject<recurrent::Definition>> Recurrences() {
   linear_attention::Options identity, not_causal;
   identity.feature_map = linear_attention::FeatureMap::kIdentity;
@@ -271,7 +280,10 @@ std::vector<Subject<recurrent::Definition>> Recurrences() {
           HEED_SUBJECT(Recurrence, hgrn2, hgrn2::Options(), ""),
           HEED_SUBJECT(Recurrence, lightning, lightning::Options(), ""),
           HEED_SUBJECT(Recurrence, mlstm, mlstm::Options(), ""),
-          HEED_SUBJECT(Recurrence, retention, retention::Options(), ""),
+          Recurrence<retention::Structs, retention::Options>(
+              "retention", AllGiven(retention::DefinitionOf({})), {},
+              {&retention::Forward, &retention::Backward, &retention::Explain, &retention::BackwardWorkspace,
+               &retention::Reference, &retention::BackwardReference}),
           HEED_SUBJECT(Recurrence, rwkv4, rwkv4::Options(), ""),
           HEED_SUBJECT(Recurrence, rwkv5, rwkv5::Options(), ""),
           HEED_SUBJECT(Recurrence, rwkv6, rwkv6::Options(), ""),

@@ -56,25 +56,24 @@ struct Call {
     }
     axes_of.B = sequences;
     axes_of.F = recurrence::FeatureSize(d.feature, K);
+    const auto shape_of = [&](StateTensor::Role role) -> Shape {
+      return ShapeOf(std::ranges::find(d.table.states, role, &StateTensor::role)->axes, axes_of);
+    };
+    if (has_z()) inputs.push_back({"initial_z", fill(shape_of(StateTensor::kNormaliser), state)});
+    if (d.causal) inputs.push_back({"initial_state", fill(shape_of(StateTensor::kState), state)});
     d_o = fill(v, dtype);
     o = Buffer(dtype, v);
-    for (const StateTensor& tensor : StatesOf(d)) {
-      const Shape shape = ShapeOf(tensor.axes, axes_of);
-      if (tensor.role == StateTensor::kMaximum) {
-        initial_m = fill(shape, state);
-        final_m = Buffer(state, shape);
-      } else if (tensor.role == StateTensor::kNormaliser) {
-        inputs.push_back({"initial_z", fill(shape, state)});
-        d_z = fill(shape, state);
-        final_z = Buffer(state, shape);
-      } else {
-        d_state = fill(shape, state);
-        final = Buffer(state, shape);
-      }
-    }
     if (d.causal) {
-      const std::span<const int64_t> sizes = final.view().sizes();
-      inputs.push_back({"initial_state", fill(Shape(sizes.begin(), sizes.end()), state)});
+      d_state = fill(shape_of(StateTensor::kState), state);
+      final = Buffer(state, shape_of(StateTensor::kState));
+    }
+    if (has_z()) {
+      d_z = fill(shape_of(StateTensor::kNormaliser), state);
+      final_z = Buffer(state, shape_of(StateTensor::kNormaliser));
+    }
+    if (has_m()) {
+      initial_m = fill(shape_of(StateTensor::kMaximum), state);
+      final_m = Buffer(state, shape_of(StateTensor::kMaximum));
     }
     for (const auto& [name, input] : inputs) {
       gradients.push_back(Buffer(input.view().dtype(), input.view().sizes()));

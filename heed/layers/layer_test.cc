@@ -13,6 +13,7 @@
 #include "heed/core/error.h"
 #include "heed/core/os.h"
 #include "heed/layers/layer_case.h"
+#include "heed/layers/recurrence_internal.h"
 #include "heed/layers/saved_state_internal.h"
 
 namespace heed::layers {
@@ -319,6 +320,22 @@ TEST_P(LayerTest, WrongArgumentsAreNamedBeforeAnythingIsWritten) {
   refuses(plain, &three_of_them, name + "state has a batch of 3, expected 2", x.view(), y.view());
   EXPECT_THAT([&] { layer_->MakeState({.batch = 0}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("batch is 0, expected at least 1")));
+}
+
+TEST(RecurrenceTest, ArgumentsThatAMechanismDoesNotHaveAreNamed) {
+  const Buffer x(DType::kF32, {1, 2, 1, 3});
+  const Recurrence& gla = RecurrenceNamed("gla");
+  NamedViews in;
+  for (const char* name : {"q", "k", "v", "log_decay", "beta"}) in.Add(name, x.view());
+  EXPECT_THAT([&] { RecurrenceReference(gla, in, {}, x.view()); },
+              ThrowsMessage<InternalError>(HasSubstr("gla has no argument 'beta'")));
+  EXPECT_THAT([&] { in.at("u"); }, ThrowsMessage<InternalError>(HasSubstr("there is no argument 'u'")));
+  EXPECT_THAT([&] { RecurrenceNamed("gru"); }, ThrowsMessage<InternalError>(HasSubstr("no recurrence 'gru'")));
+  EXPECT_THAT(
+      [&] {
+        while (true) in.Add("u", x.view());
+      },
+      ThrowsMessage<InternalError>(HasSubstr("too many arguments, at 'u'")));
 }
 
 std::string NameOf(const testing::TestParamInfo<Param>& of) { return of.param.layer->name; }

@@ -1,53 +1,63 @@
-// The table of GatedMixing.
-#include "heed/core/error.h"
+// The table of GatedMixing: the arguments of recurrences follow from their own tables.
 #include "heed/layers/mixing_internal.h"
+
+#include <algorithm>
+
+#include "heed/core/error.h"
+#include "heed/layers/recurrence_internal.h"
 
 namespace heed::layers {
 namespace {
 
+using mechanism::Role;
 using Argument = MixingArgument;
-using Arguments = std::vector<MixingArgument>;
 
-Argument Projected(std::string_view name, Argument::Size size, ArgumentMap map = ArgumentMap::kNone) {
-  return {.name = name, .size = size, .map = map};
+constexpr const char* kRecurrences[] = {
+    "linear_attention", "based", "retention", "lightning", "simple_gla", "gla", "hgrn2", "mlstm", "rwkv6",
+    "gated_delta_rule", "kda",   "rwkv7"};
+
+Argument::Size SizeOf(std::string_view axes) {
+  return axes.back() == 'K' ? Argument::kKey : axes.back() == 'V' ? Argument::kValue : Argument::kHead;
 }
 
-Argument Turned(Argument argument) {
-  argument.turned = true;
-  return argument;
+// The arguments that a recurrence requires, in the order of its table.
+std::vector<Argument> ArgumentsOf(const recurrent::Definition& definition) {
+  const auto is_required = [](const mechanism::Tensor& tensor) { return !tensor.optional; };
+  // Where nothing decays, positions are known from rotated queries and keys alone.
+  const bool turned = std::ranges::none_of(definition.table.tensors, [&](const mechanism::Tensor& tensor) {
+    return is_required(tensor) && tensor.role != Role::kQuery && tensor.role != Role::kKey &&
+           tensor.role != Role::kValue;
+  });
+  std::vector<Argument> arguments;
+  for (const mechanism::Tensor& tensor : definition.table.tensors) {
+    if (!is_required(tensor) || tensor.role == Role::kReadKey) continue;
+    Argument argument = {.name = tensor.name, .size = SizeOf(tensor.axes), .constant = !tensor.over_tokens()};
+    switch (tensor.role) {
+      case Role::kQuery: argument.turned = turned; break;
+      case Role::kKey:
+        argument.turned = turned;
+        argument.unit = definition.delta() != recurrence::Delta::kNone;
+        break;
+      case Role::kLogDecay: argument.map = ArgumentMap::kLogSigmoid; break;
+      case Role::kForgetGate: argument.map = ArgumentMap::kBiased; break;
+      case Role::kBeta: argument.map = ArgumentMap::kSigmoid; break;
+      case Role::kWriteKey:
+        argument.name = kShare;
+        argument.map = ArgumentMap::kSigmoid;
+        break;
+      default: break;
+    }
+    arguments.push_back(argument);
+  }
+  return arguments;
 }
-
-Argument Unit(Argument argument) {
-  argument.unit = true;
-  return argument;
-}
-
-Argument Constant(Argument argument) {
-  argument.constant = true;
-  return argument;
-}
-
-Argument LogDecay(Argument::Size size) { return Projected("log_decay", size, ArgumentMap::kLogSigmoid); }
 
 std::vector<MixingMechanism> MakeTable() {
-  constexpr auto kKey = Argument::kKey, kValue = Argument::kValue, kHead = Argument::kHead;
-  const Argument q = Projected("q", kKey), k = Projected("k", kKey), v = Projected("v", kValue),
-                 r = Projected("r", kKey), beta = Projected("beta", kHead, ArgumentMap::kSigmoid);
-  const Arguments turned = {Turned(q), Turned(k), v};
-  return {{"none", {v}},
-          {"attention", turned},
-          {"linear_attention", turned},
-          {"based", turned},
-          {"retention", turned},
-          {"lightning", {q, k, v, Constant(LogDecay(kHead))}},
-          {"simple_gla", {q, k, v, LogDecay(kHead)}},
-          {"gla", {q, k, v, LogDecay(kKey)}},
-          {"hgrn2", {q, LogDecay(kKey), Projected("i", kValue)}},
-          {"mlstm", {q, k, v, Projected("i", kHead), Projected("f", kHead, ArgumentMap::kBiased)}},
-          {"rwkv6", {r, k, v, LogDecay(kKey), Constant(Projected("u", kKey))}},
-          {"gated_delta_rule", {q, Unit(k), v, beta, LogDecay(kHead)}},
-          {"kda", {q, Unit(k), v, beta, LogDecay(kKey)}},
-          {"rwkv7", {r, Unit(k), v, LogDecay(kKey), Projected(kShare, kKey, ArgumentMap::kSigmoid)}}};
+  const Argument q = {.name = "q", .size = Argument::kKey, .turned = true},
+                 k = {.name = "k", .size = Argument::kKey, .turned = true}, v = {.name = "v", .size = Argument::kValue};
+  std::vector<MixingMechanism> table = {{"none", {v}}, {"attention", {q, k, v}}};
+  for (const char* name : kRecurrences) table.push_back({name, ArgumentsOf(RecurrenceNamed(name).definition)});
+  return table;
 }
 
 }  // namespace

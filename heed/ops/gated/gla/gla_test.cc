@@ -62,7 +62,7 @@ TEST_F(GlaTest, AGateOfColumnsIsTheAdjointOfOneOfRows) {
   const Buffer o(DType::kF64, {B, T, H, V}), state(DType::kF64, {B, H, K, V});
   Inputs in = {q_.view(), k_.view(), v_.view(), none.view(), {}};
   in.log_decay_v = by_value.view();
-  Forward(ctx_, in, options, {o.view(), {state.view(), {}}});
+  Forward(ctx_, in, options, {o.view(), {state.view()}});
 
   const Buffer dq(DType::kF64, {B, T, H, V}), unused = Normal({B, T, H, V});
   BackwardInputs adjoint;
@@ -77,7 +77,7 @@ TEST_F(GlaTest, AGateOfColumnsIsTheAdjointOfOneOfRows) {
   EXPECT_LT(LargestDifference(o, dq), 1e-13);
 
   const Buffer transposed(DType::kF64, {B, H, V, K}), other(DType::kF64, {B, T, H, K});
-  Forward(ctx_, adjoint, options, {other.view(), {transposed.view(), {}}});
+  Forward(ctx_, adjoint, options, {other.view(), {transposed.view()}});
   for (int64_t i = 0; i < K; ++i) {
     for (int64_t j = 0; j < V; ++j) {
       EXPECT_NEAR(state.Get({1, 2, i, j}), transposed.Get({1, 2, j, i}), 1e-13);
@@ -89,7 +89,7 @@ TEST_F(GlaTest, WithoutDecayTheStateIsASumOfOuterProducts) {
   const Buffer none(DType::kF64, {B, T, H, K});
   none.FillConstant(0);
   const Buffer o(DType::kF64, {B, T, H, V}), state(DType::kF64, {B, H, K, V});
-  Forward(ctx_, {q_.view(), k_.view(), v_.view(), none.view(), {}}, {}, {o.view(), {state.view(), {}}});
+  Forward(ctx_, {q_.view(), k_.view(), v_.view(), none.view(), {}}, {}, {o.view(), {state.view()}});
   for (int64_t i = 0; i < K; ++i) {
     double sum = 0;
     for (int64_t t = 0; t < T; ++t) sum += k_.Get({1, t, 2, i}) * v_.Get({1, t, 2, 7});

@@ -36,7 +36,9 @@ using BackwardInputs = Structs::BackwardInputs;
 using Outputs = Structs::Outputs;
 using Gradients = Structs::Gradients;
 using recurrent::Explanation;
-using recurrent::Options;  // `reverse` stays false, since there is no direction
+
+// `reverse` stays false, since there is no direction.
+using recurrent::Options;
 
 // Computes o.
 //

@@ -7,6 +7,11 @@
 // Every token sees all of K~ and V~, including contributions of later tokens: a causal form, a state and a step are not
 // defined. The default scale is K^-1/2.
 //
+// Sizes: B sequences, T tokens, H heads of q and k, HV of v (a multiple of H; head h reads
+// key head h / (HV / H)), K and V channels, R projected tokens; K, V and R >= 1. One float dtype for q, k and v, the
+// last axis contiguous, any other strides. e and f are in q's dtype, f32 or f64 (f64 only if q is f64), with any
+// strides, and are shared by all heads and sequences.
+//
 // Source: Wang, Li, Khabsa, Fang, Ma, "Linformer: self-attention with linear complexity",
 // arXiv:2006.04768. How other libraries differ: README.md.
 #ifndef HEED_OPS_LINEAR_LINFORMER_LINFORMER_H_
@@ -22,10 +27,6 @@
 
 namespace heed::linformer {
 
-// Sizes: B sequences, T tokens, H heads of q and k, HV of v (a multiple of H; head h reads
-// key head h / (HV / H)), K and V channels, R projected tokens; K, V and R >= 1. One float dtype for q, k and v, the
-// last axis contiguous, any other strides. e and f are in q's dtype, f32 or f64 (f64 only if q is f64), with any
-// strides, and are shared by all heads and sequences.
 template <class View>
 struct Tensors {
   View q;  // [B, T, H, K]: queries
@@ -39,7 +40,6 @@ using Structs = mechanism::Structs<Tensors, mechanism::NoStates>;
 using Inputs = Structs::Inputs;
 using BackwardInputs = Structs::BackwardInputs;
 using Outputs = Structs::Outputs;  // o: [B, T, HV, V] in q's dtype
-// Gradients are zero for unused columns too. Those of e and f may have any strides, the others have contiguous rows.
 using Gradients = Structs::Gradients;
 using mechanism::Explanation;
 
@@ -82,8 +82,9 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //   dK~_r = scale sum_t dS_tr q_t,         dV~_r = sum_t P_tr d_o_t
 //   dk    = E^T dK~,  dE = sum dK~ k^T     over sequences and heads, and so for v and F
 //
-// Only q, k, v, e, f and d_o are needed: o and lse are recomputed. Precision and reproducibility as above, except that
-// de and df are sums over the batch. Cost: 4 R (2 H K + 2 HV V) + 2 R (3 H K + 2 HV V) flops per token, less where
+// Gradients are zero for excluded tokens and unused columns. de and df may have any strides, the others have contiguous
+// rows. Only q, k, v, e, f and d_o are needed: o and lse are recomputed. Precision and reproducibility as above, except
+// that de and df are sums over the batch. Cost: 4 R (2 H K + 2 HV V) + 2 R (3 H K + 2 HV V) flops per token, less where
 // gradients are not requested. The second derivative is not implemented. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
@@ -99,8 +100,8 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options);
 
-// Describes what Forward would do: 4 R (H K + HV V) flops per token, and visited pairs of a token and a projected
-// token. Data pointers may be null where only shapes are known.
+// Describes what Forward would do. Its visited pairs are those of a token and a projected token. Data pointers may be
+// null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
 
 }  // namespace heed::linformer

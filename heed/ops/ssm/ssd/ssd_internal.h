@@ -7,7 +7,7 @@
 
 namespace heed::ssd {
 
-// The table that calls show, in the letters of ssd.h; ssd.cc has that of the recurrence.
+// The table of calls, in the letters of ssd.h. That of the recurrence is in ssd.cc.
 inline constexpr Tensors<mechanism::Tensor> kTensors = {
     .x = {"x", "BTHP"},
     .dt = {.name = "dt", .axes = "BTH", .type = mechanism::kWide, .values = mechanism::kSteps},
