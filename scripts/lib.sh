@@ -96,7 +96,7 @@ build() {  # PRESET [TARGET...]
 # --- the Python package ---------------------------------------------------------------------------------------------------
 
 python_inputs() {
-  find CMakeLists.txt pyproject.toml README.md cmake heed cli python/heed python/caches python/*.cc python/*.h tools -type f \
+  find CMakeLists.txt pyproject.toml README.md cmake heed cli python/heed python/caches python/mechanism python/*.cc python/*.h tools -type f \
     ! -name '*_test.cc' ! -path '*/__pycache__/*' 2>/dev/null | LC_ALL=C sort | xargs sha256sum
   [ ! -e .cache/highway/install ] || echo cached-highway
   python3 --version

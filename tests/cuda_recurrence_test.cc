@@ -158,9 +158,7 @@ struct Problems {
       SetElement(log_decay.view(), at, -0.1 * std::abs(GetElement(log_decay.view(), at)));
     } while (NextIndex(log_decay.view().sizes(), at));
   }
-  Inputs Views() const {
-    return {{q.view(), k.view(), v.view(), log_decay.view()}, {initial.view()}};
-  }
+  Inputs Views() const { return {{q.view(), k.view(), v.view(), log_decay.view()}, {initial.view()}}; }
   // Computes tokens [begin, end) from a state on.
   Inputs Tokens(int64_t begin, int64_t end, const ConstTensorView& state) const {
     Inputs in = Views();

@@ -396,8 +396,7 @@ TEST_P(CudaScanTest, TensorsOfSeveralDevicesAreRefused) {
   good.C = C.view();
   good.initial.S = initial.view();
   const auto refusal = [&](const Inputs& in, const TensorView& to) {
-    const std::string what = Refusal<InvalidArgument>(
-        [&] { selective_scan::Forward(ctx_, in, {}, {to, {}}); });
+    const std::string what = Refusal<InvalidArgument>([&] { selective_scan::Forward(ctx_, in, {}, {to, {}}); });
     device_o.Download(o.view());
     for (const uint8_t byte : o.bytes()) EXPECT_EQ(byte, 0xFF);
     return what;

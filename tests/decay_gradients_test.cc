@@ -87,8 +87,8 @@ std::vector<Problem> Problems() {
       problems.push_back({op, "strong"});
       continue;
     }
-    const bool undecayed =
-        op.recurrent != nullptr && (op.recurrent->definition.table.Has(mechanism::Role::kBonus) || op.recurrent->definition.several_writes());
+    const bool undecayed = op.recurrent != nullptr && (op.recurrent->definition.table.Has(mechanism::Role::kBonus) ||
+                                                       op.recurrent->definition.several_writes());
     problems.push_back({op, undecayed ? "strong=1" : "strong=5"});
   }
   return problems;

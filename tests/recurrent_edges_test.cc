@@ -183,7 +183,7 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
   expect([&](auto& in, auto&, auto&) { in[value] = other.view(); }, value + " has dtype");
   expect([&](auto& in, auto&, auto&) { in[value] = wide_values.view(); }, "has shape");
   if (channels) {
-    expect([&](auto& in, auto&, auto&) { in[query] = wide.view(); }, "expected [2,9,6]");
+    expect([&](auto& in, auto&, auto&) { in[query] = wide.view(); }, "k has shape [2,9,6]");
   } else {
     if (good.Has("k")) {
       expect([&](auto& in, auto&, auto&) { in["k"] = wide.view(); }, "k has shape [2,9,2,6]");
@@ -207,7 +207,8 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
   const std::span<const StateTensor> states = StatesOf(good.m->definition);
   const std::string name = std::string("state") + (states.size() > 1 ? "." + std::string(states[0].name) : "");
   expect([&](auto& in, auto&, auto&) { in.initial[0] = state.view(); }, "initial_" + name + " has dtype f16");
-  expect([&](auto& in, auto&, auto&) { in.initial[0] = in.initial[0].Slice(0, 0, 1); }, "initial_" + name + " has shape");
+  expect([&](auto& in, auto&, auto&) { in.initial[0] = in.initial[0].Slice(0, 0, 1); },
+         "initial_" + name + " has shape");
   expect([&](auto&, auto& options, auto&) { options.scale = INFINITY; }, channels ? "scale is given" : "scale is inf");
   const int64_t beyond[] = {9, 10}, negative[] = {-1, 9}, down[] = {0, 6, 5};
   expect([&](auto&, auto& options, auto&) { options.lengths = {beyond, DType::kI64, {2}}; },
@@ -216,7 +217,8 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
   expect([&](auto&, auto& options, auto&) { options.lengths = {beyond, DType::kI64, {1}}; }, "lengths has shape [1]");
   expect([&](auto&, auto& options, auto&) { options.cu_seqlens = {down, DType::kI64, {3}}; }, "a leading axis of 1");
   expect([&](auto&, auto&, auto& out) { out.o = {}; }, "o is absent");
-  expect([&](auto&, auto&, auto& out) { out.states[0] = out.states[0].Slice(0, 0, 1); }, "final_" + name + " has shape");
+  expect([&](auto&, auto&, auto& out) { out.states[0] = out.states[0].Slice(0, 0, 1); },
+         "final_" + name + " has shape");
   const Call packed = Make(1, 9, 2, 2, 4, 5, 2);
   Options options;
   options.cu_seqlens = {down, DType::kI64, {3}};

@@ -46,27 +46,27 @@ struct ScanFunctions {
   std::function<int64_t(const Context&, const Arguments&)> workspace, backward_workspace;
 };
 
-#define HEED_MECHANISM(op, own)                                                                       \
-  ScanFunctions {                                                                                     \
-    #op, op::DefinitionOf(own),                                                                       \
-        [](Context& ctx, const Arguments& in, const Options& options, const Results& out) {           \
-          using Of = mechanism::Lists<op::Structs>;                                                   \
-          op::Forward(ctx, Of::InputsOf(in), With(own, options), Of::OutputsOf(out));                 \
-        },                                                                                            \
-        [](Context& ctx, const Arguments& in, const Options& options, const Results& out) {           \
-          using Of = mechanism::Lists<op::Structs>;                                                   \
-          op::Backward(ctx, Of::InputsOf(in), With(own, options), Of::GradientsOf(out));              \
-        },                                                                                            \
-        [](Context& ctx, const Arguments& in, const Results& out) {                                   \
-          using Of = mechanism::Lists<op::Structs>;                                                   \
-          op::Step(ctx, Of::InputsOf(in), own, Of::OutputsOf(out).final, out.o);                      \
-        },                                                                                            \
-        [](const Context& ctx, const Arguments& in) {                                                 \
-          return op::Workspace(ctx, mechanism::Lists<op::Structs>::InputsOf(in), own);                \
-        },                                                                                            \
-        [](const Context& ctx, const Arguments& in) {                                                 \
-          return op::BackwardWorkspace(ctx, mechanism::Lists<op::Structs>::InputsOf(in), own);        \
-        }                                                                                             \
+#define HEED_MECHANISM(op, own)                                                                \
+  ScanFunctions {                                                                              \
+    #op, op::DefinitionOf(own),                                                                \
+        [](Context& ctx, const Arguments& in, const Options& options, const Results& out) {    \
+          using Of = mechanism::Lists<op::Structs>;                                            \
+          op::Forward(ctx, Of::InputsOf(in), With(own, options), Of::OutputsOf(out));          \
+        },                                                                                     \
+        [](Context& ctx, const Arguments& in, const Options& options, const Results& out) {    \
+          using Of = mechanism::Lists<op::Structs>;                                            \
+          op::Backward(ctx, Of::InputsOf(in), With(own, options), Of::GradientsOf(out));       \
+        },                                                                                     \
+        [](Context& ctx, const Arguments& in, const Results& out) {                            \
+          using Of = mechanism::Lists<op::Structs>;                                            \
+          op::Step(ctx, Of::InputsOf(in), own, Of::OutputsOf(out).final, out.o);               \
+        },                                                                                     \
+        [](const Context& ctx, const Arguments& in) {                                          \
+          return op::Workspace(ctx, mechanism::Lists<op::Structs>::InputsOf(in), own);         \
+        },                                                                                     \
+        [](const Context& ctx, const Arguments& in) {                                          \
+          return op::BackwardWorkspace(ctx, mechanism::Lists<op::Structs>::InputsOf(in), own); \
+        }                                                                                      \
   }
 
 inline selective_scan::Options Softplus() {

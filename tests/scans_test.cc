@@ -398,12 +398,14 @@ TEST_P(Scans, ErrorsNameTheArgumentAndNothingIsWritten) {
     return name + std::string(m().definition.table.states.size() > 1 ? ".S" : "");
   };
   expect([&](auto& in, auto&, auto&, auto&) { in.tensors[0] = {}; }, x + " is absent, expected a tensor");
-  expect([&](auto& in, auto&, auto&, auto&) { in.tensors[0] = in.tensors[0].Slice(0, 0, 1).Slice(1, 0, 0); }, "has shape");
+  expect([&](auto& in, auto&, auto&, auto&) { in.tensors[0] = in.tensors[0].Slice(0, 0, 1).Slice(1, 0, 0); },
+         "has shape");
   expect([&](auto& in, auto&, auto&, auto&) { in.tensors[0] = {negative, DType::kI64, {2, 1, 1}}; },
          x + " has dtype i64, expected f64, f32, bf16 or f16");
   expect([&](auto& in, auto&, auto&, auto&) { in.initial.back() = other.view(); },
          of_state("initial_state") + " has shape [2,4,8], expected [2,");
-  expect([&](auto& in, auto&, auto&, auto&) { in.initial.back() = {wide.view().data(), DType::kF64, in.initial.back().sizes()}; },
+  expect([&](auto& in, auto&, auto&,
+             auto&) { in.initial.back() = {wide.view().data(), DType::kF64, in.initial.back().sizes()}; },
          of_state("initial_state") + " has dtype f64, expected f32");
   expect([&](auto&, auto& options, auto&, auto&) { options.lengths = {long_lengths, DType::kI64, {2}}; },
          "lengths[1] is 10, expected 0 to T = 9");
@@ -416,12 +418,14 @@ TEST_P(Scans, ErrorsNameTheArgumentAndNothingIsWritten) {
   expect([&](auto& in, auto&, auto& out,
              auto&) { out.o = {const_cast<void*>(in.tensors[0].data()), DType::kF32, in.tensors[0].sizes()}; },
          "o overlaps " + x + ", expected memory of its own");
-  expect([&](auto& in, auto&, auto& out,
-             auto&) { out.states.back() = {const_cast<void*>(in.initial.back().data()), DType::kF32, in.initial.back().sizes()}; },
-         of_state("final_state") + " overlaps " + of_state("initial_state") + ", expected memory of its own");
+  expect(
+      [&](auto& in, auto&, auto& out, auto&) {
+        out.states.back() = {const_cast<void*>(in.initial.back().data()), DType::kF32, in.initial.back().sizes()};
+      },
+      of_state("final_state") + " overlaps " + of_state("initial_state") + ", expected memory of its own");
   expect([&](auto& in, auto&, auto&, auto&) { in.d_o = {}; }, "d_o is absent", true);
-  expect([&](auto& in, auto&, auto&, auto&) { in.d_final.back() = other.view(); }, of_state("d_state") + " has shape [2,4,8]",
-         true);
+  expect([&](auto& in, auto&, auto&, auto&) { in.d_final.back() = other.view(); },
+         of_state("d_state") + " has shape [2,4,8]", true);
   expect([&](auto& in, auto&, auto&,
              auto& out) { out.gradients[0] = {const_cast<void*>(in.d_o.data()), DType::kF32, in.d_o.sizes()}; },
          "d" + x + " overlaps d_o, expected memory of its own", true);

@@ -91,7 +91,8 @@ TEST_P(StepAllocation, OfMechanismsOnTheRecurrenceEngine) {
     const TensorView o = Tensor(of_o, dtype_);
     for (const int threads : {1, 2}) {
       Context ctx(threads);
-      EXPECT_EQ(AllocationsOf([&] { m.step(ctx, {in}, {}, {o, state}); }), 0) << op.name << ", " << threads << " threads";
+      EXPECT_EQ(AllocationsOf([&] { m.step(ctx, {in}, {}, {o, state}); }), 0)
+          << op.name << ", " << threads << " threads";
     }
     ++tested;
   }

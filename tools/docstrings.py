@@ -178,7 +178,8 @@ class Header:
             elif match := FUNCTION.match(code):
                 result, name, parameters = match.groups()
                 first = "" if self.found or has_class else joined(self.opening, self.brought())
-                self.found[name] = joined(first, *described(structs, f"{parameters} {result}"), comment)
+                words = f"{parameters} {result}" + (" Tensors States" if "Inputs" in parameters else "")
+                self.found[name] = joined(first, *described(structs, words), comment)
 
     shapes = ""  # the comment above `using`
 

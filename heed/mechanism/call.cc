@@ -13,11 +13,14 @@ namespace {
 
 bool IsOverTokens(std::string_view axes) { return axes.find('T') != std::string_view::npos; }
 
-// "rank 4: [B, T, H, K]", or the alternatives.
-std::string Expected(const Tensor& tensor, AxisName name) {
+// "rank 4: [B, T, H, K]", or without the rank.
+std::string Expected(const Tensor& tensor, AxisName name, bool says_rank) {
   const std::string_view axes = tensor.axes;
-  const bool several = axes.find('|') != std::string_view::npos;
-  return (several ? "" : "rank " + std::to_string(axes.size()) + ": ") + Described(axes, name);
+  std::string text = says_rank ? "rank " : "";
+  if (says_rank) text += std::to_string(axes.size()) + ": ";
+  text += Described(axes, name);
+  if (axes.find('W') != std::string_view::npos) text += " with W >= 1";
+  return text;
 }
 
 // The dtypes that a tensor of these axes may have, beside that of the first tensor.
@@ -70,8 +73,8 @@ ConstTensorView WithToken(const char* op, const Tensor& tensor, AxisName name, c
   return {t.data(), t.dtype(), sizes, strides, t.device()};
 }
 
-void Call::ReadSizes(const char* op, const Table& table, const Arguments& in, AxisName name,
-                     std::initializer_list<const Tensor*> leading) {
+void Call::ReadSizes(const char* op, const Table& table, const Arguments& in, AxisName name, bool says_rank,
+                     std::initializer_list<Leading> leading) {
   std::vector<TokenRange> memory = std::move(ranges);
   memory.clear();
   *this = {};
@@ -83,19 +86,20 @@ void Call::ReadSizes(const char* op, const Table& table, const Arguments& in, Ax
   }
   dtype = o_dtype = first.dtype();
   if (first.device().type == DeviceType::kCuda) device = first.device();
-  const auto read = [&](const Tensor& tensor) {
+  const auto read = [&](const Tensor& tensor, std::string_view letters) {
     const ConstTensorView& t = At(in.tensors, table.IndexOf(tensor));
     if (!t.present() && tensor.optional) return;
     if (!t.present()) Fail(op, tensor.name, "is absent", "a tensor");
     const std::string_view axes = AxesOfRank(tensor.axes, t.rank());
-    if (axes.empty()) Fail(op, tensor.name, "has shape " + t.ShapeString(), Expected(tensor, name));
+    if (axes.empty()) Fail(op, tensor.name, "has shape " + t.ShapeString(), Expected(tensor, name, says_rank));
     if (axes == "BNT" && sizes.G < 0) sizes.G = 1;
     for (size_t i = 0; i < axes.size(); ++i) {  // sizes that are not known yet
+      if (letters.find(axes[i]) == std::string_view::npos) continue;
       if (sizes[axes[i]] < 0) sizes[axes[i]] = t.size(static_cast<int>(i));
     }
   };
-  for (const Tensor* tensor : leading) read(*tensor);
-  for (const Tensor& tensor : table.tensors) read(tensor);
+  for (const auto& [tensor, axes] : leading) read(*tensor, axes);
+  for (const Tensor& tensor : table.tensors) read(tensor, tensor.axes);
 }
 
 void Call::CheckTensors(const char* op, const Table& table, const Arguments& in, bool data, bool host_decays,

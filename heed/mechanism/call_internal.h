@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "heed/core/context.h"
-#include "heed/core/device_name.h"
 #include "heed/mechanism/check_internal.h"
 #include "heed/mechanism/table_internal.h"
 #include "heed/mechanism/tokens_internal.h"
@@ -63,10 +62,14 @@ struct Call {
   bool on_cpu() const { return device.type == DeviceType::kCpu; }
   int num_states() const { return has_state[0] + has_state[1] + has_state[2]; }
 
-  // Finds dtype, device and sizes from the ranks and shapes of the tensors, of `leading` ones first; resets everything
-  // else but the memory of lists.
-  void ReadSizes(const char* op, const Table& table, const Arguments& in, AxisName name,
-                 std::initializer_list<const Tensor*> leading = {});
+  // Finds dtype, device and sizes from the ranks and shapes of the tensors, first of these axes of the `leading` ones;
+  // resets everything else but the memory of lists. Messages name the rank with `says_rank`.
+  struct Leading {
+    const Tensor* tensor;
+    std::string_view axes;
+  };
+  void ReadSizes(const char* op, const Table& table, const Arguments& in, AxisName name, bool says_rank,
+                 std::initializer_list<Leading> leading = {});
   // Checks presence, dtype, shape and device of the tensors. `host_decays`: constant decays are on the CPU. With
   // `values`, decays and rates are at most 0.
   void CheckTensors(const char* op, const Table& table, const Arguments& in, bool data, bool host_decays,
@@ -83,7 +86,7 @@ struct Call {
                  std::span<const View> views, const F& f) const {
     for (size_t i = 0; i < views.size(); ++i) {
       if (!views[i].present()) continue;
-      const StateName name(what, table.states[i], !has_state[i] || num_states() > 1);
+      const StateName name(what, table.states[i], num_states() > 1 || table.states[i].role != StateTensor::kState);
       if (gradients && !table.states[i].differentiable()) Fail(op, name, verb, "none: it is a constant");
       if (!has_state[i]) Fail(op, name, verb, "none: this call has no such state");
       f(i, name, views[i]);
@@ -97,9 +100,8 @@ struct Call {
   template <class F>
   void ForOtherTokens(const F& f) const {
     const std::vector<TokenRange> none;
-    ForOthers(sizes.D == 0 ? none : ranges, sizes.B, sizes.T, [&](int64_t b, int64_t begin, int64_t end) {
-      f(b, reverse ? 1 - end : begin, end - begin);
-    });
+    ForOthers(sizes.D == 0 ? none : ranges, sizes.B, sizes.T,
+              [&](int64_t b, int64_t begin, int64_t end) { f(b, reverse ? 1 - end : begin, end - begin); });
   }
   // Clears tokens that belong to no sequence, and all tokens of calls without channels, which have no task. Kernels of
   // devices clear these themselves.

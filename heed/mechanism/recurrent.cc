@@ -158,9 +158,11 @@ void Call::CheckSizes(const char* op, const Definition& definition, const Argume
   if (sizes.K < 1) Fail(op, query.name, "has shape " + shape(query), "K >= 1");
   if (sizes.V < 1) Fail(op, value.name, "has shape " + shape(value), "V >= 1");
   if (sizes.N == 0) Fail(op, value.name, "has shape " + shape(value), "n >= 1");
-  if (sizes.M == 0) {
-    Fail(op, "projection", "has shape " + shape(*definition.table.Find(Role::kProjection)),
-         "[M, K = " + std::to_string(sizes.K) + "], M >= 1");
+  if (const Tensor* const projection = definition.table.Find(Role::kProjection)) {
+    const ConstTensorView& W = mechanism::At(in.tensors, definition.table.IndexOf(*projection));
+    if (W.present() && (W.size(0) < 1 || W.size(1) != sizes.K)) {
+      Fail(op, projection->name, "has shape " + W.ShapeString(), "[M, K = " + std::to_string(sizes.K) + "], M >= 1");
+    }
   }
   if (sizes.H < 1 ? sizes.G != 0 : sizes.G % sizes.H != 0 || sizes.G == 0) {
     Fail(op, value.name, "has " + std::to_string(sizes.G) + " heads",
@@ -173,7 +175,8 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
   for (const double eps : {definition.eps, definition.feature_eps}) {
     if (!(eps >= 0) || std::isinf(eps)) Fail(op, "eps", "is " + mechanism::Text(eps), "a finite number >= 0");
   }
-  ReadSizes(op, definition.table, in, &AxisName, {&definition.query(), &definition.value()});
+  const Tensor& value = definition.value();
+  ReadSizes(op, definition.table, in, &AxisName, true, {{&definition.query(), "BTHK"}, {&value, value.axes}});
   CheckSizes(op, definition, in);
   const Surroundings* const around = definition.surroundings;
   const bool random = recurrence::IsRandom(definition.feature), channels = definition.channels();

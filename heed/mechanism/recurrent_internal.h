@@ -55,15 +55,13 @@ struct Definition {
   bool several_writes() const;   // k, v and beta have an axis of writes
   bool complement_keys() const;  // k is 1 - exp(log_decay) instead of an input
   bool exp_gates() const { return table.Has(Role::kInputGate); }
-  bool value_first() const;      // states are [B, HV, V, K]
+  bool value_first() const;  // states are [B, HV, V, K]
   recurrence::Delta delta() const;
   const Tensor& query() const { return *table.Find(channels() ? Role::kKey : Role::kQuery); }
   const Tensor& value() const { return *table.Find(Role::kValue); }
   const char* o_axes() const { return channels() ? "BTC" : "BTGV"; }
   // True for a state that calls with these options have.
-  bool Has(const StateTensor& state) const {
-    return causal && (state.role != StateTensor::kNormaliser || normalize);
-  }
+  bool Has(const StateTensor& state) const { return causal && (state.role != StateTensor::kNormaliser || normalize); }
 };
 
 // Rows of the state: channels of phi(q); for random features the M rows of W.

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "heed/core/device_name.h"
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/engines/scan/convolution.h"
@@ -61,8 +62,9 @@ constexpr Place kPlaces[] = {
 
 const Place& PlaceOf(const Tensor& tensor) { return *std::ranges::find(kPlaces, tensor.role, &Place::role); }
 
-// [B, D, T], [B, T, D], [B, G, N, T], [B, T, H, d] or, of keys before a sequence, [B, W - 1, H, d]: columns are channels
-// or the states of a group, and heads are groups. Strides of axes of size 1 are set as if the tensor were contiguous.
+// [B, D, T], [B, T, D], [B, G, N, T], [B, T, H, d] or, of keys before a sequence, [B, W - 1, H, d]: columns are
+// channels or the states of a group, and heads are groups. Strides of axes of size 1 are set as if the tensor were
+// contiguous.
 scan::Tokens TokensOf(const ConstTensorView& t, std::string_view axes, bool reverse) {
   if (!t.present()) return {};
   scan::Tokens of = {t.data(), t.dtype()};
@@ -194,7 +196,7 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
   if (definition.rule == scan::Rule::kGates && (!(definition.c > 0) || std::isinf(definition.c))) {
     Fail(op, "c", "is " + mechanism::Text(definition.c), "a positive number");
   }
-  ReadSizes(op, definition.table, in, &AxisName);
+  ReadSizes(op, definition.table, in, &AxisName, false);
   if (definition.kernels != nullptr && !on_cpu()) {
     throw Unsupported(std::string(op) + ": computes on the CPU alone, not on " + heed::NameOf(device));
   }
@@ -237,7 +239,8 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
   }
   if (definition.kernels != nullptr) return;
   for (const Tensor& tensor : definition.table.tensors) {
-    PlaceTensor(tensor, mechanism::At(in.tensors, definition.table.IndexOf(tensor)), reverse, PlaceOf(tensor).in, problem);
+    PlaceTensor(tensor, mechanism::At(in.tensors, definition.table.IndexOf(tensor)), reverse, PlaceOf(tensor).in,
+                problem);
   }
   PlaceStates(definition, in.initial, problem.initial, problem.initial_tail);
 }
@@ -268,8 +271,7 @@ void Call::Backward(const char* op, Context& ctx, const Definition& definition, 
     PlaceTensor(definition.table.tensors[i], out.gradients[i], reverse, PlaceOf(definition.table.tensors[i]).out, g);
   }
   ChooseMethod(definition,
-               HasState(definition, in.initial) || HasState(definition, in.d_final) ||
-                   HasState(definition, out.states),
+               HasState(definition, in.initial) || HasState(definition, in.d_final) || HasState(definition, out.states),
                problem);
   AddOtherTokens();
   scan::Choose(op, ctx, problem, engine::Pass::kBackward).backward(ctx, problem, g);

@@ -71,8 +71,8 @@ struct Parameter {
   Reading reading = kRows;
   Values values = kNormal;
   bool optional = false;
-  bool cast = false;         // autocast converts it, except where it may have tokens and is constant
-  bool keyword = false;      // not accepted by position
+  bool cast = false;     // autocast converts it, except where it may have tokens and is constant
+  bool keyword = false;  // not accepted by position
 };
 
 // A state, which is a field of a named tuple if there are several.
@@ -159,9 +159,7 @@ class Adapter final : public Passes {
   }
 
  private:
-  static mechanism::Arguments ArgumentsOf(const Call& call) {
-    return {call.in, call.initial, call.d_o, call.d_final};
-  }
+  static mechanism::Arguments ArgumentsOf(const Call& call) { return {call.in, call.initial, call.d_o, call.d_final}; }
   Options OptionsOf(const Call& call) const {
     Options options = own_(call.settings);
     options.lengths = call.lengths;

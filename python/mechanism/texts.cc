@@ -125,7 +125,8 @@ void Bound::WriteTexts(const std::string& gradients_type, const std::string& gra
   const Example example(*this);
   const std::string own(Find({docs.fields}, "states"));
   const std::string axes = own.empty() ? AxesOfStates(*this) + "; f32, or f64 for f64" : own;
-  const std::string before = "the state before the first token: " + axes + (own.empty() ? "; absent: no tokens so far" : "");
+  const std::string before =
+      "the state before the first token: " + axes + (own.empty() ? "; absent: no tokens so far" : "");
   const std::string updated = "what a call with return_state=True returned, updated in place: " + axes;
   std::vector<Said> known = in_python;
   known.insert(known.end(), {{"initial_state", before.c_str()}, {"state", updated.c_str()}});

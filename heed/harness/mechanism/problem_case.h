@@ -107,8 +107,8 @@ struct CaseFunctions : Functions<Structs, Own> {
   std::function<void(const typename Structs::Inputs&, const Own&, const typename Structs::Outputs& expected,
                      const typename Structs::Outputs& tolerance)>
       tolerance = {};
-  std::function<void(const typename Structs::BackwardInputs&, const Own&,
-                     const typename Structs::Gradients& expected, const typename Structs::Gradients& tolerance)>
+  std::function<void(const typename Structs::BackwardInputs&, const Own&, const typename Structs::Gradients& expected,
+                     const typename Structs::Gradients& tolerance)>
       backward_tolerance = {};
 };
 

@@ -126,7 +126,7 @@ class Maker : public mechanism::Maker {
     const double products = d_.channels()                                  ? kFlopsOfChannels * (backward ? 2 : 1)
                             : d_.delta() == recurrence::Delta::kNone       ? (backward ? 12 : 4)
                             : d_.delta() == recurrence::Delta::kAfterDecay ? (backward ? 18 : 6)
-                                                                         : (backward ? 22 : 8);
+                                                                           : (backward ? 22 : 8);
     const int64_t elements = d_.channels() ? 1 : sizes_.F * sizes_.V * sizes_.N;
     double flops = products * static_cast<double>(sizes_.B * tokens * sizes_.G * elements);
     if (projected()) {

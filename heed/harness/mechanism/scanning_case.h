@@ -34,7 +34,8 @@ Mechanism Bound(const std::string& name, const Definition& definition, const Own
   m.of_problems.name = name;
   m.of_problems.options = options;
   Describe(definition, m.of_problems);
-  mechanism::Bind<Structs>(definition.table.tensors, definition.table.states, definition.o_axes(), own, f, m.of_problems);
+  mechanism::Bind<Structs>(definition.table.tensors, definition.table.states, definition.o_axes(), own, f,
+                           m.of_problems);
   return m;
 }
 

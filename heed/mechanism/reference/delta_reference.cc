@@ -292,11 +292,16 @@ void AddGradients(const DeltaMath& math, const Head& h, const Place& place, cons
 constexpr struct {
   ConstTensorView ReferenceInputs::* input;
   TensorView ReferenceGradients::* gradient;
-} kTensors[] = {{&ReferenceInputs::q, &ReferenceGradients::q},         {&ReferenceInputs::k, &ReferenceGradients::k},
-                {&ReferenceInputs::v, &ReferenceGradients::v},         {&ReferenceInputs::log_decay, &ReferenceGradients::log_decay},
-                {&ReferenceInputs::beta, &ReferenceGradients::beta},   {&ReferenceInputs::p, &ReferenceGradients::p},
-                {&ReferenceInputs::erase, &ReferenceGradients::erase}, {&ReferenceInputs::write, &ReferenceGradients::write},
-                {&ReferenceInputs::a, &ReferenceGradients::a},         {&ReferenceInputs::b, &ReferenceGradients::b}};
+} kTensors[] = {{&ReferenceInputs::q, &ReferenceGradients::q},
+                {&ReferenceInputs::k, &ReferenceGradients::k},
+                {&ReferenceInputs::v, &ReferenceGradients::v},
+                {&ReferenceInputs::log_decay, &ReferenceGradients::log_decay},
+                {&ReferenceInputs::beta, &ReferenceGradients::beta},
+                {&ReferenceInputs::p, &ReferenceGradients::p},
+                {&ReferenceInputs::erase, &ReferenceGradients::erase},
+                {&ReferenceInputs::write, &ReferenceGradients::write},
+                {&ReferenceInputs::a, &ReferenceGradients::a},
+                {&ReferenceInputs::b, &ReferenceGradients::b}};
 
 void ClearAll(const ReferenceGradients& out) {
   for (const auto& tensor : kTensors) mechanism::Clear(out.*tensor.gradient);
@@ -414,8 +419,8 @@ void Reference(const ReferenceInputs& in, const Options& options, const DeltaMat
   });
 }
 
-void Tolerance(const ReferenceInputs& in, const Options& options, const DeltaMath& math, const ReferenceOutputs& expected,
-               const ReferenceOutputs& tolerance) {
+void Tolerance(const ReferenceInputs& in, const Options& options, const DeltaMath& math,
+               const ReferenceOutputs& expected, const ReferenceOutputs& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   mechanism::Clear(tolerance.o);
   ForEachHead(in, options, math, [&](const Place& place) {
@@ -444,7 +449,8 @@ void Tolerance(const ReferenceInputs& in, const Options& options, const DeltaMat
   });
 }
 
-void BackwardReference(const ReferenceBackwardInputs& in, const Options& options, const DeltaMath& math, const ReferenceGradients& out) {
+void BackwardReference(const ReferenceBackwardInputs& in, const Options& options, const DeltaMath& math,
+                       const ReferenceGradients& out) {
   ClearAll(out);
   ForEachHead(in, options, math, [&](const Place& place) {
     const Head h = HeadOf(math, in, place);

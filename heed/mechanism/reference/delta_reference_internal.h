@@ -22,7 +22,7 @@ namespace heed::recurrent {
 // Tensors that are not named here are not read, and ranks other than those of recurrent.h throw.
 struct DeltaMath {
   double scale = 1;
-  LogDecay log_decay;                               // empty: no decay
+  LogDecay log_decay;                                                 // empty: no decay
   ConstTensorView ReferenceInputs::* read_key = &ReferenceInputs::k;  // [B, T, H, K]
   TensorView ReferenceGradients::* d_read_key = &ReferenceGradients::k;
   bool beta = false, erase_and_write = false;  // whether these factors exist; otherwise they are 1
@@ -35,11 +35,12 @@ struct DeltaMath {
 // The functions below depend on the equations only. Arguments are those of a kernel, which has checked them. Outputs
 // may be f64.
 void Reference(const ReferenceInputs& in, const Options& options, const DeltaMath& math, const ReferenceOutputs& out);
-void BackwardReference(const ReferenceBackwardInputs& in, const Options& options, const DeltaMath& math, const ReferenceGradients& out);
+void BackwardReference(const ReferenceBackwardInputs& in, const Options& options, const DeltaMath& math,
+                       const ReferenceGradients& out);
 
 // The tolerance of each output, derived in the .cc file.
-void Tolerance(const ReferenceInputs& in, const Options& options, const DeltaMath& math, const ReferenceOutputs& expected,
-               const ReferenceOutputs& tolerance);
+void Tolerance(const ReferenceInputs& in, const Options& options, const DeltaMath& math,
+               const ReferenceOutputs& expected, const ReferenceOutputs& tolerance);
 void BackwardTolerance(const ReferenceBackwardInputs& in, const Options& options, const DeltaMath& math,
                        const ReferenceGradients& expected, const ReferenceGradients& tolerance);
 

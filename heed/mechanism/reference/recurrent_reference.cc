@@ -292,7 +292,8 @@ double RootScale(int64_t key_size, const Options& options) {
   return options.scale.value_or(1 / std::sqrt(static_cast<double>(key_size)));
 }
 
-void Reference(const ReferenceInputs& in, const Options& options, const ReferenceMath& shared, const ReferenceOutputs& out) {
+void Reference(const ReferenceInputs& in, const Options& options, const ReferenceMath& shared,
+               const ReferenceOutputs& out) {
   Clear(out.o);
   ForEachHead(in, options, [&](const Place& place) {
     const ReferenceMath math = MathOf(shared, place);
@@ -311,8 +312,8 @@ void Reference(const ReferenceInputs& in, const Options& options, const Referenc
   });
 }
 
-void Tolerance(const ReferenceInputs& in, const Options& options, const ReferenceMath& shared, const ReferenceOutputs& expected,
-               const ReferenceOutputs& tolerance) {
+void Tolerance(const ReferenceInputs& in, const Options& options, const ReferenceMath& shared,
+               const ReferenceOutputs& expected, const ReferenceOutputs& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   Clear(tolerance.o);
   ForEachHead(in, options, [&](const Place& place) {
@@ -344,9 +345,10 @@ void Tolerance(const ReferenceInputs& in, const Options& options, const Referenc
 namespace {
 
 // Adds a head's contribution to the gradients: values, or errors of values of these magnitudes.
-void AddGradients(const ReferenceBackwardInputs& in, const ReferenceMath& math, const Place& place, const ReferenceHead& head,
-                  const ReferenceHeadGradients& g, const Doubles& of_decay, const Doubles& of_value_decay,
-                  const ReferenceHeadGradients* magnitudes, double rounding, const ReferenceGradients& out) {
+void AddGradients(const ReferenceBackwardInputs& in, const ReferenceMath& math, const Place& place,
+                  const ReferenceHead& head, const ReferenceHeadGradients& g, const Doubles& of_decay,
+                  const Doubles& of_value_decay, const ReferenceHeadGradients* magnitudes, double rounding,
+                  const ReferenceGradients& out) {
   const bool errors = magnitudes != nullptr;
   Doubles of_projection;
   const auto through_feature = [&](const ConstTensorView& from, int64_t t, const Doubles& dy, const Doubles& magnitude,
@@ -436,8 +438,7 @@ void AddGradients(const ReferenceBackwardInputs& in, const ReferenceMath& math, 
 
 // Clears gradients before heads add to them. Gradients of tensors that the equations do not use are not written.
 void ClearAll(const ReferenceMath& math, const ReferenceGradients& out) {
-  for (const TensorView* t : {&out.q, &out.k, &out.v, &out.log_decay, &out.projection, &out.i, &out.f})
-    Clear(*t);
+  for (const TensorView* t : {&out.q, &out.k, &out.v, &out.log_decay, &out.projection, &out.i, &out.f}) Clear(*t);
   if (math.bonus) Clear(out.u);
   if (math.log_decay_v.present()) Clear(out.log_decay_v);
 }

@@ -131,10 +131,10 @@ struct ReferenceMath {
   std::function<ReferenceMath(const ReferencePlace& place)> of_head;
   // Initial states are multiplied by `initial_factor`, final states by `final_factor`, with `final_m`.
   double initial_factor = 1, final_factor = 1, final_m = 0, m_error = 0;
-  LogDecay log_decay;                         // empty: no decay
-  ConstTensorView log_decay_v;                // [B, T, HV, V], for columns of the state; absent: no such decay
-  bool bonus = false;                         // u [HV, K] of RWKV's u term exists
-  bool complement_keys = false;               // k = 1 - exp(log_decay)
+  LogDecay log_decay;            // empty: no decay
+  ConstTensorView log_decay_v;   // [B, T, HV, V], for columns of the state; absent: no such decay
+  bool bonus = false;            // u [HV, K] of RWKV's u term exists
+  bool complement_keys = false;  // k = 1 - exp(log_decay)
   // For exponential gates: factors of keys, floors of denominators, terms added to denominators, and derivatives of log
   // decays by their gates, by token in the order of processing. Empty: none.
   Doubles key_factors, floors, epsilons, forget_slopes;

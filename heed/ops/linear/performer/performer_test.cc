@@ -338,7 +338,7 @@ TEST_F(PerformerMistakes, AreNamed) {
   EXPECT_THAT(OfForward(), HasSubstr("eps is -1, expected a finite number >= 0"));
   call.options = {};
   EXPECT_THAT(MessageOf([&] { Step(ctx_, {}, call.options, {}, {}); }), HasSubstr("causal is false"));
-  EXPECT_THAT(OfForward(), HasSubstr("initial_state.S is given, expected none"));
+  EXPECT_THAT(OfForward(), HasSubstr("initial_state is given, expected none"));
 }
 
 }  // namespace

@@ -348,7 +348,7 @@ TEST(LongConvolutionErrors, NameTheArgumentAndNothingIsWritten) {
   const Buffer other(DType::kF32, {4, 10});
   const int64_t long_lengths[] = {9, 10};
   expect([&](auto& in, auto&, auto&, auto&) { in.u = {}; }, "u is absent, expected a tensor");
-  expect([&](auto& in, auto&, auto&, auto&) { in.u = in.kernel; }, "u has shape [4,3], expected rank 3: [B, D, T]");
+  expect([&](auto& in, auto&, auto&, auto&) { in.u = in.kernel; }, "u has shape [4,3], expected [B, D, T]");
   expect([&](auto& in, auto&, auto&, auto&) { in.kernel = {}; }, "kernel is absent, expected a tensor");
   expect([&](auto& in, auto&, auto&, auto&) { in.kernel = other.view(); },
          "kernel has shape [4,10], expected [D, L] with L <= T = 9");
