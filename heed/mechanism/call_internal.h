@@ -45,7 +45,7 @@ class StateName {
   char name_[32];
 };
 
-// What the arguments of a call determine.
+// The arguments of a call determine these.
 struct Call {
   DType dtype = DType::kF32;    // of the first tensor
   DType o_dtype = DType::kF32;  // of o and d_o

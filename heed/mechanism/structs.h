@@ -47,7 +47,7 @@ struct Structs {
   using State = OfStates<TensorView>;  // updated in place
 };
 
-// What a call would do.
+// A plan of a call.
 struct Explanation {
   std::string kernel, target, why;
   double flops = 0;             // of the recurrence, and of the features of queries and keys

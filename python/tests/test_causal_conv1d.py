@@ -139,7 +139,7 @@ def test_errors_name_the_argument():
         ({"initial_state": initial.astype(np.float32)}, "causal_conv1d: initial_state has dtype f32, expected f64"),
         ({"activation": "relu"}, "causal_conv1d: activation is 'relu', expected None, 'silu' or 'swish'"),
         ({"out": np.empty((2, 19, 49))}, r"causal_conv1d: out has shape \[2,19,49\], expected \[2,19,50\]"),
-        ({"x": x[0]}, r"causal_conv1d: x has shape \[19,50\], expected rank 3: \[B, D, T\]"),
+        ({"x": x[0]}, r"causal_conv1d: x has shape \[19,50\], expected \[B, D, T\]"),
         ({"weight": weight[:, 0]}, r"causal_conv1d: weight has shape \[19\], expected \[D, W\] with W >= 1"),
         ({"weight": weight[1:]}, r"causal_conv1d: weight has shape \[18,4\], expected \[19,4\]"),
         ({"bias": bias[1:]}, r"causal_conv1d: bias has shape \[18\], expected \[19\]"),

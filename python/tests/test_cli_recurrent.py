@@ -244,7 +244,7 @@ def test_compare_has_a_row_for_each_mechanism_or_says_why_not():
     assert set(SUFFICE) >= {"linear_attention", "based", "retention"} and set(SUFFICE) <= set(state)
     assert {"linformer", "performer", "gla", "simple_gla", "rwkv5", "rwkv6"} <= set(state)
     assert skipped["ssd"] == "no x, dt, A, B and C, expected beside q, k and v"
-    assert skipped["hgrn2"] == "no i and log_decay, expected beside q, k and v"
+    assert skipped["hgrn2"] == "no log_decay and i, expected beside q, k and v"
     exact = next(row for row in rows if row["options"].get("causal") and row["mechanism"] == "attention")
     assert exact["state_bytes"] == 371 * 12 * (32 + 32) * 4
     assert (state["linear_attention"] == 12 * (32 * 32 + 32) * 4

@@ -174,10 +174,14 @@ TensorCall CallOn(const Mechanism& m, Use use, const Context& ctx, const TensorM
 
 }  // namespace
 
-StateRow::StateRow(const StateTensor& state)
-    : name(state.role == StateTensor::kState ? "state" : std::string("state_") + state.name),
-      gradient(state.differentiable() ? "dinitial_" + name : ""), axes(state.axes),
-      positive(state.role == StateTensor::kNormaliser), absent(state.absent) {}
+StateRow::StateRow(const StateTensor& state) : axes(state.axes), absent(state.absent) {
+  switch (state.role) {
+    case StateTensor::kState: name = "state", gradient = "dinitial_state"; break;
+    case StateTensor::kNormaliser: name = "state_z", gradient = "dinitial_z", positive = true; break;
+    case StateTensor::kMaximum: name = "state_m"; break;
+    case StateTensor::kTail: name = "state_tail", gradient = "dinitial_state_tail"; break;
+  }
+}
 
 Arguments ArgumentsOf(const Problem& p) { return {p.inputs, p.initial, p.d_o, p.d_final}; }
 

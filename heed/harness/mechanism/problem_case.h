@@ -61,7 +61,7 @@ struct StateRow {
   std::string name;      // "state", or "state_z"
   std::string gradient;  // "dinitial_state"; empty: a constant
   std::string axes;
-  bool positive;
+  bool positive = false;
   double absent;  // its value if absent
 };
 

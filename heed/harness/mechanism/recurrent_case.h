@@ -27,7 +27,7 @@ struct Mechanism {
   mechanism::Mechanism of_problems;
 };
 
-// What problems of a mechanism need to know of its definition.
+// Sets what problems of a mechanism need to know of its definition.
 void Describe(const Definition& definition, mechanism::Mechanism& m);
 
 // The states that calls with a definition have, which are the first ones of its table.
@@ -56,7 +56,7 @@ Mechanism Bound(const std::string& name, const Definition& definition, const Own
   return m;
 }
 
-// The same with tolerances that follow from the equations of its reference.
+// This overload has tolerances that follow from the equations of its reference.
 template <class Structs, class Own, class Math>
 Mechanism Bound(const std::string& name, const Definition& definition, const Own& own,
                 const mechanism::Functions<Structs, Own>& f, Math (*math)(const typename Structs::Inputs&, const Own&),

@@ -22,7 +22,7 @@ struct Mechanism {
   mechanism::Mechanism of_problems;
 };
 
-// What problems of a mechanism need to know of its definition.
+// Sets what problems of a mechanism need to know of its definition.
 void Describe(const Definition& definition, mechanism::Mechanism& m);
 
 // Binds the options of a mechanism whose functions take its own type of options.

@@ -166,7 +166,7 @@ void Tolerance(const ReferenceInputs& in, const Options& options, const Referenc
 void BackwardTolerance(const ReferenceBackwardInputs& in, const Options& options, const ReferenceMath& math,
                        const ReferenceGradients& expected, const ReferenceGradients& tolerance);
 
-// The same of the structs of a mechanism, by the equations of a recurrence or of a delta rule.
+// These two take the structs of a mechanism, by the equations of a recurrence or of a delta rule.
 template <class In, class Math, class Out>
 void RunReference(const In& in, const Options& options, const Math& math, const Out& out) {
   Reference(AsReference(in), options, math, OutputsAsReference(out));
