@@ -1,6 +1,6 @@
 # heed_harness: cases, the generated list of all operations, comparison. Feeds tests, benchmarks and the command line.
 file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/heed/harness/*.cc ${PROJECT_SOURCE_DIR}/heed/ops/mechanism/*_case.cc
-  ${PROJECT_SOURCE_DIR}/heed/ops/*/common/*_case.cc)
+  ${PROJECT_SOURCE_DIR}/heed/ops/*/common/*_case.cc ${PROJECT_SOURCE_DIR}/heed/patterns/*_case.cc)
 list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
 get_property(cases GLOBAL PROPERTY HEED_OP_case)
 

@@ -7,6 +7,7 @@ file(GLOB_RECURSE sources CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/heed/engines/*.cc
   ${PROJECT_SOURCE_DIR}/heed/layers/*.cc
   ${PROJECT_SOURCE_DIR}/heed/model/*.cc
+  ${PROJECT_SOURCE_DIR}/heed/patterns/*.cc
   ${PROJECT_SOURCE_DIR}/heed/state/*.cc
   ${PROJECT_SOURCE_DIR}/heed/ops/mechanism/*.cc
   ${PROJECT_SOURCE_DIR}/heed/ops/positions/*.cc
@@ -27,6 +28,7 @@ file(GLOB public_headers CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/heed/io/*.h
   ${PROJECT_SOURCE_DIR}/heed/layers/*.h
   ${PROJECT_SOURCE_DIR}/heed/model/*.h
+  ${PROJECT_SOURCE_DIR}/heed/patterns/*.h
   ${PROJECT_SOURCE_DIR}/heed/state/*.h
   ${PROJECT_SOURCE_DIR}/heed/ops/mechanism/*.h
   ${PROJECT_SOURCE_DIR}/heed/ops/positions/*.h
@@ -67,7 +69,7 @@ target_link_libraries(heed_internal INTERFACE
 
 # AMX products and vector code are interleaved by hand; GCC's generic scheduler undoes a sixth of that. No instruction
 # set follows from this flag.
-set(amx_kernels softmax/forward_amx.cc softmax/backward_amx.cc recurrence/forward_amx.cc)
+set(amx_kernels softmax/amx/forward.cc softmax/amx/backward.cc recurrence/forward_amx.cc)
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag(-mtune=sapphirerapids HEED_HAS_TUNE_SAPPHIRERAPIDS)
 list(TRANSFORM amx_kernels PREPEND ${PROJECT_SOURCE_DIR}/heed/engines/)

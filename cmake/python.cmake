@@ -1,6 +1,6 @@
 # The extension module heed._core and its type stubs, and the program, where the wheel wants them.
 file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/python/*.cc ${PROJECT_SOURCE_DIR}/python/caches/*.cc
-  ${PROJECT_SOURCE_DIR}/heed/ops/mechanism/*_py.cc ${PROJECT_SOURCE_DIR}/heed/ops/*/common/*_py.cc)
+  ${PROJECT_SOURCE_DIR}/heed/ops/mechanism/*_py.cc ${PROJECT_SOURCE_DIR}/heed/patterns/*_py.cc)
 get_property(bindings GLOBAL PROPERTY HEED_OP_py)
 
 heed_write_list(${PROJECT_BINARY_DIR}/bind_all_ops.cc py nanobind/nanobind.h "void Bind(nanobind::module_& m);"

@@ -17,7 +17,8 @@ TOP = 8  # files that use all of the library
 RANKS = [(re.compile(pattern), rank) for pattern, rank in (
     (r".*_(test|py)\.\w+$", TOP), (r".*_case\.\w+$", 6),
     (r"heed/core/", 0), (r"heed/(simd|io|cuda)/", 1),
-    (r"heed/(engines|ops/mechanism|ops/positions|ops/\w+/common)/", 2), (r"heed/state/", 3), (r"heed/ops/\w+/\w+/", 4),
+    (r"heed/(engines|patterns|ops/mechanism|ops/positions|ops/\w+/common)/", 2), (r"heed/state/", 3),
+    (r"heed/ops/\w+/\w+/", 4),
     (r"heed/(layers|model|distributed)/", 5), (r"heed/heed\.h$", 5), (r"heed/(harness|advise)/", 6),
     (r"heed/pages/", 7), (r"(tests|cli|python|benchmarks|examples)/", TOP))]
 
@@ -74,7 +75,7 @@ def check_includes(path, text, code):
     rank, own_op = rank_of(path), OP.match(path)
     is_test = re.search(r"_test\.\w+$", path) or path.startswith("tests/")
     public = (rank is not None and rank <= 5 and path.endswith(".h") and not re.search(r"(_internal|-inl)\.h$", path)
-              and re.match(r"heed/(core|io|ops)/|heed/heed\.h", path))
+              and re.match(r"heed/(core|io|ops|patterns)/|heed/heed\.h", path))
     for match in INCLUDE.finditer(text):
         if not code[match.start():match.end()].strip():
             continue  # commented out

@@ -1,5 +1,5 @@
 // Pattern values: arguments of builders, expressions, masks.
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 
 #include <algorithm>
 #include <atomic>
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "heed/core/error.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 
 namespace heed {
 namespace patterns {

@@ -4,8 +4,8 @@
 // query i of a call has position p = start + i, with attention's start. Keys count from 0, whatever
 // key_starts says, up to Tk. Neighbours outside [0, Tk) do not exist. Sets are combined by | (union) and &
 // (intersection). No builder is causal by itself.
-#ifndef HEED_OPS_SPARSE_COMMON_PATTERN_H_
-#define HEED_OPS_SPARSE_COMMON_PATTERN_H_
+#ifndef HEED_PATTERNS_PATTERN_H_
+#define HEED_PATTERNS_PATTERN_H_
 
 #include <cstdint>
 #include <memory>
@@ -138,4 +138,4 @@ HEED_API double Density(const Pattern& pattern, const PatternCall& call, bool ca
 
 }  // namespace heed
 
-#endif  // HEED_OPS_SPARSE_COMMON_PATTERN_H_
+#endif  // HEED_PATTERNS_PATTERN_H_

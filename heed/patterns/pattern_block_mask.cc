@@ -1,5 +1,5 @@
 // Block masks: lists of blocks, some with a bit per pair.
-#include "heed/ops/sparse/common/pattern_block_mask.h"
+#include "heed/patterns/pattern_block_mask.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "heed/core/error.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
-#include "heed/ops/sparse/common/pattern_nodes_internal.h"
+#include "heed/patterns/pattern_internal.h"
+#include "heed/patterns/pattern_nodes_internal.h"
 
 namespace heed::patterns {
 namespace {

@@ -1,12 +1,12 @@
 // Block masks as in FlexAttention: lists of full blocks and of partial blocks.
-#ifndef HEED_OPS_SPARSE_COMMON_PATTERN_BLOCK_MASK_H_
-#define HEED_OPS_SPARSE_COMMON_PATTERN_BLOCK_MASK_H_
+#ifndef HEED_PATTERNS_PATTERN_BLOCK_MASK_H_
+#define HEED_PATTERNS_PATTERN_BLOCK_MASK_H_
 
 #include <cstdint>
 
 #include "heed/core/export.h"
 #include "heed/core/tensor.h"
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 
 namespace heed::patterns {
 
@@ -27,4 +27,4 @@ HEED_API Pattern BlockMask(const BlockMaskInputs& in);
 
 }  // namespace heed::patterns
 
-#endif  // HEED_OPS_SPARSE_COMMON_PATTERN_BLOCK_MASK_H_
+#endif  // HEED_PATTERNS_PATTERN_BLOCK_MASK_H_

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "heed/core/error.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
-#include "heed/ops/sparse/common/pattern_nodes_internal.h"
+#include "heed/patterns/pattern_internal.h"
+#include "heed/patterns/pattern_nodes_internal.h"
 
 namespace heed::patterns {
 namespace {

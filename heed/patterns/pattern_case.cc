@@ -1,5 +1,5 @@
 // Random patterns that fit a call.
-#include "heed/ops/sparse/common/pattern_case.h"
+#include "heed/patterns/pattern_case.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "heed/ops/sparse/common/pattern_block_mask.h"
+#include "heed/patterns/pattern_block_mask.h"
 
 namespace heed::patterns {
 namespace {

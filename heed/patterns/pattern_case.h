@@ -1,11 +1,11 @@
 // Random patterns that fit a call.
-#ifndef HEED_OPS_SPARSE_COMMON_PATTERN_CASE_H_
-#define HEED_OPS_SPARSE_COMMON_PATTERN_CASE_H_
+#ifndef HEED_PATTERNS_PATTERN_CASE_H_
+#define HEED_PATTERNS_PATTERN_CASE_H_
 
 #include <cstdint>
 #include <functional>
 
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 
 namespace heed::patterns {
 
@@ -14,4 +14,4 @@ Pattern RandomPattern(const PatternCall& call, int depth, const std::function<in
 
 }  // namespace heed::patterns
 
-#endif  // HEED_OPS_SPARSE_COMMON_PATTERN_CASE_H_
+#endif  // HEED_PATTERNS_PATTERN_CASE_H_

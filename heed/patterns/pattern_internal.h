@@ -1,8 +1,8 @@
 // Internals of a pattern: a tree of nodes, and lists of tiles compiled from it.
 //
 // A node returns the keys of a tile of 64 that a row keeps, as bits: | and & of sets are | and & of words.
-#ifndef HEED_OPS_SPARSE_COMMON_PATTERN_INTERNAL_H_
-#define HEED_OPS_SPARSE_COMMON_PATTERN_INTERNAL_H_
+#ifndef HEED_PATTERNS_PATTERN_INTERNAL_H_
+#define HEED_PATTERNS_PATTERN_INTERNAL_H_
 
 #include <cstdint>
 #include <memory>
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "heed/engines/softmax/visits.h"
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 
 namespace heed::patterns {
 
@@ -187,4 +187,4 @@ bool Keeps(const Pattern& pattern, const PatternCall& call, int64_t batch, int64
 
 }  // namespace heed::patterns
 
-#endif  // HEED_OPS_SPARSE_COMMON_PATTERN_INTERNAL_H_
+#endif  // HEED_PATTERNS_PATTERN_INTERNAL_H_

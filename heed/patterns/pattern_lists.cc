@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "heed/ops/sparse/common/pattern_internal.h"
-#include "heed/ops/sparse/common/pattern_nodes_internal.h"
+#include "heed/patterns/pattern_internal.h"
+#include "heed/patterns/pattern_nodes_internal.h"
 
 namespace heed::patterns {
 namespace {

@@ -1,6 +1,6 @@
 // The nodes of patterns, each of which describes the pairs it keeps, tile by tile.
-#ifndef HEED_OPS_SPARSE_COMMON_PATTERN_NODES_INTERNAL_H_
-#define HEED_OPS_SPARSE_COMMON_PATTERN_NODES_INTERNAL_H_
+#ifndef HEED_PATTERNS_PATTERN_NODES_INTERNAL_H_
+#define HEED_PATTERNS_PATTERN_NODES_INTERNAL_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 #include "heed/core/error.h"
 #include "heed/core/philox.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 
 namespace heed::patterns {
 
@@ -567,4 +567,4 @@ inline NodePtr United(NodePtr a, NodePtr b) { return std::make_shared<PairNode<t
 
 }  // namespace heed::patterns
 
-#endif  // HEED_OPS_SPARSE_COMMON_PATTERN_NODES_INTERNAL_H_
+#endif  // HEED_PATTERNS_PATTERN_NODES_INTERNAL_H_

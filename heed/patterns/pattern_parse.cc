@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "heed/core/error.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 
 namespace heed {
 namespace patterns {

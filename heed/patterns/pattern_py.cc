@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "heed/core/error.h"
-#include "heed/ops/sparse/common/pattern.h"
-#include "heed/ops/sparse/common/pattern_block_mask.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
-#include "heed/ops/sparse/common/pattern_py.h"
+#include "heed/patterns/pattern.h"
+#include "heed/patterns/pattern_block_mask.h"
+#include "heed/patterns/pattern_internal.h"
+#include "heed/patterns/pattern_py.h"
 #include "python/arguments.h"
 #include "python/numpy_array.h"
 #include "python/runtime.h"

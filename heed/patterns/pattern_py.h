@@ -1,8 +1,8 @@
 // Patterns as arguments of Python functions.
-#ifndef HEED_OPS_SPARSE_COMMON_PATTERN_PY_H_
-#define HEED_OPS_SPARSE_COMMON_PATTERN_PY_H_
+#ifndef HEED_PATTERNS_PATTERN_PY_H_
+#define HEED_PATTERNS_PATTERN_PY_H_
 
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 #include "python/arguments.h"
 
 namespace heed::python {
@@ -13,4 +13,4 @@ Pattern ToPatternByKey(const Argument& argument);
 
 }  // namespace heed::python
 
-#endif  // HEED_OPS_SPARSE_COMMON_PATTERN_PY_H_
+#endif  // HEED_PATTERNS_PATTERN_PY_H_

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "heed/core/philox.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 
 namespace heed::patterns {
 namespace {

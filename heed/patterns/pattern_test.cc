@@ -1,5 +1,5 @@
 // Patterns: their pairs against the definitions, expressions, lists of tiles, and errors.
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "heed/core/error.h"
-#include "heed/ops/sparse/common/pattern_block_mask.h"
-#include "heed/ops/sparse/common/pattern_case.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_block_mask.h"
+#include "heed/patterns/pattern_case.h"
+#include "heed/patterns/pattern_internal.h"
 
 namespace heed::patterns {
 namespace {

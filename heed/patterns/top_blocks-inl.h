@@ -2,11 +2,11 @@
 //
 // Compiled once per SIMD target. Floats are compared as integers of the same order; the search for the last selected
 // one bisects the range of integers, so its cost is bounded whatever the scores are.
-#if defined(HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INL_H_
-#undef HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INL_H_
+#if defined(HEED_PATTERNS_TOP_BLOCKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_PATTERNS_TOP_BLOCKS_INL_H_
+#undef HEED_PATTERNS_TOP_BLOCKS_INL_H_
 #else
-#define HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INL_H_
+#define HEED_PATTERNS_TOP_BLOCKS_INL_H_
 #endif
 
 #include <algorithm>
@@ -150,4 +150,4 @@ int64_t ChooseTop(T* scores, int64_t n, int64_t count, std::span<const int64_t> 
 }  // namespace heed::patterns::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INL_H_
+#endif  // HEED_PATTERNS_TOP_BLOCKS_INL_H_

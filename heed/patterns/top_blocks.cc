@@ -1,14 +1,14 @@
 // Selection of a row's best blocks, for each SIMD target.
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/ops/sparse/common/top_blocks_internal.h"
+#include "heed/patterns/top_blocks_internal.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/ops/sparse/common/top_blocks.cc"  // this file
-#include "hwy/foreach_target.h"                                    // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/patterns/top_blocks.cc"  // this file
+#include "hwy/foreach_target.h"                           // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
-#include "heed/ops/sparse/common/top_blocks-inl.h"
+#include "heed/patterns/top_blocks-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::patterns::HWY_NAMESPACE {

@@ -1,6 +1,6 @@
 // Selection of a row's best blocks by their scores, for selectors and nsa.
-#ifndef HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INTERNAL_H_
-#define HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INTERNAL_H_
+#ifndef HEED_PATTERNS_TOP_BLOCKS_INTERNAL_H_
+#define HEED_PATTERNS_TOP_BLOCKS_INTERNAL_H_
 
 #include <cstdint>
 #include <span>
@@ -26,4 +26,4 @@ TopBlocks TopBlocksFor(const Context& ctx);
 
 }  // namespace heed::patterns
 
-#endif  // HEED_OPS_SPARSE_COMMON_TOP_BLOCKS_INTERNAL_H_
+#endif  // HEED_PATTERNS_TOP_BLOCKS_INTERNAL_H_

@@ -1,5 +1,5 @@
 // Selection of a row's best blocks against sorting, on every SIMD target.
-#include "heed/ops/sparse/common/top_blocks_internal.h"
+#include "heed/patterns/top_blocks_internal.h"
 
 #include <gtest/gtest.h>
 

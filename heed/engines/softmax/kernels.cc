@@ -5,7 +5,7 @@
 #include <string>
 
 #include "heed/core/os.h"
-#include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/forward/forward.h"
 
 namespace heed::softmax {
 

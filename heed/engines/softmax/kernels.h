@@ -7,7 +7,7 @@
 
 #include "heed/core/context.h"
 #include "heed/engines/kernel_list.h"
-#include "heed/engines/softmax/backward.h"
+#include "heed/engines/softmax/backward/backward.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
 

@@ -16,11 +16,11 @@
 #include <cstdint>
 #include <limits>
 
-#include "heed/engines/softmax/block-inl.h"
-#include "heed/engines/softmax/exponentials-inl.h"
-#include "heed/engines/softmax/outputs-inl.h"
+#include "heed/engines/softmax/block/block-inl.h"
+#include "heed/engines/softmax/block/exponentials-inl.h"
+#include "heed/engines/softmax/block/outputs-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/amx_pipeline-inl.h"
+#include "heed/engines/softmax/amx/pipeline-inl.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/simd/math-inl.h"
 #include "hwy/highway.h"

@@ -3,13 +3,13 @@
 #include "heed/core/targets.h"
 // After targets.h:
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/softmax/block_amx.cc"  // this file
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/amx/block.cc"  // this file
 #include "hwy/foreach_target.h"                                 // IWYU pragma: keep
 // After foreach_target.h:
 #if HWY_TARGET & HEED_ONLY_TARGETS
-#include "heed/engines/softmax/block_parts-inl.h"
-#include "heed/engines/softmax/outputs-inl.h"
-#include "heed/engines/softmax/amx_packing-inl.h"
+#include "heed/engines/softmax/block/block_parts-inl.h"
+#include "heed/engines/softmax/block/outputs-inl.h"
+#include "heed/engines/softmax/amx/packing-inl.h"
 #include "heed/simd/emulated_amx-inl.h"
 
 HWY_BEFORE_NAMESPACE();

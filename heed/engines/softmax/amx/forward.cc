@@ -2,17 +2,17 @@
 #define HEED_AMX
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/forward/forward.h"
 #include "heed/engines/softmax/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/softmax/forward_amx.cc"  // this file
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/amx/forward.cc"  // this file
 #include "hwy/foreach_target.h"                                   // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
-#include "heed/engines/softmax/tasks-inl.h"
-#include "heed/engines/softmax/amx_operands-inl.h"
+#include "heed/engines/softmax/forward/tasks-inl.h"
+#include "heed/engines/softmax/amx/operands-inl.h"
 #include "heed/simd/emulated_amx-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -24,12 +24,12 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "heed/engines/softmax/gradient_buffers-inl.h"
-#include "heed/engines/softmax/gradient_rows-inl.h"
-#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/backward/gradient_buffers-inl.h"
+#include "heed/engines/softmax/backward/gradient_rows-inl.h"
+#include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/row_pairs-inl.h"
-#include "heed/engines/softmax/amx_operands-inl.h"
+#include "heed/engines/softmax/amx/row_pairs-inl.h"
+#include "heed/engines/softmax/amx/operands-inl.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/simd/amx_products-inl.h"
 #include "heed/simd/amx.h"

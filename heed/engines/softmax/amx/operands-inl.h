@@ -24,8 +24,8 @@
 #include <limits>
 
 #include "heed/core/dtype.h"
-#include "heed/engines/softmax/forward.h"
-#include "heed/engines/softmax/operands-inl.h"
+#include "heed/engines/softmax/forward/forward.h"
+#include "heed/engines/softmax/block/operands-inl.h"
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/math-inl.h"
 #include "heed/simd/pair_tile-inl.h"

@@ -13,8 +13,8 @@
 #include <cstdint>
 
 #include "heed/core/dtype.h"
-#include "heed/engines/softmax/operands-inl.h"
-#include "heed/engines/softmax/amx_operands-inl.h"
+#include "heed/engines/softmax/block/operands-inl.h"
+#include "heed/engines/softmax/amx/operands-inl.h"
 #include "heed/simd/amx.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"

@@ -27,8 +27,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "heed/engines/softmax/block-inl.h"
-#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/block/block-inl.h"
+#include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/simd/amx_products-inl.h"
 #include "heed/simd/amx.h"

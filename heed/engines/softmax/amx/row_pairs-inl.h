@@ -1,18 +1,18 @@
 // Rows of queries and output gradients as pairs of bf16, for products that sum over rows.
 //
 // Compiled once per SIMD target that has AMX or emulates it.
-#if defined(HEED_ENGINES_SOFTMAX_ROW_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_ROW_PAIRS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_ROW_PAIRS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_AMX_ROW_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_AMX_ROW_PAIRS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_AMX_ROW_PAIRS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_ROW_PAIRS_INL_H_
+#define HEED_ENGINES_SOFTMAX_AMX_ROW_PAIRS_INL_H_
 #endif
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/engines/softmax/amx_operands-inl.h"
+#include "heed/engines/softmax/amx/operands-inl.h"
 #include "heed/simd/amx.h"
 #include "hwy/highway.h"
 
@@ -97,4 +97,4 @@ class RowPairs {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_ROW_PAIRS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_AMX_ROW_PAIRS_INL_H_

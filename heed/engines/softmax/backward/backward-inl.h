@@ -32,11 +32,11 @@
 // tasks of one head then begin at rows that both of them see, and the second follows the first at the distance of one
 // block. A row and a key that does not see it add exact zeros, so a chain does not depend on how rows are divided into
 // blocks.
-#if defined(HEED_ENGINES_SOFTMAX_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_BACKWARD_INL_H_
-#undef HEED_ENGINES_SOFTMAX_BACKWARD_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BACKWARD_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BACKWARD_BACKWARD_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BACKWARD_BACKWARD_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_BACKWARD_INL_H_
+#define HEED_ENGINES_SOFTMAX_BACKWARD_BACKWARD_INL_H_
 #endif
 
 #include <algorithm>
@@ -48,11 +48,11 @@
 #include <optional>
 
 #include "heed/core/context.h"
-#include "heed/engines/softmax/backward.h"
-#include "heed/engines/softmax/block-inl.h"
-#include "heed/engines/softmax/decay_gradients-inl.h"
-#include "heed/engines/softmax/gradient_buffers-inl.h"
-#include "heed/engines/softmax/gradient_rows-inl.h"
+#include "heed/engines/softmax/backward/backward.h"
+#include "heed/engines/softmax/block/block-inl.h"
+#include "heed/engines/softmax/backward/decay_gradients-inl.h"
+#include "heed/engines/softmax/backward/gradient_buffers-inl.h"
+#include "heed/engines/softmax/backward/gradient_rows-inl.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/simd/convert-inl.h"
@@ -498,4 +498,4 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_BACKWARD_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BACKWARD_BACKWARD_INL_H_

@@ -1,5 +1,5 @@
 // Tasks and row numbers of the backward pass, shared by dtypes and targets.
-#include "heed/engines/softmax/backward.h"
+#include "heed/engines/softmax/backward/backward.h"
 
 #include <algorithm>
 #include <numeric>

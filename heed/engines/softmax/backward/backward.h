@@ -1,6 +1,6 @@
 // The backward pass: its inputs and outputs besides a Problem, and the order in which threads take its tasks.
-#ifndef HEED_ENGINES_SOFTMAX_BACKWARD_H_
-#define HEED_ENGINES_SOFTMAX_BACKWARD_H_
+#ifndef HEED_ENGINES_SOFTMAX_BACKWARD_BACKWARD_H_
+#define HEED_ENGINES_SOFTMAX_BACKWARD_BACKWARD_H_
 
 #include <array>
 #include <cstdint>
@@ -73,4 +73,4 @@ struct RowIndex {
 
 }  // namespace heed::softmax
 
-#endif  // HEED_ENGINES_SOFTMAX_BACKWARD_H_
+#endif  // HEED_ENGINES_SOFTMAX_BACKWARD_BACKWARD_H_

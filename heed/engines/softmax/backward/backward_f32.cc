@@ -4,12 +4,12 @@
 #include "heed/engines/softmax/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/softmax/backward_f32.cc"  // this file
-#include "hwy/foreach_target.h"                                    // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/backward/backward_f32.cc"  // this file
+#include "hwy/foreach_target.h"                                             // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
-#include "heed/engines/softmax/backward_tasks-inl.h"
-#include "heed/engines/softmax/vector_gradients-inl.h"
+#include "heed/engines/softmax/backward/backward_tasks-inl.h"
+#include "heed/engines/softmax/backward/vector_gradients-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {

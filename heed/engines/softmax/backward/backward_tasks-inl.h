@@ -1,11 +1,11 @@
 // Tasks of a backward pass: groups of keys, and the query rows that see each group.
 //
 // Compiled once per SIMD target and dtype.
-#if defined(HEED_ENGINES_SOFTMAX_BACKWARD_TASKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_BACKWARD_TASKS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_BACKWARD_TASKS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BACKWARD_BACKWARD_TASKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BACKWARD_BACKWARD_TASKS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BACKWARD_BACKWARD_TASKS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_BACKWARD_TASKS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BACKWARD_BACKWARD_TASKS_INL_H_
 #endif
 
 #include <algorithm>
@@ -15,11 +15,11 @@
 #include <type_traits>
 
 #include "heed/core/context.h"
-#include "heed/engines/softmax/backward-inl.h"
-#include "heed/engines/softmax/backward.h"
-#include "heed/engines/softmax/gathered_gradients-inl.h"
-#include "heed/engines/softmax/gradient_buffers-inl.h"
-#include "heed/engines/softmax/gradient_rows-inl.h"
+#include "heed/engines/softmax/backward/backward-inl.h"
+#include "heed/engines/softmax/backward/backward.h"
+#include "heed/engines/softmax/backward/gathered_gradients-inl.h"
+#include "heed/engines/softmax/backward/gradient_buffers-inl.h"
+#include "heed/engines/softmax/backward/gradient_rows-inl.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/problem.h"
 #include "hwy/highway.h"
@@ -161,4 +161,4 @@ Passes BackwardPasses() {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_BACKWARD_TASKS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BACKWARD_BACKWARD_TASKS_INL_H_

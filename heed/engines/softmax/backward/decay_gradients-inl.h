@@ -3,18 +3,18 @@
 // Compiled once per SIMD target and operand type. Within a tile of keys, each step s gets the sums over the keys j of
 // the tile before it. A row's sum over the whole tile counts for every s between the end of the tile and the row. It is
 // added once at the tile's end and, later, subtracted once at the row's position: a difference array.
-#if defined(HEED_ENGINES_SOFTMAX_DECAY_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_DECAY_GRADIENTS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_DECAY_GRADIENTS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BACKWARD_DECAY_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BACKWARD_DECAY_GRADIENTS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BACKWARD_DECAY_GRADIENTS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_DECAY_GRADIENTS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BACKWARD_DECAY_GRADIENTS_INL_H_
 #endif
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/engines/softmax/decays-inl.h"
+#include "heed/engines/softmax/block/decays-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/engines/softmax/wide_sum.h"
@@ -125,4 +125,4 @@ class DecayGradients {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_DECAY_GRADIENTS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BACKWARD_DECAY_GRADIENTS_INL_H_

@@ -3,11 +3,11 @@
 //
 // Compiled once per SIMD target and dtype. A key takes its rows, and a row its keys, in the order of backward-inl.h, so
 // the bits are the same. gathered-inl.h says what a panel is.
-#if defined(HEED_ENGINES_SOFTMAX_GATHERED_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_GATHERED_GRADIENTS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_GATHERED_GRADIENTS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BACKWARD_GATHERED_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BACKWARD_GATHERED_GRADIENTS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BACKWARD_GATHERED_GRADIENTS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_GATHERED_GRADIENTS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BACKWARD_GATHERED_GRADIENTS_INL_H_
 #endif
 
 #include <algorithm>
@@ -19,12 +19,12 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/turn.h"
-#include "heed/engines/softmax/backward-inl.h"
-#include "heed/engines/softmax/backward.h"
-#include "heed/engines/softmax/gathered.h"
-#include "heed/engines/softmax/gradient_buffers-inl.h"
-#include "heed/engines/softmax/gradient_rows-inl.h"
-#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/backward/backward-inl.h"
+#include "heed/engines/softmax/backward/backward.h"
+#include "heed/engines/softmax/forward/gathered.h"
+#include "heed/engines/softmax/backward/gradient_buffers-inl.h"
+#include "heed/engines/softmax/backward/gradient_rows-inl.h"
+#include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "hwy/highway.h"
 
@@ -133,4 +133,4 @@ struct GatheredWalk {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_GATHERED_GRADIENTS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BACKWARD_GATHERED_GRADIENTS_INL_H_

@@ -1,20 +1,20 @@
 // The buffers of one thread of the backward pass.
 //
 // Compiled once per SIMD target and dtype.
-#if defined(HEED_ENGINES_SOFTMAX_GRADIENT_BUFFERS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_GRADIENT_BUFFERS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_GRADIENT_BUFFERS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_BUFFERS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_BUFFERS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_BUFFERS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_GRADIENT_BUFFERS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_BUFFERS_INL_H_
 #endif
 
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/engines/softmax/gradient_rows-inl.h"
-#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/backward/gradient_rows-inl.h"
+#include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/rows-inl.h"
+#include "heed/engines/softmax/block/rows-inl.h"
 #include "heed/engines/softmax/visit.h"
 #include "hwy/highway.h"
 
@@ -60,4 +60,4 @@ struct GradientBuffers {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_GRADIENT_BUFFERS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_BUFFERS_INL_H_

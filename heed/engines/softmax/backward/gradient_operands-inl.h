@@ -7,18 +7,18 @@
 //   FmaGradients<T>  a word is one element of type T
 //   PairGradients    a word is two bf16 of consecutive rows; P and dS are rounded to bf16, in place as pairs of
 //                    query rows, and dS once more as pairs of keys in a tile of its own
-#if defined(HEED_ENGINES_SOFTMAX_GRADIENT_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_GRADIENT_OPERANDS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_GRADIENT_OPERANDS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_OPERANDS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_OPERANDS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_GRADIENT_OPERANDS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_OPERANDS_INL_H_
 #endif
 
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/engines/softmax/gradient_rows-inl.h"
-#include "heed/engines/softmax/operands-inl.h"
+#include "heed/engines/softmax/backward/gradient_rows-inl.h"
+#include "heed/engines/softmax/block/operands-inl.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
@@ -157,4 +157,4 @@ struct PairGradients : PairOperands {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_GRADIENT_OPERANDS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_OPERANDS_INL_H_

@@ -2,11 +2,11 @@
 // that several tasks add to, and copies of rows, widened and rounded.
 //
 // Compiled once per SIMD target and dtype.
-#if defined(HEED_ENGINES_SOFTMAX_GRADIENT_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_GRADIENT_ROWS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_GRADIENT_ROWS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_ROWS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_ROWS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_GRADIENT_ROWS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_ROWS_INL_H_
 #endif
 
 #include <algorithm>
@@ -17,9 +17,9 @@
 #include <new>
 
 #include "heed/core/context.h"
-#include "heed/engines/softmax/backward.h"
+#include "heed/engines/softmax/backward/backward.h"
 #include "heed/engines/softmax/decays.h"
-#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/simd/convert-inl.h"
 #include "hwy/highway.h"
@@ -404,4 +404,4 @@ struct SharedGradients {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_GRADIENT_ROWS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_ROWS_INL_H_

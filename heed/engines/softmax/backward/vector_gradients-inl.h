@@ -2,22 +2,22 @@
 // contribution to the gradients of queries.
 //
 // Compiled once per SIMD target and dtype. gradient_operands-inl.h defines words.
-#if defined(HEED_ENGINES_SOFTMAX_VECTOR_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_VECTOR_GRADIENTS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_VECTOR_GRADIENTS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BACKWARD_VECTOR_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BACKWARD_VECTOR_GRADIENTS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BACKWARD_VECTOR_GRADIENTS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_VECTOR_GRADIENTS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BACKWARD_VECTOR_GRADIENTS_INL_H_
 #endif
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/engines/softmax/exponentials-inl.h"
-#include "heed/engines/softmax/gradient_buffers-inl.h"
-#include "heed/engines/softmax/gradient_operands-inl.h"
-#include "heed/engines/softmax/gradient_rows-inl.h"
-#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/block/exponentials-inl.h"
+#include "heed/engines/softmax/backward/gradient_buffers-inl.h"
+#include "heed/engines/softmax/backward/gradient_operands-inl.h"
+#include "heed/engines/softmax/backward/gradient_rows-inl.h"
+#include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/simd/tile-inl.h"
@@ -186,4 +186,4 @@ class VectorGradients {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_VECTOR_GRADIENTS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BACKWARD_VECTOR_GRADIENTS_INL_H_

@@ -2,11 +2,11 @@
 //
 // Compiled once per SIMD target, operand type and number of vectors. Functions that are only declared here are defined
 // in block_parts-inl.h. A tile of logits is S[key][lane] = K Q^T, in cache, with soft cap, biases and masks applied.
-#if defined(HEED_ENGINES_SOFTMAX_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_BLOCK_INL_H_
-#undef HEED_ENGINES_SOFTMAX_BLOCK_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_BLOCK_INL_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_INL_H_
 #endif
 
 #include <algorithm>
@@ -15,10 +15,10 @@
 #include <limits>
 #include <type_traits>
 
-#include "heed/engines/softmax/block_rows-inl.h"
-#include "heed/engines/softmax/lanes-inl.h"
-#include "heed/engines/softmax/operands-inl.h"
-#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/block/block_rows-inl.h"
+#include "heed/engines/softmax/block/lanes-inl.h"
+#include "heed/engines/softmax/block/operands-inl.h"
+#include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/simd/tile-inl.h"
@@ -201,4 +201,4 @@ class Block : protected BlockRows<O, C> {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_BLOCK_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_INL_H_

@@ -3,13 +3,13 @@
 #include "heed/core/targets.h"
 // After targets.h:
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/softmax/block_bf16_pairs.cc"  // this file
-#include "hwy/foreach_target.h"                                        // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/block/block_bf16_pairs.cc"  // this file
+#include "hwy/foreach_target.h"                                              // IWYU pragma: keep
 // After foreach_target.h:
 #if HWY_TARGET & HEED_ONLY_TARGETS
-#include "heed/engines/softmax/block_parts-inl.h"
-#include "heed/engines/softmax/gradient_operands-inl.h"
-#include "heed/engines/softmax/outputs-inl.h"
+#include "heed/engines/softmax/block/block_parts-inl.h"
+#include "heed/engines/softmax/backward/gradient_operands-inl.h"
+#include "heed/engines/softmax/block/outputs-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {

@@ -2,11 +2,11 @@
 #include "heed/core/targets.h"
 // After targets.h:
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/softmax/block_f32.cc"  // this file
-#include "hwy/foreach_target.h"                                 // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/block/block_f32.cc"  // this file
+#include "hwy/foreach_target.h"                                       // IWYU pragma: keep
 // After foreach_target.h:
-#include "heed/engines/softmax/block_parts-inl.h"
-#include "heed/engines/softmax/outputs-inl.h"
+#include "heed/engines/softmax/block/block_parts-inl.h"
+#include "heed/engines/softmax/block/outputs-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {

@@ -2,11 +2,11 @@
 //
 // Compiled once per SIMD target, operand type and number of vectors, in block_*.cc and decode_*.cc. All other files
 // call what is defined here and do not include it, because it would be half of their compile time.
-#if defined(HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_PARTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_PARTS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_PARTS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_PARTS_INL_H_
 #endif
 
 #include <algorithm>
@@ -17,13 +17,13 @@
 #include <type_traits>
 #include <utility>
 
-#include "heed/engines/softmax/block-inl.h"
-#include "heed/engines/softmax/decay_logits-inl.h"
-#include "heed/engines/softmax/forward-inl.h"
-#include "heed/engines/softmax/head-inl.h"
-#include "heed/engines/softmax/logits-inl.h"
+#include "heed/engines/softmax/block/block-inl.h"
+#include "heed/engines/softmax/block/decay_logits-inl.h"
+#include "heed/engines/softmax/forward/forward-inl.h"
+#include "heed/engines/softmax/block/head-inl.h"
+#include "heed/engines/softmax/block/logits-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/segment_pass-inl.h"
+#include "heed/engines/softmax/forward/segment_pass-inl.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/simd/convert-inl.h"
 #include "hwy/highway.h"
@@ -455,4 +455,4 @@ HWY_AFTER_NAMESPACE();
   HEED_COMPILE_OUTPUTS(O, C, __VA_ARGS__)
 #endif  // HEED_COMPILE_LOGITS
 
-#endif  // HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_PARTS_INL_H_

@@ -2,23 +2,23 @@
 // the tiles in which some row keeps a pair.
 //
 // Compiled once per SIMD target, operand type and number of vectors.
-#if defined(HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_ROWS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_ROWS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_ROWS_INL_H_
 #endif
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/engines/softmax/decays-inl.h"
-#include "heed/engines/softmax/head-inl.h"
-#include "heed/engines/softmax/kept_tile-inl.h"
-#include "heed/engines/softmax/lanes-inl.h"
-#include "heed/engines/softmax/operands-inl.h"
-#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/block/decays-inl.h"
+#include "heed/engines/softmax/block/head-inl.h"
+#include "heed/engines/softmax/block/kept_tile-inl.h"
+#include "heed/engines/softmax/block/lanes-inl.h"
+#include "heed/engines/softmax/block/operands-inl.h"
+#include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/simd/tile-inl.h"
@@ -210,4 +210,4 @@ class BlockRows {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_ROWS_INL_H_

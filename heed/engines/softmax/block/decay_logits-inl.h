@@ -2,11 +2,11 @@
 // inside the tile (the causal diagonal).
 //
 // Compiled once per SIMD target and operand type.
-#if defined(HEED_ENGINES_SOFTMAX_DECAY_LOGITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_DECAY_LOGITS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_DECAY_LOGITS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_DECAY_LOGITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_DECAY_LOGITS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_DECAY_LOGITS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_DECAY_LOGITS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_DECAY_LOGITS_INL_H_
 #endif
 
 #include <algorithm>
@@ -14,9 +14,9 @@
 #include <cstdint>
 #include <limits>
 
-#include "heed/engines/softmax/decays-inl.h"
+#include "heed/engines/softmax/block/decays-inl.h"
 #include "heed/engines/softmax/decays.h"
-#include "heed/engines/softmax/logits-inl.h"
+#include "heed/engines/softmax/block/logits-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "hwy/highway.h"
 
@@ -134,4 +134,4 @@ void Decays<O, C>::AddByRow(const Problem& p, const Run& run, int64_t origin, T*
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_DECAY_LOGITS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_DECAY_LOGITS_INL_H_

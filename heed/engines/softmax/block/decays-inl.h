@@ -3,11 +3,11 @@
 // Compiled once per SIMD target and operand type. For a tile that ends before a row, F = part of the row + part of the
 // key. The part of the key is added to each logit. The part of the row is one number for all logits of the row in this
 // tile, so it is added to their maximum and taken off the shift that is subtracted from them.
-#if defined(HEED_ENGINES_SOFTMAX_DECAYS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_DECAYS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_DECAYS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_DECAYS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_DECAYS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_DECAYS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_DECAYS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_DECAYS_INL_H_
 #endif
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 #include <limits>
 
 #include "heed/engines/softmax/decays.h"
-#include "heed/engines/softmax/lanes-inl.h"
+#include "heed/engines/softmax/block/lanes-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
 #include "hwy/highway.h"
@@ -167,4 +167,4 @@ class Decays {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_DECAYS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_DECAYS_INL_H_

@@ -1,18 +1,18 @@
 // The exponentials of a tile of logits, and dropout applied to them.
 //
 // Compiled once per SIMD target.
-#if defined(HEED_ENGINES_SOFTMAX_EXPONENTIALS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_EXPONENTIALS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_EXPONENTIALS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_EXPONENTIALS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_EXPONENTIALS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_EXPONENTIALS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_EXPONENTIALS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_EXPONENTIALS_INL_H_
 #endif
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 
-#include "heed/engines/softmax/lanes-inl.h"
+#include "heed/engines/softmax/block/lanes-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/simd/math-inl.h"
 #include "heed/simd/philox-inl.h"
@@ -102,4 +102,4 @@ HWY_NOINLINE void ApplyDropout(D /*d*/, const Run& run, int64_t origin, const Pr
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_EXPONENTIALS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_EXPONENTIALS_INL_H_

@@ -1,18 +1,18 @@
 // K and V of one key head as a task reads them: in place in the caller's tensor, or copied.
 //
 // Compiled once per SIMD target and operand type.
-#if defined(HEED_ENGINES_SOFTMAX_HEAD_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_HEAD_INL_H_
-#undef HEED_ENGINES_SOFTMAX_HEAD_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_HEAD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_HEAD_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_HEAD_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_HEAD_INL_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_HEAD_INL_H_
 #endif
 
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/engines/softmax/operands-inl.h"
-#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/block/operands-inl.h"
+#include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
 #include "hwy/highway.h"
@@ -66,4 +66,4 @@ HWY_NOINLINE Head<O> HeadOf(const Problem& p, const Plan& plan, int64_t sequence
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_HEAD_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_HEAD_INL_H_

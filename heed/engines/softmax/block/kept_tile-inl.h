@@ -1,11 +1,11 @@
 // The part of a tile of keys that a pattern keeps for a block of rows, with a query per lane.
 //
 // Compiled once per SIMD target.
-#if defined(HEED_ENGINES_SOFTMAX_KEPT_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_KEPT_TILE_INL_H_
-#undef HEED_ENGINES_SOFTMAX_KEPT_TILE_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_KEPT_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_KEPT_TILE_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_KEPT_TILE_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_KEPT_TILE_INL_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_KEPT_TILE_INL_H_
 #endif
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/engines/softmax/lanes-inl.h"
+#include "heed/engines/softmax/block/lanes-inl.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/engines/softmax/visits.h"
 #include "hwy/highway.h"
@@ -122,4 +122,4 @@ struct KeptTile {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_KEPT_TILE_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_KEPT_TILE_INL_H_

@@ -2,11 +2,11 @@
 // that a pass is applied to.
 //
 // Compiled once per SIMD target. A tile is s[key][lane], in cache.
-#if defined(HEED_ENGINES_SOFTMAX_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_LANES_INL_H_
-#undef HEED_ENGINES_SOFTMAX_LANES_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_LANES_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_LANES_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_LANES_INL_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_LANES_INL_H_
 #endif
 
 #include <cstddef>
@@ -40,4 +40,4 @@ struct Run {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_LANES_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_LANES_INL_H_

@@ -2,20 +2,20 @@
 //
 // Compiled once per SIMD target. A tile is s[key][lane], in cache. Each step is one pass over it, and a plain tile
 // needs none. The steps are called and not inlined, because a call costs nothing beside a pass.
-#if defined(HEED_ENGINES_SOFTMAX_LOGITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_LOGITS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_LOGITS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_LOGITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_LOGITS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_LOGITS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_LOGITS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_LOGITS_INL_H_
 #endif
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 
-#include "heed/engines/softmax/lanes-inl.h"
+#include "heed/engines/softmax/block/lanes-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/rows-inl.h"
+#include "heed/engines/softmax/block/rows-inl.h"
 #include "heed/simd/math-inl.h"
 #include "hwy/highway.h"
 
@@ -247,4 +247,4 @@ HWY_NOINLINE void ApplyRuns(D d, const Run& run, int64_t origin, const Lanes<T, 
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_LOGITS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_LOGITS_INL_H_

@@ -10,11 +10,11 @@
 //
 // Sums, maxima and outputs are in T, or f32. Pairs of keys are (2i, 2i + 1), counted from the sequence's first valid
 // key; the second is 0 where that key does not exist.
-#if defined(HEED_ENGINES_SOFTMAX_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_OPERANDS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_OPERANDS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_OPERANDS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_OPERANDS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_OPERANDS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_OPERANDS_INL_H_
 #endif
 
 #include <cmath>
@@ -23,9 +23,9 @@
 #include <cstring>
 
 #include "heed/core/dtype.h"
-#include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/forward/forward.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/rows-inl.h"
+#include "heed/engines/softmax/block/rows-inl.h"
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/row_tile-inl.h"
 #include "heed/simd/tile-inl.h"
@@ -316,4 +316,4 @@ struct PairOperands {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_OPERANDS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_OPERANDS_INL_H_

@@ -1,19 +1,19 @@
 // The un-normalised outputs of a block, with a query per lane.
 //
 // Compiled once per SIMD target, operand type and number of vectors.
-#if defined(HEED_ENGINES_SOFTMAX_OUTPUTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_OUTPUTS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_OUTPUTS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_OUTPUTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_OUTPUTS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_OUTPUTS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_OUTPUTS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_OUTPUTS_INL_H_
 #endif
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/engines/softmax/block-inl.h"
-#include "heed/engines/softmax/rows-inl.h"
+#include "heed/engines/softmax/block/block-inl.h"
+#include "heed/engines/softmax/block/rows-inl.h"
 #include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
 
@@ -113,4 +113,4 @@ class LaneOutputs {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_OUTPUTS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_OUTPUTS_INL_H_

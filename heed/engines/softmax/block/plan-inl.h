@@ -1,11 +1,11 @@
 // The buffers of one thread: their sizes, their places, and the copies of K and V.
 //
 // Compiled once per SIMD target.
-#if defined(HEED_ENGINES_SOFTMAX_PLAN_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_PLAN_INL_H_
-#undef HEED_ENGINES_SOFTMAX_PLAN_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_PLAN_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_PLAN_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_PLAN_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_PLAN_INL_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_PLAN_INL_H_
 #endif
 
 #include <algorithm>
@@ -14,10 +14,10 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
-#include "heed/engines/softmax/forward.h"
-#include "heed/engines/softmax/operands-inl.h"
+#include "heed/engines/softmax/forward/forward.h"
+#include "heed/engines/softmax/block/operands-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/row_prefetch-inl.h"
+#include "heed/engines/softmax/block/row_prefetch-inl.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
@@ -197,4 +197,4 @@ inline SourceRows KeysOf(const Problem& p, const Rows& rows, const Sequence& s, 
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_PLAN_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_PLAN_INL_H_

@@ -1,11 +1,11 @@
 // Prefetch of rows: while a block is computed, it prefetches what the next block reads.
 //
 // Compiled once per SIMD target.
-#if defined(HEED_ENGINES_SOFTMAX_ROW_PREFETCH_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_ROW_PREFETCH_INL_H_
-#undef HEED_ENGINES_SOFTMAX_ROW_PREFETCH_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_ROW_PREFETCH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_ROW_PREFETCH_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_ROW_PREFETCH_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_ROW_PREFETCH_INL_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_ROW_PREFETCH_INL_H_
 #endif
 
 #include <algorithm>
@@ -101,4 +101,4 @@ class RowPrefetch {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_ROW_PREFETCH_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_ROW_PREFETCH_INL_H_

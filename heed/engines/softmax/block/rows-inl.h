@@ -1,11 +1,11 @@
 // Transposes between rows and lanes: queries, biases and masks in, outputs out.
 //
 // Compiled once per SIMD target.
-#if defined(HEED_ENGINES_SOFTMAX_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_ROWS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_ROWS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_ROWS_INL_H_
+#define HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_
 #endif
 
 #include <algorithm>
@@ -218,4 +218,4 @@ HWY_INLINE void ForPairs(D d, const void* const* HWY_RESTRICT rows, int64_t begi
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_ROWS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_

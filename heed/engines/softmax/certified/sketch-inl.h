@@ -2,11 +2,11 @@
 //
 // Compiled once per SIMD target. A block is contiguous, 72 bytes per key of 64 channels. The bound is memory on CPUs
 // with integer dot products of bytes. The lines of the next block are prefetched between the products of this one.
-#if defined(HEED_ENGINES_SOFTMAX_SKETCH_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_SKETCH_INL_H_
-#undef HEED_ENGINES_SOFTMAX_SKETCH_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_CERTIFIED_SKETCH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_CERTIFIED_SKETCH_INL_H_
+#undef HEED_ENGINES_SOFTMAX_CERTIFIED_SKETCH_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_SKETCH_INL_H_
+#define HEED_ENGINES_SOFTMAX_CERTIFIED_SKETCH_INL_H_
 #endif
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "heed/engines/softmax/sketch.h"
+#include "heed/engines/softmax/certified/sketch.h"
 #include "heed/simd/math-inl.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
@@ -267,4 +267,4 @@ inline SketchPasses Sketch() { return {.box = &ScoreBoxes, .score = &ScoreSketch
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_SKETCH_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_CERTIFIED_SKETCH_INL_H_

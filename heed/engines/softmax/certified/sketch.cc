@@ -1,15 +1,15 @@
 // Bounds of softmax sums from a sketch, on every target; and queries in fixed point.
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/engines/softmax/sketch.h"
-#include "heed/engines/softmax/sketch_internal.h"
+#include "heed/engines/softmax/certified/sketch.h"
+#include "heed/engines/softmax/certified/sketch_internal.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/softmax/sketch.cc"  // this file
-#include "hwy/foreach_target.h"                              // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/certified/sketch.cc"  // this file
+#include "hwy/foreach_target.h"                                        // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
-#include "heed/engines/softmax/sketch-inl.h"
+#include "heed/engines/softmax/certified/sketch-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {

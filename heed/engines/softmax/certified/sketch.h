@@ -12,8 +12,8 @@
 // sees. Its own rounding is included: logits are widened by 2^-20 of their size and of the terms' size, and by 2^-18
 // where they are capped. The sums have a relative error below kSketchError.
 // are capped, and the sums have a relative error below kSketchError.
-#ifndef HEED_ENGINES_SOFTMAX_SKETCH_H_
-#define HEED_ENGINES_SOFTMAX_SKETCH_H_
+#ifndef HEED_ENGINES_SOFTMAX_CERTIFIED_SKETCH_H_
+#define HEED_ENGINES_SOFTMAX_CERTIFIED_SKETCH_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -98,4 +98,4 @@ SketchPasses SketchPassesFor(const Context& ctx);
 
 }  // namespace heed::softmax
 
-#endif  // HEED_ENGINES_SOFTMAX_SKETCH_H_
+#endif  // HEED_ENGINES_SOFTMAX_CERTIFIED_SKETCH_H_

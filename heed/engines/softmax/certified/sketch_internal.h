@@ -1,9 +1,9 @@
 // The passes of sketch.h for CPUs with integer dot products of bytes; null on others.
-#ifndef HEED_ENGINES_SOFTMAX_SKETCH_INTERNAL_H_
-#define HEED_ENGINES_SOFTMAX_SKETCH_INTERNAL_H_
+#ifndef HEED_ENGINES_SOFTMAX_CERTIFIED_SKETCH_INTERNAL_H_
+#define HEED_ENGINES_SOFTMAX_CERTIFIED_SKETCH_INTERNAL_H_
 
 #include "heed/core/context.h"
-#include "heed/engines/softmax/sketch.h"
+#include "heed/engines/softmax/certified/sketch.h"
 
 namespace heed::softmax {
 
@@ -11,4 +11,4 @@ SketchPasses SketchOfBytes(const Context& ctx);
 
 }  // namespace heed::softmax
 
-#endif  // HEED_ENGINES_SOFTMAX_SKETCH_INTERNAL_H_
+#endif  // HEED_ENGINES_SOFTMAX_CERTIFIED_SKETCH_INTERNAL_H_

@@ -1,5 +1,5 @@
 // Bounds from a sketch: they hold for random keys, and some keys reach them, so that they cannot be tightened.
-#include "heed/engines/softmax/sketch.h"
+#include "heed/engines/softmax/certified/sketch.h"
 
 #include <gtest/gtest.h>
 

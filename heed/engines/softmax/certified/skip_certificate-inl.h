@@ -13,11 +13,11 @@
 //
 // The tile in which a row's keys end is computed before all others and always kept, because near keys often have the
 // largest probabilities. A learned sink is known from the beginning.
-#if defined(HEED_ENGINES_SOFTMAX_SKIP_CERTIFICATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_SKIP_CERTIFICATE_INL_H_
-#undef HEED_ENGINES_SOFTMAX_SKIP_CERTIFICATE_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_CERTIFIED_SKIP_CERTIFICATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_CERTIFIED_SKIP_CERTIFICATE_INL_H_
+#undef HEED_ENGINES_SOFTMAX_CERTIFIED_SKIP_CERTIFICATE_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_SKIP_CERTIFICATE_INL_H_
+#define HEED_ENGINES_SOFTMAX_CERTIFIED_SKIP_CERTIFICATE_INL_H_
 #endif
 
 #include <algorithm>
@@ -200,4 +200,4 @@ class SkipCertificate {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_SKIP_CERTIFICATE_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_CERTIFIED_SKIP_CERTIFICATE_INL_H_

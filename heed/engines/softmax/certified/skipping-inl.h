@@ -13,11 +13,11 @@
 //
 // Where a window, a mask or a pattern may hide part of a tile, each row looks up which keys it sees and what norm these
 // have. Keys that a row does not see must not influence what it skips.
-#if defined(HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_
-#undef HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_CERTIFIED_SKIPPING_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_CERTIFIED_SKIPPING_INL_H_
+#undef HEED_ENGINES_SOFTMAX_CERTIFIED_SKIPPING_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_
+#define HEED_ENGINES_SOFTMAX_CERTIFIED_SKIPPING_INL_H_
 #endif
 
 #include <algorithm>
@@ -29,15 +29,15 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
-#include "heed/engines/softmax/decode-inl.h"
-#include "heed/engines/softmax/exponentials-inl.h"
-#include "heed/engines/softmax/forward-inl.h"
-#include "heed/engines/softmax/forward.h"
-#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/decode/decode-inl.h"
+#include "heed/engines/softmax/block/exponentials-inl.h"
+#include "heed/engines/softmax/forward/forward-inl.h"
+#include "heed/engines/softmax/forward/forward.h"
+#include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/seen_keys.h"
-#include "heed/engines/softmax/skip_certificate-inl.h"
-#include "heed/engines/softmax/skipping_internal.h"
+#include "heed/engines/softmax/certified/skip_certificate-inl.h"
+#include "heed/engines/softmax/certified/skipping_internal.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -566,4 +566,4 @@ SkippingPasses RowPasses() {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_CERTIFIED_SKIPPING_INL_H_

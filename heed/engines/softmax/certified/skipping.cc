@@ -1,12 +1,12 @@
 // Chooses the kernel for attention that skips values, like the choice among all kernels but from a shorter list.
-#include "heed/engines/softmax/skipping.h"
+#include "heed/engines/softmax/certified/skipping.h"
 
 #include <algorithm>
 #include <string>
 
-#include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/forward/forward.h"
 #include "heed/engines/softmax/kernels.h"
-#include "heed/engines/softmax/skipping_internal.h"
+#include "heed/engines/softmax/certified/skipping_internal.h"
 
 namespace heed::softmax {
 namespace {

@@ -3,8 +3,8 @@
 // All logits are computed. As the online softmax passes over tiles of keys, a row skips P V of a tile if everything
 // that it has skipped so far, this tile included, is at most epsilon of the softmax sum known by then; the budget
 // epsilon is released evenly over the row's keys. The tiles that a row keeps are computed as if there were no others.
-#ifndef HEED_ENGINES_SOFTMAX_SKIPPING_H_
-#define HEED_ENGINES_SOFTMAX_SKIPPING_H_
+#ifndef HEED_ENGINES_SOFTMAX_CERTIFIED_SKIPPING_H_
+#define HEED_ENGINES_SOFTMAX_CERTIFIED_SKIPPING_H_
 
 #include <cstdint>
 #include <string>
@@ -42,4 +42,4 @@ SkippingPlan PlanSkipping(const Context& ctx, const Problem& problem);
 
 }  // namespace heed::softmax
 
-#endif  // HEED_ENGINES_SOFTMAX_SKIPPING_H_
+#endif  // HEED_ENGINES_SOFTMAX_CERTIFIED_SKIPPING_H_

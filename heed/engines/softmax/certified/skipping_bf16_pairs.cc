@@ -2,15 +2,15 @@
 #define HEED_BF16_PAIRS
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/engines/softmax/skipping_internal.h"
+#include "heed/engines/softmax/certified/skipping_internal.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/softmax/skipping_bf16_pairs.cc"  // this file
-#include "hwy/foreach_target.h"                                           // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/certified/skipping_bf16_pairs.cc"  // this file
+#include "hwy/foreach_target.h"                                                     // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
-#include "heed/engines/softmax/skipping-inl.h"
+#include "heed/engines/softmax/certified/skipping-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {

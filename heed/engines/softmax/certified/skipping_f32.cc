@@ -1,14 +1,14 @@
 // Attention that skips values, vectorised over queries, for f32 and for 16-bit tensors, which are widened to f32.
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/engines/softmax/skipping_internal.h"
+#include "heed/engines/softmax/certified/skipping_internal.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/softmax/skipping_f32.cc"  // this file
-#include "hwy/foreach_target.h"                                    // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/certified/skipping_f32.cc"  // this file
+#include "hwy/foreach_target.h"                                              // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
-#include "heed/engines/softmax/skipping-inl.h"
+#include "heed/engines/softmax/certified/skipping-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {

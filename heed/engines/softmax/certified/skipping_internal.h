@@ -1,10 +1,10 @@
 // The passes that each file of operands offers to skipping.cc.
-#ifndef HEED_ENGINES_SOFTMAX_SKIPPING_INTERNAL_H_
-#define HEED_ENGINES_SOFTMAX_SKIPPING_INTERNAL_H_
+#ifndef HEED_ENGINES_SOFTMAX_CERTIFIED_SKIPPING_INTERNAL_H_
+#define HEED_ENGINES_SOFTMAX_CERTIFIED_SKIPPING_INTERNAL_H_
 
 #include <cstdint>
 
-#include "heed/engines/softmax/skipping.h"
+#include "heed/engines/softmax/certified/skipping.h"
 
 namespace heed::softmax {
 
@@ -22,4 +22,4 @@ SkippingPasses SkippingDecodePairs(const Context& ctx);
 
 }  // namespace heed::softmax
 
-#endif  // HEED_ENGINES_SOFTMAX_SKIPPING_INTERNAL_H_
+#endif  // HEED_ENGINES_SOFTMAX_CERTIFIED_SKIPPING_INTERNAL_H_

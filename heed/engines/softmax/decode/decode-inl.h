@@ -10,11 +10,11 @@
 // tenth of the time of reading them.
 //
 // Each sum of products is the same chain as in forward-inl.h, so both kernels have the same bits.
-#if defined(HEED_ENGINES_SOFTMAX_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_DECODE_INL_H_
-#undef HEED_ENGINES_SOFTMAX_DECODE_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_DECODE_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_DECODE_DECODE_INL_H_
+#undef HEED_ENGINES_SOFTMAX_DECODE_DECODE_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_DECODE_INL_H_
+#define HEED_ENGINES_SOFTMAX_DECODE_DECODE_INL_H_
 #endif
 
 #include <algorithm>
@@ -22,9 +22,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/forward/forward.h"
 #include "heed/engines/softmax/kernels.h"
-#include "heed/engines/softmax/tasks-inl.h"
+#include "heed/engines/softmax/forward/tasks-inl.h"
 #include "heed/simd/row_tile-inl.h"
 #include "hwy/highway.h"
 #ifdef HEED_BYTE_PRODUCTS
@@ -392,4 +392,4 @@ Passes DecodePasses() {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_DECODE_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_DECODE_DECODE_INL_H_

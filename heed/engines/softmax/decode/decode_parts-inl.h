@@ -1,18 +1,18 @@
 // The parts of small-M blocks (decode-inl.h) that all passes over them share.
 //
 // Compiled once per SIMD target and operand type, in decode_*.cc, like block_parts-inl.h.
-#if defined(HEED_ENGINES_SOFTMAX_DECODE_PARTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_DECODE_PARTS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_DECODE_PARTS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_DECODE_DECODE_PARTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_DECODE_DECODE_PARTS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_DECODE_DECODE_PARTS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_DECODE_PARTS_INL_H_
+#define HEED_ENGINES_SOFTMAX_DECODE_DECODE_PARTS_INL_H_
 #endif
 
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/engines/softmax/block_parts-inl.h"
-#include "heed/engines/softmax/decode-inl.h"
+#include "heed/engines/softmax/block/block_parts-inl.h"
+#include "heed/engines/softmax/decode/decode-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -48,4 +48,4 @@ HWY_AFTER_NAMESPACE();
   template void SegmentPass<O, 1, RowOutputs<O>>::StreamedTiles(const Tile&, bool, hn::Vec<O::D>*, hn::Vec<O::D>*);
 #endif  // HEED_COMPILE_ROWS
 
-#endif  // HEED_ENGINES_SOFTMAX_DECODE_PARTS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_DECODE_DECODE_PARTS_INL_H_

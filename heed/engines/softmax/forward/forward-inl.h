@@ -20,11 +20,11 @@
 // keys of a segment, and segments are merged in ascending order. A key that a row does not see is an exact no-op for
 // this row (S = -inf, P = 0, rescaling by 1), so the bits of a row depend only on its own keys and on the grid of tiles
 // and segments that they lie on.
-#if defined(HEED_ENGINES_SOFTMAX_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_FORWARD_INL_H_
-#undef HEED_ENGINES_SOFTMAX_FORWARD_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_FORWARD_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_FORWARD_FORWARD_INL_H_
+#undef HEED_ENGINES_SOFTMAX_FORWARD_FORWARD_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_FORWARD_INL_H_
+#define HEED_ENGINES_SOFTMAX_FORWARD_FORWARD_INL_H_
 #endif
 
 #include <algorithm>
@@ -34,12 +34,12 @@
 #include <limits>
 #include <utility>
 
-#include "heed/engines/softmax/exponentials-inl.h"
-#include "heed/engines/softmax/forward.h"
-#include "heed/engines/softmax/outputs-inl.h"
+#include "heed/engines/softmax/block/exponentials-inl.h"
+#include "heed/engines/softmax/forward/forward.h"
+#include "heed/engines/softmax/block/outputs-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/segment_pass-inl.h"
-#include "heed/engines/softmax/segments-inl.h"
+#include "heed/engines/softmax/forward/segment_pass-inl.h"
+#include "heed/engines/softmax/forward/segments-inl.h"
 #include "heed/simd/convert-inl.h"
 #include "hwy/highway.h"
 // After highway.h:
@@ -276,4 +276,4 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_FORWARD_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_FORWARD_FORWARD_INL_H_

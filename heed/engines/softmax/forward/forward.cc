@@ -1,5 +1,5 @@
 // The order of the tasks of a forward pass, shared by all dtypes and targets.
-#include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/forward/forward.h"
 
 #include <algorithm>
 #include <numeric>

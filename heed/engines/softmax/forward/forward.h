@@ -1,6 +1,6 @@
 // The division of a forward pass: the grids of keys of the kernels, and the order of their tasks.
-#ifndef HEED_ENGINES_SOFTMAX_FORWARD_H_
-#define HEED_ENGINES_SOFTMAX_FORWARD_H_
+#ifndef HEED_ENGINES_SOFTMAX_FORWARD_FORWARD_H_
+#define HEED_ENGINES_SOFTMAX_FORWARD_FORWARD_H_
 
 #include <cstdint>
 #include <vector>
@@ -56,4 +56,4 @@ class BlockQueue {
 
 }  // namespace heed::softmax
 
-#endif  // HEED_ENGINES_SOFTMAX_FORWARD_H_
+#endif  // HEED_ENGINES_SOFTMAX_FORWARD_FORWARD_H_

@@ -2,16 +2,16 @@
 #define HEED_BF16_PAIRS
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/forward/forward.h"
 #include "heed/engines/softmax/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/softmax/forward_bf16_pairs.cc"  // this file
-#include "hwy/foreach_target.h"                                          // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/forward/forward_bf16_pairs.cc"  // this file
+#include "hwy/foreach_target.h"                                                  // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
-#include "heed/engines/softmax/tasks-inl.h"
+#include "heed/engines/softmax/forward/tasks-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {

@@ -4,11 +4,11 @@
 #include "heed/engines/softmax/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/softmax/forward_f64.cc"  // this file
-#include "hwy/foreach_target.h"                                   // IWYU pragma: keep
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/forward/forward_f64.cc"  // this file
+#include "hwy/foreach_target.h"                                           // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
-#include "heed/engines/softmax/tasks-inl.h"
+#include "heed/engines/softmax/forward/tasks-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {

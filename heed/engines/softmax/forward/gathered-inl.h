@@ -6,11 +6,11 @@
 // forward-inl.h, whose blocks would process the other tiles as no-ops for this row, so the bits are the same. The cost
 // beside the products is moving states between rows and lanes, 4 Dv numbers per row and tile, and packing the queries
 // again for each tile.
-#if defined(HEED_ENGINES_SOFTMAX_GATHERED_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_GATHERED_INL_H_
-#undef HEED_ENGINES_SOFTMAX_GATHERED_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_FORWARD_GATHERED_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_FORWARD_GATHERED_INL_H_
+#undef HEED_ENGINES_SOFTMAX_FORWARD_GATHERED_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_GATHERED_INL_H_
+#define HEED_ENGINES_SOFTMAX_FORWARD_GATHERED_INL_H_
 #endif
 
 #include <algorithm>
@@ -22,12 +22,12 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
-#include "heed/engines/softmax/exponentials-inl.h"
-#include "heed/engines/softmax/forward-inl.h"
-#include "heed/engines/softmax/gathered.h"
-#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/block/exponentials-inl.h"
+#include "heed/engines/softmax/forward/forward-inl.h"
+#include "heed/engines/softmax/forward/gathered.h"
+#include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/rows-inl.h"
+#include "heed/engines/softmax/block/rows-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -289,4 +289,4 @@ void RunGathered(Context& ctx, const Problem& p) {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_GATHERED_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_FORWARD_GATHERED_INL_H_

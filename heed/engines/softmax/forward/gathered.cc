@@ -1,5 +1,5 @@
 // Divides problems with tile lists per row into panels.
-#include "heed/engines/softmax/gathered.h"
+#include "heed/engines/softmax/forward/gathered.h"
 
 #include <algorithm>
 #include <cstdint>

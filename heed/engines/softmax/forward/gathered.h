@@ -1,7 +1,7 @@
 // Gathered rows: rows that are computed together because they keep the same tile, wherever they are in the sequence.
 // This header says how a pass over a problem with lists by tile (TileRows) is divided.
-#ifndef HEED_ENGINES_SOFTMAX_GATHERED_H_
-#define HEED_ENGINES_SOFTMAX_GATHERED_H_
+#ifndef HEED_ENGINES_SOFTMAX_FORWARD_GATHERED_H_
+#define HEED_ENGINES_SOFTMAX_FORWARD_GATHERED_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -105,4 +105,4 @@ size_t FirstOfLastBlock(std::span<const GatheredRow<kWords>> rows, size_t lanes)
 
 }  // namespace heed::softmax
 
-#endif  // HEED_ENGINES_SOFTMAX_GATHERED_H_
+#endif  // HEED_ENGINES_SOFTMAX_FORWARD_GATHERED_H_

@@ -1,11 +1,11 @@
 // The pass of a block of rows over its tiles: logits, probabilities and outputs of each tile, segment by segment.
 //
 // Compiled once per SIMD target, operand type and number of vectors.
-#if defined(HEED_ENGINES_SOFTMAX_SEGMENT_PASS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_SEGMENT_PASS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_SEGMENT_PASS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_FORWARD_SEGMENT_PASS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_FORWARD_SEGMENT_PASS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_FORWARD_SEGMENT_PASS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_SEGMENT_PASS_INL_H_
+#define HEED_ENGINES_SOFTMAX_FORWARD_SEGMENT_PASS_INL_H_
 #endif
 
 #include <cstddef>
@@ -13,9 +13,9 @@
 #include <limits>
 #include <type_traits>
 
-#include "heed/engines/softmax/block-inl.h"
-#include "heed/engines/softmax/exponentials-inl.h"
-#include "heed/engines/softmax/amx_block-inl.h"
+#include "heed/engines/softmax/block/block-inl.h"
+#include "heed/engines/softmax/block/exponentials-inl.h"
+#include "heed/engines/softmax/amx/block-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
 #include "hwy/highway.h"
@@ -183,4 +183,4 @@ class SegmentPass : protected BlockOf<O, C> {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_SEGMENT_PASS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_FORWARD_SEGMENT_PASS_INL_H_

@@ -4,11 +4,11 @@
 //
 // Compiled once per SIMD target. A segment's state and the order of merging depend neither on the pieces nor on which
 // task computed it, so the bits do not either.
-#if defined(HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_FORWARD_SEGMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_FORWARD_SEGMENTS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_FORWARD_SEGMENTS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_
+#define HEED_ENGINES_SOFTMAX_FORWARD_SEGMENTS_INL_H_
 #endif
 
 #include <algorithm>
@@ -20,8 +20,8 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
-#include "heed/engines/softmax/forward.h"
-#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/forward/forward.h"
+#include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "hwy/highway.h"
 
@@ -119,4 +119,4 @@ class SegmentStates {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_FORWARD_SEGMENTS_INL_H_

@@ -1,11 +1,11 @@
 // Tasks of a forward pass: which blocks of rows, and which of their keys, one thread computes.
 //
 // Compiled once per SIMD target and dtype.
-#if defined(HEED_ENGINES_SOFTMAX_TASKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_TASKS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_TASKS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_FORWARD_TASKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_FORWARD_TASKS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_FORWARD_TASKS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_TASKS_INL_H_
+#define HEED_ENGINES_SOFTMAX_FORWARD_TASKS_INL_H_
 #endif
 
 #include <algorithm>
@@ -13,13 +13,13 @@
 #include <cstdint>
 
 #include "heed/core/context.h"
-#include "heed/engines/softmax/forward-inl.h"
-#include "heed/engines/softmax/forward.h"
-#include "heed/engines/softmax/gathered-inl.h"
+#include "heed/engines/softmax/forward/forward-inl.h"
+#include "heed/engines/softmax/forward/forward.h"
+#include "heed/engines/softmax/forward/gathered-inl.h"
 #include "heed/engines/softmax/kernels.h"
-#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/block/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/segments-inl.h"
+#include "heed/engines/softmax/forward/segments-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -262,4 +262,4 @@ Passes ForwardPasses() {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_TASKS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_FORWARD_TASKS_INL_H_

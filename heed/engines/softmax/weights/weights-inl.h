@@ -3,11 +3,11 @@
 // Compiled once per SIMD target and dtype. There are two passes over the tiles: one for the row statistics, without
 // values, unless the caller knows them; and one for P = exp(S - lse). That is twice the first product and twice the
 // exponentials, about the time of attention itself.
-#if defined(HEED_ENGINES_SOFTMAX_WEIGHTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SOFTMAX_WEIGHTS_INL_H_
-#undef HEED_ENGINES_SOFTMAX_WEIGHTS_INL_H_
+#if defined(HEED_ENGINES_SOFTMAX_WEIGHTS_WEIGHTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_WEIGHTS_WEIGHTS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_WEIGHTS_WEIGHTS_INL_H_
 #else
-#define HEED_ENGINES_SOFTMAX_WEIGHTS_INL_H_
+#define HEED_ENGINES_SOFTMAX_WEIGHTS_WEIGHTS_INL_H_
 #endif
 
 #include <algorithm>
@@ -17,9 +17,9 @@
 #include <limits>
 
 #include "heed/core/context.h"
-#include "heed/engines/softmax/exponentials-inl.h"
-#include "heed/engines/softmax/tasks-inl.h"
-#include "heed/engines/softmax/weights.h"
+#include "heed/engines/softmax/block/exponentials-inl.h"
+#include "heed/engines/softmax/forward/tasks-inl.h"
+#include "heed/engines/softmax/weights/weights.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -335,4 +335,4 @@ WeightsPasses PassesOfWeights() {
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SOFTMAX_WEIGHTS_INL_H_
+#endif  // HEED_ENGINES_SOFTMAX_WEIGHTS_WEIGHTS_INL_H_

@@ -1,7 +1,7 @@
 // Attention probabilities, by the passes for the problem's dtype.
-#include "heed/engines/softmax/weights.h"
+#include "heed/engines/softmax/weights/weights.h"
 
-#include "heed/engines/softmax/weights_internal.h"
+#include "heed/engines/softmax/weights/weights_internal.h"
 
 namespace heed::softmax {
 namespace {

@@ -2,8 +2,8 @@
 //
 // They are recomputed from queries and keys, tile by tile. Nothing of size queries x keys is stored unless the caller
 // asks for it.
-#ifndef HEED_ENGINES_SOFTMAX_WEIGHTS_H_
-#define HEED_ENGINES_SOFTMAX_WEIGHTS_H_
+#ifndef HEED_ENGINES_SOFTMAX_WEIGHTS_WEIGHTS_H_
+#define HEED_ENGINES_SOFTMAX_WEIGHTS_WEIGHTS_H_
 
 #include <cstdint>
 #include <span>
@@ -53,4 +53,4 @@ int64_t PooledWeightsScratch(const Context& ctx, const Problem& problem, const P
 
 }  // namespace heed::softmax
 
-#endif  // HEED_ENGINES_SOFTMAX_WEIGHTS_H_
+#endif  // HEED_ENGINES_SOFTMAX_WEIGHTS_WEIGHTS_H_

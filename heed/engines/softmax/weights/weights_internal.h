@@ -1,11 +1,11 @@
 // The passes that each file of a dtype offers to weights.cc.
-#ifndef HEED_ENGINES_SOFTMAX_WEIGHTS_INTERNAL_H_
-#define HEED_ENGINES_SOFTMAX_WEIGHTS_INTERNAL_H_
+#ifndef HEED_ENGINES_SOFTMAX_WEIGHTS_WEIGHTS_INTERNAL_H_
+#define HEED_ENGINES_SOFTMAX_WEIGHTS_WEIGHTS_INTERNAL_H_
 
 #include <cstdint>
 #include <span>
 
-#include "heed/engines/softmax/weights.h"
+#include "heed/engines/softmax/weights/weights.h"
 
 namespace heed::softmax {
 
@@ -22,4 +22,4 @@ WeightsPasses WeightsF64(const Context& ctx);
 
 }  // namespace heed::softmax
 
-#endif  // HEED_ENGINES_SOFTMAX_WEIGHTS_INTERNAL_H_
+#endif  // HEED_ENGINES_SOFTMAX_WEIGHTS_WEIGHTS_INTERNAL_H_

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "heed/core/context.h"
-#include "heed/engines/softmax/backward.h"
+#include "heed/engines/softmax/backward/backward.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/ops/exact/attention/attention.h"

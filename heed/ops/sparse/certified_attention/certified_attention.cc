@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "heed/core/os.h"
-#include "heed/engines/softmax/skipping.h"
+#include "heed/engines/softmax/certified/skipping.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/ops/exact/attention/attention_options_internal.h"
 #include "heed/ops/sparse/certified_attention/certified_internal.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 #include "heed/state/sketch_internal.h"
 
 namespace heed::certified_attention {
