@@ -15,6 +15,10 @@ file(GLOB_RECURSE sources CONFIGURE_DEPENDS
 list(FILTER sources EXCLUDE REGEX "_(test|case|py)\\.cc$")
 
 add_library(heed_objects OBJECT ${sources})
+include(${CMAKE_CURRENT_LIST_DIR}/units.cmake)
+block()
+  include(${PROJECT_SOURCE_DIR}/heed/engines/softmax/units.cmake)
+endblock()
 target_compile_definitions(heed_objects PRIVATE HEED_BUILDING HEED_VERSION="${PROJECT_VERSION}")
 # Used inside only: no installed header names one of them.
 target_link_libraries(heed_objects PRIVATE heed_flags hwy::hwy nlohmann_json::nlohmann_json Threads::Threads)

@@ -55,21 +55,5 @@ namespace heed::softmax {
 
 HEED_EXPORT(Passes, ForwardAmx)
 
-const Kernel kAmx = {{
-                         .name = "softmax_tiles",
-                         .why = "AMX products of bf16, query rows in lanes; f32 as splits of three, f16 of two",
-                         .declines = [](const Context& ctx, const Problem& p) -> std::string {
-                           const std::string reason = DeclinesF32(ctx, p);
-                           if (!reason.empty()) return reason;
-                           if (p.invariant) return "adds up otherwise than the kernels that caches take";
-                           return DeclinesWithoutAmx(ForwardAmx(ctx));
-                         },
-                         .forward_passes = &ForwardAmx,
-                         .backward_passes = &BackwardAmx,
-                         .target = &AmxTarget,
-                     },
-                     kAmxGrid,
-                     /*invariant=*/false};
-
 }  // namespace heed::softmax
 #endif  // HWY_ONCE

@@ -131,7 +131,7 @@ struct AmxOperands {
   // hardly be faster.
   static constexpr int kLaneVectors = 2 * kTileWords / hn::MaxLanes(D());
   static constexpr int kMostVectors = kLaneVectors;
-  // Units of 32 keys whose probabilities are in the pipeline at once (amx_pipeline-inl.h).
+  // Units of 32 keys whose probabilities are in the pipeline at once (pipeline-inl.h).
   static constexpr int kMostUnits = 4;
   static constexpr int kDegree = 5;
 
@@ -157,7 +157,7 @@ struct AmxOperands {
   static LogitFactor Split(double factor) { return kFinishesLogits ? LogitFactor{1, factor} : LogitFactor{factor, 1}; }
 
   // Packs queries to to[term][pair of channels][lane] and returns whether all are finite. This and the next functions
-  // are compiled in block_amx.cc (amx_packing-inl.h).
+  // are compiled in block.cc (packing-inl.h).
   static HWY_NOINLINE bool PackQueries(DType dtype, const void* const* rows, size_t num_rows, size_t depth,
                                        double factor, size_t lanes, uint32_t* HWY_RESTRICT to);
 

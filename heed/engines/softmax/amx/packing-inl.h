@@ -1,6 +1,6 @@
 // Packs queries, keys and values into AMX tiles, as bf16 splits.
 //
-// Compiled in block_amx.cc, once per SIMD target that has AMX or emulates it.
+// Compiled in block.cc, once per SIMD target that has AMX or emulates it.
 #if defined(HEED_ENGINES_SOFTMAX_AMX_PACKING_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_AMX_PACKING_INL_H_
 #undef HEED_ENGINES_SOFTMAX_AMX_PACKING_INL_H_

@@ -13,7 +13,7 @@
 // time, whose probabilities are in L1 twice: those that are multiplied and those that are computed. A sum is stored
 // just before its register is needed again.
 //
-// Each logit, probability and sum is that of amx_operands-inl.h, bit for bit: the order in time differs, the chains do
+// Each logit, probability and sum is that of operands-inl.h, bit for bit: the order in time differs, the chains do
 // not.
 #if defined(HEED_ENGINES_SOFTMAX_AMX_PIPELINE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_AMX_PIPELINE_INL_H_

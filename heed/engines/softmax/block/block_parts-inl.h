@@ -1,6 +1,6 @@
 // The functions that all passes over a block of rows share: the terms of a tile's logits, and the outputs.
 //
-// Compiled once per SIMD target, operand type and number of vectors, in block_*.cc and decode_*.cc. All other files
+// Compiled once per SIMD target, operand type and number of vectors, in the block and decode units. All other files
 // call what is defined here and do not include it, because it would be half of their compile time.
 #if defined(HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_PARTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_PARTS_INL_H_
@@ -454,5 +454,26 @@ HWY_AFTER_NAMESPACE();
   template void SegmentPass<O, C, __VA_ARGS__>::RescaledTile<true>(const Tile&, bool, hn::Vec<O::D>*, hn::Vec<O::D>*); \
   HEED_COMPILE_OUTPUTS(O, C, __VA_ARGS__)
 #endif  // HEED_COMPILE_LOGITS
+
+// HEED_COMPILE_BLOCKS is for the blocks of all numbers of vectors from 2 on: with AVX2 and older targets, only whole
+// blocks. HEED_COMPILE_ONE_VECTOR is for blocks of one vector, which are used where a vector has more lanes than
+// decoding takes rows.
+#undef HEED_COMPILE_BLOCKS
+#undef HEED_COMPILE_ONE_VECTOR
+#if HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86
+#define HEED_COMPILE_BLOCKS(O)               \
+  HEED_COMPILE_HEAD(O)                       \
+  HEED_COMPILE_PASS(O, 2, LaneOutputs<O, 2>) \
+  HEED_COMPILE_PASS(O, hs::kShapes.block_vectors, LaneOutputs<O, hs::kShapes.block_vectors>)
+#else
+#define HEED_COMPILE_BLOCKS(O) \
+  HEED_COMPILE_HEAD(O)         \
+  HEED_COMPILE_PASS(O, hs::kShapes.block_vectors, LaneOutputs<O, hs::kShapes.block_vectors>)
+#endif
+#if HWY_TARGET <= HWY_AVX3
+#define HEED_COMPILE_ONE_VECTOR(O) HEED_COMPILE_PASS(O, 1, LaneOutputs<O, 1>)
+#else
+#define HEED_COMPILE_ONE_VECTOR(O)
+#endif
 
 #endif  // HEED_ENGINES_SOFTMAX_BLOCK_BLOCK_PARTS_INL_H_

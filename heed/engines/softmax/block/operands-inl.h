@@ -6,7 +6,7 @@
 //                   when they are packed or copied.
 //   PairOperands    the bf16 dot product: two bf16 per 32-bit word and instruction. Queries and keys are paired
 //                   along the depth, so that keys need no copy; P and values are paired along the keys.
-//   AmxOperands     bf16 splits of any dtype in AMX tiles; in amx_operands-inl.h.
+//   AmxOperands     bf16 splits of any dtype in AMX tiles; in amx/operands-inl.h.
 //
 // Sums, maxima and outputs are in T, or f32. Pairs of keys are (2i, 2i + 1), counted from the sequence's first valid
 // key; the second is 0 where that key does not exist.
@@ -129,7 +129,7 @@ struct FmaOperands {
   static constexpr bool kFinishesLogits = false;  // LogitFactor::of_logits may differ from 1
   static constexpr bool kKeysInLanes = false;     // N keys per vector in both products, instead of N queries
   static constexpr bool kQuantized = false;       // K and V are int8
-  static constexpr bool kUsesAmx = false;         // products use AMX, see amx_operands-inl.h
+  static constexpr bool kUsesAmx = false;         // products use AMX, see amx/operands-inl.h
   static constexpr int kLaneVectors = 1;          // vectors of lanes that a product takes at once
   static constexpr int kMostVectors = hs::kShapes.block_vectors;
   static bool KeysInPlace(DType dtype) { return dtype == DTypeOf<T>::value; }

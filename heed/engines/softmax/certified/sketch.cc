@@ -1,35 +1,14 @@
-// Bounds of softmax sums from a sketch, on every target; and queries in fixed point.
-#include "heed/core/targets.h"
-// After targets.h:
+// Bounds of softmax sums from a sketch: the choice of passes, and queries in fixed point.
 #include "heed/engines/softmax/certified/sketch.h"
-#include "heed/engines/softmax/certified/sketch_internal.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "heed/engines/softmax/certified/sketch.cc"  // this file
-#include "hwy/foreach_target.h"                                        // IWYU pragma: keep
-// After foreach_target.h:
-#include "heed/engines/export_passes.h"
-#include "heed/engines/softmax/certified/sketch-inl.h"
-
-HWY_BEFORE_NAMESPACE();
-namespace heed::softmax::HWY_NAMESPACE {
-
-SketchPasses SketchOfTarget() { return Sketch(); }
-
-// NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace heed::softmax::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "heed/core/dtype.h"
+#include "heed/engines/softmax/certified/sketch_internal.h"
 
 namespace heed::softmax {
-
-HEED_EXPORT(SketchPasses, SketchOfTarget)
 
 SketchPasses SketchPassesFor(const Context& ctx) {
   const SketchPasses of_bytes = SketchOfBytes(ctx);
@@ -84,4 +63,3 @@ void PackSketchQuery(DType dtype, const void* q, int64_t depth, double scale, in
 }
 
 }  // namespace heed::softmax
-#endif  // HWY_ONCE

@@ -1,4 +1,4 @@
-// The passes of sketch.h for CPUs with integer dot products of bytes; null on others.
+// The passes of sketch.h for every SIMD target, and for CPUs with integer dot products of bytes; null on others.
 #ifndef HEED_ENGINES_SOFTMAX_CERTIFIED_SKETCH_INTERNAL_H_
 #define HEED_ENGINES_SOFTMAX_CERTIFIED_SKETCH_INTERNAL_H_
 
@@ -7,6 +7,7 @@
 
 namespace heed::softmax {
 
+SketchPasses SketchOfTarget(const Context& ctx);
 SketchPasses SketchOfBytes(const Context& ctx);
 
 }  // namespace heed::softmax

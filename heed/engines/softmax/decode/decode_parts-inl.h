@@ -1,6 +1,6 @@
 // The parts of small-M blocks (decode-inl.h) that all passes over them share.
 //
-// Compiled once per SIMD target and operand type, in decode_*.cc, like block_parts-inl.h.
+// Compiled once per SIMD target and operand type, in the decode units, like block_parts-inl.h.
 #if defined(HEED_ENGINES_SOFTMAX_DECODE_DECODE_PARTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_DECODE_DECODE_PARTS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_DECODE_DECODE_PARTS_INL_H_
