@@ -216,7 +216,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   attention::PlacePattern(kOp, options.pattern, /*to_lengths=*/false, &p);
   if (options.level == Level::kSkip && options.epsilon >= kLeastEpsilon) {
     Skip(ctx, p, options.epsilon, out);
-    if (p.packed) attention::FillSurplusRows(p, inputs, {out.o, out.lse});
+    if (p.packed) attention::FillSurplusRows(p, inputs.q, {out.o, out.lse});
     return;
   }
   if (!HasPositions(options)) {  // positions have no effect then, but patterns have none below 0
