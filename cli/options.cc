@@ -13,7 +13,7 @@
 
 #include "heed/core/error.h"
 #include "heed/core/os.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 
 namespace heed::cli {
 namespace {

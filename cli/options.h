@@ -13,7 +13,7 @@
 #include "heed/harness/case.h"
 #include "heed/harness/tensor_file.h"
 #include "heed/ops/exact/attention/attention.h"
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 
 // CLI11's headers take four seconds in each file that includes them; the functions below are all that verbs need.
 namespace CLI {

@@ -18,7 +18,7 @@
 #include "heed/core/error.h"
 #include "heed/harness/case.h"
 #include "heed/ops/exact/attention/cases/attention_case.h"
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 
 namespace heed::cli {
 namespace {

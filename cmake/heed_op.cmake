@@ -1,9 +1,10 @@
 # heed_add_op(<family>/<name>): what one line in heed/ops/CMakeLists.txt does.
 #
 # The suffix of a file says where it goes: _case to the harness, _test to heed_op_tests, _py to the Python module, the rest
-# to the library. Headers without such a suffix are public, _internal and -inl ones are not. The lists generated below are the only registration: <name>_case.cc defines
-# `OpEntry heed::<name>::Entry()`, <name>_py.cc defines `void heed::<name>::Bind(nanobind::module_&)`. A recurrence or a scan
-# without options of its own needs neither: where <name>_internal.h declares DefinitionOf and the file is missing, it is
+# to the library, with the sources that its units.cmake describes (cmake/units.cmake). Headers without such a suffix are
+# public, _internal and -inl ones are not. The lists generated below are the only registration: <name>_case.cc defines
+# `OpEntry heed::<name>::Entry()`, <name>_py.cc defines `void heed::<name>::Bind(nanobind::module_&)`. A recurrence or a
+# scan without options of its own needs neither: where <name>_internal.h declares DefinitionOf and the file is missing, it is
 # written from cmake/mechanism_<kind>.cc.in.
 foreach(kind case test py)
   define_property(GLOBAL PROPERTY HEED_OP_${kind} BRIEF_DOCS "sources of this kind of all mechanisms, in order")
@@ -36,6 +37,9 @@ function(heed_add_op op)
         set_property(GLOBAL APPEND PROPERTY HEED_OPS_WITH_${kind} ${name})
       endif()
     endforeach()
+  endif()
+  if(EXISTS ${dir}/units.cmake)
+    include(${dir}/units.cmake)
   endif()
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS ${dir}/*.h)
   list(FILTER headers EXCLUDE REGEX "(_(internal|case|py|reference)|-inl)\\.h$")

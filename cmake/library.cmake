@@ -7,6 +7,7 @@ file(GLOB_RECURSE sources CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/heed/engines/*.cc
   ${PROJECT_SOURCE_DIR}/heed/layers/*.cc
   ${PROJECT_SOURCE_DIR}/heed/model/*.cc
+  ${PROJECT_SOURCE_DIR}/heed/patterns/*.cc
   ${PROJECT_SOURCE_DIR}/heed/state/*.cc
   ${PROJECT_SOURCE_DIR}/heed/mechanism/*.cc
   ${PROJECT_SOURCE_DIR}/heed/ops/positions/*.cc
@@ -14,6 +15,10 @@ file(GLOB_RECURSE sources CONFIGURE_DEPENDS
 list(FILTER sources EXCLUDE REGEX "_(test|case|py)\\.cc$")
 
 add_library(heed_objects OBJECT ${sources})
+include(${CMAKE_CURRENT_LIST_DIR}/units.cmake)
+block()
+  include(${PROJECT_SOURCE_DIR}/heed/engines/softmax/units.cmake)
+endblock()
 target_compile_definitions(heed_objects PRIVATE HEED_BUILDING HEED_VERSION="${PROJECT_VERSION}")
 # Used inside only: no installed header names one of them.
 target_link_libraries(heed_objects PRIVATE heed_flags hwy::hwy nlohmann_json::nlohmann_json Threads::Threads)
@@ -27,6 +32,7 @@ file(GLOB public_headers CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/heed/io/*.h
   ${PROJECT_SOURCE_DIR}/heed/layers/*.h
   ${PROJECT_SOURCE_DIR}/heed/model/*.h
+  ${PROJECT_SOURCE_DIR}/heed/patterns/*.h
   ${PROJECT_SOURCE_DIR}/heed/state/*.h
   ${PROJECT_SOURCE_DIR}/heed/mechanism/*.h
   ${PROJECT_SOURCE_DIR}/heed/ops/positions/*.h
@@ -67,7 +73,7 @@ target_link_libraries(heed_internal INTERFACE
 
 # AMX products and vector code are interleaved by hand; GCC's generic scheduler undoes a sixth of that. No instruction
 # set follows from this flag.
-set(amx_kernels softmax/forward_amx.cc softmax/backward_amx.cc recurrence/forward_amx.cc)
+set(amx_kernels softmax/amx/forward.cc softmax/amx/backward.cc recurrence/forward_amx.cc)
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag(-mtune=sapphirerapids HEED_HAS_TUNE_SAPPHIRERAPIDS)
 list(TRANSFORM amx_kernels PREPEND ${PROJECT_SOURCE_DIR}/heed/engines/)

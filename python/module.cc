@@ -31,7 +31,7 @@ void BindAllOps(nb::module_& m);
 namespace python {
 
 void BindOrthogonalFeatures(nb::module_& m);  // heed/ops/linear/performer/orthogonal_features_py.cc
-void BindPatterns(nb::module_& m);            // heed/ops/sparse/common/pattern_py.cc
+void BindPatterns(nb::module_& m);            // heed/patterns/pattern_py.cc
 void BindNSACache(nb::module_& m);            // python/caches/nsa_cache_py.cc
 
 namespace {

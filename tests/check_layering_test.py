@@ -52,6 +52,7 @@ class CheckLayeringTest(unittest.TestCase):
                            ("heed/io/a.cc", "heed/engines/scan/b.h"), ("heed/engines/scan/a.cc", "heed/ops/ssm/b/b.h"),
                            ("heed/mechanism/a.cc", "heed/ops/ssm/b/b.h"),
                            ("heed/ops/positions/a.cc", "heed/ops/ssm/b/b.h"),
+                           ("heed/patterns/a.cc", "heed/ops/exact/a/a.h"),
                            ("heed/state/a.cc", "heed/ops/exact/a/a.h"),
                            ("heed/ops/ssm/common/a.cc", "heed/ops/ssm/b/b.h"),
                            ("heed/ops/ssm/b/b.cc", "heed/layers/a.h"), ("heed/layers/a.cc", "heed/harness/case.h"),

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 #include "tests/cuda/attention_on_devices.h"
 
 namespace heed {

@@ -127,9 +127,14 @@ class Includes:
         match = re.match(r"heed/ops/\w+/(?!common/)\w+(?=/)", name)
         return match and match.group()
 
+    @staticmethod
+    def folder_of(name):
+        engine = re.match(r"heed/engines/\w+(?=/)", name)
+        return engine.group() if engine else os.path.dirname(name)
+
     @functools.cached_property
     def folders_of_mechanisms(self):
-        """The folders whose code each mechanism calls."""
+        """The folders whose code each mechanism calls, an engine with all of its folders being one."""
         used = {}
         for folder in set(filter(None, map(self.mechanism_of, self.of))):
             seen = set()
@@ -139,7 +144,7 @@ class Includes:
                 if name not in seen:
                     seen.add(name)
                     left += [other for file in self.of.get(name, ()) for other in self.by_stem.get(self.stem(file), [])]
-            used[folder] = {os.path.dirname(name) for name in seen}
+            used[folder] = {self.folder_of(name) for name in seen}
         return used
 
     def filter_of(self, files):
@@ -165,7 +170,7 @@ class Includes:
         found = [("heed_op_tests", self.filter_of([name for name in own if not name.startswith("tests/")]))]
         found += [(os.path.basename(name)[:-3], "*") for name in own if name.startswith("tests/")]
         names = sorted(os.path.basename(mechanism) for mechanism, folders in self.folders_of_mechanisms.items()
-                       if folder in folders or mechanism == self.mechanism_of(file))
+                       if self.folder_of(file) in folders or mechanism == self.mechanism_of(file))
         if len(names) < len(self.folders_of_mechanisms):
             found += [("conformance_test", ":".join(f"*/{name}_*" for name in names)),
                       ("random_options_test", ":".join(f"*/{name}" for name in names))]

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "heed/ops/exact/attention/attention.h"
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 
 namespace heed {
 

@@ -13,7 +13,7 @@
 #include "heed/layers/layer.h"
 #include "heed/layers/linear.h"
 #include "heed/layers/weights.h"
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 
 namespace heed::layers {
 

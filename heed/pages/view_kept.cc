@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 
 namespace heed::pages {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "heed/core/context.h"
 #include "heed/ops/exact/attention/attention.h"
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 #include "heed/pages/json.h"
 #include "heed/pages/view_layer.h"
 

@@ -9,7 +9,7 @@
 #include <span>
 
 #include "heed/ops/exact/attention/attention_options_internal.h"
-#include "heed/ops/sparse/common/pattern_case.h"
+#include "heed/patterns/pattern_case.h"
 #include "tests/fuzz/tensors.h"
 
 namespace heed::fuzz {

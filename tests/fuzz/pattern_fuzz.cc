@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "heed/core/error.h"
-#include "heed/ops/sparse/common/pattern.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern.h"
+#include "heed/patterns/pattern_internal.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/tensors.h"
 

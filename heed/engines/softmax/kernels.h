@@ -7,7 +7,7 @@
 
 #include "heed/core/context.h"
 #include "heed/engines/kernel_list.h"
-#include "heed/engines/softmax/backward.h"
+#include "heed/engines/softmax/backward/backward.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
 
@@ -25,26 +25,28 @@ struct Kernel : engine::Kernel<Problem, Gradients, std::string> {
 // Returns the first kernel that takes the problem. Throws Unsupported, with every kernel's reason, if none does.
 const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem, Pass pass = Pass::kForward);
 
-// Each kernel is defined in the file of its forward pass. Passes that two kernels or another file need are declared
-// here on their own.
+// kernels.cc defines the kernels of CPUs, cuda/kernels.cc those of GPUs.
 extern const Kernel kWgmma, kCuda, kAmx, kDecodeInt8Amx, kDecodeInt8Bytes, kDecodeInt8, kDecodePairs, kPairs,
     kDecodeF32, kDecodeF64, kLanesF32, kLanesF64;
+
+// The passes of CPUs, each from a compile unit of its own (units.cmake, amx/).
+Passes ForwardAmx(const Context& ctx);
+Passes ForwardPairs(const Context& ctx);
+Passes ForwardF32(const Context& ctx);
+Passes ForwardF64(const Context& ctx);
+Passes DecodeInt8Amx(const Context& ctx);
+Passes DecodeInt8Bytes(const Context& ctx);
+Passes DecodeInt8(const Context& ctx);
+Passes DecodePairs(const Context& ctx);
+Passes DecodeF32(const Context& ctx);
+Passes DecodeF64(const Context& ctx);
 Passes BackwardAmx(const Context& ctx);
 Passes BackwardPairs(const Context& ctx);
 Passes BackwardF32(const Context& ctx);
 Passes BackwardF64(const Context& ctx);
 
-// Return why kernels of a dtype decline a problem, given the passes that this CPU has; empty if they do not.
-std::string DeclinesF32(const Context& ctx, const Problem& problem);
-std::string DeclinesF64(const Context& ctx, const Problem& problem);
-std::string DeclinesPairs(const Passes& passes, const Problem& problem);
-std::string DeclinesAllButInt8(const Problem& problem);
-std::string DeclinesDigits(const Problem& problem);              // whether integer products of bytes fit 32-bit sums
-std::string DeclinesRows(const Problem& problem, int64_t most);  // the most rows of a decode kernel
-std::string DeclinesWithoutAmx(const Passes& passes);
-
+// The target of kernels with bf16 dot products.
 std::string PairTarget(const Context& ctx);
-std::string AmxTarget(const Context& ctx);
 
 }  // namespace heed::softmax
 

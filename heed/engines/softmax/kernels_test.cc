@@ -10,7 +10,7 @@
 
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
-#include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/forward/forward.h"
 
 namespace heed::softmax {
 namespace {

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/forward/forward.h"
 #include "heed/harness/buffer.h"
 
 namespace heed::softmax {

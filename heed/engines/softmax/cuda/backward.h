@@ -3,7 +3,7 @@
 #define HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_H_
 
 #include "heed/core/context.h"
-#include "heed/engines/softmax/backward.h"
+#include "heed/engines/softmax/backward/backward.h"
 #include "heed/engines/softmax/cuda/forward_shapes.h"
 #include "heed/engines/softmax/problem.h"
 

@@ -18,9 +18,8 @@
 
 namespace heed::attention {
 
-void FillSurplusRows(const softmax::Problem& p, const Inputs& in, const Outputs& out) {
-  const int rank = in.q.rank();
-  const int64_t Tq = in.q.size(rank - 3);
+void FillSurplusRows(const softmax::Problem& p, const ConstTensorView& q, const Outputs& out) {
+  const int64_t Tq = q.size(q.rank() - 3);
   int64_t used = 0;
   for (const softmax::Sequence& s : p.sequences) {
     used = std::max(used, s.first_q + s.num_queries);
@@ -39,16 +38,16 @@ void FillSurplusRows(const softmax::Problem& p, const Inputs& in, const Outputs&
   }
 }
 
-Device DeviceOf(const Inputs& in) { return in.q.device().type == DeviceType::kCuda ? in.q.device() : Device(); }
+Device DeviceOf(const ConstTensorView& q) { return q.device().type == DeviceType::kCuda ? q.device() : Device(); }
 
-void AddSurplusRows(const Inputs& in, softmax::Problem* p) {
+void AddSurplusRows(const ConstTensorView& q, int64_t num_keys, softmax::Problem* p) {
   softmax::Sequence surplus;
   for (const softmax::Sequence& s : p->sequences) {
     surplus.first_q = std::max(surplus.first_q, s.first_q + s.num_queries);
     surplus.first_k = std::max(surplus.first_k, s.first_k + s.num_keys);
   }
-  surplus.num_queries = in.q.size(in.q.rank() - 3) - surplus.first_q;
-  surplus.num_keys = in.k.size(in.k.rank() - 3) - surplus.first_k;
+  surplus.num_queries = q.size(q.rank() - 3) - surplus.first_q;
+  surplus.num_keys = num_keys - surplus.first_k;
   p->sequences.push_back(surplus);
 }
 
@@ -72,28 +71,28 @@ double NumBytes(const Options& options) {
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
   constexpr char kOp[] = "attention::Forward";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
-  softmax::Problem p = CheckedProblem(kOp, in, options, out, Use::kForward, DeviceOf(in));
+  softmax::Problem p = CheckedProblem(kOp, in, options, out, Use::kForward, DeviceOf(in.q));
   if (p.device.type != DeviceType::kCpu) {
     const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, p);
     PlacePattern(kOp, options.pattern, /*to_lengths=*/false, &p);
-    if (options.cu_seqlens_q.present()) AddSurplusRows(in, &p);
+    if (options.cu_seqlens_q.present()) AddSurplusRows(in.q, in.k.size(in.k.rank() - 3), &p);
     return kernel.forward(ctx, p);
   }
   RefuseSlowPairs(kOp, ctx, p);
   SumLogDecays(kOp, ctx, &p);
   Run(kOp, ctx, options, &p);
-  if (options.cu_seqlens_q.present()) FillSurplusRows(p, in, out);
+  if (options.cu_seqlens_q.present()) FillSurplusRows(p, in.q, out);
 }
 
 int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
   constexpr char kOp[] = "attention::Workspace";
-  const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain, DeviceOf(in));
+  const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain, DeviceOf(in.q));
   return BytesOf(kOp, ctx, p, options);
 }
 
 Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
   constexpr char kOp[] = "attention::Explain";
-  const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain, DeviceOf(in));
+  const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain, DeviceOf(in.q));
   const std::vector<Layer> layers = LayersOf(p, options);
   const bool by_residue = layers.back().kind == Layer::kResidues, by_row = layers.back().kind == Layer::kRows;
   std::vector<Piece> pieces;

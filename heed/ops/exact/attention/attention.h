@@ -36,7 +36,7 @@
 #include "heed/core/context.h"
 #include "heed/core/export.h"
 #include "heed/core/tensor.h"
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 
 namespace heed::attention {
 

@@ -31,44 +31,57 @@ struct Sizes {
   bool packed;
 };
 
-Sizes CheckInputs(const Check& check, const Inputs& in, bool packed) {
-  const struct {
-    const char* name;
-    const ConstTensorView& view;
-  } tensors[] = {{"q", in.q}, {"k", in.k}, {"v", in.v}};
-  for (const auto& [name, t] : tensors) {
-    check.Present(name, t);
-    const bool rank_fits = t.rank() == 4 || (packed && t.rank() == 3);
-    if (!rank_fits || t.rank() != in.q.rank()) {
-      check.Fail(name, "has shape " + t.ShapeString(),
-                 packed ? "[T, H, D] or [1, T, H, D], the same rank for q, k and v" : "rank 4: [B, T, H, D]");
-    }
-    if (packed && t.rank() == 4 && t.size(0) != 1) {
-      check.Fail(name, "has shape " + t.ShapeString(), "a leading axis of 1 with cu_seqlens_q");
-    }
-    if (!IsFloat(t.dtype())) {
-      check.Fail(name, std::string("has dtype ") + Name(t.dtype()), "a float dtype");
-    }
-    if (t.dtype() != in.q.dtype()) {
-      check.Fail(name, std::string("has dtype ") + Name(t.dtype()), std::string(Name(in.q.dtype())) + " as q");
-    }
+// Checks the rank and the dtype of q, or of k or v beside it.
+void CheckForm(const Check& check, const char* name, const ConstTensorView& t, const ConstTensorView& q, bool packed) {
+  check.Present(name, t);
+  const bool rank_fits = t.rank() == 4 || (packed && t.rank() == 3);
+  if (!rank_fits || t.rank() != q.rank()) {
+    check.Fail(name, "has shape " + t.ShapeString(),
+               packed ? "[T, H, D] or [1, T, H, D], the same rank for q, k and v" : "rank 4: [B, T, H, D]");
   }
-  const int r = in.q.rank();
-  const Sizes n = {r == 4 ? in.q.size(0) : 1, in.q.size(r - 3), in.k.size(r - 3), in.q.size(r - 2),
-                   in.k.size(r - 2),          in.q.size(r - 1), in.v.size(r - 1), packed};
-  const auto shape = [&](int64_t T, int64_t H, int64_t D) {
-    return r == 4 ? std::vector<int64_t>{n.B, T, H, D} : std::vector<int64_t>{T, H, D};
-  };
-  check.Shape("k", in.k, shape(n.Tk, n.Hkv, n.D));
-  check.Shape("v", in.v, shape(n.Tk, n.Hkv, n.Dv));
-  if (n.D < 1) check.Fail("q", "has shape " + in.q.ShapeString(), "D >= 1");
-  if (n.Dv < 1) check.Fail("v", "has shape " + in.v.ShapeString(), "Dv >= 1");
+  if (packed && t.rank() == 4 && t.size(0) != 1) {
+    check.Fail(name, "has shape " + t.ShapeString(), "a leading axis of 1 with cu_seqlens_q");
+  }
+  if (!IsFloat(t.dtype())) {
+    check.Fail(name, std::string("has dtype ") + Name(t.dtype()), "a float dtype");
+  }
+  if (t.dtype() != q.dtype()) {
+    check.Fail(name, std::string("has dtype ") + Name(t.dtype()), std::string(Name(q.dtype())) + " as q");
+  }
+}
+
+Sizes SizesOf(const ConstTensorView& q, const KeySizes& keys, bool packed) {
+  const int r = q.rank();
+  return {r == 4 ? q.size(0) : 1, q.size(r - 3), keys.tokens, q.size(r - 2), keys.heads,
+          q.size(r - 1),          keys.channels, packed};
+}
+
+// Checks that queries and keys of these sizes fit each other.
+void CheckSizes(const Check& check, const ConstTensorView& q, const Sizes& n) {
+  if (n.D < 1) check.Fail("q", "has shape " + q.ShapeString(), "D >= 1");
   if (n.Hkv < 1 ? n.Hq != 0 : n.Hq % n.Hkv != 0) {
     check.Fail("q", "has " + Text(n.Hq) + " heads", "a multiple of the " + Text(n.Hkv) + " heads of k");
   }
   if (n.Tk > kMaxKeys) {
     check.Fail("k", "has " + Text(n.Tk) + " tokens", "at most " + Text(kMaxKeys));
   }
+}
+
+Sizes CheckInputs(const Check& check, const Inputs& in, bool packed) {
+  const struct {
+    const char* name;
+    const ConstTensorView& view;
+  } tensors[] = {{"q", in.q}, {"k", in.k}, {"v", in.v}};
+  for (const auto& [name, t] : tensors) CheckForm(check, name, t, in.q, packed);
+  const int r = in.q.rank();
+  const Sizes n = SizesOf(in.q, {in.k.size(r - 3), in.k.size(r - 2), in.v.size(r - 1)}, packed);
+  const auto shape = [&](int64_t T, int64_t H, int64_t D) {
+    return r == 4 ? std::vector<int64_t>{n.B, T, H, D} : std::vector<int64_t>{T, H, D};
+  };
+  check.Shape("k", in.k, shape(n.Tk, n.Hkv, n.D));
+  check.Shape("v", in.v, shape(n.Tk, n.Hkv, n.Dv));
+  if (n.D >= 1 && n.Dv < 1) check.Fail("v", "has shape " + in.v.ShapeString(), "Dv >= 1");
+  CheckSizes(check, in.q, n);
   for (const auto& [name, t] : tensors) {
     check.Readable(name, t);
     check.ContiguousRows(name, t);
@@ -332,17 +345,18 @@ void CheckSegments(const Check& check, const Options& options, const Sizes& n, P
   p->segments_k_stride = n.Tk;
 }
 
-}  // namespace
-
-Problem CheckedProblem(const char* op, const Inputs& in, const Options& options, const Outputs& out, Use use,
-                       Device device) {
-  const Check check(op, use, device);
+bool IsPacked(const Check& check, const Options& options) {
   if (options.cu_seqlens_k.present() && !options.cu_seqlens_q.present()) {
     check.Fail("cu_seqlens_q", "is absent", "it together with cu_seqlens_k");
   }
-  const bool packed = options.cu_seqlens_q.present();
-  const Sizes n = CheckInputs(check, in, packed);
+  return options.cu_seqlens_q.present();
+}
 
+// Checks options and outputs of inputs that have been checked. The problem has no keys and values yet, and `in` need
+// not have any.
+Problem CheckedOptions(const char* op, const Check& check, const Inputs& in, const Sizes& n, const Options& options,
+                       const Outputs& out, Use use, Device device) {
+  const bool packed = n.packed;
   Problem p;
   p.dtype = in.q.dtype();
   p.device = device;
@@ -351,8 +365,6 @@ Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
   p.depth = n.D;
   p.value_depth = n.Dv;
   p.q = RowsOf(in.q);
-  p.k = RowsOf(in.k);
-  p.v = RowsOf(in.v);
   p.invariant = options.invariant;
   p.high_precision = options.precision == Precision::kHigh;
   CheckScalars(check, options, p.dtype, &p);
@@ -370,12 +382,36 @@ Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
   }
   // In a packed call the batch index counts sequences, which share one axis.
   p.packed = packed;
-  if (packed) p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = 0;
-  if (packed) p.o.batch_stride = p.lse.batch_stride = 0;
+  if (packed) p.q.batch_stride = p.o.batch_stride = p.lse.batch_stride = 0;
   if (n.Hkv == 0) p.sequences.clear();
   CheckPattern(op, options.pattern, &p);
   softmax::LayOutDecays(&p);
   return p;
+}
+
+}  // namespace
+
+Problem CheckedProblem(const char* op, const Inputs& in, const Options& options, const Outputs& out, Use use,
+                       Device device) {
+  const Check check(op, use, device);
+  const Sizes n = CheckInputs(check, in, IsPacked(check, options));
+  Problem p = CheckedOptions(op, check, in, n, options, out, use, device);
+  p.k = RowsOf(in.k);
+  p.v = RowsOf(in.v);
+  if (p.packed) p.k.batch_stride = p.v.batch_stride = 0;
+  return p;
+}
+
+Problem CheckedQueries(const char* op, const ConstTensorView& q, const KeySizes& keys, const Options& options,
+                       const Outputs& out, Use use, Device device) {
+  const Check check(op, use, device);
+  const bool packed = IsPacked(check, options);
+  CheckForm(check, "q", q, q, packed);
+  const Sizes n = SizesOf(q, keys, packed);
+  CheckSizes(check, q, n);
+  check.Readable("q", q);
+  check.ContiguousRows("q", q);
+  return CheckedOptions(op, check, {q, {}, {}}, n, options, out, use, device);
 }
 
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "heed/core/context.h"
-#include "heed/engines/softmax/backward.h"
+#include "heed/engines/softmax/backward/backward.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/ops/exact/attention/attention.h"
@@ -29,6 +29,18 @@ enum class Use {
 softmax::Problem CheckedProblem(const char* op, const Inputs& in, const Options& options, const Outputs& out, Use use,
                                 Device device = {});
 
+// The sizes of keys and values that are in pages. Keys have the channels of q.
+struct KeySizes {
+  int64_t tokens;  // of the longest sequence; of all together if they are packed
+  int64_t heads;
+  int64_t channels;  // of values, at least 1
+};
+
+// Does the same for keys and values that are no tensors: checks q, the options and the outputs. The caller points the
+// problem to its keys and values.
+softmax::Problem CheckedQueries(const char* op, const ConstTensorView& q, const KeySizes& keys, const Options& options,
+                                const Outputs& out, Use use, Device device = {});
+
 // A backward pass, and the accumulators that its results are rounded from.
 struct BackwardProblem {
   softmax::Problem problem;
@@ -42,7 +54,7 @@ BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in, const 
                                 Use use);
 
 // Fills rows of packed outputs that belong to no sequence: o = 0, lse = -inf, gradients 0.
-void FillSurplusRows(const softmax::Problem& problem, const Inputs& in, const Outputs& out);
+void FillSurplusRows(const softmax::Problem& problem, const ConstTensorView& q, const Outputs& out);
 void ClearSurplusRows(const softmax::Problem& problem, const Gradients& out);
 
 // Throws InvalidArgument unless the pattern fits.
@@ -118,11 +130,11 @@ void CheckOutput(const char* op, const char* name, const TensorView& out, std::s
                  const Inputs& in, const Options& options, Device device = {});
 
 // Returns the device of q, if attention has kernels for it.
-Device DeviceOf(const Inputs& in);
+Device DeviceOf(const ConstTensorView& q);
 
 // For devices: their kernels write rows of packed tensors that belong to no sequence as rows of a sequence that sees no
-// key.
-void AddSurplusRows(const Inputs& in, softmax::Problem* problem);
+// key. `num_keys` is the number of keys with those that belong to no sequence.
+void AddSurplusRows(const ConstTensorView& q, int64_t num_keys, softmax::Problem* problem);
 
 }  // namespace heed::attention
 

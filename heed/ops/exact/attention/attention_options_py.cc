@@ -8,7 +8,7 @@
 #include <utility>
 #include <variant>
 
-#include "heed/ops/sparse/common/pattern_py.h"
+#include "heed/patterns/pattern_py.h"
 #include "python/argument_names.h"
 
 namespace heed::attention {

@@ -16,7 +16,7 @@
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
 #include "heed/ops/sparse/certified_attention/certified_internal.h"
 #include "heed/ops/sparse/certified_attention/certified_selection_internal.h"
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 
 namespace heed::certified_attention {
 namespace {

@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "heed/core/os.h"
-#include "heed/engines/softmax/skipping.h"
+#include "heed/engines/softmax/certified/skipping.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/ops/exact/attention/attention_options_internal.h"
 #include "heed/ops/sparse/certified_attention/certified_internal.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 #include "heed/state/sketch_internal.h"
 
 namespace heed::certified_attention {
@@ -216,7 +216,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   attention::PlacePattern(kOp, options.pattern, /*to_lengths=*/false, &p);
   if (options.level == Level::kSkip && options.epsilon >= kLeastEpsilon) {
     Skip(ctx, p, options.epsilon, out);
-    if (p.packed) attention::FillSurplusRows(p, inputs, {out.o, out.lse});
+    if (p.packed) attention::FillSurplusRows(p, inputs.q, {out.o, out.lse});
     return;
   }
   if (!HasPositions(options)) {  // positions have no effect then, but patterns have none below 0

@@ -9,9 +9,9 @@
 // probability of the row. It changes o by tau times the distance between o and the mean of the dropped values, at most
 // 2 tau max |v|. The bound holds for every input: it is not an estimate.
 //
-// A key k is known by an int8 sketch k^ and a bound of its error, so the logit lies in s^ +- delta (softmax/sketch.h).
-// The soft cap is monotonic and applies to both ends of this interval; biases and ALiBi are added to both. With T the
-// sum of e^{upper end} over the dropped keys, and J the sum of e^{lower end} over S plus e^{sink},
+// A key k is known by an int8 sketch k^ and a bound of its error, so the logit lies in s^ +- delta (certified/sketch.h
+// of the engine). The soft cap is monotonic and applies to both ends of this interval; biases and ALiBi are added to
+// both. With T the sum of e^{upper end} over the dropped keys, and J the sum of e^{lower end} over S plus e^{sink},
 //
 //   tau <= T / (J + T) = bound <= epsilon.
 //

@@ -16,12 +16,12 @@
 #include <vector>
 
 #include "docstrings/certified_attention.h"
-#include "heed/engines/softmax/sketch.h"
+#include "heed/engines/softmax/certified/sketch.h"
 #include "heed/ops/exact/attention/attend/attend_py.h"
 #include "heed/ops/exact/attention/attention_options_py.h"
 #include "heed/ops/exact/attention/attention_signature_py.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 #include "python/arguments.h"
 #include "python/docstring.h"
 #include "python/layout.h"

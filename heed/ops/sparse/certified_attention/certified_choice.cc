@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "heed/core/carver.h"
-#include "heed/engines/softmax/sketch.h"
+#include "heed/engines/softmax/certified/sketch.h"
 #include "heed/ops/sparse/certified_attention/certified_choice_internal.h"
 
 namespace heed::certified_attention {

@@ -10,7 +10,7 @@
 
 #include "heed/harness/buffer.h"
 #include "heed/ops/exact/attention/attention.h"
-#include "heed/ops/sparse/common/pattern_case.h"
+#include "heed/patterns/pattern_case.h"
 
 namespace heed::certified_attention {
 

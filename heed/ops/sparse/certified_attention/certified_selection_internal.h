@@ -9,7 +9,7 @@
 
 #include "heed/core/context.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/sketch.h"
+#include "heed/engines/softmax/certified/sketch.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/ops/sparse/certified_attention/certified_choice_internal.h"
 

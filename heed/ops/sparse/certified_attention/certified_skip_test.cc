@@ -14,7 +14,7 @@
 #include "heed/ops/exact/attention/attend/attend.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
 #include "heed/ops/sparse/certified_attention/certified_case.h"
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 #include "heed/state/kv_cache.h"
 #include "heed/state/ring_kv_cache.h"
 

@@ -16,7 +16,7 @@
 #include "heed/ops/exact/attention/attention_check_internal.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/mechanism/check_internal.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 #include "heed/ops/sparse/longformer/longformer_internal.h"
 
 namespace heed::longformer {
@@ -231,7 +231,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
     tokens.rows.PutBack(tokens.memory.o, all.o, all.dtype, all.value_depth);
     if (out.lse.present()) tokens.rows.PutBack(tokens.memory.lse, all.lse, LseDType(all.dtype), 1);
   }
-  if (c.options.cu_seqlens_q.present()) attention::FillSurplusRows(all, all_in, {out.o, out.lse});
+  if (c.options.cu_seqlens_q.present()) attention::FillSurplusRows(all, all_in.q, {out.o, out.lse});
 }
 
 void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {

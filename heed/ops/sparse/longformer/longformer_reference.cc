@@ -10,7 +10,7 @@
 
 #include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/mechanism/check_internal.h"
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 #include "heed/ops/sparse/longformer/longformer_internal.h"
 
 namespace heed::longformer {

@@ -15,7 +15,7 @@
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 #include "heed/ops/exact/attention/attention.h"
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 
 namespace heed::longformer {
 namespace {

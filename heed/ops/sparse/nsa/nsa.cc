@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "heed/core/os.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 #include "heed/ops/sparse/nsa/nsa_internal.h"
 
 namespace heed::nsa {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "heed/ops/exact/attention/attend/attend.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 #include "heed/ops/sparse/nsa/nsa_internal.h"
 
 namespace heed::nsa {

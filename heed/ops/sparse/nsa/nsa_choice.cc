@@ -13,8 +13,8 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/dispatch.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
-#include "heed/ops/sparse/common/top_blocks_internal.h"
+#include "heed/patterns/pattern_internal.h"
+#include "heed/patterns/top_blocks_internal.h"
 #include "heed/ops/sparse/nsa/nsa_internal.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -22,7 +22,7 @@
 #include "hwy/foreach_target.h"                                 // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
-#include "heed/ops/sparse/common/top_blocks-inl.h"
+#include "heed/patterns/top_blocks-inl.h"
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/math-inl.h"
 #include "heed/simd/tile-inl.h"

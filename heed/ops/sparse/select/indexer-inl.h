@@ -17,7 +17,7 @@
 #include <span>
 
 #include "heed/core/carver.h"
-#include "heed/ops/sparse/common/top_blocks-inl.h"
+#include "heed/patterns/top_blocks-inl.h"
 #include "heed/ops/sparse/select/block_scores-inl.h"
 #include "heed/simd/strided-inl.h"
 

@@ -16,7 +16,7 @@
 #include "heed/ops/exact/attention/attention_check_internal.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/mechanism/check_internal.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 #include "heed/ops/sparse/select/select_internal.h"
 
 namespace heed::select {

@@ -23,7 +23,7 @@
 #include "heed/core/export.h"
 #include "heed/core/tensor.h"
 #include "heed/ops/exact/attention/attention.h"
-#include "heed/ops/sparse/common/pattern.h"
+#include "heed/patterns/pattern.h"
 #include "heed/state/kv_view.h"
 
 namespace heed::select {

@@ -12,7 +12,7 @@
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 #include "heed/ops/exact/attention/attend/attend.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 #include "heed/ops/sparse/select/select.h"
 #include "heed/ops/sparse/select/select_case.h"
 #include "heed/state/kv_cache.h"

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 #include "heed/ops/sparse/select/select_internal.h"
 #include "heed/ops/sparse/select/select_reference_internal.h"
 

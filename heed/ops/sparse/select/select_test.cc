@@ -20,7 +20,7 @@
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 #include "heed/ops/exact/attention/attention.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 #include "heed/ops/sparse/select/select_case.h"
 #include "heed/ops/sparse/select/select_reference_internal.h"
 

@@ -10,11 +10,11 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/os.h"
-#include "heed/engines/softmax/weights.h"
+#include "heed/engines/softmax/weights/weights.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/mechanism/check_internal.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
-#include "heed/ops/sparse/common/top_blocks_internal.h"
+#include "heed/patterns/pattern_internal.h"
+#include "heed/patterns/top_blocks_internal.h"
 #include "heed/ops/sparse/select/select_internal.h"
 
 namespace heed::select {

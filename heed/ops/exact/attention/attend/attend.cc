@@ -160,13 +160,8 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q, c
     if (!options.causal) check.Fail("causal", "is false", "true with log decays");
   }
 
-  // Queries, outputs and options are checked as in Forward(), against placeholder keys and values of the right shape,
-  // which are never read.
+  // Queries, outputs and options are checked as in Forward().
   const int64_t longest = cache.lengths.empty() ? 0 : *std::max_element(cache.lengths.begin(), cache.lengths.end());
-  static constexpr double kUnread = 0;
-  const auto unread = [&](int64_t channels) {
-    return ConstTensorView(&kUnread, cache.dtype, {cache.batch, longest, cache.heads, channels}, {0, 0, 0, 1});
-  };
   std::vector<int64_t> starts, query_lengths;
   for (size_t b = 0; b < static_cast<size_t>(cache.batch); ++b) {
     starts.push_back(cache.lengths[b] - cache.appended[b]);
@@ -185,7 +180,7 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q, c
   whole.key_lengths = per_sequence(cache.lengths);
   whole.query_lengths = per_sequence(query_lengths);
   whole.pattern = {};  // refers to the keys appended so far
-  Call call{CheckedProblem(op, {q, unread(cache.dim), unread(cache.value_dim)}, whole, out, use), {}};
+  Call call{CheckedQueries(op, q, {longest, cache.heads, cache.value_dim}, whole, out, use), {}};
   Problem& p = call.p;
   p.invariant = true;  // bitwise equal between prefill and decode
   const size_t element = ElementOf(cache);

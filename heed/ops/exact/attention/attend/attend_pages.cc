@@ -48,6 +48,7 @@ CheckedTables TablesOf(const Check& check, const KVCache::BlockTables& tables, c
   CheckedTables checked = CheckTables(kOp, tables, expected);
   for (const auto& [name, pool] : {std::pair{"k_pool", &checked.k}, {"v_pool", &checked.v}})
     check.ContiguousRows(name, *pool);
+  if (checked.v.size(3) < 1) check.Fail("v_pool", "has shape " + checked.v.ShapeString(), "Dv >= 1");
   if (checked.k.size(0) > 1 && checked.k.stride(0) != checked.v.stride(0)) {
     check.Fail("v_pool", "has pages " + Text(checked.v.stride(0)) + " elements apart",
                Text(checked.k.stride(0)) + " as k_pool");
@@ -94,7 +95,7 @@ softmax::Rows InPages(const ConstTensorView& pool, int64_t offset) {
 void AttendPages(Context& ctx, const KVCache::BlockTables& tables, const ConstTensorView& q, const Options& options,
                  const Outputs& out) {
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
-  const Device device = DeviceOf({q, {}, {}});
+  const Device device = DeviceOf(q);
   const Check check(kOp, Use::kForward, device);
   CheckCacheOptions(check, options, {"query_lengths", "cu_seqlens_q"});
   const CheckedTables checked = TablesOf(check, tables, q, options, device);
@@ -103,22 +104,14 @@ void AttendPages(Context& ctx, const KVCache::BlockTables& tables, const ConstTe
   check.NoOverlap("lse", out.lse, "k_pool", tables.k_pool);
   check.NoOverlap("lse", out.lse, "v_pool", tables.v_pool);
 
-  // Everything else is checked as in Forward(), against placeholder keys and values of the right shape, which are never
-  // read.
+  // Everything else is checked as in Forward().
   const bool packed = options.cu_seqlens_q.present();
   int64_t tokens = 0;
   for (const int64_t length : checked.lengths) tokens = packed ? tokens + length : std::max(tokens, length);
-  static constexpr double kUnread = 0;
-  const auto unread = [&](const ConstTensorView& pool) {
-    const std::vector<int64_t> sizes = {q.size(0), tokens, pool.size(2), pool.size(3)}, strides = {0, 0, 0, 1};
-    const int first = q.rank() == 4 ? 0 : 1;
-    return ConstTensorView(&kUnread, q.dtype(), std::span(sizes).subspan(first), std::span(strides).subspan(first),
-                           device);
-  };
-  const Inputs in = {q, unread(checked.k), unread(checked.v)};
   Places places;
   const Options whole = WholeOptions(check, options, checked.lengths, q.size(q.rank() - 3), &places);
-  softmax::Problem p = CheckedProblem(kOp, in, whole, out, Use::kForward, device);
+  softmax::Problem p =
+      CheckedQueries(kOp, q, {tokens, checked.k.size(2), checked.v.size(3)}, whole, out, Use::kForward, device);
   p.invariant = true;  // between prefill and decode
 
   const auto element = static_cast<int64_t>(SizeOf(q.dtype()));
@@ -135,13 +128,13 @@ void AttendPages(Context& ctx, const KVCache::BlockTables& tables, const ConstTe
   if (device.type != DeviceType::kCpu) {
     const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, p);
     PlacePattern(kOp, options.pattern, /*to_lengths=*/true, &p);
-    if (packed) AddSurplusRows(in, &p);
+    if (packed) AddSurplusRows(q, tokens, &p);
     return kernel.forward(ctx, p);
   }
   RefuseSlowPairs(kOp, ctx, p);
   PlacePattern(kOp, options.pattern, /*to_lengths=*/true, &p);
   softmax::Choose(kOp, ctx, p).forward(ctx, p);
-  if (packed) FillSurplusRows(p, in, out);
+  if (packed) FillSurplusRows(p, q, out);
 }
 
 }  // namespace heed::attention

@@ -122,7 +122,7 @@ BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in, const 
                                 Use use) {
   const Inputs forward = {in.q, in.k, in.v};
   const Use reads = use == Use::kExplain ? Use::kExplain : Use::kInputs;
-  const Device device = use == Use::kReference ? Device() : DeviceOf(forward);
+  const Device device = use == Use::kReference ? Device() : DeviceOf(forward.q);
   const Check check(op, reads, device);
   const bool packed = options.cu_seqlens_q.present();
   BackwardProblem b;
@@ -202,7 +202,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
   if (b.problem.device.type != DeviceType::kCpu) {
     const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, b.problem, softmax::Pass::kBackward);
     PlacePattern(kOp, options.pattern, /*to_lengths=*/false, &b.problem);
-    if (options.cu_seqlens_q.present()) AddSurplusRows({in.q, in.k, in.v}, &b.problem);
+    if (options.cu_seqlens_q.present()) AddSurplusRows(in.q, in.k.size(in.k.rank() - 3), &b.problem);
     return kernel.backward(ctx, b.problem, b.gradients);
   }
   RefuseSlowPairs(kOp, ctx, b.problem);

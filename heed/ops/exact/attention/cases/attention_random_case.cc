@@ -5,7 +5,7 @@
 
 #include "heed/ops/exact/attention/attention_options_internal.h"
 #include "heed/ops/exact/attention/cases/attention_case.h"
-#include "heed/ops/sparse/common/pattern_case.h"
+#include "heed/patterns/pattern_case.h"
 
 namespace heed::attention {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "heed/ops/exact/attention/attention_internal.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/patterns/pattern_internal.h"
 
 namespace heed::attention {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "heed/core/error.h"
 #include "heed/core/os.h"
-#include "heed/engines/softmax/weights.h"
+#include "heed/engines/softmax/weights/weights.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 
 namespace heed::attention {

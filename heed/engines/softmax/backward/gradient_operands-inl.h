@@ -1,0 +1,160 @@
+// The operands of the last three products of the backward pass: P and dS are read as broadcasts; rows of queries,
+// output gradients and keys are read as vectors.
+//
+// Compiled once per SIMD target. As in the forward pass, this is all that differs between types. An element of an
+// operand is a word:
+//
+//   FmaGradients<T>  a word is one element of type T
+//   PairGradients    a word is two bf16 of consecutive rows; P and dS are rounded to bf16, in place as pairs of
+//                    query rows, and dS once more as pairs of keys in a tile of its own
+#if defined(HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_OPERANDS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_OPERANDS_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_OPERANDS_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "heed/engines/softmax/backward/gradient_rows-inl.h"
+#include "heed/engines/softmax/block/operands-inl.h"
+#include "heed/engines/softmax/visit.h"
+#include "heed/simd/tile-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
+
+template <class T>
+struct FmaGradients : FmaOperands<T> {
+  using Operands = FmaOperands<T>;  // of the logits, which are computed by the same functions forward and backward
+  using Word = T;
+  static constexpr int kStep = 1;  // rows in a word
+  static constexpr bool kFuseHeads = true;
+  static constexpr bool kKeysAreWords = true;
+  static int64_t KeyRow(int64_t depth) { return PaddedRow<T>(depth); }
+
+  // Copies rows as words. Returns true if all elements are finite.
+  static HWY_INLINE bool ToWords(DType dtype, const void* const* rows, size_t num_rows, int64_t depth, T* words) {
+    return CopyRows<T>(dtype, rows, num_rows, depth, words);
+  }
+  static HWY_INLINE bool ToWords(const SourceRows& from, const Interval& tokens, int64_t depth, T* words) {
+    return CopyTokens<T>(from, tokens, depth, words);
+  }
+  static HWY_INLINE void CopyGroup(const SourceRows& from, const Interval& tokens, int64_t depth, T* keys) {
+    CopyTokens<T>(from, tokens, depth, keys);
+  }
+
+  // Points `rows` at the words, from which queries are packed into lanes: they are in cache. Returns their dtype.
+  static DType PointToRows(DType, const T* words, size_t num_rows, int64_t depth, const void** rows) {
+    for (size_t i = 0; i < num_rows; ++i) {
+      rows[i] = words + static_cast<int64_t>(i) * PaddedRow<T>(depth);
+    }
+    return DTypeOf<T>::value;
+  }
+
+  // Computed P and dS are words already, along queries and along keys.
+  static HWY_INLINE void RoundWeights(size_t, size_t, size_t, size_t, T*, T*, T*) {}
+  static const T* Columns(const T* d_logits, const T*) { return d_logits; }
+
+  template <int R, int C, bool kSkipMasked>
+  static HWY_INLINE void Accumulate(const T* a, ptrdiff_t a_row, ptrdiff_t a_step, const T* b, ptrdiff_t b_step,
+                                    size_t count, T* out, ptrdiff_t out_row) {
+    hs::AccumulateTile<R, C, kSkipMasked>(hn::ScalableTag<T>(), a, a_row, a_step, b, b_step, count, out, out_row);
+  }
+};
+
+#if HWY_TARGET == HWY_AVX3_ZEN4
+
+struct PairGradients : PairOperands {
+  using Operands = PairGradients;
+  using Word = uint32_t;
+  static constexpr KeyGrid kGrid = {.tile = kTileKeys, .step = 2};
+  static constexpr int kStep = 2;
+  // A word has two rows: if heads shared a block, rows of two heads could be paired.
+  static constexpr bool kFuseHeads = false;
+  static constexpr bool kKeysAreWords = false;
+  static int64_t KeyRow(int64_t depth) { return depth; }
+
+  // Stores words[i][e] = (row 2 i, row 2 i + 1) at channel e, with zeros beyond the last row.
+  template <class RowAt>
+  static HWY_INLINE bool Interleave(size_t num_rows, int64_t depth, const RowAt& row_at, uint32_t* HWY_RESTRICT words) {
+    const D d;
+    const hn::RebindToUnsigned<D> du;
+    const hn::Rebind<uint16_t, D> halves;
+    V marks = hn::Zero(d);  // NaN once an element is not finite
+    for (size_t i = 0; i < num_rows; i += 2, words += PaddedRow<float>(depth)) {
+      const uint16_t* first = row_at(i);
+      const uint16_t* second = i + 1 < num_rows ? row_at(i + 1) : nullptr;
+      V of_rows = hn::Zero(d);
+      ForVectors<float>(depth, [&](int64_t e, size_t n) HWY_ATTR {
+        const auto load = [&](const uint16_t* row) HWY_ATTR {
+          if (row == nullptr) return hn::Zero(du);
+          return hn::PromoteTo(du, n == hn::MaxLanes(D()) ? hn::LoadU(halves, row + e) : hn::LoadN(halves, row + e, n));
+        };
+        const auto low = load(first), high = hn::ShiftLeft<16>(load(second));
+        hn::Store(hn::Or(low, high), du, words + e);
+        of_rows = hn::MulAdd(hn::BitCast(d, hn::ShiftLeft<16>(low)), hn::Zero(d), of_rows);
+        of_rows = hn::MulAdd(hn::BitCast(d, high), hn::Zero(d), of_rows);
+      });
+      marks = hn::Add(marks, of_rows);
+    }
+    return hn::AllTrue(d, hn::Eq(marks, hn::Zero(d)));
+  }
+
+  static HWY_INLINE bool ToWords(DType, const void* const* rows, size_t num_rows, int64_t depth, uint32_t* words) {
+    return Interleave(num_rows, depth, [&](size_t i) HWY_ATTR { return static_cast<const uint16_t*>(rows[i]); }, words);
+  }
+  static HWY_INLINE bool ToWords(const SourceRows& from, const Interval& tokens, int64_t depth, uint32_t* words) {
+    return Interleave(
+        static_cast<size_t>(tokens.size()), depth,
+        [&](size_t i) HWY_ATTR { return from.At<uint16_t>(tokens.begin + static_cast<int64_t>(i)); }, words);
+  }
+  static HWY_INLINE void CopyGroup(const SourceRows& from, const Interval& tokens, int64_t depth, BF16* keys) {
+    PairOperands::CopyKeys(from, tokens.begin, tokens.end, depth, keys);
+  }
+  static DType PointToRows(DType dtype, const uint32_t*, size_t, int64_t, const void**) { return dtype; }
+
+  // Rounds P and dS of vectors [c0, c1) of a tile in place, as pairs of query rows, and stores dS as pairs of keys in
+  // `columns`. Masked elements keep their sign.
+  static HWY_INLINE void RoundWeights(size_t num_keys, size_t c0, size_t c1, size_t lanes, float* p, float* d_logits,
+                                      float* columns) {
+    constexpr size_t N = hn::MaxLanes(D());
+    const D d;
+    const hn::Rebind<hwy::bfloat16_t, D> half;
+    const auto halve = [&](float* row, size_t c) HWY_ATTR {
+      hn::Store(hn::DemoteTo(half, hn::Load(d, row + c * N)), half, reinterpret_cast<hwy::bfloat16_t*>(row) + c * N);
+    };
+    for (size_t j = 0; j < num_keys; j += 2, columns += lanes) {
+      for (size_t c = c0; c < c1; ++c) {
+        float* ds = d_logits + j * lanes;
+        const bool two = j + 1 < num_keys;
+        const V next = two ? hn::Load(d, ds + lanes + c * N) : hn::Zero(d);
+        hn::Store(hn::BitCast(d, hs::ToPairs(d, hn::Load(d, ds + c * N), next)), d, columns + c * N);
+        halve(p + j * lanes, c);
+        halve(ds, c);
+        if (!two) continue;
+        halve(p + (j + 1) * lanes, c);
+        halve(ds + lanes, c);
+      }
+    }
+  }
+  static const uint32_t* Columns(const uint32_t*, const uint32_t* columns) { return columns; }
+
+  template <int R, int C, bool kSkipMasked>
+  static HWY_INLINE void Accumulate(const uint32_t* a, ptrdiff_t a_row, ptrdiff_t a_step, const uint32_t* b,
+                                    ptrdiff_t b_step, size_t count, float* out, ptrdiff_t out_row) {
+    hs::AccumulatePairTile<R, C, kSkipMasked>(D(), a, a_row, a_step, b, b_step, count, out, out_row);
+  }
+};
+
+#endif  // HWY_TARGET == HWY_AVX3_ZEN4
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_BACKWARD_GRADIENT_OPERANDS_INL_H_
