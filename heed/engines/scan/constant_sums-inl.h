@@ -33,11 +33,11 @@ struct ConstantSums {
 
   void LayOut(int64_t num_rows, Carver& carver) {
     rows = num_rows;
-    carver.Next(chunk, rows * static_cast<int64_t>(StripWidth<T>()));
-    carver.Next(total, rows * static_cast<int64_t>(StripWidth<T>()));
+    carver.Next(chunk, rows * static_cast<int64_t>(BlockWidth<T>()));
+    carver.Next(total, rows * static_cast<int64_t>(BlockWidth<T>()));
   }
-  size_t size() const { return static_cast<size_t>(rows) * StripWidth<T>(); }
-  T* Row(int64_t row) const { return chunk + static_cast<size_t>(row) * StripWidth<T>(); }
+  size_t size() const { return static_cast<size_t>(rows) * BlockWidth<T>(); }
+  T* Row(int64_t row) const { return chunk + static_cast<size_t>(row) * BlockWidth<T>(); }
   void Clear() const {
     std::fill_n(chunk, size(), T{0});
     std::fill_n(total, size(), 0.0);
@@ -54,28 +54,28 @@ struct ConstantSums {
 struct SharedSums {
   double* sums;
   Turn* turns;  // of each strip, over sequences
-  int64_t rows, channels, strips;
+  int64_t rows, channels, blocks;
 
-  void LayOut(int64_t num_rows, int64_t num_channels, int64_t num_strips, Carver& carver) {
+  void LayOut(int64_t num_rows, int64_t num_channels, int64_t num_blocks, Carver& carver) {
     rows = num_rows;
     channels = num_channels;
-    strips = num_strips;
+    blocks = num_blocks;
     carver.Next(sums, rows * channels);
-    carver.Next(turns, strips);
+    carver.Next(turns, blocks);
   }
   void Begin() const {
     std::fill_n(sums, rows * channels, 0.0);
-    for (int64_t i = 0; i < strips; ++i) new (turns + i) Turn(0);
+    for (int64_t i = 0; i < blocks; ++i) new (turns + i) Turn(0);
   }
   template <class T>
-  void Add(const ConstantSums<T>& of, const Strip& strip, int64_t sequence) const {
-    WaitForTurn(turns[strip.index], sequence);
+  void Add(const ConstantSums<T>& of, const ColumnBlock& block, int64_t sequence) const {
+    WaitForTurn(turns[block.index], sequence);
     for (int64_t row = 0; row < rows; ++row) {
-      const double* from = of.total + static_cast<size_t>(row) * StripWidth<T>();
-      double* to = sums + row * channels + strip.first;
-      for (int64_t i = 0; i < strip.channels; ++i) to[i] += from[i];
+      const double* from = of.total + static_cast<size_t>(row) * BlockWidth<T>();
+      double* to = sums + row * channels + block.first;
+      for (int64_t i = 0; i < block.channels; ++i) to[i] += from[i];
     }
-    EndTurn(turns[strip.index]);
+    EndTurn(turns[block.index]);
   }
   // Rows [first, first + count), a state each.
   void Store(int64_t first, int64_t count, const Numbers& to) const {

@@ -168,13 +168,13 @@ HEED_TAPS_OF(extern, double)
 
 // Channels of a task, of one sequence after another.
 template <class T>
-class RowStrip {
+class RowConvolution {
  public:
-  RowStrip(Context& ctx, const Problem& p, ConvolutionBuffers<T>& buffers, const Strip& strip)
-      : targets_(ctx.allowed_targets()), p_(p), b_(buffers), strip_(strip) {}
+  RowConvolution(Context& ctx, const Problem& p, ConvolutionBuffers<T>& buffers, const ColumnBlock& block)
+      : targets_(ctx.allowed_targets()), p_(p), b_(buffers), block_(block) {}
 
   HWY_ATTR void Forward(int64_t first, int64_t last) {
-    ForChannels(p_, strip_, [&](int64_t channel, size_t channels) HWY_ATTR {
+    ForChannels(p_, block_, [&](int64_t channel, size_t channels) HWY_ATTR {
       for (int64_t i = first; i < last; ++i) {
         const Sequence& s = p_.sequences[static_cast<size_t>(i)];
         const RowShape<T> shape(p_, s.count);
@@ -188,7 +188,7 @@ class RowStrip {
   }
 
   HWY_ATTR void Backward(const Gradients& g) {
-    ForChannels(p_, strip_, [&](int64_t channel, size_t channels) HWY_ATTR {
+    ForChannels(p_, block_, [&](int64_t channel, size_t channels) HWY_ATTR {
       ClearSums(channels);
       for (const Sequence& s : p_.sequences) {
         const RowShape<T> shape(p_, s.count);
@@ -351,7 +351,7 @@ class RowStrip {
   const int64_t targets_;
   const Problem& p_;
   ConvolutionBuffers<T>& b_;
-  const Strip strip_;
+  const ColumnBlock block_;
   Prepared ready_;
 };
 
@@ -368,8 +368,8 @@ template <class T>
 void ConvolutionRun(Context& ctx, const Problem& p) {
   MakePlans<T>(p);
   using Buffers = ConvolutionBuffers<T>;
-  RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip, int64_t first, int64_t last) {
-    RowStrip<T>(ctx, p, buffers, strip).Forward(first, last);
+  RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const ColumnBlock& block, int64_t first, int64_t last) {
+    RowConvolution<T>(ctx, p, buffers, block).Forward(first, last);
   });
 }
 
@@ -377,8 +377,9 @@ template <class T>
 void ConvolutionBackRun(Context& ctx, const Problem& p, const Gradients& g) {
   MakePlans<T>(p);
   using Buffers = ConvolutionBuffers<T>;
-  RowsBackward<Buffers>(ctx, p,
-                        [&](Buffers& buffers, const Strip& strip) { RowStrip<T>(ctx, p, buffers, strip).Backward(g); });
+  RowsBackward<Buffers>(ctx, p, [&](Buffers& buffers, const ColumnBlock& block) {
+    RowConvolution<T>(ctx, p, buffers, block).Backward(g);
+  });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

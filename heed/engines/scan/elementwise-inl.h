@@ -38,9 +38,9 @@ namespace heed::scan::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// Strips that a task takes side by side where channels are contiguous, tile by tile: rows of 1 KiB
+// ColumnBlocks that a task takes side by side where channels are contiguous, tile by tile: rows of 1 KiB
 // instead of 256 bytes, each of which is in another page of memory.
-inline constexpr int64_t kStripsAtOnce = 4;
+inline constexpr int64_t kBlocksAtOnce = 4;
 
 // The buffers of a column block: rows of its width.
 template <class T>
@@ -51,7 +51,7 @@ struct ElementwiseOwn {
   ConstantSums<T> constants;  // of lambda, before its factor
 
   void LayOut(const Problem& problem, bool backward, Carver& carver) {
-    constexpr auto width = static_cast<int64_t>(StripWidth<T>());
+    constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
     for (T** row : {&h, &p, &rate, &slope}) carver.Next(*row, width);
     carver.Next(borders, backward ? NumTiles(MostTokens(problem)) * width : 0);
     constants.LayOut(backward ? 1 : 0, carver);
@@ -64,24 +64,24 @@ struct ElementwiseBuffers {
   T *x, *first, *second;  // [kTile][width]: x, and log_decay, or recurrence and input gates
   T* o;                   // [kTile][width]; backward, h before each token
   T* d_o;                 // [kTile][width]
-  std::array<ElementwiseOwn<T>, kStripsAtOnce> own;
+  std::array<ElementwiseOwn<T>, kBlocksAtOnce> own;
 
   void LayOut(const Problem& problem, bool backward, Carver& carver) {
-    constexpr auto width = static_cast<int64_t>(StripWidth<T>());
+    constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
     for (T** panel : {&x, &first, &second, &o, &d_o}) carver.Next(*panel, kTileTokens * width);
-    for (auto& strip : own) strip.LayOut(problem, backward, carver);
+    for (auto& block : own) block.LayOut(problem, backward, carver);
   }
 };
 
 template <class T, Rule kRule>
-class ElementwiseStrip {
+class ElementwiseBlock {
  public:
-  ElementwiseStrip(const Problem& p, const ElementwiseBuffers<T>& buffers, const ElementwiseOwn<T>& own,
-                   const Strip& strip)
-      : p_(p), b_(buffers), own_(own), strip_(strip), channels_(static_cast<size_t>(strip.channels)),
+  ElementwiseBlock(const Problem& p, const ElementwiseBuffers<T>& buffers, const ElementwiseOwn<T>& own,
+                   const ColumnBlock& block)
+      : p_(p), b_(buffers), own_(own), block_(block), channels_(static_cast<size_t>(block.channels)),
         vectors_((channels_ + N - 1) / N) {
     if constexpr (kRule == Rule::kGates) {
-      LoadPanel(PieceOf(p.lambda, 0, 1, strip.first, channels_), own_.rate, kWidth);
+      LoadPanel(PieceOf(p.lambda, 0, 1, block.first, channels_), own_.rate, kWidth);
       const V minus_c = hn::Set(d_, static_cast<T>(-p.c));
       for (size_t at = 0; at < vectors_ * N; at += N) {
         const V lambda = hn::Load(d_, own_.rate + at);
@@ -148,7 +148,7 @@ class ElementwiseStrip {
       for (size_t i = 0; i < kWidth; ++i) {
         own_.constants.total[i] *= static_cast<double>(own_.slope[i]);
       }
-      shared.Add(own_.constants, strip_, sequence);
+      shared.Add(own_.constants, block_, sequence);
     }
   }
 
@@ -156,7 +156,7 @@ class ElementwiseStrip {
   using D = hn::ScalableTag<T>;
   using V = hn::Vec<D>;
   static constexpr size_t N = Lanes<T>();
-  static constexpr size_t kWidth = StripWidth<T>();
+  static constexpr size_t kWidth = BlockWidth<T>();
 
   // The numbers that one token computes from its tensors.
   struct Token {
@@ -174,16 +174,16 @@ class ElementwiseStrip {
   // A sequence begins here with nothing before it.
   bool IsFirst(int64_t begin, size_t t) const { return begin == 0 && t == 0 && p_.initial.data == nullptr; }
   Piece PieceAt(const Tokens& x, const Sequence& s, int64_t begin, size_t tokens) const {
-    return PieceOf(x, s, begin, tokens, 0, strip_.first, channels_);
+    return PieceOf(x, s, begin, tokens, 0, block_.first, channels_);
   }
 
   void LoadRow(const Numbers& from, const Sequence& s, T* to) const {
     if (from.data == nullptr) return ClearPanel(to, kWidth, 1, channels_);
-    LoadPanel(PieceOf(from, s.state, 1, strip_.first, channels_), to, kWidth);
+    LoadPanel(PieceOf(from, s.state, 1, block_.first, channels_), to, kWidth);
   }
   void StoreRow(const T* from, const Numbers& to, const Sequence& s) const {
     if (to.data == nullptr) return;
-    StorePanel(from, kWidth, PieceOf(to, s.state, 1, strip_.first, channels_));
+    StorePanel(from, kWidth, PieceOf(to, s.state, 1, block_.first, channels_));
   }
   void LoadTile(const Sequence& s, int64_t begin, size_t tokens) const {
     LoadPanel(PieceAt(p_.x, s, begin, tokens), b_.x, kWidth);
@@ -299,7 +299,7 @@ class ElementwiseStrip {
   const Problem& p_;
   const ElementwiseBuffers<T>& b_;
   const ElementwiseOwn<T>& own_;
-  const Strip strip_;
+  const ColumnBlock block_;
   const size_t channels_, vectors_;
   NextLines next_[4];
 };
@@ -312,15 +312,15 @@ int64_t ElementwiseBytes(const Problem& p) {
   return carver.bytes();
 }
 
-// Strips of one task, at most kStripsAtOnce.
+// ColumnBlocks of one task, at most kBlocksAtOnce.
 template <class T, Rule kRule>
-class ElementwiseStrips {
+class ElementwiseBlocks {
  public:
-  ElementwiseStrips(const Problem& p, const ElementwiseBuffers<T>& buffers, const Strips& strips, int64_t first,
+  ElementwiseBlocks(const Problem& p, const ElementwiseBuffers<T>& buffers, const ColumnBlocks& blocks, int64_t first,
                     int64_t last)
       : count_(static_cast<size_t>(last - first)) {
     for (size_t i = 0; i < count_; ++i) {
-      all_[i].emplace(p, buffers, buffers.own[i], strips.At(first + static_cast<int64_t>(i)));
+      all_[i].emplace(p, buffers, buffers.own[i], blocks.At(first + static_cast<int64_t>(i)));
     }
   }
   template <class F>
@@ -330,27 +330,27 @@ class ElementwiseStrips {
 
  private:
   const size_t count_;
-  std::array<std::optional<ElementwiseStrip<T, kRule>>, kStripsAtOnce> all_;
+  std::array<std::optional<ElementwiseBlock<T, kRule>>, kBlocksAtOnce> all_;
 };
 
 // The column blocks of a task: those of contiguous tokens are as fast one by one.
-inline Cut ElementwiseCut(const Problem& p, const Strips& strips, int64_t threads) {
-  return Cut(p, strips.size(), p.x.column == 1 ? kStripsAtOnce : 1, threads);
+inline Cut ElementwiseCut(const Problem& p, const ColumnBlocks& blocks, int64_t threads) {
+  return Cut(p, blocks.size(), p.x.column == 1 ? kBlocksAtOnce : 1, threads);
 }
 
 template <class T, Rule kRule>
 void ElementwiseRun(Context& ctx, const Problem& p) {
   ctx.ReserveScratch(static_cast<size_t>(ElementwiseBytes<T>(p)));
-  const Strips strips(p, StripWidth<T>());
+  const ColumnBlocks blocks(p, BlockWidth<T>());
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  const Cut cut = ElementwiseCut(p, strips, ctx.num_threads());
+  const Cut cut = ElementwiseCut(p, blocks, ctx.num_threads());
   ctx.ParallelFor(cut.tasks(), [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));
     ElementwiseBuffers<T> buffers;
     buffers.LayOut(p, false, carver);
-    const int64_t strip = task % cut.runs_of_strips * cut.strips;
-    ElementwiseStrips<T, kRule> run(p, buffers, strips, strip, std::min(strip + cut.strips, strips.size()));
-    const int64_t first = task / cut.runs_of_strips * cut.sequences;
+    const int64_t block = task % cut.runs_of_blocks * cut.blocks;
+    ElementwiseBlocks<T, kRule> run(p, buffers, blocks, block, std::min(block + cut.blocks, blocks.size()));
+    const int64_t first = task / cut.runs_of_blocks * cut.sequences;
     for (int64_t i = first; i < std::min(first + cut.sequences, sequences); ++i) {
       const Sequence& s = p.sequences[static_cast<size_t>(i)];
       run.ForEach([&](auto& one) { one.Begin(s); });
@@ -369,7 +369,7 @@ BackwardBytes ElementwiseBackBytes(const Problem& p) {
   ElementwiseBuffers<T> unused;
   unused.LayOut(p, true, carver);
   SharedSums sums;
-  sums.LayOut(1, p.channels, Strips(p, StripWidth<T>()).size(), shared);
+  sums.LayOut(1, p.channels, ColumnBlocks(p, BlockWidth<T>()).size(), shared);
   return {carver.bytes(), shared.bytes()};
 }
 
@@ -378,20 +378,20 @@ void ElementwiseBackRun(Context& ctx, const Problem& p, const Gradients& g) {
   const BackwardBytes bytes = ElementwiseBackBytes<T>(p);
   ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
   ctx.ReserveShared(static_cast<size_t>(bytes.shared));
-  const Strips strips(p, StripWidth<T>());
+  const ColumnBlocks blocks(p, BlockWidth<T>());
   Carver shared(ctx.Shared());
   SharedSums sums;
-  sums.LayOut(1, p.channels, strips.size(), shared);
+  sums.LayOut(1, p.channels, blocks.size(), shared);
   sums.Begin();
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  const Cut cut = ElementwiseCut(p, strips, ctx.num_threads());
-  ctx.ParallelFor(sequences * cut.runs_of_strips, [&](int64_t task, int worker) {
+  const Cut cut = ElementwiseCut(p, blocks, ctx.num_threads());
+  ctx.ParallelFor(sequences * cut.runs_of_blocks, [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));
     ElementwiseBuffers<T> buffers;
     buffers.LayOut(p, true, carver);
-    const int64_t strip = task % cut.runs_of_strips * cut.strips;
-    ElementwiseStrips<T, kRule> run(p, buffers, strips, strip, std::min(strip + cut.strips, strips.size()));
-    const int64_t sequence = task / cut.runs_of_strips;
+    const int64_t block = task % cut.runs_of_blocks * cut.blocks;
+    ElementwiseBlocks<T, kRule> run(p, buffers, blocks, block, std::min(block + cut.blocks, blocks.size()));
+    const int64_t sequence = task / cut.runs_of_blocks;
     const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
     run.ForEach([&](auto& one) { one.Begin(s); });
     for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {

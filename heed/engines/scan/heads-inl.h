@@ -34,25 +34,25 @@ template <class T>
 class WalkedRows {
  public:
   using Buffers = ModeBuffers<T>;
-  WalkedRows(Context&, const Problem& p, Buffers& buffers, const Strip& strip) : strip_(p, buffers, strip) {}
+  WalkedRows(Context&, const Problem& p, Buffers& buffers, const ColumnBlock& block) : block_(p, buffers, block) {}
 
-  void Start(int64_t head, size_t heads, bool backward) { strip_.Prepare(head, heads, backward); }
+  void Start(int64_t head, size_t heads, bool backward) { block_.Prepare(head, heads, backward); }
   void Start(const Sequence&, int64_t, size_t) {}
-  T* Inputs(size_t c) const { return strip_.RowAt(c); }
-  T* Gradients(size_t c) const { return strip_.GradientsAt(c); }
+  T* Inputs(size_t c) const { return block_.RowAt(c); }
+  T* Gradients(size_t c) const { return block_.GradientsAt(c); }
   const T* Forward(const Sequence& s, int64_t head, size_t c, const Numbers& initial, const Numbers& final) {
-    strip_.RowForward(s, head, c, initial, final);
-    return strip_.RowAt(c);
+    block_.RowForward(s, head, c, initial, final);
+    return block_.RowAt(c);
   }
   const T* Backward(const scan::Gradients& g, const Sequence& s, int64_t head, size_t c, const Numbers& initial,
                     const Numbers& d_final, const Numbers& dinitial) {
-    strip_.RowBackward(g, s, head, c, initial, d_final, dinitial);
-    return strip_.GradientsAt(c);
+    block_.RowBackward(g, s, head, c, initial, d_final, dinitial);
+    return block_.GradientsAt(c);
   }
-  void StoreSums(const scan::Gradients& g, int64_t head, size_t heads) const { strip_.StoreSums(g, head, heads); }
+  void StoreSums(const scan::Gradients& g, int64_t head, size_t heads) const { block_.StoreSums(g, head, heads); }
 
  private:
-  ModeStrip<T> strip_;
+  ModeBlock<T> block_;
 };
 
 // Without states. Gradients go through convolutions from their end.
@@ -67,22 +67,22 @@ class ConvolvedRows {
       if (backward) carver.Next(gradients, static_cast<int64_t>(this->pitch));
     }
   };
-  ConvolvedRows(Context& ctx, const Problem& p, Buffers& buffers, const Strip& strip)
-      : p_(p), b_(buffers), strip_(ctx, p, buffers, strip), shape_(p, 0) {}
+  ConvolvedRows(Context& ctx, const Problem& p, Buffers& buffers, const ColumnBlock& block)
+      : p_(p), b_(buffers), block_(ctx, p, buffers, block), shape_(p, 0) {}
 
   void Start(int64_t, size_t heads, bool backward) {
-    if (backward) strip_.ClearSums(heads);
+    if (backward) block_.ClearSums(heads);
   }
   void Start(const Sequence& s, int64_t head, size_t heads) {
     shape_ = RowShape<T>(p_, s.count);
-    strip_.Prepare(shape_, head, heads);
+    block_.Prepare(shape_, head, heads);
   }
-  T* Inputs(size_t c) const { return strip_.RowAt(c, shape_); }
+  T* Inputs(size_t c) const { return block_.RowAt(c, shape_); }
   T* Gradients(size_t) const { return b_.gradients; }
   const T* Forward(const Sequence& s, int64_t head, size_t c, const Numbers&, const Numbers&) {
     T* row = b_.rows + c * b_.pitch;
-    strip_.Complete(shape_, static_cast<size_t>(s.count), false, row);
-    strip_.Convolve(head, c, shape_, row);
+    block_.Complete(shape_, static_cast<size_t>(s.count), false, row);
+    block_.Convolve(head, c, shape_, row);
     return row;
   }
   const T* Backward(const scan::Gradients& g, const Sequence& s, int64_t head, size_t c, const Numbers&, const Numbers&,
@@ -90,21 +90,21 @@ class ConvolvedRows {
     const auto count = static_cast<size_t>(s.count);
     const size_t before = shape_.inputs - count;
     T* d_row = b_.d_rows + c * b_.pitch;
-    strip_.Complete(shape_, count, false, b_.rows + c * b_.pitch);
-    strip_.Complete(shape_, count, true, d_row);
+    block_.Complete(shape_, count, false, b_.rows + c * b_.pitch);
+    block_.Complete(shape_, count, true, d_row);
     std::reverse_copy(b_.gradients, b_.gradients + count, d_row + shape_.lead + before);
     scan::Gradients all = g;
     all.dx = p_.x;  // whatever is asked for
-    strip_.RowBackward(all, head, c, shape_);
+    block_.RowBackward(all, head, c, shape_);
     std::reverse_copy(d_row + before, d_row + before + count, b_.gradients);
     return b_.gradients;
   }
-  void StoreSums(const scan::Gradients& g, int64_t head, size_t heads) const { strip_.StoreSums(g, head, heads); }
+  void StoreSums(const scan::Gradients& g, int64_t head, size_t heads) const { block_.StoreSums(g, head, heads); }
 
  private:
   const Problem& p_;
   Buffers& b_;
-  RowStrip<T> strip_;
+  RowConvolution<T> block_;
   RowShape<T> shape_;
 };
 
@@ -158,14 +158,14 @@ struct HeadAndRowBuffers : HeadBuffers<T> {
 };
 
 template <class T, template <class> class Rows>
-class HeadStrip {
+class HeadBlock {
  public:
-  HeadStrip(Context& ctx, const Problem& p, HeadAndRowBuffers<T, Rows>& buffers, const Strip& strip)
-      : p_(p), b_(buffers), strip_(strip), rows_(ctx, p, buffers.rows, strip),
+  HeadBlock(Context& ctx, const Problem& p, HeadAndRowBuffers<T, Rows>& buffers, const ColumnBlock& block)
+      : p_(p), b_(buffers), block_(block), rows_(ctx, p, buffers.rows, block),
         channels_(static_cast<size_t>(p.head_channels)) {}
 
   void Forward(int64_t first, int64_t last) {
-    ForChannels(p_, strip_, [&](int64_t head, size_t heads) {
+    ForChannels(p_, block_, [&](int64_t head, size_t heads) {
       Start(head, heads, false);
       for (int64_t i = first; i < last; ++i) {
         const Sequence& s = p_.sequences[static_cast<size_t>(i)];
@@ -179,7 +179,7 @@ class HeadStrip {
   }
 
   void Backward(const Gradients& g) {
-    ForChannels(p_, strip_, [&](int64_t head, size_t heads) {
+    ForChannels(p_, block_, [&](int64_t head, size_t heads) {
       const size_t rows = heads * channels_;
       Start(head, heads, true);
       std::fill_n(b_.dtaps, rows * static_cast<size_t>(p_.num_key_taps), 0.0);
@@ -350,7 +350,7 @@ class HeadStrip {
 
   const Problem& p_;
   HeadAndRowBuffers<T, Rows>& b_;
-  const Strip strip_;
+  const ColumnBlock block_;
   Rows<T> rows_;
   const size_t channels_;
 };
@@ -365,8 +365,8 @@ void HeadsRun(Context& ctx, const Problem& p) {
   if (p.has_taps) MakePlans<T>(p);
   WithRows(p, [&]<template <class> class Rows>() {
     using Buffers = HeadAndRowBuffers<T, Rows>;
-    RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip, int64_t first, int64_t last) {
-      HeadStrip<T, Rows>(ctx, p, buffers, strip).Forward(first, last);
+    RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const ColumnBlock& block, int64_t first, int64_t last) {
+      HeadBlock<T, Rows>(ctx, p, buffers, block).Forward(first, last);
     });
   });
 }
@@ -376,8 +376,9 @@ void HeadsBackRun(Context& ctx, const Problem& p, const Gradients& g) {
   if (p.has_taps) MakePlans<T>(p);
   WithRows(p, [&]<template <class> class Rows>() {
     using Buffers = HeadAndRowBuffers<T, Rows>;
-    RowsBackward<Buffers>(
-        ctx, p, [&](Buffers& buffers, const Strip& strip) { HeadStrip<T, Rows>(ctx, p, buffers, strip).Backward(g); });
+    RowsBackward<Buffers>(ctx, p, [&](Buffers& buffers, const ColumnBlock& block) {
+      HeadBlock<T, Rows>(ctx, p, buffers, block).Backward(g);
+    });
   });
 }
 

@@ -82,14 +82,14 @@ HWY_INLINE void StoreState(const T* h, size_t modes, size_t width, bool gradient
 }
 
 template <class T>
-class ModeStrip {
+class ModeBlock {
  public:
-  ModeStrip(const Problem& p, ModeBuffers<T>& buffers, const Strip& strip)
-      : p_(p), b_(buffers), strip_(strip), modes_(static_cast<size_t>(p.states)), width_(PaddedModes(p)),
+  ModeBlock(const Problem& p, ModeBuffers<T>& buffers, const ColumnBlock& block)
+      : p_(p), b_(buffers), block_(block), modes_(static_cast<size_t>(p.states)), width_(PaddedModes(p)),
         has_chunks_(MostTokens(p) >= static_cast<int64_t>(kChunk)) {}
 
   void Forward(int64_t first, int64_t last) {
-    ForChannels(p_, strip_, [&](int64_t channel, size_t channels) {
+    ForChannels(p_, block_, [&](int64_t channel, size_t channels) {
       Prepare(channel, channels, false);
       for (int64_t i = first; i < last; ++i) {
         const Sequence& s = p_.sequences[static_cast<size_t>(i)];
@@ -101,7 +101,7 @@ class ModeStrip {
   }
 
   void Backward(const Gradients& g) {
-    ForChannels(p_, strip_, [&](int64_t channel, size_t channels) {
+    ForChannels(p_, block_, [&](int64_t channel, size_t channels) {
       Prepare(channel, channels, true);
       for (const Sequence& s : p_.sequences) {
         LoadPanel(RowsOf(p_.x, s, channel, channels, false), b_.rows, b_.pitch);
@@ -156,7 +156,7 @@ class ModeStrip {
  private:
   const Problem& p_;
   ModeBuffers<T>& b_;
-  const Strip strip_;
+  const ColumnBlock block_;
   const size_t modes_, width_;
   const bool has_chunks_;
   double dskip_[kRowChannels] = {};
@@ -213,16 +213,16 @@ struct ModeTaps {
 template <class T>
 void ModesRun(Context& ctx, const Problem& p) {
   using Buffers = ModeBuffers<T>;
-  RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip, int64_t first, int64_t last) {
-    ModeStrip<T>(p, buffers, strip).Forward(first, last);
+  RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const ColumnBlock& block, int64_t first, int64_t last) {
+    ModeBlock<T>(p, buffers, block).Forward(first, last);
   });
 }
 
 template <class T>
 void ModesBackRun(Context& ctx, const Problem& p, const Gradients& g) {
   using Buffers = ModeBuffers<T>;
-  RowsBackward<Buffers>(ctx, p,
-                        [&](Buffers& buffers, const Strip& strip) { ModeStrip<T>(p, buffers, strip).Backward(g); });
+  RowsBackward<Buffers>(
+      ctx, p, [&](Buffers& buffers, const ColumnBlock& block) { ModeBlock<T>(p, buffers, block).Backward(g); });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -35,7 +35,7 @@ constexpr size_t Lanes() {
 // Channels of a strip: what a task owns. More would leave L1, fewer would prepare B and C more
 // often.
 template <class T>
-constexpr size_t StripWidth() {
+constexpr size_t BlockWidth() {
   return 4 * Lanes<T>();
 }
 
@@ -95,9 +95,9 @@ HWY_NOINLINE HWY_ATTR void LoadPanel(const Piece& piece, T* HWY_RESTRICT to, siz
   hs::WithStorage<T>(piece.dtype, [&](auto stored) HWY_ATTR {
     using S = decltype(stored);
     const S* from = static_cast<const S*>(piece.data);
-    if (piece.column_stride == 1 && piece.columns == StripWidth<T>()) {
+    if (piece.column_stride == 1 && piece.columns == BlockWidth<T>()) {
       for (size_t r = 0; r < piece.rows; ++r, from += piece.row_stride) {
-        for (size_t c = 0; c < StripWidth<T>(); c += N) {
+        for (size_t c = 0; c < BlockWidth<T>(); c += N) {
           hn::StoreU(hs::LoadWide(d, from + c), d, to + r * width + c);
         }
       }
@@ -144,9 +144,9 @@ HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width, 
   hs::WithStorage<T>(piece.dtype, [&](auto stored) HWY_ATTR {
     using S = decltype(stored);
     S* to = static_cast<S*>(const_cast<void*>(piece.data));
-    if (piece.column_stride == 1 && piece.columns == StripWidth<T>()) {
+    if (piece.column_stride == 1 && piece.columns == BlockWidth<T>()) {
       for (size_t r = 0; r < piece.rows; ++r, to += piece.row_stride) {
-        for (size_t c = 0; c < StripWidth<T>(); c += N) {
+        for (size_t c = 0; c < BlockWidth<T>(); c += N) {
           hs::StoreRounded(d, hn::LoadU(d, from + r * width + c), to + c, N);
         }
       }

@@ -43,10 +43,10 @@ inline size_t ChannelsAtOnce(const Problem& p) {
 
 // f(channel, channels) for those of a strip, as many as are in memory at once.
 template <class F>
-HWY_INLINE void ForChannels(const Problem& p, const Strip& strip, const F& f) {
+HWY_INLINE void ForChannels(const Problem& p, const ColumnBlock& block, const F& f) {
   const auto at_once = static_cast<int64_t>(ChannelsAtOnce(p));
-  const int64_t end = strip.first + strip.channels;
-  for (int64_t channel = strip.first; channel < end; channel += at_once) {
+  const int64_t end = block.first + block.channels;
+  for (int64_t channel = block.first; channel < end; channel += at_once) {
     f(channel, static_cast<size_t>(std::min(at_once, end - channel)));
   }
 }
@@ -67,16 +67,16 @@ inline Piece RowsOf(const Tokens& x, const Sequence& s, int64_t channel, size_t 
 // f(strip, first, last, worker) for strips of channels and runs of sequences: what belongs to channels is
 // prepared once per run, so there are no more of those than it takes to occupy all threads.
 template <class F>
-void ForStripsAndSequences(Context& ctx, const Problem& p, const F& f) {
-  const Strips strips(p, ChannelsOfTask(p));
+void ForBlocksAndSequences(Context& ctx, const Problem& p, const F& f) {
+  const ColumnBlocks blocks(p, ChannelsOfTask(p));
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  if (strips.size() == 0 || sequences == 0) return;
+  if (blocks.size() == 0 || sequences == 0) return;
   constexpr int64_t kTasksPerThread = 4;
-  const int64_t wanted = (kTasksPerThread * ctx.num_threads() + strips.size() - 1) / strips.size();
+  const int64_t wanted = (kTasksPerThread * ctx.num_threads() + blocks.size() - 1) / blocks.size();
   const int64_t runs = std::clamp<int64_t>(wanted, 1, sequences);
-  ctx.ParallelFor(runs * strips.size(), [&](int64_t task, int worker) {
-    const int64_t run = task / strips.size();
-    f(strips.At(task % strips.size()), run * sequences / runs, (run + 1) * sequences / runs, worker);
+  ctx.ParallelFor(runs * blocks.size(), [&](int64_t task, int worker) {
+    const int64_t run = task / blocks.size();
+    f(blocks.At(task % blocks.size()), run * sequences / runs, (run + 1) * sequences / runs, worker);
   });
 }
 
@@ -93,11 +93,11 @@ int64_t RowBytes(const Problem& p, bool backward) {
 template <class Buffers, class F>
 void RowsForward(Context& ctx, const Problem& p, const F& f) {
   ctx.ReserveScratch(static_cast<size_t>(RowBytes<Buffers>(p, false)));
-  ForStripsAndSequences(ctx, p, [&](const Strip& strip, int64_t first, int64_t last, int worker) {
+  ForBlocksAndSequences(ctx, p, [&](const ColumnBlock& block, int64_t first, int64_t last, int worker) {
     Carver carver(ctx.Scratch(worker));
     Buffers buffers;
     buffers.LayOut(p, false, carver);
-    f(buffers, strip, first, last);
+    f(buffers, block, first, last);
   });
 }
 
@@ -105,12 +105,12 @@ void RowsForward(Context& ctx, const Problem& p, const F& f) {
 template <class Buffers, class F>
 void RowsBackward(Context& ctx, const Problem& p, const F& f) {
   ctx.ReserveScratch(static_cast<size_t>(RowBytes<Buffers>(p, true)));
-  const Strips strips(p, ChannelsOfTask(p));
-  ctx.ParallelFor(strips.size(), [&](int64_t task, int worker) {
+  const ColumnBlocks blocks(p, ChannelsOfTask(p));
+  ctx.ParallelFor(blocks.size(), [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));
     Buffers buffers;
     buffers.LayOut(p, true, carver);
-    f(buffers, strips.At(task));
+    f(buffers, blocks.At(task));
   });
 }
 

@@ -51,13 +51,13 @@ enum class Leaves { kOutputs, kStates, kTrace };
 
 // Constants of a strip of channels, and its states: [states][width], or [width].
 template <class T>
-struct StripBuffers {
+struct BlockBuffers {
   T *A, *h;  // A log2 e
   T *B, *C;  // where they are constants
   T *skip, *bias;
 
   void LayOut(const Problem& p, Carver& carver) {
-    constexpr auto width = static_cast<int64_t>(StripWidth<T>());
+    constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
     carver.Next(A, p.states * width);
     carver.Next(h, p.states * width);
     carver.Next(B, p.B.constants.data != nullptr ? p.states * width : 0);
@@ -74,7 +74,7 @@ struct TileBuffers {
   T *B, *C;                      // of the states, where they are of tokens
 
   void LayOut(const Problem& p, Carver& carver) {
-    constexpr auto width = static_cast<int64_t>(StripWidth<T>());
+    constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
     const auto states = static_cast<int64_t>(RoundedUp<T>(static_cast<size_t>(p.states)));
     for (T** panel : {&steps, &inputs, &y, &gate}) carver.Next(*panel, kTileTokens * width);
     carver.Next(B, kTileTokens * states);
@@ -108,12 +108,12 @@ HWY_INLINE void ForEachRun(size_t states, const F& f) {
 
 // A strip of channels.
 template <class T>
-class SelectiveStrip {
+class SelectiveBlock {
  public:
-  SelectiveStrip(const Problem& p, const TileBuffers<T>& tile, const StripBuffers<T>& buffers, const Strip& strip)
-      : p_(p), tile_(tile), b_(buffers), strip_(strip), channels_(static_cast<size_t>(strip.channels)),
+  SelectiveBlock(const Problem& p, const TileBuffers<T>& tile, const BlockBuffers<T>& buffers, const ColumnBlock& block)
+      : p_(p), tile_(tile), b_(buffers), block_(block), channels_(static_cast<size_t>(block.channels)),
         vectors_((channels_ + N - 1) / N), states_(static_cast<size_t>(p.states)), row_(RoundedUp<T>(states_)) {
-    LoadPanel(PieceOf(p.A, 0, states_, strip.first, channels_), b_.A, kWidth);
+    LoadPanel(PieceOf(p.A, 0, states_, block.first, channels_), b_.A, kWidth);
     const auto log2e = hn::Set(d_, static_cast<T>(hs::kLog2E));
     for (size_t n = 0; n < states_; ++n) {
       for (size_t v = 0; v < vectors_; ++v) {
@@ -125,55 +125,55 @@ class SelectiveStrip {
       if (numbers->data == nullptr) {
         ClearPanel(to, kWidth, 1, channels_);
       } else {
-        LoadPanel(PieceOf(*numbers, 0, 1, strip.first, channels_), to, kWidth);
+        LoadPanel(PieceOf(*numbers, 0, 1, block.first, channels_), to, kWidth);
       }
     }
     for (const auto& [weights, to] : {std::pair(&p.B, b_.B), {&p.C, b_.C}}) {
       if (weights->constants.data == nullptr) continue;
-      LoadPanel(PieceOf(weights->constants, 0, states_, strip.first, channels_), to, kWidth);
+      LoadPanel(PieceOf(weights->constants, 0, states_, block.first, channels_), to, kWidth);
     }
   }
 
-  int64_t group() const { return strip_.group; }
+  int64_t group() const { return block_.group; }
 
   void LoadState(const Sequence& s) const {
     if (p_.initial.data == nullptr) return ClearPanel(b_.h, kWidth, states_, channels_);
-    LoadPanel(PieceOf(p_.initial, s.state, states_, strip_.first, channels_), b_.h, kWidth);
+    LoadPanel(PieceOf(p_.initial, s.state, states_, block_.first, channels_), b_.h, kWidth);
   }
   void StoreState(const Sequence& s, const Numbers& to) const {
     if (to.data == nullptr) return;
-    StorePanel(b_.h, kWidth, PieceOf(to, s.state, states_, strip_.first, channels_));
+    StorePanel(b_.h, kWidth, PieceOf(to, s.state, states_, block_.first, channels_));
   }
 
   // B and C of a tile, for all strips of this group.
   void LoadWeights(const Sequence& s, int64_t begin) const {
     for (const auto& [weights, to] : {std::pair(&p_.B, tile_.B), {&p_.C, tile_.C}}) {
       if (weights->constants.data != nullptr) continue;
-      LoadPanel(PieceOf(weights->tokens, s, begin, TokensAt(s, begin), strip_.group, 0, states_), to, row_);
+      LoadPanel(PieceOf(weights->tokens, s, begin, TokensAt(s, begin), block_.group, 0, states_), to, row_);
     }
   }
 
   // Outputs of a tile, while the memory of the strip that comes next is asked for.
-  void Forward(const Sequence& s, int64_t begin, const SelectiveStrip& next, int64_t begin_of_next) {
+  void Forward(const Sequence& s, int64_t begin, const SelectiveBlock& next, int64_t begin_of_next) {
     const size_t tokens = TokensAt(s, begin);
     LoadTile(s, begin, tokens, tile_.inputs);
     next.Expected(s, begin_of_next, {&p_.x, &p_.delta, &p_.o, &p_.gate}, next_);
     for (size_t v = 0; v < vectors_; ++v) Advance<Leaves::kOutputs>(v, tokens);
     if (p_.gate.data != nullptr) {
-      LoadPanel(PieceOf(p_.gate, s, begin, tokens, 0, strip_.first, channels_), tile_.gate, kWidth);
+      LoadPanel(PieceOf(p_.gate, s, begin, tokens, 0, block_.first, channels_), tile_.gate, kWidth);
       ForEachVector(tokens, [&](size_t at) HWY_ATTR {
         const auto silu = hs::Silu(d_, hn::Load(d_, tile_.gate + at));
         hn::Store(hn::Mul(hn::Load(d_, tile_.y + at), silu), d_, tile_.y + at);
       });
     }
-    StorePanel(tile_.y, kWidth, PieceOf(p_.o, s, begin, tokens, 0, strip_.first, channels_));
+    StorePanel(tile_.y, kWidth, PieceOf(p_.o, s, begin, tokens, 0, block_.first, channels_));
   }
 
  protected:
   using D = hn::ScalableTag<T>;
   using V = hn::Vec<D>;
   static constexpr size_t N = Lanes<T>();
-  static constexpr size_t kWidth = StripWidth<T>();
+  static constexpr size_t kWidth = BlockWidth<T>();
 
   static size_t TokensAt(const Sequence& s, int64_t begin) {
     return static_cast<size_t>(std::min(kTileTokens, s.count - begin));
@@ -193,14 +193,14 @@ class SelectiveStrip {
     for (const Tokens* x : tensors) {
       *lines++ = begin < 0 || begin >= s.count || x->data == nullptr
                      ? NextLines()
-                     : NextLines(PieceOf(*x, s, begin, TokensAt(s, begin), 0, strip_.first, channels_), N);
+                     : NextLines(PieceOf(*x, s, begin, TokensAt(s, begin), 0, block_.first, channels_), N);
     }
   }
 
   // s, s x, and D x in the place of y; x in a panel that may be that of s x.
   void LoadTile(const Sequence& s, int64_t begin, size_t tokens, T* x_panel) const {
-    LoadPanel(PieceOf(p_.x, s, begin, tokens, 0, strip_.first, channels_), x_panel, kWidth);
-    LoadPanel(PieceOf(p_.delta, s, begin, tokens, 0, strip_.first, channels_), tile_.steps, kWidth);
+    LoadPanel(PieceOf(p_.x, s, begin, tokens, 0, block_.first, channels_), x_panel, kWidth);
+    LoadPanel(PieceOf(p_.delta, s, begin, tokens, 0, block_.first, channels_), tile_.steps, kWidth);
     ForEachVector(tokens, [&](size_t at) HWY_ATTR {
       const size_t channel = at % kWidth;
       const V x = hn::Load(d_, x_panel + at);
@@ -311,39 +311,39 @@ class SelectiveStrip {
   const D d_;
   const Problem& p_;
   const TileBuffers<T> tile_;
-  const StripBuffers<T> b_;
+  const BlockBuffers<T> b_;
   Trace<T> trace_ = {};
-  const Strip strip_;
+  const ColumnBlock block_;
   const size_t channels_, vectors_, states_, row_;
   NextLines next_[4];
 };
 
-// Strips that a task takes side by side, tile by tile: rows are then read in longer runs. Of single
+// ColumnBlocks that a task takes side by side, tile by tile: rows are then read in longer runs. Of single
 // tokens, one: its A then stays in L1 from sequence to sequence, which is worth a seventh.
-inline constexpr int64_t kStripsPerTask = 8;
+inline constexpr int64_t kBlocksPerTask = 8;
 
 template <class T>
 int64_t SelectiveForwardBytes(const Problem& p) {
   Carver carver(nullptr);
   TileBuffers<T> tile;
   tile.LayOut(p, carver);
-  StripBuffers<T> strip;
-  for (int64_t i = 0; i < kStripsPerTask; ++i) strip.LayOut(p, carver);
+  BlockBuffers<T> block;
+  for (int64_t i = 0; i < kBlocksPerTask; ++i) block.LayOut(p, carver);
   return carver.bytes();
 }
 
 template <class T>
-HWY_ATTR void SelectiveForwardTask(const Problem& p, const Strips& strips, int64_t first_strip, int64_t last_strip,
-                                   int64_t first, int64_t last, void* scratch) {
+HWY_ATTR void SelectiveForwardTask(const Problem& p, const ColumnBlocks& blocks, int64_t first_block,
+                                   int64_t last_block, int64_t first, int64_t last, void* scratch) {
   Carver carver(scratch);
   TileBuffers<T> tile;
   tile.LayOut(p, carver);
-  std::array<std::optional<SelectiveStrip<T>>, kStripsPerTask> all;
-  const auto count = static_cast<size_t>(last_strip - first_strip);
+  std::array<std::optional<SelectiveBlock<T>>, kBlocksPerTask> all;
+  const auto count = static_cast<size_t>(last_block - first_block);
   for (size_t i = 0; i < count; ++i) {
-    StripBuffers<T> buffers;
+    BlockBuffers<T> buffers;
     buffers.LayOut(p, carver);
-    all[i].emplace(p, tile, buffers, strips.At(first_strip + static_cast<int64_t>(i)));
+    all[i].emplace(p, tile, buffers, blocks.At(first_block + static_cast<int64_t>(i)));
   }
   for (int64_t sequence = first; sequence < last; ++sequence) {
     const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
@@ -362,13 +362,13 @@ HWY_ATTR void SelectiveForwardTask(const Problem& p, const Strips& strips, int64
 template <class T>
 void SelectiveForward(Context& ctx, const Problem& p) {
   ctx.ReserveScratch(static_cast<size_t>(SelectiveForwardBytes<T>(p)));
-  const Strips strips(p, StripWidth<T>());
+  const ColumnBlocks blocks(p, BlockWidth<T>());
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  const Cut cut(p, strips.size(), MostTokens(p) == 1 ? 1 : kStripsPerTask, ctx.num_threads());
+  const Cut cut(p, blocks.size(), MostTokens(p) == 1 ? 1 : kBlocksPerTask, ctx.num_threads());
   ctx.ParallelFor(cut.tasks(), [&](int64_t task, int worker) {
-    const int64_t strip = task % cut.runs_of_strips * cut.strips;
-    const int64_t sequence = task / cut.runs_of_strips * cut.sequences;
-    SelectiveForwardTask<T>(p, strips, strip, std::min(strip + cut.strips, strips.size()), sequence,
+    const int64_t block = task % cut.runs_of_blocks * cut.blocks;
+    const int64_t sequence = task / cut.runs_of_blocks * cut.sequences;
+    SelectiveForwardTask<T>(p, blocks, block, std::min(block + cut.blocks, blocks.size()), sequence,
                             std::min(sequence + cut.sequences, sequences), ctx.Scratch(worker));
   });
 }

@@ -61,7 +61,7 @@ struct SelectiveRows {
 template <class T>
 struct SelectiveBackwardBuffers {
   TileBuffers<T> tile;
-  StripBuffers<T> strip;
+  BlockBuffers<T> block;
   Trace<T> trace;
   T *x, *d_o, *dx, *ds;  // [kTile][width]: sums of dx' and ds' in the last two
   T* p;                  // [states][width]: the gradient of h
@@ -71,11 +71,11 @@ struct SelectiveBackwardBuffers {
   T* borders;  // [tiles][states][width]
 
   void LayOut(const Problem& problem, Carver& carver) {
-    constexpr auto width = static_cast<int64_t>(StripWidth<T>());
+    constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
     constexpr auto lanes = static_cast<int64_t>(Lanes<T>());
     const auto row = static_cast<int64_t>(RoundedUp<T>(static_cast<size_t>(problem.states)));
     tile.LayOut(problem, carver);
-    strip.LayOut(problem, carver);
+    block.LayOut(problem, carver);
     carver.Next(trace.kept, kTileTokens * 3 * static_cast<int64_t>(kManyStates) * lanes);
     for (T** panel : {&trace.dy, &x, &d_o, &dx, &ds}) carver.Next(*panel, kTileTokens * width);
     carver.Next(p, problem.states * width);
@@ -97,7 +97,7 @@ struct SelectiveShared {
   std::vector<int64_t> tokens_before, chunks_before;  // of each sequence
   int64_t num_turns = 0;
 
-  int64_t LayOut(const Problem& p, const Strips& strips, void* base) {
+  int64_t LayOut(const Problem& p, const ColumnBlocks& blocks, void* base) {
     tokens_before.clear();
     chunks_before.clear();
     int64_t tokens = 0;
@@ -109,9 +109,9 @@ struct SelectiveShared {
       num_turns += NumChunks(s.count) * p.groups;
     }
     const auto row = static_cast<int64_t>(RoundedUp<T>(static_cast<size_t>(p.states)));
-    const bool staged = strips.per_group() > 1;
+    const bool staged = blocks.per_group() > 1;
     Carver carver(base);
-    sums.LayOut(SelectiveRows(p).count, p.channels, strips.size(), carver);
+    sums.LayOut(SelectiveRows(p).count, p.channels, blocks.size(), carver);
     carver.Next(turns, num_turns);
     carver.Next(B_stage, staged && p.B.constants.data == nullptr ? tokens * row : 0);
     carver.Next(C_stage, staged && p.C.constants.data == nullptr ? tokens * row : 0);
@@ -120,12 +120,12 @@ struct SelectiveShared {
 };
 
 template <class T>
-class SelectiveBackwardStrip : public SelectiveStrip<T> {
+class SelectiveBackwardBlock : public SelectiveBlock<T> {
  public:
-  SelectiveBackwardStrip(const Problem& p, const Gradients& g, const SelectiveBackwardBuffers<T>& buffers,
-                         const Strips& strips, const Strip& strip, SelectiveShared<T>& shared)
-      : SelectiveStrip<T>(p, buffers.tile, buffers.strip, strip), g_(g), back_(buffers), rows_(p),
-        per_group_(strips.per_group()), shared_(shared) {
+  SelectiveBackwardBlock(const Problem& p, const Gradients& g, const SelectiveBackwardBuffers<T>& buffers,
+                         const ColumnBlocks& blocks, const ColumnBlock& block, SelectiveShared<T>& shared)
+      : SelectiveBlock<T>(p, buffers.tile, buffers.block, block), g_(g), back_(buffers), rows_(p),
+        per_group_(blocks.per_group()), shared_(shared) {
     trace_ = buffers.trace;
     if (p.C.constants.data != nullptr) trace_.C_sums = back_.constants.Row(rows_.C);
     back_.constants.Clear();
@@ -135,7 +135,7 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
     const Sequence& s = p_.sequences[static_cast<size_t>(sequence)];
     Borders(s);
     if (g_.d_final.data != nullptr) {
-      LoadPanel(PieceOf(g_.d_final, s.state, states_, strip_.first, channels_), back_.p, kWidth);
+      LoadPanel(PieceOf(g_.d_final, s.state, states_, block_.first, channels_), back_.p, kWidth);
     } else {
       ClearPanel(back_.p, kWidth, states_, channels_);
     }
@@ -147,16 +147,16 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
       back_.constants.EndChunk();
     }
     if (g_.dinitial.data != nullptr) {
-      StorePanel(back_.p, kWidth, PieceOf(g_.dinitial, s.state, states_, strip_.first, channels_));
+      StorePanel(back_.p, kWidth, PieceOf(g_.dinitial, s.state, states_, block_.first, channels_));
     }
-    shared_.sums.Add(back_.constants, strip_, sequence);
+    shared_.sums.Add(back_.constants, block_, sequence);
   }
 
  private:
-  using Base = SelectiveStrip<T>;
+  using Base = SelectiveBlock<T>;
   using typename Base::V;
   using Base::b_, Base::channels_, Base::d_, Base::ForEachVector, Base::kWidth, Base::N, Base::next_, Base::p_,
-      Base::row_, Base::states_, Base::strip_, Base::tile_, Base::TokensAt, Base::trace_, Base::vectors_;
+      Base::row_, Base::states_, Base::block_, Base::tile_, Base::TokensAt, Base::trace_, Base::vectors_;
 
   // Keeps the states before each tile.
   void Borders(const Sequence& s) {
@@ -176,7 +176,7 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
 
   HWY_NOINLINE HWY_ATTR void OneTile(const Sequence& s, int64_t begin) {
     const size_t tokens = TokensAt(s, begin);
-    const auto piece = [&](const Tokens& x) { return PieceOf(x, s, begin, tokens, 0, strip_.first, channels_); };
+    const auto piece = [&](const Tokens& x) { return PieceOf(x, s, begin, tokens, 0, block_.first, channels_); };
     std::copy_n(BorderOf(begin), states_ * kWidth, b_.h);
     this->LoadTile(s, begin, tokens, back_.x);
     this->LoadWeights(s, begin);
@@ -313,22 +313,22 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
   void Deliver(int64_t sequence, const Sequence& s, int64_t begin) const {
     const int64_t tokens = std::min(kChunkTokens, s.count - begin);
     const auto i = static_cast<size_t>(sequence);
-    Turn& turn = shared_.turns[shared_.chunks_before[i] + strip_.group * NumChunks(s.count) + begin / kChunkTokens];
-    const int64_t place = shared_.tokens_before[i] + strip_.group * s.count + begin;
-    const bool is_last = strip_.of_group + 1 == per_group_;
-    if (strip_.of_group > 0) WaitForTurn(turn, strip_.of_group);
+    Turn& turn = shared_.turns[shared_.chunks_before[i] + block_.group * NumChunks(s.count) + begin / kChunkTokens];
+    const int64_t place = shared_.tokens_before[i] + block_.group * s.count + begin;
+    const bool is_last = block_.of_group + 1 == per_group_;
+    if (block_.of_group > 0) WaitForTurn(turn, block_.of_group);
     const auto hand_on = [&](const Weights& weights, const Weights& gradient, T* part, T* stage) {
       if (weights.constants.data != nullptr) return;
       const size_t count = static_cast<size_t>(tokens) * row_;
       T* HWY_RESTRICT staged = stage + static_cast<size_t>(place) * row_;
-      if (strip_.of_group > 0) {
+      if (block_.of_group > 0) {
         for (size_t k = 0; k < count; ++k) part[k] += staged[k];
       }
       if (!is_last) {
         std::copy_n(part, count, staged);
       } else if (gradient.tokens.data != nullptr) {
         StorePanel(part, row_,
-                   PieceOf(gradient.tokens, s, begin, static_cast<size_t>(tokens), strip_.group, 0, states_));
+                   PieceOf(gradient.tokens, s, begin, static_cast<size_t>(tokens), block_.group, 0, states_));
       }
     };
     hand_on(p_.B, g_.dB, back_.B_part, shared_.B_stage);
@@ -349,7 +349,7 @@ BackwardBytes SelectiveBackwardBytes(const Problem& p) {
   SelectiveBackwardBuffers<T> unused;
   unused.LayOut(p, carver);
   SelectiveShared<T> shared;
-  return {carver.bytes(), shared.LayOut(p, Strips(p, StripWidth<T>()), nullptr)};
+  return {carver.bytes(), shared.LayOut(p, ColumnBlocks(p, BlockWidth<T>()), nullptr)};
 }
 
 template <class T>
@@ -357,18 +357,18 @@ void SelectiveBackward(Context& ctx, const Problem& p, const Gradients& g) {
   const BackwardBytes bytes = SelectiveBackwardBytes<T>(p);
   ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
   ctx.ReserveShared(static_cast<size_t>(bytes.shared));
-  const Strips strips(p, StripWidth<T>());
+  const ColumnBlocks blocks(p, BlockWidth<T>());
   SelectiveShared<T> shared;
-  shared.LayOut(p, strips, ctx.Shared());
+  shared.LayOut(p, blocks, ctx.Shared());
   shared.sums.Begin();
   for (int64_t i = 0; i < shared.num_turns; ++i) new (shared.turns + i) Turn(0);
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  ctx.ParallelFor(sequences * strips.size(), [&](int64_t task, int worker) {
+  ctx.ParallelFor(sequences * blocks.size(), [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));
     SelectiveBackwardBuffers<T> buffers;
     buffers.LayOut(p, carver);
-    SelectiveBackwardStrip<T> strip(p, g, buffers, strips, strips.At(task % strips.size()), shared);
-    strip.Backward(task / strips.size());
+    SelectiveBackwardBlock<T> block(p, g, buffers, blocks, blocks.At(task % blocks.size()), shared);
+    block.Backward(task / blocks.size());
   });
   const SelectiveRows rows(p);
   shared.sums.Store(rows.A, p.states, g.dA);

@@ -11,21 +11,21 @@
 namespace heed::scan {
 
 // Channels that one task owns.
-struct Strip {
+struct ColumnBlock {
   int64_t index;            // among all strips
   int64_t group, of_group;  // and among those of the group
   int64_t first, channels;
 };
 
-class Strips {
+class ColumnBlocks {
  public:
-  Strips(const Problem& p, size_t width)
+  ColumnBlocks(const Problem& p, size_t width)
       : width_(static_cast<int64_t>(width)), of_group_(p.groups > 0 ? p.channels / p.groups : 0),
         per_group_((of_group_ + width_ - 1) / width_), size_(per_group_ * p.groups) {}
 
   int64_t size() const { return size_; }
   int64_t per_group() const { return per_group_; }
-  Strip At(int64_t index) const {
+  ColumnBlock At(int64_t index) const {
     const int64_t group = index / per_group_, of_group = index % per_group_;
     return {index, group, of_group, group * of_group_ + of_group * width_,
             std::min(width_, of_group_ - of_group * width_)};
@@ -48,20 +48,20 @@ inline int64_t MostTokens(const Problem& p) {
 // another. Rows are read in longer runs, and constants are prepared once for all sequences, which
 // of single tokens would be half the work; as long as there are enough tasks for all threads.
 struct Cut {
-  int64_t strips = 1, sequences = 1;
-  int64_t runs_of_strips, runs_of_sequences;
+  int64_t blocks = 1, sequences = 1;
+  int64_t runs_of_blocks, runs_of_sequences;
 
-  Cut(const Problem& p, int64_t all_strips, int64_t most_strips, int64_t threads) {
+  Cut(const Problem& p, int64_t all_blocks, int64_t most_blocks, int64_t threads) {
     constexpr int64_t kTokens = 64, kTasksPerThread = 4;
     const auto all_sequences = static_cast<int64_t>(p.sequences.size());
-    const int64_t most = all_sequences * all_strips / (threads * kTasksPerThread);
-    strips = std::clamp<int64_t>(most, 1, most_strips);
+    const int64_t most = all_sequences * all_blocks / (threads * kTasksPerThread);
+    blocks = std::clamp<int64_t>(most, 1, most_blocks);
     sequences =
-        std::clamp<int64_t>(kTokens / std::max<int64_t>(MostTokens(p), 1), 1, std::max<int64_t>(most / strips, 1));
-    runs_of_strips = (all_strips + strips - 1) / strips;
+        std::clamp<int64_t>(kTokens / std::max<int64_t>(MostTokens(p), 1), 1, std::max<int64_t>(most / blocks, 1));
+    runs_of_blocks = (all_blocks + blocks - 1) / blocks;
     runs_of_sequences = (all_sequences + sequences - 1) / sequences;
   }
-  int64_t tasks() const { return runs_of_strips * runs_of_sequences; }
+  int64_t tasks() const { return runs_of_blocks * runs_of_sequences; }
 };
 
 }  // namespace heed::scan
