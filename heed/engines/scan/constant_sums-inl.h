@@ -17,7 +17,7 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/turn.h"
-#include "heed/engines/scan/panel-inl.h"
+#include "heed/engines/scan/matrix_view-inl.h"
 #include "heed/engines/scan/problem.h"
 #include "heed/engines/scan/tasks.h"
 

@@ -25,7 +25,7 @@
 #include "heed/core/context.h"
 #include "heed/engines/scan/constant_sums-inl.h"
 #include "heed/engines/scan/decay-inl.h"
-#include "heed/engines/scan/panel-inl.h"
+#include "heed/engines/scan/matrix_view-inl.h"
 #include "heed/engines/scan/kernels.h"
 #include "heed/engines/scan/problem.h"
 #include "heed/engines/scan/tasks.h"
@@ -81,7 +81,7 @@ class ElementwiseBlock {
       : p_(p), b_(buffers), own_(own), block_(block), channels_(static_cast<size_t>(block.channels)),
         vectors_((channels_ + N - 1) / N) {
     if constexpr (kRule == Rule::kGates) {
-      LoadPanel(PieceOf(p.lambda, 0, 1, block.first, channels_), own_.rate, kWidth);
+      LoadPanel(ViewOf(p.lambda, 0, 1, block.first, channels_), own_.rate, kWidth);
       const V minus_c = hn::Set(d_, static_cast<T>(-p.c));
       for (size_t at = 0; at < vectors_ * N; at += N) {
         const V lambda = hn::Load(d_, own_.rate + at);
@@ -108,7 +108,7 @@ class ElementwiseBlock {
       }
       hn::Store(h, d_, own_.h + v * N);
     }
-    StorePanel(b_.o, kWidth, PieceAt(p_.o, s, begin, tokens));
+    StorePanel(b_.o, kWidth, ViewAt(p_.o, s, begin, tokens));
   }
 
   void End(const Sequence& s) { StoreRow(own_.h, p_.final, s); }
@@ -173,23 +173,23 @@ class ElementwiseBlock {
   }
   // A sequence begins here with nothing before it.
   bool IsFirst(int64_t begin, size_t t) const { return begin == 0 && t == 0 && p_.initial.data == nullptr; }
-  Piece PieceAt(const Tokens& x, const Sequence& s, int64_t begin, size_t tokens) const {
-    return PieceOf(x, s, begin, tokens, 0, block_.first, channels_);
+  MatrixView ViewAt(const Tokens& x, const Sequence& s, int64_t begin, size_t tokens) const {
+    return ViewOf(x, s, begin, tokens, 0, block_.first, channels_);
   }
 
   void LoadRow(const Numbers& from, const Sequence& s, T* to) const {
     if (from.data == nullptr) return ClearPanel(to, kWidth, 1, channels_);
-    LoadPanel(PieceOf(from, s.state, 1, block_.first, channels_), to, kWidth);
+    LoadPanel(ViewOf(from, s.state, 1, block_.first, channels_), to, kWidth);
   }
   void StoreRow(const T* from, const Numbers& to, const Sequence& s) const {
     if (to.data == nullptr) return;
-    StorePanel(from, kWidth, PieceOf(to, s.state, 1, block_.first, channels_));
+    StorePanel(from, kWidth, ViewOf(to, s.state, 1, block_.first, channels_));
   }
   void LoadTile(const Sequence& s, int64_t begin, size_t tokens) const {
-    LoadPanel(PieceAt(p_.x, s, begin, tokens), b_.x, kWidth);
-    LoadPanel(PieceAt(FirstOf(p_), s, begin, tokens), b_.first, kWidth);
+    LoadPanel(ViewAt(p_.x, s, begin, tokens), b_.x, kWidth);
+    LoadPanel(ViewAt(FirstOf(p_), s, begin, tokens), b_.first, kWidth);
     if constexpr (kRule == Rule::kGates) {
-      LoadPanel(PieceAt(p_.input_gate, s, begin, tokens), b_.second, kWidth);
+      LoadPanel(ViewAt(p_.input_gate, s, begin, tokens), b_.second, kWidth);
     }
   }
 
@@ -197,7 +197,7 @@ class ElementwiseBlock {
     NextLines* next = next_;
     for (const Tokens* x : tensors) {
       const bool exists = begin >= 0 && begin < s.count && x->data != nullptr;
-      *next++ = exists ? NextLines(PieceAt(*x, s, begin, TokensAt(s, begin)), N) : NextLines();
+      *next++ = exists ? NextLines(ViewAt(*x, s, begin, TokensAt(s, begin)), N) : NextLines();
     }
   }
   HWY_INLINE void Ask(size_t v, size_t t) const {
@@ -242,7 +242,7 @@ class ElementwiseBlock {
   HWY_NOINLINE HWY_ATTR void OneTile(const Sequence& s, int64_t begin, const Gradients& g) {
     const size_t tokens = TokensAt(s, begin);
     LoadTile(s, begin, tokens);
-    LoadPanel(PieceAt(g.d_o, s, begin, tokens), b_.d_o, kWidth);
+    LoadPanel(ViewAt(g.d_o, s, begin, tokens), b_.d_o, kWidth);
     Expect(s, begin - kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &g.d_o});
     const T* border = own_.borders + begin / kTileTokens * static_cast<int64_t>(kWidth);
     for (size_t v = 0; v < vectors_; ++v) {
@@ -258,7 +258,7 @@ class ElementwiseBlock {
       hn::Store(p, d_, own_.p + v * N);
     }
     const auto store = [&](const T* panel, const Tokens& to) {
-      if (to.data != nullptr) StorePanel(panel, kWidth, PieceAt(to, s, begin, tokens));
+      if (to.data != nullptr) StorePanel(panel, kWidth, ViewAt(to, s, begin, tokens));
     };
     store(b_.x, g.dx);
     store(b_.first, kRule == Rule::kDecay ? g.dlog_decay : g.drecurrence_gate);

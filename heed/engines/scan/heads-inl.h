@@ -226,11 +226,11 @@ class HeadBlock {
       const int64_t at = (head + static_cast<int64_t>(c)) * x.group;
       Tokens of = x;
       of.data = static_cast<const char*>(x.data) + at * static_cast<int64_t>(SizeOf(x.dtype));
-      const Piece piece = RowsOf(of, s, 0, at_once * channels_, false);
+      const MatrixView view = RowsOf(of, s, 0, at_once * channels_, false);
       if constexpr (kLoads) {
-        LoadPanel(piece, At(rows, c, 0), b_.pitch);
+        LoadPanel(view, At(rows, c, 0), b_.pitch);
       } else {
-        StorePanel(At(rows, c, 0), b_.pitch, piece);
+        StorePanel(At(rows, c, 0), b_.pitch, view);
       }
     }
   }

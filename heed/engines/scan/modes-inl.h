@@ -27,7 +27,7 @@
 
 #include "heed/core/carver.h"
 #include "heed/engines/scan/discretisation-inl.h"
-#include "heed/engines/scan/panel-inl.h"
+#include "heed/engines/scan/matrix_view-inl.h"
 #include "heed/engines/scan/problem.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -15,7 +15,7 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
-#include "heed/engines/scan/panel-inl.h"
+#include "heed/engines/scan/matrix_view-inl.h"
 #include "heed/engines/scan/problem.h"
 #include "heed/engines/scan/tasks.h"
 
@@ -52,7 +52,7 @@ HWY_INLINE void ForChannels(const Problem& p, const ColumnBlock& block, const F&
 }
 
 // A sequence as a piece whose rows are channels. From its end, so that the last token comes first.
-inline Piece RowsOf(const Tokens& x, const Sequence& s, int64_t channel, size_t channels, bool from_end) {
+inline MatrixView RowsOf(const Tokens& x, const Sequence& s, int64_t channel, size_t channels, bool from_end) {
   const int64_t token = from_end ? s.first + s.count - 1 : s.first;
   const int64_t at = s.batch * x.batch + token * x.token + channel * x.column;
   const char* data = static_cast<const char*>(x.data);

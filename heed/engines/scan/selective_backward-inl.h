@@ -28,7 +28,7 @@
 #include "heed/core/context.h"
 #include "heed/core/turn.h"
 #include "heed/engines/scan/constant_sums-inl.h"
-#include "heed/engines/scan/panel-inl.h"
+#include "heed/engines/scan/matrix_view-inl.h"
 #include "heed/engines/scan/kernels.h"
 #include "heed/engines/scan/problem.h"
 #include "heed/engines/scan/selective-inl.h"
@@ -135,7 +135,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
     const Sequence& s = p_.sequences[static_cast<size_t>(sequence)];
     Borders(s);
     if (g_.d_final.data != nullptr) {
-      LoadPanel(PieceOf(g_.d_final, s.state, states_, block_.first, channels_), back_.p, kWidth);
+      LoadPanel(ViewOf(g_.d_final, s.state, states_, block_.first, channels_), back_.p, kWidth);
     } else {
       ClearPanel(back_.p, kWidth, states_, channels_);
     }
@@ -147,7 +147,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
       back_.constants.EndChunk();
     }
     if (g_.dinitial.data != nullptr) {
-      StorePanel(back_.p, kWidth, PieceOf(g_.dinitial, s.state, states_, block_.first, channels_));
+      StorePanel(back_.p, kWidth, ViewOf(g_.dinitial, s.state, states_, block_.first, channels_));
     }
     shared_.sums.Add(back_.constants, block_, sequence);
   }
@@ -176,14 +176,14 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
 
   HWY_NOINLINE HWY_ATTR void OneTile(const Sequence& s, int64_t begin) {
     const size_t tokens = TokensAt(s, begin);
-    const auto piece = [&](const Tokens& x) { return PieceOf(x, s, begin, tokens, 0, block_.first, channels_); };
+    const auto view = [&](const Tokens& x) { return ViewOf(x, s, begin, tokens, 0, block_.first, channels_); };
     std::copy_n(BorderOf(begin), states_ * kWidth, b_.h);
     this->LoadTile(s, begin, tokens, back_.x);
     this->LoadWeights(s, begin);
     const bool gated = p_.gate.data != nullptr;
-    LoadPanel(piece(g_.d_o), gated ? back_.d_o : trace_.dy, kWidth);
+    LoadPanel(view(g_.d_o), gated ? back_.d_o : trace_.dy, kWidth);
     if (gated) {
-      LoadPanel(piece(p_.gate), tile_.gate, kWidth);
+      LoadPanel(view(p_.gate), tile_.gate, kWidth);
       ForEachVector(tokens, [&](size_t at) HWY_ATTR {
         const V silu = hs::Silu(d_, hn::Load(d_, tile_.gate + at));
         hn::Store(hn::Mul(hn::Load(d_, back_.d_o + at), silu), d_, trace_.dy + at);
@@ -216,10 +216,10 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
         const V dy = hn::Mul(hn::Load(d_, back_.d_o + at), hn::Load(d_, tile_.y + at));
         hn::Store(hn::Mul(dy, slope), d_, tile_.gate + at);
       });
-      StorePanel(tile_.gate, kWidth, piece(g_.dgate));
+      StorePanel(tile_.gate, kWidth, view(g_.dgate));
     }
-    if (g_.dx.data != nullptr) StorePanel(back_.dx, kWidth, piece(g_.dx));
-    if (g_.ddelta.data != nullptr) StorePanel(back_.ds, kWidth, piece(g_.ddelta));
+    if (g_.dx.data != nullptr) StorePanel(back_.dx, kWidth, view(g_.dx));
+    if (g_.ddelta.data != nullptr) StorePanel(back_.ds, kWidth, view(g_.ddelta));
   }
 
   // A tile's tokens against time, after AdvanceRun has left its trace.
@@ -328,7 +328,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
         std::copy_n(part, count, staged);
       } else if (gradient.tokens.data != nullptr) {
         StorePanel(part, row_,
-                   PieceOf(gradient.tokens, s, begin, static_cast<size_t>(tokens), block_.group, 0, states_));
+                   ViewOf(gradient.tokens, s, begin, static_cast<size_t>(tokens), block_.group, 0, states_));
       }
     };
     hand_on(p_.B, g_.dB, back_.B_part, shared_.B_stage);

@@ -3,11 +3,11 @@
 // Compiled once per SIMD target. A panel has a row of `width` elements per token (or per state),
 // in the type that is computed in. Where channels are contiguous, rows are loaded; where tokens
 // are, squares of as many tokens and channels as a vector has lanes are transposed in registers.
-#if defined(HEED_ENGINES_SCAN_PANEL_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef HEED_ENGINES_SCAN_PANEL_INL_H_
-#undef HEED_ENGINES_SCAN_PANEL_INL_H_
+#if defined(HEED_ENGINES_SCAN_MATRIX_VIEW_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SCAN_MATRIX_VIEW_INL_H_
+#undef HEED_ENGINES_SCAN_MATRIX_VIEW_INL_H_
 #else
-#define HEED_ENGINES_SCAN_PANEL_INL_H_
+#define HEED_ENGINES_SCAN_MATRIX_VIEW_INL_H_
 #endif
 
 #include <algorithm>
@@ -45,7 +45,7 @@ constexpr size_t RoundedUp(size_t columns) {
 }
 
 // Rows and columns of a tensor in memory. Strides count elements.
-struct Piece {
+struct MatrixView {
   const void* data;
   DType dtype;
   int64_t row_stride, column_stride;
@@ -59,15 +59,15 @@ struct Piece {
 };
 
 // Tokens [begin, begin + rows) of a sequence, and columns from `column` on.
-inline Piece PieceOf(const Tokens& x, const Sequence& s, int64_t begin, size_t rows, int64_t group, int64_t column,
-                     size_t columns) {
+inline MatrixView ViewOf(const Tokens& x, const Sequence& s, int64_t begin, size_t rows, int64_t group, int64_t column,
+                         size_t columns) {
   const int64_t at = s.batch * x.batch + (s.first + begin) * x.token + group * x.group + column * x.column;
   const char* data = static_cast<const char*>(x.data);
   return {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, x.token, x.column, rows, columns};
 }
 
 // All states of these channels; of a sequence's, or of constants.
-inline Piece PieceOf(const Numbers& x, int64_t sequence, size_t states, int64_t channel, size_t channels) {
+inline MatrixView ViewOf(const Numbers& x, int64_t sequence, size_t states, int64_t channel, size_t channels) {
   const int64_t at = sequence * x.sequence + channel * x.channel;
   const char* data = static_cast<const char*>(x.data);
   return {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, x.state, x.channel, states, channels};
@@ -81,45 +81,44 @@ bool Widens(DType dtype) {
 
 // Columns beyond those of the piece are zero, up to whole vectors.
 template <class T>
-HWY_NOINLINE HWY_ATTR void LoadPanel(const Piece& piece, T* HWY_RESTRICT to, size_t width) {
+HWY_NOINLINE HWY_ATTR void LoadPanel(const MatrixView& view, T* HWY_RESTRICT to, size_t width) {
   const hn::ScalableTag<T> d;
   constexpr size_t N = Lanes<T>();
-  if (!Widens<T>(piece.dtype)) {
-    for (size_t i = 0; i < piece.rows * RoundedUp<T>(piece.columns); ++i) {
-      const size_t r = i / RoundedUp<T>(piece.columns), c = i % RoundedUp<T>(piece.columns);
-      to[r * width + c] =
-          c < piece.columns ? static_cast<T>(LoadAsDouble(piece.dtype, piece.data, piece.At(r, c))) : T{0};
+  if (!Widens<T>(view.dtype)) {
+    for (size_t i = 0; i < view.rows * RoundedUp<T>(view.columns); ++i) {
+      const size_t r = i / RoundedUp<T>(view.columns), c = i % RoundedUp<T>(view.columns);
+      to[r * width + c] = c < view.columns ? static_cast<T>(LoadAsDouble(view.dtype, view.data, view.At(r, c))) : T{0};
     }
     return;
   }
-  hs::WithStorage<T>(piece.dtype, [&](auto stored) HWY_ATTR {
+  hs::WithStorage<T>(view.dtype, [&](auto stored) HWY_ATTR {
     using S = decltype(stored);
-    const S* from = static_cast<const S*>(piece.data);
-    if (piece.column_stride == 1 && piece.columns == BlockWidth<T>()) {
-      for (size_t r = 0; r < piece.rows; ++r, from += piece.row_stride) {
+    const S* from = static_cast<const S*>(view.data);
+    if (view.column_stride == 1 && view.columns == BlockWidth<T>()) {
+      for (size_t r = 0; r < view.rows; ++r, from += view.row_stride) {
         for (size_t c = 0; c < BlockWidth<T>(); c += N) {
           hn::StoreU(hs::LoadWide(d, from + c), d, to + r * width + c);
         }
       }
       return;
     }
-    if (!piece.is_transposed()) {
-      for (size_t r = 0; r < piece.rows; ++r) {
-        for (size_t c = 0; c < piece.columns; c += N) {
-          hn::StoreU(hs::LoadStrided(d, from + piece.At(r, c), piece.column_stride, HWY_MIN(N, piece.columns - c)), d,
+    if (!view.is_transposed()) {
+      for (size_t r = 0; r < view.rows; ++r) {
+        for (size_t c = 0; c < view.columns; c += N) {
+          hn::StoreU(hs::LoadStrided(d, from + view.At(r, c), view.column_stride, HWY_MIN(N, view.columns - c)), d,
                      to + r * width + c);
         }
       }
       return;
     }
-    for (size_t c = 0; c < piece.columns; c += N) {
-      const size_t columns = HWY_MIN(N, piece.columns - c);
-      for (size_t r = 0; r < piece.rows; r += N) {
-        const size_t rows = HWY_MIN(N, piece.rows - r);
+    for (size_t c = 0; c < view.columns; c += N) {
+      const size_t columns = HWY_MIN(N, view.columns - c);
+      for (size_t r = 0; r < view.rows; r += N) {
+        const size_t rows = HWY_MIN(N, view.rows - r);
         hn::Vec<decltype(d)> v[N];
-        if (columns == N && rows == N && piece.row_stride == 1) {
-          const S* column = from + piece.At(r, c);
-          for (size_t i = 0; i < N; ++i, column += piece.column_stride) {
+        if (columns == N && rows == N && view.row_stride == 1) {
+          const S* column = from + view.At(r, c);
+          for (size_t i = 0; i < N; ++i, column += view.column_stride) {
             v[i] = hs::LoadWide(d, column);
           }
           hs::Transpose(d, v);
@@ -127,7 +126,7 @@ HWY_NOINLINE HWY_ATTR void LoadPanel(const Piece& piece, T* HWY_RESTRICT to, siz
           continue;
         }
         for (size_t i = 0; i < N; ++i) {
-          v[i] = i >= columns ? hn::Zero(d) : hs::LoadStrided(d, from + piece.At(r, c + i), piece.row_stride, rows);
+          v[i] = i >= columns ? hn::Zero(d) : hs::LoadStrided(d, from + view.At(r, c + i), view.row_stride, rows);
         }
         hs::Transpose(d, v);
         for (size_t i = 0; i < rows; ++i) hn::StoreU(v[i], d, to + (r + i) * width + c);
@@ -138,39 +137,39 @@ HWY_NOINLINE HWY_ATTR void LoadPanel(const Piece& piece, T* HWY_RESTRICT to, siz
 
 // The inverse, rounded; the piece is written.
 template <class T>
-HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width, const Piece& piece) {
+HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width, const MatrixView& view) {
   const hn::ScalableTag<T> d;
   constexpr size_t N = Lanes<T>();
-  hs::WithStorage<T>(piece.dtype, [&](auto stored) HWY_ATTR {
+  hs::WithStorage<T>(view.dtype, [&](auto stored) HWY_ATTR {
     using S = decltype(stored);
-    S* to = static_cast<S*>(const_cast<void*>(piece.data));
-    if (piece.column_stride == 1 && piece.columns == BlockWidth<T>()) {
-      for (size_t r = 0; r < piece.rows; ++r, to += piece.row_stride) {
+    S* to = static_cast<S*>(const_cast<void*>(view.data));
+    if (view.column_stride == 1 && view.columns == BlockWidth<T>()) {
+      for (size_t r = 0; r < view.rows; ++r, to += view.row_stride) {
         for (size_t c = 0; c < BlockWidth<T>(); c += N) {
           hs::StoreRounded(d, hn::LoadU(d, from + r * width + c), to + c, N);
         }
       }
       return;
     }
-    if (!piece.is_transposed()) {
-      for (size_t r = 0; r < piece.rows; ++r) {
-        for (size_t c = 0; c < piece.columns; c += N) {
-          hs::StoreStrided(d, hn::LoadU(d, from + r * width + c), to + piece.At(r, c), piece.column_stride,
-                           HWY_MIN(N, piece.columns - c));
+    if (!view.is_transposed()) {
+      for (size_t r = 0; r < view.rows; ++r) {
+        for (size_t c = 0; c < view.columns; c += N) {
+          hs::StoreStrided(d, hn::LoadU(d, from + r * width + c), to + view.At(r, c), view.column_stride,
+                           HWY_MIN(N, view.columns - c));
         }
       }
       return;
     }
-    for (size_t c = 0; c < piece.columns; c += N) {
-      const size_t columns = HWY_MIN(N, piece.columns - c);
-      for (size_t r = 0; r < piece.rows; r += N) {
-        const size_t rows = HWY_MIN(N, piece.rows - r);
+    for (size_t c = 0; c < view.columns; c += N) {
+      const size_t columns = HWY_MIN(N, view.columns - c);
+      for (size_t r = 0; r < view.rows; r += N) {
+        const size_t rows = HWY_MIN(N, view.rows - r);
         hn::Vec<decltype(d)> v[N];
-        if (columns == N && rows == N && piece.row_stride == 1) {
+        if (columns == N && rows == N && view.row_stride == 1) {
           for (size_t i = 0; i < N; ++i) v[i] = hn::LoadU(d, from + (r + i) * width + c);
           hs::Transpose(d, v);
-          S* column = to + piece.At(r, c);
-          for (size_t i = 0; i < N; ++i, column += piece.column_stride) {
+          S* column = to + view.At(r, c);
+          for (size_t i = 0; i < N; ++i, column += view.column_stride) {
             hs::StoreRounded(d, v[i], column, N);
           }
           continue;
@@ -180,7 +179,7 @@ HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width, 
         }
         hs::Transpose(d, v);
         for (size_t i = 0; i < columns; ++i) {
-          hs::StoreStrided(d, v[i], to + piece.At(r, c + i), piece.row_stride, rows);
+          hs::StoreStrided(d, v[i], to + view.At(r, c + i), view.row_stride, rows);
         }
       }
     }
@@ -189,9 +188,9 @@ HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width, 
 
 // elementwise.cc compiles both, for all files of the engine.
 #ifndef HEED_PANELS_OF
-#define HEED_PANELS_OF(EXTERN, T)                           \
-  EXTERN template void LoadPanel(const Piece&, T*, size_t); \
-  EXTERN template void StorePanel(const T*, size_t, const Piece&);
+#define HEED_PANELS_OF(EXTERN, T)                                \
+  EXTERN template void LoadPanel(const MatrixView&, T*, size_t); \
+  EXTERN template void StorePanel(const T*, size_t, const MatrixView&);
 #endif
 HEED_PANELS_OF(extern, float)
 HEED_PANELS_OF(extern, double)
@@ -211,15 +210,15 @@ class NextLines {
  public:
   NextLines() = default;
   // The lines of a piece as the next tile will load it; none where there is none.
-  NextLines(const Piece& piece, size_t lanes) {
-    if (piece.data == nullptr) return;
-    const auto size = static_cast<int64_t>(SizeOf(piece.dtype));
-    at_ = static_cast<const char*>(piece.data);
+  NextLines(const MatrixView& view, size_t lanes) {
+    if (view.data == nullptr) return;
+    const auto size = static_cast<int64_t>(SizeOf(view.dtype));
+    at_ = static_cast<const char*>(view.data);
     // A line per channel, or one per token and vector.
-    step_ = (piece.is_transposed() ? piece.column_stride : piece.row_stride) * size;
-    vector_ = piece.column_stride * size * static_cast<int64_t>(lanes);
-    if (piece.is_transposed() && piece.row_stride < 0) {
-      at_ += static_cast<int64_t>(piece.rows - 1) * piece.row_stride * size;
+    step_ = (view.is_transposed() ? view.column_stride : view.row_stride) * size;
+    vector_ = view.column_stride * size * static_cast<int64_t>(lanes);
+    if (view.is_transposed() && view.row_stride < 0) {
+      at_ += static_cast<int64_t>(view.rows - 1) * view.row_stride * size;
     }
   }
   // Line `i` of the rows of vector `v`.
@@ -236,4 +235,4 @@ class NextLines {
 }  // namespace heed::scan::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // HEED_ENGINES_SCAN_PANEL_INL_H_
+#endif  // HEED_ENGINES_SCAN_MATRIX_VIEW_INL_H_
