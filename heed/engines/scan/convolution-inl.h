@@ -276,13 +276,13 @@ class RowConvolution {
                      bool from_end, T* rows) const {
     const auto count = static_cast<size_t>(s.count);
     const size_t before = from_end ? shape.inputs - count : 0;
-    LoadPanel(RowsOf(x, s, channel, channels, from_end), rows + shape.lead + before, b_.pitch);
+    LoadRows(RowsOf(x, s, channel, channels, from_end), rows + shape.lead + before, b_.pitch);
     for (size_t c = 0; c < channels; ++c) Complete(shape, count, from_end, rows + c * b_.pitch);
   }
   HWY_ATTR void Store(const Tokens& to, const Sequence& s, int64_t channel, size_t channels, const RowShape<T>& shape,
                       bool from_end, const T* rows) const {
     const size_t before = from_end ? shape.inputs - static_cast<size_t>(s.count) : 0;
-    StorePanel(rows + before, b_.pitch, RowsOf(to, s, channel, channels, from_end));
+    StoreRows(rows + before, b_.pitch, RowsOf(to, s, channel, channels, from_end));
   }
 
   HWY_ATTR void LoadTaps(int64_t channel, size_t count, T* to) {
@@ -290,7 +290,7 @@ class RowConvolution {
     const Numbers& x = p_.taps;
     const char* data = static_cast<const char*>(x.data);
     data += channel * x.channel * static_cast<int64_t>(SizeOf(x.dtype));
-    LoadPanel({data, x.dtype, 0, x.state, 1, count}, to, 0);
+    LoadRows({data, x.dtype, 0, x.state, 1, count}, to, 0);
   }
 
   const T* Block(const RowShape<T>& shape, const T* row, size_t block) const {

@@ -68,7 +68,7 @@ struct ElementwiseBuffers {
 
   void LayOut(const Problem& problem, bool backward, Carver& carver) {
     constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
-    for (T** panel : {&x, &first, &second, &o, &d_o}) carver.Next(*panel, kTileTokens * width);
+    for (T** rows : {&x, &first, &second, &o, &d_o}) carver.Next(*rows, kTileTokens * width);
     for (auto& block : own) block.LayOut(problem, backward, carver);
   }
 };
@@ -81,7 +81,7 @@ class ElementwiseBlock {
       : p_(p), b_(buffers), own_(own), block_(block), channels_(static_cast<size_t>(block.channels)),
         vectors_((channels_ + N - 1) / N) {
     if constexpr (kRule == Rule::kGates) {
-      LoadPanel(ViewOf(p.lambda, 0, 1, block.first, channels_), own_.rate, kWidth);
+      LoadRows(ViewOf(p.lambda, 0, 1, block.first, channels_), own_.rate, kWidth);
       const V minus_c = hn::Set(d_, static_cast<T>(-p.c));
       for (size_t at = 0; at < vectors_ * N; at += N) {
         const V lambda = hn::Load(d_, own_.rate + at);
@@ -108,7 +108,7 @@ class ElementwiseBlock {
       }
       hn::Store(h, d_, own_.h + v * N);
     }
-    StorePanel(b_.o, kWidth, ViewAt(p_.o, s, begin, tokens));
+    StoreRows(b_.o, kWidth, ViewAt(p_.o, s, begin, tokens));
   }
 
   void End(const Sequence& s) { StoreRow(own_.h, p_.final, s); }
@@ -178,18 +178,18 @@ class ElementwiseBlock {
   }
 
   void LoadRow(const Numbers& from, const Sequence& s, T* to) const {
-    if (from.data == nullptr) return ClearPanel(to, kWidth, 1, channels_);
-    LoadPanel(ViewOf(from, s.state, 1, block_.first, channels_), to, kWidth);
+    if (from.data == nullptr) return ClearRows(to, kWidth, 1, channels_);
+    LoadRows(ViewOf(from, s.state, 1, block_.first, channels_), to, kWidth);
   }
   void StoreRow(const T* from, const Numbers& to, const Sequence& s) const {
     if (to.data == nullptr) return;
-    StorePanel(from, kWidth, ViewOf(to, s.state, 1, block_.first, channels_));
+    StoreRows(from, kWidth, ViewOf(to, s.state, 1, block_.first, channels_));
   }
   void LoadTile(const Sequence& s, int64_t begin, size_t tokens) const {
-    LoadPanel(ViewAt(p_.x, s, begin, tokens), b_.x, kWidth);
-    LoadPanel(ViewAt(FirstOf(p_), s, begin, tokens), b_.first, kWidth);
+    LoadRows(ViewAt(p_.x, s, begin, tokens), b_.x, kWidth);
+    LoadRows(ViewAt(FirstOf(p_), s, begin, tokens), b_.first, kWidth);
     if constexpr (kRule == Rule::kGates) {
-      LoadPanel(ViewAt(p_.input_gate, s, begin, tokens), b_.second, kWidth);
+      LoadRows(ViewAt(p_.input_gate, s, begin, tokens), b_.second, kWidth);
     }
   }
 
@@ -242,7 +242,7 @@ class ElementwiseBlock {
   HWY_NOINLINE HWY_ATTR void OneTile(const Sequence& s, int64_t begin, const Gradients& g) {
     const size_t tokens = TokensAt(s, begin);
     LoadTile(s, begin, tokens);
-    LoadPanel(ViewAt(g.d_o, s, begin, tokens), b_.d_o, kWidth);
+    LoadRows(ViewAt(g.d_o, s, begin, tokens), b_.d_o, kWidth);
     Expect(s, begin - kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &g.d_o});
     const T* border = own_.borders + begin / kTileTokens * static_cast<int64_t>(kWidth);
     for (size_t v = 0; v < vectors_; ++v) {
@@ -257,8 +257,8 @@ class ElementwiseBlock {
       for (size_t t = tokens; t-- > 0;) p = Retreat(t * kWidth + v * N, IsFirst(begin, t), p);
       hn::Store(p, d_, own_.p + v * N);
     }
-    const auto store = [&](const T* panel, const Tokens& to) {
-      if (to.data != nullptr) StorePanel(panel, kWidth, ViewAt(to, s, begin, tokens));
+    const auto store = [&](const T* rows, const Tokens& to) {
+      if (to.data != nullptr) StoreRows(rows, kWidth, ViewAt(to, s, begin, tokens));
     };
     store(b_.x, g.dx);
     store(b_.first, kRule == Rule::kDecay ? g.dlog_decay : g.drecurrence_gate);

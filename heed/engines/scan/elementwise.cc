@@ -13,8 +13,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
-HEED_PANELS_OF(, float)
-HEED_PANELS_OF(, double)
+HEED_ROW_COPIES_OF(, float)
+HEED_ROW_COPIES_OF(, double)
 
 // f.operator()<T, rule>() with the type that is computed in.
 template <class F>

@@ -228,9 +228,9 @@ class HeadBlock {
       of.data = static_cast<const char*>(x.data) + at * static_cast<int64_t>(SizeOf(x.dtype));
       const MatrixView view = RowsOf(of, s, 0, at_once * channels_, false);
       if constexpr (kLoads) {
-        LoadPanel(view, At(rows, c, 0), b_.pitch);
+        LoadRows(view, At(rows, c, 0), b_.pitch);
       } else {
-        StorePanel(At(rows, c, 0), b_.pitch, view);
+        StoreRows(At(rows, c, 0), b_.pitch, view);
       }
     }
   }
@@ -240,8 +240,8 @@ class HeadBlock {
     const Numbers& x = p_.key_taps;
     const int64_t at = ChannelAt(head, 0) * x.channel;
     const char* data = static_cast<const char*>(x.data) + at * static_cast<int64_t>(SizeOf(x.dtype));
-    LoadPanel({data, x.dtype, x.channel, x.state, heads * channels_, static_cast<size_t>(p_.num_key_taps)}, b_.taps,
-              b_.lead);
+    LoadRows({data, x.dtype, x.channel, x.state, heads * channels_, static_cast<size_t>(p_.num_key_taps)}, b_.taps,
+             b_.lead);
   }
 
   void Load(const Sequence& s, int64_t head, size_t heads, T* k) const {

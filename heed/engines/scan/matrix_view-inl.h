@@ -81,7 +81,7 @@ bool Widens(DType dtype) {
 
 // Columns beyond those of the piece are zero, up to whole vectors.
 template <class T>
-HWY_NOINLINE HWY_ATTR void LoadPanel(const MatrixView& view, T* HWY_RESTRICT to, size_t width) {
+HWY_NOINLINE HWY_ATTR void LoadRows(const MatrixView& view, T* HWY_RESTRICT to, size_t width) {
   const hn::ScalableTag<T> d;
   constexpr size_t N = Lanes<T>();
   if (!Widens<T>(view.dtype)) {
@@ -137,7 +137,7 @@ HWY_NOINLINE HWY_ATTR void LoadPanel(const MatrixView& view, T* HWY_RESTRICT to,
 
 // The inverse, rounded; the piece is written.
 template <class T>
-HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width, const MatrixView& view) {
+HWY_NOINLINE HWY_ATTR void StoreRows(const T* HWY_RESTRICT from, size_t width, const MatrixView& view) {
   const hn::ScalableTag<T> d;
   constexpr size_t N = Lanes<T>();
   hs::WithStorage<T>(view.dtype, [&](auto stored) HWY_ATTR {
@@ -187,17 +187,17 @@ HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width, 
 }
 
 // elementwise.cc compiles both, for all files of the engine.
-#ifndef HEED_PANELS_OF
-#define HEED_PANELS_OF(EXTERN, T)                                \
-  EXTERN template void LoadPanel(const MatrixView&, T*, size_t); \
-  EXTERN template void StorePanel(const T*, size_t, const MatrixView&);
+#ifndef HEED_ROW_COPIES_OF
+#define HEED_ROW_COPIES_OF(EXTERN, T)                           \
+  EXTERN template void LoadRows(const MatrixView&, T*, size_t); \
+  EXTERN template void StoreRows(const T*, size_t, const MatrixView&);
 #endif
-HEED_PANELS_OF(extern, float)
-HEED_PANELS_OF(extern, double)
+HEED_ROW_COPIES_OF(extern, float)
+HEED_ROW_COPIES_OF(extern, double)
 
 // Rows [0, rows) are zero up to whole vectors.
 template <class T>
-HWY_INLINE void ClearPanel(T* to, size_t width, size_t rows, size_t columns) {
+HWY_INLINE void ClearRows(T* to, size_t width, size_t rows, size_t columns) {
   const hn::ScalableTag<T> d;
   for (size_t r = 0; r < rows; ++r) {
     for (size_t c = 0; c < columns; c += Lanes<T>()) hn::Store(hn::Zero(d), d, to + r * width + c);

@@ -93,9 +93,9 @@ class ModeBlock {
       Prepare(channel, channels, false);
       for (int64_t i = first; i < last; ++i) {
         const Sequence& s = p_.sequences[static_cast<size_t>(i)];
-        LoadPanel(RowsOf(p_.x, s, channel, channels, false), b_.rows, b_.pitch);
+        LoadRows(RowsOf(p_.x, s, channel, channels, false), b_.rows, b_.pitch);
         for (size_t c = 0; c < channels; ++c) RowForward(s, channel, c, p_.initial, p_.final);
-        StorePanel(b_.rows, b_.pitch, RowsOf(p_.o, s, channel, channels, false));
+        StoreRows(b_.rows, b_.pitch, RowsOf(p_.o, s, channel, channels, false));
       }
     });
   }
@@ -104,13 +104,13 @@ class ModeBlock {
     ForChannels(p_, block_, [&](int64_t channel, size_t channels) {
       Prepare(channel, channels, true);
       for (const Sequence& s : p_.sequences) {
-        LoadPanel(RowsOf(p_.x, s, channel, channels, false), b_.rows, b_.pitch);
-        LoadPanel(RowsOf(g.d_o, s, channel, channels, false), b_.d_rows, b_.pitch);
+        LoadRows(RowsOf(p_.x, s, channel, channels, false), b_.rows, b_.pitch);
+        LoadRows(RowsOf(g.d_o, s, channel, channels, false), b_.d_rows, b_.pitch);
         for (size_t c = 0; c < channels; ++c) {
           RowBackward(g, s, channel, c, p_.initial, g.d_final, g.dinitial);
         }
         if (g.dx.data == nullptr) continue;
-        StorePanel(b_.d_rows, b_.pitch, RowsOf(g.dx, s, channel, channels, false));
+        StoreRows(b_.d_rows, b_.pitch, RowsOf(g.dx, s, channel, channels, false));
       }
       StoreSums(g, channel, channels);
     });

@@ -76,7 +76,7 @@ struct TileBuffers {
   void LayOut(const Problem& p, Carver& carver) {
     constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
     const auto states = static_cast<int64_t>(RoundedUp<T>(static_cast<size_t>(p.states)));
-    for (T** panel : {&steps, &inputs, &y, &gate}) carver.Next(*panel, kTileTokens * width);
+    for (T** rows : {&steps, &inputs, &y, &gate}) carver.Next(*rows, kTileTokens * width);
     carver.Next(B, kTileTokens * states);
     carver.Next(C, kTileTokens * states);
   }
@@ -113,7 +113,7 @@ class SelectiveBlock {
   SelectiveBlock(const Problem& p, const TileBuffers<T>& tile, const BlockBuffers<T>& buffers, const ColumnBlock& block)
       : p_(p), tile_(tile), b_(buffers), block_(block), channels_(static_cast<size_t>(block.channels)),
         vectors_((channels_ + N - 1) / N), states_(static_cast<size_t>(p.states)), row_(RoundedUp<T>(states_)) {
-    LoadPanel(ViewOf(p.A, 0, states_, block.first, channels_), b_.A, kWidth);
+    LoadRows(ViewOf(p.A, 0, states_, block.first, channels_), b_.A, kWidth);
     const auto log2e = hn::Set(d_, static_cast<T>(hs::kLog2E));
     for (size_t n = 0; n < states_; ++n) {
       for (size_t v = 0; v < vectors_; ++v) {
@@ -123,33 +123,33 @@ class SelectiveBlock {
     }
     for (const auto& [numbers, to] : {std::pair(&p.skip, b_.skip), {&p.bias, b_.bias}}) {
       if (numbers->data == nullptr) {
-        ClearPanel(to, kWidth, 1, channels_);
+        ClearRows(to, kWidth, 1, channels_);
       } else {
-        LoadPanel(ViewOf(*numbers, 0, 1, block.first, channels_), to, kWidth);
+        LoadRows(ViewOf(*numbers, 0, 1, block.first, channels_), to, kWidth);
       }
     }
     for (const auto& [weights, to] : {std::pair(&p.B, b_.B), {&p.C, b_.C}}) {
       if (weights->constants.data == nullptr) continue;
-      LoadPanel(ViewOf(weights->constants, 0, states_, block.first, channels_), to, kWidth);
+      LoadRows(ViewOf(weights->constants, 0, states_, block.first, channels_), to, kWidth);
     }
   }
 
   int64_t group() const { return block_.group; }
 
   void LoadState(const Sequence& s) const {
-    if (p_.initial.data == nullptr) return ClearPanel(b_.h, kWidth, states_, channels_);
-    LoadPanel(ViewOf(p_.initial, s.state, states_, block_.first, channels_), b_.h, kWidth);
+    if (p_.initial.data == nullptr) return ClearRows(b_.h, kWidth, states_, channels_);
+    LoadRows(ViewOf(p_.initial, s.state, states_, block_.first, channels_), b_.h, kWidth);
   }
   void StoreState(const Sequence& s, const Numbers& to) const {
     if (to.data == nullptr) return;
-    StorePanel(b_.h, kWidth, ViewOf(to, s.state, states_, block_.first, channels_));
+    StoreRows(b_.h, kWidth, ViewOf(to, s.state, states_, block_.first, channels_));
   }
 
   // B and C of a tile, for all strips of this group.
   void LoadWeights(const Sequence& s, int64_t begin) const {
     for (const auto& [weights, to] : {std::pair(&p_.B, tile_.B), {&p_.C, tile_.C}}) {
       if (weights->constants.data != nullptr) continue;
-      LoadPanel(ViewOf(weights->tokens, s, begin, TokensAt(s, begin), block_.group, 0, states_), to, row_);
+      LoadRows(ViewOf(weights->tokens, s, begin, TokensAt(s, begin), block_.group, 0, states_), to, row_);
     }
   }
 
@@ -160,13 +160,13 @@ class SelectiveBlock {
     next.Expected(s, begin_of_next, {&p_.x, &p_.delta, &p_.o, &p_.gate}, next_);
     for (size_t v = 0; v < vectors_; ++v) Advance<Leaves::kOutputs>(v, tokens);
     if (p_.gate.data != nullptr) {
-      LoadPanel(ViewOf(p_.gate, s, begin, tokens, 0, block_.first, channels_), tile_.gate, kWidth);
+      LoadRows(ViewOf(p_.gate, s, begin, tokens, 0, block_.first, channels_), tile_.gate, kWidth);
       ForEachVector(tokens, [&](size_t at) HWY_ATTR {
         const auto silu = hs::Silu(d_, hn::Load(d_, tile_.gate + at));
         hn::Store(hn::Mul(hn::Load(d_, tile_.y + at), silu), d_, tile_.y + at);
       });
     }
-    StorePanel(tile_.y, kWidth, ViewOf(p_.o, s, begin, tokens, 0, block_.first, channels_));
+    StoreRows(tile_.y, kWidth, ViewOf(p_.o, s, begin, tokens, 0, block_.first, channels_));
   }
 
  protected:
@@ -198,12 +198,12 @@ class SelectiveBlock {
   }
 
   // s, s x, and D x in the place of y; x in a panel that may be that of s x.
-  void LoadTile(const Sequence& s, int64_t begin, size_t tokens, T* x_panel) const {
-    LoadPanel(ViewOf(p_.x, s, begin, tokens, 0, block_.first, channels_), x_panel, kWidth);
-    LoadPanel(ViewOf(p_.delta, s, begin, tokens, 0, block_.first, channels_), tile_.steps, kWidth);
+  void LoadTile(const Sequence& s, int64_t begin, size_t tokens, T* x_rows) const {
+    LoadRows(ViewOf(p_.x, s, begin, tokens, 0, block_.first, channels_), x_rows, kWidth);
+    LoadRows(ViewOf(p_.delta, s, begin, tokens, 0, block_.first, channels_), tile_.steps, kWidth);
     ForEachVector(tokens, [&](size_t at) HWY_ATTR {
       const size_t channel = at % kWidth;
-      const V x = hn::Load(d_, x_panel + at);
+      const V x = hn::Load(d_, x_rows + at);
       V step = hn::Add(hn::Load(d_, tile_.steps + at), hn::Load(d_, b_.bias + channel));
       if (p_.softplus) step = hs::Softplus(d_, step);
       hn::Store(step, d_, tile_.steps + at);

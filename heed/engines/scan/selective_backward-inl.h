@@ -77,7 +77,7 @@ struct SelectiveBackwardBuffers {
     tile.LayOut(problem, carver);
     block.LayOut(problem, carver);
     carver.Next(trace.kept, kTileTokens * 3 * static_cast<int64_t>(kManyStates) * lanes);
-    for (T** panel : {&trace.dy, &x, &d_o, &dx, &ds}) carver.Next(*panel, kTileTokens * width);
+    for (T** rows : {&trace.dy, &x, &d_o, &dx, &ds}) carver.Next(*rows, kTileTokens * width);
     carver.Next(p, problem.states * width);
     carver.Next(B_sums, kTileTokens * problem.states * lanes);
     carver.Next(trace.C_sums, kTileTokens * problem.states * lanes);
@@ -135,9 +135,9 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
     const Sequence& s = p_.sequences[static_cast<size_t>(sequence)];
     Borders(s);
     if (g_.d_final.data != nullptr) {
-      LoadPanel(ViewOf(g_.d_final, s.state, states_, block_.first, channels_), back_.p, kWidth);
+      LoadRows(ViewOf(g_.d_final, s.state, states_, block_.first, channels_), back_.p, kWidth);
     } else {
-      ClearPanel(back_.p, kWidth, states_, channels_);
+      ClearRows(back_.p, kWidth, states_, channels_);
     }
     for (int64_t tile = NumTiles(s.count); tile-- > 0;) {
       const int64_t begin = tile * kTileTokens;
@@ -147,7 +147,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
       back_.constants.EndChunk();
     }
     if (g_.dinitial.data != nullptr) {
-      StorePanel(back_.p, kWidth, ViewOf(g_.dinitial, s.state, states_, block_.first, channels_));
+      StoreRows(back_.p, kWidth, ViewOf(g_.dinitial, s.state, states_, block_.first, channels_));
     }
     shared_.sums.Add(back_.constants, block_, sequence);
   }
@@ -181,9 +181,9 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
     this->LoadTile(s, begin, tokens, back_.x);
     this->LoadWeights(s, begin);
     const bool gated = p_.gate.data != nullptr;
-    LoadPanel(view(g_.d_o), gated ? back_.d_o : trace_.dy, kWidth);
+    LoadRows(view(g_.d_o), gated ? back_.d_o : trace_.dy, kWidth);
     if (gated) {
-      LoadPanel(view(p_.gate), tile_.gate, kWidth);
+      LoadRows(view(p_.gate), tile_.gate, kWidth);
       ForEachVector(tokens, [&](size_t at) HWY_ATTR {
         const V silu = hs::Silu(d_, hn::Load(d_, tile_.gate + at));
         hn::Store(hn::Mul(hn::Load(d_, back_.d_o + at), silu), d_, trace_.dy + at);
@@ -216,10 +216,10 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
         const V dy = hn::Mul(hn::Load(d_, back_.d_o + at), hn::Load(d_, tile_.y + at));
         hn::Store(hn::Mul(dy, slope), d_, tile_.gate + at);
       });
-      StorePanel(tile_.gate, kWidth, view(g_.dgate));
+      StoreRows(tile_.gate, kWidth, view(g_.dgate));
     }
-    if (g_.dx.data != nullptr) StorePanel(back_.dx, kWidth, view(g_.dx));
-    if (g_.ddelta.data != nullptr) StorePanel(back_.ds, kWidth, view(g_.ddelta));
+    if (g_.dx.data != nullptr) StoreRows(back_.dx, kWidth, view(g_.dx));
+    if (g_.ddelta.data != nullptr) StoreRows(back_.ds, kWidth, view(g_.ddelta));
   }
 
   // A tile's tokens against time, after AdvanceRun has left its trace.
@@ -327,8 +327,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
       if (!is_last) {
         std::copy_n(part, count, staged);
       } else if (gradient.tokens.data != nullptr) {
-        StorePanel(part, row_,
-                   ViewOf(gradient.tokens, s, begin, static_cast<size_t>(tokens), block_.group, 0, states_));
+        StoreRows(part, row_, ViewOf(gradient.tokens, s, begin, static_cast<size_t>(tokens), block_.group, 0, states_));
       }
     };
     hand_on(p_.B, g_.dB, back_.B_part, shared_.B_stage);
