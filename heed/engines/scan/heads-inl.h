@@ -31,10 +31,10 @@ namespace heed::scan::HWY_NAMESPACE {
 // Two ways for a row of the c-th of heads in memory: inputs are written to Inputs(c), and gradients of
 // outputs to Gradients(c), of as many tokens as the sequence has.
 template <class T>
-class WalkedRows {
+class RecurrentRows {
  public:
   using Buffers = ModeBuffers<T>;
-  WalkedRows(Context&, const Problem& p, Buffers& buffers, const ColumnBlock& block) : block_(p, buffers, block) {}
+  RecurrentRows(Context&, const Problem& p, Buffers& buffers, const ColumnBlock& block) : block_(p, buffers, block) {}
 
   void Start(int64_t head, size_t heads, bool backward) { block_.Prepare(head, heads, backward); }
   void Start(const Sequence&, int64_t, size_t) {}
@@ -357,7 +357,7 @@ class HeadBlock {
 
 template <class F>
 auto WithRows(const Problem& p, const F& f) {
-  return p.has_taps ? f.template operator()<ConvolvedRows>() : f.template operator()<WalkedRows>();
+  return p.has_taps ? f.template operator()<ConvolvedRows>() : f.template operator()<RecurrentRows>();
 }
 
 template <class T>
