@@ -47,13 +47,13 @@ template <class T>
 struct ElementwiseOwn {
   T *h, *p;                   // the state, and its gradient
   T *rate, *slope;            // -c softplus(lambda), and -c times its derivative
-  T* borders;                 // [tiles][width]
+  T* boundary_states;         // [tiles][width]
   ConstantSums<T> constants;  // of lambda, before its factor
 
   void LayOut(const Problem& problem, bool backward, Carver& carver) {
     constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
     for (T** row : {&h, &p, &rate, &slope}) carver.Next(*row, width);
-    carver.Next(borders, backward ? NumTiles(MostTokens(problem)) * width : 0);
+    carver.Next(boundary_states, backward ? NumTiles(MostTokens(problem)) * width : 0);
     constants.LayOut(backward ? 1 : 0, carver);
   }
 };
@@ -114,8 +114,8 @@ class ElementwiseBlock {
   void End(const Sequence& s) { StoreRow(own_.h, p_.final, s); }
 
   // The states before a tile, which is not the last.
-  void KeepBorder(int64_t begin) {
-    std::copy_n(own_.h, kWidth, own_.borders + begin / kTileTokens * static_cast<int64_t>(kWidth));
+  void StoreBoundaryState(int64_t begin) {
+    std::copy_n(own_.h, kWidth, own_.boundary_states + begin / kTileTokens * static_cast<int64_t>(kWidth));
   }
 
   // To the states after a tile.
@@ -244,9 +244,9 @@ class ElementwiseBlock {
     LoadTile(s, begin, tokens);
     LoadRows(ViewAt(g.d_o, s, begin, tokens), b_.d_o, kWidth);
     Expect(s, begin - kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &g.d_o});
-    const T* border = own_.borders + begin / kTileTokens * static_cast<int64_t>(kWidth);
+    const T* boundary_state = own_.boundary_states + begin / kTileTokens * static_cast<int64_t>(kWidth);
     for (size_t v = 0; v < vectors_; ++v) {
-      V h = hn::Load(d_, border + v * N);
+      V h = hn::Load(d_, boundary_state + v * N);
       for (size_t t = 0; t < tokens; ++t) {
         const size_t at = t * kWidth + v * N;
         hn::Store(h, d_, b_.o + at);
@@ -396,7 +396,7 @@ void ElementwiseBackRun(Context& ctx, const Problem& p, const Gradients& g) {
     run.ForEach([&](auto& one) { one.Begin(s); });
     for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
       run.ForEach([&](auto& one) {
-        one.KeepBorder(begin);
+        one.StoreBoundaryState(begin);
         if (begin + kTileTokens < s.count) one.PassTile(s, begin);
       });
     }

@@ -68,7 +68,7 @@ struct SelectiveBackwardBuffers {
   T* B_sums;             // as those of C in the trace, of tokens
   T *B_part, *C_part;    // [kChunk][states], of tokens
   ConstantSums<T> constants;
-  T* borders;  // [tiles][states][width]
+  T* boundary_states;  // [tiles][states][width]
 
   void LayOut(const Problem& problem, Carver& carver) {
     constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
@@ -84,7 +84,7 @@ struct SelectiveBackwardBuffers {
     carver.Next(B_part, kChunkTokens * row);
     carver.Next(C_part, kChunkTokens * row);
     constants.LayOut(SelectiveRows(problem).count, carver);
-    carver.Next(borders, NumTiles(MostTokens(problem)) * problem.states * width);
+    carver.Next(boundary_states, NumTiles(MostTokens(problem)) * problem.states * width);
   }
 };
 
@@ -133,7 +133,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
 
   void Backward(int64_t sequence) {
     const Sequence& s = p_.sequences[static_cast<size_t>(sequence)];
-    Borders(s);
+    StoreBoundaryStates(s);
     if (g_.d_final.data != nullptr) {
       LoadRows(ViewOf(g_.d_final, s.state, states_, block_.first, channels_), back_.p, kWidth);
     } else {
@@ -159,10 +159,10 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
       Base::row_, Base::states_, Base::block_, Base::tile_, Base::TokensAt, Base::trace_, Base::vectors_;
 
   // Keeps the states before each tile.
-  void Borders(const Sequence& s) {
+  void StoreBoundaryStates(const Sequence& s) {
     this->LoadState(s);
     for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
-      std::copy_n(b_.h, states_ * kWidth, BorderOf(begin));
+      std::copy_n(b_.h, states_ * kWidth, BoundaryStateOf(begin));
       if (begin + kTileTokens >= s.count) break;
       this->LoadTile(s, begin, kTile, tile_.inputs);
       this->LoadWeights(s, begin);
@@ -170,14 +170,14 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
       for (size_t v = 0; v < vectors_; ++v) this->template Advance<Leaves::kStates>(v, kTile);
     }
   }
-  T* BorderOf(int64_t begin) const {
-    return back_.borders + static_cast<size_t>(begin / kTileTokens) * states_ * kWidth;
+  T* BoundaryStateOf(int64_t begin) const {
+    return back_.boundary_states + static_cast<size_t>(begin / kTileTokens) * states_ * kWidth;
   }
 
   HWY_NOINLINE HWY_ATTR void OneTile(const Sequence& s, int64_t begin) {
     const size_t tokens = TokensAt(s, begin);
     const auto view = [&](const Tokens& x) { return ViewOf(x, s, begin, tokens, 0, block_.first, channels_); };
-    std::copy_n(BorderOf(begin), states_ * kWidth, b_.h);
+    std::copy_n(BoundaryStateOf(begin), states_ * kWidth, b_.h);
     this->LoadTile(s, begin, tokens, back_.x);
     this->LoadWeights(s, begin);
     const bool gated = p_.gate.data != nullptr;
