@@ -97,14 +97,14 @@ class ElementwiseBlock {
   HWY_NOINLINE HWY_ATTR void ForwardTile(const Sequence& s, int64_t begin) {
     const size_t tokens = TokensAt(s, begin);
     LoadTile(s, begin, tokens);
-    Expect(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &p_.o});
+    FindLines(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &p_.o});
     for (size_t v = 0; v < vectors_; ++v) {
       V h = hn::Load(d_, own_.h + v * N);
       for (size_t t = 0; t < tokens; ++t) {
         const size_t at = t * kWidth + v * N;
         h = After(TokenAt(at, IsFirst(begin, t)), h);
         hn::Store(h, d_, b_.o + at);
-        Ask(v, t);
+        Prefetch(v, t);
       }
       hn::Store(h, d_, own_.h + v * N);
     }
@@ -121,12 +121,12 @@ class ElementwiseBlock {
   // To the states after a tile.
   HWY_NOINLINE HWY_ATTR void PassTile(const Sequence& s, int64_t begin) {
     LoadTile(s, begin, TokensAt(s, begin));
-    Expect(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate});
+    FindLines(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate});
     for (size_t v = 0; v < vectors_; ++v) {
       V h = hn::Load(d_, own_.h + v * N);
       for (size_t t = 0; t < static_cast<size_t>(kTileTokens); ++t) {
         h = After(TokenAt(t * kWidth + v * N, IsFirst(begin, t)), h);
-        Ask(v, t);
+        Prefetch(v, t);
       }
       hn::Store(h, d_, own_.h + v * N);
     }
@@ -193,15 +193,15 @@ class ElementwiseBlock {
     }
   }
 
-  void Expect(const Sequence& s, int64_t begin, std::initializer_list<const Tokens*> tensors) {
+  void FindLines(const Sequence& s, int64_t begin, std::initializer_list<const Tokens*> tensors) {
     NextLines* next = next_;
     for (const Tokens* x : tensors) {
       const bool exists = begin >= 0 && begin < s.count && x->data != nullptr;
       *next++ = exists ? NextLines(ViewAt(*x, s, begin, TokensAt(s, begin)), N) : NextLines();
     }
   }
-  HWY_INLINE void Ask(size_t v, size_t t) const {
-    for (const NextLines& next : next_) next.Ask(v, static_cast<int64_t>(t));
+  HWY_INLINE void Prefetch(size_t v, size_t t) const {
+    for (const NextLines& next : next_) next.Prefetch(v, static_cast<int64_t>(t));
   }
 
   HWY_INLINE Token TokenAt(size_t at, bool is_first) const {
@@ -243,7 +243,7 @@ class ElementwiseBlock {
     const size_t tokens = TokensAt(s, begin);
     LoadTile(s, begin, tokens);
     LoadRows(ViewAt(g.d_o, s, begin, tokens), b_.d_o, kWidth);
-    Expect(s, begin - kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &g.d_o});
+    FindLines(s, begin - kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &g.d_o});
     const T* boundary_state = own_.boundary_states + begin / kTileTokens * static_cast<int64_t>(kWidth);
     for (size_t v = 0; v < vectors_; ++v) {
       V h = hn::Load(d_, boundary_state + v * N);
@@ -251,7 +251,7 @@ class ElementwiseBlock {
         const size_t at = t * kWidth + v * N;
         hn::Store(h, d_, b_.o + at);
         h = After(TokenAt(at, IsFirst(begin, t)), h);
-        Ask(v, t);
+        Prefetch(v, t);
       }
       V p = hn::Load(d_, own_.p + v * N);
       for (size_t t = tokens; t-- > 0;) p = Retreat(t * kWidth + v * N, IsFirst(begin, t), p);

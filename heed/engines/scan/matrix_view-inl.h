@@ -222,7 +222,7 @@ class NextLines {
     }
   }
   // Line `i` of the rows of vector `v`.
-  HWY_INLINE void Ask(size_t v, int64_t i) const {
+  HWY_INLINE void Prefetch(size_t v, int64_t i) const {
     if (at_ != nullptr) hwy::Prefetch(at_ + static_cast<int64_t>(v) * vector_ + i * step_);
   }
 

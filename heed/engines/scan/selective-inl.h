@@ -157,7 +157,7 @@ class SelectiveBlock {
   void Forward(const Sequence& s, int64_t begin, const SelectiveBlock& next, int64_t begin_of_next) {
     const size_t tokens = TokensAt(s, begin);
     LoadTile(s, begin, tokens, tile_.inputs);
-    next.Expected(s, begin_of_next, {&p_.x, &p_.delta, &p_.o, &p_.gate}, next_);
+    next.FindLines(s, begin_of_next, {&p_.x, &p_.delta, &p_.o, &p_.gate}, next_);
     for (size_t v = 0; v < vectors_; ++v) Advance<Leaves::kOutputs>(v, tokens);
     if (p_.gate.data != nullptr) {
       LoadRows(ViewOf(p_.gate, s, begin, tokens, 0, block_.first, channels_), tile_.gate, kWidth);
@@ -188,8 +188,8 @@ class SelectiveBlock {
   }
 
   // The lines of a tile of these tensors; of one beyond the sequence, none.
-  void Expected(const Sequence& s, int64_t begin, std::initializer_list<const Tokens*> tensors,
-                NextLines* lines) const {
+  void FindLines(const Sequence& s, int64_t begin, std::initializer_list<const Tokens*> tensors,
+                 NextLines* lines) const {
     for (const Tokens* x : tensors) {
       *lines++ = begin < 0 || begin >= s.count || x->data == nullptr
                      ? NextLines()
@@ -267,7 +267,7 @@ class SelectiveBlock {
     const size_t sums_per_token = C_is_constant ? 0 : states_ * N;
     const size_t sums_per_state = C_is_constant ? kWidth : N;
     T* HWY_RESTRICT sums = behind(trace_.C_sums, (C_is_constant ? v * N : 0) + first * sums_per_state);
-    const NextLines asked[] = {next_[0], next_[1], next_[2], next_[3]};
+    const NextLines next[] = {next_[0], next_[1], next_[2], next_[3]};
     const size_t row = row_;
     T* state = b_.h + first * kWidth + v * N;
     constexpr size_t kDecays = HWY_MIN(kCount, static_cast<size_t>(hs::kShapes.scan_decays));
@@ -277,7 +277,7 @@ class SelectiveBlock {
     for (size_t t = 0; t < tokens; ++t, rowB += row, rowC += row) {
       const V step = hn::Load(d_, steps + t * kWidth), input = hn::Load(d_, inputs + t * kWidth);
       if (first == 0) {
-        for (const NextLines& lines : asked) lines.Ask(v, static_cast<int64_t>(t));
+        for (const NextLines& lines : next) lines.Prefetch(v, static_cast<int64_t>(t));
       }
       V y = hn::Load(d_, ys + t * kWidth), dy = hn::Zero(d_);
       if constexpr (kLeaves == Leaves::kTrace) dy = hn::Load(d_, dys + t * kWidth);

@@ -166,7 +166,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
       if (begin + kTileTokens >= s.count) break;
       this->LoadTile(s, begin, kTile, tile_.inputs);
       this->LoadWeights(s, begin);
-      this->Expected(s, begin + kTileTokens, {&p_.x, &p_.delta}, next_);
+      this->FindLines(s, begin + kTileTokens, {&p_.x, &p_.delta}, next_);
       for (size_t v = 0; v < vectors_; ++v) this->template Advance<Leaves::kStates>(v, kTile);
     }
   }
@@ -192,7 +192,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
     if (p_.C.constants.data == nullptr) std::fill_n(trace_.C_sums, tokens * states_ * N, T{0});
     if (p_.B.constants.data == nullptr) std::fill_n(back_.B_sums, tokens * states_ * N, T{0});
 
-    this->Expected(s, begin - kTileTokens, {&p_.x, &p_.delta, &g_.d_o, &p_.gate}, next_);
+    this->FindLines(s, begin - kTileTokens, {&p_.x, &p_.delta, &g_.d_o, &p_.gate}, next_);
     for (size_t v = 0; v < vectors_; ++v) {
       ForEachRun(states_, [&](size_t n, auto count) HWY_ATTR {
         if (this->has_constants()) {
