@@ -39,7 +39,7 @@ struct Decay {
 
 // A logarithm to base 2 below which everything is forgotten, and which times 0 is 0.
 template <class D>
-HWY_INLINE hn::Vec<D> AtLeastForgotten(D d, hn::Vec<D> t) {
+HWY_INLINE hn::Vec<D> ClampLog2Decay(D d, hn::Vec<D> t) {
   return hn::Max(hn::Set(d, hn::TFromD<D>{-1e15}), t);  // of t and NaN, x86 takes the second
 }
 

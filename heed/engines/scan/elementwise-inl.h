@@ -229,7 +229,7 @@ class ElementwiseBlock {
   // exp(log_decay).
   HWY_INLINE Decay<V> DecayFrom(V log_decay) const {
     const V log2e = hn::Set(d_, static_cast<T>(hs::kLog2E));
-    return DecayOf(d_, AtLeastForgotten(d_, hn::Mul(log_decay, log2e)));
+    return DecayOf(d_, ClampLog2Decay(d_, hn::Mul(log_decay, log2e)));
   }
   // a h + b. Where little is forgotten, what is joins what is written before h is rounded: by itself
   // a step of less than half a rounding of h would be lost, always to the same side.
@@ -254,7 +254,7 @@ class ElementwiseBlock {
         Prefetch(v, t);
       }
       V p = hn::Load(d_, own_.p + v * N);
-      for (size_t t = tokens; t-- > 0;) p = Retreat(t * kWidth + v * N, IsFirst(begin, t), p);
+      for (size_t t = tokens; t-- > 0;) p = BackwardToken(t * kWidth + v * N, IsFirst(begin, t), p);
       hn::Store(p, d_, own_.p + v * N);
     }
     const auto store = [&](const T* rows, const Tokens& to) {
@@ -266,7 +266,7 @@ class ElementwiseBlock {
   }
 
   // Gradients of a token take the places of its tensors; returns that of the state before it.
-  HWY_INLINE V Retreat(size_t at, bool is_first, V p) const {
+  HWY_INLINE V BackwardToken(size_t at, bool is_first, V p) const {
     p = hn::Add(p, hn::Load(d_, b_.d_o + at));
     const Token token = TokenAt(at, is_first);
     const V before = Decayed(d_, token.decay, p);  // a p
@@ -334,8 +334,8 @@ class ElementwiseBlocks {
 };
 
 // The column blocks of a task: those of contiguous tokens are as fast one by one.
-inline Cut ElementwiseCut(const Problem& p, const ColumnBlocks& blocks, int64_t threads) {
-  return Cut(p, blocks.size(), p.x.column == 1 ? kBlocksAtOnce : 1, threads);
+inline TaskGrid ElementwiseGrid(const Problem& p, const ColumnBlocks& blocks, int64_t threads) {
+  return TaskGrid(p, blocks.size(), p.x.column == 1 ? kBlocksAtOnce : 1, threads);
 }
 
 template <class T, Rule kRule>
@@ -343,15 +343,15 @@ void ElementwiseRun(Context& ctx, const Problem& p) {
   ctx.ReserveScratch(static_cast<size_t>(ElementwiseBytes<T>(p)));
   const ColumnBlocks blocks(p, BlockWidth<T>());
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  const Cut cut = ElementwiseCut(p, blocks, ctx.num_threads());
-  ctx.ParallelFor(cut.tasks(), [&](int64_t task, int worker) {
+  const TaskGrid grid = ElementwiseGrid(p, blocks, ctx.num_threads());
+  ctx.ParallelFor(grid.tasks(), [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));
     ElementwiseBuffers<T> buffers;
     buffers.LayOut(p, false, carver);
-    const int64_t block = task % cut.runs_of_blocks * cut.blocks;
-    ElementwiseBlocks<T, kRule> run(p, buffers, blocks, block, std::min(block + cut.blocks, blocks.size()));
-    const int64_t first = task / cut.runs_of_blocks * cut.sequences;
-    for (int64_t i = first; i < std::min(first + cut.sequences, sequences); ++i) {
+    const int64_t block = task % grid.runs_of_blocks * grid.blocks;
+    ElementwiseBlocks<T, kRule> run(p, buffers, blocks, block, std::min(block + grid.blocks, blocks.size()));
+    const int64_t first = task / grid.runs_of_blocks * grid.sequences;
+    for (int64_t i = first; i < std::min(first + grid.sequences, sequences); ++i) {
       const Sequence& s = p.sequences[static_cast<size_t>(i)];
       run.ForEach([&](auto& one) { one.Begin(s); });
       for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
@@ -384,14 +384,14 @@ void ElementwiseBackRun(Context& ctx, const Problem& p, const Gradients& g) {
   sums.LayOut(1, p.channels, blocks.size(), shared);
   sums.Begin();
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  const Cut cut = ElementwiseCut(p, blocks, ctx.num_threads());
-  ctx.ParallelFor(sequences * cut.runs_of_blocks, [&](int64_t task, int worker) {
+  const TaskGrid grid = ElementwiseGrid(p, blocks, ctx.num_threads());
+  ctx.ParallelFor(sequences * grid.runs_of_blocks, [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));
     ElementwiseBuffers<T> buffers;
     buffers.LayOut(p, true, carver);
-    const int64_t block = task % cut.runs_of_blocks * cut.blocks;
-    ElementwiseBlocks<T, kRule> run(p, buffers, blocks, block, std::min(block + cut.blocks, blocks.size()));
-    const int64_t sequence = task / cut.runs_of_blocks;
+    const int64_t block = task % grid.runs_of_blocks * grid.blocks;
+    ElementwiseBlocks<T, kRule> run(p, buffers, blocks, block, std::min(block + grid.blocks, blocks.size()));
+    const int64_t sequence = task / grid.runs_of_blocks;
     const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
     run.ForEach([&](auto& one) { one.Begin(s); });
     for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {

@@ -47,7 +47,7 @@ inline constexpr size_t kTile = static_cast<size_t>(kTileTokens);
 inline constexpr size_t kManyStates = static_cast<size_t>(hs::kShapes.scan_states);
 
 // The data that a pass over a tile stores.
-enum class Leaves { kOutputs, kStates, kTrace };
+enum class Stores { kOutputs, kStates, kTrace };
 
 // Constants of a strip of channels, and its states: [states][width], or [width].
 template <class T>
@@ -118,7 +118,7 @@ class SelectiveBlock {
     for (size_t n = 0; n < states_; ++n) {
       for (size_t v = 0; v < vectors_; ++v) {
         T* at = b_.A + n * kWidth + v * N;
-        hn::Store(AtLeastForgotten(d_, hn::Mul(hn::Load(d_, at), log2e)), d_, at);
+        hn::Store(ClampLog2Decay(d_, hn::Mul(hn::Load(d_, at), log2e)), d_, at);
       }
     }
     for (const auto& [numbers, to] : {std::pair(&p.skip, b_.skip), {&p.bias, b_.bias}}) {
@@ -158,7 +158,7 @@ class SelectiveBlock {
     const size_t tokens = TokensAt(s, begin);
     LoadTile(s, begin, tokens, tile_.inputs);
     next.FindLines(s, begin_of_next, {&p_.x, &p_.delta, &p_.o, &p_.gate}, next_);
-    for (size_t v = 0; v < vectors_; ++v) Advance<Leaves::kOutputs>(v, tokens);
+    for (size_t v = 0; v < vectors_; ++v) Advance<Stores::kOutputs>(v, tokens);
     if (p_.gate.data != nullptr) {
       LoadRows(ViewOf(p_.gate, s, begin, tokens, 0, block_.first, channels_), tile_.gate, kWidth);
       ForEachVector(tokens, [&](size_t at) HWY_ATTR {
@@ -213,13 +213,13 @@ class SelectiveBlock {
   }
 
   // A tile's tokens on vector `v` of the channels.
-  template <Leaves kLeaves>
+  template <Stores kStores>
   HWY_INLINE void Advance(size_t v, size_t tokens) const {
     ForEachRun(states_, [&](size_t n, auto count) HWY_ATTR {
       if (has_constants()) {
-        AdvanceRun<kLeaves, count, true>(v, n, tokens);
+        AdvanceRun<kStores, count, true>(v, n, tokens);
       } else {
-        AdvanceRun<kLeaves, count, false>(v, n, tokens);
+        AdvanceRun<kStores, count, false>(v, n, tokens);
       }
     });
   }
@@ -252,7 +252,7 @@ class SelectiveBlock {
     }
   }
 
-  template <Leaves kLeaves, size_t kCount, bool kConstants>
+  template <Stores kStores, size_t kCount, bool kConstants>
   HWY_NOINLINE HWY_ATTR void AdvanceRun(size_t v, size_t first, size_t tokens) const {
     // Pointers of their own: after any store of a vector the compiler would read members again.
     const T* HWY_RESTRICT A = b_.A + first * kWidth + v * N;
@@ -280,26 +280,26 @@ class SelectiveBlock {
         for (const NextLines& lines : next) lines.Prefetch(v, static_cast<int64_t>(t));
       }
       V y = hn::Load(d_, ys + t * kWidth), dy = hn::Zero(d_);
-      if constexpr (kLeaves == Leaves::kTrace) dy = hn::Load(d_, dys + t * kWidth);
+      if constexpr (kStores == Stores::kTrace) dy = hn::Load(d_, dys + t * kWidth);
       Decay<V> decays[kDecays];
       HWY_UNROLL(16)
       for (size_t n = 0; n < kCount; ++n) {
         const Decay<V> decay = NextDecay<kDecays>(step, A, n, decays);
         const V kept = Decayed(d_, decay, h[n]);
         h[n] = hn::MulAdd(input, WeightOf<kConstants>(p_.B, b_.B, rowB, v, first + n), kept);
-        if constexpr (kLeaves == Leaves::kTrace) {
+        if constexpr (kStores == Stores::kTrace) {
           hn::Store(decay.fraction, d_, trace + 3 * n * N);
           hn::Store(PowerOf(d_, decay), d_, trace + (3 * n + 1) * N);
           hn::Store(kept, d_, trace + (3 * n + 2) * N);
           T* sum = sums + n * (kConstants ? sums_per_state : N);
           hn::Store(hn::MulAdd(dy, h[n], hn::Load(d_, sum)), d_, sum);
         }
-        if constexpr (kLeaves != Leaves::kStates) {
+        if constexpr (kStores != Stores::kStates) {
           y = hn::MulAdd(WeightOf<kConstants>(p_.C, b_.C, rowC, v, first + n), h[n], y);
         }
       }
-      if constexpr (kLeaves != Leaves::kStates) hn::Store(y, d_, ys + t * kWidth);
-      if constexpr (kLeaves == Leaves::kTrace) {
+      if constexpr (kStores != Stores::kStates) hn::Store(y, d_, ys + t * kWidth);
+      if constexpr (kStores == Stores::kTrace) {
         trace += 3 * kManyStates * N;
         sums += sums_per_token;
       }
@@ -364,12 +364,12 @@ void SelectiveForward(Context& ctx, const Problem& p) {
   ctx.ReserveScratch(static_cast<size_t>(SelectiveForwardBytes<T>(p)));
   const ColumnBlocks blocks(p, BlockWidth<T>());
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  const Cut cut(p, blocks.size(), MostTokens(p) == 1 ? 1 : kBlocksPerTask, ctx.num_threads());
-  ctx.ParallelFor(cut.tasks(), [&](int64_t task, int worker) {
-    const int64_t block = task % cut.runs_of_blocks * cut.blocks;
-    const int64_t sequence = task / cut.runs_of_blocks * cut.sequences;
-    SelectiveForwardTask<T>(p, blocks, block, std::min(block + cut.blocks, blocks.size()), sequence,
-                            std::min(sequence + cut.sequences, sequences), ctx.Scratch(worker));
+  const TaskGrid grid(p, blocks.size(), MostTokens(p) == 1 ? 1 : kBlocksPerTask, ctx.num_threads());
+  ctx.ParallelFor(grid.tasks(), [&](int64_t task, int worker) {
+    const int64_t block = task % grid.runs_of_blocks * grid.blocks;
+    const int64_t sequence = task / grid.runs_of_blocks * grid.sequences;
+    SelectiveForwardTask<T>(p, blocks, block, std::min(block + grid.blocks, blocks.size()), sequence,
+                            std::min(sequence + grid.sequences, sequences), ctx.Scratch(worker));
   });
 }
 

@@ -143,7 +143,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
       const int64_t begin = tile * kTileTokens;
       OneTile(s, begin);
       if (begin % kChunkTokens != 0) continue;
-      Deliver(sequence, s, begin);
+      ReduceOverBlocks(sequence, s, begin);
       back_.constants.EndChunk();
     }
     if (g_.dinitial.data != nullptr) {
@@ -167,7 +167,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
       this->LoadTile(s, begin, kTile, tile_.inputs);
       this->LoadWeights(s, begin);
       this->FindLines(s, begin + kTileTokens, {&p_.x, &p_.delta}, next_);
-      for (size_t v = 0; v < vectors_; ++v) this->template Advance<Leaves::kStates>(v, kTile);
+      for (size_t v = 0; v < vectors_; ++v) this->template Advance<Stores::kStates>(v, kTile);
     }
   }
   T* BoundaryStateOf(int64_t begin) const {
@@ -196,11 +196,11 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
     for (size_t v = 0; v < vectors_; ++v) {
       ForEachRun(states_, [&](size_t n, auto count) HWY_ATTR {
         if (this->has_constants()) {
-          this->template AdvanceRun<Leaves::kTrace, count, true>(v, n, tokens);
-          RetreatRun<count, true>(v, n, tokens);
+          this->template AdvanceRun<Stores::kTrace, count, true>(v, n, tokens);
+          BackwardRun<count, true>(v, n, tokens);
         } else {
-          this->template AdvanceRun<Leaves::kTrace, count, false>(v, n, tokens);
-          RetreatRun<count, false>(v, n, tokens);
+          this->template AdvanceRun<Stores::kTrace, count, false>(v, n, tokens);
+          BackwardRun<count, false>(v, n, tokens);
         }
       });
     }
@@ -224,7 +224,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
 
   // A tile's tokens against time, after AdvanceRun has left its trace.
   template <size_t kCount, bool kConstants>
-  HWY_NOINLINE HWY_ATTR void RetreatRun(size_t v, size_t first, size_t tokens) const {
+  HWY_NOINLINE HWY_ATTR void BackwardRun(size_t v, size_t first, size_t tokens) const {
     // Pointers of their own: after any store of a vector the compiler would read members again.
     const T* HWY_RESTRICT A = b_.A + first * kWidth + v * N;
     T* HWY_RESTRICT dA = back_.constants.Row(rows_.A) + first * kWidth + v * N;
@@ -310,14 +310,14 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
   }
 
   // dB and dC of the chunk that begins here: to the next strip of the group, or written.
-  void Deliver(int64_t sequence, const Sequence& s, int64_t begin) const {
+  void ReduceOverBlocks(int64_t sequence, const Sequence& s, int64_t begin) const {
     const int64_t tokens = std::min(kChunkTokens, s.count - begin);
     const auto i = static_cast<size_t>(sequence);
     Turn& turn = shared_.turns[shared_.chunks_before[i] + block_.group * NumChunks(s.count) + begin / kChunkTokens];
     const int64_t place = shared_.tokens_before[i] + block_.group * s.count + begin;
     const bool is_last = block_.of_group + 1 == per_group_;
     if (block_.of_group > 0) WaitForTurn(turn, block_.of_group);
-    const auto hand_on = [&](const Weights& weights, const Weights& gradient, T* part, T* stage) {
+    const auto reduce = [&](const Weights& weights, const Weights& gradient, T* part, T* stage) {
       if (weights.constants.data != nullptr) return;
       const size_t count = static_cast<size_t>(tokens) * row_;
       T* HWY_RESTRICT staged = stage + static_cast<size_t>(place) * row_;
@@ -330,8 +330,8 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
         StoreRows(part, row_, ViewOf(gradient.tokens, s, begin, static_cast<size_t>(tokens), block_.group, 0, states_));
       }
     };
-    hand_on(p_.B, g_.dB, back_.B_part, shared_.B_stage);
-    hand_on(p_.C, g_.dC, back_.C_part, shared_.C_stage);
+    reduce(p_.B, g_.dB, back_.B_part, shared_.B_stage);
+    reduce(p_.C, g_.dC, back_.C_part, shared_.C_stage);
     if (!is_last) EndTurn(turn);
   }
 

@@ -47,11 +47,11 @@ inline int64_t MostTokens(const Problem& p) {
 // A task of the forward pass takes some column blocks, tile by tile, of some sequences one after
 // another. Rows are read in longer runs, and constants are prepared once for all sequences, which
 // of single tokens would be half the work; as long as there are enough tasks for all threads.
-struct Cut {
+struct TaskGrid {
   int64_t blocks = 1, sequences = 1;
   int64_t runs_of_blocks, runs_of_sequences;
 
-  Cut(const Problem& p, int64_t all_blocks, int64_t most_blocks, int64_t threads) {
+  TaskGrid(const Problem& p, int64_t all_blocks, int64_t most_blocks, int64_t threads) {
     constexpr int64_t kTokens = 64, kTasksPerThread = 4;
     const auto all_sequences = static_cast<int64_t>(p.sequences.size());
     const int64_t most = all_sequences * all_blocks / (threads * kTasksPerThread);
