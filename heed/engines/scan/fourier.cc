@@ -57,7 +57,7 @@ HWY_INLINE Complex<V> TimesConjugate(Complex<V> a, Complex<V> b) {
 }
 
 template <bool kInverse, class V>
-HWY_INLINE Complex<V> Turn(Complex<V> a, Complex<V> root) {
+HWY_INLINE Complex<V> Twiddled(Complex<V> a, Complex<V> root) {
   return kInverse ? TimesConjugate(a, root) : Times(a, root);
 }
 
@@ -161,14 +161,14 @@ HWY_INLINE void TransposeTile(T* HWY_RESTRICT tile) {
 }
 
 template <bool kInverse, class T>
-HWY_INLINE void TurnTile(const FourierPlan<T>& plan, size_t tile, T* HWY_RESTRICT rows) {
+HWY_INLINE void ApplyTwiddles(const FourierPlan<T>& plan, size_t tile, T* HWY_RESTRICT rows) {
   const Tag<T> d;
   for (size_t l = 0; l < kLanes; ++l) {
-    const auto shared = SetRoot(d, plan.lane_turn.data() + (tile * kLanes + l) * 2);
+    const auto shared = SetRoot(d, plan.lane_twiddles.data() + (tile * kLanes + l) * 2);
     for (size_t c = 0; c < kLanes; c += hn::Lanes(d)) {
-      const auto own = LoadRow(d, plan.tile_turn.data() + l * kRow + c);
+      const auto own = LoadRow(d, plan.tile_twiddles.data() + l * kRow + c);
       T* p = rows + l * kRow + c;
-      StoreRow(Turn<kInverse>(LoadRow(d, p), Times(own, shared)), d, p);
+      StoreRow(Twiddled<kInverse>(LoadRow(d, p), Times(own, shared)), d, p);
     }
   }
 }
@@ -196,7 +196,7 @@ void SpectrumOf(const FourierPlan<T>& plan, const T* HWY_RESTRICT x, const T* HW
   for (size_t tile = 0; tile < num_rows / kLanes; ++tile) {
     T* rows = spectrum + tile * kLanes * kRow;
     TransposeTile(rows);
-    TurnTile<false>(plan, tile, rows);
+    ApplyTwiddles<false>(plan, tile, rows);
     Rows<false>(plan.short_stages.data(), kLanes, rows);
   }
 }
@@ -225,7 +225,7 @@ void ConvolutionOf(const FourierPlan<T>& plan, const T* a, const T* b, T* scratc
       }
     }
     Rows<true>(plan.short_stages.data(), kLanes, scratch + begin);
-    TurnTile<true>(plan, tile, scratch + begin);
+    ApplyTwiddles<true>(plan, tile, scratch + begin);
     TransposeTile(scratch + begin);
   }
   Rows<true>(plan.stages.data(), num_rows, scratch);
@@ -303,7 +303,7 @@ int64_t Reversed(int64_t index, int64_t size) {
 template <class T>
 FourierPlan<T>::FourierPlan(int64_t length)
     : n(length), rows(length / kFourierLanes), lane_weight(2 * kFourierLanes), stages(StagesOf<T>(rows)),
-      short_stages(StagesOf<T>(kFourierLanes)), tile_turn(2 * kFourierLanes * kFourierLanes) {
+      short_stages(StagesOf<T>(kFourierLanes)), tile_twiddles(2 * kFourierLanes * kFourierLanes) {
   std::vector<T> root;
   for (int64_t l = 0; l < kFourierLanes; ++l) {
     root.clear();
@@ -313,8 +313,8 @@ FourierPlan<T>::FourierPlan(int64_t length)
     for (int64_t a = 0; a < kFourierLanes; ++a) {
       root.clear();
       AppendRoot(-l * Reversed(a, kFourierLanes), kMinFourierLength, root);
-      tile_turn[2 * l * kFourierLanes + a] = root[0];
-      tile_turn[(2 * l + 1) * kFourierLanes + a] = root[1];
+      tile_twiddles[2 * l * kFourierLanes + a] = root[0];
+      tile_twiddles[(2 * l + 1) * kFourierLanes + a] = root[1];
     }
   }
   for (int64_t j = 0; j < rows; ++j) AppendRoot(kFourierLanes * j, 4 * n, row_weight);
@@ -322,7 +322,7 @@ FourierPlan<T>::FourierPlan(int64_t length)
   const int64_t tiles = rows / kFourierLanes;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     for (int64_t l = 0; l < kFourierLanes; ++l) {
-      AppendRoot(-l * Reversed(tile, tiles), n, lane_turn);
+      AppendRoot(-l * Reversed(tile, tiles), n, lane_twiddles);
     }
   }
 }

@@ -43,13 +43,13 @@ struct FourierPlan {
   int64_t spectrum_size() const { return 2 * n; }
 
   int64_t n;
-  int64_t rows;                 // n / 16
-  std::vector<T> lane_weight;   // w^l: [2, 16]; real parts first, here and below
-  std::vector<T> row_weight;    // w^(16 j): [rows, 2]
-  std::vector<T> stages;        // of radix 4, from the largest: [quarter, 3, 2] each
-  std::vector<T> short_stages;  // those of 16 rows
-  std::vector<T> lane_turn;     // what each row of a transposed tile shares: [rows / 16, 16, 2]
-  std::vector<T> tile_turn;     // what all tiles share: [16, 2, 16]
+  int64_t rows;                  // n / 16
+  std::vector<T> lane_weight;    // w^l: [2, 16]; real parts first, here and below
+  std::vector<T> row_weight;     // w^(16 j): [rows, 2]
+  std::vector<T> stages;         // of radix 4, from the largest: [quarter, 3, 2] each
+  std::vector<T> short_stages;   // those of 16 rows
+  std::vector<T> lane_twiddles;  // what each row of a transposed tile shares: [rows / 16, 16, 2]
+  std::vector<T> tile_twiddles;  // what all tiles share: [16, 2, 16]
 };
 
 // The plan of length n that all calls share: kept until the process ends, about 3 n / 8 elements.
