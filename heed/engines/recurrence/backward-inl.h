@@ -89,12 +89,12 @@ class BackwardHead : GateGradients<T> {
   // The normaliser is the last row of the transposed states: a value of 1.
   HWY_ATTR void LoadNormalizerRow() {
     LoadNormalizer(g_.d_final_z, s_.state, head_, by_key_.size, row_, b_.border_z);
-    ForStripsOf<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
+    ForColumnBlocks<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
       std::memcpy(b_.d_transposed + by_key_.Offset(column) + values_ * width, b_.border_z + column, width * sizeof(T));
     });
   }
   HWY_ATTR void StoreNormalizerRow() {
-    ForStripsOf<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
+    ForColumnBlocks<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
       std::memcpy(b_.border_z + column, b_.d_transposed + by_key_.Offset(column) + values_ * width, width * sizeof(T));
     });
     StoreNormalizer(b_.border_z, g_.d_initial_z, s_.state, head_, by_key_.size);
@@ -120,8 +120,8 @@ class BackwardHead : GateGradients<T> {
     if constexpr (sizeof(T) == sizeof(float)) {
       constexpr auto kWidth = static_cast<size_t>(kPartColumns);
       const size_t keys = (row_ + kWidth - 1) / kWidth * kWidth;
-      ForStripsOf<T>(shape, [&](size_t column, size_t width) HWY_ATTR {
-        T* strip = to + shape.Offset(column);
+      ForColumnBlocks<T>(shape, [&](size_t column, size_t width) HWY_ATTR {
+        T* column_block = to + shape.Offset(column);
         for (size_t c = 0; c < width; c += N) {
           for (size_t r = 0; r < shape.rows; r += N) {
             hn::Vec<D> v[N];
@@ -130,7 +130,7 @@ class BackwardHead : GateGradients<T> {
             }
             hs::Transpose(d_, v);
             for (size_t i = 0; i < HWY_MIN(N, shape.rows - r); ++i) {
-              hn::Store(v[i], d_, strip + (r + i) * width + c);
+              hn::Store(v[i], d_, column_block + (r + i) * width + c);
             }
           }
         }
@@ -161,7 +161,8 @@ class BackwardHead : GateGradients<T> {
       x.row_decay = b_.rows.tile_decay;
       x.lane_decay = b_.rows.value_tile_decay;
       RowPrefetch prefetch;
-      Strips<Decay::kRowsLanes>(d_, x, n, false, by_value_.rows, by_value_.begin, by_value_.end, b_.state, prefetch);
+      SweepColumnBlocks<Decay::kRowsLanes>(d_, x, n, false, by_value_.rows, by_value_.begin, by_value_.end, b_.state,
+                                           prefetch);
       AddValuePairs(d_, b_.v, b_.rows.value_decay, b_.pairs, n, value_row_, by_value_.begin, by_value_.end, o);
     }
   }
@@ -315,17 +316,17 @@ class BackwardHead : GateGradients<T> {
   template <Decay kDecay>
   HWY_INLINE void Run(const Product<T>& x, size_t n, bool against_time, const StateShape& shape, T* state,
                       RowPrefetch& prefetch) {
-    const auto strips = [&](auto decay) HWY_ATTR {
-      Strips<decay.value>(d_, x, n, against_time, shape.rows, shape.begin, shape.end, state, prefetch);
+    const auto sweep = [&](auto decay) HWY_ATTR {
+      SweepColumnBlocks<decay.value>(d_, x, n, against_time, shape.rows, shape.begin, shape.end, state, prefetch);
     };
     if (p_.has_value_decay) {
-      strips(std::integral_constant<Decay, kDecay == Decay::kLanes ? Decay::kLanesRows : Decay::kRowsLanes>());
+      sweep(std::integral_constant<Decay, kDecay == Decay::kLanes ? Decay::kLanesRows : Decay::kRowsLanes>());
     } else if (!gated_) {
-      strips(std::integral_constant<Decay, Decay::kNone>());
+      sweep(std::integral_constant<Decay, Decay::kNone>());
     } else if (scalar_) {
-      strips(std::integral_constant<Decay, Decay::kLanes>());
+      sweep(std::integral_constant<Decay, Decay::kLanes>());
     } else {
-      strips(std::integral_constant<Decay, kDecay>());
+      sweep(std::integral_constant<Decay, kDecay>());
     }
   }
 

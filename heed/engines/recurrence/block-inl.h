@@ -137,7 +137,7 @@ inline void StoreNumber(const Rows& rows, const Sequence& s, int64_t head, int64
 
 // A state of columns [begin, end) in strips of at most so many vectors, from views and back.
 template <int kVectors>
-struct StripShape {
+struct BlockedShape {
   size_t rows;  // of the state in memory, of which `stored` are in the views
   size_t stored;
   size_t begin, end;  // whole vectors
@@ -146,44 +146,44 @@ struct StripShape {
 
   size_t Offset(size_t column) const { return (column - begin) * rows; }  // of a strip
 };
-using StateShape = StripShape<kMaxStrip>;  // as Strips() wants it
+using StateShape = BlockedShape<kColumnBlockVectors>;  // as SweepColumnBlocks() wants it
 
 template <class T, int kVectors>
-size_t NumStrips(const StripShape<kVectors>& shape) {
+size_t NumColumnBlocks(const BlockedShape<kVectors>& shape) {
   constexpr size_t kWidth = kVectors * hn::MaxLanes(hn::ScalableTag<T>());
   return (shape.end - shape.begin + kWidth - 1) / kWidth;
 }
 
-// The number of prefetches of some rows per block in Strips(), AddOuterProducts() and ReadState().
+// The number of prefetches of some rows per block in SweepColumnBlocks(), AddOuterProducts() and ReadState().
 template <class T>
 size_t NumAsks(const StateShape& shape) {
-  return NumStrips<T>(shape) * (kBlock / kTile) * (shape.rows / RowPrefetch::kAskRows);
+  return NumColumnBlocks<T>(shape) * (kBlock / kTile) * (shape.rows / RowPrefetch::kAskRows);
 }
 template <class T>
 size_t NumAsksOfSums(const StateShape& shape) {
-  return NumStrips<T>(shape) * shape.rows / hs::TileRows<kMaxStrip>();
+  return NumColumnBlocks<T>(shape) * shape.rows / hs::TileRows<kColumnBlockVectors>();
 }
 template <class T>
 size_t NumAsksOfReads(const StateShape& shape) {
-  return NumStrips<T>(shape) * kBlock / hs::TileRows<kMaxStrip>();
+  return NumColumnBlocks<T>(shape) * kBlock / hs::TileRows<kColumnBlockVectors>();
 }
 
 // f(std::integral_constant<int, vectors>, first column) of each strip.
 template <class T, int kVectors, class F>
-HWY_INLINE void ForStripVectors(const StripShape<kVectors>& shape, const F& f) {
+HWY_INLINE void ForColumnBlockVectors(const BlockedShape<kVectors>& shape, const F& f) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
   hs::ForTiles<kVectors>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR { f(vectors, c * N); });
 }
 
 // f(first column, width) of each strip.
 template <class T, int kVectors, class F>
-HWY_INLINE void ForStripsOf(const StripShape<kVectors>& shape, const F& f) {
+HWY_INLINE void ForColumnBlocks(const BlockedShape<kVectors>& shape, const F& f) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
-  ForStripVectors<T>(shape, [&](auto vectors, size_t column) HWY_ATTR { f(column, vectors.value * N); });
+  ForColumnBlockVectors<T>(shape, [&](auto vectors, size_t column) HWY_ATTR { f(column, vectors.value * N); });
 }
 
 template <class D, int kVectors, class F>
-HWY_INLINE void ForStateElements(D /*d*/, const StripShape<kVectors>& shape, const F& f) {
+HWY_INLINE void ForStateElements(D /*d*/, const BlockedShape<kVectors>& shape, const F& f) {
   constexpr size_t N = hn::MaxLanes(D());
   hs::ForTiles<kVectors>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
     constexpr size_t kWidth = vectors.value * N;
@@ -204,7 +204,7 @@ HWY_INLINE T* StateAt(const States& states, int64_t sequence, int64_t head) {
 
 template <class D, int kVectors, class T = hn::TFromD<D>>
 HWY_NOINLINE void LoadState(D d, const States& states, int64_t sequence, int64_t head,
-                            const StripShape<kVectors>& shape, T* state) {
+                            const BlockedShape<kVectors>& shape, T* state) {
   std::memset(state, 0, shape.Offset(shape.end) * sizeof(T));
   if (states.data == nullptr) return;
   const T* at = StateAt<T>(states, sequence, head);
@@ -216,7 +216,7 @@ HWY_NOINLINE void LoadState(D d, const States& states, int64_t sequence, int64_t
 }
 
 template <class D, int kVectors, class T = hn::TFromD<D>>
-HWY_NOINLINE void StoreState(D d, const T* state, const StripShape<kVectors>& shape, const States& states,
+HWY_NOINLINE void StoreState(D d, const T* state, const BlockedShape<kVectors>& shape, const States& states,
                              int64_t sequence, int64_t head) {
   if (states.data == nullptr) return;
   T* at = StateAt<T>(states, sequence, head);
@@ -233,14 +233,14 @@ template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void AddOuterProducts(D d, const T* rows, size_t row_stride, const T* lanes, size_t lane_stride, size_t n,
                                    const StateShape& shape, T* state, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(D());
-  hs::ForTiles<kMaxStrip>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
+  hs::ForTiles<kColumnBlockVectors>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
     constexpr auto kWidth = static_cast<ptrdiff_t>(vectors.value * N);
-    T* strip = state + shape.Offset(c * N);
+    T* column_block = state + shape.Offset(c * N);
     hs::ForTiles<hs::TileRows<vectors.value>()>(0, shape.rows, [&](auto tile, size_t r) HWY_ATTR {
       prefetch.Some();
       hs::AccumulateTile<tile.value, vectors.value, false>(d, rows + r, 1, static_cast<ptrdiff_t>(row_stride),
                                                            lanes + c * N, static_cast<ptrdiff_t>(lane_stride), n,
-                                                           strip + static_cast<ptrdiff_t>(r) * kWidth, kWidth);
+                                                           column_block + static_cast<ptrdiff_t>(r) * kWidth, kWidth);
     });
   });
 }
@@ -258,7 +258,7 @@ HWY_NOINLINE void ReadState(D d, const T* rows, size_t row_stride, size_t n, con
                             T* out, size_t out_stride, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(D());
   std::memset(out, 0, n * out_stride * sizeof(T));
-  hs::ForTiles<kMaxStrip>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
+  hs::ForTiles<kColumnBlockVectors>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
     hs::ForTiles<hs::TileRows<vectors.value>()>(0, n, [&](auto tokens, size_t t) HWY_ATTR {
       prefetch.Some();
       hs::AccumulateTile<tokens.value, vectors.value, false>(
@@ -510,17 +510,17 @@ HWY_NOINLINE void BlockTables(D d, const QueriesAndKeys<T>& rows, const T* decay
   EXTERN template void BlockKeyTables<FORM>(hn::ScalableTag<T>, const T*, const T*, size_t, size_t, T*, T*);       \
   EXTERN template void BlockTables<FORM>(hn::ScalableTag<T>, const QueriesAndKeys<T>&, const T*, const T*, size_t, \
                                          size_t, const Tables<T>&);
-#define HEED_STRIPS_OF(EXTERN, T, DECAY)                                                                              \
-  EXTERN template void Strips<DECAY>(hn::ScalableTag<T>, const Product<T>&, size_t, bool, size_t, size_t, size_t, T*, \
-                                     RowPrefetch&);
+#define HEED_SWEEPS_OF(EXTERN, T, DECAY)                                                                             \
+  EXTERN template void SweepColumnBlocks<DECAY>(hn::ScalableTag<T>, const Product<T>&, size_t, bool, size_t, size_t, \
+                                                size_t, T*, RowPrefetch&);
 #define HEED_BLOCKS_OF(EXTERN, T)                                                                               \
   HEED_TABLES_OF(EXTERN, T, Form::kScalar)                                                                      \
   HEED_TABLES_OF(EXTERN, T, Form::kKey)                                                                         \
   HEED_TABLES_OF(EXTERN, T, Form::kBonus)                                                                       \
-  HEED_STRIPS_OF(EXTERN, T, Decay::kNone)                                                                       \
-  HEED_STRIPS_OF(EXTERN, T, Decay::kRows)                                                                       \
-  HEED_STRIPS_OF(EXTERN, T, Decay::kLanes)                                                                      \
-  HEED_STRIPS_OF(EXTERN, T, Decay::kRowsLanes)                                                                  \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kNone)                                                                       \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kRows)                                                                       \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kLanes)                                                                      \
+  HEED_SWEEPS_OF(EXTERN, T, Decay::kRowsLanes)                                                                  \
   EXTERN template void AddOuterProducts(hn::ScalableTag<T>, const T*, size_t, const T*, size_t, size_t,         \
                                         const StateShape&, T*, RowPrefetch&);                                   \
   EXTERN template void ReadState(hn::ScalableTag<T>, const T*, size_t, size_t, const StateShape&, const T*, T*, \

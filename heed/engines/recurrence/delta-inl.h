@@ -115,10 +115,10 @@ HWY_INLINE void WithDelta(const Problem& p, const F& f) {
 
 // The strips of a state.
 template <bool kOutputs, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE HWY_ATTR void DeltaStrips(D d, const Problem& p, const DeltaBlock<T>& b, size_t n, const DeltaShape& shape,
-                                       T* state) {
+HWY_NOINLINE HWY_ATTR void DeltaColumnBlocks(D d, const Problem& p, const DeltaBlock<T>& b, size_t n,
+                                             const DeltaShape& shape, T* state) {
   WithDelta<Decay::kRows>(p, [&](auto before, auto decay) HWY_ATTR {
-    ForStripVectors<T>(shape, [&](auto vectors, size_t c) HWY_ATTR {
+    ForColumnBlockVectors<T>(shape, [&](auto vectors, size_t c) HWY_ATTR {
       constexpr size_t kWidth = vectors.value * hn::MaxLanes(D());
       DeltaTokens<before.value, kOutputs, decay.value, vectors.value>(d, b, n, c, shape.rows, kWidth,
                                                                       state + shape.Offset(c));
@@ -146,8 +146,8 @@ HWY_NOINLINE HWY_ATTR void DeltaHead(const Problem& p, const Task& task, const D
     reader.Queries(first, n);
     reader.Writes(first, n);
     RowPrefetch prefetch = reader.Prefetch(first + static_cast<int64_t>(n), NumAsksOfTokens<T>(shape, n * writes + 1));
-    DeltaStrips<true>(d, p, DeltaBlock<T>{reader, b.rows, row, value_row, b.o, b.found, &prefetch}, n * writes, shape,
-                      b.state);
+    DeltaColumnBlocks<true>(d, p, DeltaBlock<T>{reader, b.rows, row, value_row, b.o, b.found, &prefetch}, n * writes,
+                            shape, b.state);
     StoreRows(d, b.o + (writes - 1) * value_row, writes * value_row, p.o, s, task.head, first, n, shape.begin,
               std::min(shape.end, shape.size), [](auto x, size_t, size_t) HWY_ATTR { return x; });
   }
@@ -176,7 +176,7 @@ void DeltaForward(Context& ctx, const Problem& p) {
 template <class T>
 RowPrefetch NextState(const Problem& p, const Task& task, const DeltaShape& shape) {
   RowPrefetch prefetch;
-  if (NumStrips<T>(shape) == 1) return prefetch;
+  if (NumColumnBlocks<T>(shape) == 1) return prefetch;
   const T* at = StateAt<T>(p.final, p.sequences[static_cast<size_t>(task.sequence)].state, task.head);
   prefetch.Add(at + shape.begin, p.final.key_stride * static_cast<int64_t>(sizeof(T)),
                (std::min(shape.end, shape.size) - shape.begin) * sizeof(T));
@@ -208,7 +208,7 @@ HWY_NOINLINE HWY_ATTR void DeltaStepHead(const Problem& p, const Task& task, con
   if (in_place && next != nullptr) prefetch = NextState<T>(p, *next, shape);
   const DeltaBlock<T> block = {reader, b.rows, row, value_row, b.o, b.found, &prefetch};
   WithDelta<Decay::kRows>(p, [&](auto before, auto decay) HWY_ATTR {
-    hs::ForTiles<kDeltaStrip>(begin / N, std::min(whole, end) / N, [&](auto vectors, size_t c) HWY_ATTR {
+    hs::ForTiles<kDeltaBlockVectors>(begin / N, std::min(whole, end) / N, [&](auto vectors, size_t c) HWY_ATTR {
       DeltaTokens<before.value, true, decay.value, vectors.value>(
           d, block, writes, c * N, keys, static_cast<size_t>(p.final.key_stride), state + c * N);
     });
@@ -216,7 +216,7 @@ HWY_NOINLINE HWY_ATTR void DeltaStepHead(const Problem& p, const Task& task, con
   if (whole < end) {
     const DeltaShape rest = {keys, keys, whole, end, values, false};
     LoadState(d, p.final, s.state, task.head, rest, b.state);
-    DeltaStrips<true>(d, p, block, writes, rest, b.state);
+    DeltaColumnBlocks<true>(d, p, block, writes, rest, b.state);
     StoreState(d, b.state, rest, p.final, s.state, task.head);
   }
   StoreRows(d, b.o + (writes - 1) * value_row, value_row, p.o, s, task.head, 0, 1, begin, std::min(end, values),

@@ -157,20 +157,20 @@ template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE HWY_ATTR void TransposeState(D d, const T* from, const DeltaShape& from_shape, const DeltaShape& to_shape,
                                           T* to) {
   constexpr size_t N = hn::MaxLanes(D());
-  ForStripsOf<T>(from_shape, [&](size_t from_column, size_t from_width) HWY_ATTR {
-    ForStripsOf<T>(to_shape, [&](size_t to_column, size_t to_width) HWY_ATTR {
-      const T* HWY_RESTRICT strip = from + from_shape.Offset(from_column);
-      T* HWY_RESTRICT to_strip = to + to_shape.Offset(to_column);
+  ForColumnBlocks<T>(from_shape, [&](size_t from_column, size_t from_width) HWY_ATTR {
+    ForColumnBlocks<T>(to_shape, [&](size_t to_column, size_t to_width) HWY_ATTR {
+      const T* HWY_RESTRICT column_block = from + from_shape.Offset(from_column);
+      T* HWY_RESTRICT to_column_block = to + to_shape.Offset(to_column);
       for (size_t c = 0; c < from_width; c += N) {
         for (size_t r = 0; r < to_width; r += N) {
           hn::Vec<D> v[N];
           for (size_t i = 0; i < N; ++i) {
             const size_t at = to_column + r + i;
-            v[i] = at < from_shape.rows ? hn::LoadU(d, strip + at * from_width + c) : hn::Zero(d);
+            v[i] = at < from_shape.rows ? hn::LoadU(d, column_block + at * from_width + c) : hn::Zero(d);
           }
           hs::Transpose(d, v);
           for (size_t i = 0; i < N && from_column + c + i < to_shape.rows; ++i) {
-            hn::StoreU(v[i], d, to_strip + (from_column + c + i) * to_width + r);
+            hn::StoreU(v[i], d, to_column_block + (from_column + c + i) * to_width + r);
           }
         }
       }
@@ -214,8 +214,8 @@ class DeltaBackwardHead {
       TransposeState(d_, b_.state, by_value_, by_key_, b_.Border(block));
       reader_.Writes(block * p_.block_tokens(), TokensOf(block));
       RowPrefetch prefetch = reader_.Prefetch((block + 1) * p_.block_tokens(), NumAsksOfTokens<T>(by_value_, n + 1));
-      DeltaStrips<false>(d_, p_, DeltaBlock<T>{reader_, b_.rows, row_, value_row_, nullptr, b_.found, &prefetch}, n,
-                         by_value_, b_.state);
+      DeltaColumnBlocks<false>(d_, p_, DeltaBlock<T>{reader_, b_.rows, row_, value_row_, nullptr, b_.found, &prefetch},
+                               n, by_value_, b_.state);
       std::memcpy(KeptOf(block), before_ ? b_.found : b_.rows.w, n * value_row_ * sizeof(T));
     }
   }
@@ -256,7 +256,8 @@ class DeltaBackwardHead {
     const Rows none = {};
     const bool finishes = (head_ + 1) % p_.group() == 0, by_channel = p_.gate == Gate::kKey;
     const auto if_mine = [&](const Rows& rows) { return finishes ? &rows : &none; };
-    return reader_.Prefetch((block - 1) * p_.block_tokens(), n * (NumStrips<T>(by_value_) + NumStrips<T>(by_key_)),
+    return reader_.Prefetch((block - 1) * p_.block_tokens(),
+                            n * (NumColumnBlocks<T>(by_value_) + NumColumnBlocks<T>(by_key_)),
                             {{if_mine(g_.dq), if_mine(g_.dk), if_mine(g_.d_read_key), if_mine(g_.d_write_key)},
                              {by_channel ? &g_.d_log_decay : &none, &g_.d_erase},
                              {&g_.d_o, &g_.dv, &p_.write, &g_.d_write}});
@@ -272,9 +273,9 @@ class DeltaBackwardHead {
       constexpr bool kBefore = before.value;
       constexpr unsigned kReads = kBefore ? kRead | kRead2 | kDot | kDot2 : kRead | kDot;
       constexpr unsigned kBack = kBefore ? kWrite2 : kLateWrite;
-      ForStripVectors<T>(by_value_, [&](auto vectors, size_t c) HWY_ATTR {
+      ForColumnBlockVectors<T>(by_value_, [&](auto vectors, size_t c) HWY_ATTR {
         constexpr size_t kWidth = vectors.value * N;
-        T* strip = b_.d_state + by_value_.Offset(c);
+        T* column_block = b_.d_state + by_value_.Offset(c);
         for (size_t t = n; t-- > 0;) {
           const size_t at = t * row_, value_at = t * value_row_ + c;
           Token<T> token = Back(t + 1, c);
@@ -290,13 +291,13 @@ class DeltaBackwardHead {
           token.dot2_out = b_.sums[kOfWriteKeys] + at;
           prefetch.Some();
           if (t + 1 == n) {
-            PassBorderToken<kWrite | kReads, Decay::kNone, vectors.value>(d_, token, keys_, kWidth, strip);
+            PassBorderToken<kWrite | kReads, Decay::kNone, vectors.value>(d_, token, keys_, kWidth, column_block);
           } else {
             PassToken<kWrite | kReads | kBack, decay.value, vectors.value>(d_, b_.rows.kinds[t + 1], token, keys_,
-                                                                           kWidth, strip);
+                                                                           kWidth, column_block);
           }
         }
-        PassBorderToken<kBack, decay.value, vectors.value>(d_, Back(0, c), keys_, kWidth, strip);
+        PassBorderToken<kBack, decay.value, vectors.value>(d_, Back(0, c), keys_, kWidth, column_block);
       });
     };
     WithDelta<Decay::kRows>(p_, run);
@@ -316,14 +317,14 @@ class DeltaBackwardHead {
     const auto run = [&](auto before, auto decay) HWY_ATTR {
       constexpr bool kBefore = before.value;
       constexpr unsigned kReads = kEarlyRead | kEarlyRead2, kWrites = kBefore ? kWrite | kWrite2 : kWrite;
-      ForStripVectors<T>(by_key_, [&](auto vectors, size_t c) HWY_ATTR {
+      ForColumnBlockVectors<T>(by_key_, [&](auto vectors, size_t c) HWY_ATTR {
         constexpr size_t kWidth = vectors.value * N;
-        T* strip = state + by_key_.Offset(c);
+        T* column_block = state + by_key_.Offset(c);
         if constexpr (kBefore) {  // the first token's da; of the others, in the pass before theirs
           Token<T> first;
           first.early_row = b_.d_found;
           first.early_out = b_.sums[kOfReadKeys] + c;
-          PassBorderToken<kEarlyRead, Decay::kNone, vectors.value>(d_, first, by_key_.rows, kWidth, strip);
+          PassBorderToken<kEarlyRead, Decay::kNone, vectors.value>(d_, first, by_key_.rows, kWidth, column_block);
         }
         for (size_t t = 0; t < n; ++t) {
           const size_t at = t * row_ + c, value_at = t * value_row_;
@@ -339,7 +340,7 @@ class DeltaBackwardHead {
           token.read2_out = b_.sums[kOfQueries] + at;
           prefetch.Some();
           PassToken<kReads | kWrites, decay.value, vectors.value>(d_, b_.rows.kinds[t], token, by_key_.rows, kWidth,
-                                                                  strip);
+                                                                  column_block);
         }
       });
     };

@@ -40,7 +40,7 @@ template <class T>
 struct DeltaRows {
   T *q, *k, *read, *write_key;  // scale q, k, r or a, b
   T* read_state;                // the read key with the decay between it and the state before its token
-  T* decay;                     // as TileDecay(); of a scalar [writes][kDeltaStrip vectors], all the same
+  T* decay;                     // as TileDecay(); of a scalar [writes][kDeltaBlockVectors vectors], all the same
   Decays* kinds;                // [writes]
   T* beta;                      // [writes]
   T *v, *w;                     // v as it is given, and as it is written
@@ -52,7 +52,7 @@ struct DeltaRows {
     constexpr auto N = static_cast<int64_t>(hn::MaxLanes(hn::ScalableTag<T>()));
     for (T** rows : {&q, &k, &read, &read_state}) carver.Next(*rows, block * row);
     carver.Next(write_key, p.write_key.data == nullptr ? 0 : block * row);
-    const int64_t decays = p.gate == Gate::kScalar ? std::max(row, kDeltaStrip * N) : row;
+    const int64_t decays = p.gate == Gate::kScalar ? std::max(row, kDeltaBlockVectors * N) : row;
     carver.Next(decay, p.gate == Gate::kNone ? 0 : block * decays);
     carver.Next(kinds, block);
     carver.Next(beta, block);
@@ -147,7 +147,7 @@ class DeltaReader {
 
   // The decay of write t, for rows, or for lanes from `column` on.
   const T* DecayOf(size_t t, size_t column = 0) const {
-    return p_.gate == Gate::kScalar ? rows_.decay + t * kDeltaStrip * N : rows_.decay + t * row_ + column;
+    return p_.gate == Gate::kScalar ? rows_.decay + t * kDeltaBlockVectors * N : rows_.decay + t * row_ + column;
   }
 
  private:
@@ -191,8 +191,8 @@ class DeltaReader {
       hn::Store(TileDecay(d_, a, less_one), d_, decays);
       for (size_t t = begin; t < HWY_MIN(begin + N, n * writes_); ++t) {
         const T decay = decays[t - begin];
-        T* to = rows_.decay + t * kDeltaStrip * N;
-        for (size_t i = 0; i < kDeltaStrip * N; i += N) hn::Store(hn::Set(d_, decay), d_, to + i);
+        T* to = rows_.decay + t * kDeltaBlockVectors * N;
+        for (size_t i = 0; i < kDeltaBlockVectors * N; i += N) hn::Store(hn::Set(d_, decay), d_, to + i);
         ReadState(t, [&](size_t) HWY_ATTR { return hn::Set(d_, factors[t - begin]); });
         rows_.kinds[t] = !(decay < 0) ? Decays::kMixed : decay > kSlowToken<T> ? Decays::kSlow : Decays::kNear;
       }

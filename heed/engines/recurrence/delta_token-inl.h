@@ -27,8 +27,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 // Vectors of columns of a strip at most: the more, the fewer broadcasts for each.
-inline constexpr int kDeltaStrip = hs::kShapes.delta_block;
-using DeltaShape = StripShape<kDeltaStrip>;
+inline constexpr int kDeltaBlockVectors = hs::kShapes.delta_block;
+using DeltaShape = BlockedShape<kDeltaBlockVectors>;
 
 // The operations on a state row, in this order; the decay follows kLateWrite.
 enum TokenDoes : unsigned {
@@ -65,7 +65,7 @@ struct Token {
 template <class T>
 size_t NumAsksOfTokens(const DeltaShape& shape, size_t passes) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
-  return NumStrips<T>(shape) * passes * ((shape.rows + N - 1) / N);
+  return NumColumnBlocks<T>(shape) * passes * ((shape.rows + N - 1) / N);
 }
 
 // v[i] summed over its lanes in lane i, for vectors of one or two blocks: the halves first, then the halves of these.

@@ -152,7 +152,7 @@ class ForwardHead {
       x.out_stride = static_cast<ptrdiff_t>(p_.o.token_stride);
     }
     if (!gated) {
-      Strips<Decay::kNone>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
+      SweepColumnBlocks<Decay::kNone>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
     } else {
       const Tables<T> tables = {rows.q, rows.k, rows.tile_decay, b_.pairs};
       WithForm(p_, [&](auto form)
@@ -162,9 +162,9 @@ class ForwardHead {
       if (p_.has_value_decay) {
         ValueGatedProduct(first, n, x, prefetch);
       } else if (p_.gate == Gate::kScalar) {  // one decay of all rows is one of all lanes
-        Strips<Decay::kLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
+        SweepColumnBlocks<Decay::kLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
       } else {
-        Strips<Decay::kRows>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
+        SweepColumnBlocks<Decay::kRows>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
       }
     }
     if (!outputs_in_place_) StoreOutputs(first, n);
@@ -177,7 +177,7 @@ class ForwardHead {
     BlockKeyTables<Form::kKey>(d_, b_.v, rows.value_decay, n, value_row_, rows.value_write, rows.value_tile_decay);
     x.lanes = rows.value_write;
     x.lane_decay = rows.value_tile_decay;
-    Strips<Decay::kRowsLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
+    SweepColumnBlocks<Decay::kRowsLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state, prefetch);
     AddValuePairs(d_, b_.v, rows.value_decay, b_.pairs, n, value_row_, shape_.begin, shape_.end, b_.o);
     AddOwnPairs<PairsOf::kQueries>(d_, b_.v, b_.pairs, n, 0, value_row_, shape_.begin, shape_.end, b_.o);
   }

@@ -99,7 +99,7 @@ class GateGradients : protected HeadGradients<T> {
     }
     if (!p_.normalize) return;
     const T* z = b_.BorderZ(block + 1);
-    ForStripsOf<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
+    ForColumnBlocks<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
       const T* dz = b_.d_transposed + by_key_.Offset(column) + values_ * width;
       for (size_t i = 0; i < width; i += N) {
         hn::Store(hn::MulAdd(hn::Load(d_, z + column + i), hn::Load(d_, dz + i), hn::Load(d_, b_.suffix + column + i)),

@@ -165,9 +165,9 @@ HWY_INLINE void TileBonusGradients(D d, const T* q, const T* k, const T* bonus, 
 
 // to[i] = sum_r a[r][i] b[r][i] over the rows of a, for two states of the same columns.
 template <class D, int kVectors, class T = hn::TFromD<D>>
-HWY_INLINE void StateProducts(D d, const T* a, const StripShape<kVectors>& a_shape, const T* b,
-                              const StripShape<kVectors>& b_shape, T* to) {
-  ForStripsOf<T>(a_shape, [&](size_t column, size_t width) HWY_ATTR {
+HWY_INLINE void StateProducts(D d, const T* a, const BlockedShape<kVectors>& a_shape, const T* b,
+                              const BlockedShape<kVectors>& b_shape, T* to) {
+  ForColumnBlocks<T>(a_shape, [&](size_t column, size_t width) HWY_ATTR {
     for (size_t i = 0; i < width; i += hn::MaxLanes(D())) {
       const T* HWY_RESTRICT from_a = a + a_shape.Offset(column) + i;
       const T* HWY_RESTRICT from_b = b + b_shape.Offset(column) + i;
@@ -186,7 +186,7 @@ HWY_INLINE void StateRowProducts(D d, const T* a, const StateShape& a_shape, con
                                  T* to) {
   for (size_t r = 0; r < a_shape.rows; ++r) {
     auto sum = hn::Zero(d);
-    ForStripsOf<T>(a_shape, [&](size_t column, size_t width) HWY_ATTR {
+    ForColumnBlocks<T>(a_shape, [&](size_t column, size_t width) HWY_ATTR {
       const T* from_a = a + a_shape.Offset(column) + r * width;
       const T* from_b = b + b_shape.Offset(column) + r * width;
       for (size_t i = 0; i < width; i += hn::MaxLanes(D())) {

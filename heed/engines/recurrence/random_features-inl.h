@@ -50,7 +50,7 @@ template <class T>
 HWY_NOINLINE HWY_ATTR void PackTransposed(const Problem& p, T* row, T* to) {
   const StateShape shape = TransposedProjection<T>(p);
   std::memset(to, 0, shape.Offset(shape.end) * sizeof(T));
-  ForStripsOf<T>(shape, [&](size_t column, size_t width) HWY_ATTR {
+  ForColumnBlocks<T>(shape, [&](size_t column, size_t width) HWY_ATTR {
     for (size_t i = 0; i < width && column + i < shape.size; ++i) {
       LoadProjectionRow(p, column + i, row);
       T* at = to + shape.Offset(column) + i;
@@ -63,7 +63,7 @@ HWY_NOINLINE HWY_ATTR void PackProjection(const Problem& p, T* row, T* to) {
   const StateShape shape = ProjectionShape<T>(p);
   for (size_t r = 0; r < shape.rows; ++r) {
     LoadProjectionRow(p, r, row);
-    ForStripsOf<T>(shape, [&](size_t column, size_t width) HWY_ATTR {
+    ForColumnBlocks<T>(shape, [&](size_t column, size_t width) HWY_ATTR {
       std::memcpy(to + shape.Offset(column) + r * width, row + column, width * sizeof(T));
     });
   }

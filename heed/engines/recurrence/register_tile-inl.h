@@ -31,7 +31,7 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 // Vectors of columns that a strip has at most: TB C sums, C of the state and a few more
 // stand in registers.
-inline constexpr int kMaxStrip = hs::kShapes.column_block;
+inline constexpr int kColumnBlockVectors = hs::kShapes.column_block;
 // Tokens of a tile without decays.
 inline constexpr int64_t kUngatedTokens = hs::kShapes.ungated_tokens;
 
@@ -263,8 +263,8 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
 // The tiles of `num_tokens` on one strip, in time or against it. Tiles of decays begin at multiples of kTileTokens
 // either way. Without decays each element is one chain over tokens, whatever tiles they are taken in.
 template <Decay kDecay, bool kRead, int C, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void StripOfBlock(D d, Product<T> x, size_t num_tokens, bool against_time, size_t num_rows,
-                               T* HWY_RESTRICT state, RowPrefetch& prefetch) {
+HWY_NOINLINE void SweepColumnBlock(D d, Product<T> x, size_t num_tokens, bool against_time, size_t num_rows,
+                                   T* HWY_RESTRICT state, RowPrefetch& prefetch) {
   constexpr auto kTile = static_cast<size_t>(kDecay == Decay::kNone ? kUngatedTokens : kTileTokens);
   const size_t num_tiles = (num_tokens + kTile - 1) / kTile;
   for (size_t i = 0; i < num_tiles; ++i) {
@@ -295,16 +295,16 @@ HWY_NOINLINE void StripOfBlock(D d, Product<T> x, size_t num_tokens, bool agains
 // [num_rows][strip] each, from column `begin` on; `lanes`, `out` and a decay of lanes point
 // to column 0.
 template <Decay kDecay, bool kRead = true, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void Strips(D d, const Product<T>& x, size_t num_tokens, bool against_time, size_t num_rows, size_t begin,
-                         size_t end, T* state, RowPrefetch& prefetch) {
+HWY_NOINLINE void SweepColumnBlocks(D d, const Product<T>& x, size_t num_tokens, bool against_time, size_t num_rows,
+                                    size_t begin, size_t end, T* state, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(D());
-  hs::ForTiles<kMaxStrip>(begin / N, end / N, [&](auto vectors, size_t c) HWY_ATTR {
-    Product<T> strip = x;
-    strip.lanes += c * N;
-    if constexpr (kRead) strip.out += c * N;
-    if (strip.lane_decay != nullptr) strip.lane_decay += c * N;
-    StripOfBlock<kDecay, kRead, vectors.value>(d, strip, num_tokens, against_time, num_rows,
-                                               state + (c * N - begin) * num_rows, prefetch);
+  hs::ForTiles<kColumnBlockVectors>(begin / N, end / N, [&](auto vectors, size_t c) HWY_ATTR {
+    Product<T> column_block = x;
+    column_block.lanes += c * N;
+    if constexpr (kRead) column_block.out += c * N;
+    if (column_block.lane_decay != nullptr) column_block.lane_decay += c * N;
+    SweepColumnBlock<kDecay, kRead, vectors.value>(d, column_block, num_tokens, against_time, num_rows,
+                                                   state + (c * N - begin) * num_rows, prefetch);
   });
 }
 

@@ -91,9 +91,9 @@ HWY_INLINE V StepVector(D d, V decay, V value_decay, V key, V value, size_t coun
 // C vectors of columns of a state whose rows are `stride` apart, the last of `count`
 // elements: s = a .* s [.* b] + k v^T, o = q s.
 template <int C, StepForm kForm, class D, class T = hn::TFromD<D>>
-HWY_INLINE void StepStrip(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k, const T* HWY_RESTRICT a,
-                          const T* HWY_RESTRICT b, size_t num_rows, const T* HWY_RESTRICT v, size_t count,
-                          int64_t stride, T* HWY_RESTRICT state, T* HWY_RESTRICT o) {
+HWY_INLINE void StepColumns(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k, const T* HWY_RESTRICT a,
+                            const T* HWY_RESTRICT b, size_t num_rows, const T* HWY_RESTRICT v, size_t count,
+                            int64_t stride, T* HWY_RESTRICT state, T* HWY_RESTRICT o) {
   constexpr size_t N = hn::MaxLanes(D());
   hn::Vec<D> sum[C];
   HWY_UNROLL(8)
@@ -121,10 +121,10 @@ HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, const T* b, si
   const size_t whole = begin + (end - begin) / N * N;
   hs::ForTiles<8>(begin / N, whole / N, [&](auto vectors, size_t i) HWY_ATTR {
     const size_t c = i * N;
-    StepStrip<vectors.value, kForm>(d, q, k, a, b + c, num_rows, v + c, N, stride, state + c, o + c);
+    StepColumns<vectors.value, kForm>(d, q, k, a, b + c, num_rows, v + c, N, stride, state + c, o + c);
   });
   if (whole == end) return;
-  StepStrip<1, kForm>(d, q, k, a, b + whole, num_rows, v + whole, end - whole, stride, state + whole, o + whole);
+  StepColumns<1, kForm>(d, q, k, a, b + whole, num_rows, v + whole, end - whole, stride, state + whole, o + whole);
 }
 
 // A row of a state whose rows are values: returns the sum of q .* s.
