@@ -62,7 +62,7 @@ class BackwardHead : GateGradients<T> {
   using typename Base::D;
   using Base::d_, Base::N, Base::p_, Base::g_, Base::s_, Base::task_, Base::head_, Base::b_, Base::shared_,
       Base::reader_, Base::dq_, Base::value_pairs_, Base::row_, Base::value_row_, Base::values_, Base::by_key_,
-      Base::by_value_, Base::Borders, Base::TokensOf;
+      Base::by_value_, Base::BoundaryShape, Base::TokensOf;
 
  public:
   BackwardHead(const Problem& p, const Gradients& g, const Task& task, const BackwardBuffers<T>& buffers,
@@ -88,30 +88,32 @@ class BackwardHead : GateGradients<T> {
  private:
   // The normaliser is the last row of the transposed states: a value of 1.
   HWY_ATTR void LoadNormalizerRow() {
-    LoadNormalizer(g_.d_final_z, s_.state, head_, by_key_.size, row_, b_.border_z);
+    LoadNormalizer(g_.d_final_z, s_.state, head_, by_key_.size, row_, b_.scratch_row);
     ForColumnBlocks<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
-      std::memcpy(b_.d_transposed + by_key_.Offset(column) + values_ * width, b_.border_z + column, width * sizeof(T));
+      std::memcpy(b_.d_transposed + by_key_.Offset(column) + values_ * width, b_.scratch_row + column,
+                  width * sizeof(T));
     });
   }
   HWY_ATTR void StoreNormalizerRow() {
     ForColumnBlocks<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
-      std::memcpy(b_.border_z + column, b_.d_transposed + by_key_.Offset(column) + values_ * width, width * sizeof(T));
+      std::memcpy(b_.scratch_row + column, b_.d_transposed + by_key_.Offset(column) + values_ * width,
+                  width * sizeof(T));
     });
-    StoreNormalizer(b_.border_z, g_.d_initial_z, s_.state, head_, by_key_.size);
+    StoreNormalizer(b_.scratch_row, g_.d_initial_z, s_.state, head_, by_key_.size);
   }
 
   // S^T and z before the first block, and of a kernel of chunks S^T before each.
   HWY_NOINLINE HWY_ATTR void LoadFirstState() {
     if (s_.count == 0) return;
-    const StateShape shape = Borders();
+    const StateShape shape = BoundaryShape();
     if (states_.compute != nullptr) {
       states_.compute(p_, task_, states_scratch_,
-                      [&](int64_t block, const float* state) { PutTransposed(state, shape, b_.Border(block)); });
+                      [&](int64_t block, const float* state) { PutTransposed(state, shape, b_.BoundaryState(block)); });
     } else {
-      LoadState(d_, p_.initial, s_.state, head_, shape, b_.Border(0));
+      LoadState(d_, p_.initial, s_.state, head_, shape, b_.BoundaryState(0));
     }
     if (p_.normalize) {
-      LoadNormalizer(p_.initial_z, s_.state, head_, shape.size, row_, b_.BorderZ(0));
+      LoadNormalizer(p_.initial_z, s_.state, head_, shape.size, row_, b_.BoundaryZ(0));
     }
   }
 
@@ -183,7 +185,7 @@ class BackwardHead : GateGradients<T> {
     const bool last = block + 1 == NumBlocks(s_.count);  // its rows and tables are the first of pass two as well
     const bool reads_queries = p_.normalize || for_decays || p_.feature != Feature::kIdentity || last;
     if (reads_queries) reader_.Queries(first, n);
-    if (p_.running_max()) b_.borders_m[block] = *reader_.max();
+    if (p_.running_max()) b_.boundary_m[block] = *reader_.max();
     reader_.Keys(first, n);
     reader_.Values(first, n, b_.v, value_row_);
     LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
@@ -197,10 +199,10 @@ class BackwardHead : GateGradients<T> {
       });
     }
     if (p_.has_value_decay) ValueTables(first, n);
-    const StateShape borders = Borders();
-    T* state = b_.Border(block);
-    if (block > 0 && states_.compute == nullptr && b_.border_size != 0) {
-      std::memcpy(state, b_.Border(block - 1), borders.Offset(borders.end) * sizeof(T));
+    const StateShape shape = BoundaryShape();
+    T* state = b_.BoundaryState(block);
+    if (block > 0 && states_.compute == nullptr && b_.boundary_state_size != 0) {
+      std::memcpy(state, b_.BoundaryState(block - 1), shape.Offset(shape.end) * sizeof(T));
     }
     // u = S d_o.
     Product<T> x = {p_.has_value_decay ? b_.value_read : b_.d_o,
@@ -212,7 +214,7 @@ class BackwardHead : GateGradients<T> {
                     lane_row_};
     x.row_decay = b_.rows.value_tile_decay;
     x.lane_decay = b_.rows.tile_decay;
-    Run<Decay::kLanes>(x, n, false, borders, state, prefetch);
+    Run<Decay::kLanes>(x, n, false, shape, state, prefetch);
     if (gated_) this->QueryPairs(n);
     if (for_decays) this->AddQueryProducts(first, n);
     if (scalar_) this->OwnQueryPairs(n);
@@ -221,7 +223,7 @@ class BackwardHead : GateGradients<T> {
       for (size_t t = 0; t < n; ++t) {
         d_denominators_[t] = b_.d_o[t * value_row_ + values_];
       }
-      if (for_decays) this->AddNormalizerProducts(first, n, b_.BorderZ(block), reader_.NormalizerDecays());
+      if (for_decays) this->AddNormalizerProducts(first, n, b_.BoundaryZ(block), reader_.NormalizerDecays());
     }
     if (!KeepsQueryGradients()) this->AddToHead(Base::kQueries, block, n);
   }
@@ -231,7 +233,7 @@ class BackwardHead : GateGradients<T> {
     const int64_t first = block * kBlockTokens;
     TakeBlock(block);
     if (block + 1 < NumBlocks(s_.count)) {
-      if (p_.running_max()) *reader_.max() = b_.borders_m[block];
+      if (p_.running_max()) *reader_.max() = b_.boundary_m[block];
       reader_.Queries(first, n);
       reader_.Keys(first, n);
       reader_.Values(first, n, b_.v, value_row_);
@@ -332,9 +334,9 @@ class BackwardHead : GateGradients<T> {
 
   // d_o / d_t in place of d_o.
   HWY_ATTR void Normalize(int64_t block, size_t n) {
-    Denominators(d_, b_.rows.q, b_.rows.k, reader_.NormalizerDecays(), n, row_, b_.BorderZ(block), b_.z, row_,
+    Denominators(d_, b_.rows.q, b_.rows.k, reader_.NormalizerDecays(), n, row_, b_.BoundaryZ(block), b_.z, row_,
                  b_.denominators);
-    std::memcpy(b_.BorderZ(block + 1), b_.z + (n - 1) * row_, row_ * sizeof(T));
+    std::memcpy(b_.BoundaryZ(block + 1), b_.z + (n - 1) * row_, row_ * sizeof(T));
     this->DivideByDenominators(n, inverses_);
   }
   HWY_ATTR void DivideAgain(size_t n) {
@@ -350,11 +352,11 @@ class BackwardHead : GateGradients<T> {
 
   // The first pass stores this for the second.
   HWY_ATTR void AddKept(int64_t block, RowPrefetch& prefetch) const {
-    const size_t row = row_ * sizeof(T), state = static_cast<size_t>(b_.border_size) * sizeof(T) / kBlock;
+    const size_t row = row_ * sizeof(T), state = static_cast<size_t>(b_.boundary_state_size) * sizeof(T) / kBlock;
     if (KeepsQueryGradients()) {
       prefetch.Add(b_.dq + static_cast<size_t>(block) * kBlock * row_, static_cast<int64_t>(row), row);
     }
-    if (state != 0) prefetch.Add(b_.Border(block), static_cast<int64_t>(state), state);
+    if (state != 0) prefetch.Add(b_.BoundaryState(block), static_cast<int64_t>(state), state);
   }
 
   // The block after, in pass one.
@@ -364,7 +366,7 @@ class BackwardHead : GateGradients<T> {
     const Rows& decays = scalar_ ? none : p_.log_decay;
     RowPrefetch prefetch = this->RowsOf(block + 1, {&p_.k, &q}, {&dq}, {&decays}, {&p_.v, &g_.d_o});
     AddKept(block + 1, prefetch);
-    prefetch.Begin(TokensOf(block + 1), NumAsks<T>(Borders()));
+    prefetch.Begin(TokensOf(block + 1), NumAsks<T>(BoundaryShape()));
     return prefetch;
   }
 

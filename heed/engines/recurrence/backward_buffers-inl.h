@@ -47,19 +47,19 @@ struct BackwardBuffers {
   T *value_read, *outputs, *state, *value_suffix;
   T* denominators;               // [kBlock]
   T *inverses, *d_denominators;  // of all tokens: 1 / d_t, and the gradient of z . q
-  T *z, *border_z, *suffix;      // [kBlock][row] of a block, [row], [row]
+  T *z, *scratch_row, *suffix;   // [kBlock][row] of a block, [row], [row]
   T* unmapped;                   // [kBlock][row] of x, where phi is by element
   T *d_state, *d_transposed;     // D [K][V], D^T [V or V + 1][K]
-  T* borders;                    // S^T [V][K] after each block, or of the current one
-  T *borders_z, *borders_m;      // z [K] and m before each block, and after the last
+  T* boundary_states;            // S^T [V][K] after each block, or of the current one
+  T *boundary_z, *boundary_m;    // z [K] and m before each block, and after the last
   // Random features need W packed, the gradient of W, [kBlock][padded key_size] and [kBlock].
   T *projection, *d_projection, *d_raw, *feature_sums;
-  int64_t border_size, border_z_size;
+  int64_t boundary_state_size, boundary_z_size;
 
   // Gradients of decays need this of all blocks: dq where decays have channels, and states, which a kernel of
   // chunks computes all beforehand. Decays of random features have no gradient.
   static bool KeepsQueryGradients(const Problem& p) { return p.gate == Gate::kKey; }
-  static bool KeepsBorders(const Problem& p, bool in_chunks) {
+  static bool StoresBoundaryStates(const Problem& p, bool in_chunks) {
     return in_chunks || (p.gate != Gate::kNone && !IsRandom(p.feature));
   }
 
@@ -69,8 +69,8 @@ struct BackwardBuffers {
   }
   void Init(const Problem& p, int64_t columns, bool in_chunks) { LayOut(p, columns, in_chunks, this); }
 
-  T* Border(int64_t block) const { return borders + block * border_size; }
-  T* BorderZ(int64_t block) const { return borders_z + block * border_z_size; }
+  T* BoundaryState(int64_t block) const { return boundary_states + block * boundary_state_size; }
+  T* BoundaryZ(int64_t block) const { return boundary_z + block * boundary_z_size; }
 
  private:
   // `columns`: the widest part of a row of keys.
@@ -82,8 +82,8 @@ struct BackwardBuffers {
     const bool gated = p.gate != Gate::kNone;
     int64_t blocks = 0;
     for (const Sequence& s : p.sequences) blocks = std::max(blocks, NumBlocks(s.count));
-    border_size = KeepsBorders(p, in_chunks) ? p.value_size * columns : 0;
-    border_z_size = p.normalize ? row : 0;
+    boundary_state_size = StoresBoundaryStates(p, in_chunks) ? p.value_size * columns : 0;
+    boundary_z_size = p.normalize ? row : 0;
     rows.LayOut(p, carver);
     carver.Next(read, gated ? block * row : 0);
     carver.Next(write, gated ? block * row : 0);
@@ -106,15 +106,15 @@ struct BackwardBuffers {
     carver.Next(inverses, p.normalize ? blocks * block : 0);
     carver.Next(d_denominators, p.normalize ? blocks * block : 0);
     carver.Next(z, p.normalize ? block * row : 0);
-    carver.Next(border_z, row);
+    carver.Next(scratch_row, row);
     carver.Next(suffix, row);
     const auto maps = [](Feature feature) { return IsElementwise(feature) && feature != Feature::kIdentity; };
     carver.Next(unmapped, maps(p.feature) || maps(p.key_feature) ? block * row : 0);
     carver.Next(d_state, p.features() * value_row);
     carver.Next(d_transposed, (p.value_size + 1) * row);
-    carver.Next(borders, border_size != 0 ? blocks * border_size : p.value_size * columns);
-    carver.Next(borders_z, (blocks + 1) * border_z_size);
-    carver.Next(borders_m, p.running_max() ? blocks + 1 : 0);
+    carver.Next(boundary_states, boundary_state_size != 0 ? blocks * boundary_state_size : p.value_size * columns);
+    carver.Next(boundary_z, (blocks + 1) * boundary_z_size);
+    carver.Next(boundary_m, p.running_max() ? blocks + 1 : 0);
     const bool random = IsRandom(p.feature);
     const auto raw_row = static_cast<int64_t>(Padded<T>(p.key_size));
     carver.Next(projection, random ? p.features() * raw_row : 0);

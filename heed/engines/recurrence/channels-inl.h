@@ -58,7 +58,7 @@ struct ChannelBuffers {
   T *d_num, *d_den;    // [width]
   T *dw, *du;          // [width]: of a block
   T* before;           // [kBlock][3][width]: states before each token
-  T* borders;          // [blocks][3][width]
+  T* boundary_states;  // [blocks][3][width]
 
   static int64_t Bytes(const Problem& p, bool backward) {
     ChannelBuffers unused = {};
@@ -74,7 +74,7 @@ struct ChannelBuffers {
     int64_t blocks = 0;
     for (const Sequence& s : p.sequences) blocks = std::max(blocks, NumBlocks(s.count));
     carver.Next(before, backward ? kBlockTokens * 3 * width : 0);
-    carver.Next(borders, backward ? blocks * 3 * width : 0);
+    carver.Next(boundary_states, backward ? blocks * 3 * width : 0);
     return carver.bytes();
   }
 };
@@ -135,11 +135,11 @@ class ChannelTask {
       using S = decltype(stored);
       State state = Load(b_.num, b_.den, b_.max);
       for (int64_t block = 0; block + 1 < blocks; ++block) {
-        StoreTo(state, b_.borders + block * 3 * ChannelWidth<T>());
+        StoreTo(state, b_.boundary_states + block * 3 * ChannelWidth<T>());
         for (int64_t t = 0; t < kBlockTokens; ++t) AdvanceRow<S>(block * kBlockTokens + t, state);
       }
       for (int64_t block = blocks; block-- > 0;) {
-        if (block + 1 < blocks) state = LoadFrom(b_.borders + block * 3 * ChannelWidth<T>());
+        if (block + 1 < blocks) state = LoadFrom(b_.boundary_states + block * 3 * ChannelWidth<T>());
         OneBlock<S>(block, state, g);
         for (size_t i = 0; i < count_; ++i) {
           dw[first_ + static_cast<int64_t>(i)] += static_cast<double>(b_.dw[i]);

@@ -49,7 +49,7 @@ HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t colu
   first.read2_row = b.rows.read_state;
   first.read2_out = b.found + column;
   first.prefetch = b.prefetch;
-  PassBorderToken<kRead2, Decay::kNone, C>(d, first, num_rows, stride, state);
+  PassBoundaryToken<kRead2, Decay::kNone, C>(d, first, num_rows, stride, state);
   for (size_t t = 0; t < n; ++t) {
     T* written = b.rows.w + t * b.value_row + column;
     T* found = b.found + t * b.value_row + column;

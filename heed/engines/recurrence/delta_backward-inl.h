@@ -71,8 +71,8 @@ struct DeltaBackwardBuffers {
   T *d_beta, *suffix;                 // [writes], [row]
   T *state, *d_state;                 // S and D, [K][V]
   T* d_transposed;                    // D^T at the end of a block, [V][K]
-  T *borders, *kept;                  // S^T before each block; e or x of all writes
-  int64_t border_size;
+  T *boundary_states, *kept;          // S^T before each block; e or x of all writes
+  int64_t boundary_state_size;
 
   static int64_t Bytes(const Problem& p) {
     DeltaBackwardBuffers unused = {};
@@ -80,7 +80,7 @@ struct DeltaBackwardBuffers {
   }
   void Init(const Problem& p) { LayOut(p, this); }
 
-  T* Border(int64_t block) const { return borders + block * border_size; }
+  T* BoundaryState(int64_t block) const { return boundary_states + block * boundary_state_size; }
 
  private:
   int64_t LayOut(const Problem& p, void* base) {
@@ -90,7 +90,7 @@ struct DeltaBackwardBuffers {
     const int64_t writes = p.block_writes();
     int64_t blocks = 0;
     for (const Sequence& s : p.sequences) blocks = std::max(blocks, DeltaBlocks(p, s.count));
-    border_size = p.value_size * row;
+    boundary_state_size = p.value_size * row;
     rows.LayOut(p, carver, writes);
     const bool before = p.delta == Delta::kBeforeDecay;
     carver.Next(d_o, writes * value_row);
@@ -103,8 +103,8 @@ struct DeltaBackwardBuffers {
     carver.Next(suffix, row);
     carver.Next(state, p.key_size * value_row);
     carver.Next(d_state, p.key_size * value_row);
-    carver.Next(d_transposed, border_size);
-    carver.Next(borders, blocks * border_size);
+    carver.Next(d_transposed, boundary_state_size);
+    carver.Next(boundary_states, blocks * boundary_state_size);
     carver.Next(kept, blocks * writes * value_row);
     return carver.bytes();
   }
@@ -192,7 +192,7 @@ class DeltaBackwardHead {
 
   HWY_NOINLINE HWY_ATTR void Compute() {
     LoadState(d_, g_.d_final, s_.state, head_, by_value_, b_.d_state);
-    KeepBorders();
+    StoreBoundaryStates();
     for (int64_t block = DeltaBlocks(p_, s_.count); block-- > 0;) OneBlock(block);
     StoreState(d_, b_.d_state, by_value_, g_.d_initial, s_.state, head_);
   }
@@ -207,11 +207,11 @@ class DeltaBackwardHead {
     return static_cast<size_t>(std::min(p_.block_tokens(), s_.count - block * p_.block_tokens()));
   }
 
-  HWY_NOINLINE HWY_ATTR void KeepBorders() {
+  HWY_NOINLINE HWY_ATTR void StoreBoundaryStates() {
     LoadState(d_, p_.initial, s_.state, head_, by_value_, b_.state);
     for (int64_t block = 0; block < DeltaBlocks(p_, s_.count); ++block) {
       const size_t n = TokensOf(block) * writes_;
-      TransposeState(d_, b_.state, by_value_, by_key_, b_.Border(block));
+      TransposeState(d_, b_.state, by_value_, by_key_, b_.BoundaryState(block));
       reader_.Writes(block * p_.block_tokens(), TokensOf(block));
       RowPrefetch prefetch = reader_.Prefetch((block + 1) * p_.block_tokens(), NumAsksOfTokens<T>(by_value_, n + 1));
       DeltaColumnBlocks<false>(d_, p_, DeltaBlock<T>{reader_, b_.rows, row_, value_row_, nullptr, b_.found, &prefetch},
@@ -233,9 +233,9 @@ class DeltaBackwardHead {
     if (of_decay) TransposeState(d_, b_.d_state, by_value_, by_key_, b_.d_transposed);
     RowPrefetch prefetch = EarlierRows(block, n);
     AgainstTime(n, kept, written, prefetch);
-    ForwardInTime(n, kept, written, b_.Border(block), prefetch);
+    ForwardInTime(n, kept, written, b_.BoundaryState(block), prefetch);
     if (of_decay) {  // <S, D> at the end of the block, and what tokens inside it add
-      StateProducts(d_, b_.Border(block), by_key_, b_.d_transposed, by_key_, b_.suffix);
+      StateProducts(d_, b_.BoundaryState(block), by_key_, b_.d_transposed, by_key_, b_.suffix);
       DecayGradients(first, tokens);
     }
     AddOwnPairs(n, kept, written);
@@ -291,13 +291,13 @@ class DeltaBackwardHead {
           token.dot2_out = b_.sums[kOfWriteKeys] + at;
           prefetch.Some();
           if (t + 1 == n) {
-            PassBorderToken<kWrite | kReads, Decay::kNone, vectors.value>(d_, token, keys_, kWidth, column_block);
+            PassBoundaryToken<kWrite | kReads, Decay::kNone, vectors.value>(d_, token, keys_, kWidth, column_block);
           } else {
             PassToken<kWrite | kReads | kBack, decay.value, vectors.value>(d_, b_.rows.kinds[t + 1], token, keys_,
                                                                            kWidth, column_block);
           }
         }
-        PassBorderToken<kBack, decay.value, vectors.value>(d_, Back(0, c), keys_, kWidth, column_block);
+        PassBoundaryToken<kBack, decay.value, vectors.value>(d_, Back(0, c), keys_, kWidth, column_block);
       });
     };
     WithDelta<Decay::kRows>(p_, run);
@@ -324,7 +324,7 @@ class DeltaBackwardHead {
           Token<T> first;
           first.early_row = b_.d_found;
           first.early_out = b_.sums[kOfReadKeys] + c;
-          PassBorderToken<kEarlyRead, Decay::kNone, vectors.value>(d_, first, by_key_.rows, kWidth, column_block);
+          PassBoundaryToken<kEarlyRead, Decay::kNone, vectors.value>(d_, first, by_key_.rows, kWidth, column_block);
         }
         for (size_t t = 0; t < n; ++t) {
           const size_t at = t * row_ + c, value_at = t * value_row_;

@@ -281,7 +281,7 @@ HWY_INLINE void PassToken(D d, Decays kind, const Token<T>& x, size_t num_rows, 
 // This takes every kind, with the bits of its own: of tokens at the border of a block, which are few, so that all loops
 // over blocks share its code.
 template <unsigned kDoes, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE HWY_ATTR void PassBorderToken(D d, const Token<T>& x, size_t num_rows, size_t stride, T* state) {
+HWY_NOINLINE HWY_ATTR void PassBoundaryToken(D d, const Token<T>& x, size_t num_rows, size_t stride, T* state) {
   constexpr Decays kAny = kDecay == Decay::kNone ? Decays::kNear : Decays::kSlow;
   PassToken<kDoes, kDecay, kAny, C>(d, x, num_rows, stride, state);
 }

@@ -35,7 +35,7 @@ class GateGradients : protected HeadGradients<T> {
       Base::row_, Base::value_row_, Base::values_, Base::by_key_, Base::by_value_;
 
   // S^T and D^T without a normaliser.
-  StateShape Borders() const { return {values_, values_, by_key_.begin, by_key_.end, by_key_.size, true}; }
+  StateShape BoundaryShape() const { return {values_, values_, by_key_.begin, by_key_.end, by_key_.size, true}; }
 
   // Adds to dq and dk what the tokens of one tile read of each other, without own pairs. A normaliser
   // shows in dk alone: what it adds to dq comes later.
@@ -92,13 +92,13 @@ class GateGradients : protected HeadGradients<T> {
 
   // <S, D> at the end of the block, by key, before D is past it.
   HWY_ATTR void BoundaryProducts(int64_t block) {
-    const T* state = b_.Border(block);
-    StateProducts(d_, state, Borders(), b_.d_transposed, by_key_, b_.suffix);
+    const T* state = b_.BoundaryState(block);
+    StateProducts(d_, state, BoundaryShape(), b_.d_transposed, by_key_, b_.suffix);
     if (p_.has_value_decay) {
-      StateRowProducts(d_, state, Borders(), b_.d_transposed, by_key_, b_.value_suffix);
+      StateRowProducts(d_, state, BoundaryShape(), b_.d_transposed, by_key_, b_.value_suffix);
     }
     if (!p_.normalize) return;
-    const T* z = b_.BorderZ(block + 1);
+    const T* z = b_.BoundaryZ(block + 1);
     ForColumnBlocks<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
       const T* dz = b_.d_transposed + by_key_.Offset(column) + values_ * width;
       for (size_t i = 0; i < width; i += N) {

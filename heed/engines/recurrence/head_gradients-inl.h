@@ -162,8 +162,8 @@ class HeadGradients {
       const T* y = features;
       if (scale != 1) {  // phi times the scale over the scale is not phi: of one channel, 1
         LoadRows(d_, from, s_, key_head, token, 1, size, b_.rows.raw, Padded<T>(p_.key_size));
-        MapFeatures(d_, feature, b_.rows.raw, inner, size, row_, b_.border_z);
-        y = b_.border_z;
+        MapFeatures(d_, feature, b_.rows.raw, inner, size, row_, b_.scratch_row);
+        y = b_.scratch_row;
       }
       MapFeaturesBackward<D, T>(d_, feature, nullptr, y, rows, inner, size, b_.suffix);
       StoreRows(d_, b_.suffix, row_, to, s_, key_head, token, 1, 0, size, scaled);

@@ -42,7 +42,7 @@ class SumsBackwardHead : HeadGradients<T> {
     if (s_.count == 0) return;
     StateShape sums = by_key_;
     sums.rows = values_;
-    T* S = b_.Border(0);
+    T* S = b_.BoundaryState(0);
     LoadState(d_, {}, 0, 0, sums, S);
     LoadState(d_, {}, 0, 0, by_key_, b_.d_transposed);
     LoadState(d_, {}, 0, 0, by_value_, b_.d_state);
