@@ -170,7 +170,7 @@ class BackwardHead : GateGradients<T> {
   }
 
   HWY_ATTR void KeyTables(size_t n) {
-    const Tables<T> tables = {b_.read, b_.write, b_.rows.tile_decay, b_.pairs, b_.pairs_against_time};
+    const Tables<T> tables = {b_.read, b_.write, b_.rows.tile_decay, b_.pairs, b_.reversed_pairs};
     WithForm(p_, [&](auto form) HWY_ATTR {
       BlockTables<form.value>(d_, {{b_.rows.q, lane_row_}, {b_.rows.k, lane_row_}}, b_.rows.decay, b_.rows.bonus, n,
                               row_, tables);
@@ -285,7 +285,7 @@ class BackwardHead : GateGradients<T> {
     }
     y.row_decay = b_.rows.tile_decay;
     if (p_.has_value_decay) y.lane_decay = b_.rows.value_tile_decay;
-    y.pairs = b_.pairs_against_time;
+    y.pairs = b_.reversed_pairs;
     Run<Decay::kRows>(y, n, true, by_value_, b_.d_state, prefetch);
     if (p_.has_value_decay) {
       this->ValuePairGradients(n);
@@ -316,10 +316,10 @@ class BackwardHead : GateGradients<T> {
   }
 
   template <Decay kDecay>
-  HWY_INLINE void Run(const Product<T>& x, size_t n, bool against_time, const StateShape& shape, T* state,
+  HWY_INLINE void Run(const Product<T>& x, size_t n, bool reversed, const StateShape& shape, T* state,
                       RowPrefetch& prefetch) {
     const auto sweep = [&](auto decay) HWY_ATTR {
-      SweepColumnBlocks<decay.value>(d_, x, n, against_time, shape.rows, shape.begin, shape.end, state, prefetch);
+      SweepColumnBlocks<decay.value>(d_, x, n, reversed, shape.rows, shape.begin, shape.end, state, prefetch);
     };
     if (p_.has_value_decay) {
       sweep(std::integral_constant<Decay, kDecay == Decay::kLanes ? Decay::kLanesRows : Decay::kRowsLanes>());

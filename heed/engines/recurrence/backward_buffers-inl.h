@@ -35,13 +35,13 @@ size_t ValueRow(const Problem& p) {
 template <class T>
 struct BackwardBuffers {
   BlockRows<T> rows;
-  T *read, *write, *pairs, *pairs_against_time;  // of gated recurrences
-  T* value_pairs;                                // [tiles of the sequence][TB][TB]
-  T *v, *d_o, *dv;                               // [kBlock][value_row]
-  T* dq;                                         // [kBlock][row], or of all tokens
-  T* dk;                                         // [kBlock][row]
-  T* d_decay;                                    // the same, of decays over tokens
-  T* d_bonus;                                    // [row]
+  T *read, *write, *pairs, *reversed_pairs;  // of gated recurrences
+  T* value_pairs;                            // [tiles of the sequence][TB][TB]
+  T *v, *d_o, *dv;                           // [kBlock][value_row]
+  T* dq;                                     // [kBlock][row], or of all tokens
+  T* dk;                                     // [kBlock][row]
+  T* d_decay;                                // the same, of decays over tokens
+  T* d_bonus;                                // [row]
   // Gates of columns need d_o decayed from the beginnings of tiles, o of all tokens and the
   // state that it is read from, <S, D> by column.
   T *value_read, *outputs, *state, *value_suffix;
@@ -88,7 +88,7 @@ struct BackwardBuffers {
     carver.Next(read, gated ? block * row : 0);
     carver.Next(write, gated ? block * row : 0);
     carver.Next(pairs, gated ? block * tile : 0);
-    carver.Next(pairs_against_time, gated ? block * tile : 0);
+    carver.Next(reversed_pairs, gated ? block * tile : 0);
     carver.Next(value_pairs, gated ? blocks * block * tile : 0);
     carver.Next(v, block * value_row);
     carver.Next(d_o, block * value_row);

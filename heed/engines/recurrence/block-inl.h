@@ -388,7 +388,7 @@ struct QueriesAndKeys {
 // is u. q and read may be the same memory, k and write too.
 template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileTables(D d, const QueriesAndKeys<T>& rows, size_t begin, const T* decay, const T* bonus, size_t row,
-                           T* read, T* write, T* tile_decay, T* pairs, T* pairs_against_time) {
+                           T* read, T* write, T* tile_decay, T* pairs, T* reversed_pairs) {
   constexpr bool kBefore = kForm == Form::kBonus;  // the state is read before the token
   constexpr size_t N = hn::MaxLanes(D());
   const V scale = hn::Set(d, rows.scale);
@@ -432,8 +432,8 @@ HWY_INLINE void TileTables(D d, const QueriesAndKeys<T>& rows, size_t begin, con
     for (int j = 0; j <= t; ++j) {
       const T pair = hn::ReduceSum(d, sum[t][j]);
       pairs[t * TB + j] = pair;
-      if (pairs_against_time != nullptr) {
-        pairs_against_time[(TB - 1 - j) * TB + (TB - 1 - t)] = pair;
+      if (reversed_pairs != nullptr) {
+        reversed_pairs[(TB - 1 - j) * TB + (TB - 1 - t)] = pair;
       }
     }
   }
@@ -487,10 +487,10 @@ HWY_NOINLINE void BlockKeyTables(D d, const T* k, const T* decay, size_t n, size
 // The tables of a block.
 template <class T>
 struct Tables {
-  T *read, *write;                  // [kBlock][row]
-  T* decay;                         // [tiles][row], over each tile
-  T* pairs;                         // [tiles][TB][TB]
-  T* pairs_against_time = nullptr;  // the same for products against time, or null
+  T *read, *write;              // [kBlock][row]
+  T* decay;                     // [tiles][row], over each tile
+  T* pairs;                     // [tiles][TB][TB]
+  T* reversed_pairs = nullptr;  // the same for products against time, or null
 };
 
 template <Form kForm, class D, class T = hn::TFromD<D>>
@@ -500,7 +500,7 @@ HWY_NOINLINE void BlockTables(D d, const QueriesAndKeys<T>& rows, const T* decay
     const size_t at = begin * row, pair = tile * kTile * kTile;
     TileTables<tokens.value, kForm>(d, rows, begin, decay + begin * DecayRow(kForm, row), bonus, row, to.read + at,
                                     to.write + at, to.decay + tile * row, to.pairs + pair,
-                                    to.pairs_against_time == nullptr ? nullptr : to.pairs_against_time + pair);
+                                    to.reversed_pairs == nullptr ? nullptr : to.reversed_pairs + pair);
   });
 }
 

@@ -232,8 +232,8 @@ class DeltaBackwardHead {
     const bool of_decay = g_.d_log_decay.data != nullptr;
     if (of_decay) TransposeState(d_, b_.d_state, by_value_, by_key_, b_.d_transposed);
     RowPrefetch prefetch = EarlierRows(block, n);
-    AgainstTime(n, kept, written, prefetch);
-    ForwardInTime(n, kept, written, b_.BoundaryState(block), prefetch);
+    ReversedPass(n, kept, written, prefetch);
+    ForwardPass(n, kept, written, b_.BoundaryState(block), prefetch);
     if (of_decay) {  // <S, D> at the end of the block, and what tokens inside it add
       StateProducts(d_, b_.BoundaryState(block), by_key_, b_.d_transposed, by_key_, b_.suffix);
       DecayGradients(first, tokens);
@@ -265,7 +265,7 @@ class DeltaBackwardHead {
 
   // de and dk, or dv, dx, dk and db, on D: the writes of a block, the last first; D after the
   // block becomes D before it.
-  HWY_NOINLINE HWY_ATTR void AgainstTime(size_t n, const T* kept, const T* written, RowPrefetch& prefetch) {
+  HWY_NOINLINE HWY_ATTR void ReversedPass(size_t n, const T* kept, const T* written, RowPrefetch& prefetch) {
     for (DeltaSum of : {kOfKeys, kOfWriteKeys}) {
       std::memset(b_.sums[of], 0, n * row_ * sizeof(T));
     }
@@ -313,7 +313,7 @@ class DeltaBackwardHead {
   }
 
   // dq, and -dr or da, on S^T from the border on.
-  HWY_NOINLINE HWY_ATTR void ForwardInTime(size_t n, const T* kept, const T* written, T* state, RowPrefetch& prefetch) {
+  HWY_NOINLINE HWY_ATTR void ForwardPass(size_t n, const T* kept, const T* written, T* state, RowPrefetch& prefetch) {
     const auto run = [&](auto before, auto decay) HWY_ATTR {
       constexpr bool kBefore = before.value;
       constexpr unsigned kReads = kEarlyRead | kEarlyRead2, kWrites = kBefore ? kWrite | kWrite2 : kWrite;

@@ -263,14 +263,14 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
 // The tiles of `num_tokens` on one strip, in time or against it. Tiles of decays begin at multiples of kTileTokens
 // either way. Without decays each element is one chain over tokens, whatever tiles they are taken in.
 template <Decay kDecay, bool kRead, int C, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void SweepColumnBlock(D d, Product<T> x, size_t num_tokens, bool against_time, size_t num_rows,
+HWY_NOINLINE void SweepColumnBlock(D d, Product<T> x, size_t num_tokens, bool reversed, size_t num_rows,
                                    T* HWY_RESTRICT state, RowPrefetch& prefetch) {
   constexpr auto kTile = static_cast<size_t>(kDecay == Decay::kNone ? kUngatedTokens : kTileTokens);
   const size_t num_tiles = (num_tokens + kTile - 1) / kTile;
   for (size_t i = 0; i < num_tiles; ++i) {
-    const size_t tile = against_time ? num_tiles - 1 - i : i;
+    const size_t tile = reversed ? num_tiles - 1 - i : i;
     const size_t begin = tile * kTile, count = HWY_MIN(kTile, num_tokens - begin);
-    const size_t first = against_time ? begin + count - 1 : begin;
+    const size_t first = reversed ? begin + count - 1 : begin;
     Product<T> at = x;
     if constexpr (kRead) at.read += first * x.row_stride;
     at.write += first * x.row_stride;
@@ -281,7 +281,7 @@ HWY_NOINLINE void SweepColumnBlock(D d, Product<T> x, size_t num_tokens, bool ag
       at.lane_decay += static_cast<ptrdiff_t>(tile) * x.lane_stride;
     }
     if (at.pairs != nullptr) at.pairs += tile * kTile * kTile;
-    const ptrdiff_t step = against_time ? -1 : 1;
+    const ptrdiff_t step = reversed ? -1 : 1;
     switch (count) {
       case 1: StateTile<kDecay, kRead, 1, C>(d, at, step, num_rows, state, prefetch); break;
       case 2: StateTile<kDecay, kRead, 2, C>(d, at, step, num_rows, state, prefetch); break;
@@ -295,7 +295,7 @@ HWY_NOINLINE void SweepColumnBlock(D d, Product<T> x, size_t num_tokens, bool ag
 // [num_rows][strip] each, from column `begin` on; `lanes`, `out` and a decay of lanes point
 // to column 0.
 template <Decay kDecay, bool kRead = true, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void SweepColumnBlocks(D d, const Product<T>& x, size_t num_tokens, bool against_time, size_t num_rows,
+HWY_NOINLINE void SweepColumnBlocks(D d, const Product<T>& x, size_t num_tokens, bool reversed, size_t num_rows,
                                     size_t begin, size_t end, T* state, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(D());
   hs::ForTiles<kColumnBlockVectors>(begin / N, end / N, [&](auto vectors, size_t c) HWY_ATTR {
@@ -303,7 +303,7 @@ HWY_NOINLINE void SweepColumnBlocks(D d, const Product<T>& x, size_t num_tokens,
     column_block.lanes += c * N;
     if constexpr (kRead) column_block.out += c * N;
     if (column_block.lane_decay != nullptr) column_block.lane_decay += c * N;
-    SweepColumnBlock<kDecay, kRead, vectors.value>(d, column_block, num_tokens, against_time, num_rows,
+    SweepColumnBlock<kDecay, kRead, vectors.value>(d, column_block, num_tokens, reversed, num_rows,
                                                    state + (c * N - begin) * num_rows, prefetch);
   });
 }
