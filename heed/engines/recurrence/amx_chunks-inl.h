@@ -376,15 +376,15 @@ class ChunkedHead {
   // Prefetches the rows of a token.
   HWY_INLINE void Prefetch(int64_t token) const {
     if (token >= s_.count) return;
-    const auto ask = [](const void* row, int64_t size) {
+    const auto prefetch = [](const void* row, int64_t size) {
       for (int64_t at = 0; at < 2 * size; at += 64) {
         hs::PrefetchToL2(static_cast<const char*>(row) + at);
       }
     };
-    ask(RowOf(p_.q, key_head_, token), p_.key_size);
-    ask(RowOf(p_.k, key_head_, token), p_.key_size);
-    ask(RowOf(p_.v, head_, token) + begin_, end_ - begin_);
-    ask(RowOf(p_.o, head_, token) + begin_, end_ - begin_);
+    prefetch(RowOf(p_.q, key_head_, token), p_.key_size);
+    prefetch(RowOf(p_.k, key_head_, token), p_.key_size);
+    prefetch(RowOf(p_.v, head_, token) + begin_, end_ - begin_);
+    prefetch(RowOf(p_.o, head_, token) + begin_, end_ - begin_);
   }
 
   // Splits S, and computes E_n S; with kState, E_n S alone.

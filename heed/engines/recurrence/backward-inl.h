@@ -366,7 +366,7 @@ class BackwardHead : GateGradients<T> {
     const Rows& decays = scalar_ ? none : p_.log_decay;
     RowPrefetch prefetch = this->RowsOf(block + 1, {&p_.k, &q}, {&dq}, {&decays}, {&p_.v, &g_.d_o});
     AddKept(block + 1, prefetch);
-    prefetch.Begin(TokensOf(block + 1), NumAsks<T>(BoundaryShape()));
+    prefetch.Begin(TokensOf(block + 1), NumPrefetches<T>(BoundaryShape()));
     return prefetch;
   }
 
@@ -381,7 +381,7 @@ class BackwardHead : GateGradients<T> {
     RowPrefetch prefetch =
         this->RowsOf(block - 1, {&p_.k, &p_.q}, {&g_.dk, &dq}, {&decays, &d_decays}, {&p_.v, &g_.d_o, &g_.dv});
     AddKept(block - 1, prefetch);
-    prefetch.Begin(kBlock, NumAsks<T>(by_key_) + NumAsks<T>(by_value_));
+    prefetch.Begin(kBlock, NumPrefetches<T>(by_key_) + NumPrefetches<T>(by_value_));
     return prefetch;
   }
 

@@ -156,15 +156,15 @@ size_t NumColumnBlocks(const BlockedShape<kVectors>& shape) {
 
 // The number of prefetches of some rows per block in SweepColumnBlocks(), AddOuterProducts() and ReadState().
 template <class T>
-size_t NumAsks(const StateShape& shape) {
-  return NumColumnBlocks<T>(shape) * (kBlock / kTile) * (shape.rows / RowPrefetch::kAskRows);
+size_t NumPrefetches(const StateShape& shape) {
+  return NumColumnBlocks<T>(shape) * (kBlock / kTile) * (shape.rows / RowPrefetch::kPrefetchRows);
 }
 template <class T>
-size_t NumAsksOfSums(const StateShape& shape) {
+size_t NumSumPrefetches(const StateShape& shape) {
   return NumColumnBlocks<T>(shape) * shape.rows / hs::TileRows<kColumnBlockVectors>();
 }
 template <class T>
-size_t NumAsksOfReads(const StateShape& shape) {
+size_t NumReadPrefetches(const StateShape& shape) {
   return NumColumnBlocks<T>(shape) * kBlock / hs::TileRows<kColumnBlockVectors>();
 }
 
@@ -237,7 +237,7 @@ HWY_NOINLINE void AddOuterProducts(D d, const T* rows, size_t row_stride, const 
     constexpr auto kWidth = static_cast<ptrdiff_t>(vectors.value * N);
     T* column_block = state + shape.Offset(c * N);
     hs::ForTiles<hs::TileRows<vectors.value>()>(0, shape.rows, [&](auto tile, size_t r) HWY_ATTR {
-      prefetch.Some();
+      prefetch.Issue();
       hs::AccumulateTile<tile.value, vectors.value, false>(d, rows + r, 1, static_cast<ptrdiff_t>(row_stride),
                                                            lanes + c * N, static_cast<ptrdiff_t>(lane_stride), n,
                                                            column_block + static_cast<ptrdiff_t>(r) * kWidth, kWidth);
@@ -260,7 +260,7 @@ HWY_NOINLINE void ReadState(D d, const T* rows, size_t row_stride, size_t n, con
   std::memset(out, 0, n * out_stride * sizeof(T));
   hs::ForTiles<kColumnBlockVectors>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
     hs::ForTiles<hs::TileRows<vectors.value>()>(0, n, [&](auto tokens, size_t t) HWY_ATTR {
-      prefetch.Some();
+      prefetch.Issue();
       hs::AccumulateTile<tokens.value, vectors.value, false>(
           d, rows + t * row_stride, static_cast<ptrdiff_t>(row_stride), 1, state + shape.Offset(c * N),
           static_cast<ptrdiff_t>(vectors.value * N), shape.rows, out + t * out_stride + c * N,

@@ -107,7 +107,7 @@ class ChannelTask {
       State state = Load(b_.num, b_.den, b_.max);
       for (int64_t t = 0; t < s_.count; ++t) {
         Vectors k, v, o;
-        for (const Rows* rows : {&p_.q, &p_.v, &p_.o}) AskFor<S>(*rows, t + kAhead);
+        for (const Rows* rows : {&p_.q, &p_.v, &p_.o}) Prefetch<S>(*rows, t + kAhead);
         ReadRow<S>(p_.q, t, k);
         ReadRow<S>(p_.v, t, v);
         HWY_UNROLL(4)
@@ -216,7 +216,7 @@ class ChannelTask {
   template <class S>
   HWY_INLINE void AdvanceRow(int64_t t, State& state) const {
     Vectors k, v;
-    for (const Rows* rows : {&p_.q, &p_.v}) AskFor<S>(*rows, t + kAhead);
+    for (const Rows* rows : {&p_.q, &p_.v}) Prefetch<S>(*rows, t + kAhead);
     ReadRow<S>(p_.q, t, k);
     ReadRow<S>(p_.v, t, v);
     HWY_UNROLL(4)
@@ -236,7 +236,7 @@ class ChannelTask {
       const State before = LoadFrom(b_.before + t * 3 * ChannelWidth<T>());
       Vectors k, v, d_o, dk, dv;
       for (const Rows* rows : {&p_.q, &p_.v, &g.d_o, &g.dq, &g.dv}) {
-        AskFor<S>(*rows, first + t - kAhead);
+        Prefetch<S>(*rows, first + t - kAhead);
       }
       ReadRow<S>(p_.q, first + t, k);
       ReadRow<S>(p_.v, first + t, v);
@@ -287,7 +287,7 @@ class ChannelTask {
   }
   // Rows lie as far apart as there are channels: no hardware prefetcher follows.
   template <class S>
-  HWY_INLINE void AskFor(const Rows& rows, int64_t t) const {
+  HWY_INLINE void Prefetch(const Rows& rows, int64_t t) const {
     if (t < 0 || t >= s_.count || rows.data == nullptr) return;
     const char* row = reinterpret_cast<const char*>(RowAt<S>(rows, s_, first_, t));
     for (size_t at = 0; at < count_ * sizeof(S); at += 64) hwy::Prefetch(row + at);

@@ -145,7 +145,8 @@ HWY_NOINLINE HWY_ATTR void DeltaHead(const Problem& p, const Task& task, const D
     const auto n = static_cast<size_t>(std::min(p.block_tokens(), s.count - first));
     reader.Queries(first, n);
     reader.Writes(first, n);
-    RowPrefetch prefetch = reader.Prefetch(first + static_cast<int64_t>(n), NumAsksOfTokens<T>(shape, n * writes + 1));
+    RowPrefetch prefetch =
+        reader.Prefetch(first + static_cast<int64_t>(n), NumTokenPrefetches<T>(shape, n * writes + 1));
     DeltaColumnBlocks<true>(d, p, DeltaBlock<T>{reader, b.rows, row, value_row, b.o, b.found, &prefetch}, n * writes,
                             shape, b.state);
     StoreRows(d, b.o + (writes - 1) * value_row, writes * value_row, p.o, s, task.head, first, n, shape.begin,
@@ -180,7 +181,7 @@ RowPrefetch NextState(const Problem& p, const Task& task, const DeltaShape& shap
   const T* at = StateAt<T>(p.final, p.sequences[static_cast<size_t>(task.sequence)].state, task.head);
   prefetch.Add(at + shape.begin, p.final.key_stride * static_cast<int64_t>(sizeof(T)),
                (std::min(shape.end, shape.size) - shape.begin) * sizeof(T));
-  prefetch.Begin(shape.rows, NumAsksOfTokens<T>(shape, static_cast<size_t>(p.writes) + 1));
+  prefetch.Begin(shape.rows, NumTokenPrefetches<T>(shape, static_cast<size_t>(p.writes) + 1));
   return prefetch;
 }
 

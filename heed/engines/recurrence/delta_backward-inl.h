@@ -213,7 +213,7 @@ class DeltaBackwardHead {
       const size_t n = TokensOf(block) * writes_;
       TransposeState(d_, b_.state, by_value_, by_key_, b_.BoundaryState(block));
       reader_.Writes(block * p_.block_tokens(), TokensOf(block));
-      RowPrefetch prefetch = reader_.Prefetch((block + 1) * p_.block_tokens(), NumAsksOfTokens<T>(by_value_, n + 1));
+      RowPrefetch prefetch = reader_.Prefetch((block + 1) * p_.block_tokens(), NumTokenPrefetches<T>(by_value_, n + 1));
       DeltaColumnBlocks<false>(d_, p_, DeltaBlock<T>{reader_, b_.rows, row_, value_row_, nullptr, b_.found, &prefetch},
                                n, by_value_, b_.state);
       std::memcpy(KeptOf(block), before_ ? b_.found : b_.rows.w, n * value_row_ * sizeof(T));
@@ -289,7 +289,7 @@ class DeltaBackwardHead {
           token.dot_out = b_.sums[kOfKeys] + at;
           token.dot2_lanes = kept + value_at;
           token.dot2_out = b_.sums[kOfWriteKeys] + at;
-          prefetch.Some();
+          prefetch.Issue();
           if (t + 1 == n) {
             PassBoundaryToken<kWrite | kReads, Decay::kNone, vectors.value>(d_, token, keys_, kWidth, column_block);
           } else {
@@ -338,7 +338,7 @@ class DeltaBackwardHead {
           token.write2_lanes = b_.rows.write_key + at;
           token.read2_row = b_.d_o + value_at;
           token.read2_out = b_.sums[kOfQueries] + at;
-          prefetch.Some();
+          prefetch.Issue();
           PassToken<kReads | kWrites, decay.value, vectors.value>(d_, b_.rows.kinds[t], token, by_key_.rows, kWidth,
                                                                   column_block);
         }

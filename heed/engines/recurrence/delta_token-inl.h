@@ -63,7 +63,7 @@ struct Token {
 
 // The number of prefetches while tokens pass over all column blocks of a state.
 template <class T>
-size_t NumAsksOfTokens(const DeltaShape& shape, size_t passes) {
+size_t NumTokenPrefetches(const DeltaShape& shape, size_t passes) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
   return NumColumnBlocks<T>(shape) * passes * ((shape.rows + N - 1) / N);
 }
@@ -251,7 +251,7 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
   constexpr size_t kSummed = RowSums<D>::kRows;  // N, or a multiple
   for (size_t group = 0; group < num_rows; group += N) {
     const size_t end = HWY_MIN(group + N, num_rows);
-    if (x.prefetch != nullptr) x.prefetch->Some();
+    if (x.prefetch != nullptr) x.prefetch->Issue();
     for (size_t r = group; r < end; ++r) one_row(r);
     if (kSummed != N && end % kSummed != 0 && end != num_rows) continue;
     const size_t begin = kSummed == N ? group : group / kSummed * kSummed;

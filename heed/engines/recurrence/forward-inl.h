@@ -140,7 +140,7 @@ class ForwardHead {
     if (p_.normalize) {
       Denominators(d_, rows.q, rows.k, reader_.NormalizerDecays(), n, row_, b_.z, b_.z, 0, b_.denominators);
     }
-    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kKeys | kQueries, NumAsks<T>(shape_));
+    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kKeys | kQueries, NumPrefetches<T>(shape_));
     const auto value_stride = static_cast<ptrdiff_t>(value_row_);
     Product<T> x = {rows.q, rows.k, row_, b_.v, value_stride, b_.o, value_stride};
     if (values_in_place_) {
@@ -217,7 +217,7 @@ class ForwardHead {
   // Without causality: first the sums over all tokens ...
   HWY_ATTR void AddBlock(int64_t first, size_t n) {
     ReadKeys(first, n);
-    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kKeys, NumAsksOfSums<T>(shape_));
+    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kKeys, NumSumPrefetches<T>(shape_));
     AddOuterProducts(d_, b_.rows.k, row_, b_.v, value_row_, n, shape_, b_.state, prefetch);
     for (size_t t = 0; t < n && p_.normalize; ++t) {
       for (size_t i = 0; i < row_; i += N) {
@@ -236,7 +236,7 @@ class ForwardHead {
       }
       b_.denominators[t] = hn::ReduceSum(d_, sum);
     }
-    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kQueries, NumAsksOfReads<T>(shape_));
+    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kQueries, NumReadPrefetches<T>(shape_));
     ReadState(d_, b_.rows.q, row_, n, shape_, b_.state, b_.o, value_row_, prefetch);
     StoreOutputs(first, n);
   }

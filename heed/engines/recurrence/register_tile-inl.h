@@ -61,26 +61,26 @@ HWY_INLINE bool IsSlow(T decay) {
 class RowPrefetch {
  public:
   static constexpr size_t kMaxTensors = 16;
-  static constexpr size_t kAskRows = 8;  // rows of a tile between two calls of Some()
+  static constexpr size_t kPrefetchRows = 8;  // rows of a tile between two calls of Issue()
 
   // Rows of `bytes`, the first at `row`, `stride` bytes apart.
   void Add(const void* row, int64_t stride, size_t bytes) {
     if (num_tensors_ == kMaxTensors) return;
     tensors_[num_tensors_++] = {static_cast<const char*>(row), stride, bytes};
-    pieces_ += (bytes + kPieceBytes - 1) / kPieceBytes;
+    steps_ += (bytes + kStepBytes - 1) / kStepBytes;
   }
-  // All of them for `num_tokens` tokens, spread over this many calls of Some().
+  // All of them for `num_tokens` tokens, spread over this many calls of Issue().
   void Begin(size_t num_tokens, size_t num_calls) {
     tokens_ = num_tokens;
     calls_ = num_calls;
-    pieces_ *= num_tokens;
+    steps_ *= num_tokens;
   }
-  HWY_INLINE void Some() {
-    for (owed_ += pieces_; owed_ >= calls_ && tokens_ > 0; owed_ -= calls_) Piece();
+  HWY_INLINE void Issue() {
+    for (owed_ += steps_; owed_ >= calls_ && tokens_ > 0; owed_ -= calls_) Step();
   }
 
  private:
-  static constexpr size_t kPieceBytes = 256;
+  static constexpr size_t kStepBytes = 256;
 
   struct Tensor {
     const char* row;
@@ -88,9 +88,9 @@ class RowPrefetch {
     size_t bytes;
   };
 
-  HWY_INLINE void Piece() {
+  HWY_INLINE void Step() {
     Tensor& tensor = tensors_[tensor_];
-    const size_t begin = done_, end = HWY_MIN(begin + kPieceBytes, tensor.bytes);
+    const size_t begin = done_, end = HWY_MIN(begin + kStepBytes, tensor.bytes);
     for (size_t at = begin; at < end; at += 64) hs::PrefetchToL2(tensor.row + at);
     done_ = end;
     if (end < tensor.bytes) return;
@@ -102,7 +102,7 @@ class RowPrefetch {
   }
 
   Tensor tensors_[kMaxTensors];
-  size_t num_tensors_ = 0, pieces_ = 0, calls_ = 1, owed_ = 0;
+  size_t num_tensors_ = 0, steps_ = 0, calls_ = 1, owed_ = 0;
   size_t tokens_ = 0, tensor_ = 0, done_ = 0;  // what is left, and where it begins
 };
 
@@ -236,10 +236,10 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
     state += C * N;
   };
   size_t r = 0;
-  for (; r + RowPrefetch::kAskRows <= num_rows; r += RowPrefetch::kAskRows) {
-    prefetch.Some();
+  for (; r + RowPrefetch::kPrefetchRows <= num_rows; r += RowPrefetch::kPrefetchRows) {
+    prefetch.Issue();
 #pragma GCC unroll 2  // 6 % of a state of 128 x 128
-    for (size_t i = 0; i < RowPrefetch::kAskRows; ++i) one_row(r + i);
+    for (size_t i = 0; i < RowPrefetch::kPrefetchRows; ++i) one_row(r + i);
   }
   for (; r < num_rows; ++r) one_row(r);
   if constexpr (!kRead) return;

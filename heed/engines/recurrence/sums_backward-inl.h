@@ -51,7 +51,7 @@ class SumsBackwardHead : HeadGradients<T> {
     reader_.LookAtKeys();
     ForBlocks([&](int64_t block, size_t n) HWY_ATTR {
       ReadKeys(block, n);
-      RowPrefetch prefetch = NextRows(block, {&p_.k}, {}, {&p_.v}, NumAsksOfSums<T>(sums));
+      RowPrefetch prefetch = NextRows(block, {&p_.k}, {}, {&p_.v}, NumSumPrefetches<T>(sums));
       AddOuterProducts(d_, b_.v, value_row_, b_.rows.k, row_, n, sums, S, prefetch);
       if (p_.normalize) AddUp(b_.rows.k, n, b_.z);
     });
@@ -62,7 +62,7 @@ class SumsBackwardHead : HeadGradients<T> {
       if (p_.normalize) Normalize(n);
       RowPrefetch prefetch =
           NextRows(block, {&p_.q}, {&g_.dq}, {&g_.d_o},
-                   NumAsksOfReads<T>(sums) + NumAsksOfSums<T>(by_key_) + NumAsksOfSums<T>(by_value_));
+                   NumReadPrefetches<T>(sums) + NumSumPrefetches<T>(by_key_) + NumSumPrefetches<T>(by_value_));
       ReadState(d_, b_.d_o, value_row_, n, sums, S, b_.dq, row_, prefetch);
       if (p_.normalize) this->AddNormalizer(n, b_.z, 0);
       AddOuterProducts(d_, b_.d_o, value_row_, b_.rows.q, row_, n, by_key_, b_.d_transposed, prefetch);
@@ -76,7 +76,7 @@ class SumsBackwardHead : HeadGradients<T> {
       ReadKeys(block, n);
       for (size_t t = 0; t < n && p_.normalize; ++t) b_.v[t * value_row_ + values_] = 1;
       RowPrefetch prefetch = NextRows(block, {&p_.k}, {&g_.dk}, {&p_.v, &g_.dv},
-                                      NumAsksOfReads<T>(by_key_) + NumAsksOfReads<T>(by_value_));
+                                      NumReadPrefetches<T>(by_key_) + NumReadPrefetches<T>(by_value_));
       ReadState(d_, b_.v, value_row_, n, by_key_, b_.d_transposed, b_.dk, row_, prefetch);
       ReadState(d_, b_.rows.k, row_, n, by_value_, b_.d_state, b_.dv, value_row_, prefetch);
       if (over_tokens) ThroughSoftmax(n);
