@@ -272,7 +272,7 @@ class DeltaBackwardHead {
     const auto run = [&](auto before, auto decay) HWY_ATTR {
       constexpr bool kBefore = before.value;
       constexpr unsigned kReads = kBefore ? kRead | kRead2 | kDot | kDot2 : kRead | kDot;
-      constexpr unsigned kBack = kBefore ? kWrite2 : kLateWrite;
+      constexpr unsigned kBack = kBefore ? kWrite2 : kErase;
       ForColumnBlockVectors<T>(by_value_, [&](auto vectors, size_t c) HWY_ATTR {
         constexpr size_t kWidth = vectors.value * N;
         T* column_block = b_.d_state + by_value_.Offset(c);
@@ -307,8 +307,8 @@ class DeltaBackwardHead {
   HWY_INLINE Token<T> Back(size_t t, size_t c) const {
     Token<T> token;
     token.decay = reader_.DecayOf(t);
-    token.late_row = token.write2_row = b_.rows.read + t * row_;
-    token.late_lanes = token.write2_lanes = (before_ ? b_.d_found : b_.d_written) + t * value_row_ + c;
+    token.erase_row = token.write2_row = b_.rows.read + t * row_;
+    token.erase_lanes = token.write2_lanes = (before_ ? b_.d_found : b_.d_written) + t * value_row_ + c;
     return token;
   }
 
@@ -316,22 +316,22 @@ class DeltaBackwardHead {
   HWY_NOINLINE HWY_ATTR void ForwardPass(size_t n, const T* kept, const T* written, T* state, RowPrefetch& prefetch) {
     const auto run = [&](auto before, auto decay) HWY_ATTR {
       constexpr bool kBefore = before.value;
-      constexpr unsigned kReads = kEarlyRead | kEarlyRead2, kWrites = kBefore ? kWrite | kWrite2 : kWrite;
+      constexpr unsigned kReads = kReadBefore | kRead2Before, kWrites = kBefore ? kWrite | kWrite2 : kWrite;
       ForColumnBlockVectors<T>(by_key_, [&](auto vectors, size_t c) HWY_ATTR {
         constexpr size_t kWidth = vectors.value * N;
         T* column_block = state + by_key_.Offset(c);
         if constexpr (kBefore) {  // the first token's da; of the others, in the pass before theirs
           Token<T> first;
-          first.early_row = b_.d_found;
-          first.early_out = b_.sums[kOfReadKeys] + c;
-          PassBoundaryToken<kEarlyRead, Decay::kNone, vectors.value>(d_, first, by_key_.rows, kWidth, column_block);
+          first.before_row = b_.d_found;
+          first.before_out = b_.sums[kOfReadKeys] + c;
+          PassBoundaryToken<kReadBefore, Decay::kNone, vectors.value>(d_, first, by_key_.rows, kWidth, column_block);
         }
         for (size_t t = 0; t < n; ++t) {
           const size_t at = t * row_ + c, value_at = t * value_row_;
           Token<T> token;
           token.decay = reader_.DecayOf(t, c);
-          token.early_row = kBefore ? b_.d_found + (t + 1 < n ? t + 1 : t) * value_row_ : b_.d_written + value_at;
-          token.early_out = b_.sums[kOfReadKeys] + (kBefore ? at + row_ : at);
+          token.before_row = kBefore ? b_.d_found + (t + 1 < n ? t + 1 : t) * value_row_ : b_.d_written + value_at;
+          token.before_out = b_.sums[kOfReadKeys] + (kBefore ? at + row_ : at);
           token.write_row = written + value_at;
           token.write_lanes = b_.rows.k + at;
           token.write2_row = kept + value_at;

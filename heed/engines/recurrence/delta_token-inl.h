@@ -30,12 +30,12 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 inline constexpr int kDeltaBlockVectors = hs::kShapes.delta_block;
 using DeltaShape = BlockedShape<kDeltaBlockVectors>;
 
-// The operations on a state row, in this order; the decay follows kLateWrite.
-enum TokenDoes : unsigned {
-  kLateWrite = 1,  // subtracted
-  kEarlyRead = 2,
-  kEarlyRead2 = 4,  // by the rows of read2
-  kDot = 8,         // summed over the lanes
+// The operations on a state row, in this order; the decay follows kErase.
+enum TokenOps : unsigned {
+  kErase = 1,  // subtracted
+  kReadBefore = 2,
+  kRead2Before = 4,  // by the rows of read2
+  kDot = 8,          // summed over the lanes
   kDot2 = 16,
   kWrite = 32,
   kWrite2 = 64,
@@ -47,11 +47,11 @@ enum TokenDoes : unsigned {
 template <class T>
 struct Token {
   const T* decay = nullptr;
-  const T *late_row = nullptr, *late_lanes = nullptr;
+  const T *erase_row = nullptr, *erase_lanes = nullptr;
   const T *write_row = nullptr, *write_lanes = nullptr;
   const T *write2_row = nullptr, *write2_lanes = nullptr;
-  const T* early_row = nullptr;
-  T* early_out = nullptr;
+  const T* before_row = nullptr;
+  T* before_out = nullptr;
   const T* read_row = nullptr;
   T* read_out = nullptr;
   const T* read2_row = nullptr;
@@ -139,32 +139,32 @@ enum class Decays : uint8_t {
 };
 
 // kDecay: kNone, kRows or kLanes. Rows of the state are `stride` apart.
-template <unsigned kDoes, Decay kDecay, Decays kKind, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+template <unsigned kOps, Decay kDecay, Decays kKind, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride, T* HWY_RESTRICT state) {
   constexpr size_t N = hn::MaxLanes(D());
-  constexpr auto does = [](unsigned what) { return (kDoes & what) != 0; };
-  constexpr bool kBeforeWrites = does(kEarlyRead | kEarlyRead2 | kDot | kDot2);
-  constexpr bool kChanges = does(kLateWrite | kWrite | kWrite2) || kDecay != Decay::kNone;
+  constexpr auto has = [](unsigned what) { return (kOps & what) != 0; };
+  constexpr bool kBeforeWrites = has(kReadBefore | kRead2Before | kDot | kDot2);
+  constexpr bool kChanges = has(kErase | kWrite | kWrite2) || kDecay != Decay::kNone;
   constexpr bool kNear = kKind == Decays::kNear, kSlow = kKind == Decays::kSlow;
   constexpr bool kByLane = kDecay == Decay::kLanes, kByRow = kDecay == Decay::kRows;
-  V late[C], write[C], write2[C], decay[C];
-  V read[C], read2[C], early[C], dot[C], dot2[C];
+  V erased[C], write[C], write2[C], decay[C];
+  V read[C], read2[C], read_before[C], dot[C], dot2[C];
   RowSums<D> sums, sums2;
   hn::Mask<D> near[C], slow[C], rounded[C];
   HWY_UNROLL(4)
   for (int c = 0; c < C; ++c) {
     const auto load = [&](bool exists, const T* from)
                           HWY_ATTR { return exists ? hn::LoadU(d, from + c * N) : hn::Zero(d); };
-    late[c] = load(does(kLateWrite), x.late_lanes);
-    write[c] = load(does(kWrite), x.write_lanes);
-    write2[c] = load(does(kWrite2), x.write2_lanes);
+    erased[c] = load(has(kErase), x.erase_lanes);
+    write[c] = load(has(kWrite), x.write_lanes);
+    write2[c] = load(has(kWrite2), x.write2_lanes);
     decay[c] = load(kByLane, x.decay);
     near[c] = hn::Lt(decay[c], hn::Zero(d));
     slow[c] = hn::And(near[c], hn::Gt(decay[c], hn::Set(d, kSlowToken<T>)));
     rounded[c] = hn::AndNot(slow[c], near[c]);
-    dot[c] = load(does(kDot), x.dot_lanes);
-    dot2[c] = load(does(kDot2), x.dot2_lanes);
-    read[c] = read2[c] = early[c] = hn::Zero(d);
+    dot[c] = load(has(kDot), x.dot_lanes);
+    dot2[c] = load(has(kDot2), x.dot2_lanes);
+    read[c] = read2[c] = read_before[c] = hn::Zero(d);
   }
   const auto one_row = [&](size_t r) HWY_ATTR {
     T* HWY_RESTRICT at = state + r * stride;
@@ -197,8 +197,8 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
       }
     };
     const auto writes = [&]() HWY_ATTR {
-      if constexpr (does(kWrite)) add(x.write_row, write);
-      if constexpr (does(kWrite2)) add(x.write2_row, write2);
+      if constexpr (has(kWrite)) add(x.write_row, write);
+      if constexpr (has(kWrite2)) add(x.write2_row, write2);
     };
     const auto over_lanes = [&](const V(&lanes)[C]) HWY_ATTR {
       V product = hn::Mul(s[0], lanes[0]);
@@ -207,15 +207,15 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
       return product;
     };
     const auto before_writes = [&]() HWY_ATTR {
-      if constexpr (does(kEarlyRead)) sum(x.early_row, early);
-      if constexpr (does(kEarlyRead2)) sum(x.read2_row, read2);
-      if constexpr (does(kDot)) sums.Put(d, r, over_lanes(dot));
-      if constexpr (does(kDot2)) sums2.Put(d, r, over_lanes(dot2));
+      if constexpr (has(kReadBefore)) sum(x.before_row, read_before);
+      if constexpr (has(kRead2Before)) sum(x.read2_row, read2);
+      if constexpr (has(kDot)) sums.Put(d, r, over_lanes(dot));
+      if constexpr (has(kDot2)) sums2.Put(d, r, over_lanes(dot2));
     };
-    if constexpr (does(kLateWrite)) {
-      const V factor = hn::Set(d, x.late_row[r]);
+    if constexpr (has(kErase)) {
+      const V factor = hn::Set(d, x.erase_row[r]);
       HWY_UNROLL(4)
-      for (int c = 0; c < C; ++c) s[c] = hn::NegMulAdd(factor, late[c], s[c]);
+      for (int c = 0; c < C; ++c) s[c] = hn::NegMulAdd(factor, erased[c], s[c]);
     }
     bool is_slow = kSlow;
     if constexpr (kByRow && kSlow) is_slow = x.decay[r] < 0 && x.decay[r] > kSlowToken<T>;
@@ -243,8 +243,8 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
         s[c] = kByLane ? hn::MaskedAddOr(s[c], slow[c], before[c], s[c]) : hn::Add(before[c], s[c]);
       }
     }
-    if constexpr (does(kRead)) sum(x.read_row, read);
-    if constexpr (does(kRead2)) sum(x.read2_row, read2);
+    if constexpr (has(kRead)) sum(x.read_row, read);
+    if constexpr (has(kRead2)) sum(x.read2_row, read2);
     HWY_UNROLL(4)
     for (int c = 0; kChanges && c < C; ++c) hn::StoreU(s[c], d, at + c * N);
   };
@@ -255,35 +255,35 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
     for (size_t r = group; r < end; ++r) one_row(r);
     if (kSummed != N && end % kSummed != 0 && end != num_rows) continue;
     const size_t begin = kSummed == N ? group : group / kSummed * kSummed;
-    if constexpr (does(kDot)) sums.AddTo(d, end - begin, x.dot_out + begin);
-    if constexpr (does(kDot2)) sums2.AddTo(d, end - begin, x.dot2_out + begin);
+    if constexpr (has(kDot)) sums.AddTo(d, end - begin, x.dot_out + begin);
+    if constexpr (has(kDot2)) sums2.AddTo(d, end - begin, x.dot2_out + begin);
   }
   HWY_UNROLL(4)
   for (int c = 0; c < C; ++c) {
-    if constexpr (does(kRead)) hn::StoreU(read[c], d, x.read_out + c * N);
-    if constexpr (does(kRead2 | kEarlyRead2)) hn::StoreU(read2[c], d, x.read2_out + c * N);
-    if constexpr (does(kEarlyRead)) hn::StoreU(early[c], d, x.early_out + c * N);
+    if constexpr (has(kRead)) hn::StoreU(read[c], d, x.read_out + c * N);
+    if constexpr (has(kRead2 | kRead2Before)) hn::StoreU(read2[c], d, x.read2_out + c * N);
+    if constexpr (has(kReadBefore)) hn::StoreU(read_before[c], d, x.before_out + c * N);
   }
 }
 
 // This takes the kind at run time.
-template <unsigned kDoes, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
+template <unsigned kOps, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
 HWY_INLINE void PassToken(D d, Decays kind, const Token<T>& x, size_t num_rows, size_t stride, T* state) {
   if (kDecay == Decay::kNone || kind == Decays::kNear) {
-    PassToken<kDoes, kDecay, Decays::kNear, C>(d, x, num_rows, stride, state);
+    PassToken<kOps, kDecay, Decays::kNear, C>(d, x, num_rows, stride, state);
   } else if (kind == Decays::kMixed) {
-    PassToken<kDoes, kDecay, Decays::kMixed, C>(d, x, num_rows, stride, state);
+    PassToken<kOps, kDecay, Decays::kMixed, C>(d, x, num_rows, stride, state);
   } else {
-    PassToken<kDoes, kDecay, Decays::kSlow, C>(d, x, num_rows, stride, state);
+    PassToken<kOps, kDecay, Decays::kSlow, C>(d, x, num_rows, stride, state);
   }
 }
 
 // This takes every kind, with the bits of its own: of tokens at the border of a block, which are few, so that all loops
 // over blocks share its code.
-template <unsigned kDoes, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
+template <unsigned kOps, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE HWY_ATTR void PassBoundaryToken(D d, const Token<T>& x, size_t num_rows, size_t stride, T* state) {
   constexpr Decays kAny = kDecay == Decay::kNone ? Decays::kNear : Decays::kSlow;
-  PassToken<kDoes, kDecay, kAny, C>(d, x, num_rows, stride, state);
+  PassToken<kOps, kDecay, kAny, C>(d, x, num_rows, stride, state);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
