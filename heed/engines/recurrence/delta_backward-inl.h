@@ -360,12 +360,12 @@ class DeltaBackwardHead {
         const auto d_value = hn::Load(d_, d_values + reader * value_row_ + j);
         sum = hn::MulAdd(d_value, hn::Load(d_, values + t * value_row_ + j), sum);
       }
-      const auto weight = hn::Set(d_, hn::ReduceSum(d_, sum));
+      const auto product = hn::Set(d_, hn::ReduceSum(d_, sum));
       for (size_t i = 0; i < row_; i += N) {
         const size_t at = t * row_ + i, from = reader * row_ + i;
         T *d_key = b_.sums[of_keys] + at, *d_read = b_.sums[of_reads] + from;
-        hn::Store(hn::MulAdd(weight, hn::Load(d_, keys + at), hn::Load(d_, d_read)), d_, d_read);
-        hn::Store(hn::MulAdd(weight, hn::Load(d_, reads + from), hn::Load(d_, d_key)), d_, d_key);
+        hn::Store(hn::MulAdd(product, hn::Load(d_, keys + at), hn::Load(d_, d_read)), d_, d_read);
+        hn::Store(hn::MulAdd(product, hn::Load(d_, reads + from), hn::Load(d_, d_key)), d_, d_key);
       }
     };
     for (size_t t = 0; t < n; ++t) {
@@ -444,21 +444,21 @@ class DeltaBackwardHead {
   HWY_ATTR void Through(const Rows& factors, const Rows& d_factors, int64_t first, size_t tokens, size_t size,
                         size_t row, const T* x, const T* dy, T* dx) {
     const bool by_channel = factors.data != nullptr, by_token = p_.beta.data != nullptr;
-    T* weights = b_.rows.raw;
-    if (by_channel) reader_.LoadWrites(factors, head_, first, tokens, size, weights, row);
+    T* factor_rows = b_.rows.raw;
+    if (by_channel) reader_.LoadWrites(factors, head_, first, tokens, size, factor_rows, row);
     for (size_t t = 0; t < tokens * writes_; ++t) {
       const auto beta = hn::Set(d_, by_token ? b_.rows.beta[t] : T{1});
       auto sum = hn::Zero(d_);
       for (size_t i = t * row; i < (t + 1) * row; i += N) {
-        auto factor = by_channel ? hn::Load(d_, weights + i) : hn::Set(d_, T{1});
+        auto factor = by_channel ? hn::Load(d_, factor_rows + i) : hn::Set(d_, T{1});
         const auto product = hn::Mul(hn::Load(d_, dy + i), hn::Load(d_, x + i));
         sum = hn::MulAdd(factor, product, sum);
         hn::Store(hn::Mul(hn::Mul(beta, factor), hn::Load(d_, dy + i)), d_, dx + i);
-        if (by_channel) hn::Store(hn::Mul(beta, product), d_, weights + i);
+        if (by_channel) hn::Store(hn::Mul(beta, product), d_, factor_rows + i);
       }
       b_.d_beta[t] += hn::ReduceSum(d_, sum);
     }
-    if (by_channel) StoreWrites(weights, row, d_factors, head_, first, tokens, size);
+    if (by_channel) StoreWrites(factor_rows, row, d_factors, head_, first, tokens, size);
   }
 
   // A row of each write, times `factor`.

@@ -92,8 +92,8 @@ class DeltaReader {
       for (size_t i = 0; i < n * writes_; ++i) rows_.beta[i] = rows_.raw[i * N];
     }
     ReadKeys(first, n);
-    Weighted(p_.erase, first, n, keys_, row_, rows_.read, rows_.read);
-    Weighted(p_.write, first, n, values_, value_row_, rows_.v, rows_.w);
+    ApplyFactors(p_.erase, first, n, keys_, row_, rows_.read, rows_.read);
+    ApplyFactors(p_.write, first, n, values_, value_row_, rows_.v, rows_.w);
     Decays(first, n);
   }
 
@@ -155,8 +155,8 @@ class DeltaReader {
   static constexpr size_t N = hn::MaxLanes(D());
 
   // to = x .* beta .* factors.
-  HWY_ATTR void Weighted(const Rows& factors, int64_t first, size_t n, size_t size, size_t row, const T* x,
-                         T* to) const {
+  HWY_ATTR void ApplyFactors(const Rows& factors, int64_t first, size_t n, size_t size, size_t row, const T* x,
+                             T* to) const {
     const bool by_channel = factors.data != nullptr, by_token = p_.beta.data != nullptr;
     if (by_channel) LoadWrites(factors, head_, first, n, size, rows_.raw, row);
     for (size_t t = 0; t < n * writes_; ++t) {

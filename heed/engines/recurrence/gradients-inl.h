@@ -153,10 +153,10 @@ HWY_INLINE void TileBonusGradients(D d, const T* q, const T* k, const T* bonus, 
     HWY_UNROLL(4)
     for (int t = 0; t < TB; ++t) {
       const size_t at = static_cast<size_t>(t) * row + i;
-      const V pair = hn::Set(d, pairs[t * TB + t]), weighted = hn::Mul(pair, u);
+      const V pair = hn::Set(d, pairs[t * TB + t]), scaled_u = hn::Mul(pair, u);
       const V query = hn::Load(d, q + at), key = hn::Load(d, k + at);
-      hn::Store(hn::MulAdd(weighted, key, hn::Load(d, dq + at)), d, dq + at);
-      hn::Store(hn::MulAdd(weighted, query, hn::Load(d, dk + at)), d, dk + at);
+      hn::Store(hn::MulAdd(scaled_u, key, hn::Load(d, dq + at)), d, dq + at);
+      hn::Store(hn::MulAdd(scaled_u, query, hn::Load(d, dk + at)), d, dk + at);
       sum = hn::MulAdd(hn::Mul(pair, query), key, sum);
     }
     hn::Store(sum, d, du + i);
