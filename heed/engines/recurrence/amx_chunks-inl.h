@@ -293,8 +293,8 @@ class ChunkedHead {
   template <bool kState>
   HWY_NOINLINE void DecayScores(int64_t first, int64_t n) {
     constexpr size_t kVectors = kChunk / N;
-    Numbers(p_.log_decay, 0, first, n, b_.decay);
-    Numbers(p_.value_factors, 1, first, n, b_.value_factors);
+    LoadScalars(p_.log_decay, 0, first, n, b_.decay);
+    LoadScalars(p_.value_factors, 1, first, n, b_.value_factors);
     float log_sum = 0;
     for (int64_t t = 0; t < kChunk; ++t) {
       b_.decay[t] = b_.decay[t] > 0 ? 0 : b_.decay[t];
@@ -360,7 +360,7 @@ class ChunkedHead {
   }
 
   // Loads one number per token, or `otherwise` if the tensor is absent; 0 after the n tokens.
-  HWY_INLINE void Numbers(const Rows& rows, float otherwise, int64_t first, int64_t n, float* to) const {
+  HWY_INLINE void LoadScalars(const Rows& rows, float otherwise, int64_t first, int64_t n, float* to) const {
     std::fill(to, to + n, otherwise);
     std::fill(to + n, to + kChunk, 0.0f);
     if (rows.data == nullptr || (&rows == &p_.log_decay && p_.gate == Gate::kNone)) return;

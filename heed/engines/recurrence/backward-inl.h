@@ -73,7 +73,7 @@ class BackwardHead : GateGradients<T> {
 
   HWY_NOINLINE HWY_ATTR void Compute() {
     reader_.Begin();
-    if (p_.has_value_decay && g_.d_log_value_decay.data != nullptr) KeepOutputs();
+    if (p_.has_value_decay && g_.d_log_value_decay.data != nullptr) StoreAllOutputs();
     LoadFirstState();
     const int64_t num_blocks = NumBlocks(s_.count);
     for (int64_t block = 0; block < num_blocks; ++block) QueryBlock(block, TokensOf(block));
@@ -148,7 +148,7 @@ class BackwardHead : GateGradients<T> {
   }
 
   // o of all tokens, where the gradient of the columns' decays needs it.
-  HWY_NOINLINE HWY_ATTR void KeepOutputs() {
+  HWY_NOINLINE HWY_ATTR void StoreAllOutputs() {
     LoadState(d_, p_.initial, s_.state, head_, by_value_, b_.state);
     for (int64_t block = 0; block < NumBlocks(s_.count); ++block) {
       const int64_t first = block * kBlockTokens;

@@ -244,7 +244,7 @@ class DeltaBackwardHead {
       AddToHead(kOfWriteKeys, g_.d_write_key, block, 1);
       StoreWrites(b_.d_written, value_row_, g_.dv, head_, first, tokens, values_);
     } else {
-      Factors(first, tokens);
+      FactorGradients(first, tokens);
       if (p_.read_key.data != nullptr) AddToHead(kOfReadKeys, g_.d_read_key, block, 1);
     }
     AddToHead(kOfQueries, g_.dq, block, p_.scale);
@@ -420,29 +420,29 @@ class DeltaBackwardHead {
   }
 
   // Through r = beta .* erase .* key and w = beta .* write .* v.
-  HWY_NOINLINE HWY_ATTR void Factors(int64_t first, size_t tokens) {
+  HWY_NOINLINE HWY_ATTR void FactorGradients(int64_t first, size_t tokens) {
     const size_t n = tokens * writes_;
     reader_.ReadKeys(first, tokens);
     T* dr = b_.sums[kOfReadKeys];
     std::fill_n(b_.d_beta, n, T{0});
-    Through(p_.erase, g_.d_erase, first, tokens, keys_, row_, b_.rows.read, dr, dr);
+    FactorBackward(p_.erase, g_.d_erase, first, tokens, keys_, row_, b_.rows.read, dr, dr);
     if (p_.read_key.data == nullptr) {
       T* dk = b_.sums[kOfKeys];
       for (size_t i = 0; i < n * row_; i += N) {
         hn::Store(hn::Add(hn::Load(d_, dk + i), hn::Load(d_, dr + i)), d_, dk + i);
       }
     }
-    Through(p_.write, g_.d_write, first, tokens, values_, value_row_, b_.rows.v, b_.d_written, b_.dv);
+    FactorBackward(p_.write, g_.d_write, first, tokens, values_, value_row_, b_.rows.v, b_.d_written, b_.dv);
     StoreWrites(b_.dv, value_row_, g_.dv, head_, first, tokens, values_);
     for (size_t i = 0; g_.d_beta.data != nullptr && i < n; ++i) {
-      StoreNumber(OfWrite(g_.d_beta, static_cast<int64_t>(i % writes_)), s_, head_,
+      StoreNumber(RowsOfWrite(g_.d_beta, static_cast<int64_t>(i % writes_)), s_, head_,
                   first + static_cast<int64_t>(i / writes_), static_cast<double>(b_.d_beta[i]));
     }
   }
 
   // dx of y = beta .* factors .* x, from dy; that of beta is added to.
-  HWY_ATTR void Through(const Rows& factors, const Rows& d_factors, int64_t first, size_t tokens, size_t size,
-                        size_t row, const T* x, const T* dy, T* dx) {
+  HWY_ATTR void FactorBackward(const Rows& factors, const Rows& d_factors, int64_t first, size_t tokens, size_t size,
+                               size_t row, const T* x, const T* dy, T* dx) {
     const bool by_channel = factors.data != nullptr, by_token = p_.beta.data != nullptr;
     T* factor_rows = b_.rows.raw;
     if (by_channel) reader_.LoadWrites(factors, head_, first, tokens, size, factor_rows, row);
@@ -467,7 +467,7 @@ class DeltaBackwardHead {
     if (to.data == nullptr) return;
     const auto times = hn::Set(d_, static_cast<T>(factor));
     for (size_t write = 0; write < writes_; ++write) {
-      StoreRows(d_, rows + write * row, writes_ * row, OfWrite(to, static_cast<int64_t>(write)), s_, head, first,
+      StoreRows(d_, rows + write * row, writes_ * row, RowsOfWrite(to, static_cast<int64_t>(write)), s_, head, first,
                 tokens, 0, size, [&](auto v, size_t, size_t) HWY_ATTR { return hn::Mul(times, v); });
     }
   }

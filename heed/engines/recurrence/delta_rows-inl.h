@@ -27,11 +27,11 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 // The rows of a token's write.
-inline Rows OfWrite(const Rows& rows, int64_t write) {
-  Rows of_write = rows;
-  of_write.data =
+inline Rows RowsOfWrite(const Rows& rows, int64_t write) {
+  Rows shifted = rows;
+  shifted.data =
       static_cast<const char*>(rows.data) + write * rows.write_stride * static_cast<int64_t>(SizeOf(rows.dtype));
-  return of_write;
+  return shifted;
 }
 
 // [writes][row], values [writes][value_row]: what a token has one of stands at one of its writes,
@@ -110,7 +110,7 @@ class DeltaReader {
   HWY_ATTR void LoadWrites(const Rows& from, int64_t head, int64_t first, size_t n, size_t size, T* to,
                            size_t row) const {
     for (size_t write = 0; write < writes_; ++write) {
-      LoadRows(d_, OfWrite(from, static_cast<int64_t>(write)), s_, head, first, n, size, to + write * row, row,
+      LoadRows(d_, RowsOfWrite(from, static_cast<int64_t>(write)), s_, head, first, n, size, to + write * row, row,
                writes_);
     }
   }

@@ -99,7 +99,7 @@ class ForwardHead {
     if (p_.causal) {
       ForBlocks([&](int64_t first, size_t n) HWY_ATTR { CausalBlock(first, n); });
     } else {
-      reader_.LookAtKeys();
+      reader_.ReduceKeys();
       ForBlocks([&](int64_t first, size_t n) HWY_ATTR { AddBlock(first, n); });
       ForBlocks([&](int64_t first, size_t n) HWY_ATTR { ReadBlock(first, n); });
     }

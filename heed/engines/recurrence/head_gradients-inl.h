@@ -110,7 +110,7 @@ class HeadGradients {
     const int64_t first = block * kBlockTokens;
     const int64_t group = p_.group(), mine = head_ % group;
     if (IsRandom(p_.feature)) ToProducts(of, n);
-    if (p_.exp_gates && of == kKeys) ThroughInputGates(first, n);
+    if (p_.exp_gates && of == kKeys) InputGateBackward(first, n);
     if (group == 1) return Finish(of, first, n);
     T* rows = of == kQueries ? dq_ : b_.dk;
     T* sums = of == kQueries ? shared_.dq : shared_.dk;
@@ -148,13 +148,13 @@ class HeadGradients {
       return StoreRows(d_, rows, row_, to, s_, key_head, first, n, by_key_.begin, std::min(by_key_.end, by_key_.size),
                        scaled);
     }
-    const auto as_it_is = [](auto v, size_t, size_t) HWY_ATTR { return v; };
+    const auto unchanged = [](auto v, size_t, size_t) HWY_ATTR { return v; };
     const T* features = queries ? b_.rows.q : b_.rows.k;
     if (IsElementwise(feature)) {
       LoadRows(d_, from, s_, key_head, first, n, size, b_.unmapped, row_);
       MapFeaturesBackward(d_, feature, b_.unmapped, features, rows, static_cast<T>(scale), n * row_, rows);
       return StoreRows(d_, rows, row_, to, s_, key_head, first, n, by_key_.begin, std::min(by_key_.end, size),
-                       as_it_is);
+                       unchanged);
     }
     const auto inner = static_cast<T>(queries ? p_.query_scale() : p_.key_scale());
     for (size_t t = 0; t < n; ++t, features += row_, rows += row_) {
@@ -176,12 +176,12 @@ class HeadGradients {
     const T* features = of == kQueries ? b_.rows.q : b_.rows.k;
     T* rows = of == kQueries ? dq_ : b_.dk;
     for (size_t t = 0; t < n; ++t) {
-      ThroughRandomFeatures(p_, features + t * row_, rows + t * row_);
+      RandomFeaturesBackward(p_, features + t * row_, rows + t * row_);
     }
   }
 
   // di, and dk from that of exp(i - m) k.
-  HWY_NOINLINE HWY_ATTR void ThroughInputGates(int64_t first, size_t n) {
+  HWY_NOINLINE HWY_ATTR void InputGateBackward(int64_t first, size_t n) {
     for (size_t t = 0; t < n; ++t) {
       const T* k = b_.rows.k + t * row_;
       T* dk = b_.dk + t * row_;

@@ -152,7 +152,7 @@ HWY_INLINE T RowSum(const T* x, size_t row) {
 
 // The gradient of W y in place of that of phi.
 template <class T>
-HWY_INLINE void ThroughRandomFeatures(const Problem& p, const T* phi, T* gradient) {
+HWY_INLINE void RandomFeaturesBackward(const Problem& p, const T* phi, T* gradient) {
   const hn::ScalableTag<T> d;
   const auto size = static_cast<size_t>(p.projection_rows);
   if (p.feature == Feature::kRandomRelu) {

@@ -111,7 +111,7 @@ class RowReader {
     const auto row = static_cast<ptrdiff_t>(row_);
     QueriesAndKeys<T> rows = {{rows_.q, row}, {rows_.k, row}};
     if (p_.feature == Feature::kIdentity && InPlace<T>(p_.q, p_.key_size)) {
-      rows.q = AsTheyAre(p_.q, key_head_, first);
+      rows.q = InPlaceRows(p_.q, key_head_, first);
       rows.scale = static_cast<T>(p_.outer_scale());
     } else {
       Queries(first, n);
@@ -119,7 +119,7 @@ class RowReader {
     if (p_.key_feature == Feature::kIdentity && InPlace<T>(p_.k, p_.key_size) && !p_.exp_gates &&
         p_.key_mask.data == nullptr && !p_.complement_keys) {
       Decays(first, n);
-      rows.k = AsTheyAre(p_.k, key_head_, first);
+      rows.k = InPlaceRows(p_.k, key_head_, first);
     } else {
       Keys(first, n);
     }
@@ -159,7 +159,7 @@ class RowReader {
 
   // Keys() needs this of all keys: for Feature::kSoftmaxOfTokens their largest
   // element and the sum of exponentials, per channel.
-  HWY_NOINLINE HWY_ATTR void LookAtKeys() const {
+  HWY_NOINLINE HWY_ATTR void ReduceKeys() const {
     if (p_.key_feature == Feature::kRandomExp) {
       for (int64_t first = 0; first < s_.count; first += kBlockTokens) {
         const auto n = static_cast<size_t>(std::min(kBlockTokens, s_.count - first));
@@ -182,11 +182,11 @@ class RowReader {
         const auto before = hn::Load(d, rows_.max + i);
         auto max = before;
         for (size_t t = 0; t < n; ++t) {
-          if (Counts(first, t)) max = hn::Max(hn::Load(d, rows_.k + t * row_ + i), max);
+          if (IsUnmasked(first, t)) max = hn::Max(hn::Load(d, rows_.k + t * row_ + i), max);
         }
         auto sum = hn::Mul(hn::Load(d, rows_.inverse_sum + i), hs::Exp(d, hn::Sub(before, max)));
         for (size_t t = 0; t < n; ++t) {
-          if (!Counts(first, t)) continue;
+          if (!IsUnmasked(first, t)) continue;
           sum = hn::Add(sum, hs::Exp(d, hn::Sub(hn::Load(d, rows_.k + t * row_ + i), max)));
         }
         hn::Store(max, d, rows_.max + i);
@@ -231,7 +231,7 @@ class RowReader {
   }
 
  private:
-  RowsAt<T> AsTheyAre(const Rows& rows, int64_t head, int64_t first) const {
+  RowsAt<T> InPlaceRows(const Rows& rows, int64_t head, int64_t first) const {
     return {RowAt<T>(rows, s_, head, first), static_cast<ptrdiff_t>(rows.token_stride)};
   }
 
@@ -271,13 +271,13 @@ class RowReader {
     }
   }
 
-  bool Counts(int64_t first, size_t t) const {
+  bool IsUnmasked(int64_t first, size_t t) const {
     return p_.key_mask.data == nullptr || *RowAt<uint8_t>(p_.key_mask, s_, 0, first + static_cast<int64_t>(t)) != 0;
   }
 
   HWY_ATTR void ClearMasked(int64_t first, size_t n, T* rows, size_t row) const {
     for (size_t t = 0; p_.key_mask.data != nullptr && t < n; ++t) {
-      if (!Counts(first, t)) std::memset(rows + t * row, 0, row * sizeof(T));
+      if (!IsUnmasked(first, t)) std::memset(rows + t * row, 0, row * sizeof(T));
     }
   }
 
@@ -309,7 +309,7 @@ class RowReader {
   }
 
   // One number per token, and zeros to the end of a block.
-  HWY_ATTR void Numbers(const Rows& from, int64_t first, size_t n, T* to) const {
+  HWY_ATTR void LoadScalars(const Rows& from, int64_t first, size_t n, T* to) const {
     const hn::ScalableTag<T> d;
     std::memset(to, 0, kBlock * sizeof(T));
     LoadRows(d, from, s_, value_head_, first, n, 1, rows_.k, hn::MaxLanes(d));
@@ -323,8 +323,8 @@ class RowReader {
   HWY_NOINLINE HWY_ATTR void ExpGates(int64_t first, size_t n) const {
     const hn::ScalableTag<T> d;
     T *decay = rows_.decay, *factors = rows_.key_factors, *floors = rows_.floors;
-    Numbers(p_.forget_gate, first, n, decay);
-    Numbers(p_.input_gate, first, n, factors);
+    LoadScalars(p_.forget_gate, first, n, decay);
+    LoadScalars(p_.input_gate, first, n, factors);
     std::memset(floors, 0, kBlock * sizeof(T));
     for (size_t i = 0; i < kBlock; i += hn::MaxLanes(d)) {
       hn::Store(LogSigmoid(d, hn::Load(d, decay + i)), d, decay + i);
@@ -359,13 +359,13 @@ class RowReader {
       if (p_.exp_gates) {
         ExpGates(first, n);
       } else {
-        Numbers(p_.log_decay, first, n, rows_.decay);
+        LoadScalars(p_.log_decay, first, n, rows_.decay);
       }
       return ExpScalarDecays(d, rows_.decay, n, row_, rows_.tile_decay);
     }
     RowsAt<T> log_decay = {rows_.decay, static_cast<ptrdiff_t>(row_)};
     if (InPlace<T>(p_.log_decay, p_.key_size) && !p_.complement_keys) {
-      log_decay = AsTheyAre(p_.log_decay, value_head_, first);
+      log_decay = InPlaceRows(p_.log_decay, value_head_, first);
     } else {
       LoadRows(d, p_.log_decay, s_, value_head_, first, n, size_, rows_.decay, row_);
       if (p_.complement_keys) Complements(n);

@@ -48,7 +48,7 @@ class SumsBackwardHead : HeadGradients<T> {
     LoadState(d_, {}, 0, 0, by_value_, b_.d_state);
     if (p_.normalize) std::memset(b_.z, 0, row_ * sizeof(T));
     reader_.Begin();
-    reader_.LookAtKeys();
+    reader_.ReduceKeys();
     ForBlocks([&](int64_t block, size_t n) HWY_ATTR {
       ReadKeys(block, n);
       RowPrefetch prefetch = NextRows(block, {&p_.k}, {}, {&p_.v}, NumSumPrefetches<T>(sums));
@@ -79,7 +79,7 @@ class SumsBackwardHead : HeadGradients<T> {
                                       NumReadPrefetches<T>(by_key_) + NumReadPrefetches<T>(by_value_));
       ReadState(d_, b_.v, value_row_, n, by_key_, b_.d_transposed, b_.dk, row_, prefetch);
       ReadState(d_, b_.rows.k, row_, n, by_value_, b_.d_state, b_.dv, value_row_, prefetch);
-      if (over_tokens) ThroughSoftmax(n);
+      if (over_tokens) SoftmaxBackward(n);
       this->AddToHead(Base::kKeys, block, n);
       if (g_.dv.data != nullptr) this->StoreValueGradients(block * kBlockTokens, n);
     });
@@ -106,7 +106,7 @@ class SumsBackwardHead : HeadGradients<T> {
     reader_.Values(first, n, b_.v, value_row_);
   }
 
-  HWY_ATTR void ThroughSoftmax(size_t n) {
+  HWY_ATTR void SoftmaxBackward(size_t n) {
     for (size_t t = 0; t < n; ++t) {
       for (size_t i = by_key_.begin; i < by_key_.end; i += N) {
         const size_t at = t * row_ + i;
