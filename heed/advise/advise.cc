@@ -64,15 +64,15 @@ class Adviser {
     advice_.sample_tokens = request_.source ? sample_ : 0;
     advice_.sizes = At(length_);
     if (request_.source) ComputeExact();
-    Candidates of_attention = AttentionCandidates(question);
-    std::erase_if(of_attention, [&](const auto& candidate) { return !IsWanted(candidate->mechanism); });
+    Candidates attention_candidates = AttentionCandidates(question);
+    std::erase_if(attention_candidates, [&](const auto& candidate) { return !IsWanted(candidate->mechanism); });
     std::vector<OpEntry> ops = AllOps();
     std::erase_if(ops, [&](const OpEntry& op) {
       return op.call == nullptr || !TakesQkv(op) || op.name == "attention" || op.name == "certified_attention" ||
              !IsWanted(op.name);
     });
-    count_ = of_attention.size() + ops.size() * request_.dtypes.size();
-    for (const std::unique_ptr<Candidate>& candidate : of_attention) {
+    count_ = attention_candidates.size() + ops.size() * request_.dtypes.size();
+    for (const std::unique_ptr<Candidate>& candidate : attention_candidates) {
       Progress(candidate->mechanism + " " + candidate->options, candidate->dtype);
       const NamedTensors& tensors = request_.source ? Qkv(candidate->dtype) : nothing_;
       Try(candidate->mechanism, tensors.file, [&] { AddRow(*candidate, tensors); });
@@ -233,9 +233,9 @@ class Adviser {
     if (request_.model == nullptr) return std::nullopt;
     double seconds = 0;
     for (const Part& part : candidate.Parts(ctx, At(tokens), kept)) {
-      const std::optional<double> of_part = request_.model->Predict(part.work, part.load);
-      if (!of_part) return std::nullopt;
-      seconds += *of_part;
+      const std::optional<double> part_seconds = request_.model->Predict(part.work, part.load);
+      if (!part_seconds) return std::nullopt;
+      seconds += *part_seconds;
     }
     return seconds;
   }

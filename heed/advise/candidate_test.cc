@@ -124,8 +124,8 @@ TEST_F(CandidateTest, CachesDecodeTheLastTokens) {
   const Candidates candidates = AttentionCandidates(Asked(Purpose::kDecode));
   const Buffer exact = Attention(tensors_, [](int64_t i, int64_t j) { return j <= i; });
   EXPECT_LT(ErrorOf(Find(candidates, "cache"), exact), 1e-6);
-  const double of_bytes = ErrorOf(Find(candidates, "int8 cache"), exact);
-  EXPECT_THAT(of_bytes, AllOf(Ge(1e-4), Le(2e-2)));
+  const double int8_error = ErrorOf(Find(candidates, "int8 cache"), exact);
+  EXPECT_THAT(int8_error, AllOf(Ge(1e-4), Le(2e-2)));
   const Buffer near = Attention(tensors_, [](int64_t i, int64_t j) { return j <= i && j > i - 32; });
   EXPECT_LT(ErrorOf(Find(candidates, "ring, window 32"), near), 1e-6);
   EXPECT_LT(ErrorOf(Find(candidates, "epsilon 0.02 sketch"), exact), 0.05);

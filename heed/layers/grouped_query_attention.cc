@@ -128,15 +128,15 @@ void GroupedQueryAttention::Compute(Context& ctx, const Tokens& tokens, const fl
   }
   float* o = frame.Floats(rows * queries);
   const TensorView out = Heads(o, tokens, config_.heads, dim, queries);
-  TensorView of_queries = Heads(q, tokens, config_.heads, dim, all),
-             of_keys = Heads(k, tokens, config_.kv_heads, dim, all);
+  TensorView q_heads = Heads(q, tokens, config_.heads, dim, all),
+             k_heads = Heads(k, tokens, config_.kv_heads, dim, all);
   const ConstTensorView values = Heads(k + keys, tokens, config_.kv_heads, dim, all);
   if (config_.rotary && !(state != nullptr && CacheTurns())) {
     const ConstTensorView positions = Positions(frame, tokens, state);
-    of_queries = Turned(ctx, frame, tokens, positions, of_queries);
-    of_keys = Turned(ctx, frame, tokens, positions, of_keys);
+    q_heads = Turned(ctx, frame, tokens, positions, q_heads);
+    k_heads = Turned(ctx, frame, tokens, positions, k_heads);
   }
-  AttendSelf(ctx, tokens, state, of_queries, of_keys, values, OptionsOf(config_), out);
+  AttendSelf(ctx, tokens, state, q_heads, k_heads, values, OptionsOf(config_), out);
   out_.Rows(ctx, o, queries, rows, y, width());
 }
 

@@ -79,10 +79,10 @@ void LatentAttention::AttendExpanded(Context& ctx, const Tokens& tokens, float* 
   float* both = frame.Floats(rows * heads * pair);
   kv_b_.Rows(ctx, latents, row, rows, both, heads * pair);
   float* k = frame.Floats(rows * heads * query);
-  const float* of_queries = turned.as<float>();
+  const float* rotated_queries = turned.as<float>();
   ctx.ParallelFor(rows, [&](int64_t i, int) {
     for (int64_t head = 0; head < heads; ++head) {
-      std::copy_n(of_queries + (i * heads + head) * rope, rope, q + (i * heads + head) * query + nope);
+      std::copy_n(rotated_queries + (i * heads + head) * rope, rope, q + (i * heads + head) * query + nope);
       float* key = k + (i * heads + head) * query;
       std::copy_n(both + (i * heads + head) * pair, nope, key);
       std::copy_n(latents + i * row + config_.latent, rope, key + nope);
@@ -109,10 +109,10 @@ void LatentAttention::AttendAbsorbed(Context& ctx, const Tokens& tokens, const f
   Frame frame;
   float* among = frame.Floats(rows * heads * row);  // queries projected to latents
   MultiplyHeads(ctx, to_latent_, {q, heads * query, query}, rows, {among, heads * row, row});
-  const float* of_queries = turned.as<float>();
+  const float* rotated_queries = turned.as<float>();
   ctx.ParallelFor(rows, [&](int64_t i, int) {
     for (int64_t head = 0; head < heads; ++head) {
-      std::copy_n(of_queries + (i * heads + head) * rope, rope, among + (i * heads + head) * row + latent);
+      std::copy_n(rotated_queries + (i * heads + head) * rope, rope, among + (i * heads + head) * row + latent);
     }
   });
   float* sums = frame.Floats(rows * heads * latent);

@@ -123,9 +123,9 @@ PageLayout MakeLayout(const PagesOptions& o) {
       bytes = scales->begin + layout.tokens * kScale;
     }
     if (decays != nullptr && o.log_decay_heads > 0) {
-      const auto of_decay = static_cast<int64_t>(heed::SizeOf(o.log_decay_dtype()));
-      decays->begin = RoundUp(bytes, of_decay);
-      decays->token_stride = Product(o, "log decays of a token", {o.log_decay_heads / o.heads, of_decay});
+      const auto decay_bytes = static_cast<int64_t>(heed::SizeOf(o.log_decay_dtype()));
+      decays->begin = RoundUp(bytes, decay_bytes);
+      decays->token_stride = Product(o, "log decays of a token", {o.log_decay_heads / o.heads, decay_bytes});
       bytes = decays->begin + Product(o, "log decays of a page", {layout.tokens, decays->token_stride});
     }
     shape.unit_bytes = std::max(shape.unit_bytes, RoundUp(bytes, kLine));

@@ -244,8 +244,8 @@ class BackwardHead : GateGradients<T> {
     }
     RowPrefetch prefetch = EarlierRows(block);
     if (p_.normalize) PutNormalizer(n);
-    const bool of_decays = g_.d_log_decay.data != nullptr || g_.d_log_value_decay.data != nullptr;
-    if (gated_ && of_decays) this->BoundaryProducts(block);
+    const bool wants_decays = g_.d_log_decay.data != nullptr || g_.d_log_value_decay.data != nullptr;
+    if (gated_ && wants_decays) this->BoundaryProducts(block);
     const T* read = gated_ ? b_.read : b_.rows.q;
     const T* write = gated_ ? b_.write : b_.rows.k;
     const T* value_read = p_.has_value_decay ? b_.value_read : b_.d_o;
@@ -273,8 +273,8 @@ class BackwardHead : GateGradients<T> {
 
     if (KeepsQueryGradients()) this->AddToHead(Base::kQueries, block, n);
     this->AddToHead(Base::kKeys, block, n);
-    const bool of_value_decay = g_.d_log_value_decay.data != nullptr;
-    if (g_.dv.data == nullptr && g_.d_initial.data == nullptr && !of_value_decay) return;
+    const bool wants_value_decay = g_.d_log_value_decay.data != nullptr;
+    if (g_.dv.data == nullptr && g_.d_initial.data == nullptr && !wants_value_decay) return;
 
     // D^T k.
     Product<T> y = {write, read, row_, value_read, value_lane_row_, b_.dv, value_lane_row_};
@@ -289,7 +289,7 @@ class BackwardHead : GateGradients<T> {
     Run<Decay::kRows>(y, n, true, by_value_, b_.d_state, prefetch);
     if (p_.has_value_decay) {
       this->ValuePairGradients(n);
-      if (of_value_decay) this->ValueDecayGradients(first, n);
+      if (wants_value_decay) this->ValueDecayGradients(first, n);
       this->OwnValuePairs(n);
     }
     if (g_.dv.data == nullptr || in_place) return;
@@ -431,7 +431,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g, const ChunkSta
   ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
     const auto& buffers = *static_cast<const BackwardBuffers<T>*>(ctx.Scratch(worker));
     const Task task = queue.At(index);
-    const bool of_projection = g.d_projection.data != nullptr;
+    const bool wants_projection = g.d_projection.data != nullptr;
     if (IsRandom(p.feature)) {
       PackProjection(p, buffers.rows.raw, buffers.projection);
       const auto size = ProjectionShape<T>(p);
@@ -443,7 +443,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g, const ChunkSta
     } else {
       SumsBackwardHead<T>(p, g, task, buffers, shared).Compute();
     }
-    if (of_projection) AddToProjection(p, task, buffers, shared);
+    if (wants_projection) AddToProjection(p, task, buffers, shared);
   });
   if (g.d_projection.data != nullptr) StoreProjectionGradient(p, g, shared.d_projection);
   StoreConstants(p, shared, shared.d_bonus, g.d_bonus);

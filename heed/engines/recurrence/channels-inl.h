@@ -246,22 +246,22 @@ class ChannelTask {
         const Weights w = WeightsOf(c, k.x[c], before.max.x[c]);
         const V num = before.num.x[c], den = before.den.x[c];
         // Through the state after the token ...
-        const V of_written = hn::MulAdd(d_num.x[c], v.x[c], d_den.x[c]);
+        const V d_write = hn::MulAdd(d_num.x[c], v.x[c], d_den.x[c]);
         dv.x[c] = hn::Mul(w.written, d_num.x[c]);
-        dk.x[c] = hn::Mul(w.written, of_written);
+        dk.x[c] = hn::Mul(w.written, d_write);
         d_num.x[c] = Kept(w, d_num.x[c], hn::Zero(d_));
         d_den.x[c] = Kept(w, d_den.x[c], hn::Zero(d_));
         dw.x[c] = hn::Add(dw.x[c], hn::MulAdd(d_num.x[c], num, hn::Mul(d_den.x[c], den)));
         // ... and through its output.
         const Output out = OutputOf(c, k.x[c], v.x[c], before);
         const V d = hn::Mul(d_o.x[c], out.inverse);
-        const V of_state = hn::Mul(d, out.state), of_token = hn::Mul(d, out.token);
-        d_num.x[c] = hn::Add(d_num.x[c], of_state);
-        d_den.x[c] = hn::NegMulAdd(of_state, out.o, d_den.x[c]);
-        dv.x[c] = hn::Add(dv.x[c], of_token);
-        const V of_weight = hn::Mul(of_token, hn::Sub(v.x[c], out.o));
-        dk.x[c] = hn::Add(dk.x[c], of_weight);
-        du.x[c] = hn::Add(du.x[c], of_weight);
+        const V d_state = hn::Mul(d, out.state), d_token = hn::Mul(d, out.token);
+        d_num.x[c] = hn::Add(d_num.x[c], d_state);
+        d_den.x[c] = hn::NegMulAdd(d_state, out.o, d_den.x[c]);
+        dv.x[c] = hn::Add(dv.x[c], d_token);
+        const V d_weight = hn::Mul(d_token, hn::Sub(v.x[c], out.o));
+        dk.x[c] = hn::Add(dk.x[c], d_weight);
+        du.x[c] = hn::Add(du.x[c], d_weight);
       }
       if (g.dq.data != nullptr) WriteRow<S>(dk, g.dq, first + t);
       if (g.dv.data != nullptr) WriteRow<S>(dv, g.dv, first + t);

@@ -104,13 +104,13 @@ struct DeltaBuffers {
 // transpose.
 template <Decay kOfKeys, class F>
 HWY_INLINE void WithDelta(const Problem& p, const F& f) {
-  const std::integral_constant<Decay, kOfKeys> of_keys;
-  if (p.delta == Delta::kBeforeDecay) return f(std::true_type(), of_keys);
+  const std::integral_constant<Decay, kOfKeys> key_decay;
+  if (p.delta == Delta::kBeforeDecay) return f(std::true_type(), key_decay);
   if (p.gate == Gate::kNone) return f(std::false_type(), std::integral_constant<Decay, Decay::kNone>());
   if constexpr (kOfKeys != Decay::kLanes) {
     if (p.gate == Gate::kScalar) return f(std::false_type(), std::integral_constant<Decay, Decay::kLanes>());
   }
-  f(std::false_type(), of_keys);
+  f(std::false_type(), key_decay);
 }
 
 // The strips of a state.

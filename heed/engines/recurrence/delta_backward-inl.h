@@ -229,12 +229,12 @@ class DeltaBackwardHead {
     const T* kept = KeptOf(block);
     const T* written = before_ ? b_.rows.v : kept;
 
-    const bool of_decay = g_.d_log_decay.data != nullptr;
-    if (of_decay) TransposeState(d_, b_.d_state, by_value_, by_key_, b_.d_transposed);
+    const bool wants_decay = g_.d_log_decay.data != nullptr;
+    if (wants_decay) TransposeState(d_, b_.d_state, by_value_, by_key_, b_.d_transposed);
     RowPrefetch prefetch = EarlierRows(block, n);
     ReversedPass(n, kept, written, prefetch);
     ForwardPass(n, kept, written, b_.BoundaryState(block), prefetch);
-    if (of_decay) {  // <S, D> at the end of the block, and what tokens inside it add
+    if (wants_decay) {  // <S, D> at the end of the block, and what tokens inside it add
       StateProducts(d_, b_.BoundaryState(block), by_key_, b_.d_transposed, by_key_, b_.suffix);
       DecayGradients(first, tokens);
     }
@@ -353,8 +353,8 @@ class DeltaBackwardHead {
   // Adds to dq, dk, da and db what is read of a write with no decay between.
   HWY_NOINLINE HWY_ATTR void AddOwnPairs(size_t n, const T* kept, const T* written) const {
     // Token t writes `values` under `keys`, and token `reader` reads them by `reads`, for which it has `d_values`.
-    const auto pair = [&](size_t t, const T* values, const T* keys, DeltaSum of_keys, size_t reader, const T* d_values,
-                          const T* reads, DeltaSum of_reads) HWY_ATTR {
+    const auto pair = [&](size_t t, const T* values, const T* keys, DeltaSum key_sum, size_t reader, const T* d_values,
+                          const T* reads, DeltaSum read_sum) HWY_ATTR {
       auto sum = hn::Zero(d_);
       for (size_t j = 0; j < value_row_; j += N) {
         const auto d_value = hn::Load(d_, d_values + reader * value_row_ + j);
@@ -363,7 +363,7 @@ class DeltaBackwardHead {
       const auto product = hn::Set(d_, hn::ReduceSum(d_, sum));
       for (size_t i = 0; i < row_; i += N) {
         const size_t at = t * row_ + i, from = reader * row_ + i;
-        T *d_key = b_.sums[of_keys] + at, *d_read = b_.sums[of_reads] + from;
+        T *d_key = b_.sums[key_sum] + at, *d_read = b_.sums[read_sum] + from;
         hn::Store(hn::MulAdd(product, hn::Load(d_, keys + at), hn::Load(d_, d_read)), d_, d_read);
         hn::Store(hn::MulAdd(product, hn::Load(d_, reads + from), hn::Load(d_, d_key)), d_, d_key);
       }
@@ -388,15 +388,15 @@ class DeltaBackwardHead {
       auto later = hn::Load(d_, b_.suffix + i);
       for (size_t t = n; t-- > 0;) {
         const size_t at = t * row_ + i;
-        const auto of_read = product(b_.rows.read, b_.sums[kOfReadKeys], at);
+        const auto read_product = product(b_.rows.read, b_.sums[kOfReadKeys], at);
         auto own = hn::Sub(product(b_.rows.q, b_.sums[kOfQueries], at), product(b_.rows.k, b_.sums[kOfKeys], at));
         if (before_) {
           own = hn::Sub(own, product(b_.rows.write_key, b_.sums[kOfWriteKeys], at));
         } else {
-          own = hn::Add(own, of_read);
+          own = hn::Add(own, read_product);
         }
         const auto gradient = hn::Add(later, own);
-        later = before_ ? hn::Add(gradient, of_read) : gradient;
+        later = before_ ? hn::Add(gradient, read_product) : gradient;
         hn::Store(gradient, d_, to + at);
       }
     }

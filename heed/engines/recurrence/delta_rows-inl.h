@@ -124,7 +124,7 @@ class DeltaReader {
 
   // Asks in so many calls for rows of the block from token `first` on, of the forward pass or, with more, of another.
   struct MoreRows {
-    std::initializer_list<const Rows*> of_key_heads = {}, by_key = {}, by_value = {};
+    std::initializer_list<const Rows*> by_key_head = {}, by_key = {}, by_value = {};
   };
   HWY_ATTR RowPrefetch Prefetch(int64_t first, size_t calls, const MoreRows& more = {}) const {
     RowPrefetch prefetch;
@@ -138,7 +138,7 @@ class DeltaReader {
     add({&p_.erase}, head_, p_.key_size);
     if (p_.gate == Gate::kKey) add({&p_.log_decay}, head_, p_.key_size);
     add({&p_.v, &p_.o}, head_, p_.value_size);
-    add(more.of_key_heads, key_head_, p_.key_size);
+    add(more.by_key_head, key_head_, p_.key_size);
     add(more.by_key, head_, p_.key_size);
     add(more.by_value, head_, p_.value_size);
     prefetch.Begin(static_cast<size_t>(std::min(p_.block_tokens(), s_.count - first)), calls);

@@ -137,10 +137,10 @@ class GateGradients : protected HeadGradients<T> {
       auto later = Load(d, b_.suffix + i);
       for (size_t t = n; t-- > 0;) {
         const size_t at = t * row_ + i;
-        const auto of_query = hn::Mul(Load(d, b_.rows.q + at), Load(d, dq_ + at));
+        const auto query_product = hn::Mul(Load(d, b_.rows.q + at), Load(d, dq_ + at));
         const auto k = Load(d, b_.rows.k + at), dk = Load(d, b_.dk + at);
         const auto past_query = later;
-        later = hn::Add(later, hn::NegMulAdd(k, dk, of_query));
+        later = hn::Add(later, hn::NegMulAdd(k, dk, query_product));
         // A query does not see its token's decay where there is a bonus.
         put(p_.has_bonus ? hn::NegMulAdd(k, dk, past_query) : later, at);
       }
@@ -230,8 +230,8 @@ class GateGradients : protected HeadGradients<T> {
       auto later = hn::Load(d_, b_.value_suffix + i);
       for (size_t t = n; t-- > 0;) {
         const size_t at = t * value_row_ + i;
-        const auto of_output = hn::Mul(hn::Load(d_, o + at), hn::Load(d_, b_.d_o + at));
-        later = hn::Add(later, hn::NegMulAdd(hn::Load(d_, b_.v + at), hn::Load(d_, b_.dv + at), of_output));
+        const auto output_product = hn::Mul(hn::Load(d_, o + at), hn::Load(d_, b_.d_o + at));
+        later = hn::Add(later, hn::NegMulAdd(hn::Load(d_, b_.v + at), hn::Load(d_, b_.dv + at), output_product));
         hn::Store(later, d_, to + at);
       }
     }

@@ -39,9 +39,9 @@ Reason DeclinesForm(const Problem& p) {
 Reason Declines(const Context&, const Problem& p) {
   if (const Reason reason = engine::DeclinesAllButF32(p.dtype); !reason.empty()) return reason;
   if (const Reason reason = DeclinesForm(p); !reason.empty()) return reason;
-  thread_local std::string of_device;  // owns the text until the next call
-  of_device = cuda::Declines(p.device, cuda::ForwardSweep(cuda::FormOnDevice(p), p.initial, p.initial_z));
-  return {of_device.c_str()};
+  thread_local std::string reason;  // owns the text until the next call
+  reason = cuda::Declines(p.device, cuda::ForwardSweep(cuda::FormOnDevice(p), p.initial, p.initial_z));
+  return {reason.c_str()};
 }
 
 void Compute(const Context& ctx, const Problem& given, const States& initial, const States& initial_z) {

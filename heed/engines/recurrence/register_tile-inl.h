@@ -196,10 +196,10 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
     // A mask selects E or E - 1: a branch would be mispredicted for one
     // row of two where each has its own decay, which took a third of the time.
     const auto decay_row = [&]() HWY_ATTR {
-      const V of_row = hn::Set(d, x.row_decay[r]);
-      const V near = hn::BitCast(d, hn::BroadcastSignBit(hn::BitCast(hn::RebindToSigned<D>(), of_row)));
+      const V factor = hn::Set(d, x.row_decay[r]);
+      const V near = hn::BitCast(d, hn::BroadcastSignBit(hn::BitCast(hn::RebindToSigned<D>(), factor)));
       HWY_UNROLL(16)
-      for (int c = 0; c < C; ++c) s[c] = hn::MulAdd(of_row, s[c], hn::And(near, s[c]));
+      for (int c = 0; c < C; ++c) s[c] = hn::MulAdd(factor, s[c], hn::And(near, s[c]));
     };
     if constexpr (kDecay == Decay::kLanesRows) decay_lanes(less_one);
     if constexpr (kDecay == Decay::kRowsLanes) decay_row();
@@ -212,9 +212,9 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
       if constexpr (kLanesLast) {
         decay_lanes(rounded);
       } else {
-        const V of_row = hn::Set(d, x.row_decay[r]);
+        const V factor = hn::Set(d, x.row_decay[r]);
         HWY_UNROLL(16)
-        for (int c = 0; c < C; ++c) s[c] = hn::Mul(of_row, s[c]);
+        for (int c = 0; c < C; ++c) s[c] = hn::Mul(factor, s[c]);
       }
       write_all();
       HWY_UNROLL(16)

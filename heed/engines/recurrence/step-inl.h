@@ -103,9 +103,9 @@ HWY_INLINE void StepColumns(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT 
     const auto decay = kForm != StepForm::kUngated ? hn::Set(d, a[r]) : hn::Zero(d);
     HWY_UNROLL(8)
     for (int c = 0; c < C; ++c) {
-      const auto of_value = kForm == StepForm::kBoth ? hn::Load(d, b + c * N) : hn::Zero(d);
+      const auto column_decay = kForm == StepForm::kBoth ? hn::Load(d, b + c * N) : hn::Zero(d);
       const auto s =
-          StepVector<kForm>(d, decay, of_value, key, hn::Load(d, v + c * N), C == 1 ? count : N, state + c * N);
+          StepVector<kForm>(d, decay, column_decay, key, hn::Load(d, v + c * N), C == 1 ? count : N, state + c * N);
       sum[c] = hn::MulAdd(query, s, sum[c]);
     }
   }
@@ -132,11 +132,11 @@ template <StepForm kForm, class D, class T = hn::TFromD<D>>
 HWY_INLINE T StepTransposed(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k, const T* HWY_RESTRICT a, T b, T v,
                             size_t features, T* HWY_RESTRICT state) {
   constexpr size_t N = hn::MaxLanes(D());
-  const auto value = hn::Set(d, v), of_value = hn::Set(d, b);
+  const auto value = hn::Set(d, v), column_decay = hn::Set(d, b);
   auto sum = hn::Zero(d);
   const auto column = [&](size_t c, size_t count) HWY_ATTR {
     const auto decay = kForm != StepForm::kUngated ? hn::Load(d, a + c) : hn::Zero(d);
-    const auto s = StepVector<kForm>(d, decay, of_value, hn::Load(d, k + c), value, count, state + c);
+    const auto s = StepVector<kForm>(d, decay, column_decay, hn::Load(d, k + c), value, count, state + c);
     sum = hn::MulAdd(hn::Load(d, q + c), s, sum);
   };
   size_t c = 0;
@@ -179,10 +179,10 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task, const St
   const bool gated = p.gate != Gate::kNone, scalar = p.gate == Gate::kScalar;
 
   // A token is a tile of its own.
-  const auto to_tile_decays = [&](const T* decay, size_t row, bool one, T* of_tile) HWY_ATTR {
+  const auto to_tile_decays = [&](const T* decay, size_t row, bool one, T* tile_decay) HWY_ATTR {
     for (size_t i = 0; i < row; i += hn::MaxLanes(d)) {
       const auto a = one ? hn::Set(d, *decay) : hn::Load(d, decay + i);
-      hn::Store(TileDecay(d, a, hn::Load(d, of_tile + i)), d, of_tile + i);
+      hn::Store(TileDecay(d, a, hn::Load(d, tile_decay + i)), d, tile_decay + i);
     }
   };
   if (gated) {
@@ -223,18 +223,18 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task, const St
     const int64_t stride = p.final_z.key_stride;
     auto sum = hn::Zero(d);
     for (size_t i = 0; i < features; i += N) {
-      HWY_ALIGN T of_z[N] = {};
+      HWY_ALIGN T z_vector[N] = {};
       const size_t count = std::min(N, features - i);
       T* at = z + static_cast<int64_t>(i) * stride;
       for (size_t lane = 0; lane < count; ++lane) {
-        of_z[lane] = at[static_cast<int64_t>(lane) * stride];
+        z_vector[lane] = at[static_cast<int64_t>(lane) * stride];
       }
       const auto decay = gated ? hn::Load(d, b.rows.tile_decay + i) : hn::Set(d, T{1});
-      const auto next = NextNormalizer(d, decay, hn::Load(d, of_z), hn::Load(d, b.rows.k + i));
+      const auto next = NextNormalizer(d, decay, hn::Load(d, z_vector), hn::Load(d, b.rows.k + i));
       sum = hn::MulAdd(hn::Load(d, b.rows.q + i), next, sum);
-      hn::Store(next, d, of_z);
+      hn::Store(next, d, z_vector);
       for (size_t lane = 0; lane < count; ++lane) {
-        at[static_cast<int64_t>(lane) * stride] = of_z[lane];
+        at[static_cast<int64_t>(lane) * stride] = z_vector[lane];
       }
     }
     factor = 1 / Denominator(p, b.rows, hn::ReduceSum(d, sum), 0);

@@ -62,7 +62,7 @@ struct ConvolutionBuffers {
   T* scratch;         // a spectrum
   ModeTaps<T> modes;  // where they make the taps
   // The backward pass alone has these.
-  T *d_rows, *of_inputs, *of_gradients, *sum;
+  T *d_rows, *input_spectrum, *gradient_spectrum, *sum;
   double *dtaps, *dskip;
 
   void LayOut(const Problem& p, bool backward, Carver& carver) {
@@ -85,8 +85,8 @@ struct ConvolutionBuffers {
     if (HasModes(p)) modes.LayOut(p, backward, carver);
     if (!backward) return;
     next(d_rows, channels * pitch);
-    next(of_inputs, spectrum);
-    next(of_gradients, spectrum);
+    next(input_spectrum, spectrum);
+    next(gradient_spectrum, spectrum);
     next(sum, spectrum);
     next(dtaps, kRowChannels * static_cast<size_t>(p.num_taps));
     next(dskip, kRowChannels);
@@ -323,11 +323,11 @@ class RowConvolution {
     double* dtaps = TapsOf(c);
     const size_t blocks = shape.blocks();
     for (size_t i = 0; i < blocks; ++i) {
-      TransformBlock(plan, shape, d_row, i, b_.of_gradients);
+      TransformBlock(plan, shape, d_row, i, b_.gradient_spectrum);
       if (WantsTaps(g)) {
         if (i % kBlocksPerSum == 0) std::fill_n(b_.sum, 2 * shape.n, T{0});
-        Spectrum(targets_, plan, Block(shape, row, blocks - 1 - i), nullptr, b_.of_inputs);
-        AddProduct(targets_, plan, b_.of_gradients, b_.of_inputs, b_.sum);
+        Spectrum(targets_, plan, Block(shape, row, blocks - 1 - i), nullptr, b_.input_spectrum);
+        AddProduct(targets_, plan, b_.gradient_spectrum, b_.input_spectrum, b_.sum);
         if (i % kBlocksPerSum == kBlocksPerSum - 1 || i == blocks - 1) {
           scan::Convolve(targets_, plan, b_.sum, nullptr, b_.sum, b_.scratch);
           for (size_t s = 0; s < shape.taps; ++s) {
@@ -336,7 +336,7 @@ class RowConvolution {
         }
       }
       if (g.dx.data == nullptr) continue;
-      scan::Convolve(targets_, plan, taps, b_.of_gradients, b_.of_gradients, d_row + i * shape.n);
+      scan::Convolve(targets_, plan, taps, b_.gradient_spectrum, b_.gradient_spectrum, d_row + i * shape.n);
       AddSkip(skip, shape, i, d_row);
     }
   }

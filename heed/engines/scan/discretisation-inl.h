@@ -60,13 +60,13 @@ template <class D, class V = hn::Vec<D>>
 HWY_INLINE void SineAndCosine(D d, V x, V& sine, V& cosine) {
   hn::SinCos(d, x, sine, cosine);
   if (hn::AllFalse(d, hn::Gt(hn::Abs(x), hn::Set(d, 3e4)))) return;
-  HWY_ALIGN double angle[hn::MaxLanes(D())], of_sine[hn::MaxLanes(D())];
+  HWY_ALIGN double angle[hn::MaxLanes(D())], sines[hn::MaxLanes(D())];
   hn::Store(x, d, angle);
   for (size_t i = 0; i < hn::Lanes(d); ++i) {
-    of_sine[i] = std::sin(angle[i]);
+    sines[i] = std::sin(angle[i]);
     angle[i] = std::cos(angle[i]);
   }
-  sine = hn::Load(d, of_sine);
+  sine = hn::Load(d, sines);
   cosine = hn::Load(d, angle);
 }
 
@@ -160,20 +160,20 @@ inline Complex64 MeanSlope(Complex64 z, Complex64 power, Complex64 mean) {
 struct RateGradients {
   double log_dt, log_A_real, A_imag;
 };
-inline RateGradients GradientsOfRates(bool bilinear, double dt, Complex64 z, Complex64 a, Complex64 b, Complex64 of_a,
-                                      Complex64 of_b) {
-  Complex64 of_z, slope = {0, 0};
+inline RateGradients GradientsOfRates(bool bilinear, double dt, Complex64 z, Complex64 a, Complex64 b, Complex64 d_a,
+                                      Complex64 d_b) {
+  Complex64 d_z, slope = {0, 0};
   const Complex64 mean = (1 / dt) * b;
   if (bilinear) {
     // da/dz = 1 / (1 - z/2)^2, db/dz = dt / 2 of the same.
     slope = mean * mean;
-    of_z = of_a * slope + (dt / 2) * (of_b * slope);
+    d_z = d_a * slope + (dt / 2) * (d_b * slope);
   } else {
-    of_z = of_a * a + dt * (of_b * MeanSlope(z, a, mean));
+    d_z = d_a * a + dt * (d_b * MeanSlope(z, a, mean));
   }
   // z = dt A, so dz / dlog dt = z, and dz / dlog_A_real = Re z.
-  const Complex64 of_dt = of_z * z + of_b * b;
-  return {of_dt.re, of_z.re * z.re, -dt * of_z.im};
+  const Complex64 d_dt = d_z * z + d_b * b;
+  return {d_dt.re, d_z.re * z.re, -dt * d_z.im};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

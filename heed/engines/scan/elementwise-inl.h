@@ -276,9 +276,9 @@ class ElementwiseBlock {
       hn::Store(dlog, d_, b_.first + at);
     } else {
       const V x = hn::Load(d_, b_.x + at);
-      const V of_gated = hn::Mul(p, token.root);  // of sigmoid(i) x
-      hn::Store(hn::Mul(of_gated, token.input.s), d_, b_.x + at);
-      hn::Store(hn::Mul(hn::Mul(of_gated, x), hn::Mul(token.input.s, token.input.complement)), d_, b_.second + at);
+      const V d_gated = hn::Mul(p, token.root);  // of sigmoid(i) x
+      hn::Store(hn::Mul(d_gated, token.input.s), d_, b_.x + at);
+      hn::Store(hn::Mul(hn::Mul(d_gated, x), hn::Mul(token.input.s, token.input.complement)), d_, b_.second + at);
       if (!is_first) {
         // droot / dlog a = -a^2 / root; what 1 / (2 root) there is at most 1000.
         constexpr T kLeast = T{1e-6} / 4;

@@ -220,8 +220,8 @@ void ConvolutionOf(const FourierPlan<T>& plan, const T* a, const T* b, T* scratc
     const size_t begin = tile * kLanes * kRow;
     for (size_t i = begin; i < begin + kLanes * kRow; i += kRow) {
       for (size_t c = i; c < i + kLanes; c += hn::Lanes(d)) {
-        const auto of_a = LoadRow(d, a + c);
-        StoreRow(b == nullptr ? of_a : Times(of_a, LoadRow(d, b + c)), d, scratch + c);
+        const auto a_row = LoadRow(d, a + c);
+        StoreRow(b == nullptr ? a_row : Times(a_row, LoadRow(d, b + c)), d, scratch + c);
       }
     }
     Rows<true>(plan.short_stages.data(), kLanes, scratch + begin);

@@ -46,11 +46,11 @@ template <class T>
 std::vector<T> Convolved(const FourierPlan<T>& plan, int64_t allowed_targets, const std::vector<T>& a,
                          const std::vector<T>& b, int64_t count) {
   const int64_t blocks = (count + plan.n - 1) / plan.n;
-  auto of_b = Spectra(plan, allowed_targets, b, 1)[0];
+  auto b_spectrum = Spectra(plan, allowed_targets, b, 1)[0];
   std::vector<T> y(static_cast<size_t>(blocks * plan.n), std::numeric_limits<T>::quiet_NaN());
   T* block = y.data();
   for (auto& spectrum : Spectra(plan, allowed_targets, a, blocks)) {
-    Convolve(allowed_targets, plan, of_b.data(), spectrum.data(), spectrum.data(), block);
+    Convolve(allowed_targets, plan, b_spectrum.data(), spectrum.data(), spectrum.data(), block);
     block += plan.n;
   }
   y.resize(static_cast<size_t>(count));
@@ -136,10 +136,10 @@ TYPED_TEST(FourierTest, ProductsAddUpBeforeOneTransform) {
   const int64_t n = 512;
   const FourierPlan<TypeParam> plan(n);
   const auto a = Normal<TypeParam>(2 * n, 4), b = Normal<TypeParam>(n, 5);
-  const auto of_a = Spectra(plan, -1, a, 2);
-  const auto of_b = Spectra(plan, -1, b, 1)[0];
+  const auto a_spectra = Spectra(plan, -1, a, 2);
+  const auto b_spectrum = Spectra(plan, -1, b, 1)[0];
   std::vector<TypeParam> sum(static_cast<size_t>(plan.spectrum_size())), y(static_cast<size_t>(n));
-  for (const auto& spectrum : of_a) AddProduct(-1, plan, spectrum.data(), of_b.data(), sum.data());
+  for (const auto& spectrum : a_spectra) AddProduct(-1, plan, spectrum.data(), b_spectrum.data(), sum.data());
   Convolve(-1, plan, sum.data(), nullptr, sum.data(), y.data());
   const auto whole = Convolved(plan, -1, a, b, 2 * n);
   const double unit = std::numeric_limits<TypeParam>::epsilon() / 2;

@@ -17,16 +17,16 @@ constexpr char kName[] = "scan_cuda";
 // Blocks per SM in a backward launch: four at a time, four waves.
 constexpr int64_t kEnoughBlocks = 16;
 
-int64_t Blocks(int64_t size, int64_t of_each) { return (size + of_each - 1) / of_each; }
+int64_t Blocks(int64_t size, int64_t per_block) { return (size + per_block - 1) / per_block; }
 
 Reason Declines(const Context&, const Problem& p) {
   if (p.rule != Rule::kSelective) return {"computes selective scans"};
   if (const Reason reason = engine::DeclinesAllButF32(p.dtype); !reason.empty()) return reason;
   if (p.states > cuda::kMostStates) return {"computes up to 128 states of a channel"};
-  thread_local std::string of_device;  // owns the text until the next call
-  of_device = heed::cuda::Declines(p.device,
-                                   cuda::WithShape(p.states, [](auto shape) { return int64_t{shape.kForwardBytes}; }));
-  return {of_device.c_str()};
+  thread_local std::string reason;  // owns the text until the next call
+  reason = heed::cuda::Declines(p.device,
+                                cuda::WithShape(p.states, [](auto shape) { return int64_t{shape.kForwardBytes}; }));
+  return {reason.c_str()};
 }
 
 cuda::DeviceTokens OnDevice(const Tokens& t) { return {t.data, t.dtype, t.token, t.column, t.group}; }

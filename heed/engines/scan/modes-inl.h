@@ -43,13 +43,13 @@ inline size_t PaddedModes(const Problem& p) { return (static_cast<size_t>(p.stat
 template <class T>
 struct ModeTables {
   size_t modes, width;
-  ChannelModes of;  // in double
-  T *a, *b, *c;     // [2, width]; c is twice C
-  T* jump;          // a^16: [2, width]
-  T* returns;       // 2 c a: [2, width]
-  T* taps;          // 16 zeros, then K
-  T* reads;         // Re and -Im of 2 c a^(i+1): [modes, 2, 16]
-  T* powers;        // a^l: [16, 2, width]
+  ChannelModes exact;  // in double
+  T *a, *b, *c;        // [2, width]; c is twice C
+  T* jump;             // a^16: [2, width]
+  T* returns;          // 2 c a: [2, width]
+  T* taps;             // 16 zeros, then K
+  T* reads;            // Re and -Im of 2 c a^(i+1): [modes, 2, 16]
+  T* powers;           // a^l: [16, 2, width]
   // The backward pass alone has these.
   T* taps_back;  // K from its end, then 16 zeros
   T* writes;     // Re and -Im of b a^(15-i): [modes, 2, 16]
@@ -58,7 +58,7 @@ struct ModeTables {
   void LayOut(const Problem& p, bool backward, Carver& carver) {
     modes = static_cast<size_t>(p.states);
     width = PaddedModes(p);
-    of.LayOut(width, carver);
+    exact.LayOut(width, carver);
     const auto next = [&](T*& buffer, size_t elements) { carver.Next(buffer, static_cast<int64_t>(elements)); };
     for (T** row : {&a, &b, &c, &jump, &returns}) next(*row, 2 * width);
     next(taps, 2 * kChunk);
@@ -79,10 +79,10 @@ HWY_INLINE void Narrow(const double* from, T* to, size_t count) {
 // Numbers of single tokens; those of chunks are made of them.
 template <class T>
 void FillTokenTables(const Problem& p, int64_t channel, ModeTables<T>& t) {
-  Discretise(p, channel, t.of);
-  Narrow(t.of.a, t.a, 2 * t.width);
-  Narrow(t.of.b, t.b, 2 * t.width);
-  for (size_t i = 0; i < 2 * t.width; ++i) t.c[i] = static_cast<T>(2 * t.of.c[i]);
+  Discretise(p, channel, t.exact);
+  Narrow(t.exact.a, t.a, 2 * t.width);
+  Narrow(t.exact.b, t.b, 2 * t.width);
+  for (size_t i = 0; i < 2 * t.width; ++i) t.c[i] = static_cast<T>(2 * t.exact.c[i]);
 }
 
 // Sixteen numbers in double: the powers of one mode.
@@ -109,7 +109,7 @@ HWY_INLINE void PowersOf(double a_re, double a_im, Powers& out) {
 template <class T>
 HWY_NOINLINE HWY_ATTR void FillChunkTables(bool backward, ModeTables<T>& t) {
   double taps[kChunk] = {};
-  const ChannelModes& of = t.of;
+  const ChannelModes& exact = t.exact;
   std::fill_n(t.powers, 2 * kChunk * t.width, T{0});
   if (backward) std::fill_n(t.slopes, 2 * (kChunk + 1) * t.width, T{0});
   std::fill_n(t.jump, 2 * t.width, T{0});
@@ -117,12 +117,12 @@ HWY_NOINLINE HWY_ATTR void FillChunkTables(bool backward, ModeTables<T>& t) {
   for (size_t n = 0; n < t.modes; ++n) {
     const size_t m = t.width + n;
     Powers power;
-    PowersOf(of.a[n], of.a[m], power);
+    PowersOf(exact.a[n], exact.a[m], power);
     // 2 c a, and 2 c b.
-    const double read_re = 2 * (of.c[n] * of.a[n] - of.c[m] * of.a[m]);
-    const double read_im = 2 * (of.c[n] * of.a[m] + of.c[m] * of.a[n]);
-    const double tap_re = 2 * (of.c[n] * of.b[n] - of.c[m] * of.b[m]);
-    const double tap_im = 2 * (of.c[n] * of.b[m] + of.c[m] * of.b[n]);
+    const double read_re = 2 * (exact.c[n] * exact.a[n] - exact.c[m] * exact.a[m]);
+    const double read_im = 2 * (exact.c[n] * exact.a[m] + exact.c[m] * exact.a[n]);
+    const double tap_re = 2 * (exact.c[n] * exact.b[n] - exact.c[m] * exact.b[m]);
+    const double tap_im = 2 * (exact.c[n] * exact.b[m] + exact.c[m] * exact.b[n]);
     T* reads = t.reads + 2 * kChunk * n;
     for (size_t i = 0; i < kChunk; ++i) {
       taps[i] += tap_re * power.re[i] - tap_im * power.im[i];
@@ -136,14 +136,14 @@ HWY_NOINLINE HWY_ATTR void FillChunkTables(bool backward, ModeTables<T>& t) {
     t.returns[n] = static_cast<T>(read_re);
     t.returns[m] = static_cast<T>(read_im);
     const double last_re = power.re[kChunk - 1], last_im = power.im[kChunk - 1];
-    t.jump[n] = static_cast<T>(last_re * of.a[n] - last_im * of.a[m]);
-    t.jump[m] = static_cast<T>(last_re * of.a[m] + last_im * of.a[n]);
+    t.jump[n] = static_cast<T>(last_re * exact.a[n] - last_im * exact.a[m]);
+    t.jump[m] = static_cast<T>(last_re * exact.a[m] + last_im * exact.a[n]);
     if (!backward) continue;
     T* writes = t.writes + 2 * kChunk * n;
     for (size_t i = 0; i < kChunk; ++i) {
       const size_t l = kChunk - 1 - i;
-      writes[i] = static_cast<T>(of.b[n] * power.re[l] - of.b[m] * power.im[l]);
-      writes[kChunk + i] = static_cast<T>(-(of.b[n] * power.im[l] + of.b[m] * power.re[l]));
+      writes[i] = static_cast<T>(exact.b[n] * power.re[l] - exact.b[m] * power.im[l]);
+      writes[kChunk + i] = static_cast<T>(-(exact.b[n] * power.im[l] + exact.b[m] * power.re[l]));
       const auto order = static_cast<double>(i + 1);
       t.slopes[2 * (i + 1) * t.width + n] = static_cast<T>(order * power.re[i]);
       t.slopes[2 * (i + 1) * t.width + m] = static_cast<T>(order * power.im[i]);
@@ -387,19 +387,19 @@ HWY_INLINE T OneTokenBack(const ModeTables<T>& t, T x, T dy, const T* before, co
   const size_t w = t.width;
   const auto vx = hn::Set(d, x), vdy = hn::Set(d, dy);
   auto du = hn::Zero(d);
-  T *of_a = sums.At(Row::kOfA), *of_b = sums.At(Row::kOfB), *of_c = sums.At(Row::kOfC);
+  T *d_a = sums.At(Row::kOfA), *d_b = sums.At(Row::kOfB), *d_c = sums.At(Row::kOfC);
   for (size_t n = 0; n < w; n += Lanes<T>()) {
     const auto load = [&](const T* from) HWY_ATTR { return hn::LoadU(d, from + n); };
     const auto add = [&](T* to, auto value) HWY_ATTR { hn::StoreU(hn::Add(hn::LoadU(d, to + n), value), d, to + n); };
     const auto re = hn::MulAdd(load(t.c), vdy, load(p));
     const auto im = hn::MulAdd(load(t.c + w), vdy, load(p + w));
     const auto hr = load(before), hi = load(before + w);
-    add(of_a, hn::NegMulAdd(im, hi, hn::Mul(re, hr)));
-    add(of_a + w, hn::MulAdd(im, hr, hn::Mul(re, hi)));
-    add(of_b, hn::Mul(re, vx));
-    add(of_b + w, hn::Mul(im, vx));
-    add(of_c, hn::Mul(vdy, load(after)));
-    add(of_c + w, hn::Mul(vdy, load(after + w)));
+    add(d_a, hn::NegMulAdd(im, hi, hn::Mul(re, hr)));
+    add(d_a + w, hn::MulAdd(im, hr, hn::Mul(re, hi)));
+    add(d_b, hn::Mul(re, vx));
+    add(d_b + w, hn::Mul(im, vx));
+    add(d_c, hn::Mul(vdy, load(after)));
+    add(d_c + w, hn::Mul(vdy, load(after + w)));
     du = hn::NegMulAdd(load(t.b + w), im, hn::MulAdd(load(t.b), re, du));
     const auto ar = load(t.a), ai = load(t.a + w);
     hn::StoreU(hn::NegMulAdd(ai, im, hn::Mul(ar, re)), d, p + n);
@@ -500,16 +500,16 @@ template <class T>
 void StoreModeGradients(const Problem& p, const Gradients& g, int64_t channel, const ModeTables<T>& t,
                         const ModeSums<T>& sums) {
   using Row = ModeSums<T>;
-  const ChannelModes& of = t.of;
+  const ChannelModes& exact = t.exact;
   const auto store = [&](const Numbers& to, size_t n, int64_t part, double value) {
     if (to.data == nullptr) return;
     StoreDouble(to.dtype, const_cast<void*>(to.data),
                 channel * to.channel + static_cast<int64_t>(n) * to.state + part * to.part, value);
   };
-  double of_log_dt = 0;
+  double d_log_dt = 0;
   for (size_t n = 0; n < t.modes; ++n) {
-    const auto mode = [&](const double* row) { return Complex64{row[n], row[of.width + n]}; };
-    const Complex64 a = mode(of.a), b = mode(of.b), c = mode(of.c);
+    const auto mode = [&](const double* row) { return Complex64{row[n], row[exact.width + n]}; };
+    const Complex64 a = mode(exact.a), b = mode(exact.b), c = mode(exact.c);
     Complex64 power = {1, 0}, seen = {0, 0}, slope = {0, 0};  // sums of R_l a^l and of its derivative
     for (size_t l = 0; l < kChunk; ++l) {
       const double lag = sums.total_lags[l];
@@ -520,19 +520,19 @@ void StoreModeGradients(const Problem& p, const Gradients& g, int64_t channel, c
       }
     }
     // power is a^15.
-    const Complex64 of_a = static_cast<double>(kChunk) * (power * sums.Total(Row::kPX, n)) +
-                           b * sums.Total(Row::kPSlope, n) + 2 * (c * (sums.Total(Row::kXSlope, n) + b * slope)) +
-                           sums.Total(Row::kOfA, n);
-    const Complex64 of_b = sums.Total(Row::kPU, n) + 2 * (c * seen) + sums.Total(Row::kOfB, n);
-    const Complex64 of_c = 2 * (a * sums.Total(Row::kXV, n) + b * seen + sums.Total(Row::kOfC, n));
-    const RateGradients rates = GradientsOfRates(p.bilinear, of.dt, mode(of.z), a, b, of_a, of_b);
-    of_log_dt += rates.log_dt;
+    const Complex64 d_a = static_cast<double>(kChunk) * (power * sums.Total(Row::kPX, n)) +
+                          b * sums.Total(Row::kPSlope, n) + 2 * (c * (sums.Total(Row::kXSlope, n) + b * slope)) +
+                          sums.Total(Row::kOfA, n);
+    const Complex64 d_b = sums.Total(Row::kPU, n) + 2 * (c * seen) + sums.Total(Row::kOfB, n);
+    const Complex64 d_c = 2 * (a * sums.Total(Row::kXV, n) + b * seen + sums.Total(Row::kOfC, n));
+    const RateGradients rates = GradientsOfRates(p.bilinear, exact.dt, mode(exact.z), a, b, d_a, d_b);
+    d_log_dt += rates.log_dt;
     store(g.dlog_A_real, n, 0, rates.log_A_real);
     store(g.dA_imag, n, 0, rates.A_imag);
-    store(g.dC.constants, n, 0, of_c.re);
-    store(g.dC.constants, n, 1, -of_c.im);
+    store(g.dC.constants, n, 0, d_c.re);
+    store(g.dC.constants, n, 1, -d_c.im);
   }
-  store(g.dlog_dt, 0, 0, of_log_dt);
+  store(g.dlog_dt, 0, 0, d_log_dt);
 }
 
 // modes.cc compiles these, for all files of the engine.

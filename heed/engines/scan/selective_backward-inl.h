@@ -315,13 +315,13 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
     const auto i = static_cast<size_t>(sequence);
     Turn& turn = shared_.turns[shared_.chunks_before[i] + block_.group * NumChunks(s.count) + begin / kChunkTokens];
     const int64_t place = shared_.tokens_before[i] + block_.group * s.count + begin;
-    const bool is_last = block_.of_group + 1 == per_group_;
-    if (block_.of_group > 0) WaitForTurn(turn, block_.of_group);
+    const bool is_last = block_.in_group + 1 == per_group_;
+    if (block_.in_group > 0) WaitForTurn(turn, block_.in_group);
     const auto reduce = [&](const Weights& weights, const Weights& gradient, T* part, T* stage) {
       if (weights.constants.data != nullptr) return;
       const size_t count = static_cast<size_t>(tokens) * row_;
       T* HWY_RESTRICT staged = stage + static_cast<size_t>(place) * row_;
-      if (block_.of_group > 0) {
+      if (block_.in_group > 0) {
         for (size_t k = 0; k < count; ++k) part[k] += staged[k];
       }
       if (!is_last) {

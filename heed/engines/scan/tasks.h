@@ -13,26 +13,26 @@ namespace heed::scan {
 // Channels that one task owns.
 struct ColumnBlock {
   int64_t index;            // among all strips
-  int64_t group, of_group;  // and among those of the group
+  int64_t group, in_group;  // and among those of the group
   int64_t first, channels;
 };
 
 class ColumnBlocks {
  public:
   ColumnBlocks(const Problem& p, size_t width)
-      : width_(static_cast<int64_t>(width)), of_group_(p.groups > 0 ? p.channels / p.groups : 0),
-        per_group_((of_group_ + width_ - 1) / width_), size_(per_group_ * p.groups) {}
+      : width_(static_cast<int64_t>(width)), group_channels_(p.groups > 0 ? p.channels / p.groups : 0),
+        per_group_((group_channels_ + width_ - 1) / width_), size_(per_group_ * p.groups) {}
 
   int64_t size() const { return size_; }
   int64_t per_group() const { return per_group_; }
   ColumnBlock At(int64_t index) const {
-    const int64_t group = index / per_group_, of_group = index % per_group_;
-    return {index, group, of_group, group * of_group_ + of_group * width_,
-            std::min(width_, of_group_ - of_group * width_)};
+    const int64_t group = index / per_group_, in_group = index % per_group_;
+    return {index, group, in_group, group * group_channels_ + in_group * width_,
+            std::min(width_, group_channels_ - in_group * width_)};
   }
 
  private:
-  int64_t width_, of_group_, per_group_, size_;
+  int64_t width_, group_channels_, per_group_, size_;
 };
 
 inline int64_t NumTiles(int64_t tokens) { return (tokens + kTileTokens - 1) / kTileTokens; }
