@@ -71,12 +71,12 @@ TEST(LinearTest, BitsOfARowDependNeitherOnItsNeighboursNorOnThreads) {
 TEST(LinearTest, PartsStandOneBelowTheOther) {
   const Buffer a = Buffer(DType::kF32, {70, 9}).FillNormal(1), b = Buffer(DType::kF32, {9, 5}).FillNormal(2),
                bias = Buffer(DType::kF32, {5}).FillNormal(3), x = Buffer(DType::kF32, {2, 9}).FillNormal(4);
-  const ConstTensorView turned(b.view().data(), DType::kF32, {5, 9}, {1, 5});
+  const ConstTensorView transposed(b.view().data(), DType::kF32, {5, 9}, {1, 5});
   Context ctx(1);
   const Linear both(std::array{LinearPart{a.view(), {}, false}, LinearPart{b.view(), bias.view(), true}});
   const Buffer y = Multiply(ctx, both, x);
   EXPECT_TRUE(SameBits(y.view().Slice(1, 0, 70), Multiply(ctx, Linear(a.view()), x).view()));
-  EXPECT_TRUE(SameBits(y.view().Slice(1, 70, 75), Multiply(ctx, Linear(turned, bias.view()), x).view()));
+  EXPECT_TRUE(SameBits(y.view().Slice(1, 70, 75), Multiply(ctx, Linear(transposed, bias.view()), x).view()));
   EXPECT_EQ(both.outputs(), 75);
 }
 

@@ -17,8 +17,8 @@ Argument Projected(std::string_view name, Argument::Size size, ConstTensorView I
   return argument;
 }
 
-Argument Turned(Argument argument) {
-  argument.turned = true;
+Argument Rotated(Argument argument) {
+  argument.rotated = true;
   return argument;
 }
 
@@ -41,13 +41,13 @@ std::vector<MixingMechanism> MakeTable() {
   const Argument q = Projected("q", kKey, &Inputs::q), k = Projected("k", kKey, &Inputs::k),
                  v = Projected("v", kValue, &Inputs::v), r = Projected("r", kKey, &Inputs::q),
                  beta = Projected("beta", kHead, &Inputs::beta, ArgumentMap::kSigmoid);
-  const Arguments turned = {Turned(q), Turned(k), v};
+  const Arguments rotated = {Rotated(q), Rotated(k), v};
   return {
       {"none", {v}},
-      {"attention", turned},
-      {"linear_attention", turned},
-      {"based", turned},
-      {"retention", turned},
+      {"attention", rotated},
+      {"linear_attention", rotated},
+      {"based", rotated},
+      {"retention", rotated},
       {"lightning", {q, k, v, Constant(LogDecay(kHead))}},
       {"simple_gla", {q, k, v, LogDecay(kHead)}},
       {"gla", {q, k, v, LogDecay(kKey)}},

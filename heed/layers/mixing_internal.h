@@ -22,7 +22,7 @@ struct MixingArgument {
   Size size;
   ArgumentMap map = ArgumentMap::kNone;
   bool constant = false;  // given by the bias alone
-  bool turned = false;    // rotated by position
+  bool rotated = false;   // rotated by position
   bool unit = false;      // normalised to norm 1
   // Null: RWKV-7's share, which is not itself an argument of the mechanism.
   ConstTensorView recurrent::Inputs::* to = nullptr;
