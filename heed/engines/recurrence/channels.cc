@@ -1,4 +1,4 @@
-// RWKV-4 with states of f32, bf16 and f16 tensors widened, and of f64.
+// RWKV-4 with f32 states, to which bf16 and f16 tensors are widened, and with f64 states.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/recurrence/kernels.h"
@@ -13,7 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 
-// f.operator()<T>() with the type that is computed in.
+// Calls f.operator()<T>() with the compute type T.
 template <class F>
 auto WithCompute(const Problem& p, const F& f) {
   return p.dtype == DType::kF64 ? f.template operator()<double>() : f.template operator()<float>();

@@ -1,4 +1,4 @@
-// Delta rules with states of f32: bf16 and f16 tensors are widened.
+// Delta rules with f32 states; bf16 and f16 tensors are widened.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/recurrence/kernels.h"

@@ -1,4 +1,4 @@
-// Delta rules with states of f64.
+// Delta rules with f64 states.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/recurrence/kernels.h"
