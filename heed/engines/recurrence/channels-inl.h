@@ -93,7 +93,7 @@ class ChannelTask {
     for (size_t i = 0; i < count_; ++i) {
       const int64_t channel = first_ + static_cast<int64_t>(i);
       const T w = static_cast<const T*>(p.log_decay.data)[channel * p.log_decay.head_stride];
-      b_.w[i] = w > 0 ? 0 : w < kNothing ? kNothing : w;  // NaN stays
+      b_.w[i] = w > 0 ? 0 : w < kNothing ? kNothing : w;  // NaN propagates
       b_.u[i] = static_cast<T>(LoadAsDouble(p.bonus.dtype, p.bonus.data, channel * p.bonus.head_stride));
     }
   }

@@ -1,7 +1,14 @@
-// Delta rules forward, and one token of them, for one dtype of states.
+// Delta rules, forward and one token, for one dtype of states.
 //
-// Compiled once per SIMD target. A task owns one value head of one sequence, or a range of its
-// value columns where there are fewer heads than threads: columns never meet.
+//   S~_t = G_t .* S_{t-1},  e_t = w_t - S~_t^T r_t,  S_t = S~_t + k_t e_t^T,  o_t = scale S_t^T q_t
+//
+// or, if the read is before the decay (RWKV-7), with x_t = S_{t-1}^T a_t:
+//
+//   S_t = G_t .* S_{t-1} + k_t v_t^T + b_t x_t^T,  o_t = scale S_t^T q_t
+//
+// Compiled once per SIMD target. The pass of token t over the state computes S_t, o_t and what the next token's read
+// key retrieves from S_t (delta_token-inl.h). A task owns one value head of one sequence, or a range of its value
+// columns if there are fewer heads than threads; columns are independent.
 #if defined(HEED_ENGINES_RECURRENCE_DELTA_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_DELTA_INL_H_
 #undef HEED_ENGINES_RECURRENCE_DELTA_INL_H_
@@ -26,19 +33,19 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A block: o, and of each write what its read key finds, [n + 1][value_row]. After the decay, what
-// is written takes the place of w.
+// The operands of a block. `found` [n + 1][value_row] is what each write's read key retrieves, S~_t^T r_t or x_t. If
+// the read is after the decay, e_t replaces w_t.
 template <class T>
 struct DeltaBlock {
   const DeltaReader<T>& reader;
   const DeltaRows<T>& rows;
   size_t row, value_row;
-  T* o;  // null: the state alone
+  T* o;  // null: only the state is computed
   T* found;
   RowPrefetch* prefetch = nullptr;
 };
 
-// n writes on C vectors of columns from `column` on, rows of a state `stride` apart.
+// Processes n writes on C vectors of columns from `column` on of a state whose rows are `stride` apart.
 template <bool kBefore, bool kOutputs, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t column, size_t num_rows, size_t stride,
                               T* state) {
@@ -76,7 +83,7 @@ HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t colu
   }
 }
 
-// One thread's memory.
+// The scratch memory of one thread.
 template <class T>
 struct DeltaBuffers {
   DeltaRows<T> rows;
@@ -100,8 +107,8 @@ struct DeltaBuffers {
   }
 };
 
-// f(kBefore, kDecay) as integral constants, kDecay of decays of keys being kOfKeys: kRows of a state, kLanes of its
-// transpose.
+// Calls f(kBefore, kDecay) with integral constants. For decays per key channel kDecay is kOfKeys: kRows for a state,
+// kLanes for its transpose.
 template <Decay kOfKeys, class F>
 HWY_INLINE void WithDelta(const Problem& p, const F& f) {
   const std::integral_constant<Decay, kOfKeys> key_decay;
@@ -113,7 +120,7 @@ HWY_INLINE void WithDelta(const Problem& p, const F& f) {
   f(std::false_type(), key_decay);
 }
 
-// The strips of a state.
+// Processes n writes on all column blocks of a state.
 template <bool kOutputs, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE HWY_ATTR void DeltaColumnBlocks(D d, const Problem& p, const DeltaBlock<T>& b, size_t n,
                                              const DeltaShape& shape, T* state) {
@@ -172,8 +179,8 @@ void DeltaForward(Context& ctx, const Problem& p) {
   });
 }
 
-// The state of the head that a thread takes after this one of a token, where it has one. Where a strip is a part of
-// each row, no hardware follows, and the passes over one state leave memory the time to bring the next.
+// Returns prefetches of the state of the head that the thread processes next. If a column block is only a part of each
+// row, hardware prefetchers do not follow; memory is idle during the second pass over a state, which reads from cache.
 template <class T>
 RowPrefetch NextState(const Problem& p, const Task& task, const DeltaShape& shape) {
   RowPrefetch prefetch;
@@ -185,7 +192,8 @@ RowPrefetch NextState(const Problem& p, const Task& task, const DeltaShape& shap
   return prefetch;
 }
 
-// One token, the state where the caller has it, but for columns that fill no vector. Task `next` follows, or null.
+// Processes one token with the state in the caller's memory; columns that fill no vector are copied. `next` is the
+// thread's next task, or null.
 template <class T>
 HWY_NOINLINE HWY_ATTR void DeltaStepHead(const Problem& p, const Task& task, const Task* next,
                                          const DeltaBuffers<T>& b) {
@@ -236,7 +244,7 @@ void DeltaStep(Context& ctx, const Problem& p) {
     const int64_t of = index / parts;
     return Task{of / p.value_heads, of % p.value_heads, index % parts, parts};
   };
-  // Several in a row, so that a thread knows which comes next.
+  // A thread takes consecutive heads, so that it knows which state it will read next.
   const int64_t run = std::max<int64_t>(1, size / (8 * ctx.num_threads()));
   ctx.ParallelFor((size + run - 1) / run, [&](int64_t index, int worker) HWY_ATTR {
     const int64_t end = std::min((index + 1) * run, size);

@@ -1,12 +1,11 @@
-// One token of a delta rule on a strip of a state.
+// One token of a delta rule on a column block of a state.
 //
-// Compiled once per SIMD target. What a token writes depends on what it reads from the whole
-// state, so that tokens follow one another, and each passes over the state once: it is
-// decayed, written and read, and read by the next token's key in the same pass, which is what
-// the next token has to know before it can write. 6 flops per element, or 8, for a load and a
-// store. Each element is a chain over tokens and each sum one over rows, even rows and odd
-// rows: the same bits however a sequence is split, forward, in steps and in the transposed
-// states of the backward pass.
+// Compiled once per SIMD target. A delta rule (problem.h) writes k_t (w_t - S~_t^T r_t)^T: what a token writes depends
+// on what its read key retrieves from the whole state, so tokens are sequential. Each token passes over the state once.
+// In this pass the state decays, is updated, and is multiplied by the token's query and by the next token's read key,
+// whose product the next token needs before it writes. This takes 6 or 8 flops per load and store of an element. Each
+// element has one accumulation chain over tokens, and each sum one chain over rows, so that the bits are the same for
+// any split of a sequence, in the forward pass, in steps and in the transposed states of the backward pass.
 #if defined(HEED_ENGINES_RECURRENCE_DELTA_TOKEN_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_DELTA_TOKEN_INL_H_
 #undef HEED_ENGINES_RECURRENCE_DELTA_TOKEN_INL_H_
@@ -26,24 +25,25 @@ namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// Vectors of columns of a strip at most: the more, the fewer broadcasts for each.
+// The maximal number of vectors of a column block. A broadcast serves all of them.
 inline constexpr int kDeltaBlockVectors = hs::kShapes.delta_block;
 using DeltaShape = BlockedShape<kDeltaBlockVectors>;
 
-// The operations on a state row, in this order; the decay follows kErase.
+// The operations on a state row, in this order. The decay is applied after kErase.
 enum TokenOps : unsigned {
-  kErase = 1,  // subtracted
-  kReadBefore = 2,
-  kRead2Before = 4,  // by the rows of read2
-  kDot = 8,          // summed over the lanes
+  kErase = 1,        // subtracts an outer product
+  kReadBefore = 2,   // sums over rows, before the writes
+  kRead2Before = 4,  // likewise, with the rows of read2
+  kDot = 8,          // sums over lanes, before the writes
   kDot2 = 16,
-  kWrite = 32,
+  kWrite = 32,  // adds an outer product
   kWrite2 = 64,
-  kRead = 128,
+  kRead = 128,  // sums over rows
   kRead2 = 256,
 };
 
-// Rows are broadcast, lanes are columns. A decay is E or E - 1 (TileDecay()), by row or lane.
+// The operands of a token: `_row` pointers have an element per row of the state, which is broadcast, and `_lanes` one
+// per column. Decays are in the form of TileDecay(), per row or per lane.
 template <class T>
 struct Token {
   const T* decay = nullptr;
@@ -57,19 +57,19 @@ struct Token {
   const T* read2_row = nullptr;
   T* read2_out = nullptr;
   const T *dot_lanes = nullptr, *dot2_lanes = nullptr;
-  T *dot_out = nullptr, *dot2_out = nullptr;  // by row: added to
-  RowPrefetch* prefetch = nullptr;            // of what comes next: some of it after each vector's worth of rows
+  T *dot_out = nullptr, *dot2_out = nullptr;  // per row, added to
+  RowPrefetch* prefetch = nullptr;            // called once per N rows
 };
 
-// The number of prefetches while tokens pass over all column blocks of a state.
+// The number of calls of RowPrefetch::Issue() while tokens pass over all column blocks of a state.
 template <class T>
 size_t NumTokenPrefetches(const DeltaShape& shape, size_t passes) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
   return NumColumnBlocks<T>(shape) * passes * ((shape.rows + N - 1) / N);
 }
 
-// v[i] summed over its lanes in lane i, for vectors of one or two blocks: the halves first, then the halves of these.
-// Adding while transposing halves the vectors takes two thirds of the shuffles.
+// Returns the sum over the lanes of v[i] in lane i, for vectors of one or two 128-bit blocks: first blocks are added,
+// then halves of blocks. Adding during the transpose takes two thirds of its shuffles.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V LaneSums(D d, const V* v) {
   constexpr size_t N = hn::MaxLanes(D()), kPerBlock = 16 / sizeof(hn::TFromD<D>);
@@ -93,7 +93,7 @@ HWY_INLINE V LaneSums(D d, const V* v) {
   }
 }
 
-// Sums over lanes of the rows of a state, some at a time: a function of its own, as it is long and rarely called.
+// Sums over the lanes of a state's rows, kRows at a time. AddTo() is not inlined: it is long and rarely called.
 template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 class RowSums {
  public:
@@ -101,7 +101,7 @@ class RowSums {
   static constexpr size_t kRows = N * hs::kShapes.delta_row_sums;
 
   void Put(D d, size_t r, V sum) { hn::Store(sum, d, sums_ + r % kRows * N); }
-  // Adds those of the last `count` rows, which begin at a multiple of kRows, to to[0] and on.
+  // Adds the sums of the last `count` rows, which begin at a multiple of kRows, to to[0 .. count).
   HWY_NOINLINE HWY_ATTR void AddTo(D d, size_t count, T* to) const {
     for (size_t begin = 0; begin < (kRows == N ? 1 : count); begin += N) {
       const T* HWY_RESTRICT sums = sums_ + begin * N;
@@ -127,18 +127,19 @@ class RowSums {
   HWY_ALIGN T sums_[kRows * N];
 };
 
-// A decay of one token that is this near to 1 is rounded with what is written (kSlow).
+// A token's decay with E - 1 between this and 0 is slow: (E - 1) S and the writes are summed before S is added, so that
+// it is not lost to rounding.
 template <class T>
 inline constexpr T kSlowToken = T{-1} / 65536;
 
-// The properties that all decays of a token have.
+// The forms of a token's decays.
 enum class Decays : uint8_t {
   kNear,   // all are E - 1, and none is slow
   kMixed,  // none is slow
-  kSlow,   // some are
+  kSlow,   // some are slow
 };
 
-// kDecay: kNone, kRows or kLanes. Rows of the state are `stride` apart.
+// Passes over a column block of C vectors, whose rows are `stride` apart. kDecay is kNone, kRows or kLanes.
 template <unsigned kOps, Decay kDecay, Decays kKind, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride, T* HWY_RESTRICT state) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -183,7 +184,7 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
     };
     const auto decay_row = [&](bool slow_too) HWY_ATTR {
       const V factor = hn::Set(d, x.decay[r]);
-      const auto is_near = hn::Lt(factor, hn::Zero(d));  // no branch: channels differ
+      const auto is_near = hn::Lt(factor, hn::Zero(d));  // a branch would be mispredicted, as channels differ
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) {
         s[c] = slow_too ? hn::Mul(factor, s[c])
@@ -248,7 +249,7 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
     HWY_UNROLL(4)
     for (int c = 0; kChanges && c < C; ++c) hn::StoreU(s[c], d, at + c * N);
   };
-  constexpr size_t kSummed = RowSums<D>::kRows;  // N, or a multiple
+  constexpr size_t kSummed = RowSums<D>::kRows;  // a multiple of N
   for (size_t group = 0; group < num_rows; group += N) {
     const size_t end = HWY_MIN(group + N, num_rows);
     if (x.prefetch != nullptr) x.prefetch->Issue();
@@ -266,7 +267,7 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
   }
 }
 
-// This takes the kind at run time.
+// PassToken() with the kind of decays as an argument.
 template <unsigned kOps, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
 HWY_INLINE void PassToken(D d, Decays kind, const Token<T>& x, size_t num_rows, size_t stride, T* state) {
   if (kDecay == Decay::kNone || kind == Decays::kNear) {
@@ -278,8 +279,8 @@ HWY_INLINE void PassToken(D d, Decays kind, const Token<T>& x, size_t num_rows, 
   }
 }
 
-// This takes every kind, with the bits of its own: of tokens at the border of a block, which are few, so that all loops
-// over blocks share its code.
+// PassToken() for the tokens at a block boundary, with the same bits. They are few, so one instantiation handles all
+// kinds of decays, and all loops over blocks share its code.
 template <unsigned kOps, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE HWY_ATTR void PassBoundaryToken(D d, const Token<T>& x, size_t num_rows, size_t stride, T* state) {
   constexpr Decays kAny = kDecay == Decay::kNone ? Decays::kNear : Decays::kSlow;
