@@ -1,4 +1,4 @@
-// Buffers of the backward pass: the memory of one thread, and the memory that tasks share.
+// Memory of the backward pass: the scratch memory of a thread, and what tasks share.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_RECURRENCE_BACKWARD_BUFFERS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -26,7 +26,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Rows of v and d_o have one more column where there is a normaliser.
+// The padded size of rows of v and d_o, which have one more column for a normaliser.
 template <class T>
 size_t ValueRow(const Problem& p) {
   return Padded<T>(p.value_size + (p.normalize ? 1 : 0));
@@ -35,29 +35,29 @@ size_t ValueRow(const Problem& p) {
 template <class T>
 struct BackwardBuffers {
   BlockRows<T> rows;
-  T *read, *write, *pairs, *reversed_pairs;  // of gated recurrences
-  T* value_pairs;                            // [tiles of the sequence][TB][TB]
+  T *read, *write, *pairs, *reversed_pairs;  // tables (block-inl.h); only with decays
+  T* value_pairs;                            // w_tj: [tiles of the sequence][TB][TB]
   T *v, *d_o, *dv;                           // [kBlock][value_row]
-  T* dq;                                     // [kBlock][row], or of all tokens
+  T* dq;                                     // [kBlock][row], or [tokens of the sequence][row]
   T* dk;                                     // [kBlock][row]
-  T* d_decay;                                // the same, of decays over tokens
+  T* d_decay;                                // [kBlock][row], with decays per token and channel
   T* d_bonus;                                // [row]
-  // Gates of columns need d_o decayed from the beginnings of tiles, o of all tokens and the
-  // state that it is read from, <S, D> by column.
+  // Decays of columns need d_o with the decays from the beginnings of tiles, o of all tokens, the state from which o is
+  // computed, and <S, D> per column.
   T *value_read, *outputs, *state, *value_suffix;
   T* denominators;               // [kBlock]
-  T *inverses, *d_denominators;  // of all tokens: 1 / d_t, and the gradient of z . q
-  T *z, *scratch_row, *suffix;   // [kBlock][row] of a block, [row], [row]
-  T* unmapped;                   // [kBlock][row] of x, where phi is by element
+  T *inverses, *d_denominators;  // [tokens of the sequence]: 1 / d_t, and the gradient of z_t . q_t
+  T *z, *scratch_row, *suffix;   // z_t: [kBlock][row]; [row]; <S, D>: [row]
+  T* unmapped;                   // x of elementwise phi: [kBlock][row]
   T *d_state, *d_transposed;     // D [K][V], D^T [V or V + 1][K]
-  T* boundary_states;            // S^T [V][K] after each block, or of the current one
+  T* boundary_states;            // S^T [V][K] after each block, or one for all blocks
   T *boundary_z, *boundary_m;    // z [K] and m before each block, and after the last
-  // Random features need W packed, the gradient of W, [kBlock][padded key_size] and [kBlock].
+  // Random features: W in column blocks, its gradient, the gradient of y [kBlock][padded key_size], and [kBlock].
   T *projection, *d_projection, *d_raw, *feature_sums;
   int64_t boundary_state_size, boundary_z_size;
 
-  // Gradients of decays need this of all blocks: dq where decays have channels, and states, which a kernel of
-  // chunks computes all beforehand. Decays of random features have no gradient.
+  // Gradients of decays per channel need dq of all blocks, and all gradients of decays need the boundary states. A
+  // chunked kernel computes all states before the pass. Decays of random features have no gradient.
   static bool KeepsQueryGradients(const Problem& p) { return p.gate == Gate::kKey; }
   static bool StoresBoundaryStates(const Problem& p, bool in_chunks) {
     return in_chunks || (p.gate != Gate::kNone && !IsRandom(p.feature));
@@ -73,7 +73,7 @@ struct BackwardBuffers {
   T* BoundaryZ(int64_t block) const { return boundary_z + block * boundary_z_size; }
 
  private:
-  // `columns`: the widest part of a row of keys.
+  // `columns` is the size of the largest part of a row of keys.
   int64_t LayOut(const Problem& p, int64_t columns, bool in_chunks, void* base) {
     Carver carver(base, (sizeof(BackwardBuffers) + 127) / 128 * 128);
     const auto row = static_cast<int64_t>(Padded<T>(p.features()));
@@ -125,25 +125,23 @@ struct BackwardBuffers {
   }
 };
 
-// Tasks of several value heads or parts share these.
+// Sums of several tasks.
 template <class T>
 struct SharedBuffers {
-  // Sums over the value heads that share a key head, by token and key head.
+  // dq and dk summed over the value heads of a key head, [token][key head][row].
   T *dq = nullptr, *dk = nullptr;
-  Turn* turns = nullptr;  // by block, key head and part, of dq and of dk
-  // Scalar gates need the sums of q .* dq - k .* dk over kPartColumns columns, by value
-  // head, these and token.
+  Turn* turns = nullptr;  // [block][key head][part][dq or dk]
+  // Scalar decays: sums of q .* dq - k .* dk over kPartColumns columns, [value head][unit][token] per sequence.
   double* decay_parts = nullptr;
-  // Gradients of what has no axis of tokens, by sequence, value head and key channel: of
-  // the bonus, and of decays that are constant.
+  // Gradients of constants per value head, [sequence][value head][row]: of u, and of constant decays.
   double *d_bonus = nullptr, *d_decay = nullptr;
-  // The gradient of the projection of random features, [M, K], is added to in turn.
+  // The gradient of the projection of random features, [M, K], to which tasks add in order.
   double* d_projection = nullptr;
   Turn* projection_turn = nullptr;
 
   int64_t units = 0, parts = 1;
   size_t row = 0;
-  std::vector<int64_t> first_token, first_block;  // by sequence, and the total
+  std::vector<int64_t> first_token, first_block;  // per sequence, followed by the total
 
   SharedBuffers(const Problem& p, const TaskQueue& queue)
       : units((p.features() + kPartColumns - 1) / kPartColumns), parts(queue.parts()), row(Padded<T>(p.features())),
@@ -171,17 +169,17 @@ struct SharedBuffers {
   int64_t TokenOf(const Problem& p, const Task& task, int64_t token) const {
     return (first_token[static_cast<size_t>(task.sequence)] + token) * p.key_heads + task.head / p.group();
   }
-  // `which`: 0 or 1.
+  // `which`: 0 for dq, 1 for dk.
   Turn& TurnOf(const Problem& p, const Task& task, int64_t block, int64_t which) const {
     const int64_t of = first_block[static_cast<size_t>(task.sequence)] + block;
     const int64_t place = (of * p.key_heads + task.head / p.group()) * parts + task.part;
     return turns[2 * place + which];
   }
-  // [row] of a value head in `sums`.
+  // A value head's row of d_bonus or d_decay.
   double* ConstantsOf(double* sums, const Problem& p, int64_t sequence, int64_t head) const {
     return sums + (sequence * p.value_heads + head) * static_cast<int64_t>(row);
   }
-  // [units][count] of a value head.
+  // A value head's part of decay_parts, [unit][token].
   double* DecayParts(const Problem& p, int64_t sequence, int64_t head) const {
     const auto s = static_cast<size_t>(sequence);
     return decay_parts + units * (first_token[s] * p.value_heads + head * p.sequences[s].count);

@@ -1,27 +1,27 @@
 // Delta rules backward, for one dtype of states.
 //
-// Compiled once per SIMD target. With e_t = w_t - S~_t^T r_t, what a token writes, and D_t the
-// gradient of S_t,
+// Compiled once per SIMD target. Let e_t = w_t - S~_t^T r_t be what token t writes, and D_t the gradient of S_t:
 //
 //   D_t  = q_t d_o_t^T + G_{t+1} .* (D_{t+1} - r_{t+1} de_{t+1}^T)       de_t = D_t^T k_t = dw_t
 //   dq_t = S_t d_o_t,  dr_t = -S~_t de_t,  dk_t = D_t e_t
 //
-// and where the state is read before the decay, with x_t = S_{t-1}^T a_t,
+// If the state is read before the decay (RWKV-7), with x_t = S_{t-1}^T a_t:
 //
 //   D_t  = q_t d_o_t^T + G_{t+1} .* D_{t+1} + a_{t+1} dx_{t+1}^T         dx_t = D_t^T b_t
 //   dq_t = S_t d_o_t,  dk_t = D_t v_t,  dv_t = D_t^T k_t,  da_t = S_{t-1} dx_t,  db_t = D_t x_t
 //
-// D knows nothing of S. So, with S also transposed for keys to stand in lanes:
+// D does not depend on S, so the passes are, with S also transposed so that keys are in lanes:
 //
-//   forward in time: e or x of every token, and S^T at the border of every block of 64 writes
-//   against time, per block: de and, over the lanes, dk on D; dq and dr forward in time on S^T
+//   1. forward: e_t or x_t of all tokens, and S^T at the boundaries of blocks of 64 writes
+//   2. per block, the last first: de_t or dv_t, dx_t reversed on D, with dk_t and db_t as sums over lanes;
+//      then dq_t and dr_t or da_t forward on S^T
 //
-// 18 K V flops per token, which any method needs that keeps no state of a token.
-// The gradient of a log decay is a sum over later tokens of q .* dq + r .* dr - k .* dk inside a
-// block, and <S, D> at its end. What reads a write with no decay between them, a query that of its
-// own token, a_t those of the token before, is in two of these, often as their largest part, and
-// cancels: so S is read before the token writes, D before it is written to, and such pairs join
-// the gradients of q, k, a and b when that sum has been taken.
+// This takes 18 K V flops per token, as does any method that does not store the state of each token.
+//
+// The gradient of a log decay is a sum over later tokens of q .* dq + r .* dr - k .* dk inside a block, and <S, D> at
+// its end. A read of a write with no decay in between is in two of these terms, often as their largest part, and
+// cancels: a query reads its own token's write, and a_t that of the token before. So S is read before the token writes
+// and D before it is written to, and these pairs are added to the gradients of q, k, a and b after that sum.
 #if defined(HEED_ENGINES_RECURRENCE_DELTA_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_DELTA_BACKWARD_INL_H_
 #undef HEED_ENGINES_RECURRENCE_DELTA_BACKWARD_INL_H_
@@ -59,19 +59,19 @@ inline int64_t DeltaBlocks(const Problem& p, int64_t tokens) {
   return (tokens + p.block_tokens() - 1) / p.block_tokens();
 }
 
-// The value heads of one key head add to these in order.
+// The gradients that are sums over the value heads of a key head.
 enum DeltaSum { kOfQueries, kOfKeys, kOfReadKeys, kOfWriteKeys, kDeltaSums };
 
 template <class T>
 struct DeltaBackwardBuffers {
   DeltaRows<T> rows;
-  T *d_o, *d_written, *d_found, *dv;  // [writes][value_row]: de or dv, dx
-  T* found;                           // [writes + 1][value_row]
-  T* sums[kDeltaSums];                // [writes][row] and one of no use: dq, dk, dr, db
+  T *d_o, *d_written, *d_found, *dv;  // [writes][value_row]; d_written: de or dv, d_found: dx
+  T* found;                           // [writes + 1][value_row], as in DeltaBlock
+  T* sums[kDeltaSums];                // [writes + 1][row], the last row unused: dq, dk, dr or da, db
   T *d_beta, *suffix;                 // [writes], [row]
   T *state, *d_state;                 // S and D, [K][V]
   T* d_transposed;                    // D^T at the end of a block, [V][K]
-  T *boundary_states, *kept;          // S^T before each block; e or x of all writes
+  T *boundary_states, *kept;          // S^T before each block; e_t or x_t of all writes
   int64_t boundary_state_size;
 
   static int64_t Bytes(const Problem& p) {
@@ -110,12 +110,12 @@ struct DeltaBackwardBuffers {
   }
 };
 
-// Sums over the value heads that share a key head, by write and key head.
+// Sums over the value heads of a key head, [write][key head][row].
 template <class T>
 struct DeltaShared {
   T* sums[kDeltaSums] = {};
-  Turn* turns = nullptr;                                // by block, key head and sum
-  std::vector<int64_t> first_write{0}, first_block{0};  // by sequence, and the total
+  Turn* turns = nullptr;                                // [block][key head][DeltaSum]
+  std::vector<int64_t> first_write{0}, first_block{0};  // per sequence, followed by the total
 
   explicit DeltaShared(const Problem& p) {
     for (const Sequence& s : p.sequences) {
@@ -135,7 +135,7 @@ struct DeltaShared {
     const int64_t at = first_block[static_cast<size_t>(task.sequence)] + block;
     return turns[(at * p.key_heads + task.head / p.group()) * kDeltaSums + of];
   }
-  // Row of a write in sums.
+  // The row of a write in `sums`.
   int64_t RowOf(const Problem& p, const Task& task, int64_t write) const {
     return (first_write[static_cast<size_t>(task.sequence)] + write) * p.key_heads + task.head / p.group();
   }
@@ -152,7 +152,7 @@ struct DeltaShared {
   }
 };
 
-// A state in strips of the one shape, as it is transposed in strips of the other.
+// Transposes a state from column blocks of one shape to column blocks of the other.
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE HWY_ATTR void TransposeState(D d, const T* from, const DeltaShape& from_shape, const DeltaShape& to_shape,
                                           T* to) {
@@ -201,7 +201,7 @@ class DeltaBackwardHead {
   using D = hn::ScalableTag<T>;
   static constexpr size_t N = hn::MaxLanes(D());
 
-  // e or x of the writes of a block.
+  // e_t or x_t of the writes of a block.
   T* KeptOf(int64_t block) const { return b_.kept + static_cast<size_t>(block * p_.block_writes()) * value_row_; }
   size_t TokensOf(int64_t block) const {
     return static_cast<size_t>(std::min(p_.block_tokens(), s_.count - block * p_.block_tokens()));
@@ -234,7 +234,7 @@ class DeltaBackwardHead {
     RowPrefetch prefetch = EarlierRows(block, n);
     ReversedPass(n, kept, written, prefetch);
     ForwardPass(n, kept, written, b_.BoundaryState(block), prefetch);
-    if (wants_decay) {  // <S, D> at the end of the block, and what tokens inside it add
+    if (wants_decay) {
       StateProducts(d_, b_.BoundaryState(block), by_key_, b_.d_transposed, by_key_, b_.suffix);
       DecayGradients(first, tokens);
     }
@@ -251,7 +251,8 @@ class DeltaBackwardHead {
     AddToHead(kOfKeys, g_.dk, block, 1);
   }
 
-  // The block before, which is the next: what it reads, and what it writes, as stores wait for their lines too.
+  // The prefetches of the previous block, which is processed next. Outputs are prefetched because stores wait for their
+  // lines too.
   HWY_ATTR RowPrefetch EarlierRows(int64_t block, size_t n) const {
     const Rows none = {};
     const bool finishes = (head_ + 1) % p_.group() == 0, by_channel = p_.gate == Gate::kKey;
@@ -263,8 +264,7 @@ class DeltaBackwardHead {
                              {&g_.d_o, &g_.dv, &p_.write, &g_.d_write}});
   }
 
-  // de and dk, or dv, dx, dk and db, on D: the writes of a block, the last first; D after the
-  // block becomes D before it.
+  // Passes over the writes of a block in reverse: computes de and dk, or dv, dx, dk and db, and D before the block.
   HWY_NOINLINE HWY_ATTR void ReversedPass(size_t n, const T* kept, const T* written, RowPrefetch& prefetch) {
     for (DeltaSum of : {kOfKeys, kOfWriteKeys}) {
       std::memset(b_.sums[of], 0, n * row_ * sizeof(T));
@@ -303,7 +303,7 @@ class DeltaBackwardHead {
     WithDelta<Decay::kRows>(p_, run);
   }
 
-  // Steps from D of a write to D of the write before it.
+  // The operands that lead from D of a write to D of the write before it.
   HWY_INLINE Token<T> Back(size_t t, size_t c) const {
     Token<T> token;
     token.decay = reader_.DecayOf(t);
@@ -312,7 +312,7 @@ class DeltaBackwardHead {
     return token;
   }
 
-  // dq, and -dr or da, on S^T from the border on.
+  // Passes over the writes of a block with S^T from the boundary state on: computes dq, and -dr or da.
   HWY_NOINLINE HWY_ATTR void ForwardPass(size_t n, const T* kept, const T* written, T* state, RowPrefetch& prefetch) {
     const auto run = [&](auto before, auto decay) HWY_ATTR {
       constexpr bool kBefore = before.value;
@@ -320,7 +320,7 @@ class DeltaBackwardHead {
       ForColumnBlockVectors<T>(by_key_, [&](auto vectors, size_t c) HWY_ATTR {
         constexpr size_t kWidth = vectors.value * N;
         T* column_block = state + by_key_.Offset(c);
-        if constexpr (kBefore) {  // the first token's da; of the others, in the pass before theirs
+        if constexpr (kBefore) {  // the first token's da; the others are computed in the pass of the token before
           Token<T> first;
           first.before_row = b_.d_found;
           first.before_out = b_.sums[kOfReadKeys] + c;
@@ -350,9 +350,10 @@ class DeltaBackwardHead {
     for (size_t i = 0; i < n * row_; i += N) hn::Store(hn::Neg(hn::Load(d_, dr + i)), d_, dr + i);
   }
 
-  // Adds to dq, dk, da and db what is read of a write with no decay between.
+  // Adds to dq, dk, da and db the reads of writes with no decay in between.
   HWY_NOINLINE HWY_ATTR void AddOwnPairs(size_t n, const T* kept, const T* written) const {
-    // Token t writes `values` under `keys`, and token `reader` reads them by `reads`, for which it has `d_values`.
+    // Token t writes `values` under `keys`; token `reader` reads them with `reads`, and the gradient of what it reads
+    // is `d_values`.
     const auto pair = [&](size_t t, const T* values, const T* keys, DeltaSum key_sum, size_t reader, const T* d_values,
                           const T* reads, DeltaSum read_sum) HWY_ATTR {
       auto sum = hn::Zero(d_);
@@ -378,10 +379,11 @@ class DeltaBackwardHead {
     }
   }
 
-  // By key and later token; the read key of RWKV-7 sees the decay of the token before.
+  // Computes gradients of log decays: sums over later tokens, per key channel. The read key of RWKV-7 reads after the
+  // decay of the token before.
   HWY_NOINLINE HWY_ATTR void DecayGradients(int64_t first, size_t tokens) {
     const size_t n = tokens * writes_;
-    T* to = b_.rows.decay;  // has been used
+    T* to = b_.rows.decay;  // no longer needed
     const auto product = [&](const T* a, const T* b, size_t at)
                              HWY_ATTR { return hn::Mul(hn::Load(d_, a + at), hn::Load(d_, b + at)); };
     for (size_t i = 0; i < row_; i += N) {
@@ -419,7 +421,7 @@ class DeltaBackwardHead {
     return hn::ReduceSum(d_, sum);
   }
 
-  // Through r = beta .* erase .* key and w = beta .* write .* v.
+  // Computes the gradients of the factors of r = beta .* erase .* read_key and w = beta .* write .* v.
   HWY_NOINLINE HWY_ATTR void FactorGradients(int64_t first, size_t tokens) {
     const size_t n = tokens * writes_;
     reader_.ReadKeys(first, tokens);
@@ -440,7 +442,8 @@ class DeltaBackwardHead {
     }
   }
 
-  // dx of y = beta .* factors .* x, from dy; that of beta is added to.
+  // With y = beta .* factors .* x, computes dx from dy, stores the gradient of `factors`, and adds that of beta to
+  // d_beta.
   HWY_ATTR void FactorBackward(const Rows& factors, const Rows& d_factors, int64_t first, size_t tokens, size_t size,
                                size_t row, const T* x, const T* dy, T* dx) {
     const bool by_channel = factors.data != nullptr, by_token = p_.beta.data != nullptr;
@@ -461,7 +464,7 @@ class DeltaBackwardHead {
     if (by_channel) StoreWrites(factor_rows, row, d_factors, head_, first, tokens, size);
   }
 
-  // A row of each write, times `factor`.
+  // Stores a row per write, times `factor`.
   HWY_ATTR void StoreWrites(const T* rows, size_t row, const Rows& to, int64_t head, int64_t first, size_t tokens,
                             size_t size, double factor = 1) const {
     if (to.data == nullptr) return;
@@ -472,7 +475,7 @@ class DeltaBackwardHead {
     }
   }
 
-  // Rows of the key head times `factor`: stored, or added to those of its other value heads.
+  // Adds rows to the sums of the key head's value heads, and stores them times `factor` after the last of them.
   HWY_NOINLINE HWY_ATTR void AddToHead(DeltaSum of, const Rows& to, int64_t block, double factor) {
     if (to.data == nullptr) return;
     const int64_t first = block * p_.block_tokens(), group = p_.group(), mine = head_ % group;
@@ -512,7 +515,7 @@ class DeltaBackwardHead {
   const DeltaShared<T>& shared_;
   const DeltaReader<T> reader_;
   const size_t row_, value_row_, keys_, values_, writes_;
-  const DeltaShape by_value_, by_key_;  // S and D, and transposed
+  const DeltaShape by_value_, by_key_;  // shapes of S and D, and of S^T and D^T
   const bool before_;
 };
 

@@ -1,5 +1,4 @@
-// Gradients of what many tokens share, from what each task has added up: of decays of heads,
-// of u, of a projection.
+// Gradients that are sums over tasks: of decays per head, of u, and of the projection of random features.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_RECURRENCE_SHARED_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -27,7 +26,7 @@ namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// The derivative of a token's log decay by its forget gate, 1 - sigmoid(f); 1 without one.
+// The derivative of a token's log decay with respect to its forget gate, 1 - sigmoid(f); 1 if there is none.
 template <class T>
 T ForgetGateSlope(const Problem& p, const Sequence& s, int64_t head, int64_t token) {
   if (!p.exp_gates) return 1;
@@ -36,7 +35,7 @@ T ForgetGateSlope(const Problem& p, const Sequence& s, int64_t head, int64_t tok
   return 1 / (1 + std::exp(f));
 }
 
-// The gradient of scalar decays from its parts: of one head over all sequences.
+// Computes the gradient of one head's scalar decays in all sequences from DecayParts().
 template <class T>
 HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& g, const SharedBuffers<T>& shared,
                                              int64_t head) {
@@ -67,8 +66,8 @@ HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& 
   }
 }
 
-// One head's part of the gradient of the projection, added in the order of tasks: the last
-// value head of a key head has it.
+// Adds a key head's part of the gradient of the projection, in the order of tasks. The last value head of the key head
+// has it.
 template <class T>
 HWY_NOINLINE HWY_ATTR void AddToProjection(const Problem& p, const Task& task, const BackwardBuffers<T>& b,
                                            const SharedBuffers<T>& shared) {
@@ -89,7 +88,7 @@ inline void StoreProjectionGradient(const Problem& p, const Gradients& g, const 
   }
 }
 
-// The gradient `to` of what has rows over value heads alone: sums over sequences.
+// Stores the gradient of constants per value head, which is a sum over sequences.
 template <class T>
 void StoreConstants(const Problem& p, const SharedBuffers<T>& shared, double* sums, const Rows& to) {
   for (int64_t head = 0; to.data != nullptr && head < p.value_heads; ++head) {

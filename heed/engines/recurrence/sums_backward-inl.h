@@ -1,10 +1,10 @@
-// The backward pass without causality: every token reads the sums over all.
+// The backward pass of non-causal linear attention: every token reads the sums over all tokens.
 //
 // Compiled once per SIMD target. With S = sum_t k_t v_t^T and D = sum_t q_t d_o_t^T,
 //
 //   dq_t = S d_o_t,  dk_t = D v_t,  dv_t = D^T k_t
 //
-// three passes over the tokens: S; dq and D; dk and dv. 10 K V flops per token.
+// in three passes over the tokens: S; dq and D; dk and dv. This takes 10 K V flops per token.
 #if defined(HEED_ENGINES_RECURRENCE_SUMS_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_SUMS_BACKWARD_INL_H_
 #undef HEED_ENGINES_RECURRENCE_SUMS_BACKWARD_INL_H_
@@ -69,7 +69,7 @@ class SumsBackwardHead : HeadGradients<T> {
       AddOuterProducts(d_, b_.rows.q, row_, b_.d_o, value_row_, n, by_value_, b_.d_state, prefetch);
       this->AddToHead(Base::kQueries, block, n);
     });
-    // Through the softmax over tokens: k .* (dk - c), c = sum_t k_t .* dk_t = rowsum(S .* D).
+    // The gradient of the softmax over tokens is k .* (dk - c) with c = sum_t k_t .* dk_t = rowsum(S .* D).
     const bool over_tokens = p_.key_feature == Feature::kSoftmaxOfTokens;
     if (over_tokens) StateProducts(d_, S, sums, b_.d_transposed, by_key_, b_.suffix);
     ForBlocks([&](int64_t block, size_t n) HWY_ATTR {
@@ -91,7 +91,7 @@ class SumsBackwardHead : HeadGradients<T> {
     for (int64_t block = 0; block < NumBlocks(s_.count); ++block) f(block, this->TokensOf(block));
   }
 
-  // The block after, in so many calls.
+  // Returns the prefetches of the next block in this many calls.
   HWY_ATTR RowPrefetch NextRows(int64_t block, typename Base::ListOfRows keys, typename Base::ListOfRows d_keys,
                                 typename Base::ListOfRows values, size_t calls) const {
     if (block + 1 >= NumBlocks(s_.count)) return {};
