@@ -1,8 +1,8 @@
 // RWKV-4, a weighted mean per channel: forward, backward and one token, for one dtype of states.
 //
-// Compiled once per SIMD target. Lanes are channels, which are independent; a task owns a few vectors of channels of one
-// sequence. Per token and channel there are two pairs of weights, each relative to the larger one, which is 1, so that each
-// pair takes one exponential. With the state (num, den) relative to exp(p):
+// Compiled once per SIMD target. Lanes are channels, which are independent; a task owns a few vectors of channels of
+// one sequence. Per token and channel there are two pairs of weights, each relative to the larger one, which is 1, so
+// that each pair takes one exponential. With the state (num, den) relative to exp(p):
 //
 //   o_t = (A num + B v_t) / (A den + B)        A, B = exp(p - m), exp(u + k_t - m),  m = max(p, u + k_t)
 //   num' = E num + F v_t,  den' = E den + F    E, F = exp(p + w - p'), exp(k_t - p'),  p' = max(p + w, k_t)
@@ -11,8 +11,8 @@
 // slow decay would decay by multiples of a rounding of p.
 //
 // Backward, p and m are treated as constants, because they cancel. States are stored at the boundaries of blocks of 64
-// tokens. In a block, the state before each token is recomputed, then the gradients of (num, den) are computed in reverse,
-// with four exponentials per token and channel.
+// tokens. In a block, the state before each token is recomputed, then the gradients of (num, den) are computed in
+// reverse, with four exponentials per token and channel.
 #if defined(HEED_ENGINES_RECURRENCE_CHANNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_CHANNELS_INL_H_
 #undef HEED_ENGINES_RECURRENCE_CHANNELS_INL_H_

@@ -54,11 +54,11 @@ HEED_EXPORT(Passes, Channels)
 
 const Kernel kChannels = {
     .name = "recurrence_channels",
-    .why = "a mean per channel, channels in lanes, 16-bit tensors widened",
+    .why = "a weighted mean per channel, channels in lanes, 16-bit tensors widened",
     .declines =
         [](const Context&, const Problem& p) {
           const Reason reason = engine::DeclinesAllButFloats(p.dtype);
-          return reason.empty() && !p.channels ? Reason{"computes means per channel"} : reason;
+          return reason.empty() && !p.channels ? Reason{"computes weighted means per channel"} : reason;
         },
     .forward_passes = &Channels,
     .backward_passes = &Channels,

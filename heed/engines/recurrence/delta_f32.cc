@@ -26,7 +26,7 @@ HEED_EXPORT(Passes, DeltaF32)
 
 const Kernel kDeltaF32 = {
     .name = "delta_f32",
-    .why = "a delta rule token by token, each one pass over strips of the state, 16-bit tensors widened",
+    .why = "a delta rule token by token, each one pass over column blocks of the state, 16-bit tensors widened",
     .declines =
         [](const Context&, const Problem& p) {
           const Reason reason = engine::DeclinesAllButF32(p.dtype);

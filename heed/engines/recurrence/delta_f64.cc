@@ -26,7 +26,7 @@ HEED_EXPORT(Passes, DeltaF64)
 
 const Kernel kDeltaF64 = {
     .name = "delta_f64",
-    .why = "a delta rule token by token, each one pass over strips of the state",
+    .why = "a delta rule token by token, each one pass over column blocks of the state",
     .declines =
         [](const Context&, const Problem& p) {
           const Reason reason = engine::DeclinesAllButF64(p.dtype);

@@ -47,11 +47,11 @@ Reason Declines(const Context& ctx, const Problem& p) {
   if (!identity || p.normalize) return {"computes no feature maps and no normalisers"};
   if (!p.causal || p.key_mask.data != nullptr) return {"computes causal calls without a key mask"};
   if (p.gate == Gate::kKey || p.has_value_decay) return {"computes one decay per head at most"};
-  if (p.has_bonus) return {"computes no bonus"};
+  if (p.has_bonus) return {"computes no u term"};
   if (ForwardAmx(ctx).forward == nullptr) return {"needs AMX"};
   const bool emulated = AmxOf(ctx.allowed_targets()) == AmxUnit::kEmulated;
   if (emulated || p.key_size * p.value_size >= kSmallestForAmx) return {};
-  return {"gains from states of 64 x 64 on"};
+  return {"is faster only for states of 64 x 64 and larger"};
 }
 
 // Single steps use recurrence_f32.

@@ -32,7 +32,7 @@ HEED_EXPORT(Passes, ForwardF32)
 
 const Kernel kRecurrenceF32 = {
     .name = "recurrence_f32",
-    .why = "the recurrence itself, four tokens on strips of the state in registers, 16-bit tensors widened",
+    .why = "the recurrence itself, four tokens on column blocks of the state in registers, 16-bit tensors widened",
     .declines =
         [](const Context&, const Problem& p) {
           const Reason reason = engine::DeclinesAllButF32(p.dtype);

@@ -32,7 +32,7 @@ HEED_EXPORT(Passes, ForwardF64)
 
 const Kernel kRecurrenceF64 = {
     .name = "recurrence_f64",
-    .why = "the recurrence itself, four tokens on strips of the state in registers",
+    .why = "the recurrence itself, four tokens on column blocks of the state in registers",
     .declines =
         [](const Context&, const Problem& p) {
           const Reason reason = engine::DeclinesAllButF64(p.dtype);

@@ -55,12 +55,12 @@ Reason Declines(const Context&, const Problem& p) {
 const Kernel kHeadsConvolution = {
     .name = "heads_convolution",
     .why =
-        "products of a head's channels, one pair after another, convolved with what its modes answer to one input of "
-        "1; 16-bit tensors widened, rows transposed where channels are contiguous",
+        "products of a head's channels, one pair after another, convolved with the impulse response of its modes; "
+        "16-bit tensors widened, rows transposed where channels are contiguous",
     .declines =
         [](const Context& ctx, const Problem& p) {
           const Reason reason = Declines(ctx, p);
-          return reason.empty() && !p.has_taps ? Reason{"computes modes that are made into taps"} : reason;
+          return reason.empty() && !p.has_taps ? Reason{"computes state spaces by convolution"} : reason;
         },
     .forward_passes = &Heads,
     .backward_passes = &Heads,
