@@ -1,4 +1,4 @@
-// The entry of the GPU kernel in the engine's list: what it takes, and its launches.
+// The entry of the GPU kernel in the list of kernels: the problems that it accepts, and its launches.
 #include <cstdint>
 #include <string>
 #include <utility>

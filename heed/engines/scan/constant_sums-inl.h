@@ -1,8 +1,8 @@
-// Gradients of constants of channels: sums over tokens and sequences whose bits depend on neither
-// threads nor strips.
+// Gradients of constants per channel: sums over tokens and sequences whose bits depend neither on the number of threads
+// nor on the division into column blocks.
 //
-// Compiled once per SIMD target. A strip adds up chunks of 128 tokens in the compute type, and
-// chunks in f64; strips of one place add to what all sequences share in turn, in their order.
+// Compiled once per SIMD target. A column block sums chunks of 128 tokens in the compute type, and chunks in f64. For
+// each column block, the sequences then add their sums to the shared ones in ascending order.
 #if defined(HEED_ENGINES_SCAN_CONSTANT_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SCAN_CONSTANT_SUMS_INL_H_
 #undef HEED_ENGINES_SCAN_CONSTANT_SUMS_INL_H_
@@ -24,7 +24,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
-// The sums of one strip of one sequence: rows of its width.
+// The sums of one column block of one sequence, in rows of the block's width.
 template <class T>
 struct ConstantSums {
   T* chunk;
@@ -50,10 +50,10 @@ struct ConstantSums {
   }
 };
 
-// The sums of all channels and sequences: [rows][channels].
+// The sums over all sequences, [rows][channels].
 struct SharedSums {
   double* sums;
-  Turn* turns;  // of each strip, over sequences
+  Turn* turns;  // one per column block, which orders its sequences
   int64_t rows, channels, blocks;
 
   void LayOut(int64_t num_rows, int64_t num_channels, int64_t num_blocks, Carver& carver) {
@@ -77,7 +77,7 @@ struct SharedSums {
     }
     EndTurn(turns[block.index]);
   }
-  // Rows [first, first + count), a state each.
+  // Stores rows [first, first + count), one per state.
   void Store(int64_t first, int64_t count, const Numbers& to) const {
     if (to.data == nullptr) return;
     for (int64_t n = 0; n < count; ++n) {

@@ -1,4 +1,4 @@
-// Convolutions with taps, in f32, to which 16-bit tensors are widened, and in f64.
+// Convolutions with taps, in f32, to which 16-bit tensors are widened, or in f64.
 #include "heed/core/targets.h"
 // After targets.h:
 #include <algorithm>

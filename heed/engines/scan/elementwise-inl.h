@@ -1,13 +1,10 @@
-// The rules of one state per channel, forward, one token and backward, for one dtype of states.
+// Scans with one state per channel, h_t = a_t h_{t-1} + b_t, forward, one token and backward, for one dtype of states.
 //
-// Compiled once per SIMD target. Lanes are channels, of which a task owns a few vectors of one
-// sequence; the state is one register per vector, and is the output:
+// Compiled once per SIMD target. Lanes are channels, of which a task owns a few vectors of one sequence. The state is
+// one register per vector and is the output. With given decays memory is the bound, with gates the exponentials are.
 //
-//   h = a h + b
-//
-// Bound by memory with decays that are given, by exponentials with gates. Backward, states at the
-// borders of tiles of 16 tokens are kept and the others computed again; with p the gradient of h,
-// db = p, dlog a = p a h_{t-1} + db b', p = a p.
+// Backward, the states at the boundaries of tiles of 16 tokens are stored and the others recomputed. With p the
+// gradient of h_t and b' the derivative of b by log a: db = p, dlog a = p a h_{t-1} + p b', p <- a p.
 #if defined(HEED_ENGINES_SCAN_ELEMENTWISE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SCAN_ELEMENTWISE_INL_H_
 #undef HEED_ENGINES_SCAN_ELEMENTWISE_INL_H_
@@ -38,17 +35,17 @@ namespace heed::scan::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// ColumnBlocks that a task takes side by side where channels are contiguous, tile by tile: rows of 1 KiB
-// instead of 256 bytes, each of which is in another page of memory.
+// Column blocks that a task processes side by side, tile by tile, if channels are contiguous. It then reads 1 KiB per
+// row instead of 256 bytes; each row is in another page of memory.
 inline constexpr int64_t kBlocksAtOnce = 4;
 
-// The buffers of a column block: rows of its width.
+// The buffers of a column block, in rows of its width.
 template <class T>
 struct ElementwiseOwn {
   T *h, *p;                   // the state, and its gradient
   T *rate, *slope;            // -c softplus(lambda), and -c times its derivative
   T* boundary_states;         // [tiles][width]
-  ConstantSums<T> constants;  // of lambda, before its factor
+  ConstantSums<T> constants;  // the gradient of lambda without the factor `slope`
 
   void LayOut(const Problem& problem, bool backward, Carver& carver) {
     constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
@@ -58,11 +55,11 @@ struct ElementwiseOwn {
   }
 };
 
-// One thread's memory.
+// The scratch memory of one thread.
 template <class T>
 struct ElementwiseBuffers {
-  T *x, *first, *second;  // [kTile][width]: x, and log_decay, or recurrence and input gates
-  T* o;                   // [kTile][width]; backward, h before each token
+  T *x, *first, *second;  // [kTile][width]: x; log_decay, or recurrence and input gates
+  T* o;                   // [kTile][width]; in the backward pass, h before each token
   T* d_o;                 // [kTile][width]
   std::array<ElementwiseOwn<T>, kBlocksAtOnce> own;
 
@@ -91,7 +88,7 @@ class ElementwiseBlock {
     }
   }
 
-  // A sequence goes through in tiles, from first to last, and back.
+  // Begins a sequence, whose tiles are then processed in order, and in reverse by the backward pass.
   void Begin(const Sequence& s) { LoadRow(p_.initial, s, own_.h); }
 
   HWY_NOINLINE HWY_ATTR void ForwardTile(const Sequence& s, int64_t begin) {
@@ -113,12 +110,12 @@ class ElementwiseBlock {
 
   void End(const Sequence& s) { StoreRow(own_.h, p_.final, s); }
 
-  // The states before a tile, which is not the last.
+  // Stores the states before a tile.
   void StoreBoundaryState(int64_t begin) {
     std::copy_n(own_.h, kWidth, own_.boundary_states + begin / kTileTokens * static_cast<int64_t>(kWidth));
   }
 
-  // To the states after a tile.
+  // Advances the states over a tile without storing outputs.
   HWY_NOINLINE HWY_ATTR void PassTile(const Sequence& s, int64_t begin) {
     LoadTile(s, begin, TokensAt(s, begin));
     FindLines(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate});
@@ -158,11 +155,11 @@ class ElementwiseBlock {
   static constexpr size_t N = Lanes<T>();
   static constexpr size_t kWidth = BlockWidth<T>();
 
-  // The numbers that one token computes from its tensors.
+  // What a token computes from its tensors.
   struct Token {
     Decay<V> decay;  // a
     V written;       // b
-    // Gates have sigmoids of r and i, the root, and 1 - a^2 that it is of.
+    // For gates: the sigmoids of r and i, sqrt(1 - a^2), and 1 - a^2.
     hs::SigmoidPair<V> recurrence, input;
     V root, square, a;
   };
@@ -171,7 +168,7 @@ class ElementwiseBlock {
   static size_t TokensAt(const Sequence& s, int64_t begin) {
     return static_cast<size_t>(std::min(kTileTokens, s.count - begin));
   }
-  // A sequence begins here with nothing before it.
+  // True for the first token of a sequence without an initial state.
   bool IsFirst(int64_t begin, size_t t) const { return begin == 0 && t == 0 && p_.initial.data == nullptr; }
   MatrixView ViewAt(const Tokens& x, const Sequence& s, int64_t begin, size_t tokens) const {
     return ViewOf(x, s, begin, tokens, 0, block_.first, channels_);
@@ -216,7 +213,7 @@ class ElementwiseBlock {
       token.input = hs::Sigmoids(d_, hn::Load(d_, b_.second + at));
       const V rate = hn::Load(d_, own_.rate + at % kWidth);
       token.decay = DecayFrom(hn::Mul(token.recurrence.s, rate));
-      // 1 - a^2 = (1 - a) (1 + a), which loses nothing where a is near 1.
+      // 1 - a^2 = (1 - a) (1 + a), which does not cancel if a is near 1.
       const V power = PowerOf(d_, token.decay);
       const V less = hn::MulAdd(power, token.decay.fraction, hn::Sub(power, one));  // a - 1
       token.a = hn::MulAdd(power, token.decay.fraction, power);
@@ -226,13 +223,13 @@ class ElementwiseBlock {
     }
     return token;
   }
-  // exp(log_decay).
+  // Returns exp(log_decay).
   HWY_INLINE Decay<V> DecayFrom(V log_decay) const {
     const V log2e = hn::Set(d_, static_cast<T>(hs::kLog2E));
     return DecayOf(d_, ClampLog2Decay(d_, hn::Mul(log_decay, log2e)));
   }
-  // a h + b. Where little is forgotten, what is joins what is written before h is rounded: by itself
-  // a step of less than half a rounding of h would be lost, always to the same side.
+  // Returns a h + b. If a is near 1, (a - 1) h is added to b before h is added: by itself, a decay by less than half a
+  // rounding of h would be lost, always in the same direction.
   HWY_INLINE V After(const Token& token, V h) const {
     const V changed = hn::Add(h, hn::MulAdd(token.decay.fraction, h, token.written));
     const V decayed = hn::Add(Decayed(d_, token.decay, h), token.written);
@@ -265,7 +262,7 @@ class ElementwiseBlock {
     store(b_.second, g.dinput_gate);
   }
 
-  // Gradients of a token take the places of its tensors; returns that of the state before it.
+  // Replaces the tensors of a token by their gradients, and returns the gradient of the state before it.
   HWY_INLINE V BackwardToken(size_t at, bool is_first, V p) const {
     p = hn::Add(p, hn::Load(d_, b_.d_o + at));
     const Token token = TokenAt(at, is_first);
@@ -276,11 +273,11 @@ class ElementwiseBlock {
       hn::Store(dlog, d_, b_.first + at);
     } else {
       const V x = hn::Load(d_, b_.x + at);
-      const V d_gated = hn::Mul(p, token.root);  // of sigmoid(i) x
+      const V d_gated = hn::Mul(p, token.root);  // the gradient of sigmoid(i) x
       hn::Store(hn::Mul(d_gated, token.input.s), d_, b_.x + at);
       hn::Store(hn::Mul(hn::Mul(d_gated, x), hn::Mul(token.input.s, token.input.complement)), d_, b_.second + at);
       if (!is_first) {
-        // droot / dlog a = -a^2 / root; what 1 / (2 root) there is at most 1000.
+        // droot / dlog a = -a^2 / root, where 1 / (2 root) is limited to 1000.
         constexpr T kLeast = T{1e-6} / 4;
         const V square = hn::Max(hn::Set(d_, kLeast), token.square);
         const V slope = hn::Div(hn::Mul(token.a, token.a), hn::Sqrt(square));
@@ -312,7 +309,7 @@ int64_t ElementwiseBytes(const Problem& p) {
   return carver.bytes();
 }
 
-// ColumnBlocks of one task, at most kBlocksAtOnce.
+// The column blocks of one task, at most kBlocksAtOnce.
 template <class T, Rule kRule>
 class ElementwiseBlocks {
  public:
@@ -333,7 +330,7 @@ class ElementwiseBlocks {
   std::array<std::optional<ElementwiseBlock<T, kRule>>, kBlocksAtOnce> all_;
 };
 
-// The column blocks of a task: those of contiguous tokens are as fast one by one.
+// Several column blocks per task are only faster if channels are contiguous.
 inline TaskGrid ElementwiseGrid(const Problem& p, const ColumnBlocks& blocks, int64_t threads) {
   return TaskGrid(p, blocks.size(), p.x.column == 1 ? kBlocksAtOnce : 1, threads);
 }
@@ -362,7 +359,6 @@ void ElementwiseRun(Context& ctx, const Problem& p) {
   });
 }
 
-// Sums of lambda: none of kDecay.
 template <class T>
 BackwardBytes ElementwiseBackBytes(const Problem& p) {
   Carver carver(nullptr), shared(nullptr);

@@ -1,5 +1,5 @@
-// Transforms along rows of 16 lanes. What bounds them is the arithmetic while n numbers fit the
-// second cache, so stages go depth first: a quarter is finished while it is near.
+// Fourier transforms along rows of 16 lanes. As long as n numbers fit L2, arithmetic is the bound; so stages run depth
+// first, and each quarter is finished while it is in cache.
 #include "heed/engines/scan/fourier.h"
 
 #include "heed/core/targets.h"
@@ -50,7 +50,6 @@ HWY_INLINE Complex<V> Times(Complex<V> a, Complex<V> b) {
   return {hn::NegMulAdd(a.im, b.im, hn::Mul(a.re, b.re)), hn::MulAdd(a.re, b.im, hn::Mul(a.im, b.re))};
 }
 
-// a times the conjugate of b.
 template <class V>
 HWY_INLINE Complex<V> TimesConjugate(Complex<V> a, Complex<V> b) {
   return {hn::MulAdd(a.im, b.im, hn::Mul(a.re, b.re)), hn::NegMulAdd(a.re, b.im, hn::Mul(a.im, b.re))};
@@ -77,8 +76,8 @@ HWY_INLINE Complex<V> SetRoot(D d, const hn::TFromD<D>* root) {
   return {hn::Set(d, root[0]), hn::Set(d, root[1])};
 }
 
-// Two levels of butterflies over rows that are `quarter` rows apart: decimation in frequency
-// forward, in time inverse, so that neither has to reverse bits.
+// Two levels of butterflies (radix 4) over rows that are `quarter` rows apart. The forward transform decimates in
+// frequency and the inverse in time, so that neither reverses bits.
 template <bool kInverse, class T>
 HWY_INLINE void Stage(const T* HWY_RESTRICT roots, size_t quarter, T* HWY_RESTRICT rows) {
   const Tag<T> d;
@@ -112,7 +111,7 @@ HWY_INLINE void Stage(const T* HWY_RESTRICT roots, size_t quarter, T* HWY_RESTRI
   }
 }
 
-// The last level where the number of levels is odd.
+// The last level if the number of levels is odd.
 template <class T>
 HWY_INLINE void Pair(T* HWY_RESTRICT rows) {
   const Tag<T> d;
@@ -136,7 +135,7 @@ void Rows(const T* HWY_RESTRICT roots, size_t size, T* HWY_RESTRICT rows) {
   if (kInverse) Stage<true>(roots, quarter, rows);
 }
 
-// Swaps rows and lanes of 16 rows: blocks as wide as a vector change places, transposed.
+// Transposes a tile of 16 rows and 16 lanes in squares of the width of a vector.
 template <class T>
 HWY_INLINE void TransposeTile(T* HWY_RESTRICT tile) {
   const Tag<T> d;
@@ -229,7 +228,7 @@ void ConvolutionOf(const FourierPlan<T>& plan, const T* a, const T* b, T* scratc
     TransposeTile(scratch + begin);
   }
   Rows<true>(plan.stages.data(), num_rows, scratch);
-  const auto scale = hn::Set(d, T(1) / static_cast<T>(plan.n));  // a power of two: exact
+  const auto scale = hn::Set(d, T(1) / static_cast<T>(plan.n));  // exact, because n is a power of two
   for (size_t j = 0; j < num_rows; ++j) {
     const auto w = SetRoot(d, plan.row_weight.data() + j * 2);
     for (size_t c = 0; c < kLanes; c += hn::Lanes(d)) {
@@ -272,7 +271,7 @@ HWY_AFTER_NAMESPACE();
 namespace heed::scan {
 namespace {
 
-// exp(2 pi i num / den), from an angle of less than one turn.
+// Appends exp(2 pi i num / den), with the angle reduced to less than 2 pi.
 template <class T>
 void AppendRoot(int64_t num, int64_t den, std::vector<T>& out) {
   const double angle = 2 * std::numbers::pi * static_cast<double>(num % den) / static_cast<double>(den);
@@ -291,7 +290,7 @@ std::vector<T> StagesOf(int64_t size) {
   return roots;
 }
 
-// The bits of `index`, an index below `size`, a power of two, in the opposite order.
+// Returns the bit reversal of `index` < `size`, a power of two.
 int64_t Reversed(int64_t index, int64_t size) {
   int64_t reversed = 0;
   for (; size > 1; size /= 2, index /= 2) reversed = 2 * reversed + index % 2;

@@ -1,11 +1,11 @@
-// Heads: products of a key's channel and a value's as rows through the modes of their head.
+// Heads of H3: the product of each key channel and each value channel passes through the modes of its head.
 //
-// Compiled once per SIMD target. A row is of one pair of channels, made where it is used, so that nothing
-// of all pairs and all tokens is ever stored. With x = k'_i v_j and y what becomes of it,
+// Compiled once per SIMD target. The row x_t = k'_t[i] v_t[j] of a pair is computed where it is used, so that nothing
+// is stored for all pairs and all tokens. With y = S4D(x) and dx the gradient of x,
 //
 //   o_j += q_i y,  dy = q_i do_j,  dq_i += y do_j,  dk'_i += v_j dx,  dv_j += k'_i dx
 //
-// are sums over rows, in the order of the other channel.
+// are sums over pairs, in ascending order of the other channel.
 #if defined(HEED_ENGINES_SCAN_HEADS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SCAN_HEADS_INL_H_
 #undef HEED_ENGINES_SCAN_HEADS_INL_H_
@@ -28,8 +28,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
-// Two ways for a row of the c-th of heads in memory: inputs are written to Inputs(c), and gradients of
-// outputs to Gradients(c), of as many tokens as the sequence has.
+// RecurrentRows and ConvolvedRows compute S4D of a row of the c-th loaded head, by chunks of tokens or by a
+// convolution. Callers write inputs to Inputs(c) and gradients of outputs to Gradients(c).
 template <class T>
 class RecurrentRows {
  public:
@@ -55,7 +55,6 @@ class RecurrentRows {
   ModeBlock<T> block_;
 };
 
-// Without states. Gradients go through convolutions from their end.
 template <class T>
 class ConvolvedRows {
  public:
@@ -94,7 +93,7 @@ class ConvolvedRows {
     block_.Complete(shape_, count, true, d_row);
     std::reverse_copy(b_.gradients, b_.gradients + count, d_row + shape_.lead + before);
     scan::Gradients all = g;
-    all.dx = p_.x;  // whatever is asked for
+    all.dx = p_.x;  // RowBackward() must compute it, even if dx is not wanted
     block_.RowBackward(all, head, c, shape_);
     std::reverse_copy(d_row + before, d_row + before + count, b_.gradients);
     return b_.gradients;
@@ -108,7 +107,7 @@ class ConvolvedRows {
   RowShape<T> shape_;
 };
 
-// to = x y, and to += x y.
+// to = x y, or to += x y with kAdds.
 template <bool kAdds, class T>
 HWY_NOINLINE HWY_ATTR void MultiplyRows(const T* x, const T* y, size_t count, T* to) {
   const hn::ScalableTag<T> d;
@@ -121,11 +120,11 @@ HWY_NOINLINE HWY_ATTR void MultiplyRows(const T* x, const T* y, size_t count, T*
 template <class T>
 struct HeadBuffers {
   size_t pitch = 0, lead = 0, tail = 0;
-  T *q, *k, *v, *taps;  // keys behind the tail, and before as many tokens of nothing
+  T *q, *k, *v, *taps;  // keys follow the tail, which follows zeros
   T* o;
-  // The backward pass alone has these.
-  T *keys, *dq, *dkeys, *dv;  // k' and its gradients
-  T* back;                    // those from their end; then the gradients of k
+  // Only for the backward pass.
+  T *keys, *dq, *dkeys, *dv;  // keys: k', dkeys: its gradients
+  T* back;                    // a row of dkeys reversed, then of the gradients of k
   double *dtaps, *dskip;
 
   void LayOut(const Problem& p, bool backward, Carver& carver) {
@@ -133,7 +132,7 @@ struct HeadBuffers {
     const size_t rows = ChannelsAtOnce(p) * static_cast<size_t>(p.head_channels);
     tail = num_taps - 1;
     lead = RoundedUp<T>(num_taps);
-    // Tokens have a lead before them and a tail behind; vectors of outputs may lie beyond.
+    // Tokens follow a lead and precede a tail; the last vector of outputs may be partial.
     pitch = RoundedUp<T>(static_cast<size_t>(MostTokens(p)) + tail) + lead + (kRowVectors + 1) * Lanes<T>();
     const auto next = [&](auto*& buffer, size_t elements) { carver.Next(buffer, static_cast<int64_t>(elements)); };
     for (T** row : {&q, &k, &v, &o}) next(*row, rows * pitch);
@@ -146,7 +145,7 @@ struct HeadBuffers {
   }
 };
 
-// The buffers of a thread, with a method for rows.
+// The scratch memory of one thread, with that of RecurrentRows or ConvolvedRows.
 template <class T, template <class> class Rows>
 struct HeadAndRowBuffers : HeadBuffers<T> {
   typename Rows<T>::Buffers rows;
@@ -213,10 +212,10 @@ class HeadBlock {
   T* At(T* rows, size_t c, size_t channel) const { return rows + (c * channels_ + channel) * b_.pitch; }
   double* DTapsAt(size_t r) const { return b_.dtaps + r * static_cast<size_t>(p_.num_key_taps); }
 
-  // Tails are a sequence of their own, before the first token whichever way time goes.
+  // Tails are separate sequences, in ascending order of processing in both directions of time.
   Sequence TailOf(const Sequence& s) const { return {s.state, s.state, 0, p_.num_key_taps - 1}; }
 
-  // Rows from or to all channels of these heads: at once where they lie as those of one head do.
+  // Loads or stores the rows of all channels of these heads, at once if their strides are those of one larger head.
   template <bool kLoads>
   void Move(const Tokens& x, const Sequence& s, int64_t head, size_t heads, T* rows) const {
     if (x.data == nullptr) return;
@@ -248,7 +247,7 @@ class HeadBlock {
     Move<true>(p_.x, s, head, heads, b_.q);
     Move<true>(p_.value, s, head, heads, b_.v);
     for (size_t r = 0; r < heads * channels_; ++r) std::fill_n(k + r * b_.pitch, b_.lead, T{0});
-    // Panels end with whole vectors: keys take the place of what comes behind the tail.
+    // LoadRows() pads to whole vectors, so keys are loaded after the tail and overwrite its padding.
     if (b_.tail > 0) Move<true>(p_.initial_tail, TailOf(s), head, heads, k + b_.lead - b_.tail);
     Move<true>(p_.key, s, head, heads, k + b_.lead);
   }
@@ -257,7 +256,7 @@ class HeadBlock {
     Move<false>(p_.final_tail, TailOf(s), head, heads, const_cast<T*>(last));
   }
 
-  // A row of keys becomes one of k', from its begin on.
+  // Replaces a row of keys by k', which begins at the row's first element.
   HWY_ATTR void ConvolveKeys(int64_t channel, size_t r, size_t count, T* row) const {
     ConvolveRow(b_.taps + r * b_.lead, KeySkipAt(channel), ShapeOf(count), row);
   }
@@ -274,7 +273,7 @@ class HeadBlock {
     return shape;
   }
 
-  // States of channels i of keys and j of values.
+  // The states of key channel i and value channel j.
   static Numbers PairOf(const Numbers& x, size_t i, size_t j) {
     Numbers pair = x;
     if (x.data == nullptr) return pair;
@@ -326,7 +325,7 @@ class HeadBlock {
     }
   }
 
-  // Gradients of k' become those of taps, and of keys from the tail on.
+  // Computes the gradients of taps from those of k', and replaces these by the gradients of the tail and of keys.
   HWY_ATTR void KeyBackward(size_t count, int64_t channel, size_t r) const {
     const T* k = b_.k + r * b_.pitch;
     T* d_row = b_.dkeys + r * b_.pitch;

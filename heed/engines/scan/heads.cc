@@ -1,4 +1,4 @@
-// Products of heads through state spaces, in f32, to which 16-bit tensors are widened, and in f64.
+// Heads of H3, in f32, to which 16-bit tensors are widened, or in f64.
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/scan/kernels.h"

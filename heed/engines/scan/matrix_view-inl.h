@@ -1,8 +1,8 @@
-// Panels: pieces of tensors with channels in lanes, whatever lies side by side in memory.
+// Matrices in memory, and their copies with rows that are contiguous and widened.
 //
-// Compiled once per SIMD target. A panel has a row of `width` elements per token (or per state),
-// in the type that is computed in. Where channels are contiguous, rows are loaded; where tokens
-// are, squares of as many tokens and channels as a vector has lanes are transposed in registers.
+// Compiled once per SIMD target. A copy has a row of `width` elements of the compute type per token (or per state, or
+// per channel). If columns are contiguous in memory, rows are loaded; if rows are, squares of as many rows and columns
+// as a vector has lanes are transposed in registers.
 #if defined(HEED_ENGINES_SCAN_MATRIX_VIEW_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SCAN_MATRIX_VIEW_INL_H_
 #undef HEED_ENGINES_SCAN_MATRIX_VIEW_INL_H_
@@ -32,8 +32,7 @@ constexpr size_t Lanes() {
   return hn::MaxLanes(hn::ScalableTag<T>());
 }
 
-// Channels of a strip: what a task owns. More would leave L1, fewer would prepare B and C more
-// often.
+// Channels per column block. More would not fit L1, and with fewer B and C would be prepared more often.
 template <class T>
 constexpr size_t BlockWidth() {
   return 4 * Lanes<T>();
@@ -44,7 +43,7 @@ constexpr size_t RoundedUp(size_t columns) {
   return (columns + Lanes<T>() - 1) / Lanes<T>() * Lanes<T>();
 }
 
-// Rows and columns of a tensor in memory. Strides count elements.
+// A matrix in memory. Strides count elements.
 struct MatrixView {
   const void* data;
   DType dtype;
@@ -54,11 +53,11 @@ struct MatrixView {
   int64_t At(size_t r, size_t c) const {
     return static_cast<int64_t>(r) * row_stride + static_cast<int64_t>(c) * column_stride;
   }
-  // A transposed piece has its rows in vectors.
+  // True if rows are contiguous and columns are not.
   bool is_transposed() const { return column_stride != 1 && columns > 1 && rows > 1 && std::abs(row_stride) == 1; }
 };
 
-// Tokens [begin, begin + rows) of a sequence, and columns from `column` on.
+// The view of tokens [begin, begin + rows) of a sequence, and of columns from `column` on.
 inline MatrixView ViewOf(const Tokens& x, const Sequence& s, int64_t begin, size_t rows, int64_t group, int64_t column,
                          size_t columns) {
   const int64_t at = s.batch * x.batch + (s.first + begin) * x.token + group * x.group + column * x.column;
@@ -66,20 +65,20 @@ inline MatrixView ViewOf(const Tokens& x, const Sequence& s, int64_t begin, size
   return {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, x.token, x.column, rows, columns};
 }
 
-// All states of these channels; of a sequence's, or of constants.
+// The view of all states of these channels, or of constants, whose `sequence` is 0.
 inline MatrixView ViewOf(const Numbers& x, int64_t sequence, size_t states, int64_t channel, size_t channels) {
   const int64_t at = sequence * x.sequence + channel * x.channel;
   const char* data = static_cast<const char*>(x.data);
   return {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, x.state, x.channel, states, channels};
 }
 
-// Kernels widen to T; constants may also be of a dtype that T does not compute in.
+// True if kernels widen this dtype to T. Constants may have other dtypes too.
 template <class T>
 bool Widens(DType dtype) {
   return sizeof(T) == 8 ? dtype == DType::kF64 : dtype != DType::kF64;
 }
 
-// Columns beyond those of the piece are zero, up to whole vectors.
+// Loads the view's rows, widened, with zeros up to whole vectors.
 template <class T>
 HWY_NOINLINE HWY_ATTR void LoadRows(const MatrixView& view, T* HWY_RESTRICT to, size_t width) {
   const hn::ScalableTag<T> d;
@@ -135,7 +134,7 @@ HWY_NOINLINE HWY_ATTR void LoadRows(const MatrixView& view, T* HWY_RESTRICT to, 
   });
 }
 
-// The inverse, rounded; the piece is written.
+// Stores rows to the view, rounded.
 template <class T>
 HWY_NOINLINE HWY_ATTR void StoreRows(const T* HWY_RESTRICT from, size_t width, const MatrixView& view) {
   const hn::ScalableTag<T> d;
@@ -186,7 +185,7 @@ HWY_NOINLINE HWY_ATTR void StoreRows(const T* HWY_RESTRICT from, size_t width, c
   });
 }
 
-// elementwise.cc compiles both, for all files of the engine.
+// elementwise.cc instantiates both, for all files of the engine.
 #ifndef HEED_ROW_COPIES_OF
 #define HEED_ROW_COPIES_OF(EXTERN, T)                           \
   EXTERN template void LoadRows(const MatrixView&, T*, size_t); \
@@ -195,7 +194,7 @@ HWY_NOINLINE HWY_ATTR void StoreRows(const T* HWY_RESTRICT from, size_t width, c
 HEED_ROW_COPIES_OF(extern, float)
 HEED_ROW_COPIES_OF(extern, double)
 
-// Rows [0, rows) are zero up to whole vectors.
+// Sets rows to zero, up to whole vectors.
 template <class T>
 HWY_INLINE void ClearRows(T* to, size_t width, size_t rows, size_t columns) {
   const hn::ScalableTag<T> d;
@@ -204,24 +203,24 @@ HWY_INLINE void ClearRows(T* to, size_t width, size_t rows, size_t columns) {
   }
 }
 
-// The lines of memory that the next tile of a tensor begins on, asked for one at a time while
-// this one is computed: a strip's rows are kilobytes apart, which no prefetcher follows.
+// The cache lines of a tensor's next tile, which are prefetched one at a time during the computation of the current
+// tile. The rows of a column block are kilobytes apart, which hardware prefetchers do not follow.
 class NextLines {
  public:
   NextLines() = default;
-  // The lines of a piece as the next tile will load it; none where there is none.
+  // The lines that LoadRows() will access; none for an absent tensor.
   NextLines(const MatrixView& view, size_t lanes) {
     if (view.data == nullptr) return;
     const auto size = static_cast<int64_t>(SizeOf(view.dtype));
     at_ = static_cast<const char*>(view.data);
-    // A line per channel, or one per token and vector.
+    // There is a line per channel, or one per token and vector.
     step_ = (view.is_transposed() ? view.column_stride : view.row_stride) * size;
     vector_ = view.column_stride * size * static_cast<int64_t>(lanes);
     if (view.is_transposed() && view.row_stride < 0) {
       at_ += static_cast<int64_t>(view.rows - 1) * view.row_stride * size;
     }
   }
-  // Line `i` of the rows of vector `v`.
+  // Prefetches line `i` of vector `v`.
   HWY_INLINE void Prefetch(size_t v, int64_t i) const {
     if (at_ != nullptr) hwy::Prefetch(at_ + static_cast<int64_t>(v) * vector_ + i * step_);
   }

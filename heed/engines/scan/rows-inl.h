@@ -1,4 +1,4 @@
-// Rows: channels one by one, tokens in lanes.
+// Rows: the tokens of one channel of a sequence. Channels are processed one by one, with tokens in lanes.
 //
 // Compiled once per SIMD target.
 #if defined(HEED_ENGINES_SCAN_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -22,26 +22,26 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
-// f(T()) with the type that is computed in.
+// Calls f(T()) with the compute type T.
 template <class F>
 auto WithCompute(const Problem& p, const F& f) {
   return p.dtype == DType::kF64 ? f(double{}) : f(float{});
 }
 
-// Channels of a task: where they are contiguous, as many as a line of memory has; heads have several.
+// Channels per task: as many as a cache line has. With kHeads these are heads, which have several channels each.
 inline constexpr size_t kRowChannels = 16;
 inline size_t ChannelsOfTask(const Problem& p) {
   if (p.rule != Rule::kHeads) return kRowChannels;
   const auto channels = static_cast<size_t>(std::max<int64_t>(p.head_channels, 1));
   return (kRowChannels + channels - 1) / channels;
 }
-// The number of these rows that are in memory at once.
+// The number of channels whose rows are loaded at once: several if channels are contiguous in memory.
 inline size_t ChannelsAtOnce(const Problem& p) {
   const bool gathers = std::abs(p.x.token) != 1 && std::abs(p.x.column) == 1;
   return gathers ? std::min(ChannelsOfTask(p), static_cast<size_t>(p.channels)) : 1;
 }
 
-// f(channel, channels) for those of a strip, as many as are in memory at once.
+// Calls f(channel, channels) for the channels of a column block, as many as are loaded at once.
 template <class F>
 HWY_INLINE void ForChannels(const Problem& p, const ColumnBlock& block, const F& f) {
   const auto at_once = static_cast<int64_t>(ChannelsAtOnce(p));
@@ -51,7 +51,7 @@ HWY_INLINE void ForChannels(const Problem& p, const ColumnBlock& block, const F&
   }
 }
 
-// A sequence as a piece whose rows are channels. From its end, so that the last token comes first.
+// The view of a sequence whose rows are channels. With `from_end` tokens are reversed.
 inline MatrixView RowsOf(const Tokens& x, const Sequence& s, int64_t channel, size_t channels, bool from_end) {
   const int64_t token = from_end ? s.first + s.count - 1 : s.first;
   const int64_t at = s.batch * x.batch + token * x.token + channel * x.column;
@@ -64,8 +64,8 @@ inline MatrixView RowsOf(const Tokens& x, const Sequence& s, int64_t channel, si
           static_cast<size_t>(s.count)};
 }
 
-// f(strip, first, last, worker) for strips of channels and runs of sequences: what belongs to channels is
-// prepared once per run, so there are no more of those than it takes to occupy all threads.
+// Calls f(block, first, last, worker) for column blocks and runs of sequences [first, last). Tables of channels are
+// computed once per run, so there are only as many runs as occupy all threads.
 template <class F>
 void ForBlocksAndSequences(Context& ctx, const Problem& p, const F& f) {
   const ColumnBlocks blocks(p, ChannelsOfTask(p));
@@ -80,7 +80,7 @@ void ForBlocksAndSequences(Context& ctx, const Problem& p, const F& f) {
   });
 }
 
-// One thread's memory for rows.
+// The bytes of one thread's scratch memory.
 template <class Buffers>
 int64_t RowBytes(const Problem& p, bool backward) {
   Carver carver(nullptr);
@@ -89,7 +89,7 @@ int64_t RowBytes(const Problem& p, bool backward) {
   return carver.bytes();
 }
 
-// f(buffers, strip, first, last) for strips and runs of sequences.
+// Calls f(buffers, block, first, last) for column blocks and runs of sequences [first, last).
 template <class Buffers, class F>
 void RowsForward(Context& ctx, const Problem& p, const F& f) {
   ctx.ReserveScratch(static_cast<size_t>(RowBytes<Buffers>(p, false)));
@@ -101,7 +101,7 @@ void RowsForward(Context& ctx, const Problem& p, const F& f) {
   });
 }
 
-// f(buffers, strip) for strips, each with all sequences, over which its gradients are sums.
+// Calls f(buffers, block) for column blocks, each with all sequences, over which its gradients are sums.
 template <class Buffers, class F>
 void RowsBackward(Context& ctx, const Problem& p, const F& f) {
   ctx.ReserveScratch(static_cast<size_t>(RowBytes<Buffers>(p, true)));
@@ -114,7 +114,7 @@ void RowsBackward(Context& ctx, const Problem& p, const F& f) {
   });
 }
 
-// <x, dy> of rows of so many tokens, in the compute type over 128 of them; dy may come from its end.
+// Returns the dot product of two rows: in the compute type over 128 tokens, then in f64. With kFromEnd, dy is reversed.
 template <bool kFromEnd, class T>
 HWY_NOINLINE HWY_ATTR double RowProduct(const T* x, const T* dy, size_t tokens) {
   const hn::ScalableTag<T> d;
@@ -142,7 +142,7 @@ T SkipAt(const Problem& p, int64_t channel) {
   return static_cast<T>(LoadAsDouble(p.skip.dtype, p.skip.data, channel * p.skip.channel));
 }
 
-// One number, where it is asked for.
+// Stores one number if it is wanted.
 inline void StoreNumber(const Numbers& to, int64_t channel, int64_t state, double value) {
   if (to.data == nullptr) return;
   StoreDouble(to.dtype, const_cast<void*>(to.data), channel * to.channel + state * to.state, value);

@@ -1,13 +1,13 @@
-// The selective rule forward, whole or one token, for one dtype of states.
+// Selective scans, forward and one token, for one dtype of states.
 //
-// Compiled once per SIMD target. Lanes are channels: 16 states of one vector of channels stay in
-// registers while a tile of 16 tokens passes, B and C are broadcast, and y is a sum over
-// registers, never over lanes. Per vector of states and token
+// Compiled once per SIMD target. Lanes are channels. For one vector of channels, 16 states are in registers during a
+// tile of 16 tokens; B and C are broadcast, and y is a sum over registers, not over lanes. Per vector of states and
+// token:
 //
 //   h = 2^(s A log2 e) h + (s x) B,  y += C h
 //
-// which is an exponential, the bound with 9 of 13 operations. States beyond 16 are taken in turn,
-// y going through memory in the same order.
+// The exponential is the bound, with 9 of 13 operations. If there are more than 16 states, they are processed 16 at a
+// time, with y in memory, in the same order of additions.
 #if defined(HEED_ENGINES_SCAN_SELECTIVE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SCAN_SELECTIVE_INL_H_
 #undef HEED_ENGINES_SCAN_SELECTIVE_INL_H_
@@ -43,17 +43,17 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 inline constexpr size_t kTile = static_cast<size_t>(kTileTokens);
 
-// States in registers; fewer where there are no more.
+// The maximal number of states in registers.
 inline constexpr size_t kManyStates = static_cast<size_t>(hs::kShapes.scan_states);
 
-// The data that a pass over a tile stores.
+// The results that a pass over a tile stores.
 enum class Stores { kOutputs, kStates, kTrace };
 
-// Constants of a strip of channels, and its states: [states][width], or [width].
+// Constants and states of a column block, [states][width] or [width].
 template <class T>
 struct BlockBuffers {
-  T *A, *h;  // A log2 e
-  T *B, *C;  // where they are constants
+  T *A, *h;  // A: A log2 e
+  T *B, *C;  // only if they are constants
   T *skip, *bias;
 
   void LayOut(const Problem& p, Carver& carver) {
@@ -67,11 +67,11 @@ struct BlockBuffers {
   }
 };
 
-// Panels of the tile in hand, a row per token.
+// The rows of the current tile, one per token.
 template <class T>
 struct TileBuffers {
-  T *steps, *inputs, *y, *gate;  // of the strip's width: s, s x, y, z
-  T *B, *C;                      // of the states, where they are of tokens
+  T *steps, *inputs, *y, *gate;  // [width]: s, s x, y, z
+  T *B, *C;                      // [states], unless they are constants
 
   void LayOut(const Problem& p, Carver& carver) {
     constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
@@ -82,18 +82,17 @@ struct TileBuffers {
   }
 };
 
-// The backward pass needs this of the states in registers, for one vector of channels.
+// The results that the backward pass needs, for one vector of channels and its states in registers.
 template <class T>
 struct Trace {
-  // [kTile][states in registers][3][lanes]: a as (1 + f) 2^n, f and 2^n, and a h_{t-1}. In one
-  // array: three would be a multiple of 4 KiB apart, where loads wait for stores.
+  // [kTile][states in registers][3][lanes]: f and 2^n with a = (1 + f) 2^n, and a h_{t-1}. Three arrays would be a
+  // multiple of 4 KiB apart, so that loads would wait for stores.
   T* kept;
   T* dy;      // [kTile][width]
-  T* C_sums;  // [kTile][states][lanes], dy h summed over vectors; of constants
-              // [states][width], summed over tokens
+  T* C_sums;  // dy h summed over vectors, [kTile][states][lanes]; if C is constant, summed over tokens, [states][width]
 };
 
-// f(count) for runs of as many states as stand in registers at once.
+// Calls f(first state, number of states as an integral constant) for runs of states that fit the registers.
 template <class F>
 HWY_INLINE void ForEachRun(size_t states, const F& f) {
   size_t n = 0;
@@ -106,7 +105,7 @@ HWY_INLINE void ForEachRun(size_t states, const F& f) {
   for (; n < states; ++n) f(n, std::integral_constant<size_t, 1>());
 }
 
-// A strip of channels.
+// A column block of channels.
 template <class T>
 class SelectiveBlock {
  public:
@@ -145,7 +144,7 @@ class SelectiveBlock {
     StoreRows(b_.h, kWidth, ViewOf(to, s.state, states_, block_.first, channels_));
   }
 
-  // B and C of a tile, for all strips of this group.
+  // Loads B and C of a tile, which all column blocks of the group share.
   void LoadWeights(const Sequence& s, int64_t begin) const {
     for (const auto& [weights, to] : {std::pair(&p_.B, tile_.B), {&p_.C, tile_.C}}) {
       if (weights->constants.data != nullptr) continue;
@@ -153,7 +152,7 @@ class SelectiveBlock {
     }
   }
 
-  // Outputs of a tile, while the memory of the strip that comes next is asked for.
+  // Computes the outputs of a tile, and prefetches the tile of `next` that begins at `begin_of_next`.
   void Forward(const Sequence& s, int64_t begin, const SelectiveBlock& next, int64_t begin_of_next) {
     const size_t tokens = TokensAt(s, begin);
     LoadTile(s, begin, tokens, tile_.inputs);
@@ -179,7 +178,7 @@ class SelectiveBlock {
     return static_cast<size_t>(std::min(kTileTokens, s.count - begin));
   }
 
-  // f(offset in a panel) for each vector of the tile.
+  // Calls f(offset in rows of the tile) for each vector.
   template <class F>
   HWY_INLINE void ForEachVector(size_t tokens, const F& f) const {
     for (size_t t = 0; t < tokens; ++t) {
@@ -187,7 +186,7 @@ class SelectiveBlock {
     }
   }
 
-  // The lines of a tile of these tensors; of one beyond the sequence, none.
+  // Finds the cache lines of these tensors' tile. A tile beyond the sequence has none.
   void FindLines(const Sequence& s, int64_t begin, std::initializer_list<const Tokens*> tensors,
                  NextLines* lines) const {
     for (const Tokens* x : tensors) {
@@ -197,7 +196,7 @@ class SelectiveBlock {
     }
   }
 
-  // s, s x, and D x in the place of y; x in a panel that may be that of s x.
+  // Computes s, s x, and D x, which initialises y. `x_rows` receives x and may be the rows of s x.
   void LoadTile(const Sequence& s, int64_t begin, size_t tokens, T* x_rows) const {
     LoadRows(ViewOf(p_.x, s, begin, tokens, 0, block_.first, channels_), x_rows, kWidth);
     LoadRows(ViewOf(p_.delta, s, begin, tokens, 0, block_.first, channels_), tile_.steps, kWidth);
@@ -212,7 +211,7 @@ class SelectiveBlock {
     });
   }
 
-  // A tile's tokens on vector `v` of the channels.
+  // Advances the states of vector `v` of the channels over the tokens of a tile.
   template <Stores kStores>
   HWY_INLINE void Advance(size_t v, size_t tokens) const {
     ForEachRun(states_, [&](size_t n, auto count) HWY_ATTR {
@@ -226,7 +225,7 @@ class SelectiveBlock {
 
   bool has_constants() const { return p_.B.constants.data != nullptr || p_.C.constants.data != nullptr; }
 
-  // The factors by which states n, n + 1, ... of this vector are written or read at a token.
+  // B or C of state n at a token, for vector `v` of the channels.
   template <bool kConstants>
   HWY_INLINE V WeightOf(const Weights& weights, const T* constants, const T* row, size_t v, size_t n) const {
     if constexpr (kConstants) {
@@ -235,7 +234,7 @@ class SelectiveBlock {
     return hn::Set(d_, row[n]);
   }
 
-  // The decay of state n of a run; of kDecays states at a time, which `ahead` keeps.
+  // The decay of state n of a run. kDecays decays are computed at a time and stored in `ahead`.
   template <size_t kDecays>
   HWY_INLINE Decay<V> NextDecay(V step, const T* HWY_RESTRICT A, size_t n, Decay<V>* ahead) const {
     if constexpr (kDecays == 1) {
@@ -254,15 +253,15 @@ class SelectiveBlock {
 
   template <Stores kStores, size_t kCount, bool kConstants>
   HWY_NOINLINE HWY_ATTR void AdvanceRun(size_t v, size_t first, size_t tokens) const {
-    // Pointers of their own: after any store of a vector the compiler would read members again.
+    // Local pointers, because the compiler would reload members after every store of a vector.
     const T* HWY_RESTRICT A = b_.A + first * kWidth + v * N;
     const T *HWY_RESTRICT steps = tile_.steps + v * N, *HWY_RESTRICT inputs = tile_.inputs + v * N;
     const auto behind = [](T* rows, size_t elements) { return rows == nullptr ? nullptr : rows + elements; };
-    const T* HWY_RESTRICT dys = behind(trace_.dy, v * N);  // null but for a trace
+    const T* HWY_RESTRICT dys = behind(trace_.dy, v * N);  // null without a trace
     T* HWY_RESTRICT ys = tile_.y + v * N;
     const T *HWY_RESTRICT rowB = tile_.B, *HWY_RESTRICT rowC = tile_.C;
     T* HWY_RESTRICT trace = trace_.kept;
-    // Tokens have a row each; constants have always the same.
+    // There is a row of sums per token, or a single one for constants.
     const bool C_is_constant = kConstants && p_.C.constants.data != nullptr;
     const size_t sums_per_token = C_is_constant ? 0 : states_ * N;
     const size_t sums_per_state = C_is_constant ? kWidth : N;
@@ -318,8 +317,8 @@ class SelectiveBlock {
   NextLines next_[4];
 };
 
-// ColumnBlocks that a task takes side by side, tile by tile: rows are then read in longer runs. Of single
-// tokens, one: its A then stays in L1 from sequence to sequence, which is worth a seventh.
+// Column blocks that a task processes side by side, tile by tile, so that rows are read in longer runs. In steps of
+// single tokens it is 1: A then stays in L1 from sequence to sequence, which saves a seventh of the time.
 inline constexpr int64_t kBlocksPerTask = 8;
 
 template <class T>

@@ -1,16 +1,15 @@
-// The selective rule backward, for one dtype of states.
+// Selective scans, backward, for one dtype of states.
 //
-// Compiled once per SIMD target. States at the borders of tiles of 16 tokens are kept; the rest is
-// computed again, tile by tile from the last, by the forward pass's own function, which leaves a
-// and a h_{t-1} of each token behind. Then, with p the gradient of h, per vector of states and token
+// Compiled once per SIMD target. A forward pass stores the states at the boundaries of tiles of 16 tokens. Then, tile
+// by tile from the last, the forward pass's own function recomputes the tile and stores a and a h_{t-1} of each token.
+// With p the gradient of h, the tile is traversed in reverse, per vector of states and token:
 //
 //   p += dy C,  dB += p (s x),  dx' += p B,  r = p a h_{t-1},  ds' += r A,  dA += r s,  p = a p
 //
-// in the same lanes: 8 multiply-adds and 10 loads and stores, in all three times the work of the
-// forward pass. dB and dC are sums over channels: each lane has its own for a tile, which are
-// added up at its end; strips add theirs in turn, in ascending order, 128 tokens at a time.
-// Gradients of constants are summed in the compute type over 128 tokens, beyond in f64, and over
-// sequences in turn.
+// with the same lanes: 8 multiply-adds and 10 loads and stores. All together this takes three times as long as the
+// forward pass. dB and dC are sums over channels: each lane sums its own during a tile, lanes are added at its end, and
+// column blocks add theirs in ascending order, 128 tokens at a time. Gradients of constants are summed in the compute
+// type over 128 tokens, beyond that in f64, and then over sequences in order (constant_sums-inl.h).
 #if defined(HEED_ENGINES_SCAN_SELECTIVE_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SCAN_SELECTIVE_BACKWARD_INL_H_
 #undef HEED_ENGINES_SCAN_SELECTIVE_BACKWARD_INL_H_
@@ -43,7 +42,7 @@ namespace heed::scan::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// Rows of sums of constants: states of A, then of B and C where they are constants, skip, bias.
+// The rows of ConstantSums: the states of A, those of B and C if they are constants, skip, and bias.
 struct SelectiveRows {
   int64_t A, B, C, skip, bias, count;
   explicit SelectiveRows(const Problem& p) {
@@ -57,16 +56,16 @@ struct SelectiveRows {
   }
 };
 
-// One thread's memory besides that of the forward pass.
+// The scratch memory of one thread.
 template <class T>
 struct SelectiveBackwardBuffers {
   TileBuffers<T> tile;
   BlockBuffers<T> block;
   Trace<T> trace;
-  T *x, *d_o, *dx, *ds;  // [kTile][width]: sums of dx' and ds' in the last two
+  T *x, *d_o, *dx, *ds;  // [kTile][width]; dx and ds first hold the sums dx' and ds'
   T* p;                  // [states][width]: the gradient of h
-  T* B_sums;             // as those of C in the trace, of tokens
-  T *B_part, *C_part;    // [kChunk][states], of tokens
+  T* B_sums;             // p s x, like Trace::C_sums; unless B is constant
+  T *B_part, *C_part;    // [kChunkTokens][states]: sums over the column block
   ConstantSums<T> constants;
   T* boundary_states;  // [tiles][states][width]
 
@@ -88,13 +87,13 @@ struct SelectiveBackwardBuffers {
   }
 };
 
-// Tasks share these: sums of constants, and the place where column blocks of a group pass on dB and dC.
+// Sums over tasks: those of constants, and dB and dC of the column blocks of a group.
 template <class T>
 struct SelectiveShared {
   SharedSums sums;
-  Turn* turns = nullptr;                              // of each chunk of a group of a sequence
-  T *B_stage = nullptr, *C_stage = nullptr;           // [tokens of all groups of all sequences][states]
-  std::vector<int64_t> tokens_before, chunks_before;  // of each sequence
+  Turn* turns = nullptr;                              // [sequence][group][chunk], orders column blocks
+  T *B_stage = nullptr, *C_stage = nullptr;           // partial sums: [sequence][group][token][states]
+  std::vector<int64_t> tokens_before, chunks_before;  // per sequence
   int64_t num_turns = 0;
 
   int64_t LayOut(const Problem& p, const ColumnBlocks& blocks, void* base) {
@@ -158,7 +157,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
   using Base::b_, Base::channels_, Base::d_, Base::ForEachVector, Base::kWidth, Base::N, Base::next_, Base::p_,
       Base::row_, Base::states_, Base::block_, Base::tile_, Base::TokensAt, Base::trace_, Base::vectors_;
 
-  // Keeps the states before each tile.
+  // Stores the states before each tile.
   void StoreBoundaryStates(const Sequence& s) {
     this->LoadState(s);
     for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
@@ -222,10 +221,10 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
     if (g_.ddelta.data != nullptr) StoreRows(back_.ds, kWidth, view(g_.ddelta));
   }
 
-  // A tile's tokens against time, after AdvanceRun has left its trace.
+  // Traverses the tokens of a tile in reverse, after AdvanceRun() has stored its trace.
   template <size_t kCount, bool kConstants>
   HWY_NOINLINE HWY_ATTR void BackwardRun(size_t v, size_t first, size_t tokens) const {
-    // Pointers of their own: after any store of a vector the compiler would read members again.
+    // Local pointers, because the compiler would reload members after every store of a vector.
     const T* HWY_RESTRICT A = b_.A + first * kWidth + v * N;
     T* HWY_RESTRICT dA = back_.constants.Row(rows_.A) + first * kWidth + v * N;
     const T *HWY_RESTRICT steps = tile_.steps + v * N, *HWY_RESTRICT inputs = tile_.inputs + v * N;
@@ -233,7 +232,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
     T *HWY_RESTRICT dxs = back_.dx + v * N, *HWY_RESTRICT dss = back_.ds + v * N;
     const T *HWY_RESTRICT rowB = tile_.B + tokens * row_, *HWY_RESTRICT rowC = tile_.C + tokens * row_;
     const T* HWY_RESTRICT trace = trace_.kept + tokens * 3 * kManyStates * N;
-    // Tokens have a row each; constants have always the same.
+    // There is a row of sums per token, or a single one for constants.
     const bool B_is_constant = kConstants && p_.B.constants.data != nullptr;
     const size_t sums_per_token = B_is_constant ? 0 : states_ * N;
     const size_t sums_per_state = B_is_constant ? kWidth : N;
@@ -272,7 +271,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
     HWY_UNROLL(16)
     for (size_t n = 0; n < kCount; ++n) hn::Store(p[n], d_, state + n * kWidth);
   }
-  // From the sums dx' and ds', which dx and ddelta replace; and the gradients of D and the bias.
+  // Replaces the sums dx' and ds' by dx and ddelta, and adds to the gradients of D and the bias.
   void Finish(size_t tokens) const {
     T *dskip = back_.constants.Row(rows_.skip), *dbias = back_.constants.Row(rows_.bias);
     const V ln2 = hn::Set(d_, static_cast<T>(hs::kLn2));
@@ -291,7 +290,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
     });
   }
 
-  // [tokens][states][lanes] -> [tokens][states], as many vectors at a time as have lanes.
+  // Sums over lanes: [tokens][states][lanes] -> [tokens][states], N states at a time.
   HWY_NOINLINE HWY_ATTR void SumLanes(const T* sums, size_t tokens, T* to) const {
     for (size_t t = 0; t < tokens; ++t) {
       for (size_t n = 0; n < states_; n += N) {
@@ -309,7 +308,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
     }
   }
 
-  // dB and dC of the chunk that begins here: to the next strip of the group, or written.
+  // Adds dB and dC of a chunk to the sums of the group's column blocks, in ascending order. The last block stores them.
   void ReduceOverBlocks(int64_t sequence, const Sequence& s, int64_t begin) const {
     const int64_t tokens = std::min(kChunkTokens, s.count - begin);
     const auto i = static_cast<size_t>(sequence);

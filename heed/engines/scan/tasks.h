@@ -1,4 +1,4 @@
-// The tasks of a scan: column blocks of channels of one group, by some sequences each.
+// The tasks of a scan: column blocks of channels of one group, and ranges of sequences.
 #ifndef HEED_ENGINES_SCAN_TASKS_H_
 #define HEED_ENGINES_SCAN_TASKS_H_
 
@@ -10,10 +10,10 @@
 
 namespace heed::scan {
 
-// Channels that one task owns.
+// Consecutive channels of one group that a task computes together.
 struct ColumnBlock {
-  int64_t index;            // among all strips
-  int64_t group, in_group;  // and among those of the group
+  int64_t index;            // index among all column blocks
+  int64_t group, in_group;  // in_group: index among those of the group
   int64_t first, channels;
 };
 
@@ -44,9 +44,9 @@ inline int64_t MostTokens(const Problem& p) {
   return most;
 }
 
-// A task of the forward pass takes some column blocks, tile by tile, of some sequences one after
-// another. Rows are read in longer runs, and constants are prepared once for all sequences, which
-// of single tokens would be half the work; as long as there are enough tasks for all threads.
+// The division of a forward pass into tasks. A task processes several column blocks side by side, so that rows are read
+// in longer runs, and several sequences in order, so that constants are prepared once; for single tokens, preparing
+// them would be half the work. Both numbers are limited so that there are enough tasks for all threads.
 struct TaskGrid {
   int64_t blocks = 1, sequences = 1;
   int64_t runs_of_blocks, runs_of_sequences;
