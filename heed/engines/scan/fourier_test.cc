@@ -27,7 +27,7 @@ std::vector<T> Normal(int64_t count, unsigned seed) {
   return values;
 }
 
-// The spectra of blocks of x, each with what it takes from the one before.
+// The spectra of blocks of x, each including its predecessor.
 template <class T>
 std::vector<std::vector<T>> Spectra(const FourierPlan<T>& plan, int64_t allowed_targets, std::vector<T> x,
                                     int64_t blocks) {
@@ -41,7 +41,7 @@ std::vector<std::vector<T>> Spectra(const FourierPlan<T>& plan, int64_t allowed_
   return spectra;
 }
 
-// The first `count` elements, of `a` as long as it likes and of b up to n.
+// The first `count` elements of the convolution of `a`, of any length, with b, of at most n elements.
 template <class T>
 std::vector<T> Convolved(const FourierPlan<T>& plan, int64_t allowed_targets, const std::vector<T>& a,
                          const std::vector<T>& b, int64_t count) {
@@ -70,8 +70,8 @@ double Norm(const std::vector<T>& x) {
   return std::sqrt(sum);
 }
 
-// The largest error over the bound. In extended precision, so that the sum itself is no part of
-// the error of a transform in double precision.
+// The largest quotient of an error and its bound. Sums are in extended precision, so that their own errors are
+// negligible.
 template <class T>
 double ErrorOverBound(const FourierPlan<T>& plan, const std::vector<T>& a, const std::vector<T>& b,
                       const std::vector<T>& y) {
@@ -82,7 +82,7 @@ double ErrorOverBound(const FourierPlan<T>& plan, const std::vector<T>& a, const
       sum += static_cast<long double>(a[s]) * static_cast<long double>(b[t - s]);
     }
     const long double error = std::abs(sum - static_cast<long double>(y[t]));
-    if (!(error <= worst)) worst = error;  // a NaN stays
+    if (!(error <= worst)) worst = error;  // NaN propagates
   }
   const double unit = std::numeric_limits<T>::epsilon() / 2;
   const double bound = 13 * (std::log2(static_cast<double>(plan.n)) + 4) * unit * Norm(a) * Norm(b);
@@ -98,7 +98,7 @@ TYPED_TEST(FourierTest, AgreesWithTheSumWithinTheBoundAtEveryLength) {
   for (const std::string& target : AvailableTargets()) {
     for (int64_t n = kMinFourierLength; n <= 8192; n *= 2) {
       const FourierPlan<TypeParam> plan(n);
-      // Whole, one element, sizes that are no multiple of a row, and several blocks.
+      // All elements, one, numbers that are not multiples of a row, and several blocks.
       for (const auto& [la, lb, count] : {std::tuple(n, n, n),
                                           {n, int64_t{1}, n},
                                           {n - 3, n / 2 + 5, n - 7},
@@ -166,12 +166,12 @@ TYPED_TEST(FourierTest, GradientsAreConvolutionsOfWhatIsReadFromItsEnd) {
     left += static_cast<double>(dy[t]) * y[t];
     right += static_cast<double>(du[n - 1 - t]) * u[t];
   }
-  // By Cauchy and Schwarz, twice: sqrt(n) times the bounds of both is what their norms are off by.
+  // The Cauchy-Schwarz inequality bounds the difference by sqrt(n) times both error bounds.
   EXPECT_NEAR(left, right, 2 * std::sqrt(static_cast<double>(n)) * bound * Norm(u));
 }
 
 TYPED_TEST(FourierTest, ThreadsShareOnePlan) {
-  constexpr int64_t kLength = 1 << 15;  // a length that no other test asks for
+  constexpr int64_t kLength = 1 << 15;  // a length that no other test uses
   std::vector<const FourierPlan<TypeParam>*> plans(4);
   std::vector<std::thread> threads;
   for (auto& plan : plans) threads.emplace_back([&] { plan = &SharedPlan<TypeParam>(kLength); });
