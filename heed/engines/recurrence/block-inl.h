@@ -323,7 +323,7 @@ HWY_INLINE void ExpDecays(D d, const RowsAt<T>& log_decay, size_t n, size_t row,
   }
 }
 
-// The same for one log decay per token of a whole block, whose missing tokens have zeros.
+// ExpDecays() for one log decay per token of a whole block. Missing tokens have zeros.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void ExpScalarDecays(D d, T* log_decay, size_t n, size_t row, T* less_one) {
   constexpr size_t N = hn::MaxLanes(D());

@@ -343,7 +343,7 @@ class RowConvolution {
     }
   }
 
-  // What the taps in memory were prepared for.
+  // The channel, transform length and number of taps of the taps in memory.
   struct Prepared {
     int64_t channel = -1;
     size_t n = 0, taps = 0;

@@ -155,7 +155,7 @@ class ElementwiseBlock {
   static constexpr size_t N = Lanes<T>();
   static constexpr size_t kWidth = BlockWidth<T>();
 
-  // What a token computes from its tensors.
+  // The numbers that are computed from the tensors of a token.
   struct Token {
     Decay<V> decay;  // a
     V written;       // b
