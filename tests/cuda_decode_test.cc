@@ -123,7 +123,7 @@ TEST_P(CudaDecodeTest, RandomProblemsAgreeWithTheReference) {
   });
 }
 
-TEST_P(CudaDecodeTest, AgreesWithTheReferenceAtBordersOfSegments) {
+TEST_P(CudaDecodeTest, AgreesWithTheReferenceAtSegmentBoundaries) {
   std::vector<Options> all = MasksAndCap();
   all.emplace_back().window = {600, 0};
   all.back().sink_tokens = 5;

@@ -161,7 +161,7 @@ TEST_P(CudaTest, AValueThatIsNotFiniteReachesThoseWhoSeeItAlone) {
 }
 
 // f32 numbers that round to infinity in bf16, and infinities, in products of splits.
-TEST_P(CudaTest, NumbersOfF32ThatPiecesDoNotHoldAreMultipliedWhole) {
+TEST_P(CudaTest, F32NumbersThatOverflowTheirBF16SplitsAreMultipliedExactly) {
   for (const double large : {static_cast<double>(std::numeric_limits<float>::max()), -kInfinity}) {
     for (const int64_t queries : {5, 70}) {
       Problem p = Plain(DType::kF32, {1, queries, 130, 1, 1, 64, 40}, 9);

@@ -68,7 +68,7 @@ TEST(LinearTest, BitsOfARowDependNeitherOnItsNeighboursNorOnThreads) {
   }
 }
 
-TEST(LinearTest, PartsStandOneBelowTheOther) {
+TEST(LinearTest, PartsAreConcatenated) {
   const Buffer a = Buffer(DType::kF32, {70, 9}).FillNormal(1), b = Buffer(DType::kF32, {9, 5}).FillNormal(2),
                bias = Buffer(DType::kF32, {5}).FillNormal(3), x = Buffer(DType::kF32, {2, 9}).FillNormal(4);
   const ConstTensorView transposed(b.view().data(), DType::kF32, {5, 9}, {1, 5});

@@ -191,7 +191,7 @@ TEST(TilesTest, SubnormalNumbersAreZerosAndOthersAsIEEEHasThem) {
 }
 
 // Small integers, whose sums are exact in any order.
-TEST(TilesTest, MatricesOfManyTilesAndPiecesAreSumsOfTheirProducts) {
+TEST(TilesTest, MatricesOfManyTilesAndTermsAreSumsOfTheirProducts) {
   const auto bf16 = [](int x) {
     const auto f = static_cast<float>(x);
     uint32_t word;
