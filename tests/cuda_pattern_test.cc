@@ -82,7 +82,7 @@ TEST_P(CudaPatternTest, KeysMayBeginInATile) {
 }
 
 // Most tiles are masked, and with them whole segments of 512 keys, of which small-M blocks compute no split.
-TEST_P(CudaPatternTest, MostKeysAreNobodys) {
+TEST_P(CudaPatternTest, MostKeysAreKeptByNoRow) {
   for (const int64_t rows : {1, 5, 70}) {
     if (LeavesOut(2)) continue;
     Problem p = Plain(DType::kBF16, {2, rows, 2100, 2, 1, 16, 16}, 7);

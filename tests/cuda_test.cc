@@ -294,7 +294,7 @@ std::string Refusal(Context& ctx, const Inputs& in, const Options& options, cons
   return what;
 }
 
-TEST_P(CudaTest, WhatItDoesNotTakeIsSaid) {
+TEST_P(CudaTest, UnsupportedInputsAreNamed) {
   const TestDevice& device = *GetParam();
   const auto refusal = [&](DType dtype, const Sizes& sizes, const Options& options) {
     const Problem p = Plain(dtype, sizes, 1);
@@ -351,7 +351,7 @@ TEST_P(CudaTest, AStreamOfAnotherDeviceIsRefused) {
               HasSubstr("the Context's stream is of another device, expected one of cuda:0"));
 }
 
-TEST_P(CudaTest, ADeviceThatIsNotThereIsSaid) {
+TEST_P(CudaTest, AMissingDeviceIsReported) {
   const Problem p = Plain(DType::kBF16, {1, 4, 4, 1, 1, 16, 16}, 1);
   const auto moved = [&](const ConstTensorView& t) {
     return ConstTensorView(t.data(), t.dtype(), t.sizes(), t.strides(), {DeviceType::kCuda, 99});
@@ -380,7 +380,7 @@ const char* SmallDevice(int32_t, cuda::DeviceFacts* facts) {
 }
 const char* NoDriver(int32_t, cuda::DeviceFacts*) { return "no driver is installed"; }
 
-TEST(CudaLibraryTest, WhatIsMissingIsSaid) {
+TEST(CudaLibraryTest, MissingInputsAreNamed) {
   const auto refusal = [](const char* (*examine)(int32_t, cuda::DeviceFacts*), int64_t channels,
                           DType dtype = DType::kBF16) {
     const cuda::Library library = {.version = "0",

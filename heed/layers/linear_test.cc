@@ -80,7 +80,7 @@ TEST(LinearTest, PartsAreConcatenated) {
   EXPECT_EQ(both.outputs(), 75);
 }
 
-TEST(LinearTest, RowsMayLieApart) {
+TEST(LinearTest, RowsMayHaveStrides) {
   const Buffer w = Buffer(DType::kF32, {33, 12}).FillNormal(1), x = Buffer(DType::kF32, {9, 20}).FillNormal(2);
   const Buffer y(DType::kF32, {9, 50}), dense(DType::kF32, {9, 12});
   for (int64_t r = 0; r < 9; ++r) {

@@ -269,7 +269,7 @@ TEST_P(ByteTileTest, BitsDependOnNoOtherRow) {
 
 // Sums over rows weighted by fixed-point weights, against exact sums. A weight has an error of half a unit, 2^-24 of
 // the row's largest.
-TEST_P(ByteTileSumsTest, WeighedRowsAreTheSumUpToTheRoundingOfWeights) {
+TEST_P(ByteTileSumsTest, WeightedRowsAreTheSumUpToTheRoundingOfWeights) {
   uint64_t seed = 1;
   for (const size_t few : {1, 3, 5, 6, 8, 11, 16}) {
     if (few > unit.lanes) continue;
