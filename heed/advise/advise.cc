@@ -59,7 +59,7 @@ class Adviser {
   explicit Adviser(const Request& request) : request_(request) {}
 
   Advice Run() {
-    const Question question = QuestionOf();
+    const Question question = MakeQuestion();
     advice_.length = length_;
     advice_.sample_tokens = request_.source ? sample_ : 0;
     advice_.sizes = At(length_);
@@ -138,7 +138,7 @@ class Adviser {
   }
 
   // The question to candidates: sizes, length and sample, for which they restrict attention.
-  Question QuestionOf() {
+  Question MakeQuestion() {
     sizes_ = request_.sizes;
     if (request_.source) {
       const NamedTensors set = request_.source(kQkv, {});
