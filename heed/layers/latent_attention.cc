@@ -69,7 +69,7 @@ void LatentAttention::Check(const Tokens& tokens, const State* state) const {
   if (tokens.call.mask && state != nullptr) Fail(op.c_str(), "mask", "is given with a state", "one of the two");
 }
 
-// `turned` [B, T, heads, rope] holds the rotated channels of q, which replace those in q.
+// `rotated` [B, T, heads, rope] holds the rotated channels of q, which replace those in q.
 void LatentAttention::AttendExpanded(Context& ctx, const Tokens& tokens, float* q, const ConstTensorView& rotated,
                                      const float* latents, float* o) const {
   const int64_t rows = tokens.rows(), heads = config_.heads, nope = config_.nope, rope = config_.rope,
