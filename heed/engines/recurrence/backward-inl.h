@@ -235,7 +235,7 @@ class BackwardHead : GateGradients<T> {
       reader_.Keys(first, n);
       reader_.Values(first, n, b_.v, value_row_);
       LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
-      if (p_.normalize) DivideAgain(n);
+      if (p_.normalize) DivideByStoredDenominators(n);
       if (gated_) KeyTables(n);
       if (p_.has_value_decay) ValueTables(first, n);
     }
@@ -336,7 +336,7 @@ class BackwardHead : GateGradients<T> {
     std::memcpy(b_.BoundaryZ(block + 1), b_.z + (n - 1) * row_, row_ * sizeof(T));
     this->DivideByDenominators(n, inverses_);
   }
-  HWY_ATTR void DivideAgain(size_t n) {
+  HWY_ATTR void DivideByStoredDenominators(size_t n) {
     for (size_t t = 0; t < n; ++t) this->ScaleRow(inverses_[t], b_.d_o + t * value_row_);
   }
   // Stores the gradient of z_t . q_t and 1 in the extra columns of d_o and v.
@@ -348,7 +348,7 @@ class BackwardHead : GateGradients<T> {
   }
 
   // Adds prefetches of what the forward pass stores for the reversed pass.
-  HWY_ATTR void AddKept(int64_t block, RowPrefetch& prefetch) const {
+  HWY_ATTR void AddStoredRows(int64_t block, RowPrefetch& prefetch) const {
     const size_t row = row_ * sizeof(T), state = static_cast<size_t>(b_.boundary_state_size) * sizeof(T) / kBlock;
     if (KeepsQueryGradients()) {
       prefetch.Add(b_.dq + static_cast<size_t>(block) * kBlock * row_, static_cast<int64_t>(row), row);
@@ -362,7 +362,7 @@ class BackwardHead : GateGradients<T> {
     const Rows none = {}, &q = reads_queries ? p_.q : none, &dq = KeepsQueryGradients() ? none : g_.dq;
     const Rows& decays = scalar_ ? none : p_.log_decay;
     RowPrefetch prefetch = this->RowsOf(block + 1, {&p_.k, &q}, {&dq}, {&decays}, {&p_.v, &g_.d_o});
-    AddKept(block + 1, prefetch);
+    AddStoredRows(block + 1, prefetch);
     prefetch.Begin(TokensOf(block + 1), NumPrefetches<T>(BoundaryShape()));
     return prefetch;
   }
@@ -377,7 +377,7 @@ class BackwardHead : GateGradients<T> {
     const Rows &decays = scalar_ ? none : p_.log_decay, &d_decays = scalar_ ? none : g_.d_log_decay;
     RowPrefetch prefetch =
         this->RowsOf(block - 1, {&p_.k, &p_.q}, {&g_.dk, &dq}, {&decays, &d_decays}, {&p_.v, &g_.d_o, &g_.dv});
-    AddKept(block - 1, prefetch);
+    AddStoredRows(block - 1, prefetch);
     prefetch.Begin(kBlock, NumPrefetches<T>(by_key_) + NumPrefetches<T>(by_value_));
     return prefetch;
   }

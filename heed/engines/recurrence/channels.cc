@@ -23,7 +23,7 @@ void ChannelsForward(Context& ctx, const Problem& p) {
   WithCompute(p, [&]<class T>() { ChannelForward<T>(ctx, p); });
 }
 
-int64_t ChannelsNeeds(const Context&, const Problem& p) {
+int64_t ChannelsWorkspace(const Context&, const Problem& p) {
   return WithCompute(p, [&]<class T>() { return ChannelBytes<T>(p); });
 }
 
@@ -31,16 +31,16 @@ void ChannelsBackward(Context& ctx, const Problem& p, const Gradients& g) {
   WithCompute(p, [&]<class T>() { ChannelBackward<T>(ctx, p, g); });
 }
 
-BackwardBytes ChannelsBackwardNeeds(const Context&, const Problem& p, const Gradients&) {
+BackwardBytes ChannelsBackwardWorkspace(const Context&, const Problem& p, const Gradients&) {
   return WithCompute(p, [&]<class T>() { return ChannelBackwardBytes<T>(p); });
 }
 
 Passes Channels() {
   return {.forward = &ChannelsForward,
-          .workspace = &ChannelsNeeds,
+          .workspace = &ChannelsWorkspace,
           .step = &ChannelsForward,
           .backward = &ChannelsBackward,
-          .backward_workspace = &ChannelsBackwardNeeds};
+          .backward_workspace = &ChannelsBackwardWorkspace};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

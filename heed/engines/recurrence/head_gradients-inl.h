@@ -110,7 +110,7 @@ class HeadGradients {
   HWY_ATTR void AddToHead(Of of, int64_t block, size_t n) {
     const int64_t first = block * kBlockTokens;
     const int64_t group = p_.group(), mine = head_ % group;
-    if (IsRandom(p_.feature)) ToProducts(of, n);
+    if (IsRandom(p_.feature)) ProjectionGradients(of, n);
     if (p_.exp_gates && of == kKeys) InputGateBackward(first, n);
     if (group == 1) return Finish(of, first, n);
     T* rows = of == kQueries ? dq_ : b_.dk;
@@ -173,7 +173,7 @@ class HeadGradients {
 
   // Replaces the gradient of random features phi by the gradient t of W y. This is done per value head, because each
   // may have its own maximum and features.
-  HWY_ATTR void ToProducts(Of of, size_t n) {
+  HWY_ATTR void ProjectionGradients(Of of, size_t n) {
     const T* features = of == kQueries ? b_.rows.q : b_.rows.k;
     T* rows = of == kQueries ? dq_ : b_.dk;
     for (size_t t = 0; t < n; ++t) {

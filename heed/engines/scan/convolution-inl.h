@@ -224,9 +224,9 @@ class RowConvolution {
   // The memory for the inputs of row c. Complete() then zeros the lead of direct convolutions and the padding of the
   // last block, which comes first if the row is reversed.
   T* RowAt(size_t c, const RowShape<T>& shape) const { return b_.rows + c * b_.pitch + shape.lead; }
-  void Complete(const RowShape<T>& shape, size_t count, bool from_end, T* row) const {
+  void Complete(const RowShape<T>& shape, size_t count, bool reversed, T* row) const {
     if (shape.n == 0) std::fill_n(row, shape.lead, T{0});
-    T* zeros = row + shape.lead + (from_end ? 0 : count);
+    T* zeros = row + shape.lead + (reversed ? 0 : count);
     std::fill_n(zeros, shape.inputs - count, T{0});
   }
   // Prepares the taps, or their spectrum, for the length of this sequence, so that bits do not depend on other
@@ -275,16 +275,16 @@ class RowConvolution {
 
   // Loads rows after their lead, padded with zeros, which come first if rows are reversed.
   HWY_ATTR void Load(const Tokens& x, const Sequence& s, int64_t channel, size_t channels, const RowShape<T>& shape,
-                     bool from_end, T* rows) const {
+                     bool reversed, T* rows) const {
     const auto count = static_cast<size_t>(s.count);
-    const size_t before = from_end ? shape.inputs - count : 0;
-    LoadRows(RowsOf(x, s, channel, channels, from_end), rows + shape.lead + before, b_.pitch);
-    for (size_t c = 0; c < channels; ++c) Complete(shape, count, from_end, rows + c * b_.pitch);
+    const size_t before = reversed ? shape.inputs - count : 0;
+    LoadRows(RowsOf(x, s, channel, channels, reversed), rows + shape.lead + before, b_.pitch);
+    for (size_t c = 0; c < channels; ++c) Complete(shape, count, reversed, rows + c * b_.pitch);
   }
   HWY_ATTR void Store(const Tokens& to, const Sequence& s, int64_t channel, size_t channels, const RowShape<T>& shape,
-                      bool from_end, const T* rows) const {
-    const size_t before = from_end ? shape.inputs - static_cast<size_t>(s.count) : 0;
-    StoreRows(rows + before, b_.pitch, RowsOf(to, s, channel, channels, from_end));
+                      bool reversed, const T* rows) const {
+    const size_t before = reversed ? shape.inputs - static_cast<size_t>(s.count) : 0;
+    StoreRows(rows + before, b_.pitch, RowsOf(to, s, channel, channels, reversed));
   }
 
   HWY_ATTR void LoadTaps(int64_t channel, size_t count, T* to) {

@@ -41,7 +41,7 @@ inline constexpr int64_t kBlocksAtOnce = 4;
 
 // The buffers of a column block, in rows of its width.
 template <class T>
-struct ElementwiseOwn {
+struct ElementwiseBlockBuffers {
   T *h, *p;                   // the state, and its gradient
   T *rate, *slope;            // -c softplus(lambda), and -c times its derivative
   T* boundary_states;         // [tiles][width]
@@ -61,7 +61,7 @@ struct ElementwiseBuffers {
   T *x, *first, *second;  // [kTile][width]: x; log_decay, or recurrence and input gates
   T* o;                   // [kTile][width]; in the backward pass, h before each token
   T* d_o;                 // [kTile][width]
-  std::array<ElementwiseOwn<T>, kBlocksAtOnce> own;
+  std::array<ElementwiseBlockBuffers<T>, kBlocksAtOnce> own;
 
   void LayOut(const Problem& problem, bool backward, Carver& carver) {
     constexpr auto width = static_cast<int64_t>(BlockWidth<T>());
@@ -73,7 +73,7 @@ struct ElementwiseBuffers {
 template <class T, Rule kRule>
 class ElementwiseBlock {
  public:
-  ElementwiseBlock(const Problem& p, const ElementwiseBuffers<T>& buffers, const ElementwiseOwn<T>& own,
+  ElementwiseBlock(const Problem& p, const ElementwiseBuffers<T>& buffers, const ElementwiseBlockBuffers<T>& own,
                    const ColumnBlock& block)
       : p_(p), b_(buffers), own_(own), block_(block), channels_(static_cast<size_t>(block.channels)),
         vectors_((channels_ + N - 1) / N) {
@@ -295,7 +295,7 @@ class ElementwiseBlock {
   const D d_;
   const Problem& p_;
   const ElementwiseBuffers<T>& b_;
-  const ElementwiseOwn<T>& own_;
+  const ElementwiseBlockBuffers<T>& own_;
   const ColumnBlock block_;
   const size_t channels_, vectors_;
   NextLines next_[4];

@@ -58,7 +58,7 @@ std::vector<T> Convolved(const FourierPlan<T>& plan, int64_t allowed_targets, co
 }
 
 template <class T>
-std::vector<T> FromItsEnd(std::vector<T> x) {
+std::vector<T> ReversedCopy(std::vector<T> x) {
   std::reverse(x.begin(), x.end());
   return x;
 }
@@ -147,11 +147,11 @@ TYPED_TEST(FourierTest, ProductsAddUpBeforeOneTransform) {
   for (size_t t = 0; t < y.size(); ++t) EXPECT_NEAR(y[t], whole[t] + whole[t + y.size()], bound);
 }
 
-TYPED_TEST(FourierTest, GradientsAreConvolutionsOfWhatIsReadFromItsEnd) {
+TYPED_TEST(FourierTest, GradientsAreReversedConvolutions) {
   const int64_t n = 512;
   const FourierPlan<TypeParam> plan(n);
   const auto u = Normal<TypeParam>(n, 6), k = Normal<TypeParam>(n, 7), dy = Normal<TypeParam>(n, 8);
-  const auto du = Convolved(plan, -1, FromItsEnd(dy), k, n);
+  const auto du = Convolved(plan, -1, ReversedCopy(dy), k, n);
   const double unit = std::numeric_limits<TypeParam>::epsilon() / 2;
   const double bound = 13 * (std::log2(n) + 4) * unit * Norm(dy) * Norm(k);
   for (int64_t s = 0; s < n; ++s) {  // u_s contributes k_{t-s} to every y_t

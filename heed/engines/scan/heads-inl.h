@@ -382,7 +382,7 @@ void HeadsBackRun(Context& ctx, const Problem& p, const Gradients& g) {
 }
 
 template <class T>
-int64_t HeadsNeed(const Problem& p, bool backward) {
+int64_t HeadsScratchBytes(const Problem& p, bool backward) {
   return WithRows(p, [&]<template <class> class Rows>() { return RowBytes<HeadAndRowBuffers<T, Rows>>(p, backward); });
 }
 

@@ -22,7 +22,7 @@ void HeadsBackward(Context& ctx, const Problem& p, const Gradients& g) {
 }
 
 int64_t HeadsBytes(const Problem& p, bool backward) {
-  return WithCompute(p, [&](auto zero) { return HeadsNeed<decltype(zero)>(p, backward); });
+  return WithCompute(p, [&](auto zero) { return HeadsScratchBytes<decltype(zero)>(p, backward); });
 }
 
 Passes Heads() {

@@ -62,7 +62,7 @@ class Launcher {
     const auto sequences = static_cast<int64_t>(p_.sequences.size());
     const heed::cuda::DeviceMemory sums = Memory<heed::cuda::Sum>(sequences * params.rows() * p_.channels);
     params.sums = static_cast<heed::cuda::Sum*>(sums.data());
-    const size_t together = SequencesTogether();
+    const size_t together = SequencesPerLaunch();
     for (size_t first = 0; first < p_.sequences.size(); first += together) {
       BackwardOf(first, std::min(together, p_.sequences.size() - first), g, params);
     }
@@ -107,7 +107,7 @@ class Launcher {
   }
   int64_t ChannelBlocks() const { return p_.groups * ChannelBlocksOfGroup(); }
   // Returns how many sequences keep the device busy. More in one launch would only take more memory.
-  size_t SequencesTogether() const {
+  size_t SequencesPerLaunch() const {
     heed::cuda::DeviceFacts facts;
     call_.Check(call_.library().examine(p_.device.index, &facts));
     const int64_t enough = Blocks(kEnoughBlocks * facts.num_sms, std::max<int64_t>(1, ChannelBlocks()));

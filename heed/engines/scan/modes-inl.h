@@ -52,9 +52,9 @@ struct ModeTables {
   T* reads;            // Re and -Im of 2 c a^(i+1): [modes, 2, 16]
   T* powers;           // a^l: [16, 2, width]
   // Only for the backward pass.
-  T* taps_back;  // K reversed, then 16 zeros
-  T* writes;     // Re and -Im of b a^(15-i): [modes, 2, 16]
-  T* slopes;     // l a^(l-1): [17, 2, width]
+  T* reversed_taps;  // K reversed, then 16 zeros
+  T* writes;         // Re and -Im of b a^(15-i): [modes, 2, 16]
+  T* slopes;         // l a^(l-1): [17, 2, width]
 
   void LayOut(const Problem& p, bool backward, Carver& carver) {
     modes = static_cast<size_t>(p.states);
@@ -66,7 +66,7 @@ struct ModeTables {
     next(reads, 2 * kChunk * width);
     next(powers, 2 * kChunk * width);
     if (!backward) return;
-    next(taps_back, 2 * kChunk);
+    next(reversed_taps, 2 * kChunk);
     next(writes, 2 * kChunk * width);
     next(slopes, 2 * (kChunk + 1) * width);
   }
@@ -153,8 +153,8 @@ HWY_NOINLINE HWY_ATTR void FillChunkTables(bool backward, ModeTables<T>& t) {
   std::fill_n(t.taps, kChunk, T{0});
   for (size_t i = 0; i < kChunk; ++i) t.taps[kChunk + i] = static_cast<T>(taps[i]);
   if (!backward) return;
-  std::fill_n(t.taps_back + kChunk, kChunk, T{0});
-  for (size_t i = 0; i < kChunk; ++i) t.taps_back[kChunk - 1 - i] = static_cast<T>(taps[i]);
+  std::fill_n(t.reversed_taps + kChunk, kChunk, T{0});
+  for (size_t i = 0; i < kChunk; ++i) t.reversed_taps[kChunk - 1 - i] = static_cast<T>(taps[i]);
 }
 
 // The number of vectors of a chunk's tokens.
@@ -451,7 +451,7 @@ HWY_INLINE void ChunksBackward(const ModeTables<T>& t, T skip, const T* u, const
     AddLags(u + g * kChunk, dy + g * kChunk, sums.lags);
     Advance(t.width, t.jump, t.returns, trace.v + g * w, p, p);
   }
-  ChunkOutputs<G, true>(t, dy, skip, t.taps_back + kChunk - 1, t.writes, trace.gradients, d_row);
+  ChunkOutputs<G, true>(t, dy, skip, t.reversed_taps + kChunk - 1, t.writes, trace.gradients, d_row);
 }
 
 // Replaces a row of gradients of outputs by those of inputs, and p, the gradient of the state after the row, by that of

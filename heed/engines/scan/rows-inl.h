@@ -51,15 +51,15 @@ HWY_INLINE void ForChannels(const Problem& p, const ColumnBlock& block, const F&
   }
 }
 
-// The view of a sequence whose rows are channels. With `from_end` tokens are reversed.
-inline MatrixView RowsOf(const Tokens& x, const Sequence& s, int64_t channel, size_t channels, bool from_end) {
-  const int64_t token = from_end ? s.first + s.count - 1 : s.first;
+// The view of a sequence whose rows are channels. With `reversed` tokens are reversed.
+inline MatrixView RowsOf(const Tokens& x, const Sequence& s, int64_t channel, size_t channels, bool reversed) {
+  const int64_t token = reversed ? s.first + s.count - 1 : s.first;
   const int64_t at = s.batch * x.batch + token * x.token + channel * x.column;
   const char* data = static_cast<const char*>(x.data);
   return {data + at * static_cast<int64_t>(SizeOf(x.dtype)),
           x.dtype,
           x.column,
-          from_end ? -x.token : x.token,
+          reversed ? -x.token : x.token,
           channels,
           static_cast<size_t>(s.count)};
 }
@@ -114,8 +114,9 @@ void RowsBackward(Context& ctx, const Problem& p, const F& f) {
   });
 }
 
-// Returns the dot product of two rows: in the compute type over 128 tokens, then in f64. With kFromEnd, dy is reversed.
-template <bool kFromEnd, class T>
+// Returns the dot product of two rows: in the compute type over 128 tokens, then in f64. With kReversed, dy is
+// reversed.
+template <bool kReversed, class T>
 HWY_NOINLINE HWY_ATTR double RowProduct(const T* x, const T* dy, size_t tokens) {
   const hn::ScalableTag<T> d;
   constexpr size_t N = Lanes<T>();
@@ -125,12 +126,12 @@ HWY_NOINLINE HWY_ATTR double RowProduct(const T* x, const T* dy, size_t tokens) 
     auto sum = hn::Zero(d);
     size_t t = begin;
     for (; t + N <= end; t += N) {
-      const auto v = kFromEnd ? hn::Reverse(d, hn::LoadU(d, dy + tokens - t - N)) : hn::LoadU(d, dy + t);
+      const auto v = kReversed ? hn::Reverse(d, hn::LoadU(d, dy + tokens - t - N)) : hn::LoadU(d, dy + t);
       sum = hn::MulAdd(hn::LoadU(d, x + t), v, sum);
     }
     total += static_cast<double>(hn::ReduceSum(d, sum));
     for (; t < end; ++t) {
-      total += static_cast<double>(x[t]) * static_cast<double>(dy[kFromEnd ? tokens - 1 - t : t]);
+      total += static_cast<double>(x[t]) * static_cast<double>(dy[kReversed ? tokens - 1 - t : t]);
     }
   }
   return total;
