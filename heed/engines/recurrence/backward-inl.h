@@ -20,7 +20,7 @@
 // A decay of columns acts on products by value as a decay of rows acts on products by key. Its gradient is a sum of
 // o .* d_o - v .* dv, for which o is recomputed: 16 K V flops per token.
 //
-// Value heads that share a key head add to its dq and dk in order (core/turn.h), starting with the last block.
+// Value heads that share a key head add to its dq and dk in order (core/ticket.h), starting with the last block.
 #if defined(HEED_ENGINES_RECURRENCE_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_BACKWARD_INL_H_
 #undef HEED_ENGINES_RECURRENCE_BACKWARD_INL_H_

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "heed/core/carver.h"
-#include "heed/core/turn.h"
+#include "heed/core/ticket.h"
 #include "heed/engines/recurrence/block-inl.h"
 #include "heed/engines/recurrence/problem.h"
 #include "heed/engines/recurrence/rows-inl.h"
@@ -130,14 +130,14 @@ template <class T>
 struct SharedBuffers {
   // dq and dk summed over the value heads of a key head, [token][key head][row].
   T *dq = nullptr, *dk = nullptr;
-  Turn* turns = nullptr;  // [block][key head][part][dq or dk]
+  TicketCounter* counters = nullptr;  // [block][key head][part][dq or dk]
   // Scalar decays: sums of q .* dq - k .* dk over kPartColumns columns, [value head][unit][token] per sequence.
   double* decay_parts = nullptr;
   // Gradients of constants per value head, [sequence][value head][row]: of u, and of constant decays.
   double *d_bonus = nullptr, *d_decay = nullptr;
   // The gradient of the projection of random features, [M, K], to which tasks add in order.
   double* d_projection = nullptr;
-  Turn* projection_turn = nullptr;
+  TicketCounter* projection_counter = nullptr;
 
   int64_t units = 0, parts = 1;
   size_t row = 0;
@@ -158,11 +158,11 @@ struct SharedBuffers {
   }
   void Init(const Problem& p, void* base) {
     LayOut(p, base);
-    for (int64_t i = 0; turns != nullptr && i < NumTurns(p); ++i) new (&turns[i]) Turn(0);
+    for (int64_t i = 0; counters != nullptr && i < NumCounters(p); ++i) new (&counters[i]) TicketCounter(0);
     if (d_bonus != nullptr) std::fill_n(d_bonus, NumConstants(p), 0.0);
     if (d_decay != nullptr) std::fill_n(d_decay, NumConstants(p), 0.0);
     if (!IsRandom(p.feature)) return;
-    new (projection_turn) Turn(0);
+    new (projection_counter) TicketCounter(0);
     std::fill_n(d_projection, p.projection_rows * p.key_size, 0.0);
   }
 
@@ -170,10 +170,10 @@ struct SharedBuffers {
     return (first_token[static_cast<size_t>(task.sequence)] + token) * p.key_heads + task.head / p.group();
   }
   // `which`: 0 for dq, 1 for dk.
-  Turn& TurnOf(const Problem& p, const Task& task, int64_t block, int64_t which) const {
+  TicketCounter& CounterOf(const Problem& p, const Task& task, int64_t block, int64_t which) const {
     const int64_t of = first_block[static_cast<size_t>(task.sequence)] + block;
     const int64_t place = (of * p.key_heads + task.head / p.group()) * parts + task.part;
-    return turns[2 * place + which];
+    return counters[2 * place + which];
   }
   // A value head's row of d_bonus or d_decay.
   double* ConstantsOf(double* sums, const Problem& p, int64_t sequence, int64_t head) const {
@@ -189,7 +189,7 @@ struct SharedBuffers {
   int64_t NumConstants(const Problem& p) const {
     return static_cast<int64_t>(p.sequences.size()) * p.value_heads * static_cast<int64_t>(row);
   }
-  int64_t NumTurns(const Problem& p) const { return 2 * first_block.back() * p.key_heads * parts; }
+  int64_t NumCounters(const Problem& p) const { return 2 * first_block.back() * p.key_heads * parts; }
   int64_t LayOut(const Problem& p, void* base) {
     Carver carver(base);
     const bool shares = p.group() > 1;
@@ -197,7 +197,7 @@ struct SharedBuffers {
     const int64_t sums = tokens * p.key_heads * static_cast<int64_t>(row);
     carver.Next(dq, shares ? sums : 0);
     carver.Next(dk, shares ? sums : 0);
-    carver.Next(turns, shares ? NumTurns(p) : 0);
+    carver.Next(counters, shares ? NumCounters(p) : 0);
     const bool decays = p.gate == Gate::kScalar && !IsRandom(p.feature);
     carver.Next(decay_parts, decays ? tokens * p.value_heads * units : 0);
     const bool constant = p.gate == Gate::kKey && p.constant_decay;
@@ -205,8 +205,8 @@ struct SharedBuffers {
     carver.Next(d_decay, constant ? NumConstants(p) : 0);
     const bool random = IsRandom(p.feature);
     carver.Next(d_projection, random ? p.projection_rows * p.key_size : 0);
-    carver.Next(projection_turn, random ? 1 : 0);
-    if (!shares) turns = nullptr;
+    carver.Next(projection_counter, random ? 1 : 0);
+    if (!shares) counters = nullptr;
     if (!p.has_bonus) d_bonus = nullptr;
     if (!constant) d_decay = nullptr;
     return carver.bytes();

@@ -38,7 +38,7 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
-#include "heed/core/turn.h"
+#include "heed/core/ticket.h"
 #include "heed/engines/recurrence/block-inl.h"
 #include "heed/engines/recurrence/delta-inl.h"
 #include "heed/engines/recurrence/delta_rows-inl.h"
@@ -114,7 +114,7 @@ struct DeltaBackwardBuffers {
 template <class T>
 struct DeltaShared {
   T* sums[kDeltaSums] = {};
-  Turn* turns = nullptr;                                // [block][key head][DeltaSum]
+  TicketCounter* counters = nullptr;                    // [block][key head][DeltaSum]
   std::vector<int64_t> first_write{0}, first_block{0};  // per sequence, followed by the total
 
   explicit DeltaShared(const Problem& p) {
@@ -129,11 +129,11 @@ struct DeltaShared {
   }
   void Init(const Problem& p, void* base) {
     LayOut(p, base);
-    for (int64_t i = 0; p.group() > 1 && i < NumTurns(p); ++i) new (&turns[i]) Turn(0);
+    for (int64_t i = 0; p.group() > 1 && i < NumCounters(p); ++i) new (&counters[i]) TicketCounter(0);
   }
-  Turn& TurnOf(const Problem& p, const Task& task, int64_t block, DeltaSum of) const {
+  TicketCounter& CounterOf(const Problem& p, const Task& task, int64_t block, DeltaSum of) const {
     const int64_t at = first_block[static_cast<size_t>(task.sequence)] + block;
-    return turns[(at * p.key_heads + task.head / p.group()) * kDeltaSums + of];
+    return counters[(at * p.key_heads + task.head / p.group()) * kDeltaSums + of];
   }
   // The row of a write in `sums`.
   int64_t RowOf(const Problem& p, const Task& task, int64_t write) const {
@@ -141,13 +141,13 @@ struct DeltaShared {
   }
 
  private:
-  int64_t NumTurns(const Problem& p) const { return first_block.back() * p.key_heads * kDeltaSums; }
+  int64_t NumCounters(const Problem& p) const { return first_block.back() * p.key_heads * kDeltaSums; }
   int64_t LayOut(const Problem& p, void* base) {
     Carver carver(base);
     if (p.group() == 1) return 0;
     const auto row = static_cast<int64_t>(Padded<T>(p.key_size));
     for (T*& of : sums) carver.Next(of, first_write.back() * p.key_heads * row);
-    carver.Next(turns, NumTurns(p));
+    carver.Next(counters, NumCounters(p));
     return carver.bytes();
   }
 };
@@ -490,8 +490,8 @@ class DeltaBackwardHead {
                 [&](auto v, size_t, size_t) HWY_ATTR { return hn::Mul(times, v); });
     };
     if (group == 1) return finish();
-    Turn& turn = shared_.TurnOf(p_, task_, block, of);
-    WaitForTurn(turn, mine);
+    TicketCounter& counter = shared_.CounterOf(p_, task_, block, of);
+    WaitForTicket(counter, mine);
     const auto row = static_cast<int64_t>(row_);
     for (size_t t = 0; t < tokens * writes_; ++t) {
       T* sums = shared_.sums[of] + shared_.RowOf(p_, task_, first * p_.writes + static_cast<int64_t>(t)) * row;
@@ -502,7 +502,7 @@ class DeltaBackwardHead {
       }
     }
     if (mine + 1 == group) finish();
-    EndTurn(turn);
+    ReleaseTicket(counter);
   }
 
   const D d_;

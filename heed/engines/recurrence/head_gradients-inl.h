@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "heed/core/turn.h"
+#include "heed/core/ticket.h"
 #include "heed/engines/recurrence/backward_buffers-inl.h"
 #include "heed/engines/recurrence/block-inl.h"
 #include "heed/engines/recurrence/problem.h"
@@ -115,8 +115,8 @@ class HeadGradients {
     if (group == 1) return Finish(of, first, n);
     T* rows = of == kQueries ? dq_ : b_.dk;
     T* sums = of == kQueries ? shared_.dq : shared_.dk;
-    Turn& turn = shared_.TurnOf(p_, task_, block, of);
-    WaitForTurn(turn, mine);
+    TicketCounter& counter = shared_.CounterOf(p_, task_, block, of);
+    WaitForTicket(counter, mine);
     const int64_t stride = static_cast<int64_t>(row_) * p_.key_heads;
     const int64_t offset = shared_.TokenOf(p_, task_, first) * static_cast<int64_t>(row_);
     for (size_t t = 0; t < n; ++t) {
@@ -128,7 +128,7 @@ class HeadGradients {
       }
     }
     if (mine + 1 == group) Finish(of, first, n);
-    EndTurn(turn);
+    ReleaseTicket(counter);
   }
 
   // Computes and stores the gradient of the caller's rows, before the scale and the feature map.

@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/core/turn.h"
+#include "heed/core/ticket.h"
 #include "heed/engines/recurrence/backward_buffers-inl.h"
 #include "heed/engines/recurrence/block-inl.h"
 #include "heed/engines/recurrence/problem.h"
@@ -72,11 +72,11 @@ template <class T>
 HWY_NOINLINE HWY_ATTR void AddToProjection(const Problem& p, const Task& task, const BackwardBuffers<T>& b,
                                            const SharedBuffers<T>& shared) {
   if ((task.head + 1) % p.group() != 0) return;
-  WaitForTurn(*shared.projection_turn, task.place * p.key_heads + task.head / p.group());
+  WaitForTicket(*shared.projection_counter, task.place * p.key_heads + task.head / p.group());
   ForStateElements(hn::ScalableTag<T>(), ProjectionShape<T>(p), [&](size_t i, size_t r, size_t c) HWY_ATTR {
     shared.d_projection[r * static_cast<size_t>(p.key_size) + c] += static_cast<double>(b.d_projection[i]);
   });
-  EndTurn(*shared.projection_turn);
+  ReleaseTicket(*shared.projection_counter);
 }
 
 inline void StoreProjectionGradient(const Problem& p, const Gradients& g, const double* sums) {

@@ -16,7 +16,7 @@
 #include <new>
 
 #include "heed/core/carver.h"
-#include "heed/core/turn.h"
+#include "heed/core/ticket.h"
 #include "heed/engines/scan/matrix_view-inl.h"
 #include "heed/engines/scan/problem.h"
 #include "heed/engines/scan/tasks.h"
@@ -53,7 +53,7 @@ struct ConstantSums {
 // The sums over all sequences, [rows][channels].
 struct SharedSums {
   double* sums;
-  Turn* turns;  // one per column block, which orders its sequences
+  TicketCounter* counters;  // one per column block, which orders its sequences
   int64_t rows, channels, blocks;
 
   void LayOut(int64_t num_rows, int64_t num_channels, int64_t num_blocks, Carver& carver) {
@@ -61,21 +61,21 @@ struct SharedSums {
     channels = num_channels;
     blocks = num_blocks;
     carver.Next(sums, rows * channels);
-    carver.Next(turns, blocks);
+    carver.Next(counters, blocks);
   }
   void Begin() const {
     std::fill_n(sums, rows * channels, 0.0);
-    for (int64_t i = 0; i < blocks; ++i) new (turns + i) Turn(0);
+    for (int64_t i = 0; i < blocks; ++i) new (counters + i) TicketCounter(0);
   }
   template <class T>
   void Add(const ConstantSums<T>& of, const ColumnBlock& block, int64_t sequence) const {
-    WaitForTurn(turns[block.index], sequence);
+    WaitForTicket(counters[block.index], sequence);
     for (int64_t row = 0; row < rows; ++row) {
       const double* from = of.total + static_cast<size_t>(row) * BlockWidth<T>();
       double* to = sums + row * channels + block.first;
       for (int64_t i = 0; i < block.channels; ++i) to[i] += from[i];
     }
-    EndTurn(turns[block.index]);
+    ReleaseTicket(counters[block.index]);
   }
   // Stores rows [first, first + count), one per state.
   void Store(int64_t first, int64_t count, const Numbers& to) const {

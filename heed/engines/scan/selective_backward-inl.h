@@ -25,7 +25,7 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
-#include "heed/core/turn.h"
+#include "heed/core/ticket.h"
 #include "heed/engines/scan/constant_sums-inl.h"
 #include "heed/engines/scan/matrix_view-inl.h"
 #include "heed/engines/scan/kernels.h"
@@ -91,27 +91,27 @@ struct SelectiveBackwardBuffers {
 template <class T>
 struct SelectiveShared {
   SharedSums sums;
-  Turn* turns = nullptr;                              // [sequence][group][chunk], orders column blocks
+  TicketCounter* counters = nullptr;                  // [sequence][group][chunk], orders column blocks
   T *B_stage = nullptr, *C_stage = nullptr;           // partial sums: [sequence][group][token][states]
   std::vector<int64_t> tokens_before, chunks_before;  // per sequence
-  int64_t num_turns = 0;
+  int64_t num_counters = 0;
 
   int64_t LayOut(const Problem& p, const ColumnBlocks& blocks, void* base) {
     tokens_before.clear();
     chunks_before.clear();
     int64_t tokens = 0;
-    num_turns = 0;
+    num_counters = 0;
     for (const Sequence& s : p.sequences) {
       tokens_before.push_back(tokens);
-      chunks_before.push_back(num_turns);
+      chunks_before.push_back(num_counters);
       tokens += s.count * p.groups;
-      num_turns += NumChunks(s.count) * p.groups;
+      num_counters += NumChunks(s.count) * p.groups;
     }
     const auto row = static_cast<int64_t>(RoundedUp<T>(static_cast<size_t>(p.states)));
     const bool staged = blocks.per_group() > 1;
     Carver carver(base);
     sums.LayOut(SelectiveRows(p).count, p.channels, blocks.size(), carver);
-    carver.Next(turns, num_turns);
+    carver.Next(counters, num_counters);
     carver.Next(B_stage, staged && p.B.constants.data == nullptr ? tokens * row : 0);
     carver.Next(C_stage, staged && p.C.constants.data == nullptr ? tokens * row : 0);
     return carver.bytes();
@@ -312,10 +312,11 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
   void ReduceOverBlocks(int64_t sequence, const Sequence& s, int64_t begin) const {
     const int64_t tokens = std::min(kChunkTokens, s.count - begin);
     const auto i = static_cast<size_t>(sequence);
-    Turn& turn = shared_.turns[shared_.chunks_before[i] + block_.group * NumChunks(s.count) + begin / kChunkTokens];
+    TicketCounter& counter =
+        shared_.counters[shared_.chunks_before[i] + block_.group * NumChunks(s.count) + begin / kChunkTokens];
     const int64_t place = shared_.tokens_before[i] + block_.group * s.count + begin;
     const bool is_last = block_.in_group + 1 == per_group_;
-    if (block_.in_group > 0) WaitForTurn(turn, block_.in_group);
+    if (block_.in_group > 0) WaitForTicket(counter, block_.in_group);
     const auto reduce = [&](const Weights& weights, const Weights& gradient, T* part, T* stage) {
       if (weights.constants.data != nullptr) return;
       const size_t count = static_cast<size_t>(tokens) * row_;
@@ -331,7 +332,7 @@ class SelectiveBackwardBlock : public SelectiveBlock<T> {
     };
     reduce(p_.B, g_.dB, back_.B_part, shared_.B_stage);
     reduce(p_.C, g_.dC, back_.C_part, shared_.C_stage);
-    if (!is_last) EndTurn(turn);
+    if (!is_last) ReleaseTicket(counter);
   }
 
   const Gradients& g_;
@@ -359,7 +360,7 @@ void SelectiveBackward(Context& ctx, const Problem& p, const Gradients& g) {
   SelectiveShared<T> shared;
   shared.LayOut(p, blocks, ctx.Shared());
   shared.sums.Begin();
-  for (int64_t i = 0; i < shared.num_turns; ++i) new (shared.turns + i) Turn(0);
+  for (int64_t i = 0; i < shared.num_counters; ++i) new (shared.counters + i) TicketCounter(0);
   const auto sequences = static_cast<int64_t>(p.sequences.size());
   ctx.ParallelFor(sequences * blocks.size(), [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));
