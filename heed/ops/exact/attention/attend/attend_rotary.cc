@@ -205,7 +205,7 @@ void AttendRotated(Context& ctx, const KVView& cache, const ConstTensorView& q, 
   Attend(ctx, WithoutRotary(cache), s.q, options, out);
 }
 
-ConstTensorView TurnedQueries(Context& ctx, const KVView& cache, const ConstTensorView& q) {
+ConstTensorView RotatedQueries(Context& ctx, const KVView& cache, const ConstTensorView& q) {
   return RotateQueries(ctx, cache, q).q;
 }
 
